@@ -1,0 +1,8 @@
+#include "kernels/direct/direct.cuh"
+
+namespace customconv::direct {
+
+template void launch<__half>(const ConvProblem&, const ConvPlan&, const Operands&,
+                         const LaunchContext&);
+
+}  // namespace customconv::direct

@@ -1,0 +1,64 @@
+#include "kernels/im2col/gemm.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace customconv::im2col {
+
+namespace {
+
+void check_blas(cublasStatus_t status, const char* what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw std::runtime_error(std::string("customconv: ") + what + ": " +
+                           cublasGetStatusString(status));
+}
+
+template <typename T>
+constexpr cudaDataType_t kDataType = CUDA_R_32F;
+template <>
+constexpr cudaDataType_t kDataType<double> = CUDA_R_64F;
+template <>
+constexpr cudaDataType_t kDataType<__half> = CUDA_R_16F;
+template <>
+constexpr cudaDataType_t kDataType<__nv_bfloat16> = CUDA_R_16BF;
+
+template <typename T>
+cublasComputeType_t compute_type(bool tf32) {
+  if constexpr (std::is_same_v<T, double>) return CUBLAS_COMPUTE_64F;
+  return tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+}
+
+cublasOperation_t operation(bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; }
+
+}  // namespace
+
+ExactMathMode::ExactMathMode(cublasHandle_t handle) : handle_(handle) {
+  check_blas(cublasGetMathMode(handle_, &former_), "cublasGetMathMode");
+  const auto exact = static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
+                                               CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+  check_blas(cublasSetMathMode(handle_, exact), "cublasSetMathMode");
+}
+
+ExactMathMode::~ExactMathMode() { cublasSetMathMode(handle_, former_); }
+
+template <typename T, typename Out>
+void multiply(cublasHandle_t handle, const Product<T, Out>& p, bool tf32) {
+  const Accumulator<T> one = 1;
+  const Accumulator<T> beta = p.accumulate ? 1 : 0;
+  // cuBLAS is column-major: it is given the transposed product, b^T a^T = c^T.
+  check_blas(cublasGemmStridedBatchedEx_64(
+                 handle, operation(p.b_transposed), operation(p.a_transposed), p.columns, p.rows,
+                 p.inner, &one, p.b, kDataType<T>, p.b_leading, p.b_stride, p.a, kDataType<T>,
+                 p.a_leading, p.a_stride, &beta, p.c, kDataType<Out>, p.c_leading, p.c_stride,
+                 p.batch, compute_type<T>(tf32), CUBLAS_GEMM_DEFAULT),
+             "matrix product");
+}
+
+template void multiply(cublasHandle_t, const Product<double, double>&, bool);
+template void multiply(cublasHandle_t, const Product<float, float>&, bool);
+template void multiply(cublasHandle_t, const Product<__half, __half>&, bool);
+template void multiply(cublasHandle_t, const Product<__half, float>&, bool);
+template void multiply(cublasHandle_t, const Product<__nv_bfloat16, __nv_bfloat16>&, bool);
+template void multiply(cublasHandle_t, const Product<__nv_bfloat16, float>&, bool);
+
+}  // namespace customconv::im2col

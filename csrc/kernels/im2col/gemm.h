@@ -1,0 +1,47 @@
+// Row-major batched matrix products by cuBLAS, with sums in the accumulator's type.
+#pragma once
+
+#include <cublas_v2.h>
+
+#include "kernels/common/scalar.cuh"
+
+namespace customconv::im2col {
+
+// c = a b + (accumulate ? c : 0), for each of `batch` matrices: a is rows x inner, b is inner x
+// columns, c is rows x columns. A transposed operand is stored as its transpose. Leading dimensions
+// and batch strides count elements.
+template <typename T, typename Out>
+struct Product {
+  int64_t rows, columns, inner;
+  const T* a;
+  int64_t a_leading;
+  bool a_transposed;
+  const T* b;
+  int64_t b_leading;
+  bool b_transposed;
+  Out* c;
+  int64_t c_leading;
+  int64_t batch = 1;
+  int64_t a_stride = 0, b_stride = 0, c_stride = 0;
+  bool accumulate = false;
+};
+
+// The handle's math mode for as long as this lives: nothing but the compute type named in the call
+// may lower the precision, whatever torch.backends.cuda.matmul says.
+class ExactMathMode {
+ public:
+  explicit ExactMathMode(cublasHandle_t handle);
+  ~ExactMathMode();
+  ExactMathMode(const ExactMathMode&) = delete;
+  ExactMathMode& operator=(const ExactMathMode&) = delete;
+
+ private:
+  cublasHandle_t handle_;
+  cublasMath_t former_ = CUBLAS_DEFAULT_MATH;
+};
+
+// T with Out = T or Out = Accumulator<T>.
+template <typename T, typename Out>
+void multiply(cublasHandle_t handle, const Product<T, Out>& product, bool tf32);
+
+}  // namespace customconv::im2col

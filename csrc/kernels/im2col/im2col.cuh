@@ -1,0 +1,440 @@
+// The family's kernels (columns, their sums, bias, weight layout) and its loop over chunks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/common/check.h"
+#include "kernels/common/divide.cuh"
+#include "kernels/common/scalar.cuh"
+#include "kernels/im2col/columns.h"
+#include "kernels/im2col/gemm.h"
+#include "kernels/launch.h"
+
+namespace customconv::im2col {
+
+// What the column kernels need to know of a problem. Offsets into x are Index; a chunk of columns
+// never passes 2^31 entries.
+template <typename Index>
+struct Geometry {
+  int group_C, R, S, H, W, P, Q;
+  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  Index x_n, x_c, x_h, x_w;
+  bool taps_first;     // rows are (r, s, c) in a group, else (c, r, s)
+  bool channels_last;  // a row a pixel
+  Divider<int32_t> by_Q, by_S, by_R, by_group_C, by_W, by_H, by_C;
+
+  explicit Geometry(const ConvProblem& p)
+      : group_C(static_cast<int>(p.group_C())),
+        R(static_cast<int>(p.R)),
+        S(static_cast<int>(p.S)),
+        H(static_cast<int>(p.H)),
+        W(static_cast<int>(p.W)),
+        P(static_cast<int>(p.P)),
+        Q(static_cast<int>(p.Q)),
+        stride_h(static_cast<int>(p.stride_h)),
+        stride_w(static_cast<int>(p.stride_w)),
+        pad_h(static_cast<int>(p.pad_h)),
+        pad_w(static_cast<int>(p.pad_w)),
+        dilation_h(static_cast<int>(p.dilation_h)),
+        dilation_w(static_cast<int>(p.dilation_w)),
+        x_n(static_cast<Index>(p.x_strides[0])),
+        x_c(static_cast<Index>(p.x_strides[1])),
+        x_h(static_cast<Index>(p.x_strides[2])),
+        x_w(static_cast<Index>(p.x_strides[3])),
+        taps_first(dense_layout(p.w_sizes(), p.w_strides) == Layout::kNhwc),
+        channels_last(is_channels_last(p)),
+        by_Q(p.Q),
+        by_S(p.S),
+        by_R(p.R),
+        by_group_C(p.group_C()),
+        by_W(p.W),
+        by_H(p.H),
+        by_C(p.C) {}
+};
+
+// A part of the batch: images [image, image + images), of each the pixels [pixel, pixel + pixels).
+struct Chunk {
+  int64_t image, images;
+  int pixel, pixels;
+};
+
+struct Tap {
+  int c, r, s;  // c counts over all groups
+};
+
+template <typename Index>
+__device__ Tap locate_tap(const Geometry<Index>& g, int row) {
+  Tap tap;
+  if (g.taps_first) {
+    const int c = g.by_group_C.split(row);
+    tap.s = g.by_S.split(row);
+    tap.r = g.by_R.split(row);
+    tap.c = row * g.group_C + c;
+  } else {
+    tap.s = g.by_S.split(row);
+    tap.r = g.by_R.split(row);
+    tap.c = row;
+  }
+  return tap;
+}
+
+// Writes a chunk's columns, one entry a thread; entries that fall into the padding are 0.
+template <typename T, typename Index>
+__global__ void __launch_bounds__(kBlock)
+    write_columns(Geometry<Index> g, int rows, Chunk chunk, Divider<int32_t> by_rows,
+                  Divider<int32_t> by_pixels, int count, const T* __restrict__ x,
+                  T* __restrict__ columns) {
+  for (int64_t at = blockIdx.x * int64_t{kBlock} + threadIdx.x; at < count;
+       at += int64_t{gridDim.x} * kBlock) {
+    int n = static_cast<int>(at);
+    int row, pixel;
+    if (g.channels_last) {
+      row = by_rows.split(n);
+      pixel = by_pixels.split(n);
+    } else {
+      pixel = by_pixels.split(n);
+      row = by_rows.split(n);
+    }
+    const Tap tap = locate_tap(g, row);
+    int p = pixel + chunk.pixel;
+    const int q = g.by_Q.split(p);
+    const int h = p * g.stride_h - g.pad_h + tap.r * g.dilation_h;
+    const int w = q * g.stride_w - g.pad_w + tap.s * g.dilation_w;
+    const bool inside = h >= 0 && h < g.H && w >= 0 && w < g.W;
+    columns[at] = inside ? x[static_cast<Index>(chunk.image + n) * g.x_n + tap.c * g.x_c +
+                             h * g.x_h + w * g.x_w]
+                         : narrow<T>(0);
+  }
+}
+
+// Adds up, for each input element of rows [first, first + height) of a chunk's images, the entries
+// of the columns that it went into; always in the order of the taps.
+template <typename T, typename Index>
+__global__ void __launch_bounds__(kBlock)
+    sum_columns(Geometry<Index> g, int rows, Chunk chunk, int first, int height,
+                Divider<int32_t> by_height, int64_t count,
+                const Accumulator<T>* __restrict__ columns, T* __restrict__ dx) {
+  const int rs = g.R * g.S;
+  for (int64_t at = blockIdx.x * int64_t{kBlock} + threadIdx.x; at < count;
+       at += int64_t{gridDim.x} * kBlock) {
+    // The planner keeps a chunk's part of dx under 2^31 elements.
+    int n = static_cast<int>(at);
+    int c, h, w;
+    if (g.channels_last) {
+      c = g.by_C.split(n);
+      w = g.by_W.split(n);
+      h = first + by_height.split(n);
+    } else {
+      w = g.by_W.split(n);
+      h = first + by_height.split(n);
+      c = g.by_C.split(n);
+    }
+    const int group = g.by_group_C.quotient(c);
+    const int c_in_group = c - group * g.group_C;
+    Accumulator<T> sum = 0;
+    for (int r = 0; r < g.R; ++r) {
+      const int below = h + g.pad_h - r * g.dilation_h;
+      const int p = below / g.stride_h;
+      if (below < 0 || p >= g.P || p * g.stride_h != below) continue;
+      for (int s = 0; s < g.S; ++s) {
+        const int right = w + g.pad_w - s * g.dilation_w;
+        const int q = right / g.stride_w;
+        if (right < 0 || q >= g.Q || q * g.stride_w != right) continue;
+        const int tap = r * g.S + s;
+        const int row = group * g.group_C * rs +
+                        (g.taps_first ? tap * g.group_C + c_in_group : c_in_group * rs + tap);
+        const int pixel = p * g.Q + q - chunk.pixel;
+        sum += g.channels_last
+                   ? columns[(int64_t{n} * chunk.pixels + pixel) * rows + row]
+                   : columns[(int64_t{n} * rows + row) * chunk.pixels + pixel];
+      }
+    }
+    dx[static_cast<Index>(chunk.image + n) * g.x_n + c * g.x_c + h * g.x_h + w * g.x_w] =
+        narrow<T>(sum);
+  }
+}
+
+// Sets every output to its channel's bias; the products are added to it.
+template <typename T>
+__global__ void __launch_bounds__(kBlock)
+    fill_bias(int64_t count, int64_t inner, int64_t K, const T* __restrict__ bias,
+              T* __restrict__ y) {
+  for (int64_t at = blockIdx.x * int64_t{kBlock} + threadIdx.x; at < count;
+       at += int64_t{gridDim.x} * kBlock) {
+    y[at] = bias[at / inner % K];
+  }
+}
+
+// The summed weight gradient, which has the weight's own layout, in the weight's dtype.
+template <typename T>
+__global__ void __launch_bounds__(kBlock)
+    narrow_sum(int64_t count, const Accumulator<T>* __restrict__ sum, T* __restrict__ dw) {
+  for (int64_t at = blockIdx.x * int64_t{kBlock} + threadIdx.x; at < count;
+       at += int64_t{gridDim.x} * kBlock) {
+    dw[at] = narrow<T>(sum[at]);
+  }
+}
+
+inline unsigned blocks_for(int64_t count) {
+  return static_cast<unsigned>(std::min<int64_t>((count + kBlock - 1) / kBlock, 1 << 20));
+}
+
+// One pass over the chunks of a problem. Strides of matrices are named after what they step over.
+template <typename T, typename Index>
+class ChunkedPass {
+ public:
+  using Acc = Accumulator<T>;
+
+  ChunkedPass(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
+         const LaunchContext& context)
+      : p_(problem),
+        plan_(plan),
+        geometry_(problem),
+        context_(context),
+        x_(static_cast<T*>(operands.x)),
+        w_(static_cast<T*>(operands.w)),
+        y_(static_cast<T*>(operands.y)),
+        bias_(static_cast<const T*>(operands.bias)),
+        in_place_(columns_are_in_place(problem)),
+        rows_(column_rows(problem)),
+        group_rows_(problem.group_C() * problem.R * problem.S),
+        image_pixels_(problem.P * problem.Q) {}
+
+  void fprop() {
+    if (bias_ != nullptr) {
+      const int64_t inner = geometry_.channels_last ? 1 : image_pixels_;
+      fill_bias<T><<<blocks_for(p_.y_count()), kBlock, 0, context_.stream>>>(
+          p_.y_count(), inner, p_.K, bias_, y_);
+      check_launch("im2col fill_bias");
+    }
+    for_each_chunk([&](const Chunk& chunk) { multiply_forward(chunk, columns_of(chunk)); });
+  }
+
+  void dgrad() {
+    const auto images = plan_.chunk_images, height = plan_.chunk_pixels;
+    for (int64_t image = 0; image < p_.N; image += images) {
+      for (int64_t first = 0; first < p_.H; first += height) {
+        dgrad_band(image, std::min(images, p_.N - image), first,
+                   std::min(height, p_.H - first));
+      }
+    }
+  }
+
+  void wgrad() {
+    // The sum lies behind the columns, both in the one workspace.
+    auto* sum = reinterpret_cast<Acc*>(static_cast<char*>(context_.workspace) +
+                                       plan_.workspace_bytes - weight_sum_bytes(p_));
+    bool first = true;
+    for_each_chunk([&](const Chunk& chunk) {
+      multiply_weight(chunk, columns_of(chunk), sum, first);
+      first = false;
+    });
+    narrow_sum<T><<<blocks_for(p_.w_count()), kBlock, 0, context_.stream>>>(p_.w_count(), sum, w_);
+    check_launch("im2col narrow_sum");
+  }
+
+ private:
+  // A chunk's columns and how they are laid out: in the workspace, or x itself.
+  struct Columns {
+    const T* data;
+    int64_t leading, image_stride, group_stride;
+  };
+
+  template <typename Body>
+  void for_each_chunk(Body body) {
+    const auto images = plan_.chunk_images, pixels = plan_.chunk_pixels;
+    for (int64_t image = 0; image < p_.N; image += images) {
+      for (int64_t pixel = 0; pixel < image_pixels_; pixel += pixels) {
+        body(Chunk{image, std::min(images, p_.N - image), static_cast<int>(pixel),
+                   static_cast<int>(std::min(pixels, image_pixels_ - pixel))});
+      }
+    }
+  }
+
+  // Elements between groups and images of a column matrix with this many columns an image.
+  Columns layout(const T* data, int64_t pixels) const {
+    if (geometry_.channels_last) return {data, rows_, pixels * rows_, group_rows_};
+    return {data, pixels, rows_ * pixels, group_rows_ * pixels};
+  }
+
+  Columns columns_of(const Chunk& chunk) {
+    if (in_place_) return layout(x_ + chunk.image * p_.C * p_.H * p_.W, image_pixels_);
+    auto* columns = static_cast<T*>(context_.workspace);
+    const int64_t count = chunk.images * chunk.pixels * rows_;
+    write_columns<T, Index><<<blocks_for(count), kBlock, 0, context_.stream>>>(
+        geometry_, static_cast<int>(rows_), chunk, Divider<int32_t>(rows_),
+        Divider<int32_t>(chunk.pixels), static_cast<int>(count), x_, columns);
+    check_launch("im2col write_columns");
+    return layout(columns, chunk.pixels);
+  }
+
+  T* y_at(const Chunk& chunk) const {
+    const int64_t pixel_stride = geometry_.channels_last ? p_.K : 1;
+    return y_ + chunk.image * p_.K * image_pixels_ + chunk.pixel * pixel_stride;
+  }
+
+  template <typename Out>
+  void multiply(const Product<T, Out>& product) {
+    im2col::multiply(context_.blas, product, p_.tf32);
+  }
+
+  // Issues one NCHW product for each image and group, batched over whichever there are more of.
+  template <typename Out>
+  void multiply_images(Product<T, Out> product, int64_t images, int64_t a_image, int64_t b_image,
+                       int64_t c_image, bool sum_over_images) {
+    if (p_.groups == 1 && !sum_over_images) {
+      product.batch = images;
+      product.a_stride = a_image;
+      product.b_stride = b_image;
+      product.c_stride = c_image;
+      multiply(product);
+      return;
+    }
+    for (int64_t n = 0; n < images; ++n) {
+      multiply(product);
+      product.a += a_image;
+      product.b += b_image;
+      product.c += c_image;
+      if (sum_over_images) product.accumulate = true;
+    }
+  }
+
+  void multiply_forward(const Chunk& chunk, const Columns& columns) {
+    const int64_t K = p_.group_K(), weights = K * group_rows_;
+    const bool accumulate = bias_ != nullptr;
+    T* y = y_at(chunk);
+    if (geometry_.channels_last) {
+      Product<T, T> product{chunk.images * chunk.pixels, K,     group_rows_, columns.data,
+                            columns.leading,             false, w_,          group_rows_,
+                            true,                        y,     p_.K};
+      product.batch = p_.groups;
+      product.a_stride = columns.group_stride;
+      product.b_stride = weights;
+      product.c_stride = K;
+      product.accumulate = accumulate;
+      multiply(product);
+      return;
+    }
+    Product<T, T> product{K,     chunk.pixels,    group_rows_, w_, group_rows_, false,
+                          columns.data, columns.leading, false,       y,  image_pixels_};
+    product.batch = p_.groups;
+    product.a_stride = weights;
+    product.b_stride = columns.group_stride;
+    product.c_stride = K * image_pixels_;
+    product.accumulate = accumulate;
+    multiply_images(product, chunk.images, 0, columns.image_stride, p_.K * image_pixels_, false);
+  }
+
+  void multiply_weight(const Chunk& chunk, const Columns& columns, Acc* sum, bool first) {
+    const int64_t K = p_.group_K();
+    const T* dy = y_at(chunk);
+    if (geometry_.channels_last) {
+      Product<T, Acc> product{K,    group_rows_,     chunk.images * chunk.pixels, dy,  p_.K,
+                              true, columns.data,    columns.leading,             false, sum,
+                              group_rows_};
+      product.batch = p_.groups;
+      product.a_stride = K;
+      product.b_stride = columns.group_stride;
+      product.c_stride = K * group_rows_;
+      product.accumulate = !first;
+      multiply(product);
+      return;
+    }
+    Product<T, Acc> product{K,    group_rows_, chunk.pixels, dy,  image_pixels_, false,
+                            columns.data, columns.leading, true, sum, group_rows_};
+    product.batch = p_.groups;
+    product.a_stride = K * image_pixels_;
+    product.b_stride = columns.group_stride;
+    product.c_stride = K * group_rows_;
+    product.accumulate = !first;
+    multiply_images(product, chunk.images, p_.K * image_pixels_, columns.image_stride, 0, true);
+  }
+
+  // columns = weight^T dy, for the output pixels that reach the band, into `out`.
+  template <typename Out>
+  void multiply_columns(const Chunk& chunk, Out* out, int64_t pixels) {
+    const int64_t K = p_.group_K(), weights = K * group_rows_;
+    const T* dy = y_at(chunk);
+    if (geometry_.channels_last) {
+      Product<T, Out> product{chunk.images * chunk.pixels, group_rows_, K,  dy,   p_.K,
+                              false,                       w_,          group_rows_, false, out,
+                              rows_};
+      product.batch = p_.groups;
+      product.a_stride = K;
+      product.b_stride = weights;
+      product.c_stride = group_rows_;
+      multiply(product);
+      return;
+    }
+    Product<T, Out> product{group_rows_, chunk.pixels,  K,     w_,  group_rows_, true,
+                            dy,          image_pixels_, false, out, pixels};
+    product.batch = p_.groups;
+    product.a_stride = weights;
+    product.b_stride = K * image_pixels_;
+    product.c_stride = group_rows_ * pixels;
+    multiply_images(product, chunk.images, 0, p_.K * image_pixels_, rows_ * pixels, false);
+  }
+
+  void dgrad_band(int64_t image, int64_t images, int64_t first, int64_t height) {
+    if (in_place_) {
+      const Chunk chunk{image, images, 0, static_cast<int>(image_pixels_)};
+      multiply_columns(chunk, x_ + image * p_.C * p_.H * p_.W, image_pixels_);
+      return;
+    }
+    // Output rows whose taps reach input rows [first, first + height).
+    const int64_t reach = (p_.R - 1) * p_.dilation_h;
+    const int64_t low = std::max<int64_t>(first + p_.pad_h - reach, 0);
+    const int64_t top = std::min((low + p_.stride_h - 1) / p_.stride_h, p_.P);
+    const int64_t high = first + height - 1 + p_.pad_h;
+    const int64_t bottom = high < 0 ? top : std::clamp(high / p_.stride_h + 1, top, p_.P);
+    const Chunk chunk{image, images, static_cast<int>(top * p_.Q),
+                      static_cast<int>((bottom - top) * p_.Q)};
+    auto* columns = static_cast<Acc*>(context_.workspace);
+    // A band that no output reaches has no columns; its sums are 0 all the same.
+    if (chunk.pixels > 0) multiply_columns(chunk, columns, chunk.pixels);
+    const int64_t count = images * p_.C * height * p_.W;
+    sum_columns<T, Index><<<blocks_for(count), kBlock, 0, context_.stream>>>(
+        geometry_, static_cast<int>(rows_), chunk, static_cast<int>(first),
+        static_cast<int>(height), Divider<int32_t>(height), count, columns, x_);
+    check_launch("im2col sum_columns");
+  }
+
+  const ConvProblem& p_;
+  const ConvPlan& plan_;
+  const Geometry<Index> geometry_;
+  const LaunchContext& context_;
+  T* x_;
+  T* w_;
+  T* y_;
+  const T* bias_;
+  const bool in_place_;
+  const int64_t rows_, group_rows_, image_pixels_;
+};
+
+template <typename T, typename Index>
+void launch_indexed(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
+                    const LaunchContext& context) {
+  const ExactMathMode exact(context.blas);
+  ChunkedPass<T, Index> pass(problem, plan, operands, context);
+  switch (problem.pass) {
+    case Pass::kFprop:
+      return pass.fprop();
+    case Pass::kDgrad:
+      return pass.dgrad();
+    case Pass::kWgrad:
+      return pass.wgrad();
+  }
+}
+
+template <typename T>
+void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
+            const LaunchContext& context) {
+  if (plan.wide_index) {
+    launch_indexed<T, int64_t>(problem, plan, operands, context);
+  } else {
+    launch_indexed<T, int32_t>(problem, plan, operands, context);
+  }
+}
+
+}  // namespace customconv::im2col

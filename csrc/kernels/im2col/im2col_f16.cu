@@ -1,0 +1,8 @@
+#include "kernels/im2col/im2col.cuh"
+
+namespace customconv::im2col {
+
+template void launch<__half>(const ConvProblem&, const ConvPlan&, const Operands&,
+                         const LaunchContext&);
+
+}  // namespace customconv::im2col

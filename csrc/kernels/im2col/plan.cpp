@@ -1,0 +1,129 @@
+// im2col: the columns of a chunk of output pixels are written out and multiplied by the weights.
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/im2col/columns.h"
+
+namespace customconv::im2col {
+
+namespace {
+
+// Measured on an H100, see docs/kernels/im2col.md.
+constexpr double kMatrixEfficiency = 0.6;     // of the library's product, at full tiles
+constexpr double kBandwidthEfficiency = 0.5;  // of the column kernels
+constexpr double kLaunchMs = 0.003;
+constexpr int64_t kMatrixTile = 64;  // rows and columns that a product is rounded up to
+
+int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t b) { return ceil_divide(a, b) * b; }
+
+// Share of a product's tiles that does useful work.
+double tile_fill(int64_t rows, int64_t columns) {
+  return static_cast<double>(rows) / static_cast<double>(round_up(rows, kMatrixTile)) *
+         static_cast<double>(columns) / static_cast<double>(round_up(columns, kMatrixTile));
+}
+
+// Columns of a whole image, or of a band of `rows` input rows in dgrad.
+int64_t image_columns(const ConvProblem& p) { return p.P * p.Q; }
+
+int64_t band_columns(const ConvProblem& p, int64_t rows) {
+  const int64_t reach = rows - 1 + (p.R - 1) * p.dilation_h;
+  return std::min(p.P, reach / p.stride_h + 1) * p.Q;
+}
+
+// Most columns that the bound leaves room for.
+int64_t columns_within_bound(const ConvProblem& p) {
+  return kWorkspaceBound / column_bytes(p);
+}
+
+const char* can_implement(const ConvProblem& p, const DeviceProperties&) {
+  if (!has_int32_coordinates(p)) return "image coordinates pass 2^31";
+  if (p.P * p.Q > INT32_MAX || p.H * p.W > INT32_MAX) return "an image passes 2^31 pixels";
+  if (dense_layout(p.w_sizes(), p.w_strides) == Layout::kOther) return "the weight is not dense";
+  if (dense_layout(p.y_sizes(), p.y_strides) == Layout::kOther) return "the output is not dense";
+  if (p.K > INT32_MAX || p.C * p.R * p.S > INT32_MAX) return "a matrix dimension passes 2^31";
+  if (columns_are_in_place(p)) return nullptr;
+  if (p.pass == Pass::kDgrad && p.C * p.W > INT32_MAX) return "an image row passes 2^31 elements";
+  const int64_t least = p.pass == Pass::kDgrad ? band_columns(p, 1) : 1;
+  if (columns_within_bound(p) < least) return "the workspace bound holds too few columns";
+  return nullptr;
+}
+
+// Cuts the batch into chunks of whole images or an image into chunks of pixels (dgrad: of rows).
+void choose_chunk(const ConvProblem& p, ConvPlan& plan) {
+  const bool dgrad = p.pass == Pass::kDgrad;
+  if (columns_are_in_place(p)) {
+    plan.chunk_images = p.N;
+    plan.chunk_pixels = dgrad ? p.H : image_columns(p);
+    return;
+  }
+  const int64_t room = columns_within_bound(p);
+  // Kernels count a chunk's part of dx, which can be larger than its columns, in 32 bits.
+  const int64_t image_elements = dgrad ? p.C * p.H * p.W : 1;
+  if (room >= image_columns(p) && image_elements <= INT32_MAX) {
+    plan.chunk_images =
+        std::min({p.N, room / image_columns(p), INT32_MAX / image_elements});
+    plan.chunk_pixels = dgrad ? p.H : image_columns(p);
+    return;
+  }
+  plan.chunk_images = 1;
+  if (!dgrad) {
+    // Even chunks, in whole warps: a last one of a few pixels would be all overhead.
+    const int64_t chunks = ceil_divide(image_columns(p), room);
+    plan.chunk_pixels = std::min(room, round_up(ceil_divide(image_columns(p), chunks), 32));
+    return;
+  }
+  const int64_t most_rows = std::min(p.H, INT32_MAX / (p.C * p.W));
+  int64_t rows = 1;
+  for (int64_t step = most_rows; step > 0; step /= 2) {
+    while (rows + step <= most_rows && band_columns(p, rows + step) <= room) rows += step;
+  }
+  plan.chunk_pixels = rows;
+}
+
+ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
+  ConvPlan plan;
+  plan.uses_blas = true;
+  plan.block = kBlock;
+  plan.wide_index = needs_wide_index(p);
+  choose_chunk(p, plan);
+  const bool in_place = columns_are_in_place(p);
+  const bool whole_images = plan.chunk_pixels == (p.pass == Pass::kDgrad ? p.H : image_columns(p));
+  plan.variant = in_place ? "pointwise" : whole_images ? "images" : "bands";
+
+  const int64_t chunk_columns =
+      plan.chunk_images * (p.pass == Pass::kDgrad ? band_columns(p, plan.chunk_pixels)
+                                                  : plan.chunk_pixels);
+  if (!in_place) plan.workspace_bytes = round_up(chunk_columns * column_bytes(p), 256);
+  if (p.pass == Pass::kWgrad) plan.workspace_bytes += weight_sum_bytes(p);
+  plan.grid[0] = ceil_divide(chunk_columns * column_rows(p), kBlock);
+
+  const int64_t chunks = ceil_divide(p.N, plan.chunk_images) *
+                         ceil_divide(p.pass == Pass::kDgrad ? p.H : image_columns(p),
+                                     plan.chunk_pixels);
+  const bool channels_last = is_channels_last(p);
+  // Products in a chunk: one where the images of a chunk, or the groups, make a batch.
+  const int64_t products =
+      channels_last || (p.groups == 1 && p.pass != Pass::kWgrad) ? 1 : plan.chunk_images;
+  const double columns_bytes = in_place ? 0
+                                        : 2.0 * static_cast<double>(p.N * image_columns(p)) *
+                                              static_cast<double>(column_bytes(p));
+  const double bytes_ms = 1e-6 * (columns_bytes + p.least_bytes()) /
+                          (kBandwidthEfficiency * device.bandwidth_gb_s);
+  const int64_t tap_rows = p.group_C() * p.R * p.S;
+  const double fill = p.pass == Pass::kDgrad  ? tile_fill(tap_rows, image_columns(p))
+                      : p.pass == Pass::kFprop ? tile_fill(p.group_K(), image_columns(p))
+                                               : tile_fill(p.group_K(), tap_rows);
+  const double math_ms =
+      2e3 * p.macs() / (kMatrixEfficiency * fill * device.matrix_flops(p.dtype, p.tf32));
+  plan.predicted_ms = bytes_ms + math_ms +
+                      static_cast<double>(chunks * (products + (in_place ? 0 : 1)) + 1) * kLaunchMs;
+  return plan;
+}
+
+}  // namespace
+
+extern const Family family;
+const Family family{"im2col", can_implement, propose};
+
+}  // namespace customconv::im2col

@@ -1,0 +1,57 @@
+// What the planner decides: which family computes a problem, with which variant and launch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/device.h"
+#include "plan/problem.h"
+
+namespace customconv {
+
+// The families in the order in which explain() prints them. kAten is not one of ours: it stands for
+// PyTorch's own convolution.
+enum class FamilyId : uint8_t {
+#define CUSTOMCONV_FAMILY(name) name,
+#include "plan/families.def"
+#undef CUSTOMCONV_FAMILY
+  kAten,
+};
+
+struct ConvPlan {
+  FamilyId family = FamilyId::kAten;
+  const char* variant = "";  // the name of a row of the family's table
+  int variant_index = 0;
+  int64_t grid[3] = {1, 1, 1};
+  int block = 0;
+  int shared_bytes = 0;
+  int64_t workspace_bytes = 0;
+  bool uses_blas = false;    // launch needs a cuBLAS handle
+  bool wide_index = false;   // 64-bit offsets
+  int64_t chunk_images = 0;  // im2col: images that share a workspace
+  int64_t chunk_pixels = 0;  // im2col: output pixels of an image (dgrad: input rows) in a workspace
+  int64_t splits = 1;        // parts that a sum is cut into, added up in a fixed order
+  double predicted_ms = 0;
+};
+
+// A family: `can_implement` says why not, or nullptr; `propose` is called only where it can.
+struct Family {
+  const char* name;
+  const char* (*can_implement)(const ConvProblem&, const DeviceProperties&);
+  ConvPlan (*propose)(const ConvProblem&, const DeviceProperties&);
+};
+
+struct Candidate {
+  const char* family = "";
+  bool possible = false;
+  ConvPlan plan;       // meaningful where possible
+  std::string reason;  // why it was not taken; empty for the one taken
+};
+
+struct Explanation {
+  ConvPlan plan;
+  std::vector<Candidate> candidates;
+};
+
+}  // namespace customconv

@@ -1,0 +1,133 @@
+#include "plan/planner.h"
+
+#include <array>
+#include <cstdio>
+#include <stdexcept>
+
+namespace customconv {
+
+#define CUSTOMCONV_FAMILY(name) \
+  namespace name {              \
+  extern const Family family;   \
+  }
+#include "plan/families.def"
+#undef CUSTOMCONV_FAMILY
+
+namespace {
+
+constexpr size_t kFamilyCount = static_cast<size_t>(FamilyId::kAten);
+
+const std::array<const Family*, kFamilyCount> kFamilies = {
+#define CUSTOMCONV_FAMILY(name) &name::family,
+#include "plan/families.def"
+#undef CUSTOMCONV_FAMILY
+};
+
+bool is_family(Algorithm algorithm) {
+  return static_cast<size_t>(algorithm) < kFamilyCount;
+}
+
+ConvPlan propose(size_t index, const ConvProblem& problem, const DeviceProperties& device) {
+  ConvPlan plan = kFamilies[index]->propose(problem, device);
+  plan.family = static_cast<FamilyId>(index);
+  return plan;
+}
+
+std::string format_ms(double ms) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g ms", ms);
+  return text;
+}
+
+}  // namespace
+
+const char* to_string(FamilyId family) {
+  return family == FamilyId::kAten ? "aten" : kFamilies[static_cast<size_t>(family)]->name;
+}
+
+const char* to_string(Algorithm algorithm) {
+  if (algorithm == Algorithm::kAuto) return "auto";
+  if (algorithm == Algorithm::kAten) return "aten";
+  return kFamilies[static_cast<size_t>(algorithm)]->name;
+}
+
+Algorithm parse_algorithm(const std::string& name) {
+  if (name == "auto") return Algorithm::kAuto;
+  if (name == "aten") return Algorithm::kAten;
+  std::string known;
+  for (size_t i = 0; i < kFamilyCount; ++i) {
+    if (name == kFamilies[i]->name) return static_cast<Algorithm>(i);
+    known += std::string("'") + kFamilies[i]->name + "', ";
+  }
+  throw std::invalid_argument("unknown algorithm '" + name + "': expected one of " + known +
+                              "'auto', 'aten'");
+}
+
+ConvPlan plan(const ConvProblem& problem, const DeviceProperties& device, Algorithm algorithm,
+              bool prefer) {
+  if (algorithm == Algorithm::kAten) return {};
+  if (is_family(algorithm)) {
+    const auto index = static_cast<size_t>(algorithm);
+    const char* why_not = kFamilies[index]->can_implement(problem, device);
+    if (why_not == nullptr) return propose(index, problem, device);
+    if (!prefer) {
+      throw std::runtime_error(std::string("algorithm '") + kFamilies[index]->name +
+                               "' cannot compute this " + to_string(problem.pass) + ": " + why_not);
+    }
+  }
+  ConvPlan best;
+  for (size_t i = 0; i < kFamilyCount; ++i) {
+    if (kFamilies[i]->can_implement(problem, device) != nullptr) continue;
+    const ConvPlan proposed = propose(i, problem, device);
+    if (best.family == FamilyId::kAten || proposed.predicted_ms < best.predicted_ms) {
+      best = proposed;
+    }
+  }
+  return best;
+}
+
+Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
+                    Algorithm algorithm) {
+  Explanation explanation;
+  explanation.plan = plan(problem, device, algorithm);
+  const ConvPlan& taken = explanation.plan;
+  for (size_t i = 0; i < kFamilyCount; ++i) {
+    Candidate candidate;
+    candidate.family = kFamilies[i]->name;
+    const char* why_not = kFamilies[i]->can_implement(problem, device);
+    candidate.possible = why_not == nullptr;
+    if (candidate.possible) candidate.plan = propose(i, problem, device);
+    if (taken.family != static_cast<FamilyId>(i)) {
+      if (!candidate.possible) {
+        candidate.reason = why_not;
+      } else if (algorithm != Algorithm::kAuto) {
+        candidate.reason = std::string("algorithm '") + to_string(algorithm) + "' was asked for";
+      } else {
+        candidate.reason = "predicted " + format_ms(candidate.plan.predicted_ms) + ", against " +
+                           format_ms(taken.predicted_ms) + " for " + to_string(taken.family);
+      }
+    }
+    explanation.candidates.push_back(std::move(candidate));
+  }
+  Candidate aten;
+  aten.family = "aten";
+  aten.possible = true;
+  if (taken.family != FamilyId::kAten) {
+    aten.reason = "used where no family of ours can compute the problem";
+  }
+  explanation.candidates.push_back(std::move(aten));
+  return explanation;
+}
+
+std::string to_string(const ConvPlan& plan) {
+  std::string text = to_string(plan.family);
+  if (plan.family == FamilyId::kAten) return text;
+  text += std::string(" ") + plan.variant + " grid (" + std::to_string(plan.grid[0]) + ", " +
+          std::to_string(plan.grid[1]) + ", " + std::to_string(plan.grid[2]) + ") block " +
+          std::to_string(plan.block) + " shared " + std::to_string(plan.shared_bytes) +
+          " workspace " + std::to_string(plan.workspace_bytes) + " predicted " +
+          format_ms(plan.predicted_ms);
+  return text;
+}
+
+}  // namespace customconv

@@ -1,0 +1,142 @@
+#include "plan/problem.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <sstream>
+
+namespace customconv {
+
+double ConvProblem::least_bytes() const {
+  const double count = static_cast<double>(x_count()) + static_cast<double>(w_count()) +
+                       static_cast<double>(y_count());
+  return count * static_cast<double>(element_size(dtype));
+}
+
+Shape4 dense_strides(const Shape4& sizes, Layout layout) {
+  const auto [n, c, h, w] = sizes;
+  (void)n;
+  if (layout == Layout::kNhwc) return {h * w * c, 1, w * c, c};
+  return {c * h * w, h * w, w, 1};
+}
+
+namespace {
+
+bool strides_match(const Shape4& sizes, const Shape4& strides, Layout layout) {
+  const Shape4 dense = dense_strides(sizes, layout);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1 && strides[i] != dense[i]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Layout dense_layout(const Shape4& sizes, const Shape4& strides) {
+  if (strides_match(sizes, strides, Layout::kNchw)) return Layout::kNchw;
+  if (strides_match(sizes, strides, Layout::kNhwc)) return Layout::kNhwc;
+  return Layout::kOther;
+}
+
+int64_t max_offset(const Shape4& sizes, const Shape4& strides) {
+  int64_t offset = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) offset += (sizes[i] - 1) * strides[i];
+  return offset;
+}
+
+bool needs_wide_index(const ConvProblem& problem) {
+  // Counts matter too: an expanded tensor has small offsets and many elements.
+  const int64_t reach = std::max({max_offset(problem.x_sizes(), problem.x_strides),
+                                  max_offset(problem.w_sizes(), problem.w_strides),
+                                  max_offset(problem.y_sizes(), problem.y_strides),
+                                  problem.x_count(), problem.w_count(), problem.y_count()});
+  return reach >= std::numeric_limits<int32_t>::max();
+}
+
+bool has_int32_coordinates(const ConvProblem& p) {
+  const auto fits = [](int64_t size, int64_t out, int64_t taps, int64_t stride, int64_t pad,
+                       int64_t dilation) {
+    constexpr double kLimit = std::numeric_limits<int32_t>::max();
+    const double reach = static_cast<double>(out) * static_cast<double>(stride) +
+                         static_cast<double>(taps) * static_cast<double>(dilation) +
+                         static_cast<double>(size) + static_cast<double>(std::abs(pad));
+    return reach < kLimit && static_cast<double>(dilation) < kLimit;
+  };
+  return fits(p.H, p.P, p.R, p.stride_h, p.pad_h, p.dilation_h) &&
+         fits(p.W, p.Q, p.S, p.stride_w, p.pad_w, p.dilation_w);
+}
+
+int64_t output_size(int64_t size, int64_t pad, int64_t dilation, int64_t taps, int64_t stride) {
+  const int64_t room = size + 2 * pad - dilation * (taps - 1) - 1;
+  return room < 0 ? 0 : room / stride + 1;
+}
+
+int64_t element_size(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return 8;
+    case DType::kFloat32:
+      return 4;
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return 2;
+  }
+  return 0;
+}
+
+int64_t accumulator_size(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
+
+const char* to_string(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return "float64";
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+  }
+  return "?";
+}
+
+const char* to_string(Pass pass) {
+  switch (pass) {
+    case Pass::kFprop:
+      return "fprop";
+    case Pass::kDgrad:
+      return "dgrad";
+    case Pass::kWgrad:
+      return "wgrad";
+  }
+  return "?";
+}
+
+const char* to_string(Layout layout) {
+  switch (layout) {
+    case Layout::kNchw:
+      return "NCHW";
+    case Layout::kNhwc:
+      return "NHWC";
+    case Layout::kOther:
+      return "strided";
+  }
+  return "?";
+}
+
+std::string to_string(const ConvProblem& p) {
+  std::ostringstream out;
+  out << to_string(p.pass) << ' ' << to_string(p.dtype);
+  if (p.dtype == DType::kFloat32) out << (p.tf32 ? " (TF32 allowed)" : " (IEEE)");
+  out << " x(" << p.N << ", " << p.C << ", " << p.H << ", " << p.W << ") "
+      << to_string(dense_layout(p.x_sizes(), p.x_strides)) << " w(" << p.K << ", " << p.group_C()
+      << ", " << p.R << ", " << p.S << ") " << to_string(dense_layout(p.w_sizes(), p.w_strides))
+      << " y(" << p.N << ", " << p.K << ", " << p.P << ", " << p.Q << ") "
+      << to_string(dense_layout(p.y_sizes(), p.y_strides)) << " stride (" << p.stride_h << ", "
+      << p.stride_w << ") padding (" << p.pad_h << ", " << p.pad_w << ") dilation ("
+      << p.dilation_h << ", " << p.dilation_w << ") groups " << p.groups;
+  if (p.has_bias) out << " bias";
+  return out.str();
+}
+
+}  // namespace customconv

@@ -1,0 +1,84 @@
+// What is to be computed: one 2-D convolution pass, described without torch and without CUDA.
+//
+// Names are the field's: input x is (N, C, H, W), weight w is (K, C / groups, R, S), output y is
+// (N, K, P, Q). Sizes count elements, strides count elements.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace customconv {
+
+enum class DType : uint8_t { kFloat64, kFloat32, kFloat16, kBFloat16 };
+enum class Pass : uint8_t { kFprop, kDgrad, kWgrad };
+enum class Layout : uint8_t { kNchw, kNhwc, kOther };
+
+using Shape4 = std::array<int64_t, 4>;
+
+struct ConvProblem {
+  DType dtype = DType::kFloat32;
+  Pass pass = Pass::kFprop;
+  bool tf32 = false;      // float32 products may be rounded to TF32
+  bool has_bias = false;  // fprop only
+
+  int64_t N = 1, C = 1, H = 1, W = 1;
+  int64_t K = 1, R = 1, S = 1;
+  int64_t P = 1, Q = 1;
+  int64_t groups = 1;
+  int64_t stride_h = 1, stride_w = 1;
+  int64_t pad_h = 0, pad_w = 0;  // above and to the left; what is below and right follows from P, Q
+  int64_t dilation_h = 1, dilation_w = 1;
+
+  Shape4 x_strides{};  // of (n, c, h, w)
+  Shape4 w_strides{};  // of (k, c, r, s)
+  Shape4 y_strides{};  // of (n, k, p, q)
+
+  int64_t group_C() const { return C / groups; }
+  int64_t group_K() const { return K / groups; }
+  Shape4 x_sizes() const { return {N, C, H, W}; }
+  Shape4 w_sizes() const { return {K, group_C(), R, S}; }
+  Shape4 y_sizes() const { return {N, K, P, Q}; }
+
+  int64_t x_count() const { return N * C * H * W; }
+  int64_t w_count() const { return K * group_C() * R * S; }
+  int64_t y_count() const { return N * K * P * Q; }
+
+  // Multiply-adds of any of the three passes.
+  double macs() const {
+    return static_cast<double>(y_count()) * static_cast<double>(group_C() * R * S);
+  }
+  // Bytes that any algorithm must move: each tensor once.
+  double least_bytes() const;
+  // One column: an output pixel of a dense 1x1 convolution is one input pixel, in place.
+  bool is_pointwise() const {
+    return R == 1 && S == 1 && stride_h == 1 && stride_w == 1 && pad_h == 0 && pad_w == 0 &&
+           P == H && Q == W;
+  }
+};
+
+// A tensor's layout; sizes of one make layouts coincide, and kNchw is then preferred.
+Layout dense_layout(const Shape4& sizes, const Shape4& strides);
+Shape4 dense_strides(const Shape4& sizes, Layout layout);
+
+// Largest element offset that the strides can reach.
+int64_t max_offset(const Shape4& sizes, const Shape4& strides);
+// True when offsets into any of the three tensors, or a count of their elements, pass 2^31.
+bool needs_wide_index(const ConvProblem& problem);
+
+// True when every coordinate of a padded image, and every step between taps, fits in 32 bits.
+bool has_int32_coordinates(const ConvProblem& problem);
+
+// Output pixels along one dimension; 0 where the padded image is smaller than the dilated taps.
+int64_t output_size(int64_t size, int64_t pad, int64_t dilation, int64_t taps, int64_t stride);
+
+int64_t element_size(DType dtype);
+// Size of the type that sums are kept in: float64 for float64, else float32.
+int64_t accumulator_size(DType dtype);
+
+const char* to_string(DType dtype);
+const char* to_string(Pass pass);
+const char* to_string(Layout layout);
+std::string to_string(const ConvProblem& problem);
+
+}  // namespace customconv

@@ -1,0 +1,41 @@
+#include "torch/aten.h"
+
+#include "torch/problem.h"
+
+namespace customconv::torch_layer {
+
+at::Tensor aten_conv2d(const at::Tensor& input, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                       const c10::SymInt& groups) {
+  return at::conv2d_symint(input, weight, bias, stride, padding, dilation, groups);
+}
+
+Gradients aten_conv2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                               const at::Tensor& weight, c10::SymIntArrayRef stride,
+                               c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                               const c10::SymInt& groups, std::array<bool, 3> output_mask) {
+  if (input.dim() == 3 && grad_output.dim() == 3) {
+    Gradients gradients =
+        aten_conv2d_backward(grad_output.unsqueeze(0), input.unsqueeze(0), weight, stride, padding,
+                             dilation, groups, output_mask);
+    at::Tensor& grad_input = std::get<0>(gradients);
+    if (grad_input.defined()) grad_input = grad_input.squeeze(0);
+    return gradients;
+  }
+  const std::array<c10::SymInt, 1> bias_sizes = {weight.sym_size(0)};
+  const std::array<c10::SymInt, 2> output_padding = {0, 0};
+  Gradients gradients = at::convolution_backward_symint(
+      grad_output, input, weight, c10::SymIntArrayRef(bias_sizes), stride, padding, dilation,
+      /*transposed=*/false, output_padding, groups, output_mask);
+  if (input.dim() == 4 && weight.dim() == 4) {
+    const at::MemoryFormat format = memory_format(input, weight);
+    at::Tensor& grad_input = std::get<0>(gradients);
+    at::Tensor& grad_weight = std::get<1>(gradients);
+    if (grad_input.defined()) grad_input = grad_input.contiguous(format);
+    if (grad_weight.defined()) grad_weight = grad_weight.contiguous(format);
+  }
+  return gradients;
+}
+
+}  // namespace customconv::torch_layer

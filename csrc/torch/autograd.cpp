@@ -1,0 +1,236 @@
+// Derivatives: a C++ Function for each operator, so that an eager call costs no Python.
+//
+// Each formula is written with the two operators themselves, so derivatives of any order run on
+// them.
+#include <ATen/FuncTorchTLS.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "torch/aten.h"
+#include "torch/ops.h"
+#include "torch/problem.h"
+
+namespace customconv::torch_layer {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The arguments that both Functions carry from forward to backward.
+struct Geometry {
+  std::array<c10::SymInt, 2> stride, padding, dilation;
+  c10::SymInt groups;
+  std::string algorithm;
+
+  static Geometry of(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                     c10::SymIntArrayRef dilation, const c10::SymInt& groups,
+                     std::string_view algorithm) {
+    const auto pair = [](c10::SymIntArrayRef v) {
+      return std::array<c10::SymInt, 2>{v.front(), v.back()};
+    };
+    return {pair(stride), pair(padding), pair(dilation), groups, std::string(algorithm)};
+  }
+
+  void save(AutogradContext* ctx) const {
+    const std::array<c10::SymInt, 7> sizes = {stride[0],   stride[1],   padding[0], padding[1],
+                                              dilation[0], dilation[1], groups};
+    ctx->saved_data["geometry"] = c10::SymIntArrayRef(sizes);
+    ctx->saved_data["algorithm"] = algorithm;
+  }
+
+  static Geometry load(AutogradContext* ctx) {
+    const std::vector<c10::SymInt> v = ctx->saved_data["geometry"].toSymIntVector();
+    return {{v[0], v[1]}, {v[2], v[3]},
+            {v[4], v[5]}, v[6], ctx->saved_data["algorithm"].toStringRef()};
+  }
+
+  Tensor fprop(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) const {
+    return conv2d(input, weight, bias, stride, padding, dilation, groups, algorithm);
+  }
+  Gradients backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+                     std::array<bool, 3> mask) const {
+    return conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups, mask,
+                           algorithm);
+  }
+};
+
+class Conv2dFunction : public torch::autograd::Function<Conv2dFunction> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& input, const Tensor& weight,
+                        const std::optional<Tensor>& bias, c10::SymIntArrayRef stride,
+                        c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                        const c10::SymInt& groups, std::string_view algorithm) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    Tensor output =
+        conv2d(input, weight, bias, stride, padding, dilation, groups, algorithm);
+    Geometry::of(stride, padding, dilation, groups, algorithm).save(ctx);
+    ctx->saved_data["has_bias"] = bias.has_value() && bias->defined();
+    ctx->save_for_backward({input, weight});
+    ctx->set_materialize_grads(false);
+    return output;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
+    variable_list gradients(8);
+    const Tensor& grad_output = grad_outputs[0];
+    if (!grad_output.defined()) return gradients;
+    const variable_list saved = ctx->get_saved_variables();
+    const bool has_bias = ctx->saved_data["has_bias"].toBool();
+    const std::array<bool, 3> mask = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
+                                      has_bias && ctx->needs_input_grad(2)};
+    std::tie(gradients[0], gradients[1], gradients[2]) =
+        Geometry::load(ctx).backward(grad_output, saved[0], saved[1], mask);
+    return gradients;
+  }
+};
+
+// Returns the gradients that the mask asks for, in order.
+class Conv2dBackwardFunction : public torch::autograd::Function<Conv2dBackwardFunction> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static variable_list forward(AutogradContext* ctx, const Tensor& grad_output,
+                               const Tensor& input, const Tensor& weight,
+                               c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                               c10::SymIntArrayRef dilation, const c10::SymInt& groups,
+                               std::array<bool, 3> output_mask, std::string_view algorithm) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto [grad_input, grad_weight, grad_bias] = conv2d_backward(
+        grad_output, input, weight, stride, padding, dilation, groups, output_mask, algorithm);
+    Geometry::of(stride, padding, dilation, groups, algorithm).save(ctx);
+    ctx->saved_data["mask"] = c10::List<bool>({output_mask[0], output_mask[1], output_mask[2]});
+    ctx->save_for_backward({grad_output, input, weight});
+    ctx->set_materialize_grads(false);
+    variable_list asked;
+    if (output_mask[0]) asked.push_back(grad_input);
+    if (output_mask[1]) asked.push_back(grad_weight);
+    if (output_mask[2]) asked.push_back(grad_bias);
+    return asked;
+  }
+
+  // The gradients are bilinear: in grad_output and weight, in grad_output and input. With u, v, b
+  // the incoming gradients of grad_input, grad_weight and grad_bias:
+  //   d grad_output = conv2d(u, weight, b) + conv2d(input, v)
+  //   d input = dgrad(grad_output, v),  d weight = wgrad(grad_output, u)
+  static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
+    const auto mask = ctx->saved_data["mask"].toBoolList();
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor &grad_output = saved[0], &input = saved[1], &weight = saved[2];
+    const Geometry geometry = Geometry::load(ctx);
+    size_t next = 0;
+    Tensor u, v, b;
+    if (mask[0]) u = incoming[next++];
+    if (mask[1]) v = incoming[next++];
+    if (mask[2]) b = incoming[next++];
+
+    variable_list gradients(9);
+    if (ctx->needs_input_grad(0)) {
+      Tensor& sum = gradients[0];
+      if (u.defined()) {
+        sum = geometry.fprop(u, weight, b.defined() ? std::make_optional(b) : std::nullopt);
+      } else if (b.defined()) {
+        sum = b.view({-1, 1, 1}).expand_as(grad_output);
+      }
+      if (v.defined()) {
+        const Tensor term = geometry.fprop(input, v, std::nullopt);
+        sum = sum.defined() ? sum + term : term;
+      }
+    }
+    if (ctx->needs_input_grad(1) && v.defined()) {
+      gradients[1] = std::get<0>(geometry.backward(grad_output, input, v, {true, false, false}));
+    }
+    if (ctx->needs_input_grad(2) && u.defined()) {
+      gradients[2] = std::get<1>(geometry.backward(grad_output, u, weight, {false, true, false}));
+    }
+    return gradients;
+  }
+};
+
+bool has_forward_gradient(const Tensor& t) { return t.defined() && t._fw_grad(/*level=*/0).defined(); }
+
+// functorch refuses C++ Functions inside its transforms, and tells so only by throwing.
+bool inside_functorch() {
+  const auto& functorch = at::functorch::functorchTLSAccessor();
+  if (functorch == nullptr) return false;
+  try {
+    functorch->checkSupportsCppAutogradFunction();
+    return false;
+  } catch (const c10::Error&) {
+    return true;
+  }
+}
+
+// A C++ Function has no rule for forward mode either; dtypes and devices that are not ours are
+// ATen's with their derivatives.
+bool is_for_aten(const Tensor& input, const Tensor& weight, const Tensor& other) {
+  const auto ours = [](c10::DeviceType type) {
+    return type == c10::kCUDA || type == c10::kCPU || type == c10::kMeta;
+  };
+  return !is_kernel_dtype(input.scalar_type()) || !ours(input.device().type()) ||
+         input.layout() != at::kStrided || has_forward_gradient(input) ||
+         has_forward_gradient(weight) || has_forward_gradient(other) || inside_functorch();
+}
+
+bool needs_gradient(const Tensor& t) { return t.defined() && t.requires_grad(); }
+
+Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                       c10::SymIntArrayRef dilation, c10::SymInt groups,
+                       std::string_view algorithm) {
+  const Tensor& bias_or_none = bias.has_value() ? *bias : Tensor();
+  if (algorithm == "aten" || is_for_aten(input, weight, bias_or_none)) {
+    check_runs_on(algorithm, input);
+    return aten_conv2d(input, weight, bias, stride, padding, dilation, groups);
+  }
+  const bool differentiate =
+      at::GradMode::is_enabled() &&
+      (needs_gradient(input) || needs_gradient(weight) || needs_gradient(bias_or_none));
+  if (!differentiate) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return conv2d(input, weight, bias, stride, padding, dilation, groups, algorithm);
+  }
+  return Conv2dFunction::apply(input, weight, bias, stride, padding, dilation, groups, algorithm);
+}
+
+Gradients conv2d_backward_autograd(const Tensor& grad_output, const Tensor& input,
+                                   const Tensor& weight, c10::SymIntArrayRef stride,
+                                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                   c10::SymInt groups, std::array<bool, 3> output_mask,
+                                   std::string_view algorithm) {
+  if (algorithm == "aten" || is_for_aten(input, weight, grad_output)) {
+    check_runs_on(algorithm, input);
+    return aten_conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
+                                output_mask);
+  }
+  const bool any = output_mask[0] || output_mask[1] || output_mask[2];
+  const bool differentiate =
+      any && at::GradMode::is_enabled() &&
+      (needs_gradient(grad_output) || needs_gradient(input) || needs_gradient(weight));
+  if (!differentiate) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
+                           output_mask, algorithm);
+  }
+  const variable_list asked = Conv2dBackwardFunction::apply(
+      grad_output, input, weight, stride, padding, dilation, groups, output_mask, algorithm);
+  size_t next = 0;
+  const auto take = [&](bool wanted) { return wanted ? asked[next++] : Tensor(); };
+  Gradients gradients;
+  std::get<0>(gradients) = take(output_mask[0]);
+  std::get<1>(gradients) = take(output_mask[1]);
+  std::get<2>(gradients) = take(output_mask[2]);
+  return gradients;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(customconv, Autograd, m) {
+  m.impl("conv2d", conv2d_autograd);
+  m.impl("conv2d_backward", conv2d_backward_autograd);
+}
+
+}  // namespace customconv::torch_layer

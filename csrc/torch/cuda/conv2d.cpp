@@ -1,0 +1,126 @@
+// The operators on CUDA: device guard, checks, plan, output, launch.
+#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/library.h>
+
+#include "torch/aten.h"
+#include "torch/cuda/device.h"
+#include "torch/cuda/run.h"
+#include "torch/ops.h"
+#include "torch/problem.h"
+
+namespace customconv::torch_layer {
+
+namespace {
+
+using at::Tensor;
+
+Tensor empty_like(const Tensor& like, at::IntArrayRef sizes, at::MemoryFormat format) {
+  return at::detail::empty_cuda(sizes, like.scalar_type(), like.device(), format);
+}
+
+ConvPlan plan_on(const Tensor& tensor, const ConvProblem& problem, Algorithm algorithm,
+                 bool prefer) {
+  try {
+    return plan(problem, device_properties(tensor.get_device()), algorithm, prefer);
+  } catch (const std::runtime_error& error) {
+    TORCH_CHECK(false, error.what());
+  }
+}
+
+Tensor conv2d_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                   at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+                   int64_t groups, std::string_view algorithm) {
+  const c10::cuda::OptionalCUDAGuard guard(at::device_of(input));
+  const Algorithm wanted = algorithm_named(algorithm);
+  const auto by_aten = [&] {
+    check_runs_on(algorithm, input);
+    return at::conv2d(input, weight, bias, stride, padding, dilation, groups);
+  };
+  if (wanted == Algorithm::kAten) return by_aten();
+  const auto conv = describe(input, weight, bias, stride, padding, dilation, groups);
+  if (!conv) return by_aten();
+  const ConvPlan chosen = plan_on(input, conv->problem, wanted, /*prefer=*/false);
+  if (chosen.family == FamilyId::kAten) return by_aten();
+
+  const Tensor output = empty_like(input, conv->output_sizes(), conv->format);
+  Operands operands;
+  operands.x = conv->input.data_ptr();
+  operands.w = conv->weight.data_ptr();
+  operands.y = output.data_ptr();
+  Tensor dense_bias;
+  if (conv->problem.has_bias) {
+    dense_bias = bias->contiguous();
+    operands.bias = dense_bias.const_data_ptr();
+  }
+  run(conv->problem, chosen, operands, input.scalar_type());
+  return conv->batched ? output : output.squeeze(0);
+}
+
+Gradients conv2d_backward_cuda(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+                               at::IntArrayRef stride, at::IntArrayRef padding,
+                               at::IntArrayRef dilation, int64_t groups,
+                               std::array<bool, 3> output_mask, std::string_view algorithm) {
+  const c10::cuda::OptionalCUDAGuard guard(at::device_of(input));
+  const Algorithm wanted = algorithm_named(algorithm);
+  const auto by_aten = [&](std::array<bool, 3> mask) {
+    return aten_conv2d_backward(grad_output, input, weight, c10::fromIntArrayRefSlow(stride),
+                                c10::fromIntArrayRefSlow(padding),
+                                c10::fromIntArrayRefSlow(dilation), groups, mask);
+  };
+  if (wanted == Algorithm::kAten) return by_aten(output_mask);
+  const auto conv = describe(input, weight, std::nullopt, stride, padding, dilation, groups);
+  const bool matches =
+      conv && grad_output.dim() == input.dim() && grad_output.layout() == at::kStrided &&
+      grad_output.scalar_type() == input.scalar_type() &&
+      grad_output.device() == input.device() &&
+      (conv->batched ? grad_output : grad_output.unsqueeze(0)).sizes() ==
+          at::IntArrayRef(conv->output_sizes());
+  if (!matches) {
+    check_runs_on(algorithm, input);
+    return by_aten(output_mask);
+  }
+  const Tensor grad =
+      (conv->batched ? grad_output : grad_output.unsqueeze(0)).contiguous(conv->format);
+
+  Gradients gradients;
+  const auto gradient = [&](Pass pass, Operands operands, const Tensor& written) {
+    const ConvProblem problem = conv->gradient(pass);
+    const ConvPlan chosen = plan_on(input, problem, wanted, /*prefer=*/true);
+    if (chosen.family == FamilyId::kAten) return false;
+    operands.y = grad.data_ptr();
+    run(problem, chosen, operands, written.scalar_type());
+    return true;
+  };
+  if (output_mask[0]) {
+    Tensor dx = empty_like(input, conv->input.sizes(), conv->format);
+    Operands operands;
+    operands.x = dx.data_ptr();
+    operands.w = conv->weight.data_ptr();
+    if (!gradient(Pass::kDgrad, operands, dx)) {
+      return by_aten(output_mask);
+    }
+    std::get<0>(gradients) = conv->batched ? dx : dx.squeeze(0);
+  }
+  if (output_mask[1]) {
+    Tensor dw = empty_like(weight, weight.sizes(), conv->format);
+    Operands operands;
+    operands.x = conv->input.data_ptr();
+    operands.w = dw.data_ptr();
+    if (!gradient(Pass::kWgrad, operands, dw)) {
+      return by_aten(output_mask);
+    }
+    std::get<1>(gradients) = dw;
+  }
+  if (output_mask[2]) std::get<2>(gradients) = grad.sum({0, 2, 3});
+  return gradients;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(customconv, CUDA, m) {
+  m.impl("conv2d", conv2d_cuda);
+  m.impl("conv2d_backward", conv2d_backward_cuda);
+}
+
+}  // namespace customconv::torch_layer

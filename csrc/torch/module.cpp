@@ -1,0 +1,188 @@
+// customconv._C: the planner and the build's facts, for Python. The operators need no binding.
+#include <pybind11/stl.h>
+#include <torch/extension.h>
+
+#include "torch/explain.h"
+#include "torch/problem.h"
+
+namespace py = pybind11;
+
+namespace customconv::torch_layer {
+
+namespace {
+
+template <typename Enum>
+Enum named(const std::string& name, std::initializer_list<Enum> values, const char* what) {
+  for (const Enum value : values) {
+    if (name == to_string(value)) return value;
+  }
+  throw py::value_error(std::string("unknown ") + what + " '" + name + "'");
+}
+
+DType dtype_named(const std::string& name) {
+  return named(name, {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16},
+               "dtype");
+}
+
+Pass pass_named(const std::string& name) {
+  return named(name, {Pass::kFprop, Pass::kDgrad, Pass::kWgrad}, "op");
+}
+
+py::dict build_info() {
+  py::dict info;
+  info["version"] = CUSTOMCONV_VERSION;
+  info["torch"] = CUSTOMCONV_TORCH_VERSION;
+  info["cuda"] = CUSTOMCONV_CUDA_VERSION;
+  info["arch_list"] = CUSTOMCONV_ARCH_LIST;
+  info["compiler"] = __VERSION__;
+#ifdef CUSTOMCONV_WITH_CUDA
+  info["with_cuda"] = true;
+#else
+  info["with_cuda"] = false;
+#endif
+  return info;
+}
+
+// A problem in the layouts that the arguments name; sizes of the output follow from the rest.
+ConvProblem make_problem(const std::string& op, const std::string& dtype, const Shape4& input,
+                         const Shape4& weight, std::array<int64_t, 2> stride,
+                         std::array<int64_t, 2> padding, std::array<int64_t, 2> dilation,
+                         int64_t groups, bool channels_last, bool bias, bool tf32) {
+  ConvProblem p;
+  p.pass = pass_named(op);
+  p.dtype = dtype_named(dtype);
+  p.tf32 = tf32;
+  p.has_bias = bias;
+  p.N = input[0];
+  p.C = input[1];
+  p.H = input[2];
+  p.W = input[3];
+  p.K = weight[0];
+  p.R = weight[2];
+  p.S = weight[3];
+  p.groups = groups;
+  p.stride_h = stride[0];
+  p.stride_w = stride[1];
+  p.pad_h = padding[0];
+  p.pad_w = padding[1];
+  p.dilation_h = dilation[0];
+  p.dilation_w = dilation[1];
+  if (p.C != weight[1] * groups || groups < 1 || p.K % groups != 0) {
+    throw py::value_error("input channels must be weight.size(1) * groups");
+  }
+  p.P = output_size(p.H, p.pad_h, p.dilation_h, p.R, p.stride_h);
+  p.Q = output_size(p.W, p.pad_w, p.dilation_w, p.S, p.stride_w);
+  if (p.P < 1 || p.Q < 1) throw py::value_error("the kernel is larger than the padded input");
+  const Layout layout = channels_last ? Layout::kNhwc : Layout::kNchw;
+  p.x_strides = dense_strides(p.x_sizes(), layout);
+  p.w_strides = dense_strides(p.w_sizes(), layout);
+  p.y_strides = dense_strides(p.y_sizes(), layout);
+  return p;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.doc() = "Planner, explanation and build information of customconv.";
+  m.def("build_info", build_info);
+
+  py::class_<ConvProblem>(m, "ConvProblem")
+      .def(py::init(&make_problem), py::kw_only(), py::arg("op") = "fprop",
+           py::arg("dtype") = "float32", py::arg("input"), py::arg("weight"),
+           py::arg("stride") = std::array<int64_t, 2>{1, 1},
+           py::arg("padding") = std::array<int64_t, 2>{0, 0},
+           py::arg("dilation") = std::array<int64_t, 2>{1, 1}, py::arg("groups") = 1,
+           py::arg("channels_last") = false, py::arg("bias") = false, py::arg("tf32") = false)
+      .def_property_readonly("output",
+                             [](const ConvProblem& p) {
+                               return py::make_tuple(p.N, p.K, p.P, p.Q);
+                             })
+      .def_property_readonly("macs", &ConvProblem::macs)
+      .def_property_readonly("least_bytes", &ConvProblem::least_bytes)
+      .def_property_readonly("needs_wide_index",
+                             [](const ConvProblem& p) { return needs_wide_index(p); })
+      .def("__str__", [](const ConvProblem& p) { return to_string(p); });
+
+  py::class_<DeviceProperties>(m, "DeviceProperties")
+      .def(py::init([](std::array<int, 2> capability, int sm_count, double clock_ghz,
+                       double bandwidth_gb_s, int64_t l2_bytes, int shared_bytes_block) {
+             DeviceProperties d;
+             d.capability_major = capability[0];
+             d.capability_minor = capability[1];
+             d.sm_count = sm_count;
+             d.clock_ghz = clock_ghz;
+             d.bandwidth_gb_s = bandwidth_gb_s;
+             d.l2_bytes = l2_bytes;
+             d.shared_bytes_block = shared_bytes_block;
+             return d;
+           }),
+           py::kw_only(), py::arg("capability") = std::array<int, 2>{9, 0},
+           py::arg("sm_count") = 132, py::arg("clock_ghz") = 1.98,
+           py::arg("bandwidth_gb_s") = 3352.0, py::arg("l2_bytes") = int64_t{50} << 20,
+           py::arg("shared_bytes_block") = 227 << 10)
+      .def("vector_flops",
+           [](const DeviceProperties& d, const std::string& dtype) {
+             return d.vector_flops(dtype_named(dtype));
+           })
+      .def("matrix_flops", [](const DeviceProperties& d, const std::string& dtype, bool tf32) {
+        return d.matrix_flops(dtype_named(dtype), tf32);
+      });
+
+  py::class_<ConvPlan>(m, "ConvPlan")
+      .def_property_readonly("family", [](const ConvPlan& p) { return to_string(p.family); })
+      .def_readonly("variant", &ConvPlan::variant)
+      .def_property_readonly(
+          "grid",
+          [](const ConvPlan& p) { return py::make_tuple(p.grid[0], p.grid[1], p.grid[2]); })
+      .def_readonly("block", &ConvPlan::block)
+      .def_readonly("shared_bytes", &ConvPlan::shared_bytes)
+      .def_readonly("workspace_bytes", &ConvPlan::workspace_bytes)
+      .def_readonly("wide_index", &ConvPlan::wide_index)
+      .def_readonly("splits", &ConvPlan::splits)
+      .def_readonly("chunk_images", &ConvPlan::chunk_images)
+      .def_readonly("chunk_pixels", &ConvPlan::chunk_pixels)
+      .def_readonly("predicted_ms", &ConvPlan::predicted_ms)
+      .def("__str__", [](const ConvPlan& p) { return to_string(p); });
+
+  py::class_<Candidate>(m, "Candidate")
+      .def_readonly("family", &Candidate::family)
+      .def_property_readonly("plan",
+                             [](const Candidate& c) -> std::optional<ConvPlan> {
+                               return c.possible ? std::optional(c.plan) : std::nullopt;
+                             })
+      .def_readonly("reason", &Candidate::reason);
+
+  py::class_<TensorExplanation>(m, "Explanation")
+      .def_readonly("problem", &TensorExplanation::problem)
+      .def_readonly("plan", &TensorExplanation::plan)
+      .def_readonly("candidates", &TensorExplanation::candidates)
+      .def_readonly("fallback", &TensorExplanation::fallback);
+
+  m.def(
+      "plan",
+      [](const ConvProblem& problem, const DeviceProperties& device, const std::string& algorithm) {
+        return plan(problem, device, parse_algorithm(algorithm));
+      },
+      py::arg("problem"), py::arg("device") = DeviceProperties(), py::arg("algorithm") = "auto");
+
+  m.def(
+      "candidates",
+      [](const ConvProblem& problem, const DeviceProperties& device, const std::string& algorithm) {
+        return explain(problem, device, parse_algorithm(algorithm)).candidates;
+      },
+      py::arg("problem"), py::arg("device") = DeviceProperties(), py::arg("algorithm") = "auto");
+
+  m.def(
+      "explain",
+      [](const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+         const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
+         const std::vector<int64_t>& dilation, int64_t groups, const std::string& op,
+         const std::string& algorithm) {
+        return explain_tensors(input, weight, bias, stride, padding, dilation, groups,
+                               pass_named(op), algorithm);
+      },
+      py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"), py::arg("padding"),
+      py::arg("dilation"), py::arg("groups"), py::arg("op"), py::arg("algorithm"));
+}
+
+}  // namespace customconv::torch_layer

@@ -1,0 +1,26 @@
+// The operators as C++ functions: each call goes through the dispatcher.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+namespace customconv::torch_layer {
+
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // of input, weight, bias
+
+at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight,
+                  const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                  c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                  const c10::SymInt& groups, std::string_view algorithm);
+
+Gradients conv2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                          const at::Tensor& weight, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                          const c10::SymInt& groups, std::array<bool, 3> output_mask,
+                          std::string_view algorithm);
+
+}  // namespace customconv::torch_layer

@@ -1,0 +1,158 @@
+#include "torch/problem.h"
+
+#include <ATen/Context.h>
+#include <torch/version.h>
+
+#include <algorithm>
+
+namespace customconv::torch_layer {
+
+namespace {
+
+struct Pair {
+  int64_t h, w;
+};
+
+std::optional<Pair> pair_of(at::IntArrayRef values, int64_t least) {
+  if (values.size() != 1 && values.size() != 2) return std::nullopt;
+  const Pair pair{values.front(), values.back()};
+  if (pair.h < least || pair.w < least) return std::nullopt;
+  return pair;
+}
+
+bool is_plain(const at::Tensor& t) { return t.layout() == at::kStrided && !t.is_quantized(); }
+
+DType dtype_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    default:
+      return DType::kFloat32;
+  }
+}
+
+bool allow_tf32() {
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
+  return at::globalContext().allowTF32CuDNN("conv");
+#else
+  return at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
+#endif
+}
+
+Shape4 shape4(at::IntArrayRef values) { return {values[0], values[1], values[2], values[3]}; }
+
+}  // namespace
+
+bool is_kernel_dtype(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 ||
+         dtype == at::kDouble;
+}
+
+at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight) {
+  if (input.scalar_type() == at::kDouble && input.is_cuda()) return at::MemoryFormat::Contiguous;
+  const bool channels_last = input.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
+                             weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+}
+
+std::optional<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,
+                                    const std::optional<at::Tensor>& bias,
+                                    at::IntArrayRef stride, at::IntArrayRef padding,
+                                    at::IntArrayRef dilation, int64_t groups) {
+  const bool has_bias = bias.has_value() && bias->defined();
+  if (!is_kernel_dtype(input.scalar_type()) || weight.dim() != 4 ||
+      (input.dim() != 3 && input.dim() != 4) || !is_plain(input) || !is_plain(weight) ||
+      weight.scalar_type() != input.scalar_type() || weight.device() != input.device()) {
+    return std::nullopt;
+  }
+  const auto step = pair_of(stride, 1);
+  const auto pad = pair_of(padding, 0);
+  const auto dilate = pair_of(dilation, 1);
+  if (!step || !pad || !dilate || groups < 1) return std::nullopt;
+  if (has_bias && (bias->dim() != 1 || bias->size(0) != weight.size(0) || !is_plain(*bias) ||
+                   bias->scalar_type() != input.scalar_type() ||
+                   bias->device() != input.device())) {
+    return std::nullopt;
+  }
+  const bool batched = input.dim() == 4;
+  Convolution conv{batched ? input : input.unsqueeze(0), weight, batched,
+                   at::MemoryFormat::Contiguous, {}};
+  const at::Tensor& x = conv.input;
+  if (x.numel() == 0 || weight.numel() == 0 || weight.size(0) % groups != 0 ||
+      x.size(1) != weight.size(1) * groups) {
+    return std::nullopt;
+  }
+  if (dense_layout(shape4(weight.sizes()), shape4(weight.strides())) == Layout::kOther) {
+    conv.weight = weight.contiguous();
+  }
+  conv.format = memory_format(x, weight);
+
+  ConvProblem& p = conv.problem;
+  p.dtype = dtype_of(x.scalar_type());
+  p.tf32 = p.dtype == DType::kFloat32 && allow_tf32();
+  p.has_bias = has_bias;
+  p.N = x.size(0);
+  p.C = x.size(1);
+  p.H = x.size(2);
+  p.W = x.size(3);
+  p.K = weight.size(0);
+  p.R = weight.size(2);
+  p.S = weight.size(3);
+  p.groups = groups;
+  p.stride_h = step->h;
+  p.stride_w = step->w;
+  p.pad_h = pad->h;
+  p.pad_w = pad->w;
+  p.dilation_h = dilate->h;
+  p.dilation_w = dilate->w;
+  p.P = output_size(p.H, p.pad_h, p.dilation_h, p.R, p.stride_h);
+  p.Q = output_size(p.W, p.pad_w, p.dilation_w, p.S, p.stride_w);
+  if (p.P < 1 || p.Q < 1) return std::nullopt;
+  p.x_strides = shape4(x.strides());
+  p.w_strides = shape4(conv.weight.strides());
+  const bool channels_last = conv.format == at::MemoryFormat::ChannelsLast;
+  p.y_strides = dense_strides(p.y_sizes(), channels_last ? Layout::kNhwc : Layout::kNchw);
+  return conv;
+}
+
+ConvProblem Convolution::gradient(Pass pass) const {
+  ConvProblem p = problem;
+  p.pass = pass;
+  p.has_bias = false;
+  const Layout layout =
+      format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
+  if (pass == Pass::kDgrad) p.x_strides = dense_strides(p.x_sizes(), layout);
+  if (pass == Pass::kWgrad) p.w_strides = dense_strides(p.w_sizes(), layout);
+  return p;
+}
+
+Algorithm algorithm_named(std::string_view name) {
+  if (name == "auto") return Algorithm::kAuto;
+  try {
+    return parse_algorithm(std::string(name));
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+void check_runs_on(std::string_view algorithm, const at::Tensor& input) {
+  const Algorithm wanted = algorithm_named(algorithm);
+  if (wanted == Algorithm::kAuto || wanted == Algorithm::kAten) return;
+  TORCH_CHECK(is_kernel_dtype(input.scalar_type()), "algorithm '", algorithm,
+              "' computes float64, float32, float16 and bfloat16, not ", input.scalar_type());
+#ifdef CUSTOMCONV_WITH_CUDA
+  const bool have_kernels = input.is_cuda() || input.is_meta();
+#else
+  const bool have_kernels = input.is_meta();
+  TORCH_CHECK(!input.is_cuda(), "algorithm '", algorithm,
+              "' needs CUDA kernels, and customconv was built without them");
+#endif
+  TORCH_CHECK(have_kernels, "algorithm '", algorithm, "' runs on CUDA tensors, not on ",
+              input.device());
+}
+
+}  // namespace customconv::torch_layer

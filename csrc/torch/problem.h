@@ -1,0 +1,45 @@
+// From tensors and arguments to a ConvProblem.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <string_view>
+
+#include "plan/planner.h"
+
+namespace customconv::torch_layer {
+
+// A well-formed, non-empty convolution of real floating-point tensors: batched, weight dense.
+struct Convolution {
+  at::Tensor input;   // (N, C, H, W), any strides
+  at::Tensor weight;  // (K, C / groups, R, S), contiguous or channels_last
+  bool batched;       // false: the caller's input had no batch dimension
+  at::MemoryFormat format;  // of the output and of the gradients
+  ConvProblem problem;      // its fprop, y laid out in `format`
+
+  std::array<int64_t, 4> output_sizes() const { return problem.y_sizes(); }
+  // The same convolution's gradient; grad_output must be laid out in `format`.
+  ConvProblem gradient(Pass pass) const;
+};
+
+// Nothing where PyTorch should compute the convolution or raise its error: malformed arguments,
+// empty tensors, dtypes and layouts that are not ours.
+std::optional<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,
+                                    const std::optional<at::Tensor>& bias,
+                                    at::IntArrayRef stride, at::IntArrayRef padding,
+                                    at::IntArrayRef dilation, int64_t groups);
+
+// The memory format that PyTorch gives a convolution's output: channels_last where the input or the
+// weight suggests it, except in float64 on CUDA.
+at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight);
+
+// True for the dtypes that kernels of ours compute.
+bool is_kernel_dtype(at::ScalarType dtype);
+
+// The named algorithm; ValueError for an unknown name.
+Algorithm algorithm_named(std::string_view name);
+// Throws where a kernel family is asked for on a device or in a dtype that it does not have.
+void check_runs_on(std::string_view algorithm, const at::Tensor& input);
+
+}  // namespace customconv::torch_layer

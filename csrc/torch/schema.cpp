@@ -1,0 +1,148 @@
+// The operators' schemas, and what they decompose to or run on where no CUDA kernel of ours does.
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "torch/aten.h"
+#include "torch/ops.h"
+#include "torch/problem.h"
+
+namespace customconv::torch_layer {
+
+at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight,
+                  const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                  c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                  const c10::SymInt& groups, std::string_view algorithm) {
+  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&,
+                               const std::optional<at::Tensor>&, c10::SymIntArrayRef,
+                               c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt,
+                               std::string_view);
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("customconv::conv2d", "").typed<Signature>();
+  return op.call(input, weight, bias, stride, padding, dilation, groups, algorithm);
+}
+
+Gradients conv2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                          const at::Tensor& weight, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                          const c10::SymInt& groups, std::array<bool, 3> output_mask,
+                          std::string_view algorithm) {
+  using Signature = Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                              c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymIntArrayRef,
+                              c10::SymInt, std::array<bool, 3>, std::string_view);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("customconv::conv2d_backward", "")
+                             .typed<Signature>();
+  return op.call(grad_output, input, weight, stride, padding, dilation, groups, output_mask,
+                 algorithm);
+}
+
+namespace {
+
+// String padding, as ATen does it: what "same" adds on one side only is put there first.
+at::Tensor conv2d_padding(const at::Tensor& input, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                          std::string_view padding, at::IntArrayRef dilation, int64_t groups,
+                          std::string_view algorithm) {
+  const auto all = [](at::IntArrayRef values, auto condition) {
+    return (values.size() == 1 || values.size() == 2) &&
+           std::all_of(values.begin(), values.end(), condition);
+  };
+  const bool well_formed = weight.dim() == 4 && (input.dim() == 3 || input.dim() == 4) &&
+                           all(dilation, [](int64_t v) { return v > 0; });
+  const bool valid = padding == "valid";
+  const bool same = padding == "same" && all(stride, [](int64_t v) { return v == 1; });
+  if (!well_formed || !(valid || same)) {
+    // ATen raises, in its own words.
+    return at::conv2d(input, weight, bias, stride, padding, dilation, groups);
+  }
+  std::array<c10::SymInt, 2> before = {0, 0};
+  std::array<c10::SymInt, 2> excess = {0, 0};  // what is missing below and to the right
+  for (size_t i = 0; same && i < 2; ++i) {
+    const c10::SymInt taps = weight.sym_size(static_cast<int64_t>(i) + 2);
+    const c10::SymInt total = (taps - 1) * dilation[i % dilation.size()];
+    before[i] = total / 2;
+    excess[i] = total - before[i] * 2;
+  }
+  at::Tensor padded = input;
+  if (excess[0] != 0 || excess[1] != 0) {
+    padded = at::constant_pad_nd_symint(input, {0, excess[1], 0, excess[0]}, 0);
+  }
+  return conv2d(padded, weight, bias, c10::fromIntArrayRefSlow(stride), before,
+                c10::fromIntArrayRefSlow(dilation), groups, algorithm);
+}
+
+// The operator for callers who write plain integers: PyTorch expands an int to a list for int[2],
+// but not for SymInt[2].
+at::Tensor conv2d_int(const at::Tensor& input, const at::Tensor& weight,
+                      const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                      at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                      std::optional<std::string_view> algorithm) {
+  return conv2d(input, weight, bias, c10::fromIntArrayRefSlow(stride),
+                c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups,
+                algorithm.value_or("auto"));
+}
+
+// Every backend that has no kernel of ours.
+at::Tensor conv2d_composite(const at::Tensor& input, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                            c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                            c10::SymInt groups, std::string_view algorithm) {
+  check_runs_on(algorithm, input);
+  return aten_conv2d(input, weight, bias, stride, padding, dilation, groups);
+}
+
+Gradients conv2d_backward_composite(const at::Tensor& grad_output, const at::Tensor& input,
+                                    const at::Tensor& weight, c10::SymIntArrayRef stride,
+                                    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                    c10::SymInt groups, std::array<bool, 3> output_mask,
+                                    std::string_view algorithm) {
+  check_runs_on(algorithm, input);
+  return aten_conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
+                              output_mask);
+}
+
+}  // namespace
+
+TORCH_LIBRARY(customconv, m) {
+  // A call is matched against the overloads in this order. A failed match costs some 10 us, so the
+  // common one, with integers or lists of them, comes first. `str?` tells its signature from the next
+  // one's: PyTorch's registry of signatures takes SymInt[2] and int[2] for the same.
+  m.def(
+      "conv2d.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
+      "int[2] padding=0, int[2] dilation=1, int groups=1, *, str? algorithm=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, "
+      "SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1, *, str algorithm=\"auto\") "
+      "-> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
+      "str padding=\"valid\", int[2] dilation=1, int groups=1, *, str algorithm=\"auto\") "
+      "-> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv2d_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[2] stride, "
+      "SymInt[2] padding, SymInt[2] dilation, SymInt groups, bool[3] output_mask, *, "
+      "str algorithm=\"auto\") -> (Tensor, Tensor, Tensor)",
+      {at::Tag::pt2_compliant_tag});
+}
+
+TORCH_LIBRARY_IMPL(customconv, CompositeImplicitAutograd, m) {
+  m.impl("conv2d.int", conv2d_int);
+  m.impl("conv2d.padding", conv2d_padding);
+}
+
+// vmap looks for a rule of its own before it decomposes an operator.
+TORCH_LIBRARY_IMPL(customconv, FuncTorchBatched, m) {
+  m.impl("conv2d.int", conv2d_int);
+  m.impl("conv2d.padding", conv2d_padding);
+}
+
+TORCH_LIBRARY_IMPL(customconv, CompositeExplicitAutograd, m) {
+  m.impl("conv2d", conv2d_composite);
+  m.impl("conv2d_backward", conv2d_backward_composite);
+}
+
+}  // namespace customconv::torch_layer
