@@ -1,0 +1,59 @@
+"""The command line: ``python -m customconv demo | info``.
+
+Exit codes: 0, all is well; 1, a check failed; 2, the command cannot be run as it was given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from .info import report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command, and gives its exit code.
+
+    Args:
+        arguments: The command line after the program's name; None takes it from ``sys.argv``.
+    """
+    parser = argparse.ArgumentParser(prog="python -m customconv", description="customconv's tools.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="demo | info")
+    commands.add_parser("info", help="print versions, what was built, and the devices seen")
+    demo = commands.add_parser(
+        "demo", help="filter a photograph, train a small network, time a few shapes"
+    )
+    demo.add_argument(
+        "--out", type=Path, default=Path("demo-output"), metavar="DIR",
+        help="where the picture goes (default: %(default)s)",
+    )  # fmt: skip
+    demo.add_argument(
+        "--device", choices=["cpu", "cuda"],
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="where to compute (default here: %(default)s)",
+    )  # fmt: skip
+    demo.add_argument("--quick", action="store_true", help="fewer steps, for a first look")
+    options = parser.parse_args(arguments)
+
+    if options.command == "info":
+        print(report())
+        return 0
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch sees no CUDA device; `info` says more")
+    if not options.quick and not shutil.which(os.environ.get("CXX", "g++")):
+        parser.error("torch.compile needs a C++ compiler: install g++ or set CXX, or add --quick")
+    try:
+        from . import demo as demonstration
+    except ModuleNotFoundError as error:
+        parser.error(f'the demo needs {error.name}: pip install "customconv[demo]"')
+    return demonstration.run(options.out, torch.device(options.device), options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""What computes a convolution, and why: the planner's decision, printable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from . import _C
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How one convolution is computed. ``print`` it.
+
+    Attributes:
+        summary: The problem in one line.
+        plan: The plan taken, or None where PyTorch's own convolution is.
+        fallback: Why PyTorch's own convolution is taken, or "".
+        candidates: Every family of kernels in the planner's order, with its plan if it has one,
+            and the reason that it was not taken.
+        problem: The problem as the planner sees it, or None where it is not the planner's.
+    """
+
+    summary: str
+    plan: _C.ConvPlan | None
+    fallback: str
+    candidates: tuple[_C.Candidate, ...]
+    problem: _C.ConvProblem | None
+
+    @property
+    def family(self) -> str:
+        """The name of the family that computes it, "aten" for PyTorch's own convolution."""
+        return self.plan.family if self.plan else "aten"
+
+    def __str__(self) -> str:
+        """A table of two columns."""
+        rows = [("problem", self.summary), ("family", self.family)]
+        if self.plan is None:
+            rows.append(("reason", self.fallback))
+        else:
+            rows += [
+                ("variant", self.plan.variant),
+                ("grid", f"{_by(self.plan.grid)} blocks of {self.plan.block} threads"),
+                ("shared memory", _bytes(self.plan.shared_bytes)),
+                ("workspace", _bytes(self.plan.workspace_bytes)),
+                ("predicted time", f"{self.plan.predicted_ms:.3g} ms"),
+                ("offsets", "64 bits" if self.plan.wide_index else ""),
+                ("splits", f"{self.plan.splits}" if self.plan.splits > 1 else ""),
+            ]
+        rows += [(f"not {other.family}", other.reason) for other in self.candidates]
+        rows = [(name, text) for name, text in rows if text]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def explain(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    op: str = "fprop",
+    algorithm: str = "auto",
+) -> Explanation:
+    """Says what computes a convolution, without computing it.
+
+    Args:
+        input: The images, of shape (N, C, H, W) or (C, H, W).
+        weight: The filters, of shape (K, C / groups, R, S).
+        bias: What is added to each output channel, of shape (K,), or None.
+        stride: As in ``customconv.conv2d``.
+        padding: As in ``customconv.conv2d``.
+        dilation: As in ``customconv.conv2d``.
+        groups: As in ``customconv.conv2d``.
+        op: "fprop" for the output, "dgrad" for the input's gradient, "wgrad" for the weight's.
+        algorithm: As in ``customconv.conv2d``.
+
+    Returns:
+        The decision: what is taken, and for each family that is not, the reason.
+
+    Raises:
+        RuntimeError: The arguments do not fit together.
+        ValueError: There is no algorithm, or no op, of that name.
+    """
+    stride, dilation = _pair(stride), _pair(dilation)
+    if isinstance(padding, str):
+        input, padding = _padding_by_name(padding, input, weight, dilation)
+    padding = _pair(padding)
+    found = _C.explain(input, weight, bias, stride, padding, dilation, groups, op, algorithm)
+    summary = (
+        f"{op}, {_tensor(input)}, weight {_by(weight.shape)}, "
+        f"{'no bias' if bias is None else 'bias'}, stride {_by(stride)}, "
+        f"padding {_by(padding)}, dilation {_by(dilation)}, groups {groups}"
+    )
+    candidates = tuple(found.candidates)
+    return Explanation(summary, found.plan, found.fallback, candidates, found.problem)
+
+
+def _padding_by_name(
+    name: str, input: Tensor, weight: Tensor, dilation: Sequence[int]
+) -> tuple[Tensor, list[int]]:
+    """Padding by name in numbers; where "same" is uneven, the odd row or column is padded first."""
+    if name == "valid":
+        return input, [0, 0]
+    if name != "same":
+        raise ValueError(f"padding must be numbers, 'same' or 'valid', but is {name!r}")
+    total = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=False)]
+    if any(t % 2 for t in total):
+        input = functional.pad(input, [0, total[1] % 2, 0, total[0] % 2])
+    return input, [t // 2 for t in total]
+
+
+def _pair(value: int | Sequence[int]) -> list[int]:
+    numbers = [value] if isinstance(value, int) else list(value)
+    return numbers * 2 if len(numbers) == 1 else numbers
+
+
+def _by(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes))
+
+
+def _bytes(count: int) -> str:
+    """A number of bytes for people; nothing for none."""
+    if count < 2**20:
+        return f"{count / 2**10:.3g} KiB" if count else ""
+    return f"{count / 2**20:.4g} MiB"
+
+
+def _tensor(tensor: Tensor) -> str:
+    last = tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    layout = ", channels last" if last and not tensor.is_contiguous() else ""
+    return f"input {_by(tensor.shape)} of {str(tensor.dtype)[6:]} on {tensor.device}{layout}"

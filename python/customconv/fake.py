@@ -1,0 +1,78 @@
+"""The operators on fake tensors: the shapes, types and strides of results, without their values.
+
+``torch.compile`` and ``torch.export`` trace with these, and lay out memory by what they say: their
+strides are those of the results at run time. The overload that takes padding as a word is made of
+the one that takes numbers, and needs nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    *,
+    algorithm: str = "auto",
+) -> Tensor:
+    # The output's shape and strides, and the errors, are PyTorch's own.
+    output: Tensor = torch.ops.aten.conv2d.default(
+        input, weight, bias, stride, padding, dilation, groups
+    )
+    return output
+
+
+def _conv2d_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+    *,
+    algorithm: str = "auto",
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if input.ndim == grad_output.ndim == 3:  # one image
+        grad_input, grad_weight, grad_bias = _conv2d_backward(
+            grad_output.unsqueeze(0), input.unsqueeze(0), weight, stride, padding, dilation,
+            groups, output_mask,
+        )  # fmt: skip
+        return None if grad_input is None else grad_input.squeeze(0), grad_weight, grad_bias
+    if not input.ndim == weight.ndim == grad_output.ndim == 4:
+        # Malformed: PyTorch raises.
+        refused: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward.default(
+            grad_output, input, weight, None, stride, padding, dilation, False, [0, 0], groups,
+            output_mask,
+        )  # fmt: skip
+        return refused
+    layout = _memory_format(input, weight)
+    return (
+        torch.empty_like(input, memory_format=layout) if output_mask[0] else None,
+        torch.empty_like(weight, memory_format=layout) if output_mask[1] else None,
+        weight.new_empty(weight.shape[0]) if output_mask[2] else None,
+    )
+
+
+def _memory_format(input: Tensor, weight: Tensor) -> torch.memory_format:
+    """The memory format of a convolution's results, as PyTorch chooses it for cuDNN and oneDNN."""
+    if input.is_cuda and input.dtype == torch.float64:
+        return torch.contiguous_format  # cuDNN has no channels-last kernels in double precision
+    if torch.channels_last in (suggest_memory_format(input), suggest_memory_format(weight)):
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+torch.library.register_fake("customconv::conv2d", _conv2d)
+torch.library.register_fake("customconv::conv2d_backward", _conv2d_backward)

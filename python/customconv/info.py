@@ -1,0 +1,92 @@
+"""What was built, what it runs on, and why CUDA is off if it is."""
+
+from __future__ import annotations
+
+import platform
+import re
+import warnings
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from . import _C
+
+
+def build_info() -> dict[str, Any]:
+    """What the binary was built with and for.
+
+    Returns:
+        A dictionary: "version" (of customconv), "torch" (the version of PyTorch), "with_cuda"
+        (whether the CUDA kernels are in it), "cuda" (the version of CUDA, or ""), "arch_list" (the
+        GPU architectures, as in TORCH_CUDA_ARCH_LIST, or "") and "compiler" (its version).
+    """
+    return dict(_C.build_info())
+
+
+def covers(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Whether code for these architectures runs on a device of this compute capability.
+
+    Machine code runs on devices of the same major version and no smaller minor version, or with
+    the suffix "a" on that device alone; with "+PTX" the driver can translate it for all later ones.
+    """
+
+    def runs(architecture: str) -> bool:
+        number, _, ptx = architecture.partition("+")
+        major, minor = (int(digits) for digits in number.rstrip("af").split("."))
+        if number.endswith("a"):
+            return (major, minor) == capability
+        return (ptx == "PTX" and (major, minor) <= capability) or (
+            major == capability[0] and minor <= capability[1]
+        )
+
+    return any(map(runs, architectures))
+
+
+def cuda_off_reason(built_with_cuda: bool) -> str | None:
+    """Why this package computes nothing on a GPU here, or None if it can."""
+    if not built_with_cuda:
+        return "customconv was built without CUDA"
+    if torch.version.cuda is None:
+        return "this PyTorch was built without CUDA"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.cuda.current_device()  # starts CUDA
+    except RuntimeError as error:
+        return str(error).strip().splitlines()[0]
+    return None
+
+
+def report() -> str:
+    """The text of ``python -m customconv info``."""
+    build = build_info()
+    architectures = re.split(r"[;,\s]+", build["arch_list"]) if build["with_cuda"] else []
+    off = cuda_off_reason(build["with_cuda"])
+    rows = [
+        ("customconv", version("customconv")),
+        ("PyTorch", f"{torch.__version__} (built for {build['torch']})"),
+        ("Python", platform.python_version()),
+        ("compiler", build["compiler"]),
+        ("CUDA", f"off: {off}" if off else f"{torch.version.cuda} (built with {build['cuda']})"),
+    ]
+    if architectures:
+        rows.append(("architectures", ", ".join(architectures)))
+    if not off:
+        rows += [
+            (f"cuda:{index}", _device(index, architectures))
+            for index in range(torch.cuda.device_count())
+        ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _device(index: int, architectures: Sequence[str]) -> str:
+    device = torch.cuda.get_device_properties(index)
+    covered = covers(architectures, (device.major, device.minor))
+    return (
+        f"{device.name}, compute capability {device.major}.{device.minor}, "
+        f"{device.total_memory / 2**30:.0f} GiB: "
+        + ("covered by this build" if covered else "NOT covered by this build")
+    )

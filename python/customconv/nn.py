@@ -1,0 +1,78 @@
+"""The operator as a module."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .ops import conv2d
+
+
+class Conv2d(torch.nn.Conv2d):
+    """A drop-in ``torch.nn.Conv2d`` that convolves by ``customconv.conv2d``.
+
+    Parameters, initialization, padding modes and ``state_dict`` are those of ``torch.nn.Conv2d``.
+
+    Args:
+        in_channels: The number of the input's channels.
+        out_channels: The number of the output's channels.
+        kernel_size: The size of the filters.
+        stride: The step between two windows.
+        padding: The padding of both sides of the image, or "same", or "valid".
+        dilation: The step between two taps of a filter.
+        groups: The number of groups that the channels are split into.
+        bias: Whether to add a learned value to each output channel.
+        padding_mode: "zeros", "reflect", "replicate" or "circular".
+        device: Where the parameters are.
+        dtype: The parameters' type.
+        algorithm: As in ``customconv.conv2d``.
+
+    Shape:
+        Input (N, C, H, W) or (C, H, W); output (N, K, P, Q) or (K, P, Q). See
+        ``customconv.conv2d`` for types, sizes and errors.
+    """
+
+    # On the class too, for modules that were not made by this constructor.
+    algorithm: str = "auto"
+
+    def __init__(  # noqa: D107  (the class says it)
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] | str = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            padding_mode, device, dtype,
+        )  # fmt: skip
+        self.algorithm = algorithm
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = functional.pad(
+                input, self._reversed_padding_repeated_twice, mode=self.padding_mode
+            )
+            padding = 0, 0
+        return conv2d(
+            input, weight, bias, self.stride, padding, self.dilation, self.groups,
+            algorithm=self.algorithm,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The arguments as ``torch.nn.Conv2d`` prints them, and the algorithm if one is forced."""
+        forced = "" if self.algorithm == "auto" else f", algorithm={self.algorithm!r}"
+        return f"{super().extra_repr()}{forced}"  # type: ignore[no-untyped-call]

@@ -1,0 +1,115 @@
+"""What explain says, and how it prints."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import customconv
+
+
+def test_cpu_tensors_are_pytorchs():
+    explanation = customconv.explain(torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3), padding=1)
+    assert explanation.family == "aten"
+    assert explanation.plan is None
+    lines = dict(line.split(maxsplit=1) for line in str(explanation).splitlines())
+    assert lines["family"] == "aten"
+    assert "cpu" in lines["reason"].lower()
+    assert "fprop, input 2 x 4 x 9 x 8 of float32 on cpu" in lines["problem"]
+    assert "weight 6 x 4 x 3 x 3, no bias, stride 1 x 1, padding 1 x 1" in lines["problem"]
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_every_pass(op):
+    x, w = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3)
+    explanation = customconv.explain(x, w, torch.randn(6), op=op)
+    assert explanation.summary.startswith(op)
+    assert ", bias, " in explanation.summary
+
+
+@pytest.mark.parametrize(
+    ("padding", "shape", "text"),
+    [
+        ("valid", "4 x 9 x 8", "padding 0 x 0"),
+        ("same", "4 x 9 x 9", "padding 2 x 1"),  # uneven: one column is added first
+        ((2, 0), "4 x 9 x 8", "padding 2 x 0"),
+    ],
+)
+def test_padding_by_name(padding, shape, text):
+    x, w = torch.randn(4, 9, 8), torch.randn(6, 4, 3, 4)
+    explanation = customconv.explain(x, w, dilation=(2, 1), padding=padding)
+    assert f"input {shape} of" in explanation.summary
+    assert text in explanation.summary
+
+
+def test_channels_last_is_told():
+    x = torch.randn(2, 4, 9, 8).to(memory_format=torch.channels_last)
+    assert "channels last" in customconv.explain(x, torch.randn(6, 4, 3, 3)).summary
+
+
+def test_wrong_arguments():
+    x, w = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3)
+    with pytest.raises(ValueError, match="winograd"):
+        customconv.explain(x, w, algorithm="winograd")
+    with pytest.raises(ValueError, match="sideways"):
+        customconv.explain(x, w, op="sideways")
+    with pytest.raises(ValueError, match="full"):
+        customconv.explain(x, w, padding="full")
+    with pytest.raises(RuntimeError, match="channel"):
+        customconv.explain(x, torch.randn(6, 3, 3, 3))
+    with pytest.raises(RuntimeError, match=r"(?i)cpu"):
+        customconv.explain(x, w, algorithm="direct")
+
+
+def plan(**changes):
+    fields = {
+        "family": "tiled", "variant": "3x3 x4", "grid": (8, 4, 2), "block": 256,
+        "shared_bytes": 12288, "workspace_bytes": 0, "wide_index": False, "splits": 1,
+        "predicted_ms": 0.01234,
+    }  # fmt: skip
+    return SimpleNamespace(**fields | changes)
+
+
+def printed(plan, *candidates):
+    explanation = customconv.Explanation("a problem", plan, "", candidates, None)
+    return [line.split("  ", 1) for line in str(explanation).splitlines()]
+
+
+def test_a_plan_prints_as_a_table():
+    rows = printed(
+        plan(),
+        SimpleNamespace(family="direct", plan=None, reason="slower: 1.2 ms"),
+        SimpleNamespace(family="tiled", plan=plan(), reason=""),
+    )
+    assert {name: text.strip() for name, text in rows} == {
+        "problem": "a problem",
+        "family": "tiled",
+        "variant": "3x3 x4",
+        "grid": "8 x 4 x 2 blocks of 256 threads",
+        "shared memory": "12 KiB",
+        "predicted time": "0.0123 ms",
+        "not direct": "slower: 1.2 ms",
+    }
+
+
+def test_a_plan_prints_what_is_out_of_the_ordinary():
+    large = plan(workspace_bytes=3 * 2**20, wide_index=True, splits=4, shared_bytes=0)
+    rows = {name: text.strip() for name, text in printed(large)}
+    assert rows["workspace"] == "3 MiB"
+    assert rows["offsets"] == "64 bits"
+    assert rows["splits"] == "4"
+    assert "shared memory" not in rows
+
+
+@pytest.mark.gpu
+def test_a_cuda_problem_names_every_family():
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    x, w = torch.randn(2, 4, 9, 8, device="cuda"), torch.randn(6, 4, 3, 3, device="cuda")
+    explanation = customconv.explain(x, w, padding=1)
+    assert {c.family for c in explanation.candidates} >= {"direct", "im2col", "tiled"}
+    assert [c.family for c in explanation.candidates if not c.reason] == [explanation.family]
+    for other in explanation.candidates:
+        assert other.family == explanation.family or f"not {other.family}" in str(explanation)
+    assert customconv.explain(x, w, algorithm="direct").family == "direct"
+    assert customconv.explain(x, w, algorithm="aten").family == "aten"

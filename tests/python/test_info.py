@@ -1,0 +1,82 @@
+"""What `python -m customconv info` prints."""
+
+import pytest
+import torch
+
+import customconv
+from customconv import info
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "runs"),
+    [
+        (["8.0"], (8, 0), True),
+        (["8.0"], (8, 9), True),
+        (["8.6"], (8, 0), False),
+        (["8.0"], (9, 0), False),
+        (["8.0+PTX"], (9, 0), True),
+        (["9.0+PTX"], (8, 9), False),
+        (["9.0a"], (9, 0), True),
+        (["9.0a"], (9, 1), False),
+        (["9.0a+PTX"], (10, 0), False),
+        (["10.0f"], (10, 3), True),
+        (["10.0"], (12, 0), False),
+        (["8.0", "9.0a", "12.0+PTX"], (12, 1), True),
+        ([], (9, 0), False),
+    ],
+)
+def test_covers(architectures, capability, runs):
+    assert info.covers(architectures, capability) == runs
+
+
+def test_cuda_off_reasons(monkeypatch):
+    assert info.cuda_off_reason(False) == "customconv was built without CUDA"
+
+    def no_driver():
+        raise RuntimeError("The NVIDIA driver on your system is too old.\nUpdate it.")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "current_device", no_driver)
+    assert info.cuda_off_reason(True) == "The NVIDIA driver on your system is too old."
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert info.cuda_off_reason(True) is None
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert info.cuda_off_reason(True) == "this PyTorch was built without CUDA"
+
+
+def test_build_info():
+    build = customconv.build_info()
+    assert build["version"] == customconv.__version__
+    assert build["torch"].split(".")[:2] == torch.__version__.split(".")[:2]
+    assert build["with_cuda"] == bool(build["cuda"]) == bool(build["arch_list"])
+    assert build["compiler"]
+
+
+def test_report_on_this_machine():
+    text = info.report()
+    assert customconv.__version__ in text
+    assert torch.__version__ in text
+    on = customconv.build_info()["with_cuda"] and torch.cuda.is_available()
+    assert ("off: " not in text) == on
+
+
+def test_report_of_a_build_with_cuda(monkeypatch):
+    class Device:
+        name, major, minor, total_memory = "NVIDIA H100", 9, 0, 80 * 2**30
+
+    class Older(Device):
+        name, major = "Tesla V100", 7
+
+    build = customconv.build_info() | {
+        "with_cuda": True,
+        "cuda": "13.0",
+        "arch_list": "8.0;9.0a",
+    }
+    monkeypatch.setattr(info, "build_info", lambda: build)
+    monkeypatch.setattr(info, "cuda_off_reason", lambda built: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: (Device, Older)[i])
+    lines = {line.split()[0]: line for line in info.report().splitlines()}
+    assert "8.0, 9.0a" in lines["architectures"]
+    assert "NVIDIA H100, compute capability 9.0, 80 GiB: covered" in lines["cuda:0"]
+    assert "Tesla V100, compute capability 7.0, 80 GiB: NOT covered" in lines["cuda:1"]

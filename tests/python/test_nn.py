@@ -1,0 +1,116 @@
+"""customconv.Conv2d is a drop-in torch.nn.Conv2d."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import customconv
+
+CASES = [
+    ((4, 6, 3), {}),
+    ((4, 6, (3, 2)), {"stride": 2, "padding": (1, 0), "bias": False}),
+    ((4, 6, 3), {"padding": 2, "dilation": 2, "groups": 2}),
+    ((4, 4, (2, 5)), {"padding": "same", "groups": 4}),
+    ((4, 6, 3), {"padding": "valid"}),
+    ((4, 6, 3), {"padding": 1, "padding_mode": "reflect"}),
+    ((4, 6, (3, 2)), {"padding": (2, 1), "padding_mode": "replicate"}),
+    ((4, 6, 3), {"padding": "same", "padding_mode": "circular"}),
+]
+
+
+def pair(arguments, options, **more):
+    """Both classes with the same initialization."""
+    modules = []
+    for kind in (customconv.Conv2d, nn.Conv2d):
+        torch.manual_seed(0)
+        modules.append(kind(*arguments, **options, **more))
+    return modules
+
+
+@pytest.mark.parametrize(("arguments", "options"), CASES)
+@pytest.mark.parametrize("shape", [(2, 4, 9, 8), (4, 9, 8)])
+def test_output_and_gradients_agree(arguments, options, shape):
+    ours, theirs = pair(arguments, options, dtype=torch.float64)
+    x = torch.randn(shape, dtype=torch.float64)
+    outputs = []
+    for module in (ours, theirs):
+        leaf = x.clone().requires_grad_()
+        output = module(leaf)
+        output.square().sum().backward()
+        outputs.append([output, leaf.grad, *(p.grad for p in module.parameters())])
+    torch.testing.assert_close(outputs[0], outputs[1])
+    assert outputs[0][0].stride() == outputs[1][0].stride()
+
+
+@pytest.mark.parametrize(("arguments", "options"), CASES)
+def test_state_dict_goes_both_ways(arguments, options):
+    ours, theirs = customconv.Conv2d(*arguments, **options), nn.Conv2d(*arguments, **options)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    x = torch.randn(2, 4, 9, 8)
+    for source, target in ((ours, theirs), (theirs, ours)):
+        nn.init.uniform_(source.weight)
+        target.load_state_dict(source.state_dict())
+        torch.testing.assert_close(target(x), source(x))
+
+
+@pytest.mark.parametrize(("arguments", "options"), CASES)
+def test_repr_is_pytorchs(arguments, options):
+    ours, theirs = pair(arguments, options)
+    assert repr(ours) == repr(theirs)
+
+
+def test_repr_shows_a_forced_algorithm():
+    module = customconv.Conv2d(4, 6, 3, algorithm="direct")
+    assert repr(module) == "Conv2d(4, 6, kernel_size=(3, 3), stride=(1, 1), algorithm='direct')"
+
+
+def test_signature_is_pytorchs_and_the_algorithm_keyword_only():
+    ours = inspect.signature(customconv.Conv2d).parameters
+    theirs = inspect.signature(nn.Conv2d).parameters
+    assert list(ours)[:-1] == list(theirs)
+    assert [p.default for p in list(ours.values())[:-1]] == [p.default for p in theirs.values()]
+    assert ours["algorithm"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_device_and_dtype():
+    module = customconv.Conv2d(4, 6, 3, device="meta", dtype=torch.bfloat16)
+    assert module.weight.is_meta
+    assert module.bias.dtype == torch.bfloat16
+    output = module(torch.empty(2, 4, 9, 8, device="meta", dtype=torch.bfloat16))
+    assert output.is_meta
+    assert output.shape == (2, 6, 7, 6)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_keep_the_weights_and_the_algorithm(duplicate):
+    module = customconv.Conv2d(4, 6, 3, padding="same", algorithm="aten")
+    twin = duplicate(module)
+    assert type(twin) is customconv.Conv2d
+    assert twin.algorithm == "aten"
+    assert twin.weight is not module.weight
+    x = torch.randn(2, 4, 9, 8)
+    torch.testing.assert_close(twin(x), module(x))
+
+
+def test_the_algorithm_is_passed_on():
+    module = customconv.Conv2d(4, 6, 3, algorithm="tiled")
+    with pytest.raises(RuntimeError, match=r"(?i)cpu"):
+        module(torch.randn(2, 4, 9, 8))
+
+
+@pytest.mark.parametrize(("arguments", "options"), CASES)
+def test_compiles_whole(arguments, options):
+    module, _ = pair(arguments, options)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 4, 9, 8)
+    expected = module(x)
+    torch.testing.assert_close(compiled(x), expected)
+    expected.sum().backward()
+    wanted = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    compiled(x).sum().backward()
+    torch.testing.assert_close([p.grad for p in module.parameters()], wanted)
