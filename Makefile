@@ -1,0 +1,33 @@
+# The two commands for a newcomer are `make demo` and `make test`. See README.md.
+PYTHON ?= python3
+export VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?= -n 2
+CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+
+.PHONY: build test demo lint format clean
+
+build: ## the environment in .venv, with customconv built in place
+	@$(PYTHON) tools/bootstrap.py
+
+test: build ## all tests; those that need a GPU are skipped without one
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+demo: build ## a photograph filtered, a network trained, times compared
+	$(BIN)/python -m customconv demo
+
+lint: build ## every check that needs no test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: build ## rewrites the sources in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+clean: ## what a build leaves; .venv stays
+	rm -rf build dist wheelhouse python/*.egg-info python/customconv/_C*.so python/customconv/_build.json
+	rm -f $(VENV)/customconv-build-stamp
+	find python tests tools -name __pycache__ -prune -exec rm -rf {} +

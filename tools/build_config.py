@@ -1,0 +1,213 @@
+"""What to build and with what: the decisions of setup.py and bootstrap.py, without torch."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SYSTEM_TOOLKIT = Path("/usr/local/cuda")
+
+RELEASE_ARCHITECTURES = "8.0;8.6;8.9;9.0a;10.0;12.0+PTX"
+COMPILER_WHEELS = "nvcc,crt,nvvm,cccl"  # those extras of cuda-toolkit that make up a compiler
+GIB = 1 << 30
+MEMORY_PER_JOB = 2 * GIB  # a translation unit that includes torch peaks a little below this
+
+
+class ConfigError(Exception):
+    """A build that cannot work, with what to do about it."""
+
+
+def version() -> str:
+    """The version of the package; Python 3.10 cannot parse TOML."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    match = re.search(r'^version = "([^"]+)"$', text, re.MULTILINE)
+    if match is None:
+        raise ConfigError("pyproject.toml gives no version")
+    return match[1]
+
+
+def sources(with_cuda: bool) -> list[str]:
+    """The files to compile, relative to the root of the repository."""
+    patterns = ["csrc/plan/*.cpp", "csrc/kernels/*/*.cpp", "csrc/torch/*.cpp"]
+    if with_cuda:
+        patterns += ["csrc/kernels/**/*.cu", "csrc/torch/cuda/*.cpp"]
+    files = sorted(f for p in patterns for f in glob.glob(p, root_dir=ROOT, recursive=True))
+    stems = [os.path.splitext(f)[0] for f in files]
+    clashes = sorted({s for s in stems if stems.count(s) > 1})
+    if clashes:  # setuptools names an object after its source without the extension
+        raise ConfigError(f"these would compile to the same object file: {', '.join(clashes)}.*")
+    return files
+
+
+def _output(*command: str) -> str | None:
+    """What ``command`` prints, or None where it is missing or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def compiler_version(env: Mapping[str, str]) -> str:
+    """The first line that the host compiler says about itself.
+
+    Raises:
+        ConfigError: there is no C++ compiler.
+    """
+    command = env.get("CXX", "c++")
+    said = _output(*command.split(), "--version")
+    if not said:
+        raise ConfigError(f"no C++ compiler: {command!r} does not run; install g++, or set CXX")
+    return said.splitlines()[0]
+
+
+def gpu_in_sight() -> bool:
+    """Whether this machine has an NVIDIA GPU."""
+    listed = _output("nvidia-smi", "-L")
+    return bool(listed and "GPU" in listed) or os.path.exists("/dev/nvidia0")
+
+
+def wants_cuda(env: Mapping[str, str], torch_cuda: str | None) -> bool:
+    """Whether to build the CUDA part: as ``CUSTOMCONV_CUDA`` says, else with a GPU in sight.
+
+    Args:
+        env: the environment variables.
+        torch_cuda: the CUDA version of the installed torch, None for a CPU build of it.
+
+    Raises:
+        ConfigError: torch has none of the CUDA asked for, or ``CUSTOMCONV_CUDA`` is not 0 or 1.
+    """
+    forced = env.get("CUSTOMCONV_CUDA", "")
+    if forced not in ("", "0", "1"):
+        raise ConfigError(f"CUSTOMCONV_CUDA is {forced!r}: set it to 0 or 1, or leave it unset")
+    if forced == "1" and torch_cuda is None:
+        raise ConfigError(
+            "CUSTOMCONV_CUDA=1, but the installed torch is a CPU build: install a CUDA build of it"
+        )
+    if forced:
+        return forced == "1"
+    return torch_cuda is not None and gpu_in_sight()
+
+
+def toolkit_version(home: Path) -> tuple[int, int] | None:
+    """The version of the CUDA toolkit at ``home``, or None where there is no complete one."""
+    nvcc = home / "bin/nvcc"
+    if not nvcc.exists() or not (home / "include/cuda_runtime.h").exists():
+        return None
+    match = re.search(r"release (\d+)\.(\d+)", _output(str(nvcc), "--version") or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def compiler_requirement(torch_cuda: str) -> str:
+    """The pip requirement that installs the compiler for ``torch_cuda`` from wheels."""
+    return f"cuda-toolkit[{COMPILER_WHEELS}]=={torch_cuda}.*"
+
+
+def cuda_wheels(major: int) -> list[Path]:
+    """Where the CUDA wheels that torch brings are in this environment; each has include/ and lib/.
+
+    Since CUDA 13 they share one directory; before, each library has its own.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    tops = [Path(p) for p in (spec and spec.submodule_search_locations) or ()]
+    shared = [top / f"cu{major}" for top in tops if (top / f"cu{major}").is_dir()]
+    return shared or sorted(lib.parent for top in tops for lib in top.glob("*/lib"))
+
+
+def wheel_toolkit(major: int) -> Path | None:
+    """The compiler wheels of this environment, or None where they are not installed."""
+    return next((home for home in cuda_wheels(major) if (home / "bin/nvcc").exists()), None)
+
+
+def find_cuda_home(env: Mapping[str, str], torch_cuda: str) -> Path:
+    """The toolkit to compile with: ``CUDA_HOME``, else the system's, else the compiler wheels.
+
+    Raises:
+        ConfigError: none has the major version that torch was built with.
+    """
+    major = int(torch_cuda.split(".")[0])
+    named = env.get("CUDA_HOME") or env.get("CUDA_PATH")
+    if named:
+        found = toolkit_version(Path(named))
+        if found and found[0] == major:
+            return Path(named)
+        what = f"a CUDA {found[0]}.{found[1]} toolkit" if found else "no complete CUDA toolkit"
+        raise ConfigError(f"CUDA_HOME={named} holds {what}; this torch needs CUDA {major}.x")
+    nvcc = shutil.which("nvcc")
+    system = [Path(nvcc).resolve().parent.parent] if nvcc else []
+    for home in (*system, SYSTEM_TOOLKIT, wheel_toolkit(major)):
+        if home and (found := toolkit_version(home)) and found[0] == major:
+            return home
+    hint = f'pip install "{compiler_requirement(torch_cuda)}"' if major >= 13 else "the system's"
+    raise ConfigError(
+        f"no CUDA {major}.x toolkit found: install one ({hint}), name it with CUDA_HOME, "
+        "or build without CUDA (CUSTOMCONV_CUDA=0)"
+    )
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """The architecture to compile for on a GPU of this compute capability."""
+    major, minor = capability
+    return f"{major}.{minor}" + ("a" if (major, minor) == (9, 0) else "")
+
+
+def arch_list(env: Mapping[str, str], capabilities: Iterable[tuple[int, int]]) -> str:
+    """What to compile for: ``TORCH_CUDA_ARCH_LIST``, else the GPUs in sight, else as a release."""
+    named = env.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    if named and named != "native":
+        return ";".join(named.replace(";", " ").split())
+    return ";".join(architecture(c) for c in sorted(set(capabilities))) or RELEASE_ARCHITECTURES
+
+
+def check_architectures(archs: str, supported: str) -> None:
+    """Refuses architectures that the compiler does not know.
+
+    Args:
+        archs: a list in ``TORCH_CUDA_ARCH_LIST`` form; names such as "Hopper" are left to torch.
+        supported: what ``nvcc --list-gpu-code`` prints.
+
+    Raises:
+        ConfigError: names the architectures that nvcc cannot compile for.
+    """
+    known = set(re.findall(r"sm_(\d+)", supported))
+    numbers = re.findall(r"(\d+)\.(\d)([af]?)", archs)
+    missing = [f"{ma}.{mi}{suffix}" for ma, mi, suffix in numbers if ma + mi not in known]
+    if missing:
+        raise ConfigError(
+            f"nvcc cannot compile for {', '.join(missing)}: set TORCH_CUDA_ARCH_LIST to a list of "
+            f"{', '.join(sorted(known, key=int))} (written as 8.0), or use another CUDA toolkit"
+        )
+
+
+def nvcc_architectures(cuda_home: Path) -> str:
+    """What the compiler at ``cuda_home`` says it can compile for."""
+    return _output(str(cuda_home / "bin/nvcc"), "--list-gpu-code") or ""
+
+
+def available_memory() -> int:
+    """The bytes of memory free to this process, under its control group's limit too."""
+    limits = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        match = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
+        limits += [int(match[1]) * 1024] if match else []
+    group = Path("/sys/fs/cgroup")
+    try:
+        maximum = (group / "memory.max").read_text().strip()
+        limits += [int(maximum) - int((group / "memory.current").read_text())]
+    except (OSError, ValueError):  # not in a limited group ("max")
+        pass
+    return min(limits, default=MEMORY_PER_JOB)
+
+
+def jobs(env: Mapping[str, str], cores: int, memory: int) -> int:
+    """How many compilers to run at once: ``MAX_JOBS``, else as many as cores and memory allow."""
+    if env.get("MAX_JOBS", "").isdigit():
+        return max(1, int(env["MAX_JOBS"]))
+    return max(1, min(cores, memory // MEMORY_PER_JOB))
