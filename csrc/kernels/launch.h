@@ -24,12 +24,15 @@ struct LaunchContext {
   void* workspace = nullptr;      // plan.workspace_bytes, aligned to 256 bytes
 };
 
+// True where this binary holds code that the current device can run.
+bool current_device_runs_kernels();
+
 // T is double, float, __half or __nv_bfloat16. Throws std::runtime_error when a launch fails.
-#define CUSTOMCONV_FAMILY(name)                                                                   \
-  namespace name {                                                                                \
-  template <typename T>                                                                           \
-  void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,         \
-              const LaunchContext& context);                                                      \
+#define CUSTOMCONV_FAMILY(name)                                                           \
+  namespace name {                                                                        \
+  template <typename T>                                                                   \
+  void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands, \
+              const LaunchContext& context);                                              \
   }
 #include "plan/families.def"
 #undef CUSTOMCONV_FAMILY

@@ -27,8 +27,8 @@ double DeviceProperties::vector_flops(DType dtype) const {
 }
 
 double DeviceProperties::matrix_flops(DType dtype, bool tf32) const {
-  const double tensor = tensor_flop_per_clock(capability_major, capability_minor) * sm_count *
-                        clock_ghz * 1e9;
+  const double tensor =
+      tensor_flop_per_clock(capability_major, capability_minor) * sm_count * clock_ghz * 1e9;
   switch (dtype) {
     case DType::kFloat16:
     case DType::kBFloat16:

@@ -12,7 +12,7 @@ struct DeviceProperties {
   int capability_minor = 0;
   int sm_count = 132;
   double clock_ghz = 1.98;
-  double bandwidth_gb_s = 3352;    // device memory
+  double bandwidth_gb_s = 3352;  // device memory
   int64_t l2_bytes = 50 << 20;
   int shared_bytes_block = 227 << 10;  // the most that one block may ask for
   int64_t max_grid_x = 2147483647;

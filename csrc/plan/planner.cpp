@@ -23,9 +23,7 @@ const std::array<const Family*, kFamilyCount> kFamilies = {
 #undef CUSTOMCONV_FAMILY
 };
 
-bool is_family(Algorithm algorithm) {
-  return static_cast<size_t>(algorithm) < kFamilyCount;
-}
+bool is_family(Algorithm algorithm) { return static_cast<size_t>(algorithm) < kFamilyCount; }
 
 ConvPlan propose(size_t index, const ConvProblem& problem, const DeviceProperties& device) {
   ConvPlan plan = kFamilies[index]->propose(problem, device);
@@ -117,6 +115,21 @@ Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
   }
   explanation.candidates.push_back(std::move(aten));
   return explanation;
+}
+
+std::vector<Candidate> refused(const std::string& reason) {
+  std::vector<Candidate> candidates;
+  for (const Family* family : kFamilies) {
+    Candidate candidate;
+    candidate.family = family->name;
+    candidate.reason = reason;
+    candidates.push_back(std::move(candidate));
+  }
+  Candidate aten;
+  aten.family = "aten";
+  aten.possible = true;
+  candidates.push_back(std::move(aten));
+  return candidates;
 }
 
 std::string to_string(const ConvPlan& plan) {

@@ -31,6 +31,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceProperties& device,
 Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
                     Algorithm algorithm = Algorithm::kAuto);
 
+// Every family, refused for one and the same reason, and ATen, taken.
+std::vector<Candidate> refused(const std::string& reason);
+
 std::string to_string(const ConvPlan& plan);
 
 }  // namespace customconv

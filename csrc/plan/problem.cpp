@@ -133,8 +133,8 @@ std::string to_string(const ConvProblem& p) {
       << ", " << p.R << ", " << p.S << ") " << to_string(dense_layout(p.w_sizes(), p.w_strides))
       << " y(" << p.N << ", " << p.K << ", " << p.P << ", " << p.Q << ") "
       << to_string(dense_layout(p.y_sizes(), p.y_strides)) << " stride (" << p.stride_h << ", "
-      << p.stride_w << ") padding (" << p.pad_h << ", " << p.pad_w << ") dilation ("
-      << p.dilation_h << ", " << p.dilation_w << ") groups " << p.groups;
+      << p.stride_w << ") padding (" << p.pad_h << ", " << p.pad_w << ") dilation (" << p.dilation_h
+      << ", " << p.dilation_w << ") groups " << p.groups;
   if (p.has_bias) out << " bias";
   return out.str();
 }

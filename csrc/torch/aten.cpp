@@ -16,9 +16,8 @@ Gradients aten_conv2d_backward(const at::Tensor& grad_output, const at::Tensor& 
                                c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                                const c10::SymInt& groups, std::array<bool, 3> output_mask) {
   if (input.dim() == 3 && grad_output.dim() == 3) {
-    Gradients gradients =
-        aten_conv2d_backward(grad_output.unsqueeze(0), input.unsqueeze(0), weight, stride, padding,
-                             dilation, groups, output_mask);
+    Gradients gradients = aten_conv2d_backward(grad_output.unsqueeze(0), input.unsqueeze(0), weight,
+                                               stride, padding, dilation, groups, output_mask);
     at::Tensor& grad_input = std::get<0>(gradients);
     if (grad_input.defined()) grad_input = grad_input.squeeze(0);
     return gradients;
@@ -28,6 +27,10 @@ Gradients aten_conv2d_backward(const at::Tensor& grad_output, const at::Tensor& 
   Gradients gradients = at::convolution_backward_symint(
       grad_output, input, weight, c10::SymIntArrayRef(bias_sizes), stride, padding, dilation,
       /*transposed=*/false, output_padding, groups, output_mask);
+  // Some backends compute more than they were asked for.
+  if (!output_mask[0]) std::get<0>(gradients) = at::Tensor();
+  if (!output_mask[1]) std::get<1>(gradients) = at::Tensor();
+  if (!output_mask[2]) std::get<2>(gradients) = at::Tensor();
   if (input.dim() == 4 && weight.dim() == 4) {
     const at::MemoryFormat format = memory_format(input, weight);
     at::Tensor& grad_input = std::get<0>(gradients);

@@ -42,8 +42,8 @@ struct Geometry {
 
   static Geometry load(AutogradContext* ctx) {
     const std::vector<c10::SymInt> v = ctx->saved_data["geometry"].toSymIntVector();
-    return {{v[0], v[1]}, {v[2], v[3]},
-            {v[4], v[5]}, v[6], ctx->saved_data["algorithm"].toStringRef()};
+    return {
+        {v[0], v[1]}, {v[2], v[3]}, {v[4], v[5]}, v[6], ctx->saved_data["algorithm"].toStringRef()};
   }
 
   Tensor fprop(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) const {
@@ -65,8 +65,7 @@ class Conv2dFunction : public torch::autograd::Function<Conv2dFunction> {
                         c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                         const c10::SymInt& groups, std::string_view algorithm) {
     at::AutoDispatchBelowADInplaceOrView below;
-    Tensor output =
-        conv2d(input, weight, bias, stride, padding, dilation, groups, algorithm);
+    Tensor output = conv2d(input, weight, bias, stride, padding, dilation, groups, algorithm);
     Geometry::of(stride, padding, dilation, groups, algorithm).save(ctx);
     ctx->saved_data["has_bias"] = bias.has_value() && bias->defined();
     ctx->save_for_backward({input, weight});
@@ -93,11 +92,11 @@ class Conv2dBackwardFunction : public torch::autograd::Function<Conv2dBackwardFu
  public:
   static constexpr bool is_traceable = true;
 
-  static variable_list forward(AutogradContext* ctx, const Tensor& grad_output,
-                               const Tensor& input, const Tensor& weight,
-                               c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-                               c10::SymIntArrayRef dilation, const c10::SymInt& groups,
-                               std::array<bool, 3> output_mask, std::string_view algorithm) {
+  static variable_list forward(AutogradContext* ctx, const Tensor& grad_output, const Tensor& input,
+                               const Tensor& weight, c10::SymIntArrayRef stride,
+                               c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                               const c10::SymInt& groups, std::array<bool, 3> output_mask,
+                               std::string_view algorithm) {
     at::AutoDispatchBelowADInplaceOrView below;
     auto [grad_input, grad_weight, grad_bias] = conv2d_backward(
         grad_output, input, weight, stride, padding, dilation, groups, output_mask, algorithm);
@@ -150,7 +149,9 @@ class Conv2dBackwardFunction : public torch::autograd::Function<Conv2dBackwardFu
   }
 };
 
-bool has_forward_gradient(const Tensor& t) { return t.defined() && t._fw_grad(/*level=*/0).defined(); }
+bool has_forward_gradient(const Tensor& t) {
+  return t.defined() && t._fw_grad(/*level=*/0).defined();
+}
 
 // functorch refuses C++ Functions inside its transforms, and tells so only by throwing.
 bool inside_functorch() {

@@ -10,28 +10,31 @@ namespace customconv::torch_layer {
 
 TensorExplanation explain_tensors(const at::Tensor& input, const at::Tensor& weight,
                                   const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
-                                  at::IntArrayRef padding, at::IntArrayRef dilation,
-                                  int64_t groups, Pass pass, const std::string& algorithm) {
+                                  at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                                  Pass pass, const std::string& algorithm) {
   check_runs_on(algorithm, input);
   TensorExplanation explanation;
   const auto conv = describe(input, weight, bias, stride, padding, dilation, groups);
-  if (!conv) {
-    // Malformed arguments raise here what the operator would raise; the rest is computed by ATen.
-    const auto meta = [](const at::Tensor& t) { return t.to(at::kMeta); };
-    const auto meta_bias =
-        bias.has_value() && bias->defined() ? std::make_optional(meta(*bias)) : std::nullopt;
-    at::conv2d(meta(input), meta(weight), meta_bias, stride, padding, dilation, groups);
-    explanation.fallback = is_kernel_dtype(input.scalar_type())
-                               ? "empty tensors, and tensors that are not dense, are ATen's"
-                               : "no kernels for this dtype";
+  const auto by_aten = [&](std::string why) {
+    explanation.candidates = refused(why);
+    explanation.fallback = std::move(why);
     return explanation;
+  };
+  if (!conv) {
+    if (!is_kernel_dtype(input.scalar_type()))
+      return by_aten("there are no kernels for this dtype");
+    // Malformed arguments raise here what the operator raises; empty tensors cost nothing.
+    aten_conv2d(input, weight, bias, c10::fromIntArrayRefSlow(stride),
+                c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups);
+    return by_aten("tensors that are empty or not strided are ATen's");
   }
   explanation.problem = pass == Pass::kFprop ? conv->problem : conv->gradient(pass);
-  if (!input.is_cuda()) {
-    explanation.fallback = "tensors on " + input.device().str() + " are computed by ATen";
-    return explanation;
-  }
+  if (!input.is_cuda())
+    return by_aten("kernels run on CUDA tensors, not on " + input.device().str());
 #ifdef CUSTOMCONV_WITH_CUDA
+  if (!has_kernels_for(input.get_device())) {
+    return by_aten("the kernels were built for other architectures: " CUSTOMCONV_ARCH_LIST);
+  }
   Explanation planned = explain(*explanation.problem, device_properties(input.get_device()),
                                 algorithm_named(algorithm));
   explanation.candidates = std::move(planned.candidates);
@@ -41,10 +44,10 @@ TensorExplanation explain_tensors(const at::Tensor& input, const at::Tensor& wei
   } else {
     explanation.plan = planned.plan;
   }
-#else
-  explanation.fallback = "customconv was built without CUDA";
-#endif
   return explanation;
+#else
+  return by_aten("customconv was built without CUDA");
+#endif
 }
 
 }  // namespace customconv::torch_layer

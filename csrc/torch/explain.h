@@ -18,7 +18,7 @@ struct TensorExplanation {
 
 TensorExplanation explain_tensors(const at::Tensor& input, const at::Tensor& weight,
                                   const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
-                                  at::IntArrayRef padding, at::IntArrayRef dilation,
-                                  int64_t groups, Pass pass, const std::string& algorithm);
+                                  at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                                  Pass pass, const std::string& algorithm);
 
 }  // namespace customconv::torch_layer

@@ -93,10 +93,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            py::arg("padding") = std::array<int64_t, 2>{0, 0},
            py::arg("dilation") = std::array<int64_t, 2>{1, 1}, py::arg("groups") = 1,
            py::arg("channels_last") = false, py::arg("bias") = false, py::arg("tf32") = false)
-      .def_property_readonly("output",
-                             [](const ConvProblem& p) {
-                               return py::make_tuple(p.N, p.K, p.P, p.Q);
-                             })
+      .def_property_readonly(
+          "output", [](const ConvProblem& p) { return py::make_tuple(p.N, p.K, p.P, p.Q); })
       .def_property_readonly("macs", &ConvProblem::macs)
       .def_property_readonly("least_bytes", &ConvProblem::least_bytes)
       .def_property_readonly("needs_wide_index",
@@ -132,8 +130,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("family", [](const ConvPlan& p) { return to_string(p.family); })
       .def_readonly("variant", &ConvPlan::variant)
       .def_property_readonly(
-          "grid",
-          [](const ConvPlan& p) { return py::make_tuple(p.grid[0], p.grid[1], p.grid[2]); })
+          "grid", [](const ConvPlan& p) { return py::make_tuple(p.grid[0], p.grid[1], p.grid[2]); })
       .def_readonly("block", &ConvPlan::block)
       .def_readonly("shared_bytes", &ConvPlan::shared_bytes)
       .def_readonly("workspace_bytes", &ConvPlan::workspace_bytes)

@@ -60,9 +60,9 @@ at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight
 }
 
 std::optional<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,
-                                    const std::optional<at::Tensor>& bias,
-                                    at::IntArrayRef stride, at::IntArrayRef padding,
-                                    at::IntArrayRef dilation, int64_t groups) {
+                                    const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                                    at::IntArrayRef padding, at::IntArrayRef dilation,
+                                    int64_t groups) {
   const bool has_bias = bias.has_value() && bias->defined();
   if (!is_kernel_dtype(input.scalar_type()) || weight.dim() != 4 ||
       (input.dim() != 3 && input.dim() != 4) || !is_plain(input) || !is_plain(weight) ||
@@ -73,14 +73,14 @@ std::optional<Convolution> describe(const at::Tensor& input, const at::Tensor& w
   const auto pad = pair_of(padding, 0);
   const auto dilate = pair_of(dilation, 1);
   if (!step || !pad || !dilate || groups < 1) return std::nullopt;
-  if (has_bias && (bias->dim() != 1 || bias->size(0) != weight.size(0) || !is_plain(*bias) ||
-                   bias->scalar_type() != input.scalar_type() ||
-                   bias->device() != input.device())) {
+  if (has_bias &&
+      (bias->dim() != 1 || bias->size(0) != weight.size(0) || !is_plain(*bias) ||
+       bias->scalar_type() != input.scalar_type() || bias->device() != input.device())) {
     return std::nullopt;
   }
   const bool batched = input.dim() == 4;
-  Convolution conv{batched ? input : input.unsqueeze(0), weight, batched,
-                   at::MemoryFormat::Contiguous, {}};
+  Convolution conv{
+      batched ? input : input.unsqueeze(0), weight, batched, at::MemoryFormat::Contiguous, {}};
   const at::Tensor& x = conv.input;
   if (x.numel() == 0 || weight.numel() == 0 || weight.size(0) % groups != 0 ||
       x.size(1) != weight.size(1) * groups) {
@@ -123,8 +123,7 @@ ConvProblem Convolution::gradient(Pass pass) const {
   ConvProblem p = problem;
   p.pass = pass;
   p.has_bias = false;
-  const Layout layout =
-      format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
+  const Layout layout = format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
   if (pass == Pass::kDgrad) p.x_strides = dense_strides(p.x_sizes(), layout);
   if (pass == Pass::kWgrad) p.w_strides = dense_strides(p.w_sizes(), layout);
   return p;

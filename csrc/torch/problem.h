@@ -12,9 +12,9 @@ namespace customconv::torch_layer {
 
 // A well-formed, non-empty convolution of real floating-point tensors: batched, weight dense.
 struct Convolution {
-  at::Tensor input;   // (N, C, H, W), any strides
-  at::Tensor weight;  // (K, C / groups, R, S), contiguous or channels_last
-  bool batched;       // false: the caller's input had no batch dimension
+  at::Tensor input;         // (N, C, H, W), any strides
+  at::Tensor weight;        // (K, C / groups, R, S), contiguous or channels_last
+  bool batched;             // false: the caller's input had no batch dimension
   at::MemoryFormat format;  // of the output and of the gradients
   ConvProblem problem;      // its fprop, y laid out in `format`
 
@@ -26,9 +26,9 @@ struct Convolution {
 // Nothing where PyTorch should compute the convolution or raise its error: malformed arguments,
 // empty tensors, dtypes and layouts that are not ours.
 std::optional<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,
-                                    const std::optional<at::Tensor>& bias,
-                                    at::IntArrayRef stride, at::IntArrayRef padding,
-                                    at::IntArrayRef dilation, int64_t groups);
+                                    const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                                    at::IntArrayRef padding, at::IntArrayRef dilation,
+                                    int64_t groups);
 
 // The memory format that PyTorch gives a convolution's output: channels_last where the input or the
 // weight suggests it, except in float64 on CUDA.

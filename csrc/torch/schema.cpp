@@ -13,10 +13,9 @@ at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight,
                   const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                   const c10::SymInt& groups, std::string_view algorithm) {
-  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&,
-                               const std::optional<at::Tensor>&, c10::SymIntArrayRef,
-                               c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt,
-                               std::string_view);
+  using Signature = at::Tensor(
+      const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, c10::SymIntArrayRef,
+      c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt, std::string_view);
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("customconv::conv2d", "").typed<Signature>();
   return op.call(input, weight, bias, stride, padding, dilation, groups, algorithm);
@@ -106,8 +105,8 @@ Gradients conv2d_backward_composite(const at::Tensor& grad_output, const at::Ten
 
 TORCH_LIBRARY(customconv, m) {
   // A call is matched against the overloads in this order. A failed match costs some 10 us, so the
-  // common one, with integers or lists of them, comes first. `str?` tells its signature from the next
-  // one's: PyTorch's registry of signatures takes SymInt[2] and int[2] for the same.
+  // common one, with integers or lists of them, comes first. `str?` tells its signature from the
+  // next one's: PyTorch's registry of signatures takes SymInt[2] and int[2] for the same.
   m.def(
       "conv2d.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
       "int[2] padding=0, int[2] dilation=1, int groups=1, *, str? algorithm=None) -> Tensor",

@@ -6,7 +6,6 @@ import platform
 import re
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ def report() -> str:
     architectures = re.split(r"[;,\s]+", build["arch_list"]) if build["with_cuda"] else []
     off = cuda_off_reason(build["with_cuda"])
     rows = [
-        ("customconv", version("customconv")),
+        ("customconv", build["version"]),
         ("PyTorch", f"{torch.__version__} (built for {build['torch']})"),
         ("Python", platform.python_version()),
         ("compiler", build["compiler"]),

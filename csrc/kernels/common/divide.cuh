@@ -16,10 +16,10 @@ class Divider {
     if constexpr (std::is_same_v<Index, int32_t>) {
       while ((int64_t{1} << shift_) < divisor) ++shift_;
       const uint64_t one = 1;
-      magic_ = static_cast<uint32_t>(
-          ((one << 32) * ((one << shift_) - static_cast<uint64_t>(divisor))) /
-              static_cast<uint64_t>(divisor) +
-          1);
+      magic_ =
+          static_cast<uint32_t>(((one << 32) * ((one << shift_) - static_cast<uint64_t>(divisor))) /
+                                    static_cast<uint64_t>(divisor) +
+                                1);
     }
   }
 

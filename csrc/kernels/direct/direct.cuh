@@ -273,8 +273,8 @@ void launch_indexed(const ConvProblem& problem, const ConvPlan& plan, const Oper
     case Pass::kDgrad: {
       const Params<Index> params(problem, problem.x_count(), problem.x_sizes(), problem.x_strides,
                                  problem.group_C());
-      dgrad<T, Index><<<grid, plan.block, 0, context.stream>>>(params, y, w,
-                                                               static_cast<T*>(operands.x));
+      dgrad<T, Index>
+          <<<grid, plan.block, 0, context.stream>>>(params, y, w, static_cast<T*>(operands.x));
       check_launch("direct dgrad");
       return;
     }
@@ -284,10 +284,8 @@ void launch_indexed(const ConvProblem& problem, const ConvPlan& plan, const Oper
       const Params<Index> params(problem, problem.w_count(), pixels,
                                  dense_strides(pixels, Layout::kNchw), problem.group_K());
       auto* dw = static_cast<T*>(operands.w);
-      auto* parts =
-          plan.splits > 1 ? static_cast<Accumulator<T>*>(context.workspace) : nullptr;
-      wgrad<T, Index>
-          <<<grid, kWgradBlock, 0, context.stream>>>(params, problem.N, y, x, dw, parts);
+      auto* parts = plan.splits > 1 ? static_cast<Accumulator<T>*>(context.workspace) : nullptr;
+      wgrad<T, Index><<<grid, kWgradBlock, 0, context.stream>>>(params, problem.N, y, x, dw, parts);
       check_launch("direct wgrad");
       if (parts != nullptr) {
         const int64_t blocks = std::min<int64_t>((problem.w_count() + 255) / 256, 65535);

@@ -3,6 +3,6 @@
 namespace customconv::direct {
 
 template void launch<double>(const ConvProblem&, const ConvPlan&, const Operands&,
-                         const LaunchContext&);
+                             const LaunchContext&);
 
 }  // namespace customconv::direct

@@ -1,7 +1,7 @@
 // Direct convolution: one output element a thread (a block for a weight gradient), for everything.
-#include <algorithm>
-
 #include "plan/plan.h"
+
+#include <algorithm>
 
 namespace customconv::direct {
 
@@ -51,8 +51,7 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
       plan.splits = wgrad_splits(problem);
       plan.grid[1] = plan.splits;
       if (plan.splits > 1) {
-        plan.workspace_bytes =
-            plan.splits * problem.w_count() * accumulator_size(problem.dtype);
+        plan.workspace_bytes = plan.splits * problem.w_count() * accumulator_size(problem.dtype);
         launches = 2;
       }
       break;
@@ -67,11 +66,9 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
     macs = static_cast<double>(problem.x_count()) *
            static_cast<double>(problem.group_K() * problem.R * problem.S);
   }
-  const double math_ms =
-      2e3 * macs / (kEfficiency * fill * device.vector_flops(problem.dtype));
+  const double math_ms = 2e3 * macs / (kEfficiency * fill * device.vector_flops(problem.dtype));
   const double bytes_ms = 1e-6 * problem.least_bytes() / device.bandwidth_gb_s;
-  plan.predicted_ms =
-      std::max(math_ms, bytes_ms) + static_cast<double>(launches) * kLaunchMs;
+  plan.predicted_ms = std::max(math_ms, bytes_ms) + static_cast<double>(launches) * kLaunchMs;
   return plan;
 }
 

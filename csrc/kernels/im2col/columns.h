@@ -24,10 +24,18 @@ inline bool is_channels_last(const ConvProblem& p) {
 // Entries of one column, over all groups.
 inline int64_t column_rows(const ConvProblem& p) { return p.C * p.R * p.S; }
 
-// In dgrad a column holds sums, which are kept in the accumulator's type until they are added up.
-inline int64_t column_bytes(const ConvProblem& p) {
-  return column_rows(p) *
-         (p.pass == Pass::kDgrad ? accumulator_size(p.dtype) : element_size(p.dtype));
+// Packs of 16 bytes that a line of this many entries takes.
+inline int64_t packs_of(const ConvProblem& p, int64_t entries) {
+  const int64_t pack = 16 / element_size(p.dtype);
+  return (entries + pack - 1) / pack;
+}
+
+// Bytes of the columns of `pixels` pixels of one image. In dgrad columns hold sums, which are kept
+// in the accumulator's type until they are added up; else lines are whole packs.
+inline int64_t columns_bytes(const ConvProblem& p, int64_t pixels) {
+  if (p.pass == Pass::kDgrad) return column_rows(p) * pixels * accumulator_size(p.dtype);
+  return is_channels_last(p) ? pixels * packs_of(p, column_rows(p)) * 16
+                             : column_rows(p) * packs_of(p, pixels) * 16;
 }
 
 // A pointwise convolution's columns are its input, where the layouts agree.

@@ -1,7 +1,7 @@
-#include "kernels/im2col/gemm.h"
-
 #include <stdexcept>
 #include <string>
+
+#include "kernels/im2col/gemm.h"
 
 namespace customconv::im2col {
 

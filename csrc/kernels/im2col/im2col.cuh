@@ -79,32 +79,84 @@ __device__ Tap locate_tap(const Geometry<Index>& g, int row) {
   return tap;
 }
 
-// Writes a chunk's columns, one entry a thread; entries that fall into the padding are 0.
+// Sixteen bytes of columns: what a thread writes at once.
+template <typename T>
+struct alignas(16) Pack {
+  static constexpr int kSize = 16 / sizeof(T);
+  T v[kSize];
+};
+
+// Steps to the next row of the column matrix.
+template <typename Index>
+__device__ void advance(const Geometry<Index>& g, Tap& tap) {
+  if (!g.taps_first) {
+    if (++tap.s < g.S) return;
+    tap.s = 0;
+    if (++tap.r < g.R) return;
+    tap.r = 0;
+    ++tap.c;
+    return;
+  }
+  const int next_group = (g.by_group_C.quotient(tap.c) + 1) * g.group_C;
+  if (++tap.c < next_group) return;
+  tap.c -= g.group_C;
+  if (++tap.s < g.S) return;
+  tap.s = 0;
+  if (++tap.r < g.R) return;
+  tap.r = 0;
+  tap.c = next_group;
+}
+
+// Writes a chunk's columns, a pack of consecutive entries a thread; entries that fall into the
+// padding are 0. Lines of the matrix are `packs` packs long.
 template <typename T, typename Index>
 __global__ void __launch_bounds__(kBlock)
-    write_columns(Geometry<Index> g, int rows, Chunk chunk, Divider<int32_t> by_rows,
-                  Divider<int32_t> by_pixels, int count, const T* __restrict__ x,
+    write_columns(Geometry<Index> g, int rows, Chunk chunk, Divider<int32_t> by_packs,
+                  Divider<int32_t> by_lines, int count, bool load_packs, const T* __restrict__ x,
                   T* __restrict__ columns) {
+  constexpr int kPack = Pack<T>::kSize;
   for (int64_t at = blockIdx.x * int64_t{kBlock} + threadIdx.x; at < count;
        at += int64_t{gridDim.x} * kBlock) {
     int n = static_cast<int>(at);
-    int row, pixel;
+    const int first = by_packs.split(n) * kPack;  // of the line's entries
+    const int line = by_lines.split(n);
+    const T* image = x + static_cast<Index>(chunk.image + n) * g.x_n;
+    Pack<T> pack;
     if (g.channels_last) {
-      row = by_rows.split(n);
-      pixel = by_pixels.split(n);
+      int p = line + chunk.pixel;
+      const int q = g.by_Q.split(p);
+      const int h0 = p * g.stride_h - g.pad_h;
+      const int w0 = q * g.stride_w - g.pad_w;
+      Tap tap = locate_tap(g, first);
+      for (int i = 0; i < kPack; ++i) {
+        const int h = h0 + tap.r * g.dilation_h;
+        const int w = w0 + tap.s * g.dilation_w;
+        const bool inside = h >= 0 && h < g.H && w >= 0 && w < g.W && first + i < rows;
+        const T* from = image + tap.c * g.x_c + h * g.x_h + w * g.x_w;
+        if (load_packs) {
+          pack = inside ? *reinterpret_cast<const Pack<T>*>(from) : Pack<T>{};
+          break;
+        }
+        pack.v[i] = inside ? *from : narrow<T>(0);
+        advance(g, tap);
+      }
     } else {
-      pixel = by_pixels.split(n);
-      row = by_rows.split(n);
+      const Tap tap = locate_tap(g, line);
+      int p = first + chunk.pixel;
+      int q = g.by_Q.split(p);
+      const T* plane = image + tap.c * g.x_c;
+      for (int i = 0; i < kPack; ++i) {
+        const int h = p * g.stride_h - g.pad_h + tap.r * g.dilation_h;
+        const int w = q * g.stride_w - g.pad_w + tap.s * g.dilation_w;
+        const bool inside = h >= 0 && h < g.H && w >= 0 && w < g.W && first + i < chunk.pixels;
+        pack.v[i] = inside ? plane[h * g.x_h + w * g.x_w] : narrow<T>(0);
+        if (++q == g.Q) {
+          q = 0;
+          ++p;
+        }
+      }
     }
-    const Tap tap = locate_tap(g, row);
-    int p = pixel + chunk.pixel;
-    const int q = g.by_Q.split(p);
-    const int h = p * g.stride_h - g.pad_h + tap.r * g.dilation_h;
-    const int w = q * g.stride_w - g.pad_w + tap.s * g.dilation_w;
-    const bool inside = h >= 0 && h < g.H && w >= 0 && w < g.W;
-    columns[at] = inside ? x[static_cast<Index>(chunk.image + n) * g.x_n + tap.c * g.x_c +
-                             h * g.x_h + w * g.x_w]
-                         : narrow<T>(0);
+    reinterpret_cast<Pack<T>*>(columns)[at] = pack;
   }
 }
 
@@ -145,9 +197,8 @@ __global__ void __launch_bounds__(kBlock)
         const int row = group * g.group_C * rs +
                         (g.taps_first ? tap * g.group_C + c_in_group : c_in_group * rs + tap);
         const int pixel = p * g.Q + q - chunk.pixel;
-        sum += g.channels_last
-                   ? columns[(int64_t{n} * chunk.pixels + pixel) * rows + row]
-                   : columns[(int64_t{n} * rows + row) * chunk.pixels + pixel];
+        sum += g.channels_last ? columns[(int64_t{n} * chunk.pixels + pixel) * rows + row]
+                               : columns[(int64_t{n} * rows + row) * chunk.pixels + pixel];
       }
     }
     dx[static_cast<Index>(chunk.image + n) * g.x_n + c * g.x_c + h * g.x_h + w * g.x_w] =
@@ -157,9 +208,8 @@ __global__ void __launch_bounds__(kBlock)
 
 // Sets every output to its channel's bias; the products are added to it.
 template <typename T>
-__global__ void __launch_bounds__(kBlock)
-    fill_bias(int64_t count, int64_t inner, int64_t K, const T* __restrict__ bias,
-              T* __restrict__ y) {
+__global__ void __launch_bounds__(kBlock) fill_bias(int64_t count, int64_t inner, int64_t K,
+                                                    const T* __restrict__ bias, T* __restrict__ y) {
   for (int64_t at = blockIdx.x * int64_t{kBlock} + threadIdx.x; at < count;
        at += int64_t{gridDim.x} * kBlock) {
     y[at] = bias[at / inner % K];
@@ -187,7 +237,7 @@ class ChunkedPass {
   using Acc = Accumulator<T>;
 
   ChunkedPass(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
-         const LaunchContext& context)
+              const LaunchContext& context)
       : p_(problem),
         plan_(plan),
         geometry_(problem),
@@ -204,8 +254,8 @@ class ChunkedPass {
   void fprop() {
     if (bias_ != nullptr) {
       const int64_t inner = geometry_.channels_last ? 1 : image_pixels_;
-      fill_bias<T><<<blocks_for(p_.y_count()), kBlock, 0, context_.stream>>>(
-          p_.y_count(), inner, p_.K, bias_, y_);
+      fill_bias<T><<<blocks_for(p_.y_count()), kBlock, 0, context_.stream>>>(p_.y_count(), inner,
+                                                                             p_.K, bias_, y_);
       check_launch("im2col fill_bias");
     }
     for_each_chunk([&](const Chunk& chunk) { multiply_forward(chunk, columns_of(chunk)); });
@@ -215,8 +265,7 @@ class ChunkedPass {
     const auto images = plan_.chunk_images, height = plan_.chunk_pixels;
     for (int64_t image = 0; image < p_.N; image += images) {
       for (int64_t first = 0; first < p_.H; first += height) {
-        dgrad_band(image, std::min(images, p_.N - image), first,
-                   std::min(height, p_.H - first));
+        dgrad_band(image, std::min(images, p_.N - image), first, std::min(height, p_.H - first));
       }
     }
   }
@@ -252,21 +301,36 @@ class ChunkedPass {
     }
   }
 
-  // Elements between groups and images of a column matrix with this many columns an image.
-  Columns layout(const T* data, int64_t pixels) const {
-    if (geometry_.channels_last) return {data, rows_, pixels * rows_, group_rows_};
-    return {data, pixels, rows_ * pixels, group_rows_ * pixels};
+  // Elements between lines, images and groups of a chunk's column matrix.
+  Columns layout(const T* data, int64_t leading, int64_t pixels) const {
+    if (geometry_.channels_last) return {data, leading, pixels * leading, group_rows_};
+    return {data, leading, rows_ * leading, group_rows_ * leading};
   }
 
   Columns columns_of(const Chunk& chunk) {
-    if (in_place_) return layout(x_ + chunk.image * p_.C * p_.H * p_.W, image_pixels_);
+    if (in_place_) {
+      return layout(x_ + chunk.image * p_.C * p_.H * p_.W,
+                    geometry_.channels_last ? rows_ : image_pixels_, image_pixels_);
+    }
+    constexpr int kPack = Pack<T>::kSize;
+    const int64_t lines = geometry_.channels_last ? chunk.pixels : rows_;
+    const int64_t packs = packs_of(p_, geometry_.channels_last ? rows_ : chunk.pixels);
+    const int64_t count = chunk.images * lines * packs;
     auto* columns = static_cast<T*>(context_.workspace);
-    const int64_t count = chunk.images * chunk.pixels * rows_;
     write_columns<T, Index><<<blocks_for(count), kBlock, 0, context_.stream>>>(
-        geometry_, static_cast<int>(rows_), chunk, Divider<int32_t>(rows_),
-        Divider<int32_t>(chunk.pixels), static_cast<int>(count), x_, columns);
+        geometry_, static_cast<int>(rows_), chunk, Divider<int32_t>(packs), Divider<int32_t>(lines),
+        static_cast<int>(count), loads_packs(), x_, columns);
     check_launch("im2col write_columns");
-    return layout(columns, chunk.pixels);
+    return layout(columns, packs * kPack, chunk.pixels);
+  }
+
+  // True where a pack of channels of a pixel can be loaded at once.
+  bool loads_packs() const {
+    constexpr int kPack = Pack<T>::kSize;
+    const auto whole = [](int64_t elements) { return elements % kPack == 0; };
+    return geometry_.channels_last && geometry_.taps_first && geometry_.x_c == 1 &&
+           whole(geometry_.group_C) && whole(geometry_.x_n) && whole(geometry_.x_h) &&
+           whole(geometry_.x_w) && reinterpret_cast<uintptr_t>(x_) % sizeof(Pack<T>) == 0;
   }
 
   T* y_at(const Chunk& chunk) const {
@@ -305,9 +369,17 @@ class ChunkedPass {
     const bool accumulate = bias_ != nullptr;
     T* y = y_at(chunk);
     if (geometry_.channels_last) {
-      Product<T, T> product{chunk.images * chunk.pixels, K,     group_rows_, columns.data,
-                            columns.leading,             false, w_,          group_rows_,
-                            true,                        y,     p_.K};
+      Product<T, T> product{chunk.images * chunk.pixels,
+                            K,
+                            group_rows_,
+                            columns.data,
+                            columns.leading,
+                            false,
+                            w_,
+                            group_rows_,
+                            true,
+                            y,
+                            p_.K};
       product.batch = p_.groups;
       product.a_stride = columns.group_stride;
       product.b_stride = weights;
@@ -316,8 +388,9 @@ class ChunkedPass {
       multiply(product);
       return;
     }
-    Product<T, T> product{K,     chunk.pixels,    group_rows_, w_, group_rows_, false,
-                          columns.data, columns.leading, false,       y,  image_pixels_};
+    Product<T, T> product{
+        K, chunk.pixels, group_rows_, w_, group_rows_, false, columns.data, columns.leading, false,
+        y, image_pixels_};
     product.batch = p_.groups;
     product.a_stride = weights;
     product.b_stride = columns.group_stride;
@@ -330,8 +403,16 @@ class ChunkedPass {
     const int64_t K = p_.group_K();
     const T* dy = y_at(chunk);
     if (geometry_.channels_last) {
-      Product<T, Acc> product{K,    group_rows_,     chunk.images * chunk.pixels, dy,  p_.K,
-                              true, columns.data,    columns.leading,             false, sum,
+      Product<T, Acc> product{K,
+                              group_rows_,
+                              chunk.images * chunk.pixels,
+                              dy,
+                              p_.K,
+                              true,
+                              columns.data,
+                              columns.leading,
+                              false,
+                              sum,
                               group_rows_};
       product.batch = p_.groups;
       product.a_stride = K;
@@ -341,8 +422,9 @@ class ChunkedPass {
       multiply(product);
       return;
     }
-    Product<T, Acc> product{K,    group_rows_, chunk.pixels, dy,  image_pixels_, false,
-                            columns.data, columns.leading, true, sum, group_rows_};
+    Product<T, Acc> product{K,          group_rows_,  chunk.pixels,    dy,   image_pixels_,
+                            false,      columns.data, columns.leading, true, sum,
+                            group_rows_};
     product.batch = p_.groups;
     product.a_stride = K * image_pixels_;
     product.b_stride = columns.group_stride;
@@ -357,8 +439,16 @@ class ChunkedPass {
     const int64_t K = p_.group_K(), weights = K * group_rows_;
     const T* dy = y_at(chunk);
     if (geometry_.channels_last) {
-      Product<T, Out> product{chunk.images * chunk.pixels, group_rows_, K,  dy,   p_.K,
-                              false,                       w_,          group_rows_, false, out,
+      Product<T, Out> product{chunk.images * chunk.pixels,
+                              group_rows_,
+                              K,
+                              dy,
+                              p_.K,
+                              false,
+                              w_,
+                              group_rows_,
+                              false,
+                              out,
                               rows_};
       product.batch = p_.groups;
       product.a_stride = K;
@@ -382,12 +472,14 @@ class ChunkedPass {
       multiply_columns(chunk, x_ + image * p_.C * p_.H * p_.W, image_pixels_);
       return;
     }
-    // Output rows whose taps reach input rows [first, first + height).
+    // Output rows whose taps reach input rows [first, first + height); all of them for whole
+    // images, whose columns are one matrix.
     const int64_t reach = (p_.R - 1) * p_.dilation_h;
     const int64_t low = std::max<int64_t>(first + p_.pad_h - reach, 0);
-    const int64_t top = std::min((low + p_.stride_h - 1) / p_.stride_h, p_.P);
     const int64_t high = first + height - 1 + p_.pad_h;
-    const int64_t bottom = high < 0 ? top : std::clamp(high / p_.stride_h + 1, top, p_.P);
+    const bool whole = height == p_.H;
+    const int64_t top = whole ? 0 : std::min((low + p_.stride_h - 1) / p_.stride_h, p_.P);
+    const int64_t bottom = whole ? p_.P : std::clamp(high / p_.stride_h + 1, top, p_.P);
     const Chunk chunk{image, images, static_cast<int>(top * p_.Q),
                       static_cast<int>((bottom - top) * p_.Q)};
     auto* columns = static_cast<Acc*>(context_.workspace);

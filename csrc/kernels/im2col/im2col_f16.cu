@@ -3,6 +3,6 @@
 namespace customconv::im2col {
 
 template void launch<__half>(const ConvProblem&, const ConvPlan&, const Operands&,
-                         const LaunchContext&);
+                             const LaunchContext&);
 
 }  // namespace customconv::im2col

@@ -12,6 +12,7 @@ namespace {
 constexpr double kMatrixEfficiency = 0.6;     // of the library's product, at full tiles
 constexpr double kBandwidthEfficiency = 0.5;  // of the column kernels
 constexpr double kLaunchMs = 0.003;
+constexpr int64_t kWorkspaceAlignment = 256;
 constexpr int64_t kMatrixTile = 64;  // rows and columns that a product is rounded up to
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -31,9 +32,11 @@ int64_t band_columns(const ConvProblem& p, int64_t rows) {
   return std::min(p.P, reach / p.stride_h + 1) * p.Q;
 }
 
-// Most columns that the bound leaves room for.
+// Most columns that the bound leaves room for; whole packs, so that lines of them fit too.
 int64_t columns_within_bound(const ConvProblem& p) {
-  return kWorkspaceBound / column_bytes(p);
+  constexpr int64_t kWhole = 8;
+  const int64_t columns = kWorkspaceBound / columns_bytes(p, kWhole) * kWhole;
+  return columns > 0 ? columns : kWorkspaceBound / columns_bytes(p, 1);
 }
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties&) {
@@ -60,9 +63,9 @@ void choose_chunk(const ConvProblem& p, ConvPlan& plan) {
   const int64_t room = columns_within_bound(p);
   // Kernels count a chunk's part of dx, which can be larger than its columns, in 32 bits.
   const int64_t image_elements = dgrad ? p.C * p.H * p.W : 1;
-  if (room >= image_columns(p) && image_elements <= INT32_MAX) {
-    plan.chunk_images =
-        std::min({p.N, room / image_columns(p), INT32_MAX / image_elements});
+  if (columns_bytes(p, image_columns(p)) <= kWorkspaceBound && image_elements <= INT32_MAX) {
+    plan.chunk_images = std::min(
+        {p.N, kWorkspaceBound / columns_bytes(p, image_columns(p)), INT32_MAX / image_elements});
     plan.chunk_pixels = dgrad ? p.H : image_columns(p);
     return;
   }
@@ -91,28 +94,32 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   const bool whole_images = plan.chunk_pixels == (p.pass == Pass::kDgrad ? p.H : image_columns(p));
   plan.variant = in_place ? "pointwise" : whole_images ? "images" : "bands";
 
-  const int64_t chunk_columns =
-      plan.chunk_images * (p.pass == Pass::kDgrad ? band_columns(p, plan.chunk_pixels)
-                                                  : plan.chunk_pixels);
-  if (!in_place) plan.workspace_bytes = round_up(chunk_columns * column_bytes(p), 256);
+  const int64_t chunk_pixels =
+      p.pass == Pass::kDgrad ? band_columns(p, plan.chunk_pixels) : plan.chunk_pixels;
+  if (!in_place) {
+    plan.workspace_bytes =
+        round_up(plan.chunk_images * columns_bytes(p, chunk_pixels), kWorkspaceAlignment);
+  }
+  plan.grid[0] = in_place ? 1 : ceil_divide(plan.workspace_bytes / 16, kBlock);
   if (p.pass == Pass::kWgrad) plan.workspace_bytes += weight_sum_bytes(p);
-  plan.grid[0] = ceil_divide(chunk_columns * column_rows(p), kBlock);
 
-  const int64_t chunks = ceil_divide(p.N, plan.chunk_images) *
-                         ceil_divide(p.pass == Pass::kDgrad ? p.H : image_columns(p),
-                                     plan.chunk_pixels);
+  const int64_t chunks =
+      ceil_divide(p.N, plan.chunk_images) *
+      ceil_divide(p.pass == Pass::kDgrad ? p.H : image_columns(p), plan.chunk_pixels);
   const bool channels_last = is_channels_last(p);
   // Products in a chunk: one where the images of a chunk, or the groups, make a batch.
   const int64_t products =
       channels_last || (p.groups == 1 && p.pass != Pass::kWgrad) ? 1 : plan.chunk_images;
-  const double columns_bytes = in_place ? 0
-                                        : 2.0 * static_cast<double>(p.N * image_columns(p)) *
-                                              static_cast<double>(column_bytes(p));
-  const double bytes_ms = 1e-6 * (columns_bytes + p.least_bytes()) /
-                          (kBandwidthEfficiency * device.bandwidth_gb_s);
+  const double traffic = in_place ? 0
+                                  : 2.0 * static_cast<double>(p.N) *
+                                        static_cast<double>(columns_bytes(p, image_columns(p)));
+  const double bytes_ms =
+      1e-6 * (traffic + p.least_bytes()) / (kBandwidthEfficiency * device.bandwidth_gb_s);
   const int64_t tap_rows = p.group_C() * p.R * p.S;
-  const double fill = p.pass == Pass::kDgrad  ? tile_fill(tap_rows, image_columns(p))
-                      : p.pass == Pass::kFprop ? tile_fill(p.group_K(), image_columns(p))
+  // NHWC joins the pixels of a chunk's images into one dimension.
+  const int64_t pixels = channels_last ? plan.chunk_images * chunk_pixels : chunk_pixels;
+  const double fill = p.pass == Pass::kDgrad   ? tile_fill(tap_rows, pixels)
+                      : p.pass == Pass::kFprop ? tile_fill(p.group_K(), pixels)
                                                : tile_fill(p.group_K(), tap_rows);
   const double math_ms =
       2e3 * p.macs() / (kMatrixEfficiency * fill * device.matrix_flops(p.dtype, p.tf32));

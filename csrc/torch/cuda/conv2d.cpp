@@ -28,6 +28,13 @@ ConvPlan plan_on(const Tensor& tensor, const ConvProblem& problem, Algorithm alg
   }
 }
 
+void check_has_kernels(Algorithm wanted, const Tensor& tensor) {
+  TORCH_CHECK(wanted == Algorithm::kAuto || wanted == Algorithm::kAten ||
+                  has_kernels_for(tensor.get_device()),
+              "algorithm '", to_string(wanted), "' cannot run on ", tensor.device(),
+              ": customconv was built for the architectures ", CUSTOMCONV_ARCH_LIST);
+}
+
 Tensor conv2d_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                    int64_t groups, std::string_view algorithm) {
@@ -35,9 +42,10 @@ Tensor conv2d_cuda(const Tensor& input, const Tensor& weight, const std::optiona
   const Algorithm wanted = algorithm_named(algorithm);
   const auto by_aten = [&] {
     check_runs_on(algorithm, input);
+    check_has_kernels(wanted, input);
     return at::conv2d(input, weight, bias, stride, padding, dilation, groups);
   };
-  if (wanted == Algorithm::kAten) return by_aten();
+  if (wanted == Algorithm::kAten || !has_kernels_for(input.get_device())) return by_aten();
   const auto conv = describe(input, weight, bias, stride, padding, dilation, groups);
   if (!conv) return by_aten();
   const ConvPlan chosen = plan_on(input, conv->problem, wanted, /*prefer=*/false);
@@ -68,12 +76,14 @@ Gradients conv2d_backward_cuda(const Tensor& grad_output, const Tensor& input, c
                                 c10::fromIntArrayRefSlow(padding),
                                 c10::fromIntArrayRefSlow(dilation), groups, mask);
   };
-  if (wanted == Algorithm::kAten) return by_aten(output_mask);
+  if (wanted == Algorithm::kAten || !has_kernels_for(input.get_device())) {
+    check_has_kernels(wanted, input);
+    return by_aten(output_mask);
+  }
   const auto conv = describe(input, weight, std::nullopt, stride, padding, dilation, groups);
   const bool matches =
       conv && grad_output.dim() == input.dim() && grad_output.layout() == at::kStrided &&
-      grad_output.scalar_type() == input.scalar_type() &&
-      grad_output.device() == input.device() &&
+      grad_output.scalar_type() == input.scalar_type() && grad_output.device() == input.device() &&
       (conv->batched ? grad_output : grad_output.unsqueeze(0)).sizes() ==
           at::IntArrayRef(conv->output_sizes());
   if (!matches) {

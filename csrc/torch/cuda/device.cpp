@@ -2,9 +2,12 @@
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
 
 #include <deque>
 #include <mutex>
+
+#include "kernels/launch.h"
 
 namespace customconv::torch_layer {
 
@@ -32,17 +35,29 @@ DeviceProperties read(int device) {
   return p;
 }
 
+struct Entry {
+  std::once_flag once;
+  DeviceProperties properties;
+  bool has_kernels = false;
+};
+
+const Entry& entry_of(c10::DeviceIndex device) {
+  static std::deque<Entry> entries(static_cast<size_t>(at::cuda::device_count()));
+  Entry& entry = entries.at(static_cast<size_t>(device));
+  std::call_once(entry.once, [&] {
+    const c10::cuda::CUDAGuard guard(device);
+    entry.properties = read(device);
+    entry.has_kernels = current_device_runs_kernels();
+  });
+  return entry;
+}
+
 }  // namespace
 
 const DeviceProperties& device_properties(c10::DeviceIndex device) {
-  struct Entry {
-    std::once_flag once;
-    DeviceProperties properties;
-  };
-  static std::deque<Entry> entries(static_cast<size_t>(at::cuda::device_count()));
-  Entry& entry = entries.at(static_cast<size_t>(device));
-  std::call_once(entry.once, [&] { entry.properties = read(device); });
-  return entry.properties;
+  return entry_of(device).properties;
 }
+
+bool has_kernels_for(c10::DeviceIndex device) { return entry_of(device).has_kernels; }
 
 }  // namespace customconv::torch_layer

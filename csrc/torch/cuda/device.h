@@ -7,7 +7,9 @@
 
 namespace customconv::torch_layer {
 
-// Read once for each device, safely from any thread.
+// Both are found out once for each device, safely from any thread.
 const DeviceProperties& device_properties(c10::DeviceIndex device);
+// False where the kernels were built for other architectures than the device's.
+bool has_kernels_for(c10::DeviceIndex device);
 
 }  // namespace customconv::torch_layer

@@ -30,9 +30,9 @@ template <typename T>
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
   switch (plan.family) {
-#define CUSTOMCONV_FAMILY(name)                                \
-  case FamilyId::name:                                         \
-    name::launch<T>(problem, plan, operands, context);         \
+#define CUSTOMCONV_FAMILY(name)                        \
+  case FamilyId::name:                                 \
+    name::launch<T>(problem, plan, operands, context); \
     return;
 #include "plan/families.def"
 #undef CUSTOMCONV_FAMILY
@@ -53,8 +53,8 @@ void run(const ConvProblem& problem, const ConvPlan& plan, const Operands& opera
   // Freed when this returns: the allocator keeps it for the work queued on this stream.
   c10::DataPtr workspace;
   if (plan.workspace_bytes > 0) {
-    workspace = c10::cuda::CUDACachingAllocator::get()->allocate(
-        static_cast<size_t>(plan.workspace_bytes));
+    workspace =
+        c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<size_t>(plan.workspace_bytes));
     context.workspace = workspace.get();
   }
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "customconv_conv2d", [&] {

@@ -1,0 +1,401 @@
+#include <algorithm>
+
+#include "kernels/tiled/tile.h"
+#include "plan/plan.h"
+
+namespace customconv::tiled {
+
+namespace {
+
+// Input channels of a group up to which a tile may hold several groups.
+constexpr int64_t kPackedChannels = 8;
+// Bytes of neighbouring channels worth fetching together: two sectors.
+constexpr int64_t kPackedBytes = 64;
+// Products that a step should at least add up for an output, and the channels that a step may hold.
+constexpr int64_t kStepProducts = 72;
+constexpr int64_t kLeastChunk = 8;
+constexpr int64_t kMostChunk = 32;
+
+// The cost model. A thread's instructions, by purpose; a multiprocessor starts as many a clock as
+// it has float32 lanes.
+constexpr double kInstructionsPerInput = 6;       // copied to shared memory
+constexpr double kInstructionsPerWeight = 8;
+constexpr double kInstructionsPerPosition = 20;  // whose offset is computed, once a block and tap
+constexpr double kInstructionsPerOutput = 8;
+constexpr double kInstructionsPerRow = 8;         // loop and address of a kernel row
+constexpr double kInstructionsPerRound = 100;
+constexpr double kInstructionsPerBlock = 300;
+// The share of those starts that is reached.
+constexpr double kIssueEfficiency = 0.75;
+constexpr double kBandwidthEfficiency = 0.80;
+// Loads that a step waits for where nothing else is left to run.
+constexpr double kStepLatencyMs = 0.8e-3;
+// What the shorter of the times still adds to the longest.
+constexpr double kOverlapLoss = 0.1;
+constexpr double kLaunchMs = 3e-3;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// Cuts `size` into as few pieces of at most `most` as it takes, all about equal.
+int64_t even_piece(int64_t size, int64_t most) {
+  return size <= most ? size : ceil_div(size, ceil_div(size, most));
+}
+int64_t power_of_two_above(int64_t n) {
+  int64_t power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+
+void swap_axes(Geometry& g) {
+  std::swap(g.H, g.W);
+  std::swap(g.P, g.Q);
+  std::swap(g.R, g.S);
+  std::swap(g.stride_h, g.stride_w);
+  std::swap(g.pad_h, g.pad_w);
+  std::swap(g.dilation_h, g.dilation_w);
+  std::swap(g.in.h, g.in.w);
+  std::swap(g.out.p, g.out.q);
+  std::swap(g.weight.r, g.weight.s);
+}
+
+// Strips run along one axis: makes that axis long where the problem allows.
+void choose_row_axis(Geometry& g) {
+  const bool pointwise = g.R == 1 && g.S == 1 && g.stride_h == 1 && g.stride_w == 1 &&
+                         g.pad_h == 0 && g.pad_w == 0 && g.P == g.H && g.Q == g.W;
+  if (g.Q == 1 && g.W == 1 && pointwise) swap_axes(g);
+  if (pointwise && (g.H == 1 || (g.in.h == g.W * g.in.w && g.out.p == g.Q * g.out.q))) {
+    g.W = g.Q = g.H * g.W;
+    g.H = g.P = 1;
+    if (g.Q == 1) {  // one pixel an image: the images make the row
+      g.W = g.Q = g.N;
+      g.N = 1;
+      g.in.w = g.in.n;
+      g.out.q = g.out.n;
+    }
+  }
+  if (g.Q <= kStrip / 2 && g.P >= 2 * g.Q) swap_axes(g);
+}
+
+// The kernel that walks these taps with a halo in shared memory.
+Taps halo_taps(const Geometry& g) {
+  const bool adjacent = g.stride_w == 1 && (g.dilation_w == 1 || g.S == 1);
+  if (g.R * g.S == 1) return Taps::kOne;
+  if (adjacent) {
+    switch (g.S) {
+      case 1:
+        return Taps::kOne;
+      case 3:
+        return Taps::kThree;
+      case 5:
+        return Taps::kFive;
+      case 7:
+        return Taps::kSeven;
+      default:
+        return Taps::kAny;
+    }
+  }
+  return g.stride_w == 1   ? Taps::kStride1
+         : g.stride_w == 2 ? Taps::kStride2
+                           : Taps::kAnyStride;
+}
+
+constexpr int find_kernel(Taps taps, int channels) {
+  for (size_t i = 0; i < kKernelCount; ++i) {
+    if (kKernels[i].taps == taps && kKernels[i].channels == channels) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+int choose_kernel(Taps taps, int64_t group_channels) {
+  const int channels = group_channels == 1 ? 1 : group_channels <= 4 ? 4 : 8;
+  const int exact = find_kernel(taps, channels);
+  if (exact >= 0) return exact;
+  return find_kernel(reads_windows(taps) ? Taps::kAny : Taps::kAnyStride, channels);
+}
+
+int64_t shared_bytes(const Tile& tile, const Geometry& g, int warps) {
+  const int64_t stages = int64_t{4} * tile.stages * (tile.input_floats() + tile.weight_floats(g));
+  const int64_t stores = int64_t{4} * 32 * kStrip * warps;
+  return tile.table_bytes(g) + stages + stores;
+}
+
+// Sets what follows from the tile's output; false where a size is out of all proportion.
+bool lay_out(Tile& tile, const Geometry& g, const Kernel& kernel) {
+  constexpr int64_t kTooMuch = 1 << 20;
+  const int64_t columns = int64_t{tile.strips} * kStrip;
+  if (!tile.gathered && (std::max(g.stride_h, g.dilation_h) > kTooMuch ||
+                         std::max(g.stride_w, g.dilation_w) > kTooMuch ||
+                         std::max(g.R, g.S) > kTooMuch)) {
+    return false;
+  }
+  const int64_t in_rows =
+      tile.gathered ? tile.rows
+                    : (tile.rows - 1) * g.stride_h + (g.R - 1) * g.dilation_h + 1;
+  const int64_t in_columns =
+      tile.gathered ? columns : (columns - 1) * g.stride_w + (g.S - 1) * g.dilation_w + 1;
+  // Two rows of four strips fall into different banks, whether read four floats at a time or one.
+  const bool windows = reads_windows(kernel.taps);
+  const int64_t pitch = windows ? (in_columns + 3) / 8 * 8 + 4 : (in_columns + 6) / 8 * 8 + 1;
+  const int64_t plane = (tile.images * in_rows * pitch + 27) / 32 * 32 + (windows ? 4 : 5);
+  if (in_rows > kTooMuch || in_columns > kTooMuch || plane > kTooMuch) return false;
+  tile.in_rows = static_cast<int>(in_rows);
+  tile.in_columns = static_cast<int>(in_columns);
+  tile.pitch = static_cast<int>(pitch);
+  tile.plane = static_cast<int>(plane);
+  tile.weight_pitch = tile.groups * tile.channels;
+  if (kernel.channels > 1) tile.weight_pitch = (tile.weight_pitch + 3) / 8 * 8 + 4;
+  return true;
+}
+
+// Sets the chunk and what follows from it; false where it does not fit.
+bool try_chunk(Tile& tile, const Geometry& g, int64_t chunk, int warps, int64_t limit) {
+  const int64_t taps = tile.gathered ? 1 : g.R * g.S;
+  // Keeps the products below within 32 bits.
+  if (taps * chunk > limit || int64_t{tile.plane} * tile.groups * chunk > limit) return false;
+  tile.chunk = static_cast<int>(chunk);
+  tile.steps = (tile.gathered ? g.R * g.S : 1) * std::max<int64_t>(ceil_div(g.C, chunk), 1);
+  tile.stages = tile.steps > 1 || tile.rounds > 1 ? 2 : 1;
+  tile.shared_bytes = shared_bytes(tile, g, warps);
+  return tile.shared_bytes <= limit;
+}
+
+bool shrink(Tile& tile) {
+  int& size = tile.images > 1 ? tile.images : tile.groups > 1 ? tile.groups : tile.rows;
+  if (size == 1) return false;
+  size = (size + 1) / 2;
+  return true;
+}
+
+// The tile with or without a halo, as large as the block's threads and the memory allow.
+bool fit(Tile& tile, const Geometry& g, Variant variant, int64_t element_bytes, int64_t limit) {
+  const Kernel& kernel = kKernels[variant.kernel];
+  const WarpShape& shape = kWarpShapes[variant.warps];
+  const int warps = shape.channels * shape.strips;
+  int64_t room = int64_t{32} * shape.strips;
+
+  tile.channels = kernel.channels * shape.channels;
+  const bool packs = g.groups > 1 && g.C <= kPackedChannels && g.K <= tile.channels && g.C > 0;
+  const bool channels_last = g.in_channels_last() || g.out_channels_last();
+  int64_t groups = 1;
+  if (packs && channels_last) {
+    const int64_t wanted = power_of_two_above(ceil_div(kPackedBytes, g.C * element_bytes));
+    groups = std::min({wanted, power_of_two_above(g.groups), int64_t{32}});
+  }
+  room /= groups;
+  const int64_t strips = std::min(int64_t{kTileWidths[variant.width]}, room);
+  const int64_t rows = even_piece(g.P, room / strips);
+  const int64_t images = even_piece(g.N, room / (strips * rows));
+  if (packs) groups *= std::min(g.groups, room / (strips * rows * images));
+  tile.groups = static_cast<int>(even_piece(g.groups, groups));
+  tile.images = static_cast<int>(images);
+  tile.rows = static_cast<int>(rows);
+  tile.strips = static_cast<int>(strips);
+  tile.groups_first = tile.groups > 1 && g.out_channels_last();
+
+  const int64_t taps = tile.gathered ? 1 : g.R * g.S;
+  while (!tile.fits) {
+    const bool one_step = packs && !tile.gathered && has_rounds(kernel.channels);
+    const int64_t groups_left = ceil_div(g.groups, tile.groups);
+    tile.rounds = one_step ? static_cast<int>(even_piece(groups_left, kRounds[variant.rounds])) : 1;
+    if (lay_out(tile, g, kernel)) {
+      int64_t chunk = std::max<int64_t>(g.C, 1);
+      const bool divisible = tile.groups == 1 && tile.rounds == 1;
+      if (divisible) {
+        const int64_t wanted = power_of_two_above(ceil_div(kStepProducts, taps));
+        chunk = std::min(power_of_two_above(chunk), std::clamp(wanted, kLeastChunk, kMostChunk));
+      }
+      for (; !tile.fits && chunk > 0; chunk = divisible ? chunk / 2 : 0) {
+        tile.fits = try_chunk(tile, g, chunk, warps, limit);
+      }
+    }
+    if (!tile.fits && !shrink(tile)) return false;
+  }
+  tile.tiles_k = ceil_div(g.K, tile.channels);
+  tile.tiles_g = ceil_div(g.groups, int64_t{tile.groups} * tile.rounds);
+  tile.tiles_q = ceil_div(g.Q, int64_t{tile.strips} * kStrip);
+  tile.tiles_p = ceil_div(g.P, tile.rows);
+  tile.tiles_n = ceil_div(g.N, tile.images);
+  return true;
+}
+
+double predict_ms(const ConvProblem& problem, const Geometry& g, const Variant& variant,
+                  const Tile& tile, const DeviceProperties& device) {
+  const Kernel& kernel = kKernels[variant.kernel];
+  const WarpShape& shape = kWarpShapes[variant.warps];
+  const double threads = 32.0 * shape.channels * shape.strips;
+  const double taps = static_cast<double>(g.R * g.S);
+  const double channels = static_cast<double>(g.C);
+
+  // Loads for a tap: its weights, and its share of the row's slice or its own inputs.
+  const double weights = kernel.channels == 1 ? 1 : kernel.channels / 4;
+  const double inputs = reads_windows(kernel.taps)
+                            ? static_cast<double>(kStrip + g.S) / 4 / static_cast<double>(g.S)
+                        : kernel.taps == Taps::kAnyStride ? 2 * kStrip
+                                                          : kStrip;
+  const double tap = kernel.channels * kStrip + weights + inputs + 1;
+  const double compute = channels * (taps * tap + static_cast<double>(g.R) * kInstructionsPerRow);
+  const double positions = static_cast<double>(tile.positions()) * (tile.gathered ? taps : 1);
+  const double fill =
+      channels * tile.groups *
+      (positions * kInstructionsPerInput + taps * tile.channels * kInstructionsPerWeight) / threads;
+  const double output = kernel.channels * kStrip * kInstructionsPerOutput;
+  const double round = compute + fill + output + kInstructionsPerRound;
+  const double once = positions * kInstructionsPerPosition / threads + kInstructionsPerBlock;
+
+  const double blocks = static_cast<double>(tile.count());
+  const double sm_count = device.sm_count;
+  const double lane_rate = device.vector_flops(DType::kFloat32) / 2 / sm_count;  // a second
+  const double block_ms = threads * (round * tile.rounds + once) / lane_rate * 1e3;
+  // Few warps on a multiprocessor cannot start an instruction every clock: four need to take turns
+  // on each of its four schedulers, about.
+  const auto turns = static_cast<double>(ceil_div(tile.count(), device.sm_count));
+  const double warps = std::min(turns * threads / 32, 16.0);
+  const double latency_hiding = warps / (warps + 2);
+  const double compute_ms = turns * block_ms / (kIssueEfficiency * latency_hiding * 18 / 16);
+  const double resident = static_cast<double>(min_blocks(kernel.channels)) * sm_count;
+  const double latency_ms =
+      std::max(blocks / resident, 1.0) * static_cast<double>(tile.steps * tile.rounds) * kStepLatencyMs;
+  const double memory_ms =
+      problem.least_bytes() / (device.bandwidth_gb_s * 1e6 * kBandwidthEfficiency);
+  const double longest = std::max({compute_ms, latency_ms, memory_ms});
+  const double rest = compute_ms + latency_ms + memory_ms - longest;
+  return kLaunchMs + longest + kOverlapLoss * rest;
+}
+
+const char* can_implement(const ConvProblem& problem, const DeviceProperties& device) {
+  if (problem.dtype == DType::kFloat64) return "sums are kept in float32";
+  if (problem.pass == Pass::kWgrad) return "it has no weight gradient";
+  if (problem.pass == Pass::kDgrad && (problem.stride_h != 1 || problem.stride_w != 1)) {
+    return "the input gradient of a strided convolution is not a forward convolution";
+  }
+  // Channels, taps and their products are counted in 32 bits.
+  constexpr int64_t kMost = int64_t{1} << 30;
+  if (std::max({problem.C, problem.K, problem.group_C() * problem.R * problem.S,
+                problem.group_K() * problem.R * problem.S}) > kMost) {
+    return "it has more than 2^30 channels or products an output";
+  }
+  // Were every strip of a channel a block of its own.
+  const bool forward = problem.pass == Pass::kFprop;
+  const int64_t rows = problem.N * (forward ? problem.K * problem.P : problem.C * problem.H);
+  if (rows * ceil_div(forward ? problem.Q : problem.W, kStrip) > device.max_grid_x) {
+    return "it has too many output pixels for one grid";
+  }
+  return nullptr;
+}
+
+ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
+  const Geometry g = forward_geometry(problem);
+  const int64_t element_bytes = element_size(problem.dtype);
+  ConvPlan best;
+  const auto consider = [&](const Variant& variant, int64_t limit) {
+    const Tile tile = make_tile(g, variant, element_bytes, limit);
+    if (!tile.fits) return int64_t{0};
+    const double ms = predict_ms(problem, g, variant, tile, device);
+    if (best.block == 0 || ms < best.predicted_ms) {
+      const WarpShape& shape = kWarpShapes[variant.warps];
+      best.variant = kKernels[variant.kernel].name;
+      best.variant_index = variant.index();
+      best.grid[0] = tile.count();
+      best.block = 32 * shape.channels * shape.strips;
+      best.shared_bytes = static_cast<int>(tile.shared_bytes);
+      best.wide_index = true;  // all offsets that leave a tile are 64-bit
+      best.predicted_ms = ms;
+    }
+    return tile.count();
+  };
+  const auto search = [&](int kernel, int64_t limit) {
+    const int channels = kKernels[kernel].channels;
+    for (int warps = 0; warps < kWarpShapeCount; ++warps) {
+      const WarpShape& shape = kWarpShapes[warps];
+      const bool too_large = shape.channels * shape.strips * 32 > max_threads(channels);
+      const bool idle_channels = shape.channels > 1 && channels * shape.channels / 2 >= g.K;
+      if (too_large || idle_channels) continue;
+      int64_t most_blocks = 0;
+      for (int width = 0; width < kTileWidthCount; ++width) {
+        const int64_t strips = kTileWidths[width];
+        if (strips > 32 * shape.strips || (strips - 1) * kStrip >= 2 * g.Q) continue;
+        if (strips > 8 && g.P * g.N >= 4) continue;
+        for (int rounds = 0; rounds < kRoundsCount; ++rounds) {
+          if (rounds > 0 && (g.groups == 1 || g.C > kPackedChannels || !has_rounds(channels))) break;
+          most_blocks = std::max(most_blocks, consider({kernel, warps, width, rounds}, limit));
+        }
+      }
+      // Smaller blocks only help where there are too few.
+      const bool last_of_size = shape.channels * shape.strips * 32 <= max_threads(channels) &&
+                                shape.channels == 1;
+      if (last_of_size && most_blocks >= 4 * int64_t{device.sm_count}) break;
+    }
+  };
+  // Room for several blocks on a multiprocessor; then for one; then a tap at a time.
+  const Taps taps = halo_taps(g);
+  const int kernel = choose_kernel(taps, g.K);
+  const int64_t most = device.shared_bytes_block;
+  const int64_t share = most / min_blocks(kKernels[kernel].channels) - 1024;
+  search(kernel, share);
+  if (best.block == 0) search(kernel, most);
+  if (best.block == 0) search(choose_kernel(Taps::kOne, g.K), most);
+  return best;
+}
+
+}  // namespace
+
+Geometry forward_geometry(const ConvProblem& p) {
+  Geometry g{};
+  const Shape4& x = p.x_strides;
+  const Shape4& w = p.w_strides;
+  const Shape4& y = p.y_strides;
+  g.N = p.N;
+  g.groups = p.groups;
+  g.R = p.R;
+  g.S = p.S;
+  g.stride_h = p.stride_h;
+  g.stride_w = p.stride_w;
+  g.dilation_h = p.dilation_h;
+  g.dilation_w = p.dilation_w;
+  if (p.pass == Pass::kDgrad) {
+    g.H = p.P;
+    g.W = p.Q;
+    g.P = p.H;
+    g.Q = p.W;
+    g.C = p.group_K();
+    g.K = p.group_C();
+    g.pad_h = p.dilation_h * (p.R - 1) - p.pad_h;
+    g.pad_w = p.dilation_w * (p.S - 1) - p.pad_w;
+    g.in = {y[0], y[1], y[2], y[3]};
+    g.out = {x[0], x[1], x[2], x[3]};
+    g.weight = {p.group_K() * w[0], w[1], w[0], -w[2], -w[3]};
+    g.weight_offset = (p.R - 1) * w[2] + (p.S - 1) * w[3];
+  } else {
+    g.H = p.H;
+    g.W = p.W;
+    g.P = p.P;
+    g.Q = p.Q;
+    g.C = p.group_C();
+    g.K = p.group_K();
+    g.pad_h = p.pad_h;
+    g.pad_w = p.pad_w;
+    g.in = {x[0], x[1], x[2], x[3]};
+    g.out = {y[0], y[1], y[2], y[3]};
+    g.weight = {p.group_K() * w[0], w[0], w[1], w[2], w[3]};
+  }
+  choose_row_axis(g);
+  return g;
+}
+
+Tile make_tile(const Geometry& geometry, Variant variant, int64_t element_bytes,
+               int64_t shared_limit) {
+  // One tap reads a halo only along the column, and one pixel apart along the row.
+  const Geometry& g = geometry;
+  const bool one = kKernels[variant.kernel].taps == Taps::kOne;
+  const bool has_halo = !one || (g.S == 1 && g.stride_w == 1 && g.R > 1);
+  Tile tile;
+  if (has_halo && fit(tile, geometry, variant, element_bytes, shared_limit)) return tile;
+  tile = {};
+  tile.gathered = true;
+  if (one) fit(tile, geometry, variant, element_bytes, shared_limit);
+  return tile;
+}
+
+extern const Family family;
+const Family family{"tiled", can_implement, propose};
+
+}  // namespace customconv::tiled
