@@ -1,4 +1,5 @@
-// Direct convolution: fprop and dgrad give one output element to a thread, wgrad one to a block.
+// Direct convolution: fprop and dgrad give one output element to a thread, wgrad one to a block (in
+// NHWC a few).
 //
 // Any strides of any tensor, any stride, padding, dilation and groups. It is the portable path and
 // the oracle that other families are held against, so it is kept plain.
@@ -10,6 +11,7 @@
 #include "kernels/common/check.h"
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
+#include "kernels/direct/order.h"
 #include "kernels/launch.h"
 
 namespace customconv::direct {
@@ -30,13 +32,12 @@ struct Params {
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int64_t count;  // elements of the output
   Strides<Index> x, w, y;
-  // The output's dimensions, fastest first, in the order that makes its stores contiguous.
+  // The output's dimensions, fastest first, in the order that threads take them.
   Divider<Index> inner, middle, outer;
   bool channels_inner;
   Divider<Index> per_group;  // output channels of a group
 
-  Params(const ConvProblem& p, int64_t output_count, const Shape4& sizes, const Shape4& strides,
-         int64_t channels_per_group)
+  Params(const ConvProblem& p, const Shape4& sizes, Order order, int64_t channels_per_group)
       : group_C(static_cast<Index>(p.group_C())),
         group_K(static_cast<Index>(p.group_K())),
         H(static_cast<int>(p.H)),
@@ -51,11 +52,11 @@ struct Params {
         pad_w(static_cast<int>(p.pad_w)),
         dilation_h(static_cast<int>(p.dilation_h)),
         dilation_w(static_cast<int>(p.dilation_w)),
-        count(output_count),
+        count(sizes[0] * sizes[1] * sizes[2] * sizes[3]),
         x(p.x_strides),
         w(p.w_strides),
         y(p.y_strides),
-        channels_inner(dense_layout(sizes, strides) == Layout::kNhwc),
+        channels_inner(order == Order::kChannels),
         per_group(channels_per_group) {
     const auto [n, c, h, w_] = sizes;
     (void)n;
@@ -70,7 +71,7 @@ struct Coordinates {
   Index n, c, h, w;
 };
 
-// Where the i-th element of the output lies, counted in the order of memory.
+// Where the i-th element of the output lies.
 template <typename Index>
 __device__ Coordinates<Index> locate(const Params<Index>& p, Index i) {
   Coordinates<Index> at;
@@ -91,7 +92,7 @@ __device__ Coordinates<Index> locate(const Params<Index>& p, Index i) {
 constexpr int kChannelBlock = 8;
 
 template <typename T, typename Index>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kBlock)
     fprop(Params<Index> p, const T* __restrict__ x, const T* __restrict__ w,
           const T* __restrict__ bias, T* __restrict__ y) {
   using Acc = Accumulator<T>;
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(256)
 }
 
 template <typename T, typename Index>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kBlock)
     dgrad(Params<Index> p, const T* __restrict__ dy, const T* __restrict__ w, T* __restrict__ dx) {
   using Acc = Accumulator<T>;
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < p.count;
@@ -163,94 +164,85 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-constexpr int kWgradBlock = 256;
-// Pixels that a block adds up before it adds to the total, for the same reason.
-constexpr int64_t kPixelBlock = 256 * kWgradBlock;
+// Pixels that a thread adds up before it adds to the total, for the same reason.
+constexpr int kPixelsPerPart = 256;
 
-// Weights are numbered (k, c, r, s) whatever their layout: the parts of a sum are in that order.
-template <typename Index>
-struct Weight {
-  Index k, c;
-  int r, s;
-
-  __device__ Weight(const Params<Index>& p, int64_t i) {
-    s = static_cast<int>(i % p.S);
-    i /= p.S;
-    r = static_cast<int>(i % p.R);
-    i /= p.R;
-    c = static_cast<Index>(i % p.group_C);
-    k = static_cast<Index>(i / p.group_C);
-  }
-  __device__ Index offset(const Strides<Index>& w) const {
-    return k * w.v[0] + c * w.v[1] + r * w.v[2] + s * w.v[3];
-  }
-};
-
-// The sum of `value` over a block, in thread 0; the order of additions is fixed.
-template <typename Acc>
-__device__ Acc block_sum(Acc value) {
-  __shared__ Acc warp_sums[kWgradBlock / 32];
-  for (int step = 16; step > 0; step /= 2) value += __shfl_down_sync(~0u, value, step);
-  __syncthreads();  // a former sum may still be read
-  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
-  __syncthreads();
-  Acc sum = 0;
-  if (threadIdx.x == 0) {
-    for (const Acc part : warp_sums) sum += part;
-  }
-  return sum;
-}
-
-// Block (i, split) adds up a share of the pixels for weight i. Without splits it writes dw,
-// otherwise its part goes to `parts` and wgrad_reduce adds the parts.
-template <typename T, typename Index>
-__global__ void __launch_bounds__(kWgradBlock)
-    wgrad(Params<Index> p, int64_t images, const T* __restrict__ dy, const T* __restrict__ x,
-          T* __restrict__ dw, Accumulator<T>* __restrict__ parts) {
+// Block (i, split) adds up a share of the pixels for one weight of kChannels output channels; its
+// threads are kChannels side by side, which share pixels. Without splits it writes dw, otherwise
+// its part goes to `parts`, in the order (k, c, r, s), and wgrad_reduce adds the parts.
+template <typename T, typename Index, int kChannels>
+__global__ void __launch_bounds__(kBlock)
+    wgrad(Params<Index> p, int64_t K, int64_t blocks, int64_t pixels, const T* __restrict__ dy,
+          const T* __restrict__ x, T* __restrict__ dw, Accumulator<T>* __restrict__ parts) {
   using Acc = Accumulator<T>;
-  const int64_t pixels = images * p.P * p.Q;
+  constexpr int kStep = kBlock / kChannels;  // pixels that a block takes at a time
+  __shared__ Acc sums[kBlock];
   const int64_t share = (pixels + gridDim.y - 1) / gridDim.y;
   const int64_t first = blockIdx.y * share;
   const int64_t last = min(first + share, pixels);
-  for (int64_t i = blockIdx.x; i < p.count; i += gridDim.x) {
-    const Weight<Index> at(p, i);
-    const T* xc = x + (p.per_group.quotient(at.k) * p.group_C + at.c) * p.x.v[1];
-    const T* dyk = dy + at.k * p.y.v[1];
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    int64_t rest = block;
+    const int s = static_cast<int>(rest % p.S);
+    rest /= p.S;
+    const int r = static_cast<int>(rest % p.R);
+    rest /= p.R;
+    const Index c = static_cast<Index>(rest % p.group_C);
+    const int64_t k = rest / p.group_C * kChannels + threadIdx.x % kChannels;
     Acc sum = 0;
-    for (int64_t block = first; block < last; block += kPixelBlock) {
-      Acc part = 0;
-      const int64_t end = min(block + kPixelBlock, last);
-      for (int64_t pixel = block + threadIdx.x; pixel < end; pixel += kWgradBlock) {
-        Index n = static_cast<Index>(pixel);
-        const Index out_w = p.inner.split(n);
-        const Index out_h = p.middle.split(n);
-        const int h = static_cast<int>(out_h) * p.stride_h - p.pad_h + at.r * p.dilation_h;
-        const int col = static_cast<int>(out_w) * p.stride_w - p.pad_w + at.s * p.dilation_w;
-        if (h < 0 || h >= p.H || col < 0 || col >= p.W) continue;
-        const Acc grad = widen(dyk[n * p.y.v[0] + out_h * p.y.v[2] + out_w * p.y.v[3]]);
-        part += grad * widen(xc[n * p.x.v[0] + h * p.x.v[2] + col * p.x.v[3]]);
+    if (k < K) {
+      const Index channel = static_cast<Index>(k);
+      const T* xc = x + (p.per_group.quotient(channel) * p.group_C + c) * p.x.v[1];
+      const T* dyk = dy + channel * p.y.v[1];
+      int64_t pixel = first + threadIdx.x / kChannels;
+      while (pixel < last) {
+        Acc part = 0;
+        for (int i = 0; i < kPixelsPerPart && pixel < last; ++i, pixel += kStep) {
+          Index n = static_cast<Index>(pixel);
+          const Index out_w = p.inner.split(n);
+          const Index out_h = p.middle.split(n);
+          const int h = static_cast<int>(out_h) * p.stride_h - p.pad_h + r * p.dilation_h;
+          const int col = static_cast<int>(out_w) * p.stride_w - p.pad_w + s * p.dilation_w;
+          if (h < 0 || h >= p.H || col < 0 || col >= p.W) continue;
+          const Acc grad = widen(dyk[n * p.y.v[0] + out_h * p.y.v[2] + out_w * p.y.v[3]]);
+          part += grad * widen(xc[n * p.x.v[0] + h * p.x.v[2] + col * p.x.v[3]]);
+        }
+        sum += part;
       }
-      sum += part;
     }
-    sum = block_sum(sum);
-    if (threadIdx.x != 0) continue;
-    if (parts != nullptr) {
-      parts[blockIdx.y * p.count + i] = sum;
-    } else {
-      dw[at.offset(p.w)] = narrow<T>(sum);
+    sums[threadIdx.x] = sum;
+    for (int half = kBlock / 2; half >= kChannels; half /= 2) {
+      __syncthreads();
+      if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
     }
+    if (threadIdx.x < kChannels && k < K) {
+      const int64_t weight = ((k * p.group_C + c) * p.R + r) * p.S + s;
+      if (parts != nullptr) {
+        parts[blockIdx.y * p.count + weight] = sums[threadIdx.x];
+      } else {
+        dw[static_cast<Index>(k) * p.w.v[0] + c * p.w.v[1] + r * p.w.v[2] + s * p.w.v[3]] =
+            narrow<T>(sums[threadIdx.x]);
+      }
+    }
+    __syncthreads();  // the sums are read before the next ones are written
   }
 }
 
 template <typename T, typename Index>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kBlock)
     wgrad_reduce(Params<Index> p, int64_t splits, const Accumulator<T>* __restrict__ parts,
                  T* __restrict__ dw) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < p.count;
        i += int64_t{gridDim.x} * blockDim.x) {
     Accumulator<T> sum = 0;
     for (int64_t split = 0; split < splits; ++split) sum += parts[split * p.count + i];
-    dw[Weight<Index>(p, i).offset(p.w)] = narrow<T>(sum);
+    int64_t rest = i;
+    const Index s = static_cast<Index>(rest % p.S);
+    rest /= p.S;
+    const Index r = static_cast<Index>(rest % p.R);
+    rest /= p.R;
+    const Index c = static_cast<Index>(rest % p.group_C);
+    const Index k = static_cast<Index>(rest / p.group_C);
+    dw[k * p.w.v[0] + c * p.w.v[1] + r * p.w.v[2] + s * p.w.v[3]] = narrow<T>(sum);
   }
 }
 
@@ -258,38 +250,40 @@ template <typename T, typename Index>
 void launch_indexed(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
                     const LaunchContext& context) {
   const dim3 grid(static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.grid[1]));
+  const auto order = static_cast<Order>(plan.variant_index);
   const auto* x = static_cast<const T*>(operands.x);
   const auto* w = static_cast<const T*>(operands.w);
   const auto* y = static_cast<const T*>(operands.y);
   switch (problem.pass) {
     case Pass::kFprop: {
-      const Params<Index> params(problem, problem.y_count(), problem.y_sizes(), problem.y_strides,
-                                 problem.group_K());
-      fprop<T, Index><<<grid, plan.block, 0, context.stream>>>(
+      const Params<Index> params(problem, problem.y_sizes(), order, problem.group_K());
+      fprop<T, Index><<<grid, kBlock, 0, context.stream>>>(
           params, x, w, static_cast<const T*>(operands.bias), static_cast<T*>(operands.y));
       check_launch("direct fprop");
       return;
     }
     case Pass::kDgrad: {
-      const Params<Index> params(problem, problem.x_count(), problem.x_sizes(), problem.x_strides,
-                                 problem.group_C());
+      const Params<Index> params(problem, problem.x_sizes(), order, problem.group_C());
       dgrad<T, Index>
           <<<grid, plan.block, 0, context.stream>>>(params, y, w, static_cast<T*>(operands.x));
       check_launch("direct dgrad");
       return;
     }
     case Pass::kWgrad: {
-      // Pixels are numbered (n, p, q): the divisors are those of a one-channel NCHW output.
-      const Shape4 pixels = {problem.N, 1, problem.P, problem.Q};
-      const Params<Index> params(problem, problem.w_count(), pixels,
-                                 dense_strides(pixels, Layout::kNchw), problem.group_K());
+      Params<Index> params(problem, problem.w_sizes(), order, problem.group_K());
+      params.inner = Divider<Index>(problem.Q);  // pixels are numbered (n, p, q)
+      params.middle = Divider<Index>(problem.P);
       auto* dw = static_cast<T*>(operands.w);
       auto* parts = plan.splits > 1 ? static_cast<Accumulator<T>*>(context.workspace) : nullptr;
-      wgrad<T, Index><<<grid, kWgradBlock, 0, context.stream>>>(params, problem.N, y, x, dw, parts);
+      const auto kernel =
+          order == Order::kChannels ? wgrad<T, Index, kWgradChannels> : wgrad<T, Index, 1>;
+      kernel<<<grid, kBlock, 0, context.stream>>>(params, problem.K, wgrad_blocks(problem, order),
+                                                  problem.N * problem.P * problem.Q, y, x, dw,
+                                                  parts);
       check_launch("direct wgrad");
       if (parts != nullptr) {
-        const int64_t blocks = std::min<int64_t>((problem.w_count() + 255) / 256, 65535);
-        wgrad_reduce<T, Index><<<static_cast<unsigned>(blocks), 256, 0, context.stream>>>(
+        const int64_t blocks = std::min<int64_t>(ceil_divide(problem.w_count(), kBlock), 65535);
+        wgrad_reduce<T, Index><<<static_cast<unsigned>(blocks), kBlock, 0, context.stream>>>(
             params, plan.splits, parts, dw);
         check_launch("direct wgrad_reduce");
       }

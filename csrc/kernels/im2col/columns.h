@@ -13,9 +13,9 @@ namespace customconv::im2col {
 
 constexpr int kBlock = 256;
 
-// The most memory that columns may take. A column matrix that stays near the size of the L2 cache
-// is read back from it; see docs/kernels/im2col.md for the measurement.
-constexpr int64_t kWorkspaceBound = int64_t{64} << 20;
+// The most memory that columns may take. Larger chunks make better products, up to about here;
+// docs/kernels/im2col.md has the measurement.
+constexpr int64_t kWorkspaceBound = int64_t{256} << 20;
 
 inline bool is_channels_last(const ConvProblem& p) {
   return dense_layout(p.y_sizes(), p.y_strides) == Layout::kNhwc;

@@ -9,9 +9,10 @@ namespace customconv::im2col {
 namespace {
 
 // Measured on an H100, see docs/kernels/im2col.md.
-constexpr double kMatrixEfficiency = 0.6;     // of the library's product, at full tiles
-constexpr double kBandwidthEfficiency = 0.5;  // of the column kernels
-constexpr double kLaunchMs = 0.003;
+constexpr double kMatrixEfficiency = 0.7;      // of the library's product, at full tiles
+constexpr double kBandwidthEfficiency = 0.65;  // of the column kernels
+constexpr double kLaunchMs = 0.006;
+constexpr double kHostMs = 0.015;  // of the library's calls, more than a single launch takes
 constexpr int64_t kWorkspaceAlignment = 256;
 constexpr int64_t kMatrixTile = 64;  // rows and columns that a product is rounded up to
 
@@ -24,12 +25,13 @@ double tile_fill(int64_t rows, int64_t columns) {
          static_cast<double>(columns) / static_cast<double>(round_up(columns, kMatrixTile));
 }
 
-// Columns of a whole image, or of a band of `rows` input rows in dgrad.
 int64_t image_columns(const ConvProblem& p) { return p.P * p.Q; }
 
+// Columns that dgrad forms for a band of input rows: for a whole image, all of them.
 int64_t band_columns(const ConvProblem& p, int64_t rows) {
+  if (rows == p.H) return image_columns(p);
   const int64_t reach = rows - 1 + (p.R - 1) * p.dilation_h;
-  return std::min(p.P, reach / p.stride_h + 1) * p.Q;
+  return std::min(p.P, reach / p.stride_h + 1) * p.Q;  // of the output rows that the band reaches
 }
 
 // Most columns that the bound leaves room for; whole packs, so that lines of them fit too.
@@ -123,7 +125,7 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
                                                : tile_fill(p.group_K(), tap_rows);
   const double math_ms =
       2e3 * p.macs() / (kMatrixEfficiency * fill * device.matrix_flops(p.dtype, p.tf32));
-  plan.predicted_ms = bytes_ms + math_ms +
+  plan.predicted_ms = kHostMs + bytes_ms + math_ms +
                       static_cast<double>(chunks * (products + (in_place ? 0 : 1)) + 1) * kLaunchMs;
   return plan;
 }

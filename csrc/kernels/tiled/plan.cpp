@@ -251,7 +251,7 @@ double predict_ms(const ConvProblem& problem, const Geometry& g, const Variant& 
   const double warps = std::min(turns * threads / 32, 16.0);
   const double latency_hiding = warps / (warps + 2);
   const double compute_ms = turns * block_ms / (kIssueEfficiency * latency_hiding * 18 / 16);
-  const double resident = static_cast<double>(min_blocks(kernel.channels)) * sm_count;
+  const double resident = kMinBlocks * sm_count;
   const double latency_ms =
       std::max(blocks / resident, 1.0) * static_cast<double>(tile.steps * tile.rounds) * kStepLatencyMs;
   const double memory_ms =
@@ -329,7 +329,7 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
   const Taps taps = halo_taps(g);
   const int kernel = choose_kernel(taps, g.K);
   const int64_t most = device.shared_bytes_block;
-  const int64_t share = most / min_blocks(kKernels[kernel].channels) - 1024;
+  const int64_t share = most / kMinBlocks - 1024;
   search(kernel, share);
   if (best.block == 0) search(kernel, most);
   if (best.block == 0) search(choose_kernel(Taps::kOne, g.K), most);

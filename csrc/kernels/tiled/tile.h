@@ -82,10 +82,10 @@ inline constexpr size_t kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 // A thread's pixels: a strip of one output row.
 constexpr int kStrip = 8;
 
-// Eight channels need up to 168 registers, so that three blocks of four warps share a
-// multiprocessor.
-constexpr int max_threads(int channels) { return channels == 8 ? 128 : 256; }
-constexpr int min_blocks(int channels) { return channels == 8 ? 3 : channels == 4 ? 2 : 3; }
+// A block's threads, and the blocks that are to share a multiprocessor: 168 registers a thread for
+// four or eight channels, 80 for one.
+constexpr int max_threads(int channels) { return channels == 1 ? 256 : 128; }
+constexpr int kMinBlocks = 3;
 
 constexpr bool reads_windows(Taps taps) { return taps <= Taps::kAny; }
 

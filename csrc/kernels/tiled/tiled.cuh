@@ -313,9 +313,10 @@ __device__ inline Range existing(int64_t first, int64_t step, int64_t length, in
 }
 
 template <typename T, int kChannels, Taps kTaps>
-__global__ void __launch_bounds__(max_threads(kChannels), min_blocks(kChannels))
+__global__ void __launch_bounds__(max_threads(kChannels), kMinBlocks)
     convolve(const __grid_constant__ Params<T> p) {
   extern __shared__ float4 shared[];
+  constexpr bool kGathers = kTaps == Taps::kOne;  // may: the tile says
   const Geometry& g = p.g;
   const Tile& tile = p.tile;
   const int thread = static_cast<int>(threadIdx.x);
@@ -327,10 +328,9 @@ __global__ void __launch_bounds__(max_threads(kChannels), min_blocks(kChannels))
   int32_t block = static_cast<int32_t>(blockIdx.x);
   const int k0 = p.tiles_k.split(block) * tile.channels;
   const int g0 = p.tiles_g.split(block) * (tile.groups * tile.rounds);
-  const int64_t q0 = int64_t{p.tiles_q.split(block)} * (tile.strips * kStrip);
-  const int64_t p0 = int64_t{p.tiles_p.split(block)} * tile.rows;
-  const int64_t n0 = int64_t{block} * tile.images;
-  const int image_count = clamp_count(g.N - n0, tile.images);
+  const int q_tile = p.tiles_q.split(block);
+  const int p_tile = p.tiles_p.split(block);
+  const int n_tile = block;
   const int channel_count = clamp_count(g.K - k0, tile.channels);
 
   // Shared memory: the offset in `in` of every position of a channel's tile, the offset of every
@@ -366,12 +366,20 @@ __global__ void __launch_bounds__(max_threads(kChannels), min_blocks(kChannels))
                        (image * tile.in_rows + row * p.row_step) * tile.pitch +
                        strip * kStrip * p.column_step;
   const int weight_start = group * tile.channels + warp_k * kChannels;
+  const int64_t n0 = int64_t{n_tile} * tile.images;
+  const int64_t p0 = int64_t{p_tile} * tile.rows;
+  const int64_t q0 = int64_t{q_tile} * (tile.strips * kStrip);
+  const int64_t strip_offset = (n0 + image) * g.out.n + (p0 + row) * g.out.p +
+                               (q0 + strip * kStrip) * g.out.q;  // of its group's first channel
+  const bool strip_exists = !idle && n0 + image < g.N && p0 + row < g.P;
+  const int strip_pixels = strip_exists ? clamp_count(g.Q - q0 - strip * kStrip, kStrip) : 0;
 
   const auto build_table = [&](int tap) {
     const int r = p.taps_s.quotient(tap);
     const int s = tap - r * static_cast<int>(g.S);
-    const int64_t h_step = tile.gathered ? g.stride_h : 1;
-    const int64_t w_step = tile.gathered ? g.stride_w : 1;
+    const int64_t h_step = kGathers && tile.gathered ? g.stride_h : 1;
+    const int64_t w_step = kGathers && tile.gathered ? g.stride_w : 1;
+    const int image_count = clamp_count(g.N - n0, tile.images);
     const int64_t h0 = p0 * g.stride_h - g.pad_h + r * g.dilation_h;
     const int64_t w0 = q0 * g.stride_w - g.pad_w + s * g.dilation_w;
     const Range rows = existing(h0, h_step, g.H, tile.in_rows);
@@ -403,12 +411,10 @@ __global__ void __launch_bounds__(max_threads(kChannels), min_blocks(kChannels))
     }
   };
 
-  const auto chunk_at = [&](int c0) { return clamp_count(g.C - c0, tile.chunk); };
   const auto groups_at = [&](int group0) { return clamp_count(g.groups - group0, tile.groups); };
 
   // Starts the copies of a step: all taps, or one of them, for a chunk of input channels.
-  const auto fetch = [&](int group0, int tap, int c0, float* to) {
-    const int chunk = chunk_at(c0);
+  const auto fetch = [&](int group0, int tap, int c0, int chunk, float* to) {
     const int group_count = groups_at(group0);
     const int planes = group_count * chunk;
     const T* in = p.in + (int64_t{group0} * g.C + c0) * g.in.c;
@@ -454,12 +460,11 @@ __global__ void __launch_bounds__(max_threads(kChannels), min_blocks(kChannels))
 
   float* const slab = stages + tile.stages * stage_floats + warp * (32 * kStrip);
   const auto finish = [&](int group0, float(&sum)[kChannels][kStrip]) {
-    const bool exists = !idle && group < groups_at(group0) && image < image_count;
+    const bool exists = strip_pixels > 0 && group < groups_at(group0);
     const int64_t channel = int64_t{group0 + group} * g.K + k0 + warp_k * kChannels;
     StripOut to;
-    to.offset = (n0 + image) * g.out.n + channel * g.out.k + (p0 + row) * g.out.p +
-                (q0 + strip * kStrip) * g.out.q;
-    to.pixels = exists && p0 + row < g.P ? clamp_count(g.Q - q0 - strip * kStrip, kStrip) : 0;
+    to.offset = strip_offset + channel * g.out.k;
+    to.pixels = exists ? strip_pixels : 0;
     to.channels = clamp_count(channel_count - warp_k * kChannels, kChannels);
     if (p.bias != nullptr) {
 #pragma unroll
@@ -487,34 +492,33 @@ __global__ void __launch_bounds__(max_threads(kChannels), min_blocks(kChannels))
     const int groups = clamp_count(g.groups - g0, tile.groups * tile.rounds);
     steps = p.groups.quotient(groups + tile.groups - 1);
   }
-  int tap = 0;
-  int c0 = 0;
-  int group0 = g0;
   build_table(0);
   build_weight_table();
-  __syncthreads();
-  fetch(g0, 0, 0, stages);
-  for (int step = 0; step < steps; ++step) {
-    // The step's copies have arrived, and nobody reads the other stage or the table any more.
+  int tap = 0;
+  int c0 = 0;
+  int fetched = 0;  // channels
+  // One step is fetched while the step before it is computed.
+  for (int step = 0; step <= steps; ++step) {
+    // Copies have arrived; nobody reads the tables or the stage of two steps ago any more.
     await_copies();
     __syncthreads();
-    const int chunk = chunk_at(c0);
-    if (step + 1 < steps) {
-      if (in_rounds) {
-        fetch(group0 + tile.groups, 0, 0, stages + (step + 1) % 2 * stage_floats);
-      } else {
+    const int chunk = fetched;
+    if (step < steps) {
+      if (step > 0 && !in_rounds) {
         c0 += tile.chunk;
-        if (c0 >= g.C) {
+        if (kGathers && c0 >= g.C) {
           c0 = 0;
-          ++tap;
-          build_table(tap);
+          build_table(++tap);
           __syncthreads();
         }
-        fetch(g0, tap, c0, stages + (step + 1) % 2 * stage_floats);
       }
+      fetched = clamp_count(g.C - c0, tile.chunk);
+      fetch(in_rounds ? g0 + step * tile.groups : g0, tap, c0, fetched,
+            stages + step % 2 * stage_floats);
     }
-    const float* in = stages + step % 2 * stage_floats + in_start;
-    const float* weight = stages + step % 2 * stage_floats + input_floats + weight_start;
+    if (step == 0) continue;
+    const float* in = stages + (step - 1) % 2 * stage_floats + in_start;
+    const float* weight = stages + (step - 1) % 2 * stage_floats + input_floats + weight_start;
     float sum[kChannels][kStrip] = {};
     for (int c = 0; c < chunk; ++c, in += tile.plane) {
       const float* in_row = in;
@@ -528,8 +532,7 @@ __global__ void __launch_bounds__(max_threads(kChannels), min_blocks(kChannels))
       for (int j = 0; j < kStrip; ++j) total[k][j] += sum[k][j];
     }
     if (in_rounds) {
-      finish(group0, total);
-      group0 += tile.groups;
+      finish(g0 + (step - 1) * tile.groups, total);
 #pragma unroll
       for (int k = 0; k < kChannels; ++k) {
 #pragma unroll

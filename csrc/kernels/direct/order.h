@@ -1,0 +1,26 @@
+// How the family's threads are laid over its outputs; the planner chooses, the kernels follow.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/plan.h"
+
+namespace customconv::direct {
+
+constexpr int kBlock = 256;
+
+// What neighbouring threads differ in. It is the plan's variant_index.
+enum class Order : int { kPixels = 0, kChannels = 1 };
+
+// Output channels that a block of a weight gradient takes at a time: in NHWC a line of them.
+constexpr int kWgradChannels = 32;
+
+inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Blocks over the weights: of one weight each, or of the weights of kWgradChannels channels.
+inline int64_t wgrad_blocks(const ConvProblem& p, Order order) {
+  const int64_t channels = order == Order::kChannels ? kWgradChannels : 1;
+  return ceil_divide(p.K, channels) * p.group_C() * p.R * p.S;
+}
+
+}  // namespace customconv::direct
