@@ -53,7 +53,9 @@ bool is_kernel_dtype(at::ScalarType dtype) {
 }
 
 at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight) {
-  if (input.scalar_type() == at::kDouble && input.is_cuda()) return at::MemoryFormat::Contiguous;
+  const bool only_contiguous =
+      input.scalar_type() == at::kDouble || !at::globalContext().userEnabledCuDNN();
+  if (input.is_cuda() && only_contiguous) return at::MemoryFormat::Contiguous;
   const bool channels_last = input.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
                              weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
   return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;

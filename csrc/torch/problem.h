@@ -31,7 +31,7 @@ std::optional<Convolution> describe(const at::Tensor& input, const at::Tensor& w
                                     int64_t groups);
 
 // The memory format that PyTorch gives a convolution's output: channels_last where the input or the
-// weight suggests it, except in float64 on CUDA.
+// weight suggests it, except on CUDA in float64 or with cuDNN switched off.
 at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight);
 
 // True for the dtypes that kernels of ours compute.

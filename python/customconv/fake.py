@@ -67,8 +67,8 @@ def _conv2d_backward(
 
 def _memory_format(input: Tensor, weight: Tensor) -> torch.memory_format:
     """The memory format of a convolution's results, as PyTorch chooses it for cuDNN and oneDNN."""
-    if input.is_cuda and input.dtype == torch.float64:
-        return torch.contiguous_format  # cuDNN has no channels-last kernels in double precision
+    if input.is_cuda and (input.dtype == torch.float64 or not torch.backends.cudnn.enabled):
+        return torch.contiguous_format  # only cuDNN is channels-last there, in no double precision
     if torch.channels_last in (suggest_memory_format(input), suggest_memory_format(weight)):
         return torch.channels_last
     return torch.contiguous_format

@@ -1,7 +1,8 @@
+#include "plan/plan.h"
+
 #include <algorithm>
 
 #include "kernels/tiled/tile.h"
-#include "plan/plan.h"
 
 namespace customconv::tiled {
 
@@ -18,11 +19,11 @@ constexpr int64_t kMostChunk = 32;
 
 // The cost model. A thread's instructions, by purpose; a multiprocessor starts as many a clock as
 // it has float32 lanes.
-constexpr double kInstructionsPerInput = 6;       // copied to shared memory
+constexpr double kInstructionsPerInput = 6;  // copied to shared memory
 constexpr double kInstructionsPerWeight = 8;
 constexpr double kInstructionsPerPosition = 20;  // whose offset is computed, once a block and tap
 constexpr double kInstructionsPerOutput = 8;
-constexpr double kInstructionsPerRow = 8;         // loop and address of a kernel row
+constexpr double kInstructionsPerRow = 8;  // loop and address of a kernel row
 constexpr double kInstructionsPerRound = 100;
 constexpr double kInstructionsPerBlock = 300;
 // The share of those starts that is reached.
@@ -93,9 +94,7 @@ Taps halo_taps(const Geometry& g) {
         return Taps::kAny;
     }
   }
-  return g.stride_w == 1   ? Taps::kStride1
-         : g.stride_w == 2 ? Taps::kStride2
-                           : Taps::kAnyStride;
+  return g.stride_w == 1 ? Taps::kStride1 : g.stride_w == 2 ? Taps::kStride2 : Taps::kAnyStride;
 }
 
 constexpr int find_kernel(Taps taps, int channels) {
@@ -122,14 +121,13 @@ int64_t shared_bytes(const Tile& tile, const Geometry& g, int warps) {
 bool lay_out(Tile& tile, const Geometry& g, const Kernel& kernel) {
   constexpr int64_t kTooMuch = 1 << 20;
   const int64_t columns = int64_t{tile.strips} * kStrip;
-  if (!tile.gathered && (std::max(g.stride_h, g.dilation_h) > kTooMuch ||
-                         std::max(g.stride_w, g.dilation_w) > kTooMuch ||
-                         std::max(g.R, g.S) > kTooMuch)) {
+  if (!tile.gathered &&
+      (std::max(g.stride_h, g.dilation_h) > kTooMuch ||
+       std::max(g.stride_w, g.dilation_w) > kTooMuch || std::max(g.R, g.S) > kTooMuch)) {
     return false;
   }
   const int64_t in_rows =
-      tile.gathered ? tile.rows
-                    : (tile.rows - 1) * g.stride_h + (g.R - 1) * g.dilation_h + 1;
+      tile.gathered ? tile.rows : (tile.rows - 1) * g.stride_h + (g.R - 1) * g.dilation_h + 1;
   const int64_t in_columns =
       tile.gathered ? columns : (columns - 1) * g.stride_w + (g.S - 1) * g.dilation_w + 1;
   // Two rows of four strips fall into different banks, whether read four floats at a time or one.
@@ -152,7 +150,7 @@ bool try_chunk(Tile& tile, const Geometry& g, int64_t chunk, int warps, int64_t 
   // Keeps the products below within 32 bits.
   if (taps * chunk > limit || int64_t{tile.plane} * tile.groups * chunk > limit) return false;
   tile.chunk = static_cast<int>(chunk);
-  tile.steps = (tile.gathered ? g.R * g.S : 1) * std::max<int64_t>(ceil_div(g.C, chunk), 1);
+  tile.steps = (tile.gathered ? g.R * g.S : 1) * ceil_div(g.C, chunk);
   tile.stages = tile.steps > 1 || tile.rounds > 1 ? 2 : 1;
   tile.shared_bytes = shared_bytes(tile, g, warps);
   return tile.shared_bytes <= limit;
@@ -173,7 +171,7 @@ bool fit(Tile& tile, const Geometry& g, Variant variant, int64_t element_bytes, 
   int64_t room = int64_t{32} * shape.strips;
 
   tile.channels = kernel.channels * shape.channels;
-  const bool packs = g.groups > 1 && g.C <= kPackedChannels && g.K <= tile.channels && g.C > 0;
+  const bool packs = g.groups > 1 && g.C <= kPackedChannels && g.K <= tile.channels;
   const bool channels_last = g.in_channels_last() || g.out_channels_last();
   int64_t groups = 1;
   if (packs && channels_last) {
@@ -197,7 +195,7 @@ bool fit(Tile& tile, const Geometry& g, Variant variant, int64_t element_bytes, 
     const int64_t groups_left = ceil_div(g.groups, tile.groups);
     tile.rounds = one_step ? static_cast<int>(even_piece(groups_left, kRounds[variant.rounds])) : 1;
     if (lay_out(tile, g, kernel)) {
-      int64_t chunk = std::max<int64_t>(g.C, 1);
+      int64_t chunk = g.C;
       const bool divisible = tile.groups == 1 && tile.rounds == 1;
       if (divisible) {
         const int64_t wanted = power_of_two_above(ceil_div(kStepProducts, taps));
@@ -252,8 +250,8 @@ double predict_ms(const ConvProblem& problem, const Geometry& g, const Variant& 
   const double latency_hiding = warps / (warps + 2);
   const double compute_ms = turns * block_ms / (kIssueEfficiency * latency_hiding * 18 / 16);
   const double resident = kMinBlocks * sm_count;
-  const double latency_ms =
-      std::max(blocks / resident, 1.0) * static_cast<double>(tile.steps * tile.rounds) * kStepLatencyMs;
+  const double latency_ms = std::max(blocks / resident, 1.0) *
+                            static_cast<double>(tile.steps * tile.rounds) * kStepLatencyMs;
   const double memory_ms =
       problem.least_bytes() / (device.bandwidth_gb_s * 1e6 * kBandwidthEfficiency);
   const double longest = std::max({compute_ms, latency_ms, memory_ms});
@@ -266,6 +264,9 @@ const char* can_implement(const ConvProblem& problem, const DeviceProperties& de
   if (problem.pass == Pass::kWgrad) return "it has no weight gradient";
   if (problem.pass == Pass::kDgrad && (problem.stride_h != 1 || problem.stride_w != 1)) {
     return "the input gradient of a strided convolution is not a forward convolution";
+  }
+  if (problem.x_count() == 0 || problem.w_count() == 0 || problem.y_count() == 0) {
+    return "a tensor is empty";
   }
   // Channels, taps and their products are counted in 32 bits.
   constexpr int64_t kMost = int64_t{1} << 30;
@@ -315,13 +316,14 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
         if (strips > 32 * shape.strips || (strips - 1) * kStrip >= 2 * g.Q) continue;
         if (strips > 8 && g.P * g.N >= 4) continue;
         for (int rounds = 0; rounds < kRoundsCount; ++rounds) {
-          if (rounds > 0 && (g.groups == 1 || g.C > kPackedChannels || !has_rounds(channels))) break;
+          if (rounds > 0 && (g.groups == 1 || g.C > kPackedChannels || !has_rounds(channels)))
+            break;
           most_blocks = std::max(most_blocks, consider({kernel, warps, width, rounds}, limit));
         }
       }
       // Smaller blocks only help where there are too few.
-      const bool last_of_size = shape.channels * shape.strips * 32 <= max_threads(channels) &&
-                                shape.channels == 1;
+      const bool last_of_size =
+          shape.channels * shape.strips * 32 <= max_threads(channels) && shape.channels == 1;
       if (last_of_size && most_blocks >= 4 * int64_t{device.sm_count}) break;
     }
   };

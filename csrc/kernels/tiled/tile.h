@@ -128,16 +128,16 @@ struct Variant {
 // One block's work and how it lies in shared memory (in floats, whatever the dtype).
 struct Tile {
   bool fits = false;
-  bool gathered = false;  // holds the inputs of one tap at a time, no halo
+  bool gathered = false;      // holds the inputs of one tap at a time, no halo
   bool groups_first = false;  // neighbouring threads work on neighbouring groups
 
   int groups = 1, images = 1, rows = 1, strips = 1;  // output
   int channels = 1;                                  // output, of each group
   int in_rows = 1, in_columns = 1;                   // of an image, halo included
-  int pitch = 1;         // of a row
-  int plane = 1;         // of a channel
-  int chunk = 1;         // input channels of a group in a step
-  int weight_pitch = 1;  // of a tap
+  int pitch = 1;                                     // of a row
+  int plane = 1;                                     // of a channel
+  int chunk = 1;                                     // input channels of a group in a step
+  int weight_pitch = 1;                              // of a tap
   int stages = 1;
   int rounds = 1;     // of one step each, where there are several
   int64_t steps = 1;  // of a round

@@ -16,6 +16,7 @@
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
 #include "kernels/launch.h"
+#include "kernels/tiled/copy.cuh"
 #include "kernels/tiled/tile.h"
 
 namespace customconv::tiled {
@@ -28,10 +29,10 @@ struct Params {
   const T* weight;
   const T* bias;
   T* out;
-  int warps_k;            // warps along the output channels
-  int in_lanes_log2;      // neighbouring threads that fetch neighbouring channels
-  int weight_lanes_log2;  // threads that fetch neighbouring weights of one output channel
-  int weight_step_log2;   // the block's other threads fetch those of other output channels
+  int warps_k;                 // warps along the output channels
+  int in_lanes_log2;           // neighbouring threads that fetch neighbouring channels
+  int weight_lanes_log2;       // threads that fetch neighbouring weights of one output channel
+  int weight_step_log2;        // the block's other threads fetch those of other output channels
   bool weight_channels_first;  // neighbours in memory differ in the input channel
   bool out_channels_last;
   bool vector_store;
@@ -48,76 +49,6 @@ struct Params {
 
 __device__ inline int clamp_count(int64_t count, int most) {
   return count < 0 ? 0 : count < most ? static_cast<int>(count) : most;
-}
-
-// Copies an element, or a zero if it does not exist, into shared memory; perhaps only by the time of
-// `await_copies`.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-__device__ inline void copy(float* to, const float* from, bool exists = true) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile(
-      "{ .reg .pred absent; setp.eq.s32 absent, %2, 0;\n"
-      "cp.async.ca.shared.global [%0], [%1], 4, absent; }" ::"r"(address),
-      "l"(from), "r"(static_cast<int>(exists))
-      : "memory");
-}
-__device__ inline void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-#else
-__device__ inline void await_copies() {}
-#endif
-template <typename T>
-__device__ inline void copy(float* to, const T* from, bool exists = true) {
-  *to = exists ? widen(*from) : 0.0f;
-}
-
-// Copies `count` elements at regular distances. 16-bit loads are issued four at a time, so that
-// their latencies overlap.
-template <typename T>
-__device__ inline void copy_line(float* to, int to_step, const T* from, int64_t from_step,
-                                 int count, bool exists) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-#pragma unroll 4
-    for (int i = 0; i < count; ++i, to += to_step, from += from_step) copy(to, from, exists);
-  } else {
-    constexpr int kBatch = 4;
-    for (int i = 0; i < count; i += kBatch) {
-      float value[kBatch];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b, from += from_step) {
-        value[b] = exists && i + b < count ? widen(*from) : 0.0f;
-      }
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b, to += to_step) {
-        if (i + b < count) *to = value[b];
-      }
-    }
-  }
-}
-
-// Copies the elements at table[0], table[step], ... up to `end`, zeros where the table says -1.
-template <typename T>
-__device__ inline void copy_listed(float* to, const T* from, const int64_t* table, int step,
-                                   int end) {
-  constexpr int kBatch = 4;
-  for (int i = 0; i < end; i += kBatch * step) {
-    int64_t offset[kBatch];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) offset[b] = i + b * step < end ? table[i + b * step] : -1;
-    if constexpr (sizeof(T) == sizeof(float)) {
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        if (i + b * step < end) copy(to + i + b * step, from + offset[b], offset[b] >= 0);
-      }
-    } else {
-      float value[kBatch];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) value[b] = offset[b] >= 0 ? widen(from[offset[b]]) : 0.0f;
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        if (i + b * step < end) to[i + b * step] = value[b];
-      }
-    }
-  }
 }
 
 // Shared memory, 16-byte aligned: reads kCount floats, a multiple of two.
@@ -162,8 +93,8 @@ __device__ inline void multiply_add(float (&sum)[kChannels][kStrip],
 // Adds a kernel row's products; `weight` moves on by the row's taps. A window may reach past the
 // row's end in shared memory: what lies there meets no tap.
 template <int kChannels, Taps kTaps, typename T>
-__device__ inline void add_row(const Params<T>& p, float (&sum)[kChannels][kStrip],
-                               const float* in, const float*& weight) {
+__device__ inline void add_row(const Params<T>& p, float (&sum)[kChannels][kStrip], const float* in,
+                               const float*& weight) {
   const int pitch = p.tile.weight_pitch;
   float w[kChannels];
   if constexpr (kTaps == Taps::kAny) {
@@ -316,7 +247,6 @@ template <typename T, int kChannels, Taps kTaps>
 __global__ void __launch_bounds__(max_threads(kChannels), kMinBlocks)
     convolve(const __grid_constant__ Params<T> p) {
   extern __shared__ float4 shared[];
-  constexpr bool kGathers = kTaps == Taps::kOne;  // may: the tile says
   const Geometry& g = p.g;
   const Tile& tile = p.tile;
   const int thread = static_cast<int>(threadIdx.x);
@@ -328,9 +258,10 @@ __global__ void __launch_bounds__(max_threads(kChannels), kMinBlocks)
   int32_t block = static_cast<int32_t>(blockIdx.x);
   const int k0 = p.tiles_k.split(block) * tile.channels;
   const int g0 = p.tiles_g.split(block) * (tile.groups * tile.rounds);
-  const int q_tile = p.tiles_q.split(block);
-  const int p_tile = p.tiles_p.split(block);
-  const int n_tile = block;
+  const int64_t q0 = int64_t{p.tiles_q.split(block)} * (tile.strips * kStrip);
+  const int64_t p0 = int64_t{p.tiles_p.split(block)} * tile.rows;
+  const int64_t n0 = int64_t{block} * tile.images;
+  const int image_count = clamp_count(g.N - n0, tile.images);
   const int channel_count = clamp_count(g.K - k0, tile.channels);
 
   // Shared memory: the offset in `in` of every position of a channel's tile, the offset of every
@@ -366,20 +297,12 @@ __global__ void __launch_bounds__(max_threads(kChannels), kMinBlocks)
                        (image * tile.in_rows + row * p.row_step) * tile.pitch +
                        strip * kStrip * p.column_step;
   const int weight_start = group * tile.channels + warp_k * kChannels;
-  const int64_t n0 = int64_t{n_tile} * tile.images;
-  const int64_t p0 = int64_t{p_tile} * tile.rows;
-  const int64_t q0 = int64_t{q_tile} * (tile.strips * kStrip);
-  const int64_t strip_offset = (n0 + image) * g.out.n + (p0 + row) * g.out.p +
-                               (q0 + strip * kStrip) * g.out.q;  // of its group's first channel
-  const bool strip_exists = !idle && n0 + image < g.N && p0 + row < g.P;
-  const int strip_pixels = strip_exists ? clamp_count(g.Q - q0 - strip * kStrip, kStrip) : 0;
 
   const auto build_table = [&](int tap) {
     const int r = p.taps_s.quotient(tap);
     const int s = tap - r * static_cast<int>(g.S);
-    const int64_t h_step = kGathers && tile.gathered ? g.stride_h : 1;
-    const int64_t w_step = kGathers && tile.gathered ? g.stride_w : 1;
-    const int image_count = clamp_count(g.N - n0, tile.images);
+    const int64_t h_step = tile.gathered ? g.stride_h : 1;
+    const int64_t w_step = tile.gathered ? g.stride_w : 1;
     const int64_t h0 = p0 * g.stride_h - g.pad_h + r * g.dilation_h;
     const int64_t w0 = q0 * g.stride_w - g.pad_w + s * g.dilation_w;
     const Range rows = existing(h0, h_step, g.H, tile.in_rows);
@@ -459,12 +382,13 @@ __global__ void __launch_bounds__(max_threads(kChannels), kMinBlocks)
   };
 
   float* const slab = stages + tile.stages * stage_floats + warp * (32 * kStrip);
-  const auto finish = [&](int group0, float(&sum)[kChannels][kStrip]) {
-    const bool exists = strip_pixels > 0 && group < groups_at(group0);
+  const auto finish = [&](int group0, float (&sum)[kChannels][kStrip]) {
+    const bool exists = !idle && group < groups_at(group0) && image < image_count;
     const int64_t channel = int64_t{group0 + group} * g.K + k0 + warp_k * kChannels;
     StripOut to;
-    to.offset = strip_offset + channel * g.out.k;
-    to.pixels = exists ? strip_pixels : 0;
+    to.offset = (n0 + image) * g.out.n + channel * g.out.k + (p0 + row) * g.out.p +
+                (q0 + strip * kStrip) * g.out.q;
+    to.pixels = exists && p0 + row < g.P ? clamp_count(g.Q - q0 - strip * kStrip, kStrip) : 0;
     to.channels = clamp_count(channel_count - warp_k * kChannels, kChannels);
     if (p.bias != nullptr) {
 #pragma unroll
@@ -506,7 +430,7 @@ __global__ void __launch_bounds__(max_threads(kChannels), kMinBlocks)
     if (step < steps) {
       if (step > 0 && !in_rounds) {
         c0 += tile.chunk;
-        if (kGathers && c0 >= g.C) {
+        if (c0 >= g.C) {
           c0 = 0;
           build_table(++tap);
           __syncthreads();
@@ -572,7 +496,6 @@ bool stores_vectors(const Geometry& g, const T* out) {
 template <typename T>
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
-  if (plan.grid[0] == 0) return;
   const Variant variant = Variant::at(plan.variant_index);
   const bool forward = problem.pass == Pass::kFprop;
   Params<T> p{};
@@ -621,8 +544,7 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   p.chunk = D(tile.chunk);
   p.channels = D(tile.channels);
 
-  const KernelOf<T> kernel =
-      kernel_at<T>(variant.kernel, std::make_index_sequence<kKernelCount>());
+  const KernelOf<T> kernel = kernel_at<T>(variant.kernel, std::make_index_sequence<kKernelCount>());
   constexpr int kSharedByDefault = 48 << 10;
   if (plan.shared_bytes > kSharedByDefault) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
