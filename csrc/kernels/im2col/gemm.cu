@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "kernels/im2col/gemm.h"
 
@@ -41,8 +43,10 @@ ExactMathMode::ExactMathMode(cublasHandle_t handle) : handle_(handle) {
 
 ExactMathMode::~ExactMathMode() { cublasSetMathMode(handle_, former_); }
 
+namespace {
+
 template <typename T, typename Out>
-void multiply(cublasHandle_t handle, const Product<T, Out>& p, bool tf32) {
+void multiply_once(cublasHandle_t handle, const Product<T, Out>& p, bool tf32) {
   const Accumulator<T> one = 1;
   const Accumulator<T> beta = p.accumulate ? 1 : 0;
   // cuBLAS is column-major: it is given the transposed product, b^T a^T = c^T.
@@ -52,6 +56,32 @@ void multiply(cublasHandle_t handle, const Product<T, Out>& p, bool tf32) {
                  p.a_leading, p.a_stride, &beta, p.c, kDataType<Out>, p.c_leading, p.c_stride,
                  p.batch, compute_type<T>(tf32), CUBLAS_GEMM_DEFAULT),
              "matrix product");
+}
+
+// The longest sum that is formed in one go in IEEE float32, where the library adds term by term: in
+// parts, the error of a long sum grows with the length of a part and the number of parts.
+constexpr int64_t kLongestSum = 1024;
+// More parts would leave the library too little to share out over the GPU.
+constexpr int64_t kMostParts = 8;
+
+}  // namespace
+
+template <typename T, typename Out>
+void multiply(cublasHandle_t handle, const Product<T, Out>& product, bool tf32) {
+  if (!std::is_same_v<T, float> || tf32 || product.inner <= kLongestSum) {
+    multiply_once(handle, product, tf32);
+    return;
+  }
+  const int64_t parts = std::min((product.inner + kLongestSum - 1) / kLongestSum, kMostParts);
+  const int64_t step = (product.inner + parts - 1) / parts;
+  Product<T, Out> part = product;
+  for (int64_t first = 0; first < product.inner; first += step) {
+    part.a = product.a + first * (product.a_transposed ? product.a_leading : 1);
+    part.b = product.b + first * (product.b_transposed ? 1 : product.b_leading);
+    part.inner = std::min(step, product.inner - first);
+    multiply_once(handle, part, tf32);
+    part.accumulate = true;
+  }
 }
 
 template void multiply(cublasHandle_t, const Product<double, double>&, bool);

@@ -19,7 +19,8 @@ constexpr int64_t kMostChunk = 32;
 
 // The cost model. A thread's instructions, by purpose; a multiprocessor starts as many a clock as
 // it has float32 lanes.
-constexpr double kInstructionsPerInput = 6;  // copied to shared memory
+constexpr double kInstructionsPerInput = 9;         // copied to shared memory
+constexpr double kInstructionsPerNarrowInput = 24;  // of 16 bits: fetched alone and converted
 constexpr double kInstructionsPerWeight = 8;
 constexpr double kInstructionsPerPosition = 20;  // whose offset is computed, once a block and tap
 constexpr double kInstructionsPerOutput = 8;
@@ -27,10 +28,10 @@ constexpr double kInstructionsPerRow = 8;  // loop and address of a kernel row
 constexpr double kInstructionsPerRound = 100;
 constexpr double kInstructionsPerBlock = 300;
 // The share of those starts that is reached.
-constexpr double kIssueEfficiency = 0.75;
+constexpr double kIssueEfficiency = 0.70;
 constexpr double kBandwidthEfficiency = 0.80;
 // Loads that a step waits for where nothing else is left to run.
-constexpr double kStepLatencyMs = 0.8e-3;
+constexpr double kStepLatencyMs = 1.6e-3;
 // What the shorter of the times still adds to the longest.
 constexpr double kOverlapLoss = 0.1;
 constexpr double kLaunchMs = 3e-3;
@@ -232,9 +233,11 @@ double predict_ms(const ConvProblem& problem, const Geometry& g, const Variant& 
   const double tap = kernel.channels * kStrip + weights + inputs + 1;
   const double compute = channels * (taps * tap + static_cast<double>(g.R) * kInstructionsPerRow);
   const double positions = static_cast<double>(tile.positions()) * (tile.gathered ? taps : 1);
-  const double fill =
-      channels * tile.groups *
-      (positions * kInstructionsPerInput + taps * tile.channels * kInstructionsPerWeight) / threads;
+  const double per_input =
+      problem.dtype == DType::kFloat32 ? kInstructionsPerInput : kInstructionsPerNarrowInput;
+  const double fill = channels * tile.groups *
+                      (positions * per_input + taps * tile.channels * kInstructionsPerWeight) /
+                      threads;
   const double output = kernel.channels * kStrip * kInstructionsPerOutput;
   const double round = compute + fill + output + kInstructionsPerRound;
   const double once = positions * kInstructionsPerPosition / threads + kInstructionsPerBlock;

@@ -19,6 +19,9 @@ Tensor empty_like(const Tensor& like, at::IntArrayRef sizes, at::MemoryFormat fo
   return at::detail::empty_cuda(sizes, like.scalar_type(), like.device(), format);
 }
 
+// Of a tensor that is only read: one that shares its memory until it is written goes on sharing it.
+void* read_only(const Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
+
 ConvPlan plan_on(const Tensor& tensor, const ConvProblem& problem, Algorithm algorithm,
                  bool prefer) {
   try {
@@ -28,24 +31,27 @@ ConvPlan plan_on(const Tensor& tensor, const ConvProblem& problem, Algorithm alg
   }
 }
 
-void check_has_kernels(Algorithm wanted, const Tensor& tensor) {
-  TORCH_CHECK(wanted == Algorithm::kAuto || wanted == Algorithm::kAten ||
-                  has_kernels_for(tensor.get_device()),
-              "algorithm '", to_string(wanted), "' cannot run on ", tensor.device(),
-              ": customconv was built for the architectures ", CUSTOMCONV_ARCH_LIST);
+// False where the call is ATen's from the start: by choice, because only another argument is on
+// CUDA (ATen raises), or because the device is of an architecture that was not built for.
+bool is_for_kernels(Algorithm wanted, const Tensor& input) {
+  if (wanted == Algorithm::kAten || !input.is_cuda()) return false;
+  if (has_kernels_for(input.get_device())) return true;
+  TORCH_CHECK(wanted == Algorithm::kAuto, "algorithm '", to_string(wanted), "' cannot run on ",
+              input.device(), ": customconv was built for the architectures ",
+              CUSTOMCONV_ARCH_LIST);
+  return false;
 }
 
 Tensor conv2d_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                    int64_t groups, std::string_view algorithm) {
-  const c10::cuda::OptionalCUDAGuard guard(at::device_of(input));
   const Algorithm wanted = algorithm_named(algorithm);
   const auto by_aten = [&] {
     check_runs_on(algorithm, input);
-    check_has_kernels(wanted, input);
     return at::conv2d(input, weight, bias, stride, padding, dilation, groups);
   };
-  if (wanted == Algorithm::kAten || !has_kernels_for(input.get_device())) return by_aten();
+  if (!is_for_kernels(wanted, input)) return by_aten();
+  const c10::cuda::CUDAGuard guard(input.device());
   const auto conv = describe(input, weight, bias, stride, padding, dilation, groups);
   if (!conv) return by_aten();
   const ConvPlan chosen = plan_on(input, conv->problem, wanted, /*prefer=*/false);
@@ -53,9 +59,9 @@ Tensor conv2d_cuda(const Tensor& input, const Tensor& weight, const std::optiona
 
   const Tensor output = empty_like(input, conv->output_sizes(), conv->format);
   Operands operands;
-  operands.x = conv->input.data_ptr();
-  operands.w = conv->weight.data_ptr();
-  operands.y = output.data_ptr();
+  operands.x = read_only(conv->input);
+  operands.w = read_only(conv->weight);
+  operands.y = output.mutable_data_ptr();
   Tensor dense_bias;
   if (conv->problem.has_bias) {
     dense_bias = bias->contiguous();
@@ -69,17 +75,14 @@ Gradients conv2d_backward_cuda(const Tensor& grad_output, const Tensor& input, c
                                at::IntArrayRef stride, at::IntArrayRef padding,
                                at::IntArrayRef dilation, int64_t groups,
                                std::array<bool, 3> output_mask, std::string_view algorithm) {
-  const c10::cuda::OptionalCUDAGuard guard(at::device_of(input));
   const Algorithm wanted = algorithm_named(algorithm);
   const auto by_aten = [&](std::array<bool, 3> mask) {
     return aten_conv2d_backward(grad_output, input, weight, c10::fromIntArrayRefSlow(stride),
                                 c10::fromIntArrayRefSlow(padding),
                                 c10::fromIntArrayRefSlow(dilation), groups, mask);
   };
-  if (wanted == Algorithm::kAten || !has_kernels_for(input.get_device())) {
-    check_has_kernels(wanted, input);
-    return by_aten(output_mask);
-  }
+  if (!is_for_kernels(wanted, input)) return by_aten(output_mask);
+  const c10::cuda::CUDAGuard guard(input.device());
   const auto conv = describe(input, weight, std::nullopt, stride, padding, dilation, groups);
   const bool matches =
       conv && grad_output.dim() == input.dim() && grad_output.layout() == at::kStrided &&
@@ -98,15 +101,15 @@ Gradients conv2d_backward_cuda(const Tensor& grad_output, const Tensor& input, c
     const ConvProblem problem = conv->gradient(pass);
     const ConvPlan chosen = plan_on(input, problem, wanted, /*prefer=*/true);
     if (chosen.family == FamilyId::kAten) return false;
-    operands.y = grad.data_ptr();
+    operands.y = read_only(grad);
     run(problem, chosen, operands, written.scalar_type());
     return true;
   };
   if (output_mask[0]) {
     Tensor dx = empty_like(input, conv->input.sizes(), conv->format);
     Operands operands;
-    operands.x = dx.data_ptr();
-    operands.w = conv->weight.data_ptr();
+    operands.x = dx.mutable_data_ptr();
+    operands.w = read_only(conv->weight);
     if (!gradient(Pass::kDgrad, operands, dx)) {
       return by_aten(output_mask);
     }
@@ -115,8 +118,8 @@ Gradients conv2d_backward_cuda(const Tensor& grad_output, const Tensor& input, c
   if (output_mask[1]) {
     Tensor dw = empty_like(weight, weight.sizes(), conv->format);
     Operands operands;
-    operands.x = conv->input.data_ptr();
-    operands.w = dw.data_ptr();
+    operands.x = read_only(conv->input);
+    operands.w = dw.mutable_data_ptr();
     if (!gradient(Pass::kWgrad, operands, dw)) {
       return by_aten(output_mask);
     }
