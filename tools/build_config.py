@@ -144,9 +144,9 @@ def find_cuda_home(env: Mapping[str, str], torch_cuda: str) -> Path:
     for home in (*system, SYSTEM_TOOLKIT, wheel_toolkit(major)):
         if home and (found := toolkit_version(home)) and found[0] == major:
             return home
-    hint = f'pip install "{compiler_requirement(torch_cuda)}"' if major >= 13 else "the system's"
+    wheels = f' (pip install "{compiler_requirement(torch_cuda)}")' if major >= 13 else ""
     raise ConfigError(
-        f"no CUDA {major}.x toolkit found: install one ({hint}), name it with CUDA_HOME, "
+        f"no CUDA {major}.x toolkit found: install one{wheels}, name one with CUDA_HOME, "
         "or build without CUDA (CUSTOMCONV_CUDA=0)"
     )
 

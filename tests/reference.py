@@ -1,0 +1,205 @@
+"""Comparing results with what they should be, and problems to compute them for.
+
+A failed comparison names the worst index, both values there, and the share that is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FAMILIES = ("direct", "im2col", "tiled")
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
+
+
+def assert_equal(
+    actual: Tensor | None,
+    expected: Tensor | None,
+    *,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    what: str = "result",
+) -> None:
+    """Same shape, dtype and device, and the same values, exactly or within the tolerances.
+
+    NaN equals NaN, and zeros of either sign are equal.
+    """
+    if actual is None or expected is None:
+        assert actual is expected, f"{what}: {actual} instead of {expected}"
+        return
+    for attribute in ("shape", "dtype", "device"):
+        has, wants = getattr(actual, attribute), getattr(expected, attribute)
+        assert has == wants, f"{what}: {attribute} is {has} instead of {wants}"
+    a, e = actual.detach(), expected.detach()
+    wrong = ~((a == e) | (a.isnan() & e.isnan()))
+    if not wrong.any():
+        return
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    difference = (a.to(wide) - e.to(wide)).abs()
+    wrong &= ~(difference <= atol + rtol * e.to(wide).abs())
+    if wrong.any():
+        tolerances = f" within rtol={rtol:.3g}, atol={atol:.3g}" if rtol or atol else ""
+        raise AssertionError(f"{what}: {_worst(a, e, difference, wrong)}{tolerances}")
+
+
+def assert_same(
+    actual: Tensor | None,
+    expected: Tensor | None,
+    *,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    what: str = "result",
+) -> None:
+    """``assert_equal``, and the same strides, also where a size of one makes them free."""
+    assert_equal(actual, expected, rtol=rtol, atol=atol, what=what)
+    if actual is not None and expected is not None:
+        has, wants = actual.stride(), expected.stride()
+        shape = tuple(actual.shape)
+        assert has == wants, f"{what}: strides are {has} instead of {wants}, for shape {shape}"
+
+
+def relative_error(actual: Tensor, fp64: Tensor) -> float:
+    """The largest difference over the largest value; infinite where a value is not finite."""
+    if fp64.numel() == 0:
+        return 0.0
+    difference = (actual.to(fp64.dtype) - fp64).abs().max().item()
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / (fp64.abs().max().item() or 1.0)
+
+
+def assert_accurate(actual: Tensor, fp64: Tensor, at_most: float, *, what: str = "result") -> None:
+    """The relative error against an exact result is at most so large."""
+    assert actual.shape == fp64.shape, f"{what}: shape is {actual.shape} instead of {fp64.shape}"
+    error = relative_error(actual, fp64)
+    if error > at_most:
+        difference = (actual.to(fp64.dtype) - fp64).abs()
+        wrong = ~(difference <= at_most * (fp64.abs().max().item() or 1.0))
+        raise AssertionError(
+            f"{what}: relative error {error:.3g} is over {at_most:.3g}: "
+            f"{_worst(actual, fp64, difference, wrong)}"
+        )
+
+
+def assert_close_to(
+    actual: Tensor, fp64: Tensor, pytorch: Tensor, *, factor: float = 2.0, what: str = "result"
+) -> None:
+    """The error against an exact result is at most ``factor`` times PyTorch's own.
+
+    An error of one rounding to the result's dtype is always allowed: PyTorch's may be none by luck.
+    """
+    assert actual.dtype == pytorch.dtype, f"{what}: {actual.dtype} instead of {pytorch.dtype}"
+    rounding = torch.finfo(actual.dtype).eps
+    allowed = max(factor * relative_error(pytorch, fp64), rounding)
+    assert_accurate(actual, fp64, allowed, what=what)
+
+
+def _worst(actual: Tensor, expected: Tensor, difference: Tensor, wrong: Tensor) -> str:
+    severity = difference.nan_to_num(nan=math.inf).masked_fill(~wrong, -1)
+    index = tuple(int(i) for i in torch.unravel_index(severity.argmax(), severity.shape))
+    count, total = int(wrong.sum()), wrong.numel()
+    return (
+        f"worst at {index}: {actual[index].item()} instead of {expected[index].item()} "
+        f"(off by {difference[index].item():.3g}); "
+        f"{count} of {total} elements ({100 * count / total:.3g} %) are wrong"
+    )
+
+
+def tolerances(dtype: torch.dtype, terms: int = 100) -> dict[str, float]:
+    """How far two sums of so many products of normal numbers may be apart.
+
+    Sums of 16-bit numbers are kept in float32 and rounded once.
+    """
+    rounding = torch.finfo(dtype).eps
+    return {
+        "rtol": 2 * rounding,
+        "atol": 2 * terms * min(rounding, torch.finfo(torch.float32).eps),
+    }
+
+
+@contextlib.contextmanager
+def float32_precision(name: str) -> Iterator[None]:
+    """PyTorch's switch for convolutions in float32: "ieee" or "tf32"."""
+    # PyTorch's own test helpers freeze these switches, except in this context.
+    conv, thawed = torch.backends.cudnn.conv, torch.backends.__allow_nonbracketed_mutation
+    before = conv.fp32_precision
+    with thawed():
+        conv.fp32_precision = name
+    try:
+        yield
+    finally:
+        with thawed():
+            conv.fp32_precision = before
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Arguments of a convolution."""
+
+    input: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    bias: bool = True
+
+    @property
+    def geometry(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]:
+        """Stride, padding, dilation and groups, as every convolution takes them."""
+        return self.stride, self.padding, self.dilation, self.groups
+
+    def tensors(
+        self,
+        device: str,
+        dtype: torch.dtype,
+        layout: torch.memory_format = torch.contiguous_format,
+        *,
+        weight_layout: torch.memory_format | None = None,
+        integers: bool = False,
+        requires_grad: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Random input, weight and bias, the same values on every device.
+
+        With ``integers``, so small that every sum is exact in every dtype of sufficient range.
+        """
+
+        def make(shape: Sequence[int], memory_format: torch.memory_format) -> Tensor:
+            if integers:
+                values = torch.randint(-2, 3, tuple(shape), dtype=torch.float64)
+            else:
+                values = torch.randn(tuple(shape), dtype=torch.float64)
+            values = values.to(device, dtype)
+            if values.ndim == 4:
+                values = values.contiguous(memory_format=memory_format)
+            return values.requires_grad_(requires_grad)
+
+        x = make(self.input, layout)
+        w = make(self.weight, weight_layout or layout)
+        bias = make(self.weight[:1], torch.contiguous_format) if self.bias else None
+        return x, w, bias
+
+
+# One problem for each thing that a convolution can be.
+PROBLEMS = {
+    "dense": Problem((2, 4, 9, 8), (6, 4, 3, 3), padding=(1, 1)),
+    "asymmetric": Problem((2, 3, 10, 9), (5, 3, 5, 2), (1, 1), (2, 0)),
+    "strided": Problem((2, 4, 9, 8), (6, 4, 3, 3), (2, 3), (1, 1)),
+    "dilated": Problem((2, 4, 11, 9), (6, 4, 3, 2), (1, 1), (2, 1), (2, 3)),
+    "strided_dilated": Problem((2, 2, 12, 13), (3, 2, 3, 3), (3, 2), (4, 1), (2, 3)),
+    "grouped": Problem((2, 6, 8, 7), (9, 2, 3, 3), (1, 1), (1, 1), groups=3),
+    "depthwise": Problem((2, 5, 9, 8), (5, 1, 3, 3), (1, 1), (1, 1), groups=5),
+    "depthwise_multiplier": Problem((2, 3, 9, 8), (6, 1, 3, 3), (2, 1), (1, 1), groups=3),
+    "pointwise": Problem((2, 4, 6, 5), (6, 4, 1, 1)),
+    "pointwise_strided": Problem((2, 4, 6, 5), (6, 4, 1, 1), (2, 2)),
+    "one_channel": Problem((2, 1, 9, 8), (1, 1, 3, 3), (1, 1), (1, 1)),
+    "one_pixel_out": Problem((2, 4, 3, 3), (6, 4, 3, 3)),
+    "much_padding": Problem((1, 3, 4, 5), (4, 3, 2, 2), (1, 2), (5, 4)),
+    "no_bias": Problem((2, 4, 9, 8), (6, 4, 3, 3), (1, 1), (1, 1), bias=False),
+    "unbatched": Problem((4, 9, 8), (6, 4, 3, 3), (1, 1), (1, 1)),
+}
