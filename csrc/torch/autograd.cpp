@@ -183,7 +183,7 @@ Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const std::opt
                        c10::SymIntArrayRef dilation, c10::SymInt groups,
                        std::string_view algorithm) {
   const Tensor& bias_or_none = bias.has_value() ? *bias : Tensor();
-  if (algorithm == "aten" || is_for_aten(input, weight, bias_or_none)) {
+  if (algorithm_named(algorithm) == Algorithm::kAten || is_for_aten(input, weight, bias_or_none)) {
     check_runs_on(algorithm, input);
     return aten_conv2d(input, weight, bias, stride, padding, dilation, groups);
   }
@@ -202,7 +202,7 @@ Gradients conv2d_backward_autograd(const Tensor& grad_output, const Tensor& inpu
                                    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                                    c10::SymInt groups, std::array<bool, 3> output_mask,
                                    std::string_view algorithm) {
-  if (algorithm == "aten" || is_for_aten(input, weight, grad_output)) {
+  if (algorithm_named(algorithm) == Algorithm::kAten || is_for_aten(input, weight, grad_output)) {
     check_runs_on(algorithm, input);
     return aten_conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
                                 output_mask);

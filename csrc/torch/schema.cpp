@@ -82,6 +82,16 @@ at::Tensor conv2d_int(const at::Tensor& input, const at::Tensor& weight,
                 algorithm.value_or("auto"));
 }
 
+// The operator for plain integers that are symbolic while a graph is traced.
+at::Tensor conv2d_symint(const at::Tensor& input, const at::Tensor& weight,
+                         const std::optional<at::Tensor>& bias, c10::SymInt stride,
+                         c10::SymInt padding, c10::SymInt dilation, c10::SymInt groups,
+                         std::string_view algorithm) {
+  const auto pair = [](const c10::SymInt& v) { return std::array<c10::SymInt, 2>{v, v}; };
+  return conv2d(input, weight, bias, pair(stride), pair(padding), pair(dilation), groups,
+                algorithm);
+}
+
 // Every backend that has no kernel of ours.
 at::Tensor conv2d_composite(const at::Tensor& input, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
@@ -122,6 +132,10 @@ TORCH_LIBRARY(customconv, m) {
       "-> Tensor",
       {at::Tag::pt2_compliant_tag});
   m.def(
+      "conv2d.symint(Tensor input, Tensor weight, Tensor? bias=None, SymInt stride=1, "
+      "SymInt padding=0, SymInt dilation=1, SymInt groups=1, *, str algorithm=\"auto\") -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
       "conv2d_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[2] stride, "
       "SymInt[2] padding, SymInt[2] dilation, SymInt groups, bool[3] output_mask, *, "
       "str algorithm=\"auto\") -> (Tensor, Tensor, Tensor)",
@@ -130,12 +144,14 @@ TORCH_LIBRARY(customconv, m) {
 
 TORCH_LIBRARY_IMPL(customconv, CompositeImplicitAutograd, m) {
   m.impl("conv2d.int", conv2d_int);
+  m.impl("conv2d.symint", conv2d_symint);
   m.impl("conv2d.padding", conv2d_padding);
 }
 
 // vmap looks for a rule of its own before it decomposes an operator.
 TORCH_LIBRARY_IMPL(customconv, FuncTorchBatched, m) {
   m.impl("conv2d.int", conv2d_int);
+  m.impl("conv2d.symint", conv2d_symint);
   m.impl("conv2d.padding", conv2d_padding);
 }
 

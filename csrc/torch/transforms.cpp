@@ -4,6 +4,7 @@
 
 #include "torch/aten.h"
 #include "torch/ops.h"
+#include "torch/problem.h"
 
 namespace customconv::torch_layer {
 
@@ -28,7 +29,8 @@ at::Tensor conv2d_autocast(const at::Tensor& input, const at::Tensor& weight,
 at::Tensor conv2d_vmap(const at::Tensor& input, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                        c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                       c10::SymInt groups, std::string_view) {
+                       c10::SymInt groups, std::string_view algorithm) {
+  check_runs_on(algorithm, input);
   return aten_conv2d(input, weight, bias, stride, padding, dilation, groups);
 }
 
@@ -36,7 +38,8 @@ Gradients conv2d_backward_vmap(const at::Tensor& grad_output, const at::Tensor& 
                                const at::Tensor& weight, c10::SymIntArrayRef stride,
                                c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                                c10::SymInt groups, std::array<bool, 3> output_mask,
-                               std::string_view) {
+                               std::string_view algorithm) {
+  check_runs_on(algorithm, input);
   return aten_conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
                               output_mask);
 }

@@ -9,6 +9,8 @@ namespace {
 
 // Share of the CUDA cores' peak that is reached, by pass; measured, see docs/kernels/direct.md.
 constexpr double kFpropEfficiency = 0.06;
+constexpr double kStridedEfficiency =
+    0.0075;  // fprop by pixels in NHWC: neighbours load channels apart
 constexpr double kDgradEfficiency = 0.045;
 constexpr double kWgradEfficiency = 0.018;
 constexpr double kLaunchMs = 0.003;
@@ -67,6 +69,9 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
   switch (problem.pass) {
     case Pass::kFprop:
       blocks = ceil_divide(problem.y_count(), kBlock);
+      if (order == Order::kPixels && problem.x_strides[1] == 1 && problem.group_C() > 1) {
+        efficiency = kStridedEfficiency;
+      }
       break;
     case Pass::kDgrad:
       blocks = ceil_divide(problem.x_count(), kBlock);

@@ -5,6 +5,7 @@
 // ordered as the weight is in memory: (c, r, s) or (r, s, c) within a group.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "plan/plan.h"
@@ -13,7 +14,7 @@ namespace customconv::im2col {
 
 constexpr int kBlock = 256;
 
-// The most memory that columns may take. Larger chunks make better products, up to about here;
+// The most memory that a chunk may take. Larger chunks make better products, up to about here;
 // docs/kernels/im2col.md has the measurement.
 constexpr int64_t kWorkspaceBound = int64_t{256} << 20;
 
@@ -48,9 +49,42 @@ inline bool columns_are_in_place(const ConvProblem& p) {
   return p.is_pointwise();
 }
 
-// wgrad sums over chunks in the accumulator's type.
+// dgrad forms columns for bands of input rows: those of the output rows that the band reaches. For
+// a whole image, all of them.
+inline int64_t band_columns(const ConvProblem& p, int64_t rows) {
+  if (rows == p.H) return p.P * p.Q;
+  const int64_t reach = rows - 1 + (p.R - 1) * p.dilation_h;
+  return std::min(p.P, reach / p.stride_h + 1) * p.Q;
+}
+
+// The workspace: a chunk's columns, and behind them what is kept in the accumulator's type until it
+// is rounded once: wgrad's sums over the chunks, or the products of a chunk that a bias is added
+// to. (cuBLAS can add the bias itself, but some of its 16-bit kernels round before they do.)
+inline bool keeps_products(const ConvProblem& p) {
+  return p.pass == Pass::kFprop && p.has_bias && element_size(p.dtype) == 2;
+}
+
+inline int64_t products_bytes(const ConvProblem& p, int64_t pixels) {
+  return keeps_products(p) ? p.K * pixels * accumulator_size(p.dtype) : 0;
+}
+
 inline int64_t weight_sum_bytes(const ConvProblem& p) {
-  return p.w_count() * accumulator_size(p.dtype);
+  return p.pass == Pass::kWgrad ? p.w_count() * accumulator_size(p.dtype) : 0;
+}
+
+// What an image's chunk of `pixels` takes of the bound.
+inline int64_t chunk_bytes(const ConvProblem& p, int64_t pixels) {
+  return (columns_are_in_place(p) ? 0 : columns_bytes(p, pixels)) + products_bytes(p, pixels);
+}
+
+// Where the second part begins.
+inline int64_t columns_room(const ConvProblem& p, const ConvPlan& plan) {
+  if (columns_are_in_place(p)) return 0;
+  constexpr int64_t kAlignment = 256;
+  const int64_t pixels =
+      p.pass == Pass::kDgrad ? band_columns(p, plan.chunk_pixels) : plan.chunk_pixels;
+  const int64_t bytes = plan.chunk_images * columns_bytes(p, pixels);
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 }  // namespace customconv::im2col

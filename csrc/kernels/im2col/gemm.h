@@ -12,15 +12,15 @@ namespace customconv::im2col {
 // and batch strides count elements.
 template <typename T, typename Out>
 struct Product {
-  int64_t rows, columns, inner;
-  const T* a;
-  int64_t a_leading;
-  bool a_transposed;
-  const T* b;
-  int64_t b_leading;
-  bool b_transposed;
-  Out* c;
-  int64_t c_leading;
+  int64_t rows = 0, columns = 0, inner = 0;
+  const T* a = nullptr;
+  int64_t a_leading = 0;
+  bool a_transposed = false;
+  const T* b = nullptr;
+  int64_t b_leading = 0;
+  bool b_transposed = false;
+  Out* c = nullptr;
+  int64_t c_leading = 0;
   int64_t batch = 1;
   int64_t a_stride = 0, b_stride = 0, c_stride = 0;
   bool accumulate = false;

@@ -216,6 +216,22 @@ __global__ void __launch_bounds__(kBlock) fill_bias(int64_t count, int64_t inner
   }
 }
 
+// Rounds a chunk's products plus the bias into y. Lines of `line` elements lie together in both,
+// and in y `stride` elements apart: a channel's pixels, or with channels_last a pixel's channels.
+template <typename T>
+__global__ void __launch_bounds__(kBlock)
+    add_bias(int64_t count, Divider<int64_t> by_line, int64_t stride, bool channels_last, int64_t K,
+             const Accumulator<T>* __restrict__ products, const T* __restrict__ bias,
+             T* __restrict__ y) {
+  for (int64_t at = blockIdx.x * int64_t{kBlock} + threadIdx.x; at < count;
+       at += int64_t{gridDim.x} * kBlock) {
+    int64_t line = at;
+    const int64_t in_line = by_line.split(line);
+    const int64_t k = channels_last ? in_line : line % K;
+    y[line * stride + in_line] = narrow<T>(products[at] + widen(bias[k]));
+  }
+}
+
 // The summed weight gradient, which has the weight's own layout, in the weight's dtype.
 template <typename T>
 __global__ void __launch_bounds__(kBlock)
@@ -252,13 +268,23 @@ class ChunkedPass {
         image_pixels_(problem.P * problem.Q) {}
 
   void fprop() {
+    if (keeps_products(p_)) {
+      for_each_chunk([&](const Chunk& chunk) {
+        auto* products = behind_columns();
+        multiply_forward(chunk, columns_of(chunk), products, chunk.pixels, false);
+        round_products(chunk, products);
+      });
+      return;
+    }
     if (bias_ != nullptr) {
       const int64_t inner = geometry_.channels_last ? 1 : image_pixels_;
       fill_bias<T><<<blocks_for(p_.y_count()), kBlock, 0, context_.stream>>>(p_.y_count(), inner,
                                                                              p_.K, bias_, y_);
       check_launch("im2col fill_bias");
     }
-    for_each_chunk([&](const Chunk& chunk) { multiply_forward(chunk, columns_of(chunk)); });
+    for_each_chunk([&](const Chunk& chunk) {
+      multiply_forward(chunk, columns_of(chunk), y_at(chunk), image_pixels_, bias_ != nullptr);
+    });
   }
 
   void dgrad() {
@@ -271,9 +297,7 @@ class ChunkedPass {
   }
 
   void wgrad() {
-    // The sum lies behind the columns, both in the one workspace.
-    auto* sum = reinterpret_cast<Acc*>(static_cast<char*>(context_.workspace) +
-                                       plan_.workspace_bytes - weight_sum_bytes(p_));
+    Acc* sum = behind_columns();
     bool first = true;
     for_each_chunk([&](const Chunk& chunk) {
       multiply_weight(chunk, columns_of(chunk), sum, first);
@@ -301,6 +325,10 @@ class ChunkedPass {
     }
   }
 
+  Acc* behind_columns() const {
+    return reinterpret_cast<Acc*>(static_cast<char*>(context_.workspace) + columns_room(p_, plan_));
+  }
+
   // Elements between lines, images and groups of a chunk's column matrix.
   Columns layout(const T* data, int64_t leading, int64_t pixels) const {
     if (geometry_.channels_last) return {data, leading, pixels * leading, group_rows_};
@@ -309,7 +337,8 @@ class ChunkedPass {
 
   Columns columns_of(const Chunk& chunk) {
     if (in_place_) {
-      return layout(x_ + chunk.image * p_.C * p_.H * p_.W,
+      const int64_t pixel_stride = geometry_.channels_last ? p_.C : 1;
+      return layout(x_ + chunk.image * p_.C * p_.H * p_.W + chunk.pixel * pixel_stride,
                     geometry_.channels_last ? rows_ : image_pixels_, image_pixels_);
     }
     constexpr int kPack = Pack<T>::kSize;
@@ -364,104 +393,116 @@ class ChunkedPass {
     }
   }
 
-  void multiply_forward(const Chunk& chunk, const Columns& columns) {
+  // out = columns x weight; an NCHW image's lines in `out` are `pixels` long.
+  template <typename Out>
+  void multiply_forward(const Chunk& chunk, const Columns& columns, Out* out, int64_t pixels,
+                        bool accumulate) {
     const int64_t K = p_.group_K(), weights = K * group_rows_;
-    const bool accumulate = bias_ != nullptr;
-    T* y = y_at(chunk);
+    Product<T, Out> product{};
+    product.inner = group_rows_;
+    product.c = out;
+    product.batch = p_.groups;
+    product.accumulate = accumulate;
     if (geometry_.channels_last) {
-      Product<T, T> product{chunk.images * chunk.pixels,
-                            K,
-                            group_rows_,
-                            columns.data,
-                            columns.leading,
-                            false,
-                            w_,
-                            group_rows_,
-                            true,
-                            y,
-                            p_.K};
-      product.batch = p_.groups;
+      product.rows = chunk.images * chunk.pixels;
+      product.columns = K;
+      product.a = columns.data;
+      product.a_leading = columns.leading;
       product.a_stride = columns.group_stride;
+      product.b = w_;
+      product.b_leading = group_rows_;
+      product.b_transposed = true;
       product.b_stride = weights;
+      product.c_leading = p_.K;
       product.c_stride = K;
-      product.accumulate = accumulate;
       multiply(product);
       return;
     }
-    Product<T, T> product{
-        K, chunk.pixels, group_rows_, w_, group_rows_, false, columns.data, columns.leading, false,
-        y, image_pixels_};
-    product.batch = p_.groups;
+    product.rows = K;
+    product.columns = chunk.pixels;
+    product.a = w_;
+    product.a_leading = group_rows_;
     product.a_stride = weights;
+    product.b = columns.data;
+    product.b_leading = columns.leading;
     product.b_stride = columns.group_stride;
-    product.c_stride = K * image_pixels_;
-    product.accumulate = accumulate;
-    multiply_images(product, chunk.images, 0, columns.image_stride, p_.K * image_pixels_, false);
+    product.c_leading = pixels;
+    product.c_stride = K * pixels;
+    multiply_images(product, chunk.images, 0, columns.image_stride, p_.K * pixels, false);
   }
 
+  void round_products(const Chunk& chunk, const Acc* products) {
+    const int64_t count = chunk.images * chunk.pixels * p_.K;
+    const bool channels_last = geometry_.channels_last;
+    add_bias<T><<<blocks_for(count), kBlock, 0, context_.stream>>>(
+        count, Divider<int64_t>(channels_last ? p_.K : chunk.pixels),
+        channels_last ? p_.K : image_pixels_, channels_last, p_.K, products, bias_, y_at(chunk));
+    check_launch("im2col add_bias");
+  }
+
+  // sum (+)= dy^T x columns.
   void multiply_weight(const Chunk& chunk, const Columns& columns, Acc* sum, bool first) {
     const int64_t K = p_.group_K();
-    const T* dy = y_at(chunk);
+    Product<T, Acc> product{};
+    product.rows = K;
+    product.columns = group_rows_;
+    product.a = y_at(chunk);
+    product.b = columns.data;
+    product.b_leading = columns.leading;
+    product.b_stride = columns.group_stride;
+    product.c = sum;
+    product.c_leading = group_rows_;
+    product.c_stride = K * group_rows_;
+    product.batch = p_.groups;
+    product.accumulate = !first;
     if (geometry_.channels_last) {
-      Product<T, Acc> product{K,
-                              group_rows_,
-                              chunk.images * chunk.pixels,
-                              dy,
-                              p_.K,
-                              true,
-                              columns.data,
-                              columns.leading,
-                              false,
-                              sum,
-                              group_rows_};
-      product.batch = p_.groups;
+      product.inner = chunk.images * chunk.pixels;
+      product.a_leading = p_.K;
+      product.a_transposed = true;
       product.a_stride = K;
-      product.b_stride = columns.group_stride;
-      product.c_stride = K * group_rows_;
-      product.accumulate = !first;
       multiply(product);
       return;
     }
-    Product<T, Acc> product{K,          group_rows_,  chunk.pixels,    dy,   image_pixels_,
-                            false,      columns.data, columns.leading, true, sum,
-                            group_rows_};
-    product.batch = p_.groups;
+    product.inner = chunk.pixels;
+    product.a_leading = image_pixels_;
     product.a_stride = K * image_pixels_;
-    product.b_stride = columns.group_stride;
-    product.c_stride = K * group_rows_;
-    product.accumulate = !first;
+    product.b_transposed = true;
     multiply_images(product, chunk.images, p_.K * image_pixels_, columns.image_stride, 0, true);
   }
 
-  // columns = weight^T dy, for the output pixels that reach the band, into `out`.
+  // out = dy x weight, or weight^T x dy: the columns of a chunk, in lines of `pixels` for NCHW.
   template <typename Out>
   void multiply_columns(const Chunk& chunk, Out* out, int64_t pixels) {
     const int64_t K = p_.group_K(), weights = K * group_rows_;
     const T* dy = y_at(chunk);
+    Product<T, Out> product{};
+    product.inner = K;
+    product.c = out;
+    product.batch = p_.groups;
     if (geometry_.channels_last) {
-      Product<T, Out> product{chunk.images * chunk.pixels,
-                              group_rows_,
-                              K,
-                              dy,
-                              p_.K,
-                              false,
-                              w_,
-                              group_rows_,
-                              false,
-                              out,
-                              rows_};
-      product.batch = p_.groups;
+      product.rows = chunk.images * chunk.pixels;
+      product.columns = group_rows_;
+      product.a = dy;
+      product.a_leading = p_.K;
       product.a_stride = K;
+      product.b = w_;
+      product.b_leading = group_rows_;
       product.b_stride = weights;
+      product.c_leading = rows_;
       product.c_stride = group_rows_;
       multiply(product);
       return;
     }
-    Product<T, Out> product{group_rows_, chunk.pixels,  K,     w_,  group_rows_, true,
-                            dy,          image_pixels_, false, out, pixels};
-    product.batch = p_.groups;
+    product.rows = group_rows_;
+    product.columns = chunk.pixels;
+    product.a = w_;
+    product.a_leading = group_rows_;
+    product.a_transposed = true;
     product.a_stride = weights;
+    product.b = dy;
+    product.b_leading = image_pixels_;
     product.b_stride = K * image_pixels_;
+    product.c_leading = pixels;
     product.c_stride = group_rows_ * pixels;
     multiply_images(product, chunk.images, 0, p_.K * image_pixels_, rows_ * pixels, false);
   }

@@ -9,11 +9,11 @@ namespace customconv::im2col {
 namespace {
 
 // Measured on an H100, see docs/kernels/im2col.md.
-constexpr double kMatrixEfficiency = 0.7;      // of the library's product, at full tiles
-constexpr double kBandwidthEfficiency = 0.65;  // of the column kernels
-constexpr double kLaunchMs = 0.006;
-constexpr double kHostMs = 0.015;  // of the library's calls, more than a single launch takes
-constexpr int64_t kWorkspaceAlignment = 256;
+constexpr double kMatrixEfficiency = 0.75;  // of the library's product, at full tiles
+constexpr double kColumnBandwidth = 0.65;   // of device memory, where columns are written and read
+constexpr double kDgradBandwidth = 0.45;    // where they are written and gathered from
+constexpr double kLaunchMs = 0.005;
+constexpr double kHostMs = 0.010;    // of the library's calls, more than a single launch takes
 constexpr int64_t kMatrixTile = 64;  // rows and columns that a product is rounded up to
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -27,18 +27,11 @@ double tile_fill(int64_t rows, int64_t columns) {
 
 int64_t image_columns(const ConvProblem& p) { return p.P * p.Q; }
 
-// Columns that dgrad forms for a band of input rows: for a whole image, all of them.
-int64_t band_columns(const ConvProblem& p, int64_t rows) {
-  if (rows == p.H) return image_columns(p);
-  const int64_t reach = rows - 1 + (p.R - 1) * p.dilation_h;
-  return std::min(p.P, reach / p.stride_h + 1) * p.Q;  // of the output rows that the band reaches
-}
-
-// Most columns that the bound leaves room for; whole packs, so that lines of them fit too.
+// Most columns of an image that the bound leaves room for; whole packs, so that lines of them fit.
 int64_t columns_within_bound(const ConvProblem& p) {
   constexpr int64_t kWhole = 8;
-  const int64_t columns = kWorkspaceBound / columns_bytes(p, kWhole) * kWhole;
-  return columns > 0 ? columns : kWorkspaceBound / columns_bytes(p, 1);
+  const int64_t columns = kWorkspaceBound / chunk_bytes(p, kWhole) * kWhole;
+  return columns > 0 ? columns : kWorkspaceBound / chunk_bytes(p, 1);
 }
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties&) {
@@ -47,7 +40,7 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties&) {
   if (dense_layout(p.w_sizes(), p.w_strides) == Layout::kOther) return "the weight is not dense";
   if (dense_layout(p.y_sizes(), p.y_strides) == Layout::kOther) return "the output is not dense";
   if (p.K > INT32_MAX || p.C * p.R * p.S > INT32_MAX) return "a matrix dimension passes 2^31";
-  if (columns_are_in_place(p)) return nullptr;
+  if (chunk_bytes(p, 1) == 0) return nullptr;
   if (p.pass == Pass::kDgrad && p.C * p.W > INT32_MAX) return "an image row passes 2^31 elements";
   const int64_t least = p.pass == Pass::kDgrad ? band_columns(p, 1) : 1;
   if (columns_within_bound(p) < least) return "the workspace bound holds too few columns";
@@ -57,20 +50,19 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties&) {
 // Cuts the batch into chunks of whole images or an image into chunks of pixels (dgrad: of rows).
 void choose_chunk(const ConvProblem& p, ConvPlan& plan) {
   const bool dgrad = p.pass == Pass::kDgrad;
-  if (columns_are_in_place(p)) {
+  const int64_t image_bytes = chunk_bytes(p, image_columns(p));
+  // Kernels count a chunk's part of dx, which can be larger than its columns, in 32 bits.
+  const int64_t image_elements = dgrad ? p.C * p.H * p.W : 1;
+  if (image_bytes == 0 || (image_bytes <= kWorkspaceBound && image_elements <= INT32_MAX)) {
     plan.chunk_images = p.N;
+    if (image_bytes > 0) {
+      plan.chunk_images =
+          std::min({p.N, kWorkspaceBound / image_bytes, INT32_MAX / image_elements});
+    }
     plan.chunk_pixels = dgrad ? p.H : image_columns(p);
     return;
   }
   const int64_t room = columns_within_bound(p);
-  // Kernels count a chunk's part of dx, which can be larger than its columns, in 32 bits.
-  const int64_t image_elements = dgrad ? p.C * p.H * p.W : 1;
-  if (columns_bytes(p, image_columns(p)) <= kWorkspaceBound && image_elements <= INT32_MAX) {
-    plan.chunk_images = std::min(
-        {p.N, kWorkspaceBound / columns_bytes(p, image_columns(p)), INT32_MAX / image_elements});
-    plan.chunk_pixels = dgrad ? p.H : image_columns(p);
-    return;
-  }
   plan.chunk_images = 1;
   if (!dgrad) {
     // Even chunks, in whole warps: a last one of a few pixels would be all overhead.
@@ -98,12 +90,10 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
 
   const int64_t chunk_pixels =
       p.pass == Pass::kDgrad ? band_columns(p, plan.chunk_pixels) : plan.chunk_pixels;
-  if (!in_place) {
-    plan.workspace_bytes =
-        round_up(plan.chunk_images * columns_bytes(p, chunk_pixels), kWorkspaceAlignment);
-  }
-  plan.grid[0] = in_place ? 1 : ceil_divide(plan.workspace_bytes / 16, kBlock);
-  if (p.pass == Pass::kWgrad) plan.workspace_bytes += weight_sum_bytes(p);
+  const int64_t room = columns_room(p, plan);
+  plan.grid[0] = std::max<int64_t>(ceil_divide(room / 16, kBlock), 1);
+  plan.workspace_bytes =
+      room + plan.chunk_images * products_bytes(p, chunk_pixels) + weight_sum_bytes(p);
 
   const int64_t chunks =
       ceil_divide(p.N, plan.chunk_images) *
@@ -112,11 +102,11 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   // Products in a chunk: one where the images of a chunk, or the groups, make a batch.
   const int64_t products =
       channels_last || (p.groups == 1 && p.pass != Pass::kWgrad) ? 1 : plan.chunk_images;
-  const double traffic = in_place ? 0
-                                  : 2.0 * static_cast<double>(p.N) *
-                                        static_cast<double>(columns_bytes(p, image_columns(p)));
+  const double traffic =
+      2.0 * static_cast<double>(p.N) * static_cast<double>(chunk_bytes(p, image_columns(p)));
   const double bytes_ms =
-      1e-6 * (traffic + p.least_bytes()) / (kBandwidthEfficiency * device.bandwidth_gb_s);
+      1e-6 * (traffic + p.least_bytes()) /
+      ((p.pass == Pass::kDgrad ? kDgradBandwidth : kColumnBandwidth) * device.bandwidth_gb_s);
   const int64_t tap_rows = p.group_C() * p.R * p.S;
   // NHWC joins the pixels of a chunk's images into one dimension.
   const int64_t pixels = channels_last ? plan.chunk_images * chunk_pixels : chunk_pixels;

@@ -28,7 +28,7 @@ constexpr double kInstructionsPerRow = 8;  // loop and address of a kernel row
 constexpr double kInstructionsPerRound = 100;
 constexpr double kInstructionsPerBlock = 300;
 // The share of those starts that is reached.
-constexpr double kIssueEfficiency = 0.70;
+constexpr double kIssueEfficiency = 0.65;
 constexpr double kBandwidthEfficiency = 0.80;
 // Loads that a step waits for where nothing else is left to run.
 constexpr double kStepLatencyMs = 1.6e-3;
