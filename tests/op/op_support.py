@@ -1,0 +1,91 @@
+"""What the tests of the operator share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference import FAMILIES, assert_close_to, assert_equal, assert_same, tolerances
+from torch import Tensor
+from torch.testing._internal.common_methods_invocations import op_db
+
+import customconv
+
+conv2d = torch.ops.customconv.conv2d
+conv2d_backward = torch.ops.customconv.conv2d_backward
+
+OPINFO = next(op for op in op_db if op.name == "nn.functional.conv2d")
+needs_compiler = pytest.mark.skipif(
+    not shutil.which(os.environ.get("CXX", "g++")), reason="Inductor needs a C++ compiler"
+)
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def families(x: Tensor, *arguments: Any, op: str = "fprop", **keywords: Any) -> list[str]:
+    """The families of kernels that can compute this: none on the CPU."""
+    if x.is_complex() or not x.dtype.is_floating_point:
+        return []
+    explanation = customconv.explain(x, *arguments, op=op, **keywords)
+    return [c.family for c in explanation.candidates if c.plan and c.family in FAMILIES]
+
+
+def samples(
+    device: str, dtype: torch.dtype, layout: torch.memory_format = torch.contiguous_format
+) -> Iterator[tuple[list[Tensor | None], dict[str, Any]]]:
+    """PyTorch's own samples as (input, weight, bias) and keywords, images in the layout."""
+    for sample in OPINFO.sample_inputs(device, dtype):
+        tensors = [sample.input, *sample.args]
+        yield [t.contiguous(memory_format=layout) if t is not None and t.ndim == 4 else t
+               for t in tensors], sample.kwargs  # fmt: skip
+
+
+def widened(value: Any) -> Any:
+    """A tensor in double precision; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+def assert_as_pytorch(actual: Tensor, *arguments: Any, **keywords: Any) -> None:
+    """The output is what F.conv2d gives for these arguments: bit for bit on the CPU.
+
+    On CUDA kernels differ, so values are held against PyTorch's in double precision.
+    """
+    theirs = F.conv2d(*arguments, **keywords)
+    if not actual.is_cuda:
+        assert_same(actual, theirs)
+        return
+    exact = F.conv2d(*map(widened, arguments), **{k: widened(v) for k, v in keywords.items()})
+    if actual.is_complex():  # made of several real ones, whose sums cancel
+        assert_close_to(actual, exact, theirs, factor=4)
+    else:
+        assert_equal(actual, exact.to(theirs.dtype), **tolerances(theirs.dtype))
+    assert actual.stride() == theirs.stride()
+
+
+def leaves(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Copies with the same strides, to differentiate by."""
+    return [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
+
+
+def gradients(
+    convolve: Callable[..., Tensor], tensors: list[Tensor | None], *rest: Any, **keywords: Any
+) -> tuple[Tensor, ...]:
+    """Gradients of the output's product with fixed random numbers."""
+    output = convolve(*tensors, *rest, **keywords)
+    generator = torch.Generator().manual_seed(1)
+    eighths = torch.randint(-16, 17, output.shape, generator=generator) / 8  # exact in every dtype
+    direction = torch.empty_like(output).copy_(eighths)
+    return torch.autograd.grad(output, [t for t in tensors if t is not None], direction)
+
+
+def on_each_device(*families: str) -> pytest.MarkDecorator:
+    """Runs a test by the planner's choice on each device, and by each of the families on CUDA."""
+    gpu = pytest.mark.gpu
+    cuda = [pytest.param("cuda", name, marks=gpu) for name in ("auto", *families)]
+    return pytest.mark.parametrize(("device", "algorithm"), [("cpu", "auto"), *cuda])

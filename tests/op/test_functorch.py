@@ -1,0 +1,183 @@
+"""The operator under torch.func's transforms and in forward-mode differentiation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+import torch.nn.functional as F
+from op_support import conv2d, conv2d_backward
+from reference import Problem, assert_equal, tolerances
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+import customconv
+
+# Small, since Jacobians have the square of a problem's size.
+SMALL = {
+    "dense": Problem((2, 2, 5, 4), (3, 2, 3, 3), padding=(1, 1)),
+    "grouped": Problem((2, 4, 4, 5), (4, 2, 3, 2), padding=(1, 0), groups=2),
+    "strided_dilated": Problem((2, 2, 7, 8), (3, 2, 3, 3), (3, 2), (2, 1), (2, 3)),
+    "depthwise": Problem((2, 3, 5, 4), (3, 1, 3, 3), padding=(1, 1), groups=3),
+    "unbatched": Problem((2, 5, 4), (3, 2, 3, 3), padding=(1, 1)),
+}
+
+
+def near(actual, expected):
+    """Equal up to the order of sums, in each tensor of a nest of tuples."""
+    if isinstance(actual, torch.Tensor):
+        scale = expected.abs().max().item()
+        assert_equal(actual, expected, rtol=1e-12, atol=1e-12 * scale)
+        return
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
+        near(one, other)
+
+
+def both(problem):
+    """Ours and PyTorch's convolution with the problem's geometry."""
+    geometry = problem.geometry
+    return lambda *t: conv2d(*t, *geometry), lambda *t: F.conv2d(*t, *geometry)
+
+
+TRANSFORMS = {
+    "grad": lambda f: grad(lambda *t: f(*t).square().sum(), argnums=(0, 1, 2)),
+    "jacrev": lambda f: jacrev(f, argnums=(1, 2)),
+    "jacfwd": lambda f: jacfwd(f, argnums=(1, 2)),
+    "jvp": lambda f: lambda *t: jvp(f, t, tuple(x.cos() for x in t)),
+    "vjp": lambda f: lambda *t: vjp(f, *t)[1](f(*t).sin()),
+    "grad_grad": lambda f: grad(lambda *t: grad(lambda *u: f(*u).pow(3).sum())(*t).sin().sum(), 1),
+    "hessian": lambda f: hessian(lambda *t: f(*t).square().sum(), argnums=1),
+}
+
+
+@pytest.mark.parametrize("problem", SMALL)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms(problem, transform, device):
+    problem = SMALL[problem]
+    tensors = problem.tensors(device, torch.float64)
+    ours, theirs = both(problem)
+    near(TRANSFORMS[transform](ours)(*tensors), TRANSFORMS[transform](theirs)(*tensors))
+
+
+@pytest.mark.parametrize("mapped", [(0, None, None), (None, 0, None), (0, 0, None), (0, 0, 0)])
+@pytest.mark.parametrize("problem", SMALL)
+def test_vmap(problem, mapped, device):
+    problem = SMALL[problem]
+    tensors = problem.tensors(device, torch.float64)
+    batched = [
+        t if dim is None else torch.stack([t, t.sin(), -t])
+        for t, dim in zip(tensors, mapped, strict=True)
+    ]
+    actual = vmap(both(problem)[0], in_dims=mapped)(*batched)
+    for index in range(3):
+        one = [t if dim is None else t[index] for t, dim in zip(batched, mapped, strict=True)]
+        near(actual[index], F.conv2d(*one, *problem.geometry))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w: conv2d(x, w, None, 2, 1),
+        lambda x, w: conv2d(x, w, padding="same"),
+        lambda x, w: customconv.conv2d(x, w, stride=2, padding=(1, 0)),
+    ],
+)
+def test_vmap_of_every_way_to_call(call, device):
+    x, w, _ = SMALL["dense"].tensors(device, torch.float64)
+    several = torch.stack([w, w.sin()])
+    near(vmap(call, in_dims=(None, 0))(x, several), torch.stack([call(x, one) for one in several]))
+
+
+def test_vmap_of_the_backward_operator(device):
+    problem = SMALL["grouped"]
+    x, w, bias = problem.tensors(device, torch.float64)
+    directions = torch.randn(3, *F.conv2d(x, w, bias, *problem.geometry).shape).to(x)
+
+    def backward(direction):
+        return conv2d_backward(direction, x, w, *problem.geometry, [True] * 3)
+
+    actual = vmap(backward)(directions)
+    near(actual, tuple(torch.stack(g) for g in zip(*map(backward, directions), strict=True)))
+
+
+def test_gradients_of_many_directions_at_once(device):
+    x, w, bias = SMALL["dense"].tensors(device, torch.float64)
+    w.requires_grad_()
+    output = conv2d(x, w, bias)
+    directions = torch.randn(3, *output.shape).to(x)
+    actual = torch.autograd.grad(output, w, directions, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(output, w, d, retain_graph=True)[0] for d in directions]
+    near(actual[0], torch.stack(each))
+
+
+@pytest.mark.parametrize("which", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_dual_numbers(which, requires_grad, device):
+    problem = SMALL["strided_dilated"]
+    tensors = problem.tensors(device, torch.float64, requires_grad=requires_grad)
+    tangents = [torch.randn_like(t) for t in tensors]
+
+    def derivative(convolve):
+        with fwAD.dual_level():
+            duals = [
+                fwAD.make_dual(t, tangent) if i in which else t
+                for i, (t, tangent) in enumerate(zip(tensors, tangents, strict=True))
+            ]
+            return tuple(fwAD.unpack_dual(convolve(*duals)))
+
+    ours, theirs = both(problem)
+    near(derivative(ours), derivative(theirs))
+
+
+def test_autograd_through_transforms(device):
+    """The outer differentiation is eager, the inner call transformed."""
+    x, w, bias = SMALL["dense"].tensors(device, torch.float64, requires_grad=True)
+
+    def derivatives(convolve):
+        several = vmap(convolve, in_dims=(None, 0, None))(x, torch.stack([w, w.sin()]), bias)
+        inner = grad(lambda w: convolve(x, w, bias).square().sum())(w)
+        return torch.autograd.grad(several.sin().sum() + inner.square().sum(), (x, w, bias))
+
+    near(derivatives(conv2d), derivatives(F.conv2d))
+
+
+def test_gradients_of_each_sample(device):
+    network = torch.nn.Sequential(
+        customconv.Conv2d(3, 4, 3, padding=1, stride=2),
+        torch.nn.Tanh(),
+        customconv.Conv2d(4, 2, (3, 2), padding="same", groups=2),
+    ).to(device, torch.float64)
+    images = torch.randn(5, 3, 8, 7, dtype=torch.float64, device=device)
+    parameters = {name: p.detach() for name, p in network.named_parameters()}
+
+    def loss(parameters, image):
+        return functional_call(network, parameters, (image[None],)).square().sum()
+
+    actual = vmap(grad(loss), in_dims=(None, 0))(parameters, images)
+    for index, image in enumerate(images):
+        network.zero_grad()
+        network(image[None]).square().sum().backward()
+        for name, parameter in network.named_parameters():
+            near(actual[name][index], parameter.grad)
+
+
+def test_an_ensemble_of_modules(device):
+    models = [customconv.Conv2d(3, 4, 3, padding=1).to(device) for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(models)
+    x = torch.randn(2, 3, 6, 5, device=device)
+    actual = vmap(lambda p, b: functional_call(models[0], (p, b), (x,)))(parameters, buffers)
+    expected = torch.stack([model(x) for model in models])
+    assert_equal(actual, expected, **tolerances(torch.float32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("algorithm", ["auto", "direct", "im2col"])
+def test_forced_algorithms_give_way_to_transforms(algorithm):
+    x, w, bias = SMALL["dense"].tensors("cuda", torch.float64)
+
+    def loss(w):
+        return conv2d(x, w, bias, algorithm=algorithm).square().sum()
+
+    near(grad(loss)(w), grad(lambda w: F.conv2d(x, w, bias).square().sum())(w))
+    actual = vmap(loss)(torch.stack([w, -w]))
+    near(actual, torch.stack([loss(w), loss(-w)]))
