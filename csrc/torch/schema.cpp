@@ -92,20 +92,20 @@ at::Tensor conv2d_symint(const at::Tensor& input, const at::Tensor& weight,
                 algorithm);
 }
 
-// Every backend that has no kernel of ours.
-at::Tensor conv2d_composite(const at::Tensor& input, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
-                            c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                            c10::SymInt groups, std::string_view algorithm) {
+// Every backend that has no kernel of ours, and vmap: ATen has the batching rules.
+at::Tensor conv2d_aten(const at::Tensor& input, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                       c10::SymInt groups, std::string_view algorithm) {
   check_runs_on(algorithm, input);
   return aten_conv2d(input, weight, bias, stride, padding, dilation, groups);
 }
 
-Gradients conv2d_backward_composite(const at::Tensor& grad_output, const at::Tensor& input,
-                                    const at::Tensor& weight, c10::SymIntArrayRef stride,
-                                    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                                    c10::SymInt groups, std::array<bool, 3> output_mask,
-                                    std::string_view algorithm) {
+Gradients conv2d_backward_aten(const at::Tensor& grad_output, const at::Tensor& input,
+                               const at::Tensor& weight, c10::SymIntArrayRef stride,
+                               c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                               c10::SymInt groups, std::array<bool, 3> output_mask,
+                               std::string_view algorithm) {
   check_runs_on(algorithm, input);
   return aten_conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
                               output_mask);
@@ -153,11 +153,13 @@ TORCH_LIBRARY_IMPL(customconv, FuncTorchBatched, m) {
   m.impl("conv2d.int", conv2d_int);
   m.impl("conv2d.symint", conv2d_symint);
   m.impl("conv2d.padding", conv2d_padding);
+  m.impl("conv2d", conv2d_aten);
+  m.impl("conv2d_backward", conv2d_backward_aten);
 }
 
 TORCH_LIBRARY_IMPL(customconv, CompositeExplicitAutograd, m) {
-  m.impl("conv2d", conv2d_composite);
-  m.impl("conv2d_backward", conv2d_backward_composite);
+  m.impl("conv2d", conv2d_aten);
+  m.impl("conv2d_backward", conv2d_backward_aten);
 }
 
 }  // namespace customconv::torch_layer

@@ -1,0 +1,31 @@
+// Autocast: conv2d is one of the operators that it runs in its lower precision.
+#include <ATen/autocast_mode.h>
+#include <torch/library.h>
+
+#include "torch/ops.h"
+
+namespace customconv::torch_layer {
+
+namespace {
+
+template <c10::DeviceType device>
+at::Tensor conv2d_autocast(const at::Tensor& input, const at::Tensor& weight,
+                           const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                           c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                           c10::SymInt groups, std::string_view algorithm) {
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::DispatchKeySet(at::autocast::get_autocast_dispatch_key_from_device_type(device)));
+  const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
+  return conv2d(at::autocast::cached_cast(dtype, input, device),
+                at::autocast::cached_cast(dtype, weight, device),
+                at::autocast::cached_cast(dtype, bias, device), stride, padding, dilation, groups,
+                algorithm);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(customconv, AutocastCUDA, m) { m.impl("conv2d", conv2d_autocast<at::kCUDA>); }
+
+TORCH_LIBRARY_IMPL(customconv, AutocastCPU, m) { m.impl("conv2d", conv2d_autocast<at::kCPU>); }
+
+}  // namespace customconv::torch_layer
