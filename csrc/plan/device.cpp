@@ -4,12 +4,12 @@ namespace customconv {
 
 namespace {
 
-// Dense FLOP per clock and multiprocessor of the tensor cores with 16-bit operands.
+// Dense FLOP per clock and multiprocessor of the tensor cores, 16-bit operands, sums in float32.
 double tensor_flop_per_clock(int major, int minor) {
   if (major >= 10 && major < 12) return 8192;
   if (major == 9) return 4096;
   if (major == 8 && minor == 0) return 2048;
-  return 1024;  // the consumer parts of 8.x and 12.x
+  return 512;  // the consumer parts of 8.x and 12.x
 }
 
 // Parts made for computing centres do float64 at half the float32 rate, the others at 1/64.

@@ -109,7 +109,6 @@ Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
   }
   Candidate aten;
   aten.family = "aten";
-  aten.possible = true;
   if (taken.family != FamilyId::kAten) {
     aten.reason = "used where no family of ours can compute the problem";
   }
@@ -127,7 +126,6 @@ std::vector<Candidate> refused(const std::string& reason) {
   }
   Candidate aten;
   aten.family = "aten";
-  aten.possible = true;
   candidates.push_back(std::move(aten));
   return candidates;
 }

@@ -290,6 +290,7 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
   const Geometry g = forward_geometry(problem);
   const int64_t element_bytes = element_size(problem.dtype);
   ConvPlan best;
+  best.wide_index = needs_wide_index(problem);  // offsets that leave a tile are 64-bit in any case
   const auto consider = [&](const Variant& variant, int64_t limit) {
     const Tile tile = make_tile(g, variant, element_bytes, limit);
     if (!tile.fits) return int64_t{0};
@@ -301,7 +302,6 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
       best.grid[0] = tile.count();
       best.block = 32 * shape.channels * shape.strips;
       best.shared_bytes = static_cast<int>(tile.shared_bytes);
-      best.wide_index = true;  // all offsets that leave a tile are 64-bit
       best.predicted_ms = ms;
     }
     return tile.count();

@@ -1,0 +1,138 @@
+"""Running one pass of a convolution by one family, and the exact result to hold it against."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from cases import Case, Tensors, output_shape
+from reference import FAMILIES, Problem
+from torch import Tensor
+from torch.nn import functional
+
+import customconv
+from customconv import _C
+
+PASSES = ("fprop", "dgrad", "wgrad")
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+# Elements of the column matrices that `exact` may hold at a time: 2 GiB.
+MOST_COLUMNS = 1 << 28
+
+
+def compute(op: str, algorithm: str, problem: Problem, t: Tensors) -> Tensor:
+    """The output or a gradient, by that algorithm."""
+    if op == "fprop":
+        return torch.ops.customconv.conv2d(t.x, t.w, t.bias, *problem.geometry, algorithm=algorithm)
+    mask = [op == "dgrad", op == "wgrad", False]
+    gradients = torch.ops.customconv.conv2d_backward(
+        t.dy, t.x, t.w, *problem.geometry, mask, algorithm=algorithm
+    )
+    return gradients[0 if op == "dgrad" else 1]
+
+
+def by_pytorch(op: str, problem: Problem, t: Tensors) -> Tensor:
+    """The same by PyTorch, from contiguous copies: with some strides it is wrong on the CPU."""
+    stride, padding, dilation, groups = problem.geometry
+    x, w, dy = (part.clone(memory_format=torch.contiguous_format) for part in (t.x, t.w, t.dy))
+    if op == "fprop":
+        return functional.conv2d(x, w, t.bias, stride, padding, dilation, groups)
+    mask = [op == "dgrad", op == "wgrad", False]
+    gradients = torch.ops.aten.convolution_backward(
+        dy, x, w, None, stride, padding, dilation, False, [0, 0], groups, mask
+    )
+    return gradients[0 if op == "dgrad" else 1]
+
+
+def exact(op: str, problem: Problem, t: Tensors) -> Tensor:
+    """The same in float64 by column matrices, on the tensors' device."""
+    stride, padding, dilation, groups = problem.geometry
+    n, c, h, w = problem.input
+    _, k, p, q = output_shape(problem)
+    taps = problem.weight[2:]
+    geometry = {"kernel_size": taps, "dilation": dilation, "padding": padding, "stride": stride}
+    weight = t.w.double().reshape(groups, k // groups, -1)
+    step = max(1, MOST_COLUMNS // (c * taps[0] * taps[1] * p * q))
+
+    def columns(images: slice) -> Tensor:
+        """(images, groups, taps of all channels, pixels)."""
+        return functional.unfold(t.x[images].double(), **geometry).unflatten(1, (groups, -1))
+
+    def gradient(images: slice) -> Tensor:
+        return t.dy[images].double().reshape(-1, groups, k // groups, p * q)
+
+    parts = []
+    for first in range(0, n, step):
+        images = slice(first, min(first + step, n))
+        if op == "fprop":
+            parts.append((weight @ columns(images)).reshape(-1, k, p, q))
+        elif op == "dgrad":
+            into = (weight.mT @ gradient(images)).flatten(1, 2)
+            parts.append(functional.fold(into, (h, w), **geometry))
+        else:
+            parts.append((gradient(images) @ columns(images).mT).sum(0).reshape(problem.weight))
+    if op == "wgrad":
+        return functools.reduce(torch.add, parts)
+    whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return whole if op == "dgrad" or t.bias is None else whole + t.bias.double().view(-1, 1, 1)
+
+
+def magnitudes(t: Tensors) -> Tensors:
+    """With every value its magnitude: their convolution bounds the rounding of the sums."""
+    bias = None if t.bias is None else t.bias.abs()
+    return Tensors(t.x.abs(), t.w.abs(), bias, t.dy.abs())
+
+
+def has_plan(family: str, op: str, problem: Problem, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether a family can compute a problem at all; needs no GPU."""
+    planned = _C.ConvProblem(
+        op=op, dtype=str(dtype).removeprefix("torch."), input=problem.input, weight=problem.weight,
+        stride=problem.stride, padding=problem.padding, dilation=problem.dilation,
+        groups=problem.groups,
+    )  # fmt: skip
+    by_family = {candidate.family: candidate for candidate in _C.candidates(planned)}
+    return by_family[family].plan is not None
+
+
+def plan_of(op: str, family: str, problem: Problem, t: Tensors) -> _C.ConvPlan:
+    """The plan that a forced family runs; it must be that family's."""
+    found = customconv.explain(t.x, t.w, t.bias, *problem.geometry, op=op, algorithm=family)
+    assert found.plan is not None, found.fallback
+    assert family in (found.family, "auto"), f"{family} is not used: {found}"
+    return found.plan
+
+
+def result_bytes(op: str, problem: Problem, dtype: torch.dtype) -> int:
+    shape = {"fprop": output_shape(problem), "dgrad": problem.input, "wgrad": problem.weight}[op]
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
+def poison(*sizes: int) -> None:
+    """Fills memory that allocations of these sizes, in bytes, will get next with NaN.
+
+    All bits set are a NaN in every floating dtype. The blocks go back to PyTorch's allocator.
+    """
+    blocks = [
+        torch.full((max(size, 1),), 255, dtype=torch.uint8, device="cuda")
+        for size in sizes
+        for _ in range(2)
+    ]
+    del blocks
+
+
+def small_cases(cases: dict[str, Case]) -> dict[str, Case]:
+    return {name: case for name, case in cases.items() if not case.large}
+
+
+def runs_of(
+    cases: dict[str, Case], dtypes: tuple[torch.dtype, ...] = DTYPES
+) -> list[tuple[str, str, str, torch.dtype]]:
+    """Every (case, family, pass, dtype) that there is a plan for."""
+    return [
+        (name, family, op, dtype)
+        for name, case in cases.items()
+        for family in FAMILIES
+        for op in PASSES
+        for dtype in dtypes
+        if has_plan(family, op, case, dtype)
+    ]

@@ -1,0 +1,99 @@
+"""Runs every kernel of every family on small problems, checked, for compute-sanitizer to watch.
+
+A plain script: pytest would only be in the way. Each tensor gets memory of its own from CUDA, so
+that an access past its end is one past an allocation's. See docs/testing.md.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from cases import CASES, Case, Tensors, make_integers, place_all
+from compute import DTYPES, PASSES, by_pytorch, compute, plan_of, runs_of, small_cases
+from reference import LAYOUTS, assert_equal
+
+
+def chosen_runs(cases: dict[str, Case]) -> list[tuple[str, str, str, torch.dtype]]:
+    """Every case, family and pass: in every dtype by tiled, which has a kernel for each kind of
+    case, and in one dtype after the other by the others.
+    """
+    runs = runs_of(cases)
+    turns = {key: turn for turn, key in enumerate(dict.fromkeys(run[:3] for run in runs))}
+    return [
+        run for run in runs if run[1] == "tiled" or run[3] == DTYPES[turns[run[:3]] % len(DTYPES)]
+    ]
+
+
+def run_cases() -> Counter[str]:
+    """Everything but the kernels is done on the CPU."""
+    variants: Counter[str] = Counter()
+    cases = small_cases(CASES)
+    values = {name: make_integers(case) for name, case in cases.items()}
+    expected = {}
+    for i, (name, family, op, dtype) in enumerate(chosen_runs(cases)):
+        case = cases[name]
+        if (name, op) not in expected:
+            expected[name, op] = by_pytorch(op, case, values[name])
+        layout = LAYOUTS[(i + i // len(PASSES)) % 2]
+        tensors = place_all(case, values[name], "cuda", dtype, layout)
+        plan = plan_of(op, family, case, tensors)
+        actual = compute(op, family, case, tensors).cpu()
+        what = f"{name}, {layout}, {plan}"
+        assert_equal(actual, expected[name, op].to(dtype), what=what)
+        variants[f"{family} {op} {plan.variant} {str(dtype)[6:]}"] += 1
+    return variants
+
+
+def run_wide() -> Counter[str]:
+    """The kernels with 64-bit offsets: a tensor of 2^31 elements that are all in one place."""
+    variants: Counter[str] = Counter()
+    case = Case((1, 2, 1 << 15, 1 << 15), (3, 2, 2, 3), stride=(4000, 3000))
+    for dtype in DTYPES:
+        for layout in LAYOUTS:
+            near = Case((1, 2, 2, 3), case.weight, stride=case.stride)
+            values = make_integers(near)
+            x = torch.ones(1, 1, 1, 1, dtype=dtype).cuda().expand(case.input)
+            w = values.w.to(dtype).to(memory_format=layout).cuda()
+            # Every window sees the same ones, so every output is the sum of a filter.
+            one = Tensors(
+                torch.ones(near.input, dtype=torch.float64), values.w, values.bias, values.dy
+            )
+            output = by_pytorch("fprop", near, one).to(dtype)
+            dy = torch.ones(1, 3, 9, 11, dtype=dtype).cuda().to(memory_format=layout)
+            t = Tensors(x, w, values.bias.to(dtype).cuda(), dy)
+            expected = {"fprop": output.expand(1, 3, 9, 11), "wgrad": torch.full_like(values.w, 99)}
+            for name, family, op, _ in runs_of({"wide": case}, (dtype,)):
+                if op not in expected:
+                    continue  # its result would be of 2^31 elements
+                plan = plan_of(op, family, case, t)
+                assert plan.wide_index, plan
+                actual = compute(op, family, case, t).cpu()
+                assert_equal(actual, expected[op].to(dtype), what=f"{name}, {plan}")
+                variants[f"{family} {op} {plan.variant} {str(dtype)[6:]}, 64-bit offsets"] += 1
+    return variants
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("needs a GPU")
+        return 2
+    start = time.time()
+    variants = run_cases() + run_wide()
+    for variant, count in sorted(variants.items()):
+        print(f"{count:5}  {variant}")
+    print(f"{sum(variants.values())} results, all exact, in {time.time() - start:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

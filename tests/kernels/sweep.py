@@ -1,0 +1,171 @@
+"""Random convolutions of normal numbers, held against float64 and against PyTorch's own error."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from cases import Case, Tensors, output_shape, place_all
+from compute import (
+    DTYPES,
+    PASSES,
+    by_pytorch,
+    compute,
+    exact,
+    has_plan,
+    magnitudes,
+    plan_of,
+    poison,
+    result_bytes,
+)
+from reference import assert_accurate, float32_precision, relative_error
+from torch import Tensor
+
+VIEWS = ("unaligned", "sliced", "stepped", "transposed", "images_inside", "expanded_images",
+         "expanded_channels")  # fmt: skip
+PLAIN = Case((1, 1, 3, 3), (1, 1, 3, 3))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One random pass of a convolution."""
+
+    case: Case
+    op: str
+    dtype: torch.dtype
+    tf32: bool
+    channels_last: bool
+    seed: int  # of the numbers
+
+
+def _extent(rng: random.Random) -> int:
+    return (
+        rng.choice((1, 959, 14, 28, 56)) if rng.random() < 0.15 else round(2 ** rng.uniform(0, 7))
+    )
+
+
+def _case(rng: random.Random, plain: bool) -> Case:
+    kind = rng.random()
+    if kind < 0.5:
+        groups, group_c = 1, round(2 ** rng.uniform(0, 7))
+        group_k = round(2 ** rng.uniform(0, 7))
+    elif kind < 0.65:
+        groups, group_c, group_k = round(2 ** rng.uniform(0, 6)), 1, rng.choice((1, 1, 2, 3))
+    else:
+        groups = rng.randint(2, 12)
+        group_c, group_k = rng.randint(1, 20), rng.randint(1, 20)
+    taps = (rng.choice((1, 2, 3, 3, 4, 5, 7, 9, 11)), rng.choice((1, 2, 3, 3, 4, 5, 7, 9, 11)))
+    if rng.random() < 0.15:
+        taps = (1, 1)
+    dilation = (rng.choice((1, 1, 1, 2, 3, 5)), rng.choice((1, 1, 1, 2, 3, 5)))
+    ordinary = tuple(d * (t - 1) // 2 for d, t in zip(dilation, taps, strict=True))
+    any_padding = tuple(rng.randint(0, d * t + 1) for d, t in zip(dilation, taps, strict=True))
+    return Case(
+        input=(rng.randint(1, 5), group_c * groups, _extent(rng), _extent(rng)),
+        weight=(group_k * groups, group_c, *taps),
+        stride=(rng.choice((1, 1, 1, 2, 3, 6)), rng.choice((1, 1, 1, 2, 3, 6))),
+        padding=ordinary if rng.random() < 0.5 else any_padding,
+        dilation=dilation,
+        groups=groups,
+        bias=rng.random() < 0.5,
+        view="plain" if plain else rng.choice(VIEWS),
+        weight_view="plain" if plain else rng.choice(("plain", "plain", *VIEWS)),
+        other_weight_layout=rng.random() < 0.2,
+    )
+
+
+def draw(rng: random.Random, family: str, *, small: bool = False) -> Trial:
+    """A trial that the family can compute; "aten" can compute any.
+
+    Small ones are for PyTorch on the CPU, which can be relied on in float64 and dense layouts.
+    """
+    op = rng.choice([op for op in PASSES if family == "aten" or has_plan(family, op, PLAIN)])
+    dtypes = DTYPES[:1] if small else DTYPES
+    while True:
+        case = _case(rng, plain=small or rng.random() < 0.6)
+        if min(output_shape(case)) < 1:
+            continue
+        # One in twenty is large enough for several chunks of columns, or parts of a sum.
+        large = not small and rng.random() < 0.05
+        products = prod(output_shape(case)) * prod(case.weight[1:])
+        columns = prod(case.input[:2]) * prod(case.weight[2:]) * prod(output_shape(case)[2:])
+        if columns > (5e7 if large else 5e6) or products > (2e9 if large else 2e8):
+            continue
+        if small and products > 1e7:
+            continue
+        trial = Trial(
+            case, op, rng.choice(dtypes), rng.random() < 0.5, rng.random() < 0.5,
+            rng.randrange(2**31),
+        )  # fmt: skip
+        if family == "aten" or has_plan(family, op, case, trial.dtype):
+            return trial
+
+
+def make_tensors(trial: Trial, device: str) -> Tensors:
+    case = trial.case
+    generator = torch.Generator(device).manual_seed(trial.seed)
+
+    def normal(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(trial.dtype)
+
+    bias = normal(case.weight[:1]) if case.bias else None
+    values = Tensors(normal(case.input), normal(case.weight), bias, normal(output_shape(case)))
+    layout = torch.channels_last if trial.channels_last else torch.contiguous_format
+    return place_all(case, values, device, trial.dtype, layout)
+
+
+def allowed(trial: Trial, expected: Tensor, t: Tensors) -> Tensor:
+    """The error, element by element, of any sum that is accumulated as it should be.
+
+    One rounding to the result's dtype, and for the additions two roundings of the sum of the
+    magnitudes: with n normal numbers the roundings of n partial sums walk a fifth of the latter's
+    way, with any n. In float64 what is expected is itself so rounded.
+    """
+    limits = torch.finfo(trial.dtype)
+    rounding = limits.eps / 2 * expected.abs() + limits.smallest_normal * limits.eps / 2
+    sums = torch.finfo(torch.float64 if trial.dtype == torch.float64 else torch.float32).eps
+    roundings = 4 if trial.dtype == torch.float64 else 2
+    return rounding + roundings * sums * exact(trial.op, trial.case, magnitudes(t))
+
+
+def run(trial: Trial, family: str, t: Tensors) -> Tensor:
+    with float32_precision("tf32" if trial.tf32 else "ieee"):
+        if t.x.is_cuda:
+            plan = plan_of(trial.op, family, trial.case, t)
+            poison(result_bytes(trial.op, trial.case, trial.dtype), plan.workspace_bytes)
+        return compute(trial.op, family, trial.case, t)
+
+
+def is_suspect(trial: Trial, family: str, device: str) -> Tensor:
+    """Whether an element is further off than ``allowed``, as a tensor that nobody waits for."""
+    t = make_tensors(trial, device)
+    actual = run(trial, family, t)
+    expected = exact(trial.op, trial.case, t)
+    assert actual.shape == expected.shape, f"{tuple(actual.shape)} of {trial}"
+    assert actual.dtype == trial.dtype, f"{actual.dtype} of {trial}"
+    return ~((actual.double() - expected).abs() <= allowed(trial, expected, t)).all()
+
+
+def check(trial: Trial, family: str, device: str) -> None:
+    """The error is that of a well-kept sum, or no more than twice PyTorch's own.
+
+    PyTorch need not use TF32 where it may. Its error is then that of operands cut to TF32.
+    """
+    t = make_tensors(trial, device)
+    actual = run(trial, family, t)
+    expected = exact(trial.op, trial.case, t)
+    if ((actual.double() - expected).abs() <= allowed(trial, expected, t)).all():
+        return
+    with float32_precision("tf32" if trial.tf32 else "ieee"):
+        error = relative_error(by_pytorch(trial.op, trial.case, t), expected)
+    if trial.tf32 and trial.dtype == torch.float32:
+        cut = Tensors(cut_to_tf32(t.x), cut_to_tf32(t.w), t.bias, cut_to_tf32(t.dy))
+        error = max(error, relative_error(exact(trial.op, trial.case, cut), expected))
+    assert_accurate(actual, expected, 2 * error, what=f"{family}: {trial}")
+
+
+def cut_to_tf32(t: Tensor) -> Tensor:
+    """float32 without the 13 bits that TF32 lacks."""
+    return (t.contiguous().view(torch.int32) & -(1 << 13)).view(torch.float32)

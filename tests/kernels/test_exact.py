@@ -1,0 +1,150 @@
+"""Small integers come out exact: every case by every family, pass, dtype and layout.
+
+Sums in float32 of products of such integers have no rounding, whatever their order, so a result is
+the exact one rounded once to its dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+from cases import CASES, Case, Tensors, make_integers, output_shape, place_all
+from compute import (
+    DTYPES,
+    PASSES,
+    by_pytorch,
+    compute,
+    exact,
+    magnitudes,
+    plan_of,
+    poison,
+    result_bytes,
+    runs_of,
+)
+from reference import LAYOUTS, assert_equal
+from torch import Tensor
+
+from customconv import _C
+
+
+@functools.lru_cache(maxsize=2)
+def integers(name: str, device: str) -> Tensors:
+    values = make_integers(CASES[name])
+    parts = (values.x, values.w, values.bias, values.dy)
+    return Tensors(*(None if part is None else part.to(device) for part in parts))
+
+
+@functools.lru_cache(maxsize=2)
+def expected(name: str, op: str) -> Tensor:
+    """In float64: by PyTorch on the CPU, or by column matrices where that takes long."""
+    case = CASES[name]
+    if case.large:
+        return exact(op, case, integers(name, "cuda"))
+    return by_pytorch(op, case, integers(name, "cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "op", "family", "dtype"),
+    [
+        pytest.param(name, op, family, dtype, id=f"{name}-{op}-{family}-{str(dtype)[6:]}")
+        for name, family, op, dtype in sorted(runs_of(CASES), key=lambda run: (run[0], run[2]))
+    ],
+)
+def test_integers_are_exact(name, op, family, dtype):
+    case = CASES[name]
+    rounded = expected(name, op).to("cuda", dtype)
+    for layout in LAYOUTS:
+        tensors = place_all(case, integers(name, "cuda"), "cuda", dtype, layout)
+        plan = plan_of(op, family, case, tensors)
+        poison(result_bytes(op, case, dtype), plan.workspace_bytes)
+        actual = compute(op, family, case, tensors)
+        assert_equal(actual, rounded, what=f"{layout}, {plan}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [2, 500, 4096, 1 << 20, 5 << 20, 64 << 20])
+def test_poison_is_what_the_next_allocation_holds(size):
+    poison(size)
+    assert torch.empty(size // 2, dtype=torch.float16, device="cuda").isnan().all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_are_exact_and_do_not_overflow(name):
+    case = CASES[name]
+    for op in PASSES:
+        if case.large:
+            # Nothing of these is computed here; a weight's gradient is the longest sum.
+            assert 3 * 3 * output_shape(case)[0] * prod(output_shape(case)[2:]) < 2**24
+            continue
+        values = integers(name, "cpu")
+        assert exact(op, case, magnitudes(values)).max() < 2**24
+        result = expected(name, op)
+        assert result.abs().max() < torch.finfo(torch.float16).max
+        assert_equal(exact(op, case, values), result, what=op)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("view", sorted({case.view for case in CASES.values()}))
+def test_placed_tensors_hold_their_values(view, layout):
+    case = next(case for case in CASES.values() if case.view == view)
+    values = make_integers(case)
+    placed = place_all(case, values, "cpu", torch.float32, layout)
+    for name in ("x", "w", "dy", "bias"):
+        assert_equal(getattr(placed, name).double(), getattr(values, name), what=name)
+    assert placed.x.is_contiguous(memory_format=layout) == (view in ("plain", "unaligned"))
+    assert (placed.x.data_ptr() % 16 == 0) == (placed.x.storage_offset() % 4 == 0)
+    memory = torch.empty(0).set_(placed.x.untyped_storage())
+    assert memory.isnan().any() == (view not in ("transposed", "images_inside"))
+
+
+def planned(
+    case: Case, family: str, op: str, channels_last: bool, dtype: torch.dtype = torch.float32
+) -> _C.ConvPlan:
+    problem = _C.ConvProblem(
+        op=op, dtype=str(dtype)[6:], input=case.input, weight=case.weight, stride=case.stride,
+        padding=case.padding, dilation=case.dilation, groups=case.groups,
+        channels_last=channels_last,
+    )  # fmt: skip
+    return _C.plan(problem, algorithm=family)
+
+
+def test_cases_reach_every_variant():
+    found = {
+        (family, op, planned(CASES[name], family, op, channels_last).variant)
+        for name, family, op, _ in runs_of(CASES, (torch.float32,))
+        for channels_last in (False, True)
+    }
+    expected = {("direct", op, variant) for op in PASSES for variant in ("pixels", "channels")}
+    expected |= {
+        ("im2col", op, variant) for op in PASSES for variant in ("pointwise", "images", "bands")
+    }
+    table = Path(__file__).parents[2] / "csrc/kernels/tiled/tile.h"
+    names = re.findall(r'\{"([^"]+)", Taps::', table.read_text())
+    assert len(names) > 10
+    expected |= {("tiled", op, name) for op in ("fprop", "dgrad") for name in names}
+    # The gradient of a strided convolution is no forward convolution.
+    expected -= {("tiled", "dgrad", name) for name in ("stride 2 x8", "any stride x8")}
+    assert found >= expected, f"no case reaches {sorted(expected - found)}"
+
+
+@pytest.mark.parametrize("op", PASSES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_cases_take_several_chunks(op, dtype):
+    for name, case in CASES.items():
+        if not case.large:
+            continue
+        plan = planned(case, "im2col", op, False, dtype)
+        rows = case.input[2] if op == "dgrad" else prod(output_shape(case)[2:])
+        chunks = (case.input[0] > plan.chunk_images, rows > plan.chunk_pixels)
+        assert chunks[name.startswith("bands")], f"{name}: {plan}"
+
+
+def test_some_sums_are_cut_into_parts():
+    assert planned(CASES["many_pixels"], "direct", "wgrad", False).splits > 1
+    assert planned(CASES["many_pixels_strided"], "direct", "wgrad", False).splits > 1

@@ -1,0 +1,93 @@
+"""A sweep of random problems. CUSTOMCONV_SWEEP says how many for each family."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import sweep
+import torch
+from reference import FAMILIES
+
+# By default about 500 in all.
+COUNT = int(os.environ.get("CUSTOMCONV_SWEEP", 500 // len(FAMILIES)))
+SEED = int(os.environ.get("CUSTOMCONV_SEED", random.SystemRandom().randrange(10**6)))
+ONLY = os.environ.get("CUSTOMCONV_TRIAL")
+
+BATCH = 100
+
+
+def trial_at(index: int, family: str, *, small: bool = False) -> sweep.Trial:
+    return sweep.draw(random.Random(f"{SEED} {family} {index}"), family, small=small)
+
+
+def again(index: int, family: str) -> str:
+    return (
+        f"again: CUSTOMCONV_SEED={SEED} CUSTOMCONV_TRIAL={index} "
+        f"python -m pytest {os.path.relpath(__file__)} -k '{family}'"
+    )
+
+
+def failures(family: str, device: str, indices: range, *, small: bool = False) -> list[str]:
+    """What is wrong, trial by trial. Verdicts are waited for in batches."""
+    found = []
+    for first in range(indices.start, indices.stop, BATCH):
+        batch = range(first, min(first + BATCH, indices.stop))
+        trials = {index: trial_at(index, family, small=small) for index in batch}
+        verdicts = []
+        for index, trial in trials.items():
+            try:
+                verdicts.append(sweep.is_suspect(trial, family, device))
+            except Exception as error:
+                raise AssertionError(
+                    f"{family}: {trial}: {error}\n  {again(index, family)}"
+                ) from error
+        suspects = torch.stack(verdicts).tolist()
+        for (index, trial), suspect in zip(trials.items(), suspects, strict=True):
+            if not suspect:
+                continue
+            try:
+                sweep.check(trial, family, device)
+            except AssertionError as error:
+                found.append(f"{error}\n  {again(index, family)}")
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_problems(family):
+    indices = range(COUNT) if ONLY is None else range(int(ONLY), int(ONLY) + 1)
+    found = failures(family, "cuda", indices)
+    head = f"{len(found)} of {len(indices)} problems with CUSTOMCONV_SEED={SEED} are wrong"
+    assert not found, "\n".join([head, *found[:5]])
+
+
+def test_the_sweep_finds_nothing_wrong_with_pytorch():
+    assert failures("aten", "cpu", range(60), small=True) == []
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), 1e30])
+def test_the_sweep_finds_one_wrong_element(monkeypatch, wrong):
+    compute = sweep.compute
+
+    def with_one_wrong(*arguments):
+        result = compute(*arguments).contiguous()
+        result.view(-1)[-1] = wrong
+        return result
+
+    monkeypatch.setattr(sweep, "compute", with_one_wrong)
+    found = failures("aten", "cpu", range(3), small=True)
+    assert len(found) == 3
+    for index, text in enumerate(found):
+        assert "aten: Trial(" in text
+        assert f": {wrong} instead of " in text
+        assert f"CUSTOMCONV_SEED={SEED} CUSTOMCONV_TRIAL={index} " in text
+
+
+def test_trials_are_reproducible():
+    assert [trial_at(i, "tiled") for i in range(20)] == [trial_at(i, "tiled") for i in range(20)]
+    trial = trial_at(0, "direct", small=True)
+    a, b = sweep.make_tensors(trial, "cpu"), sweep.make_tensors(trial, "cpu")
+    assert torch.equal(a.x, b.x)
+    assert torch.equal(a.dy, b.dy)

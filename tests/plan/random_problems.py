@@ -1,0 +1,94 @@
+"""Random problems for the planner, from a pixel to images of more than 2^31 elements."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from customconv import _C
+
+PASSES = ("fprop", "dgrad", "wgrad")
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+FAMILIES = ("direct", "im2col", "tiled")
+
+DEVICES = {
+    "H100": _C.DeviceProperties(),
+    "A100": _C.DeviceProperties(
+        capability=(8, 0), sm_count=108, clock_ghz=1.41, bandwidth_gb_s=1555.0,
+        l2_bytes=40 << 20, shared_bytes_block=163 << 10,
+    ),
+    "laptop of 8.6": _C.DeviceProperties(
+        capability=(8, 6), sm_count=20, clock_ghz=1.5, bandwidth_gb_s=192.0,
+        l2_bytes=2 << 20, shared_bytes_block=99 << 10,
+    ),
+    "consumer 12.0": _C.DeviceProperties(
+        capability=(12, 0), sm_count=36, clock_ghz=2.5, bandwidth_gb_s=448.0,
+        l2_bytes=24 << 20, shared_bytes_block=99 << 10,
+    ),
+    "48 KiB of shared memory": _C.DeviceProperties(
+        capability=(8, 6), sm_count=20, clock_ghz=1.5, bandwidth_gb_s=192.0,
+        l2_bytes=2 << 20, shared_bytes_block=48 << 10,
+    ),
+}  # fmt: skip
+
+
+def problem(**arguments: Any) -> _C.ConvProblem:
+    return _C.ConvProblem(**arguments)
+
+
+def _extent(rng: random.Random) -> int:
+    """Mostly an ordinary image, at times one pixel, an odd width, or a side of a huge image."""
+    kind = rng.random()
+    if kind < 0.1:
+        return 1
+    if kind < 0.2:
+        return rng.choice((959, 1023, 1024, 1025))
+    if kind < 0.25:
+        return rng.randint(10_000, 70_000)
+    return round(2 ** rng.uniform(0, 9))
+
+
+def random_arguments(rng: random.Random) -> dict[str, Any]:
+    """Arguments of a ConvProblem; any that can be."""
+    while True:
+        group_c = rng.choice((1, 1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 192, 512))
+        group_k = rng.choice((1, 1, 2, 3, 5, 8, 16, 33, 64, 128, 512))
+        groups = rng.choice((1, 1, 1, 2, 3, 8, 32, 256))
+        taps = [rng.choice((1, 1, 2, 3, 3, 3, 4, 5, 7, 9, 11, 31)) for _ in range(2)]
+        dilation = [rng.choice((1, 1, 1, 2, 3, 50)) for _ in range(2)]
+        shape = (rng.choice((1, 2, 3, 8, 50, 1000)), group_c * groups, _extent(rng), _extent(rng))
+        arguments = {
+            "op": rng.choice(PASSES),
+            "dtype": rng.choice(DTYPES),
+            "input": shape,
+            "weight": (group_k * groups, group_c, *taps),
+            "stride": [rng.choice((1, 1, 1, 2, 3, 7)) for _ in range(2)],
+            "padding": [rng.randint(0, t * d) for t, d in zip(taps, dilation, strict=True)],
+            "dilation": dilation,
+            "groups": groups,
+            "channels_last": rng.random() < 0.5,
+            "bias": rng.random() < 0.5,
+            "tf32": rng.random() < 0.5,
+        }
+        try:
+            problem(**arguments)
+        except ValueError:  # the kernel is larger than the padded image
+            continue
+        return arguments
+
+
+def weight_count(arguments: dict[str, Any]) -> int:
+    k, c, r, s = arguments["weight"]
+    return k * c * r * s
+
+
+def accumulator_bytes(arguments: dict[str, Any]) -> int:
+    return 8 if arguments["dtype"] == "float64" else 4
+
+
+def fields(plan: _C.ConvPlan) -> tuple[Any, ...]:
+    """All that a plan says."""
+    return (
+        plan.family, plan.variant, plan.grid, plan.block, plan.shared_bytes, plan.workspace_bytes,
+        plan.wide_index, plan.splits, plan.chunk_images, plan.chunk_pixels, plan.predicted_ms,
+    )  # fmt: skip

@@ -1,0 +1,257 @@
+"""The planner on thousands of random problems, and on devices that are not here."""
+
+from __future__ import annotations
+
+import math
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from random_problems import (
+    DEVICES,
+    FAMILIES,
+    PASSES,
+    accumulator_bytes,
+    fields,
+    problem,
+    random_arguments,
+    weight_count,
+)
+
+from customconv import _C
+
+COUNT = 4000
+COLUMNS_BOUND = 256 << 20
+DENSE = {"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3), "padding": (1, 1)}
+
+
+def problems(seed: int, count: int = COUNT) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    return [random_arguments(rng) for _ in range(count)]
+
+
+def by_family(found: list[_C.Candidate]) -> dict[str, _C.Candidate]:
+    return {candidate.family: candidate for candidate in found}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_problem_gets_the_best_legal_plan(name):
+    device = DEVICES[name]
+    limit = 48 << 10 if name.startswith("48") else (99 << 10 if "." in name else 227 << 10)
+    for arguments in problems(seed=1):
+        p = problem(**arguments)
+        found = by_family(_C.candidates(p, device))
+        assert list(found) == [*FAMILIES, "aten"], p
+        plans = {family: c.plan for family, c in found.items() if family in FAMILIES and c.plan}
+        assert plans, f"no plan for {p}"
+        chosen = _C.plan(p, device)
+        assert chosen.family in plans, p
+        assert chosen.predicted_ms == min(plan.predicted_ms for plan in plans.values()), p
+        for family, plan in plans.items():
+            what = f"{p}: {plan}"
+            assert plan.family == family, what
+            assert plan.variant, what
+            assert all(size >= 1 for size in plan.grid), what
+            assert plan.grid[0] <= 2**31 - 1, what
+            assert max(plan.grid[1:]) <= 65535, what
+            assert 32 <= plan.block <= 1024, what
+            assert plan.block % 32 == 0, what
+            assert 0 <= plan.shared_bytes <= limit, what
+            assert math.isfinite(plan.predicted_ms), what
+            assert plan.predicted_ms > 0, what
+            assert plan.splits >= 1, what
+            assert plan.splits == 1 or arguments["op"] == "wgrad", what
+        for family, candidate in found.items():
+            assert bool(candidate.reason) == (family != chosen.family), f"{p}: {family}"
+
+
+def test_workspaces_stay_within_their_bounds():
+    for arguments in problems(seed=2):
+        p = problem(**arguments)
+        found = by_family(_C.candidates(p))
+        sums = weight_count(arguments) * accumulator_bytes(arguments)
+        if im2col := found["im2col"].plan:
+            weight_sum = sums if arguments["op"] == "wgrad" else 0
+            assert weight_sum <= im2col.workspace_bytes <= COLUMNS_BOUND + weight_sum, p
+            columns = {"pointwise": 0}.get(im2col.variant, im2col.workspace_bytes - weight_sum)
+            assert (columns > 0) == (im2col.variant != "pointwise"), p
+            assert 1 <= im2col.chunk_images <= arguments["input"][0], p
+            rows = arguments["op"] == "dgrad"
+            most = arguments["input"][2] if rows else math.prod(p.output[2:])
+            assert 1 <= im2col.chunk_pixels <= most, p
+            assert im2col.chunk_images == 1 or im2col.chunk_pixels == most, p
+        direct = found["direct"].plan
+        assert direct is not None
+        assert direct.workspace_bytes == (direct.splits * sums if direct.splits > 1 else 0), p
+        if tiled := found["tiled"].plan:
+            assert tiled.workspace_bytes == 0, p
+
+
+def test_a_forced_family_is_obeyed_or_says_why_not():
+    refused = set()
+    for arguments in problems(seed=3):
+        p = problem(**arguments)
+        found = by_family(_C.candidates(p))
+        for family in FAMILIES:
+            if (plan := found[family].plan) is not None:
+                assert fields(_C.plan(p, algorithm=family)) == fields(plan), p
+                continue
+            reason = found[family].reason
+            refused.add((family, reason))
+            expected = f"algorithm '{family}' cannot compute this {arguments['op']}: {reason}"
+            with pytest.raises(RuntimeError) as raised:
+                _C.plan(p, algorithm=family)
+            assert str(raised.value) == expected
+    assert {family for family, _ in refused} >= {"im2col", "tiled"}
+    assert all(reason for _, reason in refused)
+
+
+def test_aten_is_a_choice_of_its_own():
+    p = problem(**DENSE)
+    plan = _C.plan(p, algorithm="aten")
+    assert (plan.family, plan.workspace_bytes, str(plan)) == ("aten", 0, "aten")
+    found = by_family(_C.candidates(p, algorithm="aten"))
+    assert found["aten"].reason == ""
+    assert all(found[family].reason == "algorithm 'aten' was asked for" for family in FAMILIES)
+
+
+@pytest.mark.parametrize("name", ["winograd", "", "Direct", "kAten"])
+@pytest.mark.parametrize("function", [_C.plan, _C.candidates])
+def test_an_unknown_algorithm_names_the_known_ones(function, name):
+    with pytest.raises(ValueError, match=f"unknown algorithm '{name}'") as raised:
+        function(problem(**DENSE), algorithm=name)
+    for known in (*FAMILIES, "auto", "aten"):
+        assert f"'{known}'" in str(raised.value)
+
+
+def test_the_planner_is_a_pure_function():
+    arguments = problems(seed=4, count=200)
+
+    def plan_all(_: int) -> list[Any]:
+        made = [problem(**a) for a in arguments]
+        return [[fields(_C.plan(p, device)) for device in DEVICES.values()] for p in made]
+
+    expected = plan_all(0)
+    assert plan_all(0) == expected
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(plan_all, range(8))) == [expected] * 8
+
+
+def test_sums_are_cut_by_the_shape_alone():
+    cut = {"splits": 0, "chunks": 0}
+    for arguments in problems(seed=5):
+        p = problem(**arguments | {"op": "wgrad"})
+        plans = [by_family(_C.candidates(p, device)) for device in DEVICES.values()]
+        splits = {found["direct"].plan.splits for found in plans}
+        assert len(splits) == 1, p
+        chunks = {(c.chunk_images, c.chunk_pixels) for f in plans if (c := f["im2col"].plan)}
+        assert len(chunks) <= 1, p
+        cut["splits"] += splits != {1}
+        cut["chunks"] += any(images < arguments["input"][0] for images, _ in chunks)
+    assert min(cut.values()) > 20, f"too few sums were cut for this test to say much: {cut}"
+
+
+def test_offsets_are_wide_exactly_where_they_must_be():
+    wide = 0
+    for arguments in problems(seed=6):
+        p = problem(**arguments)
+        counts = [math.prod(arguments["input"]), weight_count(arguments), math.prod(p.output)]
+        needs = max(counts) >= 2**31 - 1
+        assert p.needs_wide_index == needs, p
+        found = by_family(_C.candidates(p))
+        for family in ("direct", "im2col"):
+            if plan := found[family].plan:
+                assert plan.wide_index == needs, f"{p}: {plan}"
+        if tiled := found["tiled"].plan:
+            assert tiled.wide_index, "offsets outside a tile are always 64-bit"
+        wide += needs
+    assert wide > 20
+
+
+@pytest.mark.parametrize(
+    ("shape", "wide"),
+    [
+        ((1, 2, 32768, 32767), False),
+        ((1, 2, 32768, 32768), True),  # 2^31 elements
+        ((1, 1, 1, 2**31 - 2), False),
+        ((1, 1, 1, 2**31 - 1), True),  # one past the last is no 32-bit number
+        ((2**31, 1, 1, 1), True),
+    ],
+)
+def test_the_edge_of_32_bits(shape, wide):
+    weight = (1, shape[1], 1, 1)
+    assert problem(input=shape, weight=weight).needs_wide_index == wide
+
+
+def test_outputs_and_weights_count_as_well():
+    assert problem(input=(1, 1, 16384, 16384), weight=(8, 1, 1, 1)).needs_wide_index
+    assert problem(input=(1, 65536, 1, 1), weight=(32768, 65536, 1, 1)).needs_wide_index
+
+
+def test_what_passes_every_family_goes_to_aten():
+    far = problem(
+        input=(1, 1, 1, 2**31), weight=(1, 1, 1, 1), op="wgrad", dtype="float64"
+    )  # fmt: skip
+    found = by_family(_C.candidates(far))
+    assert _C.plan(far).family == "aten"
+    assert found["aten"].reason == ""
+    assert found["direct"].reason == "image coordinates pass 2^31"
+    with pytest.raises(RuntimeError, match="image coordinates pass 2"):
+        _C.plan(far, algorithm="direct")
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "reason"),
+    [
+        ("tiled", {"op": "wgrad"}, "no weight gradient"),
+        ("tiled", {"dtype": "float64"}, "float32"),
+        ("tiled", {"op": "dgrad", "stride": (1, 2)}, "strided convolution"),
+        ("direct", {"dilation": (1, 2**31), "padding": (1, 2**31)}, "coordinates pass 2"),
+        ("im2col", {"input": (1, 64, 46341, 46341)}, "passes 2.31 pixels"),
+        # One column is 64 MiB and more.
+        ("im2col", {"input": (1, 2**20, 5, 5), "weight": (1, 2**20, 5, 5)}, "too few columns"),
+    ],
+)
+def test_reasons(family, arguments, reason):
+    with pytest.raises(RuntimeError, match=reason):
+        _C.plan(problem(**DENSE | arguments), algorithm=family)
+
+
+@pytest.mark.parametrize("op", PASSES)
+def test_larger_problems_take_longer(op):
+    for family in FAMILIES:
+        if (op, family) == ("wgrad", "tiled"):
+            continue
+        times = []
+        for batch in (1, 8, 64, 512):
+            larger = DENSE | {"input": (batch, 64, 56, 56), "op": op}
+            times.append(_C.plan(problem(**larger), algorithm=family).predicted_ms)
+        assert times == sorted(times), family
+        assert times[-1] > 4 * times[1], family
+
+
+def test_no_prediction_beats_the_hardware():
+    device = DEVICES["H100"]
+    for arguments in problems(seed=7):
+        p = problem(**arguments)
+        for candidate in _C.candidates(p, device):
+            if candidate.plan is None or candidate.family == "aten":
+                continue
+            moved = p.least_bytes / 3352e9 * 1e3
+            # With much padding, an input gradient takes fewer products than the output.
+            group_k = arguments["weight"][0] // arguments["groups"]
+            taps = math.prod(arguments["weight"][2:])
+            products = min(p.macs, math.prod(arguments["input"]) * group_k * taps)
+            peak = device.matrix_flops(arguments["dtype"], arguments["tf32"])
+            at_best = max(moved, 2e3 * products / peak)
+            assert candidate.plan.predicted_ms >= 0.99 * at_best, f"{p}: {candidate.plan}"
+
+
+def test_a_plan_prints_what_is_launched():
+    plan = _C.plan(problem(**DENSE), algorithm="direct")
+    grid = "({}, {}, {})".format(*plan.grid)
+    assert str(plan) == (
+        f"direct {plan.variant} grid {grid} block 256 shared 0 workspace 0 "
+        f"predicted {plan.predicted_ms:.3g} ms"
+    )
