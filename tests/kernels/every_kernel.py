@@ -1,7 +1,8 @@
 """Runs every kernel of every family on small problems, checked, for compute-sanitizer to watch.
 
 A plain script: pytest would only be in the way. Each tensor gets memory of its own from CUDA, so
-that an access past its end is one past an allocation's. See docs/testing.md.
+that an access past its end is one past an allocation's. Arguments name families; all without any.
+See docs/testing.md.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from cases import CASES, Case, Tensors, make_integers, place_all
 from compute import DTYPES, PASSES, by_pytorch, compute, plan_of, runs_of, small_cases
-from reference import LAYOUTS, assert_equal
+from reference import FAMILIES, LAYOUTS, assert_equal
 
 
 def chosen_runs(cases: dict[str, Case]) -> list[tuple[str, str, str, torch.dtype]]:
@@ -34,13 +35,15 @@ def chosen_runs(cases: dict[str, Case]) -> list[tuple[str, str, str, torch.dtype
     ]
 
 
-def run_cases() -> Counter[str]:
+def run_cases(families: list[str]) -> Counter[str]:
     """Everything but the kernels is done on the CPU."""
     variants: Counter[str] = Counter()
     cases = small_cases(CASES)
     values = {name: make_integers(case) for name, case in cases.items()}
     expected = {}
     for i, (name, family, op, dtype) in enumerate(chosen_runs(cases)):
+        if family not in families:
+            continue
         case = cases[name]
         if (name, op) not in expected:
             expected[name, op] = by_pytorch(op, case, values[name])
@@ -54,7 +57,7 @@ def run_cases() -> Counter[str]:
     return variants
 
 
-def run_wide() -> Counter[str]:
+def run_wide(families: list[str]) -> Counter[str]:
     """The kernels with 64-bit offsets: a tensor of 2^31 elements that are all in one place."""
     variants: Counter[str] = Counter()
     case = Case((1, 2, 1 << 15, 1 << 15), (3, 2, 2, 3), stride=(4000, 3000))
@@ -73,8 +76,8 @@ def run_wide() -> Counter[str]:
             t = Tensors(x, w, values.bias.to(dtype).cuda(), dy)
             expected = {"fprop": output.expand(1, 3, 9, 11), "wgrad": torch.full_like(values.w, 99)}
             for name, family, op, _ in runs_of({"wide": case}, (dtype,)):
-                if op not in expected:
-                    continue  # its result would be of 2^31 elements
+                if family not in families or op not in expected:
+                    continue  # the other result would be of 2^31 elements
                 plan = plan_of(op, family, case, t)
                 assert plan.wide_index, plan
                 actual = compute(op, family, case, t).cpu()
@@ -87,8 +90,12 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("needs a GPU")
         return 2
+    families = sys.argv[1:] or list(FAMILIES)
+    if unknown := set(families) - set(FAMILIES):
+        print(f"unknown families: {', '.join(sorted(unknown))}")
+        return 2
     start = time.time()
-    variants = run_cases() + run_wide()
+    variants = run_cases(families) + run_wide(families)
     for variant, count in sorted(variants.items()):
         print(f"{count:5}  {variant}")
     print(f"{sum(variants.values())} results, all exact, in {time.time() - start:.0f} s")

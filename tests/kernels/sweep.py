@@ -119,14 +119,15 @@ def make_tensors(trial: Trial, device: str) -> Tensors:
 def allowed(trial: Trial, expected: Tensor, t: Tensors) -> Tensor:
     """The error, element by element, of any sum that is accumulated as it should be.
 
-    One rounding to the result's dtype, and for the additions two roundings of the sum of the
-    magnitudes: with n normal numbers the roundings of n partial sums walk a fifth of the latter's
-    way, with any n. In float64 what is expected is itself so rounded.
+    One rounding to the result's dtype, and for the additions three roundings of the sum of the
+    magnitudes: with n normal numbers the roundings of n partial sums walk a fifth of one's way,
+    with any n, but among millions of elements some walk over two. In float64 what is expected is
+    itself so rounded.
     """
     limits = torch.finfo(trial.dtype)
     rounding = limits.eps / 2 * expected.abs() + limits.smallest_normal * limits.eps / 2
     sums = torch.finfo(torch.float64 if trial.dtype == torch.float64 else torch.float32).eps
-    roundings = 4 if trial.dtype == torch.float64 else 2
+    roundings = 4 if trial.dtype == torch.float64 else 3
     return rounding + roundings * sums * exact(trial.op, trial.case, magnitudes(t))
 
 

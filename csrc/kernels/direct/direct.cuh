@@ -88,7 +88,8 @@ __device__ Coordinates<Index> locate(const Params<Index>& p, Index i) {
   return at;
 }
 
-// Sums of this many channels are formed apart and then added: long sums stay accurate.
+// Sums over this many channels and a row of taps are formed apart and then added: long sums stay
+// accurate.
 constexpr int kChannelBlock = 8;
 
 template <typename T, typename Index>
@@ -106,11 +107,11 @@ __global__ void __launch_bounds__(kBlock)
     const T* wk = w + k * p.w.v[0];
     Acc sum = 0;
     for (Index c0 = 0; c0 < p.group_C; c0 += kChannelBlock) {
-      Acc part = 0;
       const Index c1 = min(c0 + kChannelBlock, p.group_C);
       for (int r = 0; r < p.R; ++r) {
         const int h = h0 + r * p.dilation_h;
         if (h < 0 || h >= p.H) continue;
+        Acc part = 0;
         for (int s = 0; s < p.S; ++s) {
           const int col = w0 + s * p.dilation_w;
           if (col < 0 || col >= p.W) continue;
@@ -120,8 +121,8 @@ __global__ void __launch_bounds__(kBlock)
             part += widen(xn[x_at + c * p.x.v[1]]) * widen(wk[w_at + c * p.w.v[1]]);
           }
         }
+        sum += part;
       }
-      sum += part;
     }
     if (bias != nullptr) sum += widen(bias[k]);
     y[n * p.y.v[0] + k * p.y.v[1] + out_h * p.y.v[2] + out_w * p.y.v[3]] = narrow<T>(sum);
@@ -141,12 +142,12 @@ __global__ void __launch_bounds__(kBlock)
     const T* wc = w + k_first * p.w.v[0] + (c - group * p.group_C) * p.w.v[1];
     Acc sum = 0;
     for (Index k0 = 0; k0 < p.group_K; k0 += kChannelBlock) {
-      Acc part = 0;
       const Index k1 = min(k0 + kChannelBlock, p.group_K);
       for (int r = 0; r < p.R; ++r) {
         const int h = static_cast<int>(in_h) + p.pad_h - r * p.dilation_h;
         const int out_h = h / p.stride_h;
         if (h < 0 || out_h >= p.P || out_h * p.stride_h != h) continue;
+        Acc part = 0;
         for (int s = 0; s < p.S; ++s) {
           const int col = static_cast<int>(in_w) + p.pad_w - s * p.dilation_w;
           const int out_w = col / p.stride_w;
@@ -157,8 +158,8 @@ __global__ void __launch_bounds__(kBlock)
             part += widen(dyn[y_at + k * p.y.v[1]]) * widen(wc[w_at + k * p.w.v[0]]);
           }
         }
+        sum += part;
       }
-      sum += part;
     }
     dx[n * p.x.v[0] + c * p.x.v[1] + in_h * p.x.v[2] + in_w * p.x.v[3]] = narrow<T>(sum);
   }
