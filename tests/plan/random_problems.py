@@ -9,7 +9,6 @@ from customconv import _C
 
 PASSES = ("fprop", "dgrad", "wgrad")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-FAMILIES = ("direct", "im2col", "tiled")
 
 DEVICES = {
     "H100": _C.DeviceProperties(),

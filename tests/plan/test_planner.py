@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from random_problems import (
     DEVICES,
-    FAMILIES,
     PASSES,
     accumulator_bytes,
     fields,
@@ -18,6 +17,7 @@ from random_problems import (
     random_arguments,
     weight_count,
 )
+from reference import FAMILIES
 
 from customconv import _C
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 import torch
-from random_problems import FAMILIES, PASSES, problem, random_arguments
-from reference import float32_precision
+from random_problems import PASSES, problem, random_arguments
+from reference import FAMILIES, float32_precision
 from torch.nn import functional
 
 from customconv import _C
