@@ -99,6 +99,12 @@ def assert_close_to(
     assert_accurate(actual, fp64, allowed, what=what)
 
 
+def describe_worst(actual: Tensor, fp64: Tensor, allowed: Tensor) -> str:
+    """The element that is furthest off, and the share that is off by more than is allowed it."""
+    difference = (actual.to(fp64.dtype) - fp64).abs()
+    return _worst(actual, fp64, difference, ~(difference <= allowed))
+
+
 def _worst(actual: Tensor, expected: Tensor, difference: Tensor, wrong: Tensor) -> str:
     severity = difference.nan_to_num(nan=math.inf).masked_fill(~wrong, -1)
     index = tuple(int(i) for i in torch.unravel_index(severity.argmax(), severity.shape))

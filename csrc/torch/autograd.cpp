@@ -182,7 +182,8 @@ Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const std::opt
                        c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
                        c10::SymIntArrayRef dilation, c10::SymInt groups,
                        std::string_view algorithm) {
-  const Tensor& bias_or_none = bias.has_value() ? *bias : Tensor();
+  static const Tensor none;
+  const Tensor& bias_or_none = bias.has_value() ? *bias : none;
   if (algorithm_named(algorithm) == Algorithm::kAten || is_for_aten(input, weight, bias_or_none)) {
     check_runs_on(algorithm, input);
     return aten_conv2d(input, weight, bias, stride, padding, dilation, groups);

@@ -7,7 +7,7 @@ import torch
 from cases import Case, Tensors, output_shape
 from compute import PASSES, by_pytorch, compute, exact, has_plan, plan_of
 from reference import FAMILIES, LAYOUTS, assert_close_to, float32_precision, relative_error
-from sweep import cut_to_tf32
+from sweep import round_to_tf32
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu
@@ -93,10 +93,10 @@ def test_tf32_is_im2cols_alone_and_only_where_allowed(family, op, layout):
         assert torch.equal(ieee, tf32)
         return
     expected = exact(op, case, t)
-    cut = Tensors(cut_to_tf32(t.x), cut_to_tf32(t.w), None, cut_to_tf32(t.dy))
+    rounded = Tensors(round_to_tf32(t.x), round_to_tf32(t.w), None, round_to_tf32(t.dy))
     # The error is that of rounding the operands, which is far over that of the sums.
     assert relative_error(tf32, expected) > 10 * relative_error(ieee, expected)
-    assert_close_to(tf32, expected, exact(op, case, cut).float(), what="TF32")
+    assert_close_to(tf32, expected, exact(op, case, rounded).float(), what="TF32")
 
 
 @every_sum

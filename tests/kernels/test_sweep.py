@@ -35,22 +35,19 @@ def failures(family: str, device: str, indices: range, *, small: bool = False) -
     for first in range(indices.start, indices.stop, BATCH):
         batch = range(first, min(first + BATCH, indices.stop))
         trials = {index: trial_at(index, family, small=small) for index in batch}
-        verdicts = []
+        verdicts = {}
         for index, trial in trials.items():
             try:
-                verdicts.append(sweep.is_suspect(trial, family, device))
+                verdicts[index] = sweep.judge(trial, family, device)
             except Exception as error:
                 raise AssertionError(
                     f"{family}: {trial}: {error}\n  {again(index, family)}"
                 ) from error
-        suspects = torch.stack(verdicts).tolist()
-        for (index, trial), suspect in zip(trials.items(), suspects, strict=True):
-            if not suspect:
-                continue
-            try:
-                sweep.check(trial, family, device)
-            except AssertionError as error:
-                found.append(f"{error}\n  {again(index, family)}")
+        found += [
+            f"{sweep.explain(trials[index], family, device)}\n  {again(index, family)}"
+            for index, verdict in verdicts.items()
+            if not verdict
+        ]
     return found
 
 

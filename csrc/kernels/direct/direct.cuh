@@ -166,7 +166,25 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 // Pixels that a thread adds up before it adds to the total, for the same reason.
-constexpr int kPixelsPerPart = 256;
+constexpr int kPixelsPerPart = 32;
+
+struct WeightAt {
+  int64_t k;  // or a block of output channels
+  int c, r, s;
+};
+
+// The i-th weight in the order (k, c, r, s).
+template <typename Index>
+__device__ WeightAt locate_weight(const Params<Index>& p, int64_t i) {
+  WeightAt at;
+  at.s = static_cast<int>(i % p.S);
+  i /= p.S;
+  at.r = static_cast<int>(i % p.R);
+  i /= p.R;
+  at.c = static_cast<int>(i % p.group_C);
+  at.k = i / p.group_C;
+  return at;
+}
 
 // Block (i, split) adds up a share of the pixels for one weight of kChannels output channels; its
 // threads are kChannels side by side, which share pixels. Without splits it writes dw, otherwise
@@ -182,13 +200,8 @@ __global__ void __launch_bounds__(kBlock)
   const int64_t first = blockIdx.y * share;
   const int64_t last = min(first + share, pixels);
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    int64_t rest = block;
-    const int s = static_cast<int>(rest % p.S);
-    rest /= p.S;
-    const int r = static_cast<int>(rest % p.R);
-    rest /= p.R;
-    const Index c = static_cast<Index>(rest % p.group_C);
-    const int64_t k = rest / p.group_C * kChannels + threadIdx.x % kChannels;
+    const auto [k_block, c, r, s] = locate_weight(p, block);
+    const int64_t k = k_block * kChannels + threadIdx.x % kChannels;
     Acc sum = 0;
     if (k < K) {
       const Index channel = static_cast<Index>(k);
@@ -236,14 +249,9 @@ __global__ void __launch_bounds__(kBlock)
        i += int64_t{gridDim.x} * blockDim.x) {
     Accumulator<T> sum = 0;
     for (int64_t split = 0; split < splits; ++split) sum += parts[split * p.count + i];
-    int64_t rest = i;
-    const Index s = static_cast<Index>(rest % p.S);
-    rest /= p.S;
-    const Index r = static_cast<Index>(rest % p.R);
-    rest /= p.R;
-    const Index c = static_cast<Index>(rest % p.group_C);
-    const Index k = static_cast<Index>(rest / p.group_C);
-    dw[k * p.w.v[0] + c * p.w.v[1] + r * p.w.v[2] + s * p.w.v[3]] = narrow<T>(sum);
+    const auto [k, c, r, s] = locate_weight(p, i);
+    dw[static_cast<Index>(k) * p.w.v[0] + c * p.w.v[1] + r * p.w.v[2] + s * p.w.v[3]] =
+        narrow<T>(sum);
   }
 }
 
@@ -266,7 +274,7 @@ void launch_indexed(const ConvProblem& problem, const ConvPlan& plan, const Oper
     case Pass::kDgrad: {
       const Params<Index> params(problem, problem.x_sizes(), order, problem.group_C());
       dgrad<T, Index>
-          <<<grid, plan.block, 0, context.stream>>>(params, y, w, static_cast<T*>(operands.x));
+          <<<grid, kBlock, 0, context.stream>>>(params, y, w, static_cast<T*>(operands.x));
       check_launch("direct dgrad");
       return;
     }

@@ -228,6 +228,65 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+// Where the operands of parts [first, first + count) of a weight gradient lie: for each part and
+// group, its pixels of dy and of the columns, and its sum. Steps count elements.
+template <typename T>
+struct Operand {
+  T* data;
+  int64_t line, pixel, group;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kBlock)
+    list_parts(int64_t first, int64_t count, int64_t lines, int64_t length, int64_t groups,
+               Operand<const T> dy, Operand<const T> columns, T* sums, int64_t weights,
+               const T** dy_list, const T** columns_list, T** sums_list) {
+  for (int64_t at = blockIdx.x * int64_t{kBlock} + threadIdx.x; at < count * groups;
+       at += int64_t{gridDim.x} * kBlock) {
+    const int64_t group = at % groups;
+    const int64_t part = first + at / groups;
+    const int64_t line = part % lines;
+    const int64_t pixel = part / lines * length;
+    const auto place = [&](const Operand<const T>& of) {
+      return of.data + line * of.line + pixel * of.pixel + group * of.group;
+    };
+    dy_list[at] = place(dy);
+    columns_list[at] = place(columns);
+    sums_list[at] = sums + at / groups * weights + group * (weights / groups);
+  }
+}
+
+// sum (+)= the parts. kLanes threads share a weight; what rounding takes from a thread's sum is
+// carried along (Kahan, CACM 1965).
+template <typename T>
+__global__ void __launch_bounds__(kBlock)
+    add_parts(int64_t weights, int64_t count, bool first, const T* __restrict__ parts,
+              T* __restrict__ sum) {
+  constexpr int kWeights = 32, kLanes = kBlock / kWeights;
+  __shared__ T sums[kLanes][kWeights];
+  const int lane = threadIdx.x / kWeights, column = threadIdx.x % kWeights;
+  for (int64_t at = blockIdx.x * int64_t{kWeights}; at < weights;
+       at += int64_t{gridDim.x} * kWeights) {
+    const int64_t weight = at + column;
+    T total = 0, lost = 0;
+    if (weight < weights) {
+      for (int64_t part = lane; part < count; part += kLanes) {
+        const T next = parts[part * weights + weight] - lost;
+        const T longer = total + next;
+        lost = (longer - total) - next;
+        total = longer;
+      }
+    }
+    sums[lane][column] = total;
+    __syncthreads();
+    if (lane == 0 && weight < weights) {
+      for (int other = 1; other < kLanes; ++other) total += sums[other][column];
+      sum[weight] = first ? total : sum[weight] + total;
+    }
+    __syncthreads();  // the sums are read before the next ones are written
+  }
+}
+
 // The summed weight gradient, which has the weight's own layout, in the weight's dtype.
 template <typename T>
 __global__ void __launch_bounds__(kBlock)

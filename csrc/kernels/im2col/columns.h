@@ -58,8 +58,9 @@ inline int64_t band_columns(const ConvProblem& p, int64_t rows) {
 }
 
 // The workspace: a chunk's columns, and behind them what is kept in the accumulator's type until it
-// is rounded once: wgrad's sums over the chunks, or the products of a chunk that a bias is added
-// to. (cuBLAS can add the bias itself, but some of its 16-bit kernels round before they do.)
+// is rounded once: wgrad's sums over the chunks (and those of the parts), or the products of a
+// chunk that a bias is added to. (cuBLAS can add the bias itself, but some of its 16-bit kernels
+// round before they do.)
 inline bool keeps_products(const ConvProblem& p) {
   return p.pass == Pass::kFprop && p.has_bias && element_size(p.dtype) == 2;
 }
@@ -69,7 +70,50 @@ inline int64_t products_bytes(const ConvProblem& p, int64_t pixels) {
 }
 
 inline int64_t weight_sum_bytes(const ConvProblem& p) {
-  return p.pass == Pass::kWgrad ? p.w_count() * accumulator_size(p.dtype) : 0;
+  // Whole units of the places of operands, which may come behind.
+  return p.pass == Pass::kWgrad ? (p.w_count() * accumulator_size(p.dtype) + 7) / 8 * 8 : 0;
+}
+
+// IEEE float32: a weight gradient's sums over the pixels are cut into parts, because cuBLAS adds
+// term by term and the error of a long sum shows. Part i is of line i % lines, and is its i /
+// lines-th; so the last of every line, which may be shorter, come last.
+inline bool sums_in_parts(const ConvProblem& p) {
+  return p.pass == Pass::kWgrad && p.dtype == DType::kFloat32 && !p.tf32;
+}
+
+struct WeightParts {
+  int64_t lines;   // of pixels: the images, or in NHWC the whole chunk
+  int64_t length;  // pixels of a part
+  int64_t tail;    // pixels of the last part of a line
+  int64_t count;   // of all lines
+};
+
+inline WeightParts weight_parts(const ConvProblem& p, int64_t images, int64_t pixels) {
+  // Longer where the weight is larger, so that parts cost no more memory traffic than arithmetic.
+  const int64_t most = std::max<int64_t>(32, p.group_K() / 4);
+  const int64_t lines = is_channels_last(p) ? 1 : images;
+  const int64_t line = is_channels_last(p) ? images * pixels : pixels;
+  const int64_t per_line = (line + most - 1) / most;
+  const int64_t length = (line + per_line - 1) / per_line;
+  return {lines, length, line - (per_line - 1) * length, lines * per_line};
+}
+
+// Parts that are formed at once, and what they take: their sums, and the places of their operands.
+constexpr int64_t kPartsBound = int64_t{128} << 20;
+constexpr int64_t kMostProducts = 65535;  // of one call
+
+inline int64_t parts_at_once(const ConvProblem& p, const ConvPlan& plan) {
+  const int64_t count = weight_parts(p, plan.chunk_images, plan.chunk_pixels).count;
+  const int64_t most =
+      std::min(kPartsBound / (p.w_count() * accumulator_size(p.dtype)), kMostProducts / p.groups);
+  return std::clamp<int64_t>(most, 1, count);
+}
+
+inline int64_t parts_bytes(const ConvProblem& p, const ConvPlan& plan) {
+  if (!sums_in_parts(p)) return 0;
+  constexpr int64_t kOperands = 3;
+  return parts_at_once(p, plan) * (p.w_count() * accumulator_size(p.dtype) +
+                                   kOperands * p.groups * static_cast<int64_t>(sizeof(void*)));
 }
 
 // What an image's chunk of `pixels` takes of the bound.

@@ -25,7 +25,7 @@ template <>
 constexpr cudaDataType_t kDataType<__nv_bfloat16> = CUDA_R_16BF;
 
 // IEEE float32 is asked for pedantically: the plain type leaves the library free to form products
-// in other ways, which were seen to err ten times as much.
+// in other ways, one of which erred by 1.65e-6 where PyTorch's weight gradient erred by 1.6e-7.
 template <typename T>
 cublasComputeType_t compute_type(bool tf32) {
   if constexpr (std::is_same_v<T, double>) return CUBLAS_COMPUTE_64F;
@@ -87,6 +87,20 @@ void multiply(cublasHandle_t handle, const Product<T, Out>& product, bool tf32) 
     multiply_once(handle, part, tf32);
     part.accumulate = true;
   }
+}
+
+void multiply_listed(cublasHandle_t handle, const Product<float, float>& p, const float* const* a,
+                     const float* const* b, float* const* c) {
+  const float one = 1, beta = p.accumulate ? 1 : 0;
+  const auto untyped = [](const float* const* list) {
+    return reinterpret_cast<const void* const*>(list);
+  };
+  check_blas(cublasGemmBatchedEx_64(handle, operation(p.b_transposed), operation(p.a_transposed),
+                                    p.columns, p.rows, p.inner, &one, untyped(b), CUDA_R_32F,
+                                    p.b_leading, untyped(a), CUDA_R_32F, p.a_leading, &beta,
+                                    reinterpret_cast<void* const*>(c), CUDA_R_32F, p.c_leading,
+                                    p.batch, compute_type<float>(false), CUBLAS_GEMM_DEFAULT),
+             "matrix products");
 }
 
 template void multiply(cublasHandle_t, const Product<double, double>&, bool);

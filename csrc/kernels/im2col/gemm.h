@@ -44,4 +44,8 @@ class ExactMathMode {
 template <typename T, typename Out>
 void multiply(cublasHandle_t handle, const Product<T, Out>& product, bool tf32);
 
+// The same for IEEE float32 operands that lie anywhere: lists of `batch` pointers in device memory.
+void multiply_listed(cublasHandle_t handle, const Product<float, float>& product,
+                     const float* const* a, const float* const* b, float* const* c);
+
 }  // namespace customconv::im2col

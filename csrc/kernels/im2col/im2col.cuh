@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/check.h"
 #include "kernels/im2col/columns.cuh"
@@ -69,7 +70,11 @@ class ChunkedPass {
     Acc* sum = behind_columns();
     bool first = true;
     for_each_chunk([&](const Chunk& chunk) {
-      multiply_weight(chunk, columns_of(chunk), sum, first);
+      if (sums_in_parts(p_)) {
+        multiply_weight_in_parts(chunk, columns_of(chunk), sum, first);
+      } else {
+        multiply_weight(chunk, columns_of(chunk), sum, first);
+      }
       first = false;
     });
     narrow_sum<T><<<blocks_for(p_.w_count()), kBlock, 0, context_.stream>>>(p_.w_count(), sum, w_);
@@ -209,34 +214,72 @@ class ChunkedPass {
     check_launch("im2col add_bias");
   }
 
-  // sum (+)= dy^T x columns.
-  void multiply_weight(const Chunk& chunk, const Columns& columns, Acc* sum, bool first) {
+  // sum = dy^T x columns, of all groups, for the first image of a chunk; in NHWC for the chunk.
+  Product<T, Acc> weight_product(const Chunk& chunk, const Columns& columns, Acc* sum) const {
     const int64_t K = p_.group_K();
+    const bool channels_last = geometry_.channels_last;
     Product<T, Acc> product{};
     product.rows = K;
     product.columns = group_rows_;
+    product.inner = channels_last ? chunk.images * chunk.pixels : chunk.pixels;
     product.a = y_at(chunk);
+    product.a_leading = channels_last ? p_.K : image_pixels_;
+    product.a_transposed = channels_last;
+    product.a_stride = channels_last ? K : K * image_pixels_;
     product.b = columns.data;
     product.b_leading = columns.leading;
+    product.b_transposed = !channels_last;
     product.b_stride = columns.group_stride;
     product.c = sum;
     product.c_leading = group_rows_;
     product.c_stride = K * group_rows_;
     product.batch = p_.groups;
+    return product;
+  }
+
+  // sum (+)= dy^T x columns.
+  void multiply_weight(const Chunk& chunk, const Columns& columns, Acc* sum, bool first) {
+    Product<T, Acc> product = weight_product(chunk, columns, sum);
     product.accumulate = !first;
-    if (geometry_.channels_last) {
-      product.inner = chunk.images * chunk.pixels;
-      product.a_leading = p_.K;
-      product.a_transposed = true;
-      product.a_stride = K;
-      multiply(product);
-      return;
-    }
-    product.inner = chunk.pixels;
-    product.a_leading = image_pixels_;
-    product.a_stride = K * image_pixels_;
-    product.b_transposed = true;
+    if (geometry_.channels_last) return multiply(product);
     multiply_images(product, chunk.images, p_.K * image_pixels_, columns.image_stride, 0, true);
+  }
+
+  // The same, the sums over pixels formed in parts. Only float32 is instantiated.
+  void multiply_weight_in_parts(const Chunk& chunk, const Columns& columns, Acc* sum, bool first) {
+    if constexpr (std::is_same_v<T, float>) {
+      const WeightParts parts = weight_parts(p_, chunk.images, chunk.pixels);
+      const int64_t most = parts_at_once(p_, plan_), weights = p_.w_count();
+      // Behind the sum: the operands' places, then the sums of the parts.
+      auto** dy_list =
+          reinterpret_cast<const T**>(reinterpret_cast<char*>(sum) + weight_sum_bytes(p_));
+      auto** columns_list = dy_list + most * p_.groups;
+      auto** sums_list = const_cast<T**>(columns_list + most * p_.groups);
+      T* sums = reinterpret_cast<T*>(sums_list + most * p_.groups);
+
+      Product<T, T> product = weight_product(chunk, columns, sum);
+      const bool channels_last = geometry_.channels_last;
+      const Operand<const T> dy{product.a, p_.K * image_pixels_, channels_last ? p_.K : 1,
+                                product.a_stride};
+      const Operand<const T> pixels{product.b, columns.image_stride,
+                                    channels_last ? columns.leading : 1, product.b_stride};
+      const int64_t full = parts.count - parts.lines;  // and one tail a line
+      for (int64_t part = 0; part < parts.count; part += product.batch / p_.groups) {
+        const bool tail = part >= full;
+        const int64_t count = std::min(most, (tail ? parts.count : full) - part);
+        product.inner = tail ? parts.tail : parts.length;
+        product.batch = count * p_.groups;
+        list_parts<T><<<blocks_for(product.batch), kBlock, 0, context_.stream>>>(
+            part, count, parts.lines, parts.length, p_.groups, dy, pixels, sums, weights, dy_list,
+            columns_list, sums_list);
+        check_launch("im2col list_parts");
+        multiply_listed(context_.blas, product, dy_list, columns_list, sums_list);
+        add_parts<T><<<blocks_for(weights * (kBlock / 32)), kBlock, 0, context_.stream>>>(
+            weights, count, first, sums, sum);
+        check_launch("im2col add_parts");
+        first = false;
+      }
+    }
   }
 
   // out = dy x weight, or weight^T x dy: the columns of a chunk, in lines of `pixels` for NCHW.

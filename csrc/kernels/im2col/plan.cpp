@@ -92,18 +92,23 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
       p.pass == Pass::kDgrad ? band_columns(p, plan.chunk_pixels) : plan.chunk_pixels;
   const int64_t room = columns_room(p, plan);
   plan.grid[0] = std::max<int64_t>(ceil_divide(room / 16, kBlock), 1);
-  plan.workspace_bytes =
-      room + plan.chunk_images * products_bytes(p, chunk_pixels) + weight_sum_bytes(p);
+  plan.workspace_bytes = room + plan.chunk_images * products_bytes(p, chunk_pixels) +
+                         weight_sum_bytes(p) + parts_bytes(p, plan);
 
   const int64_t chunks =
       ceil_divide(p.N, plan.chunk_images) *
       ceil_divide(p.pass == Pass::kDgrad ? p.H : image_columns(p), plan.chunk_pixels);
   const bool channels_last = is_channels_last(p);
   // Products in a chunk: one where the images of a chunk, or the groups, make a batch.
-  const int64_t products =
+  int64_t products =
       channels_last || (p.groups == 1 && p.pass != Pass::kWgrad) ? 1 : plan.chunk_images;
-  const double traffic =
+  double traffic =
       2.0 * static_cast<double>(p.N) * static_cast<double>(chunk_bytes(p, image_columns(p)));
+  if (sums_in_parts(p)) {
+    const int64_t parts = weight_parts(p, plan.chunk_images, plan.chunk_pixels).count;
+    products = 3 * (1 + ceil_divide(parts, parts_at_once(p, plan)));
+    traffic += 2.0 * static_cast<double>(chunks * parts) * static_cast<double>(weight_sum_bytes(p));
+  }
   const double bytes_ms =
       1e-6 * (traffic + p.least_bytes()) /
       ((p.pass == Pass::kDgrad ? kDgradBandwidth : kColumnBandwidth) * device.bandwidth_gb_s);

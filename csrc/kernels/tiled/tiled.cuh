@@ -3,10 +3,13 @@
 // A block computes a tile of output: some images (or groups), rows and strips of eight pixels, for
 // some channels. A thread keeps one strip for one, four or eight output channels in registers. The
 // input channels pass through shared memory in steps, a chunk of channels each, inputs with their
-// halo and weights both as float32; the next step is fetched while this one is computed. Every step
-// is summed on its own and then added to the total, which bounds the rounding error of long sums.
+// halo and weights both as float32; the next step is fetched while this one is computed. Some rows
+// of taps at a time are summed on their own and then added to the total, which bounds the rounding
+// error of long sums.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -39,6 +42,7 @@ struct Params {
   int row_step, column_step;  // in shared memory, from an output pixel to the next
   int tap_rows, tap_columns;  // taps whose inputs a step holds
   int tap_row_step;           // in shared memory, from a row of taps to the next
+  int part_terms;             // after which a sum is added to the total
   int positions;              // of a channel in shared memory
   int table_floats, input_floats, stage_floats;
   Divider<int32_t> tiles_k, tiles_g, tiles_q, tiles_p;
@@ -87,6 +91,20 @@ __device__ inline void multiply_add(float (&sum)[kChannels][kStrip],
   for (int k = 0; k < kChannels; ++k) {
 #pragma unroll
     for (int j = 0; j < kStrip; ++j) sum[k][j] = fmaf(weight[k], in[first + j], sum[k][j]);
+  }
+}
+
+// Adds a sum to the total and begins another.
+template <int kChannels>
+__device__ inline void move_sum(float (&sum)[kChannels][kStrip],
+                                float (&total)[kChannels][kStrip]) {
+#pragma unroll
+  for (int k = 0; k < kChannels; ++k) {
+#pragma unroll
+    for (int j = 0; j < kStrip; ++j) {
+      total[k][j] += sum[k][j];
+      sum[k][j] = 0;
+    }
   }
 }
 
@@ -444,17 +462,19 @@ __global__ void __launch_bounds__(max_threads(kChannels), kMinBlocks)
     const float* in = stages + (step - 1) % 2 * stage_floats + in_start;
     const float* weight = stages + (step - 1) % 2 * stage_floats + input_floats + weight_start;
     float sum[kChannels][kStrip] = {};
+    int terms = 0;
     for (int c = 0; c < chunk; ++c, in += tile.plane) {
       const float* in_row = in;
       for (int r = 0; r < p.tap_rows; ++r, in_row += p.tap_row_step) {
+        if (terms >= p.part_terms) {
+          move_sum(sum, total);
+          terms = 0;
+        }
         add_row<kChannels, kTaps>(p, sum, in_row, weight);
+        terms += p.tap_columns;
       }
     }
-#pragma unroll
-    for (int k = 0; k < kChannels; ++k) {
-#pragma unroll
-      for (int j = 0; j < kStrip; ++j) total[k][j] += sum[k][j];
-    }
+    move_sum(sum, total);
     if (in_rounds) {
       finish(g0 + (step - 1) * tile.groups, total);
 #pragma unroll
@@ -482,6 +502,13 @@ inline int log2_above(int64_t n, int most) {
   int log2 = 0;
   while (log2 < most && (int64_t{1} << log2) < n) ++log2;
   return log2;
+}
+
+// With n terms the errors of the parts and of their total balance at parts of sqrt(n). Fewer than
+// 16 would cost more than they gain.
+inline int part_terms(const Geometry& g) {
+  const double terms = static_cast<double>(g.C) * static_cast<double>(g.R * g.S);
+  return static_cast<int>(std::clamp(std::sqrt(terms), 16.0, 256.0));
 }
 
 // Strips start at multiples of eight pixels: whether all of them are 16-byte aligned.
@@ -524,6 +551,7 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   p.tap_rows = tile.gathered ? 1 : static_cast<int>(g.R);
   p.tap_columns = tile.gathered ? 1 : static_cast<int>(g.S);
   p.tap_row_step = tile.gathered ? 0 : static_cast<int>(g.dilation_h) * tile.pitch;
+  p.part_terms = part_terms(g);
   p.positions = tile.positions();
   p.table_floats = static_cast<int>(tile.table_bytes(g) / 4);
   p.input_floats = tile.input_floats();
