@@ -99,7 +99,7 @@ def main() -> None:
     if built and STAMP.exists() and STAMP.read_text() == wanted:
         return
     install_requirements(str(python))
-    pip_install(str(python), "--no-build-isolation", "-e", ".[dev,demo]")
+    pip_install(str(python), "--no-build-isolation", "-e", ".[dev,demo,bench]")
     STAMP.write_text(wanted)
 
 

@@ -1,0 +1,43 @@
+"""The benchmark: python -m bench COMMAND. See docs/benchmark.md."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from .results import BadResults
+
+# Each command's module, which has add_arguments(parser) and main(arguments) -> exit status.
+COMMANDS = {
+    "run": ("run", "times layers beside a peer, into a results file"),
+    "host": ("host", "what an eager call costs the host"),
+    "models": ("models", "whole networks, forward and training step"),
+    "kernelbench": ("kernelbench", "KernelBench's level 1 by its own rules"),
+    "report": ("publish", "a page and plots of results files"),
+    "compare": ("compare", "what got slower from one results file to another"),
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if words is None else words
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.split(":")[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module_name, what) in COMMANDS.items():
+        command = commands.add_parser(name, help=what, description=what)
+        if words and words[0] == name:  # the others' imports take seconds
+            module = importlib.import_module(f".{module_name}", __package__)
+            module.add_arguments(command)
+    arguments = parser.parse_args(words)
+    module = importlib.import_module(f".{COMMANDS[arguments.command][0]}", __package__)
+    try:
+        status: int = module.main(arguments)
+    except BadResults as error:
+        print(error)
+        return 2
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

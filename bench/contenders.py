@@ -1,0 +1,145 @@
+"""The tensors of a row, and the calls that compute it: ours by any family, and its peers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import customconv
+from customconv import _C
+
+from .layers import Layer
+from .timing import Call
+
+DTYPES = {
+    "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
+}  # fmt: skip
+LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+OPS = ("fprop", "dgrad", "wgrad")
+
+# cudnn: PyTorch's call with cudnn.benchmark, the best of BENCHMARK_LIMIT algorithms, tried once a
+# shape. aten-heuristic: PyTorch's call as it is by default. inductor: that call compiled. aten:
+# what PyTorch runs on the CPU.
+PEERS = ("cudnn", "aten-heuristic", "inductor", "aten")
+BENCHMARK_LIMIT = 10
+
+TRANSPOSED = hasattr(torch.ops.customconv, "conv_transpose2d")
+
+
+class Unmeasurable(Exception):
+    """A row that there is nothing to compare for, and why."""
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """One set of inputs of a row."""
+
+    x: Tensor
+    w: Tensor
+    bias: Tensor | None
+    dy: Tensor
+
+
+def why_not(layer: Layer, precision: str, op: str, peer: str, device: torch.device) -> str | None:
+    """Why a row can't be measured; None where it can."""
+    if layer.transposed and (not TRANSPOSED or op != "fprop"):
+        return "customconv has no such transposed convolution yet"
+    if min(layer.P, layer.Q) < 1:
+        return "the output is empty"
+    if device.type == "cpu" and precision == "tf32":
+        return "the CPU has no TF32"
+    if peer == "inductor" and op != "fprop":
+        return "Inductor compiles the forward pass only"
+    return None
+
+
+def make_buffers(layer: Layer, precision: str, layout: str, device: torch.device) -> Buffers:
+    """Fresh normal numbers; weights scaled so that results are of order one."""
+    dtype, memory = DTYPES[precision], LAYOUTS[layout]
+
+    def normal(shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
+        values = torch.empty(shape, dtype=dtype, device=device, memory_format=memory)
+        return values.normal_(0, scale)
+
+    terms = layer.weight[1] * layer.R * layer.S
+    bias = torch.randn(layer.K, device=device).to(dtype) if layer.bias else None
+    return Buffers(
+        normal(layer.input), normal(layer.weight, terms**-0.5), bias, normal(layer.output)
+    )
+
+
+def ours(layer: Layer, op: str, buffers: Buffers, family: str = "auto") -> Call:
+    """Our operator's call, by one family or by the planner's choice."""
+    x, w, bias, dy = buffers.x, buffers.w, buffers.bias, buffers.dy
+    if layer.transposed:
+        return lambda: torch.ops.customconv.conv_transpose2d(
+            x, w, bias, layer.stride, layer.pad, layer.output_padding, layer.groups, layer.dil,
+            algorithm=family,
+        )  # fmt: skip
+    if op == "fprop":
+        return lambda: torch.ops.customconv.conv2d(x, w, bias, *layer.geometry, algorithm=family)
+    mask = [op == "dgrad", op == "wgrad", False]
+    return lambda: torch.ops.customconv.conv2d_backward(
+        dy, x, w, *layer.geometry, mask, algorithm=family
+    )[0 if op == "dgrad" else 1]
+
+
+def _forward(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    if layer.transposed:
+        return functional.conv_transpose2d(
+            x, w, bias, layer.stride, layer.pad, layer.output_padding, layer.groups, layer.dil
+        )
+    return functional.conv2d(x, w, bias, *layer.geometry)
+
+
+def peers(layer: Layer, op: str, buffers: Buffers, peer: str) -> Call:
+    """The peer's call of the same."""
+    x, w, bias, dy = buffers.x, buffers.w, buffers.bias, buffers.dy
+    if op == "fprop":
+        if peer == "inductor":
+            compiled = torch.compile(_forward, fullgraph=True, dynamic=False)
+            return lambda: compiled(layer, x, w, bias)
+        return lambda: _forward(layer, x, w, bias)
+    stride, pad, dil, groups = layer.geometry
+    mask = [op == "dgrad", op == "wgrad", False]
+    return lambda: torch.ops.aten.convolution_backward(
+        dy, x, w, None, stride, pad, dil, False, (0, 0), groups, mask
+    )[0 if op == "dgrad" else 1]
+
+
+@contextlib.contextmanager
+def switches(precision: str, peer: str) -> Iterator[None]:
+    """PyTorch's own switches for a row: float32 or TF32, and whether cuDNN tries its algorithms."""
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.conv.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    cudnn.benchmark = peer == "cudnn"
+    cudnn.benchmark_limit = BENCHMARK_LIMIT
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.benchmark_limit = before
+
+
+def plan_of(layer: Layer, op: str, buffers: Buffers, family: str) -> tuple[str, str]:
+    """The family that runs, and its plan in a line; PyTorch's own is "aten"."""
+    if layer.transposed:
+        return family, ""
+    found = customconv.explain(
+        buffers.x, buffers.w, buffers.bias if op == "fprop" else None, *layer.geometry,
+        op=op, algorithm=family,
+    )  # fmt: skip
+    return found.family, str(found.plan) if found.plan is not None else "aten"
+
+
+def families() -> list[str]:
+    """Every family that can be forced, PyTorch's own convolution last."""
+    any_problem = _C.ConvProblem(input=(1, 1, 1, 1), weight=(1, 1, 1, 1))
+    return [candidate.family for candidate in _C.candidates(any_problem)]

@@ -1,0 +1,127 @@
+"""Layers of public networks and benchmarks, and what computing them takes at least."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+SHAPES = Path(__file__).with_name("shapes.json")
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution; of a transposed one, C and H x W are its input's, K its output's."""
+
+    suite: str
+    name: str
+    N: int
+    C: int
+    H: int
+    W: int
+    K: int
+    R: int
+    S: int
+    stride: Pair = (1, 1)
+    pad: Pair = (0, 0)
+    dil: Pair = (1, 1)
+    groups: int = 1
+    bias: bool = False
+    transposed: bool = False
+    output_padding: Pair = (0, 0)
+    source: str = ""
+
+    def _output(self, size: int, taps: int, axis: int) -> int:
+        reach = self.dil[axis] * (taps - 1)
+        if self.transposed:
+            widened = (size - 1) * self.stride[axis] - 2 * self.pad[axis]
+            return widened + reach + self.output_padding[axis] + 1
+        return (size + 2 * self.pad[axis] - reach - 1) // self.stride[axis] + 1
+
+    @property
+    def P(self) -> int:
+        return self._output(self.H, self.R, 0)
+
+    @property
+    def Q(self) -> int:
+        return self._output(self.W, self.S, 1)
+
+    @property
+    def input(self) -> tuple[int, ...]:
+        return (self.N, self.C, self.H, self.W)
+
+    @property
+    def weight(self) -> tuple[int, ...]:
+        first, second = (self.C, self.K) if self.transposed else (self.K, self.C)
+        return (first, second // self.groups, self.R, self.S)
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return (self.N, self.K, self.P, self.Q)
+
+    @property
+    def geometry(self) -> tuple[Pair, Pair, Pair, int]:
+        """Stride, padding, dilation, groups."""
+        return self.stride, self.pad, self.dil, self.groups
+
+    @property
+    def flops(self) -> int:
+        """Of any of the three passes, a multiply-add counted as two."""
+        pixels = self.H * self.W if self.transposed else self.P * self.Q
+        return 2 * self.N * pixels * self.C * (self.K // self.groups) * self.R * self.S
+
+    def least_bytes(self, size: int) -> int:
+        """Each of the three tensors moved once, ``size`` bytes an element."""
+        count = 0
+        for shape in (self.input, self.weight, self.output):
+            n, c, h, w = shape
+            count += n * c * h * w
+        return count * size
+
+    def problem(self) -> dict[str, Any]:
+        """The sizes, as results hold them."""
+        sizes = {name: getattr(self, name) for name in "NCHWKRSPQ"}
+        rest = {"stride": self.stride, "pad": self.pad, "dil": self.dil, "groups": self.groups}
+        if self.transposed:
+            rest |= {"transposed": True, "output_padding": self.output_padding}
+        return sizes | {k: list(v) if isinstance(v, tuple) else v for k, v in rest.items()}
+
+    def with_batch(self, n: int) -> Layer:
+        return replace(self, N=n)
+
+
+PAIRS = ("stride", "pad", "dil", "output_padding")
+
+
+@cache
+def all_layers() -> tuple[Layer, ...]:
+    """Every layer of shapes.json."""
+    fields = set(asdict(Layer("", "", 1, 1, 1, 1, 1, 1, 1)))
+    found = []
+    for entry in json.loads(SHAPES.read_text()):
+        known: dict[str, Any] = {
+            k: tuple(v) if k in PAIRS else v for k, v in entry.items() if k in fields
+        }
+        found.append(Layer(**known | {"bias": bool(entry.get("bias"))}))
+    return tuple(found)
+
+
+def suites() -> list[str]:
+    """The names of all suites, in the file's order."""
+    return list(dict.fromkeys(layer.suite for layer in all_layers()))
+
+
+def load(chosen: Sequence[str], batch: int | None = None) -> list[Layer]:
+    """The layers of these suites, with another batch size if one is given."""
+    unknown = set(chosen) - set(suites())
+    if unknown:
+        raise ValueError(
+            f"no suite {', '.join(sorted(unknown))}: expected some of {', '.join(suites())}"
+        )
+    layers = [layer for name in chosen for layer in all_layers() if layer.suite == name]
+    return layers if batch is None else [layer.with_batch(batch) for layer in layers]

@@ -1,0 +1,243 @@
+"""`python -m bench report`: the page, the plots and the summary of results files."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from . import figures, page, results
+from .figures import Theme, peer_name, times
+from .page import Plot
+from .results import BadResults, Results, Row
+
+HERE = Path(__file__).parent
+SWEEPS = "scaling"  # shapes made to vary one size: plotted by themselves, and in no mean
+HEAD = (
+    "precision", "layout", "op",
+    "shapes", "geomean", "faster", "best", "worst", "wrong", "unmeasured",
+)  # fmt: skip
+
+Table = list[tuple[str, ...]]
+Draw = Callable[[Theme], Figure]
+Meta = Mapping[str, Any]
+
+
+def together(files: Sequence[Results]) -> Results:
+    """All rows, the later file's where two have the same; the facts are the last file's."""
+    devices = sorted({str(file["meta"].get("device")) for file in files})
+    if len(devices) > 1:
+        raise BadResults(
+            f"a report shows one device: name the files of one of {', '.join(devices)}"
+        )
+    rows: list[Row] = []
+    for file in files:
+        rows = results.merged(rows, file["rows"])
+    return {"meta": files[-1]["meta"], "rows": rows}
+
+
+def comparisons(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    """The rows by ours and peer; first what a user gets beside what a user would run else."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    forced = {row.get("forced") or "" for row in rows}
+    for peer in figures.present(rows, "peer", tuple(figures.PEERS)):
+        for family in sorted(forced):
+            chosen = [r for r in rows if r["peer"] == peer and (r.get("forced") or "") == family]
+            if chosen:
+                found[f"our {family}" if family else "customconv", peer] = chosen
+    return found
+
+
+def summary(rows: Sequence[Row]) -> Table:
+    """The geometric mean of the ratios, by precision, layout and op."""
+    lines: Table = [HEAD]
+    layers = [row for row in rows if row["suite"] != SWEEPS]
+    for (precision, layout, op), panel in figures.cells(layers).items():
+        ratios = [row["ratio"] for row in panel if "error" not in row]
+        words = [""] * 4
+        if ratios:
+            mean, best, worst = map(times, (figures.geomean(ratios), max(ratios), min(ratios)))
+            words = [mean, str(sum(ratio > 1 for ratio in ratios)), best, worst]
+        errors = [row["error"] for row in panel if "error" in row]
+        wrong = sum(error.startswith("wrong") for error in errors)
+        counts = str(wrong), str(len(errors) - wrong)
+        lines.append((precision, layout.upper(), op, str(len(ratios)), *words, *counts))
+    return lines
+
+
+# What a sweep varies, by its name.
+SIZES = {"N": ("N",), "C = K": ("C", "K"), "H = W": ("H", "W")}
+
+
+def sweeps(rows: Sequence[Row]) -> figures.Sweeps:
+    """The longest sweep over each size, of three rows at least; none where there is none."""
+    found: dict[tuple[str, str], dict[str, dict[str, dict[int, Row]]]] = {}
+    for (precision, layout, op), panel in figures.cells(rows).items():
+        for size, varied in SIZES.items():
+            alike: dict[str, dict[int, Row]] = {}  # rows that agree in all else
+            for row in panel:
+                sizes = row["problem"]
+                rest = {k: v for k, v in sizes.items() if k not in (*varied, "P", "Q")}
+                alike.setdefault(repr(sorted(rest.items())), {})[sizes[varied[0]]] = row
+            longest = dict(sorted(max(alike.values(), key=len).items()))
+            if len(longest) > 2:
+                found.setdefault((precision, op), {}).setdefault(size, {})[layout] = longest
+    return found
+
+
+CAPTIONS = {
+    "ratios": (
+        "Ratio for each shape",
+        "The peer's time over ours, sorted: bars above the line are shapes where ours is faster. "
+        "The two took turns, and a bar is the median of the ratios of all turns.",
+    ),
+    "roofline": (
+        "Roofline",
+        "How fast each row ran, ours and the peer's, over its arithmetic intensity: the FLOPs for "
+        "each byte that must move at least. The lines are the machine's limits.",
+    ),
+    "floor": (
+        "Distance to the floor",
+        "The floor is the least time that the machine needs, for the FLOPs at its peak or for the "
+        "least bytes at its bandwidth, whichever is longer.",
+    ),
+    "scaling": (
+        "Cost as sizes grow",
+        "The time of one layer while its batch, its channels or its image grow.",
+    ),
+}
+
+
+def plots(chosen: Sequence[Row], rows: Sequence[Row], meta: Meta) -> Iterator[Plot]:
+    """Each plot that there is something for: of the chosen rows, the floor of every family."""
+    peer = chosen[0]["peer"]
+    layers = [row for row in chosen if row["suite"] != SWEEPS]
+    if compared := measured(layers, "ratio"):
+        mean = times(figures.geomean(row["ratio"] for row in compared))
+        alt = f"bars of {len(compared)} ratios on a log scale; their geometric mean is {mean}"
+        yield plot("ratios", peer, alt, partial(figures.ratios, compared, peer))
+    peaks = meta.get("peaks")
+    if peaks and (compared := measured(layers, "tflops", "gb_s", "peer_ms")):
+        alt = f"TFLOP/s of {len(compared)} rows over FLOP for each byte, under the limits"
+        draw = partial(figures.roofline, compared, peer, peaks["tflops"], peaks["tb_s"])
+        yield plot("roofline", peer, alt, draw)
+    every = [row for row in rows if row["peer"] == peer and row["suite"] != SWEEPS]
+    if compared := measured(every, "percent_of_floor", "peer_percent_of_floor"):
+        # A family may have been forced beside the planner's choice of it, and the peer timed twice.
+        ours = {results.key({**row, "forced": row["family"]}): row for row in compared}.values()
+        theirs = {results.key({**row, "forced": None}): row for row in compared}.values()
+        middle = statistics.median(row["percent_of_floor"] for row in ours)
+        alt = f"dots of {len(ours)} rows by family; our median is {middle:.3g} % of the floor"
+        yield plot("floor", peer, alt, partial(figures.floor, list(ours), list(theirs), peer))
+    swept = [row for row in chosen if row["suite"] == SWEEPS]
+    if found := sweeps(measured(swept, "ratio")):
+        alt = "lines of times over each size, on log scales, with the floor"
+        yield plot("scaling", peer, alt, partial(figures.scaling, found, peer))
+
+
+def plot(name: str, peer: str, alt: str, draw: Draw) -> Plot:
+    title, caption = CAPTIONS[name]
+    alt = f"customconv and {peer_name(peer)}: {alt}."
+    return Plot(name, title, caption, alt, png(draw, figures.LIGHT), png(draw, figures.DARK))
+
+
+def measured(rows: Sequence[Row], *columns: str) -> list[Row]:
+    """The rows that have numbers in these columns."""
+    return [row for row in rows if all(row.get(column) is not None for column in columns)]
+
+
+def png(draw: Draw, theme: Theme) -> bytes:
+    """The same bytes for the same plot, whatever matplotlib's settings are here."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(figures.style(theme))
+        buffer = io.BytesIO()
+        draw(theme).savefig(buffer, format="png", dpi=page.DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def plain(table: Table) -> str:
+    """A table for a terminal: words to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < 3 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in table
+    )
+
+
+def markdown(table: Table) -> str:
+    head, *body = table
+    rule = ["---"] * 3 + ["---:"] * (len(head) - 3)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
+
+
+def facts(meta: Meta) -> dict[str, str]:
+    """What the page says of the run."""
+    found = {name: str(value) for name, value in meta.items() if value is not None}
+    if method := meta.get("method"):
+        found["method"] = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in method.items())
+    if peaks := meta.get("peaks"):
+        rates = [f"{tflops:g} TFLOP/s in {name}" for name, tflops in peaks["tflops"].items()]
+        found["peaks"] = ", ".join([*rates, f"{peaks['tb_s']:g} TB/s"])
+    return found
+
+
+def write(files: Sequence[Results], out: Path) -> str:
+    """Writes the report, and returns the summary for the terminal."""
+    both = together(files)
+    meta, rows = both["meta"], both["rows"]
+    compared = comparisons(rows)
+    summaries = {
+        f"{ours} against {peer_name(peer)}": summary(chosen)
+        for (ours, peer), chosen in compared.items()
+        if any(row["suite"] != SWEEPS for row in chosen)
+    }
+    drawn = list(plots(next(iter(compared.values())), rows, meta)) if compared else []
+    out.mkdir(parents=True, exist_ok=True)
+    for name in CAPTIONS:  # an older report's
+        for old in (out / f"{name}.png", out / f"{name}-dark.png"):
+            old.unlink(missing_ok=True)
+    for picture in drawn:
+        (out / f"{picture.name}.png").write_bytes(picture.light)
+        (out / f"{picture.name}-dark.png").write_bytes(picture.dark)
+    title = f"customconv on {meta.get('device', 'an unnamed device')}"
+    of_run = facts(meta)
+    html = page.html(title, of_run, summaries, drawn, rows)
+    (out / "index.html").write_text(html, encoding="utf-8")
+    short = ", ".join(f"{k} {v}" for k, v in of_run.items() if k not in ("method", "peaks"))
+    tables = (f"## {name}\n\n{markdown(table)}\n" for name, table in summaries.items())
+    lines = "\n".join((f"# {title}\n", f"{short}.\n", *tables))
+    (out / "summary.md").write_text(lines, encoding="utf-8")
+    return "\n\n".join(f"{name}\n{plain(table)}" for name, table in summaries.items())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "results", nargs="*", type=Path, metavar="RESULTS", help="files (bench/results/*.json)"
+    )
+    parser.add_argument("--out", type=Path, default=HERE / "report", help="a folder (bench/report)")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    paths = arguments.results or sorted((HERE / "results").glob("*.json"))
+    if not paths:
+        print("report: there is no results file; python -m bench run writes one", file=sys.stderr)
+        return 2
+    try:
+        print(write([results.load(path) for path in paths], arguments.out))
+    except (OSError, BadResults) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    print(f"\n{arguments.out / 'index.html'}")
+    return 0

@@ -1,0 +1,100 @@
+"""The results file: one row for each measured convolution, and what it was measured on."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+
+import customconv
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Row = dict[str, Any]
+Key = tuple[Any, ...]
+
+
+class Results(TypedDict):
+    meta: dict[str, Any]
+    rows: list[Row]
+
+
+class BadResults(Exception):
+    """A file that holds no results."""
+
+
+# What makes a row another row, beside the layer's sizes.
+IDENTITY = ("suite", "name", "precision", "layout", "op", "peer", "forced")
+
+
+def key(row: Row) -> Key:
+    """What identifies a row: two rows with the same key measure the same."""
+    return (*(row.get(part) for part in IDENTITY), row["problem"]["N"])
+
+
+def load(path: Path) -> Results:
+    """Reads a results file; ``BadResults`` says what is wrong with it."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadResults(f"{path}: {error}") from error
+    if not isinstance(found, dict) or not {"meta", "rows"} <= found.keys():
+        raise BadResults(f"{path}: expected an object with meta and rows")
+    for row in found["rows"]:
+        missing = [part for part in (*IDENTITY[:-1], "problem") if part not in row]
+        if missing:
+            raise BadResults(f"{path}: a row lacks {', '.join(missing)}")
+    return {"meta": found["meta"], "rows": found["rows"]}
+
+
+def save(path: Path, results: Results) -> None:
+    """Replaces the file in one step, a row a line: a run that is killed loses no row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = ",\n".join("  " + json.dumps(row) for row in results["rows"])
+    meta = json.dumps(results["meta"], indent=1).replace("\n", "\n ")
+    draft = path.with_suffix(".part")
+    draft.write_text(f'{{\n "meta": {meta},\n "rows": [\n{rows}\n ]\n}}\n')
+    os.replace(draft, path)
+
+
+def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
+    """The old rows, each replaced in its place by a new one of the same key, then the others."""
+    rows = {key(row): row for row in old}
+    rows.update((key(row), row) for row in new)
+    return list(rows.values())
+
+
+def commit() -> str | None:
+    """The commit that the sources are of, "+dirty" where they differ from it; None without git."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        dirty = git("status", "--porcelain", "--", "csrc", "python")
+        return git("rev-parse", "--short", "HEAD") + ("+dirty" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("CUSTOMCONV_COMMIT")
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """What a run's results depend on beside the code."""
+    cuda = device.type == "cuda"
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "commit": commit(),
+        "customconv": customconv.__version__,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
+        "cuda": torch.version.cuda if cuda else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+    }

@@ -1,0 +1,200 @@
+"""`python -m bench run`: layers measured beside a peer, kept on disk row by row."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from . import contenders, layers, machine, results, timing, verify
+from .measure import Cell, measure
+from .results import Results, Row
+
+HERE = Path(__file__).parent
+GOLDEN = 0.6180339887498949
+METHOD = {
+    "confidence": timing.CONFIDENCE,
+    "l2_overwritten_times": timing.FLUSHED_L2,
+    "cudnn_benchmark_limit": contenders.BENCHMARK_LIMIT,
+    "fp32": "TF32 is off",
+}
+
+
+def choices(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    cuda = torch.cuda.is_available()
+
+    def several(flag: str, known: Sequence[str], default: str, what: str) -> None:
+        def parse(text: str) -> list[str]:
+            unknown = set(choices(text)) - set(known)
+            if unknown or not choices(text):
+                raise argparse.ArgumentTypeError(
+                    f"{text!r}: expected some of {', '.join(known)}, with commas between"
+                )
+            return choices(text)
+
+        parser.add_argument(
+            flag, type=parse, default=parse(default), help=f"{what}; by default {default}"
+        )
+
+    several("--suite", layers.suites(), "kernelbench_l1,resnet50" if cuda else "smoke", "layers")
+    several("--dtype", [*contenders.DTYPES], "tf32,fp16" if cuda else "fp32", "precisions")
+    several("--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
+    several("--op", contenders.OPS, "fprop", "passes")
+    several("--peer", contenders.PEERS, "cudnn" if cuda else "aten", "what a user would run else")
+    families = ("auto", *contenders.families())
+    several("--family", families, "auto", "families of ours")
+    parser.add_argument("--layer", default="", help="only layers whose name holds this")
+    parser.add_argument("--batch", type=int, help="the batch size of every layer")
+    parser.add_argument("--device", default="cuda" if cuda else "cpu", help="cuda or cpu")
+    parser.add_argument("--budget-s", type=float, help="stop cleanly after so many seconds")
+    parser.add_argument("--row-s", type=float, default=2.0, help="seconds of timing a row, at most")
+    parser.add_argument("--out", type=Path, help="by default bench/results/DEVICE.json")
+    parser.add_argument("--resume", action="store_true", help="leave out rows that the file has")
+
+
+def spread(chosen: Sequence[layers.Layer]) -> list[layers.Layer]:
+    """The layers in an order of which every beginning is spread over all of them."""
+    order = sorted(range(len(chosen)), key=lambda i: i * GOLDEN % 1)
+    return [chosen[i] for i in order]
+
+
+def cells(arguments: argparse.Namespace) -> list[Cell]:
+    """The rows in order: of a layer all kinds, then the next layer's."""
+    found = layers.load(arguments.suite, arguments.batch)
+    return [
+        Cell(layer, precision, layout, op, peer, family)
+        for layer in spread([layer for layer in found if arguments.layer in layer.name])
+        for op in arguments.op
+        for precision in arguments.dtype
+        for layout in arguments.layout
+        for peer in arguments.peer
+        for family in arguments.family
+    ]
+
+
+def results_path(device: torch.device) -> Path:
+    """bench/results/h100.json for an "NVIDIA H100 80GB HBM3"."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    words = re.findall(r"[a-z0-9]+", name.lower().replace("nvidia", "").replace("geforce", ""))
+    return HERE / "results" / f"{words[0]}.json"
+
+
+def text_of(row: Row) -> str:
+    """A row in one line."""
+    problem = row["problem"]
+    what = f"{row['name'][:34]:34} N{problem['N']:<4}{row['precision']} {row['layout']} {row['op']}"
+    if "error" in row:
+        return f"{what}  {row['error']}"
+    floor = row["percent_of_floor"]
+    return (
+        f"{what} {row['ours_ms']:9.4f} ms, {row['peer']} {row['peer_ms']:9.4f}: "
+        f"{row['ratio']:5.2f} ({row['ratio_lo']:.2f}-{row['ratio_hi']:.2f})"
+        f"{'' if floor is None else f', {floor:3.0f} % of the floor'}, {row['family']}"
+        f"{''.join(f', {mark}' for mark in row['marks'])}"
+    )
+
+
+def measured_row(
+    cell: Cell, device: torch.device, peaks: machine.Peaks | None, row_s: float
+) -> tuple[Row, bool]:
+    """The row, and whether a result was wrong. What can't be measured is a row that says why."""
+    try:
+        return measure(cell, device, peaks, row_s), False
+    except contenders.Unmeasurable as why:
+        return cell.identity() | {"family": "", "error": f"not measured: {why}"}, False
+    except torch.cuda.OutOfMemoryError:
+        return cell.identity() | {"family": "", "error": "out of memory"}, False
+    except verify.Wrong as wrong:
+        return cell.identity() | {"family": "", "error": f"wrong: {wrong}"}, True
+
+
+class Budget:
+    """Seconds that a run may take, and what a row has cost so far."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self.began = time.monotonic()
+        self.longest = 0.0
+
+    def spend(self, seconds: float) -> None:
+        # The longest of late: one slow row must not end a run of quick ones.
+        self.longest = max(seconds, 0.8 * self.longest)
+
+    def has_room(self) -> bool:
+        if self.seconds is None:
+            return True
+        return time.monotonic() - self.began + self.longest <= self.seconds
+
+
+def run(
+    todo: Iterable[Cell],
+    file: Results,
+    path: Path,
+    device: torch.device,
+    *,
+    budget: Budget,
+    row_s: float = 2.0,
+    console: Console | None = None,
+) -> tuple[int, int]:
+    """Measures the cells in order and saves after each; returns how many were, and were wrong."""
+    console = console or Console()
+    peaks = machine.peaks_of(device)
+    todo = list(todo)
+    wrong_rows = done = 0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("rows", total=len(todo))
+        for cell in todo:
+            if not budget.has_room():
+                console.print(f"stopped for the budget of {budget.seconds:g} s")
+                break
+            began = time.monotonic()
+            row, wrong = measured_row(cell, device, peaks, row_s)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            row["commit"] = file["meta"]["commit"]
+            wrong_rows += wrong
+            done += 1
+            file["rows"] = results.merged(file["rows"], [row])
+            results.save(path, file)
+            budget.spend(time.monotonic() - began)
+            console.print(text_of(row), highlight=False, soft_wrap=True)
+            progress.advance(task)
+    return done, wrong_rows
+
+
+def main(arguments: argparse.Namespace) -> int:
+    device = torch.device(arguments.device)
+    path: Path = arguments.out or results_path(device)
+    peaks = machine.peaks_of(device)
+    meta = results.facts(device) | {"method": METHOD, "peaks": peaks.as_meta() if peaks else None}
+    file: Results = {"meta": meta, "rows": []}
+    if path.exists():
+        old = results.load(path)
+        if old["meta"].get("device") != meta["device"]:
+            print(f"{path} is of {old['meta'].get('device')}, not of {meta['device']}")
+            return 2
+        file["rows"] = old["rows"]
+    todo = cells(arguments)
+    if arguments.resume:
+        have = {results.key(row) for row in file["rows"] if "error" not in row}
+        todo = [cell for cell in todo if results.key(cell.identity()) not in have]
+    budget = Budget(arguments.budget_s)
+    try:
+        done, wrong = run(todo, file, path, device, budget=budget, row_s=arguments.row_s)
+    except KeyboardInterrupt:
+        print(f"interrupted; what was measured is in {path}")
+        return 130
+    print(f"{done} of {len(todo)} rows, {wrong} with a wrong result, in {path}")
+    return 1 if wrong else 0

@@ -1,0 +1,223 @@
+"""bench report: its arithmetic, and that every file gives a whole page."""
+
+from __future__ import annotations
+
+import argparse
+import html.parser
+import itertools
+from pathlib import Path
+
+import pytest
+
+from bench import figures, layers, publish, results
+from bench.results import Results, Row
+
+PEAKS = {"tflops": {"fp32": 67.0, "tf32": 495.0, "fp16": 989.0, "bf16": 989.0}, "tb_s": 3.35}
+META: dict[str, object] = {
+    "device": "GPU",
+    "torch": "2.11.0",
+    "commit": "abc",
+    "date": "2026-01-01",
+    "peaks": PEAKS,
+}
+
+
+def problem(n: int = 8) -> dict[str, object]:
+    return {
+        "N": n, "C": 64, "H": 56, "W": 56, "K": 64, "R": 3, "S": 3, "P": 56, "Q": 56,
+        "stride": [1, 1], "pad": [1, 1], "dil": [1, 1], "groups": 1,
+    }  # fmt: skip
+
+
+def row(name: str = "conv1", ratio: float = 2.0, **changes: object) -> Row:
+    made: Row = {
+        "suite": "resnet50", "name": name, "problem": problem(), "dtype": "float16",
+        "precision": "fp16", "layout": "nhwc", "op": "fprop", "peer": "cudnn", "forced": None,
+        "family": "tiled", "plan": "tiled", "commit": "abc", "marks": [], "floor_ms": 0.5,
+        "ours_ms": 1.0, "ours_low": 0.99, "ours_high": 1.01, "runs": 11,
+        "peer_ms": ratio, "peer_low": 0.99 * ratio, "peer_high": 1.01 * ratio,
+        "ratio": ratio, "ratio_lo": 0.99 * ratio, "ratio_hi": 1.01 * ratio,
+        "tflops": 100.0, "gb_s": 1000.0, "percent_of_floor": 50.0,
+        "peer_percent_of_floor": 50.0 / ratio, "ours_err": 1e-4, "peer_err": 2e-4,
+        "ours_extra_mb": 0.0, "peer_extra_mb": 64.0,
+    }  # fmt: skip
+    return made | changes
+
+
+def failed(name: str, error: str = "wrong: ours", layout: str = "nhwc") -> Row:
+    whole = row(name, layout=layout)
+    numbers = [column for column, value in whole.items() if isinstance(value, float)]
+    kept = {column: value for column, value in whole.items() if column not in numbers}
+    return {**kept, "error": error}
+
+
+class Page(html.parser.HTMLParser):
+    """What the tests ask of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.table: list[list[str]] = []  # the rows of the last table
+        self.links: list[str] = []
+        self.alts: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag == "tbody":
+            self.table = []
+        elif tag == "tr":
+            self.table.append([])
+        elif tag == "td":
+            self.table[-1].append("")
+        self.links += [v or "" for k, v in attributes if k in ("src", "srcset", "href", "data")]
+        self.alts += [value or "" for key, value in attributes if key == "alt"]
+
+    def handle_data(self, data: str) -> None:
+        if self.table and self.table[-1]:
+            self.table[-1][-1] += data.strip()
+
+
+def write(rows: list[Row], out: Path, meta: dict[str, object] = META) -> Page:
+    publish.write([Results(meta=meta, rows=rows)], out)
+    return Page((out / "index.html").read_text(encoding="utf-8"))
+
+
+def test_geometric_means_by_precision_layout_and_op() -> None:
+    rows = [
+        row("a", 2.0), row("b", 8.0), row("c", 0.5), failed("d"), failed("e", "out of memory"),
+        row("a", 0.25, layout="nchw"), row("a", 3.0, op="wgrad"), row("a", 3.0, precision="tf32"),
+        row("n=1", 1000.0, suite="scaling"),
+    ]  # fmt: skip
+    head, *lines = publish.summary(rows)
+    assert head[3:] == ("shapes", "geomean", "faster", "best", "worst", "wrong", "unmeasured")
+    assert lines == [
+        ("tf32", "NHWC", "fprop", "1", "3.00x", "1", "3.00x", "3.00x", "0", "0"),
+        ("fp16", "NCHW", "fprop", "1", "0.25x", "0", "0.25x", "0.25x", "0", "0"),
+        ("fp16", "NHWC", "fprop", "3", "2.00x", "2", "8.00x", "0.50x", "1", "1"),
+        ("fp16", "NHWC", "wgrad", "1", "3.00x", "1", "3.00x", "3.00x", "0", "0"),
+    ]
+
+
+def test_page_holds_every_row_and_needs_nothing_else(tmp_path: Path) -> None:
+    rows = [row(f"conv{i}", 2.0 ** (i - 3), op=op) for i in range(7) for op in figures.OPS]
+    rows += [row("<script>&", 12.0, marks=["implausible"]), failed("broken")]
+    page = write(rows, tmp_path)
+    assert len(page.table) == len(rows)
+    assert [cells[1] for cells in page.table] == [r["name"] for r in rows]
+    text = [" ".join(cells) for cells in page.table]
+    assert "12.0x" in text[-2] and "implausible" in text[-2]
+    assert "wrong: ours" in text[-1]
+    assert len(page.links) == 6 and all(v.startswith("data:image/png;") for v in page.links)
+    assert len(page.alts) == 3 and all(page.alts)
+    assert not page.tags & {"link", "iframe", "object"}
+    source = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert not any(text in source for text in ("http:", "https:", "url(", "@import"))
+
+
+def test_same_results_give_the_same_bytes(tmp_path: Path) -> None:
+    rows = [row("a", 0.5), row("b", 3.0), row("c", 1.2, layout="nchw"), failed("d")]
+    rows += [row(f"n={n}", suite="scaling", problem=problem(n=n)) for n in (1, 2, 4)]
+    for out in ("one", "two"):
+        write(rows, tmp_path / out)
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    plots = [
+        f"{n}{d}.png" for n in ("floor", "ratios", "roofline", "scaling") for d in ("", "-dark")
+    ]
+    assert names == sorted(["index.html", "summary.md", *plots])
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+NO_FLOOR: Row = dict.fromkeys(("floor_ms", "percent_of_floor", "peer_percent_of_floor"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "meta", "plots"),
+    [
+        ([row()], META, ["ratios", "roofline", "floor"]),
+        ([row(ratio=0.07), row("b", 12.0, forced="tiled")], META, ["ratios", "roofline", "floor"]),
+        ([row() | NO_FLOOR], {**META, "peaks": None}, ["ratios"]),
+        ([failed("a"), failed("b", layout="nchw")], META, []),
+        ([row("n=1", suite="scaling")], META, []),
+        ([], META, []),
+    ],
+    ids=[
+        "one row",
+        "a forced family",
+        "unknown machine",
+        "errors only",
+        "part of a sweep",
+        "no rows",
+    ],
+)
+def test_poor_files_give_a_page_of_what_there_is(
+    rows: list[Row], meta: dict[str, object], plots: list[str], tmp_path: Path
+) -> None:
+    page = write(rows, tmp_path, meta)
+    assert len(page.alts) == len(plots)
+    written = sorted(path.name for path in tmp_path.glob("*.png"))
+    assert written == sorted(f"{name}{dark}.png" for name in plots for dark in ("", "-dark"))
+
+
+def test_more_suites_than_colours_and_more_shapes_than_pixels_are_drawn(tmp_path: Path) -> None:
+    rows = [row(f"conv{i}", 1.01**i, suite=f"suite{i % 10}") for i in range(300)]
+    assert len(write(rows, tmp_path).table) == 300
+
+
+def test_sweeps_are_found_by_what_they_vary() -> None:
+    swept = [
+        row(layer.name, suite=layer.suite, problem=layer.problem(), layout=layout)
+        for layer in layers.load(["scaling"])
+        for layout in figures.LAYOUTS
+    ]
+    found = publish.sweeps(swept)["fp16", "fprop"]
+    assert list(found) == ["N", "C = K", "H = W"]
+    assert all(list(by_layout) == ["nchw", "nhwc"] for by_layout in found.values())
+    lines = [by_layout["nhwc"] for by_layout in found.values()]
+    assert all(list(line) == sorted(line) for line in lines)
+    assert {str(n) for n in lines[0]} == {r["name"][4:] for r in swept if r["name"][0] == "N"}
+    assert sum(map(len, lines)) == len(swept) / 2 + 2  # they share one layer
+    two = [row(str(n), suite="scaling", problem=problem(n)) for n in (1, 2)]
+    assert publish.sweeps(two) == {}
+
+
+def test_later_files_replace_rows_and_devices_do_not_mix() -> None:
+    old = Results(meta=META, rows=[row("a", 1.0), row("b", 1.0)])
+    new = Results(meta={**META, "commit": "def"}, rows=[row("b", 3.0)])
+    both = publish.together([old, new])
+    assert both["meta"]["commit"] == "def"
+    assert [(r["name"], r["ratio"]) for r in both["rows"]] == [("a", 1.0), ("b", 3.0)]
+    with pytest.raises(results.BadResults, match="of one of Another, GPU"):
+        publish.together([old, Results(meta={"device": "Another"}, rows=[])])
+
+
+def test_command_prints_the_means_and_refuses_what_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    publish.add_arguments(parser)
+    results.save(tmp_path / "gpu.json", Results(meta=META, rows=[row(ratio=1.5)]))
+    out = ["--out", str(tmp_path / "report")]
+    assert publish.main(parser.parse_args([str(tmp_path / "gpu.json"), *out])) == 0
+    said = capsys.readouterr().out
+    assert "customconv against cuDNN" in said and "1.50x" in said
+    assert "| fp16 | NHWC | fprop | 1 | 1.50x |" in (tmp_path / "report/summary.md").read_text()
+    assert publish.main(parser.parse_args([str(tmp_path / "none.json"), *out])) == 2
+    assert "none.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("theme", [figures.LIGHT, figures.DARK], ids=["light", "dark"])
+def test_colours_stand_out(theme: figures.Theme) -> None:
+    def luminance(colour: str) -> float:
+        channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted((luminance(one), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    assert all(contrast(colour, theme.background) >= 3 for colour in theme.colours)
+    assert all(contrast(c, theme.background) >= 4.5 for c in (theme.ink, theme.faint))
+    assert all(a != b for a, b in itertools.combinations(theme.colours, 2))

@@ -1,0 +1,171 @@
+"""Rows, measured on the CPU: what a run keeps, resumes, marks and refuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from bench import __main__ as command
+from bench import contenders, measure, results, run, timing
+from bench.layers import Layer, load
+from bench.measure import Cell
+
+CPU = torch.device("cpu")
+QUICK = ["--device", "cpu", "--dtype", "fp32", "--layout", "nchw", "--row-s", "0.01"]
+
+
+def bench_run(path, *more):
+    return command.main(["run", "--suite", "smoke", *QUICK, "--out", str(path), *more])
+
+
+def test_a_run_measures_every_row_of_its_cells(tmp_path, capsys):
+    path = tmp_path / "cpu.json"
+    assert bench_run(path, "--layer", "3x3", "--op", "fprop,dgrad,wgrad") == 0
+    rows = results.load(path)["rows"]
+    assert [row["op"] for row in rows] == ["fprop", "dgrad", "wgrad"]
+    for row in rows:
+        assert row["family"] == "aten"
+        assert row["peer"] == "aten"
+        assert 0 < row["ours_low"] <= row["ours_ms"] <= row["ours_high"]
+        assert row["ratio_lo"] <= row["ratio"] <= row["ratio_hi"]
+        assert row["ours_err"] < 1e-6
+        assert row["floor_ms"] is None
+        assert row["problem"]["P"] == 14
+    assert "3 of 3 rows, 0 with a wrong result" in capsys.readouterr().out
+
+
+def test_resume_measures_what_is_missing_and_keeps_the_rest(tmp_path, capsys):
+    path = tmp_path / "cpu.json"
+    bench_run(path, "--layer", "3x3")
+    before = results.load(path)["rows"]
+    capsys.readouterr()
+    assert bench_run(path, "--resume") == 0
+    assert "5 of 5 rows" in capsys.readouterr().out
+    rows = results.load(path)["rows"]
+    assert rows[0] == before[0]
+    assert len(rows) == 6
+
+
+def test_without_resume_rows_are_replaced_in_place(tmp_path):
+    path = tmp_path / "cpu.json"
+    bench_run(path)
+    names = [row["name"] for row in results.load(path)["rows"]]
+    bench_run(path, "--layer", "stem")
+    assert [row["name"] for row in results.load(path)["rows"]] == names
+
+
+def test_a_row_with_an_error_is_measured_again_on_resume(tmp_path):
+    path = tmp_path / "cpu.json"
+    bench_run(path, "--layer", "3x3")
+    file = results.load(path)
+    file["rows"][0] = {**file["rows"][0], "error": "out of memory"}
+    results.save(path, file)
+    bench_run(path, "--layer", "3x3", "--resume")
+    assert "error" not in results.load(path)["rows"][0]
+
+
+def test_a_wrong_result_is_a_row_without_times_and_a_failure(tmp_path, monkeypatch, capsys):
+    right = contenders.ours
+
+    def with_one_wrong(*arguments):
+        def call():
+            result = right(*arguments)().clone()
+            result.view(-1)[-1] = float("nan")
+            return result
+
+        return call
+
+    monkeypatch.setattr(contenders, "ours", with_one_wrong)
+    path = tmp_path / "cpu.json"
+    assert bench_run(path, "--layer", "3x3") == 1
+    (row,) = results.load(path)["rows"]
+    assert row["error"].startswith("wrong: ours is off by nan")
+    assert "ours_ms" not in row
+    assert "1 with a wrong result" in capsys.readouterr().out
+
+
+def test_a_ratio_that_is_too_good_is_measured_twice_and_marked(monkeypatch):
+    taken = []
+
+    def implausible(calls, device, *, budget_s):
+        taken.append(calls)
+        ratio = timing.Ratio(12.0, 11.0, 13.0)
+        one = timing.Timing(1.0, 1.0, 1.0, 9)
+        return timing.Measurement({"ours": one, "peer": one}, {"peer": ratio})
+
+    monkeypatch.setattr(timing, "interleaved", implausible)
+    row = measure.measure(Cell(load(["smoke"])[0], "fp32", "nchw", "fprop", "aten"), CPU, None)
+    assert len(taken) == 2
+    assert row["marks"] == ["implausible", "wide spread"]
+
+
+def test_a_run_stops_before_the_budget_is_spent(tmp_path, capsys):
+    path = tmp_path / "cpu.json"
+    assert bench_run(path, "--budget-s", "0") == 0
+    printed = capsys.readouterr().out
+    assert "stopped for the budget of 0 s" in printed
+    assert "0 of 6 rows" in printed
+
+
+def test_the_budget_counts_the_longest_row_of_late(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("bench.run.time.monotonic", lambda: now[0])
+    budget = run.Budget(10)
+    now[0] = 4.0
+    budget.spend(5.0)
+    assert budget.has_room()
+    now[0] = 6.0
+    assert not budget.has_room()
+
+
+def test_rows_that_cannot_be_compared_say_why():
+    tf32 = Cell(load(["smoke"])[0], "tf32", "nchw", "fprop", "aten")
+    with pytest.raises(contenders.Unmeasurable, match="the CPU has no TF32"):
+        measure.measure(tf32, CPU, None)
+    forced = Cell(load(["smoke"])[0], "fp32", "nchw", "fprop", "aten", "tiled")
+    with pytest.raises(contenders.Unmeasurable, match="tiled"):
+        measure.measure(forced, CPU, None)
+
+
+def test_a_beginning_of_the_order_is_spread_over_all_layers():
+    layers = [Layer("", str(i), 1, 1, 1, 1, 1, 1, 1) for i in range(100)]
+    order = [int(layer.name) for layer in run.spread(layers)]
+    assert sorted(order) == list(range(100))
+    first = sorted(order[:10])
+    assert first[0] < 20
+    assert first[-1] > 79
+    assert max(b - a for a, b in itertools.pairwise(first)) < 25
+
+
+def test_an_unknown_choice_is_refused_with_the_known_ones(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        bench_run(tmp_path / "cpu.json", "--peer", "mkl")
+    assert "expected some of cudnn, aten-heuristic, inductor, aten" in capsys.readouterr().err
+
+
+def test_a_file_of_another_device_is_left_alone(tmp_path, capsys):
+    path = tmp_path / "cpu.json"
+    path.write_text(json.dumps({"meta": {"device": "another"}, "rows": []}))
+    assert bench_run(path) == 2
+    assert "is of another, not of cpu" in capsys.readouterr().out
+
+
+def test_what_is_no_results_file_is_named(tmp_path):
+    path = tmp_path / "cpu.json"
+    path.write_text('{"rows": ')
+    with pytest.raises(results.BadResults, match=r"cpu\.json: "):
+        results.load(path)
+    assert bench_run(path) == 2
+
+
+def test_the_switches_are_put_back():
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit, cudnn.conv.fp32_precision
+    with contenders.switches("tf32", "cudnn"):
+        assert (cudnn.benchmark, cudnn.conv.fp32_precision) == (True, "tf32")
+    with contenders.switches("fp32", "aten-heuristic"):
+        assert (cudnn.benchmark, cudnn.conv.fp32_precision) == (False, "ieee")
+    assert before == (cudnn.benchmark, cudnn.benchmark_limit, cudnn.conv.fp32_precision)
