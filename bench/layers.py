@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,22 @@ class Layer:
         pixels = self.H * self.W if self.transposed else self.P * self.Q
         return 2 * self.N * pixels * self.C * (self.K // self.groups) * self.R * self.S
 
-    def least_bytes(self, size: int) -> int:
-        """Each of the three tensors moved once, ``size`` bytes an element."""
-        count = 0
-        for shape in (self.input, self.weight, self.output):
-            n, c, h, w = shape
-            count += n * c * h * w
-        return count * size
+    def least_bytes(self, size: int, op: str = "fprop") -> int:
+        """Each of the three tensors moved once, ``size`` bytes an element.
+
+        Pixels of the input that no tap reads, as between strides, need not be; but the input's
+        gradient has them.
+        """
+        pixels = self.H * self.W
+        if op != "dgrad" and not self.transposed:
+            pixels = self._read(self.H, self.P, self.R, 0) * self._read(self.W, self.Q, self.S, 1)
+        return size * (self.N * self.C * pixels + prod(self.weight) + prod(self.output))
+
+    def _read(self, size: int, outputs: int, taps: int, axis: int) -> int:
+        """Rows, or columns, of the input that some tap reads."""
+        stride, pad, dil = self.stride[axis], self.pad[axis], self.dil[axis]
+        places = {i * stride - pad + tap * dil for i in range(outputs) for tap in range(taps)}
+        return sum(0 <= place < size for place in places)
 
     def problem(self) -> dict[str, Any]:
         """The sizes, as results hold them."""

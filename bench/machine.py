@@ -50,6 +50,25 @@ def floor_ms(flops: float, least_bytes: float, precision: str, peaks: Peaks) -> 
     return max(flops / peaks.tflops[precision] * 1e-9, least_bytes / peaks.tb_s * 1e-9)
 
 
+def _ask(device: torch.device, fields: str) -> str | None:
+    """nvidia-smi's line on a GPU, some tens of milliseconds; None where it can't tell."""
+    if device.type != "cuda":
+        return None
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}"]
+    command.append("--format=csv,noheader,nounits")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def driver(device: torch.device) -> str | None:
+    """The driver's version."""
+    return _ask(device, "driver_version")
+
+
 @dataclass(frozen=True)
 class State:
     """Of the GPU at a moment: the clock of its multiprocessors, and what slows them."""
@@ -65,19 +84,11 @@ POWER_CAP_BIT = 0x04
 
 
 def state_of(device: torch.device) -> State | None:
-    """Asks nvidia-smi, some tens of milliseconds; None where it can't tell."""
-    if device.type != "cuda":
-        return None
-    fields = "clocks.sm,clocks_event_reasons.active"
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}"]
+    """The GPU's state now; None where it is not known."""
+    line = _ask(device, "clocks.sm,clocks_event_reasons.active")
     try:
-        done = subprocess.run(
-            [*command, "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, check=True, timeout=5,
-        )  # fmt: skip
-        return parse_state(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
+        return None if line is None else parse_state(line)
+    except ValueError:
         return None
 
 

@@ -116,7 +116,7 @@ def _timed(
 def _limits(cell: Cell, peaks: machine.Peaks | None, ours_ms: float, peer_ms: float) -> Row:
     """How fast each is, and how far from the floor."""
     layer = cell.layer
-    least = layer.least_bytes(contenders.DTYPES[cell.precision].itemsize)
+    least = layer.least_bytes(contenders.DTYPES[cell.precision].itemsize, cell.op)
     row: dict[str, Any] = {
         "tflops": layer.flops / ours_ms * 1e-9, "gb_s": least / ours_ms * 1e-6,
         "floor_ms": None, "percent_of_floor": None, "peer_percent_of_floor": None,

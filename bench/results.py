@@ -14,6 +14,8 @@ import torch
 
 import customconv
 
+from . import machine
+
 ROOT = Path(__file__).resolve().parents[1]
 
 Row = dict[str, Any]
@@ -71,7 +73,12 @@ def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
 
 
 def commit() -> str | None:
-    """The commit that the sources are of, "+dirty" where they differ from it; None without git."""
+    """The commit that the sources are of, "+dirty" where they differ from it; None without git.
+
+    CUSTOMCONV_COMMIT names it for sources that were copied from where they are kept.
+    """
+    if named := os.environ.get("CUSTOMCONV_COMMIT"):
+        return named
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
@@ -83,7 +90,7 @@ def commit() -> str | None:
         dirty = git("status", "--porcelain", "--", "csrc", "python")
         return git("rev-parse", "--short", "HEAD") + ("+dirty" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("CUSTOMCONV_COMMIT")
+        return None
 
 
 def facts(device: torch.device) -> dict[str, Any]:
@@ -95,6 +102,7 @@ def facts(device: torch.device) -> dict[str, Any]:
         "customconv": customconv.__version__,
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",
+        "driver": machine.driver(device),
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
     }

@@ -35,6 +35,15 @@ def test_flops_and_bytes_by_hand():
     assert layer.least_bytes(2) == 2 * (2 * 4 * 5 * 6 + 8 * 2 * 3 * 3 + 2 * 8 * 3 * 4)
 
 
+def test_pixels_between_strides_need_not_be_read():
+    layer = Layer("", "", N=2, C=4, H=7, W=9, K=8, R=1, S=2, stride=(2, 3))
+    rows, columns = 4, 6  # 0 2 4 6; 0 1, 3 4, 6 7
+    rest = 8 * 4 * 2 + 2 * 8 * 4 * 3
+    assert layer.least_bytes(1, "fprop") == 2 * 4 * rows * columns + rest
+    assert layer.least_bytes(1, "wgrad") == layer.least_bytes(1, "fprop")
+    assert layer.least_bytes(1, "dgrad") == 2 * 4 * 7 * 9 + rest
+
+
 def test_every_layer_has_a_source_and_an_output_and_a_name_of_its_own():
     found = layers.all_layers()
     assert len(found) > 200
