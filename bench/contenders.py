@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,16 +115,14 @@ def peers(layer: Layer, op: str, buffers: Buffers, peer: str) -> Call:
 @contextlib.contextmanager
 def switches(precision: str, peer: str) -> Iterator[None]:
     """PyTorch's own switches for a row: float32 or TF32, and whether cuDNN tries its algorithms."""
-    cudnn: Any = torch.backends.cudnn
-    before = cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.conv.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-    cudnn.benchmark = peer == "cudnn"
-    cudnn.benchmark_limit = BENCHMARK_LIMIT
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.benchmark_limit = before
+    flags = torch.backends.cudnn.flags(
+        enabled=True,
+        benchmark=peer == "cudnn",
+        benchmark_limit=BENCHMARK_LIMIT,
+        allow_tf32=precision == "tf32",
+    )
+    with flags, torch.no_grad():
+        yield
 
 
 def plan_of(layer: Layer, op: str, buffers: Buffers, family: str) -> tuple[str, str]:

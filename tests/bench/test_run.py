@@ -163,9 +163,9 @@ def test_what_is_no_results_file_is_named(tmp_path):
 
 def test_the_switches_are_put_back():
     cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.benchmark_limit, cudnn.conv.fp32_precision
+    before = cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32
     with contenders.switches("tf32", "cudnn"):
-        assert (cudnn.benchmark, cudnn.conv.fp32_precision) == (True, "tf32")
+        assert (cudnn.benchmark, cudnn.allow_tf32) == (True, True)
     with contenders.switches("fp32", "aten-heuristic"):
-        assert (cudnn.benchmark, cudnn.conv.fp32_precision) == (False, "ieee")
-    assert before == (cudnn.benchmark, cudnn.benchmark_limit, cudnn.conv.fp32_precision)
+        assert (cudnn.benchmark, cudnn.allow_tf32) == (False, False)
+    assert before == (cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32)
