@@ -124,7 +124,7 @@ def compare(
     network = networks.build(name).to(device).to(memory_format=memory)  # type: ignore[call-overload]
     ours = networks.with_our_convolutions(network)
     x = torch.randn(batch, 3, image, image, device=device).contiguous(memory_format=memory)
-    with contenders.switches("fp32", "aten-heuristic"):
+    with contenders.switches("fp32", "cudnn"):
         expected = Runner(network, x, mode, None).evidence(mode)
     with contenders.switches(float32, "cudnn"):
         pytorchs, mine = (Runner(n, x, mode, autocast) for n in (network, ours))

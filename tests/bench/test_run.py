@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 
 import pytest
 import torch
@@ -138,6 +139,15 @@ def test_a_beginning_of_the_order_is_spread_over_all_layers():
     assert first[0] < 20
     assert first[-1] > 79
     assert max(b - a for a, b in itertools.pairwise(first)) < 25
+
+
+def test_the_untuned_peer_runs_in_a_thread_of_its_own(monkeypatch):
+    threads = []
+    monkeypatch.setattr(run, "measure", lambda *_: threads.append(threading.get_ident()) or {})
+    for peer in ("aten", "aten-heuristic", "aten-heuristic"):
+        run.measured_row(Cell(load(["smoke"])[0], "fp32", "nchw", "fprop", peer), CPU, None, 0.1)
+    assert threads[0] == threading.get_ident()
+    assert threading.get_ident() not in threads[1:]
 
 
 def test_an_unknown_choice_is_refused_with_the_known_ones(tmp_path, capsys):
