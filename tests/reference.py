@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FAMILIES = ("direct", "im2col", "tiled")
+FAMILIES = ("direct", "im2col", "tiled")  # portable, in IEEE float32 too
+ALL_FAMILIES = (*FAMILIES, "implicit_gemm")
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 

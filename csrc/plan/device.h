@@ -16,6 +16,7 @@ struct DeviceProperties {
   int64_t l2_bytes = 50 << 20;
   int shared_bytes_block = 227 << 10;  // the most that one block may ask for
   int64_t max_grid_x = 2147483647;
+  bool built_for_90a = true;  // this binary holds code for Hopper's own instructions
 
   // Peak rates in FLOP/s.
   double vector_flops(DType dtype) const;  // CUDA cores, sums in float32 (float64 for float64)

@@ -31,6 +31,7 @@ struct ConvPlan {
   bool wide_index = false;   // 64-bit offsets
   int64_t chunk_images = 0;  // im2col: images that share a workspace
   int64_t chunk_pixels = 0;  // im2col: output pixels of an image (dgrad: input rows) in a workspace
+  int tile[3] = {0, 0, 0};   // implicit_gemm: rows, columns and images of output pixels
   int64_t splits = 1;        // parts that a sum is cut into, added up in a fixed order
   double predicted_ms = 0;
 };

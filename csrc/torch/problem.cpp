@@ -43,6 +43,10 @@ bool allow_tf32() {
 #endif
 }
 
+bool is_aligned(const at::Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+}
+
 Shape4 shape4(at::IntArrayRef values) { return {values[0], values[1], values[2], values[3]}; }
 
 }  // namespace
@@ -115,6 +119,8 @@ std::optional<Convolution> describe(const at::Tensor& input, const at::Tensor& w
   p.Q = output_size(p.W, p.pad_w, p.dilation_w, p.S, p.stride_w);
   if (p.P < 1 || p.Q < 1) return std::nullopt;
   p.x_strides = shape4(x.strides());
+  p.x_aligned = is_aligned(x);
+  p.w_aligned = is_aligned(conv.weight);
   p.w_strides = shape4(conv.weight.strides());
   const bool channels_last = conv.format == at::MemoryFormat::ChannelsLast;
   p.y_strides = dense_strides(p.y_sizes(), channels_last ? Layout::kNhwc : Layout::kNchw);

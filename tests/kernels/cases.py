@@ -45,6 +45,10 @@ CASES = {
     "pointwise_strided": case((2, 6, 9, 11), (10, 6, 1, 1), stride=(2, 3)),
     "pointwise_padded": case((2, 6, 5, 6), (10, 6, 1, 1), padding=(1, 2)),  # a rim of bias alone
     "pointwise_thin": case((2, 6, 9, 17), (3, 6, 1, 1)),
+    # Enough tiles for every multiprocessor, of each size that tensor cores take.
+    "pointwise_64": case((64, 8, 16, 16), (64, 8, 1, 1)),
+    "pointwise_256": case((33, 8, 16, 16), (256, 8, 1, 1)),
+    "pointwise_256_deep": case((33, 256, 16, 16), (256, 256, 1, 1)),
     "row": case((2, 5, 6, 21), (9, 5, 1, 3), padding=(0, 1)),
     "column": case((2, 5, 21, 6), (9, 5, 3, 1), padding=(1, 0)),
     "2x2": case((2, 5, 8, 9), (6, 5, 2, 2)),  # even: no middle tap

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import torch
 from cases import Case, Tensors, output_shape
-from reference import FAMILIES, Problem
+from reference import ALL_FAMILIES, Problem, float32_precision
 from torch import Tensor
 from torch.nn import functional
 
@@ -83,12 +84,23 @@ def magnitudes(t: Tensors) -> Tensors:
     return Tensors(t.x.abs(), t.w.abs(), bias, t.dy.abs())
 
 
-def has_plan(family: str, op: str, problem: Problem, dtype: torch.dtype = torch.float32) -> bool:
+# Families that compute float32 only where TF32 is allowed.
+TF32_ALONE = ("implicit_gemm",)
+
+
+def as_allowed(family: str) -> contextlib.AbstractContextManager[None]:
+    """PyTorch's switch, set so that the family may compute float32."""
+    return float32_precision("tf32") if family in TF32_ALONE else contextlib.nullcontext()
+
+
+def has_plan(
+    family: str, op: str, problem: Problem, dtype: torch.dtype = torch.float32, tf32: bool = False
+) -> bool:
     """Whether a family can compute a problem at all; needs no GPU."""
     planned = _C.ConvProblem(
         op=op, dtype=str(dtype).removeprefix("torch."), input=problem.input, weight=problem.weight,
         stride=problem.stride, padding=problem.padding, dilation=problem.dilation,
-        groups=problem.groups,
+        groups=problem.groups, tf32=tf32,
     )  # fmt: skip
     by_family = {candidate.family: candidate for candidate in _C.candidates(planned)}
     return by_family[family].plan is not None
@@ -131,8 +143,8 @@ def runs_of(
     return [
         (name, family, op, dtype)
         for name, case in cases.items()
-        for family in FAMILIES
+        for family in ALL_FAMILIES
         for op in PASSES
         for dtype in dtypes
-        if has_plan(family, op, case, dtype)
+        if has_plan(family, op, case, dtype, tf32=family in TF32_ALONE)
     ]

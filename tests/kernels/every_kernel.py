@@ -20,18 +20,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from cases import CASES, Case, Tensors, make_integers, place_all
-from compute import DTYPES, PASSES, by_pytorch, compute, plan_of, runs_of, small_cases
-from reference import FAMILIES, LAYOUTS, assert_equal
+from compute import DTYPES, PASSES, as_allowed, by_pytorch, compute, plan_of, runs_of, small_cases
+from reference import ALL_FAMILIES, LAYOUTS, assert_equal
 
 
 def chosen_runs(cases: dict[str, Case]) -> list[tuple[str, str, str, torch.dtype]]:
-    """Every case, family and pass: in every dtype by tiled, which has a kernel for each kind of
-    case, and in one dtype after the other by the others.
+    """Every case, family and pass: in every dtype by tiled and implicit_gemm, which have kernels
+    for each kind of case, and in one dtype after the other by the others.
     """
     runs = runs_of(cases)
     turns = {key: turn for turn, key in enumerate(dict.fromkeys(run[:3] for run in runs))}
     return [
-        run for run in runs if run[1] == "tiled" or run[3] == DTYPES[turns[run[:3]] % len(DTYPES)]
+        run
+        for run in runs
+        if run[1] in ("tiled", "implicit_gemm") or run[3] == DTYPES[turns[run[:3]] % len(DTYPES)]
     ]
 
 
@@ -49,8 +51,9 @@ def run_cases(families: list[str]) -> Counter[str]:
             expected[name, op] = by_pytorch(op, case, values[name])
         layout = LAYOUTS[(i + i // len(PASSES)) % 2]
         tensors = place_all(case, values[name], "cuda", dtype, layout)
-        plan = plan_of(op, family, case, tensors)
-        actual = compute(op, family, case, tensors).cpu()
+        with as_allowed(family):
+            plan = plan_of(op, family, case, tensors)
+            actual = compute(op, family, case, tensors).cpu()
         what = f"{name}, {layout}, {plan}"
         assert_equal(actual, expected[name, op].to(dtype), what=what)
         variants[f"{family} {op} {plan.variant} {str(dtype)[6:]}"] += 1
@@ -78,9 +81,10 @@ def run_wide(families: list[str]) -> Counter[str]:
             for name, family, op, _ in runs_of({"wide": case}, (dtype,)):
                 if family not in families or op not in expected:
                     continue  # the other result would be of 2^31 elements
-                plan = plan_of(op, family, case, t)
-                assert plan.wide_index, plan
-                actual = compute(op, family, case, t).cpu()
+                with as_allowed(family):
+                    plan = plan_of(op, family, case, t)
+                    assert plan.wide_index, plan
+                    actual = compute(op, family, case, t).cpu()
                 assert_equal(actual, expected[op].to(dtype), what=f"{name}, {plan}")
                 variants[f"{family} {op} {plan.variant} {str(dtype)[6:]}, 64-bit offsets"] += 1
     return variants
@@ -90,8 +94,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("needs a GPU")
         return 2
-    families = sys.argv[1:] or list(FAMILIES)
-    if unknown := set(families) - set(FAMILIES):
+    families = sys.argv[1:] or list(ALL_FAMILIES)
+    if unknown := set(families) - set(ALL_FAMILIES):
         print(f"unknown families: {', '.join(sorted(unknown))}")
         return 2
     start = time.time()

@@ -84,7 +84,9 @@ def draw(rng: random.Random, family: str, *, small: bool = False) -> Trial:
 
     Small ones are for PyTorch on the CPU, which can be relied on in float64 and dense layouts.
     """
-    op = rng.choice([op for op in PASSES if family == "aten" or has_plan(family, op, PLAIN)])
+    op = rng.choice(
+        [op for op in PASSES if family == "aten" or has_plan(family, op, PLAIN, torch.float16)]
+    )
     dtypes = DTYPES[:1] if small else DTYPES
     while True:
         case = _case(rng, plain=small or rng.random() < 0.6)
@@ -102,7 +104,7 @@ def draw(rng: random.Random, family: str, *, small: bool = False) -> Trial:
             case, op, rng.choice(dtypes), rng.random() < 0.5, rng.random() < 0.5,
             rng.randrange(2**31),
         )  # fmt: skip
-        if family == "aten" or has_plan(family, op, case, trial.dtype):
+        if family == "aten" or has_plan(family, op, case, trial.dtype, tf32=trial.tf32):
             return trial
 
 

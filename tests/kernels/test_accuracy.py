@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import Case, Tensors, output_shape
-from compute import PASSES, by_pytorch, compute, exact, has_plan, plan_of
-from reference import FAMILIES, LAYOUTS, assert_close_to, float32_precision, relative_error
+from compute import PASSES, as_allowed, by_pytorch, compute, exact, has_plan, plan_of
+from reference import ALL_FAMILIES, LAYOUTS, assert_close_to, float32_precision, relative_error
 from sweep import round_to_tf32
 from torch import Tensor
 
@@ -19,9 +19,15 @@ LONG = {
     "wgrad": Case((16, 24, 64, 64), (40, 24, 3, 3), padding=(1, 1)),
 }
 F64 = torch.float64
-SUMMED = [(family, op) for family in FAMILIES for op in PASSES if has_plan(family, op, LONG[op])]
 
-every_sum = pytest.mark.parametrize(("family", "op"), SUMMED)
+
+def summed(dtype: torch.dtype) -> pytest.MarkDecorator:
+    runs = [(f, op) for f in ALL_FAMILIES for op in PASSES if has_plan(f, op, LONG[op], dtype)]
+    return pytest.mark.parametrize(("family", "op"), runs)
+
+
+every_sum = summed(torch.float32)
+every_16_bit_sum = summed(torch.float16)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
 
 
@@ -40,7 +46,7 @@ def root_mean_square(t: Tensor) -> float:
 
 
 @every_layout
-@every_sum
+@every_16_bit_sum
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_sums_are_kept_in_float32(family, op, dtype, layout):
     # Of one sign, so that the sum outgrows its terms: in 16 bits it would soon stand still.
@@ -69,9 +75,21 @@ def test_float32_is_as_accurate_as_pytorchs(family, op, layout):
     assert relative_error(actual, expected) < 5e-5
 
 
+@every_layout
+def test_tf32_on_tensor_cores_is_that_of_rounded_operands(layout):
+    case = LONG["fprop"]
+    t = tensors(case, torch.float32, layout)
+    with float32_precision("tf32"):
+        plan_of("fprop", "implicit_gemm", case, t)
+        tf32 = compute("fprop", "implicit_gemm", case, t)
+    rounded = Tensors(round_to_tf32(t.x), round_to_tf32(t.w), None, t.dy)
+    by_rounded = exact("fprop", case, rounded).float()
+    assert_close_to(tf32, exact("fprop", case, t), by_rounded, factor=1.2, what="TF32")
+
+
 @pytest.mark.parametrize("op", PASSES)
 @pytest.mark.parametrize(
-    "family", [f for f in FAMILIES if has_plan(f, "fprop", LONG["fprop"], F64)]
+    "family", [f for f in ALL_FAMILIES if has_plan(f, "fprop", LONG["fprop"], F64)]
 )
 def test_float64_is_summed_in_float64(family, op):
     case = LONG[op]
@@ -113,9 +131,14 @@ def test_the_switch_for_matrix_products_changes_nothing(family, op):
 
 
 @every_layout
-@every_sum
+@every_16_bit_sum
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_every_run_gives_the_same_bits(family, op, dtype, layout):
+    with as_allowed(family):
+        check_every_run_gives_the_same_bits(family, op, dtype, layout)
+
+
+def check_every_run_gives_the_same_bits(family, op, dtype, layout):
     case = LONG[op]
     t = tensors(case, dtype, layout)
     first = compute(op, family, case, t)

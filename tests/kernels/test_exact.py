@@ -17,6 +17,8 @@ from cases import CASES, Case, Tensors, make_integers, output_shape, place_all
 from compute import (
     DTYPES,
     PASSES,
+    TF32_ALONE,
+    as_allowed,
     by_pytorch,
     compute,
     exact,
@@ -61,9 +63,10 @@ def test_integers_are_exact(name, op, family, dtype):
     rounded = expected(name, op).to("cuda", dtype)
     for layout in LAYOUTS:
         tensors = place_all(case, integers(name, "cuda"), "cuda", dtype, layout)
-        plan = plan_of(op, family, case, tensors)
-        poison(result_bytes(op, case, dtype), plan.workspace_bytes)
-        actual = compute(op, family, case, tensors)
+        with as_allowed(family):
+            plan = plan_of(op, family, case, tensors)
+            poison(result_bytes(op, case, dtype), plan.workspace_bytes)
+            actual = compute(op, family, case, tensors)
         assert_equal(actual, rounded, what=f"{layout}, {plan}")
 
 
@@ -109,7 +112,7 @@ def planned(
     problem = _C.ConvProblem(
         op=op, dtype=str(dtype)[6:], input=case.input, weight=case.weight, stride=case.stride,
         padding=case.padding, dilation=case.dilation, groups=case.groups,
-        channels_last=channels_last,
+        channels_last=channels_last, tf32=family in TF32_ALONE,
     )  # fmt: skip
     return _C.plan(problem, algorithm=family)
 
@@ -124,8 +127,12 @@ def test_cases_reach_every_variant():
     expected |= {
         ("im2col", op, variant) for op in PASSES for variant in ("pointwise", "images", "bands")
     }
-    table = Path(__file__).parents[2] / "csrc/kernels/tiled/tile.h"
-    names = re.findall(r'\{"([^"]+)", Taps::', table.read_text())
+    kernels = Path(__file__).parents[2] / "csrc/kernels"
+    table = (kernels / "implicit_gemm/tile.h").read_text()
+    names = re.findall(r'\{"(\d+ pixels x \d+)",', table)
+    assert len(names) > 4
+    expected |= {("implicit_gemm", "fprop", name) for name in names}
+    names = re.findall(r'\{"([^"]+)", Taps::', (kernels / "tiled/tile.h").read_text())
     assert len(names) > 10
     expected |= {("tiled", op, name) for op in ("fprop", "dgrad") for name in names}
     # The gradient of a strided convolution is no forward convolution.

@@ -17,7 +17,7 @@ from random_problems import (
     random_arguments,
     weight_count,
 )
-from reference import FAMILIES
+from reference import ALL_FAMILIES, FAMILIES
 
 from customconv import _C
 
@@ -45,8 +45,8 @@ def test_every_problem_gets_the_best_legal_plan(name):
     for arguments in problems(seed=1):
         p = problem(**arguments)
         found = by_family(_C.candidates(p, device))
-        assert list(found) == [*FAMILIES, "aten"], p
-        plans = {family: c.plan for family, c in found.items() if family in FAMILIES and c.plan}
+        assert list(found) == [*ALL_FAMILIES, "aten"], p
+        plans = {family: c.plan for family, c in found.items() if family in ALL_FAMILIES and c.plan}
         assert plans, f"no plan for {p}"
         chosen = _C.plan(p, device)
         assert chosen.family in plans, p
@@ -64,7 +64,8 @@ def test_every_problem_gets_the_best_legal_plan(name):
             assert math.isfinite(plan.predicted_ms), what
             assert plan.predicted_ms > 0, what
             assert plan.splits >= 1, what
-            assert plan.splits == 1 or arguments["op"] == "wgrad", what
+            cuts_sums = arguments["op"] == "wgrad" or plan.family == "implicit_gemm"
+            assert plan.splits == 1 or cuts_sums, what
         for family, candidate in found.items():
             assert bool(candidate.reason) == (family != chosen.family), f"{p}: {family}"
 
@@ -104,7 +105,7 @@ def test_a_forced_family_is_obeyed_or_says_why_not():
     for arguments in problems(seed=3):
         p = problem(**arguments)
         found = by_family(_C.candidates(p))
-        for family in FAMILIES:
+        for family in ALL_FAMILIES:
             if (plan := found[family].plan) is not None:
                 assert fields(_C.plan(p, algorithm=family)) == fields(plan), p
                 continue
@@ -125,6 +126,7 @@ def test_aten_is_a_choice_of_its_own():
     found = by_family(_C.candidates(p, algorithm="aten"))
     assert found["aten"].reason == ""
     assert all(found[family].reason == "algorithm 'aten' was asked for" for family in FAMILIES)
+    assert found["implicit_gemm"].reason == "TF32 is not allowed"
 
 
 @pytest.mark.parametrize("name", ["winograd", "", "Direct", "kAten"])
@@ -132,7 +134,7 @@ def test_aten_is_a_choice_of_its_own():
 def test_an_unknown_algorithm_names_the_known_ones(function, name):
     with pytest.raises(ValueError, match=f"unknown algorithm '{name}'") as raised:
         function(problem(**DENSE), algorithm=name)
-    for known in (*FAMILIES, "auto", "aten"):
+    for known in (*ALL_FAMILIES, "auto", "aten"):
         assert f"'{known}'" in str(raised.value)
 
 
@@ -171,7 +173,7 @@ def test_offsets_are_wide_exactly_where_they_must_be():
         needs = max(counts) >= 2**31 - 1
         assert p.needs_wide_index == needs, p
         found = by_family(_C.candidates(p))
-        for family in ("direct", "im2col", "tiled"):
+        for family in ALL_FAMILIES:
             if plan := found[family].plan:
                 assert plan.wide_index == needs, f"{p}: {plan}"
         wide += needs
@@ -218,6 +220,14 @@ def test_what_passes_every_family_goes_to_aten():
         ("tiled", {"op": "dgrad", "stride": (1, 2)}, "strided convolution"),
         ("direct", {"dilation": (1, 2**31), "padding": (1, 2**31)}, "coordinates pass 2"),
         ("im2col", {"input": (1, 64, 46341, 46341)}, "passes 2.31 pixels"),
+        ("implicit_gemm", {"dtype": "float16", "op": "wgrad"}, "forward pass"),
+        ("implicit_gemm", {"dtype": "float32", "tf32": False}, "TF32 is not allowed"),
+        ("implicit_gemm", {"dtype": "float64"}, "float64"),
+        (
+            "implicit_gemm",
+            {"dtype": "float16", "weight": (64, 32, 3, 3), "groups": 2},
+            "one group",
+        ),
         # One column is 64 MiB and more.
         ("im2col", {"input": (1, 2**20, 5, 5), "weight": (1, 2**20, 5, 5)}, "too few columns"),
     ],
@@ -229,12 +239,12 @@ def test_reasons(family, arguments, reason):
 
 @pytest.mark.parametrize("op", PASSES)
 def test_larger_problems_take_longer(op):
-    for family in FAMILIES:
-        if (op, family) == ("wgrad", "tiled"):
+    for family in ALL_FAMILIES:
+        if (family, op) in {("tiled", "wgrad"), *(("implicit_gemm", g) for g in PASSES[1:])}:
             continue
         times = []
         for batch in (1, 8, 64, 512):
-            larger = DENSE | {"input": (batch, 64, 56, 56), "op": op}
+            larger = DENSE | {"input": (batch, 64, 56, 56), "op": op, "dtype": "float16"}
             times.append(_C.plan(problem(**larger), algorithm=family).predicted_ms)
         assert times == sorted(times), family
         assert times[-1] > 4 * times[1], family

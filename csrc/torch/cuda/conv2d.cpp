@@ -5,6 +5,7 @@
 
 #include "torch/aten.h"
 #include "torch/cuda/device.h"
+#include "torch/cuda/plans.h"
 #include "torch/cuda/run.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
@@ -21,15 +22,6 @@ Tensor empty_like(const Tensor& like, at::IntArrayRef sizes, at::MemoryFormat fo
 
 // Of a tensor that is only read: one that shares its memory until it is written goes on sharing it.
 void* read_only(const Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
-
-ConvPlan plan_on(const Tensor& tensor, const ConvProblem& problem, Algorithm algorithm,
-                 bool prefer) {
-  try {
-    return plan(problem, device_properties(tensor.get_device()), algorithm, prefer);
-  } catch (const std::runtime_error& error) {
-    TORCH_CHECK(false, error.what());
-  }
-}
 
 // False where the call is ATen's from the start: by choice, because only another argument is on
 // CUDA (ATen raises), or because the device is of an architecture that was not built for.
@@ -54,7 +46,7 @@ Tensor conv2d_cuda(const Tensor& input, const Tensor& weight, const std::optiona
   const c10::cuda::CUDAGuard guard(input.device());
   const auto conv = describe(input, weight, bias, stride, padding, dilation, groups);
   if (!conv) return by_aten();
-  const ConvPlan chosen = plan_on(input, conv->problem, wanted, /*prefer=*/false);
+  const ConvPlan chosen = plan_on(input.get_device(), conv->problem, wanted, /*prefer=*/false);
   if (chosen.family == FamilyId::kAten) return by_aten();
 
   const Tensor output = empty_like(input, conv->output_sizes(), conv->format);
@@ -99,7 +91,7 @@ Gradients conv2d_backward_cuda(const Tensor& grad_output, const Tensor& input, c
   Gradients gradients;
   const auto gradient = [&](Pass pass, Operands operands, const Tensor& written) {
     const ConvProblem problem = conv->gradient(pass);
-    const ConvPlan chosen = plan_on(input, problem, wanted, /*prefer=*/true);
+    const ConvPlan chosen = plan_on(input.get_device(), problem, wanted, /*prefer=*/true);
     if (chosen.family == FamilyId::kAten) return false;
     operands.y = read_only(grad);
     run(problem, chosen, operands, written.scalar_type());

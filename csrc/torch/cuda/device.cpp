@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <mutex>
+#include <string_view>
 
 #include "kernels/launch.h"
 
@@ -32,6 +33,7 @@ DeviceProperties read(int device) {
   p.l2_bytes = prop->l2CacheSize;
   p.shared_bytes_block = static_cast<int>(prop->sharedMemPerBlockOptin);
   p.max_grid_x = prop->maxGridSize[0];
+  p.built_for_90a = std::string_view(CUSTOMCONV_ARCH_LIST).find("9.0a") != std::string_view::npos;
   return p;
 }
 

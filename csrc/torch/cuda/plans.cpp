@@ -1,0 +1,75 @@
+#include "torch/cuda/plans.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <unordered_map>
+
+#include "torch/cuda/device.h"
+
+namespace customconv::torch_layer {
+
+namespace {
+
+// Everything that a plan depends on.
+using Key = std::array<int64_t, 36>;
+
+struct Hash {
+  size_t operator()(const Key& key) const {
+    uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, a word at a time
+    for (const int64_t word : key) hash = (hash ^ static_cast<uint64_t>(word)) * 0x100000001b3;
+    return static_cast<size_t>(hash ^ (hash >> 32));
+  }
+};
+
+Key key_of(c10::DeviceIndex device, const ConvProblem& p, Algorithm algorithm, bool prefer) {
+  const int64_t flags = (p.tf32 ? 1 : 0) | (p.has_bias ? 2 : 0) | (p.x_aligned ? 4 : 0) |
+                        (p.w_aligned ? 8 : 0) | (prefer ? 16 : 0);
+  Key key = {device,
+             static_cast<int64_t>(algorithm),
+             flags,
+             static_cast<int64_t>(p.dtype),
+             static_cast<int64_t>(p.pass),
+             p.N,
+             p.C,
+             p.H,
+             p.W,
+             p.K,
+             p.R,
+             p.S,
+             p.P,
+             p.Q,
+             p.groups,
+             p.stride_h,
+             p.stride_w,
+             p.pad_h,
+             p.pad_w,
+             p.dilation_h,
+             p.dilation_w};
+  size_t next = 21;
+  for (const Shape4* strides : {&p.x_strides, &p.w_strides, &p.y_strides}) {
+    for (const int64_t stride : *strides) key[next++] = stride;
+  }
+  return key;
+}
+
+constexpr size_t kMostPlans = 4096;
+
+}  // namespace
+
+ConvPlan plan_on(c10::DeviceIndex device, const ConvProblem& problem, Algorithm algorithm,
+                 bool prefer) {
+  thread_local std::unordered_map<Key, ConvPlan, Hash> plans;
+  const Key key = key_of(device, problem, algorithm, prefer);
+  const auto known = plans.find(key);
+  if (known != plans.end()) return known->second;
+  try {
+    const ConvPlan made = plan(problem, device_properties(device), algorithm, prefer);
+    if (plans.size() >= kMostPlans) plans.clear();
+    return plans.emplace(key, made).first->second;
+  } catch (const std::runtime_error& error) {
+    TORCH_CHECK(false, error.what());
+  }
+}
+
+}  // namespace customconv::torch_layer
