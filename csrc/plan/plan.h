@@ -36,11 +36,13 @@ struct ConvPlan {
   double predicted_ms = 0;
 };
 
-// A family: `can_implement` says why not, or nullptr; `propose` is called only where it can.
+// A family: `can_implement` says why not, or nullptr; the others are called only where it can.
 struct Family {
   const char* name;
   const char* (*can_implement)(const ConvProblem&, const DeviceProperties&);
   ConvPlan (*propose)(const ConvProblem&, const DeviceProperties&);
+  // Every plan that `propose` weighs; null where that is one.
+  std::vector<ConvPlan> (*variants)(const ConvProblem&, const DeviceProperties&) = nullptr;
 };
 
 struct Candidate {

@@ -116,6 +116,20 @@ Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
   return explanation;
 }
 
+std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device) {
+  std::vector<ConvPlan> all;
+  for (size_t i = 0; i < kFamilyCount; ++i) {
+    if (kFamilies[i]->can_implement(problem, device) != nullptr) continue;
+    std::vector<ConvPlan> plans{propose(i, problem, device)};
+    if (kFamilies[i]->variants != nullptr) plans = kFamilies[i]->variants(problem, device);
+    for (ConvPlan& plan : plans) {
+      plan.family = static_cast<FamilyId>(i);
+      all.push_back(plan);
+    }
+  }
+  return all;
+}
+
 std::vector<Candidate> refused(const std::string& reason) {
   std::vector<Candidate> candidates;
   for (const Family* family : kFamilies) {

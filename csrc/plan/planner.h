@@ -31,6 +31,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceProperties& device,
 Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
                     Algorithm algorithm = Algorithm::kAuto);
 
+// Every plan of every family that can: what the planner chooses from.
+std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device);
+
 // Every family, refused for one and the same reason, and ATen, taken.
 std::vector<Candidate> refused(const std::string& reason);
 

@@ -50,4 +50,18 @@ TensorExplanation explain_tensors(const at::Tensor& input, const at::Tensor& wei
 #endif
 }
 
+std::vector<ConvPlan> variants_for(const at::Tensor& input, const at::Tensor& weight,
+                                   const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                                   at::IntArrayRef padding, at::IntArrayRef dilation,
+                                   int64_t groups, Pass pass) {
+#ifdef CUSTOMCONV_WITH_CUDA
+  const auto conv = describe(input, weight, bias, stride, padding, dilation, groups);
+  if (!conv || !input.is_cuda() || !has_kernels_for(input.get_device())) return {};
+  return variants(pass == Pass::kFprop ? conv->problem : conv->gradient(pass),
+                  device_properties(input.get_device()));
+#else
+  return {};
+#endif
+}
+
 }  // namespace customconv::torch_layer

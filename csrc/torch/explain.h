@@ -16,6 +16,12 @@ struct TensorExplanation {
   std::string fallback;                // why ATen computes; empty where a family does
 };
 
+// Every plan that the planner chooses from for these tensors.
+std::vector<ConvPlan> variants_for(const at::Tensor& input, const at::Tensor& weight,
+                                   const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                                   at::IntArrayRef padding, at::IntArrayRef dilation,
+                                   int64_t groups, Pass pass);
+
 TensorExplanation explain_tensors(const at::Tensor& input, const at::Tensor& weight,
                                   const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                                   at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,

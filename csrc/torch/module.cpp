@@ -5,6 +5,10 @@
 #include "torch/explain.h"
 #include "torch/problem.h"
 
+#ifdef CUSTOMCONV_WITH_CUDA
+#include "torch/cuda/plans.h"
+#endif
+
 namespace py = pybind11;
 
 namespace customconv::torch_layer {
@@ -131,7 +135,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("variant", &ConvPlan::variant)
       .def_property_readonly(
           "grid", [](const ConvPlan& p) { return py::make_tuple(p.grid[0], p.grid[1], p.grid[2]); })
+      .def_readonly("variant_index", &ConvPlan::variant_index)
       .def_readonly("block", &ConvPlan::block)
+      .def_property_readonly(
+          "tile", [](const ConvPlan& p) { return py::make_tuple(p.tile[0], p.tile[1], p.tile[2]); })
       .def_readonly("shared_bytes", &ConvPlan::shared_bytes)
       .def_readonly("workspace_bytes", &ConvPlan::workspace_bytes)
       .def_readonly("wide_index", &ConvPlan::wide_index)
@@ -180,6 +187,25 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"), py::arg("padding"),
       py::arg("dilation"), py::arg("groups"), py::arg("op"), py::arg("algorithm"));
+
+  m.def(
+      "variants",
+      [](const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+         const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
+         const std::vector<int64_t>& dilation, int64_t groups, const std::string& op) {
+        return variants_for(input, weight, bias, stride, padding, dilation, groups, pass_named(op));
+      },
+      py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"), py::arg("padding"),
+      py::arg("dilation"), py::arg("groups"), py::arg("op"));
+
+  m.def(
+      "force_plan",
+      []([[maybe_unused]] const ConvPlan* plan) {
+#ifdef CUSTOMCONV_WITH_CUDA
+        force_plan(plan);
+#endif
+      },
+      py::arg("plan"));
 }
 
 }  // namespace customconv::torch_layer

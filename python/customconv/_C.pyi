@@ -58,7 +58,11 @@ class ConvPlan:
     @property
     def grid(self) -> tuple[int, int, int]: ...
     @property
+    def variant_index(self) -> int: ...
+    @property
     def block(self) -> int: ...
+    @property
+    def tile(self) -> tuple[int, int, int]: ...
     @property
     def shared_bytes(self) -> int: ...
     @property
@@ -110,3 +114,14 @@ def explain(
     op: str,
     algorithm: str,
 ) -> Explanation: ...
+def variants(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    op: str,
+) -> list[ConvPlan]: ...
+def force_plan(plan: ConvPlan | None) -> None: ...

@@ -5,6 +5,7 @@
 
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
+#include "kernels/implicit_gemm/plane.cuh"
 #include "kernels/implicit_gemm/tile.h"
 #include "kernels/ptx/barrier.cuh"
 
@@ -25,32 +26,20 @@ struct Gather {
   Divider<int32_t> pitch, plane_rows, by_C, by_S;
 };
 
-template <typename T>
-__device__ inline T rounded(T v) {
-  return v;
-}
-// The tensor cores would cut the bits that TF32 lacks.
-template <>
-__device__ inline float rounded<float>(float v) {
-  uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
-  return __uint_as_float(bits);
-}
-
-// Fills a plane whose first pixel is (h0, w0) with a chunk of channels. Neighbouring threads take
+// Fills a plane whose first pixel is `at` with a chunk of channels. Neighbouring threads take
 // neighbouring pixels.
 template <typename T>
-__device__ inline void gather_plane(const Gather<T>& g, int n0, int h0, int w0, int chunk, char* to,
+__device__ inline void gather_plane(const Gather<T>& g, const Corner& at, int chunk, char* to,
                                     int thread) {
   constexpr int kUnit = 16 / static_cast<int>(sizeof(T));  // channels that are stored at once
   constexpr int kUnits = kRowBytes / 16;
   const uint32_t base = ptx::shared_address(to);
   const int channels = g.flat ? g.flat_channels : g.C;
   for (int position = thread; position < g.positions; position += kGatherThreads) {
-    int32_t n = position;
-    const int w = w0 + g.pitch.split(n) * g.stride_w;
-    const int h = h0 + g.plane_rows.split(n) * g.stride_h;
-    n += n0;
+    int32_t n = position + at.line;
+    const int w = at.q + g.pitch.split(n) * g.stride_w;
+    const int h = at.p + g.plane_rows.split(n) * g.stride_h;
+    n += at.n;
     const T* pixel = g.x + n * g.n + h * g.h + w * g.w;
     const bool inside = n < g.N && h >= 0 && h < g.H && w >= 0 && w < g.W;
     const uint32_t row = base + position * kRowBytes;

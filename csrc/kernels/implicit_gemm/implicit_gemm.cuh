@@ -35,7 +35,8 @@ struct Boxes {
 };
 
 template <int kRank>
-CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRank>& boxes) {
+CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRank>& boxes,
+                     CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -47,7 +48,7 @@ CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRa
   CUtensorMap map;
   const CUresult status =
       encode(&map, type, kRank, const_cast<void*>(data), boxes.sizes, boxes.strides, boxes.box,
-             boxes.steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             boxes.steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error("customconv: implicit_gemm: no tensor map (CUDA error " +
@@ -76,6 +77,37 @@ CUtensorMap map_input(const ConvProblem& p, const Tile& tile, const T* x) {
   return make_map(x, kMapType<T>, boxes);
 }
 
+// Pieces of channels-first images; threads take of a row what the stride leaves.
+template <typename T>
+CUtensorMap map_pieces(const ConvProblem& p, const Tile& tile, const T* x) {
+  constexpr int64_t kSize = sizeof(T);
+  const auto stride = [&](int64_t size, int64_t stride) {
+    return static_cast<cuuint64_t>(size > 1 ? stride * kSize : 16);
+  };
+  Boxes<4> boxes{
+      {static_cast<cuuint64_t>(p.W), static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.C),
+       static_cast<cuuint64_t>(p.N)},
+      {stride(p.H, p.x_strides[2]), stride(p.C, p.x_strides[1]), stride(p.N, p.x_strides[0])},
+      {static_cast<cuuint32_t>(tile.pieces.row / kSize),
+       static_cast<cuuint32_t>((tile.plane_rows - 1) * p.stride_h + 1), kPieceBytes / kSize,
+       static_cast<cuuint32_t>(tile.images)},
+      {1, static_cast<cuuint32_t>(p.stride_h), 1, 1}};
+  return make_map(x, kMapType<T>, boxes, CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
+// Spans of whole rows: a channel's plane is one dimension.
+template <typename T>
+CUtensorMap map_spans(const ConvProblem& p, const Tile& tile, const T* x) {
+  constexpr int64_t kSize = sizeof(T);
+  Boxes<3> boxes{{static_cast<cuuint64_t>(p.H * p.W * kSize / kSpanUnit),
+                  static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.N)},
+                 {static_cast<cuuint64_t>(p.H * p.W * kSize),
+                  static_cast<cuuint64_t>(p.N > 1 ? p.x_strides[0] * kSize : 16)},
+                 {static_cast<cuuint32_t>(tile.pieces.channel / kSpanUnit), kPieceBytes / kSize, 1},
+                 {1, 1, 1}};
+  return make_map(x, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, boxes, CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
 template <typename T>
 CUtensorMap map_output(const ConvProblem& p, const Tile& tile, const T* y) {
   constexpr int64_t kSize = sizeof(T);
@@ -86,7 +118,8 @@ CUtensorMap map_output(const ConvProblem& p, const Tile& tile, const T* y) {
       {static_cast<cuuint64_t>(p.K), static_cast<cuuint64_t>(p.Q), static_cast<cuuint64_t>(p.P),
        static_cast<cuuint64_t>(p.N)},
       {stride(p.Q, p.y_strides[3]), stride(p.P, p.y_strides[2]), stride(p.N, p.y_strides[0])},
-      {kRowBytes / kSize, tile.lines ? 64u : 8u, tile.lines ? 1u : 8u, 1},
+      {kRowBytes / kSize, tile.shape == Shape::kSquares ? 8u : 64u,
+       tile.shape == Shape::kSquares ? 8u : 1u, 1},
       {1, 1, 1, 1}};
   const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
   return make_map(y, type, boxes);
@@ -101,7 +134,7 @@ CUtensorMap map_weight(const ConvProblem& p, const Tile& tile, const T* packed) 
       {static_cast<cuuint64_t>(channels), static_cast<cuuint64_t>(taps),
        static_cast<cuuint64_t>(p.K)},
       {static_cast<cuuint64_t>(channels * kSize), static_cast<cuuint64_t>(taps * channels * kSize)},
-      {kRowBytes / kSize, 1, static_cast<cuuint32_t>(kKernels[tile.kernel].columns)},
+      {kRowBytes / kSize, 1, static_cast<cuuint32_t>(tile.kind().channels)},
       {1, 1, 1}};
   return make_map(packed, kMapType<T>, boxes);
 }
@@ -137,19 +170,40 @@ Output<T> make_output(const ConvProblem& p, const Tile& tile, const Operands& op
   out.K = static_cast<int>(p.K);
   out.P = static_cast<int>(p.P);
   out.Q = static_cast<int>(p.Q);
-  out.channels_last = dense_layout(p.y_sizes(), p.y_strides) == Layout::kNhwc;
-  // A store of 16 bytes (8 of float32 in NHWC) starts where its whole line does.
-  const int64_t unit = sizeof(T) == 2 ? 8 : 2;
   const bool aligned = reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
-  out.vectors = aligned && (out.channels_last ? p.K % unit == 0
-                                              : !tile.lines && p.Q % unit == 0 && out.q == 1);
-  out.lines = tile.lines;
+  out.vectors = aligned && p.K % (sizeof(T) == 2 ? 8 : 2) == 0;
+  out.words = out.k * static_cast<int64_t>(sizeof(T)) % 4 == 0;
+  out.lines = tile.shape != Shape::kSquares;
   out.rows = tile.rows;
   out.columns = tile.columns;
-  out.pitch = Divider<int32_t>(tile.pitch);
-  out.squares_w = Divider<int32_t>(std::max(tile.columns / 8, 1));
-  out.squares_h = Divider<int32_t>(std::max(tile.rows / 8, 1));
+  using D = Divider<int32_t>;
+  out.pitch = D(tile.pitch);
+  out.line_rows = D(tile.shape == Shape::kRun ? tile.plane_rows : INT32_MAX);
+  out.squares_w = D(std::max(tile.columns / 8, 1));
+  out.squares_h = D(std::max(tile.rows * 8 / tile.kind().block, 1));
   return out;
+}
+
+template <typename T>
+Turn<T> make_turn(const ConvProblem& p, const Tile& tile, const T* x) {
+  Turn<T> t{};
+  t.x = x;
+  t.n = p.x_strides[0];
+  t.c = p.x_strides[1];
+  t.N = static_cast<int>(p.N);
+  t.C = static_cast<int>(p.C);
+  t.H = static_cast<int>(p.H);
+  t.W = static_cast<int>(p.W);
+  t.boxed = tile.loader == Loader::kTurnedBoxes;
+  t.pieces = tile.pieces;
+  t.positions = tile.positions;
+  t.period = tile.pitch * tile.plane_rows;
+  t.stride_h = static_cast<int>(p.stride_h);
+  t.stride_w = static_cast<int>(p.stride_w);
+  t.boxed_bytes = tile.pieces.image * tile.images;
+  t.pitch = Divider<int32_t>(tile.pitch);
+  t.plane_rows = Divider<int32_t>(tile.plane_rows);
+  return t;
 }
 
 template <typename T>
@@ -164,7 +218,7 @@ Gather<T> make_gather(const ConvProblem& p, const Tile& tile, const T* x) {
   g.C = static_cast<int>(p.C);
   g.H = static_cast<int>(p.H);
   g.W = static_cast<int>(p.W);
-  g.positions = tile.images * tile.plane_rows * tile.pitch;
+  g.positions = tile.positions;
   g.stride_h = static_cast<int>(p.stride_h);
   g.stride_w = static_cast<int>(p.stride_w);
   g.flat = tile.flat;
@@ -181,16 +235,31 @@ Gather<T> make_gather(const ConvProblem& p, const Tile& tile, const T* x) {
 template <typename T>
 using KernelOf = void (*)(Params<T>);
 
-template <typename T, bool kGathered, size_t... kIndex>
+template <typename T, Loader kLoader, bool kPlanar, size_t... kIndex>
 KernelOf<T> kernel_at(int index, std::index_sequence<kIndex...>) {
-  static constexpr KernelOf<T> kTable[] = {
-      convolve<T, kKernels[kIndex].columns, kKernels[kIndex].blocks, kGathered>...};
+  const auto address = [](auto number) -> KernelOf<T> {
+    if constexpr (kKernels[number].planar == kPlanar) {
+      return convolve<T, static_cast<int>(number), kLoader>;
+    } else {
+      return nullptr;
+    }
+  };
+  static const KernelOf<T> kTable[] = {address(std::integral_constant<size_t, kIndex>())...};
   return kTable[index];
 }
 
+template <typename T>
+KernelOf<T> kernel_for(const Tile& tile) {
+  constexpr auto kAll = std::make_index_sequence<kKernelCount>();
+  if (is_turned(tile.loader)) return kernel_at<T, Loader::kTurnedBoxes, true>(tile.kernel, kAll);
+  if (tile.loader == Loader::kBoxes) return kernel_at<T, Loader::kBoxes, false>(tile.kernel, kAll);
+  return tile.kind().planar ? kernel_at<T, Loader::kGathered, true>(tile.kernel, kAll)
+                            : kernel_at<T, Loader::kGathered, false>(tile.kernel, kAll);
+}
+
 template <typename T, size_t... kIndex>
-void (*reducer_at(int index, std::index_sequence<kIndex...>))(Params<T>, int) {
-  static constexpr void (*kTable[])(Params<T>, int) = {add_splits<T, kKernels[kIndex].columns>...};
+KernelOf<T> reducer_at(int index, std::index_sequence<kIndex...>) {
+  static constexpr KernelOf<T> kTable[] = {add_splits<T, static_cast<int>(kIndex)>...};
   return kTable[index];
 }
 
@@ -204,10 +273,21 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.out = make_output<T>(problem, tile, operands);
   const T* w = packed_weight(problem, tile, static_cast<const T*>(operands.w), context);
   p.w = map_weight(problem, tile, w);
-  if (tile.gathered) {
-    p.gather = make_gather(problem, tile, x);
-  } else {
-    p.x = map_input(problem, tile, x);
+  switch (tile.loader) {
+    case Loader::kBoxes:
+      p.x = map_input(problem, tile, x);
+      break;
+    case Loader::kTurnedBoxes:
+      p.x = map_pieces(problem, tile, x);
+      p.turn = make_turn(problem, tile, x);
+      break;
+    case Loader::kTurnedSpans:
+      if (tile.pieces.boxes) p.x = map_spans(problem, tile, x);
+      p.turn = make_turn(problem, tile, x);
+      break;
+    case Loader::kGathered:
+      p.gather = make_gather(problem, tile, x);
+      break;
   }
   const bool one_tap = tile.flat;
   p.R = one_tap ? 1 : static_cast<int>(problem.R);
@@ -223,26 +303,25 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.rows = tile.rows;
   p.columns = tile.columns;
   p.images = tile.images;
+  p.run = tile.shape == Shape::kRun ? tile.kind().pixels : 0;
   p.pitch = tile.pitch;
-  p.plane_rows = tile.plane_rows;
   p.x_stages = tile.x_stages;
   p.w_stages = tile.w_stages;
   p.boxed_out = tile.boxed_out && tile.splits == 1;
   if (p.boxed_out) p.y = map_output(problem, tile, p.out.data);
-  p.slab_bytes = tile.slabs(sizeof(T)) * kSlabBytes;
   p.staging_bytes = staging(problem, tile);
   p.plane_bytes = tile.plane_bytes();
-  p.boxed_bytes = tile.images * tile.plane_rows * tile.pitch * kRowBytes;
+  p.boxed_bytes = tile.positions * kRowBytes;
   for (int i = 0; i < tile.blocks(); ++i) {
-    int position = i * kBlockPixels;
-    if (!tile.lines) {
-      const int across = tile.columns / 8, down = tile.rows / 8;
-      const int column = i % across * 8, row = i / across % down * 8, image = i / across / down;
+    int position = i * tile.kind().block;
+    if (tile.shape == Shape::kSquares) {
+      const int high = tile.kind().block / 8, across = tile.columns / 8, down = tile.rows / high;
+      const int column = i % across * 8, row = i / across % down * high, image = i / across / down;
       position = (image * tile.plane_rows + row) * tile.pitch + column;
     }
     p.block_at[i] = static_cast<uint32_t>(position * kRowBytes);
   }
-  p.group_bytes = static_cast<uint32_t>((tile.lines ? 8 : tile.pitch) * kRowBytes);
+  p.group_bytes = static_cast<uint32_t>((tile.shape == Shape::kSquares ? tile.pitch : 8) * kRowBytes);
   p.steps = tile.steps();
   p.splits = tile.splits;
   p.items = static_cast<int>(tile.tiles()) * tile.splits;
@@ -258,20 +337,21 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.partial = reinterpret_cast<float*>(static_cast<char*>(context.workspace) +
                                        plan.workspace_bytes - partial_bytes(tile));
 
-  constexpr auto kAll = std::make_index_sequence<kKernelCount>();
-  const KernelOf<T> kernel = tile.gathered ? kernel_at<T, true>(tile.kernel, kAll)
-                                           : kernel_at<T, false>(tile.kernel, kAll);
+  const KernelOf<T> kernel = kernel_for<T>(tile);
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
       "implicit_gemm: shared memory");
-  kernel<<<static_cast<unsigned>(plan.grid[0]), kThreads, static_cast<size_t>(plan.shared_bytes),
-           context.stream>>>(p);
+  kernel<<<static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.block),
+           static_cast<size_t>(plan.shared_bytes), context.stream>>>(p);
   check_launch("implicit_gemm");
   if (tile.splits > 1) {
-    const int columns = kKernels[tile.kernel].columns;
-    const size_t staging = static_cast<size_t>(4 * staging_bytes<T>(columns));
-    reducer_at<T>(tile.kernel, kAll)<<<static_cast<unsigned>(tile.tiles() * tile.blocks()), 128,
-                                       staging, context.stream>>>(p, tile.blocks());
+    constexpr auto kAll = std::make_index_sequence<kKernelCount>();
+    const size_t staging = static_cast<size_t>(4 * staging_bytes<T>(tile.kind()));
+    const Kernel& kind = tile.kind();
+    const int64_t parts =
+        int64_t{kWarpgroups} * kind.blocks() * (kind.columns() / split_columns<T>(kind));
+    reducer_at<T>(tile.kernel, kAll)<<<static_cast<unsigned>(tile.tiles() * parts), 128, staging,
+                                       context.stream>>>(p);
     check_launch("implicit_gemm add_splits");
   }
 }

@@ -3,6 +3,7 @@
 
 #include "kernels/implicit_gemm/epilogue.cuh"
 #include "kernels/implicit_gemm/gather.cuh"
+#include "kernels/implicit_gemm/turn.cuh"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -13,17 +14,19 @@ template <typename T>
 struct Params {
   CUtensorMap x, w, y;
   Output<T> out;
-  Gather<T> gather;
+  union {  // as the loader is
+    Gather<T> gather;
+    Turn<T> turn;
+  };
   int R, S;
   Axis h, w_axis;
   int stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
-  int rows, columns, images;  // of a tile
-  int pitch, plane_rows;
-  bool lines;
+  int rows, columns, images, run;  // of a tile; `run`: its positions where tiles are parts of a run
+  int pitch;
   int x_stages, w_stages;
   bool boxed_out;
   int plane_bytes, boxed_bytes;
-  int slab_bytes, staging_bytes;   // of a warpgroup's stores in boxes; of all
+  int staging_bytes;               // of all stores
   uint32_t block_at[kMostBlocks];  // in a plane, of a block's first pixel
   uint32_t group_bytes;            // from eight of its pixels to the next eight
   int items, steps, splits;
@@ -35,22 +38,25 @@ struct Params {
 // What a thread block does next: a tile, and of its sum the steps [first, last).
 struct Work {
   Corner at;
-  int tile, split;
   int first, last;
 };
 
 template <typename T>
-__device__ inline Work work_at(const Params<T>& p, int item, int columns) {
+__device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   Work work;
   int32_t rest = item;
-  work.at.k = p.tiles_k.split(rest) * columns;
-  work.at.q = p.tiles_q.split(rest) * p.columns;
+  work.at.k = p.tiles_k.split(rest) * channels;
+  const int q = p.tiles_q.split(rest);
+  work.at.q = q * p.columns;
   work.at.p = p.tiles_p.split(rest) * p.rows;
   work.at.n = p.tiles_n.split(rest) * p.images;
-  work.split = rest;
-  work.tile = item - rest * (p.items / p.splits);
-  work.first = static_cast<int>(int64_t{p.steps} * work.split / p.splits);
-  work.last = static_cast<int>(int64_t{p.steps} * (work.split + 1) / p.splits);
+  work.at.line = 0;
+  if (p.run > 0) {
+    work.at.q = 0;
+    work.at.line = q * p.run;
+  }
+  work.first = static_cast<int>(int64_t{p.steps} * rest / p.splits);
+  work.last = static_cast<int>(int64_t{p.steps} * (rest + 1) / p.splits);
   return work;
 }
 
@@ -85,85 +91,219 @@ struct Step {
   }
 };
 
-// Whether a tile's channels are whole slabs.
-template <typename T>
-constexpr bool stores_boxes(int columns) {
-  return columns * static_cast<int>(sizeof(T)) % kRowBytes == 0;
-}
-
 struct Shared {
   char* planes;
   char* weights;
   char* staging;
+  char* pieces;
+  int64_t* offsets;  // of the pixels of a tile, for each warpgroup
   ptx::Barrier* x_full;
   ptx::Barrier* x_empty;
   ptx::Barrier* w_full;
   ptx::Barrier* w_empty;
+  ptx::Barrier* piece_full;
+  ptx::Barrier* piece_empty;
 };
 
-// One thread starts all copies of the weights, and of the input where that comes in boxes.
-template <typename T, int kColumns, bool kGathered>
-__device__ inline void load_boxes(const Params<T>& p, const Shared& shared) {
+// A thread block's steps, one tile after the other: every agent walks through the same.
+template <typename T>
+class Walk {
+ public:
+  __device__ Walk(const Params<T>& p, int channels)
+      : p_(p), channels_(channels), item_(blockIdx.x), step(p, 0) {
+    begin();
+  }
+  __device__ bool is_over() const { return item_ >= p_.items; }
+  __device__ bool is_new_tile() const { return index_ == work.first; }
+  __device__ Corner plane() const {
+    Corner at = work.at;
+    at.p = at.p * p_.stride_h - p_.pad_h + step.plane_h * p_.dilation_h;
+    at.q = at.q * p_.stride_w - p_.pad_w + step.plane_w * p_.dilation_w;
+    return at;
+  }
+  // Pieces of the step's channels.
+  __device__ int pieces() const {
+    return step.chunk + 1 == p_.chunks ? p_.last_products : kRowBytes / kPieceBytes;
+  }
+  __device__ void advance() {
+    step.advance(p_);
+    if (++index_ < work.last) return;
+    item_ += gridDim.x;
+    begin();
+  }
+
+  Work work;
+
+ private:
+  __device__ void begin() {
+    if (is_over()) return;
+    work = work_at(p_, item_, channels_);
+    index_ = work.first;
+    step = Step(p_, index_);
+  }
+
+  const Params<T>& p_;
+  int channels_, item_, index_ = 0;
+
+ public:
+  Step step;
+};
+
+// The weights of one tap after the other; called by one thread.
+template <typename T, int kChannels>
+__device__ inline void load_weights(const Params<T>& p, const Shared& shared) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
-  Place x, w;
-  for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
-    const Work work = work_at(p, item, kColumns);
-    Step step(p, work.first);
-    for (int i = work.first; i < work.last; ++i, step.advance(p)) {
-      if constexpr (!kGathered) {
-        ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
-        ptx::arrive_expecting(&shared.x_full[x.stage], p.boxed_bytes);
-        ptx::copy_box(shared.planes + x.stage * p.plane_bytes, &p.x, &shared.x_full[x.stage],
-                      step.chunk * kChunk,
-                      work.at.q * p.stride_w - p.pad_w + step.plane_w * p.dilation_w,
-                      work.at.p * p.stride_h - p.pad_h + step.plane_h * p.dilation_h, work.at.n);
-        x.advance(p.x_stages);
-      }
-      for (int r = step.plane_h; r < p.R; r += p.h.planes) {
-        for (int s = step.plane_w; s < p.S; s += p.w_axis.planes) {
-          ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
-          ptx::arrive_expecting(&shared.w_full[w.stage], kColumns * kRowBytes);
-          ptx::copy_box(shared.weights + w.stage * kColumns * kRowBytes, &p.w,
-                        &shared.w_full[w.stage], step.chunk * kChunk, r * p.S + s, work.at.k);
-          w.advance(p.w_stages);
-        }
+  constexpr int kBytes = kChannels * kRowBytes;
+  Place w;
+  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+    const int k = walk.work.at.k, c = walk.step.chunk * kChunk;
+    for (int r = walk.step.plane_h; r < p.R; r += p.h.planes) {
+      for (int s = walk.step.plane_w; s < p.S; s += p.w_axis.planes) {
+        ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
+        ptx::arrive_expecting(&shared.w_full[w.stage], kBytes);
+        ptx::copy_box(shared.weights + w.stage * kBytes, &p.w, &shared.w_full[w.stage], c,
+                      r * p.S + s, k);
+        w.advance(p.w_stages);
       }
     }
   }
 }
 
-template <typename T, int kColumns>
+// Planes in boxes; called by one thread.
+template <typename T, int kChannels>
+__device__ inline void load_planes(const Params<T>& p, const Shared& shared) {
+  constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
+  Place x;
+  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+    const Corner at = walk.plane();
+    ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
+    ptx::arrive_expecting(&shared.x_full[x.stage], p.boxed_bytes);
+    ptx::copy_box(shared.planes + x.stage * p.plane_bytes, &p.x, &shared.x_full[x.stage],
+                  walk.step.chunk * kChunk, at.q, at.p, at.n);
+    x.advance(p.x_stages);
+  }
+}
+
+// Pieces of planes, by a warp.
+template <typename T, int kChannels>
+__device__ inline void load_pieces(const Params<T>& p, const Shared& shared, int lane) {
+  constexpr int kPieces = kRowBytes / kPieceBytes;
+  constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
+  const Turn<T>& turn = p.turn;
+  Place place;
+  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+    const Corner at = walk.plane();
+    const auto load = [&](const auto& copy) {
+      for (int piece = 0; piece < walk.pieces(); ++piece) {
+        ptx::wait(&shared.piece_empty[place.stage], place.parity ^ 1);
+        copy(piece, (walk.step.chunk * kPieces + piece) * kPiece,
+             shared.pieces + place.stage * turn.pieces.bytes, &shared.piece_full[place.stage]);
+        place.advance(turn.pieces.stages);
+      }
+    };
+    if (turn.boxed) {
+      load([&](int, int c, char* to, ptx::Barrier* full) {
+        if (lane > 0) return;
+        ptx::arrive_expecting(full, turn.boxed_bytes);
+        ptx::copy_box(to, &p.x, full, first_column<T>(at.q), at.p, c, at.n);
+      });
+    } else {
+      const SpanCopies<T> copies(turn, at, walk.step.chunk, lane);
+      load([&](int piece, int c, char* to, ptx::Barrier* full) {
+        copies.start(turn, &p.x, at, piece, c, to, full, lane);
+      });
+    }
+  }
+}
+
+// Turns pieces, as they arrive, into planes.
+template <typename T, int kChannels, int kThreads>
+__device__ inline void turn_planes(const Params<T>& p, const Shared& shared, int thread) {
+  constexpr int kPieces = kRowBytes / kPieceBytes;
+  constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
+  const Turn<T>& turn = p.turn;
+  const bool one_plane = p.h.planes * p.w_axis.planes == 1;
+  Turner<T, kThreads> turner(turn, thread);
+  Place x, place;
+  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+    if (walk.is_new_tile() || !one_plane) turner.set(walk.plane());
+    char* plane = shared.planes + x.stage * p.plane_bytes;
+    ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
+    for (int piece = 0; piece < walk.pieces(); ++piece) {
+      ptx::wait(&shared.piece_full[place.stage], place.parity);
+      turner.turn(piece, turn.C - (walk.step.chunk * kPieces + piece) * kPiece,
+                  shared.pieces + place.stage * turn.pieces.bytes, plane);
+      ptx::arrive_warp(&shared.piece_empty[place.stage]);
+      place.advance(turn.pieces.stages);
+    }
+    ptx::fence_shared_writes();
+    ptx::arrive_warp(&shared.x_full[x.stage]);
+    x.advance(p.x_stages);
+  }
+}
+
+template <typename T, int kChannels>
 __device__ inline void gather_planes(const Params<T>& p, const Shared& shared, int thread) {
   Place x;
-  for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
-    const Work work = work_at(p, item, kColumns);
-    Step step(p, work.first);
-    for (int i = work.first; i < work.last; ++i, step.advance(p)) {
-      ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
-      gather_plane(p.gather, work.at.n,
-                   work.at.p * p.stride_h - p.pad_h + step.plane_h * p.dilation_h,
-                   work.at.q * p.stride_w - p.pad_w + step.plane_w * p.dilation_w, step.chunk,
-                   shared.planes + x.stage * p.plane_bytes, thread);
-      ptx::fence_shared_writes();
-      ptx::arrive(&shared.x_full[x.stage]);
-      x.advance(p.x_stages);
-    }
+  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+    ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
+    gather_plane(p.gather, walk.plane(), walk.step.chunk,
+                 shared.planes + x.stage * p.plane_bytes, thread);
+    ptx::fence_shared_writes();
+    ptx::arrive_warp(&shared.x_full[x.stage]);
+    x.advance(p.x_stages);
   }
 }
 
-template <typename T, int kColumns, int kBlocks>
+// Adds a tap's products over the first kPieces pieces of its channels. `pixels`: where the tap's
+// blocks of pixels are in shared memory. No branch may come between the products of a group: the
+// compiler would make several groups of it.
+template <typename T, int kKernel, int kPieces>
+__device__ inline void add_tap(float (&sum)[kKernels[kKernel].blocks()]
+                                           [kKernels[kKernel].columns() / 2],
+                               uint32_t filters,
+                               const uint32_t (&pixels)[kKernels[kKernel].blocks()],
+                               uint32_t group_bytes, int accumulate) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  ptx::begin_products();
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const uint64_t f = ptx::describe_rows(filters + piece * kPieceBytes, 8 * kRowBytes);
+#pragma unroll
+    for (int b = 0; b < kKind.blocks(); ++b) {
+      const uint64_t x = ptx::describe_rows(pixels[b] + piece * kPieceBytes, group_bytes);
+      ptx::Product<T, kKind.columns()>::add(sum[b], kKind.planar ? f : x, kKind.planar ? x : f,
+                                            piece > 0 || accumulate);
+    }
+  }
+  ptx::commit_products();
+}
+
+template <typename T, int kKernel>
 __device__ inline void multiply(const Params<T>& p, const Shared& shared, int warpgroup) {
-  constexpr int kSums = kColumns / 2;
-  constexpr int kProducts = kRowBytes / 32;
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kBlocks = kKind.blocks();
+  constexpr int kSums = kKind.columns() / 2;
+  constexpr int kProducts = kRowBytes / kPieceBytes;
+  constexpr int kWeightBytes = kKind.channels * kRowBytes;
   const bool leader = threadIdx.x % 128 == 0;
+  const int first_block = warpgroup / kKind.channel_groups() * kBlocks;
+  const uint32_t group =
+      warpgroup % kKind.channel_groups() * kInstructionRows * kRowBytes;  // of channels
+  int64_t* offsets = shared.offsets + warpgroup * kMostPixels;
   Place x, w;
   for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
-    const Work work = work_at(p, item, kColumns);
+    const Work work = work_at(p, item, kKind.channels);
     Step step(p, work.first);
     float sum[kBlocks][kSums];
     int accumulate = 0;
     ptx::Barrier* w_done = nullptr;  // what the products under way still read
     ptx::Barrier* x_done = nullptr;
+    const auto completed = [&] {
+      if (leader && w_done != nullptr) ptx::arrive(w_done);
+      if (leader && x_done != nullptr) ptx::arrive(x_done);
+      x_done = nullptr;
+    };
     for (int i = work.first; i < work.last; ++i, step.advance(p)) {
       ptx::wait(&shared.x_full[x.stage], x.parity);
       const uint32_t plane = ptx::shared_address(shared.planes + x.stage * p.plane_bytes);
@@ -175,28 +315,31 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
              s += p.w_axis.planes, tap += p.w_axis.step * kRowBytes) {
           ptx::wait(&shared.w_full[w.stage], w.parity);
           const uint32_t filters =
-              ptx::shared_address(shared.weights + w.stage * kColumns * kRowBytes);
-          ptx::begin_products();
+              ptx::shared_address(shared.weights + w.stage * kWeightBytes) + group;
+          uint32_t pixels[kBlocks];
 #pragma unroll
-          for (int j = 0; j < kProducts; ++j) {
-            if (j == products) break;
-#pragma unroll
-            for (int b = 0; b < kBlocks; ++b) {
-              const uint32_t pixels = plane + tap + p.block_at[warpgroup * kBlocks + b];
-              ptx::Product<T, kColumns>::add(
-                  sum[b], ptx::describe_rows(pixels + j * 32, p.group_bytes),
-                  ptx::describe_rows(filters + j * 32, 8 * kRowBytes), accumulate);
-            }
-            accumulate = 1;
+          for (int b = 0; b < kBlocks; ++b) pixels[b] = plane + tap + p.block_at[first_block + b];
+          switch (products) {
+            case 4:
+              add_tap<T, kKernel, 4>(sum, filters, pixels, p.group_bytes, accumulate);
+              break;
+            case 3:
+              add_tap<T, kKernel, 3>(sum, filters, pixels, p.group_bytes, accumulate);
+              break;
+            case 2:
+              add_tap<T, kKernel, 2>(sum, filters, pixels, p.group_bytes, accumulate);
+              break;
+            default:
+              add_tap<T, kKernel, 1>(sum, filters, pixels, p.group_bytes, accumulate);
           }
-          ptx::commit_products();
+          // While the first products are under way.
+          if (kKind.planar && accumulate == 0) {
+            find_offsets<T, kKind.block>(p.out, work.at, first_block, kBlocks, offsets);
+          }
+          accumulate = 1;
           ptx::await_products<1>();
-          if (leader) {
-            if (w_done != nullptr) ptx::arrive(w_done);
-            if (x_done != nullptr) ptx::arrive(x_done);
-          }
+          completed();
           w_done = &shared.w_empty[w.stage];
-          x_done = nullptr;
           w.advance(p.w_stages);
         }
       }
@@ -204,95 +347,151 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
       x.advance(p.x_stages);
     }
     ptx::await_products<0>();
-    if (leader) {
-      ptx::arrive(w_done);
-      ptx::arrive(x_done);
-    }
+    completed();
+    if (p.splits > 1) {
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      const int block = warpgroup * kBlocks + b;
-      if (p.splits > 1) {
-        const int64_t place = int64_t{item} * (kBlocks * kWarpgroups) + block;
-        float* to = p.partial + place * (kBlockPixels * kColumns) + threadIdx.x % 128;
+      for (int b = 0; b < kBlocks; ++b) {
+        const int64_t place = (int64_t{item} * kWarpgroups + warpgroup) * kBlocks + b;
+        float* to = p.partial + place * (128 * kSums) + threadIdx.x % 128;
 #pragma unroll
         for (int j = 0; j < kSums; ++j) to[j * 128] = sum[b][j];
-      } else {
-        add_bias<T, kColumns>(p.out, work.at, sum[b]);
-        if (!p.boxed_out) {
-          store_block<T, kColumns>(p.out, work.at, sum[b], block,
-                                   shared.staging + warpgroup * 4 * staging_bytes<T>(kColumns));
-        }
       }
+      continue;
     }
-    if constexpr (stores_boxes<T>(kColumns)) {
-      if (p.boxed_out) {
-        store_boxes<T, kColumns, kBlocks>(p.out, &p.y, work.at, sum, warpgroup,
-                                          shared.staging + warpgroup * p.slab_bytes);
-      }
-    }
+    finish<T, kKernel>(p.out, p.boxed_out ? &p.y : nullptr, work.at, sum, warpgroup, offsets,
+                       shared.staging + warpgroup * (p.staging_bytes / kWarpgroups));
   }
   if (p.boxed_out && leader) ptx::await_store_reads();
 }
 
-template <typename T, int kColumns, int kBlocks, bool kGathered>
-__global__ void __launch_bounds__(kThreads, 1) convolve(const __grid_constant__ Params<T> p) {
+template <typename T, int kKernel, Loader kLoader>
+__global__ void __launch_bounds__(threads_of(kKernels[kKernel], kLoader), 1)
+    convolve(const __grid_constant__ Params<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int kChannels = kKernels[kKernel].channels;
+  constexpr bool kFilled = kLoader != Loader::kBoxes;
+  constexpr int kFetchers = fetchers(kKernels[kKernel], kLoader);
+  constexpr int kTurnThreads = turners(kKernels[kKernel], kLoader);
+  constexpr int kFillThreads = is_turned(kLoader) ? kTurnThreads : kGatherThreads;
   extern __shared__ __align__(1024) char memory[];
   Shared shared;
   shared.planes = memory;
   shared.staging = shared.planes + p.x_stages * p.plane_bytes;
   shared.weights = shared.staging + p.staging_bytes;
-  shared.x_full =
-      reinterpret_cast<ptx::Barrier*>(shared.weights + p.w_stages * kColumns * kRowBytes);
+  shared.pieces = shared.weights + p.w_stages * kChannels * kRowBytes;
+  shared.x_full = reinterpret_cast<ptx::Barrier*>(
+      shared.pieces + (is_turned(kLoader) ? p.turn.pieces.stages * p.turn.pieces.bytes : 0));
   shared.x_empty = shared.x_full + kMostStages;
   shared.w_full = shared.x_empty + kMostStages;
   shared.w_empty = shared.w_full + kMostStages;
+  shared.piece_full = shared.w_empty + kMostStages;
+  shared.piece_empty = shared.piece_full + kMostStages;
+  shared.offsets = reinterpret_cast<int64_t*>(shared.x_full + kBarrierBytes / 8);
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.x_stages; ++i) {
-      ptx::init_barrier(&shared.x_full[i], kGathered ? kGatherThreads : 1);
+      ptx::init_barrier(&shared.x_full[i], kFilled ? kFillThreads / 32 : 1);
       ptx::init_barrier(&shared.x_empty[i], kWarpgroups);
     }
     for (int i = 0; i < p.w_stages; ++i) {
       ptx::init_barrier(&shared.w_full[i], 1);
       ptx::init_barrier(&shared.w_empty[i], kWarpgroups);
     }
+    if constexpr (is_turned(kLoader)) {
+      for (int i = 0; i < p.turn.pieces.stages; ++i) {
+        ptx::init_barrier(&shared.piece_full[i], 1);
+        ptx::init_barrier(&shared.piece_empty[i], kFillThreads / 32);
+      }
+    }
     ptx::fence_barrier_init();
   }
   __syncthreads();
-  const int warpgroup = threadIdx.x / 128;
-  if (warpgroup == 0) {
-    ptx::give_registers<kGathered ? 88 : 40>();
-    if (threadIdx.x == 0) {
-      load_boxes<T, kColumns, kGathered>(p, shared);
-    } else if (kGathered && threadIdx.x >= 32) {
-      gather_planes<T, kColumns>(p, shared, threadIdx.x - 32);
+  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warpgroup < kFetchers) {
+    ptx::give_registers<kFilled ? 88 : 40>();
+    if (warp == 0) {
+      if (lane == 0) load_weights<T, kChannels>(p, shared);
+    } else if constexpr (is_turned(kLoader)) {
+      if (warp == 1) {
+        load_pieces<T, kChannels>(p, shared, lane);
+      } else {
+        turn_planes<T, kChannels, kTurnThreads>(p, shared, threadIdx.x - 64);
+      }
+    } else if constexpr (kLoader == Loader::kGathered) {
+      gather_planes<T, kChannels>(p, shared, threadIdx.x - 32);
+    } else if (threadIdx.x == 32) {
+      load_planes<T, kChannels>(p, shared);
     }
   } else {
-    ptx::take_registers<kGathered ? 208 : 232>();
-    multiply<T, kColumns, kBlocks>(p, shared, warpgroup - 1);
+    // As many as the fetchers gave.
+    ptx::take_registers<!kFilled ? 232 : kFetchers == 1 ? 208 : 168>();
+    multiply<T, kKernel>(p, shared, warpgroup - kFetchers);
   }
 #endif
 }
 
-// Adds up the parts of a tile's sums, always in the same order, and stores them.
-template <typename T, int kColumns>
-__global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params<T> p, int blocks) {
+// Adds up the parts of a tile's sums, always in the same order, and stores them. A block of threads
+// has a part of a warpgroup's sums: so many columns of the instruction.
+template <typename T>
+constexpr int split_columns(const Kernel& kind) {
+  return kind.planar ? kSliceBytes / static_cast<int>(sizeof(T)) : 32;
+}
+
+template <typename T, int kKernel>
+__global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) char memory[];
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kColumns = split_columns<T>(kKind);
+  constexpr int kParts = kKind.columns() / kColumns;  // of a block's sums
   constexpr int kSums = kColumns / 2;
+  constexpr int kBlocks = kKind.blocks();
+  constexpr int kAtOnce = 4;
+  extern __shared__ __align__(1024) char memory[];
   const int tiles = p.items / p.splits;
-  const int tile = blockIdx.x / blocks, block = blockIdx.x % blocks;
+  const int part = blockIdx.x % kParts, b = blockIdx.x / kParts % kBlocks;
+  const int warpgroup = blockIdx.x / (kParts * kBlocks) % kWarpgroups;
+  const int tile = blockIdx.x / (kParts * kBlocks * kWarpgroups);
+  const Corner at = work_at(p, tile, kKind.channels).at;
+  const int block = warpgroup / kKind.channel_groups() * kBlocks + b;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float sum[kSums] = {};
-  for (int split = 0; split < p.splits; ++split) {
-    const int64_t place = (int64_t{split} * tiles + tile) * blocks + block;
-    const float* from = p.partial + place * (kBlockPixels * kColumns) + threadIdx.x;
+  for (int first = 0; first < p.splits; first += kAtOnce) {
+    float more[kAtOnce][kSums];
 #pragma unroll
-    for (int j = 0; j < kSums; ++j) sum[j] += from[j * 128];
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= p.splits) continue;
+      const int64_t item = int64_t{first + i} * tiles + tile;
+      const int64_t place = (item * kWarpgroups + warpgroup) * kBlocks + b;
+      const float* from =
+          p.partial + (place * kParts + part) * (128 * kSums) + threadIdx.x;
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) more[i][j] = from[j * 128];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= p.splits) continue;
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) sum[j] += more[i][j];
+    }
   }
-  const Corner at = work_at(p, tile, kColumns).at;
-  add_bias<T, kColumns>(p.out, at, sum);
-  store_block<T, kColumns>(p.out, at, sum, block, memory);
+  if constexpr (kKind.planar) {
+    __shared__ int64_t offsets[kColumns];
+    if (threadIdx.x < kColumns) {
+      offsets[threadIdx.x] =
+          pixel_offset<T, kKind.block>(p.out, at, block, part * kColumns + threadIdx.x);
+    }
+    __syncthreads();
+    const int k = at.k + warpgroup % kKind.channel_groups() * kInstructionRows;
+    add_bias<true>(p.out, k, sum);
+    store_planes(p.out, k + warp * kWarpChannels, sum, offsets, lane,
+                 memory + warp * staging_bytes<T>(kKind));
+  } else {
+    Corner corner = at;
+    corner.k += part * kColumns;
+    add_bias<false>(p.out, corner.k, sum);
+    store_channels<kColumns>(p.out, corner, sum, block, warp, lane,
+                             memory + warp * staging_bytes<T>(kKind));
+  }
 #endif
 }
 

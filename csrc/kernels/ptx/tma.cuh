@@ -32,6 +32,15 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, Barrier* barri
       : "memory");
 }
 
+// Whole 16 bytes, aligned to 16 on both sides.
+__device__ inline void copy_bytes(void* to, const void* from, int bytes, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // From shared memory to the tensor; what lies outside it is not written. The thread's copies since
 // the last commit are a group.
 __device__ inline void store_box(const CUtensorMap* map, const void* from, int c0, int c1, int c2,

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <array>
+#include <optional>
 #include <unordered_map>
 
 #include "torch/cuda/device.h"
@@ -55,10 +56,13 @@ Key key_of(c10::DeviceIndex device, const ConvProblem& p, Algorithm algorithm, b
 
 constexpr size_t kMostPlans = 4096;
 
+thread_local std::optional<ConvPlan> forced;
+
 }  // namespace
 
 ConvPlan plan_on(c10::DeviceIndex device, const ConvProblem& problem, Algorithm algorithm,
                  bool prefer) {
+  if (forced && algorithm != Algorithm::kAuto) return *forced;
   thread_local std::unordered_map<Key, ConvPlan, Hash> plans;
   const Key key = key_of(device, problem, algorithm, prefer);
   const auto known = plans.find(key);
@@ -70,6 +74,10 @@ ConvPlan plan_on(c10::DeviceIndex device, const ConvProblem& problem, Algorithm 
   } catch (const std::runtime_error& error) {
     TORCH_CHECK(false, error.what());
   }
+}
+
+void force_plan(const ConvPlan* plan) {
+  forced = plan == nullptr ? std::nullopt : std::optional(*plan);
 }
 
 }  // namespace customconv::torch_layer

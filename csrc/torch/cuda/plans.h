@@ -11,4 +11,8 @@ namespace customconv::torch_layer {
 ConvPlan plan_on(c10::DeviceIndex device, const ConvProblem& problem, Algorithm algorithm,
                  bool prefer);
 
+// For measuring variants: until it is taken back by null, every call of this thread that asks for
+// an algorithm by name runs this plan. The plan must be one of the call's own variants.
+void force_plan(const ConvPlan* plan);
+
 }  // namespace customconv::torch_layer

@@ -1,0 +1,41 @@
+// Shared memory by 32-bit addresses: elements, and matrices of 8 x 8 16-bit elements.
+#pragma once
+
+#include <cstdint>
+
+namespace customconv::ptx {
+
+template <typename T>
+__device__ inline T load_shared(uint32_t address);
+template <>
+__device__ inline uint16_t load_shared<uint16_t>(uint32_t address) {
+  uint16_t value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address));
+  return value;
+}
+template <>
+__device__ inline float load_shared<float>(uint32_t address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+  return value;
+}
+
+__device__ inline void store_shared(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+__device__ inline void store_shared(uint32_t address, float a, float b) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
+}
+
+// Four matrices; lanes 8i to 8i + 7 give the addresses of the rows of the i-th, 16 bytes each.
+// Of a matrix, a lane holds two neighbours of row lane / 4.
+__device__ inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
+                                      uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+}  // namespace customconv::ptx
