@@ -89,7 +89,8 @@ CUtensorMap map_pieces(const ConvProblem& p, const Tile& tile, const T* x) {
        static_cast<cuuint64_t>(p.N)},
       {stride(p.H, p.x_strides[2]), stride(p.C, p.x_strides[1]), stride(p.N, p.x_strides[0])},
       {static_cast<cuuint32_t>(tile.pieces.row / kSize),
-       static_cast<cuuint32_t>((tile.plane_rows - 1) * p.stride_h + 1), kPieceBytes / kSize,
+       static_cast<cuuint32_t>((tile.plane_rows - 1) * p.stride_h + 1),
+       static_cast<cuuint32_t>(tile.pieces.count * kPieceBytes / kSize),
        static_cast<cuuint32_t>(tile.images)},
       {1, static_cast<cuuint32_t>(p.stride_h), 1, 1}};
   return make_map(x, kMapType<T>, boxes, CU_TENSOR_MAP_SWIZZLE_NONE);
@@ -103,7 +104,8 @@ CUtensorMap map_spans(const ConvProblem& p, const Tile& tile, const T* x) {
                   static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.N)},
                  {static_cast<cuuint64_t>(p.H * p.W * kSize),
                   static_cast<cuuint64_t>(p.N > 1 ? p.x_strides[0] * kSize : 16)},
-                 {static_cast<cuuint32_t>(tile.pieces.channel / kSpanUnit), kPieceBytes / kSize, 1},
+                 {static_cast<cuuint32_t>(tile.pieces.channel / kSpanUnit),
+                  static_cast<cuuint32_t>(tile.pieces.count * kPieceBytes / kSize), 1},
                  {1, 1, 1}};
   return make_map(x, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, boxes, CU_TENSOR_MAP_SWIZZLE_NONE);
 }

@@ -25,7 +25,8 @@ constexpr double kTurnedEfficiency = 0.8;     // the same where threads turn wha
 constexpr double kL2BytesPerClock = 26;       // a multiprocessor's share
 constexpr double kGatherBytesPerClock = 1;    // where threads load and store every element
 constexpr double kTurnBytesPerClock = 0.18;   // of a thread that turns what the copy engine brings
-constexpr double kTurnPieceClocks = 900;      // until a piece is turned, however small
+constexpr double kTurnTraffic = 2.5;          // what turning moves, for each byte
+constexpr double kTurnStageClocks = 700;      // until pieces are turned, however small
 constexpr double kStoreBytesPerClock = 16;
 constexpr double kTileClocks = 1500;          // until the first products, and after the last
 constexpr double kPlanarTileClocks = 2500;
@@ -80,42 +81,42 @@ int past_the_end(const Tile& t) {
   return std::max(0, last - t.plane_bytes() / kRowBytes) * kRowBytes;
 }
 
-Pieces boxed_pieces(const ConvProblem& p, const Tile& t) {
+Pieces boxed_pieces(const ConvProblem& p, const Tile& t, int count) {
   Pieces pieces{};
+  pieces.count = count;
   const int64_t size = element_size(p.dtype);
   // A box starts at whole 16 bytes, up to one element less before the first that is wanted.
   const int64_t columns = (t.pitch - 1) * p.stride_w + 16 / size;
   pieces.row = static_cast<int>(round_up(columns * size, 16));
   pieces.channel = pieces.row * t.plane_rows;
-  pieces.image = pieces.channel * static_cast<int>(kPieceBytes / size);
+  pieces.image = pieces.channel * count * static_cast<int>(kPieceBytes / size);
   pieces.bytes = static_cast<int>(round_up(int64_t{pieces.image} * t.images, 128));
   return pieces;
 }
 
 // Spans lie as far from each other, modulo 16 bytes, as in the tensor; between them is room for the
 // bytes that complete 16 on both sides.
-Pieces spanned_pieces(const ConvProblem& p, const Tile& t) {
+Pieces spanned_pieces(const ConvProblem& p, const Tile& t, int count) {
   Pieces pieces{};
   const int64_t size = element_size(p.dtype);
-  const int64_t channels = kPieceBytes / size;
   const int64_t touched = ceil_divide(t.positions - 1, t.pitch) + 1;  // rows of the plane
   const int64_t late = std::max<int64_t>(0, (t.h.planes - 1) * p.dilation_h - p.pad_h);
   const int64_t rows = std::min(p.H, (touched - 1) * p.stride_h + 1 + late);
   const int64_t images = ceil_divide(t.positions - 1, int64_t{t.pitch} * t.plane_rows) + 1;
   const int64_t row = p.W * size, area = p.H * row;
-  int64_t channel = round_up(rows * row, 16) + 32 + p.x_strides[1] * size % 16;
   const int64_t box = round_up(rows * row, 16) + 16;
   const bool planes_follow = p.C == 1 || p.x_strides[1] == p.H * p.W;
   pieces.boxes = p.x_aligned && planes_follow && area % 16 == 0 &&
                  p.x_strides[0] * size % 16 == 0 && p.x_strides[0] > 0 &&
                  box <= kMostBox * kSpanUnit;
   pieces.whole = !pieces.boxes && planes_follow && area <= kWholeBytes;
+  pieces.count = pieces.boxes || pieces.whole ? count : 1;
+  const int64_t channels = pieces.count * kPieceBytes / size;
+  int64_t channel = round_up(rows * row, 16) + 32 + p.x_strides[1] * size % 16;
+  if (pieces.boxes) channel = box;
   if (pieces.whole) channel = area;
   int64_t image = round_up(channels * channel, 16) + 32 + p.x_strides[0] * size % 16;
-  if (pieces.boxes) {
-    channel = box;
-    image = round_up(channels * box, 128);
-  }
+  if (pieces.boxes) image = round_up(channels * channel, 128);
   const int64_t bytes = round_up(image * std::min(images, p.N) + 32, 128);
   pieces.row = static_cast<int>(std::min<int64_t>(row, INT32_MAX));
   pieces.channel = static_cast<int>(std::min<int64_t>(channel, INT32_MAX));
@@ -132,7 +133,15 @@ bool choose_stages(const ConvProblem& p, int64_t room, Tile& t) {
   const bool one_tap = t.h.reach == 0 && t.w.reach == 0;
   int64_t planes = 2, pieces = 0;
   if (is_turned(t.loader)) {
-    pieces = std::clamp<int64_t>((room - 2 * plane - 4 * weight) / t.pieces.bytes, 2, kMostStages);
+    // Of planes that do not last long as many at a time as leave room for two stages, and for four
+    // taps of weights.
+    const int64_t left = room - 2 * plane - 4 * weight;
+    for (int count = one_tap ? kRowBytes / kPieceBytes : 1; count > 0; count /= 2) {
+      t.pieces = t.loader == Loader::kTurnedBoxes ? boxed_pieces(p, t, count)
+                                                  : spanned_pieces(p, t, count);
+      if (2 * t.pieces.bytes <= left) break;
+    }
+    pieces = std::clamp<int64_t>(left / t.pieces.bytes, 2, kMostStages);
     room -= pieces * t.pieces.bytes;
   } else if (one_tap) {
     planes = std::clamp<int64_t>(room / (plane + weight), 2, kMostStages);
@@ -178,8 +187,6 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     t.tiles_p = ceil_divide(p.P, t.rows);
     t.tiles_n = ceil_divide(p.N, t.images);
   }
-  if (t.loader == Loader::kTurnedBoxes) t.pieces = boxed_pieces(p, t);
-  if (t.loader == Loader::kTurnedSpans) t.pieces = spanned_pieces(p, t);
   t.boxed_out = splits == 1 && output_is_boxed(p, t);
   return t;
 }
@@ -226,22 +233,26 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
   const double products = std::ceil(static_cast<double>(channels) * size / kPieceBytes);
   const double taps = t.flat ? 1 : static_cast<double>(p.R * p.S);
   const int columns = kind.columns();
-  const double product = std::max(columns / 2, (kInstructionRows + columns) * kPieceBytes / 128);
   const double positions = t.positions * static_cast<double>(t.h.planes * t.w.planes);
   const double input = positions * products * kPieceBytes;
   const double weights = taps * t.chunks * t.weight_bytes();
   const double results = static_cast<double>(kind.pixels) * kind.channels;
 
   Clocks clocks{};
+  // Shared memory moves 128 bytes a clock: operands, what is loaded and what is turned.
+  const double count = taps * products * kWarpgroups * kind.blocks();
+  double moved = count * (kInstructionRows + columns) * kPieceBytes + weights + input;
+  if (is_turned(t.loader)) moved += kTurnTraffic * input;
   const double efficiency = is_turned(t.loader) ? kTurnedEfficiency : kMatrixEfficiency;
-  clocks.math = taps * products * kWarpgroups * kind.blocks() * product / efficiency;
+  clocks.math = std::max(count * columns / 2, moved / 128) / efficiency;
   clocks.load = (input + weights) / kL2BytesPerClock;
   if (t.loader == Loader::kGathered) {
     clocks.load = std::max(clocks.load, positions * t.chunks * kRowBytes / kGatherBytesPerClock);
   } else if (is_turned(t.loader)) {
-    const double pieces = products * static_cast<double>(t.h.planes * t.w.planes);
+    const double stages =
+        std::ceil(products / t.pieces.count) * static_cast<double>(t.h.planes * t.w.planes);
     const double rate = kTurnBytesPerClock * turners(kind, t.loader);
-    clocks.load = std::max(clocks.load, pieces * kTurnPieceClocks + input / rate);
+    clocks.load = std::max(clocks.load, stages * kTurnStageClocks + input / rate);
   }
   clocks.store = results * size / (t.boxed_out ? 64 : kStoreBytesPerClock);
   if (kind.planar) clocks.store += cut_sectors(p, t);
@@ -259,7 +270,7 @@ struct Choice {
 // Fills in the stages and the price; false where the tile does not fit.
 bool price(const ConvProblem& p, const DeviceProperties& d, Choice& choice) {
   Tile& t = choice.tile;
-  if (!is_legal(p, t) || !choose_stages(p, d.shared_bytes_block - 1024, t)) return false;
+  if (!choose_stages(p, d.shared_bytes_block - 1024, t) || !is_legal(p, t)) return false;
   choice.shared_bytes = shared_bytes(p, t);
   const Clocks clocks = count_clocks(p, t);
   // What is less than the most is not free: it competes for shared memory.

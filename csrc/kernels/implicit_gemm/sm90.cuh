@@ -194,7 +194,7 @@ __device__ inline void load_pieces(const Params<T>& p, const Shared& shared, int
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const Corner at = walk.plane();
     const auto load = [&](const auto& copy) {
-      for (int piece = 0; piece < walk.pieces(); ++piece) {
+      for (int piece = 0; piece < walk.pieces(); piece += turn.pieces.count) {
         ptx::wait(&shared.piece_empty[place.stage], place.parity ^ 1);
         copy(piece, (walk.step.chunk * kPieces + piece) * kPiece,
              shared.pieces + place.stage * turn.pieces.bytes, &shared.piece_full[place.stage]);
@@ -229,9 +229,10 @@ __device__ inline void turn_planes(const Params<T>& p, const Shared& shared, int
     if (walk.is_new_tile() || !one_plane) turner.set(walk.plane());
     char* plane = shared.planes + x.stage * p.plane_bytes;
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
-    for (int piece = 0; piece < walk.pieces(); ++piece) {
+    for (int piece = 0; piece < walk.pieces(); piece += turn.pieces.count) {
       ptx::wait(&shared.piece_full[place.stage], place.parity);
-      turner.turn(piece, turn.C - (walk.step.chunk * kPieces + piece) * kPiece,
+      turner.turn(piece, min(turn.pieces.count, walk.pieces() - piece),
+                  turn.C - (walk.step.chunk * kPieces + piece) * kPiece,
                   shared.pieces + place.stage * turn.pieces.bytes, plane);
       ptx::arrive_warp(&shared.piece_empty[place.stage]);
       place.advance(turn.pieces.stages);
@@ -408,14 +409,15 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kLoader), 1)
   __syncthreads();
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warpgroup < kFetchers) {
-    ptx::give_registers<kFilled ? 88 : 40>();
+    ptx::give_registers<!kFilled ? 40 : kFetchers == 1 ? 104 : 88>();
     if (warp == 0) {
       if (lane == 0) load_weights<T, kChannels>(p, shared);
     } else if constexpr (is_turned(kLoader)) {
       if (warp == 1) {
         load_pieces<T, kChannels>(p, shared, lane);
       } else {
-        turn_planes<T, kChannels, kTurnThreads>(p, shared, threadIdx.x - 64);
+        const int thread = threadIdx.x - (128 * kFetchers - kTurnThreads);
+        if (thread >= 0) turn_planes<T, kChannels, kTurnThreads>(p, shared, thread);
       }
     } else if constexpr (kLoader == Loader::kGathered) {
       gather_planes<T, kChannels>(p, shared, threadIdx.x - 32);
@@ -424,7 +426,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kLoader), 1)
     }
   } else {
     // As many as the fetchers gave.
-    ptx::take_registers<!kFilled ? 232 : kFetchers == 1 ? 208 : 168>();
+    ptx::take_registers<!kFilled ? 232 : kFetchers == 1 ? 200 : 168>();
     multiply<T, kKernel>(p, shared, warpgroup - kFetchers);
   }
 #endif

@@ -19,10 +19,10 @@ constexpr int kInstructionRows = 64;  // of the matrix instruction's first opera
 constexpr int kSpanUnit = 8;          // bytes that boxes of spans are counted in
 constexpr int kMostBlocks = 4;        // of a tile
 constexpr int kMostImages = 8;          // that a run's plane touches, unless they are copied whole
-constexpr int kMostPositions = 768;   // of a plane: two of them fill the shared memory
 constexpr int kWarpgroups = 2;        // that multiply
 constexpr int kMostStages = 8;
 constexpr int kSlabBytes = 64 * kRowBytes;  // of output: 64 pixels by 128 bytes of channels
+constexpr int kMostPositions = 768;   // of a plane: two of them fill the shared memory
 constexpr int kBarrierBytes = 512;
 constexpr int kMostPixels = 256;                   // of a tile
 constexpr int kOffsetBytes = kWarpgroups * kMostPixels * 8;  // where pixels go, for each warpgroup
@@ -85,9 +85,9 @@ constexpr int fetchers(const Kernel& kernel, Loader loader) {
 constexpr int threads_of(const Kernel& kernel, Loader loader) {
   return 128 * (fetchers(kernel, loader) + kWarpgroups);
 }
-// Of the fetchers, those that turn: two warps start copies.
+// Of the fetchers, those that turn; two warps start copies.
 constexpr int turners(const Kernel& kernel, Loader loader) {
-  return 128 * fetchers(kernel, loader) - 64;
+  return fetchers(kernel, loader) == 1 ? 64 : 128;
 }
 
 // Along one dimension of the image.
@@ -101,6 +101,7 @@ struct Axis {
 struct Pieces {
   int stages;
   int bytes;  // of a stage
+  int count;  // of pieces in a stage
   int channel, row, image;
   // Spans: one box an image, or all channels of an image at once, or one copy a channel.
   bool boxes, whole;

@@ -90,7 +90,7 @@ class SpanCopies {
     if (t.pieces.boxes) {
       if (lane > 0) return;
       const int images = spans_.n1 - spans_.n0 + 1;
-      ptx::arrive_expecting(full, images * kChannels * t.pieces.channel);
+      ptx::arrive_expecting(full, images * t.pieces.count * kChannels * t.pieces.channel);
       for (int i = 0; i < images; ++i) {
         ptx::copy_box(to + i * t.pieces.image, map, full,
                       spans_.skipped(t, at, spans_.n0 + i) / kSpanUnit, c, spans_.n0 + i);
@@ -127,14 +127,15 @@ class SpanCopies {
   // Bytes of a copy that hold channels that exist, in whole 16 bytes.
   __device__ int clipped(const Turn<T>& t, int bytes, int channels) const {
     if (!t.pieces.whole) return channel_ < channels ? bytes : 0;
-    const int missing = (kChannels - min(channels, kChannels)) * t.pieces.channel;
+    const int all = t.pieces.count * kChannels;
+    const int missing = (all - min(channels, all)) * t.pieces.channel;
     return bytes > 0 ? (bytes - missing + 15) & ~15 : 0;
   }
 
   __device__ Copy find(const Turn<T>& t, const Corner& at, int n) const {
     if (n > spans_.n1) return {nullptr, 0, 0};
     int h0 = 0, h1 = t.H - 1;
-    int bytes = (kChannels - 1) * t.pieces.channel;
+    int bytes = (t.pieces.count * kChannels - 1) * t.pieces.channel;
     if (!t.pieces.whole) {
       int32_t row = min(at.line + t.positions - 1 - n * t.period, t.period - 1);
       t.pitch.split(row);
@@ -157,8 +158,9 @@ class SpanCopies {
   Copy copies_[kTurns];
 };
 
-// Turns the pieces of planes: of each position, 32 bytes of channels. A thread's positions, and
-// where their pixels are in a piece, are the same for all channels of a tile.
+// Turns pieces into planes: of each position, channels that lie apart are stored side by side. A
+// thread's positions, and where their pixels are in a piece, are the same for all channels of a
+// tile.
 template <typename T, int kThreads>
 class Turner {
  public:
@@ -167,80 +169,101 @@ class Turner {
   // `at` is the first pixel of the planes that are turned next.
   __device__ void set(const Corner& at) {
     const Spans<T> spans(t_, at, 0, 0);
+    const int skipped = at.q - first_column<T>(at.q);
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {
-      if (i * kThreads >= t_.positions) break;
+      pixel_[i] = -1;
+      if (i * kThreads >= t_.positions) continue;
       const int position = thread_ + i * kThreads;
       int32_t image = position + at.line;
       const int column = t_.pitch.split(image);
       const int row = t_.plane_rows.split(image);
       const int n = image + at.n;
       const int h = at.p + row * t_.stride_h, w = at.q + column * t_.stride_w;
-      const bool inside = position < t_.positions && n < t_.N && h >= 0 && h < t_.H && w >= 0 &&
-                          w < t_.W;
-      const int skipped = at.q - first_column<T>(at.q);
-      pixel_[i] = t_.boxed ? image * t_.pieces.image + row * t_.pieces.row +
-                                 (column * t_.stride_w + skipped) * kSize
-                           : spans.image(t_, at, n) + h * t_.pieces.row + w * kSize;
-      if (!inside) pixel_[i] = -1;
+      const bool inside =
+          position < t_.positions && n < t_.N && h >= 0 && h < t_.H && w >= 0 && w < t_.W;
+      const int pixel = t_.boxed ? image * t_.pieces.image + row * t_.pieces.row +
+                                       (column * t_.stride_w + skipped) * kSize
+                                 : spans.image(t_, at, n) + h * t_.pieces.row + w * kSize;
+      if (inside) pixel_[i] = pixel;
     }
   }
 
-  __device__ void turn(int piece, int channels, const char* from, char* plane) const {
-    if (channels >= kChannels) {
-      turn<false>(piece, channels, from, plane);
+  // Pieces `first` to `first + count - 1` of a plane; `channels`: what is left of the tensor's, from
+  // their first on.
+  __device__ void turn(int first, int count, int channels, const char* from, char* plane) const {
+    if (channels >= count * kChannels) {
+      turn<false>(first, count, channels, from, plane);
     } else {
-      turn<true>(piece, channels, from, plane);
+      turn<true>(first, count, channels, from, plane);
     }
   }
 
  private:
   static constexpr int kSize = static_cast<int>(sizeof(T));
   static constexpr int kChannels = kPieceBytes / kSize;
-  static constexpr int kTurns = kMostPositions / kThreads;  // even
+  static constexpr int kTurns = kMostPositions / kThreads;
+  static_assert(kTurns % 2 == 0);
 
+  // Two pieces of a position at a time, or the one piece of two positions: loads take their time.
   template <bool kTail>
-  __device__ void turn(int piece, int channels, const char* from, char* plane) const {
-    const uint32_t raw = ptx::shared_address(from);
-    const uint32_t to = ptx::shared_address(plane) + thread_ * kRowBytes;
-    const uint32_t swizzle = thread_ % 8 * 16;
+  __device__ void turn(int first, int count, int channels, const char* from, char* plane) const {
+    const uint32_t raw = ptx::shared_address(from), to = ptx::shared_address(plane);
+    uint32_t words[2][8];
+    if (count > 1) {
 #pragma unroll
-    for (int i = 0; i < kTurns; i += 2) {
-      if (thread_ + i * kThreads >= t_.positions) break;
-      uint32_t words[2][8];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) load<kTail>(raw + max(pixel_[i + j], 0), channels, words[j]);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (thread_ + (i + j) * kThreads >= t_.positions) break;
-        const uint32_t mask = pixel_[i + j] < 0 ? 0u : ~0u;
-        const uint32_t place = to + (i + j) * (kThreads * kRowBytes);
-#pragma unroll
-        for (int unit = 0; unit < 2; ++unit) {
-          const uint32_t* v = words[j] + unit * 4;
-          ptx::store_shared(place + ((piece * kPieceBytes + unit * 16) ^ swizzle),
-                            make_uint4(v[0] & mask, v[1] & mask, v[2] & mask, v[3] & mask));
+      for (int i = 0; i < kTurns; ++i) {
+        if (thread_ + i * kThreads >= t_.positions) break;
+        for (int piece = 0; piece < count; piece += 2) {
+          load<kTail>(raw, i, piece, channels, words[0]);
+          load<kTail>(raw, i, min(piece + 1, count - 1), channels, words[1]);
+          store(to, i, first + piece, words[0]);
+          if (piece + 1 < count) store(to, i, first + piece + 1, words[1]);
         }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kTurns; i += 2) {
+        if (thread_ + i * kThreads >= t_.positions) break;
+        load<kTail>(raw, i, 0, channels, words[0]);
+        load<kTail>(raw, i + 1, 0, channels, words[1]);
+        store(to, i, first, words[0]);
+        if (thread_ + (i + 1) * kThreads < t_.positions) store(to, i + 1, first, words[1]);
       }
     }
   }
 
   template <bool kTail>
-  __device__ void load(uint32_t pixel, int channels, uint32_t (&words)[8]) const {
+  __device__ void load(uint32_t raw, int i, int piece, int channels, uint32_t (&words)[8]) const {
     using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, float>;
+    const uint32_t pixel = raw + max(pixel_[i], 0) + piece * kChannels * t_.pieces.channel;
+    const uint32_t mask = pixel_[i] < 0 ? 0u : ~0u;
     Bits value[kChannels];
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {
       value[c] = ptx::load_shared<Bits>(pixel + c * t_.pieces.channel);
       if constexpr (kSize == 4) value[c] = rounded(value[c]);
-      if (kTail && c >= channels) value[c] = Bits{};
+      if (kTail && piece * kChannels + c >= channels) value[c] = Bits{};
     }
     memcpy(words, value, sizeof words);
+#pragma unroll
+    for (uint32_t& word : words) word &= mask;
+  }
+
+  __device__ void store(uint32_t to, int i, int piece, const uint32_t (&words)[8]) const {
+    const uint32_t place = to + (thread_ + i * kThreads) * kRowBytes;
+#pragma unroll
+    for (int unit = 0; unit < 2; ++unit) {
+      const uint32_t* v = words + unit * 4;
+      // Rows are swizzled by their number in the plane, which begins at 1024 bytes.
+      ptx::store_shared(place + ((piece * kPieceBytes + unit * 16) ^ (thread_ % 8 * 16)),
+                        make_uint4(v[0], v[1], v[2], v[3]));
+    }
   }
 
   const Turn<T>& t_;
   int thread_;
-  int pixel_[kTurns] = {};  // -1: outside the image
+  int pixel_[kTurns];  // -1: outside the image
 };
 
 }  // namespace customconv::implicit_gemm
