@@ -106,8 +106,9 @@ __device__ inline void store_channels(const Output<T>& out, const Corner& at,
 #pragma unroll
   for (int j = 0; j < kChannels / 8; j += 2) {
     const float* s = sum + j * 4;
-    ptx::store_matrices(base + (lane % 16) * kPitch + (j + lane / 16) * 16, pack_pair<T>(s[0], s[1]),
-                   pack_pair<T>(s[2], s[3]), pack_pair<T>(s[4], s[5]), pack_pair<T>(s[6], s[7]));
+    ptx::store_matrices(base + (lane % 16) * kPitch + (j + lane / 16) * 16,
+                        pack_pair<T>(s[0], s[1]), pack_pair<T>(s[2], s[3]),
+                        pack_pair<T>(s[4], s[5]), pack_pair<T>(s[6], s[7]));
   }
   __syncwarp();
 #pragma unroll 4
@@ -127,8 +128,8 @@ __device__ inline void store_channels(const Output<T>& out, const Corner& at,
   __syncwarp();  // what is staged is read before the next block overwrites it
 }
 
-// Planar. Where the pixels of a warpgroup's blocks go in each channel's plane, and -1 where there are
-// none: found by the warpgroup, kept in shared memory.
+// Planar. Where the pixels of a warpgroup's blocks go in each channel's plane, and -1 where there
+// are none: found by the warpgroup, kept in shared memory.
 template <typename T, int kBlock>
 __device__ inline void find_offsets(const Output<T>& out, const Corner& at, int first_block,
                                     int blocks, int64_t* offsets) {
@@ -249,8 +250,8 @@ __device__ inline void store_boxes(const Output<T>& out, const CUtensorMap* map,
           for (int half = 0; half < 2; ++half) {
             const int row = warp * 16 + half * 8 + lane / 4;
             const int unit = (j * 2 + lane % 4 / 2) ^ (row % 8);
-            ptx::store_shared(slab + row * kRowBytes + unit * 16 + lane % 2 * 8, s[j * 4 + half * 2],
-                            s[j * 4 + half * 2 + 1]);
+            ptx::store_shared(slab + row * kRowBytes + unit * 16 + lane % 2 * 8,
+                              s[j * 4 + half * 2], s[j * 4 + half * 2 + 1]);
           }
         }
       }
@@ -307,10 +308,10 @@ __device__ inline void add_bias(const Output<T>& out, int k, float (&sum)[kSums]
 // From a warpgroup's sums to the output. `map` stands for the output where the copy engine stores
 // it, else it is null; `offsets` are of the warpgroup's pixels, planar.
 template <typename T, int kKernel>
-__device__ inline void finish(const Output<T>& out, const CUtensorMap* map, const Corner& at,
-                              float (&sum)[kKernels[kKernel].blocks()]
-                                          [kKernels[kKernel].columns() / 2],
-                              int warpgroup, const int64_t* offsets, char* staging) {
+__device__ inline void finish(
+    const Output<T>& out, const CUtensorMap* map, const Corner& at,
+    float (&sum)[kKernels[kKernel].blocks()][kKernels[kKernel].columns() / 2], int warpgroup,
+    const int64_t* offsets, char* staging) {
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kBlocks = kKind.blocks();
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;

@@ -323,7 +323,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     }
     p.block_at[i] = static_cast<uint32_t>(position * kRowBytes);
   }
-  p.group_bytes = static_cast<uint32_t>((tile.shape == Shape::kSquares ? tile.pitch : 8) * kRowBytes);
+  p.group_bytes =
+      static_cast<uint32_t>((tile.shape == Shape::kSquares ? tile.pitch : 8) * kRowBytes);
   p.steps = tile.steps();
   p.splits = tile.splits;
   p.items = static_cast<int>(tile.tiles()) * tile.splits;
@@ -352,8 +353,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     const Kernel& kind = tile.kind();
     const int64_t parts =
         int64_t{kWarpgroups} * kind.blocks() * (kind.columns() / split_columns<T>(kind));
-    reducer_at<T>(tile.kernel, kAll)<<<static_cast<unsigned>(tile.tiles() * parts), 128, staging,
-                                       context.stream>>>(p);
+    reducer_at<T>(
+        tile.kernel,
+        kAll)<<<static_cast<unsigned>(tile.tiles() * parts), 128, staging, context.stream>>>(p);
     check_launch("implicit_gemm add_splits");
   }
 }

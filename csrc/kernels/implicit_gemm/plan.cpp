@@ -20,27 +20,27 @@ bool has_strides(const Shape4& sizes, const Shape4& strides, Layout layout) {
   return true;
 }
 
-constexpr double kMatrixEfficiency = 0.85;    // of the tensor cores' rate, while a tile is summed
-constexpr double kTurnedEfficiency = 0.8;     // the same where threads turn what is multiplied
-constexpr double kL2BytesPerClock = 26;       // a multiprocessor's share
-constexpr double kGatherBytesPerClock = 1;    // where threads load and store every element
-constexpr double kTurnBytesPerClock = 0.18;   // of a thread that turns what the copy engine brings
-constexpr double kTurnTraffic = 2.5;          // what turning moves, for each byte
-constexpr double kTurnStageClocks = 700;      // until pieces are turned, however small
+constexpr double kMatrixEfficiency = 0.85;   // of the tensor cores' rate, while a tile is summed
+constexpr double kTurnedEfficiency = 0.8;    // the same where threads turn what is multiplied
+constexpr double kL2BytesPerClock = 26;      // a multiprocessor's share
+constexpr double kGatherBytesPerClock = 1;   // where threads load and store every element
+constexpr double kTurnBytesPerClock = 0.18;  // of a thread that turns what the copy engine brings
+constexpr double kTurnTraffic = 2.5;         // what turning moves, for each byte
+constexpr double kTurnStageClocks = 700;     // until pieces are turned, however small
 constexpr double kStoreBytesPerClock = 16;
-constexpr double kTileClocks = 1500;          // until the first products, and after the last
+constexpr double kTileClocks = 1500;  // until the first products, and after the last
 constexpr double kPlanarTileClocks = 2500;
 constexpr double kCutSectorClocks = 3;  // for 32 bytes of output that a multiprocessor writes twice
-constexpr double kSharedSectorClocks = 8;  // or that two of them share
+constexpr double kSharedSectorClocks = 8;     // or that two of them share
 constexpr double kSplitBytesPerClock = 1000;  // of the whole GPU, written and read
 constexpr double kLaunchMs = 0.004;
 constexpr double kBandwidthShare = 0.85;
 
 constexpr int kMostBox = 256;
 constexpr int64_t kWholeBytes = 640;  // of an image's channel: up to which images are not cut
-constexpr int64_t kFarReach = 6;    // pixels of halo
-constexpr int64_t kMostRows = 32;   // of pixels in a tile of lines
-constexpr int kFewChannels = 4;     // up to which channels and taps are one dimension
+constexpr int64_t kFarReach = 6;      // pixels of halo
+constexpr int64_t kMostRows = 32;     // of pixels in a tile of lines
+constexpr int kFewChannels = 4;       // up to which channels and taps are one dimension
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -274,8 +274,7 @@ bool price(const ConvProblem& p, const DeviceProperties& d, Choice& choice) {
   choice.shared_bytes = shared_bytes(p, t);
   const Clocks clocks = count_clocks(p, t);
   // What is less than the most is not free: it competes for shared memory.
-  const double sum =
-      std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
+  const double sum = std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
   const double item =
       sum / t.splits + clocks.store + (t.kind().planar ? kPlanarTileClocks : kTileClocks);
   const double turns = std::ceil(static_cast<double>(t.tiles() * t.splits) / d.sm_count);
@@ -297,8 +296,7 @@ class Search {
   Choice best() {
     const bool boxed = input_is_boxed(p_);
     const bool channels_last = has_strides(p_.y_sizes(), p_.y_strides, Layout::kNhwc);
-    planar_ = !channels_last ||
-              (!boxed && has_strides(p_.y_sizes(), p_.y_strides, Layout::kNchw));
+    planar_ = !channels_last || (!boxed && has_strides(p_.y_sizes(), p_.y_strides, Layout::kNchw));
     if (p_.C <= kFewChannels) try_kernels(Loader::kGathered, kFlat);
     if (!planar_) {
       try_planes(boxed ? Loader::kBoxes : Loader::kGathered);

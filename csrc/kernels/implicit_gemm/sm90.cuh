@@ -110,7 +110,7 @@ template <typename T>
 class Walk {
  public:
   __device__ Walk(const Params<T>& p, int channels)
-      : p_(p), channels_(channels), item_(blockIdx.x), step(p, 0) {
+      : step(p, 0), p_(p), channels_(channels), item_(blockIdx.x) {
     begin();
   }
   __device__ bool is_over() const { return item_ >= p_.items; }
@@ -133,6 +133,7 @@ class Walk {
   }
 
   Work work;
+  Step step;
 
  private:
   __device__ void begin() {
@@ -144,9 +145,6 @@ class Walk {
 
   const Params<T>& p_;
   int channels_, item_, index_ = 0;
-
- public:
-  Step step;
 };
 
 // The weights of one tap after the other; called by one thread.
@@ -248,8 +246,8 @@ __device__ inline void gather_planes(const Params<T>& p, const Shared& shared, i
   Place x;
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
-    gather_plane(p.gather, walk.plane(), walk.step.chunk,
-                 shared.planes + x.stage * p.plane_bytes, thread);
+    gather_plane(p.gather, walk.plane(), walk.step.chunk, shared.planes + x.stage * p.plane_bytes,
+                 thread);
     ptx::fence_shared_writes();
     ptx::arrive_warp(&shared.x_full[x.stage]);
     x.advance(p.x_stages);
@@ -260,11 +258,9 @@ __device__ inline void gather_planes(const Params<T>& p, const Shared& shared, i
 // blocks of pixels are in shared memory. No branch may come between the products of a group: the
 // compiler would make several groups of it.
 template <typename T, int kKernel, int kPieces>
-__device__ inline void add_tap(float (&sum)[kKernels[kKernel].blocks()]
-                                           [kKernels[kKernel].columns() / 2],
-                               uint32_t filters,
-                               const uint32_t (&pixels)[kKernels[kKernel].blocks()],
-                               uint32_t group_bytes, int accumulate) {
+__device__ inline void add_tap(
+    float (&sum)[kKernels[kKernel].blocks()][kKernels[kKernel].columns() / 2], uint32_t filters,
+    const uint32_t (&pixels)[kKernels[kKernel].blocks()], uint32_t group_bytes, int accumulate) {
   constexpr Kernel kKind = kKernels[kKernel];
   ptx::begin_products();
 #pragma unroll
@@ -464,8 +460,7 @@ __global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params
       if (first + i >= p.splits) continue;
       const int64_t item = int64_t{first + i} * tiles + tile;
       const int64_t place = (item * kWarpgroups + warpgroup) * kBlocks + b;
-      const float* from =
-          p.partial + (place * kParts + part) * (128 * kSums) + threadIdx.x;
+      const float* from = p.partial + (place * kParts + part) * (128 * kSums) + threadIdx.x;
 #pragma unroll
       for (int j = 0; j < kSums; ++j) more[i][j] = from[j * 128];
     }

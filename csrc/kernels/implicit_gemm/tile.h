@@ -18,15 +18,15 @@ constexpr int kPieceBytes = 32;       // of a row: what one matrix instruction m
 constexpr int kInstructionRows = 64;  // of the matrix instruction's first operand
 constexpr int kSpanUnit = 8;          // bytes that boxes of spans are counted in
 constexpr int kMostBlocks = 4;        // of a tile
-constexpr int kMostImages = 8;          // that a run's plane touches, unless they are copied whole
+constexpr int kMostImages = 8;        // that a run's plane touches, unless they are copied whole
 constexpr int kWarpgroups = 2;        // that multiply
 constexpr int kMostStages = 8;
 constexpr int kSlabBytes = 64 * kRowBytes;  // of output: 64 pixels by 128 bytes of channels
-constexpr int kMostPositions = 768;   // of a plane: two of them fill the shared memory
+constexpr int kMostPositions = 768;         // of a plane: two of them fill the shared memory
 constexpr int kBarrierBytes = 512;
-constexpr int kMostPixels = 256;                   // of a tile
+constexpr int kMostPixels = 256;                             // of a tile
 constexpr int kOffsetBytes = kWarpgroups * kMostPixels * 8;  // where pixels go, for each warpgroup
-constexpr int kMostSlabs = 4;               // that a warpgroup stores at a time
+constexpr int kMostSlabs = 4;                                // that a warpgroup stores at a time
 
 // A kernel. Its results lie as the matrix instruction leaves them: channels side by side, or,
 // `planar`, pixels side by side; the output's layout decides which is wanted.
@@ -54,8 +54,7 @@ inline constexpr Kernel kKernels[] = {
     {"128 pixels x 128", 128, 128, 64, false},  // small images
     {"128 pixels x 64", 64, 128, 64, false},    // and few tiles
     {"128 x 256 pixels", 128, 256, 256, true},  // the same for planes of pixels
-    {"64 x 256 pixels", 64, 256, 128, true},
-    {"128 x 128 pixels", 128, 128, 128, true},
+    {"64 x 256 pixels", 64, 256, 128, true},   {"128 x 128 pixels", 128, 128, 128, true},
     {"64 x 128 pixels", 64, 128, 64, true},
 };
 inline constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);

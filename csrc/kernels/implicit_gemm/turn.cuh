@@ -189,8 +189,8 @@ class Turner {
     }
   }
 
-  // Pieces `first` to `first + count - 1` of a plane; `channels`: what is left of the tensor's, from
-  // their first on.
+  // Pieces `first` to `first + count - 1` of a plane; `channels`: what is left of the tensor's,
+  // from their first on.
   __device__ void turn(int first, int count, int channels, const char* from, char* plane) const {
     if (channels >= count * kChannels) {
       turn<false>(first, count, channels, from, plane);

@@ -35,8 +35,8 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, Barrier* barri
 // Whole 16 bytes, aligned to 16 on both sides.
 __device__ inline void copy_bytes(void* to, const void* from, int bytes, Barrier* barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(to)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }

@@ -39,17 +39,17 @@ __device__ inline void await_products() {
 
 #define CUSTOMCONV_SUMS_16                                      \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13" \
-  ", %14, %15}"                                                
+  ", %14, %15}"
 #define CUSTOMCONV_SUMS_32                                                 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13"            \
   ", %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27" \
-  ", %28, %29, %30, %31}"                                                 
+  ", %28, %29, %30, %31}"
 #define CUSTOMCONV_SUMS_64                                                 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13"            \
   ", %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27" \
   ", %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41" \
   ", %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55" \
-  ", %56, %57, %58, %59, %60, %61, %62, %63}"                             
+  ", %56, %57, %58, %59, %60, %61, %62, %63}"
 
 #define CUSTOMCONV_SUMS_128                                                              \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13"                          \
@@ -61,28 +61,27 @@ __device__ inline void await_products() {
   ", %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97"               \
   ", %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"   \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125" \
-  ", %126, %127}"                                                                       
+  ", %126, %127}"
 
 // Products of 64 rows by kColumns, over 32 bytes of both; `accumulate` 0 starts a sum.
 template <typename T, int kColumns>
 struct Product;
 
-#define CUSTOMCONV_PRODUCT(T, columns, sums, instruction, a, b, accumulate_, options)           \
-  template <>                                                                                   \
-  struct Product<T, columns> {                                                                  \
-    static __device__ void add(float (&d)[sums], uint64_t x, uint64_t y, int accumulate) {      \
-      asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulate_                                \
-                   ", 0; wgmma.mma_async.sync.aligned." instruction " " CUSTOMCONV_SUMS_##sums  \
-                   ", " a ", " b ", p, 1, 1" options "; }"                                      \
-                   : CUSTOMCONV_R##sums(d, 0)                                                   \
-                   : "l"(x), "l"(y), "r"(accumulate));                                          \
-    }                                                                                           \
+#define CUSTOMCONV_PRODUCT(T, columns, sums, instruction, a, b, accumulate_, options)          \
+  template <>                                                                                  \
+  struct Product<T, columns> {                                                                 \
+    static __device__ void add(float (&d)[sums], uint64_t x, uint64_t y, int accumulate) {     \
+      asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulate_                               \
+                   ", 0; wgmma.mma_async.sync.aligned." instruction " " CUSTOMCONV_SUMS_##sums \
+                   ", " a ", " b ", p, 1, 1" options "; }"                                     \
+                   : CUSTOMCONV_R##sums(d, 0)                                                  \
+                   : "l"(x), "l"(y), "r"(accumulate));                                         \
+    }                                                                                          \
   };
-#define CUSTOMCONV_PRODUCTS(columns, sums, a, b, c)                                             \
-  CUSTOMCONV_PRODUCT(__half, columns, sums, "m64n" #columns "k16.f32.f16.f16", a, b, c,         \
-                     ", 0, 0")                                                                  \
-  CUSTOMCONV_PRODUCT(__nv_bfloat16, columns, sums, "m64n" #columns "k16.f32.bf16.bf16", a, b, c, \
-                     ", 0, 0")                                                                  \
+#define CUSTOMCONV_PRODUCTS(columns, sums, a, b, c)                                               \
+  CUSTOMCONV_PRODUCT(__half, columns, sums, "m64n" #columns "k16.f32.f16.f16", a, b, c, ", 0, 0") \
+  CUSTOMCONV_PRODUCT(__nv_bfloat16, columns, sums, "m64n" #columns "k16.f32.bf16.bf16", a, b, c,  \
+                     ", 0, 0")                                                                    \
   CUSTOMCONV_PRODUCT(float, columns, sums, "m64n" #columns "k8.f32.tf32.tf32", a, b, c, "")
 
 CUSTOMCONV_PRODUCTS(32, 16, "%16", "%17", "%18")

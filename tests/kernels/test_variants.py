@@ -1,0 +1,105 @@
+"""Every plan that the planner weighs for a problem computes it, not only the one that it takes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from cases import case, make_integers, place_all
+from compute import by_pytorch, compute, poison, result_bytes
+from reference import LAYOUTS, assert_equal, float32_precision
+
+from customconv import _C
+
+KERNELS = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm"
+
+# Between them they reach every kernel, loader, shape of tile and number of splits.
+PROBLEMS = {
+    "3x3": case((3, 72, 28, 32), (136, 72, 3, 3), padding=(1, 1)),
+    "wide": case((2, 24, 21, 300), (70, 24, 3, 3), padding=(1, 1)),
+    "strided": case((2, 40, 31, 48), (72, 40, 3, 5), stride=(2, 3), padding=(1, 2)),
+    "dilated": case((2, 24, 40, 40), (64, 24, 3, 3), padding=(5, 7), dilation=(5, 7)),
+    "small_images": case((21, 72, 7, 7), (136, 72, 3, 3), padding=(1, 1)),
+    "odd_images": case((5, 19, 17, 23), (70, 19, 3, 2), padding=(1, 0)),
+    "pointwise": case((5, 80, 14, 14), (200, 80, 1, 1)),
+    "pointwise_odd": case((5, 37, 13, 21), (130, 37, 1, 1)),
+    "few_channels": case((3, 3, 33, 40), (64, 3, 7, 7), stride=(2, 2), padding=(3, 3)),
+}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def forces_nothing_afterwards():
+    yield
+    _C.force_plan(None)
+
+
+def table(name: str) -> list[str]:
+    """The names of an enumeration or of the kernels in tile.h, in order."""
+    text = (KERNELS / "tile.h").read_text()
+    if name == "kernels":
+        return re.findall(r'\{"([^"]+)", \d+, \d+, \d+,', text)
+    body = re.search(rf"enum class {name}.*?\{{(.*?)\}};", text, re.DOTALL)
+    assert body is not None
+    return re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)
+
+
+def parts(plan: _C.ConvPlan) -> tuple[str, str, str]:
+    """Kernel, shape and loader, as plan.cpp packs them."""
+    index = plan.variant_index
+    return (
+        table("kernels")[index % 16],
+        table("Shape")[index >> 4 & 3],
+        table("Loader")[index >> 6 & 3],
+    )
+
+
+@pytest.mark.gpu
+def test_every_variant_is_exact():
+    found: set[str] = set()
+    for name, problem in PROBLEMS.items():
+        values = make_integers(problem)
+        expected = by_pytorch("fprop", problem, values).cuda()
+        for dtype in DTYPES:
+            for layout in LAYOUTS:
+                t = place_all(problem, values, "cuda", dtype, layout)
+                with float32_precision("tf32"):
+                    plans = _C.variants(t.x, t.w, t.bias, *problem.geometry, "fprop")
+                    kinds = {
+                        (plan.variant_index, plan.splits): plan
+                        for plan in plans
+                        if plan.family == "implicit_gemm"
+                    }
+                    assert kinds
+                    for plan in kinds.values():
+                        _C.force_plan(plan)
+                        poison(result_bytes("fprop", problem, dtype), plan.workspace_bytes)
+                        actual = compute("fprop", "implicit_gemm", problem, t)
+                        _C.force_plan(None)
+                        what = f"{name}, {layout}, {parts(plan)}, tile {plan.tile}, {plan}"
+                        assert plan.variant == parts(plan)[0], what
+                        assert_equal(actual, expected.to(dtype), what=what)
+                        found |= {*parts(plan), "splits" if plan.splits > 1 else "no splits"}
+    assert found == {
+        *table("kernels"), *table("Shape"), *table("Loader"), "splits", "no splits",
+    }  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_a_forced_plan_is_for_calls_that_name_an_algorithm():
+    first, second = PROBLEMS["3x3"], PROBLEMS["pointwise"]
+    t = place_all(first, make_integers(first), "cuda", torch.float16, torch.channels_last)
+    plans = _C.variants(t.x, t.w, t.bias, *first.geometry, "fprop")
+    _C.force_plan(next(plan for plan in plans if plan.family == "implicit_gemm"))
+    values = make_integers(second)
+    t = place_all(second, values, "cuda", torch.float16, torch.channels_last)
+    actual = compute("fprop", "auto", second, t)  # by the forced plan it would be wrong
+    assert_equal(actual, by_pytorch("fprop", second, values).to("cuda", torch.float16))
+
+
+def test_tables_are_read():
+    assert len(table("kernels")) == 9
+    assert table("Shape") == ["kSquares", "kLines", "kRun"]
+    assert len(table("Loader")) == 4
