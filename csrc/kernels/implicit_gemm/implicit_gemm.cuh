@@ -190,6 +190,7 @@ template <typename T>
 Turn<T> make_turn(const ConvProblem& p, const Tile& tile, const T* x) {
   Turn<T> t{};
   t.x = x;
+  t.end = reinterpret_cast<const char*>(x + max_offset(p.x_sizes(), p.x_strides) + 1);
   t.n = p.x_strides[0];
   t.c = p.x_strides[1];
   t.N = static_cast<int>(p.N);

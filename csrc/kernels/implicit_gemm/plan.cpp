@@ -198,9 +198,6 @@ bool is_legal(const ConvProblem& p, const Tile& t) {
     return (t.pitch - 1) * p.stride_w + 16 <= kMostBox &&
            (t.plane_rows - 1) * p.stride_h + 1 <= kMostBox;
   }
-  if (t.loader == Loader::kTurnedSpans && !t.pieces.whole && !t.pieces.boxes) {
-    return (t.positions - 2) / (t.pitch * t.plane_rows) + 2 <= kMostImages;
-  }
   return true;
 }
 

@@ -182,34 +182,29 @@ __device__ inline void load_planes(const Params<T>& p, const Shared& shared) {
   }
 }
 
-// Pieces of planes, by a warp.
+// Pieces of planes; called by one thread.
 template <typename T, int kChannels>
-__device__ inline void load_pieces(const Params<T>& p, const Shared& shared, int lane) {
+__device__ inline void load_pieces(const Params<T>& p, const Shared& shared) {
   constexpr int kPieces = kRowBytes / kPieceBytes;
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const Turn<T>& turn = p.turn;
   Place place;
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const Corner at = walk.plane();
-    const auto load = [&](const auto& copy) {
-      for (int piece = 0; piece < walk.pieces(); piece += turn.pieces.count) {
-        ptx::wait(&shared.piece_empty[place.stage], place.parity ^ 1);
-        copy(piece, (walk.step.chunk * kPieces + piece) * kPiece,
-             shared.pieces + place.stage * turn.pieces.bytes, &shared.piece_full[place.stage]);
-        place.advance(turn.pieces.stages);
-      }
-    };
-    if (turn.boxed) {
-      load([&](int, int c, char* to, ptx::Barrier* full) {
-        if (lane > 0) return;
-        ptx::arrive_expecting(full, turn.boxed_bytes);
+    const Spans<T> spans(turn, at, walk.step.chunk);
+    for (int piece = 0; piece < walk.pieces(); piece += turn.pieces.count) {
+      const int c = (walk.step.chunk * kPieces + piece) * kPiece;
+      char* to = shared.pieces + place.stage * turn.pieces.bytes;
+      ptx::Barrier* full = &shared.piece_full[place.stage];
+      ptx::wait(&shared.piece_empty[place.stage], place.parity ^ 1);
+      if (turn.boxed) {
+        ptx::expect_bytes(full, turn.boxed_bytes);
         ptx::copy_box(to, &p.x, full, first_column<T>(at.q), at.p, c, at.n);
-      });
-    } else {
-      const SpanCopies<T> copies(turn, at, walk.step.chunk, lane);
-      load([&](int piece, int c, char* to, ptx::Barrier* full) {
-        copies.start(turn, &p.x, at, piece, c, to, full, lane);
-      });
+      } else {
+        copy_spans(turn, &p.x, at, spans, piece, c, to, full);
+      }
+      ptx::arrive(full);
+      place.advance(turn.pieces.stages);
     }
   }
 }
@@ -410,7 +405,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kLoader), 1)
       if (lane == 0) load_weights<T, kChannels>(p, shared);
     } else if constexpr (is_turned(kLoader)) {
       if (warp == 1) {
-        load_pieces<T, kChannels>(p, shared, lane);
+        if (lane == 0) load_pieces<T, kChannels>(p, shared);
       } else {
         const int thread = threadIdx.x - (128 * kFetchers - kTurnThreads);
         if (thread >= 0) turn_planes<T, kChannels, kTurnThreads>(p, shared, thread);

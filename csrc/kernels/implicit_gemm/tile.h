@@ -18,7 +18,6 @@ constexpr int kPieceBytes = 32;       // of a row: what one matrix instruction m
 constexpr int kInstructionRows = 64;  // of the matrix instruction's first operand
 constexpr int kSpanUnit = 8;          // bytes that boxes of spans are counted in
 constexpr int kMostBlocks = 4;        // of a tile
-constexpr int kMostImages = 8;        // that a run's plane touches, unless they are copied whole
 constexpr int kWarpgroups = 2;        // that multiply
 constexpr int kMostStages = 8;
 constexpr int kSlabBytes = 64 * kRowBytes;  // of output: 64 pixels by 128 bytes of channels

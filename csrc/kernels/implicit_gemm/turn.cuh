@@ -15,7 +15,8 @@ namespace customconv::implicit_gemm {
 template <typename T>
 struct Turn {
   const T* x;
-  int64_t n, c;  // strides
+  const char* end;  // of the tensor
+  int64_t n, c;     // strides
   int N, C, H, W;
   bool boxed;
   Pieces pieces;
@@ -41,10 +42,8 @@ struct Spans {
   const char* from;  // image n0, first channel
   int base;          // of that in the piece
 
-  Spans() = default;
-  __device__ Spans(const Turn<T>& t, const Corner& at, int chunk, int piece) {
-    constexpr int kSize = static_cast<int>(sizeof(T));
-    const int c = chunk * (kRowBytes / kSize) + piece * (kPieceBytes / kSize);
+  __device__ Spans(const Turn<T>& t, const Corner& at, int chunk) {
+    const int c = chunk * (kRowBytes / static_cast<int>(sizeof(T)));
     n0 = at.line;
     t.pitch.split(n0);
     const int row = t.plane_rows.split(n0);
@@ -64,99 +63,65 @@ struct Spans {
   }
 };
 
-// Copies of the spans of one piece after the other. Pieces of a plane lie apart by whole 16 bytes,
-// so that what holds for the first piece holds for all.
+// Starts the copies of a stage's spans; `c` is its first channel. Called by one thread, whose
+// arrival, once it is done, completes what `full` waits for.
 template <typename T>
-class SpanCopies {
- public:
-  SpanCopies() = default;
-  __device__ SpanCopies(const Turn<T>& t, const Corner& at, int chunk, int lane)
-      : spans_(t, at, chunk, 0) {
-    if (t.pieces.boxes) return;
-    const int at_once = t.pieces.whole ? 32 : 32 / kChannels;
-    channel_ = t.pieces.whole ? 0 : lane % kChannels;
-    turns_ = (spans_.n1 - spans_.n0) / at_once + 1;
-#pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
-      if (i >= turns_) break;
-      const int n = spans_.n0 + i * at_once + (t.pieces.whole ? lane : lane / kChannels);
-      copies_[i] = find(t, at, n);
+__device__ inline void copy_spans(const Turn<T>& t, const CUtensorMap* map, const Corner& at,
+                                  const Spans<T>& spans, int piece, int c, char* to,
+                                  ptx::Barrier* full) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  const int channels = t.pieces.count * kPieceBytes / kSize;
+  if (t.pieces.boxes) {
+    const int images = spans.n1 - spans.n0 + 1;
+    ptx::expect_bytes(full, images * channels * t.pieces.channel);
+    for (int i = 0; i < images; ++i) {
+      ptx::copy_box(to + i * t.pieces.image, map, full,
+                    spans.skipped(t, at, spans.n0 + i) / kSpanUnit, c, spans.n0 + i);
     }
+    return;
   }
-
-  // `c` is the piece's first channel.
-  __device__ void start(const Turn<T>& t, const CUtensorMap* map, const Corner& at, int piece,
-                        int c, char* to, ptx::Barrier* full, int lane) const {
-    if (t.pieces.boxes) {
-      if (lane > 0) return;
-      const int images = spans_.n1 - spans_.n0 + 1;
-      ptx::arrive_expecting(full, images * t.pieces.count * kChannels * t.pieces.channel);
-      for (int i = 0; i < images; ++i) {
-        ptx::copy_box(to + i * t.pieces.image, map, full,
-                      spans_.skipped(t, at, spans_.n0 + i) / kSpanUnit, c, spans_.n0 + i);
-      }
-      return;
-    }
-    int bytes[kTurns], all = 0;
-#pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
-      if (i < turns_) all += bytes[i] = clipped(t, copies_[i].bytes, t.C - c);
-    }
-    all = __reduce_add_sync(~0u, all);
-    if (lane == 0) ptx::arrive_expecting(full, all);
-    __syncwarp();
-    const int64_t ahead = int64_t{piece} * kChannels * t.c * kSize;
-#pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
-      if (i >= turns_) break;
-      if (bytes[i] == 0) continue;
-      ptx::copy_bytes(to + copies_[i].to, copies_[i].from + ahead, bytes[i], full);
-    }
-  }
-
- private:
-  static constexpr int kSize = static_cast<int>(sizeof(T));
-  static constexpr int kChannels = kPieceBytes / kSize;
-  static constexpr int kTurns = kMostImages * kChannels / 32;
-
-  struct Copy {  // that a lane starts: of one channel, or of all
-    const char* from;
-    int to, bytes;
-  };
-
-  // Bytes of a copy that hold channels that exist, in whole 16 bytes.
-  __device__ int clipped(const Turn<T>& t, int bytes, int channels) const {
-    if (!t.pieces.whole) return channel_ < channels ? bytes : 0;
-    const int all = t.pieces.count * kChannels;
-    const int missing = (all - min(channels, all)) * t.pieces.channel;
-    return bytes > 0 ? (bytes - missing + 15) & ~15 : 0;
-  }
-
-  __device__ Copy find(const Turn<T>& t, const Corner& at, int n) const {
-    if (n > spans_.n1) return {nullptr, 0, 0};
-    int h0 = 0, h1 = t.H - 1;
-    int bytes = (t.pieces.count * kChannels - 1) * t.pieces.channel;
-    if (!t.pieces.whole) {
-      int32_t row = min(at.line + t.positions - 1 - n * t.period, t.period - 1);
-      t.pitch.split(row);
-      h0 = n == spans_.n0 ? spans_.h0 : max(at.p, 0);
-      h1 = min(at.p + row * t.stride_h, t.H - 1);
-      bytes = 0;
-    }
-    if (h1 < h0) return {nullptr, 0, 0};
-    bytes += (h1 - h0 + 1) * t.pieces.row;
-    const int64_t offset = (n - spans_.n0) * t.n + channel_ * t.c;
-    const char* from = spans_.from + offset * kSize + int64_t{h0} * t.pieces.row;
+  // Copies of whole 16 bytes, but nothing past the tensor's end: its last bytes come one element
+  // after the other.
+  const auto copy = [&](const char* from, int place, int bytes) {
     const int before = static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
-    const int to =
-        spans_.image(t, at, n) + channel_ * t.pieces.channel + h0 * t.pieces.row - before;
-    return {from - before, to, t.pieces.whole ? before + bytes : (before + bytes + 15) & ~15};
+    const char* end = from + bytes;
+    int all = (before + bytes + 15) & ~15;
+    if (from - before + all > t.end) {
+      all -= 16;
+      char* last = to + place - before + all;
+      for (const char* rest = from - before + all; rest < end; rest += kSize, last += kSize) {
+        *reinterpret_cast<T*>(last) = *reinterpret_cast<const T*>(rest);
+      }
+    }
+    if (all == 0) return;
+    ptx::expect_bytes(full, all);
+    ptx::copy_bytes(to + place - before, from - before, all, full);
+  };
+  // Pieces lie apart by whole 16 bytes, so that what is congruent in the first is in all.
+  const char* first = spans.from + int64_t{piece} * (kPieceBytes / kSize) * t.c * kSize;
+  const int exist = min(channels, t.C - c);
+  if (t.pieces.whole) {
+    const int bytes = exist * t.pieces.channel;
+    const int64_t image = t.n * kSize;
+    int place = spans.base;
+    for (int n = spans.n0; n <= spans.n1; ++n, first += image, place += t.pieces.image) {
+      copy(first, place, bytes);
+    }
+    return;
   }
-
-  Spans<T> spans_;
-  int channel_, turns_;
-  Copy copies_[kTurns];
-};
+  for (int n = spans.n0; n <= spans.n1; ++n) {
+    int32_t row = min(at.line + t.positions - 1 - n * t.period, t.period - 1);
+    t.pitch.split(row);
+    const int h0 = n == spans.n0 ? spans.h0 : max(at.p, 0);
+    const int h1 = min(at.p + row * t.stride_h, t.H - 1);
+    if (h1 < h0) continue;
+    const char* from = first + (n - spans.n0) * t.n * kSize + int64_t{h0} * t.pieces.row;
+    int place = spans.image(t, at, n) + h0 * t.pieces.row;
+    for (int i = 0; i < exist; ++i, from += t.c * kSize, place += t.pieces.channel) {
+      copy(from, place, (h1 - h0 + 1) * t.pieces.row);
+    }
+  }
+}
 
 // Turns pieces into planes: of each position, channels that lie apart are stored side by side. A
 // thread's positions, and where their pixels are in a piece, are the same for all channels of a
@@ -168,7 +133,7 @@ class Turner {
 
   // `at` is the first pixel of the planes that are turned next.
   __device__ void set(const Corner& at) {
-    const Spans<T> spans(t_, at, 0, 0);
+    const Spans<T> spans(t_, at, 0);
     const int skipped = at.q - first_column<T>(at.q);
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {

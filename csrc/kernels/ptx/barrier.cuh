@@ -40,6 +40,14 @@ __device__ inline void arrive_expecting(Barrier* barrier, int bytes) {
       : "memory");
 }
 
+// Announces bytes without arriving.
+__device__ inline void expect_bytes(Barrier* barrier, int bytes) {
+  asm volatile(
+      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
 // Waits until the phase of this parity is complete.
 __device__ inline void wait(Barrier* barrier, uint32_t parity) {
   asm volatile(
