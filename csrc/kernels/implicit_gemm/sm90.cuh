@@ -227,7 +227,7 @@ __device__ inline void turn_planes(const Params<T>& p, const Shared& shared, int
       turner.turn(piece, min(turn.pieces.count, walk.pieces() - piece),
                   turn.C - (walk.step.chunk * kPieces + piece) * kPiece,
                   shared.pieces + place.stage * turn.pieces.bytes, plane);
-      ptx::arrive_warp(&shared.piece_empty[place.stage]);
+      ptx::arrive(&shared.piece_empty[place.stage]);
       place.advance(turn.pieces.stages);
     }
     ptx::fence_shared_writes();
@@ -392,7 +392,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kLoader), 1)
     if constexpr (is_turned(kLoader)) {
       for (int i = 0; i < p.turn.pieces.stages; ++i) {
         ptx::init_barrier(&shared.piece_full[i], 1);
-        ptx::init_barrier(&shared.piece_empty[i], kFillThreads / 32);
+        ptx::init_barrier(&shared.piece_empty[i], kFillThreads);
       }
     }
     ptx::fence_barrier_init();
