@@ -24,7 +24,7 @@ from torch.nn import functional
 
 import customconv
 
-from . import contenders, results
+from . import results
 
 Call = Callable[[], object]
 
@@ -61,7 +61,8 @@ def calls(x: Tensor, w: Tensor, b: Tensor) -> dict[str, Call]:
         MODULE_BASELINE: lambda: pytorchs(x),
         "customconv.Conv2d": lambda: ours(x),
     }
-    for family in contenders.families() if x.is_cuda else ("aten",):
+    candidates = customconv.explain(x, w, b, *GEOMETRY.values()).candidates
+    for family in (each.family for each in candidates if each.plan or each.family == "aten"):
         found[f"op, {family}"] = lambda f=family: op(x, w, b, **GEOMETRY, algorithm=f)  # type: ignore[misc]
     return found
 
@@ -78,6 +79,7 @@ def replays(found: Mapping[str, Call]) -> dict[str, Call]:
     """A replay of a CUDA graph that holds the call, for each that a user would capture."""
     graphs: dict[str, Call] = {}
     for name in (BASELINE, "op"):
+        found[name]()  # libraries set themselves up in a first call, which no graph can hold
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             found[name]()
