@@ -70,6 +70,22 @@ def test_every_problem_gets_the_best_legal_plan(name):
             assert bool(candidate.reason) == (family != chosen.family), f"{p}: {family}"
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("channels", [3, 5, 8])
+@pytest.mark.parametrize("reach", [300, 23_000, 25_000, 400_000_000])
+def test_halos_that_no_integer_holds_are_not_loaded(reach, channels, channels_last):
+    p = problem(
+        input=(1, channels, 5, 5), weight=(8, channels, 3, 3), padding=(2 * reach, 2 * reach),
+        dilation=(reach, reach), dtype="float16", channels_last=channels_last,
+    )  # fmt: skip
+    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
+    if plan is None:
+        assert reach > 1_000_000
+        return
+    assert 0 < plan.shared_bytes <= 227 << 10
+    assert plan.predicted_ms > 1e-9 * p.macs / 1000
+
+
 def sums_in_parts(arguments: dict[str, Any]) -> bool:
     return arguments["op"] == "wgrad" and arguments["dtype"] == "float32" and not arguments["tf32"]
 

@@ -39,8 +39,9 @@ constexpr double kBandwidthShare = 0.85;
 constexpr int kMostBox = 256;
 constexpr int64_t kWholeBytes = 640;  // of an image's channel: up to which images are not cut
 constexpr int64_t kFarReach = 6;      // pixels of halo
-constexpr int64_t kMostRows = 32;     // of pixels in a tile of lines
-constexpr int kFewChannels = 4;       // up to which channels and taps are one dimension
+constexpr int64_t kTooMany = kMostPositions + 1;
+constexpr int64_t kMostRows = 32;  // of pixels in a tile of lines
+constexpr int kFewChannels = 4;    // up to which channels and taps are one dimension
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -173,27 +174,30 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.chunks = static_cast<int>(ceil_divide(channels * element_size(p.dtype), kRowBytes));
   t.splits = static_cast<int>(splits);
   t.tiles_k = ceil_divide(p.K, t.kind().channels);
+  int64_t positions = 0;
   if (t.shape == Shape::kRun) {
     t.pitch = static_cast<int>(run_period(t.w, p.stride_w, p.W, p.pad_w, p.Q));
     t.plane_rows = static_cast<int>(run_period(t.h, p.stride_h, p.H, p.pad_h, p.P));
-    t.positions = t.kind().pixels + t.h.reach * t.pitch + t.w.reach;
+    positions = t.kind().pixels + int64_t{t.h.reach} * t.pitch + t.w.reach;
     t.tiles_q = ceil_divide(((p.N - 1) * t.plane_rows + p.P - 1) * t.pitch + p.Q, t.kind().pixels);
     t.tiles_p = t.tiles_n = 1;
   } else {
-    t.pitch = t.columns + t.w.reach;
-    t.plane_rows = t.rows + t.h.reach;
-    t.positions = t.images * t.plane_rows * t.pitch;
+    const int64_t pitch = int64_t{t.columns} + t.w.reach, rows = int64_t{t.rows} + t.h.reach;
+    const double all = static_cast<double>(t.images * pitch) * static_cast<double>(rows);
+    positions = all > kMostPositions ? kTooMany : t.images * pitch * rows;
+    t.pitch = static_cast<int>(std::min<int64_t>(pitch, kTooMany));
+    t.plane_rows = static_cast<int>(std::min<int64_t>(rows, kTooMany));
     t.tiles_q = ceil_divide(p.Q, t.columns);
     t.tiles_p = ceil_divide(p.P, t.rows);
     t.tiles_n = ceil_divide(p.N, t.images);
   }
+  t.positions = static_cast<int>(std::min(positions, kTooMany));
   t.boxed_out = splits == 1 && output_is_boxed(p, t);
   return t;
 }
 
-// Boxes have limits; and what no tile should have cannot overflow.
+// Boxes have limits.
 bool is_legal(const ConvProblem& p, const Tile& t) {
-  if (t.positions > kMostPositions) return false;
   if (t.loader == Loader::kBoxes || t.loader == Loader::kTurnedBoxes) {
     return (t.pitch - 1) * p.stride_w + 16 <= kMostBox &&
            (t.plane_rows - 1) * p.stride_h + 1 <= kMostBox;
@@ -267,7 +271,9 @@ struct Choice {
 // Fills in the stages and the price; false where the tile does not fit.
 bool price(const ConvProblem& p, const DeviceProperties& d, Choice& choice) {
   Tile& t = choice.tile;
-  if (!choose_stages(p, d.shared_bytes_block - 1024, t) || !is_legal(p, t)) return false;
+  // A plane that fits has no sizes that overflow in what follows.
+  if (t.positions > kMostPositions || !is_legal(p, t)) return false;
+  if (!choose_stages(p, d.shared_bytes_block - 1024, t)) return false;
   choice.shared_bytes = shared_bytes(p, t);
   const Clocks clocks = count_clocks(p, t);
   // What is less than the most is not free: it competes for shared memory.
@@ -351,8 +357,8 @@ class Search {
   // Whole rows of pixels with their halo, as many as there is room for.
   void try_lines(int kernel, Loader loader, int flags) {
     const int variant = variant_of(kernel, Shape::kLines, loader, flags);
-    const int pixels = kKernels[kernel].pixels;
-    const int reach = make_tile(p_, variant, {1, 1, 1}, 1).w.reach;
+    const int64_t pixels = kKernels[kernel].pixels;
+    const int64_t reach = make_tile(p_, variant, {1, 1, 1}, 1).w.reach;
     int64_t last = 0;
     for (int64_t rows = 1; rows <= std::min<int64_t>(kMostRows, p_.P); ++rows) {
       // As wide as so many rows may be; then as the image's width divides evenly.
