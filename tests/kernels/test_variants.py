@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def forces_nothing_afterwards():
     _C.force_plan(None)
 
 
+@functools.cache
 def table(name: str) -> list[str]:
     """The names of an enumeration or of the kernels in tile.h, in order."""
     text = (KERNELS / "tile.h").read_text()
