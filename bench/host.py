@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -164,6 +163,6 @@ def main(arguments: argparse.Namespace) -> int:
     for mode_costs in found:
         console.print(table(mode_costs))
     if arguments.json:
-        facts = results.facts(device) | {"rows": [asdict(c) for costs in found for c in costs]}
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+        rows = (cost for mode_costs in found for cost in mode_costs)
+        results.save_outcomes(arguments.json, device, "rows", rows)
     return 0

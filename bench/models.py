@@ -9,10 +9,9 @@ amplifies rounding from layer to layer, so ours may be off twice as far as PyTor
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +227,5 @@ def main(arguments: argparse.Namespace) -> int:
         console.print(" ".join(what), ratio, highlight=False)
     console.print(table(outcomes))
     if arguments.json:
-        facts = results.facts(device) | {"outcomes": [asdict(o) for o in outcomes]}
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+        results.save_outcomes(arguments.json, device, "outcomes", outcomes)
     return int(any(o.error for o in outcomes))

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -63,6 +64,12 @@ def save(path: Path, results: Results) -> None:
     draft = path.with_suffix(".part")
     draft.write_text(f'{{\n "meta": {meta},\n "rows": [\n{rows}\n ]\n}}\n')
     os.replace(draft, path)
+
+
+def save_outcomes(path: Path, device: torch.device, name: str, outcomes: Iterable[Any]) -> None:
+    """Writes dataclasses as the list ``name``, and what the run's results depend on."""
+    held = facts(device) | {name: [asdict(outcome) for outcome in outcomes]}
+    path.write_text(json.dumps(held, indent=1) + "\n")
 
 
 def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:

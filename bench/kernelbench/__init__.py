@@ -10,11 +10,10 @@ than p times as fast.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -197,6 +196,5 @@ def main(arguments: argparse.Namespace) -> int:
     for table in tables(outcomes):
         console.print(table)
     if arguments.json:
-        facts = results.facts(device) | {"outcomes": [asdict(o) for o in outcomes]}
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+        results.save_outcomes(arguments.json, device, "outcomes", outcomes)
     return int(any(o.wrong for o in outcomes))
