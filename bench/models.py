@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -21,6 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from . import contenders, networks, results, timing
+from .options import several
 
 # Autocast's dtype, and PyTorch's float32 switch.
 PRECISIONS: dict[str, tuple[torch.dtype | None, str]] = {
@@ -173,24 +173,10 @@ def table(outcomes: list[Outcome]) -> Table:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     cuda = torch.cuda.is_available()
-
-    def several(flag: str, known: Any, default: Any, what: str) -> None:
-        def parse(text: str) -> list[str]:
-            words = text.split(",")
-            if unknown := set(words) - set(known):
-                expected = ", ".join(known)
-                raise argparse.ArgumentTypeError(
-                    f"no {', '.join(sorted(unknown))}: expected some of {expected}"
-                )
-            return words
-
-        parser.add_argument(flag, type=parse, default=list(default), help=what)
-
-    several("--networks", networks.NETWORKS, networks.NETWORKS, "with commas between; all without")
-    several("--layouts", contenders.LAYOUTS, contenders.LAYOUTS, "nchw, nhwc")
-    default = ("tf32", "amp-fp16") if cuda else ("fp32",)
-    several("--precisions", PRECISIONS, default, ", ".join(PRECISIONS))
-    several("--modes", MODES, MODES, "forward, step")
+    several(parser, "--networks", networks.NETWORKS, ",".join(networks.NETWORKS), "networks")
+    several(parser, "--layouts", contenders.LAYOUTS, ",".join(contenders.LAYOUTS), "layouts")
+    several(parser, "--precisions", PRECISIONS, "tf32,amp-fp16" if cuda else "fp32", "precisions")
+    several(parser, "--modes", MODES, ",".join(MODES), "what is timed")
     parser.add_argument("--batch", type=int, default=64 if cuda else 2)
     parser.add_argument("--image", type=int, default=224 if cuda else 32, help="its sides")
     parser.add_argument("--compile", action="store_true", help="both by torch.compile")

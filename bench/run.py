@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from . import contenders, layers, machine, results, timing, verify
 from .measure import Cell, measure
+from .options import several
 from .results import Results, Row
 
 HERE = Path(__file__).parent
@@ -27,33 +28,23 @@ METHOD = {
 }
 
 
-def choices(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     cuda = torch.cuda.is_available()
-
-    def several(flag: str, known: Sequence[str], default: str, what: str) -> None:
-        def parse(text: str) -> list[str]:
-            unknown = set(choices(text)) - set(known)
-            if unknown or not choices(text):
-                raise argparse.ArgumentTypeError(
-                    f"{text!r}: expected some of {', '.join(known)}, with commas between"
-                )
-            return choices(text)
-
-        parser.add_argument(
-            flag, type=parse, default=parse(default), help=f"{what}; by default {default}"
-        )
-
-    several("--suite", layers.suites(), "kernelbench_l1,resnet50" if cuda else "smoke", "layers")
-    several("--dtype", [*contenders.DTYPES], "tf32,fp16" if cuda else "fp32", "precisions")
-    several("--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
-    several("--op", contenders.OPS, "fprop", "passes")
-    several("--peer", contenders.PEERS, "cudnn" if cuda else "aten", "what a user would run else")
+    several(
+        parser, "--suite", layers.suites(), "kernelbench_l1,resnet50" if cuda else "smoke", "layers"
+    )
+    several(parser, "--dtype", [*contenders.DTYPES], "tf32,fp16" if cuda else "fp32", "precisions")
+    several(parser, "--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
+    several(parser, "--op", contenders.OPS, "fprop", "passes")
+    several(
+        parser,
+        "--peer",
+        contenders.PEERS,
+        "cudnn" if cuda else "aten",
+        "what a user would run else",
+    )
     families = ("auto", *contenders.families())
-    several("--family", families, "auto", "families of ours")
+    several(parser, "--family", families, "auto", "families of ours")
     parser.add_argument("--layer", default="", help="only layers whose name holds this")
     parser.add_argument("--batch", type=int, help="the batch size of every layer")
     parser.add_argument("--device", default="cuda" if cuda else "cpu", help="cuda or cpu")

@@ -1,0 +1,25 @@
+"""Command-line options that the benchmark's commands share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+
+def several(
+    parser: argparse.ArgumentParser, flag: str, known: Iterable[str], default: str, what: str
+) -> None:
+    """Adds an option that takes some of the known words, with commas between."""
+    words = list(known)
+
+    def parse(text: str) -> list[str]:
+        chosen = [word for word in text.split(",") if word]
+        if not chosen or set(chosen) - set(words):
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: expected some of {', '.join(words)}, with commas between"
+            )
+        return chosen
+
+    parser.add_argument(
+        flag, type=parse, default=parse(default), help=f"{what}; by default {default}"
+    )
