@@ -20,8 +20,6 @@ Shape4 dense_strides(const Shape4& sizes, Layout layout) {
   return {c * h * w, h * w, w, 1};
 }
 
-namespace {
-
 bool strides_match(const Shape4& sizes, const Shape4& strides, Layout layout) {
   const Shape4 dense = dense_strides(sizes, layout);
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -29,8 +27,6 @@ bool strides_match(const Shape4& sizes, const Shape4& strides, Layout layout) {
   }
   return true;
 }
-
-}  // namespace
 
 Layout dense_layout(const Shape4& sizes, const Shape4& strides) {
   if (strides_match(sizes, strides, Layout::kNchw)) return Layout::kNchw;

@@ -58,9 +58,11 @@ struct ConvProblem {
   }
 };
 
+Shape4 dense_strides(const Shape4& sizes, Layout layout);
+// Whether strides are those of a dense layout, where sizes of more than one make them matter.
+bool strides_match(const Shape4& sizes, const Shape4& strides, Layout layout);
 // A tensor's layout; sizes of one make layouts coincide, and kNchw is then preferred.
 Layout dense_layout(const Shape4& sizes, const Shape4& strides);
-Shape4 dense_strides(const Shape4& sizes, Layout layout);
 
 // Largest element offset that the strides can reach.
 int64_t max_offset(const Shape4& sizes, const Shape4& strides);
@@ -69,6 +71,8 @@ bool needs_wide_index(const ConvProblem& problem);
 
 // True when every coordinate of a padded image, and every step between taps, fits in 32 bits.
 bool has_int32_coordinates(const ConvProblem& problem);
+
+constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Output pixels along one dimension; 0 where the padded image is smaller than the dilated taps.
 int64_t output_size(int64_t size, int64_t pad, int64_t dilation, int64_t taps, int64_t stride);

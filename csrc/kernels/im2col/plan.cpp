@@ -16,7 +16,6 @@ constexpr double kLaunchMs = 0.005;
 constexpr double kHostMs = 0.010;    // of the library's calls, more than a single launch takes
 constexpr int64_t kMatrixTile = 64;  // rows and columns that a product is rounded up to
 
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_divide(a, b) * b; }
 
 // Share of a product's tiles that does useful work.

@@ -1,54 +1,58 @@
 // From the sums of a block of 64 pixels to the output, in either layout.
 #pragma once
 
-#include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
-#include "kernels/implicit_gemm/plane.cuh"
-#include "kernels/implicit_gemm/tile.h"
+#include "kernels/implicit_gemm/rows.cuh"
+#include "kernels/implicit_gemm/work.cuh"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace customconv::implicit_gemm {
 
-constexpr int kWarpPixels = 16;    // of a block: rows of the instruction that a warp holds
-constexpr int kWarpChannels = 16;  // the same, planar
-constexpr int kSliceBytes = 128;   // of pixels that pass through shared memory at a time
-
-template <typename T>
-struct Output {
-  T* data;
-  const T* bias;
-  int64_t n, k, p, q;  // strides
-  int N, K, P, Q;
-  bool vectors;  // channels-last: channels may be stored 16 bytes at a time, float32 8
-  bool words;    // planar: pixels may be stored 4 bytes at a time in every plane, if in the first
-  bool lines;
-  int rows, columns;           // of a tile, output pixels
-  Divider<int32_t> pitch;      // lines: positions of a row
-  Divider<int32_t> line_rows;  // and rows of an image
-  Divider<int32_t> squares_w, squares_h;
-};
+constexpr int kWarpPixels = 16;  // of a block: rows of the instruction that a warp holds
 
 // Offset of a pixel of a tile's block, without the channel; -1 where there is none.
-template <typename T, int kBlock>
-__device__ inline int64_t pixel_offset(const Output<T>& out, const Corner& at, int block,
+template <typename T>
+__device__ inline int64_t boxed_offset(const Output<T>& out, const Corner& at, int block,
                                        int pixel) {
   int r, c, n;
   if (out.lines) {
-    n = at.line + block * kBlock + pixel;
-    c = out.pitch.split(n);
-    r = out.line_rows.split(n);
+    n = 0;
+    r = block * kInstructionRows + pixel;
+    c = out.pitch.split(r);
     if (c >= out.columns) return -1;
   } else {
     n = block;
     c = out.squares_w.split(n) * 8 + pixel % 8;
-    r = out.squares_h.split(n) * (kBlock / 8) + pixel / 8;
+    r = out.squares_h.split(n) * 8 + pixel / 8;
   }
   n += at.n;
   const int p = at.p + r, q = at.q + c;
   if (r >= out.rows || p >= out.P || q >= out.Q || n >= out.N) return -1;
   return n * out.n + p * out.p + q * out.q;
+}
+
+// Of a pair of pixels the offset of the first, and how many of them there are.
+struct Pair {
+  int64_t offset;
+  int count;
+};
+
+template <typename T>
+__device__ inline Pair pair_at(const Output<T>& out, const Corner& at, const Spot& spot) {
+  const int n = at.n + spot.n, p = at.p + spot.row, q = at.q + spot.pair * 2;
+  if (spot.row >= out.rows || n >= out.N || p >= out.P || q >= out.Q) return {0, 0};
+  return {n * out.n + p * out.p + q * out.q, q + 1 < out.Q ? 2 : 1};
+}
+
+// The same of a row of a warp's sixteen; -1 where there is none. `first_pair` is of the warp's.
+template <typename T>
+__device__ inline int64_t pixel_offset(const Params<T>& p, const Corner& at, int first_pair,
+                                       int row) {
+  const Pair pair =
+      pair_at(p.out, at, locate(p.source, at.pair + first_pair + row % 8));
+  return row / 8 < pair.count ? pair.offset + row / 8 * p.out.q : -1;
 }
 
 template <typename T>
@@ -57,32 +61,19 @@ __device__ inline uint32_t pack_pair(float a, float b) {
   return *reinterpret_cast<const uint32_t*>(pair);
 }
 
-// Whether a tile's channels are whole slabs of channels-last output.
-template <typename T>
-constexpr bool stores_boxes(const Kernel& kind) {
-  return !kind.planar && kind.channels * static_cast<int>(sizeof(T)) % kRowBytes == 0;
-}
-
-// Bytes of shared memory that a warp's results pass through.
-template <typename T>
-constexpr int staging_bytes(const Kernel& kind) {
-  if (kind.planar) return kWarpChannels * (kSliceBytes + 16);
-  return sizeof(T) == 2 ? kWarpPixels * (kind.channels * 2 + 16) : 0;
-}
-
-// Channels-last. 32-bit results go straight from registers: a quad writes 32 bytes of a pixel.
-template <int kChannels>
-__device__ inline void store_channels(const Output<float>& out, const Corner& at,
-                                      const float (&sum)[kChannels / 2], int block, int warp,
-                                      int lane, char*) {
+// Channels-last, a warp's sixteen pixels; `offset_of` finds where they go. 32-bit results go
+// straight from registers: a quad writes 32 bytes of a pixel.
+template <int kChannels, typename OffsetOf>
+__device__ inline void store_channels(const Output<float>& out, int first_k,
+                                      const float (&sum)[kChannels / 2], int lane,
+                                      OffsetOf offset_of, char*) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int64_t offset =
-        pixel_offset<float, 64>(out, at, block, warp * kWarpPixels + half * 8 + lane / 4);
+    const int64_t offset = offset_of(half * 8 + lane / 4);
     if (offset < 0) continue;
 #pragma unroll
     for (int j = 0; j < kChannels / 8; ++j) {
-      const int k = at.k + j * 8 + lane % 4 * 2;
+      const int k = first_k + j * 8 + lane % 4 * 2;
       const float a = sum[j * 4 + half * 2], b = sum[j * 4 + half * 2 + 1];
       float* to = out.data + offset + k;
       if (out.vectors) {
@@ -96,11 +87,11 @@ __device__ inline void store_channels(const Output<float>& out, const Corner& at
 }
 
 // 16-bit results pass through shared memory, so that stores are of 16 bytes.
-template <int kChannels, typename T>
-__device__ inline void store_channels(const Output<T>& out, const Corner& at,
-                                      const float (&sum)[kChannels / 2], int block, int warp,
-                                      int lane, char* staging) {
-  const int64_t own = pixel_offset<T, 64>(out, at, block, warp * kWarpPixels + lane % kWarpPixels);
+template <int kChannels, typename T, typename OffsetOf>
+__device__ inline void store_channels(const Output<T>& out, int first_k,
+                                      const float (&sum)[kChannels / 2], int lane,
+                                      OffsetOf offset_of, char* staging) {
+  const int64_t own = offset_of(lane % kWarpPixels);
   const uint32_t base = ptx::shared_address(staging);
   constexpr int kPitch = kChannels * 2 + 16, kUnits = kChannels / 8;
 #pragma unroll
@@ -115,7 +106,7 @@ __device__ inline void store_channels(const Output<T>& out, const Corner& at,
   for (int i = lane; i < kWarpPixels * kUnits; i += 32) {
     const int row = i / kUnits, unit = i % kUnits;
     const int64_t offset = __shfl_sync(~0u, own, row);
-    const int k = at.k + unit * 8;
+    const int k = first_k + unit * 8;
     const char* from = staging + row * kPitch + unit * 16;
     if (offset < 0 || k >= out.K) continue;
     T* to = out.data + offset + k;
@@ -128,87 +119,36 @@ __device__ inline void store_channels(const Output<T>& out, const Corner& at,
   __syncwarp();  // what is staged is read before the next block overwrites it
 }
 
-// Planar. Where the pixels of a warpgroup's blocks go in each channel's plane, and -1 where there
-// are none: found by the warpgroup, kept in shared memory.
-template <typename T, int kBlock>
-__device__ inline void find_offsets(const Output<T>& out, const Corner& at, int first_block,
-                                    int blocks, int64_t* offsets) {
-  for (int i = threadIdx.x % 128; i < blocks * kBlock; i += 128) {
-    offsets[i] = pixel_offset<T, kBlock>(out, at, first_block + i / kBlock, i % kBlock);
-  }
-}
-
-// A slice of a warp's channels, 128 bytes of pixels each, passes through shared memory, so that
-// lanes store neighbouring pixels.
-template <typename T>
-__device__ inline void stage_slice(const float* sum, char* staging, int lane) {
-  constexpr int kPitch = kSliceBytes + 16;
-  constexpr int kGroups = kSliceBytes / static_cast<int>(sizeof(T)) / 8;
-  const uint32_t base = ptx::shared_address(staging);
+// Planar: a thread's pair of pixels of two channels in eight. A warp writes 16 pixels of a plane.
+template <typename T, int kSums>
+__device__ inline void store_pixels(const Output<T>& out, int first_k, const float (&sum)[kSums],
+                                    const Pair& pair, int lane) {
+  if (pair.count == 0) return;
+  const int k = first_k + lane % 4 * 2;
+  const auto store_all = [&](auto store) {
+    T* to = out.data + pair.offset + k * out.k;
 #pragma unroll
-  for (int i = 0; i < kGroups; i += 2) {
-    const float* s = sum + i * 4;
-    if constexpr (sizeof(T) == 2) {
-      ptx::store_matrices(base + (lane % 16) * kPitch + (i + lane / 16) * 16,
-                          pack_pair<T>(s[0], s[1]), pack_pair<T>(s[2], s[3]),
-                          pack_pair<T>(s[4], s[5]), pack_pair<T>(s[6], s[7]));
-    } else {
+    for (int j = 0; j < kSums / 4; ++j, to += 8 * out.k) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t to = base + (half * 8 + lane / 4) * kPitch + i * 32 + lane % 4 * 8;
-        ptx::store_shared(to, s[half * 2], s[half * 2 + 1]);
-        ptx::store_shared(to + 32, s[4 + half * 2], s[4 + half * 2 + 1]);
+      for (int i = 0; i < 2; ++i) {
+        if (k + j * 8 + i < out.K) store(to + i * out.k, sum[j * 4 + i], sum[j * 4 + 2 + i]);
       }
     }
-  }
-}
-
-// Stores a staged slice of `channels` channels. A lane has four bytes of neighbouring pixels, which
-// are stored at once where they are neighbours in the output too.
-template <typename T>
-__device__ inline void store_slice(const Output<T>& out, int k, int channels, const char* staging,
-                                   const int64_t* offsets, int lane) {
-  constexpr int kPitch = kSliceBytes + 16;
-  constexpr int kPixels = 4 / static_cast<int>(sizeof(T));
-  const int64_t first = offsets[lane * kPixels], last = offsets[lane * kPixels + kPixels - 1];
-  T* to = out.data + k * out.k;
-  const char* from = staging + lane * 4;
-  const bool together = first >= 0 && last == first + kPixels - 1 && out.words &&
-                        reinterpret_cast<uintptr_t>(to + first) % 4 == 0;
-  if (together) {
-    to += first;
-    uint32_t word[kWarpChannels];
-#pragma unroll
-    for (int c = 0; c < kWarpChannels; ++c) {
-      word[c] = *reinterpret_cast<const uint32_t*>(from + c * kPitch);
-    }
-#pragma unroll
-    for (int c = 0; c < kWarpChannels; ++c, to += out.k) {
-      if (c < channels) *reinterpret_cast<uint32_t*>(to) = word[c];
-    }
-  } else if (first >= 0 || last >= 0) {
-#pragma unroll 4
-    for (int c = 0; c < kWarpChannels; ++c, to += out.k) {
-      const T* pixel = reinterpret_cast<const T*>(from + c * kPitch);
-      if (c >= channels) break;
-      if (first >= 0) to[first] = pixel[0];
-      if (kPixels > 1 && last >= 0) to[last] = pixel[kPixels - 1];
-    }
-  }
-}
-
-// A warp's sixteen channels of a block of pixels.
-template <typename T, int kSums>
-__device__ inline void store_planes(const Output<T>& out, int k, const float (&sum)[kSums],
-                                    const int64_t* offsets, int lane, char* staging) {
-  constexpr int kSlice = kSliceBytes / static_cast<int>(sizeof(T));  // pixels
-  static_assert(kSums * 2 % kSlice == 0);
-#pragma unroll
-  for (int slice = 0; slice < kSums * 2 / kSlice; ++slice) {
-    stage_slice<T>(sum + slice * (kSlice / 2), staging, lane);
-    __syncwarp();
-    store_slice(out, k, min(kWarpChannels, out.K - k), staging, offsets + slice * kSlice, lane);
-    __syncwarp();  // what is staged is read before the next slice overwrites it
+  };
+  if (out.vectors && pair.count == 2) {
+    store_all([](T* to, float a, float b) {
+      if constexpr (sizeof(T) == 2) {
+        *reinterpret_cast<uint32_t*>(to) = pack_pair<T>(a, b);
+      } else {
+        *reinterpret_cast<float2*>(to) = make_float2(a, b);
+      }
+    });
+  } else {
+    const bool both = pair.count == 2;
+    store_all([&](T* to, float a, float b) {
+      to[0] = narrow<T>(a);
+      if (both) to[out.q] = narrow<T>(b);
+    });
   }
 }
 
@@ -264,7 +204,7 @@ __device__ inline void store_boxes(const Output<T>& out, const CUtensorMap* map,
         int32_t n = warpgroup * kBlocks + (first + i) / kAcross;
         int q = at.q, p = at.p;
         if (out.lines) {
-          q += n * 64;
+          q += n * kInstructionRows;
           n = 0;
         } else {
           q += out.squares_w.split(n) * 8;
@@ -279,65 +219,47 @@ __device__ inline void store_boxes(const Output<T>& out, const CUtensorMap* map,
 }
 
 // Adds its channel's bias to each of a warpgroup's sums of a block, which lie as wgmma leaves them.
-// `k` is the first channel: of the block's columns or, planar, of the warpgroup's rows.
-template <bool kPlanar, typename T, int kSums>
-__device__ inline void add_bias(const Output<T>& out, int k, float (&sum)[kSums]) {
+template <typename T, int kSums>
+__device__ inline void add_bias(const Output<T>& out, int first_k, float (&sum)[kSums]) {
   if (out.bias == nullptr) return;
   const int lane = threadIdx.x % 32;
-  const auto bias_of = [&](int channel) {
-    return channel < out.K ? widen(out.bias[channel]) : 0.0f;
-  };
-  if constexpr (kPlanar) {
-    const int row = k + threadIdx.x % 128 / 32 * kWarpChannels + lane / 4;
-    const float bias[2] = {bias_of(row), bias_of(row + 8)};
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sum[i] += bias[i / 2 % 2];
-  } else {
+  for (int j = 0; j < kSums / 4; ++j) {
 #pragma unroll
-    for (int j = 0; j < kSums / 4; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float bias = bias_of(k + j * 8 + lane % 4 * 2 + i);
-        sum[j * 4 + i] += bias;
-        sum[j * 4 + 2 + i] += bias;
-      }
+    for (int i = 0; i < 2; ++i) {
+      const int k = first_k + j * 8 + lane % 4 * 2 + i;
+      const float bias = k < out.K ? widen(out.bias[k]) : 0.0f;
+      sum[j * 4 + i] += bias;
+      sum[j * 4 + 2 + i] += bias;
     }
   }
 }
 
-// From a warpgroup's sums to the output. `map` stands for the output where the copy engine stores
-// it, else it is null; `offsets` are of the warpgroup's pixels, planar.
-template <typename T, int kKernel>
-__device__ inline void finish(
-    const Output<T>& out, const CUtensorMap* map, const Corner& at,
-    float (&sum)[kKernels[kKernel].blocks()][kKernels[kKernel].columns() / 2], int warpgroup,
-    const int64_t* offsets, char* staging) {
-  constexpr Kernel kKind = kKernels[kKernel];
-  constexpr int kBlocks = kKind.blocks();
+// Bytes of shared memory that a warp's channels-last results pass through.
+template <typename T>
+constexpr int staging_bytes(int channels) {
+  return sizeof(T) == 2 ? kWarpPixels * (channels * 2 + 16) : 0;
+}
+
+// Stores a warp's sixteen pixels of a block, of kChannels channels from `first_k` on.
+template <typename T, bool kBoxes, int kChannels>
+__device__ inline void store_block(const Params<T>& p, const Corner& at, int first_k,
+                                   const float (&sum)[kChannels / 2], int block, char* staging) {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  const int block = warpgroup / kKind.channel_groups() * kBlocks;
-  char* own = staging + warp * staging_bytes<T>(kKind);
-  if constexpr (kKind.planar) {
-    const int k = at.k + warpgroup % kKind.channel_groups() * kInstructionRows;
-    ptx::sync_warpgroup(warpgroup);  // offsets are found
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      add_bias<true>(out, k, sum[b]);
-      store_planes(out, k + warp * kWarpChannels, sum[b], offsets + b * kKind.block, lane, own);
-    }
-    ptx::sync_warpgroup(warpgroup);  // and no longer wanted
+  if constexpr (kBoxes) {
+    store_channels<kChannels>(
+        p.out, first_k, sum, lane,
+        [&](int row) { return boxed_offset(p.out, at, block, warp * kWarpPixels + row); },
+        staging);
   } else {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) add_bias<false>(out, at.k, sum[b]);
-    if constexpr (stores_boxes<T>(kKind)) {
-      if (map != nullptr) {
-        store_boxes<T, kKind.channels, kBlocks>(out, map, at, sum, warpgroup, staging);
-        return;
-      }
-    }
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      store_channels<kKind.channels>(out, at, sum[b], block + b, warp, lane, own);
+    const int first_pair = (block * kInstructionRows + warp * kWarpPixels) / 2;
+    if (p.out.planar) {
+      const Spot spot = locate(p.source, at.pair + first_pair + lane / 4);
+      store_pixels(p.out, first_k, sum, pair_at(p.out, at, spot), lane);
+    } else {
+      store_channels<kChannels>(
+          p.out, first_k, sum, lane,
+          [&](int row) { return pixel_offset(p, at, first_pair, row); }, staging);
     }
   }
 }

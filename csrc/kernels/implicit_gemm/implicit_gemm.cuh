@@ -35,8 +35,7 @@ struct Boxes {
 };
 
 template <int kRank>
-CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRank>& boxes,
-                     CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
+CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRank>& boxes) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -48,7 +47,7 @@ CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRa
   CUtensorMap map;
   const CUresult status =
       encode(&map, type, kRank, const_cast<void*>(data), boxes.sizes, boxes.strides, boxes.box,
-             boxes.steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+             boxes.steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error("customconv: implicit_gemm: no tensor map (CUDA error " +
@@ -57,110 +56,85 @@ CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRa
   return map;
 }
 
+// The stride of a dimension in bytes. A dimension of one may have any; the map wants a legal one.
+template <typename T>
+cuuint64_t map_stride(int64_t size, int64_t stride) {
+  return static_cast<cuuint64_t>(size > 1 ? stride * static_cast<int64_t>(sizeof(T)) : 16);
+}
+
 template <typename T>
 CUtensorMap map_input(const ConvProblem& p, const Tile& tile, const T* x) {
-  constexpr int64_t kSize = sizeof(T);
-  // A dimension of one may have any stride; the map wants a legal one.
-  const auto stride = [&](int64_t size, int64_t stride) {
-    return static_cast<cuuint64_t>(size > 1 ? stride * kSize : 16);
-  };
   const auto span = [](int64_t count, int64_t step) {
     return static_cast<cuuint32_t>((count - 1) * step + 1);
   };
   Boxes<4> boxes{
       {static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.W), static_cast<cuuint64_t>(p.H),
        static_cast<cuuint64_t>(p.N)},
-      {stride(p.W, p.x_strides[3]), stride(p.H, p.x_strides[2]), stride(p.N, p.x_strides[0])},
-      {kRowBytes / kSize, span(tile.pitch, p.stride_w), span(tile.plane_rows, p.stride_h),
+      {map_stride<T>(p.W, p.x_strides[3]), map_stride<T>(p.H, p.x_strides[2]),
+       map_stride<T>(p.N, p.x_strides[0])},
+      {kRowBytes / sizeof(T), span(tile.pitch, p.stride_w), span(tile.plane_rows, p.stride_h),
        static_cast<cuuint32_t>(tile.images)},
       {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1}};
   return make_map(x, kMapType<T>, boxes);
 }
 
-// Pieces of channels-first images; threads take of a row what the stride leaves.
-template <typename T>
-CUtensorMap map_pieces(const ConvProblem& p, const Tile& tile, const T* x) {
-  constexpr int64_t kSize = sizeof(T);
-  const auto stride = [&](int64_t size, int64_t stride) {
-    return static_cast<cuuint64_t>(size > 1 ? stride * kSize : 16);
-  };
-  Boxes<4> boxes{
-      {static_cast<cuuint64_t>(p.W), static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.C),
-       static_cast<cuuint64_t>(p.N)},
-      {stride(p.H, p.x_strides[2]), stride(p.C, p.x_strides[1]), stride(p.N, p.x_strides[0])},
-      {static_cast<cuuint32_t>(tile.pieces.row / kSize),
-       static_cast<cuuint32_t>((tile.plane_rows - 1) * p.stride_h + 1),
-       static_cast<cuuint32_t>(tile.pieces.count * kPieceBytes / kSize),
-       static_cast<cuuint32_t>(tile.images)},
-      {1, static_cast<cuuint32_t>(p.stride_h), 1, 1}};
-  return make_map(x, kMapType<T>, boxes, CU_TENSOR_MAP_SWIZZLE_NONE);
-}
-
-// Spans of whole rows: a channel's plane is one dimension.
-template <typename T>
-CUtensorMap map_spans(const ConvProblem& p, const Tile& tile, const T* x) {
-  constexpr int64_t kSize = sizeof(T);
-  Boxes<3> boxes{{static_cast<cuuint64_t>(p.H * p.W * kSize / kSpanUnit),
-                  static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.N)},
-                 {static_cast<cuuint64_t>(p.H * p.W * kSize),
-                  static_cast<cuuint64_t>(p.N > 1 ? p.x_strides[0] * kSize : 16)},
-                 {static_cast<cuuint32_t>(tile.pieces.channel / kSpanUnit),
-                  static_cast<cuuint32_t>(tile.pieces.count * kPieceBytes / kSize), 1},
-                 {1, 1, 1}};
-  return make_map(x, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, boxes, CU_TENSOR_MAP_SWIZZLE_NONE);
-}
-
 template <typename T>
 CUtensorMap map_output(const ConvProblem& p, const Tile& tile, const T* y) {
-  constexpr int64_t kSize = sizeof(T);
-  const auto stride = [](int64_t size, int64_t stride) {
-    return static_cast<cuuint64_t>(size > 1 ? stride * kSize : 16);
-  };
+  const bool squares = tile.shape == Shape::kSquares;
   Boxes<4> boxes{
       {static_cast<cuuint64_t>(p.K), static_cast<cuuint64_t>(p.Q), static_cast<cuuint64_t>(p.P),
        static_cast<cuuint64_t>(p.N)},
-      {stride(p.Q, p.y_strides[3]), stride(p.P, p.y_strides[2]), stride(p.N, p.y_strides[0])},
-      {kRowBytes / kSize, tile.shape == Shape::kSquares ? 8u : 64u,
-       tile.shape == Shape::kSquares ? 8u : 1u, 1},
+      {map_stride<T>(p.Q, p.y_strides[3]), map_stride<T>(p.P, p.y_strides[2]),
+       map_stride<T>(p.N, p.y_strides[0])},
+      {kRowBytes / sizeof(T), squares ? 8u : 64u, squares ? 8u : 1u, 1},
       {1, 1, 1, 1}};
   const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
   return make_map(y, type, boxes);
 }
 
+// Of a weight that is a matrix.
 template <typename T>
-CUtensorMap map_weight(const ConvProblem& p, const Tile& tile, const T* packed) {
-  constexpr int64_t kSize = sizeof(T);
-  const int64_t channels = packed_channels(p, tile.flat);
-  const int64_t taps = tile.flat ? 1 : p.R * p.S;
-  Boxes<3> boxes{
-      {static_cast<cuuint64_t>(channels), static_cast<cuuint64_t>(taps),
-       static_cast<cuuint64_t>(p.K)},
-      {static_cast<cuuint64_t>(channels * kSize), static_cast<cuuint64_t>(taps * channels * kSize)},
-      {kRowBytes / kSize, 1, static_cast<cuuint32_t>(tile.kind().channels)},
-      {1, 1, 1}};
-  return make_map(packed, kMapType<T>, boxes);
+CUtensorMap map_weight(const ConvProblem& p, const Tile& tile, const PackedWeight& packed,
+                       const T* w) {
+  const auto row = static_cast<cuuint64_t>(packed.row) * sizeof(T);
+  const auto taps = static_cast<cuuint64_t>(p.R * p.S);
+  Boxes<3> boxes{{static_cast<cuuint64_t>(packed.row), taps, static_cast<cuuint64_t>(p.K)},
+                 {row, taps * row},
+                 {kRowBytes / sizeof(T), 1, static_cast<cuuint32_t>(tile.kind().channels)},
+                 {1, 1, 1}};
+  return make_map(w, kMapType<T>, boxes);
 }
 
 template <typename T>
-const T* packed_weight(const ConvProblem& p, const Tile& tile, const T* w,
-                       const LaunchContext& context) {
-  if (!tile.flat && weight_is_packed(p)) return w;
-  auto* packed = static_cast<T*>(context.workspace);
-  const int64_t channels = packed_channels(p, tile.flat);
-  const int64_t taps = tile.flat ? 1 : p.R * p.S;
-  const int64_t count = p.K * taps * channels;
+void pack(const ConvProblem& p, const Tile& tile, const PackedWeight& packed, const T* w, T* to,
+          cudaStream_t stream) {
   using D = Divider<int32_t>;
-  const auto blocks = std::min<int64_t>((count + kPackBlock - 1) / kPackBlock, 4096);
-  pack_weight<T><<<static_cast<unsigned>(blocks), kPackBlock, 0, context.stream>>>(
-      static_cast<int>(count), D(channels), D(taps), D(p.S), D(p.C), tile.flat,
-      static_cast<int>(p.C), static_cast<int>(tile.flat ? p.C * p.R * p.S : p.C), p.w_strides[0],
-      p.w_strides[1], p.w_strides[2], p.w_strides[3], w, packed);
-  check_launch("implicit_gemm pack_weight");
-  return packed;
+  const WeightSource<T> from{w,
+                             p.w_strides[0],
+                             p.w_strides[1],
+                             p.w_strides[2],
+                             p.w_strides[3],
+                             static_cast<int>(p.K),
+                             static_cast<int>(p.C),
+                             static_cast<int>(p.R)};
+  int64_t count = packed.rows * packed.row;
+  if (!tile.has_matrix()) count = count * static_cast<int64_t>(sizeof(T)) / 16;
+  const auto blocks =
+      static_cast<unsigned>(std::min<int64_t>(ceil_divide(count, kPackBlock), 4096));
+  if (tile.has_matrix()) {
+    pack_matrix<T><<<blocks, kPackBlock, 0, stream>>>(static_cast<int>(count), D(packed.row),
+                                                      D(p.S), D(p.R), from, to);
+  } else {
+    pack_units<T><<<blocks, kPackBlock, 0, stream>>>(
+        static_cast<int>(count), D(2 * tile.kind().channels), D(p.S), D(p.R), D(tile.pieces),
+        D(p.C), tile.is_flat(), tile.kind().channels, from, reinterpret_cast<uint4*>(to));
+  }
+  check_launch("implicit_gemm: the weight");
 }
 
 template <typename T>
 Output<T> make_output(const ConvProblem& p, const Tile& tile, const Operands& operands) {
+  constexpr int64_t kSize = sizeof(T);
   Output<T> out{};
   out.data = static_cast<T*>(operands.y);
   out.bias = static_cast<const T*>(operands.bias);
@@ -172,97 +146,68 @@ Output<T> make_output(const ConvProblem& p, const Tile& tile, const Operands& op
   out.K = static_cast<int>(p.K);
   out.P = static_cast<int>(p.P);
   out.Q = static_cast<int>(p.Q);
+  out.planar = dense_layout(p.y_sizes(), p.y_strides) == Layout::kNchw;
   const bool aligned = reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
-  out.vectors = aligned && p.K % (sizeof(T) == 2 ? 8 : 2) == 0;
-  out.words = out.k * static_cast<int64_t>(sizeof(T)) % 4 == 0;
-  out.lines = tile.shape != Shape::kSquares;
+  if (out.planar) {
+    // Strides of dimensions of one do not matter: their index is zero.
+    const bool even = out.Q % 2 == 0 || (out.P == 1 && out.K == 1 && out.N == 1);
+    out.vectors = aligned && even;
+  } else {
+    out.vectors = aligned && p.K % (kSize == 2 ? 8 : 2) == 0;
+  }
   out.rows = tile.rows;
   out.columns = tile.columns;
+  out.lines = tile.shape == Shape::kLines;
   using D = Divider<int32_t>;
-  out.pitch = D(tile.pitch);
-  out.line_rows = D(tile.shape == Shape::kRun ? tile.plane_rows : INT32_MAX);
+  out.pitch = D(std::max(tile.pitch, 1));
   out.squares_w = D(std::max(tile.columns / 8, 1));
-  out.squares_h = D(std::max(tile.rows * 8 / tile.kind().block, 1));
+  out.squares_h = D(std::max(tile.rows / 8, 1));
   return out;
 }
 
 template <typename T>
-Turn<T> make_turn(const ConvProblem& p, const Tile& tile, const T* x) {
-  Turn<T> t{};
-  t.x = x;
-  t.end = reinterpret_cast<const char*>(x + max_offset(p.x_sizes(), p.x_strides) + 1);
-  t.n = p.x_strides[0];
-  t.c = p.x_strides[1];
-  t.N = static_cast<int>(p.N);
-  t.C = static_cast<int>(p.C);
-  t.H = static_cast<int>(p.H);
-  t.W = static_cast<int>(p.W);
-  t.boxed = tile.loader == Loader::kTurnedBoxes;
-  t.pieces = tile.pieces;
-  t.positions = tile.positions;
-  t.period = tile.pitch * tile.plane_rows;
-  t.stride_h = static_cast<int>(p.stride_h);
-  t.stride_w = static_cast<int>(p.stride_w);
-  t.boxed_bytes = tile.pieces.image * tile.images;
-  t.pitch = Divider<int32_t>(tile.pitch);
-  t.plane_rows = Divider<int32_t>(tile.plane_rows);
-  return t;
-}
-
-template <typename T>
-Gather<T> make_gather(const ConvProblem& p, const Tile& tile, const T* x) {
-  Gather<T> g{};
-  g.x = x;
-  g.n = p.x_strides[0];
-  g.c = p.x_strides[1];
-  g.h = p.x_strides[2];
-  g.w = p.x_strides[3];
-  g.N = static_cast<int>(p.N);
-  g.C = static_cast<int>(p.C);
-  g.H = static_cast<int>(p.H);
-  g.W = static_cast<int>(p.W);
-  g.positions = tile.positions;
-  g.stride_h = static_cast<int>(p.stride_h);
-  g.stride_w = static_cast<int>(p.stride_w);
-  g.flat = tile.flat;
-  g.flat_channels = static_cast<int>(p.C * p.R * p.S);
-  g.dilation_h = static_cast<int>(p.dilation_h);
-  g.dilation_w = static_cast<int>(p.dilation_w);
-  g.pitch = Divider<int32_t>(tile.pitch);
-  g.plane_rows = Divider<int32_t>(tile.plane_rows);
-  g.by_C = Divider<int32_t>(p.C);
-  g.by_S = Divider<int32_t>(p.S);
-  return g;
+RowSource<T> make_source(const ConvProblem& p, const Tile& tile, const T* x) {
+  using D = Divider<int32_t>;
+  RowSource<T> s{};
+  s.x = x;
+  s.n = p.x_strides[0];
+  s.c = p.x_strides[1];
+  s.h = p.x_strides[2];
+  s.w = p.x_strides[3];
+  s.N = static_cast<int>(p.N);
+  s.C = static_cast<int>(p.C);
+  s.H = static_cast<int>(p.H);
+  s.W = static_cast<int>(p.W);
+  s.row = tile.row;
+  s.reach = tile.h.reach;
+  s.vectors = static_cast<int>(tile.positions * static_cast<int64_t>(sizeof(T)) / tile.row.vector);
+  s.flat = tile.is_flat();
+  s.flat_taps = static_cast<int>(p.R * p.S);
+  s.flat_S = static_cast<int>(p.S);
+  s.vectors_in_row =
+      D(std::max<int64_t>(tile.pitch * static_cast<int64_t>(sizeof(T)) / tile.row.vector, 1));
+  s.pairs = D(tile.row.pairs);
+  const bool run = tile.shape == Shape::kRun;
+  s.output_rows = D(run ? p.P : INT32_MAX);
+  s.period = D(run ? tile.row.period : INT32_MAX);
+  return s;
 }
 
 template <typename T>
 using KernelOf = void (*)(Params<T>);
 
-template <typename T, Loader kLoader, bool kPlanar, size_t... kIndex>
+template <typename T, size_t... kIndex>
 KernelOf<T> kernel_at(int index, std::index_sequence<kIndex...>) {
-  const auto address = [](auto number) -> KernelOf<T> {
-    if constexpr (kKernels[number].planar == kPlanar) {
-      return convolve<T, static_cast<int>(number), kLoader>;
-    } else {
-      return nullptr;
-    }
-  };
-  static const KernelOf<T> kTable[] = {address(std::integral_constant<size_t, kIndex>())...};
+  static constexpr KernelOf<T> kTable[] = {
+      convolve<T, static_cast<int>(kIndex / kFetchCount),
+               static_cast<Fetch>(kIndex % kFetchCount)>...};
   return kTable[index];
-}
-
-template <typename T>
-KernelOf<T> kernel_for(const Tile& tile) {
-  constexpr auto kAll = std::make_index_sequence<kKernelCount>();
-  if (is_turned(tile.loader)) return kernel_at<T, Loader::kTurnedBoxes, true>(tile.kernel, kAll);
-  if (tile.loader == Loader::kBoxes) return kernel_at<T, Loader::kBoxes, false>(tile.kernel, kAll);
-  return tile.kind().planar ? kernel_at<T, Loader::kGathered, true>(tile.kernel, kAll)
-                            : kernel_at<T, Loader::kGathered, false>(tile.kernel, kAll);
 }
 
 template <typename T, size_t... kIndex>
 KernelOf<T> reducer_at(int index, std::index_sequence<kIndex...>) {
-  static constexpr KernelOf<T> kTable[] = {add_splits<T, static_cast<int>(kIndex)>...};
+  static constexpr KernelOf<T> kTable[] = {
+      add_splits<T, static_cast<int>(kIndex / 2), kIndex % 2 != 0>...};
   return kTable[index];
 }
 
@@ -271,30 +216,26 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
             const LaunchContext& context) {
   const ConvProblem problem = as_one_row(asked);
   const Tile tile = tile_of(problem, plan);
+  const bool boxes = tile.fetch == Fetch::kShared;
   const auto* x = static_cast<const T*>(operands.x);
+  const auto* w = static_cast<const T*>(operands.w);
   Params<T> p{};
-  p.out = make_output<T>(problem, tile, operands);
-  const T* w = packed_weight(problem, tile, static_cast<const T*>(operands.w), context);
-  p.w = map_weight(problem, tile, w);
-  switch (tile.loader) {
-    case Loader::kBoxes:
-      p.x = map_input(problem, tile, x);
-      break;
-    case Loader::kTurnedBoxes:
-      p.x = map_pieces(problem, tile, x);
-      p.turn = make_turn(problem, tile, x);
-      break;
-    case Loader::kTurnedSpans:
-      if (tile.pieces.boxes) p.x = map_spans(problem, tile, x);
-      p.turn = make_turn(problem, tile, x);
-      break;
-    case Loader::kGathered:
-      p.gather = make_gather(problem, tile, x);
-      break;
+  const PackedWeight packed = packed_weight(problem, tile);
+  if (!packed.in_place) {
+    auto* to = static_cast<T*>(context.workspace);
+    pack(problem, tile, packed, w, to, context.stream);
+    w = to;
   }
-  const bool one_tap = tile.flat;
-  p.R = one_tap ? 1 : static_cast<int>(problem.R);
-  p.S = one_tap ? 1 : static_cast<int>(problem.S);
+  p.units = w;
+  if (tile.has_matrix()) p.w = map_weight(problem, tile, packed, w);
+  p.out = make_output<T>(problem, tile, operands);
+  if (boxes) {
+    p.x = map_input(problem, tile, x);
+  } else {
+    p.source = make_source(problem, tile, x);
+  }
+  p.R = tile.is_flat() ? 1 : static_cast<int>(problem.R);
+  p.S = tile.is_flat() ? 1 : static_cast<int>(problem.S);
   p.h = tile.h;
   p.w_axis = tile.w;
   p.stride_h = static_cast<int>(problem.stride_h);
@@ -306,20 +247,20 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.rows = tile.rows;
   p.columns = tile.columns;
   p.images = tile.images;
-  p.run = tile.shape == Shape::kRun ? tile.kind().pixels : 0;
+  p.run = tile.shape == Shape::kRun ? tile.kind().pixels / 2 : 0;
   p.pitch = tile.pitch;
   p.x_stages = tile.x_stages;
   p.w_stages = tile.w_stages;
-  p.boxed_out = tile.boxed_out && tile.splits == 1;
+  p.boxed_out = tile.boxed_out;
   if (p.boxed_out) p.y = map_output(problem, tile, p.out.data);
   p.staging_bytes = staging(problem, tile);
-  p.plane_bytes = tile.plane_bytes();
+  p.stage_bytes = tile.stage_bytes;
   p.boxed_bytes = tile.positions * kRowBytes;
-  for (int i = 0; i < tile.blocks(); ++i) {
-    int position = i * tile.kind().block;
+  for (int i = 0; i < tile.kind().blocks(); ++i) {
+    int position = i * kInstructionRows;
     if (tile.shape == Shape::kSquares) {
-      const int high = tile.kind().block / 8, across = tile.columns / 8, down = tile.rows / high;
-      const int column = i % across * 8, row = i / across % down * high, image = i / across / down;
+      const int across = tile.columns / 8, down = tile.rows / 8;
+      const int column = i % across * 8, row = i / across % down * 8, image = i / across / down;
       position = (image * tile.plane_rows + row) * tile.pitch + column;
     }
     p.block_at[i] = static_cast<uint32_t>(position * kRowBytes);
@@ -329,10 +270,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.steps = tile.steps();
   p.splits = tile.splits;
   p.items = static_cast<int>(tile.tiles()) * tile.splits;
-  p.chunks = tile.chunks;
-  const int64_t channels = tile.flat ? problem.C * problem.R * problem.S : problem.C;
-  const int64_t last = channels - int64_t{tile.chunks - 1} * (kRowBytes / sizeof(T));
-  p.last_products = static_cast<int>((last * static_cast<int64_t>(sizeof(T)) + 31) / 32);
+  p.pieces = tile.pieces;
+  p.chunk = tile.chunk;
+  p.unit_count = tile.pieces * p.R * p.S;
   using D = Divider<int32_t>;
   p.tiles_k = D(tile.tiles_k);
   p.tiles_q = D(tile.tiles_q);
@@ -341,7 +281,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.partial = reinterpret_cast<float*>(static_cast<char*>(context.workspace) +
                                        plan.workspace_bytes - partial_bytes(tile));
 
-  const KernelOf<T> kernel = kernel_for<T>(tile);
+  const KernelOf<T> kernel =
+      kernel_at<T>(tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
+                   std::make_index_sequence<kKernelCount * kFetchCount>());
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
       "implicit_gemm: shared memory");
@@ -349,14 +291,12 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
            static_cast<size_t>(plan.shared_bytes), context.stream>>>(p);
   check_launch("implicit_gemm");
   if (tile.splits > 1) {
-    constexpr auto kAll = std::make_index_sequence<kKernelCount>();
-    const size_t staging = static_cast<size_t>(4 * staging_bytes<T>(tile.kind()));
-    const Kernel& kind = tile.kind();
+    const KernelOf<T> add =
+        reducer_at<T>(tile.kernel * 2 + boxes, std::make_index_sequence<kKernelCount * 2>());
     const int64_t parts =
-        int64_t{kWarpgroups} * kind.blocks() * (kind.columns() / split_columns<T>(kind));
-    reducer_at<T>(
-        tile.kernel,
-        kAll)<<<static_cast<unsigned>(tile.tiles() * parts), 128, staging, context.stream>>>(p);
+        tile.tiles() * tile.kind().blocks() * (tile.kind().channels / kSplitColumns);
+    add<<<static_cast<unsigned>(parts), 128, 4 * staging_bytes<T>(kSplitColumns),
+          context.stream>>>(p);
     check_launch("implicit_gemm add_splits");
   }
 }

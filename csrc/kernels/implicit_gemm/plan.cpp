@@ -11,51 +11,37 @@ namespace customconv::implicit_gemm {
 
 namespace {
 
-// Whether strides are those of a dense layout, where they matter.
-bool has_strides(const Shape4& sizes, const Shape4& strides, Layout layout) {
-  const Shape4 dense = dense_strides(sizes, layout);
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] > 1 && strides[i] != dense[i]) return false;
-  }
-  return true;
-}
-
 constexpr double kMatrixEfficiency = 0.85;   // of the tensor cores' rate, while a tile is summed
-constexpr double kTurnedEfficiency = 0.8;    // the same where threads turn what is multiplied
 constexpr double kL2BytesPerClock = 26;      // a multiprocessor's share
-constexpr double kGatherBytesPerClock = 1;   // where threads load and store every element
-constexpr double kTurnBytesPerClock = 0.18;  // of a thread that turns what the copy engine brings
-constexpr double kTurnTraffic = 2.5;         // what turning moves, for each byte
-constexpr double kTurnStageClocks = 700;     // until pieces are turned, however small
+constexpr double kCopyClocks = 3;            // for each copy of a warp
+constexpr double kElementBytesPerClock = 6;  // where elements are copied through registers
 constexpr double kStoreBytesPerClock = 16;
-constexpr double kTileClocks = 1500;  // until the first products, and after the last
-constexpr double kPlanarTileClocks = 2500;
-constexpr double kCutSectorClocks = 3;  // for 32 bytes of output that a multiprocessor writes twice
-constexpr double kSharedSectorClocks = 8;     // or that two of them share
+constexpr double kPixelStoreClocks = 5;  // for each store of a warp into planes of pixels
+constexpr double kTileClocks = 1500;     // until the first products, and after the last
+constexpr double kGroupClocks = 40;      // what a group of products of rows costs on top
 constexpr double kSplitBytesPerClock = 1000;  // of the whole GPU, written and read
 constexpr double kLaunchMs = 0.004;
 constexpr double kBandwidthShare = 0.85;
 
 constexpr int kMostBox = 256;
-constexpr int64_t kWholeBytes = 640;  // of an image's channel: up to which images are not cut
-constexpr int64_t kFarReach = 6;      // pixels of halo
-constexpr int64_t kTooMany = kMostPositions + 1;
+constexpr int64_t kFarReach = 6;  // pixels of halo
+constexpr int64_t kTooMany = 1 << 20;
 constexpr int64_t kMostRows = 32;  // of pixels in a tile of lines
 constexpr int kFewChannels = 4;    // up to which channels and taps are one dimension
+constexpr int kTableBytes = kMostFlat * 4;
 
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// A plan's variant: the kernel, the shape, how pixels are fetched, and flags.
+enum Flag : int { kShapeShift = 4, kFetchShift = 6, kApartH = 512, kApartW = 1024 };
 
-// A plan's variant: the kernel, the shape, the loader and flags.
-enum Flag : int { kShapeShift = 4, kLoaderShift = 6, kFlat = 256, kApartH = 512, kApartW = 1024 };
-
-constexpr int variant_of(int kernel, Shape shape, Loader loader, int flags) {
-  return kernel | static_cast<int>(shape) << kShapeShift |
-         static_cast<int>(loader) << kLoaderShift | flags;
+constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {
+  return kernel | static_cast<int>(shape) << kShapeShift | static_cast<int>(fetch) << kFetchShift |
+         flags;
 }
 
 int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
 
-Axis make_axis(int64_t taps, int64_t stride, int64_t dilation, bool apart) {
+// Of boxes: what a stride skips is not loaded.
+Axis boxed_axis(int64_t taps, int64_t stride, int64_t dilation, bool apart) {
   const int64_t period = apart ? taps : stride / std::gcd(stride, dilation);
   const int64_t planes = std::min(taps, period);
   const int64_t step = apart ? 0 : planes * dilation / stride;
@@ -64,162 +50,183 @@ Axis make_axis(int64_t taps, int64_t stride, int64_t dilation, bool apart) {
       static_cast<int>(planes < taps ? ceil_divide(taps, planes) - 1 : 0) * static_cast<int>(step)};
 }
 
-// Positions from one row of a run to the next: of the pixels that a row's taps reach. With stride 1
-// the padding behind a row also stands before the next one.
-int64_t run_period(const Axis& axis, int64_t stride, int64_t size, int64_t pad, int64_t outputs) {
-  const int64_t apart = outputs + axis.reach;
-  if (stride > 1 || axis.planes > 1) return apart;
-  const int64_t behind = outputs + axis.reach - pad - size;
-  const int64_t shared = size + std::max(pad, behind);
-  return shared >= outputs ? std::min(shared, apart) : apart;
+// Of rows: every pixel between the first tap and the last.
+Axis row_axis(int64_t taps, int64_t dilation, bool apart) {
+  if (apart) return {static_cast<int>(taps), 0, 0};
+  const int64_t reach = std::min((taps - 1) * dilation, kTooMany);
+  return {1, static_cast<int>(std::min(dilation, kTooMany)), static_cast<int>(reach)};
 }
 
-// Bytes that blocks of a line read past their plane's end; other stages or the staging follow
-// there.
-int past_the_end(const Tile& t) {
-  if (t.shape == Shape::kSquares) return 0;
-  const int last = t.kind().pixels + t.h.reach * t.pitch + t.w.reach;
-  return std::max(0, last - t.plane_bytes() / kRowBytes) * kRowBytes;
-}
-
-Pieces boxed_pieces(const ConvProblem& p, const Tile& t, int count) {
-  Pieces pieces{};
-  pieces.count = count;
+// Bytes that rows can be copied at a time: they must be aligned wherever a row or a tile begins.
+int vector_of(const ConvProblem& p, bool compact, int64_t columns, bool apart) {
   const int64_t size = element_size(p.dtype);
-  // A box starts at whole 16 bytes, up to one element less before the first that is wanted.
-  const int64_t columns = (t.pitch - 1) * p.stride_w + 16 / size;
-  pieces.row = static_cast<int>(round_up(columns * size, 16));
-  pieces.channel = pieces.row * t.plane_rows;
-  pieces.image = pieces.channel * count * static_cast<int>(kPieceBytes / size);
-  pieces.bytes = static_cast<int>(round_up(int64_t{pieces.image} * t.images, 128));
-  return pieces;
-}
-
-// Spans lie as far from each other, modulo 16 bytes, as in the tensor; between them is room for the
-// bytes that complete 16 on both sides.
-Pieces spanned_pieces(const ConvProblem& p, const Tile& t, int count) {
-  Pieces pieces{};
-  const int64_t size = element_size(p.dtype);
-  const int64_t touched = ceil_divide(t.positions - 1, t.pitch) + 1;  // rows of the plane
-  const int64_t late = std::max<int64_t>(0, (t.h.planes - 1) * p.dilation_h - p.pad_h);
-  const int64_t rows = std::min(p.H, (touched - 1) * p.stride_h + 1 + late);
-  const int64_t images = ceil_divide(t.positions - 1, int64_t{t.pitch} * t.plane_rows) + 1;
-  const int64_t row = p.W * size, area = p.H * row;
-  const int64_t box = round_up(rows * row, 16) + 16;
-  const bool planes_follow = p.C == 1 || p.x_strides[1] == p.H * p.W;
-  pieces.boxes = p.x_aligned && planes_follow && area % 16 == 0 &&
-                 p.x_strides[0] * size % 16 == 0 && p.x_strides[0] > 0 &&
-                 box <= kMostBox * kSpanUnit;
-  pieces.whole = !pieces.boxes && planes_follow && area <= kWholeBytes;
-  pieces.count = pieces.boxes || pieces.whole ? count : 1;
-  const int64_t channels = pieces.count * kPieceBytes / size;
-  int64_t channel = round_up(rows * row, 16) + 32 + p.x_strides[1] * size % 16;
-  if (pieces.boxes) channel = box;
-  if (pieces.whole) channel = area;
-  int64_t image = round_up(channels * channel, 16) + 32 + p.x_strides[0] * size % 16;
-  if (pieces.boxes) image = round_up(channels * channel, 128);
-  const int64_t bytes = round_up(image * std::min(images, p.N) + 32, 128);
-  pieces.row = static_cast<int>(std::min<int64_t>(row, INT32_MAX));
-  pieces.channel = static_cast<int>(std::min<int64_t>(channel, INT32_MAX));
-  pieces.image = static_cast<int>(std::min<int64_t>(image, INT32_MAX));
-  pieces.bytes = static_cast<int>(std::min<int64_t>(bytes, INT32_MAX));
-  return pieces;
-}
-
-// Shares the memory out between the stages of the planes, of the pieces that they are made of and
-// of the weights; false where it is too small. A plane of many taps lasts long: two are enough.
-bool choose_stages(const ConvProblem& p, int64_t room, Tile& t) {
-  room -= staging(p, t) + kBarrierBytes + kOffsetBytes + past_the_end(t);
-  const int64_t plane = t.plane_bytes(), weight = t.weight_bytes();
-  const bool one_tap = t.h.reach == 0 && t.w.reach == 0;
-  int64_t planes = 2, pieces = 0;
-  if (is_turned(t.loader)) {
-    // Of planes that do not last long as many at a time as leave room for two stages, and for four
-    // taps of weights.
-    const int64_t left = room - 2 * plane - 4 * weight;
-    for (int count = one_tap ? kRowBytes / kPieceBytes : 1; count > 0; count /= 2) {
-      t.pieces = t.loader == Loader::kTurnedBoxes ? boxed_pieces(p, t, count)
-                                                  : spanned_pieces(p, t, count);
-      if (2 * t.pieces.bytes <= left) break;
-    }
-    pieces = std::clamp<int64_t>(left / t.pieces.bytes, 2, kMostStages);
-    room -= pieces * t.pieces.bytes;
-  } else if (one_tap) {
-    planes = std::clamp<int64_t>(room / (plane + weight), 2, kMostStages);
+  if (!p.x_aligned || (p.W > 1 && p.x_strides[3] != 1) || apart) return static_cast<int>(size);
+  for (int vector = 16; vector > size; vector /= 2) {
+    const int64_t pixels = vector / size;
+    const auto fits = [&](int64_t count, int64_t stride) {
+      return count == 1 || stride % pixels == 0;
+    };
+    const bool strides = fits(p.N, p.x_strides[0]) && fits(p.C, p.x_strides[1]) &&
+                         fits(p.H, p.x_strides[2]);
+    const bool whole = compact ? p.stride_w == 1 && p.pad_w == 0 && p.Q % pixels == 0
+                               : columns >= p.Q || columns * p.stride_w % pixels == 0;
+    if (strides && whole && p.W % pixels == 0) return vector;
   }
-  t.x_stages = static_cast<int>(planes);
-  t.pieces.stages = static_cast<int>(pieces);
-  t.w_stages = static_cast<int>(std::min<int64_t>((room - planes * plane) / weight, kMostStages));
-  return room - planes * plane >= 2 * weight;
+  return static_cast<int>(size);
 }
 
-int shared_bytes(const ConvProblem& p, const Tile& t) {
-  return t.x_stages * t.plane_bytes() + staging(p, t) + t.w_stages * t.weight_bytes() +
-         t.pieces.stages * t.pieces.bytes + past_the_end(t) + kBarrierBytes + kOffsetBytes;
+int slack_of(const ConvProblem& p, int vector) {
+  const int64_t pixels = vector / element_size(p.dtype);
+  return static_cast<int>(((-p.pad_w) % pixels + pixels) % pixels);
+}
+
+// Fills in a tile of boxes.
+void lay_out_boxes(const ConvProblem& p, bool apart_h, bool apart_w, Tile& t) {
+  t.h = boxed_axis(p.R, p.stride_h, p.dilation_h, apart_h);
+  t.w = boxed_axis(p.S, p.stride_w, p.dilation_w, apart_w);
+  const int64_t pitch = int64_t{t.columns} + t.w.reach, rows = int64_t{t.rows} + t.h.reach;
+  const double all = static_cast<double>(t.images * pitch) * static_cast<double>(rows);
+  t.positions = static_cast<int>(all > kMostPositions ? kTooMany : t.images * pitch * rows);
+  t.pitch = static_cast<int>(std::min(pitch, kTooMany));
+  t.plane_rows = static_cast<int>(std::min(rows, kTooMany));
+  t.chunk = kRowBytes / kPieceBytes;
+  if (t.positions < kTooMany) t.stage_bytes = static_cast<int>(round_up(t.positions * kRowBytes, 1024));
+}
+
+// Rows of a plane that tiles of a run need, wherever they begin.
+int64_t run_rows(const ConvProblem& p, const Tile& t) {
+  const int64_t pairs = t.kind().pixels / 2;
+  const int64_t latest = t.row.pairs - std::gcd(pairs, int64_t{t.row.pairs});
+  const int64_t rows = std::min((latest + pairs - 1) / t.row.pairs + 1, p.N * p.P);
+  const int64_t more_images = std::min((p.P + rows - 2) / p.P, p.N - 1);
+  const int64_t gap = std::max<int64_t>(t.row.period - p.P * t.row.per_output, 0);
+  return (rows - 1) * t.row.per_output + t.h.reach + 1 + more_images * gap;
+}
+
+// Fills in a tile of rows.
+void lay_out_rows(const ConvProblem& p, bool apart_h, bool apart_w, Tile& t) {
+  const int64_t size = element_size(p.dtype);
+  const bool run = t.shape == Shape::kRun;
+  t.h = row_axis(p.R, p.dilation_h, apart_h);
+  t.w = row_axis(p.S, p.dilation_w, apart_w);
+  Rows& row = t.row;
+  row.compact = t.fetch == Fetch::kPieces;
+  row.vector = vector_of(p, row.compact, t.columns, row.compact ? apart_h || apart_w : apart_w);
+  row.slack = row.compact ? 0 : slack_of(p, row.vector);
+  row.pairs = (t.columns + 1) / 2;
+  // Several pieces make up for few taps.
+  t.chunk = row.compact ? std::min(t.pieces, kRowBytes / kPieceBytes) : 1;
+  if (t.is_flat()) t.chunk = t.pieces;
+  const bool reaches = t.h.reach > 0;
+  row.per_output = reaches ? static_cast<int>(p.stride_h) : 1;
+  row.row_step = reaches ? 1 : static_cast<int>(p.stride_h);
+  const double period = static_cast<double>(p.P - 1) * row.per_output + t.h.reach + 1;
+  row.period = period < INT32_MAX ? static_cast<int>(period) : INT32_MAX;
+  double positions = t.kind().pixels;
+  if (!row.compact) {
+    const double pitch = (row.pairs * 2.0 - 1) * static_cast<double>(p.stride_w) + t.w.reach + 1 +
+                         row.slack;
+    const double rows = run ? static_cast<double>(run_rows(p, t))
+                            : (t.rows - 1.0) * row.per_output + t.h.reach + 1;
+    if (pitch * rows > kTooMany / 2) {
+      t.positions = kTooMany;
+      return;
+    }
+    t.pitch = static_cast<int>(
+        round_up(static_cast<int64_t>(pitch), std::max<int64_t>(row.vector / size, 2)));
+    t.plane_rows = static_cast<int>(rows);
+    positions = t.pitch * rows;
+  }
+  t.positions = static_cast<int>(positions);
+  // Lanes that fetch from several channels at a time then find them in different banks.
+  const int64_t unit = 8 * size;
+  row.channel_bytes = static_cast<int>(round_up(t.positions * size - unit, 2 * unit) + unit);
+  const int64_t channels = t.is_flat() ? p.C : t.chunk * kPieceBytes / size;
+  t.stage_bytes = static_cast<int>(round_up(channels * row.channel_bytes, 1024));
 }
 
 Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits) {
   Tile t{};
   t.kernel = variant % (1 << kShapeShift);
   t.shape = static_cast<Shape>(variant >> kShapeShift & 3);
-  t.loader = static_cast<Loader>(variant >> kLoaderShift & 3);
-  t.flat = (variant & kFlat) != 0;
+  t.fetch = static_cast<Fetch>(variant >> kFetchShift & 7);
   t.rows = pixels[0];
   t.columns = pixels[1];
   t.images = pixels[2];
-  const int64_t R = t.flat ? 1 : p.R, S = t.flat ? 1 : p.S;
-  t.h = make_axis(R, p.stride_h, p.dilation_h, (variant & kApartH) != 0);
-  t.w = make_axis(S, p.stride_w, p.dilation_w, (variant & kApartW) != 0);
-  const int64_t channels = t.flat ? p.C * p.R * p.S : p.C;
-  t.chunks = static_cast<int>(ceil_divide(channels * element_size(p.dtype), kRowBytes));
+  const int64_t channels = t.is_flat() ? p.C * p.R * p.S : p.C;
+  t.pieces = static_cast<int>(ceil_divide(channels * element_size(p.dtype), kPieceBytes));
   t.splits = static_cast<int>(splits);
+  const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
+  if (t.fetch == Fetch::kShared) {
+    lay_out_boxes(p, apart_h, apart_w, t);
+  } else {
+    lay_out_rows(p, apart_h, apart_w, t);
+  }
   t.tiles_k = ceil_divide(p.K, t.kind().channels);
-  int64_t positions = 0;
   if (t.shape == Shape::kRun) {
-    t.pitch = static_cast<int>(run_period(t.w, p.stride_w, p.W, p.pad_w, p.Q));
-    t.plane_rows = static_cast<int>(run_period(t.h, p.stride_h, p.H, p.pad_h, p.P));
-    positions = t.kind().pixels + int64_t{t.h.reach} * t.pitch + t.w.reach;
-    t.tiles_q = ceil_divide(((p.N - 1) * t.plane_rows + p.P - 1) * t.pitch + p.Q, t.kind().pixels);
+    t.tiles_q = ceil_divide(p.N * p.P * t.row.pairs, t.kind().pixels / 2);
     t.tiles_p = t.tiles_n = 1;
   } else {
-    const int64_t pitch = int64_t{t.columns} + t.w.reach, rows = int64_t{t.rows} + t.h.reach;
-    const double all = static_cast<double>(t.images * pitch) * static_cast<double>(rows);
-    positions = all > kMostPositions ? kTooMany : t.images * pitch * rows;
-    t.pitch = static_cast<int>(std::min<int64_t>(pitch, kTooMany));
-    t.plane_rows = static_cast<int>(std::min<int64_t>(rows, kTooMany));
     t.tiles_q = ceil_divide(p.Q, t.columns);
     t.tiles_p = ceil_divide(p.P, t.rows);
     t.tiles_n = ceil_divide(p.N, t.images);
   }
-  t.positions = static_cast<int>(std::min(positions, kTooMany));
-  t.boxed_out = splits == 1 && output_is_boxed(p, t);
+  // A box of output is a square, or a whole block of a line without a halo.
+  const int64_t size = element_size(p.dtype);
+  const bool boxes = t.shape == Shape::kSquares ||
+                     (t.rows == 1 && t.w.reach == 0 && t.columns % kInstructionRows == 0);
+  t.boxed_out = t.fetch == Fetch::kShared && splits == 1 && boxes && p.K * size % 16 == 0 &&
+                t.kind().channels * size % kRowBytes == 0;
   return t;
 }
 
-// Boxes have limits.
-bool is_legal(const ConvProblem& p, const Tile& t) {
-  if (t.loader == Loader::kBoxes || t.loader == Loader::kTurnedBoxes) {
-    return (t.pitch - 1) * p.stride_w + 16 <= kMostBox &&
-           (t.plane_rows - 1) * p.stride_h + 1 <= kMostBox;
-  }
-  return true;
+// Bytes that blocks of a line of boxes read past their plane's end; other stages or the staging
+// follow there.
+int past_the_end(const Tile& t) {
+  if (t.fetch != Fetch::kShared || t.shape == Shape::kSquares) return 0;
+  const int last = t.kind().pixels + t.h.reach * t.pitch + t.w.reach;
+  return std::max(0, last - t.stage_bytes / kRowBytes) * kRowBytes;
 }
 
-// Clocks that planes of pixels cost where their pieces do not begin and end with whole sectors of
-// 32 bytes: those that a warp stores at a time, and those that other tiles go on with.
-double cut_sectors(const ConvProblem& p, const Tile& t) {
-  const int64_t size = element_size(p.dtype);
-  const bool aligned = p.Q * size % 32 == 0 && t.columns * size % 32 == 0;
-  const bool gaps = t.shape != Shape::kSquares && t.pitch != t.columns;
-  const bool whole_rows = t.shape == Shape::kRun || t.columns >= p.Q;
-  const double slices = static_cast<double>(t.kind().pixels * size) / 128;
-  double clocks = aligned && !gaps ? 0 : 2 * slices * kCutSectorClocks;
-  const double width = t.shape == Shape::kSquares ? 8 : t.columns;
-  const double segments = t.kind().pixels / width;
-  if (!whole_rows && (!aligned || width * static_cast<double>(size) < 32)) {
-    clocks += 2 * segments * kSharedSectorClocks;
+// What is not stages.
+int64_t fixed_bytes(const ConvProblem& p, const Tile& t) {
+  return staging(p, t) + kBarrierBytes + (t.fetch == Fetch::kShared ? 0 : kCopiesBytes) +
+         (t.is_flat() ? kTableBytes : 0) + past_the_end(t);
+}
+
+// Shares the memory out between the stages of the input and of the weights; false where it is too
+// small. What many taps read lasts long: two stages are enough.
+bool choose_stages(const ConvProblem& p, int64_t room, Tile& t) {
+  room -= fixed_bytes(p, t);
+  const int64_t input = t.stage_bytes, weight = t.weight_bytes();
+  const bool one_tap = t.h.reach == 0 && t.w.reach == 0;
+  int64_t stages = 2;
+  if (t.fetch != Fetch::kShared) {
+    stages = std::clamp<int64_t>((room - 4 * weight) / input, 2, one_tap ? kMostStages : 4);
+  } else if (one_tap) {
+    stages = std::clamp<int64_t>(room / (input + weight), 2, kMostStages);
   }
-  return clocks * t.kind().channels;
+  t.x_stages = static_cast<int>(stages);
+  t.w_stages = static_cast<int>(std::min<int64_t>((room - stages * input) / weight, kMostStages));
+  return room - stages * input >= 2 * weight;
+}
+
+int shared_bytes(const ConvProblem& p, const Tile& t) {
+  return t.x_stages * t.stage_bytes + t.w_stages * t.weight_bytes() +
+         static_cast<int>(fixed_bytes(p, t));
+}
+
+bool is_legal(const ConvProblem& p, const Tile& t) {
+  if (t.fetch == Fetch::kShared) {
+    return t.positions <= kMostPositions && (t.pitch - 1) * p.stride_w + 1 <= kMostBox &&
+           (t.plane_rows - 1) * p.stride_h + 1 <= kMostBox;
+  }
+  if (t.positions >= kTooMany) return false;
+  const int64_t vectors = t.positions * element_size(p.dtype) / t.row.vector;
+  if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
+    if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
+  }
+  return vectors <= kMostCopies * kRowThreads;
 }
 
 // Clocks that a multiprocessor takes to multiply a tile, to load it and to store it.
@@ -227,36 +234,55 @@ struct Clocks {
   double math, load, store;
 };
 
+// Bytes that the threads of a warpgroup fetch for an instruction.
+double fetched_bytes(const ConvProblem& p, const Tile& t) {
+  switch (t.fetch) {
+    case Fetch::kShared:
+      return kInstructionRows * kPieceBytes;
+    case Fetch::kPieces:
+      return 2048;
+    case Fetch::kTaps:
+    case Fetch::kOddTaps:
+      return t.fetch == Fetch::kTaps ? 1800 : 2500;
+    default:
+      return p.dtype == DType::kFloat32 ? 4096 : 6144;
+  }
+}
+
 Clocks count_clocks(const ConvProblem& p, const Tile& t) {
   const Kernel& kind = t.kind();
+  const bool boxes = t.fetch == Fetch::kShared;
   const double size = static_cast<double>(element_size(p.dtype));
-  const int64_t channels = t.flat ? p.C * p.R * p.S : p.C;
-  const double products = std::ceil(static_cast<double>(channels) * size / kPieceBytes);
-  const double taps = t.flat ? 1 : static_cast<double>(p.R * p.S);
-  const int columns = kind.columns();
-  const double positions = t.positions * static_cast<double>(t.h.planes * t.w.planes);
-  const double input = positions * products * kPieceBytes;
-  const double weights = taps * t.chunks * t.weight_bytes();
+  const double taps = t.is_flat() ? 1 : static_cast<double>(p.R * p.S);
+  const double planes = t.h.planes * t.w.planes;
+  const double channels =
+      t.is_flat() ? static_cast<double>(p.C) : t.pieces * static_cast<double>(kPieceBytes) / size;
+  const double input = t.positions * planes * channels * size;
+  const double products = taps * t.pieces;
+  const double weights = products * kind.channels * kPieceBytes;
   const double results = static_cast<double>(kind.pixels) * kind.channels;
 
   Clocks clocks{};
-  // Shared memory moves 128 bytes a clock: operands, what is loaded and what is turned.
-  const double count = taps * products * kWarpgroups * kind.blocks();
-  double moved = count * (kInstructionRows + columns) * kPieceBytes + weights + input;
-  if (is_turned(t.loader)) moved += kTurnTraffic * input;
-  const double efficiency = is_turned(t.loader) ? kTurnedEfficiency : kMatrixEfficiency;
-  clocks.math = std::max(count * columns / 2, moved / 128) / efficiency;
+  // Shared memory moves 128 bytes a clock: operands and what is loaded.
+  const double count = products * kind.blocks();
+  const double moved =
+      count * (kind.channels * kPieceBytes + fetched_bytes(p, t)) + weights + input;
+  clocks.math = std::max(count * kind.channels / 2, moved / 128) / kMatrixEfficiency;
   clocks.load = (input + weights) / kL2BytesPerClock;
-  if (t.loader == Loader::kGathered) {
-    clocks.load = std::max(clocks.load, positions * t.chunks * kRowBytes / kGatherBytesPerClock);
-  } else if (is_turned(t.loader)) {
-    const double stages =
-        std::ceil(products / t.pieces.count) * static_cast<double>(t.h.planes * t.w.planes);
-    const double rate = kTurnBytesPerClock * turners(kind, t.loader);
-    clocks.load = std::max(clocks.load, stages * kTurnStageClocks + input / rate);
+  if (!boxes) {
+    clocks.math += products / group_products(t.fetch) * kGroupClocks;
+    if (t.row.vector == 2) {
+      clocks.load = std::max(clocks.load, input / kElementBytesPerClock);
+    } else {
+      clocks.load = std::max(clocks.load, input / t.row.vector / 32 * kCopyClocks);
+    }
   }
   clocks.store = results * size / (t.boxed_out ? 64 : kStoreBytesPerClock);
-  if (kind.planar) clocks.store += cut_sectors(p, t);
+  if (!boxes && p.y_strides[3] == 1) {
+    // A store takes a pair of pixels for each lane where they lie at even places.
+    const double at_once = p.Q % 2 == 0 ? 2 : 1;
+    clocks.store = results / 32 / at_once * kPixelStoreClocks;
+  }
   if (t.splits > 1) clocks.store = results * 4 / kStoreBytesPerClock;
   return clocks;
 }
@@ -272,22 +298,32 @@ struct Choice {
 bool price(const ConvProblem& p, const DeviceProperties& d, Choice& choice) {
   Tile& t = choice.tile;
   // A plane that fits has no sizes that overflow in what follows.
-  if (t.positions > kMostPositions || !is_legal(p, t)) return false;
+  if (!is_legal(p, t)) return false;
   if (!choose_stages(p, d.shared_bytes_block - 1024, t)) return false;
   choice.shared_bytes = shared_bytes(p, t);
   const Clocks clocks = count_clocks(p, t);
   // What is less than the most is not free: it competes for shared memory.
   const double sum = std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
-  const double item =
-      sum / t.splits + clocks.store + (t.kind().planar ? kPlanarTileClocks : kTileClocks);
+  const double item = sum / t.splits + clocks.store + kTileClocks;
   const double turns = std::ceil(static_cast<double>(t.tiles() * t.splits) / d.sm_count);
   double ms = turns * item / (d.clock_ghz * 1e6);
   const double split_bytes = 2.0 * static_cast<double>(partial_bytes(t));
   if (t.splits > 1) ms += split_bytes / kSplitBytesPerClock / (d.clock_ghz * 1e6) + kLaunchMs;
   const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
   choice.ms = std::max(ms, bytes_ms) + kLaunchMs;
-  if (t.flat || !weight_is_packed(p)) choice.ms += kLaunchMs;
+  if (!packed_weight(p, t).in_place) choice.ms += kLaunchMs;
   return true;
+}
+
+// Whether the copy engine can read boxes of pixels, all their channels side by side.
+bool input_is_boxed(const ConvProblem& p) {
+  const int64_t unit = 16 / element_size(p.dtype);
+  const auto legal = [&](int64_t size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride % unit == 0);
+  };
+  return p.x_aligned && (p.C == 1 || p.x_strides[1] == 1) && legal(p.N, p.x_strides[0]) &&
+         legal(p.H, p.x_strides[2]) && legal(p.W, p.x_strides[3]) && p.stride_h <= 8 &&
+         p.stride_w <= 8;
 }
 
 class Search {
@@ -297,19 +333,23 @@ class Search {
       : p_(p), d_(d), all_(all) {}
 
   Choice best() {
-    const bool boxed = input_is_boxed(p_);
-    const bool channels_last = has_strides(p_.y_sizes(), p_.y_strides, Layout::kNhwc);
-    planar_ = !channels_last || (!boxed && has_strides(p_.y_sizes(), p_.y_strides, Layout::kNchw));
-    if (p_.C <= kFewChannels) try_kernels(Loader::kGathered, kFlat);
-    if (!planar_) {
-      try_planes(boxed ? Loader::kBoxes : Loader::kGathered);
-    } else {
-      if (input_is_boxed_planar(p_)) try_planes(Loader::kTurnedBoxes);
-      if (input_is_spanned(p_)) try_planes(Loader::kTurnedSpans);
-      if (best_.ms == 0) try_planes(Loader::kGathered);
+    if (input_is_boxed(p_) && strides_match(p_.y_sizes(), p_.y_strides, Layout::kNhwc)) {
+      try_planes(Fetch::kShared);
+      if (best_.ms > 0 && p_.C > kFewChannels) return best_;
     }
-    // Boxes have the narrower limits.
-    if (best_.ms == 0) try_kernels(Loader::kGathered, kApartH | kApartW);
+    const int64_t flat = p_.C <= kFewChannels ? p_.C * p_.R * p_.S : kTooMany;
+    if (round_up(flat, kPieceBytes) <= kMostFlat) try_kernels(Fetch::kFlat, 0);
+    const bool one_tap = p_.R == 1 && p_.S == 1;
+    if (one_tap && (p_.stride_w == 1 || p_.dtype == DType::kFloat32)) {
+      try_kernels(Fetch::kPieces, 0);
+    } else if (p_.stride_w == 1 && p_.dilation_w == 1) {
+      try_planes(Fetch::kTaps);
+      try_planes(Fetch::kOddTaps);
+    } else {
+      try_planes(Fetch::kElements);
+    }
+    // Of each tap no more pixels than the tile has.
+    if (best_.ms == 0) try_kernels(Fetch::kPieces, kApartH | kApartW);
     return best_;
   }
 
@@ -319,44 +359,43 @@ class Search {
     return (taps - 1) * dilation > kFarReach;
   }
 
-  void try_planes(Loader loader) {
+  void try_planes(Fetch fetch) {
     const bool far_h = reaches_far(p_.R, p_.dilation_h), far_w = reaches_far(p_.S, p_.dilation_w);
-    try_kernels(loader, 0);
-    if (far_h) try_kernels(loader, kApartH);
-    if (far_w) try_kernels(loader, kApartW);
-    if (best_.ms == 0 || (far_h && far_w)) try_kernels(loader, kApartH | kApartW);
+    try_kernels(fetch, 0);
+    if (far_h) try_kernels(fetch, kApartH);
+    if (fetch != Fetch::kShared) return;
+    if (far_w) try_kernels(fetch, kApartW);
+    if (best_.ms == 0 || (far_h && far_w)) try_kernels(fetch, kApartH | kApartW);
   }
 
-  void try_kernels(Loader loader, int flags) {
+  void try_kernels(Fetch fetch, int flags) {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      const Kernel& kind = kKernels[kernel];
       // Twice as wide a tile as there are channels is never better than the next one.
-      const int narrowest = kind.planar ? 64 : 32;
-      if (kind.planar != planar_) continue;
-      if (kind.channels > narrowest && p_.K <= kind.channels / 2) continue;
-      if (loader == Loader::kTurnedSpans) {
-        try_run(kernel, flags);
+      const int channels = kKernels[kernel].channels;
+      if (channels > 32 && p_.K <= channels / 2) continue;
+      if (fetch == Fetch::kShared) {
+        try_squares(kernel, flags);
+        try_boxed_lines(kernel, flags);
       } else {
-        try_squares(kernel, loader, flags);
-        try_lines(kernel, loader, flags);
+        try_run(kernel, fetch, flags);
+        if (fetch != Fetch::kPieces || flags != 0) try_row_lines(kernel, fetch, flags);
       }
     }
   }
 
-  void try_squares(int kernel, Loader loader, int flags) {
-    const Kernel& kind = kKernels[kernel];
-    const int variant = variant_of(kernel, Shape::kSquares, loader, flags);
-    const int blocks = kind.pixels / kind.block;
+  void try_squares(int kernel, int flags) {
+    const int variant = variant_of(kernel, Shape::kSquares, Fetch::kShared, flags);
+    const int blocks = kKernels[kernel].pixels / kInstructionRows;
     for (int across = 1; across <= blocks; across *= 2) {
       for (int down = 1; across * down <= blocks; down *= 2) {
-        try_tile(variant, {down * kind.block / 8, across * 8, blocks / (across * down)});
+        try_tile(variant, {down * 8, across * 8, blocks / (across * down)});
       }
     }
   }
 
   // Whole rows of pixels with their halo, as many as there is room for.
-  void try_lines(int kernel, Loader loader, int flags) {
-    const int variant = variant_of(kernel, Shape::kLines, loader, flags);
+  void try_boxed_lines(int kernel, int flags) {
+    const int variant = variant_of(kernel, Shape::kLines, Fetch::kShared, flags);
     const int64_t pixels = kKernels[kernel].pixels;
     const int64_t reach = make_tile(p_, variant, {1, 1, 1}, 1).w.reach;
     int64_t last = 0;
@@ -374,11 +413,34 @@ class Search {
     }
   }
 
-  void try_run(int kernel, int flags) {
-    const double row = static_cast<double>(p_.Q + p_.W + 2 * p_.pad_w);
-    const double rows = static_cast<double>(p_.P + p_.H + 2 * p_.pad_h);
-    if (row * rows * static_cast<double>(p_.N) > INT32_MAX / 2) return;
-    const int variant = variant_of(kernel, Shape::kRun, Loader::kTurnedSpans, flags);
+  // Parts of rows, one below the other.
+  void try_row_lines(int kernel, Fetch fetch, int flags) {
+    const int variant = variant_of(kernel, Shape::kLines, fetch, flags);
+    constexpr int64_t kUnit = 8;  // pixels: what keeps copies aligned
+    const int64_t pixels = kKernels[kernel].pixels;
+    int64_t last = 0;
+    for (int64_t rows = 1; rows <= std::min<int64_t>(kMostRows, p_.P); rows *= 2) {
+      const int64_t most = std::min(pixels / rows / kUnit * kUnit, round_up(p_.Q, kUnit));
+      if (most < kUnit) break;
+      const int64_t even = round_up(ceil_divide(p_.Q, ceil_divide(p_.Q, most)), kUnit);
+      for (const int64_t columns : {even, most}) {
+        if (columns == last) continue;
+        last = columns;
+        int tile[3] = {static_cast<int>(std::min(pixels / columns, p_.P)),
+                       static_cast<int>(columns), 1};
+        if (!is_legal(p_, make_tile(p_, variant, tile, 1))) tile[0] = static_cast<int>(rows);
+        try_tile(variant, tile);
+      }
+    }
+  }
+
+  void try_run(int kernel, Fetch fetch, int flags) {
+    const auto row = static_cast<double>(p_.Q + 1);
+    const double rows = static_cast<double>(p_.P) * static_cast<double>(p_.stride_h) +
+                        static_cast<double>(p_.R) * static_cast<double>(p_.dilation_h);
+    if (std::max(row, rows) * rows * static_cast<double>(p_.N) > INT32_MAX / 4) return;
+    if (row * rows * static_cast<double>(p_.N) > INT32_MAX / 4) return;
+    const int variant = variant_of(kernel, Shape::kRun, fetch, flags);
     try_tile(variant, {static_cast<int>(p_.P), static_cast<int>(p_.Q), 1});
   }
 
@@ -405,7 +467,6 @@ class Search {
   const ConvProblem& p_;
   const DeviceProperties& d_;
   std::vector<Choice>* all_;
-  bool planar_ = false;
   Choice best_{};
 };
 
@@ -421,8 +482,7 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (!has_int32_coordinates(p)) return "image coordinates pass 2^31";
   if (dense_layout(p.y_sizes(), p.y_strides) == Layout::kOther) return "the output is not dense";
   if (p.N > INT32_MAX || p.K > INT32_MAX / 2) return "a dimension passes 2^31";
-  if (packed_channels(p, false) * p.R * p.S * p.K > INT32_MAX ||
-      packed_channels(p, true) * p.K > INT32_MAX) {
+  if (round_up(p.C, kPieceBytes) * p.R * p.S * round_up(p.K, 128) > INT32_MAX) {
     return "the weight passes 2^31 elements";
   }
   const double squares = static_cast<double>(p.N) * static_cast<double>(ceil_divide(p.P, 8)) *
@@ -443,15 +503,14 @@ ConvPlan plan_of(const ConvProblem& p, const DeviceProperties& d, const Choice& 
   plan.tile[1] = t.columns;
   plan.tile[2] = t.images;
   plan.splits = t.splits;
-  plan.block = threads_of(t.kind(), t.loader);
+  plan.block = threads_of(t.kind(), t.fetch);
   plan.wide_index = needs_wide_index(p);
   plan.shared_bytes = choice.shared_bytes;
   plan.grid[0] = std::min<int64_t>(t.tiles() * t.splits, d.sm_count);
-  int64_t packed = 0;
-  if (t.flat || !weight_is_packed(p)) {
-    packed = packed_channels(p, t.flat) * (t.flat ? 1 : p.R * p.S) * p.K * element_size(p.dtype);
-  }
-  plan.workspace_bytes = ceil_divide(packed, 256) * 256 + partial_bytes(t);
+  const PackedWeight weight = packed_weight(p, t);
+  const int64_t packed =
+      weight.in_place ? 0 : weight.rows * weight.row * element_size(p.dtype);
+  plan.workspace_bytes = round_up(packed, 256) + partial_bytes(t);
   plan.predicted_ms = choice.ms;
   return plan;
 }
@@ -475,8 +534,8 @@ std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties&
 ConvProblem as_one_row(ConvProblem p) {
   if (!p.is_pointwise()) return p;
   const auto are = [&](Layout layout) {
-    return has_strides(p.x_sizes(), p.x_strides, layout) &&
-           has_strides(p.y_sizes(), p.y_strides, layout);
+    return strides_match(p.x_sizes(), p.x_strides, layout) &&
+           strides_match(p.y_sizes(), p.y_strides, layout);
   };
   if (are(Layout::kNhwc) && p.N * p.H * p.W <= INT32_MAX) {
     p.W *= p.N * p.H;
@@ -500,52 +559,31 @@ Tile tile_of(const ConvProblem& p, const ConvPlan& plan) {
   return t;
 }
 
+PackedWeight packed_weight(const ConvProblem& p, const Tile& t) {
+  const int64_t size = element_size(p.dtype), unit = 16 / size;
+  if (!t.has_matrix()) {
+    const int64_t taps = t.is_flat() ? 1 : p.R * p.S;
+    return {t.tiles_k * t.kind().channels, t.pieces * taps * kPieceBytes / size, false};
+  }
+  const bool in_place =
+      p.C % unit == 0 && (p.C == 1 || p.w_strides[1] == 1) &&
+      (p.S == 1 || p.w_strides[3] == p.C) && (p.R == 1 || p.w_strides[2] == p.C * p.S) &&
+      (p.K == 1 || p.w_strides[0] == p.C * p.S * p.R) && p.w_aligned;
+  return {p.K * p.R * p.S, round_up(p.C, unit), in_place};
+}
+
 int staging(const ConvProblem& p, const Tile& t) {
-  const Kernel& kind = t.kind();
-  const int warps = 4 * kWarpgroups;
-  if (t.boxed_out) return kWarpgroups * t.slabs(element_size(p.dtype)) * kSlabBytes;
-  // As staging_bytes has it, of a warp's sixteen pixels or channels.
-  if (kind.planar) return warps * 16 * (128 + 16);
-  return element_size(p.dtype) == 2 ? warps * 16 * (kind.channels * 2 + 16) : 0;
-}
-
-bool output_is_boxed(const ConvProblem& p, const Tile& t) {
   const int64_t size = element_size(p.dtype);
-  // A box is a square, or a whole block of a line without a halo.
-  const bool boxes = t.shape == Shape::kSquares ||
-                     (t.rows == 1 && t.w.reach == 0 && t.columns % kInstructionRows == 0);
-  return !t.kind().planar && boxes && p.K * size % 16 == 0 &&
-         t.kind().channels * size % kRowBytes == 0;
-}
-
-bool weight_is_packed(const ConvProblem& p) {
-  const int64_t unit = 16 / element_size(p.dtype);
-  return p.C % unit == 0 && (p.C == 1 || p.w_strides[1] == 1) &&
-         (p.S == 1 || p.w_strides[3] == p.C) && (p.R == 1 || p.w_strides[2] == p.C * p.S) &&
-         (p.K == 1 || p.w_strides[0] == p.C * p.S * p.R) && p.w_aligned;
-}
-
-bool input_is_boxed(const ConvProblem& p) {
-  const int64_t unit = 16 / element_size(p.dtype);
-  const auto legal = [&](int64_t size, int64_t stride) {
-    return size == 1 || (stride > 0 && stride % unit == 0);
-  };
-  return p.x_aligned && (p.C == 1 || p.x_strides[1] == 1) && legal(p.N, p.x_strides[0]) &&
-         legal(p.H, p.x_strides[2]) && legal(p.W, p.x_strides[3]) && p.stride_h <= 8 &&
-         p.stride_w <= 8;
-}
-
-bool input_is_boxed_planar(const ConvProblem& p) {
-  const int64_t unit = 16 / element_size(p.dtype);
-  const auto legal = [&](int64_t size, int64_t stride) {
-    return size == 1 || (stride > 0 && stride % unit == 0);
-  };
-  return p.x_aligned && (p.W == 1 || p.x_strides[3] == 1) && legal(p.N, p.x_strides[0]) &&
-         legal(p.C, p.x_strides[1]) && legal(p.H, p.x_strides[2]) && p.stride_h <= 8;
-}
-
-bool input_is_spanned(const ConvProblem& p) {
-  return (p.W == 1 || p.x_strides[3] == 1) && (p.H == 1 || p.x_strides[2] == p.W);
+  const int channels = t.kind().channels;
+  if (t.boxed_out) {
+    const int groups = warpgroups(t.kind(), t.fetch);
+    const int slabs = t.kind().blocks() / groups * channels * static_cast<int>(size) / kRowBytes;
+    return groups * std::min(slabs, kMostSlabs) * kSlabBytes;
+  }
+  // Channels-last, 16 bits: each warp's sixteen pixels.
+  const bool planar = dense_layout(p.y_sizes(), p.y_strides) == Layout::kNchw;
+  if (size != 2 || (planar && t.fetch != Fetch::kShared)) return 0;
+  return 4 * warpgroups(t.kind(), t.fetch) * 16 * (channels * 2 + 16);
 }
 
 extern const Family family;

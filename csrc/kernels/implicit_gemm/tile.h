@@ -1,10 +1,16 @@
 // How a convolution is cut into matrix products; the planner chooses, the kernel follows.
 //
 // A block of threads computes a tile: some output pixels by some output channels. Of the input it
-// keeps a plane at a time in shared memory: the pixels that some taps read, 128 bytes of channels
-// each, with their halo. A tap reads its pixels where they lie, so a plane is loaded once for all
-// its taps. Taps share a plane where they are whole strides apart: with stride 1 and dilation 1 all
-// of them do; where the halo is too large, each has a plane of its own.
+// keeps in shared memory what some channels of a tile need, with the halo, and all taps read it
+// where it lies. How depends on the input's layout (`Fetch`):
+//
+// Boxes, for channels-last: a plane of pixels, 128 bytes of channels each, that the matrix
+// instruction itself reads; a tap is a plane that starts some pixels later. Taps share a plane
+// where they are whole strides apart: with stride 1 and dilation 1 all of them do; where the halo
+// is too large, each has a plane of its own.
+//
+// Rows, for all else: of each channel the rows of the image that the tile needs. The threads that
+// multiply fetch their pixels from there into registers, so that any tap may begin anywhere.
 #pragma once
 
 #include <cstdint>
@@ -15,77 +21,65 @@ namespace customconv::implicit_gemm {
 
 constexpr int kRowBytes = 128;        // of a pixel or an output channel in shared memory
 constexpr int kPieceBytes = 32;       // of a row: what one matrix instruction multiplies
-constexpr int kInstructionRows = 64;  // of the matrix instruction's first operand
-constexpr int kSpanUnit = 8;          // bytes that boxes of spans are counted in
+constexpr int kInstructionRows = 64;  // pixels of a matrix instruction
 constexpr int kMostBlocks = 4;        // of a tile
-constexpr int kWarpgroups = 2;        // that multiply
+constexpr int kRowThreads = 96;       // that copy rows
 constexpr int kMostStages = 8;
 constexpr int kSlabBytes = 64 * kRowBytes;  // of output: 64 pixels by 128 bytes of channels
 constexpr int kMostPositions = 768;         // of a plane: two of them fill the shared memory
+constexpr int kMostCopies = 8;              // of each thread that copies rows, in a channel
 constexpr int kBarrierBytes = 512;
-constexpr int kMostPixels = 256;                             // of a tile
-constexpr int kOffsetBytes = kWarpgroups * kMostPixels * 8;  // where pixels go, for each warpgroup
-constexpr int kMostSlabs = 4;                                // that a warpgroup stores at a time
+constexpr int kCopiesBytes = kMostCopies * kRowThreads * 8;  // where copies come from
+constexpr int kMostFlat = 1024;  // channels times taps, where they are one dimension
+constexpr int kMostSlabs = 4;    // that a warpgroup stores at a time
 
-// A kernel. Its results lie as the matrix instruction leaves them: channels side by side, or,
-// `planar`, pixels side by side; the output's layout decides which is wanted.
 struct Kernel {
   const char* name;
-  int channels;  // of a tile
+  int channels;  // of a tile: columns of the matrix instruction
   int pixels;    // of a tile
-  int block;     // pixels of an instruction
-  bool planar;
 
-  // Columns of an instruction; the sums of a block are 64 rows of so many.
-  constexpr int columns() const { return planar ? block : channels; }
-  // Warpgroups share the channels of a tile, or have 64 each.
-  constexpr int channel_groups() const { return planar ? channels / kInstructionRows : 1; }
-  // Of pixels, that a warpgroup computes.
-  constexpr int blocks() const { return pixels / block * channel_groups() / kWarpgroups; }
-  // Of each thread that multiplies.
-  constexpr int sums() const { return blocks() * columns() / 2; }
+  constexpr int blocks() const { return pixels / kInstructionRows; }
 };
 
 inline constexpr Kernel kKernels[] = {
-    {"256 pixels x 128", 128, 256, 64, false},  // the most products for the bytes loaded
-    {"256 pixels x 64", 64, 256, 64, false},    // few output channels
-    {"256 pixels x 32", 32, 256, 64, false},    // fewer
-    {"128 pixels x 128", 128, 128, 64, false},  // small images
-    {"128 pixels x 64", 64, 128, 64, false},    // and few tiles
-    {"128 x 256 pixels", 128, 256, 256, true},  // the same for planes of pixels
-    {"64 x 256 pixels", 64, 256, 128, true},   {"128 x 128 pixels", 128, 128, 128, true},
-    {"64 x 128 pixels", 64, 128, 64, true},
+    {"256 pixels x 128", 128, 256},  // the most products for the bytes loaded
+    {"256 pixels x 64", 64, 256},    // few output channels
+    {"256 pixels x 32", 32, 256},    // fewer
+    {"128 pixels x 128", 128, 128},  // small images
+    {"128 pixels x 64", 64, 128},    // and few tiles
 };
 inline constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 
-// How a tile's pixels lie in its planes.
+// How a tile's pixels lie in the image.
 enum class Shape : int {
-  kSquares,  // blocks are 8 pixels wide
-  kLines,    // blocks follow each other along the rows of an image, halo included
-  kRun,      // and along the images
+  kSquares,  // blocks of 8 x 8
+  kLines,    // rows of equal length
+  kRun,      // whole rows that follow each other along the images
 };
 
-// Where planes come from.
-enum class Loader : int {
-  kBoxes,        // the copy engine puts boxes of pixels where they belong
-  kTurnedBoxes,  // it fetches boxes of channels-first images, which threads turn
-  kTurnedSpans,  // the same with spans of whole rows, whose length may be any
-  kGathered,     // threads fetch element by element
+// Where the matrix instruction gets its pixels.
+enum class Fetch : int {
+  kShared,    // boxes: it reads planes where they lie
+  kPieces,    // rows, a single tap: pairs of pixels, several pieces of channels at a time
+  kTaps,      // rows, stride 1: pairs of pixels, several taps at a time
+  kOddTaps,   // the same where the first pair begins at an odd pixel of a row
+  kElements,  // rows, any stride: pixel by pixel
+  kFlat,      // the same where channels and taps are one dimension: few channels
 };
-constexpr bool is_turned(Loader loader) {
-  return loader == Loader::kTurnedBoxes || loader == Loader::kTurnedSpans;
+inline constexpr int kFetchCount = 6;
+
+// Warpgroups that multiply. Fetching takes a warp's time, in which others multiply: of rows, each
+// has a block. The instruction reads planes by itself: two are enough.
+constexpr int warpgroups(const Kernel& kernel, Fetch fetch) {
+  return fetch == Fetch::kShared ? 2 : kernel.blocks();
+}
+constexpr int threads_of(const Kernel& kernel, Fetch fetch) {
+  return 128 * (1 + warpgroups(kernel, fetch));
 }
 
-// Groups of 128 threads that fetch: what leaves registers enough for the others' sums.
-constexpr int fetchers(const Kernel& kernel, Loader loader) {
-  return is_turned(loader) && kernel.sums() <= 64 ? 2 : 1;
-}
-constexpr int threads_of(const Kernel& kernel, Loader loader) {
-  return 128 * (fetchers(kernel, loader) + kWarpgroups);
-}
-// Of the fetchers, those that turn; two warps start copies.
-constexpr int turners(const Kernel& kernel, Loader loader) {
-  return fetchers(kernel, loader) == 1 ? 64 : 128;
+// Products whose operands are fetched, and whose weights are loaded, at a time.
+constexpr int group_products(Fetch fetch) {
+  return fetch == Fetch::kElements || fetch == Fetch::kFlat ? 2 : 4;
 }
 
 // Along one dimension of the image.
@@ -95,45 +89,48 @@ struct Axis {
   int reach;   // pixels from the first tap of a plane to its last, at most
 };
 
-// Pieces of channels-first input on their way into a plane; strides in bytes.
-struct Pieces {
-  int stages;
-  int bytes;  // of a stage
-  int count;  // of pieces in a stage
-  int channel, row, image;
-  // Spans: one box an image, or all channels of an image at once, or one copy a channel.
-  bool boxes, whole;
+// How rows are copied. A plane's rows are counted over the images: every image has `period` of
+// them, of which an output row takes `per_output`.
+struct Rows {
+  bool compact;    // one tap: no rows, but the tile's pixels one after the other
+  int vector;      // bytes that are copied at a time
+  int slack;       // pixels before the first that a tap reads, which align the copies
+  int pairs;       // of pixels in a row of output
+  int per_output;  // rows of a plane from one output row to the next
+  int row_step;    // rows of the image from one row of a plane to the next
+  int period;
+  int pieces;         // of channels in a stage
+  int channel_bytes;  // of a stage
 };
 
 struct Tile {
   int rows, columns, images;  // of output pixels
   Shape shape;
-  Loader loader;
-  bool flat;  // channels and taps are one dimension: few channels
+  Fetch fetch;
   Axis h, w;
   int pitch;       // pixels in a row of a plane
-  int plane_rows;  // rows of an image in a plane
+  int plane_rows;  // rows in a plane; of boxes, in that of one image
   int positions;   // pixels of a plane
   int kernel;      // of kKernels
   int x_stages, w_stages;
-  Pieces pieces;
+  Rows row;
   int splits;
   bool boxed_out;  // the output is stored in boxes by the copy engine
 
   int64_t tiles_k, tiles_q, tiles_p, tiles_n;
-  int chunks;  // of channels: 128 bytes each
+  int pieces;       // of all channels, or of channels and taps: kPieceBytes each
+  int chunk;        // of them, in a step
+  int stage_bytes;  // of the input
 
   constexpr const Kernel& kind() const { return kKernels[kernel]; }
+  bool is_flat() const { return fetch == Fetch::kFlat; }
   int64_t tiles() const { return tiles_k * tiles_q * tiles_p * tiles_n; }
-  int steps() const { return chunks * h.planes * w.planes; }
-  int plane_bytes() const { return (positions * kRowBytes + 1023) / 1024 * 1024; }
-  int blocks() const { return kind().pixels / kind().block; }
-  // Slabs that a warpgroup's sums fill, of elements of this size.
-  int slabs(int64_t size) const {
-    const int all = kind().blocks() * kind().channels * static_cast<int>(size) / kRowBytes;
-    return all < kMostSlabs ? all : kMostSlabs;
-  }
-  int weight_bytes() const { return kind().channels * kRowBytes; }
+  int chunks() const { return (pieces + chunk - 1) / chunk; }
+  int steps() const { return chunks() * h.planes * w.planes; }
+  // Of a stage: what one pixel's group of products takes.
+  int weight_bytes() const { return kind().channels * kPieceBytes * group_products(fetch); }
+  // Weights are matrices whose rows are channels, else units of a piece of one tap.
+  bool has_matrix() const { return fetch == Fetch::kShared || fetch == Fetch::kPieces; }
 };
 
 // A pointwise convolution of dense images is one of a single row: of all their pixels where those
@@ -149,23 +146,16 @@ inline int64_t partial_bytes(const Tile& t) {
   return t.tiles() * t.splits * t.kind().pixels * t.kind().channels * 4;
 }
 
-// Input channels that a filter has in memory once it is packed: rows of whole 16 bytes.
-inline int64_t packed_channels(const ConvProblem& p, bool flat) {
-  const int64_t unit = 16 / element_size(p.dtype);
-  const int64_t channels = flat ? p.C * p.R * p.S : p.C;
-  return (channels + unit - 1) / unit * unit;
-}
+// The weight as the copy engine reads it. A matrix has rows (k, r, s) of channels, whole 16 bytes.
+// Else, for each tile's channels k, units (piece, r, s) follow each other: of a piece, as the matrix
+// instruction reads them without a swizzle, blocks of 8 k by 16 bytes.
+struct PackedWeight {
+  int64_t rows, row;  // of elements
+  bool in_place;      // the weight is so already
+};
+PackedWeight packed_weight(const ConvProblem& problem, const Tile& tile);
 
-// Shared memory that results pass through on their way out.
+// Shared memory that results pass through on their way out, of all that multiply.
 int staging(const ConvProblem& problem, const Tile& tile);
-
-// Whether the copy engine can read the weight as it is: rows (k, r, s) of whole 16 bytes.
-bool weight_is_packed(const ConvProblem& problem);
-// Whether it can read boxes of pixels, of channels-first images, and spans of their rows.
-bool input_is_boxed(const ConvProblem& problem);
-bool input_is_boxed_planar(const ConvProblem& problem);
-bool input_is_spanned(const ConvProblem& problem);
-// And whether it can write the output, in squares of pixels.
-bool output_is_boxed(const ConvProblem& problem, const Tile& tile);
 
 }  // namespace customconv::implicit_gemm

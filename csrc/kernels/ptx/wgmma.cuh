@@ -12,11 +12,26 @@
 
 namespace customconv::ptx {
 
+// The tensor cores would cut the bits that TF32 lacks.
+__device__ inline uint32_t round_tf32(uint32_t bits) {
+  uint32_t rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
+  return rounded;
+}
+
 // Rows from `address` on, in groups of eight that are `group_bytes` apart.
 __device__ inline uint64_t describe_rows(uint32_t address, uint32_t group_bytes) {
   constexpr uint64_t kSwizzle128 = 1ull << 62;
   constexpr uint64_t kUnused = 1ull << 16;
   return kSwizzle128 | kUnused | (static_cast<uint64_t>(group_bytes >> 4) << 32) |
+         ((address & 0x3FFFF) >> 4);
+}
+
+// Blocks of 8 rows by 16 bytes: 128 bytes from eight rows to the next, and from the first 16 bytes
+// of a row to the second `half_bytes`.
+__device__ inline uint64_t describe_blocks(uint32_t address, uint32_t half_bytes) {
+  constexpr uint64_t kGroupBytes = 128;
+  return (kGroupBytes >> 4 << 32) | (static_cast<uint64_t>(half_bytes >> 4) << 16) |
          ((address & 0x3FFFF) >> 4);
 }
 
@@ -35,7 +50,6 @@ __device__ inline void await_products() {
   CUSTOMCONV_R4(d, i), CUSTOMCONV_R4(d, i + 4), CUSTOMCONV_R4(d, i + 8), CUSTOMCONV_R4(d, i + 12)
 #define CUSTOMCONV_R32(d, i) CUSTOMCONV_R16(d, i), CUSTOMCONV_R16(d, i + 16)
 #define CUSTOMCONV_R64(d, i) CUSTOMCONV_R32(d, i), CUSTOMCONV_R32(d, i + 32)
-#define CUSTOMCONV_R128(d, i) CUSTOMCONV_R64(d, i), CUSTOMCONV_R64(d, i + 64)
 
 #define CUSTOMCONV_SUMS_16                                      \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13" \
@@ -51,54 +65,50 @@ __device__ inline void await_products() {
   ", %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55" \
   ", %56, %57, %58, %59, %60, %61, %62, %63}"
 
-#define CUSTOMCONV_SUMS_128                                                              \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13"                          \
-  ", %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27"               \
-  ", %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41"               \
-  ", %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55"               \
-  ", %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69"               \
-  ", %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83"               \
-  ", %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97"               \
-  ", %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"   \
-  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125" \
-  ", %126, %127}"
-
-// Products of 64 rows by kColumns, over 32 bytes of both; `accumulate` 0 starts a sum.
+// Products of 64 rows by kColumns, over 32 bytes of both; `accumulate` 0 starts a sum. The first
+// operand may be in registers instead: rows lane / 4 and lane / 4 + 8 of a warp's sixteen, of each
+// four bytes at lane % 4 * 4, then the same of 16 bytes further on.
 template <typename T, int kColumns>
 struct Product;
 
-#define CUSTOMCONV_PRODUCT(T, columns, sums, instruction, a, b, accumulate_, options)          \
-  template <>                                                                                  \
-  struct Product<T, columns> {                                                                 \
-    static __device__ void add(float (&d)[sums], uint64_t x, uint64_t y, int accumulate) {     \
-      asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulate_                               \
-                   ", 0; wgmma.mma_async.sync.aligned." instruction " " CUSTOMCONV_SUMS_##sums \
-                   ", " a ", " b ", p, 1, 1" options "; }"                                     \
-                   : CUSTOMCONV_R##sums(d, 0)                                                  \
-                   : "l"(x), "l"(y), "r"(accumulate));                                         \
-    }                                                                                          \
+#define CUSTOMCONV_ADD(instruction, sums, a, b, accumulate, options, ...)                        \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulate                                        \
+               ", 0; wgmma.mma_async.sync.aligned." instruction " " CUSTOMCONV_SUMS_##sums ", " a  \
+               ", " b ", p, 1, 1" options "; }"                                                    \
+               : CUSTOMCONV_R##sums(d, 0)                                                          \
+               : __VA_ARGS__, "l"(y), "r"(accumulate_))
+#define CUSTOMCONV_PRODUCT(T, columns, sums, instruction, o0, o1, o2, o3, o4, o5, trans_a, trans_b) \
+  template <>                                                                                      \
+  struct Product<T, columns> {                                                                     \
+    static __device__ void add(float (&d)[sums], uint64_t x, uint64_t y, int accumulate_) {        \
+      CUSTOMCONV_ADD(instruction, sums, o0, o1, o2, trans_a trans_b, "l"(x));                      \
+    }                                                                                              \
+    static __device__ void add(float (&d)[sums], const uint32_t (&x)[4], uint64_t y,               \
+                               int accumulate_) {                                                  \
+      CUSTOMCONV_ADD(instruction, sums, "{" o0 ", " o1 ", " o2 ", " o3 "}", o4, o5, trans_b,       \
+                     "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]));                                  \
+    }                                                                                              \
   };
-#define CUSTOMCONV_PRODUCTS(columns, sums, a, b, c)                                               \
-  CUSTOMCONV_PRODUCT(__half, columns, sums, "m64n" #columns "k16.f32.f16.f16", a, b, c, ", 0, 0") \
-  CUSTOMCONV_PRODUCT(__nv_bfloat16, columns, sums, "m64n" #columns "k16.f32.bf16.bf16", a, b, c,  \
-                     ", 0, 0")                                                                    \
-  CUSTOMCONV_PRODUCT(float, columns, sums, "m64n" #columns "k8.f32.tf32.tf32", a, b, c, "")
+#define CUSTOMCONV_PRODUCTS(columns, sums, ...)                                                    \
+  CUSTOMCONV_PRODUCT(__half, columns, sums, "m64n" #columns "k16.f32.f16.f16", __VA_ARGS__, ", 0", \
+                     ", 0")                                                                        \
+  CUSTOMCONV_PRODUCT(__nv_bfloat16, columns, sums, "m64n" #columns "k16.f32.bf16.bf16",            \
+                     __VA_ARGS__, ", 0", ", 0")                                                    \
+  CUSTOMCONV_PRODUCT(float, columns, sums, "m64n" #columns "k8.f32.tf32.tf32", __VA_ARGS__, "", "")
 
-CUSTOMCONV_PRODUCTS(32, 16, "%16", "%17", "%18")
-CUSTOMCONV_PRODUCTS(64, 32, "%32", "%33", "%34")
-CUSTOMCONV_PRODUCTS(128, 64, "%64", "%65", "%66")
-CUSTOMCONV_PRODUCTS(256, 128, "%128", "%129", "%130")
+CUSTOMCONV_PRODUCTS(32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
+CUSTOMCONV_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
+CUSTOMCONV_PRODUCTS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
 
 #undef CUSTOMCONV_PRODUCTS
 #undef CUSTOMCONV_PRODUCT
+#undef CUSTOMCONV_ADD
 #undef CUSTOMCONV_SUMS_16
 #undef CUSTOMCONV_SUMS_32
 #undef CUSTOMCONV_SUMS_64
-#undef CUSTOMCONV_SUMS_128
 #undef CUSTOMCONV_R4
 #undef CUSTOMCONV_R16
 #undef CUSTOMCONV_R32
 #undef CUSTOMCONV_R64
-#undef CUSTOMCONV_R128
 
 }  // namespace customconv::ptx

@@ -36,10 +36,9 @@ constexpr double kStepLatencyMs = 1.6e-3;
 constexpr double kOverlapLoss = 0.1;
 constexpr double kLaunchMs = 3e-3;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Cuts `size` into as few pieces of at most `most` as it takes, all about equal.
 int64_t even_piece(int64_t size, int64_t most) {
-  return size <= most ? size : ceil_div(size, ceil_div(size, most));
+  return size <= most ? size : ceil_divide(size, ceil_divide(size, most));
 }
 int64_t power_of_two_above(int64_t n) {
   int64_t power = 1;
@@ -151,7 +150,7 @@ bool try_chunk(Tile& tile, const Geometry& g, int64_t chunk, int warps, int64_t 
   // Keeps the products below within 32 bits.
   if (taps * chunk > limit || int64_t{tile.plane} * tile.groups * chunk > limit) return false;
   tile.chunk = static_cast<int>(chunk);
-  tile.steps = (tile.gathered ? g.R * g.S : 1) * ceil_div(g.C, chunk);
+  tile.steps = (tile.gathered ? g.R * g.S : 1) * ceil_divide(g.C, chunk);
   tile.stages = tile.steps > 1 || tile.rounds > 1 ? 2 : 1;
   tile.shared_bytes = shared_bytes(tile, g, warps);
   return tile.shared_bytes <= limit;
@@ -176,7 +175,7 @@ bool fit(Tile& tile, const Geometry& g, Variant variant, int64_t element_bytes, 
   const bool channels_last = g.in_channels_last() || g.out_channels_last();
   int64_t groups = 1;
   if (packs && channels_last) {
-    const int64_t wanted = power_of_two_above(ceil_div(kPackedBytes, g.C * element_bytes));
+    const int64_t wanted = power_of_two_above(ceil_divide(kPackedBytes, g.C * element_bytes));
     groups = std::min({wanted, power_of_two_above(g.groups), int64_t{32}});
   }
   room /= groups;
@@ -193,13 +192,13 @@ bool fit(Tile& tile, const Geometry& g, Variant variant, int64_t element_bytes, 
   const int64_t taps = tile.gathered ? 1 : g.R * g.S;
   while (!tile.fits) {
     const bool one_step = packs && !tile.gathered && has_rounds(kernel.channels);
-    const int64_t groups_left = ceil_div(g.groups, tile.groups);
+    const int64_t groups_left = ceil_divide(g.groups, tile.groups);
     tile.rounds = one_step ? static_cast<int>(even_piece(groups_left, kRounds[variant.rounds])) : 1;
     if (lay_out(tile, g, kernel)) {
       int64_t chunk = g.C;
       const bool divisible = tile.groups == 1 && tile.rounds == 1;
       if (divisible) {
-        const int64_t wanted = power_of_two_above(ceil_div(kStepProducts, taps));
+        const int64_t wanted = power_of_two_above(ceil_divide(kStepProducts, taps));
         chunk = std::min(power_of_two_above(chunk), std::clamp(wanted, kLeastChunk, kMostChunk));
       }
       for (; !tile.fits && chunk > 0; chunk = divisible ? chunk / 2 : 0) {
@@ -208,11 +207,11 @@ bool fit(Tile& tile, const Geometry& g, Variant variant, int64_t element_bytes, 
     }
     if (!tile.fits && !shrink(tile)) return false;
   }
-  tile.tiles_k = ceil_div(g.K, tile.channels);
-  tile.tiles_g = ceil_div(g.groups, int64_t{tile.groups} * tile.rounds);
-  tile.tiles_q = ceil_div(g.Q, int64_t{tile.strips} * kStrip);
-  tile.tiles_p = ceil_div(g.P, tile.rows);
-  tile.tiles_n = ceil_div(g.N, tile.images);
+  tile.tiles_k = ceil_divide(g.K, tile.channels);
+  tile.tiles_g = ceil_divide(g.groups, int64_t{tile.groups} * tile.rounds);
+  tile.tiles_q = ceil_divide(g.Q, int64_t{tile.strips} * kStrip);
+  tile.tiles_p = ceil_divide(g.P, tile.rows);
+  tile.tiles_n = ceil_divide(g.N, tile.images);
   return true;
 }
 
@@ -248,7 +247,7 @@ double predict_ms(const ConvProblem& problem, const Geometry& g, const Variant& 
   const double block_ms = threads * (round * tile.rounds + once) / lane_rate * 1e3;
   // Few warps on a multiprocessor cannot start an instruction every clock: four need to take turns
   // on each of its four schedulers, about.
-  const auto turns = static_cast<double>(ceil_div(tile.count(), device.sm_count));
+  const auto turns = static_cast<double>(ceil_divide(tile.count(), device.sm_count));
   const double warps = std::min(turns * threads / 32, 16.0);
   const double latency_hiding = warps / (warps + 2);
   const double compute_ms = turns * block_ms / (kIssueEfficiency * latency_hiding * 18 / 16);
@@ -280,7 +279,7 @@ const char* can_implement(const ConvProblem& problem, const DeviceProperties& de
   // Were every strip of a channel a block of its own.
   const bool forward = problem.pass == Pass::kFprop;
   const int64_t rows = problem.N * (forward ? problem.K * problem.P : problem.C * problem.H);
-  if (rows * ceil_div(forward ? problem.Q : problem.W, kStrip) > device.max_grid_x) {
+  if (rows * ceil_divide(forward ? problem.Q : problem.W, kStrip) > device.max_grid_x) {
     return "it has too many output pixels for one grid";
   }
   return nullptr;

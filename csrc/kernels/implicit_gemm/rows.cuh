@@ -1,0 +1,210 @@
+// Input of any layout: threads copy, of each channel, the rows of the image that a tile needs.
+#pragma once
+
+#include "kernels/implicit_gemm/work.cuh"
+#include "kernels/ptx/copy.cuh"
+#include "kernels/ptx/shared.cuh"
+#include "kernels/ptx/tma.cuh"
+
+namespace customconv::implicit_gemm {
+
+// Where a pair of neighbouring pixels of the output is, from the corner of the tile.
+struct Spot {
+  int n, row, pair;
+};
+
+template <typename T>
+__device__ inline Spot locate(const RowSource<T>& s, int number) {
+  int32_t n = number;
+  const int pair = s.pairs.split(n);
+  const int row = s.output_rows.split(n);
+  return {n, row, pair};
+}
+
+// The row of a plane, counted over the images, that a spot's first tap reads.
+template <typename T>
+__device__ inline int plane_row(const RowSource<T>& s, const Spot& spot) {
+  return spot.n * s.row.period + spot.row * s.row.per_output;
+}
+
+// The copies that a thread makes of each channel: the same for all channels of a tile. Where they
+// come from is kept in shared memory, for want of registers.
+template <typename T>
+class RowCopies {
+ public:
+  __device__ RowCopies(const Params<T>& p, const T** from, int thread)
+      : p_(p), s_(p.source), from_(from + thread) {
+    lanes_ = s_.vectors <= 32 ? 32 : kRowThreads;
+    lane_ = thread % lanes_;
+    group_ = thread / lanes_;
+  }
+
+  // For planes whose first pixel is `at`.
+  __device__ void set(const Corner& at) {
+    const int pixels = s_.row.vector / kSize;  // of a copy
+    const int first = plane_row(s_, locate(s_, at.pair));
+    // What a run does not reach is not read.
+    const int rows =
+        p_.run == 0 ? INT32_MAX
+                    : plane_row(s_, locate(s_, at.pair + p_.run - 1)) - first + s_.reach + 1;
+    const T** from = from_;
+    for (int vector = lane_; vector < s_.vectors; vector += lanes_, from += kRowThreads) {
+      int32_t n;
+      int h, w;
+      bool exists = true;
+      if (s_.row.compact) {
+        const int slot = vector * pixels;
+        const Spot spot = locate(s_, at.pair + slot / 2);
+        n = spot.n;
+        h = spot.row * p_.stride_h;
+        w = (spot.pair * 2 + slot % 2) * p_.stride_w;
+      } else {
+        int32_t row = vector;
+        w = s_.vectors_in_row.split(row) * pixels - s_.row.slack;
+        exists = row < rows;
+        n = first + row;
+        h = s_.period.split(n) * s_.row.row_step;
+      }
+      n += at.n;
+      h += at.p;
+      w += at.q;
+      exists = exists && n < s_.N && h >= 0 && h < s_.H && w >= 0 && w < s_.W;
+      *from = exists ? s_.x + n * s_.n + h * s_.h + w * s_.w : nullptr;
+    }
+  }
+
+  // Copies channels [first, first + count) into a stage, zeros where the tensor ends, and arrives.
+  __device__ void copy(int first, int count, char* to, ptx::Barrier* full) const {
+    const uint32_t stage = ptx::shared_address(to) + group_ * s_.row.channel_bytes;
+    switch (s_.row.vector) {
+      case 16:
+        copy_vectors<16>(first, count, stage);
+        break;
+      case 8:
+        copy_vectors<8>(first, count, stage);
+        break;
+      case 4:
+        copy_vectors<4>(first, count, stage);
+        break;
+      default:
+        if constexpr (kSize == 2) copy_elements(first, count, stage);
+        ptx::arrive(full);
+        return;
+    }
+    ptx::arrive_after_copies(full);
+  }
+
+ private:
+  static constexpr int kSize = static_cast<int>(sizeof(T));
+
+  template <int kBytes>
+  __device__ void copy_vectors(int first, int count, uint32_t stage) const {
+    const int step = kRowThreads / lanes_;
+    const int exist = min(count, s_.C - first);
+    const T* const* from = from_;
+    for (int vector = lane_; vector < s_.vectors; vector += lanes_, from += kRowThreads) {
+      const T* source = *from;
+      const bool exists = source != nullptr;
+      source = exists ? source + (first + group_) * s_.c : s_.x;
+      uint32_t to = stage + vector * kBytes;
+#pragma unroll 4
+      for (int c = group_; c < count; c += step) {
+        ptx::copy_async<kBytes>(to, c < exist ? source : s_.x, exists && c < exist);
+        if (exists) source += step * s_.c;
+        to += step * s_.row.channel_bytes;
+      }
+    }
+  }
+
+  // 16-bit elements at odd places: no asynchronous copy is so small.
+  __device__ void copy_elements(int first, int count, uint32_t stage) const {
+    constexpr int kBatch = 16;  // channels whose loads are under way at the same time
+    const int step = kRowThreads / lanes_;
+    const int exist = min(count, s_.C - first);
+    const T* const* from = from_;
+    for (int vector = lane_; vector < s_.vectors; vector += lanes_, from += kRowThreads) {
+      const auto* source = reinterpret_cast<const uint16_t*>(*from);
+      const bool exists = source != nullptr;
+      source += (first + group_) * s_.c;
+      uint32_t to = stage + vector * kSize;
+      for (int c0 = group_; c0 < count; c0 += kBatch * step) {
+        uint16_t value[kBatch];
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) {
+          value[b] = 0;
+          if (exists && c0 + b * step < exist) value[b] = *source;
+          source += step * s_.c;
+        }
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) {
+          if (c0 + b * step < count) ptx::store_shared(to, value[b]);
+          to += step * s_.row.channel_bytes;
+        }
+      }
+    }
+  }
+
+  const Params<T>& p_;
+  const RowSource<T>& s_;
+  const T** from_;
+  int lanes_, lane_, group_;
+};
+
+// Called by kRowThreads.
+template <typename T, int kChannels>
+__device__ inline void load_rows(const Params<T>& p, const Shared& shared, int thread) {
+  constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
+  const bool one_plane = p.h.planes * p.w_axis.planes == 1;
+  RowCopies<T> copies(p, reinterpret_cast<const T**>(shared.copies), thread);
+  Place x;
+  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+    if (walk.is_new_tile() || !one_plane) copies.set(walk.plane());
+    ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
+    const int count = p.source.flat ? p.source.C : walk.step.pieces(p) * kPiece;
+    copies.copy(walk.step.chunk * p.chunk * kPiece, count,
+                shared.input + x.stage * p.stage_bytes, &shared.x_full[x.stage]);
+    x.advance(p.x_stages);
+  }
+}
+
+// The weights of a step's groups of products, `load` fetches one.
+template <typename T, int kChannels, Fetch kFetch>
+__device__ inline void load_row_weights(const Params<T>& p, const Shared& shared) {
+  constexpr int kGroup = group_products(kFetch);
+  constexpr int kUnitBytes = kChannels * kPieceBytes;
+  const int taps_h = p.R / p.h.planes, taps_w = p.S / p.w_axis.planes;
+  Place w;
+  const auto load = [&](int bytes, auto copy) {
+    ptx::Barrier* full = &shared.w_full[w.stage];
+    ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
+    ptx::arrive_expecting(full, bytes);
+    copy(shared.weights + w.stage * (kGroup * kUnitBytes), full);
+    w.advance(p.w_stages);
+  };
+  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+    const Step& step = walk.step;
+    if constexpr (kFetch == Fetch::kPieces) {
+      load(kGroup * kUnitBytes, [&](char* to, ptx::Barrier* full) {
+        ptx::copy_box(to, &p.w, full, step.chunk * (kRowBytes / static_cast<int>(sizeof(T))),
+                      step.plane_h * p.S + step.plane_w, walk.work.at.k);
+      });
+      continue;
+    }
+    // Units follow each other: of all pieces of a step, and of its taps.
+    const int tile = walk.work.at.k / kChannels;
+    const int first = kFetch == Fetch::kFlat ? 0 : (step.chunk * p.R + step.plane_h) * p.S;
+    const char* from = static_cast<const char*>(p.units) +
+                       (int64_t{tile} * p.unit_count + first) * kUnitBytes;
+    const int rows = kFetch == Fetch::kFlat ? 1 : taps_h;
+    const int row = kFetch == Fetch::kFlat ? p.pieces : taps_w;
+    for (int r = 0; r < rows; ++r) {
+      for (int s = 0; s < row; s += kGroup) {
+        const int bytes = min(kGroup, row - s) * kUnitBytes;
+        load(bytes, [&](char* to, ptx::Barrier* full) { ptx::copy_bytes(to, from, bytes, full); });
+        from += bytes;
+      }
+    }
+  }
+}
+
+}  // namespace customconv::implicit_gemm

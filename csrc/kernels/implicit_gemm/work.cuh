@@ -1,0 +1,184 @@
+// What a kernel is told, and how its agents walk through their work in step.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/common/divide.cuh"
+#include "kernels/implicit_gemm/tile.h"
+#include "kernels/ptx/barrier.cuh"
+
+namespace customconv::implicit_gemm {
+
+// A tile's first pixel and output channel; or a plane's first pixel of the input. In a run, n, p
+// and q are of its beginning and `pair` counts the pairs of pixels before the tile.
+struct Corner {
+  int n, p, q, k;
+  int pair;
+};
+
+template <typename T>
+struct Output {
+  T* data;
+  const T* bias;
+  int64_t n, k, p, q;  // strides
+  int N, K, P, Q;
+  bool planar;   // stored pixel by pixel, in planes of channels
+  bool vectors;  // planar: pairs of pixels may be stored at once; else 16 bytes of channels, float32
+                 // 8 bytes
+  int rows, columns;           // of a tile, output pixels
+  bool lines;                  // boxes: lines, not squares
+  Divider<int32_t> pitch;      // lines: positions of a row
+  Divider<int32_t> squares_w, squares_h;
+};
+
+template <typename T>
+struct RowSource {
+  const T* x;
+  int64_t n, c, h, w;  // strides
+  int N, C, H, W;
+  Rows row;
+  int pitch;
+  int reach;    // rows of the plane below an output row's first
+  int vectors;  // of a channel
+  bool flat;    // taps are channels too: so many, of rows of flat_S
+  int flat_taps, flat_S;
+  Divider<int32_t> vectors_in_row, pairs, output_rows, period;
+};
+
+template <typename T>
+struct Params {
+  CUtensorMap x, w, y;
+  Output<T> out;
+  RowSource<T> source;
+  int R, S;  // 1 where taps are channels
+  Axis h, w_axis;
+  int stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
+  int rows, columns, images;  // of a tile
+  int run;                    // pairs of a tile where tiles are parts of a run, else 0
+  int pitch;
+  int x_stages, w_stages;
+  bool boxed_out;
+  int stage_bytes, boxed_bytes;
+  int staging_bytes;               // of all stores
+  uint32_t block_at[kMostBlocks];  // boxes: of a block's first pixel in a plane
+  uint32_t group_bytes;            // boxes: from eight of its pixels to the next eight
+  int items, steps, splits;
+  int pieces, chunk;
+  const void* units;  // weights that are no matrix
+  int unit_count;     // of a tile
+  Divider<int32_t> tiles_k, tiles_q, tiles_p, tiles_n;
+  float* partial;
+};
+
+// What a thread block does next: a tile, and of its sum the steps [first, last).
+struct Work {
+  Corner at;
+  int first, last;
+};
+
+template <typename T>
+__device__ inline Work work_at(const Params<T>& p, int item, int channels) {
+  Work work;
+  int32_t rest = item;
+  work.at.k = p.tiles_k.split(rest) * channels;
+  const int q = p.tiles_q.split(rest);
+  work.at.q = p.run > 0 ? 0 : q * p.columns;
+  work.at.pair = q * p.run;
+  work.at.p = p.tiles_p.split(rest) * p.rows;
+  work.at.n = p.tiles_n.split(rest) * p.images;
+  work.first = static_cast<int>(int64_t{p.steps} * rest / p.splits);
+  work.last = static_cast<int>(int64_t{p.steps} * (rest + 1) / p.splits);
+  return work;
+}
+
+// A position in a ring of stages, and the parity of the round it is in.
+struct Place {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// A step: a chunk of channels of one plane.
+struct Step {
+  int chunk, plane_h, plane_w;
+  template <typename T>
+  __device__ Step(const Params<T>& p, int index) {
+    plane_w = index % p.w_axis.planes;
+    plane_h = index / p.w_axis.planes % p.h.planes;
+    chunk = index / (p.w_axis.planes * p.h.planes);
+  }
+  template <typename T>
+  __device__ void advance(const Params<T>& p) {
+    if (++plane_w < p.w_axis.planes) return;
+    plane_w = 0;
+    if (++plane_h < p.h.planes) return;
+    plane_h = 0;
+    ++chunk;
+  }
+  template <typename T>
+  __device__ int pieces(const Params<T>& p) const {
+    return min(p.chunk, p.pieces - chunk * p.chunk);
+  }
+};
+
+struct Shared {
+  char* input;
+  char* weights;
+  char* staging;
+  void* copies;   // of rows: where they come from
+  int32_t* flat;  // of every channel and tap that are one dimension, where it is in a stage
+  ptx::Barrier* x_full;
+  ptx::Barrier* x_empty;
+  ptx::Barrier* w_full;
+  ptx::Barrier* w_empty;
+};
+
+// A thread block's steps, one tile after the other: every agent that loads walks through the same.
+template <typename T>
+class Walk {
+ public:
+  __device__ Walk(const Params<T>& p, int channels)
+      : step(p, 0), p_(p), channels_(channels), item_(blockIdx.x) {
+    begin();
+  }
+  __device__ bool is_over() const { return item_ >= p_.items; }
+  __device__ bool is_new_tile() const { return index_ == work.first; }
+  __device__ Corner plane() const {
+    Corner at = work.at;
+    at.p = at.p * p_.stride_h - p_.pad_h + step.plane_h * p_.dilation_h;
+    at.q = at.q * p_.stride_w - p_.pad_w + step.plane_w * p_.dilation_w;
+    return at;
+  }
+  __device__ void advance() {
+    step.advance(p_);
+    if (++index_ < work.last) return;
+    next_tile();
+  }
+  __device__ void next_tile() {
+    item_ += gridDim.x;
+    begin();
+  }
+
+  Work work;
+  Step step;
+
+ private:
+  __device__ void begin() {
+    if (is_over()) return;
+    work = work_at(p_, item_, channels_);
+    index_ = work.first;
+    step = Step(p_, index_);
+  }
+
+  const Params<T>& p_;
+  int channels_, item_, index_ = 0;
+};
+
+}  // namespace customconv::implicit_gemm

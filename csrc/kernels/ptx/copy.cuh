@@ -1,0 +1,32 @@
+// Asynchronous copies from global to shared memory by threads (cp.async).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ptx/barrier.cuh"
+
+namespace customconv::ptx {
+
+// Copies kBytes (4, 8 or 16, aligned to as many), or zeros where `exists` is false; `from` must
+// then be a legal address all the same.
+template <int kBytes>
+__device__ inline void copy_async(uint32_t to, const void* from, bool exists) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  const int bytes = exists ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes),
+                 "r"(bytes)
+                 : "memory");
+  }
+}
+
+// Arrives once all copies that this thread has started are complete.
+__device__ inline void arrive_after_copies(Barrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+}  // namespace customconv::ptx
