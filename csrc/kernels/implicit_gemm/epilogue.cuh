@@ -168,7 +168,7 @@ __device__ inline void store_boxes(const Output<T>& out, const CUtensorMap* map,
 #pragma unroll
   for (int first = 0; first < kAll; first += kAtOnce) {
     if (leader) ptx::await_store_reads();
-    ptx::sync_warpgroup(warpgroup);
+    ptx::sync_threads<128>(1 + warpgroup);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const float* s = sum[(first + i) / kAcross] + (first + i) % kAcross * (kChannels / 2);
@@ -197,7 +197,7 @@ __device__ inline void store_boxes(const Output<T>& out, const CUtensorMap* map,
       }
     }
     ptx::fence_shared_writes();
-    ptx::sync_warpgroup(warpgroup);
+    ptx::sync_threads<128>(1 + warpgroup);
     if (leader) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -214,6 +214,100 @@ __device__ inline void store_boxes(const Output<T>& out, const CUtensorMap* map,
                        at.n + n);
       }
       ptx::commit_stores();
+    }
+  }
+}
+
+// Planar: a warpgroup's block passes through shared memory in slabs, so that what is stored at a time
+// is 128 bytes of a channel: planes may lie in pages of memory of their own, and going from one to
+// the next takes the time of many stores. Where the output's rows are aligned, the copy engine stores
+// slabs while the next tile is summed; else a warp stores a channel after the other.
+template <typename T, int kChannels>
+__device__ inline void store_planes(const Params<T>& p, const Corner& at,
+                                    const float (&sum)[kChannels / 2], int block, char* slabs) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  constexpr int kPixels = kRowBytes / kSize;  // of a slab
+  constexpr int kAcross = kInstructionRows / kPixels;
+  constexpr int kRows = slab_channels(kChannels);
+  constexpr int kAll = kAcross * kChannels / kRows;
+  constexpr int kAtOnce = kAll < kMostPlanarSlabs ? kAll : kMostPlanarSlabs;
+  const Output<T>& out = p.out;
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  const bool leader = thread == 0;
+  const int pixel = warp * kWarpPixels + lane / 4 * 2;
+#pragma unroll
+  for (int first = 0; first < kAll; first += kAtOnce) {
+    if (p.boxed_out && leader) ptx::await_store_reads();
+    ptx::sync_threads<128>(1 + block);  // what was staged is stored
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int across = (first + i) % kAcross, down = (first + i) / kAcross;
+      if (pixel / kPixels != across) continue;
+      const uint32_t slab = ptx::shared_address(slabs) + i * kSlabBytes;
+      const int column = pixel % kPixels * kSize;
+#pragma unroll
+      for (int j = 0; j < kRows / 8; ++j) {
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          const float* s = sum + (down * kRows / 8 + j) * 4 + odd;
+          const int row = lane % 4 * 2 + odd;  // of eight, whose units of 16 bytes are permuted
+          const uint32_t to = slab + (j * 8 + row) * kRowBytes + (column ^ (row * 16));
+          if constexpr (kSize == 2) {
+            ptx::store_shared(to, pack_pair<T>(s[0], s[2]));
+          } else {
+            ptx::store_shared(to, s[0], s[2]);
+          }
+        }
+      }
+    }
+    if (p.boxed_out) {
+      ptx::fence_shared_writes();
+      ptx::sync_threads<128>(1 + block);
+      if (leader) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int across = (first + i) % kAcross, down = (first + i) / kAcross;
+          const Spot spot =
+              locate(p.source, at.pair + (block * kInstructionRows + across * kPixels) / 2);
+          const Pair pair = pair_at(out, at, spot);
+          if (pair.count == 0) continue;
+          int q = at.q + spot.pair * 2, row = at.p + spot.row;
+          if (p.run > 0) {  // rows follow each other
+            q += row * out.Q;
+            row = 0;
+          }
+          ptx::store_box(&p.y, slabs + i * kSlabBytes, q, row, at.k + down * kRows, at.n + spot.n);
+        }
+        ptx::commit_stores();
+      }
+      continue;
+    }
+    ptx::sync_threads<128>(1 + block);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int across = (first + i) % kAcross, down = (first + i) / kAcross;
+      // A lane has four bytes: a pair of pixels, or one.
+      const int own = block * kInstructionRows + across * kPixels + lane * 4 / kSize;
+      const Pair pair = pair_at(out, at, locate(p.source, at.pair + own / 2));
+      const int64_t offset = pair.offset + own % 2 * out.q;
+      const int count = pair.count - own % 2;
+      const uint32_t slab = ptx::shared_address(slabs) + i * kSlabBytes;
+      const int first_k = at.k + down * kRows;
+      const int rows = min(kRows, out.K - first_k);
+      T* to = out.data + offset + (first_k + warp) * out.k;
+      if (count <= 0) continue;
+#pragma unroll 4
+      for (int row = warp; row < rows; row += 4, to += 4 * out.k) {
+        const uint32_t bits =
+            ptx::load_shared<uint32_t>(slab + row * kRowBytes + (lane * 4 ^ row % 8 * 16));
+        if (kSize == 4 || (out.vectors && count == 2)) {
+          *reinterpret_cast<uint32_t*>(to) = bits;
+        } else {
+          const T* value = reinterpret_cast<const T*>(&bits);
+          to[0] = value[0];
+          if (count == 2) to[out.q] = value[kSize == 2];
+        }
+      }
     }
   }
 }

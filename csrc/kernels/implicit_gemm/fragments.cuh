@@ -171,26 +171,29 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   const int taps_h = p.R / p.h.planes, taps_w = p.S / p.w_axis.planes;
   int accumulate = 0;
 
-  // A group of products whose pixels are at `at`.
-  const auto add_group = [&](auto number, uint32_t at, const int32_t* flat) {
+  // Products whose pixels are at `at`, of the stage of weights from `first` on.
+  const auto multiply_some = [&](auto number, uint32_t at, const int32_t* flat, int first) {
     constexpr int kCount = decltype(number)::value;
     uint32_t operand[kCount][4];
     fetch<T, kFetch, kCount>(operand, at, distances, flat);
-    ptx::wait(&shared.w_full[w.stage], w.parity);
-    add_products<T, kChannels, kFetch, kCount>(
-        sum, operand, ptx::shared_address(shared.weights) + w.stage * kWeightBytes, accumulate);
+    if (first == 0) ptx::wait(&shared.w_full[w.stage], w.parity);
+    const uint32_t stage = ptx::shared_address(shared.weights) + w.stage * kWeightBytes;
+    add_products<T, kChannels, kFetch, kCount>(sum, operand, stage + first, accumulate);
     accumulate = 1;
     ptx::await_products<0>();
+  };
+  const auto multiply = [&](int count, uint32_t at, const int32_t* flat = nullptr, int first = 0) {
+    if (kGroup == 3 && count == 3) {
+      multiply_some(std::integral_constant<int, 3>(), at, flat, first);
+    } else if (count >= 2) {
+      multiply_some(std::integral_constant<int, 2>(), at, flat, first);
+    } else {
+      multiply_some(std::integral_constant<int, 1>(), at, flat, first);
+    }
+  };
+  const auto release_weights = [&] {
     if (leader) ptx::arrive(&shared.w_empty[w.stage]);
     w.advance(p.w_stages);
-  };
-  const auto add = [&](int count, uint32_t at, const int32_t* flat) {
-    if constexpr (kGroup == 4) {
-      if (count >= 4) return add_group(std::integral_constant<int, 4>(), at, flat);
-      if (count == 3) return add_group(std::integral_constant<int, 3>(), at, flat);
-    }
-    if (count >= 2) return add_group(std::integral_constant<int, 2>(), at, flat);
-    add_group(std::integral_constant<int, 1>(), at, flat);
   };
 
   Step step(p, work.first);
@@ -198,17 +201,25 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
     ptx::wait(&shared.x_full[x.stage], x.parity);
     const uint32_t at = pixel + x.stage * p.stage_bytes;
     if constexpr (kFetch == Fetch::kPieces) {
-      add(step.pieces(p), at, nullptr);
+      const int pieces = step.pieces(p);
+      for (int piece = 0; piece < pieces; piece += 2) {
+        multiply(pieces - piece, at + piece * kPiece * distances.channel, nullptr,
+                 piece * kPieceBytes);
+      }
+      release_weights();
     } else if constexpr (kFetch == Fetch::kFlat) {
       for (int piece = 0; piece < p.pieces; piece += kGroup) {
-        add(p.pieces - piece, at, shared.flat + piece * kPiece);
+        multiply(p.pieces - piece, at, shared.flat + piece * kPiece);
+        release_weights();
       }
     } else {
+      const int group = taps_of_group(kFetch, taps_w);
       uint32_t row = at;
       for (int r = 0; r < taps_h; ++r, row += row_bytes) {
         uint32_t tap = row;
-        for (int s = 0; s < taps_w; s += kGroup, tap += kGroup * distances.tap) {
-          add(taps_w - s, tap, nullptr);
+        for (int s = 0; s < taps_w; s += group, tap += group * distances.tap) {
+          multiply(min(group, taps_w - s), tap);
+          release_weights();
         }
       }
     }

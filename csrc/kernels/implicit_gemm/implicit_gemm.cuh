@@ -80,15 +80,26 @@ CUtensorMap map_input(const ConvProblem& p, const Tile& tile, const T* x) {
 
 template <typename T>
 CUtensorMap map_output(const ConvProblem& p, const Tile& tile, const T* y) {
-  const bool squares = tile.shape == Shape::kSquares;
-  Boxes<4> boxes{
-      {static_cast<cuuint64_t>(p.K), static_cast<cuuint64_t>(p.Q), static_cast<cuuint64_t>(p.P),
-       static_cast<cuuint64_t>(p.N)},
-      {map_stride<T>(p.Q, p.y_strides[3]), map_stride<T>(p.P, p.y_strides[2]),
-       map_stride<T>(p.N, p.y_strides[0])},
-      {kRowBytes / sizeof(T), squares ? 8u : 64u, squares ? 8u : 1u, 1},
-      {1, 1, 1, 1}};
   const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+  const auto K = static_cast<cuuint64_t>(p.K), N = static_cast<cuuint64_t>(p.N);
+  constexpr cuuint32_t kInner = kRowBytes / sizeof(T);
+  if (tile.fetch == Fetch::kShared) {
+    const bool squares = tile.shape == Shape::kSquares;
+    Boxes<4> boxes{{K, static_cast<cuuint64_t>(p.Q), static_cast<cuuint64_t>(p.P), N},
+                   {map_stride<T>(p.Q, p.y_strides[3]), map_stride<T>(p.P, p.y_strides[2]),
+                    map_stride<T>(p.N, p.y_strides[0])},
+                   {kInner, squares ? 8u : 64u, squares ? 8u : 1u, 1},
+                   {1, 1, 1, 1}};
+    return make_map(y, type, boxes);
+  }
+  // Planes of pixels; in a run their rows are one.
+  const bool run = tile.shape == Shape::kRun;
+  const int64_t rows = run ? 1 : p.P, row = run ? p.P * p.Q : p.Q;
+  Boxes<4> boxes{{static_cast<cuuint64_t>(row), static_cast<cuuint64_t>(rows), K, N},
+                 {map_stride<T>(rows, p.y_strides[2]), map_stride<T>(p.K, p.y_strides[1]),
+                  map_stride<T>(p.N, p.y_strides[0])},
+                 {kInner, 1, static_cast<cuuint32_t>(slab_channels(tile.kind().channels)), 1},
+                 {1, 1, 1, 1}};
   return make_map(y, type, boxes);
 }
 
@@ -146,7 +157,7 @@ Output<T> make_output(const ConvProblem& p, const Tile& tile, const Operands& op
   out.K = static_cast<int>(p.K);
   out.P = static_cast<int>(p.P);
   out.Q = static_cast<int>(p.Q);
-  out.planar = dense_layout(p.y_sizes(), p.y_strides) == Layout::kNchw;
+  out.planar = stores_planes(p);
   const bool aligned = reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
   if (out.planar) {
     // Strides of dimensions of one do not matter: their index is zero.

@@ -16,8 +16,7 @@ constexpr double kL2BytesPerClock = 26;      // a multiprocessor's share
 constexpr double kCopyClocks = 3;            // for each copy of a warp
 constexpr double kElementBytesPerClock = 6;  // where elements are copied through registers
 constexpr double kStoreBytesPerClock = 16;
-constexpr double kPixelStoreClocks = 5;  // for each store of a warp into planes of pixels
-constexpr double kTileClocks = 1500;     // until the first products, and after the last
+constexpr double kTileClocks = 1500;  // until the first products, and after the last
 constexpr double kGroupClocks = 40;      // what a group of products of rows costs on top
 constexpr double kSplitBytesPerClock = 1000;  // of the whole GPU, written and read
 constexpr double kLaunchMs = 0.004;
@@ -145,6 +144,25 @@ void lay_out_rows(const ConvProblem& p, bool apart_h, bool apart_w, Tile& t) {
   t.stage_bytes = static_cast<int>(round_up(channels * row.channel_bytes, 1024));
 }
 
+// Whether the copy engine can store the output.
+bool stores_boxes(const ConvProblem& p, const Tile& t) {
+  const int64_t size = element_size(p.dtype), unit = 16 / size;
+  if (t.fetch == Fetch::kShared) {
+    // A box is a square, or a whole block of a line without a halo.
+    const bool boxes = t.shape == Shape::kSquares ||
+                       (t.rows == 1 && t.w.reach == 0 && t.columns % kInstructionRows == 0);
+    return boxes && p.K % unit == 0 && t.kind().channels * size % kRowBytes == 0;
+  }
+  // A box is whole slabs of a row, or of an image, which in a run is a row.
+  const int64_t slab = kRowBytes / size;
+  if (!stores_planes(p)) return false;
+  if (t.shape == Shape::kRun) {
+    const int64_t image = p.P * p.Q;
+    return p.Q % 2 == 0 && (image % slab == 0 || (p.N == 1 && image % unit == 0));
+  }
+  return p.Q % unit == 0 && t.columns % slab == 0;
+}
+
 Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits) {
   Tile t{};
   t.kernel = variant % (1 << kShapeShift);
@@ -171,12 +189,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     t.tiles_p = ceil_divide(p.P, t.rows);
     t.tiles_n = ceil_divide(p.N, t.images);
   }
-  // A box of output is a square, or a whole block of a line without a halo.
-  const int64_t size = element_size(p.dtype);
-  const bool boxes = t.shape == Shape::kSquares ||
-                     (t.rows == 1 && t.w.reach == 0 && t.columns % kInstructionRows == 0);
-  t.boxed_out = t.fetch == Fetch::kShared && splits == 1 && boxes && p.K * size % 16 == 0 &&
-                t.kind().channels * size % kRowBytes == 0;
+  t.boxed_out = splits == 1 && stores_boxes(p, t);
   return t;
 }
 
@@ -226,7 +239,7 @@ bool is_legal(const ConvProblem& p, const Tile& t) {
   if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
     if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
   }
-  return vectors <= kMostCopies * kRowThreads;
+  return vectors <= kMostCopies;
 }
 
 // Clocks that a multiprocessor takes to multiply a tile, to load it and to store it.
@@ -278,11 +291,6 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
     }
   }
   clocks.store = results * size / (t.boxed_out ? 64 : kStoreBytesPerClock);
-  if (!boxes && p.y_strides[3] == 1) {
-    // A store takes a pair of pixels for each lane where they lie at even places.
-    const double at_once = p.Q % 2 == 0 ? 2 : 1;
-    clocks.store = results / 32 / at_once * kPixelStoreClocks;
-  }
   if (t.splits > 1) clocks.store = results * 4 / kStoreBytesPerClock;
   return clocks;
 }
@@ -573,17 +581,22 @@ PackedWeight packed_weight(const ConvProblem& p, const Tile& t) {
 }
 
 int staging(const ConvProblem& p, const Tile& t) {
-  const int64_t size = element_size(p.dtype);
-  const int channels = t.kind().channels;
+  const int size = static_cast<int>(element_size(p.dtype));
+  const int channels = t.kind().channels, groups = warpgroups(t.kind(), t.fetch);
+  if (t.fetch != Fetch::kShared && stores_planes(p)) {
+    const int slabs = kInstructionRows * size / kRowBytes * channels / slab_channels(channels);
+    return t.splits > 1 ? 0 : groups * std::min(slabs, kMostPlanarSlabs) * kSlabBytes;
+  }
   if (t.boxed_out) {
-    const int groups = warpgroups(t.kind(), t.fetch);
-    const int slabs = t.kind().blocks() / groups * channels * static_cast<int>(size) / kRowBytes;
+    const int slabs = t.kind().blocks() / groups * channels * size / kRowBytes;
     return groups * std::min(slabs, kMostSlabs) * kSlabBytes;
   }
   // Channels-last, 16 bits: each warp's sixteen pixels.
-  const bool planar = dense_layout(p.y_sizes(), p.y_strides) == Layout::kNchw;
-  if (size != 2 || (planar && t.fetch != Fetch::kShared)) return 0;
-  return 4 * warpgroups(t.kind(), t.fetch) * 16 * (channels * 2 + 16);
+  return size == 2 ? 4 * groups * 16 * (channels * 2 + 16) : 0;
+}
+
+bool stores_planes(const ConvProblem& p) {
+  return dense_layout(p.y_sizes(), p.y_strides) == Layout::kNchw;
 }
 
 extern const Family family;

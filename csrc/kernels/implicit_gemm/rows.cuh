@@ -27,17 +27,13 @@ __device__ inline int plane_row(const RowSource<T>& s, const Spot& spot) {
   return spot.n * s.row.period + spot.row * s.row.per_output;
 }
 
-// The copies that a thread makes of each channel: the same for all channels of a tile. Where they
-// come from is kept in shared memory, for want of registers.
+// The copies of a channel: the same for all channels of a tile. Where they come from is listed in
+// shared memory; warps take turns at the channels.
 template <typename T>
 class RowCopies {
  public:
   __device__ RowCopies(const Params<T>& p, const T** from, int thread)
-      : p_(p), s_(p.source), from_(from + thread) {
-    lanes_ = s_.vectors <= 32 ? 32 : kRowThreads;
-    lane_ = thread % lanes_;
-    group_ = thread / lanes_;
-  }
+      : p_(p), s_(p.source), from_(from), thread_(thread) {}
 
   // For planes whose first pixel is `at`.
   __device__ void set(const Corner& at) {
@@ -47,8 +43,8 @@ class RowCopies {
     const int rows =
         p_.run == 0 ? INT32_MAX
                     : plane_row(s_, locate(s_, at.pair + p_.run - 1)) - first + s_.reach + 1;
-    const T** from = from_;
-    for (int vector = lane_; vector < s_.vectors; vector += lanes_, from += kRowThreads) {
+    ptx::sync_threads<kRowThreads>(kRowBarrier);  // the list is no longer read
+    for (int vector = thread_; vector < s_.vectors; vector += kRowThreads) {
       int32_t n;
       int h, w;
       bool exists = true;
@@ -69,13 +65,14 @@ class RowCopies {
       h += at.p;
       w += at.q;
       exists = exists && n < s_.N && h >= 0 && h < s_.H && w >= 0 && w < s_.W;
-      *from = exists ? s_.x + n * s_.n + h * s_.h + w * s_.w : nullptr;
+      from_[vector] = exists ? s_.x + n * s_.n + h * s_.h + w * s_.w : nullptr;
     }
+    ptx::sync_threads<kRowThreads>(kRowBarrier);
   }
 
   // Copies channels [first, first + count) into a stage, zeros where the tensor ends, and arrives.
   __device__ void copy(int first, int count, char* to, ptx::Barrier* full) const {
-    const uint32_t stage = ptx::shared_address(to) + group_ * s_.row.channel_bytes;
+    const uint32_t stage = ptx::shared_address(to);
     switch (s_.row.vector) {
       case 16:
         copy_vectors<16>(first, count, stage);
@@ -96,49 +93,51 @@ class RowCopies {
 
  private:
   static constexpr int kSize = static_cast<int>(sizeof(T));
+  static constexpr int kWarps = kRowThreads / 32;
 
   template <int kBytes>
   __device__ void copy_vectors(int first, int count, uint32_t stage) const {
-    const int step = kRowThreads / lanes_;
+    const int warp = thread_ / 32;
     const int exist = min(count, s_.C - first);
-    const T* const* from = from_;
-    for (int vector = lane_; vector < s_.vectors; vector += lanes_, from += kRowThreads) {
-      const T* source = *from;
+    const int64_t step = kWarps * s_.c;
+    const int to_step = kWarps * s_.row.channel_bytes;
+    for (int vector = thread_ % 32; vector < s_.vectors; vector += 32) {
+      const T* source = from_[vector];
       const bool exists = source != nullptr;
-      source = exists ? source + (first + group_) * s_.c : s_.x;
-      uint32_t to = stage + vector * kBytes;
+      source = exists ? source + (first + warp) * s_.c : s_.x;
+      const int64_t source_step = exists ? step : 0;
+      uint32_t to = stage + warp * s_.row.channel_bytes + vector * kBytes;
+      int c = warp;
 #pragma unroll 4
-      for (int c = group_; c < count; c += step) {
-        ptx::copy_async<kBytes>(to, c < exist ? source : s_.x, exists && c < exist);
-        if (exists) source += step * s_.c;
-        to += step * s_.row.channel_bytes;
+      for (; c < exist; c += kWarps, source += source_step, to += to_step) {
+        ptx::copy_async<kBytes>(to, source, exists);
       }
+      for (; c < count; c += kWarps, to += to_step) ptx::copy_async<kBytes>(to, s_.x, false);
     }
   }
 
   // 16-bit elements at odd places: no asynchronous copy is so small.
   __device__ void copy_elements(int first, int count, uint32_t stage) const {
     constexpr int kBatch = 16;  // channels whose loads are under way at the same time
-    const int step = kRowThreads / lanes_;
+    const int warp = thread_ / 32;
     const int exist = min(count, s_.C - first);
-    const T* const* from = from_;
-    for (int vector = lane_; vector < s_.vectors; vector += lanes_, from += kRowThreads) {
-      const auto* source = reinterpret_cast<const uint16_t*>(*from);
+    const int64_t step = kWarps * s_.c;
+    const int to_step = kWarps * s_.row.channel_bytes;
+    for (int vector = thread_ % 32; vector < s_.vectors; vector += 32) {
+      const auto* source = reinterpret_cast<const uint16_t*>(from_[vector]);
       const bool exists = source != nullptr;
-      source += (first + group_) * s_.c;
-      uint32_t to = stage + vector * kSize;
-      for (int c0 = group_; c0 < count; c0 += kBatch * step) {
+      source += (first + warp) * s_.c;
+      uint32_t to = stage + warp * s_.row.channel_bytes + vector * kSize;
+      for (int c = warp; c < count; c += kBatch * kWarps) {
         uint16_t value[kBatch];
 #pragma unroll
-        for (int b = 0; b < kBatch; ++b) {
+        for (int b = 0; b < kBatch; ++b, source += step) {
           value[b] = 0;
-          if (exists && c0 + b * step < exist) value[b] = *source;
-          source += step * s_.c;
+          if (exists && c + b * kWarps < exist) value[b] = *source;
         }
 #pragma unroll
-        for (int b = 0; b < kBatch; ++b) {
-          if (c0 + b * step < count) ptx::store_shared(to, value[b]);
-          to += step * s_.row.channel_bytes;
+        for (int b = 0; b < kBatch; ++b, to += to_step) {
+          if (c + b * kWarps < count) ptx::store_shared(to, value[b]);
         }
       }
     }
@@ -147,7 +146,7 @@ class RowCopies {
   const Params<T>& p_;
   const RowSource<T>& s_;
   const T** from_;
-  int lanes_, lane_, group_;
+  int thread_;
 };
 
 // Called by kRowThreads.
@@ -197,9 +196,10 @@ __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared
                        (int64_t{tile} * p.unit_count + first) * kUnitBytes;
     const int rows = kFetch == Fetch::kFlat ? 1 : taps_h;
     const int row = kFetch == Fetch::kFlat ? p.pieces : taps_w;
+    const int group = taps_of_group(kFetch, row);
     for (int r = 0; r < rows; ++r) {
-      for (int s = 0; s < row; s += kGroup) {
-        const int bytes = min(kGroup, row - s) * kUnitBytes;
+      for (int s = 0; s < row; s += group) {
+        const int bytes = min(group, row - s) * kUnitBytes;
         load(bytes, [&](char* to, ptx::Barrier* full) { ptx::copy_bytes(to, from, bytes, full); });
         from += bytes;
       }

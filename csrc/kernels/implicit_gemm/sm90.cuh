@@ -53,6 +53,12 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
         continue;
       }
     }
+    if constexpr (!kBoxes) {
+      if (p.out.planar) {
+        store_planes<T, kKind.channels>(p, work.at, sum[0], warpgroup, staging);
+        continue;
+      }
+    }
     char* own = staging + threadIdx.x % 128 / 32 * staging_bytes<T>(kKind.channels);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {

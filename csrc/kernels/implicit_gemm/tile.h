@@ -24,14 +24,17 @@ constexpr int kPieceBytes = 32;       // of a row: what one matrix instruction m
 constexpr int kInstructionRows = 64;  // pixels of a matrix instruction
 constexpr int kMostBlocks = 4;        // of a tile
 constexpr int kRowThreads = 96;       // that copy rows
+constexpr int kRowBarrier = 15;       // of theirs
 constexpr int kMostStages = 8;
-constexpr int kSlabBytes = 64 * kRowBytes;  // of output: 64 pixels by 128 bytes of channels
+// Of output: 64 pixels by 128 bytes of channels, or the other way round.
+constexpr int kSlabBytes = 64 * kRowBytes;
+constexpr int kMostPlanarSlabs = 2;  // that a warpgroup stores at a time, planar
 constexpr int kMostPositions = 768;         // of a plane: two of them fill the shared memory
-constexpr int kMostCopies = 8;              // of each thread that copies rows, in a channel
+constexpr int kMostCopies = 768;            // of rows of a channel
 constexpr int kBarrierBytes = 512;
-constexpr int kCopiesBytes = kMostCopies * kRowThreads * 8;  // where copies come from
+constexpr int kCopiesBytes = kMostCopies * 8;  // where they come from
 constexpr int kMostFlat = 1024;  // channels times taps, where they are one dimension
-constexpr int kMostSlabs = 4;    // that a warpgroup stores at a time
+constexpr int kMostSlabs = 4;    // that a warpgroup stores at a time, channels-last
 
 struct Kernel {
   const char* name;
@@ -77,9 +80,18 @@ constexpr int threads_of(const Kernel& kernel, Fetch fetch) {
   return 128 * (1 + warpgroups(kernel, fetch));
 }
 
-// Products whose operands are fetched, and whose weights are loaded, at a time.
+// Products whose weights are a stage, at most.
 constexpr int group_products(Fetch fetch) {
-  return fetch == Fetch::kElements || fetch == Fetch::kFlat ? 2 : 4;
+  if (fetch == Fetch::kShared || fetch == Fetch::kPieces) return kRowBytes / kPieceBytes;
+  return fetch == Fetch::kTaps || fetch == Fetch::kOddTaps ? 3 : 2;
+}
+// Channels of a planar slab.
+constexpr int slab_channels(int channels) { return channels < 64 ? channels : 64; }
+
+// Of a row of taps, those that are a group. Three share pixels; longer rows are cut where a pair of
+// pixels begins.
+constexpr int taps_of_group(Fetch fetch, int taps) {
+  return taps <= group_products(fetch) ? taps : 2;
 }
 
 // Along one dimension of the image.
@@ -154,6 +166,9 @@ struct PackedWeight {
   bool in_place;      // the weight is so already
 };
 PackedWeight packed_weight(const ConvProblem& problem, const Tile& tile);
+
+// Whether the output is planes of pixels.
+bool stores_planes(const ConvProblem& problem);
 
 // Shared memory that results pass through on their way out, of all that multiply.
 int staging(const ConvProblem& problem, const Tile& tile);

@@ -61,9 +61,10 @@ __device__ inline void wait(Barrier* barrier, uint32_t parity) {
       : "memory");
 }
 
-// Among the warps of one warpgroup; barrier 0 is __syncthreads's.
-__device__ inline void sync_warpgroup(int warpgroup) {
-  asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+// Among some warps of a block; barrier 0 is __syncthreads's.
+template <int kThreads>
+__device__ inline void sync_threads(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
 // Writes of this thread to shared memory become visible to wgmma and to the copy engine.

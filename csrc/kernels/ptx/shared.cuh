@@ -29,6 +29,9 @@ __device__ inline uint2 load_shared<uint2>(uint32_t address) {
 __device__ inline void store_shared(uint32_t address, uint16_t v) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
 }
+__device__ inline void store_shared(uint32_t address, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
 __device__ inline void store_shared(uint32_t address, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
 }
