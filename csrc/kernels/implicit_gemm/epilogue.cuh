@@ -42,7 +42,8 @@ struct Pair {
 template <typename T>
 __device__ inline Pair pair_at(const Output<T>& out, const Corner& at, const Spot& spot) {
   const int n = at.n + spot.n, p = at.p + spot.row, q = at.q + spot.pair * 2;
-  if (spot.row >= out.rows || n >= out.N || p >= out.P || q >= out.Q) return {0, 0};
+  if (spot.n >= out.images || spot.row >= out.rows) return {0, 0};
+  if (n >= out.N || p >= out.P || q >= out.Q) return {0, 0};
   return {n * out.n + p * out.p + q * out.q, q + 1 < out.Q ? 2 : 1};
 }
 

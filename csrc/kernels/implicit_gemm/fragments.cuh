@@ -120,22 +120,75 @@ __device__ inline void fetch(uint32_t (&operand)[kCount][4], uint32_t at, const 
   }
 }
 
-// Adds kCount products of a block, whose weights are at `weights`. No branch may come between them:
-// the compiler would make several groups of it.
+// A thread's two pixels of an image, each of which may lie outside for some taps.
+struct ImagePixels {
+  uint32_t at[2];             // of the first tap's pixel
+  uint32_t rows[2], columns[2];  // bits: taps that are inside
+
+  __device__ bool exists(int i, int r, int s) const {
+    return (rows[i] >> r & columns[i] >> s & 1) != 0;
+  }
+};
+
+// The operand of one product: both pixels of a tap, `offset` bytes from the first tap's.
+template <typename T>
+__device__ inline void fetch_pixels(uint32_t (&operand)[4], const ImagePixels& pixels, int r, int s,
+                                    int offset, uint32_t stage, int channel_bytes) {
+  using E = Elements<T>;
+  typename E::Pair value[2][E::kChannels];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool exists = pixels.exists(i, r, s);
+    const uint32_t at = stage + (exists ? pixels.at[i] + offset : 0);
+#pragma unroll
+    for (int c = 0; c < E::kChannels; ++c) {
+      value[i][c] = E::load_one(at + E::channel(c) * channel_bytes);
+    }
+#pragma unroll
+    for (int c = 0; c < E::kChannels; ++c) {
+      if (!exists) value[i][c] = typename E::Pair{};
+    }
+  }
+  E::join(operand, value[0], 0, value[1], 0);
+}
+
+// Adds kCount products of a block; `weights` describes those of the first. No branch may come between
+// them: the compiler would make several groups of it.
 template <typename T, int kChannels, Fetch kFetch, int kCount>
 __device__ inline void add_products(float (&sum)[kChannels / 2],
-                                    const uint32_t (&operand)[kCount][4], uint32_t weights,
-                                    int accumulate) {
+                                    const uint32_t (&operand)[kCount][4], uint64_t weights) {
+  constexpr int kUnitBytes = has_matrix(kFetch) ? kPieceBytes : kChannels * kPieceBytes;
   ptx::begin_products();
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const uint64_t w =
-        kFetch == Fetch::kPieces
-            ? ptx::describe_rows(weights + i * kPieceBytes, 8 * kRowBytes)
-            : ptx::describe_blocks(weights + i * kChannels * kPieceBytes, kChannels * 16);
-    ptx::Product<T, kChannels>::add(sum, operand[i], w, i > 0 || accumulate);
+    ptx::Product<T, kChannels>::add(sum, operand[i], ptx::advance(weights, i * kUnitBytes), 1);
   }
   ptx::commit_products();
+}
+
+// Of the pair of pixels at `spot`, counted along a tile's images.
+template <typename T>
+__device__ inline void find_pixels(const Params<T>& p, const Spot& spot, int lane,
+                                   ImagePixels& pixels) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  const RowSource<T>& s = p.source;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int32_t row = min(spot.pair * 2 + i, s.image_pixels - 1);
+    const int q = s.columns.split(row);
+    const int h = row * p.stride_h - p.pad_h, w = q * p.stride_w - p.pad_w;
+    pixels.rows[i] = pixels.columns[i] = 0;
+    for (int r = 0; r < p.R; ++r) {
+      const int at = h + r * p.dilation_h;
+      pixels.rows[i] |= static_cast<uint32_t>(at >= 0 && at < s.H) << r;
+    }
+    for (int c = 0; c < p.S; ++c) {
+      const int at = w + c * p.dilation_w;
+      pixels.columns[i] |= static_cast<uint32_t>(at >= 0 && at < s.W) << c;
+    }
+    const int image = spot.n < p.images ? spot.n : 0;
+    pixels.at[i] = image * s.image_bytes + (h * s.W + w) * kSize;
+  }
 }
 
 // The sums of a warpgroup's block for one item of work. `x` and `w` go on from one item to the next.
@@ -153,7 +206,10 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   // Of the thread's first pixel, in bytes from the beginning of a stage.
   const int pair = block * (kInstructionRows / 2) + threadIdx.x % 128 / 32 * 8 + lane / 4;
   int position = pair * 2;
-  if constexpr (kFetch != Fetch::kPieces) {
+  ImagePixels pixels;
+  if constexpr (is_of_images(kFetch)) {
+    find_pixels(p, locate(source, pair), lane, pixels);
+  } else if constexpr (kFetch != Fetch::kPieces) {
     Spot spot = locate(source, work.at.pair + pair);
     if (p.run == 0) spot.row = min(spot.row, p.rows - 1);
     const int odd = kFetch == Fetch::kOddTaps;
@@ -161,7 +217,8 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
                    p.pitch +
                source.row.slack - odd + spot.pair * 2 * p.stride_w;
   }
-  uint32_t pixel = ptx::shared_address(shared.input) + position * kSize;
+  uint32_t pixel = ptx::shared_address(shared.input);
+  if constexpr (!is_of_images(kFetch)) pixel += position * kSize;
   if constexpr (kFetch != Fetch::kFlat) {
     pixel += Elements<T>::first_channel(lane) * source.row.channel_bytes;
   }
@@ -169,62 +226,139 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
                                p.w_axis.step * kSize};
   const int row_bytes = p.h.step * p.pitch * kSize;
   const int taps_h = p.R / p.h.planes, taps_w = p.S / p.w_axis.planes;
-  int accumulate = 0;
+  const uint32_t stages = ptx::shared_address(shared.weights);
+  const uint64_t weights = has_matrix(kFetch)
+                               ? ptx::describe_rows(stages, 8 * kRowBytes)
+                               : ptx::describe_blocks(stages, kChannels * 16);
 
-  // Products whose pixels are at `at`, of the stage of weights from `first` on.
-  const auto multiply_some = [&](auto number, uint32_t at, const int32_t* flat, int first) {
+  // Products whose pixels are at `at`, of the stage of weights from `first` bytes on.
+  const auto multiply = [&](auto number, uint32_t at, const int32_t* flat = nullptr,
+                            int first = 0) {
     constexpr int kCount = decltype(number)::value;
     uint32_t operand[kCount][4];
     fetch<T, kFetch, kCount>(operand, at, distances, flat);
-    if (first == 0) ptx::wait(&shared.w_full[w.stage], w.parity);
-    const uint32_t stage = ptx::shared_address(shared.weights) + w.stage * kWeightBytes;
-    add_products<T, kChannels, kFetch, kCount>(sum, operand, stage + first, accumulate);
-    accumulate = 1;
+    if constexpr (kFetch != Fetch::kPieces) ptx::wait(&shared.w_full[w.stage], w.parity);
+    add_products<T, kChannels, kFetch, kCount>(
+        sum, operand, ptx::advance(weights, w.stage * kWeightBytes + first));
     ptx::await_products<0>();
   };
-  const auto multiply = [&](int count, uint32_t at, const int32_t* flat = nullptr, int first = 0) {
-    if (kGroup == 3 && count == 3) {
-      multiply_some(std::integral_constant<int, 3>(), at, flat, first);
-    } else if (count >= 2) {
-      multiply_some(std::integral_constant<int, 2>(), at, flat, first);
-    } else {
-      multiply_some(std::integral_constant<int, 1>(), at, flat, first);
+  // The same of an image's taps or pieces, whose number among a row's is `number`.
+  const auto multiply_image = [&](auto count, uint32_t stage, int r, int s, int first) {
+    constexpr int kCount = decltype(count)::value;
+    uint32_t operand[kCount][4];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if constexpr (kFetch == Fetch::kImages) {
+        fetch_pixels<T>(operand[i], pixels, r, s + i,
+                        (r * p.dilation_h * source.W + (s + i) * p.dilation_w) * kSize, stage,
+                        source.row.channel_bytes);
+      } else {
+        fetch_pixels<T>(operand[i], pixels, 0, 0, 0,
+                        stage + i * kPiece * source.row.channel_bytes, source.row.channel_bytes);
+      }
     }
+    if constexpr (kFetch == Fetch::kImages) ptx::wait(&shared.w_full[w.stage], w.parity);
+    add_products<T, kChannels, kFetch, kCount>(
+        sum, operand, ptx::advance(weights, w.stage * kWeightBytes + first));
+    ptx::await_products<0>();
   };
   const auto release_weights = [&] {
     if (leader) ptx::arrive(&shared.w_empty[w.stage]);
     w.advance(p.w_stages);
   };
+  constexpr std::integral_constant<int, 1> kOne;
+  constexpr std::integral_constant<int, 2> kTwo;
+  constexpr std::integral_constant<int, 3> kThree;
 
-  Step step(p, work.first);
-  for (int i = work.first; i < work.last; ++i, step.advance(p)) {
-    ptx::wait(&shared.x_full[x.stage], x.parity);
-    const uint32_t at = pixel + x.stage * p.stage_bytes;
-    if constexpr (kFetch == Fetch::kPieces) {
-      const int pieces = step.pieces(p);
-      for (int piece = 0; piece < pieces; piece += 2) {
-        multiply(pieces - piece, at + piece * kPiece * distances.channel, nullptr,
-                 piece * kPieceBytes);
+  // The steps of the item, `multiply_step` does one.
+  const auto walk = [&](auto multiply_step) {
+    Step step(p, work.first);
+#pragma unroll 1
+    for (int i = work.first; i < work.last; ++i, step.advance(p)) {
+      ptx::wait(&shared.x_full[x.stage], x.parity);
+      multiply_step(step, pixel + x.stage * p.stage_bytes);
+      ptx::arrive_warp(&shared.x_empty[x.stage]);
+      x.advance(p.x_stages);
+    }
+  };
+
+#pragma unroll
+  for (float& s : sum) s = 0.0f;
+  if constexpr (has_matrix(kFetch)) {
+    walk([&](const Step& step, uint32_t at) {
+      const auto some = [&](auto count, int first) {
+        if constexpr (kFetch == Fetch::kPieces) {
+          multiply(count, at, nullptr, first);
+        } else {
+          multiply_image(count, at, 0, 0, first);
+        }
+      };
+      ptx::wait(&shared.w_full[w.stage], w.parity);
+      int left = step.pieces(p), first = 0;
+#pragma unroll 1
+      for (; left >= 2; left -= 2, first += 2 * kPieceBytes) {
+        some(kTwo, first);
+        at += 2 * kPiece * distances.channel;
       }
+      if (left > 0) some(kOne, first);
       release_weights();
-    } else if constexpr (kFetch == Fetch::kFlat) {
-      for (int piece = 0; piece < p.pieces; piece += kGroup) {
-        multiply(p.pieces - piece, at, shared.flat + piece * kPiece);
-        release_weights();
-      }
-    } else {
-      const int group = taps_of_group(kFetch, taps_w);
-      uint32_t row = at;
-      for (int r = 0; r < taps_h; ++r, row += row_bytes) {
-        uint32_t tap = row;
-        for (int s = 0; s < taps_w; s += group, tap += group * distances.tap) {
-          multiply(min(group, taps_w - s), tap);
+    });
+  } else if constexpr (kFetch == Fetch::kImages) {
+    walk([&](const Step&, uint32_t at) {
+#pragma unroll 1
+      for (int r = 0; r < p.R; ++r) {
+#pragma unroll 1
+        for (int s = 0; s < p.S; s += 2) {
+          if (s + 2 <= p.S) {
+            multiply_image(kTwo, at, r, s, 0);
+          } else {
+            multiply_image(kOne, at, r, s, 0);
+          }
           release_weights();
         }
       }
+    });
+  } else if constexpr (kFetch == Fetch::kFlat) {
+    walk([&](const Step&, uint32_t at) {
+      const int32_t* flat = shared.flat;
+#pragma unroll 1
+      for (int left = p.pieces; left > 0; left -= 2, flat += 2 * kPiece) {
+        if (left >= 2) {
+          multiply(kTwo, at, flat);
+        } else {
+          multiply(kOne, at, flat);
+        }
+        release_weights();
+      }
+    });
+  } else {
+    // Rows of taps, in groups of so many.
+    const auto walk_rows = [&](auto group) {
+      constexpr int kTaps = decltype(group)::value;
+      walk([&](const Step&, uint32_t at) {
+#pragma unroll 1
+        for (int r = 0; r < taps_h; ++r, at += row_bytes) {
+          uint32_t tap = at;
+#pragma unroll 1
+          for (int left = taps_w; left > 0; left -= kTaps, tap += kTaps * distances.tap) {
+            if (kTaps < 3 && left < kTaps) {
+              multiply(kOne, tap);
+            } else {
+              multiply(group, tap);
+            }
+            release_weights();
+          }
+        }
+      });
+    };
+    const int group = taps_of_group(kFetch, taps_w);
+    if (kGroup == 3 && group == 3) {
+      walk_rows(kThree);
+    } else if (group == 2) {
+      walk_rows(kTwo);
+    } else {
+      walk_rows(kOne);
     }
-    ptx::arrive_warp(&shared.x_empty[x.stage]);
-    x.advance(p.x_stages);
   }
 }
 

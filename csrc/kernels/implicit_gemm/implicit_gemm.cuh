@@ -129,10 +129,10 @@ void pack(const ConvProblem& p, const Tile& tile, const PackedWeight& packed, co
                              static_cast<int>(p.C),
                              static_cast<int>(p.R)};
   int64_t count = packed.rows * packed.row;
-  if (!tile.has_matrix()) count = count * static_cast<int64_t>(sizeof(T)) / 16;
+  if (!has_matrix(tile.fetch)) count = count * static_cast<int64_t>(sizeof(T)) / 16;
   const auto blocks =
       static_cast<unsigned>(std::min<int64_t>(ceil_divide(count, kPackBlock), 4096));
-  if (tile.has_matrix()) {
+  if (has_matrix(tile.fetch)) {
     pack_matrix<T><<<blocks, kPackBlock, 0, stream>>>(static_cast<int>(count), D(packed.row),
                                                       D(p.S), D(p.R), from, to);
   } else {
@@ -144,8 +144,13 @@ void pack(const ConvProblem& p, const Tile& tile, const PackedWeight& packed, co
 }
 
 template <typename T>
-Output<T> make_output(const ConvProblem& p, const Tile& tile, const Operands& operands) {
+Output<T> make_output(const ConvProblem& asked, const Tile& tile, const Operands& operands) {
   constexpr int64_t kSize = sizeof(T);
+  ConvProblem p = asked;
+  if (tile.shape == Shape::kImages) {  // a single row
+    p.Q *= p.P;
+    p.P = 1;
+  }
   Output<T> out{};
   out.data = static_cast<T*>(operands.y);
   out.bias = static_cast<const T*>(operands.bias);
@@ -166,6 +171,8 @@ Output<T> make_output(const ConvProblem& p, const Tile& tile, const Operands& op
   } else {
     out.vectors = aligned && p.K % (kSize == 2 ? 8 : 2) == 0;
   }
+  const bool run = tile.shape == Shape::kRun;
+  out.images = run ? INT32_MAX : tile.images;
   out.rows = tile.rows;
   out.columns = tile.columns;
   out.lines = tile.shape == Shape::kLines;
@@ -197,9 +204,12 @@ RowSource<T> make_source(const ConvProblem& p, const Tile& tile, const T* x) {
   s.flat_S = static_cast<int>(p.S);
   s.vectors_in_row =
       D(std::max<int64_t>(tile.pitch * static_cast<int64_t>(sizeof(T)) / tile.row.vector, 1));
+  s.image_bytes = tile.row.channel_bytes * tile.chunk * kPieceBytes / static_cast<int>(sizeof(T));
+  s.image_pixels = static_cast<int>(std::min<int64_t>(p.P * p.Q, INT32_MAX));
+  s.columns = D(p.Q);
   s.pairs = D(tile.row.pairs);
   const bool run = tile.shape == Shape::kRun;
-  s.output_rows = D(run ? p.P : INT32_MAX);
+  s.output_rows = D(run ? p.P : tile.shape == Shape::kImages ? 1 : INT32_MAX);
   s.period = D(run ? tile.row.period : INT32_MAX);
   return s;
 }
@@ -238,7 +248,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     w = to;
   }
   p.units = w;
-  if (tile.has_matrix()) p.w = map_weight(problem, tile, packed, w);
+  if (has_matrix(tile.fetch)) p.w = map_weight(problem, tile, packed, w);
   p.out = make_output<T>(problem, tile, operands);
   if (boxes) {
     p.x = map_input(problem, tile, x);
@@ -284,6 +294,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.pieces = tile.pieces;
   p.chunk = tile.chunk;
   p.unit_count = tile.pieces * p.R * p.S;
+  p.planes_first = tile.planes_first;
   using D = Divider<int32_t>;
   p.tiles_k = D(tile.tiles_k);
   p.tiles_q = D(tile.tiles_q);

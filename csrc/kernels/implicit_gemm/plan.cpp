@@ -22,12 +22,13 @@ constexpr double kSplitBytesPerClock = 1000;  // of the whole GPU, written and r
 constexpr double kLaunchMs = 0.004;
 constexpr double kBandwidthShare = 0.85;
 
+constexpr int kMostTurns = 3;  // of splits
 constexpr int kMostBox = 256;
+constexpr int64_t kPageBytes = 2 << 20;
 constexpr int64_t kFarReach = 6;  // pixels of halo
 constexpr int64_t kTooMany = 1 << 20;
 constexpr int64_t kMostRows = 32;  // of pixels in a tile of lines
 constexpr int kFewChannels = 4;    // up to which channels and taps are one dimension
-constexpr int kTableBytes = kMostFlat * 4;
 
 // A plan's variant: the kernel, the shape, how pixels are fetched, and flags.
 enum Flag : int { kShapeShift = 4, kFetchShift = 6, kApartH = 512, kApartW = 1024 };
@@ -92,14 +93,35 @@ void lay_out_boxes(const ConvProblem& p, bool apart_h, bool apart_w, Tile& t) {
   if (t.positions < kTooMany) t.stage_bytes = static_cast<int>(round_up(t.positions * kRowBytes, 1024));
 }
 
-// Rows of a plane that tiles of a run need, wherever they begin.
-int64_t run_rows(const ConvProblem& p, const Tile& t) {
+// Rows of output that a tile of a run takes part in, and images, wherever it begins.
+int64_t run_outputs(const ConvProblem& p, const Tile& t) {
   const int64_t pairs = t.kind().pixels / 2;
   const int64_t latest = t.row.pairs - std::gcd(pairs, int64_t{t.row.pairs});
-  const int64_t rows = std::min((latest + pairs - 1) / t.row.pairs + 1, p.N * p.P);
-  const int64_t more_images = std::min((p.P + rows - 2) / p.P, p.N - 1);
+  return std::min((latest + pairs - 1) / t.row.pairs + 1, p.N * p.P);
+}
+int64_t run_images(const ConvProblem& p, const Tile& t) {
+  return std::min((p.P + run_outputs(p, t) - 2) / p.P + 1, p.N);
+}
+
+// Rows of a plane that it needs.
+int64_t run_rows(const ConvProblem& p, const Tile& t) {
+  const int64_t rows = run_outputs(p, t), more_images = run_images(p, t) - 1;
   const int64_t gap = std::max<int64_t>(t.row.period - p.P * t.row.per_output, 0);
   return (rows - 1) * t.row.per_output + t.h.reach + 1 + more_images * gap;
+}
+
+// Fills in a tile of images.
+void lay_out_images(const ConvProblem& p, Tile& t) {
+  const int64_t size = element_size(p.dtype);
+  t.h = {1, static_cast<int>(p.dilation_h), static_cast<int>((p.R - 1) * p.dilation_h)};
+  t.w = {1, static_cast<int>(p.dilation_w), static_cast<int>((p.S - 1) * p.dilation_w)};
+  t.row.vector = static_cast<int>(size);
+  t.row.pairs = static_cast<int>((p.P * p.Q + 1) / 2);
+  t.row.channel_bytes = static_cast<int>(p.H * p.W * size);
+  t.positions = static_cast<int>(t.images * p.H * p.W);
+  t.chunk = t.fetch == Fetch::kImagePieces ? std::min(t.pieces, kRowBytes / kPieceBytes) : 1;
+  const int64_t image = t.chunk * kPieceBytes / size * t.row.channel_bytes;
+  t.stage_bytes = static_cast<int>(round_up(t.images * image, 1024));
 }
 
 // Fills in a tile of rows.
@@ -155,7 +177,7 @@ bool stores_boxes(const ConvProblem& p, const Tile& t) {
   }
   // A box is whole slabs of a row, or of an image, which in a run is a row.
   const int64_t slab = kRowBytes / size;
-  if (!stores_planes(p)) return false;
+  if (!stores_planes(p) || t.shape == Shape::kImages) return false;
   if (t.shape == Shape::kRun) {
     const int64_t image = p.P * p.Q;
     return p.Q % 2 == 0 && (image % slab == 0 || (p.N == 1 && image % unit == 0));
@@ -177,19 +199,28 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
   if (t.fetch == Fetch::kShared) {
     lay_out_boxes(p, apart_h, apart_w, t);
+  } else if (is_of_images(t.fetch)) {
+    lay_out_images(p, t);
   } else {
     lay_out_rows(p, apart_h, apart_w, t);
   }
+  const int64_t size = element_size(p.dtype);
   t.tiles_k = ceil_divide(p.K, t.kind().channels);
   if (t.shape == Shape::kRun) {
     t.tiles_q = ceil_divide(p.N * p.P * t.row.pairs, t.kind().pixels / 2);
     t.tiles_p = t.tiles_n = 1;
+  } else if (t.shape == Shape::kImages) {
+    t.tiles_q = t.tiles_p = 1;
+    t.tiles_n = ceil_divide(p.N, t.images);
   } else {
     t.tiles_q = ceil_divide(p.Q, t.columns);
     t.tiles_p = ceil_divide(p.P, t.rows);
     t.tiles_n = ceil_divide(p.N, t.images);
   }
   t.boxed_out = splits == 1 && stores_boxes(p, t);
+  // Planes so large that each is a page of memory: few of them at a time.
+  t.planes_first = t.fetch != Fetch::kShared && t.shape == Shape::kLines && stores_planes(p) &&
+                   p.P * p.Q * size >= kPageBytes / 2;
   return t;
 }
 
@@ -204,7 +235,8 @@ int past_the_end(const Tile& t) {
 // What is not stages.
 int64_t fixed_bytes(const ConvProblem& p, const Tile& t) {
   return staging(p, t) + kBarrierBytes + (t.fetch == Fetch::kShared ? 0 : kCopiesBytes) +
-         (t.is_flat() ? kTableBytes : 0) + past_the_end(t);
+         (t.is_flat() ? kFlatBytes : 0) +
+         past_the_end(t);
 }
 
 // Shares the memory out between the stages of the input and of the weights; false where it is too
@@ -235,6 +267,7 @@ bool is_legal(const ConvProblem& p, const Tile& t) {
            (t.plane_rows - 1) * p.stride_h + 1 <= kMostBox;
   }
   if (t.positions >= kTooMany) return false;
+  if (is_of_images(t.fetch)) return true;
   const int64_t vectors = t.positions * element_size(p.dtype) / t.row.vector;
   if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
     if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
@@ -252,6 +285,9 @@ double fetched_bytes(const ConvProblem& p, const Tile& t) {
   switch (t.fetch) {
     case Fetch::kShared:
       return kInstructionRows * kPieceBytes;
+    case Fetch::kImages:
+    case Fetch::kImagePieces:  // with conflicts
+      return p.dtype == DType::kFloat32 ? 4096 : 8192;
     case Fetch::kPieces:
       return 2048;
     case Fetch::kTaps:
@@ -282,7 +318,9 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
       count * (kind.channels * kPieceBytes + fetched_bytes(p, t)) + weights + input;
   clocks.math = std::max(count * kind.channels / 2, moved / 128) / kMatrixEfficiency;
   clocks.load = (input + weights) / kL2BytesPerClock;
-  if (!boxes) {
+  if (is_of_images(t.fetch)) {
+    clocks.math += products / 2 * kGroupClocks;
+  } else if (!boxes) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
     if (t.row.vector == 2) {
       clocks.load = std::max(clocks.load, input / kElementBytesPerClock);
@@ -334,6 +372,14 @@ bool input_is_boxed(const ConvProblem& p) {
          p.stride_w <= 8;
 }
 
+// Whether small images can be copied whole, some pieces of channels at a time.
+bool images_follow(const ConvProblem& p) {
+  const int64_t size = element_size(p.dtype);
+  return p.P * p.Q <= kKernels[0].pixels && p.H * p.W <= kMostPositions &&
+         strides_match(p.x_sizes(), p.x_strides, Layout::kNchw) && p.x_aligned &&
+         p.C * size % kPieceBytes == 0 && p.R <= 32 && p.S <= 32;
+}
+
 class Search {
  public:
   // Keeps every choice in `all`, where that is given.
@@ -348,6 +394,7 @@ class Search {
     const int64_t flat = p_.C <= kFewChannels ? p_.C * p_.R * p_.S : kTooMany;
     if (round_up(flat, kPieceBytes) <= kMostFlat) try_kernels(Fetch::kFlat, 0);
     const bool one_tap = p_.R == 1 && p_.S == 1;
+    if (images_follow(p_)) try_images(one_tap && p_.pad_h == 0 && p_.pad_w == 0);
     if (one_tap && (p_.stride_w == 1 || p_.dtype == DType::kFloat32)) {
       try_kernels(Fetch::kPieces, 0);
     } else if (p_.stride_w == 1 && p_.dilation_w == 1) {
@@ -378,9 +425,7 @@ class Search {
 
   void try_kernels(Fetch fetch, int flags) {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      // Twice as wide a tile as there are channels is never better than the next one.
-      const int channels = kKernels[kernel].channels;
-      if (channels > 32 && p_.K <= channels / 2) continue;
+      if (is_too_wide(kernel)) continue;
       if (fetch == Fetch::kShared) {
         try_squares(kernel, flags);
         try_boxed_lines(kernel, flags);
@@ -389,6 +434,12 @@ class Search {
         if (fetch != Fetch::kPieces || flags != 0) try_row_lines(kernel, fetch, flags);
       }
     }
+  }
+
+  // Twice as wide a tile as there are channels is never better than the next one.
+  bool is_too_wide(int kernel) const {
+    const int channels = kKernels[kernel].channels;
+    return channels > 32 && p_.K <= channels / 2;
   }
 
   void try_squares(int kernel, int flags) {
@@ -442,6 +493,17 @@ class Search {
     }
   }
 
+  void try_images(bool one_tap) {
+    const Fetch fetch = one_tap ? Fetch::kImagePieces : Fetch::kImages;
+    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+      const int64_t images = kKernels[kernel].pixels / round_up(p_.P * p_.Q, 2);
+      if (images == 0 || is_too_wide(kernel)) continue;
+      try_tile(variant_of(kernel, Shape::kImages, fetch, 0),
+               {static_cast<int>(1), static_cast<int>(p_.P * p_.Q),
+                static_cast<int>(std::min(images, p_.N))});
+    }
+  }
+
   void try_run(int kernel, Fetch fetch, int flags) {
     const auto row = static_cast<double>(p_.Q + 1);
     const double rows = static_cast<double>(p_.P) * static_cast<double>(p_.stride_h) +
@@ -455,9 +517,9 @@ class Search {
   void try_tile(int variant, const int (&pixels)[3]) {
     try_splits(variant, pixels, 1);
     const Tile t = make_tile(p_, variant, pixels, 1);
-    // Splits where the tiles alone leave multiprocessors idle.
+    // Splits where the tiles alone leave multiprocessors idle, also in the last of a few turns.
     const int64_t most =
-        std::min<int64_t>(t.steps(), d_.sm_count / std::max<int64_t>(t.tiles(), 1));
+        std::min<int64_t>(t.steps(), kMostTurns * d_.sm_count / std::max<int64_t>(t.tiles(), 1));
     for (int64_t splits = 2; splits <= most; splits = splits < 4 ? splits + 1 : splits * 3 / 2) {
       try_splits(variant, pixels, splits);
     }
@@ -569,7 +631,7 @@ Tile tile_of(const ConvProblem& p, const ConvPlan& plan) {
 
 PackedWeight packed_weight(const ConvProblem& p, const Tile& t) {
   const int64_t size = element_size(p.dtype), unit = 16 / size;
-  if (!t.has_matrix()) {
+  if (!has_matrix(t.fetch)) {
     const int64_t taps = t.is_flat() ? 1 : p.R * p.S;
     return {t.tiles_k * t.kind().channels, t.pieces * taps * kPieceBytes / size, false};
   }

@@ -28,12 +28,18 @@ __device__ inline int plane_row(const RowSource<T>& s, const Spot& spot) {
 }
 
 // The copies of a channel: the same for all channels of a tile. Where they come from is listed in
-// shared memory; warps take turns at the channels.
+// shared memory. Threads take turns at them; where they are few, warps take turns at the channels.
 template <typename T>
 class RowCopies {
  public:
   __device__ RowCopies(const Params<T>& p, const T** from, int thread)
-      : p_(p), s_(p.source), from_(from), thread_(thread) {}
+      : p_(p), s_(p.source), from_(from), thread_(thread) {
+    const bool few = s_.vectors <= kRowThreads;
+    threads_ = few ? 32 : kRowThreads;
+    first_ = thread % threads_;
+    first_channel_ = thread / threads_;
+    channel_step_ = kRowThreads / threads_;
+  }
 
   // For planes whose first pixel is `at`.
   __device__ void set(const Corner& at) {
@@ -93,51 +99,55 @@ class RowCopies {
 
  private:
   static constexpr int kSize = static_cast<int>(sizeof(T));
-  static constexpr int kWarps = kRowThreads / 32;
 
   template <int kBytes>
   __device__ void copy_vectors(int first, int count, uint32_t stage) const {
-    const int warp = thread_ / 32;
     const int exist = min(count, s_.C - first);
-    const int64_t step = kWarps * s_.c;
-    const int to_step = kWarps * s_.row.channel_bytes;
-    for (int vector = thread_ % 32; vector < s_.vectors; vector += 32) {
+    const int64_t step = channel_step_ * s_.c;
+    const int to_step = channel_step_ * s_.row.channel_bytes;
+    const int64_t first_offset = (first + first_channel_) * s_.c;
+    stage += first_channel_ * s_.row.channel_bytes;
+    for (int vector = first_; vector < s_.vectors; vector += threads_) {
       const T* source = from_[vector];
       const bool exists = source != nullptr;
-      source = exists ? source + (first + warp) * s_.c : s_.x;
+      source = exists ? source + first_offset : s_.x;
       const int64_t source_step = exists ? step : 0;
-      uint32_t to = stage + warp * s_.row.channel_bytes + vector * kBytes;
-      int c = warp;
-#pragma unroll 4
-      for (; c < exist; c += kWarps, source += source_step, to += to_step) {
+      uint32_t to = stage + vector * kBytes;
+      int c = first_channel_;
+#pragma unroll 8
+      for (; c < exist; c += channel_step_, source += source_step, to += to_step) {
         ptx::copy_async<kBytes>(to, source, exists);
       }
-      for (; c < count; c += kWarps, to += to_step) ptx::copy_async<kBytes>(to, s_.x, false);
+      for (; c < count; c += channel_step_, to += to_step) {
+        ptx::copy_async<kBytes>(to, s_.x, false);
+      }
     }
   }
 
-  // 16-bit elements at odd places: no asynchronous copy is so small.
+  // 16-bit elements at odd places: no asynchronous copy is so small. Those of some channels are under
+  // way at the same time.
   __device__ void copy_elements(int first, int count, uint32_t stage) const {
-    constexpr int kBatch = 16;  // channels whose loads are under way at the same time
-    const int warp = thread_ / 32;
+    constexpr int kBatch = 16;
     const int exist = min(count, s_.C - first);
-    const int64_t step = kWarps * s_.c;
-    const int to_step = kWarps * s_.row.channel_bytes;
-    for (int vector = thread_ % 32; vector < s_.vectors; vector += 32) {
+    const int64_t step = channel_step_ * s_.c;
+    const int to_step = channel_step_ * s_.row.channel_bytes;
+    const int64_t first_offset = (first + first_channel_) * s_.c;
+    stage += first_channel_ * s_.row.channel_bytes;
+    for (int vector = first_; vector < s_.vectors; vector += threads_) {
       const auto* source = reinterpret_cast<const uint16_t*>(from_[vector]);
       const bool exists = source != nullptr;
-      source += (first + warp) * s_.c;
-      uint32_t to = stage + warp * s_.row.channel_bytes + vector * kSize;
-      for (int c = warp; c < count; c += kBatch * kWarps) {
+      source += first_offset;
+      uint32_t to = stage + vector * kSize;
+      for (int c = first_channel_; c < count; c += kBatch * channel_step_) {
         uint16_t value[kBatch];
 #pragma unroll
         for (int b = 0; b < kBatch; ++b, source += step) {
           value[b] = 0;
-          if (exists && c + b * kWarps < exist) value[b] = *source;
+          if (exists && c + b * channel_step_ < exist) value[b] = *source;
         }
 #pragma unroll
         for (int b = 0; b < kBatch; ++b, to += to_step) {
-          if (c + b * kWarps < count) ptx::store_shared(to, value[b]);
+          if (c + b * channel_step_ < count) ptx::store_shared(to, value[b]);
         }
       }
     }
@@ -146,7 +156,7 @@ class RowCopies {
   const Params<T>& p_;
   const RowSource<T>& s_;
   const T** from_;
-  int thread_;
+  int thread_, threads_, first_, first_channel_, channel_step_;
 };
 
 // Called by kRowThreads.
@@ -154,7 +164,7 @@ template <typename T, int kChannels>
 __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int thread) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const bool one_plane = p.h.planes * p.w_axis.planes == 1;
-  RowCopies<T> copies(p, reinterpret_cast<const T**>(shared.copies), thread);
+  RowCopies<T> copies(p, static_cast<const T**>(shared.copies), thread);
   Place x;
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     if (walk.is_new_tile() || !one_plane) copies.set(walk.plane());
@@ -162,6 +172,27 @@ __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int t
     const int count = p.source.flat ? p.source.C : walk.step.pieces(p) * kPiece;
     copies.copy(walk.step.chunk * p.chunk * kPiece, count,
                 shared.input + x.stage * p.stage_bytes, &shared.x_full[x.stage]);
+    x.advance(p.x_stages);
+  }
+}
+
+// Whole images, whose channels follow each other; called by one thread.
+template <typename T, int kChannels>
+__device__ inline void load_images(const Params<T>& p, const Shared& shared) {
+  constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
+  const RowSource<T>& s = p.source;
+  Place x;
+  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+    const int bytes = walk.step.pieces(p) * kPiece * s.row.channel_bytes;
+    const int images = min(p.images, s.N - walk.work.at.n);
+    ptx::Barrier* full = &shared.x_full[x.stage];
+    char* to = shared.input + x.stage * p.stage_bytes;
+    const T* from = s.x + walk.work.at.n * s.n + walk.step.chunk * p.chunk * kPiece * s.c;
+    ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
+    ptx::arrive_expecting(full, images * bytes);
+    for (int i = 0; i < images; ++i, from += s.n, to += s.image_bytes) {
+      ptx::copy_bytes(to, from, bytes, full);
+    }
     x.advance(p.x_stages);
   }
 }
@@ -182,7 +213,7 @@ __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared
   };
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const Step& step = walk.step;
-    if constexpr (kFetch == Fetch::kPieces) {
+    if constexpr (has_matrix(kFetch)) {
       load(kGroup * kUnitBytes, [&](char* to, ptx::Barrier* full) {
         ptx::copy_box(to, &p.w, full, step.chunk * (kRowBytes / static_cast<int>(sizeof(T))),
                       step.plane_h * p.S + step.plane_w, walk.work.at.k);

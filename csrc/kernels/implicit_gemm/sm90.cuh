@@ -91,23 +91,25 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kChannels = kKind.channels;
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
-  constexpr int kWeightBytes = kChannels * kPieceBytes * group_products(kFetch);
   constexpr bool kBoxes = kFetch == Fetch::kShared;
+  constexpr bool kCopied = !kBoxes && !is_of_images(kFetch);  // by threads
   extern __shared__ __align__(1024) char memory[];
   Shared shared;
-  shared.input = memory;
-  shared.staging = shared.input + p.x_stages * p.stage_bytes;
-  shared.weights = shared.staging + p.staging_bytes;
-  shared.x_full = reinterpret_cast<ptx::Barrier*>(shared.weights + p.w_stages * kWeightBytes);
+  // What has a fixed size comes first: its addresses are constants.
+  shared.x_full = reinterpret_cast<ptx::Barrier*>(memory);
   shared.x_empty = shared.x_full + kMostStages;
   shared.w_full = shared.x_empty + kMostStages;
   shared.w_empty = shared.w_full + kMostStages;
-  shared.copies = shared.x_full + kBarrierBytes / 8;
-  shared.flat = reinterpret_cast<int32_t*>(static_cast<char*>(shared.copies) + kCopiesBytes);
+  shared.copies = memory + kBarrierBytes;
+  shared.flat = reinterpret_cast<int32_t*>(memory + kBarrierBytes + kCopiesBytes);
+  shared.input = memory + kBarrierBytes + (kBoxes ? 0 : kCopiesBytes) +
+                 (kFetch == Fetch::kFlat ? kFlatBytes : 0);
+  shared.staging = shared.input + p.x_stages * p.stage_bytes;
+  shared.weights = shared.staging + p.staging_bytes;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.x_stages; ++i) {
-      ptx::init_barrier(&shared.x_full[i], kBoxes ? 1 : kRowThreads);
+      ptx::init_barrier(&shared.x_full[i], kCopied ? kRowThreads : 1);
       ptx::init_barrier(&shared.x_empty[i], kBoxes ? kWarpgroups : 4 * kWarpgroups);
     }
     for (int i = 0; i < p.w_stages; ++i) {
@@ -126,7 +128,8 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
       if (threadIdx.x == 32) load_planes<T, kChannels>(p, shared);
     } else {
       if (threadIdx.x == 0) load_row_weights<T, kChannels, kFetch>(p, shared);
-      if (threadIdx.x >= 32) load_rows<T, kChannels>(p, shared, threadIdx.x - 32);
+      if (kCopied && threadIdx.x >= 32) load_rows<T, kChannels>(p, shared, threadIdx.x - 32);
+      if (!kCopied && threadIdx.x == 32) load_images<T, kChannels>(p, shared);
     }
   } else {
     ptx::take_registers<math_registers(kKind, kFetch)>();

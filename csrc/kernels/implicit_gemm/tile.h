@@ -31,9 +31,10 @@ constexpr int kSlabBytes = 64 * kRowBytes;
 constexpr int kMostPlanarSlabs = 2;  // that a warpgroup stores at a time, planar
 constexpr int kMostPositions = 768;         // of a plane: two of them fill the shared memory
 constexpr int kMostCopies = 768;            // of rows of a channel
-constexpr int kBarrierBytes = 512;
 constexpr int kCopiesBytes = kMostCopies * 8;  // where they come from
+constexpr int kBarrierBytes = 1024;           // and what aligns the rest
 constexpr int kMostFlat = 1024;  // channels times taps, where they are one dimension
+constexpr int kFlatBytes = kMostFlat * 4;
 constexpr int kMostSlabs = 4;    // that a warpgroup stores at a time, channels-last
 
 struct Kernel {
@@ -58,6 +59,7 @@ enum class Shape : int {
   kSquares,  // blocks of 8 x 8
   kLines,    // rows of equal length
   kRun,      // whole rows that follow each other along the images
+  kImages,   // whole images
 };
 
 // Where the matrix instruction gets its pixels.
@@ -68,8 +70,18 @@ enum class Fetch : int {
   kOddTaps,   // the same where the first pair begins at an odd pixel of a row
   kElements,  // rows, any stride: pixel by pixel
   kFlat,      // the same where channels and taps are one dimension: few channels
+  kImages,    // images as they are, pixel by pixel: small ones, whose rows are not aligned
+  kImagePieces,  // the same, a single tap
 };
-inline constexpr int kFetchCount = 6;
+inline constexpr int kFetchCount = 8;
+
+constexpr bool is_of_images(Fetch fetch) {
+  return fetch == Fetch::kImages || fetch == Fetch::kImagePieces;
+}
+// Weights are matrices whose rows are channels, else units of a piece of one tap.
+constexpr bool has_matrix(Fetch fetch) {
+  return fetch == Fetch::kShared || fetch == Fetch::kPieces || fetch == Fetch::kImagePieces;
+}
 
 // Warpgroups that multiply. Fetching takes a warp's time, in which others multiply: of rows, each
 // has a block. The instruction reads planes by itself: two are enough.
@@ -82,7 +94,7 @@ constexpr int threads_of(const Kernel& kernel, Fetch fetch) {
 
 // Products whose weights are a stage, at most.
 constexpr int group_products(Fetch fetch) {
-  if (fetch == Fetch::kShared || fetch == Fetch::kPieces) return kRowBytes / kPieceBytes;
+  if (has_matrix(fetch)) return kRowBytes / kPieceBytes;
   return fetch == Fetch::kTaps || fetch == Fetch::kOddTaps ? 3 : 2;
 }
 // Channels of a planar slab.
@@ -127,6 +139,7 @@ struct Tile {
   int x_stages, w_stages;
   Rows row;
   int splits;
+  bool planes_first;  // tiles of the same output channels follow each other, image by image
   bool boxed_out;  // the output is stored in boxes by the copy engine
 
   int64_t tiles_k, tiles_q, tiles_p, tiles_n;
@@ -141,8 +154,6 @@ struct Tile {
   int steps() const { return chunks() * h.planes * w.planes; }
   // Of a stage: what one pixel's group of products takes.
   int weight_bytes() const { return kind().channels * kPieceBytes * group_products(fetch); }
-  // Weights are matrices whose rows are channels, else units of a piece of one tap.
-  bool has_matrix() const { return fetch == Fetch::kShared || fetch == Fetch::kPieces; }
 };
 
 // A pointwise convolution of dense images is one of a single row: of all their pixels where those

@@ -27,7 +27,7 @@ struct Output {
   bool planar;   // stored pixel by pixel, in planes of channels
   bool vectors;  // planar: pairs of pixels may be stored at once; else 16 bytes of channels, float32
                  // 8 bytes
-  int rows, columns;           // of a tile, output pixels
+  int images, rows, columns;   // of a tile, output pixels
   bool lines;                  // boxes: lines, not squares
   Divider<int32_t> pitch;      // lines: positions of a row
   Divider<int32_t> squares_w, squares_h;
@@ -42,9 +42,10 @@ struct RowSource {
   int pitch;
   int reach;    // rows of the plane below an output row's first
   int vectors;  // of a channel
+  int image_bytes, image_pixels;  // images: from one to the next in a stage, and of output
   bool flat;    // taps are channels too: so many, of rows of flat_S
   int flat_taps, flat_S;
-  Divider<int32_t> vectors_in_row, pairs, output_rows, period;
+  Divider<int32_t> vectors_in_row, pairs, output_rows, period, columns;
 };
 
 template <typename T>
@@ -68,6 +69,7 @@ struct Params {
   int pieces, chunk;
   const void* units;  // weights that are no matrix
   int unit_count;     // of a tile
+  bool planes_first;  // tiles of the same channels follow each other
   Divider<int32_t> tiles_k, tiles_q, tiles_p, tiles_n;
   float* partial;
 };
@@ -82,11 +84,12 @@ template <typename T>
 __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   Work work;
   int32_t rest = item;
-  work.at.k = p.tiles_k.split(rest) * channels;
+  if (!p.planes_first) work.at.k = p.tiles_k.split(rest) * channels;
   const int q = p.tiles_q.split(rest);
   work.at.q = p.run > 0 ? 0 : q * p.columns;
   work.at.pair = q * p.run;
   work.at.p = p.tiles_p.split(rest) * p.rows;
+  if (p.planes_first) work.at.k = p.tiles_k.split(rest) * channels;
   work.at.n = p.tiles_n.split(rest) * p.images;
   work.first = static_cast<int>(int64_t{p.steps} * rest / p.splits);
   work.last = static_cast<int>(int64_t{p.steps} * (rest + 1) / p.splits);

@@ -35,6 +35,12 @@ __device__ inline uint64_t describe_blocks(uint32_t address, uint32_t half_bytes
          ((address & 0x3FFFF) >> 4);
 }
 
+// The same so many bytes further on: the upper half stays as it is.
+__device__ inline uint64_t advance(uint64_t descriptor, uint32_t bytes) {
+  const uint32_t lower = static_cast<uint32_t>(descriptor) + (bytes >> 4);
+  return (descriptor >> 32 << 32) | lower;
+}
+
 __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
