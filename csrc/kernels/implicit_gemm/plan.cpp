@@ -12,10 +12,13 @@ namespace customconv::implicit_gemm {
 namespace {
 
 constexpr double kMatrixEfficiency = 0.85;   // of the tensor cores' rate, while a tile is summed
+constexpr double kFetchedEfficiency = 0.7;   // the same where threads fetch pixels
 constexpr double kL2BytesPerClock = 26;      // a multiprocessor's share
-constexpr double kCopyClocks = 3;            // for each copy of a warp
-constexpr double kElementBytesPerClock = 6;  // where elements are copied through registers
+constexpr double kCopyClocks = 12;           // for each copy of a warp
+constexpr double kElementBytesPerClock = 2;  // where elements are copied through registers
 constexpr double kStoreBytesPerClock = 16;
+constexpr double kPieceOfPlaneClocks = 8;  // to store up to 128 bytes of a plane of pixels
+constexpr double kPieceOfPageClocks = 25;  // the same where a plane is a page of memory
 constexpr double kTileClocks = 1500;  // until the first products, and after the last
 constexpr double kGroupClocks = 40;      // what a group of products of rows costs on top
 constexpr double kSplitBytesPerClock = 1000;  // of the whole GPU, written and read
@@ -316,7 +319,8 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
   const double count = products * kind.blocks();
   const double moved =
       count * (kind.channels * kPieceBytes + fetched_bytes(p, t)) + weights + input;
-  clocks.math = std::max(count * kind.channels / 2, moved / 128) / kMatrixEfficiency;
+  clocks.math = std::max(count * kind.channels / 2, moved / 128) /
+                (boxes ? kMatrixEfficiency : kFetchedEfficiency);
   clocks.load = (input + weights) / kL2BytesPerClock;
   if (is_of_images(t.fetch)) {
     clocks.math += products / 2 * kGroupClocks;
@@ -329,6 +333,11 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
     }
   }
   clocks.store = results * size / (t.boxed_out ? 64 : kStoreBytesPerClock);
+  if (!boxes && !t.boxed_out && stores_planes(p)) {
+    const double slab = kRowBytes / size;
+    const double width = t.shape == Shape::kLines ? std::min<double>(t.columns, slab) : slab;
+    clocks.store = results / width * (t.planes_first ? kPieceOfPageClocks : kPieceOfPlaneClocks);
+  }
   if (t.splits > 1) clocks.store = results * 4 / kStoreBytesPerClock;
   return clocks;
 }

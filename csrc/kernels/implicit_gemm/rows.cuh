@@ -114,10 +114,25 @@ class RowCopies {
       const int64_t source_step = exists ? step : 0;
       uint32_t to = stage + vector * kBytes;
       int c = first_channel_;
-#pragma unroll 8
-      for (; c < exist; c += channel_step_, source += source_step, to += to_step) {
-        ptx::copy_async<kBytes>(to, source, exists);
-      }
+      const auto copy = [&](auto number) {
+        // A copy reads its address late: with an address each, they need not wait for each other.
+        constexpr int kNumber = decltype(number)::value;
+        const T* address[kNumber];
+#pragma unroll
+        for (int i = 0; i < kNumber; ++i) address[i] = source + i * source_step;
+#pragma unroll
+        for (int i = 0; i < kNumber; ++i) {
+          ptx::copy_async<kBytes>(to + i * to_step, address[i], exists);
+        }
+        c += kNumber * channel_step_;
+        source += kNumber * source_step;
+        to += kNumber * to_step;
+      };
+#pragma unroll 1
+      while (c + 7 * channel_step_ < exist) copy(std::integral_constant<int, 8>());
+      if (c + 3 * channel_step_ < exist) copy(std::integral_constant<int, 4>());
+#pragma unroll 1
+      while (c < exist) copy(std::integral_constant<int, 1>());
       for (; c < count; c += channel_step_, to += to_step) {
         ptx::copy_async<kBytes>(to, s_.x, false);
       }
