@@ -120,25 +120,25 @@ template <typename T>
 void pack(const ConvProblem& p, const Tile& tile, const PackedWeight& packed, const T* w, T* to,
           cudaStream_t stream) {
   using D = Divider<int32_t>;
+  const auto& strides = p.w_strides;
   const WeightSource<T> from{w,
-                             p.w_strides[0],
-                             p.w_strides[1],
-                             p.w_strides[2],
-                             p.w_strides[3],
+                             strides[0],
+                             strides[1],
+                             strides[2],
+                             strides[3],
                              static_cast<int>(p.K),
                              static_cast<int>(p.C),
-                             static_cast<int>(p.R)};
-  int64_t count = packed.rows * packed.row;
-  if (!has_matrix(tile.fetch)) count = count * static_cast<int64_t>(sizeof(T)) / 16;
-  const auto blocks =
-      static_cast<unsigned>(std::min<int64_t>(ceil_divide(count, kPackBlock), 4096));
+                             static_cast<int>(p.R * p.S)};
+  const int64_t count = packed.rows * packed.row;
   if (has_matrix(tile.fetch)) {
-    pack_matrix<T><<<blocks, kPackBlock, 0, stream>>>(static_cast<int>(count), D(packed.row),
-                                                      D(p.S), D(p.R), from, to);
+    const auto blocks = std::min<int64_t>(ceil_divide(count, kPackBlock), 4096);
+    pack_matrix<T><<<static_cast<unsigned>(blocks), kPackBlock, 0, stream>>>(
+        static_cast<int>(count), D(packed.row), D(p.S), D(p.R), from, to);
   } else {
-    pack_units<T><<<blocks, kPackBlock, 0, stream>>>(
-        static_cast<int>(count), D(2 * tile.kind().channels), D(p.S), D(p.R), D(tile.pieces),
-        D(p.C), tile.is_flat(), tile.kind().channels, from, reinterpret_cast<uint4*>(to));
+    const int64_t taps = tile.is_flat() ? 1 : p.R * p.S;
+    pack_units<T><<<static_cast<unsigned>(count / (kUnitBlock * taps)), kUnitBlock, 0, stream>>>(
+        static_cast<int>(taps), tile.pieces, D(p.S), D(p.C), tile.is_flat(),
+        tile.kind().channels, from, reinterpret_cast<uint4*>(to));
   }
   check_launch("implicit_gemm: the weight");
 }

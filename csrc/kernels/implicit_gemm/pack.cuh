@@ -15,7 +15,7 @@ template <typename T>
 struct WeightSource {
   const T* w;
   int64_t k, c, r, s;  // strides
-  int K, C, R;
+  int K, C, taps;
 };
 
 // A matrix (K, R, S, row): zeros behind the last channel.
@@ -43,41 +43,46 @@ __device__ inline float rounded<float>(float v) {
 }
 
 // Units (tile of k, piece, r, s): two halves of 16 bytes, each of the tile's k. Where `flat`, the
-// channels of all taps are one dimension. Zeros where the tensor ends; a thread stores 16 bytes.
+// channels of all taps are one dimension, and there is one tap. Zeros where the tensor ends. A block
+// of threads has a piece of some k: each thread reads all taps of a channel, which often follow each
+// other, and stores 16 bytes of channels.
+constexpr int kUnitBlock = 128;
+constexpr int kMostTaps = 32;  // that a block keeps at a time
+
 template <typename T>
-__global__ void __launch_bounds__(kPackBlock)
-    pack_units(int count, Divider<int32_t> halves, Divider<int32_t> by_S, Divider<int32_t> by_R,
-               Divider<int32_t> pieces, Divider<int32_t> by_C, bool flat, int tile_channels,
-               WeightSource<T> from, uint4* __restrict__ packed) {
-  constexpr int kUnit = 16 / static_cast<int>(sizeof(T));
-  for (int at = blockIdx.x * kPackBlock + threadIdx.x; at < count; at += gridDim.x * kPackBlock) {
-    int32_t tile = at;
-    const int in_unit = halves.split(tile);
-    const int half = in_unit / tile_channels;
-    int s = 0, r = 0;
-    if (!flat) {
-      s = by_S.split(tile);
-      r = by_R.split(tile);
+__global__ void __launch_bounds__(kUnitBlock)
+    pack_units(int taps, int pieces, Divider<int32_t> by_S, Divider<int32_t> by_C, bool flat,
+               int tile_channels, WeightSource<T> from, uint4* __restrict__ packed) {
+  constexpr int kHalf = 16 / static_cast<int>(sizeof(T)), kPiece = 2 * kHalf;
+  constexpr int kKs = kUnitBlock / kPiece;
+  __shared__ alignas(16) T part[kKs][kMostTaps][kPiece];
+  const int piece = blockIdx.x % pieces, first_k = blockIdx.x / pieces * kKs;
+  const int tile = first_k / tile_channels;
+  const int own_k = threadIdx.x / kPiece, own_c = threadIdx.x % kPiece;
+  const int k = first_k + own_k;
+  int32_t c = piece * kPiece + own_c, tap_of_c = 0;
+  if (flat) {
+    tap_of_c = c;
+    c = by_C.split(tap_of_c);
+  }
+  const bool exists = k < from.K && c < from.C && tap_of_c < from.taps;
+  const T* w = from.w + k * from.k + c * from.c;
+  for (int first = 0; first < taps; first += kMostTaps) {
+    const int count = min(kMostTaps, taps - first);
+    for (int i = 0; i < count; ++i) {
+      int32_t r = tap_of_c + first + i;
+      const int s = by_S.split(r);
+      part[own_k][i][own_c] =
+          exists ? rounded(w[r * from.r + s * from.s]) : narrow<T>(0.0f);
     }
-    const int first = (pieces.split(tile) * 2 + half) * kUnit;
-    const int k = tile * tile_channels + in_unit % tile_channels;
-    alignas(16) T value[kUnit];
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      int32_t c = first + i;
-      bool exists = k < from.K;
-      if (flat) {
-        r = c;
-        c = by_C.split(r);
-        s = by_S.split(r);
-        exists = exists && r < from.R;
-      } else {
-        exists = exists && c < from.C;
-      }
-      value[i] = narrow<T>(0.0f);
-      if (exists) value[i] = rounded(from.w[k * from.k + c * from.c + r * from.r + s * from.s]);
+    __syncthreads();
+    for (int i = threadIdx.x; i < count * 2 * kKs; i += kUnitBlock) {
+      const int row = i % kKs, half = i / kKs % 2, tap = i / (2 * kKs);
+      const int64_t unit = (int64_t{tile} * pieces + piece) * taps + first + tap;
+      packed[(unit * 2 + half) * tile_channels + first_k % tile_channels + row] =
+          *reinterpret_cast<const uint4*>(&part[row][tap][half * kHalf]);
     }
-    packed[at] = *reinterpret_cast<const uint4*>(value);
+    __syncthreads();
   }
 }
 

@@ -14,7 +14,8 @@ namespace {
 constexpr double kMatrixEfficiency = 0.85;   // of the tensor cores' rate, while a tile is summed
 constexpr double kFetchedEfficiency = 0.7;   // the same where threads fetch pixels
 constexpr double kL2BytesPerClock = 26;      // a multiprocessor's share
-constexpr double kCopyClocks = 12;           // for each copy of a warp
+constexpr double kCopyClocks = 12;           // for each copy of a warp, 16 bytes for each thread
+constexpr double kSmallBytesPerClock = 6;    // where they are smaller
 constexpr double kElementBytesPerClock = 2;  // where elements are copied through registers
 constexpr double kStoreBytesPerClock = 16;
 constexpr double kPieceOfPlaneClocks = 8;  // to store up to 128 bytes of a plane of pixels
@@ -27,6 +28,7 @@ constexpr double kBandwidthShare = 0.85;
 
 constexpr int kMostTurns = 3;  // of splits
 constexpr int kMostBox = 256;
+constexpr int64_t kMostImage = 2048;  // pixels, that are copied whole
 constexpr int64_t kPageBytes = 2 << 20;
 constexpr int64_t kFarReach = 6;  // pixels of halo
 constexpr int64_t kTooMany = 1 << 20;
@@ -326,11 +328,10 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
     clocks.math += products / 2 * kGroupClocks;
   } else if (!boxes) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
-    if (t.row.vector == 2) {
-      clocks.load = std::max(clocks.load, input / kElementBytesPerClock);
-    } else {
-      clocks.load = std::max(clocks.load, input / t.row.vector / 32 * kCopyClocks);
-    }
+    double copies = input / kSmallBytesPerClock;
+    if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;
+    if (t.row.vector == 2) copies = input / kElementBytesPerClock;
+    clocks.load = std::max(clocks.load, copies);
   }
   clocks.store = results * size / (t.boxed_out ? 64 : kStoreBytesPerClock);
   if (!boxes && !t.boxed_out && stores_planes(p)) {
@@ -384,7 +385,7 @@ bool input_is_boxed(const ConvProblem& p) {
 // Whether small images can be copied whole, some pieces of channels at a time.
 bool images_follow(const ConvProblem& p) {
   const int64_t size = element_size(p.dtype);
-  return p.P * p.Q <= kKernels[0].pixels && p.H * p.W <= kMostPositions &&
+  return p.P * p.Q <= kKernels[0].pixels && p.H * p.W <= kMostImage &&
          strides_match(p.x_sizes(), p.x_strides, Layout::kNchw) && p.x_aligned &&
          p.C * size % kPieceBytes == 0 && p.R <= 32 && p.S <= 32;
 }
@@ -403,7 +404,10 @@ class Search {
     const int64_t flat = p_.C <= kFewChannels ? p_.C * p_.R * p_.S : kTooMany;
     if (round_up(flat, kPieceBytes) <= kMostFlat) try_kernels(Fetch::kFlat, 0);
     const bool one_tap = p_.R == 1 && p_.S == 1;
-    if (images_follow(p_)) try_images(one_tap && p_.pad_h == 0 && p_.pad_w == 0);
+    if (images_follow(p_)) {
+      try_images(Fetch::kImages);
+      if (one_tap && p_.pad_h == 0 && p_.pad_w == 0) try_images(Fetch::kImagePieces);
+    }
     if (one_tap && (p_.stride_w == 1 || p_.dtype == DType::kFloat32)) {
       try_kernels(Fetch::kPieces, 0);
     } else if (p_.stride_w == 1 && p_.dilation_w == 1) {
@@ -502,8 +506,7 @@ class Search {
     }
   }
 
-  void try_images(bool one_tap) {
-    const Fetch fetch = one_tap ? Fetch::kImagePieces : Fetch::kImages;
+  void try_images(Fetch fetch) {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
       const int64_t images = kKernels[kernel].pixels / round_up(p_.P * p_.Q, 2);
       if (images == 0 || is_too_wide(kernel)) continue;
