@@ -15,7 +15,6 @@ enum class Order : int { kPixels = 0, kChannels = 1 };
 // Output channels that a block of a weight gradient takes at a time: in NHWC a line of them.
 constexpr int kWgradChannels = 32;
 
-
 // Blocks over the weights: of one weight each, or of the weights of kWgradChannels channels.
 inline int64_t wgrad_blocks(const ConvProblem& p, Order order) {
   const int64_t channels = order == Order::kChannels ? kWgradChannels : 1;

@@ -51,9 +51,9 @@ inline constexpr int kPlaneBlocks =
 // blocks of pixels are in shared memory. No branch may come between the products of a group: the
 // compiler would make several groups of it.
 template <typename T, int kKernel, int kPieces>
-__device__ inline void add_tap(
-    float (&sum)[kPlaneBlocks<kKernel>][kKernels[kKernel].channels / 2], uint32_t filters,
-    const uint32_t (&pixels)[kPlaneBlocks<kKernel>], uint32_t group_bytes, int accumulate) {
+__device__ inline void add_tap(float (&sum)[kPlaneBlocks<kKernel>][kKernels[kKernel].channels / 2],
+                               uint32_t filters, const uint32_t (&pixels)[kPlaneBlocks<kKernel>],
+                               uint32_t group_bytes, int accumulate) {
   ptx::begin_products();
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {

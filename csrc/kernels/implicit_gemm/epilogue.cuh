@@ -51,8 +51,7 @@ __device__ inline Pair pair_at(const Output<T>& out, const Corner& at, const Spo
 template <typename T>
 __device__ inline int64_t pixel_offset(const Params<T>& p, const Corner& at, int first_pair,
                                        int row) {
-  const Pair pair =
-      pair_at(p.out, at, locate(p.source, at.pair + first_pair + row % 8));
+  const Pair pair = pair_at(p.out, at, locate(p.source, at.pair + first_pair + row % 8));
   return row / 8 < pair.count ? pair.offset + row / 8 * p.out.q : -1;
 }
 
@@ -219,10 +218,10 @@ __device__ inline void store_boxes(const Output<T>& out, const CUtensorMap* map,
   }
 }
 
-// Planar: a warpgroup's block passes through shared memory in slabs, so that what is stored at a time
-// is 128 bytes of a channel: planes may lie in pages of memory of their own, and going from one to
-// the next takes the time of many stores. Where the output's rows are aligned, the copy engine stores
-// slabs while the next tile is summed; else a warp stores a channel after the other.
+// Planar: a warpgroup's block passes through shared memory in slabs, so that what is stored at a
+// time is 128 bytes of a channel: planes may lie in pages of memory of their own, and going from
+// one to the next takes the time of many stores. Where the output's rows are aligned, the copy
+// engine stores slabs while the next tile is summed; else a warp stores a channel after the other.
 template <typename T, int kChannels>
 __device__ inline void store_planes(const Params<T>& p, const Corner& at,
                                     const float (&sum)[kChannels / 2], int block, char* slabs) {
@@ -344,8 +343,7 @@ __device__ inline void store_block(const Params<T>& p, const Corner& at, int fir
   if constexpr (kBoxes) {
     store_channels<kChannels>(
         p.out, first_k, sum, lane,
-        [&](int row) { return boxed_offset(p.out, at, block, warp * kWarpPixels + row); },
-        staging);
+        [&](int row) { return boxed_offset(p.out, at, block, warp * kWarpPixels + row); }, staging);
   } else {
     const int first_pair = (block * kInstructionRows + warp * kWarpPixels) / 2;
     if (p.out.planar) {
@@ -353,8 +351,8 @@ __device__ inline void store_block(const Params<T>& p, const Corner& at, int fir
       store_pixels(p.out, first_k, sum, pair_at(p.out, at, spot), lane);
     } else {
       store_channels<kChannels>(
-          p.out, first_k, sum, lane,
-          [&](int row) { return pixel_offset(p, at, first_pair, row); }, staging);
+          p.out, first_k, sum, lane, [&](int row) { return pixel_offset(p, at, first_pair, row); },
+          staging);
     }
   }
 }

@@ -1,7 +1,7 @@
 // Operands in registers: the threads that multiply fetch pixels from rows in shared memory.
 //
-// Of the sixteen rows that a warp holds of the matrix instruction's first operand, a thread has two,
-// lane / 4 and lane / 4 + 8. They stand for two neighbouring pixels, so that one access brings
+// Of the sixteen rows that a warp holds of the matrix instruction's first operand, a thread has
+// two, lane / 4 and lane / 4 + 8. They stand for two neighbouring pixels, so that one access brings
 // both, and the results of both are stored by one.
 #pragma once
 
@@ -38,9 +38,7 @@ struct Elements {
     operand[2] = half(first[2], first[3], a);
     operand[3] = half(second[2], second[3], b);
   }
-  static __device__ Pair load_one(uint32_t address) {
-    return ptx::load_shared<uint16_t>(address);
-  }
+  static __device__ Pair load_one(uint32_t address) { return ptx::load_shared<uint16_t>(address); }
 };
 template <typename T>
 struct Elements<T, true> {
@@ -122,7 +120,7 @@ __device__ inline void fetch(uint32_t (&operand)[kCount][4], uint32_t at, const 
 
 // A thread's two pixels of an image, each of which may lie outside for some taps.
 struct ImagePixels {
-  uint32_t at[2];             // of the first tap's pixel
+  uint32_t at[2];                // of the first tap's pixel
   uint32_t rows[2], columns[2];  // bits: taps that are inside
 
   __device__ bool exists(int i, int r, int s) const {
@@ -152,8 +150,8 @@ __device__ inline void fetch_pixels(uint32_t (&operand)[4], const ImagePixels& p
   E::join(operand, value[0], 0, value[1], 0);
 }
 
-// Adds kCount products of a block; `weights` describes those of the first. No branch may come between
-// them: the compiler would make several groups of it.
+// Adds kCount products of a block; `weights` describes those of the first. No branch may come
+// between them: the compiler would make several groups of it.
 template <typename T, int kChannels, Fetch kFetch, int kCount>
 __device__ inline void add_products(float (&sum)[kChannels / 2],
                                     const uint32_t (&operand)[kCount][4], uint64_t weights) {
@@ -166,10 +164,9 @@ __device__ inline void add_products(float (&sum)[kChannels / 2],
   ptx::commit_products();
 }
 
-// Of the pair of pixels at `spot`, counted along a tile's images.
+// The pair of pixels at `spot`, counted along a tile's images.
 template <typename T>
-__device__ inline void find_pixels(const Params<T>& p, const Spot& spot, int lane,
-                                   ImagePixels& pixels) {
+__device__ inline void find_pixels(const Params<T>& p, const Spot& spot, ImagePixels& pixels) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
 #pragma unroll
@@ -191,7 +188,8 @@ __device__ inline void find_pixels(const Params<T>& p, const Spot& spot, int lan
   }
 }
 
-// The sums of a warpgroup's block for one item of work. `x` and `w` go on from one item to the next.
+// The sums of a warpgroup's block for one item of work. `x` and `w` go on from one item to the
+// next.
 template <typename T, int kChannels, Fetch kFetch>
 __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, const Work& work,
                                      int block, Place& x, Place& w, float (&sum)[kChannels / 2]) {
@@ -208,28 +206,26 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   int position = pair * 2;
   ImagePixels pixels;
   if constexpr (is_of_images(kFetch)) {
-    find_pixels(p, locate(source, pair), lane, pixels);
+    find_pixels(p, locate(source, pair), pixels);
   } else if constexpr (kFetch != Fetch::kPieces) {
     Spot spot = locate(source, work.at.pair + pair);
     if (p.run == 0) spot.row = min(spot.row, p.rows - 1);
     const int odd = kFetch == Fetch::kOddTaps;
-    position = (plane_row(source, spot) - plane_row(source, locate(source, work.at.pair))) *
-                   p.pitch +
-               source.row.slack - odd + spot.pair * 2 * p.stride_w;
+    position =
+        (plane_row(source, spot) - plane_row(source, locate(source, work.at.pair))) * p.pitch +
+        source.row.slack - odd + spot.pair * 2 * p.stride_w;
   }
   uint32_t pixel = ptx::shared_address(shared.input);
   if constexpr (!is_of_images(kFetch)) pixel += position * kSize;
   if constexpr (kFetch != Fetch::kFlat) {
     pixel += Elements<T>::first_channel(lane) * source.row.channel_bytes;
   }
-  const Distances distances = {source.row.channel_bytes, p.stride_w * kSize,
-                               p.w_axis.step * kSize};
+  const Distances distances = {source.row.channel_bytes, p.stride_w * kSize, p.w_axis.step * kSize};
   const int row_bytes = p.h.step * p.pitch * kSize;
   const int taps_h = p.R / p.h.planes, taps_w = p.S / p.w_axis.planes;
   const uint32_t stages = ptx::shared_address(shared.weights);
-  const uint64_t weights = has_matrix(kFetch)
-                               ? ptx::describe_rows(stages, 8 * kRowBytes)
-                               : ptx::describe_blocks(stages, kChannels * 16);
+  const uint64_t weights = has_matrix(kFetch) ? ptx::describe_rows(stages, 8 * kRowBytes)
+                                              : ptx::describe_blocks(stages, kChannels * 16);
 
   // Products whose pixels are at `at`, of the stage of weights from `first` bytes on.
   const auto multiply = [&](auto number, uint32_t at, const int32_t* flat = nullptr,
@@ -242,7 +238,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
         sum, operand, ptx::advance(weights, w.stage * kWeightBytes + first));
     ptx::await_products<0>();
   };
-  // The same of an image's taps or pieces, whose number among a row's is `number`.
+  // The same of an image's taps, from (r, s) on, or pieces.
   const auto multiply_image = [&](auto count, uint32_t stage, int r, int s, int first) {
     constexpr int kCount = decltype(count)::value;
     uint32_t operand[kCount][4];
@@ -253,8 +249,8 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
                         (r * p.dilation_h * source.W + (s + i) * p.dilation_w) * kSize, stage,
                         source.row.channel_bytes);
       } else {
-        fetch_pixels<T>(operand[i], pixels, 0, 0, 0,
-                        stage + i * kPiece * source.row.channel_bytes, source.row.channel_bytes);
+        fetch_pixels<T>(operand[i], pixels, 0, 0, 0, stage + i * kPiece * source.row.channel_bytes,
+                        source.row.channel_bytes);
       }
     }
     if constexpr (kFetch == Fetch::kImages) ptx::wait(&shared.w_full[w.stage], w.parity);

@@ -67,14 +67,13 @@ CUtensorMap map_input(const ConvProblem& p, const Tile& tile, const T* x) {
   const auto span = [](int64_t count, int64_t step) {
     return static_cast<cuuint32_t>((count - 1) * step + 1);
   };
-  Boxes<4> boxes{
-      {static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.W), static_cast<cuuint64_t>(p.H),
-       static_cast<cuuint64_t>(p.N)},
-      {map_stride<T>(p.W, p.x_strides[3]), map_stride<T>(p.H, p.x_strides[2]),
-       map_stride<T>(p.N, p.x_strides[0])},
-      {kRowBytes / sizeof(T), span(tile.pitch, p.stride_w), span(tile.plane_rows, p.stride_h),
-       static_cast<cuuint32_t>(tile.images)},
-      {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1}};
+  Boxes<4> boxes{{static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.W),
+                  static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.N)},
+                 {map_stride<T>(p.W, p.x_strides[3]), map_stride<T>(p.H, p.x_strides[2]),
+                  map_stride<T>(p.N, p.x_strides[0])},
+                 {kRowBytes / sizeof(T), span(tile.pitch, p.stride_w),
+                  span(tile.plane_rows, p.stride_h), static_cast<cuuint32_t>(tile.images)},
+                 {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1}};
   return make_map(x, kMapType<T>, boxes);
 }
 
@@ -137,8 +136,8 @@ void pack(const ConvProblem& p, const Tile& tile, const PackedWeight& packed, co
   } else {
     const int64_t taps = tile.is_flat() ? 1 : p.R * p.S;
     pack_units<T><<<static_cast<unsigned>(count / (kUnitBlock * taps)), kUnitBlock, 0, stream>>>(
-        static_cast<int>(taps), tile.pieces, D(p.S), D(p.C), tile.is_flat(),
-        tile.kind().channels, from, reinterpret_cast<uint4*>(to));
+        static_cast<int>(taps), tile.pieces, D(p.S), D(p.C), tile.is_flat(), tile.kind().channels,
+        from, reinterpret_cast<uint4*>(to));
   }
   check_launch("implicit_gemm: the weight");
 }
@@ -184,7 +183,8 @@ Output<T> make_output(const ConvProblem& asked, const Tile& tile, const Operands
 }
 
 template <typename T>
-RowSource<T> make_source(const ConvProblem& p, const Tile& tile, const T* x) {
+RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x) {
+  const ConvProblem p = source_problem(asked, tile);
   using D = Divider<int32_t>;
   RowSource<T> s{};
   s.x = x;
@@ -202,6 +202,8 @@ RowSource<T> make_source(const ConvProblem& p, const Tile& tile, const T* x) {
   s.flat = tile.is_flat();
   s.flat_taps = static_cast<int>(p.R * p.S);
   s.flat_S = static_cast<int>(p.S);
+  s.flat_C = static_cast<int>(asked.C);
+  s.flat_bytes = tile.row.interleaved ? static_cast<int>(sizeof(T)) : tile.row.channel_bytes;
   s.vectors_in_row =
       D(std::max<int64_t>(tile.pitch * static_cast<int64_t>(sizeof(T)) / tile.row.vector, 1));
   s.image_bytes = tile.row.channel_bytes * tile.chunk * kPieceBytes / static_cast<int>(sizeof(T));
@@ -219,9 +221,8 @@ using KernelOf = void (*)(Params<T>);
 
 template <typename T, size_t... kIndex>
 KernelOf<T> kernel_at(int index, std::index_sequence<kIndex...>) {
-  static constexpr KernelOf<T> kTable[] = {
-      convolve<T, static_cast<int>(kIndex / kFetchCount),
-               static_cast<Fetch>(kIndex % kFetchCount)>...};
+  static constexpr KernelOf<T> kTable[] = {convolve<T, static_cast<int>(kIndex / kFetchCount),
+                                                    static_cast<Fetch>(kIndex % kFetchCount)>...};
   return kTable[index];
 }
 
@@ -259,12 +260,13 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.S = tile.is_flat() ? 1 : static_cast<int>(problem.S);
   p.h = tile.h;
   p.w_axis = tile.w;
-  p.stride_h = static_cast<int>(problem.stride_h);
-  p.stride_w = static_cast<int>(problem.stride_w);
-  p.dilation_h = static_cast<int>(problem.dilation_h);
-  p.dilation_w = static_cast<int>(problem.dilation_w);
-  p.pad_h = static_cast<int>(problem.pad_h);
-  p.pad_w = static_cast<int>(problem.pad_w);
+  const ConvProblem source = source_problem(problem, tile);
+  p.stride_h = static_cast<int>(source.stride_h);
+  p.stride_w = static_cast<int>(source.stride_w);
+  p.dilation_h = static_cast<int>(source.dilation_h);
+  p.dilation_w = static_cast<int>(source.dilation_w);
+  p.pad_h = static_cast<int>(source.pad_h);
+  p.pad_w = static_cast<int>(source.pad_w);
   p.rows = tile.rows;
   p.columns = tile.columns;
   p.images = tile.images;
@@ -303,9 +305,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.partial = reinterpret_cast<float*>(static_cast<char*>(context.workspace) +
                                        plan.workspace_bytes - partial_bytes(tile));
 
-  const KernelOf<T> kernel =
-      kernel_at<T>(tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
-                   std::make_index_sequence<kKernelCount * kFetchCount>());
+  const KernelOf<T> kernel = kernel_at<T>(tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
+                                          std::make_index_sequence<kKernelCount * kFetchCount>());
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
       "implicit_gemm: shared memory");
@@ -317,8 +318,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
         reducer_at<T>(tile.kernel * 2 + boxes, std::make_index_sequence<kKernelCount * 2>());
     const int64_t parts =
         tile.tiles() * tile.kind().blocks() * (tile.kind().channels / kSplitColumns);
-    add<<<static_cast<unsigned>(parts), 128, 4 * staging_bytes<T>(kSplitColumns),
-          context.stream>>>(p);
+    add<<<static_cast<unsigned>(parts), 128, 4 * staging_bytes<T>(kSplitColumns), context.stream>>>(
+        p);
     check_launch("implicit_gemm add_splits");
   }
 }

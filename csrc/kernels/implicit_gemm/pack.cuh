@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(kPackBlock)
     const int c = row.split(k);
     const int s = by_S.split(k);
     const int r = by_R.split(k);
-    packed[at] = c < from.C ? from.w[k * from.k + c * from.c + r * from.r + s * from.s]
-                            : narrow<T>(0.0f);
+    packed[at] =
+        c < from.C ? from.w[k * from.k + c * from.c + r * from.r + s * from.s] : narrow<T>(0.0f);
   }
 }
 
@@ -43,9 +43,9 @@ __device__ inline float rounded<float>(float v) {
 }
 
 // Units (tile of k, piece, r, s): two halves of 16 bytes, each of the tile's k. Where `flat`, the
-// channels of all taps are one dimension, and there is one tap. Zeros where the tensor ends. A block
-// of threads has a piece of some k: each thread reads all taps of a channel, which often follow each
-// other, and stores 16 bytes of channels.
+// channels of all taps are one dimension, and there is one tap. Zeros where the tensor ends. A
+// block of threads has a piece of some k: each thread reads all taps of a channel, which often
+// follow each other, and stores 16 bytes of channels.
 constexpr int kUnitBlock = 128;
 constexpr int kMostTaps = 32;  // that a block keeps at a time
 
@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(kUnitBlock)
     for (int i = 0; i < count; ++i) {
       int32_t r = tap_of_c + first + i;
       const int s = by_S.split(r);
-      part[own_k][i][own_c] =
-          exists ? rounded(w[r * from.r + s * from.s]) : narrow<T>(0.0f);
+      part[own_k][i][own_c] = exists ? rounded(w[r * from.r + s * from.s]) : narrow<T>(0.0f);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < count * 2 * kKs; i += kUnitBlock) {

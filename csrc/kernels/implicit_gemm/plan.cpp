@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <numeric>
 #include <vector>
 
 #include "kernels/implicit_gemm/tile.h"
@@ -15,270 +14,24 @@ constexpr double kMatrixEfficiency = 0.85;   // of the tensor cores' rate, while
 constexpr double kFetchedEfficiency = 0.7;   // the same where threads fetch pixels
 constexpr double kL2BytesPerClock = 26;      // a multiprocessor's share
 constexpr double kCopyClocks = 12;           // for each copy of a warp, 16 bytes for each thread
-constexpr double kSmallBytesPerClock = 6;    // where they are smaller
+constexpr double kSmallCopies = 0.75;        // a clock, of single threads, where they are smaller
 constexpr double kElementBytesPerClock = 2;  // where elements are copied through registers
 constexpr double kStoreBytesPerClock = 16;
-constexpr double kPieceOfPlaneClocks = 8;  // to store up to 128 bytes of a plane of pixels
-constexpr double kPieceOfPageClocks = 25;  // the same where a plane is a page of memory
-constexpr double kTileClocks = 1500;  // until the first products, and after the last
-constexpr double kGroupClocks = 40;      // what a group of products of rows costs on top
+constexpr double kBoxedBytesPerClock = 64;    // by the copy engine, where all slabs have room
+constexpr double kPieceOfPlaneClocks = 8;     // to store up to 128 bytes of a plane of pixels
+constexpr double kPieceOfPageClocks = 9;      // where a plane is a page: times the warpgroups
+constexpr double kAcrossImages = 1.15;      // times that, where a tile goes on in other images
+constexpr double kTileClocks = 1500;          // until the first products, and after the last
+constexpr double kGroupClocks = 40;           // what a group of products of rows costs on top
 constexpr double kSplitBytesPerClock = 1000;  // of the whole GPU, written and read
 constexpr double kLaunchMs = 0.004;
 constexpr double kBandwidthShare = 0.85;
 
-constexpr int kMostTurns = 3;  // of splits
-constexpr int kMostBox = 256;
+constexpr int kMostTurns = 3;         // of splits
 constexpr int64_t kMostImage = 2048;  // pixels, that are copied whole
-constexpr int64_t kPageBytes = 2 << 20;
-constexpr int64_t kFarReach = 6;  // pixels of halo
-constexpr int64_t kTooMany = 1 << 20;
-constexpr int64_t kMostRows = 32;  // of pixels in a tile of lines
-constexpr int kFewChannels = 4;    // up to which channels and taps are one dimension
-
-// A plan's variant: the kernel, the shape, how pixels are fetched, and flags.
-enum Flag : int { kShapeShift = 4, kFetchShift = 6, kApartH = 512, kApartW = 1024 };
-
-constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {
-  return kernel | static_cast<int>(shape) << kShapeShift | static_cast<int>(fetch) << kFetchShift |
-         flags;
-}
-
-int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
-
-// Of boxes: what a stride skips is not loaded.
-Axis boxed_axis(int64_t taps, int64_t stride, int64_t dilation, bool apart) {
-  const int64_t period = apart ? taps : stride / std::gcd(stride, dilation);
-  const int64_t planes = std::min(taps, period);
-  const int64_t step = apart ? 0 : planes * dilation / stride;
-  return {
-      static_cast<int>(planes), static_cast<int>(step),
-      static_cast<int>(planes < taps ? ceil_divide(taps, planes) - 1 : 0) * static_cast<int>(step)};
-}
-
-// Of rows: every pixel between the first tap and the last.
-Axis row_axis(int64_t taps, int64_t dilation, bool apart) {
-  if (apart) return {static_cast<int>(taps), 0, 0};
-  const int64_t reach = std::min((taps - 1) * dilation, kTooMany);
-  return {1, static_cast<int>(std::min(dilation, kTooMany)), static_cast<int>(reach)};
-}
-
-// Bytes that rows can be copied at a time: they must be aligned wherever a row or a tile begins.
-int vector_of(const ConvProblem& p, bool compact, int64_t columns, bool apart) {
-  const int64_t size = element_size(p.dtype);
-  if (!p.x_aligned || (p.W > 1 && p.x_strides[3] != 1) || apart) return static_cast<int>(size);
-  for (int vector = 16; vector > size; vector /= 2) {
-    const int64_t pixels = vector / size;
-    const auto fits = [&](int64_t count, int64_t stride) {
-      return count == 1 || stride % pixels == 0;
-    };
-    const bool strides = fits(p.N, p.x_strides[0]) && fits(p.C, p.x_strides[1]) &&
-                         fits(p.H, p.x_strides[2]);
-    const bool whole = compact ? p.stride_w == 1 && p.pad_w == 0 && p.Q % pixels == 0
-                               : columns >= p.Q || columns * p.stride_w % pixels == 0;
-    if (strides && whole && p.W % pixels == 0) return vector;
-  }
-  return static_cast<int>(size);
-}
-
-int slack_of(const ConvProblem& p, int vector) {
-  const int64_t pixels = vector / element_size(p.dtype);
-  return static_cast<int>(((-p.pad_w) % pixels + pixels) % pixels);
-}
-
-// Fills in a tile of boxes.
-void lay_out_boxes(const ConvProblem& p, bool apart_h, bool apart_w, Tile& t) {
-  t.h = boxed_axis(p.R, p.stride_h, p.dilation_h, apart_h);
-  t.w = boxed_axis(p.S, p.stride_w, p.dilation_w, apart_w);
-  const int64_t pitch = int64_t{t.columns} + t.w.reach, rows = int64_t{t.rows} + t.h.reach;
-  const double all = static_cast<double>(t.images * pitch) * static_cast<double>(rows);
-  t.positions = static_cast<int>(all > kMostPositions ? kTooMany : t.images * pitch * rows);
-  t.pitch = static_cast<int>(std::min(pitch, kTooMany));
-  t.plane_rows = static_cast<int>(std::min(rows, kTooMany));
-  t.chunk = kRowBytes / kPieceBytes;
-  if (t.positions < kTooMany) t.stage_bytes = static_cast<int>(round_up(t.positions * kRowBytes, 1024));
-}
-
-// Rows of output that a tile of a run takes part in, and images, wherever it begins.
-int64_t run_outputs(const ConvProblem& p, const Tile& t) {
-  const int64_t pairs = t.kind().pixels / 2;
-  const int64_t latest = t.row.pairs - std::gcd(pairs, int64_t{t.row.pairs});
-  return std::min((latest + pairs - 1) / t.row.pairs + 1, p.N * p.P);
-}
-int64_t run_images(const ConvProblem& p, const Tile& t) {
-  return std::min((p.P + run_outputs(p, t) - 2) / p.P + 1, p.N);
-}
-
-// Rows of a plane that it needs.
-int64_t run_rows(const ConvProblem& p, const Tile& t) {
-  const int64_t rows = run_outputs(p, t), more_images = run_images(p, t) - 1;
-  const int64_t gap = std::max<int64_t>(t.row.period - p.P * t.row.per_output, 0);
-  return (rows - 1) * t.row.per_output + t.h.reach + 1 + more_images * gap;
-}
-
-// Fills in a tile of images.
-void lay_out_images(const ConvProblem& p, Tile& t) {
-  const int64_t size = element_size(p.dtype);
-  t.h = {1, static_cast<int>(p.dilation_h), static_cast<int>((p.R - 1) * p.dilation_h)};
-  t.w = {1, static_cast<int>(p.dilation_w), static_cast<int>((p.S - 1) * p.dilation_w)};
-  t.row.vector = static_cast<int>(size);
-  t.row.pairs = static_cast<int>((p.P * p.Q + 1) / 2);
-  t.row.channel_bytes = static_cast<int>(p.H * p.W * size);
-  t.positions = static_cast<int>(t.images * p.H * p.W);
-  t.chunk = t.fetch == Fetch::kImagePieces ? std::min(t.pieces, kRowBytes / kPieceBytes) : 1;
-  const int64_t image = t.chunk * kPieceBytes / size * t.row.channel_bytes;
-  t.stage_bytes = static_cast<int>(round_up(t.images * image, 1024));
-}
-
-// Fills in a tile of rows.
-void lay_out_rows(const ConvProblem& p, bool apart_h, bool apart_w, Tile& t) {
-  const int64_t size = element_size(p.dtype);
-  const bool run = t.shape == Shape::kRun;
-  t.h = row_axis(p.R, p.dilation_h, apart_h);
-  t.w = row_axis(p.S, p.dilation_w, apart_w);
-  Rows& row = t.row;
-  row.compact = t.fetch == Fetch::kPieces;
-  row.vector = vector_of(p, row.compact, t.columns, row.compact ? apart_h || apart_w : apart_w);
-  row.slack = row.compact ? 0 : slack_of(p, row.vector);
-  row.pairs = (t.columns + 1) / 2;
-  // Several pieces make up for few taps.
-  t.chunk = row.compact ? std::min(t.pieces, kRowBytes / kPieceBytes) : 1;
-  if (t.is_flat()) t.chunk = t.pieces;
-  const bool reaches = t.h.reach > 0;
-  row.per_output = reaches ? static_cast<int>(p.stride_h) : 1;
-  row.row_step = reaches ? 1 : static_cast<int>(p.stride_h);
-  const double period = static_cast<double>(p.P - 1) * row.per_output + t.h.reach + 1;
-  row.period = period < INT32_MAX ? static_cast<int>(period) : INT32_MAX;
-  double positions = t.kind().pixels;
-  if (!row.compact) {
-    const double pitch = (row.pairs * 2.0 - 1) * static_cast<double>(p.stride_w) + t.w.reach + 1 +
-                         row.slack;
-    const double rows = run ? static_cast<double>(run_rows(p, t))
-                            : (t.rows - 1.0) * row.per_output + t.h.reach + 1;
-    if (pitch * rows > kTooMany / 2) {
-      t.positions = kTooMany;
-      return;
-    }
-    t.pitch = static_cast<int>(
-        round_up(static_cast<int64_t>(pitch), std::max<int64_t>(row.vector / size, 2)));
-    t.plane_rows = static_cast<int>(rows);
-    positions = t.pitch * rows;
-  }
-  t.positions = static_cast<int>(positions);
-  // Lanes that fetch from several channels at a time then find them in different banks.
-  const int64_t unit = 8 * size;
-  row.channel_bytes = static_cast<int>(round_up(t.positions * size - unit, 2 * unit) + unit);
-  const int64_t channels = t.is_flat() ? p.C : t.chunk * kPieceBytes / size;
-  t.stage_bytes = static_cast<int>(round_up(channels * row.channel_bytes, 1024));
-}
-
-// Whether the copy engine can store the output.
-bool stores_boxes(const ConvProblem& p, const Tile& t) {
-  const int64_t size = element_size(p.dtype), unit = 16 / size;
-  if (t.fetch == Fetch::kShared) {
-    // A box is a square, or a whole block of a line without a halo.
-    const bool boxes = t.shape == Shape::kSquares ||
-                       (t.rows == 1 && t.w.reach == 0 && t.columns % kInstructionRows == 0);
-    return boxes && p.K % unit == 0 && t.kind().channels * size % kRowBytes == 0;
-  }
-  // A box is whole slabs of a row, or of an image, which in a run is a row.
-  const int64_t slab = kRowBytes / size;
-  if (!stores_planes(p) || t.shape == Shape::kImages) return false;
-  if (t.shape == Shape::kRun) {
-    const int64_t image = p.P * p.Q;
-    return p.Q % 2 == 0 && (image % slab == 0 || (p.N == 1 && image % unit == 0));
-  }
-  return p.Q % unit == 0 && t.columns % slab == 0;
-}
-
-Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits) {
-  Tile t{};
-  t.kernel = variant % (1 << kShapeShift);
-  t.shape = static_cast<Shape>(variant >> kShapeShift & 3);
-  t.fetch = static_cast<Fetch>(variant >> kFetchShift & 7);
-  t.rows = pixels[0];
-  t.columns = pixels[1];
-  t.images = pixels[2];
-  const int64_t channels = t.is_flat() ? p.C * p.R * p.S : p.C;
-  t.pieces = static_cast<int>(ceil_divide(channels * element_size(p.dtype), kPieceBytes));
-  t.splits = static_cast<int>(splits);
-  const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
-  if (t.fetch == Fetch::kShared) {
-    lay_out_boxes(p, apart_h, apart_w, t);
-  } else if (is_of_images(t.fetch)) {
-    lay_out_images(p, t);
-  } else {
-    lay_out_rows(p, apart_h, apart_w, t);
-  }
-  const int64_t size = element_size(p.dtype);
-  t.tiles_k = ceil_divide(p.K, t.kind().channels);
-  if (t.shape == Shape::kRun) {
-    t.tiles_q = ceil_divide(p.N * p.P * t.row.pairs, t.kind().pixels / 2);
-    t.tiles_p = t.tiles_n = 1;
-  } else if (t.shape == Shape::kImages) {
-    t.tiles_q = t.tiles_p = 1;
-    t.tiles_n = ceil_divide(p.N, t.images);
-  } else {
-    t.tiles_q = ceil_divide(p.Q, t.columns);
-    t.tiles_p = ceil_divide(p.P, t.rows);
-    t.tiles_n = ceil_divide(p.N, t.images);
-  }
-  t.boxed_out = splits == 1 && stores_boxes(p, t);
-  // Planes so large that each is a page of memory: few of them at a time.
-  t.planes_first = t.fetch != Fetch::kShared && t.shape == Shape::kLines && stores_planes(p) &&
-                   p.P * p.Q * size >= kPageBytes / 2;
-  return t;
-}
-
-// Bytes that blocks of a line of boxes read past their plane's end; other stages or the staging
-// follow there.
-int past_the_end(const Tile& t) {
-  if (t.fetch != Fetch::kShared || t.shape == Shape::kSquares) return 0;
-  const int last = t.kind().pixels + t.h.reach * t.pitch + t.w.reach;
-  return std::max(0, last - t.stage_bytes / kRowBytes) * kRowBytes;
-}
-
-// What is not stages.
-int64_t fixed_bytes(const ConvProblem& p, const Tile& t) {
-  return staging(p, t) + kBarrierBytes + (t.fetch == Fetch::kShared ? 0 : kCopiesBytes) +
-         (t.is_flat() ? kFlatBytes : 0) +
-         past_the_end(t);
-}
-
-// Shares the memory out between the stages of the input and of the weights; false where it is too
-// small. What many taps read lasts long: two stages are enough.
-bool choose_stages(const ConvProblem& p, int64_t room, Tile& t) {
-  room -= fixed_bytes(p, t);
-  const int64_t input = t.stage_bytes, weight = t.weight_bytes();
-  const bool one_tap = t.h.reach == 0 && t.w.reach == 0;
-  int64_t stages = 2;
-  if (t.fetch != Fetch::kShared) {
-    stages = std::clamp<int64_t>((room - 4 * weight) / input, 2, one_tap ? kMostStages : 4);
-  } else if (one_tap) {
-    stages = std::clamp<int64_t>(room / (input + weight), 2, kMostStages);
-  }
-  t.x_stages = static_cast<int>(stages);
-  t.w_stages = static_cast<int>(std::min<int64_t>((room - stages * input) / weight, kMostStages));
-  return room - stages * input >= 2 * weight;
-}
-
-int shared_bytes(const ConvProblem& p, const Tile& t) {
-  return t.x_stages * t.stage_bytes + t.w_stages * t.weight_bytes() +
-         static_cast<int>(fixed_bytes(p, t));
-}
-
-bool is_legal(const ConvProblem& p, const Tile& t) {
-  if (t.fetch == Fetch::kShared) {
-    return t.positions <= kMostPositions && (t.pitch - 1) * p.stride_w + 1 <= kMostBox &&
-           (t.plane_rows - 1) * p.stride_h + 1 <= kMostBox;
-  }
-  if (t.positions >= kTooMany) return false;
-  if (is_of_images(t.fetch)) return true;
-  const int64_t vectors = t.positions * element_size(p.dtype) / t.row.vector;
-  if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
-    if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
-  }
-  return vectors <= kMostCopies;
-}
+constexpr int64_t kFarReach = 6;      // pixels of halo
+constexpr int64_t kMostRows = 32;     // of pixels in a tile of lines
+constexpr int kFewChannels = 4;       // up to which channels and taps are one dimension
 
 // Clocks that a multiprocessor takes to multiply a tile, to load it and to store it.
 struct Clocks {
@@ -309,8 +62,8 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
   const double size = static_cast<double>(element_size(p.dtype));
   const double taps = t.is_flat() ? 1 : static_cast<double>(p.R * p.S);
   const double planes = t.h.planes * t.w.planes;
-  const double channels =
-      t.is_flat() ? static_cast<double>(p.C) : t.pieces * static_cast<double>(kPieceBytes) / size;
+  const double flat = t.row.interleaved ? 1 : static_cast<double>(p.C);
+  const double channels = t.is_flat() ? flat : t.pieces * static_cast<double>(kPieceBytes) / size;
   const double input = t.positions * planes * channels * size;
   const double products = taps * t.pieces;
   const double weights = products * kind.channels * kPieceBytes;
@@ -328,16 +81,19 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
     clocks.math += products / 2 * kGroupClocks;
   } else if (!boxes) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
-    double copies = input / kSmallBytesPerClock;
+    double copies = input / t.row.vector / kSmallCopies;
     if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;
     if (t.row.vector == 2) copies = input / kElementBytesPerClock;
     clocks.load = std::max(clocks.load, copies);
   }
-  clocks.store = results * size / (t.boxed_out ? 64 : kStoreBytesPerClock);
+  const bool at_once = staging(p, t) >= results * size;
+  clocks.store =
+      results * size / (t.boxed_out && at_once ? kBoxedBytesPerClock : kStoreBytesPerClock);
   if (!boxes && !t.boxed_out && stores_planes(p)) {
     const double slab = kRowBytes / size;
     const double width = t.shape == Shape::kLines ? std::min<double>(t.columns, slab) : slab;
-    clocks.store = results / width * (t.planes_first ? kPieceOfPageClocks : kPieceOfPlaneClocks);
+    const double page = kPieceOfPageClocks * warpgroups(kind, t.fetch);
+    clocks.store = results / width * (t.planes_first ? page : kPieceOfPlaneClocks);
   }
   if (t.splits > 1) clocks.store = results * 4 / kStoreBytesPerClock;
   return clocks;
@@ -360,7 +116,8 @@ bool price(const ConvProblem& p, const DeviceProperties& d, Choice& choice) {
   const Clocks clocks = count_clocks(p, t);
   // What is less than the most is not free: it competes for shared memory.
   const double sum = std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
-  const double item = sum / t.splits + clocks.store + kTileClocks;
+  const bool across = t.shape == Shape::kRun && !t.row.compact && run_images(p, t) > 1;
+  const double item = (across ? kAcrossImages : 1) * sum / t.splits + clocks.store + kTileClocks;
   const double turns = std::ceil(static_cast<double>(t.tiles() * t.splits) / d.sm_count);
   double ms = turns * item / (d.clock_ghz * 1e6);
   const double split_bytes = 2.0 * static_cast<double>(partial_bytes(t));
@@ -590,8 +347,7 @@ ConvPlan plan_of(const ConvProblem& p, const DeviceProperties& d, const Choice& 
   plan.shared_bytes = choice.shared_bytes;
   plan.grid[0] = std::min<int64_t>(t.tiles() * t.splits, d.sm_count);
   const PackedWeight weight = packed_weight(p, t);
-  const int64_t packed =
-      weight.in_place ? 0 : weight.rows * weight.row * element_size(p.dtype);
+  const int64_t packed = weight.in_place ? 0 : weight.rows * weight.row * element_size(p.dtype);
   plan.workspace_bytes = round_up(packed, 256) + partial_bytes(t);
   plan.predicted_ms = choice.ms;
   return plan;
@@ -612,66 +368,6 @@ std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties&
 }
 
 }  // namespace
-
-ConvProblem as_one_row(ConvProblem p) {
-  if (!p.is_pointwise()) return p;
-  const auto are = [&](Layout layout) {
-    return strides_match(p.x_sizes(), p.x_strides, layout) &&
-           strides_match(p.y_sizes(), p.y_strides, layout);
-  };
-  if (are(Layout::kNhwc) && p.N * p.H * p.W <= INT32_MAX) {
-    p.W *= p.N * p.H;
-    p.N = p.H = 1;
-    p.x_strides = {p.W * p.C, 1, p.W * p.C, p.C};
-    p.y_strides = {p.W * p.K, 1, p.W * p.K, p.K};
-  } else if (are(Layout::kNchw) && p.H * p.W <= INT32_MAX) {
-    p.W *= p.H;
-    p.H = 1;
-    p.x_strides = {p.W * p.C, p.W, p.W, 1};
-    p.y_strides = {p.W * p.K, p.W, p.W, 1};
-  }
-  p.P = p.H;
-  p.Q = p.W;
-  return p;
-}
-
-Tile tile_of(const ConvProblem& p, const ConvPlan& plan) {
-  Tile t = make_tile(p, plan.variant_index, plan.tile, plan.splits);
-  choose_stages(p, plan.shared_bytes, t);
-  return t;
-}
-
-PackedWeight packed_weight(const ConvProblem& p, const Tile& t) {
-  const int64_t size = element_size(p.dtype), unit = 16 / size;
-  if (!has_matrix(t.fetch)) {
-    const int64_t taps = t.is_flat() ? 1 : p.R * p.S;
-    return {t.tiles_k * t.kind().channels, t.pieces * taps * kPieceBytes / size, false};
-  }
-  const bool in_place =
-      p.C % unit == 0 && (p.C == 1 || p.w_strides[1] == 1) &&
-      (p.S == 1 || p.w_strides[3] == p.C) && (p.R == 1 || p.w_strides[2] == p.C * p.S) &&
-      (p.K == 1 || p.w_strides[0] == p.C * p.S * p.R) && p.w_aligned;
-  return {p.K * p.R * p.S, round_up(p.C, unit), in_place};
-}
-
-int staging(const ConvProblem& p, const Tile& t) {
-  const int size = static_cast<int>(element_size(p.dtype));
-  const int channels = t.kind().channels, groups = warpgroups(t.kind(), t.fetch);
-  if (t.fetch != Fetch::kShared && stores_planes(p)) {
-    const int slabs = kInstructionRows * size / kRowBytes * channels / slab_channels(channels);
-    return t.splits > 1 ? 0 : groups * std::min(slabs, kMostPlanarSlabs) * kSlabBytes;
-  }
-  if (t.boxed_out) {
-    const int slabs = t.kind().blocks() / groups * channels * size / kRowBytes;
-    return groups * std::min(slabs, kMostSlabs) * kSlabBytes;
-  }
-  // Channels-last, 16 bits: each warp's sixteen pixels.
-  return size == 2 ? 4 * groups * 16 * (channels * 2 + 16) : 0;
-}
-
-bool stores_planes(const ConvProblem& p) {
-  return dense_layout(p.y_sizes(), p.y_strides) == Layout::kNchw;
-}
 
 extern const Family family;
 const Family family{"implicit_gemm", can_implement, propose, variants};

@@ -46,9 +46,9 @@ class RowCopies {
     const int pixels = s_.row.vector / kSize;  // of a copy
     const int first = plane_row(s_, locate(s_, at.pair));
     // What a run does not reach is not read.
-    const int rows =
-        p_.run == 0 ? INT32_MAX
-                    : plane_row(s_, locate(s_, at.pair + p_.run - 1)) - first + s_.reach + 1;
+    const int rows = p_.run == 0
+                         ? INT32_MAX
+                         : plane_row(s_, locate(s_, at.pair + p_.run - 1)) - first + s_.reach + 1;
     ptx::sync_threads<kRowThreads>(kRowBarrier);  // the list is no longer read
     for (int vector = thread_; vector < s_.vectors; vector += kRowThreads) {
       int32_t n;
@@ -139,8 +139,8 @@ class RowCopies {
     }
   }
 
-  // 16-bit elements at odd places: no asynchronous copy is so small. Those of some channels are under
-  // way at the same time.
+  // 16-bit elements at odd places: no asynchronous copy is so small. Those of some channels are
+  // under way at the same time.
   __device__ void copy_elements(int first, int count, uint32_t stage) const {
     constexpr int kBatch = 16;
     const int exist = min(count, s_.C - first);
@@ -185,8 +185,8 @@ __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int t
     if (walk.is_new_tile() || !one_plane) copies.set(walk.plane());
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
     const int count = p.source.flat ? p.source.C : walk.step.pieces(p) * kPiece;
-    copies.copy(walk.step.chunk * p.chunk * kPiece, count,
-                shared.input + x.stage * p.stage_bytes, &shared.x_full[x.stage]);
+    copies.copy(walk.step.chunk * p.chunk * kPiece, count, shared.input + x.stage * p.stage_bytes,
+                &shared.x_full[x.stage]);
     x.advance(p.x_stages);
   }
 }
@@ -238,8 +238,8 @@ __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared
     // Units follow each other: of all pieces of a step, and of its taps.
     const int tile = walk.work.at.k / kChannels;
     const int first = kFetch == Fetch::kFlat ? 0 : (step.chunk * p.R + step.plane_h) * p.S;
-    const char* from = static_cast<const char*>(p.units) +
-                       (int64_t{tile} * p.unit_count + first) * kUnitBytes;
+    const char* from =
+        static_cast<const char*>(p.units) + (int64_t{tile} * p.unit_count + first) * kUnitBytes;
     const int rows = kFetch == Fetch::kFlat ? 1 : taps_h;
     const int row = kFetch == Fetch::kFlat ? p.pieces : taps_w;
     const int group = taps_of_group(kFetch, row);

@@ -62,8 +62,8 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
     char* own = staging + threadIdx.x % 128 / 32 * staging_bytes<T>(kKind.channels);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      store_block<T, kBoxes, kKind.channels>(p, work.at, work.at.k, sum[b],
-                                             warpgroup * kBlocks + b, own);
+      store_block<T, kBoxes, kKind.channels>(p, work.at, work.at.k, sum[b], warpgroup * kBlocks + b,
+                                             own);
     }
   }
   if (p.boxed_out && threadIdx.x % 128 == 0) ptx::await_store_reads();
@@ -76,11 +76,9 @@ __device__ inline void list_flat(const Params<T>& p, int32_t* flat) {
   const RowSource<T>& s = p.source;
   for (int i = threadIdx.x; i < p.pieces * kPieceBytes / static_cast<int>(sizeof(T));
        i += blockDim.x) {
-    const int c = i % s.C, tap = i / s.C;
+    const int c = i % s.flat_C, tap = i / s.flat_C;
     const int position = tap / s.flat_S * p.dilation_h * p.pitch + tap % s.flat_S * p.dilation_w;
-    flat[i] = tap < s.flat_taps
-                  ? c * s.row.channel_bytes + position * static_cast<int>(sizeof(T))
-                  : -1;
+    flat[i] = tap < s.flat_taps ? c * s.flat_bytes + position * static_cast<int>(sizeof(T)) : -1;
   }
 }
 
@@ -177,8 +175,7 @@ __global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params
   const int first_k = at.k + part * kSplitColumns;
   add_bias(p.out, first_k, sum);
   store_block<T, kBoxes, kSplitColumns>(
-      p, at, first_k, sum, b,
-      memory + threadIdx.x / 32 * staging_bytes<T>(kSplitColumns));
+      p, at, first_k, sum, b, memory + threadIdx.x / 32 * staging_bytes<T>(kSplitColumns));
 #endif
 }
 

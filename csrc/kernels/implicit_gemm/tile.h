@@ -28,14 +28,15 @@ constexpr int kRowBarrier = 15;       // of theirs
 constexpr int kMostStages = 8;
 // Of output: 64 pixels by 128 bytes of channels, or the other way round.
 constexpr int kSlabBytes = 64 * kRowBytes;
-constexpr int kMostPlanarSlabs = 2;  // that a warpgroup stores at a time, planar
-constexpr int kMostPositions = 768;         // of a plane: two of them fill the shared memory
-constexpr int kMostCopies = 768;            // of rows of a channel
+constexpr int kMostPlanarSlabs = 2;            // that a warpgroup stores at a time, planar
+constexpr int kMostPositions = 768;            // of a plane: two of them fill the shared memory
+constexpr int kMostCopies = 768;               // of rows of a channel
 constexpr int kCopiesBytes = kMostCopies * 8;  // where they come from
-constexpr int kBarrierBytes = 1024;           // and what aligns the rest
-constexpr int kMostFlat = 1024;  // channels times taps, where they are one dimension
+constexpr int kBarrierBytes = 1024;            // and what aligns the rest
+constexpr int64_t kTooMany = 1 << 20;          // positions: a plane that no memory holds
+constexpr int kMostFlat = 1024;                // channels times taps, where they are one dimension
 constexpr int kFlatBytes = kMostFlat * 4;
-constexpr int kMostSlabs = 4;    // that a warpgroup stores at a time, channels-last
+constexpr int kMostSlabs = 4;  // that a warpgroup stores at a time, channels-last
 
 struct Kernel {
   const char* name;
@@ -64,13 +65,13 @@ enum class Shape : int {
 
 // Where the matrix instruction gets its pixels.
 enum class Fetch : int {
-  kShared,    // boxes: it reads planes where they lie
-  kPieces,    // rows, a single tap: pairs of pixels, several pieces of channels at a time
-  kTaps,      // rows, stride 1: pairs of pixels, several taps at a time
-  kOddTaps,   // the same where the first pair begins at an odd pixel of a row
-  kElements,  // rows, any stride: pixel by pixel
-  kFlat,      // the same where channels and taps are one dimension: few channels
-  kImages,    // images as they are, pixel by pixel: small ones, whose rows are not aligned
+  kShared,       // boxes: it reads planes where they lie
+  kPieces,       // rows, a single tap: pairs of pixels, several pieces of channels at a time
+  kTaps,         // rows, stride 1: pairs of pixels, several taps at a time
+  kOddTaps,      // the same where the first pair begins at an odd pixel of a row
+  kElements,     // rows, any stride: pixel by pixel
+  kFlat,         // the same where channels and taps are one dimension: few channels
+  kImages,       // images as they are, pixel by pixel: small ones, whose rows are not aligned
   kImagePieces,  // the same, a single tap
 };
 inline constexpr int kFetchCount = 8;
@@ -116,12 +117,13 @@ struct Axis {
 // How rows are copied. A plane's rows are counted over the images: every image has `period` of
 // them, of which an output row takes `per_output`.
 struct Rows {
-  bool compact;    // one tap: no rows, but the tile's pixels one after the other
-  int vector;      // bytes that are copied at a time
-  int slack;       // pixels before the first that a tap reads, which align the copies
-  int pairs;       // of pixels in a row of output
-  int per_output;  // rows of a plane from one output row to the next
-  int row_step;    // rows of the image from one row of a plane to the next
+  bool interleaved;  // channels-last: all channels are one, of wider rows
+  bool compact;      // one tap: no rows, but the tile's pixels one after the other
+  int vector;        // bytes that are copied at a time
+  int slack;         // pixels before the first that a tap reads, which align the copies
+  int pairs;         // of pixels in a row of output
+  int per_output;    // rows of a plane from one output row to the next
+  int row_step;      // rows of the image from one row of a plane to the next
   int period;
   int pieces;         // of channels in a stage
   int channel_bytes;  // of a stage
@@ -140,7 +142,7 @@ struct Tile {
   Rows row;
   int splits;
   bool planes_first;  // tiles of the same output channels follow each other, image by image
-  bool boxed_out;  // the output is stored in boxes by the copy engine
+  bool boxed_out;     // the output is stored in boxes by the copy engine
 
   int64_t tiles_k, tiles_q, tiles_p, tiles_n;
   int pieces;       // of all channels, or of channels and taps: kPieceBytes each
@@ -156,12 +158,35 @@ struct Tile {
   int weight_bytes() const { return kind().channels * kPieceBytes * group_products(fetch); }
 };
 
+// A plan's variant: the kernel, the shape, how pixels are fetched, and flags.
+enum Flag : int { kShapeShift = 4, kFetchShift = 6, kApartH = 512, kApartW = 1024 };
+
+constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {
+  return kernel | static_cast<int>(shape) << kShapeShift | static_cast<int>(fetch) << kFetchShift |
+         flags;
+}
+
+inline int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
+
 // A pointwise convolution of dense images is one of a single row: of all their pixels where those
 // are channels-last, else of each image's; any other problem stays as it is.
 ConvProblem as_one_row(ConvProblem problem);
 
-// The tile that a plan stands for; the problem is as one row if it can be.
+// A tile of so many rows, columns and images of output pixels; without its stages. The problem is
+// as one row if it can be.
+Tile make_tile(const ConvProblem& problem, int variant, const int (&pixels)[3], int64_t splits);
+// Whether it can be computed, if there is memory enough.
+bool is_legal(const ConvProblem& problem, const Tile& tile);
+// Shares `room` bytes of shared memory out between the stages of the input and of the weights;
+// false where they are too few.
+bool choose_stages(const ConvProblem& problem, int64_t room, Tile& tile);
+int shared_bytes(const ConvProblem& problem, const Tile& tile);
+
+// The tile that a plan stands for.
 Tile tile_of(const ConvProblem& problem, const ConvPlan& plan);
+
+// Images that a tile of a run takes part in, at most.
+int64_t run_images(const ConvProblem& problem, const Tile& tile);
 
 // Sums of splits, kept until they are added up.
 inline int64_t partial_bytes(const Tile& t) {
@@ -169,9 +194,12 @@ inline int64_t partial_bytes(const Tile& t) {
   return t.tiles() * t.splits * t.kind().pixels * t.kind().channels * 4;
 }
 
+// What rows are copied from: where channels are interleaved, an image of one channel.
+ConvProblem source_problem(ConvProblem problem, const Tile& tile);
+
 // The weight as the copy engine reads it. A matrix has rows (k, r, s) of channels, whole 16 bytes.
-// Else, for each tile's channels k, units (piece, r, s) follow each other: of a piece, as the matrix
-// instruction reads them without a swizzle, blocks of 8 k by 16 bytes.
+// Else, for each tile's channels k, units (piece, r, s) follow each other: of a piece, as the
+// matrix instruction reads them without a swizzle, blocks of 8 k by 16 bytes.
 struct PackedWeight {
   int64_t rows, row;  // of elements
   bool in_place;      // the weight is so already

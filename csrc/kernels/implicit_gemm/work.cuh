@@ -25,11 +25,11 @@ struct Output {
   int64_t n, k, p, q;  // strides
   int N, K, P, Q;
   bool planar;   // stored pixel by pixel, in planes of channels
-  bool vectors;  // planar: pairs of pixels may be stored at once; else 16 bytes of channels, float32
-                 // 8 bytes
-  int images, rows, columns;   // of a tile, output pixels
-  bool lines;                  // boxes: lines, not squares
-  Divider<int32_t> pitch;      // lines: positions of a row
+  bool vectors;  // planar: pairs of pixels may be stored at once; else 16 bytes of channels,
+                 // float32 8 bytes
+  int images, rows, columns;  // of a tile, output pixels
+  bool lines;                 // boxes: lines, not squares
+  Divider<int32_t> pitch;     // lines: positions of a row
   Divider<int32_t> squares_w, squares_h;
 };
 
@@ -40,11 +40,12 @@ struct RowSource {
   int N, C, H, W;
   Rows row;
   int pitch;
-  int reach;    // rows of the plane below an output row's first
-  int vectors;  // of a channel
+  int reach;                      // rows of the plane below an output row's first
+  int vectors;                    // of a channel
   int image_bytes, image_pixels;  // images: from one to the next in a stage, and of output
-  bool flat;    // taps are channels too: so many, of rows of flat_S
-  int flat_taps, flat_S;
+  bool flat;  // taps are channels too: so many, of rows of flat_S, and channels of each
+  int flat_taps, flat_S, flat_C;
+  int flat_bytes;  // from one channel to the next
   Divider<int32_t> vectors_in_row, pairs, output_rows, period, columns;
 };
 

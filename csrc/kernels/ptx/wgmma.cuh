@@ -77,23 +77,24 @@ __device__ inline void await_products() {
 template <typename T, int kColumns>
 struct Product;
 
-#define CUSTOMCONV_ADD(instruction, sums, a, b, accumulate, options, ...)                        \
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulate                                        \
-               ", 0; wgmma.mma_async.sync.aligned." instruction " " CUSTOMCONV_SUMS_##sums ", " a  \
-               ", " b ", p, 1, 1" options "; }"                                                    \
-               : CUSTOMCONV_R##sums(d, 0)                                                          \
+#define CUSTOMCONV_ADD(instruction, sums, a, b, accumulate, options, ...)                  \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulate                                \
+               ", 0; wgmma.mma_async.sync.aligned." instruction " " CUSTOMCONV_SUMS_##sums \
+               ", " a ", " b ", p, 1, 1" options "; }"                                     \
+               : CUSTOMCONV_R##sums(d, 0)                                                  \
                : __VA_ARGS__, "l"(y), "r"(accumulate_))
-#define CUSTOMCONV_PRODUCT(T, columns, sums, instruction, o0, o1, o2, o3, o4, o5, trans_a, trans_b) \
-  template <>                                                                                      \
-  struct Product<T, columns> {                                                                     \
-    static __device__ void add(float (&d)[sums], uint64_t x, uint64_t y, int accumulate_) {        \
-      CUSTOMCONV_ADD(instruction, sums, o0, o1, o2, trans_a trans_b, "l"(x));                      \
-    }                                                                                              \
-    static __device__ void add(float (&d)[sums], const uint32_t (&x)[4], uint64_t y,               \
-                               int accumulate_) {                                                  \
-      CUSTOMCONV_ADD(instruction, sums, "{" o0 ", " o1 ", " o2 ", " o3 "}", o4, o5, trans_b,       \
-                     "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]));                                  \
-    }                                                                                              \
+#define CUSTOMCONV_PRODUCT(T, columns, sums, instruction, o0, o1, o2, o3, o4, o5, trans_a,   \
+                           trans_b)                                                          \
+  template <>                                                                                \
+  struct Product<T, columns> {                                                               \
+    static __device__ void add(float (&d)[sums], uint64_t x, uint64_t y, int accumulate_) {  \
+      CUSTOMCONV_ADD(instruction, sums, o0, o1, o2, trans_a trans_b, "l"(x));                \
+    }                                                                                        \
+    static __device__ void add(float (&d)[sums], const uint32_t (&x)[4], uint64_t y,         \
+                               int accumulate_) {                                            \
+      CUSTOMCONV_ADD(instruction, sums, "{" o0 ", " o1 ", " o2 ", " o3 "}", o4, o5, trans_b, \
+                     "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]));                            \
+    }                                                                                        \
   };
 #define CUSTOMCONV_PRODUCTS(columns, sums, ...)                                                    \
   CUSTOMCONV_PRODUCT(__half, columns, sums, "m64n" #columns "k16.f32.f16.f16", __VA_ARGS__, ", 0", \

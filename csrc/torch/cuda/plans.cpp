@@ -13,7 +13,7 @@ namespace customconv::torch_layer {
 namespace {
 
 // Everything that a plan depends on.
-using Key = std::array<int64_t, 36>;
+using Key = std::array<int64_t, 33>;
 
 struct Hash {
   size_t operator()(const Key& key) const {
