@@ -273,7 +273,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
     for (int i = work.first; i < work.last; ++i, step.advance(p)) {
       ptx::wait(&shared.x_full[x.stage], x.parity);
       multiply_step(step, pixel + x.stage * p.stage_bytes);
-      ptx::arrive_warp(&shared.x_empty[x.stage]);
+      ptx::arrive(&shared.x_empty[x.stage]);  // each thread has read what it needs
       x.advance(p.x_stages);
     }
   };

@@ -161,7 +161,7 @@ Output<T> make_output(const ConvProblem& asked, const Tile& tile, const Operands
   out.K = static_cast<int>(p.K);
   out.P = static_cast<int>(p.P);
   out.Q = static_cast<int>(p.Q);
-  out.planar = stores_planes(p);
+  out.planar = tile.fetch != Fetch::kShared && stores_planes(p);
   const bool aligned = reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
   if (out.planar) {
     // Strides of dimensions of one do not matter: their index is zero.

@@ -20,7 +20,7 @@ constexpr double kStoreBytesPerClock = 16;
 constexpr double kBoxedBytesPerClock = 64;    // by the copy engine, where all slabs have room
 constexpr double kPieceOfPlaneClocks = 8;     // to store up to 128 bytes of a plane of pixels
 constexpr double kPieceOfPageClocks = 9;      // where a plane is a page: times the warpgroups
-constexpr double kAcrossImages = 1.15;      // times that, where a tile goes on in other images
+constexpr double kAcrossImages = 1.15;        // times that, where a tile goes on in other images
 constexpr double kTileClocks = 1500;          // until the first products, and after the last
 constexpr double kGroupClocks = 40;           // what a group of products of rows costs on top
 constexpr double kSplitBytesPerClock = 1000;  // of the whole GPU, written and read
@@ -278,7 +278,6 @@ class Search {
     const double rows = static_cast<double>(p_.P) * static_cast<double>(p_.stride_h) +
                         static_cast<double>(p_.R) * static_cast<double>(p_.dilation_h);
     if (std::max(row, rows) * rows * static_cast<double>(p_.N) > INT32_MAX / 4) return;
-    if (row * rows * static_cast<double>(p_.N) > INT32_MAX / 4) return;
     const int variant = variant_of(kernel, Shape::kRun, fetch, flags);
     try_tile(variant, {static_cast<int>(p_.P), static_cast<int>(p_.Q), 1});
   }

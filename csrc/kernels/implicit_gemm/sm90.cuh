@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.x_stages; ++i) {
       ptx::init_barrier(&shared.x_full[i], kCopied ? kRowThreads : 1);
-      ptx::init_barrier(&shared.x_empty[i], kBoxes ? kWarpgroups : 4 * kWarpgroups);
+      ptx::init_barrier(&shared.x_empty[i], kBoxes ? kWarpgroups : 128 * kWarpgroups);
     }
     for (int i = 0; i < p.w_stages; ++i) {
       ptx::init_barrier(&shared.w_full[i], 1);

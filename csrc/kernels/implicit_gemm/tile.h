@@ -9,8 +9,9 @@
 // where they are whole strides apart: with stride 1 and dilation 1 all of them do; where the halo
 // is too large, each has a plane of its own.
 //
-// Rows, for all else: of each channel the rows of the image that the tile needs. The threads that
-// multiply fetch their pixels from there into registers, so that any tap may begin anywhere.
+// Rows, for all else: of each channel the rows of the image that the tile needs, or images as they
+// are. The threads that multiply fetch their pixels from there into registers, so that any tap may
+// begin anywhere.
 #pragma once
 
 #include <cstdint>
@@ -125,7 +126,6 @@ struct Rows {
   int per_output;    // rows of a plane from one output row to the next
   int row_step;      // rows of the image from one row of a plane to the next
   int period;
-  int pieces;         // of channels in a stage
   int channel_bytes;  // of a stage
 };
 

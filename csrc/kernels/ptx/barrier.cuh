@@ -26,12 +26,6 @@ __device__ inline void arrive(Barrier* barrier) {
                : "memory");
 }
 
-// One arrival for the warp, once all its lanes are here.
-__device__ inline void arrive_warp(Barrier* barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(barrier);
-}
-
 // Arrives, and announces bytes that copies will bring.
 __device__ inline void arrive_expecting(Barrier* barrier, int bytes) {
   asm volatile(
