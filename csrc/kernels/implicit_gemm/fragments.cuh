@@ -208,8 +208,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   if constexpr (is_of_images(kFetch)) {
     find_pixels(p, locate(source, pair), pixels);
   } else if constexpr (kFetch != Fetch::kPieces) {
-    Spot spot = locate(source, work.at.pair + pair);
-    if (p.run == 0) spot.row = min(spot.row, p.rows - 1);
+    const Spot spot = locate(source, min(work.at.pair + pair, source.last_pair));
     const int odd = kFetch == Fetch::kOddTaps;
     position =
         (plane_row(source, spot) - plane_row(source, locate(source, work.at.pair))) * p.pitch +

@@ -211,6 +211,7 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   s.columns = D(p.Q);
   s.pairs = D(tile.row.pairs);
   const bool run = tile.shape == Shape::kRun;
+  s.last_pair = static_cast<int>((run ? p.N * p.P : tile.rows) * tile.row.pairs - 1);
   s.output_rows = D(run ? p.P : tile.shape == Shape::kImages ? 1 : INT32_MAX);
   s.period = D(run ? tile.row.period : INT32_MAX);
   return s;

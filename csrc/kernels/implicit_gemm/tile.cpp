@@ -135,7 +135,8 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
   const int64_t unit = 8 * size;
   row.channel_bytes = static_cast<int>(round_up(t.positions * size - unit, 2 * unit) + unit);
   const int64_t channels = t.is_flat() ? p.C : t.chunk * kPieceBytes / size;
-  t.stage_bytes = static_cast<int>(round_up(channels * row.channel_bytes, 1024));
+  // A thread may fetch a pair of pixels of which it uses one, behind the last row.
+  t.stage_bytes = static_cast<int>(round_up(channels * row.channel_bytes + 2 * size, 1024));
 }
 
 // Whether the copy engine can store the output.

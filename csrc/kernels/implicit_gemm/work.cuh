@@ -43,7 +43,8 @@ struct RowSource {
   int reach;                      // rows of the plane below an output row's first
   int vectors;                    // of a channel
   int image_bytes, image_pixels;  // images: from one to the next in a stage, and of output
-  bool flat;  // taps are channels too: so many, of rows of flat_S, and channels of each
+  int last_pair;  // of a run, or of a tile of lines: what is behind it reads the same pixels
+  bool flat;      // taps are channels too: so many, of rows of flat_S, and channels of each
   int flat_taps, flat_S, flat_C;
   int flat_bytes;  // from one channel to the next
   Divider<int32_t> vectors_in_row, pairs, output_rows, period, columns;
