@@ -19,7 +19,8 @@ constexpr double kElementBytesPerClock = 2;  // where elements are copied throug
 constexpr double kStoreBytesPerClock = 16;
 constexpr double kBoxedBytesPerClock = 64;    // by the copy engine, where all slabs have room
 constexpr double kPieceOfPlaneClocks = 8;     // to store up to 128 bytes of a plane of pixels
-constexpr double kPieceOfPageClocks = 9;      // where a plane is a page: times the warpgroups
+constexpr double kPieceOfPageClocks = 24;     // where a plane is a page, and a tile a row
+constexpr double kMoreRows = 0.2;             // times that, whenever a tile has twice as many rows
 constexpr double kAcrossImages = 1.15;        // times that, where a tile goes on in other images
 constexpr double kTileClocks = 1500;          // until the first products, and after the last
 constexpr double kGroupClocks = 40;           // what a group of products of rows costs on top
@@ -92,7 +93,7 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
   if (!boxes && !t.boxed_out && stores_planes(p)) {
     const double slab = kRowBytes / size;
     const double width = t.shape == Shape::kLines ? std::min<double>(t.columns, slab) : slab;
-    const double page = kPieceOfPageClocks * warpgroups(kind, t.fetch);
+    const double page = kPieceOfPageClocks * (1 + kMoreRows * std::log2(t.rows));
     clocks.store = results / width * (t.planes_first ? page : kPieceOfPlaneClocks);
   }
   if (t.splits > 1) clocks.store = results * 4 / kStoreBytesPerClock;
