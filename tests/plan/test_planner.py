@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from reference import ALL_FAMILIES, FAMILIES
 
 from customconv import _C
 
+ROOT = Path(__file__).parents[2]
 COUNT = 4000
 COLUMNS_BOUND = 256 << 20
 PARTS_BOUND = 128 << 20
@@ -84,6 +87,46 @@ def test_halos_that_no_integer_holds_are_not_loaded(reach, channels, channels_la
         return
     assert 0 < plan.shared_bytes <= 227 << 10
     assert plan.predicted_ms > 1e-9 * p.macs / 1000
+
+
+# What implicit_gemm takes: the way to its pixels that the input's layout and sizes ask for.
+FETCHES = {
+    "channels-last": ("kShared", {**DENSE, "channels_last": True}),
+    "3x3": ("kOddTaps", DENSE),
+    "5x5": ("kTaps", {**DENSE, "weight": (64, 64, 5, 5), "padding": (2, 2)}),
+    "strided": ("kElements", {**DENSE, "stride": (2, 2)}),
+    "dilated": ("kElements", {**DENSE, "padding": (2, 2), "dilation": (2, 2)}),
+    "1x1": ("kPieces", {"input": (8, 64, 56, 56), "weight": (64, 64, 1, 1)}),
+    "stem": (
+        "kFlat",
+        {"input": (8, 3, 224, 224), "weight": (64, 3, 7, 7), "stride": (2, 2), "padding": (3, 3)},
+    ),
+    "channels-last stem": (
+        "kFlat",
+        {"input": (8, 3, 224, 224), "weight": (64, 3, 7, 7), "stride": (2, 2), "padding": (3, 3),
+         "channels_last": True},
+    ),
+    "7x7 images": (
+        "kImages", {"input": (64, 512, 7, 7), "weight": (512, 512, 3, 3), "padding": (1, 1)}
+    ),
+    "1x1 of 7x7 images": (
+        "kImagePieces", {"input": (64, 2048, 7, 7), "weight": (512, 2048, 1, 1)}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", FETCHES)
+def test_how_pixels_are_fetched_follows_from_layout_and_sizes(name, dtype):
+    fetch, arguments = FETCHES[name]
+    p = problem(**arguments, dtype=dtype, tf32=dtype == "float32")
+    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
+    assert plan is not None
+    header = (ROOT / "csrc/kernels/implicit_gemm/tile.h").read_text()
+    body = re.search(r"enum class Fetch.*?\{(.*?)\};", header, re.DOTALL)
+    assert body is not None
+    names = re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)
+    assert names[plan.variant_index >> 6 & 7] == fetch, plan
 
 
 def sums_in_parts(arguments: dict[str, Any]) -> bool:
