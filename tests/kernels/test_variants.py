@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from cases import case, make_integers, place_all
 from compute import by_pytorch, compute, poison, result_bytes
 from reference import LAYOUTS, assert_equal, float32_precision
+from tile_tables import parts, table
 
 from customconv import _C
-
-KERNELS = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm"
 
 # Between them they reach every kernel, shape of tile, way to fetch pixels and number of splits.
 PROBLEMS = {
@@ -35,27 +30,6 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def forces_nothing_afterwards():
     yield
     _C.force_plan(None)
-
-
-@functools.cache
-def table(name: str) -> list[str]:
-    """The names of an enumeration or of the kernels in tile.h, in order."""
-    text = (KERNELS / "tile.h").read_text()
-    if name == "kernels":
-        return re.findall(r'\{"([^"]+)", \d+, \d+\}', text)
-    body = re.search(rf"enum class {name}.*?\{{(.*?)\}};", text, re.DOTALL)
-    assert body is not None
-    return re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)
-
-
-def parts(plan: _C.ConvPlan) -> tuple[str, str, str]:
-    """Kernel, shape and fetch, as plan.cpp packs them."""
-    index = plan.variant_index
-    return (
-        table("kernels")[index % 16],
-        table("Shape")[index >> 4 & 3],
-        table("Fetch")[index >> 6 & 7],
-    )
 
 
 @pytest.mark.gpu

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +18,10 @@ from random_problems import (
     weight_count,
 )
 from reference import ALL_FAMILIES, FAMILIES
+from tile_tables import parts
 
 from customconv import _C
 
-ROOT = Path(__file__).parents[2]
 COUNT = 4000
 COLUMNS_BOUND = 256 << 20
 PARTS_BOUND = 128 << 20
@@ -122,11 +120,7 @@ def test_how_pixels_are_fetched_follows_from_layout_and_sizes(name, dtype):
     p = problem(**arguments, dtype=dtype, tf32=dtype == "float32")
     plan = by_family(_C.candidates(p))["implicit_gemm"].plan
     assert plan is not None
-    header = (ROOT / "csrc/kernels/implicit_gemm/tile.h").read_text()
-    body = re.search(r"enum class Fetch.*?\{(.*?)\};", header, re.DOTALL)
-    assert body is not None
-    names = re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)
-    assert names[plan.variant_index >> 6 & 7] == fetch, plan
+    assert parts(plan)[2] == fetch, plan
 
 
 def sums_in_parts(arguments: dict[str, Any]) -> bool:

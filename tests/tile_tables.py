@@ -1,0 +1,32 @@
+"""The names in implicit_gemm's tile.h, and what a plan's variant stands for."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+from customconv import _C
+
+TILE = Path(__file__).parents[1] / "csrc/kernels/implicit_gemm/tile.h"
+
+
+@functools.cache
+def table(name: str) -> list[str]:
+    """The names of an enumeration or of the kernels in tile.h, in order."""
+    text = TILE.read_text()
+    if name == "kernels":
+        return re.findall(r'\{"([^"]+)", \d+, \d+\}', text)
+    body = re.search(rf"enum class {name}.*?\{{(.*?)\}};", text, re.DOTALL)
+    assert body is not None
+    return re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)
+
+
+def parts(plan: _C.ConvPlan) -> tuple[str, str, str]:
+    """Kernel, shape and fetch, as `variant_of` in tile.h packs them."""
+    index = plan.variant_index
+    return (
+        table("kernels")[index % 16],
+        table("Shape")[index >> 4 & 3],
+        table("Fetch")[index >> 6 & 7],
+    )
