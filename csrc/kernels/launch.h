@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/epilogue.h"
 #include "plan/plan.h"
 
 struct cublasContext;
@@ -15,7 +16,7 @@ struct Operands {
   void* x = nullptr;
   void* w = nullptr;
   void* y = nullptr;
-  const void* bias = nullptr;  // K elements, fprop only, or null
+  Epilogue epilogue;  // fprop only; of families that don't fuse it, but for the bias, empty
 };
 
 struct LaunchContext {

@@ -32,6 +32,7 @@ struct ConvPlan {
   int64_t chunk_images = 0;  // im2col: images that share a workspace
   int64_t chunk_pixels = 0;  // im2col: output pixels of an image (dgrad: input rows) in a workspace
   int tile[3] = {0, 0, 0};   // implicit_gemm: rows, columns and images of output pixels
+  bool fuses = false;        // its kernels do an epilogue too
   int64_t splits = 1;        // parts that a sum is cut into, added up in a fixed order
   double predicted_ms = 0;
 };
@@ -43,6 +44,7 @@ struct Family {
   ConvPlan (*propose)(const ConvProblem&, const DeviceProperties&);
   // Every plan that `propose` weighs; null where that is one.
   std::vector<ConvPlan> (*variants)(const ConvProblem&, const DeviceProperties&) = nullptr;
+  bool fuses = false;  // its kernels do the epilogue: scale, residual and activation
 };
 
 struct Candidate {

@@ -25,10 +25,27 @@ const std::array<const Family*, kFamilyCount> kFamilies = {
 
 bool is_family(Algorithm algorithm) { return static_cast<size_t>(algorithm) < kFamilyCount; }
 
-ConvPlan propose(size_t index, const ConvProblem& problem, const DeviceProperties& device) {
-  ConvPlan plan = kFamilies[index]->propose(problem, device);
+constexpr double kPassMs = 0.003;  // to launch one
+constexpr double kPassBandwidth = 0.85;
+
+// What PyTorch takes for an epilogue that the kernels of a family don't do.
+double epilogue_ms(const ConvProblem& p, const DeviceProperties& device) {
+  const double y_bytes = static_cast<double>(p.y_count() * element_size(p.dtype));
+  const double pass = 2 * y_bytes * 1e-6 / (kPassBandwidth * device.bandwidth_gb_s);
+  return p.epilogue_passes * (kPassMs + pass);
+}
+
+// A family's own plan as the planner compares it.
+ConvPlan complete(ConvPlan plan, size_t index, const ConvProblem& problem,
+                  const DeviceProperties& device) {
   plan.family = static_cast<FamilyId>(index);
+  plan.fuses = kFamilies[index]->fuses;
+  if (!plan.fuses) plan.predicted_ms += epilogue_ms(problem, device);
   return plan;
+}
+
+ConvPlan propose(size_t index, const ConvProblem& problem, const DeviceProperties& device) {
+  return complete(kFamilies[index]->propose(problem, device), index, problem, device);
 }
 
 std::string format_ms(double ms) {
@@ -120,11 +137,12 @@ std::vector<ConvPlan> variants(const ConvProblem& problem, const DevicePropertie
   std::vector<ConvPlan> all;
   for (size_t i = 0; i < kFamilyCount; ++i) {
     if (kFamilies[i]->can_implement(problem, device) != nullptr) continue;
-    std::vector<ConvPlan> plans{propose(i, problem, device)};
-    if (kFamilies[i]->variants != nullptr) plans = kFamilies[i]->variants(problem, device);
-    for (ConvPlan& plan : plans) {
-      plan.family = static_cast<FamilyId>(i);
-      all.push_back(plan);
+    if (kFamilies[i]->variants == nullptr) {
+      all.push_back(propose(i, problem, device));
+      continue;
+    }
+    for (const ConvPlan& plan : kFamilies[i]->variants(problem, device)) {
+      all.push_back(complete(plan, i, problem, device));
     }
   }
   return all;

@@ -9,7 +9,7 @@ namespace customconv {
 
 double ConvProblem::least_bytes() const {
   const double count = static_cast<double>(x_count()) + static_cast<double>(w_count()) +
-                       static_cast<double>(y_count());
+                       static_cast<double>(y_count()) * (has_residual ? 2 : 1);
   return count * static_cast<double>(element_size(dtype));
 }
 
@@ -132,6 +132,7 @@ std::string to_string(const ConvProblem& p) {
       << p.stride_w << ") padding (" << p.pad_h << ", " << p.pad_w << ") dilation (" << p.dilation_h
       << ", " << p.dilation_w << ") groups " << p.groups;
   if (p.has_bias) out << " bias";
+  if (p.epilogue_passes > 0) out << " epilogue (" << p.epilogue_passes << " passes)";
   return out.str();
 }
 

@@ -21,6 +21,9 @@ struct ConvProblem {
   Pass pass = Pass::kFprop;
   bool tf32 = false;      // float32 products may be rounded to TF32
   bool has_bias = false;  // fprop only
+  // fprop only: what follows the sum but for the bias, which a kernel may do before it writes y.
+  bool has_residual = false;
+  int epilogue_passes = 0;  // over y, that PyTorch takes for it
 
   int64_t N = 1, C = 1, H = 1, W = 1;
   int64_t K = 1, R = 1, S = 1;
@@ -49,7 +52,7 @@ struct ConvProblem {
   double macs() const {
     return static_cast<double>(y_count()) * static_cast<double>(group_C() * R * S);
   }
-  // Bytes that any algorithm must move: each tensor once.
+  // Bytes that any algorithm must move: each tensor once, the residual too.
   double least_bytes() const;
   // One column: an output pixel of a dense 1x1 convolution is one input pixel, in place.
   bool is_pointwise() const {

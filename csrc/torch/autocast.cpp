@@ -1,4 +1,4 @@
-// Autocast: conv2d is one of the operators that it runs in its lower precision.
+// Autocast: convolutions are among the operators that it runs in its lower precision.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -22,10 +22,33 @@ at::Tensor conv2d_autocast(const at::Tensor& input, const at::Tensor& weight,
                 algorithm);
 }
 
+template <c10::DeviceType device>
+at::Tensor conv2d_fused_autocast(const at::Tensor& input, const at::Tensor& weight,
+                                 const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                                 c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                 c10::SymInt groups, const std::optional<at::Tensor>& scale,
+                                 const std::optional<at::Tensor>& residual,
+                                 std::string_view activation, bool residual_last,
+                                 double negative_slope, std::string_view algorithm) {
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::DispatchKeySet(at::autocast::get_autocast_dispatch_key_from_device_type(device)));
+  const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
+  const auto cast = [&](const auto& t) { return at::autocast::cached_cast(dtype, t, device); };
+  return conv2d_fused(cast(input), cast(weight), cast(bias), stride, padding, dilation, groups,
+                      {cast(scale), cast(residual), activation, residual_last, negative_slope},
+                      algorithm);
+}
+
 }  // namespace
 
-TORCH_LIBRARY_IMPL(customconv, AutocastCUDA, m) { m.impl("conv2d", conv2d_autocast<at::kCUDA>); }
+TORCH_LIBRARY_IMPL(customconv, AutocastCUDA, m) {
+  m.impl("conv2d", conv2d_autocast<at::kCUDA>);
+  m.impl("conv2d_fused", conv2d_fused_autocast<at::kCUDA>);
+}
 
-TORCH_LIBRARY_IMPL(customconv, AutocastCPU, m) { m.impl("conv2d", conv2d_autocast<at::kCPU>); }
+TORCH_LIBRARY_IMPL(customconv, AutocastCPU, m) {
+  m.impl("conv2d", conv2d_autocast<at::kCPU>);
+  m.impl("conv2d_fused", conv2d_fused_autocast<at::kCPU>);
+}
 
 }  // namespace customconv::torch_layer

@@ -1,12 +1,15 @@
 // Derivatives: a C++ Function for each operator, so that an eager call costs no Python.
 //
-// Each formula is written with the two operators themselves, so derivatives of any order run on
+// Each formula is written with the operators themselves, so derivatives of any order run on
 // them.
 #include <ATen/FuncTorchTLS.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "torch/aten.h"
+#include "torch/fused.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
 
@@ -48,6 +51,10 @@ struct Geometry {
 
   Tensor fprop(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) const {
     return conv2d(input, weight, bias, stride, padding, dilation, groups, algorithm);
+  }
+  Tensor fused(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+               const FusedOptions& options) const {
+    return conv2d_fused(input, weight, bias, stride, padding, dilation, groups, options, algorithm);
   }
   Gradients backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
                      std::array<bool, 3> mask) const {
@@ -149,6 +156,99 @@ class Conv2dBackwardFunction : public torch::autograd::Function<Conv2dBackwardFu
   }
 };
 
+// An undefined tensor as none, and the other way round: an autograd function saves only tensors.
+std::optional<Tensor> given(const Tensor& t) {
+  return t.defined() ? std::make_optional(t) : std::nullopt;
+}
+Tensor saved(const std::optional<Tensor>& t) { return t.value_or(Tensor()); }
+
+// Keeps no more than the forward pass has anyway: its arguments, and its result where the
+// activation's derivative follows from that. Else the activation's argument is computed again.
+class Conv2dFusedFunction : public torch::autograd::Function<Conv2dFusedFunction> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& input, const Tensor& weight,
+                        const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
+                        const std::optional<Tensor>& residual, c10::SymIntArrayRef stride,
+                        c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                        const c10::SymInt& groups, std::string_view activation, bool residual_last,
+                        double negative_slope, std::string_view algorithm) {
+    const FusedOptions options{scale, residual, activation, residual_last, negative_slope};
+    at::AutoDispatchBelowADInplaceOrView below;
+    const Geometry geometry = Geometry::of(stride, padding, dilation, groups, algorithm);
+    Tensor output = geometry.fused(input, weight, bias, options);
+    geometry.save(ctx);
+    ctx->saved_data["activation"] = std::string(activation);
+    ctx->saved_data["residual_last"] = residual_last;
+    ctx->saved_data["negative_slope"] = negative_slope;
+    const bool by_result = is_known_by_result(options);
+    const bool by_argument = !by_result && activation_named(activation) != Activation::kNone;
+    ctx->saved_data["has_bias"] = saved(bias).defined();
+    ctx->saved_data["has_residual"] = saved(residual).defined();
+    const Tensor none;
+    ctx->save_for_backward({input, weight, saved(scale), by_argument ? saved(bias) : none,
+                            by_argument && !residual_last ? saved(residual) : none,
+                            by_result ? output : none});
+    ctx->set_materialize_grads(false);
+    return output;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
+    variable_list gradients(13);
+    const Tensor& grad_output = grad_outputs[0];
+    if (!grad_output.defined()) return gradients;
+    const variable_list kept = ctx->get_saved_variables();
+    const Tensor &input = kept[0], &weight = kept[1], &scale = kept[2], &result = kept[5];
+    const Geometry geometry = Geometry::load(ctx);
+    const std::string activation = ctx->saved_data["activation"].toStringRef();
+    const bool residual_last = ctx->saved_data["residual_last"].toBool();
+    const bool has_bias = ctx->saved_data["has_bias"].toBool();
+    const bool has_residual = ctx->saved_data["has_residual"].toBool();
+    FusedOptions options{given(scale), given(kept[4]), activation, residual_last,
+                         ctx->saved_data["negative_slope"].toDouble()};
+    // Edges are counted over the tensors that there are.
+    int edge = 2;
+    const bool wants_bias = has_bias && ctx->needs_input_grad(edge++);
+    const bool wants_scale = scale.defined() && ctx->needs_input_grad(edge++);
+    const bool wants_residual = has_residual && ctx->needs_input_grad(edge++);
+    const bool wants_input = ctx->needs_input_grad(0), wants_weight = ctx->needs_input_grad(1);
+
+    // Of the activation's argument.
+    Tensor grad = grad_output;
+    if (activation_named(activation) != Activation::kNone) {
+      Tensor at_value = result;
+      if (!at_value.defined()) {
+        FusedOptions argument = options;
+        argument.activation = "none";
+        argument.residual_last = false;
+        at_value = geometry.fused(input, weight, given(kept[3]), argument);
+      }
+      grad = activation_backward(grad_output, at_value, result.defined(), options);
+    }
+    if (wants_residual) gradients[4] = residual_last ? grad_output : grad;
+    const std::array<int64_t, 2> pixels = {-2, -1};
+    const auto sum_of_channels = [&](const Tensor& t) {
+      const Tensor sum = t.sum(pixels);
+      return sum.dim() == 2 ? sum.sum(0) : sum;
+    };
+    if (wants_scale) {
+      gradients[3] = sum_of_channels(grad * geometry.fprop(input, weight, std::nullopt));
+    }
+    const bool own_bias = wants_bias && scale.defined();
+    if (own_bias) gradients[2] = sum_of_channels(grad);
+    const std::array<bool, 3> mask = {wants_input, wants_weight, wants_bias && !own_bias};
+    if (mask[0] || mask[1] || mask[2]) {
+      if (scale.defined()) grad = grad * scale.view({-1, 1, 1});
+      Gradients found = geometry.backward(grad, input, weight, mask);
+      gradients[0] = std::get<0>(found);
+      gradients[1] = std::get<1>(found);
+      if (mask[2]) gradients[2] = std::get<2>(found);
+    }
+    return gradients;
+  }
+};
+
 bool has_forward_gradient(const Tensor& t) {
   return t.defined() && t._fw_grad(/*level=*/0).defined();
 }
@@ -198,6 +298,32 @@ Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const std::opt
   return Conv2dFunction::apply(input, weight, bias, stride, padding, dilation, groups, algorithm);
 }
 
+Tensor conv2d_fused_autograd(const Tensor& input, const Tensor& weight,
+                             const std::optional<Tensor>& bias, c10::SymIntArrayRef stride,
+                             c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                             c10::SymInt groups, const std::optional<Tensor>& scale,
+                             const std::optional<Tensor>& residual, std::string_view activation,
+                             bool residual_last, double negative_slope,
+                             std::string_view algorithm) {
+  const FusedOptions options{scale, residual, activation, residual_last, negative_slope};
+  const Tensor others[] = {saved(bias), saved(scale), saved(residual)};
+  const auto any = [&](auto has) { return std::any_of(std::begin(others), std::end(others), has); };
+  if (algorithm_named(algorithm) == Algorithm::kAten || any(has_forward_gradient) ||
+      is_for_aten(input, weight, Tensor())) {
+    return compose_fused(input, weight, bias, stride, padding, dilation, groups, options, algorithm,
+                         /*in_place=*/false);
+  }
+  const bool differentiate =
+      at::GradMode::is_enabled() &&
+      (needs_gradient(input) || needs_gradient(weight) || any(needs_gradient));
+  if (!differentiate) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return conv2d_fused(input, weight, bias, stride, padding, dilation, groups, options, algorithm);
+  }
+  return Conv2dFusedFunction::apply(input, weight, bias, scale, residual, stride, padding, dilation,
+                                    groups, activation, residual_last, negative_slope, algorithm);
+}
+
 Gradients conv2d_backward_autograd(const Tensor& grad_output, const Tensor& input,
                                    const Tensor& weight, c10::SymIntArrayRef stride,
                                    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
@@ -232,6 +358,7 @@ Gradients conv2d_backward_autograd(const Tensor& grad_output, const Tensor& inpu
 
 TORCH_LIBRARY_IMPL(customconv, Autograd, m) {
   m.impl("conv2d", conv2d_autograd);
+  m.impl("conv2d_fused", conv2d_fused_autograd);
   m.impl("conv2d_backward", conv2d_backward_autograd);
 }
 

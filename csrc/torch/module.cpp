@@ -51,12 +51,15 @@ py::dict build_info() {
 ConvProblem make_problem(const std::string& op, const std::string& dtype, const Shape4& input,
                          const Shape4& weight, std::array<int64_t, 2> stride,
                          std::array<int64_t, 2> padding, std::array<int64_t, 2> dilation,
-                         int64_t groups, bool channels_last, bool bias, bool tf32) {
+                         int64_t groups, bool channels_last, bool bias, bool tf32,
+                         int epilogue_passes, bool residual) {
   ConvProblem p;
   p.pass = pass_named(op);
   p.dtype = dtype_named(dtype);
   p.tf32 = tf32;
   p.has_bias = bias;
+  p.epilogue_passes = epilogue_passes;
+  p.has_residual = residual;
   p.N = input[0];
   p.C = input[1];
   p.H = input[2];
@@ -96,7 +99,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            py::arg("stride") = std::array<int64_t, 2>{1, 1},
            py::arg("padding") = std::array<int64_t, 2>{0, 0},
            py::arg("dilation") = std::array<int64_t, 2>{1, 1}, py::arg("groups") = 1,
-           py::arg("channels_last") = false, py::arg("bias") = false, py::arg("tf32") = false)
+           py::arg("channels_last") = false, py::arg("bias") = false, py::arg("tf32") = false,
+           py::arg("epilogue_passes") = 0, py::arg("residual") = false)
       .def_property_readonly(
           "output", [](const ConvProblem& p) { return py::make_tuple(p.N, p.K, p.P, p.Q); })
       .def_property_readonly("macs", &ConvProblem::macs)
@@ -142,6 +146,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("shared_bytes", &ConvPlan::shared_bytes)
       .def_readonly("workspace_bytes", &ConvPlan::workspace_bytes)
       .def_readonly("wide_index", &ConvPlan::wide_index)
+      .def_readonly("fuses", &ConvPlan::fuses)
       .def_readonly("splits", &ConvPlan::splits)
       .def_readonly("chunk_images", &ConvPlan::chunk_images)
       .def_readonly("chunk_pixels", &ConvPlan::chunk_pixels)

@@ -17,6 +17,21 @@ at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight,
                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                   const c10::SymInt& groups, std::string_view algorithm);
 
+// What conv2d_fused does besides: activation(scale * sum + bias + residual), or the residual last.
+struct FusedOptions {
+  std::optional<at::Tensor> scale;     // (K,)
+  std::optional<at::Tensor> residual;  // as the output
+  std::string_view activation = "none";
+  bool residual_last = false;
+  double negative_slope = 0.01;  // of "leaky_relu"
+};
+
+at::Tensor conv2d_fused(const at::Tensor& input, const at::Tensor& weight,
+                        const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                        c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                        const c10::SymInt& groups, const FusedOptions& options,
+                        std::string_view algorithm);
+
 Gradients conv2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
                           const at::Tensor& weight, c10::SymIntArrayRef stride,
                           c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,

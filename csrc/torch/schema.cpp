@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "torch/aten.h"
+#include "torch/fused.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
 
@@ -19,6 +20,23 @@ at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight,
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("customconv::conv2d", "").typed<Signature>();
   return op.call(input, weight, bias, stride, padding, dilation, groups, algorithm);
+}
+
+at::Tensor conv2d_fused(const at::Tensor& input, const at::Tensor& weight,
+                        const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                        c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                        const c10::SymInt& groups, const FusedOptions& options,
+                        std::string_view algorithm) {
+  using Signature = at::Tensor(
+      const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, c10::SymIntArrayRef,
+      c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt, const std::optional<at::Tensor>&,
+      const std::optional<at::Tensor>&, std::string_view, bool, double, std::string_view);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("customconv::conv2d_fused", "")
+                             .typed<Signature>();
+  return op.call(input, weight, bias, stride, padding, dilation, groups, options.scale,
+                 options.residual, options.activation, options.residual_last,
+                 options.negative_slope, algorithm);
 }
 
 Gradients conv2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
@@ -111,6 +129,34 @@ Gradients conv2d_backward_aten(const at::Tensor& grad_output, const at::Tensor& 
                               output_mask);
 }
 
+// The same for plain integers, as conv2d_int.
+at::Tensor conv2d_fused_int(const at::Tensor& input, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                            const std::optional<at::Tensor>& scale,
+                            const std::optional<at::Tensor>& residual, std::string_view activation,
+                            bool residual_last, double negative_slope,
+                            std::optional<std::string_view> algorithm) {
+  return conv2d_fused(input, weight, bias, c10::fromIntArrayRefSlow(stride),
+                      c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups,
+                      {scale, residual, activation, residual_last, negative_slope},
+                      algorithm.value_or("auto"));
+}
+
+// Every backend that has no kernel of ours, in place; and vmap, not in place.
+template <bool in_place>
+at::Tensor conv2d_fused_composite(const at::Tensor& input, const at::Tensor& weight,
+                                  const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                                  c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                  c10::SymInt groups, const std::optional<at::Tensor>& scale,
+                                  const std::optional<at::Tensor>& residual,
+                                  std::string_view activation, bool residual_last,
+                                  double negative_slope, std::string_view algorithm) {
+  return compose_fused(input, weight, bias, stride, padding, dilation, groups,
+                       {scale, residual, activation, residual_last, negative_slope}, algorithm,
+                       in_place);
+}
+
 }  // namespace
 
 TORCH_LIBRARY(customconv, m) {
@@ -136,6 +182,18 @@ TORCH_LIBRARY(customconv, m) {
       "SymInt padding=0, SymInt dilation=1, SymInt groups=1, *, str algorithm=\"auto\") -> Tensor",
       {at::Tag::pt2_compliant_tag});
   m.def(
+      "conv2d_fused.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
+      "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? scale=None, "
+      "Tensor? residual=None, str activation=\"none\", bool residual_last=False, "
+      "float negative_slope=0.01, str? algorithm=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv2d_fused(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, "
+      "SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1, *, Tensor? scale=None, "
+      "Tensor? residual=None, str activation=\"none\", bool residual_last=False, "
+      "float negative_slope=0.01, str algorithm=\"auto\") -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
       "conv2d_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[2] stride, "
       "SymInt[2] padding, SymInt[2] dilation, SymInt groups, bool[3] output_mask, *, "
       "str algorithm=\"auto\") -> (Tensor, Tensor, Tensor)",
@@ -146,6 +204,7 @@ TORCH_LIBRARY_IMPL(customconv, CompositeImplicitAutograd, m) {
   m.impl("conv2d.int", conv2d_int);
   m.impl("conv2d.symint", conv2d_symint);
   m.impl("conv2d.padding", conv2d_padding);
+  m.impl("conv2d_fused.int", conv2d_fused_int);
 }
 
 // vmap looks for a rule of its own before it decomposes an operator.
@@ -154,11 +213,14 @@ TORCH_LIBRARY_IMPL(customconv, FuncTorchBatched, m) {
   m.impl("conv2d.symint", conv2d_symint);
   m.impl("conv2d.padding", conv2d_padding);
   m.impl("conv2d", conv2d_aten);
+  m.impl("conv2d_fused.int", conv2d_fused_int);
+  m.impl("conv2d_fused", conv2d_fused_composite<false>);
   m.impl("conv2d_backward", conv2d_backward_aten);
 }
 
 TORCH_LIBRARY_IMPL(customconv, CompositeExplicitAutograd, m) {
   m.impl("conv2d", conv2d_aten);
+  m.impl("conv2d_fused", conv2d_fused_composite<true>);
   m.impl("conv2d_backward", conv2d_backward_aten);
 }
 

@@ -9,8 +9,16 @@ from . import fake as _fake  # noqa: F401  (registers the operators' shapes)
 from .explain import Explanation, explain
 from .info import build_info
 from .nn import Conv2d
-from .ops import conv2d
+from .ops import conv2d, conv2d_fused
 
 __version__ = build_info()["version"]
 
-__all__ = ["Conv2d", "Explanation", "__version__", "build_info", "conv2d", "explain"]
+__all__ = [
+    "Conv2d",
+    "Explanation",
+    "__version__",
+    "build_info",
+    "conv2d",
+    "conv2d_fused",
+    "explain",
+]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from . import _C
+from .ops import numbered_padding
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def explain(
     """
     stride, dilation = _pair(stride), _pair(dilation)
     if isinstance(padding, str):
-        input, padding = _padding_by_name(padding, input, weight, dilation)
+        input, padding = numbered_padding(padding, input, weight, dilation)
     padding = _pair(padding)
     found = _C.explain(input, weight, bias, stride, padding, dilation, groups, op, algorithm)
     summary = (
@@ -101,20 +101,6 @@ def explain(
     )
     candidates = tuple(found.candidates)
     return Explanation(summary, found.plan, found.fallback, candidates, found.problem)
-
-
-def _padding_by_name(
-    name: str, input: Tensor, weight: Tensor, dilation: Sequence[int]
-) -> tuple[Tensor, list[int]]:
-    """Padding by name in numbers; where "same" is uneven, the odd row or column is padded first."""
-    if name == "valid":
-        return input, [0, 0]
-    if name != "same":
-        raise ValueError(f"padding must be numbers, 'same' or 'valid', but is {name!r}")
-    total = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=False)]
-    if any(t % 2 for t in total):
-        input = functional.pad(input, [0, total[1] % 2, 0, total[0] % 2])
-    return input, [t // 2 for t in total]
 
 
 def _pair(value: int | Sequence[int]) -> list[int]:

@@ -1,8 +1,8 @@
 """The operators on fake tensors: the shapes, types and strides of results, without their values.
 
 ``torch.compile`` and ``torch.export`` trace with these, and lay out memory by what they say: their
-strides are those of the results at run time. The overload that takes padding as a word is made of
-the one that takes numbers, and needs nothing here.
+strides are those of the results at run time. Overloads that take padding as a word, or plain
+integers, are made of the ones that are here.
 """
 
 from __future__ import annotations
@@ -29,6 +29,32 @@ def _conv2d(
     output: Tensor = torch.ops.aten.conv2d.default(
         input, weight, bias, stride, padding, dilation, groups
     )
+    return output
+
+
+def _conv2d_fused(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    *,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    residual_last: bool = False,
+    negative_slope: float = 0.01,
+    algorithm: str = "auto",
+) -> Tensor:
+    output = _conv2d(input, weight, bias, stride, padding, dilation, groups)
+    for name, tensor, shape in (
+        ("scale", scale, output.shape[-3:-2]),
+        ("residual", residual, output.shape),
+    ):
+        if tensor is not None and tensor.shape != shape:
+            raise RuntimeError(f"conv2d_fused: expected a {name} of shape {shape}")
     return output
 
 
@@ -75,4 +101,5 @@ def _memory_format(input: Tensor, weight: Tensor) -> torch.memory_format:
 
 
 torch.library.register_fake("customconv::conv2d", _conv2d)
+torch.library.register_fake("customconv::conv2d_fused", _conv2d_fused)
 torch.library.register_fake("customconv::conv2d_backward", _conv2d_backward)

@@ -1,4 +1,4 @@
-"""The operator as a typed Python function."""
+"""The operators as typed Python functions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def conv2d(
@@ -60,6 +61,82 @@ def conv2d(
         input, weight, bias, stride, padding, dilation, groups, algorithm=algorithm
     )
     return output
+
+
+def conv2d_fused(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    residual_last: bool = False,
+    negative_slope: float = 0.01,
+    algorithm: str = "auto",
+) -> Tensor:
+    """Convolves, and does what often follows before the output is written.
+
+    The output is ``activation(scale * conv2d(input, weight) + bias + residual)``, or with
+    ``residual_last`` ``activation(scale * conv2d(input, weight) + bias) + residual``. Kernels that
+    fuse this (family ``implicit_gemm``) compute it in float32 and round once; otherwise the same is
+    composed of ``conv2d`` and PyTorch's operators. With ``CUSTOMCONV_LOG=plan`` in the environment
+    the line of a fused call says "epilogue". Gradients keep the arguments, and the output where the
+    activation's derivative follows from it; else the backward pass convolves once more.
+
+    Args:
+        input: As in ``conv2d``.
+        weight: As in ``conv2d``.
+        bias: What is added to each output channel, after the scale, of shape (K,), or None.
+        stride: As in ``conv2d``.
+        padding: As in ``conv2d``.
+        dilation: As in ``conv2d``.
+        groups: As in ``conv2d``.
+        scale: What each output channel is multiplied by, of shape (K,), or None. A batch
+            normalization with fixed statistics is a scale and a bias.
+        residual: What is added to the output, of its shape, or None. It is fused where it has the
+            output's memory format too.
+        activation: "none", "relu", "silu", "gelu" (by the error function), "hardswish" or
+            "leaky_relu", as in ``torch.nn.functional``.
+        residual_last: Whether the residual is added after the activation, and not before.
+        negative_slope: The slope of "leaky_relu" below zero.
+        algorithm: As in ``conv2d``.
+
+    Returns:
+        The output, as ``conv2d`` gives it.
+
+    Raises:
+        RuntimeError: As in ``conv2d``; or scale or residual have not the shape, type and device
+            that they must have.
+        ValueError: There is no algorithm, or no activation, of that name.
+    """
+    stride, dilation = _pair(stride), _pair(dilation)
+    if isinstance(padding, str):
+        input, padding = numbered_padding(padding, input, weight, dilation)
+    output: Tensor = torch.ops.customconv.conv2d_fused.default(
+        input, weight, bias, stride, _pair(padding), dilation, groups, scale=scale,
+        residual=residual, activation=activation, residual_last=residual_last,
+        negative_slope=negative_slope, algorithm=algorithm,
+    )  # fmt: skip
+    return output
+
+
+def numbered_padding(
+    name: str, input: Tensor, weight: Tensor, dilation: Sequence[int]
+) -> tuple[Tensor, list[int]]:
+    """Padding by name in numbers; where "same" is uneven, the odd row or column is padded first."""
+    if name == "valid":
+        return input, [0, 0]
+    if name != "same":
+        raise ValueError(f"padding must be numbers, 'same' or 'valid', but is {name!r}")
+    total = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=False)]
+    if any(t % 2 for t in total):
+        input = functional.pad(input, [0, total[1] % 2, 0, total[0] % 2])
+    return input, [t // 2 for t in total]
 
 
 def _pair(value: int | Sequence[int]) -> Sequence[int]:

@@ -32,6 +32,30 @@ def compute(op: str, algorithm: str, problem: Problem, t: Tensors) -> Tensor:
     return gradients[0 if op == "dgrad" else 1]
 
 
+def compute_fused(algorithm: str, problem: Problem, t: Tensors) -> Tensor:
+    """The output with everything that an epilogue does; the gradient's values are the residual."""
+    return torch.ops.customconv.conv2d_fused(
+        t.x, t.w, t.bias, *problem.geometry, scale=_scale(t.w), residual=t.dy,
+        activation="leaky_relu", residual_last=t.w.shape[0] % 2 == 0, negative_slope=0.5,
+        algorithm=algorithm,
+    )  # fmt: skip
+
+
+def fused_by_pytorch(problem: Problem, t: Tensors) -> Tensor:
+    """The same by PyTorch."""
+    y = by_pytorch("fprop", problem, Tensors(t.x, t.w, None, t.dy)) * _scale(t.w).view(-1, 1, 1)
+    y = y if t.bias is None else y + t.bias.view(-1, 1, 1)
+    last = t.w.shape[0] % 2 == 0
+    y = functional.leaky_relu(y if last else y + t.dy, 0.5)
+    return y + t.dy if last else y
+
+
+def _scale(weight: Tensor) -> Tensor:
+    """Of each output channel: 1, 2 or 3."""
+    channels = torch.arange(weight.shape[0], dtype=weight.dtype, device=weight.device)
+    return channels % 3 + 1
+
+
 def by_pytorch(op: str, problem: Problem, t: Tensors) -> Tensor:
     """The same by PyTorch, from contiguous copies: with some strides it is wrong on the CPU."""
     stride, padding, dilation, groups = problem.geometry

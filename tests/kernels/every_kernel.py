@@ -20,7 +20,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from cases import CASES, Case, Tensors, make_integers, place_all
-from compute import DTYPES, PASSES, as_allowed, by_pytorch, compute, plan_of, runs_of, small_cases
+from compute import (
+    DTYPES,
+    PASSES,
+    as_allowed,
+    by_pytorch,
+    compute,
+    compute_fused,
+    fused_by_pytorch,
+    plan_of,
+    runs_of,
+    small_cases,
+)
 from reference import ALL_FAMILIES, LAYOUTS, assert_equal
 
 
@@ -57,6 +68,12 @@ def run_cases(families: list[str]) -> Counter[str]:
         what = f"{name}, {layout}, {plan}"
         assert_equal(actual, expected[name, op].to(dtype), what=what)
         variants[f"{family} {op} {plan.variant} {str(dtype)[6:]}"] += 1
+        if op == "fprop" and plan.fuses:
+            with as_allowed(family):
+                actual = compute_fused(family, case, tensors).cpu()
+            expected_fused = fused_by_pytorch(case, values[name]).to(dtype)
+            assert_equal(actual, expected_fused, what=f"{what}, fused")
+            variants[f"{family} fused {plan.variant} {str(dtype)[6:]}"] += 1
     return variants
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import case, make_integers, place_all
-from compute import by_pytorch, compute, poison, result_bytes
+from compute import (
+    by_pytorch,
+    compute,
+    compute_fused,
+    fused_by_pytorch,
+    poison,
+    result_bytes,
+)
 from reference import LAYOUTS, assert_equal, float32_precision
 from tile_tables import parts, table
 
@@ -38,6 +45,7 @@ def test_every_variant_is_exact():
     for name, problem in PROBLEMS.items():
         values = make_integers(problem)
         expected = by_pytorch("fprop", problem, values).cuda()
+        expected_fused = fused_by_pytorch(problem, values).cuda()
         for dtype in DTYPES:
             for layout in LAYOUTS:
                 t = place_all(problem, values, "cuda", dtype, layout)
@@ -53,10 +61,12 @@ def test_every_variant_is_exact():
                         _C.force_plan(plan)
                         poison(result_bytes("fprop", problem, dtype), plan.workspace_bytes)
                         actual = compute("fprop", "implicit_gemm", problem, t)
+                        fused = compute_fused("implicit_gemm", problem, t)
                         _C.force_plan(None)
                         what = f"{name}, {layout}, {parts(plan)}, tile {plan.tile}, {plan}"
                         assert plan.variant == parts(plan)[0], what
                         assert_equal(actual, expected.to(dtype), what=what)
+                        assert_equal(fused, expected_fused.to(dtype), what=f"{what}, fused")
                         found |= {*parts(plan), "splits" if plan.splits > 1 else "no splits"}
     assert found == {
         *table("kernels"), *table("Shape"), *table("Fetch"), "splits", "no splits",

@@ -267,7 +267,7 @@ void launch_indexed(const ConvProblem& problem, const ConvPlan& plan, const Oper
     case Pass::kFprop: {
       const Params<Index> params(problem, problem.y_sizes(), order, problem.group_K());
       fprop<T, Index><<<grid, kBlock, 0, context.stream>>>(
-          params, x, w, static_cast<const T*>(operands.bias), static_cast<T*>(operands.y));
+          params, x, w, static_cast<const T*>(operands.epilogue.bias), static_cast<T*>(operands.y));
       check_launch("direct fprop");
       return;
     }

@@ -31,7 +31,7 @@ class ChunkedPass {
         x_(static_cast<T*>(operands.x)),
         w_(static_cast<T*>(operands.w)),
         y_(static_cast<T*>(operands.y)),
-        bias_(static_cast<const T*>(operands.bias)),
+        bias_(static_cast<const T*>(operands.epilogue.bias)),
         in_place_(columns_are_in_place(problem)),
         rows_(column_rows(problem)),
         group_rows_(problem.group_C() * problem.R * problem.S),

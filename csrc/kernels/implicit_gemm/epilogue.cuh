@@ -1,6 +1,7 @@
 // From the sums of a block of 64 pixels to the output, in either layout.
 #pragma once
 
+#include "kernels/common/activate.cuh"
 #include "kernels/common/scalar.cuh"
 #include "kernels/implicit_gemm/rows.cuh"
 #include "kernels/implicit_gemm/work.cuh"
@@ -312,20 +313,115 @@ __device__ inline void store_planes(const Params<T>& p, const Corner& at,
   }
 }
 
-// Adds its channel's bias to each of a warpgroup's sums of a block, which lie as wgmma leaves them.
-template <typename T, int kSums>
-__device__ inline void add_bias(const Output<T>& out, int first_k, float (&sum)[kSums]) {
-  if (out.bias == nullptr) return;
-  const int lane = threadIdx.x % 32;
+// Of a warpgroup's block, a thread has sums of two pixels, by pairs of channels, as wgmma leaves
+// them: sum[j * 4 + half * 2 + i] is of pixel `half` and channel first_k + j * 8 + i, where first_k
+// is the thread's first.
+
+// Keeps the compiler from loading more ahead than there are registers for.
+__device__ inline void finish_loads() { asm volatile("" ::: "memory"); }
+
+// Calls `function` with a thread's sums of each channel, for both its pixels, and with its value.
+template <typename T, int kSums, typename Function>
+__device__ inline void with_channels(const T* values, int K, int first_k, float (&sum)[kSums],
+                                     Function function) {
 #pragma unroll
   for (int j = 0; j < kSums / 4; ++j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int k = first_k + j * 8 + lane % 4 * 2 + i;
-      const float bias = k < out.K ? widen(out.bias[k]) : 0.0f;
-      sum[j * 4 + i] += bias;
-      sum[j * 4 + 2 + i] += bias;
+      const int k = first_k + j * 8 + i;
+      const float value = k < K ? widen(values[k]) : 0.0f;
+      function(sum[j * 4 + i], value);
+      function(sum[j * 4 + 2 + i], value);
     }
+    if (j % 4 == 3) finish_loads();
+  }
+}
+
+// Adds the residual at a thread's two pixels, which are at `offset`; -1 where there is none.
+template <typename T, int kSums>
+__device__ inline void add_residual(const Output<T>& out, int first_k, const int64_t (&offset)[2],
+                                    float (&sum)[kSums]) {
+  const T* residual = static_cast<const T*>(out.epilogue.residual);
+  const auto add_pair = [](const T* from, float& a, float& b) {
+    T pair[2];
+    if constexpr (sizeof(T) == 2) {
+      *reinterpret_cast<uint32_t*>(pair) = *reinterpret_cast<const uint32_t*>(from);
+    } else {
+      *reinterpret_cast<float2*>(pair) = *reinterpret_cast<const float2*>(from);
+    }
+    a += widen(pair[0]);
+    b += widen(pair[1]);
+  };
+  if (out.residual_vectors && out.planar && offset[1] >= 0) {
+#pragma unroll
+    for (int j = 0; j < kSums / 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int k = first_k + j * 8 + i;
+        if (k < out.K) {
+          add_pair(residual + offset[0] + k * out.k, sum[j * 4 + i], sum[j * 4 + 2 + i]);
+        }
+      }
+      if (j % 4 == 3) finish_loads();
+    }
+    return;
+  }
+  const bool pairs_of_channels = out.residual_vectors && !out.planar;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (offset[half] < 0) continue;
+#pragma unroll
+    for (int j = 0; j < kSums / 4; ++j) {
+      const int k = first_k + j * 8;
+      const T* from = residual + offset[half] + k * out.k;
+      float &a = sum[j * 4 + half * 2], &b = sum[j * 4 + half * 2 + 1];
+      if (pairs_of_channels) {
+        if (k < out.K) add_pair(from, a, b);
+      } else {
+        if (k < out.K) a += widen(from[0]);
+        if (k + 1 < out.K) b += widen(from[out.k]);
+      }
+      if (j % 4 == 3) finish_loads();
+    }
+  }
+}
+
+// From a warpgroup's sums of a block to results.
+template <typename T, bool kBoxes, int kSums>
+__device__ inline void finish(const Params<T>& p, const Corner& at, int first_k, int block,
+                              float (&sum)[kSums]) {
+  const Output<T>& out = p.out;
+  const Epilogue& epilogue = out.epilogue;
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  first_k += lane % 4 * 2;
+  if (epilogue.scale != nullptr) {
+    with_channels(static_cast<const T*>(epilogue.scale), out.K, first_k, sum,
+                  [](float& s, float scale) { s *= scale; });
+  }
+  if (epilogue.bias != nullptr) {
+    with_channels(static_cast<const T*>(epilogue.bias), out.K, first_k, sum,
+                  [](float& s, float bias) { s += bias; });
+  }
+  if (!out.fused) return;
+  int64_t offset[2] = {-1, -1};
+  if (epilogue.residual != nullptr) {
+    if constexpr (kBoxes) {
+      const int pixel = warp * kWarpPixels + lane / 4;
+      offset[0] = boxed_offset(out, at, block, pixel);
+      offset[1] = boxed_offset(out, at, block, pixel + 8);
+    } else {
+      const int pair = (block * kInstructionRows + warp * kWarpPixels) / 2 + lane / 4;
+      const Pair found = pair_at(out, at, locate(p.source, at.pair + pair));
+      if (found.count > 0) offset[0] = found.offset;
+      if (found.count > 1) offset[1] = found.offset + out.q;
+    }
+  }
+#pragma unroll 1
+  for (int turn = 0; turn < 2; ++turn) {
+    if (epilogue.residual != nullptr && epilogue.residual_last == (turn == 1)) {
+      add_residual(out, first_k, offset, sum);
+    }
+    if (turn == 0) activate(sum, epilogue.activation, epilogue.negative_slope);
   }
 }
 

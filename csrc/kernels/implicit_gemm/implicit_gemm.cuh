@@ -4,7 +4,6 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -152,7 +151,8 @@ Output<T> make_output(const ConvProblem& asked, const Tile& tile, const Operands
   }
   Output<T> out{};
   out.data = static_cast<T*>(operands.y);
-  out.bias = static_cast<const T*>(operands.bias);
+  out.epilogue = operands.epilogue;
+  out.fused = out.epilogue.is_fused();
   out.n = p.y_strides[0];
   out.k = p.y_strides[1];
   out.p = p.y_strides[2];
@@ -162,14 +162,14 @@ Output<T> make_output(const ConvProblem& asked, const Tile& tile, const Operands
   out.P = static_cast<int>(p.P);
   out.Q = static_cast<int>(p.Q);
   out.planar = tile.fetch != Fetch::kShared && stores_planes(p);
-  const bool aligned = reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
-  if (out.planar) {
-    // Strides of dimensions of one do not matter: their index is zero.
-    const bool even = out.Q % 2 == 0 || (out.P == 1 && out.K == 1 && out.N == 1);
-    out.vectors = aligned && even;
-  } else {
-    out.vectors = aligned && p.K % (kSize == 2 ? 8 : 2) == 0;
-  }
+  const auto is_aligned = [](const void* to, uintptr_t bytes) {
+    return reinterpret_cast<uintptr_t>(to) % bytes == 0;
+  };
+  // Strides of dimensions of one do not matter: their index is zero.
+  const bool one_row = out.P == 1 && out.K == 1 && out.N == 1;
+  const bool even = out.planar ? out.Q % 2 == 0 || one_row : out.K % 2 == 0;
+  out.vectors = is_aligned(out.data, 16) && even && (out.planar || kSize == 4 || out.K % 8 == 0);
+  out.residual_vectors = is_aligned(out.epilogue.residual, 2 * kSize) && even;
   const bool run = tile.shape == Shape::kRun;
   out.images = run ? INT32_MAX : tile.images;
   out.rows = tile.rows;

@@ -370,6 +370,6 @@ std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties&
 }  // namespace
 
 extern const Family family;
-const Family family{"implicit_gemm", can_implement, propose, variants};
+const Family family{"implicit_gemm", can_implement, propose, variants, /*fuses=*/true};
 
 }  // namespace customconv::implicit_gemm

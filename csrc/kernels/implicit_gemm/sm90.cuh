@@ -46,7 +46,9 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
       continue;
     }
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) add_bias(p.out, work.at.k, sum[b]);
+    for (int b = 0; b < kBlocks; ++b) {
+      finish<T, kBoxes>(p, work.at, work.at.k, warpgroup * kBlocks + b, sum[b]);
+    }
     if constexpr (kBoxes && kKind.channels * sizeof(T) % kRowBytes == 0) {
       if (p.boxed_out) {
         store_boxes<T, kKind.channels, kBlocks>(p.out, &p.y, work.at, sum, warpgroup, staging);
@@ -173,7 +175,7 @@ __global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params
   }
   const Corner at = work_at(p, tile, kKind.channels).at;
   const int first_k = at.k + part * kSplitColumns;
-  add_bias(p.out, first_k, sum);
+  finish<T, kBoxes>(p, at, first_k, b, sum);
   store_block<T, kBoxes, kSplitColumns>(
       p, at, first_k, sum, b, memory + threadIdx.x / 32 * staging_bytes<T>(kSplitColumns));
 #endif

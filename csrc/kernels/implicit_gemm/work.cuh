@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/common/divide.cuh"
+#include "kernels/epilogue.h"
 #include "kernels/implicit_gemm/tile.h"
 #include "kernels/ptx/barrier.cuh"
 
@@ -21,12 +22,14 @@ struct Corner {
 template <typename T>
 struct Output {
   T* data;
-  const T* bias;
   int64_t n, k, p, q;  // strides
   int N, K, P, Q;
+  Epilogue epilogue;
+  bool fused;    // it is more than a bias
   bool planar;   // stored pixel by pixel, in planes of channels
   bool vectors;  // planar: pairs of pixels may be stored at once; else 16 bytes of channels,
                  // float32 8 bytes
+  bool residual_vectors;      // pairs of pixels, or of channels, may be read at once
   int images, rows, columns;  // of a tile, output pixels
   bool lines;                 // boxes: lines, not squares
   Divider<int32_t> pitch;     // lines: positions of a row

@@ -535,7 +535,7 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   }
   p.in = static_cast<const T*>(forward ? operands.x : operands.y);
   p.weight = static_cast<const T*>(operands.w) + g.weight_offset;
-  p.bias = static_cast<const T*>(operands.bias);
+  p.bias = static_cast<const T*>(operands.epilogue.bias);
   p.out = static_cast<T*>(forward ? operands.y : operands.x);
 
   constexpr int kWarpLog2 = 5;

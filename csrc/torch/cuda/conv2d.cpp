@@ -7,6 +7,7 @@
 #include "torch/cuda/device.h"
 #include "torch/cuda/plans.h"
 #include "torch/cuda/run.h"
+#include "torch/fused.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
 
@@ -34,6 +35,32 @@ bool is_for_kernels(Algorithm wanted, const Tensor& input) {
   return false;
 }
 
+// The output of a plan of ours.
+Tensor fprop(const Convolution& conv, const ConvPlan& plan, const std::optional<Tensor>& bias,
+             const FusedOptions& options) {
+  const Tensor output = empty_like(conv.input, conv.output_sizes(), conv.format);
+  Operands operands;
+  operands.x = read_only(conv.input);
+  operands.w = read_only(conv.weight);
+  operands.y = output.mutable_data_ptr();
+  std::vector<Tensor> dense;  // lives until the launch
+  const auto data_of = [&](const Tensor& values) {
+    dense.push_back(values.contiguous());
+    return dense.back().const_data_ptr();
+  };
+  Epilogue& epilogue = operands.epilogue;
+  if (conv.problem.has_bias) epilogue.bias = data_of(*bias);
+  if (plan.fuses) {
+    if (options.scale && options.scale->defined()) epilogue.scale = data_of(*options.scale);
+    if (conv.problem.has_residual) epilogue.residual = options.residual->const_data_ptr();
+    epilogue.residual_last = options.residual_last;
+    epilogue.activation = activation_named(options.activation);
+    epilogue.negative_slope = static_cast<float>(options.negative_slope);
+  }
+  run(conv.problem, plan, operands, conv.input.scalar_type());
+  return conv.batched ? output : output.squeeze(0);
+}
+
 Tensor conv2d_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                    int64_t groups, std::string_view algorithm) {
@@ -48,19 +75,45 @@ Tensor conv2d_cuda(const Tensor& input, const Tensor& weight, const std::optiona
   if (!conv) return by_aten();
   const ConvPlan chosen = plan_on(input.get_device(), conv->problem, wanted, /*prefer=*/false);
   if (chosen.family == FamilyId::kAten) return by_aten();
+  return fprop(*conv, chosen, bias, {});
+}
 
-  const Tensor output = empty_like(input, conv->output_sizes(), conv->format);
-  Operands operands;
-  operands.x = read_only(conv->input);
-  operands.w = read_only(conv->weight);
-  operands.y = output.mutable_data_ptr();
-  Tensor dense_bias;
-  if (conv->problem.has_bias) {
-    dense_bias = bias->contiguous();
-    operands.bias = dense_bias.const_data_ptr();
+// By one kernel where the planner says so, else by conv2d and PyTorch. So too where the residual is
+// not laid out as the output: kernels do not copy it, and PyTorch need not.
+Tensor conv2d_fused_cuda(const Tensor& input, const Tensor& weight,
+                         const std::optional<Tensor>& bias, at::IntArrayRef stride,
+                         at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                         const std::optional<Tensor>& scale, const std::optional<Tensor>& residual,
+                         std::string_view activation, bool residual_last, double negative_slope,
+                         std::string_view algorithm) {
+  const FusedOptions options{scale, residual, activation, residual_last, negative_slope};
+  const Algorithm wanted = algorithm_named(algorithm);
+  const auto composite = [&] {
+    return compose_fused(input, weight, bias, c10::fromIntArrayRefSlow(stride),
+                         c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation),
+                         groups, options, algorithm, /*in_place=*/true);
+  };
+  if (!is_for_kernels(wanted, input)) return composite();
+  const c10::cuda::CUDAGuard guard(input.device());
+  auto conv = describe(input, weight, bias, stride, padding, dilation, groups);
+  if (!conv) return composite();
+  ConvProblem& problem = conv->problem;
+  auto sizes = conv->output_sizes();
+  const at::IntArrayRef asked = conv->batched ? sizes : at::IntArrayRef(sizes).slice(1);
+  check_fused(options, input, c10::fromIntArrayRefSlow(asked));
+  problem.epilogue_passes = count_passes(options, problem.has_bias);
+  problem.has_residual = residual && residual->defined();
+  if (problem.epilogue_passes == 0) return composite();
+  if (problem.has_residual) {
+    if (residual->layout() != at::kStrided) return composite();
+    const Tensor batched = conv->batched ? *residual : residual->unsqueeze(0);
+    const at::IntArrayRef s = batched.strides();
+    const Layout layout =
+        conv->format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
+    if (!strides_match(sizes, {s[0], s[1], s[2], s[3]}, layout)) return composite();
   }
-  run(conv->problem, chosen, operands, input.scalar_type());
-  return conv->batched ? output : output.squeeze(0);
+  const ConvPlan chosen = plan_on(input.get_device(), problem, wanted, /*prefer=*/false);
+  return chosen.fuses ? fprop(*conv, chosen, bias, options) : composite();
 }
 
 Gradients conv2d_backward_cuda(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
@@ -125,6 +178,7 @@ Gradients conv2d_backward_cuda(const Tensor& grad_output, const Tensor& input, c
 
 TORCH_LIBRARY_IMPL(customconv, CUDA, m) {
   m.impl("conv2d", conv2d_cuda);
+  m.impl("conv2d_fused", conv2d_fused_cuda);
   m.impl("conv2d_backward", conv2d_backward_cuda);
 }
 

@@ -1,0 +1,26 @@
+// What a convolution's sums become before they are written.
+#pragma once
+
+#include <cstdint>
+
+namespace customconv {
+
+enum class Activation : uint8_t { kNone, kRelu, kSilu, kGelu, kHardswish, kLeakyRelu };
+
+// y = activation(scale * sum + bias + residual), or activation(scale * sum + bias) + residual.
+// Everything is computed in float32 and rounded once.
+struct Epilogue {
+  const void* bias = nullptr;  // K elements, or null; so is the scale
+  const void* scale = nullptr;
+  const void* residual = nullptr;  // laid out as y, or null
+  bool residual_last = false;
+  Activation activation = Activation::kNone;
+  float negative_slope = 0;  // of the leaky ReLU
+
+  // Whether there is anything but a bias.
+  bool is_fused() const {
+    return scale != nullptr || residual != nullptr || activation != Activation::kNone;
+  }
+};
+
+}  // namespace customconv

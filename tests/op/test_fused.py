@@ -1,0 +1,424 @@
+"""conv2d_fused: scale, bias, residual and activation after the sums, fused or composed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from op_support import leaves, needs_compiler
+from reference import (
+    LAYOUTS,
+    PROBLEMS,
+    Problem,
+    assert_close_to,
+    assert_equal,
+    float32_precision,
+    tolerances,
+)
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import jvp, vmap
+from torch.profiler import ProfilerActivity, profile
+
+import customconv
+from customconv import _C
+
+conv2d_fused = torch.ops.customconv.conv2d_fused
+
+ACTIVATIONS = {
+    "none": lambda v, slope: v,
+    "relu": lambda v, slope: F.relu(v),
+    "silu": lambda v, slope: F.silu(v),
+    "gelu": lambda v, slope: F.gelu(v),
+    "hardswish": lambda v, slope: F.hardswish(v),
+    "leaky_relu": lambda v, slope: F.leaky_relu(v, slope),
+}
+HALF = (torch.float16, torch.bfloat16)
+TINY = Problem((2, 4, 4, 3), (2, 2, 2, 3), (2, 1), (1, 1), groups=2)
+# Of implicit_gemm: rows and boxes, small images, splits, one row, few channels, tails.
+FUSABLE = {
+    "3x3": Problem((2, 64, 28, 28), (72, 64, 3, 3), padding=(1, 1)),
+    "strided": Problem((2, 24, 21, 33), (70, 24, 3, 3), (2, 2), (1, 1)),
+    "small_images": Problem((9, 72, 7, 7), (136, 72, 3, 3), padding=(1, 1)),
+    "splits": Problem((1, 512, 7, 7), (64, 512, 3, 3), padding=(1, 1)),
+    "pointwise": Problem((3, 80, 14, 14), (200, 80, 1, 1)),
+    "pointwise_odd": Problem((3, 37, 13, 21), (33, 37, 1, 1)),
+    "few_channels": Problem((2, 3, 33, 40), (64, 3, 7, 7), (2, 2), (3, 3)),
+    "one_channel_out": Problem((2, 16, 9, 11), (1, 16, 3, 3)),
+    "unbatched": Problem((16, 9, 12), (24, 16, 3, 3), padding=(1, 1)),
+}
+
+
+def composed(x, w, bias, scale, residual, problem, activation, last, slope=0.01):
+    """The same by PyTorch's operators."""
+    y = F.conv2d(x, w, None, *problem.geometry)
+    if scale is not None:
+        y = y * scale.view(-1, 1, 1)
+    if bias is not None:
+        y = y + bias.view(-1, 1, 1)
+    if residual is not None and not last:
+        y = y + residual
+    y = ACTIVATIONS[activation](y, slope)
+    return y + residual if residual is not None and last else y
+
+
+def make(problem, device, dtype, layout=torch.contiguous_format, integers=False):
+    """Input, weight, bias, scale, residual."""
+    x, w, bias = problem.tensors(device, dtype, layout, integers=integers)
+    shape = F.conv2d(x, w, None, *problem.geometry).shape
+    values = torch.randint(-2, 3, shape) if integers else torch.randn(shape)
+    residual = values.to(device, dtype)
+    if residual.ndim == 4:
+        residual = residual.contiguous(memory_format=layout)
+    scale = torch.randint(1, 4, w.shape[:1]) if integers else torch.rand(w.shape[0]) + 0.5
+    return x, w, bias, scale.to(device, dtype), residual
+
+
+def fused(x, w, bias, scale, residual, problem, activation, last, **keywords):
+    return conv2d_fused(
+        x, w, bias, *problem.geometry, scale=scale, residual=residual, activation=activation,
+        residual_last=last, **keywords,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["residual_first", "residual_last"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_values(problem, activation, last, device):
+    problem = PROBLEMS[problem]
+    for layout, dtype in itertools.product(LAYOUTS, (torch.float32, torch.float64)):
+        tensors = make(problem, device, dtype, layout)
+        actual = fused(*tensors, problem, activation, last)
+        expected = composed(*tensors, problem, activation, last)
+        assert_equal(actual, expected, **tolerances(dtype))
+        assert actual.stride() == F.conv2d(*tensors[:2], None, *problem.geometry).stride()
+
+
+@pytest.mark.parametrize(
+    "present",
+    list(itertools.product([False, True], repeat=3)),
+    ids=lambda present: "".join("01"[there] for there in present),
+)
+def test_any_part_may_be_absent(present, device):
+    problem = PROBLEMS["dense"]
+    x, w, *others = make(problem, device, torch.float64)
+    others = [t if there else None for t, there in zip(others, present, strict=True)]
+    for activation in ("none", "relu"):
+        actual = fused(x, w, *others, problem, activation, False)
+        expected = composed(x, w, *others, problem, activation, False)
+        assert_equal(actual, expected, **tolerances(torch.float64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("problem", FUSABLE)
+def test_one_kernel_is_exact(problem, layout):
+    """By implicit_gemm, from integers, whose results no order of operations can change."""
+    problem = FUSABLE[problem]
+    for dtype in (*HALF, torch.float32):
+        tensors = make(problem, "cuda", dtype, layout, integers=True)
+        wide = [t.double() for t in tensors]
+        for activation, last in itertools.product(("none", "relu", "leaky_relu"), (False, True)):
+            with float32_precision("tf32"):
+                actual = fused(
+                    *tensors, problem, activation, last, negative_slope=0.5,
+                    algorithm="implicit_gemm",
+                )  # fmt: skip
+            expected = composed(*wide, problem, activation, last, 0.5).to(dtype)
+            assert_equal(actual, expected, what=f"{dtype}, {activation}, {last}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_one_kernel_is_as_accurate_as_pytorchs_operators(activation, layout):
+    for problem, dtype in itertools.product(FUSABLE.values(), (*HALF, torch.float32)):
+        tensors = make(problem, "cuda", dtype, layout)
+        arguments = problem, activation, False
+        with float32_precision("tf32"):
+            actual = fused(*tensors, *arguments, algorithm="implicit_gemm")
+            theirs = composed(*tensors, *arguments)
+        exact = composed(*(t.double() for t in tensors), *arguments)
+        assert_close_to(actual, exact, theirs, what=f"{problem}, {dtype}")
+
+
+def kernels_of(call):
+    """Names of the kernels that a call launches."""
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    return [e.name for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+def test_only_kernels_of_ours_run(layout):
+    problem = FUSABLE["3x3"]
+    tensors = make(problem, "cuda", torch.float16, layout)
+    names = kernels_of(lambda: fused(*tensors, problem, "silu", True))
+    assert names
+    assert all("customconv" in name for name in names), names
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("algorithm", ["direct", "im2col", "tiled", "aten"])
+def test_families_without_an_epilogue_are_composed(algorithm):
+    problem = FUSABLE["3x3"]
+    tensors = make(problem, "cuda", torch.float16, integers=True)
+    actual = fused(*tensors, problem, "relu", False, algorithm=algorithm)
+    wide = [t.double() for t in tensors]
+    assert_equal(actual, composed(*wide, problem, "relu", False).to(torch.float16))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("view", ["other_layout", "expanded", "unaligned"])
+def test_residuals_of_any_strides(view, layout):
+    problem = FUSABLE["3x3"]
+    *tensors, residual = make(problem, "cuda", torch.float16, layout, integers=True)
+    if view == "other_layout":
+        other = LAYOUTS[1 - LAYOUTS.index(layout)]
+        residual = residual.contiguous(memory_format=other)
+    elif view == "expanded":
+        residual = residual[:, :, :1, :1].expand(residual.shape)
+    else:
+        buffer = residual.new_empty(residual.numel() + 1)
+        residual = buffer[1:].as_strided(residual.shape, residual.stride()).copy_(residual)
+    actual = fused(*tensors, residual, problem, "relu", True, algorithm="implicit_gemm")
+    wide = [t.double() for t in (*tensors, residual)]
+    assert_equal(actual, composed(*wide, problem, "relu", True).to(torch.float16))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_nan_and_infinities_are_pytorchs(activation, layout):
+    problem = FUSABLE["pointwise"]
+    x, w, bias, _, _ = make(problem, "cuda", torch.float32, layout, integers=True)
+    for index, value in enumerate((math.nan, math.inf, -math.inf)):
+        bias[index] = value
+    with float32_precision("tf32"):
+        actual = fused(x, w, bias, None, None, problem, activation, False,
+                       algorithm="implicit_gemm")  # fmt: skip
+    expected = composed(x, w, bias, None, None, problem, activation, False)
+    assert_equal(actual[:, :3], expected[:, :3], **tolerances(torch.float16))
+
+
+@pytest.mark.gpu
+def test_results_are_the_same_bits_every_time():
+    problem = FUSABLE["splits"]
+    tensors = make(problem, "cuda", torch.bfloat16)
+    first = fused(*tensors, problem, "gelu", False)
+    for _ in range(5):
+        assert_equal(fused(*tensors, problem, "gelu", False), first)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["residual_first", "residual_last"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_first_and_second_derivatives(activation, last, device):
+    tensors = leaves(*make(TINY, device, torch.float64))
+
+    def call(*t):
+        return fused(*t, TINY, activation, last)
+
+    assert gradcheck(call, tensors, fast_mode=True)
+    assert gradgradcheck(call, tensors, fast_mode=True)
+
+
+@pytest.mark.parametrize("asked", list(itertools.product([False, True], repeat=5))[1:])
+def test_any_subset_of_tensors_requires_grad(asked, device):
+    tensors = leaves(*make(TINY, device, torch.float64))
+    for tensor, wanted in zip(tensors, asked, strict=True):
+        tensor.requires_grad_(wanted)
+    wanted = [t for t in tensors if t.requires_grad]
+    for last in (False, True):
+        ours = fused(*tensors, TINY, "silu", last)
+        theirs = composed(*tensors, TINY, "silu", last)
+        direction = torch.randn_like(ours)
+        for actual, expected in zip(
+            torch.autograd.grad(ours, wanted, direction),
+            torch.autograd.grad(theirs, wanted, direction),
+            strict=True,
+        ):
+            assert_equal(actual, expected, **tolerances(torch.float64))
+
+
+@pytest.mark.parametrize("absent", list(itertools.product([False, True], repeat=3))[1:])
+def test_gradients_where_parts_are_absent(absent, device):
+    x, w, *others = leaves(*make(TINY, device, torch.float64))
+    others = [None if away else t for t, away in zip(others, absent, strict=True)]
+    wanted = [t for t in (x, w, *others) if t is not None]
+    for activation in ("none", "relu", "leaky_relu"):
+        ours = fused(x, w, *others, TINY, activation, False, negative_slope=-0.5)
+        theirs = composed(x, w, *others, TINY, activation, False, -0.5)
+        direction = torch.randn_like(ours)
+        for actual, expected in zip(
+            torch.autograd.grad(ours, wanted, direction),
+            torch.autograd.grad(theirs, wanted, direction),
+            strict=True,
+        ):
+            assert_equal(actual, expected, **tolerances(torch.float64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_of_one_kernel(activation):
+    problem = FUSABLE["3x3"]
+    tensors = leaves(*make(problem, "cuda", torch.float16, torch.channels_last))
+    wide = leaves(*tensors)
+    wide = [t.detach().double().requires_grad_() for t in wide]
+    ours = fused(*tensors, problem, activation, False)
+    exact = composed(*wide, problem, activation, False)
+    direction = torch.randn_like(exact)
+    theirs = composed(*tensors, problem, activation, False)
+    results = [
+        torch.autograd.grad(y, t, direction.to(y.dtype))
+        for y, t in ((ours, tensors), (exact, wide), (theirs, tensors))
+    ]
+    for actual, expected, pytorch in zip(*results, strict=True):
+        assert_close_to(actual, expected, pytorch, factor=4)
+
+
+def test_relu_keeps_its_output_and_no_more():
+    """What backward needs beyond the arguments: one output where it is enough, else nothing."""
+    x, w, bias, scale, residual = leaves(*make(TINY, "cpu", torch.float64))
+    for activation, last, count in (("relu", False, 4), ("relu", True, 4), ("silu", False, 5)):
+        kept = []
+
+        def pack(t, kept=kept):
+            kept.append(t)
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y = fused(x, w, bias, scale, residual, TINY, activation, last)
+        own = [t for t in kept if all(t.data_ptr() != a.data_ptr()
+                                      for a in (x, w, bias, scale, residual))]  # fmt: skip
+        assert len(kept) == count
+        assert [t.data_ptr() for t in own] == ([y.data_ptr()] if own else [])
+        assert len(own) == (activation == "relu" and not last)
+
+
+@needs_compiler
+def test_compiled(device):
+    problem = PROBLEMS["dense"]
+    tensors = leaves(*make(problem, device, torch.float32))
+
+    def call(*t):
+        return fused(*t, problem, "gelu", True).sin()
+
+    torch._dynamo.reset()
+    actual = torch.compile(call, fullgraph=True)(*tensors)
+    expected = call(*tensors)
+    assert_equal(actual, expected, **tolerances(torch.float32))
+    direction = torch.randn_like(expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(actual, tensors, direction),
+        torch.autograd.grad(expected, tensors, direction),
+        strict=True,
+    ):
+        assert_equal(ours, theirs, **tolerances(torch.float32, 1000))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
+def test_opcheck(activation, layout, device):
+    problem = PROBLEMS["strided"]
+    x, w, bias, scale, residual = leaves(*make(problem, device, torch.float32, layout))
+    keywords = {"scale": scale, "residual": residual, "activation": activation}
+    torch.library.opcheck(conv2d_fused.default, (x, w, bias, *problem.geometry), keywords)
+    torch.library.opcheck(conv2d_fused.int, (x, w, bias, [1, 1], [1, 1], [1, 1], 1))
+
+
+def test_transforms(device):
+    problem = PROBLEMS["dense"]
+    tensors = make(problem, device, torch.float64)
+
+    def ours(*t):
+        return fused(*t, problem, "silu", True)
+
+    def theirs(*t):
+        return composed(*t, problem, "silu", True)
+
+    tangents = tuple(t.cos() for t in tensors)
+    for actual, expected in zip(
+        jvp(ours, tensors, tangents), jvp(theirs, tensors, tangents), strict=True
+    ):
+        assert_equal(actual, expected, **tolerances(torch.float64))
+    stacked = [torch.stack([t, t.sin()]) for t in tensors]
+    assert_equal(vmap(ours)(*stacked), vmap(theirs)(*stacked), **tolerances(torch.float64))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_autocast(dtype, device):
+    problem = PROBLEMS["dense"]
+    tensors = make(problem, device, torch.float32)
+    with torch.autocast(device, dtype):
+        actual = fused(*tensors, problem, "relu", False)
+    expected = composed(*(t.to(dtype).double() for t in tensors), problem, "relu", False)
+    assert actual.dtype == dtype
+    scale = expected.abs().max().item()
+    eps = torch.finfo(dtype).eps
+    assert_equal(actual.double(), expected, rtol=4 * eps, atol=4 * eps * scale)
+
+
+@pytest.mark.parametrize("padding", ["same", "valid", 1, (1, 0)])
+def test_the_python_function(padding, device):
+    x, w, bias = PROBLEMS["dense"].tensors(device, torch.float64)
+    actual = customconv.conv2d_fused(x, w, bias, padding=padding, activation="relu")
+    expected = F.relu(F.conv2d(x, w, bias, padding=padding))
+    assert_equal(actual, expected, **tolerances(torch.float64))
+    plain = conv2d_fused(x, w, bias, 1, padding, activation="relu") if padding == 1 else actual
+    assert_equal(plain, actual)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "words"),
+    [
+        ({"scale": (5,)}, RuntimeError, r"expected a scale of shape \[6\].*got \[5\]"),
+        ({"scale": (1, 6)}, RuntimeError, r"expected a scale of shape \[6\]"),
+        ({"residual": (6,)}, RuntimeError, r"expected a residual of the output's shape"),
+        ({"activation": "tanh"}, ValueError, "unknown activation 'tanh': expected one of 'none'"),
+        ({"algorithm": "fast"}, ValueError, "unknown algorithm 'fast'"),
+    ],
+)
+def test_errors_say_what_was_expected(keywords, error, words, device):
+    x, w, bias = PROBLEMS["dense"].tensors(device, torch.float32)
+    keywords = {
+        k: torch.ones(v, device=device) if isinstance(v, tuple) else v for k, v in keywords.items()
+    }
+    with pytest.raises(error, match=words):
+        customconv.conv2d_fused(x, w, bias, 1, 1, **keywords)
+
+
+def test_types_must_agree(device):
+    x, w, bias = PROBLEMS["dense"].tensors(device, torch.float32)
+    scale = torch.ones(6, device=device, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"expected a scale of type Float on .* but got Double"):
+        customconv.conv2d_fused(x, w, bias, 1, 1, scale=scale)
+
+
+def test_empty_batches(device):
+    x, w = torch.empty(0, 4, 9, 8, device=device), torch.ones(6, 4, 3, 3, device=device)
+    residual = torch.empty(0, 6, 9, 8, device=device)
+    y = customconv.conv2d_fused(x, w, None, 1, 1, residual=residual, activation="relu")
+    assert y.shape == (0, 6, 9, 8)
+
+
+def test_the_planner_weighs_what_is_left_to_pytorch():
+    arguments = {"dtype": "float16", "input": (32, 64, 56, 56), "weight": (64, 64, 3, 3),
+                 "padding": (1, 1)}  # fmt: skip
+    bare = {c.family: c.plan for c in _C.candidates(_C.ConvProblem(**arguments))}
+    asked = _C.ConvProblem(**arguments, epilogue_passes=2, residual=True)
+    for candidate in _C.candidates(asked):
+        if candidate.plan is None:
+            continue
+        fuses = candidate.plan.fuses
+        assert fuses == (candidate.family == "implicit_gemm")
+        extra = candidate.plan.predicted_ms - bare[candidate.family].predicted_ms
+        moved = 2 * 2 * 32 * 64 * 56 * 56 * 2 / 3352e9 * 1e3  # two passes, read and written
+        assert extra >= 0 if fuses else extra > moved
+    assert "epilogue (2 passes)" in str(asked)
