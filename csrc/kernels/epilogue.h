@@ -16,11 +16,6 @@ struct Epilogue {
   bool residual_last = false;
   Activation activation = Activation::kNone;
   float negative_slope = 0;  // of the leaky ReLU
-
-  // Whether there is anything but a bias.
-  bool is_fused() const {
-    return scale != nullptr || residual != nullptr || activation != Activation::kNone;
-  }
 };
 
 }  // namespace customconv

@@ -34,6 +34,9 @@ std::optional<Convolution> describe(const at::Tensor& input, const at::Tensor& w
 // weight suggests it, except on CUDA in float64 or with cuDNN switched off.
 at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight);
 
+// Whether a tensor's memory begins at a multiple of 16 bytes.
+bool is_aligned(const at::Tensor& t);
+
 // True for the dtypes that kernels of ours compute.
 bool is_kernel_dtype(at::ScalarType dtype);
 

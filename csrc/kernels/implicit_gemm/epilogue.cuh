@@ -1,60 +1,13 @@
 // From the sums of a block of 64 pixels to the output, in either layout.
 #pragma once
 
-#include "kernels/common/activate.cuh"
-#include "kernels/common/scalar.cuh"
-#include "kernels/implicit_gemm/rows.cuh"
-#include "kernels/implicit_gemm/work.cuh"
+#include "kernels/implicit_gemm/finish.cuh"
+#include "kernels/implicit_gemm/pixels.cuh"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace customconv::implicit_gemm {
-
-constexpr int kWarpPixels = 16;  // of a block: rows of the instruction that a warp holds
-
-// Offset of a pixel of a tile's block, without the channel; -1 where there is none.
-template <typename T>
-__device__ inline int64_t boxed_offset(const Output<T>& out, const Corner& at, int block,
-                                       int pixel) {
-  int r, c, n;
-  if (out.lines) {
-    n = 0;
-    r = block * kInstructionRows + pixel;
-    c = out.pitch.split(r);
-    if (c >= out.columns) return -1;
-  } else {
-    n = block;
-    c = out.squares_w.split(n) * 8 + pixel % 8;
-    r = out.squares_h.split(n) * 8 + pixel / 8;
-  }
-  n += at.n;
-  const int p = at.p + r, q = at.q + c;
-  if (r >= out.rows || p >= out.P || q >= out.Q || n >= out.N) return -1;
-  return n * out.n + p * out.p + q * out.q;
-}
-
-// Of a pair of pixels the offset of the first, and how many of them there are.
-struct Pair {
-  int64_t offset;
-  int count;
-};
-
-template <typename T>
-__device__ inline Pair pair_at(const Output<T>& out, const Corner& at, const Spot& spot) {
-  const int n = at.n + spot.n, p = at.p + spot.row, q = at.q + spot.pair * 2;
-  if (spot.n >= out.images || spot.row >= out.rows) return {0, 0};
-  if (n >= out.N || p >= out.P || q >= out.Q) return {0, 0};
-  return {n * out.n + p * out.p + q * out.q, q + 1 < out.Q ? 2 : 1};
-}
-
-// The same of a row of a warp's sixteen; -1 where there is none. `first_pair` is of the warp's.
-template <typename T>
-__device__ inline int64_t pixel_offset(const Params<T>& p, const Corner& at, int first_pair,
-                                       int row) {
-  const Pair pair = pair_at(p.out, at, locate(p.source, at.pair + first_pair + row % 8));
-  return row / 8 < pair.count ? pair.offset + row / 8 * p.out.q : -1;
-}
 
 template <typename T>
 __device__ inline uint32_t pack_pair(float a, float b) {
@@ -153,69 +106,197 @@ __device__ inline void store_pixels(const Output<T>& out, int first_k, const flo
   }
 }
 
-// A warpgroup's blocks, 128 bytes of channels at a time, as boxes that the copy engine stores while
-// the next tile is summed. Slabs are written as the swizzle has them.
+// Slabs are what the copy engine moves: of channels-last output 64 pixels by 128 bytes of channels,
+// of planes 64 channels by 128 bytes of pixels. A warpgroup has memory for some of its own: a round
+// of them. Before a round is written into it, it holds the residual of the same pixels.
+template <int kAll, int kMost>
+struct Rounds {
+  static constexpr int kAtOnce = kAll < kMost ? kAll : kMost;
+  static_assert(kAll % kAtOnce == 0);
+};
+
+// Channels-last: calls `move` with each slab of a round, and where it is in the output.
 template <typename T, int kColumns, int kBlocks>
-__device__ inline void store_boxes(const Output<T>& out, const CUtensorMap* map, const Corner& at,
-                                   const float (&sum)[kBlocks][kColumns / 2], int warpgroup,
+struct ChannelSlabs
+    : Rounds<kBlocks * kColumns* static_cast<int>(sizeof(T)) / kRowBytes, kMostSlabs> {
+  static constexpr int kChannels = kRowBytes / static_cast<int>(sizeof(T));  // of a slab
+  static constexpr int kAcross = kColumns / kChannels;
+  static constexpr int kAll = kBlocks * kAcross;
+  static constexpr int kBytes = kSlabBytes;
+
+  template <typename Move>
+  static __device__ void each(const Params<T>& p, const Corner& at, int warpgroup, int first,
+                              Move move) {
+    const Output<T>& out = p.out;
+#pragma unroll
+    for (int i = 0; i < ChannelSlabs::kAtOnce; ++i) {
+      int32_t n = warpgroup * kBlocks + (first + i) / kAcross;
+      int q = at.q, row = at.p;
+      if (out.lines) {
+        q += n * kInstructionRows;
+        n = 0;
+      } else {
+        q += out.squares_w.split(n) * 8;
+        row += out.squares_h.split(n) * 8;
+      }
+      move(i, at.k + (first + i) % kAcross * kChannels, q, row, at.n + n);
+    }
+  }
+};
+
+// The same of planes; slabs without any pixel are left out.
+template <typename T, int kColumns>
+struct PlaneSlabs : Rounds<kInstructionRows* static_cast<int>(sizeof(T)) / kRowBytes * kColumns /
+                               slab_channels(kColumns),
+                           kMostPlanarSlabs> {
+  static constexpr int kPixels = kRowBytes / static_cast<int>(sizeof(T));  // of a slab
+  static constexpr int kAcross = kInstructionRows / kPixels;
+  static constexpr int kRows = slab_channels(kColumns);
+  static constexpr int kAll = kAcross * kColumns / kRows;
+  static constexpr int kBytes = kRows * kRowBytes;
+
+  template <typename Move>
+  static __device__ void each(const Params<T>& p, const Corner& at, int block, int first,
+                              Move move) {
+#pragma unroll
+    for (int i = 0; i < PlaneSlabs::kAtOnce; ++i) {
+      const int across = (first + i) % kAcross, down = (first + i) / kAcross;
+      const Spot spot =
+          locate(p.source, at.pair + (block * kInstructionRows + across * kPixels) / 2);
+      if (pair_at(p.out, at, spot).count == 0) continue;
+      int q = at.q + spot.pair * 2, row = at.p + spot.row;
+      if (p.run > 0) {  // rows follow each other
+        q += row * p.out.Q;
+        row = 0;
+      }
+      move(i, q, row, at.k + down * kRows, at.n + spot.n);
+    }
+  }
+};
+
+// A warpgroup's residual on its way into its slabs; its first thread fetches. The first round of a
+// tile comes while its products are summed.
+class Residual {
+ public:
+  __device__ Residual(const Shared& shared, int warpgroup, char* slabs)
+      : full_(&shared.residual_full[warpgroup]), slabs_(slabs) {}
+
+  // Once the slabs' stores have read them.
+  template <typename Slabs, typename T>
+  __device__ void fetch(const Params<T>& p, const Corner& at, int warpgroup, int first) {
+    if (p.out.epilogue.residual == nullptr || threadIdx.x % 128 != 0) return;
+    ptx::await_store_reads();
+    int count = 0;
+    Slabs::each(p, at, warpgroup, first, [&](int, int, int, int, int) { ++count; });
+    ptx::arrive_expecting(full_, count * Slabs::kBytes);
+    Slabs::each(p, at, warpgroup, first, [&](int i, int c0, int c1, int c2, int c3) {
+      ptx::copy_box(slabs_ + i * kSlabBytes, &p.residual, full_, c0, c1, c2, c3);
+    });
+  }
+  // Makes a round's slabs ready to be written: their stores have read them, or the residual is in.
+  template <typename Slabs, typename T>
+  __device__ void await(const Params<T>& p, const Corner& at, int warpgroup, int first) {
+    if (p.out.epilogue.residual == nullptr) {
+      if (threadIdx.x % 128 == 0) ptx::await_store_reads();
+      ptx::sync_threads<128>(1 + warpgroup);
+      return;
+    }
+    if (first > 0) fetch<Slabs>(p, at, warpgroup, first);
+    ptx::wait(full_, parity_);
+    parity_ ^= 1;
+  }
+
+ private:
+  ptx::Barrier* full_;
+  char* slabs_;
+  uint32_t parity_ = 0;
+};
+
+// Of a slab's sums, where the activation waited for the residual.
+template <int kCount, typename T>
+__device__ inline void activate_after_residual(const Output<T>& out, float* sums) {
+  if (out.epilogue.residual_last) return;
+  activate<kCount>(sums, out.epilogue.activation, out.epilogue.negative_slope);
+}
+
+// A round of slabs, once all threads have written it.
+template <typename Slabs, typename T>
+__device__ inline void store_slabs(const Params<T>& p, const Corner& at, int warpgroup, int first,
                                    char* slabs) {
-  constexpr int kChannels = kRowBytes / static_cast<int>(sizeof(T));  // of a slab
-  constexpr int kAcross = kColumns / kChannels;
-  constexpr int kAll = kBlocks * kAcross;
-  constexpr int kAtOnce = kAll < kMostSlabs ? kAll : kMostSlabs;
-  static_assert(kColumns % kChannels == 0 && kAll % kAtOnce == 0);
-  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const bool leader = thread == 0;
+  ptx::fence_shared_writes();
+  ptx::sync_threads<128>(1 + warpgroup);
+  if (threadIdx.x % 128 != 0) return;
+  Slabs::each(p, at, warpgroup, first, [&](int i, int c0, int c1, int c2, int c3) {
+    ptx::store_box(&p.y, slabs + i * kSlabBytes, c0, c1, c2, c3);
+  });
+  ptx::commit_stores();
+}
+
+// Channels-last, where the copy engine stores slabs while the next tile is summed. They are written
+// as the swizzle has them.
+template <typename T, int kColumns, int kBlocks>
+__device__ inline void store_boxes(const Params<T>& p, const Corner& at,
+                                   float (&sum)[kBlocks][kColumns / 2], int warpgroup,
+                                   Residual& residual, char* slabs) {
+  using Slabs = ChannelSlabs<T, kColumns, kBlocks>;
+  constexpr int kSums = Slabs::kChannels / 2;  // of a slab
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 #pragma unroll
-  for (int first = 0; first < kAll; first += kAtOnce) {
-    if (leader) ptx::await_store_reads();
-    ptx::sync_threads<128>(1 + warpgroup);
+  for (int first = 0; first < Slabs::kAll; first += Slabs::kAtOnce) {
+    residual.await<Slabs>(p, at, warpgroup, first);
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float* s = sum[(first + i) / kAcross] + (first + i) % kAcross * (kChannels / 2);
+    for (int i = 0; i < Slabs::kAtOnce; ++i) {
+      float* own = sum[(first + i) / Slabs::kAcross] + (first + i) % Slabs::kAcross * kSums;
       const uint32_t slab = ptx::shared_address(slabs) + i * kSlabBytes;
       if constexpr (sizeof(T) == 2) {
         const int row = warp * 16 + lane % 16;
+        const auto place = [&](int j) {
+          return slab + row * kRowBytes + ((j + lane / 16) ^ (row % 8)) * 16;
+        };
+        if (p.out.epilogue.residual != nullptr) {
+#pragma unroll
+          for (int j = 0; j < 8; j += 2) {
+            uint32_t bits[4];
+            ptx::load_matrices(place(j), bits);
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+              const float2 pair = widen_pair<T>(bits[m]);
+              own[j * 4 + m * 2] += pair.x;
+              own[j * 4 + m * 2 + 1] += pair.y;
+            }
+          }
+          activate_after_residual<kSums>(p.out, own);
+        }
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
-          const int unit = (j + lane / 16) ^ (row % 8);
-          ptx::store_matrices(
-              slab + row * kRowBytes + unit * 16, pack_pair<T>(s[j * 4], s[j * 4 + 1]),
-              pack_pair<T>(s[j * 4 + 2], s[j * 4 + 3]), pack_pair<T>(s[j * 4 + 4], s[j * 4 + 5]),
-              pack_pair<T>(s[j * 4 + 6], s[j * 4 + 7]));
+          const float* s = own + j * 4;
+          ptx::store_matrices(place(j), pack_pair<T>(s[0], s[1]), pack_pair<T>(s[2], s[3]),
+                              pack_pair<T>(s[4], s[5]), pack_pair<T>(s[6], s[7]));
         }
       } else {
+        const auto place = [&](int j, int half) {
+          const int row = warp * 16 + half * 8 + lane / 4;
+          return slab + row * kRowBytes + ((j * 2 + lane % 4 / 2) ^ (row % 8)) * 16 + lane % 2 * 8;
+        };
+        const auto each_pair = [&](auto action) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
+          for (int j = 0; j < 4; ++j) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int row = warp * 16 + half * 8 + lane / 4;
-            const int unit = (j * 2 + lane % 4 / 2) ^ (row % 8);
-            ptx::store_shared(slab + row * kRowBytes + unit * 16 + lane % 2 * 8,
-                              s[j * 4 + half * 2], s[j * 4 + half * 2 + 1]);
+            for (int half = 0; half < 2; ++half) action(place(j, half), own + j * 4 + half * 2);
           }
+        };
+        if (p.out.epilogue.residual != nullptr) {
+          each_pair([](uint32_t from, float* pair) {
+            const float2 residual = load_pair_shared<T>(from);
+            pair[0] += residual.x;
+            pair[1] += residual.y;
+          });
+          activate_after_residual<kSums>(p.out, own);
         }
+        each_pair([](uint32_t to, const float* pair) { ptx::store_shared(to, pair[0], pair[1]); });
       }
     }
-    ptx::fence_shared_writes();
-    ptx::sync_threads<128>(1 + warpgroup);
-    if (leader) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        int32_t n = warpgroup * kBlocks + (first + i) / kAcross;
-        int q = at.q, p = at.p;
-        if (out.lines) {
-          q += n * kInstructionRows;
-          n = 0;
-        } else {
-          q += out.squares_w.split(n) * 8;
-          p += out.squares_h.split(n) * 8;
-        }
-        ptx::store_box(map, slabs + i * kSlabBytes, at.k + (first + i) % kAcross * kChannels, q, p,
-                       at.n + n);
-      }
-      ptx::commit_stores();
-    }
+    store_slabs<Slabs>(p, at, warpgroup, first, slabs);
   }
 }
 
@@ -225,67 +306,64 @@ __device__ inline void store_boxes(const Output<T>& out, const CUtensorMap* map,
 // engine stores slabs while the next tile is summed; else a warp stores a channel after the other.
 template <typename T, int kChannels>
 __device__ inline void store_planes(const Params<T>& p, const Corner& at,
-                                    const float (&sum)[kChannels / 2], int block, char* slabs) {
+                                    float (&sum)[kChannels / 2], int block, Residual& residual,
+                                    char* slabs) {
+  using Slabs = PlaneSlabs<T, kChannels>;
   constexpr int kSize = static_cast<int>(sizeof(T));
-  constexpr int kPixels = kRowBytes / kSize;  // of a slab
-  constexpr int kAcross = kInstructionRows / kPixels;
-  constexpr int kRows = slab_channels(kChannels);
-  constexpr int kAll = kAcross * kChannels / kRows;
-  constexpr int kAtOnce = kAll < kMostPlanarSlabs ? kAll : kMostPlanarSlabs;
+  constexpr int kPixels = Slabs::kPixels, kAcross = Slabs::kAcross, kRows = Slabs::kRows;
+  constexpr int kSums = kRows / 2;  // of a slab
   const Output<T>& out = p.out;
-  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const bool leader = thread == 0;
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const int pixel = warp * kWarpPixels + lane / 4 * 2;
 #pragma unroll
-  for (int first = 0; first < kAll; first += kAtOnce) {
-    if (p.boxed_out && leader) ptx::await_store_reads();
-    ptx::sync_threads<128>(1 + block);  // what was staged is stored
+  for (int first = 0; first < Slabs::kAll; first += Slabs::kAtOnce) {
+    if (p.boxed_out) {
+      residual.await<Slabs>(p, at, block, first);
+    } else {
+      ptx::sync_threads<128>(1 + block);  // what was staged is stored
+    }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < Slabs::kAtOnce; ++i) {
       const int across = (first + i) % kAcross, down = (first + i) / kAcross;
       if (pixel / kPixels != across) continue;
       const uint32_t slab = ptx::shared_address(slabs) + i * kSlabBytes;
       const int column = pixel % kPixels * kSize;
+      float* own = sum + down * kSums;
+      // Both pixels of each channel.
+      const auto each_pair = [&](auto action) {
 #pragma unroll
-      for (int j = 0; j < kRows / 8; ++j) {
+        for (int j = 0; j < kRows / 8; ++j) {
 #pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
-          const float* s = sum + (down * kRows / 8 + j) * 4 + odd;
-          const int row = lane % 4 * 2 + odd;  // of eight, whose units of 16 bytes are permuted
-          const uint32_t to = slab + (j * 8 + row) * kRowBytes + (column ^ (row * 16));
-          if constexpr (kSize == 2) {
-            ptx::store_shared(to, pack_pair<T>(s[0], s[2]));
-          } else {
-            ptx::store_shared(to, s[0], s[2]);
+          for (int odd = 0; odd < 2; ++odd) {
+            const int row = lane % 4 * 2 + odd;  // of eight, whose units of 16 bytes are permuted
+            action(slab + (j * 8 + row) * kRowBytes + (column ^ (row * 16)), own[j * 4 + odd],
+                   own[j * 4 + odd + 2]);
           }
         }
+      };
+      if (p.boxed_out && out.epilogue.residual != nullptr) {
+        each_pair([](uint32_t from, float& a, float& b) {
+          const float2 pair = load_pair_shared<T>(from);
+          a += pair.x;
+          b += pair.y;
+        });
+        activate_after_residual<kSums>(out, own);
       }
+      each_pair([](uint32_t to, float a, float b) {
+        if constexpr (kSize == 2) {
+          ptx::store_shared(to, pack_pair<T>(a, b));
+        } else {
+          ptx::store_shared(to, a, b);
+        }
+      });
     }
     if (p.boxed_out) {
-      ptx::fence_shared_writes();
-      ptx::sync_threads<128>(1 + block);
-      if (leader) {
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int across = (first + i) % kAcross, down = (first + i) / kAcross;
-          const Spot spot =
-              locate(p.source, at.pair + (block * kInstructionRows + across * kPixels) / 2);
-          const Pair pair = pair_at(out, at, spot);
-          if (pair.count == 0) continue;
-          int q = at.q + spot.pair * 2, row = at.p + spot.row;
-          if (p.run > 0) {  // rows follow each other
-            q += row * out.Q;
-            row = 0;
-          }
-          ptx::store_box(&p.y, slabs + i * kSlabBytes, q, row, at.k + down * kRows, at.n + spot.n);
-        }
-        ptx::commit_stores();
-      }
+      store_slabs<Slabs>(p, at, block, first, slabs);
       continue;
     }
     ptx::sync_threads<128>(1 + block);
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < Slabs::kAtOnce; ++i) {
       const int across = (first + i) % kAcross, down = (first + i) / kAcross;
       // A lane has four bytes: a pair of pixels, or one.
       const int own = block * kInstructionRows + across * kPixels + lane * 4 / kSize;
@@ -310,118 +388,6 @@ __device__ inline void store_planes(const Params<T>& p, const Corner& at,
         }
       }
     }
-  }
-}
-
-// Of a warpgroup's block, a thread has sums of two pixels, by pairs of channels, as wgmma leaves
-// them: sum[j * 4 + half * 2 + i] is of pixel `half` and channel first_k + j * 8 + i, where first_k
-// is the thread's first.
-
-// Keeps the compiler from loading more ahead than there are registers for.
-__device__ inline void finish_loads() { asm volatile("" ::: "memory"); }
-
-// Calls `function` with a thread's sums of each channel, for both its pixels, and with its value.
-template <typename T, int kSums, typename Function>
-__device__ inline void with_channels(const T* values, int K, int first_k, float (&sum)[kSums],
-                                     Function function) {
-#pragma unroll
-  for (int j = 0; j < kSums / 4; ++j) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int k = first_k + j * 8 + i;
-      const float value = k < K ? widen(values[k]) : 0.0f;
-      function(sum[j * 4 + i], value);
-      function(sum[j * 4 + 2 + i], value);
-    }
-    if (j % 4 == 3) finish_loads();
-  }
-}
-
-// Adds the residual at a thread's two pixels, which are at `offset`; -1 where there is none.
-template <typename T, int kSums>
-__device__ inline void add_residual(const Output<T>& out, int first_k, const int64_t (&offset)[2],
-                                    float (&sum)[kSums]) {
-  const T* residual = static_cast<const T*>(out.epilogue.residual);
-  const auto add_pair = [](const T* from, float& a, float& b) {
-    T pair[2];
-    if constexpr (sizeof(T) == 2) {
-      *reinterpret_cast<uint32_t*>(pair) = *reinterpret_cast<const uint32_t*>(from);
-    } else {
-      *reinterpret_cast<float2*>(pair) = *reinterpret_cast<const float2*>(from);
-    }
-    a += widen(pair[0]);
-    b += widen(pair[1]);
-  };
-  if (out.residual_vectors && out.planar && offset[1] >= 0) {
-#pragma unroll
-    for (int j = 0; j < kSums / 4; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int k = first_k + j * 8 + i;
-        if (k < out.K) {
-          add_pair(residual + offset[0] + k * out.k, sum[j * 4 + i], sum[j * 4 + 2 + i]);
-        }
-      }
-      if (j % 4 == 3) finish_loads();
-    }
-    return;
-  }
-  const bool pairs_of_channels = out.residual_vectors && !out.planar;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (offset[half] < 0) continue;
-#pragma unroll
-    for (int j = 0; j < kSums / 4; ++j) {
-      const int k = first_k + j * 8;
-      const T* from = residual + offset[half] + k * out.k;
-      float &a = sum[j * 4 + half * 2], &b = sum[j * 4 + half * 2 + 1];
-      if (pairs_of_channels) {
-        if (k < out.K) add_pair(from, a, b);
-      } else {
-        if (k < out.K) a += widen(from[0]);
-        if (k + 1 < out.K) b += widen(from[out.k]);
-      }
-      if (j % 4 == 3) finish_loads();
-    }
-  }
-}
-
-// From a warpgroup's sums of a block to results.
-template <typename T, bool kBoxes, int kSums>
-__device__ inline void finish(const Params<T>& p, const Corner& at, int first_k, int block,
-                              float (&sum)[kSums]) {
-  const Output<T>& out = p.out;
-  const Epilogue& epilogue = out.epilogue;
-  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  first_k += lane % 4 * 2;
-  if (epilogue.scale != nullptr) {
-    with_channels(static_cast<const T*>(epilogue.scale), out.K, first_k, sum,
-                  [](float& s, float scale) { s *= scale; });
-  }
-  if (epilogue.bias != nullptr) {
-    with_channels(static_cast<const T*>(epilogue.bias), out.K, first_k, sum,
-                  [](float& s, float bias) { s += bias; });
-  }
-  if (!out.fused) return;
-  int64_t offset[2] = {-1, -1};
-  if (epilogue.residual != nullptr) {
-    if constexpr (kBoxes) {
-      const int pixel = warp * kWarpPixels + lane / 4;
-      offset[0] = boxed_offset(out, at, block, pixel);
-      offset[1] = boxed_offset(out, at, block, pixel + 8);
-    } else {
-      const int pair = (block * kInstructionRows + warp * kWarpPixels) / 2 + lane / 4;
-      const Pair found = pair_at(out, at, locate(p.source, at.pair + pair));
-      if (found.count > 0) offset[0] = found.offset;
-      if (found.count > 1) offset[1] = found.offset + out.q;
-    }
-  }
-#pragma unroll 1
-  for (int turn = 0; turn < 2; ++turn) {
-    if (epilogue.residual != nullptr && epilogue.residual_last == (turn == 1)) {
-      add_residual(out, first_k, offset, sum);
-    }
-    if (turn == 0) activate(sum, epilogue.activation, epilogue.negative_slope);
   }
 }
 

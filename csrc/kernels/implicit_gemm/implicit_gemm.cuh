@@ -152,7 +152,6 @@ Output<T> make_output(const ConvProblem& asked, const Tile& tile, const Operands
   Output<T> out{};
   out.data = static_cast<T*>(operands.y);
   out.epilogue = operands.epilogue;
-  out.fused = out.epilogue.is_fused();
   out.n = p.y_strides[0];
   out.k = p.y_strides[1];
   out.p = p.y_strides[2];
@@ -169,7 +168,8 @@ Output<T> make_output(const ConvProblem& asked, const Tile& tile, const Operands
   const bool one_row = out.P == 1 && out.K == 1 && out.N == 1;
   const bool even = out.planar ? out.Q % 2 == 0 || one_row : out.K % 2 == 0;
   out.vectors = is_aligned(out.data, 16) && even && (out.planar || kSize == 4 || out.K % 8 == 0);
-  out.residual_vectors = is_aligned(out.epilogue.residual, 2 * kSize) && even;
+  out.channel_pairs = is_aligned(out.epilogue.scale, 2 * kSize) &&
+                      is_aligned(out.epilogue.bias, 2 * kSize) && out.K % 2 == 0;
   const bool run = tile.shape == Shape::kRun;
   out.images = run ? INT32_MAX : tile.images;
   out.rows = tile.rows;
@@ -276,7 +276,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.x_stages = tile.x_stages;
   p.w_stages = tile.w_stages;
   p.boxed_out = tile.boxed_out;
-  if (p.boxed_out) p.y = map_output(problem, tile, p.out.data);
+  if (p.boxed_out) {
+    p.y = map_output(problem, tile, p.out.data);
+    const auto* residual = static_cast<const T*>(operands.epilogue.residual);
+    if (residual != nullptr) p.residual = map_output(problem, tile, residual);
+  }
   p.staging_bytes = staging(problem, tile);
   p.stage_bytes = tile.stage_bytes;
   p.boxed_bytes = tile.positions * kRowBytes;

@@ -1,6 +1,8 @@
 // The kernels for Hopper: one warpgroup loads, two or four multiply (wgmma) and store.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/implicit_gemm/boxes.cuh"
 #include "kernels/implicit_gemm/epilogue.cuh"
 #include "kernels/implicit_gemm/fragments.cuh"
@@ -25,11 +27,18 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   constexpr int kBlocks = kKind.blocks() / kWarpgroups;
   constexpr int kSums = kKind.channels / 2;
   constexpr bool kBoxes = kFetch == Fetch::kShared;
+  constexpr bool kSlabs = !kBoxes || kKind.channels * sizeof(T) % kRowBytes == 0;
   char* staging = shared.staging + warpgroup * (p.staging_bytes / kWarpgroups);
+  Residual residual(shared, warpgroup, staging);
   Place x, w;
   for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
     const Work work = work_at(p, item, kKind.channels);
     float sum[kBlocks][kSums];
+    if constexpr (kSlabs) {
+      using Slabs = std::conditional_t<kBoxes, ChannelSlabs<T, kKind.channels, kBlocks>,
+                                       PlaneSlabs<T, kKind.channels>>;
+      if (p.boxed_out) residual.fetch<Slabs>(p, work.at, warpgroup, 0);
+    }
     if constexpr (kBoxes) {
       multiply_planes<T, kKernel>(p, shared, work, warpgroup, x, w, sum);
     } else {
@@ -45,19 +54,16 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
       }
       continue;
     }
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      finish<T, kBoxes>(p, work.at, work.at.k, warpgroup * kBlocks + b, sum[b]);
-    }
-    if constexpr (kBoxes && kKind.channels * sizeof(T) % kRowBytes == 0) {
+    finish<T, kBoxes>(p, work.at, work.at.k, warpgroup * kBlocks, sum);
+    if constexpr (kBoxes && kSlabs) {
       if (p.boxed_out) {
-        store_boxes<T, kKind.channels, kBlocks>(p.out, &p.y, work.at, sum, warpgroup, staging);
+        store_boxes<T, kKind.channels, kBlocks>(p, work.at, sum, warpgroup, residual, staging);
         continue;
       }
     }
     if constexpr (!kBoxes) {
       if (p.out.planar) {
-        store_planes<T, kKind.channels>(p, work.at, sum[0], warpgroup, staging);
+        store_planes<T, kKind.channels>(p, work.at, sum[0], warpgroup, residual, staging);
         continue;
       }
     }
@@ -100,6 +106,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   shared.x_empty = shared.x_full + kMostStages;
   shared.w_full = shared.x_empty + kMostStages;
   shared.w_empty = shared.w_full + kMostStages;
+  shared.residual_full = shared.w_empty + kMostStages;
   shared.copies = memory + kBarrierBytes;
   shared.flat = reinterpret_cast<int32_t*>(memory + kBarrierBytes + kCopiesBytes);
   shared.input = memory + kBarrierBytes + (kBoxes ? 0 : kCopiesBytes) +
@@ -116,6 +123,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
       ptx::init_barrier(&shared.w_full[i], 1);
       ptx::init_barrier(&shared.w_empty[i], kWarpgroups);
     }
+    for (int i = 0; i < kWarpgroups; ++i) ptx::init_barrier(&shared.residual_full[i], 1);
     ptx::fence_barrier_init();
   }
   if constexpr (kFetch == Fetch::kFlat) list_flat(p, shared.flat);
@@ -154,7 +162,8 @@ __global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params
   const int tiles = p.items / p.splits;
   const int part = blockIdx.x % kParts, b = blockIdx.x / kParts % kBlocks;
   const int tile = blockIdx.x / (kParts * kBlocks);
-  float sum[kSums] = {};
+  float all[1][kSums] = {};
+  float (&sum)[kSums] = all[0];
   for (int first = 0; first < p.splits; first += kAtOnce) {
     float more[kAtOnce][kSums];
 #pragma unroll
@@ -175,7 +184,7 @@ __global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params
   }
   const Corner at = work_at(p, tile, kKind.channels).at;
   const int first_k = at.k + part * kSplitColumns;
-  finish<T, kBoxes>(p, at, first_k, b, sum);
+  finish<T, kBoxes>(p, at, first_k, b, all);
   store_block<T, kBoxes, kSplitColumns>(
       p, at, first_k, sum, b, memory + threadIdx.x / 32 * staging_bytes<T>(kSplitColumns));
 #endif

@@ -25,11 +25,10 @@ struct Output {
   int64_t n, k, p, q;  // strides
   int N, K, P, Q;
   Epilogue epilogue;
-  bool fused;    // it is more than a bias
-  bool planar;   // stored pixel by pixel, in planes of channels
-  bool vectors;  // planar: pairs of pixels may be stored at once; else 16 bytes of channels,
-                 // float32 8 bytes
-  bool residual_vectors;      // pairs of pixels, or of channels, may be read at once
+  bool planar;         // stored pixel by pixel, in planes of channels
+  bool vectors;        // planar: pairs of pixels may be stored at once; else 16 bytes of channels,
+                       // float32 8 bytes
+  bool channel_pairs;  // of scale and bias, may be read at once
   int images, rows, columns;  // of a tile, output pixels
   bool lines;                 // boxes: lines, not squares
   Divider<int32_t> pitch;     // lines: positions of a row
@@ -55,7 +54,7 @@ struct RowSource {
 
 template <typename T>
 struct Params {
-  CUtensorMap x, w, y;
+  CUtensorMap x, w, y, residual;
   Output<T> out;
   RowSource<T> source;
   int R, S;  // 1 where taps are channels
@@ -146,6 +145,7 @@ struct Shared {
   ptx::Barrier* x_empty;
   ptx::Barrier* w_full;
   ptx::Barrier* w_empty;
+  ptx::Barrier* residual_full;  // of each warpgroup
 };
 
 // A thread block's steps, one tile after the other: every agent that loads walks through the same.

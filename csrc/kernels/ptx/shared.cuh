@@ -45,4 +45,11 @@ __device__ inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, 
                : "memory");
 }
 
+__device__ inline void load_matrices(uint32_t address, uint32_t (&m)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address)
+               : "memory");
+}
+
 }  // namespace customconv::ptx

@@ -78,8 +78,18 @@ Tensor conv2d_cuda(const Tensor& input, const Tensor& weight, const std::optiona
   return fprop(*conv, chosen, bias, {});
 }
 
-// By one kernel where the planner says so, else by conv2d and PyTorch. So too where the residual is
-// not laid out as the output: kernels do not copy it, and PyTorch need not.
+// Whether a residual lies as the output will. Another one is added by PyTorch, which need not copy
+// it, as kernels would have to.
+bool lies_as_output(const Convolution& conv, const Tensor& residual) {
+  if (residual.layout() != at::kStrided || !is_aligned(residual)) return false;
+  const Tensor batched = conv.batched ? residual : residual.unsqueeze(0);
+  const at::IntArrayRef s = batched.strides();
+  const bool channels_last = conv.format == at::MemoryFormat::ChannelsLast;
+  return strides_match(conv.output_sizes(), {s[0], s[1], s[2], s[3]},
+                       channels_last ? Layout::kNhwc : Layout::kNchw);
+}
+
+// By one kernel where the planner says so, else by conv2d and PyTorch's operators.
 Tensor conv2d_fused_cuda(const Tensor& input, const Tensor& weight,
                          const std::optional<Tensor>& bias, at::IntArrayRef stride,
                          at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
@@ -104,14 +114,7 @@ Tensor conv2d_fused_cuda(const Tensor& input, const Tensor& weight,
   problem.epilogue_passes = count_passes(options, problem.has_bias);
   problem.has_residual = residual && residual->defined();
   if (problem.epilogue_passes == 0) return composite();
-  if (problem.has_residual) {
-    if (residual->layout() != at::kStrided) return composite();
-    const Tensor batched = conv->batched ? *residual : residual->unsqueeze(0);
-    const at::IntArrayRef s = batched.strides();
-    const Layout layout =
-        conv->format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
-    if (!strides_match(sizes, {s[0], s[1], s[2], s[3]}, layout)) return composite();
-  }
+  if (problem.has_residual && !lies_as_output(*conv, *residual)) return composite();
   const ConvPlan chosen = plan_on(input.get_device(), problem, wanted, /*prefer=*/false);
   return chosen.fuses ? fprop(*conv, chosen, bias, options) : composite();
 }
