@@ -12,6 +12,9 @@ namespace {
 constexpr double kMatrixEfficiency = 0.75;  // of the library's product, at full tiles
 constexpr double kColumnBandwidth = 0.65;   // of device memory, where columns are written and read
 constexpr double kDgradBandwidth = 0.45;    // where they are written and gathered from
+// Of the product's rate, where rows of columns are not whole 8 bytes.
+constexpr double kUnalignedShare = 0.1;       // 16-bit
+constexpr double kUnalignedWideShare = 0.25;  // wider
 constexpr double kLaunchMs = 0.005;
 constexpr double kHostMs = 0.010;    // of the library's calls, more than a single launch takes
 constexpr int64_t kMatrixTile = 64;  // rows and columns that a product is rounded up to
@@ -117,8 +120,11 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   const double fill = p.pass == Pass::kDgrad   ? tile_fill(tap_rows, pixels)
                       : p.pass == Pass::kFprop ? tile_fill(p.group_K(), pixels)
                                                : tile_fill(p.group_K(), tap_rows);
-  const double math_ms =
-      2e3 * p.macs() / (kMatrixEfficiency * fill * device.matrix_flops(p.dtype, p.tf32));
+  const int64_t size = element_size(p.dtype);
+  const bool aligned = channels_last || p.pass != Pass::kFprop || chunk_pixels * size % 8 == 0;
+  const double share = aligned ? 1 : size == 2 ? kUnalignedShare : kUnalignedWideShare;
+  const double rate = kMatrixEfficiency * fill * share * device.matrix_flops(p.dtype, p.tf32);
+  const double math_ms = 2e3 * p.macs() / rate;
   plan.predicted_ms = kHostMs + bytes_ms + math_ms +
                       static_cast<double>(chunks * (products + (in_place ? 0 : 1)) + 1) * kLaunchMs;
   return plan;
