@@ -22,6 +22,13 @@ def table(name: str) -> list[str]:
     return re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)
 
 
+def is_clustered(plan: _C.ConvPlan) -> bool:
+    """Whether the plan's splits are clusters, by its flag in tile.h."""
+    flag = re.search(r"kClustered = (\d+)", TILE.read_text())
+    assert flag is not None
+    return plan.variant_index & int(flag[1]) != 0
+
+
 def parts(plan: _C.ConvPlan) -> tuple[str, str, str]:
     """Kernel, shape and fetch, as `variant_of` in tile.h packs them."""
     index = plan.variant_index

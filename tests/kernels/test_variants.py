@@ -14,7 +14,7 @@ from compute import (
     result_bytes,
 )
 from reference import LAYOUTS, assert_equal, float32_precision
-from tile_tables import parts, table
+from tile_tables import is_clustered, parts, table
 
 from customconv import _C
 
@@ -67,9 +67,13 @@ def test_every_variant_is_exact():
                         assert plan.variant == parts(plan)[0], what
                         assert_equal(actual, expected.to(dtype), what=what)
                         assert_equal(fused, expected_fused.to(dtype), what=f"{what}, fused")
-                        found |= {*parts(plan), "splits" if plan.splits > 1 else "no splits"}
+                        splits = "no splits"
+                        if plan.splits > 1:
+                            splits = "cluster" if is_clustered(plan) else "splits"
+                        found |= {*parts(plan), splits}
     assert found == {
-        *table("kernels"), *table("Shape"), *table("Fetch"), "splits", "no splits",
+        *table("kernels"), *table("Shape"), *table("Fetch"), "splits", "cluster",
+        "no splits",
     }  # fmt: skip
 
 

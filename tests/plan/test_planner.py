@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from random_problems import (
     weight_count,
 )
 from reference import ALL_FAMILIES, FAMILIES
-from tile_tables import parts
+from tile_tables import is_clustered, parts
 
 from customconv import _C
 
@@ -216,6 +217,31 @@ def test_sums_are_cut_by_the_shape_alone():
         cut["splits"] += splits != {1}
         cut["chunks"] += any(images < arguments["input"][0] for images, _ in chunks)
     assert min(cut.values()) > 20, f"too few sums were cut for this test to say much: {cut}"
+
+
+def test_few_tiles_are_split_over_clusters_or_a_workspace():
+    """The parts of a sum that are a cluster need no workspace, and all start at once."""
+    kinds = set()
+    sizes = itertools.product((1, 8), (256, 2048), (64, 512), (7, 14, 28))
+    for images, channels, outputs, size in sizes:
+        p = problem(
+            input=(images, channels, size, size), weight=(outputs, channels, 1, 1),
+            dtype="float16", channels_last=True,
+        )  # fmt: skip
+        plan = _C.plan(p, algorithm="implicit_gemm")
+        if is_clustered(plan):
+            kinds.add("cluster")
+            assert plan.splits in (2, 4), p
+            assert plan.grid[0] % plan.splits == 0, p
+            assert plan.grid[0] <= 132, p
+            assert plan.workspace_bytes == 0, p
+        elif plan.splits > 1:
+            kinds.add("workspace")
+            assert plan.workspace_bytes >= 4 * plan.splits * outputs * size**2, p
+        else:
+            kinds.add("whole")
+            assert plan.workspace_bytes == 0, p
+    assert kinds == {"cluster", "workspace", "whole"}
 
 
 def test_offsets_are_wide_exactly_where_they_must_be():

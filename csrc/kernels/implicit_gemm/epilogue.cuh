@@ -109,27 +109,23 @@ __device__ inline void store_pixels(const Output<T>& out, int first_k, const flo
 // Slabs are what the copy engine moves: of channels-last output 64 pixels by 128 bytes of channels,
 // of planes 64 channels by 128 bytes of pixels. A warpgroup has memory for some of its own: a round
 // of them. Before a round is written into it, it holds the residual of the same pixels.
-template <int kAll, int kMost>
-struct Rounds {
-  static constexpr int kAtOnce = kAll < kMost ? kAll : kMost;
-  static_assert(kAll % kAtOnce == 0);
-};
 
 // Channels-last: calls `move` with each slab of a round, and where it is in the output.
 template <typename T, int kColumns, int kBlocks>
-struct ChannelSlabs
-    : Rounds<kBlocks * kColumns* static_cast<int>(sizeof(T)) / kRowBytes, kMostSlabs> {
+struct ChannelSlabs {
   static constexpr int kChannels = kRowBytes / static_cast<int>(sizeof(T));  // of a slab
   static constexpr int kAcross = kColumns / kChannels;
   static constexpr int kAll = kBlocks * kAcross;
+  static constexpr int kAtOnce = kAll < kMostSlabs ? kAll : kMostSlabs;
   static constexpr int kBytes = kSlabBytes;
+  static_assert(kAll % kAtOnce == 0);
 
   template <typename Move>
   static __device__ void each(const Params<T>& p, const Corner& at, int warpgroup, int first,
                               Move move) {
     const Output<T>& out = p.out;
 #pragma unroll
-    for (int i = 0; i < ChannelSlabs::kAtOnce; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
       int32_t n = warpgroup * kBlocks + (first + i) / kAcross;
       int q = at.q, row = at.p;
       if (out.lines) {
@@ -146,20 +142,20 @@ struct ChannelSlabs
 
 // The same of planes; slabs without any pixel are left out.
 template <typename T, int kColumns>
-struct PlaneSlabs : Rounds<kInstructionRows* static_cast<int>(sizeof(T)) / kRowBytes * kColumns /
-                               slab_channels(kColumns),
-                           kMostPlanarSlabs> {
+struct PlaneSlabs {
   static constexpr int kPixels = kRowBytes / static_cast<int>(sizeof(T));  // of a slab
   static constexpr int kAcross = kInstructionRows / kPixels;
   static constexpr int kRows = slab_channels(kColumns);
   static constexpr int kAll = kAcross * kColumns / kRows;
+  static constexpr int kAtOnce = kAll < kMostPlanarSlabs ? kAll : kMostPlanarSlabs;
   static constexpr int kBytes = kRows * kRowBytes;
+  static_assert(kAll % kAtOnce == 0);
 
   template <typename Move>
   static __device__ void each(const Params<T>& p, const Corner& at, int block, int first,
                               Move move) {
 #pragma unroll
-    for (int i = 0; i < PlaneSlabs::kAtOnce; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
       const int across = (first + i) % kAcross, down = (first + i) / kAcross;
       const Spot spot =
           locate(p.source, at.pair + (block * kInstructionRows + across * kPixels) / 2);
@@ -184,7 +180,7 @@ class Residual {
   // Once the slabs' stores have read them.
   template <typename Slabs, typename T>
   __device__ void fetch(const Params<T>& p, const Corner& at, int warpgroup, int first) {
-    if (p.out.epilogue.residual == nullptr || threadIdx.x % 128 != 0) return;
+    if (threadIdx.x % 128 != 0) return;
     ptx::await_store_reads();
     int count = 0;
     Slabs::each(p, at, warpgroup, first, [&](int, int, int, int, int) { ++count; });
@@ -194,16 +190,16 @@ class Residual {
     });
   }
   // Makes a round's slabs ready to be written: their stores have read them, or the residual is in.
-  template <typename Slabs, typename T>
+  template <typename Slabs, bool kResidual, typename T>
   __device__ void await(const Params<T>& p, const Corner& at, int warpgroup, int first) {
-    if (p.out.epilogue.residual == nullptr) {
+    if constexpr (kResidual) {
+      if (first > 0) fetch<Slabs>(p, at, warpgroup, first);
+      ptx::wait(full_, parity_);
+      parity_ ^= 1;
+    } else {
       if (threadIdx.x % 128 == 0) ptx::await_store_reads();
       ptx::sync_threads<128>(1 + warpgroup);
-      return;
     }
-    if (first > 0) fetch<Slabs>(p, at, warpgroup, first);
-    ptx::wait(full_, parity_);
-    parity_ ^= 1;
   }
 
  private:
@@ -234,7 +230,7 @@ __device__ inline void store_slabs(const Params<T>& p, const Corner& at, int war
 
 // Channels-last, where the copy engine stores slabs while the next tile is summed. They are written
 // as the swizzle has them.
-template <typename T, int kColumns, int kBlocks>
+template <typename T, int kColumns, int kBlocks, bool kResidual>
 __device__ inline void store_boxes(const Params<T>& p, const Corner& at,
                                    float (&sum)[kBlocks][kColumns / 2], int warpgroup,
                                    Residual& residual, char* slabs) {
@@ -243,7 +239,7 @@ __device__ inline void store_boxes(const Params<T>& p, const Corner& at,
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 #pragma unroll
   for (int first = 0; first < Slabs::kAll; first += Slabs::kAtOnce) {
-    residual.await<Slabs>(p, at, warpgroup, first);
+    residual.await<Slabs, kResidual>(p, at, warpgroup, first);
 #pragma unroll
     for (int i = 0; i < Slabs::kAtOnce; ++i) {
       float* own = sum[(first + i) / Slabs::kAcross] + (first + i) % Slabs::kAcross * kSums;
@@ -253,7 +249,7 @@ __device__ inline void store_boxes(const Params<T>& p, const Corner& at,
         const auto place = [&](int j) {
           return slab + row * kRowBytes + ((j + lane / 16) ^ (row % 8)) * 16;
         };
-        if (p.out.epilogue.residual != nullptr) {
+        if constexpr (kResidual) {
 #pragma unroll
           for (int j = 0; j < 8; j += 2) {
             uint32_t bits[4];
@@ -285,7 +281,7 @@ __device__ inline void store_boxes(const Params<T>& p, const Corner& at,
             for (int half = 0; half < 2; ++half) action(place(j, half), own + j * 4 + half * 2);
           }
         };
-        if (p.out.epilogue.residual != nullptr) {
+        if constexpr (kResidual) {
           each_pair([](uint32_t from, float* pair) {
             const float2 residual = load_pair_shared<T>(from);
             pair[0] += residual.x;
@@ -304,7 +300,7 @@ __device__ inline void store_boxes(const Params<T>& p, const Corner& at,
 // time is 128 bytes of a channel: planes may lie in pages of memory of their own, and going from
 // one to the next takes the time of many stores. Where the output's rows are aligned, the copy
 // engine stores slabs while the next tile is summed; else a warp stores a channel after the other.
-template <typename T, int kChannels>
+template <typename T, int kChannels, bool kResidual>
 __device__ inline void store_planes(const Params<T>& p, const Corner& at,
                                     float (&sum)[kChannels / 2], int block, Residual& residual,
                                     char* slabs) {
@@ -318,7 +314,7 @@ __device__ inline void store_planes(const Params<T>& p, const Corner& at,
 #pragma unroll
   for (int first = 0; first < Slabs::kAll; first += Slabs::kAtOnce) {
     if (p.boxed_out) {
-      residual.await<Slabs>(p, at, block, first);
+      residual.await<Slabs, kResidual>(p, at, block, first);
     } else {
       ptx::sync_threads<128>(1 + block);  // what was staged is stored
     }
@@ -341,7 +337,7 @@ __device__ inline void store_planes(const Params<T>& p, const Corner& at,
           }
         }
       };
-      if (p.boxed_out && out.epilogue.residual != nullptr) {
+      if constexpr (kResidual) {
         each_pair([](uint32_t from, float& a, float& b) {
           const float2 pair = load_pair_shared<T>(from);
           a += pair.x;
@@ -389,12 +385,6 @@ __device__ inline void store_planes(const Params<T>& p, const Corner& at,
       }
     }
   }
-}
-
-// Bytes of shared memory that a warp's channels-last results pass through.
-template <typename T>
-constexpr int staging_bytes(int channels) {
-  return sizeof(T) == 2 ? kWarpPixels * (channels * 2 + 16) : 0;
 }
 
 // Stores a warp's sixteen pixels of a block, of kChannels channels from `first_k` on.

@@ -12,6 +12,9 @@
 
 namespace customconv::implicit_gemm {
 
+// What most convolutions don't ask for is laid out away from what they do.
+__device__ inline bool rarely(bool condition) { return __builtin_expect(condition, false); }
+
 // Keeps the compiler from loading more ahead than there are registers for.
 __device__ inline void finish_loads() { asm volatile("" ::: "memory"); }
 
@@ -74,7 +77,7 @@ template <typename T, int kBlocks, int kSums>
 __device__ inline void scale_and_bias(const Output<T>& out, int first_k,
                                       float (&sum)[kBlocks][kSums]) {
   const auto each = [&](const void* from, auto function) {
-    if (from == nullptr) return;
+    if (!rarely(from != nullptr)) return;
     const auto* values = static_cast<const T*>(from);
     if (out.channel_pairs) {
       with_channels<true>(values, out.K, first_k, sum, function);
@@ -127,18 +130,18 @@ __device__ inline void finish(const Params<T>& p, const Corner& at, int first_k,
                               float (&sum)[kBlocks][kSums]) {
   const Epilogue& epilogue = p.out.epilogue;
   scale_and_bias(p.out, first_k, sum);
-  const bool has_residual = epilogue.residual != nullptr;
+  if (!rarely(epilogue.residual != nullptr || epilogue.activation != Activation::kNone)) return;
+  const bool own_residual = epilogue.residual != nullptr && !p.boxed_out;
+  const bool waits = epilogue.residual != nullptr && p.boxed_out && !epilogue.residual_last;
   const auto add = [&] {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       add_residual<T, kBoxes>(p, at, first_k, first_block + b, sum[b]);
     }
   };
-  if (has_residual && !p.boxed_out && !epilogue.residual_last) add();
-  if (!(has_residual && p.boxed_out && !epilogue.residual_last)) {
-    activate<kBlocks * kSums>(sum[0], epilogue.activation, epilogue.negative_slope);
-  }
-  if (has_residual && !p.boxed_out && epilogue.residual_last) add();
+  if (own_residual && !epilogue.residual_last) add();
+  if (!waits) activate<kBlocks * kSums>(sum[0], epilogue.activation, epilogue.negative_slope);
+  if (own_residual && epilogue.residual_last) add();
 }
 
 }  // namespace customconv::implicit_gemm

@@ -234,6 +234,30 @@ KernelOf<T> reducer_at(int index, std::index_sequence<kIndex...>) {
   return kTable[index];
 }
 
+// `early`: the kernel may begin while the one in front of it, one of ours, still runs.
+template <typename T>
+void start(KernelOf<T> kernel, const Params<T>& params, int64_t blocks, int threads,
+           int shared_bytes, cudaStream_t stream, bool early, int cluster) {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  if (early) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
+  check_cuda(cudaLaunchKernelEx(&config, kernel, params), "implicit_gemm");
+}
+
 template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
@@ -283,6 +307,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   }
   p.staging_bytes = staging(problem, tile);
   p.stage_bytes = tile.stage_bytes;
+  p.weight_bytes = tile.weight_bytes();
   p.boxed_bytes = tile.positions * kRowBytes;
   for (int i = 0; i < tile.kind().blocks(); ++i) {
     int position = i * kInstructionRows;
@@ -297,12 +322,14 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       static_cast<uint32_t>((tile.shape == Shape::kSquares ? tile.pitch : 8) * kRowBytes);
   p.steps = tile.steps();
   p.splits = tile.splits;
+  p.clustered = tile.clustered;
   p.items = static_cast<int>(tile.tiles()) * tile.splits;
   p.pieces = tile.pieces;
   p.chunk = tile.chunk;
   p.unit_count = tile.pieces * p.R * p.S;
   p.planes_first = tile.planes_first;
   using D = Divider<int32_t>;
+  p.in_cluster = D(tile.clustered ? tile.splits : 1);
   p.tiles_k = D(tile.tiles_k);
   p.tiles_q = D(tile.tiles_q);
   p.tiles_p = D(tile.tiles_p);
@@ -315,17 +342,15 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
       "implicit_gemm: shared memory");
-  kernel<<<static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.block),
-           static_cast<size_t>(plan.shared_bytes), context.stream>>>(p);
-  check_launch("implicit_gemm");
-  if (tile.splits > 1) {
+  start(kernel, p, plan.grid[0], plan.block, plan.shared_bytes, context.stream,
+        /*early=*/!packed.in_place, tile.clustered ? tile.splits : 1);
+  if (partial_bytes(tile) > 0) {
     const KernelOf<T> add =
         reducer_at<T>(tile.kernel * 2 + boxes, std::make_index_sequence<kKernelCount * 2>());
     const int64_t parts =
         tile.tiles() * tile.kind().blocks() * (tile.kind().channels / kSplitColumns);
-    add<<<static_cast<unsigned>(parts), 128, 4 * staging_bytes<T>(kSplitColumns), context.stream>>>(
-        p);
-    check_launch("implicit_gemm add_splits");
+    start(add, p, parts, 128, 4 * warp_staging(sizeof(T), kSplitColumns), context.stream,
+          /*early=*/true, 1);
   }
 }
 

@@ -24,8 +24,12 @@ constexpr double kMoreRows = 0.2;             // times that, whenever a tile has
 constexpr double kAcrossImages = 1.15;        // times that, where a tile goes on in other images
 constexpr double kTileClocks = 1500;          // until the first products, and after the last
 constexpr double kGroupClocks = 40;           // what a group of products of rows costs on top
-constexpr double kSplitBytesPerClock = 1000;  // of the whole GPU, written and read
+constexpr double kClusterBytesPerClock = 28;  // that a block writes to the others' shared memory
+constexpr double kClusterMs = 0.0006;         // for each of its blocks
+constexpr double kClusterShare = 0.9;         // of the multiprocessors, that larger clusters reach
+constexpr double kSplitBytesPerClock = 2500;  // of the whole GPU, written and read
 constexpr double kLaunchMs = 0.004;
+constexpr double kNextMs = 0.002;  // of a kernel that begins while the one in front of it ends
 constexpr double kBandwidthShare = 0.85;
 
 constexpr int kMostTurns = 3;         // of splits
@@ -50,8 +54,9 @@ double fetched_bytes(const ConvProblem& p, const Tile& t) {
     case Fetch::kPieces:
       return 2048;
     case Fetch::kTaps:
+      return 1800;
     case Fetch::kOddTaps:
-      return t.fetch == Fetch::kTaps ? 1800 : 2500;
+      return 2500;
     default:
       return p.dtype == DType::kFloat32 ? 4096 : 6144;
   }
@@ -96,7 +101,11 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
     const double page = kPieceOfPageClocks * (1 + kMoreRows * std::log2(t.rows));
     clocks.store = results / width * (t.planes_first ? page : kPieceOfPlaneClocks);
   }
-  if (t.splits > 1) clocks.store = results * 4 / kStoreBytesPerClock;
+  if (t.clustered) {
+    clocks.store = clocks.store / t.splits + results * 4 / kClusterBytesPerClock;
+  } else if (t.splits > 1) {
+    clocks.store = results * 4 / kStoreBytesPerClock;
+  }
   return clocks;
 }
 
@@ -122,10 +131,11 @@ bool price(const ConvProblem& p, const DeviceProperties& d, Choice& choice) {
   const double turns = std::ceil(static_cast<double>(t.tiles() * t.splits) / d.sm_count);
   double ms = turns * item / (d.clock_ghz * 1e6);
   const double split_bytes = 2.0 * static_cast<double>(partial_bytes(t));
-  if (t.splits > 1) ms += split_bytes / kSplitBytesPerClock / (d.clock_ghz * 1e6) + kLaunchMs;
+  if (t.clustered) ms += t.splits * kClusterMs;
+  if (split_bytes > 0) ms += split_bytes / kSplitBytesPerClock / (d.clock_ghz * 1e6) + kNextMs;
   const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
   choice.ms = std::max(ms, bytes_ms) + kLaunchMs;
-  if (!packed_weight(p, t).in_place) choice.ms += kLaunchMs;
+  if (!packed_weight(p, t).in_place) choice.ms += kNextMs;
   return true;
 }
 
@@ -269,8 +279,7 @@ class Search {
       const int64_t images = kKernels[kernel].pixels / round_up(p_.P * p_.Q, 2);
       if (images == 0 || is_too_wide(kernel)) continue;
       try_tile(variant_of(kernel, Shape::kImages, fetch, 0),
-               {static_cast<int>(1), static_cast<int>(p_.P * p_.Q),
-                static_cast<int>(std::min(images, p_.N))});
+               {1, static_cast<int>(p_.P * p_.Q), static_cast<int>(std::min(images, p_.N))});
     }
   }
 
@@ -293,6 +302,12 @@ class Search {
       try_splits(variant, pixels, splits);
     }
     if (most > 1) try_splits(variant, pixels, most);
+    // Clusters start whole, and do one tile.
+    for (int64_t splits = 2; splits <= std::min<int64_t>(kMostClustered, t.steps()); splits *= 2) {
+      const double room = (splits == 2 ? 1 : kClusterShare) * d_.sm_count;
+      if (static_cast<double>(t.tiles() * splits) > room) break;
+      try_splits(variant | kClustered, pixels, splits);
+    }
   }
 
   void try_splits(int variant, const int (&pixels)[3], int64_t splits) {

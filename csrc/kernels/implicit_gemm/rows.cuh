@@ -90,7 +90,13 @@ class RowCopies {
         copy_vectors<4>(first, count, stage);
         break;
       default:
-        if constexpr (kSize == 2) copy_elements(first, count, stage);
+        if constexpr (kSize == 2) {
+          if (s_.flat) {
+            copy_few(count, stage);
+          } else {
+            copy_elements(first, count, stage);
+          }
+        }
         ptx::arrive(full);
         return;
     }
@@ -163,6 +169,30 @@ class RowCopies {
 #pragma unroll
         for (int b = 0; b < kBatch; ++b, to += to_step) {
           if (c + b * channel_step_ < count) ptx::store_shared(to, value[b]);
+        }
+      }
+    }
+  }
+
+  // The same of few channels: those of some vectors are under way at the same time.
+  __device__ void copy_few(int count, uint32_t stage) const {
+    constexpr int kVectors = 4;
+    const int exist = min(count, s_.C);
+    for (int vector = first_; vector < s_.vectors; vector += kVectors * threads_) {
+      for (int c = first_channel_; c < count; c += channel_step_) {
+        const uint32_t to = stage + c * s_.row.channel_bytes;
+        uint16_t value[kVectors];
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          const int own = vector + v * threads_;
+          const T* source = own < s_.vectors && c < exist ? from_[own] : nullptr;
+          value[v] = 0;
+          if (source != nullptr) value[v] = *reinterpret_cast<const uint16_t*>(source + c * s_.c);
+        }
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          const int own = vector + v * threads_;
+          if (own < s_.vectors) ptx::store_shared(to + own * kSize, value[v]);
         }
       }
     }

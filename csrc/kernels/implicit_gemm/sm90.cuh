@@ -7,6 +7,8 @@
 #include "kernels/implicit_gemm/epilogue.cuh"
 #include "kernels/implicit_gemm/fragments.cuh"
 #include "kernels/implicit_gemm/rows.cuh"
+#include "kernels/implicit_gemm/splits.cuh"
+#include "kernels/ptx/grid.cuh"
 
 namespace customconv::implicit_gemm {
 
@@ -30,6 +32,7 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   constexpr bool kSlabs = !kBoxes || kKind.channels * sizeof(T) % kRowBytes == 0;
   char* staging = shared.staging + warpgroup * (p.staging_bytes / kWarpgroups);
   Residual residual(shared, warpgroup, staging);
+  const bool through_slabs = p.boxed_out && p.out.epilogue.residual != nullptr;
   Place x, w;
   for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
     const Work work = work_at(p, item, kKind.channels);
@@ -37,14 +40,18 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
     if constexpr (kSlabs) {
       using Slabs = std::conditional_t<kBoxes, ChannelSlabs<T, kKind.channels, kBlocks>,
                                        PlaneSlabs<T, kKind.channels>>;
-      if (p.boxed_out) residual.fetch<Slabs>(p, work.at, warpgroup, 0);
+      if (rarely(through_slabs)) residual.fetch<Slabs>(p, work.at, warpgroup, 0);
     }
     if constexpr (kBoxes) {
       multiply_planes<T, kKernel>(p, shared, work, warpgroup, x, w, sum);
     } else {
       multiply_rows<T, kKind.channels, kFetch>(p, shared, work, warpgroup, x, w, sum[0]);
     }
-    if (p.splits > 1) {
+    if (rarely(p.clustered)) {
+      add_in_cluster<T, kKernel, kFetch>(p, shared, work.at, sum, warpgroup);
+      return;
+    }
+    if (rarely(p.splits > 1)) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         const int64_t place = int64_t{item} * kKind.blocks() + warpgroup * kBlocks + b;
@@ -57,17 +64,26 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
     finish<T, kBoxes>(p, work.at, work.at.k, warpgroup * kBlocks, sum);
     if constexpr (kBoxes && kSlabs) {
       if (p.boxed_out) {
-        store_boxes<T, kKind.channels, kBlocks>(p, work.at, sum, warpgroup, residual, staging);
+        constexpr int kColumns = kKind.channels;
+        if (rarely(through_slabs)) {
+          store_boxes<T, kColumns, kBlocks, true>(p, work.at, sum, warpgroup, residual, staging);
+        } else {
+          store_boxes<T, kColumns, kBlocks, false>(p, work.at, sum, warpgroup, residual, staging);
+        }
         continue;
       }
     }
     if constexpr (!kBoxes) {
       if (p.out.planar) {
-        store_planes<T, kKind.channels>(p, work.at, sum[0], warpgroup, residual, staging);
+        if (rarely(through_slabs)) {
+          store_planes<T, kKind.channels, true>(p, work.at, sum[0], warpgroup, residual, staging);
+        } else {
+          store_planes<T, kKind.channels, false>(p, work.at, sum[0], warpgroup, residual, staging);
+        }
         continue;
       }
     }
-    char* own = staging + threadIdx.x % 128 / 32 * staging_bytes<T>(kKind.channels);
+    char* own = staging + threadIdx.x % 128 / 32 * warp_staging(sizeof(T), kKind.channels);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       store_block<T, kBoxes, kKind.channels>(p, work.at, work.at.k, sum[b], warpgroup * kBlocks + b,
@@ -113,24 +129,31 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
                  (kFetch == Fetch::kFlat ? kFlatBytes : 0);
   shared.staging = shared.input + p.x_stages * p.stage_bytes;
   shared.weights = shared.staging + p.staging_bytes;
+  shared.exchange = reinterpret_cast<float*>(shared.weights + p.w_stages * p.weight_bytes);
 
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < p.x_stages; ++i) {
-      ptx::init_barrier(&shared.x_full[i], kCopied ? kRowThreads : 1);
-      ptx::init_barrier(&shared.x_empty[i], kBoxes ? kWarpgroups : 128 * kWarpgroups);
-    }
-    for (int i = 0; i < p.w_stages; ++i) {
-      ptx::init_barrier(&shared.w_full[i], 1);
-      ptx::init_barrier(&shared.w_empty[i], kWarpgroups);
-    }
-    for (int i = 0; i < kWarpgroups; ++i) ptx::init_barrier(&shared.residual_full[i], 1);
-    ptx::fence_barrier_init();
+  // Each barrier by a thread of its own: one after the other takes as long as a first copy.
+  const auto init = [&](ptx::Barrier* barriers, int which, int count, int arrivals) {
+    const int i = static_cast<int>(threadIdx.x) - which * 32;
+    if (i >= 0 && i < count) ptx::init_barrier(&barriers[i], arrivals);
+  };
+  init(shared.x_full, 0, p.x_stages, kCopied ? kRowThreads : 1);
+  init(shared.x_empty, 1, p.x_stages, kBoxes ? kWarpgroups : 128 * kWarpgroups);
+  init(shared.w_full, 2, p.w_stages, 1);
+  init(shared.w_empty, 3, p.w_stages, kWarpgroups);
+  init(shared.residual_full, 4, kWarpgroups, 1);
+  if (threadIdx.x < 5 * 32) ptx::fence_barrier_init();
+  if (threadIdx.x == 5 * 32) {
+    if constexpr (kBoxes) ptx::prefetch_map(&p.x);
+    if constexpr (has_matrix(kFetch)) ptx::prefetch_map(&p.w);
   }
+  ptx::start_dependents();
   if constexpr (kFetch == Fetch::kFlat) list_flat(p, shared.flat);
   __syncthreads();
+  if (rarely(p.clustered)) ptx::sync_cluster();  // the others can be written to
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     ptx::give_registers<loader_registers(kKind, kFetch)>();
+    if (threadIdx.x == 0) ptx::await_dependency();  // of the weights, where a kernel packs them
     if constexpr (kBoxes) {
       if (threadIdx.x == 0) load_tap_weights<T, kChannels>(p, shared);
       if (threadIdx.x == 32) load_planes<T, kChannels>(p, shared);
@@ -143,50 +166,6 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     ptx::take_registers<math_registers(kKind, kFetch)>();
     multiply<T, kKernel, kFetch>(p, shared, warpgroup - 1);
   }
-#endif
-}
-
-// Adds up the parts of a tile's sums, always in the same order, and stores them. A block of threads
-// has so many columns of a warpgroup's block.
-constexpr int kSplitColumns = 32;
-
-template <typename T, int kKernel, bool kBoxes>
-__global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params<T> p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr Kernel kKind = kKernels[kKernel];
-  constexpr int kParts = kKind.channels / kSplitColumns;
-  constexpr int kSums = kSplitColumns / 2;
-  constexpr int kBlocks = kKind.blocks();
-  constexpr int kAtOnce = 4;
-  extern __shared__ __align__(1024) char memory[];
-  const int tiles = p.items / p.splits;
-  const int part = blockIdx.x % kParts, b = blockIdx.x / kParts % kBlocks;
-  const int tile = blockIdx.x / (kParts * kBlocks);
-  float all[1][kSums] = {};
-  float (&sum)[kSums] = all[0];
-  for (int first = 0; first < p.splits; first += kAtOnce) {
-    float more[kAtOnce][kSums];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i >= p.splits) continue;
-      const int64_t item = int64_t{first + i} * tiles + tile;
-      const int64_t place = item * kBlocks + b;
-      const float* from = p.partial + (place * kParts + part) * (128 * kSums) + threadIdx.x;
-#pragma unroll
-      for (int j = 0; j < kSums; ++j) more[i][j] = from[j * 128];
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i >= p.splits) continue;
-#pragma unroll
-      for (int j = 0; j < kSums; ++j) sum[j] += more[i][j];
-    }
-  }
-  const Corner at = work_at(p, tile, kKind.channels).at;
-  const int first_k = at.k + part * kSplitColumns;
-  finish<T, kBoxes>(p, at, first_k, b, all);
-  store_block<T, kBoxes, kSplitColumns>(
-      p, at, first_k, sum, b, memory + threadIdx.x / 32 * staging_bytes<T>(kSplitColumns));
 #endif
 }
 

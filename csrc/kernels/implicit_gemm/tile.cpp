@@ -169,7 +169,7 @@ int past_the_end(const Tile& t) {
 // What is not stages.
 int64_t fixed_bytes(const ConvProblem& p, const Tile& t) {
   return staging(p, t) + kBarrierBytes + (t.fetch == Fetch::kShared ? 0 : kCopiesBytes) +
-         (t.is_flat() ? kFlatBytes : 0) + past_the_end(t);
+         (t.is_flat() ? kFlatBytes : 0) + past_the_end(t) + exchange_bytes(t);
 }
 
 }  // namespace
@@ -189,6 +189,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   const int64_t channels = t.is_flat() ? p.C * p.R * p.S : p.C;
   t.pieces = static_cast<int>(ceil_divide(channels * element_size(p.dtype), kPieceBytes));
   t.splits = static_cast<int>(splits);
+  t.clustered = (variant & kClustered) != 0;
   const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
   if (t.fetch == Fetch::kShared) {
     lay_out_boxes(p, apart_h, apart_w, t);
@@ -318,7 +319,7 @@ int staging(const ConvProblem& p, const Tile& t) {
     return groups * std::min(slabs, kMostSlabs) * kSlabBytes;
   }
   // Channels-last, 16 bits: each warp's sixteen pixels.
-  return size == 2 ? 4 * groups * 16 * (channels * 2 + 16) : 0;
+  return 4 * groups * warp_staging(size, channels);
 }
 
 bool stores_planes(const ConvProblem& p) {

@@ -38,6 +38,9 @@ constexpr int64_t kTooMany = 1 << 20;          // positions: a plane that no mem
 constexpr int kMostFlat = 1024;                // channels times taps, where they are one dimension
 constexpr int kFlatBytes = kMostFlat * 4;
 constexpr int kMostSlabs = 4;  // that a warpgroup stores at a time, channels-last
+// Splits that a cluster of thread blocks adds up: as many as every device of 9.0 can start.
+constexpr int64_t kMostClustered = 4;
+constexpr int kSplitColumns = 32;  // channels of a warpgroup's block that are added up at a time
 
 struct Kernel {
   const char* name;
@@ -141,6 +144,7 @@ struct Tile {
   int x_stages, w_stages;
   Rows row;
   int splits;
+  bool clustered;     // a tile's splits are a cluster of thread blocks, which adds them up
   bool planes_first;  // tiles of the same output channels follow each other, image by image
   bool boxed_out;     // the output is stored in boxes by the copy engine
 
@@ -159,7 +163,13 @@ struct Tile {
 };
 
 // A plan's variant: the kernel, the shape, how pixels are fetched, and flags.
-enum Flag : int { kShapeShift = 4, kFetchShift = 6, kApartH = 512, kApartW = 1024 };
+enum Flag : int {
+  kShapeShift = 4,
+  kFetchShift = 6,
+  kApartH = 512,
+  kApartW = 1024,
+  kClustered = 2048
+};
 
 constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {
   return kernel | static_cast<int>(shape) << kShapeShift | static_cast<int>(fetch) << kFetchShift |
@@ -188,10 +198,21 @@ Tile tile_of(const ConvProblem& problem, const ConvPlan& plan);
 // Images that a tile of a run takes part in, at most.
 int64_t run_images(const ConvProblem& problem, const Tile& tile);
 
-// Sums of splits, kept until they are added up.
+// Sums of all splits, kept in memory until a second kernel adds them up.
 inline int64_t partial_bytes(const Tile& t) {
-  if (t.splits == 1) return 0;
+  if (t.splits == 1 || t.clustered) return 0;
   return t.tiles() * t.splits * t.kind().pixels * t.kind().channels * 4;
+}
+
+// A part of a tile's sums: some channels of a block of pixels, which a warpgroup adds up at a time.
+constexpr int kPartBytes = kInstructionRows * kSplitColumns * 4;
+constexpr int split_parts(const Kernel& kernel) {
+  return kernel.blocks() * kernel.channels / kSplitColumns;
+}
+// Shared memory in which a block of a cluster gets all splits of its share of the parts.
+inline int exchange_bytes(const Tile& t) {
+  const int parts = split_parts(t.kind());
+  return t.clustered ? (parts + t.splits - 1) / t.splits * t.splits * kPartBytes : 0;
 }
 
 // What rows are copied from: where channels are interleaved, an image of one channel.
@@ -211,5 +232,10 @@ bool stores_planes(const ConvProblem& problem);
 
 // Shared memory that results pass through on their way out, of all that multiply.
 int staging(const ConvProblem& problem, const Tile& tile);
+
+// Bytes of shared memory that a warp's channels-last results pass through.
+constexpr int warp_staging(int64_t element_size, int channels) {
+  return element_size == 2 ? 16 * (channels * 2 + 16) : 0;
+}
 
 }  // namespace customconv::implicit_gemm

@@ -65,16 +65,17 @@ struct Params {
   int pitch;
   int x_stages, w_stages;
   bool boxed_out;
-  int stage_bytes, boxed_bytes;
+  int stage_bytes, boxed_bytes, weight_bytes;
   int staging_bytes;               // of all stores
   uint32_t block_at[kMostBlocks];  // boxes: of a block's first pixel in a plane
   uint32_t group_bytes;            // boxes: from eight of its pixels to the next eight
   int items, steps, splits;
+  bool clustered;  // a tile's splits are a cluster
   int pieces, chunk;
   const void* units;  // weights that are no matrix
   int unit_count;     // of a tile
   bool planes_first;  // tiles of the same channels follow each other
-  Divider<int32_t> tiles_k, tiles_q, tiles_p, tiles_n;
+  Divider<int32_t> tiles_k, tiles_q, tiles_p, tiles_n, in_cluster;
   float* partial;
 };
 
@@ -88,6 +89,7 @@ template <typename T>
 __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   Work work;
   int32_t rest = item;
+  const int own_split = p.in_cluster.split(rest);
   if (!p.planes_first) work.at.k = p.tiles_k.split(rest) * channels;
   const int q = p.tiles_q.split(rest);
   work.at.q = p.run > 0 ? 0 : q * p.columns;
@@ -95,6 +97,7 @@ __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   work.at.p = p.tiles_p.split(rest) * p.rows;
   if (p.planes_first) work.at.k = p.tiles_k.split(rest) * channels;
   work.at.n = p.tiles_n.split(rest) * p.images;
+  if (p.clustered) rest = own_split;
   work.first = static_cast<int>(int64_t{p.steps} * rest / p.splits);
   work.last = static_cast<int>(int64_t{p.steps} * (rest + 1) / p.splits);
   return work;
@@ -146,6 +149,7 @@ struct Shared {
   ptx::Barrier* w_full;
   ptx::Barrier* w_empty;
   ptx::Barrier* residual_full;  // of each warpgroup
+  float* exchange;              // of a cluster
 };
 
 // A thread block's steps, one tile after the other: every agent that loads walks through the same.
@@ -167,9 +171,6 @@ class Walk {
   __device__ void advance() {
     step.advance(p_);
     if (++index_ < work.last) return;
-    next_tile();
-  }
-  __device__ void next_tile() {
     item_ += gridDim.x;
     begin();
   }

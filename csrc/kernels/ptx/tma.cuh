@@ -9,6 +9,11 @@
 
 namespace customconv::ptx {
 
+// Brings the description of a tensor near, which the first copy would wait for.
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // Coordinates are of the box's first element, innermost dimension first; what lies outside the
 // tensor arrives as zeros.
 __device__ inline void copy_box(void* to, const CUtensorMap* map, Barrier* barrier, int c0, int c1,

@@ -1,0 +1,32 @@
+// Clusters of thread blocks, which reach each other's shared memory (distributed shared memory).
+#pragma once
+
+#include <cstdint>
+
+namespace customconv::ptx {
+
+__device__ inline int cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+
+// Of all threads of a cluster that have not returned. What was written before is seen after.
+__device__ inline void sync_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+// The same place in the shared memory of the cluster's block of that rank.
+__device__ inline uint32_t cluster_address(uint32_t own, int rank) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(own), "r"(rank));
+  return address;
+}
+__device__ inline void store_cluster(uint32_t address, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+}  // namespace customconv::ptx
