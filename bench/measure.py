@@ -40,7 +40,7 @@ class Cell:
         }  # fmt: skip
 
 
-def _sets(cell: Cell, device: torch.device) -> int:
+def buffer_sets(cell: Cell, device: torch.device) -> int:
     """Sets of buffers that take turns, so that none is in the L2 cache when its turn comes."""
     if device.type != "cuda":
         return 1
@@ -98,7 +98,7 @@ def _timed(
 ) -> tuple[timing.Measurement, list[str]]:
     """The times, and what the GPU's state says of them."""
     sets = [first]
-    for _ in range(_sets(cell, device) - 1):
+    for _ in range(buffer_sets(cell, device) - 1):
         sets.append(contenders.make_buffers(cell.layer, cell.precision, cell.layout, device))
     calls = {
         "ours": [contenders.ours(cell.layer, cell.op, b, cell.family) for b in sets],

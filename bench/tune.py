@@ -1,0 +1,198 @@
+"""`python -m bench tune`: how far the planner's choice is from the best plan that it weighs.
+
+It is for whoever calibrates the planner's prices: no call of the operator ever tunes. A plan's kind
+is its family, variant and number of splits; of each kind the one with the least predicted time is
+run. All results are checked against that of the planner's choice, which itself is against float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import customconv
+from customconv import _C
+
+from . import contenders, layers, results, timing, verify
+from .contenders import Buffers
+from .layers import Layer
+from .measure import Cell, buffer_sets
+from .options import several
+from .run import spread
+from .timing import Call
+
+CLOSE = 0.05  # a choice so near the best is as good
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A layer's plans: the planner's choice and the best, with their times and its prediction."""
+
+    suite: str
+    name: str
+    problem: dict[str, Any]
+    precision: str
+    layout: str
+    op: str
+    plans: int  # that were timed
+    chosen: str
+    chosen_ms: float
+    predicted_ms: float
+    best: str
+    best_ms: float
+
+    @property
+    def share(self) -> float:
+        """The best plan's time over that of the planner's choice."""
+        return self.best_ms / self.chosen_ms
+
+
+def distinct(plans: Iterable[_C.ConvPlan], most: int) -> list[_C.ConvPlan]:
+    """The cheapest plan of each kind by prediction, so many of them; the planner's choice first."""
+    kinds: dict[tuple[str, int, int], _C.ConvPlan] = {}
+    for plan in sorted(plans, key=lambda plan: plan.predicted_ms):
+        kinds.setdefault((plan.family, plan.variant_index, plan.splits), plan)
+    return list(kinds.values())[:most]
+
+
+def call_by(plan: _C.ConvPlan, layer: Layer, op: str, buffers: Buffers) -> Call:
+    """The operator's call by that plan."""
+    call = contenders.ours(layer, op, buffers, plan.family)
+
+    def run() -> Any:
+        _C.force_plan(plan)
+        try:
+            return call()
+        finally:
+            _C.force_plan(None)
+
+    return run
+
+
+def _check(cell: Cell, buffers: Buffers, calls: Sequence[Call]) -> None:
+    """Raises ``verify.Wrong`` where a plan's result can't be right."""
+    expected = calls[0]()
+    at = verify.sample(expected.shape, verify.SAMPLES[cell.op])
+    exact = verify.exact(cell.layer, cell.op, at, buffers.x, buffers.w, buffers.dy)
+    if cell.op == "fprop" and buffers.bias is not None:
+        exact = exact + buffers.bias.double()[at[:, 1].to(exact.device)]
+    error = verify.relative_error(expected, at, exact)
+    for call in calls:
+        result = call()
+        own = verify.relative_error(result, at, exact)
+        verify.check(result, expected, own, error, cell.precision)
+
+
+def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcome:
+    """Times the plans of one layer.
+
+    Raises:
+        contenders.Unmeasurable: There are no plans.
+        verify.Wrong: A plan's result is not the convolution's; nothing was timed.
+    """
+    layer = cell.layer
+    reason = contenders.why_not(layer, cell.precision, cell.op, cell.peer, device)
+    if reason is not None:
+        raise contenders.Unmeasurable(reason)
+    with contenders.switches(cell.precision, cell.peer):
+        sets = [
+            contenders.make_buffers(layer, cell.precision, cell.layout, device)
+            for _ in range(buffer_sets(cell, device))
+        ]
+        first = sets[0]
+        bias = first.bias if cell.op == "fprop" else None
+        found = _C.variants(first.x, first.w, bias, *layer.geometry, cell.op)
+        plans = distinct(found, most)
+        if not plans:
+            raise contenders.Unmeasurable("no family has a plan for it")
+        calls = {
+            str(i): [call_by(plan, layer, cell.op, buffers) for buffers in sets]
+            for i, plan in enumerate(plans)
+        }
+        _check(cell, first, [turns[0] for turns in calls.values()])
+        times = timing.interleaved(calls, device, budget_s=budget_s).times
+    best = min(range(len(plans)), key=lambda i: times[str(i)].median)
+    return Outcome(
+        layer.suite, layer.name, layer.problem(), cell.precision, cell.layout, cell.op, len(plans),
+        str(plans[0]), times["0"].median, plans[0].predicted_ms, str(plans[best]),
+        times[str(best)].median,
+    )  # fmt: skip
+
+
+def summary(outcomes: Sequence[Outcome]) -> Table:
+    """For each precision and layout: how much of the best plan's speed the choices have."""
+    table = Table(box=None, header_style="dim")
+    for head in ("precision", "layout", "op", "layers", "of the best", "worst", "within 5 %"):
+        table.add_column(head, justify="left" if head in ("precision", "layout", "op") else "right")
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for outcome in outcomes:
+        key = outcome.precision, outcome.layout, outcome.op
+        groups.setdefault(key, []).append(outcome.share)
+    for (precision, layout, op), shares in groups.items():
+        mean = math.exp(sum(map(math.log, shares)) / len(shares))
+        close = sum(share >= 1 - CLOSE for share in shares)
+        table.add_row(precision, layout, op, str(len(shares)), f"{mean:.3f}", f"{min(shares):.2f}",
+                      f"{100 * close / len(shares):.0f} %")  # fmt: skip
+    return table
+
+
+def text_of(outcome: Outcome) -> str:
+    """An outcome in two lines: the choice, and the best where that is another."""
+    what = f"{outcome.name[:34]:34} N{outcome.problem['N']:<4}{outcome.precision} {outcome.layout}"
+    text = (
+        f"{what} {outcome.op} {outcome.chosen_ms:9.4f} ms, {outcome.share:.2f} of the best of "
+        f"{outcome.plans}: {outcome.chosen}"
+    )
+    if outcome.share < 1 - CLOSE:
+        text += f"\n{'':49}{outcome.best_ms:9.4f} ms: {outcome.best}"
+    return text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    several(parser, "--suite", layers.suites(), "resnet50", "layers")
+    several(parser, "--dtype", [*contenders.DTYPES], "tf32,fp16", "precisions")
+    several(parser, "--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
+    several(parser, "--op", contenders.OPS, "fprop", "passes")
+    parser.add_argument("--layer", default="", help="only layers whose name holds this")
+    parser.add_argument("--batch", type=int, help="the batch size of every layer")
+    parser.add_argument("--most", type=int, default=24, help="plans of a layer, the cheapest first")
+    parser.add_argument("--row-s", type=float, default=1.0, help="seconds of timing a layer")
+    parser.add_argument("--json", type=Path, help="a file to write the outcomes to")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    console = Console()
+    if not (torch.cuda.is_available() and customconv.build_info()["with_cuda"]):
+        console.print("needs a GPU: plans are timed on it")
+        return 2
+    device = torch.device("cuda")
+    chosen = layers.load(arguments.suite, arguments.batch)
+    outcomes = []
+    wrong = 0
+    for layer in spread([layer for layer in chosen if arguments.layer in layer.name]):
+        for op in arguments.op:
+            for precision in arguments.dtype:
+                for layout in arguments.layout:
+                    cell = Cell(layer, precision, layout, op, peer="cudnn")
+                    try:
+                        outcome = tune(cell, device, arguments.most, arguments.row_s)
+                    except contenders.Unmeasurable:
+                        continue
+                    except verify.Wrong as error:
+                        wrong += 1
+                        console.print(f"{layer.name} {precision} {layout} {op}: wrong: {error}")
+                        continue
+                    outcomes.append(outcome)
+                    console.print(text_of(outcome), highlight=False, soft_wrap=True)
+    console.print(summary(outcomes))
+    if arguments.json:
+        results.save_outcomes(arguments.json, device, "layers", outcomes)
+    return 1 if wrong else 0
