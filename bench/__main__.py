@@ -15,6 +15,7 @@ COMMANDS = {
     "host": ("host", "what an eager call costs the host"),
     "models": ("models", "whole networks, forward and training step"),
     "kernelbench": ("kernelbench", "KernelBench's level 1 by its own rules"),
+    "fused": ("fused", "what an epilogue costs on top of a convolution"),
     "tune": ("tune", "how far the planner's choice is from the best plan"),
     "report": ("publish", "a page and plots of results files"),
     "compare": ("compare", "what got slower from one results file to another"),

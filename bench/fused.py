@@ -1,0 +1,194 @@
+"""`python -m bench fused`: what an epilogue costs on top of a convolution.
+
+Four ways take turns: the bare convolution; `conv2d_fused` with a bias and ReLU, and with a residual
+too; the same as `conv2d` and PyTorch's operators in place; and PyTorch's convolution, tuned, with
+these operators. Fused results are checked against float64 first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional
+
+from . import contenders, layers, results, timing, verify
+from .contenders import Buffers
+from .layers import Layer
+from .measure import Cell, buffer_sets
+from .options import several
+from .run import spread
+from .timing import Call
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Milliseconds of a layer by each way, with or without a residual."""
+
+    suite: str
+    name: str
+    problem: dict[str, Any]
+    precision: str
+    layout: str
+    residual: bool
+    bare_ms: float
+    fused_ms: float
+    composed_ms: float
+    peer_ms: float
+
+    @property
+    def overhead(self) -> float:
+        """The fused call's time over the bare convolution's."""
+        return self.fused_ms / self.bare_ms
+
+    @property
+    def ratio(self) -> float:
+        """The peer's time over the fused call's."""
+        return self.peer_ms / self.fused_ms
+
+
+def calls(layer: Layer, buffers: Buffers, bias: Tensor, residual: Tensor | None) -> dict[str, Call]:
+    """The four ways; ours first."""
+    x, w, geometry = buffers.x, buffers.w, layer.geometry
+    ops = torch.ops.customconv
+
+    def finish(y: Tensor) -> Tensor:
+        return (y if residual is None else y.add_(residual)).relu_()
+
+    return {
+        "fused": lambda: ops.conv2d_fused(
+            x, w, bias, *geometry, residual=residual, activation="relu"
+        ),
+        "bare": lambda: ops.conv2d(x, w, None, *geometry),
+        "composed": lambda: finish(ops.conv2d(x, w, bias, *geometry)),
+        "peer": lambda: finish(functional.conv2d(x, w, bias, *geometry)),
+    }
+
+
+def _check(cell: Cell, buffers: Buffers, bias: Tensor, residual: Tensor | None) -> None:
+    """Raises ``verify.Wrong`` where the fused result can't be right."""
+    ways = calls(cell.layer, buffers, bias, residual)
+    result, expected = ways["fused"](), ways["peer"]()
+    at = verify.sample(result.shape, verify.SAMPLES["fprop"])
+    exact = verify.exact(cell.layer, "fprop", at, buffers.x, buffers.w, buffers.dy)
+    index = tuple(at.to(result.device).unbind(1))
+    exact = exact + bias.double()[index[1]]
+    if residual is not None:
+        exact = exact + residual[index].double()
+    exact = exact.relu()
+    own_error = verify.relative_error(result, at, exact)
+    peer_error = verify.relative_error(expected, at, exact)
+    verify.check(result, expected, own_error, peer_error, cell.precision)
+
+
+def measure(cell: Cell, device: torch.device, residual: bool, budget_s: float) -> Cost:
+    """Checks and times one layer.
+
+    Raises:
+        contenders.Unmeasurable: There is no such call.
+        verify.Wrong: The fused result is not right; nothing was timed.
+    """
+    layer = cell.layer
+    reason = contenders.why_not(layer, cell.precision, "fprop", cell.peer, device)
+    if reason is not None or layer.transposed:
+        raise contenders.Unmeasurable(reason or "transposed convolutions have no epilogue")
+    dtype = contenders.DTYPES[cell.precision]
+    with contenders.switches(cell.precision, cell.peer):
+        sets = [
+            contenders.make_buffers(layer, cell.precision, cell.layout, device)
+            for _ in range(buffer_sets(cell, device))
+        ]
+        bias = torch.randn(layer.K, device=device).to(dtype)
+        _check(cell, sets[0], bias, sets[0].dy if residual else None)
+        turns: dict[str, list[Call]] = {}
+        for buffers in sets:
+            ways = calls(layer, buffers, bias, buffers.dy if residual else None)
+            for name, call in ways.items():
+                turns.setdefault(name, []).append(call)
+        times = timing.interleaved(turns, device, budget_s=budget_s).times
+    return Cost(
+        layer.suite, layer.name, layer.problem(), cell.precision, cell.layout, residual,
+        *(times[name].median for name in ("bare", "fused", "composed", "peer")),
+    )  # fmt: skip
+
+
+def summary(costs: Sequence[Cost]) -> Table:
+    """Geometric means by precision, layout and epilogue."""
+    table = Table(box=None, header_style="dim")
+    words = ("precision", "layout", "epilogue")
+    for head in (*words, "layers", "over bare", "most", "composed over bare", "peer over fused"):
+        table.add_column(head, justify="left" if head in words else "right")
+    groups: dict[tuple[str, str, bool], list[Cost]] = {}
+    for cost in costs:
+        groups.setdefault((cost.precision, cost.layout, cost.residual), []).append(cost)
+
+    def mean(values: list[float]) -> str:
+        return f"{math.exp(sum(map(math.log, values)) / len(values)):.3f}"
+
+    for (precision, layout, residual), found in groups.items():
+        over = [cost.overhead for cost in found]
+        table.add_row(
+            precision, layout, "residual, relu" if residual else "relu", str(len(found)),
+            mean(over), f"{max(over):.2f}", mean([c.composed_ms / c.bare_ms for c in found]),
+            mean([cost.ratio for cost in found]),
+        )  # fmt: skip
+    return table
+
+
+def text_of(cost: Cost) -> str:
+    """A layer in one line."""
+    what = f"{cost.name[:34]:34} N{cost.problem['N']:<4}{cost.precision} {cost.layout}"
+    return (
+        f"{what} {'residual, relu' if cost.residual else 'relu':14} {cost.fused_ms:9.4f} ms: "
+        f"{cost.overhead:.3f} of the bare convolution, composed "
+        f"{cost.composed_ms / cost.bare_ms:.3f}; {cost.ratio:.2f} times as fast as the peer"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    cuda = torch.cuda.is_available()
+    several(parser, "--suite", layers.suites(), "resnet50" if cuda else "smoke", "layers")
+    several(parser, "--dtype", [*contenders.DTYPES], "tf32,fp16" if cuda else "fp32", "precisions")
+    several(parser, "--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
+    several(parser, "--epilogue", ("relu", "residual"), "relu,residual", "with a residual or not")
+    parser.add_argument("--layer", default="", help="only layers whose name holds this")
+    parser.add_argument("--batch", type=int, help="the batch size of every layer")
+    parser.add_argument("--device", default="cuda" if cuda else "cpu", help="cuda or cpu")
+    parser.add_argument("--row-s", type=float, default=1.0, help="seconds of timing a layer")
+    parser.add_argument("--json", type=Path, help="a file to write the times to")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    console = Console()
+    device = torch.device(arguments.device)
+    chosen = layers.load(arguments.suite, arguments.batch)
+    costs = []
+    wrong = 0
+    for layer in spread([layer for layer in chosen if arguments.layer in layer.name]):
+        for precision in arguments.dtype:
+            for layout in arguments.layout:
+                for epilogue in arguments.epilogue:
+                    peer = "cudnn" if device.type == "cuda" else "aten"
+                    cell = Cell(layer, precision, layout, "fprop", peer)
+                    try:
+                        cost = measure(cell, device, epilogue == "residual", arguments.row_s)
+                    except contenders.Unmeasurable:
+                        continue
+                    except verify.Wrong as error:
+                        wrong += 1
+                        console.print(f"{layer.name} {precision} {layout}: wrong: {error}")
+                        continue
+                    costs.append(cost)
+                    console.print(text_of(cost), highlight=False, soft_wrap=True)
+    console.print(summary(costs))
+    if arguments.json:
+        results.save_outcomes(arguments.json, device, "layers", costs)
+    return 1 if wrong else 0
