@@ -16,6 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from .results import Row
+from .timing import geomean
 
 if TYPE_CHECKING:
     from matplotlib.typing import LineStyleType, RcKeyType
@@ -283,10 +284,6 @@ def present(rows: Iterable[Mapping[str, Any]], column: str, order: Sequence[str]
 def doubted(row: Row) -> bool:
     """Whether a mark says that the row's times may not be right."""
     return bool(set(row["marks"]) - HARMLESS)
-
-
-def geomean(values: Iterable[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, values)))
 
 
 def times(ratio: float) -> str:

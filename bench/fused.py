@@ -8,9 +8,9 @@ these operators. Fused results are checked against float64 first.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
-from . import contenders, layers, results, timing, verify
+from . import contenders, results, timing, verify
 from .contenders import Buffers
 from .layers import Layer
-from .measure import Cell, buffer_sets
+from .measure import Cell, buffer_sets, exact_sample
 from .options import several
-from .run import spread
-from .timing import Call
+from .run import add_layer_arguments, attempt, cells
+from .timing import Call, geomean
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,10 @@ class Cost:
         return self.peer_ms / self.fused_ms
 
 
-def calls(layer: Layer, buffers: Buffers, bias: Tensor, residual: Tensor | None) -> dict[str, Call]:
-    """The four ways; ours first."""
-    x, w, geometry = buffers.x, buffers.w, layer.geometry
+def calls(layer: Layer, buffers: Buffers, with_residual: bool) -> dict[str, Call]:
+    """The four ways, ours first. What stands for the output's gradient is the residual."""
+    x, w, bias, geometry = buffers.x, buffers.w, buffers.bias, layer.geometry
+    residual = buffers.dy if with_residual else None
     ops = torch.ops.customconv
 
     def finish(y: Tensor) -> Tensor:
@@ -73,23 +74,20 @@ def calls(layer: Layer, buffers: Buffers, bias: Tensor, residual: Tensor | None)
     }
 
 
-def _check(cell: Cell, buffers: Buffers, bias: Tensor, residual: Tensor | None) -> None:
+def _check(cell: Cell, buffers: Buffers, with_residual: bool) -> None:
     """Raises ``verify.Wrong`` where the fused result can't be right."""
-    ways = calls(cell.layer, buffers, bias, residual)
+    ways = calls(cell.layer, buffers, with_residual)
     result, expected = ways["fused"](), ways["peer"]()
-    at = verify.sample(result.shape, verify.SAMPLES["fprop"])
-    exact = verify.exact(cell.layer, "fprop", at, buffers.x, buffers.w, buffers.dy)
-    index = tuple(at.to(result.device).unbind(1))
-    exact = exact + bias.double()[index[1]]
-    if residual is not None:
-        exact = exact + residual[index].double()
+    at, exact = exact_sample(cell, buffers, result)
+    if with_residual:
+        exact = exact + buffers.dy[tuple(at.to(exact.device).unbind(1))].double()
     exact = exact.relu()
     own_error = verify.relative_error(result, at, exact)
     peer_error = verify.relative_error(expected, at, exact)
     verify.check(result, expected, own_error, peer_error, cell.precision)
 
 
-def measure(cell: Cell, device: torch.device, residual: bool, budget_s: float) -> Cost:
+def measure(cell: Cell, device: torch.device, with_residual: bool, budget_s: float) -> Cost:
     """Checks and times one layer.
 
     Raises:
@@ -100,22 +98,16 @@ def measure(cell: Cell, device: torch.device, residual: bool, budget_s: float) -
     reason = contenders.why_not(layer, cell.precision, "fprop", cell.peer, device)
     if reason is not None or layer.transposed:
         raise contenders.Unmeasurable(reason or "transposed convolutions have no epilogue")
-    dtype = contenders.DTYPES[cell.precision]
     with contenders.switches(cell.precision, cell.peer):
-        sets = [
-            contenders.make_buffers(layer, cell.precision, cell.layout, device)
-            for _ in range(buffer_sets(cell, device))
-        ]
-        bias = torch.randn(layer.K, device=device).to(dtype)
-        _check(cell, sets[0], bias, sets[0].dy if residual else None)
-        turns: dict[str, list[Call]] = {}
-        for buffers in sets:
-            ways = calls(layer, buffers, bias, buffers.dy if residual else None)
-            for name, call in ways.items():
-                turns.setdefault(name, []).append(call)
+        first = contenders.make_buffers(layer, cell.precision, cell.layout, device)
+        bias = torch.randn(layer.K, device=device).to(first.x.dtype)
+        sets = [replace(buffers, bias=bias) for buffers in buffer_sets(cell, first, device)]
+        _check(cell, sets[0], with_residual)
+        ways = [calls(layer, buffers, with_residual) for buffers in sets]
+        turns = {name: [each[name] for each in ways] for name in ways[0]}
         times = timing.interleaved(turns, device, budget_s=budget_s).times
     return Cost(
-        layer.suite, layer.name, layer.problem(), cell.precision, cell.layout, residual,
+        layer.suite, layer.name, layer.problem(), cell.precision, cell.layout, with_residual,
         *(times[name].median for name in ("bare", "fused", "composed", "peer")),
     )  # fmt: skip
 
@@ -130,15 +122,13 @@ def summary(costs: Sequence[Cost]) -> Table:
     for cost in costs:
         groups.setdefault((cost.precision, cost.layout, cost.residual), []).append(cost)
 
-    def mean(values: list[float]) -> str:
-        return f"{math.exp(sum(map(math.log, values)) / len(values)):.3f}"
-
     for (precision, layout, residual), found in groups.items():
         over = [cost.overhead for cost in found]
         table.add_row(
             precision, layout, "residual, relu" if residual else "relu", str(len(found)),
-            mean(over), f"{max(over):.2f}", mean([c.composed_ms / c.bare_ms for c in found]),
-            mean([cost.ratio for cost in found]),
+            f"{geomean(over):.3f}", f"{max(over):.2f}",
+            f"{geomean(cost.composed_ms / cost.bare_ms for cost in found):.3f}",
+            f"{geomean(cost.ratio for cost in found):.3f}",
         )  # fmt: skip
     return table
 
@@ -154,40 +144,25 @@ def text_of(cost: Cost) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    cuda = torch.cuda.is_available()
-    several(parser, "--suite", layers.suites(), "resnet50" if cuda else "smoke", "layers")
-    several(parser, "--dtype", [*contenders.DTYPES], "tf32,fp16" if cuda else "fp32", "precisions")
-    several(parser, "--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    add_layer_arguments(parser, "resnet50")
     several(parser, "--epilogue", ("relu", "residual"), "relu,residual", "with a residual or not")
-    parser.add_argument("--layer", default="", help="only layers whose name holds this")
-    parser.add_argument("--batch", type=int, help="the batch size of every layer")
-    parser.add_argument("--device", default="cuda" if cuda else "cpu", help="cuda or cpu")
+    parser.add_argument("--device", default=device, help="cuda or cpu")
     parser.add_argument("--row-s", type=float, default=1.0, help="seconds of timing a layer")
     parser.add_argument("--json", type=Path, help="a file to write the times to")
+    parser.set_defaults(op=["fprop"], family=["auto"])
 
 
 def main(arguments: argparse.Namespace) -> int:
     console = Console()
     device = torch.device(arguments.device)
-    chosen = layers.load(arguments.suite, arguments.batch)
-    costs = []
-    wrong = 0
-    for layer in spread([layer for layer in chosen if arguments.layer in layer.name]):
-        for precision in arguments.dtype:
-            for layout in arguments.layout:
-                for epilogue in arguments.epilogue:
-                    peer = "cudnn" if device.type == "cuda" else "aten"
-                    cell = Cell(layer, precision, layout, "fprop", peer)
-                    try:
-                        cost = measure(cell, device, epilogue == "residual", arguments.row_s)
-                    except contenders.Unmeasurable:
-                        continue
-                    except verify.Wrong as error:
-                        wrong += 1
-                        console.print(f"{layer.name} {precision} {layout}: wrong: {error}")
-                        continue
-                    costs.append(cost)
-                    console.print(text_of(cost), highlight=False, soft_wrap=True)
+    arguments.peer = ["cudnn" if device.type == "cuda" else "aten"]
+    todo = (
+        (cell, partial(measure, cell, device, epilogue == "residual", arguments.row_s))
+        for cell in cells(arguments)
+        for epilogue in arguments.epilogue
+    )
+    costs, wrong = attempt(todo, text_of, console)
     console.print(summary(costs))
     if arguments.json:
         results.save_outcomes(arguments.json, device, "layers", costs)

@@ -40,14 +40,28 @@ class Cell:
         }  # fmt: skip
 
 
-def buffer_sets(cell: Cell, device: torch.device) -> int:
+def buffer_sets(cell: Cell, first: Buffers, device: torch.device) -> list[Buffers]:
     """Sets of buffers that take turns, so that none is in the L2 cache when its turn comes."""
-    if device.type != "cuda":
-        return 1
-    dtype = contenders.DTYPES[cell.precision]
-    size = cell.layer.least_bytes(dtype.itemsize)
-    l2 = torch.cuda.get_device_properties(device).L2_cache_size
-    return 1 if size > l2 else min(MOST_SETS, -(-2 * l2 // size))
+    count = 1
+    if device.type == "cuda":
+        dtype = contenders.DTYPES[cell.precision]
+        size = cell.layer.least_bytes(dtype.itemsize)
+        l2 = torch.cuda.get_device_properties(device).L2_cache_size
+        count = 1 if size > l2 else min(MOST_SETS, -(-2 * l2 // size))
+    others = (
+        contenders.make_buffers(cell.layer, cell.precision, cell.layout, device)
+        for _ in range(count - 1)
+    )
+    return [first, *others]
+
+
+def exact_sample(cell: Cell, buffers: Buffers, result: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices of some elements of a result, and what these are in float64."""
+    at = verify.sample(result.shape, verify.SAMPLES[cell.op])
+    exact = verify.exact(cell.layer, cell.op, at, buffers.x, buffers.w, buffers.dy)
+    if cell.op == "fprop" and buffers.bias is not None:
+        exact = exact + buffers.bias.double()[at[:, 1].to(exact.device)]
+    return at, exact
 
 
 def _memory_beside_the_result(call: Call, device: torch.device) -> tuple[Tensor, float | None]:
@@ -80,10 +94,7 @@ def _verified(cell: Cell, buffers: Buffers, device: torch.device) -> Row:
     verify.poison(device, bytes_)
     result, ours_extra = _memory_beside_the_result(ours, device)
 
-    at = verify.sample(result.shape, verify.SAMPLES[cell.op])
-    exact = verify.exact(cell.layer, cell.op, at, buffers.x, buffers.w, buffers.dy)
-    if cell.op == "fprop" and buffers.bias is not None:
-        exact = exact + buffers.bias.double()[at[:, 1].to(device)]
+    at, exact = exact_sample(cell, buffers, result)
     ours_err = verify.relative_error(result, at, exact)
     peer_err = verify.relative_error(expected, at, exact)
     verify.check(result, expected, ours_err, peer_err, cell.precision)
@@ -97,9 +108,7 @@ def _timed(
     cell: Cell, first: Buffers, device: torch.device, budget_s: float
 ) -> tuple[timing.Measurement, list[str]]:
     """The times, and what the GPU's state says of them."""
-    sets = [first]
-    for _ in range(buffer_sets(cell, device) - 1):
-        sets.append(contenders.make_buffers(cell.layer, cell.precision, cell.layout, device))
+    sets = buffer_sets(cell, first, device)
     calls = {
         "ours": [contenders.ours(cell.layer, cell.op, b, cell.family) for b in sets],
         "peer": [contenders.peers(cell.layer, cell.op, b, cell.peer) for b in sets],

@@ -18,6 +18,7 @@ from . import figures, page, results
 from .figures import Theme, peer_name, times
 from .page import Plot
 from .results import BadResults, Results, Row
+from .timing import geomean
 
 HERE = Path(__file__).parent
 SWEEPS = "scaling"  # shapes made to vary one size: plotted by themselves, and in no mean
@@ -64,7 +65,7 @@ def summary(rows: Sequence[Row]) -> Table:
         ratios = [row["ratio"] for row in panel if "error" not in row]
         words = [""] * 4
         if ratios:
-            mean, best, worst = map(times, (figures.geomean(ratios), max(ratios), min(ratios)))
+            mean, best, worst = map(times, (geomean(ratios), max(ratios), min(ratios)))
             words = [mean, str(sum(ratio > 1 for ratio in ratios)), best, worst]
         errors = [row["error"] for row in panel if "error" in row]
         wrong = sum(error.startswith("wrong") for error in errors)
@@ -121,7 +122,7 @@ def plots(chosen: Sequence[Row], rows: Sequence[Row], meta: Meta) -> Iterator[Pl
     peer = chosen[0]["peer"]
     layers = [row for row in chosen if row["suite"] != SWEEPS]
     if compared := measured(layers, "ratio"):
-        mean = times(figures.geomean(row["ratio"] for row in compared))
+        mean = times(geomean(row["ratio"] for row in compared))
         alt = f"bars of {len(compared)} ratios on a log scale; their geometric mean is {mean}"
         yield plot("ratios", peer, alt, partial(figures.ratios, compared, peer))
     peaks = meta.get("peaks")

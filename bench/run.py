@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from rich.console import Console
@@ -17,6 +18,8 @@ from . import contenders, layers, machine, results, timing, verify
 from .measure import Cell, measure
 from .options import several
 from .results import Results, Row
+
+Outcome = TypeVar("Outcome")
 
 HERE = Path(__file__).parent
 GOLDEN = 0.6180339887498949
@@ -28,13 +31,19 @@ METHOD = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_layer_arguments(parser: argparse.ArgumentParser, suite: str) -> None:
+    """The options that say which layers, in which precisions and layouts."""
     cuda = torch.cuda.is_available()
-    several(
-        parser, "--suite", layers.suites(), "kernelbench_l1,resnet50" if cuda else "smoke", "layers"
-    )
+    several(parser, "--suite", layers.suites(), suite if cuda else "smoke", "layers")
     several(parser, "--dtype", [*contenders.DTYPES], "tf32,fp16" if cuda else "fp32", "precisions")
     several(parser, "--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
+    parser.add_argument("--layer", default="", help="only layers whose name holds this")
+    parser.add_argument("--batch", type=int, help="the batch size of every layer")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    cuda = torch.cuda.is_available()
+    add_layer_arguments(parser, "kernelbench_l1,resnet50")
     several(parser, "--op", contenders.OPS, "fprop", "passes")
     several(
         parser,
@@ -45,8 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     families = ("auto", *contenders.families())
     several(parser, "--family", families, "auto", "families of ours")
-    parser.add_argument("--layer", default="", help="only layers whose name holds this")
-    parser.add_argument("--batch", type=int, help="the batch size of every layer")
     parser.add_argument("--device", default="cuda" if cuda else "cpu", help="cuda or cpu")
     parser.add_argument("--budget-s", type=float, help="stop cleanly after so many seconds")
     parser.add_argument("--row-s", type=float, default=2.0, help="seconds of timing a row, at most")
@@ -72,6 +79,29 @@ def cells(arguments: argparse.Namespace) -> list[Cell]:
         for peer in arguments.peer
         for family in arguments.family
     ]
+
+
+def attempt(
+    todo: Iterable[tuple[Cell, Callable[[], Outcome]]],
+    text_of: Callable[[Outcome], str],
+    console: Console,
+) -> tuple[list[Outcome], int]:
+    """What can be measured, printed one after the other, and how many results were wrong."""
+    outcomes = []
+    wrong = 0
+    for cell, measured in todo:
+        try:
+            outcome = measured()
+        except contenders.Unmeasurable:
+            continue
+        except verify.Wrong as error:
+            wrong += 1
+            what = f"{cell.layer.name} {cell.precision} {cell.layout} {cell.op}"
+            console.print(f"{what}: wrong: {error}", highlight=False, soft_wrap=True)
+            continue
+        outcomes.append(outcome)
+        console.print(text_of(outcome), highlight=False, soft_wrap=True)
+    return outcomes, wrong
 
 
 def results_path(device: torch.device) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,10 @@ def quartiles(values: Sequence[float]) -> Timing:
         return Timing(values[0], values[0], values[0], 1)
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return Timing(median, low, high, len(values))
+
+
+def geomean(values: Iterable[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, values)))
 
 
 def ratio_of(ours: Sequence[float], peer: Sequence[float]) -> Ratio:

@@ -8,9 +8,9 @@ run. All results are checked against that of the planner's choice, which itself 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from rich.table import Table
 import customconv
 from customconv import _C
 
-from . import contenders, layers, results, timing, verify
+from . import contenders, results, timing, verify
 from .contenders import Buffers
 from .layers import Layer
-from .measure import Cell, buffer_sets
+from .measure import Cell, buffer_sets, exact_sample
 from .options import several
-from .run import spread
-from .timing import Call
+from .run import add_layer_arguments, attempt, cells
+from .timing import Call, geomean
 
 CLOSE = 0.05  # a choice so near the best is as good
 
@@ -80,10 +80,7 @@ def call_by(plan: _C.ConvPlan, layer: Layer, op: str, buffers: Buffers) -> Call:
 def _check(cell: Cell, buffers: Buffers, calls: Sequence[Call]) -> None:
     """Raises ``verify.Wrong`` where a plan's result can't be right."""
     expected = calls[0]()
-    at = verify.sample(expected.shape, verify.SAMPLES[cell.op])
-    exact = verify.exact(cell.layer, cell.op, at, buffers.x, buffers.w, buffers.dy)
-    if cell.op == "fprop" and buffers.bias is not None:
-        exact = exact + buffers.bias.double()[at[:, 1].to(exact.device)]
+    at, exact = exact_sample(cell, buffers, expected)
     error = verify.relative_error(expected, at, exact)
     for call in calls:
         result = call()
@@ -103,16 +100,13 @@ def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcom
     if reason is not None:
         raise contenders.Unmeasurable(reason)
     with contenders.switches(cell.precision, cell.peer):
-        sets = [
-            contenders.make_buffers(layer, cell.precision, cell.layout, device)
-            for _ in range(buffer_sets(cell, device))
-        ]
-        first = sets[0]
+        first = contenders.make_buffers(layer, cell.precision, cell.layout, device)
         bias = first.bias if cell.op == "fprop" else None
         found = _C.variants(first.x, first.w, bias, *layer.geometry, cell.op)
         plans = distinct(found, most)
         if not plans:
             raise contenders.Unmeasurable("no family has a plan for it")
+        sets = buffer_sets(cell, first, device)
         calls = {
             str(i): [call_by(plan, layer, cell.op, buffers) for buffers in sets]
             for i, plan in enumerate(plans)
@@ -137,7 +131,7 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
         key = outcome.precision, outcome.layout, outcome.op
         groups.setdefault(key, []).append(outcome.share)
     for (precision, layout, op), shares in groups.items():
-        mean = math.exp(sum(map(math.log, shares)) / len(shares))
+        mean = geomean(shares)
         close = sum(share >= 1 - CLOSE for share in shares)
         table.add_row(precision, layout, op, str(len(shares)), f"{mean:.3f}", f"{min(shares):.2f}",
                       f"{100 * close / len(shares):.0f} %")  # fmt: skip
@@ -157,15 +151,12 @@ def text_of(outcome: Outcome) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    several(parser, "--suite", layers.suites(), "resnet50", "layers")
-    several(parser, "--dtype", [*contenders.DTYPES], "tf32,fp16", "precisions")
-    several(parser, "--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
+    add_layer_arguments(parser, "resnet50")
     several(parser, "--op", contenders.OPS, "fprop", "passes")
-    parser.add_argument("--layer", default="", help="only layers whose name holds this")
-    parser.add_argument("--batch", type=int, help="the batch size of every layer")
     parser.add_argument("--most", type=int, default=24, help="plans of a layer, the cheapest first")
     parser.add_argument("--row-s", type=float, default=1.0, help="seconds of timing a layer")
     parser.add_argument("--json", type=Path, help="a file to write the outcomes to")
+    parser.set_defaults(peer=["cudnn"], family=["auto"])
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -174,24 +165,11 @@ def main(arguments: argparse.Namespace) -> int:
         console.print("needs a GPU: plans are timed on it")
         return 2
     device = torch.device("cuda")
-    chosen = layers.load(arguments.suite, arguments.batch)
-    outcomes = []
-    wrong = 0
-    for layer in spread([layer for layer in chosen if arguments.layer in layer.name]):
-        for op in arguments.op:
-            for precision in arguments.dtype:
-                for layout in arguments.layout:
-                    cell = Cell(layer, precision, layout, op, peer="cudnn")
-                    try:
-                        outcome = tune(cell, device, arguments.most, arguments.row_s)
-                    except contenders.Unmeasurable:
-                        continue
-                    except verify.Wrong as error:
-                        wrong += 1
-                        console.print(f"{layer.name} {precision} {layout} {op}: wrong: {error}")
-                        continue
-                    outcomes.append(outcome)
-                    console.print(text_of(outcome), highlight=False, soft_wrap=True)
+    todo = (
+        (cell, partial(tune, cell, device, arguments.most, arguments.row_s))
+        for cell in cells(arguments)
+    )
+    outcomes, wrong = attempt(todo, text_of, console)
     console.print(summary(outcomes))
     if arguments.json:
         results.save_outcomes(arguments.json, device, "layers", outcomes)

@@ -129,6 +129,12 @@ def tolerances(dtype: torch.dtype, terms: int = 100) -> dict[str, float]:
     }
 
 
+def round_to_tf32(t: Tensor) -> Tensor:
+    """float32 without the 13 bits that TF32 lacks, rounded to the nearest, ties to even."""
+    bits = t.contiguous().view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & -(1 << 13)).view(torch.float32)
+
+
 @contextlib.contextmanager
 def float32_precision(name: str) -> Iterator[None]:
     """PyTorch's switch for convolutions in float32: "ieee" or "tf32"."""

@@ -20,7 +20,7 @@ from compute import (
     poison,
     result_bytes,
 )
-from reference import describe_worst, float32_precision
+from reference import describe_worst, float32_precision, round_to_tf32
 from torch import Tensor
 
 VIEWS = ("unaligned", "sliced", "stepped", "transposed", "images_inside", "expanded_images",
@@ -205,9 +205,3 @@ def explain(trial: Trial, family: str, device: str) -> str:
         allowed = MOST_ERROR * pytorchs * expected.norm() / expected.numel() ** 0.5
     how = f"{times:.3g} times PyTorch's error" if times else "no sum of these terms"
     return f"{family}: {trial}: {how}: {describe_worst(actual, expected, allowed)}"
-
-
-def round_to_tf32(t: Tensor) -> Tensor:
-    """float32 without the 13 bits that TF32 lacks, rounded to the nearest, ties to even."""
-    bits = t.contiguous().view(torch.int32)
-    return ((bits + 0xFFF + ((bits >> 13) & 1)) & -(1 << 13)).view(torch.float32)

@@ -6,8 +6,14 @@ import pytest
 import torch
 from cases import Case, Tensors, output_shape
 from compute import PASSES, as_allowed, by_pytorch, compute, exact, has_plan, plan_of
-from reference import ALL_FAMILIES, LAYOUTS, assert_close_to, float32_precision, relative_error
-from sweep import round_to_tf32
+from reference import (
+    ALL_FAMILIES,
+    LAYOUTS,
+    assert_close_to,
+    float32_precision,
+    relative_error,
+    round_to_tf32,
+)
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu

@@ -16,6 +16,7 @@ from reference import (
     assert_close_to,
     assert_equal,
     float32_precision,
+    round_to_tf32,
     tolerances,
 )
 from torch.autograd import gradcheck, gradgradcheck
@@ -83,6 +84,17 @@ def fused(x, w, bias, scale, residual, problem, activation, last, **keywords):
     )  # fmt: skip
 
 
+def assert_same_gradients(actual, expected, tensors, **close):
+    """The gradients of both outputs' products with the same random numbers."""
+    direction = torch.randn_like(expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(actual, tensors, direction),
+        torch.autograd.grad(expected, tensors, direction),
+        strict=True,
+    ):
+        assert_equal(ours, theirs, **close)
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["residual_first", "residual_last"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -142,14 +154,9 @@ def test_one_kernel_is_as_accurate_as_pytorchs_operators(activation, layout):
             theirs = composed(*tensors, *arguments)
         exact = composed(*(t.double() for t in tensors), *arguments)
         if dtype == torch.float32:  # cuDNN need not use TF32 where it may
-            theirs = composed(*(rounded_to_tf32(t).double() for t in tensors[:2]), *tensors[2:],
+            theirs = composed(*(round_to_tf32(t).double() for t in tensors[:2]), *tensors[2:],
                               *arguments).float()  # fmt: skip
         assert_close_to(actual, exact, theirs, what=f"{problem}, {dtype}")
-
-
-def rounded_to_tf32(t):
-    """Without the 13 bits that TF32 lacks."""
-    return (t.view(torch.int32) + 0x1000 & -0x2000).view(torch.float32)
 
 
 def kernels_of(call):
@@ -246,13 +253,7 @@ def test_any_subset_of_tensors_requires_grad(asked, device):
     for last in (False, True):
         ours = fused(*tensors, TINY, "silu", last)
         theirs = composed(*tensors, TINY, "silu", last)
-        direction = torch.randn_like(ours)
-        for actual, expected in zip(
-            torch.autograd.grad(ours, wanted, direction),
-            torch.autograd.grad(theirs, wanted, direction),
-            strict=True,
-        ):
-            assert_equal(actual, expected, **tolerances(torch.float64))
+        assert_same_gradients(ours, theirs, wanted, **tolerances(torch.float64))
 
 
 @pytest.mark.parametrize("absent", list(itertools.product([False, True], repeat=3))[1:])
@@ -263,13 +264,7 @@ def test_gradients_where_parts_are_absent(absent, device):
     for activation in ("none", "relu", "leaky_relu"):
         ours = fused(x, w, *others, TINY, activation, False, negative_slope=-0.5)
         theirs = composed(x, w, *others, TINY, activation, False, -0.5)
-        direction = torch.randn_like(ours)
-        for actual, expected in zip(
-            torch.autograd.grad(ours, wanted, direction),
-            torch.autograd.grad(theirs, wanted, direction),
-            strict=True,
-        ):
-            assert_equal(actual, expected, **tolerances(torch.float64))
+        assert_same_gradients(ours, theirs, wanted, **tolerances(torch.float64))
 
 
 @pytest.mark.gpu
@@ -277,8 +272,7 @@ def test_gradients_where_parts_are_absent(absent, device):
 def test_gradients_of_one_kernel(activation):
     problem = FUSABLE["3x3"]
     tensors = leaves(*make(problem, "cuda", torch.float16, torch.channels_last))
-    wide = leaves(*tensors)
-    wide = [t.detach().double().requires_grad_() for t in wide]
+    wide = [t.detach().double().requires_grad_() for t in tensors]
     ours = fused(*tensors, problem, activation, False)
     exact = composed(*wide, problem, activation, False)
     direction = torch.randn_like(exact)
@@ -322,13 +316,7 @@ def test_compiled(device):
     actual = torch.compile(call, fullgraph=True)(*tensors)
     expected = call(*tensors)
     assert_equal(actual, expected, **tolerances(torch.float32))
-    direction = torch.randn_like(expected)
-    for ours, theirs in zip(
-        torch.autograd.grad(actual, tensors, direction),
-        torch.autograd.grad(expected, tensors, direction),
-        strict=True,
-    ):
-        assert_equal(ours, theirs, **tolerances(torch.float32, 1000))
+    assert_same_gradients(actual, expected, tensors, **tolerances(torch.float32, 1000))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
