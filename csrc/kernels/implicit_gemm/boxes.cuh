@@ -1,6 +1,8 @@
 // Channels-last input: the copy engine brings planes in boxes, the matrix instruction reads them.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/implicit_gemm/work.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -47,21 +49,20 @@ template <int kKernel>
 inline constexpr int kPlaneBlocks =
     kKernels[kKernel].blocks() / warpgroups(kKernels[kKernel], Fetch::kShared);
 
-// Adds a tap's products over the first kPieces pieces of its channels. `pixels`: where the tap's
-// blocks of pixels are in shared memory. No branch may come between the products of a group: the
-// compiler would make several groups of it.
+// Adds a tap's products over the first kPieces pieces of its channels. No branch may come between
+// the products of a group: the compiler would make several groups of it.
 template <typename T, int kKernel, int kPieces>
 __device__ inline void add_tap(float (&sum)[kPlaneBlocks<kKernel>][kKernels[kKernel].channels / 2],
-                               uint32_t filters, const uint32_t (&pixels)[kPlaneBlocks<kKernel>],
-                               uint32_t group_bytes, int accumulate) {
+                               uint64_t filters, const uint64_t (&pixels)[kPlaneBlocks<kKernel>],
+                               int accumulate) {
   ptx::begin_products();
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
-    const uint64_t f = ptx::describe_rows(filters + piece * kPieceBytes, 8 * kRowBytes);
 #pragma unroll
     for (int b = 0; b < kPlaneBlocks<kKernel>; ++b) {
-      const uint64_t x = ptx::describe_rows(pixels[b] + piece * kPieceBytes, group_bytes);
-      ptx::Product<T, kKernels[kKernel].channels>::add(sum[b], x, f, piece > 0 || accumulate);
+      ptx::Product<T, kKernels[kKernel].channels>::add(
+          sum[b], ptx::advance(pixels[b], piece * kPieceBytes),
+          ptx::advance(filters, piece * kPieceBytes), piece > 0 || accumulate);
     }
   }
   ptx::commit_products();
@@ -74,52 +75,60 @@ __device__ inline void multiply_planes(
     float (&sum)[kPlaneBlocks<kKernel>][kKernels[kKernel].channels / 2]) {
   constexpr int kBlocks = kPlaneBlocks<kKernel>;
   constexpr int kWeightBytes = kKernels[kKernel].channels * kRowBytes;
+  constexpr int kWholePieces = kRowBytes / kPieceBytes;
   const bool leader = threadIdx.x % 128 == 0;
-  Step step(p, work.first);
-  int accumulate = 0;
-  ptx::Barrier* w_done = nullptr;  // what the products under way still read
-  ptx::Barrier* x_done = nullptr;
-  const auto completed = [&] {
-    if (leader && w_done != nullptr) ptx::arrive(w_done);
-    if (leader && x_done != nullptr) ptx::arrive(x_done);
-    x_done = nullptr;
-  };
-  for (int i = work.first; i < work.last; ++i, step.advance(p)) {
-    ptx::wait(&shared.x_full[x.stage], x.parity);
-    const uint32_t plane = ptx::shared_address(shared.input + x.stage * p.stage_bytes);
-    const int pieces = step.pieces(p);
-    uint32_t row = 0;
-    for (int r = step.plane_h; r < p.R; r += p.h.planes, row += p.h.step * p.pitch * kRowBytes) {
-      uint32_t tap = row;
-      for (int s = step.plane_w; s < p.S; s += p.w_axis.planes, tap += p.w_axis.step * kRowBytes) {
-        ptx::wait(&shared.w_full[w.stage], w.parity);
-        const uint32_t filters = ptx::shared_address(shared.weights + w.stage * kWeightBytes);
-        uint32_t pixels[kBlocks];
+  const uint64_t filters = ptx::describe_rows(ptx::shared_address(shared.weights), 8 * kRowBytes);
+  const uint64_t planes = ptx::describe_rows(ptx::shared_address(shared.input), p.group_bytes);
+  uint32_t block_at[kBlocks];
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          pixels[b] = plane + tap + p.block_at[warpgroup * kBlocks + b];
+  for (int b = 0; b < kBlocks; ++b) block_at[b] = p.block_at[warpgroup * kBlocks + b];
+  const int row_bytes = p.h.step * p.pitch * kRowBytes, tap_bytes = p.w_axis.step * kRowBytes;
+  int accumulate = 0;
+  int w_done = -1, x_done = -1;  // stages that the products under way still read
+  const auto completed = [&] {
+    if (leader && w_done >= 0) ptx::arrive(&shared.w_empty[w_done]);
+    if (leader && x_done >= 0) ptx::arrive(&shared.x_empty[x_done]);
+    x_done = -1;
+  };
+  Step step(p, work.first);
+#pragma unroll 1
+  for (int i = work.first; i < work.last; ++i, step.advance(p)) {
+    const auto add_taps = [&](auto pieces) {
+      int row = x.stage * p.stage_bytes;
+#pragma unroll 1
+      for (int r = step.plane_h; r < p.R; r += p.h.planes, row += row_bytes) {
+        int tap = row;
+#pragma unroll 1
+        for (int s = step.plane_w; s < p.S; s += p.w_axis.planes, tap += tap_bytes) {
+          uint64_t pixels[kBlocks];
+#pragma unroll
+          for (int b = 0; b < kBlocks; ++b) pixels[b] = ptx::advance(planes, block_at[b] + tap);
+          ptx::wait(&shared.w_full[w.stage], w.parity);
+          add_tap<T, kKernel, decltype(pieces)::value>(
+              sum, ptx::advance(filters, w.stage * kWeightBytes), pixels, accumulate);
+          accumulate = 1;
+          ptx::await_products<1>();
+          completed();
+          w_done = w.stage;
+          w.advance(p.w_stages);
         }
-        switch (pieces) {
-          case 4:
-            add_tap<T, kKernel, 4>(sum, filters, pixels, p.group_bytes, accumulate);
-            break;
-          case 3:
-            add_tap<T, kKernel, 3>(sum, filters, pixels, p.group_bytes, accumulate);
-            break;
-          case 2:
-            add_tap<T, kKernel, 2>(sum, filters, pixels, p.group_bytes, accumulate);
-            break;
-          default:
-            add_tap<T, kKernel, 1>(sum, filters, pixels, p.group_bytes, accumulate);
-        }
-        accumulate = 1;
-        ptx::await_products<1>();
-        completed();
-        w_done = &shared.w_empty[w.stage];
-        w.advance(p.w_stages);
       }
+    };
+    ptx::wait(&shared.x_full[x.stage], x.parity);
+    switch (step.pieces(p)) {
+      case kWholePieces:
+        add_taps(std::integral_constant<int, kWholePieces>());
+        break;
+      case 3:
+        add_taps(std::integral_constant<int, 3>());
+        break;
+      case 2:
+        add_taps(std::integral_constant<int, 2>());
+        break;
+      default:
+        add_taps(std::integral_constant<int, 1>());
     }
-    x_done = &shared.x_empty[x.stage];
+    x_done = x.stage;
     x.advance(p.x_stages);
   }
   ptx::await_products<0>();

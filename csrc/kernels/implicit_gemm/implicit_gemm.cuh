@@ -320,8 +320,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   }
   p.group_bytes =
       static_cast<uint32_t>((tile.shape == Shape::kSquares ? tile.pitch : 8) * kRowBytes);
-  p.steps = tile.steps();
   p.splits = tile.splits;
+  p.split_steps = tile.steps() / tile.splits;
+  p.longer_splits = tile.steps() % tile.splits;
   p.clustered = tile.clustered;
   p.items = static_cast<int>(tile.tiles()) * tile.splits;
   p.pieces = tile.pieces;
@@ -334,6 +335,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.tiles_q = D(tile.tiles_q);
   p.tiles_p = D(tile.tiles_p);
   p.tiles_n = D(tile.tiles_n);
+  p.planes_h = D(tile.h.planes);
+  p.planes_w = D(tile.w.planes);
   p.partial = reinterpret_cast<float*>(static_cast<char*>(context.workspace) +
                                        plan.workspace_bytes - partial_bytes(tile));
 

@@ -150,7 +150,9 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   if constexpr (kFetch == Fetch::kFlat) list_flat(p, shared.flat);
   __syncthreads();
   if (rarely(p.clustered)) ptx::sync_cluster();  // the others can be written to
-  const int warpgroup = threadIdx.x / 128;
+  // The same for a warp, which the compiler is told so: what follows from it needs no registers of
+  // each thread, and descriptors of operands are such.
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     ptx::give_registers<loader_registers(kKind, kFetch)>();
     if (threadIdx.x == 0) ptx::await_dependency();  // of the weights, where a kernel packs them

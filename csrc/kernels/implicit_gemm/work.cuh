@@ -69,13 +69,15 @@ struct Params {
   int staging_bytes;               // of all stores
   uint32_t block_at[kMostBlocks];  // boxes: of a block's first pixel in a plane
   uint32_t group_bytes;            // boxes: from eight of its pixels to the next eight
-  int items, steps, splits;
-  bool clustered;  // a tile's splits are a cluster
+  int items, splits;
+  int split_steps, longer_splits;  // steps of a split, of which the first few have one more
+  bool clustered;                  // a tile's splits are a cluster
   int pieces, chunk;
   const void* units;  // weights that are no matrix
   int unit_count;     // of a tile
   bool planes_first;  // tiles of the same channels follow each other
   Divider<int32_t> tiles_k, tiles_q, tiles_p, tiles_n, in_cluster;
+  Divider<int32_t> planes_h, planes_w;
   float* partial;
 };
 
@@ -98,8 +100,8 @@ __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   if (p.planes_first) work.at.k = p.tiles_k.split(rest) * channels;
   work.at.n = p.tiles_n.split(rest) * p.images;
   if (p.clustered) rest = own_split;
-  work.first = static_cast<int>(int64_t{p.steps} * rest / p.splits);
-  work.last = static_cast<int>(int64_t{p.steps} * (rest + 1) / p.splits);
+  work.first = rest * p.split_steps + min(rest, p.longer_splits);
+  work.last = work.first + p.split_steps + (rest < p.longer_splits ? 1 : 0);
   return work;
 }
 
@@ -120,9 +122,9 @@ struct Step {
   int chunk, plane_h, plane_w;
   template <typename T>
   __device__ Step(const Params<T>& p, int index) {
-    plane_w = index % p.w_axis.planes;
-    plane_h = index / p.w_axis.planes % p.h.planes;
-    chunk = index / (p.w_axis.planes * p.h.planes);
+    chunk = index;
+    plane_w = p.planes_w.split(chunk);
+    plane_h = p.planes_h.split(chunk);
   }
   template <typename T>
   __device__ void advance(const Params<T>& p) {
