@@ -23,6 +23,8 @@ class Divider {
     }
   }
 
+  __device__ Index divisor() const { return divisor_; }
+
   __device__ Index quotient(Index n) const {
     if constexpr (std::is_same_v<Index, int32_t>) {
       const uint32_t high = __umulhi(static_cast<uint32_t>(n), magic_);

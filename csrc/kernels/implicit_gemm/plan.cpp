@@ -32,11 +32,12 @@ constexpr double kLaunchMs = 0.004;
 constexpr double kNextMs = 0.002;  // of a kernel that begins while the one in front of it ends
 constexpr double kBandwidthShare = 0.85;
 
-constexpr int kMostTurns = 3;         // of splits
-constexpr int64_t kMostImage = 2048;  // pixels, that are copied whole
-constexpr int64_t kFarReach = 6;      // pixels of halo
-constexpr int64_t kMostRows = 32;     // of pixels in a tile of lines
-constexpr int kFewChannels = 4;       // up to which channels and taps are one dimension
+constexpr int kMostExchange = 64 << 10;  // bytes of a cluster's exchange: it leaves fewer stages
+constexpr int kMostTurns = 3;            // of splits
+constexpr int64_t kMostImage = 2048;     // pixels, that are copied whole
+constexpr int64_t kFarReach = 6;         // pixels of halo
+constexpr int64_t kMostRows = 32;        // of pixels in a tile of lines
+constexpr int kFewChannels = 4;          // up to which channels and taps are one dimension
 
 // Clocks that a multiprocessor takes to multiply a tile, to load it and to store it.
 struct Clocks {
@@ -306,6 +307,8 @@ class Search {
     for (int64_t splits = 2; splits <= std::min<int64_t>(kMostClustered, t.steps()); splits *= 2) {
       const double room = (splits == 2 ? 1 : kClusterShare) * d_.sm_count;
       if (static_cast<double>(t.tiles() * splits) > room) break;
+      if (exchange_bytes(make_tile(p_, variant | kClustered, pixels, splits)) > kMostExchange)
+        break;
       try_splits(variant | kClustered, pixels, splits);
     }
   }

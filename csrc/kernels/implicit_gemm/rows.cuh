@@ -221,11 +221,12 @@ __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int t
   }
 }
 
-// Whole images, whose channels follow each other; called by one thread.
+// Whole images, whose channels follow each other; called by a warp.
 template <typename T, int kChannels>
 __device__ inline void load_images(const Params<T>& p, const Shared& shared) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
+  const bool elected = ptx::elect_one();
   Place x;
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const int bytes = walk.step.pieces(p) * kPiece * s.row.channel_bytes;
@@ -234,26 +235,31 @@ __device__ inline void load_images(const Params<T>& p, const Shared& shared) {
     char* to = shared.input + x.stage * p.stage_bytes;
     const T* from = s.x + walk.work.at.n * s.n + walk.step.chunk * p.chunk * kPiece * s.c;
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
-    ptx::arrive_expecting(full, images * bytes);
-    for (int i = 0; i < images; ++i, from += s.n, to += s.image_bytes) {
-      ptx::copy_bytes(to, from, bytes, full);
+    if (elected) {
+      ptx::arrive_expecting(full, images * bytes);
+      for (int i = 0; i < images; ++i, from += s.n, to += s.image_bytes) {
+        ptx::copy_bytes(to, from, bytes, full);
+      }
     }
     x.advance(p.x_stages);
   }
 }
 
-// The weights of a step's groups of products, `load` fetches one.
+// The weights of a step's groups of products, `load` fetches one; called by a warp.
 template <typename T, int kChannels, Fetch kFetch>
 __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared) {
   constexpr int kGroup = group_products(kFetch);
   constexpr int kUnitBytes = kChannels * kPieceBytes;
   const int taps_h = p.R / p.h.planes, taps_w = p.S / p.w_axis.planes;
+  const bool elected = ptx::elect_one();
   Place w;
   const auto load = [&](int bytes, auto copy) {
     ptx::Barrier* full = &shared.w_full[w.stage];
     ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
-    ptx::arrive_expecting(full, bytes);
-    copy(shared.weights + w.stage * (kGroup * kUnitBytes), full);
+    if (elected) {
+      ptx::arrive_expecting(full, bytes);
+      copy(shared.weights + w.stage * (kGroup * kUnitBytes), full);
+    }
     w.advance(p.w_stages);
   };
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {

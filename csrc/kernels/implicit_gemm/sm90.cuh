@@ -149,20 +149,28 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   ptx::start_dependents();
   if constexpr (kFetch == Fetch::kFlat) list_flat(p, shared.flat);
   __syncthreads();
-  if (rarely(p.clustered)) ptx::sync_cluster();  // the others can be written to
-  // The same for a warp, which the compiler is told so: what follows from it needs no registers of
-  // each thread, and descriptors of operands are such.
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  if (rarely(p.clustered)) ptx::meet_cluster();  // the others can be written to
+  // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
+  // uniform registers, where copies and products want their operands.
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const int warpgroup = warp / 4;
   if (warpgroup == 0) {
     ptx::give_registers<loader_registers(kKind, kFetch)>();
-    if (threadIdx.x == 0) ptx::await_dependency();  // of the weights, where a kernel packs them
-    if constexpr (kBoxes) {
-      if (threadIdx.x == 0) load_tap_weights<T, kChannels>(p, shared);
-      if (threadIdx.x == 32) load_planes<T, kChannels>(p, shared);
-    } else {
-      if (threadIdx.x == 0) load_row_weights<T, kChannels, kFetch>(p, shared);
-      if (kCopied && threadIdx.x >= 32) load_rows<T, kChannels>(p, shared, threadIdx.x - 32);
-      if (!kCopied && threadIdx.x == 32) load_images<T, kChannels>(p, shared);
+    if (warp == 0) {
+      ptx::await_dependency();  // of the weights, where a kernel packs them
+      if constexpr (kBoxes) {
+        load_tap_weights<T, kChannels>(p, shared);
+      } else {
+        load_row_weights<T, kChannels, kFetch>(p, shared);
+      }
+    } else if (kCopied) {
+      load_rows<T, kChannels>(p, shared, threadIdx.x - 32);
+    } else if (warp == 1) {
+      if constexpr (kBoxes) {
+        load_planes<T, kChannels>(p, shared);
+      } else {
+        load_images<T, kChannels>(p, shared);
+      }
     }
   } else {
     ptx::take_registers<math_registers(kKind, kFetch)>();

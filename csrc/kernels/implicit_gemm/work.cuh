@@ -164,7 +164,10 @@ class Walk {
   }
   __device__ bool is_over() const { return item_ >= p_.items; }
   __device__ bool is_new_tile() const { return index_ == work.first; }
-  __device__ Corner plane() const {
+  // Steps of the tile in front of this one.
+  __device__ int taken() const { return index_ - work.first; }
+  __device__ Corner plane() const { return plane(step); }
+  __device__ Corner plane(const Step& step) const {
     Corner at = work.at;
     at.p = at.p * p_.stride_h - p_.pad_h + step.plane_h * p_.dilation_h;
     at.q = at.q * p_.stride_w - p_.pad_w + step.plane_w * p_.dilation_w;

@@ -55,6 +55,19 @@ __device__ inline void wait(Barrier* barrier, uint32_t parity) {
       : "memory");
 }
 
+// Chooses one thread of a warp, all of whose threads are here.
+__device__ inline bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, elected;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // Among some warps of a block; barrier 0 is __syncthreads's.
 template <int kThreads>
 __device__ inline void sync_threads(int barrier) {

@@ -11,6 +11,15 @@ __device__ inline int cluster_rank() {
   return static_cast<int>(rank);
 }
 
+// Of all threads of a cluster that have not returned; of what they wrote, only barriers that were
+// initialised and fenced are seen after.
+__device__ inline void meet_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
 // Of all threads of a cluster that have not returned. What was written before is seen after.
 __device__ inline void sync_cluster() {
   asm volatile(

@@ -33,6 +33,13 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, Barrier* barri
       : "memory");
 }
 
+// Brings a box to the second-level cache.
+__device__ inline void prefetch_box(const CUtensorMap* map, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+}
+
 // Whole 16 bytes, aligned to 16 on both sides.
 __device__ inline void copy_bytes(void* to, const void* from, int bytes, Barrier* barrier) {
   asm volatile(
