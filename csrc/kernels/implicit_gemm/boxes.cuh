@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/implicit_gemm/work.cuh"
+#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
@@ -12,43 +13,61 @@ namespace customconv::implicit_gemm {
 // Loaders are whole warps, so that the compiler keeps what they count in uniform registers; one of
 // the threads starts the copies.
 
+// Waits until all stages are read: nobody may tell a block that has ended.
+__device__ inline void await_readers(ptx::Barrier* empty, int stages, Place next) {
+  for (int i = 0; i < stages; ++i) {
+    ptx::wait(&empty[next.stage], next.parity ^ 1);
+    next.advance(stages);
+  }
+}
+
 // The weights of one tap after the other.
 template <typename T, int kChannels>
 __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   constexpr int kBytes = kChannels * kRowBytes;
   const bool elected = ptx::elect_one();
+  const Sharing<T> own(p, ptx::cluster_rank());
+  const int part = own.w * p.w_part;
+  const auto sharers = static_cast<uint16_t>((1 << own.x) | (1 << (p.share_x + own.x)));
   Place w;
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
-    const int k = walk.work.at.k, c = walk.step.chunk * kChunk;
+    const int k = walk.work.at.k + part, c = walk.step.chunk * kChunk;
 #pragma unroll 1
     for (int r = walk.step.plane_h; r < p.R; r += p.h.planes) {
 #pragma unroll 1
       for (int s = walk.step.plane_w; s < p.S; s += p.w_axis.planes) {
+        char* to = shared.weights + w.stage * kBytes + part * kRowBytes;
+        ptx::Barrier* full = &shared.w_full[w.stage];
         ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
         if (elected) {
-          ptx::arrive_expecting(&shared.w_full[w.stage], kBytes);
-          ptx::copy_box(shared.weights + w.stage * kBytes, &p.w, &shared.w_full[w.stage], c,
-                        r * p.S + s, k);
+          ptx::arrive_expecting(full, kBytes);
+          if (p.share_w == 1) {
+            ptx::copy_box(to, &p.w, full, c, r * p.S + s, k);
+          } else {
+            ptx::multicast_box(sharers, to, &p.w, full, c, r * p.S + s, k);
+          }
         }
         w.advance(p.w_stages);
       }
     }
   }
+  await_readers(shared.w_empty, p.w_stages, w);
 }
 
 // Tiles of the same pixels begin at the same time. While each waits for its first stages, they
 // bring what follows to the second-level cache, each its share: all asking for the same planes,
 // they would keep memory waiting.
 template <typename T, int kChannels>
-__device__ inline void prefetch_planes(const Params<T>& p, const Walk<T>& walk, bool elected) {
+__device__ inline void prefetch_planes(const Params<T>& p, const Walk<T>& walk,
+                                       const Sharing<T>& own, bool elected) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
-  const int tiles = p.tiles_k.divisor();
-  if (tiles == 1) return;
-  const int own = walk.work.at.k / kChannels;
-  for (int i = walk.work.first + p.x_stages + own; i < walk.work.last; i += tiles) {
+  const int groups = p.groups_k.divisor();
+  if (groups == 1) return;
+  const int group = walk.work.at.k / (kChannels * p.share_x);
+  for (int i = walk.work.first + p.x_stages + group; i < walk.work.last; i += groups) {
     const Step step(p, i);
-    const Corner at = walk.plane(step);
+    const Corner at = walk.plane(step, own);
     if (elected) ptx::prefetch_box(&p.x, step.chunk * kChunk, at.q, at.p, at.n);
   }
 }
@@ -57,18 +76,27 @@ template <typename T, int kChannels>
 __device__ inline void load_planes(const Params<T>& p, const Shared& shared) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   const bool elected = ptx::elect_one();
+  const Sharing<T> own(p, ptx::cluster_rank());
+  const auto sharers = static_cast<uint16_t>(((1 << p.share_x) - 1) << (own.w * p.share_x));
   Place x;
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
-    const Corner at = walk.plane();
+    const Corner at = walk.plane(walk.step, own);
+    char* to = shared.input + x.stage * p.stage_bytes + own.x * p.part_bytes;
+    ptx::Barrier* full = &shared.x_full[x.stage];
+    const int c = walk.step.chunk * kChunk;
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
     if (elected) {
-      ptx::arrive_expecting(&shared.x_full[x.stage], p.boxed_bytes);
-      ptx::copy_box(shared.input + x.stage * p.stage_bytes, &p.x, &shared.x_full[x.stage],
-                    walk.step.chunk * kChunk, at.q, at.p, at.n);
+      ptx::arrive_expecting(full, p.boxed_bytes);
+      if (p.share_x == 1) {
+        ptx::copy_box(to, &p.x, full, c, at.q, at.p, at.n);
+      } else {
+        ptx::multicast_box(sharers, to, &p.x, full, c, at.q, at.p, at.n);
+      }
     }
     x.advance(p.x_stages);
-    if (walk.taken() + 1 == p.x_stages) prefetch_planes<T, kChannels>(p, walk, elected);
+    if (walk.taken() + 1 == p.x_stages) prefetch_planes<T, kChannels>(p, walk, own, elected);
   }
+  await_readers(shared.x_empty, p.x_stages, x);
 }
 
 // Blocks of a warpgroup.
@@ -103,7 +131,14 @@ __device__ inline void multiply_planes(
   constexpr int kBlocks = kPlaneBlocks<kKernel>;
   constexpr int kWeightBytes = kKernels[kKernel].channels * kRowBytes;
   constexpr int kWholePieces = kRowBytes / kPieceBytes;
-  const bool leader = threadIdx.x % 128 == 0;
+  // Threads tell the blocks that share a stage's pixels, or its weights, that it is read.
+  const int thread = threadIdx.x % 128;
+  const Sharing<T> own(p, ptx::cluster_rank());
+  const bool tells_x = thread < p.share_x, tells_w = thread < p.share_w;
+  const uint32_t x_empty = ptx::cluster_address(
+      ptx::shared_address(shared.x_empty), own.first + own.w * p.share_x + (tells_x ? thread : 0));
+  const uint32_t w_empty = ptx::cluster_address(
+      ptx::shared_address(shared.w_empty), own.first + (tells_w ? thread : 0) * p.share_x + own.x);
   const uint64_t filters = ptx::describe_rows(ptx::shared_address(shared.weights), 8 * kRowBytes);
   const uint64_t planes = ptx::describe_rows(ptx::shared_address(shared.input), p.group_bytes);
   uint32_t block_at[kBlocks];
@@ -113,8 +148,9 @@ __device__ inline void multiply_planes(
   int accumulate = 0;
   int w_done = -1, x_done = -1;  // stages that the products under way still read
   const auto completed = [&] {
-    if (leader && w_done >= 0) ptx::arrive(&shared.w_empty[w_done]);
-    if (leader && x_done >= 0) ptx::arrive(&shared.x_empty[x_done]);
+    constexpr int kBytes = sizeof(ptx::Barrier);
+    if (tells_w && w_done >= 0) ptx::arrive_cluster(w_empty + w_done * kBytes);
+    if (tells_x && x_done >= 0) ptx::arrive_cluster(x_empty + x_done * kBytes);
     x_done = -1;
   };
   // The products of a tap that is `offset` bytes from the beginning of the stages.

@@ -70,8 +70,8 @@ CUtensorMap map_input(const ConvProblem& p, const Tile& tile, const T* x) {
                   static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.N)},
                  {map_stride<T>(p.W, p.x_strides[3]), map_stride<T>(p.H, p.x_strides[2]),
                   map_stride<T>(p.N, p.x_strides[0])},
-                 {kRowBytes / sizeof(T), span(tile.pitch, p.stride_w),
-                  span(tile.plane_rows, p.stride_h), static_cast<cuuint32_t>(tile.images)},
+                 {kRowBytes / sizeof(T), span(tile.part_columns, p.stride_w),
+                  span(tile.part_rows, p.stride_h), static_cast<cuuint32_t>(tile.part_images)},
                  {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1}};
   return make_map(x, kMapType<T>, boxes);
 }
@@ -107,10 +107,11 @@ CUtensorMap map_weight(const ConvProblem& p, const Tile& tile, const PackedWeigh
                        const T* w) {
   const auto row = static_cast<cuuint64_t>(packed.row) * sizeof(T);
   const auto taps = static_cast<cuuint64_t>(p.R * p.S);
-  Boxes<3> boxes{{static_cast<cuuint64_t>(packed.row), taps, static_cast<cuuint64_t>(p.K)},
-                 {row, taps * row},
-                 {kRowBytes / sizeof(T), 1, static_cast<cuuint32_t>(tile.kind().channels)},
-                 {1, 1, 1}};
+  Boxes<3> boxes{
+      {static_cast<cuuint64_t>(packed.row), taps, static_cast<cuuint64_t>(p.K)},
+      {row, taps * row},
+      {kRowBytes / sizeof(T), 1, static_cast<cuuint32_t>(tile.kind().channels / tile.share_w)},
+      {1, 1, 1}};
   return make_map(w, kMapType<T>, boxes);
 }
 
@@ -309,6 +310,18 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.stage_bytes = tile.stage_bytes;
   p.weight_bytes = tile.weight_bytes();
   p.boxed_bytes = tile.positions * kRowBytes;
+  p.cluster = tile.cluster();
+  p.share_x = tile.share_x;
+  p.share_w = tile.share_w;
+  p.part_bytes = p.boxed_bytes / tile.share_x;
+  p.w_part = tile.kind().channels / tile.share_w;
+  if (tile.part_images < tile.images) {
+    p.x_part.n = tile.part_images;
+  } else if (tile.part_rows < tile.plane_rows) {
+    p.x_part.p = tile.part_rows * p.stride_h;
+  } else {
+    p.x_part.q = tile.part_columns * p.stride_w;
+  }
   for (int i = 0; i < tile.kind().blocks(); ++i) {
     int position = i * kInstructionRows;
     if (tile.shape == Shape::kSquares) {
@@ -330,8 +343,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.unit_count = tile.pieces * p.R * p.S;
   p.planes_first = tile.planes_first;
   using D = Divider<int32_t>;
-  p.in_cluster = D(tile.clustered ? tile.splits : 1);
-  p.tiles_k = D(tile.tiles_k);
+  p.in_cluster = D(tile.cluster());
+  p.groups_k = D(tile.groups_k);
+  p.groups_x = D(tile.groups_x);
   p.tiles_q = D(tile.tiles_q);
   p.tiles_p = D(tile.tiles_p);
   p.tiles_n = D(tile.tiles_n);
@@ -346,7 +360,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
       "implicit_gemm: shared memory");
   start(kernel, p, plan.grid[0], plan.block, plan.shared_bytes, context.stream,
-        /*early=*/!packed.in_place, tile.clustered ? tile.splits : 1);
+        /*early=*/!packed.in_place, tile.cluster());
   if (partial_bytes(tile) > 0) {
     const KernelOf<T> add =
         reducer_at<T>(tile.kernel * 2 + boxes, std::make_index_sequence<kKernelCount * 2>());

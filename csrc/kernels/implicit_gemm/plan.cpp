@@ -26,7 +26,7 @@ constexpr double kTileClocks = 1500;          // until the first products, and a
 constexpr double kGroupClocks = 40;           // what a group of products of rows costs on top
 constexpr double kClusterBytesPerClock = 28;  // that a block writes to the others' shared memory
 constexpr double kClusterMs = 0.0006;         // for each of its blocks
-constexpr double kClusterShare = 0.9;         // of the multiprocessors, that larger clusters reach
+constexpr double kClusterShare = 0.91;        // of the multiprocessors, that larger clusters reach
 constexpr double kSplitBytesPerClock = 2500;  // of the whole GPU, written and read
 constexpr double kLaunchMs = 0.004;
 constexpr double kNextMs = 0.002;  // of a kernel that begins while the one in front of it ends
@@ -63,6 +63,13 @@ double fetched_bytes(const ConvProblem& p, const Tile& t) {
   }
 }
 
+// Thread blocks that run at a time.
+int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
+  const double share = t.cluster() > 2 ? kClusterShare : 1;
+  const auto clusters = static_cast<int64_t>(share * d.sm_count / t.cluster());
+  return std::max<int64_t>(clusters, 1) * t.cluster();
+}
+
 Clocks count_clocks(const ConvProblem& p, const Tile& t) {
   const Kernel& kind = t.kind();
   const bool boxes = t.fetch == Fetch::kShared;
@@ -83,7 +90,7 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
       count * (kind.channels * kPieceBytes + fetched_bytes(p, t)) + weights + input;
   clocks.math = std::max(count * kind.channels / 2, moved / 128) /
                 (boxes ? kMatrixEfficiency : kFetchedEfficiency);
-  clocks.load = (input + weights) / kL2BytesPerClock;
+  clocks.load = (input / t.share_x + weights / t.share_w) / kL2BytesPerClock;
   if (is_of_images(t.fetch)) {
     clocks.math += products / 2 * kGroupClocks;
   } else if (!boxes) {
@@ -129,7 +136,8 @@ bool price(const ConvProblem& p, const DeviceProperties& d, Choice& choice) {
   const double sum = std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
   const bool across = t.shape == Shape::kRun && !t.row.compact && run_images(p, t) > 1;
   const double item = (across ? kAcrossImages : 1) * sum / t.splits + clocks.store + kTileClocks;
-  const double turns = std::ceil(static_cast<double>(t.tiles() * t.splits) / d.sm_count);
+  const double turns = std::ceil(static_cast<double>(t.tiles() * t.splits) /
+                                 static_cast<double>(blocks_at_once(d, t)));
   double ms = turns * item / (d.clock_ghz * 1e6);
   const double split_bytes = 2.0 * static_cast<double>(partial_bytes(t));
   if (t.clustered) ms += t.splits * kClusterMs;
@@ -305,12 +313,16 @@ class Search {
     if (most > 1) try_splits(variant, pixels, most);
     // Clusters start whole, and do one tile.
     for (int64_t splits = 2; splits <= std::min<int64_t>(kMostClustered, t.steps()); splits *= 2) {
-      const double room = (splits == 2 ? 1 : kClusterShare) * d_.sm_count;
-      if (static_cast<double>(t.tiles() * splits) > room) break;
-      if (exchange_bytes(make_tile(p_, variant | kClustered, pixels, splits)) > kMostExchange)
-        break;
+      const Tile clustered = make_tile(p_, variant | kClustered, pixels, splits);
+      if (t.tiles() * splits > blocks_at_once(d_, clustered)) break;
+      if (exchange_bytes(clustered) > kMostExchange) break;
       try_splits(variant | kClustered, pixels, splits);
     }
+    if (t.fetch != Fetch::kShared) return;
+    const bool several_x = t.groups_x > 1, several_k = t.tiles_k > 1;
+    if (several_x) try_splits(variant | kSharesWeights, pixels, 1);
+    if (several_k) try_splits(variant | kSharesPixels, pixels, 1);
+    if (several_x && several_k) try_splits(variant | kSharesPixels | kSharesWeights, pixels, 1);
   }
 
   void try_splits(int variant, const int (&pixels)[3], int64_t splits) {
@@ -363,7 +375,7 @@ ConvPlan plan_of(const ConvProblem& p, const DeviceProperties& d, const Choice& 
   plan.block = threads_of(t.kind(), t.fetch);
   plan.wide_index = needs_wide_index(p);
   plan.shared_bytes = choice.shared_bytes;
-  plan.grid[0] = std::min<int64_t>(t.tiles() * t.splits, d.sm_count);
+  plan.grid[0] = std::min<int64_t>(t.tiles() * t.splits, blocks_at_once(d, t));
   const PackedWeight weight = packed_weight(p, t);
   const int64_t packed = weight.in_place ? 0 : weight.rows * weight.row * element_size(p.dtype);
   plan.workspace_bytes = round_up(packed, 256) + partial_bytes(t);

@@ -137,9 +137,9 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     if (i >= 0 && i < count) ptx::init_barrier(&barriers[i], arrivals);
   };
   init(shared.x_full, 0, p.x_stages, kCopied ? kRowThreads : 1);
-  init(shared.x_empty, 1, p.x_stages, kBoxes ? kWarpgroups : 128 * kWarpgroups);
+  init(shared.x_empty, 1, p.x_stages, (kBoxes ? 1 : 128) * kWarpgroups * p.share_x);
   init(shared.w_full, 2, p.w_stages, 1);
-  init(shared.w_empty, 3, p.w_stages, kWarpgroups);
+  init(shared.w_empty, 3, p.w_stages, kWarpgroups * p.share_w);
   init(shared.residual_full, 4, kWarpgroups, 1);
   if (threadIdx.x < 5 * 32) ptx::fence_barrier_init();
   if (threadIdx.x == 5 * 32) {
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   ptx::start_dependents();
   if constexpr (kFetch == Fetch::kFlat) list_flat(p, shared.flat);
   __syncthreads();
-  if (rarely(p.clustered)) ptx::meet_cluster();  // the others can be written to
+  if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
   // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
   // uniform registers, where copies and products want their operands.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);

@@ -66,6 +66,15 @@ void lay_out_boxes(const ConvProblem& p, bool apart_h, bool apart_w, Tile& t) {
     t.stage_bytes = static_cast<int>(round_up(t.positions * kRowBytes, 1024));
 }
 
+// Cuts the box of pixels into parts of a cluster's blocks; leaves none where that is not possible.
+void share_box(Tile& t) {
+  t.part_images = t.images;
+  t.part_rows = t.plane_rows;
+  t.part_columns = t.pitch;
+  int& outermost = t.images > 1 ? t.part_images : t.plane_rows > 1 ? t.part_rows : t.part_columns;
+  outermost = outermost % t.share_x == 0 ? outermost / t.share_x : 0;
+}
+
 // Rows of output that a tile of a run takes part in, wherever it begins.
 int64_t run_outputs(const ConvProblem& p, const Tile& t) {
   const int64_t pairs = t.kind().pixels / 2;
@@ -211,6 +220,11 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     t.tiles_p = ceil_divide(p.P, t.rows);
     t.tiles_n = ceil_divide(p.N, t.images);
   }
+  t.share_x = (variant & kSharesPixels) != 0 ? kSharing : 1;
+  t.share_w = (variant & kSharesWeights) != 0 ? kSharing : 1;
+  share_box(t);
+  t.groups_k = ceil_divide(t.tiles_k, t.share_x);
+  t.groups_x = ceil_divide(t.tiles_q * t.tiles_p * t.tiles_n, t.share_w);
   t.boxed_out = splits == 1 && stores_boxes(p, t);
   // Planes so large that each is a page of memory: few of them at a time.
   t.planes_first = t.fetch != Fetch::kShared && t.shape == Shape::kLines && stores_planes(p) &&
@@ -242,7 +256,8 @@ int shared_bytes(const ConvProblem& p, const Tile& t) {
 
 bool is_legal(const ConvProblem& p, const Tile& t) {
   if (t.fetch == Fetch::kShared) {
-    return t.positions <= kMostPositions && (t.pitch - 1) * p.stride_w + 1 <= kMostBox &&
+    return t.part_images * t.part_rows * t.part_columns > 0 && t.positions <= kMostPositions &&
+           (t.pitch - 1) * p.stride_w + 1 <= kMostBox &&
            (t.plane_rows - 1) * p.stride_h + 1 <= kMostBox;
   }
   if (t.positions >= kTooMany) return false;

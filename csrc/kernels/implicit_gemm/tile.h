@@ -40,6 +40,7 @@ constexpr int kFlatBytes = kMostFlat * 4;
 constexpr int kMostSlabs = 4;  // that a warpgroup stores at a time, channels-last
 // Splits that a cluster of thread blocks adds up: as many as every device of 9.0 can start.
 constexpr int64_t kMostClustered = 4;
+constexpr int kSharing = 2;        // blocks that share pixels or weights
 constexpr int kSplitColumns = 32;  // channels of a warpgroup's block that are added up at a time
 
 struct Kernel {
@@ -144,18 +145,25 @@ struct Tile {
   int x_stages, w_stages;
   Rows row;
   int splits;
-  bool clustered;     // a tile's splits are a cluster of thread blocks, which adds them up
+  bool clustered;  // a tile's splits are a cluster of thread blocks, which adds them up
+  // Else so many blocks of a cluster share pixels, of different channels, or weights, of different
+  // pixels: each copies a part to all of them. Of pixels a part is such a box.
+  int share_x, share_w;
+  int part_images, part_rows, part_columns;
   bool planes_first;  // tiles of the same output channels follow each other, image by image
   bool boxed_out;     // the output is stored in boxes by the copy engine
 
   int64_t tiles_k, tiles_q, tiles_p, tiles_n;
-  int pieces;       // of all channels, or of channels and taps: kPieceBytes each
-  int chunk;        // of them, in a step
-  int stage_bytes;  // of the input
+  int64_t groups_k, groups_x;  // of tiles that share
+  int pieces;                  // of all channels, or of channels and taps: kPieceBytes each
+  int chunk;                   // of them, in a step
+  int stage_bytes;             // of the input
 
   constexpr const Kernel& kind() const { return kKernels[kernel]; }
   bool is_flat() const { return fetch == Fetch::kFlat; }
-  int64_t tiles() const { return tiles_k * tiles_q * tiles_p * tiles_n; }
+  // Those that only fill a cluster are counted.
+  int64_t tiles() const { return groups_k * share_x * groups_x * share_w; }
+  int cluster() const { return clustered ? splits : share_x * share_w; }
   int chunks() const { return (pieces + chunk - 1) / chunk; }
   int steps() const { return chunks() * h.planes * w.planes; }
   // Of a stage: what one pixel's group of products takes.
@@ -168,7 +176,9 @@ enum Flag : int {
   kFetchShift = 6,
   kApartH = 512,
   kApartW = 1024,
-  kClustered = 2048
+  kClustered = 2048,
+  kSharesPixels = 4096,
+  kSharesWeights = 8192
 };
 
 constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {

@@ -66,6 +66,10 @@ struct Params {
   int x_stages, w_stages;
   bool boxed_out;
   int stage_bytes, boxed_bytes, weight_bytes;
+  int cluster;                     // thread blocks of a cluster
+  int share_x, share_w;            // of them, those that share pixels, and weights: 1 or 2
+  Corner x_part;                   // from the part of a box that a block copies to the next one's
+  int part_bytes, w_part;          // its bytes; rows of the weights' parts
   int staging_bytes;               // of all stores
   uint32_t block_at[kMostBlocks];  // boxes: of a block's first pixel in a plane
   uint32_t group_bytes;            // boxes: from eight of its pixels to the next eight
@@ -76,7 +80,7 @@ struct Params {
   const void* units;  // weights that are no matrix
   int unit_count;     // of a tile
   bool planes_first;  // tiles of the same channels follow each other
-  Divider<int32_t> tiles_k, tiles_q, tiles_p, tiles_n, in_cluster;
+  Divider<int32_t> tiles_q, tiles_p, tiles_n, groups_k, groups_x, in_cluster;
   Divider<int32_t> planes_h, planes_w;
   float* partial;
 };
@@ -87,19 +91,41 @@ struct Work {
   int first, last;
 };
 
+// A block's place among those of its cluster that share: which tile of channels, which of pixels.
+template <typename T>
+struct Sharing {
+  int x, w;
+  int first;  // the rank of the first of them
+  __device__ Sharing(const Params<T>& p, int rank)
+      : x(rank & (p.share_x - 1)),
+        w(rank >> (p.share_x - 1) & (p.share_w - 1)),
+        first(rank - w * p.share_x - x) {}
+};
+
 template <typename T>
 __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   Work work;
   int32_t rest = item;
-  const int own_split = p.in_cluster.split(rest);
-  if (!p.planes_first) work.at.k = p.tiles_k.split(rest) * channels;
-  const int q = p.tiles_q.split(rest);
+  const int rank = p.in_cluster.split(rest);
+  const Sharing<T> own(p, rank);
+  int32_t tile = 0;
+  if (p.planes_first) {
+    tile = rest;
+  } else {
+    work.at.k = (p.groups_k.split(rest) * p.share_x + own.x) * channels;
+    tile = p.groups_x.split(rest) * p.share_w + own.w;
+  }
+  const int q = p.tiles_q.split(tile);
   work.at.q = p.run > 0 ? 0 : q * p.columns;
   work.at.pair = q * p.run;
-  work.at.p = p.tiles_p.split(rest) * p.rows;
-  if (p.planes_first) work.at.k = p.tiles_k.split(rest) * channels;
-  work.at.n = p.tiles_n.split(rest) * p.images;
-  if (p.clustered) rest = own_split;
+  work.at.p = p.tiles_p.split(tile) * p.rows;
+  if (p.planes_first) {
+    work.at.k = p.groups_k.split(tile) * channels;
+    rest = tile;
+    tile = p.tiles_n.split(rest);
+  }
+  work.at.n = tile * p.images;
+  if (p.clustered) rest = rank;
   work.first = rest * p.split_steps + min(rest, p.longer_splits);
   work.last = work.first + p.split_steps + (rest < p.longer_splits ? 1 : 0);
   return work;
@@ -171,6 +197,14 @@ class Walk {
     Corner at = work.at;
     at.p = at.p * p_.stride_h - p_.pad_h + step.plane_h * p_.dilation_h;
     at.q = at.q * p_.stride_w - p_.pad_w + step.plane_w * p_.dilation_w;
+    return at;
+  }
+  // Of a block's part of it.
+  __device__ Corner plane(const Step& step, const Sharing<T>& own) const {
+    Corner at = plane(step);
+    at.n += own.x * p_.x_part.n;
+    at.p += own.x * p_.x_part.p;
+    at.q += own.x * p_.x_part.q;
     return at;
   }
   __device__ void advance() {

@@ -40,6 +40,25 @@ __device__ inline void prefetch_box(const CUtensorMap* map, int c0, int c1, int 
                : "memory");
 }
 
+// Copies a box into every thread block of the cluster that `blocks` has a bit for: to the same
+// place, and each one's barrier is told.
+__device__ inline void multicast_box(uint16_t blocks, void* to, const CUtensorMap* map,
+                                     Barrier* barrier, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "h"(blocks)
+      : "memory");
+}
+__device__ inline void multicast_box(uint16_t blocks, void* to, const CUtensorMap* map,
+                                     Barrier* barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(blocks)
+      : "memory");
+}
+
 // Whole 16 bytes, aligned to 16 on both sides.
 __device__ inline void copy_bytes(void* to, const void* from, int bytes, Barrier* barrier) {
   asm volatile(
