@@ -16,6 +16,11 @@ struct Epilogue {
   bool residual_last = false;
   Activation activation = Activation::kNone;
   float negative_slope = 0;  // of the leaky ReLU
+
+  bool is_empty() const {
+    return bias == nullptr && scale == nullptr && residual == nullptr &&
+           activation == Activation::kNone;
+  }
 };
 
 }  // namespace customconv

@@ -170,6 +170,11 @@ struct PlaneSlabs {
   }
 };
 
+// One thread of a warpgroup, always the same, all of whose threads are here.
+__device__ inline bool leads_warpgroup() {
+  return __shfl_sync(~0u, threadIdx.x / 32, 0) % 4 == 0 && ptx::elect_one();
+}
+
 // A warpgroup's residual on its way into its slabs; its first thread fetches. The first round of a
 // tile comes while its products are summed.
 class Residual {
@@ -180,7 +185,7 @@ class Residual {
   // Once the slabs' stores have read them.
   template <typename Slabs, typename T>
   __device__ void fetch(const Params<T>& p, const Corner& at, int warpgroup, int first) {
-    if (threadIdx.x % 128 != 0) return;
+    if (!leads_warpgroup()) return;
     ptx::await_store_reads();
     int count = 0;
     Slabs::each(p, at, warpgroup, first, [&](int, int, int, int, int) { ++count; });
@@ -197,7 +202,7 @@ class Residual {
       ptx::wait(full_, parity_);
       parity_ ^= 1;
     } else {
-      if (threadIdx.x % 128 == 0) ptx::await_store_reads();
+      if (leads_warpgroup()) ptx::await_store_reads();
       ptx::sync_threads<128>(1 + warpgroup);
     }
   }
@@ -221,7 +226,7 @@ __device__ inline void store_slabs(const Params<T>& p, const Corner& at, int war
                                    char* slabs) {
   ptx::fence_shared_writes();
   ptx::sync_threads<128>(1 + warpgroup);
-  if (threadIdx.x % 128 != 0) return;
+  if (!leads_warpgroup()) return;
   Slabs::each(p, at, warpgroup, first, [&](int i, int c0, int c1, int c2, int c3) {
     ptx::store_box(&p.y, slabs + i * kSlabBytes, c0, c1, c2, c3);
   });

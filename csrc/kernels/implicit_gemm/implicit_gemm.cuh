@@ -6,11 +6,10 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "kernels/common/check.h"
+#include "kernels/implicit_gemm/kernels.cuh"
 #include "kernels/implicit_gemm/pack.cuh"
-#include "kernels/implicit_gemm/sm90.cuh"
 #include "kernels/launch.h"
 
 namespace customconv::implicit_gemm {
@@ -218,23 +217,6 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   return s;
 }
 
-template <typename T>
-using KernelOf = void (*)(Params<T>);
-
-template <typename T, size_t... kIndex>
-KernelOf<T> kernel_at(int index, std::index_sequence<kIndex...>) {
-  static constexpr KernelOf<T> kTable[] = {convolve<T, static_cast<int>(kIndex / kFetchCount),
-                                                    static_cast<Fetch>(kIndex % kFetchCount)>...};
-  return kTable[index];
-}
-
-template <typename T, size_t... kIndex>
-KernelOf<T> reducer_at(int index, std::index_sequence<kIndex...>) {
-  static constexpr KernelOf<T> kTable[] = {
-      add_splits<T, static_cast<int>(kIndex / 2), kIndex % 2 != 0>...};
-  return kTable[index];
-}
-
 // `early`: the kernel may begin while the one in front of it, one of ours, still runs.
 template <typename T>
 void start(KernelOf<T> kernel, const Params<T>& params, int64_t blocks, int threads,
@@ -354,16 +336,15 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.partial = reinterpret_cast<float*>(static_cast<char*>(context.workspace) +
                                        plan.workspace_bytes - partial_bytes(tile));
 
-  const KernelOf<T> kernel = kernel_at<T>(tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
-                                          std::make_index_sequence<kKernelCount * kFetchCount>());
+  const bool fused = !operands.epilogue.is_empty();
+  const KernelOf<T> kernel = fused ? kernel_of<T, true>(tile) : kernel_of<T, false>(tile);
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
       "implicit_gemm: shared memory");
   start(kernel, p, plan.grid[0], plan.block, plan.shared_bytes, context.stream,
         /*early=*/!packed.in_place, tile.cluster());
   if (partial_bytes(tile) > 0) {
-    const KernelOf<T> add =
-        reducer_at<T>(tile.kernel * 2 + boxes, std::make_index_sequence<kKernelCount * 2>());
+    const KernelOf<T> add = fused ? reducer_of<T, true>(tile) : reducer_of<T, false>(tile);
     const int64_t parts =
         tile.tiles() * tile.kind().blocks() * (tile.kind().channels / kSplitColumns);
     start(add, p, parts, 128, 4 * warp_staging(sizeof(T), kSplitColumns), context.stream,

@@ -12,6 +12,8 @@
 
 namespace customconv::implicit_gemm {
 
+constexpr int kBarrierKinds = 5;  // of kMostStages each, one after the other
+
 // Registers of each thread: of those that load, and what that leaves to those that multiply.
 constexpr int loader_registers(const Kernel& kernel, Fetch fetch) {
   if (fetch == Fetch::kShared) return 40;
@@ -22,7 +24,9 @@ constexpr int math_registers(const Kernel& kernel, Fetch fetch) {
   return warpgroups(kernel, fetch) == 4 ? 104 : 216;
 }
 
-template <typename T, int kKernel, Fetch kFetch>
+// `kFused`: there is an epilogue. Its code, unused, would keep apart what is used, and a kernel
+// that runs for some microseconds waits for its instructions.
+template <typename T, int kKernel, Fetch kFetch, bool kFused>
 __device__ inline void multiply(const Params<T>& p, const Shared& shared, int warpgroup) {
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
@@ -32,12 +36,12 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   constexpr bool kSlabs = !kBoxes || kKind.channels * sizeof(T) % kRowBytes == 0;
   char* staging = shared.staging + warpgroup * (p.staging_bytes / kWarpgroups);
   Residual residual(shared, warpgroup, staging);
-  const bool through_slabs = p.boxed_out && p.out.epilogue.residual != nullptr;
+  const bool through_slabs = kFused && p.boxed_out && p.out.epilogue.residual != nullptr;
   Place x, w;
   for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
     const Work work = work_at(p, item, kKind.channels);
     float sum[kBlocks][kSums];
-    if constexpr (kSlabs) {
+    if constexpr (kSlabs && kFused) {
       using Slabs = std::conditional_t<kBoxes, ChannelSlabs<T, kKind.channels, kBlocks>,
                                        PlaneSlabs<T, kKind.channels>>;
       if (rarely(through_slabs)) residual.fetch<Slabs>(p, work.at, warpgroup, 0);
@@ -48,7 +52,7 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
       multiply_rows<T, kKind.channels, kFetch>(p, shared, work, warpgroup, x, w, sum[0]);
     }
     if (rarely(p.clustered)) {
-      add_in_cluster<T, kKernel, kFetch>(p, shared, work.at, sum, warpgroup);
+      add_in_cluster<T, kKernel, kFetch, kFused>(p, shared, work.at, sum, warpgroup);
       return;
     }
     if (rarely(p.splits > 1)) {
@@ -61,12 +65,12 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
       }
       continue;
     }
-    finish<T, kBoxes>(p, work.at, work.at.k, warpgroup * kBlocks, sum);
+    if constexpr (kFused) finish<T, kBoxes>(p, work.at, work.at.k, warpgroup * kBlocks, sum);
     if constexpr (kBoxes && kSlabs) {
       if (p.boxed_out) {
         constexpr int kColumns = kKind.channels;
         if (rarely(through_slabs)) {
-          store_boxes<T, kColumns, kBlocks, true>(p, work.at, sum, warpgroup, residual, staging);
+          store_boxes<T, kColumns, kBlocks, kFused>(p, work.at, sum, warpgroup, residual, staging);
         } else {
           store_boxes<T, kColumns, kBlocks, false>(p, work.at, sum, warpgroup, residual, staging);
         }
@@ -76,7 +80,7 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
     if constexpr (!kBoxes) {
       if (p.out.planar) {
         if (rarely(through_slabs)) {
-          store_planes<T, kKind.channels, true>(p, work.at, sum[0], warpgroup, residual, staging);
+          store_planes<T, kKind.channels, kFused>(p, work.at, sum[0], warpgroup, residual, staging);
         } else {
           store_planes<T, kKind.channels, false>(p, work.at, sum[0], warpgroup, residual, staging);
         }
@@ -90,7 +94,7 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
                                              own);
     }
   }
-  if (p.boxed_out && threadIdx.x % 128 == 0) ptx::await_store_reads();
+  if (p.boxed_out && leads_warpgroup()) ptx::await_store_reads();
 }
 
 // Where channels and taps are one dimension: from a pixel to that of each tap and channel, -1 where
@@ -106,7 +110,7 @@ __device__ inline void list_flat(const Params<T>& p, int32_t* flat) {
   }
 }
 
-template <typename T, int kKernel, Fetch kFetch>
+template <typename T, int kKernel, Fetch kFetch, bool kFused>
 __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     convolve(const __grid_constant__ Params<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -131,18 +135,22 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   shared.weights = shared.staging + p.staging_bytes;
   shared.exchange = reinterpret_cast<float*>(shared.weights + p.w_stages * p.weight_bytes);
 
-  // Each barrier by a thread of its own: one after the other takes as long as a first copy.
-  const auto init = [&](ptx::Barrier* barriers, int which, int count, int arrivals) {
-    const int i = static_cast<int>(threadIdx.x) - which * 32;
-    if (i >= 0 && i < count) ptx::init_barrier(&barriers[i], arrivals);
-  };
-  init(shared.x_full, 0, p.x_stages, kCopied ? kRowThreads : 1);
-  init(shared.x_empty, 1, p.x_stages, (kBoxes ? 1 : 128) * kWarpgroups * p.share_x);
-  init(shared.w_full, 2, p.w_stages, 1);
-  init(shared.w_empty, 3, p.w_stages, kWarpgroups * p.share_w);
-  init(shared.residual_full, 4, kWarpgroups, 1);
-  if (threadIdx.x < 5 * 32) ptx::fence_barrier_init();
-  if (threadIdx.x == 5 * 32) {
+  // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
+  // uniform registers, where copies and products want their operands.
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  // Each kind of barriers by a warp, each barrier by a thread: one after the other takes as long as
+  // a first copy.
+  if (warp < kBarrierKinds) {
+    const int lane = threadIdx.x % 32;
+    const int count = warp < 2 ? p.x_stages : warp < 4 ? p.w_stages : kWarpgroups;
+    int arrivals = 1;
+    if (warp == 0 && kCopied) arrivals = kRowThreads;
+    if (warp == 1) arrivals = (kBoxes ? 1 : 128) * kWarpgroups * p.share_x;
+    if (warp == 3) arrivals = kWarpgroups * p.share_w;
+    if (lane < count) ptx::init_barrier(&shared.x_full[warp * kMostStages + lane], arrivals);
+    ptx::fence_barrier_init();
+  }
+  if (threadIdx.x == kBarrierKinds * 32) {
     if constexpr (kBoxes) ptx::prefetch_map(&p.x);
     if constexpr (has_matrix(kFetch)) ptx::prefetch_map(&p.w);
   }
@@ -150,9 +158,6 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   if constexpr (kFetch == Fetch::kFlat) list_flat(p, shared.flat);
   __syncthreads();
   if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
-  // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
-  // uniform registers, where copies and products want their operands.
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const int warpgroup = warp / 4;
   if (warpgroup == 0) {
     ptx::give_registers<loader_registers(kKind, kFetch)>();
@@ -174,7 +179,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     }
   } else {
     ptx::take_registers<math_registers(kKind, kFetch)>();
-    multiply<T, kKernel, kFetch>(p, shared, warpgroup - 1);
+    multiply<T, kKernel, kFetch, kFused>(p, shared, warpgroup - 1);
   }
 #endif
 }

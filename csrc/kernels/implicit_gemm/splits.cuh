@@ -22,18 +22,18 @@ struct SplitPart {
 };
 
 // Stores a part whose splits are added up.
-template <typename T, int kKernel, bool kBoxes>
+template <typename T, int kKernel, bool kBoxes, bool kFused>
 __device__ inline void store_part(const Params<T>& p, const Corner& at, int part,
                                   float (&sum)[1][SplitPart<kKernel>::kSums], char* staging) {
   constexpr int kAcross = SplitPart<kKernel>::kAcross;
   const int block = part / kAcross, first_k = at.k + part % kAcross * kSplitColumns;
-  finish<T, kBoxes>(p, at, first_k, block, sum);
+  if constexpr (kFused) finish<T, kBoxes>(p, at, first_k, block, sum);
   store_block<T, kBoxes, kSplitColumns>(p, at, first_k, sum[0], block, staging);
 }
 
 // A cluster's blocks write their sums into each other's shared memory, where each adds up its share
 // of the parts.
-template <typename T, int kKernel, Fetch kFetch, int kBlocks, int kSums>
+template <typename T, int kKernel, Fetch kFetch, bool kFused, int kBlocks, int kSums>
 __device__ inline void add_in_cluster(const Params<T>& p, const Shared& shared, const Corner& at,
                                       const float (&sum)[kBlocks][kSums], int warpgroup) {
   using Part = SplitPart<kKernel>;
@@ -66,13 +66,13 @@ __device__ inline void add_in_cluster(const Params<T>& p, const Shared& shared, 
         total[0][j] += __uint_as_float(ptx::load_shared<uint32_t>(from + j * kColumnBytes));
       }
     }
-    store_part<T, kKernel, kFetch == Fetch::kShared>(p, at, slot * p.splits + own_rank, total,
-                                                     staging);
+    store_part<T, kKernel, kFetch == Fetch::kShared, kFused>(p, at, slot * p.splits + own_rank,
+                                                             total, staging);
   }
 }
 
 // From memory; a block of threads for each part.
-template <typename T, int kKernel, bool kBoxes>
+template <typename T, int kKernel, bool kBoxes, bool kFused>
 __global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Part = SplitPart<kKernel>;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params
       for (int j = 0; j < Part::kSums; ++j) sum[0][j] += more[i][j];
     }
   }
-  store_part<T, kKernel, kBoxes>(
+  store_part<T, kKernel, kBoxes, kFused>(
       p, work_at(p, tile, Part::kKind.channels).at, part, sum,
       memory + threadIdx.x / 32 * warp_staging(sizeof(T), kSplitColumns));
 #endif

@@ -1,0 +1,36 @@
+// Which kernel a tile is for.
+#pragma once
+
+#include <utility>
+
+#include "kernels/implicit_gemm/kernels.cuh"
+#include "kernels/implicit_gemm/sm90.cuh"
+
+namespace customconv::implicit_gemm {
+
+template <typename T, bool kFused, size_t... kIndex>
+KernelOf<T> kernel_at(size_t index, std::index_sequence<kIndex...>) {
+  static constexpr KernelOf<T> kTable[] = {
+      convolve<T, static_cast<int>(kIndex / kFetchCount), static_cast<Fetch>(kIndex % kFetchCount),
+               kFused>...};
+  return kTable[index];
+}
+template <typename T, bool kFused>
+KernelOf<T> kernel_of(const Tile& tile) {
+  return kernel_at<T, kFused>(tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
+                              std::make_index_sequence<kKernelCount * kFetchCount>());
+}
+
+template <typename T, bool kFused, size_t... kIndex>
+KernelOf<T> reducer_at(size_t index, std::index_sequence<kIndex...>) {
+  static constexpr KernelOf<T> kTable[] = {
+      add_splits<T, static_cast<int>(kIndex / 2), kIndex % 2 != 0, kFused>...};
+  return kTable[index];
+}
+template <typename T, bool kFused>
+KernelOf<T> reducer_of(const Tile& tile) {
+  return reducer_at<T, kFused>(tile.kernel * 2 + (tile.fetch == Fetch::kShared ? 1 : 0),
+                               std::make_index_sequence<kKernelCount * 2>());
+}
+
+}  // namespace customconv::implicit_gemm
