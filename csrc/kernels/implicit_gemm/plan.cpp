@@ -11,25 +11,26 @@ namespace customconv::implicit_gemm {
 namespace {
 
 constexpr double kMatrixEfficiency = 0.85;   // of the tensor cores' rate, while a tile is summed
-constexpr double kFetchedEfficiency = 0.7;   // the same where threads fetch pixels
-constexpr double kL2BytesPerClock = 26;      // a multiprocessor's share
-constexpr double kCopyClocks = 12;           // for each copy of a warp, 16 bytes for each thread
-constexpr double kSmallCopies = 0.75;        // a clock, of single threads, where they are smaller
-constexpr double kElementBytesPerClock = 2;  // where elements are copied through registers
-constexpr double kStoreBytesPerClock = 16;
-constexpr double kBoxedBytesPerClock = 64;    // by the copy engine, where all slabs have room
-constexpr double kPieceOfPlaneClocks = 8;     // to store up to 128 bytes of a plane of pixels
+constexpr double kFetchedEfficiency = 0.53;   // the same where threads fetch pixels
+constexpr double kL2BytesPerClock = 50;      // to a multiprocessor
+constexpr double kCopyClocks = 40;           // for each copy of a warp, 16 bytes for each thread
+constexpr double kSmallCopies = 1.1;        // a clock, of single threads, where they are smaller
+constexpr double kElementBytesPerClock = 1.2;  // where elements are copied through registers
+constexpr double kStoreBytesPerClock = 20;
+constexpr double kBoxedBytesPerClock = 46;    // by the copy engine, where all slabs have room
+constexpr double kPieceOfPlaneClocks = 4.5;     // to store up to 128 bytes of a plane of pixels
 constexpr double kPieceOfPageClocks = 24;     // where a plane is a page, and a tile a row
 constexpr double kMoreRows = 0.2;             // times that, whenever a tile has twice as many rows
-constexpr double kAcrossImages = 1.15;        // times that, where a tile goes on in other images
-constexpr double kTileClocks = 1500;          // until the first products, and after the last
-constexpr double kGroupClocks = 40;           // what a group of products of rows costs on top
-constexpr double kClusterBytesPerClock = 28;  // that a block writes to the others' shared memory
-constexpr double kClusterMs = 0.0006;         // for each of its blocks
+constexpr double kAcrossImages = 1.05;        // times that, where a tile goes on in other images
+constexpr double kTileClocks = 660;          // until the first products, and after the last
+constexpr double kGroupClocks = 70;           // what a group of products of rows costs on top
+constexpr double kClusterBytesPerClock = 30;  // that a block writes to the others' shared memory
+constexpr double kClusterMs = 0.00045;         // for each of its blocks
+constexpr double kSharingMs = 0.0015;         // to start a cluster of two that share
 constexpr double kClusterShare = 0.91;        // of the multiprocessors, that larger clusters reach
-constexpr double kSplitBytesPerClock = 2500;  // of the whole GPU, written and read
-constexpr double kLaunchMs = 0.004;
-constexpr double kNextMs = 0.002;  // of a kernel that begins while the one in front of it ends
+constexpr double kSplitBytesPerClock = 3000;  // of the whole GPU, written and read
+constexpr double kLaunchMs = 0.0056;
+constexpr double kNextMs = 0.004;  // of a kernel that begins while the one in front of it ends
 constexpr double kBandwidthShare = 0.85;
 
 constexpr int kMostExchange = 64 << 10;  // bytes of a cluster's exchange: it leaves fewer stages
@@ -141,9 +142,10 @@ bool price(const ConvProblem& p, const DeviceProperties& d, Choice& choice) {
   double ms = turns * item / (d.clock_ghz * 1e6);
   const double split_bytes = 2.0 * static_cast<double>(partial_bytes(t));
   if (t.clustered) ms += t.splits * kClusterMs;
+  if (t.share_x * t.share_w > 1) ms += kSharingMs * t.share_x * t.share_w / 2;
   if (split_bytes > 0) ms += split_bytes / kSplitBytesPerClock / (d.clock_ghz * 1e6) + kNextMs;
   const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
-  choice.ms = std::max(ms, bytes_ms) + kLaunchMs;
+  choice.ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms)) + kLaunchMs;
   if (!packed_weight(p, t).in_place) choice.ms += kNextMs;
   return true;
 }
