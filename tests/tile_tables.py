@@ -22,11 +22,12 @@ def table(name: str) -> list[str]:
     return re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)
 
 
-def is_clustered(plan: _C.ConvPlan) -> bool:
-    """Whether the plan's splits are clusters, by its flag in tile.h."""
-    flag = re.search(r"kClustered = (\d+)", TILE.read_text())
-    assert flag is not None
-    return plan.variant_index & int(flag[1]) != 0
+def flags(plan: _C.ConvPlan) -> list[str]:
+    """The names of the plan's flags in tile.h."""
+    body = re.search(r"enum Flag : int \{(.*?)\};", TILE.read_text(), re.DOTALL)
+    assert body is not None
+    found = re.findall(r"(k\w+) = (\d+)", body[1])
+    return [name for name, value in found if int(value) > 64 and plan.variant_index & int(value)]
 
 
 def parts(plan: _C.ConvPlan) -> tuple[str, str, str]:
@@ -35,5 +36,5 @@ def parts(plan: _C.ConvPlan) -> tuple[str, str, str]:
     return (
         table("kernels")[index % 16],
         table("Shape")[index >> 4 & 3],
-        table("Fetch")[index >> 6 & 7],
+        table("Fetch")[index >> 6 & 15],
     )

@@ -14,7 +14,7 @@ from compute import (
     result_bytes,
 )
 from reference import LAYOUTS, assert_equal, float32_precision
-from tile_tables import is_clustered, parts, table
+from tile_tables import flags, parts, table
 
 from customconv import _C
 
@@ -28,6 +28,9 @@ PROBLEMS = {
     "odd_images": case((5, 19, 17, 23), (70, 19, 3, 2), padding=(1, 0)),
     "pointwise": case((5, 80, 14, 14), (200, 80, 1, 1)),
     "pointwise_odd": case((5, 37, 13, 21), (130, 37, 1, 1)),
+    "pointwise_rows": case((7, 72, 8, 12), (136, 72, 1, 1)),
+    "pointwise_single": case((5, 1, 8, 16), (40, 1, 1, 1)),
+    "pointwise_tiny": case((41, 24, 4, 4), (70, 24, 1, 1)),
     "few_channels": case((3, 3, 33, 40), (64, 3, 7, 7), stride=(2, 2), padding=(3, 3)),
 }
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -67,13 +70,11 @@ def test_every_variant_is_exact():
                         assert plan.variant == parts(plan)[0], what
                         assert_equal(actual, expected.to(dtype), what=what)
                         assert_equal(fused, expected_fused.to(dtype), what=f"{what}, fused")
-                        splits = "no splits"
-                        if plan.splits > 1:
-                            splits = "cluster" if is_clustered(plan) else "splits"
-                        found |= {*parts(plan), splits}
+                        splits = "splits" if plan.splits > 1 else "no splits"
+                        found |= {*parts(plan), *flags(plan), splits}
     assert found == {
-        *table("kernels"), *table("Shape"), *table("Fetch"), "splits", "cluster",
-        "no splits",
+        *table("kernels"), *table("Shape"), *table("Fetch"), "kApartH", "kApartW", "kClustered",
+        "kSharesPixels", "kSharesWeights", "splits", "no splits",
     }  # fmt: skip
 
 
@@ -92,4 +93,4 @@ def test_a_forced_plan_is_for_calls_that_name_an_algorithm():
 def test_tables_are_read():
     assert len(table("kernels")) == 5
     assert table("Shape") == ["kSquares", "kLines", "kRun", "kImages"]
-    assert len(table("Fetch")) == 8
+    assert len(table("Fetch")) == 9

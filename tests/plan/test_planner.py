@@ -19,7 +19,7 @@ from random_problems import (
     weight_count,
 )
 from reference import ALL_FAMILIES, FAMILIES
-from tile_tables import is_clustered, parts
+from tile_tables import flags, parts
 
 from customconv import _C
 
@@ -95,7 +95,8 @@ FETCHES = {
     "5x5": ("kTaps", {**DENSE, "weight": (64, 64, 5, 5), "padding": (2, 2)}),
     "strided": ("kElements", {**DENSE, "stride": (2, 2)}),
     "dilated": ("kElements", {**DENSE, "padding": (2, 2), "dilation": (2, 2)}),
-    "1x1": ("kPieces", {"input": (8, 64, 56, 56), "weight": (64, 64, 1, 1)}),
+    "1x1": ("kBoxedPieces", {"input": (8, 64, 56, 56), "weight": (64, 64, 1, 1)}),
+    "1x1 of odd rows": ("kPieces", {"input": (8, 64, 57, 57), "weight": (64, 64, 1, 1)}),
     "stem": (
         "kFlat",
         {"input": (8, 3, 224, 224), "weight": (64, 3, 7, 7), "stride": (2, 2), "padding": (3, 3)},
@@ -106,7 +107,8 @@ FETCHES = {
          "channels_last": True},
     ),
     "7x7 images": (
-        "kImages", {"input": (64, 512, 7, 7), "weight": (512, 512, 3, 3), "padding": (1, 1)}
+        {"float16": "kImages", "float32": "kTaps"},
+        {"input": (64, 512, 7, 7), "weight": (512, 512, 3, 3), "padding": (1, 1)},
     ),
     "1x1 of 7x7 images": (
         "kImagePieces", {"input": (64, 2048, 7, 7), "weight": (512, 2048, 1, 1)}
@@ -121,7 +123,7 @@ def test_how_pixels_are_fetched_follows_from_layout_and_sizes(name, dtype):
     p = problem(**arguments, dtype=dtype, tf32=dtype == "float32")
     plan = by_family(_C.candidates(p))["implicit_gemm"].plan
     assert plan is not None
-    assert parts(plan)[2] == fetch, plan
+    assert parts(plan)[2] == (fetch if isinstance(fetch, str) else fetch[dtype]), plan
 
 
 def sums_in_parts(arguments: dict[str, Any]) -> bool:
@@ -222,14 +224,14 @@ def test_sums_are_cut_by_the_shape_alone():
 def test_few_tiles_are_split_over_clusters_or_a_workspace():
     """The parts of a sum that are a cluster need no workspace, and all start at once."""
     kinds = set()
-    sizes = itertools.product((1, 8), (256, 2048), (64, 512), (7, 14, 28))
-    for images, channels, outputs, size in sizes:
+    sizes = itertools.product((1, 8), (256, 2048), (64, 512), (7, 14, 28), (1, 3))
+    for images, channels, outputs, size, taps in sizes:
         p = problem(
-            input=(images, channels, size, size), weight=(outputs, channels, 1, 1),
-            dtype="float16", channels_last=True,
+            input=(images, channels, size, size), weight=(outputs, channels, taps, taps),
+            padding=(taps // 2, taps // 2), dtype="float16", channels_last=True,
         )  # fmt: skip
         plan = _C.plan(p, algorithm="implicit_gemm")
-        if is_clustered(plan):
+        if "kClustered" in flags(plan):
             kinds.add("cluster")
             assert plan.splits in (2, 4), p
             assert plan.grid[0] % plan.splits == 0, p

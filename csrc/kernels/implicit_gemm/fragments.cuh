@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/implicit_gemm/rows.cuh"
+#include "kernels/implicit_gemm/slabs.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
@@ -85,13 +86,18 @@ __device__ inline void fetch(uint32_t (&operand)[kCount][4], uint32_t at, const 
       const int first = i + kOdd, second = first + 1;
       E::join(operand[i], pair[first / 2], first % 2, pair[second / 2], second % 2);
     }
-  } else if constexpr (kFetch == Fetch::kPieces) {
+  } else if constexpr (kFetch == Fetch::kPieces || kFetch == Fetch::kBoxedPieces) {
     Pair pair[kCount][kChannels];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) {
-        pair[i][c] = ptx::load_shared<Pair>(at + (i * kPiece + E::channel(c)) * d.channel);
+        if constexpr (kFetch == Fetch::kPieces) {
+          pair[i][c] = ptx::load_shared<Pair>(at + (i * kPiece + E::channel(c)) * d.channel);
+        } else {
+          const int row = i * kPiece + (kPiece == 16 ? E::channel(c) : c);
+          pair[i][c] = ptx::load_shared<Pair>((c % 2 == 0 ? at : at ^ 16) + row * kRowBytes);
+        }
       }
     }
 #pragma unroll
@@ -207,7 +213,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   ImagePixels pixels;
   if constexpr (is_of_images(kFetch)) {
     find_pixels(p, locate(source, pair), pixels);
-  } else if constexpr (kFetch != Fetch::kPieces) {
+  } else if constexpr (is_copied(kFetch) && kFetch != Fetch::kPieces) {
     const Spot spot = locate(source, min(work.at.pair + pair, source.last_pair));
     const int odd = kFetch == Fetch::kOddTaps;
     position =
@@ -215,11 +221,22 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
         source.row.slack - odd + spot.pair * 2 * p.stride_w;
   }
   uint32_t pixel = ptx::shared_address(shared.input);
-  if constexpr (!is_of_images(kFetch)) pixel += position * kSize;
-  if constexpr (kFetch != Fetch::kFlat) {
-    pixel += Elements<T>::first_channel(lane) * source.row.channel_bytes;
+  int channel_bytes = source.row.channel_bytes;
+  if constexpr (kFetch == Fetch::kBoxedPieces) {
+    // Rows of eight channels' units of 16 bytes are permuted. A thread's channels begin with the
+    // row of twice its place among four.
+    constexpr int kUnit = 16 / kSize;
+    const int row = lane % 4 * 2, column = position % kSlabPixels<T>;
+    pixel += SlabPlaces<T>(source, work.at.pair).slab_of(position) * source.row.slab_bytes +
+             row * kRowBytes + (column / kUnit ^ row) * 16 + column % kUnit * kSize;
+    channel_bytes = kRowBytes;
+  } else {
+    if constexpr (!is_of_images(kFetch)) pixel += position * kSize;
+    if constexpr (kFetch != Fetch::kFlat) {
+      pixel += Elements<T>::first_channel(lane) * channel_bytes;
+    }
   }
-  const Distances distances = {source.row.channel_bytes, p.stride_w * kSize, p.w_axis.step * kSize};
+  const Distances distances = {channel_bytes, p.stride_w * kSize, p.w_axis.step * kSize};
   const int row_bytes = p.h.step * p.pitch * kSize;
   const int taps_h = p.R / p.h.planes, taps_w = p.S / p.w_axis.planes;
   const uint32_t stages = ptx::shared_address(shared.weights);
@@ -232,7 +249,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
     constexpr int kCount = decltype(number)::value;
     uint32_t operand[kCount][4];
     fetch<T, kFetch, kCount>(operand, at, distances, flat);
-    if constexpr (kFetch != Fetch::kPieces) ptx::wait(&shared.w_full[w.stage], w.parity);
+    if constexpr (!has_matrix(kFetch)) ptx::wait(&shared.w_full[w.stage], w.parity);
     add_products<T, kChannels, kFetch, kCount>(
         sum, operand, ptx::advance(weights, w.stage * kWeightBytes + first));
     ptx::await_products<0>();
@@ -282,7 +299,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   if constexpr (has_matrix(kFetch)) {
     walk([&](const Step& step, uint32_t at) {
       const auto some = [&](auto count, int first) {
-        if constexpr (kFetch == Fetch::kPieces) {
+        if constexpr (!is_of_images(kFetch)) {
           multiply(count, at, nullptr, first);
         } else {
           multiply_image(count, at, 0, 0, first);

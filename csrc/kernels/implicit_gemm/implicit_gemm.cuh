@@ -75,6 +75,26 @@ CUtensorMap map_input(const ConvProblem& p, const Tile& tile, const T* x) {
   return make_map(x, kMapType<T>, boxes);
 }
 
+// Slabs of planes of pixels: of 16 bits all channels of a stage one after the other; of 32 bits
+// those of each piece in the order 0, 4, 1, 5, 2, 6, 3, 7, which keeps the two of a thread
+// together.
+template <typename T>
+CUtensorMap map_planes(const ConvProblem& p, const Tile& tile, const T* x) {
+  const auto Q = static_cast<cuuint64_t>(p.W), C = static_cast<cuuint64_t>(p.C);
+  const cuuint64_t plane = Q * sizeof(T);  // bytes; the input is dense
+  const auto N = static_cast<cuuint64_t>(p.N);
+  const auto pieces = static_cast<cuuint32_t>(tile.chunk);
+  constexpr cuuint32_t kInner = kRowBytes / sizeof(T);
+  if constexpr (sizeof(T) == 4) {
+    Boxes<4> boxes{
+        {Q, 2, 4, N * C / 8}, {4 * plane, plane, 8 * plane}, {kInner, 2, 4, pieces}, {1, 1, 1, 1}};
+    return make_map(x, kMapType<T>, boxes);
+  } else {
+    Boxes<4> boxes{{Q, 1, C, N}, {16, plane, C * plane}, {kInner, 1, 16 * pieces, 1}, {1, 1, 1, 1}};
+    return make_map(x, kMapType<T>, boxes);
+  }
+}
+
 template <typename T>
 CUtensorMap map_output(const ConvProblem& p, const Tile& tile, const T* y) {
   const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
@@ -263,6 +283,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     p.x = map_input(problem, tile, x);
   } else {
     p.source = make_source(problem, tile, x);
+    if (tile.fetch == Fetch::kBoxedPieces) p.x = map_planes(problem, tile, x);
   }
   p.R = tile.is_flat() ? 1 : static_cast<int>(problem.R);
   p.S = tile.is_flat() ? 1 : static_cast<int>(problem.S);

@@ -10,27 +10,27 @@ namespace customconv::implicit_gemm {
 
 namespace {
 
-constexpr double kMatrixEfficiency = 0.85;   // of the tensor cores' rate, while a tile is summed
-constexpr double kFetchedEfficiency = 0.53;   // the same where threads fetch pixels
-constexpr double kL2BytesPerClock = 50;      // to a multiprocessor
-constexpr double kCopyClocks = 40;           // for each copy of a warp, 16 bytes for each thread
-constexpr double kSmallCopies = 1.1;        // a clock, of single threads, where they are smaller
-constexpr double kElementBytesPerClock = 1.2;  // where elements are copied through registers
+constexpr double kMatrixEfficiency = 0.87;     // of the tensor cores' rate, while a tile is summed
+constexpr double kFetchedEfficiency = 0.72;    // the same where threads fetch pixels
+constexpr double kL2BytesPerClock = 70;        // to a multiprocessor
+constexpr double kCopyClocks = 40;             // for each copy of a warp, 16 bytes for each thread
+constexpr double kSmallCopies = 1.1;           // a clock, of single threads, where they are smaller
+constexpr double kElementBytesPerClock = 1.4;  // where elements are copied through registers
 constexpr double kStoreBytesPerClock = 20;
-constexpr double kBoxedBytesPerClock = 46;    // by the copy engine, where all slabs have room
-constexpr double kPieceOfPlaneClocks = 4.5;     // to store up to 128 bytes of a plane of pixels
+constexpr double kBoxedBytesPerClock = 48;    // by the copy engine, where all slabs have room
+constexpr double kPieceOfPlaneClocks = 3;     // to store up to 128 bytes of a plane of pixels
 constexpr double kPieceOfPageClocks = 24;     // where a plane is a page, and a tile a row
 constexpr double kMoreRows = 0.2;             // times that, whenever a tile has twice as many rows
 constexpr double kAcrossImages = 1.05;        // times that, where a tile goes on in other images
-constexpr double kTileClocks = 660;          // until the first products, and after the last
-constexpr double kGroupClocks = 70;           // what a group of products of rows costs on top
-constexpr double kClusterBytesPerClock = 30;  // that a block writes to the others' shared memory
-constexpr double kClusterMs = 0.00045;         // for each of its blocks
-constexpr double kSharingMs = 0.0015;         // to start a cluster of two that share
+constexpr double kTileClocks = 730;           // until the first products, and after the last
+constexpr double kGroupClocks = 120;          // what a group of products of rows costs on top
+constexpr double kClusterBytesPerClock = 15;  // that a block writes to the others' shared memory
+constexpr double kClusterMs = 0.00033;        // for each of its blocks
+constexpr double kSharingMs = 0.0013;         // to start a cluster of two that share
 constexpr double kClusterShare = 0.91;        // of the multiprocessors, that larger clusters reach
-constexpr double kSplitBytesPerClock = 3000;  // of the whole GPU, written and read
-constexpr double kLaunchMs = 0.0056;
-constexpr double kNextMs = 0.004;  // of a kernel that begins while the one in front of it ends
+constexpr double kSplitBytesPerClock = 3700;  // of the whole GPU, written and read
+constexpr double kLaunchMs = 0.006;
+constexpr double kNextMs = 0.0047;  // of a kernel that begins while the one in front of it ends
 constexpr double kBandwidthShare = 0.85;
 
 constexpr int kMostExchange = 64 << 10;  // bytes of a cluster's exchange: it leaves fewer stages
@@ -54,6 +54,7 @@ double fetched_bytes(const ConvProblem& p, const Tile& t) {
     case Fetch::kImagePieces:  // with conflicts
       return p.dtype == DType::kFloat32 ? 4096 : 8192;
     case Fetch::kPieces:
+    case Fetch::kBoxedPieces:
       return 2048;
     case Fetch::kTaps:
       return 1800;
@@ -96,6 +97,8 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
     clocks.math += products / 2 * kGroupClocks;
   } else if (!boxes) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
+  }
+  if (is_copied(t.fetch)) {
     double copies = input / t.row.vector / kSmallCopies;
     if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;
     if (t.row.vector == 2) copies = input / kElementBytesPerClock;
@@ -161,6 +164,15 @@ bool input_is_boxed(const ConvProblem& p) {
          p.stride_w <= 8;
 }
 
+// Whether the copy engine can read slabs of planes of pixels, each image a row.
+bool planes_are_boxed(const ConvProblem& p) {
+  const int64_t size = element_size(p.dtype);
+  // TF32's operands take channels in another order, of whole pieces.
+  const bool channels = p.dtype != DType::kFloat32 || p.C * size % kPieceBytes == 0;
+  return p.is_pointwise() && p.H == 1 && p.x_aligned && p.W * size % 16 == 0 && channels &&
+         p.N * p.C <= INT32_MAX && strides_match(p.x_sizes(), p.x_strides, Layout::kNchw);
+}
+
 // Whether small images can be copied whole, some pieces of channels at a time.
 bool images_follow(const ConvProblem& p) {
   const int64_t size = element_size(p.dtype);
@@ -186,6 +198,10 @@ class Search {
     if (images_follow(p_)) {
       try_images(Fetch::kImages);
       if (one_tap && p_.pad_h == 0 && p_.pad_w == 0) try_images(Fetch::kImagePieces);
+    }
+    if (planes_are_boxed(p_)) {
+      try_kernels(Fetch::kBoxedPieces, 0);
+      if (best_.ms > 0) return best_;
     }
     if (one_tap && (p_.stride_w == 1 || p_.dtype == DType::kFloat32)) {
       try_kernels(Fetch::kPieces, 0);
@@ -223,7 +239,8 @@ class Search {
         try_boxed_lines(kernel, flags);
       } else {
         try_run(kernel, fetch, flags);
-        if (fetch != Fetch::kPieces || flags != 0) try_row_lines(kernel, fetch, flags);
+        const bool one_tap = fetch == Fetch::kPieces || fetch == Fetch::kBoxedPieces;
+        if (!one_tap || flags != 0) try_row_lines(kernel, fetch, flags);
       }
     }
   }

@@ -7,6 +7,7 @@
 #include "kernels/implicit_gemm/epilogue.cuh"
 #include "kernels/implicit_gemm/fragments.cuh"
 #include "kernels/implicit_gemm/rows.cuh"
+#include "kernels/implicit_gemm/slabs.cuh"
 #include "kernels/implicit_gemm/splits.cuh"
 #include "kernels/ptx/grid.cuh"
 
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   constexpr int kChannels = kKind.channels;
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
   constexpr bool kBoxes = kFetch == Fetch::kShared;
-  constexpr bool kCopied = !kBoxes && !is_of_images(kFetch);  // by threads
+  constexpr bool kCopied = is_copied(kFetch);
   extern __shared__ __align__(1024) char memory[];
   Shared shared;
   // What has a fixed size comes first: its addresses are constants.
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   shared.residual_full = shared.w_empty + kMostStages;
   shared.copies = memory + kBarrierBytes;
   shared.flat = reinterpret_cast<int32_t*>(memory + kBarrierBytes + kCopiesBytes);
-  shared.input = memory + kBarrierBytes + (kBoxes ? 0 : kCopiesBytes) +
+  shared.input = memory + kBarrierBytes + (kCopied ? kCopiesBytes : 0) +
                  (kFetch == Fetch::kFlat ? kFlatBytes : 0);
   shared.staging = shared.input + p.x_stages * p.stage_bytes;
   shared.weights = shared.staging + p.staging_bytes;
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     ptx::fence_barrier_init();
   }
   if (threadIdx.x == kBarrierKinds * 32) {
-    if constexpr (kBoxes) ptx::prefetch_map(&p.x);
+    if constexpr (kBoxes || kFetch == Fetch::kBoxedPieces) ptx::prefetch_map(&p.x);
     if constexpr (has_matrix(kFetch)) ptx::prefetch_map(&p.w);
   }
   ptx::start_dependents();
@@ -173,6 +174,8 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     } else if (warp == 1) {
       if constexpr (kBoxes) {
         load_planes<T, kChannels>(p, shared);
+      } else if constexpr (kFetch == Fetch::kBoxedPieces) {
+        load_slabs<T, kKernel>(p, shared);
       } else {
         load_images<T, kChannels>(p, shared);
       }

@@ -112,7 +112,7 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
   t.h = row_axis(p.R, p.dilation_h, apart_h);
   t.w = row_axis(p.S, p.dilation_w, apart_w);
   Rows& row = t.row;
-  row.compact = t.fetch == Fetch::kPieces;
+  row.compact = t.fetch == Fetch::kPieces || t.fetch == Fetch::kBoxedPieces;
   row.vector = vector_of(p, row.compact, t.columns, row.compact ? apart_h || apart_w : apart_w);
   row.slack = row.compact ? 0 : slack_of(p, row.vector);
   row.pairs = (t.columns + 1) / 2;
@@ -144,6 +144,13 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
   const int64_t unit = 8 * size;
   row.channel_bytes = static_cast<int>(round_up(t.positions * size - unit, 2 * unit) + unit);
   const int64_t channels = t.is_flat() ? p.C : t.chunk * kPieceBytes / size;
+  if (t.fetch == Fetch::kBoxedPieces) {
+    row.slabs = static_cast<int>(t.kind().pixels * size / kRowBytes);
+    row.more_slabs = static_cast<int>(std::min<int64_t>(run_images(p, t) - 1, kMostBoxes));
+    row.slab_bytes = static_cast<int>(channels * kRowBytes);
+    t.stage_bytes = (row.slabs + row.more_slabs) * row.slab_bytes;
+    return;
+  }
   // A thread may fetch a pair of pixels of which it uses one, behind the last row.
   t.stage_bytes = static_cast<int>(round_up(channels * row.channel_bytes + 2 * size, 1024));
 }
@@ -177,7 +184,7 @@ int past_the_end(const Tile& t) {
 
 // What is not stages.
 int64_t fixed_bytes(const ConvProblem& p, const Tile& t) {
-  return staging(p, t) + kBarrierBytes + (t.fetch == Fetch::kShared ? 0 : kCopiesBytes) +
+  return staging(p, t) + kBarrierBytes + (is_copied(t.fetch) ? kCopiesBytes : 0) +
          (t.is_flat() ? kFlatBytes : 0) + past_the_end(t) + exchange_bytes(t);
 }
 
@@ -191,7 +198,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   Tile t{};
   t.kernel = variant % (1 << kShapeShift);
   t.shape = static_cast<Shape>(variant >> kShapeShift & 3);
-  t.fetch = static_cast<Fetch>(variant >> kFetchShift & 7);
+  t.fetch = static_cast<Fetch>(variant >> kFetchShift & 15);
   t.rows = pixels[0];
   t.columns = pixels[1];
   t.images = pixels[2];
@@ -262,6 +269,7 @@ bool is_legal(const ConvProblem& p, const Tile& t) {
   }
   if (t.positions >= kTooMany) return false;
   if (is_of_images(t.fetch)) return true;
+  if (t.fetch == Fetch::kBoxedPieces) return t.row.slabs + t.row.more_slabs <= kMostBoxes;
   const int64_t vectors = t.positions * element_size(p.dtype) / t.row.vector;
   if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
     if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;

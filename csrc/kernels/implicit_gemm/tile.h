@@ -31,6 +31,7 @@ constexpr int kMostStages = 8;
 constexpr int kSlabBytes = 64 * kRowBytes;
 constexpr int kMostPlanarSlabs = 2;            // that a warpgroup stores at a time, planar
 constexpr int kMostPositions = 768;            // of a plane: two of them fill the shared memory
+constexpr int kMostBoxes = 32;                 // of a stage: each by a thread of a warp
 constexpr int kMostCopies = 768;               // of rows of a channel
 constexpr int kCopiesBytes = kMostCopies * 8;  // where they come from
 constexpr int kBarrierBytes = 1024;            // and what aligns the rest
@@ -78,15 +79,19 @@ enum class Fetch : int {
   kFlat,         // the same where channels and taps are one dimension: few channels
   kImages,       // images as they are, pixel by pixel: small ones, whose rows are not aligned
   kImagePieces,  // the same, a single tap
+  kBoxedPieces,  // as kPieces, from slabs that the copy engine brings: rows of whole 16 bytes
 };
-inline constexpr int kFetchCount = 8;
+inline constexpr int kFetchCount = 9;
 
+// Whether threads copy pixels; else the copy engine does.
+constexpr bool is_copied(Fetch fetch) { return fetch >= Fetch::kPieces && fetch <= Fetch::kFlat; }
 constexpr bool is_of_images(Fetch fetch) {
   return fetch == Fetch::kImages || fetch == Fetch::kImagePieces;
 }
 // Weights are matrices whose rows are channels, else units of a piece of one tap.
 constexpr bool has_matrix(Fetch fetch) {
-  return fetch == Fetch::kShared || fetch == Fetch::kPieces || fetch == Fetch::kImagePieces;
+  return fetch == Fetch::kShared || fetch == Fetch::kPieces || fetch == Fetch::kImagePieces ||
+         fetch == Fetch::kBoxedPieces;
 }
 
 // Warpgroups that multiply. Fetching takes a warp's time, in which others multiply: of rows, each
@@ -131,6 +136,9 @@ struct Rows {
   int row_step;      // rows of the image from one row of a plane to the next
   int period;
   int channel_bytes;  // of a stage
+  // Boxed pieces: slabs of 128 bytes of pixels by a stage's channels. One that goes on in another
+  // image has another slab for those pixels: so many more, of a tile.
+  int slabs, more_slabs, slab_bytes;
 };
 
 struct Tile {
@@ -174,11 +182,11 @@ struct Tile {
 enum Flag : int {
   kShapeShift = 4,
   kFetchShift = 6,
-  kApartH = 512,
-  kApartW = 1024,
-  kClustered = 2048,
-  kSharesPixels = 4096,
-  kSharesWeights = 8192
+  kApartH = 1024,
+  kApartW = 2048,
+  kClustered = 4096,
+  kSharesPixels = 8192,
+  kSharesWeights = 16384
 };
 
 constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {
