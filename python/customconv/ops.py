@@ -37,9 +37,9 @@ def conv2d(
             stride of 1).
         dilation: The step between two taps of a filter: one number, or one each.
         groups: The number of groups that the channels are split into; it divides both C and K.
-        algorithm: "auto" chooses for this problem and device; "direct", "im2col" or "tiled" forces
-            a family of this package's kernels; "aten" forces PyTorch's own convolution. In the
-            backward pass the forced family computes each gradient that it can.
+        algorithm: "auto" chooses for this problem and device; "direct", "im2col", "tiled" or
+            "implicit_gemm" forces a family of this package's kernels; "aten" forces PyTorch's own
+            convolution. In the backward pass the forced family computes each gradient that it can.
 
     Returns:
         The output, of shape (N, K, P, Q), or (K, P, Q) for one image, of the input's type, where
