@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -23,21 +22,16 @@ from torch.nn import functional
 from . import contenders, results, timing, verify
 from .contenders import Buffers
 from .layers import Layer
-from .measure import Cell, buffer_sets, exact_sample
+from .measure import Cell, LayerOutcome, buffer_sets, exact_sample, prepared
 from .options import several
 from .run import add_layer_arguments, attempt, cells
 from .timing import Call, geomean
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(LayerOutcome):
     """Milliseconds of a layer by each way, with or without a residual."""
 
-    suite: str
-    name: str
-    problem: dict[str, Any]
-    precision: str
-    layout: str
     residual: bool
     bare_ms: float
     fused_ms: float
@@ -95,11 +89,9 @@ def measure(cell: Cell, device: torch.device, with_residual: bool, budget_s: flo
         verify.Wrong: The fused result is not right; nothing was timed.
     """
     layer = cell.layer
-    reason = contenders.why_not(layer, cell.precision, "fprop", cell.peer, device)
-    if reason is not None or layer.transposed:
-        raise contenders.Unmeasurable(reason or "transposed convolutions have no epilogue")
-    with contenders.switches(cell.precision, cell.peer):
-        first = contenders.make_buffers(layer, cell.precision, cell.layout, device)
+    if layer.transposed:
+        raise contenders.Unmeasurable("transposed convolutions have no epilogue")
+    with prepared(cell, device) as first:
         bias = torch.randn(layer.K, device=device).to(first.x.dtype)
         sets = [replace(buffers, bias=bias) for buffers in buffer_sets(cell, first, device)]
         _check(cell, sets[0], with_residual)
@@ -135,9 +127,8 @@ def summary(costs: Sequence[Cost]) -> Table:
 
 def text_of(cost: Cost) -> str:
     """A layer in one line."""
-    what = f"{cost.name[:34]:34} N{cost.problem['N']:<4}{cost.precision} {cost.layout}"
     return (
-        f"{what} {'residual, relu' if cost.residual else 'relu':14} {cost.fused_ms:9.4f} ms: "
+        f"{cost.what} {'residual, relu' if cost.residual else 'relu':14} {cost.fused_ms:9.4f} ms: "
         f"{cost.overhead:.3f} of the bare convolution, composed "
         f"{cost.composed_ms / cost.bare_ms:.3f}; {cost.ratio:.2f} times as fast as the peer"
     )

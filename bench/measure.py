@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +40,36 @@ class Cell:
             "precision": self.precision, "layout": self.layout, "op": self.op, "peer": self.peer,
             "forced": None if self.family == "auto" else self.family,
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LayerOutcome:
+    """Which layer it was; what was found out of it follows in a subclass."""
+
+    suite: str
+    name: str
+    problem: dict[str, Any]
+    precision: str
+    layout: str
+
+    @property
+    def what(self) -> str:
+        """The layer, in the width of a column."""
+        return f"{self.name[:34]:34} N{self.problem['N']:<4}{self.precision} {self.layout}"
+
+
+@contextlib.contextmanager
+def prepared(cell: Cell, device: torch.device) -> Iterator[Buffers]:
+    """Buffers of a cell, and PyTorch's switches as it asks for them.
+
+    Raises:
+        contenders.Unmeasurable: There is nothing to compare.
+    """
+    reason = contenders.why_not(cell.layer, cell.precision, cell.op, cell.peer, device)
+    if reason is not None:
+        raise contenders.Unmeasurable(reason)
+    with contenders.switches(cell.precision, cell.peer):
+        yield contenders.make_buffers(cell.layer, cell.precision, cell.layout, device)
 
 
 def buffer_sets(cell: Cell, first: Buffers, device: torch.device) -> list[Buffers]:
@@ -150,11 +182,7 @@ def measure(
         verify.Wrong: A result is not the convolution's; nothing was timed.
     """
     layer = cell.layer
-    reason = contenders.why_not(layer, cell.precision, cell.op, cell.peer, device)
-    if reason is not None:
-        raise contenders.Unmeasurable(reason)
-    with contenders.switches(cell.precision, cell.peer):
-        buffers = contenders.make_buffers(layer, cell.precision, cell.layout, device)
+    with prepared(cell, device) as buffers:
         try:
             family, plan = contenders.plan_of(layer, cell.op, buffers, cell.family)
         except RuntimeError as error:

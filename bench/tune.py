@@ -24,7 +24,7 @@ from customconv import _C
 from . import contenders, results, timing, verify
 from .contenders import Buffers
 from .layers import Layer
-from .measure import Cell, buffer_sets, exact_sample
+from .measure import Cell, LayerOutcome, buffer_sets, exact_sample, prepared
 from .options import several
 from .run import add_layer_arguments, attempt, cells
 from .timing import Call, geomean
@@ -33,14 +33,9 @@ CLOSE = 0.05  # a choice so near the best is as good
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(LayerOutcome):
     """A layer's plans: the planner's choice and the best, with their times and its prediction."""
 
-    suite: str
-    name: str
-    problem: dict[str, Any]
-    precision: str
-    layout: str
     op: str
     plans: int  # that were timed
     chosen: str
@@ -96,11 +91,7 @@ def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcom
         verify.Wrong: A plan's result is not the convolution's; nothing was timed.
     """
     layer = cell.layer
-    reason = contenders.why_not(layer, cell.precision, cell.op, cell.peer, device)
-    if reason is not None:
-        raise contenders.Unmeasurable(reason)
-    with contenders.switches(cell.precision, cell.peer):
-        first = contenders.make_buffers(layer, cell.precision, cell.layout, device)
+    with prepared(cell, device) as first:
         bias = first.bias if cell.op == "fprop" else None
         found = _C.variants(first.x, first.w, bias, *layer.geometry, cell.op)
         plans = distinct(found, most)
@@ -140,10 +131,9 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
 
 def text_of(outcome: Outcome) -> str:
     """An outcome in two lines: the choice, and the best where that is another."""
-    what = f"{outcome.name[:34]:34} N{outcome.problem['N']:<4}{outcome.precision} {outcome.layout}"
     text = (
-        f"{what} {outcome.op} {outcome.chosen_ms:9.4f} ms, {outcome.share:.2f} of the best of "
-        f"{outcome.plans}: {outcome.chosen}"
+        f"{outcome.what} {outcome.op} {outcome.chosen_ms:9.4f} ms, {outcome.share:.2f} of the best "
+        f"of {outcome.plans}: {outcome.chosen}"
     )
     if outcome.share < 1 - CLOSE:
         text += f"\n{'':49}{outcome.best_ms:9.4f} ms: {outcome.best}"
