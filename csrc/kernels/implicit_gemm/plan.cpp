@@ -16,6 +16,7 @@ constexpr double kL2BytesPerClock = 70;        // to a multiprocessor
 constexpr double kCopyClocks = 40;             // for each copy of a warp, 16 bytes for each thread
 constexpr double kSmallCopies = 1.1;           // a clock, of single threads, where they are smaller
 constexpr double kElementBytesPerClock = 1.4;  // where elements are copied through registers
+constexpr double kShiftedBytesPerClock = 8;    // where vectors are put together
 constexpr double kStoreBytesPerClock = 20;
 constexpr double kBoxedBytesPerClock = 48;    // by the copy engine, where all slabs have room
 constexpr double kPieceOfPlaneClocks = 3;     // to store up to 128 bytes of a plane of pixels
@@ -101,6 +102,7 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
   if (is_copied(t.fetch)) {
     double copies = input / t.row.vector / kSmallCopies;
     if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;
+    if (t.row.shifted) copies = input / kShiftedBytesPerClock;
     if (t.row.vector == 2) copies = input / kElementBytesPerClock;
     clocks.load = std::max(clocks.load, copies);
   }

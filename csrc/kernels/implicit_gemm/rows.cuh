@@ -32,8 +32,12 @@ __device__ inline int plane_row(const RowSource<T>& s, const Spot& spot) {
 template <typename T>
 class RowCopies {
  public:
-  __device__ RowCopies(const Params<T>& p, const T** from, int thread)
-      : p_(p), s_(p.source), from_(from), thread_(thread) {
+  __device__ RowCopies(const Params<T>& p, void* list, int thread)
+      : p_(p),
+        s_(p.source),
+        from_(static_cast<const T**>(list)),
+        list_(static_cast<uint64_t*>(list)),
+        thread_(thread) {
     const bool few = s_.vectors <= kRowThreads;
     threads_ = few ? 32 : kRowThreads;
     first_ = thread % threads_;
@@ -70,6 +74,11 @@ class RowCopies {
       n += at.n;
       h += at.p;
       w += at.q;
+      if (s_.row.shifted) {
+        exists = exists && n < s_.N && h >= 0 && h < s_.H;
+        list_[vector] = exists ? span_of(s_.x + n * s_.n + h * s_.h + w, w) : 0;
+        continue;
+      }
       exists = exists && n < s_.N && h >= 0 && h < s_.H && w >= 0 && w < s_.W;
       from_[vector] = exists ? s_.x + n * s_.n + h * s_.h + w * s_.w : nullptr;
     }
@@ -79,6 +88,11 @@ class RowCopies {
   // Copies channels [first, first + count) into a stage, zeros where the tensor ends, and arrives.
   __device__ void copy(int first, int count, char* to, ptx::Barrier* full) const {
     const uint32_t stage = ptx::shared_address(to);
+    if (s_.row.shifted) {
+      copy_shifted(first, count, stage);
+      ptx::arrive(full);
+      return;
+    }
     switch (s_.row.vector) {
       case 16:
         copy_vectors<16>(first, count, stage);
@@ -105,6 +119,92 @@ class RowCopies {
 
  private:
   static constexpr int kSize = static_cast<int>(sizeof(T));
+  static constexpr int kSpan = 16 / kSize;  // elements of a shifted vector
+
+  // What is listed of a shifted vector: where its first element would be, and which of them are in
+  // the image, from the first to behind the last; 0 where none is. Pointers leave the upper byte.
+  __device__ uint64_t span_of(const T* from, int w) const {
+    const int first = max(0, -w), last = min(kSpan, s_.W - w);
+    if (first >= last) return 0;
+    return reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(first) << 56 |
+           static_cast<uint64_t>(last) << 60;
+  }
+
+  // Rows that begin anywhere. Words of four bytes are loaded where they are aligned and lie in the
+  // row; of 16-bit elements a row may begin in the middle of one: then words are shifted by half,
+  // and what shares its word with another row is copied alone. Some channels are under way at the
+  // same time.
+  __device__ void copy_shifted(int first, int count, uint32_t stage) const {
+    constexpr int kBatch = 4;
+    constexpr bool kHalves = kSize == 2;
+    constexpr int kWords = kHalves ? 5 : 4;
+    const int exist = min(count, s_.C - first);
+    const int64_t step = channel_step_ * s_.c;
+    const int to_step = channel_step_ * s_.row.channel_bytes;
+    stage += first_channel_ * s_.row.channel_bytes;
+    for (int vector = first_; vector < s_.vectors; vector += threads_) {
+      const uint64_t span = list_[vector];
+      const int from = static_cast<int>(span >> 56 & 15), to = static_cast<int>(span >> 60);
+      const T* source = reinterpret_cast<const T*>(span << 8 >> 8);
+      source += (first + first_channel_) * s_.c;
+      uint32_t target = stage + vector * 16;
+      for (int c = first_channel_; c < count; c += kBatch * channel_step_) {
+        uint32_t word[kBatch][kWords];
+        uint16_t edge[kBatch][2];
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) {
+          const T* at = source + b * step;
+          const bool exists = span != 0 && c + b * channel_step_ < exist;
+          const uint32_t elements = exists ? (1u << to) - (1u << from) : 0;
+          if constexpr (kHalves) {
+            const int shift = half_of(at);
+            const uint32_t halves = elements << shift, words = halves & halves >> 1;
+            const auto* aligned = reinterpret_cast<const uint32_t*>(at - shift);
+#pragma unroll
+            for (int i = 0; i < kWords; ++i) {
+              word[b][i] = (words >> 2 * i & 1) != 0 ? __ldg(aligned + i) : 0;
+            }
+            const auto* alone = reinterpret_cast<const uint16_t*>(at);
+            edge[b][0] = edge[b][1] = 0;
+            if (exists && (from + shift) % 2 != 0) edge[b][0] = __ldg(alone + from);
+            if (exists && (to + shift) % 2 != 0) edge[b][1] = __ldg(alone + to - 1);
+          } else {
+            const auto* aligned = reinterpret_cast<const uint32_t*>(at);
+#pragma unroll
+            for (int i = 0; i < kWords; ++i) {
+              word[b][i] = (elements >> i & 1) != 0 ? __ldg(aligned + i) : 0;
+            }
+          }
+        }
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b, source += step, target += to_step) {
+          if (c + b * channel_step_ >= count) continue;
+          if constexpr (kHalves) {
+            const int shift = half_of(source);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              word[b][i] = __funnelshift_r(word[b][i], word[b][i + 1], shift * 16);
+            }
+          }
+          ptx::store_shared(target, make_uint4(word[b][0], word[b][1], word[b][2], word[b][3]));
+          if constexpr (kHalves) {
+            const int shift = half_of(source);
+            const bool exists = span != 0 && c + b * channel_step_ < exist;
+            if (exists && (from + shift) % 2 != 0) {
+              ptx::store_shared(target + from * kSize, edge[b][0]);
+            }
+            if (exists && (to + shift) % 2 != 0) {
+              ptx::store_shared(target + (to - 1) * kSize, edge[b][1]);
+            }
+          }
+        }
+      }
+    }
+  }
+  // 1 where an element is the second half of an aligned word.
+  static __device__ int half_of(const T* at) {
+    return static_cast<int>(reinterpret_cast<uint64_t>(at) >> 1 & 1);
+  }
 
   template <int kBytes>
   __device__ void copy_vectors(int first, int count, uint32_t stage) const {
@@ -201,6 +301,7 @@ class RowCopies {
   const Params<T>& p_;
   const RowSource<T>& s_;
   const T** from_;
+  uint64_t* list_;  // the same memory, of shifted vectors
   int thread_, threads_, first_, first_channel_, channel_step_;
 };
 
@@ -209,7 +310,7 @@ template <typename T, int kChannels>
 __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int thread) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const bool one_plane = p.h.planes * p.w_axis.planes == 1;
-  RowCopies<T> copies(p, static_cast<const T**>(shared.copies), thread);
+  RowCopies<T> copies(p, shared.copies, thread);
   Place x;
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     if (walk.is_new_tile() || !one_plane) copies.set(walk.plane());

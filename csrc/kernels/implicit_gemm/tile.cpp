@@ -114,7 +114,9 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
   Rows& row = t.row;
   row.compact = t.fetch == Fetch::kPieces || t.fetch == Fetch::kBoxedPieces;
   row.vector = vector_of(p, row.compact, t.columns, row.compact ? apart_h || apart_w : apart_w);
-  row.slack = row.compact ? 0 : slack_of(p, row.vector);
+  row.shifted = !row.compact && row.vector <= 4 && (p.W == 1 || p.x_strides[3] == 1);
+  if (row.shifted) row.vector = 16;
+  row.slack = row.compact || row.shifted ? 0 : slack_of(p, row.vector);
   row.pairs = (t.columns + 1) / 2;
   // Several pieces make up for few taps.
   t.chunk = row.compact ? std::min(t.pieces, kRowBytes / kPieceBytes) : 1;

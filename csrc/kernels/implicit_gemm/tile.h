@@ -130,6 +130,7 @@ struct Rows {
   bool interleaved;  // channels-last: all channels are one, of wider rows
   bool compact;      // one tap: no rows, but the tile's pixels one after the other
   int vector;        // bytes that are copied at a time
+  bool shifted;      // rows begin anywhere: threads put vectors together from aligned words
   int slack;         // pixels before the first that a tap reads, which align the copies
   int pairs;         // of pixels in a row of output
   int per_output;    // rows of a plane from one output row to the next
