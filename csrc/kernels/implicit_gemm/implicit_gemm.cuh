@@ -33,7 +33,8 @@ struct Boxes {
 };
 
 template <int kRank>
-CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRank>& boxes) {
+CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRank>& boxes,
+                     CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -45,7 +46,7 @@ CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRa
   CUtensorMap map;
   const CUresult status =
       encode(&map, type, kRank, const_cast<void*>(data), boxes.sizes, boxes.strides, boxes.box,
-             boxes.steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             boxes.steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error("customconv: implicit_gemm: no tensor map (CUDA error " +
@@ -93,6 +94,21 @@ CUtensorMap map_planes(const ConvProblem& p, const Tile& tile, const T* x) {
     Boxes<4> boxes{{Q, 1, C, N}, {16, plane, C * plane}, {kInner, 1, 16 * pieces, 1}, {1, 1, 1, 1}};
     return make_map(x, kMapType<T>, boxes);
   }
+}
+
+// Rows of pixels of a stage's channels, which follow each other.
+template <typename T>
+CUtensorMap map_rows(const ConvProblem& p, const Tile& tile, const T* x) {
+  const auto row = static_cast<cuuint32_t>(tile.row.channel_bytes / static_cast<int>(sizeof(T)));
+  const auto channels =
+      static_cast<cuuint32_t>(tile.chunk * kPieceBytes / static_cast<int>(sizeof(T)));
+  Boxes<4> boxes{{static_cast<cuuint64_t>(p.W), static_cast<cuuint64_t>(p.C),
+                  static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.N)},
+                 {map_stride<T>(p.C, p.x_strides[1]), map_stride<T>(p.H, p.x_strides[2]),
+                  map_stride<T>(p.N, p.x_strides[0])},
+                 {row, channels, 1, 1},
+                 {1, 1, 1, 1}};
+  return make_map(x, kMapType<T>, boxes, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 template <typename T>
@@ -219,6 +235,7 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   s.row = tile.row;
   s.reach = tile.h.reach;
   s.vectors = static_cast<int>(tile.positions * static_cast<int64_t>(sizeof(T)) / tile.row.vector);
+  s.plane_rows = tile.plane_rows;
   s.flat = tile.is_flat();
   s.flat_taps = static_cast<int>(p.R * p.S);
   s.flat_S = static_cast<int>(p.S);
@@ -284,6 +301,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   } else {
     p.source = make_source(problem, tile, x);
     if (tile.fetch == Fetch::kBoxedPieces) p.x = map_planes(problem, tile, x);
+    if (tile.row.boxed) p.x = map_rows(problem, tile, x);
   }
   p.R = tile.is_flat() ? 1 : static_cast<int>(problem.R);
   p.S = tile.is_flat() ? 1 : static_cast<int>(problem.S);

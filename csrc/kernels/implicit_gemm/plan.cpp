@@ -99,7 +99,7 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
   } else if (!boxes) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
   }
-  if (is_copied(t.fetch)) {
+  if (is_copied(t.fetch) && !t.row.boxed) {
     double copies = input / t.row.vector / kSmallCopies;
     if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;
     if (t.row.shifted) copies = input / kShiftedBytesPerClock;

@@ -322,6 +322,35 @@ __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int t
   }
 }
 
+// The same rows by the copy engine; called by a warp, whose threads copy a row each.
+template <typename T, int kChannels>
+__device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared) {
+  constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
+  const RowSource<T>& s = p.source;
+  const int lane = threadIdx.x % 32, row_bytes = p.pitch * static_cast<int>(sizeof(T));
+  Place x;
+  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+    const Corner at = walk.plane();
+    const int first = plane_row(s, locate(s, at.pair));
+    // What a run does not reach is not read.
+    const int rows = p.run == 0
+                         ? s.plane_rows
+                         : plane_row(s, locate(s, at.pair + p.run - 1)) - first + s.reach + 1;
+    const int c = walk.step.chunk * p.chunk * kPiece;
+    char* to = shared.input + x.stage * p.stage_bytes;
+    ptx::Barrier* full = &shared.x_full[x.stage];
+    ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
+    if (lane == 0) ptx::arrive_expecting(full, rows * row_bytes);
+    __syncwarp();
+    for (int row = lane; row < rows; row += 32) {
+      int32_t n = first + row;
+      const int h = s.period.split(n) * s.row.row_step + at.p;
+      ptx::copy_box(to + row * row_bytes, &p.x, full, at.q - s.row.slack, c, h, n + at.n);
+    }
+    x.advance(p.x_stages);
+  }
+}
+
 // Whole images, whose channels follow each other; called by a warp.
 template <typename T, int kChannels>
 __device__ inline void load_images(const Params<T>& p, const Shared& shared) {

@@ -139,6 +139,13 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
     t.pitch = static_cast<int>(
         round_up(static_cast<int64_t>(pitch), std::max<int64_t>(row.vector / size, 2)));
     t.plane_rows = static_cast<int>(rows);
+    // Lanes that fetch from several channels find them in different banks.
+    const int64_t boxed_pitch = round_up(static_cast<int64_t>(pitch) - 8, 16) + 8;
+    const bool strides =
+        p.x_strides[1] > 0 && (p.H == 1 || p.x_strides[2] > 0) && (p.N == 1 || p.x_strides[0] > 0);
+    row.boxed = row.vector == 16 && !row.shifted && !t.is_flat() && boxed_pitch <= kMostBox &&
+                p.C > 1 && strides;
+    if (row.boxed) t.pitch = static_cast<int>(boxed_pitch);
     positions = t.pitch * rows;
   }
   t.positions = static_cast<int>(positions);
@@ -146,6 +153,12 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
   const int64_t unit = 8 * size;
   row.channel_bytes = static_cast<int>(round_up(t.positions * size - unit, 2 * unit) + unit);
   const int64_t channels = t.is_flat() ? p.C : t.chunk * kPieceBytes / size;
+  if (row.boxed) {
+    row.channel_bytes = static_cast<int>(t.pitch * size);
+    t.pitch *= static_cast<int>(channels);
+    t.stage_bytes = static_cast<int>(round_up(t.plane_rows * t.pitch * size + 2 * size, 1024));
+    return;
+  }
   if (t.fetch == Fetch::kBoxedPieces) {
     row.slabs = static_cast<int>(t.kind().pixels * size / kRowBytes);
     row.more_slabs = static_cast<int>(std::min<int64_t>(run_images(p, t) - 1, kMostBoxes));
@@ -276,7 +289,7 @@ bool is_legal(const ConvProblem& p, const Tile& t) {
   if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
     if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
   }
-  return vectors <= kMostCopies;
+  return t.row.boxed || vectors <= kMostCopies;
 }
 
 ConvProblem as_one_row(ConvProblem p) {

@@ -42,8 +42,9 @@ struct RowSource {
   int N, C, H, W;
   Rows row;
   int pitch;
-  int reach;                      // rows of the plane below an output row's first
-  int vectors;                    // of a channel
+  int reach;    // rows of the plane below an output row's first
+  int vectors;  // of a channel
+  int plane_rows;
   int image_bytes, image_pixels;  // images: from one to the next in a stage, and of output
   int last_pair;  // of a run, or of a tile of lines: what is behind it reads the same pixels
   bool flat;      // taps are channels too: so many, of rows of flat_S, and channels of each
