@@ -21,9 +21,11 @@ from customconv import _C
 # Between them they reach every kernel, shape of tile, way to fetch pixels and number of splits.
 PROBLEMS = {
     "3x3": case((3, 72, 28, 32), (136, 72, 3, 3), padding=(1, 1)),
+    "single": case((1, 24, 20, 24), (40, 24, 3, 3), padding=(1, 1)),
     "wide": case((2, 24, 21, 300), (70, 24, 3, 3), padding=(1, 1)),
     "strided": case((2, 40, 31, 48), (72, 40, 3, 5), stride=(2, 3), padding=(1, 2)),
     "dilated": case((2, 24, 40, 40), (64, 24, 3, 3), padding=(5, 7), dilation=(5, 7)),
+    "wide_odd": case((2, 18, 21, 341), (40, 18, 5, 10), stride=(2, 2)),
     "small_images": case((21, 72, 7, 7), (136, 72, 3, 3), padding=(1, 1)),
     "odd_images": case((5, 19, 17, 23), (70, 19, 3, 2), padding=(1, 0)),
     "pointwise": case((5, 80, 14, 14), (200, 80, 1, 1)),

@@ -243,16 +243,20 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   const uint64_t weights = has_matrix(kFetch) ? ptx::describe_rows(stages, 8 * kRowBytes)
                                               : ptx::describe_blocks(stages, kChannels * 16);
 
-  // Products whose pixels are at `at`, of the stage of weights from `first` bytes on.
+  // The products of operands, by the stage of weights from `first` bytes on.
+  const auto add = [&](const auto& operand, int first) {
+    if constexpr (!has_matrix(kFetch)) ptx::wait(&shared.w_full[w.stage], w.parity);
+    add_products<T, kChannels, kFetch>(sum, operand,
+                                       ptx::advance(weights, w.stage * kWeightBytes + first));
+    ptx::await_products<0>();
+  };
+  // So many, whose pixels are at `at`.
   const auto multiply = [&](auto number, uint32_t at, const int32_t* flat = nullptr,
                             int first = 0) {
     constexpr int kCount = decltype(number)::value;
     uint32_t operand[kCount][4];
     fetch<T, kFetch, kCount>(operand, at, distances, flat);
-    if constexpr (!has_matrix(kFetch)) ptx::wait(&shared.w_full[w.stage], w.parity);
-    add_products<T, kChannels, kFetch, kCount>(
-        sum, operand, ptx::advance(weights, w.stage * kWeightBytes + first));
-    ptx::await_products<0>();
+    add(operand, first);
   };
   // The same of an image's taps, from (r, s) on, or pieces.
   const auto multiply_image = [&](auto count, uint32_t stage, int r, int s, int first) {
@@ -269,10 +273,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
                         source.row.channel_bytes);
       }
     }
-    if constexpr (kFetch == Fetch::kImages) ptx::wait(&shared.w_full[w.stage], w.parity);
-    add_products<T, kChannels, kFetch, kCount>(
-        sum, operand, ptx::advance(weights, w.stage * kWeightBytes + first));
-    ptx::await_products<0>();
+    add(operand, first);
   };
   const auto release_weights = [&] {
     if (leader) ptx::arrive(&shared.w_empty[w.stage]);

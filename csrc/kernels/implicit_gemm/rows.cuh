@@ -104,13 +104,7 @@ class RowCopies {
         copy_vectors<4>(first, count, stage);
         break;
       default:
-        if constexpr (kSize == 2) {
-          if (s_.flat) {
-            copy_few(count, stage);
-          } else {
-            copy_elements(first, count, stage);
-          }
-        }
+        if constexpr (kSize == 2) copy_elements(first, count, stage);
         ptx::arrive(full);
         return;
     }
@@ -132,78 +126,89 @@ class RowCopies {
 
   // Rows that begin anywhere. Words of four bytes are loaded where they are aligned and lie in the
   // row; of 16-bit elements a row may begin in the middle of one: then words are shifted by half,
-  // and what shares its word with another row is copied alone. Some channels are under way at the
-  // same time.
+  // and what shares its word with another row is copied alone.
+  static constexpr bool kHalves = kSize == 2;
+  struct Shifted {
+    uint32_t word[kHalves ? 5 : 4];
+    uint16_t edge[2];
+  };
+  struct Span {
+    const T* at;
+    int from, to;
+
+    __device__ Span(uint64_t listed, int64_t offset)
+        : at(reinterpret_cast<const T*>(listed << 8 >> 8) + offset),
+          from(static_cast<int>(listed >> 56 & 15)),
+          to(static_cast<int>(listed >> 60)) {}
+    __device__ bool exists() const { return from < to; }
+    // 1 where the first element is the second half of an aligned word.
+    __device__ int shift() const {
+      return kHalves ? static_cast<int>(reinterpret_cast<uint64_t>(at) >> 1 & 1) : 0;
+    }
+    __device__ bool has_edge(int end) const {
+      return kHalves && exists() && ((end == 0 ? from : to) + shift()) % 2 != 0;
+    }
+    __device__ int edge(int end) const { return end == 0 ? from : to - 1; }
+  };
+
+  static __device__ Shifted load_shifted(const Span& span) {
+    Shifted loaded{};
+    const int shift = span.shift();
+    const uint32_t elements = ((1u << span.to) - (1u << span.from)) << shift;
+    const auto* aligned = reinterpret_cast<const uint32_t*>(span.at - shift);
+#pragma unroll
+    for (int i = 0; i < (kHalves ? 5 : 4); ++i) {
+      const bool whole = kHalves ? (elements >> 2 * i & 3) == 3 : (elements >> i & 1) != 0;
+      if (whole) loaded.word[i] = __ldg(aligned + i);
+    }
+#pragma unroll
+    for (int end = 0; end < 2; ++end) {
+      if (span.has_edge(end)) {
+        loaded.edge[end] = __ldg(reinterpret_cast<const uint16_t*>(span.at) + span.edge(end));
+      }
+    }
+    return loaded;
+  }
+  static __device__ void store_shifted(const Span& span, const Shifted& loaded, uint32_t to) {
+    uint32_t word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = loaded.word[i];
+      if constexpr (kHalves) {
+        word[i] = __funnelshift_r(word[i], loaded.word[i + 1], span.shift() * 16);
+      }
+    }
+    ptx::store_shared(to, make_uint4(word[0], word[1], word[2], word[3]));
+#pragma unroll
+    for (int end = 0; end < 2; ++end) {
+      if (span.has_edge(end)) ptx::store_shared(to + span.edge(end) * kSize, loaded.edge[end]);
+    }
+  }
+
+  // Some are under way at the same time: of several channels or, where those are few, vectors.
   __device__ void copy_shifted(int first, int count, uint32_t stage) const {
     constexpr int kBatch = 4;
-    constexpr bool kHalves = kSize == 2;
-    constexpr int kWords = kHalves ? 5 : 4;
     const int exist = min(count, s_.C - first);
-    const int64_t step = channel_step_ * s_.c;
-    const int to_step = channel_step_ * s_.row.channel_bytes;
-    stage += first_channel_ * s_.row.channel_bytes;
-    for (int vector = first_; vector < s_.vectors; vector += threads_) {
-      const uint64_t span = list_[vector];
-      const int from = static_cast<int>(span >> 56 & 15), to = static_cast<int>(span >> 60);
-      const T* source = reinterpret_cast<const T*>(span << 8 >> 8);
-      source += (first + first_channel_) * s_.c;
-      uint32_t target = stage + vector * 16;
-      for (int c = first_channel_; c < count; c += kBatch * channel_step_) {
-        uint32_t word[kBatch][kWords];
-        uint16_t edge[kBatch][2];
+    const int channels = s_.flat ? 1 : kBatch, vectors = kBatch / channels;
+    for (int vector = first_; vector < s_.vectors; vector += vectors * threads_) {
+      for (int c = first_channel_; c < count; c += channels * channel_step_) {
+        const auto own_vector = [&](int b) { return vector + (s_.flat ? b * threads_ : 0); };
+        const auto own_channel = [&](int b) { return c + (s_.flat ? 0 : b * channel_step_); };
+        const auto span_at = [&](int b) {
+          const bool exists = own_vector(b) < s_.vectors && own_channel(b) < exist;
+          return Span(exists ? list_[own_vector(b)] : 0, (first + own_channel(b)) * s_.c);
+        };
+        Shifted loaded[kBatch];
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) loaded[b] = load_shifted(span_at(b));
 #pragma unroll
         for (int b = 0; b < kBatch; ++b) {
-          const T* at = source + b * step;
-          const bool exists = span != 0 && c + b * channel_step_ < exist;
-          const uint32_t elements = exists ? (1u << to) - (1u << from) : 0;
-          if constexpr (kHalves) {
-            const int shift = half_of(at);
-            const uint32_t halves = elements << shift, words = halves & halves >> 1;
-            const auto* aligned = reinterpret_cast<const uint32_t*>(at - shift);
-#pragma unroll
-            for (int i = 0; i < kWords; ++i) {
-              word[b][i] = (words >> 2 * i & 1) != 0 ? __ldg(aligned + i) : 0;
-            }
-            const auto* alone = reinterpret_cast<const uint16_t*>(at);
-            edge[b][0] = edge[b][1] = 0;
-            if (exists && (from + shift) % 2 != 0) edge[b][0] = __ldg(alone + from);
-            if (exists && (to + shift) % 2 != 0) edge[b][1] = __ldg(alone + to - 1);
-          } else {
-            const auto* aligned = reinterpret_cast<const uint32_t*>(at);
-#pragma unroll
-            for (int i = 0; i < kWords; ++i) {
-              word[b][i] = (elements >> i & 1) != 0 ? __ldg(aligned + i) : 0;
-            }
-          }
-        }
-#pragma unroll
-        for (int b = 0; b < kBatch; ++b, source += step, target += to_step) {
-          if (c + b * channel_step_ >= count) continue;
-          if constexpr (kHalves) {
-            const int shift = half_of(source);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              word[b][i] = __funnelshift_r(word[b][i], word[b][i + 1], shift * 16);
-            }
-          }
-          ptx::store_shared(target, make_uint4(word[b][0], word[b][1], word[b][2], word[b][3]));
-          if constexpr (kHalves) {
-            const int shift = half_of(source);
-            const bool exists = span != 0 && c + b * channel_step_ < exist;
-            if (exists && (from + shift) % 2 != 0) {
-              ptx::store_shared(target + from * kSize, edge[b][0]);
-            }
-            if (exists && (to + shift) % 2 != 0) {
-              ptx::store_shared(target + (to - 1) * kSize, edge[b][1]);
-            }
-          }
+          if (own_vector(b) >= s_.vectors || own_channel(b) >= count) continue;
+          store_shifted(span_at(b), loaded[b],
+                        stage + own_channel(b) * s_.row.channel_bytes + own_vector(b) * 16);
         }
       }
     }
-  }
-  // 1 where an element is the second half of an aligned word.
-  static __device__ int half_of(const T* at) {
-    return static_cast<int>(reinterpret_cast<uint64_t>(at) >> 1 & 1);
   }
 
   template <int kBytes>
@@ -274,30 +279,6 @@ class RowCopies {
     }
   }
 
-  // The same of few channels: those of some vectors are under way at the same time.
-  __device__ void copy_few(int count, uint32_t stage) const {
-    constexpr int kVectors = 4;
-    const int exist = min(count, s_.C);
-    for (int vector = first_; vector < s_.vectors; vector += kVectors * threads_) {
-      for (int c = first_channel_; c < count; c += channel_step_) {
-        const uint32_t to = stage + c * s_.row.channel_bytes;
-        uint16_t value[kVectors];
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-          const int own = vector + v * threads_;
-          const T* source = own < s_.vectors && c < exist ? from_[own] : nullptr;
-          value[v] = 0;
-          if (source != nullptr) value[v] = *reinterpret_cast<const uint16_t*>(source + c * s_.c);
-        }
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-          const int own = vector + v * threads_;
-          if (own < s_.vectors) ptx::store_shared(to + own * kSize, value[v]);
-        }
-      }
-    }
-  }
-
   const Params<T>& p_;
   const RowSource<T>& s_;
   const T** from_;
@@ -332,10 +313,11 @@ __device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared)
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const Corner at = walk.plane();
     const int first = plane_row(s, locate(s, at.pair));
-    // What a run does not reach is not read.
-    const int rows = p.run == 0
-                         ? s.plane_rows
-                         : plane_row(s, locate(s, at.pair + p.run - 1)) - first + s.reach + 1;
+    int rows = s.plane_rows;
+    if (p.run != 0) {  // what it does not reach is not read
+      const int last = min(at.pair + p.run - 1, s.last_pair);
+      rows = plane_row(s, locate(s, last)) - first + s.reach + 1;
+    }
     const int c = walk.step.chunk * p.chunk * kPiece;
     char* to = shared.input + x.stage * p.stage_bytes;
     ptx::Barrier* full = &shared.x_full[x.stage];

@@ -102,21 +102,42 @@ void lay_out_images(const ConvProblem& p, Tile& t) {
   t.stage_bytes = static_cast<int>(round_up(t.images * image, 1024));
 }
 
+// Fills in the rows of a tile's plane, whose copies are known.
+void lay_out_plane(const ConvProblem& p, const ConvProblem& asked, Tile& t) {
+  const int64_t size = element_size(p.dtype);
+  Rows& row = t.row;
+  const double pitch = (row.pairs * 2.0 - 1) * static_cast<double>(p.stride_w) + t.w.reach +
+                       (row.interleaved ? static_cast<double>(asked.C) : 1) + row.slack;
+  const double rows = t.shape == Shape::kRun ? static_cast<double>(run_rows(p, t))
+                                             : (t.rows - 1.0) * row.per_output + t.h.reach + 1;
+  if (pitch * rows > kTooMany / 2) {
+    t.positions = kTooMany;
+    return;
+  }
+  const auto unit = std::max<int64_t>(row.vector / size, 2);
+  t.pitch = static_cast<int>(round_up(static_cast<int64_t>(pitch), unit));
+  t.plane_rows = static_cast<int>(rows);
+  // Lanes that fetch from several channels find them in different banks.
+  const int64_t boxed_pitch = round_up(static_cast<int64_t>(pitch) - 8, 16) + 8;
+  const bool strides =
+      p.x_strides[1] > 0 && (p.H == 1 || p.x_strides[2] > 0) && (p.N == 1 || p.x_strides[0] > 0);
+  row.boxed = row.vector == 16 && !row.shifted && !t.is_flat() && boxed_pitch <= kMostBox &&
+              p.C > 1 && strides;
+  if (row.boxed) t.pitch = static_cast<int>(boxed_pitch);
+  t.positions = t.pitch * t.plane_rows;
+}
+
 // Fills in a tile of rows.
 void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t) {
   t.row.interleaved = t.is_flat() && asked.C > 1 && asked.x_strides[1] == 1 &&
                       asked.x_strides[3] == asked.C && asked.W * asked.C <= INT32_MAX / 2;
   const ConvProblem p = source_problem(asked, t);
   const int64_t size = element_size(p.dtype);
-  const bool run = t.shape == Shape::kRun;
   t.h = row_axis(p.R, p.dilation_h, apart_h);
   t.w = row_axis(p.S, p.dilation_w, apart_w);
   Rows& row = t.row;
   row.compact = t.fetch == Fetch::kPieces || t.fetch == Fetch::kBoxedPieces;
   row.vector = vector_of(p, row.compact, t.columns, row.compact ? apart_h || apart_w : apart_w);
-  row.shifted = !row.compact && row.vector <= 4 && (p.W == 1 || p.x_strides[3] == 1);
-  if (row.shifted) row.vector = 16;
-  row.slack = row.compact || row.shifted ? 0 : slack_of(p, row.vector);
   row.pairs = (t.columns + 1) / 2;
   // Several pieces make up for few taps.
   t.chunk = row.compact ? std::min(t.pieces, kRowBytes / kPieceBytes) : 1;
@@ -126,29 +147,23 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
   row.row_step = reaches ? 1 : static_cast<int>(p.stride_h);
   const double period = static_cast<double>(p.P - 1) * row.per_output + t.h.reach + 1;
   row.period = period < INT32_MAX ? static_cast<int>(period) : INT32_MAX;
-  double positions = t.kind().pixels;
-  if (!row.compact) {
-    const double pitch = (row.pairs * 2.0 - 1) * static_cast<double>(p.stride_w) + t.w.reach +
-                         (row.interleaved ? static_cast<double>(asked.C) : 1) + row.slack;
-    const double rows =
-        run ? static_cast<double>(run_rows(p, t)) : (t.rows - 1.0) * row.per_output + t.h.reach + 1;
-    if (pitch * rows > kTooMany / 2) {
-      t.positions = kTooMany;
-      return;
+  if (row.compact) {
+    t.positions = t.kind().pixels;
+  } else {
+    row.slack = slack_of(p, row.vector);
+    lay_out_plane(p, asked, t);
+    // Shifting takes instructions: where 2 bytes of few channels would be copied at a time, or more
+    // vectors than are listed.
+    const bool many = t.positions * size / row.vector > kMostCopies;
+    if (row.vector <= 4 && (p.W == 1 || p.x_strides[3] == 1) &&
+        (many || (t.is_flat() && row.vector < 4))) {
+      row.shifted = true;
+      row.vector = 16;
+      row.slack = 0;
+      lay_out_plane(p, asked, t);
     }
-    t.pitch = static_cast<int>(
-        round_up(static_cast<int64_t>(pitch), std::max<int64_t>(row.vector / size, 2)));
-    t.plane_rows = static_cast<int>(rows);
-    // Lanes that fetch from several channels find them in different banks.
-    const int64_t boxed_pitch = round_up(static_cast<int64_t>(pitch) - 8, 16) + 8;
-    const bool strides =
-        p.x_strides[1] > 0 && (p.H == 1 || p.x_strides[2] > 0) && (p.N == 1 || p.x_strides[0] > 0);
-    row.boxed = row.vector == 16 && !row.shifted && !t.is_flat() && boxed_pitch <= kMostBox &&
-                p.C > 1 && strides;
-    if (row.boxed) t.pitch = static_cast<int>(boxed_pitch);
-    positions = t.pitch * rows;
+    if (t.positions >= kTooMany) return;
   }
-  t.positions = static_cast<int>(positions);
   // Lanes that fetch from several channels at a time then find them in different banks.
   const int64_t unit = 8 * size;
   row.channel_bytes = static_cast<int>(round_up(t.positions * size - unit, 2 * unit) + unit);

@@ -131,12 +131,11 @@ struct Rows {
   bool compact;      // one tap: no rows, but the tile's pixels one after the other
   int vector;        // bytes that are copied at a time
   bool shifted;      // rows begin anywhere: threads put vectors together from aligned words
-  bool boxed;  // the copy engine brings rows, each of all channels of a stage, which follow each
-               // other
-  int slack;   // pixels before the first that a tap reads, which align the copies
-  int pairs;   // of pixels in a row of output
-  int per_output;  // rows of a plane from one output row to the next
-  int row_step;    // rows of the image from one row of a plane to the next
+  bool boxed;        // the copy engine brings rows, each of all channels of a stage in turn
+  int slack;         // pixels before the first that a tap reads, which align the copies
+  int pairs;         // of pixels in a row of output
+  int per_output;    // rows of a plane from one output row to the next
+  int row_step;      // rows of the image from one row of a plane to the next
   int period;
   int channel_bytes;  // of a stage
   // Boxed pieces: slabs of 128 bytes of pixels by a stage's channels. One that goes on in another
