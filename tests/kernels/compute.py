@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator
 
 import torch
 from cases import Case, Tensors, output_shape
 from reference import ALL_FAMILIES, Problem, float32_precision
+from tile_tables import flags
 from torch import Tensor
 from torch.nn import functional
 
@@ -136,6 +138,19 @@ def plan_of(op: str, family: str, problem: Problem, t: Tensors) -> _C.ConvPlan:
     assert found.plan is not None, found.fallback
     assert family in (found.family, "auto"), f"{family} is not used: {found}"
     return found.plan
+
+
+@contextlib.contextmanager
+def by_warps(problem: Problem, t: Tensors) -> Iterator[_C.ConvPlan]:
+    """The forward pass by implicit_gemm as it is where there are no instructions of Hopper's."""
+    plans = _C.variants(t.x, t.w, t.bias, *problem.geometry, "fprop")
+    found = [plan for plan in plans if "kByWarps" in flags(plan) and plan.family == "implicit_gemm"]
+    plan = min(found, key=lambda plan: plan.predicted_ms)
+    _C.force_plan(plan)
+    try:
+        yield plan
+    finally:
+        _C.force_plan(None)
 
 
 def result_bytes(op: str, problem: Problem, dtype: torch.dtype) -> int:

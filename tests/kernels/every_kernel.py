@@ -26,6 +26,7 @@ from compute import (
     PASSES,
     as_allowed,
     by_pytorch,
+    by_warps,
     compute,
     compute_fused,
     fused_by_pytorch,
@@ -69,6 +70,11 @@ def run_cases(families: list[str]) -> Counter[str]:
         what = f"{name}, {layout}, {plan}"
         assert_equal(actual, expected[name, op].to(dtype), what=what)
         variants[f"{family} {op} {plan.variant} {str(dtype)[6:]}"] += 1
+        if family == "implicit_gemm":
+            with as_allowed(family), by_warps(case, tensors) as older:
+                actual = compute(op, family, case, tensors).cpu()
+            assert_equal(actual, expected[name, op].to(dtype), what=f"{name}, {layout}, {older}")
+            variants[f"{family} {op} {older.variant} {str(dtype)[6:]}, by warps"] += 1
         if op == "fprop" and plan.fuses:
             # A residual that is not aligned would be PyTorch's to add.
             tensors = replace(tensors, dy=tensors.dy.clone())

@@ -8,6 +8,7 @@ import random
 import pytest
 import sweep
 import torch
+from compute import by_warps
 from reference import ALL_FAMILIES
 
 # By default about 500 in all.
@@ -58,6 +59,18 @@ def test_random_problems(family):
     found = failures(family, "cuda", indices)
     head = f"{len(found)} of {len(indices)} problems with CUSTOMCONV_SEED={SEED} are wrong"
     assert not found, "\n".join([head, *found[:5]])
+
+
+@pytest.mark.gpu
+def test_random_problems_by_warps(monkeypatch):
+    compute = sweep.compute
+
+    def compute_by_warps(op, family, case, t):
+        with by_warps(case, t):
+            return compute(op, family, case, t)
+
+    monkeypatch.setattr(sweep, "compute", compute_by_warps)
+    assert failures("implicit_gemm", "cuda", range(COUNT)) == []
 
 
 def test_the_sweep_finds_nothing_wrong_with_pytorch():

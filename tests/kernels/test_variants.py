@@ -76,7 +76,7 @@ def test_every_variant_is_exact():
                         found |= {*parts(plan), *flags(plan), splits}
     assert found == {
         *table("kernels"), *table("Shape"), *table("Fetch"), "kApartH", "kApartW", "kClustered",
-        "kSharesPixels", "kSharesWeights", "splits", "no splits",
+        "kSharesPixels", "kSharesWeights", "kByWarps", "splits", "no splits",
     }  # fmt: skip
 
 

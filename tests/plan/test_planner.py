@@ -126,6 +126,25 @@ def test_how_pixels_are_fetched_follows_from_layout_and_sizes(name, dtype):
     assert parts(plan)[2] == (fetch if isinstance(fetch, str) else fetch[dtype]), plan
 
 
+@pytest.mark.parametrize(
+    ("device", "by_warps"),
+    [("H100", False), ("A100", True), ("laptop of 8.6", True), ("consumer 12.0", True)],
+)
+def test_warps_multiply_where_there_are_no_instructions_of_hoppers(device, by_warps):
+    p = problem(**DENSE, dtype="float16")
+    plan = by_family(_C.candidates(p, DEVICES[device]))["implicit_gemm"].plan
+    assert plan is not None
+    assert ("kByWarps" in flags(plan)) == by_warps
+
+
+def test_what_implicit_gemm_needs_of_a_device():
+    p = problem(**DENSE, dtype="float16")
+    old = by_family(_C.candidates(p, _C.DeviceProperties(capability=(7, 5))))["implicit_gemm"]
+    assert (old.plan, old.reason) == (None, "it needs compute capability 8.0")
+    small = by_family(_C.candidates(p, DEVICES["48 KiB of shared memory"]))["implicit_gemm"]
+    assert (small.plan, small.reason) == (None, "it needs 96 KiB of shared memory")
+
+
 def sums_in_parts(arguments: dict[str, Any]) -> bool:
     return arguments["op"] == "wgrad" and arguments["dtype"] == "float32" and not arguments["tf32"]
 

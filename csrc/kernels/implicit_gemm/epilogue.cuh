@@ -318,7 +318,7 @@ __device__ inline void store_planes(const Params<T>& p, const Corner& at,
   const int pixel = warp * kWarpPixels + lane / 4 * 2;
 #pragma unroll
   for (int first = 0; first < Slabs::kAll; first += Slabs::kAtOnce) {
-    if (p.boxed_out) {
+    if (ptx::kHasCopyEngine && p.boxed_out) {
       residual.await<Slabs, kResidual>(p, at, block, first);
     } else {
       ptx::sync_threads<128>(1 + block);  // what was staged is stored
@@ -358,7 +358,7 @@ __device__ inline void store_planes(const Params<T>& p, const Corner& at,
         }
       });
     }
-    if (p.boxed_out) {
+    if (ptx::kHasCopyEngine && p.boxed_out) {
       store_slabs<Slabs>(p, at, block, first, slabs);
       continue;
     }
@@ -411,6 +411,18 @@ __device__ inline void store_block(const Params<T>& p, const Corner& at, int fir
           p.out, first_k, sum, lane, [&](int row) { return pixel_offset(p, at, first_pair, row); },
           staging);
     }
+  }
+}
+
+// The same of all of a warpgroup's blocks.
+template <typename T, bool kBoxes, int kChannels, int kBlocks>
+__device__ inline void store_blocks(const Params<T>& p, const Corner& at,
+                                    const float (&sum)[kBlocks][kChannels / 2], int warpgroup,
+                                    char* staging) {
+  char* own = staging + threadIdx.x % 128 / 32 * warp_staging(sizeof(T), kChannels);
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    store_block<T, kBoxes, kChannels>(p, at, at.k, sum[b], warpgroup * kBlocks + b, own);
   }
 }
 

@@ -12,6 +12,19 @@
 
 namespace customconv::implicit_gemm {
 
+// Where channels and taps are one dimension: from a pixel to that of each tap and channel, -1 where
+// there is none.
+template <typename T>
+__device__ inline void list_flat(const Params<T>& p, int32_t* flat) {
+  const RowSource<T>& s = p.source;
+  for (int i = threadIdx.x; i < p.pieces * kPieceBytes / static_cast<int>(sizeof(T));
+       i += blockDim.x) {
+    const int c = i % s.flat_C, tap = i / s.flat_C;
+    const int position = tap / s.flat_S * p.dilation_h * p.pitch + tap % s.flat_S * p.dilation_w;
+    flat[i] = tap < s.flat_taps ? c * s.flat_bytes + position * static_cast<int>(sizeof(T)) : -1;
+  }
+}
+
 // How far apart a thread's elements are, in bytes.
 struct Distances {
   int channel;
@@ -156,19 +169,40 @@ __device__ inline void fetch_pixels(uint32_t (&operand)[4], const ImagePixels& p
   E::join(operand, value[0], 0, value[1], 0);
 }
 
-// Adds kCount products of a block; `weights` describes those of the first. No branch may come
-// between them: the compiler would make several groups of it.
-template <typename T, int kChannels, Fetch kFetch, int kCount>
-__device__ inline void add_products(float (&sum)[kChannels / 2],
-                                    const uint32_t (&operand)[kCount][4], uint64_t weights) {
-  constexpr int kUnitBytes = has_matrix(kFetch) ? kPieceBytes : kChannels * kPieceBytes;
-  ptx::begin_products();
+// From a product's weights to those of the next.
+template <int kChannels, Fetch kFetch>
+inline constexpr int kUnitBytes = has_matrix(kFetch) ? kPieceBytes : kChannels * kPieceBytes;
+
+// The products of a warpgroup (wgmma).
+template <typename T, int kChannels, Fetch kFetch>
+class WarpgroupProducts {
+ public:
+  __device__ explicit WarpgroupProducts(uint32_t weights)
+      : weights_(has_matrix(kFetch) ? ptx::describe_rows(weights, 8 * kRowBytes)
+                                    : ptx::describe_blocks(weights, kChannels * 16)) {}
+
+  // Adds kCount products of a block; the weights of the first are at `first`. No branch may come
+  // between them: the compiler would make several groups of it.
+  template <int kCount>
+  __device__ void add(float (&sum)[kChannels / 2], const uint32_t (&operand)[kCount][4],
+                      int first) const {
+    ptx::begin_products();
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    ptx::Product<T, kChannels>::add(sum, operand[i], ptx::advance(weights, i * kUnitBytes), 1);
+    for (int i = 0; i < kCount; ++i) {
+      ptx::Product<T, kChannels>::add(
+          sum, operand[i], ptx::advance(weights_, first + i * kUnitBytes<kChannels, kFetch>), 1);
+    }
+    ptx::commit_products();
+    ptx::await_products<0>();
   }
-  ptx::commit_products();
-}
+  // All weights of a stage are read.
+  static __device__ void release(ptx::Barrier* empty) {
+    if (threadIdx.x % 128 == 0) ptx::arrive(empty);
+  }
+
+ private:
+  uint64_t weights_;
+};
 
 // The pair of pixels at `spot`, counted along a tile's images.
 template <typename T>
@@ -196,7 +230,8 @@ __device__ inline void find_pixels(const Params<T>& p, const Spot& spot, ImagePi
 
 // The sums of a warpgroup's block for one item of work. `x` and `w` go on from one item to the
 // next.
-template <typename T, int kChannels, Fetch kFetch>
+template <typename T, int kChannels, Fetch kFetch,
+          template <typename, int, Fetch> class Products = WarpgroupProducts>
 __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, const Work& work,
                                      int block, Place& x, Place& w, float (&sum)[kChannels / 2]) {
   constexpr int kSize = static_cast<int>(sizeof(T));
@@ -204,7 +239,6 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   constexpr int kGroup = group_products(kFetch);
   constexpr int kWeightBytes = kGroup * kChannels * kPieceBytes;
   const RowSource<T>& source = p.source;
-  const bool leader = threadIdx.x % 128 == 0;
   const int lane = threadIdx.x % 32;
 
   // Of the thread's first pixel, in bytes from the beginning of a stage.
@@ -239,16 +273,12 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   const Distances distances = {channel_bytes, p.stride_w * kSize, p.w_axis.step * kSize};
   const int row_bytes = p.h.step * p.pitch * kSize;
   const int taps_h = p.R / p.h.planes, taps_w = p.S / p.w_axis.planes;
-  const uint32_t stages = ptx::shared_address(shared.weights);
-  const uint64_t weights = has_matrix(kFetch) ? ptx::describe_rows(stages, 8 * kRowBytes)
-                                              : ptx::describe_blocks(stages, kChannels * 16);
+  const Products<T, kChannels, kFetch> products(ptx::shared_address(shared.weights));
 
   // The products of operands, by the stage of weights from `first` bytes on.
   const auto add = [&](const auto& operand, int first) {
     if constexpr (!has_matrix(kFetch)) ptx::wait(&shared.w_full[w.stage], w.parity);
-    add_products<T, kChannels, kFetch>(sum, operand,
-                                       ptx::advance(weights, w.stage * kWeightBytes + first));
-    ptx::await_products<0>();
+    products.add(sum, operand, w.stage * kWeightBytes + first);
   };
   // So many, whose pixels are at `at`.
   const auto multiply = [&](auto number, uint32_t at, const int32_t* flat = nullptr,
@@ -276,7 +306,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
     add(operand, first);
   };
   const auto release_weights = [&] {
-    if (leader) ptx::arrive(&shared.w_empty[w.stage]);
+    products.release(&shared.w_empty[w.stage]);
     w.advance(p.w_stages);
   };
   constexpr std::integral_constant<int, 1> kOne;

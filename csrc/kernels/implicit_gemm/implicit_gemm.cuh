@@ -221,7 +221,6 @@ Output<T> make_output(const ConvProblem& asked, const Tile& tile, const Operands
 template <typename T>
 RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x) {
   const ConvProblem p = source_problem(asked, tile);
-  using D = Divider<int32_t>;
   RowSource<T> s{};
   s.x = x;
   s.n = p.x_strides[0];
@@ -232,6 +231,13 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   s.C = static_cast<int>(p.C);
   s.H = static_cast<int>(p.H);
   s.W = static_cast<int>(p.W);
+  using D = Divider<int32_t>;
+  if (tile.fetch == Fetch::kShared) {
+    s.vectors = tile.positions;
+    s.vectors_in_row = D(tile.pitch);
+    s.period = D(tile.plane_rows);
+    return s;
+  }
   s.row = tile.row;
   s.reach = tile.h.reach;
   s.vectors = static_cast<int>(tile.positions * static_cast<int64_t>(sizeof(T)) / tile.row.vector);
@@ -294,9 +300,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     w = to;
   }
   p.units = w;
-  if (has_matrix(tile.fetch)) p.w = map_weight(problem, tile, packed, w);
+  p.weight_row = static_cast<int>(packed.row);
+  p.weight_taps = static_cast<int>(problem.R * problem.S);
+  if (has_matrix(tile.fetch) && !tile.by_warps) p.w = map_weight(problem, tile, packed, w);
   p.out = make_output<T>(problem, tile, operands);
-  if (boxes) {
+  if (boxes && !tile.by_warps) {
     p.x = map_input(problem, tile, x);
   } else {
     p.source = make_source(problem, tile, x);
@@ -376,18 +384,20 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
                                        plan.workspace_bytes - partial_bytes(tile));
 
   const bool fused = !operands.epilogue.is_empty();
-  const KernelOf<T> kernel = fused ? kernel_of<T, true>(tile) : kernel_of<T, false>(tile);
+  const KernelOf<T> kernel = tile.by_warps ? kernel_by_warps<T>(tile)
+                             : fused       ? kernel_of<T, true>(tile)
+                                           : kernel_of<T, false>(tile);
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
       "implicit_gemm: shared memory");
   start(kernel, p, plan.grid[0], plan.block, plan.shared_bytes, context.stream,
-        /*early=*/!packed.in_place, tile.cluster());
+        /*early=*/!packed.in_place && !tile.by_warps, tile.cluster());
   if (partial_bytes(tile) > 0) {
     const KernelOf<T> add = fused ? reducer_of<T, true>(tile) : reducer_of<T, false>(tile);
     const int64_t parts =
         tile.tiles() * tile.kind().blocks() * (tile.kind().channels / kSplitColumns);
     start(add, p, parts, 128, 4 * warp_staging(sizeof(T), kSplitColumns), context.stream,
-          /*early=*/true, 1);
+          /*early=*/!tile.by_warps, 1);
   }
 }
 

@@ -11,6 +11,9 @@ using KernelOf = void (*)(Params<T>);
 
 template <typename T, bool kFused>
 KernelOf<T> kernel_of(const Tile& tile);
+// The same where warps multiply; with or without an epilogue.
+template <typename T>
+KernelOf<T> kernel_by_warps(const Tile& tile);
 // What adds up its splits.
 template <typename T, bool kFused>
 KernelOf<T> reducer_of(const Tile& tile);

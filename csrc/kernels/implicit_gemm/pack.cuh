@@ -24,9 +24,7 @@ template <typename T>
 __global__ void __launch_bounds__(kPackBlock)
     pack_matrix(int count, Divider<int32_t> row, Divider<int32_t> by_S, Divider<int32_t> by_R,
                 WeightSource<T> from, T* __restrict__ packed) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   ptx::start_dependents();
-#endif
   for (int at = blockIdx.x * kPackBlock + threadIdx.x; at < count; at += gridDim.x * kPackBlock) {
     int32_t k = at;
     const int c = row.split(k);
@@ -60,9 +58,7 @@ __global__ void __launch_bounds__(kUnitBlock)
   constexpr int kHalf = 16 / static_cast<int>(sizeof(T)), kPiece = 2 * kHalf;
   constexpr int kKs = kUnitBlock / kPiece;
   __shared__ alignas(16) T part[kKs][kMostTaps][kPiece];
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   ptx::start_dependents();
-#endif
   const int piece = blockIdx.x % pieces, first_k = blockIdx.x / pieces * kKs;
   const int tile = first_k / tile_channels;
   const int own_k = threadIdx.x / kPiece, own_c = threadIdx.x % kPiece;

@@ -10,21 +10,24 @@ namespace customconv::implicit_gemm {
 
 namespace {
 
-constexpr double kMatrixEfficiency = 0.87;     // of the tensor cores' rate, while a tile is summed
-constexpr double kFetchedEfficiency = 0.72;    // the same where threads fetch pixels
+constexpr double kMatrixEfficiency = 0.87;  // of the tensor cores' rate, while a tile is summed
+constexpr double kFetchedEfficiency = 0.8;  // the same where threads fetch pixels
+constexpr double kWarpEfficiency = 0.45;    // the same where warps multiply
+constexpr double kFetchedWarpEfficiency = 0.62;
 constexpr double kL2BytesPerClock = 70;        // to a multiprocessor
 constexpr double kCopyClocks = 40;             // for each copy of a warp, 16 bytes for each thread
 constexpr double kSmallCopies = 1.1;           // a clock, of single threads, where they are smaller
-constexpr double kElementBytesPerClock = 1.4;  // where elements are copied through registers
-constexpr double kShiftedBytesPerClock = 8;    // where vectors are put together
+constexpr double kElementBytesPerClock = 1.6;  // where elements are copied through registers
+constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together
+constexpr double kBoxedRowClocks = 6;          // of the copy engine, for each row of a channel
 constexpr double kStoreBytesPerClock = 20;
 constexpr double kBoxedBytesPerClock = 48;    // by the copy engine, where all slabs have room
-constexpr double kPieceOfPlaneClocks = 3;     // to store up to 128 bytes of a plane of pixels
+constexpr double kPieceOfPlaneClocks = 5;     // to store up to 128 bytes of a plane of pixels
 constexpr double kPieceOfPageClocks = 24;     // where a plane is a page, and a tile a row
 constexpr double kMoreRows = 0.2;             // times that, whenever a tile has twice as many rows
 constexpr double kAcrossImages = 1.05;        // times that, where a tile goes on in other images
 constexpr double kTileClocks = 730;           // until the first products, and after the last
-constexpr double kGroupClocks = 120;          // what a group of products of rows costs on top
+constexpr double kGroupClocks = 180;          // what a group of products of rows costs on top
 constexpr double kClusterBytesPerClock = 15;  // that a block writes to the others' shared memory
 constexpr double kClusterMs = 0.00033;        // for each of its blocks
 constexpr double kSharingMs = 0.0013;         // to start a cluster of two that share
@@ -34,6 +37,7 @@ constexpr double kLaunchMs = 0.006;
 constexpr double kNextMs = 0.0047;  // of a kernel that begins while the one in front of it ends
 constexpr double kBandwidthShare = 0.85;
 
+constexpr int kLeastShared = 96 << 10;   // bytes of a block's memory
 constexpr int kMostExchange = 64 << 10;  // bytes of a cluster's exchange: it leaves fewer stages
 constexpr int kMostTurns = 3;            // of splits
 constexpr int64_t kMostImage = 2048;     // pixels, that are copied whole
@@ -66,6 +70,27 @@ double fetched_bytes(const ConvProblem& p, const Tile& t) {
   }
 }
 
+// The same where warps multiply: of weights, each loads all for its own pixels.
+double warp_bytes(const ConvProblem& p, const Tile& t) {
+  const double warps = 4.0 * warpgroups(t.kind(), t.fetch) / t.kind().blocks();
+  const double pixels =
+      t.fetch == Fetch::kShared ? kInstructionRows * kPieceBytes : fetched_bytes(p, t);
+  return warps * t.kind().channels * kPieceBytes + pixels;
+}
+
+// Clocks of the tensor cores for an instruction's products.
+double instruction_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
+  const double size = static_cast<double>(element_size(p.dtype));
+  const double flop = 2.0 * kInstructionRows * t.kind().channels * kPieceBytes / size;
+  return flop * d.sm_count * d.clock_ghz * 1e9 / d.matrix_flops(p.dtype, p.tf32);
+}
+
+double matrix_efficiency(const Tile& t) {
+  const bool boxes = t.fetch == Fetch::kShared;
+  if (t.by_warps) return boxes ? kWarpEfficiency : kFetchedWarpEfficiency;
+  return boxes ? kMatrixEfficiency : kFetchedEfficiency;
+}
+
 // Thread blocks that run at a time.
 int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
   const double share = t.cluster() > 2 ? kClusterShare : 1;
@@ -73,7 +98,7 @@ int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
   return std::max<int64_t>(clusters, 1) * t.cluster();
 }
 
-Clocks count_clocks(const ConvProblem& p, const Tile& t) {
+Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const Kernel& kind = t.kind();
   const bool boxes = t.fetch == Fetch::kShared;
   const double size = static_cast<double>(element_size(p.dtype));
@@ -89,22 +114,33 @@ Clocks count_clocks(const ConvProblem& p, const Tile& t) {
   Clocks clocks{};
   // Shared memory moves 128 bytes a clock: operands and what is loaded.
   const double count = products * kind.blocks();
-  const double moved =
-      count * (kind.channels * kPieceBytes + fetched_bytes(p, t)) + weights + input;
-  clocks.math = std::max(count * kind.channels / 2, moved / 128) /
-                (boxes ? kMatrixEfficiency : kFetchedEfficiency);
+  const double operands =
+      t.by_warps ? warp_bytes(p, t) : kind.channels * kPieceBytes + fetched_bytes(p, t);
+  const double moved = count * operands + weights + input;
+  const double products_clocks = count * instruction_clocks(p, d, t) / matrix_efficiency(t);
+  if (t.by_warps) {  // a warp waits for its operands
+    clocks.math = products_clocks + moved / 128;
+  } else {
+    clocks.math = std::max(products_clocks, moved / 128 / matrix_efficiency(t));
+  }
   clocks.load = (input / t.share_x + weights / t.share_w) / kL2BytesPerClock;
   if (is_of_images(t.fetch)) {
     clocks.math += products / 2 * kGroupClocks;
   } else if (!boxes) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
   }
-  if (is_copied(t.fetch) && !t.row.boxed) {
+  if (t.row.boxed) {
+    clocks.load = std::max(clocks.load, planes * t.plane_rows * channels * kBoxedRowClocks);
+  } else if (is_copied(t.fetch)) {
     double copies = input / t.row.vector / kSmallCopies;
     if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;
     if (t.row.shifted) copies = input / kShiftedBytesPerClock;
     if (t.row.vector == 2) copies = input / kElementBytesPerClock;
     clocks.load = std::max(clocks.load, copies);
+  }
+  if (t.by_warps) {
+    const double copied = weights + (boxes ? input : 0);
+    clocks.load = std::max(clocks.load, copied / (32 * 16) * kCopyClocks);
   }
   const bool at_once = staging(p, t) >= results * size;
   clocks.store =
@@ -137,7 +173,7 @@ bool price(const ConvProblem& p, const DeviceProperties& d, Choice& choice) {
   if (!is_legal(p, t)) return false;
   if (!choose_stages(p, d.shared_bytes_block - 1024, t)) return false;
   choice.shared_bytes = shared_bytes(p, t);
-  const Clocks clocks = count_clocks(p, t);
+  const Clocks clocks = count_clocks(p, d, t);
   // What is less than the most is not free: it competes for shared memory.
   const double sum = std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
   const bool across = t.shape == Shape::kRun && !t.row.compact && run_images(p, t) > 1;
@@ -185,9 +221,11 @@ bool images_follow(const ConvProblem& p) {
 
 class Search {
  public:
-  // Keeps every choice in `all`, where that is given.
-  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<Choice>* all = nullptr)
-      : p_(p), d_(d), all_(all) {}
+  // `by_warps`: with the kernels that are not only Hopper's. Keeps every choice in `all`, where
+  // that is given.
+  Search(const ConvProblem& p, const DeviceProperties& d, bool by_warps,
+         std::vector<Choice>* all = nullptr)
+      : p_(p), d_(d), by_warps_(by_warps), all_(all) {}
 
   Choice best() {
     if (input_is_boxed(p_) && strides_match(p_.y_sizes(), p_.y_strides, Layout::kNhwc)) {
@@ -197,11 +235,11 @@ class Search {
     const int64_t flat = p_.C <= kFewChannels ? p_.C * p_.R * p_.S : kTooMany;
     if (round_up(flat, kPieceBytes) <= kMostFlat) try_kernels(Fetch::kFlat, 0);
     const bool one_tap = p_.R == 1 && p_.S == 1;
-    if (images_follow(p_)) {
+    if (!by_warps_ && images_follow(p_)) {
       try_images(Fetch::kImages);
       if (one_tap && p_.pad_h == 0 && p_.pad_w == 0) try_images(Fetch::kImagePieces);
     }
-    if (planes_are_boxed(p_)) {
+    if (!by_warps_ && planes_are_boxed(p_)) {
       try_kernels(Fetch::kBoxedPieces, 0);
       if (best_.ms > 0) return best_;
     }
@@ -235,7 +273,8 @@ class Search {
 
   void try_kernels(Fetch fetch, int flags) {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      if (is_too_wide(kernel)) continue;
+      if (is_too_wide(kernel, fetch)) continue;
+      if (by_warps_ && !is_by_warps(kKernels[kernel], fetch)) continue;
       if (fetch == Fetch::kShared) {
         try_squares(kernel, flags);
         try_boxed_lines(kernel, flags);
@@ -248,9 +287,14 @@ class Search {
   }
 
   // Twice as wide a tile as there are channels is never better than the next one.
-  bool is_too_wide(int kernel) const {
+  bool is_too_wide(int kernel, Fetch fetch) const {
+    const int narrowest = by_warps_ && fetch != Fetch::kShared ? 64 : 32;
     const int channels = kKernels[kernel].channels;
-    return channels > 32 && p_.K <= channels / 2;
+    return channels > narrowest && p_.K <= channels / 2;
+  }
+
+  int variant_of(int kernel, Shape shape, Fetch fetch, int flags) const {
+    return implicit_gemm::variant_of(kernel, shape, fetch, flags | (by_warps_ ? kByWarps : 0));
   }
 
   void try_squares(int kernel, int flags) {
@@ -307,7 +351,7 @@ class Search {
   void try_images(Fetch fetch) {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
       const int64_t images = kKernels[kernel].pixels / round_up(p_.P * p_.Q, 2);
-      if (images == 0 || is_too_wide(kernel)) continue;
+      if (images == 0 || is_too_wide(kernel, fetch)) continue;
       try_tile(variant_of(kernel, Shape::kImages, fetch, 0),
                {1, static_cast<int>(p_.P * p_.Q), static_cast<int>(std::min(images, p_.N))});
     }
@@ -332,6 +376,7 @@ class Search {
       try_splits(variant, pixels, splits);
     }
     if (most > 1) try_splits(variant, pixels, most);
+    if (by_warps_) return;
     // Clusters start whole, and do one tile.
     for (int64_t splits = 2; splits <= std::min<int64_t>(kMostClustered, t.steps()); splits *= 2) {
       const Tile clustered = make_tile(p_, variant | kClustered, pixels, splits);
@@ -356,15 +401,19 @@ class Search {
 
   const ConvProblem& p_;
   const DeviceProperties& d_;
+  bool by_warps_;
   std::vector<Choice>* all_;
   Choice best_{};
 };
 
+// Whether Hopper's own instructions can be used.
+bool is_hopper(const DeviceProperties& d) {
+  return d.capability_major == 9 && d.capability_minor == 0 && d.built_for_90a;
+}
+
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
-  if (d.capability_major != 9 || d.capability_minor != 0) {
-    return "it is made for compute capability 9.0";
-  }
-  if (!d.built_for_90a) return "customconv was built without 9.0a";
+  if (d.capability_major < 8) return "it needs compute capability 8.0";
+  if (d.shared_bytes_block < kLeastShared) return "it needs 96 KiB of shared memory";
   if (p.pass != Pass::kFprop) return "it computes the forward pass";
   if (p.groups != 1) return "it computes one group";
   if (p.dtype == DType::kFloat64) return "there are no such tensor cores for float64";
@@ -406,13 +455,14 @@ ConvPlan plan_of(const ConvProblem& p, const DeviceProperties& d, const Choice& 
 
 ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
   const ConvProblem p = as_one_row(asked);
-  return plan_of(p, d, Search(p, d).best());
+  return plan_of(p, d, Search(p, d, !is_hopper(d)).best());
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties& d) {
   const ConvProblem p = as_one_row(asked);
   std::vector<Choice> choices;
-  Search(p, d, &choices).best();
+  if (is_hopper(d)) Search(p, d, false, &choices).best();
+  Search(p, d, true, &choices).best();
   std::vector<ConvPlan> plans;
   for (const Choice& choice : choices) plans.push_back(plan_of(p, d, choice));
   return plans;

@@ -29,7 +29,8 @@ __device__ inline int plane_row(const RowSource<T>& s, const Spot& spot) {
 
 // The copies of a channel: the same for all channels of a tile. Where they come from is listed in
 // shared memory. Threads take turns at them; where they are few, warps take turns at the channels.
-template <typename T>
+// Without rows the tile's pixels follow each other.
+template <typename T, bool kHasRows>
 class RowCopies {
  public:
   __device__ RowCopies(const Params<T>& p, void* list, int thread)
@@ -58,7 +59,7 @@ class RowCopies {
       int32_t n;
       int h, w;
       bool exists = true;
-      if (s_.row.compact) {
+      if constexpr (!kHasRows) {
         const int slot = vector * pixels;
         const Spot spot = locate(s_, at.pair + slot / 2);
         n = spot.n;
@@ -74,7 +75,7 @@ class RowCopies {
       n += at.n;
       h += at.p;
       w += at.q;
-      if (s_.row.shifted) {
+      if (kHasRows && s_.row.shifted) {
         exists = exists && n < s_.N && h >= 0 && h < s_.H;
         list_[vector] = exists ? span_of(s_.x + n * s_.n + h * s_.h + w, w) : 0;
         continue;
@@ -88,7 +89,7 @@ class RowCopies {
   // Copies channels [first, first + count) into a stage, zeros where the tensor ends, and arrives.
   __device__ void copy(int first, int count, char* to, ptx::Barrier* full) const {
     const uint32_t stage = ptx::shared_address(to);
-    if (s_.row.shifted) {
+    if (kHasRows && s_.row.shifted) {
       copy_shifted(first, count, stage);
       ptx::arrive(full);
       return;
@@ -187,7 +188,7 @@ class RowCopies {
 
   // Some are under way at the same time: of several channels or, where those are few, vectors.
   __device__ void copy_shifted(int first, int count, uint32_t stage) const {
-    constexpr int kBatch = 4;
+    constexpr int kBatch = 2;
     const int exist = min(count, s_.C - first);
     const int channels = s_.flat ? 1 : kBatch, vectors = kBatch / channels;
     for (int vector = first_; vector < s_.vectors; vector += vectors * threads_) {
@@ -287,11 +288,11 @@ class RowCopies {
 };
 
 // Called by kRowThreads.
-template <typename T, int kChannels>
+template <typename T, int kChannels, Fetch kFetch>
 __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int thread) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const bool one_plane = p.h.planes * p.w_axis.planes == 1;
-  RowCopies<T> copies(p, shared.copies, thread);
+  RowCopies<T, kFetch != Fetch::kPieces> copies(p, shared.copies, thread);
   Place x;
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     if (walk.is_new_tile() || !one_plane) copies.set(walk.plane());
@@ -357,29 +358,47 @@ __device__ inline void load_images(const Params<T>& p, const Shared& shared) {
   }
 }
 
-// The weights of a step's groups of products, `load` fetches one; called by a warp.
-template <typename T, int kChannels, Fetch kFetch>
+// Weights by the copy engine; called by a warp, one of whose threads starts the copies.
+template <typename T>
+class EngineCopies {
+ public:
+  // Rows of a matrix, or units that follow each other.
+  __device__ void copy_matrix(const Params<T>& p, char* to, ptx::Barrier* full, int bytes, int c,
+                              int tap, int k) const {
+    if (!elected_) return;
+    ptx::arrive_expecting(full, bytes);
+    ptx::copy_box(to, &p.w, full, c, tap, k);
+  }
+  __device__ void copy_units(char* to, const char* from, int bytes, ptx::Barrier* full) const {
+    if (!elected_) return;
+    ptx::arrive_expecting(full, bytes);
+    ptx::copy_bytes(to, from, bytes, full);
+  }
+
+ private:
+  bool elected_ = ptx::elect_one();
+};
+
+// The weights of a step's groups of products; called by a warp.
+template <typename T, int kChannels, Fetch kFetch, template <typename> class Copies = EngineCopies>
 __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared) {
   constexpr int kGroup = group_products(kFetch);
   constexpr int kUnitBytes = kChannels * kPieceBytes;
   const int taps_h = p.R / p.h.planes, taps_w = p.S / p.w_axis.planes;
-  const bool elected = ptx::elect_one();
+  const Copies<T> copies;
   Place w;
-  const auto load = [&](int bytes, auto copy) {
-    ptx::Barrier* full = &shared.w_full[w.stage];
+  const auto load = [&](auto copy) {
     ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
-    if (elected) {
-      ptx::arrive_expecting(full, bytes);
-      copy(shared.weights + w.stage * (kGroup * kUnitBytes), full);
-    }
+    copy(shared.weights + w.stage * (kGroup * kUnitBytes), &shared.w_full[w.stage]);
     w.advance(p.w_stages);
   };
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const Step& step = walk.step;
     if constexpr (has_matrix(kFetch)) {
-      load(kGroup * kUnitBytes, [&](char* to, ptx::Barrier* full) {
-        ptx::copy_box(to, &p.w, full, step.chunk * (kRowBytes / static_cast<int>(sizeof(T))),
-                      step.plane_h * p.S + step.plane_w, walk.work.at.k);
+      load([&](char* to, ptx::Barrier* full) {
+        copies.copy_matrix(p, to, full, kGroup * kUnitBytes,
+                           step.chunk * (kRowBytes / static_cast<int>(sizeof(T))),
+                           step.plane_h * p.S + step.plane_w, walk.work.at.k);
       });
       continue;
     }
@@ -394,7 +413,7 @@ __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared
     for (int r = 0; r < rows; ++r) {
       for (int s = 0; s < row; s += group) {
         const int bytes = min(group, row - s) * kUnitBytes;
-        load(bytes, [&](char* to, ptx::Barrier* full) { ptx::copy_bytes(to, from, bytes, full); });
+        load([&](char* to, ptx::Barrier* full) { copies.copy_units(to, from, bytes, full); });
         from += bytes;
       }
     }

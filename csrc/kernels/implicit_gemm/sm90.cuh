@@ -57,13 +57,7 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
       return;
     }
     if (rarely(p.splits > 1)) {
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        const int64_t place = int64_t{item} * kKind.blocks() + warpgroup * kBlocks + b;
-        float* to = p.partial + place * (128 * kSums) + threadIdx.x % 128;
-#pragma unroll
-        for (int j = 0; j < kSums; ++j) to[j * 128] = sum[b][j];
-      }
+      store_partial<kKernel>(p, item, warpgroup, sum);
       continue;
     }
     if constexpr (kFused) finish<T, kBoxes>(p, work.at, work.at.k, warpgroup * kBlocks, sum);
@@ -88,27 +82,9 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
         continue;
       }
     }
-    char* own = staging + threadIdx.x % 128 / 32 * warp_staging(sizeof(T), kKind.channels);
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      store_block<T, kBoxes, kKind.channels>(p, work.at, work.at.k, sum[b], warpgroup * kBlocks + b,
-                                             own);
-    }
+    store_blocks<T, kBoxes, kKind.channels>(p, work.at, sum, warpgroup, staging);
   }
   if (p.boxed_out && leads_warpgroup()) ptx::await_store_reads();
-}
-
-// Where channels and taps are one dimension: from a pixel to that of each tap and channel, -1 where
-// there is none.
-template <typename T>
-__device__ inline void list_flat(const Params<T>& p, int32_t* flat) {
-  const RowSource<T>& s = p.source;
-  for (int i = threadIdx.x; i < p.pieces * kPieceBytes / static_cast<int>(sizeof(T));
-       i += blockDim.x) {
-    const int c = i % s.flat_C, tap = i / s.flat_C;
-    const int position = tap / s.flat_S * p.dilation_h * p.pitch + tap % s.flat_S * p.dilation_w;
-    flat[i] = tap < s.flat_taps ? c * s.flat_bytes + position * static_cast<int>(sizeof(T)) : -1;
-  }
 }
 
 template <typename T, int kKernel, Fetch kFetch, bool kFused>
@@ -121,20 +97,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   constexpr bool kBoxes = kFetch == Fetch::kShared;
   constexpr bool kCopied = is_copied(kFetch);
   extern __shared__ __align__(1024) char memory[];
-  Shared shared;
-  // What has a fixed size comes first: its addresses are constants.
-  shared.x_full = reinterpret_cast<ptx::Barrier*>(memory);
-  shared.x_empty = shared.x_full + kMostStages;
-  shared.w_full = shared.x_empty + kMostStages;
-  shared.w_empty = shared.w_full + kMostStages;
-  shared.residual_full = shared.w_empty + kMostStages;
-  shared.copies = memory + kBarrierBytes;
-  shared.flat = reinterpret_cast<int32_t*>(memory + kBarrierBytes + kCopiesBytes);
-  shared.input = memory + kBarrierBytes + (kCopied ? kCopiesBytes : 0) +
-                 (kFetch == Fetch::kFlat ? kFlatBytes : 0);
-  shared.staging = shared.input + p.x_stages * p.stage_bytes;
-  shared.weights = shared.staging + p.staging_bytes;
-  shared.exchange = reinterpret_cast<float*>(shared.weights + p.w_stages * p.weight_bytes);
+  const Shared shared(p, memory, kCopied, kFetch == Fetch::kFlat);
 
   // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
   // uniform registers, where copies and products want their operands.
@@ -173,7 +136,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
       }
     } else if (kCopied) {
       if (!p.source.row.boxed) {
-        load_rows<T, kChannels>(p, shared, threadIdx.x - 32);
+        load_rows<T, kChannels, kFetch>(p, shared, threadIdx.x - 32);
       } else if (warp == 1) {
         load_boxed_rows<T, kChannels>(p, shared);
       }

@@ -21,6 +21,19 @@ struct SplitPart {
   static constexpr int kCount = split_parts(kKind);
 };
 
+// A warpgroup's sums of an item, which a second kernel adds up.
+template <int kKernel, typename T, int kBlocks, int kSums>
+__device__ inline void store_partial(const Params<T>& p, int item, int warpgroup,
+                                     const float (&sum)[kBlocks][kSums]) {
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    const int64_t place = int64_t{item} * kKernels[kKernel].blocks() + warpgroup * kBlocks + b;
+    float* to = p.partial + place * (128 * kSums) + threadIdx.x % 128;
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) to[j * 128] = sum[b][j];
+  }
+}
+
 // Stores a part whose splits are added up.
 template <typename T, int kKernel, bool kBoxes, bool kFused>
 __device__ inline void store_part(const Params<T>& p, const Corner& at, int part,
@@ -74,7 +87,6 @@ __device__ inline void add_in_cluster(const Params<T>& p, const Shared& shared, 
 // From memory; a block of threads for each part.
 template <typename T, int kKernel, bool kBoxes, bool kFused>
 __global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params<T> p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Part = SplitPart<kKernel>;
   constexpr int kAtOnce = 4;
   extern __shared__ __align__(1024) char memory[];
@@ -103,7 +115,6 @@ __global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params
   store_part<T, kKernel, kBoxes, kFused>(
       p, work_at(p, tile, Part::kKind.channels).at, part, sum,
       memory + threadIdx.x / 32 * warp_staging(sizeof(T), kSplitColumns));
-#endif
 }
 
 }  // namespace customconv::implicit_gemm

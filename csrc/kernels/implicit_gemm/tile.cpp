@@ -121,8 +121,8 @@ void lay_out_plane(const ConvProblem& p, const ConvProblem& asked, Tile& t) {
   const int64_t boxed_pitch = round_up(static_cast<int64_t>(pitch) - 8, 16) + 8;
   const bool strides =
       p.x_strides[1] > 0 && (p.H == 1 || p.x_strides[2] > 0) && (p.N == 1 || p.x_strides[0] > 0);
-  row.boxed = row.vector == 16 && !row.shifted && !t.is_flat() && boxed_pitch <= kMostBox &&
-              p.C > 1 && strides;
+  row.boxed = !t.by_warps && row.vector == 16 && !row.shifted && !t.is_flat() &&
+              boxed_pitch <= kMostBox && p.C > 1 && strides;
   if (row.boxed) t.pitch = static_cast<int>(boxed_pitch);
   t.positions = t.pitch * t.plane_rows;
 }
@@ -214,7 +214,7 @@ int past_the_end(const Tile& t) {
 
 // What is not stages.
 int64_t fixed_bytes(const ConvProblem& p, const Tile& t) {
-  return staging(p, t) + kBarrierBytes + (is_copied(t.fetch) ? kCopiesBytes : 0) +
+  return staging(p, t) + kBarrierBytes + (t.by_warps || is_copied(t.fetch) ? kCopiesBytes : 0) +
          (t.is_flat() ? kFlatBytes : 0) + past_the_end(t) + exchange_bytes(t);
 }
 
@@ -236,6 +236,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.pieces = static_cast<int>(ceil_divide(channels * element_size(p.dtype), kPieceBytes));
   t.splits = static_cast<int>(splits);
   t.clustered = (variant & kClustered) != 0;
+  t.by_warps = (variant & kByWarps) != 0;
   const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
   if (t.fetch == Fetch::kShared) {
     lay_out_boxes(p, apart_h, apart_w, t);
@@ -262,7 +263,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   share_box(t);
   t.groups_k = ceil_divide(t.tiles_k, t.share_x);
   t.groups_x = ceil_divide(t.tiles_q * t.tiles_p * t.tiles_n, t.share_w);
-  t.boxed_out = splits == 1 && stores_boxes(p, t);
+  t.boxed_out = splits == 1 && !t.by_warps && stores_boxes(p, t);
   // Planes so large that each is a page of memory: few of them at a time.
   t.planes_first = t.fetch != Fetch::kShared && t.shape == Shape::kLines && stores_planes(p) &&
                    p.P * p.Q * size >= kPageBytes / 2;

@@ -99,6 +99,11 @@ constexpr bool has_matrix(Fetch fetch) {
 constexpr int warpgroups(const Kernel& kernel, Fetch fetch) {
   return fetch == Fetch::kShared ? 2 : kernel.blocks();
 }
+// Whether there is a kernel that multiplies by warps: where they fetch pixels into registers, sums
+// of larger tiles would leave too few.
+constexpr bool is_by_warps(const Kernel& kernel, Fetch fetch) {
+  return fetch == Fetch::kShared || (fetch <= Fetch::kFlat && kernel.blocks() == 2);
+}
 constexpr int threads_of(const Kernel& kernel, Fetch fetch) {
   return 128 * (1 + warpgroups(kernel, fetch));
 }
@@ -160,6 +165,7 @@ struct Tile {
   // pixels: each copies a part to all of them. Of pixels a part is such a box.
   int share_x, share_w;
   int part_images, part_rows, part_columns;
+  bool by_warps;      // warps multiply, threads copy: there is no copy engine
   bool planes_first;  // tiles of the same output channels follow each other, image by image
   bool boxed_out;     // the output is stored in boxes by the copy engine
 
@@ -188,7 +194,8 @@ enum Flag : int {
   kApartW = 2048,
   kClustered = 4096,
   kSharesPixels = 8192,
-  kSharesWeights = 16384
+  kSharesWeights = 16384,
+  kByWarps = 32768  // for compute capability 8.0 and later, not only Hopper
 };
 
 constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {

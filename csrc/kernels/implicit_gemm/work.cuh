@@ -43,7 +43,7 @@ struct RowSource {
   Rows row;
   int pitch;
   int reach;    // rows of the plane below an output row's first
-  int vectors;  // of a channel
+  int vectors;  // of a channel; of planes that threads copy, pixels
   int plane_rows;
   int image_bytes, image_pixels;  // images: from one to the next in a stage, and of output
   int last_pair;  // of a run, or of a tile of lines: what is behind it reads the same pixels
@@ -78,9 +78,10 @@ struct Params {
   int split_steps, longer_splits;  // steps of a split, of which the first few have one more
   bool clustered;                  // a tile's splits are a cluster
   int pieces, chunk;
-  const void* units;  // weights that are no matrix
-  int unit_count;     // of a tile
-  bool planes_first;  // tiles of the same channels follow each other
+  const void* units;            // weights that are no matrix, or that threads copy
+  int weight_row, weight_taps;  // of a matrix: elements of a row, and rows of an output channel
+  int unit_count;               // of a tile
+  bool planes_first;            // tiles of the same channels follow each other
   Divider<int32_t> tiles_q, tiles_p, tiles_n, groups_k, groups_x, in_cluster;
   Divider<int32_t> planes_h, planes_w;
   float* partial;
@@ -168,6 +169,21 @@ struct Step {
 };
 
 struct Shared {
+  // What has a fixed size comes first: its addresses are constants.
+  template <typename T>
+  __device__ Shared(const Params<T>& p, char* memory, bool copied, bool is_flat)
+      : input(memory + kBarrierBytes + (copied ? kCopiesBytes : 0) + (is_flat ? kFlatBytes : 0)),
+        weights(input + p.x_stages * p.stage_bytes + p.staging_bytes),
+        staging(input + p.x_stages * p.stage_bytes),
+        copies(memory + kBarrierBytes),
+        flat(reinterpret_cast<int32_t*>(memory + kBarrierBytes + kCopiesBytes)),
+        x_full(reinterpret_cast<ptx::Barrier*>(memory)),
+        x_empty(x_full + kMostStages),
+        w_full(x_empty + kMostStages),
+        w_empty(w_full + kMostStages),
+        residual_full(w_empty + kMostStages),
+        exchange(reinterpret_cast<float*>(weights + p.w_stages * p.weight_bytes)) {}
+
   char* input;
   char* weights;
   char* staging;

@@ -42,18 +42,26 @@ __device__ inline void expect_bytes(Barrier* barrier, int bytes) {
       : "memory");
 }
 
-// Waits until the phase of this parity is complete.
+// Waits until the phase of this parity is complete; from compute capability 9.0 on the thread
+// sleeps meanwhile.
+#if __CUDA_ARCH__ >= 900
+#define CUSTOMCONV_WAIT "try_wait"
+#else
+#define CUSTOMCONV_WAIT "test_wait"
+#endif
 __device__ inline void wait(Barrier* barrier, uint32_t parity) {
   asm volatile(
       "{\n"
       ".reg .pred complete;\n"
       "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 complete, [%0], %1;\n"
+      "mbarrier." CUSTOMCONV_WAIT
+      ".parity.shared::cta.b64 complete, [%0], %1;\n"
       "@!complete bra again;\n"
       "}" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");
 }
+#undef CUSTOMCONV_WAIT
 
 // Chooses one thread of a warp, all of whose threads are here.
 __device__ inline bool elect_one() {

@@ -1,12 +1,21 @@
-// Kernels that begin before the one in front of them has ended (programmatic dependent launch).
+// Kernels that begin before the one in front of them has ended (programmatic dependent launch);
+// before compute capability 9.0 they never do.
 #pragma once
 
 namespace customconv::ptx {
 
 // The next kernel may begin, where there is room and it was launched so.
-__device__ inline void start_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+__device__ inline void start_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 
 // Waits until the kernel in front has ended and its writes are seen.
-__device__ inline void await_dependency() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void await_dependency() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 }  // namespace customconv::ptx

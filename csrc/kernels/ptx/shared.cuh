@@ -45,9 +45,18 @@ __device__ inline void store_shared(uint32_t address, float a, float b) {
 // Of a matrix, a lane holds two neighbours of row lane / 4.
 __device__ inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
                                       uint32_t d) {
+#if __CUDA_ARCH__ >= 900
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
+#else
+  const uint32_t matrices[4] = {a, b, c, d};
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    store_shared(__shfl_sync(~0u, address, i * 8 + lane / 4) + lane % 4 * 4, matrices[i]);
+  }
+#endif
 }
 
 __device__ inline void load_matrices(uint32_t address, uint32_t (&m)[4]) {
