@@ -11,6 +11,7 @@ namespace {
 constexpr double kFpropEfficiency = 0.06;
 constexpr double kStridedEfficiency =
     0.0075;  // fprop by pixels in NHWC: neighbours load channels apart
+constexpr double kProductsPerOutput = 22;  // fprop: what an output takes besides its products
 constexpr double kDgradEfficiency = 0.045;
 constexpr double kWgradEfficiency = 0.018;
 constexpr double kLaunchMs = 0.003;
@@ -69,6 +70,7 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
   switch (problem.pass) {
     case Pass::kFprop:
       blocks = ceil_divide(problem.y_count(), kBlock);
+      macs += static_cast<double>(problem.y_count()) * kProductsPerOutput;
       if (order == Order::kPixels && problem.x_strides[1] == 1 && problem.group_C() > 1) {
         efficiency = kStridedEfficiency;
       }

@@ -144,10 +144,7 @@ class WarpProducts {
                        first + i * kUnitBytes<kChannels, kFetch>);
     }
   }
-  static __device__ void release(ptx::Barrier* empty) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(empty);
-  }
+  static __device__ void release(ptx::Barrier* empty) { ptx::arrive(empty); }
 
  private:
   static constexpr bool kMatrix = has_matrix(kFetch);
@@ -253,7 +250,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     ptx::init_barrier(&shared.x_full[stage], kRowThreads);
     ptx::init_barrier(&shared.x_empty[stage], 128 * kWarpgroups);
     ptx::init_barrier(&shared.w_full[stage], 32);
-    ptx::init_barrier(&shared.w_empty[stage], 4 * kWarpgroups);
+    ptx::init_barrier(&shared.w_empty[stage], 128 * kWarpgroups);
   }
   if constexpr (kFetch == Fetch::kFlat) list_flat(p, shared.flat);
   __syncthreads();

@@ -28,13 +28,14 @@ constexpr double kInstructionsPerRow = 8;  // loop and address of a kernel row
 constexpr double kInstructionsPerRound = 100;
 constexpr double kInstructionsPerBlock = 300;
 // The share of those starts that is reached.
-constexpr double kIssueEfficiency = 0.65;
+constexpr double kIssueEfficiency = 0.55;
+constexpr double kNarrowIssueEfficiency = 0.4;  // of 16 bits
 constexpr double kBandwidthEfficiency = 0.80;
 // Loads that a step waits for where nothing else is left to run.
 constexpr double kStepLatencyMs = 1.6e-3;
 // What the shorter of the times still adds to the longest.
 constexpr double kOverlapLoss = 0.1;
-constexpr double kLaunchMs = 3e-3;
+constexpr double kLaunchMs = 5e-3;
 
 // Cuts `size` into as few pieces of at most `most` as it takes, all about equal.
 int64_t even_piece(int64_t size, int64_t most) {
@@ -250,7 +251,8 @@ double predict_ms(const ConvProblem& problem, const Geometry& g, const Variant& 
   const auto turns = static_cast<double>(ceil_divide(tile.count(), device.sm_count));
   const double warps = std::min(turns * threads / 32, 16.0);
   const double latency_hiding = warps / (warps + 2);
-  const double compute_ms = turns * block_ms / (kIssueEfficiency * latency_hiding * 18 / 16);
+  const double issue = problem.dtype == DType::kFloat32 ? kIssueEfficiency : kNarrowIssueEfficiency;
+  const double compute_ms = turns * block_ms / (issue * latency_hiding * 18 / 16);
   const double resident = kMinBlocks * sm_count;
   const double latency_ms = std::max(blocks / resident, 1.0) *
                             static_cast<double>(tile.steps * tile.rounds) * kStepLatencyMs;
