@@ -98,10 +98,12 @@ CUtensorMap map_planes(const ConvProblem& p, const Tile& tile, const T* x) {
 
 // Rows of pixels of a stage's channels, which follow each other.
 template <typename T>
-CUtensorMap map_rows(const ConvProblem& p, const Tile& tile, const T* x) {
-  const auto row = static_cast<cuuint32_t>(tile.row.channel_bytes / static_cast<int>(sizeof(T)));
+CUtensorMap map_rows(const ConvProblem& asked, const Tile& tile, const T* x) {
+  const ConvProblem p = source_problem(asked, tile);
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  const auto row = static_cast<cuuint32_t>(tile.row.channel_bytes / kSize / tile.row.boxes);
   const auto channels =
-      static_cast<cuuint32_t>(tile.chunk * kPieceBytes / static_cast<int>(sizeof(T)));
+      static_cast<cuuint32_t>(tile.is_flat() ? 1 : tile.chunk * kPieceBytes / kSize);
   Boxes<4> boxes{{static_cast<cuuint64_t>(p.W), static_cast<cuuint64_t>(p.C),
                   static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.N)},
                  {map_stride<T>(p.C, p.x_strides[1]), map_stride<T>(p.H, p.x_strides[2]),
@@ -309,7 +311,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   } else {
     p.source = make_source(problem, tile, x);
     if (tile.fetch == Fetch::kBoxedPieces) p.x = map_planes(problem, tile, x);
-    if (tile.row.boxed) p.x = map_rows(problem, tile, x);
+    if (tile.row.boxes > 0) p.x = map_rows(problem, tile, x);
   }
   p.R = tile.is_flat() ? 1 : static_cast<int>(problem.R);
   p.S = tile.is_flat() ? 1 : static_cast<int>(problem.S);

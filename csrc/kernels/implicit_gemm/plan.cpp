@@ -129,8 +129,9 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
   } else if (!boxes) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
   }
-  if (t.row.boxed) {
-    clocks.load = std::max(clocks.load, planes * t.plane_rows * channels * kBoxedRowClocks);
+  if (t.row.boxes > 0) {
+    const double rows = planes * t.plane_rows * t.row.boxes * channels;
+    clocks.load = std::max(clocks.load, rows * kBoxedRowClocks);
   } else if (is_copied(t.fetch)) {
     double copies = input / t.row.vector / kSmallCopies;
     if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;

@@ -304,12 +304,13 @@ __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int t
   }
 }
 
-// The same rows by the copy engine; called by a warp, whose threads copy a row each.
+// The same rows by the copy engine; called by a warp, whose threads copy a box each.
 template <typename T, int kChannels>
 __device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
   const int lane = threadIdx.x % 32, row_bytes = p.pitch * static_cast<int>(sizeof(T));
+  const int boxes = s.row.boxes, columns = p.pitch / boxes;  // of several boxes of one channel
   Place x;
   for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const Corner at = walk.plane();
@@ -325,10 +326,11 @@ __device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared)
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
     if (lane == 0) ptx::arrive_expecting(full, rows * row_bytes);
     __syncwarp();
-    for (int row = lane; row < rows; row += 32) {
-      int32_t n = first + row;
+    for (int i = lane; i < rows * boxes; i += 32) {
+      int32_t n = first + i / boxes;
       const int h = s.period.split(n) * s.row.row_step + at.p;
-      ptx::copy_box(to + row * row_bytes, &p.x, full, at.q - s.row.slack, c, h, n + at.n);
+      const int w = at.q - s.row.slack + i % boxes * columns;
+      ptx::copy_box(to + i * (row_bytes / boxes), &p.x, full, w, c, h, n + at.n);
     }
     x.advance(p.x_stages);
   }

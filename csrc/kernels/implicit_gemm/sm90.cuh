@@ -108,14 +108,14 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     const int lane = threadIdx.x % 32;
     const int count = warp < 2 ? p.x_stages : warp < 4 ? p.w_stages : kWarpgroups;
     int arrivals = 1;
-    if (warp == 0 && kCopied && !p.source.row.boxed) arrivals = kRowThreads;
+    if (warp == 0 && kCopied && p.source.row.boxes == 0) arrivals = kRowThreads;
     if (warp == 1) arrivals = (kBoxes ? 1 : 128) * kWarpgroups * p.share_x;
     if (warp == 3) arrivals = kWarpgroups * p.share_w;
     if (lane < count) ptx::init_barrier(&shared.x_full[warp * kMostStages + lane], arrivals);
     ptx::fence_barrier_init();
   }
   if (threadIdx.x == kBarrierKinds * 32) {
-    if (kBoxes || kFetch == Fetch::kBoxedPieces || (kCopied && p.source.row.boxed)) {
+    if (kBoxes || kFetch == Fetch::kBoxedPieces || (kCopied && p.source.row.boxes > 0)) {
       ptx::prefetch_map(&p.x);
     }
     if constexpr (has_matrix(kFetch)) ptx::prefetch_map(&p.w);
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
         load_row_weights<T, kChannels, kFetch>(p, shared);
       }
     } else if (kCopied) {
-      if (!p.source.row.boxed) {
+      if (p.source.row.boxes == 0) {
         load_rows<T, kChannels, kFetch>(p, shared, threadIdx.x - 32);
       } else if (warp == 1) {
         load_boxed_rows<T, kChannels>(p, shared);

@@ -117,13 +117,20 @@ void lay_out_plane(const ConvProblem& p, const ConvProblem& asked, Tile& t) {
   const auto unit = std::max<int64_t>(row.vector / size, 2);
   t.pitch = static_cast<int>(round_up(static_cast<int64_t>(pitch), unit));
   t.plane_rows = static_cast<int>(rows);
-  // Lanes that fetch from several channels find them in different banks.
-  const int64_t boxed_pitch = round_up(static_cast<int64_t>(pitch) - 8, 16) + 8;
   const bool strides =
-      p.x_strides[1] > 0 && (p.H == 1 || p.x_strides[2] > 0) && (p.N == 1 || p.x_strides[0] > 0);
-  row.boxed = !t.by_warps && row.vector == 16 && !row.shifted && !t.is_flat() &&
-              boxed_pitch <= kMostBox && p.C > 1 && strides;
-  if (row.boxed) t.pitch = static_cast<int>(boxed_pitch);
+      p.x_strides[1] >= 0 && (p.H == 1 || p.x_strides[2] > 0) && (p.N == 1 || p.x_strides[0] > 0);
+  const bool boxed = !t.by_warps && row.vector == 16 && !row.shifted && strides;
+  if (row.interleaved && boxed) {
+    // Any number of boxes side by side, each of whole 128 bytes of shared memory.
+    row.boxes = static_cast<int>(ceil_divide(t.pitch, kMostBox));
+    t.pitch =
+        static_cast<int>(row.boxes * round_up(ceil_divide(t.pitch, row.boxes), kRowBytes / size));
+  } else if (boxed && !t.is_flat() && p.C > 1 && p.x_strides[1] > 0) {
+    // Lanes that fetch from several channels find them in different banks.
+    const int64_t boxed_pitch = round_up(static_cast<int64_t>(pitch) - 8, 16) + 8;
+    row.boxes = boxed_pitch <= kMostBox ? 1 : 0;
+    if (row.boxes > 0) t.pitch = static_cast<int>(boxed_pitch);
+  }
   t.positions = t.pitch * t.plane_rows;
 }
 
@@ -168,7 +175,7 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
   const int64_t unit = 8 * size;
   row.channel_bytes = static_cast<int>(round_up(t.positions * size - unit, 2 * unit) + unit);
   const int64_t channels = t.is_flat() ? p.C : t.chunk * kPieceBytes / size;
-  if (row.boxed) {
+  if (row.boxes > 0) {
     row.channel_bytes = static_cast<int>(t.pitch * size);
     t.pitch *= static_cast<int>(channels);
     t.stage_bytes = static_cast<int>(round_up(t.plane_rows * t.pitch * size + 2 * size, 1024));
@@ -305,7 +312,7 @@ bool is_legal(const ConvProblem& p, const Tile& t) {
   if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
     if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
   }
-  return t.row.boxed || vectors <= kMostCopies;
+  return t.row.boxes > 0 || vectors <= kMostCopies;
 }
 
 ConvProblem as_one_row(ConvProblem p) {

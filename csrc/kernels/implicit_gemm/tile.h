@@ -136,7 +136,7 @@ struct Rows {
   bool compact;      // one tap: no rows, but the tile's pixels one after the other
   int vector;        // bytes that are copied at a time
   bool shifted;      // rows begin anywhere: threads put vectors together from aligned words
-  bool boxed;        // the copy engine brings rows, each of all channels of a stage in turn
+  int boxes;         // by which the copy engine brings a row of each channel of a stage, or 0
   int slack;         // pixels before the first that a tap reads, which align the copies
   int pairs;         // of pixels in a row of output
   int per_output;    // rows of a plane from one output row to the next
