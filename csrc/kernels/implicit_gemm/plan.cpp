@@ -177,7 +177,7 @@ bool price(const ConvProblem& p, const DeviceProperties& d, Choice& choice) {
   const Clocks clocks = count_clocks(p, d, t);
   // What is less than the most is not free: it competes for shared memory.
   const double sum = std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
-  const bool across = t.shape == Shape::kRun && !t.row.compact && run_images(p, t) > 1;
+  const bool across = t.shape == Shape::kRun && !is_compact(t.fetch) && run_images(p, t) > 1;
   const double item = (across ? kAcrossImages : 1) * sum / t.splits + clocks.store + kTileClocks;
   const double turns = std::ceil(static_cast<double>(t.tiles() * t.splits) /
                                  static_cast<double>(blocks_at_once(d, t)));
@@ -281,8 +281,7 @@ class Search {
         try_boxed_lines(kernel, flags);
       } else {
         try_run(kernel, fetch, flags);
-        const bool one_tap = fetch == Fetch::kPieces || fetch == Fetch::kBoxedPieces;
-        if (!one_tap || flags != 0) try_row_lines(kernel, fetch, flags);
+        if (!is_compact(fetch) || flags != 0) try_row_lines(kernel, fetch, flags);
       }
     }
   }

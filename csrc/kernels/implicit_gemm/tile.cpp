@@ -137,24 +137,25 @@ void lay_out_plane(const ConvProblem& p, const ConvProblem& asked, Tile& t) {
 // Fills in a tile of rows.
 void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t) {
   t.row.interleaved = t.is_flat() && asked.C > 1 && asked.x_strides[1] == 1 &&
-                      asked.x_strides[3] == asked.C && asked.W * asked.C <= INT32_MAX / 2;
+                      asked.x_strides[3] == asked.C &&
+                      (asked.W + asked.pad_w) * asked.C <= INT32_MAX / 4;
   const ConvProblem p = source_problem(asked, t);
   const int64_t size = element_size(p.dtype);
   t.h = row_axis(p.R, p.dilation_h, apart_h);
   t.w = row_axis(p.S, p.dilation_w, apart_w);
   Rows& row = t.row;
-  row.compact = t.fetch == Fetch::kPieces || t.fetch == Fetch::kBoxedPieces;
-  row.vector = vector_of(p, row.compact, t.columns, row.compact ? apart_h || apart_w : apart_w);
+  const bool compact = is_compact(t.fetch);
+  row.vector = vector_of(p, compact, t.columns, compact ? apart_h || apart_w : apart_w);
   row.pairs = (t.columns + 1) / 2;
   // Several pieces make up for few taps.
-  t.chunk = row.compact ? std::min(t.pieces, kRowBytes / kPieceBytes) : 1;
+  t.chunk = compact ? std::min(t.pieces, kRowBytes / kPieceBytes) : 1;
   if (t.is_flat()) t.chunk = t.pieces;
   const bool reaches = t.h.reach > 0;
   row.per_output = reaches ? static_cast<int>(p.stride_h) : 1;
   row.row_step = reaches ? 1 : static_cast<int>(p.stride_h);
   const double period = static_cast<double>(p.P - 1) * row.per_output + t.h.reach + 1;
   row.period = period < INT32_MAX ? static_cast<int>(period) : INT32_MAX;
-  if (row.compact) {
+  if (compact) {
     t.positions = t.kind().pixels;
   } else {
     row.slack = slack_of(p, row.vector);

@@ -88,6 +88,10 @@ constexpr bool is_copied(Fetch fetch) { return fetch >= Fetch::kPieces && fetch 
 constexpr bool is_of_images(Fetch fetch) {
   return fetch == Fetch::kImages || fetch == Fetch::kImagePieces;
 }
+// One tap: no rows, but the tile's pixels one after the other.
+constexpr bool is_compact(Fetch fetch) {
+  return fetch == Fetch::kPieces || fetch == Fetch::kBoxedPieces;
+}
 // Weights are matrices whose rows are channels, else units of a piece of one tap.
 constexpr bool has_matrix(Fetch fetch) {
   return fetch == Fetch::kShared || fetch == Fetch::kPieces || fetch == Fetch::kImagePieces ||
@@ -133,7 +137,6 @@ struct Axis {
 // them, of which an output row takes `per_output`.
 struct Rows {
   bool interleaved;  // channels-last: all channels are one, of wider rows
-  bool compact;      // one tap: no rows, but the tile's pixels one after the other
   int vector;        // bytes that are copied at a time
   bool shifted;      // rows begin anywhere: threads put vectors together from aligned words
   int boxes;         // by which the copy engine brings a row of each channel of a stage, or 0
