@@ -22,12 +22,18 @@ def table(name: str) -> list[str]:
     return re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)
 
 
-def flags(plan: _C.ConvPlan) -> list[str]:
-    """The names of the plan's flags in tile.h."""
+@functools.cache
+def flag_bits() -> dict[str, int]:
+    """The flags in tile.h, without the shifts that stand beside them."""
     body = re.search(r"enum Flag : int \{(.*?)\};", TILE.read_text(), re.DOTALL)
     assert body is not None
     found = re.findall(r"(k\w+) = (\d+)", body[1])
-    return [name for name, value in found if int(value) > 64 and plan.variant_index & int(value)]
+    return {name: int(value) for name, value in found if not name.endswith("Shift")}
+
+
+def flags(plan: _C.ConvPlan) -> list[str]:
+    """The names of the plan's flags in tile.h."""
+    return [name for name, bit in flag_bits().items() if plan.variant_index & bit]
 
 
 def parts(plan: _C.ConvPlan) -> tuple[str, str, str]:
