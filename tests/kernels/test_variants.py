@@ -32,6 +32,7 @@ PROBLEMS = {
     "pointwise_odd": case((5, 37, 13, 21), (130, 37, 1, 1)),
     "pointwise_rows": case((7, 72, 8, 12), (136, 72, 1, 1)),
     "pointwise_single": case((5, 1, 8, 16), (40, 1, 1, 1)),
+    "pointwise_pixel": case((1, 37, 1, 1), (40, 37, 1, 1)),
     "pointwise_tiny": case((41, 24, 4, 4), (70, 24, 1, 1)),
     "few_channels_far": case((2, 3, 45, 224), (64, 3, 11, 11), stride=(4, 4), padding=(2, 2)),
     "few_channels": case((3, 3, 33, 40), (64, 3, 7, 7), stride=(2, 2), padding=(3, 3)),

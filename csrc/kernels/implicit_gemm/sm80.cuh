@@ -90,9 +90,11 @@ __device__ inline void copy_planes(const Params<T>& p, const Shared& shared, int
     for (int i = thread; i < s.vectors * kUnits; i += kRowThreads) {
       const int unit = i % kUnits, channel = first + unit * kElements;
       const T* pixel = from[i / kUnits];
-      const bool exists = pixel != nullptr && channel < s.C;
-      ptx::copy_async<16>(swizzled(stage + i / kUnits * kRowBytes, unit),
-                          exists ? pixel + channel : s.x, exists);
+      // Behind the last channel there may be anything.
+      const int count = pixel == nullptr ? 0 : max(0, min(kElements, s.C - channel));
+      ptx::copy_async_part<16>(swizzled(stage + i / kUnits * kRowBytes, unit),
+                               count > 0 ? pixel + channel : s.x,
+                               count * static_cast<int>(sizeof(T)));
     }
     ptx::arrive_after_copies(&shared.x_full[x.stage]);
     x.advance(p.x_stages);

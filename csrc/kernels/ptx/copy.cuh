@@ -7,12 +7,11 @@
 
 namespace customconv::ptx {
 
-// Copies kBytes (4, 8 or 16, aligned to as many), or zeros where `exists` is false; `from` must
-// then be a legal address all the same.
+// Copies the first `bytes` of kBytes (4, 8 or 16, aligned to as many), and zeros behind them;
+// `from` must be a legal address also where there are none.
 template <int kBytes>
-__device__ inline void copy_async(uint32_t to, const void* from, bool exists) {
+__device__ inline void copy_async_part(uint32_t to, const void* from, int bytes) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
-  const int bytes = exists ? kBytes : 0;
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
@@ -21,6 +20,12 @@ __device__ inline void copy_async(uint32_t to, const void* from, bool exists) {
                  "r"(bytes)
                  : "memory");
   }
+}
+
+// All of kBytes, or zeros.
+template <int kBytes>
+__device__ inline void copy_async(uint32_t to, const void* from, bool exists) {
+  copy_async_part<kBytes>(to, from, exists ? kBytes : 0);
 }
 
 // Arrives once all copies that this thread has started are complete.
