@@ -316,9 +316,10 @@ __device__ inline void store_planes(const Params<T>& p, const Corner& at,
   const Output<T>& out = p.out;
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const int pixel = warp * kWarpPixels + lane / 4 * 2;
+  const bool boxed = ptx::kHasCopyEngine && p.boxed_out;
 #pragma unroll
   for (int first = 0; first < Slabs::kAll; first += Slabs::kAtOnce) {
-    if (ptx::kHasCopyEngine && p.boxed_out) {
+    if (boxed) {
       residual.await<Slabs, kResidual>(p, at, block, first);
     } else {
       ptx::sync_threads<128>(1 + block);  // what was staged is stored
@@ -358,7 +359,7 @@ __device__ inline void store_planes(const Params<T>& p, const Corner& at,
         }
       });
     }
-    if (ptx::kHasCopyEngine && p.boxed_out) {
+    if (boxed) {
       store_slabs<Slabs>(p, at, block, first, slabs);
       continue;
     }

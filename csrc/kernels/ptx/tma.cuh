@@ -9,13 +9,13 @@
 
 namespace customconv::ptx {
 
-// Brings the description of a tensor near, which the first copy would wait for.
 #if __CUDA_ARCH__ >= 900
 inline constexpr bool kHasCopyEngine = true;
 #else
 inline constexpr bool kHasCopyEngine = false;
 #endif
 
+// Brings the description of a tensor near, which the first copy would wait for.
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
