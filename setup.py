@@ -90,6 +90,9 @@ def extension_and_command():
     cxx += [f'-D{name}="{value}"' for name, value in macros.items()]
     nvcc = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xcompiler=-fvisibility=hidden"]
 
+    if with_cuda:
+        nvcc += config.nvcc_compression(Path(os.environ["CUDA_HOME"]))
+
     make = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
     extension = make(
         "customconv._C",

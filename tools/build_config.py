@@ -190,6 +190,12 @@ def nvcc_architectures(cuda_home: Path) -> str:
     return _output(str(cuda_home / "bin/nvcc"), "--list-gpu-code") or ""
 
 
+def nvcc_compression(cuda_home: Path) -> list[str]:
+    """The flags that pack kernels into a fifth of their size; none for an nvcc without them."""
+    known = _output(str(cuda_home / "bin/nvcc"), "--help") or ""
+    return ["--compress-mode=size"] if "--compress-mode" in known else []
+
+
 def available_memory() -> int:
     """The bytes of memory free to this process, under its control group's limit too."""
     limits = []

@@ -138,3 +138,12 @@ def test_sources_are_the_layers(monkeypatch, tmp_path):
 def test_a_missing_compiler_is_named():
     with pytest.raises(ConfigError, match="'no-such-compiler' does not run"):
         build_config.compiler_version({"CXX": "no-such-compiler"})
+
+
+@pytest.mark.parametrize(
+    ("says", "flags"), [("--compress-mode", ["--compress-mode=size"]), ("", [])]
+)
+def test_kernels_are_packed_where_the_compiler_can(tmp_path, says, flags):
+    nvcc = toolkit(tmp_path, "13.0") / "bin/nvcc"
+    nvcc.write_text(f"#!/bin/sh\necho 'usage: {says} [default,size]'\n")
+    assert build_config.nvcc_compression(tmp_path) == flags
