@@ -62,6 +62,13 @@ HUGE = {
 BAND = 24  # rows that are checked at a place
 
 
+@pytest.fixture(autouse=True)
+def leaves_no_memory():
+    """Tests of other processes may need much of it too."""
+    yield
+    torch.cuda.empty_cache()
+
+
 def needs(gigabytes: int) -> None:
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
