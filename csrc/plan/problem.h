@@ -36,7 +36,7 @@ struct ConvProblem {
   Shape4 x_strides{};                       // of (n, c, h, w)
   Shape4 w_strides{};                       // of (k, c, r, s)
   Shape4 y_strides{};                       // of (n, k, p, q)
-  bool x_aligned = true, w_aligned = true;  // to 16 bytes
+  bool x_aligned = true, w_aligned = true, y_aligned = true;  // to 16 bytes
 
   int64_t group_C() const { return C / groups; }
   int64_t group_K() const { return K / groups; }

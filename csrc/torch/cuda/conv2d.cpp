@@ -146,7 +146,8 @@ Gradients conv2d_backward_cuda(const Tensor& grad_output, const Tensor& input, c
 
   Gradients gradients;
   const auto gradient = [&](Pass pass, Operands operands, const Tensor& written) {
-    const ConvProblem problem = conv->gradient(pass);
+    ConvProblem problem = conv->gradient(pass);
+    problem.y_aligned = is_aligned(grad);
     const ConvPlan chosen = plan_on(input.get_device(), problem, wanted, /*prefer=*/true);
     if (chosen.family == FamilyId::kAten) return false;
     operands.y = read_only(grad);

@@ -1,0 +1,235 @@
+// The depthwise family's kernels and launcher.
+#pragma once
+
+#include <utility>
+
+#include "kernels/common/check.h"
+#include "kernels/depthwise/filter.cuh"
+#include "kernels/depthwise/gradient.cuh"
+#include "kernels/launch.h"
+
+namespace customconv::depthwise {
+
+// Blocks that are to share a multiprocessor: what their registers leave room for.
+constexpr int blocks_of(Order order, int rows) {
+  if (order == Order::kPlanes || order == Order::kElements) return 4;
+  return order == Order::kChannels && rows < 8 ? 3 : 2;
+}
+constexpr int gradient_blocks_of(Order order, int taps) { return taps > 5 ? 1 : 2; }
+
+template <typename T, Order kOrder, Walk kWalk, int kCount, int kKept, int kShape>
+__global__ void __launch_bounds__(kThreads, blocks_of(kOrder, kKept))
+    convolve(const __grid_constant__ Params<T> p) {
+  const int thread = static_cast<int>(threadIdx.x);
+  constexpr int kColumns = columns_of(kOrder, kCount, sizeof(T));
+  const Item item = item_of<kOrder, kKept, kColumns>(p, static_cast<int>(blockIdx.x), thread);
+  if constexpr (kOrder == Order::kWindows) {
+    if (!item.exists) return;
+    float sum[kKept][kColumns] = {};
+    sum_windows<kCount, kShape>(p, item, sum);
+    store_item<kOrder>(p, item, sum);
+  } else if constexpr (is_planar(kOrder)) {
+    if (!item.exists) return;
+    float sum[kKept][1] = {};
+    for (int source = 0; source < p.sources; ++source) {
+      float part[kKept][1] = {};
+      sum_columns<kOrder, kWalk, kCount>(p, item, source, 0, p.S, nullptr, part);
+      add_all(part, sum);
+    }
+    store_item<kOrder>(p, item, sum);
+  } else if constexpr (kOrder == Order::kPatches) {
+    extern __shared__ __align__(16) float filters[];
+    stage_filters<kOrder>(p, item, 0, 0, thread, filters);
+    __syncthreads();
+    if (!item.exists) return;
+    float sum[kColumns][kKept][width_of(kOrder)] = {};
+    sum_patch<kWalk>(p, item, filters, sum);
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      Item column = item;
+      column.q += j;
+      if (column.q < p.Q) store_item<kOrder>(p, column, sum[j]);
+    }
+  } else {
+    extern __shared__ __align__(16) float filters[];
+    float sum[kKept][width_of(kOrder)] = {};
+    const int sources = kOrder == Order::kChannels ? 1 : p.sources;  // vectors have one
+    for (int source = 0; source < sources; ++source) {
+      float part[kKept][width_of(kOrder)] = {};
+      for (int s = 0; s < p.S; s += p.stage_columns) {
+        if (source + s > 0) __syncthreads();  // the last ones are no longer read
+        stage_filters<kOrder>(p, item, source, s, thread, filters);
+        __syncthreads();
+        const int end = min(s + p.stage_columns, p.S);
+        if (item.exists) {
+          sum_columns<kOrder, kWalk, kCount>(p, item, source, s, end, filters, part);
+        }
+      }
+      add_all(part, sum);
+    }
+    if (item.exists) store_item<kOrder>(p, item, sum);
+  }
+}
+
+template <typename T, Order kOrder, Walk kWalk, int kCount, int kKept, int kShape>
+__global__ void __launch_bounds__(kThreads, gradient_blocks_of(kOrder, kCount))
+    sum_weights(const __grid_constant__ Params<T> p) {
+  extern __shared__ __align__(16) float totals[];
+  const int thread = static_cast<int>(threadIdx.x);
+  constexpr int kAcross = gradient_columns(kOrder, kCount), kWidth = width_of(kOrder);
+  const Share share = share_of<kCount, kAcross>(p, static_cast<int>(blockIdx.x));
+  float sum[kCount][kAcross][kWidth] = {};
+  sum_share<kOrder, kWalk, kShape, kCount, kKept>(p, share, thread, sum);
+  const float* flat = &sum[0][0][0];
+#pragma unroll
+  for (int i = 0; i < kCount * kAcross * kWidth; ++i) totals[i * kThreads + thread] = flat[i];
+  __syncthreads();
+  store_share<kOrder, kCount, kAcross, kWidth>(p, share, thread, totals);
+}
+
+// Adds up the parts of each weight: a warp those of 32 weights of which every eighth is its own.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    add_parts(const __grid_constant__ Params<T> p, T* weight, int count) {
+  constexpr int kWarps = kThreads / 32;
+  __shared__ float sums[kWarps][32];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int i = static_cast<int>(blockIdx.x) * 32 + lane;
+  const int splits = p.splits.divisor();
+  float total = 0;
+  if (i < count && warp < splits) {
+    const float* from = p.partial + int64_t{warp} * count + i;
+    total = sum_of((splits - warp + kWarps - 1) / kWarps,
+                   [&](int n) { return from[int64_t{n} * kWarps * count]; });
+  }
+  sums[warp][lane] = total;
+  __syncthreads();
+  if (warp > 0 || i >= count) return;
+  total = sum_of(kWarps, [&](int n) { return sums[n][lane]; });
+  int32_t k = i;
+  const int s = p.by_S.split(k);
+  const int r = p.by_R.split(k);
+  weight[k * p.weight_k + int64_t{r} * p.weight_r + int64_t{s} * p.weight_s] = narrow<T>(total);
+}
+
+template <typename T>
+using KernelOf = void (*)(Params<T>);
+
+template <typename T, bool kOfWeights, int kIndex>
+constexpr KernelOf<T> one_kernel() {
+  constexpr Variant v = Variant::at(kIndex);
+  if constexpr (!has_kernel(v)) {
+    return nullptr;
+  } else if constexpr (!kOfWeights) {
+    return convolve<T, v.order, v.walk, kTaps[v.taps], kRows[v.rows], v.shape>;
+  } else if constexpr (v.walk != Walk::kHalf) {
+    return sum_weights<T, v.order, v.walk, kTaps[v.taps], kRows[v.rows], v.shape>;
+  } else {
+    return nullptr;
+  }
+}
+template <typename T, bool kOfWeights, size_t... kIndex>
+KernelOf<T> kernel_at(int index, std::index_sequence<kIndex...>) {
+  static constexpr KernelOf<T> kTable[] = {
+      one_kernel<T, kOfWeights, static_cast<int>(kIndex)>()...};
+  return kTable[index];
+}
+
+// The widest unit of columns that all rows of an image can be stored by.
+template <typename T>
+int store_unit_of(const Geometry& g, const T* out) {
+  for (const int64_t unit : {8, 4, 2}) {
+    const auto whole = [unit](int64_t size, int64_t stride) {
+      return size == 1 || stride % unit == 0;
+    };
+    const bool aligned = reinterpret_cast<uintptr_t>(out) % (unit * sizeof(T)) == 0;
+    const int64_t bytes = unit * static_cast<int64_t>(sizeof(T));
+    if (aligned && bytes >= 4 && bytes <= 16 && g.Q % unit == 0 && whole(g.N, g.out[0]) &&
+        whole(g.K, g.out[1]) && whole(g.P, g.out[2])) {
+      return static_cast<int>(unit);
+    }
+  }
+  return 1;
+}
+
+template <typename T>
+Params<T> make_params(const Geometry& g, const Work& work, const T* in, const T* weight, T* out,
+                      const Epilogue& epilogue) {
+  using D = Divider<int32_t>;
+  const auto small = [](int64_t value) { return static_cast<int>(value); };
+  Params<T> p{};
+  p.in = in;
+  p.weight = weight + g.weight_offset;
+  p.out = out;
+  p.epilogue = epilogue;
+  p.in_stride = {g.in[0], g.in[1], g.in[2], g.in[3]};
+  p.out_stride = {g.out[0], g.out[1], g.out[2], g.out[3]};
+  p.weight_k = g.weight_k;
+  p.weight_r = small(g.weight_r);
+  p.weight_s = small(g.weight_s);
+  p.K = small(g.K);
+  p.H = small(g.H);
+  p.W = small(g.W);
+  p.P = small(g.P);
+  p.Q = small(g.Q);
+  p.R = small(g.R);
+  p.S = small(g.S);
+  p.step_h = small(g.step_h);
+  p.step_w = small(g.step_w);
+  p.pad_h = small(g.pad_h);
+  p.pad_w = small(g.pad_w);
+  p.dilation_h = small(g.dilation_h);
+  p.dilation_w = small(g.dilation_w);
+  p.transposed = g.transposed;
+  p.sources = small(g.sources);
+  p.first_row = work.first_row;
+  p.items = small(work.items);
+  p.stage_columns = work.stage_columns;
+  p.store_unit = store_unit_of(g, out);
+  p.channels = D(g.K);
+  p.multiplier = D(g.multiplier);
+  p.columns = D(work.columns);
+  p.strips = D(work.strips);
+  p.vectors = D(work.vectors);
+  p.units = D(work.units);
+  p.by_step_h = D(g.step_h);
+  p.by_step_w = D(g.step_w);
+  p.filter_rows = D(work.filter_rows);
+  p.by_stage_columns = D(work.stage_columns);
+  p.by_R = D(g.R);
+  p.by_S = D(g.S);
+  p.chunks_r = D(work.chunks_r);
+  p.chunks_s = D(work.chunks_s);
+  return p;
+}
+
+template <typename T>
+void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
+            const LaunchContext& context) {
+  constexpr auto kAll = std::make_index_sequence<kVariantCount>();
+  const Geometry geometry = geometry_of(problem);
+  const Work work = work_of(geometry, Variant::at(plan.variant_index), plan.tile[2], sizeof(T));
+  const bool dgrad = problem.pass == Pass::kDgrad, wgrad = problem.pass == Pass::kWgrad;
+  auto* x = static_cast<T*>(operands.x);
+  auto* w = static_cast<T*>(operands.w);
+  auto* y = static_cast<T*>(operands.y);
+  Params<T> params =
+      make_params<T>(geometry, work, dgrad ? y : x, w, dgrad ? x : y, operands.epilogue);
+  params.partial = static_cast<float*>(context.workspace);
+  params.splits = Divider<int32_t>(plan.splits);
+  const KernelOf<T> kernel = wgrad ? kernel_at<T, true>(plan.variant_index, kAll)
+                                   : kernel_at<T, false>(plan.variant_index, kAll);
+  check_cuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
+      "depthwise: shared memory");
+  kernel<<<static_cast<unsigned>(plan.grid[0]), kThreads, static_cast<size_t>(plan.shared_bytes),
+           context.stream>>>(params);
+  check_launch("depthwise");
+  if (!wgrad) return;
+  const int64_t count = problem.w_count();
+  add_parts<T><<<static_cast<unsigned>(ceil_divide(count, 32)), kThreads, 0, context.stream>>>(
+      params, w, static_cast<int>(count));
+  check_launch("depthwise: the parts of the weight gradient");
+}
+
+}  // namespace customconv::depthwise

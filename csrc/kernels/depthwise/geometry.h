@@ -1,0 +1,141 @@
+// What the depthwise family's planner and launcher share: the walk from one image to the other, the
+// kernels, and how threads share the work. Plain C++.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/plan.h"
+
+namespace customconv::depthwise {
+
+// A depthwise convolution as the kernels see it: every channel of `out` is one of `in`, filtered,
+// or the sum of several. The input gradient is one too: with stride 1 by the filter turned round,
+// else `transposed`, where `out` is the finer image.
+struct Geometry {
+  int64_t N, K;        // channels of `out`
+  int64_t multiplier;  // of them, those that read the same channel of `in`
+  int64_t sources;     // channels of `in` that one of `out` reads
+  int64_t H, W, P, Q;  // of `in` and of `out`
+  int64_t R, S;
+  int64_t step_h, step_w;
+  int64_t pad_h, pad_w;  // may be negative
+  int64_t dilation_h, dilation_w;
+  bool transposed;
+  bool of_weights;  // the weight gradient: `out` is read too
+  Shape4 in, out;   // strides of n, c, h, w
+  int64_t weight_k, weight_r, weight_s, weight_offset;
+};
+
+Geometry geometry_of(const ConvProblem& problem);
+
+// What a thread computes, and what its neighbours in a warp do.
+enum class Order : uint8_t {
+  kPlanes,    // neighbouring columns of a plane
+  kChannels,  // four channels of a pixel; neighbours have the next ones
+  kElements,  // one channel of a pixel
+  kWindows,   // neighbouring columns of a plane, whose windows of the input share registers
+  kPatches    // four channels of a patch of pixels, of filters of three by three
+};
+inline constexpr int kOrderCount = 5;
+constexpr int width_of(Order order) {
+  return order == Order::kChannels || order == Order::kPatches ? 4 : 1;
+}
+constexpr bool is_planar(Order order) {
+  return order == Order::kPlanes || order == Order::kWindows;
+}
+// Windows: how rows are aligned, in elements, and where between two such units a window begins.
+struct WindowShape {
+  int unit, offset;
+};
+inline constexpr WindowShape kWindowShapes[] = {{4, 0}, {4, 1}, {4, 2}, {4, 3},
+                                                {2, 0}, {2, 1}, {1, 0}};
+inline constexpr int kWindowShapesCount = 7;
+// Columns of taps at a time of filters that are not squares of fewer.
+inline constexpr int kBandTaps = 8;
+
+// How a thread's outputs, one below the other, share rows of the input.
+enum class Walk : uint8_t {
+  kNext,    // stride 1: each begins a row further on
+  kSecond,  // stride 2
+  kHalf,    // transposed, stride 2
+  kAny      // any stride and dilation: nothing is shared
+};
+inline constexpr int kWalkCount = 4;
+
+// Rows of the filter that a thread holds at a time; longer filters take several turns.
+inline constexpr int kTaps[] = {1, 3, 5, 7, 8};
+inline constexpr int kTapsCount = 5;
+// Neighbouring columns of a thread. Windows: 16 bytes, but where products count for more than
+// bytes.
+constexpr int columns_of(Order order, int taps, int64_t element_size) {
+  if (order == Order::kPatches) return 2;
+  if (order != Order::kWindows) return 1;
+  return taps >= 7 ? 8 : 16 / static_cast<int>(element_size);
+}
+// Outputs of a thread, one below the other.
+inline constexpr int kRows[] = {8, 4, 1};
+inline constexpr int kRowsCount = 3;
+
+// Columns of the filter whose gradients a thread sums up at a time.
+constexpr int gradient_columns(Order order, int taps) {
+  if (order == Order::kChannels) return taps <= 5 ? 3 : 2;
+  if (order == Order::kWindows || order == Order::kPatches) return taps;
+  return taps == 1 ? 3 : taps == 8 ? 4 : taps;
+}
+
+struct Variant {
+  Order order;
+  Walk walk;
+  int taps, rows;  // indices into the tables
+  int shape;       // of windows
+
+  constexpr int index() const {
+    const int kind = static_cast<int>(order) * kWalkCount + static_cast<int>(walk);
+    return ((kind * kTapsCount + taps) * kRowsCount + rows) * kWindowShapesCount + shape;
+  }
+  static constexpr Variant at(int index) {
+    const int rows = index / kWindowShapesCount, taps = rows / kRowsCount, walk = taps / kTapsCount;
+    return {static_cast<Order>(walk / kWalkCount), static_cast<Walk>(walk % kWalkCount),
+            taps % kTapsCount, rows % kRowsCount, index % kWindowShapesCount};
+  }
+};
+inline constexpr int kVariantCount =
+    kOrderCount * kWalkCount * kTapsCount * kRowsCount * kWindowShapesCount;
+
+constexpr bool has_kernel(const Variant& v) {
+  const int taps = kTaps[v.taps], rows = kRows[v.rows];
+  if (v.order == Order::kWindows) {
+    // Of a filter that is a single turn the offsets of no padding, of half and of full padding.
+    const auto [unit, offset] = kWindowShapes[v.shape];
+    const bool usual =
+        offset == 0 || (offset + (taps - 1) / 2) % unit == 0 || (offset + taps - 1) % unit == 0;
+    return v.walk == Walk::kNext && taps > 1 && rows == 4 && (usual || taps == kBandTaps);
+  }
+  if (v.order == Order::kPatches) {
+    const bool shared = v.walk == Walk::kNext || v.walk == Walk::kSecond;
+    return shared && taps == 3 && rows == 4 && v.shape == 0;
+  }
+  if (v.shape != 0 || (v.walk == Walk::kAny) != (taps == 1)) return false;
+  if (rows == 1) return v.walk == Walk::kAny;
+  return rows == 8 || v.order == Order::kChannels;
+}
+
+constexpr int kThreads = 256;
+
+// How blocks of threads share the work.
+struct Work {
+  int first_row;      // of the first strip of rows: 0, or -1 so that strips begin where taps do
+  int64_t strips;     // of rows of an image
+  int64_t columns;    // that threads begin at
+  int vectors;        // channels: of a block, side by side
+  int filter_rows;    // with zeros
+  int stage_columns;  // channels: columns of the filters in shared memory at a time
+  int64_t units;      // channels: groups of `vectors`. Of a weight gradient: what has a sum
+  int64_t items;      // pixels, or of planes all their strips and columns
+  int64_t chunks_r = 1, chunks_s = 1;  // of a weight gradient: of the filter
+  int64_t blocks;                      // but for splits
+  int shared_bytes;
+};
+Work work_of(const Geometry& geometry, const Variant& variant, int vectors, int64_t element_size);
+
+}  // namespace customconv::depthwise
