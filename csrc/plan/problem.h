@@ -33,9 +33,9 @@ struct ConvProblem {
   int64_t pad_h = 0, pad_w = 0;  // above and to the left; what is below and right follows from P, Q
   int64_t dilation_h = 1, dilation_w = 1;
 
-  Shape4 x_strides{};                       // of (n, c, h, w)
-  Shape4 w_strides{};                       // of (k, c, r, s)
-  Shape4 y_strides{};                       // of (n, k, p, q)
+  Shape4 x_strides{};                                         // of (n, c, h, w)
+  Shape4 w_strides{};                                         // of (k, c, r, s)
+  Shape4 y_strides{};                                         // of (n, k, p, q)
   bool x_aligned = true, w_aligned = true, y_aligned = true;  // to 16 bytes
 
   int64_t group_C() const { return C / groups; }
