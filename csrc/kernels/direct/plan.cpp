@@ -11,9 +11,12 @@ namespace {
 constexpr double kFpropEfficiency = 0.06;
 constexpr double kStridedEfficiency =
     0.0075;  // fprop by pixels in NHWC: neighbours load channels apart
-constexpr double kProductsPerOutput = 22;  // fprop: what an output takes besides its products
 constexpr double kDgradEfficiency = 0.045;
 constexpr double kWgradEfficiency = 0.018;
+// What a result takes besides its products, in products: an element, of wgrad a block.
+constexpr double kProductsPerOutput = 22;
+constexpr double kProductsPerInput = 27;
+constexpr double kProductsPerBlock = 6500;
 constexpr double kLaunchMs = 0.003;
 
 // Channels that a sum runs over in NHWC, up to which threads should take neighbouring channels:
@@ -79,7 +82,7 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
       blocks = ceil_divide(problem.x_count(), kBlock);
       // Every tap is tried at every input pixel, also those that the stride skips.
       macs = static_cast<double>(problem.x_count()) *
-             static_cast<double>(problem.group_K() * problem.R * problem.S);
+             (static_cast<double>(problem.group_K() * problem.R * problem.S) + kProductsPerInput);
       efficiency = kDgradEfficiency;
       break;
     case Pass::kWgrad:
@@ -89,6 +92,7 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
         plan.workspace_bytes = plan.splits * problem.w_count() * accumulator_size(problem.dtype);
         launches = 2;
       }
+      macs += static_cast<double>(blocks * plan.splits) * kProductsPerBlock;
       efficiency = kWgradEfficiency;
       break;
   }

@@ -31,6 +31,7 @@ constexpr double kInstructionsPerBlock = 300;
 constexpr double kIssueEfficiency = 0.55;
 constexpr double kNarrowIssueEfficiency = 0.4;  // of 16 bits
 constexpr double kBandwidthEfficiency = 0.80;
+constexpr double kThinBandwidthEfficiency = 0.60;  // of one input channel a group
 // Loads that a step waits for where nothing else is left to run.
 constexpr double kStepLatencyMs = 1.6e-3;
 // What the shorter of the times still adds to the longest.
@@ -256,8 +257,8 @@ double predict_ms(const ConvProblem& problem, const Geometry& g, const Variant& 
   const double resident = kMinBlocks * sm_count;
   const double latency_ms = std::max(blocks / resident, 1.0) *
                             static_cast<double>(tile.steps * tile.rounds) * kStepLatencyMs;
-  const double memory_ms =
-      problem.least_bytes() / (device.bandwidth_gb_s * 1e6 * kBandwidthEfficiency);
+  const double bandwidth = g.C == 1 ? kThinBandwidthEfficiency : kBandwidthEfficiency;
+  const double memory_ms = problem.least_bytes() / (device.bandwidth_gb_s * 1e6 * bandwidth);
   const double longest = std::max({compute_ms, latency_ms, memory_ms});
   const double rest = compute_ms + latency_ms + memory_ms - longest;
   return kLaunchMs + longest + kOverlapLoss * rest;
