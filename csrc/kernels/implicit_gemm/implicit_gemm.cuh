@@ -8,6 +8,7 @@
 #include <string>
 
 #include "kernels/common/check.h"
+#include "kernels/common/start.h"
 #include "kernels/implicit_gemm/kernels.cuh"
 #include "kernels/implicit_gemm/pack.cuh"
 #include "kernels/launch.h"
@@ -262,30 +263,6 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   return s;
 }
 
-// `early`: the kernel may begin while the one in front of it, one of ours, still runs.
-template <typename T>
-void start(KernelOf<T> kernel, const Params<T>& params, int64_t blocks, int threads,
-           int shared_bytes, cudaStream_t stream, bool early, int cluster) {
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  if (early) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (cluster > 1) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  }
-  check_cuda(cudaLaunchKernelEx(&config, kernel, params), "implicit_gemm");
-}
-
 template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
@@ -389,17 +366,18 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const KernelOf<T> kernel = tile.by_warps ? kernel_by_warps<T>(tile)
                              : fused       ? kernel_of<T, true>(tile)
                                            : kernel_of<T, false>(tile);
-  check_cuda(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
-      "implicit_gemm: shared memory");
-  start(kernel, p, plan.grid[0], plan.block, plan.shared_bytes, context.stream,
-        /*early=*/!packed.in_place && !tile.by_warps, tile.cluster());
+  start("implicit_gemm",
+        {plan.grid[0], plan.block, plan.shared_bytes, context.stream,
+         /*early=*/!packed.in_place && !tile.by_warps, tile.cluster()},
+        kernel, p);
   if (partial_bytes(tile) > 0) {
     const KernelOf<T> add = fused ? reducer_of<T, true>(tile) : reducer_of<T, false>(tile);
     const int64_t parts =
         tile.tiles() * tile.kind().blocks() * (tile.kind().channels / kSplitColumns);
-    start(add, p, parts, 128, 4 * warp_staging(sizeof(T), kSplitColumns), context.stream,
-          /*early=*/!tile.by_warps, 1);
+    start("implicit_gemm: the parts of sums",
+          {parts, 128, 4 * warp_staging(sizeof(T), kSplitColumns), context.stream,
+           /*early=*/!tile.by_warps},
+          add, p);
   }
 }
 

@@ -82,6 +82,11 @@ __device__ inline void sync_threads(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
+// The same of so many threads, whole warps.
+__device__ inline void sync_threads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Writes of this thread to shared memory become visible to wgmma and to the copy engine.
 __device__ inline void fence_shared_writes() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

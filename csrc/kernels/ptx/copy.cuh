@@ -34,4 +34,7 @@ __device__ inline void arrive_after_copies(Barrier* barrier) {
                : "memory");
 }
 
+// Waits for all copies that this thread has started.
+__device__ inline void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 }  // namespace customconv::ptx
