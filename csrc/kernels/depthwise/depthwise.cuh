@@ -3,36 +3,47 @@
 
 #include <utility>
 
-#include "kernels/common/check.h"
+#include "kernels/common/parts.cuh"
+#include "kernels/common/start.h"
 #include "kernels/depthwise/filter.cuh"
 #include "kernels/depthwise/gradient.cuh"
+#include "kernels/depthwise/store.cuh"
 #include "kernels/launch.h"
 
 namespace customconv::depthwise {
 
 // Blocks that are to share a multiprocessor: what their registers leave room for.
-constexpr int blocks_of(Order order, int rows) {
-  if (order == Order::kPlanes || order == Order::kElements) return 4;
+constexpr int blocks_of(Order order, Walk walk, int rows) {
+  if (order == Order::kPlanes && walk == Walk::kHalf) return 3;
+  if (order == Order::kPlanes || order == Order::kElements || order == Order::kLines) return 4;
   return order == Order::kChannels && rows < 8 ? 3 : 2;
 }
 constexpr int gradient_blocks_of(Order order, int taps) { return taps > 5 ? 1 : 2; }
 
 template <typename T, Order kOrder, Walk kWalk, int kCount, int kKept, int kShape>
-__global__ void __launch_bounds__(kThreads, blocks_of(kOrder, kKept))
+__global__ void __launch_bounds__(kThreads, blocks_of(kOrder, kWalk, kKept))
     convolve(const __grid_constant__ Params<T> p) {
   const int thread = static_cast<int>(threadIdx.x);
-  constexpr int kColumns = columns_of(kOrder, kCount, sizeof(T));
-  const Item item = item_of<kOrder, kKept, kColumns>(p, static_cast<int>(blockIdx.x), thread);
+  constexpr int kColumns = columns_of(kOrder, kWalk, kCount, sizeof(T));
+  Item item = item_of<kOrder, kKept, kColumns>(p, static_cast<int>(blockIdx.x), thread);
   if constexpr (kOrder == Order::kWindows) {
     if (!item.exists) return;
     float sum[kKept][kColumns] = {};
     sum_windows<kCount, kShape>(p, item, sum);
     store_item<kOrder>(p, item, sum);
+  } else if constexpr (kOrder == Order::kLines) {
+    float sum[1][kColumns] = {};
+    if (item.exists) {
+      sum_line<kLineTaps[kShape]>(p, item, sum[0]);
+    } else {
+      item.q = p.Q;  // it has nothing to store
+    }
+    store_item<kOrder>(p, item, sum);
   } else if constexpr (is_planar(kOrder)) {
     if (!item.exists) return;
-    float sum[kKept][1] = {};
+    float sum[kKept][kColumns] = {};
     for (int source = 0; source < p.sources; ++source) {
-      float part[kKept][1] = {};
+      float part[kKept][kColumns] = {};
       sum_columns<kOrder, kWalk, kCount>(p, item, source, 0, p.S, nullptr, part);
       add_all(part, sum);
     }
@@ -76,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks_of(kOrder, kCount))
     sum_weights(const __grid_constant__ Params<T> p) {
   extern __shared__ __align__(16) float totals[];
   const int thread = static_cast<int>(threadIdx.x);
-  constexpr int kAcross = gradient_columns(kOrder, kCount), kWidth = width_of(kOrder);
+  constexpr int kAcross = gradient_columns(kOrder, kCount, kShape), kWidth = width_of(kOrder);
   const Share share = share_of<kCount, kAcross>(p, static_cast<int>(blockIdx.x));
   float sum[kCount][kAcross][kWidth] = {};
   sum_share<kOrder, kWalk, kShape, kCount, kKept>(p, share, thread, sum);
@@ -87,30 +98,18 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks_of(kOrder, kCount))
   store_share<kOrder, kCount, kAcross, kWidth>(p, share, thread, totals);
 }
 
-// Adds up the parts of each weight: a warp those of 32 weights of which every eighth is its own.
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    add_parts(const __grid_constant__ Params<T> p, T* weight, int count) {
-  constexpr int kWarps = kThreads / 32;
-  __shared__ float sums[kWarps][32];
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int i = static_cast<int>(blockIdx.x) * 32 + lane;
-  const int splits = p.splits.divisor();
-  float total = 0;
-  if (i < count && warp < splits) {
-    const float* from = p.partial + int64_t{warp} * count + i;
-    total = sum_of((splits - warp + kWarps - 1) / kWarps,
-                   [&](int n) { return from[int64_t{n} * kWarps * count]; });
+// Where the weight is that has a number by k, r and s.
+struct WeightPlace {
+  Divider<int32_t> by_R, by_S;
+  int64_t k, r, s;  // strides
+
+  __device__ int64_t operator()(int64_t number) const {
+    auto rest = static_cast<int32_t>(number);
+    const int own_s = by_S.split(rest);
+    const int own_r = by_R.split(rest);
+    return rest * k + own_r * r + own_s * s;
   }
-  sums[warp][lane] = total;
-  __syncthreads();
-  if (warp > 0 || i >= count) return;
-  total = sum_of(kWarps, [&](int n) { return sums[n][lane]; });
-  int32_t k = i;
-  const int s = p.by_S.split(k);
-  const int r = p.by_R.split(k);
-  weight[k * p.weight_k + int64_t{r} * p.weight_r + int64_t{s} * p.weight_s] = narrow<T>(total);
-}
+};
 
 template <typename T>
 using KernelOf = void (*)(Params<T>);
@@ -144,8 +143,8 @@ int store_unit_of(const Geometry& g, const T* out) {
     };
     const bool aligned = reinterpret_cast<uintptr_t>(out) % (unit * sizeof(T)) == 0;
     const int64_t bytes = unit * static_cast<int64_t>(sizeof(T));
-    if (aligned && bytes >= 4 && bytes <= 16 && g.Q % unit == 0 && whole(g.N, g.out[0]) &&
-        whole(g.K, g.out[1]) && whole(g.P, g.out[2])) {
+    if (aligned && bytes >= 4 && bytes <= 16 && g.out[3] == 1 && g.Q % unit == 0 &&
+        whole(g.N, g.out[0]) && whole(g.K, g.out[1]) && whole(g.P, g.out[2])) {
       return static_cast<int>(unit);
     }
   }
@@ -153,7 +152,7 @@ int store_unit_of(const Geometry& g, const T* out) {
 }
 
 template <typename T>
-Params<T> make_params(const Geometry& g, const Work& work, const T* in, const T* weight, T* out,
+Params<T> make_params(const Geometry& g, const Work& work, const T* in, T* weight, T* out,
                       const Epilogue& epilogue) {
   using D = Divider<int32_t>;
   const auto small = [](int64_t value) { return static_cast<int>(value); };
@@ -196,8 +195,6 @@ Params<T> make_params(const Geometry& g, const Work& work, const T* in, const T*
   p.by_step_w = D(g.step_w);
   p.filter_rows = D(work.filter_rows);
   p.by_stage_columns = D(work.stage_columns);
-  p.by_R = D(g.R);
-  p.by_S = D(g.S);
   p.chunks_r = D(work.chunks_r);
   p.chunks_s = D(work.chunks_s);
   return p;
@@ -215,21 +212,16 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   auto* y = static_cast<T*>(operands.y);
   Params<T> params =
       make_params<T>(geometry, work, dgrad ? y : x, w, dgrad ? x : y, operands.epilogue);
-  params.partial = static_cast<float*>(context.workspace);
+  params.partial = plan.splits > 1 ? static_cast<float*>(context.workspace) : nullptr;
   params.splits = Divider<int32_t>(plan.splits);
   const KernelOf<T> kernel = wgrad ? kernel_at<T, true>(plan.variant_index, kAll)
                                    : kernel_at<T, false>(plan.variant_index, kAll);
-  check_cuda(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes),
-      "depthwise: shared memory");
-  kernel<<<static_cast<unsigned>(plan.grid[0]), kThreads, static_cast<size_t>(plan.shared_bytes),
-           context.stream>>>(params);
-  check_launch("depthwise");
-  if (!wgrad) return;
-  const int64_t count = problem.w_count();
-  add_parts<T><<<static_cast<unsigned>(ceil_divide(count, 32)), kThreads, 0, context.stream>>>(
-      params, w, static_cast<int>(count));
-  check_launch("depthwise: the parts of the weight gradient");
+  start("depthwise", {plan.grid[0], kThreads, plan.shared_bytes, context.stream}, kernel, params);
+  if (plan.splits == 1) return;
+  const WeightPlace place{Divider<int32_t>(geometry.R), Divider<int32_t>(geometry.S),
+                          geometry.weight_k, geometry.weight_r, geometry.weight_s};
+  add_up("depthwise: the parts of the weight gradient", params.partial, problem.w_count(),
+         plan.splits, params.weight, place, /*early=*/true, context.stream);
 }
 
 }  // namespace customconv::depthwise

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/common/activate.cuh"
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
 #include "kernels/depthwise/geometry.h"
@@ -20,7 +19,7 @@ namespace customconv::depthwise {
 template <typename T>
 struct Params {
   const T* in;
-  const T* weight;
+  T* weight;
   T* out;
   Epilogue epilogue;
   struct {
@@ -38,10 +37,10 @@ struct Params {
   int store_unit;     // windows: neighbouring columns that are stored at once
   Divider<int32_t> channels, multiplier, columns, strips, vectors, units;
   Divider<int32_t> by_step_h, by_step_w, filter_rows, by_stage_columns;
-  // Of a weight gradient: `out` is only read; parts of sums, how many of each there are, and the
-  // parts of the filter that blocks share.
+  // Of a weight gradient: `out` is only read; parts of sums, null where there is one of each, how
+  // many there are, and the parts of the filter that blocks share.
   float* partial;
-  Divider<int32_t> splits, chunks_r, chunks_s, by_R, by_S;
+  Divider<int32_t> splits, chunks_r, chunks_s;
 };
 
 // What a thread sums: some outputs, one below the other.
@@ -94,13 +93,8 @@ __device__ inline const T* filter_of(const Params<T>& p, int k, int source) {
   return p.weight + (int64_t{k} * p.sources + source) * p.weight_k;
 }
 
-template <typename T>
-__device__ inline bool has_column(const Params<T>& p, int w) {
-  return static_cast<unsigned>(w) < static_cast<unsigned>(p.W);
-}
-template <typename T>
-__device__ inline bool has_row(const Params<T>& p, int h) {
-  return static_cast<unsigned>(h) < static_cast<unsigned>(p.H);
+__device__ inline bool is_within(int i, int size) {
+  return static_cast<unsigned>(i) < static_cast<unsigned>(size);
 }
 
 // Neighbouring rows of the input, some of which may not exist.
@@ -165,13 +159,7 @@ __device__ inline void stage_filters(const Params<T>& p, const Item& item, int s
   }
 }
 
-// Of the rows that go by in a turn: how many, and the first one.
-constexpr int row_count(Walk walk, int taps, int kept) {
-  return walk == Walk::kNext     ? kept - 1 + taps
-         : walk == Walk::kSecond ? 2 * (kept - 1) + taps
-         : walk == Walk::kHalf   ? (kept - 1) / 2 + (taps - 1) / 2 + 1
-                                 : 1;
-}
+// The first of the rows that go by in a turn.
 template <Walk kWalk, int kCount, typename T>
 __device__ inline int first_row(const Params<T>& p, int out, int first) {
   if (kWalk == Walk::kHalf) return (out + p.pad_h - first) / 2 - (kCount - 1) / 2;
@@ -214,7 +202,7 @@ __device__ inline void walk_any(const Params<T>& p, const T* in, int out, int ta
       h = whole;
     }
     float value[kWidth];
-    read(in + h * p.in_stride.h + column, has_row(p, h), value);
+    read(in + h * p.in_stride.h + column, is_within(h, p.H), value);
     meet(t, 0, value);
   }
 }
@@ -245,23 +233,25 @@ __device__ inline int column_of(const Params<T>& p, int q, int s) {
     if (whole * p.step_w != w) return -1;
     w = whole;
   }
-  return has_column(p, w) ? w : -1;
+  return is_within(w, p.W) ? w : -1;
 }
 
 // Adds what the filter's columns from `begin` to `end` give. `filters`: of channels, in shared
-// memory.
+// memory. Of planes neighbours are columns, which meet the same pixels by neighbouring taps.
 template <Order kOrder, Walk kWalk, int kCount, int kKept, int kWidth, typename T>
 __device__ inline void sum_columns(const Params<T>& p, const Item& item, int source, int begin,
                                    int end, const float* filters, float (&sum)[kKept][kWidth]) {
   const T* in = channel_of(p, item, source);
   const T* filter = filter_of(p, item.k, source);
+  constexpr bool kPlanar = is_planar(kOrder), kPairs = kPlanar && kWidth == 2;
+  constexpr int kRead = kPlanar ? 1 : kWidth;
   const int channels = p.vectors.divisor() * kWidth;
 #pragma unroll 1
   for (int first = 0; first < p.R; first += kCount) {
     const Rows<T> rows =
         rows_of<row_count(kWalk, kCount, kKept)>(p, in, first_row<kWalk, kCount>(p, item.p, first));
 #pragma unroll 1
-    for (int s = begin; s < end; ++s) {
+    for (int s = kPairs ? -(p.pad_w & 1) : begin; s < end; s += kPairs ? 2 : 1) {
       const int w = column_of(p, item.q, s);
       if (w < 0) continue;
       float weight[kCount][kWidth];
@@ -269,17 +259,25 @@ __device__ inline void sum_columns(const Params<T>& p, const Item& item, int sou
           ((s - begin) * p.filter_rows.divisor() + first) * channels + item.vector * kWidth;
 #pragma unroll
       for (int r = 0; r < kCount; ++r) {
-        if constexpr (is_planar(kOrder)) {
-          const int tap = (first + r) * p.weight_r + s * p.weight_s;
-          read(filter + tap, first + r < p.R, weight[r]);
+        if constexpr (kPlanar) {
+          const T* tap = filter + (first + r) * p.weight_r + s * p.weight_s;
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i, tap += p.weight_s) {
+            float one[1];
+            read(tap, first + r < p.R && (!kPairs || is_within(s + i, p.S)), one);
+            weight[r][i] = one[0];
+          }
         } else {
           read(filters + place + r * channels, true, weight[r]);
         }
       }
-      walk_taps<kWalk, kCount, kKept, kWidth>(
-          p, in, rows, item.p, first, w, [&](int t, int r, const float (&value)[kWidth]) {
+      walk_taps<kWalk, kCount, kKept, kRead>(
+          p, in, rows, item.p, first, w, [&](int t, int r, const float (&value)[kRead]) {
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i) sum[t][i] = fmaf(weight[r][i], value[i], sum[t][i]);
+            for (int i = 0; i < kWidth; ++i) {
+              if (kPairs && !is_within(s + i, p.S)) continue;
+              sum[t][i] = fmaf(weight[r][i], value[kPlanar ? 0 : i], sum[t][i]);
+            }
           });
     }
   }
@@ -291,81 +289,6 @@ __device__ inline void add_all(const float (&part)[kRows][kWidth], float (&sum)[
   for (int t = 0; t < kRows; ++t) {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) sum[t][i] += part[t][i];
-  }
-}
-
-// Stores a unit of neighbours, rounded.
-template <int kWidth, typename T>
-__device__ inline void store_unit(T* to, const float* values) {
-  if constexpr (kWidth == 1) {
-    *to = narrow<T>(*values);
-  } else {
-    alignas(16) T rounded[kWidth];
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) rounded[i] = narrow<T>(values[i]);
-    *reinterpret_cast<Bits<T, kWidth>*>(to) = *reinterpret_cast<const Bits<T, kWidth>*>(rounded);
-  }
-}
-
-// What the sums become, and where they go: of a thread's neighbours, which are channels or columns.
-template <Order kOrder, int kKept, int kWidth, typename T>
-__device__ inline void store_item(const Params<T>& p, const Item& item,
-                                  float (&sum)[kKept][kWidth]) {
-  constexpr bool kColumns = kOrder == Order::kWindows;
-  const Epilogue& e = p.epilogue;
-  const int64_t first = item.n * p.out_stride.n + item.k * p.out_stride.c +
-                        item.p * p.out_stride.h + item.q * p.out_stride.w;
-  if (e.scale != nullptr || e.bias != nullptr) {
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      float scale = 1, bias = 0;
-      const int channel = kColumns ? item.k : item.k + i;
-      if (e.scale != nullptr) scale = widen(static_cast<const T*>(e.scale)[channel]);
-      if (e.bias != nullptr) bias = widen(static_cast<const T*>(e.bias)[channel]);
-#pragma unroll
-      for (int t = 0; t < kKept; ++t) sum[t][i] = fmaf(sum[t][i], scale, bias);
-    }
-  }
-  const int count = kColumns ? min(kWidth, p.Q - item.q) : kWidth;
-  const auto has = [&](int t) { return item.p + t >= 0 && item.p + t < p.P; };
-  const T* residual = static_cast<const T*>(e.residual);
-  const auto add_residual = [&] {
-#pragma unroll
-    for (int t = 0; t < kKept; ++t) {
-      if (!has(t)) continue;
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        if (i < count) sum[t][i] += widen(residual[first + t * p.out_stride.h + i]);
-      }
-    }
-  };
-  if (residual != nullptr && !e.residual_last) add_residual();
-  activate<kKept * kWidth>(sum[0], e.activation, e.negative_slope);
-  if (residual != nullptr && e.residual_last) add_residual();
-#pragma unroll
-  for (int t = 0; t < kKept; ++t) {
-    if (!has(t)) continue;
-    T* to = p.out + first + t * p.out_stride.h;
-    if constexpr (!kColumns) {
-      store_unit<kWidth>(to, sum[t]);
-    } else {
-      const auto store = [&](auto unit) {
-        constexpr int kUnit = decltype(unit)::value;
-#pragma unroll
-        for (int i = 0; i < kWidth; i += kUnit) {
-          if (i < count) store_unit<kUnit>(to + i, sum[t] + i);
-        }
-      };
-      if (kWidth % 8 == 0 && sizeof(T) == 2 && p.store_unit == 8) {
-        store(std::integral_constant<int, kWidth % 8 == 0 && sizeof(T) == 2 ? 8 : 4>());
-      } else if (p.store_unit >= 4) {
-        store(std::integral_constant<int, 4>());
-      } else if (p.store_unit == 2) {
-        store(std::integral_constant<int, 2>());
-      } else {
-        store(std::integral_constant<int, 1>());
-      }
-    }
   }
 }
 

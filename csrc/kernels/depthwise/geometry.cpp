@@ -8,7 +8,29 @@ namespace customconv::depthwise {
 
 namespace {
 
+constexpr int64_t kFilterBytes = 40 << 10;  // of shared memory
+
 int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
+
+void swap_axes(Geometry& g) {
+  std::swap(g.H, g.W);
+  std::swap(g.P, g.Q);
+  std::swap(g.R, g.S);
+  std::swap(g.step_h, g.step_w);
+  std::swap(g.pad_h, g.pad_w);
+  std::swap(g.dilation_h, g.dilation_w);
+  std::swap(g.in[2], g.in[3]);
+  std::swap(g.out[2], g.out[3]);
+  std::swap(g.weight_r, g.weight_s);
+}
+
+// Whether a thread's outputs, one below the other, are better neighbours in a row; of planes,
+// whether neighbours in a warp are better one below the other.
+bool wants_swap(const Geometry& g) {
+  if (g.planar) return g.W == 1 && g.Q == 1 && g.P > 1;
+  if (g.S * 4 > kFilterBytes) return false;  // a column of the filter has its place there
+  return (g.R == 1 && g.S > 1) || (g.P == 1 && g.Q > 1);
+}
 
 }  // namespace
 
@@ -56,16 +78,19 @@ Geometry geometry_of(const ConvProblem& p) {
     g.in = p.x_strides;
     g.out = p.y_strides;
   }
+  g.planar = g.K == 1 || g.in[1] >= g.in[3];
+  if (wants_swap(g)) swap_axes(g);
   return g;
 }
 
 Work work_of(const Geometry& g, const Variant& v, int vectors, int64_t element_size) {
-  constexpr int64_t kFilterBytes = 40 << 10;  // of shared memory
   const int64_t taps = kTaps[v.taps], rows = kRows[v.rows], width = width_of(v.order);
   Work w{};
   w.first_row = v.walk == Walk::kHalf ? -static_cast<int>(g.pad_h & 1) : 0;
   w.strips = ceil_divide(g.P - w.first_row, rows);
-  w.columns = ceil_divide(g.Q, columns_of(v.order, static_cast<int>(taps), element_size));
+  // A line's first columns may lie before the image.
+  const int64_t before = v.order == Order::kLines ? line_unit(element_size) - 1 : 0;
+  w.columns = ceil_divide(g.Q + before, columns_of(v.order, v.walk, kTaps[v.taps], element_size));
   w.vectors = is_planar(v.order) ? 1 : vectors;
   w.filter_rows = static_cast<int>(round_up(g.R, taps));
   w.stage_columns = static_cast<int>(g.S);
@@ -73,7 +98,7 @@ Work work_of(const Geometry& g, const Variant& v, int vectors, int64_t element_s
   w.units = is_planar(v.order) ? g.K : ceil_divide(g.K / width, w.vectors);
   w.items = pixels;
   if (g.of_weights) {
-    const int64_t across = gradient_columns(v.order, static_cast<int>(taps));
+    const int64_t across = gradient_columns(v.order, static_cast<int>(taps), v.shape);
     w.chunks_r = ceil_divide(g.R, taps);
     w.chunks_s = ceil_divide(g.S, across);
     w.blocks = w.units * w.chunks_r * w.chunks_s;

@@ -10,7 +10,8 @@ namespace customconv::depthwise {
 
 // A depthwise convolution as the kernels see it: every channel of `out` is one of `in`, filtered,
 // or the sum of several. The input gradient is one too: with stride 1 by the filter turned round,
-// else `transposed`, where `out` is the finer image.
+// else `transposed`, where `out` is the finer image. Rows and columns change places where outputs
+// one below the other would otherwise share nothing.
 struct Geometry {
   int64_t N, K;        // channels of `out`
   int64_t multiplier;  // of them, those that read the same channel of `in`
@@ -22,6 +23,7 @@ struct Geometry {
   int64_t dilation_h, dilation_w;
   bool transposed;
   bool of_weights;  // the weight gradient: `out` is read too
+  bool planar;      // a channel's columns are nearer than its pixel's channels
   Shape4 in, out;   // strides of n, c, h, w
   int64_t weight_k, weight_r, weight_s, weight_offset;
 };
@@ -34,14 +36,15 @@ enum class Order : uint8_t {
   kChannels,  // four channels of a pixel; neighbours have the next ones
   kElements,  // one channel of a pixel
   kWindows,   // neighbouring columns of a plane, whose windows of the input share registers
-  kPatches    // four channels of a patch of pixels, of filters of three by three
+  kPatches,   // four channels of a patch of pixels, of filters of three by three
+  kLines      // windows of one row, of filters of one row
 };
-inline constexpr int kOrderCount = 5;
+inline constexpr int kOrderCount = 6;
 constexpr int width_of(Order order) {
   return order == Order::kChannels || order == Order::kPatches ? 4 : 1;
 }
 constexpr bool is_planar(Order order) {
-  return order == Order::kPlanes || order == Order::kWindows;
+  return order == Order::kPlanes || order == Order::kWindows || order == Order::kLines;
 }
 // Windows: how rows are aligned, in elements, and where between two such units a window begins.
 struct WindowShape {
@@ -52,23 +55,38 @@ inline constexpr WindowShape kWindowShapes[] = {{4, 0}, {4, 1}, {4, 2}, {4, 3},
 inline constexpr int kWindowShapesCount = 7;
 // Columns of taps at a time of filters that are not squares of fewer.
 inline constexpr int kBandTaps = 8;
+// Lines, by their shape: columns of taps at a time, and of which a thread has the gradients.
+inline constexpr int kLineTaps[] = {5, kBandTaps};
+inline constexpr int kLineGradients[] = {5, 2 * kBandTaps};
+inline constexpr int kLineShapesCount = 2;
+// Of the input's rows: 16 bytes.
+constexpr int line_unit(int64_t element_size) { return 16 / static_cast<int>(element_size); }
 
 // How a thread's outputs, one below the other, share rows of the input.
 enum class Walk : uint8_t {
   kNext,    // stride 1: each begins a row further on
   kSecond,  // stride 2
-  kHalf,    // transposed, stride 2
+  kHalf,    // transposed, stride 2; of planes along rows too
   kAny      // any stride and dilation: nothing is shared
 };
 inline constexpr int kWalkCount = 4;
+// Rows of the input that go by where so many outputs meet so many rows of taps.
+constexpr int row_count(Walk walk, int taps, int kept) {
+  return walk == Walk::kNext     ? kept - 1 + taps
+         : walk == Walk::kSecond ? 2 * (kept - 1) + taps
+         : walk == Walk::kHalf   ? (kept - 1) / 2 + (taps - 1) / 2 + 1
+                                 : kept;
+}
 
 // Rows of the filter that a thread holds at a time; longer filters take several turns.
 inline constexpr int kTaps[] = {1, 3, 5, 7, 8};
 inline constexpr int kTapsCount = 5;
 // Neighbouring columns of a thread. Windows: 16 bytes, but where products count for more than
-// bytes.
-constexpr int columns_of(Order order, int taps, int64_t element_size) {
+// bytes. Planes, transposed: two, which meet one column of the input by taps of their own.
+constexpr int columns_of(Order order, Walk walk, int taps, int64_t element_size) {
   if (order == Order::kPatches) return 2;
+  if (order == Order::kLines) return 8;
+  if (order == Order::kPlanes && walk == Walk::kHalf) return 2;
   if (order != Order::kWindows) return 1;
   return taps >= 7 ? 8 : 16 / static_cast<int>(element_size);
 }
@@ -77,7 +95,8 @@ inline constexpr int kRows[] = {8, 4, 1};
 inline constexpr int kRowsCount = 3;
 
 // Columns of the filter whose gradients a thread sums up at a time.
-constexpr int gradient_columns(Order order, int taps) {
+constexpr int gradient_columns(Order order, int taps, int shape) {
+  if (order == Order::kLines) return kLineGradients[shape];
   if (order == Order::kChannels) return taps <= 5 ? 3 : 2;
   if (order == Order::kWindows || order == Order::kPatches) return taps;
   return taps == 1 ? 3 : taps == 8 ? 4 : taps;
@@ -87,7 +106,7 @@ struct Variant {
   Order order;
   Walk walk;
   int taps, rows;  // indices into the tables
-  int shape;       // of windows
+  int shape;       // of windows and lines
 
   constexpr int index() const {
     const int kind = static_cast<int>(order) * kWalkCount + static_cast<int>(walk);
@@ -115,6 +134,9 @@ constexpr bool has_kernel(const Variant& v) {
     const bool shared = v.walk == Walk::kNext || v.walk == Walk::kSecond;
     return shared && taps == 3 && rows == 4 && v.shape == 0;
   }
+  if (v.order == Order::kLines) {
+    return v.walk == Walk::kAny && taps == 1 && rows == 1 && v.shape < kLineShapesCount;
+  }
   if (v.shape != 0 || (v.walk == Walk::kAny) != (taps == 1)) return false;
   if (rows == 1) return v.walk == Walk::kAny;
   return rows == 8 || v.order == Order::kChannels;
@@ -128,7 +150,7 @@ struct Work {
   int64_t strips;     // of rows of an image
   int64_t columns;    // that threads begin at
   int vectors;        // channels: of a block, side by side
-  int filter_rows;    // with zeros
+  int filter_rows;    // channels: of the filters in shared memory, with zeros
   int stage_columns;  // channels: columns of the filters in shared memory at a time
   int64_t units;      // channels: groups of `vectors`. Of a weight gradient: what has a sum
   int64_t items;      // pixels, or of planes all their strips and columns

@@ -1,8 +1,10 @@
 // The weight gradient: a block goes through its share of the pixels with the gradients of some taps
-// in its threads' registers; a second kernel adds up the blocks of each tap. Sums are sums of sums
-// of a few, so that errors of rounding stay small, and always in the same order.
+// in its threads' registers; where a tap has several blocks, a second kernel adds them up. Sums are
+// sums of sums of a few, so that errors of rounding stay small, and always in the same order.
 #pragma once
 
+#include "kernels/common/parts.cuh"
+#include "kernels/depthwise/lines.cuh"
 #include "kernels/depthwise/patches.cuh"
 #include "kernels/depthwise/windows.cuh"
 
@@ -57,22 +59,6 @@ __device__ inline void sum_taps(const Params<T>& p, const Share& share, const It
   }
 }
 
-// The sum of so many, `value` by number, a few at a time.
-constexpr int kFewSums = 8;
-template <typename Value>
-__device__ inline float sum_of(int count, Value value) {
-  float total = 0;
-  for (int first = 0; first < count; first += kFewSums) {
-    float few = 0;
-#pragma unroll
-    for (int i = 0; i < kFewSums; ++i) {
-      if (first + i < count) few += value(first + i);
-    }
-    total += few;
-  }
-  return total;
-}
-
 // Adds a thread's share of the block's to `sum`.
 template <Order kOrder, Walk kWalk, int kShape, int kCount, int kKept, int kAcross, int kWidth,
           typename T>
@@ -92,7 +78,7 @@ __device__ inline void sum_share(const Params<T>& p, const Share& share, int thr
 #pragma unroll 1
   for (int i = share.begin + pixel; i < share.end; i += apart) {
     int32_t rest = i;
-    constexpr int kColumns = columns_of(kOrder, kCount, sizeof(T));
+    constexpr int kColumns = columns_of(kOrder, kWalk, kCount, sizeof(T));
     set_pixels<kKept, kColumns>(p, rest, item);
     item.n = rest;
     const bool whole = item.p + kKept <= p.P && item.q + kColumns <= p.Q;
@@ -102,6 +88,8 @@ __device__ inline void sum_share(const Params<T>& p, const Share& share, int thr
       } else {
         sum_gradient_window<kShape, kKept, kColumns, true>(p, item, share.r, share.s, sum);
       }
+    } else if constexpr (kOrder == Order::kLines) {
+      sum_gradient_line<kLineTaps[kShape], kColumns>(p, item, share.s, sum);
     } else if constexpr (kOrder == Order::kPatches) {
       if (whole) {
         sum_gradient_patch<kWalk, kKept, kColumns, false>(p, item, sum);
@@ -114,7 +102,12 @@ __device__ inline void sum_share(const Params<T>& p, const Share& share, int thr
   }
 }
 
-// Stores what the block's threads have in `totals`, in shared memory, as one of the parts.
+template <typename T>
+__device__ inline void store_weight(const Params<T>& p, int k, int r, int s, float total) {
+  p.weight[k * p.weight_k + int64_t{r} * p.weight_r + int64_t{s} * p.weight_s] = narrow<T>(total);
+}
+
+// Stores what the block's threads have in `totals`, in shared memory: gradients, or their parts.
 template <Order kOrder, int kCount, int kAcross, int kWidth, typename T>
 __device__ inline void store_share(const Params<T>& p, const Share& share, int thread,
                                    const float* totals) {
@@ -123,8 +116,12 @@ __device__ inline void store_share(const Params<T>& p, const Share& share, int t
     const int s = share.s + number / kWidth % kAcross, r = share.r + number / kWidth / kAcross;
     const int k = (share.unit * p.vectors.divisor() + vector) * kWidth + number % kWidth;
     if (k >= p.K || r >= p.R || s >= p.S) return;
-    const int64_t part = int64_t{share.split} * p.K + k;
-    p.partial[(part * p.R + r) * p.S + s] = total;
+    if (p.partial == nullptr) {
+      store_weight(p, k, r, s, total);
+    } else {
+      const int64_t part = int64_t{share.split} * p.K + k;
+      p.partial[(part * p.R + r) * p.S + s] = total;
+    }
   };
   if constexpr (is_planar(kOrder)) {  // a warp for each sum
     for (int i = thread / 32; i < kSums; i += kThreads / 32) {

@@ -16,13 +16,12 @@ class Patch {
   static constexpr int kColumnCount = (kColumns - 1) * kStep + 3;
 
   __device__ Patch(const Params<T>& p, const T* in, const Item& item)
-      : stride_(p.in_stride.h),
-        rows_(rows_of<kRowCount>(p, in, first_row<kWalk, 3>(p, item.p, 0))) {
+      : p_(p), rows_(rows_of<kRowCount>(p, in, first_row<kWalk, 3>(p, item.p, 0))) {
     const int w = item.q * kStep - p.pad_w;
 #pragma unroll
     for (int c = 0; c < kColumnCount; ++c) {
       offset_[c] = (w + c) * p.in_stride.w;
-      exists_[c] = has_column(p, w + c);
+      exists_[c] = is_within(w + c, p.W);
     }
   }
 
@@ -31,7 +30,7 @@ class Patch {
   __device__ void walk(Meet meet) const {
     const T* row = rows_.first;
 #pragma unroll
-    for (int i = 0; i < kRowCount; ++i, row += stride_) {
+    for (int i = 0; i < kRowCount; ++i, row += p_.in_stride.h) {
 #pragma unroll
       for (int c = 0; c < kColumnCount; ++c) {
         float value[kWidth];
@@ -51,7 +50,7 @@ class Patch {
   }
 
  private:
-  int64_t stride_;
+  const Params<T>& p_;
   Rows<T> rows_;
   int64_t offset_[kColumnCount];
   bool exists_[kColumnCount];

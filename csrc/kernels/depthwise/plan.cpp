@@ -16,6 +16,7 @@ constexpr double kInstructionsPerLine = 6.4;  // of a read, for each line that a
 constexpr double kInstructionsPerColumn = 3.7;  // of a filter, or a turn
 constexpr double kInstructionsPerItem = 43;
 constexpr double kInstructionsPerRow = 1.6;     // stored
+constexpr double kInstructionsPerExchange = 6;  // stored by another thread
 constexpr double kInstructionsPerFilter = 109;  // for each value in shared memory
 constexpr double kInstructionsPerSum = 41;      // of a weight gradient, when a block ends
 constexpr double kIssueEfficiency = 0.8;        // of an instruction a clock, of each scheduler
@@ -52,15 +53,27 @@ bool has_vectors(const ConvProblem& p) {
          is_whole(g.in, {g.N, g.K, g.H, g.W}, width, 1) &&
          is_whole(g.out, {g.N, g.K, g.P, g.Q}, width, 1);
 }
-// Whether rows can be read by units of so many elements.
+// Whether neighbours in a row are neighbours in memory, and share all but one of their taps'
+// pixels.
+bool has_lines(const Geometry& g) {
+  return g.sources == 1 && !g.transposed && g.step_w == 1 && g.dilation_w == 1 && g.in[3] == 1 &&
+         g.out[3] == 1;
+}
+// Whether rows, too, and whether they can be read by units of so many elements.
 bool has_windows(const ConvProblem& p, int unit) {
   const Geometry g = geometry_of(p);
-  const bool next = g.sources == 1 && !g.transposed && g.step_h == 1 && g.step_w == 1 &&
-                    g.dilation_h == 1 && g.dilation_w == 1 && g.in[3] == 1 && g.out[3] == 1;
-  if (!next) return false;
+  if (!has_lines(g) || g.step_h != 1 || g.dilation_h != 1) return false;
   if (unit == 1) return true;
   return starts_aligned(p) && is_whole(g.in, {g.N, g.K / g.multiplier, g.H, g.W}, unit, 3) &&
          (!g.of_weights || is_whole(g.out, {g.N, g.K, g.P, g.Q}, unit, 3));
+}
+
+// What is always possible, of a channel at a time.
+Variant least_variant(const Geometry& g) {
+  return {g.planar ? Order::kPlanes : Order::kElements, Walk::kAny, 0, 0, 0};
+}
+bool fits_grid(const Work& w) {
+  return w.blocks <= INT32_MAX / kThreads && w.items <= INT32_MAX / 2;
 }
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
@@ -68,16 +81,12 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (p.group_C() != 1) return "a group has more than one input channel";
   if (!has_int32_coordinates(p)) return "image coordinates pass 2^31";
   const Geometry g = geometry_of(p);
-  // Strips of eight rows, of which the first may begin above the image.
-  const double strips = static_cast<double>(g.N * g.K) * static_cast<double>(g.P / 8 + 2);
-  if (strips * static_cast<double>(g.Q) > INT32_MAX / 2) {
-    return "it has too many output pixels for one grid";
-  }
   const double far = static_cast<double>(p.R) * static_cast<double>(std::abs(p.w_strides[2])) +
                      static_cast<double>(p.S) * static_cast<double>(std::abs(p.w_strides[3]));
   if (p.w_count() > INT32_MAX || far > INT32_MAX) return "the weight passes 2^31 elements";
-  const Variant least{Order::kElements, Walk::kAny, 0, 0, 0};
-  if (!g.of_weights && work_of(g, least, 1, 4).shared_bytes > d.shared_bytes_block) {
+  const Work least = work_of(g, least_variant(g), 1, element_size(p.dtype));
+  if (!fits_grid(least)) return "it has too many output pixels for one grid";
+  if (least.shared_bytes > d.shared_bytes_block) {
     return "a column of the filter is larger than shared memory";
   }
   return nullptr;
@@ -90,8 +99,7 @@ class Search {
       : p_(p), d_(d), g_(geometry_of(p)), size_(element_size(p.dtype)), all_(all) {}
 
   ConvPlan best() {
-    const bool channels_last = g_.in[1] < g_.in[3] && g_.K > 1;
-    const Order thin = channels_last ? Order::kElements : Order::kPlanes;
+    const Order thin = least_variant(g_).order;
     try_order(thin, walk());
     if (has_vectors(p_)) {
       try_order(Order::kChannels, walk());
@@ -99,18 +107,27 @@ class Search {
         try_order(Order::kPatches, walk());
       }
     }
-    for (const int unit : {4, 2, 1}) {
-      if (has_windows(p_, unit) && try_windows(unit)) break;
+    if (g_.R == 1) {
+      const int shape = g_.S <= kLineTaps[0] ? 0 : 1;
+      if (has_lines(g_)) consider({Order::kLines, Walk::kAny, 0, kRowsCount - 1, shape}, 1);
+    } else {
+      for (const int unit : {4, 2, 1}) {
+        if (has_windows(p_, unit) && try_windows(unit)) break;
+      }
     }
-    // Where shared memory holds a tap's sums only.
+    // Where shared memory holds a tap's sums only, or a channel's filter.
     if (best_.block == 0) try_order(thin, Walk::kAny);
+    if (best_.block == 0) consider(least_variant(g_), 1);
     return best_;
   }
 
  private:
   Walk walk() const {
     if (g_.dilation_h != 1 || g_.R == 1) return Walk::kAny;
-    if (g_.transposed) return g_.step_h == 2 ? Walk::kHalf : Walk::kAny;
+    if (g_.transposed) {
+      const bool half_columns = g_.step_w == 2 && g_.dilation_w == 1;
+      return g_.step_h == 2 && (half_columns || !g_.planar) ? Walk::kHalf : Walk::kAny;
+    }
     return g_.step_h == 1 ? Walk::kNext : g_.step_h == 2 ? Walk::kSecond : Walk::kAny;
   }
 
@@ -153,8 +170,7 @@ class Search {
 
   void consider(const Variant& v, int vectors) {
     const Work w = work_of(g_, v, vectors, size_);
-    if (w.blocks > INT32_MAX / kThreads || w.items > INT32_MAX / 2) return;
-    if (w.shared_bytes > d_.shared_bytes_block || vectors > kThreads) return;
+    if (!fits_grid(w) || w.shared_bytes > d_.shared_bytes_block || vectors > kThreads) return;
     int64_t last_splits = 0;
     for (const int turns : kGradientTurns) {
       const int64_t splits = g_.of_weights ? splits_of(w, turns) : 1;
@@ -164,16 +180,17 @@ class Search {
   }
 
   void weigh(const Variant& v, const Work& w, int vectors, int64_t splits) {
-    constexpr const char* kNames[] = {"planes", "channels", "elements", "windows", "patches"};
+    constexpr const char* kNames[] = {"planes",  "channels", "elements",
+                                      "windows", "patches",  "lines"};
     ConvPlan plan{};
     plan.variant = kNames[static_cast<int>(v.order)];
     plan.variant_index = v.index();
     plan.tile[0] = kRows[v.rows];
-    plan.tile[1] = columns_of(v.order, kTaps[v.taps], size_);
+    plan.tile[1] = columns_of(v.order, v.walk, kTaps[v.taps], size_);
     plan.tile[2] = vectors;
     plan.grid[0] = w.blocks * splits;
     plan.splits = splits;
-    if (g_.of_weights) plan.workspace_bytes = splits * p_.w_count() * 4;
+    if (splits > 1) plan.workspace_bytes = splits * p_.w_count() * 4;
     plan.block = kThreads;
     plan.shared_bytes = w.shared_bytes;
     plan.wide_index = needs_wide_index(p_);
@@ -191,15 +208,12 @@ class Search {
 
   double predict_ms(const Variant& v, const Work& w, double splits) const {
     const double width = width_of(v.order), kept = kRows[v.rows], taps = kTaps[v.taps];
-    const double across = columns_of(v.order, kTaps[v.taps], size_);
+    const double across = columns_of(v.order, v.walk, kTaps[v.taps], size_);
     const double S = static_cast<double>(g_.S);
-    double turns = w.filter_rows / taps;
+    double turns = std::ceil(static_cast<double>(g_.R) / taps);
     const double size = static_cast<double>(size_);
     // Of the rows that go by in a turn: how many, and reads of a row and column of taps.
-    double rows = kept;
-    if (v.walk == Walk::kNext) rows = kept + taps - 1;
-    if (v.walk == Walk::kSecond) rows = 2 * (kept - 1) + taps;
-    if (v.walk == Walk::kHalf) rows = (kept + taps) / 2;
+    double rows = row_count(v.walk, kTaps[v.taps], kRows[v.rows]);
     double columns = S, reads = 1, read_width = width, products = taps * width;
     if (v.order == Order::kWindows) {
       const double unit = kWindowShapes[v.shape].unit;
@@ -211,20 +225,34 @@ class Search {
         turns = static_cast<double>(g_.R) / taps;
         rows = (static_cast<double>(g_.R) + kept - 1) / turns;
       }
+    } else if (v.order == Order::kPlanes) {
+      columns = std::ceil(S / across);
+      products = taps * across;
+    } else if (v.order == Order::kLines) {  // of the row only what the last taps did not need
+      const double unit = line_unit(size_), band = kLineTaps[v.shape];
+      columns = std::ceil(S / band);
+      reads = (std::ceil((across + band - 1) / unit) + (columns - 1) * band / unit) / columns;
+      read_width = unit;
+      products = S / columns * across;
     } else if (v.order == Order::kPatches) {
       columns = 1;
       reads = v.walk == Walk::kSecond ? 5 : 4;
       products = taps * taps * across * width;
     }
     // Neighbours in a warp read from places that are a thread's columns, or its channels, apart.
-    const double lines = std::max(32 * size * (is_planar(v.order) ? across : width) / 128, 1.0);
+    const bool pairs = v.order == Order::kPlanes;
+    const double apart = pairs ? 1 : is_planar(v.order) ? across : width;
+    const double lines = std::max(32 * size * apart / 128, 1.0);
     const double read = kInstructionsPerRead + kInstructionsPerLine * lines + read_width;
     const double halved = v.walk == Walk::kHalf ? 0.5 : 1;
     double each = columns * turns * (rows * reads * read + kept * products * halved);
     double column_weights = g_.of_weights ? 0 : taps * (is_planar(v.order) ? 4 : 2);
     if (v.order == Order::kWindows) column_weights *= taps;
+    if (v.order == Order::kLines) column_weights *= S / columns;
+    if (v.order == Order::kPlanes) column_weights *= across;
     each += columns * turns * (column_weights + kInstructionsPerColumn);
-    each += kept * across * (kInstructionsPerRow + width) + kInstructionsPerItem;
+    const double exchange = v.order == Order::kLines ? kInstructionsPerExchange : 0;
+    each += kept * across * (kInstructionsPerRow + width + exchange) + kInstructionsPerItem;
     double waits = kItemClocks + (columns * turns - 1) * kColumnClocks;
     double once = 0;
     double blocks = static_cast<double>(w.blocks);
@@ -235,12 +263,13 @@ class Search {
       const double own = std::ceil(items / splits / kThreads);
       each = own * (each + kept * across * (read + kInstructionsPerRow)) / chunks;
       waits *= own / chunks;
-      once = kInstructionsPerSum * taps * gradient_columns(v.order, kTaps[v.taps]) * width;
+      once = kInstructionsPerSum * taps * gradient_columns(v.order, kTaps[v.taps], v.shape) * width;
       blocks *= splits;
     } else if (!is_planar(v.order)) {
       once = std::ceil(w.vectors * width * S * w.filter_rows / kThreads) * kInstructionsPerFilter;
     }
-    const double resident = v.order == Order::kPlanes || v.order == Order::kElements ? 4 : 2;
+    const bool thin = v.order == Order::kPlanes || v.order == Order::kElements;
+    const double resident = thin || v.order == Order::kLines ? 4 : 2;
     const double clocks = (each + once) * kThreads / 32 / (4 * kIssueEfficiency);
     const double to_ms = 1 / (d_.clock_ghz * 1e6);
     const double busy_ms = std::max(blocks / d_.sm_count, 1.0) * clocks * to_ms;
@@ -253,7 +282,7 @@ class Search {
         1e-6 * p_.least_bytes() * waste / (kBandwidthEfficiency * d_.bandwidth_gb_s);
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
     return longest + kOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
-           (g_.of_weights ? kNextMs : 0);
+           (splits > 1 ? kNextMs : 0);
   }
 
   const ConvProblem& p_;

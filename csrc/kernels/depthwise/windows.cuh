@@ -1,6 +1,6 @@
-// Planes with stride 1: a thread sums some neighbouring columns of some
-// rows. A row of the input goes by as a window of registers that all columns share, loaded in units
-// as large as rows are aligned.
+// Planes with stride 1: a thread sums some neighbouring columns of some rows. A row of the input
+// goes by as a window of registers that all columns share, loaded in units as large as rows are
+// aligned.
 #pragma once
 
 #include "kernels/depthwise/filter.cuh"
@@ -15,8 +15,7 @@ class Strip {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       const int at = first + u * kUnit;
-      const bool inside = static_cast<unsigned>(at) < static_cast<unsigned>(size);
-      units_[u] = fetch<T, kUnit>(row + at, exists && inside);
+      units_[u] = fetch<T, kUnit>(row + at, exists && is_within(at, size));
     }
   }
   __device__ void widen(float (&to)[kCount]) const {
@@ -35,13 +34,18 @@ class Strip {
   static constexpr int kUnits = (kCount + kUnit - 1) / kUnit;
   Bits<T, kUnit> units_[kUnits];
 };
+template <int kUnit, typename T, int kCount>
+__device__ inline void read_strip(const T* row, int first, int size, bool exists,
+                                  float (&to)[kCount]) {
+  Strip<T, kCount, kUnit> strip;
+  strip.load(row, first, size, exists);
+  strip.widen(to);
+}
 
 // What kColumns outputs by kTaps columns of taps need of a row; the first column's first tap is
 // behind the beginning, where a unit begins.
-template <typename T, int kColumns, int kTaps, int kShape>
+template <int kColumns, int kTaps, int kShape>
 inline constexpr int kWindow = kWindowShapes[kShape].offset + kColumns + kTaps - 1;
-template <typename T, int kColumns, int kTaps, int kShape>
-using Window = Strip<T, kWindow<T, kColumns, kTaps, kShape>, kWindowShapes[kShape].unit>;
 
 // Adds a row of taps times a window; of the taps only so many count where not all do.
 template <int kOffset, bool kPartial, int kTaps, int kColumns, int kSize>
@@ -73,7 +77,7 @@ __device__ inline void read_taps(const Params<T>& p, const T* row, int count,
 template <int kTaps, int kShape, int kKept, int kColumns, typename T>
 __device__ inline void sum_square(const Params<T>& p, const T* in, const T* filter,
                                   const Item& item, float (&sum)[kKept][kColumns]) {
-  constexpr int kOffset = kWindowShapes[kShape].offset;
+  constexpr int kUnit = kWindowShapes[kShape].unit, kOffset = kWindowShapes[kShape].offset;
   float weight[kTaps][kTaps];
 #pragma unroll
   for (int r = 0; r < kTaps; ++r) read_taps(p, filter + r * p.weight_r, kTaps, weight[r]);
@@ -82,10 +86,8 @@ __device__ inline void sum_square(const Params<T>& p, const T* in, const T* filt
   const T* row = rows.first;
 #pragma unroll
   for (int i = 0; i < kKept + kTaps - 1; ++i, row += p.in_stride.h) {
-    Window<T, kColumns, kTaps, kShape> window;
-    window.load(row, w, p.W, rows.has(i));
-    float value[kWindow<T, kColumns, kTaps, kShape>];
-    window.widen(value);
+    float value[kWindow<kColumns, kTaps, kShape>];
+    read_strip<kUnit>(row, w, p.W, rows.has(i), value);
 #pragma unroll
     for (int t = 0; t < kKept; ++t) {
       const int r = i - t;
@@ -99,23 +101,23 @@ __device__ inline void sum_square(const Params<T>& p, const T* in, const T* filt
 template <int kTaps, int kShape, bool kPartial, int kKept, int kColumns, typename T>
 __device__ inline void sum_band(const Params<T>& p, const T* in, const T* filter, int first_column,
                                 int taps, const Item& item, float (&sum)[kKept][kColumns]) {
-  constexpr int kOffset = kWindowShapes[kShape].offset;
-  Window<T, kColumns, kTaps, kShape> window;
+  constexpr int kUnit = kWindowShapes[kShape].unit, kOffset = kWindowShapes[kShape].offset;
+  Strip<T, kWindow<kColumns, kTaps, kShape>, kUnit> window;
   float weight[kKept][kTaps];
   const int h = item.p - p.pad_h, w = item.q - p.pad_w + first_column - kOffset;
   const T* row = in + h * p.in_stride.h;
-  window.load(row, w, p.W, has_row(p, h));
+  window.load(row, w, p.W, is_within(h, p.H));
 #pragma unroll 1
   for (int first = 0; first < p.R + kKept - 1; first += kKept) {
 #pragma unroll
     for (int j = 0; j < kKept; ++j) {
       const int i = first + j;
       read_taps(p, filter + i * p.weight_r, i < p.R ? taps : 0, weight[j]);
-      float value[kWindow<T, kColumns, kTaps, kShape>];
+      float value[kWindow<kColumns, kTaps, kShape>];
       window.widen(value);
       row += p.in_stride.h;
-      window.load(row, w, p.W, has_row(p, h + i + 1));
-      if (!has_row(p, h + i)) continue;
+      window.load(row, w, p.W, is_within(h + i + 1, p.H));
+      if (!is_within(h + i, p.H)) continue;
 #pragma unroll
       for (int t = 0; t < kKept; ++t) {
         const int r = i - t;
@@ -152,16 +154,14 @@ __device__ inline void sum_windows(const Params<T>& p, const Item& item,
 template <int kShape, int kKept, int kColumns, bool kPartial, int kTaps, typename T>
 __device__ inline void sum_gradient_window(const Params<T>& p, const Item& item, int first_r,
                                            int first_s, float (&sum)[kTaps][kTaps][1]) {
-  constexpr int kOffset = kWindowShapes[kShape].offset;
+  constexpr int kUnit = kWindowShapes[kShape].unit, kOffset = kWindowShapes[kShape].offset;
   const int left_p = p.P - item.p, left_q = p.Q - item.q;
   const T* from =
       p.out + item.n * p.out_stride.n + item.k * p.out_stride.c + item.p * p.out_stride.h;
   float gradient[kKept][kColumns];
 #pragma unroll
   for (int t = 0; t < kKept; ++t, from += p.out_stride.h) {
-    Strip<T, kColumns, kWindowShapes[kShape].unit> strip;
-    strip.load(from, item.q, p.Q, t < left_p);
-    strip.widen(gradient[t]);
+    read_strip<kUnit>(from, item.q, p.Q, t < left_p, gradient[t]);
   }
   const int w = item.q - p.pad_w + first_s - kOffset;
   const auto rows =
@@ -169,10 +169,8 @@ __device__ inline void sum_gradient_window(const Params<T>& p, const Item& item,
   const T* row = rows.first;
 #pragma unroll
   for (int i = 0; i < kKept + kTaps - 1; ++i, row += p.in_stride.h) {
-    Window<T, kColumns, kTaps, kShape> window;
-    window.load(row, w, p.W, rows.has(i));
-    float value[kWindow<T, kColumns, kTaps, kShape>];
-    window.widen(value);
+    float value[kWindow<kColumns, kTaps, kShape>];
+    read_strip<kUnit>(row, w, p.W, rows.has(i), value);
 #pragma unroll
     for (int t = 0; t < kKept; ++t) {
       const int r = i - t;
