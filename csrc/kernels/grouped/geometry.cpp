@@ -1,0 +1,251 @@
+// The walk from one image to the other, and how blocks share it.
+#include "kernels/grouped/geometry.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace customconv::grouped {
+
+namespace {
+
+// Slots are counted in 32 bits; what is larger fits no shared memory.
+constexpr int64_t kTooMany = 1 << 20;
+
+struct Steps {
+  int64_t in, out, taps, stride, pad, dilation;
+};
+
+Axis forward_axis(const Steps& s) {
+  Axis axis{};
+  axis.in = static_cast<int>(s.in);
+  axis.out = axis.positions = static_cast<int>(s.out);
+  axis.phases = 1;
+  axis.step = static_cast<int>(s.stride);
+  axis.first = static_cast<int>(-s.pad);
+  axis.last = static_cast<int>((s.taps - 1) * s.dilation - s.pad);
+  axis.class_step = static_cast<int>(s.taps == 1 ? s.stride : std::gcd(s.stride, s.dilation));
+  axis.classes = axis.step / axis.class_step;
+  axis.taps[0] = {0, 1, static_cast<int>(s.taps), axis.first, static_cast<int>(s.dilation)};
+  return axis;
+}
+
+// The input gradient: the pixel h of x is met by tap t of the pixel (h + pad - t dilation) / stride
+// of y, where that is one.
+Axis backward_axis(const Steps& s) {
+  Axis axis{};
+  axis.in = static_cast<int>(s.out);
+  axis.out = static_cast<int>(s.in);
+  axis.phases = static_cast<int>(s.stride);
+  axis.positions = static_cast<int>(ceil_divide(s.in, s.stride));
+  axis.step = axis.classes = axis.class_step = 1;
+  const int64_t apart = s.stride / std::gcd(s.stride, s.dilation);
+  bool any = false;
+  for (int64_t phase = 0; phase < s.stride; ++phase) {
+    Taps& taps = axis.taps[phase];
+    int64_t first = 0;
+    while (first < std::min(apart, s.taps) && (phase + s.pad - first * s.dilation) % s.stride != 0)
+      ++first;
+    taps.step = static_cast<int>(apart);
+    if (first == std::min(apart, s.taps)) continue;
+    taps.first = static_cast<int>(first);
+    taps.count = static_cast<int>((s.taps - first + apart - 1) / apart);
+    taps.offset = static_cast<int>((phase + s.pad - first * s.dilation) / s.stride);
+    taps.offset_step = static_cast<int>(-apart * s.dilation / s.stride);
+    const int end = taps.offset + (taps.count - 1) * taps.offset_step;
+    axis.first = any ? std::min(axis.first, end) : end;
+    axis.last = any ? std::max(axis.last, taps.offset) : taps.offset;
+    any = true;
+  }
+  return axis;
+}
+
+// Pixels of a class that so many positions meet.
+int64_t kept(const Axis& axis, int64_t positions) {
+  return positions + (int64_t{axis.last} - axis.first) / axis.step;
+}
+
+int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
+
+// The least size from `least` on that leaves this remainder of sixteen units.
+int64_t with_remainder(int64_t least, int64_t remainder, int64_t unit) {
+  return round_up(std::max<int64_t>(least - remainder, 0), unit) + remainder;
+}
+
+}  // namespace
+
+bool has_phases(const ConvProblem& p) {
+  return p.pass != Pass::kDgrad || std::max(p.stride_h, p.stride_w) <= kMostPhases;
+}
+
+Geometry geometry_of(const ConvProblem& p) {
+  Geometry g{};
+  const Steps h{p.H, p.P, p.R, p.stride_h, p.pad_h, p.dilation_h};
+  const Steps w{p.W, p.Q, p.S, p.stride_w, p.pad_w, p.dilation_w};
+  const bool backward = p.pass == Pass::kDgrad;
+  g.N = p.N;
+  g.groups = p.groups;
+  g.C = backward ? p.group_K() : p.group_C();
+  g.K = backward ? p.group_C() : p.group_K();
+  g.kernel = p.R * p.S;
+  g.h = backward ? backward_axis(h) : forward_axis(h);
+  g.w = backward ? backward_axis(w) : forward_axis(w);
+  g.in = backward ? p.y_strides : p.x_strides;
+  g.out = backward ? p.x_strides : p.y_strides;
+  g.weight_group = p.group_K() * p.w_strides[0];
+  g.weight_k = p.w_strides[backward ? 1 : 0];
+  g.weight_c = p.w_strides[backward ? 0 : 1];
+  g.weight_r = p.w_strides[2];
+  g.weight_s = p.w_strides[3];
+  return g;
+}
+
+Tile tile_of(const Geometry& g, int images, int rows, int columns) {
+  Tile tile{};
+  tile.images = images;
+  tile.rows = rows;
+  tile.columns = columns;
+  const int64_t kept_rows = kept(g.h, rows), kept_columns = kept(g.w, columns);
+  const int64_t pitch = kept_columns * g.w.classes, high = kept_rows * g.h.classes;
+  // How far pixels of a tile are from its beginning.
+  const int64_t far_h = kept_rows * g.h.step, far_w = kept_columns * g.w.step;
+  const bool possible = std::max(far_h, far_w) < kTooMany && pitch * high * images < kTooMany;
+  tile.kept_rows = static_cast<int>(possible ? kept_rows : kTooMany);
+  tile.kept_columns = static_cast<int>(possible ? kept_columns : 1);
+  tile.pitch = static_cast<int>(possible ? pitch : 1);
+  tile.image_slots = static_cast<int>(possible ? pitch * high : kTooMany);
+  tile.slots = static_cast<int>(possible ? pitch * high * images : kTooMany);
+  return tile;
+}
+
+Work work_of(const Geometry& g, const Variant& v, const Tile& tile, int64_t element_size,
+             int64_t most_bytes) {
+  constexpr int64_t kMostUnits = 16, kMostGroupUnits = 8;  // of a block's pixel at a time
+  constexpr int64_t kWeightBytes = 40 << 10;
+  const Kernel& kernel = kKernels[v.kernel];
+  const int64_t group_tiles = ceil_divide(g.K, kChannelTile);
+  const int64_t most_warps = kMostThreads / 32 / v.pixel_warps();
+  Work w{};
+  w.tile = tile;
+  const int64_t wanted_warps = ceil_divide(group_tiles, kernel.channels);
+  w.parts = static_cast<int>(ceil_divide(wanted_warps, most_warps));
+  w.channel_warps = static_cast<int>(ceil_divide(wanted_warps, w.parts));
+  w.channel_tiles = w.channel_warps * kernel.channels;
+  w.parts = static_cast<int>(ceil_divide(group_tiles, w.channel_tiles));
+  const int64_t units = ceil_divide(g.C, kUnitBytes / element_size);
+  const int64_t groups =
+      w.parts > 1 ? 1 : std::min<int64_t>(g.groups, most_warps / w.channel_warps);
+  // As many in every block, about.
+  w.groups = static_cast<int>(ceil_divide(g.groups, ceil_divide(g.groups, groups)));
+  const int64_t most_units =
+      w.groups == 1 ? kMostGroupUnits : std::max<int64_t>(kMostUnits / w.groups / 2 * 2, 1);
+  w.units = static_cast<int>(std::min(units, most_units));
+  w.chunks = static_cast<int>(ceil_divide(units, w.units));
+  w.slot_bytes = w.units % 2 == 0 ? 2 * kUnitBytes : kUnitBytes;
+  w.threads = 32 * v.pixel_warps() * w.channel_warps * w.groups;
+  // A half warp's units, of four pixels and four planes or two, lie in banks of their own.
+  const int64_t lines = 128 / w.slot_bytes;
+  const int64_t remainder = w.units > 2 ? 4 : w.slot_bytes == 16 ? 1 : 2;
+  w.plane = static_cast<int>(with_remainder(tile.slots, remainder, lines));
+  int64_t most_steps = 1, all_steps = 0;
+  for (int i = 0; i < g.h.phases; ++i) {
+    for (int j = 0; j < g.w.phases; ++j) {
+      const int64_t taps = int64_t{g.h.taps[i].count} * g.w.taps[j].count;
+      const int64_t steps = ceil_divide(taps * w.units, kStepUnits);
+      most_steps = std::max(most_steps, steps);
+      all_steps += steps;
+    }
+  }
+  w.table_steps = all_steps;
+  w.packed_steps = all_steps * w.chunks;
+  const int64_t step_bytes = int64_t{w.groups} * w.channel_tiles * kTileBytes;
+  const int64_t kept = std::max<int64_t>(kWeightBytes / step_bytes, 1);
+  w.resident = kernel.has_producers() && w.chunks == 1 && all_steps <= kept;
+  const int64_t kept_steps =
+      w.resident ? std::max<int64_t>(all_steps, 1) : std::min(most_steps, kept);
+  w.steps = static_cast<int>(kept_steps);
+  const int64_t pixels = v.pixels();
+  const int64_t channels = std::min<int64_t>(g.K, w.channel_tiles * kChannelTile) * w.groups;
+  w.staged_pitch = static_cast<int>(is_planar(g) ? with_remainder(pixels, 8, 32)
+                                                 : with_remainder(channels, 4, 16));
+  const int64_t sums_bytes = 4 * w.staged_pitch * (is_planar(g) ? channels : pixels);
+  const int64_t list_at = kBarrierBytes + 16 * (tile.slots + pixels);
+  const int64_t table_at = list_at + 8 * round_up(tile.slots, 2) + 4 * pixels;
+  const int64_t input_at = table_at + kept_steps * kStepUnits * 4;
+  const int64_t input_bytes = int64_t{w.groups} * w.units * w.plane * kUnitBytes;
+  const int64_t weights_at = input_at + input_bytes * (w.resident ? 2 : 1);
+  const int64_t end = weights_at + kept_steps * step_bytes;
+  // The sums may lie where the input was, where that is brought again for the next tile only.
+  const bool sums_over_input = !w.resident && g.h.phases * g.w.phases == 1;
+  const int64_t sums_at = sums_over_input ? input_at : end;
+  const int64_t bytes = std::max(end, sums_at + sums_bytes);
+  w.slices = ceil_divide(g.groups, w.groups) * w.parts;
+  w.tiles_q = ceil_divide(g.w.positions, tile.columns);
+  w.tiles_p = ceil_divide(g.h.positions, tile.rows);
+  w.tiles_n = ceil_divide(g.N, tile.images);
+  // Weights that come and go meet every pixel while they are there.
+  const bool in_one = w.resident || v.passes == 0;
+  w.fits = bytes <= most_bytes && tile.pixels() <= pixels && in_one;
+  if (!w.fits) return w;
+  w.list_at = static_cast<int>(list_at);
+  w.table_at = static_cast<int>(table_at);
+  w.input_at = static_cast<int>(input_at);
+  w.input_bytes = static_cast<int>(input_bytes);
+  w.weights_at = static_cast<int>(weights_at);
+  w.sums_at = static_cast<int>(sums_at);
+  w.bytes = static_cast<int>(bytes);
+  return w;
+}
+
+int64_t weight_bytes(const Work& w) {
+  return w.slices * w.packed_steps * w.groups * w.channel_tiles * kTileBytes;
+}
+int64_t packed_bytes(const Work& w) { return weight_bytes(w) + w.table_steps * kStepUnits * 4; }
+
+GradientWork gradient_work_of(const Geometry& g, const Variant& v, const Tile& tile,
+                              int64_t element_size, int64_t most_bytes) {
+  constexpr int64_t kMostOctets = 4, kMostColumnWarps = 2;
+  const GradientKernel& kernel = kGradientKernels[v.kernel];
+  const int64_t most_warps = kMostThreads / 32 / v.pixel_warps();
+  GradientWork w{};
+  w.tile = tile;
+  w.pack = static_cast<int>(std::max<int64_t>(kOctet / std::max(g.C, g.K), 1));
+  while (g.groups % w.pack != 0) --w.pack;
+  const int64_t sets = g.groups / w.pack;
+  const int64_t octets = ceil_divide(w.pack * g.C, kOctet);
+  const int64_t columns = ceil_divide(w.pack * g.K, kOctet);
+  w.column_warps = static_cast<int>(
+      std::min({ceil_divide(columns, kernel.channels), kMostColumnWarps, most_warps}));
+  w.columns = w.column_warps * kernel.channels;
+  w.column_parts = static_cast<int>(ceil_divide(columns, w.columns));
+  const int64_t most_rows = 2 * kernel.pairs * (most_warps / w.column_warps);
+  w.octets = static_cast<int>(std::min({octets, kMostOctets, most_rows}));
+  w.octet_parts = static_cast<int>(ceil_divide(octets, w.octets));
+  w.tap_parts = static_cast<int>(ceil_divide(g.kernel, most_rows / w.octets));
+  w.taps = static_cast<int>(ceil_divide(g.kernel, w.tap_parts));
+  const int64_t pairs = ceil_divide(w.taps * w.octets, 2);
+  w.pair_warps = static_cast<int>(ceil_divide(pairs, kernel.pairs));
+  const int64_t most_sets = std::min(sets, most_warps / (w.column_warps * w.pair_warps));
+  w.sets = static_cast<int>(ceil_divide(sets, ceil_divide(sets, most_sets)));
+  w.threads = 32 * v.pixel_warps() * w.column_warps * w.pair_warps * w.sets;
+  // Of the units of an octet, neighbouring planes of four pixels lie in banks of their own.
+  const int64_t units = kOctet * element_size / 16, remainder = units == 2 ? 4 : 1;
+  const int64_t pixels = round_up(tile.pixels(), kStepPixels);
+  w.plane = static_cast<int>(with_remainder(tile.slots + 1, remainder, 8));  // and a slot of zeros
+  w.out_plane = static_cast<int>(with_remainder(pixels, remainder, 8));
+  const int64_t lists = (16 + 8) * round_up(tile.slots, 2) + (16 + 8 + 2 * 4) * pixels;
+  const int64_t input = int64_t{w.sets} * w.octets * units * w.plane * 16;
+  const int64_t output = int64_t{w.sets} * w.columns * units * w.out_plane * 16;
+  w.rows = static_cast<int>(round_up(2 * kernel.pairs * w.pair_warps, 4));
+  const int64_t bytes = lists + 4 * w.rows + input + output;
+  w.slices = ceil_divide(sets, w.sets) * w.octet_parts * w.column_parts * w.tap_parts;
+  w.tiles_q = ceil_divide(g.w.positions, tile.columns);
+  w.tiles_p = ceil_divide(g.h.positions, tile.rows);
+  w.tiles_n = ceil_divide(g.N, tile.images);
+  w.fits = bytes <= most_bytes && w.sets * w.octets * units <= w.threads &&
+           w.sets * w.columns * units <= w.threads;
+  if (!w.fits) return w;
+  w.bytes = static_cast<int>(bytes);
+  return w;
+}
+
+}  // namespace customconv::grouped

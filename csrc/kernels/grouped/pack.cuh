@@ -1,0 +1,103 @@
+// The weights in the order in which blocks read them: of each slice, phase, chunk of channels and
+// step what all lanes multiply, for each group and tile of sixteen channels that are computed.
+// Behind them, of each phase, step and unit of a lane, how far from a pixel's first unit that lies.
+#pragma once
+
+#include "kernels/grouped/input.cuh"
+#include "kernels/ptx/grid.cuh"
+
+namespace customconv::grouped {
+
+constexpr int kPackThreads = 256;
+
+template <typename T>
+struct WeightParams {
+  const T* weight;
+  int64_t group_stride, k_stride, c_stride, r_stride, s_stride;
+  int groups, C, K;
+  int parts, slice_groups, channel_tiles, units, chunks;
+  AxisParams h, w;
+  int pitch, plane, slot_bytes;
+  int64_t slice_lanes;  // of a slice, all phases: sixteen bytes each
+  int64_t all;
+  int table;  // its entries
+};
+
+// A phase's taps, and of what is counted through all phases the place in this one.
+struct PhaseTaps {
+  Taps h, w;
+  int count, steps;
+  int place;
+};
+template <typename T>
+__device__ inline PhaseTaps phase_of(const WeightParams<T>& p, int place, int of_a_step) {
+  for (int phase = 0;; ++phase) {
+    const Taps &h = p.h.taps[phase / p.w.phases], &w = p.w.taps[phase % p.w.phases];
+    const int count = h.count * w.count, steps = (count * p.units + kStepUnits - 1) / kStepUnits;
+    if (place < steps * of_a_step) return {h, w, count, steps, place};
+    place -= steps * of_a_step;
+  }
+}
+
+template <typename T>
+__device__ inline int table_entry(const WeightParams<T>& p, int number) {
+  const PhaseTaps phase = phase_of(p, number, kStepUnits);
+  const int tap = phase.place / p.units, unit = phase.place % p.units;
+  if (tap >= phase.count) return -1;
+  const int r = tap / phase.w.count, s = tap % phase.w.count;
+  const int slot = class_slot(p.h, phase.h.offset + r * phase.h.offset_step) * p.pitch +
+                   class_slot(p.w, phase.w.offset + s * phase.w.offset_step);
+  const int each = p.slot_bytes / kUnitBytes;
+  return (unit / each * p.plane + slot) * p.slot_bytes + unit % each * kUnitBytes;
+}
+
+// A lane's unit of a channel's weights, zeros where there is none.
+template <typename T>
+__device__ inline uint2 weight_unit(const WeightParams<T>& p, const PhaseTaps& phase, int group,
+                                    int k, int tap, int c) {
+  constexpr int kElements = kUnitBytes / static_cast<int>(sizeof(T));
+  alignas(kUnitBytes) T values[kElements];
+  const bool exists = tap < phase.count && group < p.groups && k < p.K;
+  const T* from = p.weight;
+  if (exists) {
+    const int r = tap / phase.w.count, s = tap % phase.w.count;
+    from += group * p.group_stride + k * p.k_stride + c * p.c_stride +
+            (phase.h.first + r * phase.h.step) * p.r_stride +
+            (phase.w.first + s * phase.w.step) * p.s_stride;
+  }
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) {
+    values[e] = exists && c + e < p.C ? operand(from[e * p.c_stride]) : narrow<T>(0.0f);
+  }
+  return *reinterpret_cast<const uint2*>(values);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kPackThreads)
+    pack_weights(const __grid_constant__ WeightParams<T> p, uint4* __restrict__ packed) {
+  constexpr int kElements = kUnitBytes / static_cast<int>(sizeof(T));
+  ptx::start_dependents();
+  const int64_t i = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
+  if (i >= p.all) {
+    const auto number = static_cast<int>(i - p.all);
+    if (number < p.table) reinterpret_cast<int*>(packed + p.all)[number] = table_entry(p, number);
+    return;
+  }
+  const int64_t slice = i / p.slice_lanes;
+  const int block = p.slice_groups * p.channel_tiles * 32;  // lanes of a step
+  const PhaseTaps phase =
+      phase_of(p, static_cast<int>(i - slice * p.slice_lanes), p.chunks * block);
+  const int rest = phase.place, lane = rest % 32, tile = rest / 32 % p.channel_tiles;
+  const int own_group = rest / 32 / p.channel_tiles % p.slice_groups;
+  const int step = rest / block % phase.steps, chunk = rest / block / phase.steps;
+  const int unit = step * kStepUnits + lane % 4, tap = unit / p.units;
+  const int c = (chunk * p.units + unit % p.units) * kElements;
+  const int group = static_cast<int>(slice / p.parts) * p.slice_groups + own_group;
+  const int k =
+      (static_cast<int>(slice % p.parts) * p.channel_tiles + tile) * kChannelTile + lane / 4;
+  const uint2 near = weight_unit(p, phase, group, k, tap, c);
+  const uint2 far = weight_unit(p, phase, group, k + kChannelTile / 2, tap, c);
+  packed[i] = {near.x, far.x, near.y, far.y};
+}
+
+}  // namespace customconv::grouped
