@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 FAMILIES = ("direct", "im2col", "tiled")  # portable, in IEEE float32 too
-ALL_FAMILIES = (*FAMILIES, "implicit_gemm", "depthwise")
+ALL_FAMILIES = (*FAMILIES, "implicit_gemm", "depthwise", "grouped")
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 

@@ -97,6 +97,11 @@ CASES = {
     "groups_pointwise": case((2, 24, 7, 9), (36, 8, 1, 1), groups=3),
     "groups_to_one": case((2, 12, 9, 10), (4, 3, 3, 3), padding=1, groups=4),  # one output each
     "groups_wide": case((1, 36, 7, 9), (40, 18, 3, 3), padding=1, groups=2),
+    "groups_of_40": case((2, 80, 6, 7), (10, 40, 3, 3), padding=1, groups=2),  # several chunks
+    "groups_of_100_strided": case((1, 200, 7, 9), (200, 100, 3, 3), stride=2, padding=1, groups=2),
+    # Phases of an input gradient with one tap and with two, groups that end within eight bytes.
+    "groups_of_6_to_5": case((2, 18, 11, 13), (15, 6, 3, 4), stride=(2, 3), padding=(1, 2),
+                             groups=3),
     "groups_many": case((2, 70, 5, 6), (70, 2, 3, 3), padding=1, groups=35),
     "depthwise": case((2, 37, 9, 19), (37, 1, 3, 3), padding=1, groups=37),
     "depthwise_5x5": case((2, 20, 9, 19), (20, 1, 5, 5), padding=2, groups=20),

@@ -111,7 +111,7 @@ def magnitudes(t: Tensors) -> Tensors:
 
 
 # Families that compute float32 only where TF32 is allowed.
-TF32_ALONE = ("implicit_gemm",)
+TF32_ALONE = ("implicit_gemm", "grouped")
 
 
 def as_allowed(family: str) -> contextlib.AbstractContextManager[None]:
@@ -141,16 +141,22 @@ def plan_of(op: str, family: str, problem: Problem, t: Tensors) -> _C.ConvPlan:
 
 
 @contextlib.contextmanager
-def by_warps(problem: Problem, t: Tensors) -> Iterator[_C.ConvPlan]:
-    """The forward pass by implicit_gemm as it is where there are no instructions of Hopper's."""
-    plans = _C.variants(t.x, t.w, t.bias, *problem.geometry, "fprop")
-    found = [plan for plan in plans if "kByWarps" in flags(plan) and plan.family == "implicit_gemm"]
-    plan = min(found, key=lambda plan: plan.predicted_ms)
+def forced(plan: _C.ConvPlan) -> Iterator[_C.ConvPlan]:
+    """Calls that name the plan's family run that plan."""
     _C.force_plan(plan)
     try:
         yield plan
     finally:
         _C.force_plan(None)
+
+
+@contextlib.contextmanager
+def by_warps(problem: Problem, t: Tensors) -> Iterator[_C.ConvPlan]:
+    """The forward pass by implicit_gemm as it is where there are no instructions of Hopper's."""
+    plans = _C.variants(t.x, t.w, t.bias, *problem.geometry, "fprop")
+    found = [plan for plan in plans if "kByWarps" in flags(plan) and plan.family == "implicit_gemm"]
+    with forced(min(found, key=lambda plan: plan.predicted_ms)) as plan:
+        yield plan
 
 
 def result_bytes(op: str, problem: Problem, dtype: torch.dtype) -> int:

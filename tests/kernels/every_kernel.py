@@ -36,18 +36,20 @@ from compute import (
 )
 from reference import ALL_FAMILIES, LAYOUTS, assert_equal
 
+# Families that have kernels for each kind of case.
+IN_EVERY_DTYPE = ("tiled", "implicit_gemm", "grouped")
+
 
 def chosen_runs(cases: dict[str, Case]) -> list[tuple[str, str, str, torch.dtype]]:
-    """Every case, family and pass: in every dtype by tiled and implicit_gemm, which have kernels
-    for each kind of case, and in one dtype after the other by the others.
+    """Every case, family and pass: by some families in every dtype, by the others in one of theirs
+    after the other.
     """
     runs = runs_of(cases)
-    turns = {key: turn for turn, key in enumerate(dict.fromkeys(run[:3] for run in runs))}
-    return [
-        run
-        for run in runs
-        if run[1] in ("tiled", "implicit_gemm") or run[3] == DTYPES[turns[run[:3]] % len(DTYPES)]
-    ]
+    dtypes: dict[tuple[str, str, str], list[torch.dtype]] = {}
+    for name, family, op, dtype in runs:
+        dtypes.setdefault((name, family, op), []).append(dtype)
+    turns = {key: some[turn % len(some)] for turn, (key, some) in enumerate(dtypes.items())}
+    return [run for run in runs if run[1] in IN_EVERY_DTYPE or run[3] == turns[run[:3]]]
 
 
 def run_cases(families: list[str]) -> Counter[str]:
@@ -56,13 +58,15 @@ def run_cases(families: list[str]) -> Counter[str]:
     cases = small_cases(CASES)
     values = {name: make_integers(case) for name, case in cases.items()}
     expected = {}
-    for i, (name, family, op, dtype) in enumerate(chosen_runs(cases)):
+    numbers = {name: number for number, name in enumerate(cases)}
+    for name, family, op, dtype in chosen_runs(cases):
         if family not in families:
             continue
         case = cases[name]
         if (name, op) not in expected:
             expected[name, op] = by_pytorch(op, case, values[name])
-        layout = LAYOUTS[(i + i // len(PASSES)) % 2]
+        # Neighbouring cases, passes and dtypes lie differently.
+        layout = LAYOUTS[(numbers[name] + PASSES.index(op) + DTYPES.index(dtype)) % 2]
         tensors = place_all(case, values[name], "cuda", dtype, layout)
         with as_allowed(family):
             plan = plan_of(op, family, case, tensors)

@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import case, make_integers, place_all
-from compute import (
-    by_pytorch,
-    compute,
-    compute_fused,
-    fused_by_pytorch,
-    poison,
-    result_bytes,
-)
-from reference import LAYOUTS, assert_equal, float32_precision
+from compute import by_pytorch, compute, forced
+from every_plan import check_exact, check_fused
+from reference import assert_equal
 from tile_tables import flags, parts, table
 
 from customconv import _C
@@ -37,45 +31,15 @@ PROBLEMS = {
     "few_channels_far": case((2, 3, 45, 224), (64, 3, 11, 11), stride=(4, 4), padding=(2, 2)),
     "few_channels": case((3, 3, 33, 40), (64, 3, 7, 7), stride=(2, 2), padding=(3, 3)),
 }
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@pytest.fixture(autouse=True)
-def forces_nothing_afterwards():
-    yield
-    _C.force_plan(None)
 
 
 @pytest.mark.gpu
-def test_every_variant_is_exact():
+def test_every_plan_is_exact():
     found: set[str] = set()
-    for name, problem in PROBLEMS.items():
-        values = make_integers(problem)
-        expected = by_pytorch("fprop", problem, values).cuda()
-        expected_fused = fused_by_pytorch(problem, values).cuda()
-        for dtype in DTYPES:
-            for layout in LAYOUTS:
-                t = place_all(problem, values, "cuda", dtype, layout)
-                with float32_precision("tf32"):
-                    plans = _C.variants(t.x, t.w, t.bias, *problem.geometry, "fprop")
-                    kinds = {
-                        (plan.variant_index, plan.splits): plan
-                        for plan in plans
-                        if plan.family == "implicit_gemm"
-                    }
-                    assert kinds
-                    for plan in kinds.values():
-                        _C.force_plan(plan)
-                        poison(result_bytes("fprop", problem, dtype), plan.workspace_bytes)
-                        actual = compute("fprop", "implicit_gemm", problem, t)
-                        fused = compute_fused("implicit_gemm", problem, t)
-                        _C.force_plan(None)
-                        what = f"{name}, {layout}, {parts(plan)}, tile {plan.tile}, {plan}"
-                        assert plan.variant == parts(plan)[0], what
-                        assert_equal(actual, expected.to(dtype), what=what)
-                        assert_equal(fused, expected_fused.to(dtype), what=f"{what}, fused")
-                        splits = "splits" if plan.splits > 1 else "no splits"
-                        found |= {*parts(plan), *flags(plan), splits}
+    for plan in check_exact("implicit_gemm", "fprop", PROBLEMS):
+        assert plan.variant == parts(plan)[0]
+        splits = "splits" if plan.splits > 1 else "no splits"
+        found |= {*parts(plan), *flags(plan), splits}
     assert found == {
         *table("kernels"), *table("Shape"), *table("Fetch"), "kApartH", "kApartW", "kClustered",
         "kSharesPixels", "kSharesWeights", "kByWarps", "splits", "no splits",
@@ -83,14 +47,20 @@ def test_every_variant_is_exact():
 
 
 @pytest.mark.gpu
+def test_every_plan_fuses():
+    check_fused("implicit_gemm", PROBLEMS)
+
+
+@pytest.mark.gpu
 def test_a_forced_plan_is_for_calls_that_name_an_algorithm():
     first, second = PROBLEMS["3x3"], PROBLEMS["pointwise"]
     t = place_all(first, make_integers(first), "cuda", torch.float16, torch.channels_last)
     plans = _C.variants(t.x, t.w, t.bias, *first.geometry, "fprop")
-    _C.force_plan(next(plan for plan in plans if plan.family == "implicit_gemm"))
+    plan = next(plan for plan in plans if plan.family == "implicit_gemm")
     values = make_integers(second)
     t = place_all(second, values, "cuda", torch.float16, torch.channels_last)
-    actual = compute("fprop", "auto", second, t)  # by the forced plan it would be wrong
+    with forced(plan):
+        actual = compute("fprop", "auto", second, t)  # by the forced plan it would be wrong
     assert_equal(actual, by_pytorch("fprop", second, values).to("cuda", torch.float16))
 
 

@@ -29,6 +29,7 @@ PARTS_BOUND = 128 << 20
 LISTED_BYTES = 3 * 8  # of a product's operands
 MOST_LISTED = 65535
 DENSE = {"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3), "padding": (1, 1)}
+THIN = {"weight": (64, 4, 3, 3), "groups": 16, "dtype": "float16"}  # DENSE's, in groups
 
 
 def problems(seed: int, count: int = COUNT) -> list[dict[str, Any]]:
@@ -126,6 +127,38 @@ def test_how_pixels_are_fetched_follows_from_layout_and_sizes(name, dtype):
     assert parts(plan)[2] == (fetch if isinstance(fetch, str) else fetch[dtype]), plan
 
 
+# What other families took though depthwise is faster: a batch, channels, an image, a filter.
+DEPTHWISE = {
+    "small images": ((32, 960, 7, 7), (3, 3)),
+    "large images": ((16, 64, 512, 512), (3, 3)),
+    "columns": ((64, 8, 512, 512), (3, 1)),
+    "one dimension": ((1, 12288, 1, 16384), (1, 4)),
+}
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("op", PASSES)
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_depthwise_layers_are_taken_by_their_family(name, op, dtype, channels_last):
+    shape, taps = DEPTHWISE[name]
+    p = problem(
+        input=shape, weight=(shape[1], 1, *taps), groups=shape[1], op=op, dtype=dtype,
+        padding=tuple(t // 2 for t in taps), channels_last=channels_last,
+    )  # fmt: skip
+    assert _C.plan(p).family == "depthwise"
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("op", PASSES)
+def test_thin_groups_are_taken_by_their_family(op, channels_last):
+    p = problem(
+        input=(32, 128, 56, 56), weight=(128, 4, 3, 3), groups=32, padding=(1, 1), op=op,
+        dtype="float16", channels_last=channels_last,
+    )  # fmt: skip
+    assert _C.plan(p).family == "grouped"  # ResNeXt's
+
+
 @pytest.mark.parametrize(
     ("device", "by_warps"),
     [("H100", False), ("A100", True), ("laptop of 8.6", True), ("consumer 12.0", True)],
@@ -143,6 +176,33 @@ def test_what_implicit_gemm_needs_of_a_device():
     assert (old.plan, old.reason) == (None, "it needs compute capability 8.0")
     small = by_family(_C.candidates(p, DEVICES["48 KiB of shared memory"]))["implicit_gemm"]
     assert (small.plan, small.reason) == (None, "it needs 96 KiB of shared memory")
+
+
+def test_what_grouped_needs_of_a_device():
+    p = problem(**DENSE | THIN)
+    old = by_family(_C.candidates(p, _C.DeviceProperties(capability=(7, 5))))["grouped"]
+    assert (old.plan, old.reason) == (None, "it needs compute capability 8.0")
+    for device in DEVICES.values():
+        assert by_family(_C.candidates(p, device))["grouped"].plan is not None
+
+
+@pytest.mark.parametrize(
+    ("op", "stride", "possible"),
+    [("dgrad", 8, True), ("dgrad", 9, False), ("fprop", 9, True), ("wgrad", 9, True)],
+)
+def test_input_gradients_alone_limit_strides_of_groups(op, stride, possible):
+    for strides in ((stride, 1), (1, stride)):
+        p = problem(**DENSE | THIN | {"op": op, "stride": strides})
+        assert (by_family(_C.candidates(p))["grouped"].plan is not None) == possible
+
+
+@pytest.mark.parametrize("op", PASSES)
+@pytest.mark.parametrize("reach", [2000, 25_000, 400_000_000])
+def test_halos_of_groups_that_fit_no_shared_memory(reach, op):
+    """The last two have more pixels than 32 bits count."""
+    far = {"dilation": (reach, reach), "padding": (reach, reach)}
+    found = by_family(_C.candidates(problem(**DENSE | THIN | far | {"op": op})))["grouped"]
+    assert (found.plan, found.reason) == (None, "its halo fits no shared memory")
 
 
 def sums_in_parts(arguments: dict[str, Any]) -> bool:
@@ -328,6 +388,12 @@ def test_what_passes_every_family_goes_to_aten():
             {"dtype": "float16", "weight": (64, 32, 3, 3), "groups": 2},
             "one group",
         ),
+        ("grouped", {"dtype": "float16"}, "one group"),
+        ("grouped", THIN | {"weight": (64, 1, 3, 3), "groups": 64}, "one input channel"),
+        ("grouped", THIN | {"dtype": "float64"}, "float64"),
+        ("grouped", THIN | {"dtype": "float32", "tf32": False}, "TF32 is off"),
+        ("grouped", THIN | {"op": "dgrad", "stride": (1, 9)}, "stride above 8"),
+        ("depthwise", THIN, "more than one input channel"),
         # One column is 64 MiB and more.
         ("im2col", {"input": (1, 2**20, 5, 5), "weight": (1, 2**20, 5, 5)}, "too few columns"),
     ],
@@ -347,6 +413,8 @@ def test_larger_problems_take_longer(op):
             larger = DENSE | {"input": (batch, 64, 56, 56), "op": op, "dtype": "float16"}
             if family == "depthwise":
                 larger |= {"weight": (64, 1, 3, 3), "groups": 64}
+            if family == "grouped":
+                larger |= {"weight": (64, 16, 3, 3), "groups": 4}
             times.append(_C.plan(problem(**larger), algorithm=family).predicted_ms)
         assert times == sorted(times), family
         assert times[-1] > 4 * times[1], family

@@ -1,0 +1,125 @@
+"""Every plan of a family that the planner weighs for a problem, forced and held against PyTorch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from cases import Case, Tensors, make_integers, place_all
+from compute import (
+    as_allowed,
+    by_pytorch,
+    compute,
+    compute_fused,
+    forced,
+    fused_by_pytorch,
+    poison,
+    result_bytes,
+)
+from reference import LAYOUTS, assert_equal
+from torch import Tensor
+
+from customconv import _C
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def plans_of(family: str, op: str, problem: Case, t: Tensors) -> list[_C.ConvPlan]:
+    """Of those that differ in their grid alone, one."""
+    with as_allowed(family):
+        weighed = _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
+    plans = {
+        (plan.variant_index, *plan.tile, plan.splits): plan
+        for plan in weighed
+        if plan.family == family
+    }
+    assert plans, f"{family} has no plan for the {op} of {problem}"
+    return list(plans.values())
+
+
+def results(
+    family: str,
+    op: str,
+    problem: Case,
+    values: Tensors,
+    dtypes: Iterable[torch.dtype] = DTYPES,
+    *,
+    fused: bool = False,
+) -> Iterator[tuple[str, _C.ConvPlan, Tensor]]:
+    """What every plan gives on the GPU, in every dtype and layout."""
+    run = compute_fused if fused else functools.partial(compute, op)
+    for dtype in dtypes:
+        for layout in LAYOUTS:
+            t = place_all(problem, values, "cuda", dtype, layout)
+            for plan in plans_of(family, op, problem, t):
+                with as_allowed(family), forced(plan):
+                    poison(result_bytes(op, problem, dtype), plan.workspace_bytes)
+                    actual = run(family, problem, t)
+                what = f"{layout}, variant {plan.variant_index}, tile {plan.tile}, {plan}"
+                yield what, plan, actual
+
+
+def check_exact(family: str, op: str, problems: dict[str, Case]) -> list[_C.ConvPlan]:
+    """Integers come out exact. Returns the plans."""
+    plans = []
+    for name, problem in problems.items():
+        values = make_integers(problem)
+        expected = by_pytorch(op, problem, values).cuda()
+        for what, plan, actual in results(family, op, problem, values):
+            assert_equal(actual, expected.to(actual.dtype), what=f"{name}, {what}")
+            plans.append(plan)
+    return plans
+
+
+def check_fused(family: str, problems: dict[str, Case]) -> None:
+    """The same with an epilogue."""
+    for name, problem in problems.items():
+        values = make_integers(problem)
+        expected = fused_by_pytorch(problem, values).cuda()
+        for what, _, actual in results(family, "fprop", problem, values, fused=True):
+            assert_equal(actual, expected.to(actual.dtype), what=f"{name}, {what}")
+
+
+def check_reach(
+    family: str, op: str, operand: str, problems: dict[str, Case], value: float = torch.nan
+) -> None:
+    """A value that is no number, in a pixel, reaches the results whose taps meet it, and no other.
+
+    A tap that meets padding there multiplies it by zero or not at all.
+    """
+    for name, problem in problems.items():
+        values = make_integers(problem)
+        clean = by_pytorch(op, problem, values).cuda()
+        for place in places(problem, getattr(values, operand)):
+            spoilt = with_pixel(values, operand, place, value)
+            expected = by_pytorch(op, problem, spoilt).cuda()
+            met = meets(op, problem, values, operand, place).cuda()
+            for what, _, actual in results(family, op, problem, spoilt, (torch.float16,)):
+                apart = ~met & ~actual.isnan()
+                wanted = torch.where(apart, clean, expected).to(actual.dtype)
+                assert_equal(
+                    actual, wanted, what=f"{name}, {value} at {place} of {operand}, {what}"
+                )
+
+
+def places(problem: Case, image: Tensor) -> list[tuple[int, ...]]:
+    """A pixel among others, of the first channel behind another group's, and the last of all."""
+    n, c, h, w = image.shape
+    return [(0, c // problem.groups, min(3, h - 1), min(5, w - 1)), (n - 1, c - 1, h - 1, w - 1)]
+
+
+def with_pixel(values: Tensors, operand: str, place: tuple[int, ...], value: float) -> Tensors:
+    image = getattr(values, operand).clone()
+    image[place] = value
+    return replace(values, **{operand: image})
+
+
+def meets(op: str, problem: Case, values: Tensors, operand: str, place: tuple[int, ...]) -> Tensor:
+    """Which results take in a product of that pixel."""
+    ones = Tensors(
+        torch.ones_like(values.x), torch.ones_like(values.w), None, torch.ones_like(values.dy)
+    )
+    none = replace(ones, **{operand: torch.zeros_like(getattr(ones, operand))})
+    return by_pytorch(op, problem, with_pixel(none, operand, place, 1.0)) != 0

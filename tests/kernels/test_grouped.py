@@ -1,0 +1,95 @@
+"""Every plan that the planner weighs for a grouped problem computes it, in all three passes."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from cases import case
+from compute import PASSES
+from every_plan import check_exact, check_fused, check_reach
+
+GEOMETRY = Path(__file__).parents[2] / "csrc/kernels/grouped/geometry.h"
+
+
+def grouped(images, groups, channels, size, taps=(3, 3), outputs=None, **geometry):
+    """`channels` and `outputs` of a group; the `size` is an image's."""
+    outputs = channels if outputs is None else outputs
+    weight = (groups * outputs, channels, *taps)
+    return case((images, groups * channels, *size), weight, groups=groups, **geometry)
+
+
+# Thin groups that share a block, wide ones that take several, units and octets with tails.
+PROBLEMS = {
+    "of_4": grouped(2, 10, 4, (15, 14), padding=1),
+    "of_4_strided": grouped(2, 6, 4, (15, 18), stride=2, padding=1),
+    "of_8": grouped(3, 9, 8, (13, 20), padding=1),
+    "of_16": grouped(2, 5, 16, (14, 14), padding=1),
+    "of_32": grouped(2, 3, 32, (9, 17), padding=1),
+    "of_32_strided": grouped(1, 2, 32, (14, 13), stride=2, padding=1),
+    "of_100": grouped(1, 2, 100, (6, 7), padding=1),
+    "of_3": grouped(2, 7, 3, (11, 12), padding=1),
+    "of_6_to_5": grouped(2, 3, 6, (9, 12), outputs=5, padding=1),
+    "of_2_to_9": grouped(2, 8, 2, (9, 12), outputs=9, padding=(1, 0)),
+    "of_12_to_72": grouped(1, 2, 12, (10, 9), outputs=72, padding=1),
+    "of_40_to_1": grouped(2, 3, 40, (7, 12), outputs=1, padding=1),
+    "pointwise": grouped(2, 6, 8, (9, 11), taps=(1, 1)),
+    "pointwise_strided": grouped(2, 3, 8, (11, 12), taps=(1, 1), stride=(2, 3)),
+    "5x4": grouped(1, 4, 4, (17, 21), taps=(5, 4), padding=(2, 1)),
+    "11x11": grouped(1, 4, 4, (19, 23), taps=(11, 11), padding=5),
+    "dilated": grouped(2, 4, 8, (15, 19), padding=(2, 3), dilation=(2, 3)),
+    "dilated_strided": grouped(2, 4, 4, (21, 22), stride=(2, 3), padding=3, dilation=(4, 2)),
+    "far": grouped(2, 4, 4, (25, 22), taps=(2, 3), stride=(4, 5), padding=1),
+    "small_images": grouped(23, 8, 8, (7, 7), padding=1),
+    "row": grouped(2, 6, 4, (1, 90), taps=(1, 5), padding=(0, 2)),
+}
+# For NaN: groups that end within a unit of channels or an octet, several chunks, phases.
+REACHES = {
+    name: PROBLEMS[name]
+    for name in ("of_4", "of_4_strided", "of_3", "of_6_to_5", "of_16", "of_100", "dilated_strided",
+                 "small_images")
+}  # fmt: skip
+
+
+@functools.cache
+def kernels(op: str) -> set[str]:
+    """The names in geometry.h."""
+    table = "kGradientKernels" if op == "wgrad" else "kKernels"
+    body = re.search(rf"{table}\[\] = \{{(.*?)\}};", GEOMETRY.read_text(), re.DOTALL)
+    assert body is not None
+    return set(re.findall(r'\{"([^"]+)", \d+, \d+\}', body[1]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", PASSES)
+def test_every_plan_is_exact(op):
+    assert {plan.variant for plan in check_exact("grouped", op, PROBLEMS)} == kernels(op)
+
+
+@pytest.mark.gpu
+def test_every_plan_fuses():
+    check_fused("grouped", PROBLEMS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("op", "operand"), [("fprop", "x"), ("dgrad", "dy"), ("wgrad", "x"), ("wgrad", "dy")]
+)
+def test_nan_reaches_what_its_taps_meet(op, operand):
+    check_reach("grouped", op, operand, REACHES)
+
+
+@pytest.mark.gpu
+def test_infinity_reaches_what_its_taps_meet():
+    check_reach("grouped", "fprop", "x", REACHES, torch.inf)
+
+
+def test_kernels_are_read():
+    text = GEOMETRY.read_text()
+    for op, name in (("fprop", "kKernelCount"), ("wgrad", "kGradientKernelCount")):
+        count = re.search(rf"{name} = (\d+);", text)
+        assert count is not None
+        assert len(kernels(op)) == int(count[1])
