@@ -37,9 +37,10 @@ def conv2d(
             stride of 1).
         dilation: The step between two taps of a filter: one number, or one each.
         groups: The number of groups that the channels are split into; it divides both C and K.
-        algorithm: "auto" chooses for this problem and device; "direct", "im2col", "tiled" or
-            "implicit_gemm" forces a family of this package's kernels; "aten" forces PyTorch's own
-            convolution. In the backward pass the forced family computes each gradient that it can.
+        algorithm: "auto" chooses for this problem and device; "direct", "im2col", "tiled",
+            "implicit_gemm", "depthwise" or "grouped" forces a family of this package's kernels;
+            "aten" forces PyTorch's own convolution. In the backward pass the forced family computes
+            each gradient that it can.
 
     Returns:
         The output, of shape (N, K, P, Q), or (K, P, Q) for one image, of the input's type, where
@@ -83,10 +84,11 @@ def conv2d_fused(
 
     The output is ``activation(scale * conv2d(input, weight) + bias + residual)``, or with
     ``residual_last`` ``activation(scale * conv2d(input, weight) + bias) + residual``. Kernels that
-    fuse this (family ``implicit_gemm``) compute it in float32 and round once; otherwise the same is
-    composed of ``conv2d`` and PyTorch's operators. With ``CUSTOMCONV_LOG=plan`` in the environment
-    the line of a fused call says "epilogue". Gradients keep the arguments, and the output where the
-    activation's derivative follows from it; else the backward pass convolves once more.
+    fuse this (families ``implicit_gemm``, ``depthwise`` and ``grouped``) compute it in float32 and
+    round once; otherwise the same is composed of ``conv2d`` and PyTorch's operators. With
+    ``CUSTOMCONV_LOG=plan`` in the environment the line of a fused call says "epilogue". Gradients
+    keep the arguments, and the output where the activation's derivative follows from it; else the
+    backward pass convolves once more.
 
     Args:
         input: As in ``conv2d``.
