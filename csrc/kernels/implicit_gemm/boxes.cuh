@@ -55,20 +55,21 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
   await_readers(shared.w_empty, p.w_stages, w);
 }
 
-// Tiles of the same pixels begin at the same time. While each waits for its first stages, they
-// bring what follows to the second-level cache, each its share: all asking for the same planes,
-// they would keep memory waiting.
+// Tiles of the same pixels begin at the same time. While each waits for its first stages, those of
+// a group bring what follows to the second-level cache, each its share: all asking for the same
+// planes, they would keep memory waiting.
 template <typename T, int kChannels>
 __device__ inline void prefetch_planes(const Params<T>& p, const Walk<T>& walk,
                                        const Sharing<T>& own, bool elected) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
-  const int groups = p.groups_k.divisor();
+  const int groups = p.in_group.divisor();
   if (groups == 1) return;
-  const int group = walk.work.at.k / (kChannels * p.share_x);
+  int32_t group = walk.work.at.k / (kChannels * p.share_x);
+  group = p.in_group.split(group);
   for (int i = walk.work.first + p.x_stages + group; i < walk.work.last; i += groups) {
     const Step step(p, i);
     const Corner at = walk.plane(step, own);
-    if (elected) ptx::prefetch_box(&p.x, step.chunk * kChunk, at.q, at.p, at.n);
+    if (elected) ptx::prefetch_box(&p.x, at.c + step.chunk * kChunk, at.q, at.p, at.n);
   }
 }
 
@@ -83,7 +84,7 @@ __device__ inline void load_planes(const Params<T>& p, const Shared& shared) {
     const Corner at = walk.plane(walk.step, own);
     char* to = shared.input + x.stage * p.stage_bytes + own.x * p.part_bytes;
     ptx::Barrier* full = &shared.x_full[x.stage];
-    const int c = walk.step.chunk * kChunk;
+    const int c = at.c + walk.step.chunk * kChunk;
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
     if (elected) {
       ptx::arrive_expecting(full, p.boxed_bytes);

@@ -164,7 +164,7 @@ void pack(const ConvProblem& p, const Tile& tile, const PackedWeight& packed, co
                              strides[2],
                              strides[3],
                              static_cast<int>(p.K),
-                             static_cast<int>(p.C),
+                             static_cast<int>(p.group_C()),
                              static_cast<int>(p.R * p.S)};
   const int64_t count = packed.rows * packed.row;
   if (has_matrix(tile.fetch)) {
@@ -174,8 +174,8 @@ void pack(const ConvProblem& p, const Tile& tile, const PackedWeight& packed, co
   } else {
     const int64_t taps = tile.is_flat() ? 1 : p.R * p.S;
     pack_units<T><<<static_cast<unsigned>(count / (kUnitBlock * taps)), kUnitBlock, 0, stream>>>(
-        static_cast<int>(taps), tile.pieces, D(p.S), D(p.C), tile.is_flat(), tile.kind().channels,
-        from, reinterpret_cast<uint4*>(to));
+        static_cast<int>(taps), tile.pieces, D(p.S), D(p.group_C()), tile.is_flat(),
+        tile.kind().channels, from, reinterpret_cast<uint4*>(to));
   }
   check_launch("implicit_gemm: the weight");
 }
@@ -348,12 +348,14 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.items = static_cast<int>(tile.tiles()) * tile.splits;
   p.pieces = tile.pieces;
   p.chunk = tile.chunk;
+  p.group_C = static_cast<int>(problem.group_C());
   p.unit_count = tile.pieces * p.R * p.S;
   p.planes_first = tile.planes_first;
   using D = Divider<int32_t>;
   p.in_cluster = D(tile.cluster());
   p.groups_k = D(tile.groups_k);
   p.groups_x = D(tile.groups_x);
+  p.in_group = D(tile.groups_k / problem.groups);
   p.tiles_q = D(tile.tiles_q);
   p.tiles_p = D(tile.tiles_p);
   p.tiles_n = D(tile.tiles_n);

@@ -44,6 +44,8 @@ constexpr int64_t kMostImage = 2048;     // pixels, that are copied whole
 constexpr int64_t kFarReach = 6;         // pixels of halo
 constexpr int64_t kMostRows = 32;        // of pixels in a tile of lines
 constexpr int kFewChannels = 4;          // up to which channels and taps are one dimension
+constexpr int kLeastChannels = 32;       // of output, of the smallest tile
+constexpr int kLeastWarpChannels = 64;   // of that of rows, where warps multiply
 
 // Clocks that a multiprocessor takes to multiply a tile, to load it and to store it.
 struct Clocks {
@@ -288,7 +290,8 @@ class Search {
 
   // Twice as wide a tile as there are channels is never better than the next one.
   bool is_too_wide(int kernel, Fetch fetch) const {
-    const int narrowest = by_warps_ && fetch != Fetch::kShared ? 64 : 32;
+    const bool rows_by_warps = by_warps_ && fetch != Fetch::kShared;
+    const int narrowest = rows_by_warps ? kLeastWarpChannels : kLeastChannels;
     const int channels = kKernels[kernel].channels;
     return channels > narrowest && p_.K <= channels / 2;
   }
@@ -415,13 +418,23 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (d.capability_major < 8) return "it needs compute capability 8.0";
   if (d.shared_bytes_block < kLeastShared) return "it needs 96 KiB of shared memory";
   if (p.pass != Pass::kFprop) return "it computes the forward pass";
-  if (p.groups != 1) return "it computes one group";
   if (p.dtype == DType::kFloat64) return "there are no such tensor cores for float64";
   if (p.dtype == DType::kFloat32 && !p.tf32) return "TF32 is not allowed";
+  if (p.groups > 1) {
+    // Chunks of channels and tiles are of one group.
+    const bool chunks = p.group_C() * element_size(p.dtype) % kRowBytes == 0;
+    if (!chunks) return "a group's input channels are not whole 128 bytes";
+    if (p.group_K() % kLeastChannels != 0) {
+      return "a group's output channels are no multiple of 32";
+    }
+    if (!is_hopper(d) && p.group_K() % kLeastWarpChannels != 0) {
+      return "a group's output channels are no multiple of 64";
+    }
+  }
   if (!has_int32_coordinates(p)) return "image coordinates pass 2^31";
   if (dense_layout(p.y_sizes(), p.y_strides) == Layout::kOther) return "the output is not dense";
   if (p.N > INT32_MAX || p.K > INT32_MAX / 2) return "a dimension passes 2^31";
-  if (round_up(p.C, kPieceBytes) * p.R * p.S * round_up(p.K, 128) > INT32_MAX) {
+  if (round_up(p.group_C(), kPieceBytes) * p.R * p.S * round_up(p.K, 128) > INT32_MAX) {
     return "the weight passes 2^31 elements";
   }
   const double squares = static_cast<double>(p.N) * static_cast<double>(ceil_divide(p.P, 8)) *

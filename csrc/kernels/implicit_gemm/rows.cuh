@@ -298,8 +298,8 @@ __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int t
     if (walk.is_new_tile() || !one_plane) copies.set(walk.plane());
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
     const int count = p.source.flat ? p.source.C : walk.step.pieces(p) * kPiece;
-    copies.copy(walk.step.chunk * p.chunk * kPiece, count, shared.input + x.stage * p.stage_bytes,
-                &shared.x_full[x.stage]);
+    copies.copy(walk.work.at.c + walk.step.chunk * p.chunk * kPiece, count,
+                shared.input + x.stage * p.stage_bytes, &shared.x_full[x.stage]);
     x.advance(p.x_stages);
   }
 }
@@ -320,7 +320,7 @@ __device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared)
       const int last = min(at.pair + p.run - 1, s.last_pair);
       rows = plane_row(s, locate(s, last)) - first + s.reach + 1;
     }
-    const int c = walk.step.chunk * p.chunk * kPiece;
+    const int c = at.c + walk.step.chunk * p.chunk * kPiece;
     char* to = shared.input + x.stage * p.stage_bytes;
     ptx::Barrier* full = &shared.x_full[x.stage];
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
@@ -348,7 +348,8 @@ __device__ inline void load_images(const Params<T>& p, const Shared& shared) {
     const int images = min(p.images, s.N - walk.work.at.n);
     ptx::Barrier* full = &shared.x_full[x.stage];
     char* to = shared.input + x.stage * p.stage_bytes;
-    const T* from = s.x + walk.work.at.n * s.n + walk.step.chunk * p.chunk * kPiece * s.c;
+    const int c = walk.work.at.c + walk.step.chunk * p.chunk * kPiece;
+    const T* from = s.x + walk.work.at.n * s.n + c * s.c;
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
     if (elected) {
       ptx::arrive_expecting(full, images * bytes);

@@ -57,6 +57,7 @@ class SlabPlaces {
 // Called by a warp, whose threads copy a slab each.
 template <typename T, int kKernel>
 __device__ inline void load_slabs(const Params<T>& p, const Shared& shared) {
+  constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const int lane = threadIdx.x % 32;
   const RowSource<T>& s = p.source;
   typename SlabPlaces<T>::Box box{};
@@ -69,15 +70,15 @@ __device__ inline void load_slabs(const Params<T>& p, const Shared& shared) {
     }
     ptx::Barrier* full = &shared.x_full[x.stage];
     char* to = shared.input + x.stage * p.stage_bytes + lane * s.row.slab_bytes;
-    const int piece = walk.step.chunk * p.chunk;
+    const int c = walk.work.at.c + walk.step.chunk * p.chunk * kPiece;
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
     if (lane == 0) ptx::arrive_expecting(full, bytes);
     __syncwarp();
     if (box.exists) {
       if constexpr (sizeof(T) == 4) {
-        ptx::copy_box(to, &p.x, full, box.column, 0, 0, box.image * (s.C / 8) + piece);
+        ptx::copy_box(to, &p.x, full, box.column, 0, 0, box.image * (s.C / 8) + c / 8);
       } else {
-        ptx::copy_box(to, &p.x, full, box.column, 0, piece * 16, box.image);
+        ptx::copy_box(to, &p.x, full, box.column, 0, c, box.image);
       }
     }
     x.advance(p.x_stages);

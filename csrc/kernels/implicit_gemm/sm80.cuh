@@ -85,7 +85,7 @@ __device__ inline void copy_planes(const Params<T>& p, const Shared& shared, int
       ptx::sync_threads<kRowThreads>(kRowBarrier);
     }
     const uint32_t stage = ptx::shared_address(shared.input + x.stage * p.stage_bytes);
-    const int first = walk.step.chunk * (kRowBytes / static_cast<int>(sizeof(T)));
+    const int first = walk.work.at.c + walk.step.chunk * (kRowBytes / static_cast<int>(sizeof(T)));
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
     for (int i = thread; i < s.vectors * kUnits; i += kRowThreads) {
       const int unit = i % kUnits, channel = first + unit * kElements;

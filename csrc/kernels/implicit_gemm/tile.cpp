@@ -240,7 +240,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.rows = pixels[0];
   t.columns = pixels[1];
   t.images = pixels[2];
-  const int64_t channels = t.is_flat() ? p.C * p.R * p.S : p.C;
+  const int64_t channels = p.group_C() * (t.is_flat() ? p.R * p.S : 1);
   t.pieces = static_cast<int>(ceil_divide(channels * element_size(p.dtype), kPieceBytes));
   t.splits = static_cast<int>(splits);
   t.clustered = (variant & kClustered) != 0;
@@ -301,6 +301,8 @@ int shared_bytes(const ConvProblem& p, const Tile& t) {
 }
 
 bool is_legal(const ConvProblem& p, const Tile& t) {
+  // Tiles, also those that share pixels, are of one group.
+  if (p.groups > 1 && p.group_K() % (t.kind().channels * t.share_x) != 0) return false;
   if (t.fetch == Fetch::kShared) {
     return t.part_images * t.part_rows * t.part_columns > 0 && t.positions <= kMostPositions &&
            (t.pitch - 1) * p.stride_w + 1 <= kMostBox &&
@@ -362,11 +364,12 @@ PackedWeight packed_weight(const ConvProblem& p, const Tile& t) {
     const int64_t taps = t.is_flat() ? 1 : p.R * p.S;
     return {t.tiles_k * t.kind().channels, t.pieces * taps * kPieceBytes / size, false};
   }
-  const bool in_place = p.C % unit == 0 && (p.C == 1 || p.w_strides[1] == 1) &&
-                        (p.S == 1 || p.w_strides[3] == p.C) &&
-                        (p.R == 1 || p.w_strides[2] == p.C * p.S) &&
-                        (p.K == 1 || p.w_strides[0] == p.C * p.S * p.R) && p.w_aligned;
-  return {p.K * p.R * p.S, round_up(p.C, unit), in_place};
+  const int64_t C = p.group_C();
+  const bool in_place = C % unit == 0 && (C == 1 || p.w_strides[1] == 1) &&
+                        (p.S == 1 || p.w_strides[3] == C) &&
+                        (p.R == 1 || p.w_strides[2] == C * p.S) &&
+                        (p.K == 1 || p.w_strides[0] == C * p.S * p.R) && p.w_aligned;
+  return {p.K * p.R * p.S, round_up(C, unit), in_place};
 }
 
 int staging(const ConvProblem& p, const Tile& t) {

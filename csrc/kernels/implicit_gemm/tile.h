@@ -174,7 +174,7 @@ struct Tile {
 
   int64_t tiles_k, tiles_q, tiles_p, tiles_n;
   int64_t groups_k, groups_x;  // of tiles that share
-  int pieces;                  // of all channels, or of channels and taps: kPieceBytes each
+  int pieces;                  // of a group's channels, or with its taps: kPieceBytes each
   int chunk;                   // of them, in a step
   int stage_bytes;             // of the input
 

@@ -12,10 +12,11 @@
 
 namespace customconv::implicit_gemm {
 
-// A tile's first pixel and output channel; or a plane's first pixel of the input. In a run, n, p
-// and q are of its beginning and `pair` counts the pairs of pixels before the tile.
+// A tile's first pixel and output channel, and the first input channel of its group; or a plane's
+// first pixel of the input. In a run, n, p and q are of its beginning and `pair` counts the pairs
+// of pixels before the tile.
 struct Corner {
-  int n, p, q, k;
+  int n, p, q, k, c;
   int pair;
 };
 
@@ -78,11 +79,13 @@ struct Params {
   int split_steps, longer_splits;  // steps of a split, of which the first few have one more
   bool clustered;                  // a tile's splits are a cluster
   int pieces, chunk;
+  int group_C;                  // input channels of a group of the convolution
   const void* units;            // weights that are no matrix, or that threads copy
   int weight_row, weight_taps;  // of a matrix: elements of a row, and rows of an output channel
   int unit_count;               // of a tile
   bool planes_first;            // tiles of the same channels follow each other
   Divider<int32_t> tiles_q, tiles_p, tiles_n, groups_k, groups_x, in_cluster;
+  Divider<int32_t> in_group;  // of groups_k, those of a group of the convolution
   Divider<int32_t> planes_h, planes_w;
   float* partial;
 };
@@ -111,10 +114,12 @@ __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   const int rank = p.in_cluster.split(rest);
   const Sharing<T> own(p, rank);
   int32_t tile = 0;
+  int group = 0;  // of groups_k
   if (p.planes_first) {
     tile = rest;
   } else {
-    work.at.k = (p.groups_k.split(rest) * p.share_x + own.x) * channels;
+    group = p.groups_k.split(rest);
+    work.at.k = (group * p.share_x + own.x) * channels;
     tile = p.groups_x.split(rest) * p.share_w + own.w;
   }
   const int q = p.tiles_q.split(tile);
@@ -122,11 +127,13 @@ __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   work.at.pair = q * p.run;
   work.at.p = p.tiles_p.split(tile) * p.rows;
   if (p.planes_first) {
-    work.at.k = p.groups_k.split(tile) * channels;
+    group = p.groups_k.split(tile);
+    work.at.k = group * channels;
     rest = tile;
     tile = p.tiles_n.split(rest);
   }
   work.at.n = tile * p.images;
+  work.at.c = p.in_group.quotient(group) * p.group_C;
   if (p.clustered) rest = rank;
   work.first = rest * p.split_steps + min(rest, p.longer_splits);
   work.last = work.first + p.split_steps + (rest < p.longer_splits ? 1 : 0);
