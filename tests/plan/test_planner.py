@@ -127,6 +127,52 @@ def test_how_pixels_are_fetched_follows_from_layout_and_sizes(name, dtype):
     assert parts(plan)[2] == (fetch if isinstance(fetch, str) else fetch[dtype]), plan
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", [name for name in FETCHES if "stem" not in name])
+def test_wide_groups_are_fetched_as_one_is(name, dtype):
+    fetch, arguments = FETCHES[name]
+    n, c, *size = arguments["input"]
+    k, *filters = arguments["weight"]
+    groups = {"input": (n, 2 * c, *size), "weight": (2 * k, *filters), "groups": 2}
+    p = problem(**arguments | groups, dtype=dtype, tf32=dtype == "float32")
+    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
+    assert plan is not None
+    assert parts(plan)[2] == (fetch if isinstance(fetch, str) else fetch[dtype]), plan
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("taps", [1, 3])
+@pytest.mark.parametrize("outputs", [32, 64, 96, 128, 192, 256, 320])
+def test_tiles_are_of_one_group(outputs, taps, channels_last):
+    """Those that share pixels too, and the weight's channels are a group's."""
+    for groups, images in itertools.product((2, 8), (1, 8, 64)):
+        p = problem(
+            input=(images, 128 * groups, 28, 28), weight=(outputs * groups, 128, taps, taps),
+            padding=(taps // 2, taps // 2), groups=groups, dtype="float16",
+            channels_last=channels_last,
+        )  # fmt: skip
+        plan = _C.plan(p, algorithm="implicit_gemm")
+        shares = 2 if "kSharesPixels" in flags(plan) else 1
+        assert outputs % (int(plan.variant.split(" x ")[1]) * shares) == 0, plan
+        if plan.splits == 1 or "kClustered" in flags(plan):
+            packs = taps > 1 and not channels_last
+            weight = 2 * groups * outputs * 128 * taps * taps
+            assert plan.workspace_bytes == (weight if packs else 0), plan
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("taps", [1, 3])
+def test_groups_cost_no_others_products(taps, channels_last):
+    times = []
+    for groups in (8, 4, 2, 1):
+        p = problem(
+            input=(32, 512, 28, 28), weight=(512, 512 // groups, taps, taps), groups=groups,
+            padding=(taps // 2, taps // 2), dtype="float16", channels_last=channels_last,
+        )  # fmt: skip
+        times.append(_C.plan(p, algorithm="implicit_gemm").predicted_ms)
+    assert times == sorted(times)
+
+
 # What other families took though depthwise is faster: a batch, channels, an image, a filter.
 DEPTHWISE = {
     "small images": ((32, 960, 7, 7), (3, 3)),
@@ -176,6 +222,16 @@ def test_what_implicit_gemm_needs_of_a_device():
     assert (old.plan, old.reason) == (None, "it needs compute capability 8.0")
     small = by_family(_C.candidates(p, DEVICES["48 KiB of shared memory"]))["implicit_gemm"]
     assert (small.plan, small.reason) == (None, "it needs 96 KiB of shared memory")
+
+
+def test_narrow_tiles_of_groups_need_hoppers_instructions():
+    p = problem(
+        input=(8, 64, 56, 56), weight=(64, 32, 3, 3), padding=(1, 1), groups=2, dtype="float32",
+        tf32=True,
+    )  # fmt: skip
+    assert by_family(_C.candidates(p))["implicit_gemm"].plan is not None
+    found = by_family(_C.candidates(p, DEVICES["A100"]))["implicit_gemm"]
+    assert (found.plan, found.reason) == (None, "a group's output channels are no multiple of 64")
 
 
 def test_what_grouped_needs_of_a_device():
@@ -386,7 +442,12 @@ def test_what_passes_every_family_goes_to_aten():
         (
             "implicit_gemm",
             {"dtype": "float16", "weight": (64, 32, 3, 3), "groups": 2},
-            "one group",
+            "input channels are not whole 128 bytes",
+        ),
+        (
+            "implicit_gemm",
+            {"dtype": "float32", "tf32": True, "weight": (96, 32, 3, 3), "groups": 2},
+            "output channels are no multiple of 32",
         ),
         ("grouped", {"dtype": "float16"}, "one group"),
         ("grouped", THIN | {"weight": (64, 1, 3, 3), "groups": 64}, "one input channel"),
