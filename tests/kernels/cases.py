@@ -99,6 +99,11 @@ CASES = {
     "groups_wide": case((1, 36, 7, 9), (40, 18, 3, 3), padding=1, groups=2),
     "groups_of_40": case((2, 80, 6, 7), (10, 40, 3, 3), padding=1, groups=2),  # several chunks
     "groups_of_100_strided": case((1, 200, 7, 9), (200, 100, 3, 3), stride=2, padding=1, groups=2),
+    # As wide as a chunk of 16-bit channels and a tile.
+    "groups_of_64": case((2, 128, 9, 10), (128, 64, 3, 3), padding=1, groups=2),
+    "groups_of_64_pointwise": case((3, 192, 4, 6), (384, 64, 1, 1), groups=3),
+    "groups_of_64_strided": case((2, 128, 9, 10), (128, 64, 3, 2), stride=2, padding=1, groups=2,
+                                 other_weight_layout=True),
     # Phases of an input gradient with one tap and with two, groups that end within eight bytes.
     "groups_of_6_to_5": case((2, 18, 11, 13), (15, 6, 3, 4), stride=(2, 3), padding=(1, 2),
                              groups=3),

@@ -57,9 +57,11 @@ def _case(rng: random.Random, plain: bool) -> Case:
         group_k = round(2 ** rng.uniform(0, 7))
     elif kind < 0.65:
         groups, group_c, group_k = round(2 ** rng.uniform(0, 6)), 1, rng.choice((1, 1, 2, 3))
-    else:
+    elif kind < 0.9:
         groups = rng.randint(2, 12)
         group_c, group_k = rng.randint(1, 20), rng.randint(1, 20)
+    else:
+        groups, group_c, group_k = rng.randint(2, 4), rng.choice((32, 64, 128)), 64
     taps = (rng.choice((1, 2, 3, 3, 4, 5, 7, 9, 11)), rng.choice((1, 2, 3, 3, 4, 5, 7, 9, 11)))
     if rng.random() < 0.15:
         taps = (1, 1)

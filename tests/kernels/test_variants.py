@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import case, make_integers, place_all
 from compute import by_pytorch, compute, forced
-from every_plan import check_exact, check_fused
+from every_plan import check_exact, check_fused, check_reach
 from reference import assert_equal
 from tile_tables import flags, parts, table
 
@@ -31,24 +31,72 @@ PROBLEMS = {
     "few_channels_far": case((2, 3, 45, 224), (64, 3, 11, 11), stride=(4, 4), padding=(2, 2)),
     "few_channels": case((3, 3, 33, 40), (64, 3, 7, 7), stride=(2, 2), padding=(3, 3)),
 }
+# The same of wide groups, but for few channels. Groups have as many tiles as share pixels, or a
+# number that does not divide by that, or tiles of 32 channels alone.
+GROUPED = {
+    "3x3": case((2, 256, 14, 16), (512, 128, 3, 3), padding=(1, 1), groups=2),
+    "3x3_of_64": case((2, 192, 12, 24), (192, 64, 3, 3), padding=(1, 1), groups=3),
+    "3x3_to_32": case((1, 192, 9, 11), (96, 64, 3, 3), padding=(1, 1), groups=3),
+    "3x3_to_96": case((1, 128, 9, 12), (192, 64, 3, 3), padding=(1, 1), groups=2),
+    "single": case((1, 128, 20, 24), (128, 64, 3, 3), padding=(1, 1), groups=2),
+    "wide": case((1, 128, 5, 300), (128, 64, 3, 2), padding=(1, 0), groups=2),
+    "strided": case((1, 128, 31, 48), (256, 64, 3, 5), stride=(2, 3), padding=(1, 2), groups=2),
+    "dilated": case((1, 128, 40, 40), (64, 64, 3, 3), padding=(5, 7), dilation=(5, 7), groups=2),
+    "wide_odd": case((1, 128, 11, 341), (64, 64, 5, 10), stride=(2, 2), groups=2),
+    "small_images": case((21, 256, 7, 7), (256, 64, 3, 3), padding=(1, 1), groups=4),
+    "odd_images": case((3, 128, 17, 23), (128, 64, 3, 2), padding=(1, 0), groups=2),
+    # Planes so large that tiles of the same output channels follow each other.
+    "pages": case((1, 128, 512, 520), (64, 64, 1, 3), padding=(0, 1), groups=2),
+    "pointwise": case((5, 256, 14, 14), (256, 128, 1, 1), groups=2),
+    "pointwise_odd": case((5, 128, 13, 21), (384, 64, 1, 1), groups=2),
+    "pointwise_rows": case((7, 256, 8, 12), (512, 128, 1, 1), groups=2),
+    "pointwise_strided": case((2, 128, 9, 15), (128, 64, 1, 1), stride=(2, 2), groups=2),
+    "pointwise_pixel": case((1, 128, 1, 1), (64, 64, 1, 1), groups=2),
+    "pointwise_tiny": case((41, 192, 4, 4), (192, 64, 1, 1), groups=3),
+}
+# For NaN: ways to fetch pixels, and splits.
+REACHES = {
+    name: GROUPED[name]
+    for name in ("3x3_of_64", "3x3_to_32", "strided", "small_images", "pointwise_rows",
+                 "pointwise_odd", "pointwise_tiny")
+}  # fmt: skip
+
+
+def names_of(plans: list[_C.ConvPlan]) -> set[str]:
+    """What plans are made of."""
+    found: set[str] = set()
+    for plan in plans:
+        assert plan.variant == parts(plan)[0]
+        splits = "splits" if plan.splits > 1 else "no splits"
+        found |= {*parts(plan), *flags(plan), splits}
+    return found
+
+
+EVERY_NAME = {
+    *table("kernels"), *table("Shape"), *table("Fetch"), "kApartH", "kApartW", "kClustered",
+    "kSharesPixels", "kSharesWeights", "kByWarps", "splits", "no splits",
+}  # fmt: skip
 
 
 @pytest.mark.gpu
 def test_every_plan_is_exact():
-    found: set[str] = set()
-    for plan in check_exact("implicit_gemm", "fprop", PROBLEMS):
-        assert plan.variant == parts(plan)[0]
-        splits = "splits" if plan.splits > 1 else "no splits"
-        found |= {*parts(plan), *flags(plan), splits}
-    assert found == {
-        *table("kernels"), *table("Shape"), *table("Fetch"), "kApartH", "kApartW", "kClustered",
-        "kSharesPixels", "kSharesWeights", "kByWarps", "splits", "no splits",
-    }  # fmt: skip
+    assert names_of(check_exact("implicit_gemm", "fprop", PROBLEMS)) == EVERY_NAME
 
 
 @pytest.mark.gpu
-def test_every_plan_fuses():
-    check_fused("implicit_gemm", PROBLEMS)
+def test_every_plan_of_groups_is_exact():
+    assert names_of(check_exact("implicit_gemm", "fprop", GROUPED)) == EVERY_NAME - {"kFlat"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("problems", [PROBLEMS, GROUPED], ids=["one_group", "groups"])
+def test_every_plan_fuses(problems):
+    check_fused("implicit_gemm", problems)
+
+
+@pytest.mark.gpu
+def test_nan_reaches_its_own_group_alone():
+    check_reach("implicit_gemm", "fprop", "x", REACHES)
 
 
 @pytest.mark.gpu
