@@ -53,9 +53,9 @@ def fused_by_pytorch(problem: Problem, t: Tensors) -> Tensor:
 
 
 def _scale(weight: Tensor) -> Tensor:
-    """Of each output channel: 1, 2 or 3."""
-    channels = torch.arange(weight.shape[0], dtype=weight.dtype, device=weight.device)
-    return channels % 3 + 1
+    """Of each output channel: 1, 2 or 3, in any dtype: bfloat16 can't count past 256."""
+    channels = torch.arange(weight.shape[0], device=weight.device)
+    return (channels % 3 + 1).to(weight.dtype)
 
 
 def by_pytorch(op: str, problem: Problem, t: Tensors) -> Tensor:
