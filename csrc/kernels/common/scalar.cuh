@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstdint>
+
 namespace customconv {
 
 template <typename T>
@@ -34,6 +36,13 @@ __device__ inline __half narrow<__half>(float v) {
 template <>
 __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float v) {
   return __float2bfloat16_rn(v);
+}
+
+// Two of sixteen bits.
+template <typename T>
+__device__ inline uint32_t pack_pair(float a, float b) {
+  const T pair[2] = {narrow<T>(a), narrow<T>(b)};
+  return *reinterpret_cast<const uint32_t*>(pair);
 }
 
 }  // namespace customconv

@@ -9,12 +9,6 @@
 
 namespace customconv::implicit_gemm {
 
-template <typename T>
-__device__ inline uint32_t pack_pair(float a, float b) {
-  const T pair[2] = {narrow<T>(a), narrow<T>(b)};
-  return *reinterpret_cast<const uint32_t*>(pair);
-}
-
 // Channels-last, a warp's sixteen pixels; `offset_of` finds where they go. 32-bit results go
 // straight from registers: a quad writes 32 bytes of a pixel.
 template <int kChannels, typename OffsetOf>
