@@ -22,16 +22,24 @@ def grouped(images, groups, channels, size, taps=(3, 3), outputs=None, **geometr
     return case((images, groups * channels, *size), weight, groups=groups, **geometry)
 
 
-# Thin groups that share a block, wide ones that take several, units and octets with tails.
+# Thin groups that share a block, wide ones that take several, units and octets with tails, sets of
+# groups the last of which is not whole.
 PROBLEMS = {
     "of_4": grouped(2, 10, 4, (15, 14), padding=1),
     "of_4_strided": grouped(2, 6, 4, (15, 18), stride=2, padding=1),
     "of_8": grouped(3, 9, 8, (13, 20), padding=1),
+    "of_8_strided_wide": grouped(2, 6, 8, (14, 19), stride=(1, 2), padding=1),
+    "of_8_strided_far": grouped(2, 6, 8, (14, 19), stride=(2, 3), padding=1),
     "of_16": grouped(2, 5, 16, (14, 14), padding=1),
     "of_32": grouped(2, 3, 32, (9, 17), padding=1),
     "of_32_strided": grouped(1, 2, 32, (14, 13), stride=2, padding=1),
     "of_100": grouped(1, 2, 100, (6, 7), padding=1),
     "of_3": grouped(2, 7, 3, (11, 12), padding=1),
+    "eight_of_3": grouped(2, 8, 3, (11, 12), padding=1),
+    "of_2": grouped(2, 16, 2, (12, 9), padding=1),
+    "of_8_to_2": grouped(2, 6, 8, (9, 12), outputs=2, padding=1),
+    "of_24": grouped(2, 4, 24, (10, 9), padding=1),
+    "of_72": grouped(1, 2, 72, (7, 8), padding=1),
     "of_6_to_5": grouped(2, 3, 6, (9, 12), outputs=5, padding=1),
     "of_2_to_9": grouped(2, 8, 2, (9, 12), outputs=9, padding=(1, 0)),
     "of_12_to_72": grouped(1, 2, 12, (10, 9), outputs=72, padding=1),
@@ -49,24 +57,34 @@ PROBLEMS = {
 # For NaN: groups that end within a unit of channels or an octet, several chunks, phases.
 REACHES = {
     name: PROBLEMS[name]
-    for name in ("of_4", "of_4_strided", "of_3", "of_6_to_5", "of_16", "of_100", "dilated_strided",
-                 "small_images")
+    for name in ("of_4", "of_4_strided", "of_3", "eight_of_3", "of_8_to_2", "of_6_to_5", "of_16",
+                 "of_100", "dilated_strided", "small_images")
 }  # fmt: skip
+
+
+def tables(op: str) -> list[str]:
+    """The tables of geometry.h, without their prefix."""
+    return ["GradientKernel", "GradientBoxKernel"] if op == "wgrad" else ["Kernel", "BoxKernel"]
 
 
 @functools.cache
 def kernels(op: str) -> set[str]:
     """The names in geometry.h."""
-    table = "kGradientKernels" if op == "wgrad" else "kKernels"
-    body = re.search(rf"{table}\[\] = \{{(.*?)\}};", GEOMETRY.read_text(), re.DOTALL)
-    assert body is not None
-    return set(re.findall(r'\{"([^"]+)", \d+, \d+\}', body[1]))
+    names: set[str] = set()
+    for table in tables(op):
+        body = re.search(rf"k{table}s\[\] = \{{(.*?)\}};", GEOMETRY.read_text(), re.DOTALL)
+        assert body is not None
+        names |= set(re.findall(r'\{"([^"]+)", \d+, \d+\}', body[1]))
+    return names
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", PASSES)
 def test_every_plan_is_exact(op):
-    assert {plan.variant for plan in check_exact("grouped", op, PROBLEMS)} == kernels(op)
+    plans = check_exact("grouped", op, PROBLEMS)
+    assert {plan.variant for plan in plans} == kernels(op)
+    if op == "wgrad":  # clusters, which need no workspace
+        assert any(plan.splits > 1 and plan.workspace_bytes == 0 for plan in plans)
 
 
 @pytest.mark.gpu
@@ -89,7 +107,6 @@ def test_infinity_reaches_what_its_taps_meet():
 
 def test_kernels_are_read():
     text = GEOMETRY.read_text()
-    for op, name in (("fprop", "kKernelCount"), ("wgrad", "kGradientKernelCount")):
-        count = re.search(rf"{name} = (\d+);", text)
-        assert count is not None
-        assert len(kernels(op)) == int(count[1])
+    for op in ("fprop", "wgrad"):
+        counts = [re.search(rf"k{table}Count = (\d+);", text) for table in tables(op)]
+        assert len(kernels(op)) == sum(int(count[1]) for count in counts if count is not None)

@@ -3,9 +3,8 @@
 // product is a unit of one pixel, so that an instruction may take any four taps and channels.
 #pragma once
 
-#include "kernels/common/activate.cuh"
-#include "kernels/epilogue.h"
 #include "kernels/grouped/input.cuh"
+#include "kernels/grouped/output.cuh"
 #include "kernels/ptx/copy.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -93,25 +92,6 @@ __device__ inline void add_steps(const char* memory, const int (&pixel)[kPixels]
   add(max(last, 0), last >= 0);
 }
 
-// What the sums of neighbouring channels of a pixel become.
-template <int kWidth, typename T>
-__device__ inline void finish(const Epilogue& e, int channel, int64_t offset,
-                              float (&value)[kWidth]) {
-  const T* residual = static_cast<const T*>(e.residual);
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    float scale = 1, bias = 0;
-    if (e.scale != nullptr) scale = widen(static_cast<const T*>(e.scale)[channel + i]);
-    if (e.bias != nullptr) bias = widen(static_cast<const T*>(e.bias)[channel + i]);
-    value[i] = fmaf(value[i], scale, bias);
-    if (residual != nullptr && !e.residual_last) value[i] += widen(residual[offset + i]);
-  }
-  activate<kWidth>(value, e.activation, e.negative_slope);
-  if (residual == nullptr || !e.residual_last) return;
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) value[i] += widen(residual[offset + i]);
-}
-
 // The channels of a block: those of its groups follow each other.
 struct Channels {
   int first, count;
@@ -122,23 +102,6 @@ __device__ inline Channels channels_of(const Params<T>& p, const Block& block) {
   const int of_groups = min(p.slice_groups, p.in.sets - block.group) * p.K;
   return {first, p.parts.divisor() > 1 ? min(p.channel_tiles * kChannelTile, p.K - block.first_k)
                                        : of_groups};
-}
-
-// What is left of the image behind a tile's beginning, of a phase's pixels, and where those are.
-struct Rest {
-  int n, h, w;
-  int64_t offset;
-
-  __device__ bool has(const Spot& spot) const { return spot.n() < n && spot.h < h && spot.w() < w; }
-};
-template <typename T>
-__device__ inline Rest rest_of(const Params<T>& p, const Place& at, int phase_h, int phase_w) {
-  const auto left = [](const AxisParams& axis, int phase, int position) {
-    return axis.positions - position - (position_exists(axis, phase) ? 0 : 1);
-  };
-  const int h = at.h * p.tile.h.phases + phase_h, w = at.w * p.tile.w.phases + phase_w;
-  return {p.tile.N - at.n, left(p.tile.h, phase_h, at.h), left(p.tile.w, phase_w, at.w),
-          at.n * p.out_n + h * p.out_h + w * p.out_w};
 }
 
 // Stores sums that lie by pixels, sixteen bytes of channels a thread.

@@ -96,6 +96,17 @@ Geometry geometry_of(const ConvProblem& p) {
   g.weight_c = p.w_strides[backward ? 0 : 1];
   g.weight_r = p.w_strides[2];
   g.weight_s = p.w_strides[3];
+  const int64_t piece = kPieceBytes / element_size(p.dtype);
+  const auto boxed = [&](bool aligned, const Shape4& sizes, const Shape4& strides) {
+    const auto legal = [&](int axis) {
+      return sizes[axis] == 1 || (strides[axis] > 0 && strides[axis] % piece == 0);
+    };
+    return aligned && strides[1] == 1 && legal(0) && legal(2) && legal(3);
+  };
+  const bool x = boxed(p.x_aligned, p.x_sizes(), p.x_strides);
+  const bool y = boxed(p.y_aligned, p.y_sizes(), p.y_strides);
+  g.in_boxed = backward ? y : x;
+  g.out_boxed = backward ? x : y;
   return g;
 }
 
@@ -196,29 +207,147 @@ Work work_of(const Geometry& g, const Variant& v, const Tile& tile, int64_t elem
   return w;
 }
 
+Tile box_of(const Geometry& g, int images, int rows, int columns) {
+  Tile tile{};
+  tile.images = images;
+  tile.rows = rows;
+  tile.columns = columns;
+  const int64_t far_h = int64_t{rows - 1} * g.h.step + g.h.last - g.h.first;
+  const int64_t high = far_h / g.h.class_step + 1, wide = kept(g.w, columns);
+  const bool possible =
+      std::max({high * g.h.class_step, wide * g.w.step, int64_t{images}}) <= kMostBox &&
+      std::max(g.h.class_step, g.w.step) <= kMostBoxStep;
+  tile.kept_rows = static_cast<int>(possible ? high : kTooMany);
+  tile.kept_columns = tile.pitch = static_cast<int>(possible ? wide : 1);
+  tile.image_slots = static_cast<int>(possible ? high * wide : kTooMany);
+  tile.slots = static_cast<int>(possible ? high * wide * images : kTooMany);
+  tile.classes = g.w.classes;
+  tile.class_slots = static_cast<int>(round_up(tile.slots, kBoxAlignment / kBoxRowBytes));
+  return tile;
+}
+
+int box_vectors(const Geometry& g, const Tile& tile, int vector) {
+  const int rows = tile.images * tile.kept_rows;
+  if (vector == 1) return rows * tile.kept_columns * g.w.classes;
+  return rows * (tile.kept_columns * g.w.step / 2 + 1);
+}
+int position_vectors(const Tile& tile, int vector) {
+  return tile.images * tile.rows * (vector == 1 ? tile.columns : tile.columns / 2 + 1);
+}
+
+BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64_t element_size,
+                    int64_t most_bytes) {
+  constexpr int64_t kBarriers = 2 * kMostStages;
+  const BoxKernel& kernel = v.box_kernel();
+  const int64_t piece = kPieceBytes / element_size;
+  BoxWork w{};
+  w.tile = tile;
+  int64_t pack = piece / std::gcd(g.C, piece);
+  while (pack * g.K < kBoxChannelTile && pack * 2 <= g.groups) pack *= 2;
+  w.pack = static_cast<int>(pack);
+  if (pack * std::max(g.C, g.K) > INT16_MAX) return w;
+  w.C = static_cast<int>(pack * g.C);
+  w.K = static_cast<int>(pack * g.K);
+  w.pieces = static_cast<int>(w.C / piece);
+  w.all_sets = static_cast<int>(ceil_divide(g.groups, pack));
+  const int64_t most_warps = kMostThreads / 32 / v.pixel_warps();
+  const int64_t wanted = ceil_divide(w.K, kernel.channels * kBoxChannelTile);
+  w.parts = static_cast<int>(ceil_divide(wanted, most_warps));
+  w.column_warps = static_cast<int>(ceil_divide(wanted, w.parts));
+  w.parts = static_cast<int>(ceil_divide(wanted, w.column_warps));
+  const int64_t sets = w.parts > 1 ? 1 : std::min<int64_t>(w.all_sets, most_warps / w.column_warps);
+  // As many in every block, about.
+  w.sets = static_cast<int>(ceil_divide(w.all_sets, ceil_divide(w.all_sets, sets)));
+  w.warps = w.sets * w.column_warps * v.pixel_warps();
+  w.boxes = static_cast<int>(ceil_divide(int64_t{w.sets} * w.pieces * kPieceBytes, kBoxRowBytes));
+  int64_t steps = 0;
+  for (int i = 0; i < g.h.phases; ++i) {
+    for (int j = 0; j < g.w.phases; ++j) {
+      steps += ceil_divide(int64_t{g.h.taps[i].count} * g.w.taps[j].count * w.pieces, 2);
+    }
+  }
+  // A block's channels in boxes of equal size. All of its instructions' columns are channels of its
+  // own, or there are none behind them.
+  const int64_t warp_channels = kernel.channels * kBoxChannelTile;
+  const bool own_channels = w.parts == 1 || w.K % (w.column_warps * warp_channels) == 0;
+  const int64_t row_bytes =
+      (w.parts == 1 ? int64_t{w.sets} * w.K : w.column_warps * warp_channels) * element_size;
+  w.threads = g.in_boxed ? (w.warps + 1) * 32 : kMostThreads + box_producers(element_size);
+  if (g.out_boxed && own_channels && w.K * element_size % kPieceBytes == 0 &&
+      g.h.phases * g.w.phases <= kMostBoxPhases) {
+    w.out_boxes = static_cast<int>(ceil_divide(row_bytes, kBoxRowBytes));
+    while (row_bytes % (w.out_boxes * kPieceBytes) != 0) ++w.out_boxes;
+    w.out_row_bytes = static_cast<int>(row_bytes / w.out_boxes);
+    w.out_box_bytes =
+        static_cast<int>(round_up(int64_t{tile.pixels()} * w.out_row_bytes, kBoxAlignment));
+  }
+  // Planes so far apart that a matrix's rows lie in banks of their own.
+  w.stored =
+      static_cast<int>(w.parts == 1 ? int64_t{w.sets} * w.K : w.column_warps * warp_channels);
+  if (is_planar(g)) {
+    w.out_pitch = static_cast<int>(v.pixels() * element_size + kPieceBytes);
+  }
+  const int64_t staging_bytes = w.out_pitch > 0
+                                    ? round_up(int64_t{w.stored} * w.out_pitch, kPieceBytes)
+                                    : int64_t{kStagings} * w.out_boxes * w.out_box_bytes;
+  const int64_t weight_bytes =
+      round_up(steps * w.sets * w.column_warps * kernel.weight_bytes(), kBoxAlignment);
+  const int64_t box_bytes = int64_t{tile.classes} * tile.class_slots * kBoxRowBytes;
+  const int64_t stage_bytes = w.boxes * box_bytes;
+  const int64_t filter_bytes = steps * 2 * kFilterPieceBytes;
+  const int64_t table_bytes = w.sets * steps * 2 * 4;
+  const int64_t list_bytes = g.in_boxed ? 0 : int64_t{box_vectors(g, tile, 1)} * 16;
+  const int64_t barrier_bytes = round_up(8 * kBarriers, 16);
+  const int64_t rest = weight_bytes + staging_bytes + v.pixels() * 16 + filter_bytes +
+                       round_up(table_bytes, 16) + barrier_bytes + list_bytes;
+  const int64_t stages = std::min<int64_t>((most_bytes - rest) / stage_bytes, kMostStages);
+  w.fits = most_bytes > rest && stages > 0 && tile.pixels() <= v.pixels();
+  if (!w.fits) return w;
+  w.steps = static_cast<int>(steps);
+  w.box_bytes = static_cast<int>(box_bytes);
+  w.weight_bytes = static_cast<int>(steps * w.sets * w.column_warps * kernel.weight_bytes());
+  w.stages = static_cast<int>(stages);
+  w.slices = ceil_divide(w.all_sets, w.sets) * w.parts;
+  w.tiles_q = ceil_divide(g.w.positions, tile.columns);
+  w.tiles_p = ceil_divide(g.h.positions, tile.rows);
+  w.tiles_n = ceil_divide(g.N, tile.images);
+  w.weights_at = static_cast<int>(stages * stage_bytes);
+  w.staging_at = static_cast<int>(w.weights_at + weight_bytes);
+  w.spots_at = static_cast<int>(w.staging_at + staging_bytes);
+  w.filter_at = static_cast<int>(w.spots_at + v.pixels() * 16);
+  w.table_at = static_cast<int>(w.filter_at + filter_bytes);
+  w.barriers_at = static_cast<int>(w.table_at + round_up(table_bytes, 16));
+  w.list_at = static_cast<int>(w.barriers_at + barrier_bytes);
+  w.bytes = static_cast<int>(w.list_at + list_bytes);
+  return w;
+}
+
 int64_t weight_bytes(const Work& w) {
   return w.slices * w.packed_steps * w.groups * w.channel_tiles * kTileBytes;
 }
 int64_t packed_bytes(const Work& w) { return weight_bytes(w) + w.table_steps * kStepUnits * 4; }
 
-GradientWork gradient_work_of(const Geometry& g, const Variant& v, const Tile& tile,
-                              int64_t element_size, int64_t most_bytes) {
-  constexpr int64_t kMostOctets = 4, kMostColumnWarps = 2;
-  const GradientKernel& kernel = kGradientKernels[v.kernel];
+namespace {
+
+// `most_octets`: of a set, in a block.
+GradientCut cut_gradient(const Geometry& g, const Variant& v, const Tile& tile, int64_t pack,
+                         int64_t most_octets) {
+  constexpr int64_t kMostColumnWarps = 2;
+  const GradientKernel& kernel = v.gradient_kernel();
   const int64_t most_warps = kMostThreads / 32 / v.pixel_warps();
-  GradientWork w{};
-  w.tile = tile;
-  w.pack = static_cast<int>(std::max<int64_t>(kOctet / std::max(g.C, g.K), 1));
-  while (g.groups % w.pack != 0) --w.pack;
-  const int64_t sets = g.groups / w.pack;
-  const int64_t octets = ceil_divide(w.pack * g.C, kOctet);
-  const int64_t columns = ceil_divide(w.pack * g.K, kOctet);
+  GradientCut w{};
+  w.pack = static_cast<int>(pack);
+  w.C = static_cast<int>(pack * g.C);
+  w.K = static_cast<int>(pack * g.K);
+  const int64_t sets = ceil_divide(g.groups, pack);
+  w.all_sets = static_cast<int>(sets);
+  const int64_t octets = ceil_divide(w.C, kOctet), columns = ceil_divide(w.K, kOctet);
   w.column_warps = static_cast<int>(
       std::min({ceil_divide(columns, kernel.channels), kMostColumnWarps, most_warps}));
   w.columns = w.column_warps * kernel.channels;
   w.column_parts = static_cast<int>(ceil_divide(columns, w.columns));
   const int64_t most_rows = 2 * kernel.pairs * (most_warps / w.column_warps);
-  w.octets = static_cast<int>(std::min({octets, kMostOctets, most_rows}));
+  w.octets = static_cast<int>(std::min({octets, most_octets, most_rows}));
   w.octet_parts = static_cast<int>(ceil_divide(octets, w.octets));
   w.tap_parts = static_cast<int>(ceil_divide(g.kernel, most_rows / w.octets));
   w.taps = static_cast<int>(ceil_divide(g.kernel, w.tap_parts));
@@ -227,24 +356,85 @@ GradientWork gradient_work_of(const Geometry& g, const Variant& v, const Tile& t
   const int64_t most_sets = std::min(sets, most_warps / (w.column_warps * w.pair_warps));
   w.sets = static_cast<int>(ceil_divide(sets, ceil_divide(sets, most_sets)));
   w.threads = 32 * v.pixel_warps() * w.column_warps * w.pair_warps * w.sets;
+  w.slices = ceil_divide(sets, w.sets) * w.octet_parts * w.column_parts * w.tap_parts;
+  w.tiles_q = ceil_divide(g.w.positions, tile.columns);
+  w.tiles_p = ceil_divide(g.h.positions, tile.rows);
+  w.tiles_n = ceil_divide(g.N, tile.images);
+  return w;
+}
+
+}  // namespace
+
+GradientWork gradient_work_of(const Geometry& g, const Variant& v, const Tile& tile,
+                              int64_t element_size, int64_t most_bytes) {
+  int64_t pack = std::max<int64_t>(kOctet / std::max(g.C, g.K), 1);
+  while (g.groups % pack != 0) --pack;
+  GradientWork w{};
+  w.cut = cut_gradient(g, v, tile, pack, 4);
+  w.tile = tile;
   // Of the units of an octet, neighbouring planes of four pixels lie in banks of their own.
   const int64_t units = kOctet * element_size / 16, remainder = units == 2 ? 4 : 1;
   const int64_t pixels = round_up(tile.pixels(), kStepPixels);
   w.plane = static_cast<int>(with_remainder(tile.slots + 1, remainder, 8));  // and a slot of zeros
   w.out_plane = static_cast<int>(with_remainder(pixels, remainder, 8));
   const int64_t lists = (16 + 8) * round_up(tile.slots, 2) + (16 + 8 + 2 * 4) * pixels;
-  const int64_t input = int64_t{w.sets} * w.octets * units * w.plane * 16;
-  const int64_t output = int64_t{w.sets} * w.columns * units * w.out_plane * 16;
-  w.rows = static_cast<int>(round_up(2 * kernel.pairs * w.pair_warps, 4));
+  const int64_t input = int64_t{w.cut.sets} * w.cut.octets * units * w.plane * 16;
+  const int64_t output = int64_t{w.cut.sets} * w.cut.columns * units * w.out_plane * 16;
+  w.rows = static_cast<int>(round_up(2 * v.gradient_kernel().pairs * w.cut.pair_warps, 4));
   const int64_t bytes = lists + 4 * w.rows + input + output;
-  w.slices = ceil_divide(sets, w.sets) * w.octet_parts * w.column_parts * w.tap_parts;
-  w.tiles_q = ceil_divide(g.w.positions, tile.columns);
-  w.tiles_p = ceil_divide(g.h.positions, tile.rows);
-  w.tiles_n = ceil_divide(g.N, tile.images);
-  w.fits = bytes <= most_bytes && w.sets * w.octets * units <= w.threads &&
-           w.sets * w.columns * units <= w.threads;
+  w.fits = bytes <= most_bytes && w.cut.sets * w.cut.octets * units <= w.cut.threads &&
+           w.cut.sets * w.cut.columns * units <= w.cut.threads;
   if (!w.fits) return w;
   w.bytes = static_cast<int>(bytes);
+  return w;
+}
+
+GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const Tile& tile,
+                                     int64_t most_bytes) {
+  const GradientKernel& kernel = v.gradient_kernel();
+  GradientBoxWork w{};
+  const int64_t pack =
+      std::max(kOctet / std::gcd(g.C, int64_t{kOctet}), kOctet / std::gcd(g.K, int64_t{kOctet}));
+  if (pack * std::max(g.C, g.K) > INT16_MAX) return w;
+  w.cut = cut_gradient(g, v, tile, pack, 8);
+  w.tile = tile;
+  const GradientCut& cut = w.cut;
+  const auto boxes = [&](int octets) {
+    return static_cast<int>(ceil_divide(int64_t{cut.sets} * octets * kPieceBytes, kBoxRowBytes));
+  };
+  w.boxes = boxes(cut.octets);
+  w.out_boxes = boxes(cut.columns);
+  // Where a block has a part of a set's channels, it has one set: boxes know no gaps.
+  const bool gaps = cut.sets > 1 &&
+                    (cut.octet_parts > 1 || cut.column_parts > 1 || cut.columns * kOctet != cut.K);
+  const int64_t pixels = round_up(tile.pixels(), kStepPixels);
+  const int64_t box_bytes = int64_t{tile.classes} * tile.class_slots * kBoxRowBytes;
+  const int64_t out_box_bytes = round_up(pixels * kBoxRowBytes, kBoxAlignment);
+  const int64_t stage_bytes = w.boxes * box_bytes + w.out_boxes * out_box_bytes;
+  w.boxed = g.in_boxed && g.out_boxed;
+  w.threads = w.boxed ? cut.threads + 32 : kMostThreads + box_producers(2);
+  const int64_t table_bytes = round_up(4 * 2 * kernel.pairs * cut.pair_warps * cut.sets, 16);
+  const int64_t barrier_bytes = 8 * 2 * kMostStages;
+  const int64_t in_list_bytes = w.boxed ? 0 : int64_t{box_vectors(g, tile, 1)} * 16;
+  const int64_t list_bytes = in_list_bytes + (w.boxed ? 0 : pixels * 16);
+  const int64_t rest = kBoxRowBytes + pixels * (16 + 4) + table_bytes + barrier_bytes + list_bytes;
+  const int64_t sums_bytes = v.pixel_warps() > 1 || v.is_clustered()
+                                 ? int64_t{cut.threads} * kernel.pairs * kernel.channels * 4 * 4
+                                 : 0;
+  const int64_t stages = std::min<int64_t>((most_bytes - rest) / stage_bytes, kMostStages);
+  const int64_t front = std::max(stages * stage_bytes, sums_bytes);
+  w.fits = !gaps && stages > 0 && front + rest <= most_bytes;
+  if (!w.fits) return w;
+  w.box_bytes = static_cast<int>(box_bytes);
+  w.out_box_bytes = static_cast<int>(out_box_bytes);
+  w.stages = static_cast<int>(stages);
+  w.zeros_at = static_cast<int>(front);
+  w.positions_at = w.zeros_at + kBoxRowBytes;  // of the tile's pixels: their spots, and rows
+  w.table_at = static_cast<int>(w.positions_at + pixels * (16 + 4));
+  w.barriers_at = static_cast<int>(w.table_at + table_bytes);
+  w.list_at = static_cast<int>(w.barriers_at + barrier_bytes);
+  w.out_list_at = static_cast<int>(w.list_at + in_list_bytes);
+  w.bytes = static_cast<int>(w.list_at + list_bytes);
   return w;
 }
 

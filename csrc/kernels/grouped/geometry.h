@@ -37,7 +37,8 @@ struct Geometry {
   int64_t C, K;    // channels of a group: of `in` and of `out`
   int64_t kernel;  // taps of the filter
   Axis h, w;
-  Shape4 in, out;  // strides of n, c, h, w
+  Shape4 in, out;            // strides of n, c, h, w
+  bool in_boxed, out_boxed;  // the copy engine can go through their pixels, channels side by side
   int64_t weight_group, weight_k, weight_c, weight_r, weight_s;
 };
 
@@ -52,6 +53,8 @@ struct Tile {
   int images, rows, columns;
   int kept_rows, kept_columns;  // of a class
   int pitch, image_slots, slots;
+  // Of boxes these are a class's, and from one class to the next it is so many slots.
+  int classes, class_slots;
 
   int pixels() const { return images * rows * columns; }
 };
@@ -59,6 +62,8 @@ Tile tile_of(const Geometry& geometry, int images, int rows, int columns);
 
 constexpr int kMostThreads = 256;  // that multiply
 constexpr int kProducers = 128;    // threads that bring what the others will multiply next
+// The same where these bring boxes: float32 has half as many elements on their way in a register.
+constexpr int box_producers(int64_t element_size) { return element_size == 4 ? 256 : 128; }
 constexpr int kBarrierBytes = 32;  // of shared memory
 constexpr int kChannelTile = 16;   // of a matrix instruction: rows
 constexpr int kPixelTile = 8;      // columns
@@ -91,24 +96,76 @@ struct GradientKernel {
   int pairs, channels;
 
   constexpr int blocks() const { return pairs * channels > 10 ? 2 : 3; }
+  constexpr int box_blocks() const { return pairs * channels > 20 ? 1 : 2; }
 };
 inline constexpr GradientKernel kGradientKernels[] = {
     {"5 pairs x 8", 5, 1}, {"5 pairs x 16", 5, 2}, {"9 pairs x 16", 9, 2}};
 inline constexpr int kGradientKernelCount = 3;
+// The same of boxes.
+inline constexpr GradientKernel kGradientBoxKernels[] = {{"boxes of 5 pairs x 8", 5, 1},
+                                                         {"boxes of 5 pairs x 16", 5, 2},
+                                                         {"boxes of 9 pairs x 16", 9, 2},
+                                                         {"boxes of 9 pairs x 32", 9, 4}};
+inline constexpr int kGradientBoxKernelCount = 4;
 
 constexpr int kOctet = 8;
+// Blocks that share a slice of a weight gradient by boxes and add up their sums: the largest
+// portable cluster.
+constexpr int kMostClustered = 8;
 constexpr int kStepPixels = 16;  // of which tiles are whole multiples
 
+// Forward and input gradient on compute capability 9.0: the copy engine, or where it cannot
+// threads, bring boxes, rows of 128 bytes of a pixel's channels. A lane multiplies pieces of
+// sixteen bytes; an instruction takes two pieces, a step, of any taps and channels of a set: of as
+// many groups as fill whole pieces.
+constexpr int kBoxRowBytes = 128;
+constexpr int kBoxAlignment = 1024;  // what the swizzle repeats after
+constexpr int kPieceBytes = 16;
+constexpr int kBoxPixelTile = 16;   // of a matrix instruction: rows
+constexpr int kBoxChannelTile = 8;  // columns
+constexpr int kMostStages = 4;
+constexpr int kFilterPieceBytes = 16;  // of a list
+constexpr int kMostBox = 256;          // pixels, along an axis
+constexpr int kMostBoxStep = 8;
+constexpr int kStagings = 2;       // of results: one is stored while the other is filled
+constexpr int kMostBoxPhases = 4;  // whose results go by the copy engine
+
+// Of a warp: instructions across its pixels and its channels.
+struct BoxKernel {
+  const char* name;
+  int pixels, channels;
+
+  // Blocks that are to share a multiprocessor.
+  constexpr int blocks() const { return pixels * channels > 8 ? 1 : 2; }
+  constexpr int weight_bytes() const { return 2 * 4 * 32 * channels; }  // of a step
+};
+inline constexpr BoxKernel kBoxKernels[] = {
+    {"boxes of 128 x 8", 8, 1}, {"boxes of 64 x 8", 4, 1},  {"boxes of 64 x 16", 4, 2},
+    {"boxes of 32 x 32", 2, 4}, {"boxes of 64 x 32", 4, 4},
+};
+inline constexpr int kBoxKernelCount = 5;
+
 struct Variant {
-  int kernel;
+  int kernel;  // those of boxes follow the others
   int warps;   // that share a tile's pixels: 1, 2, 4 or 8, by their logarithm
-  int passes;  // of each through the tile, one after the other: 1, 2 or 4, likewise
+  // Of each through the tile, one after the other: 1, 2 or 4, likewise. Of a weight gradient by
+  // boxes, 1 where the blocks of a slice are a cluster.
+  int passes;
 
   int index() const { return (kernel * 4 + warps) * 4 + passes; }
   static Variant at(int index) { return {index / 16, index / 4 % 4, index % 4}; }
   int pixel_warps() const { return 1 << warps; }
+  bool has_boxes() const { return kernel >= kKernelCount; }
+  const BoxKernel& box_kernel() const { return kBoxKernels[kernel - kKernelCount]; }
+  bool has_gradient_boxes() const { return kernel >= kGradientKernelCount; }
+  bool is_clustered() const { return has_gradient_boxes() && passes == 1; }
+  const GradientKernel& gradient_kernel() const {
+    return has_gradient_boxes() ? kGradientBoxKernels[kernel - kGradientKernelCount]
+                                : kGradientKernels[kernel];
+  }
   // Forward and input gradient: of a tile.
   int64_t pixels() const {
+    if (has_boxes()) return int64_t{box_kernel().pixels} * kBoxPixelTile << warps;
     return int64_t{kKernels[kernel].pixels} * kPixelTile << (warps + passes);
   }
 };
@@ -139,23 +196,92 @@ Work work_of(const Geometry& geometry, const Variant& variant, const Tile& tile,
 int64_t weight_bytes(const Work& work);
 int64_t packed_bytes(const Work& work);
 
-// How a block sums a share of a weight gradient.
-struct GradientWork {
+// The tile of positions, and the boxes that it reads, one for each class of columns: neighbouring
+// positions then meet neighbouring slots. Of rows nothing is left out between its first one and its
+// last but what no tap meets.
+Tile box_of(const Geometry& geometry, int images, int rows, int columns);
+
+// Vectors of one or two pixels of what a tile reads, and of its positions, as threads bring them.
+int box_vectors(const Geometry& geometry, const Tile& tile, int vector);
+int position_vectors(const Tile& tile, int vector);
+
+// The same by boxes.
+struct BoxWork {
   Tile tile;
-  int pack;             // groups that share an octet of channels
-  int sets;             // of so many groups, of a block
+  int pack, C, K;  // groups of a set, and its channels
+  int all_sets;
+  int sets;          // of a block
+  int pieces;        // of a set's pixel
+  int parts;         // blocks that share a set's channels
+  int column_warps;  // warps that share them in a block
+  int warps;         // that multiply
+  int boxes;         // of a tile, one for each 128 bytes of channels
+  int box_bytes;     // with what is in front of the next one
+  int steps;         // of all phases
+  int weight_bytes;  // of a block
+  int stages;
+  // Where results go by the copy engine too: boxes of a block's channels, with their bytes, and of
+  // these those of a pixel; otherwise none. Planes of pixels are staged so many bytes apart.
+  int out_boxes, out_box_bytes, out_row_bytes, out_pitch;
+  int stored;   // channels of a block
+  int threads;  // of all kinds
+  int64_t slices, tiles_q, tiles_p, tiles_n;
+  // Of shared memory; the list where threads bring boxes.
+  int weights_at, staging_at, spots_at, filter_at, table_at, barriers_at, list_at, bytes;
+  bool fits;
+
+  int stage_bytes() const { return boxes * box_bytes; }
+  int brought_bytes() const { return boxes * tile.classes * tile.slots * kBoxRowBytes; }
+};
+// As many stages as `most_bytes` have room for.
+BoxWork box_work_of(const Geometry& geometry, const Variant& variant, const Tile& tile,
+                    int64_t element_size, int64_t most_bytes);
+
+// How blocks and warps share a weight gradient.
+struct GradientCut {
+  int pack, C, K;  // groups of a set, and its channels
+  int all_sets;
+  int sets;             // of a block
   int octets, columns;  // of a set, in a block: octets of channels of `in`, and of `out`
   int taps;             // of a block
   int octet_parts, column_parts, tap_parts;  // blocks that share a set
   int pair_warps, column_warps;              // warps that share a set
   int threads;
+  int64_t slices, tiles_q, tiles_p, tiles_n;
+};
+
+// How a block sums its share.
+struct GradientWork {
+  GradientCut cut;
+  Tile tile;
   int plane, out_plane;  // slots of a unit of 16 bytes
   int rows;              // of pairs, in whole sixteen bytes
-  int64_t slices, tiles_q, tiles_p, tiles_n;
-  int bytes;  // of shared memory
+  int bytes;             // of shared memory
   bool fits;
 };
 GradientWork gradient_work_of(const Geometry& geometry, const Variant& variant, const Tile& tile,
                               int64_t element_size, int64_t most_bytes);
+
+// The same by boxes of both images, of 16 bits, and sets that fill whole octets. The warps that
+// share pixels add up their sums, where the stages were; so do clustered blocks.
+struct GradientBoxWork {
+  GradientCut cut;
+  Tile tile;
+  int boxes, out_boxes;          // of a tile, one for each 128 bytes of channels
+  int box_bytes, out_box_bytes;  // with what is in front of the next one
+  int stages;
+  bool boxed;  // by the copy engine
+  int threads;
+  // Of shared memory; the lists where threads bring boxes.
+  int positions_at, table_at, zeros_at, barriers_at, list_at, out_list_at, bytes;
+  bool fits;
+
+  int stage_bytes() const { return boxes * box_bytes + out_boxes * out_box_bytes; }
+  int brought_bytes() const {
+    return (boxes * tile.classes * tile.slots + out_boxes * tile.pixels()) * kBoxRowBytes;
+  }
+};
+GradientBoxWork gradient_box_work_of(const Geometry& geometry, const Variant& variant,
+                                     const Tile& tile, int64_t most_bytes);
 
 }  // namespace customconv::grouped

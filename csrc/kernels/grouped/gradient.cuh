@@ -9,21 +9,31 @@
 
 namespace customconv::grouped {
 
-template <typename T>
-struct GradientParams {
-  TileParams tile;
-  Image<T> in, out;
-  float* partial;  // by part, tap, k and c
-  int K, C;        // of a group
+// How blocks and warps share the sums.
+struct GradientShares {
+  float* partial;    // by part, tap, k and c
+  int groups, K, C;  // of a group
   int kernel;
+  int pack, set_K, set_C, all_sets;
   int sets, octets, columns, taps;  // see GradientWork
   int pair_warps, column_warps, pixel_warps;
+  int splits;
+  bool clustered;
+  // Blocks that are neighbours in the grid: those of a slice where they are clustered, else slices.
+  Divider<int32_t> neighbours;
+  Divider<int32_t> octet_parts, column_parts, tap_parts;
+  Divider<int32_t> by_octets, by_C, by_K, by_S;
+};
+
+template <typename T>
+struct GradientParams {
+  GradientShares shares;
+  TileParams tile;
+  Image<T> in, out;
   int plane, out_plane;
   int pixels;  // of a tile, in whole steps
   int rows;    // of a block's pairs, in whole sixteen bytes
-  int tiles, splits;
-  Divider<int32_t> slices, octet_parts, column_parts, tap_parts;
-  Divider<int32_t> by_octets, by_C, by_K, by_S;
+  int tiles;
 };
 
 // What a block sums.
@@ -31,11 +41,12 @@ struct Share {
   int set, octet, column, tap;  // the first ones
   int split;
 };
-template <typename T>
-__device__ inline Share share_of(const GradientParams<T>& p) {
+__device__ inline Share share_of(const GradientShares& p) {
   Share share;
-  share.split = static_cast<int>(blockIdx.x);
-  int32_t slice = p.slices.split(share.split);
+  auto outer = static_cast<int32_t>(blockIdx.x);
+  const int inner = p.neighbours.split(outer);
+  int32_t slice = p.clustered ? outer : inner;
+  share.split = p.clustered ? inner : outer;
   share.tap = p.tap_parts.split(slice) * p.taps;
   share.octet = p.octet_parts.split(slice) * p.octets;
   share.column = p.column_parts.split(slice) * p.columns;
@@ -47,9 +58,8 @@ __device__ inline Share share_of(const GradientParams<T>& p) {
 struct GradientOwn {
   int set, pair, column, pixels;
 };
-template <int kPairs, int kColumns, typename T>
-__device__ inline GradientOwn gradient_own_of(const GradientParams<T>& p) {
-  int warp = static_cast<int>(threadIdx.x) / 32;
+template <int kPairs, int kColumns>
+__device__ inline GradientOwn gradient_own_of(const GradientShares& p, int warp) {
   GradientOwn own;
   own.pixels = warp % p.pixel_warps;
   warp /= p.pixel_warps;
@@ -58,6 +68,57 @@ __device__ inline GradientOwn gradient_own_of(const GradientParams<T>& p) {
   own.column = warp % p.column_warps * kColumns;
   own.set = warp / p.column_warps;
   return own;
+}
+
+// What a lane's sums of a row are of: a tap, a channel of `in` and its group, of the set.
+struct SumRow {
+  bool exists;
+  int tap, group, c;
+};
+__device__ inline SumRow sum_row_of(const GradientShares& p, const Share& share, int set, int row) {
+  int32_t own_tap = row;
+  const int octet = share.octet + p.by_octets.split(own_tap);
+  int32_t group = octet * kOctet + static_cast<int>(threadIdx.x) % 32 / 4;
+  SumRow at;
+  at.tap = share.tap + own_tap;
+  at.exists = row < p.taps * p.octets && at.tap < p.kernel && group < p.set_C;
+  at.c = p.by_C.split(group);
+  at.group = group;
+  at.exists = at.exists && group < min(p.groups - set * p.pack, p.pack);
+  return at;
+}
+// The first of a lane's two neighbouring channels of `out`, of the set.
+__device__ inline int sum_column_of(int octet) {
+  return octet * kOctet + static_cast<int>(threadIdx.x) % 4 * 2;
+}
+__device__ inline bool meet(const GradientShares& p, const SumRow& at, int k) {
+  return k < p.set_K && p.by_K.quotient(k) == at.group;
+}
+
+// Stores a warp's sums as one of the parts.
+template <int kPairs, int kColumns>
+__device__ inline void store_part(const GradientShares& p, const Share& share,
+                                  const GradientOwn& own, int number,
+                                  const float (&sum)[kPairs][kColumns][4]) {
+  const int set = share.set + own.set, all_k = p.groups * p.K;
+  float* part = p.partial + int64_t{number} * p.kernel * all_k * p.C;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const SumRow at = sum_row_of(p, share, set, (own.pair + i) * 2 + half);
+      if (!at.exists) continue;
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int k = sum_column_of(share.column + own.column + j) + e;
+          if (!meet(p, at, k)) continue;
+          part[(at.tap * all_k + set * p.set_K + k) * p.C + at.c] = sum[i][j][half * 2 + e];
+        }
+      }
+    }
+  }
 }
 
 // A block's shared memory. The slots of pixels are found while the tile before is still summed, so
@@ -75,7 +136,7 @@ struct GradientMemory {
     slots = reinterpret_cast<int*>(out_list + p.pixels);
     rows = slots + 2 * p.pixels;
     in = reinterpret_cast<char*>(rows + p.rows);
-    out = in + p.sets * p.octets * kPieces * p.plane * 16;
+    out = in + p.shares.sets * p.shares.octets * kPieces * p.plane * 16;
   }
   Spot *in_spots, *out_spots;
   int64_t *in_list, *out_list;  // where slots and pixels come from
@@ -113,9 +174,9 @@ __device__ inline void add_pixels(const GradientParams<T>& p, const GradientMemo
   constexpr int kPixels = 32 / static_cast<int>(sizeof(T));  // of a step
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int out_plane = p.out_plane * 16, zeros = p.tile.slots * 16;
-  const char* out = memory.out + (own.set * p.columns + own.column) * kPieces * out_plane;
-  const char* in = memory.in + own.set * p.octets * kPieces * p.plane * 16;
-  const int apart = p.pixel_warps * kPixels;
+  const char* out = memory.out + (own.set * p.shares.columns + own.column) * kPieces * out_plane;
+  const char* in = memory.in + own.set * p.shares.octets * kPieces * p.plane * 16;
+  const int apart = p.shares.pixel_warps * kPixels;
   if constexpr (sizeof(T) == 2) {
     // Matrices: pixels 0 to 7 of the first and second row of a pair, then pixels 8 to 15.
     const uint32_t from = ptx::shared_address(in);
@@ -179,48 +240,15 @@ __device__ inline void add_pixels(const GradientParams<T>& p, const GradientMemo
   }
 }
 
-// Stores a warp's sums as one of the parts.
-template <typename T, int kPairs, int kColumns>
-__device__ inline void store_part(const GradientParams<T>& p, const Share& share,
-                                  const GradientOwn& own, const float (&sum)[kPairs][kColumns][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int set = share.set + own.set;
-  if (set >= p.in.sets) return;
-  const int all_k = p.out.sets * p.out.channels;
-  float* part =
-      p.partial + (int64_t{share.split} * p.pixel_warps + own.pixels) * p.kernel * all_k * p.C;
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int32_t tap = (own.pair + i) * 2 + half;
-      const bool is_row = tap < p.taps * p.octets;
-      int32_t group = (share.octet + p.by_octets.split(tap)) * kOctet + lane / 4;
-      tap += share.tap;
-      if (!is_row || tap >= p.kernel || group >= p.in.channels) continue;
-      const int c = p.by_C.split(group);
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int k = (share.column + own.column + j) * kOctet + lane % 4 * 2 + e;
-          if (k >= p.out.channels || p.by_K.quotient(k) != group) continue;
-          part[(tap * all_k + set * p.out.channels + k) * p.C + c] = sum[i][j][half * 2 + e];
-        }
-      }
-    }
-  }
-}
-
 // How far into a set's units the rows of its pairs are; behind the last one, some that exist.
 template <typename T>
 __device__ inline void list_rows(const GradientParams<T>& p, int first_tap, int count, int* rows) {
   const Taps &h = p.tile.h.taps[0], &w = p.tile.w.taps[0];
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    int32_t r = min(i, p.taps * p.octets - 1);
-    const int octet = p.by_octets.split(r);
-    r = min(first_tap + r, p.kernel - 1);
-    const int s = p.by_S.split(r);
+    int32_t r = min(i, p.shares.taps * p.shares.octets - 1);
+    const int octet = p.shares.by_octets.split(r);
+    r = min(first_tap + r, p.shares.kernel - 1);
+    const int s = p.shares.by_S.split(r);
     const int slot = class_slot(p.tile.h, h.offset + r * h.offset_step) * p.tile.pitch.divisor() +
                      class_slot(p.tile.w, w.offset + s * w.offset_step);
     rows[i] = (octet * GradientMemory<T>::kPieces * p.plane + slot) * 16;
@@ -237,18 +265,20 @@ __global__ void __launch_bounds__(kMostThreads, kGradientKernels[kIndex].blocks(
   constexpr int kRows = sizeof(T) == 2 ? 1 : 2;
   extern __shared__ __align__(16) char bytes[];
   const GradientMemory<T> memory(p, bytes);
-  const Share share = share_of(p);
-  const GradientOwn own = gradient_own_of<kPairs, kColumns>(p);
+  const Share share = share_of(p.shares);
+  const GradientOwn own =
+      gradient_own_of<kPairs, kColumns>(p.shares, static_cast<int>(threadIdx.x) / 32);
   ptx::start_dependents();
-  list_rows(p, share.tap, 2 * kPairs * p.pair_warps, memory.rows);
+  list_rows(p, share.tap, 2 * kPairs * p.shares.pair_warps, memory.rows);
   list_slots(whole_block(), p.tile, p.in, memory.in_spots);
   list_positions(whole_block(), p.tile, p.out.n, p.out.h, p.out.w, p.pixels, memory.out_spots);
-  for (int i = threadIdx.x; i < p.sets * p.octets * kPieces; i += blockDim.x) {
+  for (int i = threadIdx.x; i < p.shares.sets * p.shares.octets * kPieces; i += blockDim.x) {
     *reinterpret_cast<uint4*>(memory.in + (i * p.plane + p.tile.slots) * 16) = uint4{};
   }
-  const UnitCopies<T, 4> in(whole_block(), p.in, share.set, p.sets, p.octets * kUnits, 16, p.plane);
-  const UnitCopies<T, 4> out(whole_block(), p.out, share.set, p.sets, p.columns * kUnits, 16,
-                             p.out_plane);
+  const UnitCopies<T, 4> in(whole_block(), p.in, share.set, p.shares.sets, p.shares.octets * kUnits,
+                            16, p.plane);
+  const UnitCopies<T, 4> out(whole_block(), p.out, share.set, p.shares.sets,
+                             p.shares.columns * kUnits, 16, p.out_plane);
   __syncthreads();
   int row[kPairs][kRows];
 #pragma unroll
@@ -264,18 +294,18 @@ __global__ void __launch_bounds__(kMostThreads, kGradientKernels[kIndex].blocks(
   find_all(p, share.split, memory, slots);
   float sum[kPairs][kColumns][4] = {};
 #pragma unroll 1
-  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+  for (int tile = share.split; tile < p.tiles; tile += p.shares.splits) {
     __syncthreads();  // the lists are complete, and the tile before is no longer read
     in.bring(share.octet * kUnits, memory.in_list, p.tile.slots, memory.in);
     out.bring(share.column * kUnits, memory.out_list, p.pixels, memory.out);
     __syncthreads();
-    find_all(p, tile + p.splits, memory, next_slots);
+    find_all(p, tile + p.shares.splits, memory, next_slots);
     add_pixels<T, kPairs, kColumns, kRows>(p, memory, own, slots, row, sum);
     int* const found = next_slots;
     next_slots = slots;
     slots = found;
   }
-  store_part<T, kPairs, kColumns>(p, share, own, sum);
+  store_part(p.shares, share, own, share.split * p.shares.pixel_warps + own.pixels, sum);
 #endif
 }
 

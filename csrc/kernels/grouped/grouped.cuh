@@ -5,10 +5,13 @@
 #include <utility>
 
 #include "kernels/common/check.h"
+#include "kernels/common/map.cuh"
 #include "kernels/common/parts.cuh"
 #include "kernels/common/start.h"
+#include "kernels/grouped/boxes.cuh"
 #include "kernels/grouped/convolve.cuh"
 #include "kernels/grouped/gradient.cuh"
+#include "kernels/grouped/gradient_boxes.cuh"
 #include "kernels/grouped/pack.cuh"
 #include "kernels/launch.h"
 
@@ -40,6 +43,8 @@ inline TileParams tile_params(const Geometry& g, const Tile& tile, int64_t tiles
   p.images = tile.images;
   p.pixels = tile.pixels();
   p.slots = tile.slots;
+  p.classes = tile.classes;
+  p.class_slots = tile.class_slots;
   p.rows = D(tile.rows);
   p.columns = D(tile.columns);
   p.pitch = D(tile.pitch);
@@ -85,11 +90,21 @@ int64_t step_of(int64_t channels, int64_t sets, int64_t units) {
 template <typename T>
 using KernelOf = void (*)(Params<T>);
 template <typename T>
+using BoxKernelOf = void (*)(BoxParams<T>);
+template <typename T>
 using GradientKernelOf = void (*)(GradientParams<T>);
+template <typename T>
+using GradientBoxKernelOf = void (*)(GradientBoxParams<T>);
 
 template <typename T, size_t... kIndex>
 KernelOf<T> kernel_at(int index, std::index_sequence<kIndex...>) {
   static constexpr KernelOf<T> kTable[] = {convolve<T, static_cast<int>(kIndex)>...};
+  return kTable[index];
+}
+template <typename T, bool kPlanes, size_t... kIndex>
+BoxKernelOf<T> box_kernel_at(int index, std::index_sequence<kIndex...>) {
+  static constexpr BoxKernelOf<T> kTable[] = {
+      convolve_boxes<T, static_cast<int>(kIndex), kPlanes>...};
   return kTable[index];
 }
 template <typename T, size_t... kIndex>
@@ -98,29 +113,41 @@ GradientKernelOf<T> gradient_kernel_at(int index, std::index_sequence<kIndex...>
   return kTable[index];
 }
 
-inline Start start_of(const ConvPlan& plan, cudaStream_t stream, bool early) {
-  return {plan.grid[0], plan.block, plan.shared_bytes, stream, early};
+template <typename T, bool kPlanes, size_t... kIndex>
+GradientBoxKernelOf<T> gradient_box_kernel_at(int index, std::index_sequence<kIndex...>) {
+  static constexpr GradientBoxKernelOf<T> kTable[] = {
+      sum_boxes<T, static_cast<int>(kIndex), kPlanes>...};
+  return kTable[index];
+}
+
+inline Start start_of(const ConvPlan& plan, cudaStream_t stream, bool early, int cluster = 1) {
+  return {plan.grid[0], plan.block, plan.shared_bytes, stream, early, cluster};
+}
+
+template <typename T>
+Filter<T> make_filter(const Geometry& g, const Tile& tile, const T* weight) {
+  return {weight,
+          g.weight_group,
+          g.weight_k,
+          g.weight_c,
+          g.weight_r,
+          g.weight_s,
+          static_cast<int>(g.groups),
+          static_cast<int>(g.C),
+          static_cast<int>(g.K),
+          axis_params(g.h, tile.kept_rows, 0),
+          axis_params(g.w, tile.kept_columns, 0)};
 }
 
 template <typename T>
 void pack(const Geometry& g, const Work& work, const T* weight, void* packed, cudaStream_t stream) {
   WeightParams<T> p{};
-  p.weight = weight;
-  p.group_stride = g.weight_group;
-  p.k_stride = g.weight_k;
-  p.c_stride = g.weight_c;
-  p.r_stride = g.weight_r;
-  p.s_stride = g.weight_s;
-  p.groups = static_cast<int>(g.groups);
-  p.C = static_cast<int>(g.C);
-  p.K = static_cast<int>(g.K);
+  p.filter = make_filter(g, work.tile, weight);
   p.parts = work.parts;
   p.slice_groups = work.groups;
   p.channel_tiles = work.channel_tiles;
   p.units = work.units;
   p.chunks = work.chunks;
-  p.h = axis_params(g.h, work.tile.kept_rows, 0);
-  p.w = axis_params(g.w, work.tile.kept_columns, 0);
   p.pitch = work.tile.pitch;
   p.plane = work.plane;
   p.slot_bytes = work.slot_bytes;
@@ -147,58 +174,321 @@ struct WeightPlace {
   }
 };
 
+// Boxes of the pixels that tiles read, of a class of columns, and of those at their positions.
+template <typename T>
+CUtensorMap map_boxes(const Geometry& g, const Tile& tile, const T* in) {
+  const auto span = [](int count, int step) {
+    return static_cast<cuuint32_t>((count - 1) * step + 1);
+  };
+  const Boxes<4> boxes{
+      {static_cast<cuuint64_t>(g.groups * g.C), static_cast<cuuint64_t>(g.w.in),
+       static_cast<cuuint64_t>(g.h.in), static_cast<cuuint64_t>(g.N)},
+      {map_stride<T>(g.w.in, g.in[3]), map_stride<T>(g.h.in, g.in[2]), map_stride<T>(g.N, g.in[0])},
+      {kBoxRowBytes / sizeof(T), span(tile.kept_columns, g.w.step),
+       span(tile.kept_rows, g.h.class_step), static_cast<cuuint32_t>(tile.images)},
+      {1, static_cast<cuuint32_t>(g.w.step), static_cast<cuuint32_t>(g.h.class_step), 1}};
+  return make_map(in, kMapType<T>, boxes);
+}
+// `phase`: that many pixels further on, and so many apart.
+template <typename T>
+CUtensorMap map_positions(const Geometry& g, const Tile& tile, const T* out, int row_channels,
+                          int phase_h = 0, int phase_w = 0) {
+  const auto count = [](const Axis& axis, int phase) {
+    return std::max<int64_t>(ceil_divide(int64_t{axis.out} - phase, axis.phases), 1);
+  };
+  const int64_t high = count(g.h, phase_h), wide = count(g.w, phase_w);
+  const Boxes<4> boxes{
+      {static_cast<cuuint64_t>(g.groups * g.K), static_cast<cuuint64_t>(wide),
+       static_cast<cuuint64_t>(high), static_cast<cuuint64_t>(g.N)},
+      {map_stride<T>(wide, g.w.phases * g.out[3]), map_stride<T>(high, g.h.phases * g.out[2]),
+       map_stride<T>(g.N, g.out[0])},
+      {static_cast<cuuint32_t>(row_channels), static_cast<cuuint32_t>(tile.columns),
+       static_cast<cuuint32_t>(tile.rows), static_cast<cuuint32_t>(tile.images)},
+      {1, 1, 1, 1}};
+  const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+  const auto swizzle = row_channels * static_cast<int>(sizeof(T)) == kBoxRowBytes
+                           ? CU_TENSOR_MAP_SWIZZLE_128B
+                           : CU_TENSOR_MAP_SWIZZLE_NONE;
+  return make_map(out + phase_h * g.out[2] + phase_w * g.out[3], type, boxes, swizzle);
+}
+
+inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
+                                  const ConvProblem& problem, const Variant& variant,
+                                  int64_t splits, void* partial) {
+  using D = Divider<int32_t>;
+  GradientShares s{};
+  s.partial = static_cast<float*>(partial);
+  s.groups = static_cast<int>(g.groups);
+  s.K = static_cast<int>(g.K);
+  s.C = static_cast<int>(g.C);
+  s.kernel = static_cast<int>(g.kernel);
+  s.pack = cut.pack;
+  s.set_K = cut.K;
+  s.set_C = cut.C;
+  s.sets = cut.sets;
+  s.octets = cut.octets;
+  s.columns = cut.columns;
+  s.taps = cut.taps;
+  s.pair_warps = cut.pair_warps;
+  s.column_warps = cut.column_warps;
+  s.pixel_warps = variant.pixel_warps();
+  s.splits = static_cast<int>(splits);
+  s.clustered = variant.is_clustered();
+  s.neighbours = D(s.clustered ? splits : cut.slices);
+  s.octet_parts = D(cut.octet_parts);
+  s.column_parts = D(cut.column_parts);
+  s.tap_parts = D(cut.tap_parts);
+  s.by_octets = D(cut.octets);
+  s.by_C = D(g.C);
+  s.by_K = D(g.K);
+  s.by_S = D(problem.S);
+  return s;
+}
+
 template <typename T>
 void launch_gradient(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
                      const LaunchContext& context) {
-  using D = Divider<int32_t>;
   const Geometry g = geometry_of(problem);
   const Tile tile = tile_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
   const Variant variant = Variant::at(plan.variant_index);
   const GradientWork work = gradient_work_of(g, variant, tile, sizeof(T), plan.shared_bytes);
-  const int64_t sets = g.groups / work.pack, units = kOctet * sizeof(T) / kUnitBytes;
-  const int64_t C = work.pack * g.C, K = work.pack * g.K;
+  const GradientCut& cut = work.cut;
+  const int64_t units = kOctet * sizeof(T) / kUnitBytes;
   GradientParams<T> p{};
-  p.tile = tile_params(g, tile, work.tiles_p, work.tiles_q);
-  p.in = make_image(static_cast<const T*>(operands.x), g.in, problem.x_sizes(), C, sets,
-                    step_of<T>(C, work.sets, work.octets * units));
-  p.out = make_image(static_cast<const T*>(operands.y), g.out, problem.y_sizes(), K, sets,
-                     step_of<T>(K, work.sets, work.columns * units));
-  p.partial = static_cast<float*>(context.workspace);
-  p.K = static_cast<int>(g.K);
-  p.C = static_cast<int>(g.C);
-  p.kernel = static_cast<int>(g.kernel);
-  p.sets = work.sets;
-  p.octets = work.octets;
-  p.columns = work.columns;
-  p.taps = work.taps;
-  p.pair_warps = work.pair_warps;
-  p.column_warps = work.column_warps;
-  p.pixel_warps = variant.pixel_warps();
+  p.shares =
+      make_shares(g, cut, problem, variant, plan.splits / variant.pixel_warps(), context.workspace);
+  p.tile = tile_params(g, tile, cut.tiles_p, cut.tiles_q);
+  p.in = make_image(static_cast<const T*>(operands.x), g.in, problem.x_sizes(), cut.C, cut.all_sets,
+                    step_of<T>(cut.C, cut.sets, cut.octets * units));
+  p.out = make_image(static_cast<const T*>(operands.y), g.out, problem.y_sizes(), cut.K,
+                     cut.all_sets, step_of<T>(cut.K, cut.sets, cut.columns * units));
   p.plane = work.plane;
   p.out_plane = work.out_plane;
   p.pixels = static_cast<int>(ceil_divide(tile.pixels(), kStepPixels) * kStepPixels);
-  p.tiles = static_cast<int>(work.tiles_n * work.tiles_p * work.tiles_q);
-  p.splits = static_cast<int>(plan.splits / p.pixel_warps);
-  p.slices = D(work.slices);
-  p.octet_parts = D(work.octet_parts);
-  p.column_parts = D(work.column_parts);
-  p.tap_parts = D(work.tap_parts);
+  p.tiles = static_cast<int>(cut.tiles_n * cut.tiles_p * cut.tiles_q);
   p.rows = work.rows;
-  p.by_octets = D(work.octets);
-  p.by_C = D(g.C);
-  p.by_K = D(g.K);
-  p.by_S = D(problem.S);
   start("grouped: the weight gradient", start_of(plan, context.stream, false),
         gradient_kernel_at<T>(variant.kernel, std::make_index_sequence<kGradientKernelCount>()), p);
-  const WeightPlace place{D(g.C),
-                          D(problem.K),
-                          D(problem.S),
-                          problem.w_strides[0],
-                          problem.w_strides[1],
-                          problem.w_strides[2],
+}
+
+// Pairs of neighbours of a row, both of which exist or none, and four aligned bytes; else one
+// pixel.
+template <typename T>
+int brought_pixels(const T* data, const Shape4& strides, const Shape4& sizes) {
+  const auto even = [&](int axis) { return sizes[axis] == 1 || strides[axis] % 2 == 0; };
+  const bool pairs = sizeof(T) == 2 && reinterpret_cast<uintptr_t>(data) % 4 == 0 &&
+                     strides[3] == 1 && sizes[3] % 2 == 0 && even(0) && even(1) && even(2);
+  return pairs ? 2 : 1;
+}
+inline PlaneBox plane_box(const Geometry& g, const Tile& tile, int vector) {
+  using D = Divider<int32_t>;
+  PlaneBox box{};
+  box.vector = g.w.class_step == 1 ? vector : 1;
+  box.step = g.w.step;
+  box.class_step = g.w.class_step;
+  box.row_step = g.h.class_step;
+  box.pitch = tile.pitch;
+  box.class_rows = tile.class_slots;
+  box.count = box_vectors(g, tile, box.vector);
+  box.across = D(box.count / (tile.images * tile.kept_rows));
+  box.down = D(tile.kept_rows);
+  box.by_pitch = D(tile.pitch);
+  box.by_step = D(g.w.step);
+  return box;
+}
+inline PlaneBox position_box(const Tile& tile, int vector) {
+  using D = Divider<int32_t>;
+  PlaneBox box{};
+  box.vector = vector;
+  box.step = box.class_step = box.row_step = 1;
+  box.pitch = tile.columns;
+  box.count = position_vectors(tile, vector);
+  box.across = D(box.count / (tile.images * tile.rows));
+  box.down = D(tile.rows);
+  box.by_pitch = D(tile.columns);
+  box.by_step = D(1);
+  return box;
+}
+
+template <typename T>
+void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
+                           const Operands& operands, const LaunchContext& context) {
+  const Geometry g = geometry_of(problem);
+  const Tile tile = box_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
+  const Variant variant = Variant::at(plan.variant_index);
+  const GradientBoxWork work = gradient_box_work_of(g, variant, tile, plan.shared_bytes);
+  const GradientCut& cut = work.cut;
+  const auto* x = static_cast<const T*>(operands.x);
+  const auto* dy = static_cast<const T*>(operands.y);
+  GradientBoxParams<T> p{};
+  if (work.boxed) {
+    p.in = map_boxes(g, tile, x);
+    p.out = map_positions(g, tile, dy, kBoxRowBytes / sizeof(T));
+  }
+  p.in_image = make_image(x, g.in, problem.x_sizes(), g.C, g.groups, g.C);
+  p.out_image = make_image(dy, g.out, problem.y_sizes(), g.K, g.groups, g.K);
+  p.in_box = plane_box(g, tile, brought_pixels(x, g.in, problem.x_sizes()));
+  p.out_box = position_box(tile, brought_pixels(dy, g.out, problem.y_sizes()));
+  p.shares = make_shares(g, cut, problem, variant, plan.splits, context.workspace);
+  p.tile = tile_params(g, tile, cut.tiles_p, cut.tiles_q);
+  p.boxes = work.boxes;
+  p.out_boxes = work.out_boxes;
+  p.box_bytes = work.box_bytes;
+  p.out_box_bytes = work.out_box_bytes;
+  p.stage_bytes = work.stage_bytes();
+  p.brought_bytes = work.brought_bytes();
+  p.stages = work.stages;
+  p.warps = cut.threads / 32;
+  p.pixels = static_cast<int>(ceil_divide(tile.pixels(), kStepPixels) * kStepPixels);
+  p.positions_at = work.positions_at;
+  p.table_at = work.table_at;
+  p.zeros_at = work.zeros_at;
+  p.barriers_at = work.barriers_at;
+  p.list_at = work.list_at;
+  p.out_list_at = work.out_list_at;
+  p.tiles = static_cast<int>(cut.tiles_n * cut.tiles_p * cut.tiles_q);
+  p.weight = operands.w;
+  p.weight_k = problem.w_strides[0];
+  p.weight_c = problem.w_strides[1];
+  p.weight_r = problem.w_strides[2];
+  p.weight_s = problem.w_strides[3];
+  const int cluster = variant.is_clustered() ? static_cast<int>(plan.splits) : 1;
+  const int kernel = variant.kernel - kGradientKernelCount;
+  const auto indices = std::make_index_sequence<kGradientBoxKernelCount>();
+  start("grouped: the weight gradient", start_of(plan, context.stream, false, cluster),
+        work.boxed ? gradient_box_kernel_at<T, false>(kernel, indices)
+                   : gradient_box_kernel_at<T, true>(kernel, indices),
+        p);
+}
+
+template <typename T>
+void launch_gradients(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
+                      const LaunchContext& context) {
+  using D = Divider<int32_t>;
+  if constexpr (sizeof(T) == 2) {
+    const Variant variant = Variant::at(plan.variant_index);
+    if (variant.has_gradient_boxes()) {
+      launch_gradient_boxes<T>(problem, plan, operands, context);
+      if (variant.is_clustered()) return;  // nothing is left to add up
+    } else {
+      launch_gradient<T>(problem, plan, operands, context);
+    }
+  } else {
+    launch_gradient<T>(problem, plan, operands, context);
+  }
+  const WeightPlace place{D(problem.group_C()), D(problem.K),         D(problem.S),
+                          problem.w_strides[0], problem.w_strides[1], problem.w_strides[2],
                           problem.w_strides[3]};
-  add_up("grouped: the parts of the weight gradient", p.partial, problem.w_count(), plan.splits,
-         static_cast<T*>(operands.w), place, /*early=*/true, context.stream);
+  add_up("grouped: the parts of the weight gradient", static_cast<const float*>(context.workspace),
+         problem.w_count(), plan.splits, static_cast<T*>(operands.w), place, /*early=*/true,
+         context.stream);
+}
+
+// Bytes of a plane that can be stored at once: neighbours of a row, all or none of which exist.
+template <typename T>
+int plane_vector(const Geometry& g, const Tile& tile, const T* out) {
+  const auto fits = [&](int64_t count) {
+    const auto even = [&](int64_t size, int64_t stride) {
+      return size == 1 || stride % count == 0;
+    };
+    return is_aligned(out) && g.w.phases == 1 && g.out[3] == 1 && tile.columns % count == 0 &&
+           g.w.out % count == 0 && even(g.N, g.out[0]) && even(g.groups * g.K, g.out[1]) &&
+           even(g.h.out, g.out[2]);
+  };
+  int bytes = 16;
+  while (bytes > static_cast<int>(sizeof(T)) && !fits(bytes / static_cast<int>(sizeof(T)))) {
+    bytes /= 2;
+  }
+  return bytes;
+}
+
+// Whether two channels' weights can be read as one: at even places of four bytes.
+template <typename T>
+bool has_weight_pairs(const ConvProblem& problem, const Geometry& g, const T* weights) {
+  return sizeof(T) == 2 && reinterpret_cast<uintptr_t>(weights) % 4 == 0 && g.weight_c == 1 &&
+         g.C % 2 == 0 && g.weight_group % 2 == 0 && g.weight_k % 2 == 0 &&
+         (problem.R == 1 || g.weight_r % 2 == 0) && (problem.S == 1 || g.weight_s % 2 == 0);
+}
+
+template <typename T>
+void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
+                  const LaunchContext& context) {
+  using D = Divider<int32_t>;
+  const bool backward = problem.pass == Pass::kDgrad;
+  const Geometry g = geometry_of(problem);
+  const Tile tile = box_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
+  const Variant variant = Variant::at(plan.variant_index);
+  const BoxWork work = box_work_of(g, variant, tile, sizeof(T), plan.shared_bytes);
+  auto* x = static_cast<T*>(operands.x);
+  auto* y = static_cast<T*>(operands.y);
+  BoxParams<T> p{};
+  const T* in = backward ? y : x;
+  if (g.in_boxed) p.in = map_boxes(g, tile, in);
+  const Shape4 in_sizes = backward ? problem.y_sizes() : problem.x_sizes();
+  p.image = make_image(in, g.in, in_sizes, g.C, g.groups, g.C);
+  p.box = plane_box(g, tile, brought_pixels(in, g.in, in_sizes));
+  p.tile = tile_params(g, tile, work.tiles_p, work.tiles_q);
+  p.out = backward ? x : y;
+  p.out_n = g.out[0];
+  p.out_c = g.out[1];
+  p.out_h = g.out[2];
+  p.out_w = g.out[3];
+  p.weights = static_cast<const T*>(operands.w);
+  p.weight_group = g.weight_group;
+  p.weight_k = g.weight_k;
+  p.weight_c = g.weight_c;
+  p.weight_r = g.weight_r;
+  p.weight_s = g.weight_s;
+  p.weight_pairs = has_weight_pairs<T>(problem, g, p.weights);
+  const int64_t group_weights = g.K * g.C * g.kernel;
+  if (g.weight_group == group_weights)
+    p.group_weights = static_cast<int>(group_weights * sizeof(T));
+  p.epilogue = operands.epilogue;
+  p.pack = work.pack;
+  p.C = work.C;
+  p.K = work.K;
+  p.groups = static_cast<int>(g.groups);
+  p.all_K = static_cast<int>(g.groups * g.K);
+  p.sets = work.sets;
+  p.pieces = work.pieces;
+  p.column_warps = work.column_warps;
+  p.pixel_warps = variant.pixel_warps();
+  p.warps = work.warps;
+  p.boxes = work.boxes;
+  p.steps = work.steps;
+  p.stages = work.stages;
+  p.box_bytes = work.box_bytes;
+  p.stage_bytes = work.stage_bytes();
+  p.brought_bytes = work.brought_bytes();
+  p.weights_at = work.weights_at;
+  p.staging_at = work.staging_at;
+  p.spots_at = work.spots_at;
+  p.filter_at = work.filter_at;
+  p.table_at = work.table_at;
+  p.barriers_at = work.barriers_at;
+  p.list_at = work.list_at;
+  p.finishes = !operands.epilogue.is_empty();
+  p.out_boxes = work.out_boxes;
+  p.out_box_bytes = work.out_box_bytes;
+  p.out_row_bytes = work.out_row_bytes;
+  p.out_pitch = work.out_pitch;
+  p.stored = work.stored;
+  p.store_bytes = plane_vector(g, tile, p.out);
+  p.by_vectors = D(tile.pixels() * static_cast<int>(sizeof(T)) / p.store_bytes);
+  for (int phase = 0; work.out_boxes > 0 && phase < g.h.phases * g.w.phases; ++phase) {
+    p.out_of[phase] = map_positions<T>(g, tile, p.out, work.out_row_bytes / sizeof(T),
+                                       phase / g.w.phases, phase % g.w.phases);
+  }
+  p.tiles = static_cast<int>(work.tiles_n * work.tiles_p * work.tiles_q);
+  p.tile_blocks = static_cast<int>(plan.grid[0] / work.slices);
+  p.slices = D(work.slices);
+  p.parts = D(work.parts);
+  const int kernel = variant.kernel - kKernelCount;
+  const auto indices = std::make_index_sequence<kBoxKernelCount>();
+  start("grouped", start_of(plan, context.stream, false),
+        g.in_boxed ? box_kernel_at<T, false>(kernel, indices)
+                   : box_kernel_at<T, true>(kernel, indices),
+        p);
 }
 
 template <typename T>
@@ -206,7 +496,11 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
             const LaunchContext& context) {
   using D = Divider<int32_t>;
   if (problem.pass == Pass::kWgrad) {
-    launch_gradient<T>(problem, plan, operands, context);
+    launch_gradients<T>(problem, plan, operands, context);
+    return;
+  }
+  if (Variant::at(plan.variant_index).has_boxes()) {
+    launch_boxes<T>(problem, plan, operands, context);
     return;
   }
   const bool backward = problem.pass == Pass::kDgrad;

@@ -34,6 +34,7 @@ struct TileParams {
   AxisParams h, w;
   int N, images, pixels;
   int slots;
+  int classes, class_slots;  // of boxes, see Tile
   Divider<int32_t> rows, columns, pitch, kept_rows;
   Divider<int32_t> tiles_q, tiles_p;
 };

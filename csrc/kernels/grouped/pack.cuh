@@ -10,43 +10,64 @@ namespace customconv::grouped {
 
 constexpr int kPackThreads = 256;
 
-template <typename T>
-struct WeightParams {
-  const T* weight;
-  int64_t group_stride, k_stride, c_stride, r_stride, s_stride;
-  int groups, C, K;
-  int parts, slice_groups, channel_tiles, units, chunks;
-  AxisParams h, w;
-  int pitch, plane, slot_bytes;
-  int64_t slice_lanes;  // of a slice, all phases: sixteen bytes each
-  int64_t all;
-  int table;  // its entries
-};
-
 // A phase's taps, and of what is counted through all phases the place in this one.
 struct PhaseTaps {
   Taps h, w;
   int count, steps;
   int place;
 };
-template <typename T>
-__device__ inline PhaseTaps phase_of(const WeightParams<T>& p, int place, int of_a_step) {
+// Of a step, which has so many pieces of a tap's channels, `of_a_step` are counted.
+__device__ inline PhaseTaps phase_of(const AxisParams& h, const AxisParams& w, int pieces,
+                                     int step_pieces, int place, int of_a_step) {
   for (int phase = 0;; ++phase) {
-    const Taps &h = p.h.taps[phase / p.w.phases], &w = p.w.taps[phase % p.w.phases];
-    const int count = h.count * w.count, steps = (count * p.units + kStepUnits - 1) / kStepUnits;
-    if (place < steps * of_a_step) return {h, w, count, steps, place};
+    const Taps &own_h = h.taps[phase / w.phases], &own_w = w.taps[phase % w.phases];
+    const int count = own_h.count * own_w.count;
+    const int steps = (count * pieces + step_pieces - 1) / step_pieces;
+    if (place < steps * of_a_step) return {own_h, own_w, count, steps, place};
     place -= steps * of_a_step;
   }
 }
 
+// A filter as it lies in memory.
+template <typename T>
+struct Filter {
+  const T* weight;
+  int64_t group_stride, k_stride, c_stride, r_stride, s_stride;
+  int groups, C, K;
+  AxisParams h, w;
+
+  // By its number among the phase's taps.
+  __device__ T at(const PhaseTaps& phase, int group, int k, int c, int tap) const {
+    const int r = tap / phase.w.count, s = tap % phase.w.count;
+    return operand(weight[group * group_stride + k * k_stride + c * c_stride +
+                          (phase.h.first + r * phase.h.step) * r_stride +
+                          (phase.w.first + s * phase.w.step) * s_stride]);
+  }
+};
+
+template <typename T>
+struct WeightParams {
+  Filter<T> filter;
+  int parts, slice_groups, channel_tiles, units, chunks;
+  int pitch, plane, slot_bytes;
+  int64_t slice_lanes;  // of a slice, all phases: sixteen bytes each
+  int64_t all;
+  int table;  // its entries
+
+  // `of_a_step` are counted.
+  __device__ PhaseTaps phase_at(int place, int of_a_step) const {
+    return phase_of(filter.h, filter.w, units, kStepUnits, place, of_a_step);
+  }
+};
+
 template <typename T>
 __device__ inline int table_entry(const WeightParams<T>& p, int number) {
-  const PhaseTaps phase = phase_of(p, number, kStepUnits);
+  const PhaseTaps phase = p.phase_at(number, kStepUnits);
   const int tap = phase.place / p.units, unit = phase.place % p.units;
   if (tap >= phase.count) return -1;
   const int r = tap / phase.w.count, s = tap % phase.w.count;
-  const int slot = class_slot(p.h, phase.h.offset + r * phase.h.offset_step) * p.pitch +
-                   class_slot(p.w, phase.w.offset + s * phase.w.offset_step);
+  const int slot = class_slot(p.filter.h, phase.h.offset + r * phase.h.offset_step) * p.pitch +
+                   class_slot(p.filter.w, phase.w.offset + s * phase.w.offset_step);
   const int each = p.slot_bytes / kUnitBytes;
   return (unit / each * p.plane + slot) * p.slot_bytes + unit % each * kUnitBytes;
 }
@@ -56,18 +77,13 @@ template <typename T>
 __device__ inline uint2 weight_unit(const WeightParams<T>& p, const PhaseTaps& phase, int group,
                                     int k, int tap, int c) {
   constexpr int kElements = kUnitBytes / static_cast<int>(sizeof(T));
+  const Filter<T>& filter = p.filter;
   alignas(kUnitBytes) T values[kElements];
-  const bool exists = tap < phase.count && group < p.groups && k < p.K;
-  const T* from = p.weight;
-  if (exists) {
-    const int r = tap / phase.w.count, s = tap % phase.w.count;
-    from += group * p.group_stride + k * p.k_stride + c * p.c_stride +
-            (phase.h.first + r * phase.h.step) * p.r_stride +
-            (phase.w.first + s * phase.w.step) * p.s_stride;
-  }
+  const bool exists = tap < phase.count && group < filter.groups && k < filter.K;
 #pragma unroll
   for (int e = 0; e < kElements; ++e) {
-    values[e] = exists && c + e < p.C ? operand(from[e * p.c_stride]) : narrow<T>(0.0f);
+    values[e] =
+        exists && c + e < filter.C ? filter.at(phase, group, k, c + e, tap) : narrow<T>(0.0f);
   }
   return *reinterpret_cast<const uint2*>(values);
 }
@@ -85,8 +101,7 @@ __global__ void __launch_bounds__(kPackThreads)
   }
   const int64_t slice = i / p.slice_lanes;
   const int block = p.slice_groups * p.channel_tiles * 32;  // lanes of a step
-  const PhaseTaps phase =
-      phase_of(p, static_cast<int>(i - slice * p.slice_lanes), p.chunks * block);
+  const PhaseTaps phase = p.phase_at(static_cast<int>(i - slice * p.slice_lanes), p.chunks * block);
   const int rest = phase.place, lane = rest % 32, tile = rest / 32 % p.channel_tiles;
   const int own_group = rest / 32 / p.channel_tiles % p.slice_groups;
   const int step = rest / block % phase.steps, chunk = rest / block / phase.steps;

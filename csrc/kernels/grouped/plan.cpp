@@ -33,8 +33,31 @@ constexpr double kLaunchMs = 4.9e-3;
 constexpr double kPackMs = 0.9e-3;
 constexpr double kNextMs = 2.9e-3;  // of a weight gradient's second kernel
 
+// The same of boxes.
+constexpr double kBoxInstructionsPerOperand = 5.67;  // besides products
+constexpr double kBoxInstructionsPerStep = 43.1;
+constexpr double kBoxInstructionsPerOutput = 3.55;  // of a lane's pixel
+constexpr double kBoxInstructionsPerTile = 43.2;    // and phase
+constexpr double kBoxInstructionsPerWeight = 74.7;  // brought: of four bytes
+constexpr double kBoxTileClocks = 1250;             // that a block waits for a tile
+constexpr double kBoxTurnClocks = 4770;             // the same where there is one stage
+constexpr double kBoxBytesPerClock = 80.1;          // brought to a multiprocessor
+// Where threads bring a box: of 32 rows and a piece of their channels, and until those are there.
+constexpr double kInstructionsPerBrought = 217;
+constexpr double kBroughtClocks = 1300;
+constexpr double kInstructionsPerPlaneVector = 84.2;  // stored
+constexpr double kBoxBlockClocks = 9380;
+constexpr double kBoxBandwidthEfficiency = 0.735;
+constexpr double kBoxOverlapLoss = 0.439;
+
+// Of clusters, as in implicit_gemm.
+constexpr double kClusterBytesPerClock = 13.7;  // of the others' shared memory
+constexpr double kClusterMs = 0.66e-3;          // for each of its blocks
+constexpr double kClusterShare = 0.834;  // of the multiprocessors, that those above two reach
+
 constexpr int kGradientPixels[] = {64, 128, 256};  // of a tile
 constexpr int kGradientTurns[] = {2, 4};           // blocks for each multiprocessor
+constexpr int kMostTurns = 4;                      // the same of clusters
 constexpr int64_t kMostPartBytes = 64 << 20;
 
 // The variants whose smallest tile decides whether there is a plan.
@@ -81,6 +104,7 @@ class Search {
         all_(all) {
     in_vectors_ = g_.in[1] == 1 && g_.C * size_ % kUnitBytes == 0;
     out_vectors_ = g_.out[1] == 1 && g_.K * size_ % kUnitBytes == 0;
+    boxed_ = is_boxed();
   }
 
   ConvPlan best() {
@@ -98,10 +122,139 @@ class Search {
         }
       }
     }
+    if (!boxed_) return best_;
+    for (int warps = 0; warps < 4; ++warps) {
+      if (gradient) {
+        for (int kernel = 0; kernel < kGradientBoxKernelCount; ++kernel) {
+          for (const int pixels : kGradientPixels) {
+            try_boxes({kGradientKernelCount + kernel, warps, 0}, pixels);
+          }
+        }
+      } else {
+        for (int kernel = 0; kernel < kBoxKernelCount; ++kernel) {
+          const Variant v{kKernelCount + kernel, warps, 0};
+          try_boxes(v, v.pixels());
+        }
+      }
+    }
     return best_;
   }
 
  private:
+  // Whether there are kernels of boxes.
+  bool is_boxed() const {
+    const bool hopper = d_.capability_major == 9 && d_.capability_minor == 0 && d_.built_for_90a;
+    return hopper && (p_.pass != Pass::kWgrad || size_ == 2);
+  }
+
+  // Tiles of at most so many pixels, from wide ones to narrow ones. Of eight neighbours, or whole
+  // rows: those of an operand then lie in banks of their own.
+  void try_boxes(const Variant& v, int64_t pixels) {
+    constexpr int64_t kNarrow = 4, kUnit = 8;
+    const int64_t width = g_.w.positions;
+    std::vector<int64_t> tried;
+    for (int64_t most = pixels; most >= kNarrow; most /= 2) {
+      const int64_t even = even_piece(width, most);
+      for (const int64_t columns : {even, std::min(ceil_divide(even, kUnit) * kUnit, most)}) {
+        const bool is_new = std::find(tried.begin(), tried.end(), columns) == tried.end();
+        if (!is_new || columns > pixels) continue;
+        tried.push_back(columns);
+        int64_t rows = even_piece(g_.h.positions, pixels / columns);
+        const bool whole = rows == g_.h.positions && columns >= width;
+        int64_t images = whole ? even_piece(p_.N, pixels / (rows * columns)) : 1;
+        while (!consider_boxes(v, images, rows, columns)) {
+          int64_t& most_of = images > 1 ? images : rows;
+          if (most_of == 1) break;
+          most_of = (most_of + 1) / 2;
+        }
+      }
+    }
+  }
+
+  // How often shared memory is asked for eight rows of an operand, once if all lie in banks of
+  // their own.
+  double conflicts(const Tile& tile) const {
+    int64_t asked = 0, eights = 0;
+    const int step_h = g_.h.step / g_.h.class_step;
+    for (int first = 0; first < tile.pixels(); first += 8, ++eights) {
+      int found[8] = {}, most = 0;
+      for (int i = first; i < std::min(first + 8, tile.pixels()); ++i) {
+        const int column = i % tile.columns, row = i / tile.columns;
+        const int h = row / tile.rows * tile.kept_rows + row % tile.rows * step_h;
+        most = std::max(most, ++found[(h * tile.pitch + column) % 8]);
+      }
+      asked += most;
+    }
+    return static_cast<double>(asked) / static_cast<double>(eights);
+  }
+
+  bool consider_boxes(const Variant& v, int64_t images, int64_t rows, int64_t columns) {
+    if (images > kMostBox || rows > kMostBox || columns > kMostBox) return false;
+    const Tile tile =
+        box_of(g_, static_cast<int>(images), static_cast<int>(rows), static_cast<int>(columns));
+    if (p_.pass == Pass::kWgrad) return consider_gradient_boxes(v, tile);
+    const BoxKernel& kernel = v.box_kernel();
+    bool fits = false;
+    int last = 0;
+    for (const int blocks : {kernel.blocks(), 1}) {
+      const BoxWork w = box_work_of(g_, v, tile, size_, shared_bytes_of(blocks));
+      if (!w.fits || w.bytes == last) continue;
+      last = w.bytes;
+      fits = true;
+      price_boxes(v, w, std::min(kernel.blocks(), blocks));
+    }
+    return fits;
+  }
+
+  void price_boxes(const Variant& v, const BoxWork& w, int resident) {
+    const BoxKernel& kernel = v.box_kernel();
+    const int64_t tiles = w.tiles_n * w.tiles_p * w.tiles_q;
+    int64_t tile_blocks = std::clamp<int64_t>(int64_t{resident} * d_.sm_count / w.slices, 1, tiles);
+    tile_blocks = ceil_divide(tiles, ceil_divide(tiles, tile_blocks));
+    const double own = static_cast<double>(ceil_divide(tiles, tile_blocks));
+    const double warps = w.warps, pixels = kernel.pixels, channels = kernel.channels;
+    const double phases = g_.h.phases * g_.w.phases, steps = warps * w.steps;
+    const double issues =
+        steps * (kBoxInstructionsPerStep + channels +
+                 pixels * (kBoxInstructionsPerOperand + channels)) +
+        warps * phases *
+            (kBoxInstructionsPerTile + 2 * pixels * (kBoxInstructionsPerOutput + 2 * channels));
+    const double shared = steps * (1 + 2 * channels + 4 * pixels * conflicts(w.tile)) +
+                          w.brought_bytes() / 128.0 + warps * phases * pixels * 2;
+    const double products = steps * pixels * channels * kProductClocks;
+    const double brought = w.brought_bytes() / kBoxBytesPerClock;
+    double waits = w.stages > 1 ? kBoxTileClocks : kBoxTurnClocks + brought;
+    ByThreads threads;
+    if (!g_.in_boxed) {
+      const Tile& t = w.tile;
+      bring_boxes(threads, g_.in, t.images * t.kept_rows, t.kept_columns * g_.w.classes,
+                  int64_t{w.sets} * w.pieces);
+      waits = std::max(waits, threads.waits);
+    }
+    if (w.out_pitch > 0) {
+      int vector = g_.w.phases > 1 ? 1 : 16 / size_;
+      while (w.tile.columns % vector != 0 || g_.w.out % vector != 0) vector /= 2;
+      threads.issues +=
+          phases * w.stored * w.tile.pixels() / (32.0 * vector) * kInstructionsPerPlaneVector;
+      count_rows(threads, phases * w.tile.images * w.tile.rows, w.tile.columns, w.stored,
+                 g_.out[3] * g_.w.phases);
+    }
+    const double clocks =
+        std::max({(issues + threads.issues) / (4 * kIssueEfficiency), shared + threads.lines,
+                  products, brought, threads.bytes / kBoxBytesPerClock});
+    ConvPlan plan{};
+    plan.variant = kernel.name;
+    plan.grid[0] = w.slices * tile_blocks;
+    plan.block = w.threads;
+    plan.shared_bytes = w.bytes;
+    const double filling =
+        w.weight_bytes / 128.0 * kBoxInstructionsPerWeight / (4 * kIssueEfficiency);
+    plan.predicted_ms =
+        kLaunchMs + box_ms(static_cast<double>(plan.grid[0]), own * clocks + filling, own * waits,
+                           d_.sm_count, resident, p_.least_bytes());
+    take(plan, v, w.tile);
+  }
+
   // Tiles of about so many pixels, from wide ones to narrow ones.
   void try_tiles(const Variant& v, int64_t pixels) {
     constexpr int64_t kNarrow = 6;
@@ -187,43 +340,145 @@ class Search {
   bool consider_gradient(const Variant& v, const Tile& tile) {
     const GradientWork w = gradient_work_of(g_, v, tile, size_, d_.shared_bytes_block);
     if (!w.fits) return false;
-    const GradientKernel& kernel = kGradientKernels[v.kernel];
-    const int64_t tiles = w.tiles_n * w.tiles_p * w.tiles_q;
-    const double warps = w.threads / 32.0, pairs = kernel.pairs, channels = kernel.channels;
+    const GradientKernel& kernel = v.gradient_kernel();
+    const double warps = w.cut.threads / 32.0, pairs = kernel.pairs, channels = kernel.channels;
     const double steps = std::ceil(tile.pixels() / (32.0 / size_) / v.pixel_warps());
     const double units = kOctet * size_ / kUnitBytes;
     double issues = (tile.slots + tile.pixels()) / 32.0 * kInstructionsPerSlot;
-    issues += tile.slots * w.sets * w.octets * units / 32 * bring(in_vectors_);
-    issues += tile.pixels() * w.sets * w.columns * units / 32 * bring(out_vectors_);
+    issues += tile.slots * w.cut.sets * w.cut.octets * units / 32 * bring(in_vectors_);
+    issues += tile.pixels() * w.cut.sets * w.cut.columns * units / 32 * bring(out_vectors_);
     const double loads = size_ == 2 ? 1 : 4;
     issues += warps * steps * (kInstructionsPerStep + pairs * (3 * loads + channels));
     const double operands = warps * steps * (2 + 2 * channels + kOperandClocks * pairs);
     const double products = warps * steps * pairs * channels * kProductClocks;
     const double clocks = std::max({issues / (4 * kIssueEfficiency), operands, products});
     const double resident = std::min<double>(kernel.blocks(), resident_of(w.bytes));
+    split_gradient(v, tile, w.cut, v.pixel_warps(), w.bytes, 0,
+                   [&](double blocks, double own, double bytes) {
+                     const double sums = warps * pairs * channels * 4 * 8 / (4 * kIssueEfficiency);
+                     return total_ms(blocks, clocks * own + sums, kBlockClocks + own * kTurnClocks,
+                                     resident, bytes);
+                   });
+    return true;
+  }
+
+  bool consider_gradient_boxes(const Variant& v, const Tile& tile) {
+    const GradientKernel& kernel = v.gradient_kernel();
+    bool fits = false;
+    double asked = 0;
+    for (const int clustered : {0, 1}) {
+      int last = 0;
+      for (const int blocks : {kernel.box_blocks(), 1}) {
+        const Variant own{v.kernel, v.warps, clustered};
+        const GradientBoxWork w = gradient_box_work_of(g_, own, tile, shared_bytes_of(blocks));
+        if (!w.fits || w.bytes == last) continue;
+        last = w.bytes;
+        fits = true;
+        if (asked == 0) asked = conflicts(tile);
+        price_gradient_boxes(own, w, blocks, asked);
+      }
+    }
+    return fits;
+  }
+
+  // `asked`: see conflicts.
+  void price_gradient_boxes(const Variant& v, const GradientBoxWork& w, int resident,
+                            double asked) {
+    const GradientKernel& kernel = v.gradient_kernel();
+    const Tile& tile = w.tile;
+    const double warps = w.cut.threads / 32.0, pairs = kernel.pairs, channels = kernel.channels;
+    const double steps = warps * std::ceil(ceil_divide(tile.pixels(), kStepPixels) /
+                                           static_cast<double>(v.pixel_warps()));
+    const bool checks = tile.pixels() % kStepPixels != 0 || g_.w.positions % tile.columns != 0 ||
+                        g_.h.positions % tile.rows != 0;
+    const double issues =
+        warps * kBoxInstructionsPerTile + steps * ((checks ? 2 : 1) * 8 + 2 * channels +
+                                                   pairs * (kBoxInstructionsPerOperand + channels));
+    const double shared =
+        steps * (1 + 2 * channels + 4 * pairs * asked) + w.brought_bytes() / 128.0;
+    const double products = steps * pairs * channels * kProductClocks;
+    const double brought = w.brought_bytes() / kBoxBytesPerClock;
+    double waits = w.stages > 1 ? kBoxTileClocks : kBoxTurnClocks + brought;
+    ByThreads threads;
+    if (!w.boxed) {
+      bring_boxes(threads, g_.in, tile.images * tile.kept_rows, tile.kept_columns * g_.w.classes,
+                  int64_t{w.cut.sets} * w.cut.octets);
+      bring_boxes(threads, g_.out, tile.images * tile.rows, tile.columns,
+                  int64_t{w.cut.sets} * w.cut.columns);
+      waits = std::max(waits, threads.waits);
+    }
+    const double clocks =
+        std::max({(issues + threads.issues) / (4 * kIssueEfficiency), shared + threads.lines,
+                  products, brought, threads.bytes / kBoxBytesPerClock});
     const double sums = warps * pairs * channels * 4 * 8 / (4 * kIssueEfficiency);
+    if (v.is_clustered()) {
+      cluster_gradient(v, w, resident, clocks, waits, sums);
+      return;
+    }
+    split_gradient(v, tile, w.cut, 1, w.bytes, w.threads - w.cut.threads,
+                   [&](double number, double own, double bytes) {
+                     return box_ms(number, own * clocks + sums, own * waits, d_.sm_count, resident,
+                                   bytes);
+                   });
+  }
+
+  // Gives blocks shares of the tiles, and each plan its price: `ms` of so many blocks, of a block's
+  // tiles, and of bytes. `parts`: that a block leaves.
+  template <typename Ms>
+  void split_gradient(const Variant& v, const Tile& tile, const GradientCut& cut, int parts,
+                      int shared_bytes, int loaders, const Ms& ms) {
+    const int64_t tiles = cut.tiles_n * cut.tiles_p * cut.tiles_q;
     int64_t last = 0;
     for (const int turns : kGradientTurns) {
-      int64_t splits = std::clamp<int64_t>(turns * d_.sm_count / w.slices, 1, tiles);
-      splits = std::min(
-          splits, std::max<int64_t>(kMostPartBytes / (4 * p_.w_count() * v.pixel_warps()), 1));
+      int64_t splits = std::clamp<int64_t>(turns * d_.sm_count / cut.slices, 1, tiles);
+      splits = std::min(splits, std::max<int64_t>(kMostPartBytes / (4 * p_.w_count() * parts), 1));
       if (splits == last) break;
       last = splits;
-      const double own = std::ceil(static_cast<double>(tiles) / static_cast<double>(splits));
       ConvPlan plan{};
-      plan.variant = kernel.name;
-      plan.grid[0] = w.slices * splits;
-      plan.block = w.threads;
-      plan.shared_bytes = w.bytes;
-      plan.splits = splits * v.pixel_warps();
+      plan.variant = v.gradient_kernel().name;
+      plan.grid[0] = cut.slices * splits;
+      plan.block = cut.threads + loaders;
+      plan.shared_bytes = shared_bytes;
+      plan.splits = splits * parts;
       plan.workspace_bytes = plan.splits * p_.w_count() * 4;
-      const double bytes = p_.least_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
-      plan.predicted_ms = kLaunchMs + kNextMs +
-                          total_ms(static_cast<double>(plan.grid[0]), clocks * own + sums,
-                                   kBlockClocks + own * kTurnClocks, resident, bytes);
+      plan.predicted_ms =
+          kLaunchMs + kNextMs +
+          ms(static_cast<double>(plan.grid[0]), static_cast<double>(ceil_divide(tiles, splits)),
+             p_.least_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes));
       take(plan, v, tile);
     }
-    return true;
+  }
+
+  // The same of blocks that add up their sums and store the result. `clocks`, `waits`: of a tile;
+  // `sums`: to leave them.
+  void cluster_gradient(const Variant& v, const GradientBoxWork& w, int resident, double clocks,
+                        double waits, double sums) {
+    const GradientCut& cut = w.cut;
+    const GradientKernel& kernel = v.gradient_kernel();
+    const int64_t tiles = cut.tiles_n * cut.tiles_p * cut.tiles_q;
+    const double sums_bytes = cut.threads / v.pixel_warps() * kernel.pairs * kernel.channels * 16.0;
+    // Others than powers of two leave multiprocessors of a GPC idle.
+    for (int64_t splits = 1; splits <= std::min<int64_t>(kMostClustered, tiles); splits *= 2) {
+      const int64_t own = ceil_divide(tiles, splits);
+      if (ceil_divide(tiles, own) != splits) continue;  // fewer do as well
+      if (splits > 1 && cut.slices * splits > int64_t{kMostTurns} * d_.sm_count) break;
+      const double share = splits > 2 ? kClusterShare : 1;
+      const auto clusters = static_cast<int64_t>(share * d_.sm_count * resident / splits);
+      if (clusters == 0) break;
+      const double others = static_cast<double>(splits - 1) / splits;
+      const double exchange = sums_bytes * others / kClusterBytesPerClock;
+      ConvPlan plan{};
+      plan.variant = kernel.name;
+      plan.grid[0] = cut.slices * splits;
+      plan.block = w.threads;
+      plan.shared_bytes = w.bytes;
+      plan.splits = splits;
+      plan.predicted_ms =
+          kLaunchMs + (splits > 1 ? splits * kClusterMs : 0) +
+          box_ms(static_cast<double>(plan.grid[0]), own * clocks + sums + exchange, own * waits,
+                 static_cast<double>(clusters * splits) / resident, resident, p_.least_bytes());
+      take(plan, v, w.tile);
+    }
   }
 
   // A warp's instructions for a unit of 32 pixels.
@@ -232,6 +487,48 @@ class Search {
   }
   double resident_of(double bytes) const {
     return std::max(std::floor(d_.shared_bytes_block / (bytes + 1024)), 1.0);
+  }
+
+  // What each of so many blocks of a multiprocessor may have.
+  int shared_bytes_of(int blocks) const {
+    constexpr int kReserved = 1024;
+    return (d_.shared_bytes_block + kReserved) / blocks - kReserved;
+  }
+
+  // What threads that bring boxes and store planes cost: a warp's instructions, lines that the
+  // first-level cache looks for, bytes to and from the second-level cache, and the clocks until a
+  // box is there.
+  struct ByThreads {
+    double issues = 0, lines = 0, bytes = 0, waits = 0;
+  };
+  // Rows of an image, with so many pixels each, of so many channels. `stride`: of these pixels.
+  void count_rows(ByThreads& all, double rows, double pixels, double channels,
+                  int64_t stride) const {
+    constexpr double kLine = 128, kSector = 32;
+    const double row_bytes = pixels * size_;
+    all.lines += rows * channels * (stride == 1 ? 1 + row_bytes / kLine : pixels);
+    all.bytes += rows * channels * (stride == 1 ? kSector + row_bytes : pixels * kSector);
+  }
+  void bring_boxes(ByThreads& all, const Shape4& strides, int rows, int pixels,
+                   int64_t pieces) const {
+    const double channels = static_cast<double>(pieces) * kPieceBytes / size_;
+    count_rows(all, rows, pixels, channels, strides[3]);
+    const double turns = std::ceil(rows * pixels / 64.0) * static_cast<double>(pieces);
+    all.issues += turns * kInstructionsPerBrought;
+    all.waits += std::ceil(turns / (box_producers(size_) / 32)) * kBroughtClocks;
+  }
+
+  // Of blocks that keep one of so many multiprocessors busy for so many clocks, and wait for so
+  // many.
+  double box_ms(double blocks, double clocks, double waits, double sms, double resident,
+                double bytes) const {
+    const double to_ms = 1 / (d_.clock_ghz * 1e6);
+    const double busy_ms = std::ceil(blocks / sms) * clocks * to_ms;
+    const double waits_ms =
+        std::ceil(blocks / (sms * resident)) * (kBoxBlockClocks + waits) * to_ms;
+    const double bytes_ms = bytes / (d_.bandwidth_gb_s * 1e6 * kBoxBandwidthEfficiency);
+    const double longest = std::max({busy_ms, waits_ms, bytes_ms});
+    return longest + kBoxOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest);
   }
 
   // Of blocks that keep a multiprocessor busy for so many clocks, and last at least so long.
@@ -258,7 +555,7 @@ class Search {
   const DeviceProperties& d_;
   const Geometry g_;
   const int size_;
-  bool in_vectors_, out_vectors_;
+  bool in_vectors_, out_vectors_, boxed_;
   std::vector<ConvPlan>* all_;
   ConvPlan best_{};
 };

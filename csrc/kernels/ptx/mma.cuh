@@ -29,4 +29,22 @@ CUSTOMCONV_MULTIPLY_ADD(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 
 #undef CUSTOMCONV_MULTIPLY_ADD
 
+// The same over 16 bytes.
+#define CUSTOMCONV_MULTIPLY_ADD(T, instruction)                                          \
+  template <>                                                                            \
+  __device__ inline void multiply_add<T>(float* d, const uint32_t (&a)[2], uint32_t b) { \
+    asm volatile("mma.sync.aligned." instruction                                         \
+                 " {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"                  \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(b));                                        \
+  }
+
+template <typename T>
+__device__ inline void multiply_add(float* d, const uint32_t (&a)[2], uint32_t b);
+CUSTOMCONV_MULTIPLY_ADD(__half, "m16n8k8.row.col.f32.f16.f16.f32")
+CUSTOMCONV_MULTIPLY_ADD(__nv_bfloat16, "m16n8k8.row.col.f32.bf16.bf16.f32")
+CUSTOMCONV_MULTIPLY_ADD(float, "m16n8k4.row.col.f32.tf32.tf32.f32")
+
+#undef CUSTOMCONV_MULTIPLY_ADD
+
 }  // namespace customconv::ptx

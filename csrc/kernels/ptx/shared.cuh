@@ -59,9 +59,26 @@ __device__ inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, 
 #endif
 }
 
+// The same, each matrix transposed: a lane holds two neighbours of column lane / 4.
+__device__ inline void store_transposed_matrices(uint32_t address, uint32_t a, uint32_t b,
+                                                 uint32_t c, uint32_t d) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
+}
+
 __device__ inline void load_matrices(uint32_t address, uint32_t (&m)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address)
+               : "memory");
+}
+
+// Two; lanes 16 to 31 give addresses that are not used.
+__device__ inline void load_matrices(uint32_t address, uint32_t (&m)[2]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(m[0]), "=r"(m[1])
                : "r"(address)
                : "memory");
 }

@@ -1,0 +1,370 @@
+// The weight gradient of images of 16-bit elements: the copy engine, or where it cannot threads,
+// bring boxes of both, warps multiply them where they lie, pixel by pixel. What warps and blocks
+// share is as in gradient.cuh, but the warps that share pixels add up their sums, so that a block
+// leaves one part. Few blocks that share a slice are a cluster, which adds up theirs too and stores
+// the result.
+#pragma once
+
+#include "kernels/common/scalar.cuh"
+#include "kernels/grouped/box.cuh"
+#include "kernels/grouped/gradient.cuh"
+#include "kernels/grouped/planes.cuh"
+#include "kernels/ptx/cluster.cuh"
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/shared.cuh"
+
+namespace customconv::grouped {
+
+template <typename T>
+struct GradientBoxParams {
+  CUtensorMap in, out;
+  Image<T> in_image, out_image;  // what they are of
+  PlaneBox in_box, out_box;      // where threads bring them
+  GradientShares shares;
+  TileParams tile;
+  int boxes, out_boxes, box_bytes, out_box_bytes, stage_bytes, brought_bytes, stages;
+  int warps;   // that multiply
+  int pixels;  // of a tile, in whole steps
+  int positions_at, table_at, zeros_at, barriers_at, list_at, out_list_at;  // in shared memory
+  int tiles;
+  void* weight;  // where blocks are clustered
+  int64_t weight_k, weight_c, weight_r, weight_s;
+};
+
+// A block's shared memory.
+struct GradientBoxMemory {
+  template <typename T>
+  __device__ GradientBoxMemory(const GradientBoxParams<T>& p, char* memory)
+      : stages(memory),
+        zeros(memory + p.zeros_at),
+        spots(reinterpret_cast<Spot*>(memory + p.positions_at)),
+        pixels(reinterpret_cast<int*>(spots + p.pixels)),
+        table(reinterpret_cast<int*>(memory + p.table_at)),
+        full(reinterpret_cast<ptx::Barrier*>(memory + p.barriers_at)),
+        empty(full + kMostStages),
+        list(reinterpret_cast<Brought*>(memory + p.list_at)),
+        out_list(reinterpret_cast<Brought*>(memory + p.out_list_at)) {}
+
+  char *stages, *zeros;
+  Spot* spots;                 // of a tile's positions
+  int* pixels;                 // of their first pixels the rows, in bytes
+  int* table;                  // of the rows of sums: how far from a pixel's row those of `in` are
+  ptx::Barrier *full, *empty;  // of the stages
+  Brought *list, *out_list;    // where threads bring boxes
+};
+
+// Of every set, where the rows of its pairs are; behind the last one, some that exist.
+template <typename T>
+__device__ inline void list_gradient_rows(const GradientBoxParams<T>& p, const Share& share,
+                                          int pairs, int* table) {
+  const GradientShares& shares = p.shares;
+  const Taps &h = p.tile.h.taps[0], &w = p.tile.w.taps[0];
+  const int rows = 2 * pairs * shares.pair_warps;
+  for (int i = threadIdx.x; i < rows * shares.sets; i += blockDim.x) {
+    int32_t tap = min(i % rows, shares.taps * shares.octets - 1);
+    const int piece = i / rows * shares.octets + shares.by_octets.split(tap);
+    tap = min(share.tap + tap, shares.kernel - 1);
+    const int s = shares.by_S.split(tap);
+    table[i] = piece_place(piece, p.box_bytes) +
+               rows_between(p.tile, h.offset + tap * h.offset_step, w.offset + s * w.offset_step) *
+                   kBoxRowBytes;
+  }
+}
+
+// A whole warp; one of the threads starts the copies.
+template <typename T>
+__device__ inline void load_gradient_boxes(const GradientBoxParams<T>& p,
+                                           const GradientBoxMemory& memory, const Share& share) {
+  const bool elected = ptx::elect_one();
+  const int channel = share.set * p.shares.set_C + share.octet * kOctet;
+  const int out_channel = share.set * p.shares.set_K + share.column * kOctet;
+  Turn turn;
+  for (int tile = share.split; tile < p.tiles; tile += p.shares.splits) {
+    const Place at = place_of(p.tile, tile);
+    ptx::Barrier* full = &memory.full[turn.stage];
+    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    if (elected) {
+      char* to = memory.stages + turn.stage * p.stage_bytes;
+      ptx::arrive_expecting(full, p.brought_bytes);
+      bring_tile<T>(p.tile, p.in, full, channel, at, p.boxes, p.box_bytes, to);
+      bring_boxes<T>(p.out, full, out_channel, at.w, at.h, at.n, p.out_boxes, p.out_box_bytes,
+                     to + p.boxes * p.box_bytes);
+    }
+    turn.advance(p.stages);
+  }
+}
+
+// The same by threads.
+template <typename T>
+__device__ inline void load_gradient_planes(const GradientBoxParams<T>& p,
+                                            const GradientBoxMemory& memory, const Share& share) {
+  const Crew crew = producers(kMostThreads);
+  const GradientShares& shares = p.shares;
+  const PlaneCopies<T> copies(crew, p.in_image, p.in_box,
+                              share.set * shares.set_C + share.octet * kOctet,
+                              shares.sets * shares.octets, p.box_bytes);
+  const PlaneCopies<T> out_copies(crew, p.out_image, p.out_box,
+                                  share.set * shares.set_K + share.column * kOctet,
+                                  shares.sets * shares.columns, p.out_box_bytes);
+  Turn turn;
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += shares.splits) {
+    const Place at = place_of(p.tile, tile);
+    crew.sync();  // the lists of the tile before are no longer read
+    find_vectors(crew, p.in_box, p.in_image, p.tile.h.in, p.tile.w.in, p.tile.N, at.n,
+                 at.h * p.tile.h.step + p.tile.h.first, at.w * p.tile.w.step + p.tile.w.first,
+                 memory.list);
+    find_vectors(crew, p.out_box, p.out_image, p.tile.h.out, p.tile.w.out, p.tile.N, at.n, at.h,
+                 at.w, memory.out_list);
+    crew.sync();
+    char* to = memory.stages + turn.stage * p.stage_bytes;
+    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    copies.bring(memory.list, to);
+    out_copies.bring(memory.out_list, to + p.boxes * p.box_bytes);
+    ptx::arrive(&memory.full[turn.stage]);
+    turn.advance(p.stages);
+  }
+}
+
+// Adds a stage's pixels: a warp's share of the steps. `row`: how far from a pixel's row those of
+// the pairs are that a lane points at. Pixels that do not exist are zeros in dy; in x some may,
+// which meet dy elsewhere: there zeros are read instead, for a NaN times zero is a NaN.
+template <typename T, int kPairs, int kColumns>
+__device__ inline void add_box_pixels(const GradientBoxParams<T>& p,
+                                      const GradientBoxMemory& memory, const Place& at,
+                                      uint32_t stage, uint32_t columns, int first_step,
+                                      const int (&row)[kPairs], float (&sum)[kPairs][kColumns][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int left_n = p.tile.N - at.n, left_h = p.tile.h.out - at.h, left_w = p.tile.w.out - at.w;
+  const bool whole = p.pixels == p.tile.pixels && left_n >= p.tile.images &&
+                     left_h >= p.tile.h.most && left_w >= p.tile.w.most;
+  const uint32_t zeros = ptx::shared_address(memory.zeros);
+  // Matrices: pixels 0 to 7 of the first and second row of a pair, then pixels 8 to 15.
+  const int own = lane / 16 * 8 + lane % 8;
+#pragma unroll 1
+  for (int first = first_step * kStepPixels; first < p.pixels;
+       first += p.shares.pixel_warps * kStepPixels) {
+    bool exists = true;
+    if (!whole) {
+      const Spot spot = memory.spots[first + own];
+      exists = spot.n() < left_n && spot.h < left_h && spot.w() < left_w;
+    }
+    const uint32_t pixel = stage + memory.pixels[first + own];
+    uint32_t column[kColumns][2];
+    const uint32_t from = columns + first * kBoxRowBytes;
+    if constexpr (kColumns == 1) {
+      ptx::load_transposed_matrices(swizzle(from), column[0]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kColumns; j += 2) {
+        // Of neighbouring octets: lanes 16 to 31 point at the second one.
+        uint32_t both[4];
+        ptx::load_transposed_matrices(swizzle(from + j * kPieceBytes), both);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) column[j + i / 2][i % 2] = both[i];
+      }
+    }
+    // Some at a time, so that loads overlap.
+    constexpr int kAtOnce = kPairs % 3 == 0 ? 3 : kPairs;
+#pragma unroll
+    for (int i = 0; i < kPairs; i += kAtOnce) {
+      uint32_t operand[kAtOnce][4];
+#pragma unroll
+      for (int at_once = 0; at_once < kAtOnce; ++at_once) {
+        // Zeros in the banks where the pixel would be.
+        const uint32_t from = swizzle(pixel + row[i + at_once]);
+        ptx::load_transposed_matrices(exists ? from : zeros + (from & kSwizzled), operand[at_once]);
+      }
+#pragma unroll
+      for (int at_once = 0; at_once < kAtOnce; ++at_once) {
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          ptx::multiply_add<T>(sum[i + at_once][j], operand[at_once], column[j][0], column[j][1]);
+        }
+      }
+    }
+  }
+}
+
+// Adds up the sums of the warps that share pixels, in their order: the first one has them then.
+template <typename T, int kPairs, int kColumns>
+__device__ inline void gather_sums(const GradientBoxParams<T>& p, int pixels, float* shared,
+                                   float (&sum)[kPairs][kColumns][4]) {
+  constexpr int kCount = kPairs * kColumns;
+  const int thread = static_cast<int>(threadIdx.x);
+  float4* own = reinterpret_cast<float4*>(shared) + thread;
+  const int apart = p.warps * 32;
+  ptx::sync_threads(1, apart);  // the stages are no longer read
+  if (pixels > 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      own[i * apart] = *reinterpret_cast<const float4*>(sum[i / kColumns][i % kColumns]);
+    }
+  }
+  ptx::sync_threads(1, apart);
+  if (pixels > 0) return;
+  for (int warp = 1; warp < p.shares.pixel_warps; ++warp) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float4 other = own[i * apart + warp * 32];
+      float (&to)[4] = sum[i / kColumns][i % kColumns];
+      to[0] += other.x;
+      to[1] += other.y;
+      to[2] += other.z;
+      to[3] += other.w;
+    }
+  }
+}
+
+// Adds up the sums of a cluster's blocks, in their order, and stores the result: each block a
+// share. Where warps share pixels, the stages are no longer read, and the place of the first warp's
+// sums in `shared` is still unused.
+template <typename T, int kPairs, int kColumns>
+__device__ inline void add_in_cluster(const GradientBoxParams<T>& p, const Share& share,
+                                      const GradientOwn& own, float* shared,
+                                      const float (&sum)[kPairs][kColumns][4]) {
+  constexpr int kCount = kPairs * kColumns;
+  const GradientShares& shares = p.shares;
+  const int thread = static_cast<int>(threadIdx.x), apart = p.warps * 32;
+  float4* const place = reinterpret_cast<float4*>(shared);
+  if (shares.pixel_warps == 1) ptx::sync_threads(1, apart);
+  if (own.pixels == 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      place[i * apart + thread] = *reinterpret_cast<const float4*>(sum[i / kColumns][i % kColumns]);
+    }
+  }
+  ptx::sync_cluster();
+  const int all = p.warps / shares.pixel_warps * kCount;
+#pragma unroll 1
+  for (int number = thread / 32 * shares.splits + share.split; number < all;
+       number += p.warps * shares.splits) {
+    const int i = number % kCount, warp = number / kCount * shares.pixel_warps;
+    const uint32_t from = ptx::shared_address(place + i * apart + warp * 32 + thread % 32);
+    float4 parts[kMostClustered];
+#pragma unroll
+    for (int rank = 0; rank < kMostClustered; ++rank) {
+      if (rank < shares.splits) parts[rank] = ptx::load_cluster(ptx::cluster_address(from, rank));
+    }
+    float total[4] = {};
+#pragma unroll
+    for (int rank = 0; rank < kMostClustered; ++rank) {
+      if (rank >= shares.splits) continue;
+      total[0] += parts[rank].x;
+      total[1] += parts[rank].y;
+      total[2] += parts[rank].z;
+      total[3] += parts[rank].w;
+    }
+    const GradientOwn of = gradient_own_of<kPairs, kColumns>(shares, warp);
+    const int set = share.set + of.set;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      SumRow at = sum_row_of(shares, share, set, (of.pair + i / kColumns) * 2 + half);
+      if (!at.exists) continue;
+      const int s = shares.by_S.split(at.tap);
+      T* const to =
+          static_cast<T*>(p.weight) + at.tap * p.weight_r + s * p.weight_s + at.c * p.weight_c;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int k = sum_column_of(share.column + of.column + i % kColumns) + e;
+        if (!meet(shares, at, k)) continue;
+        to[(set * shares.set_K + k) * p.weight_k] = narrow<T>(total[half * 2 + e]);
+      }
+    }
+  }
+  __syncwarp();
+  ptx::sync_cluster();  // a block's sums are read until here
+}
+
+// `kPlanes`: threads bring the boxes.
+template <typename T, int kIndex, bool kPlanes>
+__global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof(T)) : 32),
+                                  kGradientBoxKernels[kIndex].box_blocks())
+    sum_boxes(const __grid_constant__ GradientBoxParams<T> p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int kPairs = kGradientBoxKernels[kIndex].pairs;
+  constexpr int kColumns = kGradientBoxKernels[kIndex].channels;
+  extern __shared__ __align__(1024) char boxes[];
+  const GradientBoxMemory memory(p, boxes);
+  const Share share = share_of(p.shares);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // The same for all threads of a warp, and the compiler is told so.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  const GradientOwn own = gradient_own_of<kPairs, kColumns>(p.shares, warp);
+  ptx::start_dependents();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kMostStages; ++i) {
+      ptx::init_barrier(&memory.full[i], kPlanes ? box_producers(sizeof(T)) : 1);
+      ptx::init_barrier(&memory.empty[i], p.warps);
+    }
+    ptx::fence_barrier_init();
+    if (!kPlanes) {
+      ptx::prefetch_map(&p.in);
+      ptx::prefetch_map(&p.out);
+    }
+  }
+  list_gradient_rows(p, share, kPairs, memory.table);
+  list_positions(whole_block(), p.tile, 0, 0, 0, p.pixels, memory.spots);
+  if (threadIdx.x < kBoxRowBytes / 4) reinterpret_cast<int*>(memory.zeros)[threadIdx.x] = 0;
+  // The rows of dy behind a tile's last position, which no box brings.
+  const int behind = (p.pixels - p.tile.pixels) * kBoxRowBytes / kPieceBytes;
+  for (int i = threadIdx.x; i < p.stages * p.out_boxes * behind; i += blockDim.x) {
+    const int stage = i / behind / p.out_boxes, box = i / behind % p.out_boxes;
+    char* to = memory.stages + stage * p.stage_bytes + p.boxes * p.box_bytes +
+               box * p.out_box_bytes + p.tile.pixels * kBoxRowBytes;
+    reinterpret_cast<uint4*>(to)[i % behind] = uint4{};
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < p.pixels; i += blockDim.x) {
+    memory.pixels[i] = i < p.tile.pixels ? box_row(p.tile, memory.spots[i]) * kBoxRowBytes : 0;
+  }
+  __syncthreads();
+  using Registers =
+      BoxRegisters<box_producers(sizeof(T)), kGradientBoxKernels[kIndex].box_blocks()>;
+  if (warp >= (kPlanes ? kMostThreads / 32 : p.warps)) {
+    if constexpr (kPlanes) {
+      Registers::give();
+      load_gradient_planes(p, memory, share);
+    } else {
+      load_gradient_boxes(p, memory, share);
+    }
+    return;
+  }
+  if constexpr (kPlanes) Registers::take();
+  if (warp >= p.warps) return;
+  int row[kPairs];
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    row[i] =
+        memory
+            .table[own.set * 2 * kPairs * p.shares.pair_warps + (own.pair + i) * 2 + lane / 8 % 2];
+  }
+  const uint32_t stages = ptx::shared_address(memory.stages);
+  // A lane's row of dy, of the first pixels of a tile: lanes 16 to 31 point at the second octet.
+  const int piece = own.set * p.shares.columns + own.column + (kColumns > 1 ? lane / 16 : 0);
+  const uint32_t columns =
+      p.boxes * p.box_bytes + piece_place(piece, p.out_box_bytes) + lane % 16 * kBoxRowBytes;
+  float sum[kPairs][kColumns][4] = {};
+  Turn turn;
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.shares.splits) {
+    const Place at = place_of(p.tile, tile);
+    const uint32_t stage = stages + turn.stage * p.stage_bytes;
+    ptx::wait(&memory.full[turn.stage], turn.parity);
+    add_box_pixels<T>(p, memory, at, stage, stage + columns, own.pixels, row, sum);
+    __syncwarp();
+    if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
+    turn.advance(p.stages);
+  }
+  float* const shared = reinterpret_cast<float*>(memory.stages);
+  if (p.shares.pixel_warps > 1) gather_sums(p, own.pixels, shared, sum);
+  if (p.shares.clustered) {
+    add_in_cluster<T>(p, share, own, shared, sum);
+  } else if (own.pixels == 0) {
+    store_part(p.shares, share, own, share.split, sum);
+  }
+#endif
+}
+
+}  // namespace customconv::grouped
