@@ -41,12 +41,14 @@ constexpr double kBoxInstructionsPerTile = 43.2;    // and phase
 constexpr double kBoxInstructionsPerWeight = 74.7;  // brought: of four bytes
 constexpr double kBoxTileClocks = 1250;             // that a block waits for a tile
 constexpr double kBoxTurnClocks = 4770;             // the same where there is one stage
-constexpr double kBoxBytesPerClock = 80.1;          // brought to a multiprocessor
+constexpr double kBoxBytesPerClock = 29;            // brought to a multiprocessor
 // Where threads bring a box: of 32 rows and a piece of their channels, and until those are there.
 constexpr double kInstructionsPerBrought = 217;
 constexpr double kBroughtClocks = 1300;
 constexpr double kInstructionsPerPlaneVector = 84.2;  // stored
 constexpr double kBoxBlockClocks = 9380;
+constexpr double kOperandLatency = 30;  // clocks of a warp, in a weight gradient
+constexpr double kProductLatency = 22;
 constexpr double kBoxBandwidthEfficiency = 0.735;
 constexpr double kBoxOverlapLoss = 0.439;
 
@@ -363,6 +365,8 @@ class Search {
   }
 
   bool consider_gradient_boxes(const Variant& v, const Tile& tile) {
+    // Parts of steps are looked at pixel by pixel; a tile of whole ones is never far.
+    if (tile.pixels() > kStepPixels && tile.pixels() % kStepPixels != 0) return false;
     const GradientKernel& kernel = v.gradient_kernel();
     bool fits = false;
     double asked = 0;
@@ -387,8 +391,9 @@ class Search {
     const GradientKernel& kernel = v.gradient_kernel();
     const Tile& tile = w.tile;
     const double warps = w.cut.threads / 32.0, pairs = kernel.pairs, channels = kernel.channels;
-    const double steps = warps * std::ceil(ceil_divide(tile.pixels(), kStepPixels) /
-                                           static_cast<double>(v.pixel_warps()));
+    const double own_steps =
+        std::ceil(static_cast<double>(ceil_divide(tile.pixels(), kStepPixels)) / v.pixel_warps());
+    const double steps = warps * own_steps;
     const bool checks = tile.pixels() % kStepPixels != 0 || g_.w.positions % tile.columns != 0 ||
                         g_.h.positions % tile.rows != 0;
     const double issues =
@@ -399,6 +404,7 @@ class Search {
     const double products = steps * pairs * channels * kProductClocks;
     const double brought = w.brought_bytes() / kBoxBytesPerClock;
     double waits = w.stages > 1 ? kBoxTileClocks : kBoxTurnClocks + brought;
+    waits = std::max(waits, own_steps * pairs * (kOperandLatency + channels * kProductLatency));
     ByThreads threads;
     if (!w.boxed) {
       bring_boxes(threads, g_.in, tile.images * tile.kept_rows, tile.kept_columns * g_.w.classes,

@@ -30,6 +30,7 @@ constexpr double kInstructionsPerBlock = 300;
 // The share of those starts that is reached.
 constexpr double kIssueEfficiency = 0.55;
 constexpr double kNarrowIssueEfficiency = 0.4;  // of 16 bits
+constexpr double kGroupedShare = 0.63;          // of these, of groups of several input channels
 constexpr double kBandwidthEfficiency = 0.80;
 constexpr double kThinBandwidthEfficiency = 0.60;  // of one input channel a group
 // Loads that a step waits for where nothing else is left to run.
@@ -253,7 +254,8 @@ double predict_ms(const ConvProblem& problem, const Geometry& g, const Variant& 
   const double warps = std::min(turns * threads / 32, 16.0);
   const double latency_hiding = warps / (warps + 2);
   const double issue = problem.dtype == DType::kFloat32 ? kIssueEfficiency : kNarrowIssueEfficiency;
-  const double compute_ms = turns * block_ms / (issue * latency_hiding * 18 / 16);
+  const double share = g.groups > 1 && g.C > 1 ? kGroupedShare : 1;
+  const double compute_ms = turns * block_ms / (issue * share * latency_hiding * 18 / 16);
   const double resident = kMinBlocks * sm_count;
   const double latency_ms = std::max(blocks / resident, 1.0) *
                             static_cast<double>(tile.steps * tile.rounds) * kStepLatencyMs;
