@@ -53,6 +53,7 @@ PROBLEMS = {
     "far": grouped(2, 4, 4, (25, 22), taps=(2, 3), stride=(4, 5), padding=1),
     "small_images": grouped(23, 8, 8, (7, 7), padding=1),
     "row": grouped(2, 6, 4, (1, 90), taps=(1, 5), padding=(0, 2)),
+    "pixel": grouped(1, 3, 100, (1, 1), stride=2, padding=1),  # phases without a pixel
 }
 # For NaN: groups that end within a unit of channels or an octet, several chunks, phases.
 REACHES = {

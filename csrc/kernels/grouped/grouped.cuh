@@ -209,7 +209,10 @@ CUtensorMap map_positions(const Geometry& g, const Tile& tile, const T* out, int
   const auto swizzle = row_channels * static_cast<int>(sizeof(T)) == kBoxRowBytes
                            ? CU_TENSOR_MAP_SWIZZLE_128B
                            : CU_TENSOR_MAP_SWIZZLE_NONE;
-  return make_map(out + phase_h * g.out[2] + phase_w * g.out[3], type, boxes, swizzle);
+  // A phase without a pixel is never stored; its strides may be any.
+  const bool exists = phase_h < g.h.out && phase_w < g.w.out;
+  const T* first = exists ? out + phase_h * g.out[2] + phase_w * g.out[3] : out;
+  return make_map(first, type, boxes, swizzle);
 }
 
 inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
