@@ -18,18 +18,36 @@ from torch import Tensor
 
 pytestmark = pytest.mark.gpu
 
-# Each pass's sum is long: over 4608, 4608 and 65536 products.
+# Each pass's sum is long: over 4608, 4608 and 65536 products of dense problems, 1152, 1152 and
+# 65536 of groups, 961, 961 and 65536 of single channels.
 LONG = {
-    "fprop": Case((2, 512, 20, 20), (48, 512, 3, 3), padding=(1, 1)),
-    "dgrad": Case((2, 48, 20, 20), (512, 48, 3, 3), padding=(1, 1)),
-    "wgrad": Case((16, 24, 64, 64), (40, 24, 3, 3), padding=(1, 1)),
+    "dense": {
+        "fprop": Case((2, 512, 20, 20), (48, 512, 3, 3), padding=(1, 1)),
+        "dgrad": Case((2, 48, 20, 20), (512, 48, 3, 3), padding=(1, 1)),
+        "wgrad": Case((16, 24, 64, 64), (40, 24, 3, 3), padding=(1, 1)),
+    },
+    "grouped": {
+        "fprop": Case((2, 512, 20, 20), (48, 128, 3, 3), padding=(1, 1), groups=4),
+        "dgrad": Case((2, 48, 20, 20), (512, 12, 3, 3), padding=(1, 1), groups=4),
+        "wgrad": Case((16, 24, 64, 64), (40, 6, 3, 3), padding=(1, 1), groups=4),
+    },
+    "depthwise": {
+        "fprop": Case((2, 24, 40, 40), (24, 1, 31, 31), padding=(15, 15), groups=24),
+        "dgrad": Case((2, 24, 40, 40), (24, 1, 31, 31), padding=(15, 15), groups=24),
+        "wgrad": Case((16, 24, 64, 64), (24, 1, 3, 3), padding=(1, 1), groups=24),
+    },
 }
 F64 = torch.float64
 
 
 def summed(dtype: torch.dtype) -> pytest.MarkDecorator:
-    runs = [(f, op) for f in ALL_FAMILIES for op in PASSES if has_plan(f, op, LONG[op], dtype)]
-    return pytest.mark.parametrize(("family", "op"), runs)
+    """By every family, each pass of the first kind of problem that it takes."""
+    runs = []
+    for family in ALL_FAMILIES:
+        for op in PASSES:
+            kinds = [kind for kind in LONG if has_plan(family, op, LONG[kind][op], dtype)]
+            runs += [(family, op, kind) for kind in kinds[:1]]
+    return pytest.mark.parametrize(("family", "op", "kind"), runs)
 
 
 every_sum = summed(torch.float32)
@@ -54,9 +72,9 @@ def root_mean_square(t: Tensor) -> float:
 @every_layout
 @every_16_bit_sum
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_16_bit_sums_are_kept_in_float32(family, op, dtype, layout):
+def test_16_bit_sums_are_kept_in_float32(family, op, kind, dtype, layout):
     # Of one sign, so that the sum outgrows its terms: in 16 bits it would soon stand still.
-    case = LONG[op]
+    case = LONG[kind][op]
     t = tensors(case, dtype, layout, positive=True)
     plan_of(op, family, case, t)
     expected = exact(op, case, t)
@@ -67,8 +85,8 @@ def test_16_bit_sums_are_kept_in_float32(family, op, dtype, layout):
 
 @every_layout
 @every_sum
-def test_float32_is_as_accurate_as_pytorchs(family, op, layout):
-    case = LONG[op]
+def test_float32_is_as_accurate_as_pytorchs(family, op, kind, layout):
+    case = LONG[kind][op]
     t = tensors(case, torch.float32, layout)
     expected = exact(op, case, t)
     with float32_precision("ieee"):
@@ -83,7 +101,7 @@ def test_float32_is_as_accurate_as_pytorchs(family, op, layout):
 
 @every_layout
 def test_tf32_on_tensor_cores_is_that_of_rounded_operands(layout):
-    case = LONG["fprop"]
+    case = LONG["dense"]["fprop"]
     t = tensors(case, torch.float32, layout)
     with float32_precision("tf32"):
         plan_of("fprop", "implicit_gemm", case, t)
@@ -93,12 +111,9 @@ def test_tf32_on_tensor_cores_is_that_of_rounded_operands(layout):
     assert_close_to(tf32, exact("fprop", case, t), by_rounded, factor=1.2, what="TF32")
 
 
-@pytest.mark.parametrize("op", PASSES)
-@pytest.mark.parametrize(
-    "family", [f for f in ALL_FAMILIES if has_plan(f, "fprop", LONG["fprop"], F64)]
-)
-def test_float64_is_summed_in_float64(family, op):
-    case = LONG[op]
+@summed(F64)
+def test_float64_is_summed_in_float64(family, op, kind):
+    case = LONG[kind][op]
     t = tensors(case, F64, torch.contiguous_format)
     plan_of(op, family, case, t)
     assert relative_error(compute(op, family, case, t), exact(op, case, t)) < 1e-13
@@ -106,8 +121,8 @@ def test_float64_is_summed_in_float64(family, op):
 
 @every_layout
 @every_sum
-def test_tf32_is_im2cols_alone_and_only_where_allowed(family, op, layout):
-    case = LONG[op]
+def test_tf32_is_im2cols_alone_and_only_where_allowed(family, op, kind, layout):
+    case = LONG[kind][op]
     t = tensors(case, torch.float32, layout)
     with float32_precision("ieee"):
         ieee = compute(op, family, case, t)
@@ -124,8 +139,8 @@ def test_tf32_is_im2cols_alone_and_only_where_allowed(family, op, layout):
 
 
 @every_sum
-def test_the_switch_for_matrix_products_changes_nothing(family, op):
-    case = LONG[op]
+def test_the_switch_for_matrix_products_changes_nothing(family, op, kind):
+    case = LONG[kind][op]
     t = tensors(case, torch.float32, torch.contiguous_format)
     ieee = compute(op, family, case, t)
     before = torch.backends.cuda.matmul.fp32_precision
@@ -139,13 +154,13 @@ def test_the_switch_for_matrix_products_changes_nothing(family, op):
 @every_layout
 @every_16_bit_sum
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_every_run_gives_the_same_bits(family, op, dtype, layout):
+def test_every_run_gives_the_same_bits(family, op, kind, dtype, layout):
     with as_allowed(family):
-        check_every_run_gives_the_same_bits(family, op, dtype, layout)
+        check_every_run_gives_the_same_bits(family, op, kind, dtype, layout)
 
 
-def check_every_run_gives_the_same_bits(family, op, dtype, layout):
-    case = LONG[op]
+def check_every_run_gives_the_same_bits(family, op, kind, dtype, layout):
+    case = LONG[kind][op]
     t = tensors(case, dtype, layout)
     first = compute(op, family, case, t)
     assert first.isfinite().all()

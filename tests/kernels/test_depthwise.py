@@ -73,6 +73,8 @@ def test_every_plan_fuses():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("op", "operand"), [("fprop", "x"), ("dgrad", "dy")])
+@pytest.mark.parametrize(
+    ("op", "operand"), [("fprop", "x"), ("dgrad", "dy"), ("wgrad", "x"), ("wgrad", "dy")]
+)
 def test_nan_reaches_what_its_taps_meet(op, operand):
     check_reach("depthwise", op, operand, REACHES)
