@@ -139,6 +139,7 @@ def test_module_and_compiled_module(device):
     twin = torch.nn.Conv2d(4, 6, 3, padding=1).to(device)
     twin.load_state_dict(module.state_dict())
     x = torch.randn(2, 4, 9, 8, device=device)
+    torch._dynamo.reset()  # other tests compile Conv2d too, and recompiling has a limit
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     with torch.autocast(device, torch.bfloat16):
         near(module(x), twin(x))
