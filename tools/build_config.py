@@ -35,7 +35,7 @@ def version() -> str:
 
 def sources(with_cuda: bool) -> list[str]:
     """The files to compile, relative to the root of the repository."""
-    patterns = ["csrc/plan/*.cpp", "csrc/kernels/*/*.cpp", "csrc/torch/*.cpp"]
+    patterns = ["csrc/plan/*.cpp", "csrc/kernels/**/*.cpp", "csrc/torch/*.cpp"]
     if with_cuda:
         patterns += ["csrc/kernels/**/*.cu", "csrc/torch/cuda/*.cpp"]
     files = sorted(f for p in patterns for f in glob.glob(p, root_dir=ROOT, recursive=True))

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "kernels/common/activate.cuh"
-#include "kernels/depthwise/filter.cuh"
+#include "kernels/depthwise/threads/filter.cuh"
 
-namespace customconv::depthwise {
+namespace customconv::depthwise::threads {
 
 // Stores a unit of neighbours, rounded.
 template <int kWidth, typename T>
@@ -118,4 +118,4 @@ __device__ inline void store_item(const Params<T>& p, const Item& item,
   }
 }
 
-}  // namespace customconv::depthwise
+}  // namespace customconv::depthwise::threads

@@ -4,11 +4,11 @@
 #pragma once
 
 #include "kernels/common/parts.cuh"
-#include "kernels/depthwise/lines.cuh"
-#include "kernels/depthwise/patches.cuh"
-#include "kernels/depthwise/windows.cuh"
+#include "kernels/depthwise/threads/lines.cuh"
+#include "kernels/depthwise/threads/patches.cuh"
+#include "kernels/depthwise/threads/windows.cuh"
 
-namespace customconv::depthwise {
+namespace customconv::depthwise::threads {
 
 // A block's taps and pixels.
 struct Share {
@@ -141,4 +141,4 @@ __device__ inline void store_share(const Params<T>& p, const Share& share, int t
   }
 }
 
-}  // namespace customconv::depthwise
+}  // namespace customconv::depthwise::threads

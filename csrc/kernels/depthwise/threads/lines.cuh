@@ -2,9 +2,9 @@
 // bytes of the input's row do, wherever that lies, and the filter goes by a few taps at a time.
 #pragma once
 
-#include "kernels/depthwise/windows.cuh"
+#include "kernels/depthwise/threads/windows.cuh"
 
-namespace customconv::depthwise {
+namespace customconv::depthwise::threads {
 
 // Neighbours in a row, some of which may not exist: by units where all do and `first` begins one.
 template <typename T, int kCount>
@@ -111,4 +111,4 @@ __device__ inline void sum_gradient_line(const Params<T>& p, Item item, int firs
   }
 }
 
-}  // namespace customconv::depthwise
+}  // namespace customconv::depthwise::threads

@@ -3,9 +3,9 @@
 // aligned.
 #pragma once
 
-#include "kernels/depthwise/filter.cuh"
+#include "kernels/depthwise/threads/filter.cuh"
 
-namespace customconv::depthwise {
+namespace customconv::depthwise::threads {
 
 // Neighbours in a row, in units of which all or nothing exists.
 template <typename T, int kCount, int kUnit>
@@ -187,4 +187,4 @@ __device__ inline void sum_gradient_window(const Params<T>& p, const Item& item,
   }
 }
 
-}  // namespace customconv::depthwise
+}  // namespace customconv::depthwise::threads

@@ -3,9 +3,9 @@
 // once.
 #pragma once
 
-#include "kernels/depthwise/filter.cuh"
+#include "kernels/depthwise/threads/filter.cuh"
 
-namespace customconv::depthwise {
+namespace customconv::depthwise::threads {
 
 // The pixels that a patch of kKept rows and kColumns columns of outputs needs.
 template <Walk kWalk, int kKept, int kColumns, typename T>
@@ -104,4 +104,4 @@ __device__ inline void sum_gradient_patch(const Params<T>& p, const Item& item,
   });
 }
 
-}  // namespace customconv::depthwise
+}  // namespace customconv::depthwise::threads

@@ -1,8 +1,8 @@
-#include "kernels/depthwise/depthwise.cuh"
+#include "kernels/depthwise/threads/threads.cuh"
 
-namespace customconv::depthwise {
+namespace customconv::depthwise::threads {
 
 template void launch<__nv_bfloat16>(const ConvProblem&, const ConvPlan&, const Operands&,
                                     const LaunchContext&);
 
-}  // namespace customconv::depthwise
+}  // namespace customconv::depthwise::threads

@@ -1,16 +1,16 @@
-// The depthwise family's kernels and launcher.
+// The kernels of threads, and their launcher.
 #pragma once
 
 #include <utility>
 
 #include "kernels/common/parts.cuh"
 #include "kernels/common/start.h"
-#include "kernels/depthwise/filter.cuh"
-#include "kernels/depthwise/gradient.cuh"
-#include "kernels/depthwise/store.cuh"
-#include "kernels/launch.h"
+#include "kernels/depthwise/kinds.h"
+#include "kernels/depthwise/threads/filter.cuh"
+#include "kernels/depthwise/threads/gradient.cuh"
+#include "kernels/depthwise/threads/store.cuh"
 
-namespace customconv::depthwise {
+namespace customconv::depthwise::threads {
 
 // Blocks that are to share a multiprocessor: what their registers leave room for.
 constexpr int blocks_of(Order order, Walk walk, int rows) {
@@ -224,4 +224,4 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
          plan.splits, params.weight, place, /*early=*/true, context.stream);
 }
 
-}  // namespace customconv::depthwise
+}  // namespace customconv::depthwise::threads

@@ -11,10 +11,10 @@
 
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
-#include "kernels/depthwise/geometry.h"
+#include "kernels/depthwise/threads/work.h"
 #include "kernels/epilogue.h"
 
-namespace customconv::depthwise {
+namespace customconv::depthwise::threads {
 
 template <typename T>
 struct Params {
@@ -292,4 +292,4 @@ __device__ inline void add_all(const float (&part)[kRows][kWidth], float (&sum)[
   }
 }
 
-}  // namespace customconv::depthwise
+}  // namespace customconv::depthwise::threads

@@ -1,0 +1,309 @@
+// threads: every channel by filters of its own, straight from the tensors.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <vector>
+
+#include "kernels/depthwise/threads/work.h"
+
+namespace customconv::depthwise::threads {
+
+namespace {
+
+// The cost model: a thread's instructions, by purpose.
+constexpr double kInstructionsPerRead = 6;    // of memory: its address, whether it exists, the load
+constexpr double kInstructionsPerLine = 6.4;  // of a read, for each line that a warp touches
+constexpr double kInstructionsPerColumn = 3.7;  // of a filter, or a turn
+constexpr double kInstructionsPerItem = 43;
+constexpr double kInstructionsPerRow = 1.6;     // stored
+constexpr double kInstructionsPerExchange = 6;  // stored by another thread
+constexpr double kInstructionsPerFilter = 109;  // for each value in shared memory
+constexpr double kInstructionsPerSum = 41;      // of a weight gradient, when a block ends
+constexpr double kIssueEfficiency = 0.8;        // of an instruction a clock, of each scheduler
+// Clocks that a thread waits: until its block has begun, for an item, and for the rows of a column.
+constexpr double kBlockClocks = 340;
+constexpr double kItemClocks = 2700;
+constexpr double kColumnClocks = 410;
+constexpr double kBandwidthEfficiency = 0.75;
+constexpr double kOverlapLoss = 0.17;
+constexpr double kLaunchMs = 6.6e-3;
+constexpr double kNextMs = 6.4e-3;  // of a weight gradient's second kernel
+
+// Blocks of a weight gradient for each multiprocessor, and the least items of a thread.
+constexpr int kGradientTurns[] = {4, 8, 16, 32};
+constexpr int kGradientItems = 4;
+
+bool starts_aligned(const ConvProblem& p) {
+  return p.pass == Pass::kFprop   ? p.x_aligned
+         : p.pass == Pass::kDgrad ? p.y_aligned
+                                  : p.x_aligned && p.y_aligned;
+}
+// Whether rows, channels and images are whole units apart.
+bool is_whole(const Shape4& strides, const Shape4& sizes, int64_t unit, int unit_axis) {
+  for (int i = 0; i < 4; ++i) {
+    if (i != unit_axis && sizes[i] > 1 && strides[i] % unit != 0) return false;
+  }
+  return strides[unit_axis] == 1 && sizes[unit_axis] % unit == 0;
+}
+
+bool has_vectors(const ConvProblem& p) {
+  const Geometry g = geometry_of(p);
+  const int64_t width = width_of(Order::kChannels);
+  return g.multiplier == 1 && g.sources == 1 && starts_aligned(p) &&
+         is_whole(g.in, {g.N, g.K, g.H, g.W}, width, 1) &&
+         is_whole(g.out, {g.N, g.K, g.P, g.Q}, width, 1);
+}
+// Whether neighbours in a row are neighbours in memory, and share all but one of their taps'
+// pixels.
+bool has_lines(const Geometry& g) {
+  return g.sources == 1 && !g.transposed && g.step_w == 1 && g.dilation_w == 1 && g.in[3] == 1 &&
+         g.out[3] == 1;
+}
+// Whether rows, too, and whether they can be read by units of so many elements.
+bool has_windows(const ConvProblem& p, int unit) {
+  const Geometry g = geometry_of(p);
+  if (!has_lines(g) || g.step_h != 1 || g.dilation_h != 1) return false;
+  if (unit == 1) return true;
+  return starts_aligned(p) && is_whole(g.in, {g.N, g.K / g.multiplier, g.H, g.W}, unit, 3) &&
+         (!g.of_weights || is_whole(g.out, {g.N, g.K, g.P, g.Q}, unit, 3));
+}
+
+// What is always possible, of a channel at a time.
+Variant least_variant(const Geometry& g) {
+  return {g.planar ? Order::kPlanes : Order::kElements, Walk::kAny, 0, 0, 0};
+}
+bool fits_grid(const Work& w) {
+  return w.blocks <= INT32_MAX / kThreads && w.items <= INT32_MAX / 2;
+}
+
+const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+  if (p.dtype == DType::kFloat64) return "sums are kept in float32";
+  if (p.group_C() != 1) return "a group has more than one input channel";
+  if (!has_int32_coordinates(p)) return "image coordinates pass 2^31";
+  const Geometry g = geometry_of(p);
+  const double far = static_cast<double>(p.R) * static_cast<double>(std::abs(p.w_strides[2])) +
+                     static_cast<double>(p.S) * static_cast<double>(std::abs(p.w_strides[3]));
+  if (p.w_count() > INT32_MAX || far > INT32_MAX) return "the weight passes 2^31 elements";
+  const Work least = work_of(g, least_variant(g), 1, element_size(p.dtype));
+  if (!fits_grid(least)) return "it has too many output pixels for one grid";
+  if (least.shared_bytes > d.shared_bytes_block) {
+    return "a column of the filter is larger than shared memory";
+  }
+  return nullptr;
+}
+
+class Search {
+ public:
+  // `all`: where every plan goes that is weighed.
+  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
+      : p_(p), d_(d), g_(geometry_of(p)), size_(element_size(p.dtype)), all_(all) {}
+
+  ConvPlan best() {
+    const Order thin = least_variant(g_).order;
+    try_order(thin, walk());
+    if (has_vectors(p_)) {
+      try_order(Order::kChannels, walk());
+      if (g_.R == 3 && g_.S == 3 && g_.step_h == g_.step_w && g_.dilation_w == 1) {
+        try_order(Order::kPatches, walk());
+      }
+    }
+    if (g_.R == 1) {
+      const int shape = g_.S <= kLineTaps[0] ? 0 : 1;
+      if (has_lines(g_)) consider({Order::kLines, Walk::kAny, 0, kRowsCount - 1, shape}, 1);
+    } else {
+      for (const int unit : {4, 2, 1}) {
+        if (has_windows(p_, unit) && try_windows(unit)) break;
+      }
+    }
+    // Where shared memory holds a tap's sums only, or a channel's filter.
+    if (best_.block == 0) try_order(thin, Walk::kAny);
+    if (best_.block == 0) consider(least_variant(g_), 1);
+    return best_;
+  }
+
+ private:
+  Walk walk() const {
+    if (g_.dilation_h != 1 || g_.R == 1) return Walk::kAny;
+    if (g_.transposed) {
+      const bool half_columns = g_.step_w == 2 && g_.dilation_w == 1;
+      return g_.step_h == 2 && (half_columns || !g_.planar) ? Walk::kHalf : Walk::kAny;
+    }
+    return g_.step_h == 1 ? Walk::kNext : g_.step_h == 2 ? Walk::kSecond : Walk::kAny;
+  }
+
+  void try_order(Order order, Walk walk) {
+    Variant v{order, walk, 0, 0, 0};
+    if (v.walk != Walk::kAny) {
+      for (v.taps = 1; v.taps + 1 < kTapsCount && kTaps[v.taps] < g_.R;) ++v.taps;
+    }
+    for (v.rows = 0; v.rows < kRowsCount; ++v.rows) {
+      if (!has_kernel(v)) continue;
+      const bool fewer =
+          v.rows + 1 < kRowsCount && has_kernel({order, v.walk, v.taps, v.rows + 1, 0});
+      if (fewer && kRows[v.rows] >= 2 * g_.P) continue;
+      if (kRows[v.rows] == 1 && g_.P > 1) continue;
+      if (is_planar(order)) {
+        consider(v, 1);
+        continue;
+      }
+      const int64_t vectors = g_.K / width_of(order);
+      for (const int64_t count : {8, 16, 32, 64, 128, 256}) {
+        consider(v, static_cast<int>(std::min(count, vectors)));
+        // As many, in groups that are all full.
+        consider(v, static_cast<int>(ceil_divide(vectors, ceil_divide(vectors, count))));
+      }
+    }
+  }
+
+  // Whether there is a kernel.
+  bool try_windows(int unit) {
+    Variant v{Order::kWindows, Walk::kNext, 0, 1, 0};
+    const auto fits = [this](int taps) { return g_.R == taps && g_.S == taps; };
+    while (kTaps[v.taps] < kBandTaps && !fits(kTaps[v.taps])) ++v.taps;
+    const auto offset = static_cast<int>(((-g_.pad_w) % unit + unit) % unit);
+    while (kWindowShapes[v.shape].unit != unit || kWindowShapes[v.shape].offset != offset)
+      ++v.shape;
+    if (!has_kernel(v)) return false;
+    consider(v, 1);
+    return true;
+  }
+
+  void consider(const Variant& v, int vectors) {
+    const Work w = work_of(g_, v, vectors, size_);
+    if (!fits_grid(w) || w.shared_bytes > d_.shared_bytes_block || vectors > kThreads) return;
+    int64_t last_splits = 0;
+    for (const int turns : kGradientTurns) {
+      const int64_t splits = g_.of_weights ? splits_of(w, turns) : 1;
+      if (splits != last_splits) weigh(v, w, vectors, splits);
+      last_splits = splits;
+    }
+  }
+
+  void weigh(const Variant& v, const Work& w, int vectors, int64_t splits) {
+    constexpr const char* kNames[] = {"planes",  "channels", "elements",
+                                      "windows", "patches",  "lines"};
+    ConvPlan plan{};
+    plan.variant = kNames[static_cast<int>(v.order)];
+    plan.variant_index = v.index();
+    plan.tile[0] = kRows[v.rows];
+    plan.tile[1] = columns_of(v.order, v.walk, kTaps[v.taps], size_);
+    plan.tile[2] = vectors;
+    plan.grid[0] = w.blocks * splits;
+    plan.splits = splits;
+    if (splits > 1) plan.workspace_bytes = splits * p_.w_count() * 4;
+    plan.block = kThreads;
+    plan.shared_bytes = w.shared_bytes;
+    plan.wide_index = needs_wide_index(p_);
+    plan.predicted_ms = predict_ms(v, w, static_cast<double>(splits));
+    if (all_ != nullptr) all_->push_back(plan);
+    if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+  }
+
+  // Of a weight gradient: parts of the pixels, for so many blocks a multiprocessor.
+  int64_t splits_of(const Work& w, int turns) const {
+    const int64_t wanted = ceil_divide(int64_t{turns} * d_.sm_count, w.blocks);
+    const int64_t most = ceil_divide(w.items * w.vectors, int64_t{kThreads} * kGradientItems);
+    return std::clamp<int64_t>(std::min(wanted, most), 1, w.items);
+  }
+
+  double predict_ms(const Variant& v, const Work& w, double splits) const {
+    const double width = width_of(v.order), kept = kRows[v.rows], taps = kTaps[v.taps];
+    const double across = columns_of(v.order, v.walk, kTaps[v.taps], size_);
+    const double S = static_cast<double>(g_.S);
+    double turns = std::ceil(static_cast<double>(g_.R) / taps);
+    const double size = static_cast<double>(size_);
+    // Of the rows that go by in a turn: how many, and reads of a row and column of taps.
+    double rows = row_count(v.walk, kTaps[v.taps], kRows[v.rows]);
+    double columns = S, reads = 1, read_width = width, products = taps * width;
+    if (v.order == Order::kWindows) {
+      const double unit = kWindowShapes[v.shape].unit;
+      columns = std::ceil(S / taps);
+      reads = std::ceil((kWindowShapes[v.shape].offset + across + taps - 1) / unit);
+      read_width = unit;
+      products = taps * taps * across;
+      if (kTaps[v.taps] == kBandTaps && !g_.of_weights) {  // it walks as far as the filter reaches
+        turns = static_cast<double>(g_.R) / taps;
+        rows = (static_cast<double>(g_.R) + kept - 1) / turns;
+      }
+    } else if (v.order == Order::kPlanes) {
+      columns = std::ceil(S / across);
+      products = taps * across;
+    } else if (v.order == Order::kLines) {  // of the row only what the last taps did not need
+      const double unit = line_unit(size_), band = kLineTaps[v.shape];
+      columns = std::ceil(S / band);
+      reads = (std::ceil((across + band - 1) / unit) + (columns - 1) * band / unit) / columns;
+      read_width = unit;
+      products = S / columns * across;
+    } else if (v.order == Order::kPatches) {
+      columns = 1;
+      reads = v.walk == Walk::kSecond ? 5 : 4;
+      products = taps * taps * across * width;
+    }
+    // Neighbours in a warp read from places that are a thread's columns, or its channels, apart.
+    const bool pairs = v.order == Order::kPlanes;
+    const double apart = pairs ? 1 : is_planar(v.order) ? across : width;
+    const double lines = std::max(32 * size * apart / 128, 1.0);
+    const double read = kInstructionsPerRead + kInstructionsPerLine * lines + read_width;
+    const double halved = v.walk == Walk::kHalf ? 0.5 : 1;
+    double each = columns * turns * (rows * reads * read + kept * products * halved);
+    double column_weights = g_.of_weights ? 0 : taps * (is_planar(v.order) ? 4 : 2);
+    if (v.order == Order::kWindows) column_weights *= taps;
+    if (v.order == Order::kLines) column_weights *= S / columns;
+    if (v.order == Order::kPlanes) column_weights *= across;
+    each += columns * turns * (column_weights + kInstructionsPerColumn);
+    const double exchange = v.order == Order::kLines ? kInstructionsPerExchange : 0;
+    each += kept * across * (kInstructionsPerRow + width + exchange) + kInstructionsPerItem;
+    double waits = kItemClocks + (columns * turns - 1) * kColumnClocks;
+    double once = 0;
+    double blocks = static_cast<double>(w.blocks);
+    if (g_.of_weights) {
+      // The items of a thread, of its part of the filter.
+      const double chunks = static_cast<double>(w.chunks_r * w.chunks_s);
+      const double items = static_cast<double>(w.items * w.vectors);
+      const double own = std::ceil(items / splits / kThreads);
+      each = own * (each + kept * across * (read + kInstructionsPerRow)) / chunks;
+      waits *= own / chunks;
+      once = kInstructionsPerSum * taps * gradient_columns(v.order, kTaps[v.taps], v.shape) * width;
+      blocks *= splits;
+    } else if (!is_planar(v.order)) {
+      once = std::ceil(w.vectors * width * S * w.filter_rows / kThreads) * kInstructionsPerFilter;
+    }
+    const bool thin = v.order == Order::kPlanes || v.order == Order::kElements;
+    const double resident = thin || v.order == Order::kLines ? 4 : 2;
+    const double clocks = (each + once) * kThreads / 32 / (4 * kIssueEfficiency);
+    const double to_ms = 1 / (d_.clock_ghz * 1e6);
+    const double busy_ms = std::max(blocks / d_.sm_count, 1.0) * clocks * to_ms;
+    const double waves = std::ceil(blocks / d_.sm_count / resident);
+    const double waits_ms = waves * (kBlockClocks + waits) * to_ms;
+    // Lines of which a block needs a part are fetched by sectors of 32 bytes.
+    const double piece = w.vectors * width * size;
+    const double waste = is_planar(v.order) ? 1 : std::max(1.0, 32 / piece);
+    const double bytes_ms =
+        1e-6 * p_.least_bytes() * waste / (kBandwidthEfficiency * d_.bandwidth_gb_s);
+    const double longest = std::max({busy_ms, waits_ms, bytes_ms});
+    return longest + kOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
+           (splits > 1 ? kNextMs : 0);
+  }
+
+  const ConvProblem& p_;
+  const DeviceProperties& d_;
+  const Geometry g_;
+  const int64_t size_;
+  std::vector<ConvPlan>* all_;
+  ConvPlan best_{};
+};
+
+ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) { return Search(p, d).best(); }
+
+std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
+  std::vector<ConvPlan> plans;
+  Search(p, d, &plans).best();
+  return plans;
+}
+
+}  // namespace
+
+extern const Family kind;
+const Family kind{"threads", can_implement, propose, variants, /*fuses=*/true};
+
+}  // namespace customconv::depthwise::threads

@@ -1,0 +1,8 @@
+#include "kernels/depthwise/threads/threads.cuh"
+
+namespace customconv::depthwise::threads {
+
+template void launch<float>(const ConvProblem&, const ConvPlan&, const Operands&,
+                            const LaunchContext&);
+
+}  // namespace customconv::depthwise::threads
