@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -26,16 +26,18 @@ from customconv import _C
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def plans_of(family: str, op: str, problem: Case, t: Tensors) -> list[_C.ConvPlan]:
-    """Of those that differ in their grid alone, one."""
+def plans_of(
+    family: str, op: str, problem: Case, t: Tensors, only: Collection[str] = ()
+) -> list[_C.ConvPlan]:
+    """Of those that differ in their grid alone, one; if asked, only of some variants."""
     with as_allowed(family):
         weighed = _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
     plans = {
         (plan.variant_index, *plan.tile, plan.splits): plan
         for plan in weighed
-        if plan.family == family
+        if plan.family == family and (not only or plan.variant in only)
     }
-    assert plans, f"{family} has no plan for the {op} of {problem}"
+    assert plans or only, f"{family} has no plan for the {op} of {problem}"
     return list(plans.values())
 
 
@@ -46,6 +48,7 @@ def results(
     values: Tensors,
     dtypes: Iterable[torch.dtype] = DTYPES,
     *,
+    only: Collection[str] = (),
     fused: bool = False,
 ) -> Iterator[tuple[str, _C.ConvPlan, Tensor]]:
     """What every plan gives on the GPU, in every dtype and layout."""
@@ -53,7 +56,7 @@ def results(
     for dtype in dtypes:
         for layout in LAYOUTS:
             t = place_all(problem, values, "cuda", dtype, layout)
-            for plan in plans_of(family, op, problem, t):
+            for plan in plans_of(family, op, problem, t, only):
                 with as_allowed(family), forced(plan):
                     poison(result_bytes(op, problem, dtype), plan.workspace_bytes)
                     actual = run(family, problem, t)
@@ -61,29 +64,39 @@ def results(
                 yield what, plan, actual
 
 
-def check_exact(family: str, op: str, problems: dict[str, Case]) -> list[_C.ConvPlan]:
-    """Integers come out exact. Returns the plans."""
+def check_exact(
+    family: str, op: str, problems: dict[str, Case], only: Collection[str] = ()
+) -> list[_C.ConvPlan]:
+    """Integers come out exact. Returns the plans, some for every problem."""
     plans = []
     for name, problem in problems.items():
         values = make_integers(problem)
         expected = by_pytorch(op, problem, values).cuda()
-        for what, plan, actual in results(family, op, problem, values):
+        before = len(plans)
+        for what, plan, actual in results(family, op, problem, values, only=only):
             assert_equal(actual, expected.to(actual.dtype), what=f"{name}, {what}")
             plans.append(plan)
+        assert len(plans) > before, f"no plan for {name}"
     return plans
 
 
-def check_fused(family: str, problems: dict[str, Case]) -> None:
+def check_fused(family: str, problems: dict[str, Case], only: Collection[str] = ()) -> None:
     """The same with an epilogue."""
     for name, problem in problems.items():
         values = make_integers(problem)
         expected = fused_by_pytorch(problem, values).cuda()
-        for what, _, actual in results(family, "fprop", problem, values, fused=True):
+        found = results(family, "fprop", problem, values, only=only, fused=True)
+        for what, _, actual in found:
             assert_equal(actual, expected.to(actual.dtype), what=f"{name}, {what}")
 
 
 def check_reach(
-    family: str, op: str, operand: str, problems: dict[str, Case], value: float = torch.nan
+    family: str,
+    op: str,
+    operand: str,
+    problems: dict[str, Case],
+    value: float = torch.nan,
+    only: Collection[str] = (),
 ) -> None:
     """A value that is no number, in a pixel, reaches the results whose taps meet it, and no other.
 
@@ -96,7 +109,9 @@ def check_reach(
             spoilt = with_pixel(values, operand, place, value)
             expected = by_pytorch(op, problem, spoilt).cuda()
             met = meets(op, problem, values, operand, place).cuda()
-            for what, _, actual in results(family, op, problem, spoilt, (torch.float16,)):
+            for what, _, actual in results(
+                family, op, problem, spoilt, (torch.float16,), only=only
+            ):
                 apart = ~met & ~actual.isnan()
                 wanted = torch.where(apart, clean, expected).to(actual.dtype)
                 assert_equal(
