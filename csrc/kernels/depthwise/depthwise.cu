@@ -19,6 +19,7 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
 #include "kernels/depthwise/kinds.def"
 #undef CUSTOMCONV_KIND
   }
+  throw std::logic_error("customconv: depthwise: a plan of no kind");
 }
 
 template void launch<float>(const ConvProblem&, const ConvPlan&, const Operands&,

@@ -1,6 +1,8 @@
 // depthwise: every channel by filters of its own, by the kind of kernels that is fastest.
 #include "plan/plan.h"
 
+#include <iterator>
+#include <stdexcept>
 #include <vector>
 
 #include "kernels/depthwise/variants.h"
@@ -26,34 +28,31 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return kKinds[0]->can_implement(p, d);
 }
 
-// `visit` gets the number and the family of every kind that can.
-template <typename Visit>
-void each_kind(const ConvProblem& p, const DeviceProperties& d, Visit visit) {
-  int first_variant = 0;
-  for (const Family* kind : kKinds) {
-    if (kind->can_implement(p, d) == nullptr) visit(first_variant, *kind);
-    first_variant += kKindVariants;
+// A kind's own plan with its number among all.
+ConvPlan numbered(ConvPlan plan, size_t kind) {
+  if (plan.variant_index < 0 || plan.variant_index >= kKindVariants) {
+    throw std::logic_error("customconv: depthwise: a variant has no number");
   }
+  plan.variant_index += static_cast<int>(kind) * kKindVariants;
+  return plan;
 }
 
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
   ConvPlan best{};
-  each_kind(p, d, [&](int first_variant, const Family& kind) {
-    ConvPlan plan = kind.propose(p, d);
-    plan.variant_index += first_variant;
+  for (size_t i = 0; i < std::size(kKinds); ++i) {
+    if (kKinds[i]->can_implement(p, d) != nullptr) continue;
+    const ConvPlan plan = numbered(kKinds[i]->propose(p, d), i);
     if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
-  });
+  }
   return best;
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
   std::vector<ConvPlan> plans;
-  each_kind(p, d, [&](int first_variant, const Family& kind) {
-    for (ConvPlan plan : kind.variants(p, d)) {
-      plan.variant_index += first_variant;
-      plans.push_back(plan);
-    }
-  });
+  for (size_t i = 0; i < std::size(kKinds); ++i) {
+    if (kKinds[i]->can_implement(p, d) != nullptr) continue;
+    for (const ConvPlan& plan : kKinds[i]->variants(p, d)) plans.push_back(numbered(plan, i));
+  }
   return plans;
 }
 

@@ -10,6 +10,6 @@ enum class Kind {
 };
 
 // A plan's variant is the kind times this, and the kind's own number.
-inline constexpr int kKindVariants = 1 << 16;
+inline constexpr int kKindVariants = 1 << 24;
 
 }  // namespace customconv::depthwise
