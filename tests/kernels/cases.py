@@ -114,6 +114,10 @@ CASES = {
     "depthwise_9x9": case((1, 10, 15, 19), (10, 1, 9, 9), padding=4, groups=10),
     "depthwise_strided": case((2, 20, 15, 19), (20, 1, 3, 3), stride=2, padding=1, groups=20),
     "depthwise_dilated": case((2, 20, 15, 19), (20, 1, 3, 3), padding=2, dilation=2, groups=20),
+    # Whole 16 bytes of channels, and of rows.
+    "depthwise_whole": case((2, 24, 15, 16), (24, 1, 3, 3), padding=1, groups=24),
+    "depthwise_whole_7x7": case((2, 16, 15, 16), (16, 1, 7, 7), padding=3, groups=16),
+    "depthwise_whole_strided": case((2, 16, 15, 16), (16, 1, 3, 3), stride=2, padding=1, groups=16),
     "depthwise_pointwise": case((2, 20, 5, 9), (20, 1, 1, 1), groups=20),  # a scale
     "depthwise_2": case((2, 9, 9, 13), (18, 1, 3, 3), padding=1, groups=9),  # a multiplier of two
     "depthwise_9": case((2, 3, 9, 13), (27, 1, 3, 3), padding=1, groups=3),  # of more than a tile

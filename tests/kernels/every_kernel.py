@@ -29,6 +29,7 @@ from compute import (
     by_warps,
     compute,
     compute_fused,
+    forced,
     fused_by_pytorch,
     plan_of,
     runs_of,
@@ -36,8 +37,11 @@ from compute import (
 )
 from reference import ALL_FAMILIES, LAYOUTS, assert_equal
 
+from customconv import _C
+
 # Families that have kernels for each kind of case.
-IN_EVERY_DTYPE = ("tiled", "implicit_gemm", "grouped")
+IN_EVERY_DTYPE = ("tiled", "implicit_gemm", "depthwise", "grouped")
+BY_EVERY_VARIANT = ("depthwise",)
 
 
 def chosen_runs(cases: dict[str, Case]) -> list[tuple[str, str, str, torch.dtype]]:
@@ -50,6 +54,18 @@ def chosen_runs(cases: dict[str, Case]) -> list[tuple[str, str, str, torch.dtype
         dtypes.setdefault((name, family, op), []).append(dtype)
     turns = {key: some[turn % len(some)] for turn, (key, some) in enumerate(dtypes.items())}
     return [run for run in runs if run[1] in IN_EVERY_DTYPE or run[3] == turns[run[:3]]]
+
+
+def other_variants(op: str, case: Case, tensors: Tensors, taken: _C.ConvPlan) -> list[_C.ConvPlan]:
+    """The cheapest plan of each variant of the family that is not taken."""
+    best: dict[str, _C.ConvPlan] = {}
+    for plan in _C.variants(tensors.x, tensors.w, tensors.bias, *case.geometry, op):
+        if plan.family != taken.family or plan.variant == taken.variant:
+            continue
+        known = best.setdefault(plan.variant, plan)
+        if plan.predicted_ms < known.predicted_ms:
+            best[plan.variant] = plan
+    return list(best.values())
 
 
 def run_cases(families: list[str]) -> Counter[str]:
@@ -79,6 +95,13 @@ def run_cases(families: list[str]) -> Counter[str]:
                 actual = compute(op, family, case, tensors).cpu()
             assert_equal(actual, expected[name, op].to(dtype), what=f"{name}, {layout}, {older}")
             variants[f"{family} {op} {older.variant} {str(dtype)[6:]}, by warps"] += 1
+        if family in BY_EVERY_VARIANT:
+            for other in other_variants(op, case, tensors, plan):
+                with forced(other):
+                    actual = compute(op, family, case, tensors).cpu()
+                what = f"{name}, {layout}, {other}"
+                assert_equal(actual, expected[name, op].to(dtype), what=what)
+                variants[f"{family} {op} {other.variant} {str(dtype)[6:]}"] += 1
         if op == "fprop" and plan.fuses:
             # A residual that does not lie as the output, or unaligned, would be PyTorch's to add.
             tensors = replace(tensors, dy=torch.empty_like(result).copy_(tensors.dy))
