@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kPartThreads)
 template <typename T, typename Place>
 void add_up(const char* what, const float* partial, int64_t count, int64_t parts, T* to,
             const Place& place, bool early, cudaStream_t stream) {
-  constexpr int64_t kFewParts = 16;  // a thread's
+  constexpr int64_t kFewParts = 16, kSomeParts = 64;  // of one sharer, and of eight
   const auto start_with = [&](int sharers, void (*kernel)(const float*, int64_t, int, T*, Place)) {
     Start how{ceil_divide(count, kPartThreads / sharers), kPartThreads};
     how.stream = stream;
@@ -69,8 +69,10 @@ void add_up(const char* what, const float* partial, int64_t count, int64_t parts
   };
   if (parts <= kFewParts) {
     start_with(1, add_parts<1, T, Place>);
-  } else {
+  } else if (parts <= kSomeParts) {
     start_with(8, add_parts<8, T, Place>);
+  } else {
+    start_with(32, add_parts<32, T, Place>);
   }
 }
 

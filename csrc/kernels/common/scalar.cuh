@@ -41,7 +41,7 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float v) {
 // Two of sixteen bits.
 template <typename T>
 __device__ inline uint32_t pack_pair(float a, float b) {
-  const T pair[2] = {narrow<T>(a), narrow<T>(b)};
+  alignas(4) const T pair[2] = {narrow<T>(a), narrow<T>(b)};
   return *reinterpret_cast<const uint32_t*>(pair);
 }
 

@@ -34,6 +34,15 @@ __device__ inline void arrive_after_copies(Barrier* barrier) {
                : "memory");
 }
 
+// Makes a group of the copies that this thread has started since the last one.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for all groups of copies but the last so many.
+template <int kLeft>
+__device__ inline void await_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
 // Waits for all copies that this thread has started.
 __device__ inline void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

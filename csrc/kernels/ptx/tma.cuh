@@ -74,6 +74,13 @@ __device__ inline void copy_bytes(void* to, const void* from, int bytes, Barrier
       : "memory");
 }
 
+// The same from shared memory. The thread's copies since the last commit are a group.
+__device__ inline void store_bytes(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+
 // From shared memory to the tensor; what lies outside it is not written. The thread's copies since
 // the last commit are a group.
 __device__ inline void store_box(const CUtensorMap* map, const void* from, int c0, int c1, int c2,

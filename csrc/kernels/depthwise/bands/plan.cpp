@@ -1,0 +1,390 @@
+// bands: filters of one input channel a group as banded matrices, on tensor cores.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <vector>
+
+#include "kernels/depthwise/bands/geometry.h"
+
+namespace customconv::depthwise::bands {
+
+namespace {
+
+// The cost model. Clocks of a scheduler for the products of two blocks.
+constexpr double kPairClocks = 9;
+constexpr double kCopyInstructions = 17.4;    // of a thread, for each unit that it brings or stores
+constexpr double kElementInstructions = 100;  // where units are single elements
+constexpr double kChannelInstructions = 222;  // the same, of eight channels of eight pixels
+constexpr double kFilterInstructions = 97;    // for each tap and zero
+constexpr double kItemInstructions = 200;     // of a warp, beside its products
+constexpr double kIssueEfficiency = 0.7;
+constexpr double kBlockClocks = 3350;  // a block's waits
+constexpr double kRowClocks = 50;      // of a warp, for a row of the filter, beside its products
+constexpr double kBandwidthEfficiency = 0.9;
+constexpr double kLaunchMs = 4.8e-3;
+constexpr double kTileClocks = 530;   // until a tile has come
+constexpr double kAheadClocks = 475;  // of one that is copied ahead
+constexpr double kNextMs = 6.4e-3;    // its second kernel
+
+constexpr int kLeastTaps = 25;  // fewer are faster on CUDA cores
+constexpr int kMostImages = 16;
+// Of a weight gradient: pieces of a tile, and blocks for each multiprocessor.
+constexpr int kMostGradientPieces = 512;
+constexpr int kGradientTurns[] = {1, 2, 4, 8};
+constexpr int kMostGradientChannels = 8;
+constexpr int64_t kMostWorkspace = 64 << 20;
+
+bool is_planar(const Geometry& g) {
+  return (g.in[3] == 1 || g.W == 1) && (g.out[3] == 1 || g.Q == 1);
+}
+// Whether neighbouring channels are read and written as vectors of so many.
+bool has_vectors(const Geometry& g, int64_t channels) {
+  const auto whole = [channels](const Shape4& strides, const Shape4& sizes) {
+    for (const size_t i : {0, 2, 3}) {
+      if (sizes[i] > 1 && strides[i] % channels != 0) return false;
+    }
+    return strides[1] == 1;
+  };
+  return g.C % channels == 0 && g.in_aligned && g.out_aligned &&
+         whole(g.in, {g.N, g.C, g.H, g.W}) && whole(g.out, {g.N, g.C, g.P, g.Q});
+}
+
+// Planes of single elements can be of any strides.
+Source source_of(const Geometry& g) {
+  return !is_planar(g) && has_vectors(g, 4) ? Source::kVectors : Source::kPlanes;
+}
+
+bool has_near_pixels(const Geometry& g) {
+  const auto near = [](const Shape4& strides) {
+    return std::max(std::abs(strides[2]), std::abs(strides[3])) <= INT32_MAX;
+  };
+  return near(g.in) && near(g.out);
+}
+
+template <typename W>
+bool fits(const W& w, const DeviceProperties& d) {
+  return w.shared_bytes <= d.shared_bytes_block &&
+         w.tiles.channels * w.tiles.of_a_channel() <= INT32_MAX;
+}
+
+int widest_unit(const Geometry& g) { return unit_of(g.in, {g.N, g.C, g.H, g.W}, g.in_aligned); }
+
+// Rows of taps of a warp that leave the fewest beyond the filter.
+int gradient_taps(int64_t rows, int pairs) {
+  int best = 0;
+  int64_t least = INT64_MAX;
+  for (const int taps : kGradientTaps) {
+    const int64_t all = ceil_divide(rows, taps) * taps;
+    if (!has_gradient(pairs, taps) || all > least) continue;
+    best = taps;
+    least = all;
+  }
+  return best;
+}
+
+// Of the smallest tile.
+bool fits_shared(const Geometry& g, bool of_weights, const DeviceProperties& d) {
+  const Source source = source_of(g);
+  const int channels = source == Source::kPlanes ? 1 : 4;
+  const int unit = source == Source::kPlanes ? widest_unit(g) : 1;
+  const int64_t shift = shift_of(g, unit);
+  if (of_weights) {
+    const int pairs = gradient_pairs(g.S, shift), taps = gradient_taps(g.R, pairs);
+    return fits(
+        gradient_work_of(g, {pairs, taps, kPieceColumns, source, channels, unit}, {1, 1, 1}), d);
+  }
+  return fits(work_of(g, {section_blocks(g.S, shift), source, channels, unit}, {1, 1, 1}), d);
+}
+
+const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+  if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) {
+    return "its products are of float16 and bfloat16";
+  }
+  if (p.group_C() != 1 || p.group_K() != 1) return "a group has more than one channel";
+  if (p.stride_h != 1 || p.stride_w != 1) return "it has a stride";
+  if (p.R * p.S < kLeastTaps) return "the filter has fewer than 25 taps";
+  if (p.dilation_h != 1 || p.dilation_w != 1) return "it is dilated";
+  if (d.capability_major < 8) return "its instructions begin with compute capability 8.0";
+  if (p.w_count() > INT32_MAX) return "the weight passes 2^31 elements";
+  if (!has_int32_coordinates(p)) return "image coordinates pass 2^31";
+  const Geometry g = geometry_of(p);
+  if (!has_near_pixels(g)) return "an image's rows are more than 2^31 elements apart";
+  if (!fits_shared(g, p.pass == Pass::kWgrad, d)) {
+    return "the filter does not fit shared memory, or there are too many tiles";
+  }
+  return nullptr;
+}
+
+class Search {
+ public:
+  // `all`: where every plan goes that is weighed.
+  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
+      : p_(p), d_(d), g_(geometry_of(p)), all_(all) {}
+
+  ConvPlan best() {
+    if (source_of(g_) == Source::kPlanes) {
+      int64_t last = INT64_MAX;
+      // Smaller units may leave bands fewer blocks.
+      const int most = widest_unit(g_);
+      for (int unit = most; unit == most || unit > 1; unit /= 2) {
+        const int64_t all = band_blocks(unit);
+        for (const int channels : {1, 8}) {
+          if (all < last && g_.C % channels == 0) try_source(Source::kPlanes, channels, unit);
+        }
+        last = all;
+      }
+    } else {
+      for (const int channels : {4, 8, 16}) {
+        if (has_vectors(g_, channels)) try_source(Source::kVectors, channels, 1);
+      }
+    }
+    return best_;
+  }
+
+ private:
+  int64_t band_blocks(int unit) const {
+    const int64_t shift = shift_of(g_, unit);
+    return p_.pass == Pass::kWgrad ? gradient_sections(g_.S, shift) * gradient_pairs(g_.S, shift)
+                                   : section_count(g_.S, shift) * section_blocks(g_.S, shift);
+  }
+
+  void try_source(Source source, int channels, int unit) {
+    if (p_.pass != Pass::kWgrad) {
+      try_variant(source, channels, unit);
+    } else if (channels <= kMostGradientChannels) {
+      try_gradient(source, channels, unit);
+    }
+  }
+
+  void try_variant(Source source, int channels, int unit) {
+    const Variant v{section_blocks(g_.S, shift_of(g_, unit)), source, channels, unit};
+    const int64_t rows = ceil_divide(g_.P, kPieceRows), columns = ceil_divide(g_.Q, kPieceColumns);
+    each_share(rows, [&](int64_t tile_rows) {
+      each_share(columns, [&](int64_t tile_columns) {
+        for (int64_t images = 1; images <= kMostImages; images *= 2) {
+          consider(v, {tile_rows, tile_columns, images});
+          if (images >= g_.N || tile_rows < rows || tile_columns < columns) break;
+        }
+      });
+    });
+  }
+
+  // Sizes that cut a dimension into shares that are all but the same.
+  template <typename Use>
+  static void each_share(int64_t size, Use use) {
+    int64_t last = 0;
+    for (const int64_t most : {1, 2, 4, 8, 16, 32, 64}) {
+      const int64_t share = ceil_divide(size, ceil_divide(size, most));
+      if (share != last) use(share);
+      last = share;
+    }
+  }
+
+  void consider(const Variant& v, const Tile& tile) {
+    if (tile.rows * tile.columns * tile.images > kMostWarps * kItemPieces) return;
+    const Work w = work_of(g_, v, tile);
+    if (!fits(w, d_)) return;
+    // Blocks go through tiles of their channels, about as many blocks as run at once, or more.
+    const int64_t tiles = w.tiles.of_a_channel(), slots = d_.sm_count * resident_blocks(v, w);
+    int64_t last = 0;
+    for (const int64_t turns : {1, 2, 4}) {
+      const int64_t wanted = std::clamp<int64_t>(turns * slots / w.tiles.channels, 1, tiles);
+      const int64_t shares = ceil_divide(tiles, ceil_divide(tiles, wanted));
+      if (shares == last) continue;
+      last = shares;
+      ConvPlan plan{};
+      plan.variant = v.source == Source::kVectors ? "bands of channels" : "bands of planes";
+      plan.variant_index = v.index();
+      plan.tile[0] = static_cast<int>(tile.rows);
+      plan.tile[1] = static_cast<int>(tile.columns);
+      plan.tile[2] = static_cast<int>(tile.images);
+      plan.grid[0] = w.tiles.channels * shares;
+      plan.block = w.threads;
+      plan.shared_bytes = static_cast<int>(w.shared_bytes);
+      plan.wide_index = needs_wide_index(p_);
+      plan.predicted_ms = predict_ms(v, tile, w, shares);
+      if (all_ != nullptr) all_->push_back(plan);
+      if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+    }
+  }
+
+  // Blocks that share a multiprocessor.
+  int64_t resident_blocks(const Variant& v, const Work& w) const {
+    const int64_t kilobyte = 1 << 10;  // that the system takes of each
+    const int64_t by_shared = (d_.shared_bytes_block + kilobyte) / (w.shared_bytes + kilobyte);
+    const int64_t by_registers = shared_by(v.blocks) * kMostWarps * 32 / w.threads;
+    return std::clamp<int64_t>(std::min(by_shared, by_registers), 1, 32);
+  }
+
+  void try_gradient(Source source, int channels, int unit) {
+    const int pairs = gradient_pairs(g_.S, shift_of(g_, unit));
+    const auto over = [this](int64_t size) { return ceil_divide(g_.P, size) * size; };
+    const bool sevens = over(kPieceRows) <= over(kPieceColumns);
+    for (const int times : {1, 2, 4}) {
+      const int height = times * (sevens ? kPieceRows : kPieceColumns);
+      if (times > 1 && height >= 2 * g_.P) break;
+      const GradientVariant v{pairs, gradient_taps(g_.R, pairs), height, source, channels, unit};
+      const int64_t rows = ceil_divide(g_.P, height), columns = ceil_divide(g_.Q, kPieceColumns);
+      each_share(rows, [&](int64_t tile_rows) {
+        each_share(columns, [&](int64_t tile_columns) {
+          for (int64_t images = 1; images <= kMostImages; images *= 2) {
+            consider_gradient(v, {tile_rows, tile_columns, images});
+            if (images >= g_.N || tile_rows < rows || tile_columns < columns) break;
+          }
+        });
+      });
+    }
+  }
+
+  void consider_gradient(const GradientVariant& v, const Tile& tile) {
+    if (tile.rows * tile.columns * tile.images > kMostGradientPieces) return;
+    const GradientWork w = gradient_work_of(g_, v, tile);
+    if (!fits(w, d_)) return;
+    int64_t last = 0;
+    for (const int turns : kGradientTurns) {
+      const int64_t wanted = ceil_divide(int64_t{turns} * d_.sm_count, w.tiles.channels);
+      const int64_t tiles = w.tiles.of_a_channel();
+      // As many as leave none without a tile.
+      const int64_t splits =
+          ceil_divide(tiles, ceil_divide(tiles, std::clamp<int64_t>(wanted, 1, tiles)));
+      const int64_t workspace_bytes = splits * p_.w_count() * 4;
+      if (splits == last || (splits > 1 && workspace_bytes > kMostWorkspace)) continue;
+      last = splits;
+      ConvPlan plan{};
+      plan.variant = v.source == Source::kVectors ? "bands of channels" : "bands of planes";
+      plan.variant_index = v.index();
+      plan.tile[0] = static_cast<int>(tile.rows);
+      plan.tile[1] = static_cast<int>(tile.columns);
+      plan.tile[2] = static_cast<int>(tile.images);
+      plan.splits = splits;
+      plan.grid[0] = w.tiles.channels * splits;
+      plan.block = kMostWarps * 32;
+      plan.shared_bytes = static_cast<int>(w.shared_bytes);
+      plan.workspace_bytes = workspace_bytes;
+      plan.wide_index = needs_wide_index(p_);
+      plan.predicted_ms = predict_gradient_ms(v, tile, w, splits);
+      if (all_ != nullptr) all_->push_back(plan);
+      if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+    }
+  }
+
+  // Whether threads need not wait for what they copy.
+  template <typename V>
+  static bool copies_ahead(const V& v) {
+    return v.source == Source::kPlanes && v.unit > 1;
+  }
+
+  // Bytes of sectors for each byte that is needed of them.
+  template <typename V>
+  double sectors(const V& v) const {
+    return v.source == Source::kVectors ? 16.0 / v.channels : is_planar(g_) ? 1 : 16;
+  }
+
+  double predict_gradient_ms(const GradientVariant& v, const Tile& tile, const GradientWork& w,
+                             int64_t splits) const {
+    const double channels = v.channels, pairs = v.pairs, height = static_cast<double>(v.height);
+    const double items = static_cast<double>(w.items), units = static_cast<double>(w.units);
+    const double images = static_cast<double>(tile.images);
+    const double tiles = static_cast<double>(w.tiles.of_a_channel());
+    const double own = std::ceil(tiles / static_cast<double>(splits));
+    // Of a tile.
+    const double item_products = height * v.taps * pairs * kPairClocks;
+    const double products = items * units * item_products / 4;
+    const double wavefronts =
+        items * units *
+        ((height + v.taps - 1) * 4 * pairs * w.x.wavefronts + height * 2 * w.dy.wavefronts);
+    const double x_columns = static_cast<double>(w.x.rows * w.x.blocks * kPieceColumns) * images;
+    const double dy_columns = static_cast<double>(w.dy.rows * w.dy.blocks * kPieceColumns) * images;
+    const double unit = v.unit;
+    const double copy = v.unit > 1 ? kCopyInstructions : kElementInstructions;
+    const double copies =
+        v.source == Source::kVectors
+            ? (x_columns + dy_columns) / kPieceColumns / 32 * kChannelInstructions * channels / 8
+            : (x_columns / unit + dy_columns / std::min(unit, 4.0)) / 32 * copy * channels;
+    const double add = units * v.taps * (4 * pairs + 24.0 * std::ceil(pairs / 2));  // to totals
+    const double turns = std::ceil(units / kMostWarps);
+    const double multiply =
+        items * units * (60 + height * (v.taps * pairs + pairs + 6)) + (turns > 1 ? add : 0);
+    const double issue = (copies + multiply) / 4 / kIssueEfficiency;
+    const double shared = static_cast<double>(w.shared_bytes + 1024);
+    const double resident =
+        std::clamp(std::floor((static_cast<double>(d_.shared_bytes_block) + 1024) / shared), 1.0,
+                   static_cast<double>(gradients_shared_by(v.pairs, v.channels)));
+    const double count = static_cast<double>(w.tiles.channels * splits);
+    const double each = std::ceil(count / d_.sm_count);  // blocks of a multiprocessor
+    const double to_ms = 1 / (d_.clock_ghz * 1e6);
+    const double busy_ms =
+        each * (own * std::max({products, wavefronts, issue}) + 2 * add / 4) * to_ms;
+    const double warp_items = turns * std::ceil(items / static_cast<double>(w.slices));
+    const double waits = kBlockClocks + own * ((copies_ahead(v) ? kAheadClocks : kTileClocks) +
+                                               warp_items * item_products);
+    const double waits_ms = std::ceil(each / resident) * waits * to_ms;
+    const double bytes = p_.least_bytes() * sectors(v);
+    const double bytes_ms = 1e-6 * bytes / (kBandwidthEfficiency * d_.bandwidth_gb_s);
+    return busy_ms + waits_ms + bytes_ms + kLaunchMs + kNextMs;
+  }
+
+  double predict_ms(const Variant& v, const Tile& tile, const Work& w, int64_t shares) const {
+    const double R = static_cast<double>(g_.R), sections = static_cast<double>(w.sections);
+    const double blocks = v.blocks, channels = v.channels;
+    const double items = static_cast<double>(w.items) * channels;
+    const double images = static_cast<double>(tile.images);
+    const double tiles = static_cast<double>(w.tiles.of_a_channel());
+    const double own = std::ceil(tiles / static_cast<double>(shares));  // tiles of a block
+    // Of a row of the filter, of an item.
+    const double row_products = kPieceRows * blocks / 2 * kPairClocks;
+    const double row_wavefronts = 2 * blocks * w.in.wavefronts + blocks;
+    const double loads = sections * (R + kPieceRows - 1);
+    // Of a tile.
+    const double products = items * sections * R * row_products / 4;
+    const double wavefronts = items * loads * row_wavefronts;
+    const double lines = static_cast<double>(w.in_rows * w.in.blocks * kPieceColumns) * images;
+    const double results =
+        static_cast<double>(tile.rows * tile.columns * kPieceRows * kPieceColumns) * images;
+    const double unit = v.unit;
+    const double copy = v.unit > 1 ? kCopyInstructions : kElementInstructions;
+    const double copies =
+        v.source == Source::kVectors
+            ? (lines + results) / kPieceColumns / 32 * kChannelInstructions * channels / 8
+            : (lines / unit + results / std::min(unit, 4.0)) / 32 * copy * channels;
+    const double filter = static_cast<double>(w.filter) / 4 * channels / 32 * kFilterInstructions;
+    const double multiply =
+        items * (kItemInstructions + loads * (2.5 * blocks + kPieceRows * std::ceil(blocks / 2)));
+    const double issue = (copies + multiply) / 4 / kIssueEfficiency;
+    const double once = filter / 4 / kIssueEfficiency;
+
+    const double count = static_cast<double>(w.tiles.channels * shares);
+    const double resident = static_cast<double>(resident_blocks(v, w));
+    const double each = std::ceil(count / d_.sm_count);  // blocks of a multiprocessor
+    const double to_ms = 1 / (d_.clock_ghz * 1e6);
+    const double busy_ms = each * (own * std::max({products, wavefronts, issue}) + once) * to_ms;
+    const double rounds = std::ceil(channels / static_cast<double>(w.channels_at_once));
+    const double tile_waits = (copies_ahead(v) ? kAheadClocks : kTileClocks) +
+                              rounds * sections * R * (row_products + kRowClocks);
+    const double waits_ms = std::ceil(each / resident) * (kBlockClocks + own * tile_waits) * to_ms;
+    const double bytes = p_.least_bytes() * sectors(v);
+    const double bytes_ms = 1e-6 * bytes / (kBandwidthEfficiency * d_.bandwidth_gb_s);
+    return busy_ms + waits_ms + bytes_ms + kLaunchMs;
+  }
+
+  const ConvProblem& p_;
+  const DeviceProperties& d_;
+  const Geometry g_;
+  std::vector<ConvPlan>* all_;
+  ConvPlan best_{};
+};
+
+ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) { return Search(p, d).best(); }
+
+std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
+  std::vector<ConvPlan> plans;
+  Search(p, d, &plans).best();
+  return plans;
+}
+
+}  // namespace
+
+extern const Family kind;
+const Family kind{"bands", can_implement, propose, variants, /*fuses=*/true};
+
+}  // namespace customconv::depthwise::bands

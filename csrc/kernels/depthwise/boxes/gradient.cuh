@@ -1,0 +1,128 @@
+// The weight gradient: tiles of both images come together. A thread has the sums of all taps of a
+// pair of channels in registers while its block goes through a share of the tiles; those of a block
+// are added up in shared memory. Where several blocks share channels, a second kernel adds up what
+// they leave. The order of all sums is fixed.
+#pragma once
+
+#include "kernels/common/parts.cuh"
+#include "kernels/depthwise/boxes/boxes.cuh"
+
+namespace customconv::depthwise::boxes {
+
+// What a patch adds.
+template <typename T, Walk kWalk, int kTaps>
+__device__ inline void add_patch(const Params<T>& p, const Columns<kWalk, kTaps>& columns,
+                                 const char* stage, const Place& own, const char* from,
+                                 float2 (&sum)[kTaps][kTaps]) {
+  float2 gradient[kPatch][kPatch];
+#pragma unroll
+  for (int t = 0; t < kPatch; ++t, from += p.out_box.row_bytes) {
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) gradient[t][j] = read_pair<T>(from + j * p.pixel_bytes);
+  }
+  walk_window(p, columns, stage, own, [&](int t, int j, int r, int s, float2 value) {
+    multiply_add(gradient[t][j], value, sum[r][s]);
+  });
+}
+
+// The same where only so many rows and columns of outputs exist. The others are zeros in the tile,
+// but may meet a NaN. Row by row: unrolled, it would not fit the instruction cache.
+template <typename T, Walk kWalk, int kTaps>
+__device__ inline void add_partial_patch(const Params<T>& p, const Columns<kWalk, kTaps>& columns,
+                                         const char* stage, const Place& own, const char* from,
+                                         int row_count, int column_count,
+                                         float2 (&sum)[kTaps][kTaps]) {
+  constexpr int kStep = kWalk == Walk::kSecond ? 2 : 1, kWindow = window_of(kWalk, kTaps);
+  const int rows = min(row_count, kPatch);
+  const char* window = window_at(p, stage, own);
+#pragma unroll 1
+  for (int t = 0; t < rows; ++t) {
+    float2 gradient[kPatch];
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) gradient[j] = read_pair<T>(from + j * p.pixel_bytes);
+    const char* row = window;
+#pragma unroll
+    for (int r = 0; r < kTaps; ++r, row += p.in_box.row_bytes) {
+      float2 value[kWindow];
+#pragma unroll
+      for (int c = 0; c < kWindow; ++c) value[c] = read_pair<T>(row + columns.place(p, c));
+#pragma unroll
+      for (int j = 0; j < kPatch; ++j) {
+        if (j >= column_count) break;
+#pragma unroll
+        for (int s = 0; s < kTaps; ++s) {
+          multiply_add(gradient[j], value[j * kStep + s], sum[r][s]);
+        }
+      }
+    }
+    from += p.out_box.row_bytes;
+    window += kStep * p.in_box.row_bytes;
+  }
+}
+
+// Adds up what the block's threads have, and stores it, or leaves it as a part: tap by tap of all
+// channels.
+template <int kTaps, typename T>
+__device__ inline void store_sums(const Params<T>& p, const Share<T>& share, float* totals,
+                                  const float2 (&sum)[kTaps][kTaps]) {
+  constexpr int kKernel = kTaps * kTaps;
+  const int thread = static_cast<int>(threadIdx.x);
+  ptx::sync_threads(1, p.threads);  // the stages are no longer read
+  const float* flat = &sum[0][0].x;
+#pragma unroll
+  for (int i = 0; i < 2 * kKernel; ++i) totals[i * p.threads + thread] = flat[i];
+  ptx::sync_threads(1, p.threads);
+  const int pairs = p.pairs.divisor(), lanes = p.columns.divisor() * p.down;
+  float* const part = p.partial + int64_t{share.first_tile} * kKernel * p.C;
+#pragma unroll 1
+  for (int i = thread; i < kKernel * p.channels; i += p.threads) {
+    const int tap = i / p.channels, own = i % p.channels, c = share.channel + own;
+    if (c >= p.C) continue;
+    const float* from = totals + (tap * 2 + own % 2) * p.threads + own / 2;
+    const float total = sum_of(lanes, [&](int n) { return from[n * pairs]; });
+    if (p.partial != nullptr) {
+      part[int64_t{tap} * p.C + c] = total;
+    } else {
+      p.weight[c * p.weight_k + tap / kTaps * p.weight_r + tap % kTaps * p.weight_s] =
+          narrow<T>(total);
+    }
+  }
+}
+
+template <typename T, Walk kWalk, int kTaps>
+__global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_of(kTaps))
+    sum_weights(const __grid_constant__ Params<T> p) {
+  if constexpr (ptx::kHasCopyEngine) {
+    extern __shared__ __align__(128) char boxes[];
+    const Memory memory(p, boxes);
+    const Share<T> share(p);
+    const int thread = static_cast<int>(threadIdx.x);
+    ptx::start_dependents();
+    init_barriers(p, memory);
+    if (thread >= p.threads) {
+      load_tiles<true>(p, memory, share);
+      return;
+    }
+    const Lane lane(p, share);
+    const Columns<kWalk, kTaps> of_window(p, lane);
+    // Where the patch's columns of the second image are.
+    const int column = p.in_box.count * p.in_box.bytes +
+                       p.out_box.column_at(p.pixel_bytes, lane.column * kPatch) +
+                       lane.pair * static_cast<int>(sizeof(T));
+    float2 sum[kTaps][kTaps] = {};
+    walk_tiles(
+        p, memory, share, lane, [&](const Place& where, const Place& own, const char* stage) {
+          const int rows = p.h.out - where.h * kPatch, columns = p.w.out - where.w * kPatch;
+          const char* from =
+              stage + own.n * p.out_box.image_bytes + own.h * kPatch * p.out_box.row_bytes + column;
+          if (rows >= kPatch && columns >= kPatch) {
+            add_patch(p, of_window, stage, own, from, sum);
+          } else {
+            add_partial_patch(p, of_window, stage, own, from, rows, columns, sum);
+          }
+        });
+    store_sums<kTaps>(p, share, reinterpret_cast<float*>(boxes), sum);
+  }
+}
+
+}  // namespace customconv::depthwise::boxes

@@ -1,0 +1,178 @@
+// The weight gradient. A block goes through its part of the tiles of some channels with the
+// gradients of a strip's taps in each thread's registers; the copy engine is some tiles ahead.
+#pragma once
+
+#include "kernels/common/parts.cuh"
+#include "kernels/depthwise/planes/run.cuh"
+#include "kernels/depthwise/planes/share.cuh"
+#include "kernels/depthwise/planes/window.cuh"
+
+namespace customconv::depthwise::planes {
+
+// What a strip adds to the taps. `kPartial`: only so many of its rows and columns exist. `in`: the
+// address of the first row and column of the input that it meets; `h`: that row.
+template <Walk kWalk, bool kPartial, int kKept, int kColumns, int kCount, int kAcross, typename T>
+__device__ inline void add_strip(const Params<T>& p, uint32_t in, int h, uint32_t zeros,
+                                 const typename Window<T, kAcross>::Mask& mask,
+                                 const Window<T, kColumns> (&gradient)[kKept], int rows,
+                                 int columns, float (&sum)[kCount][kCount]) {
+#pragma unroll
+  for (int i = 0; i < reach_of(kWalk, kCount, kKept); ++i) {
+    Window<T, kAcross> window;
+    window.load(row_address<T>(in, i, p.W, is_within(h + i, p.H), zeros), mask);
+#pragma unroll
+    for (int t = 0; t < kKept; ++t) {
+      const int r = tap_of(kWalk, kCount, t, i);
+      if (r < 0 || r >= kCount || (kPartial && t >= rows)) continue;
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        if (kPartial && j >= columns) continue;
+#pragma unroll
+        for (int x = 0; x < kAcross; ++x) {
+          const int s = tap_of(kWalk, kCount, j, x);
+          if (s >= 0 && s < kCount) sum[r][s] = fmaf(gradient[t][j], window[x], sum[r][s]);
+        }
+      }
+    }
+  }
+}
+
+// Adds up what the threads of a plane have in `totals`, in a fixed order, and stores it. So many
+// threads share a sum: a warp, or one.
+template <int kSharers, int kCount, typename T>
+__device__ inline void store_sums(const Params<T>& p, int channel, int planes, int split,
+                                  int thread, const float* totals) {
+  constexpr int kSums = kCount * kCount;
+  const int threads = static_cast<int>(blockDim.x), sharer = thread % kSharers;
+  const int terms = p.tile_images.divisor() * p.row_strips.divisor() * p.column_strips.divisor();
+  for (int i = thread / kSharers; i < planes * kSums; i += threads / kSharers) {
+    const int plane = i % planes, tap = i / planes;
+    const float* from = totals + tap * threads + plane * terms + sharer;
+    float total = sum_of((terms - sharer + kSharers - 1) / kSharers,
+                         [&](int n) { return from[n * kSharers]; });
+#pragma unroll
+    for (int apart = kSharers / 2; apart > 0; apart /= 2) {
+      total += __shfl_xor_sync(~0u, total, apart);
+    }
+    if (sharer > 0) continue;
+    const int64_t k = channel + plane;
+    if (p.partial == nullptr) {
+      p.weight[k * kSums + tap] = narrow<T>(total);
+    } else {
+      p.partial[(int64_t{split} * p.channels.divisor() + k) * kSums + tap] = total;
+    }
+  }
+}
+
+template <typename T, int kIndex>
+__global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), sizeof(T)))
+    sum_weights(const __grid_constant__ Params<T> p) {
+  if constexpr (ptx::kHasCopyEngine) {
+    constexpr Variant kVariant = Variant::at(kIndex);
+    constexpr Walk kWalk = kVariant.walk;
+    constexpr int kCount = kTaps[kVariant.taps], kKept = kRows[kVariant.rows];
+    constexpr int kColumns = kVariant.columns(sizeof(T));
+    constexpr int kAcross = reach_of(kWalk, kCount, kColumns), kWarp = 32;
+    extern __shared__ __align__(16) char memory[];
+    __shared__ ptx::Barrier full[kMostStages];
+    const int thread = static_cast<int>(threadIdx.x);
+    int32_t group = static_cast<int32_t>(blockIdx.x);
+    const int split = p.splits.split(group);
+    const int channel = group * p.tile_planes;
+    const int planes = min(p.tile_planes, p.channels.divisor() - channel);
+    const int each = (p.steps + p.splits.divisor() - 1) / p.splits.divisor();
+    const int begin = min(split * each, p.steps), end = min(begin + each, p.steps);
+    // No planes where there is no such image.
+    const auto share = [&](int step, int image) {
+      int32_t first = step;
+      const int band = p.bands.split(first);
+      image += first * p.tile_images.divisor();
+      return share_of<kWalk, kCount, kKept>(p, image * p.channels.divisor() + channel,
+                                            image < p.N ? planes : 0, band);
+    };
+    const auto stage_in = [&](int stage, int image) {
+      return reinterpret_cast<T*>(memory + kFrontBytes + stage * p.stage_bytes + image * p.in_run);
+    };
+    const auto stage_out = [&](int stage, int image) {
+      return reinterpret_cast<T*>(memory + stage * p.stage_bytes + p.out_at + image * p.out_run);
+    };
+    // Every warp brings some of a tile's runs, a lane each: of an image the input's and the
+    // output's.
+    const int lane = thread % kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
+    const auto bring = [&](int step, int stage) {
+      const int runs = 2 * p.tile_images.divisor();
+      for (int i = thread / kWarp + lane * warps; i < runs; i += kWarp * warps) {
+        const Share own = share(step, i / 2);
+        if (own.planes == 0) continue;
+        const bool is_in = i % 2 == 0;
+        bring_run(is_in ? p.in : p.out, is_in ? p.in_count : p.out_count,
+                  is_in ? own.first_in(p) : own.first_out(p),
+                  is_in ? own.in_count(p) : own.out_count(p),
+                  is_in ? stage_in(stage, i / 2) : stage_out(stage, i / 2), &full[stage]);
+      }
+      __syncwarp();
+      if (lane == 0) ptx::arrive(&full[stage]);
+    };
+    if (thread == 0) {
+      for (ptx::Barrier& barrier : full) ptx::init_barrier(&barrier, warps);
+      ptx::fence_barrier_init();
+    }
+    const uint32_t zeros = write_zeros(memory + p.zeros_at, thread);
+    __syncthreads();
+    for (int i = 0; i < p.stages && begin + i < end; ++i) bring(begin + i, i);
+    Item item = item_of<kKept, kColumns>(p, thread);
+    const int image = p.tile_images.split(item.plane);
+    const int w = input_of(kWalk, item.q, p.first_w), columns = min(p.Q - item.q, kColumns);
+    const typename Window<T, kAcross>::Mask mask(w, p.W);
+    const typename Window<T, kColumns>::Mask out_mask(0, columns);
+    float sum[kCount][kCount] = {};
+    int stage = 0;
+    uint32_t parity = 0;
+#pragma unroll 1
+    for (int step = begin; step < end; ++step) {
+      const Share own = share(step, image);
+      const int rows = item.plane < own.planes ? min(own.rows - item.p, kKept) : 0;
+      // A warp goes one way or the other.
+      const bool partial = __any_sync(~0u, rows > 0 && (rows < kKept || columns < kColumns));
+      ptx::wait(&full[stage], parity);
+      if (rows > 0) {
+        const int h = input_of(kWalk, own.p + item.p, p.first_h);
+        const int first_in = own.lead_in(p) + (item.plane * p.H + h - own.h) * p.W + w;
+        const uint32_t in = ptx::shared_address(stage_in(stage, image) + first_in);
+        const int first_out = own.lead_out(p) + (item.plane * p.P + item.p) * p.Q + item.q;
+        const uint32_t out = ptx::shared_address(stage_out(stage, image) + first_out);
+        Window<T, kColumns> gradient[kKept];
+#pragma unroll
+        for (int t = 0; t < kKept; ++t) {
+          gradient[t].load(row_address<T>(out, t, p.Q, t < rows, zeros), out_mask);
+        }
+        if (!partial) {
+          add_strip<kWalk, false, kKept, kColumns, kCount, kAcross>(p, in, h, zeros, mask, gradient,
+                                                                    rows, columns, sum);
+        } else {
+          add_strip<kWalk, true, kKept, kColumns, kCount, kAcross>(p, in, h, zeros, mask, gradient,
+                                                                   rows, columns, sum);
+        }
+      }
+      __syncthreads();
+      if (step + p.stages < end) bring(step + p.stages, stage);
+      if (++stage == p.stages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+    auto* totals = reinterpret_cast<float*>(memory);
+#pragma unroll
+    for (int i = 0; i < kCount * kCount; ++i) {
+      totals[i * blockDim.x + thread] = sum[i / kCount][i % kCount];
+    }
+    __syncthreads();
+    if (p.tile_images.divisor() * p.row_strips.divisor() * p.column_strips.divisor() < kWarp) {
+      store_sums<1, kCount>(p, channel, planes, split, thread, totals);
+    } else {
+      store_sums<kWarp, kCount>(p, channel, planes, split, thread, totals);
+    }
+  }
+}
+
+}  // namespace customconv::depthwise::planes

@@ -1,0 +1,109 @@
+// The kernels of planes and their launcher.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/common/start.h"
+#include "kernels/depthwise/kinds.h"
+#include "kernels/depthwise/planes/convolve.cuh"
+#include "kernels/depthwise/planes/gradient.cuh"
+
+namespace customconv::depthwise::planes {
+
+template <typename T>
+using KernelOf = void (*)(Params<T>);
+
+template <typename T, bool kOfWeights, int kIndex>
+constexpr KernelOf<T> one_kernel() {
+  constexpr Variant v = Variant::at(kIndex);
+  if constexpr (!has_kernel(v, sizeof(T))) {
+    return nullptr;
+  } else if constexpr (!kOfWeights) {
+    return convolve<T, kIndex>;
+  } else if constexpr (v.walk == Walk::kNext || v.walk == Walk::kSecond) {
+    return sum_weights<T, kIndex>;
+  } else {
+    return nullptr;
+  }
+}
+template <typename T, bool kOfWeights, size_t... kIndex>
+KernelOf<T> kernel_at(int index, std::index_sequence<kIndex...>) {
+  static constexpr KernelOf<T> kTable[] = {
+      one_kernel<T, kOfWeights, static_cast<int>(kIndex)>()...};
+  return kTable[index];
+}
+
+// Parts of a weight gradient lie as the weight does.
+struct InOrder {
+  __device__ int64_t operator()(int64_t number) const { return number; }
+};
+
+template <typename T>
+Params<T> make_params(const depthwise::Geometry& g, const ConvPlan& plan, const T* in, T* weight,
+                      T* out, const Epilogue& epilogue) {
+  using D = Divider<int32_t>;
+  const auto small = [](int64_t value) { return static_cast<int>(value); };
+  const Variant v = Variant::at(plan.variant_index);
+  const Tile tile = tile_of(g, v, plan.tile[0], plan.tile[1], plan.tile[2], sizeof(T));
+  Params<T> p{};
+  p.in = in;
+  p.weight = weight;
+  p.out = out;
+  p.epilogue = epilogue;
+  p.in_count = g.N * g.K * g.H * g.W;
+  p.out_count = g.N * g.K * g.P * g.Q;
+  p.in_lead = small(reinterpret_cast<uintptr_t>(in) % 16 / sizeof(T));
+  p.out_lead = small(reinterpret_cast<uintptr_t>(out) % 16 / sizeof(T));
+  p.H = small(g.H);
+  p.W = small(g.W);
+  p.P = small(g.P);
+  p.Q = small(g.Q);
+  p.first_h = first_input(v.walk, kTaps[v.taps], small(g.pad_h));
+  p.first_w = first_input(v.walk, kTaps[v.taps], small(g.pad_w));
+  p.planes = small(g.N * g.K);
+  p.tile_planes = tile.planes;
+  p.tile_rows = tile.rows;
+  p.tiles = small(tile.count);
+  p.paired = g.Q % 2 == 0 && reinterpret_cast<uintptr_t>(out) % 4 == 0;
+  p.finishes = !epilogue.is_empty();
+  p.channels = D(g.K);
+  p.bands = D(tile.bands);
+  p.row_strips = D(tile.row_strips);
+  p.column_strips = D(tile.column_strips);
+  p.N = small(g.N);
+  p.steps = small(tile.steps);
+  p.tile_images = D(tile.images);
+  p.in_run = small(run_bytes(tile.in_elements, sizeof(T)));
+  p.out_run = small(run_bytes(tile.out_elements, sizeof(T)));
+  p.stages = stages_of(g, tile, plan, sizeof(T));
+  const Places places = places_of(g, tile, p.stages, sizeof(T));
+  p.stage_bytes = small(places.stage);
+  p.out_at = small(places.out);
+  p.zeros_at = small(places.zeros);
+  p.out_bytes = small(places.a_out);
+  p.splits = D(plan.splits);
+  return p;
+}
+
+template <typename T>
+void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
+            const LaunchContext& context) {
+  const depthwise::Geometry geometry = depthwise::geometry_of(problem);
+  constexpr auto kAll = std::make_index_sequence<kVariantCount>();
+  const bool dgrad = problem.pass == Pass::kDgrad, wgrad = problem.pass == Pass::kWgrad;
+  auto* x = static_cast<T*>(operands.x);
+  auto* w = static_cast<T*>(operands.w);
+  auto* y = static_cast<T*>(operands.y);
+  Params<T> params =
+      make_params<T>(geometry, plan, dgrad ? y : x, w, dgrad ? x : y, operands.epilogue);
+  params.partial = plan.splits > 1 ? static_cast<float*>(context.workspace) : nullptr;
+  const KernelOf<T> kernel = wgrad ? kernel_at<T, true>(plan.variant_index, kAll)
+                                   : kernel_at<T, false>(plan.variant_index, kAll);
+  start("depthwise", {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kernel, params);
+  if (plan.splits == 1) return;
+  add_up("depthwise: the parts of the weight gradient", params.partial, problem.w_count(),
+         plan.splits, params.weight, InOrder{}, /*early=*/true, context.stream);
+}
+
+}  // namespace customconv::depthwise::planes

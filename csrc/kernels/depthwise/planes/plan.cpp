@@ -1,0 +1,254 @@
+// planes: every channel by a filter of its own, planes staged in shared memory by the
+// copy engine.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <vector>
+
+#include "kernels/depthwise/planes/geometry.h"
+
+namespace customconv::depthwise::planes {
+
+namespace {
+
+// The cost model: a thread's instructions besides products.
+constexpr double kInstructionsPerRow = 17;  // of a window
+constexpr double kInstructionsPerWord = 2.1;
+constexpr double kInstructionsPerSum = 45;  // of a weight gradient, when a block ends
+constexpr double kPartialShare = 1.3;  // more, where a warp of a weight gradient has partial strips
+constexpr double kIssueEfficiency = 0.72;      // of an instruction a clock, of each scheduler
+constexpr double kClocksPerInstruction = 2.2;  // of a warp alone
+constexpr double kTileClocks = 1500;           // that a block waits for a tile
+constexpr double kGradientClocks = 7300;       // the same until it begins, of a weight gradient
+constexpr double kAgainShare = 0.15;           // of the bytes that are read twice
+constexpr double kFirstShare = 0.49;           // of the time that the first tiles take
+constexpr double kBandwidthEfficiency = 0.93;
+constexpr double kOverlapLoss = 0.39;
+constexpr double kLaunchMs = 5.1e-3;
+constexpr double kNextMs = 2.7e-3;       // of a weight gradient's second kernel
+constexpr int kSharedBytes = 228 << 10;  // of a multiprocessor
+constexpr int kReservedBytes = 1 << 10;  // of these, for each block
+constexpr int kMostBlocks = 32;
+
+constexpr int kTileThreads[] = {32, 64, 128, 256};
+constexpr int kGradientTurns[] = {0, 2, 4};  // blocks of a weight gradient for each multiprocessor
+
+bool is_hopper(const DeviceProperties& d) {
+  return d.capability_major == 9 && d.capability_minor == 0 && d.built_for_90a;
+}
+
+int taps_index(const depthwise::Geometry& g) {
+  for (int i = 0; i < kTapsCount; ++i) {
+    if (g.R == kTaps[i] && g.S == kTaps[i]) return i;
+  }
+  return -1;
+}
+
+// Whether no strip reads far outside its row.
+bool stays_near(Walk walk, int taps, int64_t size, int64_t outputs, int64_t pad) {
+  const int64_t first = first_input(walk, taps, static_cast<int>(pad));
+  const int64_t last = input_of(walk, static_cast<int>(outputs - 1), static_cast<int>(first));
+  return first > -taps && first < taps && last < size + taps;
+}
+
+class Search {
+ public:
+  // `all`: where every plan goes that is weighed.
+  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
+      : p_(p), d_(d), g_(depthwise::geometry_of(p)), all_(all) {
+    find_walk(g_, p.pass, &walk_);
+  }
+
+  // Without a block where no tile fits.
+  ConvPlan best() {
+    const int taps = taps_index(g_);
+    for (int width = 0; width < kColumnsCount; ++width) {
+      for (int rows = 0; rows < kRowsCount; ++rows) {
+        const Variant v{walk_, taps, width, rows};
+        if (has_kernel(v, size_)) try_tiles(v);
+      }
+    }
+    return best_;
+  }
+
+ private:
+  void try_tiles(const Variant& v) {
+    const int64_t kept = kRows[v.rows];
+    const int64_t all_rows = ceil_divide(g_.P, kept) * kept;
+    const Tile plane = tile_of(g_, v, 1, static_cast<int>(all_rows), 1, size_);
+    for (const int threads : kTileThreads) {
+      if (plane.items > threads) {
+        const int64_t strips = std::max(threads / plane.column_strips, 1);
+        // As few bands, of about as many rows each.
+        const int64_t bands = ceil_divide(plane.row_strips, strips);
+        const int64_t rows = ceil_divide(plane.row_strips, bands) * kept;
+        consider(v, 1, static_cast<int>(rows), 1);
+        continue;
+      }
+      const int64_t planes = g_.of_weights ? g_.K : g_.N * g_.K;
+      const int64_t images = g_.of_weights ? g_.N : 1;
+      for (int64_t i = 1; i <= images && i * plane.items <= threads; i *= 2) {
+        const int64_t most = std::min(threads / (i * plane.items), planes);
+        consider(v, static_cast<int>(most), static_cast<int>(all_rows), static_cast<int>(i));
+        if (g_.of_weights) continue;
+        // As many turns of the blocks, all of which are busy to the end.
+        const int64_t blocks = resident_blocks(v, threads) * d_.sm_count;
+        const int64_t turns = ceil_divide(ceil_divide(planes, most), blocks);
+        const int64_t even = ceil_divide(planes, turns * blocks);
+        if (even < most) consider(v, static_cast<int>(even), static_cast<int>(all_rows), 1);
+      }
+    }
+  }
+
+  void consider(const Variant& v, int planes, int rows, int images) {
+    const Tile t = tile_of(g_, v, planes, rows, images, size_);
+    if (t.items > kMostThreads || t.count > INT32_MAX / 2 || t.steps > INT32_MAX) return;
+    const int threads = static_cast<int>(ceil_divide(t.items, 32) * 32);
+    if (!g_.of_weights) {
+      for (const int stages : {1, 2}) {
+        const int64_t shared = places_of(g_, t, stages, size_).all;
+        if (shared > d_.shared_bytes_block) continue;
+        const int64_t blocks = resident_blocks(v, threads, shared) * d_.sm_count;
+        if (stages == 1 && blocks < t.count) continue;
+        weigh(v, t, threads, shared, std::min(blocks, t.count), 1, stages);
+        break;
+      }
+      return;
+    }
+    int64_t last = 0;
+    for (const int wanted : kGradientTurns) {
+      const int64_t splits = std::clamp<int64_t>(wanted * d_.sm_count / t.count, 1, t.steps);
+      if (splits == last || t.count * splits > INT32_MAX) continue;
+      last = splits;
+      for (const int stages : {1, 2, kMostStages}) {
+        if (stages / 2 >= ceil_divide(t.steps, splits)) continue;
+        const int64_t totals = int64_t{threads} * g_.R * g_.S * 4;
+        const int64_t shared = std::max(places_of(g_, t, stages, size_).all, totals);
+        if (shared > d_.shared_bytes_block) continue;
+        weigh(v, t, threads, shared, t.count * splits, splits, stages);
+      }
+    }
+  }
+
+  // That share a multiprocessor.
+  int64_t resident_blocks(const Variant& v, int threads, int64_t shared = 0) const {
+    return std::max<int64_t>(
+        std::min<int64_t>({kMostThreads * blocks_of(v, size_) / threads, kMostBlocks,
+                           kSharedBytes / (shared + kReservedBytes)}),
+        1);
+  }
+
+  void weigh(const Variant& v, const Tile& t, int threads, int64_t shared, int64_t blocks,
+             int64_t splits, int stages) {
+    ConvPlan plan{};
+    plan.variant = t.bands == 1 ? "whole planes" : "rows of planes";
+    plan.variant_index = v.index();
+    plan.tile[0] = t.planes;
+    plan.tile[1] = t.rows;
+    plan.tile[2] = t.images;
+    plan.grid[0] = blocks;
+    plan.splits = splits;
+    if (splits > 1) plan.workspace_bytes = splits * p_.w_count() * 4;
+    plan.block = threads;
+    plan.shared_bytes = static_cast<int>(shared);
+    plan.wide_index = needs_wide_index(p_);
+    plan.predicted_ms = predict_ms(v, t, plan, stages);
+    if (all_ != nullptr) all_->push_back(plan);
+    if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+  }
+
+  double predict_ms(const Variant& v, const Tile& t, const ConvPlan& plan, double stages) const {
+    const int taps = kTaps[v.taps], kept = kRows[v.rows], columns = v.columns(size_);
+    const double words = std::floor(reach_of(walk_, taps, columns) * size_ / 4) + 1;
+    double products = kept * columns * taps * taps * (is_half(walk_) ? 0.25 : 1);
+    if (g_.of_weights) {
+      const auto whole = static_cast<double>((g_.P / kept) * (g_.Q / columns));
+      const auto all = static_cast<double>(ceil_divide(g_.P, kept) * ceil_divide(g_.Q, columns));
+      products *= 1 + kPartialShare * std::min(32 * (1 - whole / all), 1.0);
+    }
+    const double each = products + reach_of(walk_, taps, kept) *
+                                       (kInstructionsPerRow + kInstructionsPerWord * words);
+    // Of a block: tiles, and instructions of a warp in all.
+    const auto blocks = static_cast<double>(plan.grid[0]);
+    const double tiles = std::ceil(static_cast<double>(g_.of_weights ? t.steps : t.count) /
+                                   (g_.of_weights ? static_cast<double>(plan.splits) : blocks));
+    double all = tiles * each;
+    if (g_.of_weights) all += kInstructionsPerSum * taps * taps;
+    const double to_ms = 1 / (d_.clock_ghz * 1e6);
+    const double busy_ms =
+        std::ceil(blocks / d_.sm_count) * all * plan.block / 32 / (4 * kIssueEfficiency) * to_ms;
+    // What is read twice is near.
+    const double lines = static_cast<double>(t.bands * t.in_elements) / t.planes;
+    const double again =
+        static_cast<double>(g_.N * g_.K * size_) * (lines - static_cast<double>(g_.H * g_.W));
+    const double bytes_to_ms = 1e-6 / (kBandwidthEfficiency * d_.bandwidth_gb_s);
+    const double bytes_ms = (p_.least_bytes() + kAgainShare * again) * bytes_to_ms;
+    // Nothing is summed while the first tiles of all blocks are brought.
+    const auto resident = static_cast<double>(resident_blocks(v, plan.block, plan.shared_bytes));
+    const double tile_bytes =
+        static_cast<double>(t.images * size_ * (t.in_elements + t.out_elements));
+    const double first_ms =
+        kFirstShare * std::min(blocks, resident * d_.sm_count) * tile_bytes * bytes_to_ms;
+    const double waves = std::ceil(blocks / d_.sm_count / resident);
+    const double waits = (g_.of_weights ? kGradientClocks : 0) +
+                         (tiles - 1) / stages * kTileClocks + all * kClocksPerInstruction;
+    const double waits_ms = waves * waits * to_ms + first_ms;
+    const double longest = std::max({busy_ms, waits_ms, bytes_ms});
+    return longest + kOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
+           (plan.splits > 1 ? kNextMs : 0);
+  }
+
+  const ConvProblem& p_;
+  const DeviceProperties& d_;
+  const depthwise::Geometry g_;
+  const int size_ = static_cast<int>(element_size(p_.dtype));
+  Walk walk_{};
+  std::vector<ConvPlan>* all_;
+  ConvPlan best_{};
+};
+
+const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+  if (!is_hopper(d)) return "it needs Hopper's copy engine";
+  if (p.dtype == DType::kFloat64) return "sums are kept in float32";
+  if (p.group_C() != 1) return "a group has more than one input channel";
+  if (p.group_K() != 1) return "a group has more than one output channel";
+  if (p.dilation_h != 1 || p.dilation_w != 1) return "its taps are not neighbours";
+  if (!has_int32_coordinates(p) || p.w_count() > INT32_MAX || p.N * p.C > INT32_MAX / 2) {
+    return "image coordinates, planes or the weight pass 2^31";
+  }
+  if (p.x_count() == 0 || p.y_count() == 0) return "a tensor is empty";
+  const depthwise::Geometry g = depthwise::geometry_of(p);
+  if (!strides_match({g.N, g.K, g.H, g.W}, g.in, Layout::kNchw) ||
+      !strides_match({g.N, g.K, g.P, g.Q}, g.out, Layout::kNchw)) {
+    return "rows and planes are not next to each other in memory";
+  }
+  // depthwise walks images of one column with rows and columns in each other's place.
+  if (!strides_match(p.w_sizes(), p.w_strides, Layout::kNchw) || std::abs(g.weight_s) != 1) {
+    return "filters are not contiguous, or images have one column";
+  }
+  const int taps = taps_index(g);
+  if (taps < 0) return "the filter is not a square of 3, 5 or 7";
+  Walk walk;
+  if (!find_walk(g, p.pass, &walk)) return "strides or paddings along rows and columns differ";
+  if (!stays_near(walk, kTaps[taps], g.H, g.P, g.pad_h) ||
+      !stays_near(walk, kTaps[taps], g.W, g.Q, g.pad_w)) {
+    return "there is more padding than a filter reaches";
+  }
+  if (Search(p, d).best().block == 0) return "rows are too long for a block";
+  return nullptr;
+}
+
+ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) { return Search(p, d).best(); }
+
+std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
+  std::vector<ConvPlan> plans;
+  Search(p, d, &plans).best();
+  return plans;
+}
+
+}  // namespace
+
+extern const Family kind;
+const Family kind{"planes", can_implement, propose, variants, /*fuses=*/true};
+
+}  // namespace customconv::depthwise::planes
