@@ -1,5 +1,5 @@
-// What the family's planner and launcher share: the convolution as the kernels see it, how blocks
-// share it, and what lies where in shared memory. Plain C++.
+// What the planner and the launcher of bands share: the convolution as the kernels see it, how
+// blocks share it, and what lies where in shared memory. Plain C++.
 #pragma once
 
 #include <cstdint>

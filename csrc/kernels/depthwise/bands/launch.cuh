@@ -1,4 +1,4 @@
-// The bands family's launcher.
+// The launcher of bands.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What the boxes family's planner and launcher share: how outputs meet the input's
+// What the planner and the launcher of boxes share: how outputs meet the input's
 // pixels, and what a block has of them. Plain C++.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The boxes family's launcher.
+// The launcher of boxes.
 #pragma once
 
 #include <algorithm>
