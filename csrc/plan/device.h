@@ -18,6 +18,11 @@ struct DeviceProperties {
   int64_t max_grid_x = 2147483647;
   bool built_for_90a = true;  // this binary holds code for Hopper's own instructions
 
+  // Whether Hopper's own instructions and its copy engine can be used.
+  bool has_hopper_kernels() const {
+    return capability_major == 9 && capability_minor == 0 && built_for_90a;
+  }
+
   // Peak rates in FLOP/s.
   double vector_flops(DType dtype) const;  // CUDA cores, sums in float32 (float64 for float64)
   double matrix_flops(DType dtype, bool tf32) const;  // what a library matrix product runs on

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/grouped/geometry.h"
+#include "plan/search.h"
 
 namespace customconv::grouped {
 
@@ -145,7 +146,7 @@ class Search {
  private:
   // Whether there are kernels of boxes.
   bool is_boxed() const {
-    const bool hopper = d_.capability_major == 9 && d_.capability_minor == 0 && d_.built_for_90a;
+    const bool hopper = d_.has_hopper_kernels();
     return hopper && (p_.pass != Pass::kWgrad || size_ == 2);
   }
 
@@ -566,17 +567,9 @@ class Search {
   ConvPlan best_{};
 };
 
-ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) { return Search(p, d).best(); }
-
-std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
-  std::vector<ConvPlan> plans;
-  Search(p, d, &plans).best();
-  return plans;
-}
-
 }  // namespace
 
 extern const Family family;
-const Family family{"grouped", can_implement, propose, variants, /*fuses=*/true};
+const Family family{"grouped", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
 
 }  // namespace customconv::grouped

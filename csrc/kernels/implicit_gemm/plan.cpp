@@ -409,11 +409,6 @@ class Search {
   Choice best_{};
 };
 
-// Whether Hopper's own instructions can be used.
-bool is_hopper(const DeviceProperties& d) {
-  return d.capability_major == 9 && d.capability_minor == 0 && d.built_for_90a;
-}
-
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (d.capability_major < 8) return "it needs compute capability 8.0";
   if (d.shared_bytes_block < kLeastShared) return "it needs 96 KiB of shared memory";
@@ -427,7 +422,7 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
     if (p.group_K() % kLeastChannels != 0) {
       return "a group's output channels are no multiple of 32";
     }
-    if (!is_hopper(d) && p.group_K() % kLeastWarpChannels != 0) {
+    if (!d.has_hopper_kernels() && p.group_K() % kLeastWarpChannels != 0) {
       return "a group's output channels are no multiple of 64";
     }
   }
@@ -468,13 +463,13 @@ ConvPlan plan_of(const ConvProblem& p, const DeviceProperties& d, const Choice& 
 
 ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
   const ConvProblem p = as_one_row(asked);
-  return plan_of(p, d, Search(p, d, !is_hopper(d)).best());
+  return plan_of(p, d, Search(p, d, !d.has_hopper_kernels()).best());
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties& d) {
   const ConvProblem p = as_one_row(asked);
   std::vector<Choice> choices;
-  if (is_hopper(d)) Search(p, d, false, &choices).best();
+  if (d.has_hopper_kernels()) Search(p, d, false, &choices).best();
   Search(p, d, true, &choices).best();
   std::vector<ConvPlan> plans;
   for (const Choice& choice : choices) plans.push_back(plan_of(p, d, choice));

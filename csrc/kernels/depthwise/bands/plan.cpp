@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/depthwise/bands/geometry.h"
+#include "plan/search.h"
 
 namespace customconv::depthwise::bands {
 
@@ -374,17 +375,9 @@ class Search {
   ConvPlan best_{};
 };
 
-ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) { return Search(p, d).best(); }
-
-std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
-  std::vector<ConvPlan> plans;
-  Search(p, d, &plans).best();
-  return plans;
-}
-
 }  // namespace
 
 extern const Family kind;
-const Family kind{"bands", can_implement, propose, variants, /*fuses=*/true};
+const Family kind{"bands", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
 
 }  // namespace customconv::depthwise::bands

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/depthwise/boxes/geometry.h"
+#include "plan/search.h"
 
 namespace customconv::depthwise::boxes {
 
@@ -65,9 +66,7 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (p.dtype == DType::kFloat64) return "sums are kept in float32";
   if (p.group_C() != 1) return "a group has more than one input channel";
   if (p.group_K() != 1) return "a group has several output channels";
-  if (d.capability_major != 9 || d.capability_minor != 0 || !d.built_for_90a) {
-    return "it needs Hopper's copy engine";
-  }
+  if (!d.has_hopper_kernels()) return "it needs Hopper's copy engine";
   if (p.R > kMostKernel || p.S > kMostKernel || p.R * p.S > kMostKernel) {
     return "its filter has more than 1024 taps";
   }
@@ -235,17 +234,9 @@ class Search {
   ConvPlan best_{};
 };
 
-ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) { return Search(p, d).best(); }
-
-std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
-  std::vector<ConvPlan> plans;
-  Search(p, d, &plans).best();
-  return plans;
-}
-
 }  // namespace
 
 extern const Family kind;
-const Family kind{"boxes", can_implement, propose, variants, /*fuses=*/true};
+const Family kind{"boxes", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
 
 }  // namespace customconv::depthwise::boxes

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/depthwise/planes/geometry.h"
+#include "plan/search.h"
 
 namespace customconv::depthwise::planes {
 
@@ -32,10 +33,6 @@ constexpr int kMostBlocks = 32;
 
 constexpr int kTileThreads[] = {32, 64, 128, 256};
 constexpr int kGradientTurns[] = {0, 2, 4};  // blocks of a weight gradient for each multiprocessor
-
-bool is_hopper(const DeviceProperties& d) {
-  return d.capability_major == 9 && d.capability_minor == 0 && d.built_for_90a;
-}
 
 int taps_index(const depthwise::Geometry& g) {
   for (int i = 0; i < kTapsCount; ++i) {
@@ -208,7 +205,7 @@ class Search {
 };
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
-  if (!is_hopper(d)) return "it needs Hopper's copy engine";
+  if (!d.has_hopper_kernels()) return "it needs Hopper's copy engine";
   if (p.dtype == DType::kFloat64) return "sums are kept in float32";
   if (p.group_C() != 1) return "a group has more than one input channel";
   if (p.group_K() != 1) return "a group has more than one output channel";
@@ -238,17 +235,9 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return nullptr;
 }
 
-ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) { return Search(p, d).best(); }
-
-std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
-  std::vector<ConvPlan> plans;
-  Search(p, d, &plans).best();
-  return plans;
-}
-
 }  // namespace
 
 extern const Family kind;
-const Family kind{"planes", can_implement, propose, variants, /*fuses=*/true};
+const Family kind{"planes", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
 
 }  // namespace customconv::depthwise::planes
