@@ -18,20 +18,42 @@ __device__ inline uint32_t swizzle(uint32_t address, uint32_t bits = kSwizzled) 
 }
 
 // The row of a box that has a position's first pixel.
-__device__ inline int box_row(const TileParams& p, const Spot& spot) {
-  const int h = spot.n() * p.kept_rows.divisor() + spot.h * (p.h.step / p.h.class_step);
-  return h * p.pitch.divisor() + spot.w();
+__device__ inline int box_row(const TileParams& p, int position) {
+  int32_t image = position;
+  const int column = p.columns.split(image), row = p.rows.split(image);
+  const int h = image * p.kept_rows.divisor() + row * p.h.by_class_step.quotient(p.h.step);
+  return h * p.pitch.divisor() + column;
 }
 // How many rows further on those are of a tap that reads so far from the position's pixel.
 __device__ inline int rows_between(const TileParams& p, int offset_h, int offset_w) {
-  const int from_first = offset_w - p.w.first;
-  return (offset_h - p.h.first) / p.h.class_step * p.pitch.divisor() +
-         from_first % p.w.step / p.w.class_step * p.class_slots + from_first / p.w.step;
+  int32_t column = offset_w - p.w.first;
+  const int klass = p.w.by_class_step.quotient(p.w.by_step.split(column));
+  return p.h.by_class_step.quotient(offset_h - p.h.first) * p.pitch.divisor() +
+         klass * p.class_slots + column;
 }
 // Where a row's piece of channels is, seen from the row in the first box.
 __device__ inline int piece_place(int piece, int box_bytes) {
   constexpr int kRowPieces = kBoxRowBytes / kPieceBytes;
   return piece / kRowPieces * box_bytes + piece % kRowPieces * kPieceBytes;
+}
+
+// Threads that bring boxes initialise the barriers of the stages and begin at once; those that
+// multiply them wait for it, at a barrier of both.
+constexpr int kStagesReady = 3;
+__device__ inline void init_stages(ptx::Barrier* full, ptx::Barrier* empty, bool is_first,
+                                   int loaders, int arrivals, int warps) {
+  if (is_first) {
+    for (int i = 0; i < kMostStages; ++i) {
+      ptx::init_barrier(&full[i], arrivals);
+      ptx::init_barrier(&empty[i], warps);
+    }
+    ptx::fence_barrier_init();
+  }
+  __syncwarp();
+  ptx::arrive_threads(kStagesReady, warps * 32 + loaders);
+}
+__device__ inline void await_stages(int loaders, int warps) {
+  ptx::sync_threads(kStagesReady, warps * 32 + loaders);
 }
 
 // Brings the box at an image's pixel, from a channel on, of so many boxes of channels. One thread.
@@ -57,17 +79,5 @@ __device__ inline void bring_tile(const TileParams& p, const CUtensorMap& map, p
                    to + klass * p.class_slots * kBoxRowBytes);
   }
 }
-
-// The stage that comes next, and the parity of its round.
-struct Turn {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ void advance(int stages) {
-    if (++stage < stages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
 
 }  // namespace customconv::grouped

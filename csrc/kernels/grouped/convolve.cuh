@@ -18,21 +18,16 @@ struct Params {
   T* out;
   int64_t out_n, out_c, out_h, out_w;
   const uint4* weights;
-  const int* table;     // of every phase and step, where the units of a pixel lie
-  int64_t slice_steps;  // of packed weights
+  const int* table;  // of every phase and step, where the units of a pixel lie
   Epilogue epilogue;
   int K;  // channels of a group that are computed
-  int slice_groups, channel_tiles, units, chunks, steps;
-  int channel_warps, pixel_warps, passes;
-  int threads;  // that multiply
-  int slot_bytes, plane, staged_pitch;
-  int list_at, table_at, input_at, input_bytes, weights_at, sums_at;  // in shared memory
-  bool resident;    // all weights are kept, two tiles of input, and sums elsewhere
+  Work work;
+  int pixel_warps, passes;
   bool finishes;    // there is an epilogue
   bool planar;      // neighbouring threads store neighbouring pixels, not channels
   int store_width;  // channels that are stored at once
   int store_shift;  // threads that share a pixel, by their logarithm
-  int tiles, tile_blocks;
+  int tile_blocks;
   Divider<int32_t> slices, parts;
 };
 
@@ -47,8 +42,8 @@ __device__ inline Block block_of(const Params<T>& p) {
   block.tile = static_cast<int>(blockIdx.x);
   block.slice = p.slices.split(block.tile);
   int32_t group = block.slice;
-  block.first_k = p.parts.split(group) * p.channel_tiles * kChannelTile;
-  block.group = group * p.slice_groups;
+  block.first_k = p.parts.split(group) * p.work.channel_tiles * kChannelTile;
+  block.group = group * p.work.groups;
   return block;
 }
 
@@ -56,7 +51,7 @@ __device__ inline Block block_of(const Params<T>& p) {
 template <typename T>
 __device__ inline int steps_of(const Params<T>& p, int phase_h, int phase_w) {
   const int taps = p.tile.h.taps[phase_h].count * p.tile.w.taps[phase_w].count;
-  return (taps * p.units + kStepUnits - 1) / kStepUnits;
+  return (taps * p.work.units + kStepUnits - 1) / kStepUnits;
 }
 
 // Adds `count` steps, of pixels whose first units are so many bytes into shared memory. Only units
@@ -99,9 +94,10 @@ struct Channels {
 template <typename T>
 __device__ inline Channels channels_of(const Params<T>& p, const Block& block) {
   const int first = block.group * p.K + block.first_k;
-  const int of_groups = min(p.slice_groups, p.in.sets - block.group) * p.K;
-  return {first, p.parts.divisor() > 1 ? min(p.channel_tiles * kChannelTile, p.K - block.first_k)
-                                       : of_groups};
+  const int of_groups = min(p.work.groups, p.in.sets - block.group) * p.K;
+  return {first, p.parts.divisor() > 1
+                     ? min(p.work.channel_tiles * kChannelTile, p.K - block.first_k)
+                     : of_groups};
 }
 
 // Stores sums that lie by pixels, sixteen bytes of channels a thread.
@@ -117,7 +113,7 @@ __device__ inline void store_pixels(const Crew& crew, const Params<T>& p, const 
       const Spot spot = spots[pixel];
       if (!rest.has(spot)) continue;
       alignas(16) float value[kWidth];
-      const float* from = sums + pixel * p.staged_pitch + channel;
+      const float* from = sums + pixel * p.work.staged_pitch + channel;
       if constexpr (kWidth == 1) {
         value[0] = *from;
       } else {
@@ -149,14 +145,14 @@ __device__ inline void store_planes(const Crew& crew, const Params<T>& p, const 
     const Spot spot = spots[pixel];
     if (!rest.has(spot)) continue;
     int64_t to = rest.offset + spot.offset + (channels.first + warp) * p.out_c;
-    const float* from = sums + warp * p.staged_pitch + pixel;
+    const float* from = sums + warp * p.work.staged_pitch + pixel;
 #pragma unroll 4
     for (int i = warp; i < channels.count; i += warps) {
       float value[1] = {*from};
       if (p.finishes) finish<1, T>(p.epilogue, channels.first + i, to, value);
       p.out[to] = narrow<T>(value[0]);
       to += warps * p.out_c;
-      from += warps * p.staged_pitch;
+      from += warps * p.work.staged_pitch;
     }
   }
 }
@@ -171,8 +167,8 @@ __device__ inline Own own_of(const Params<T>& p) {
   Own own;
   own.pixel = warp % p.pixel_warps * kPixels * kPixelTile;
   warp /= p.pixel_warps;
-  own.tile = warp % p.channel_warps * kChannels;
-  own.group = warp / p.channel_warps;
+  own.tile = warp % p.work.channel_warps * kChannels;
+  own.group = warp / p.work.channel_warps;
   return own;
 }
 
@@ -188,19 +184,19 @@ __device__ inline void stage_sums(const Params<T>& p, const Own& own, int count,
     if (k + j * 8 >= count) break;
     const int own_channel = channel + j * 8;
     if (p.planar) {
-      float* line = sums + own_channel * p.staged_pitch + pixel;
+      float* line = sums + own_channel * p.work.staged_pitch + pixel;
 #pragma unroll
       for (int i = 0; i < kPixels; ++i) {
         const float* pair = &sum[i][j / 2][j % 2 * 2];
         *reinterpret_cast<float2*>(line + i * kPixelTile) = {pair[0], pair[1]};
       }
     } else {
-      float* place = sums + pixel * p.staged_pitch + own_channel;
+      float* place = sums + pixel * p.work.staged_pitch + own_channel;
 #pragma unroll
       for (int i = 0; i < kPixels; ++i) {
         const float* pair = &sum[i][j / 2][j % 2 * 2];
-        place[i * kPixelTile * p.staged_pitch] = pair[0];
-        place[(i * kPixelTile + 1) * p.staged_pitch] = pair[1];
+        place[i * kPixelTile * p.work.staged_pitch] = pair[0];
+        place[(i * kPixelTile + 1) * p.work.staged_pitch] = pair[1];
       }
     }
   }
@@ -214,12 +210,12 @@ struct Memory {
         empty(full + 2),
         slots(reinterpret_cast<Spot*>(memory + kBarrierBytes)),
         positions(slots + p.tile.slots),
-        list(reinterpret_cast<int64_t*>(memory + p.list_at)),
-        table(reinterpret_cast<int*>(memory + p.table_at)),
+        list(reinterpret_cast<int64_t*>(memory + p.work.list_at)),
+        table(reinterpret_cast<int*>(memory + p.work.table_at)),
         pixels(table - pixels),  // the list ends where the table begins
-        input(memory + p.input_at),
-        weights(reinterpret_cast<const uint4*>(memory + p.weights_at)),
-        sums(reinterpret_cast<float*>(memory + p.sums_at)) {}
+        input(memory + p.work.input_at),
+        weights(reinterpret_cast<const uint4*>(memory + p.work.weights_at)),
+        sums(reinterpret_cast<float*>(memory + p.work.sums_at)) {}
 
   ptx::Barrier *full, *empty;  // of both tiles of input
   Spot *slots, *positions;
@@ -235,7 +231,7 @@ struct Memory {
 template <typename T>
 __device__ inline void bring_steps(const Crew& crew, const Params<T>& p, const uint4* packed,
                                    const int* table, int count, const Memory& memory) {
-  const int step_lanes = p.slice_groups * p.channel_tiles * 32;  // of 16 bytes
+  const int step_lanes = p.work.groups * p.work.channel_tiles * 32;  // of 16 bytes
   const uint32_t to = ptx::shared_address(memory.weights);
   for (int i = crew.thread; i < count * step_lanes; i += crew.threads) {
     ptx::copy_async<16>(to + i * 16, packed + i, true);
@@ -253,10 +249,10 @@ class Multiplier {
       : p_(p),
         memory_(memory),
         own_(own_of<kPixels, kChannels>(p)),
-        step_lanes_(p.slice_groups * p.channel_tiles * 32),
-        count_(min(p.K - block.first_k, p.channel_tiles * kChannelTile)),
-        input_(memory.input + own_.group * p.units * p.plane * kUnitBytes),
-        weights_(memory.weights + (own_.group * p.channel_tiles + own_.tile) * 32) {}
+        step_lanes_(p.work.groups * p.work.channel_tiles * 32),
+        count_(min(p.K - block.first_k, p.work.channel_tiles * kChannelTile)),
+        input_(memory.input + own_.group * p.work.units * p.work.plane * kUnitBytes),
+        weights_(memory.weights + (own_.group * p.work.channel_tiles + own_.tile) * 32) {}
 
   // Sums of all passes, by weights that are all there, from step `first` on, of the input that is
   // so many bytes further on.
@@ -285,11 +281,11 @@ class Multiplier {
     find(own_.pixel, pixel);
     float sum[kPixels][kChannels][4] = {};
 #pragma unroll 1
-    for (int chunk = 0; chunk < p_.chunks; ++chunk) {
+    for (int chunk = 0; chunk < p_.work.chunks; ++chunk) {
       bring_input(chunk);
 #pragma unroll 1
-      for (int first = 0; first < steps; first += p_.steps) {
-        const int count = min(p_.steps, steps - first);
+      for (int first = 0; first < steps; first += p_.work.steps) {
+        const int count = min(p_.work.steps, steps - first);
         if (first > 0) __syncthreads();
         bring_steps(whole_block(), p_, packed + int64_t{first} * step_lanes_,
                     table + first * kStepUnits, count, memory_);
@@ -336,30 +332,30 @@ __device__ inline void store_sums(const Crew& crew, const Params<T>& p, const Ch
 template <typename T, int kPixels, int kChannels>
 __device__ inline void convolve_resident(const Params<T>& p, const Memory& memory,
                                          const Block& block) {
-  const bool produces = static_cast<int>(threadIdx.x) >= p.threads;
-  const Crew crew = produces ? producers(p.threads) : consumers(p.threads);
-  const UnitCopies<T, 8> copies(crew, p.in, block.group, p.slice_groups, p.units, p.slot_bytes,
-                                p.plane);
+  const bool produces = static_cast<int>(threadIdx.x) >= p.work.threads;
+  const Crew crew = produces ? producers(p.work.threads) : consumers(p.work.threads);
+  const UnitCopies<T, 8> copies(crew, p.in, block.group, p.work.groups, p.work.units,
+                                p.work.slot_bytes, p.work.plane);
   const Channels channels = channels_of(p, block);
   const Multiplier<T, kPixels, kChannels> multiplier(p, memory, block);
   if (!produces) {
-    const int step_lanes = p.slice_groups * p.channel_tiles * 32;
+    const int step_lanes = p.work.groups * p.work.channel_tiles * 32;
     ptx::await_dependency();  // the weights are packed
-    bring_steps(crew, p, p.weights + block.slice * p.slice_steps * step_lanes, p.table,
-                static_cast<int>(p.slice_steps), memory);
+    bring_steps(crew, p, p.weights + block.slice * p.work.packed_steps * step_lanes, p.table,
+                static_cast<int>(p.work.packed_steps), memory);
     ptx::await_copies();
   }
   int stage = 0;  // of input, and the parity of the round
   uint32_t parity = 0;
 #pragma unroll 1
-  for (int tile = block.tile; tile < p.tiles; tile += p.tile_blocks) {
+  for (int tile = block.tile; tile < p.tile.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p.tile, tile);
     if (produces) {
       crew.sync();  // the list of the tile before is no longer read
       find_pixels(crew, p.tile, p.in, at, memory.slots, memory.list);
       crew.sync();
       ptx::wait(&memory.empty[stage], parity ^ 1);
-      copies.bring(0, memory.list, p.tile.slots, memory.input + stage * p.input_bytes);
+      copies.bring(0, memory.list, p.tile.slots, memory.input + stage * p.work.input_bytes);
       ptx::arrive(&memory.full[stage]);
     } else {
       ptx::wait(&memory.full[stage], parity);
@@ -369,7 +365,7 @@ __device__ inline void convolve_resident(const Params<T>& p, const Memory& memor
         const int h = phase / p.tile.w.phases, w = phase % p.tile.w.phases;
         const int steps = steps_of(p, h, w);
         crew.sync();  // the sums before are stored, and the weights are there
-        multiplier.sum_at_once(done, steps, stage * p.input_bytes);
+        multiplier.sum_at_once(done, steps, stage * p.work.input_bytes);
         if (phase + 1 == p.tile.h.phases * p.tile.w.phases) ptx::arrive(&memory.empty[stage]);
         crew.sync();
         store_sums(crew, p, channels, rest_of(p, at, h, w), memory);
@@ -388,30 +384,30 @@ __device__ inline void convolve_in_turns(const Params<T>& p, const Memory& memor
   const Crew crew = whole_block();
   const Channels channels = channels_of(p, block);
   const Multiplier<T, kPixels, kChannels> multiplier(p, memory, block);
-  const UnitCopies<T, 4> copies(crew, p.in, block.group, p.slice_groups, p.units, p.slot_bytes,
-                                p.plane);
+  const UnitCopies<T, 4> copies(crew, p.in, block.group, p.work.groups, p.work.units,
+                                p.work.slot_bytes, p.work.plane);
   const auto bring_chunk = [&](int chunk) {
-    copies.bring(chunk * p.units, memory.list, p.tile.slots, memory.input);
+    copies.bring(chunk * p.work.units, memory.list, p.tile.slots, memory.input);
   };
-  const int step_lanes = p.slice_groups * p.channel_tiles * 32;
-  const uint4* packed = p.weights + block.slice * p.slice_steps * step_lanes;
+  const int step_lanes = p.work.groups * p.work.channel_tiles * 32;
+  const uint4* packed = p.weights + block.slice * p.work.packed_steps * step_lanes;
   ptx::await_dependency();  // the weights are packed
 #pragma unroll 1
-  for (int tile = block.tile; tile < p.tiles; tile += p.tile_blocks) {
+  for (int tile = block.tile; tile < p.tile.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p.tile, tile);
     __syncthreads();  // the sums may lie where the input will
     find_pixels(crew, p.tile, p.in, at, memory.slots, memory.list);
     __syncthreads();
-    if (p.chunks == 1) bring_chunk(0);
+    if (p.work.chunks == 1) bring_chunk(0);
     int done = 0;
 #pragma unroll 1
     for (int phase = 0; phase < p.tile.h.phases * p.tile.w.phases; ++phase) {
       const int h = phase / p.tile.w.phases, w = phase % p.tile.w.phases;
       const int steps = steps_of(p, h, w);
       __syncthreads();  // the input is there, and the sums before are stored
-      multiplier.sum_in_turns(packed + int64_t{done} * p.chunks * step_lanes,
+      multiplier.sum_in_turns(packed + int64_t{done} * p.work.chunks * step_lanes,
                               p.table + done * kStepUnits, steps, [&](int chunk) {
-                                if (p.chunks > 1) bring_chunk(chunk);
+                                if (p.work.chunks > 1) bring_chunk(chunk);
                               });
       __syncthreads();
       store_sums(crew, p, channels, rest_of(p, at, h, w), memory);
@@ -432,17 +428,18 @@ __global__ void __launch_bounds__(kKernels[kIndex].threads(), kKernels[kIndex].b
   const Crew crew = whole_block();
   if (threadIdx.x < 2) {
     ptx::init_barrier(&memory.full[threadIdx.x], kProducers);
-    ptx::init_barrier(&memory.empty[threadIdx.x], p.threads);
+    ptx::init_barrier(&memory.empty[threadIdx.x], p.work.threads);
   }
   list_slots(crew, p.tile, p.in, memory.slots);
   list_positions(crew, p.tile, p.out_n, p.tile.h.phases * p.out_h, p.tile.w.phases * p.out_w,
                  pixels, memory.positions);
   __syncthreads();
   for (int i = crew.thread; i < pixels; i += crew.threads) {
-    memory.pixels[i] = i < p.tile.pixels ? slot_of(p.tile, memory.positions[i]) * p.slot_bytes : 0;
+    memory.pixels[i] =
+        i < p.tile.pixels ? slot_of(p.tile, memory.positions[i]) * p.work.slot_bytes : 0;
   }
   if constexpr (kKernels[kIndex].has_producers()) {
-    if (p.resident) {
+    if (p.work.resident) {
       convolve_resident<T, kPixels, kChannels>(p, memory, block);
       return;
     }

@@ -128,6 +128,11 @@ Tile tile_of(const Geometry& g, int images, int rows, int columns) {
   return tile;
 }
 
+TileCounts tile_counts(const Geometry& g, const Tile& tile) {
+  return {ceil_divide(g.N, tile.images), ceil_divide(g.h.positions, tile.rows),
+          ceil_divide(g.w.positions, tile.columns)};
+}
+
 Work work_of(const Geometry& g, const Variant& v, const Tile& tile, int64_t element_size,
              int64_t most_bytes) {
   constexpr int64_t kMostUnits = 16, kMostGroupUnits = 8;  // of a block's pixel at a time
@@ -190,9 +195,7 @@ Work work_of(const Geometry& g, const Variant& v, const Tile& tile, int64_t elem
   const int64_t sums_at = sums_over_input ? input_at : end;
   const int64_t bytes = std::max(end, sums_at + sums_bytes);
   w.slices = ceil_divide(g.groups, w.groups) * w.parts;
-  w.tiles_q = ceil_divide(g.w.positions, tile.columns);
-  w.tiles_p = ceil_divide(g.h.positions, tile.rows);
-  w.tiles_n = ceil_divide(g.N, tile.images);
+  w.tiles = tile_counts(g, tile);
   // Weights that come and go meet every pixel while they are there.
   const bool in_one = w.resident || v.passes == 0;
   w.fits = bytes <= most_bytes && tile.pixels() <= pixels && in_one;
@@ -270,8 +273,9 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
   // own, or there are none behind them.
   const int64_t warp_channels = kernel.channels * kBoxChannelTile;
   const bool own_channels = w.parts == 1 || w.K % (w.column_warps * warp_channels) == 0;
-  const int64_t row_bytes =
-      (w.parts == 1 ? int64_t{w.sets} * w.K : w.column_warps * warp_channels) * element_size;
+  w.stored =
+      static_cast<int>(w.parts == 1 ? int64_t{w.sets} * w.K : w.column_warps * warp_channels);
+  const int64_t row_bytes = w.stored * element_size;
   w.threads = g.in_boxed ? (w.warps + 1) * 32 : kMostThreads + box_producers(element_size);
   if (g.out_boxed && own_channels && w.K * element_size % kPieceBytes == 0 &&
       g.h.phases * g.w.phases <= kMostBoxPhases) {
@@ -282,40 +286,32 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
         static_cast<int>(round_up(int64_t{tile.pixels()} * w.out_row_bytes, kBoxAlignment));
   }
   // Planes so far apart that a matrix's rows lie in banks of their own.
-  w.stored =
-      static_cast<int>(w.parts == 1 ? int64_t{w.sets} * w.K : w.column_warps * warp_channels);
-  if (is_planar(g)) {
-    w.out_pitch = static_cast<int>(v.pixels() * element_size + kPieceBytes);
-  }
+  if (is_planar(g)) w.out_pitch = static_cast<int>(v.pixels() * element_size + kPieceBytes);
   const int64_t staging_bytes = w.out_pitch > 0
                                     ? round_up(int64_t{w.stored} * w.out_pitch, kPieceBytes)
                                     : int64_t{kStagings} * w.out_boxes * w.out_box_bytes;
   const int64_t weight_bytes =
-      round_up(steps * w.sets * w.column_warps * kernel.weight_bytes(), kBoxAlignment);
+      round_up(w.sets * w.column_warps * kernel.weight_bytes(steps), kBoxAlignment);
   const int64_t box_bytes = int64_t{tile.classes} * tile.class_slots * kBoxRowBytes;
   const int64_t stage_bytes = w.boxes * box_bytes;
-  const int64_t filter_bytes = steps * 2 * kFilterPieceBytes;
   const int64_t table_bytes = w.sets * steps * 2 * 4;
   const int64_t list_bytes = g.in_boxed ? 0 : int64_t{box_vectors(g, tile, 1)} * 16;
   const int64_t barrier_bytes = round_up(8 * kBarriers, 16);
-  const int64_t rest = weight_bytes + staging_bytes + v.pixels() * 16 + filter_bytes +
-                       round_up(table_bytes, 16) + barrier_bytes + list_bytes;
+  const int64_t rest = weight_bytes + staging_bytes + v.pixels() * 16 + round_up(table_bytes, 16) +
+                       barrier_bytes + list_bytes;
   const int64_t stages = std::min<int64_t>((most_bytes - rest) / stage_bytes, kMostStages);
   w.fits = most_bytes > rest && stages > 0 && tile.pixels() <= v.pixels();
   if (!w.fits) return w;
   w.steps = static_cast<int>(steps);
   w.box_bytes = static_cast<int>(box_bytes);
-  w.weight_bytes = static_cast<int>(steps * w.sets * w.column_warps * kernel.weight_bytes());
+  w.weight_bytes = static_cast<int>(kernel.weight_bytes(steps));
   w.stages = static_cast<int>(stages);
   w.slices = ceil_divide(w.all_sets, w.sets) * w.parts;
-  w.tiles_q = ceil_divide(g.w.positions, tile.columns);
-  w.tiles_p = ceil_divide(g.h.positions, tile.rows);
-  w.tiles_n = ceil_divide(g.N, tile.images);
+  w.tiles = tile_counts(g, tile);
   w.weights_at = static_cast<int>(stages * stage_bytes);
   w.staging_at = static_cast<int>(w.weights_at + weight_bytes);
   w.spots_at = static_cast<int>(w.staging_at + staging_bytes);
-  w.filter_at = static_cast<int>(w.spots_at + v.pixels() * 16);
-  w.table_at = static_cast<int>(w.filter_at + filter_bytes);
+  w.table_at = static_cast<int>(w.spots_at + v.pixels() * 16);
   w.barriers_at = static_cast<int>(w.table_at + round_up(table_bytes, 16));
   w.list_at = static_cast<int>(w.barriers_at + barrier_bytes);
   w.bytes = static_cast<int>(w.list_at + list_bytes);
@@ -357,9 +353,7 @@ GradientCut cut_gradient(const Geometry& g, const Variant& v, const Tile& tile, 
   w.sets = static_cast<int>(ceil_divide(sets, ceil_divide(sets, most_sets)));
   w.threads = 32 * v.pixel_warps() * w.column_warps * w.pair_warps * w.sets;
   w.slices = ceil_divide(sets, w.sets) * w.octet_parts * w.column_parts * w.tap_parts;
-  w.tiles_q = ceil_divide(g.w.positions, tile.columns);
-  w.tiles_p = ceil_divide(g.h.positions, tile.rows);
-  w.tiles_n = ceil_divide(g.N, tile.images);
+  w.tiles = tile_counts(g, tile);
   return w;
 }
 

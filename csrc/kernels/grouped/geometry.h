@@ -60,6 +60,14 @@ struct Tile {
 };
 Tile tile_of(const Geometry& geometry, int images, int rows, int columns);
 
+// How many tiles there are.
+struct TileCounts {
+  int64_t n, p, q;
+
+  int64_t all() const { return n * p * q; }
+};
+TileCounts tile_counts(const Geometry& geometry, const Tile& tile);
+
 constexpr int kMostThreads = 256;  // that multiply
 constexpr int kProducers = 128;    // threads that bring what the others will multiply next
 // The same where these bring boxes: float32 has half as many elements on their way in a register.
@@ -124,8 +132,9 @@ constexpr int kPieceBytes = 16;
 constexpr int kBoxPixelTile = 16;   // of a matrix instruction: rows
 constexpr int kBoxChannelTile = 8;  // columns
 constexpr int kMostStages = 4;
-constexpr int kFilterPieceBytes = 16;  // of a list
-constexpr int kMostBox = 256;          // pixels, along an axis
+// Of an instruction's weights: of each of its columns two pieces.
+constexpr int kStepWeights = kBoxChannelTile * 2 * kPieceBytes;
+constexpr int kMostBox = 256;  // pixels, along an axis
 constexpr int kMostBoxStep = 8;
 constexpr int kStagings = 2;       // of results: one is stored while the other is filled
 constexpr int kMostBoxPhases = 4;  // whose results go by the copy engine
@@ -137,7 +146,10 @@ struct BoxKernel {
 
   // Blocks that are to share a multiprocessor.
   constexpr int blocks() const { return pixels * channels > 8 ? 1 : 2; }
-  constexpr int weight_bytes() const { return 2 * 4 * 32 * channels; }  // of a step
+  // Of so many steps: two instructions are fetched at a time.
+  constexpr int64_t weight_bytes(int64_t steps) const {
+    return (steps * channels + 1) / 2 * 2 * kStepWeights;
+  }
 };
 inline constexpr BoxKernel kBoxKernels[] = {
     {"boxes of 128 x 8", 8, 1}, {"boxes of 64 x 8", 4, 1},  {"boxes of 64 x 16", 4, 2},
@@ -185,7 +197,8 @@ struct Work {
   int steps;          // of weights that are kept at a time
   bool resident;      // those are all, and there are two tiles of input
   int staged_pitch;   // floats, from a channel (planar) or pixel of the sums to the next
-  int64_t slices, tiles_q, tiles_p, tiles_n;
+  int64_t slices;
+  TileCounts tiles;
   int64_t table_steps, packed_steps;  // of all phases, and times chunks
   int list_at, table_at, input_at, input_bytes, weights_at, sums_at, bytes;  // of shared memory
   bool fits;
@@ -201,7 +214,7 @@ int64_t packed_bytes(const Work& work);
 // last but what no tap meets.
 Tile box_of(const Geometry& geometry, int images, int rows, int columns);
 
-// Vectors of one or two pixels of what a tile reads, and of its positions, as threads bring them.
+// Vectors of one or two pixels of what a tile reads, or of its positions, as threads bring them.
 int box_vectors(const Geometry& geometry, const Tile& tile, int vector);
 int position_vectors(const Tile& tile, int vector);
 
@@ -218,16 +231,17 @@ struct BoxWork {
   int boxes;         // of a tile, one for each 128 bytes of channels
   int box_bytes;     // with what is in front of the next one
   int steps;         // of all phases
-  int weight_bytes;  // of a block
+  int weight_bytes;  // of a warp's channels
   int stages;
   // Where results go by the copy engine too: boxes of a block's channels, with their bytes, and of
   // these those of a pixel; otherwise none. Planes of pixels are staged so many bytes apart.
   int out_boxes, out_box_bytes, out_row_bytes, out_pitch;
   int stored;   // channels of a block
   int threads;  // of all kinds
-  int64_t slices, tiles_q, tiles_p, tiles_n;
+  int64_t slices;
+  TileCounts tiles;
   // Of shared memory; the list where threads bring boxes.
-  int weights_at, staging_at, spots_at, filter_at, table_at, barriers_at, list_at, bytes;
+  int weights_at, staging_at, spots_at, table_at, barriers_at, list_at, bytes;
   bool fits;
 
   int stage_bytes() const { return boxes * box_bytes; }
@@ -247,7 +261,8 @@ struct GradientCut {
   int octet_parts, column_parts, tap_parts;  // blocks that share a set
   int pair_warps, column_warps;              // warps that share a set
   int threads;
-  int64_t slices, tiles_q, tiles_p, tiles_n;
+  int64_t slices;
+  TileCounts tiles;
 };
 
 // How a block sums its share.

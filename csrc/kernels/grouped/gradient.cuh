@@ -14,15 +14,15 @@ struct GradientShares {
   float* partial;    // by part, tap, k and c
   int groups, K, C;  // of a group
   int kernel;
-  int pack, set_K, set_C, all_sets;
-  int sets, octets, columns, taps;  // see GradientWork
-  int pair_warps, column_warps, pixel_warps;
+  GradientCut cut;
+  int pixel_warps;
   int splits;
   bool clustered;
   // Blocks that are neighbours in the grid: those of a slice where they are clustered, else slices.
   Divider<int32_t> neighbours;
   Divider<int32_t> octet_parts, column_parts, tap_parts;
   Divider<int32_t> by_octets, by_C, by_K, by_S;
+  Divider<int32_t> by_pixel_warps, by_pair_warps, by_column_warps;
 };
 
 template <typename T>
@@ -30,10 +30,8 @@ struct GradientParams {
   GradientShares shares;
   TileParams tile;
   Image<T> in, out;
-  int plane, out_plane;
+  GradientWork work;
   int pixels;  // of a tile, in whole steps
-  int rows;    // of a block's pairs, in whole sixteen bytes
-  int tiles;
 };
 
 // What a block sums.
@@ -47,10 +45,10 @@ __device__ inline Share share_of(const GradientShares& p) {
   const int inner = p.neighbours.split(outer);
   int32_t slice = p.clustered ? outer : inner;
   share.split = p.clustered ? inner : outer;
-  share.tap = p.tap_parts.split(slice) * p.taps;
-  share.octet = p.octet_parts.split(slice) * p.octets;
-  share.column = p.column_parts.split(slice) * p.columns;
-  share.set = slice * p.sets;
+  share.tap = p.tap_parts.split(slice) * p.cut.taps;
+  share.octet = p.octet_parts.split(slice) * p.cut.octets;
+  share.column = p.column_parts.split(slice) * p.cut.columns;
+  share.set = slice * p.cut.sets;
   return share;
 }
 
@@ -59,14 +57,12 @@ struct GradientOwn {
   int set, pair, column, pixels;
 };
 template <int kPairs, int kColumns>
-__device__ inline GradientOwn gradient_own_of(const GradientShares& p, int warp) {
+__device__ inline GradientOwn gradient_own_of(const GradientShares& p, int32_t warp) {
   GradientOwn own;
-  own.pixels = warp % p.pixel_warps;
-  warp /= p.pixel_warps;
-  own.pair = warp % p.pair_warps * kPairs;
-  warp /= p.pair_warps;
-  own.column = warp % p.column_warps * kColumns;
-  own.set = warp / p.column_warps;
+  own.pixels = p.by_pixel_warps.split(warp);
+  own.pair = p.by_pair_warps.split(warp) * kPairs;
+  own.column = p.by_column_warps.split(warp) * kColumns;
+  own.set = warp;
   return own;
 }
 
@@ -81,10 +77,10 @@ __device__ inline SumRow sum_row_of(const GradientShares& p, const Share& share,
   int32_t group = octet * kOctet + static_cast<int>(threadIdx.x) % 32 / 4;
   SumRow at;
   at.tap = share.tap + own_tap;
-  at.exists = row < p.taps * p.octets && at.tap < p.kernel && group < p.set_C;
+  at.exists = row < p.cut.taps * p.cut.octets && at.tap < p.kernel && group < p.cut.C;
   at.c = p.by_C.split(group);
   at.group = group;
-  at.exists = at.exists && group < min(p.groups - set * p.pack, p.pack);
+  at.exists = at.exists && group < min(p.groups - set * p.cut.pack, p.cut.pack);
   return at;
 }
 // The first of a lane's two neighbouring channels of `out`, of the set.
@@ -92,7 +88,7 @@ __device__ inline int sum_column_of(int octet) {
   return octet * kOctet + static_cast<int>(threadIdx.x) % 4 * 2;
 }
 __device__ inline bool meet(const GradientShares& p, const SumRow& at, int k) {
-  return k < p.set_K && p.by_K.quotient(k) == at.group;
+  return k < p.cut.K && p.by_K.quotient(k) == at.group;
 }
 
 // Stores a warp's sums as one of the parts.
@@ -114,7 +110,7 @@ __device__ inline void store_part(const GradientShares& p, const Share& share,
         for (int e = 0; e < 2; ++e) {
           const int k = sum_column_of(share.column + own.column + j) + e;
           if (!meet(p, at, k)) continue;
-          part[(at.tap * all_k + set * p.set_K + k) * p.C + at.c] = sum[i][j][half * 2 + e];
+          part[(at.tap * all_k + set * p.cut.K + k) * p.C + at.c] = sum[i][j][half * 2 + e];
         }
       }
     }
@@ -135,8 +131,8 @@ struct GradientMemory {
     out_list = in_list + (p.tile.slots + 1) / 2 * 2;
     slots = reinterpret_cast<int*>(out_list + p.pixels);
     rows = slots + 2 * p.pixels;
-    in = reinterpret_cast<char*>(rows + p.rows);
-    out = in + p.shares.sets * p.shares.octets * kPieces * p.plane * 16;
+    in = reinterpret_cast<char*>(rows + p.work.rows);
+    out = in + p.shares.cut.sets * p.shares.cut.octets * kPieces * p.work.plane * 16;
   }
   Spot *in_spots, *out_spots;
   int64_t *in_list, *out_list;  // where slots and pixels come from
@@ -150,7 +146,7 @@ struct GradientMemory {
 template <typename T>
 __device__ inline void find_all(const GradientParams<T>& p, int tile,
                                 const GradientMemory<T>& memory, int* slots) {
-  if (tile >= p.tiles) return;
+  if (tile >= p.tile.tiles) return;
   const Place at = place_of(p.tile, tile);
   find_pixels(whole_block(), p.tile, p.in, at, memory.in_spots, memory.in_list);
   const int64_t begin = at.n * p.out.n + at.h * p.out.h + at.w * p.out.w;
@@ -173,9 +169,10 @@ __device__ inline void add_pixels(const GradientParams<T>& p, const GradientMemo
   constexpr int kPieces = GradientMemory<T>::kPieces;
   constexpr int kPixels = 32 / static_cast<int>(sizeof(T));  // of a step
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int out_plane = p.out_plane * 16, zeros = p.tile.slots * 16;
-  const char* out = memory.out + (own.set * p.shares.columns + own.column) * kPieces * out_plane;
-  const char* in = memory.in + own.set * p.shares.octets * kPieces * p.plane * 16;
+  const int out_plane = p.work.out_plane * 16, zeros = p.tile.slots * 16;
+  const char* out =
+      memory.out + (own.set * p.shares.cut.columns + own.column) * kPieces * out_plane;
+  const char* in = memory.in + own.set * p.shares.cut.octets * kPieces * p.work.plane * 16;
   const int apart = p.shares.pixel_warps * kPixels;
   if constexpr (sizeof(T) == 2) {
     // Matrices: pixels 0 to 7 of the first and second row of a pair, then pixels 8 to 15.
@@ -210,7 +207,7 @@ __device__ inline void add_pixels(const GradientParams<T>& p, const GradientMemo
     // A lane's channel of an octet: its unit and its place there.
     const int unit = lane / 16, place = lane / 4 % 4 * 4;
     const char* columns = out + unit * out_plane + lane % 4 * 16 + place;
-    in += unit * p.plane * 16 + place;
+    in += unit * p.work.plane * 16 + place;
 #pragma unroll 1
     for (int first = own.pixels * kPixels; first < p.pixels; first += apart) {
       uint32_t column[kColumns][2];
@@ -245,13 +242,13 @@ template <typename T>
 __device__ inline void list_rows(const GradientParams<T>& p, int first_tap, int count, int* rows) {
   const Taps &h = p.tile.h.taps[0], &w = p.tile.w.taps[0];
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    int32_t r = min(i, p.shares.taps * p.shares.octets - 1);
+    int32_t r = min(i, p.shares.cut.taps * p.shares.cut.octets - 1);
     const int octet = p.shares.by_octets.split(r);
     r = min(first_tap + r, p.shares.kernel - 1);
     const int s = p.shares.by_S.split(r);
     const int slot = class_slot(p.tile.h, h.offset + r * h.offset_step) * p.tile.pitch.divisor() +
                      class_slot(p.tile.w, w.offset + s * w.offset_step);
-    rows[i] = (octet * GradientMemory<T>::kPieces * p.plane + slot) * 16;
+    rows[i] = (octet * GradientMemory<T>::kPieces * p.work.plane + slot) * 16;
   }
 }
 
@@ -269,16 +266,17 @@ __global__ void __launch_bounds__(kMostThreads, kGradientKernels[kIndex].blocks(
   const GradientOwn own =
       gradient_own_of<kPairs, kColumns>(p.shares, static_cast<int>(threadIdx.x) / 32);
   ptx::start_dependents();
-  list_rows(p, share.tap, 2 * kPairs * p.shares.pair_warps, memory.rows);
+  list_rows(p, share.tap, 2 * kPairs * p.shares.cut.pair_warps, memory.rows);
   list_slots(whole_block(), p.tile, p.in, memory.in_spots);
   list_positions(whole_block(), p.tile, p.out.n, p.out.h, p.out.w, p.pixels, memory.out_spots);
-  for (int i = threadIdx.x; i < p.shares.sets * p.shares.octets * kPieces; i += blockDim.x) {
-    *reinterpret_cast<uint4*>(memory.in + (i * p.plane + p.tile.slots) * 16) = uint4{};
+  for (int i = threadIdx.x; i < p.shares.cut.sets * p.shares.cut.octets * kPieces;
+       i += blockDim.x) {
+    *reinterpret_cast<uint4*>(memory.in + (i * p.work.plane + p.tile.slots) * 16) = uint4{};
   }
-  const UnitCopies<T, 4> in(whole_block(), p.in, share.set, p.shares.sets, p.shares.octets * kUnits,
-                            16, p.plane);
-  const UnitCopies<T, 4> out(whole_block(), p.out, share.set, p.shares.sets,
-                             p.shares.columns * kUnits, 16, p.out_plane);
+  const UnitCopies<T, 4> in(whole_block(), p.in, share.set, p.shares.cut.sets,
+                            p.shares.cut.octets * kUnits, 16, p.work.plane);
+  const UnitCopies<T, 4> out(whole_block(), p.out, share.set, p.shares.cut.sets,
+                             p.shares.cut.columns * kUnits, 16, p.work.out_plane);
   __syncthreads();
   int row[kPairs][kRows];
 #pragma unroll
@@ -294,7 +292,7 @@ __global__ void __launch_bounds__(kMostThreads, kGradientKernels[kIndex].blocks(
   find_all(p, share.split, memory, slots);
   float sum[kPairs][kColumns][4] = {};
 #pragma unroll 1
-  for (int tile = share.split; tile < p.tiles; tile += p.shares.splits) {
+  for (int tile = share.split; tile < p.tile.tiles; tile += p.shares.splits) {
     __syncthreads();  // the lists are complete, and the tile before is no longer read
     in.bring(share.octet * kUnits, memory.in_list, p.tile.slots, memory.in);
     out.bring(share.column * kUnits, memory.out_list, p.pixels, memory.out);

@@ -23,12 +23,12 @@ struct GradientBoxParams {
   PlaneBox in_box, out_box;      // where threads bring them
   GradientShares shares;
   TileParams tile;
-  int boxes, out_boxes, box_bytes, out_box_bytes, stage_bytes, brought_bytes, stages;
-  int warps;   // that multiply
-  int pixels;  // of a tile, in whole steps
-  int positions_at, table_at, zeros_at, barriers_at, list_at, out_list_at;  // in shared memory
-  int tiles;
-  void* weight;  // where blocks are clustered
+  GradientBoxWork work;
+  int stage_bytes, brought_bytes;
+  int warps;                 // that multiply
+  int pixels;                // of a tile, in whole steps
+  Divider<int32_t> by_rows;  // of a set's pairs
+  void* weight;              // where blocks are clustered
   int64_t weight_k, weight_c, weight_r, weight_s;
 };
 
@@ -37,14 +37,14 @@ struct GradientBoxMemory {
   template <typename T>
   __device__ GradientBoxMemory(const GradientBoxParams<T>& p, char* memory)
       : stages(memory),
-        zeros(memory + p.zeros_at),
-        spots(reinterpret_cast<Spot*>(memory + p.positions_at)),
+        zeros(memory + p.work.zeros_at),
+        spots(reinterpret_cast<Spot*>(memory + p.work.positions_at)),
         pixels(reinterpret_cast<int*>(spots + p.pixels)),
-        table(reinterpret_cast<int*>(memory + p.table_at)),
-        full(reinterpret_cast<ptx::Barrier*>(memory + p.barriers_at)),
+        table(reinterpret_cast<int*>(memory + p.work.table_at)),
+        full(reinterpret_cast<ptx::Barrier*>(memory + p.work.barriers_at)),
         empty(full + kMostStages),
-        list(reinterpret_cast<Brought*>(memory + p.list_at)),
-        out_list(reinterpret_cast<Brought*>(memory + p.out_list_at)) {}
+        list(reinterpret_cast<Brought*>(memory + p.work.list_at)),
+        out_list(reinterpret_cast<Brought*>(memory + p.work.out_list_at)) {}
 
   char *stages, *zeros;
   Spot* spots;                 // of a tile's positions
@@ -56,19 +56,44 @@ struct GradientBoxMemory {
 
 // Of every set, where the rows of its pairs are; behind the last one, some that exist.
 template <typename T>
-__device__ inline void list_gradient_rows(const GradientBoxParams<T>& p, const Share& share,
-                                          int pairs, int* table) {
+__device__ inline void list_gradient_rows(const Crew& crew, const GradientBoxParams<T>& p,
+                                          const Share& share, int pairs, int* table) {
   const GradientShares& shares = p.shares;
   const Taps &h = p.tile.h.taps[0], &w = p.tile.w.taps[0];
-  const int rows = 2 * pairs * shares.pair_warps;
-  for (int i = threadIdx.x; i < rows * shares.sets; i += blockDim.x) {
-    int32_t tap = min(i % rows, shares.taps * shares.octets - 1);
-    const int piece = i / rows * shares.octets + shares.by_octets.split(tap);
+  for (int i = crew.thread; i < p.by_rows.divisor() * shares.cut.sets; i += crew.threads) {
+    int32_t set = i;
+    int32_t tap = min(p.by_rows.split(set), shares.cut.taps * shares.cut.octets - 1);
+    const int piece = set * shares.cut.octets + shares.by_octets.split(tap);
     tap = min(share.tap + tap, shares.kernel - 1);
     const int s = shares.by_S.split(tap);
-    table[i] = piece_place(piece, p.box_bytes) +
+    table[i] = piece_place(piece, p.work.box_bytes) +
                rows_between(p.tile, h.offset + tap * h.offset_step, w.offset + s * w.offset_step) *
                    kBoxRowBytes;
+  }
+}
+
+// The positions of a tile, and of their first pixels the rows; a row of zeros for pixels that do
+// not exist.
+template <typename T>
+__device__ inline void list_pixels(const Crew& crew, const GradientBoxParams<T>& p,
+                                   const GradientBoxMemory& memory) {
+  list_positions(crew, p.tile, 0, 0, 0, p.pixels, memory.spots);
+  for (int i = crew.thread; i < p.pixels; i += crew.threads) {
+    memory.pixels[i] = i < p.tile.pixels ? box_row(p.tile, i) * kBoxRowBytes : 0;
+  }
+  if (crew.thread < kBoxRowBytes / 4) reinterpret_cast<int*>(memory.zeros)[crew.thread] = 0;
+}
+
+// The rows of dy behind a tile's last position, which no box brings.
+template <typename T>
+__device__ inline void clear_behind(const Crew& crew, const GradientBoxParams<T>& p,
+                                    const GradientBoxMemory& memory) {
+  const int behind = (p.pixels - p.tile.pixels) * kBoxRowBytes / kPieceBytes;
+  for (int i = crew.thread; i < p.work.stages * p.work.out_boxes * behind; i += crew.threads) {
+    const int stage = i / behind / p.work.out_boxes, box = i / behind % p.work.out_boxes;
+    char* to = memory.stages + stage * p.stage_bytes + p.work.boxes * p.work.box_bytes +
+               box * p.work.out_box_bytes + p.tile.pixels * kBoxRowBytes;
+    reinterpret_cast<uint4*>(to)[i % behind] = uint4{};
   }
 }
 
@@ -77,21 +102,21 @@ template <typename T>
 __device__ inline void load_gradient_boxes(const GradientBoxParams<T>& p,
                                            const GradientBoxMemory& memory, const Share& share) {
   const bool elected = ptx::elect_one();
-  const int channel = share.set * p.shares.set_C + share.octet * kOctet;
-  const int out_channel = share.set * p.shares.set_K + share.column * kOctet;
-  Turn turn;
-  for (int tile = share.split; tile < p.tiles; tile += p.shares.splits) {
+  const int channel = share.set * p.shares.cut.C + share.octet * kOctet;
+  const int out_channel = share.set * p.shares.cut.K + share.column * kOctet;
+  ptx::Turn turn;
+  for (int tile = share.split; tile < p.tile.tiles; tile += p.shares.splits) {
     const Place at = place_of(p.tile, tile);
     ptx::Barrier* full = &memory.full[turn.stage];
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
     if (elected) {
       char* to = memory.stages + turn.stage * p.stage_bytes;
       ptx::arrive_expecting(full, p.brought_bytes);
-      bring_tile<T>(p.tile, p.in, full, channel, at, p.boxes, p.box_bytes, to);
-      bring_boxes<T>(p.out, full, out_channel, at.w, at.h, at.n, p.out_boxes, p.out_box_bytes,
-                     to + p.boxes * p.box_bytes);
+      bring_tile<T>(p.tile, p.in, full, channel, at, p.work.boxes, p.work.box_bytes, to);
+      bring_boxes<T>(p.out, full, out_channel, at.w, at.h, at.n, p.work.out_boxes,
+                     p.work.out_box_bytes, to + p.work.boxes * p.work.box_bytes);
     }
-    turn.advance(p.stages);
+    turn.advance(p.work.stages);
   }
 }
 
@@ -102,14 +127,14 @@ __device__ inline void load_gradient_planes(const GradientBoxParams<T>& p,
   const Crew crew = producers(kMostThreads);
   const GradientShares& shares = p.shares;
   const PlaneCopies<T> copies(crew, p.in_image, p.in_box,
-                              share.set * shares.set_C + share.octet * kOctet,
-                              shares.sets * shares.octets, p.box_bytes);
+                              share.set * shares.cut.C + share.octet * kOctet,
+                              shares.cut.sets * shares.cut.octets, p.work.box_bytes);
   const PlaneCopies<T> out_copies(crew, p.out_image, p.out_box,
-                                  share.set * shares.set_K + share.column * kOctet,
-                                  shares.sets * shares.columns, p.out_box_bytes);
-  Turn turn;
+                                  share.set * shares.cut.K + share.column * kOctet,
+                                  shares.cut.sets * shares.cut.columns, p.work.out_box_bytes);
+  ptx::Turn turn;
 #pragma unroll 1
-  for (int tile = share.split; tile < p.tiles; tile += shares.splits) {
+  for (int tile = share.split; tile < p.tile.tiles; tile += shares.splits) {
     const Place at = place_of(p.tile, tile);
     crew.sync();  // the lists of the tile before are no longer read
     find_vectors(crew, p.in_box, p.in_image, p.tile.h.in, p.tile.w.in, p.tile.N, at.n,
@@ -121,9 +146,9 @@ __device__ inline void load_gradient_planes(const GradientBoxParams<T>& p,
     char* to = memory.stages + turn.stage * p.stage_bytes;
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
     copies.bring(memory.list, to);
-    out_copies.bring(memory.out_list, to + p.boxes * p.box_bytes);
+    out_copies.bring(memory.out_list, to + p.work.boxes * p.work.box_bytes);
     ptx::arrive(&memory.full[turn.stage]);
-    turn.advance(p.stages);
+    turn.advance(p.work.stages);
   }
 }
 
@@ -236,7 +261,7 @@ __device__ inline void add_in_cluster(const GradientBoxParams<T>& p, const Share
     }
   }
   ptx::sync_cluster();
-  const int all = p.warps / shares.pixel_warps * kCount;
+  const int all = shares.by_pixel_warps.quotient(p.warps) * kCount;
 #pragma unroll 1
   for (int number = thread / 32 * shares.splits + share.split; number < all;
        number += p.warps * shares.splits) {
@@ -269,7 +294,7 @@ __device__ inline void add_in_cluster(const GradientBoxParams<T>& p, const Share
       for (int e = 0; e < 2; ++e) {
         const int k = sum_column_of(share.column + of.column + i % kColumns) + e;
         if (!meet(shares, at, k)) continue;
-        to[(set * shares.set_K + k) * p.weight_k] = narrow<T>(total[half * 2 + e]);
+        to[(set * shares.cut.K + k) * p.weight_k] = narrow<T>(total[half * 2 + e]);
       }
     }
   }
@@ -291,38 +316,14 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-  const GradientOwn own = gradient_own_of<kPairs, kColumns>(p.shares, warp);
-  ptx::start_dependents();
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kMostStages; ++i) {
-      ptx::init_barrier(&memory.full[i], kPlanes ? box_producers(sizeof(T)) : 1);
-      ptx::init_barrier(&memory.empty[i], p.warps);
-    }
-    ptx::fence_barrier_init();
-    if (!kPlanes) {
-      ptx::prefetch_map(&p.in);
-      ptx::prefetch_map(&p.out);
-    }
-  }
-  list_gradient_rows(p, share, kPairs, memory.table);
-  list_positions(whole_block(), p.tile, 0, 0, 0, p.pixels, memory.spots);
-  if (threadIdx.x < kBoxRowBytes / 4) reinterpret_cast<int*>(memory.zeros)[threadIdx.x] = 0;
-  // The rows of dy behind a tile's last position, which no box brings.
-  const int behind = (p.pixels - p.tile.pixels) * kBoxRowBytes / kPieceBytes;
-  for (int i = threadIdx.x; i < p.stages * p.out_boxes * behind; i += blockDim.x) {
-    const int stage = i / behind / p.out_boxes, box = i / behind % p.out_boxes;
-    char* to = memory.stages + stage * p.stage_bytes + p.boxes * p.box_bytes +
-               box * p.out_box_bytes + p.tile.pixels * kBoxRowBytes;
-    reinterpret_cast<uint4*>(to)[i % behind] = uint4{};
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < p.pixels; i += blockDim.x) {
-    memory.pixels[i] = i < p.tile.pixels ? box_row(p.tile, memory.spots[i]) * kBoxRowBytes : 0;
-  }
-  __syncthreads();
+  if (!p.shares.clustered) ptx::start_dependents();
+  constexpr int kLoaders = kPlanes ? box_producers(sizeof(T)) : 32;
   using Registers =
       BoxRegisters<box_producers(sizeof(T)), kGradientBoxKernels[kIndex].box_blocks()>;
-  if (warp >= (kPlanes ? kMostThreads / 32 : p.warps)) {
+  const int first_loader = kPlanes ? kMostThreads / 32 : p.warps;
+  if (warp >= first_loader) {
+    init_stages(memory.full, memory.empty, threadIdx.x == first_loader * 32, kLoaders,
+                kPlanes ? kLoaders : 1, p.warps);
     if constexpr (kPlanes) {
       Registers::give();
       load_gradient_planes(p, memory, share);
@@ -333,29 +334,35 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
   }
   if constexpr (kPlanes) Registers::take();
   if (warp >= p.warps) return;
+  // While the first boxes are on their way.
+  const GradientOwn own = gradient_own_of<kPairs, kColumns>(p.shares, warp);
+  const Crew crew = consumers(p.warps * 32);
+  list_gradient_rows(crew, p, share, kPairs, memory.table);
+  list_pixels(crew, p, memory);
+  clear_behind(crew, p, memory);
+  await_stages(kLoaders, p.warps);
   int row[kPairs];
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
-    row[i] =
-        memory
-            .table[own.set * 2 * kPairs * p.shares.pair_warps + (own.pair + i) * 2 + lane / 8 % 2];
+    row[i] = memory.table[own.set * 2 * kPairs * p.shares.cut.pair_warps + (own.pair + i) * 2 +
+                          lane / 8 % 2];
   }
   const uint32_t stages = ptx::shared_address(memory.stages);
   // A lane's row of dy, of the first pixels of a tile: lanes 16 to 31 point at the second octet.
-  const int piece = own.set * p.shares.columns + own.column + (kColumns > 1 ? lane / 16 : 0);
-  const uint32_t columns =
-      p.boxes * p.box_bytes + piece_place(piece, p.out_box_bytes) + lane % 16 * kBoxRowBytes;
+  const int piece = own.set * p.shares.cut.columns + own.column + (kColumns > 1 ? lane / 16 : 0);
+  const uint32_t columns = p.work.boxes * p.work.box_bytes +
+                           piece_place(piece, p.work.out_box_bytes) + lane % 16 * kBoxRowBytes;
   float sum[kPairs][kColumns][4] = {};
-  Turn turn;
+  ptx::Turn turn;
 #pragma unroll 1
-  for (int tile = share.split; tile < p.tiles; tile += p.shares.splits) {
+  for (int tile = share.split; tile < p.tile.tiles; tile += p.shares.splits) {
     const Place at = place_of(p.tile, tile);
     const uint32_t stage = stages + turn.stage * p.stage_bytes;
     ptx::wait(&memory.full[turn.stage], turn.parity);
     add_box_pixels<T>(p, memory, at, stage, stage + columns, own.pixels, row, sum);
     __syncwarp();
     if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
-    turn.advance(p.stages);
+    turn.advance(p.work.stages);
   }
   float* const shared = reinterpret_cast<float*>(memory.stages);
   if (p.shares.pixel_warps > 1) gather_sums(p, own.pixels, shared, sum);

@@ -29,12 +29,15 @@ inline AxisParams axis_params(const Axis& axis, int kept, int most) {
   p.class_step = axis.class_step;
   p.most = most;
   std::copy(std::begin(axis.taps), std::end(axis.taps), std::begin(p.taps));
+  std::transform(std::begin(axis.taps), std::end(axis.taps), std::begin(p.by_count),
+                 [](const Taps& taps) { return Divider<int32_t>(std::max(taps.count, 1)); });
   p.by_kept = Divider<int32_t>(kept);
+  p.by_step = Divider<int32_t>(axis.step);
+  p.by_class_step = Divider<int32_t>(axis.class_step);
   return p;
 }
 
-inline TileParams tile_params(const Geometry& g, const Tile& tile, int64_t tiles_p,
-                              int64_t tiles_q) {
+inline TileParams tile_params(const Geometry& g, const Tile& tile) {
   using D = Divider<int32_t>;
   TileParams p{};
   p.h = axis_params(g.h, tile.kept_rows, tile.rows);
@@ -49,8 +52,10 @@ inline TileParams tile_params(const Geometry& g, const Tile& tile, int64_t tiles
   p.columns = D(tile.columns);
   p.pitch = D(tile.pitch);
   p.kept_rows = D(tile.image_slots / tile.pitch);
-  p.tiles_p = D(tiles_p);
-  p.tiles_q = D(tiles_q);
+  const TileCounts tiles = tile_counts(g, tile);
+  p.tiles = static_cast<int>(tiles.all());
+  p.tiles_p = D(tiles.p);
+  p.tiles_q = D(tiles.q);
   return p;
 }
 
@@ -143,14 +148,7 @@ template <typename T>
 void pack(const Geometry& g, const Work& work, const T* weight, void* packed, cudaStream_t stream) {
   WeightParams<T> p{};
   p.filter = make_filter(g, work.tile, weight);
-  p.parts = work.parts;
-  p.slice_groups = work.groups;
-  p.channel_tiles = work.channel_tiles;
-  p.units = work.units;
-  p.chunks = work.chunks;
-  p.pitch = work.tile.pitch;
-  p.plane = work.plane;
-  p.slot_bytes = work.slot_bytes;
+  p.work = work;
   p.all = weight_bytes(work) / 16;
   p.slice_lanes = p.all / work.slices;
   p.table = static_cast<int>(work.table_steps * kStepUnits);
@@ -225,15 +223,7 @@ inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
   s.K = static_cast<int>(g.K);
   s.C = static_cast<int>(g.C);
   s.kernel = static_cast<int>(g.kernel);
-  s.pack = cut.pack;
-  s.set_K = cut.K;
-  s.set_C = cut.C;
-  s.sets = cut.sets;
-  s.octets = cut.octets;
-  s.columns = cut.columns;
-  s.taps = cut.taps;
-  s.pair_warps = cut.pair_warps;
-  s.column_warps = cut.column_warps;
+  s.cut = cut;
   s.pixel_warps = variant.pixel_warps();
   s.splits = static_cast<int>(splits);
   s.clustered = variant.is_clustered();
@@ -245,6 +235,9 @@ inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
   s.by_C = D(g.C);
   s.by_K = D(g.K);
   s.by_S = D(problem.S);
+  s.by_pixel_warps = D(s.pixel_warps);
+  s.by_pair_warps = D(cut.pair_warps);
+  s.by_column_warps = D(cut.column_warps);
   return s;
 }
 
@@ -260,16 +253,13 @@ void launch_gradient(const ConvProblem& problem, const ConvPlan& plan, const Ope
   GradientParams<T> p{};
   p.shares =
       make_shares(g, cut, problem, variant, plan.splits / variant.pixel_warps(), context.workspace);
-  p.tile = tile_params(g, tile, cut.tiles_p, cut.tiles_q);
+  p.work = work;
+  p.tile = tile_params(g, tile);
   p.in = make_image(static_cast<const T*>(operands.x), g.in, problem.x_sizes(), cut.C, cut.all_sets,
                     step_of<T>(cut.C, cut.sets, cut.octets * units));
   p.out = make_image(static_cast<const T*>(operands.y), g.out, problem.y_sizes(), cut.K,
                      cut.all_sets, step_of<T>(cut.K, cut.sets, cut.columns * units));
-  p.plane = work.plane;
-  p.out_plane = work.out_plane;
   p.pixels = static_cast<int>(ceil_divide(tile.pixels(), kStepPixels) * kStepPixels);
-  p.tiles = static_cast<int>(cut.tiles_n * cut.tiles_p * cut.tiles_q);
-  p.rows = work.rows;
   start("grouped: the weight gradient", start_of(plan, context.stream, false),
         gradient_kernel_at<T>(variant.kernel, std::make_index_sequence<kGradientKernelCount>()), p);
 }
@@ -333,23 +323,13 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   p.in_box = plane_box(g, tile, brought_pixels(x, g.in, problem.x_sizes()));
   p.out_box = position_box(tile, brought_pixels(dy, g.out, problem.y_sizes()));
   p.shares = make_shares(g, cut, problem, variant, plan.splits, context.workspace);
-  p.tile = tile_params(g, tile, cut.tiles_p, cut.tiles_q);
-  p.boxes = work.boxes;
-  p.out_boxes = work.out_boxes;
-  p.box_bytes = work.box_bytes;
-  p.out_box_bytes = work.out_box_bytes;
+  p.tile = tile_params(g, tile);
+  p.work = work;
   p.stage_bytes = work.stage_bytes();
   p.brought_bytes = work.brought_bytes();
-  p.stages = work.stages;
   p.warps = cut.threads / 32;
   p.pixels = static_cast<int>(ceil_divide(tile.pixels(), kStepPixels) * kStepPixels);
-  p.positions_at = work.positions_at;
-  p.table_at = work.table_at;
-  p.zeros_at = work.zeros_at;
-  p.barriers_at = work.barriers_at;
-  p.list_at = work.list_at;
-  p.out_list_at = work.out_list_at;
-  p.tiles = static_cast<int>(cut.tiles_n * cut.tiles_p * cut.tiles_q);
+  p.by_rows = Divider<int32_t>(2 * variant.gradient_kernel().pairs * cut.pair_warps);
   p.weight = operands.w;
   p.weight_k = problem.w_strides[0];
   p.weight_c = problem.w_strides[1];
@@ -368,17 +348,14 @@ template <typename T>
 void launch_gradients(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
                       const LaunchContext& context) {
   using D = Divider<int32_t>;
+  const Variant variant = Variant::at(plan.variant_index);
+  bool boxes = false;
   if constexpr (sizeof(T) == 2) {
-    const Variant variant = Variant::at(plan.variant_index);
-    if (variant.has_gradient_boxes()) {
-      launch_gradient_boxes<T>(problem, plan, operands, context);
-      if (variant.is_clustered()) return;  // nothing is left to add up
-    } else {
-      launch_gradient<T>(problem, plan, operands, context);
-    }
-  } else {
-    launch_gradient<T>(problem, plan, operands, context);
+    boxes = variant.has_gradient_boxes();
+    if (boxes) launch_gradient_boxes<T>(problem, plan, operands, context);
   }
+  if (!boxes) launch_gradient<T>(problem, plan, operands, context);
+  if (variant.is_clustered()) return;  // nothing is left to add up
   const WeightPlace place{D(problem.group_C()), D(problem.K),         D(problem.S),
                           problem.w_strides[0], problem.w_strides[1], problem.w_strides[2],
                           problem.w_strides[3]};
@@ -405,12 +382,19 @@ int plane_vector(const Geometry& g, const Tile& tile, const T* out) {
   return bytes;
 }
 
-// Whether two channels' weights can be read as one: at even places of four bytes.
+// Whether so many bytes of the weights can be read at once: of neighbouring input channels, or
+// where transposed output channels, of which all are a group's or none.
 template <typename T>
-bool has_weight_pairs(const ConvProblem& problem, const Geometry& g, const T* weights) {
-  return sizeof(T) == 2 && reinterpret_cast<uintptr_t>(weights) % 4 == 0 && g.weight_c == 1 &&
-         g.C % 2 == 0 && g.weight_group % 2 == 0 && g.weight_k % 2 == 0 &&
-         (problem.R == 1 || g.weight_r % 2 == 0) && (problem.S == 1 || g.weight_s % 2 == 0);
+bool has_weight_vectors(const ConvProblem& problem, const Geometry& g, const T* weights, int bytes,
+                        bool transposed) {
+  const auto even = [&](int64_t size, int64_t stride) {
+    return size == 1 || stride * static_cast<int64_t>(sizeof(T)) % bytes == 0;
+  };
+  const int64_t near = transposed ? g.weight_k : g.weight_c, count = transposed ? g.K : g.C;
+  const int64_t far = transposed ? g.weight_c : g.weight_k, others = transposed ? g.C : g.K;
+  return near == 1 && reinterpret_cast<uintptr_t>(weights) % bytes == 0 && even(2, count) &&
+         even(others, far) && even(g.groups, g.weight_group) && even(problem.R, g.weight_r) &&
+         even(problem.S, g.weight_s);
 }
 
 template <typename T>
@@ -430,7 +414,7 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   const Shape4 in_sizes = backward ? problem.y_sizes() : problem.x_sizes();
   p.image = make_image(in, g.in, in_sizes, g.C, g.groups, g.C);
   p.box = plane_box(g, tile, brought_pixels(in, g.in, in_sizes));
-  p.tile = tile_params(g, tile, work.tiles_p, work.tiles_q);
+  p.tile = tile_params(g, tile);
   p.out = backward ? x : y;
   p.out_n = g.out[0];
   p.out_c = g.out[1];
@@ -442,47 +426,36 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   p.weight_c = g.weight_c;
   p.weight_r = g.weight_r;
   p.weight_s = g.weight_s;
-  p.weight_pairs = has_weight_pairs<T>(problem, g, p.weights);
+  const auto has_vectors = [&](int bytes, bool transposed) {
+    return has_weight_vectors(problem, g, p.weights, bytes, transposed);
+  };
+  p.weight_vector = has_vectors(16, false) ? 16 : has_vectors(8, false) ? 8 : sizeof(T);
+  p.weight_transposed = p.weight_vector < 16 && work.pack == 1 && has_vectors(16, true);
   const int64_t group_weights = g.K * g.C * g.kernel;
   if (g.weight_group == group_weights)
     p.group_weights = static_cast<int>(group_weights * sizeof(T));
   p.epilogue = operands.epilogue;
-  p.pack = work.pack;
-  p.C = work.C;
-  p.K = work.K;
+  p.work = work;
   p.groups = static_cast<int>(g.groups);
   p.all_K = static_cast<int>(g.groups * g.K);
-  p.sets = work.sets;
-  p.pieces = work.pieces;
-  p.column_warps = work.column_warps;
   p.pixel_warps = variant.pixel_warps();
-  p.warps = work.warps;
-  p.boxes = work.boxes;
-  p.steps = work.steps;
-  p.stages = work.stages;
-  p.box_bytes = work.box_bytes;
+  p.loaders = g.in_boxed ? 32 : box_producers(sizeof(T));
+  p.by_pieces = D(work.pieces);
+  p.by_set = D(work.steps * 2);
+  p.group_C = static_cast<int>(g.C);
+  p.by_K = D(g.K);
+  p.by_pixel_warps = D(p.pixel_warps);
+  p.by_column_warps = D(work.column_warps);
+  p.by_row_bytes = D(std::max(work.out_row_bytes, 1));
   p.stage_bytes = work.stage_bytes();
   p.brought_bytes = work.brought_bytes();
-  p.weights_at = work.weights_at;
-  p.staging_at = work.staging_at;
-  p.spots_at = work.spots_at;
-  p.filter_at = work.filter_at;
-  p.table_at = work.table_at;
-  p.barriers_at = work.barriers_at;
-  p.list_at = work.list_at;
   p.finishes = !operands.epilogue.is_empty();
-  p.out_boxes = work.out_boxes;
-  p.out_box_bytes = work.out_box_bytes;
-  p.out_row_bytes = work.out_row_bytes;
-  p.out_pitch = work.out_pitch;
-  p.stored = work.stored;
   p.store_bytes = plane_vector(g, tile, p.out);
   p.by_vectors = D(tile.pixels() * static_cast<int>(sizeof(T)) / p.store_bytes);
   for (int phase = 0; work.out_boxes > 0 && phase < g.h.phases * g.w.phases; ++phase) {
     p.out_of[phase] = map_positions<T>(g, tile, p.out, work.out_row_bytes / sizeof(T),
                                        phase / g.w.phases, phase % g.w.phases);
   }
-  p.tiles = static_cast<int>(work.tiles_n * work.tiles_p * work.tiles_q);
   p.tile_blocks = static_cast<int>(plan.grid[0] / work.slices);
   p.slices = D(work.slices);
   p.parts = D(work.parts);
@@ -515,7 +488,7 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   auto* x = static_cast<T*>(operands.x);
   auto* y = static_cast<T*>(operands.y);
   Params<T> p{};
-  p.tile = tile_params(g, tile, work.tiles_p, work.tiles_q);
+  p.tile = tile_params(g, tile);
   p.in = make_image<T>(backward ? y : x, g.in, backward ? problem.y_sizes() : problem.x_sizes(),
                        g.C, g.groups, step_of<T>(g.C, work.groups, work.units));
   p.out = backward ? x : y;
@@ -526,31 +499,13 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   p.weights = static_cast<const uint4*>(context.workspace);
   p.table = reinterpret_cast<const int*>(static_cast<const char*>(context.workspace) +
                                          weight_bytes(work));
-  p.slice_steps = work.packed_steps;
   p.epilogue = operands.epilogue;
   p.K = static_cast<int>(g.K);
-  p.slice_groups = work.groups;
-  p.channel_tiles = work.channel_tiles;
-  p.units = work.units;
-  p.chunks = work.chunks;
-  p.steps = work.steps;
-  p.channel_warps = work.channel_warps;
+  p.work = work;
   p.pixel_warps = variant.pixel_warps();
   p.passes = 1 << variant.passes;
-  p.slot_bytes = work.slot_bytes;
-  p.plane = work.plane;
-  p.staged_pitch = work.staged_pitch;
-  p.list_at = work.list_at;
-  p.table_at = work.table_at;
-  p.input_at = work.input_at;
-  p.input_bytes = work.input_bytes;
-  p.threads = work.threads;
-  p.weights_at = work.weights_at;
-  p.sums_at = work.sums_at;
-  p.resident = work.resident;
   p.finishes = !operands.epilogue.is_empty();
   p.planar = is_planar(g);
-  p.tiles = static_cast<int>(work.tiles_n * work.tiles_p * work.tiles_q);
   p.tile_blocks = static_cast<int>(plan.grid[0] / work.slices);
   const int64_t width = 16 / sizeof(T), across = work.parts > 1 ? g.K : work.groups * g.K;
   const Image<T> out = make_image<T>(p.out, g.out, backward ? problem.x_sizes() : problem.y_sizes(),

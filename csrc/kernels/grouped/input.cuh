@@ -27,12 +27,14 @@ struct AxisParams {
   int kept, class_step;  // see Axis
   int most;              // positions of a tile
   Taps taps[kMostPhases];
-  Divider<int32_t> by_kept;
+  Divider<int32_t> by_count[kMostPhases];  // of these
+  Divider<int32_t> by_kept, by_step, by_class_step;
 };
 
 struct TileParams {
   AxisParams h, w;
   int N, images, pixels;
+  int tiles;
   int slots;
   int classes, class_slots;  // of boxes, see Tile
   Divider<int32_t> rows, columns, pitch, kept_rows;
@@ -98,6 +100,7 @@ __device__ inline void list_slots(const Crew& crew, const TileParams& p, const I
 // last one there are none up to `count`.
 __device__ inline void list_positions(const Crew& crew, const TileParams& p, int64_t n, int64_t h,
                                       int64_t w, int count, Spot* spots) {
+#pragma unroll 1
   for (int i = crew.thread; i < count; i += crew.threads) {
     int32_t image = i;
     const int column = p.columns.split(image), row = p.rows.split(image);

@@ -146,8 +146,7 @@ class Search {
  private:
   // Whether there are kernels of boxes.
   bool is_boxed() const {
-    const bool hopper = d_.has_hopper_kernels();
-    return hopper && (p_.pass != Pass::kWgrad || size_ == 2);
+    return d_.has_hopper_kernels() && (p_.pass != Pass::kWgrad || size_ == 2);
   }
 
   // Tiles of at most so many pixels, from wide ones to narrow ones. Of eight neighbours, or whole
@@ -199,19 +198,22 @@ class Search {
     const BoxKernel& kernel = v.box_kernel();
     bool fits = false;
     int last = 0;
+    double asked = 0;
     for (const int blocks : {kernel.blocks(), 1}) {
       const BoxWork w = box_work_of(g_, v, tile, size_, shared_bytes_of(blocks));
       if (!w.fits || w.bytes == last) continue;
       last = w.bytes;
       fits = true;
-      price_boxes(v, w, std::min(kernel.blocks(), blocks));
+      if (asked == 0) asked = conflicts(tile);
+      price_boxes(v, w, std::min(kernel.blocks(), blocks), asked);
     }
     return fits;
   }
 
-  void price_boxes(const Variant& v, const BoxWork& w, int resident) {
+  // `asked`: see conflicts.
+  void price_boxes(const Variant& v, const BoxWork& w, int resident, double asked) {
     const BoxKernel& kernel = v.box_kernel();
-    const int64_t tiles = w.tiles_n * w.tiles_p * w.tiles_q;
+    const int64_t tiles = w.tiles.all();
     int64_t tile_blocks = std::clamp<int64_t>(int64_t{resident} * d_.sm_count / w.slices, 1, tiles);
     tile_blocks = ceil_divide(tiles, ceil_divide(tiles, tile_blocks));
     const double own = static_cast<double>(ceil_divide(tiles, tile_blocks));
@@ -222,7 +224,7 @@ class Search {
                  pixels * (kBoxInstructionsPerOperand + channels)) +
         warps * phases *
             (kBoxInstructionsPerTile + 2 * pixels * (kBoxInstructionsPerOutput + 2 * channels));
-    const double shared = steps * (1 + 2 * channels + 4 * pixels * conflicts(w.tile)) +
+    const double shared = steps * (1 + 2 * channels + 4 * pixels * asked) +
                           w.brought_bytes() / 128.0 + warps * phases * pixels * 2;
     const double products = steps * pixels * channels * kProductClocks;
     const double brought = w.brought_bytes() / kBoxBytesPerClock;
@@ -230,7 +232,7 @@ class Search {
     ByThreads threads;
     if (!g_.in_boxed) {
       const Tile& t = w.tile;
-      bring_boxes(threads, g_.in, t.images * t.kept_rows, t.kept_columns * g_.w.classes,
+      count_boxes(threads, g_.in, t.images * t.kept_rows, t.kept_columns * g_.w.classes,
                   int64_t{w.sets} * w.pieces);
       waits = std::max(waits, threads.waits);
     }
@@ -242,16 +244,14 @@ class Search {
       count_rows(threads, phases * w.tile.images * w.tile.rows, w.tile.columns, w.stored,
                  g_.out[3] * g_.w.phases);
     }
-    const double clocks =
-        std::max({(issues + threads.issues) / (4 * kIssueEfficiency), shared + threads.lines,
-                  products, brought, threads.bytes / kBoxBytesPerClock});
+    const double clocks = std::max({threads.clocks(issues, shared), products, brought});
     ConvPlan plan{};
     plan.variant = kernel.name;
     plan.grid[0] = w.slices * tile_blocks;
     plan.block = w.threads;
     plan.shared_bytes = w.bytes;
-    const double filling =
-        w.weight_bytes / 128.0 * kBoxInstructionsPerWeight / (4 * kIssueEfficiency);
+    const double filling = w.sets * w.column_warps * w.weight_bytes / 128.0 *
+                           kBoxInstructionsPerWeight / (4 * kIssueEfficiency);
     plan.predicted_ms =
         kLaunchMs + box_ms(static_cast<double>(plan.grid[0]), own * clocks + filling, own * waits,
                            d_.sm_count, resident, p_.least_bytes());
@@ -290,7 +290,7 @@ class Search {
     if (!w.fits) return v.passes > 0 && !w.resident;
     const Kernel& kernel = kKernels[v.kernel];
     const double passes = 1 << v.passes;
-    const int64_t tiles = w.tiles_n * w.tiles_p * w.tiles_q;
+    const int64_t tiles = w.tiles.all();
     const double resident = std::min<double>(kernel.blocks(), resident_of(w.bytes));
     // All blocks at once, or of each slice one.
     const auto room = static_cast<int64_t>(resident) * d_.sm_count;
@@ -386,7 +386,6 @@ class Search {
     return fits;
   }
 
-  // `asked`: see conflicts.
   void price_gradient_boxes(const Variant& v, const GradientBoxWork& w, int resident,
                             double asked) {
     const GradientKernel& kernel = v.gradient_kernel();
@@ -408,15 +407,13 @@ class Search {
     waits = std::max(waits, own_steps * pairs * (kOperandLatency + channels * kProductLatency));
     ByThreads threads;
     if (!w.boxed) {
-      bring_boxes(threads, g_.in, tile.images * tile.kept_rows, tile.kept_columns * g_.w.classes,
+      count_boxes(threads, g_.in, tile.images * tile.kept_rows, tile.kept_columns * g_.w.classes,
                   int64_t{w.cut.sets} * w.cut.octets);
-      bring_boxes(threads, g_.out, tile.images * tile.rows, tile.columns,
+      count_boxes(threads, g_.out, tile.images * tile.rows, tile.columns,
                   int64_t{w.cut.sets} * w.cut.columns);
       waits = std::max(waits, threads.waits);
     }
-    const double clocks =
-        std::max({(issues + threads.issues) / (4 * kIssueEfficiency), shared + threads.lines,
-                  products, brought, threads.bytes / kBoxBytesPerClock});
+    const double clocks = std::max({threads.clocks(issues, shared), products, brought});
     const double sums = warps * pairs * channels * 4 * 8 / (4 * kIssueEfficiency);
     if (v.is_clustered()) {
       cluster_gradient(v, w, resident, clocks, waits, sums);
@@ -434,7 +431,7 @@ class Search {
   template <typename Ms>
   void split_gradient(const Variant& v, const Tile& tile, const GradientCut& cut, int parts,
                       int shared_bytes, int loaders, const Ms& ms) {
-    const int64_t tiles = cut.tiles_n * cut.tiles_p * cut.tiles_q;
+    const int64_t tiles = cut.tiles.all();
     int64_t last = 0;
     for (const int turns : kGradientTurns) {
       int64_t splits = std::clamp<int64_t>(turns * d_.sm_count / cut.slices, 1, tiles);
@@ -462,9 +459,9 @@ class Search {
                         double waits, double sums) {
     const GradientCut& cut = w.cut;
     const GradientKernel& kernel = v.gradient_kernel();
-    const int64_t tiles = cut.tiles_n * cut.tiles_p * cut.tiles_q;
+    const int64_t tiles = cut.tiles.all();
     const double sums_bytes = cut.threads / v.pixel_warps() * kernel.pairs * kernel.channels * 16.0;
-    // Others than powers of two leave multiprocessors of a GPC idle.
+    // Powers of two: a cluster of 7 took longer than one of 5 or parts.
     for (int64_t splits = 1; splits <= std::min<int64_t>(kMostClustered, tiles); splits *= 2) {
       const int64_t own = ceil_divide(tiles, splits);
       if (ceil_divide(tiles, own) != splits) continue;  // fewer do as well
@@ -507,6 +504,12 @@ class Search {
   // box is there.
   struct ByThreads {
     double issues = 0, lines = 0, bytes = 0, waits = 0;
+
+    // With what the threads that multiply issue, and ask of shared memory.
+    double clocks(double others, double shared) const {
+      return std::max(
+          {(issues + others) / (4 * kIssueEfficiency), shared + lines, bytes / kBoxBytesPerClock});
+    }
   };
   // Rows of an image, with so many pixels each, of so many channels. `stride`: of these pixels.
   void count_rows(ByThreads& all, double rows, double pixels, double channels,
@@ -516,7 +519,7 @@ class Search {
     all.lines += rows * channels * (stride == 1 ? 1 + row_bytes / kLine : pixels);
     all.bytes += rows * channels * (stride == 1 ? kSector + row_bytes : pixels * kSector);
   }
-  void bring_boxes(ByThreads& all, const Shape4& strides, int rows, int pixels,
+  void count_boxes(ByThreads& all, const Shape4& strides, int rows, int pixels,
                    int64_t pieces) const {
     const double channels = static_cast<double>(pieces) * kPieceBytes / size_;
     count_rows(all, rows, pixels, channels, strides[3]);

@@ -63,6 +63,18 @@ __device__ inline void wait(Barrier* barrier, uint32_t parity) {
 }
 #undef CUSTOMCONV_WAIT
 
+// The stage of a ring that comes next, and the parity of its round.
+struct Turn {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance(int stages) {
+    if (++stage < stages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
 // Chooses one thread of a warp, all of whose threads are here.
 __device__ inline bool elect_one() {
   uint32_t elected;
@@ -85,6 +97,11 @@ __device__ inline void sync_threads(int barrier) {
 // The same of so many threads, whole warps.
 __device__ inline void sync_threads(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Arrives there without waiting, for those that do.
+__device__ inline void arrive_threads(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // Writes of this thread to shared memory become visible to wgmma and to the copy engine.
