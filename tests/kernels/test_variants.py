@@ -54,6 +54,41 @@ GROUPED = {
     "pointwise_pixel": case((1, 128, 1, 1), (64, 64, 1, 1), groups=2),
     "pointwise_tiny": case((41, 192, 4, 4), (192, 64, 1, 1), groups=3),
 }
+# Input gradients, whose input is the output's gradient.
+GRADIENTS = {
+    "3x3": case((3, 136, 28, 32), (72, 136, 3, 3), padding=(1, 1)),
+    "single": case((1, 40, 20, 24), (24, 40, 3, 3), padding=(1, 1)),
+    "wide": case((2, 70, 21, 300), (24, 70, 3, 3)),
+    "more_padding": case((2, 72, 13, 16), (40, 72, 3, 2), padding=(3, 4)),
+    "dilated": case((2, 64, 40, 40), (24, 64, 3, 3), padding=(5, 7), dilation=(5, 7)),
+    "odd": case((2, 40, 21, 341), (18, 40, 5, 10), padding=(1, 3)),
+    "small_images": case((21, 136, 7, 7), (72, 136, 3, 3), padding=(1, 1)),
+    "pointwise": case((5, 200, 14, 14), (80, 200, 1, 1)),
+    "pointwise_odd": case((5, 130, 13, 21), (37, 130, 1, 1)),
+    "pointwise_rows": case((7, 136, 8, 12), (72, 136, 1, 1)),
+    "pointwise_pixel": case((1, 40, 1, 1), (37, 40, 1, 1)),
+    "pointwise_tiny": case((41, 70, 4, 4), (24, 70, 1, 1)),
+    "few_channels": case((3, 64, 33, 40), (3, 64, 7, 7), padding=(3, 3)),
+    "to_few_channels": case((2, 3, 33, 40), (64, 3, 7, 7), padding=(3, 3)),
+    "strided": case((2, 72, 31, 48), (40, 72, 3, 3), stride=(2, 2), padding=(1, 1)),
+    # Each row of phases begins at another column.
+    "strided_5x5": case((3, 72, 28, 29), (136, 72, 5, 5), stride=(2, 2), padding=(2, 2)),
+    "strided_7x7": case((2, 24, 33, 40), (64, 24, 7, 7), stride=(2, 2), padding=(3, 3)),
+    "strided_rows": case((2, 24, 30, 40), (64, 24, 5, 3), stride=(4, 1), padding=(2, 1)),
+    "strided_columns": case((1, 64, 12, 300), (24, 64, 2, 3), stride=(1, 3), padding=(0, 2)),
+    "strided_dilated": case(
+        (2, 24, 30, 40), (64, 24, 3, 3), stride=(2, 2), padding=(2, 3), dilation=(2, 3)
+    ),
+    "strided_pointwise": case((5, 200, 28, 28), (80, 200, 1, 1), stride=(2, 2)),
+    "strided_pointwise_odd": case((2, 70, 27, 13), (37, 70, 1, 1), stride=(2, 2)),
+    "patches": case((3, 72, 32, 32), (136, 72, 2, 2), stride=(2, 2)),
+    "strided_groups": case(
+        (2, 128, 15, 24), (256, 64, 3, 3), stride=(2, 2), padding=(1, 1), groups=2
+    ),
+    "groups": case((2, 512, 14, 16), (256, 256, 3, 3), padding=(1, 1), groups=2),
+    "groups_of_32": case((2, 96, 9, 11), (192, 32, 3, 3), padding=(1, 1), groups=3),
+    "groups_pointwise": case((5, 256, 14, 14), (256, 128, 1, 1), groups=2),
+}
 # For NaN: ways to fetch pixels, and splits.
 REACHES = {
     name: GROUPED[name]
@@ -89,6 +124,11 @@ def test_every_plan_of_groups_is_exact():
 
 
 @pytest.mark.gpu
+def test_every_plan_of_gradients_is_exact():
+    assert names_of(check_exact("implicit_gemm", "dgrad", GRADIENTS)) == EVERY_NAME
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("problems", [PROBLEMS, GROUPED], ids=["one_group", "groups"])
 def test_every_plan_fuses(problems):
     check_fused("implicit_gemm", problems)
@@ -97,6 +137,12 @@ def test_every_plan_fuses(problems):
 @pytest.mark.gpu
 def test_nan_reaches_its_own_group_alone():
     check_reach("implicit_gemm", "fprop", "x", REACHES)
+
+
+@pytest.mark.gpu
+def test_nan_reaches_the_gradients_whose_taps_meet_it_alone():
+    names = ("single", "small_images", "strided_5x5", "strided_pointwise_odd", "groups_of_32")
+    check_reach("implicit_gemm", "dgrad", "dy", {name: GRADIENTS[name] for name in names})
 
 
 @pytest.mark.gpu

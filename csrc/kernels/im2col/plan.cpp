@@ -15,6 +15,9 @@ constexpr double kDgradBandwidth = 0.45;    // where they are written and gather
 // Of the product's rate, where rows of columns are not whole 8 bytes.
 constexpr double kUnalignedShare = 0.1;       // 16-bit
 constexpr double kUnalignedWideShare = 0.25;  // wider
+// Where the library's product is all there is.
+constexpr double kProductBandwidth = 0.85;
+constexpr double kWideShare = 0.6;  // of the product's rate, of 32 bits
 constexpr double kLaunchMs = 0.005;
 constexpr double kHostMs = 0.010;    // of the library's calls, more than a single launch takes
 constexpr int64_t kMatrixTile = 64;  // rows and columns that a product is rounded up to
@@ -125,6 +128,14 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   const double share = aligned ? 1 : size == 2 ? kUnalignedShare : kUnalignedWideShare;
   const double rate = kMatrixEfficiency * fill * share * device.matrix_flops(p.dtype, p.tf32);
   const double math_ms = 2e3 * p.macs() / rate;
+  if (in_place && p.pass == Pass::kDgrad && channels_last) {
+    // A single product, as fast as its bytes or nearly.
+    const double moved_ms = 1e-6 * p.least_bytes() / (kProductBandwidth * device.bandwidth_gb_s);
+    const double product_ms = math_ms / (p.dtype == DType::kFloat32 ? kWideShare : 1);
+    plan.predicted_ms =
+        kLaunchMs + std::max(moved_ms, product_ms) + 0.25 * std::min(moved_ms, product_ms);
+    return plan;
+  }
   plan.predicted_ms = kHostMs + bytes_ms + math_ms +
                       static_cast<double>(chunks * (products + (in_place ? 0 : 1)) + 1) * kLaunchMs;
   return plan;

@@ -22,30 +22,40 @@ __device__ inline void await_readers(ptx::Barrier* empty, int stages, Place next
 }
 
 // The weights of one tap after the other.
-template <typename T, int kChannels>
+template <typename T, int kChannels, bool kGradient>
 __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   constexpr int kBytes = kChannels * kRowBytes;
   const bool elected = ptx::elect_one();
   const Sharing<T> own(p, ptx::cluster_rank());
+  constexpr bool kTransposed = kGradient && transposes(kChannels, Fetch::kShared, sizeof(T));
   const int part = own.w * p.w_part;
   const auto sharers = static_cast<uint16_t>((1 << own.x) | (1 << (p.share_x + own.x)));
   Place w;
-  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
-    const int k = walk.work.at.k + part, c = walk.step.chunk * kChunk;
+  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+    const int c = walk.step.chunk * kChunk;
+    const Phase& phase = p.out.phase[walk.work.at.phase];
 #pragma unroll 1
-    for (int r = walk.step.plane_h; r < p.R; r += p.h.planes) {
+    for (int r = walk.step.plane_h; r < phase.R; r += p.h.planes) {
 #pragma unroll 1
-      for (int s = walk.step.plane_w; s < p.S; s += p.w_axis.planes) {
-        char* to = shared.weights + w.stage * kBytes + part * kRowBytes;
+      for (int s = walk.step.plane_w; s < phase.S; s += p.w_axis.planes) {
+        const int tap = phase.first_tap + r * phase.tap_h + s * phase.tap_w;
         ptx::Barrier* full = &shared.w_full[w.stage];
+        const auto copy = [&](int offset, int column, int row) {
+          char* to = shared.weights + w.stage * kBytes + offset;
+          if (p.share_w == 1) {
+            ptx::copy_box(to, &p.w, full, column, tap, row);
+          } else {
+            ptx::multicast_box(sharers, to, &p.w, full, column, tap, row);
+          }
+        };
         ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
         if (elected) {
           ptx::arrive_expecting(full, kBytes);
-          if (p.share_w == 1) {
-            ptx::copy_box(to, &p.w, full, c, r * p.S + s, k);
+          if constexpr (kTransposed) {
+            each_transposed<kChannels>(p, walk.work.at, c, part, copy);
           } else {
-            ptx::multicast_box(sharers, to, &p.w, full, c, r * p.S + s, k);
+            copy(part * kRowBytes, c, walk.work.at.k + part);
           }
         }
         w.advance(p.w_stages);
@@ -58,8 +68,8 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
 // Tiles of the same pixels begin at the same time. While each waits for its first stages, those of
 // a group bring what follows to the second-level cache, each its share: all asking for the same
 // planes, they would keep memory waiting.
-template <typename T, int kChannels>
-__device__ inline void prefetch_planes(const Params<T>& p, const Walk<T>& walk,
+template <typename T, int kChannels, bool kGradient>
+__device__ inline void prefetch_planes(const Params<T>& p, const Walk<T, kGradient>& walk,
                                        const Sharing<T>& own, bool elected) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   const int groups = p.in_group.divisor();
@@ -73,14 +83,14 @@ __device__ inline void prefetch_planes(const Params<T>& p, const Walk<T>& walk,
   }
 }
 
-template <typename T, int kChannels>
+template <typename T, int kChannels, bool kGradient>
 __device__ inline void load_planes(const Params<T>& p, const Shared& shared) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   const bool elected = ptx::elect_one();
   const Sharing<T> own(p, ptx::cluster_rank());
   const auto sharers = static_cast<uint16_t>(((1 << p.share_x) - 1) << (own.w * p.share_x));
   Place x;
-  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const Corner at = walk.plane(walk.step, own);
     char* to = shared.input + x.stage * p.stage_bytes + own.x * p.part_bytes;
     ptx::Barrier* full = &shared.x_full[x.stage];
@@ -95,7 +105,8 @@ __device__ inline void load_planes(const Params<T>& p, const Shared& shared) {
       }
     }
     x.advance(p.x_stages);
-    if (walk.taken() + 1 == p.x_stages) prefetch_planes<T, kChannels>(p, walk, own, elected);
+    if (walk.taken() + 1 == p.x_stages)
+      prefetch_planes<T, kChannels, kGradient>(p, walk, own, elected);
   }
   await_readers(shared.x_empty, p.x_stages, x);
 }
@@ -107,7 +118,7 @@ inline constexpr int kPlaneBlocks =
 
 // Adds a tap's products over the first kPieces pieces of its channels. No branch may come between
 // the products of a group: the compiler would make several groups of it.
-template <typename T, int kKernel, int kPieces>
+template <typename T, int kKernel, int kPieces, bool kTransposed>
 __device__ inline void add_tap(float (&sum)[kPlaneBlocks<kKernel>][kKernels[kKernel].channels / 2],
                                uint64_t filters, const uint64_t (&pixels)[kPlaneBlocks<kKernel>],
                                int accumulate) {
@@ -116,16 +127,16 @@ __device__ inline void add_tap(float (&sum)[kPlaneBlocks<kKernel>][kKernels[kKer
   for (int piece = 0; piece < kPieces; ++piece) {
 #pragma unroll
     for (int b = 0; b < kPlaneBlocks<kKernel>; ++b) {
-      ptx::Product<T, kKernels[kKernel].channels>::add(
+      ptx::Product<T, kKernels[kKernel].channels, kTransposed>::add(
           sum[b], ptx::advance(pixels[b], piece * kPieceBytes),
-          ptx::advance(filters, piece * kPieceBytes), piece > 0 || accumulate);
+          ptx::advance(filters, piece * matrix_step<T>(kTransposed)), piece > 0 || accumulate);
     }
   }
   ptx::commit_products();
 }
 
 // The sums of one item of work. `x` and `w` go on from one item to the next.
-template <typename T, int kKernel>
+template <typename T, int kKernel, bool kGradient>
 __device__ inline void multiply_planes(
     const Params<T>& p, const Shared& shared, const Work& work, int warpgroup, Place& x, Place& w,
     float (&sum)[kPlaneBlocks<kKernel>][kKernels[kKernel].channels / 2]) {
@@ -140,12 +151,24 @@ __device__ inline void multiply_planes(
       ptx::shared_address(shared.x_empty), own.first + own.w * p.share_x + (tells_x ? thread : 0));
   const uint32_t w_empty = ptx::cluster_address(
       ptx::shared_address(shared.w_empty), own.first + (tells_w ? thread : 0) * p.share_x + own.x);
-  const uint64_t filters = ptx::describe_rows(ptx::shared_address(shared.weights), 8 * kRowBytes);
+  constexpr bool kTransposed =
+      kGradient && transposes(kKernels[kKernel].channels, Fetch::kShared, sizeof(T));
+  const uint64_t filters = describe_matrix<T>(kTransposed, ptx::shared_address(shared.weights));
   const uint64_t planes = ptx::describe_rows(ptx::shared_address(shared.input), p.group_bytes);
   uint32_t block_at[kBlocks];
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) block_at[b] = p.block_at[warpgroup * kBlocks + b];
   const int row_bytes = p.h.step * p.pitch * kRowBytes, tap_bytes = p.w_axis.step * kRowBytes;
+  const Phase& phase = p.out.phase[work.at.phase];
+  const int R = phase.R, S = phase.S;
+  const int first_at = kGradient ? (phase.row * p.pitch + phase.column) * kRowBytes : 0;
+  if (kGradient && work.first == work.last) {  // no product begins the sums
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (float& s : sum[b]) s = 0.0f;
+    }
+  }
   int accumulate = 0;
   int w_done = -1, x_done = -1;  // stages that the products under way still read
   const auto completed = [&] {
@@ -160,8 +183,8 @@ __device__ inline void multiply_planes(
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) pixels[b] = ptx::advance(planes, block_at[b] + offset);
     ptx::wait(&shared.w_full[w.stage], w.parity);
-    add_tap<T, kKernel, decltype(pieces)::value>(sum, ptx::advance(filters, w.stage * kWeightBytes),
-                                                 pixels, accumulate);
+    add_tap<T, kKernel, decltype(pieces)::value, kTransposed>(
+        sum, ptx::advance(filters, w.stage * kWeightBytes), pixels, accumulate);
     accumulate = 1;
     ptx::await_products<1>();
     completed();
@@ -190,20 +213,20 @@ __device__ inline void multiply_planes(
       x.advance(p.x_stages);
     }
   };
-  if (p.R * p.S == 1) {
+  if (R * S == 1) {
     walk([&](int i, int stage) {
-      with_pieces(p.pieces - i * kWholePieces, [&](auto pieces) { add(pieces, stage); });
+      with_pieces(p.pieces - i * kWholePieces, [&](auto pieces) { add(pieces, stage + first_at); });
     });
   } else {
     Step step(p, work.first);
     walk([&](int, int stage) {
       with_pieces(step.pieces(p), [&](auto pieces) {
-        int row = stage;
+        int row = stage + first_at;
 #pragma unroll 1
-        for (int r = step.plane_h; r < p.R; r += p.h.planes, row += row_bytes) {
+        for (int r = step.plane_h; r < R; r += p.h.planes, row += row_bytes) {
           int tap = row;
 #pragma unroll 1
-          for (int s = step.plane_w; s < p.S; s += p.w_axis.planes, tap += tap_bytes) {
+          for (int s = step.plane_w; s < S; s += p.w_axis.planes, tap += tap_bytes) {
             add(pieces, tap);
           }
         }

@@ -174,11 +174,13 @@ template <int kChannels, Fetch kFetch>
 inline constexpr int kUnitBytes = has_matrix(kFetch) ? kPieceBytes : kChannels * kPieceBytes;
 
 // The products of a warpgroup (wgmma).
-template <typename T, int kChannels, Fetch kFetch>
-class WarpgroupProducts {
+template <typename T, int kChannels, Fetch kFetch, bool kTransposed>
+class MatrixProducts {
  public:
-  __device__ explicit WarpgroupProducts(uint32_t weights)
-      : weights_(has_matrix(kFetch) ? ptx::describe_rows(weights, 8 * kRowBytes)
+  static constexpr int kUnit = kTransposed ? matrix_step<T>(true) : kUnitBytes<kChannels, kFetch>;
+
+  __device__ explicit MatrixProducts(uint32_t weights)
+      : weights_(has_matrix(kFetch) ? describe_matrix<T>(kTransposed, weights)
                                     : ptx::describe_blocks(weights, kChannels * 16)) {}
 
   // Adds kCount products of a block; the weights of the first are at `first`. No branch may come
@@ -189,8 +191,8 @@ class WarpgroupProducts {
     ptx::begin_products();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      ptx::Product<T, kChannels>::add(
-          sum, operand[i], ptx::advance(weights_, first + i * kUnitBytes<kChannels, kFetch>), 1);
+      ptx::Product<T, kChannels, kTransposed>::add(sum, operand[i],
+                                                   ptx::advance(weights_, first + i * kUnit), 1);
     }
     ptx::commit_products();
     ptx::await_products<0>();
@@ -204,22 +206,32 @@ class WarpgroupProducts {
   uint64_t weights_;
 };
 
+template <typename T, int kChannels, Fetch kFetch>
+using WarpgroupProducts = MatrixProducts<T, kChannels, kFetch, false>;
+// With weights that are transposed, where the instruction can do that.
+template <typename T, int kChannels, Fetch kFetch>
+using TransposedProducts =
+    MatrixProducts<T, kChannels, kFetch, transposes(kChannels, kFetch, sizeof(T))>;
+
 // The pair of pixels at `spot`, counted along a tile's images.
 template <typename T>
-__device__ inline void find_pixels(const Params<T>& p, const Spot& spot, ImagePixels& pixels) {
+__device__ inline void find_pixels(const Params<T>& p, const Phase& phase, const Spot& spot,
+                                   ImagePixels& pixels) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     int32_t row = min(spot.pair * 2 + i, s.image_pixels - 1);
     const int q = s.columns.split(row);
-    const int h = row * p.stride_h - p.pad_h, w = q * p.stride_w - p.pad_w;
+    row += spot.row;
+    const int h = row * p.stride_h - p.pad_h + phase.row;
+    const int w = q * p.stride_w - p.pad_w + phase.column;
     pixels.rows[i] = pixels.columns[i] = 0;
-    for (int r = 0; r < p.R; ++r) {
+    for (int r = 0; r < phase.R; ++r) {
       const int at = h + r * p.dilation_h;
       pixels.rows[i] |= static_cast<uint32_t>(at >= 0 && at < s.H) << r;
     }
-    for (int c = 0; c < p.S; ++c) {
+    for (int c = 0; c < phase.S; ++c) {
       const int at = w + c * p.dilation_w;
       pixels.columns[i] |= static_cast<uint32_t>(at >= 0 && at < s.W) << c;
     }
@@ -239,6 +251,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   constexpr int kGroup = group_products(kFetch);
   constexpr int kWeightBytes = kGroup * kChannels * kPieceBytes;
   const RowSource<T>& source = p.source;
+  const Phase& phase = p.out.phase[work.at.phase];
   const int lane = threadIdx.x % 32;
 
   // Of the thread's first pixel, in bytes from the beginning of a stage.
@@ -246,13 +259,14 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   int position = pair * 2;
   ImagePixels pixels;
   if constexpr (is_of_images(kFetch)) {
-    find_pixels(p, locate(source, pair), pixels);
+    find_pixels(p, phase, locate(source, pair), pixels);
   } else if constexpr (is_copied(kFetch) && kFetch != Fetch::kPieces) {
     const Spot spot = locate(source, min(work.at.pair + pair, source.last_pair));
     const int odd = kFetch == Fetch::kOddTaps;
     position =
-        (plane_row(source, spot) - plane_row(source, locate(source, work.at.pair))) * p.pitch +
-        source.row.slack - odd + spot.pair * 2 * p.stride_w;
+        (plane_row(source, spot) - plane_row(source, locate(source, work.at.pair)) + phase.row) *
+            p.pitch +
+        phase.column + source.row.slack - odd + spot.pair * 2 * p.stride_w;
   }
   uint32_t pixel = ptx::shared_address(shared.input);
   int channel_bytes = source.row.channel_bytes;
@@ -272,7 +286,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   }
   const Distances distances = {channel_bytes, p.stride_w * kSize, p.w_axis.step * kSize};
   const int row_bytes = p.h.step * p.pitch * kSize;
-  const int taps_h = p.R / p.h.planes, taps_w = p.S / p.w_axis.planes;
+  const int taps_h = phase.R / p.h.planes, taps_w = phase.S / p.w_axis.planes;
   const Products<T, kChannels, kFetch> products(ptx::shared_address(shared.weights));
 
   // The products of operands, by the stage of weights from `first` bytes on.
@@ -339,7 +353,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
       ptx::wait(&shared.w_full[w.stage], w.parity);
       int left = step.pieces(p), first = 0;
 #pragma unroll 1
-      for (; left >= 2; left -= 2, first += 2 * kPieceBytes) {
+      for (; left >= 2; left -= 2, first += 2 * Products<T, kChannels, kFetch>::kUnit) {
         some(kTwo, first);
         at += 2 * kPiece * distances.channel;
       }
@@ -349,10 +363,10 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   } else if constexpr (kFetch == Fetch::kImages) {
     walk([&](const Step&, uint32_t at) {
 #pragma unroll 1
-      for (int r = 0; r < p.R; ++r) {
+      for (int r = 0; r < phase.R; ++r) {
 #pragma unroll 1
-        for (int s = 0; s < p.S; s += 2) {
-          if (s + 2 <= p.S) {
+        for (int s = 0; s < phase.S; s += 2) {
+          if (s + 2 <= phase.S) {
             multiply_image(kTwo, at, r, s, 0);
           } else {
             multiply_image(kOne, at, r, s, 0);

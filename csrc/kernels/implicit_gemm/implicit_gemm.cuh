@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "kernels/common/check.h"
 #include "kernels/common/map.cuh"
 #include "kernels/common/start.h"
 #include "kernels/implicit_gemm/kernels.cuh"
 #include "kernels/implicit_gemm/pack.cuh"
+#include "kernels/implicit_gemm/weave.cuh"
 #include "kernels/launch.h"
 
 namespace customconv::implicit_gemm {
@@ -65,18 +67,18 @@ CUtensorMap map_rows(const ConvProblem& asked, const Tile& tile, const T* x) {
 }
 
 template <typename T>
-CUtensorMap map_output(const ConvProblem& p, const Tile& tile, const T* y) {
+CUtensorMap map_output(const Forward& p, const Tile& tile, const T* y, const Phase& phase) {
   const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
   const auto K = static_cast<cuuint64_t>(p.K), N = static_cast<cuuint64_t>(p.N);
   constexpr cuuint32_t kInner = kRowBytes / sizeof(T);
   if (tile.fetch == Fetch::kShared) {
     const bool squares = tile.shape == Shape::kSquares;
-    Boxes<4> boxes{{K, static_cast<cuuint64_t>(p.Q), static_cast<cuuint64_t>(p.P), N},
-                   {map_stride<T>(p.Q, p.y_strides[3]), map_stride<T>(p.P, p.y_strides[2]),
+    Boxes<4> boxes{{K, static_cast<cuuint64_t>(phase.Q), static_cast<cuuint64_t>(phase.P), N},
+                   {map_stride<T>(phase.Q, p.y_strides[3]), map_stride<T>(phase.P, p.y_strides[2]),
                     map_stride<T>(p.N, p.y_strides[0])},
                    {kInner, squares ? 8u : 64u, squares ? 8u : 1u, 1},
                    {1, 1, 1, 1}};
-    return make_map(y, type, boxes);
+    return make_map(y + phase.offset, type, boxes);
   }
   // Planes of pixels; in a run their rows are one.
   const bool run = tile.shape == Shape::kRun;
@@ -86,76 +88,107 @@ CUtensorMap map_output(const ConvProblem& p, const Tile& tile, const T* y) {
                   map_stride<T>(p.N, p.y_strides[0])},
                  {kInner, 1, static_cast<cuuint32_t>(slab_channels(tile.kind().channels)), 1},
                  {1, 1, 1, 1}};
-  return make_map(y, type, boxes);
+  return make_map(y + phase.offset, type, boxes);
 }
 
 // Of a weight that is a matrix.
 template <typename T>
-CUtensorMap map_weight(const ConvProblem& p, const Tile& tile, const PackedWeight& packed,
-                       const T* w) {
+CUtensorMap map_weight(const Forward& p, const Tile& tile, const PackedWeight& packed, const T* w) {
   const auto row = static_cast<cuuint64_t>(packed.row) * sizeof(T);
-  const auto taps = static_cast<cuuint64_t>(p.R * p.S);
-  Boxes<3> boxes{
-      {static_cast<cuuint64_t>(packed.row), taps, static_cast<cuuint64_t>(p.K)},
-      {row, taps * row},
-      {kRowBytes / sizeof(T), 1, static_cast<cuuint32_t>(tile.kind().channels / tile.share_w)},
-      {1, 1, 1}};
+  const auto taps = static_cast<cuuint64_t>(p.taps_h * p.taps_w);
+  constexpr cuuint32_t kInner = kRowBytes / sizeof(T);
+  const auto rows = static_cast<cuuint64_t>(tile.transposed ? p.C : p.K);
+  const int row_box = tile.transposed ? static_cast<int>(kInner) : tile.kind().channels;
+  Boxes<3> boxes{{static_cast<cuuint64_t>(packed.row), taps, rows},
+                 {row, taps * row},
+                 {kInner, 1, static_cast<cuuint32_t>(row_box / tile.share_w)},
+                 {1, 1, 1}};
   return make_map(w, kMapType<T>, boxes);
 }
 
 template <typename T>
-void pack(const ConvProblem& p, const Tile& tile, const PackedWeight& packed, const T* w, T* to,
+void pack(const Forward& p, const Tile& tile, const PackedWeight& packed, const T* w, T* to,
           cudaStream_t stream) {
   using D = Divider<int32_t>;
   const auto& strides = p.w_strides;
-  const WeightSource<T> from{w,
-                             strides[0],
-                             strides[1],
-                             strides[2],
-                             strides[3],
-                             static_cast<int>(p.K),
-                             static_cast<int>(p.group_C()),
-                             static_cast<int>(p.R * p.S)};
+  WeightSource<T> from{w + p.w_first,
+                       strides[0],
+                       strides[1],
+                       strides[2],
+                       strides[3],
+                       p.w_group,
+                       D(p.group_K()),
+                       static_cast<int>(p.K),
+                       static_cast<int>(p.group_C()),
+                       static_cast<int>(p.taps_h * p.taps_w),
+                       tile.is_flat() ? 1 : static_cast<int>(p.taps_h),
+                       tile.is_flat() ? 1 : static_cast<int>(p.taps_w),
+                       static_cast<int>(p.period_h),
+                       static_cast<int>(p.period_w)};
+  if (tile.transposed) {  // as it was
+    from = {w,
+            strides[1],
+            strides[0],
+            -strides[2],
+            -strides[3],
+            strides[1] * p.group_C(),
+            D(p.group_C()),
+            static_cast<int>(p.C),
+            static_cast<int>(p.group_K()),
+            from.taps,
+            from.R,
+            from.S,
+            1,
+            1};
+  }
   const int64_t count = packed.rows * packed.row;
-  if (has_matrix(tile.fetch)) {
+  const bool transposed = std::abs(from.k) < std::abs(from.c) || from.period_h * from.period_w > 1;
+  if (has_matrix(tile.fetch) && transposed) {
+    const int64_t squares_k = ceil_divide(from.K, kSquare),
+                  squares_c = ceil_divide(packed.row, kSquare);
+    const int64_t blocks = squares_k * squares_c * from.taps;
+    pack_transposed<T><<<static_cast<unsigned>(blocks), kPackBlock, 0, stream>>>(
+        static_cast<int>(packed.row), D(squares_k), D(squares_c), D(p.taps_w), from, to);
+  } else if (has_matrix(tile.fetch)) {
     const auto blocks = std::min<int64_t>(ceil_divide(count, kPackBlock), 4096);
     pack_matrix<T><<<static_cast<unsigned>(blocks), kPackBlock, 0, stream>>>(
-        static_cast<int>(count), D(packed.row), D(p.S), D(p.R), from, to);
+        static_cast<int>(count), D(packed.row), D(p.taps_w), D(p.taps_h), from, to);
   } else {
-    const int64_t taps = tile.is_flat() ? 1 : p.R * p.S;
+    const int64_t taps = tile.is_flat() ? 1 : from.taps;
     pack_units<T><<<static_cast<unsigned>(count / (kUnitBlock * taps)), kUnitBlock, 0, stream>>>(
-        static_cast<int>(taps), tile.pieces, D(p.S), D(p.group_C()), tile.is_flat(),
-        tile.kind().channels, from, reinterpret_cast<uint4*>(to));
+        static_cast<int>(taps), tile.pieces, static_cast<int>(tile.tiles_k), D(p.taps_w),
+        D(p.group_C()), tile.is_flat(), tile.kind().channels, from, reinterpret_cast<uint4*>(to));
   }
   check_launch("implicit_gemm: the weight");
 }
 
 template <typename T>
-Output<T> make_output(const ConvProblem& asked, const Tile& tile, const Operands& operands) {
+Output<T> make_output(const Forward& asked, const Tile& tile, T* y, const Epilogue& epilogue) {
   constexpr int64_t kSize = sizeof(T);
-  ConvProblem p = asked;
-  if (tile.shape == Shape::kImages) {  // a single row
-    p.Q *= p.P;
-    p.P = 1;
+  Forward p = asked;
+  if (tile.shape == Shape::kImages && !p.has_phases()) {  // a single row
+    p.phase[0].Q *= p.phase[0].P;
+    p.phase[0].P = 1;
   }
   Output<T> out{};
-  out.data = static_cast<T*>(operands.y);
-  out.epilogue = operands.epilogue;
+  out.data = y;
+  out.epilogue = epilogue;
   out.n = p.y_strides[0];
   out.k = p.y_strides[1];
   out.p = p.y_strides[2];
   out.q = p.y_strides[3];
   out.N = static_cast<int>(p.N);
   out.K = static_cast<int>(p.K);
-  out.P = static_cast<int>(p.P);
-  out.Q = static_cast<int>(p.Q);
+  place_taps(p, tile, out.phase);
   out.planar = tile.fetch != Fetch::kShared && stores_planes(p);
   const auto is_aligned = [](const void* to, uintptr_t bytes) {
     return reinterpret_cast<uintptr_t>(to) % bytes == 0;
   };
   // Strides of dimensions of one do not matter: their index is zero.
-  const bool one_row = out.P == 1 && out.K == 1 && out.N == 1;
-  const bool even = out.planar ? out.Q % 2 == 0 || one_row : out.K % 2 == 0;
+  const Phase& first = out.phase[0];
+  const bool one_row = first.P == 1 && out.K == 1 && out.N == 1;
+  const bool even = out.planar ? (!p.has_phases() || p.woven > 0) && (first.Q % 2 == 0 || one_row)
+                               : out.K % 2 == 0;
   out.vectors = is_aligned(out.data, 16) && even && (out.planar || kSize == 4 || out.K % 8 == 0);
   out.channel_pairs = is_aligned(out.epilogue.scale, 2 * kSize) &&
                       is_aligned(out.epilogue.bias, 2 * kSize) && out.K % 2 == 0;
@@ -203,23 +236,58 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   s.vectors_in_row =
       D(std::max<int64_t>(tile.pitch * static_cast<int64_t>(sizeof(T)) / tile.row.vector, 1));
   s.image_bytes = tile.row.channel_bytes * tile.chunk * kPieceBytes / static_cast<int>(sizeof(T));
-  s.image_pixels = static_cast<int>(std::min<int64_t>(p.P * p.Q, INT32_MAX));
-  s.columns = D(p.Q);
+  // Of images, rows of one that is not a single row are found by their number.
+  const bool rows_apart = tile.shape == Shape::kImages && tile.rows > 1;
+  s.image_pixels = static_cast<int>(rows_apart ? p.Q : std::min<int64_t>(p.P * p.Q, INT32_MAX));
+  s.columns = D(rows_apart ? INT32_MAX : p.Q);
   s.pairs = D(tile.row.pairs);
   const bool run = tile.shape == Shape::kRun;
   s.last_pair = static_cast<int>((run ? p.N * p.P : tile.rows) * tile.row.pairs - 1);
-  s.output_rows = D(run ? p.P : tile.shape == Shape::kImages ? 1 : INT32_MAX);
+  s.output_rows = D(run ? p.P : tile.shape == Shape::kImages ? tile.rows : INT32_MAX);
   s.period = D(run ? tile.row.period : INT32_MAX);
   return s;
+}
+
+// Weaves the planes of an input gradient from its phases.
+template <typename T>
+void weave_phases(const ConvProblem& asked, const Forward& problem, const T* phases, T* planes,
+                  bool early, cudaStream_t stream) {
+  constexpr int kPixels = 16 / static_cast<int>(sizeof(T));
+  const bool vectors =
+      asked.x_count() % kPixels == 0 && reinterpret_cast<uintptr_t>(planes) % 16 == 0;
+  using D = Divider<int32_t>;
+  Weave<T> p{};
+  p.phases = phases;
+  p.planes = planes;
+  p.count = static_cast<int>(asked.x_count() / (vectors ? kPixels : 1));
+  p.W = D(asked.W);
+  p.H = D(asked.H);
+  p.step_h = D(problem.step_h);
+  p.step_w = D(problem.step_w);
+  p.P = static_cast<int>(ceil_divide(asked.H, problem.step_h));
+  p.Q = static_cast<int>(ceil_divide(asked.W, problem.step_w));
+  std::fill(p.first, p.first + kMostPhases, -1);
+  for (int i = 0; i < problem.phases; ++i) {
+    p.first[problem.phase[i].place] = problem.phase[i].offset;
+  }
+  start("implicit_gemm: the phases",
+        {ceil_divide(p.count, kWeaveBlock), kWeaveBlock, 0, stream, early},
+        !vectors                 ? weave<T, 1, false>
+        : asked.W % kPixels == 0 ? weave<T, kPixels, true>
+                                 : weave<T, kPixels, false>,
+        p);
 }
 
 template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
-  const ConvProblem problem = as_one_row(asked);
+  const Forward problem = as_one_row(as_forward(asked));
   const Tile tile = tile_of(problem, plan);
   const bool boxes = tile.fetch == Fetch::kShared;
-  const auto* x = static_cast<const T*>(operands.x);
+  const bool gradient = asked.pass == Pass::kDgrad;
+  const auto* x = static_cast<const T*>(gradient ? operands.y : operands.x);
+  auto* const result = static_cast<T*>(gradient ? operands.x : operands.y);
+  T* y = result;
   const auto* w = static_cast<const T*>(operands.w);
   Params<T> p{};
   const PackedWeight packed = packed_weight(problem, tile);
@@ -228,11 +296,16 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     pack(problem, tile, packed, w, to, context.stream);
     w = to;
   }
+  if (problem.woven > 0) {
+    const int64_t packed_bytes =
+        packed.in_place ? 0 : packed.rows * packed.row * static_cast<int64_t>(sizeof(T));
+    y = reinterpret_cast<T*>(static_cast<char*>(context.workspace) + round_up(packed_bytes, 256));
+  }
   p.units = w;
   p.weight_row = static_cast<int>(packed.row);
-  p.weight_taps = static_cast<int>(problem.R * problem.S);
+  p.weight_taps = static_cast<int>(problem.taps_h * problem.taps_w);
   if (has_matrix(tile.fetch) && !tile.by_warps) p.w = map_weight(problem, tile, packed, w);
-  p.out = make_output<T>(problem, tile, operands);
+  p.out = make_output(problem, tile, y, operands.epilogue);
   if (boxes && !tile.by_warps) {
     p.x = map_input(problem, tile, x);
   } else {
@@ -240,8 +313,6 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     if (tile.fetch == Fetch::kBoxedPieces) p.x = map_planes(problem, tile, x);
     if (tile.row.boxes > 0) p.x = map_rows(problem, tile, x);
   }
-  p.R = tile.is_flat() ? 1 : static_cast<int>(problem.R);
-  p.S = tile.is_flat() ? 1 : static_cast<int>(problem.S);
   p.h = tile.h;
   p.w_axis = tile.w;
   const ConvProblem source = source_problem(problem, tile);
@@ -260,9 +331,13 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.w_stages = tile.w_stages;
   p.boxed_out = tile.boxed_out;
   if (p.boxed_out) {
-    p.y = map_output(problem, tile, p.out.data);
+    for (int i = 0; i < problem.phases; ++i) {
+      p.y[i] = map_output(problem, tile, p.out.data, problem.phase[i]);
+    }
     const auto* residual = static_cast<const T*>(operands.epilogue.residual);
-    if (residual != nullptr) p.residual = map_output(problem, tile, residual);
+    if (residual != nullptr) {
+      p.residual = map_output(problem, tile, residual, problem.phase[0]);
+    }
   }
   p.staging_bytes = staging(problem, tile);
   p.stage_bytes = tile.stage_bytes;
@@ -272,7 +347,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.share_x = tile.share_x;
   p.share_w = tile.share_w;
   p.part_bytes = p.boxed_bytes / tile.share_x;
-  p.w_part = tile.kind().channels / tile.share_w;
+  p.w_part = (tile.transposed ? kRowBytes / static_cast<int>(sizeof(T)) : tile.kind().channels) /
+             tile.share_w;
   if (tile.part_images < tile.images) {
     p.x_part.n = tile.part_images;
   } else if (tile.part_rows < tile.plane_rows) {
@@ -299,25 +375,30 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.pieces = tile.pieces;
   p.chunk = tile.chunk;
   p.group_C = static_cast<int>(problem.group_C());
-  p.unit_count = tile.pieces * p.R * p.S;
+  p.tap_units = tile.tiles_k * tile.pieces;
   p.planes_first = tile.planes_first;
+  p.phases_mixed = tile.phases_mixed;
   using D = Divider<int32_t>;
   p.in_cluster = D(tile.cluster());
   p.groups_k = D(tile.groups_k);
   p.groups_x = D(tile.groups_x);
+  p.group_K = D(problem.group_K());
   p.in_group = D(tile.groups_k / problem.groups);
   p.tiles_q = D(tile.tiles_q);
   p.tiles_p = D(tile.tiles_p);
   p.tiles_n = D(tile.tiles_n);
   p.planes_h = D(tile.h.planes);
   p.planes_w = D(tile.w.planes);
+  p.phases = D(problem.phases);
   p.partial = reinterpret_cast<float*>(static_cast<char*>(context.workspace) +
                                        plan.workspace_bytes - partial_bytes(tile));
 
   const bool fused = !operands.epilogue.is_empty();
-  const KernelOf<T> kernel = tile.by_warps ? kernel_by_warps<T>(tile)
-                             : fused       ? kernel_of<T, true>(tile)
-                                           : kernel_of<T, false>(tile);
+  const bool gradient_alone = problem.has_phases() || tile.transposed;
+  const KernelOf<T> kernel = tile.by_warps    ? kernel_by_warps<T>(tile)
+                             : gradient_alone ? kernel_of_gradient<T>(tile)
+                             : fused          ? kernel_of<T, true>(tile)
+                                              : kernel_of<T, false>(tile);
   start("implicit_gemm",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream,
          /*early=*/!packed.in_place && !tile.by_warps, tile.cluster()},
@@ -330,6 +411,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
           {parts, 128, 4 * warp_staging(sizeof(T), kSplitColumns), context.stream,
            /*early=*/!tile.by_warps},
           add, p);
+  }
+  if (problem.woven > 0) {
+    weave_phases(asked, problem, y, result, /*early=*/!tile.by_warps, context.stream);
   }
 }
 

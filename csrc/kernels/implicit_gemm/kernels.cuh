@@ -11,6 +11,9 @@ using KernelOf = void (*)(Params<T>);
 
 template <typename T, bool kFused>
 KernelOf<T> kernel_of(const Tile& tile);
+// The same of an input gradient, for phases or weights that are transposed.
+template <typename T>
+KernelOf<T> kernel_of_gradient(const Tile& tile);
 // The same where warps multiply; with or without an epilogue.
 template <typename T>
 KernelOf<T> kernel_by_warps(const Tile& tile);

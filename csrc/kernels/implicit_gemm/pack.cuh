@@ -15,8 +15,41 @@ constexpr int kPackBlock = 256;
 template <typename T>
 struct WeightSource {
   const T* w;
-  int64_t k, c, r, s;  // strides
+  int64_t k, c, r, s, group;  // strides
+  Divider<int32_t> group_K;
   int K, C, taps;
+  int R, S, period_h, period_w;  // taps, and from one of a phase to the next
+
+  // The first element of an output channel.
+  __device__ const T* channel(int number) const {
+    int32_t g = number;
+    const int own_k = group_K.split(g);
+    return w + g * group + own_k * k;
+  }
+};
+
+// Where a tap is packed: those of a phase follow each other.
+struct PackedTap {
+  int first, count;  // of its phase
+  int number;
+
+  template <typename T>
+  __device__ PackedTap(const WeightSource<T>& from, int r, int s) {
+    if (from.period_h * from.period_w == 1) {
+      first = 0;
+      count = from.R * from.S;
+      number = r * from.S + s;
+      return;
+    }
+    const int h = r % from.period_h, w = s % from.period_w;
+    const int rows = (from.R - h - 1) / from.period_h + 1;
+    const int columns = (from.S - w - 1) / from.period_w + 1;
+    const int rows_before = h * (from.R / from.period_h) + min(h, from.R % from.period_h);
+    const int columns_before = w * (from.S / from.period_w) + min(w, from.S % from.period_w);
+    first = rows_before * from.S + rows * columns_before;
+    count = rows * columns;
+    number = first + r / from.period_h * columns + s / from.period_w;
+  }
 };
 
 // A matrix (K, R, S, row): zeros behind the last channel.
@@ -31,7 +64,39 @@ __global__ void __launch_bounds__(kPackBlock)
     const int s = by_S.split(k);
     const int r = by_R.split(k);
     packed[at] =
-        c < from.C ? from.w[k * from.k + c * from.c + r * from.r + s * from.s] : narrow<T>(0.0f);
+        c < from.C ? from.channel(k)[c * from.c + r * from.r + s * from.s] : narrow<T>(0.0f);
+  }
+}
+
+// The same where output channels are what follows each other in memory, as in input gradients:
+// squares of both kinds of channels pass through shared memory.
+constexpr int kSquare = 32;
+
+template <typename T>
+__global__ void __launch_bounds__(kPackBlock)
+    pack_transposed(int row, Divider<int32_t> squares_k, Divider<int32_t> squares_c,
+                    Divider<int32_t> by_S, WeightSource<T> from, T* __restrict__ packed) {
+  __shared__ T square[kSquare][kSquare + 1];
+  ptx::start_dependents();
+  int32_t tap = blockIdx.x;
+  const int first_k = squares_k.split(tap) * kSquare, first_c = squares_c.split(tap) * kSquare;
+  int32_t r = tap;
+  const int s = by_S.split(r);
+  const PackedTap to(from, r, s);
+  const int lane = threadIdx.x % kSquare, warp = threadIdx.x / kSquare;
+  const T* w = from.channel(min(first_k + lane, from.K - 1)) + r * from.r + s * from.s;
+#pragma unroll
+  for (int i = warp; i < kSquare; i += kPackBlock / kSquare) {
+    const int c = first_c + i;
+    square[i][lane] = c < from.C ? w[c * from.c] : narrow<T>(0.0f);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = warp; i < kSquare; i += kPackBlock / kSquare) {
+    const int k = first_k + i, c = first_c + lane;
+    if (k < from.K && c < row) {
+      packed[(int64_t{k} * from.taps + to.number) * row + c] = square[lane][i];
+    }
   }
 }
 
@@ -53,8 +118,8 @@ constexpr int kMostTaps = 32;  // that a block keeps at a time
 
 template <typename T>
 __global__ void __launch_bounds__(kUnitBlock)
-    pack_units(int taps, int pieces, Divider<int32_t> by_S, Divider<int32_t> by_C, bool flat,
-               int tile_channels, WeightSource<T> from, uint4* __restrict__ packed) {
+    pack_units(int taps, int pieces, int tiles, Divider<int32_t> by_S, Divider<int32_t> by_C,
+               bool flat, int tile_channels, WeightSource<T> from, uint4* __restrict__ packed) {
   constexpr int kHalf = 16 / static_cast<int>(sizeof(T)), kPiece = 2 * kHalf;
   constexpr int kKs = kUnitBlock / kPiece;
   __shared__ alignas(16) T part[kKs][kMostTaps][kPiece];
@@ -69,7 +134,7 @@ __global__ void __launch_bounds__(kUnitBlock)
     c = by_C.split(tap_of_c);
   }
   const bool exists = k < from.K && c < from.C && tap_of_c < from.taps;
-  const T* w = from.w + k * from.k + c * from.c;
+  const T* w = from.channel(k) + c * from.c;
   for (int first = 0; first < taps; first += kMostTaps) {
     const int count = min(kMostTaps, taps - first);
     for (int i = 0; i < count; ++i) {
@@ -80,7 +145,11 @@ __global__ void __launch_bounds__(kUnitBlock)
     __syncthreads();
     for (int i = threadIdx.x; i < count * 2 * kKs; i += kUnitBlock) {
       const int row = i % kKs, half = i / kKs % 2, tap = i / (2 * kKs);
-      const int64_t unit = (int64_t{tile} * pieces + piece) * taps + first + tap;
+      int32_t r = first + tap;
+      const int s = by_S.split(r);
+      const PackedTap to(from, r, s);
+      const int64_t unit = (int64_t{tiles} * to.first + int64_t{tile} * to.count) * pieces +
+                           piece * to.count + to.number - to.first;
       packed[(unit * 2 + half) * tile_channels + first_k % tile_channels + row] =
           *reinterpret_cast<const uint4*>(&part[row][tap][half * kHalf]);
     }

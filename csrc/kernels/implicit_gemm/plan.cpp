@@ -26,6 +26,8 @@ constexpr double kPieceOfPlaneClocks = 5;     // to store up to 128 bytes of a p
 constexpr double kPieceOfPageClocks = 24;     // where a plane is a page, and a tile a row
 constexpr double kMoreRows = 0.2;             // times that, whenever a tile has twice as many rows
 constexpr double kAcrossImages = 1.05;        // times that, where a tile goes on in other images
+constexpr double kElementClocks = 0.25;       // of phases that are stored element by element
+constexpr double kElementByteClocks = 0.35;   // and for each of its bytes
 constexpr double kTileClocks = 730;           // until the first products, and after the last
 constexpr double kGroupClocks = 180;          // what a group of products of rows costs on top
 constexpr double kClusterBytesPerClock = 15;  // that a block writes to the others' shared memory
@@ -36,6 +38,7 @@ constexpr double kSplitBytesPerClock = 3700;  // of the whole GPU, written and r
 constexpr double kLaunchMs = 0.006;
 constexpr double kNextMs = 0.0047;  // of a kernel that begins while the one in front of it ends
 constexpr double kBandwidthShare = 0.85;
+constexpr double kWeaveShare = 0.75;  // of the bandwidth, to weave phases together
 
 constexpr int kLeastShared = 96 << 10;   // bytes of a block's memory
 constexpr int kMostExchange = 64 << 10;  // bytes of a cluster's exchange: it leaves fewer stages
@@ -100,18 +103,42 @@ int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
   return std::max<int64_t>(clusters, 1) * t.cluster();
 }
 
-Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
+// Clocks to store a tile's results, or its sums where they are split.
+double store_clocks(const ConvProblem& p, const Tile& t) {
+  const bool boxes = t.fetch == Fetch::kShared;
+  const double size = static_cast<double>(element_size(p.dtype));
+  const double results = static_cast<double>(t.kind().pixels) * t.kind().channels;
+  const bool at_once = staging(p, t) >= results * size;
+  double clocks =
+      results * size / (t.boxed_out && at_once ? kBoxedBytesPerClock : kStoreBytesPerClock);
+  if (!boxes && !t.boxed_out && stores_planes(p)) {
+    const double slab = kRowBytes / size;
+    const double width = t.shape == Shape::kLines ? std::min<double>(t.columns, slab) : slab;
+    const double page = kPieceOfPageClocks * (1 + kMoreRows * std::log2(t.rows));
+    clocks = results / width * (t.planes_first ? page : kPieceOfPlaneClocks);
+  }
+  if (t.phases_mixed) {
+    const auto channels = static_cast<double>(std::min<int64_t>(t.kind().channels, p.K));
+    clocks = t.kind().pixels * channels * (kElementClocks + kElementByteClocks * size);
+  }
+  if (t.clustered) {
+    clocks = clocks / t.splits + results * 4 / kClusterBytesPerClock;
+  } else if (t.splits > 1) {
+    clocks = results * 4 / kStoreBytesPerClock;
+  }
+  return clocks;
+}
+
+Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile& t, double taps) {
   const Kernel& kind = t.kind();
   const bool boxes = t.fetch == Fetch::kShared;
   const double size = static_cast<double>(element_size(p.dtype));
-  const double taps = t.is_flat() ? 1 : static_cast<double>(p.R * p.S);
   const double planes = t.h.planes * t.w.planes;
   const double flat = t.row.interleaved ? 1 : static_cast<double>(p.C);
   const double channels = t.is_flat() ? flat : t.pieces * static_cast<double>(kPieceBytes) / size;
   const double input = t.positions * planes * channels * size;
   const double products = taps * t.pieces;
   const double weights = products * kind.channels * kPieceBytes;
-  const double results = static_cast<double>(kind.pixels) * kind.channels;
 
   Clocks clocks{};
   // Shared memory moves 128 bytes a clock: operands and what is loaded.
@@ -145,20 +172,7 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
     const double copied = weights + (boxes ? input : 0);
     clocks.load = std::max(clocks.load, copied / (32 * 16) * kCopyClocks);
   }
-  const bool at_once = staging(p, t) >= results * size;
-  clocks.store =
-      results * size / (t.boxed_out && at_once ? kBoxedBytesPerClock : kStoreBytesPerClock);
-  if (!boxes && !t.boxed_out && stores_planes(p)) {
-    const double slab = kRowBytes / size;
-    const double width = t.shape == Shape::kLines ? std::min<double>(t.columns, slab) : slab;
-    const double page = kPieceOfPageClocks * (1 + kMoreRows * std::log2(t.rows));
-    clocks.store = results / width * (t.planes_first ? page : kPieceOfPlaneClocks);
-  }
-  if (t.clustered) {
-    clocks.store = clocks.store / t.splits + results * 4 / kClusterBytesPerClock;
-  } else if (t.splits > 1) {
-    clocks.store = results * 4 / kStoreBytesPerClock;
-  }
+  clocks.store = store_clocks(p, t);
   return clocks;
 }
 
@@ -170,26 +184,42 @@ struct Choice {
 };
 
 // Fills in the stages and the price; false where the tile does not fit.
-bool price(const ConvProblem& p, const DeviceProperties& d, Choice& choice) {
+bool price(const Forward& p, const DeviceProperties& d, Choice& choice) {
   Tile& t = choice.tile;
   // A plane that fits has no sizes that overflow in what follows.
   if (!is_legal(p, t)) return false;
   if (!choose_stages(p, d.shared_bytes_block - 1024, t)) return false;
   choice.shared_bytes = shared_bytes(p, t);
-  const Clocks clocks = count_clocks(p, d, t);
-  // What is less than the most is not free: it competes for shared memory.
-  const double sum = std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
   const bool across = t.shape == Shape::kRun && !is_compact(t.fetch) && run_images(p, t) > 1;
-  const double item = (across ? kAcrossImages : 1) * sum / t.splits + clocks.store + kTileClocks;
-  const double turns = std::ceil(static_cast<double>(t.tiles() * t.splits) /
-                                 static_cast<double>(blocks_at_once(d, t)));
-  double ms = turns * item / (d.clock_ghz * 1e6);
+  const double items = static_cast<double>(t.tiles() / t.phases * t.splits);  // of a phase
+  const auto blocks = static_cast<double>(blocks_at_once(d, t));
+  double total = 0, longest = 0;  // clocks
+  for (int i = 0; i < p.phases; ++i) {
+    const double taps = t.is_flat() ? 1 : static_cast<double>(p.phase[i].R) * p.phase[i].S;
+    const Clocks clocks = taps > 0 ? count_clocks(p, d, t, taps) : Clocks{0, 0, store_clocks(p, t)};
+    // What is less than the most is not free: it competes for shared memory.
+    const double sum =
+        std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
+    const double item = (across ? kAcrossImages : 1) * sum / t.splits + clocks.store + kTileClocks;
+    longest = std::max(longest, item);
+    total += t.phases_mixed
+                 ? items / blocks * item
+                 : (std::ceil((i + 1) * items / blocks) - std::ceil(i * items / blocks)) * item;
+  }
+  total = std::max(total, longest);
+  double ms = total / (d.clock_ghz * 1e6);
   const double split_bytes = 2.0 * static_cast<double>(partial_bytes(t));
   if (t.clustered) ms += t.splits * kClusterMs;
   if (t.share_x * t.share_w > 1) ms += kSharingMs * t.share_x * t.share_w / 2;
   if (split_bytes > 0) ms += split_bytes / kSplitBytesPerClock / (d.clock_ghz * 1e6) + kNextMs;
   const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
   choice.ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms)) + kLaunchMs;
+  if (p.woven > 0) {
+    const double planes = static_cast<double>(p.y_count() * p.step_h * p.step_w);
+    const double bytes =
+        (static_cast<double>(p.woven) + planes) * static_cast<double>(element_size(p.dtype));
+    choice.ms += kNextMs + 1e-6 * bytes / (kWeaveShare * d.bandwidth_gb_s);
+  }
   if (!packed_weight(p, t).in_place) choice.ms += kNextMs;
   return true;
 }
@@ -226,12 +256,12 @@ class Search {
  public:
   // `by_warps`: with the kernels that are not only Hopper's. Keeps every choice in `all`, where
   // that is given.
-  Search(const ConvProblem& p, const DeviceProperties& d, bool by_warps,
+  Search(const Forward& p, const DeviceProperties& d, bool by_warps,
          std::vector<Choice>* all = nullptr)
       : p_(p), d_(d), by_warps_(by_warps), all_(all) {}
 
   Choice best() {
-    if (input_is_boxed(p_) && strides_match(p_.y_sizes(), p_.y_strides, Layout::kNhwc)) {
+    if (input_is_boxed(p_) && (p_.K == 1 || p_.y_strides[1] == 1)) {
       try_planes(Fetch::kShared);
       if (best_.ms > 0 && p_.C > kFewChannels) return best_;
     }
@@ -239,8 +269,8 @@ class Search {
     if (round_up(flat, kPieceBytes) <= kMostFlat) try_kernels(Fetch::kFlat, 0);
     const bool one_tap = p_.R == 1 && p_.S == 1;
     if (!by_warps_ && images_follow(p_)) {
-      try_images(Fetch::kImages);
       if (one_tap && p_.pad_h == 0 && p_.pad_w == 0) try_images(Fetch::kImagePieces);
+      try_images(Fetch::kImages);
     }
     if (!by_warps_ && planes_are_boxed(p_)) {
       try_kernels(Fetch::kBoxedPieces, 0);
@@ -248,7 +278,7 @@ class Search {
     }
     if (one_tap && (p_.stride_w == 1 || p_.dtype == DType::kFloat32)) {
       try_kernels(Fetch::kPieces, 0);
-    } else if (p_.stride_w == 1 && p_.dilation_w == 1) {
+    } else if (p_.stride_w == 1 && p_.dilation_w == 1 && p_.keeps_pairs()) {
       try_planes(Fetch::kTaps);
       try_planes(Fetch::kOddTaps);
     } else {
@@ -353,10 +383,12 @@ class Search {
 
   void try_images(Fetch fetch) {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      const int64_t images = kKernels[kernel].pixels / round_up(p_.P * p_.Q, 2);
+      const int64_t rows = p_.has_phases() ? p_.P : 1, columns = p_.P * p_.Q / rows;
+      const int64_t images = kKernels[kernel].pixels / (rows * round_up(columns, 2));
       if (images == 0 || is_too_wide(kernel, fetch)) continue;
       try_tile(variant_of(kernel, Shape::kImages, fetch, 0),
-               {1, static_cast<int>(p_.P * p_.Q), static_cast<int>(std::min(images, p_.N))});
+               {static_cast<int>(rows), static_cast<int>(columns),
+                static_cast<int>(std::min(images, p_.N))});
     }
   }
 
@@ -402,19 +434,25 @@ class Search {
     if (all_ != nullptr) all_->push_back(choice);
   }
 
-  const ConvProblem& p_;
+  const Forward& p_;
   const DeviceProperties& d_;
   bool by_warps_;
   std::vector<Choice>* all_;
   Choice best_{};
 };
 
-const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
   if (d.capability_major < 8) return "it needs compute capability 8.0";
   if (d.shared_bytes_block < kLeastShared) return "it needs 96 KiB of shared memory";
-  if (p.pass != Pass::kFprop) return "it computes the forward pass";
-  if (p.dtype == DType::kFloat64) return "there are no such tensor cores for float64";
-  if (p.dtype == DType::kFloat32 && !p.tf32) return "TF32 is not allowed";
+  if (asked.pass == Pass::kWgrad) return "it has no weight gradient";
+  const bool strided = asked.pass == Pass::kDgrad && (asked.stride_h > 1 || asked.stride_w > 1);
+  if (strided && !d.has_hopper_kernels()) return "its strided input gradients need Hopper";
+  if (strided && asked.stride_h * asked.stride_w > kMostPhases) {
+    return "a strided input gradient has more than four phases";
+  }
+  if (asked.dtype == DType::kFloat64) return "there are no such tensor cores for float64";
+  if (asked.dtype == DType::kFloat32 && !asked.tf32) return "TF32 is not allowed";
+  const Forward p = as_forward(asked);
   if (p.groups > 1) {
     // Chunks of channels and tiles are of one group.
     const bool chunks = p.group_C() * element_size(p.dtype) % kRowBytes == 0;
@@ -426,22 +464,29 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
       return "a group's output channels are no multiple of 64";
     }
   }
-  if (!has_int32_coordinates(p)) return "image coordinates pass 2^31";
-  if (dense_layout(p.y_sizes(), p.y_strides) == Layout::kOther) return "the output is not dense";
+  if (p.has_phases() && std::max((p.R - 1) * p.dilation_h, (p.S - 1) * p.dilation_w) > kFarReach) {
+    return "the taps of a strided input gradient reach too far";
+  }
+  if (!has_int32_coordinates(asked) || !has_int32_coordinates(p))
+    return "image coordinates pass 2^31";
+  const bool forward = asked.pass == Pass::kFprop;
+  const Layout layout = forward ? dense_layout(asked.y_sizes(), asked.y_strides)
+                                : dense_layout(asked.x_sizes(), asked.x_strides);
+  if (layout == Layout::kOther) return "what it computes is not dense";
   if (p.N > INT32_MAX || p.K > INT32_MAX / 2) return "a dimension passes 2^31";
-  if (round_up(p.group_C(), kPieceBytes) * p.R * p.S * round_up(p.K, 128) > INT32_MAX) {
+  if (round_up(p.group_C(), kPieceBytes) * asked.R * asked.S * round_up(p.K, 128) > INT32_MAX) {
     return "the weight passes 2^31 elements";
   }
   const double squares = static_cast<double>(p.N) * static_cast<double>(ceil_divide(p.P, 8)) *
                          static_cast<double>(ceil_divide(p.Q, 8));
-  if (squares * static_cast<double>(ceil_divide(p.K, 32)) > INT32_MAX / 2) {
+  if (squares * static_cast<double>(ceil_divide(p.K, 32)) * p.phases > INT32_MAX / 2) {
     return "the tiles pass 2^30";
   }
   return nullptr;
 }
 
 // `p` is as one row if it can be.
-ConvPlan plan_of(const ConvProblem& p, const DeviceProperties& d, const Choice& choice) {
+ConvPlan plan_of(const Forward& p, const DeviceProperties& d, const Choice& choice) {
   const Tile& t = choice.tile;
   ConvPlan plan;
   plan.variant = kKernels[t.kernel].name;
@@ -456,18 +501,18 @@ ConvPlan plan_of(const ConvProblem& p, const DeviceProperties& d, const Choice& 
   plan.grid[0] = std::min<int64_t>(t.tiles() * t.splits, blocks_at_once(d, t));
   const PackedWeight weight = packed_weight(p, t);
   const int64_t packed = weight.in_place ? 0 : weight.rows * weight.row * element_size(p.dtype);
-  plan.workspace_bytes = round_up(packed, 256) + partial_bytes(t);
+  plan.workspace_bytes = round_up(packed, 256) + p.woven * element_size(p.dtype) + partial_bytes(t);
   plan.predicted_ms = choice.ms;
   return plan;
 }
 
 ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
-  const ConvProblem p = as_one_row(asked);
+  const Forward p = as_one_row(as_forward(asked));
   return plan_of(p, d, Search(p, d, !d.has_hopper_kernels()).best());
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties& d) {
-  const ConvProblem p = as_one_row(asked);
+  const Forward p = as_one_row(as_forward(asked));
   std::vector<Choice> choices;
   if (d.has_hopper_kernels()) Search(p, d, false, &choices).best();
   Search(p, d, true, &choices).best();

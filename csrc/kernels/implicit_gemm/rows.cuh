@@ -288,13 +288,13 @@ class RowCopies {
 };
 
 // Called by kRowThreads.
-template <typename T, int kChannels, Fetch kFetch>
+template <typename T, int kChannels, Fetch kFetch, bool kGradient>
 __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int thread) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const bool one_plane = p.h.planes * p.w_axis.planes == 1;
   RowCopies<T, kFetch != Fetch::kPieces> copies(p, shared.copies, thread);
   Place x;
-  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     if (walk.is_new_tile() || !one_plane) copies.set(walk.plane());
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
     const int count = p.source.flat ? p.source.C : walk.step.pieces(p) * kPiece;
@@ -305,14 +305,14 @@ __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int t
 }
 
 // The same rows by the copy engine; called by a warp, whose threads copy a box each.
-template <typename T, int kChannels>
+template <typename T, int kChannels, bool kGradient>
 __device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
   const int lane = threadIdx.x % 32, row_bytes = p.pitch * static_cast<int>(sizeof(T));
   const int boxes = s.row.boxes, columns = p.pitch / boxes;  // of several boxes of one channel
   Place x;
-  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const Corner at = walk.plane();
     const int first = plane_row(s, locate(s, at.pair));
     int rows = s.plane_rows;
@@ -337,13 +337,13 @@ __device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared)
 }
 
 // Whole images, whose channels follow each other; called by a warp.
-template <typename T, int kChannels>
+template <typename T, int kChannels, bool kGradient>
 __device__ inline void load_images(const Params<T>& p, const Shared& shared) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
   const bool elected = ptx::elect_one();
   Place x;
-  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const int bytes = walk.step.pieces(p) * kPiece * s.row.channel_bytes;
     const int images = min(p.images, s.N - walk.work.at.n);
     ptx::Barrier* full = &shared.x_full[x.stage];
@@ -372,6 +372,15 @@ class EngineCopies {
     ptx::arrive_expecting(full, bytes);
     ptx::copy_box(to, &p.w, full, c, tap, k);
   }
+  template <int kChannels>
+  __device__ void copy_transposed(const Params<T>& p, char* to, ptx::Barrier* full, int bytes,
+                                  int c, int tap, const Corner& at) const {
+    if (!elected_) return;
+    ptx::arrive_expecting(full, bytes);
+    each_transposed<kChannels>(p, at, c, 0, [&](int offset, int column, int row) {
+      ptx::copy_box(to + offset, &p.w, full, column, tap, row);
+    });
+  }
   __device__ void copy_units(char* to, const char* from, int bytes, ptx::Barrier* full) const {
     if (!elected_) return;
     ptx::arrive_expecting(full, bytes);
@@ -383,11 +392,11 @@ class EngineCopies {
 };
 
 // The weights of a step's groups of products; called by a warp.
-template <typename T, int kChannels, Fetch kFetch, template <typename> class Copies = EngineCopies>
+template <typename T, int kChannels, Fetch kFetch, bool kGradient,
+          template <typename> class Copies = EngineCopies>
 __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared) {
   constexpr int kGroup = group_products(kFetch);
   constexpr int kUnitBytes = kChannels * kPieceBytes;
-  const int taps_h = p.R / p.h.planes, taps_w = p.S / p.w_axis.planes;
   const Copies<T> copies;
   Place w;
   const auto load = [&](auto copy) {
@@ -395,23 +404,30 @@ __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared
     copy(shared.weights + w.stage * (kGroup * kUnitBytes), &shared.w_full[w.stage]);
     w.advance(p.w_stages);
   };
-  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const Step& step = walk.step;
+    const Phase& phase = p.out.phase[walk.work.at.phase];
     if constexpr (has_matrix(kFetch)) {
+      const int c = step.chunk * (kRowBytes / static_cast<int>(sizeof(T)));
+      const int tap = phase.first_tap + step.plane_h * phase.tap_h + step.plane_w * phase.tap_w;
       load([&](char* to, ptx::Barrier* full) {
-        copies.copy_matrix(p, to, full, kGroup * kUnitBytes,
-                           step.chunk * (kRowBytes / static_cast<int>(sizeof(T))),
-                           step.plane_h * p.S + step.plane_w, walk.work.at.k);
+        constexpr int kBytes = kGroup * kUnitBytes;
+        if constexpr (kGradient && transposes(kChannels, kFetch, sizeof(T))) {
+          copies.template copy_transposed<kChannels>(p, to, full, kBytes, c, tap, walk.work.at);
+        } else {
+          copies.copy_matrix(p, to, full, kBytes, c, tap, walk.work.at.k);
+        }
       });
       continue;
     }
     // Units follow each other: of all pieces of a step, and of its taps.
     const int tile = walk.work.at.k / kChannels;
-    const int first = kFetch == Fetch::kFlat ? 0 : (step.chunk * p.R + step.plane_h) * p.S;
-    const char* from =
-        static_cast<const char*>(p.units) + (int64_t{tile} * p.unit_count + first) * kUnitBytes;
-    const int rows = kFetch == Fetch::kFlat ? 1 : taps_h;
-    const int row = kFetch == Fetch::kFlat ? p.pieces : taps_w;
+    const int first = kFetch == Fetch::kFlat ? 0 : (step.chunk * phase.R + step.plane_h) * phase.S;
+    const int64_t unit =
+        phase.first_tap * p.tap_units + int64_t{tile} * p.pieces * phase.R * phase.S;
+    const char* from = static_cast<const char*>(p.units) + (unit + first) * kUnitBytes;
+    const int rows = kFetch == Fetch::kFlat ? 1 : phase.R / p.h.planes;
+    const int row = kFetch == Fetch::kFlat ? p.pieces : phase.S / p.w_axis.planes;
     const int group = taps_of_group(kFetch, row);
     for (int r = 0; r < rows; ++r) {
       for (int s = 0; s < row; s += group) {

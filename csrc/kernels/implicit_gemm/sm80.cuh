@@ -46,16 +46,17 @@ template <typename T, int kChannels>
 __device__ inline void copy_tap_weights(const Params<T>& p, const Shared& shared) {
   constexpr int kBytes = kChannels * kRowBytes;
   const ThreadCopies<T> copies;
+  const Phase& phase = p.out.phase[0];
   Place w;
-  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (Walk<T, false> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const int c = walk.step.chunk * (kRowBytes / static_cast<int>(sizeof(T)));
 #pragma unroll 1
-    for (int r = walk.step.plane_h; r < p.R; r += p.h.planes) {
+    for (int r = walk.step.plane_h; r < phase.R; r += p.h.planes) {
 #pragma unroll 1
-      for (int s = walk.step.plane_w; s < p.S; s += p.w_axis.planes) {
+      for (int s = walk.step.plane_w; s < phase.S; s += p.w_axis.planes) {
         ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
         copies.copy_matrix(p, shared.weights + w.stage * kBytes, &shared.w_full[w.stage], kBytes, c,
-                           r * p.S + s, walk.work.at.k);
+                           r * phase.S + s, walk.work.at.k);
         w.advance(p.w_stages);
       }
     }
@@ -70,7 +71,7 @@ __device__ inline void copy_planes(const Params<T>& p, const Shared& shared, int
   const bool one_plane = p.h.planes * p.w_axis.planes == 1;
   const auto** from = static_cast<const T**>(shared.copies);  // of every pixel
   Place x;
-  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (Walk<T, false> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     if (walk.is_new_tile() || !one_plane) {
       const Corner at = walk.plane();
       ptx::sync_threads<kRowThreads>(kRowBarrier);  // the list is no longer read
@@ -105,6 +106,8 @@ __device__ inline void copy_planes(const Params<T>& p, const Shared& shared, int
 template <typename T, int kChannels, Fetch kFetch>
 class WarpProducts {
  public:
+  static constexpr int kUnit = kUnitBytes<kChannels, kFetch>;
+
   // Of two blocks of eight channels a lane reads a row of one half of a piece.
   __device__ explicit WarpProducts(uint32_t weights) {
     const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8;
@@ -142,8 +145,7 @@ class WarpProducts {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       add_to_blocks<1>(reinterpret_cast<float (&)[1][kChannels / 2]>(sum),
-                       reinterpret_cast<const uint32_t (&)[1][4]>(operand[i]),
-                       first + i * kUnitBytes<kChannels, kFetch>);
+                       reinterpret_cast<const uint32_t (&)[1][4]>(operand[i]), first + i * kUnit);
     }
   }
   static __device__ void release(ptx::Barrier* empty) { ptx::arrive(empty); }
@@ -172,6 +174,7 @@ __device__ inline void multiply_copied_planes(const Params<T>& p, const Shared& 
     for (float& s : sum[b]) s = 0.0f;
   }
   const int row_bytes = p.h.step * p.pitch * kRowBytes, tap_bytes = p.w_axis.step * kRowBytes;
+  const Phase& phase = p.out.phase[0];
   Step step(p, work.first);
 #pragma unroll 1
   for (int i = work.first; i < work.last; ++i, step.advance(p)) {
@@ -179,10 +182,10 @@ __device__ inline void multiply_copied_planes(const Params<T>& p, const Shared& 
     int row = x.stage * p.stage_bytes;
     ptx::wait(&shared.x_full[x.stage], x.parity);
 #pragma unroll 1
-    for (int r = step.plane_h; r < p.R; r += p.h.planes, row += row_bytes) {
+    for (int r = step.plane_h; r < phase.R; r += p.h.planes, row += row_bytes) {
       int tap = row;
 #pragma unroll 1
-      for (int s = step.plane_w; s < p.S; s += p.w_axis.planes, tap += tap_bytes) {
+      for (int s = step.plane_w; s < phase.S; s += p.w_axis.planes, tap += tap_bytes) {
         ptx::wait(&shared.w_full[w.stage], w.parity);
 #pragma unroll 2
         for (int piece = 0; piece < pieces; ++piece) {
@@ -216,7 +219,7 @@ __device__ inline void multiply_by_warps(const Params<T>& p, const Shared& share
   char* staging = shared.staging + warpgroup * (p.staging_bytes / kWarpgroups);
   Place x, w;
   for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
-    const Work work = work_at(p, item, kChannels);
+    const Work work = work_at<false>(p, item, kChannels);
     float sum[kBlocks][kChannels / 2];
     if constexpr (kBoxes) {
       multiply_copied_planes<T, kChannels, kBlocks>(p, shared, work, warpgroup, x, w, sum);
@@ -263,12 +266,12 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     if constexpr (kFetch == Fetch::kShared) {
       copy_tap_weights<T, kChannels>(p, shared);
     } else {
-      load_row_weights<T, kChannels, kFetch, ThreadCopies>(p, shared);
+      load_row_weights<T, kChannels, kFetch, false, ThreadCopies>(p, shared);
     }
   } else if constexpr (kFetch == Fetch::kShared) {
     copy_planes<T, kChannels>(p, shared, threadIdx.x - 32);
   } else {
-    load_rows<T, kChannels, kFetch>(p, shared, threadIdx.x - 32);
+    load_rows<T, kChannels, kFetch, false>(p, shared, threadIdx.x - 32);
   }
 #endif
 }

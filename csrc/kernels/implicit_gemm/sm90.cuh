@@ -26,8 +26,9 @@ constexpr int math_registers(const Kernel& kernel, Fetch fetch) {
 }
 
 // `kFused`: there is an epilogue. Its code, unused, would keep apart what is used, and a kernel
-// that runs for some microseconds waits for its instructions.
-template <typename T, int kKernel, Fetch kFetch, bool kFused>
+// that runs for some microseconds waits for its instructions. `kGradient`: nor is what
+// only input gradients need: phases, and weights that are transposed.
+template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kGradient>
 __device__ inline void multiply(const Params<T>& p, const Shared& shared, int warpgroup) {
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
@@ -40,7 +41,7 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   const bool through_slabs = kFused && p.boxed_out && p.out.epilogue.residual != nullptr;
   Place x, w;
   for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
-    const Work work = work_at(p, item, kKind.channels);
+    const Work work = work_at<kGradient>(p, item, kKind.channels);
     float sum[kBlocks][kSums];
     if constexpr (kSlabs && kFused) {
       using Slabs = std::conditional_t<kBoxes, ChannelSlabs<T, kKind.channels, kBlocks>,
@@ -48,9 +49,14 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
       if (rarely(through_slabs)) residual.fetch<Slabs>(p, work.at, warpgroup, 0);
     }
     if constexpr (kBoxes) {
-      multiply_planes<T, kKernel>(p, shared, work, warpgroup, x, w, sum);
+      multiply_planes<T, kKernel, kGradient>(p, shared, work, warpgroup, x, w, sum);
     } else {
-      multiply_rows<T, kKind.channels, kFetch>(p, shared, work, warpgroup, x, w, sum[0]);
+      if constexpr (kGradient) {
+        multiply_rows<T, kKind.channels, kFetch, TransposedProducts>(p, shared, work, warpgroup, x,
+                                                                     w, sum[0]);
+      } else {
+        multiply_rows<T, kKind.channels, kFetch>(p, shared, work, warpgroup, x, w, sum[0]);
+      }
     }
     if (rarely(p.clustered)) {
       add_in_cluster<T, kKernel, kFetch, kFused>(p, shared, work.at, sum, warpgroup);
@@ -87,7 +93,7 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   if (p.boxed_out && leads_warpgroup()) ptx::await_store_reads();
 }
 
-template <typename T, int kKernel, Fetch kFetch, bool kFused>
+template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kGradient>
 __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     convolve(const __grid_constant__ Params<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -130,28 +136,28 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     if (warp == 0) {
       ptx::await_dependency();  // of the weights, where a kernel packs them
       if constexpr (kBoxes) {
-        load_tap_weights<T, kChannels>(p, shared);
+        load_tap_weights<T, kChannels, kGradient>(p, shared);
       } else {
-        load_row_weights<T, kChannels, kFetch>(p, shared);
+        load_row_weights<T, kChannels, kFetch, kGradient>(p, shared);
       }
     } else if (kCopied) {
       if (p.source.row.boxes == 0) {
-        load_rows<T, kChannels, kFetch>(p, shared, threadIdx.x - 32);
+        load_rows<T, kChannels, kFetch, kGradient>(p, shared, threadIdx.x - 32);
       } else if (warp == 1) {
-        load_boxed_rows<T, kChannels>(p, shared);
+        load_boxed_rows<T, kChannels, kGradient>(p, shared);
       }
     } else if (warp == 1) {
       if constexpr (kBoxes) {
-        load_planes<T, kChannels>(p, shared);
+        load_planes<T, kChannels, kGradient>(p, shared);
       } else if constexpr (kFetch == Fetch::kBoxedPieces) {
-        load_slabs<T, kKernel>(p, shared);
+        load_slabs<T, kKernel, kGradient>(p, shared);
       } else {
-        load_images<T, kChannels>(p, shared);
+        load_images<T, kChannels, kGradient>(p, shared);
       }
     }
   } else {
     ptx::take_registers<math_registers(kKind, kFetch)>();
-    multiply<T, kKernel, kFetch, kFused>(p, shared, warpgroup - 1);
+    multiply<T, kKernel, kFetch, kFused, kGradient>(p, shared, warpgroup - 1);
   }
 #endif
 }

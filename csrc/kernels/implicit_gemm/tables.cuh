@@ -8,11 +8,32 @@
 
 namespace customconv::implicit_gemm {
 
+template <typename T, int kKernel, Fetch kFetch>
+constexpr KernelOf<T> one_of_gradient() {
+  if constexpr (is_of_gradients(kFetch)) {
+    return convolve<T, kKernel, kFetch, false, true>;
+  } else {
+    return nullptr;
+  }
+}
+template <typename T, size_t... kIndex>
+KernelOf<T> kernel_of_gradient_at(size_t index, std::index_sequence<kIndex...>) {
+  static constexpr KernelOf<T> kTable[] = {
+      one_of_gradient<T, static_cast<int>(kIndex / kFetchCount),
+                      static_cast<Fetch>(kIndex % kFetchCount)>()...};
+  return kTable[index];
+}
+template <typename T>
+KernelOf<T> kernel_of_gradient(const Tile& tile) {
+  return kernel_of_gradient_at<T>(tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
+                                  std::make_index_sequence<kKernelCount * kFetchCount>());
+}
+
 template <typename T, bool kFused, size_t... kIndex>
 KernelOf<T> kernel_at(size_t index, std::index_sequence<kIndex...>) {
   static constexpr KernelOf<T> kTable[] = {
       convolve<T, static_cast<int>(kIndex / kFetchCount), static_cast<Fetch>(kIndex % kFetchCount),
-               kFused>...};
+               kFused, false>...};
   return kTable[index];
 }
 template <typename T, bool kFused>

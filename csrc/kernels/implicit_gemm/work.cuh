@@ -9,6 +9,7 @@
 #include "kernels/epilogue.h"
 #include "kernels/implicit_gemm/tile.h"
 #include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/wgmma.cuh"
 
 namespace customconv::implicit_gemm {
 
@@ -18,13 +19,15 @@ namespace customconv::implicit_gemm {
 struct Corner {
   int n, p, q, k, c;
   int pair;
+  int phase;
 };
 
 template <typename T>
 struct Output {
   T* data;
   int64_t n, k, p, q;  // strides
-  int N, K, P, Q;
+  int N, K;
+  Phase phase[kMostPhases];
   Epilogue epilogue;
   bool planar;         // stored pixel by pixel, in planes of channels
   bool vectors;        // planar: pairs of pixels may be stored at once; else 16 bytes of channels,
@@ -56,10 +59,10 @@ struct RowSource {
 
 template <typename T>
 struct Params {
-  CUtensorMap x, w, y, residual;
+  CUtensorMap x, w, residual;
+  CUtensorMap y[kMostPhases];
   Output<T> out;
   RowSource<T> source;
-  int R, S;  // 1 where taps are channels
   Axis h, w_axis;
   int stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
   int rows, columns, images;  // of a tile
@@ -81,16 +84,19 @@ struct Params {
   int pieces, chunk;
   int group_C;                  // input channels of a group of the convolution
   const void* units;            // weights that are no matrix, or that threads copy
+  int64_t tap_units;            // of a tap of all channels
   int weight_row, weight_taps;  // of a matrix: elements of a row, and rows of an output channel
-  int unit_count;               // of a tile
   bool planes_first;            // tiles of the same channels follow each other
+  bool phases_mixed;            // those of the same pixels follow each other
   Divider<int32_t> tiles_q, tiles_p, tiles_n, groups_k, groups_x, in_cluster;
   Divider<int32_t> in_group;  // of groups_k, those of a group of the convolution
-  Divider<int32_t> planes_h, planes_w;
+  Divider<int32_t> group_K;   // output channels of a group of the convolution
+  Divider<int32_t> planes_h, planes_w, phases;
   float* partial;
 };
 
-// What a thread block does next: a tile, and of its sum the steps [first, last).
+// What a thread block does next: a tile, and of its sum the steps [first, last). A phase that no
+// tap meets has none.
 struct Work {
   Corner at;
   int first, last;
@@ -107,7 +113,8 @@ struct Sharing {
         first(rank - w * p.share_x - x) {}
 };
 
-template <typename T>
+// `kGradient`: there may be several phases, or one that no tap meets.
+template <bool kGradient, typename T>
 __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   Work work;
   int32_t rest = item;
@@ -115,12 +122,19 @@ __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   const Sharing<T> own(p, rank);
   int32_t tile = 0;
   int group = 0;  // of groups_k
+  work.at.phase = 0;
   if (p.planes_first) {
     tile = rest;
   } else {
     group = p.groups_k.split(rest);
     work.at.k = (group * p.share_x + own.x) * channels;
-    tile = p.groups_x.split(rest) * p.share_w + own.w;
+    if (kGradient && p.phases_mixed) work.at.phase = p.phases.split(rest);
+    tile = p.groups_x.split(rest);
+    if (kGradient && p.phases_mixed) {  // a block gets all of them in turn
+      int32_t turned = work.at.phase + tile;
+      work.at.phase = p.phases.split(turned);
+    }
+    tile = tile * p.share_w + own.w;
   }
   const int q = p.tiles_q.split(tile);
   work.at.q = p.run > 0 ? 0 : q * p.columns;
@@ -133,11 +147,41 @@ __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
     tile = p.tiles_n.split(rest);
   }
   work.at.n = tile * p.images;
+  if (kGradient && !p.phases_mixed) work.at.phase = p.phases.split(rest);
   work.at.c = p.in_group.quotient(group) * p.group_C;
   if (p.clustered) rest = rank;
   work.first = rest * p.split_steps + min(rest, p.longer_splits);
   work.last = work.first + p.split_steps + (rest < p.longer_splits ? 1 : 0);
+  if (kGradient && p.out.phase[work.at.phase].R == 0) work.last = work.first;
   return work;
+}
+
+// Weights that are a matrix, in shared memory: 128 bytes of each output channel's input channels,
+// or transposed, of each input channel's output channels.
+template <typename T>
+__device__ inline uint64_t describe_matrix(bool transposed, uint32_t address) {
+  constexpr int kBlockBytes = kRowBytes / static_cast<int>(sizeof(T)) * kRowBytes;
+  return transposed ? ptx::describe_transposed(address, kBlockBytes)
+                    : ptx::describe_rows(address, 8 * kRowBytes);
+}
+// From a piece to the next.
+template <typename T>
+constexpr int matrix_step(bool transposed) {
+  return transposed ? kPieceBytes / static_cast<int>(sizeof(T)) * kRowBytes : kPieceBytes;
+}
+
+// Of a weight that is transposed, by the elements' rows of 128 bytes: some input channels of each
+// 64 output channels. Calls `copy` with where they are in a stage and in the weight.
+template <int kChannels, typename T, typename Copy>
+__device__ inline void each_transposed(const Params<T>& p, const Corner& at, int c, int first_row,
+                                       Copy copy) {
+  constexpr int kBlockBytes = kRowBytes / static_cast<int>(sizeof(T)) * kRowBytes;
+  const int k = at.k - p.group_K.quotient(at.k) * p.group_K.divisor();
+#pragma unroll
+  for (int i = 0; i < kChannels / kTransposedChannels; ++i) {
+    copy(i * kBlockBytes + first_row * kRowBytes, k + i * kTransposedChannels,
+         at.c + c + first_row);
+  }
 }
 
 // A position in a ring of stages, and the parity of the round it is in.
@@ -205,7 +249,7 @@ struct Shared {
 };
 
 // A thread block's steps, one tile after the other: every agent that loads walks through the same.
-template <typename T>
+template <typename T, bool kGradient>
 class Walk {
  public:
   __device__ Walk(const Params<T>& p, int channels)
@@ -243,10 +287,13 @@ class Walk {
 
  private:
   __device__ void begin() {
-    if (is_over()) return;
-    work = work_at(p_, item_, channels_);
-    index_ = work.first;
-    step = Step(p_, index_);
+    for (; !is_over(); item_ += gridDim.x) {
+      work = work_at<kGradient>(p_, item_, channels_);
+      if (kGradient && work.first == work.last) continue;
+      index_ = work.first;
+      step = Step(p_, index_);
+      return;
+    }
   }
 
   const Params<T>& p_;

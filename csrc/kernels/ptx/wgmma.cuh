@@ -35,6 +35,15 @@ __device__ inline uint64_t describe_blocks(uint32_t address, uint32_t half_bytes
          ((address & 0x3FFFF) >> 4);
 }
 
+// An operand that is transposed, of 16 bits: a row of 128 bytes is 64 output channels of an input
+// channel. Eight rows follow each other; so many bytes further on are the next 64 output channels.
+__device__ inline uint64_t describe_transposed(uint32_t address, uint32_t next_bytes) {
+  constexpr uint64_t kSwizzle128 = 1ull << 62;
+  constexpr uint64_t kGroupBytes = 1024;
+  return kSwizzle128 | (kGroupBytes >> 4 << 32) | (static_cast<uint64_t>(next_bytes >> 4) << 16) |
+         ((address & 0x3FFFF) >> 4);
+}
+
 // The same so many bytes further on: the upper half stays as it is.
 __device__ inline uint64_t advance(uint64_t descriptor, uint32_t bytes) {
   const uint32_t lower = static_cast<uint32_t>(descriptor) + (bytes >> 4);
@@ -73,8 +82,8 @@ __device__ inline void await_products() {
 
 // Products of 64 rows by kColumns, over 32 bytes of both; `accumulate` 0 starts a sum. The first
 // operand may be in registers instead: rows lane / 4 and lane / 4 + 8 of a warp's sixteen, of each
-// four bytes at lane % 4 * 4, then the same of 16 bytes further on.
-template <typename T, int kColumns>
+// four bytes at lane % 4 * 4, then the same of 16 bytes further on. `kTransposed`: the second is.
+template <typename T, int kColumns, bool kTransposed = false>
 struct Product;
 
 #define CUSTOMCONV_ADD(instruction, sums, a, b, accumulate, options, ...)                  \
@@ -83,31 +92,36 @@ struct Product;
                ", " a ", " b ", p, 1, 1" options "; }"                                     \
                : CUSTOMCONV_R##sums(d, 0)                                                  \
                : __VA_ARGS__, "l"(y), "r"(accumulate_))
-#define CUSTOMCONV_PRODUCT(T, columns, sums, instruction, o0, o1, o2, o3, o4, o5, trans_a,   \
-                           trans_b)                                                          \
-  template <>                                                                                \
-  struct Product<T, columns> {                                                               \
-    static __device__ void add(float (&d)[sums], uint64_t x, uint64_t y, int accumulate_) {  \
-      CUSTOMCONV_ADD(instruction, sums, o0, o1, o2, trans_a trans_b, "l"(x));                \
-    }                                                                                        \
-    static __device__ void add(float (&d)[sums], const uint32_t (&x)[4], uint64_t y,         \
-                               int accumulate_) {                                            \
-      CUSTOMCONV_ADD(instruction, sums, "{" o0 ", " o1 ", " o2 ", " o3 "}", o4, o5, trans_b, \
-                     "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]));                            \
-    }                                                                                        \
+#define CUSTOMCONV_PRODUCT(T, transposed, columns, sums, instruction, o0, o1, o2, o3, o4, o5, \
+                           trans_a, trans_b)                                                  \
+  template <>                                                                                 \
+  struct Product<T, columns, transposed> {                                                    \
+    static __device__ void add(float (&d)[sums], uint64_t x, uint64_t y, int accumulate_) {   \
+      CUSTOMCONV_ADD(instruction, sums, o0, o1, o2, trans_a trans_b, "l"(x));                 \
+    }                                                                                         \
+    static __device__ void add(float (&d)[sums], const uint32_t (&x)[4], uint64_t y,          \
+                               int accumulate_) {                                             \
+      CUSTOMCONV_ADD(instruction, sums, "{" o0 ", " o1 ", " o2 ", " o3 "}", o4, o5, trans_b,  \
+                     "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]));                             \
+    }                                                                                         \
   };
-#define CUSTOMCONV_PRODUCTS(columns, sums, ...)                                                    \
-  CUSTOMCONV_PRODUCT(__half, columns, sums, "m64n" #columns "k16.f32.f16.f16", __VA_ARGS__, ", 0", \
+#define CUSTOMCONV_HALVES(T, type, columns, sums, ...)                                             \
+  CUSTOMCONV_PRODUCT(T, false, columns, sums, "m64n" #columns "k16.f32." type, __VA_ARGS__, ", 0", \
                      ", 0")                                                                        \
-  CUSTOMCONV_PRODUCT(__nv_bfloat16, columns, sums, "m64n" #columns "k16.f32.bf16.bf16",            \
-                     __VA_ARGS__, ", 0", ", 0")                                                    \
-  CUSTOMCONV_PRODUCT(float, columns, sums, "m64n" #columns "k8.f32.tf32.tf32", __VA_ARGS__, "", "")
+  CUSTOMCONV_PRODUCT(T, true, columns, sums, "m64n" #columns "k16.f32." type, __VA_ARGS__, ", 0",  \
+                     ", 1")
+#define CUSTOMCONV_PRODUCTS(columns, sums, ...)                                                    \
+  CUSTOMCONV_HALVES(__half, "f16.f16", columns, sums, __VA_ARGS__)                                 \
+  CUSTOMCONV_HALVES(__nv_bfloat16, "bf16.bf16", columns, sums, __VA_ARGS__)                        \
+  CUSTOMCONV_PRODUCT(float, false, columns, sums, "m64n" #columns "k8.f32.tf32.tf32", __VA_ARGS__, \
+                     "", "")
 
 CUSTOMCONV_PRODUCTS(32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
 CUSTOMCONV_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 CUSTOMCONV_PRODUCTS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
 
 #undef CUSTOMCONV_PRODUCTS
+#undef CUSTOMCONV_HALVES
 #undef CUSTOMCONV_PRODUCT
 #undef CUSTOMCONV_ADD
 #undef CUSTOMCONV_SUMS_16

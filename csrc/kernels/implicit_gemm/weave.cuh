@@ -1,0 +1,57 @@
+// Planes of pixels from phases that are stored apart.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/divide.cuh"
+#include "kernels/common/scalar.cuh"
+#include "kernels/implicit_gemm/tile.h"
+#include "kernels/ptx/grid.cuh"
+
+namespace customconv::implicit_gemm {
+
+constexpr int kWeaveBlock = 256;
+
+template <typename T>
+struct Weave {
+  const T* phases;
+  T* planes;
+  int count;                        // of vectors
+  Divider<int32_t> W, H;            // columns and rows of a plane
+  Divider<int32_t> step_h, step_w;  // pixels from one of a phase to the next
+  int P, Q;                         // of a phase
+  int64_t first[kMostPhases];       // of the phase at each place; -1 where none has taps
+};
+
+// Each thread stores a vector of kPixels, which may go on in the next row unless `kWholeRows`.
+template <typename T, int kPixels, bool kWholeRows>
+__global__ void __launch_bounds__(kWeaveBlock) weave(const __grid_constant__ Weave<T> p) {
+  const int at = blockIdx.x * kWeaveBlock + threadIdx.x;
+  if (at >= p.count) return;
+  int32_t plane = at * kPixels;
+  int w = p.W.split(plane), h = p.H.split(plane);
+  alignas(kPixels * sizeof(T)) T pixels[kPixels];
+  ptx::await_dependency();
+#pragma unroll
+  for (int i = 0; i < kPixels; ++i) {
+    int32_t row = h, column = w;
+    const int place_h = p.step_h.split(row), place_w = p.step_w.split(column);
+    const int64_t first = p.first[place_h * p.step_w.divisor() + place_w];
+    const T* from = p.phases + (int64_t{plane} * p.P + row) * p.Q + column;
+    pixels[i] = first < 0 ? narrow<T>(0.0f) : from[first];
+    ++w;
+    if (kWholeRows || w < p.W.divisor()) continue;
+    w = 0;
+    if (++h < p.H.divisor()) continue;
+    h = 0;
+    ++plane;
+  }
+  T* to = p.planes + int64_t{at} * kPixels;
+  if constexpr (kPixels == 1) {
+    *to = pixels[0];
+  } else {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(pixels);
+  }
+}
+
+}  // namespace customconv::implicit_gemm
