@@ -120,13 +120,19 @@ def as_allowed(family: str) -> contextlib.AbstractContextManager[None]:
 
 
 def has_plan(
-    family: str, op: str, problem: Problem, dtype: torch.dtype = torch.float32, tf32: bool = False
+    family: str,
+    op: str,
+    problem: Problem,
+    dtype: torch.dtype = torch.float32,
+    *,
+    tf32: bool = False,
+    channels_last: bool = False,
 ) -> bool:
     """Whether a family can compute a problem at all; needs no GPU."""
     planned = _C.ConvProblem(
         op=op, dtype=str(dtype).removeprefix("torch."), input=problem.input, weight=problem.weight,
         stride=problem.stride, padding=problem.padding, dilation=problem.dilation,
-        groups=problem.groups, tf32=tf32,
+        groups=problem.groups, channels_last=channels_last, tf32=tf32,
     )  # fmt: skip
     by_family = {candidate.family: candidate for candidate in _C.candidates(planned)}
     return by_family[family].plan is not None
@@ -150,11 +156,26 @@ def forced(plan: _C.ConvPlan) -> Iterator[_C.ConvPlan]:
         _C.force_plan(None)
 
 
+def is_foreseen(op: str, case: Case) -> bool:
+    """Whether plans from the input and weight alone fit the gradient: it lies as the output would.
+
+    Only such plans may be forced: nothing checks that a plan is of the problem it is forced for.
+    """
+    return op == "fprop" or not (case.view == "unaligned" or case.other_weight_layout)
+
+
 @contextlib.contextmanager
-def by_warps(problem: Problem, t: Tensors) -> Iterator[_C.ConvPlan]:
-    """The forward pass by implicit_gemm as it is where there are no instructions of Hopper's."""
-    plans = _C.variants(t.x, t.w, t.bias, *problem.geometry, "fprop")
+def by_warps(op: str, case: Case, t: Tensors) -> Iterator[_C.ConvPlan | None]:
+    """A pass by implicit_gemm as it is where there are no instructions of Hopper's.
+
+    Strided input gradients need those: they stay as they are, and so do those nobody foresaw.
+    """
+    plans = _C.variants(t.x, t.w, t.bias, *case.geometry, op) if is_foreseen(op, case) else []
     found = [plan for plan in plans if "kByWarps" in flags(plan) and plan.family == "implicit_gemm"]
+    if not found:
+        assert op == "dgrad"
+        yield None
+        return
     with forced(min(found, key=lambda plan: plan.predicted_ms)) as plan:
         yield plan
 

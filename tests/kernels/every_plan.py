@@ -122,7 +122,10 @@ def check_reach(
 def places(problem: Case, image: Tensor) -> list[tuple[int, ...]]:
     """A pixel among others, of the first channel behind another group's, and the last of all."""
     n, c, h, w = image.shape
-    return [(0, c // problem.groups, min(3, h - 1), min(5, w - 1)), (n - 1, c - 1, h - 1, w - 1)]
+    return [
+        (0, c // problem.groups % c, min(3, h - 1), min(5, w - 1)),
+        (n - 1, c - 1, h - 1, w - 1),
+    ]
 
 
 def with_pixel(values: Tensors, operand: str, place: tuple[int, ...], value: float) -> Tensors:

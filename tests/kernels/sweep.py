@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +17,7 @@ from compute import (
     exact,
     forced,
     has_plan,
+    is_foreseen,
     magnitudes,
     plan_of,
     poison,
@@ -31,8 +33,8 @@ VIEWS = ("unaligned", "sliced", "stepped", "transposed", "images_inside", "expan
 # Of these, each family can compute at least one.
 PLAIN = (Case((1, 1, 3, 3), (1, 1, 3, 3)), Case((1, 4, 3, 3), (4, 2, 3, 3), groups=2))
 
-# Families of several kinds of kernels, most of which the choice alone would hardly reach.
-BY_ANY_PLAN = ("depthwise",)
+# Families of many kernels, most of which the choice alone would hardly reach.
+BY_ANY_PLAN = ("depthwise", "grouped", "implicit_gemm")
 
 MOST_ERROR = 2.0  # over PyTorch's own
 TF32_EPS = 2.0**-10
@@ -117,7 +119,12 @@ def draw(rng: random.Random, family: str, *, small: bool = False) -> Trial:
             case, op, rng.choice(dtypes), rng.random() < 0.5, rng.random() < 0.5,
             rng.randrange(2**31),
         )  # fmt: skip
-        if family == "aten" or has_plan(family, op, case, trial.dtype, tf32=trial.tf32):
+        # With the other layout of the weight, a result may have the one or the other.
+        layouts = (False, True) if case.other_weight_layout else (trial.channels_last,)
+        if family == "aten" or all(
+            has_plan(family, op, case, trial.dtype, tf32=trial.tf32, channels_last=layout)
+            for layout in layouts
+        ):
             return trial
 
 
@@ -152,12 +159,13 @@ def run(trial: Trial, family: str, t: Tensors) -> Tensor:
         if not t.x.is_cuda:
             return compute(trial.op, family, trial.case, t)
         plan = plan_of(trial.op, family, trial.case, t)
-        if family in BY_ANY_PLAN and trial.seed % 2:  # not its choice, but any that it weighed
+        any_plan = family in BY_ANY_PLAN and is_foreseen(trial.op, trial.case) and trial.seed % 2
+        if any_plan:  # not its choice, but any that it weighed
             weighed = _C.variants(t.x, t.w, t.bias, *trial.case.geometry, trial.op)
             own = [other for other in weighed if other.family == family]
             plan = random.Random(trial.seed).choice(own)
         poison(result_bytes(trial.op, trial.case, trial.dtype), plan.workspace_bytes)
-        with forced(plan):
+        with forced(plan) if any_plan else contextlib.nullcontext():
             return compute(trial.op, family, trial.case, t)
 
 

@@ -71,7 +71,7 @@ def test_random_problems_by_warps(family, monkeypatch):
     compute = sweep.compute
 
     def compute_by_warps(op, family, case, t):
-        with by_warps(case, t):
+        with by_warps(op, case, t):
             return compute(op, family, case, t)
 
     monkeypatch.setattr(sweep, "compute", compute_by_warps)
