@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from cases import case
+from cases import case, make_integers, place_all
 from compute import PASSES
-from every_plan import check_exact, check_fused, check_reach
+from every_plan import DTYPES, check_exact, check_fused, check_reach, plans_of
+from reference import LAYOUTS
 
 GEOMETRY = Path(__file__).parents[2] / "csrc/kernels/grouped/geometry.h"
 
@@ -80,9 +82,21 @@ def kernels(op: str) -> set[str]:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("op", PASSES)
-def test_every_plan_is_exact(op):
-    plans = check_exact("grouped", op, PROBLEMS)
+def test_every_plan_is_exact(op, name):
+    check_exact("grouped", op, {name: PROBLEMS[name]})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", PASSES)
+def test_every_kernel_has_a_plan(op):
+    plans = []
+    for problem in PROBLEMS.values():
+        values = make_integers(problem)
+        for dtype, layout in itertools.product(DTYPES, LAYOUTS):
+            t = place_all(problem, values, "cuda", dtype, layout)
+            plans += plans_of("grouped", op, problem, t)
     assert {plan.variant for plan in plans} == kernels(op)
     if op == "wgrad":  # clusters, which need no workspace
         assert any(plan.splits > 1 and plan.workspace_bytes == 0 for plan in plans)
