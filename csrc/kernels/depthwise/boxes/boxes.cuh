@@ -33,7 +33,8 @@ struct Params {
   T* weight;
   int64_t weight_k, weight_r, weight_s;
   Epilogue epilogue;
-  float* partial;  // sums of a weight gradient whose blocks share channels, else null
+  float* partial;  // of a weight gradient whose blocks leave parts, else null
+  bool clustered;  // blocks that share channels are a cluster
   int N, C;
   Axis h, w;
   int channels, down, threads, patch_rows;  // see Work and Tile
@@ -42,7 +43,8 @@ struct Params {
   BoxParams in_box, out_box;
   int stage_bytes, stages, filter_at, barriers_at;
   int images, tiles, tile_blocks;
-  Divider<int32_t> pairs, chunks, rows, columns, tiles_h, tiles_w, kernel, by_S;
+  Divider<int32_t> neighbours;  // blocks: a cluster's, or those of one chunk each
+  Divider<int32_t> pairs, rows, columns, tiles_h, tiles_w, kernel, by_S;
 };
 
 struct Memory {
@@ -86,8 +88,9 @@ template <typename T>
 struct Share {
   __device__ explicit Share(const Params<T>& p) {
     int32_t rest = static_cast<int>(blockIdx.x);
-    channel = p.chunks.split(rest) * p.channels;
-    first_tile = rest;
+    const int own = p.neighbours.split(rest);
+    channel = (p.clustered ? rest : own) * p.channels;
+    first_tile = p.clustered ? own : rest;
   }
   int channel, first_tile;
 };

@@ -1,7 +1,8 @@
 // The weight gradient: tiles of both images come together. A thread has the sums of all taps of a
 // pair of channels in registers while its block goes through a share of the tiles; those of a block
-// are added up in shared memory. Where several blocks share channels, a second kernel adds up what
-// they leave. The order of all sums is fixed.
+// are added up in shared memory. Few blocks that share channels are a cluster, which adds up theirs
+// too and stores the result; what more of them leave, a second kernel adds up. The order of all sums
+// is fixed.
 #pragma once
 
 #include "kernels/common/parts.cuh"
@@ -61,7 +62,7 @@ __device__ inline void add_partial_patch(const Params<T>& p, const Columns<kWalk
 }
 
 // Adds up what the block's threads have, and stores it, or leaves it as a part: tap by tap of all
-// channels.
+// channels. A cluster's parts lie behind what the threads have.
 template <int kTaps, typename T>
 __device__ inline void store_sums(const Params<T>& p, const Share<T>& share, float* totals,
                                   const float2 (&sum)[kTaps][kTaps]) {
@@ -73,20 +74,30 @@ __device__ inline void store_sums(const Params<T>& p, const Share<T>& share, flo
   for (int i = 0; i < 2 * kKernel; ++i) totals[i * p.threads + thread] = flat[i];
   ptx::sync_threads(1, p.threads);
   const int pairs = p.pairs.divisor(), lanes = p.columns.divisor() * p.down;
-  float* const part = p.partial + int64_t{share.first_tile} * kKernel * p.C;
-#pragma unroll 1
-  for (int i = thread; i < kKernel * p.channels; i += p.threads) {
-    const int tap = i / p.channels, own = i % p.channels, c = share.channel + own;
-    if (c >= p.C) continue;
-    const float* from = totals + (tap * 2 + own % 2) * p.threads + own / 2;
-    const float total = sum_of(lanes, [&](int n) { return from[n * pairs]; });
+  const int sums = kKernel * p.channels;
+  float* const parts = totals + 2 * kKernel * p.threads;
+  const auto store = [&](int i, float total) {
+    const int tap = i / p.channels, c = share.channel + i % p.channels;
+    if (c >= p.C) return;
     if (p.partial != nullptr) {
-      part[int64_t{tap} * p.C + c] = total;
+      p.partial[(int64_t{share.first_tile} * kKernel + tap) * p.C + c] = total;
     } else {
       p.weight[c * p.weight_k + tap / kTaps * p.weight_r + tap % kTaps * p.weight_s] =
           narrow<T>(total);
     }
+  };
+#pragma unroll 1
+  for (int i = thread; i < sums; i += p.threads) {
+    const int tap = i / p.channels, own = i % p.channels;
+    const float* from = totals + (tap * 2 + own % 2) * p.threads + own / 2;
+    const float total = sum_of(lanes, [&](int n) { return from[n * pairs]; });
+    if (p.clustered) {
+      parts[i] = total;
+    } else {
+      store(i, total);
+    }
   }
+  if (p.clustered) add_in_cluster(parts, sums, p.tile_blocks, thread, p.threads, store);
 }
 
 template <typename T, Walk kWalk, int kTaps>

@@ -130,7 +130,6 @@ Params<T> make_params(const Geometry& g, const Work& work, const T* in, T* weigh
   p.images = tile.images;
   p.tiles = static_cast<int>(work.tiles());
   p.pairs = D(work.pairs);
-  p.chunks = D(work.chunks);
   p.rows = D(tile.rows);
   p.columns = D(tile.columns);
   p.tiles_h = D(work.tiles_h);
@@ -155,10 +154,14 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   Params<T> params =
       make_params<T>(g, work, backward ? y : x, w, backward ? x : y, operands.epilogue);
   params.tile_blocks = static_cast<int>(plan.grid[0] / work.chunks);
-  params.partial = plan.splits > 1 ? static_cast<float*>(context.workspace) : nullptr;
-  start("depthwise", {plan.grid[0], plan.block, plan.shared_bytes, context.stream},
-        kernel_of<T>(g, !operands.epilogue.is_empty()), params);
-  if (plan.splits == 1) return;
+  const bool leaves_parts = plan.workspace_bytes > 0;
+  params.clustered = plan.splits > 1 && !leaves_parts;
+  params.neighbours = D(params.clustered ? plan.splits : work.chunks);
+  params.partial = leaves_parts ? static_cast<float*>(context.workspace) : nullptr;
+  Start how{plan.grid[0], plan.block, plan.shared_bytes, context.stream};
+  if (params.clustered) how.cluster = static_cast<int>(plan.splits);
+  start("depthwise", how, kernel_of<T>(g, !operands.epilogue.is_empty()), params);
+  if (!leaves_parts) return;
   const WeightPlace place{D(problem.K), D(problem.S), g.weight_k, g.weight_r, g.weight_s};
   add_up("depthwise: the parts of the weight gradient", params.partial, problem.w_count(),
          plan.splits, w, place, /*early=*/true, context.stream);

@@ -36,8 +36,12 @@ constexpr double kOverlapLoss = 0.34;
 constexpr double kLaunchMs = 5.06e-3;
 constexpr double kNextMs = 5.02e-3;  // of a weight gradient's second kernel, and of a part
 constexpr double kPartMs = 10.6e-6;
+constexpr double kClusterMs = 0.2e-3;  // of a cluster, for each of its blocks
 
-constexpr int kMostTurns = 8;  // patches of a thread in a tile
+constexpr int kMostPatches = 8;            // of a thread in a tile
+constexpr int kClusters[] = {1, 2, 4, 8};  // blocks of a weight gradient that share channels
+constexpr int kMostTurns = 2;              // of all multiprocessors, that clusters may take
+constexpr int kLeastShare = 4;             // of these they keep at least one in so many busy
 
 bool is_whole(const Shape4& strides, const Shape4& sizes, int64_t unit) {
   for (const int axis : {0, 2, 3}) {
@@ -147,15 +151,28 @@ class Search {
       const Work w = work_of(g_, tile, size_, shared_bytes_of(blocks));
       if (!w.fits || w.bytes == last) continue;
       last = w.bytes;
-      if (ceil_divide(tile.rows * tile.images, w.down) > kMostTurns) return;
+      if (ceil_divide(tile.rows * tile.images, w.down) > kMostPatches) return;
       weigh(w, blocks);
     }
   }
 
   void weigh(const Work& w, int resident) {
     const int64_t tiles = w.tiles();
-    int64_t tile_blocks = std::clamp<int64_t>(int64_t{resident} * d_.sm_count / w.chunks, 1, tiles);
-    tile_blocks = ceil_divide(tiles, ceil_divide(tiles, tile_blocks));
+    const auto evenly = [&](int64_t blocks) {
+      return ceil_divide(tiles, ceil_divide(tiles, std::clamp<int64_t>(blocks, 1, tiles)));
+    };
+    const int64_t all = int64_t{resident} * d_.sm_count;
+    take(w, resident, evenly(all / w.chunks), false);
+    if (!g_.of_weights) return;
+    for (const int blocks : kClusters) {
+      const int64_t grid = blocks * w.chunks;
+      if (grid > kMostTurns * all || kLeastShare * grid < d_.sm_count) continue;
+      if (evenly(blocks) == blocks) take(w, resident, blocks, true);
+    }
+  }
+
+  // `clustered`: the blocks that share channels are a cluster.
+  void take(const Work& w, int resident, int64_t tile_blocks, bool clustered) {
     ConvPlan plan{};
     plan.variant = w.tile.merged ? "boxes of rows" : "boxes";
     plan.variant_index = w.tile.channels * 2 + (w.tile.merged ? 1 : 0);
@@ -167,9 +184,13 @@ class Search {
     plan.shared_bytes = w.bytes;
     plan.wide_index = needs_wide_index(p_);
     if (g_.of_weights) plan.splits = tile_blocks;
-    if (plan.splits > 1) plan.workspace_bytes = plan.splits * p_.w_count() * 4;
-    plan.predicted_ms = predict_ms(w, resident, plan.grid[0], ceil_divide(tiles, tile_blocks));
-    if (plan.splits > 1) plan.predicted_ms += kNextMs + kPartMs * static_cast<double>(plan.splits);
+    plan.predicted_ms = predict_ms(w, resident, plan.grid[0], ceil_divide(w.tiles(), tile_blocks));
+    if (plan.splits > 1 && clustered) {
+      plan.predicted_ms += kClusterMs * static_cast<double>(plan.splits);
+    } else if (plan.splits > 1) {
+      plan.workspace_bytes = plan.splits * p_.w_count() * 4;
+      plan.predicted_ms += kNextMs + kPartMs * static_cast<double>(plan.splits);
+    }
     if (all_ != nullptr) all_->push_back(plan);
     if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
   }

@@ -37,14 +37,25 @@ __device__ inline void add_strip(const Params<T>& p, uint32_t in, int h, uint32_
   }
 }
 
-// Adds up what the threads of a plane have in `totals`, in a fixed order, and stores it. So many
-// threads share a sum: a warp, or one.
+// Adds up what the threads of a plane have in `totals`, in a fixed order, and stores it, or leaves
+// it as a part. So many threads share a sum: a warp, or one. A cluster's parts lie behind `totals`.
 template <int kSharers, int kCount, typename T>
 __device__ inline void store_sums(const Params<T>& p, int channel, int planes, int split,
-                                  int thread, const float* totals) {
+                                  int thread, float* totals) {
   constexpr int kSums = kCount * kCount;
   const int threads = static_cast<int>(blockDim.x), sharer = thread % kSharers;
   const int terms = p.tile_images.divisor() * p.row_strips.divisor() * p.column_strips.divisor();
+  float* const parts = totals + kSums * threads;
+  const auto store = [&](int i, float total) {
+    const int64_t k = channel + i % planes;
+    const int tap = i / planes;
+    if (p.partial != nullptr) {
+      p.partial[(int64_t{split} * p.channels.divisor() + k) * kSums + tap] = total;
+    } else {
+      p.weight[k * kSums + tap] = narrow<T>(total);
+    }
+  };
+#pragma unroll 1
   for (int i = thread / kSharers; i < planes * kSums; i += threads / kSharers) {
     const int plane = i % planes, tap = i / planes;
     const float* from = totals + tap * threads + plane * terms + sharer;
@@ -55,12 +66,14 @@ __device__ inline void store_sums(const Params<T>& p, int channel, int planes, i
       total += __shfl_xor_sync(~0u, total, apart);
     }
     if (sharer > 0) continue;
-    const int64_t k = channel + plane;
-    if (p.partial == nullptr) {
-      p.weight[k * kSums + tap] = narrow<T>(total);
+    if (p.clustered) {
+      parts[i] = total;
     } else {
-      p.partial[(int64_t{split} * p.channels.divisor() + k) * kSums + tap] = total;
+      store(i, total);
     }
+  }
+  if (p.clustered) {
+    add_in_cluster(parts, planes * kSums, p.splits.divisor(), thread, threads, store);
   }
 }
 

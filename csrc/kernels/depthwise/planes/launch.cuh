@@ -97,11 +97,15 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   auto* y = static_cast<T*>(operands.y);
   Params<T> params =
       make_params<T>(geometry, plan, dgrad ? y : x, w, dgrad ? x : y, operands.epilogue);
-  params.partial = plan.splits > 1 ? static_cast<float*>(context.workspace) : nullptr;
+  const bool leaves_parts = plan.workspace_bytes > 0;
+  params.clustered = plan.splits > 1 && !leaves_parts;
+  params.partial = leaves_parts ? static_cast<float*>(context.workspace) : nullptr;
   const KernelOf<T> kernel = wgrad ? kernel_at<T, true>(plan.variant_index, kAll)
                                    : kernel_at<T, false>(plan.variant_index, kAll);
-  start("depthwise", {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kernel, params);
-  if (plan.splits == 1) return;
+  Start how{plan.grid[0], plan.block, plan.shared_bytes, context.stream};
+  if (params.clustered) how.cluster = static_cast<int>(plan.splits);
+  start("depthwise", how, kernel, params);
+  if (!leaves_parts) return;
   add_up("depthwise: the parts of the weight gradient", params.partial, problem.w_count(),
          plan.splits, params.weight, InOrder{}, /*early=*/true, context.stream);
 }

@@ -27,12 +27,16 @@ constexpr double kBandwidthEfficiency = 0.93;
 constexpr double kOverlapLoss = 0.39;
 constexpr double kLaunchMs = 5.1e-3;
 constexpr double kNextMs = 2.7e-3;       // of a weight gradient's second kernel
+constexpr double kClusterMs = 0.2e-3;    // of a cluster, for each of its blocks
 constexpr int kSharedBytes = 228 << 10;  // of a multiprocessor
 constexpr int kReservedBytes = 1 << 10;  // of these, for each block
 constexpr int kMostBlocks = 32;
 
 constexpr int kTileThreads[] = {32, 64, 128, 256};
 constexpr int kGradientTurns[] = {0, 2, 4};  // blocks of a weight gradient for each multiprocessor
+constexpr int kClusters[] = {2, 4, 8};       // blocks of a weight gradient that share channels
+constexpr int kMostTurns = 6;   // the same of clusters
+constexpr int kLeastShare = 4;  // of the multiprocessors they keep at least one in so many busy
 
 int taps_index(const depthwise::Geometry& g) {
   for (int i = 0; i < kTapsCount; ++i) {
@@ -117,13 +121,24 @@ class Search {
       const int64_t splits = std::clamp<int64_t>(wanted * d_.sm_count / t.count, 1, t.steps);
       if (splits == last || t.count * splits > INT32_MAX) continue;
       last = splits;
-      for (const int stages : {1, 2, kMostStages}) {
-        if (stages / 2 >= ceil_divide(t.steps, splits)) continue;
-        const int64_t totals = int64_t{threads} * g_.R * g_.S * 4;
-        const int64_t shared = std::max(places_of(g_, t, stages, size_).all, totals);
-        if (shared > d_.shared_bytes_block) continue;
-        weigh(v, t, threads, shared, t.count * splits, splits, stages);
-      }
+      try_stages(v, t, threads, splits, false);
+    }
+    for (const int blocks : kClusters) {
+      const int64_t grid = blocks * t.count;
+      if (grid > kMostTurns * d_.sm_count || kLeastShare * grid < d_.sm_count) continue;
+      if (ceil_divide(t.steps, ceil_divide(t.steps, blocks)) != blocks) continue;
+      try_stages(v, t, threads, blocks, true);
+    }
+  }
+
+  // Of a weight gradient. `clustered`: the blocks that share channels are a cluster.
+  void try_stages(const Variant& v, const Tile& t, int threads, int64_t splits, bool clustered) {
+    for (const int stages : {1, 2, kMostStages}) {
+      if (stages / 2 >= ceil_divide(t.steps, splits)) continue;
+      const int64_t sums = (threads + t.planes) * g_.R * g_.S * 4;
+      const int64_t shared = std::max(places_of(g_, t, stages, size_).all, sums);
+      if (shared > d_.shared_bytes_block) continue;
+      weigh(v, t, threads, shared, t.count * splits, splits, stages, clustered);
     }
   }
 
@@ -136,7 +151,7 @@ class Search {
   }
 
   void weigh(const Variant& v, const Tile& t, int threads, int64_t shared, int64_t blocks,
-             int64_t splits, int stages) {
+             int64_t splits, int stages, bool clustered = false) {
     ConvPlan plan{};
     plan.variant = t.bands == 1 ? "whole planes" : "rows of planes";
     plan.variant_index = v.index();
@@ -145,7 +160,7 @@ class Search {
     plan.tile[2] = t.images;
     plan.grid[0] = blocks;
     plan.splits = splits;
-    if (splits > 1) plan.workspace_bytes = splits * p_.w_count() * 4;
+    if (splits > 1 && !clustered) plan.workspace_bytes = splits * p_.w_count() * 4;
     plan.block = threads;
     plan.shared_bytes = static_cast<int>(shared);
     plan.wide_index = needs_wide_index(p_);
@@ -192,7 +207,9 @@ class Search {
     const double waits_ms = waves * waits * to_ms + first_ms;
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
     return longest + kOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
-           (plan.splits > 1 ? kNextMs : 0);
+           (plan.workspace_bytes > 0 ? kNextMs
+            : plan.splits > 1        ? kClusterMs * static_cast<double>(plan.splits)
+                                     : 0);
   }
 
   const ConvProblem& p_;

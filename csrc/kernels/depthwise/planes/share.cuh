@@ -28,6 +28,7 @@ struct Params {
   Divider<int32_t> channels, bands, row_strips, column_strips;
   // Of a weight gradient: `out` is only read; parts of sums, null where there is one of each.
   float* partial;
+  bool clustered;  // the blocks that go through parts of the steps are a cluster
   int N;
   int steps;                // tiles of a channel, in all images
   Divider<int32_t> splits;  // parts of the steps, that blocks go through
