@@ -10,6 +10,11 @@
 
 namespace customconv::depthwise::boxes {
 
+// Whether a patch has sums of its own, so that errors of rounding stay small: of float32, which
+// shows them, and where there are registers.
+template <typename T, int kTaps>
+inline constexpr bool kSumsPatches = sizeof(T) == 4 && kTaps == 3;
+
 // What a patch adds.
 template <typename T, Walk kWalk, int kTaps>
 __device__ inline void add_patch(const Params<T>& p, const Columns<kWalk, kTaps>& columns,
@@ -120,9 +125,11 @@ __global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_o
     const int column = p.in_box.count * p.in_box.bytes +
                        p.out_box.column_at(p.pixel_bytes, lane.column * kPatch) +
                        lane.pair * static_cast<int>(sizeof(T));
-    float2 sum[kTaps][kTaps] = {};
+    float2 total[kTaps][kTaps] = {};
     walk_tiles(
         p, memory, share, lane, [&](const Place& where, const Place& own, const char* stage) {
+          float2 part[kTaps][kTaps] = {};
+          float2 (&sum)[kTaps][kTaps] = kSumsPatches<T, kTaps> ? part : total;
           const int rows = p.h.out - where.h * kPatch, columns = p.w.out - where.w * kPatch;
           const char* from =
               stage + own.n * p.out_box.image_bytes + own.h * kPatch * p.out_box.row_bytes + column;
@@ -131,8 +138,16 @@ __global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_o
           } else {
             add_partial_patch(p, of_window, stage, own, from, rows, columns, sum);
           }
+          if constexpr (kSumsPatches<T, kTaps>) {
+#pragma unroll
+            for (int i = 0; i < kTaps * kTaps; ++i) {
+              const float2 own = part[i / kTaps][i % kTaps];
+              float2& to = total[i / kTaps][i % kTaps];
+              to = {to.x + own.x, to.y + own.y};
+            }
+          }
         });
-    store_sums<kTaps>(p, share, reinterpret_cast<float*>(boxes), sum);
+    store_sums<kTaps>(p, share, reinterpret_cast<float*>(boxes), total);
   }
 }
 

@@ -9,6 +9,11 @@
 
 namespace customconv::depthwise::planes {
 
+// Whether a strip has sums of its own, so that errors of rounding stay small: of float32, which
+// shows them, and where there are registers.
+template <typename T, int kCount>
+inline constexpr bool kSumsStrips = sizeof(T) == 4 && kCount < 7;
+
 // What a strip adds to the taps. `kPartial`: only so many of its rows and columns exist. `in`: the
 // address of the first row and column of the input that it meets; `h`: that row.
 template <Walk kWalk, bool kPartial, int kKept, int kColumns, int kCount, int kAcross, typename T>
@@ -138,7 +143,7 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
     const int w = input_of(kWalk, item.q, p.first_w), columns = min(p.Q - item.q, kColumns);
     const typename Window<T, kAcross>::Mask mask(w, p.W);
     const typename Window<T, kColumns>::Mask out_mask(0, columns);
-    float sum[kCount][kCount] = {};
+    float total[kCount][kCount] = {};
     int stage = 0;
     uint32_t parity = 0;
 #pragma unroll 1
@@ -149,6 +154,8 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
       const bool partial = __any_sync(~0u, rows > 0 && (rows < kKept || columns < kColumns));
       ptx::wait(&full[stage], parity);
       if (rows > 0) {
+        float part[kCount][kCount] = {};
+        float (&sum)[kCount][kCount] = kSumsStrips<T, kCount> ? part : total;
         const int h = input_of(kWalk, own.p + item.p, p.first_h);
         const int first_in = own.lead_in(p) + (item.plane * p.H + h - own.h) * p.W + w;
         const uint32_t in = ptx::shared_address(stage_in(stage, image) + first_in);
@@ -166,6 +173,12 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
           add_strip<kWalk, true, kKept, kColumns, kCount, kAcross>(p, in, h, zeros, mask, gradient,
                                                                    rows, columns, sum);
         }
+        if constexpr (kSumsStrips<T, kCount>) {
+#pragma unroll
+          for (int i = 0; i < kCount * kCount; ++i) {
+            total[i / kCount][i % kCount] += part[i / kCount][i % kCount];
+          }
+        }
       }
       __syncthreads();
       if (step + p.stages < end) bring(step + p.stages, stage);
@@ -177,7 +190,7 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
     auto* totals = reinterpret_cast<float*>(memory);
 #pragma unroll
     for (int i = 0; i < kCount * kCount; ++i) {
-      totals[i * blockDim.x + thread] = sum[i / kCount][i % kCount];
+      totals[i * blockDim.x + thread] = total[i / kCount][i % kCount];
     }
     __syncthreads();
     if (p.tile_images.divisor() * p.row_strips.divisor() * p.column_strips.divisor() < kWarp) {
