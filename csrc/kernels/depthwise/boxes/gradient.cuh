@@ -1,8 +1,8 @@
 // The weight gradient: tiles of both images come together. A thread has the sums of all taps of a
 // pair of channels in registers while its block goes through a share of the tiles; those of a block
 // are added up in shared memory. Few blocks that share channels are a cluster, which adds up theirs
-// too and stores the result; what more of them leave, a second kernel adds up. The order of all sums
-// is fixed.
+// too and stores the result; what more of them leave, a second kernel adds up. The order of all
+// sums is fixed.
 #pragma once
 
 #include "kernels/common/parts.cuh"
@@ -81,8 +81,14 @@ __device__ inline void store_sums(const Params<T>& p, const Share<T>& share, flo
   const int pairs = p.pairs.divisor(), lanes = p.columns.divisor() * p.down;
   const int sums = kKernel * p.channels;
   float* const parts = totals + 2 * kKernel * p.threads;
-  const auto store = [&](int i, float total) {
-    const int tap = i / p.channels, c = share.channel + i % p.channels;
+  // Leaves of a sum's number its tap's, and returns its channel.
+  const auto split = [&](int32_t& number) {
+    const int own = number % 2;
+    number /= 2;
+    return p.pairs.split(number) * 2 + own;
+  };
+  const auto store = [&](int32_t tap, float total) {
+    const int c = share.channel + split(tap);
     if (c >= p.C) return;
     if (p.partial != nullptr) {
       p.partial[(int64_t{share.first_tile} * kKernel + tap) * p.C + c] = total;
@@ -93,7 +99,8 @@ __device__ inline void store_sums(const Params<T>& p, const Share<T>& share, flo
   };
 #pragma unroll 1
   for (int i = thread; i < sums; i += p.threads) {
-    const int tap = i / p.channels, own = i % p.channels;
+    int32_t tap = i;
+    const int own = split(tap);
     const float* from = totals + (tap * 2 + own % 2) * p.threads + own / 2;
     const float total = sum_of(lanes, [&](int n) { return from[n * pairs]; });
     if (p.clustered) {
@@ -129,7 +136,7 @@ __global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_o
     walk_tiles(
         p, memory, share, lane, [&](const Place& where, const Place& own, const char* stage) {
           float2 part[kTaps][kTaps] = {};
-          float2 (&sum)[kTaps][kTaps] = kSumsPatches<T, kTaps> ? part : total;
+          float2(&sum)[kTaps][kTaps] = kSumsPatches<T, kTaps> ? part : total;
           const int rows = p.h.out - where.h * kPatch, columns = p.w.out - where.w * kPatch;
           const char* from =
               stage + own.n * p.out_box.image_bytes + own.h * kPatch * p.out_box.row_bytes + column;

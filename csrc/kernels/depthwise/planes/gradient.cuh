@@ -43,17 +43,21 @@ __device__ inline void add_strip(const Params<T>& p, uint32_t in, int h, uint32_
 }
 
 // Adds up what the threads of a plane have in `totals`, in a fixed order, and stores it, or leaves
-// it as a part. So many threads share a sum: a warp, or one. A cluster's parts lie behind `totals`.
-template <int kSharers, int kCount, typename T>
+// it as a part. A warp shares a sum where it is long. A cluster's parts lie behind `totals`.
+template <int kCount, typename T>
 __device__ inline void store_sums(const Params<T>& p, int channel, int planes, int split,
                                   int thread, float* totals) {
-  constexpr int kSums = kCount * kCount;
-  const int threads = static_cast<int>(blockDim.x), sharer = thread % kSharers;
+  constexpr int kSums = kCount * kCount, kWarp = 32;
+  const int threads = static_cast<int>(blockDim.x);
   const int terms = p.tile_images.divisor() * p.row_strips.divisor() * p.column_strips.divisor();
+  const bool shared = terms >= kWarp;
+  const int sharers = shared ? kWarp : 1, sharer = shared ? thread % kWarp : 0;
+  const int sums = p.tile_planes.divisor() * kSums;
   float* const parts = totals + kSums * threads;
-  const auto store = [&](int i, float total) {
-    const int64_t k = channel + i % planes;
-    const int tap = i / planes;
+  const auto store = [&](int32_t tap, float total) {
+    const int own = p.tile_planes.split(tap);
+    if (own >= planes) return;
+    const int64_t k = channel + own;
     if (p.partial != nullptr) {
       p.partial[(int64_t{split} * p.channels.divisor() + k) * kSums + tap] = total;
     } else {
@@ -61,16 +65,19 @@ __device__ inline void store_sums(const Params<T>& p, int channel, int planes, i
     }
   };
 #pragma unroll 1
-  for (int i = thread / kSharers; i < planes * kSums; i += threads / kSharers) {
-    const int plane = i % planes, tap = i / planes;
+  for (int i = shared ? thread / kWarp : thread; i < sums; i += threads / sharers) {
+    int32_t tap = i;
+    const int plane = p.tile_planes.split(tap);
     const float* from = totals + tap * threads + plane * terms + sharer;
-    float total = sum_of((terms - sharer + kSharers - 1) / kSharers,
-                         [&](int n) { return from[n * kSharers]; });
+    float total =
+        sum_of((terms - sharer + sharers - 1) / sharers, [&](int n) { return from[n * sharers]; });
+    if (shared) {
 #pragma unroll
-    for (int apart = kSharers / 2; apart > 0; apart /= 2) {
-      total += __shfl_xor_sync(~0u, total, apart);
+      for (int apart = kWarp / 2; apart > 0; apart /= 2) {
+        total += __shfl_xor_sync(~0u, total, apart);
+      }
+      if (sharer > 0) continue;
     }
-    if (sharer > 0) continue;
     if (p.clustered) {
       parts[i] = total;
     } else {
@@ -78,7 +85,7 @@ __device__ inline void store_sums(const Params<T>& p, int channel, int planes, i
     }
   }
   if (p.clustered) {
-    add_in_cluster(parts, planes * kSums, p.splits.divisor(), thread, threads, store);
+    add_in_cluster(parts, sums, p.splits.divisor(), thread, threads, store);
   }
 }
 
@@ -96,8 +103,8 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
     const int thread = static_cast<int>(threadIdx.x);
     int32_t group = static_cast<int32_t>(blockIdx.x);
     const int split = p.splits.split(group);
-    const int channel = group * p.tile_planes;
-    const int planes = min(p.tile_planes, p.channels.divisor() - channel);
+    const int channel = group * p.tile_planes.divisor();
+    const int planes = min(p.tile_planes.divisor(), p.channels.divisor() - channel);
     const int each = (p.steps + p.splits.divisor() - 1) / p.splits.divisor();
     const int begin = min(split * each, p.steps), end = min(begin + each, p.steps);
     // No planes where there is no such image.
@@ -193,11 +200,7 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
       totals[i * blockDim.x + thread] = total[i / kCount][i % kCount];
     }
     __syncthreads();
-    if (p.tile_images.divisor() * p.row_strips.divisor() * p.column_strips.divisor() < kWarp) {
-      store_sums<1, kCount>(p, channel, planes, split, thread, totals);
-    } else {
-      store_sums<kWarp, kCount>(p, channel, planes, split, thread, totals);
-    }
+    store_sums<kCount>(p, channel, planes, split, thread, totals);
   }
 }
 

@@ -62,7 +62,7 @@ Params<T> make_params(const depthwise::Geometry& g, const ConvPlan& plan, const 
   p.first_h = first_input(v.walk, kTaps[v.taps], small(g.pad_h));
   p.first_w = first_input(v.walk, kTaps[v.taps], small(g.pad_w));
   p.planes = small(g.N * g.K);
-  p.tile_planes = tile.planes;
+  p.tile_planes = D(tile.planes);
   p.tile_rows = tile.rows;
   p.tiles = small(tile.count);
   p.paired = g.Q % 2 == 0 && reinterpret_cast<uintptr_t>(out) % 4 == 0;

@@ -16,9 +16,10 @@ struct Params {
   int64_t in_count, out_count;  // elements
   int in_lead, out_lead;        // elements in front of the tensors, from an address of 16 bytes on
   int H, W, P, Q;
-  int first_h, first_w;        // of the input, that the first output meets
-  int planes;                  // of all images
-  int tile_planes, tile_rows;  // of outputs
+  int first_h, first_w;  // of the input, that the first output meets
+  int planes;            // of all images
+  int tile_rows;         // of outputs
+  Divider<int32_t> tile_planes;
   int tiles;
   int stages, stage_bytes;  // of tiles, in shared memory
   int zeros_at;
