@@ -60,18 +60,6 @@ struct Memory {
   ptx::Barrier *full, *empty;  // of the stages
 };
 
-// The stage that comes next, and the parity of its round.
-struct Turn {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ void advance(int stages) {
-    if (++stage < stages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
-
 // An image, and a row and a column of patches.
 struct Place {
   int n, h, w;
@@ -124,7 +112,7 @@ __device__ inline void bring(const Params<T>& p, const CUtensorMap& map, const B
 template <bool kOfWeights, typename T>
 __device__ inline void load_tiles(const Params<T>& p, const Memory& memory, const Share<T>& share) {
   const bool elected = ptx::elect_one();
-  Turn turn;
+  ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.first_tile; tile < p.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p, tile);
@@ -164,7 +152,7 @@ struct Lane {
 template <typename T, typename Each>
 __device__ inline void walk_tiles(const Params<T>& p, const Memory& memory, const Share<T>& share,
                                   const Lane& lane, const Each& each) {
-  Turn turn;
+  ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.first_tile; tile < p.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p, tile);

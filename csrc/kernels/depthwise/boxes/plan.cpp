@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/depthwise/boxes/geometry.h"
+#include "kernels/depthwise/geometry.h"
 #include "plan/search.h"
 
 namespace customconv::depthwise::boxes {
@@ -33,6 +34,7 @@ constexpr double kBandwidthEfficiency = 0.92;
 // comes while the other is computed.
 constexpr double kPartLines = 1.08, kTwoStages = 1.1;
 constexpr double kOverlapLoss = 0.34;
+constexpr double kManyTiles = 32;  // of a block of a weight gradient: of more, less is lost
 constexpr double kLaunchMs = 5.06e-3;
 constexpr double kNextMs = 5.02e-3;  // of a weight gradient's second kernel, and of a part
 constexpr double kPartMs = 10.6e-6;
@@ -148,7 +150,7 @@ class Search {
   void consider(const Tile& tile) {
     int last = 0;
     for (int blocks = blocks_of(taps_of(g_)); blocks >= 1; --blocks) {
-      const Work w = work_of(g_, tile, size_, shared_bytes_of(blocks));
+      const Work w = work_of(g_, tile, size_, shared_bytes_of(d_, blocks));
       if (!w.fits || w.bytes == last) continue;
       last = w.bytes;
       if (ceil_divide(tile.rows * tile.images, w.down) > kMostPatches) return;
@@ -238,13 +240,8 @@ class Search {
     if (large && w.chunks > 1 && w.tile.channels * size_ % 128 != 0) bytes_ms *= kPartLines;
     if (g_.of_weights && w.stages == 2) bytes_ms *= kTwoStages;
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-    return kLaunchMs + longest + kOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest);
-  }
-
-  // What each of so many blocks of a multiprocessor may have.
-  int shared_bytes_of(int blocks) const {
-    constexpr int kReserved = 1024;
-    return (d_.shared_bytes_block + kReserved) / blocks - kReserved;
+    const double loss = kOverlapLoss * (g_.of_weights ? std::min(kManyTiles / each, 1.0) : 1);
+    return kLaunchMs + longest + loss * (busy_ms + waits_ms + bytes_ms - longest);
   }
 
   const ConvProblem& p_;

@@ -59,7 +59,7 @@ __device__ inline void store_sums(const Params<T>& p, int channel, int planes, i
     if (own >= planes) return;
     const int64_t k = channel + own;
     if (p.partial != nullptr) {
-      p.partial[(int64_t{split} * p.channels.divisor() + k) * kSums + tap] = total;
+      p.partial[(int64_t{split} * kSums + tap) * p.channels.divisor() + k] = total;
     } else {
       p.weight[k * kSums + tap] = narrow<T>(total);
     }
@@ -151,23 +151,22 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
     const typename Window<T, kAcross>::Mask mask(w, p.W);
     const typename Window<T, kColumns>::Mask out_mask(0, columns);
     float total[kCount][kCount] = {};
-    int stage = 0;
-    uint32_t parity = 0;
+    ptx::Turn turn;
 #pragma unroll 1
     for (int step = begin; step < end; ++step) {
       const Share own = share(step, image);
       const int rows = item.plane < own.planes ? min(own.rows - item.p, kKept) : 0;
       // A warp goes one way or the other.
       const bool partial = __any_sync(~0u, rows > 0 && (rows < kKept || columns < kColumns));
-      ptx::wait(&full[stage], parity);
+      ptx::wait(&full[turn.stage], turn.parity);
       if (rows > 0) {
         float part[kCount][kCount] = {};
         float (&sum)[kCount][kCount] = kSumsStrips<T, kCount> ? part : total;
         const int h = input_of(kWalk, own.p + item.p, p.first_h);
         const int first_in = own.lead_in(p) + (item.plane * p.H + h - own.h) * p.W + w;
-        const uint32_t in = ptx::shared_address(stage_in(stage, image) + first_in);
+        const uint32_t in = ptx::shared_address(stage_in(turn.stage, image) + first_in);
         const int first_out = own.lead_out(p) + (item.plane * p.P + item.p) * p.Q + item.q;
-        const uint32_t out = ptx::shared_address(stage_out(stage, image) + first_out);
+        const uint32_t out = ptx::shared_address(stage_out(turn.stage, image) + first_out);
         Window<T, kColumns> gradient[kKept];
 #pragma unroll
         for (int t = 0; t < kKept; ++t) {
@@ -188,11 +187,8 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
         }
       }
       __syncthreads();
-      if (step + p.stages < end) bring(step + p.stages, stage);
-      if (++stage == p.stages) {
-        stage = 0;
-        parity ^= 1;
-      }
+      if (step + p.stages < end) bring(step + p.stages, turn.stage);
+      turn.advance(p.stages);
     }
     auto* totals = reinterpret_cast<float*>(memory);
 #pragma unroll

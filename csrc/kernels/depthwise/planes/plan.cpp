@@ -26,11 +26,9 @@ constexpr double kFirstShare = 0.49;           // of the time that the first til
 constexpr double kBandwidthEfficiency = 0.93;
 constexpr double kOverlapLoss = 0.39;
 constexpr double kLaunchMs = 5.1e-3;
-constexpr double kNextMs = 2.7e-3;       // of a weight gradient's second kernel
-constexpr double kClusterMs = 0.2e-3;    // of a cluster, for each of its blocks
-constexpr int kSharedBytes = 228 << 10;  // of a multiprocessor
-constexpr int kReservedBytes = 1 << 10;  // of these, for each block
-constexpr int kMostBlocks = 32;
+constexpr double kNextMs = 2.7e-3;     // of a weight gradient's second kernel
+constexpr double kClusterMs = 0.2e-3;  // of a cluster, for each of its blocks
+constexpr int kMostBlocks = 32;        // of a multiprocessor
 
 constexpr int kTileThreads[] = {32, 64, 128, 256};
 constexpr int kGradientTurns[] = {0, 2, 4};  // blocks of a weight gradient for each multiprocessor
@@ -43,6 +41,24 @@ int taps_index(const depthwise::Geometry& g) {
     if (g.R == kTaps[i] && g.S == kTaps[i]) return i;
   }
   return -1;
+}
+
+// Whether a strip of rows of one plane fits a block, by any kernel.
+bool has_tile(const depthwise::Geometry& g, Walk walk, int taps, int size,
+              const DeviceProperties& d) {
+  for (int width = 0; width < kColumnsCount; ++width) {
+    for (int rows = 0; rows < kRowsCount; ++rows) {
+      const Variant v{walk, taps, width, rows};
+      if (!has_kernel(v, size)) continue;
+      const Tile t = tile_of(g, v, 1, kRows[rows], 1, size);
+      const int stages = g.of_weights ? 1 : 2;
+      if (t.items <= kMostThreads && t.count <= INT32_MAX / 2 && t.steps <= INT32_MAX &&
+          places_of(g, t, stages, size).all <= d.shared_bytes_block) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 // Whether no strip reads far outside its row.
@@ -144,10 +160,9 @@ class Search {
 
   // That share a multiprocessor.
   int64_t resident_blocks(const Variant& v, int threads, int64_t shared = 0) const {
-    return std::max<int64_t>(
-        std::min<int64_t>({kMostThreads * blocks_of(v, size_) / threads, kMostBlocks,
-                           kSharedBytes / (shared + kReservedBytes)}),
-        1);
+    return std::max<int64_t>(std::min<int64_t>({kMostThreads * blocks_of(v, size_) / threads,
+                                                kMostBlocks, resident_of(d_, shared)}),
+                             1);
   }
 
   void weigh(const Variant& v, const Tile& t, int threads, int64_t shared, int64_t blocks,
@@ -248,7 +263,9 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
       !stays_near(walk, kTaps[taps], g.W, g.Q, g.pad_w)) {
     return "there is more padding than a filter reaches";
   }
-  if (Search(p, d).best().block == 0) return "rows are too long for a block";
+  if (!has_tile(g, walk, taps, static_cast<int>(element_size(p.dtype)), d)) {
+    return "rows are too long for a block";
+  }
   return nullptr;
 }
 
