@@ -23,18 +23,19 @@ constexpr double kIssueEfficiency = 0.84;   // of an instruction a clock, of eac
 constexpr double kBlockClocks = 1540;
 constexpr double kFilterClocks = 555;
 constexpr double kFirstClocks = 0.0216;
-constexpr double kTileClocks = 286;
+constexpr double kTileClocks = 286, kGradientTileClocks = 464;
 constexpr double kLastTile = 0.27;  // of a tile's clocks: nothing is brought meanwhile
 // Clocks from one instruction of a warp to the next, where it has the schedulers to itself.
 constexpr double kLatency = 1.26, kLatencyOfAny = 4.44;
 constexpr double kRowClocks = 2.46;  // of a row of a box, brought
 constexpr double kBandwidthEfficiency = 0.92;
 // How much longer bytes take where a block's channels are no whole lines of 128 bytes of images
-// that the second-level cache cannot hold, and where a weight gradient has two stages only: one
-// comes while the other is computed.
-constexpr double kPartLines = 1.08, kTwoStages = 1.1;
+// that the second-level cache cannot hold.
+constexpr double kPartLines = 1.08;
+constexpr double kAgainShare = 0.18;  // of bytes that a weight gradient brings twice
 constexpr double kOverlapLoss = 0.34;
-constexpr double kManyTiles = 32;  // of a block of a weight gradient: of more, less is lost
+// The same of a weight gradient, of a block of so many tiles: of more, less is lost.
+constexpr double kGradientLoss = 0.29, kManyTiles = 18;
 constexpr double kLaunchMs = 5.06e-3;
 constexpr double kNextMs = 5.02e-3;  // of a weight gradient's second kernel, and of a part
 constexpr double kPartMs = 10.6e-6;
@@ -43,7 +44,7 @@ constexpr double kClusterMs = 0.2e-3;  // of a cluster, for each of its blocks
 constexpr int kMostPatches = 8;            // of a thread in a tile
 constexpr int kClusters[] = {1, 2, 4, 8};  // blocks of a weight gradient that share channels
 constexpr int kMostTurns = 2;              // of all multiprocessors, that clusters may take
-constexpr int kLeastShare = 4;             // of these they keep at least one in so many busy
+constexpr int kLeastShare = 2;             // of these they keep at least one in so many busy
 
 bool is_whole(const Shape4& strides, const Shape4& sizes, int64_t unit) {
   for (const int axis : {0, 2, 3}) {
@@ -233,14 +234,19 @@ class Search {
     const double to_ms = 1 / (d_.clock_ghz * 1e6);
     const double busy_ms = sharing * (each * tile + last) * to_ms;
     const double latency = g_.walk == Walk::kAny ? kLatencyOfAny : kLatency;
-    const double waits = kTileClocks + latency * turns * patch;
+    const double waits =
+        (g_.of_weights ? kGradientTileClocks : kTileClocks) + latency * turns * patch;
     const double waits_ms = waves * (first + each * waits + kLastTile * tile) * to_ms;
     double bytes_ms = 1e-6 * p_.least_bytes() / (kBandwidthEfficiency * d_.bandwidth_gb_s);
     const bool large = p_.least_bytes() > static_cast<double>(d_.l2_bytes);
     if (large && w.chunks > 1 && w.tile.channels * size_ % 128 != 0) bytes_ms *= kPartLines;
-    if (g_.of_weights && w.stages == 2) bytes_ms *= kTwoStages;
+    if (g_.of_weights) {
+      const double all = static_cast<double>(blocks) * each * brought;
+      bytes_ms *= 1 + kAgainShare * std::max(all / p_.least_bytes() - 1, 0.0);
+    }
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-    const double loss = kOverlapLoss * (g_.of_weights ? std::min(kManyTiles / each, 1.0) : 1);
+    const double loss =
+        g_.of_weights ? kGradientLoss * std::min(kManyTiles / each, 1.0) : kOverlapLoss;
     return kLaunchMs + longest + loss * (busy_ms + waits_ms + bytes_ms - longest);
   }
 

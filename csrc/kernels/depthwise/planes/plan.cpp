@@ -34,7 +34,7 @@ constexpr int kTileThreads[] = {32, 64, 128, 256};
 constexpr int kGradientTurns[] = {0, 2, 4};  // blocks of a weight gradient for each multiprocessor
 constexpr int kClusters[] = {2, 4, 8};       // blocks of a weight gradient that share channels
 constexpr int kMostTurns = 6;                // the same of clusters
-constexpr int kLeastShare = 4;  // of the multiprocessors they keep at least one in so many busy
+constexpr int kLeastShare = 2;  // of the multiprocessors they keep at least one in so many busy
 
 int taps_index(const depthwise::Geometry& g) {
   for (int i = 0; i < kTapsCount; ++i) {
