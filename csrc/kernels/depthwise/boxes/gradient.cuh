@@ -10,10 +10,30 @@
 
 namespace customconv::depthwise::boxes {
 
-// Whether a patch has sums of its own, so that errors of rounding stay small: of float32, which
-// shows them, and where there are registers.
-template <typename T, int kTaps>
-inline constexpr bool kSumsPatches = sizeof(T) == 4 && kTaps == 3;
+// Whether a patch has sums of its own, where registers allow: errors of rounding stay small, and
+// what does not exist need not be left out.
+constexpr bool sums_patches(int taps) { return taps == 3; }
+
+template <int kTaps>
+__device__ inline void clear(float2 (&sum)[kTaps][kTaps]) {
+#pragma unroll
+  for (int i = 0; i < kTaps * kTaps; ++i) sum[i / kTaps][i % kTaps] = {};
+}
+template <int kTaps>
+__device__ inline void add_all(const float2 (&from)[kTaps][kTaps], float2 (&to)[kTaps][kTaps]) {
+#pragma unroll
+  for (int i = 0; i < kTaps * kTaps; ++i) {
+    to[i / kTaps][i % kTaps].x += from[i / kTaps][i % kTaps].x;
+    to[i / kTaps][i % kTaps].y += from[i / kTaps][i % kTaps].y;
+  }
+}
+template <int kTaps>
+__device__ inline bool is_finite(const float2 (&sum)[kTaps][kTaps]) {
+  float2 zero{};
+#pragma unroll
+  for (int i = 0; i < kTaps * kTaps; ++i) multiply_add(sum[i / kTaps][i % kTaps], {0, 0}, zero);
+  return zero.x == 0 && zero.y == 0;
+}
 
 // What a patch adds.
 template <typename T, Walk kWalk, int kTaps>
@@ -135,23 +155,23 @@ __global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_o
     float2 total[kTaps][kTaps] = {};
     walk_tiles(
         p, memory, share, lane, [&](const Place& where, const Place& own, const char* stage) {
-          float2 part[kTaps][kTaps] = {};
-          float2(&sum)[kTaps][kTaps] = kSumsPatches<T, kTaps> ? part : total;
           const int rows = p.h.out - where.h * kPatch, columns = p.w.out - where.w * kPatch;
+          const bool partial = rows < kPatch || columns < kPatch;
           const char* from =
               stage + own.n * p.out_box.image_bytes + own.h * kPatch * p.out_box.row_bytes + column;
-          if (rows >= kPatch && columns >= kPatch) {
-            add_patch(p, of_window, stage, own, from, sum);
-          } else {
-            add_partial_patch(p, of_window, stage, own, from, rows, columns, sum);
-          }
-          if constexpr (kSumsPatches<T, kTaps>) {
-#pragma unroll
-            for (int i = 0; i < kTaps * kTaps; ++i) {
-              const float2 own = part[i / kTaps][i % kTaps];
-              float2& to = total[i / kTaps][i % kTaps];
-              to = {to.x + own.x, to.y + own.y};
+          if constexpr (sums_patches(kTaps)) {
+            float2 part[kTaps][kTaps] = {};
+            add_patch(p, of_window, stage, own, from, part);
+            // What does not exist has added zeros, unless it met a NaN or an infinity.
+            if (partial && !is_finite(part)) {
+              clear(part);
+              add_partial_patch(p, of_window, stage, own, from, rows, columns, part);
             }
+            add_all(part, total);
+          } else if (partial) {
+            add_partial_patch(p, of_window, stage, own, from, rows, columns, total);
+          } else {
+            add_patch(p, of_window, stage, own, from, total);
           }
         });
     store_sums<kTaps>(p, share, reinterpret_cast<float*>(boxes), total);

@@ -188,7 +188,7 @@ class Search {
     const int taps = kTaps[v.taps], kept = kRows[v.rows], columns = v.columns(size_);
     const double words = std::floor(reach_of(walk_, taps, columns) * size_ / 4) + 1;
     double products = kept * columns * taps * taps * (is_half(walk_) ? 0.25 : 1);
-    if (g_.of_weights) {
+    if (g_.of_weights && !sums_strips(taps)) {
       const auto whole = static_cast<double>((g_.P / kept) * (g_.Q / columns));
       const auto all = static_cast<double>(ceil_divide(g_.P, kept) * ceil_divide(g_.Q, columns));
       products *= 1 + kPartialShare * std::min(32 * (1 - whole / all), 1.0);
