@@ -37,9 +37,10 @@ constexpr double kOverlapLoss = 0.34;
 // The same of a weight gradient, of a block of so many tiles: of more, less is lost.
 constexpr double kGradientLoss = 0.29, kManyTiles = 18;
 constexpr double kLaunchMs = 5.06e-3;
-constexpr double kNextMs = 5.02e-3;  // of a weight gradient's second kernel, and of a part
+constexpr double kNextMs = 4.2e-3;  // of a weight gradient's second kernel, and of a part
 constexpr double kPartMs = 10.6e-6;
-constexpr double kClusterMs = 0.2e-3;  // of a cluster, for each of its blocks
+constexpr double kClusterMs = 1.6e-3;  // of a cluster, and of each of its blocks
+constexpr double kMemberMs = 0.2e-3;
 
 constexpr int kMostPatches = 8;            // of a thread in a tile
 constexpr int kClusters[] = {1, 2, 4, 8};  // blocks of a weight gradient that share channels
@@ -189,7 +190,7 @@ class Search {
     if (g_.of_weights) plan.splits = tile_blocks;
     plan.predicted_ms = predict_ms(w, resident, plan.grid[0], ceil_divide(w.tiles(), tile_blocks));
     if (plan.splits > 1 && clustered) {
-      plan.predicted_ms += kClusterMs * static_cast<double>(plan.splits);
+      plan.predicted_ms += kClusterMs + kMemberMs * static_cast<double>(plan.splits);
     } else if (plan.splits > 1) {
       plan.workspace_bytes = plan.splits * p_.w_count() * 4;
       plan.predicted_ms += kNextMs + kPartMs * static_cast<double>(plan.splits);

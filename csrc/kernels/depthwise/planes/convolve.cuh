@@ -101,9 +101,8 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
     const int thread = static_cast<int>(threadIdx.x), tile_blocks = static_cast<int>(gridDim.x);
     const auto share = [&](int tile) {
       int32_t rest = tile;
-      const int band = p.bands.split(rest), plane = rest * p.tile_planes.divisor();
-      return share_of<kWalk, kCount, kKept>(p, plane,
-                                            min(p.tile_planes.divisor(), p.planes - plane), band);
+      const int band = p.bands.split(rest), plane = rest * p.tile_planes;
+      return share_of<kWalk, kCount, kKept>(p, plane, min(p.tile_planes, p.planes - plane), band);
     };
     const auto stage_in = [&](int stage) {
       return reinterpret_cast<T*>(memory + kFrontBytes + stage * p.stage_bytes);

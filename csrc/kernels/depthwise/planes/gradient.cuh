@@ -86,31 +86,18 @@ __device__ inline void add_elements(const Params<T>& p, const T* in, int h, int 
 }
 
 // Adds up what the threads of a plane have in `totals`, in a fixed order, and stores it, or leaves
-// it as a part. A warp shares a sum where it is long. A cluster's parts lie behind `totals`.
+// it as a part. A warp shares a sum where it is long.
 template <int kCount, typename T>
 __device__ inline void store_sums(const Params<T>& p, int channel, int planes, int split,
-                                  int thread, float* totals) {
+                                  int thread, const float* totals) {
   constexpr int kSums = kCount * kCount, kWarp = 32;
   const int threads = static_cast<int>(blockDim.x);
   const int terms = p.tile_images.divisor() * p.row_strips.divisor() * p.column_strips.divisor();
   const bool shared = terms >= kWarp;
   const int sharers = shared ? kWarp : 1, sharer = shared ? thread % kWarp : 0;
-  const int sums = p.tile_planes.divisor() * kSums;
-  float* const parts = totals + kSums * threads;
-  const auto store = [&](int32_t tap, float total) {
-    const int own = p.tile_planes.split(tap);
-    if (own >= planes) return;
-    const int64_t k = channel + own;
-    if (p.partial != nullptr) {
-      p.partial[(int64_t{split} * kSums + tap) * p.channels.divisor() + k] = total;
-    } else {
-      p.weight[k * kSums + tap] = narrow<T>(total);
-    }
-  };
 #pragma unroll 1
-  for (int i = shared ? thread / kWarp : thread; i < sums; i += threads / sharers) {
-    int32_t tap = i;
-    const int plane = p.tile_planes.split(tap);
+  for (int i = shared ? thread / kWarp : thread; i < planes * kSums; i += threads / sharers) {
+    const int plane = i % planes, tap = i / planes;
     const float* from = totals + tap * threads + plane * terms + sharer;
     float total =
         sum_of((terms - sharer + sharers - 1) / sharers, [&](int n) { return from[n * sharers]; });
@@ -121,14 +108,12 @@ __device__ inline void store_sums(const Params<T>& p, int channel, int planes, i
       }
       if (sharer > 0) continue;
     }
-    if (p.clustered) {
-      parts[i] = total;
+    const int64_t k = channel + plane;
+    if (p.partial == nullptr) {
+      p.weight[k * kSums + tap] = narrow<T>(total);
     } else {
-      store(i, total);
+      p.partial[(int64_t{split} * kSums + tap) * p.channels.divisor() + k] = total;
     }
-  }
-  if (p.clustered) {
-    add_in_cluster(parts, sums, p.splits.divisor(), thread, threads, store);
   }
 }
 
@@ -146,8 +131,8 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
     const int thread = static_cast<int>(threadIdx.x);
     int32_t group = static_cast<int32_t>(blockIdx.x);
     const int split = p.splits.split(group);
-    const int channel = group * p.tile_planes.divisor();
-    const int planes = min(p.tile_planes.divisor(), p.channels.divisor() - channel);
+    const int channel = group * p.tile_planes;
+    const int planes = min(p.tile_planes, p.channels.divisor() - channel);
     const int each = (p.steps + p.splits.divisor() - 1) / p.splits.divisor();
     const int begin = min(split * each, p.steps), end = min(begin + each, p.steps);
     // No planes where there is no such image.

@@ -57,7 +57,7 @@ Params<T> make_params(const depthwise::Geometry& g, const ConvPlan& plan, const 
   p.first_h = first_input(v.walk, kTaps[v.taps], small(g.pad_h));
   p.first_w = first_input(v.walk, kTaps[v.taps], small(g.pad_w));
   p.planes = small(g.N * g.K);
-  p.tile_planes = D(tile.planes);
+  p.tile_planes = tile.planes;
   p.tile_rows = tile.rows;
   p.tiles = small(tile.count);
   p.paired = g.Q % 2 == 0 && reinterpret_cast<uintptr_t>(out) % 4 == 0;
@@ -90,7 +90,6 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   Params<T> params =
       make_params<T>(geometry, plan, tensors.in, tensors.weight, tensors.out, operands.epilogue);
   params.partial = parts_of(plan, context);
-  params.clustered = is_clustered(plan);
   const KernelOf<T> kernel = problem.pass == Pass::kWgrad
                                  ? kernel_at<T, true>(plan.variant_index, kAll)
                                  : kernel_at<T, false>(plan.variant_index, kAll);

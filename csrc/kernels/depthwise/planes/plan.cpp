@@ -20,21 +20,20 @@ constexpr double kPartialShare = 1.3;  // more, where a warp of a weight gradien
 constexpr double kIssueEfficiency = 0.72;      // of an instruction a clock, of each scheduler
 constexpr double kClocksPerInstruction = 2.2;  // of a warp alone
 constexpr double kTileClocks = 1500;           // that a block waits for a tile
-constexpr double kGradientClocks = 7300;       // the same until it begins, of a weight gradient
+constexpr double kGradientClocks = 5300;       // the same until it begins, of a weight gradient
 constexpr double kAgainShare = 0.15;           // of the bytes that are read twice
 constexpr double kFirstShare = 0.49;           // of the time that the first tiles take
 constexpr double kBandwidthEfficiency = 0.93;
 constexpr double kOverlapLoss = 0.39;
+// The same of a weight gradient, of a block of so many tiles: of more, less is lost. How much
+// longer its bytes take where multiprocessors have half as many blocks as others.
+constexpr double kGradientLoss = 0.59, kManyTiles = 48, kUnevenShare = 0.39;
 constexpr double kLaunchMs = 5.1e-3;
-constexpr double kNextMs = 2.7e-3;     // of a weight gradient's second kernel
-constexpr double kClusterMs = 0.2e-3;  // of a cluster, for each of its blocks
-constexpr int kMostBlocks = 32;        // of a multiprocessor
+constexpr double kNextMs = 1.6e-3;  // of a weight gradient's second kernel
+constexpr int kMostBlocks = 32;     // of a multiprocessor
 
 constexpr int kTileThreads[] = {32, 64, 128, 256};
 constexpr int kGradientTurns[] = {0, 2, 4};  // blocks of a weight gradient for each multiprocessor
-constexpr int kClusters[] = {2, 4, 8};       // blocks of a weight gradient that share channels
-constexpr int kMostTurns = 6;                // the same of clusters
-constexpr int kLeastShare = 2;  // of the multiprocessors they keep at least one in so many busy
 
 int taps_index(const depthwise::Geometry& g) {
   for (int i = 0; i < kTapsCount; ++i) {
@@ -137,24 +136,13 @@ class Search {
       const int64_t splits = std::clamp<int64_t>(wanted * d_.sm_count / t.count, 1, t.steps);
       if (splits == last || t.count * splits > INT32_MAX) continue;
       last = splits;
-      try_stages(v, t, threads, splits, false);
-    }
-    for (const int blocks : kClusters) {
-      const int64_t grid = blocks * t.count;
-      if (grid > kMostTurns * d_.sm_count || kLeastShare * grid < d_.sm_count) continue;
-      if (ceil_divide(t.steps, ceil_divide(t.steps, blocks)) != blocks) continue;
-      try_stages(v, t, threads, blocks, true);
-    }
-  }
-
-  // Of a weight gradient. `clustered`: the blocks that share channels are a cluster.
-  void try_stages(const Variant& v, const Tile& t, int threads, int64_t splits, bool clustered) {
-    for (const int stages : {1, 2, kMostStages}) {
-      if (stages / 2 >= ceil_divide(t.steps, splits)) continue;
-      const int64_t sums = (threads + t.planes) * g_.R * g_.S * 4;
-      const int64_t shared = std::max(places_of(g_, t, stages, size_).all, sums);
-      if (shared > d_.shared_bytes_block) continue;
-      weigh(v, t, threads, shared, t.count * splits, splits, stages, clustered);
+      for (const int stages : {1, 2, kMostStages}) {
+        if (stages / 2 >= ceil_divide(t.steps, splits)) continue;
+        const int64_t totals = int64_t{threads} * g_.R * g_.S * 4;
+        const int64_t shared = std::max(places_of(g_, t, stages, size_).all, totals);
+        if (shared > d_.shared_bytes_block) continue;
+        weigh(v, t, threads, shared, t.count * splits, splits, stages);
+      }
     }
   }
 
@@ -166,7 +154,7 @@ class Search {
   }
 
   void weigh(const Variant& v, const Tile& t, int threads, int64_t shared, int64_t blocks,
-             int64_t splits, int stages, bool clustered = false) {
+             int64_t splits, int stages) {
     ConvPlan plan{};
     plan.variant = t.bands == 1 ? "whole planes" : "rows of planes";
     plan.variant_index = v.index();
@@ -175,7 +163,7 @@ class Search {
     plan.tile[2] = t.images;
     plan.grid[0] = blocks;
     plan.splits = splits;
-    if (splits > 1 && !clustered) plan.workspace_bytes = splits * p_.w_count() * 4;
+    if (splits > 1) plan.workspace_bytes = splits * p_.w_count() * 4;
     plan.block = threads;
     plan.shared_bytes = static_cast<int>(shared);
     plan.wide_index = needs_wide_index(p_);
@@ -209,7 +197,11 @@ class Search {
     const double again =
         static_cast<double>(g_.N * g_.K * size_) * (lines - static_cast<double>(g_.H * g_.W));
     const double bytes_to_ms = 1e-6 / (kBandwidthEfficiency * d_.bandwidth_gb_s);
-    const double bytes_ms = (p_.least_bytes() + kAgainShare * again) * bytes_to_ms;
+    double bytes_ms = (p_.least_bytes() + kAgainShare * again) * bytes_to_ms;
+    if (g_.of_weights) {
+      const double turns = std::ceil(blocks / d_.sm_count);
+      bytes_ms *= 1 + kUnevenShare * (turns * d_.sm_count / blocks - 1);
+    }
     // Nothing is summed while the first tiles of all blocks are brought.
     const auto resident = static_cast<double>(resident_blocks(v, plan.block, plan.shared_bytes));
     const double tile_bytes =
@@ -221,10 +213,10 @@ class Search {
                          (tiles - 1) / stages * kTileClocks + all * kClocksPerInstruction;
     const double waits_ms = waves * waits * to_ms + first_ms;
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-    return longest + kOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
-           (plan.workspace_bytes > 0 ? kNextMs
-            : plan.splits > 1        ? kClusterMs * static_cast<double>(plan.splits)
-                                     : 0);
+    const double loss =
+        g_.of_weights ? kGradientLoss * std::min(kManyTiles / tiles, 1.0) : kOverlapLoss;
+    return longest + loss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
+           (plan.splits > 1 ? kNextMs : 0);
   }
 
   const ConvProblem& p_;

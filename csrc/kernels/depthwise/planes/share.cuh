@@ -16,10 +16,9 @@ struct Params {
   int64_t in_count, out_count;  // elements
   int in_lead, out_lead;        // elements in front of the tensors, from an address of 16 bytes on
   int H, W, P, Q;
-  int first_h, first_w;  // of the input, that the first output meets
-  int planes;            // of all images
-  int tile_rows;         // of outputs
-  Divider<int32_t> tile_planes;
+  int first_h, first_w;        // of the input, that the first output meets
+  int planes;                  // of all images
+  int tile_planes, tile_rows;  // of outputs
   int tiles;
   int stages, stage_bytes;  // of tiles, in shared memory
   int zeros_at;
@@ -29,7 +28,6 @@ struct Params {
   Divider<int32_t> channels, bands, row_strips, column_strips;
   // Of a weight gradient: `out` is only read; parts of sums, null where there is one of each.
   float* partial;
-  bool clustered;  // the blocks that go through parts of the steps are a cluster
   int N;
   int steps;                // tiles of a channel, in all images
   Divider<int32_t> splits;  // parts of the steps, that blocks go through
