@@ -30,6 +30,7 @@ PROBLEMS = {
     "3x3_padded": depthwise(2, 16, 9, 10, 3, padding=4),
     "3x3_chunks": depthwise(1, 328, 13, 9, 3, padding=1),
     "3x3_images": depthwise(41, 72, 7, 7, 3, padding=1),
+    "3x3_clusters": depthwise(17, 296, 14, 14, 3, padding=1),
     "3x3_pixels": depthwise(9, 16, 1, 1, 3, padding=1),
     "3x3_strided": depthwise(2, 24, 31, 26, 3, stride=2, padding=1),
     "3x3_strided_even": depthwise(2, 96, 30, 29, 3, stride=2),
@@ -73,6 +74,8 @@ def problems(op: str) -> dict[str, Case]:
 def test_every_plan_is_exact(op):
     plans = check_exact(FAMILY, op, problems(op), VARIANTS)
     assert {plan.variant for plan in plans} == VARIANTS
+    if op == "wgrad":  # clusters, which need no workspace
+        assert any(plan.splits > 1 and plan.workspace_bytes == 0 for plan in plans)
 
 
 @pytest.mark.gpu

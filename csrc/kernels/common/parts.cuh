@@ -5,6 +5,8 @@
 
 #include "kernels/common/scalar.cuh"
 #include "kernels/common/start.h"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "plan/problem.h"
 
@@ -25,6 +27,25 @@ __device__ inline float sum_of(int count, Value value) {
     total += few;
   }
   return total;
+}
+
+// Adds up `count` sums of which every block of a cluster has its part at `parts`, in shared memory,
+// by the order of ranks, and calls `store(number, total)`, each block for a share of them. So many
+// threads of every block call it, whole warps; the others have returned, or do so without waiting.
+template <typename Store>
+__device__ inline void add_in_cluster(const float* parts, int count, int blocks, int thread,
+                                      int threads, const Store& store) {
+  const uint32_t from = ptx::shared_address(parts);
+  __syncwarp();
+  ptx::sync_cluster();
+#pragma unroll 1
+  for (int i = ptx::cluster_rank() * threads + thread; i < count; i += blocks * threads) {
+    store(i, sum_of(blocks, [&](int rank) {
+            return ptx::load_cluster_float(ptx::cluster_address(from + i * 4, rank));
+          }));
+  }
+  __syncwarp();
+  ptx::sync_cluster();  // a block's parts are read until here
 }
 
 constexpr int kPartThreads = 256;

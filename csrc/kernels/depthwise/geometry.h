@@ -32,4 +32,15 @@ Geometry geometry_of(const ConvProblem& problem);
 // Shared memory that the filters of a block of threads may take.
 inline constexpr int64_t kFilterBytes = 40 << 10;
 
+// Each block takes so much shared memory of its multiprocessor besides what it asks for.
+inline constexpr int kReservedBytes = 1 << 10;
+// What each of so many blocks of a multiprocessor may ask for.
+inline int shared_bytes_of(const DeviceProperties& device, int blocks) {
+  return (device.shared_bytes_block + kReservedBytes) / blocks - kReservedBytes;
+}
+// How many blocks that ask for so much share a multiprocessor.
+inline int64_t resident_of(const DeviceProperties& device, int64_t shared_bytes) {
+  return (device.shared_bytes_block + kReservedBytes) / (shared_bytes + kReservedBytes);
+}
+
 }  // namespace customconv::depthwise

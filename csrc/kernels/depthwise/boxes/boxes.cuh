@@ -33,7 +33,8 @@ struct Params {
   T* weight;
   int64_t weight_k, weight_r, weight_s;
   Epilogue epilogue;
-  float* partial;  // sums of a weight gradient whose blocks share channels, else null
+  float* partial;  // of a weight gradient whose blocks leave parts, else null
+  bool clustered;  // blocks that share channels are a cluster
   int N, C;
   Axis h, w;
   int channels, down, threads, patch_rows;  // see Work and Tile
@@ -42,7 +43,8 @@ struct Params {
   BoxParams in_box, out_box;
   int stage_bytes, stages, filter_at, barriers_at;
   int images, tiles, tile_blocks;
-  Divider<int32_t> pairs, chunks, rows, columns, tiles_h, tiles_w, kernel, by_S;
+  Divider<int32_t> neighbours;  // blocks: a cluster's, or those of one chunk each
+  Divider<int32_t> pairs, rows, columns, tiles_h, tiles_w, kernel, by_S;
 };
 
 struct Memory {
@@ -56,18 +58,6 @@ struct Memory {
   char* stages;
   float* floats;
   ptx::Barrier *full, *empty;  // of the stages
-};
-
-// The stage that comes next, and the parity of its round.
-struct Turn {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ void advance(int stages) {
-    if (++stage < stages) return;
-    stage = 0;
-    parity ^= 1;
-  }
 };
 
 // An image, and a row and a column of patches.
@@ -86,8 +76,9 @@ template <typename T>
 struct Share {
   __device__ explicit Share(const Params<T>& p) {
     int32_t rest = static_cast<int>(blockIdx.x);
-    channel = p.chunks.split(rest) * p.channels;
-    first_tile = rest;
+    const int own = p.neighbours.split(rest);
+    channel = (p.clustered ? rest : own) * p.channels;
+    first_tile = p.clustered ? own : rest;
   }
   int channel, first_tile;
 };
@@ -121,7 +112,7 @@ __device__ inline void bring(const Params<T>& p, const CUtensorMap& map, const B
 template <bool kOfWeights, typename T>
 __device__ inline void load_tiles(const Params<T>& p, const Memory& memory, const Share<T>& share) {
   const bool elected = ptx::elect_one();
-  Turn turn;
+  ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.first_tile; tile < p.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p, tile);
@@ -161,7 +152,7 @@ struct Lane {
 template <typename T, typename Each>
 __device__ inline void walk_tiles(const Params<T>& p, const Memory& memory, const Share<T>& share,
                                   const Lane& lane, const Each& each) {
-  Turn turn;
+  ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.first_tile; tile < p.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p, tile);

@@ -129,7 +129,7 @@ Work work_of(const Geometry& g, const Tile& tile, int element_size, int shared_b
   const int barriers = 2 * kMostStages * kBarrierBytes;
   // A weight gradient's sums take the place of its stages in the end.
   const int filter_bytes = g.of_weights ? 0 : round_up(kernel * (tile.channels + 1) * 4, 16);
-  const int sum_bytes = g.of_weights ? 2 * kernel * w.threads * 4 : 0;
+  const int sum_bytes = g.of_weights ? kernel * (2 * w.threads + tile.channels) * 4 : 0;
   w.stages = std::min((shared_bytes - barriers - filter_bytes) / w.stage_bytes, kMostStages);
   w.filter_at = std::max(w.stages * w.stage_bytes, sum_bytes);
   w.barriers_at = w.filter_at + filter_bytes;

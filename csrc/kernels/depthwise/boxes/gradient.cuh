@@ -1,13 +1,39 @@
 // The weight gradient: tiles of both images come together. A thread has the sums of all taps of a
 // pair of channels in registers while its block goes through a share of the tiles; those of a block
-// are added up in shared memory. Where several blocks share channels, a second kernel adds up what
-// they leave. The order of all sums is fixed.
+// are added up in shared memory. Few blocks that share channels are a cluster, which adds up theirs
+// too and stores the result; what more of them leave, a second kernel adds up. The order of all
+// sums is fixed.
 #pragma once
 
 #include "kernels/common/parts.cuh"
 #include "kernels/depthwise/boxes/boxes.cuh"
 
 namespace customconv::depthwise::boxes {
+
+// Whether a patch has sums of its own, where registers allow: errors of rounding stay small, and
+// what does not exist need not be left out.
+constexpr bool sums_patches(int taps) { return taps == 3; }
+
+template <int kTaps>
+__device__ inline void clear(float2 (&sum)[kTaps][kTaps]) {
+#pragma unroll
+  for (int i = 0; i < kTaps * kTaps; ++i) sum[i / kTaps][i % kTaps] = {};
+}
+template <int kTaps>
+__device__ inline void add_all(const float2 (&from)[kTaps][kTaps], float2 (&to)[kTaps][kTaps]) {
+#pragma unroll
+  for (int i = 0; i < kTaps * kTaps; ++i) {
+    to[i / kTaps][i % kTaps].x += from[i / kTaps][i % kTaps].x;
+    to[i / kTaps][i % kTaps].y += from[i / kTaps][i % kTaps].y;
+  }
+}
+template <int kTaps>
+__device__ inline bool is_finite(const float2 (&sum)[kTaps][kTaps]) {
+  float2 zero{};
+#pragma unroll
+  for (int i = 0; i < kTaps * kTaps; ++i) multiply_add(sum[i / kTaps][i % kTaps], {0, 0}, zero);
+  return zero.x == 0 && zero.y == 0;
+}
 
 // What a patch adds.
 template <typename T, Walk kWalk, int kTaps>
@@ -61,7 +87,7 @@ __device__ inline void add_partial_patch(const Params<T>& p, const Columns<kWalk
 }
 
 // Adds up what the block's threads have, and stores it, or leaves it as a part: tap by tap of all
-// channels.
+// channels. A cluster's parts lie behind what the threads have.
 template <int kTaps, typename T>
 __device__ inline void store_sums(const Params<T>& p, const Share<T>& share, float* totals,
                                   const float2 (&sum)[kTaps][kTaps]) {
@@ -73,20 +99,37 @@ __device__ inline void store_sums(const Params<T>& p, const Share<T>& share, flo
   for (int i = 0; i < 2 * kKernel; ++i) totals[i * p.threads + thread] = flat[i];
   ptx::sync_threads(1, p.threads);
   const int pairs = p.pairs.divisor(), lanes = p.columns.divisor() * p.down;
-  float* const part = p.partial + int64_t{share.first_tile} * kKernel * p.C;
-#pragma unroll 1
-  for (int i = thread; i < kKernel * p.channels; i += p.threads) {
-    const int tap = i / p.channels, own = i % p.channels, c = share.channel + own;
-    if (c >= p.C) continue;
-    const float* from = totals + (tap * 2 + own % 2) * p.threads + own / 2;
-    const float total = sum_of(lanes, [&](int n) { return from[n * pairs]; });
+  const int sums = kKernel * p.channels;
+  float* const parts = totals + 2 * kKernel * p.threads;
+  // Leaves of a sum's number its tap's, and returns its channel.
+  const auto split = [&](int32_t& number) {
+    const int own = number % 2;
+    number /= 2;
+    return p.pairs.split(number) * 2 + own;
+  };
+  const auto store = [&](int32_t tap, float total) {
+    const int c = share.channel + split(tap);
+    if (c >= p.C) return;
     if (p.partial != nullptr) {
-      part[int64_t{tap} * p.C + c] = total;
+      p.partial[(int64_t{share.first_tile} * kKernel + tap) * p.C + c] = total;
     } else {
       p.weight[c * p.weight_k + tap / kTaps * p.weight_r + tap % kTaps * p.weight_s] =
           narrow<T>(total);
     }
+  };
+#pragma unroll 1
+  for (int i = thread; i < sums; i += p.threads) {
+    int32_t tap = i;
+    const int own = split(tap);
+    const float* from = totals + (tap * 2 + own % 2) * p.threads + own / 2;
+    const float total = sum_of(lanes, [&](int n) { return from[n * pairs]; });
+    if (p.clustered) {
+      parts[i] = total;
+    } else {
+      store(i, total);
+    }
   }
+  if (p.clustered) add_in_cluster(parts, sums, p.tile_blocks, thread, p.threads, store);
 }
 
 template <typename T, Walk kWalk, int kTaps>
@@ -109,19 +152,29 @@ __global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_o
     const int column = p.in_box.count * p.in_box.bytes +
                        p.out_box.column_at(p.pixel_bytes, lane.column * kPatch) +
                        lane.pair * static_cast<int>(sizeof(T));
-    float2 sum[kTaps][kTaps] = {};
+    float2 total[kTaps][kTaps] = {};
     walk_tiles(
         p, memory, share, lane, [&](const Place& where, const Place& own, const char* stage) {
           const int rows = p.h.out - where.h * kPatch, columns = p.w.out - where.w * kPatch;
+          const bool partial = rows < kPatch || columns < kPatch;
           const char* from =
               stage + own.n * p.out_box.image_bytes + own.h * kPatch * p.out_box.row_bytes + column;
-          if (rows >= kPatch && columns >= kPatch) {
-            add_patch(p, of_window, stage, own, from, sum);
+          if constexpr (sums_patches(kTaps)) {
+            float2 part[kTaps][kTaps] = {};
+            add_patch(p, of_window, stage, own, from, part);
+            // What does not exist has added zeros, unless it met a NaN or an infinity.
+            if (partial && !is_finite(part)) {
+              clear(part);
+              add_partial_patch(p, of_window, stage, own, from, rows, columns, part);
+            }
+            add_all(part, total);
+          } else if (partial) {
+            add_partial_patch(p, of_window, stage, own, from, rows, columns, total);
           } else {
-            add_partial_patch(p, of_window, stage, own, from, rows, columns, sum);
+            add_patch(p, of_window, stage, own, from, total);
           }
         });
-    store_sums<kTaps>(p, share, reinterpret_cast<float*>(boxes), sum);
+    store_sums<kTaps>(p, share, reinterpret_cast<float*>(boxes), total);
   }
 }
 

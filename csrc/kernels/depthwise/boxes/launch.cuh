@@ -4,11 +4,10 @@
 #include <algorithm>
 
 #include "kernels/common/map.cuh"
-#include "kernels/common/parts.cuh"
-#include "kernels/common/start.h"
 #include "kernels/depthwise/boxes/convolve.cuh"
 #include "kernels/depthwise/boxes/gradient.cuh"
 #include "kernels/depthwise/kinds.h"
+#include "kernels/depthwise/start.cuh"
 
 namespace customconv::depthwise::boxes {
 
@@ -81,19 +80,6 @@ inline BoxParams box_params(const Boxed& boxed, int pixel_bytes) {
           boxed.rows * row_bytes,          boxed.bytes, boxed.all_bytes};
 }
 
-// Where the weight is that has a number by r, s and k.
-struct WeightPlace {
-  Divider<int32_t> by_K, by_S;
-  int64_t k, r, s;  // strides
-
-  __device__ int64_t operator()(int64_t number) const {
-    auto rest = static_cast<int32_t>(number);
-    const int own_k = by_K.split(rest);
-    const int own_s = by_S.split(rest);
-    return own_k * k + rest * r + own_s * s;
-  }
-};
-
 template <typename T>
 Params<T> make_params(const Geometry& g, const Work& work, const T* in, T* weight, T* out,
                       const Epilogue& epilogue) {
@@ -130,7 +116,6 @@ Params<T> make_params(const Geometry& g, const Work& work, const T* in, T* weigh
   p.images = tile.images;
   p.tiles = static_cast<int>(work.tiles());
   p.pairs = D(work.pairs);
-  p.chunks = D(work.chunks);
   p.rows = D(tile.rows);
   p.columns = D(tile.columns);
   p.tiles_h = D(work.tiles_h);
@@ -148,20 +133,16 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   const Tile tile{plan.variant_index / 2, plan.tile[0], plan.tile[1], plan.tile[2],
                   plan.variant_index % 2 != 0};
   const Work work = work_of(g, tile, sizeof(T), plan.shared_bytes);
-  const bool backward = problem.pass == Pass::kDgrad;
-  auto* x = static_cast<T*>(operands.x);
-  auto* w = static_cast<T*>(operands.w);
-  auto* y = static_cast<T*>(operands.y);
+  const Tensors<T> tensors(problem.pass, operands);
   Params<T> params =
-      make_params<T>(g, work, backward ? y : x, w, backward ? x : y, operands.epilogue);
+      make_params<T>(g, work, tensors.in, tensors.weight, tensors.out, operands.epilogue);
   params.tile_blocks = static_cast<int>(plan.grid[0] / work.chunks);
-  params.partial = plan.splits > 1 ? static_cast<float*>(context.workspace) : nullptr;
-  start("depthwise", {plan.grid[0], plan.block, plan.shared_bytes, context.stream},
-        kernel_of<T>(g, !operands.epilogue.is_empty()), params);
-  if (plan.splits == 1) return;
-  const WeightPlace place{D(problem.K), D(problem.S), g.weight_k, g.weight_r, g.weight_s};
-  add_up("depthwise: the parts of the weight gradient", params.partial, problem.w_count(),
-         plan.splits, w, place, /*early=*/true, context.stream);
+  params.partial = parts_of(plan, context);
+  params.clustered = is_clustered(plan);
+  params.neighbours = D(params.clustered ? plan.splits : work.chunks);
+  start_plan(plan, context, kernel_of<T>(g, !operands.epilogue.is_empty()), params, tensors.weight,
+             problem.w_count(),
+             {D(1), D(problem.K), D(problem.S), g.weight_k, 0, g.weight_r, g.weight_s});
 }
 
 }  // namespace customconv::depthwise::boxes

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/depthwise/boxes/geometry.h"
+#include "kernels/depthwise/geometry.h"
 #include "plan/search.h"
 
 namespace customconv::depthwise::boxes {
@@ -22,22 +23,29 @@ constexpr double kIssueEfficiency = 0.84;   // of an instruction a clock, of eac
 constexpr double kBlockClocks = 1540;
 constexpr double kFilterClocks = 555;
 constexpr double kFirstClocks = 0.0216;
-constexpr double kTileClocks = 286;
+constexpr double kTileClocks = 286, kGradientTileClocks = 464;
 constexpr double kLastTile = 0.27;  // of a tile's clocks: nothing is brought meanwhile
 // Clocks from one instruction of a warp to the next, where it has the schedulers to itself.
 constexpr double kLatency = 1.26, kLatencyOfAny = 4.44;
 constexpr double kRowClocks = 2.46;  // of a row of a box, brought
 constexpr double kBandwidthEfficiency = 0.92;
 // How much longer bytes take where a block's channels are no whole lines of 128 bytes of images
-// that the second-level cache cannot hold, and where a weight gradient has two stages only: one
-// comes while the other is computed.
-constexpr double kPartLines = 1.08, kTwoStages = 1.1;
+// that the second-level cache cannot hold.
+constexpr double kPartLines = 1.08;
+constexpr double kAgainShare = 0.18;  // of bytes that a weight gradient brings twice
 constexpr double kOverlapLoss = 0.34;
+// The same of a weight gradient, of a block of so many tiles: of more, less is lost.
+constexpr double kGradientLoss = 0.29, kManyTiles = 18;
 constexpr double kLaunchMs = 5.06e-3;
-constexpr double kNextMs = 5.02e-3;  // of a weight gradient's second kernel, and of a part
+constexpr double kNextMs = 4.2e-3;  // of a weight gradient's second kernel, and of a part
 constexpr double kPartMs = 10.6e-6;
+constexpr double kClusterMs = 1.6e-3;  // of a cluster, and of each of its blocks
+constexpr double kMemberMs = 0.2e-3;
 
-constexpr int kMostTurns = 8;  // patches of a thread in a tile
+constexpr int kMostPatches = 8;            // of a thread in a tile
+constexpr int kClusters[] = {1, 2, 4, 8};  // blocks of a weight gradient that share channels
+constexpr int kMostTurns = 2;              // of all multiprocessors, that clusters may take
+constexpr int kLeastShare = 2;             // of these they keep at least one in so many busy
 
 bool is_whole(const Shape4& strides, const Shape4& sizes, int64_t unit) {
   for (const int axis : {0, 2, 3}) {
@@ -144,18 +152,31 @@ class Search {
   void consider(const Tile& tile) {
     int last = 0;
     for (int blocks = blocks_of(taps_of(g_)); blocks >= 1; --blocks) {
-      const Work w = work_of(g_, tile, size_, shared_bytes_of(blocks));
+      const Work w = work_of(g_, tile, size_, shared_bytes_of(d_, blocks));
       if (!w.fits || w.bytes == last) continue;
       last = w.bytes;
-      if (ceil_divide(tile.rows * tile.images, w.down) > kMostTurns) return;
+      if (ceil_divide(tile.rows * tile.images, w.down) > kMostPatches) return;
       weigh(w, blocks);
     }
   }
 
   void weigh(const Work& w, int resident) {
     const int64_t tiles = w.tiles();
-    int64_t tile_blocks = std::clamp<int64_t>(int64_t{resident} * d_.sm_count / w.chunks, 1, tiles);
-    tile_blocks = ceil_divide(tiles, ceil_divide(tiles, tile_blocks));
+    const auto evenly = [&](int64_t blocks) {
+      return ceil_divide(tiles, ceil_divide(tiles, std::clamp<int64_t>(blocks, 1, tiles)));
+    };
+    const int64_t all = int64_t{resident} * d_.sm_count;
+    take(w, resident, evenly(all / w.chunks), false);
+    if (!g_.of_weights) return;
+    for (const int blocks : kClusters) {
+      const int64_t grid = blocks * w.chunks;
+      if (grid > kMostTurns * all || kLeastShare * grid < d_.sm_count) continue;
+      if (evenly(blocks) == blocks) take(w, resident, blocks, true);
+    }
+  }
+
+  // `clustered`: the blocks that share channels are a cluster.
+  void take(const Work& w, int resident, int64_t tile_blocks, bool clustered) {
     ConvPlan plan{};
     plan.variant = w.tile.merged ? "boxes of rows" : "boxes";
     plan.variant_index = w.tile.channels * 2 + (w.tile.merged ? 1 : 0);
@@ -167,9 +188,13 @@ class Search {
     plan.shared_bytes = w.bytes;
     plan.wide_index = needs_wide_index(p_);
     if (g_.of_weights) plan.splits = tile_blocks;
-    if (plan.splits > 1) plan.workspace_bytes = plan.splits * p_.w_count() * 4;
-    plan.predicted_ms = predict_ms(w, resident, plan.grid[0], ceil_divide(tiles, tile_blocks));
-    if (plan.splits > 1) plan.predicted_ms += kNextMs + kPartMs * static_cast<double>(plan.splits);
+    plan.predicted_ms = predict_ms(w, resident, plan.grid[0], ceil_divide(w.tiles(), tile_blocks));
+    if (plan.splits > 1 && clustered) {
+      plan.predicted_ms += kClusterMs + kMemberMs * static_cast<double>(plan.splits);
+    } else if (plan.splits > 1) {
+      plan.workspace_bytes = plan.splits * p_.w_count() * 4;
+      plan.predicted_ms += kNextMs + kPartMs * static_cast<double>(plan.splits);
+    }
     if (all_ != nullptr) all_->push_back(plan);
     if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
   }
@@ -210,20 +235,20 @@ class Search {
     const double to_ms = 1 / (d_.clock_ghz * 1e6);
     const double busy_ms = sharing * (each * tile + last) * to_ms;
     const double latency = g_.walk == Walk::kAny ? kLatencyOfAny : kLatency;
-    const double waits = kTileClocks + latency * turns * patch;
+    const double waits =
+        (g_.of_weights ? kGradientTileClocks : kTileClocks) + latency * turns * patch;
     const double waits_ms = waves * (first + each * waits + kLastTile * tile) * to_ms;
     double bytes_ms = 1e-6 * p_.least_bytes() / (kBandwidthEfficiency * d_.bandwidth_gb_s);
     const bool large = p_.least_bytes() > static_cast<double>(d_.l2_bytes);
     if (large && w.chunks > 1 && w.tile.channels * size_ % 128 != 0) bytes_ms *= kPartLines;
-    if (g_.of_weights && w.stages == 2) bytes_ms *= kTwoStages;
+    if (g_.of_weights) {
+      const double all = static_cast<double>(blocks) * each * brought;
+      bytes_ms *= 1 + kAgainShare * std::max(all / p_.least_bytes() - 1, 0.0);
+    }
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-    return kLaunchMs + longest + kOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest);
-  }
-
-  // What each of so many blocks of a multiprocessor may have.
-  int shared_bytes_of(int blocks) const {
-    constexpr int kReserved = 1024;
-    return (d_.shared_bytes_block + kReserved) / blocks - kReserved;
+    const double loss =
+        g_.of_weights ? kGradientLoss * std::min(kManyTiles / each, 1.0) : kOverlapLoss;
+    return kLaunchMs + longest + loss * (busy_ms + waits_ms + bytes_ms - longest);
   }
 
   const ConvProblem& p_;

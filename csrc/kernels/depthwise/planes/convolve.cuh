@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
     const int w = input_of(kWalk, item.q, p.first_w), columns = min(p.Q - item.q, kColumns);
     const typename Window<T, kAcross>::Mask mask(w, p.W);
     __syncthreads();
-    int stage = 0, out_stage = 0;
-    uint32_t parity = 0;
+    ptx::Turn turn;
+    int out_stage = 0;
 #pragma unroll 1
     for (int tile = first_tile; tile < p.tiles; tile += tile_blocks) {
       const Share own = share(tile);
@@ -139,11 +139,11 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
         float weight[kCount][kCount], sum[kKept][kColumns] = {};
 #pragma unroll
         for (int i = 0; i < kCount * kCount; ++i) weight[i / kCount][i % kCount] = widen(filter[i]);
-        ptx::wait(&full[stage], parity);
+        ptx::wait(&full[turn.stage], turn.parity);
         const int h = input_of(kWalk, own.p + item.p, p.first_h);
         const int first = own.lead_in(p) + (item.plane * p.H + h - own.h) * p.W + w;
-        sum_strip<kWalk, kCount, kAcross>(p, ptx::shared_address(stage_in(stage) + first), h, zeros,
-                                          mask, weight, sum);
+        sum_strip<kWalk, kCount, kAcross>(p, ptx::shared_address(stage_in(turn.stage) + first), h,
+                                          zeros, mask, weight, sum);
         const int at = (item.plane * p.P + item.p) * p.Q + item.q;
         if (p.finishes) finish_sums(p, channel, own.first_out(p) + at, rows, columns, sum);
         stage_sums(p, out + own.lead_out(p) + at, rows, columns, sum);
@@ -155,13 +155,10 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
       if (thread < 32) {
         store_run(p.out + own.first_out(p), out, own.out_count(p), thread);
         const int next = tile + p.stages * tile_blocks;
-        if (thread == 0 && next < p.tiles) bring(next, stage);
+        if (thread == 0 && next < p.tiles) bring(next, turn.stage);
       }
       out_stage ^= 1;
-      if (++stage == p.stages) {
-        stage = 0;
-        parity ^= 1;
-      }
+      turn.advance(p.stages);
     }
     if (thread == 0) ptx::await_store_reads();
   }

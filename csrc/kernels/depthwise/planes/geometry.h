@@ -80,6 +80,10 @@ constexpr bool has_kernel(const Variant& v, int element_size) {
   return columns > 0 && columns <= 8 && kRows[v.rows] == 4;
 }
 
+// Whether a strip of a weight gradient has sums of its own, where registers allow: errors of
+// rounding stay small, and what does not exist need not be left out.
+constexpr bool sums_strips(int taps) { return taps < 7; }
+
 constexpr int kMostThreads = 256;
 constexpr int kMostStages = 4;  // tiles that are on their way or looked at
 // Blocks of as many threads that are to share a multiprocessor: what registers leave room for.

@@ -9,13 +9,39 @@
 
 namespace customconv::depthwise::planes {
 
-// What a strip adds to the taps. `kPartial`: only so many of its rows and columns exist. `in`: the
-// address of the first row and column of the input that it meets; `h`: that row.
+template <int kCount>
+__device__ inline void clear(float (&sum)[kCount][kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount * kCount; ++i) sum[i / kCount][i % kCount] = 0;
+}
+template <int kCount>
+__device__ inline void add_all(const float (&from)[kCount][kCount], float (&to)[kCount][kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount * kCount; ++i)
+    to[i / kCount][i % kCount] += from[i / kCount][i % kCount];
+}
+template <int kCount>
+__device__ inline bool is_finite(const float (&sum)[kCount][kCount]) {
+  float zero = 0;
+#pragma unroll
+  for (int i = 0; i < kCount * kCount; ++i) zero = fmaf(sum[i / kCount][i % kCount], 0.0f, zero);
+  return zero == 0;
+}
+
+// What a strip adds to the taps. Outputs that do not exist are zeros; `kPartial`: they are left
+// out. `in`, `out`: the addresses of its first row and column, and of those of the input that it
+// meets; `h`: that row of the input.
 template <Walk kWalk, bool kPartial, int kKept, int kColumns, int kCount, int kAcross, typename T>
-__device__ inline void add_strip(const Params<T>& p, uint32_t in, int h, uint32_t zeros,
-                                 const typename Window<T, kAcross>::Mask& mask,
-                                 const Window<T, kColumns> (&gradient)[kKept], int rows,
-                                 int columns, float (&sum)[kCount][kCount]) {
+__device__ inline void add_strip(const Params<T>& p, uint32_t in, int h,
+                                 const typename Window<T, kAcross>::Mask& mask, uint32_t out,
+                                 int rows, int columns,
+                                 const typename Window<T, kColumns>::Mask& out_mask, uint32_t zeros,
+                                 float (&sum)[kCount][kCount]) {
+  Window<T, kColumns> gradient[kKept];
+#pragma unroll
+  for (int t = 0; t < kKept; ++t) {
+    gradient[t].load(row_address<T>(out, t, p.Q, t < rows, zeros), out_mask);
+  }
 #pragma unroll
   for (int i = 0; i < reach_of(kWalk, kCount, kKept); ++i) {
     Window<T, kAcross> window;
@@ -37,29 +63,56 @@ __device__ inline void add_strip(const Params<T>& p, uint32_t in, int h, uint32_
   }
 }
 
-// Adds up what the threads of a plane have in `totals`, in a fixed order, and stores it. So many
-// threads share a sum: a warp, or one.
-template <int kSharers, int kCount, typename T>
+// The same, element by element, of only so many rows and columns. `w`: the first column of the
+// input.
+template <Walk kWalk, int kCount, typename T>
+__device__ inline void add_elements(const Params<T>& p, const T* in, int h, int w, const T* out,
+                                    int rows, int columns, float (&sum)[kCount][kCount]) {
+  constexpr int kStep = kWalk == Walk::kSecond ? 2 : 1;
+#pragma unroll 1
+  for (int t = 0; t < rows; ++t) {
+#pragma unroll 1
+    for (int j = 0; j < columns; ++j) {
+      const float gradient = widen(out[t * p.Q + j]);
+#pragma unroll
+      for (int i = 0; i < kCount * kCount; ++i) {
+        const int r = t * kStep + i / kCount, s = j * kStep + i % kCount;
+        if (!is_within(h + r, p.H) || !is_within(w + s, p.W)) continue;
+        float& to = sum[i / kCount][i % kCount];
+        to = fmaf(gradient, widen(in[r * p.W + s]), to);
+      }
+    }
+  }
+}
+
+// Adds up what the threads of a plane have in `totals`, in a fixed order, and stores it, or leaves
+// it as a part. A warp shares a sum where it is long.
+template <int kCount, typename T>
 __device__ inline void store_sums(const Params<T>& p, int channel, int planes, int split,
                                   int thread, const float* totals) {
-  constexpr int kSums = kCount * kCount;
-  const int threads = static_cast<int>(blockDim.x), sharer = thread % kSharers;
+  constexpr int kSums = kCount * kCount, kWarp = 32;
+  const int threads = static_cast<int>(blockDim.x);
   const int terms = p.tile_images.divisor() * p.row_strips.divisor() * p.column_strips.divisor();
-  for (int i = thread / kSharers; i < planes * kSums; i += threads / kSharers) {
+  const bool shared = terms >= kWarp;
+  const int sharers = shared ? kWarp : 1, sharer = shared ? thread % kWarp : 0;
+#pragma unroll 1
+  for (int i = shared ? thread / kWarp : thread; i < planes * kSums; i += threads / sharers) {
     const int plane = i % planes, tap = i / planes;
     const float* from = totals + tap * threads + plane * terms + sharer;
-    float total = sum_of((terms - sharer + kSharers - 1) / kSharers,
-                         [&](int n) { return from[n * kSharers]; });
+    float total =
+        sum_of((terms - sharer + sharers - 1) / sharers, [&](int n) { return from[n * sharers]; });
+    if (shared) {
 #pragma unroll
-    for (int apart = kSharers / 2; apart > 0; apart /= 2) {
-      total += __shfl_xor_sync(~0u, total, apart);
+      for (int apart = kWarp / 2; apart > 0; apart /= 2) {
+        total += __shfl_xor_sync(~0u, total, apart);
+      }
+      if (sharer > 0) continue;
     }
-    if (sharer > 0) continue;
     const int64_t k = channel + plane;
     if (p.partial == nullptr) {
       p.weight[k * kSums + tap] = narrow<T>(total);
     } else {
-      p.partial[(int64_t{split} * p.channels.divisor() + k) * kSums + tap] = total;
+      p.partial[(int64_t{split} * kSums + tap) * p.channels.divisor() + k] = total;
     }
   }
 }
@@ -125,53 +178,53 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
     const int w = input_of(kWalk, item.q, p.first_w), columns = min(p.Q - item.q, kColumns);
     const typename Window<T, kAcross>::Mask mask(w, p.W);
     const typename Window<T, kColumns>::Mask out_mask(0, columns);
-    float sum[kCount][kCount] = {};
-    int stage = 0;
-    uint32_t parity = 0;
+    float total[kCount][kCount] = {};
+    ptx::Turn turn;
 #pragma unroll 1
     for (int step = begin; step < end; ++step) {
       const Share own = share(step, image);
       const int rows = item.plane < own.planes ? min(own.rows - item.p, kKept) : 0;
+      const bool cut = rows > 0 && (rows < kKept || columns < kColumns);
       // A warp goes one way or the other.
-      const bool partial = __any_sync(~0u, rows > 0 && (rows < kKept || columns < kColumns));
-      ptx::wait(&full[stage], parity);
+      const bool partial = sums_strips(kCount) ? cut : __any_sync(~0u, cut);
+      ptx::wait(&full[turn.stage], turn.parity);
       if (rows > 0) {
         const int h = input_of(kWalk, own.p + item.p, p.first_h);
         const int first_in = own.lead_in(p) + (item.plane * p.H + h - own.h) * p.W + w;
-        const uint32_t in = ptx::shared_address(stage_in(stage, image) + first_in);
+        const T* const in_strip = stage_in(turn.stage, image) + first_in;
+        const uint32_t in = ptx::shared_address(in_strip);
         const int first_out = own.lead_out(p) + (item.plane * p.P + item.p) * p.Q + item.q;
-        const uint32_t out = ptx::shared_address(stage_out(stage, image) + first_out);
-        Window<T, kColumns> gradient[kKept];
-#pragma unroll
-        for (int t = 0; t < kKept; ++t) {
-          gradient[t].load(row_address<T>(out, t, p.Q, t < rows, zeros), out_mask);
-        }
-        if (!partial) {
-          add_strip<kWalk, false, kKept, kColumns, kCount, kAcross>(p, in, h, zeros, mask, gradient,
-                                                                    rows, columns, sum);
+        const T* const out_strip = stage_out(turn.stage, image) + first_out;
+        const uint32_t out = ptx::shared_address(out_strip);
+        if constexpr (sums_strips(kCount)) {
+          float part[kCount][kCount] = {};
+          add_strip<kWalk, false, kKept, kColumns, kCount, kAcross>(p, in, h, mask, out, rows,
+                                                                    columns, out_mask, zeros, part);
+          // What does not exist has added zeros, unless it met a NaN or an infinity.
+          if (partial && !is_finite(part)) {
+            clear(part);
+            add_elements<kWalk>(p, in_strip, h, w, out_strip, rows, columns, part);
+          }
+          add_all(part, total);
+        } else if (partial) {
+          add_strip<kWalk, true, kKept, kColumns, kCount, kAcross>(p, in, h, mask, out, rows,
+                                                                   columns, out_mask, zeros, total);
         } else {
-          add_strip<kWalk, true, kKept, kColumns, kCount, kAcross>(p, in, h, zeros, mask, gradient,
-                                                                   rows, columns, sum);
+          add_strip<kWalk, false, kKept, kColumns, kCount, kAcross>(
+              p, in, h, mask, out, rows, columns, out_mask, zeros, total);
         }
       }
       __syncthreads();
-      if (step + p.stages < end) bring(step + p.stages, stage);
-      if (++stage == p.stages) {
-        stage = 0;
-        parity ^= 1;
-      }
+      if (step + p.stages < end) bring(step + p.stages, turn.stage);
+      turn.advance(p.stages);
     }
     auto* totals = reinterpret_cast<float*>(memory);
 #pragma unroll
     for (int i = 0; i < kCount * kCount; ++i) {
-      totals[i * blockDim.x + thread] = sum[i / kCount][i % kCount];
+      totals[i * blockDim.x + thread] = total[i / kCount][i % kCount];
     }
     __syncthreads();
-    if (p.tile_images.divisor() * p.row_strips.divisor() * p.column_strips.divisor() < kWarp) {
-      store_sums<1, kCount>(p, channel, planes, split, thread, totals);
-    } else {
-      store_sums<kWarp, kCount>(p, channel, planes, split, thread, totals);
-    }
+    store_sums<kCount>(p, channel, planes, split, thread, totals);
   }
 }
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/common/start.h"
 #include "kernels/depthwise/kinds.h"
 #include "kernels/depthwise/planes/convolve.cuh"
 #include "kernels/depthwise/planes/gradient.cuh"
+#include "kernels/depthwise/start.cuh"
 
 namespace customconv::depthwise::planes {
 
@@ -33,11 +33,6 @@ KernelOf<T> kernel_at(int index, std::index_sequence<kIndex...>) {
       one_kernel<T, kOfWeights, static_cast<int>(kIndex)>()...};
   return kTable[index];
 }
-
-// Parts of a weight gradient lie as the weight does.
-struct InOrder {
-  __device__ int64_t operator()(int64_t number) const { return number; }
-};
 
 template <typename T>
 Params<T> make_params(const depthwise::Geometry& g, const ConvPlan& plan, const T* in, T* weight,
@@ -91,19 +86,17 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
             const LaunchContext& context) {
   const depthwise::Geometry geometry = depthwise::geometry_of(problem);
   constexpr auto kAll = std::make_index_sequence<kVariantCount>();
-  const bool dgrad = problem.pass == Pass::kDgrad, wgrad = problem.pass == Pass::kWgrad;
-  auto* x = static_cast<T*>(operands.x);
-  auto* w = static_cast<T*>(operands.w);
-  auto* y = static_cast<T*>(operands.y);
+  const Tensors<T> tensors(problem.pass, operands);
   Params<T> params =
-      make_params<T>(geometry, plan, dgrad ? y : x, w, dgrad ? x : y, operands.epilogue);
-  params.partial = plan.splits > 1 ? static_cast<float*>(context.workspace) : nullptr;
-  const KernelOf<T> kernel = wgrad ? kernel_at<T, true>(plan.variant_index, kAll)
-                                   : kernel_at<T, false>(plan.variant_index, kAll);
-  start("depthwise", {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kernel, params);
-  if (plan.splits == 1) return;
-  add_up("depthwise: the parts of the weight gradient", params.partial, problem.w_count(),
-         plan.splits, params.weight, InOrder{}, /*early=*/true, context.stream);
+      make_params<T>(geometry, plan, tensors.in, tensors.weight, tensors.out, operands.epilogue);
+  params.partial = parts_of(plan, context);
+  const KernelOf<T> kernel = problem.pass == Pass::kWgrad
+                                 ? kernel_at<T, true>(plan.variant_index, kAll)
+                                 : kernel_at<T, false>(plan.variant_index, kAll);
+  using D = Divider<int32_t>;
+  start_plan(plan, context, kernel, params, tensors.weight, problem.w_count(),
+             {D(1), D(problem.K), D(problem.S), geometry.weight_k, 0, geometry.weight_r,
+              geometry.weight_s});
 }
 
 }  // namespace customconv::depthwise::planes

@@ -20,16 +20,17 @@ constexpr double kPartialShare = 1.3;  // more, where a warp of a weight gradien
 constexpr double kIssueEfficiency = 0.72;      // of an instruction a clock, of each scheduler
 constexpr double kClocksPerInstruction = 2.2;  // of a warp alone
 constexpr double kTileClocks = 1500;           // that a block waits for a tile
-constexpr double kGradientClocks = 7300;       // the same until it begins, of a weight gradient
+constexpr double kGradientClocks = 5300;       // the same until it begins, of a weight gradient
 constexpr double kAgainShare = 0.15;           // of the bytes that are read twice
 constexpr double kFirstShare = 0.49;           // of the time that the first tiles take
 constexpr double kBandwidthEfficiency = 0.93;
 constexpr double kOverlapLoss = 0.39;
+// The same of a weight gradient, of a block of so many tiles: of more, less is lost. How much
+// longer its bytes take where multiprocessors have half as many blocks as others.
+constexpr double kGradientLoss = 0.59, kManyTiles = 48, kUnevenShare = 0.39;
 constexpr double kLaunchMs = 5.1e-3;
-constexpr double kNextMs = 2.7e-3;       // of a weight gradient's second kernel
-constexpr int kSharedBytes = 228 << 10;  // of a multiprocessor
-constexpr int kReservedBytes = 1 << 10;  // of these, for each block
-constexpr int kMostBlocks = 32;
+constexpr double kNextMs = 1.6e-3;  // of a weight gradient's second kernel
+constexpr int kMostBlocks = 32;     // of a multiprocessor
 
 constexpr int kTileThreads[] = {32, 64, 128, 256};
 constexpr int kGradientTurns[] = {0, 2, 4};  // blocks of a weight gradient for each multiprocessor
@@ -39,6 +40,24 @@ int taps_index(const depthwise::Geometry& g) {
     if (g.R == kTaps[i] && g.S == kTaps[i]) return i;
   }
   return -1;
+}
+
+// Whether a strip of rows of one plane fits a block, by any kernel.
+bool has_tile(const depthwise::Geometry& g, Walk walk, int taps, int size,
+              const DeviceProperties& d) {
+  for (int width = 0; width < kColumnsCount; ++width) {
+    for (int rows = 0; rows < kRowsCount; ++rows) {
+      const Variant v{walk, taps, width, rows};
+      if (!has_kernel(v, size)) continue;
+      const Tile t = tile_of(g, v, 1, kRows[rows], 1, size);
+      const int stages = g.of_weights ? 1 : 2;
+      if (t.items <= kMostThreads && t.count <= INT32_MAX / 2 && t.steps <= INT32_MAX &&
+          places_of(g, t, stages, size).all <= d.shared_bytes_block) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 // Whether no strip reads far outside its row.
@@ -129,10 +148,9 @@ class Search {
 
   // That share a multiprocessor.
   int64_t resident_blocks(const Variant& v, int threads, int64_t shared = 0) const {
-    return std::max<int64_t>(
-        std::min<int64_t>({kMostThreads * blocks_of(v, size_) / threads, kMostBlocks,
-                           kSharedBytes / (shared + kReservedBytes)}),
-        1);
+    return std::max<int64_t>(std::min<int64_t>({kMostThreads * blocks_of(v, size_) / threads,
+                                                kMostBlocks, resident_of(d_, shared)}),
+                             1);
   }
 
   void weigh(const Variant& v, const Tile& t, int threads, int64_t shared, int64_t blocks,
@@ -158,7 +176,7 @@ class Search {
     const int taps = kTaps[v.taps], kept = kRows[v.rows], columns = v.columns(size_);
     const double words = std::floor(reach_of(walk_, taps, columns) * size_ / 4) + 1;
     double products = kept * columns * taps * taps * (is_half(walk_) ? 0.25 : 1);
-    if (g_.of_weights) {
+    if (g_.of_weights && !sums_strips(taps)) {
       const auto whole = static_cast<double>((g_.P / kept) * (g_.Q / columns));
       const auto all = static_cast<double>(ceil_divide(g_.P, kept) * ceil_divide(g_.Q, columns));
       products *= 1 + kPartialShare * std::min(32 * (1 - whole / all), 1.0);
@@ -179,7 +197,11 @@ class Search {
     const double again =
         static_cast<double>(g_.N * g_.K * size_) * (lines - static_cast<double>(g_.H * g_.W));
     const double bytes_to_ms = 1e-6 / (kBandwidthEfficiency * d_.bandwidth_gb_s);
-    const double bytes_ms = (p_.least_bytes() + kAgainShare * again) * bytes_to_ms;
+    double bytes_ms = (p_.least_bytes() + kAgainShare * again) * bytes_to_ms;
+    if (g_.of_weights) {
+      const double turns = std::ceil(blocks / d_.sm_count);
+      bytes_ms *= 1 + kUnevenShare * (turns * d_.sm_count / blocks - 1);
+    }
     // Nothing is summed while the first tiles of all blocks are brought.
     const auto resident = static_cast<double>(resident_blocks(v, plan.block, plan.shared_bytes));
     const double tile_bytes =
@@ -191,7 +213,9 @@ class Search {
                          (tiles - 1) / stages * kTileClocks + all * kClocksPerInstruction;
     const double waits_ms = waves * waits * to_ms + first_ms;
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-    return longest + kOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
+    const double loss =
+        g_.of_weights ? kGradientLoss * std::min(kManyTiles / tiles, 1.0) : kOverlapLoss;
+    return longest + loss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
            (plan.splits > 1 ? kNextMs : 0);
   }
 
@@ -231,7 +255,9 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
       !stays_near(walk, kTaps[taps], g.W, g.Q, g.pad_w)) {
     return "there is more padding than a filter reaches";
   }
-  if (Search(p, d).best().block == 0) return "rows are too long for a block";
+  if (!has_tile(g, walk, taps, static_cast<int>(element_size(p.dtype)), d)) {
+    return "rows are too long for a block";
+  }
   return nullptr;
 }
 

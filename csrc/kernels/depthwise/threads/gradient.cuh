@@ -119,8 +119,8 @@ __device__ inline void store_share(const Params<T>& p, const Share& share, int t
     if (p.partial == nullptr) {
       store_weight(p, k, r, s, total);
     } else {
-      const int64_t part = int64_t{share.split} * p.K + k;
-      p.partial[(part * p.R + r) * p.S + s] = total;
+      const int64_t part = int64_t{share.split} * p.R + r;
+      p.partial[(part * p.S + s) * p.K + k] = total;
     }
   };
   if constexpr (is_planar(kOrder)) {  // a warp for each sum

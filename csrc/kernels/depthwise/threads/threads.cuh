@@ -3,9 +3,8 @@
 
 #include <utility>
 
-#include "kernels/common/parts.cuh"
-#include "kernels/common/start.h"
 #include "kernels/depthwise/kinds.h"
+#include "kernels/depthwise/start.cuh"
 #include "kernels/depthwise/threads/filter.cuh"
 #include "kernels/depthwise/threads/gradient.cuh"
 #include "kernels/depthwise/threads/store.cuh"
@@ -97,19 +96,6 @@ __global__ void __launch_bounds__(kThreads, gradient_blocks_of(kOrder, kCount))
   __syncthreads();
   store_share<kOrder, kCount, kAcross, kWidth>(p, share, thread, totals);
 }
-
-// Where the weight is that has a number by k, r and s.
-struct WeightPlace {
-  Divider<int32_t> by_R, by_S;
-  int64_t k, r, s;  // strides
-
-  __device__ int64_t operator()(int64_t number) const {
-    auto rest = static_cast<int32_t>(number);
-    const int own_s = by_S.split(rest);
-    const int own_r = by_R.split(rest);
-    return rest * k + own_r * r + own_s * s;
-  }
-};
 
 template <typename T>
 using KernelOf = void (*)(Params<T>);
@@ -203,25 +189,21 @@ Params<T> make_params(const Geometry& g, const Work& work, const T* in, T* weigh
 template <typename T>
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
+  using D = Divider<int32_t>;
   constexpr auto kAll = std::make_index_sequence<kVariantCount>();
   const Geometry geometry = geometry_of(problem);
   const Work work = work_of(geometry, Variant::at(plan.variant_index), plan.tile[2], sizeof(T));
-  const bool dgrad = problem.pass == Pass::kDgrad, wgrad = problem.pass == Pass::kWgrad;
-  auto* x = static_cast<T*>(operands.x);
-  auto* w = static_cast<T*>(operands.w);
-  auto* y = static_cast<T*>(operands.y);
+  const Tensors<T> tensors(problem.pass, operands);
   Params<T> params =
-      make_params<T>(geometry, work, dgrad ? y : x, w, dgrad ? x : y, operands.epilogue);
-  params.partial = plan.splits > 1 ? static_cast<float*>(context.workspace) : nullptr;
-  params.splits = Divider<int32_t>(plan.splits);
-  const KernelOf<T> kernel = wgrad ? kernel_at<T, true>(plan.variant_index, kAll)
-                                   : kernel_at<T, false>(plan.variant_index, kAll);
-  start("depthwise", {plan.grid[0], kThreads, plan.shared_bytes, context.stream}, kernel, params);
-  if (plan.splits == 1) return;
-  const WeightPlace place{Divider<int32_t>(geometry.R), Divider<int32_t>(geometry.S),
-                          geometry.weight_k, geometry.weight_r, geometry.weight_s};
-  add_up("depthwise: the parts of the weight gradient", params.partial, problem.w_count(),
-         plan.splits, params.weight, place, /*early=*/true, context.stream);
+      make_params<T>(geometry, work, tensors.in, tensors.weight, tensors.out, operands.epilogue);
+  params.partial = parts_of(plan, context);
+  params.splits = D(plan.splits);
+  const KernelOf<T> kernel = problem.pass == Pass::kWgrad
+                                 ? kernel_at<T, true>(plan.variant_index, kAll)
+                                 : kernel_at<T, false>(plan.variant_index, kAll);
+  start_plan(plan, context, kernel, params, tensors.weight, problem.w_count(),
+             {D(1), D(geometry.K), D(geometry.S), geometry.weight_k, 0, geometry.weight_r,
+              geometry.weight_s});
 }
 
 }  // namespace customconv::depthwise::threads
