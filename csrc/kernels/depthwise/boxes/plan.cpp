@@ -29,10 +29,12 @@ constexpr double kLastTile = 0.27;  // of a tile's clocks: nothing is brought me
 constexpr double kLatency = 1.26, kLatencyOfAny = 4.44;
 constexpr double kRowClocks = 2.46;  // of a row of a box, brought
 constexpr double kBandwidthEfficiency = 0.92;
-// How much longer bytes take where a block's channels are no whole lines of 128 bytes of images
-// that the second-level cache cannot hold.
-constexpr double kPartLines = 1.08;
-constexpr double kAgainShare = 0.18;  // of bytes that a weight gradient brings twice
+// Of a weight gradient: how much longer bytes take where a block's channels are no whole lines of
+// 128 bytes of images that the second-level cache cannot hold, and of bytes that it brings twice.
+constexpr double kPartLines = 0.08, kAgainShare = 0.18;
+// Of other passes: of the halo, and of that and of channels that are not whole pieces of 256 bytes
+// whenever images are twice as large as the cache.
+constexpr double kHaloShare = 0.1, kLargeHaloShare = 0.15, kPartOfPiece = 0.03;
 constexpr double kOverlapLoss = 0.34;
 // The same of a weight gradient, of a block of so many tiles: of more, less is lost.
 constexpr double kGradientLoss = 0.29, kManyTiles = 18;
@@ -238,17 +240,30 @@ class Search {
     const double waits =
         (g_.of_weights ? kGradientTileClocks : kTileClocks) + latency * turns * patch;
     const double waits_ms = waves * (first + each * waits + kLastTile * tile) * to_ms;
-    double bytes_ms = 1e-6 * p_.least_bytes() / (kBandwidthEfficiency * d_.bandwidth_gb_s);
-    const bool large = p_.least_bytes() > static_cast<double>(d_.l2_bytes);
-    if (large && w.chunks > 1 && w.tile.channels * size_ % 128 != 0) bytes_ms *= kPartLines;
-    if (g_.of_weights) {
-      const double all = static_cast<double>(blocks) * each * brought;
-      bytes_ms *= 1 + kAgainShare * std::max(all / p_.least_bytes() - 1, 0.0);
-    }
+    const double bytes = bytes_of(w, static_cast<double>(blocks) * each);
+    const double bytes_ms = 1e-6 * bytes / (kBandwidthEfficiency * d_.bandwidth_gb_s);
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
     const double loss =
-        g_.of_weights ? kGradientLoss * std::min(kManyTiles / each, 1.0) : kOverlapLoss;
+        (g_.of_weights ? kGradientLoss : kOverlapLoss) * std::min(kManyTiles / each, 1.0);
     return kLaunchMs + longest + loss * (busy_ms + waits_ms + bytes_ms - longest);
+  }
+
+  // What all blocks move, of so many tiles together: those that several bring count in part.
+  double bytes_of(const Work& w, double tiles) const {
+    const double least = p_.least_bytes();
+    const double large = std::max(std::log2(least / static_cast<double>(d_.l2_bytes)), 0.0);
+    const double channels = w.tile.channels * size_;
+    double share = kAgainShare,
+           part = large > 0 && w.tile.channels * size_ % 128 != 0 ? kPartLines : 0;
+    double again = tiles * (w.in.all_bytes + w.out.all_bytes) - least;
+    if (!g_.of_weights) {
+      const double own = w.tile.patches() * g_.h.advance * g_.w.advance * channels;
+      const double in = static_cast<double>(p_.N * p_.C * size_) * g_.h.in * g_.w.in;
+      again = (w.in.all_bytes / own - 1) * in;
+      share = kHaloShare + kLargeHaloShare * large;
+      part = kPartOfPiece * large * std::max(std::log2(256 / channels), 0.0);
+    }
+    return (least + share * std::max(again, 0.0)) * (w.chunks > 1 ? 1 + part : 1);
   }
 
   const ConvProblem& p_;

@@ -25,8 +25,11 @@ constexpr double kIssueEfficiency = 0.8;        // of an instruction a clock, of
 constexpr double kBlockClocks = 340;
 constexpr double kItemClocks = 2700;
 constexpr double kColumnClocks = 410;
-constexpr double kBandwidthEfficiency = 0.75;
+// Of 4 bytes and of 2, and of a weight gradient.
+constexpr double kBandwidthEfficiency = 0.85, kHalfBandwidthEfficiency = 0.73;
+constexpr double kGradientEfficiency = 0.75;
 constexpr double kOverlapLoss = 0.17;
+constexpr double kManyWaves = 18;  // of blocks: of more, less is lost, but of a weight gradient
 constexpr double kLaunchMs = 6.6e-3;
 constexpr double kNextMs = 6.4e-3;  // of a weight gradient's second kernel
 
@@ -279,10 +282,13 @@ class Search {
     // Lines of which a block needs a part are fetched by sectors of 32 bytes.
     const double piece = w.vectors * width * size;
     const double waste = is_planar(v.order) ? 1 : std::max(1.0, 32 / piece);
-    const double bytes_ms =
-        1e-6 * p_.least_bytes() * waste / (kBandwidthEfficiency * d_.bandwidth_gb_s);
+    const double efficiency = g_.of_weights ? kGradientEfficiency
+                              : size_ == 4  ? kBandwidthEfficiency
+                                            : kHalfBandwidthEfficiency;
+    const double bytes_ms = 1e-6 * p_.least_bytes() * waste / (efficiency * d_.bandwidth_gb_s);
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-    return longest + kOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
+    const double loss = kOverlapLoss * (g_.of_weights ? 1 : std::min(kManyWaves / waves, 1.0));
+    return longest + loss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
            (splits > 1 ? kNextMs : 0);
   }
 
