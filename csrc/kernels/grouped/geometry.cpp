@@ -407,14 +407,15 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   const int64_t stage_bytes = w.boxes * box_bytes + w.out_boxes * out_box_bytes;
   w.boxed = g.in_boxed && g.out_boxed;
   w.threads = w.boxed ? cut.threads + 32 : kMostThreads + box_producers(2);
-  const int64_t table_bytes = round_up(4 * 2 * kernel.pairs * cut.pair_warps * cut.sets, 16);
+  const int64_t rows = 2 * kernel.pairs * cut.pair_warps;  // of a set
+  const int64_t table_bytes = round_up(4 * rows * cut.sets, 16);
+  const int64_t place_bytes = (rows + cut.columns) * kOctet * kSumPlaceBytes;
   const int64_t barrier_bytes = 8 * 2 * kMostStages;
   const int64_t in_list_bytes = w.boxed ? 0 : int64_t{box_vectors(g, tile, 1)} * 16;
   const int64_t list_bytes = in_list_bytes + (w.boxed ? 0 : pixels * 16);
-  const int64_t rest = kBoxRowBytes + pixels * (16 + 4) + table_bytes + barrier_bytes + list_bytes;
-  const int64_t sums_bytes = v.pixel_warps() > 1 || v.is_clustered()
-                                 ? int64_t{cut.threads} * kernel.pairs * kernel.channels * 4 * 4
-                                 : 0;
+  const int64_t rest =
+      kBoxRowBytes + pixels * (16 + 4) + table_bytes + place_bytes + barrier_bytes + list_bytes;
+  const int64_t sums_bytes = int64_t{cut.threads} * kernel.pairs * kernel.channels * 4 * 4;
   const int64_t stages = std::min<int64_t>((most_bytes - rest) / stage_bytes, kMostStages);
   const int64_t front = std::max(stages * stage_bytes, sums_bytes);
   w.fits = !gaps && stages > 0 && front + rest <= most_bytes;
@@ -425,7 +426,8 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   w.zeros_at = static_cast<int>(front);
   w.positions_at = w.zeros_at + kBoxRowBytes;  // of the tile's pixels: their spots, and rows
   w.table_at = static_cast<int>(w.positions_at + pixels * (16 + 4));
-  w.barriers_at = static_cast<int>(w.table_at + table_bytes);
+  w.places_at = static_cast<int>(w.table_at + table_bytes);
+  w.barriers_at = static_cast<int>(w.places_at + place_bytes);
   w.list_at = static_cast<int>(w.barriers_at + barrier_bytes);
   w.out_list_at = static_cast<int>(w.list_at + in_list_bytes);
   w.bytes = static_cast<int>(w.list_at + list_bytes);

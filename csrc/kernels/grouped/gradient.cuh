@@ -17,9 +17,7 @@ struct GradientShares {
   GradientCut cut;
   int pixel_warps;
   int splits;
-  bool clustered;
-  // Blocks that are neighbours in the grid: those of a slice where they are clustered, else slices.
-  Divider<int32_t> neighbours;
+  Divider<int32_t> cluster, slices;  // neighbours in the grid
   Divider<int32_t> octet_parts, column_parts, tap_parts;
   Divider<int32_t> by_octets, by_C, by_K, by_S;
   Divider<int32_t> by_pixel_warps, by_pair_warps, by_column_warps;
@@ -34,17 +32,19 @@ struct GradientParams {
   int pixels;  // of a tile, in whole steps
 };
 
-// What a block sums.
+// What a block sums: of a slice a share of the tiles.
 struct Share {
   int set, octet, column, tap;  // the first ones
   int split;
+  int rank, part;  // in its cluster, and the cluster's number
 };
 __device__ inline Share share_of(const GradientShares& p) {
   Share share;
-  auto outer = static_cast<int32_t>(blockIdx.x);
-  const int inner = p.neighbours.split(outer);
-  int32_t slice = p.clustered ? outer : inner;
-  share.split = p.clustered ? inner : outer;
+  auto rest = static_cast<int32_t>(blockIdx.x);
+  share.rank = p.cluster.split(rest);
+  int32_t slice = p.slices.split(rest);
+  share.part = rest;
+  share.split = share.part * p.cluster.divisor() + share.rank;
   share.tap = p.tap_parts.split(slice) * p.cut.taps;
   share.octet = p.octet_parts.split(slice) * p.cut.octets;
   share.column = p.column_parts.split(slice) * p.cut.columns;

@@ -1,8 +1,7 @@
 // The weight gradient of images of 16-bit elements: the copy engine, or where it cannot threads,
 // bring boxes of both, warps multiply them where they lie, pixel by pixel. What warps and blocks
-// share is as in gradient.cuh, but the warps that share pixels add up their sums, so that a block
-// leaves one part. Few blocks that share a slice are a cluster, which adds up theirs too and stores
-// the result.
+// share is as in gradient.cuh, but the warps that share pixels and the blocks of a cluster add up
+// their sums: a cluster leaves one part, or stores the result where it is the only one of a slice.
 #pragma once
 
 #include "kernels/common/scalar.cuh"
@@ -16,6 +15,20 @@
 
 namespace customconv::grouped {
 
+// From one sum to the next, in the result or in a part of it.
+struct SumStrides {
+  int64_t k, c, r, s;
+};
+
+// Where a row or column of a set's sums goes, seen from the set's first, and the group that it is
+// of.
+struct alignas(16) SumPlace {
+  int64_t offset;
+  int group;
+};
+static_assert(sizeof(SumPlace) == kSumPlaceBytes);
+constexpr int kNoRow = INT32_MAX, kNoColumn = -1;  // groups
+
 template <typename T>
 struct GradientBoxParams {
   CUtensorMap in, out;
@@ -28,8 +41,10 @@ struct GradientBoxParams {
   int warps;                 // that multiply
   int pixels;                // of a tile, in whole steps
   Divider<int32_t> by_rows;  // of a set's pairs
-  void* weight;              // where blocks are clustered
-  int64_t weight_k, weight_c, weight_r, weight_s;
+  T* weight;                 // none where clusters leave parts
+  float* partial;            // these, so many sums each
+  int64_t part;
+  SumStrides sums;
 };
 
 // A block's shared memory.
@@ -41,6 +56,8 @@ struct GradientBoxMemory {
         spots(reinterpret_cast<Spot*>(memory + p.work.positions_at)),
         pixels(reinterpret_cast<int*>(spots + p.pixels)),
         table(reinterpret_cast<int*>(memory + p.work.table_at)),
+        rows(reinterpret_cast<SumPlace*>(memory + p.work.places_at)),
+        columns(rows + p.by_rows.divisor() * kOctet),
         full(reinterpret_cast<ptx::Barrier*>(memory + p.work.barriers_at)),
         empty(full + kMostStages),
         list(reinterpret_cast<Brought*>(memory + p.work.list_at)),
@@ -50,6 +67,7 @@ struct GradientBoxMemory {
   Spot* spots;                 // of a tile's positions
   int* pixels;                 // of their first pixels the rows, in bytes
   int* table;                  // of the rows of sums: how far from a pixel's row those of `in` are
+  SumPlace *rows, *columns;    // of a set's sums: of every row and column of octets eight
   ptx::Barrier *full, *empty;  // of the stages
   Brought *list, *out_list;    // where threads bring boxes
 };
@@ -60,6 +78,7 @@ __device__ inline void list_gradient_rows(const Crew& crew, const GradientBoxPar
                                           const Share& share, int pairs, int* table) {
   const GradientShares& shares = p.shares;
   const Taps &h = p.tile.h.taps[0], &w = p.tile.w.taps[0];
+#pragma unroll 1
   for (int i = crew.thread; i < p.by_rows.divisor() * shares.cut.sets; i += crew.threads) {
     int32_t set = i;
     int32_t tap = min(p.by_rows.split(set), shares.cut.taps * shares.cut.octets - 1);
@@ -78,6 +97,7 @@ template <typename T>
 __device__ inline void list_pixels(const Crew& crew, const GradientBoxParams<T>& p,
                                    const GradientBoxMemory& memory) {
   list_positions(crew, p.tile, 0, 0, 0, p.pixels, memory.spots);
+#pragma unroll 1
   for (int i = crew.thread; i < p.pixels; i += crew.threads) {
     memory.pixels[i] = i < p.tile.pixels ? box_row(p.tile, i) * kBoxRowBytes : 0;
   }
@@ -89,6 +109,7 @@ template <typename T>
 __device__ inline void clear_behind(const Crew& crew, const GradientBoxParams<T>& p,
                                     const GradientBoxMemory& memory) {
   const int behind = (p.pixels - p.tile.pixels) * kBoxRowBytes / kPieceBytes;
+#pragma unroll 1
   for (int i = crew.thread; i < p.work.stages * p.work.out_boxes * behind; i += crew.threads) {
     const int stage = i / behind / p.work.out_boxes, box = i / behind % p.work.out_boxes;
     char* to = memory.stages + stage * p.stage_bytes + p.work.boxes * p.work.box_bytes +
@@ -212,92 +233,105 @@ __device__ inline void add_box_pixels(const GradientBoxParams<T>& p,
   }
 }
 
-// Adds up the sums of the warps that share pixels, in their order: the first one has them then.
-template <typename T, int kPairs, int kColumns>
-__device__ inline void gather_sums(const GradientBoxParams<T>& p, int pixels, float* shared,
-                                   float (&sum)[kPairs][kColumns][4]) {
-  constexpr int kCount = kPairs * kColumns;
-  const int thread = static_cast<int>(threadIdx.x);
-  float4* own = reinterpret_cast<float4*>(shared) + thread;
-  const int apart = p.warps * 32;
-  ptx::sync_threads(1, apart);  // the stages are no longer read
-  if (pixels > 0) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      own[i * apart] = *reinterpret_cast<const float4*>(sum[i / kColumns][i % kColumns]);
-    }
+// Those that bring boxes list meanwhile where sums go.
+constexpr int kPlacesListed = 4;  // a barrier of all threads
+template <typename T>
+__device__ inline void list_places(const Crew& crew, const GradientBoxParams<T>& p,
+                                   const GradientBoxMemory& memory, const Share& share) {
+  const GradientShares& shares = p.shares;
+#pragma unroll 1
+  for (int i = crew.thread; i < p.by_rows.divisor() * kOctet; i += crew.threads) {
+    const int row = i / kOctet;
+    int32_t tap = row;
+    const int octet = share.octet + shares.by_octets.split(tap);
+    tap += share.tap;
+    int32_t group = octet * kOctet + i % kOctet;
+    const bool exists =
+        row < shares.cut.taps * shares.cut.octets && tap < shares.kernel && group < shares.cut.C;
+    const int c = shares.by_C.split(group), s = shares.by_S.split(tap);
+    memory.rows[i] = {c * p.sums.c + tap * p.sums.r + s * p.sums.s, exists ? group : kNoRow};
   }
-  ptx::sync_threads(1, apart);
-  if (pixels > 0) return;
-  for (int warp = 1; warp < p.shares.pixel_warps; ++warp) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float4 other = own[i * apart + warp * 32];
-      float (&to)[4] = sum[i / kColumns][i % kColumns];
-      to[0] += other.x;
-      to[1] += other.y;
-      to[2] += other.z;
-      to[3] += other.w;
-    }
+#pragma unroll 1
+  for (int i = crew.thread; i < shares.cut.columns * kOctet; i += crew.threads) {
+    const int k = share.column * kOctet + i;
+    memory.columns[i] = {k * p.sums.k, k < shares.cut.K ? shares.by_K.quotient(k) : kNoColumn};
   }
+  ptx::arrive_threads(kPlacesListed, p.warps * 32 + crew.threads);
 }
 
-// Adds up the sums of a cluster's blocks, in their order, and stores the result: each block a
-// share. Where warps share pixels, the stages are no longer read, and the place of the first warp's
-// sums in `shared` is still unused.
+// Adds up the sums of warps that share pixels and of a cluster's blocks, always in the same order,
+// and stores them: each block a share. `loaders`: threads that list places.
 template <typename T, int kPairs, int kColumns>
-__device__ inline void add_in_cluster(const GradientBoxParams<T>& p, const Share& share,
-                                      const GradientOwn& own, float* shared,
-                                      const float (&sum)[kPairs][kColumns][4]) {
+__device__ inline void store_total(const GradientBoxParams<T>& p, const GradientBoxMemory& memory,
+                                   const Share& share, int loaders,
+                                   const float (&sum)[kPairs][kColumns][4]) {
   constexpr int kCount = kPairs * kColumns;
   const GradientShares& shares = p.shares;
-  const int thread = static_cast<int>(threadIdx.x), apart = p.warps * 32;
-  float4* const place = reinterpret_cast<float4*>(shared);
-  if (shares.pixel_warps == 1) ptx::sync_threads(1, apart);
-  if (own.pixels == 0) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, apart = p.warps * 32;
+  const int cluster = shares.cluster.divisor();
+  float4* const place = reinterpret_cast<float4*>(memory.stages);
+  ptx::sync_threads(kPlacesListed, apart + loaders);  // the stages are no longer read
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      place[i * apart + thread] = *reinterpret_cast<const float4*>(sum[i / kColumns][i % kColumns]);
-    }
+  for (int i = 0; i < kCount; ++i) {
+    place[i * apart + thread] = *reinterpret_cast<const float4*>(sum[i / kColumns][i % kColumns]);
   }
-  ptx::sync_cluster();
+  if (cluster > 1) {
+    ptx::sync_cluster();
+  } else {
+    ptx::sync_threads(1, apart);
+  }
   const int all = shares.by_pixel_warps.quotient(p.warps) * kCount;
 #pragma unroll 1
-  for (int number = thread / 32 * shares.splits + share.split; number < all;
-       number += p.warps * shares.splits) {
+  for (int number = thread / 32 * cluster + share.rank; number < all; number += p.warps * cluster) {
     const int i = number % kCount, warp = number / kCount * shares.pixel_warps;
-    const uint32_t from = ptx::shared_address(place + i * apart + warp * 32 + thread % 32);
-    float4 parts[kMostClustered];
-#pragma unroll
-    for (int rank = 0; rank < kMostClustered; ++rank) {
-      if (rank < shares.splits) parts[rank] = ptx::load_cluster(ptx::cluster_address(from, rank));
-    }
+    const float4* own = place + i * apart + warp * 32 + lane;
     float total[4] = {};
+    const auto add = [&](const float4& other) {
+      total[0] += other.x;
+      total[1] += other.y;
+      total[2] += other.z;
+      total[3] += other.w;
+    };
+#pragma unroll 1
+    for (int pixels = 0; pixels < shares.pixel_warps; ++pixels, own += 32) {
+      if (cluster == 1) {
+        add(*own);
+        continue;
+      }
+      float4 others[kMostClustered];
+      const uint32_t from = ptx::shared_address(own);
 #pragma unroll
-    for (int rank = 0; rank < kMostClustered; ++rank) {
-      if (rank >= shares.splits) continue;
-      total[0] += parts[rank].x;
-      total[1] += parts[rank].y;
-      total[2] += parts[rank].z;
-      total[3] += parts[rank].w;
+      for (int rank = 0; rank < kMostClustered; ++rank) {
+        if (rank < cluster) others[rank] = ptx::load_cluster(ptx::cluster_address(from, rank));
+      }
+#pragma unroll
+      for (int rank = 0; rank < kMostClustered; ++rank) {
+        if (rank < cluster) add(others[rank]);
+      }
     }
     const GradientOwn of = gradient_own_of<kPairs, kColumns>(shares, warp);
-    const int set = share.set + of.set;
+    const int set = share.set + of.set, left = shares.groups - set * shares.cut.pack;
+    const int64_t first = set * shares.cut.K * p.sums.k;
+    const SumPlace* rows = memory.rows + (of.pair + i / kColumns) * 2 * kOctet + lane / 4;
+    const SumPlace* columns = memory.columns + (of.column + i % kColumns) * kOctet + lane % 4 * 2;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      SumRow at = sum_row_of(shares, share, set, (of.pair + i / kColumns) * 2 + half);
-      if (!at.exists) continue;
-      const int s = shares.by_S.split(at.tap);
-      T* const to =
-          static_cast<T*>(p.weight) + at.tap * p.weight_r + s * p.weight_s + at.c * p.weight_c;
+    for (int e = 0; e < 2; ++e) {
+      const SumPlace column = columns[e];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int k = sum_column_of(share.column + of.column + i % kColumns) + e;
-        if (!meet(shares, at, k)) continue;
-        to[(set * shares.cut.K + k) * p.weight_k] = narrow<T>(total[half * 2 + e]);
+      for (int half = 0; half < 2; ++half) {
+        const SumPlace row = rows[half * kOctet];
+        if (row.group != column.group || row.group >= left) continue;
+        const int64_t to = first + row.offset + column.offset;
+        const float value = total[half * 2 + e];
+        if (p.weight != nullptr) {
+          p.weight[to] = narrow<T>(value);
+        } else {
+          p.partial[share.part * p.part + to] = value;
+        }
       }
     }
   }
+  if (cluster == 1) return;
   __syncwarp();
   ptx::sync_cluster();  // a block's sums are read until here
 }
@@ -316,7 +350,7 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-  if (!p.shares.clustered) ptx::start_dependents();
+  if (p.weight == nullptr) ptx::start_dependents();
   constexpr int kLoaders = kPlanes ? box_producers(sizeof(T)) : 32;
   using Registers =
       BoxRegisters<box_producers(sizeof(T)), kGradientBoxKernels[kIndex].box_blocks()>;
@@ -330,6 +364,7 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
     } else {
       load_gradient_boxes(p, memory, share);
     }
+    list_places({static_cast<int>(threadIdx.x) - first_loader * 32, kLoaders, 0}, p, memory, share);
     return;
   }
   if constexpr (kPlanes) Registers::take();
@@ -364,13 +399,7 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
     if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.work.stages);
   }
-  float* const shared = reinterpret_cast<float*>(memory.stages);
-  if (p.shares.pixel_warps > 1) gather_sums(p, own.pixels, shared, sum);
-  if (p.shares.clustered) {
-    add_in_cluster<T>(p, share, own, shared, sum);
-  } else if (own.pixels == 0) {
-    store_part(p.shares, share, own, share.split, sum);
-  }
+  store_total(p, memory, share, kLoaders, sum);
 #endif
 }
 

@@ -226,8 +226,8 @@ inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
   s.cut = cut;
   s.pixel_warps = variant.pixel_warps();
   s.splits = static_cast<int>(splits);
-  s.clustered = variant.is_clustered();
-  s.neighbours = D(s.clustered ? splits : cut.slices);
+  s.cluster = D(variant.cluster());
+  s.slices = D(cut.slices);
   s.octet_parts = D(cut.octet_parts);
   s.column_parts = D(cut.column_parts);
   s.tap_parts = D(cut.tap_parts);
@@ -330,15 +330,16 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   p.warps = cut.threads / 32;
   p.pixels = static_cast<int>(ceil_divide(tile.pixels(), kStepPixels) * kStepPixels);
   p.by_rows = Divider<int32_t>(2 * variant.gradient_kernel().pairs * cut.pair_warps);
-  p.weight = operands.w;
-  p.weight_k = problem.w_strides[0];
-  p.weight_c = problem.w_strides[1];
-  p.weight_r = problem.w_strides[2];
-  p.weight_s = problem.w_strides[3];
-  const int cluster = variant.is_clustered() ? static_cast<int>(plan.splits) : 1;
+  const int64_t w_k = problem.group_C(), w_s = w_k * problem.K;
+  p.partial = static_cast<float*>(context.workspace);
+  p.part = problem.w_count();
+  p.weight = plan.splits == variant.cluster() ? static_cast<T*>(operands.w) : nullptr;
+  p.sums = p.weight != nullptr ? SumStrides{problem.w_strides[0], problem.w_strides[1],
+                                            problem.w_strides[2], problem.w_strides[3]}
+                               : SumStrides{w_k, 1, w_s * problem.S, w_s};
   const int kernel = variant.kernel - kGradientKernelCount;
   const auto indices = std::make_index_sequence<kGradientBoxKernelCount>();
-  start("grouped: the weight gradient", start_of(plan, context.stream, false, cluster),
+  start("grouped: the weight gradient", start_of(plan, context.stream, false, variant.cluster()),
         work.boxed ? gradient_box_kernel_at<T, false>(kernel, indices)
                    : gradient_box_kernel_at<T, true>(kernel, indices),
         p);
@@ -355,13 +356,13 @@ void launch_gradients(const ConvProblem& problem, const ConvPlan& plan, const Op
     if (boxes) launch_gradient_boxes<T>(problem, plan, operands, context);
   }
   if (!boxes) launch_gradient<T>(problem, plan, operands, context);
-  if (variant.is_clustered()) return;  // nothing is left to add up
+  if (plan.splits == variant.cluster() && boxes) return;  // nothing is left to add up
   const WeightPlace place{D(problem.group_C()), D(problem.K),         D(problem.S),
                           problem.w_strides[0], problem.w_strides[1], problem.w_strides[2],
                           problem.w_strides[3]};
   add_up("grouped: the parts of the weight gradient", static_cast<const float*>(context.workspace),
-         problem.w_count(), plan.splits, static_cast<T*>(operands.w), place, /*early=*/true,
-         context.stream);
+         problem.w_count(), plan.splits / variant.cluster(), static_cast<T*>(operands.w), place,
+         /*early=*/true, context.stream);
 }
 
 // Bytes of a plane that can be stored at once: neighbours of a row, all or none of which exist.

@@ -60,7 +60,6 @@ constexpr double kClusterShare = 0.834;  // of the multiprocessors, that those a
 
 constexpr int kGradientPixels[] = {64, 128, 256};  // of a tile
 constexpr int kGradientTurns[] = {2, 4};           // blocks for each multiprocessor
-constexpr int kMostTurns = 4;                      // the same of clusters
 constexpr int64_t kMostPartBytes = 64 << 20;
 
 // The variants whose smallest tile decides whether there is a plan.
@@ -356,7 +355,7 @@ class Search {
     const double products = warps * steps * pairs * channels * kProductClocks;
     const double clocks = std::max({issues / (4 * kIssueEfficiency), operands, products});
     const double resident = std::min<double>(kernel.blocks(), resident_of(w.bytes));
-    split_gradient(v, tile, w.cut, v.pixel_warps(), w.bytes, 0,
+    split_gradient(v, tile, w.cut, v.pixel_warps(), w.bytes,
                    [&](double blocks, double own, double bytes) {
                      const double sums = warps * pairs * channels * 4 * 8 / (4 * kIssueEfficiency);
                      return total_ms(blocks, clocks * own + sums, kBlockClocks + own * kTurnClocks,
@@ -370,18 +369,15 @@ class Search {
     if (tile.pixels() > kStepPixels && tile.pixels() % kStepPixels != 0) return false;
     const GradientKernel& kernel = v.gradient_kernel();
     bool fits = false;
+    int last = 0;
     double asked = 0;
-    for (const int clustered : {0, 1}) {
-      int last = 0;
-      for (const int blocks : {kernel.box_blocks(), 1}) {
-        const Variant own{v.kernel, v.warps, clustered};
-        const GradientBoxWork w = gradient_box_work_of(g_, own, tile, shared_bytes_of(blocks));
-        if (!w.fits || w.bytes == last) continue;
-        last = w.bytes;
-        fits = true;
-        if (asked == 0) asked = conflicts(tile);
-        price_gradient_boxes(own, w, blocks, asked);
-      }
+    for (const int blocks : {kernel.box_blocks(), 1}) {
+      const GradientBoxWork w = gradient_box_work_of(g_, v, tile, shared_bytes_of(blocks));
+      if (!w.fits || w.bytes == last) continue;
+      last = w.bytes;
+      fits = true;
+      if (asked == 0) asked = conflicts(tile);
+      price_gradient_boxes(v, w, blocks, asked);
     }
     return fits;
   }
@@ -415,33 +411,32 @@ class Search {
     }
     const double clocks = std::max({threads.clocks(issues, shared), products, brought});
     const double sums = warps * pairs * channels * 4 * 8 / (4 * kIssueEfficiency);
-    if (v.is_clustered()) {
-      cluster_gradient(v, w, resident, clocks, waits, sums);
-      return;
+    for (int log = 0; 1 << log <= kMostClustered; ++log) {
+      cluster_gradient({v.kernel, v.warps, log}, w, resident, clocks, waits, sums);
     }
-    split_gradient(v, tile, w.cut, 1, w.bytes, w.threads - w.cut.threads,
-                   [&](double number, double own, double bytes) {
-                     return box_ms(number, own * clocks + sums, own * waits, d_.sm_count, resident,
-                                   bytes);
-                   });
+  }
+
+  // Blocks of a slice that leave so many parts each.
+  int64_t most_splits(int64_t parts) const {
+    return std::max<int64_t>(kMostPartBytes / (4 * p_.w_count() * parts), 1);
   }
 
   // Gives blocks shares of the tiles, and each plan its price: `ms` of so many blocks, of a block's
   // tiles, and of bytes. `parts`: that a block leaves.
   template <typename Ms>
   void split_gradient(const Variant& v, const Tile& tile, const GradientCut& cut, int parts,
-                      int shared_bytes, int loaders, const Ms& ms) {
+                      int shared_bytes, const Ms& ms) {
     const int64_t tiles = cut.tiles.all();
     int64_t last = 0;
     for (const int turns : kGradientTurns) {
       int64_t splits = std::clamp<int64_t>(turns * d_.sm_count / cut.slices, 1, tiles);
-      splits = std::min(splits, std::max<int64_t>(kMostPartBytes / (4 * p_.w_count() * parts), 1));
+      splits = std::min(splits, most_splits(parts));
       if (splits == last) break;
       last = splits;
       ConvPlan plan{};
       plan.variant = v.gradient_kernel().name;
       plan.grid[0] = cut.slices * splits;
-      plan.block = cut.threads + loaders;
+      plan.block = cut.threads;
       plan.shared_bytes = shared_bytes;
       plan.splits = splits * parts;
       plan.workspace_bytes = plan.splits * p_.w_count() * 4;
@@ -453,34 +448,39 @@ class Search {
     }
   }
 
-  // The same of blocks that add up their sums and store the result. `clocks`, `waits`: of a tile;
-  // `sums`: to leave them.
+  // The same of clusters of blocks: one stores the result, or some leave parts. `clocks`, `waits`:
+  // of a tile; `sums`: to store them.
   void cluster_gradient(const Variant& v, const GradientBoxWork& w, int resident, double clocks,
                         double waits, double sums) {
     const GradientCut& cut = w.cut;
     const GradientKernel& kernel = v.gradient_kernel();
-    const int64_t tiles = cut.tiles.all();
+    const int64_t tiles = cut.tiles.all(), cluster = v.cluster();
     const double sums_bytes = cut.threads / v.pixel_warps() * kernel.pairs * kernel.channels * 16.0;
-    // Powers of two: a cluster of 7 took longer than one of 5 or parts.
-    for (int64_t splits = 1; splits <= std::min<int64_t>(kMostClustered, tiles); splits *= 2) {
-      const int64_t own = ceil_divide(tiles, splits);
-      if (ceil_divide(tiles, own) != splits) continue;  // fewer do as well
-      if (splits > 1 && cut.slices * splits > int64_t{kMostTurns} * d_.sm_count) break;
-      const double share = splits > 2 ? kClusterShare : 1;
-      const auto clusters = static_cast<int64_t>(share * d_.sm_count * resident / splits);
-      if (clusters == 0) break;
-      const double others = static_cast<double>(splits - 1) / splits;
-      const double exchange = sums_bytes * others / kClusterBytesPerClock;
+    const double others = static_cast<double>(cluster - 1) / static_cast<double>(cluster);
+    const double exchange = sums_bytes * others / kClusterBytesPerClock;
+    const double share = cluster > 2 ? kClusterShare : 1;
+    const auto clusters = static_cast<int64_t>(share * d_.sm_count * resident) / cluster;
+    int64_t last = 0;
+    for (const int turns : {0, 1, 2, 4}) {
+      int64_t parts = std::max<int64_t>(turns * d_.sm_count / (cut.slices * cluster), 1);
+      parts = std::min({parts, most_splits(1), tiles / cluster});
+      if (parts <= last) continue;
+      last = parts;
+      const int64_t splits = parts * cluster, own = ceil_divide(tiles, splits);
+      if (clusters == 0 || ceil_divide(tiles, own) <= splits - cluster)
+        continue;  // fewer do as well
       ConvPlan plan{};
       plan.variant = kernel.name;
       plan.grid[0] = cut.slices * splits;
       plan.block = w.threads;
       plan.shared_bytes = w.bytes;
       plan.splits = splits;
+      plan.workspace_bytes = parts > 1 ? parts * p_.w_count() * 4 : 0;
+      const double bytes = p_.least_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
       plan.predicted_ms =
-          kLaunchMs + (splits > 1 ? splits * kClusterMs : 0) +
+          kLaunchMs + (cluster > 1 ? cluster * kClusterMs : 0) + (parts > 1 ? kNextMs : 0) +
           box_ms(static_cast<double>(plan.grid[0]), own * clocks + sums + exchange, own * waits,
-                 static_cast<double>(clusters * splits) / resident, resident, p_.least_bytes());
+                 static_cast<double>(clusters * cluster) / resident, resident, bytes);
       take(plan, v, w.tile);
     }
   }
