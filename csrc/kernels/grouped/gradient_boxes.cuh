@@ -333,7 +333,7 @@ __device__ inline void store_total(const GradientBoxParams<T>& p, const Gradient
   }
   if (cluster == 1) return;
   __syncwarp();
-  ptx::sync_cluster();  // a block's sums are read until here
+  ptx::meet_cluster();  // a block's sums are read until here
 }
 
 // `kPlanes`: threads bring the boxes.
