@@ -108,7 +108,8 @@ __device__ inline void fill_weights(const BoxParams<T>& p, int set, int channel,
   constexpr int kSteps = kChannels == 1 ? 2 : 1, kTurns = kChannels * kSteps / 2;
   // On their way together.
   constexpr int kPieces = sizeof(Vector) < 16 ? sizeof(Vector) == 8 ? 4 : 2
-                          : kChannels < 4     ? 8
+                          : kChannels == 1    ? 6
+                          : kChannels == 2    ? 8
                                               : 12;
   constexpr int kAtOnce = kPieces / kTurns;
   static_assert(kAtOnce * kSteps * 2 <= 32);
