@@ -393,8 +393,11 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   w.cut = cut_gradient(g, v, tile, pack, 8);
   w.tile = tile;
   const GradientCut& cut = w.cut;
+  w.boxed = g.in_boxed && g.out_boxed;
+  const int64_t channel_bytes = int64_t{cut.sets} * std::max(cut.octets, cut.columns) * kPieceBytes;
+  w.row_bytes = w.boxed && channel_bytes <= kBoxRowBytes / 2 ? kBoxRowBytes / 2 : kBoxRowBytes;
   const auto boxes = [&](int octets) {
-    return static_cast<int>(ceil_divide(int64_t{cut.sets} * octets * kPieceBytes, kBoxRowBytes));
+    return static_cast<int>(ceil_divide(int64_t{cut.sets} * octets * kPieceBytes, w.row_bytes));
   };
   w.boxes = boxes(cut.octets);
   w.out_boxes = boxes(cut.columns);
@@ -402,10 +405,9 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   const bool gaps = cut.sets > 1 &&
                     (cut.octet_parts > 1 || cut.column_parts > 1 || cut.columns * kOctet != cut.K);
   const int64_t pixels = round_up(tile.pixels(), kStepPixels);
-  const int64_t box_bytes = int64_t{tile.classes} * tile.class_slots * kBoxRowBytes;
-  const int64_t out_box_bytes = round_up(pixels * kBoxRowBytes, kBoxAlignment);
+  const int64_t box_bytes = int64_t{tile.classes} * tile.class_slots * w.row_bytes;
+  const int64_t out_box_bytes = round_up(pixels * w.row_bytes, kBoxAlignment);
   const int64_t stage_bytes = w.boxes * box_bytes + w.out_boxes * out_box_bytes;
-  w.boxed = g.in_boxed && g.out_boxed;
   w.threads = w.boxed ? cut.threads + 32 : kMostThreads + box_producers(2);
   const int64_t rows = 2 * kernel.pairs * cut.pair_warps;  // of a set
   const int64_t table_bytes = round_up(4 * rows * cut.sets, 16);

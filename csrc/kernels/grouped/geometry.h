@@ -283,7 +283,8 @@ GradientWork gradient_work_of(const Geometry& geometry, const Variant& variant, 
 struct GradientBoxWork {
   GradientCut cut;
   Tile tile;
-  int boxes, out_boxes;          // of a tile, one for each 128 bytes of channels
+  int boxes, out_boxes;          // of a tile, one for each row's bytes of channels
+  int row_bytes;                 // 128, or 64 where no set of a block has more
   int box_bytes, out_box_bytes;  // with what is in front of the next one
   int stages;
   bool boxed;  // by the copy engine
@@ -294,7 +295,7 @@ struct GradientBoxWork {
 
   int stage_bytes() const { return boxes * box_bytes + out_boxes * out_box_bytes; }
   int brought_bytes() const {
-    return (boxes * tile.classes * tile.slots + out_boxes * tile.pixels()) * kBoxRowBytes;
+    return (boxes * tile.classes * tile.slots + out_boxes * tile.pixels()) * row_bytes;
   }
 };
 GradientBoxWork gradient_box_work_of(const Geometry& geometry, const Variant& variant,

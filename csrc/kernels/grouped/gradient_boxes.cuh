@@ -87,7 +87,7 @@ __device__ inline void list_gradient_rows(const Crew& crew, const GradientBoxPar
     const int s = shares.by_S.split(tap);
     table[i] = piece_place(piece, p.work.box_bytes) +
                rows_between(p.tile, h.offset + tap * h.offset_step, w.offset + s * w.offset_step) *
-                   kBoxRowBytes;
+                   p.work.row_bytes;
   }
 }
 
@@ -99,7 +99,7 @@ __device__ inline void list_pixels(const Crew& crew, const GradientBoxParams<T>&
   list_positions(crew, p.tile, 0, 0, 0, p.pixels, memory.spots);
 #pragma unroll 1
   for (int i = crew.thread; i < p.pixels; i += crew.threads) {
-    memory.pixels[i] = i < p.tile.pixels ? box_row(p.tile, i) * kBoxRowBytes : 0;
+    memory.pixels[i] = i < p.tile.pixels ? box_row(p.tile, i) * p.work.row_bytes : 0;
   }
   if (crew.thread < kBoxRowBytes / 4) reinterpret_cast<int*>(memory.zeros)[crew.thread] = 0;
 }
@@ -108,12 +108,12 @@ __device__ inline void list_pixels(const Crew& crew, const GradientBoxParams<T>&
 template <typename T>
 __device__ inline void clear_behind(const Crew& crew, const GradientBoxParams<T>& p,
                                     const GradientBoxMemory& memory) {
-  const int behind = (p.pixels - p.tile.pixels) * kBoxRowBytes / kPieceBytes;
+  const int behind = (p.pixels - p.tile.pixels) * p.work.row_bytes / kPieceBytes;
 #pragma unroll 1
   for (int i = crew.thread; i < p.work.stages * p.work.out_boxes * behind; i += crew.threads) {
     const int stage = i / behind / p.work.out_boxes, box = i / behind % p.work.out_boxes;
     char* to = memory.stages + stage * p.stage_bytes + p.work.boxes * p.work.box_bytes +
-               box * p.work.out_box_bytes + p.tile.pixels * kBoxRowBytes;
+               box * p.work.out_box_bytes + p.tile.pixels * p.work.row_bytes;
     reinterpret_cast<uint4*>(to)[i % behind] = uint4{};
   }
 }
@@ -133,7 +133,8 @@ __device__ inline void load_gradient_boxes(const GradientBoxParams<T>& p,
     if (elected) {
       char* to = memory.stages + turn.stage * p.stage_bytes;
       ptx::arrive_expecting(full, p.brought_bytes);
-      bring_tile<T>(p.tile, p.in, full, channel, at, p.work.boxes, p.work.box_bytes, to);
+      bring_tile<T>(p.tile, p.in, full, channel, at, p.work.boxes, p.work.box_bytes, to,
+                    p.work.row_bytes);
       bring_boxes<T>(p.out, full, out_channel, at.w, at.h, at.n, p.work.out_boxes,
                      p.work.out_box_bytes, to + p.work.boxes * p.work.box_bytes);
     }
@@ -186,6 +187,7 @@ __device__ inline void add_box_pixels(const GradientBoxParams<T>& p,
   const bool whole = p.pixels == p.tile.pixels && left_n >= p.tile.images &&
                      left_h >= p.tile.h.most && left_w >= p.tile.w.most;
   const uint32_t zeros = ptx::shared_address(memory.zeros);
+  const uint32_t swizzled = swizzled_bits(p.work.row_bytes);
   // Matrices: pixels 0 to 7 of the first and second row of a pair, then pixels 8 to 15.
   const int own = lane / 16 * 8 + lane % 8;
 #pragma unroll 1
@@ -198,15 +200,15 @@ __device__ inline void add_box_pixels(const GradientBoxParams<T>& p,
     }
     const uint32_t pixel = stage + memory.pixels[first + own];
     uint32_t column[kColumns][2];
-    const uint32_t from = columns + first * kBoxRowBytes;
+    const uint32_t from = columns + first * p.work.row_bytes;
     if constexpr (kColumns == 1) {
-      ptx::load_transposed_matrices(swizzle(from), column[0]);
+      ptx::load_transposed_matrices(swizzle(from, swizzled), column[0]);
     } else {
 #pragma unroll
       for (int j = 0; j < kColumns; j += 2) {
         // Of neighbouring octets: lanes 16 to 31 point at the second one.
         uint32_t both[4];
-        ptx::load_transposed_matrices(swizzle(from + j * kPieceBytes), both);
+        ptx::load_transposed_matrices(swizzle(from + j * kPieceBytes, swizzled), both);
 #pragma unroll
         for (int i = 0; i < 4; ++i) column[j + i / 2][i % 2] = both[i];
       }
@@ -219,8 +221,8 @@ __device__ inline void add_box_pixels(const GradientBoxParams<T>& p,
 #pragma unroll
       for (int at_once = 0; at_once < kAtOnce; ++at_once) {
         // Zeros in the banks where the pixel would be.
-        const uint32_t from = swizzle(pixel + row[i + at_once]);
-        ptx::load_transposed_matrices(exists ? from : zeros + (from & kSwizzled), operand[at_once]);
+        const uint32_t from = swizzle(pixel + row[i + at_once], swizzled);
+        ptx::load_transposed_matrices(exists ? from : zeros + (from & swizzled), operand[at_once]);
       }
 #pragma unroll
       for (int at_once = 0; at_once < kAtOnce; ++at_once) {
@@ -386,7 +388,7 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
   // A lane's row of dy, of the first pixels of a tile: lanes 16 to 31 point at the second octet.
   const int piece = own.set * p.shares.cut.columns + own.column + (kColumns > 1 ? lane / 16 : 0);
   const uint32_t columns = p.work.boxes * p.work.box_bytes +
-                           piece_place(piece, p.work.out_box_bytes) + lane % 16 * kBoxRowBytes;
+                           piece_place(piece, p.work.out_box_bytes) + lane % 16 * p.work.row_bytes;
   float sum[kPairs][kColumns][4] = {};
   ptx::Turn turn;
 #pragma unroll 1

@@ -172,9 +172,16 @@ struct WeightPlace {
   }
 };
 
+// How rows of so many bytes are laid out.
+inline CUtensorMapSwizzle swizzle_of(int row_bytes) {
+  return row_bytes == kBoxRowBytes       ? CU_TENSOR_MAP_SWIZZLE_128B
+         : row_bytes == kBoxRowBytes / 2 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                         : CU_TENSOR_MAP_SWIZZLE_NONE;
+}
+
 // Boxes of the pixels that tiles read, of a class of columns, and of those at their positions.
 template <typename T>
-CUtensorMap map_boxes(const Geometry& g, const Tile& tile, const T* in) {
+CUtensorMap map_boxes(const Geometry& g, const Tile& tile, const T* in, int row_bytes) {
   const auto span = [](int count, int step) {
     return static_cast<cuuint32_t>((count - 1) * step + 1);
   };
@@ -182,10 +189,10 @@ CUtensorMap map_boxes(const Geometry& g, const Tile& tile, const T* in) {
       {static_cast<cuuint64_t>(g.groups * g.C), static_cast<cuuint64_t>(g.w.in),
        static_cast<cuuint64_t>(g.h.in), static_cast<cuuint64_t>(g.N)},
       {map_stride<T>(g.w.in, g.in[3]), map_stride<T>(g.h.in, g.in[2]), map_stride<T>(g.N, g.in[0])},
-      {kBoxRowBytes / sizeof(T), span(tile.kept_columns, g.w.step),
+      {static_cast<cuuint32_t>(row_bytes / sizeof(T)), span(tile.kept_columns, g.w.step),
        span(tile.kept_rows, g.h.class_step), static_cast<cuuint32_t>(tile.images)},
       {1, static_cast<cuuint32_t>(g.w.step), static_cast<cuuint32_t>(g.h.class_step), 1}};
-  return make_map(in, kMapType<T>, boxes);
+  return make_map(in, kMapType<T>, boxes, swizzle_of(row_bytes));
 }
 // `phase`: that many pixels further on, and so many apart.
 template <typename T>
@@ -204,13 +211,10 @@ CUtensorMap map_positions(const Geometry& g, const Tile& tile, const T* out, int
        static_cast<cuuint32_t>(tile.rows), static_cast<cuuint32_t>(tile.images)},
       {1, 1, 1, 1}};
   const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
-  const auto swizzle = row_channels * static_cast<int>(sizeof(T)) == kBoxRowBytes
-                           ? CU_TENSOR_MAP_SWIZZLE_128B
-                           : CU_TENSOR_MAP_SWIZZLE_NONE;
   // A phase without a pixel is never stored; its strides may be any.
   const bool exists = phase_h < g.h.out && phase_w < g.w.out;
   const T* first = exists ? out + phase_h * g.out[2] + phase_w * g.out[3] : out;
-  return make_map(first, type, boxes, swizzle);
+  return make_map(first, type, boxes, swizzle_of(row_channels * static_cast<int>(sizeof(T))));
 }
 
 inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
@@ -315,8 +319,8 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   const auto* dy = static_cast<const T*>(operands.y);
   GradientBoxParams<T> p{};
   if (work.boxed) {
-    p.in = map_boxes(g, tile, x);
-    p.out = map_positions(g, tile, dy, kBoxRowBytes / sizeof(T));
+    p.in = map_boxes(g, tile, x, work.row_bytes);
+    p.out = map_positions(g, tile, dy, work.row_bytes / static_cast<int>(sizeof(T)));
   }
   p.in_image = make_image(x, g.in, problem.x_sizes(), g.C, g.groups, g.C);
   p.out_image = make_image(dy, g.out, problem.y_sizes(), g.K, g.groups, g.K);
@@ -411,7 +415,7 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   auto* y = static_cast<T*>(operands.y);
   BoxParams<T> p{};
   const T* in = backward ? y : x;
-  if (g.in_boxed) p.in = map_boxes(g, tile, in);
+  if (g.in_boxed) p.in = map_boxes(g, tile, in, kBoxRowBytes);
   const Shape4 in_sizes = backward ? problem.y_sizes() : problem.x_sizes();
   p.image = make_image(in, g.in, in_sizes, g.C, g.groups, g.C);
   p.box = plane_box(g, tile, brought_pixels(in, g.in, in_sizes));
