@@ -23,7 +23,6 @@ __device__ inline void load_boxes(const BoxParams<T>& p, const BoxMemory& memory
                                   int first_tile) {
   const bool elected = ptx::elect_one();
   const int channel = first_set * p.work.C;
-  await_start(p);
   ptx::Turn turn;
   for (int tile = first_tile; tile < p.tile.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p.tile, tile);
@@ -34,6 +33,7 @@ __device__ inline void load_boxes(const BoxParams<T>& p, const BoxMemory& memory
       bring_tile<T>(p.tile, p.in, full, channel, at, p.work.boxes, p.work.box_bytes,
                     memory.stages + turn.stage * p.stage_bytes);
     }
+    if (tile == first_tile) await_start(p);  // see start_boxes
     turn.advance(p.work.stages);
   }
 }
@@ -78,6 +78,7 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
   const int* table = memory.table + set * p.work.steps * 2 + lane / 16;
   const int in_part = column * kChannels * kBoxChannelTile + lane % 4 * 2;
   const int first_channel = (part * p.work.column_warps + column) * kChannels * kBoxChannelTile;
+  uint32_t row[kPixels];
   fill_weights<T, kChannels>(
       p, first_set + set, first_channel, pixel_warp, own_weights, [&](bool more) {
         if (more) prefetch_weights(crew, p, first_set);
@@ -93,6 +94,14 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
                          p.tile.w.phases * p.out_w, p.pixel_warps * kPixels * kBoxPixelTile,
                          memory.spots);
         }
+#pragma unroll
+        for (int i = 0; i < kPixels; i += 2) {
+          // Of two instructions: a lane finds one of the pixels, and tells another.
+          const int pixel = first_pixel + i * kBoxPixelTile + lane;
+          const int own = pixel < p.tile.pixels ? box_row(p.tile, pixel) * kBoxRowBytes : 0;
+          row[i] = __shfl_sync(~0u, own, lane % 16);
+          row[i + 1] = __shfl_sync(~0u, own, 16 + lane % 16);
+        }
       });
   LaneChannels channels;
   channels.in_set = first_channel + lane % 4 * 2;
@@ -106,15 +115,6 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
   const int stored =
       min(min(p.work.stored, p.work.sets * p.work.K - in_set), p.all_K - block_first);
   const uint32_t stages = ptx::shared_address(memory.stages);
-  uint32_t row[kPixels];
-#pragma unroll
-  for (int i = 0; i < kPixels; i += 2) {
-    // Of two instructions: a lane finds one of the pixels, and tells another.
-    const int pixel = first_pixel + i * kBoxPixelTile + lane;
-    const int own = pixel < p.tile.pixels ? box_row(p.tile, pixel) * kBoxRowBytes : 0;
-    row[i] = __shfl_sync(~0u, own, lane % 16);
-    row[i + 1] = __shfl_sync(~0u, own, 16 + lane % 16);
-  }
   const Spot* spots = memory.spots + first_pixel + lane / 4;
   char* staging = memory.staging;
   char* next_staging = staging + p.work.out_boxes * p.work.out_box_bytes;

@@ -417,7 +417,9 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   const int64_t list_bytes = in_list_bytes + (w.boxed ? 0 : pixels * 16);
   const int64_t rest =
       kBoxRowBytes + pixels * (16 + 4) + table_bytes + place_bytes + barrier_bytes + list_bytes;
-  const int64_t sums_bytes = int64_t{cut.threads} * kernel.pairs * kernel.channels * 4 * 4;
+  const int64_t sums = int64_t{cut.threads} * kernel.pairs * kernel.channels;
+  const int64_t sums_bytes = sums * 4 * 4;
+  w.part = cut.slices * sums / v.pixel_warps();
   const int64_t stages = std::min<int64_t>((most_bytes - rest) / stage_bytes, kMostStages);
   const int64_t front = std::max(stages * stage_bytes, sums_bytes);
   w.fits = !gaps && stages > 0 && front + rest <= most_bytes;

@@ -283,8 +283,9 @@ GradientWork gradient_work_of(const Geometry& geometry, const Variant& variant, 
 struct GradientBoxWork {
   GradientCut cut;
   Tile tile;
-  int boxes, out_boxes;          // of a tile, one for each row's bytes of channels
-  int row_bytes;                 // 128, or 64 where no set of a block has more
+  int64_t part;          // vectors of four sums that a part of all slices has, as lanes have them
+  int boxes, out_boxes;  // of a tile, one for each row's bytes of channels
+  int row_bytes;         // 128, or 64 where no set of a block has more
   int box_bytes, out_box_bytes;  // with what is in front of the next one
   int stages;
   bool boxed;  // by the copy engine

@@ -15,13 +15,8 @@
 
 namespace customconv::grouped {
 
-// From one sum to the next, in the result or in a part of it.
-struct SumStrides {
-  int64_t k, c, r, s;
-};
-
-// Where a row or column of a set's sums goes, seen from the set's first, and the group that it is
-// of.
+// Where a row or column of a set's sums goes in the result, seen from the set's first, and the
+// group that it is of.
 struct alignas(16) SumPlace {
   int64_t offset;
   int group;
@@ -42,9 +37,7 @@ struct GradientBoxParams {
   int pixels;                // of a tile, in whole steps
   Divider<int32_t> by_rows;  // of a set's pairs
   T* weight;                 // none where clusters leave parts
-  float* partial;            // these, so many sums each
-  int64_t part;
-  SumStrides sums;
+  int64_t weight_k, weight_c, weight_r, weight_s;
 };
 
 // A block's shared memory.
@@ -251,28 +244,71 @@ __device__ inline void list_places(const Crew& crew, const GradientBoxParams<T>&
     const bool exists =
         row < shares.cut.taps * shares.cut.octets && tap < shares.kernel && group < shares.cut.C;
     const int c = shares.by_C.split(group), s = shares.by_S.split(tap);
-    memory.rows[i] = {c * p.sums.c + tap * p.sums.r + s * p.sums.s, exists ? group : kNoRow};
+    memory.rows[i] = {c * p.weight_c + tap * p.weight_r + s * p.weight_s, exists ? group : kNoRow};
   }
 #pragma unroll 1
   for (int i = crew.thread; i < shares.cut.columns * kOctet; i += crew.threads) {
     const int k = share.column * kOctet + i;
-    memory.columns[i] = {k * p.sums.k, k < shares.cut.K ? shares.by_K.quotient(k) : kNoColumn};
+    memory.columns[i] = {k * p.weight_k, k < shares.cut.K ? shares.by_K.quotient(k) : kNoColumn};
   }
   ptx::arrive_threads(kPlacesListed, p.warps * 32 + crew.threads);
 }
 
+// Stores a total of sums in the result. `number`: of a warp's sums, and of those of the same
+// pixels.
+template <typename T, int kPairs, int kColumns>
+__device__ inline void store_result(const GradientBoxParams<T>& p, const GradientBoxMemory& memory,
+                                    const Share& share, int number, const float (&total)[4]) {
+  const GradientShares& shares = p.shares;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  constexpr int kCount = kPairs * kColumns;
+  const int i = number % kCount, warp = number / kCount * shares.pixel_warps;
+  const GradientOwn of = gradient_own_of(shares, kPairs, kColumns, warp);
+  const int set = share.set + of.set, left = shares.groups - set * shares.cut.pack;
+  const int64_t first = set * shares.cut.K * p.weight_k;
+  const SumPlace* rows = memory.rows + (of.pair + i / kColumns) * 2 * kOctet + lane / 4;
+  const SumPlace* columns = memory.columns + (of.column + i % kColumns) * kOctet + lane % 4 * 2;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const SumPlace column = columns[e];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const SumPlace row = rows[half * kOctet];
+      if (row.group != column.group || row.group >= left) continue;
+      p.weight[first + row.offset + column.offset] = narrow<T>(total[half * 2 + e]);
+    }
+  }
+}
+
 // Adds up the sums of warps that share pixels and of a cluster's blocks, always in the same order,
-// and stores them: each block a share. `loaders`: threads that list places.
+// each block a share, and stores them: in the result, or as lanes have them in a part. `loaders`:
+// threads that list places.
 template <typename T, int kPairs, int kColumns>
 __device__ inline void store_total(const GradientBoxParams<T>& p, const GradientBoxMemory& memory,
-                                   const Share& share, int loaders,
+                                   const Share& share, const GradientOwn& own, int loaders,
                                    const float (&sum)[kPairs][kColumns][4]) {
   constexpr int kCount = kPairs * kColumns;
   const GradientShares& shares = p.shares;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, apart = p.warps * 32;
   const int cluster = shares.cluster.divisor();
+  const int all = shares.by_pixel_warps.quotient(p.warps) * kCount;  // of a block
+  float4* const part = reinterpret_cast<float4*>(shares.partial) + share.part * p.work.part +
+                       int64_t{share.slice} * all * 32 + lane;
+  if (p.weight == nullptr && cluster == 1 && shares.pixel_warps == 1) {
+    float4* const to = part + own.number * kCount * 32;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      to[i * 32] = *reinterpret_cast<const float4*>(sum[i / kColumns][i % kColumns]);
+    }
+    return;
+  }
   float4* const place = reinterpret_cast<float4*>(memory.stages);
-  ptx::sync_threads(kPlacesListed, apart + loaders);  // the stages are no longer read
+  // The stages are no longer read.
+  if (p.weight == nullptr) {
+    ptx::sync_threads(1, apart);
+  } else {
+    ptx::sync_threads(kPlacesListed, apart + loaders);
+  }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     place[i * apart + thread] = *reinterpret_cast<const float4*>(sum[i / kColumns][i % kColumns]);
@@ -282,11 +318,10 @@ __device__ inline void store_total(const GradientBoxParams<T>& p, const Gradient
   } else {
     ptx::sync_threads(1, apart);
   }
-  const int all = shares.by_pixel_warps.quotient(p.warps) * kCount;
 #pragma unroll 1
   for (int number = thread / 32 * cluster + share.rank; number < all; number += p.warps * cluster) {
-    const int i = number % kCount, warp = number / kCount * shares.pixel_warps;
-    const float4* own = place + i * apart + warp * 32 + lane;
+    const float4* from =
+        place + number % kCount * apart + number / kCount * shares.pixel_warps * 32 + lane;
     float total[4] = {};
     const auto add = [&](const float4& other) {
       total[0] += other.x;
@@ -295,48 +330,59 @@ __device__ inline void store_total(const GradientBoxParams<T>& p, const Gradient
       total[3] += other.w;
     };
 #pragma unroll 1
-    for (int pixels = 0; pixels < shares.pixel_warps; ++pixels, own += 32) {
+    for (int pixels = 0; pixels < shares.pixel_warps; ++pixels, from += 32) {
       if (cluster == 1) {
-        add(*own);
+        add(*from);
         continue;
       }
       float4 others[kMostClustered];
-      const uint32_t from = ptx::shared_address(own);
 #pragma unroll
       for (int rank = 0; rank < kMostClustered; ++rank) {
-        if (rank < cluster) others[rank] = ptx::load_cluster(ptx::cluster_address(from, rank));
+        if (rank < cluster) {
+          others[rank] = ptx::load_cluster(ptx::cluster_address(ptx::shared_address(from), rank));
+        }
       }
 #pragma unroll
       for (int rank = 0; rank < kMostClustered; ++rank) {
         if (rank < cluster) add(others[rank]);
       }
     }
-    const GradientOwn of = gradient_own_of<kPairs, kColumns>(shares, warp);
-    const int set = share.set + of.set, left = shares.groups - set * shares.cut.pack;
-    const int64_t first = set * shares.cut.K * p.sums.k;
-    const SumPlace* rows = memory.rows + (of.pair + i / kColumns) * 2 * kOctet + lane / 4;
-    const SumPlace* columns = memory.columns + (of.column + i % kColumns) * kOctet + lane % 4 * 2;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const SumPlace column = columns[e];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const SumPlace row = rows[half * kOctet];
-        if (row.group != column.group || row.group >= left) continue;
-        const int64_t to = first + row.offset + column.offset;
-        const float value = total[half * 2 + e];
-        if (p.weight != nullptr) {
-          p.weight[to] = narrow<T>(value);
-        } else {
-          p.partial[share.part * p.part + to] = value;
-        }
-      }
+    if (p.weight == nullptr) {
+      part[number * 32] = *reinterpret_cast<const float4*>(total);
+    } else {
+      store_result<T, kPairs, kColumns>(p, memory, share, number, total);
     }
   }
   if (cluster == 1) return;
   __syncwarp();
   ptx::meet_cluster();  // a block's sums are read until here
 }
+
+// Where the result has a sum of a part.
+struct SumOfPart {
+  GradientShares shares;
+  int pairs, columns;                               // of a warp
+  Divider<int32_t> by_count, by_columns, by_warps;  // a warp's sums, and warps of the same pixels
+  int64_t k, c, r, s;                               // strides
+
+  // -1: nowhere.
+  __device__ int64_t operator()(int64_t number) const {
+    const int e = static_cast<int>(number % 4), lane = static_cast<int>(number / 4 % 32);
+    auto rest = static_cast<int32_t>(number / 128);
+    int32_t pair = by_count.split(rest);
+    const int column = by_columns.split(pair);
+    const int warp = by_warps.split(rest) * shares.pixel_warps;
+    const GradientOwn own = gradient_own_of(shares, pairs, columns, warp);
+    Share share;
+    find_slice(shares, rest, share);
+    const int set = share.set + own.set;
+    SumRow at = sum_row_of(shares, share, set, (own.pair + pair) * 2 + e / 2, lane);
+    const int own_k = sum_column_of(share.column + own.column + column, lane) + e % 2;
+    if (!at.exists || !meet(shares, at, own_k)) return -1;
+    const int own_s = shares.by_S.split(at.tap);
+    return (set * shares.cut.K + own_k) * k + at.c * c + at.tap * r + own_s * s;
+  }
+};
 
 // `kPlanes`: threads bring the boxes.
 template <typename T, int kIndex, bool kPlanes>
@@ -366,13 +412,14 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
     } else {
       load_gradient_boxes(p, memory, share);
     }
+    if (p.weight == nullptr) return;
     list_places({static_cast<int>(threadIdx.x) - first_loader * 32, kLoaders, 0}, p, memory, share);
     return;
   }
   if constexpr (kPlanes) Registers::take();
   if (warp >= p.warps) return;
   // While the first boxes are on their way.
-  const GradientOwn own = gradient_own_of<kPairs, kColumns>(p.shares, warp);
+  const GradientOwn own = gradient_own_of(p.shares, kPairs, kColumns, warp);
   const Crew crew = consumers(p.warps * 32);
   list_gradient_rows(crew, p, share, kPairs, memory.table);
   list_pixels(crew, p, memory);
@@ -401,7 +448,7 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
     if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.work.stages);
   }
-  store_total(p, memory, share, kLoaders, sum);
+  store_total(p, memory, share, own, kLoaders, sum);
 #endif
 }
 

@@ -245,6 +245,14 @@ inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
   return s;
 }
 
+// So many parts of each sum, to the weight gradient.
+template <typename T, typename Place>
+void add_parts_up(const LaunchContext& context, int64_t count, int64_t parts, void* to,
+                  const Place& place) {
+  add_up("grouped: the parts of the weight gradient", static_cast<const float*>(context.workspace),
+         count, parts, static_cast<T*>(to), place, /*early=*/true, context.stream);
+}
+
 template <typename T>
 void launch_gradient(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
                      const LaunchContext& context) {
@@ -334,39 +342,49 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   p.warps = cut.threads / 32;
   p.pixels = static_cast<int>(ceil_divide(tile.pixels(), kStepPixels) * kStepPixels);
   p.by_rows = Divider<int32_t>(2 * variant.gradient_kernel().pairs * cut.pair_warps);
-  const int64_t w_k = problem.group_C(), w_s = w_k * problem.K;
-  p.partial = static_cast<float*>(context.workspace);
-  p.part = problem.w_count();
-  p.weight = plan.splits == variant.cluster() ? static_cast<T*>(operands.w) : nullptr;
-  p.sums = p.weight != nullptr ? SumStrides{problem.w_strides[0], problem.w_strides[1],
-                                            problem.w_strides[2], problem.w_strides[3]}
-                               : SumStrides{w_k, 1, w_s * problem.S, w_s};
+  const bool leaves_parts = plan.splits > variant.cluster();
+  p.weight = leaves_parts ? nullptr : static_cast<T*>(operands.w);
+  p.weight_k = problem.w_strides[0];
+  p.weight_c = problem.w_strides[1];
+  p.weight_r = problem.w_strides[2];
+  p.weight_s = problem.w_strides[3];
   const int kernel = variant.kernel - kGradientKernelCount;
   const auto indices = std::make_index_sequence<kGradientBoxKernelCount>();
   start("grouped: the weight gradient", start_of(plan, context.stream, false, variant.cluster()),
         work.boxed ? gradient_box_kernel_at<T, false>(kernel, indices)
                    : gradient_box_kernel_at<T, true>(kernel, indices),
         p);
+  if (!leaves_parts) return;
+  const GradientKernel& sizes = variant.gradient_kernel();
+  const int count = sizes.pairs * sizes.channels;
+  const SumOfPart place{p.shares,
+                        sizes.pairs,
+                        sizes.channels,
+                        Divider<int32_t>(count),
+                        Divider<int32_t>(sizes.channels),
+                        Divider<int32_t>(p.warps / variant.pixel_warps()),
+                        p.weight_k,
+                        p.weight_c,
+                        p.weight_r,
+                        p.weight_s};
+  add_parts_up<T>(context, work.part * 4, plan.splits / variant.cluster(), operands.w, place);
 }
 
 template <typename T>
 void launch_gradients(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
                       const LaunchContext& context) {
   using D = Divider<int32_t>;
-  const Variant variant = Variant::at(plan.variant_index);
-  bool boxes = false;
   if constexpr (sizeof(T) == 2) {
-    boxes = variant.has_gradient_boxes();
-    if (boxes) launch_gradient_boxes<T>(problem, plan, operands, context);
+    if (Variant::at(plan.variant_index).has_gradient_boxes()) {
+      launch_gradient_boxes<T>(problem, plan, operands, context);
+      return;
+    }
   }
-  if (!boxes) launch_gradient<T>(problem, plan, operands, context);
-  if (plan.splits == variant.cluster() && boxes) return;  // nothing is left to add up
+  launch_gradient<T>(problem, plan, operands, context);
   const WeightPlace place{D(problem.group_C()), D(problem.K),         D(problem.S),
                           problem.w_strides[0], problem.w_strides[1], problem.w_strides[2],
                           problem.w_strides[3]};
-  add_up("grouped: the parts of the weight gradient", static_cast<const float*>(context.workspace),
-         problem.w_count(), plan.splits / variant.cluster(), static_cast<T*>(operands.w), place,
-         /*early=*/true, context.stream);
+  add_parts_up<T>(context, problem.w_count(), plan.splits, operands.w, place);
 }
 
 // Bytes of a plane that can be stored at once: neighbours of a row, all or none of which exist.

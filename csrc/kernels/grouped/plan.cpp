@@ -47,8 +47,10 @@ constexpr double kBoxBytesPerClock = 29;            // brought to a multiprocess
 constexpr double kInstructionsPerBrought = 217;
 constexpr double kBroughtClocks = 1300;
 constexpr double kInstructionsPerPlaneVector = 84.2;  // stored
-constexpr double kBoxBlockClocks = 9380;
-constexpr double kOperandLatency = 30;  // clocks of a warp, in a weight gradient
+constexpr double kBoxBlockClocks = 9380;              // until a block begins
+constexpr double kGradientBlockClocks = 9380;         // the same in a weight gradient
+constexpr double kBoxInstructionsPerSum = 32;  // there, of a product's four: added up, stored
+constexpr double kOperandLatency = 30;         // clocks of a warp, in a weight gradient
 constexpr double kProductLatency = 22;
 constexpr double kBoxBandwidthEfficiency = 0.735;
 constexpr double kBoxOverlapLoss = 0.439;
@@ -252,8 +254,8 @@ class Search {
     const double filling = w.sets * w.column_warps * w.weight_bytes / 128.0 *
                            kBoxInstructionsPerWeight / (4 * kIssueEfficiency);
     plan.predicted_ms =
-        kLaunchMs + box_ms(static_cast<double>(plan.grid[0]), own * clocks + filling, own * waits,
-                           d_.sm_count, resident, p_.least_bytes());
+        kLaunchMs + box_ms(static_cast<double>(plan.grid[0]), own * clocks + filling,
+                           kBoxBlockClocks + own * waits, d_.sm_count, resident, p_.least_bytes());
     take(plan, v, w.tile);
   }
 
@@ -410,15 +412,10 @@ class Search {
       waits = std::max(waits, threads.waits);
     }
     const double clocks = std::max({threads.clocks(issues, shared), products, brought});
-    const double sums = warps * pairs * channels * 4 * 8 / (4 * kIssueEfficiency);
+    const double sums = warps * pairs * channels * kBoxInstructionsPerSum / (4 * kIssueEfficiency);
     for (int log = 0; 1 << log <= kMostClustered; ++log) {
       cluster_gradient({v.kernel, v.warps, log}, w, resident, clocks, waits, sums);
     }
-  }
-
-  // Blocks of a slice that leave so many parts each.
-  int64_t most_splits(int64_t parts) const {
-    return std::max<int64_t>(kMostPartBytes / (4 * p_.w_count() * parts), 1);
   }
 
   // Gives blocks shares of the tiles, and each plan its price: `ms` of so many blocks, of a block's
@@ -430,7 +427,7 @@ class Search {
     int64_t last = 0;
     for (const int turns : kGradientTurns) {
       int64_t splits = std::clamp<int64_t>(turns * d_.sm_count / cut.slices, 1, tiles);
-      splits = std::min(splits, most_splits(parts));
+      splits = std::min(splits, std::max<int64_t>(kMostPartBytes / (4 * p_.w_count() * parts), 1));
       if (splits == last) break;
       last = splits;
       ConvPlan plan{};
@@ -463,7 +460,8 @@ class Search {
     int64_t last = 0;
     for (const int turns : {0, 1, 2, 4}) {
       int64_t parts = std::max<int64_t>(turns * d_.sm_count / (cut.slices * cluster), 1);
-      parts = std::min({parts, most_splits(1), tiles / cluster});
+      const int64_t part_bytes = w.part * 16;
+      parts = std::min({parts, std::max<int64_t>(kMostPartBytes / part_bytes, 1), tiles / cluster});
       if (parts <= last) continue;
       last = parts;
       const int64_t splits = parts * cluster, own = ceil_divide(tiles, splits);
@@ -475,11 +473,12 @@ class Search {
       plan.block = w.threads;
       plan.shared_bytes = w.bytes;
       plan.splits = splits;
-      plan.workspace_bytes = parts > 1 ? parts * p_.w_count() * 4 : 0;
+      plan.workspace_bytes = parts > 1 ? parts * part_bytes : 0;
       const double bytes = p_.least_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
       plan.predicted_ms =
           kLaunchMs + (cluster > 1 ? cluster * kClusterMs : 0) + (parts > 1 ? kNextMs : 0) +
-          box_ms(static_cast<double>(plan.grid[0]), own * clocks + sums + exchange, own * waits,
+          box_ms(static_cast<double>(plan.grid[0]), own * clocks + sums + exchange,
+                 kGradientBlockClocks + own * waits,
                  static_cast<double>(clusters * cluster) / resident, resident, bytes);
       take(plan, v, w.tile);
     }
@@ -534,8 +533,7 @@ class Search {
                 double bytes) const {
     const double to_ms = 1 / (d_.clock_ghz * 1e6);
     const double busy_ms = std::ceil(blocks / sms) * clocks * to_ms;
-    const double waits_ms =
-        std::ceil(blocks / (sms * resident)) * (kBoxBlockClocks + waits) * to_ms;
+    const double waits_ms = std::ceil(blocks / (sms * resident)) * waits * to_ms;
     const double bytes_ms = bytes / (d_.bandwidth_gb_s * 1e6 * kBoxBandwidthEfficiency);
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
     return longest + kBoxOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest);
