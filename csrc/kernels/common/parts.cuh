@@ -51,16 +51,18 @@ __device__ inline void add_in_cluster(const float* parts, int count, int blocks,
 constexpr int kPartThreads = 256;
 
 // Adds up the parts of `count` sums, which lie one after the other, and stores them at
-// to[place(number)]. So many threads share a sum, each with every so-manieth part.
+// to[place(number)], or where that is negative nowhere. So many threads share a sum, each with
+// every so-manieth part.
 template <int kSharers, typename T, typename Place>
 __global__ void __launch_bounds__(kPartThreads)
     add_parts(const float* partial, int64_t count, int parts, T* to, Place place) {
   constexpr int kSums = kPartThreads / kSharers;
   __shared__ float shares[kSharers][kSums];
-  ptx::await_dependency();
   const int sharer = static_cast<int>(threadIdx.x) / kSums;
   const int own = static_cast<int>(threadIdx.x) % kSums;
   const int64_t i = int64_t{blockIdx.x} * kSums + own;
+  const int64_t at = i < count && sharer == 0 ? place(i) : -1;
+  ptx::await_dependency();
   float total = 0;
   if (i < count && sharer < parts) {
     const float* from = partial + sharer * count + i;
@@ -73,7 +75,7 @@ __global__ void __launch_bounds__(kPartThreads)
     if (sharer > 0) return;
     total = sum_of(kSharers, [&](int n) { return shares[n][own]; });
   }
-  if (i < count) to[place(i)] = narrow<T>(total);
+  if (at >= 0) to[at] = narrow<T>(total);
 }
 
 // Starts the kernel that adds up the parts that the one in front leaves.

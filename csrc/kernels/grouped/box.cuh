@@ -10,7 +10,12 @@
 
 namespace customconv::grouped {
 
-constexpr uint32_t kSwizzled = kBoxRowBytes - kPieceBytes;  // bits of an address
+// Bits of an address, where rows have so many bytes: none but of 64 and 128.
+__host__ __device__ constexpr uint32_t swizzled_bits(int row_bytes) {
+  const bool swizzled = row_bytes == kBoxRowBytes || row_bytes == kBoxRowBytes / 2;
+  return swizzled ? static_cast<uint32_t>(row_bytes - kPieceBytes) : 0;
+}
+constexpr uint32_t kSwizzled = swizzled_bits(kBoxRowBytes);
 
 // An address in rows that lie as if they were not swizzled.
 __device__ inline uint32_t swizzle(uint32_t address, uint32_t bits = kSwizzled) {
@@ -70,13 +75,13 @@ __device__ inline void bring_boxes(const CUtensorMap& map, ptx::Barrier* full, i
 // Brings what the tile reads that begins at `at`.
 template <typename T>
 __device__ inline void bring_tile(const TileParams& p, const CUtensorMap& map, ptx::Barrier* full,
-                                  int channel, const Place& at, int boxes, int box_bytes,
-                                  char* to) {
+                                  int channel, const Place& at, int boxes, int box_bytes, char* to,
+                                  int row_bytes = kBoxRowBytes) {
   const int w = at.w * p.w.step + p.w.first, h = at.h * p.h.step + p.h.first;
 #pragma unroll 1
   for (int klass = 0; klass < p.classes; ++klass) {
     bring_boxes<T>(map, full, channel, w + klass * p.w.class_step, h, at.n, boxes, box_bytes,
-                   to + klass * p.class_slots * kBoxRowBytes);
+                   to + klass * p.class_slots * row_bytes);
   }
 }
 

@@ -23,7 +23,6 @@ __device__ inline void load_boxes(const BoxParams<T>& p, const BoxMemory& memory
                                   int first_tile) {
   const bool elected = ptx::elect_one();
   const int channel = first_set * p.work.C;
-  await_start(p);
   ptx::Turn turn;
   for (int tile = first_tile; tile < p.tile.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p.tile, tile);
@@ -34,6 +33,7 @@ __device__ inline void load_boxes(const BoxParams<T>& p, const BoxMemory& memory
       bring_tile<T>(p.tile, p.in, full, channel, at, p.work.boxes, p.work.box_bytes,
                     memory.stages + turn.stage * p.stage_bytes);
     }
+    if (tile == first_tile) await_start(p);  // see start_boxes
     turn.advance(p.work.stages);
   }
 }
@@ -78,15 +78,31 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
   const int* table = memory.table + set * p.work.steps * 2 + lane / 16;
   const int in_part = column * kChannels * kBoxChannelTile + lane % 4 * 2;
   const int first_channel = (part * p.work.column_warps + column) * kChannels * kBoxChannelTile;
-  fill_weights<T, kChannels>(p, first_set + set, first_channel, pixel_warp, own_weights, [&] {
-    start_boxes(p);
-    if (threadIdx.x == 0 && p.work.out_boxes > 0) {
-      for (int i = 0; i < p.tile.h.phases * p.tile.w.phases; ++i) ptx::prefetch_map(&p.out_of[i]);
-    }
-    list_pieces(crew, p, memory);
-    list_positions(crew, p.tile, p.out_n, p.tile.h.phases * p.out_h, p.tile.w.phases * p.out_w,
-                   p.pixel_warps * kPixels * kBoxPixelTile, memory.spots);
-  });
+  uint32_t row[kPixels];
+  fill_weights<T, kChannels>(
+      p, first_set + set, first_channel, pixel_warp, own_weights, [&](bool more) {
+        if (more) prefetch_weights(crew, p, first_set);
+        start_boxes(p);
+        if (threadIdx.x == 0 && p.work.out_boxes > 0) {
+          for (int i = 0; i < p.tile.h.phases * p.tile.w.phases; ++i)
+            ptx::prefetch_map(&p.out_of[i]);
+        }
+        list_pieces(crew, p, memory);
+        // Without these the copy engine can do.
+        if (p.work.out_boxes == 0 || p.epilogue.residual != nullptr) {
+          list_positions(crew, p.tile, p.out_n, p.tile.h.phases * p.out_h,
+                         p.tile.w.phases * p.out_w, p.pixel_warps * kPixels * kBoxPixelTile,
+                         memory.spots);
+        }
+#pragma unroll
+        for (int i = 0; i < kPixels; i += 2) {
+          // Of two instructions: a lane finds one of the pixels, and tells another.
+          const int pixel = first_pixel + i * kBoxPixelTile + lane;
+          const int own = pixel < p.tile.pixels ? box_row(p.tile, pixel) * kBoxRowBytes : 0;
+          row[i] = __shfl_sync(~0u, own, lane % 16);
+          row[i + 1] = __shfl_sync(~0u, own, 16 + lane % 16);
+        }
+      });
   LaneChannels channels;
   channels.in_set = first_channel + lane % 4 * 2;
   channels.first = (first_set + set) * p.work.K + channels.in_set;
@@ -99,12 +115,6 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
   const int stored =
       min(min(p.work.stored, p.work.sets * p.work.K - in_set), p.all_K - block_first);
   const uint32_t stages = ptx::shared_address(memory.stages);
-  uint32_t row[kPixels];
-#pragma unroll
-  for (int i = 0; i < kPixels; ++i) {
-    const int pixel = first_pixel + i * kBoxPixelTile + lane % 16;
-    row[i] = pixel < p.tile.pixels ? box_row(p.tile, pixel) * kBoxRowBytes : 0;
-  }
   const Spot* spots = memory.spots + first_pixel + lane / 4;
   char* staging = memory.staging;
   char* next_staging = staging + p.work.out_boxes * p.work.out_box_bytes;
@@ -206,7 +216,6 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
   if constexpr (kPlanes) Registers::take();
   if (warp >= p.work.warps) return;
   const Crew crew = consumers(p.work.warps * 32);
-  prefetch_weights(crew, p, set);
   multiply_boxes<T, kPixels, kChannels>(crew, p, memory, set, part, tile);
 #endif
 }

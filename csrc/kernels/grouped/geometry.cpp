@@ -393,8 +393,11 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   w.cut = cut_gradient(g, v, tile, pack, 8);
   w.tile = tile;
   const GradientCut& cut = w.cut;
+  w.boxed = g.in_boxed && g.out_boxed;
+  const int64_t channel_bytes = int64_t{cut.sets} * std::max(cut.octets, cut.columns) * kPieceBytes;
+  w.row_bytes = w.boxed && channel_bytes <= kBoxRowBytes / 2 ? kBoxRowBytes / 2 : kBoxRowBytes;
   const auto boxes = [&](int octets) {
-    return static_cast<int>(ceil_divide(int64_t{cut.sets} * octets * kPieceBytes, kBoxRowBytes));
+    return static_cast<int>(ceil_divide(int64_t{cut.sets} * octets * kPieceBytes, w.row_bytes));
   };
   w.boxes = boxes(cut.octets);
   w.out_boxes = boxes(cut.columns);
@@ -402,19 +405,21 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   const bool gaps = cut.sets > 1 &&
                     (cut.octet_parts > 1 || cut.column_parts > 1 || cut.columns * kOctet != cut.K);
   const int64_t pixels = round_up(tile.pixels(), kStepPixels);
-  const int64_t box_bytes = int64_t{tile.classes} * tile.class_slots * kBoxRowBytes;
-  const int64_t out_box_bytes = round_up(pixels * kBoxRowBytes, kBoxAlignment);
+  const int64_t box_bytes = int64_t{tile.classes} * tile.class_slots * w.row_bytes;
+  const int64_t out_box_bytes = round_up(pixels * w.row_bytes, kBoxAlignment);
   const int64_t stage_bytes = w.boxes * box_bytes + w.out_boxes * out_box_bytes;
-  w.boxed = g.in_boxed && g.out_boxed;
   w.threads = w.boxed ? cut.threads + 32 : kMostThreads + box_producers(2);
-  const int64_t table_bytes = round_up(4 * 2 * kernel.pairs * cut.pair_warps * cut.sets, 16);
+  const int64_t rows = 2 * kernel.pairs * cut.pair_warps;  // of a set
+  const int64_t table_bytes = round_up(4 * rows * cut.sets, 16);
+  const int64_t place_bytes = (rows + cut.columns) * kOctet * kSumPlaceBytes;
   const int64_t barrier_bytes = 8 * 2 * kMostStages;
   const int64_t in_list_bytes = w.boxed ? 0 : int64_t{box_vectors(g, tile, 1)} * 16;
   const int64_t list_bytes = in_list_bytes + (w.boxed ? 0 : pixels * 16);
-  const int64_t rest = kBoxRowBytes + pixels * (16 + 4) + table_bytes + barrier_bytes + list_bytes;
-  const int64_t sums_bytes = v.pixel_warps() > 1 || v.is_clustered()
-                                 ? int64_t{cut.threads} * kernel.pairs * kernel.channels * 4 * 4
-                                 : 0;
+  const int64_t rest =
+      kBoxRowBytes + pixels * (16 + 4) + table_bytes + place_bytes + barrier_bytes + list_bytes;
+  const int64_t sums = int64_t{cut.threads} * kernel.pairs * kernel.channels;
+  const int64_t sums_bytes = sums * 4 * 4;
+  w.part = cut.slices * sums / v.pixel_warps();
   const int64_t stages = std::min<int64_t>((most_bytes - rest) / stage_bytes, kMostStages);
   const int64_t front = std::max(stages * stage_bytes, sums_bytes);
   w.fits = !gaps && stages > 0 && front + rest <= most_bytes;
@@ -425,7 +430,8 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   w.zeros_at = static_cast<int>(front);
   w.positions_at = w.zeros_at + kBoxRowBytes;  // of the tile's pixels: their spots, and rows
   w.table_at = static_cast<int>(w.positions_at + pixels * (16 + 4));
-  w.barriers_at = static_cast<int>(w.table_at + table_bytes);
+  w.places_at = static_cast<int>(w.table_at + table_bytes);
+  w.barriers_at = static_cast<int>(w.places_at + place_bytes);
   w.list_at = static_cast<int>(w.barriers_at + barrier_bytes);
   w.out_list_at = static_cast<int>(w.list_at + in_list_bytes);
   w.bytes = static_cast<int>(w.list_at + list_bytes);

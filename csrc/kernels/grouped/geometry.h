@@ -117,10 +117,11 @@ inline constexpr GradientKernel kGradientBoxKernels[] = {{"boxes of 5 pairs x 8"
 inline constexpr int kGradientBoxKernelCount = 4;
 
 constexpr int kOctet = 8;
-// Blocks that share a slice of a weight gradient by boxes and add up their sums: the largest
-// portable cluster.
+// Blocks that add up their sums of a slice of a weight gradient by boxes: the largest portable
+// cluster.
 constexpr int kMostClustered = 8;
-constexpr int kStepPixels = 16;  // of which tiles are whole multiples
+constexpr int kSumPlaceBytes = 16;  // of where a row or column of sums goes
+constexpr int kStepPixels = 16;     // of which tiles are whole multiples
 
 // Forward and input gradient on compute capability 9.0: the copy engine, or where it cannot
 // threads, bring boxes, rows of 128 bytes of a pixel's channels. A lane multiplies pieces of
@@ -161,7 +162,7 @@ struct Variant {
   int kernel;  // those of boxes follow the others
   int warps;   // that share a tile's pixels: 1, 2, 4 or 8, by their logarithm
   // Of each through the tile, one after the other: 1, 2 or 4, likewise. Of a weight gradient by
-  // boxes, 1 where the blocks of a slice are a cluster.
+  // boxes, the blocks of a cluster: 1, 2, 4 or 8.
   int passes;
 
   int index() const { return (kernel * 4 + warps) * 4 + passes; }
@@ -170,7 +171,7 @@ struct Variant {
   bool has_boxes() const { return kernel >= kKernelCount; }
   const BoxKernel& box_kernel() const { return kBoxKernels[kernel - kKernelCount]; }
   bool has_gradient_boxes() const { return kernel >= kGradientKernelCount; }
-  bool is_clustered() const { return has_gradient_boxes() && passes == 1; }
+  int cluster() const { return has_gradient_boxes() ? 1 << passes : 1; }
   const GradientKernel& gradient_kernel() const {
     return has_gradient_boxes() ? kGradientBoxKernels[kernel - kGradientKernelCount]
                                 : kGradientKernels[kernel];
@@ -278,22 +279,24 @@ GradientWork gradient_work_of(const Geometry& geometry, const Variant& variant, 
                               int64_t element_size, int64_t most_bytes);
 
 // The same by boxes of both images, of 16 bits, and sets that fill whole octets. The warps that
-// share pixels add up their sums, where the stages were; so do clustered blocks.
+// share pixels and the blocks of a cluster add up their sums, where the stages were.
 struct GradientBoxWork {
   GradientCut cut;
   Tile tile;
-  int boxes, out_boxes;          // of a tile, one for each 128 bytes of channels
+  int64_t part;          // vectors of four sums that a part of all slices has, as lanes have them
+  int boxes, out_boxes;  // of a tile, one for each row's bytes of channels
+  int row_bytes;         // 128, or 64 where no set of a block has more
   int box_bytes, out_box_bytes;  // with what is in front of the next one
   int stages;
   bool boxed;  // by the copy engine
   int threads;
   // Of shared memory; the lists where threads bring boxes.
-  int positions_at, table_at, zeros_at, barriers_at, list_at, out_list_at, bytes;
+  int positions_at, table_at, places_at, zeros_at, barriers_at, list_at, out_list_at, bytes;
   bool fits;
 
   int stage_bytes() const { return boxes * box_bytes + out_boxes * out_box_bytes; }
   int brought_bytes() const {
-    return (boxes * tile.classes * tile.slots + out_boxes * tile.pixels()) * kBoxRowBytes;
+    return (boxes * tile.classes * tile.slots + out_boxes * tile.pixels()) * row_bytes;
   }
 };
 GradientBoxWork gradient_box_work_of(const Geometry& geometry, const Variant& variant,

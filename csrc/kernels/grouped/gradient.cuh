@@ -17,9 +17,7 @@ struct GradientShares {
   GradientCut cut;
   int pixel_warps;
   int splits;
-  bool clustered;
-  // Blocks that are neighbours in the grid: those of a slice where they are clustered, else slices.
-  Divider<int32_t> neighbours;
+  Divider<int32_t> cluster, slices;  // neighbours in the grid
   Divider<int32_t> octet_parts, column_parts, tap_parts;
   Divider<int32_t> by_octets, by_C, by_K, by_S;
   Divider<int32_t> by_pixel_warps, by_pair_warps, by_column_warps;
@@ -34,34 +32,41 @@ struct GradientParams {
   int pixels;  // of a tile, in whole steps
 };
 
-// What a block sums.
+// What a block sums: of a slice a share of the tiles.
 struct Share {
   int set, octet, column, tap;  // the first ones
-  int split;
+  int slice, split;
+  int rank, part;  // in its cluster, and the cluster's number
 };
-__device__ inline Share share_of(const GradientShares& p) {
-  Share share;
-  auto outer = static_cast<int32_t>(blockIdx.x);
-  const int inner = p.neighbours.split(outer);
-  int32_t slice = p.clustered ? outer : inner;
-  share.split = p.clustered ? inner : outer;
+__device__ inline void find_slice(const GradientShares& p, int32_t slice, Share& share) {
   share.tap = p.tap_parts.split(slice) * p.cut.taps;
   share.octet = p.octet_parts.split(slice) * p.cut.octets;
   share.column = p.column_parts.split(slice) * p.cut.columns;
   share.set = slice * p.cut.sets;
+}
+__device__ inline Share share_of(const GradientShares& p) {
+  Share share;
+  auto rest = static_cast<int32_t>(blockIdx.x);
+  share.rank = p.cluster.split(rest);
+  share.slice = p.slices.split(rest);
+  share.part = rest;
+  share.split = share.part * p.cluster.divisor() + share.rank;
+  find_slice(p, share.slice, share);
   return share;
 }
 
-// A warp's place among those of its block: its set, its first pair and column, its pixels.
+// A warp's place among those of its block: its set, its first pair and column, its pixels; and its
+// number among those of the same pixels.
 struct GradientOwn {
-  int set, pair, column, pixels;
+  int set, pair, column, pixels, number;
 };
-template <int kPairs, int kColumns>
-__device__ inline GradientOwn gradient_own_of(const GradientShares& p, int32_t warp) {
+__device__ inline GradientOwn gradient_own_of(const GradientShares& p, int pairs, int columns,
+                                              int32_t warp) {
   GradientOwn own;
   own.pixels = p.by_pixel_warps.split(warp);
-  own.pair = p.by_pair_warps.split(warp) * kPairs;
-  own.column = p.by_column_warps.split(warp) * kColumns;
+  own.number = warp;
+  own.pair = p.by_pair_warps.split(warp) * pairs;
+  own.column = p.by_column_warps.split(warp) * columns;
   own.set = warp;
   return own;
 }
@@ -71,10 +76,11 @@ struct SumRow {
   bool exists;
   int tap, group, c;
 };
-__device__ inline SumRow sum_row_of(const GradientShares& p, const Share& share, int set, int row) {
+__device__ inline SumRow sum_row_of(const GradientShares& p, const Share& share, int set, int row,
+                                    int lane) {
   int32_t own_tap = row;
   const int octet = share.octet + p.by_octets.split(own_tap);
-  int32_t group = octet * kOctet + static_cast<int>(threadIdx.x) % 32 / 4;
+  int32_t group = octet * kOctet + lane / 4;
   SumRow at;
   at.tap = share.tap + own_tap;
   at.exists = row < p.cut.taps * p.cut.octets && at.tap < p.kernel && group < p.cut.C;
@@ -84,9 +90,7 @@ __device__ inline SumRow sum_row_of(const GradientShares& p, const Share& share,
   return at;
 }
 // The first of a lane's two neighbouring channels of `out`, of the set.
-__device__ inline int sum_column_of(int octet) {
-  return octet * kOctet + static_cast<int>(threadIdx.x) % 4 * 2;
-}
+__device__ inline int sum_column_of(int octet, int lane) { return octet * kOctet + lane % 4 * 2; }
 __device__ inline bool meet(const GradientShares& p, const SumRow& at, int k) {
   return k < p.cut.K && p.by_K.quotient(k) == at.group;
 }
@@ -97,18 +101,19 @@ __device__ inline void store_part(const GradientShares& p, const Share& share,
                                   const GradientOwn& own, int number,
                                   const float (&sum)[kPairs][kColumns][4]) {
   const int set = share.set + own.set, all_k = p.groups * p.K;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   float* part = p.partial + int64_t{number} * p.kernel * all_k * p.C;
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const SumRow at = sum_row_of(p, share, set, (own.pair + i) * 2 + half);
+      const SumRow at = sum_row_of(p, share, set, (own.pair + i) * 2 + half, lane);
       if (!at.exists) continue;
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int k = sum_column_of(share.column + own.column + j) + e;
+          const int k = sum_column_of(share.column + own.column + j, lane) + e;
           if (!meet(p, at, k)) continue;
           part[(at.tap * all_k + set * p.cut.K + k) * p.C + at.c] = sum[i][j][half * 2 + e];
         }
@@ -264,7 +269,7 @@ __global__ void __launch_bounds__(kMostThreads, kGradientKernels[kIndex].blocks(
   const GradientMemory<T> memory(p, bytes);
   const Share share = share_of(p.shares);
   const GradientOwn own =
-      gradient_own_of<kPairs, kColumns>(p.shares, static_cast<int>(threadIdx.x) / 32);
+      gradient_own_of(p.shares, kPairs, kColumns, static_cast<int>(threadIdx.x) / 32);
   ptx::start_dependents();
   list_rows(p, share.tap, 2 * kPairs * p.shares.cut.pair_warps, memory.rows);
   list_slots(whole_block(), p.tile, p.in, memory.in_spots);

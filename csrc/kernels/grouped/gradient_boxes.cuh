@@ -1,8 +1,7 @@
 // The weight gradient of images of 16-bit elements: the copy engine, or where it cannot threads,
 // bring boxes of both, warps multiply them where they lie, pixel by pixel. What warps and blocks
-// share is as in gradient.cuh, but the warps that share pixels add up their sums, so that a block
-// leaves one part. Few blocks that share a slice are a cluster, which adds up theirs too and stores
-// the result.
+// share is as in gradient.cuh, but the warps that share pixels and the blocks of a cluster add up
+// their sums: a cluster leaves one part, or stores the result where it is the only one of a slice.
 #pragma once
 
 #include "kernels/common/scalar.cuh"
@@ -16,6 +15,15 @@
 
 namespace customconv::grouped {
 
+// Where a row or column of a set's sums goes in the result, seen from the set's first, and the
+// group that it is of.
+struct alignas(16) SumPlace {
+  int64_t offset;
+  int group;
+};
+static_assert(sizeof(SumPlace) == kSumPlaceBytes);
+constexpr int kNoRow = INT32_MAX, kNoColumn = -1;  // groups
+
 template <typename T>
 struct GradientBoxParams {
   CUtensorMap in, out;
@@ -28,7 +36,7 @@ struct GradientBoxParams {
   int warps;                 // that multiply
   int pixels;                // of a tile, in whole steps
   Divider<int32_t> by_rows;  // of a set's pairs
-  void* weight;              // where blocks are clustered
+  T* weight;                 // none where clusters leave parts
   int64_t weight_k, weight_c, weight_r, weight_s;
 };
 
@@ -41,6 +49,8 @@ struct GradientBoxMemory {
         spots(reinterpret_cast<Spot*>(memory + p.work.positions_at)),
         pixels(reinterpret_cast<int*>(spots + p.pixels)),
         table(reinterpret_cast<int*>(memory + p.work.table_at)),
+        rows(reinterpret_cast<SumPlace*>(memory + p.work.places_at)),
+        columns(rows + p.by_rows.divisor() * kOctet),
         full(reinterpret_cast<ptx::Barrier*>(memory + p.work.barriers_at)),
         empty(full + kMostStages),
         list(reinterpret_cast<Brought*>(memory + p.work.list_at)),
@@ -50,6 +60,7 @@ struct GradientBoxMemory {
   Spot* spots;                 // of a tile's positions
   int* pixels;                 // of their first pixels the rows, in bytes
   int* table;                  // of the rows of sums: how far from a pixel's row those of `in` are
+  SumPlace *rows, *columns;    // of a set's sums: of every row and column of octets eight
   ptx::Barrier *full, *empty;  // of the stages
   Brought *list, *out_list;    // where threads bring boxes
 };
@@ -60,6 +71,7 @@ __device__ inline void list_gradient_rows(const Crew& crew, const GradientBoxPar
                                           const Share& share, int pairs, int* table) {
   const GradientShares& shares = p.shares;
   const Taps &h = p.tile.h.taps[0], &w = p.tile.w.taps[0];
+#pragma unroll 1
   for (int i = crew.thread; i < p.by_rows.divisor() * shares.cut.sets; i += crew.threads) {
     int32_t set = i;
     int32_t tap = min(p.by_rows.split(set), shares.cut.taps * shares.cut.octets - 1);
@@ -68,7 +80,7 @@ __device__ inline void list_gradient_rows(const Crew& crew, const GradientBoxPar
     const int s = shares.by_S.split(tap);
     table[i] = piece_place(piece, p.work.box_bytes) +
                rows_between(p.tile, h.offset + tap * h.offset_step, w.offset + s * w.offset_step) *
-                   kBoxRowBytes;
+                   p.work.row_bytes;
   }
 }
 
@@ -78,8 +90,9 @@ template <typename T>
 __device__ inline void list_pixels(const Crew& crew, const GradientBoxParams<T>& p,
                                    const GradientBoxMemory& memory) {
   list_positions(crew, p.tile, 0, 0, 0, p.pixels, memory.spots);
+#pragma unroll 1
   for (int i = crew.thread; i < p.pixels; i += crew.threads) {
-    memory.pixels[i] = i < p.tile.pixels ? box_row(p.tile, i) * kBoxRowBytes : 0;
+    memory.pixels[i] = i < p.tile.pixels ? box_row(p.tile, i) * p.work.row_bytes : 0;
   }
   if (crew.thread < kBoxRowBytes / 4) reinterpret_cast<int*>(memory.zeros)[crew.thread] = 0;
 }
@@ -88,11 +101,12 @@ __device__ inline void list_pixels(const Crew& crew, const GradientBoxParams<T>&
 template <typename T>
 __device__ inline void clear_behind(const Crew& crew, const GradientBoxParams<T>& p,
                                     const GradientBoxMemory& memory) {
-  const int behind = (p.pixels - p.tile.pixels) * kBoxRowBytes / kPieceBytes;
+  const int behind = (p.pixels - p.tile.pixels) * p.work.row_bytes / kPieceBytes;
+#pragma unroll 1
   for (int i = crew.thread; i < p.work.stages * p.work.out_boxes * behind; i += crew.threads) {
     const int stage = i / behind / p.work.out_boxes, box = i / behind % p.work.out_boxes;
     char* to = memory.stages + stage * p.stage_bytes + p.work.boxes * p.work.box_bytes +
-               box * p.work.out_box_bytes + p.tile.pixels * kBoxRowBytes;
+               box * p.work.out_box_bytes + p.tile.pixels * p.work.row_bytes;
     reinterpret_cast<uint4*>(to)[i % behind] = uint4{};
   }
 }
@@ -112,7 +126,8 @@ __device__ inline void load_gradient_boxes(const GradientBoxParams<T>& p,
     if (elected) {
       char* to = memory.stages + turn.stage * p.stage_bytes;
       ptx::arrive_expecting(full, p.brought_bytes);
-      bring_tile<T>(p.tile, p.in, full, channel, at, p.work.boxes, p.work.box_bytes, to);
+      bring_tile<T>(p.tile, p.in, full, channel, at, p.work.boxes, p.work.box_bytes, to,
+                    p.work.row_bytes);
       bring_boxes<T>(p.out, full, out_channel, at.w, at.h, at.n, p.work.out_boxes,
                      p.work.out_box_bytes, to + p.work.boxes * p.work.box_bytes);
     }
@@ -165,6 +180,7 @@ __device__ inline void add_box_pixels(const GradientBoxParams<T>& p,
   const bool whole = p.pixels == p.tile.pixels && left_n >= p.tile.images &&
                      left_h >= p.tile.h.most && left_w >= p.tile.w.most;
   const uint32_t zeros = ptx::shared_address(memory.zeros);
+  const uint32_t swizzled = swizzled_bits(p.work.row_bytes);
   // Matrices: pixels 0 to 7 of the first and second row of a pair, then pixels 8 to 15.
   const int own = lane / 16 * 8 + lane % 8;
 #pragma unroll 1
@@ -177,15 +193,15 @@ __device__ inline void add_box_pixels(const GradientBoxParams<T>& p,
     }
     const uint32_t pixel = stage + memory.pixels[first + own];
     uint32_t column[kColumns][2];
-    const uint32_t from = columns + first * kBoxRowBytes;
+    const uint32_t from = columns + first * p.work.row_bytes;
     if constexpr (kColumns == 1) {
-      ptx::load_transposed_matrices(swizzle(from), column[0]);
+      ptx::load_transposed_matrices(swizzle(from, swizzled), column[0]);
     } else {
 #pragma unroll
       for (int j = 0; j < kColumns; j += 2) {
         // Of neighbouring octets: lanes 16 to 31 point at the second one.
         uint32_t both[4];
-        ptx::load_transposed_matrices(swizzle(from + j * kPieceBytes), both);
+        ptx::load_transposed_matrices(swizzle(from + j * kPieceBytes, swizzled), both);
 #pragma unroll
         for (int i = 0; i < 4; ++i) column[j + i / 2][i % 2] = both[i];
       }
@@ -198,8 +214,8 @@ __device__ inline void add_box_pixels(const GradientBoxParams<T>& p,
 #pragma unroll
       for (int at_once = 0; at_once < kAtOnce; ++at_once) {
         // Zeros in the banks where the pixel would be.
-        const uint32_t from = swizzle(pixel + row[i + at_once]);
-        ptx::load_transposed_matrices(exists ? from : zeros + (from & kSwizzled), operand[at_once]);
+        const uint32_t from = swizzle(pixel + row[i + at_once], swizzled);
+        ptx::load_transposed_matrices(exists ? from : zeros + (from & swizzled), operand[at_once]);
       }
 #pragma unroll
       for (int at_once = 0; at_once < kAtOnce; ++at_once) {
@@ -212,95 +228,161 @@ __device__ inline void add_box_pixels(const GradientBoxParams<T>& p,
   }
 }
 
-// Adds up the sums of the warps that share pixels, in their order: the first one has them then.
-template <typename T, int kPairs, int kColumns>
-__device__ inline void gather_sums(const GradientBoxParams<T>& p, int pixels, float* shared,
-                                   float (&sum)[kPairs][kColumns][4]) {
-  constexpr int kCount = kPairs * kColumns;
-  const int thread = static_cast<int>(threadIdx.x);
-  float4* own = reinterpret_cast<float4*>(shared) + thread;
-  const int apart = p.warps * 32;
-  ptx::sync_threads(1, apart);  // the stages are no longer read
-  if (pixels > 0) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      own[i * apart] = *reinterpret_cast<const float4*>(sum[i / kColumns][i % kColumns]);
-    }
+// Those that bring boxes list meanwhile where sums go.
+constexpr int kPlacesListed = 4;  // a barrier of all threads
+template <typename T>
+__device__ inline void list_places(const Crew& crew, const GradientBoxParams<T>& p,
+                                   const GradientBoxMemory& memory, const Share& share) {
+  const GradientShares& shares = p.shares;
+#pragma unroll 1
+  for (int i = crew.thread; i < p.by_rows.divisor() * kOctet; i += crew.threads) {
+    const int row = i / kOctet;
+    int32_t tap = row;
+    const int octet = share.octet + shares.by_octets.split(tap);
+    tap += share.tap;
+    int32_t group = octet * kOctet + i % kOctet;
+    const bool exists =
+        row < shares.cut.taps * shares.cut.octets && tap < shares.kernel && group < shares.cut.C;
+    const int c = shares.by_C.split(group), s = shares.by_S.split(tap);
+    memory.rows[i] = {c * p.weight_c + tap * p.weight_r + s * p.weight_s, exists ? group : kNoRow};
   }
-  ptx::sync_threads(1, apart);
-  if (pixels > 0) return;
-  for (int warp = 1; warp < p.shares.pixel_warps; ++warp) {
+#pragma unroll 1
+  for (int i = crew.thread; i < shares.cut.columns * kOctet; i += crew.threads) {
+    const int k = share.column * kOctet + i;
+    memory.columns[i] = {k * p.weight_k, k < shares.cut.K ? shares.by_K.quotient(k) : kNoColumn};
+  }
+  ptx::arrive_threads(kPlacesListed, p.warps * 32 + crew.threads);
+}
+
+// Stores a total of sums in the result. `number`: of a warp's sums, and of those of the same
+// pixels.
+template <typename T, int kPairs, int kColumns>
+__device__ inline void store_result(const GradientBoxParams<T>& p, const GradientBoxMemory& memory,
+                                    const Share& share, int number, const float (&total)[4]) {
+  const GradientShares& shares = p.shares;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  constexpr int kCount = kPairs * kColumns;
+  const int i = number % kCount, warp = number / kCount * shares.pixel_warps;
+  const GradientOwn of = gradient_own_of(shares, kPairs, kColumns, warp);
+  const int set = share.set + of.set, left = shares.groups - set * shares.cut.pack;
+  const int64_t first = set * shares.cut.K * p.weight_k;
+  const SumPlace* rows = memory.rows + (of.pair + i / kColumns) * 2 * kOctet + lane / 4;
+  const SumPlace* columns = memory.columns + (of.column + i % kColumns) * kOctet + lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float4 other = own[i * apart + warp * 32];
-      float (&to)[4] = sum[i / kColumns][i % kColumns];
-      to[0] += other.x;
-      to[1] += other.y;
-      to[2] += other.z;
-      to[3] += other.w;
+  for (int e = 0; e < 2; ++e) {
+    const SumPlace column = columns[e];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const SumPlace row = rows[half * kOctet];
+      if (row.group != column.group || row.group >= left) continue;
+      p.weight[first + row.offset + column.offset] = narrow<T>(total[half * 2 + e]);
     }
   }
 }
 
-// Adds up the sums of a cluster's blocks, in their order, and stores the result: each block a
-// share. Where warps share pixels, the stages are no longer read, and the place of the first warp's
-// sums in `shared` is still unused.
+// Adds up the sums of warps that share pixels and of a cluster's blocks, always in the same order,
+// each block a share, and stores them: in the result, or as lanes have them in a part. `loaders`:
+// threads that list places.
 template <typename T, int kPairs, int kColumns>
-__device__ inline void add_in_cluster(const GradientBoxParams<T>& p, const Share& share,
-                                      const GradientOwn& own, float* shared,
-                                      const float (&sum)[kPairs][kColumns][4]) {
+__device__ inline void store_total(const GradientBoxParams<T>& p, const GradientBoxMemory& memory,
+                                   const Share& share, const GradientOwn& own, int loaders,
+                                   const float (&sum)[kPairs][kColumns][4]) {
   constexpr int kCount = kPairs * kColumns;
   const GradientShares& shares = p.shares;
-  const int thread = static_cast<int>(threadIdx.x), apart = p.warps * 32;
-  float4* const place = reinterpret_cast<float4*>(shared);
-  if (shares.pixel_warps == 1) ptx::sync_threads(1, apart);
-  if (own.pixels == 0) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, apart = p.warps * 32;
+  const int cluster = shares.cluster.divisor();
+  const int all = shares.by_pixel_warps.quotient(p.warps) * kCount;  // of a block
+  float4* const part = reinterpret_cast<float4*>(shares.partial) + share.part * p.work.part +
+                       int64_t{share.slice} * all * 32 + lane;
+  if (p.weight == nullptr && cluster == 1 && shares.pixel_warps == 1) {
+    float4* const to = part + own.number * kCount * 32;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      place[i * apart + thread] = *reinterpret_cast<const float4*>(sum[i / kColumns][i % kColumns]);
+      to[i * 32] = *reinterpret_cast<const float4*>(sum[i / kColumns][i % kColumns]);
     }
+    return;
   }
-  ptx::sync_cluster();
-  const int all = shares.by_pixel_warps.quotient(p.warps) * kCount;
+  float4* const place = reinterpret_cast<float4*>(memory.stages);
+  // The stages are no longer read.
+  if (p.weight == nullptr) {
+    ptx::sync_threads(1, apart);
+  } else {
+    ptx::sync_threads(kPlacesListed, apart + loaders);
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    place[i * apart + thread] = *reinterpret_cast<const float4*>(sum[i / kColumns][i % kColumns]);
+  }
+  if (cluster > 1) {
+    ptx::sync_cluster();
+  } else {
+    ptx::sync_threads(1, apart);
+  }
 #pragma unroll 1
-  for (int number = thread / 32 * shares.splits + share.split; number < all;
-       number += p.warps * shares.splits) {
-    const int i = number % kCount, warp = number / kCount * shares.pixel_warps;
-    const uint32_t from = ptx::shared_address(place + i * apart + warp * 32 + thread % 32);
-    float4 parts[kMostClustered];
-#pragma unroll
-    for (int rank = 0; rank < kMostClustered; ++rank) {
-      if (rank < shares.splits) parts[rank] = ptx::load_cluster(ptx::cluster_address(from, rank));
-    }
+  for (int number = thread / 32 * cluster + share.rank; number < all; number += p.warps * cluster) {
+    const float4* from =
+        place + number % kCount * apart + number / kCount * shares.pixel_warps * 32 + lane;
     float total[4] = {};
+    const auto add = [&](const float4& other) {
+      total[0] += other.x;
+      total[1] += other.y;
+      total[2] += other.z;
+      total[3] += other.w;
+    };
+#pragma unroll 1
+    for (int pixels = 0; pixels < shares.pixel_warps; ++pixels, from += 32) {
+      if (cluster == 1) {
+        add(*from);
+        continue;
+      }
+      float4 others[kMostClustered];
 #pragma unroll
-    for (int rank = 0; rank < kMostClustered; ++rank) {
-      if (rank >= shares.splits) continue;
-      total[0] += parts[rank].x;
-      total[1] += parts[rank].y;
-      total[2] += parts[rank].z;
-      total[3] += parts[rank].w;
-    }
-    const GradientOwn of = gradient_own_of<kPairs, kColumns>(shares, warp);
-    const int set = share.set + of.set;
+      for (int rank = 0; rank < kMostClustered; ++rank) {
+        if (rank < cluster) {
+          others[rank] = ptx::load_cluster(ptx::cluster_address(ptx::shared_address(from), rank));
+        }
+      }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      SumRow at = sum_row_of(shares, share, set, (of.pair + i / kColumns) * 2 + half);
-      if (!at.exists) continue;
-      const int s = shares.by_S.split(at.tap);
-      T* const to =
-          static_cast<T*>(p.weight) + at.tap * p.weight_r + s * p.weight_s + at.c * p.weight_c;
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int k = sum_column_of(share.column + of.column + i % kColumns) + e;
-        if (!meet(shares, at, k)) continue;
-        to[(set * shares.cut.K + k) * p.weight_k] = narrow<T>(total[half * 2 + e]);
+      for (int rank = 0; rank < kMostClustered; ++rank) {
+        if (rank < cluster) add(others[rank]);
       }
     }
+    if (p.weight == nullptr) {
+      part[number * 32] = *reinterpret_cast<const float4*>(total);
+    } else {
+      store_result<T, kPairs, kColumns>(p, memory, share, number, total);
+    }
   }
+  if (cluster == 1) return;
   __syncwarp();
-  ptx::sync_cluster();  // a block's sums are read until here
+  ptx::meet_cluster();  // a block's sums are read until here
 }
+
+// Where the result has a sum of a part.
+struct SumOfPart {
+  GradientShares shares;
+  int pairs, columns;                               // of a warp
+  Divider<int32_t> by_count, by_columns, by_warps;  // a warp's sums, and warps of the same pixels
+  int64_t k, c, r, s;                               // strides
+
+  // -1: nowhere.
+  __device__ int64_t operator()(int64_t number) const {
+    const int e = static_cast<int>(number % 4), lane = static_cast<int>(number / 4 % 32);
+    auto rest = static_cast<int32_t>(number / 128);
+    int32_t pair = by_count.split(rest);
+    const int column = by_columns.split(pair);
+    const int warp = by_warps.split(rest) * shares.pixel_warps;
+    const GradientOwn own = gradient_own_of(shares, pairs, columns, warp);
+    Share share;
+    find_slice(shares, rest, share);
+    const int set = share.set + own.set;
+    SumRow at = sum_row_of(shares, share, set, (own.pair + pair) * 2 + e / 2, lane);
+    const int own_k = sum_column_of(share.column + own.column + column, lane) + e % 2;
+    if (!at.exists || !meet(shares, at, own_k)) return -1;
+    const int own_s = shares.by_S.split(at.tap);
+    return (set * shares.cut.K + own_k) * k + at.c * c + at.tap * r + own_s * s;
+  }
+};
 
 // `kPlanes`: threads bring the boxes.
 template <typename T, int kIndex, bool kPlanes>
@@ -316,7 +398,7 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-  if (!p.shares.clustered) ptx::start_dependents();
+  if (p.weight == nullptr) ptx::start_dependents();
   constexpr int kLoaders = kPlanes ? box_producers(sizeof(T)) : 32;
   using Registers =
       BoxRegisters<box_producers(sizeof(T)), kGradientBoxKernels[kIndex].box_blocks()>;
@@ -330,12 +412,14 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
     } else {
       load_gradient_boxes(p, memory, share);
     }
+    if (p.weight == nullptr) return;
+    list_places({static_cast<int>(threadIdx.x) - first_loader * 32, kLoaders, 0}, p, memory, share);
     return;
   }
   if constexpr (kPlanes) Registers::take();
   if (warp >= p.warps) return;
   // While the first boxes are on their way.
-  const GradientOwn own = gradient_own_of<kPairs, kColumns>(p.shares, warp);
+  const GradientOwn own = gradient_own_of(p.shares, kPairs, kColumns, warp);
   const Crew crew = consumers(p.warps * 32);
   list_gradient_rows(crew, p, share, kPairs, memory.table);
   list_pixels(crew, p, memory);
@@ -351,7 +435,7 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
   // A lane's row of dy, of the first pixels of a tile: lanes 16 to 31 point at the second octet.
   const int piece = own.set * p.shares.cut.columns + own.column + (kColumns > 1 ? lane / 16 : 0);
   const uint32_t columns = p.work.boxes * p.work.box_bytes +
-                           piece_place(piece, p.work.out_box_bytes) + lane % 16 * kBoxRowBytes;
+                           piece_place(piece, p.work.out_box_bytes) + lane % 16 * p.work.row_bytes;
   float sum[kPairs][kColumns][4] = {};
   ptx::Turn turn;
 #pragma unroll 1
@@ -364,13 +448,7 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
     if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.work.stages);
   }
-  float* const shared = reinterpret_cast<float*>(memory.stages);
-  if (p.shares.pixel_warps > 1) gather_sums(p, own.pixels, shared, sum);
-  if (p.shares.clustered) {
-    add_in_cluster<T>(p, share, own, shared, sum);
-  } else if (own.pixels == 0) {
-    store_part(p.shares, share, own, share.split, sum);
-  }
+  store_total(p, memory, share, own, kLoaders, sum);
 #endif
 }
 

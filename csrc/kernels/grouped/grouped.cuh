@@ -172,9 +172,16 @@ struct WeightPlace {
   }
 };
 
+// How rows of so many bytes are laid out.
+inline CUtensorMapSwizzle swizzle_of(int row_bytes) {
+  return row_bytes == kBoxRowBytes       ? CU_TENSOR_MAP_SWIZZLE_128B
+         : row_bytes == kBoxRowBytes / 2 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                         : CU_TENSOR_MAP_SWIZZLE_NONE;
+}
+
 // Boxes of the pixels that tiles read, of a class of columns, and of those at their positions.
 template <typename T>
-CUtensorMap map_boxes(const Geometry& g, const Tile& tile, const T* in) {
+CUtensorMap map_boxes(const Geometry& g, const Tile& tile, const T* in, int row_bytes) {
   const auto span = [](int count, int step) {
     return static_cast<cuuint32_t>((count - 1) * step + 1);
   };
@@ -182,10 +189,10 @@ CUtensorMap map_boxes(const Geometry& g, const Tile& tile, const T* in) {
       {static_cast<cuuint64_t>(g.groups * g.C), static_cast<cuuint64_t>(g.w.in),
        static_cast<cuuint64_t>(g.h.in), static_cast<cuuint64_t>(g.N)},
       {map_stride<T>(g.w.in, g.in[3]), map_stride<T>(g.h.in, g.in[2]), map_stride<T>(g.N, g.in[0])},
-      {kBoxRowBytes / sizeof(T), span(tile.kept_columns, g.w.step),
+      {static_cast<cuuint32_t>(row_bytes / sizeof(T)), span(tile.kept_columns, g.w.step),
        span(tile.kept_rows, g.h.class_step), static_cast<cuuint32_t>(tile.images)},
       {1, static_cast<cuuint32_t>(g.w.step), static_cast<cuuint32_t>(g.h.class_step), 1}};
-  return make_map(in, kMapType<T>, boxes);
+  return make_map(in, kMapType<T>, boxes, swizzle_of(row_bytes));
 }
 // `phase`: that many pixels further on, and so many apart.
 template <typename T>
@@ -204,13 +211,10 @@ CUtensorMap map_positions(const Geometry& g, const Tile& tile, const T* out, int
        static_cast<cuuint32_t>(tile.rows), static_cast<cuuint32_t>(tile.images)},
       {1, 1, 1, 1}};
   const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
-  const auto swizzle = row_channels * static_cast<int>(sizeof(T)) == kBoxRowBytes
-                           ? CU_TENSOR_MAP_SWIZZLE_128B
-                           : CU_TENSOR_MAP_SWIZZLE_NONE;
   // A phase without a pixel is never stored; its strides may be any.
   const bool exists = phase_h < g.h.out && phase_w < g.w.out;
   const T* first = exists ? out + phase_h * g.out[2] + phase_w * g.out[3] : out;
-  return make_map(first, type, boxes, swizzle);
+  return make_map(first, type, boxes, swizzle_of(row_channels * static_cast<int>(sizeof(T))));
 }
 
 inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
@@ -226,8 +230,8 @@ inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
   s.cut = cut;
   s.pixel_warps = variant.pixel_warps();
   s.splits = static_cast<int>(splits);
-  s.clustered = variant.is_clustered();
-  s.neighbours = D(s.clustered ? splits : cut.slices);
+  s.cluster = D(variant.cluster());
+  s.slices = D(cut.slices);
   s.octet_parts = D(cut.octet_parts);
   s.column_parts = D(cut.column_parts);
   s.tap_parts = D(cut.tap_parts);
@@ -239,6 +243,14 @@ inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
   s.by_pair_warps = D(cut.pair_warps);
   s.by_column_warps = D(cut.column_warps);
   return s;
+}
+
+// So many parts of each sum, to the weight gradient.
+template <typename T, typename Place>
+void add_parts_up(const LaunchContext& context, int64_t count, int64_t parts, void* to,
+                  const Place& place) {
+  add_up("grouped: the parts of the weight gradient", static_cast<const float*>(context.workspace),
+         count, parts, static_cast<T*>(to), place, /*early=*/true, context.stream);
 }
 
 template <typename T>
@@ -315,8 +327,8 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   const auto* dy = static_cast<const T*>(operands.y);
   GradientBoxParams<T> p{};
   if (work.boxed) {
-    p.in = map_boxes(g, tile, x);
-    p.out = map_positions(g, tile, dy, kBoxRowBytes / sizeof(T));
+    p.in = map_boxes(g, tile, x, work.row_bytes);
+    p.out = map_positions(g, tile, dy, work.row_bytes / static_cast<int>(sizeof(T)));
   }
   p.in_image = make_image(x, g.in, problem.x_sizes(), g.C, g.groups, g.C);
   p.out_image = make_image(dy, g.out, problem.y_sizes(), g.K, g.groups, g.K);
@@ -330,38 +342,49 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   p.warps = cut.threads / 32;
   p.pixels = static_cast<int>(ceil_divide(tile.pixels(), kStepPixels) * kStepPixels);
   p.by_rows = Divider<int32_t>(2 * variant.gradient_kernel().pairs * cut.pair_warps);
-  p.weight = operands.w;
+  const bool leaves_parts = plan.splits > variant.cluster();
+  p.weight = leaves_parts ? nullptr : static_cast<T*>(operands.w);
   p.weight_k = problem.w_strides[0];
   p.weight_c = problem.w_strides[1];
   p.weight_r = problem.w_strides[2];
   p.weight_s = problem.w_strides[3];
-  const int cluster = variant.is_clustered() ? static_cast<int>(plan.splits) : 1;
   const int kernel = variant.kernel - kGradientKernelCount;
   const auto indices = std::make_index_sequence<kGradientBoxKernelCount>();
-  start("grouped: the weight gradient", start_of(plan, context.stream, false, cluster),
+  start("grouped: the weight gradient", start_of(plan, context.stream, false, variant.cluster()),
         work.boxed ? gradient_box_kernel_at<T, false>(kernel, indices)
                    : gradient_box_kernel_at<T, true>(kernel, indices),
         p);
+  if (!leaves_parts) return;
+  const GradientKernel& sizes = variant.gradient_kernel();
+  const int count = sizes.pairs * sizes.channels;
+  const SumOfPart place{p.shares,
+                        sizes.pairs,
+                        sizes.channels,
+                        Divider<int32_t>(count),
+                        Divider<int32_t>(sizes.channels),
+                        Divider<int32_t>(p.warps / variant.pixel_warps()),
+                        p.weight_k,
+                        p.weight_c,
+                        p.weight_r,
+                        p.weight_s};
+  add_parts_up<T>(context, work.part * 4, plan.splits / variant.cluster(), operands.w, place);
 }
 
 template <typename T>
 void launch_gradients(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
                       const LaunchContext& context) {
   using D = Divider<int32_t>;
-  const Variant variant = Variant::at(plan.variant_index);
-  bool boxes = false;
   if constexpr (sizeof(T) == 2) {
-    boxes = variant.has_gradient_boxes();
-    if (boxes) launch_gradient_boxes<T>(problem, plan, operands, context);
+    if (Variant::at(plan.variant_index).has_gradient_boxes()) {
+      launch_gradient_boxes<T>(problem, plan, operands, context);
+      return;
+    }
   }
-  if (!boxes) launch_gradient<T>(problem, plan, operands, context);
-  if (variant.is_clustered()) return;  // nothing is left to add up
+  launch_gradient<T>(problem, plan, operands, context);
   const WeightPlace place{D(problem.group_C()), D(problem.K),         D(problem.S),
                           problem.w_strides[0], problem.w_strides[1], problem.w_strides[2],
                           problem.w_strides[3]};
-  add_up("grouped: the parts of the weight gradient", static_cast<const float*>(context.workspace),
-         problem.w_count(), plan.splits, static_cast<T*>(operands.w), place, /*early=*/true,
-         context.stream);
+  add_parts_up<T>(context, problem.w_count(), plan.splits, operands.w, place);
 }
 
 // Bytes of a plane that can be stored at once: neighbours of a row, all or none of which exist.
@@ -410,7 +433,7 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   auto* y = static_cast<T*>(operands.y);
   BoxParams<T> p{};
   const T* in = backward ? y : x;
-  if (g.in_boxed) p.in = map_boxes(g, tile, in);
+  if (g.in_boxed) p.in = map_boxes(g, tile, in, kBoxRowBytes);
   const Shape4 in_sizes = backward ? problem.y_sizes() : problem.x_sizes();
   p.image = make_image(in, g.in, in_sizes, g.C, g.groups, g.C);
   p.box = plane_box(g, tile, brought_pixels(in, g.in, in_sizes));

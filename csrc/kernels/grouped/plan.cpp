@@ -47,8 +47,10 @@ constexpr double kBoxBytesPerClock = 29;            // brought to a multiprocess
 constexpr double kInstructionsPerBrought = 217;
 constexpr double kBroughtClocks = 1300;
 constexpr double kInstructionsPerPlaneVector = 84.2;  // stored
-constexpr double kBoxBlockClocks = 9380;
-constexpr double kOperandLatency = 30;  // clocks of a warp, in a weight gradient
+constexpr double kBoxBlockClocks = 9380;              // until a block begins
+constexpr double kGradientBlockClocks = 9380;         // the same in a weight gradient
+constexpr double kBoxInstructionsPerSum = 32;  // there, of a product's four: added up, stored
+constexpr double kOperandLatency = 30;         // clocks of a warp, in a weight gradient
 constexpr double kProductLatency = 22;
 constexpr double kBoxBandwidthEfficiency = 0.735;
 constexpr double kBoxOverlapLoss = 0.439;
@@ -60,7 +62,6 @@ constexpr double kClusterShare = 0.834;  // of the multiprocessors, that those a
 
 constexpr int kGradientPixels[] = {64, 128, 256};  // of a tile
 constexpr int kGradientTurns[] = {2, 4};           // blocks for each multiprocessor
-constexpr int kMostTurns = 4;                      // the same of clusters
 constexpr int64_t kMostPartBytes = 64 << 20;
 
 // The variants whose smallest tile decides whether there is a plan.
@@ -253,8 +254,8 @@ class Search {
     const double filling = w.sets * w.column_warps * w.weight_bytes / 128.0 *
                            kBoxInstructionsPerWeight / (4 * kIssueEfficiency);
     plan.predicted_ms =
-        kLaunchMs + box_ms(static_cast<double>(plan.grid[0]), own * clocks + filling, own * waits,
-                           d_.sm_count, resident, p_.least_bytes());
+        kLaunchMs + box_ms(static_cast<double>(plan.grid[0]), own * clocks + filling,
+                           kBoxBlockClocks + own * waits, d_.sm_count, resident, p_.least_bytes());
     take(plan, v, w.tile);
   }
 
@@ -356,7 +357,7 @@ class Search {
     const double products = warps * steps * pairs * channels * kProductClocks;
     const double clocks = std::max({issues / (4 * kIssueEfficiency), operands, products});
     const double resident = std::min<double>(kernel.blocks(), resident_of(w.bytes));
-    split_gradient(v, tile, w.cut, v.pixel_warps(), w.bytes, 0,
+    split_gradient(v, tile, w.cut, v.pixel_warps(), w.bytes,
                    [&](double blocks, double own, double bytes) {
                      const double sums = warps * pairs * channels * 4 * 8 / (4 * kIssueEfficiency);
                      return total_ms(blocks, clocks * own + sums, kBlockClocks + own * kTurnClocks,
@@ -370,18 +371,15 @@ class Search {
     if (tile.pixels() > kStepPixels && tile.pixels() % kStepPixels != 0) return false;
     const GradientKernel& kernel = v.gradient_kernel();
     bool fits = false;
+    int last = 0;
     double asked = 0;
-    for (const int clustered : {0, 1}) {
-      int last = 0;
-      for (const int blocks : {kernel.box_blocks(), 1}) {
-        const Variant own{v.kernel, v.warps, clustered};
-        const GradientBoxWork w = gradient_box_work_of(g_, own, tile, shared_bytes_of(blocks));
-        if (!w.fits || w.bytes == last) continue;
-        last = w.bytes;
-        fits = true;
-        if (asked == 0) asked = conflicts(tile);
-        price_gradient_boxes(own, w, blocks, asked);
-      }
+    for (const int blocks : {kernel.box_blocks(), 1}) {
+      const GradientBoxWork w = gradient_box_work_of(g_, v, tile, shared_bytes_of(blocks));
+      if (!w.fits || w.bytes == last) continue;
+      last = w.bytes;
+      fits = true;
+      if (asked == 0) asked = conflicts(tile);
+      price_gradient_boxes(v, w, blocks, asked);
     }
     return fits;
   }
@@ -414,23 +412,17 @@ class Search {
       waits = std::max(waits, threads.waits);
     }
     const double clocks = std::max({threads.clocks(issues, shared), products, brought});
-    const double sums = warps * pairs * channels * 4 * 8 / (4 * kIssueEfficiency);
-    if (v.is_clustered()) {
-      cluster_gradient(v, w, resident, clocks, waits, sums);
-      return;
+    const double sums = warps * pairs * channels * kBoxInstructionsPerSum / (4 * kIssueEfficiency);
+    for (int log = 0; 1 << log <= kMostClustered; ++log) {
+      cluster_gradient({v.kernel, v.warps, log}, w, resident, clocks, waits, sums);
     }
-    split_gradient(v, tile, w.cut, 1, w.bytes, w.threads - w.cut.threads,
-                   [&](double number, double own, double bytes) {
-                     return box_ms(number, own * clocks + sums, own * waits, d_.sm_count, resident,
-                                   bytes);
-                   });
   }
 
   // Gives blocks shares of the tiles, and each plan its price: `ms` of so many blocks, of a block's
   // tiles, and of bytes. `parts`: that a block leaves.
   template <typename Ms>
   void split_gradient(const Variant& v, const Tile& tile, const GradientCut& cut, int parts,
-                      int shared_bytes, int loaders, const Ms& ms) {
+                      int shared_bytes, const Ms& ms) {
     const int64_t tiles = cut.tiles.all();
     int64_t last = 0;
     for (const int turns : kGradientTurns) {
@@ -441,7 +433,7 @@ class Search {
       ConvPlan plan{};
       plan.variant = v.gradient_kernel().name;
       plan.grid[0] = cut.slices * splits;
-      plan.block = cut.threads + loaders;
+      plan.block = cut.threads;
       plan.shared_bytes = shared_bytes;
       plan.splits = splits * parts;
       plan.workspace_bytes = plan.splits * p_.w_count() * 4;
@@ -453,34 +445,41 @@ class Search {
     }
   }
 
-  // The same of blocks that add up their sums and store the result. `clocks`, `waits`: of a tile;
-  // `sums`: to leave them.
+  // The same of clusters of blocks: one stores the result, or some leave parts. `clocks`, `waits`:
+  // of a tile; `sums`: to store them.
   void cluster_gradient(const Variant& v, const GradientBoxWork& w, int resident, double clocks,
                         double waits, double sums) {
     const GradientCut& cut = w.cut;
     const GradientKernel& kernel = v.gradient_kernel();
-    const int64_t tiles = cut.tiles.all();
+    const int64_t tiles = cut.tiles.all(), cluster = v.cluster();
     const double sums_bytes = cut.threads / v.pixel_warps() * kernel.pairs * kernel.channels * 16.0;
-    // Powers of two: a cluster of 7 took longer than one of 5 or parts.
-    for (int64_t splits = 1; splits <= std::min<int64_t>(kMostClustered, tiles); splits *= 2) {
-      const int64_t own = ceil_divide(tiles, splits);
-      if (ceil_divide(tiles, own) != splits) continue;  // fewer do as well
-      if (splits > 1 && cut.slices * splits > int64_t{kMostTurns} * d_.sm_count) break;
-      const double share = splits > 2 ? kClusterShare : 1;
-      const auto clusters = static_cast<int64_t>(share * d_.sm_count * resident / splits);
-      if (clusters == 0) break;
-      const double others = static_cast<double>(splits - 1) / splits;
-      const double exchange = sums_bytes * others / kClusterBytesPerClock;
+    const double others = static_cast<double>(cluster - 1) / static_cast<double>(cluster);
+    const double exchange = sums_bytes * others / kClusterBytesPerClock;
+    const double share = cluster > 2 ? kClusterShare : 1;
+    const auto clusters = static_cast<int64_t>(share * d_.sm_count * resident) / cluster;
+    int64_t last = 0;
+    for (const int turns : {0, 1, 2, 4}) {
+      int64_t parts = std::max<int64_t>(turns * d_.sm_count / (cut.slices * cluster), 1);
+      const int64_t part_bytes = w.part * 16;
+      parts = std::min({parts, std::max<int64_t>(kMostPartBytes / part_bytes, 1), tiles / cluster});
+      if (parts <= last) continue;
+      last = parts;
+      const int64_t splits = parts * cluster, own = ceil_divide(tiles, splits);
+      if (clusters == 0 || ceil_divide(tiles, own) <= splits - cluster)
+        continue;  // fewer do as well
       ConvPlan plan{};
       plan.variant = kernel.name;
       plan.grid[0] = cut.slices * splits;
       plan.block = w.threads;
       plan.shared_bytes = w.bytes;
       plan.splits = splits;
+      plan.workspace_bytes = parts > 1 ? parts * part_bytes : 0;
+      const double bytes = p_.least_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
       plan.predicted_ms =
-          kLaunchMs + (splits > 1 ? splits * kClusterMs : 0) +
-          box_ms(static_cast<double>(plan.grid[0]), own * clocks + sums + exchange, own * waits,
-                 static_cast<double>(clusters * splits) / resident, resident, p_.least_bytes());
+          kLaunchMs + (cluster > 1 ? cluster * kClusterMs : 0) + (parts > 1 ? kNextMs : 0) +
+          box_ms(static_cast<double>(plan.grid[0]), own * clocks + sums + exchange,
+                 kGradientBlockClocks + own * waits,
+                 static_cast<double>(clusters * cluster) / resident, resident, bytes);
       take(plan, v, w.tile);
     }
   }
@@ -534,8 +533,7 @@ class Search {
                 double bytes) const {
     const double to_ms = 1 / (d_.clock_ghz * 1e6);
     const double busy_ms = std::ceil(blocks / sms) * clocks * to_ms;
-    const double waits_ms =
-        std::ceil(blocks / (sms * resident)) * (kBoxBlockClocks + waits) * to_ms;
+    const double waits_ms = std::ceil(blocks / (sms * resident)) * waits * to_ms;
     const double bytes_ms = bytes / (d_.bandwidth_gb_s * 1e6 * kBoxBandwidthEfficiency);
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
     return longest + kBoxOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest);

@@ -47,15 +47,15 @@ __device__ inline void finish_sums(const Epilogue& e, const Rest& rest, const Sp
   if (e.residual != nullptr && e.residual_last) add_residual();
 }
 
-// Puts sums where the copy engine finds them: rows of a pixel's channels. Those of 128 bytes are
-// swizzled as boxes are; shorter ones cannot be.
+// Puts sums where the copy engine finds them: rows of a pixel's channels, swizzled as those of
+// boxes are, where they can be.
 template <typename T, int kPixels, int kChannels>
 __device__ inline void stage_sums(const BoxParams<T>& p, char* staging, int pixel,
                                   const LaneChannels& channels,
                                   const float (&sum)[kPixels][kChannels][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t to = ptx::shared_address(staging) + (pixel + lane / 4) * p.work.out_row_bytes;
-  const uint32_t swizzled = p.work.out_row_bytes == kBoxRowBytes ? kSwizzled : 0;
+  const uint32_t swizzled = swizzled_bits(p.work.out_row_bytes);
 #pragma unroll
   for (int j = 0; j < kChannels; ++j) {
     if (channels.count(j) <= 0) break;

@@ -11,8 +11,8 @@
 
 namespace customconv::grouped {
 
-// Brings the weights of a block's groups near: its warps fetch them in turns, each of which would
-// wait for memory.
+// Brings the weights of a block's groups near, where its warps fetch them in several turns, each of
+// which would wait for memory.
 template <typename T>
 __device__ inline void prefetch_weights(const Crew& crew, const BoxParams<T>& p, int first_set) {
   constexpr int kLine = 128;
@@ -35,6 +35,10 @@ __device__ inline FilterPiece filter_piece(const BoxParams<T>& p, int number) {
   return {(phase.h.first + r * phase.h.step) * p.weight_r +
               (phase.w.first + s * phase.w.step) * p.weight_s + channel * p.weight_c,
           phase.place < phase.count * p.work.pieces ? channel : kNoPiece};
+}
+// The one that another lane found.
+__device__ inline FilterPiece piece_of_lane(const FilterPiece& own, int lane) {
+  return {__shfl_sync(~0u, own.offset, lane), __shfl_sync(~0u, own.channel, lane)};
 }
 
 // Lists how far pieces are from a pixel's row in a tile's boxes, of each set and step two.
@@ -96,7 +100,7 @@ __device__ inline void await_start(const BoxParams<T>& p) {
 // Fetches the weights of a warp's channels, together with the warps that share these: a lane a row
 // of a matrix. `channel`: the first one of the set's. `kTransposed`: where output channels are the
 // neighbours in memory, rows are input channels at first; a set is one group then. `meanwhile`:
-// what to do while the first ones are on their way.
+// what to do while the first ones are on their way; it is told whether there are more.
 template <typename T, int kChannels, typename Vector, bool kTransposed, typename Meanwhile>
 __device__ inline void fill_weights(const BoxParams<T>& p, int set, int channel, int warp,
                                     uint32_t to, const Meanwhile& meanwhile) {
@@ -104,10 +108,13 @@ __device__ inline void fill_weights(const BoxParams<T>& p, int set, int channel,
   constexpr int kSteps = kChannels == 1 ? 2 : 1, kTurns = kChannels * kSteps / 2;
   // On their way together.
   constexpr int kPieces = sizeof(Vector) < 16 ? sizeof(Vector) == 8 ? 4 : 2
-                          : kChannels < 4     ? 8
+                          : kChannels == 1    ? 6
+                          : kChannels == 2    ? 8
                                               : 12;
   constexpr int kAtOnce = kPieces / kTurns;
+  static_assert(kAtOnce * kSteps * 2 <= 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int apart = kSteps * p.pixel_warps;  // from one turn's first step to the next one's
   WeightRow<T> row[kTurns];
 #pragma unroll
   for (int j = 0; j < kTurns; ++j) {
@@ -126,20 +133,24 @@ __device__ inline void fill_weights(const BoxParams<T>& p, int set, int channel,
   const int begin = first;
 #pragma unroll 1
   do {
+    // Each lane finds one of the pieces.
+    const int found =
+        min(first + lane / (2 * kSteps) * apart + lane / 2 % kSteps, p.work.steps - 1);
+    const FilterPiece own = filter_piece(p, found * 2 + lane % 2);
     uint4 pieces[kAtOnce][kTurns];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int step = first + i * kSteps * p.pixel_warps + (kSteps == 1 ? 0 : lane / 16);
-      const FilterPiece piece = filter_piece(p, min(step, p.work.steps - 1) * 2 + lane / 8 % 2);
+      const int sub_step = kSteps == 1 ? 0 : lane / 16;
+      const FilterPiece piece = piece_of_lane(own, (i * kSteps + sub_step) * 2 + lane / 8 % 2);
 #pragma unroll
       for (int j = 0; j < kTurns; ++j) {
         pieces[i][j] = row[j].template piece<Vector>(piece, p.weight_c);
       }
     }
-    if (first == begin) meanwhile();
+    if (first == begin) meanwhile(/*more=*/first + kAtOnce * apart < p.work.steps);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int step = first + i * kSteps * p.pixel_warps;
+      const int step = first + i * apart;
       if (step >= p.work.steps) break;
 #pragma unroll
       for (int j = 0; j < kTurns; ++j) {
@@ -154,7 +165,7 @@ __device__ inline void fill_weights(const BoxParams<T>& p, int set, int channel,
         }
       }
     }
-    first += kAtOnce * kSteps * p.pixel_warps;
+    first += kAtOnce * apart;
   } while (first < p.work.steps);
 }
 template <typename T, int kChannels, typename Meanwhile>
