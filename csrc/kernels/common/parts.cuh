@@ -27,12 +27,6 @@ __device__ inline float sum_of(int count, Value value) {
   return total;
 }
 
-// What becomes of a sum before it is stored; for kinds of places that have nothing else to do.
-template <typename Place>
-__device__ inline float mend(const Place&, int64_t, float total) {
-  return total;
-}
-
 constexpr int kPartThreads = 256;
 
 // Adds up the parts of `count` sums, which lie one after the other, and stores them at
@@ -58,7 +52,7 @@ __global__ void __launch_bounds__(kPartThreads)
     if (sharer > 0) return;
     total = sum_of(kSharers, [&](int n) { return shares[n][own]; });
   }
-  if (i < count) to[place(i)] = narrow<T>(mend(place, i, total));
+  if (i < count) to[place(i)] = narrow<T>(total);
 }
 
 // Starts the kernel that adds up the parts that the one in front leaves.

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "kernels/common/map.cuh"
-#include "kernels/common/parts.cuh"
 #include "kernels/common/start.h"
+#include "kernels/implicit_gemm/weight/parts.cuh"
 #include "kernels/implicit_gemm/weight/sums.cuh"
 #include "kernels/implicit_gemm/weight/weight.h"
 
@@ -26,60 +26,45 @@ CUtensorMap map_pixels(const T* data, const Shape4& sizes, const Shape4& strides
   return make_map(data, kMapType<T>, boxes);
 }
 
-// Where a sum is in the weight, by its number.
 template <typename T>
-struct Place {
-  const T *x, *y;
-  ConvProblem problem;
-  bool exact;  // sums meet no more pixels than they should
-  Divider<int32_t> by_C, by_S, by_R;
-
-  struct Tap {
-    int k, c, r, s;
+void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, const T* x,
+            const T* y, cudaStream_t stream) {
+  using D = Divider<int32_t>;
+  const auto even = [](int64_t size, int64_t stride) {
+    return size == 1 || stride % kPartVector == 0;
   };
-  __device__ Tap tap(int64_t number) const {
-    Tap tap;
-    tap.k = static_cast<int32_t>(number);
-    tap.c = by_C.split(tap.k);
-    tap.s = by_S.split(tap.k);
-    tap.r = by_R.split(tap.k);
-    return tap;
+  Parts<T> p{};
+  p.partial = sums.partial;
+  p.count = static_cast<int>(problem.w_count());
+  p.parts = sums.splits;
+  p.weight = sums.weight;
+  p.weight_k = sums.weight_k;
+  p.weight_c = sums.weight_c;
+  p.weight_r = sums.weight_r;
+  p.weight_s = sums.weight_s;
+  p.vectors = problem.w_aligned && p.weight_c == 1 && even(problem.K, p.weight_k) &&
+              even(problem.R, p.weight_r) && even(problem.S, p.weight_s);
+  p.by_C = D(sums.group_C);
+  p.by_S = D(sums.S);
+  p.by_R = D(sums.R);
+  p.exact = is_exact(problem, t);
+  p.x = x;
+  p.y = y;
+  p.problem = problem;
+  constexpr int kFewParts = 16, kSomeParts = 64;  // of one sharer, and of eight
+  const auto start_with = [&](int sharers, void (*kernel)(Parts<T>)) {
+    Start how{ceil_divide(p.count, kPartVector * kPartThreads / sharers), kPartThreads};
+    how.stream = stream;
+    how.early = true;
+    start("implicit_gemm: the parts of the weight gradient", how, kernel, p);
+  };
+  if (p.parts <= kFewParts) {
+    start_with(1, add_parts<1, T>);
+  } else if (p.parts <= kSomeParts) {
+    start_with(8, add_parts<8, T>);
+  } else {
+    start_with(32, add_parts<32, T>);
   }
-  __device__ int64_t operator()(int64_t number) const {
-    const Tap at = tap(number);
-    const Shape4& strides = problem.w_strides;
-    return at.k * strides[0] + at.c * strides[1] + at.r * strides[2] + at.s * strides[3];
-  }
-};
-
-// Zeros of dy, of pixels that do not exist, have met pixels of x that the tap does not meet: of a
-// NaN or an infinity there they have made a NaN. Such a sum is computed anew, until it is known to
-// be one.
-template <typename T>
-__device__ __noinline__ float sum_anew(const Place<T>& place, int64_t number) {
-  const ConvProblem& p = place.problem;
-  const auto at = place.tap(number);
-  const int64_t channel = at.k / (p.K / p.groups) * (p.C / p.groups) + at.c;
-  float total = 0;
-  for (int64_t n = 0; n < p.N; ++n) {
-    for (int64_t row = 0; row < p.P; ++row) {
-      const int64_t h = row * p.stride_h + at.r * p.dilation_h - p.pad_h;
-      if (h < 0 || h >= p.H) continue;
-      const T* x = place.x + n * p.x_strides[0] + channel * p.x_strides[1] + h * p.x_strides[2];
-      const T* y = place.y + n * p.y_strides[0] + at.k * p.y_strides[1] + row * p.y_strides[2];
-      for (int64_t column = 0; column < p.Q; ++column) {
-        const int64_t w = column * p.stride_w + at.s * p.dilation_w - p.pad_w;
-        if (w < 0 || w >= p.W) continue;
-        total = fmaf(widen(x[w * p.x_strides[3]]), widen(y[column * p.y_strides[3]]), total);
-      }
-      if (total != total) return total;  // a NaN
-    }
-  }
-  return total;
-}
-template <typename T>
-__device__ inline float mend(const Place<T>& place, int64_t number, float total) {
-  return place.exact || total == total ? total : sum_anew(place, number);
 }
 
 template <typename T>
@@ -163,10 +148,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
                                                   sum_weights<T, 4>};
   start("implicit_gemm: the weight gradient",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kTable[t.kernel], p);
-  if (direct) return;
-  const Place<T> place{x, y, asked, is_exact(problem, t), D(p.group_C), D(p.S), D(p.R)};
-  add_up("implicit_gemm: the parts of the weight gradient", p.partial, problem.w_count(),
-         t.splits, p.weight, place, /*early=*/true, context.stream);
+  if (!direct) add_up(problem, t, p, x, y, context.stream);
 }
 
 }  // namespace customconv::implicit_gemm::weight

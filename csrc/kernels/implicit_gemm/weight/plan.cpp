@@ -81,11 +81,14 @@ class Search {
  private:
   void try_variant(int variant) {
     choices_.clear();
+    // As an image's width divides evenly, and what fits whatever the strides.
+    const auto runs = static_cast<int>(std::min<int64_t>(ceil_divide(p_.Q, kRun), kMostBox / kRun));
     for (int i = 1; i <= kCuts; ++i) {
       const int64_t columns = ceil_divide(ceil_divide(p_.Q, i), kRun) * kRun;
-      try_rows(variant, static_cast<int>(std::min<int64_t>(columns, kMostBox)));
+      if (columns <= kMostBox) try_rows(variant, static_cast<int>(columns));
     }
-    if (p_.Q > kCuts * kMostBox) try_rows(variant, kMostBox / 2);
+    for (int count = 1; count * kCuts < runs; count *= 2) try_rows(variant, count * kRun);
+    if (choices_.empty()) try_rows(variant, kRun);
     std::sort(choices_.begin(), choices_.end(), [](const Choice& a, const Choice& b) {
       return a.ms < b.ms;
     });
@@ -137,6 +140,7 @@ class Search {
     plan.tile[2] = t.images;
     plan.splits = t.splits;
     plan.block = t.kind().threads();
+    plan.wide_index = needs_wide_index(p_);
     plan.shared_bytes = shared_bytes(t);
     plan.grid[0] = blocks_of(p_, t) * t.splits;
     plan.workspace_bytes =
