@@ -455,8 +455,13 @@ def test_what_passes_every_family_goes_to_aten():
         ("implicit_gemm", {"dtype": "float16", "op": "wgrad"}, "need channels-last tensors"),
         (
             "implicit_gemm",
-            {"dtype": "float16", "op": "wgrad", "weight": (64, 4, 3, 3), "groups": 16,
-             "channels_last": True},
+            {
+                "dtype": "float16",
+                "op": "wgrad",
+                "weight": (64, 4, 3, 3),
+                "groups": 16,
+                "channels_last": True,
+            },
             "channels are not whole 16 bytes",
         ),
         (

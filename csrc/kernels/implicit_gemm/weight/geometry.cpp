@@ -80,8 +80,8 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.blocks_k = ceil_divide(p.group_K(), t.along_k * kBlock);
   t.blocks_c = ceil_divide(p.group_C(), t.channel_blocks * kBlock);
   // Runs of pixels make pairs, in whichever dimension there are pairs of them.
-  const bool pairs = t.columns % kRun == 0 &&
-                     (t.columns / kRun % 2 == 0 || t.rows % 2 == 0 || t.images % 2 == 0);
+  const bool pairs =
+      t.columns % kRun == 0 && (t.columns / kRun % 2 == 0 || t.rows % 2 == 0 || t.images % 2 == 0);
   if (!pairs || t.tiles() > INT32_MAX / 2) return t;
   const int64_t stages = (shared_bytes - kBarrierBytes) / t.stage_bytes;
   t.stages = small(std::min<int64_t>(stages, kMostStages));

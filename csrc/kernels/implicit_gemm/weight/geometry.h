@@ -17,9 +17,9 @@
 
 namespace customconv::implicit_gemm::weight {
 
-constexpr int kBlock = 64;              // channels of a box: a row of shared memory
-constexpr int kRowBytes = 2 * kBlock;   // with the 128-byte swizzle
-constexpr int kRun = 8;                 // pixels that follow each other in a row of the image
+constexpr int kBlock = 64;             // channels of a box: a row of shared memory
+constexpr int kRowBytes = 2 * kBlock;  // with the 128-byte swizzle
+constexpr int kRun = 8;                // pixels that follow each other in a row of the image
 constexpr int kMostStages = 6;
 constexpr int kBarrierBytes = 128;
 constexpr int kMostBox = 256;  // pixels of a box in each dimension
@@ -37,11 +37,11 @@ struct Kernel {
 };
 
 inline constexpr Kernel kKernels[] = {
-    {"3 x 192", 3, 3, 0},    // three taps of three filter rows, for each element that is loaded
+    {"3 x 192", 3, 3, 0},       // three taps of three filter rows, for each element that is loaded
     {"3 x 128 + 64", 3, 2, 1},  // the same of a stride of two
-    {"2 x 256", 2, 4, 0},    // the most products of a single tap
-    {"2 x 128", 2, 2, 0},    // fewer channels or taps
-    {"2 x 64", 2, 1, 0},     // fewest
+    {"2 x 256", 2, 4, 0},       // the most products of a single tap
+    {"2 x 128", 2, 2, 0},       // fewer channels or taps
+    {"2 x 64", 2, 1, 0},        // fewest
 };
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 
@@ -51,21 +51,21 @@ constexpr int kAlongK = 16;  // warpgroups are output channels, else rows of the
 
 struct Tile {
   int kernel = 0;
-  bool by_taps = false;  // what an instruction's columns are
-  int along_k = 1;       // warpgroups that have output channels of their own
+  bool by_taps = false;                      // what an instruction's columns are
+  int along_k = 1;                           // warpgroups that have output channels of their own
   int images = 1, rows = 1, columns = kRun;  // of output pixels
   int64_t splits = 1;
 
   // What follows from that.
-  int filter_rows = 1;             // of a thread block
-  int tap_apart = 1;               // taps of a chunk are so many apart
-  int tap_step = 0;                // and so many pixels of a box
+  int filter_rows = 1;               // of a thread block
+  int tap_apart = 1;                 // taps of a chunk are so many apart
+  int tap_step = 0;                  // and so many pixels of a box
   int class_chunks = 1, chunks = 1;  // of a filter row: of taps that share boxes, and of all
-  int channel_blocks = 1;          // of a chunk
+  int channel_blocks = 1;            // of a chunk
   int x_rows = 1, x_columns = kRun;  // of a box
-  int row_step = 1;                // rows of a box from an output row to the next
-  int step_h = 1;                  // rows of the image from one of a box to the next
-  int x_boxes = 1;                 // of a stage
+  int row_step = 1;                  // rows of a box from an output row to the next
+  int step_h = 1;                    // rows of the image from one of a box to the next
+  int x_boxes = 1;                   // of a stage
   int64_t x_box_bytes = 0, y_box_bytes = 0, stage_bytes = 0;
   int stages = 0;
   int64_t tiles_n = 1, tiles_p = 1, tiles_q = 1;

@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
       if (sums[i] != sums[i]) sums[i] = sum_anew(p, {at.k, at.c + i, at.r, at.s});
     }
   }
-  T* const to = p.weight + at.k * p.weight_k + at.c * p.weight_c + at.r * p.weight_r +
-                at.s * p.weight_s;
+  T* const to =
+      p.weight + at.k * p.weight_k + at.c * p.weight_c + at.r * p.weight_r + at.s * p.weight_s;
   if (p.vectors) {
     *reinterpret_cast<uint2*>(to) =
         make_uint2(pack_pair<T>(sums[0], sums[1]), pack_pair<T>(sums[2], sums[3]));

@@ -12,12 +12,12 @@ namespace customconv::implicit_gemm::weight {
 
 namespace {
 
-constexpr double kEfficiency = 0.85;       // of the tensor cores' rate
-constexpr double kSharedBytes = 128;       // a clock
-constexpr double kL2BytesPerClock = 32;    // to a multiprocessor, while all load
-constexpr double kStepClocks = 12;         // of a warpgroup, from a product to the next
-constexpr double kTileClocks = 100;        // to change stages
-constexpr double kBeginClocks = 2500;      // until the first products
+constexpr double kEfficiency = 0.85;     // of the tensor cores' rate
+constexpr double kSharedBytes = 128;     // a clock
+constexpr double kL2BytesPerClock = 32;  // to a multiprocessor, while all load
+constexpr double kStepClocks = 12;       // of a warpgroup, from a product to the next
+constexpr double kTileClocks = 100;      // to change stages
+constexpr double kBeginClocks = 2500;    // until the first products
 constexpr double kStoreBytesPerClock = 20;
 constexpr double kPartsBytesPerClock = 3700;  // of the whole GPU, read and added up
 constexpr double kLaunchMs = 0.006;
@@ -26,9 +26,10 @@ constexpr double kBandwidthShare = 0.8;
 
 constexpr int kMostPixels = 512;  // of a tile
 constexpr int kLeastStages = 2;
-constexpr int kCuts = 4;          // of an image, in each dimension
+constexpr int kCuts = 4;  // of an image, in each dimension
 constexpr int64_t kMostTurns = 3;
-constexpr size_t kWeighed = 4;    // tiles of each kernel that are listed
+constexpr int64_t kMostGrid = INT32_MAX / 2;
+constexpr size_t kWeighed = 4;  // tiles of each kernel that are listed
 
 // The matrix instruction's clocks, and the bytes of shared memory that it reads.
 constexpr double instruction_clocks(int blocks) { return 32.0 * blocks; }
@@ -89,9 +90,8 @@ class Search {
     }
     for (int count = 1; count * kCuts < runs; count *= 2) try_rows(variant, count * kRun);
     if (choices_.empty()) try_rows(variant, kRun);
-    std::sort(choices_.begin(), choices_.end(), [](const Choice& a, const Choice& b) {
-      return a.ms < b.ms;
-    });
+    std::sort(choices_.begin(), choices_.end(),
+              [](const Choice& a, const Choice& b) { return a.ms < b.ms; });
     if (choices_.empty()) return;
     if (best_.ms == 0 || choices_[0].ms < best_.ms) best_ = choices_[0];
     if (all_ == nullptr) return;
@@ -101,29 +101,31 @@ class Search {
   }
 
   void try_rows(int variant, int columns) {
-    for (int64_t rows = std::min<int64_t>(p_.P, kMostPixels / columns); rows > 0; --rows) {
-      const bool divides = ceil_divide(p_.P, ceil_divide(p_.P, rows)) == rows;
-      if (!divides && rows % 2 != 0) continue;
-      const int fits = static_cast<int>(kMostPixels / (columns * rows));
-      for (int images = 1; images <= std::min<int64_t>(fits, p_.N); ++images) {
-        if (images > 1 && rows < p_.P) break;
+    const auto most = std::min<int64_t>(p_.P, kMostPixels / columns);
+    for (int64_t rows = std::max<int64_t>(most, 1); rows > 0; --rows) {
+      // As an image's height divides evenly.
+      const int64_t cuts = ceil_divide(p_.P, rows);
+      if (ceil_divide(p_.P, cuts) != rows) continue;
+      const int64_t fits = cuts > 1 ? 1 : std::min<int64_t>(kMostPixels / (columns * rows), p_.N);
+      for (int images = 1; images <= fits; ++images) {
         try_tile(variant, {static_cast<int>(rows), columns, images});
       }
+      if (rows % 2 != 0) try_tile(variant, {static_cast<int>(rows + 1), columns, 1});
     }
-    try_tile(variant, {2, columns, 1});  // where an image is one row
   }
 
   void try_tile(int variant, const int (&pixels)[3]) {
     const int64_t shared = d_.shared_bytes_block - 1024;
     const Tile one = make_tile(p_, variant, pixels, 1, shared);
-    if (one.stages < kLeastStages || blocks_of(p_, one) > INT32_MAX / 1024) return;
     const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
+    if (one.stages < kLeastStages || blocks > kMostGrid) return;
     Choice best{};
     for (int64_t turns = 1; turns <= kMostTurns; ++turns) {
       const int64_t most = std::clamp<int64_t>(turns * d_.sm_count / blocks, 1, tiles);
       // No more than what the busiest block needs.
       const int64_t splits = ceil_divide(tiles, ceil_divide(tiles, most));
-      const Tile t = make_tile(p_, variant, pixels, splits, shared);
+      Tile t = one;
+      t.splits = splits;
       const double ms = price(p_, d_, t);
       if (best.ms == 0 || ms < best.ms) best = {t, variant, ms};
     }
@@ -179,8 +181,8 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (p.stride_h > kMostStep || p.stride_w > kMostStep) return "a stride passes 8";
   if (!has_int32_coordinates(p) || p.N > INT32_MAX / 2) return "image coordinates pass 2^31";
   if (p.w_count() > INT32_MAX / 2) return "the weight passes 2^30 elements";
-  const double pixels = static_cast<double>(p.N) * static_cast<double>(p.P + kRun) *
-                        static_cast<double>(p.Q + kRun);
+  const double pixels =
+      static_cast<double>(p.N) * static_cast<double>(p.P + kRun) * static_cast<double>(p.Q + kRun);
   if (pixels > INT32_MAX) return "the output pixels pass 2^31";
   return nullptr;
 }

@@ -20,7 +20,7 @@ struct Loop {
 template <typename T>
 struct Params {
   CUtensorMap x, y;
-  Loop loops[3];  // the longest last
+  Loop loops[3];                  // the longest last
   uint32_t y_pair, x_pair;        // bytes from the first run of a pair to the second
   uint32_t column_step;           // bytes from a block of columns to the next
   uint32_t filter_row;            // bytes of x from a row of the filter to the next
@@ -43,8 +43,8 @@ struct Params {
 // What a thread block sums up.
 struct Share {
   int split;
-  int group, k, c;                 // the first channels, of the group's
-  int boxes_k, boxes_c, boxes_r;   // boxes of channels that exist, and rows of the filter
+  int group, k, c;                // the first channels, of the group's
+  int boxes_k, boxes_c, boxes_r;  // boxes of channels that exist, and rows of the filter
   int r, chunk;
 
   template <typename T>
@@ -237,17 +237,14 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     const int64_t first_k = int64_t{share.split} * p.K + share.group * p.group_K;
     each_pair<T, kKernel>(
         p, share, box_k, sum,
-        [&](int k, int s) {
-          return p.partial + (((first_k + k) * p.R + r) * p.S + s) * p.group_C;
-        },
+        [&](int k, int s) { return p.partial + (((first_k + k) * p.R + r) * p.S + s) * p.group_C; },
         [](float* to, int c, float a, float b) {
           *reinterpret_cast<float2*>(to + c) = make_float2(a, b);
         });
   } else {
     T* const first = p.weight + share.group * p.group_K * p.weight_k + r * p.weight_r;
     each_pair<T, kKernel>(
-        p, share, box_k, sum,
-        [&](int k, int s) { return first + k * p.weight_k + s * p.weight_s; },
+        p, share, box_k, sum, [&](int k, int s) { return first + k * p.weight_k + s * p.weight_s; },
         [&](T* to, int c, float a, float b) {
           to[c * p.weight_c] = narrow<T>(a);
           to[(c + 1) * p.weight_c] = narrow<T>(b);

@@ -3,6 +3,6 @@
 namespace customconv::implicit_gemm::weight {
 
 template void launch<__nv_bfloat16>(const ConvProblem&, const ConvPlan&, const Operands&,
-                            const LaunchContext&);
+                                    const LaunchContext&);
 
 }  // namespace customconv::implicit_gemm::weight

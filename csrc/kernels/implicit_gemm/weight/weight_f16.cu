@@ -3,6 +3,6 @@
 namespace customconv::implicit_gemm::weight {
 
 template void launch<__half>(const ConvProblem&, const ConvPlan&, const Operands&,
-                            const LaunchContext&);
+                             const LaunchContext&);
 
 }  // namespace customconv::implicit_gemm::weight
