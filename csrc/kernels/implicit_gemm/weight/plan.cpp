@@ -88,7 +88,7 @@ class Search {
       const int64_t columns = ceil_divide(ceil_divide(p_.Q, i), kRun) * kRun;
       if (columns <= kMostBox) try_rows(variant, static_cast<int>(columns));
     }
-    for (int count = 1; count * kCuts < runs; count *= 2) try_rows(variant, count * kRun);
+    for (int count = 1; count < runs; count *= 2) try_rows(variant, count * kRun);
     if (choices_.empty()) try_rows(variant, kRun);
     std::sort(choices_.begin(), choices_.end(),
               [](const Choice& a, const Choice& b) { return a.ms < b.ms; });
