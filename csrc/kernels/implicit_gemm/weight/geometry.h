@@ -74,6 +74,8 @@ struct Tile {
   const Kernel& kind() const { return kKernels[kernel]; }
   int64_t tiles() const { return tiles_n * tiles_p * tiles_q; }
   int pixels() const { return images * rows * columns; }
+  // Of a thread block, also of channels and taps that do not exist.
+  int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
 };
 
 // A single tap of dense images is a product of matrices: one image of one row.

@@ -30,37 +30,27 @@ template <typename T>
 void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, const T* x,
             const T* y, cudaStream_t stream) {
   using D = Divider<int32_t>;
-  const auto even = [](int64_t size, int64_t stride) {
-    return size == 1 || stride % kPartVector == 0;
-  };
   Parts<T> p{};
-  p.partial = sums.partial;
-  p.count = static_cast<int>(problem.w_count());
-  p.parts = sums.splits;
-  p.weight = sums.weight;
-  p.weight_k = sums.weight_k;
-  p.weight_c = sums.weight_c;
-  p.weight_r = sums.weight_r;
-  p.weight_s = sums.weight_s;
-  p.vectors = problem.w_aligned && p.weight_c == 1 && even(problem.K, p.weight_k) &&
-              even(problem.R, p.weight_r) && even(problem.S, p.weight_s);
-  p.by_C = D(sums.group_C);
-  p.by_S = D(sums.S);
-  p.by_R = D(sums.R);
+  p.sums = sums;
+  p.count = static_cast<int>(blocks_of(problem, t) * t.sums() / 4);
+  p.first = t.kind().first;
+  p.chunks = t.kind().second > 0 ? 2 : 1;
+  p.by_vectors = D(t.kind().blocks() * 8);
+  p.by_warps = D(t.kind().warpgroups * 4);
   p.exact = is_exact(problem, t);
   p.x = x;
   p.y = y;
   p.problem = problem;
   constexpr int kFewParts = 16, kSomeParts = 64;  // of one sharer, and of eight
   const auto start_with = [&](int sharers, void (*kernel)(Parts<T>)) {
-    Start how{ceil_divide(p.count, kPartVector * kPartThreads / sharers), kPartThreads};
+    Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};
     how.stream = stream;
     how.early = true;
     start("implicit_gemm: the parts of the weight gradient", how, kernel, p);
   };
-  if (p.parts <= kFewParts) {
+  if (sums.splits <= kFewParts) {
     start_with(1, add_parts<1, T>);
-  } else if (p.parts <= kSomeParts) {
+  } else if (sums.splits <= kSomeParts) {
     start_with(8, add_parts<8, T>);
   } else {
     start_with(32, add_parts<32, T>);
@@ -139,8 +129,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.weight_c = problem.w_strides[1];
   p.weight_r = problem.w_strides[2];
   p.weight_s = problem.w_strides[3];
+  const auto even = [](int64_t size, int64_t stride) { return size == 1 || stride % 2 == 0; };
+  p.pairs = problem.w_aligned && p.weight_c == 1 && even(problem.K, p.weight_k) &&
+            even(problem.R, p.weight_r) && even(problem.S, p.weight_s);
   const bool direct = is_direct(problem, t);
-  p.partial = direct ? nullptr : static_cast<float*>(context.workspace);
+  p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
 
   static_assert(kKernelCount == 5);
   static constexpr void (*kTable[])(Params<T>) = {sum_weights<T, 0>, sum_weights<T, 1>,

@@ -1,49 +1,40 @@
 // Adds up what thread blocks have summed of different pixels, in a fixed order, and stores it.
 #pragma once
 
-#include "kernels/common/divide.cuh"
-#include "kernels/common/scalar.cuh"
-#include "kernels/implicit_gemm/weight/geometry.h"
+#include "kernels/implicit_gemm/weight/sums.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace customconv::implicit_gemm::weight {
 
 constexpr int kPartThreads = 256;
-constexpr int kPartVector = 4;  // input channels of a thread
 
 template <typename T>
 struct Parts {
-  const float* partial;
-  int count, parts;  // sums, and so many of each
-  T* weight;
-  int64_t weight_k, weight_c, weight_r, weight_s;
-  bool vectors;  // a thread's results can be stored at once
-  Divider<int32_t> by_C, by_S, by_R;
+  Params<T> sums;
+  int count;          // of a part, four sums at a time
+  int first, chunks;  // of columns: see Spot
+  Divider<int32_t> by_vectors, by_warps;
   bool exact;  // else what follows is needed
   const T *x, *y;
   ConvProblem problem;
-};
-
-struct Tap {
-  int k, c, r, s;
 };
 
 // Zeros of dy, of pixels that do not exist, have met pixels of x that the tap does not meet: with a
 // NaN or an infinity there they have made a NaN. Such a sum is computed anew, until it is known to
 // be one.
 template <typename T>
-__device__ __noinline__ float sum_anew(const Parts<T>& parts, Tap at) {
+__device__ __noinline__ float sum_anew(const Parts<T>& parts, int channel, int k, int r, int s) {
   const ConvProblem& p = parts.problem;
-  const int64_t channel = at.k / (p.K / p.groups) * (p.C / p.groups) + at.c;
   float total = 0;
   for (int64_t n = 0; n < p.N; ++n) {
     for (int64_t row = 0; row < p.P; ++row) {
-      const int64_t h = row * p.stride_h + at.r * p.dilation_h - p.pad_h;
+      const int64_t h = row * p.stride_h + r * p.dilation_h - p.pad_h;
       if (h < 0 || h >= p.H) continue;
-      const T* x = parts.x + n * p.x_strides[0] + channel * p.x_strides[1] + h * p.x_strides[2];
-      const T* y = parts.y + n * p.y_strides[0] + at.k * p.y_strides[1] + row * p.y_strides[2];
+      const T* x =
+          parts.x + n * p.x_strides[0] + int64_t{channel} * p.x_strides[1] + h * p.x_strides[2];
+      const T* y = parts.y + n * p.y_strides[0] + k * p.y_strides[1] + row * p.y_strides[2];
       for (int64_t column = 0; column < p.Q; ++column) {
-        const int64_t w = column * p.stride_w + at.s * p.dilation_w - p.pad_w;
+        const int64_t w = column * p.stride_w + s * p.dilation_w - p.pad_w;
         if (w < 0 || w >= p.W) continue;
         total = fmaf(widen(x[w * p.x_strides[3]]), widen(y[column * p.y_strides[3]]), total);
       }
@@ -60,25 +51,29 @@ __device__ inline void add(float4& to, const float4& v) {
   to.w += v.w;
 }
 
-// So many threads share the sums of four channels, each with every so-manieth part.
+// So many threads share four sums, each with every so-manieth part.
 template <int kSharers, typename T>
 __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant__ Parts<T> p) {
   constexpr int kSums = kPartThreads / kSharers, kFew = 8;
   __shared__ float4 shares[kSharers][kSums];
-  ptx::await_dependency();
   const int sharer = static_cast<int>(threadIdx.x) / kSums;
   const int own = static_cast<int>(threadIdx.x) % kSums;
-  const int64_t first = (int64_t{blockIdx.x} * kSums + own) * kPartVector;
+  const int number = static_cast<int>(blockIdx.x) * kSums + own;
+  int32_t block = number / 32;
+  const int vector = p.by_vectors.split(block), warp = p.by_warps.split(block);
+  const Share share(p.sums, block);
+  const Spot at(p.sums, share, p.first, p.chunks, warp, number % 32, vector);
+  const bool exists = number < p.count && at.exists;
+  ptx::await_dependency();
   float4 total{};
-  if (first < p.count) {
+  if (exists) {
     // A sum of sums of a few, so that errors of rounding stay small.
-    for (int part = sharer; part < p.parts; part += kFew * kSharers) {
+    for (int part = sharer; part < p.sums.splits; part += kFew * kSharers) {
       float4 few{};
 #pragma unroll
       for (int i = 0; i < kFew; ++i) {
-        const int64_t number = part + i * kSharers;
-        if (number >= p.parts) continue;
-        add(few, *reinterpret_cast<const float4*>(p.partial + number * p.count + first));
+        const int64_t from = part + i * kSharers;
+        if (from < p.sums.splits) add(few, p.sums.partial[from * p.count + number]);
       }
       add(total, few);
     }
@@ -90,28 +85,19 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
 #pragma unroll
     for (int i = 1; i < kSharers; ++i) add(total, shares[i][own]);
   }
-  if (first >= p.count) return;
-  Tap at;
-  at.k = static_cast<int32_t>(first);
-  at.c = p.by_C.split(at.k);
-  at.s = p.by_S.split(at.k);
-  at.r = p.by_R.split(at.k);
-  float sums[kPartVector] = {total.x, total.y, total.z, total.w};
+  if (!exists) return;
+  float sums[4] = {total.x, total.y, total.z, total.w};
   if (!p.exact) {
 #pragma unroll 1
-    for (int i = 0; i < kPartVector; ++i) {
-      if (sums[i] != sums[i]) sums[i] = sum_anew(p, {at.k, at.c + i, at.r, at.s});
+    for (int i = 0; i < 4; ++i) {
+      const int k = at.k + i / 2 * 8;
+      if (sums[i] == sums[i] || k >= p.sums.group_K) continue;
+      sums[i] = sum_anew(p, share.group * p.sums.group_C + at.c + i % 2,
+                         share.group * p.sums.group_K + k, at.r, at.s);
     }
   }
-  T* const to =
-      p.weight + at.k * p.weight_k + at.c * p.weight_c + at.r * p.weight_r + at.s * p.weight_s;
-  if (p.vectors) {
-    *reinterpret_cast<uint2*>(to) =
-        make_uint2(pack_pair<T>(sums[0], sums[1]), pack_pair<T>(sums[2], sums[3]));
-  } else {
-#pragma unroll
-    for (int i = 0; i < kPartVector; ++i) to[i * p.weight_c] = narrow<T>(sums[i]);
-  }
+  store_pair(p.sums, share, at, at.k, sums[0], sums[1]);
+  if (at.k + 8 < p.sums.group_K) store_pair(p.sums, share, at, at.k + 8, sums[2], sums[3]);
 }
 
 }  // namespace customconv::implicit_gemm::weight

@@ -28,8 +28,8 @@ constexpr int kMostPixels = 512;  // of a tile
 constexpr int kLeastStages = 2;
 constexpr int kCuts = 4;  // of an image, in each dimension
 constexpr int64_t kMostTurns = 3;
-constexpr int64_t kMostGrid = INT32_MAX / 2;
-constexpr size_t kWeighed = 4;  // tiles of each kernel that are listed
+constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
+constexpr size_t kWeighed = 4;                // tiles of each kernel that are listed
 
 // The matrix instruction's clocks, and the bytes of shared memory that it reads.
 constexpr double instruction_clocks(int blocks) { return 32.0 * blocks; }
@@ -53,7 +53,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double math =
       std::max(products * step, (products * bytes + stage) / kSharedBytes) / kEfficiency;
   const double tile = std::max(math, stage / kL2BytesPerClock) + kTileClocks;
-  const double sums = kind.warpgroups * kind.blocks() * kBlock * kBlock;
+  const auto sums = static_cast<double>(t.sums());
   const double store = sums * (is_direct(p, t) ? 2 : 4) / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
   const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * tile;
@@ -61,7 +61,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
   ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
   if (!is_direct(p, t)) {
-    const double parts = 4.0 * static_cast<double>(t.splits * p.w_count());
+    const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
     ms += kNextMs + parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
   }
   return ms + kLaunchMs;
@@ -118,7 +118,7 @@ class Search {
     const int64_t shared = d_.shared_bytes_block - 1024;
     const Tile one = make_tile(p_, variant, pixels, 1, shared);
     const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
-    if (one.stages < kLeastStages || blocks > kMostGrid) return;
+    if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
     Choice best{};
     for (int64_t turns = 1; turns <= kMostTurns; ++turns) {
       const int64_t most = std::clamp<int64_t>(turns * d_.sm_count / blocks, 1, tiles);
@@ -146,7 +146,7 @@ class Search {
     plan.shared_bytes = shared_bytes(t);
     plan.grid[0] = blocks_of(p_, t) * t.splits;
     plan.workspace_bytes =
-        is_direct(p_, t) ? 0 : t.splits * p_.w_count() * static_cast<int64_t>(sizeof(float));
+        is_direct(p_, t) ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
     plan.predicted_ms = choice.ms;
     return plan;
   }
@@ -180,7 +180,12 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   }
   if (p.stride_h > kMostStep || p.stride_w > kMostStep) return "a stride passes 8";
   if (!has_int32_coordinates(p) || p.N > INT32_MAX / 2) return "image coordinates pass 2^31";
-  if (p.w_count() > INT32_MAX / 2) return "the weight passes 2^30 elements";
+  const double blocks = static_cast<double>(p.groups) *
+                        static_cast<double>(ceil_divide(p.group_K(), kBlock)) *
+                        static_cast<double>(ceil_divide(p.group_C(), kBlock));
+  // Of the narrowest kernel, half of which may be idle.
+  const double sums = blocks * static_cast<double>(p.R * p.S) * 2 * kBlock * kBlock;
+  if (sums > static_cast<double>(kMostSums)) return "the weight passes 2^29 elements";
   const double pixels =
       static_cast<double>(p.N) * static_cast<double>(p.P + kRun) * static_cast<double>(p.Q + kRun);
   if (pixels > INT32_MAX) return "the output pixels pass 2^31";

@@ -35,9 +35,12 @@ struct Params {
   int K, R, S, group_C, group_K;
   Divider<int32_t> by_chunks, by_filter_sets, by_blocks_c, by_blocks_k, by_groups;
   Divider<int32_t> by_tiles_q, by_tiles_p;
-  float* partial;  // of each split the sums in the order k, r, s, c; null where results are stored
+  // Of each thread block its sums, as its threads hold them, four at a time; null where results are
+  // stored.
+  float4* partial;
   T* weight;
   int64_t weight_k, weight_c, weight_r, weight_s;
+  bool pairs;  // results of neighbouring input channels can be stored at once
 };
 
 // What a thread block sums up.
@@ -48,8 +51,7 @@ struct Share {
   int r, chunk;
 
   template <typename T>
-  __device__ explicit Share(const Params<T>& p) {
-    int32_t rest = static_cast<int32_t>(blockIdx.x);
+  __device__ Share(const Params<T>& p, int32_t rest) {
     chunk = p.by_chunks.split(rest);
     r = p.by_filter_sets.split(rest) * p.filter_rows;
     c = p.by_blocks_c.split(rest) * p.channel_blocks * kBlock;
@@ -73,6 +75,43 @@ struct Taps {
     count = min(most, (p.S - first + p.tap_apart - 1) / p.tap_apart);
   }
 };
+
+// Of four of a thread's sums the first: they are of two output channels, 8 apart, by two
+// neighbouring input channels of a tap. A group's channels are multiples of 8.
+struct Spot {
+  int k, c, r, s;
+  bool exists;
+
+  // `first`: blocks of columns of a chunk; `chunks`: of a thread block, two or one.
+  template <typename T>
+  __device__ Spot(const Params<T>& p, const Share& share, int first, int chunks, int warp, int lane,
+                  int i) {
+    const int warpgroup = warp / 4, block = i / 8;
+    const int box_k = p.along_k > 1 ? warpgroup : 0, filter_row = p.along_k > 1 ? 0 : warpgroup;
+    const int chunk = block < first ? 0 : 1, place = block - chunk * first;
+    const Taps taps(p, chunks > 1 ? chunk : share.chunk, first);
+    const int tap = p.by_taps ? place : 0;
+    k = share.k + box_k * kBlock + warp % 4 * 16 + lane / 4;
+    c = share.c + (p.by_taps ? 0 : place * kBlock) + i % 8 * 8 + lane % 4 * 2;
+    r = share.r + filter_row;
+    s = taps.first + tap * p.tap_apart;
+    exists = filter_row < share.boxes_r && tap < taps.count && k < p.group_K && c < p.group_C;
+  }
+};
+
+// Stores two results, of neighbouring input channels.
+template <typename T>
+__device__ inline void store_pair(const Params<T>& p, const Share& share, const Spot& at, int k,
+                                  float a, float b) {
+  T* to = p.weight + (share.group * p.group_K + k) * p.weight_k + at.c * p.weight_c +
+          at.r * p.weight_r + at.s * p.weight_s;
+  if (p.pairs) {
+    *reinterpret_cast<uint32_t*>(to) = pack_pair<T>(a, b);
+  } else {
+    to[0] = narrow<T>(a);
+    to[p.weight_c] = narrow<T>(b);
+  }
+}
 
 // A block's shared memory.
 struct Memory {
@@ -173,39 +212,6 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
   ptx::await_products<0>();
 }
 
-// Calls store(row(k, s), c, a, b) for each two of a warpgroup's sums that exist, of the input
-// channels c and c + 1.
-template <typename T, int kKernel, typename Row, typename Store>
-__device__ inline void each_pair(const Params<T>& p, const Share& share, int box_k,
-                                 const float (&sum)[kKernels[kKernel].blocks() * 32], Row row,
-                                 Store store) {
-  constexpr Kernel kKind = kKernels[kKernel];
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
-  const int first_k = share.k + box_k * kBlock + warp * 16 + lane / 4;
-#pragma unroll
-  for (int block = 0; block < kKind.blocks(); ++block) {
-    const bool is_second = block >= kKind.first;
-    const Taps taps(p, kKind.second > 0 ? is_second : share.chunk, kKind.first);
-    const int place = is_second ? block - kKind.first : block;
-    const int tap = p.by_taps ? place : 0;
-    if (tap >= taps.count) continue;
-    const int first_c = share.c + (p.by_taps ? 0 : place * kBlock) + lane % 4 * 2;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int k = first_k + half * 8;
-      if (k >= p.group_K) continue;
-      const auto to = row(k, taps.first + tap * p.tap_apart);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int c = first_c + j * 8;
-        const float* own = &sum[block * 32 + j * 4 + half * 2];
-        if (c < p.group_C) store(to, c, own[0], own[1]);
-      }
-    }
-  }
-}
-
 template <typename T, int kKernel>
 __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     sum_weights(const __grid_constant__ Params<T> p) {
@@ -213,7 +219,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   constexpr Kernel kKind = kKernels[kKernel];
   extern __shared__ __align__(1024) char stages[];
   const Memory memory(p, stages);
-  const Share share(p);
+  const Share share(p, static_cast<int32_t>(blockIdx.x));
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   ptx::start_dependents();
@@ -232,23 +238,25 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (box_k >= share.boxes_k || filter_row >= share.boxes_r) return;
   float sum[kKind.blocks() * 32] = {};
   multiply<T, kKernel>(p, memory, share, box_k, filter_row, sum);
-  const int r = share.r + filter_row;
+  constexpr int kVectors = kKind.blocks() * 8;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   if (p.partial != nullptr) {
-    const int64_t first_k = int64_t{share.split} * p.K + share.group * p.group_K;
-    each_pair<T, kKernel>(
-        p, share, box_k, sum,
-        [&](int k, int s) { return p.partial + (((first_k + k) * p.R + r) * p.S + s) * p.group_C; },
-        [](float* to, int c, float a, float b) {
-          *reinterpret_cast<float2*>(to + c) = make_float2(a, b);
-        });
-  } else {
-    T* const first = p.weight + share.group * p.group_K * p.weight_k + r * p.weight_r;
-    each_pair<T, kKernel>(
-        p, share, box_k, sum, [&](int k, int s) { return first + k * p.weight_k + s * p.weight_s; },
-        [&](T* to, int c, float a, float b) {
-          to[c * p.weight_c] = narrow<T>(a);
-          to[(c + 1) * p.weight_c] = narrow<T>(b);
-        });
+    float4* const to =
+        p.partial + (int64_t{blockIdx.x} * kKind.warpgroups * 4 + warp) * kVectors * 32 + lane;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      to[i * 32] = make_float4(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const Spot at(p, share, kKind.first, kKind.second > 0 ? 2 : 1, warp, lane, i);
+    if (!at.exists) continue;
+    store_pair(p, share, at, at.k, sum[i * 4], sum[i * 4 + 1]);
+    if (at.k + 8 < p.group_K) {
+      store_pair(p, share, at, at.k + 8, sum[i * 4 + 2], sum[i * 4 + 3]);
+    }
   }
 #endif
 }
