@@ -35,7 +35,7 @@ void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, co
   p.count = static_cast<int>(blocks_of(problem, t) * t.sums() / 4);
   p.first = t.kind().first;
   p.chunks = t.kind().second > 0 ? 2 : 1;
-  p.by_vectors = D(t.kind().blocks() * 8);
+  p.by_columns = D(t.kind().blocks());
   p.by_warps = D(t.kind().warpgroups * 4);
   p.exact = is_exact(problem, t);
   p.x = x;

@@ -13,7 +13,7 @@ struct Parts {
   Params<T> sums;
   int count;          // of a part, four sums at a time
   int first, chunks;  // of columns: see Spot
-  Divider<int32_t> by_vectors, by_warps;
+  Divider<int32_t> by_columns, by_warps;
   bool exact;  // else what follows is needed
   const T *x, *y;
   ConvProblem problem;
@@ -58,12 +58,19 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   __shared__ float4 shares[kSharers][kSums];
   const int sharer = static_cast<int>(threadIdx.x) / kSums;
   const int own = static_cast<int>(threadIdx.x) % kSums;
-  const int number = static_cast<int>(blockIdx.x) * kSums + own;
-  int32_t block = number / 32;
-  const int vector = p.by_vectors.split(block), warp = p.by_warps.split(block);
-  const Share share(p.sums, block);
-  const Spot at(p.sums, share, p.first, p.chunks, warp, number % 32, vector);
-  const bool exists = number < p.count && at.exists;
+  // Neighbours have a row's channels: four lanes of eight vectors.
+  int32_t rest = static_cast<int32_t>(blockIdx.x) * kSums + own;
+  const bool is_part = rest < p.count;
+  const int lane = rest / 32 % 8 * 4 + rest % 4, vector = rest / 4 % 8;
+  rest /= 256;
+  const int columns = p.by_columns.split(rest), warp = p.by_warps.split(rest);
+  const int number =
+      (((rest * p.by_warps.divisor() + warp) * p.by_columns.divisor() + columns) * 8 + vector) *
+          32 +
+      lane;
+  const Share share(p.sums, rest);
+  const Spot at(p.sums, share, p.first, p.chunks, warp, lane, columns * 8 + vector);
+  const bool exists = is_part && at.exists;
   ptx::await_dependency();
   float4 total{};
   if (exists) {

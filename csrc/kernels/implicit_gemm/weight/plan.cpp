@@ -14,15 +14,15 @@ namespace {
 
 constexpr double kEfficiency = 0.85;     // of the tensor cores' rate
 constexpr double kSharedBytes = 128;     // a clock
-constexpr double kL2BytesPerClock = 32;  // to a multiprocessor, while all load
+constexpr double kL2BytesPerClock = 42;  // to a multiprocessor, while all load
 constexpr double kStepClocks = 12;       // of a warpgroup, from a product to the next
-constexpr double kTileClocks = 100;      // to change stages
-constexpr double kBeginClocks = 2500;    // until the first products
-constexpr double kStoreBytesPerClock = 20;
-constexpr double kPartsBytesPerClock = 3700;  // of the whole GPU, read and added up
-constexpr double kLaunchMs = 0.006;
-constexpr double kNextMs = 0.003;  // of the kernel that adds up parts
-constexpr double kBandwidthShare = 0.8;
+constexpr double kTileClocks = 200;      // to change stages
+constexpr double kBeginClocks = 1800;    // until the first products
+constexpr double kStoreBytesPerClock = 15;
+constexpr double kPartsBytesPerClock = 2850;  // of the whole GPU, read and added up
+constexpr double kLaunchMs = 0.0067;
+constexpr double kNextMs = 0.0022;  // of the kernel that adds up parts
+constexpr double kBandwidthShare = 0.7;
 
 constexpr int kMostPixels = 512;  // of a tile
 constexpr int kLeastStages = 2;
@@ -45,15 +45,19 @@ struct Choice {
 
 double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const Kernel& kind = t.kind();
-  const double products = t.pixels() / (2.0 * kRun) * kind.warpgroups;
+  // Warpgroups that have channels, or rows of the filter.
+  const double busy = t.along_k > 1
+                          ? std::min(t.along_k, static_cast<int>(ceil_divide(p.group_K(), kBlock)))
+                          : t.filter_rows;
+  const double products = t.pixels() / (2.0 * kRun) * busy;
   const double clocks = instruction_clocks(kind.first) + instruction_clocks(kind.second);
   const double bytes = instruction_bytes(kind.first) + instruction_bytes(kind.second);
   const auto stage = static_cast<double>(t.stage_bytes);
-  const double step = std::max(clocks, kStepClocks * 4 / kind.warpgroups);
+  const double step = std::max(clocks, kStepClocks * 4 / busy);
   const double math =
       std::max(products * step, (products * bytes + stage) / kSharedBytes) / kEfficiency;
   const double tile = std::max(math, stage / kL2BytesPerClock) + kTileClocks;
-  const auto sums = static_cast<double>(t.sums());
+  const double sums = busy * kind.blocks() * kBlock * kBlock;
   const double store = sums * (is_direct(p, t) ? 2 : 4) / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
   const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * tile;
