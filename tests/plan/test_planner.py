@@ -231,6 +231,15 @@ def test_strided_input_gradients_need_hoppers_instructions():
     assert (found.plan, found.reason) == (None, "its strided input gradients need Hopper")
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_weight_gradients_of_wide_groups_are_implicit_gemms(stride):
+    p = problem(
+        input=(100, 2048, 14, 14), weight=(2048, 64, 3, 3), stride=(stride, stride),
+        padding=(1, 1), groups=32, op="wgrad", dtype="float16", channels_last=True,
+    )  # fmt: skip
+    assert _C.plan(p).family == "implicit_gemm"
+
+
 def test_weight_gradients_on_tensor_cores_need_hoppers_instructions():
     arguments = {"op": "wgrad", "dtype": "float16", "channels_last": True}
     p = problem(**DENSE | arguments)
