@@ -168,12 +168,13 @@ def is_foreseen(op: str, case: Case) -> bool:
 def by_warps(op: str, case: Case, t: Tensors) -> Iterator[_C.ConvPlan | None]:
     """A pass by implicit_gemm as it is where there are no instructions of Hopper's.
 
-    Strided input gradients need those: they stay as they are, and so do those nobody foresaw.
+    Strided input gradients and weight gradients need those: they stay as they are, and so do those
+    nobody foresaw.
     """
     plans = _C.variants(t.x, t.w, t.bias, *case.geometry, op) if is_foreseen(op, case) else []
     found = [plan for plan in plans if "kByWarps" in flags(plan) and plan.family == "implicit_gemm"]
     if not found:
-        assert op == "dgrad"
+        assert op != "fprop"
         yield None
         return
     with forced(min(found, key=lambda plan: plan.predicted_ms)) as plan:

@@ -231,6 +231,23 @@ def test_strided_input_gradients_need_hoppers_instructions():
     assert (found.plan, found.reason) == (None, "its strided input gradients need Hopper")
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_weight_gradients_of_wide_groups_are_implicit_gemms(stride):
+    p = problem(
+        input=(100, 2048, 14, 14), weight=(2048, 64, 3, 3), stride=(stride, stride),
+        padding=(1, 1), groups=32, op="wgrad", dtype="float16", channels_last=True,
+    )  # fmt: skip
+    assert _C.plan(p).family == "implicit_gemm"
+
+
+def test_weight_gradients_on_tensor_cores_need_hoppers_instructions():
+    arguments = {"op": "wgrad", "dtype": "float16", "channels_last": True}
+    p = problem(**DENSE | arguments)
+    assert by_family(_C.candidates(p))["implicit_gemm"].plan is not None
+    found = by_family(_C.candidates(p, DEVICES["A100"]))["implicit_gemm"]
+    assert (found.plan, found.reason) == (None, "its weight gradients need Hopper")
+
+
 def test_narrow_tiles_of_groups_need_hoppers_instructions():
     p = problem(
         input=(8, 64, 56, 56), weight=(64, 32, 3, 3), padding=(1, 1), groups=2, dtype="float32",
@@ -443,7 +460,24 @@ def test_what_passes_every_family_goes_to_aten():
         ("tiled", {"op": "dgrad", "stride": (1, 2)}, "strided convolution"),
         ("direct", {"dilation": (1, 2**31), "padding": (1, 2**31)}, "coordinates pass 2"),
         ("im2col", {"input": (1, 64, 46341, 46341)}, "passes 2.31 pixels"),
-        ("implicit_gemm", {"dtype": "float16", "op": "wgrad"}, "no weight gradient"),
+        ("implicit_gemm", {"dtype": "float32", "op": "wgrad", "tf32": True}, "16-bit elements"),
+        ("implicit_gemm", {"dtype": "float16", "op": "wgrad"}, "need channels-last tensors"),
+        (
+            "implicit_gemm",
+            {
+                "dtype": "float16",
+                "op": "wgrad",
+                "weight": (64, 4, 3, 3),
+                "groups": 16,
+                "channels_last": True,
+            },
+            "channels are not whole 16 bytes",
+        ),
+        (
+            "implicit_gemm",
+            {"dtype": "float16", "op": "wgrad", "stride": (1, 9), "channels_last": True},
+            "stride passes 8",
+        ),
         (
             "implicit_gemm",
             {"dtype": "float16", "op": "dgrad", "stride": (3, 2)},
@@ -484,11 +518,12 @@ def test_reasons(family, arguments, reason):
 @pytest.mark.parametrize("op", PASSES)
 def test_larger_problems_take_longer(op):
     for family in ALL_FAMILIES:
-        if op == "wgrad" and family in ("tiled", "implicit_gemm"):
+        if op == "wgrad" and family == "tiled":
             continue
         times = []
         for batch in (1, 8, 64, 512):
             larger = DENSE | {"input": (batch, 64, 56, 56), "op": op, "dtype": "float16"}
+            larger["channels_last"] = family == "implicit_gemm" and op == "wgrad"
             if family == "depthwise":
                 larger |= {"weight": (64, 1, 3, 3), "groups": 64}
             if family == "grouped":

@@ -10,6 +10,7 @@
 #include "kernels/implicit_gemm/kernels.cuh"
 #include "kernels/implicit_gemm/pack.cuh"
 #include "kernels/implicit_gemm/weave.cuh"
+#include "kernels/implicit_gemm/weight/weight.h"
 #include "kernels/launch.h"
 
 namespace customconv::implicit_gemm {
@@ -281,6 +282,9 @@ void weave_phases(const ConvProblem& asked, const Forward& problem, const T* pha
 template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
+  if constexpr (sizeof(T) == 2) {
+    if (asked.pass == Pass::kWgrad) return weight::launch<T>(asked, plan, operands, context);
+  }
   const Forward problem = as_one_row(as_forward(asked));
   const Tile tile = tile_of(problem, plan);
   const bool boxes = tile.fetch == Fetch::kShared;

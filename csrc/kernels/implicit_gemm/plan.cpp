@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/implicit_gemm/tile.h"
+#include "kernels/implicit_gemm/weight/weight.h"
 
 namespace customconv::implicit_gemm {
 
@@ -444,14 +445,14 @@ class Search {
 const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
   if (d.capability_major < 8) return "it needs compute capability 8.0";
   if (d.shared_bytes_block < kLeastShared) return "it needs 96 KiB of shared memory";
-  if (asked.pass == Pass::kWgrad) return "it has no weight gradient";
+  if (asked.dtype == DType::kFloat64) return "there are no such tensor cores for float64";
+  if (asked.dtype == DType::kFloat32 && !asked.tf32) return "TF32 is not allowed";
+  if (asked.pass == Pass::kWgrad) return weight::can_implement(asked, d);
   const bool strided = asked.pass == Pass::kDgrad && (asked.stride_h > 1 || asked.stride_w > 1);
   if (strided && !d.has_hopper_kernels()) return "its strided input gradients need Hopper";
   if (strided && asked.stride_h * asked.stride_w > kMostPhases) {
     return "a strided input gradient has more than four phases";
   }
-  if (asked.dtype == DType::kFloat64) return "there are no such tensor cores for float64";
-  if (asked.dtype == DType::kFloat32 && !asked.tf32) return "TF32 is not allowed";
   const Forward p = as_forward(asked);
   if (p.groups > 1) {
     // Chunks of channels and tiles are of one group.
@@ -507,11 +508,13 @@ ConvPlan plan_of(const Forward& p, const DeviceProperties& d, const Choice& choi
 }
 
 ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
+  if (asked.pass == Pass::kWgrad) return weight::propose(asked, d);
   const Forward p = as_one_row(as_forward(asked));
   return plan_of(p, d, Search(p, d, !d.has_hopper_kernels()).best());
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties& d) {
+  if (asked.pass == Pass::kWgrad) return weight::variants(asked, d);
   const Forward p = as_one_row(as_forward(asked));
   std::vector<Choice> choices;
   if (d.has_hopper_kernels()) Search(p, d, false, &choices).best();

@@ -35,13 +35,14 @@ __device__ inline uint64_t describe_blocks(uint32_t address, uint32_t half_bytes
          ((address & 0x3FFFF) >> 4);
 }
 
-// An operand that is transposed, of 16 bits: a row of 128 bytes is 64 output channels of an input
-// channel. Eight rows follow each other; so many bytes further on are the next 64 output channels.
-__device__ inline uint64_t describe_transposed(uint32_t address, uint32_t next_bytes) {
+// An operand that is transposed, of 16 bits: a row of 128 bytes is 64 of its columns. Eight rows
+// follow each other, the next eight are `group_bytes` further on; `next_bytes` further on are the
+// next 64 columns.
+__device__ inline uint64_t describe_transposed(uint32_t address, uint32_t next_bytes,
+                                               uint32_t group_bytes = 1024) {
   constexpr uint64_t kSwizzle128 = 1ull << 62;
-  constexpr uint64_t kGroupBytes = 1024;
-  return kSwizzle128 | (kGroupBytes >> 4 << 32) | (static_cast<uint64_t>(next_bytes >> 4) << 16) |
-         ((address & 0x3FFFF) >> 4);
+  return kSwizzle128 | (static_cast<uint64_t>(group_bytes >> 4) << 32) |
+         (static_cast<uint64_t>(next_bytes >> 4) << 16) | ((address & 0x3FFFF) >> 4);
 }
 
 // The same so many bytes further on: the upper half stays as it is.
@@ -65,6 +66,8 @@ __device__ inline void await_products() {
   CUSTOMCONV_R4(d, i), CUSTOMCONV_R4(d, i + 4), CUSTOMCONV_R4(d, i + 8), CUSTOMCONV_R4(d, i + 12)
 #define CUSTOMCONV_R32(d, i) CUSTOMCONV_R16(d, i), CUSTOMCONV_R16(d, i + 16)
 #define CUSTOMCONV_R64(d, i) CUSTOMCONV_R32(d, i), CUSTOMCONV_R32(d, i + 32)
+#define CUSTOMCONV_R96(d, i) CUSTOMCONV_R64(d, i), CUSTOMCONV_R32(d, i + 64)
+#define CUSTOMCONV_R128(d, i) CUSTOMCONV_R64(d, i), CUSTOMCONV_R64(d, i + 64)
 
 #define CUSTOMCONV_SUMS_16                                      \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13" \
@@ -79,6 +82,25 @@ __device__ inline void await_products() {
   ", %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41" \
   ", %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55" \
   ", %56, %57, %58, %59, %60, %61, %62, %63}"
+#define CUSTOMCONV_SUMS_96                                                 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"  \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29" \
+  ", %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43" \
+  ", %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57" \
+  ", %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71" \
+  ", %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85" \
+  ", %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}"
+#define CUSTOMCONV_SUMS_128                                                  \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"    \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29"   \
+  ", %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43"   \
+  ", %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57"   \
+  ", %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71"   \
+  ", %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85"   \
+  ", %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99"   \
+  ", %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123" \
+  ", %124, %125, %126, %127}"
 
 // Products of 64 rows by kColumns, over 32 bytes of both; `accumulate` 0 starts a sum. The first
 // operand may be in registers instead: rows lane / 4 and lane / 4 + 8 of a warp's sixteen, of each
@@ -120,6 +142,32 @@ CUSTOMCONV_PRODUCTS(32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
 CUSTOMCONV_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 CUSTOMCONV_PRODUCTS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
 
+// The same where both operands are transposed: sums of 64 rows by kColumns, 16 long. Adds to sums
+// that exist.
+template <typename T, int kColumns>
+struct TransposedProduct;
+
+#define CUSTOMCONV_TRANSPOSED(T, type, columns, sums, a, b)                     \
+  template <>                                                                   \
+  struct TransposedProduct<T, columns> {                                        \
+    static __device__ void add(float* d, uint64_t x, uint64_t y) {              \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type \
+                   " " CUSTOMCONV_SUMS_##sums ", " a ", " b ", 1, 1, 1, 1, 1;"  \
+                   : CUSTOMCONV_R##sums(d, 0)                                   \
+                   : "l"(x), "l"(y));                                           \
+    }                                                                           \
+  };
+#define CUSTOMCONV_TRANSPOSED_HALVES(...)               \
+  CUSTOMCONV_TRANSPOSED(__half, "f16.f16", __VA_ARGS__) \
+  CUSTOMCONV_TRANSPOSED(__nv_bfloat16, "bf16.bf16", __VA_ARGS__)
+
+CUSTOMCONV_TRANSPOSED_HALVES(64, 32, "%32", "%33")
+CUSTOMCONV_TRANSPOSED_HALVES(128, 64, "%64", "%65")
+CUSTOMCONV_TRANSPOSED_HALVES(192, 96, "%96", "%97")
+CUSTOMCONV_TRANSPOSED_HALVES(256, 128, "%128", "%129")
+
+#undef CUSTOMCONV_TRANSPOSED_HALVES
+#undef CUSTOMCONV_TRANSPOSED
 #undef CUSTOMCONV_PRODUCTS
 #undef CUSTOMCONV_HALVES
 #undef CUSTOMCONV_PRODUCT
@@ -127,9 +175,13 @@ CUSTOMCONV_PRODUCTS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
 #undef CUSTOMCONV_SUMS_16
 #undef CUSTOMCONV_SUMS_32
 #undef CUSTOMCONV_SUMS_64
+#undef CUSTOMCONV_SUMS_96
+#undef CUSTOMCONV_SUMS_128
 #undef CUSTOMCONV_R4
 #undef CUSTOMCONV_R16
 #undef CUSTOMCONV_R32
 #undef CUSTOMCONV_R64
+#undef CUSTOMCONV_R96
+#undef CUSTOMCONV_R128
 
 }  // namespace customconv::ptx

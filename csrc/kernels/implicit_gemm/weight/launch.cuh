@@ -1,0 +1,147 @@
+// The launcher of weight gradients.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/common/map.cuh"
+#include "kernels/common/start.h"
+#include "kernels/implicit_gemm/weight/parts.cuh"
+#include "kernels/implicit_gemm/weight/sums.cuh"
+#include "kernels/implicit_gemm/weight/weight.h"
+
+namespace customconv::implicit_gemm::weight {
+
+// Boxes of a channels-last tensor, `steps` pixels from one that is taken to the next.
+template <typename T>
+CUtensorMap map_pixels(const T* data, const Shape4& sizes, const Shape4& strides, int images,
+                       int rows, int columns, int step_h, int step_w) {
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const auto count = [](int64_t value) { return static_cast<cuuint32_t>(value); };
+  const Boxes<4> boxes{
+      {size(sizes[1]), size(sizes[3]), size(sizes[2]), size(sizes[0])},
+      {map_stride<T>(sizes[3], strides[3]), map_stride<T>(sizes[2], strides[2]),
+       map_stride<T>(sizes[0], strides[0])},
+      {kBlock, count((columns - 1) * step_w + 1), count((rows - 1) * step_h + 1), count(images)},
+      {1, count(step_w), count(step_h), 1}};
+  return make_map(data, kMapType<T>, boxes);
+}
+
+template <typename T>
+void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, const T* x,
+            const T* y, cudaStream_t stream) {
+  using D = Divider<int32_t>;
+  Parts<T> p{};
+  p.sums = sums;
+  p.count = static_cast<int>(blocks_of(problem, t) * t.sums() / 4);
+  p.first = t.kind().first;
+  p.chunks = t.kind().second > 0 ? 2 : 1;
+  p.by_columns = D(t.kind().blocks());
+  p.by_warps = D(t.kind().warpgroups * 4);
+  p.exact = is_exact(problem, t);
+  p.x = x;
+  p.y = y;
+  p.problem = problem;
+  constexpr int kFewParts = 16, kSomeParts = 64;  // of one sharer, and of eight
+  const auto start_with = [&](int sharers, void (*kernel)(Parts<T>)) {
+    Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};
+    how.stream = stream;
+    how.early = true;
+    start("implicit_gemm: the parts of the weight gradient", how, kernel, p);
+  };
+  if (sums.splits <= kFewParts) {
+    start_with(1, add_parts<1, T>);
+  } else if (sums.splits <= kSomeParts) {
+    start_with(8, add_parts<8, T>);
+  } else {
+    start_with(32, add_parts<32, T>);
+  }
+}
+
+template <typename T>
+void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
+            const LaunchContext& context) {
+  using D = Divider<int32_t>;
+  const ConvProblem problem = as_one_row(asked);
+  const Tile t = tile_of(problem, plan);
+  const auto* x = static_cast<const T*>(operands.x);
+  const auto* y = static_cast<const T*>(operands.y);
+  Params<T> p{};
+  p.x = map_pixels(x, problem.x_sizes(), problem.x_strides, t.images, t.x_rows, t.x_columns,
+                   t.step_h, static_cast<int>(problem.stride_w));
+  p.y = map_pixels(y, problem.y_sizes(), problem.y_strides, t.images, t.rows, t.columns, 1, 1);
+
+  const auto y_row = static_cast<uint32_t>(t.columns * kRowBytes);
+  const auto x_row = static_cast<uint32_t>(t.x_columns * kRowBytes);
+  constexpr uint32_t kRunBytes = kRun * kRowBytes;
+  Loop images{t.images, t.rows * y_row, t.x_rows * x_row};
+  Loop rows{t.rows, y_row, t.row_step * x_row};
+  Loop runs{t.columns / kRun, kRunBytes, kRunBytes};
+  Loop& paired = t.rows % 2 == 0 ? rows : t.images % 2 == 0 ? images : runs;
+  p.y_pair = paired.y_step;
+  p.x_pair = paired.x_step;
+  paired = {paired.count / 2, paired.y_step * 2, paired.x_step * 2};
+  p.loops[0] = images;
+  p.loops[1] = rows;
+  p.loops[2] = runs;
+  std::sort(p.loops, p.loops + 3, [](const Loop& a, const Loop& b) { return a.count < b.count; });
+
+  const int64_t x_box = t.x_box_bytes, y_box = t.y_box_bytes;
+  p.column_step = static_cast<uint32_t>(t.by_taps ? t.tap_step * kRowBytes : x_box);
+  p.filter_row = static_cast<uint32_t>(problem.dilation_h * x_row);
+  p.x_box_bytes = static_cast<int>(x_box);
+  p.y_box_bytes = static_cast<int>(y_box);
+  p.x_brought = t.images * t.x_rows * t.x_columns * kRowBytes;
+  p.y_brought = t.pixels() * kRowBytes;
+  p.x_at = static_cast<int>(t.along_k * y_box);
+  p.stage_bytes = static_cast<int>(t.stage_bytes);
+  p.stages = t.stages;
+  p.along_k = t.along_k;
+  p.filter_rows = t.filter_rows;
+  p.channel_blocks = t.channel_blocks;
+  p.by_taps = t.by_taps;
+  p.tap_apart = t.tap_apart;
+  p.class_chunks = t.class_chunks;
+  p.images = t.images;
+  p.rows = t.rows;
+  p.columns = t.columns;
+  p.tiles = static_cast<int>(t.tiles());
+  p.splits = static_cast<int>(t.splits);
+  p.stride_h = static_cast<int>(problem.stride_h);
+  p.stride_w = static_cast<int>(problem.stride_w);
+  p.pad_h = static_cast<int>(problem.pad_h);
+  p.pad_w = static_cast<int>(problem.pad_w);
+  p.dilation_h = static_cast<int>(problem.dilation_h);
+  p.dilation_w = static_cast<int>(problem.dilation_w);
+  p.K = static_cast<int>(problem.K);
+  p.R = static_cast<int>(problem.R);
+  p.S = static_cast<int>(problem.S);
+  p.group_C = static_cast<int>(problem.group_C());
+  p.group_K = static_cast<int>(problem.group_K());
+  p.by_chunks = D(t.chunks);
+  p.by_filter_sets = D(t.filter_sets);
+  p.by_blocks_c = D(t.blocks_c);
+  p.by_blocks_k = D(t.blocks_k);
+  p.by_groups = D(problem.groups);
+  p.by_tiles_q = D(t.tiles_q);
+  p.by_tiles_p = D(t.tiles_p);
+  p.weight = static_cast<T*>(operands.w);
+  p.weight_k = problem.w_strides[0];
+  p.weight_c = problem.w_strides[1];
+  p.weight_r = problem.w_strides[2];
+  p.weight_s = problem.w_strides[3];
+  const auto even = [](int64_t size, int64_t stride) { return size == 1 || stride % 2 == 0; };
+  p.pairs = problem.w_aligned && p.weight_c == 1 && even(problem.K, p.weight_k) &&
+            even(problem.R, p.weight_r) && even(problem.S, p.weight_s);
+  const bool direct = is_direct(problem, t);
+  p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
+
+  static_assert(kKernelCount == 5);
+  static constexpr void (*kTable[])(Params<T>) = {sum_weights<T, 0>, sum_weights<T, 1>,
+                                                  sum_weights<T, 2>, sum_weights<T, 3>,
+                                                  sum_weights<T, 4>};
+  start("implicit_gemm: the weight gradient",
+        {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kTable[t.kernel], p);
+  if (!direct) add_up(problem, t, p, x, y, context.stream);
+}
+
+}  // namespace customconv::implicit_gemm::weight

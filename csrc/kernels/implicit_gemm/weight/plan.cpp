@@ -1,0 +1,207 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "kernels/implicit_gemm/weight/geometry.h"
+#include "kernels/implicit_gemm/weight/weight.h"
+#include "plan/search.h"
+
+namespace customconv::implicit_gemm::weight {
+
+namespace {
+
+constexpr double kEfficiency = 0.85;     // of the tensor cores' rate
+constexpr double kSharedBytes = 128;     // a clock
+constexpr double kL2BytesPerClock = 42;  // to a multiprocessor, while all load
+constexpr double kStepClocks = 12;       // of a warpgroup, from a product to the next
+constexpr double kTileClocks = 200;      // to change stages
+constexpr double kBeginClocks = 1800;    // until the first products
+constexpr double kStoreBytesPerClock = 15;
+constexpr double kPartsBytesPerClock = 2850;  // of the whole GPU, read and added up
+constexpr double kLaunchMs = 0.0067;
+constexpr double kNextMs = 0.0022;  // of the kernel that adds up parts
+constexpr double kBandwidthShare = 0.7;
+
+constexpr int kMostPixels = 512;  // of a tile
+constexpr int kLeastStages = 2;
+constexpr int kCuts = 4;  // of an image, in each dimension
+constexpr int64_t kMostTurns = 3;
+constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
+constexpr size_t kWeighed = 4;                // tiles of each kernel that are listed
+
+// The matrix instruction's clocks, and the bytes of shared memory that it reads.
+constexpr double instruction_clocks(int blocks) { return 32.0 * blocks; }
+constexpr double instruction_bytes(int blocks) {
+  return blocks == 0 ? 0 : 2.0 * kRun * kRowBytes * (1 + blocks);
+}
+
+struct Choice {
+  Tile tile;
+  int variant;
+  double ms;
+};
+
+double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
+  const Kernel& kind = t.kind();
+  // Warpgroups that have channels, or rows of the filter.
+  const double busy = t.along_k > 1
+                          ? std::min(t.along_k, static_cast<int>(ceil_divide(p.group_K(), kBlock)))
+                          : t.filter_rows;
+  const double products = t.pixels() / (2.0 * kRun) * busy;
+  const double clocks = instruction_clocks(kind.first) + instruction_clocks(kind.second);
+  const double bytes = instruction_bytes(kind.first) + instruction_bytes(kind.second);
+  const auto stage = static_cast<double>(t.stage_bytes);
+  const double step = std::max(clocks, kStepClocks * 4 / busy);
+  const double math =
+      std::max(products * step, (products * bytes + stage) / kSharedBytes) / kEfficiency;
+  const double tile = std::max(math, stage / kL2BytesPerClock) + kTileClocks;
+  const double sums = busy * kind.blocks() * kBlock * kBlock;
+  const double store = sums * (is_direct(p, t) ? 2 : 4) / kStoreBytesPerClock;
+  const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
+  const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * tile;
+  double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
+  const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
+  ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
+  if (!is_direct(p, t)) {
+    const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
+    ms += kNextMs + parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
+  }
+  return ms + kLaunchMs;
+}
+
+class Search {
+ public:
+  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
+      : p_(as_one_row(p)), d_(d), all_(all) {}
+
+  ConvPlan best() {
+    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+      for (const int flags : {0, kByTaps, kAlongK, kByTaps | kAlongK}) try_variant(kernel | flags);
+    }
+    return plan_of(best_);
+  }
+
+ private:
+  void try_variant(int variant) {
+    choices_.clear();
+    // As an image's width divides evenly, and what fits whatever the strides.
+    const auto runs = static_cast<int>(std::min<int64_t>(ceil_divide(p_.Q, kRun), kMostBox / kRun));
+    for (int i = 1; i <= kCuts; ++i) {
+      const int64_t columns = ceil_divide(ceil_divide(p_.Q, i), kRun) * kRun;
+      if (columns <= kMostBox) try_rows(variant, static_cast<int>(columns));
+    }
+    for (int count = 1; count < runs; count *= 2) try_rows(variant, count * kRun);
+    if (choices_.empty()) try_rows(variant, kRun);
+    std::sort(choices_.begin(), choices_.end(),
+              [](const Choice& a, const Choice& b) { return a.ms < b.ms; });
+    if (choices_.empty()) return;
+    if (best_.ms == 0 || choices_[0].ms < best_.ms) best_ = choices_[0];
+    if (all_ == nullptr) return;
+    for (size_t i = 0; i < std::min(kWeighed, choices_.size()); ++i) {
+      all_->push_back(plan_of(choices_[i]));
+    }
+  }
+
+  void try_rows(int variant, int columns) {
+    const auto most = std::min<int64_t>(p_.P, kMostPixels / columns);
+    for (int64_t rows = std::max<int64_t>(most, 1); rows > 0; --rows) {
+      // As an image's height divides evenly.
+      const int64_t cuts = ceil_divide(p_.P, rows);
+      if (ceil_divide(p_.P, cuts) != rows) continue;
+      const int64_t fits = cuts > 1 ? 1 : std::min<int64_t>(kMostPixels / (columns * rows), p_.N);
+      for (int images = 1; images <= fits; ++images) {
+        try_tile(variant, {static_cast<int>(rows), columns, images});
+      }
+      if (rows % 2 != 0) try_tile(variant, {static_cast<int>(rows + 1), columns, 1});
+    }
+  }
+
+  void try_tile(int variant, const int (&pixels)[3]) {
+    const int64_t shared = d_.shared_bytes_block - 1024;
+    const Tile one = make_tile(p_, variant, pixels, 1, shared);
+    const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
+    if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
+    Choice best{};
+    for (int64_t turns = 1; turns <= kMostTurns; ++turns) {
+      const int64_t most = std::clamp<int64_t>(turns * d_.sm_count / blocks, 1, tiles);
+      // No more than what the busiest block needs.
+      const int64_t splits = ceil_divide(tiles, ceil_divide(tiles, most));
+      Tile t = one;
+      t.splits = splits;
+      const double ms = price(p_, d_, t);
+      if (best.ms == 0 || ms < best.ms) best = {t, variant, ms};
+    }
+    choices_.push_back(best);
+  }
+
+  ConvPlan plan_of(const Choice& choice) const {
+    const Tile& t = choice.tile;
+    ConvPlan plan;
+    plan.variant = t.kind().name;
+    plan.variant_index = choice.variant;
+    plan.tile[0] = t.rows;
+    plan.tile[1] = t.columns;
+    plan.tile[2] = t.images;
+    plan.splits = t.splits;
+    plan.block = t.kind().threads();
+    plan.wide_index = needs_wide_index(p_);
+    plan.shared_bytes = shared_bytes(t);
+    plan.grid[0] = blocks_of(p_, t) * t.splits;
+    plan.workspace_bytes =
+        is_direct(p_, t) ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
+    plan.predicted_ms = choice.ms;
+    return plan;
+  }
+
+  const ConvProblem p_;
+  const DeviceProperties& d_;
+  std::vector<ConvPlan>* all_;
+  std::vector<Choice> choices_;
+  Choice best_{};
+};
+
+// Whether the copy engine can read boxes of pixels, all their channels side by side.
+bool is_boxed(const Shape4& sizes, const Shape4& strides, bool aligned) {
+  const auto legal = [&](int i) {
+    return sizes[i] == 1 || (strides[i] > 0 && strides[i] % (16 / 2) == 0);
+  };
+  return aligned && (sizes[1] == 1 || strides[1] == 1) && legal(0) && legal(2) && legal(3);
+}
+
+}  // namespace
+
+const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+  if (!d.has_hopper_kernels()) return "its weight gradients need Hopper";
+  if (element_size(p.dtype) != 2) return "its weight gradients are of 16-bit elements";
+  if (!is_boxed(p.x_sizes(), p.x_strides, p.x_aligned) ||
+      !is_boxed(p.y_sizes(), p.y_strides, p.y_aligned)) {
+    return "its weight gradients need channels-last tensors of whole 16 bytes";
+  }
+  if (p.group_C() % 8 != 0 || p.group_K() % 8 != 0) {
+    return "a group's channels are not whole 16 bytes";
+  }
+  if (p.stride_h > kMostStep || p.stride_w > kMostStep) return "a stride passes 8";
+  if (!has_int32_coordinates(p) || p.N > INT32_MAX / 2) return "image coordinates pass 2^31";
+  const double blocks = static_cast<double>(p.groups) *
+                        static_cast<double>(ceil_divide(p.group_K(), kBlock)) *
+                        static_cast<double>(ceil_divide(p.group_C(), kBlock));
+  // Of the narrowest kernel, half of which may be idle.
+  const double sums = blocks * static_cast<double>(p.R * p.S) * 2 * kBlock * kBlock;
+  if (sums > static_cast<double>(kMostSums)) return "the weight passes 2^29 elements";
+  const double pixels =
+      static_cast<double>(p.N) * static_cast<double>(p.P + kRun) * static_cast<double>(p.Q + kRun);
+  if (pixels > INT32_MAX) return "the output pixels pass 2^31";
+  return nullptr;
+}
+
+ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
+  return cheapest_of<Search>(p, d);
+}
+
+std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
+  return all_of<Search>(p, d);
+}
+
+}  // namespace customconv::implicit_gemm::weight

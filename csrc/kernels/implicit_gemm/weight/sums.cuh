@@ -1,0 +1,264 @@
+// Weight gradients: the copy engine brings boxes of dy and x, warpgroups multiply them where they
+// lie, all taps of a box.
+#pragma once
+
+#include "kernels/common/divide.cuh"
+#include "kernels/common/scalar.cuh"
+#include "kernels/implicit_gemm/weight/geometry.h"
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace customconv::implicit_gemm::weight {
+
+// Pairs of runs of pixels in one dimension, and how far apart they are in boxes, in bytes.
+struct Loop {
+  int count;
+  uint32_t y_step, x_step;
+};
+
+template <typename T>
+struct Params {
+  CUtensorMap x, y;
+  Loop loops[3];                  // the longest last
+  uint32_t y_pair, x_pair;        // bytes from the first run of a pair to the second
+  uint32_t column_step;           // bytes from a block of columns to the next
+  uint32_t filter_row;            // bytes of x from a row of the filter to the next
+  int y_box_bytes, x_box_bytes;   // of memory
+  int y_brought, x_brought;       // what copies bring
+  int x_at, stage_bytes, stages;  // where boxes of x are in a stage
+  int along_k, filter_rows, channel_blocks;
+  bool by_taps;
+  int tap_apart, class_chunks;
+  int images, rows, columns, tiles, splits;
+  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int K, R, S, group_C, group_K;
+  Divider<int32_t> by_chunks, by_filter_sets, by_blocks_c, by_blocks_k, by_groups;
+  Divider<int32_t> by_tiles_q, by_tiles_p;
+  // Of each thread block its sums, as its threads hold them, four at a time; null where results are
+  // stored.
+  float4* partial;
+  T* weight;
+  int64_t weight_k, weight_c, weight_r, weight_s;
+  bool pairs;  // results of neighbouring input channels can be stored at once
+};
+
+// What a thread block sums up.
+struct Share {
+  int split;
+  int group, k, c;                // the first channels, of the group's
+  int boxes_k, boxes_c, boxes_r;  // boxes of channels that exist, and rows of the filter
+  int r, chunk;
+
+  template <typename T>
+  __device__ Share(const Params<T>& p, int32_t rest) {
+    chunk = p.by_chunks.split(rest);
+    r = p.by_filter_sets.split(rest) * p.filter_rows;
+    c = p.by_blocks_c.split(rest) * p.channel_blocks * kBlock;
+    k = p.by_blocks_k.split(rest) * p.along_k * kBlock;
+    group = p.by_groups.split(rest);
+    split = rest;
+    boxes_k = min(p.along_k, (p.group_K - k + kBlock - 1) / kBlock);
+    boxes_c = min(p.channel_blocks, (p.group_C - c + kBlock - 1) / kBlock);
+    boxes_r = min(p.filter_rows, p.R - r);
+  }
+};
+
+// Taps of a filter row that share a box.
+struct Taps {
+  int first, count;
+
+  template <typename T>
+  __device__ Taps(const Params<T>& p, int chunk, int most) {
+    const int place = chunk % p.class_chunks * most;
+    first = chunk / p.class_chunks + place * p.tap_apart;
+    count = min(most, (p.S - first + p.tap_apart - 1) / p.tap_apart);
+  }
+};
+
+// Of four of a thread's sums the first: they are of two output channels, 8 apart, by two
+// neighbouring input channels of a tap. A group's channels are multiples of 8.
+struct Spot {
+  int k, c, r, s;
+  bool exists;
+
+  // `first`: blocks of columns of a chunk; `chunks`: of a thread block, two or one.
+  template <typename T>
+  __device__ Spot(const Params<T>& p, const Share& share, int first, int chunks, int warp, int lane,
+                  int i) {
+    const int warpgroup = warp / 4, block = i / 8;
+    const int box_k = p.along_k > 1 ? warpgroup : 0, filter_row = p.along_k > 1 ? 0 : warpgroup;
+    const int chunk = block < first ? 0 : 1, place = block - chunk * first;
+    const Taps taps(p, chunks > 1 ? chunk : share.chunk, first);
+    const int tap = p.by_taps ? place : 0;
+    k = share.k + box_k * kBlock + warp % 4 * 16 + lane / 4;
+    c = share.c + (p.by_taps ? 0 : place * kBlock) + i % 8 * 8 + lane % 4 * 2;
+    r = share.r + filter_row;
+    s = taps.first + tap * p.tap_apart;
+    exists = filter_row < share.boxes_r && tap < taps.count && k < p.group_K && c < p.group_C;
+  }
+};
+
+// Stores two results, of neighbouring input channels.
+template <typename T>
+__device__ inline void store_pair(const Params<T>& p, const Share& share, const Spot& at, int k,
+                                  float a, float b) {
+  T* to = p.weight + (share.group * p.group_K + k) * p.weight_k + at.c * p.weight_c +
+          at.r * p.weight_r + at.s * p.weight_s;
+  if (p.pairs) {
+    *reinterpret_cast<uint32_t*>(to) = pack_pair<T>(a, b);
+  } else {
+    to[0] = narrow<T>(a);
+    to[p.weight_c] = narrow<T>(b);
+  }
+}
+
+// A block's shared memory.
+struct Memory {
+  template <typename T>
+  __device__ Memory(const Params<T>& p, char* memory)
+      : stages(memory),
+        full(reinterpret_cast<ptx::Barrier*>(memory + p.stages * p.stage_bytes)),
+        empty(full + kMostStages) {}
+
+  char* stages;
+  ptx::Barrier *full, *empty;
+};
+
+// A whole warp; one of the threads starts the copies.
+template <typename T, int kKernel>
+__device__ inline void load_boxes(const Params<T>& p, const Memory& memory, const Share& share) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  const bool elected = ptx::elect_one();
+  const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
+  constexpr int kChunks = kKind.second > 0 ? 2 : 1;
+  const int bytes = share.boxes_k * p.y_brought + kChunks * share.boxes_c * p.x_brought;
+  const int first_h = share.r * p.dilation_h - p.pad_h;
+  ptx::Turn turn;
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+    int32_t n = tile;
+    const int w = p.by_tiles_q.split(n) * p.columns, h = p.by_tiles_p.split(n) * p.rows;
+    n *= p.images;
+    char* y = memory.stages + turn.stage * p.stage_bytes;
+    ptx::Barrier* full = &memory.full[turn.stage];
+    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    if (elected) {
+      ptx::arrive_expecting(full, bytes);
+#pragma unroll 1
+      for (int i = 0; i < share.boxes_k; ++i) {
+        ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, w, h, n);
+      }
+      char* x = y + p.x_at;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        const Taps taps(p, kChunks > 1 ? i : share.chunk, kKind.first);
+        const int first_w = w * p.stride_w + taps.first * p.dilation_w - p.pad_w;
+#pragma unroll 1
+        for (int j = 0; j < share.boxes_c; ++j, x += p.x_box_bytes) {
+          ptx::copy_box(x, &p.x, full, c + j * kBlock, first_w, h * p.stride_h + first_h, n);
+        }
+      }
+    }
+    turn.advance(p.stages);
+  }
+}
+
+// The sums of a warpgroup: 64 output channels, rows of the instruction, by its columns.
+template <typename T, int kKernel>
+__device__ inline void multiply(const Params<T>& p, const Memory& memory, const Share& share,
+                                int box_k, int filter_row,
+                                float (&sum)[kKernels[kKernel].blocks() * 32]) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  const uint32_t stages = ptx::shared_address(memory.stages);
+  const uint64_t y = ptx::describe_transposed(stages + box_k * p.y_box_bytes, 16, p.y_pair);
+  const uint64_t x = ptx::describe_transposed(stages + p.x_at + filter_row * p.filter_row,
+                                              p.column_step, p.x_pair);
+  const bool tells = threadIdx.x % 128 == 0;
+  ptx::Turn turn;
+  int done = -1;  // the stage that products under way may still read
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+    ptx::wait(&memory.full[turn.stage], turn.parity);
+    const uint32_t stage = turn.stage * p.stage_bytes;
+#pragma unroll 1
+    for (int i = 0; i < p.loops[0].count; ++i) {
+#pragma unroll 1
+      for (int j = 0; j < p.loops[1].count; ++j) {
+        uint32_t y_at = stage + i * p.loops[0].y_step + j * p.loops[1].y_step;
+        uint32_t x_at = stage + i * p.loops[0].x_step + j * p.loops[1].x_step;
+#pragma unroll 1
+        for (int l = 0; l < p.loops[2].count; ++l) {
+          ptx::begin_products();
+          ptx::TransposedProduct<T, kKind.first * kBlock>::add(sum, ptx::advance(y, y_at),
+                                                               ptx::advance(x, x_at));
+          if constexpr (kKind.second > 0) {
+            ptx::TransposedProduct<T, kKind.second * kBlock>::add(
+                sum + kKind.first * 32, ptx::advance(y, y_at),
+                ptx::advance(x, x_at + p.x_box_bytes));
+          }
+          ptx::commit_products();
+          ptx::await_products<1>();
+          if (tells && done >= 0) ptx::arrive(&memory.empty[done]);
+          done = -1;
+          y_at += p.loops[2].y_step;
+          x_at += p.loops[2].x_step;
+        }
+      }
+    }
+    done = turn.stage;
+    turn.advance(p.stages);
+  }
+  ptx::await_products<0>();
+}
+
+template <typename T, int kKernel>
+__global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
+    sum_weights(const __grid_constant__ Params<T> p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr Kernel kKind = kKernels[kKernel];
+  extern __shared__ __align__(1024) char stages[];
+  const Memory memory(p, stages);
+  const Share share(p, static_cast<int32_t>(blockIdx.x));
+  // The same for all threads of a warp, and the compiler is told so.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  ptx::start_dependents();
+  if (threadIdx.x < kMostStages) {
+    ptx::init_barrier(&memory.full[threadIdx.x], 1);
+    ptx::init_barrier(&memory.empty[threadIdx.x], share.boxes_k * share.boxes_r);
+    ptx::fence_barrier_init();
+  }
+  __syncthreads();
+  if (warp == kKind.warpgroups * 4) {
+    load_boxes<T, kKernel>(p, memory, share);
+    return;
+  }
+  const int warpgroup = warp / 4;
+  const int box_k = p.along_k > 1 ? warpgroup : 0, filter_row = p.along_k > 1 ? 0 : warpgroup;
+  if (box_k >= share.boxes_k || filter_row >= share.boxes_r) return;
+  float sum[kKind.blocks() * 32] = {};
+  multiply<T, kKernel>(p, memory, share, box_k, filter_row, sum);
+  constexpr int kVectors = kKind.blocks() * 8;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (p.partial != nullptr) {
+    float4* const to =
+        p.partial + (int64_t{blockIdx.x} * kKind.warpgroups * 4 + warp) * kVectors * 32 + lane;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      to[i * 32] = make_float4(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const Spot at(p, share, kKind.first, kKind.second > 0 ? 2 : 1, warp, lane, i);
+    if (!at.exists) continue;
+    store_pair(p, share, at, at.k, sum[i * 4], sum[i * 4 + 1]);
+    if (at.k + 8 < p.group_K) {
+      store_pair(p, share, at, at.k + 8, sum[i * 4 + 2], sum[i * 4 + 3]);
+    }
+  }
+#endif
+}
+
+}  // namespace customconv::implicit_gemm::weight

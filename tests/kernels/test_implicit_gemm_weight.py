@@ -1,0 +1,71 @@
+"""Every plan that the planner weighs for a weight gradient on Hopper's tensor cores computes it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from cases import case
+from every_plan import check_exact, check_reach
+
+GEOMETRY = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm/weight/geometry.h"
+
+# Tiles that are whole and that are not, channels with tails, several blocks of both, taps that are
+# too many for a chunk, and that a stride or a dilation puts in several boxes.
+PROBLEMS = {
+    "3x3": case((2, 64, 16, 24), (128, 64, 3, 3), padding=1),
+    "3x3_small": case((5, 136, 7, 7), (200, 136, 3, 3), padding=1),
+    "3x3_tails": case((3, 72, 13, 29), (40, 72, 3, 3)),
+    "3x3_many": case((40, 64, 14, 14), (64, 64, 3, 3), padding=1),
+    "strided": case((3, 128, 14, 14), (64, 128, 3, 3), stride=2, padding=1),
+    "strided_odd": case((2, 64, 15, 33), (72, 64, 3, 3), stride=2, padding=1),
+    "strided_5x5": case((2, 64, 19, 22), (64, 64, 5, 5), stride=2, padding=2),
+    "strided_rows": case((2, 64, 19, 22), (64, 64, 3, 2), stride=(2, 1), padding=1),
+    "strided_far": case((1, 24, 30, 41), (64, 24, 4, 3), stride=(3, 5)),
+    "dilated": case((2, 64, 20, 24), (64, 64, 3, 3), padding=(3, 2), dilation=(3, 2)),
+    "dilated_strided": case((2, 64, 20, 24), (64, 64, 3, 3), stride=2, padding=3, dilation=3),
+    "5x4": case((1, 64, 18, 20), (64, 64, 5, 4), padding=2),
+    "11x11": case((1, 40, 16, 16), (24, 40, 11, 11), padding=5),
+    "row": case((2, 64, 1, 90), (64, 64, 1, 5), padding=(0, 2)),
+    "pixel": case((3, 64, 1, 1), (64, 64, 1, 1)),
+    "pointwise": case((3, 520, 14, 14), (264, 520, 1, 1)),
+    "pointwise_padded": case((3, 64, 9, 9), (64, 64, 1, 1), padding=1),
+    "pointwise_strided": case((3, 136, 27, 28), (256, 136, 1, 1), stride=2),
+    "groups": case((2, 256, 14, 14), (512, 64, 3, 3), padding=1, groups=4),
+    "groups_strided": case((4, 256, 14, 14), (256, 64, 3, 3), stride=2, padding=1, groups=4),
+    "groups_of_40": case((2, 120, 9, 11), (72, 40, 3, 3), padding=1, groups=3),
+}  # fmt: skip
+# For NaN: tiles that go on behind the image, and groups.
+REACHES = {
+    name: PROBLEMS[name]
+    for name in ("3x3_small", "3x3_tails", "strided_odd", "strided_5x5", "groups_of_40",
+                 "pointwise_padded")
+}  # fmt: skip
+
+
+def kernels() -> set[str]:
+    """The names in geometry.h."""
+    body = re.search(r"kKernels\[\] = \{(.*?)\n\};", GEOMETRY.read_text(), re.DOTALL)
+    assert body is not None
+    return set(re.findall(r'\{"([^"]+)", \d', body[1]))
+
+
+@pytest.mark.gpu
+def test_every_plan_is_exact():
+    plans = check_exact("implicit_gemm", "wgrad", PROBLEMS, kernels())
+    assert {plan.variant for plan in plans} == kernels()
+    assert {plan.splits > 1 for plan in plans} == {False, True}
+    assert any(plan.workspace_bytes == 0 for plan in plans)  # stored without a second kernel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operand", ["x", "dy"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_nan_reaches_what_its_taps_meet(operand, value):
+    check_reach("implicit_gemm", "wgrad", operand, REACHES, value, kernels())
+
+
+def test_kernels_are_read():
+    assert len(kernels()) == 5
