@@ -37,12 +37,11 @@ struct Params {
   bool clustered;  // blocks that share channels are a cluster
   int N, C;
   Axis h, w;
-  int channels, down, threads, patch_rows;  // see Work and Tile
+  Work work;
+  int patch_rows;  // of a tile, those of all images
   int pixel_bytes;
-  bool merged;
   BoxParams in_box, out_box;
-  int stage_bytes, stages, filter_at, barriers_at;
-  int images, tiles, tile_blocks;
+  int tiles, tile_blocks;
   Divider<int32_t> neighbours;  // blocks: a cluster's, or those of one chunk each
   Divider<int32_t> pairs, rows, columns, tiles_h, tiles_w, kernel, by_S;
 };
@@ -51,8 +50,8 @@ struct Memory {
   template <typename T>
   __device__ Memory(const Params<T>& p, char* memory)
       : stages(memory),
-        floats(reinterpret_cast<float*>(memory + p.filter_at)),
-        full(reinterpret_cast<ptx::Barrier*>(memory + p.barriers_at)),
+        floats(reinterpret_cast<float*>(memory + p.work.filter_at)),
+        full(reinterpret_cast<ptx::Barrier*>(memory + p.work.barriers_at)),
         empty(full + kMostStages) {}
 
   char* stages;
@@ -68,7 +67,7 @@ template <typename T>
 __device__ inline Place place_of(const Params<T>& p, int32_t tile) {
   const int w = p.tiles_w.split(tile) * p.columns.divisor();
   const int h = p.tiles_h.split(tile) * p.rows.divisor();
-  return {tile * p.images, h, w};
+  return {tile * p.work.tile.images, h, w};
 }
 
 // The block's share: of the chunks one, of its tiles every so-manieth.
@@ -77,7 +76,7 @@ struct Share {
   __device__ explicit Share(const Params<T>& p) {
     int32_t rest = static_cast<int>(blockIdx.x);
     const int own = p.neighbours.split(rest);
-    channel = (p.clustered ? rest : own) * p.channels;
+    channel = (p.clustered ? rest : own) * p.work.tile.channels;
     first_tile = p.clustered ? own : rest;
   }
   int channel, first_tile;
@@ -89,7 +88,7 @@ __device__ inline void init_barriers(const Params<T>& p, const Memory& memory) {
     ptx::prefetch_map(&p.in);
     for (int i = 0; i < kMostStages; ++i) {
       ptx::init_barrier(&memory.full[i], 1);
-      ptx::init_barrier(&memory.empty[i], p.threads / 32);
+      ptx::init_barrier(&memory.empty[i], p.work.threads / 32);
     }
     ptx::fence_barrier_init();
   }
@@ -100,7 +99,7 @@ __device__ inline void init_barriers(const Params<T>& p, const Memory& memory) {
 template <typename T>
 __device__ inline void bring(const Params<T>& p, const CUtensorMap& map, const BoxParams& box,
                              ptx::Barrier* full, int channel, int w, int h, int n, char* to) {
-  if (!p.merged) return ptx::copy_box(to, &map, full, channel, w, h, n);
+  if (!p.work.tile.merged) return ptx::copy_box(to, &map, full, channel, w, h, n);
   const int across = box.columns.divisor();
 #pragma unroll 1
   for (int i = 0; i < box.count; ++i) {
@@ -119,7 +118,7 @@ __device__ inline void load_tiles(const Params<T>& p, const Memory& memory, cons
     ptx::Barrier* const full = &memory.full[turn.stage];
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
     if (elected) {
-      char* to = memory.stages + turn.stage * p.stage_bytes;
+      char* to = memory.stages + turn.stage * p.work.stage_bytes;
       ptx::arrive_expecting(full, p.in_box.all_bytes + (kOfWeights ? p.out_box.all_bytes : 0));
       bring(p, p.in, p.in_box, full, share.channel, p.w.origin + at.w * p.w.advance,
             p.h.origin + at.h * p.h.advance, at.n, to);
@@ -128,7 +127,7 @@ __device__ inline void load_tiles(const Params<T>& p, const Memory& memory, cons
               to + p.in_box.count * p.in_box.bytes);
       }
     }
-    turn.advance(p.stages);
+    turn.advance(p.work.stages);
   }
 }
 
@@ -140,7 +139,7 @@ struct Lane {
     int32_t rest = static_cast<int>(threadIdx.x);
     pair = p.pairs.split(rest) * 2;
     column = p.columns.split(rest);
-    const bool idle = rest >= p.down || share.channel + pair >= p.C;
+    const bool idle = rest >= p.work.down || share.channel + pair >= p.C;
     row = idle ? p.patch_rows : rest;
   }
   int pair;         // its first channel, of the block's
@@ -156,11 +155,11 @@ __device__ inline void walk_tiles(const Params<T>& p, const Memory& memory, cons
 #pragma unroll 1
   for (int tile = share.first_tile; tile < p.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p, tile);
-    const char* stage = memory.stages + turn.stage * p.stage_bytes;
+    const char* stage = memory.stages + turn.stage * p.work.stage_bytes;
     ptx::wait(&memory.full[turn.stage], turn.parity);
     const int end = at.w + lane.column < p.w.patches ? p.patch_rows : 0;
 #pragma unroll 1
-    for (int row = lane.row; row < end; row += p.down) {
+    for (int row = lane.row; row < end; row += p.work.down) {
       int32_t n = row;
       const int h = p.rows.split(n);
       const Place own{n, h, lane.column}, where{at.n + n, at.h + h, at.w + lane.column};
@@ -168,7 +167,7 @@ __device__ inline void walk_tiles(const Params<T>& p, const Memory& memory, cons
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(&memory.empty[turn.stage]);
-    turn.advance(p.stages);
+    turn.advance(p.work.stages);
   }
 }
 

@@ -11,24 +11,25 @@ namespace customconv::depthwise::boxes {
 template <typename T>
 __device__ inline void stage_filters(const Params<T>& p, int channel, float* filters) {
   constexpr int kAtOnce = 8;
-  const int count = p.channels * p.kernel.divisor();
+  const int count = p.work.tile.channels * p.kernel.divisor();
 #pragma unroll 1
-  for (int first = static_cast<int>(threadIdx.x); first < count; first += kAtOnce * p.threads) {
+  for (int first = static_cast<int>(threadIdx.x); first < count;
+       first += kAtOnce * p.work.threads) {
     T value[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       // Where there is none, some that exists, which nothing will read.
-      int32_t c = min(first + i * p.threads, count - 1);
+      int32_t c = min(first + i * p.work.threads, count - 1);
       int32_t r = p.kernel.split(c);
       const int s = p.by_S.split(r);
       value[i] = p.weight[min(channel + c, p.C - 1) * p.weight_k + r * p.weight_r + s * p.weight_s];
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      int32_t c = first + i * p.threads;
+      int32_t c = first + i * p.work.threads;
       if (c >= count) break;
       const int tap = p.kernel.split(c);
-      filters[tap * (p.channels + 1) + c] = widen(value[i]);
+      filters[tap * (p.work.tile.channels + 1) + c] = widen(value[i]);
     }
   }
 }
@@ -48,7 +49,7 @@ __device__ inline void sum_any(const Params<T>& p, const char* from, const float
     for (int s = 0; s < p.w.taps; s += kTaps, column += kTaps * p.w.dilation * p.pixel_bytes) {
       float2 weight[kTaps];
 #pragma unroll
-      for (int i = 0; i < kTaps; ++i, weights += p.channels + 1) {
+      for (int i = 0; i < kTaps; ++i, weights += p.work.tile.channels + 1) {
         if (s + i >= p.w.taps) break;
         weight[i] = read_weight(weights);
       }
@@ -162,12 +163,12 @@ __global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_o
     const Share<T> share(p);
     const int thread = static_cast<int>(threadIdx.x);
     init_barriers(p, memory);
-    if (thread >= p.threads) {
+    if (thread >= p.work.threads) {
       load_tiles<false>(p, memory, share);
       return;
     }
     stage_filters(p, share.channel, memory.floats);
-    ptx::sync_threads(1, p.threads);
+    ptx::sync_threads(1, p.work.threads);
     const Lane lane(p, share);
     const int channel = share.channel + lane.pair;
     const float* const weights = memory.floats + lane.pair;
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_o
       float2 weight[kTaps][kTaps];
 #pragma unroll
       for (int i = 0; i < kTaps * kTaps; ++i) {
-        weight[i / kTaps][i % kTaps] = read_weight(weights + i * (p.channels + 1));
+        weight[i / kTaps][i % kTaps] = read_weight(weights + i * (p.work.tile.channels + 1));
       }
       walk_tiles(
           p, memory, share, lane, [&](const Place& where, const Place& own, const char* stage) {

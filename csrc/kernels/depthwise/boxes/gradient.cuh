@@ -93,14 +93,14 @@ __device__ inline void store_sums(const Params<T>& p, const Share<T>& share, flo
                                   const float2 (&sum)[kTaps][kTaps]) {
   constexpr int kKernel = kTaps * kTaps;
   const int thread = static_cast<int>(threadIdx.x);
-  ptx::sync_threads(1, p.threads);  // the stages are no longer read
+  ptx::sync_threads(1, p.work.threads);  // the stages are no longer read
   const float* flat = &sum[0][0].x;
 #pragma unroll
-  for (int i = 0; i < 2 * kKernel; ++i) totals[i * p.threads + thread] = flat[i];
-  ptx::sync_threads(1, p.threads);
-  const int pairs = p.pairs.divisor(), lanes = p.columns.divisor() * p.down;
-  const int sums = kKernel * p.channels;
-  float* const parts = totals + 2 * kKernel * p.threads;
+  for (int i = 0; i < 2 * kKernel; ++i) totals[i * p.work.threads + thread] = flat[i];
+  ptx::sync_threads(1, p.work.threads);
+  const int pairs = p.pairs.divisor(), lanes = p.columns.divisor() * p.work.down;
+  const int sums = kKernel * p.work.tile.channels;
+  float* const parts = totals + 2 * kKernel * p.work.threads;
   // Leaves of a sum's number its tap's, and returns its channel.
   const auto split = [&](int32_t& number) {
     const int own = number % 2;
@@ -118,10 +118,10 @@ __device__ inline void store_sums(const Params<T>& p, const Share<T>& share, flo
     }
   };
 #pragma unroll 1
-  for (int i = thread; i < sums; i += p.threads) {
+  for (int i = thread; i < sums; i += p.work.threads) {
     int32_t tap = i;
     const int own = split(tap);
-    const float* from = totals + (tap * 2 + own % 2) * p.threads + own / 2;
+    const float* from = totals + (tap * 2 + own % 2) * p.work.threads + own / 2;
     const float total = sum_of(lanes, [&](int n) { return from[n * pairs]; });
     if (p.clustered) {
       parts[i] = total;
@@ -129,7 +129,7 @@ __device__ inline void store_sums(const Params<T>& p, const Share<T>& share, flo
       store(i, total);
     }
   }
-  if (p.clustered) add_in_cluster(parts, sums, p.tile_blocks, thread, p.threads, store);
+  if (p.clustered) add_in_cluster(parts, sums, p.tile_blocks, thread, p.work.threads, store);
 }
 
 template <typename T, Walk kWalk, int kTaps>
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_o
     const int thread = static_cast<int>(threadIdx.x);
     ptx::start_dependents();
     init_barriers(p, memory);
-    if (thread >= p.threads) {
+    if (thread >= p.work.threads) {
       load_tiles<true>(p, memory, share);
       return;
     }
