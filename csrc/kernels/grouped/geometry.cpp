@@ -107,6 +107,22 @@ Geometry geometry_of(const ConvProblem& p) {
   const bool y = boxed(p.y_aligned, p.y_sizes(), p.y_strides);
   g.in_boxed = backward ? y : x;
   g.out_boxed = backward ? x : y;
+  const auto planes = [&](bool aligned, const Shape4& sizes, const Shape4& strides) {
+    const int64_t pixels = sizes[2] * sizes[3];
+    const auto dense = [&](int axis, int64_t stride) {
+      return sizes[axis] == 1 || strides[axis] == stride;
+    };
+    if (!aligned || pixels == 0 || pixels >= kMostPlanes / piece) return int64_t{0};
+    const int64_t together = piece / std::gcd(pixels, piece);
+    const bool legal = dense(3, 1) && dense(2, sizes[3]) && dense(1, pixels) &&
+                       sizes[1] % together == 0 &&
+                       (sizes[0] == 1 || (strides[0] > 0 && strides[0] % piece == 0));
+    return legal ? together : int64_t{0};
+  };
+  const auto x_planes = static_cast<int>(planes(p.x_aligned, p.x_sizes(), p.x_strides));
+  const auto y_planes = static_cast<int>(planes(p.y_aligned, p.y_sizes(), p.y_strides));
+  g.in_planes = backward ? y_planes : x_planes;
+  g.out_planes = backward ? x_planes : y_planes;
   return g;
 }
 
@@ -238,6 +254,53 @@ int position_vectors(const Tile& tile, int vector) {
   return tile.images * tile.rows * (vector == 1 ? tile.columns : tile.columns / 2 + 1);
 }
 
+namespace {
+
+constexpr int kMostChannels = 256;  // that the copy engine brings at once
+
+// Strips of so many rows of each of a tile's images, which are so wide, and so many columns.
+// `apart`: rows are not neighbours, or the tile does not have all columns.
+Strips strips_of(int planes, int64_t channels, int64_t images, int64_t rows, int64_t width,
+                 int64_t columns, bool apart, int64_t element_size) {
+  const int64_t strip_pixels = kBoxRowBytes / element_size;
+  const bool whole = !apart && ceil_divide(rows * width, strip_pixels) <=
+                                   rows * ceil_divide(columns, strip_pixels);
+  const int64_t pixels = whole ? rows * width : columns;
+  const int64_t count = ceil_divide(pixels, strip_pixels);
+  Strips s{};
+  if (planes == 0 || channels / planes > kMostChannels || pixels >= kTooMany) return s;
+  s.whole = whole;
+  s.runs = static_cast<int>(whole ? 1 : rows);
+  s.pixels = static_cast<int>(pixels);
+  s.count = static_cast<int>(count);
+  s.planes = planes;
+  s.channels = static_cast<int>(channels / planes);
+  // Eight neighbouring channels lie in banks of their own.
+  s.plane_rows = static_cast<int>(with_remainder(s.channels, 8 / planes % 8, 8));
+  s.strip_bytes = planes * s.plane_rows * kBoxRowBytes;
+  const int64_t bytes = round_up(images * s.runs * count * s.strip_bytes, kBoxAlignment);
+  s.bytes = static_cast<int>(std::min<int64_t>(bytes, INT32_MAX));
+  return s;
+}
+Strips strips_of_box(const Geometry& g, const Tile& tile, int64_t channels, int64_t element_size) {
+  const int64_t columns =
+      int64_t{tile.kept_columns - 1} * g.w.step + int64_t{g.w.classes - 1} * g.w.class_step + 1;
+  return strips_of(g.in_planes, channels, tile.images, tile.kept_rows, g.w.in, columns,
+                   tile.columns < g.w.positions || g.h.class_step > 1, element_size);
+}
+Strips strips_of_positions(const Geometry& g, const Tile& tile, int64_t channels,
+                           int64_t element_size) {
+  return strips_of(g.out_planes, channels, tile.images, tile.rows, g.w.out, tile.columns,
+                   tile.columns < g.w.positions, element_size);
+}
+
+// Of the list that warps make boxes by: a row for each pixel of a run.
+int64_t strip_list_bytes(const Strips& s, int64_t element_size) {
+  return s.count * (kBoxRowBytes / element_size) * 4;
+}
+
+}  // namespace
+
 BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64_t element_size,
                     int64_t most_bytes) {
   constexpr int64_t kBarriers = 2 * kMostStages;
@@ -276,7 +339,14 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
   w.stored =
       static_cast<int>(w.parts == 1 ? int64_t{w.sets} * w.K : w.column_warps * warp_channels);
   const int64_t row_bytes = w.stored * element_size;
-  w.threads = g.in_boxed ? (w.warps + 1) * 32 : kMostThreads + box_producers(element_size);
+  w.loading = g.in_boxed ? Loading::kBoxes : v.by_threads() ? Loading::kThreads : Loading::kStrips;
+  if (w.loading == Loading::kStrips) {
+    const int64_t channels = int64_t{w.sets} * w.C;
+    w.strips = strips_of_box(g, tile, channels, element_size);
+    if (w.strips.runs == 0) return w;
+  }
+  w.threads = (w.loading == Loading::kThreads ? kMostThreads : w.warps * 32) +
+              box_loaders(w.loading, element_size);
   if (g.out_boxed && own_channels && w.K * element_size % kPieceBytes == 0 &&
       g.h.phases * g.w.phases <= kMostBoxPhases) {
     w.out_boxes = static_cast<int>(ceil_divide(row_bytes, kBoxRowBytes));
@@ -293,12 +363,16 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
   const int64_t weight_bytes =
       round_up(w.sets * w.column_warps * kernel.weight_bytes(steps), kBoxAlignment);
   const int64_t box_bytes = int64_t{tile.classes} * tile.class_slots * kBoxRowBytes;
-  const int64_t stage_bytes = w.boxes * box_bytes;
+  const bool strips = w.loading == Loading::kStrips;
+  const int64_t stage_bytes = strips ? w.strips.bytes : w.boxes * box_bytes;
   const int64_t table_bytes = w.sets * steps * 2 * 4;
-  const int64_t list_bytes = g.in_boxed ? 0 : int64_t{box_vectors(g, tile, 1)} * 16;
+  const int64_t list_bytes = strips ? kNowhereBytes + strip_list_bytes(w.strips, element_size)
+                             : w.loading == Loading::kThreads
+                                 ? int64_t{box_vectors(g, tile, 1)} * 16
+                                 : 0;
   const int64_t barrier_bytes = round_up(8 * kBarriers, 16);
-  const int64_t rest = weight_bytes + staging_bytes + v.pixels() * 16 + round_up(table_bytes, 16) +
-                       barrier_bytes + list_bytes;
+  const int64_t rest = (strips ? w.boxes * box_bytes : 0) + weight_bytes + staging_bytes +
+                       v.pixels() * 16 + round_up(table_bytes, 16) + barrier_bytes + list_bytes;
   const int64_t stages = std::min<int64_t>((most_bytes - rest) / stage_bytes, kMostStages);
   w.fits = most_bytes > rest && stages > 0 && tile.pixels() <= v.pixels();
   if (!w.fits) return w;
@@ -308,7 +382,8 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
   w.stages = static_cast<int>(stages);
   w.slices = ceil_divide(w.all_sets, w.sets) * w.parts;
   w.tiles = tile_counts(g, tile);
-  w.weights_at = static_cast<int>(stages * stage_bytes);
+  w.boxes_at = static_cast<int>(stages * stage_bytes);
+  w.weights_at = static_cast<int>(w.boxes_at + (strips ? w.boxes * box_bytes : 0));
   w.staging_at = static_cast<int>(w.weights_at + weight_bytes);
   w.spots_at = static_cast<int>(w.staging_at + staging_bytes);
   w.table_at = static_cast<int>(w.spots_at + v.pixels() * 16);
@@ -404,24 +479,40 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   const int64_t pixels = round_up(tile.pixels(), kStepPixels);
   const int64_t box_bytes = int64_t{tile.classes} * tile.class_slots * kBoxRowBytes;
   const int64_t out_box_bytes = round_up(pixels * kBoxRowBytes, kBoxAlignment);
-  const int64_t stage_bytes = w.boxes * box_bytes + w.out_boxes * out_box_bytes;
-  w.boxed = g.in_boxed && g.out_boxed;
-  w.threads = w.boxed ? cut.threads + 32 : kMostThreads + box_producers(2);
+  const int64_t all_box_bytes = w.boxes * box_bytes + w.out_boxes * out_box_bytes;
+  w.loading = g.in_boxed && g.out_boxed ? Loading::kBoxes
+              : v.by_threads()          ? Loading::kThreads
+                                        : Loading::kStrips;
+  const bool strips = w.loading == Loading::kStrips, threads = w.loading == Loading::kThreads;
+  if (strips) {
+    w.strips = strips_of_box(g, tile, int64_t{cut.sets} * cut.octets * kOctet, 2);
+    w.out_strips = strips_of_positions(g, tile, int64_t{cut.sets} * cut.columns * kOctet, 2);
+    if (w.strips.runs == 0 || w.out_strips.runs == 0) return w;
+  }
+  w.threads = (threads ? kMostThreads : cut.threads) + box_loaders(w.loading, 2);
   const int64_t table_bytes = round_up(4 * 2 * kernel.pairs * cut.pair_warps * cut.sets, 16);
   const int64_t barrier_bytes = 8 * 2 * kMostStages;
-  const int64_t in_list_bytes = w.boxed ? 0 : int64_t{box_vectors(g, tile, 1)} * 16;
-  const int64_t list_bytes = in_list_bytes + (w.boxed ? 0 : pixels * 16);
+  const int64_t in_list_bytes = strips    ? kNowhereBytes + strip_list_bytes(w.strips, 2)
+                                : threads ? int64_t{box_vectors(g, tile, 1)} * 16
+                                          : 0;
+  const int64_t list_bytes = in_list_bytes + (strips    ? strip_list_bytes(w.out_strips, 2)
+                                              : threads ? pixels * 16
+                                                        : 0);
+  const int64_t stage_bytes = strips ? int64_t{w.strips.bytes} + w.out_strips.bytes : all_box_bytes;
   const int64_t rest = kBoxRowBytes + pixels * (16 + 4) + table_bytes + barrier_bytes + list_bytes;
   const int64_t sums_bytes = v.pixel_warps() > 1 || v.is_clustered()
                                  ? int64_t{cut.threads} * kernel.pairs * kernel.channels * 4 * 4
                                  : 0;
-  const int64_t stages = std::min<int64_t>((most_bytes - rest) / stage_bytes, kMostStages);
-  const int64_t front = std::max(stages * stage_bytes, sums_bytes);
+  const int64_t fixed = strips ? all_box_bytes : 0;
+  const int64_t stages = std::min<int64_t>((most_bytes - rest - fixed) / stage_bytes, kMostStages);
+  const int64_t boxes_at = stages * stage_bytes;
+  const int64_t front = std::max(boxes_at + fixed, sums_bytes);
   w.fits = !gaps && stages > 0 && front + rest <= most_bytes;
   if (!w.fits) return w;
   w.box_bytes = static_cast<int>(box_bytes);
   w.out_box_bytes = static_cast<int>(out_box_bytes);
   w.stages = static_cast<int>(stages);
+  w.boxes_at = static_cast<int>(boxes_at);
   w.zeros_at = static_cast<int>(front);
   w.positions_at = w.zeros_at + kBoxRowBytes;  // of the tile's pixels: their spots, and rows
   w.table_at = static_cast<int>(w.positions_at + pixels * (16 + 4));

@@ -39,6 +39,8 @@ struct Geometry {
   Axis h, w;
   Shape4 in, out;            // strides of n, c, h, w
   bool in_boxed, out_boxed;  // the copy engine can go through their pixels, channels side by side
+  // Where it can go through their planes, how many of these together are whole 16 bytes; else 0.
+  int in_planes, out_planes;
   int64_t weight_group, weight_k, weight_c, weight_r, weight_s;
 };
 
@@ -136,8 +138,10 @@ constexpr int kMostStages = 4;
 constexpr int kStepWeights = kBoxChannelTile * 2 * kPieceBytes;
 constexpr int kMostBox = 256;  // pixels, along an axis
 constexpr int kMostBoxStep = 8;
-constexpr int kStagings = 2;       // of results: one is stored while the other is filled
-constexpr int kMostBoxPhases = 4;  // whose results go by the copy engine
+constexpr int kMostPlanes = 1 << 30;  // pixels of planes that are whole 16 bytes together
+constexpr int kNowhereBytes = 4096;   // for what is of no box: 16 bytes of each thread
+constexpr int kStagings = 2;          // of results: one is stored while the other is filled
+constexpr int kMostBoxPhases = 4;     // whose results go by the copy engine
 
 // Of a warp: instructions across its pixels and its channels.
 struct BoxKernel {
@@ -157,11 +161,13 @@ inline constexpr BoxKernel kBoxKernels[] = {
 };
 inline constexpr int kBoxKernelCount = 5;
 
+constexpr int kByThreads = 2;  // a flag of a variant
+
 struct Variant {
   int kernel;  // those of boxes follow the others
   int warps;   // that share a tile's pixels: 1, 2, 4 or 8, by their logarithm
-  // Of each through the tile, one after the other: 1, 2 or 4, likewise. Of a weight gradient by
-  // boxes, 1 where the blocks of a slice are a cluster.
+  // Of each through the tile, one after the other: 1, 2 or 4, likewise. Of boxes flags instead: 1
+  // where the blocks of a weight gradient's slice are a cluster, 2 where threads bring planes.
   int passes;
 
   int index() const { return (kernel * 4 + warps) * 4 + passes; }
@@ -170,7 +176,8 @@ struct Variant {
   bool has_boxes() const { return kernel >= kKernelCount; }
   const BoxKernel& box_kernel() const { return kBoxKernels[kernel - kKernelCount]; }
   bool has_gradient_boxes() const { return kernel >= kGradientKernelCount; }
-  bool is_clustered() const { return has_gradient_boxes() && passes == 1; }
+  bool by_threads() const { return passes >= kByThreads; }
+  bool is_clustered() const { return has_gradient_boxes() && passes % 2 == 1; }
   const GradientKernel& gradient_kernel() const {
     return has_gradient_boxes() ? kGradientBoxKernels[kernel - kGradientKernelCount]
                                 : kGradientKernels[kernel];
@@ -218,8 +225,35 @@ Tile box_of(const Geometry& geometry, int images, int rows, int columns);
 int box_vectors(const Geometry& geometry, const Tile& tile, int vector);
 int position_vectors(const Tile& tile, int vector);
 
+// Who brings boxes: the copy engine; warps, out of strips that it brings; threads.
+enum class Loading { kBoxes, kStrips, kThreads };
+
+// Threads that do, or start the copies.
+constexpr int box_loaders(Loading loading, int64_t element_size) {
+  return loading == Loading::kThreads ? box_producers(element_size) : 32;
+}
+
+// Planes of pixels as the copy engine brings them: strips of 128 bytes of each channel's
+// neighbouring pixels. A run is what a tile reads of neighbouring rows of an image, or of one.
+struct Strips {
+  bool whole;      // runs are whole rows, one of each image; else each is of a row
+  int runs;        // of an image
+  int pixels;      // of a run
+  int count;       // strips of a run
+  int planes;      // that are whole 16 bytes together: channels so far apart are brought at once,
+  int channels;    // so many, a row of 128 bytes each
+  int plane_rows;  // from these to their neighbours
+  int strip_bytes, bytes;  // of a tile
+
+  int brought_bytes(int images) const {
+    return images * runs * count * planes * channels * kBoxRowBytes;
+  }
+};
+
 // The same by boxes.
 struct BoxWork {
+  Loading loading;
+  Strips strips;
   Tile tile;
   int pack, C, K;  // groups of a set, and its channels
   int all_sets;
@@ -240,12 +274,16 @@ struct BoxWork {
   int threads;  // of all kinds
   int64_t slices;
   TileCounts tiles;
-  // Of shared memory; the list where threads bring boxes.
-  int weights_at, staging_at, spots_at, table_at, barriers_at, list_at, bytes;
+  // Of shared memory; the boxes where they are made of strips, the list where the copy engine does
+  // not bring them.
+  int boxes_at, weights_at, staging_at, spots_at, table_at, barriers_at, list_at, bytes;
   bool fits;
 
-  int stage_bytes() const { return boxes * box_bytes; }
-  int brought_bytes() const { return boxes * tile.classes * tile.slots * kBoxRowBytes; }
+  int stage_bytes() const { return loading == Loading::kStrips ? strips.bytes : boxes * box_bytes; }
+  int brought_bytes() const {
+    return loading == Loading::kStrips ? strips.brought_bytes(tile.images)
+                                       : boxes * tile.classes * tile.slots * kBoxRowBytes;
+  }
 };
 // As many stages as `most_bytes` have room for.
 BoxWork box_work_of(const Geometry& geometry, const Variant& variant, const Tile& tile,
@@ -280,19 +318,27 @@ GradientWork gradient_work_of(const Geometry& geometry, const Variant& variant, 
 // The same by boxes of both images, of 16 bits, and sets that fill whole octets. The warps that
 // share pixels add up their sums, where the stages were; so do clustered blocks.
 struct GradientBoxWork {
+  Loading loading;
+  Strips strips, out_strips;
   GradientCut cut;
   Tile tile;
   int boxes, out_boxes;          // of a tile, one for each 128 bytes of channels
   int box_bytes, out_box_bytes;  // with what is in front of the next one
   int stages;
-  bool boxed;  // by the copy engine
   int threads;
-  // Of shared memory; the lists where threads bring boxes.
-  int positions_at, table_at, zeros_at, barriers_at, list_at, out_list_at, bytes;
+  // Of shared memory; the boxes where they are made of strips, the lists where the copy engine does
+  // not bring them.
+  int boxes_at, positions_at, table_at, zeros_at, barriers_at, list_at, out_list_at, bytes;
   bool fits;
 
-  int stage_bytes() const { return boxes * box_bytes + out_boxes * out_box_bytes; }
+  int all_box_bytes() const { return boxes * box_bytes + out_boxes * out_box_bytes; }
+  int stage_bytes() const {
+    return loading == Loading::kStrips ? strips.bytes + out_strips.bytes : all_box_bytes();
+  }
   int brought_bytes() const {
+    if (loading == Loading::kStrips) {
+      return strips.brought_bytes(tile.images) + out_strips.brought_bytes(tile.images);
+    }
     return (boxes * tile.classes * tile.slots + out_boxes * tile.pixels()) * kBoxRowBytes;
   }
 };

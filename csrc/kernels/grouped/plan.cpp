@@ -46,6 +46,10 @@ constexpr double kBoxBytesPerClock = 29;            // brought to a multiprocess
 // Where threads bring a box: of 32 rows and a piece of their channels, and until those are there.
 constexpr double kInstructionsPerBrought = 217;
 constexpr double kBroughtClocks = 1300;
+// Where they are made of strips: of 2 KB, and until a block's warps have made a tile's.
+constexpr double kInstructionsPerTurn = 90;
+constexpr double kTurnedClocks = 200;
+constexpr double kTurnLatency = 120;
 constexpr double kInstructionsPerPlaneVector = 84.2;  // stored
 constexpr double kBoxBlockClocks = 9380;
 constexpr double kOperandLatency = 30;  // clocks of a warp, in a weight gradient
@@ -130,13 +134,17 @@ class Search {
       if (gradient) {
         for (int kernel = 0; kernel < kGradientBoxKernelCount; ++kernel) {
           for (const int pixels : kGradientPixels) {
-            try_boxes({kGradientKernelCount + kernel, warps, 0}, pixels);
+            for (const int threads : loadings()) {
+              try_boxes({kGradientKernelCount + kernel, warps, threads}, pixels);
+            }
           }
         }
       } else {
         for (int kernel = 0; kernel < kBoxKernelCount; ++kernel) {
-          const Variant v{kKernelCount + kernel, warps, 0};
-          try_boxes(v, v.pixels());
+          for (const int threads : loadings()) {
+            const Variant v{kKernelCount + kernel, warps, threads};
+            try_boxes(v, v.pixels());
+          }
         }
       }
     }
@@ -144,6 +152,15 @@ class Search {
   }
 
  private:
+  // The flags of variants (Variant::passes): planes by strips where that is possible, and by
+  // threads.
+  std::vector<int> loadings() const {
+    const bool gradient = p_.pass == Pass::kWgrad;
+    if (g_.in_boxed && (!gradient || g_.out_boxed)) return {0};
+    if (g_.in_planes > 0 && (!gradient || g_.out_planes > 0)) return {0, kByThreads};
+    return {kByThreads};
+  }
+
   // Whether there are kernels of boxes.
   bool is_boxed() const {
     return d_.has_hopper_kernels() && (p_.pass != Pass::kWgrad || size_ == 2);
@@ -230,7 +247,9 @@ class Search {
     const double brought = w.brought_bytes() / kBoxBytesPerClock;
     double waits = w.stages > 1 ? kBoxTileClocks : kBoxTurnClocks + brought;
     ByThreads threads;
-    if (!g_.in_boxed) {
+    if (w.loading == Loading::kStrips) {
+      waits += count_strips(threads, w.strips, w.tile.images);
+    } else if (w.loading == Loading::kThreads) {
       const Tile& t = w.tile;
       count_boxes(threads, g_.in, t.images * t.kept_rows, t.kept_columns * g_.w.classes,
                   int64_t{w.sets} * w.pieces);
@@ -374,7 +393,7 @@ class Search {
     for (const int clustered : {0, 1}) {
       int last = 0;
       for (const int blocks : {kernel.box_blocks(), 1}) {
-        const Variant own{v.kernel, v.warps, clustered};
+        const Variant own{v.kernel, v.warps, v.passes | clustered};
         const GradientBoxWork w = gradient_box_work_of(g_, own, tile, shared_bytes_of(blocks));
         if (!w.fits || w.bytes == last) continue;
         last = w.bytes;
@@ -406,7 +425,10 @@ class Search {
     double waits = w.stages > 1 ? kBoxTileClocks : kBoxTurnClocks + brought;
     waits = std::max(waits, own_steps * pairs * (kOperandLatency + channels * kProductLatency));
     ByThreads threads;
-    if (!w.boxed) {
+    if (w.loading == Loading::kStrips) {
+      waits += count_strips(threads, w.strips, tile.images) +
+               count_strips(threads, w.out_strips, tile.images);
+    } else if (w.loading == Loading::kThreads) {
       count_boxes(threads, g_.in, tile.images * tile.kept_rows, tile.kept_columns * g_.w.classes,
                   int64_t{w.cut.sets} * w.cut.octets);
       count_boxes(threads, g_.out, tile.images * tile.rows, tile.columns,
@@ -526,6 +548,16 @@ class Search {
     const double turns = std::ceil(rows * pixels / 64.0) * static_cast<double>(pieces);
     all.issues += turns * kInstructionsPerBrought;
     all.waits += std::ceil(turns / (box_producers(size_) / 32)) * kBroughtClocks;
+  }
+
+  // Strips that warps turn into boxes; returns the clocks that a block waits for these.
+  double count_strips(ByThreads& all, const Strips& s, int images) const {
+    const double part = 16 * kBoxRowBytes;  // bytes
+    const double bytes = s.brought_bytes(images);
+    const double turns = bytes / part;
+    all.issues += turns * kInstructionsPerTurn;
+    all.lines += 2 * bytes / kBoxRowBytes;
+    return kTurnedClocks + std::ceil(turns / 8) * kTurnLatency;
   }
 
   // Of blocks that keep one of so many multiprocessors busy for so many clocks, and wait for so
