@@ -78,7 +78,6 @@ struct BoxMemory {
   char* list;                  // how boxes are brought, where the copy engine does not
 
   __device__ Brought* brought() const { return reinterpret_cast<Brought*>(list); }
-  __device__ int* strip_rows() const { return reinterpret_cast<int*>(list + kNowhereBytes); }
 };
 
 // What a lane computes: of every instruction two neighbouring channels.

@@ -96,7 +96,7 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
     }
     list_pieces(crew, p, memory);
     if constexpr (kStrips) {
-      list_strip_rows<T>(crew, p.strip_box, memory.strip_rows());
+      list_strips<T>(crew, p.strip_box, {memory.list + kNowhereBytes, p.strip_box});
       clear_boxes(crew, memory.boxes, p.work.boxes * p.work.box_bytes);
     }
     list_positions(crew, p.tile, p.out_n, p.tile.h.phases * p.out_h, p.tile.w.phases * p.out_w,
@@ -134,8 +134,8 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
     uint32_t stage = stages + turn.stage * p.stage_bytes;
     if constexpr (kStrips) {
       crew.sync();  // the boxes of the tile before are no longer read
-      turn_strips<T>(crew, p.strip_box, memory.strip_rows(), run_place(p, at), stage, boxes,
-                     ptx::shared_address(memory.list));
+      turn_strips<T>(crew, p.strip_box, {memory.list + kNowhereBytes, p.strip_box},
+                     run_place(p, at), stage, boxes, ptx::shared_address(memory.list));
       __syncwarp();
       if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
       crew.sync();

@@ -112,15 +112,12 @@ Geometry geometry_of(const ConvProblem& p) {
     const auto dense = [&](int axis, int64_t stride) {
       return sizes[axis] == 1 || strides[axis] == stride;
     };
-    if (!aligned || pixels == 0 || pixels >= kMostPlanes / piece) return int64_t{0};
-    const int64_t together = piece / std::gcd(pixels, piece);
-    const bool legal = dense(3, 1) && dense(2, sizes[3]) && dense(1, pixels) &&
-                       sizes[1] % together == 0 &&
-                       (sizes[0] == 1 || (strides[0] > 0 && strides[0] % piece == 0));
-    return legal ? together : int64_t{0};
+    return aligned && pixels > 0 && pixels < kMostPlane && pixels % piece == 0 && dense(3, 1) &&
+           dense(2, sizes[3]) && dense(1, pixels) &&
+           (sizes[0] == 1 || (strides[0] > 0 && strides[0] % piece == 0));
   };
-  const auto x_planes = static_cast<int>(planes(p.x_aligned, p.x_sizes(), p.x_strides));
-  const auto y_planes = static_cast<int>(planes(p.y_aligned, p.y_sizes(), p.y_strides));
+  const bool x_planes = planes(p.x_aligned, p.x_sizes(), p.x_strides);
+  const bool y_planes = planes(p.y_aligned, p.y_sizes(), p.y_strides);
   g.in_planes = backward ? y_planes : x_planes;
   g.out_planes = backward ? x_planes : y_planes;
   return g;
@@ -260,26 +257,27 @@ constexpr int kMostChannels = 256;  // that the copy engine brings at once
 
 // Strips of so many rows of each of a tile's images, which are so wide, and so many columns.
 // `apart`: rows are not neighbours, or the tile does not have all columns.
-Strips strips_of(int planes, int64_t channels, int64_t images, int64_t rows, int64_t width,
+Strips strips_of(bool possible, int64_t channels, int64_t images, int64_t rows, int64_t width,
                  int64_t columns, bool apart, int64_t element_size) {
-  const int64_t strip_pixels = kBoxRowBytes / element_size;
+  const int64_t strip_pixels = kBoxRowBytes / element_size, piece = kPieceBytes / element_size;
   const bool whole = !apart && ceil_divide(rows * width, strip_pixels) <=
                                    rows * ceil_divide(columns, strip_pixels);
   const int64_t pixels = whole ? rows * width : columns;
-  const int64_t count = ceil_divide(pixels, strip_pixels);
+  const int64_t brought = whole && width % piece == 0 ? pixels : pixels + piece - 1;
   Strips s{};
-  if (planes == 0 || channels / planes > kMostChannels || pixels >= kTooMany) return s;
+  if (!possible || channels > kMostChannels || pixels >= kTooMany || rows >= kTooMany) return s;
   s.whole = whole;
   s.runs = static_cast<int>(whole ? 1 : rows);
   s.pixels = static_cast<int>(pixels);
-  s.count = static_cast<int>(count);
-  s.planes = planes;
-  s.channels = static_cast<int>(channels / planes);
-  // Eight neighbouring channels lie in banks of their own.
-  s.plane_rows = static_cast<int>(with_remainder(s.channels, 8 / planes % 8, 8));
-  s.strip_bytes = planes * s.plane_rows * kBoxRowBytes;
-  const int64_t bytes = round_up(images * s.runs * count * s.strip_bytes, kBoxAlignment);
+  s.count = static_cast<int>(ceil_divide(brought, strip_pixels));
+  s.channels = static_cast<int>(channels);
+  s.strip_bytes = s.channels * kBoxRowBytes;
+  const int64_t lines = images * s.runs;
+  s.parts = static_cast<int>(lines * ceil_divide(brought, kPartPixels));
+  const int64_t bytes = round_up(lines * s.count * s.strip_bytes, kBoxAlignment);
   s.bytes = static_cast<int>(std::min<int64_t>(bytes, INT32_MAX));
+  s.row_list_bytes = static_cast<int>(4 * (s.count * strip_pixels + kStripSlack));
+  s.list_bytes = s.row_list_bytes + 16 * s.parts;
   return s;
 }
 Strips strips_of_box(const Geometry& g, const Tile& tile, int64_t channels, int64_t element_size) {
@@ -292,11 +290,6 @@ Strips strips_of_positions(const Geometry& g, const Tile& tile, int64_t channels
                            int64_t element_size) {
   return strips_of(g.out_planes, channels, tile.images, tile.rows, g.w.out, tile.columns,
                    tile.columns < g.w.positions, element_size);
-}
-
-// Of the list that warps make boxes by: a row for each pixel of a run.
-int64_t strip_list_bytes(const Strips& s, int64_t element_size) {
-  return s.count * (kBoxRowBytes / element_size) * 4;
 }
 
 }  // namespace
@@ -368,7 +361,7 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
   const bool strips = w.loading == Loading::kStrips;
   const int64_t stage_bytes = strips ? w.strips.bytes : w.boxes * box_bytes;
   const int64_t table_bytes = w.sets * steps * 2 * 4;
-  const int64_t list_bytes = strips ? kNowhereBytes + strip_list_bytes(w.strips, element_size)
+  const int64_t list_bytes = strips ? kNowhereBytes + w.strips.list_bytes
                              : w.loading == Loading::kThreads
                                  ? int64_t{box_vectors(g, tile, 1)} * 16
                                  : 0;
@@ -494,10 +487,10 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   w.threads = (threads ? kMostThreads : cut.threads) + box_loaders(w.loading, 2);
   const int64_t table_bytes = round_up(4 * 2 * kernel.pairs * cut.pair_warps * cut.sets, 16);
   const int64_t barrier_bytes = 8 * 2 * kMostStages;
-  const int64_t in_list_bytes = strips    ? kNowhereBytes + strip_list_bytes(w.strips, 2)
+  const int64_t in_list_bytes = strips    ? kNowhereBytes + w.strips.list_bytes
                                 : threads ? int64_t{box_vectors(g, tile, 1)} * 16
                                           : 0;
-  const int64_t list_bytes = in_list_bytes + (strips    ? strip_list_bytes(w.out_strips, 2)
+  const int64_t list_bytes = in_list_bytes + (strips    ? w.out_strips.list_bytes
                                               : threads ? pixels * 16
                                                         : 0);
   const int64_t stage_bytes = strips ? int64_t{w.strips.bytes} + w.out_strips.bytes : all_box_bytes;

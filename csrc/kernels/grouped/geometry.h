@@ -37,10 +37,9 @@ struct Geometry {
   int64_t C, K;    // channels of a group: of `in` and of `out`
   int64_t kernel;  // taps of the filter
   Axis h, w;
-  Shape4 in, out;            // strides of n, c, h, w
-  bool in_boxed, out_boxed;  // the copy engine can go through their pixels, channels side by side
-  // Where it can go through their planes, how many of these together are whole 16 bytes; else 0.
-  int in_planes, out_planes;
+  Shape4 in, out;              // strides of n, c, h, w
+  bool in_boxed, out_boxed;    // the copy engine can go through their pixels, channels side by side
+  bool in_planes, out_planes;  // it can go through their planes
   int64_t weight_group, weight_k, weight_c, weight_r, weight_s;
 };
 
@@ -138,10 +137,12 @@ constexpr int kMostStages = 4;
 constexpr int kStepWeights = kBoxChannelTile * 2 * kPieceBytes;
 constexpr int kMostBox = 256;  // pixels, along an axis
 constexpr int kMostBoxStep = 8;
-constexpr int kMostPlanes = 1 << 30;  // pixels of planes that are whole 16 bytes together
-constexpr int kNowhereBytes = 4096;   // for what is of no box: 16 bytes of each thread
-constexpr int kStagings = 2;          // of results: one is stored while the other is filled
-constexpr int kMostBoxPhases = 4;     // whose results go by the copy engine
+constexpr int kMostPlane = 1 << 30;  // pixels of a plane
+constexpr int kPartPixels = 16;      // of a run, that a warp turns at a time
+constexpr int kStripSlack = 8;       // pixels that a copy may begin before a run does
+constexpr int kNowhereBytes = 4096;  // for what is of no box: 16 bytes of each thread
+constexpr int kStagings = 2;         // of results: one is stored while the other is filled
+constexpr int kMostBoxPhases = 4;    // whose results go by the copy engine
 
 // Of a warp: instructions across its pixels and its channels.
 struct BoxKernel {
@@ -236,18 +237,16 @@ constexpr int box_loaders(Loading loading, int64_t element_size) {
 // Planes of pixels as the copy engine brings them: strips of 128 bytes of each channel's
 // neighbouring pixels. A run is what a tile reads of neighbouring rows of an image, or of one.
 struct Strips {
-  bool whole;      // runs are whole rows, one of each image; else each is of a row
-  int runs;        // of an image
-  int pixels;      // of a run
-  int count;       // strips of a run
-  int planes;      // that are whole 16 bytes together: channels so far apart are brought at once,
-  int channels;    // so many, a row of 128 bytes each
-  int plane_rows;  // from these to their neighbours
-  int strip_bytes, bytes;  // of a tile
+  bool whole;  // runs are whole rows, one of each image; else each is of a row
+  int runs;    // of an image
+  int pixels;  // of a run
+  int count;   // strips of a run
+  int parts;   // of a tile, that a warp turns at a time
+  int channels;
+  int strip_bytes, bytes;          // of a tile
+  int row_list_bytes, list_bytes;  // see StripList
 
-  int brought_bytes(int images) const {
-    return images * runs * count * planes * channels * kBoxRowBytes;
-  }
+  int brought_bytes(int images) const { return images * runs * count * channels * kBoxRowBytes; }
 };
 
 // The same by boxes.

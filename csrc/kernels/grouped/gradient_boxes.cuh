@@ -58,8 +58,6 @@ struct GradientBoxMemory {
 
   __device__ Brought* brought() const { return reinterpret_cast<Brought*>(list); }
   __device__ Brought* out_brought() const { return reinterpret_cast<Brought*>(out_list); }
-  __device__ int* strip_rows() const { return reinterpret_cast<int*>(list + kNowhereBytes); }
-  __device__ int* out_strip_rows() const { return reinterpret_cast<int*>(out_list); }
 };
 
 template <typename T>
@@ -360,8 +358,8 @@ __global__ void __launch_bounds__(kMostThreads + box_loaders(kLoading, sizeof(T)
   list_gradient_rows(crew, p, share, kPairs, memory.table);
   list_pixels(crew, p, memory);
   if constexpr (kStrips) {
-    list_strip_rows<T>(crew, p.in_strip_box, memory.strip_rows());
-    list_strip_rows<T>(crew, p.out_strip_box, memory.out_strip_rows());
+    list_strips<T>(crew, p.in_strip_box, {memory.list + kNowhereBytes, p.in_strip_box});
+    list_strips<T>(crew, p.out_strip_box, {memory.out_list, p.out_strip_box});
     clear_boxes(crew, memory.boxes,
                 p.work.boxes * p.work.box_bytes + p.work.out_boxes * p.work.out_box_bytes);
   } else {
@@ -394,10 +392,11 @@ __global__ void __launch_bounds__(kMostThreads + box_loaders(kLoading, sizeof(T)
       const uint32_t boxes = ptx::shared_address(memory.boxes);
       const uint32_t nowhere = ptx::shared_address(memory.list);
       crew.sync();  // the boxes of the tile before are no longer read
-      turn_strips<T>(crew, p.in_strip_box, memory.strip_rows(), run_place(p, at), stage, boxes,
-                     nowhere);
-      turn_strips<T>(crew, p.out_strip_box, memory.out_strip_rows(), {p.out_strip_box, at.h, at.w},
-                     stage + p.work.strips.bytes, boxes + p.work.boxes * p.work.box_bytes, nowhere);
+      turn_strips<T>(crew, p.in_strip_box, {memory.list + kNowhereBytes, p.in_strip_box},
+                     run_place(p, at), stage, boxes, nowhere);
+      turn_strips<T>(crew, p.out_strip_box, {memory.out_list, p.out_strip_box},
+                     {p.out_strip_box, at.h, at.w}, stage + p.work.strips.bytes,
+                     boxes + p.work.boxes * p.work.box_bytes, nowhere);
       leave_stage();
       crew.sync();
       stage = boxes;

@@ -327,40 +327,33 @@ inline PlaneBox position_box(const Tile& tile, int vector) {
   return box;
 }
 
-// Strips of planes, of channels as far apart as these are whole 16 bytes.
+// Strips of planes.
 template <typename T>
 CUtensorMap map_strips(const Strips& s, const T* data, const Shape4& strides, const Shape4& sizes) {
-  const int64_t row = sizes[2] * sizes[3] * s.planes, rows = sizes[1] / s.planes;
-  const Boxes<3> boxes{{static_cast<cuuint64_t>(row), static_cast<cuuint64_t>(rows),
+  const int64_t plane = sizes[2] * sizes[3];
+  const Boxes<3> boxes{{static_cast<cuuint64_t>(plane), static_cast<cuuint64_t>(sizes[1]),
                         static_cast<cuuint64_t>(sizes[0])},
-                       {map_stride<T>(2, row), map_stride<T>(sizes[0], strides[0])},
+                       {map_stride<T>(2, plane), map_stride<T>(sizes[0], strides[0])},
                        {kStripPixels<T>, static_cast<cuuint32_t>(s.channels), 1},
                        {1, 1, 1}};
   return make_map(data, kMapType<T>, boxes);
 }
 
-template <typename T>
-StripBox strip_box_of(const Strips& s, int images, int pieces, int box_bytes) {
+inline StripBox strip_box_of(const Strips& s, int images, int pieces, int box_bytes) {
   using D = Divider<int32_t>;
   StripBox box{};
   box.strips = s;
   box.images = images;
   box.pieces = pieces;
   box.box_bytes = box_bytes;
-  const int64_t groups = ceil_divide(pieces, kPartPieces<T>);
-  const int64_t parts = ceil_divide(s.pixels, kPartPixels<T>);
-  box.tasks = static_cast<int>(images * s.runs * parts * groups);
-  box.by_groups = D(groups);
-  box.by_parts = D(parts);
+  box.by_parts = D(s.parts / (images * s.runs));
   box.by_runs = D(s.runs);
-  box.by_planes = D(s.planes);
   return box;
 }
-template <typename T>
-StripBox strip_box(const Geometry& g, const Tile& tile, const Strips& strips, int pieces,
-                   int box_bytes) {
+inline StripBox strip_box(const Geometry& g, const Tile& tile, const Strips& strips, int pieces,
+                          int box_bytes) {
   using D = Divider<int32_t>;
-  StripBox box = strip_box_of<T>(strips, tile.images, pieces, box_bytes);
+  StripBox box = strip_box_of(strips, tile.images, pieces, box_bytes);
   box.H = g.h.in;
   box.W = g.w.in;
   box.first_column = g.w.first;
@@ -373,11 +366,10 @@ StripBox strip_box(const Geometry& g, const Tile& tile, const Strips& strips, in
   box.by_class_step = D(g.w.class_step);
   return box;
 }
-template <typename T>
-StripBox position_strip_box(const Geometry& g, const Tile& tile, const Strips& strips, int pieces,
-                            int box_bytes) {
+inline StripBox position_strip_box(const Geometry& g, const Tile& tile, const Strips& strips,
+                                   int pieces, int box_bytes) {
   using D = Divider<int32_t>;
-  StripBox box = strip_box_of<T>(strips, tile.images, pieces, box_bytes);
+  StripBox box = strip_box_of(strips, tile.images, pieces, box_bytes);
   box.H = g.h.out;
   box.W = g.w.out;
   box.row_step = 1;
@@ -406,9 +398,9 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   if (work.loading == Loading::kStrips) {
     p.in = map_strips(work.strips, x, g.in, problem.x_sizes());
     p.out = map_strips(work.out_strips, dy, g.out, problem.y_sizes());
-    p.in_strip_box = strip_box<T>(g, tile, work.strips, cut.sets * cut.octets, work.box_bytes);
+    p.in_strip_box = strip_box(g, tile, work.strips, cut.sets * cut.octets, work.box_bytes);
     p.out_strip_box =
-        position_strip_box<T>(g, tile, work.out_strips, cut.sets * cut.columns, work.out_box_bytes);
+        position_strip_box(g, tile, work.out_strips, cut.sets * cut.columns, work.out_box_bytes);
   }
   p.in_image = make_image(x, g.in, problem.x_sizes(), g.C, g.groups, g.C);
   p.out_image = make_image(dy, g.out, problem.y_sizes(), g.K, g.groups, g.K);
@@ -502,7 +494,7 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   if (work.loading == Loading::kBoxes) p.in = map_boxes(g, tile, in);
   if (work.loading == Loading::kStrips) {
     p.in = map_strips(work.strips, in, g.in, in_sizes);
-    p.strip_box = strip_box<T>(g, tile, work.strips, work.sets * work.pieces, work.box_bytes);
+    p.strip_box = strip_box(g, tile, work.strips, work.sets * work.pieces, work.box_bytes);
   }
   p.image = make_image(in, g.in, in_sizes, g.C, g.groups, g.C);
   p.box = plane_box(g, tile, brought_pixels(in, g.in, in_sizes));

@@ -157,7 +157,7 @@ class Search {
   std::vector<int> loadings() const {
     const bool gradient = p_.pass == Pass::kWgrad;
     if (g_.in_boxed && (!gradient || g_.out_boxed)) return {0};
-    if (g_.in_planes > 0 && (!gradient || g_.out_planes > 0)) return {0, kByThreads};
+    if (g_.in_planes && (!gradient || g_.out_planes)) return {0, kByThreads};
     return {kByThreads};
   }
 

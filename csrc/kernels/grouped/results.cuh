@@ -116,7 +116,8 @@ __device__ inline void stage_planes(const BoxParams<T>& p, char* staging, int pi
       char* line = own + (j * kBoxChannelTile + k) * p.work.out_pitch;
 #pragma unroll
       for (int i = 0; i < kPixels * 2; ++i) {
-        *reinterpret_cast<T*>(line + i * 8 * apart) = narrow<T>(sum[i / 2][j][i % 2 * 2 + k]);
+        *reinterpret_cast<T*>(line) = narrow<T>(sum[i / 2][j][i % 2 * 2 + k]);
+        line += 8 * apart;
       }
     }
   }
