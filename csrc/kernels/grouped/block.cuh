@@ -46,7 +46,6 @@ struct BoxParams {
   int stage_bytes, brought_bytes;
   int store_bytes;              // of a plane, that are stored at once
   Divider<int32_t> by_vectors;  // of so many bytes, of a tile's plane
-  Divider<int32_t> by_phases;   // of columns
   bool finishes;                // there is an epilogue
   int tile_blocks;
   Divider<int32_t> slices, parts;

@@ -167,12 +167,10 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
       const Rest rest = rest_of(p, at, h, w);
       if (p.finishes) finish_sums<T>(p.epilogue, rest, spots, channels, p.out_c, sum);
       if (p.work.out_pitch > 0) {
-        if (w == 0) crew.sync();  // the results before these are stored
-        stage_planes(p, staging, first_pixel, w, channels, sum);
-        if (w + 1 < p.tile.w.phases) continue;
+        crew.sync();  // the results before these are stored
+        stage_planes(p, staging, first_pixel, channels, sum);
         crew.sync();
-        store_planes(p, rest_of(p, at, h, 0), p.tile.w.out - at.w * p.tile.w.phases, memory.spots,
-                     block_first, stored, staging, crew.threads);
+        store_planes(p, rest, memory.spots, block_first, stored, staging, crew.threads);
         continue;
       }
       if (p.work.out_boxes == 0) {

@@ -349,9 +349,7 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
         static_cast<int>(round_up(int64_t{tile.pixels()} * w.out_row_bytes, kBoxAlignment));
   }
   // Planes so far apart that a matrix's rows lie in banks of their own.
-  if (is_planar(g)) {
-    w.out_pitch = static_cast<int>(v.pixels() * g.w.phases * element_size + kPieceBytes);
-  }
+  if (is_planar(g)) w.out_pitch = static_cast<int>(v.pixels() * element_size + kPieceBytes);
   const int64_t staging_bytes = w.out_pitch > 0
                                     ? round_up(int64_t{w.stored} * w.out_pitch, kPieceBytes)
                                     : int64_t{kStagings} * w.out_boxes * w.out_box_bytes;

@@ -451,7 +451,7 @@ int plane_vector(const Geometry& g, const Tile& tile, const T* out) {
     const auto even = [&](int64_t size, int64_t stride) {
       return size == 1 || stride % count == 0;
     };
-    return is_aligned(out) && g.out[3] == 1 && tile.columns * g.w.phases % count == 0 &&
+    return is_aligned(out) && g.w.phases == 1 && g.out[3] == 1 && tile.columns % count == 0 &&
            g.w.out % count == 0 && even(g.N, g.out[0]) && even(g.groups * g.K, g.out[1]) &&
            even(g.h.out, g.out[2]);
   };
@@ -535,8 +535,7 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   p.brought_bytes = work.brought_bytes();
   p.finishes = !operands.epilogue.is_empty();
   p.store_bytes = plane_vector(g, tile, p.out);
-  p.by_vectors = D(tile.pixels() * g.w.phases * static_cast<int>(sizeof(T)) / p.store_bytes);
-  p.by_phases = D(g.w.phases);
+  p.by_vectors = D(tile.pixels() * static_cast<int>(sizeof(T)) / p.store_bytes);
   for (int phase = 0; work.out_boxes > 0 && phase < g.h.phases * g.w.phases; ++phase) {
     p.out_of[phase] = map_positions<T>(g, tile, p.out, work.out_row_bytes / sizeof(T),
                                        phase / g.w.phases, phase % g.w.phases);

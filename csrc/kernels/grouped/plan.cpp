@@ -256,12 +256,12 @@ class Search {
       waits = std::max(waits, threads.waits);
     }
     if (w.out_pitch > 0) {
-      int vector = 16 / size_;
-      while (w.tile.columns * g_.w.phases % vector != 0 || g_.w.out % vector != 0) vector /= 2;
+      int vector = g_.w.phases > 1 ? 1 : 16 / size_;
+      while (w.tile.columns % vector != 0 || g_.w.out % vector != 0) vector /= 2;
       threads.issues +=
           phases * w.stored * w.tile.pixels() / (32.0 * vector) * kInstructionsPerPlaneVector;
-      count_rows(threads, g_.h.phases * w.tile.images * w.tile.rows, w.tile.columns * g_.w.phases,
-                 w.stored, g_.out[3]);
+      count_rows(threads, phases * w.tile.images * w.tile.rows, w.tile.columns, w.stored,
+                 g_.out[3] * g_.w.phases);
     }
     const double clocks = std::max({threads.clocks(issues, shared), products, brought});
     ConvPlan plan{};

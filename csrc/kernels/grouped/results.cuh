@@ -76,16 +76,16 @@ __device__ inline void stage_sums(const BoxParams<T>& p, char* staging, int pixe
   }
 }
 
-// The same in planes of pixels. `phase`: of columns, whose pixels are side by side.
+// The same in planes of pixels.
 template <typename T, int kPixels, int kChannels>
-__device__ inline void stage_planes(const BoxParams<T>& p, char* staging, int pixel, int phase,
+__device__ inline void stage_planes(const BoxParams<T>& p, char* staging, int pixel,
                                     const LaneChannels& channels,
                                     const float (&sum)[kPixels][kChannels][4]) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t to = ptx::shared_address(staging) + pixel * kSize;
   if constexpr (kSize == 2) {
-    if (p.work.K % kBoxChannelTile == 0 && p.tile.w.phases == 1) {
+    if (p.work.K % kBoxChannelTile == 0) {
       // Matrices: the pixels of two instructions, eight by eight, by the same channels.
       const int own = lane % 4 * 2;
       const uint32_t place =
@@ -105,9 +105,7 @@ __device__ inline void stage_planes(const BoxParams<T>& p, char* staging, int pi
       return;
     }
   }
-  const int apart = p.tile.w.phases * kSize;
-  char* own =
-      staging + (pixel + lane / 4) * apart + phase * kSize + channels.in_block * p.work.out_pitch;
+  char* own = staging + (pixel + lane / 4) * kSize + channels.in_block * p.work.out_pitch;
 #pragma unroll
   for (int j = 0; j < kChannels; ++j) {
 #pragma unroll
@@ -116,49 +114,42 @@ __device__ inline void stage_planes(const BoxParams<T>& p, char* staging, int pi
       char* line = own + (j * kBoxChannelTile + k) * p.work.out_pitch;
 #pragma unroll
       for (int i = 0; i < kPixels * 2; ++i) {
-        *reinterpret_cast<T*>(line) = narrow<T>(sum[i / 2][j][i % 2 * 2 + k]);
-        line += 8 * apart;
+        *reinterpret_cast<T*>(line + i * 8 * kSize) = narrow<T>(sum[i / 2][j][i % 2 * 2 + k]);
       }
     }
   }
 }
 
-// Stores staged planes, of all phases of columns. `rest`: of the first one; `left`: pixels of a row
-// in the image. `first`, `count`: of all channels those of the block.
+// Stores staged planes. `first`, `count`: of all channels those of the block.
 template <typename Vector, typename T>
-__device__ inline void store_planes(const BoxParams<T>& p, const Rest& rest, int left,
-                                    const Spot* spots, int first, int count, const char* staging,
-                                    int threads) {
+__device__ inline void store_planes(const BoxParams<T>& p, const Rest& rest, const Spot* spots,
+                                    int first, int count, const char* staging, int threads) {
   const int vectors = p.by_vectors.divisor();
   for (int i = threadIdx.x; i < count * vectors; i += threads) {
     int32_t channel = i;
     const int at = p.by_vectors.split(channel) * static_cast<int>(sizeof(Vector));
-    int32_t position = at / static_cast<int>(sizeof(T));
-    const int phase = p.by_phases.split(position);
-    const Spot spot = spots[position];
-    const int column = spot.w() * p.tile.w.phases + phase;
-    if (spot.n() >= rest.n || spot.h >= rest.h || column >= left) continue;
-    T* to = p.out + rest.offset + spot.offset + phase * p.out_w + (first + channel) * p.out_c;
+    const Spot spot = spots[at / static_cast<int>(sizeof(T))];
+    if (!rest.has(spot)) continue;
+    T* to = p.out + rest.offset + spot.offset + (first + channel) * p.out_c;
     *reinterpret_cast<Vector*>(to) =
         *reinterpret_cast<const Vector*>(staging + channel * p.work.out_pitch + at);
   }
 }
 template <typename T>
-__device__ inline void store_planes(const BoxParams<T>& p, const Rest& rest, int left,
-                                    const Spot* spots, int first, int count, const char* staging,
-                                    int threads) {
+__device__ inline void store_planes(const BoxParams<T>& p, const Rest& rest, const Spot* spots,
+                                    int first, int count, const char* staging, int threads) {
   switch (p.store_bytes) {
     case 16:
-      store_planes<uint4>(p, rest, left, spots, first, count, staging, threads);
+      store_planes<uint4>(p, rest, spots, first, count, staging, threads);
       break;
     case 8:
-      store_planes<uint2>(p, rest, left, spots, first, count, staging, threads);
+      store_planes<uint2>(p, rest, spots, first, count, staging, threads);
       break;
     case 4:
-      store_planes<uint32_t>(p, rest, left, spots, first, count, staging, threads);
+      store_planes<uint32_t>(p, rest, spots, first, count, staging, threads);
       break;
     default:
-      store_planes<uint16_t>(p, rest, left, spots, first, count, staging, threads);
+      store_planes<uint16_t>(p, rest, spots, first, count, staging, threads);
   }
 }
 
