@@ -47,10 +47,13 @@ constexpr double kBoxBytesPerClock = 29;            // brought to a multiprocess
 constexpr double kInstructionsPerBrought = 217;
 constexpr double kBroughtClocks = 1300;
 // Where they are made of strips: of 2 KB, and until a block's warps have made a tile's.
-constexpr double kInstructionsPerTurn = 90;
-constexpr double kTurnedClocks = 200;
-constexpr double kTurnLatency = 120;
-constexpr double kInstructionsPerPlaneVector = 84.2;  // stored
+constexpr double kInstructionsPerTurn = 125;
+constexpr double kTurnedClocks = 150;
+constexpr double kTurnLatency = 300;
+constexpr double kOneStageClocks = 2700;
+constexpr double kAloneClocks = 2650;
+constexpr double kInstructionsPerPlaneVector = 108;  // stored
+constexpr double kInstructionsPerPlanePixel = 80;    // of a phase
 constexpr double kBoxBlockClocks = 9380;
 constexpr double kOperandLatency = 30;  // clocks of a warp, in a weight gradient
 constexpr double kProductLatency = 22;
@@ -246,9 +249,12 @@ class Search {
     const double products = steps * pixels * channels * kProductClocks;
     const double brought = w.brought_bytes() / kBoxBytesPerClock;
     double waits = w.stages > 1 ? kBoxTileClocks : kBoxTurnClocks + brought;
+    double alone = 0;
     ByThreads threads;
     if (w.loading == Loading::kStrips) {
-      waits += count_strips(threads, w.strips, w.tile.images);
+      waits = kBoxTileClocks + count_strips(threads, w.strips, w.tile.images);
+      if (w.stages == 1) waits += kOneStageClocks;
+      if (resident == 1) alone = kAloneClocks;
     } else if (w.loading == Loading::kThreads) {
       const Tile& t = w.tile;
       count_boxes(threads, g_.in, t.images * t.kept_rows, t.kept_columns * g_.w.classes,
@@ -259,7 +265,8 @@ class Search {
       int vector = g_.w.phases > 1 ? 1 : 16 / size_;
       while (w.tile.columns % vector != 0 || g_.w.out % vector != 0) vector /= 2;
       threads.issues +=
-          phases * w.stored * w.tile.pixels() / (32.0 * vector) * kInstructionsPerPlaneVector;
+          phases * w.stored * w.tile.pixels() / (32.0 * vector) *
+          (g_.w.phases > 1 ? kInstructionsPerPlanePixel : kInstructionsPerPlaneVector);
       count_rows(threads, phases * w.tile.images * w.tile.rows, w.tile.columns, w.stored,
                  g_.out[3] * g_.w.phases);
     }
@@ -272,8 +279,8 @@ class Search {
     const double filling = w.sets * w.column_warps * w.weight_bytes / 128.0 *
                            kBoxInstructionsPerWeight / (4 * kIssueEfficiency);
     plan.predicted_ms =
-        kLaunchMs + box_ms(static_cast<double>(plan.grid[0]), own * clocks + filling, own * waits,
-                           d_.sm_count, resident, p_.least_bytes());
+        kLaunchMs + box_ms(static_cast<double>(plan.grid[0]), own * (clocks + alone) + filling,
+                           own * waits, d_.sm_count, resident, p_.least_bytes() + part_bytes());
     take(plan, v, w.tile);
   }
 
@@ -348,7 +355,8 @@ class Search {
     plan.block = w.threads + (w.resident ? kProducers : 0);
     plan.shared_bytes = w.bytes;
     plan.workspace_bytes = packed_bytes(w);
-    const double bytes = p_.least_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
+    const double bytes =
+        p_.least_bytes() + part_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
     const double clocks = std::max({issues / (4 * kIssueEfficiency), operands, products});
     plan.predicted_ms =
         kLaunchMs + kPackMs +
@@ -507,6 +515,12 @@ class Search {
     }
   }
 
+  // Of planes each phase of columns writes parts of all sectors.
+  double part_bytes() const {
+    const int parts = is_planar(g_) ? g_.w.phases - 1 : 0;
+    return static_cast<double>(parts) * size_ * static_cast<double>(p_.x_count());
+  }
+
   // A warp's instructions for a unit of 32 pixels.
   double bring(bool vectors) const {
     return vectors ? kInstructionsPerVector / 2 : kInstructionsPerElement * kUnitBytes / size_;
@@ -537,9 +551,9 @@ class Search {
   void count_rows(ByThreads& all, double rows, double pixels, double channels,
                   int64_t stride) const {
     constexpr double kLine = 128, kSector = 32;
-    const double row_bytes = pixels * size_;
-    all.lines += rows * channels * (stride == 1 ? 1 + row_bytes / kLine : pixels);
-    all.bytes += rows * channels * (stride == 1 ? kSector + row_bytes : pixels * kSector);
+    const double row_bytes = pixels * size_ * static_cast<double>(stride);
+    all.lines += rows * channels * std::min(1 + row_bytes / kLine, pixels);
+    all.bytes += rows * channels * std::min(kSector + row_bytes, pixels * kSector);
   }
   void count_boxes(ByThreads& all, const Shape4& strides, int rows, int pixels,
                    int64_t pieces) const {
