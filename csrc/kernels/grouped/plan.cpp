@@ -46,14 +46,13 @@ constexpr double kBoxBytesPerClock = 29;            // brought to a multiprocess
 // Where threads bring a box: of 32 rows and a piece of their channels, and until those are there.
 constexpr double kInstructionsPerBrought = 217;
 constexpr double kBroughtClocks = 1300;
-// Where they are made of strips: of 2 KB, and until a block's warps have made a tile's.
-constexpr double kInstructionsPerTurn = 125;
-constexpr double kTurnedClocks = 150;
-constexpr double kTurnLatency = 300;
-constexpr double kOneStageClocks = 2700;
-constexpr double kAloneClocks = 2650;
-constexpr double kInstructionsPerPlaneVector = 108;  // stored
-constexpr double kInstructionsPerPlanePixel = 80;    // of a phase
+// Where they are made of strips: of 2 KB, until a block's warps have made a tile's, and what a
+// block without another beside it waits for more.
+constexpr double kInstructionsPerTurn = 300;
+constexpr double kTurnedClocks = 600;
+constexpr double kTurnLatency = 65;
+constexpr double kAloneClocks = 2200;
+constexpr double kInstructionsPerPlaneVector = 84.2;  // stored
 constexpr double kBoxBlockClocks = 9380;
 constexpr double kOperandLatency = 30;  // clocks of a warp, in a weight gradient
 constexpr double kProductLatency = 22;
@@ -253,7 +252,6 @@ class Search {
     ByThreads threads;
     if (w.loading == Loading::kStrips) {
       waits = kBoxTileClocks + count_strips(threads, w.strips, w.tile.images);
-      if (w.stages == 1) waits += kOneStageClocks;
       if (resident == 1) alone = kAloneClocks;
     } else if (w.loading == Loading::kThreads) {
       const Tile& t = w.tile;
@@ -265,8 +263,7 @@ class Search {
       int vector = g_.w.phases > 1 ? 1 : 16 / size_;
       while (w.tile.columns % vector != 0 || g_.w.out % vector != 0) vector /= 2;
       threads.issues +=
-          phases * w.stored * w.tile.pixels() / (32.0 * vector) *
-          (g_.w.phases > 1 ? kInstructionsPerPlanePixel : kInstructionsPerPlaneVector);
+          phases * w.stored * w.tile.pixels() / (32.0 * vector) * kInstructionsPerPlaneVector;
       count_rows(threads, phases * w.tile.images * w.tile.rows, w.tile.columns, w.stored,
                  g_.out[3] * g_.w.phases);
     }
