@@ -113,63 +113,48 @@ __device__ inline void list_strips(const Crew& crew, const StripBox& box, const 
   }
 }
 
-// Sixteen pixels' pieces. `exists`: of a pixel, that it is in the image; `nowhere`: for those that
-// are of no box. Of 16 bits they are turned as matrices, eight pixels of eight channels each.
-template <typename T, typename Exists>
+// Sixteen pixels' pieces of 16 bits, as matrices: eight pixels of eight channels each. `exists`: of
+// a pixel, that it is in the image, as all do where they are `whole`; `nowhere`: for those that are
+// of no box.
+template <typename Exists>
 __device__ inline void turn_part(const StripBox& box, const int* rows, bool whole, uint32_t strip,
                                  uint32_t to, uint32_t nowhere, const Exists& exists) {
-  constexpr int kOctets = 2, kTurns = 1;
-  const unsigned lane = threadIdx.x % 32;
+  constexpr int kOctets = kPartPixels / 8, kAtOnce = 4;  // pieces
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   uint32_t row[kOctets];
   bool has_row[kOctets];
 #pragma unroll
   for (int o = 0; o < kOctets; ++o) {
     const int own = rows[o * 8 + lane % 8];
     has_row[o] = own >= 0;
-    row[o] = to + own + lane / 8 * kPieceBytes;
+    row[o] = to + own;
   }
 #pragma unroll 1
-  for (int first = 0; first < box.pieces; first += kTurns * 4) {
-    uint32_t values[kTurns][kOctets][4];
+  for (int first = 0; first < box.pieces; first += kAtOnce) {
+    const int piece = first + lane / 8;
+    const bool has_piece = piece < box.pieces;
+    const int channel = has_piece ? first * 8 + lane : 0;
+    const uint32_t place = piece_place(piece, box.box_bytes);
+    uint32_t values[kOctets][4];
 #pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
-      const int piece = first + i * 4 + lane / 8;
-      const int channel = piece < box.pieces ? (first + i * 4) * 8 + lane : 0;
-#pragma unroll
-      for (int o = 0; o < kOctets; ++o) {
-        ptx::load_transposed_matrices(swizzle(strip + channel * kBoxRowBytes + o * kPieceBytes),
-                                      values[i][o]);
-      }
-    }
-    if (!whole) {
-#pragma unroll
-      for (int o = 0; o < kOctets; ++o) {
-        if (exists(o * 8 + lane / 4)) continue;
-#pragma unroll
-        for (int i = 0; i < kTurns; ++i) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) values[i][o][e] = 0;
-        }
-      }
+    for (int o = 0; o < kOctets; ++o) {
+      ptx::load_transposed_matrices(swizzle(strip + channel * kBoxRowBytes + o * kPieceBytes),
+                                    values[o]);
     }
 #pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
-      if (first + i * 4 >= box.pieces) break;
-      const bool has_piece = first + i * 4 + lane / 8 < box.pieces;
+    for (int o = 0; o < kOctets; ++o) {
+      uint32_t (&v)[4] = values[o];
+      if (!whole && !exists(o * 8 + lane / 4)) {
 #pragma unroll
-      for (int o = 0; o < kOctets; ++o) {
-        const uint32_t place = swizzle(row[o] + i * 4 * kPieceBytes);
-        const uint32_t (&v)[4] = values[i][o];
-        ptx::store_matrices(has_row[o] && has_piece ? place : nowhere, v[0], v[1], v[2], v[3]);
+        for (int e = 0; e < 4; ++e) v[e] = 0;
       }
+      ptx::store_matrices(has_row[o] && has_piece ? swizzle(row[o] + place) : nowhere, v[0], v[1],
+                          v[2], v[3]);
     }
-    const int next = first % 8 == 0 ? 4 * kPieceBytes : box.box_bytes - 4 * kPieceBytes;
-    row[0] += next;
-    row[1] += next;
   }
 }
 
-// Of 32 bits two lanes have a pixel, each every second piece.
+// The same of 32 bits: two lanes have a pixel, each every second piece.
 template <typename Exists>
 __device__ inline void turn_part_by_lanes(const StripBox& box, const int* rows, uint32_t strip,
                                           uint32_t to, const Exists& exists) {
@@ -219,8 +204,8 @@ __device__ inline void turn_strips(const Crew& crew, const StripBox& box, const 
     const auto exists = [&](int own) { return pixel + own >= first && pixel + own < end; };
     const int* const rows = list.rows + pixel;
     if constexpr (sizeof(T) == 2) {
-      turn_part<T>(box, rows, exists(0) && exists(kPartPixels - 1), strips + part.strip,
-                   boxes + part.box, nowhere + crew.thread * kPieceBytes, exists);
+      turn_part(box, rows, exists(0) && exists(kPartPixels - 1), strips + part.strip,
+                boxes + part.box, nowhere + crew.thread * kPieceBytes, exists);
     } else {
       turn_part_by_lanes(box, rows, strips + part.strip, boxes + part.box, exists);
     }
