@@ -54,14 +54,21 @@ PROBLEMS = {
     "dilated_strided": grouped(2, 4, 4, (21, 22), stride=(2, 3), padding=3, dilation=(4, 2)),
     "far": grouped(2, 4, 4, (25, 22), taps=(2, 3), stride=(4, 5), padding=1),
     "small_images": grouped(23, 8, 8, (7, 7), padding=1),
+    # Planes of whole 16 bytes: whole rows, some columns, rows apart, several images.
+    "planes": grouped(2, 5, 8, (14, 20), padding=1),
+    "planes_strided": grouped(2, 4, 8, (15, 16), stride=2, padding=1),
+    "planes_wide": grouped(1, 3, 8, (4, 150), padding=1),
+    "planes_dilated": grouped(2, 3, 8, (16, 22), padding=2, dilation=2),
+    "planes_many": grouped(9, 6, 4, (4, 10), padding=1),
     "row": grouped(2, 6, 4, (1, 90), taps=(1, 5), padding=(0, 2)),
     "pixel": grouped(1, 3, 100, (1, 1), stride=2, padding=1),  # phases without a pixel
 }
-# For NaN: groups that end within a unit of channels or an octet, several chunks, phases.
+# For NaN: groups that end within a unit of channels or an octet, several chunks, phases,
+# planes whose neighbours are copied too.
 REACHES = {
     name: PROBLEMS[name]
     for name in ("of_4", "of_4_strided", "of_3", "eight_of_3", "of_8_to_2", "of_6_to_5", "of_16",
-                 "of_100", "dilated_strided", "small_images")
+                 "of_100", "dilated_strided", "small_images", "planes", "planes_wide")
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@
 #include "kernels/grouped/box.cuh"
 #include "kernels/grouped/input.cuh"
 #include "kernels/grouped/planes.cuh"
+#include "kernels/grouped/strips.cuh"
 #include "kernels/ptx/barrier.cuh"
 
 namespace customconv::grouped {
@@ -25,8 +26,9 @@ constexpr int kNoPiece = INT32_MIN / 2;
 template <typename T>
 struct BoxParams {
   CUtensorMap in, out_of[kMostBoxPhases];
-  Image<T> image;  // what `in` is of
-  PlaneBox box;    // where threads bring it
+  Image<T> image;      // what `in` is of
+  PlaneBox box;        // where threads bring it
+  StripBox strip_box;  // where it is made of strips
   TileParams tile;
   T* out;
   int64_t out_n, out_c, out_h, out_w;
@@ -56,21 +58,25 @@ struct BoxMemory {
   template <typename T>
   __device__ BoxMemory(const BoxParams<T>& p, char* memory)
       : stages(memory),
+        boxes(memory + p.work.boxes_at),
         weights(memory + p.work.weights_at),
         staging(memory + p.work.staging_at),
         spots(reinterpret_cast<Spot*>(memory + p.work.spots_at)),
         table(reinterpret_cast<int*>(memory + p.work.table_at)),
         full(reinterpret_cast<ptx::Barrier*>(memory + p.work.barriers_at)),
         empty(full + kMostStages),
-        list(reinterpret_cast<Brought*>(memory + p.work.list_at)) {}
+        list(memory + p.work.list_at) {}
 
   char* stages;
+  char* boxes;    // where they are made of strips
   char* weights;  // of each warp of channels, phase and step what it multiplies
   char* staging;  // of results
   Spot* spots;    // of a tile's positions
   int* table;     // of each set, phase and step: how far from a pixel's row its two pieces are
   ptx::Barrier *full, *empty;  // of the stages
-  Brought* list;               // where threads bring boxes
+  char* list;                  // how boxes are brought, where the copy engine does not
+
+  __device__ Brought* brought() const { return reinterpret_cast<Brought*>(list); }
 };
 
 // What a lane computes: of every instruction two neighbouring channels.

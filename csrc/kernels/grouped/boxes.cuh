@@ -1,6 +1,7 @@
 // Forward and input gradient by boxes of pixels: rows of 128 bytes of channels, with the 128-byte
-// swizzle, that the copy engine brings, or where it cannot threads. Warps multiply them where they
-// lie: the pixels are the rows of the matrix instruction, output channels its columns.
+// swizzle, that the copy engine brings; of planes of pixels those that multiply make them of strips
+// that it brings, or threads bring them. Warps multiply them where they lie: the pixels are the
+// rows of the matrix instruction, output channels its columns.
 //
 // What a block multiplies as one are sets of groups. Where a set has several, the weights between
 // one group's input and another's output are zeros. A NaN or an infinity times zero is a NaN, so
@@ -16,9 +17,15 @@
 
 namespace customconv::grouped {
 
+template <typename T>
+__device__ inline RunPlace run_place(const BoxParams<T>& p, const Place& at) {
+  return {p.strip_box, at.h * p.tile.h.step + p.tile.h.first,
+          at.w * p.tile.w.step + p.tile.w.first};
+}
+
 // Whole warps, so that the compiler keeps what they count in uniform registers; one of the threads
 // starts the copies.
-template <typename T>
+template <typename T, bool kStrips>
 __device__ inline void load_boxes(const BoxParams<T>& p, const BoxMemory& memory, int first_set,
                                   int first_tile) {
   const bool elected = ptx::elect_one();
@@ -30,8 +37,12 @@ __device__ inline void load_boxes(const BoxParams<T>& p, const BoxMemory& memory
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
     if (elected) {
       ptx::arrive_expecting(full, p.brought_bytes);
-      bring_tile<T>(p.tile, p.in, full, channel, at, p.work.boxes, p.work.box_bytes,
-                    memory.stages + turn.stage * p.stage_bytes);
+      char* const to = memory.stages + turn.stage * p.stage_bytes;
+      if constexpr (kStrips) {
+        bring_strips<T>(p.strip_box, p.in, full, channel, at.n, run_place(p, at), to);
+      } else {
+        bring_tile<T>(p.tile, p.in, full, channel, at, p.work.boxes, p.work.box_bytes, to);
+      }
     }
     if (tile == first_tile) await_start(p);  // see start_boxes
     turn.advance(p.work.stages);
@@ -52,17 +63,17 @@ __device__ inline void load_planes(const BoxParams<T>& p, const BoxMemory& memor
     crew.sync();  // the list of the tile before is no longer read
     find_vectors(crew, p.box, p.image, p.tile.h.in, p.tile.w.in, p.tile.N, at.n,
                  at.h * p.tile.h.step + p.tile.h.first, at.w * p.tile.w.step + p.tile.w.first,
-                 memory.list);
+                 memory.brought());
     crew.sync();
     if (tile == first_tile) await_start(p);
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    copies.bring(memory.list, memory.stages + turn.stage * p.stage_bytes);
+    copies.bring(memory.brought(), memory.stages + turn.stage * p.stage_bytes);
     ptx::arrive(&memory.full[turn.stage]);
     turn.advance(p.work.stages);
   }
 }
 
-template <typename T, int kPixels, int kChannels>
+template <typename T, int kPixels, int kChannels, bool kStrips>
 __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
                                       const BoxMemory& memory, int first_set, int part,
                                       int first_tile) {
@@ -88,6 +99,10 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
             ptx::prefetch_map(&p.out_of[i]);
         }
         list_pieces(crew, p, memory);
+        if constexpr (kStrips) {
+          list_strips<T>(crew, p.strip_box, {memory.list + kNowhereBytes, p.strip_box});
+          clear_boxes(crew, memory.boxes, p.work.boxes * p.work.box_bytes);
+        }
         // Without these the copy engine can do.
         if (p.work.out_boxes == 0 || p.epilogue.residual != nullptr) {
           list_positions(crew, p.tile, p.out_n, p.tile.h.phases * p.out_h,
@@ -115,6 +130,7 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
   const int stored =
       min(min(p.work.stored, p.work.sets * p.work.K - in_set), p.all_K - block_first);
   const uint32_t stages = ptx::shared_address(memory.stages);
+  const uint32_t boxes = ptx::shared_address(memory.boxes);
   const Spot* spots = memory.spots + first_pixel + lane / 4;
   char* staging = memory.staging;
   char* next_staging = staging + p.work.out_boxes * p.work.out_box_bytes;
@@ -125,9 +141,19 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
   for (int tile = first_tile; tile < p.tile.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p.tile, tile);
     ptx::wait(&memory.full[turn.stage], turn.parity);
+    uint32_t stage = stages + turn.stage * p.stage_bytes;
+    if constexpr (kStrips) {
+      crew.sync();  // the boxes of the tile before are no longer read
+      turn_strips<T>(crew, p.strip_box, {memory.list + kNowhereBytes, p.strip_box},
+                     run_place(p, at), stage, boxes, ptx::shared_address(memory.list));
+      __syncwarp();
+      if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
+      crew.sync();
+      stage = boxes;
+    }
     uint32_t pixel[kPixels];
 #pragma unroll
-    for (int i = 0; i < kPixels; ++i) pixel[i] = row[i] + stages + turn.stage * p.stage_bytes;
+    for (int i = 0; i < kPixels; ++i) pixel[i] = row[i] + stage;
     int step = 0;  // the first one of a phase
     int h = 0, w = 0;
 #pragma unroll 1
@@ -144,7 +170,7 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
         add_groups(p, pixel, table + step * 2, filter, pieces, channels, sum);
       }
       step += (pieces + 1) / 2;
-      if (phase == last_phase) {
+      if (!kStrips && phase == last_phase) {
         __syncwarp();
         if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
       }
@@ -184,9 +210,8 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
   if (threadIdx.x == 0) ptx::await_store_reads();
 }
 
-// `kPlanes`: threads bring the boxes.
-template <typename T, int kIndex, bool kPlanes>
-__global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof(T)) : 32),
+template <typename T, int kIndex, Loading kLoading>
+__global__ void __launch_bounds__(kMostThreads + box_loaders(kLoading, sizeof(T)),
                                   kBoxKernels[kIndex].blocks())
     convolve_boxes(const __grid_constant__ BoxParams<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -199,7 +224,8 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   constexpr int kPixels = kBoxKernels[kIndex].pixels, kChannels = kBoxKernels[kIndex].channels;
-  constexpr int kLoaders = kPlanes ? box_producers(sizeof(T)) : 32;
+  constexpr bool kPlanes = kLoading == Loading::kThreads, kStrips = kLoading == Loading::kStrips;
+  constexpr int kLoaders = box_loaders(kLoading, sizeof(T));
   using Registers = BoxRegisters<box_producers(sizeof(T)), kBoxKernels[kIndex].blocks()>;
   const int first_loader = kPlanes ? kMostThreads / 32 : p.work.warps;
   if (warp >= first_loader) {
@@ -209,14 +235,14 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
       Registers::give();
       load_planes(p, memory, set, tile);
     } else {
-      load_boxes(p, memory, set, tile);
+      load_boxes<T, kStrips>(p, memory, set, tile);
     }
     return;
   }
   if constexpr (kPlanes) Registers::take();
   if (warp >= p.work.warps) return;
   const Crew crew = consumers(p.work.warps * 32);
-  multiply_boxes<T, kPixels, kChannels>(crew, p, memory, set, part, tile);
+  multiply_boxes<T, kPixels, kChannels, kStrips>(crew, p, memory, set, part, tile);
 #endif
 }
 

@@ -107,6 +107,19 @@ Geometry geometry_of(const ConvProblem& p) {
   const bool y = boxed(p.y_aligned, p.y_sizes(), p.y_strides);
   g.in_boxed = backward ? y : x;
   g.out_boxed = backward ? x : y;
+  const auto planes = [&](bool aligned, const Shape4& sizes, const Shape4& strides) {
+    const int64_t pixels = sizes[2] * sizes[3];
+    const auto dense = [&](int axis, int64_t stride) {
+      return sizes[axis] == 1 || strides[axis] == stride;
+    };
+    return aligned && pixels > 0 && pixels < kMostPlane && pixels % piece == 0 && dense(3, 1) &&
+           dense(2, sizes[3]) && dense(1, pixels) &&
+           (sizes[0] == 1 || (strides[0] > 0 && strides[0] % piece == 0));
+  };
+  const bool x_planes = planes(p.x_aligned, p.x_sizes(), p.x_strides);
+  const bool y_planes = planes(p.y_aligned, p.y_sizes(), p.y_strides);
+  g.in_planes = backward ? y_planes : x_planes;
+  g.out_planes = backward ? x_planes : y_planes;
   return g;
 }
 
@@ -238,6 +251,49 @@ int position_vectors(const Tile& tile, int vector) {
   return tile.images * tile.rows * (vector == 1 ? tile.columns : tile.columns / 2 + 1);
 }
 
+namespace {
+
+constexpr int kMostChannels = 256;  // that the copy engine brings at once
+
+// Strips of so many rows of each of a tile's images, which are so wide, and so many columns.
+// `apart`: rows are not neighbours, or the tile does not have all columns.
+Strips strips_of(bool possible, int64_t channels, int64_t images, int64_t rows, int64_t width,
+                 int64_t columns, bool apart, int64_t element_size) {
+  const int64_t strip_pixels = kBoxRowBytes / element_size, piece = kPieceBytes / element_size;
+  const bool whole = !apart && ceil_divide(rows * width, strip_pixels) <=
+                                   rows * ceil_divide(columns, strip_pixels);
+  const int64_t pixels = whole ? rows * width : columns;
+  const int64_t brought = whole && width % piece == 0 ? pixels : pixels + piece - 1;
+  Strips s{};
+  if (!possible || channels > kMostChannels || pixels >= kTooMany || rows >= kTooMany) return s;
+  s.whole = whole;
+  s.runs = static_cast<int>(whole ? 1 : rows);
+  s.pixels = static_cast<int>(pixels);
+  s.count = static_cast<int>(ceil_divide(brought, strip_pixels));
+  s.channels = static_cast<int>(channels);
+  s.strip_bytes = s.channels * kBoxRowBytes;
+  const int64_t lines = images * s.runs;
+  s.parts = static_cast<int>(lines * ceil_divide(brought, kPartPixels));
+  const int64_t bytes = round_up(lines * s.count * s.strip_bytes, kBoxAlignment);
+  s.bytes = static_cast<int>(std::min<int64_t>(bytes, INT32_MAX));
+  s.row_list_bytes = static_cast<int>(4 * (s.count * strip_pixels + kStripSlack));
+  s.list_bytes = s.row_list_bytes + 16 * s.parts;
+  return s;
+}
+Strips strips_of_box(const Geometry& g, const Tile& tile, int64_t channels, int64_t element_size) {
+  const int64_t columns =
+      int64_t{tile.kept_columns - 1} * g.w.step + int64_t{g.w.classes - 1} * g.w.class_step + 1;
+  return strips_of(g.in_planes, channels, tile.images, tile.kept_rows, g.w.in, columns,
+                   tile.columns < g.w.positions || g.h.class_step > 1, element_size);
+}
+Strips strips_of_positions(const Geometry& g, const Tile& tile, int64_t channels,
+                           int64_t element_size) {
+  return strips_of(g.out_planes, channels, tile.images, tile.rows, g.w.out, tile.columns,
+                   tile.columns < g.w.positions, element_size);
+}
+
+}  // namespace
+
 BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64_t element_size,
                     int64_t most_bytes) {
   constexpr int64_t kBarriers = 2 * kMostStages;
@@ -276,7 +332,14 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
   w.stored =
       static_cast<int>(w.parts == 1 ? int64_t{w.sets} * w.K : w.column_warps * warp_channels);
   const int64_t row_bytes = w.stored * element_size;
-  w.threads = g.in_boxed ? (w.warps + 1) * 32 : kMostThreads + box_producers(element_size);
+  w.loading = g.in_boxed ? Loading::kBoxes : v.by_threads ? Loading::kThreads : Loading::kStrips;
+  if (w.loading == Loading::kStrips) {
+    const int64_t channels = int64_t{w.sets} * w.C;
+    w.strips = strips_of_box(g, tile, channels, element_size);
+    if (w.strips.runs == 0) return w;
+  }
+  w.threads = (w.loading == Loading::kThreads ? kMostThreads : w.warps * 32) +
+              box_loaders(w.loading, element_size);
   if (g.out_boxed && own_channels && w.K * element_size % kPieceBytes == 0 &&
       g.h.phases * g.w.phases <= kMostBoxPhases) {
     w.out_boxes = static_cast<int>(ceil_divide(row_bytes, kBoxRowBytes));
@@ -293,12 +356,16 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
   const int64_t weight_bytes =
       round_up(w.sets * w.column_warps * kernel.weight_bytes(steps), kBoxAlignment);
   const int64_t box_bytes = int64_t{tile.classes} * tile.class_slots * kBoxRowBytes;
-  const int64_t stage_bytes = w.boxes * box_bytes;
+  const bool strips = w.loading == Loading::kStrips;
+  const int64_t stage_bytes = strips ? w.strips.bytes : w.boxes * box_bytes;
   const int64_t table_bytes = w.sets * steps * 2 * 4;
-  const int64_t list_bytes = g.in_boxed ? 0 : int64_t{box_vectors(g, tile, 1)} * 16;
+  const int64_t list_bytes = strips ? kNowhereBytes + w.strips.list_bytes
+                             : w.loading == Loading::kThreads
+                                 ? int64_t{box_vectors(g, tile, 1)} * 16
+                                 : 0;
   const int64_t barrier_bytes = round_up(8 * kBarriers, 16);
-  const int64_t rest = weight_bytes + staging_bytes + v.pixels() * 16 + round_up(table_bytes, 16) +
-                       barrier_bytes + list_bytes;
+  const int64_t rest = (strips ? w.boxes * box_bytes : 0) + weight_bytes + staging_bytes +
+                       v.pixels() * 16 + round_up(table_bytes, 16) + barrier_bytes + list_bytes;
   const int64_t stages = std::min<int64_t>((most_bytes - rest) / stage_bytes, kMostStages);
   w.fits = most_bytes > rest && stages > 0 && tile.pixels() <= v.pixels();
   if (!w.fits) return w;
@@ -308,7 +375,8 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
   w.stages = static_cast<int>(stages);
   w.slices = ceil_divide(w.all_sets, w.sets) * w.parts;
   w.tiles = tile_counts(g, tile);
-  w.weights_at = static_cast<int>(stages * stage_bytes);
+  w.boxes_at = static_cast<int>(stages * stage_bytes);
+  w.weights_at = static_cast<int>(w.boxes_at + (strips ? w.boxes * box_bytes : 0));
   w.staging_at = static_cast<int>(w.weights_at + weight_bytes);
   w.spots_at = static_cast<int>(w.staging_at + staging_bytes);
   w.table_at = static_cast<int>(w.spots_at + v.pixels() * 16);
@@ -393,9 +461,12 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   w.cut = cut_gradient(g, v, tile, pack, 8);
   w.tile = tile;
   const GradientCut& cut = w.cut;
-  w.boxed = g.in_boxed && g.out_boxed;
+  w.loading = g.in_boxed && g.out_boxed ? Loading::kBoxes
+              : v.by_threads            ? Loading::kThreads
+                                        : Loading::kStrips;
   const int64_t channel_bytes = int64_t{cut.sets} * std::max(cut.octets, cut.columns) * kPieceBytes;
-  w.row_bytes = w.boxed && channel_bytes <= kBoxRowBytes / 2 ? kBoxRowBytes / 2 : kBoxRowBytes;
+  w.row_bytes = w.loading == Loading::kBoxes && channel_bytes <= kBoxRowBytes / 2 ? kBoxRowBytes / 2
+                                                                                  : kBoxRowBytes;
   const auto boxes = [&](int octets) {
     return static_cast<int>(ceil_divide(int64_t{cut.sets} * octets * kPieceBytes, w.row_bytes));
   };
@@ -407,26 +478,40 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   const int64_t pixels = round_up(tile.pixels(), kStepPixels);
   const int64_t box_bytes = int64_t{tile.classes} * tile.class_slots * w.row_bytes;
   const int64_t out_box_bytes = round_up(pixels * w.row_bytes, kBoxAlignment);
-  const int64_t stage_bytes = w.boxes * box_bytes + w.out_boxes * out_box_bytes;
-  w.threads = w.boxed ? cut.threads + 32 : kMostThreads + box_producers(2);
+  const int64_t all_box_bytes = w.boxes * box_bytes + w.out_boxes * out_box_bytes;
+  const bool strips = w.loading == Loading::kStrips, threads = w.loading == Loading::kThreads;
+  if (strips) {
+    w.strips = strips_of_box(g, tile, int64_t{cut.sets} * cut.octets * kOctet, 2);
+    w.out_strips = strips_of_positions(g, tile, int64_t{cut.sets} * cut.columns * kOctet, 2);
+    if (w.strips.runs == 0 || w.out_strips.runs == 0) return w;
+  }
+  w.threads = (threads ? kMostThreads : cut.threads) + box_loaders(w.loading, 2);
   const int64_t rows = 2 * kernel.pairs * cut.pair_warps;  // of a set
   const int64_t table_bytes = round_up(4 * rows * cut.sets, 16);
   const int64_t place_bytes = (rows + cut.columns) * kOctet * kSumPlaceBytes;
   const int64_t barrier_bytes = 8 * 2 * kMostStages;
-  const int64_t in_list_bytes = w.boxed ? 0 : int64_t{box_vectors(g, tile, 1)} * 16;
-  const int64_t list_bytes = in_list_bytes + (w.boxed ? 0 : pixels * 16);
+  const int64_t in_list_bytes = strips    ? kNowhereBytes + w.strips.list_bytes
+                                : threads ? int64_t{box_vectors(g, tile, 1)} * 16
+                                          : 0;
+  const int64_t list_bytes = in_list_bytes + (strips    ? w.out_strips.list_bytes
+                                              : threads ? pixels * 16
+                                                        : 0);
   const int64_t rest =
       kBoxRowBytes + pixels * (16 + 4) + table_bytes + place_bytes + barrier_bytes + list_bytes;
   const int64_t sums = int64_t{cut.threads} * kernel.pairs * kernel.channels;
   const int64_t sums_bytes = sums * 4 * 4;
   w.part = cut.slices * sums / v.pixel_warps();
-  const int64_t stages = std::min<int64_t>((most_bytes - rest) / stage_bytes, kMostStages);
-  const int64_t front = std::max(stages * stage_bytes, sums_bytes);
+  const int64_t stage_bytes = strips ? int64_t{w.strips.bytes} + w.out_strips.bytes : all_box_bytes;
+  const int64_t fixed = strips ? all_box_bytes : 0;
+  const int64_t stages = std::min<int64_t>((most_bytes - rest - fixed) / stage_bytes, kMostStages);
+  const int64_t boxes_at = stages * stage_bytes;
+  const int64_t front = std::max(boxes_at + fixed, sums_bytes);
   w.fits = !gaps && stages > 0 && front + rest <= most_bytes;
   if (!w.fits) return w;
   w.box_bytes = static_cast<int>(box_bytes);
   w.out_box_bytes = static_cast<int>(out_box_bytes);
   w.stages = static_cast<int>(stages);
+  w.boxes_at = static_cast<int>(boxes_at);
   w.zeros_at = static_cast<int>(front);
   w.positions_at = w.zeros_at + kBoxRowBytes;  // of the tile's pixels: their spots, and rows
   w.table_at = static_cast<int>(w.positions_at + pixels * (16 + 4));

@@ -37,8 +37,9 @@ struct Geometry {
   int64_t C, K;    // channels of a group: of `in` and of `out`
   int64_t kernel;  // taps of the filter
   Axis h, w;
-  Shape4 in, out;            // strides of n, c, h, w
-  bool in_boxed, out_boxed;  // the copy engine can go through their pixels, channels side by side
+  Shape4 in, out;              // strides of n, c, h, w
+  bool in_boxed, out_boxed;    // the copy engine can go through their pixels, channels side by side
+  bool in_planes, out_planes;  // it can go through their planes
   int64_t weight_group, weight_k, weight_c, weight_r, weight_s;
 };
 
@@ -137,8 +138,12 @@ constexpr int kMostStages = 4;
 constexpr int kStepWeights = kBoxChannelTile * 2 * kPieceBytes;
 constexpr int kMostBox = 256;  // pixels, along an axis
 constexpr int kMostBoxStep = 8;
-constexpr int kStagings = 2;       // of results: one is stored while the other is filled
-constexpr int kMostBoxPhases = 4;  // whose results go by the copy engine
+constexpr int kMostPlane = 1 << 30;  // pixels of a plane
+constexpr int kPartPixels = 16;      // of a run, that a warp turns at a time
+constexpr int kStripSlack = 8;       // pixels that a copy may begin before a run does
+constexpr int kNowhereBytes = 4096;  // for what is of no box: 16 bytes of each thread
+constexpr int kStagings = 2;         // of results: one is stored while the other is filled
+constexpr int kMostBoxPhases = 4;    // whose results go by the copy engine
 
 // Of a warp: instructions across its pixels and its channels.
 struct BoxKernel {
@@ -164,9 +169,12 @@ struct Variant {
   // Of each through the tile, one after the other: 1, 2 or 4, likewise. Of a weight gradient by
   // boxes, the blocks of a cluster: 1, 2, 4 or 8.
   int passes;
+  bool by_threads = false;  // how planes come to boxes, not by strips
 
-  int index() const { return (kernel * 4 + warps) * 4 + passes; }
-  static Variant at(int index) { return {index / 16, index / 4 % 4, index % 4}; }
+  int index() const { return ((kernel * 4 + warps) * 4 + passes) * 2 + (by_threads ? 1 : 0); }
+  static Variant at(int index) {
+    return {index / 32, index / 8 % 4, index / 2 % 4, index % 2 == 1};
+  }
   int pixel_warps() const { return 1 << warps; }
   bool has_boxes() const { return kernel >= kKernelCount; }
   const BoxKernel& box_kernel() const { return kBoxKernels[kernel - kKernelCount]; }
@@ -219,8 +227,33 @@ Tile box_of(const Geometry& geometry, int images, int rows, int columns);
 int box_vectors(const Geometry& geometry, const Tile& tile, int vector);
 int position_vectors(const Tile& tile, int vector);
 
+// Who brings boxes: the copy engine; warps, out of strips that it brings; threads.
+enum class Loading { kBoxes, kStrips, kThreads };
+
+// Threads that do, or start the copies.
+constexpr int box_loaders(Loading loading, int64_t element_size) {
+  return loading == Loading::kThreads ? box_producers(element_size) : 32;
+}
+
+// Planes of pixels as the copy engine brings them: strips of 128 bytes of each channel's
+// neighbouring pixels. A run is what a tile reads of neighbouring rows of an image, or of one.
+struct Strips {
+  bool whole;  // runs are whole rows, one of each image; else each is of a row
+  int runs;    // of an image
+  int pixels;  // of a run
+  int count;   // strips of a run
+  int parts;   // of a tile, that a warp turns at a time
+  int channels;
+  int strip_bytes, bytes;          // of a tile
+  int row_list_bytes, list_bytes;  // see StripList
+
+  int brought_bytes(int images) const { return images * runs * count * channels * kBoxRowBytes; }
+};
+
 // The same by boxes.
 struct BoxWork {
+  Loading loading;
+  Strips strips;
   Tile tile;
   int pack, C, K;  // groups of a set, and its channels
   int all_sets;
@@ -241,12 +274,16 @@ struct BoxWork {
   int threads;  // of all kinds
   int64_t slices;
   TileCounts tiles;
-  // Of shared memory; the list where threads bring boxes.
-  int weights_at, staging_at, spots_at, table_at, barriers_at, list_at, bytes;
+  // Of shared memory; the boxes where they are made of strips, the list where the copy engine does
+  // not bring them.
+  int boxes_at, weights_at, staging_at, spots_at, table_at, barriers_at, list_at, bytes;
   bool fits;
 
-  int stage_bytes() const { return boxes * box_bytes; }
-  int brought_bytes() const { return boxes * tile.classes * tile.slots * kBoxRowBytes; }
+  int stage_bytes() const { return loading == Loading::kStrips ? strips.bytes : boxes * box_bytes; }
+  int brought_bytes() const {
+    return loading == Loading::kStrips ? strips.brought_bytes(tile.images)
+                                       : boxes * tile.classes * tile.slots * kBoxRowBytes;
+  }
 };
 // As many stages as `most_bytes` have room for.
 BoxWork box_work_of(const Geometry& geometry, const Variant& variant, const Tile& tile,
@@ -281,6 +318,8 @@ GradientWork gradient_work_of(const Geometry& geometry, const Variant& variant, 
 // The same by boxes of both images, of 16 bits, and sets that fill whole octets. The warps that
 // share pixels and the blocks of a cluster add up their sums, where the stages were.
 struct GradientBoxWork {
+  Loading loading;
+  Strips strips, out_strips;
   GradientCut cut;
   Tile tile;
   int64_t part;          // vectors of four sums that a part of all slices has, as lanes have them
@@ -288,14 +327,21 @@ struct GradientBoxWork {
   int row_bytes;         // 128, or 64 where no set of a block has more
   int box_bytes, out_box_bytes;  // with what is in front of the next one
   int stages;
-  bool boxed;  // by the copy engine
   int threads;
-  // Of shared memory; the lists where threads bring boxes.
-  int positions_at, table_at, places_at, zeros_at, barriers_at, list_at, out_list_at, bytes;
+  // Of shared memory; the boxes where they are made of strips, the lists where the copy engine does
+  // not bring them.
+  int boxes_at, positions_at, table_at, places_at, zeros_at, barriers_at, list_at, out_list_at;
+  int bytes;
   bool fits;
 
-  int stage_bytes() const { return boxes * box_bytes + out_boxes * out_box_bytes; }
+  int all_box_bytes() const { return boxes * box_bytes + out_boxes * out_box_bytes; }
+  int stage_bytes() const {
+    return loading == Loading::kStrips ? strips.bytes + out_strips.bytes : all_box_bytes();
+  }
   int brought_bytes() const {
+    if (loading == Loading::kStrips) {
+      return strips.brought_bytes(tile.images) + out_strips.brought_bytes(tile.images);
+    }
     return (boxes * tile.classes * tile.slots + out_boxes * tile.pixels()) * row_bytes;
   }
 };

@@ -1,13 +1,14 @@
-// The weight gradient of images of 16-bit elements: the copy engine, or where it cannot threads,
-// bring boxes of both, warps multiply them where they lie, pixel by pixel. What warps and blocks
-// share is as in gradient.cuh, but the warps that share pixels and the blocks of a cluster add up
-// their sums: a cluster leaves one part, or stores the result where it is the only one of a slice.
+// The weight gradient of images of 16-bit elements: boxes of both come as in boxes.cuh, warps
+// multiply them where they lie, pixel by pixel. What warps and blocks share is as in gradient.cuh,
+// but the warps that share pixels and the blocks of a cluster add up their sums: a cluster leaves
+// one part, or stores the result where it is the only one of a slice.
 #pragma once
 
 #include "kernels/common/scalar.cuh"
 #include "kernels/grouped/box.cuh"
 #include "kernels/grouped/gradient.cuh"
 #include "kernels/grouped/planes.cuh"
+#include "kernels/grouped/strips.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -27,8 +28,9 @@ constexpr int kNoRow = INT32_MAX, kNoColumn = -1;  // groups
 template <typename T>
 struct GradientBoxParams {
   CUtensorMap in, out;
-  Image<T> in_image, out_image;  // what they are of
-  PlaneBox in_box, out_box;      // where threads bring them
+  Image<T> in_image, out_image;          // what they are of
+  PlaneBox in_box, out_box;              // where threads bring them
+  StripBox in_strip_box, out_strip_box;  // where they are made of strips
   GradientShares shares;
   TileParams tile;
   GradientBoxWork work;
@@ -45,6 +47,7 @@ struct GradientBoxMemory {
   template <typename T>
   __device__ GradientBoxMemory(const GradientBoxParams<T>& p, char* memory)
       : stages(memory),
+        boxes(memory + p.work.boxes_at),
         zeros(memory + p.work.zeros_at),
         spots(reinterpret_cast<Spot*>(memory + p.work.positions_at)),
         pixels(reinterpret_cast<int*>(spots + p.pixels)),
@@ -53,17 +56,26 @@ struct GradientBoxMemory {
         columns(rows + p.by_rows.divisor() * kOctet),
         full(reinterpret_cast<ptx::Barrier*>(memory + p.work.barriers_at)),
         empty(full + kMostStages),
-        list(reinterpret_cast<Brought*>(memory + p.work.list_at)),
-        out_list(reinterpret_cast<Brought*>(memory + p.work.out_list_at)) {}
+        list(memory + p.work.list_at),
+        out_list(memory + p.work.out_list_at) {}
 
-  char *stages, *zeros;
-  Spot* spots;                 // of a tile's positions
-  int* pixels;                 // of their first pixels the rows, in bytes
+  char *stages, *boxes, *zeros;  // boxes where they are made of strips
+  Spot* spots;                   // of a tile's positions
+  int* pixels;                   // of their first pixels the rows, in bytes
   int* table;                  // of the rows of sums: how far from a pixel's row those of `in` are
   SumPlace *rows, *columns;    // of a set's sums: of every row and column of octets eight
   ptx::Barrier *full, *empty;  // of the stages
-  Brought *list, *out_list;    // where threads bring boxes
+  char *list, *out_list;       // how boxes are brought, where the copy engine does not
+
+  __device__ Brought* brought() const { return reinterpret_cast<Brought*>(list); }
+  __device__ Brought* out_brought() const { return reinterpret_cast<Brought*>(out_list); }
 };
+
+template <typename T>
+__device__ inline RunPlace run_place(const GradientBoxParams<T>& p, const Place& at) {
+  return {p.in_strip_box, at.h * p.tile.h.step + p.tile.h.first,
+          at.w * p.tile.w.step + p.tile.w.first};
+}
 
 // Of every set, where the rows of its pairs are; behind the last one, some that exist.
 template <typename T>
@@ -112,7 +124,7 @@ __device__ inline void clear_behind(const Crew& crew, const GradientBoxParams<T>
 }
 
 // A whole warp; one of the threads starts the copies.
-template <typename T>
+template <typename T, bool kStrips>
 __device__ inline void load_gradient_boxes(const GradientBoxParams<T>& p,
                                            const GradientBoxMemory& memory, const Share& share) {
   const bool elected = ptx::elect_one();
@@ -126,10 +138,16 @@ __device__ inline void load_gradient_boxes(const GradientBoxParams<T>& p,
     if (elected) {
       char* to = memory.stages + turn.stage * p.stage_bytes;
       ptx::arrive_expecting(full, p.brought_bytes);
-      bring_tile<T>(p.tile, p.in, full, channel, at, p.work.boxes, p.work.box_bytes, to,
-                    p.work.row_bytes);
-      bring_boxes<T>(p.out, full, out_channel, at.w, at.h, at.n, p.work.out_boxes,
-                     p.work.out_box_bytes, to + p.work.boxes * p.work.box_bytes);
+      if constexpr (kStrips) {
+        bring_strips<T>(p.in_strip_box, p.in, full, channel, at.n, run_place(p, at), to);
+        bring_strips<T>(p.out_strip_box, p.out, full, out_channel, at.n,
+                        {p.out_strip_box, at.h, at.w}, to + p.work.strips.bytes);
+      } else {
+        bring_tile<T>(p.tile, p.in, full, channel, at, p.work.boxes, p.work.box_bytes, to,
+                      p.work.row_bytes);
+        bring_boxes<T>(p.out, full, out_channel, at.w, at.h, at.n, p.work.out_boxes,
+                       p.work.out_box_bytes, to + p.work.boxes * p.work.box_bytes);
+      }
     }
     turn.advance(p.work.stages);
   }
@@ -154,14 +172,14 @@ __device__ inline void load_gradient_planes(const GradientBoxParams<T>& p,
     crew.sync();  // the lists of the tile before are no longer read
     find_vectors(crew, p.in_box, p.in_image, p.tile.h.in, p.tile.w.in, p.tile.N, at.n,
                  at.h * p.tile.h.step + p.tile.h.first, at.w * p.tile.w.step + p.tile.w.first,
-                 memory.list);
+                 memory.brought());
     find_vectors(crew, p.out_box, p.out_image, p.tile.h.out, p.tile.w.out, p.tile.N, at.n, at.h,
-                 at.w, memory.out_list);
+                 at.w, memory.out_brought());
     crew.sync();
     char* to = memory.stages + turn.stage * p.stage_bytes;
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    copies.bring(memory.list, to);
-    out_copies.bring(memory.out_list, to + p.work.boxes * p.work.box_bytes);
+    copies.bring(memory.brought(), to);
+    out_copies.bring(memory.out_brought(), to + p.work.boxes * p.work.box_bytes);
     ptx::arrive(&memory.full[turn.stage]);
     turn.advance(p.work.stages);
   }
@@ -384,9 +402,8 @@ struct SumOfPart {
   }
 };
 
-// `kPlanes`: threads bring the boxes.
-template <typename T, int kIndex, bool kPlanes>
-__global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof(T)) : 32),
+template <typename T, int kIndex, Loading kLoading>
+__global__ void __launch_bounds__(kMostThreads + box_loaders(kLoading, sizeof(T)),
                                   kGradientBoxKernels[kIndex].box_blocks())
     sum_boxes(const __grid_constant__ GradientBoxParams<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -399,7 +416,8 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (p.weight == nullptr) ptx::start_dependents();
-  constexpr int kLoaders = kPlanes ? box_producers(sizeof(T)) : 32;
+  constexpr bool kPlanes = kLoading == Loading::kThreads, kStrips = kLoading == Loading::kStrips;
+  constexpr int kLoaders = box_loaders(kLoading, sizeof(T));
   using Registers =
       BoxRegisters<box_producers(sizeof(T)), kGradientBoxKernels[kIndex].box_blocks()>;
   const int first_loader = kPlanes ? kMostThreads / 32 : p.warps;
@@ -410,7 +428,7 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
       Registers::give();
       load_gradient_planes(p, memory, share);
     } else {
-      load_gradient_boxes(p, memory, share);
+      load_gradient_boxes<T, kStrips>(p, memory, share);
     }
     if (p.weight == nullptr) return;
     list_places({static_cast<int>(threadIdx.x) - first_loader * 32, kLoaders, 0}, p, memory, share);
@@ -423,7 +441,14 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
   const Crew crew = consumers(p.warps * 32);
   list_gradient_rows(crew, p, share, kPairs, memory.table);
   list_pixels(crew, p, memory);
-  clear_behind(crew, p, memory);
+  if constexpr (kStrips) {
+    list_strips<T>(crew, p.in_strip_box, {memory.list + kNowhereBytes, p.in_strip_box});
+    list_strips<T>(crew, p.out_strip_box, {memory.out_list, p.out_strip_box});
+    clear_boxes(crew, memory.boxes,
+                p.work.boxes * p.work.box_bytes + p.work.out_boxes * p.work.out_box_bytes);
+  } else {
+    clear_behind(crew, p, memory);
+  }
   await_stages(kLoaders, p.warps);
   int row[kPairs];
 #pragma unroll
@@ -441,11 +466,27 @@ __global__ void __launch_bounds__(kMostThreads + (kPlanes ? box_producers(sizeof
 #pragma unroll 1
   for (int tile = share.split; tile < p.tile.tiles; tile += p.shares.splits) {
     const Place at = place_of(p.tile, tile);
-    const uint32_t stage = stages + turn.stage * p.stage_bytes;
+    uint32_t stage = stages + turn.stage * p.stage_bytes;
     ptx::wait(&memory.full[turn.stage], turn.parity);
+    const auto leave_stage = [&] {
+      __syncwarp();
+      if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
+    };
+    if constexpr (kStrips) {
+      const uint32_t boxes = ptx::shared_address(memory.boxes);
+      const uint32_t nowhere = ptx::shared_address(memory.list);
+      crew.sync();  // the boxes of the tile before are no longer read
+      turn_strips<T>(crew, p.in_strip_box, {memory.list + kNowhereBytes, p.in_strip_box},
+                     run_place(p, at), stage, boxes, nowhere);
+      turn_strips<T>(crew, p.out_strip_box, {memory.out_list, p.out_strip_box},
+                     {p.out_strip_box, at.h, at.w}, stage + p.work.strips.bytes,
+                     boxes + p.work.boxes * p.work.box_bytes, nowhere);
+      leave_stage();
+      crew.sync();
+      stage = boxes;
+    }
     add_box_pixels<T>(p, memory, at, stage, stage + columns, own.pixels, row, sum);
-    __syncwarp();
-    if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
+    if constexpr (!kStrips) leave_stage();
     turn.advance(p.work.stages);
   }
   store_total(p, memory, share, own, kLoaders, sum);

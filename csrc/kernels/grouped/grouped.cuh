@@ -106,11 +106,23 @@ KernelOf<T> kernel_at(int index, std::index_sequence<kIndex...>) {
   static constexpr KernelOf<T> kTable[] = {convolve<T, static_cast<int>(kIndex)>...};
   return kTable[index];
 }
-template <typename T, bool kPlanes, size_t... kIndex>
+template <typename T, Loading kLoading, size_t... kIndex>
 BoxKernelOf<T> box_kernel_at(int index, std::index_sequence<kIndex...>) {
   static constexpr BoxKernelOf<T> kTable[] = {
-      convolve_boxes<T, static_cast<int>(kIndex), kPlanes>...};
+      convolve_boxes<T, static_cast<int>(kIndex), kLoading>...};
   return kTable[index];
+}
+template <typename T>
+BoxKernelOf<T> box_kernel_of(Loading loading, int index) {
+  const auto indices = std::make_index_sequence<kBoxKernelCount>();
+  switch (loading) {
+    case Loading::kBoxes:
+      return box_kernel_at<T, Loading::kBoxes>(index, indices);
+    case Loading::kStrips:
+      return box_kernel_at<T, Loading::kStrips>(index, indices);
+    default:
+      return box_kernel_at<T, Loading::kThreads>(index, indices);
+  }
 }
 template <typename T, size_t... kIndex>
 GradientKernelOf<T> gradient_kernel_at(int index, std::index_sequence<kIndex...>) {
@@ -118,11 +130,23 @@ GradientKernelOf<T> gradient_kernel_at(int index, std::index_sequence<kIndex...>
   return kTable[index];
 }
 
-template <typename T, bool kPlanes, size_t... kIndex>
+template <typename T, Loading kLoading, size_t... kIndex>
 GradientBoxKernelOf<T> gradient_box_kernel_at(int index, std::index_sequence<kIndex...>) {
   static constexpr GradientBoxKernelOf<T> kTable[] = {
-      sum_boxes<T, static_cast<int>(kIndex), kPlanes>...};
+      sum_boxes<T, static_cast<int>(kIndex), kLoading>...};
   return kTable[index];
+}
+template <typename T>
+GradientBoxKernelOf<T> gradient_box_kernel_of(Loading loading, int index) {
+  const auto indices = std::make_index_sequence<kGradientBoxKernelCount>();
+  switch (loading) {
+    case Loading::kBoxes:
+      return gradient_box_kernel_at<T, Loading::kBoxes>(index, indices);
+    case Loading::kStrips:
+      return gradient_box_kernel_at<T, Loading::kStrips>(index, indices);
+    default:
+      return gradient_box_kernel_at<T, Loading::kThreads>(index, indices);
+  }
 }
 
 inline Start start_of(const ConvPlan& plan, cudaStream_t stream, bool early, int cluster = 1) {
@@ -315,6 +339,59 @@ inline PlaneBox position_box(const Tile& tile, int vector) {
   return box;
 }
 
+// Strips of planes.
+template <typename T>
+CUtensorMap map_strips(const Strips& s, const T* data, const Shape4& strides, const Shape4& sizes) {
+  const int64_t plane = sizes[2] * sizes[3];
+  const Boxes<3> boxes{{static_cast<cuuint64_t>(plane), static_cast<cuuint64_t>(sizes[1]),
+                        static_cast<cuuint64_t>(sizes[0])},
+                       {map_stride<T>(2, plane), map_stride<T>(sizes[0], strides[0])},
+                       {kStripPixels<T>, static_cast<cuuint32_t>(s.channels), 1},
+                       {1, 1, 1}};
+  return make_map(data, kMapType<T>, boxes);
+}
+
+inline StripBox strip_box_of(const Strips& s, int images, int pieces, int box_bytes) {
+  using D = Divider<int32_t>;
+  StripBox box{};
+  box.strips = s;
+  box.images = images;
+  box.pieces = pieces;
+  box.box_bytes = box_bytes;
+  box.by_parts = D(s.parts / (images * s.runs));
+  box.by_runs = D(s.runs);
+  return box;
+}
+inline StripBox strip_box(const Geometry& g, const Tile& tile, const Strips& strips, int pieces,
+                          int box_bytes) {
+  using D = Divider<int32_t>;
+  StripBox box = strip_box_of(strips, tile.images, pieces, box_bytes);
+  box.H = g.h.in;
+  box.W = g.w.in;
+  box.first_column = g.w.first;
+  box.row_step = g.h.class_step;
+  box.pitch = tile.pitch;
+  box.class_rows = tile.class_slots;
+  box.image_rows = tile.image_slots;
+  box.by_width = D(g.w.in);
+  box.by_step = D(g.w.step);
+  box.by_class_step = D(g.w.class_step);
+  return box;
+}
+inline StripBox position_strip_box(const Geometry& g, const Tile& tile, const Strips& strips,
+                                   int pieces, int box_bytes) {
+  using D = Divider<int32_t>;
+  StripBox box = strip_box_of(strips, tile.images, pieces, box_bytes);
+  box.H = g.h.out;
+  box.W = g.w.out;
+  box.row_step = 1;
+  box.pitch = tile.columns;
+  box.image_rows = tile.rows * tile.columns;
+  box.by_width = D(g.w.out);
+  box.by_step = box.by_class_step = D(1);
+  return box;
+}
+
 template <typename T>
 void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
                            const Operands& operands, const LaunchContext& context) {
@@ -326,9 +403,16 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   const auto* x = static_cast<const T*>(operands.x);
   const auto* dy = static_cast<const T*>(operands.y);
   GradientBoxParams<T> p{};
-  if (work.boxed) {
+  if (work.loading == Loading::kBoxes) {
     p.in = map_boxes(g, tile, x, work.row_bytes);
     p.out = map_positions(g, tile, dy, work.row_bytes / static_cast<int>(sizeof(T)));
+  }
+  if (work.loading == Loading::kStrips) {
+    p.in = map_strips(work.strips, x, g.in, problem.x_sizes());
+    p.out = map_strips(work.out_strips, dy, g.out, problem.y_sizes());
+    p.in_strip_box = strip_box(g, tile, work.strips, cut.sets * cut.octets, work.box_bytes);
+    p.out_strip_box =
+        position_strip_box(g, tile, work.out_strips, cut.sets * cut.columns, work.out_box_bytes);
   }
   p.in_image = make_image(x, g.in, problem.x_sizes(), g.C, g.groups, g.C);
   p.out_image = make_image(dy, g.out, problem.y_sizes(), g.K, g.groups, g.K);
@@ -348,12 +432,8 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   p.weight_c = problem.w_strides[1];
   p.weight_r = problem.w_strides[2];
   p.weight_s = problem.w_strides[3];
-  const int kernel = variant.kernel - kGradientKernelCount;
-  const auto indices = std::make_index_sequence<kGradientBoxKernelCount>();
   start("grouped: the weight gradient", start_of(plan, context.stream, false, variant.cluster()),
-        work.boxed ? gradient_box_kernel_at<T, false>(kernel, indices)
-                   : gradient_box_kernel_at<T, true>(kernel, indices),
-        p);
+        gradient_box_kernel_of<T>(work.loading, variant.kernel - kGradientKernelCount), p);
   if (!leaves_parts) return;
   const GradientKernel& sizes = variant.gradient_kernel();
   const int count = sizes.pairs * sizes.channels;
@@ -433,8 +513,12 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   auto* y = static_cast<T*>(operands.y);
   BoxParams<T> p{};
   const T* in = backward ? y : x;
-  if (g.in_boxed) p.in = map_boxes(g, tile, in, kBoxRowBytes);
   const Shape4 in_sizes = backward ? problem.y_sizes() : problem.x_sizes();
+  if (work.loading == Loading::kBoxes) p.in = map_boxes(g, tile, in, kBoxRowBytes);
+  if (work.loading == Loading::kStrips) {
+    p.in = map_strips(work.strips, in, g.in, in_sizes);
+    p.strip_box = strip_box(g, tile, work.strips, work.sets * work.pieces, work.box_bytes);
+  }
   p.image = make_image(in, g.in, in_sizes, g.C, g.groups, g.C);
   p.box = plane_box(g, tile, brought_pixels(in, g.in, in_sizes));
   p.tile = tile_params(g, tile);
@@ -462,7 +546,7 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   p.groups = static_cast<int>(g.groups);
   p.all_K = static_cast<int>(g.groups * g.K);
   p.pixel_warps = variant.pixel_warps();
-  p.loaders = g.in_boxed ? 32 : box_producers(sizeof(T));
+  p.loaders = box_loaders(work.loading, sizeof(T));
   p.by_pieces = D(work.pieces);
   p.by_set = D(work.steps * 2);
   p.group_C = static_cast<int>(g.C);
@@ -482,12 +566,8 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   p.tile_blocks = static_cast<int>(plan.grid[0] / work.slices);
   p.slices = D(work.slices);
   p.parts = D(work.parts);
-  const int kernel = variant.kernel - kKernelCount;
-  const auto indices = std::make_index_sequence<kBoxKernelCount>();
   start("grouped", start_of(plan, context.stream, false),
-        g.in_boxed ? box_kernel_at<T, false>(kernel, indices)
-                   : box_kernel_at<T, true>(kernel, indices),
-        p);
+        box_kernel_of<T>(work.loading, variant.kernel - kKernelCount), p);
 }
 
 template <typename T>

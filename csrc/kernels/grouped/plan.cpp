@@ -46,6 +46,12 @@ constexpr double kBoxBytesPerClock = 29;            // brought to a multiprocess
 // Where threads bring a box: of 32 rows and a piece of their channels, and until those are there.
 constexpr double kInstructionsPerBrought = 217;
 constexpr double kBroughtClocks = 1300;
+// Where they are made of strips: of 2 KB, until a block's warps have made a tile's, and what a
+// block without another beside it waits for more.
+constexpr double kInstructionsPerTurn = 300;
+constexpr double kTurnedClocks = 600;
+constexpr double kTurnLatency = 65;
+constexpr double kAloneClocks = 2200;
 constexpr double kInstructionsPerPlaneVector = 84.2;  // stored
 constexpr double kBoxBlockClocks = 9380;              // until a block begins
 constexpr double kGradientBlockClocks = 9380;         // the same in a weight gradient
@@ -131,13 +137,17 @@ class Search {
       if (gradient) {
         for (int kernel = 0; kernel < kGradientBoxKernelCount; ++kernel) {
           for (const int pixels : kGradientPixels) {
-            try_boxes({kGradientKernelCount + kernel, warps, 0}, pixels);
+            for (const bool by_threads : loadings()) {
+              try_boxes({kGradientKernelCount + kernel, warps, 0, by_threads}, pixels);
+            }
           }
         }
       } else {
         for (int kernel = 0; kernel < kBoxKernelCount; ++kernel) {
-          const Variant v{kKernelCount + kernel, warps, 0};
-          try_boxes(v, v.pixels());
+          for (const bool by_threads : loadings()) {
+            const Variant v{kKernelCount + kernel, warps, 0, by_threads};
+            try_boxes(v, v.pixels());
+          }
         }
       }
     }
@@ -145,6 +155,15 @@ class Search {
   }
 
  private:
+  // How variants bring boxes (Variant::by_threads): planes by strips where that is possible, and by
+  // threads.
+  std::vector<bool> loadings() const {
+    const bool gradient = p_.pass == Pass::kWgrad;
+    if (g_.in_boxed && (!gradient || g_.out_boxed)) return {false};
+    if (g_.in_planes && (!gradient || g_.out_planes)) return {false, true};
+    return {true};
+  }
+
   // Whether there are kernels of boxes.
   bool is_boxed() const {
     return d_.has_hopper_kernels() && (p_.pass != Pass::kWgrad || size_ == 2);
@@ -230,8 +249,12 @@ class Search {
     const double products = steps * pixels * channels * kProductClocks;
     const double brought = w.brought_bytes() / kBoxBytesPerClock;
     double waits = w.stages > 1 ? kBoxTileClocks : kBoxTurnClocks + brought;
+    double alone = 0;
     ByThreads threads;
-    if (!g_.in_boxed) {
+    if (w.loading == Loading::kStrips) {
+      waits = kBoxTileClocks + count_strips(threads, w.strips, w.tile.images);
+      if (resident == 1) alone = kAloneClocks;
+    } else if (w.loading == Loading::kThreads) {
       const Tile& t = w.tile;
       count_boxes(threads, g_.in, t.images * t.kept_rows, t.kept_columns * g_.w.classes,
                   int64_t{w.sets} * w.pieces);
@@ -254,8 +277,9 @@ class Search {
     const double filling = w.sets * w.column_warps * w.weight_bytes / 128.0 *
                            kBoxInstructionsPerWeight / (4 * kIssueEfficiency);
     plan.predicted_ms =
-        kLaunchMs + box_ms(static_cast<double>(plan.grid[0]), own * clocks + filling,
-                           kBoxBlockClocks + own * waits, d_.sm_count, resident, p_.least_bytes());
+        kLaunchMs + box_ms(static_cast<double>(plan.grid[0]), own * (clocks + alone) + filling,
+                           kBoxBlockClocks + own * waits, d_.sm_count, resident,
+                           p_.least_bytes() + part_bytes());
     take(plan, v, w.tile);
   }
 
@@ -330,7 +354,8 @@ class Search {
     plan.block = w.threads + (w.resident ? kProducers : 0);
     plan.shared_bytes = w.bytes;
     plan.workspace_bytes = packed_bytes(w);
-    const double bytes = p_.least_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
+    const double bytes =
+        p_.least_bytes() + part_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
     const double clocks = std::max({issues / (4 * kIssueEfficiency), operands, products});
     plan.predicted_ms =
         kLaunchMs + kPackMs +
@@ -404,7 +429,10 @@ class Search {
     double waits = w.stages > 1 ? kBoxTileClocks : kBoxTurnClocks + brought;
     waits = std::max(waits, own_steps * pairs * (kOperandLatency + channels * kProductLatency));
     ByThreads threads;
-    if (!w.boxed) {
+    if (w.loading == Loading::kStrips) {
+      waits += count_strips(threads, w.strips, tile.images) +
+               count_strips(threads, w.out_strips, tile.images);
+    } else if (w.loading == Loading::kThreads) {
       count_boxes(threads, g_.in, tile.images * tile.kept_rows, tile.kept_columns * g_.w.classes,
                   int64_t{w.cut.sets} * w.cut.octets);
       count_boxes(threads, g_.out, tile.images * tile.rows, tile.columns,
@@ -414,7 +442,7 @@ class Search {
     const double clocks = std::max({threads.clocks(issues, shared), products, brought});
     const double sums = warps * pairs * channels * kBoxInstructionsPerSum / (4 * kIssueEfficiency);
     for (int log = 0; 1 << log <= kMostClustered; ++log) {
-      cluster_gradient({v.kernel, v.warps, log}, w, resident, clocks, waits, sums);
+      cluster_gradient({v.kernel, v.warps, log, v.by_threads}, w, resident, clocks, waits, sums);
     }
   }
 
@@ -484,6 +512,12 @@ class Search {
     }
   }
 
+  // Of planes each phase of columns writes parts of all sectors.
+  double part_bytes() const {
+    const int parts = is_planar(g_) ? g_.w.phases - 1 : 0;
+    return static_cast<double>(parts) * size_ * static_cast<double>(p_.x_count());
+  }
+
   // A warp's instructions for a unit of 32 pixels.
   double bring(bool vectors) const {
     return vectors ? kInstructionsPerVector / 2 : kInstructionsPerElement * kUnitBytes / size_;
@@ -514,9 +548,9 @@ class Search {
   void count_rows(ByThreads& all, double rows, double pixels, double channels,
                   int64_t stride) const {
     constexpr double kLine = 128, kSector = 32;
-    const double row_bytes = pixels * size_;
-    all.lines += rows * channels * (stride == 1 ? 1 + row_bytes / kLine : pixels);
-    all.bytes += rows * channels * (stride == 1 ? kSector + row_bytes : pixels * kSector);
+    const double row_bytes = pixels * size_ * static_cast<double>(stride);
+    all.lines += rows * channels * std::min(1 + row_bytes / kLine, pixels);
+    all.bytes += rows * channels * std::min(kSector + row_bytes, pixels * kSector);
   }
   void count_boxes(ByThreads& all, const Shape4& strides, int rows, int pixels,
                    int64_t pieces) const {
@@ -525,6 +559,16 @@ class Search {
     const double turns = std::ceil(rows * pixels / 64.0) * static_cast<double>(pieces);
     all.issues += turns * kInstructionsPerBrought;
     all.waits += std::ceil(turns / (box_producers(size_) / 32)) * kBroughtClocks;
+  }
+
+  // Strips that warps turn into boxes; returns the clocks that a block waits for these.
+  double count_strips(ByThreads& all, const Strips& s, int images) const {
+    const double part = 16 * kBoxRowBytes;  // bytes
+    const double bytes = s.brought_bytes(images);
+    const double turns = bytes / part;
+    all.issues += turns * kInstructionsPerTurn;
+    all.lines += 2 * bytes / kBoxRowBytes;
+    return kTurnedClocks + std::ceil(turns / 8) * kTurnLatency;
   }
 
   // Of blocks that keep one of so many multiprocessors busy for so many clocks, and wait for so
