@@ -26,9 +26,8 @@ constexpr int kNoPiece = INT32_MIN / 2;
 template <typename T>
 struct BoxParams {
   CUtensorMap in, out_of[kMostBoxPhases];
-  Image<T> image;      // what `in` is of
-  PlaneBox box;        // where threads bring it
-  StripBox strip_box;  // where it is made of strips
+  Image<T> image;  // what `in` is of
+  PlaneBox box;    // where threads bring it
   TileParams tile;
   T* out;
   int64_t out_n, out_c, out_h, out_w;
@@ -51,6 +50,7 @@ struct BoxParams {
   Divider<int32_t> slices, parts;
   Divider<int32_t> by_K, by_pieces, by_set;  // of a group, a tap, and a set: pieces of its steps
   Divider<int32_t> by_pixel_warps, by_column_warps, by_row_bytes;
+  StripBox strip_box;  // where it is made of strips
 };
 
 // A block's shared memory.

@@ -141,19 +141,19 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
   for (int tile = first_tile; tile < p.tile.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p.tile, tile);
     ptx::wait(&memory.full[turn.stage], turn.parity);
-    uint32_t stage = stages + turn.stage * p.stage_bytes;
     if constexpr (kStrips) {
       crew.sync();  // the boxes of the tile before are no longer read
       turn_strips<T>(crew, p.strip_box, {memory.list + kNowhereBytes, p.strip_box},
-                     run_place(p, at), stage, boxes, ptx::shared_address(memory.list));
+                     run_place(p, at), stages + turn.stage * p.stage_bytes, boxes,
+                     ptx::shared_address(memory.list));
       __syncwarp();
       if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
       crew.sync();
-      stage = boxes;
     }
     uint32_t pixel[kPixels];
 #pragma unroll
-    for (int i = 0; i < kPixels; ++i) pixel[i] = row[i] + stage;
+    for (int i = 0; i < kPixels; ++i)
+      pixel[i] = row[i] + (kStrips ? boxes : stages + turn.stage * p.stage_bytes);
     int step = 0;  // the first one of a phase
     int h = 0, w = 0;
 #pragma unroll 1

@@ -252,8 +252,6 @@ struct Strips {
 
 // The same by boxes.
 struct BoxWork {
-  Loading loading;
-  Strips strips;
   Tile tile;
   int pack, C, K;  // groups of a set, and its channels
   int all_sets;
@@ -276,8 +274,10 @@ struct BoxWork {
   TileCounts tiles;
   // Of shared memory; the boxes where they are made of strips, the list where the copy engine does
   // not bring them.
-  int boxes_at, weights_at, staging_at, spots_at, table_at, barriers_at, list_at, bytes;
+  int weights_at, staging_at, spots_at, table_at, barriers_at, list_at, boxes_at, bytes;
   bool fits;
+  Loading loading;
+  Strips strips;
 
   int stage_bytes() const { return loading == Loading::kStrips ? strips.bytes : boxes * box_bytes; }
   int brought_bytes() const {
