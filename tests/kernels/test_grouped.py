@@ -60,6 +60,8 @@ PROBLEMS = {
     "planes_wide": grouped(1, 3, 8, (4, 150), padding=1),
     "planes_dilated": grouped(2, 3, 8, (16, 22), padding=2, dilation=2),
     "planes_many": grouped(9, 6, 4, (4, 10), padding=1),
+    "planes_of_32": grouped(2, 2, 32, (8, 12), padding=1),
+    "planes_of_24_strided": grouped(2, 3, 24, (16, 16), stride=2, padding=1),
     "row": grouped(2, 6, 4, (1, 90), taps=(1, 5), padding=(0, 2)),
     "pixel": grouped(1, 3, 100, (1, 1), stride=2, padding=1),  # phases without a pixel
 }
@@ -107,6 +109,22 @@ def test_every_kernel_has_a_plan(op):
     assert {plan.variant for plan in plans} == kernels(op)
     if op == "wgrad":  # clusters, which need no workspace
         assert any(plan.splits > 1 and plan.workspace_bytes == 0 for plan in plans)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", PASSES)
+def test_every_kernel_of_boxes_has_planes_both_ways(op):
+    ways = set()
+    for name, problem in PROBLEMS.items():
+        if not name.startswith("planes"):
+            continue
+        values = make_integers(problem)
+        for dtype in DTYPES:
+            t = place_all(problem, values, "cuda", dtype, torch.contiguous_format)
+            plans = plans_of("grouped", op, problem, t)
+            ways |= {(plan.variant, plan.variant_index % 2) for plan in plans}  # odd: by threads
+    boxes = {name for name in kernels(op) if name.startswith("boxes")}
+    assert ways >= set(itertools.product(boxes, range(2)))
 
 
 @pytest.mark.gpu

@@ -44,12 +44,12 @@ constexpr double kBoxTileClocks = 720;              // that a block waits for a 
 constexpr double kBoxTurnClocks = 4770;             // the same where there is one stage
 constexpr double kBoxBytesPerClock = 29;            // brought to a multiprocessor
 // Where threads bring a box: of 32 rows and a piece of their channels, and until those are there.
-constexpr double kInstructionsPerBrought = 217;
+constexpr double kInstructionsPerBrought = 300;
 constexpr double kBroughtClocks = 1300;
 // Where they are made of strips: of 2 KB, until a block's warps have made a tile's, and what a
 // block without another beside it waits for more.
-constexpr double kInstructionsPerTurn = 300;
-constexpr double kTurnedClocks = 600;
+constexpr double kInstructionsPerTurn = 330;
+constexpr double kTurnedClocks = 700;
 constexpr double kTurnLatency = 65;
 constexpr double kAloneClocks = 2200;
 constexpr double kInstructionsPerPlaneVector = 84.2;  // stored
