@@ -50,7 +50,7 @@ struct BoxParams {
   Divider<int32_t> slices, parts;
   Divider<int32_t> by_K, by_pieces, by_set;  // of a group, a tap, and a set: pieces of its steps
   Divider<int32_t> by_pixel_warps, by_column_warps, by_row_bytes;
-  StripBox strip_box;  // where it is made of strips
+  StripBox strip_box;  // where it is made of strips; in front, it cost other kernels registers
 };
 
 // A block's shared memory.
