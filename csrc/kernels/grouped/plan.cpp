@@ -32,7 +32,7 @@ constexpr double kBandwidthEfficiency = 0.666;
 constexpr double kOverlapLoss = 1;
 constexpr double kLaunchMs = 4.9e-3;
 constexpr double kPackMs = 0.9e-3;
-constexpr double kNextMs = 2.9e-3;  // of a weight gradient's second kernel
+constexpr double kNextMs = 3.3e-3;  // of a weight gradient's second kernel
 
 // The same of boxes.
 constexpr double kBoxInstructionsPerOperand = 5.67;  // besides products
@@ -40,24 +40,27 @@ constexpr double kBoxInstructionsPerStep = 43.1;
 constexpr double kBoxInstructionsPerOutput = 3.55;  // of a lane's pixel
 constexpr double kBoxInstructionsPerTile = 43.2;    // and phase
 constexpr double kBoxInstructionsPerWeight = 74.7;  // brought: of four bytes
-constexpr double kBoxTileClocks = 1250;             // that a block waits for a tile
+constexpr double kBoxTileClocks = 720;              // that a block waits for a tile
 constexpr double kBoxTurnClocks = 4770;             // the same where there is one stage
 constexpr double kBoxBytesPerClock = 29;            // brought to a multiprocessor
 // Where threads bring a box: of 32 rows and a piece of their channels, and until those are there.
 constexpr double kInstructionsPerBrought = 217;
 constexpr double kBroughtClocks = 1300;
 constexpr double kInstructionsPerPlaneVector = 84.2;  // stored
-constexpr double kBoxBlockClocks = 9380;              // until a block begins
-constexpr double kGradientBlockClocks = 9380;         // the same in a weight gradient
-constexpr double kBoxInstructionsPerSum = 32;  // there, of a product's four: added up, stored
-constexpr double kOperandLatency = 30;         // clocks of a warp, in a weight gradient
-constexpr double kProductLatency = 22;
-constexpr double kBoxBandwidthEfficiency = 0.735;
+constexpr double kBoxBlockClocks = 1.33e+04;          // until a block begins
+constexpr double kGradientBlockClocks = 6300;         // the same in a weight gradient
+// There, of a product's four sums: left as they are, exchanged, and stored in the result.
+constexpr double kInstructionsPerLeftSum = 16;
+constexpr double kInstructionsPerExchangedSum = 80;
+constexpr double kInstructionsPerStoredSum = 160;
+constexpr double kOperandLatency = 14;  // clocks of a warp, in a weight gradient
+constexpr double kProductLatency = 23;
+constexpr double kBoxBandwidthEfficiency = 0.894;
 constexpr double kBoxOverlapLoss = 0.439;
 
 // Of clusters, as in implicit_gemm.
 constexpr double kClusterBytesPerClock = 13.7;  // of the others' shared memory
-constexpr double kClusterMs = 0.66e-3;          // for each of its blocks
+constexpr double kClusterMs = 0.45e-3;          // for each of its blocks
 constexpr double kClusterShare = 0.834;  // of the multiprocessors, that those above two reach
 
 constexpr int kGradientPixels[] = {64, 128, 256};  // of a tile
@@ -412,7 +415,7 @@ class Search {
       waits = std::max(waits, threads.waits);
     }
     const double clocks = std::max({threads.clocks(issues, shared), products, brought});
-    const double sums = warps * pairs * channels * kBoxInstructionsPerSum / (4 * kIssueEfficiency);
+    const double sums = warps * pairs * channels / (4 * kIssueEfficiency);
     for (int log = 0; 1 << log <= kMostClustered; ++log) {
       cluster_gradient({v.kernel, v.warps, log}, w, resident, clocks, waits, sums);
     }
@@ -446,7 +449,7 @@ class Search {
   }
 
   // The same of clusters of blocks: one stores the result, or some leave parts. `clocks`, `waits`:
-  // of a tile; `sums`: to store them.
+  // of a tile; `sums`: an instruction for each four.
   void cluster_gradient(const Variant& v, const GradientBoxWork& w, int resident, double clocks,
                         double waits, double sums) {
     const GradientCut& cut = w.cut;
@@ -474,10 +477,13 @@ class Search {
       plan.shared_bytes = w.bytes;
       plan.splits = splits;
       plan.workspace_bytes = parts > 1 ? parts * part_bytes : 0;
+      const double stored = parts == 1                      ? kInstructionsPerStoredSum
+                            : cluster * v.pixel_warps() > 1 ? kInstructionsPerExchangedSum
+                                                            : kInstructionsPerLeftSum;
       const double bytes = p_.least_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
       plan.predicted_ms =
           kLaunchMs + (cluster > 1 ? cluster * kClusterMs : 0) + (parts > 1 ? kNextMs : 0) +
-          box_ms(static_cast<double>(plan.grid[0]), own * clocks + sums + exchange,
+          box_ms(static_cast<double>(plan.grid[0]), own * clocks + sums * stored + exchange,
                  kGradientBlockClocks + own * waits,
                  static_cast<double>(clusters * cluster) / resident, resident, bytes);
       take(plan, v, w.tile);
