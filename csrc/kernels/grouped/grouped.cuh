@@ -8,6 +8,7 @@
 #include "kernels/common/map.cuh"
 #include "kernels/common/parts.cuh"
 #include "kernels/common/start.h"
+#include "kernels/common/weight_place.cuh"
 #include "kernels/grouped/boxes.cuh"
 #include "kernels/grouped/convolve.cuh"
 #include "kernels/grouped/gradient.cuh"
@@ -181,20 +182,6 @@ void pack(const Geometry& g, const Work& work, const T* weight, void* packed, cu
                     0, stream>>>(p, static_cast<uint4*>(packed));
   check_launch("grouped: the weights");
 }
-
-// Where the weight is that has a number by tap, k and c.
-struct WeightPlace {
-  Divider<int32_t> by_C, by_K, by_S;
-  int64_t k, c, r, s;  // strides
-
-  __device__ int64_t operator()(int64_t number) const {
-    auto rest = static_cast<int32_t>(number);
-    const int own_c = by_C.split(rest);
-    const int own_k = by_K.split(rest);
-    const int own_s = by_S.split(rest);
-    return own_k * k + own_c * c + own_s * s + rest * r;
-  }
-};
 
 // How rows of so many bytes are laid out.
 inline CUtensorMapSwizzle swizzle_of(int row_bytes) {

@@ -10,7 +10,7 @@
 #include "kernels/implicit_gemm/kernels.cuh"
 #include "kernels/implicit_gemm/pack.cuh"
 #include "kernels/implicit_gemm/weave.cuh"
-#include "kernels/implicit_gemm/weight/weight.h"
+#include "kernels/implicit_gemm/weight/launch.h"
 #include "kernels/launch.h"
 
 namespace customconv::implicit_gemm {

@@ -22,6 +22,7 @@ constexpr double kClocksPerInstruction = 2.2;  // of a warp alone
 constexpr double kTileClocks = 1500;           // that a block waits for a tile
 constexpr double kGradientClocks = 5300;       // the same until it begins, of a weight gradient
 constexpr double kAgainShare = 0.15;           // of the bytes that are read twice
+constexpr double kGradientAgainShare = 0.5;    // the same of a weight gradient, by hand
 constexpr double kFirstShare = 0.49;           // of the time that the first tiles take
 constexpr double kBandwidthEfficiency = 0.93;
 constexpr double kOverlapLoss = 0.39;
@@ -197,7 +198,8 @@ class Search {
     const double again =
         static_cast<double>(g_.N * g_.K * size_) * (lines - static_cast<double>(g_.H * g_.W));
     const double bytes_to_ms = 1e-6 / (kBandwidthEfficiency * d_.bandwidth_gb_s);
-    double bytes_ms = (p_.least_bytes() + kAgainShare * again) * bytes_to_ms;
+    const double share = g_.of_weights ? kGradientAgainShare : kAgainShare;
+    double bytes_ms = (p_.least_bytes() + share * again) * bytes_to_ms;
     if (g_.of_weights) {
       const double turns = std::ceil(blocks / d_.sm_count);
       bytes_ms *= 1 + kUnevenShare * (turns * d_.sm_count / blocks - 1);

@@ -5,9 +5,9 @@
 
 #include "kernels/common/map.cuh"
 #include "kernels/common/start.h"
+#include "kernels/implicit_gemm/weight/launch.h"
 #include "kernels/implicit_gemm/weight/parts.cuh"
 #include "kernels/implicit_gemm/weight/sums.cuh"
-#include "kernels/implicit_gemm/weight/weight.h"
 
 namespace customconv::implicit_gemm::weight {
 
