@@ -269,7 +269,7 @@ __device__ inline void list_places(const Crew& crew, const GradientBoxParams<T>&
     const int k = share.column * kOctet + i;
     memory.columns[i] = {k * p.weight_k, k < shares.cut.K ? shares.by_K.quotient(k) : kNoColumn};
   }
-  ptx::arrive_threads(kPlacesListed, p.warps * 32 + crew.threads);
+  ptx::sync_threads(kPlacesListed, p.warps * 32 + crew.threads);
 }
 
 // Stores a total of sums in the result. `number`: of a warp's sums, and of those of the same
