@@ -165,16 +165,21 @@ __device__ inline void multiply_copied_planes(const Params<T>& p, const Shared& 
   constexpr int kWeightBytes = kChannels * kRowBytes;
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const WarpProducts<T, kChannels, Fetch::kShared> products(ptx::shared_address(shared.weights));
+  const int row_bytes = p.h.step * p.pitch * kRowBytes, tap_bytes = p.w_axis.step * kRowBytes;
+  const Phase& phase = p.out.phase[0];
+  // Rows of the instruction that are no pixels read the first one's: behind the plane other threads
+  // write.
+  const uint32_t end = p.source.vectors * kRowBytes - (phase.R - 1) / p.h.planes * row_bytes -
+                       (phase.S - 1) / p.w_axis.planes * tap_bytes;
   uint32_t pixel[kBlocks];  // whose half of a piece a lane reads
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
-    pixel[b] = ptx::shared_address(shared.input) + p.block_at[warpgroup * kBlocks + b] +
-               (warp * 2 + lane / 8 % 2) * p.group_bytes + lane % 8 * kRowBytes;
+    const uint32_t at = p.block_at[warpgroup * kBlocks + b] +
+                        (warp * 2 + lane / 8 % 2) * p.group_bytes + lane % 8 * kRowBytes;
+    pixel[b] = ptx::shared_address(shared.input) + (at < end ? at : 0);
 #pragma unroll
     for (float& s : sum[b]) s = 0.0f;
   }
-  const int row_bytes = p.h.step * p.pitch * kRowBytes, tap_bytes = p.w_axis.step * kRowBytes;
-  const Phase& phase = p.out.phase[0];
   Step step(p, work.first);
 #pragma unroll 1
   for (int i = work.first; i < work.last; ++i, step.advance(p)) {

@@ -25,8 +25,10 @@ constexpr double kIssueEfficiency = 0.8;        // of an instruction a clock, of
 constexpr double kBlockClocks = 340;
 constexpr double kItemClocks = 2700;
 constexpr double kColumnClocks = 410;
-// Of 4 bytes and of 2, and of a weight gradient.
+// Of 4 bytes and more, of 2, and of a weight gradient. Of 4, patches share what columns of channels
+// read several times.
 constexpr double kBandwidthEfficiency = 0.85, kHalfBandwidthEfficiency = 0.73;
+constexpr double kColumnEfficiency = 0.79, kPatchEfficiency = 0.88;
 constexpr double kGradientEfficiency = 0.75;
 constexpr double kOverlapLoss = 0.17;
 constexpr double kManyWaves = 18;  // of blocks: of more, less is lost, but of a weight gradient
@@ -282,9 +284,11 @@ class Search {
     // Lines of which a block needs a part are fetched by sectors of 32 bytes.
     const double piece = w.vectors * width * size;
     const double waste = is_planar(v.order) ? 1 : std::max(1.0, 32 / piece);
-    const double efficiency = g_.of_weights ? kGradientEfficiency
-                              : size_ == 4  ? kBandwidthEfficiency
-                                            : kHalfBandwidthEfficiency;
+    const double efficiency = g_.of_weights                 ? kGradientEfficiency
+                              : size_ == 2                  ? kHalfBandwidthEfficiency
+                              : v.order == Order::kChannels ? kColumnEfficiency
+                              : v.order == Order::kPatches  ? kPatchEfficiency
+                                                            : kBandwidthEfficiency;
     const double bytes_ms = 1e-6 * p_.least_bytes() * waste / (efficiency * d_.bandwidth_gb_s);
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
     const double loss = kOverlapLoss * (g_.of_weights ? 1 : std::min(kManyWaves / waves, 1.0));
