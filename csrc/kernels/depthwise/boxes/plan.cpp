@@ -213,8 +213,11 @@ class Search {
       reads = g_.h.taps * (bands * rows * (kPatch + 2) + 4 * g_.w.taps);
       products *= rows / kPatch;
     }
-    const double patch = reads * read + products + kInstructionsPerPatch +
-                         outputs * (g_.of_weights ? read : kInstructionsPerOutput);
+    double patch = reads * read + products + kInstructionsPerPatch +
+                   outputs * (g_.of_weights ? read : kInstructionsPerOutput);
+    if (g_.of_weights && !sums_patches(static_cast<int>(g_.h.taps))) {
+      patch += partial_patches() * reads * (read + 2);  // where they are finite
+    }
     const double warps = w.threads / 32.0, brought = w.in.all_bytes + w.out.all_bytes;
     const double turns = std::ceil(static_cast<double>(w.tile.rows * w.tile.images) / w.down);
     const auto rows_of = [&](const Boxed& b) {
@@ -246,6 +249,13 @@ class Search {
     const double loss =
         (g_.of_weights ? kGradientLoss : kOverlapLoss) * std::min(kManyTiles / each, 1.0);
     return kLaunchMs + longest + loss * (busy_ms + waits_ms + bytes_ms - longest);
+  }
+
+  // Of an image's patches, those of which a part lies outside.
+  double partial_patches() const {
+    const double whole = (g_.h.out / kPatch) * (g_.w.out / kPatch);
+    return 1 - whole / static_cast<double>(ceil_divide(g_.h.out, kPatch) *
+                                           ceil_divide(g_.w.out, kPatch));
   }
 
   // What all blocks move, of so many tiles together: those that several bring count in part.
