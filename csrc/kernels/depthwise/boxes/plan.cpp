@@ -16,7 +16,7 @@ constexpr double kInstructionsPerRead = 2.59;  // of a pair of channels: its add
 constexpr double kInstructionsPerWiden = 1.22;
 constexpr double kInstructionsPerOutput = 4.45;  // of a pair: rounded, stored
 constexpr double kInstructionsPerPatch = 15.6;
-constexpr double kInstructionsPerSum = 35;  // of a weight gradient, when a block ends
+constexpr double kInstructionsPerSum = 50;  // of a weight gradient, when a block ends
 constexpr double kIssueEfficiency = 0.84;   // of an instruction a clock, of each scheduler
 // Clocks that a block waits: until it begins, for each value of the filter that a thread brings,
 // for each byte of the first tile, while others bring theirs, and for a tile.
