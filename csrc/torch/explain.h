@@ -22,6 +22,12 @@ std::vector<ConvPlan> variants_for(const at::Tensor& input, const at::Tensor& we
                                    at::IntArrayRef padding, at::IntArrayRef dilation,
                                    int64_t groups, Pass pass);
 
+TensorExplanation explain_transpose(const at::Tensor& input, const at::Tensor& weight,
+                                    const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                                    at::IntArrayRef padding, at::IntArrayRef output_padding,
+                                    int64_t groups, at::IntArrayRef dilation,
+                                    const std::string& algorithm);
+
 TensorExplanation explain_tensors(const at::Tensor& input, const at::Tensor& weight,
                                   const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                                   at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,

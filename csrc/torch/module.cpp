@@ -194,6 +194,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("dilation"), py::arg("groups"), py::arg("op"), py::arg("algorithm"));
 
   m.def(
+      "explain_transpose",
+      [](const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+         const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
+         const std::vector<int64_t>& output_padding, int64_t groups,
+         const std::vector<int64_t>& dilation, const std::string& algorithm) {
+        return explain_transpose(input, weight, bias, stride, padding, output_padding, groups,
+                                 dilation, algorithm);
+      },
+      py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"), py::arg("padding"),
+      py::arg("output_padding"), py::arg("groups"), py::arg("dilation"), py::arg("algorithm"));
+
+  m.def(
       "variants",
       [](const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
          const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,

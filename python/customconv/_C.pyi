@@ -118,6 +118,17 @@ def explain(
     op: str,
     algorithm: str,
 ) -> Explanation: ...
+def explain_transpose(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+    algorithm: str,
+) -> Explanation: ...
 def variants(
     input: Tensor,
     weight: Tensor,
