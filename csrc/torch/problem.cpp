@@ -165,16 +165,20 @@ std::optional<Convolution> describe_transpose(const at::Tensor& input, const at:
   if (p.H < 1 || p.W < 1) return std::nullopt;
   p.x_strides = dense_strides(p.x_sizes(), layout_of(conv->format));
   p.y_strides = dense_strides(p.y_sizes(), layout_of(conv->format));
+  p.y_aligned = is_aligned(y);
   conv->transposed = true;
   return conv;
 }
 
-ConvProblem Convolution::gradient(Pass pass) const {
+ConvProblem Convolution::problem_of(Pass pass) const {
+  if (pass == Pass::kFprop && !transposed) return problem;
   ConvProblem p = problem;
-  p.pass = pass;
   p.has_bias = false;
-  if (pass == Pass::kDgrad) p.x_strides = dense_strides(p.x_sizes(), layout_of(format));
-  if (pass == Pass::kWgrad) p.w_strides = dense_strides(p.w_sizes(), layout_of(format));
+  p.pass = pass;
+  if (transposed && pass == Pass::kFprop) p.pass = Pass::kDgrad;
+  if (transposed && pass == Pass::kDgrad) p.pass = Pass::kFprop;
+  if (p.pass == Pass::kDgrad) p.x_strides = dense_strides(p.x_sizes(), layout_of(format));
+  if (p.pass == Pass::kWgrad) p.w_strides = dense_strides(p.w_sizes(), layout_of(format));
   return p;
 }
 

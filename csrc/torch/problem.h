@@ -22,9 +22,9 @@ struct Convolution {
   std::array<int64_t, 4> output_sizes() const {
     return transposed ? problem.x_sizes() : problem.y_sizes();
   }
-  // The pass without its bias, as a gradient is computed: what is written is laid out in `format`;
+  // Of the output, or of one of the operator's gradients. What is written is laid out in `format`;
   // grad_output must be, and if transposed the input.
-  ConvProblem gradient(Pass pass) const;
+  ConvProblem problem_of(Pass pass) const;
 };
 
 // Nothing where PyTorch should compute the convolution or raise its error: malformed arguments,

@@ -117,17 +117,8 @@ def explain(
     groups: int,
     op: str,
     algorithm: str,
-) -> Explanation: ...
-def explain_transpose(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    groups: int,
-    dilation: Sequence[int],
-    algorithm: str,
+    transposed: bool = False,
+    output_padding: Sequence[int] = (0, 0),
 ) -> Explanation: ...
 def variants(
     input: Tensor,
@@ -138,5 +129,7 @@ def variants(
     dilation: Sequence[int],
     groups: int,
     op: str,
+    transposed: bool = False,
+    output_padding: Sequence[int] = (0, 0),
 ) -> list[ConvPlan]: ...
 def force_plan(plan: ConvPlan | None) -> None: ...

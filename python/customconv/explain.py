@@ -67,6 +67,7 @@ def explain(
     groups: int = 1,
     *,
     op: str = "fprop",
+    transposed: bool = False,
     output_padding: int | Sequence[int] = 0,
     algorithm: str = "auto",
 ) -> Explanation:
@@ -80,9 +81,9 @@ def explain(
         padding: As in ``customconv.conv2d``.
         dilation: As in ``customconv.conv2d``.
         groups: As in ``customconv.conv2d``.
-        op: "fprop" for the output, "dgrad" for the input's gradient, "wgrad" for the weight's;
-            "transpose" for the output of ``conv_transpose2d`` with these arguments.
-        output_padding: As in ``customconv.conv_transpose2d``; for "transpose" only.
+        op: "fprop" for the output, "dgrad" for the input's gradient, "wgrad" for the weight's.
+        transposed: Whether the call is one of ``customconv.conv_transpose2d``.
+        output_padding: As in ``customconv.conv_transpose2d``, if transposed.
         algorithm: As in ``customconv.conv2d``.
 
     Returns:
@@ -90,24 +91,23 @@ def explain(
 
     Raises:
         RuntimeError: The arguments do not fit together.
-        ValueError: There is no algorithm, or no op, of that name.
+        ValueError: There is no algorithm, no op or no padding of that name.
     """
-    stride, dilation = _pair(stride), _pair(dilation)
-    if isinstance(padding, str) and op != "transpose":
+    stride, dilation, output_padding = _pair(stride), _pair(dilation), _pair(output_padding)
+    if isinstance(padding, str):
+        if transposed:
+            raise ValueError(f"a transposed convolution has padding in numbers, not {padding!r}")
         input, padding = numbered_padding(padding, input, weight, dilation)
-    padding, extra = _pair(padding), ""
-    if op == "transpose":
-        output_padding = _pair(output_padding)
-        extra = f"output padding {_by(output_padding)}, "
-        found = _C.explain_transpose(
-            input, weight, bias, stride, padding, output_padding, groups, dilation, algorithm
-        )
-    else:
-        found = _C.explain(input, weight, bias, stride, padding, dilation, groups, op, algorithm)
+    padding = _pair(padding)
+    found = _C.explain(
+        input, weight, bias, stride, padding, dilation, groups, op, algorithm, transposed,
+        output_padding,
+    )  # fmt: skip
     summary = (
-        f"{op}, {_tensor(input)}, weight {_by(weight.shape)}, "
-        f"{'no bias' if bias is None else 'bias'}, stride {_by(stride)}, "
-        f"padding {_by(padding)}, {extra}dilation {_by(dilation)}, groups {groups}"
+        f"{op}{' transposed' if transposed else ''}, {_tensor(input)}, weight {_by(weight.shape)}, "
+        f"{'no bias' if bias is None else 'bias'}, stride {_by(stride)}, padding {_by(padding)}, "
+        f"{f'output padding {_by(output_padding)}, ' if transposed else ''}"
+        f"dilation {_by(dilation)}, groups {groups}"
     )
     candidates = tuple(found.candidates)
     return Explanation(summary, found.plan, found.fallback, candidates, found.problem)

@@ -121,10 +121,10 @@ def _backward(
     bias_shape: Sequence[int],
 ) -> Gradients:
     if input.ndim == grad_output.ndim == 3:  # one image
-        grad_input, *others = _backward(
+        grad_input, grad_weight, grad_bias = _backward(
             grad_output.unsqueeze(0), input.unsqueeze(0), weight, geometry, output_mask, bias_shape
         )
-        return None if grad_input is None else grad_input.squeeze(0), *others
+        return None if grad_input is None else grad_input.squeeze(0), grad_weight, grad_bias
     if not input.ndim == weight.ndim == grad_output.ndim == 4:
         # Malformed: PyTorch raises.
         refused: Gradients = torch.ops.aten.convolution_backward.default(

@@ -141,8 +141,8 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
             2, self.dilation,  # type: ignore[arg-type]
         )  # fmt: skip
         return conv_transpose2d(
-            input, self.weight, self.bias, self.stride, self.padding, output_padding,
-            self.groups, self.dilation, algorithm=self.algorithm,
+            input, self.weight, self.bias, self.stride, self.padding,  # type: ignore[arg-type]
+            output_padding, self.groups, self.dilation, algorithm=self.algorithm,
         )  # fmt: skip
 
     def extra_repr(self) -> str:

@@ -27,12 +27,13 @@ from reference import (
     ALL_FAMILIES,
     FAMILIES,
     LAYOUTS,
-    TRANSPOSED_PROBLEMS,
     TransposedProblem,
     assert_equal,
     assert_same,
     tolerances,
 )
+from reference import PROBLEMS as CONVOLUTIONS
+from reference import TRANSPOSED_PROBLEMS as PROBLEMS
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jvp, vmap
@@ -41,10 +42,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import customconv
 
 assert_as_pytorch = partial(assert_as_pytorch, pytorch=F.conv_transpose2d)
-families = partial(families, op="transpose")
+families = partial(families, transposed=True)
 samples = partial(samples, opinfo=OPINFO_TRANSPOSE)
 
-PROBLEMS = TRANSPOSED_PROBLEMS
 TINY = TransposedProblem((2, 4, 2, 3), (4, 1, 2, 3), (2, 1), (1, 1), groups=2)
 FP32 = tolerances(torch.float32, 1000)
 FP64 = tolerances(torch.float64, 1000)
@@ -511,11 +511,25 @@ def test_autocast(problem, dtype, device):
     assert_equal(compiled, actual)
     low = [None if t is None else t.to(dtype) for t in tensors]
     assert_as_pytorch(actual.detach(), *low, **keywords)
-    for gradient in torch.autograd.grad(actual.float().sum(), [l for l in t if l is not None]):
+    wanted = [leaf for leaf in t if leaf is not None]
+    for gradient in torch.autograd.grad(actual.float().sum(), wanted):
         assert gradient.dtype == torch.float32
 
 
-# Algorithms.
+# The planner.
+
+
+@both_layouts
+@pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if name != "unbatched"])
+def test_the_planner_sees_the_convolution_that_is_transposed(name, layout, device):
+    problem, convolution = PROBLEMS[name], CONVOLUTIONS[name]
+    x, w, _ = convolution.tensors(device, torch.float16, layout)
+    y, _, bias = problem.tensors(device, torch.float16, layout)
+    for op, seen in (("fprop", "dgrad"), ("dgrad", "fprop"), ("wgrad", "wgrad")):
+        ours = customconv.explain(y, w, bias, **keywords_of(problem), op=op, transposed=True)
+        expected = customconv.explain(x, w, None, *convolution.geometry, op=seen)
+        assert str(ours.problem) == str(expected.problem)
+        assert ours.family == expected.family
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
@@ -539,7 +553,7 @@ def test_forced_families(problem, dtype):
     keywords = keywords_of(problem)
     tensors = problem.tensors("cuda", dtype)
     exact = F.conv_transpose2d(*(None if t is None else t.double() for t in tensors), **keywords)
-    explanation = customconv.explain(*tensors, **keywords, op="transpose")
+    explanation = customconv.explain(*tensors, **keywords, transposed=True)
     if is_wide(problem):
         assert explanation.family == "aten"
         return
@@ -558,7 +572,7 @@ def test_forced_families(problem, dtype):
 @pytest.mark.gpu
 @both_layouts
 @pytest.mark.parametrize("dtype", FLOATS)
-@each_problem
+@pytest.mark.parametrize("problem", CONVOLUTIONS)
 def test_results_are_exact_and_repeat(problem, dtype, layout):
     problem = PROBLEMS[problem]
     keywords = keywords_of(problem)

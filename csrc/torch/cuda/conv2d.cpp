@@ -135,7 +135,7 @@ Tensor conv_transpose2d_cuda(const Tensor& input, const Tensor& weight,
       describe_transpose(input, weight, bias, stride, padding, output_padding, groups, dilation);
   if (!conv) return by_aten();
   const Tensor dense = conv->input.contiguous(conv->format);
-  ConvProblem problem = conv->gradient(Pass::kDgrad);
+  ConvProblem problem = conv->problem_of(Pass::kFprop);
   problem.y_aligned = is_aligned(dense);
   const ConvPlan chosen = plan_on(input.get_device(), problem, wanted, /*prefer=*/false);
   if (chosen.family == FamilyId::kAten) return by_aten();
@@ -167,7 +167,7 @@ std::optional<Gradients> backward(const Convolution& conv, const Tensor& grad_ou
   const auto grad_operand = conv.transposed ? &Operands::x : &Operands::y;
   const auto input_operand = conv.transposed ? &Operands::y : &Operands::x;
   const auto by_plan = [&](Pass pass, const Operands& operands) {
-    ConvProblem problem = conv.gradient(pass);
+    ConvProblem problem = conv.problem_of(pass);
     problem.x_aligned = is_aligned(conv.transposed ? grad : input);
     problem.y_aligned = is_aligned(conv.transposed ? input : grad);
     const ConvPlan chosen = plan_on(grad.get_device(), problem, wanted, /*prefer=*/true);
@@ -182,7 +182,7 @@ std::optional<Gradients> backward(const Convolution& conv, const Tensor& grad_ou
     operands.*grad_operand = read_only(grad);
     operands.*input_operand = written.mutable_data_ptr();
     operands.w = read_only(conv.weight);
-    if (!by_plan(conv.transposed ? Pass::kFprop : Pass::kDgrad, operands)) return std::nullopt;
+    if (!by_plan(Pass::kDgrad, operands)) return std::nullopt;
     std::get<0>(gradients) = conv.batched ? written : written.squeeze(0);
   }
   if (output_mask[1]) {
