@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from reference import FAMILIES, assert_close_to, assert_equal, assert_same, tolerances
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import customconv
 
@@ -103,3 +105,31 @@ def on_each_device(*families: str) -> pytest.MarkDecorator:
     gpu = pytest.mark.gpu
     cuda = [pytest.param("cuda", name, marks=gpu) for name in ("auto", *families)]
     return pytest.mark.parametrize(("device", "algorithm"), [("cpu", "auto"), *cuda])
+
+
+class Seen(TorchDispatchMode):
+    """Below autograd: the convolutions that run, and the masks of the gradients asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[Any] = []
+        self.masks: list[tuple[bool, ...]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if "conv" in func.name():
+            self.operators.append(func)
+        if func in (conv2d_backward.default, conv_transpose2d_backward.default):
+            self.masks.append(tuple(args[-1]))
+        return func(*args, **(kwargs or {}))
+
+
+def kernels_of(call: Callable[[], Any]) -> list[str]:
+    """Names of the kernels that a call launches."""
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    return [e.name for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from op_support import (
     FLOATS,
     OPINFO_TRANSPOSE,
+    Seen,
     assert_as_pytorch,
     conv_transpose2d,
     conv_transpose2d_backward,
@@ -37,7 +38,6 @@ from reference import TRANSPOSED_PROBLEMS as PROBLEMS
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jvp, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import customconv
 
@@ -303,21 +303,6 @@ def test_second_derivatives_in_single_precision(algorithm):
     expected = second([t.double() for t in tensors], algorithm="aten")
     for actual, exact in zip(second(tensors, algorithm=algorithm), expected, strict=True):
         assert_equal(actual, exact.float(), atol=1e-5 * exact.abs().max().item())
-
-
-class Seen(TorchDispatchMode):
-    """The operators of ours that run, and the masks of the gradients asked for."""
-
-    def __init__(self):
-        super().__init__()
-        self.operators, self.masks = [], []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "customconv":
-            self.operators.append(func)
-        if func is conv_transpose2d_backward.default:
-            self.masks.append(tuple(args[8]))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -162,8 +162,11 @@ bool is_grad_output(const Convolution& conv, const Tensor& grad_output) {
 // Gradients by plans of ours; nothing where one of them is ATen's.
 std::optional<Gradients> backward(const Convolution& conv, const Tensor& grad_output,
                                   std::array<bool, 3> output_mask, Algorithm wanted) {
-  const Tensor grad = batched(grad_output).contiguous(conv.format);
-  const Tensor input = conv.transposed ? conv.input.contiguous(conv.format) : conv.input;
+  const auto laid_out = [&](const Tensor& images, bool needed) {
+    return needed ? images.contiguous(conv.format) : images;
+  };
+  const Tensor grad = laid_out(batched(grad_output), output_mask[0] || output_mask[1]);
+  const Tensor input = laid_out(conv.input, conv.transposed && output_mask[1]);
   const auto grad_operand = conv.transposed ? &Operands::x : &Operands::y;
   const auto input_operand = conv.transposed ? &Operands::y : &Operands::x;
   const auto by_plan = [&](Pass pass, const Operands& operands) {
