@@ -278,10 +278,8 @@ class Conv2dFusedFunction : public torch::autograd::Function<Conv2dFusedFunction
       grad = activation_backward(grad_output, at_value, result.defined(), options);
     }
     if (wants_residual) gradients[4] = residual_last ? grad_output : grad;
-    const std::array<int64_t, 2> pixels = {-2, -1};
-    const auto sum_of_channels = [&](const Tensor& t) {
-      const Tensor sum = t.sum(pixels);
-      return sum.dim() == 2 ? sum.sum(0) : sum;
+    const auto sum_of_channels = [](const Tensor& t) {
+      return t.dim() == 4 ? t.sum({0, 2, 3}) : t.sum({1, 2});
     };
     if (wants_scale) {
       gradients[3] = sum_of_channels(grad * op.forward(input, weight, std::nullopt));
