@@ -31,6 +31,7 @@ from reference import (
     TransposedProblem,
     assert_equal,
     assert_same,
+    float32_precision,
     tolerances,
 )
 from reference import PROBLEMS as CONVOLUTIONS
@@ -554,22 +555,42 @@ def test_forced_families(problem, dtype):
             assert algorithm in str(error.value) and candidate.reason in str(error.value)
 
 
+# Layers that people have, large enough for every family; the bias would be rounded a second time.
+UPSAMPLING = {
+    "2x2": TransposedProblem((4, 256, 16, 16), (256, 128, 2, 2), (2, 2), bias=False),
+    "4x4": TransposedProblem((2, 128, 24, 20), (128, 64, 4, 4), (2, 2), (1, 1), bias=False),
+    "3x3": TransposedProblem(
+        (2, 96, 15, 17), (96, 40, 3, 3), (2, 2), (1, 1), bias=False, output_padding=(1, 1)
+    ),
+    "stride 4": TransposedProblem((2, 21, 16, 18), (21, 21, 8, 8), (4, 4), (2, 2), bias=False),
+    "stride 1": TransposedProblem((2, 64, 30, 33), (64, 32, 3, 5), bias=False),
+    "grouped": TransposedProblem(
+        (2, 64, 14, 14), (64, 16, 3, 3), (2, 2), (1, 1), groups=4, bias=False
+    ),
+    "depthwise": TransposedProblem(
+        (2, 32, 20, 20), (32, 1, 4, 4), (2, 2), (1, 1), groups=32, bias=False
+    ),
+}
+
+
 @pytest.mark.gpu
 @both_layouts
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("problem", CONVOLUTIONS)
+@pytest.mark.parametrize("problem", [*CONVOLUTIONS, *UPSAMPLING])
 def test_results_are_exact_and_repeat(problem, dtype, layout):
-    problem = PROBLEMS[problem]
+    """Also where TF32 is allowed: it has room for small integers."""
+    problem = UPSAMPLING.get(problem) or PROBLEMS[problem]
     keywords = keywords_of(problem)
     tensors = problem.tensors("cuda", dtype, layout, integers=True)
     exact = [
         F.conv_transpose2d(*map(widened, tensors), **keywords),
         *gradients(F.conv_transpose2d, leaves(*map(widened, tensors)), **keywords),
     ]
-    for _ in range(2):
-        actual = [
-            conv_transpose2d(*tensors, **keywords),
-            *gradients(conv_transpose2d, leaves(*tensors), **keywords),
-        ]
+    for precision in ("tf32", "tf32", "ieee"):
+        with float32_precision(precision):
+            actual = [
+                conv_transpose2d(*tensors, **keywords),
+                *gradients(conv_transpose2d, leaves(*tensors), **keywords),
+            ]
         for ours, value in zip(actual, exact, strict=True):
-            assert_equal(ours, value.to(dtype))
+            assert_equal(ours, value.to(dtype), what=precision)
