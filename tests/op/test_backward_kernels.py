@@ -67,7 +67,7 @@ def test_second_derivatives_run_on_our_kernels(operator, dtype, layout):
 @both_layouts
 @each_operator
 def test_only_what_is_asked_for_is_launched(operator, layout):
-    """Several gradients take the kernels of each, and the bias's none of a convolution."""
+    """Several gradients take the kernels of each."""
     convolve, backward, problem = OPERATORS[operator]
     x, w, bias = problem.tensors("cuda", torch.float16, layout)
     grad = torch.randn_like(convolve(x, w, bias, *problem.geometry))
@@ -79,4 +79,4 @@ def test_only_what_is_asked_for_is_launched(operator, layout):
     for mask in MASKS:
         asked = itertools.compress(alone, mask)
         assert kernels(mask) == sum(asked, Counter()), mask
-    assert not any("customconv" in name for name in alone[2])
+    assert alone[2].total() <= 2

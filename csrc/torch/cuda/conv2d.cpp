@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "torch/aten.h"
+#include "torch/cuda/bias.h"
 #include "torch/cuda/device.h"
 #include "torch/cuda/plans.h"
 #include "torch/cuda/run.h"
@@ -197,7 +198,7 @@ std::optional<Gradients> backward(const Convolution& conv, const Tensor& grad_ou
     if (!by_plan(Pass::kWgrad, operands)) return std::nullopt;
     std::get<1>(gradients) = written;
   }
-  if (output_mask[2]) std::get<2>(gradients) = grad.sum({0, 2, 3});
+  if (output_mask[2]) std::get<2>(gradients) = bias_gradient(grad);
   return gradients;
 }
 
