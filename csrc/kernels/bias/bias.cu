@@ -7,78 +7,81 @@
 
 namespace customconv {
 
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kUnroll = 8;  // vectors that a thread has under way
+
+}  // namespace
+
 BiasGradient::BiasGradient(Layout lies, const Shape4& sizes, int element_bytes)
-    : layout(sizes[2] * sizes[3] == 1 ? Layout::kNhwc : lies),
-      channels(sizes[1]),
-      pixels(sizes[2] * sizes[3]) {
+    : layout(sizes[2] * sizes[3] == 1 ? Layout::kNhwc : lies), channels(sizes[1]) {
   constexpr int kVectorBytes = 16;
   constexpr int kMostAcross = 32;
   constexpr int64_t kBlocks = 512;  // of which an H100 has room for 528 at once
+  // Numbers go on for a while past the last vector.
+  constexpr int64_t kMost = (int64_t{1} << 31) - 2 * kThreads * kUnroll;
   const bool channels_last = layout == Layout::kNhwc;
-  const int64_t run = channels_last ? channels : pixels;
-  for (vector = kVectorBytes / element_bytes; run % vector != 0;) vector /= 2;
-  count = sizes[0] * (channels_last ? pixels : pixels / vector);
-  columns = channels_last ? channels / vector : channels;
+  const int64_t pixels = sizes[2] * sizes[3];
+  const int64_t neighbours = channels_last ? channels : pixels;
+  for (vector = kVectorBytes / element_bytes; neighbours % vector != 0;) vector /= 2;
+  run = neighbours / vector;
+  const int64_t all_columns = channels_last ? run : channels;
+  const int64_t all_vectors = sizes[0] * (channels_last ? pixels : run);
   across = 1;
-  while (channels_last && across < std::min<int64_t>(columns, kMostAcross)) across *= 2;
+  while (channels_last && across < std::min<int64_t>(all_columns, kMostAcross)) across *= 2;
   down = kThreads / across;
+  is_possible = all_columns < kMost && all_vectors < kMost;
+  if (!is_possible) return;
+  columns = static_cast<int32_t>(all_columns);
+  count = static_cast<int32_t>(all_vectors);
+  tiles = static_cast<int32_t>(ceil_divide(columns, across));
   const int64_t most = ceil_divide(count, int64_t{down} * kUnroll);
-  share = ceil_divide(count, std::min(most, ceil_divide(kBlocks, ceil_divide(columns, across))));
-  splits = ceil_divide(count, share);
+  share = static_cast<int32_t>(ceil_divide(count, std::min(most, ceil_divide(kBlocks, tiles))));
+  splits = static_cast<int32_t>(ceil_divide(count, share));
 }
 
 namespace {
-
-constexpr int kThreads = BiasGradient::kThreads;
-constexpr int kUnroll = BiasGradient::kUnroll;
 
 template <typename T, int kVector>
 struct alignas(sizeof(T) * kVector) Vector {
   T values[kVector];
 };
 
-template <typename T>
-struct Arguments {
-  const T* grad;
-  T* to;         // where there is one share
-  float* parts;  // where there are several
-  int64_t channels;
-  int32_t columns, tiles, across, down, count, share;
-  Divider<int32_t> run;  // NCHW: vectors of a channel of an image
-};
-
 // Where vector `i` of a column begins, in vectors.
-template <bool kChannelsLast, typename T>
-__device__ int64_t place(const Arguments<T>& a, int32_t i, int32_t column) {
-  if constexpr (kChannelsLast) return int64_t{i} * a.columns + column;
+template <bool kChannelsLast>
+__device__ int64_t place(const BiasGradient& s, const Divider<int32_t>& run, int32_t i,
+                         int32_t column) {
+  if constexpr (kChannelsLast) return int64_t{i} * s.columns + column;
   int32_t image = i;
-  const int32_t pixel = a.run.split(image);
-  return (image * a.channels + column) * a.run.divisor() + pixel;
+  const int32_t pixel = run.split(image);
+  return (image * s.channels + column) * s.run + pixel;
 }
 
-// A block adds up a share of the vectors of its columns.
+// A block adds up a share of the vectors of its columns: into `to`, or its part of the sums.
 template <typename T, int kVector, bool kChannelsLast>
-__global__ void __launch_bounds__(kThreads, 4) add_pixels(const Arguments<T> a) {
+__global__ void __launch_bounds__(kThreads, 4)
+    add_pixels(const BiasGradient s, const Divider<int32_t> run, const Vector<T, kVector>* grad,
+               T* to, float* parts) {
   constexpr int kSums = kChannelsLast ? kVector : 1;
   __shared__ float shared[kThreads / 2 * kSums];
   const int thread = static_cast<int>(threadIdx.x);
-  const int own = thread % a.across, row = thread / a.across;
-  const int32_t column = static_cast<int32_t>(blockIdx.x) % a.tiles * a.across + own;
-  const int32_t split = static_cast<int32_t>(blockIdx.x) / a.tiles;
-  const int32_t first = split * a.share;
-  const int32_t last = column < a.columns ? min(first + a.share, a.count) : first;
-  const auto* from = reinterpret_cast<const Vector<T, kVector>*>(a.grad);
+  const int own = thread % s.across, row = thread / s.across;
+  const int32_t column = static_cast<int32_t>(blockIdx.x) % s.tiles * s.across + own;
+  const int32_t split = static_cast<int32_t>(blockIdx.x) / s.tiles;
+  const int32_t first = split * s.share;
+  const int32_t last = column < s.columns ? min(first + s.share, s.count) : first;
 
   float sums[kSums] = {};
-  for (int32_t i = first + row; i < last; i += kUnroll * a.down) {
+  for (int32_t i = first + row; i < last; i += kUnroll * s.down) {
     Vector<T, kVector> loaded[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {  // the last again where there are no more: without a branch
-      loaded[u] = from[place<kChannelsLast>(a, min(i + u * a.down, last - 1), column)];
+      loaded[u] = grad[place<kChannelsLast>(s, run, min(i + u * s.down, last - 1), column)];
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const bool counts = i + u * a.down < last;
+      const bool counts = i + u * s.down < last;
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
         sums[v % kSums] += counts ? widen(loaded[u].values[v]) : 0.0f;
@@ -87,10 +90,10 @@ __global__ void __launch_bounds__(kThreads, 4) add_pixels(const Arguments<T> a) 
   }
 
   // The upper half of the rows hands its sums to the lower half, until there is one row.
-  for (int half = a.down / 2; half > 0; half /= 2) {
+  for (int half = s.down / 2; half > 0; half /= 2) {
     if (row >= half && row < 2 * half) {
 #pragma unroll
-      for (int v = 0; v < kSums; ++v) shared[v * kThreads / 2 + thread - half * a.across] = sums[v];
+      for (int v = 0; v < kSums; ++v) shared[v * kThreads / 2 + thread - half * s.across] = sums[v];
     }
     __syncthreads();
     if (row < half) {
@@ -99,14 +102,14 @@ __global__ void __launch_bounds__(kThreads, 4) add_pixels(const Arguments<T> a) 
     }
     __syncthreads();
   }
-  if (row > 0 || column >= a.columns) return;
+  if (row > 0 || column >= s.columns) return;
   const int64_t channel = int64_t{column} * kSums;
 #pragma unroll
   for (int v = 0; v < kSums; ++v) {
-    if (a.parts == nullptr) {
-      a.to[channel + v] = narrow<T>(sums[v]);
+    if (s.splits == 1) {
+      to[channel + v] = narrow<T>(sums[v]);
     } else {
-      a.parts[split * a.channels + channel + v] = sums[v];
+      parts[split * s.channels + channel + v] = sums[v];
     }
   }
 }
@@ -118,24 +121,16 @@ struct InPlace {
 template <typename T, int kVector, bool kChannelsLast>
 void launch_with(const BiasGradient& sums, const void* grad, void* to, void* workspace,
                  cudaStream_t stream) {
-  Arguments<T> a;
-  a.grad = static_cast<const T*>(grad);
-  a.to = static_cast<T*>(to);
-  a.parts = sums.splits > 1 ? static_cast<float*>(workspace) : nullptr;
-  a.channels = sums.channels;
-  a.columns = static_cast<int32_t>(sums.columns);
-  a.tiles = static_cast<int32_t>(ceil_divide(sums.columns, sums.across));
-  a.across = sums.across;
-  a.down = sums.down;
-  a.count = static_cast<int32_t>(sums.count);
-  a.share = static_cast<int32_t>(sums.share);
-  a.run = Divider<int32_t>(kChannelsLast ? 1 : sums.pixels / kVector);
-  Start how{a.tiles * sums.splits, kThreads};
+  const Divider<int32_t> run(kChannelsLast ? 1 : sums.run);
+  auto* parts = static_cast<float*>(workspace);
+  Start how{int64_t{sums.tiles} * sums.splits, kThreads};
   how.stream = stream;
-  start<Arguments<T>>("bias gradient", how, add_pixels<T, kVector, kChannelsLast>, a);
-  if (a.parts == nullptr) return;
-  add_up("sums of the bias gradient", a.parts, sums.channels, sums.splits, a.to, InPlace{},
-         /*early=*/false, stream);
+  start<BiasGradient, Divider<int32_t>, const Vector<T, kVector>*, T*, float*>(
+      "bias gradient", how, add_pixels<T, kVector, kChannelsLast>, sums, run,
+      static_cast<const Vector<T, kVector>*>(grad), static_cast<T*>(to), parts);
+  if (sums.splits == 1) return;
+  add_up("sums of the bias gradient", parts, sums.channels, sums.splits, static_cast<T*>(to),
+         InPlace{}, /*early=*/false, stream);
 }
 
 }  // namespace

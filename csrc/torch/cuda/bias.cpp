@@ -18,7 +18,7 @@ at::Tensor bias_gradient(const at::Tensor& grad_output) {
   const BiasGradient sums(layout, sizes, static_cast<int>(grad_output.element_size()));
   const at::ScalarType dtype = grad_output.scalar_type();
   if (layout == Layout::kOther || dtype == at::kDouble || !is_aligned(grad_output) ||
-      !sums.is_possible()) {
+      !sums.is_possible) {
     return grad_output.sum({0, 2, 3});
   }
   at::Tensor gradient =
