@@ -9,7 +9,6 @@ from torch.nn import functional
 from bench import layers
 from bench.layers import Layer
 
-
 TRANSPOSED = Layer(
     "", "odd transposed", 2, 6, 9, 8, 9, 3, 4, (2, 3), (1, 2), (2, 1), 3,
     transposed=True, output_padding=(1, 0),
