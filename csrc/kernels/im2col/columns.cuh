@@ -18,7 +18,7 @@ struct Geometry {
   Index x_n, x_c, x_h, x_w;
   bool taps_first;     // rows are (r, s, c) in a group, else (c, r, s)
   bool channels_last;  // a row a pixel
-  Divider<int32_t> by_Q, by_S, by_R, by_group_C, by_W, by_H, by_C;
+  Divider<int32_t> by_Q, by_S, by_R, by_group_C, by_W, by_H, by_C, by_stride_h, by_stride_w;
 
   explicit Geometry(const ConvProblem& p)
       : group_C(static_cast<int>(p.group_C())),
@@ -46,7 +46,9 @@ struct Geometry {
         by_group_C(p.group_C()),
         by_W(p.W),
         by_H(p.H),
-        by_C(p.C) {}
+        by_C(p.C),
+        by_stride_h(p.stride_h),
+        by_stride_w(p.stride_w) {}
 };
 
 // A part of the batch: images [image, image + images), of each the pixels [pixel, pixel + pixels).
@@ -163,6 +165,7 @@ __global__ void __launch_bounds__(kBlock)
     sum_columns(Geometry<Index> g, int rows, Chunk chunk, int first, int height,
                 Divider<int32_t> by_height, int64_t count,
                 const Accumulator<T>* __restrict__ columns, T* __restrict__ dx) {
+  constexpr int kTaps = 4;  // at a time
   const int rs = g.R * g.S;
   for (int64_t at = blockIdx.x * int64_t{kBlock} + threadIdx.x; at < count;
        at += int64_t{gridDim.x} * kBlock) {
@@ -182,19 +185,26 @@ __global__ void __launch_bounds__(kBlock)
     const int c_in_group = c - group * g.group_C;
     Accumulator<T> sum = 0;
     for (int r = 0; r < g.R; ++r) {
-      const int below = h + g.pad_h - r * g.dilation_h;
-      const int p = below / g.stride_h;
-      if (below < 0 || p >= g.P || p * g.stride_h != below) continue;
-      for (int s = 0; s < g.S; ++s) {
-        const int right = w + g.pad_w - s * g.dilation_w;
-        const int q = right / g.stride_w;
-        if (right < 0 || q >= g.Q || q * g.stride_w != right) continue;
-        const int tap = r * g.S + s;
-        const int row = group * g.group_C * rs +
-                        (g.taps_first ? tap * g.group_C + c_in_group : c_in_group * rs + tap);
-        const int pixel = p * g.Q + q - chunk.pixel;
-        sum += g.channels_last ? columns[(int64_t{n} * chunk.pixels + pixel) * rows + row]
-                               : columns[(int64_t{n} * rows + row) * chunk.pixels + pixel];
+      int p = h + g.pad_h - r * g.dilation_h;
+      if (p < 0 || g.by_stride_h.split(p) != 0 || p >= g.P) continue;
+      for (int first_s = 0; first_s < g.S; first_s += kTaps) {
+        Accumulator<T> entries[kTaps];
+        bool meets[kTaps];
+#pragma unroll
+        for (int i = 0; i < kTaps; ++i) {  // loads that wait for no branch and no other load
+          const int s = first_s + i;
+          int q = w + g.pad_w - s * g.dilation_w;
+          meets[i] = s < g.S && q >= 0 && g.by_stride_w.split(q) == 0 && q < g.Q;
+          const int tap = r * g.S + s;
+          const int row = group * g.group_C * rs +
+                          (g.taps_first ? tap * g.group_C + c_in_group : c_in_group * rs + tap);
+          const int pixel = p * g.Q + q - chunk.pixel;
+          const int64_t place = g.channels_last ? (int64_t{n} * chunk.pixels + pixel) * rows + row
+                                                : (int64_t{n} * rows + row) * chunk.pixels + pixel;
+          entries[i] = columns[meets[i] ? place : 0];
+        }
+#pragma unroll
+        for (int i = 0; i < kTaps; ++i) sum += meets[i] ? entries[i] : 0;
       }
     }
     dx[static_cast<Index>(chunk.image + n) * g.x_n + c * g.x_c + h * g.x_h + w * g.x_w] =
