@@ -58,7 +58,7 @@ def test_sums_are_kept_in_float32_and_repeat(dtype, layout):
     grad = torch.rand(16, 96, 60, 60, device="cuda", dtype=dtype).contiguous(memory_format=layout)
     actual = bias_gradient(grad)
     value = grad.double().sum((0, 2, 3))
-    assert ((actual.double() - value).abs() / value).max() < torch.finfo(dtype).eps
+    assert ((actual.double() - value).abs() / value).max() < 3 * torch.finfo(dtype).eps
     for _ in range(20):
         assert_equal(bias_gradient(grad), actual)
 

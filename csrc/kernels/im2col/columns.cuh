@@ -165,7 +165,6 @@ __global__ void __launch_bounds__(kBlock)
     sum_columns(Geometry<Index> g, int rows, Chunk chunk, int first, int height,
                 Divider<int32_t> by_height, int64_t count,
                 const Accumulator<T>* __restrict__ columns, T* __restrict__ dx) {
-  constexpr int kTaps = 4;  // at a time
   const int rs = g.R * g.S;
   for (int64_t at = blockIdx.x * int64_t{kBlock} + threadIdx.x; at < count;
        at += int64_t{gridDim.x} * kBlock) {
@@ -187,24 +186,15 @@ __global__ void __launch_bounds__(kBlock)
     for (int r = 0; r < g.R; ++r) {
       int p = h + g.pad_h - r * g.dilation_h;
       if (p < 0 || g.by_stride_h.split(p) != 0 || p >= g.P) continue;
-      for (int first_s = 0; first_s < g.S; first_s += kTaps) {
-        Accumulator<T> entries[kTaps];
-        bool meets[kTaps];
-#pragma unroll
-        for (int i = 0; i < kTaps; ++i) {  // loads that wait for no branch and no other load
-          const int s = first_s + i;
-          int q = w + g.pad_w - s * g.dilation_w;
-          meets[i] = s < g.S && q >= 0 && g.by_stride_w.split(q) == 0 && q < g.Q;
-          const int tap = r * g.S + s;
-          const int row = group * g.group_C * rs +
-                          (g.taps_first ? tap * g.group_C + c_in_group : c_in_group * rs + tap);
-          const int pixel = p * g.Q + q - chunk.pixel;
-          const int64_t place = g.channels_last ? (int64_t{n} * chunk.pixels + pixel) * rows + row
-                                                : (int64_t{n} * rows + row) * chunk.pixels + pixel;
-          entries[i] = columns[meets[i] ? place : 0];
-        }
-#pragma unroll
-        for (int i = 0; i < kTaps; ++i) sum += meets[i] ? entries[i] : 0;
+      for (int s = 0; s < g.S; ++s) {
+        int q = w + g.pad_w - s * g.dilation_w;
+        if (q < 0 || g.by_stride_w.split(q) != 0 || q >= g.Q) continue;
+        const int tap = r * g.S + s;
+        const int row = group * g.group_C * rs +
+                        (g.taps_first ? tap * g.group_C + c_in_group : c_in_group * rs + tap);
+        const int pixel = p * g.Q + q - chunk.pixel;
+        sum += g.channels_last ? columns[(int64_t{n} * chunk.pixels + pixel) * rows + row]
+                               : columns[(int64_t{n} * rows + row) * chunk.pixels + pixel];
       }
     }
     dx[static_cast<Index>(chunk.image + n) * g.x_n + c * g.x_c + h * g.x_h + w * g.x_w] =
