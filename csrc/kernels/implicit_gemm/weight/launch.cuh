@@ -41,20 +41,7 @@ void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, co
   p.x = x;
   p.y = y;
   p.problem = problem;
-  constexpr int kFewParts = 16, kSomeParts = 64;  // of one sharer, and of eight
-  const auto start_with = [&](int sharers, void (*kernel)(Parts<T>)) {
-    Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};
-    how.stream = stream;
-    how.early = true;
-    start("implicit_gemm: the parts of the weight gradient", how, kernel, p);
-  };
-  if (sums.splits <= kFewParts) {
-    start_with(1, add_parts<1, T>);
-  } else if (sums.splits <= kSomeParts) {
-    start_with(8, add_parts<8, T>);
-  } else {
-    start_with(32, add_parts<32, T>);
-  }
+  start_adding(p.count, sums.splits, stream, add_parts<1, T>, add_parts<8, T>, add_parts<32, T>, p);
 }
 
 template <typename T>

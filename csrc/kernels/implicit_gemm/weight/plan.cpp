@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/implicit_gemm/weight/geometry.h"
+#include "kernels/implicit_gemm/weight/tf32_plan.h"
 #include "kernels/implicit_gemm/weight/weight.h"
 #include "plan/search.h"
 
@@ -162,24 +163,27 @@ class Search {
   Choice best_{};
 };
 
-// Whether the copy engine can read boxes of pixels, all their channels side by side.
-bool is_boxed(const Shape4& sizes, const Shape4& strides, bool aligned) {
+// Whether the copy engine can read boxes of pixels, all their channels side by side; `whole`
+// elements are 16 bytes.
+bool is_boxed(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t whole) {
   const auto legal = [&](int i) {
-    return sizes[i] == 1 || (strides[i] > 0 && strides[i] % (16 / 2) == 0);
+    return sizes[i] == 1 || (strides[i] > 0 && strides[i] % whole == 0);
   };
   return aligned && (sizes[1] == 1 || strides[1] == 1) && legal(0) && legal(2) && legal(3);
 }
+
+bool is_tf32(const ConvProblem& p) { return p.dtype == DType::kFloat32; }
 
 }  // namespace
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (!d.has_hopper_kernels()) return "its weight gradients need Hopper";
-  if (element_size(p.dtype) != 2) return "its weight gradients are of 16-bit elements";
-  if (!is_boxed(p.x_sizes(), p.x_strides, p.x_aligned) ||
-      !is_boxed(p.y_sizes(), p.y_strides, p.y_aligned)) {
+  const int64_t whole = 16 / element_size(p.dtype);
+  if (!is_boxed(p.x_sizes(), p.x_strides, p.x_aligned, whole) ||
+      !is_boxed(p.y_sizes(), p.y_strides, p.y_aligned, whole)) {
     return "its weight gradients need channels-last tensors of whole 16 bytes";
   }
-  if (p.group_C() % 8 != 0 || p.group_K() % 8 != 0) {
+  if (p.group_C() % whole != 0 || p.group_K() % whole != 0) {
     return "a group's channels are not whole 16 bytes";
   }
   if (p.stride_h > kMostStep || p.stride_w > kMostStep) return "a stride passes 8";
@@ -197,11 +201,11 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
 }
 
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
-  return cheapest_of<Search>(p, d);
+  return is_tf32(p) ? tf32::propose(p, d) : cheapest_of<Search>(p, d);
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
-  return all_of<Search>(p, d);
+  return is_tf32(p) ? tf32::variants(p, d) : all_of<Search>(p, d);
 }
 
 }  // namespace customconv::implicit_gemm::weight

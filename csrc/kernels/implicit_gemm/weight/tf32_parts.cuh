@@ -1,0 +1,47 @@
+// Adds up what thread blocks have summed of different pixels, as parts.cuh does.
+#pragma once
+
+#include "kernels/implicit_gemm/weight/parts.cuh"
+#include "kernels/implicit_gemm/weight/tf32_sums.cuh"
+
+namespace customconv::implicit_gemm::weight::tf32 {
+
+struct Parts {
+  Params sums;
+  Kernel kind;
+  int count;  // of a part, four sums at a time
+  Divider<int32_t> by_vectors, by_warps;
+  bool exact;  // else what follows is needed
+  const float *x, *y;
+  ConvProblem problem;
+};
+
+template <int kSharers>
+__global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant__ Parts p) {
+  constexpr int kSums = kPartThreads / kSharers;
+  const int sharer = static_cast<int>(threadIdx.x) / kSums;
+  const int own = static_cast<int>(threadIdx.x) % kSums;
+  const int32_t number = static_cast<int32_t>(blockIdx.x) * kSums + own;
+  int32_t rest = number / 32;
+  const int vector = p.by_vectors.split(rest), warp = p.by_warps.split(rest);
+  const Share share(p.sums, p.kind, rest);
+  const Spot at(p.sums, p.kind, share, warp, number % 32, vector);
+  const bool exists = number < p.count && at.exists;
+  ptx::await_dependency();
+  const float4 total =
+      add_shares<kSharers>(p.sums.partial, p.count, p.sums.splits, number, exists, sharer, own);
+  if (!exists || sharer > 0) return;
+  // Rows of the product are input channels.
+  float sums[4] = {total.x, total.y, total.z, total.w};
+  if (!p.exact) {
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+      if (sums[i] == sums[i]) continue;
+      sums[i] = sum_anew(p.problem, p.x, p.y, share.group * p.sums.group_C + at.c + i / 2,
+                         share.group * p.sums.group_K + at.k + i % 2, at.r, at.s);
+    }
+  }
+  store(p.sums, share, at, sums);
+}
+
+}  // namespace customconv::implicit_gemm::weight::tf32
