@@ -10,7 +10,7 @@ import torch
 from cases import case
 from every_plan import check_exact, check_reach
 
-GEOMETRY = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm/weight/geometry.h"
+FOLDER = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm/weight"
 
 # Tiles that are whole and that are not, channels with tails, several blocks of both, taps that are
 # too many for a chunk, and that a stride or a dilation puts in several boxes.
@@ -35,6 +35,8 @@ PROBLEMS = {
     "pointwise_strided": case((3, 136, 27, 28), (256, 136, 1, 1), stride=2),
     "groups": case((2, 256, 14, 14), (512, 64, 3, 3), padding=1, groups=4),
     "groups_strided": case((4, 256, 14, 14), (256, 64, 3, 3), stride=2, padding=1, groups=4),
+    "pointwise_odd": case((3, 64, 7, 7), (68, 64, 1, 1)),
+    "groups_of_12": case((2, 24, 9, 11), (40, 12, 3, 3), padding=1, groups=2),
     "groups_of_40": case((2, 120, 9, 11), (72, 40, 3, 3), padding=1, groups=3),
 }  # fmt: skip
 # For NaN: tiles that go on behind the image, and groups.
@@ -46,10 +48,14 @@ REACHES = {
 
 
 def kernels() -> set[str]:
-    """The names in geometry.h."""
-    body = re.search(r"kKernels\[\] = \{(.*?)\n\};", GEOMETRY.read_text(), re.DOTALL)
-    assert body is not None
-    return set(re.findall(r'\{"([^"]+)", \d', body[1]))
+    """The names in geometry.h and tf32_geometry.h."""
+    found: set[str] = set()
+    for name in ("geometry.h", "tf32_geometry.h"):
+        text = (FOLDER / name).read_text()
+        body = re.search(r"kKernels\[\] = \{(.*?)\n\};", text, re.DOTALL)
+        assert body is not None
+        found |= set(re.findall(r'\{"([^"]+)", \d', body[1]))
+    return found
 
 
 @pytest.mark.gpu
@@ -61,11 +67,12 @@ def test_every_plan_is_exact():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("operand", ["x", "dy"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_nan_reaches_what_its_taps_meet(operand, value):
-    check_reach("implicit_gemm", "wgrad", operand, REACHES, value, kernels())
+def test_nan_reaches_what_its_taps_meet(operand, value, dtype):
+    check_reach("implicit_gemm", "wgrad", operand, REACHES, value, kernels(), dtype)
 
 
 def test_kernels_are_read():
-    assert len(kernels()) == 5
+    assert len(kernels()) == 12

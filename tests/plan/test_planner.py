@@ -231,11 +231,13 @@ def test_strided_input_gradients_need_hoppers_instructions():
     assert (found.plan, found.reason) == (None, "its strided input gradients need Hopper")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_weight_gradients_of_wide_groups_are_implicit_gemms(stride):
+def test_weight_gradients_of_wide_groups_are_implicit_gemms(stride, dtype):
     p = problem(
         input=(100, 2048, 14, 14), weight=(2048, 64, 3, 3), stride=(stride, stride),
-        padding=(1, 1), groups=32, op="wgrad", dtype="float16", channels_last=True,
+        padding=(1, 1), groups=32, op="wgrad", dtype=dtype, channels_last=True,
+        tf32=dtype == "float32",
     )  # fmt: skip
     assert _C.plan(p).family == "implicit_gemm"
 
@@ -460,7 +462,7 @@ def test_what_passes_every_family_goes_to_aten():
         ("tiled", {"op": "dgrad", "stride": (1, 2)}, "strided convolution"),
         ("direct", {"dilation": (1, 2**31), "padding": (1, 2**31)}, "coordinates pass 2"),
         ("im2col", {"input": (1, 64, 46341, 46341)}, "passes 2.31 pixels"),
-        ("implicit_gemm", {"dtype": "float32", "op": "wgrad", "tf32": True}, "16-bit elements"),
+        ("implicit_gemm", {"dtype": "float32", "op": "wgrad"}, "TF32 is not allowed"),
         ("implicit_gemm", {"dtype": "float16", "op": "wgrad"}, "need channels-last tensors"),
         (
             "implicit_gemm",
