@@ -58,10 +58,11 @@ constexpr int kVariantKernels = 8;
 constexpr int kAlongK = 8;     // warpgroups are output channels,
 constexpr int kAlongC = 16;    // or input channels, else rows of the filter
 constexpr int kByImages = 32;  // lines are images, else rows
+constexpr int kTwins = 64;     // two thread blocks, a cluster, share boxes of dy
 
 struct Tile {
   int kernel = 0;
-  bool by_images = false;
+  bool by_images = false, twins = false;
   int along_k = 1, along_c = 1;               // warpgroups that have channels of their own
   int images = 1, rows = 1, columns = kPair;  // of output pixels
   int64_t splits = 1;

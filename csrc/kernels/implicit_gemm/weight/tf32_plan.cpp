@@ -28,7 +28,7 @@ constexpr int kCuts = 4;  // of an image, in each dimension
 constexpr int kMostImages = 16;
 constexpr int64_t kMostTurns = 3;
 constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
-constexpr size_t kWeighed = 4;                // tiles of each kernel that are listed
+constexpr size_t kWeighed = 3;                // tiles of each kernel that are listed
 
 int even(int64_t count, int unit) { return static_cast<int>(ceil_divide(count, unit) * unit); }
 
@@ -63,7 +63,9 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double transposed = 2.0 * static_cast<double>(y_boxes * t.y_box_bytes);
   const double shared = (steps * busy * step_bytes + copied + transposed) / kSharedBytes;
   const double math = std::max({steps * busy * clocks, steps * (clocks + kStepClocks), shared});
-  const double tile = std::max(math / kEfficiency, copied / kL2BytesPerClock) + kTileClocks;
+  // What two blocks share is read once.
+  const double read = copied - (t.twins ? static_cast<double>(y_boxes * t.y_box_bytes) / 2 : 0);
+  const double tile = std::max(math / kEfficiency, read / kL2BytesPerClock) + kTileClocks;
   const double sums = busy * kind.products() * kBlock * kBlock;
   const double store = sums * 4 / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
@@ -86,9 +88,11 @@ class Search {
   ConvPlan best() {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
       for (const int along : {0, kAlongK, kAlongC}) {
-        choices_.clear();
-        for (const int lines : {0, kByImages}) try_columns(kernel | along | lines);
-        list();
+        for (const int twins : {0, kTwins}) {
+          choices_.clear();
+          for (const int lines : {0, kByImages}) try_columns(kernel | along | twins | lines);
+          list();
+        }
       }
     }
     return plan_of(best_);

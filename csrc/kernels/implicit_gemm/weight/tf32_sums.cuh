@@ -4,6 +4,7 @@
 
 #include "kernels/common/divide.cuh"
 #include "kernels/implicit_gemm/weight/tf32_geometry.h"
+#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"
@@ -22,6 +23,7 @@ struct Params {
   int x_at, stage_bytes, stages;  // where boxes of x are in a stage
   int along_k, along_c, filter_rows;
   bool by_images;
+  int cluster;  // thread blocks that share boxes of dy, one or two
   int images, rows, columns, tiles, splits;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int R, S, group_C, group_K;
@@ -52,6 +54,12 @@ struct Share {
     blocks_k = min(p.along_k * kind.blocks, (p.group_K - k + kBlock - 1) / kBlock);
     blocks_c = min(p.along_c, (p.group_C - c + kBlock - 1) / kBlock);
     rows_r = min(p.filter_rows, p.R - r);
+  }
+
+  // That have something to sum.
+  __device__ int warpgroups(const Params& p, const Kernel& kind) const {
+    if (p.along_k > 1) return (blocks_k + kind.blocks - 1) / kind.blocks;
+    return p.along_c > 1 ? blocks_c : rows_r;
   }
 };
 
@@ -114,7 +122,8 @@ struct Memory {
   ptx::Barrier *full, *ready, *empty;  // copied, transposed, read
 };
 
-// A whole warp; one of the threads starts the copies.
+// A whole warp; one of the threads starts the copies. Those of dy that two blocks share each of
+// them starts in turn.
 __device__ inline void load_boxes(const Params& p, const Memory& memory, const Share& share) {
   const bool elected = ptx::elect_one();
   const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
@@ -122,6 +131,9 @@ __device__ inline void load_boxes(const Params& p, const Memory& memory, const S
       min(p.along_c * (kBlock / kXBlock), (p.group_C - share.c + kXBlock - 1) / kXBlock);
   const int bytes = share.blocks_k * p.y_brought + x_boxes * p.x_brought;
   const int first_h = share.r * p.dilation_h - p.pad_h, first_w = share.s * p.dilation_w - p.pad_w;
+  const int rank = ptx::cluster_rank();
+  constexpr uint16_t kBoth = 3;
+  int copies = 0;  // of dy
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
@@ -135,9 +147,13 @@ __device__ inline void load_boxes(const Params& p, const Memory& memory, const S
     if (elected) {
       ptx::arrive_expecting(full, bytes);
 #pragma unroll 1
-      for (int i = 0; i < share.blocks_k; ++i) {
-        ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, p.by_images ? n : h, w,
-                      p.by_images ? h : n);
+      for (int i = 0; i < share.blocks_k; ++i, y += p.y_box_bytes) {
+        const int line = p.by_images ? n : h, other = p.by_images ? h : n;
+        if (p.cluster == 1) {
+          ptx::copy_box(y, &p.y, full, k + i * kBlock, line, w, other);
+        } else if (copies++ % 2 == rank) {
+          ptx::multicast_box(kBoth, y, &p.y, full, k + i * kBlock, line, w, other);
+        }
       }
 #pragma unroll 1
       for (int i = 0; i < x_boxes; ++i) {
@@ -145,6 +161,12 @@ __device__ inline void load_boxes(const Params& p, const Memory& memory, const S
                       h * p.stride_h + first_h, n);
       }
     }
+    turn.advance(p.stages);
+  }
+  if (p.cluster == 1) return;
+  // The other block tells this one that it has read its boxes.
+  for (int i = 0; i < p.stages; ++i) {
+    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
     turn.advance(p.stages);
   }
 }
@@ -203,6 +225,8 @@ __device__ inline void multiply(const Params& p, const Memory& memory, const Sha
   const uint32_t x_own = stages + p.x_at + (role.block_c * 2 + warp % 4 / 2) * p.x_box_bytes +
                          role.filter_row * p.x_filter_row + lane % 4 * p.x_line + warp % 2 * 64 +
                          lane / 4 * 8;
+  const uint32_t empty =
+      ptx::cluster_address(ptx::shared_address(memory.empty), lane < p.cluster ? lane : 0);
   const auto load_x = [](uint32_t at) {
     return ptx::load_shared<uint2>(at ^ (at >> 3 & 0x70));  // the swizzle
   };
@@ -253,7 +277,7 @@ __device__ inline void multiply(const Params& p, const Memory& memory, const Sha
       }
     }
     __syncwarp();
-    if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
+    if (lane < p.cluster) ptx::arrive_cluster(empty + turn.stage * sizeof(ptx::Barrier));
     turn.advance(p.stages);
   }
 }
@@ -276,13 +300,19 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (threadIdx.x < kMostStages) {
     ptx::init_barrier(&memory.full[threadIdx.x], 1);
     ptx::init_barrier(&memory.ready[threadIdx.x], kTransposingWarps);
-    const int readers = p.along_k > 1   ? (share.blocks_k + kKind.blocks - 1) / kKind.blocks
-                        : p.along_c > 1 ? share.blocks_c
-                                        : share.rows_r;
+    int readers = share.warpgroups(p, kKind);
+    if (p.cluster > 1) {
+      readers += Share(p, kKind, static_cast<int32_t>(blockIdx.x ^ 1)).warpgroups(p, kKind);
+    }
     ptx::init_barrier(&memory.empty[threadIdx.x], readers * 4);
     ptx::fence_barrier_init();
   }
+  if (threadIdx.x == 32) {
+    ptx::prefetch_map(&p.x);
+    ptx::prefetch_map(&p.y);
+  }
   __syncthreads();
+  if (p.cluster > 1) ptx::meet_cluster();
   if (warp >= kKind.warpgroups * 4) {
     ptx::give_registers<kGiven>();
     if (warp == kKind.warpgroups * 4) {

@@ -86,6 +86,7 @@ Params params_of(const ConvProblem& problem, const Tile& t) {
   p.along_c = t.along_c;
   p.filter_rows = t.filter_rows;
   p.by_images = t.by_images;
+  p.cluster = t.twins ? 2 : 1;
   p.images = t.images;
   p.rows = t.rows;
   p.columns = t.columns;
@@ -142,7 +143,8 @@ void launch<float>(const ConvProblem& asked, const ConvPlan& plan, const Operand
                                                      sum_weights<3>, sum_weights<4>, sum_weights<5>,
                                                      sum_weights<6>};
   start("implicit_gemm: the weight gradient",
-        {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kTable[t.kernel], p);
+        {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, p.cluster},
+        kTable[t.kernel], p);
   if (!direct) add_up(problem, t, p, x, y, context.stream);
 }
 
