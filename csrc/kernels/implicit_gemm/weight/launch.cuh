@@ -41,7 +41,20 @@ void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, co
   p.x = x;
   p.y = y;
   p.problem = problem;
-  start_adding(p.count, sums.splits, stream, add_parts<1, T>, add_parts<8, T>, add_parts<32, T>, p);
+  constexpr int kFewParts = 16, kSomeParts = 64;  // of one sharer, and of eight
+  const auto start_with = [&](int sharers, void (*kernel)(Parts<T>)) {
+    Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};
+    how.stream = stream;
+    how.early = true;
+    start("implicit_gemm: the parts of the weight gradient", how, kernel, p);
+  };
+  if (sums.splits <= kFewParts) {
+    start_with(1, add_parts<1, T>);
+  } else if (sums.splits <= kSomeParts) {
+    start_with(8, add_parts<8, T>);
+  } else {
+    start_with(32, add_parts<32, T>);
+  }
 }
 
 template <typename T>
@@ -83,6 +96,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.stage_bytes = static_cast<int>(t.stage_bytes);
   p.stages = t.stages;
   p.along_k = t.along_k;
+  p.cluster = t.twins ? 2 : 1;
   p.filter_rows = t.filter_rows;
   p.channel_blocks = t.channel_blocks;
   p.by_taps = t.by_taps;
@@ -127,7 +141,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
                                                   sum_weights<T, 2>, sum_weights<T, 3>,
                                                   sum_weights<T, 4>};
   start("implicit_gemm: the weight gradient",
-        {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kTable[t.kernel], p);
+        {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, p.cluster},
+        kTable[t.kernel], p);
   if (!direct) add_up(problem, t, p, x, y, context.stream);
 }
 

@@ -57,7 +57,11 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double step = std::max(clocks, kStepClocks * 4 / busy);
   const double math =
       std::max(products * step, (products * bytes + stage) / kSharedBytes) / kEfficiency;
-  const double tile = std::max(math, stage / kL2BytesPerClock) + kTileClocks;
+  // What two blocks share is read once.
+  const double read =
+      stage -
+      (t.twins ? static_cast<double>(t.along_k) * static_cast<double>(t.y_box_bytes) / 2 : 0);
+  const double tile = std::max(math, read / kL2BytesPerClock) + kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
   const double store = sums * (is_direct(p, t) ? 2 : 4) / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
@@ -79,7 +83,10 @@ class Search {
 
   ConvPlan best() {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      for (const int flags : {0, kByTaps, kAlongK, kByTaps | kAlongK}) try_variant(kernel | flags);
+      for (const int flags : {0, kByTaps, kAlongK, kByTaps | kAlongK}) {
+        try_variant(kernel | flags);
+        try_variant(kernel | flags | kTwins);
+      }
     }
     return plan_of(best_);
   }

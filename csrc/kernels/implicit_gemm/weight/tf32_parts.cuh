@@ -16,9 +16,11 @@ struct Parts {
   ConvProblem problem;
 };
 
+// So many threads share four sums, each with every so-manieth part.
 template <int kSharers>
 __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant__ Parts p) {
-  constexpr int kSums = kPartThreads / kSharers;
+  constexpr int kSums = kPartThreads / kSharers, kFew = 8;
+  __shared__ float4 shares[kSharers][kSums];
   const int sharer = static_cast<int>(threadIdx.x) / kSums;
   const int own = static_cast<int>(threadIdx.x) % kSums;
   const int32_t number = static_cast<int32_t>(blockIdx.x) * kSums + own;
@@ -28,16 +30,33 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   const Spot at(p.sums, p.kind, share, warp, number % 32, vector);
   const bool exists = number < p.count && at.exists;
   ptx::await_dependency();
-  const float4 total =
-      add_shares<kSharers>(p.sums.partial, p.count, p.sums.splits, number, exists, sharer, own);
-  if (!exists || sharer > 0) return;
-  // Rows of the product are input channels.
+  float4 total{};
+  if (exists) {
+    // A sum of sums of a few, so that errors of rounding stay small.
+    for (int part = sharer; part < p.sums.splits; part += kFew * kSharers) {
+      float4 few{};
+#pragma unroll
+      for (int i = 0; i < kFew; ++i) {
+        const int64_t from = part + i * kSharers;
+        if (from < p.sums.splits) add(few, p.sums.partial[from * p.count + number]);
+      }
+      add(total, few);
+    }
+  }
+  if constexpr (kSharers > 1) {
+    shares[sharer][own] = total;
+    __syncthreads();
+    if (sharer > 0) return;
+#pragma unroll
+    for (int i = 1; i < kSharers; ++i) add(total, shares[i][own]);
+  }
+  if (!exists) return;
   float sums[4] = {total.x, total.y, total.z, total.w};
   if (!p.exact) {
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
       if (sums[i] == sums[i]) continue;
-      sums[i] = sum_anew(p.problem, p.x, p.y, share.group * p.sums.group_C + at.c + i / 2,
+      sums[i] = sum_anew(p, share.group * p.sums.group_C + at.c + i / 2,
                          share.group * p.sums.group_K + at.k + i % 2, at.r, at.s);
     }
   }

@@ -55,7 +55,16 @@ void add_up(const ConvProblem& problem, const Tile& t, const Params& sums, const
   p.x = x;
   p.y = y;
   p.problem = problem;
-  start_adding(p.count, sums.splits, stream, add_parts<1>, add_parts<8>, add_parts<32>, p);
+  constexpr int kFewParts = 16, kSomeParts = 64;
+  const int sharers = sums.splits <= kFewParts ? 1 : sums.splits <= kSomeParts ? 8 : 32;
+  Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};
+  how.stream = stream;
+  how.early = true;
+  start("implicit_gemm: the parts of the weight gradient", how,
+        sharers == 1   ? add_parts<1>
+        : sharers == 8 ? add_parts<8>
+                       : add_parts<32>,
+        p);
 }
 
 Params params_of(const ConvProblem& problem, const Tile& t) {
