@@ -13,6 +13,7 @@ namespace {
 constexpr double kEfficiency = 0.85;     // of the tensor cores' rate
 constexpr double kSharedBytes = 128;     // a clock
 constexpr double kL2BytesPerClock = 42;  // to a multiprocessor, while all load
+constexpr double kMostL2Bytes = 64;      // a clock, to one
 constexpr double kStepClocks = 150;      // of a warpgroup, beside products
 constexpr double kTileClocks = 300;      // to change stages
 constexpr double kBeginClocks = 2400;    // until the first products
@@ -65,7 +66,10 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double math = std::max({steps * busy * clocks, steps * (clocks + kStepClocks), shared});
   // What two blocks share is read once.
   const double read = copied - (t.twins ? static_cast<double>(y_boxes * t.y_box_bytes) / 2 : 0);
-  const double tile = std::max(math / kEfficiency, read / kL2BytesPerClock) + kTileClocks;
+  const auto active =
+      static_cast<double>(std::min<int64_t>(blocks_of(p, t) * t.splits, d.sm_count));
+  const double l2_bytes = std::min(kMostL2Bytes, kL2BytesPerClock * d.sm_count / active);
+  const double tile = std::max(math / kEfficiency, read / l2_bytes) + kTileClocks;
   const double sums = busy * kind.products() * kBlock * kBlock;
   const double store = sums * 4 / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
@@ -145,7 +149,7 @@ class Search {
     const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
     if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
     Choice best{};
-    for (int64_t turns = 1; turns <= kMostTurns; ++turns) {
+    for (int64_t turns = 0; turns <= kMostTurns; ++turns) {  // 0: one part
       const int64_t most = std::clamp<int64_t>(turns * d_.sm_count / blocks, 1, tiles);
       // No more than what the busiest block needs.
       Tile t = one;
