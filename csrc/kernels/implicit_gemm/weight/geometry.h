@@ -48,7 +48,7 @@ constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 // Bits of a plan's variant beside the kernel.
 constexpr int kByTaps = 8;   // columns are taps
 constexpr int kAlongK = 16;  // warpgroups are output channels, else rows of the filter
-constexpr int kTwins = 32;   // two thread blocks, a cluster, share boxes of dy
+constexpr int kTwins = 128;  // two thread blocks, a cluster, share boxes of dy
 
 struct Tile {
   int kernel = 0;

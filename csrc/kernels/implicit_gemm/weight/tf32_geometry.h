@@ -57,8 +57,8 @@ constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 constexpr int kVariantKernels = 8;
 constexpr int kAlongK = 8;     // warpgroups are output channels,
 constexpr int kAlongC = 16;    // or input channels, else rows of the filter
-constexpr int kByImages = 32;  // lines are images, else rows
-constexpr int kTwins = 64;     // two thread blocks, a cluster, share boxes of dy
+constexpr int kByImages = 64;  // lines are images, else rows
+constexpr int kTwins = 128;    // two thread blocks, a cluster, share boxes of dy
 
 struct Tile {
   int kernel = 0;

@@ -1,0 +1,12 @@
+// Weight gradients of float32 channels-last tensors, as their launcher sees them.
+#pragma once
+
+#include "kernels/launch.h"
+#include "plan/plan.h"
+
+namespace customconv::implicit_gemm::weight::tf32 {
+
+void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
+            const LaunchContext& context);
+
+}  // namespace customconv::implicit_gemm::weight::tf32

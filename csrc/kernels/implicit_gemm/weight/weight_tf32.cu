@@ -1,0 +1,153 @@
+#include <cuda_runtime_api.h>
+
+#include "kernels/common/map.cuh"
+#include "kernels/common/start.h"
+#include "kernels/implicit_gemm/weight/tf32_launch.h"
+#include "kernels/implicit_gemm/weight/tf32_parts.cuh"
+#include "kernels/implicit_gemm/weight/tf32_sums.cuh"
+
+namespace customconv::implicit_gemm::weight::tf32 {
+
+namespace {
+
+cuuint64_t size(int64_t value) { return static_cast<cuuint64_t>(value); }
+cuuint32_t count(int64_t value) { return static_cast<cuuint32_t>(value); }
+
+CUtensorMap map_x(const ConvProblem& p, const Tile& t, const float* x) {
+  const Shape4 &sizes = p.x_sizes(), &strides = p.x_strides;
+  const Boxes<4> boxes{
+      {size(sizes[1]), size(sizes[3]), size(sizes[2]), size(sizes[0])},
+      {map_stride<float>(sizes[3], strides[3]), map_stride<float>(sizes[2], strides[2]),
+       map_stride<float>(sizes[0], strides[0])},
+      {kXBlock, count((t.x_columns - 1) * t.step_w + 1), count((t.x_rows - 1) * t.step_h + 1),
+       count(t.images)},
+      {1, count(t.step_w), count(t.step_h), 1}};
+  return make_map(x, kMapType<float>, boxes);
+}
+
+// The lines of a column follow each other.
+CUtensorMap map_y(const ConvProblem& p, const Tile& t, const float* y) {
+  const Shape4 &sizes = p.y_sizes(), &strides = p.y_strides;
+  const int lines = t.by_images ? 0 : 2, others = 2 - lines;
+  const Boxes<4> boxes{
+      {size(sizes[1]), size(sizes[lines]), size(sizes[3]), size(sizes[others])},
+      {map_stride<float>(sizes[lines], strides[lines]), map_stride<float>(sizes[3], strides[3]),
+       map_stride<float>(sizes[others], strides[others])},
+      {kBlock, count(t.by_images ? t.images : t.rows), count(t.columns),
+       count(t.by_images ? t.rows : t.images)},
+      {1, 1, 1, 1}};
+  return make_map(y, kMapType<float>, boxes, CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
+void add_up(const ConvProblem& problem, const Tile& t, const Params& sums, const float* x,
+            const float* y, cudaStream_t stream) {
+  using D = Divider<int32_t>;
+  Parts p{};
+  p.sums = sums;
+  p.kind = t.kind();
+  p.count = static_cast<int>(blocks_of(problem, t) * t.sums() / 4);
+  p.by_vectors = D(t.kind().products() * 8);
+  p.by_warps = D(t.kind().warpgroups * 4);
+  p.exact = is_exact(problem, t);
+  p.x = x;
+  p.y = y;
+  p.problem = problem;
+  constexpr int kFewParts = 16, kSomeParts = 64;
+  const int sharers = sums.splits <= kFewParts ? 1 : sums.splits <= kSomeParts ? 8 : 32;
+  Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};
+  how.stream = stream;
+  how.early = true;
+  start("implicit_gemm: the parts of the weight gradient", how,
+        sharers == 1   ? add_parts<1>
+        : sharers == 8 ? add_parts<8>
+                       : add_parts<32>,
+        p);
+}
+
+Params params_of(const ConvProblem& problem, const Tile& t) {
+  using D = Divider<int32_t>;
+  const auto bytes = [](int64_t value) { return static_cast<uint32_t>(value); };
+  const int64_t x_row = int64_t{t.x_columns} * kXRowBytes;
+  const int64_t lines = t.by_images ? t.images : t.rows;
+  Params p{};
+  p.outer = t.by_images ? t.rows : t.images;
+  p.groups = static_cast<int>(lines / kLines);
+  p.pairs = t.columns / kPair;
+  p.x_line = bytes(int64_t{t.line_pitch} * kXRowBytes);
+  p.x_group = p.x_line * kLines;
+  p.x_outer = bytes((t.by_images ? t.row_step : t.x_rows) * x_row);
+  p.x_column = bytes(int64_t{t.column_step} * kXRowBytes);
+  p.x_tap = bytes(problem.dilation_w * kXRowBytes);
+  p.x_filter_row = bytes(problem.dilation_h * x_row);
+  p.y_column = bytes(lines * kYRowBytes);
+  p.y_outer = p.y_column * static_cast<uint32_t>(t.columns);
+  p.x_box_bytes = static_cast<int>(t.x_box_bytes);
+  p.y_box_bytes = static_cast<int>(t.y_box_bytes);
+  p.x_brought = static_cast<int>(t.images * t.x_rows * x_row);
+  p.y_brought = static_cast<int>(t.y_box_bytes);
+  p.x_at = static_cast<int>(t.stage_bytes - t.x_boxes() * t.x_box_bytes);
+  p.stage_bytes = static_cast<int>(t.stage_bytes);
+  p.stages = t.stages;
+  p.along_k = t.along_k;
+  p.along_c = t.along_c;
+  p.filter_rows = t.filter_rows;
+  p.by_images = t.by_images;
+  p.cluster = t.twins ? 2 : 1;
+  p.images = t.images;
+  p.rows = t.rows;
+  p.columns = t.columns;
+  p.tiles = static_cast<int>(t.tiles());
+  p.splits = static_cast<int>(t.splits);
+  p.stride_h = static_cast<int>(problem.stride_h);
+  p.stride_w = static_cast<int>(problem.stride_w);
+  p.pad_h = static_cast<int>(problem.pad_h);
+  p.pad_w = static_cast<int>(problem.pad_w);
+  p.dilation_h = static_cast<int>(problem.dilation_h);
+  p.dilation_w = static_cast<int>(problem.dilation_w);
+  p.R = static_cast<int>(problem.R);
+  p.S = static_cast<int>(problem.S);
+  p.group_C = static_cast<int>(problem.group_C());
+  p.group_K = static_cast<int>(problem.group_K());
+  p.by_chunks = D(t.chunks);
+  p.by_filter_sets = D(t.filter_sets);
+  p.by_blocks_c = D(t.blocks_c);
+  p.by_blocks_k = D(t.blocks_k);
+  p.by_groups = D(problem.groups);
+  p.by_tiles_q = D(t.tiles_q);
+  p.by_tiles_p = D(t.tiles_p);
+  return p;
+}
+
+}  // namespace
+
+void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
+            const LaunchContext& context) {
+  const ConvProblem problem = as_columns(asked);
+  const Tile t = tile_of(problem, plan);
+  const auto* x = static_cast<const float*>(operands.x);
+  const auto* y = static_cast<const float*>(operands.y);
+  Params p = params_of(problem, t);
+  p.x = map_x(problem, t, x);
+  p.y = map_y(problem, t, y);
+  p.weight = static_cast<float*>(operands.w);
+  p.weight_k = problem.w_strides[0];
+  p.weight_c = problem.w_strides[1];
+  p.weight_r = problem.w_strides[2];
+  p.weight_s = problem.w_strides[3];
+  const auto even = [](int64_t size, int64_t stride) { return size == 1 || stride % 2 == 0; };
+  p.pairs_c = problem.w_aligned && p.weight_c == 1 && even(problem.K, p.weight_k) &&
+              even(problem.R, p.weight_r) && even(problem.S, p.weight_s);
+  const bool direct = is_direct(problem, t);
+  p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
+
+  static_assert(kKernelCount == 7);
+  static constexpr void (*kTable[])(Params) = {sum_weights<0>, sum_weights<1>, sum_weights<2>,
+                                               sum_weights<3>, sum_weights<4>, sum_weights<5>,
+                                               sum_weights<6>};
+  start("implicit_gemm: the weight gradient",
+        {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, p.cluster},
+        kTable[t.kernel], p);
+  if (!direct) add_up(problem, t, p, x, y, context.stream);
+}
+
+}  // namespace customconv::implicit_gemm::weight::tf32
