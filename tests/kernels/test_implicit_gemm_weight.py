@@ -37,20 +37,24 @@ PROBLEMS = {
     "groups_strided": case((4, 256, 14, 14), (256, 64, 3, 3), stride=2, padding=1, groups=4),
     "pointwise_odd": case((3, 64, 7, 7), (68, 64, 1, 1)),
     "groups_of_12": case((2, 24, 9, 11), (40, 12, 3, 3), padding=1, groups=2),
+    "stem": case((3, 3, 40, 48), (64, 3, 7, 7), stride=2, padding=3),
+    "few": case((2, 3, 19, 32), (72, 3, 3, 3), padding=1),
+    "few_images": case((20, 1, 9, 16), (24, 1, 5, 4), padding=(2, 1)),
+    "few_far": case((2, 5, 33, 32), (64, 5, 3, 4), stride=(3, 2), padding=2, dilation=(2, 1)),
     "groups_of_40": case((2, 120, 9, 11), (72, 40, 3, 3), padding=1, groups=3),
 }  # fmt: skip
 # For NaN: tiles that go on behind the image, and groups.
 REACHES = {
     name: PROBLEMS[name]
-    for name in ("3x3_small", "3x3_tails", "strided_odd", "strided_5x5", "groups_of_40",
+    for name in ("stem", "few_far", "3x3_small", "3x3_tails", "strided_odd", "strided_5x5", "groups_of_40",
                  "pointwise_padded")
 }  # fmt: skip
 
 
 def kernels() -> set[str]:
-    """The names in geometry.h and tf32_geometry.h."""
+    """The names in geometry.h and registers_geometry.h."""
     found: set[str] = set()
-    for name in ("geometry.h", "tf32_geometry.h"):
+    for name in ("geometry.h", "registers_geometry.h"):
         text = (FOLDER / name).read_text()
         body = re.search(r"kKernels\[\] = \{(.*?)\n\};", text, re.DOTALL)
         assert body is not None
@@ -75,4 +79,4 @@ def test_nan_reaches_what_its_taps_meet(operand, value, dtype):
 
 
 def test_kernels_are_read():
-    assert len(kernels()) == 12
+    assert len(kernels()) == 15

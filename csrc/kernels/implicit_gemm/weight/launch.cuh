@@ -7,6 +7,8 @@
 #include "kernels/common/start.h"
 #include "kernels/implicit_gemm/weight/launch.h"
 #include "kernels/implicit_gemm/weight/parts.cuh"
+#include "kernels/implicit_gemm/weight/registers_geometry.h"
+#include "kernels/implicit_gemm/weight/registers_launch.h"
 #include "kernels/implicit_gemm/weight/sums.cuh"
 
 namespace customconv::implicit_gemm::weight {
@@ -61,6 +63,9 @@ template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
   using D = Divider<int32_t>;
+  if ((plan.variant_index & registers::kRegisters) != 0) {
+    return registers::launch<T>(asked, plan, operands, context);
+  }
   const ConvProblem problem = as_one_row(asked);
   const Tile t = tile_of(problem, plan);
   const auto* x = static_cast<const T*>(operands.x);

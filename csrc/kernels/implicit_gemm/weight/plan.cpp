@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "kernels/implicit_gemm/weight/geometry.h"
-#include "kernels/implicit_gemm/weight/tf32_plan.h"
+#include "kernels/implicit_gemm/weight/registers_geometry.h"
+#include "kernels/implicit_gemm/weight/registers_plan.h"
 #include "kernels/implicit_gemm/weight/weight.h"
 #include "plan/search.h"
 
@@ -174,27 +175,25 @@ class Search {
   Choice best_{};
 };
 
-// Whether the copy engine can read boxes of pixels, all their channels side by side; `whole`
-// elements are 16 bytes.
-bool is_boxed(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t whole) {
-  const auto legal = [&](int i) {
-    return sizes[i] == 1 || (strides[i] > 0 && strides[i] % whole == 0);
-  };
-  return aligned && (sizes[1] == 1 || strides[1] == 1) && legal(0) && legal(2) && legal(3);
+// Which kernels take a problem: those that read both operands where they lie, or those that read x
+// into registers.
+bool stays_in_memory(const ConvProblem& p) {
+  return element_size(p.dtype) == 2 && has_boxes_of_x(p) && p.group_C() % 8 == 0;
 }
-
-bool is_tf32(const ConvProblem& p) { return p.dtype == DType::kFloat32; }
+bool goes_through_registers(const ConvProblem& p, const DeviceProperties& d) {
+  return element_size(p.dtype) == 4 || registers::has_few(p, d);
+}
 
 }  // namespace
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (!d.has_hopper_kernels()) return "its weight gradients need Hopper";
-  const int64_t whole = 16 / element_size(p.dtype);
-  if (!is_boxed(p.x_sizes(), p.x_strides, p.x_aligned, whole) ||
-      !is_boxed(p.y_sizes(), p.y_strides, p.y_aligned, whole)) {
+  const bool few = registers::has_few(p, d);
+  if (!has_boxes_of_y(p) || !(few || has_boxes_of_x(p))) {
     return "its weight gradients need channels-last tensors of whole 16 bytes";
   }
-  if (p.group_C() % whole != 0 || p.group_K() % whole != 0) {
+  const int64_t whole = 16 / element_size(p.dtype);
+  if ((!few && p.group_C() % whole != 0) || p.group_K() % whole != 0) {
     return "a group's channels are not whole 16 bytes";
   }
   if (p.stride_h > kMostStep || p.stride_w > kMostStep) return "a stride passes 8";
@@ -212,11 +211,20 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
 }
 
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
-  return is_tf32(p) ? tf32::propose(p, d) : cheapest_of<Search>(p, d);
+  if (!goes_through_registers(p, d)) return cheapest_of<Search>(p, d);
+  const ConvPlan plan = registers::propose(p, d);
+  if (!stays_in_memory(p)) return plan;
+  const ConvPlan other = cheapest_of<Search>(p, d);
+  return plan.predicted_ms < other.predicted_ms ? plan : other;
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
-  return is_tf32(p) ? tf32::variants(p, d) : all_of<Search>(p, d);
+  std::vector<ConvPlan> plans;
+  if (stays_in_memory(p)) plans = all_of<Search>(p, d);
+  if (!goes_through_registers(p, d)) return plans;
+  const std::vector<ConvPlan> more = registers::variants(p, d);
+  plans.insert(plans.end(), more.begin(), more.end());
+  return plans;
 }
 
 }  // namespace customconv::implicit_gemm::weight

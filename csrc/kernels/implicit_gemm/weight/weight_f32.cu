@@ -1,12 +1,12 @@
 #include "kernels/implicit_gemm/weight/launch.h"
-#include "kernels/implicit_gemm/weight/tf32_launch.h"
+#include "kernels/implicit_gemm/weight/registers_launch.h"
 
 namespace customconv::implicit_gemm::weight {
 
 template <>
 void launch<float>(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
                    const LaunchContext& context) {
-  tf32::launch(problem, plan, operands, context);
+  registers::launch<float>(problem, plan, operands, context);
 }
 
 }  // namespace customconv::implicit_gemm::weight

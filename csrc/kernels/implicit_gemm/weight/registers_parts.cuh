@@ -2,23 +2,24 @@
 #pragma once
 
 #include "kernels/implicit_gemm/weight/parts.cuh"
-#include "kernels/implicit_gemm/weight/tf32_sums.cuh"
+#include "kernels/implicit_gemm/weight/registers_sums.cuh"
 
-namespace customconv::implicit_gemm::weight::tf32 {
+namespace customconv::implicit_gemm::weight::registers {
 
+template <typename T>
 struct Parts {
-  Params sums;
+  Params<T> sums;
   Kernel kind;
   int count;  // of a part, four sums at a time
   Divider<int32_t> by_vectors, by_warps;
   bool exact;  // else what follows is needed
-  const float *x, *y;
+  const T *x, *y;
   ConvProblem problem;
 };
 
 // So many threads share four sums, each with every so-manieth part.
-template <int kSharers>
-__global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant__ Parts p) {
+template <int kSharers, typename T>
+__global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant__ Parts<T> p) {
   constexpr int kSums = kPartThreads / kSharers, kFew = 8;
   __shared__ float4 shares[kSharers][kSums];
   const int sharer = static_cast<int>(threadIdx.x) / kSums;
@@ -55,12 +56,13 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   if (!p.exact) {
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
-      if (sums[i] == sums[i]) continue;
-      sums[i] = sum_anew(p, share.group * p.sums.group_C + at.c + i / 2,
-                         share.group * p.sums.group_K + at.k + i % 2, at.r, at.s);
+      const Element e = at.element(p.sums, i);
+      if (sums[i] == sums[i] || !e.exists) continue;
+      sums[i] = sum_anew(p, share.group * p.sums.group_C + e.c, share.group * p.sums.group_K + e.k,
+                         e.r, e.s);
     }
   }
   store(p.sums, share, at, sums);
 }
 
-}  // namespace customconv::implicit_gemm::weight::tf32
+}  // namespace customconv::implicit_gemm::weight::registers

@@ -1,22 +1,24 @@
-// Weight gradients in TF32: the copy engine brings boxes of x and dy, a warpgroup transposes those
-// of dy, the others multiply them by elements of x that they read into registers.
+// Weight gradients with x in registers: the copy engine brings boxes of x and dy, a warpgroup
+// transposes those of float32 dy, the others multiply dy by elements of x that they read.
 #pragma once
 
 #include "kernels/common/divide.cuh"
-#include "kernels/implicit_gemm/weight/tf32_geometry.h"
+#include "kernels/implicit_gemm/weight/registers_geometry.h"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
-namespace customconv::implicit_gemm::weight::tf32 {
+namespace customconv::implicit_gemm::weight::registers {
 
+template <typename T>
 struct Params {
   CUtensorMap x, y;
-  int outer, groups, pairs;           // of lines that are no group's, of four lines, of two columns
+  int outer, groups, pairs;  // of lines that are no product's, of those that are, of two columns
   uint32_t x_outer, x_group, x_line;  // bytes of x from one to the next
   uint32_t x_column, x_tap, x_filter_row;
+  uint32_t x_lead;                // few channels: bytes in front of what the first tap meets
   uint32_t y_outer, y_column;     // of dy; groups follow each other
   int x_box_bytes, y_box_bytes;   // of memory
   int x_brought, y_brought;       // what copies bring
@@ -27,12 +29,14 @@ struct Params {
   int images, rows, columns, tiles, splits;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int R, S, group_C, group_K;
+  int product_rows;
   Divider<int32_t> by_chunks, by_filter_sets, by_blocks_c, by_blocks_k, by_groups;
   Divider<int32_t> by_tiles_q, by_tiles_p;
+  Divider<int32_t> by_S, by_C;
   // Of each thread block its sums, as its threads hold them, four at a time; null where results are
   // stored.
   float4* partial;
-  float* weight;
+  T* weight;
   int64_t weight_k, weight_c, weight_r, weight_s;
   bool pairs_c;  // results of neighbouring input channels can be stored at once
 };
@@ -44,7 +48,8 @@ struct Share {
   int blocks_k, blocks_c, rows_r;  // blocks of channels that exist, and rows of the filter
   int r, s;                        // the first tap
 
-  __device__ Share(const Params& p, const Kernel& kind, int32_t rest) {
+  template <typename T>
+  __device__ Share(const Params<T>& p, const Kernel& kind, int32_t rest) {
     s = p.by_chunks.split(rest) * kind.taps;
     r = p.by_filter_sets.split(rest) * p.filter_rows;
     c = p.by_blocks_c.split(rest) * p.along_c * kBlock;
@@ -52,12 +57,13 @@ struct Share {
     group = p.by_groups.split(rest);
     split = rest;
     blocks_k = min(p.along_k * kind.blocks, (p.group_K - k + kBlock - 1) / kBlock);
-    blocks_c = min(p.along_c, (p.group_C - c + kBlock - 1) / kBlock);
+    blocks_c = min(p.along_c, (p.product_rows - c + kBlock - 1) / kBlock);
     rows_r = min(p.filter_rows, p.R - r);
   }
 
   // That have something to sum.
-  __device__ int warpgroups(const Params& p, const Kernel& kind) const {
+  template <typename T>
+  __device__ int warpgroups(const Params<T>& p, const Kernel& kind) const {
     if (p.along_k > 1) return (blocks_k + kind.blocks - 1) / kind.blocks;
     return p.along_c > 1 ? blocks_c : rows_r;
   }
@@ -68,7 +74,8 @@ struct Role {
   int block_k, block_c, filter_row;
   bool exists;
 
-  __device__ Role(const Params& p, const Kernel& kind, const Share& share, int warpgroup) {
+  template <typename T>
+  __device__ Role(const Params<T>& p, const Kernel& kind, const Share& share, int warpgroup) {
     const bool along_k = p.along_k > 1, along_c = p.along_c > 1;
     block_k = along_k ? warpgroup * kind.blocks : 0;
     block_c = along_c ? warpgroup : 0;
@@ -77,42 +84,75 @@ struct Role {
   }
 };
 
-// Of four of a thread's sums the first: they are of two input channels by two output channels of a
-// tap, all neighbours. A group's channels are multiples of four.
-struct Spot {
-  int k, c, r, s;
+// An element of the weight.
+struct Element {
+  int k, c, r, s;  // k, c of the group's
   bool exists;
+};
 
-  __device__ Spot(const Params& p, const Kernel& kind, const Share& share, int warp, int lane,
-                  int i) {
+// Four of a thread's sums, the i-th such four of its warp: of two rows of the product, i / 2, by
+// two output channels, neighbours.
+struct Spot {
+  int k, row, rows_apart, r, s;
+  bool few, exists;
+
+  template <typename T>
+  __device__ Spot(const Params<T>& p, const Kernel& kind, const Share& share, int warp, int lane,
+                  int i)
+      : few(kind.few) {
     const Role role(p, kind, share, warp / 4);
     const int product = i / 8, tap = product / kind.blocks, block = product % kind.blocks;
     k = share.k + (role.block_k + block) * kBlock + i % 8 * 8 + lane % 4 * 2;
-    c = share.c + role.block_c * kBlock + warp % 4 * 16 + lane / 4 * 2;
+    row = first_row(kind, lane) + share.c + role.block_c * kBlock + warp % 4 * 16;
+    rows_apart = kind.few ? 8 : 1;
     r = share.r + role.filter_row;
     s = share.s + tap;
-    exists = role.exists && s < p.S && k < p.group_K && c < p.group_C;
+    exists = role.exists && s < p.S && k < p.group_K && row < p.product_rows;
+  }
+
+  // Of a warp's sixteen; a thread's others are neighbours, or of few channels eight further on.
+  static __device__ int first_row(const Kernel& kind, int lane) {
+    return kind.few ? lane / 4 : lane / 4 * 2;
+  }
+
+  template <typename T>
+  __device__ Element element(const Params<T>& p, int i) const {
+    Element e{k + i % 2, row + i / 2 * rows_apart, r, s, exists};
+    if (!few) return e;
+    e.exists = exists && e.c < p.product_rows;
+    int32_t tap = e.c;
+    e.c = p.by_C.split(tap);
+    e.s = p.by_S.split(tap);
+    e.r = tap;
+    return e;
   }
 };
 
-__device__ inline void store(const Params& p, const Share& share, const Spot& at,
+template <typename T>
+__device__ inline void store(const Params<T>& p, const Share& share, const Spot& at,
                              const float (&sums)[4]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float* to = p.weight + (share.group * p.group_K + at.k + i) * p.weight_k + at.c * p.weight_c +
-                at.r * p.weight_r + at.s * p.weight_s;
+  const auto place = [&](const Element& e) {
+    return p.weight + (share.group * p.group_K + e.k) * p.weight_k + e.c * p.weight_c +
+           e.r * p.weight_r + e.s * p.weight_s;
+  };
+  if constexpr (sizeof(T) == 4) {
     if (p.pairs_c) {
-      *reinterpret_cast<float2*>(to) = make_float2(sums[i], sums[i + 2]);
-    } else {
-      to[0] = sums[i];
-      to[p.weight_c] = sums[i + 2];
+      *reinterpret_cast<float2*>(place(at.element(p, 0))) = make_float2(sums[0], sums[2]);
+      *reinterpret_cast<float2*>(place(at.element(p, 1))) = make_float2(sums[1], sums[3]);
+      return;
     }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const Element e = at.element(p, i);
+    if (e.exists) *place(e) = narrow<T>(sums[i]);
   }
 }
 
 // A block's shared memory.
 struct Memory {
-  __device__ Memory(const Params& p, char* memory)
+  template <typename T>
+  __device__ Memory(const Params<T>& p, char* memory)
       : stages(memory),
         full(reinterpret_cast<ptx::Barrier*>(memory + p.stages * p.stage_bytes)),
         ready(full + kMostStages),
@@ -124,11 +164,12 @@ struct Memory {
 
 // A whole warp; one of the threads starts the copies. Those of dy that two blocks share each of
 // them starts in turn.
-__device__ inline void load_boxes(const Params& p, const Memory& memory, const Share& share) {
+template <typename T, bool kFew>
+__device__ inline void load_boxes(const Params<T>& p, const Memory& memory, const Share& share) {
   const bool elected = ptx::elect_one();
   const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
   const int x_boxes =
-      min(p.along_c * (kBlock / kXBlock), (p.group_C - share.c + kXBlock - 1) / kXBlock);
+      kFew ? 1 : min(p.along_c * (kBlock / kXBlock), (p.group_C - share.c + kXBlock - 1) / kXBlock);
   const int bytes = share.blocks_k * p.y_brought + x_boxes * p.x_brought;
   const int first_h = share.r * p.dilation_h - p.pad_h, first_w = share.s * p.dilation_w - p.pad_w;
   const int rank = ptx::cluster_rank();
@@ -155,10 +196,15 @@ __device__ inline void load_boxes(const Params& p, const Memory& memory, const S
           ptx::multicast_box(kBoth, y, &p.y, full, k + i * kBlock, line, w, other);
         }
       }
+      const int x_w = w * p.stride_w + first_w, x_h = h * p.stride_h + first_h;
+      if constexpr (kFew) {
+        const int lead = static_cast<int>(p.x_lead / sizeof(T));
+        ptx::copy_box(x, &p.x, full, x_w * p.group_C - lead, x_h, n);
+      } else {
 #pragma unroll 1
-      for (int i = 0; i < x_boxes; ++i) {
-        ptx::copy_box(x + i * p.x_box_bytes, &p.x, full, c + i * kXBlock, w * p.stride_w + first_w,
-                      h * p.stride_h + first_h, n);
+        for (int i = 0; i < x_boxes; ++i) {
+          ptx::copy_box(x + i * p.x_box_bytes, &p.x, full, c + i * kXBlock, x_w, x_h, n);
+        }
       }
     }
     turn.advance(p.stages);
@@ -171,12 +217,13 @@ __device__ inline void load_boxes(const Params& p, const Memory& memory, const S
   }
 }
 
-// So many warps transpose what dy's boxes have brought: of four lines, one column, the lines'
-// elements of each channel come to lie side by side.
+// So many warps transpose what boxes of float32 dy have brought: of four lines, one column, the
+// lines' elements of each channel come to lie side by side.
 template <int kWarps>
-__device__ inline void transpose(const Params& p, const Memory& memory, const Share& share,
+__device__ inline void transpose(const Params<float>& p, const Memory& memory, const Share& share,
                                  int warp) {
   constexpr int kUnits = 2, kHalves = kBlock / 32;  // at a time, of a unit
+  constexpr int kLines = 4, kLineBytes = kBlock * 4;
   const int bytes = share.blocks_k * p.y_box_bytes;
   const uint32_t lane = threadIdx.x % 32;
   ptx::Turn turn;
@@ -194,7 +241,7 @@ __device__ inline void transpose(const Params& p, const Memory& memory, const Sh
             stage + first + i / kHalves * kUnitBytes + (i % kHalves * 32 + lane) * 4;
 #pragma unroll
         for (int line = 0; line < kLines; ++line) {
-          v[i][line] = ptx::load_shared<uint32_t>(from + line * kYRowBytes);
+          v[i][line] = ptx::load_shared<uint32_t>(from + line * kLineBytes);
         }
       }
       __syncwarp();
@@ -211,38 +258,67 @@ __device__ inline void transpose(const Params& p, const Memory& memory, const Sh
   }
 }
 
-// The sums of a warpgroup: 64 input channels, rows of the products.
-template <int kKernel>
-__device__ inline void multiply(const Params& p, const Memory& memory, const Share& share,
+// What a thread reads of x for a product of few channels: of two rows, two columns. An operand of
+// four bytes is an element of its line, or one of each of two lines.
+template <typename T>
+__device__ inline uint32_t load_element(uint32_t at, uint32_t line) {
+  if constexpr (sizeof(T) == 4) return ptx::load_shared<uint32_t>(at);
+  const uint32_t first = ptx::load_shared<uint16_t>(at);
+  return first | static_cast<uint32_t>(ptx::load_shared<uint16_t>(at + line)) << 16;
+}
+
+// The sums of a warpgroup: 64 rows of the products.
+template <typename T, int kKernel>
+__device__ inline void multiply(const Params<T>& p, const Memory& memory, const Share& share,
                                 const Role& role, int warp,
                                 float (&sums)[kKernels[kKernel].products()][32]) {
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kKept = kKind.window() - kKind.fresh();
+  constexpr bool kFew = kKind.few;
+  constexpr bool kTransposes = sizeof(T) == 2;  // the instruction
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t stages = ptx::shared_address(memory.stages);
   const uint32_t y_own = stages + role.block_k * p.y_box_bytes;
-  // A thread's rows are two neighbouring channels.
-  const uint32_t x_own = stages + p.x_at + (role.block_c * 2 + warp % 4 / 2) * p.x_box_bytes +
-                         role.filter_row * p.x_filter_row + lane % 4 * p.x_line + warp % 2 * 64 +
-                         lane / 4 * 8;
+  uint32_t x_own = stages + p.x_at + lane % 4 * (4 / sizeof(T)) * p.x_line;
+  uint32_t second_row = 0;  // bytes from the thread's first
+  if constexpr (kFew) {
+    const auto place = [&](int row) {
+      int32_t filter_row = min(row, p.product_rows - 1);
+      const int tap = p.by_S.divisor() * p.by_C.divisor();
+      const int element = filter_row % tap;
+      filter_row /= tap;
+      return filter_row * p.x_filter_row + p.x_lead + element * static_cast<uint32_t>(sizeof(T));
+    };
+    const int row = share.c + role.block_c * kBlock + warp % 4 * 16 + Spot::first_row(kKind, lane);
+    x_own += place(row);
+    second_row = place(row + 8) - place(row);
+  } else {
+    x_own += (role.block_c * 2 + warp % 4 / 2) * p.x_box_bytes + role.filter_row * p.x_filter_row +
+             warp % 2 * 64 + Spot::first_row(kKind, lane) * 4;
+  }
   const uint32_t empty =
       ptx::cluster_address(ptx::shared_address(memory.empty), lane < p.cluster ? lane : 0);
-  const auto load_x = [](uint32_t at) {
-    return ptx::load_shared<uint2>(at ^ (at >> 3 & 0x70));  // the swizzle
+  const auto load_x = [&](uint32_t at) {
+    if constexpr (kFew) {
+      return make_uint2(load_element<T>(at, p.x_line), load_element<T>(at + second_row, p.x_line));
+    } else {
+      return ptx::load_shared<uint2>(at ^ (at >> 3 & 0x70));  // the swizzle
+    }
   };
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     ptx::wait(&memory.full[turn.stage], turn.parity);
-    ptx::wait(&memory.ready[turn.stage], turn.parity);
+    if constexpr (!kTransposes) ptx::wait(&memory.ready[turn.stage], turn.parity);
     const uint32_t stage = turn.stage * p.stage_bytes;
 #pragma unroll 1
     for (int i = 0; i < p.outer; ++i) {
 #pragma unroll 1
       for (int j = 0; j < p.groups; ++j) {
         uint32_t x = x_own + stage + i * p.x_outer + j * p.x_group;
-        uint64_t y =
-            ptx::describe_blocks(y_own + stage + i * p.y_outer + j * kUnitBytes, p.y_column);
+        const uint32_t y_at = y_own + stage + i * p.y_outer + j * kUnitBytes;
+        uint64_t y = kTransposes ? ptx::describe_transposed(y_at, 16, p.y_column)
+                                 : ptx::describe_blocks(y_at, p.y_column);
         uint2 window[kKind.window()];
 #pragma unroll
         for (int l = 0; l < kKept; ++l) window[l] = load_x(x + l * kXRowBytes);
@@ -263,8 +339,8 @@ __device__ inline void multiply(const Params& p, const Memory& memory, const Sha
             const uint32_t rows[4] = {first.x, first.y, second.x, second.y};
 #pragma unroll
             for (int block = 0; block < kKind.blocks; ++block) {
-              ptx::Product<float, kBlock>::add(sums[tap * kKind.blocks + block], rows,
-                                               ptx::advance(y, block * p.y_box_bytes), 1);
+              ptx::Product<T, kBlock, kTransposes>::add(sums[tap * kKind.blocks + block], rows,
+                                                        ptx::advance(y, block * p.y_box_bytes), 1);
             }
           }
           ptx::commit_products();
@@ -282,9 +358,9 @@ __device__ inline void multiply(const Params& p, const Memory& memory, const Sha
   }
 }
 
-template <int kKernel>
+template <typename T, int kKernel>
 __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
-    sum_weights(const __grid_constant__ Params p) {
+    sum_weights(const __grid_constant__ Params<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kTransposingWarps = 3;
@@ -316,8 +392,8 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (warp >= kKind.warpgroups * 4) {
     ptx::give_registers<kGiven>();
     if (warp == kKind.warpgroups * 4) {
-      load_boxes(p, memory, share);
-    } else {
+      load_boxes<T, kKind.few>(p, memory, share);
+    } else if constexpr (sizeof(T) == 4) {
       transpose<kTransposingWarps>(p, memory, share, warp - kKind.warpgroups * 4 - 1);
     }
     return;
@@ -326,7 +402,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (!role.exists) return;
   ptx::take_registers<kTaken>();
   float sums[kKind.products()][32] = {};
-  multiply<kKernel>(p, memory, share, role, warp, sums);
+  multiply<T, kKernel>(p, memory, share, role, warp, sums);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   constexpr int kVectors = kKind.products() * 8;
   if (p.partial != nullptr) {
@@ -348,4 +424,4 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
 #endif
 }
 
-}  // namespace customconv::implicit_gemm::weight::tf32
+}  // namespace customconv::implicit_gemm::weight::registers

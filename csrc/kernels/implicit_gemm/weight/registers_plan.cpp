@@ -1,12 +1,13 @@
-#include "kernels/implicit_gemm/weight/tf32_plan.h"
+#include "kernels/implicit_gemm/weight/registers_plan.h"
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
-#include "kernels/implicit_gemm/weight/tf32_geometry.h"
+#include "kernels/implicit_gemm/weight/registers_geometry.h"
 #include "plan/search.h"
 
-namespace customconv::implicit_gemm::weight::tf32 {
+namespace customconv::implicit_gemm::weight::registers {
 
 namespace {
 
@@ -31,19 +32,13 @@ constexpr int64_t kMostTurns = 3;
 constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
 constexpr size_t kWeighed = 3;                // tiles of each kernel that are listed
 
-int even(int64_t count, int unit) { return static_cast<int>(ceil_divide(count, unit) * unit); }
+int whole(int64_t count, int unit) { return static_cast<int>(ceil_divide(count, unit) * unit); }
 
 struct Choice {
   Tile tile;
   int variant;
   double ms;
 };
-
-// Times that a warp's read of x takes for banks that lines share.
-int conflicts(const Tile& t) {
-  if (t.line_pitch % 4 == 2) return 1;
-  return t.line_pitch % 8 == 0 ? 4 : 2;
-}
 
 double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const Kernel& kind = t.kind();
@@ -53,15 +48,17 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const int y_boxes = std::min(t.y_boxes(), blocks(p.group_K()));
   // Warpgroups that have channels, or rows of the filter.
   const double busy = t.along_k > 1   ? static_cast<double>(ceil_divide(y_boxes, kind.blocks))
-                      : t.along_c > 1 ? std::min(t.along_c, blocks(p.group_C()))
+                      : t.along_c > 1 ? std::min(t.along_c, blocks(product_rows(p, kind)))
                                       : t.filter_rows;
-  const double steps = t.pixels() / (1.0 * kLines * kPair);
+  const double steps = t.pixels() / (1.0 * t.lines() * kPair);
   const double clocks = 32.0 * kind.products();
-  // What a warpgroup reads of x and dy, the boxes that are copied, and dy once more both ways.
-  const double step_bytes = kLines * kXRowBytes * 2.0 * kind.fresh() * conflicts(t) +
-                            kind.products() * 1.0 * kPair * kUnitBytes;
+  // What a warpgroup reads of x and dy, the boxes that are copied, and float32 dy once more both
+  // ways.
+  const double x_bytes = kUnitBytes * (t.element_bytes == 2 ? 2 : 1) * t.conflicts;
+  const double step_bytes = kind.fresh() * x_bytes + kind.products() * 1.0 * kPair * kUnitBytes;
   const double copied = static_cast<double>(t.x_boxes() * t.x_box_bytes + y_boxes * t.y_box_bytes);
-  const double transposed = 2.0 * static_cast<double>(y_boxes * t.y_box_bytes);
+  const double transposed =
+      t.element_bytes == 4 ? 2.0 * static_cast<double>(y_boxes * t.y_box_bytes) : 0;
   const double shared = (steps * busy * step_bytes + copied + transposed) / kSharedBytes;
   const double math = std::max({steps * busy * clocks, steps * (clocks + kStepClocks), shared});
   // What two blocks share is read once.
@@ -117,24 +114,26 @@ class Search {
 
   // As an image's width divides evenly, and what fits whatever the strides.
   void try_columns(int variant) {
+    const int unit = column_unit(p_, kKernels[variant % kVariantKernels]);
     for (int64_t cuts = 1; cuts <= kCuts; ++cuts) {
-      const int columns = even(ceil_divide(p_.Q, cuts), kPair);
-      if (columns <= kMostBox) try_rows(variant, columns);
+      const int64_t columns = whole(ceil_divide(p_.Q, cuts), unit);
+      if (columns <= kMostBox) try_rows(variant, static_cast<int>(columns));
     }
-    for (int columns = kPair; columns <= kMostBox && columns < p_.Q; columns *= 2) {
+    for (int columns = unit; columns <= kMostBox && columns < p_.Q; columns *= 2) {
       try_rows(variant, columns);
     }
   }
 
   void try_rows(int variant, int columns) {
     const bool by_images = (variant & kByImages) != 0;
-    const int unit = by_images ? 1 : kLines, least_images = by_images ? kLines : 1;
+    const auto lines = static_cast<int>(16 / element_size(p_.dtype));
+    const int unit = by_images ? 1 : lines, least_images = by_images ? lines : 1;
     const int64_t most = kMostPixels / (columns * least_images);
-    for (int64_t rows = std::min<int64_t>(even(p_.P, unit), most / unit * unit); rows > 0;
+    for (int64_t rows = std::min<int64_t>(whole(p_.P, unit), most / unit * unit); rows > 0;
          rows -= unit) {
       // As an image's height divides evenly.
       const int64_t cuts = ceil_divide(p_.P, rows);
-      if (even(ceil_divide(p_.P, cuts), unit) != rows) continue;
+      if (whole(ceil_divide(p_.P, cuts), unit) != rows) continue;
       const int64_t fits = std::min<int64_t>(kMostPixels / (columns * rows), kMostImages);
       for (int images = least_images; images <= fits; images += least_images) {
         if (images > least_images && (cuts > 1 || images >= p_.N + least_images)) break;
@@ -164,7 +163,7 @@ class Search {
     const Tile& t = choice.tile;
     ConvPlan plan;
     plan.variant = t.kind().name;
-    plan.variant_index = choice.variant;
+    plan.variant_index = choice.variant | kRegisters;
     plan.tile[0] = t.rows;
     plan.tile[1] = t.columns;
     plan.tile[2] = t.images;
@@ -188,6 +187,22 @@ class Search {
 
 }  // namespace
 
+bool has_few(const ConvProblem& p, const DeviceProperties& d) {
+  if (!is_few(p)) return false;
+  const auto lines = static_cast<int>(16 / element_size(p.dtype));
+  for (const Kernel& kind : kKernels) {
+    const int kernel = static_cast<int>(&kind - kKernels), columns = column_unit(p, kind);
+    if (!kind.few) continue;
+    const int64_t shared = d.shared_bytes_block - 1024;
+    for (const auto& [lines_are, rows, images] : {std::tuple(0, lines, 1), {kByImages, 1, lines}}) {
+      const Tile least =
+          make_tile(p, kernel | kAlongC | lines_are, {rows, columns, images}, 1, shared);
+      if (least.stages >= kLeastStages) return true;
+    }
+  }
+  return false;
+}
+
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
   return cheapest_of<Search>(p, d);
 }
@@ -196,4 +211,4 @@ std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) 
   return all_of<Search>(p, d);
 }
 
-}  // namespace customconv::implicit_gemm::weight::tf32
+}  // namespace customconv::implicit_gemm::weight::registers
