@@ -41,9 +41,11 @@ struct Kernel {
 
   constexpr int products() const { return taps * blocks; }
   constexpr int threads() const { return (warpgroups + 1) * 128; }
-  // Columns of x that a thread holds for two of dy, and those that it reads for the next two.
-  constexpr int window() const { return step == 0 ? kPair * taps : taps + step; }
-  constexpr int fresh() const { return step == 0 ? window() : kPair * step; }
+  // Columns of x that a thread reads for a product, and those that it keeps for the next one.
+  constexpr int fresh() const { return step == 0 ? kPair * taps : kPair * step; }
+  constexpr int kept() const { return step == 0 ? 0 : taps - step; }
+  // Products of each sum that are under way together.
+  constexpr int batch() const { return taps == 1 ? 4 : step > 0 ? 2 : 1; }
 };
 
 inline constexpr Kernel kKernels[] = {

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <type_traits>
 
 #include "kernels/common/map.cuh"
@@ -85,18 +86,21 @@ Params<T> params_of(const ConvProblem& problem, const Tile& t) {
   const int64_t lines = t.by_images ? t.images : t.rows;
   const int64_t column = t.kind().few ? problem.C * t.element_bytes : kXRowBytes;
   Params<T> p{};
-  p.outer = t.by_images ? t.rows : t.images;
-  p.groups = static_cast<int>(lines / t.lines());
-  p.pairs = t.columns / kPair;
   p.x_line = bytes(t.line_bytes);
-  p.x_group = p.x_line * static_cast<uint32_t>(t.lines());
-  p.x_outer = bytes((t.by_images ? t.row_step : t.x_rows) * t.x_row_bytes);
   p.x_column = bytes(t.column_step * column);
   p.x_tap = bytes(problem.dilation_w * kXRowBytes);
   p.x_filter_row = bytes(problem.dilation_h * t.x_row_bytes);
-  p.x_lead = bytes(t.lead * t.element_bytes);
   p.y_column = bytes(lines * kBlock * t.element_bytes);
-  p.y_outer = p.y_column * static_cast<uint32_t>(t.columns);
+  p.loops[0] = {t.by_images ? t.rows : t.images,
+                bytes((t.by_images ? t.row_step : t.x_rows) * t.x_row_bytes),
+                p.y_column * static_cast<uint32_t>(t.columns)};
+  p.loops[1] = {static_cast<int>(lines / t.lines()), p.x_line * static_cast<uint32_t>(t.lines()),
+                kUnitBytes};
+  p.loops[2] = {t.columns / kPair, kPair * p.x_column, kPair * p.y_column};
+  if (t.kind().taps == 1) {
+    std::sort(p.loops, p.loops + 3, [](const Loop& a, const Loop& b) { return a.count < b.count; });
+  }
+  p.x_lead = bytes(t.lead * t.element_bytes);
   p.x_box_bytes = static_cast<int>(t.x_box_bytes);
   p.y_box_bytes = static_cast<int>(t.y_box_bytes);
   p.x_brought = static_cast<int>(t.images * t.x_rows * t.x_row_bytes);

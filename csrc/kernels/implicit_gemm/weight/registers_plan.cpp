@@ -15,7 +15,9 @@ constexpr double kEfficiency = 0.85;     // of the tensor cores' rate
 constexpr double kSharedBytes = 128;     // a clock
 constexpr double kL2BytesPerClock = 42;  // to a multiprocessor, while all load
 constexpr double kMostL2Bytes = 64;      // a clock, to one
-constexpr double kStepClocks = 150;      // of a warpgroup, beside products
+constexpr double kWaitClocks = 200;      // of a warpgroup, between groups of products
+constexpr double kTransposedBytes = 40;  // a clock, of dy
+constexpr double kCopyClocks = 1200;     // until a copy begins to arrive
 constexpr double kTileClocks = 300;      // to change stages
 constexpr double kBeginClocks = 2400;    // until the first products
 constexpr double kStoreBytesPerClock = 15;
@@ -60,13 +62,18 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double transposed =
       t.element_bytes == 4 ? 2.0 * static_cast<double>(y_boxes * t.y_box_bytes) : 0;
   const double shared = (steps * busy * step_bytes + copied + transposed) / kSharedBytes;
-  const double math = std::max({steps * busy * clocks, steps * (clocks + kStepClocks), shared});
+  const double waits = steps / kind.batch() * kWaitClocks;
+  const double math =
+      std::max({steps * busy * clocks, steps * clocks + waits, shared}) / kEfficiency;
   // What two blocks share is read once.
   const double read = copied - (t.twins ? static_cast<double>(y_boxes * t.y_box_bytes) / 2 : 0);
   const auto active =
       static_cast<double>(std::min<int64_t>(blocks_of(p, t) * t.splits, d.sm_count));
   const double l2_bytes = std::min(kMostL2Bytes, kL2BytesPerClock * d.sm_count / active);
-  const double tile = std::max(math / kEfficiency, read / l2_bytes) + kTileClocks;
+  const double turn = transposed / 2 / kTransposedBytes, copy = read / l2_bytes;
+  // A stage is copied, transposed and multiplied, while the others are.
+  const double chain = (kCopyClocks + copy + turn + math) / t.stages;
+  const double tile = std::max({math, copy, turn, chain}) + kTileClocks;
   const double sums = busy * kind.products() * kBlock * kBlock;
   const double store = sums * 4 / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));

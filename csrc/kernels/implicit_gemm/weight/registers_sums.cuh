@@ -12,14 +12,20 @@
 
 namespace customconv::implicit_gemm::weight::registers {
 
+// Products along one dimension of a tile, and how far apart their operands are, in bytes.
+struct Loop {
+  int count;
+  uint32_t x_step, y_step;
+};
+
 template <typename T>
 struct Params {
   CUtensorMap x, y;
-  int outer, groups, pairs;  // of lines that are no product's, of those that are, of two columns
-  uint32_t x_outer, x_group, x_line;  // bytes of x from one to the next
+  Loop loops[3];    // of pairs of columns the last; of a single tap the longest
+  uint32_t x_line;  // bytes of x from one to the next
   uint32_t x_column, x_tap, x_filter_row;
   uint32_t x_lead;                // few channels: bytes in front of what the first tap meets
-  uint32_t y_outer, y_column;     // of dy; groups follow each other
+  uint32_t y_column;              // of dy
   int x_box_bytes, y_box_bytes;   // of memory
   int x_brought, y_brought;       // what copies bring
   int x_at, stage_bytes, stages;  // where boxes of x are in a stage
@@ -267,13 +273,56 @@ __device__ inline uint32_t load_element(uint32_t at, uint32_t line) {
   return first | static_cast<uint32_t>(ptx::load_shared<uint16_t>(at + line)) << 16;
 }
 
+// So many products of each sum, and on to the next ones. `kept` are columns of x that were read for
+// those before.
+template <typename T, int kKernel, int kCount, typename Load, int kHeld>
+__device__ inline void add_products(const Params<T>& p, const Load& load_x, uint32_t& x,
+                                    uint64_t& y, uint2 (&kept)[kHeld],
+                                    float (&sums)[kKernels[kKernel].products()][32]) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kFresh = kKind.fresh(), kKept = kKind.kept();
+  uint2 columns[kKept + kCount * kFresh];
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) columns[i] = kept[i];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int j = 0; j < kFresh; ++j) {
+      const uint32_t far =
+          kKind.step == 0 ? j / kPair * p.x_tap + j % kPair * p.x_column : j * kXRowBytes;
+      columns[kKept + i * kFresh + j] = load_x(x + far);
+    }
+    x += p.loops[2].x_step;
+  }
+  ptx::begin_products();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int tap = 0; tap < kKind.taps; ++tap) {
+      const int at = i * kFresh + (kKind.step == 0 ? tap * kPair : tap);
+      const uint2 &first = columns[at], &second = columns[at + max(kKind.step, 1)];
+      const uint32_t rows[4] = {first.x, first.y, second.x, second.y};
+#pragma unroll
+      for (int block = 0; block < kKind.blocks; ++block) {
+        ptx::Product<T, kBlock, sizeof(T) == 2>::add(sums[tap * kKind.blocks + block], rows,
+                                                     ptx::advance(y, block * p.y_box_bytes), 1);
+      }
+    }
+    y = ptx::advance(y, p.loops[2].y_step);
+  }
+  ptx::commit_products();
+  ptx::await_products<0>();
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) kept[i] = columns[kCount * kFresh + i];
+}
+
 // The sums of a warpgroup: 64 rows of the products.
 template <typename T, int kKernel>
 __device__ inline void multiply(const Params<T>& p, const Memory& memory, const Share& share,
                                 const Role& role, int warp,
                                 float (&sums)[kKernels[kKernel].products()][32]) {
   constexpr Kernel kKind = kKernels[kKernel];
-  constexpr int kKept = kKind.window() - kKind.fresh();
+  constexpr int kKept = kKind.kept();
   constexpr bool kFew = kKind.few;
   constexpr bool kTransposes = sizeof(T) == 2;  // the instruction
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -312,44 +361,26 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
     if constexpr (!kTransposes) ptx::wait(&memory.ready[turn.stage], turn.parity);
     const uint32_t stage = turn.stage * p.stage_bytes;
 #pragma unroll 1
-    for (int i = 0; i < p.outer; ++i) {
+    for (int i = 0; i < p.loops[0].count; ++i) {
 #pragma unroll 1
-      for (int j = 0; j < p.groups; ++j) {
-        uint32_t x = x_own + stage + i * p.x_outer + j * p.x_group;
-        const uint32_t y_at = y_own + stage + i * p.y_outer + j * kUnitBytes;
+      for (int j = 0; j < p.loops[1].count; ++j) {
+        const uint32_t y_at = y_own + stage + i * p.loops[0].y_step + j * p.loops[1].y_step;
         uint64_t y = kTransposes ? ptx::describe_transposed(y_at, 16, p.y_column)
                                  : ptx::describe_blocks(y_at, p.y_column);
-        uint2 window[kKind.window()];
+        uint32_t x = x_own + stage + i * p.loops[0].x_step + j * p.loops[1].x_step;
+        uint2 kept[kKept + 1];
 #pragma unroll
-        for (int l = 0; l < kKept; ++l) window[l] = load_x(x + l * kXRowBytes);
+        for (int l = 0; l < kKept; ++l) kept[l] = load_x(x + l * kXRowBytes);
         x += kKept * kXRowBytes;
+        int left = p.loops[2].count;
+        if constexpr (kKind.batch() > 1) {
 #pragma unroll 1
-        for (int pair = 0; pair < p.pairs; ++pair) {
-#pragma unroll
-          for (int l = 0; l < kKind.fresh(); ++l) {
-            const uint32_t far =
-                kKind.step == 0 ? l / kPair * p.x_tap + l % kPair * p.x_column : l * kXRowBytes;
-            window[kKept + l] = load_x(x + far);
+          for (; left >= kKind.batch(); left -= kKind.batch()) {
+            add_products<T, kKernel, kKind.batch()>(p, load_x, x, y, kept, sums);
           }
-          ptx::begin_products();
-#pragma unroll
-          for (int tap = 0; tap < kKind.taps; ++tap) {
-            const uint2& first = window[kKind.step == 0 ? tap * kPair : tap];
-            const uint2& second = window[kKind.step == 0 ? tap * kPair + 1 : tap + kKind.step];
-            const uint32_t rows[4] = {first.x, first.y, second.x, second.y};
-#pragma unroll
-            for (int block = 0; block < kKind.blocks; ++block) {
-              ptx::Product<T, kBlock, kTransposes>::add(sums[tap * kKind.blocks + block], rows,
-                                                        ptx::advance(y, block * p.y_box_bytes), 1);
-            }
-          }
-          ptx::commit_products();
-          ptx::await_products<0>();
-          x += kKind.step == 0 ? kPair * p.x_column : kKind.fresh() * kXRowBytes;
-          y = ptx::advance(y, kPair * p.y_column);
-#pragma unroll
-          for (int l = 0; l < kKept; ++l) window[l] = window[kKind.fresh() + l];
         }
+#pragma unroll 1
+        for (; left > 0; --left) add_products<T, kKernel, 1>(p, load_x, x, y, kept, sums);
       }
     }
     __syncwarp();
@@ -365,8 +396,8 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kTransposingWarps = 3;
   // Of 512 registers that each warp in four has.
-  constexpr int kGiven = kKind.warpgroups == 3 ? 80 : 88;
-  constexpr int kTaken = kKind.warpgroups == 3 ? 144 : 208;
+  constexpr int kGiven = kKind.warpgroups == 3 ? 56 : 88;
+  constexpr int kTaken = kKind.warpgroups == 3 ? 152 : 208;
   extern __shared__ __align__(1024) char stages[];
   const Memory memory(p, stages);
   const Share share(p, kKind, static_cast<int32_t>(blockIdx.x));
