@@ -47,7 +47,6 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.kernel = variant % kByTaps;
   t.by_taps = (variant & kByTaps) != 0;
   const Kernel& kind = t.kind();
-  t.twins = (variant & kTwins) != 0;
   t.along_k = (variant & kAlongK) != 0 ? kind.warpgroups : 1;
   t.rows = pixels[0];
   t.columns = pixels[1];
@@ -98,9 +97,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   // Runs of pixels make pairs, in whichever dimension there are pairs of them.
   const bool pairs =
       t.columns % kRun == 0 && (t.columns / kRun % 2 == 0 || t.rows % 2 == 0 || t.images % 2 == 0);
-  // Neighbouring thread blocks differ in their taps or input channels.
-  const bool has_twins = t.chunks * t.filter_sets * t.blocks_c % 2 == 0;
-  if (!pairs || t.tiles() > INT32_MAX / 2 || (t.twins && !has_twins)) return t;
+  if (!pairs || t.tiles() > INT32_MAX / 2) return t;
   const int64_t stages = (shared_bytes - kBarrierBytes) / t.stage_bytes;
   t.stages = small(std::min<int64_t>(stages, kMostStages));
   return t;

@@ -48,12 +48,10 @@ constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 // Bits of a plan's variant beside the kernel.
 constexpr int kByTaps = 8;   // columns are taps
 constexpr int kAlongK = 16;  // warpgroups are output channels, else rows of the filter
-constexpr int kTwins = 128;  // two thread blocks, a cluster, share boxes of dy
 
 struct Tile {
   int kernel = 0;
-  bool by_taps = false;  // what an instruction's columns are
-  bool twins = false;
+  bool by_taps = false;                      // what an instruction's columns are
   int along_k = 1;                           // warpgroups that have output channels of their own
   int images = 1, rows = 1, columns = kRun;  // of output pixels
   int64_t splits = 1;

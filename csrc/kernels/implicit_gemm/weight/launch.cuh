@@ -101,7 +101,6 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.stage_bytes = static_cast<int>(t.stage_bytes);
   p.stages = t.stages;
   p.along_k = t.along_k;
-  p.cluster = t.twins ? 2 : 1;
   p.filter_rows = t.filter_rows;
   p.channel_blocks = t.channel_blocks;
   p.by_taps = t.by_taps;
@@ -146,8 +145,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
                                                   sum_weights<T, 2>, sum_weights<T, 3>,
                                                   sum_weights<T, 4>};
   start("implicit_gemm: the weight gradient",
-        {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, p.cluster},
-        kTable[t.kernel], p);
+        {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kTable[t.kernel], p);
   if (!direct) add_up(problem, t, p, x, y, context.stream);
 }
 

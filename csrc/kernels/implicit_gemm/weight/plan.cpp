@@ -59,14 +59,10 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double step = std::max(clocks, kStepClocks * 4 / busy);
   const double math =
       std::max(products * step, (products * bytes + stage) / kSharedBytes) / kEfficiency;
-  // What two blocks share is read once.
-  const double read =
-      stage -
-      (t.twins ? static_cast<double>(t.along_k) * static_cast<double>(t.y_box_bytes) / 2 : 0);
   const auto active =
       static_cast<double>(std::min<int64_t>(blocks_of(p, t) * t.splits, d.sm_count));
   const double l2_bytes = std::min(kMostL2Bytes, kL2BytesPerClock * d.sm_count / active);
-  const double tile = std::max(math, read / l2_bytes) + kTileClocks;
+  const double tile = std::max(math, stage / l2_bytes) + kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
   const double store = sums * (is_direct(p, t) ? 2 : 4) / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
@@ -88,10 +84,7 @@ class Search {
 
   ConvPlan best() {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      for (const int flags : {0, kByTaps, kAlongK, kByTaps | kAlongK}) {
-        try_variant(kernel | flags);
-        try_variant(kernel | flags | kTwins);
-      }
+      for (const int flags : {0, kByTaps, kAlongK, kByTaps | kAlongK}) try_variant(kernel | flags);
     }
     return plan_of(best_);
   }

@@ -123,7 +123,6 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   const Kernel& kind = t.kind();
   t.element_bytes = small(element_size(p.dtype));
   t.by_images = (variant & kByImages) != 0;
-  t.twins = (variant & kTwins) != 0;
   t.along_k = (variant & kAlongK) != 0 ? kind.warpgroups : 1;
   t.along_c = (variant & kAlongC) != 0 ? kind.warpgroups : 1;
   t.rows = pixels[0];
@@ -149,9 +148,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.tiles_q = ceil_divide(p.Q, t.columns);
   t.blocks_k = ceil_divide(p.group_K(), t.y_boxes() * kBlock);
   t.blocks_c = ceil_divide(product_rows(p, kind), t.along_c * kBlock);
-  // Neighbours differ in their taps or input channels.
-  const bool has_twins = t.chunks * t.filter_sets * t.blocks_c % 2 == 0;
-  if (t.tiles() > INT32_MAX / 2 || (t.twins && !has_twins)) return t;
+  if (t.tiles() > INT32_MAX / 2) return t;
   const int64_t stages = (shared_bytes - kBarrierBytes) / t.stage_bytes;
   t.stages = small(std::min<int64_t>(stages, kMostStages));
   return t;

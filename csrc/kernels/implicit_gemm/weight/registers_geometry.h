@@ -65,7 +65,6 @@ constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 // Bits of a plan's variant beside the kernel.
 constexpr int kVariantKernels = 16;
 constexpr int kByImages = 64;     // lines are images, else rows
-constexpr int kTwins = 128;       // two thread blocks, a cluster, share boxes of dy
 constexpr int kAlongK = 256;      // warpgroups are output channels,
 constexpr int kAlongC = 512;      // or input channels, else rows of the filter
 constexpr int kRegisters = 1024;  // all of these
@@ -73,7 +72,7 @@ constexpr int kRegisters = 1024;  // all of these
 struct Tile {
   int kernel = 0;
   int element_bytes = 4;
-  bool by_images = false, twins = false;
+  bool by_images = false;
   int along_k = 1, along_c = 1;               // warpgroups that have channels of their own
   int images = 1, rows = 1, columns = kPair;  // of output pixels
   int64_t splits = 1;

@@ -112,7 +112,6 @@ Params<T> params_of(const ConvProblem& problem, const Tile& t) {
   p.along_c = t.along_c;
   p.filter_rows = t.filter_rows;
   p.by_images = t.by_images;
-  p.cluster = t.twins ? 2 : 1;
   p.images = t.images;
   p.rows = t.rows;
   p.columns = t.columns;
@@ -178,8 +177,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
 
   start("implicit_gemm: the weight gradient",
-        {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, p.cluster},
-        kernel_of<T>(t.kernel), p);
+        {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kernel_of<T>(t.kernel), p);
   if (!direct) add_up(problem, t, p, x, y, context.stream);
 }
 

@@ -32,7 +32,7 @@ constexpr int kCuts = 4;  // of an image, in each dimension
 constexpr int kMostImages = 16;
 constexpr int64_t kMostTurns = 3;
 constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
-constexpr size_t kWeighed = 3;                // tiles of each kernel that are listed
+constexpr size_t kWeighed = 4;                // tiles of each kernel that are listed
 
 int whole(int64_t count, int unit) { return static_cast<int>(ceil_divide(count, unit) * unit); }
 
@@ -65,12 +65,10 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double waits = steps / kind.batch() * kWaitClocks;
   const double math =
       std::max({steps * busy * clocks, steps * clocks + waits, shared}) / kEfficiency;
-  // What two blocks share is read once.
-  const double read = copied - (t.twins ? static_cast<double>(y_boxes * t.y_box_bytes) / 2 : 0);
   const auto active =
       static_cast<double>(std::min<int64_t>(blocks_of(p, t) * t.splits, d.sm_count));
   const double l2_bytes = std::min(kMostL2Bytes, kL2BytesPerClock * d.sm_count / active);
-  const double turn = transposed / 2 / kTransposedBytes, copy = read / l2_bytes;
+  const double turn = transposed / 2 / kTransposedBytes, copy = copied / l2_bytes;
   // A stage is copied, transposed and multiplied, while the others are.
   const double chain = (kCopyClocks + copy + turn + math) / t.stages;
   const double tile = std::max({math, copy, turn, chain}) + kTileClocks;
@@ -95,12 +93,12 @@ class Search {
 
   ConvPlan best() {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+      if (kKernels[kernel].taps > 1 && p_.S == 1) continue;
       for (const int along : {0, kAlongK, kAlongC}) {
-        for (const int twins : {0, kTwins}) {
-          choices_.clear();
-          for (const int lines : {0, kByImages}) try_columns(kernel | along | twins | lines);
-          list();
-        }
+        if (along == 0 && p_.R == 1) continue;
+        choices_.clear();
+        for (const int lines : {0, kByImages}) try_columns(kernel | along | lines);
+        list();
       }
     }
     return plan_of(best_);

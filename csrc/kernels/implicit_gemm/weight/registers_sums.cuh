@@ -4,7 +4,6 @@
 
 #include "kernels/common/divide.cuh"
 #include "kernels/implicit_gemm/weight/registers_geometry.h"
-#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"
@@ -31,7 +30,6 @@ struct Params {
   int x_at, stage_bytes, stages;  // where boxes of x are in a stage
   int along_k, along_c, filter_rows;
   bool by_images;
-  int cluster;  // thread blocks that share boxes of dy, one or two
   int images, rows, columns, tiles, splits;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int R, S, group_C, group_K;
@@ -168,8 +166,7 @@ struct Memory {
   ptx::Barrier *full, *ready, *empty;  // copied, transposed, read
 };
 
-// A whole warp; one of the threads starts the copies. Those of dy that two blocks share each of
-// them starts in turn.
+// A whole warp; one of the threads starts the copies.
 template <typename T, bool kFew>
 __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, const Share& share) {
   const bool elected = ptx::elect_one();
@@ -178,9 +175,6 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
       kFew ? 1 : min(p.along_c * (kBlock / kXBlock), (p.group_C - share.c + kXBlock - 1) / kXBlock);
   const int bytes = share.blocks_k * p.y_brought + x_boxes * p.x_brought;
   const int first_h = share.r * p.dilation_h - p.pad_h, first_w = share.s * p.dilation_w - p.pad_w;
-  const int rank = ptx::cluster_rank();
-  constexpr uint16_t kBoth = 3;
-  int copies = 0;  // of dy
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
@@ -196,11 +190,7 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
 #pragma unroll 1
       for (int i = 0; i < share.blocks_k; ++i, y += p.y_box_bytes) {
         const int line = p.by_images ? n : h, other = p.by_images ? h : n;
-        if (p.cluster == 1) {
-          ptx::copy_box(y, &p.y, full, k + i * kBlock, line, w, other);
-        } else if (copies++ % 2 == rank) {
-          ptx::multicast_box(kBoth, y, &p.y, full, k + i * kBlock, line, w, other);
-        }
+        ptx::copy_box(y, &p.y, full, k + i * kBlock, line, w, other);
       }
       const int x_w = w * p.stride_w + first_w, x_h = h * p.stride_h + first_h;
       if constexpr (kFew) {
@@ -213,12 +203,6 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
         }
       }
     }
-    turn.advance(p.stages);
-  }
-  if (p.cluster == 1) return;
-  // The other block tells this one that it has read its boxes.
-  for (int i = 0; i < p.stages; ++i) {
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
     turn.advance(p.stages);
   }
 }
@@ -345,8 +329,6 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
     x_own += (role.block_c * 2 + warp % 4 / 2) * p.x_box_bytes + role.filter_row * p.x_filter_row +
              warp % 2 * 64 + Spot::first_row(kKind, lane) * 4;
   }
-  const uint32_t empty =
-      ptx::cluster_address(ptx::shared_address(memory.empty), lane < p.cluster ? lane : 0);
   const auto load_x = [&](uint32_t at) {
     if constexpr (kFew) {
       return make_uint2(load_element<T>(at, p.x_line), load_element<T>(at + second_row, p.x_line));
@@ -384,7 +366,7 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
       }
     }
     __syncwarp();
-    if (lane < p.cluster) ptx::arrive_cluster(empty + turn.stage * sizeof(ptx::Barrier));
+    if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.stages);
   }
 }
@@ -407,11 +389,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (threadIdx.x < kMostStages) {
     ptx::init_barrier(&memory.full[threadIdx.x], 1);
     ptx::init_barrier(&memory.ready[threadIdx.x], kTransposingWarps);
-    int readers = share.warpgroups(p, kKind);
-    if (p.cluster > 1) {
-      readers += Share(p, kKind, static_cast<int32_t>(blockIdx.x ^ 1)).warpgroups(p, kKind);
-    }
-    ptx::init_barrier(&memory.empty[threadIdx.x], readers * 4);
+    ptx::init_barrier(&memory.empty[threadIdx.x], share.warpgroups(p, kKind) * 4);
     ptx::fence_barrier_init();
   }
   if (threadIdx.x == 32) {
@@ -419,7 +397,6 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     ptx::prefetch_map(&p.y);
   }
   __syncthreads();
-  if (p.cluster > 1) ptx::meet_cluster();
   if (warp >= kKind.warpgroups * 4) {
     ptx::give_registers<kGiven>();
     if (warp == kKind.warpgroups * 4) {

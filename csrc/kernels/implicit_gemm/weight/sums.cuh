@@ -5,7 +5,6 @@
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
 #include "kernels/implicit_gemm/weight/geometry.h"
-#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -29,7 +28,6 @@ struct Params {
   int y_brought, x_brought;       // what copies bring
   int x_at, stage_bytes, stages;  // where boxes of x are in a stage
   int along_k, filter_rows, channel_blocks;
-  int cluster;  // thread blocks that share boxes of dy, one or two
   bool by_taps;
   int tap_apart, class_chunks;
   int images, rows, columns, tiles, splits;
@@ -64,9 +62,6 @@ struct Share {
     boxes_c = min(p.channel_blocks, (p.group_C - c + kBlock - 1) / kBlock);
     boxes_r = min(p.filter_rows, p.R - r);
   }
-
-  // Warpgroups that have something to sum.
-  __device__ int readers() const { return boxes_k * boxes_r; }
 };
 
 // Taps of a filter row that share a box.
@@ -130,8 +125,7 @@ struct Memory {
   ptx::Barrier *full, *empty;
 };
 
-// A whole warp; one of the threads starts the copies. Those of dy that two blocks share each of
-// them starts in turn.
+// A whole warp; one of the threads starts the copies.
 template <typename T, int kKernel>
 __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, const Share& share) {
   constexpr Kernel kKind = kKernels[kKernel];
@@ -140,9 +134,6 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
   constexpr int kChunks = kKind.second > 0 ? 2 : 1;
   const int bytes = share.boxes_k * p.y_brought + kChunks * share.boxes_c * p.x_brought;
   const int first_h = share.r * p.dilation_h - p.pad_h;
-  const int rank = ptx::cluster_rank();
-  constexpr uint16_t kBoth = 3;
-  int copies = 0;  // of dy
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
@@ -156,12 +147,7 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
       ptx::arrive_expecting(full, bytes);
 #pragma unroll 1
       for (int i = 0; i < share.boxes_k; ++i) {
-        char* const to = y + i * p.y_box_bytes;
-        if (p.cluster == 1) {
-          ptx::copy_box(to, &p.y, full, k + i * kBlock, w, h, n);
-        } else if (copies++ % 2 == rank) {
-          ptx::multicast_box(kBoth, to, &p.y, full, k + i * kBlock, w, h, n);
-        }
+        ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, w, h, n);
       }
       char* x = y + p.x_at;
 #pragma unroll
@@ -176,12 +162,6 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
     }
     turn.advance(p.stages);
   }
-  if (p.cluster == 1) return;
-  // The other block tells this one that it has read its boxes.
-  for (int i = 0; i < p.stages; ++i) {
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    turn.advance(p.stages);
-  }
 }
 
 // The sums of a warpgroup: 64 output channels, rows of the instruction, by its columns.
@@ -194,12 +174,8 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
   const uint64_t y = ptx::describe_transposed(stages + box_k * p.y_box_bytes, 16, p.y_pair);
   const uint64_t x = ptx::describe_transposed(stages + p.x_at + filter_row * p.filter_row,
                                               p.column_step, p.x_pair);
-  const int teller = static_cast<int>(threadIdx.x) % 128;
-  const bool tells = teller < p.cluster;
-  const uint32_t empty =
-      ptx::cluster_address(ptx::shared_address(memory.empty), tells ? teller : 0);
+  const bool tells = threadIdx.x % 128 == 0;
   ptx::Turn turn;
-  constexpr int kBarrierSize = sizeof(ptx::Barrier);
   int done = -1;  // the stage that products under way may still read
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
@@ -223,7 +199,7 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
           }
           ptx::commit_products();
           ptx::await_products<1>();
-          if (tells && done >= 0) ptx::arrive_cluster(empty + done * kBarrierSize);
+          if (tells && done >= 0) ptx::arrive(&memory.empty[done]);
           done = -1;
           y_at += p.loops[2].y_step;
           x_at += p.loops[2].x_step;
@@ -234,7 +210,6 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
     turn.advance(p.stages);
   }
   ptx::await_products<0>();
-  if (tells && done >= 0 && p.cluster > 1) ptx::arrive_cluster(empty + done * kBarrierSize);
 }
 
 template <typename T, int kKernel>
@@ -250,13 +225,10 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   ptx::start_dependents();
   if (threadIdx.x < kMostStages) {
     ptx::init_barrier(&memory.full[threadIdx.x], 1);
-    int readers = share.readers();
-    if (p.cluster > 1) readers += Share(p, static_cast<int32_t>(blockIdx.x ^ 1)).readers();
-    ptx::init_barrier(&memory.empty[threadIdx.x], readers);
+    ptx::init_barrier(&memory.empty[threadIdx.x], share.boxes_k * share.boxes_r);
     ptx::fence_barrier_init();
   }
   __syncthreads();
-  if (p.cluster > 1) ptx::meet_cluster();
   if (warp == kKind.warpgroups * 4) {
     load_boxes<T, kKernel>(p, memory, share);
     return;
