@@ -52,9 +52,9 @@ REACHES = {
 
 
 def kernels() -> set[str]:
-    """The names in geometry.h and registers_geometry.h."""
+    """The names in geometry.h and registers/geometry.h."""
     found: set[str] = set()
-    for name in ("geometry.h", "registers_geometry.h"):
+    for name in ("geometry.h", "registers/geometry.h"):
         text = (FOLDER / name).read_text()
         body = re.search(r"kKernels\[\] = \{(.*?)\n\};", text, re.DOTALL)
         assert body is not None

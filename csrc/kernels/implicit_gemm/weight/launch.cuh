@@ -7,8 +7,8 @@
 #include "kernels/common/start.h"
 #include "kernels/implicit_gemm/weight/launch.h"
 #include "kernels/implicit_gemm/weight/parts.cuh"
-#include "kernels/implicit_gemm/weight/registers_geometry.h"
-#include "kernels/implicit_gemm/weight/registers_launch.h"
+#include "kernels/implicit_gemm/weight/registers/geometry.h"
+#include "kernels/implicit_gemm/weight/registers/launch.h"
 #include "kernels/implicit_gemm/weight/sums.cuh"
 
 namespace customconv::implicit_gemm::weight {

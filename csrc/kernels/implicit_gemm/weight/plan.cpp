@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "kernels/implicit_gemm/weight/geometry.h"
-#include "kernels/implicit_gemm/weight/registers_geometry.h"
-#include "kernels/implicit_gemm/weight/registers_plan.h"
+#include "kernels/implicit_gemm/weight/registers/geometry.h"
+#include "kernels/implicit_gemm/weight/registers/plan.h"
 #include "kernels/implicit_gemm/weight/weight.h"
 #include "plan/search.h"
 

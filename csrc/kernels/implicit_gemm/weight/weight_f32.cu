@@ -1,5 +1,5 @@
 #include "kernels/implicit_gemm/weight/launch.h"
-#include "kernels/implicit_gemm/weight/registers_launch.h"
+#include "kernels/implicit_gemm/weight/registers/launch.h"
 
 namespace customconv::implicit_gemm::weight {
 

@@ -1,4 +1,4 @@
-// Plans of float32 weight gradients, which differ from those of 16 bits (registers_geometry.h).
+// Plans of float32 weight gradients, which differ from those of 16 bits (geometry.h).
 #pragma once
 
 #include <vector>

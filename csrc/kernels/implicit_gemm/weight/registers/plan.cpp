@@ -1,10 +1,10 @@
-#include "kernels/implicit_gemm/weight/registers_plan.h"
+#include "kernels/implicit_gemm/weight/registers/plan.h"
 
 #include <algorithm>
 #include <cmath>
 #include <tuple>
 
-#include "kernels/implicit_gemm/weight/registers_geometry.h"
+#include "kernels/implicit_gemm/weight/registers/geometry.h"
 #include "plan/search.h"
 
 namespace customconv::implicit_gemm::weight::registers {

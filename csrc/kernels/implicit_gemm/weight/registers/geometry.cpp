@@ -1,4 +1,4 @@
-#include "kernels/implicit_gemm/weight/registers_geometry.h"
+#include "kernels/implicit_gemm/weight/registers/geometry.h"
 
 #include <algorithm>
 

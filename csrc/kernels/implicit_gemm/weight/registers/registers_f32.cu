@@ -1,4 +1,4 @@
-#include "kernels/implicit_gemm/weight/registers_launch.cuh"
+#include "kernels/implicit_gemm/weight/registers/launch.cuh"
 
 namespace customconv::implicit_gemm::weight::registers {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/common/divide.cuh"
-#include "kernels/implicit_gemm/weight/registers_geometry.h"
+#include "kernels/implicit_gemm/weight/registers/geometry.h"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"

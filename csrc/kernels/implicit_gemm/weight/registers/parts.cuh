@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/implicit_gemm/weight/parts.cuh"
-#include "kernels/implicit_gemm/weight/registers_sums.cuh"
+#include "kernels/implicit_gemm/weight/registers/sums.cuh"
 
 namespace customconv::implicit_gemm::weight::registers {
 

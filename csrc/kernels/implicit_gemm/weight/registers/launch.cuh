@@ -8,9 +8,9 @@
 
 #include "kernels/common/map.cuh"
 #include "kernels/common/start.h"
-#include "kernels/implicit_gemm/weight/registers_launch.h"
-#include "kernels/implicit_gemm/weight/registers_parts.cuh"
-#include "kernels/implicit_gemm/weight/registers_sums.cuh"
+#include "kernels/implicit_gemm/weight/registers/launch.h"
+#include "kernels/implicit_gemm/weight/registers/parts.cuh"
+#include "kernels/implicit_gemm/weight/registers/sums.cuh"
 
 namespace customconv::implicit_gemm::weight::registers {
 
