@@ -11,20 +11,20 @@ namespace customconv::implicit_gemm::weight::registers {
 
 namespace {
 
-constexpr double kEfficiency = 0.85;     // of the tensor cores' rate
-constexpr double kSharedBytes = 128;     // a clock
-constexpr double kL2BytesPerClock = 42;  // to a multiprocessor, while all load
-constexpr double kMostL2Bytes = 64;      // a clock, to one
-constexpr double kWaitClocks = 200;      // of a warpgroup, between groups of products
-constexpr double kTransposedBytes = 40;  // a clock, of dy
-constexpr double kCopyClocks = 1200;     // until a copy begins to arrive
-constexpr double kTileClocks = 300;      // to change stages
-constexpr double kBeginClocks = 2400;    // until the first products
-constexpr double kStoreBytesPerClock = 15;
-constexpr double kPartsBytesPerClock = 2850;  // of the whole GPU, read and added up
-constexpr double kLaunchMs = 0.0067;
-constexpr double kNextMs = 0.0022;  // of the kernel that adds up parts
-constexpr double kBandwidthShare = 0.7;
+constexpr double kEfficiency = 0.88;      // of the tensor cores' rate
+constexpr double kSharedBytes = 128;      // a clock
+constexpr double kL2BytesPerClock = 36;   // to a multiprocessor, while all load
+constexpr double kMostL2Bytes = 64;       // a clock, to one
+constexpr double kWaitClocks = 325;       // of a warpgroup, between groups of products
+constexpr double kTransposedBytes = 115;  // a clock, of dy
+constexpr double kCopyClocks = 1450;      // until a copy begins to arrive
+constexpr double kTileClocks = 130;       // to change stages
+constexpr double kBeginClocks = 3500;     // until the first products
+constexpr double kStoreBytesPerClock = 16;
+constexpr double kPartsBytesPerClock = 1430;  // of the whole GPU, read and added up
+constexpr double kLaunchMs = 0.0077;
+constexpr double kNextMs = 0.0039;  // of the kernel that adds up parts
+constexpr double kBandwidthShare = 0.8;
 
 constexpr int kMostPixels = 512;  // of a tile
 constexpr int kLeastStages = 2;
@@ -41,6 +41,16 @@ struct Choice {
   int variant;
   double ms;
 };
+
+// Pixels of x that a stride passes over are not read.
+double least_bytes(const ConvProblem& p) {
+  const auto met = [](int64_t taps, int64_t stride) {
+    return static_cast<double>(std::min(taps, stride)) / static_cast<double>(stride);
+  };
+  const double passed = 1 - met(p.R, p.stride_h) * met(p.S, p.stride_w);
+  const auto x_bytes = static_cast<double>(p.x_count() * element_size(p.dtype));
+  return p.least_bytes() - passed * x_bytes;
+}
 
 double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const Kernel& kind = t.kind();
@@ -77,7 +87,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
   const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * tile;
   double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
-  const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
+  const double bytes_ms = 1e-6 * least_bytes(p) / (kBandwidthShare * d.bandwidth_gb_s);
   ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
   if (!is_direct(p, t)) {
     const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
