@@ -1,3 +1,5 @@
+#include "kernels/implicit_gemm/weight/registers/plan.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -6,7 +8,6 @@
 
 #include "kernels/implicit_gemm/weight/geometry.h"
 #include "kernels/implicit_gemm/weight/registers/geometry.h"
-#include "kernels/implicit_gemm/weight/registers/plan.h"
 #include "kernels/implicit_gemm/weight/weight.h"
 #include "plan/search.h"
 
@@ -14,17 +15,17 @@ namespace customconv::implicit_gemm::weight {
 
 namespace {
 
-constexpr double kEfficiency = 0.85;     // of the tensor cores' rate
+constexpr double kEfficiency = 0.94;     // of the tensor cores' rate
 constexpr double kSharedBytes = 128;     // a clock
-constexpr double kL2BytesPerClock = 42;  // to a multiprocessor, while all load
-constexpr double kMostL2Bytes = 64;      // a clock, to one
+constexpr double kL2BytesPerClock = 57;  // to a multiprocessor
+constexpr double kCopyClocks = 1000;     // until a copy begins to arrive
 constexpr double kStepClocks = 12;       // of a warpgroup, from a product to the next
-constexpr double kTileClocks = 200;      // to change stages
-constexpr double kBeginClocks = 1800;    // until the first products
-constexpr double kStoreBytesPerClock = 15;
-constexpr double kPartsBytesPerClock = 2850;  // of the whole GPU, read and added up
-constexpr double kLaunchMs = 0.0067;
-constexpr double kNextMs = 0.0022;  // of the kernel that adds up parts
+constexpr double kTileClocks = 240;      // to change stages
+constexpr double kBeginClocks = 2050;    // until the first products
+constexpr double kStoreBytesPerClock = 12.5;
+constexpr double kPartsBytesPerClock = 3070;  // of the whole GPU, read and added up
+constexpr double kLaunchMs = 0.0077;
+constexpr double kNextMs = 0.0014;  // of the kernel that adds up parts
 constexpr double kBandwidthShare = 0.7;
 
 constexpr int kMostPixels = 512;  // of a tile
@@ -59,10 +60,10 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double step = std::max(clocks, kStepClocks * 4 / busy);
   const double math =
       std::max(products * step, (products * bytes + stage) / kSharedBytes) / kEfficiency;
-  const auto active =
-      static_cast<double>(std::min<int64_t>(blocks_of(p, t) * t.splits, d.sm_count));
-  const double l2_bytes = std::min(kMostL2Bytes, kL2BytesPerClock * d.sm_count / active);
-  const double tile = std::max(math, stage / l2_bytes) + kTileClocks;
+  // A stage is copied and multiplied, while the others are.
+  const double copy = stage / kL2BytesPerClock;
+  const double chain = (kCopyClocks + copy + math) / t.stages;
+  const double tile = std::max({math, copy, chain}) + kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
   const double store = sums * (is_direct(p, t) ? 2 : 4) / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
