@@ -46,8 +46,8 @@ PROBLEMS = {
 # For NaN: tiles that go on behind the image, and groups.
 REACHES = {
     name: PROBLEMS[name]
-    for name in ("stem", "few_far", "3x3_small", "3x3_tails", "strided_odd", "strided_5x5", "groups_of_40",
-                 "pointwise_padded")
+    for name in ("stem", "few_far", "3x3_small", "3x3_tails", "strided_odd", "strided_5x5",
+                 "groups_of_40", "pointwise_padded")
 }  # fmt: skip
 
 
