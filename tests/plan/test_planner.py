@@ -242,6 +242,19 @@ def test_weight_gradients_of_wide_groups_are_implicit_gemms(stride, dtype):
     assert _C.plan(p).family == "implicit_gemm"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_weight_gradients_of_few_channels_are_implicit_gemms(dtype):
+    arguments = {"op": "wgrad", "dtype": dtype, "tf32": dtype == "float32", "channels_last": True}
+    plan = _C.plan(
+        problem(
+            input=(8, 3, 224, 224), weight=(64, 3, 7, 7), stride=(2, 2), padding=(3, 3), **arguments
+        )
+    )
+    assert (plan.family, plan.variant[:3]) == ("implicit_gemm", "few")
+    odd = problem(input=(8, 3, 225, 225), weight=(64, 3, 7, 7), **arguments)
+    assert _C.plan(odd).family != "implicit_gemm"
+
+
 def test_weight_gradients_on_tensor_cores_need_hoppers_instructions():
     arguments = {"op": "wgrad", "dtype": "float16", "channels_last": True}
     p = problem(**DENSE | arguments)

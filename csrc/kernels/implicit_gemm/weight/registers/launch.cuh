@@ -104,7 +104,6 @@ Params<T> params_of(const ConvProblem& problem, const Tile& t) {
   p.x_box_bytes = static_cast<int>(t.x_box_bytes);
   p.y_box_bytes = static_cast<int>(t.y_box_bytes);
   p.x_brought = static_cast<int>(t.images * t.x_rows * t.x_row_bytes);
-  p.y_brought = static_cast<int>(t.y_box_bytes);
   p.x_at = static_cast<int>(t.stage_bytes - t.x_boxes() * t.x_box_bytes);
   p.stage_bytes = static_cast<int>(t.stage_bytes);
   p.stages = t.stages;

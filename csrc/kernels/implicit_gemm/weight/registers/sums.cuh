@@ -26,14 +26,14 @@ struct Params {
   uint32_t x_lead;                // few channels: bytes in front of what the first tap meets
   uint32_t y_column;              // of dy
   int x_box_bytes, y_box_bytes;   // of memory
-  int x_brought, y_brought;       // what copies bring
+  int x_brought;                  // what a copy brings, of y the whole box
   int x_at, stage_bytes, stages;  // where boxes of x are in a stage
   int along_k, along_c, filter_rows;
   bool by_images;
   int images, rows, columns, tiles, splits;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int R, S, group_C, group_K;
-  int product_rows;
+  int product_rows;  // of a group
   Divider<int32_t> by_chunks, by_filter_sets, by_blocks_c, by_blocks_k, by_groups;
   Divider<int32_t> by_tiles_q, by_tiles_p;
   Divider<int32_t> by_S, by_C;
@@ -173,7 +173,7 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
   const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
   const int x_boxes =
       kFew ? 1 : min(p.along_c * (kBlock / kXBlock), (p.group_C - share.c + kXBlock - 1) / kXBlock);
-  const int bytes = share.blocks_k * p.y_brought + x_boxes * p.x_brought;
+  const int bytes = share.blocks_k * p.y_box_bytes + x_boxes * p.x_brought;
   const int first_h = share.r * p.dilation_h - p.pad_h, first_w = share.s * p.dilation_w - p.pad_w;
   ptx::Turn turn;
 #pragma unroll 1
@@ -350,7 +350,7 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
         uint64_t y = kTransposes ? ptx::describe_transposed(y_at, 16, p.y_column)
                                  : ptx::describe_blocks(y_at, p.y_column);
         uint32_t x = x_own + stage + i * p.loops[0].x_step + j * p.loops[1].x_step;
-        uint2 kept[kKept + 1];
+        uint2 kept[kKept + 1];  // there are no empty arrays
 #pragma unroll
         for (int l = 0; l < kKept; ++l) kept[l] = load_x(x + l * kXRowBytes);
         x += kKept * kXRowBytes;
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kTransposingWarps = 3;
-  // Of 512 registers that each warp in four has.
+  // Registers of a thread; those of all warpgroups, one thread each, are 512.
   constexpr int kGiven = kKind.warpgroups == 3 ? 56 : 88;
   constexpr int kTaken = kKind.warpgroups == 3 ? 152 : 208;
   extern __shared__ __align__(1024) char stages[];
