@@ -1,8 +1,10 @@
 // Adds up what thread blocks have summed of different pixels, in a fixed order, and stores it.
 #pragma once
 
-#include "kernels/implicit_gemm/weight/sums.cuh"
+#include "kernels/common/start.h"
+#include "kernels/implicit_gemm/weight/output.cuh"
 #include "kernels/ptx/grid.cuh"
+#include "plan/problem.h"
 
 namespace customconv::implicit_gemm::weight {
 
@@ -10,7 +12,7 @@ constexpr int kPartThreads = 256;
 
 template <typename T>
 struct Parts {
-  Params<T> sums;
+  Output<T> sums;
   int count;          // of a part, four sums at a time
   int first, chunks;  // of columns: see Spot
   Divider<int32_t> by_columns, by_warps;
@@ -58,10 +60,12 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   __shared__ float4 shares[kSharers][kSums];
   const int sharer = static_cast<int>(threadIdx.x) / kSums;
   const int own = static_cast<int>(threadIdx.x) % kSums;
-  // Neighbours have a row's channels: four lanes of eight vectors.
+  // Neighbours store neighbours: of rows of output channels, four lanes of eight vectors.
   int32_t rest = static_cast<int32_t>(blockIdx.x) * kSums + own;
   const bool is_part = rest < p.count;
-  const int lane = rest / 32 % 8 * 4 + rest % 4, vector = rest / 4 % 8;
+  const bool natural = p.sums.rows_are_c;
+  const int lane = natural ? rest % 32 : rest / 32 % 8 * 4 + rest % 4;
+  const int vector = natural ? rest / 32 % 8 : rest / 4 % 8;
   rest /= 256;
   const int columns = p.by_columns.split(rest), warp = p.by_warps.split(rest);
   const int number =
@@ -97,14 +101,36 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   if (!p.exact) {
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
-      const int k = at.k + i / 2 * 8;
-      if (sums[i] == sums[i] || k >= p.sums.group_K) continue;
-      sums[i] = sum_anew(p, share.group * p.sums.group_C + at.c + i % 2,
-                         share.group * p.sums.group_K + k, at.r, at.s);
+      const int k = at.k_of(p.sums, i), c = at.c_of(p.sums, i);
+      if (sums[i] == sums[i] || k >= p.sums.group_K || c >= p.sums.group_C) continue;
+      sums[i] = sum_anew(p, share.group * p.sums.group_C + c, share.group * p.sums.group_K + k,
+                         at.r, at.s);
     }
   }
-  store_pair(p.sums, share, at, at.k, sums[0], sums[1]);
-  if (at.k + 8 < p.sums.group_K) store_pair(p.sums, share, at, at.k + 8, sums[2], sums[3]);
+  store(p.sums, share, at, sums);
+}
+
+// `count`: sums of a part, four at a time.
+template <typename T>
+void add_up(const ConvProblem& problem, Parts<T>& p, const void* x, const void* y,
+            cudaStream_t stream) {
+  p.x = static_cast<const T*>(x);
+  p.y = static_cast<const T*>(y);
+  p.problem = problem;
+  constexpr int kFewParts = 16, kSomeParts = 64;  // of one sharer, and of eight
+  const auto start_with = [&](int sharers, void (*kernel)(Parts<T>)) {
+    Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};
+    how.stream = stream;
+    how.early = true;
+    start("implicit_gemm: the parts of the weight gradient", how, kernel, p);
+  };
+  if (p.sums.splits <= kFewParts) {
+    start_with(1, add_parts<1, T>);
+  } else if (p.sums.splits <= kSomeParts) {
+    start_with(8, add_parts<8, T>);
+  } else {
+    start_with(32, add_parts<32, T>);
+  }
 }
 
 }  // namespace customconv::implicit_gemm::weight

@@ -170,9 +170,7 @@ bool is_boxed(const Shape4& sizes, const Shape4& strides, bool aligned) {
   return aligned && (sizes[1] == 1 || strides[1] == 1) && legal(0) && legal(2) && legal(3);
 }
 
-}  // namespace
-
-const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+const char* why_no_boxes(const ConvProblem& p, const DeviceProperties& d) {
   if (!d.has_hopper_kernels()) return "its weight gradients need Hopper";
   if (element_size(p.dtype) != 2) return "its weight gradients are of 16-bit elements";
   if (!is_boxed(p.x_sizes(), p.x_strides, p.x_aligned) ||
@@ -196,12 +194,31 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return nullptr;
 }
 
+}  // namespace
+
+const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+  const char* const reason = why_no_boxes(p, d);
+  if (reason == nullptr || planes::can_implement(p, d) == nullptr) return nullptr;
+  const bool channels_last = dense_layout(p.x_sizes(), p.x_strides) == Layout::kNhwc;
+  return channels_last ? reason : planes::can_implement(p, d);
+}
+
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
-  return cheapest_of<Search>(p, d);
+  if (why_no_boxes(p, d) != nullptr) return planes::propose(p, d);
+  const ConvPlan plan = cheapest_of<Search>(p, d);
+  if (planes::can_implement(p, d) != nullptr) return plan;
+  const ConvPlan other = planes::propose(p, d);
+  return plan.predicted_ms <= other.predicted_ms ? plan : other;
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
-  return all_of<Search>(p, d);
+  std::vector<ConvPlan> plans;
+  if (why_no_boxes(p, d) == nullptr) plans = all_of<Search>(p, d);
+  if (planes::can_implement(p, d) == nullptr) {
+    const std::vector<ConvPlan> more = planes::variants(p, d);
+    plans.insert(plans.end(), more.begin(), more.end());
+  }
+  return plans;
 }
 
 }  // namespace customconv::implicit_gemm::weight

@@ -1,0 +1,378 @@
+// Channels-first weight gradients: rows of x and slabs of dy come to shared memory, warpgroups
+// fetch operands from the rows, as each tap needs them, and multiply them by the slabs.
+#pragma once
+
+#include "kernels/implicit_gemm/weight/output.cuh"
+#include "kernels/implicit_gemm/weight/planes/geometry.h"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/shared.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace customconv::implicit_gemm::weight::planes {
+
+// How threads fetch: element by element, or pairs of neighbours that taps share.
+enum class Fetch { kElements, kPairs };
+
+template <typename T>
+struct Params : Output<T> {
+  CUtensorMap x_map, y_map;
+  const T *x, *y;
+  int64_t x_n, x_c, x_h, y_n, y_k, y_p;  // strides
+  int32_t unit_at[kMostUnits];           // in x, bytes from a stage's first pixel
+  int slabs, full_slabs, last_steps, slab_bytes;
+  int x_channel, x_row, x_block, x_columns, x_rows, step_h;  // see Tile
+  int y_columns;                                             // a slab's first pixels apart
+  int x_at, stage_bytes, stages, brought_x, brought_y;
+  int images, rows, columns, row_units, tiles;
+  int N, H, W, P, Q;
+  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  Divider<int32_t> by_tiles_q, by_tiles_p;
+  Divider<int32_t> by_x_inner, by_x_units, by_x_rows;  // of threads that load
+  Divider<int32_t> by_y_inner, by_row_units, by_rows;
+  bool boxed;
+};
+
+template <typename T>
+inline constexpr int kUnit = kUnitBytes / static_cast<int>(sizeof(T));  // pixels
+
+struct Memory {
+  template <typename T>
+  __device__ Memory(const Params<T>& p, char* memory)
+      : stages(memory),
+        full(reinterpret_cast<ptx::Barrier*>(memory + p.stages * p.stage_bytes)),
+        empty(full + kMostStages) {}
+
+  char* stages;
+  ptx::Barrier *full, *empty;
+};
+
+// A tile's first pixel.
+struct Origin {
+  int n, p, q;
+
+  template <typename T>
+  __device__ Origin(const Params<T>& params, int32_t tile) {
+    q = params.by_tiles_q.split(tile) * params.columns;
+    p = params.by_tiles_p.split(tile) * params.rows;
+    n = tile * params.images;
+  }
+};
+
+// The column of x where a thread block's rows begin, and how much later its first tap does.
+struct Begin {
+  int column, slack;  // of a tile's whose first column is 0
+
+  template <typename T>
+  __device__ Begin(const Params<T>& p, int first_tap) {
+    const int first = first_tap * p.dilation_w - p.pad_w;
+    column = p.boxed ? first & -kUnit<T> : first;
+    slack = first - column;
+  }
+};
+
+// A whole warp; one of the threads starts the copies.
+template <typename T, int kKernel>
+__device__ inline void load_boxes(const Params<T>& p, const Memory& memory, const Share& share) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  const bool elected = ptx::elect_one();
+  const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
+  const int bytes = p.brought_y + share.boxes_c * p.brought_x;
+  const int first_h = share.r * p.dilation_h - p.pad_h;
+  const int first_w = Begin(p, Taps(p, share.chunk, kKind.taps).first).column;
+  ptx::Turn turn;
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+    const Origin at(p, tile);
+    ptx::Barrier* full = &memory.full[turn.stage];
+    char* y = memory.stages + turn.stage * p.stage_bytes;
+    char* x = y + p.x_at;
+    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    if (elected) {
+      ptx::arrive_expecting(full, bytes);
+#pragma unroll 1
+      for (int q = 0; q < p.columns; q += p.y_columns) {
+        ptx::copy_box(y, &p.y_map, full, at.q + q, k, at.p, at.n);
+        y += p.images * p.rows * p.slab_bytes;
+      }
+#pragma unroll 1
+      for (int i = 0; i < share.boxes_c; ++i, x += p.x_block) {
+        ptx::copy_box(x, &p.x_map, full, at.q * p.stride_w + first_w, c + i * kBlock,
+                      at.p * p.stride_h + first_h, at.n);
+      }
+    }
+    turn.advance(p.stages);
+  }
+}
+
+// Sixteen bytes of pixels of a row that may begin anywhere. Those from `first` on, before `last`,
+// exist; the others are zeros.
+template <typename T>
+__device__ inline uint4 load_unit(const T* at, int first, int last) {
+  uint32_t word[5] = {};
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i >= first && i < last) {
+        word[i] = __ldg(reinterpret_cast<const unsigned*>(at) + i);
+        word[i] = ptx::round_tf32(word[i]);
+      }
+    }
+  } else {
+    // Words that are aligned and hold such a pixel; they are shifted by half of one.
+    const int shift = static_cast<int>(reinterpret_cast<uint64_t>(at) >> 1 & 1);
+    const auto* words = reinterpret_cast<const unsigned*>(at - shift);
+#pragma unroll
+    for (int i = 0; i < 5; ++i) {
+      const int pixel = i * 2 - shift;
+      if (max(pixel, first) < min(pixel + 2, last)) word[i] = __ldg(words + i);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = __funnelshift_r(word[i], word[i + 1], shift * 16);
+      if (i * 2 < first || i * 2 >= last) word[i] &= 0xFFFF0000;
+      if (i * 2 + 1 < first || i * 2 + 1 >= last) word[i] &= 0xFFFF;
+    }
+  }
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// The same unit of channels, so many `apart`; `to` says where a channel's belongs.
+template <typename T, typename To>
+__device__ inline void load_channels(const T* from, int first, int last, int64_t stride,
+                                     int channel, int count, int apart, To to) {
+  constexpr int kBatch = 4;
+#pragma unroll 1
+  for (; channel < count; channel += kBatch * apart) {
+    uint4 unit[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int own = channel + i * apart;
+      unit[i] = load_unit(from + own * stride, first, own < count ? last : 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int own = channel + i * apart;
+      if (own < count) ptx::store_shared(to(own), unit[i]);
+    }
+  }
+}
+
+// Threads of their own load tensors that the copy engine can't. Each has a place in the image, or
+// some, and goes through the channels.
+template <typename T, int kKernel>
+__device__ inline void load_rows(const Params<T>& p, const Memory& memory, const Share& share,
+                                 int thread) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kLoaders = kKind.loaders;
+  const int channels_k = min(p.group_K - share.k, kKind.k_blocks * kBlock);
+  const int channels_c = min(p.group_C - share.c, share.boxes_c * kBlock);
+  const T* const y = p.y + (share.group * p.group_K + share.k) * p.y_k;
+  const T* const x = p.x + (share.group * p.group_C + share.c) * p.x_c;
+  const int first_h = share.r * p.dilation_h - p.pad_h;
+  const int first_w = Begin(p, Taps(p, share.chunk, kKind.taps).first).column;
+  // Calls it for each place of so many that is this thread's, with its channels.
+  const auto each_place = [&](const Divider<int32_t>& places, auto load) {
+    const int count = places.divisor();
+    if (count >= kLoaders) {
+#pragma unroll 1
+      for (int i = thread; i < count; i += kLoaders) load(i, 0, 1);
+    } else {
+      int32_t channel = thread;
+      const int i = places.split(channel), apart = places.quotient(kLoaders);
+      if (channel < apart) load(i, channel, apart);
+    }
+  };
+  ptx::Turn turn;
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+    const Origin at(p, tile);
+    const uint32_t stage = ptx::shared_address(memory.stages) + turn.stage * p.stage_bytes;
+    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    each_place(p.by_y_inner, [&](int place, int channel, int apart) {
+      int32_t rest = place;
+      const int q = at.q + p.by_row_units.split(rest) * kUnit<T>;
+      const int row = at.p + p.by_rows.split(rest), n = at.n + rest;
+      const bool exists = rest < p.images && n < p.N && row < p.P;
+      const T* from = y + n * p.y_n + row * p.y_p + q;
+      const uint32_t to = stage + place / kSlabUnits * p.slab_bytes;
+      load_channels(from, 0, exists ? min(kUnit<T>, p.Q - q) : 0, p.y_k, channel, channels_k, apart,
+                    [&](int k) {
+                      return to + k * (kSlabUnits * kUnitBytes) +
+                             ((place ^ k) % kSlabUnits) * kUnitBytes;
+                    });
+    });
+    each_place(p.by_x_inner, [&](int place, int channel, int apart) {
+      int32_t rest = place;
+      const int w = at.q * p.stride_w + first_w + p.by_x_units.split(rest) * kUnit<T>;
+      const int h = at.p * p.stride_h + first_h + p.by_x_rows.split(rest) * p.step_h;
+      const int n = at.n + rest;
+      const bool exists = n < p.N && h >= 0 && h < p.H;
+      const T* from = x + n * p.x_n + h * p.x_h + w;
+      const uint32_t to = stage + p.x_at + place * kUnitBytes;
+      load_channels(from, max(0, -w), exists ? min(kUnit<T>, p.W - w) : 0, p.x_c, channel,
+                    channels_c, apart, [&](int c) { return to + c * p.x_channel; });
+    });
+    ptx::fence_shared_writes();
+    ptx::arrive(&memory.full[turn.stage]);
+    turn.advance(p.stages);
+  }
+}
+
+// What a thread holds of the first operands of a step: rows lane / 4 and lane / 4 + 8, of either
+// unit the pixels at lane % 4, for each of some taps.
+template <typename T, Fetch kFetch, bool kOdd, int kTaps>
+class Fetched {
+ public:
+  // `at`: of the first row, where its pixel of the first tap is in the first unit, or where the
+  // word is that holds that pixel; `second` bytes further on it is in the second unit.
+  __device__ void load(const Params<T>& p, uint32_t at, uint32_t second) {
+    const uint32_t rows_apart = 8 * p.x_channel;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t from = at + i % 2 * rows_apart + i / 2 * second;
+      if constexpr (kFetch == Fetch::kPairs) {
+#pragma unroll
+        for (int j = 0; j < kWords; ++j) word_[i][j] = ptx::load_shared<uint32_t>(from + j * 4);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kTaps; ++j) {
+          const uint32_t tap = from + j * p.dilation_w * kSize;
+          if constexpr (kSize == 4) {
+            word_[i][j] = ptx::load_shared<uint32_t>(tap);
+          } else {
+            word_[i][j] = __byte_perm(ptx::load_shared<uint16_t>(tap),
+                                      ptx::load_shared<uint16_t>(tap + p.stride_w * kSize), 0x5410);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ void join(uint32_t (&operand)[kTaps][4]) const {
+#pragma unroll
+    for (int tap = 0; tap < kTaps; ++tap) {
+      const int first = tap + kOdd;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (kFetch == Fetch::kPairs) {
+          operand[tap][i] = first % 2 == 0
+                                ? word_[i][first / 2]
+                                : __byte_perm(word_[i][first / 2], word_[i][first / 2 + 1], 0x5432);
+        } else {
+          operand[tap][i] = word_[i][tap];
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSize = static_cast<int>(sizeof(T));
+  static constexpr int kWords = kFetch == Fetch::kPairs ? (kTaps + kOdd) / 2 + 1 : kTaps;
+  uint32_t word_[4][kWords];
+};
+
+// The sums of a warpgroup. `pixel`: of the thread's first row, where its first pixel is in a stage.
+template <typename T, int kKernel, Fetch kFetch, bool kOdd>
+__device__ inline void multiply(
+    const Params<T>& p, const Memory& memory, const Share& share, uint32_t pixel,
+    float (&sum)[kKernels[kKernel].taps][kKernels[kKernel].k_blocks * 32]) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kStepBytes = 2 * kUnitBytes;
+  const uint64_t slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
+  ptx::Turn turn;
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+    ptx::wait(&memory.full[turn.stage], turn.parity);
+    const uint32_t stage = turn.stage * p.stage_bytes;
+    const uint32_t x = pixel + stage;
+#pragma unroll 1
+    for (int slab = 0; slab < p.slabs; ++slab) {
+      const int steps = slab < p.full_slabs ? kSlabSteps : p.last_steps;
+      const int32_t* unit_at = p.unit_at + slab * kSlabUnits;
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        Fetched<T, kFetch, kOdd, kKind.taps> fetched;
+        fetched.load(p, x + unit_at[step * 2], unit_at[step * 2 + 1] - unit_at[step * 2]);
+        uint32_t operand[kKind.taps][4];
+        fetched.join(operand);
+        ptx::begin_products();
+#pragma unroll
+        for (int tap = 0; tap < kKind.taps; ++tap) {
+          ptx::Product<T, kKind.k_blocks * kBlock>::add(
+              sum[tap], operand[tap],
+              ptx::advance(slabs, stage + slab * p.slab_bytes + step * kStepBytes), 1);
+        }
+        ptx::commit_products();
+        ptx::await_products<0>();
+      }
+    }
+    ptx::arrive(&memory.empty[turn.stage]);
+    turn.advance(p.stages);
+  }
+}
+
+template <typename T, int kKernel, Fetch kFetch>
+__global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
+    sum_planes(const __grid_constant__ Params<T> p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr Kernel kKind = kKernels[kKernel];
+  extern __shared__ __align__(1024) char stages[];
+  const Memory memory(p, stages);
+  const Share share(p, static_cast<int32_t>(blockIdx.x));
+  // The same for all threads of a warp, and the compiler is told so.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  ptx::start_dependents();
+  if (threadIdx.x < kMostStages) {
+    ptx::init_barrier(&memory.full[threadIdx.x], p.boxed ? 1 : kKind.loaders);
+    ptx::init_barrier(&memory.empty[threadIdx.x], share.boxes_c * share.boxes_r * 128);
+    ptx::fence_barrier_init();
+  }
+  __syncthreads();
+  if (warp >= kKind.warpgroups * 4) {
+    ptx::give_registers<kKind.loader_registers>();
+    if (!p.boxed) {
+      load_rows<T, kKernel>(p, memory, share,
+                            static_cast<int>(threadIdx.x) - kKind.warpgroups * 128);
+    } else if (warp == kKind.warpgroups * 4) {
+      load_boxes<T, kKernel>(p, memory, share);
+    }
+    return;
+  }
+  const int warpgroup = warp / 4;
+  const int box_c = p.along_rows > 1 ? warpgroup : 0, filter_row = p.along_rows > 1 ? 0 : warpgroup;
+  if (box_c >= share.boxes_c || filter_row >= share.boxes_r) return;
+  ptx::take_registers<kKind.math_registers>();
+  float sum[kKind.taps][kKind.k_blocks * 32] = {};
+  const int slack = Begin(p, Taps(p, share.chunk, kKind.taps).first).slack;
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  constexpr int kPixels = kUnit<T> / 4;  // of a thread
+  const uint32_t pixel = ptx::shared_address(stages) + p.x_at + box_c * p.x_block +
+                         filter_row * p.dilation_h * p.x_row +
+                         (warp % 4 * 16 + lane / 4) * p.x_channel +
+                         (slack + lane % 4 * kPixels * p.stride_w) * kSize;
+  if (kFetch == Fetch::kPairs && slack % 2 != 0) {
+    multiply<T, kKernel, kFetch, true>(p, memory, share, pixel - kSize, sum);
+  } else {
+    multiply<T, kKernel, kFetch, false>(p, memory, share, pixel, sum);
+  }
+  constexpr int kVectors = kKind.blocks() * 8;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const float* own = &sum[i / (kKind.k_blocks * 8)][i % (kKind.k_blocks * 8) * 4];
+    const float sums[4] = {own[0], own[1], own[2], own[3]};
+    if (p.partial != nullptr) {
+      float4* const to =
+          p.partial + (int64_t{blockIdx.x} * kKind.warpgroups * 4 + warp) * kVectors * 32 + lane;
+      to[i * 32] = make_float4(sums[0], sums[1], sums[2], sums[3]);
+    } else {
+      const Spot at(p, share, kKind.blocks(), 1, warp, lane, i);
+      if (at.exists) store(p, share, at, sums);
+    }
+  }
+#endif
+}
+
+}  // namespace customconv::implicit_gemm::weight::planes
