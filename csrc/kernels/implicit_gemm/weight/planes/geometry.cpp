@@ -48,11 +48,20 @@ bool is_boxed(const ConvProblem& p) {
          has_boxes(p.y_sizes(), p.y_strides, p.y_aligned, bytes);
 }
 
-int Tile::unit_of(int slab, int place) const {
-  if (!boxed) return slab * kSlabUnits + place;
-  const int line = slab % (images * rows);
-  const int column = slab / (images * rows) * kSlabUnits + place;
-  return column < row_units() ? line * row_units() + column : units();
+Step Tile::step(int number) const {
+  const int behind = number - full_slabs * kSlabSteps;
+  Step s{};
+  s.slab = behind < 0 ? number / kSlabSteps : full_slabs + behind / last_steps;
+  s.place = (behind < 0 ? number % kSlabSteps : behind % last_steps) * 2;
+  const int lines = images * rows;
+  for (int i = 0; i < 2; ++i) {
+    const int column = s.slab / lines * kSlabUnits + s.place + i;  // of boxes
+    const int unit =
+        boxed ? s.slab % lines * row_units() + column : s.slab * kSlabUnits + s.place + i;
+    const bool exists = boxed ? column < row_units() : unit < units();
+    s.units[i] = exists ? unit : 0;
+  }
+  return s;
 }
 
 Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
@@ -123,7 +132,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     t.full_slabs = steps / kSlabSteps;
     t.last_steps = steps % kSlabSteps;
   }
-  if (t.slabs * kSlabUnits > kMostUnits || t.tiles() > INT32_MAX / 2) return t;
+  if (t.steps() > kMostSteps || t.tiles() > INT32_MAX / 2) return t;
   t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
   t.stage_bytes = round_up(t.slabs * t.slab_bytes + t.along_c * t.x_block, kAlignment);
   const int64_t stages = (shared_bytes - kBarrierBytes) / t.stage_bytes;
@@ -146,7 +155,8 @@ bool is_exact(const ConvProblem& p, const Tile& t) {
   const auto whole = [](int64_t count, int64_t step, int64_t stride, int64_t pad, int64_t size) {
     return count % step == 0 || count * stride - pad >= size;
   };
-  return whole(p.P, t.rows, p.stride_h, p.pad_h, p.H) &&
+  const int units = t.boxed ? t.row_units() : t.units();  // else one stands in for another
+  return units % 2 == 0 && whole(p.P, t.rows, p.stride_h, p.pad_h, p.H) &&
          whole(p.Q, t.columns, p.stride_w, p.pad_w, p.W);
 }
 

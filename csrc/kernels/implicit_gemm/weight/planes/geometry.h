@@ -17,9 +17,9 @@
 namespace customconv::implicit_gemm::weight::planes {
 
 constexpr int kUnitBytes = 16;
-constexpr int kSlabUnits = 8;    // with the 128-byte swizzle
-constexpr int kSlabSteps = 4;    // of two units
-constexpr int kMostUnits = 128;  // of a tile
+constexpr int kSlabUnits = 8;   // with the 128-byte swizzle
+constexpr int kSlabSteps = 4;   // of two units
+constexpr int kMostSteps = 64;  // of a tile
 
 // A warpgroup sums some taps of 64 input channels by `k_blocks` times 64 output channels.
 struct Kernel {
@@ -45,6 +45,13 @@ constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 constexpr int kAlongC = 8;  // warpgroups are input channels, else rows of the filter
 constexpr int kBoxed = 16;  // the copy engine loads, else threads
 constexpr int kPlanes = 32;
+
+// A step of the instruction: a slab, the place of its first unit there, and which units of the
+// tile's rows they are. Where there is none dy is zeros, and the first unit stands in.
+struct Step {
+  int slab, place;
+  int units[2];
+};
 
 struct Tile {
   int kernel = 0;
@@ -74,8 +81,9 @@ struct Tile {
   int row_units() const { return columns / unit; }
   int units() const { return images * rows * row_units(); }
   int steps() const { return full_slabs * kSlabSteps + (slabs - full_slabs) * last_steps; }
-  // Where a slab's unit is in the image's rows; past `units` where there is none.
-  int unit_of(int slab, int place) const;
+  // A step's slab, and its first unit there.
+  std::pair<int, int> place_of(int step) const;
+  Step step(int number) const;
   // Of a thread block, also of channels and taps that do not exist.
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
 };

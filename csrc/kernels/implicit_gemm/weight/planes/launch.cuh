@@ -56,17 +56,16 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.y_n = problem.y_strides[0];
   p.y_k = problem.y_strides[1];
   p.y_p = problem.y_strides[2];
-  for (int i = 0; i < t.slabs * kSlabUnits; ++i) {
-    // Where there is none dy is zeros, and the first unit will do.
-    const int unit = t.unit_of(i / kSlabUnits, i % kSlabUnits);
-    if (unit >= t.units()) continue;
-    const int line = unit / t.row_units();
-    p.unit_at[i] = line / t.rows * t.x_image + line % t.rows * t.row_step * t.x_row +
-                   unit % t.row_units() * narrowed(problem.stride_w) * kUnitBytes;
+  for (int i = 0; i < t.steps(); ++i) {
+    const Step step = t.step(i);
+    p.slab_at[i] = step.slab * narrowed(t.slab_bytes) + step.place * kUnitBytes;
+    for (int j = 0; j < 2; ++j) {
+      const int unit = step.units[j], line = unit / t.row_units();
+      p.unit_at[i][j] = line / t.rows * t.x_image + line % t.rows * t.row_step * t.x_row +
+                        unit % t.row_units() * narrowed(problem.stride_w) * kUnitBytes;
+    }
   }
-  p.slabs = t.slabs;
-  p.full_slabs = t.full_slabs;
-  p.last_steps = t.last_steps;
+  p.steps = t.steps();
   p.slab_bytes = narrowed(t.slab_bytes);
   p.x_channel = t.x_channel;
   p.x_row = t.x_row;

@@ -20,8 +20,9 @@ struct Params : Output<T> {
   CUtensorMap x_map, y_map;
   const T *x, *y;
   int64_t x_n, x_c, x_h, y_n, y_k, y_p;  // strides
-  int32_t unit_at[kMostUnits];           // in x, bytes from a stage's first pixel
-  int slabs, full_slabs, last_steps, slab_bytes;
+  // Of each step where its units are in x, bytes from a stage's first pixel, and where in dy.
+  int32_t unit_at[kMostSteps][2], slab_at[kMostSteps];
+  int steps, slab_bytes;
   int x_channel, x_row, x_block, x_columns, x_rows, step_h;  // see Tile
   int y_columns;                                             // a slab's first pixels apart
   int x_at, stage_bytes, stages, brought_x, brought_y;
@@ -225,13 +226,13 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
 template <typename T, Fetch kFetch, bool kOdd, int kTaps>
 class Fetched {
  public:
-  // `at`: of the first row, where its pixel of the first tap is in the first unit, or where the
-  // word is that holds that pixel; `second` bytes further on it is in the second unit.
-  __device__ void load(const Params<T>& p, uint32_t at, uint32_t second) {
+  // `at`: of the first row and the first tap where the pixel of a stage's first unit is, or the
+  // word that holds it.
+  __device__ void load(const Params<T>& p, uint32_t at, int step) {
     const uint32_t rows_apart = 8 * p.x_channel;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t from = at + i % 2 * rows_apart + i / 2 * second;
+      const uint32_t from = at + p.unit_at[step][i / 2] + i % 2 * rows_apart;
       if constexpr (kFetch == Fetch::kPairs) {
 #pragma unroll
         for (int j = 0; j < kWords; ++j) word_[i][j] = ptx::load_shared<uint32_t>(from + j * 4);
@@ -273,13 +274,18 @@ class Fetched {
   uint32_t word_[4][kWords];
 };
 
+// Keeps an operand's registers until here: products under way read them, which the compiler does
+// not heed.
+__device__ inline void keep(const uint32_t (&operand)[4]) {
+  asm volatile("" ::"r"(operand[0]), "r"(operand[1]), "r"(operand[2]), "r"(operand[3]));
+}
+
 // The sums of a warpgroup. `pixel`: of the thread's first row, where its first pixel is in a stage.
 template <typename T, int kKernel, Fetch kFetch, bool kOdd>
 __device__ inline void multiply(
     const Params<T>& p, const Memory& memory, const Share& share, uint32_t pixel,
     float (&sum)[kKernels[kKernel].taps][kKernels[kKernel].k_blocks * 32]) {
   constexpr Kernel kKind = kKernels[kKernel];
-  constexpr int kStepBytes = 2 * kUnitBytes;
   const uint64_t slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
   ptx::Turn turn;
 #pragma unroll 1
@@ -287,26 +293,24 @@ __device__ inline void multiply(
     ptx::wait(&memory.full[turn.stage], turn.parity);
     const uint32_t stage = turn.stage * p.stage_bytes;
     const uint32_t x = pixel + stage;
+    Fetched<T, kFetch, kOdd, kKind.taps> fetched;
+    fetched.load(p, x, 0);
 #pragma unroll 1
-    for (int slab = 0; slab < p.slabs; ++slab) {
-      const int steps = slab < p.full_slabs ? kSlabSteps : p.last_steps;
-      const int32_t* unit_at = p.unit_at + slab * kSlabUnits;
-#pragma unroll 1
-      for (int step = 0; step < steps; ++step) {
-        Fetched<T, kFetch, kOdd, kKind.taps> fetched;
-        fetched.load(p, x + unit_at[step * 2], unit_at[step * 2 + 1] - unit_at[step * 2]);
-        uint32_t operand[kKind.taps][4];
-        fetched.join(operand);
-        ptx::begin_products();
+    for (int step = 0; step < p.steps; ++step) {
+      uint32_t operand[kKind.taps][4];
+      fetched.join(operand);
+      ptx::begin_products();
 #pragma unroll
-        for (int tap = 0; tap < kKind.taps; ++tap) {
-          ptx::Product<T, kKind.k_blocks * kBlock>::add(
-              sum[tap], operand[tap],
-              ptx::advance(slabs, stage + slab * p.slab_bytes + step * kStepBytes), 1);
-        }
-        ptx::commit_products();
-        ptx::await_products<0>();
+      for (int tap = 0; tap < kKind.taps; ++tap) {
+        ptx::Product<T, kKind.k_blocks * kBlock>::add(
+            sum[tap], operand[tap], ptx::advance(slabs, stage + p.slab_at[step]), 1);
       }
+      ptx::commit_products();
+      // The next operands are on their way while these are multiplied.
+      if (step + 1 < p.steps) fetched.load(p, x, step + 1);
+      ptx::await_products<0>();
+#pragma unroll
+      for (int tap = 0; tap < kKind.taps; ++tap) keep(operand[tap]);
     }
     ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.stages);
