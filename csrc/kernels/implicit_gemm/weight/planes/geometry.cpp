@@ -71,6 +71,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.boxed = (variant & kBoxed) != 0;
   const Kernel& kind = t.kind();
   t.along_c = (variant & kAlongC) != 0 ? kind.warpgroups : 1;
+  t.along_p = (variant & kAlongP) != 0 ? kind.warpgroups : 1;
   t.rows = pixels[0];
   t.columns = pixels[1];
   t.images = pixels[2];
@@ -79,7 +80,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.unit = small(kUnitBytes / bytes);
   if (t.columns % t.unit != 0 || (t.boxed && !is_boxed(p))) return t;
 
-  t.filter_rows = small(std::min<int64_t>(kind.warpgroups / t.along_c, p.R));
+  t.filter_rows = small(std::min<int64_t>(kind.warpgroups / (t.along_c * t.along_p), p.R));
   t.filter_sets = ceil_divide(p.R, t.filter_rows);
   t.chunks = small(ceil_divide(p.S, kind.taps));
   t.step_h = small(t.filter_rows > 1 ? 1 : p.stride_h);
@@ -160,6 +161,6 @@ bool is_exact(const ConvProblem& p, const Tile& t) {
          whole(p.Q, t.columns, p.stride_w, p.pad_w, p.W);
 }
 
-bool is_direct(const ConvProblem& p, const Tile& t) { return t.splits == 1 && is_exact(p, t); }
+bool is_direct(const ConvProblem& p, const Tile& t) { return t.parts() == 1 && is_exact(p, t); }
 
 }  // namespace customconv::implicit_gemm::weight::planes

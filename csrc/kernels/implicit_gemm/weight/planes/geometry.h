@@ -45,6 +45,7 @@ constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 constexpr int kAlongC = 8;  // warpgroups are input channels, else rows of the filter
 constexpr int kBoxed = 16;  // the copy engine loads, else threads
 constexpr int kPlanes = 32;
+constexpr int kAlongP = 64;  // warpgroups are steps: each is a split of its own
 
 // A step of the instruction: a slab, the place of its first unit there, and which units of the
 // tile's rows they are. Where there is none dy is zeros, and the first unit stands in.
@@ -58,6 +59,7 @@ struct Tile {
   bool boxed = false;
   int along_c = 1;                        // warpgroups that have input channels of their own
   int images = 1, rows = 1, columns = 1;  // of output pixels; columns are whole units
+  int along_p = 1;                        // warpgroups that share a tile's steps
   int64_t splits = 1;
 
   // What follows from that.
@@ -84,6 +86,7 @@ struct Tile {
   // A step's slab, and its first unit there.
   std::pair<int, int> place_of(int step) const;
   Step step(int number) const;
+  int64_t parts() const { return splits * along_p; }
   // Of a thread block, also of channels and taps that do not exist.
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
 };

@@ -66,6 +66,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     }
   }
   p.steps = t.steps();
+  p.along_p = t.along_p;
+  p.blocks = narrowed(blocks_of(problem, t));
   p.slab_bytes = narrowed(t.slab_bytes);
   p.x_channel = t.x_channel;
   p.x_row = t.x_row;
@@ -135,11 +137,12 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   if (direct) return;
   Parts<T> parts{};
   parts.sums = p;
-  parts.count = narrowed(blocks_of(problem, t) * t.sums() / 4);
+  parts.sums.splits = narrowed(t.parts());
+  parts.count = narrowed(blocks_of(problem, t) * t.sums() / t.along_p / 4);
   parts.first = t.kind().blocks();
   parts.chunks = 1;
   parts.by_columns = D(t.kind().blocks());
-  parts.by_warps = D(t.kind().warpgroups * 4);
+  parts.by_warps = D(t.kind().warpgroups / t.along_p * 4);
   parts.exact = is_exact(problem, t);
   add_up(problem, parts, operands.x, operands.y, context.stream);
 }

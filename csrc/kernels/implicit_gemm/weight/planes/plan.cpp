@@ -40,8 +40,9 @@ struct Choice {
 double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const Kernel& kind = t.kind();
   // Warpgroups that have channels, or rows of the filter.
-  const double busy = t.along_c > 1
-                          ? std::min(t.along_c, static_cast<int>(ceil_divide(p.group_C(), kBlock)))
+  const double busy = t.along_p > 1 ? t.along_p
+                      : t.along_c > 1
+                          ? std::min<int64_t>(t.along_c, ceil_divide(p.group_C(), kBlock))
                           : t.filter_rows;
   // A step of a warpgroup: products of 16 pixels, or 8 of TF32, and the bytes of shared memory.
   constexpr double kBlockClocks = 32, kBlockBytes = kBlock * 2.0 * kUnitBytes, kWarpWord = 128;
@@ -56,7 +57,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const auto stage = static_cast<double>(t.stage_bytes);
   const double load =
       t.boxed ? stage / kL2BytesPerClock : stage / kUnitBytes * kUnitClocks * 256 / kind.loaders;
-  const double tile = std::max(t.steps() * clocks, load) + kTileClocks;
+  const double tile = std::max(ceil_divide(t.steps(), t.along_p) * clocks, load) + kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
   const double store = sums * (is_direct(p, t) ? 8 : 4) / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
@@ -78,7 +79,9 @@ class Search {
 
   ConvPlan best() {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      for (const int flags : {0, kAlongC, kBoxed, kAlongC | kBoxed}) try_variant(kernel | flags);
+      for (const int along : {0, kAlongC, kAlongP}) {
+        for (const int loader : {0, kBoxed}) try_variant(kernel | along | loader);
+      }
     }
     return plan_of(best_);
   }

@@ -23,6 +23,8 @@ struct Params : Output<T> {
   // Of each step where its units are in x, bytes from a stage's first pixel, and where in dy.
   int32_t unit_at[kMostSteps][2], slab_at[kMostSteps];
   int steps, slab_bytes;
+  int along_p;                                               // see Tile
+  int blocks;                                                // thread blocks of a split
   int x_channel, x_row, x_block, x_columns, x_rows, step_h;  // see Tile
   int y_columns;                                             // a slab's first pixels apart
   int x_at, stage_bytes, stages, brought_x, brought_y;
@@ -283,7 +285,7 @@ __device__ inline void keep(const uint32_t (&operand)[4]) {
 // The sums of a warpgroup. `pixel`: of the thread's first row, where its first pixel is in a stage.
 template <typename T, int kKernel, Fetch kFetch, bool kOdd>
 __device__ inline void multiply(
-    const Params<T>& p, const Memory& memory, const Share& share, uint32_t pixel,
+    const Params<T>& p, const Memory& memory, const Share& share, uint32_t pixel, int first_step,
     float (&sum)[kKernels[kKernel].taps][kKernels[kKernel].k_blocks * 32]) {
   constexpr Kernel kKind = kKernels[kKernel];
   const uint64_t slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
@@ -294,9 +296,9 @@ __device__ inline void multiply(
     const uint32_t stage = turn.stage * p.stage_bytes;
     const uint32_t x = pixel + stage;
     Fetched<T, kFetch, kOdd, kKind.taps> fetched;
-    fetched.load(p, x, 0);
+    if (first_step < p.steps) fetched.load(p, x, first_step);
 #pragma unroll 1
-    for (int step = 0; step < p.steps; ++step) {
+    for (int step = first_step; step < p.steps; step += p.along_p) {
       uint32_t operand[kKind.taps][4];
       fetched.join(operand);
       ptx::begin_products();
@@ -307,7 +309,7 @@ __device__ inline void multiply(
       }
       ptx::commit_products();
       // The next operands are on their way while these are multiplied.
-      if (step + 1 < p.steps) fetched.load(p, x, step + 1);
+      if (step + p.along_p < p.steps) fetched.load(p, x, step + p.along_p);
       ptx::await_products<0>();
 #pragma unroll
       for (int tap = 0; tap < kKind.taps; ++tap) keep(operand[tap]);
@@ -331,7 +333,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   ptx::start_dependents();
   if (threadIdx.x < kMostStages) {
     ptx::init_barrier(&memory.full[threadIdx.x], p.boxed ? 1 : kKind.loaders);
-    ptx::init_barrier(&memory.empty[threadIdx.x], share.boxes_c * share.boxes_r * 128);
+    ptx::init_barrier(&memory.empty[threadIdx.x], p.along_p * share.boxes_c * share.boxes_r * 128);
     ptx::fence_barrier_init();
   }
   __syncthreads();
@@ -346,7 +348,8 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     return;
   }
   const int warpgroup = warp / 4;
-  const int box_c = p.along_rows > 1 ? warpgroup : 0, filter_row = p.along_rows > 1 ? 0 : warpgroup;
+  const int first_step = p.along_p > 1 ? warpgroup : 0, place = warpgroup - first_step;
+  const int box_c = p.along_rows > 1 ? place : 0, filter_row = place - box_c;
   if (box_c >= share.boxes_c || filter_row >= share.boxes_r) return;
   ptx::take_registers<kKind.math_registers>();
   float sum[kKind.taps][kKind.k_blocks * 32] = {};
@@ -358,23 +361,32 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
                          (warp % 4 * 16 + lane / 4) * p.x_channel +
                          (slack + lane % 4 * kPixels * p.stride_w) * kSize;
   if (kFetch == Fetch::kPairs && slack % 2 != 0) {
-    multiply<T, kKernel, kFetch, true>(p, memory, share, pixel - kSize, sum);
+    multiply<T, kKernel, kFetch, true>(p, memory, share, pixel - kSize, first_step, sum);
   } else {
-    multiply<T, kKernel, kFetch, false>(p, memory, share, pixel, sum);
+    multiply<T, kKernel, kFetch, false>(p, memory, share, pixel, first_step, sum);
   }
   constexpr int kVectors = kKind.blocks() * 8;
+  const auto sums_of = [&](int i) {
+    return &sum[i / (kKind.k_blocks * 8)][i % (kKind.k_blocks * 8) * 4];
+  };
+  if (p.partial == nullptr) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const float* own = sums_of(i);
+      const Spot at(p, share, kKind.blocks(), 1, warp, lane, i);
+      if (at.exists) store(p, share, at, {own[0], own[1], own[2], own[3]});
+    }
+    return;
+  }
+  // Parts are one behind the other.
+  const int block = static_cast<int>(blockIdx.x) - share.split * p.blocks;
+  const int64_t part = int64_t{share.split} * p.along_p + first_step;
+  const int64_t number = (part * p.blocks + block) * (kKind.warpgroups / p.along_p) + place;
+  float4* const to = p.partial + (number * 4 + warp % 4) * kVectors * 32 + lane;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const float* own = &sum[i / (kKind.k_blocks * 8)][i % (kKind.k_blocks * 8) * 4];
-    const float sums[4] = {own[0], own[1], own[2], own[3]};
-    if (p.partial != nullptr) {
-      float4* const to =
-          p.partial + (int64_t{blockIdx.x} * kKind.warpgroups * 4 + warp) * kVectors * 32 + lane;
-      to[i * 32] = make_float4(sums[0], sums[1], sums[2], sums[3]);
-    } else {
-      const Spot at(p, share, kKind.blocks(), 1, warp, lane, i);
-      if (at.exists) store(p, share, at, sums);
-    }
+    const float* own = sums_of(i);
+    to[i * 32] = make_float4(own[0], own[1], own[2], own[3]);
   }
 #endif
 }
