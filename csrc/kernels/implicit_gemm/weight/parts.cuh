@@ -17,6 +17,7 @@ struct Parts {
   int first, chunks;  // of columns: see Spot
   Divider<int32_t> by_columns, by_warps;
   bool exact;  // else what follows is needed
+  bool flat;   // input channels are channels and taps, in the order of the weight in memory
   const T *x, *y;
   ConvProblem problem;
 };
@@ -25,8 +26,18 @@ struct Parts {
 // NaN or an infinity there they have made a NaN. Such a sum is computed anew, until it is known to
 // be one.
 template <typename T>
-__device__ __noinline__ float sum_anew(const Parts<T>& parts, int channel, int k, int r, int s) {
+__device__ __noinline__ float sum_anew(const Parts<T>& parts, int group, int c, int k, int r,
+                                       int s) {
   const ConvProblem& p = parts.problem;
+  const auto C = static_cast<int>(p.C / p.groups);
+  if (parts.flat) {
+    const auto R = static_cast<int>(p.R), S = static_cast<int>(p.S);
+    const bool by_channels = p.w_strides[1] == R * S;
+    s = by_channels ? c % S : c / C % S;
+    r = by_channels ? c / S % R : c / C / S;
+    c = by_channels ? c / S / R : c % C;
+  }
+  const int channel = group * C + c;
   float total = 0;
   for (int64_t n = 0; n < p.N; ++n) {
     for (int64_t row = 0; row < p.P; ++row) {
@@ -103,8 +114,7 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
     for (int i = 0; i < 4; ++i) {
       const int k = at.k_of(p.sums, i), c = at.c_of(p.sums, i);
       if (sums[i] == sums[i] || k >= p.sums.group_K || c >= p.sums.group_C) continue;
-      sums[i] = sum_anew(p, share.group * p.sums.group_C + c, share.group * p.sums.group_K + k,
-                         at.r, at.s);
+      sums[i] = sum_anew(p, share.group, c, share.group * p.sums.group_K + k, at.r, at.s);
     }
   }
   store(p.sums, share, at, sums);

@@ -38,6 +38,13 @@ ConvProblem as_one_row(ConvProblem p) {
   return p;
 }
 
+ConvProblem rows_of(ConvProblem p, bool flat) {
+  if (!flat) return p;
+  p.C *= p.R * p.S;
+  p.R = p.S = 1;
+  return p;
+}
+
 bool has_pairs(const ConvProblem& p, const Kernel& kind) {
   return element_size(p.dtype) == 2 && p.stride_w == 1 && (kind.taps == 1 || p.dilation_w == 1);
 }
@@ -71,6 +78,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.boxed = (variant & kBoxed) != 0;
   const Kernel& kind = t.kind();
   t.along_c = (variant & kAlongC) != 0 ? kind.warpgroups : 1;
+  t.flat = (variant & kFlat) != 0;
   t.along_p = (variant & kAlongP) != 0 ? kind.warpgroups : 1;
   t.rows = pixels[0];
   t.columns = pixels[1];
@@ -80,21 +88,27 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.unit = small(kUnitBytes / bytes);
   if (t.columns % t.unit != 0 || (t.boxed && !is_boxed(p))) return t;
 
-  t.filter_rows = small(std::min<int64_t>(kind.warpgroups / (t.along_c * t.along_p), p.R));
-  t.filter_sets = ceil_divide(p.R, t.filter_rows);
-  t.chunks = small(ceil_divide(p.S, kind.taps));
-  t.step_h = small(t.filter_rows > 1 ? 1 : p.stride_h);
-  t.row_step = small(t.filter_rows > 1 ? p.stride_h : 1);
+  const bool dense = dense_layout(p.w_sizes(), p.w_strides) != Layout::kOther;
+  if (t.flat && (kind.taps > 1 || p.group_C() > kMostFlat || !dense)) return t;
+
+  // Rows of the instruction are channels of a tap, or all of both.
+  const ConvProblem own = rows_of(p, t.flat);
+  t.channels = t.flat ? small(p.group_C()) : kBlock;
+  t.filter_rows = small(std::min<int64_t>(kind.warpgroups / (t.along_c * t.along_p), own.R));
+  t.filter_sets = ceil_divide(own.R, t.filter_rows);
+  t.chunks = small(ceil_divide(own.S, kind.taps));
+  const int64_t taps_h = t.flat ? p.R : t.filter_rows, taps_w = t.flat ? p.S : kind.taps;
+  t.step_h = small(taps_h > 1 ? 1 : p.stride_h);
+  t.row_step = small(taps_h > 1 ? p.stride_h : 1);
   // A box begins at a whole unit, so that the first tap may be some pixels later.
   int64_t slack = 0;
-  for (int64_t s = 0; t.boxed && s < p.S; s += kind.taps) {
-    const int64_t own = modulo(s * p.dilation_w - p.pad_w, t.unit);
-    slack = std::max(slack, own + own % 2);
+  for (int64_t s = 0; t.boxed && s < own.S; s += kind.taps) {
+    const int64_t first = modulo(s * p.dilation_w - p.pad_w, t.unit);
+    slack = std::max(slack, first + first % 2);
   }
-  const int64_t x_rows =
-      (t.rows - 1) * int64_t{t.row_step} + (t.filter_rows - 1) * p.dilation_h + 1;
-  int64_t x_units = ceil_divide(
-      slack + (t.columns - 1) * p.stride_w + (kind.taps - 1) * p.dilation_w + 1, t.unit);
+  const int64_t x_rows = (t.rows - 1) * int64_t{t.row_step} + (taps_h - 1) * p.dilation_h + 1;
+  int64_t x_units =
+      ceil_divide(slack + (t.columns - 1) * p.stride_w + (taps_w - 1) * p.dilation_w + 1, t.unit);
   if (t.boxed) x_units = odd_units(x_units);
   const int64_t inner = t.images * x_rows * x_units;  // of a channel
   if (inner > INT32_MAX / (kBlock * kUnitBytes * kind.warpgroups)) return t;
@@ -102,21 +116,21 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.x_columns = small(x_units * t.unit);
   if (t.boxed) {
     t.x_channel = small(x_units * kUnitBytes);
-    t.x_row = kBlock * t.x_channel;
+    t.x_row = t.channels * t.x_channel;
     t.x_image = t.x_rows * t.x_row;
     t.x_block = t.images * int64_t{t.x_image};
   } else {
     t.x_channel = small(odd_units(inner) * kUnitBytes);
     t.x_row = small(x_units * kUnitBytes);
     t.x_image = t.x_rows * t.x_row;
-    t.x_block = kBlock * int64_t{t.x_channel};
+    t.x_block = t.channels * int64_t{t.x_channel};
   }
 
   t.tiles_n = ceil_divide(p.N, t.images);
   t.tiles_p = ceil_divide(p.P, t.rows);
   t.tiles_q = ceil_divide(p.Q, t.columns);
   t.blocks_k = ceil_divide(p.group_K(), kind.k_blocks * kBlock);
-  t.blocks_c = ceil_divide(p.group_C(), t.along_c * kBlock);
+  t.blocks_c = ceil_divide(own.group_C(), t.along_c * kBlock);
   if (t.boxed) {
     const int lines = t.images * t.rows;
     const int across = small(ceil_divide(t.row_units(), kSlabUnits));
@@ -135,7 +149,8 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   }
   if (t.steps() > kMostSteps || t.tiles() > INT32_MAX / 2) return t;
   t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
-  t.stage_bytes = round_up(t.slabs * t.slab_bytes + t.along_c * t.x_block, kAlignment);
+  t.stage_bytes =
+      round_up(t.slabs * t.slab_bytes + (t.flat ? 1 : t.along_c) * t.x_block, kAlignment);
   const int64_t stages = (shared_bytes - kBarrierBytes) / t.stage_bytes;
   t.stages = small(std::min<int64_t>(stages, kMostStages));
   return t;

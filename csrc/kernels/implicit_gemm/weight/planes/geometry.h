@@ -19,6 +19,7 @@ namespace customconv::implicit_gemm::weight::planes {
 constexpr int kUnitBytes = 16;
 constexpr int kSlabUnits = 8;   // with the 128-byte swizzle
 constexpr int kSlabSteps = 4;   // of two units
+constexpr int kMostFlat = 16;   // channels beside which taps are rows
 constexpr int kMostSteps = 64;  // of a tile
 
 // A warpgroup sums some taps of 64 input channels by `k_blocks` times 64 output channels.
@@ -35,6 +36,7 @@ struct Kernel {
 
 inline constexpr Kernel kKernels[] = {
     {"planes, 3 x 3 taps", 3, 3, 1, 128, 152, 56},  // three rows of a filter share what is loaded
+    {"planes, 3 x 64", 3, 1, 1, 128, 152, 56},      // for few channels, beside their taps
     {"planes, 2 x 256", 2, 1, 4, 128, 216, 72},     // the most products of a single tap
     {"planes, 2 x 128", 2, 1, 2, 256, 200, 56},     // fewer output channels
     {"planes, 2 x 64", 2, 1, 1, 256, 200, 56},      // fewest
@@ -45,6 +47,7 @@ constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 constexpr int kAlongC = 8;  // warpgroups are input channels, else rows of the filter
 constexpr int kBoxed = 16;  // the copy engine loads, else threads
 constexpr int kPlanes = 32;
+constexpr int kFlat = 128;   // rows of the instruction are channels and taps, few as they are
 constexpr int kAlongP = 64;  // warpgroups are steps: each is a split of its own
 
 // A step of the instruction: a slab, the place of its first unit there, and which units of the
@@ -59,18 +62,20 @@ struct Tile {
   bool boxed = false;
   int along_c = 1;                        // warpgroups that have input channels of their own
   int images = 1, rows = 1, columns = 1;  // of output pixels; columns are whole units
-  int along_p = 1;                        // warpgroups that share a tile's steps
+  bool flat = false;
+  int along_p = 1;  // warpgroups that share a tile's steps
   int64_t splits = 1;
 
   // What follows from that.
   int unit = 1;                               // pixels
   int filter_rows = 1;                        // of a thread block
   int chunks = 1;                             // of a filter row
+  int channels = kBlock;                      // of x that lie in shared memory together
   int x_rows = 1, x_columns = 1;              // in shared memory
   int row_step = 1;                           // rows there from an output row to the next
   int step_h = 1;                             // rows of the image from one there to the next
   int x_channel = 0, x_row = 0, x_image = 0;  // bytes from one to the next
-  int64_t x_block = 0;                        // bytes of 64 channels
+  int64_t x_block = 0;                        // bytes of those channels
   int slabs = 1, full_slabs = 1;              // the others have fewer steps
   int last_steps = 0;
   int64_t slab_bytes = 0, stage_bytes = 0;
@@ -94,6 +99,8 @@ struct Tile {
 // A single tap of dense planes: images of one row.
 ConvProblem as_one_row(ConvProblem p);
 
+// The same whose channels are all channels and taps, where those are rows of the instruction.
+ConvProblem rows_of(ConvProblem p, bool flat);
 // Whether neighbouring output pixels meet neighbouring pixels of x, and so do taps.
 bool has_pairs(const ConvProblem& p, const Kernel& kind);
 // Whether the copy engine can read a tensor's rows.

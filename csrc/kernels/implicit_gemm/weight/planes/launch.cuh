@@ -44,8 +44,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.boxed = t.boxed;
   p.y_columns = kSlabUnits * kUnit<T>;
   if (t.boxed) {
-    p.x_map = map_planes(p.x, problem.x_sizes(), problem.x_strides, t.x_columns, kBlock, t.x_rows,
-                         t.images, t.step_h, CU_TENSOR_MAP_SWIZZLE_NONE);
+    p.x_map = map_planes(p.x, problem.x_sizes(), problem.x_strides, t.x_columns, t.channels,
+                         t.x_rows, t.images, t.step_h, CU_TENSOR_MAP_SWIZZLE_NONE);
     p.y_map =
         map_planes(p.y, problem.y_sizes(), problem.y_strides, p.y_columns,
                    t.kind().k_blocks * kBlock, t.rows, t.images, 1, CU_TENSOR_MAP_SWIZZLE_128B);
@@ -103,16 +103,19 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.by_row_units = D(t.row_units());
   p.by_rows = D(t.rows);
 
+  p.flat = t.flat;
+  p.channels = t.channels;
+  const ConvProblem rows = rows_of(problem, t.flat);
   p.rows_are_c = true;
   p.by_taps = t.kind().taps > 1;
   p.along_rows = t.along_c;
   p.filter_rows = t.filter_rows;
   p.channel_blocks = t.kind().k_blocks;
-  p.tap_apart = p.by_taps ? 1 : narrowed(problem.S);
+  p.tap_apart = p.by_taps ? 1 : narrowed(rows.S);
   p.class_chunks = p.by_taps ? t.chunks : 1;
-  p.R = narrowed(problem.R);
-  p.S = narrowed(problem.S);
-  p.group_C = narrowed(problem.group_C());
+  p.R = narrowed(rows.R);
+  p.S = narrowed(rows.S);
+  p.group_C = narrowed(rows.group_C());
   p.group_K = narrowed(problem.group_K());
   p.splits = narrowed(t.splits);
   p.by_chunks = D(t.chunks);
@@ -125,13 +128,27 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.weight_c = problem.w_strides[1];
   p.weight_r = problem.w_strides[2];
   p.weight_s = problem.w_strides[3];
+  if (t.flat) {
+    // In the order of the weight in memory.
+    const int C = t.channels, R = narrowed(problem.R), S = narrowed(problem.S);
+    const int r = narrowed(problem.dilation_h) * t.x_row;
+    const int s = narrowed(problem.dilation_w * element_size(problem.dtype));
+    const bool by_channels = dense_layout(problem.w_sizes(), problem.w_strides) == Layout::kNchw;
+    p.by_flat[0] = D(by_channels ? S : C);
+    p.by_flat[1] = D(by_channels ? R : S);
+    p.flat_bytes[0] = by_channels ? s : t.x_channel;
+    p.flat_bytes[1] = by_channels ? r : s;
+    p.flat_bytes[2] = by_channels ? t.x_channel : r;
+    p.weight_c = 1;
+  }
   const bool direct = is_direct(problem, t);
   p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
 
-  static_assert(kKernelCount == 4);
-  const bool pairs = has_pairs(problem, t.kind());
+  static_assert(kKernelCount == 5);
+  const bool pairs = !t.flat && has_pairs(problem, t.kind());
   void (*const kTable[])(Params<T>) = {kernel_of<T, 0>(pairs), kernel_of<T, 1>(pairs),
-                                       kernel_of<T, 2>(pairs), kernel_of<T, 3>(pairs)};
+                                       kernel_of<T, 2>(pairs), kernel_of<T, 3>(pairs),
+                                       kernel_of<T, 4>(pairs)};
   start("implicit_gemm: the weight gradient of planes",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kTable[t.kernel], p);
   if (direct) return;
@@ -143,6 +160,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.chunks = 1;
   parts.by_columns = D(t.kind().blocks());
   parts.by_warps = D(t.kind().warpgroups / t.along_p * 4);
+  parts.flat = t.flat;
   parts.exact = is_exact(problem, t);
   add_up(problem, parts, operands.x, operands.y, context.stream);
 }

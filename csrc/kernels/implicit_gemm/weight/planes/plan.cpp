@@ -40,14 +40,15 @@ struct Choice {
 double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const Kernel& kind = t.kind();
   // Warpgroups that have channels, or rows of the filter.
-  const double busy = t.along_p > 1 ? t.along_p
-                      : t.along_c > 1
-                          ? std::min<int64_t>(t.along_c, ceil_divide(p.group_C(), kBlock))
-                          : t.filter_rows;
+  const double busy =
+      t.along_p > 1 ? t.along_p
+      : t.along_c > 1
+          ? std::min<int64_t>(t.along_c, ceil_divide(rows_of(p, t.flat).group_C(), kBlock))
+          : t.filter_rows;
   // A step of a warpgroup: products of 16 pixels, or 8 of TF32, and the bytes of shared memory.
   constexpr double kBlockClocks = 32, kBlockBytes = kBlock * 2.0 * kUnitBytes, kWarpWord = 128;
   const double products = kind.blocks() * kBlockClocks;
-  const bool pairs = has_pairs(p, kind);
+  const bool pairs = !t.flat && has_pairs(p, kind);
   const double words =
       pairs ? kind.taps / 2 + 1.5 : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
   const double conflicts = pairs ? 1 : static_cast<double>(std::min<int64_t>(p.stride_w, 4));
@@ -80,7 +81,9 @@ class Search {
   ConvPlan best() {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
       for (const int along : {0, kAlongC, kAlongP}) {
-        for (const int loader : {0, kBoxed}) try_variant(kernel | along | loader);
+        for (const int loader : {0, kBoxed}) {
+          for (const int flat : {0, kFlat}) try_variant(kernel | along | loader | flat);
+        }
       }
     }
     return plan_of(best_);

@@ -35,6 +35,12 @@ struct Params : Output<T> {
   Divider<int32_t> by_x_inner, by_x_units, by_x_rows;  // of threads that load
   Divider<int32_t> by_y_inner, by_row_units, by_rows;
   bool boxed;
+  // Where rows of the instruction are channels and taps, three numbers count them: how many of the
+  // first two there are, and bytes of x from one to the next of each.
+  bool flat;
+  int channels;  // of x together
+  Divider<int32_t> by_flat[2];
+  int flat_bytes[3];
 };
 
 template <typename T>
@@ -75,13 +81,19 @@ struct Begin {
   }
 };
 
+template <typename T>
+__device__ inline int first_channel(const Params<T>& p, const Share& share) {
+  return p.flat ? share.group * p.channels : share.group * p.group_C + share.c;
+}
+
 // A whole warp; one of the threads starts the copies.
 template <typename T, int kKernel>
 __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, const Share& share) {
   constexpr Kernel kKind = kKernels[kKernel];
   const bool elected = ptx::elect_one();
-  const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
-  const int bytes = p.brought_y + share.boxes_c * p.brought_x;
+  const int k = share.group * p.group_K + share.k, c = first_channel(p, share);
+  const int boxes_c = p.flat ? 1 : share.boxes_c;
+  const int bytes = p.brought_y + boxes_c * p.brought_x;
   const int first_h = share.r * p.dilation_h - p.pad_h;
   const int first_w = Begin(p, Taps(p, share.chunk, kKind.taps).first).column;
   ptx::Turn turn;
@@ -100,7 +112,7 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
         y += p.images * p.rows * p.slab_bytes;
       }
 #pragma unroll 1
-      for (int i = 0; i < share.boxes_c; ++i, x += p.x_block) {
+      for (int i = 0; i < boxes_c; ++i, x += p.x_block) {
         ptx::copy_box(x, &p.x_map, full, at.q * p.stride_w + first_w, c + i * kBlock,
                       at.p * p.stride_h + first_h, at.n);
       }
@@ -170,9 +182,9 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kLoaders = kKind.loaders;
   const int channels_k = min(p.group_K - share.k, kKind.k_blocks * kBlock);
-  const int channels_c = min(p.group_C - share.c, share.boxes_c * kBlock);
+  const int channels_c = p.flat ? p.channels : min(p.group_C - share.c, share.boxes_c * kBlock);
   const T* const y = p.y + (share.group * p.group_K + share.k) * p.y_k;
-  const T* const x = p.x + (share.group * p.group_C + share.c) * p.x_c;
+  const T* const x = p.x + first_channel(p, share) * p.x_c;
   const int first_h = share.r * p.dilation_h - p.pad_h;
   const int first_w = Begin(p, Taps(p, share.chunk, kKind.taps).first).column;
   // Calls it for each place of so many that is this thread's, with its channels.
@@ -228,13 +240,12 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
 template <typename T, Fetch kFetch, bool kOdd, int kTaps>
 class Fetched {
  public:
-  // `at`: of the first row and the first tap where the pixel of a stage's first unit is, or the
-  // word that holds it.
-  __device__ void load(const Params<T>& p, uint32_t at, int step) {
-    const uint32_t rows_apart = 8 * p.x_channel;
+  // `at`: of both rows and the first tap where the pixel of a stage's first unit is, or the word
+  // that holds it.
+  __device__ void load(const Params<T>& p, uint32_t stage, const uint32_t (&at)[2], int step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t from = at + p.unit_at[step][i / 2] + i % 2 * rows_apart;
+      const uint32_t from = at[i % 2] + stage + p.unit_at[step][i / 2];
       if constexpr (kFetch == Fetch::kPairs) {
 #pragma unroll
         for (int j = 0; j < kWords; ++j) word_[i][j] = ptx::load_shared<uint32_t>(from + j * 4);
@@ -282,11 +293,11 @@ __device__ inline void keep(const uint32_t (&operand)[4]) {
   asm volatile("" ::"r"(operand[0]), "r"(operand[1]), "r"(operand[2]), "r"(operand[3]));
 }
 
-// The sums of a warpgroup. `pixel`: of the thread's first row, where its first pixel is in a stage.
+// The sums of a warpgroup. `pixel`: of the thread's two rows, where the first pixel is in a stage.
 template <typename T, int kKernel, Fetch kFetch, bool kOdd>
 __device__ inline void multiply(
-    const Params<T>& p, const Memory& memory, const Share& share, uint32_t pixel, int first_step,
-    float (&sum)[kKernels[kKernel].taps][kKernels[kKernel].k_blocks * 32]) {
+    const Params<T>& p, const Memory& memory, const Share& share, const uint32_t (&pixel)[2],
+    int first_step, float (&sum)[kKernels[kKernel].taps][kKernels[kKernel].k_blocks * 32]) {
   constexpr Kernel kKind = kKernels[kKernel];
   const uint64_t slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
   ptx::Turn turn;
@@ -294,9 +305,8 @@ __device__ inline void multiply(
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     ptx::wait(&memory.full[turn.stage], turn.parity);
     const uint32_t stage = turn.stage * p.stage_bytes;
-    const uint32_t x = pixel + stage;
     Fetched<T, kFetch, kOdd, kKind.taps> fetched;
-    if (first_step < p.steps) fetched.load(p, x, first_step);
+    if (first_step < p.steps) fetched.load(p, stage, pixel, first_step);
 #pragma unroll 1
     for (int step = first_step; step < p.steps; step += p.along_p) {
       uint32_t operand[kKind.taps][4];
@@ -309,7 +319,7 @@ __device__ inline void multiply(
       }
       ptx::commit_products();
       // The next operands are on their way while these are multiplied.
-      if (step + p.along_p < p.steps) fetched.load(p, x, step + p.along_p);
+      if (step + p.along_p < p.steps) fetched.load(p, stage, pixel, step + p.along_p);
       ptx::await_products<0>();
 #pragma unroll
       for (int tap = 0; tap < kKind.taps; ++tap) keep(operand[tap]);
@@ -356,12 +366,24 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   const int slack = Begin(p, Taps(p, share.chunk, kKind.taps).first).slack;
   constexpr int kSize = static_cast<int>(sizeof(T));
   constexpr int kPixels = kUnit<T> / 4;  // of a thread
-  const uint32_t pixel = ptx::shared_address(stages) + p.x_at + box_c * p.x_block +
-                         filter_row * p.dilation_h * p.x_row +
-                         (warp % 4 * 16 + lane / 4) * p.x_channel +
-                         (slack + lane % 4 * kPixels * p.stride_w) * kSize;
-  if (kFetch == Fetch::kPairs && slack % 2 != 0) {
-    multiply<T, kKernel, kFetch, true>(p, memory, share, pixel - kSize, first_step, sum);
+  const bool odd = kFetch == Fetch::kPairs && slack % 2 != 0;
+  uint32_t pixel[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = warp % 4 * 16 + lane / 4 + i * 8;
+    pixel[i] = ptx::shared_address(stages) + p.x_at +
+               (slack + lane % 4 * kPixels * p.stride_w) * kSize - (odd ? kSize : 0);
+    if (p.flat) {
+      int32_t rest = min(share.c + box_c * kBlock + row, p.group_C - 1);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) pixel[i] += p.by_flat[j].split(rest) * p.flat_bytes[j];
+      pixel[i] += rest * p.flat_bytes[2];
+    } else {
+      pixel[i] += box_c * p.x_block + filter_row * p.dilation_h * p.x_row + row * p.x_channel;
+    }
+  }
+  if (odd) {
+    multiply<T, kKernel, kFetch, kFetch == Fetch::kPairs>(p, memory, share, pixel, first_step, sum);
   } else {
     multiply<T, kKernel, kFetch, false>(p, memory, share, pixel, first_step, sum);
   }
