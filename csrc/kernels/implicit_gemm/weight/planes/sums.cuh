@@ -287,12 +287,6 @@ class Fetched {
   uint32_t word_[4][kWords];
 };
 
-// Keeps an operand's registers until here: products under way read them, which the compiler does
-// not heed.
-__device__ inline void keep(const uint32_t (&operand)[4]) {
-  asm volatile("" ::"r"(operand[0]), "r"(operand[1]), "r"(operand[2]), "r"(operand[3]));
-}
-
 // The sums of a warpgroup. `pixel`: of the thread's two rows, where the first pixel is in a stage.
 template <typename T, int kKernel, Fetch kFetch, bool kOdd>
 __device__ inline void multiply(
@@ -306,11 +300,17 @@ __device__ inline void multiply(
     ptx::wait(&memory.full[turn.stage], turn.parity);
     const uint32_t stage = turn.stage * p.stage_bytes;
     Fetched<T, kFetch, kOdd, kKind.taps> fetched;
-    if (first_step < p.steps) fetched.load(p, stage, pixel, first_step);
+    uint32_t operand[kKind.taps][4];
+    if (first_step < p.steps) {
+      fetched.load(p, stage, pixel, first_step);
+      fetched.join(operand);
+    }
 #pragma unroll 1
     for (int step = first_step; step < p.steps; step += p.along_p) {
-      uint32_t operand[kKind.taps][4];
-      fetched.join(operand);
+      // The next operands are on their way while these are multiplied. They are asked for first, so
+      // that they need registers of their own: the compiler takes those that products under way
+      // still read for free.
+      fetched.load(p, stage, pixel, min(step + p.along_p, p.steps - 1));
       ptx::begin_products();
 #pragma unroll
       for (int tap = 0; tap < kKind.taps; ++tap) {
@@ -318,11 +318,8 @@ __device__ inline void multiply(
             sum[tap], operand[tap], ptx::advance(slabs, stage + p.slab_at[step]), 1);
       }
       ptx::commit_products();
-      // The next operands are on their way while these are multiplied.
-      if (step + p.along_p < p.steps) fetched.load(p, stage, pixel, step + p.along_p);
       ptx::await_products<0>();
-#pragma unroll
-      for (int tap = 0; tap < kKind.taps; ++tap) keep(operand[tap]);
+      fetched.join(operand);
     }
     ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.stages);
