@@ -15,11 +15,29 @@ int64_t modulo(int64_t a, int64_t b) { return (a % b + b) % b; }
 // So that the eight channels that a warp reads at once are in different banks.
 int64_t odd_units(int64_t units) { return units | 1; }
 
-bool has_boxes(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t bytes) {
+// Whether rows of a tensor begin at multiples of so many bytes.
+bool begins_at(int64_t multiple, const Shape4& sizes, const Shape4& strides, bool aligned,
+               int64_t bytes) {
   const auto legal = [&](int i) {
-    return sizes[i] == 1 || (strides[i] > 0 && strides[i] * bytes % kUnitBytes == 0);
+    return sizes[i] == 1 || (strides[i] > 0 && strides[i] * bytes % multiple == 0);
   };
   return aligned && legal(0) && legal(1) && legal(2);
+}
+
+bool rows_begin_at(int64_t multiple, const ConvProblem& p) {
+  const int64_t bytes = element_size(p.dtype);
+  return begins_at(multiple, p.x_sizes(), p.x_strides, p.x_aligned, bytes) &&
+         begins_at(multiple, p.y_sizes(), p.y_strides, p.y_aligned, bytes);
+}
+
+// The bytes that threads can copy at a time: rows begin and end with whole ones.
+int vector_of(const ConvProblem& p) {
+  const int64_t bytes = element_size(p.dtype);
+  for (const int vector : {8, 4}) {
+    const bool ends = p.W * bytes % vector == 0 && p.Q * bytes % vector == 0;
+    if (ends && rows_begin_at(vector, p)) return vector;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -50,9 +68,7 @@ bool has_pairs(const ConvProblem& p, const Kernel& kind) {
 }
 
 bool is_boxed(const ConvProblem& p) {
-  const int64_t bytes = element_size(p.dtype);
-  return p.stride_h <= kMostStep && has_boxes(p.x_sizes(), p.x_strides, p.x_aligned, bytes) &&
-         has_boxes(p.y_sizes(), p.y_strides, p.y_aligned, bytes);
+  return p.stride_h <= kMostStep && rows_begin_at(kUnitBytes, p);
 }
 
 Step Tile::step(int number) const {
@@ -100,10 +116,12 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   const int64_t taps_h = t.flat ? p.R : t.filter_rows, taps_w = t.flat ? p.S : kind.taps;
   t.step_h = small(taps_h > 1 ? 1 : p.stride_h);
   t.row_step = small(taps_h > 1 ? p.stride_h : 1);
-  // A box begins at a whole unit, so that the first tap may be some pixels later.
+  // Rows begin at whole units of boxes, or vectors, so that the first tap may be some pixels later.
+  t.vector = t.boxed ? 0 : vector_of(p);
+  t.align = t.boxed ? t.unit : std::max(small(t.vector / bytes), 1);
   int64_t slack = 0;
-  for (int64_t s = 0; t.boxed && s < own.S; s += kind.taps) {
-    const int64_t first = modulo(s * p.dilation_w - p.pad_w, t.unit);
+  for (int64_t s = 0; s < own.S; s += kind.taps) {
+    const int64_t first = modulo(s * p.dilation_w - p.pad_w, t.align);
     slack = std::max(slack, first + first % 2);
   }
   const int64_t x_rows = (t.rows - 1) * int64_t{t.row_step} + (taps_h - 1) * p.dilation_h + 1;

@@ -67,13 +67,15 @@ struct Tile {
   int64_t splits = 1;
 
   // What follows from that.
-  int unit = 1;                               // pixels
-  int filter_rows = 1;                        // of a thread block
-  int chunks = 1;                             // of a filter row
-  int channels = kBlock;                      // of x that lie in shared memory together
-  int x_rows = 1, x_columns = 1;              // in shared memory
-  int row_step = 1;                           // rows there from an output row to the next
-  int step_h = 1;                             // rows of the image from one there to the next
+  int unit = 1;                   // pixels
+  int filter_rows = 1;            // of a thread block
+  int chunks = 1;                 // of a filter row
+  int vector = 0;                 // bytes that threads copy, 0 where pixels go through registers
+  int align = 1;                  // pixels: where a row may begin in shared memory
+  int channels = kBlock;          // of x that lie in shared memory together
+  int x_rows = 1, x_columns = 1;  // in shared memory
+  int row_step = 1;               // rows there from an output row to the next
+  int step_h = 1;                 // rows of the image from one there to the next
   int x_channel = 0, x_row = 0, x_image = 0;  // bytes from one to the next
   int64_t x_block = 0;                        // bytes of those channels
   int slabs = 1, full_slabs = 1;              // the others have fewer steps

@@ -96,10 +96,12 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.by_tiles_q = D(t.tiles_q);
   p.by_tiles_p = D(t.tiles_p);
   const int x_units = t.x_columns / t.unit;
-  p.by_x_inner = D(int64_t{t.images} * t.x_rows * x_units);
+  p.x_inner = t.images * t.x_rows * x_units;
+  p.y_inner = t.steps() * 2;
+  p.vector = t.vector;
+  p.align = t.align;
   p.by_x_units = D(x_units);
   p.by_x_rows = D(t.x_rows);
-  p.by_y_inner = D(t.steps() * 2);
   p.by_row_units = D(t.row_units());
   p.by_rows = D(t.rows);
 

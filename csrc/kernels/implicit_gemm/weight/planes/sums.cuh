@@ -5,6 +5,7 @@
 #include "kernels/implicit_gemm/weight/output.cuh"
 #include "kernels/implicit_gemm/weight/planes/geometry.h"
 #include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/copy.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"
@@ -32,9 +33,11 @@ struct Params : Output<T> {
   int N, H, W, P, Q;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   Divider<int32_t> by_tiles_q, by_tiles_p;
-  Divider<int32_t> by_x_inner, by_x_units, by_x_rows;  // of threads that load
-  Divider<int32_t> by_y_inner, by_row_units, by_rows;
+  // Of threads that load: how many places x and dy have in a tile.
+  int x_inner, y_inner, vector;
+  Divider<int32_t> by_x_units, by_x_rows, by_row_units, by_rows;
   bool boxed;
+  int align;  // pixels: where rows may begin in shared memory
   // Where rows of the instruction are channels and taps, three numbers count them: how many of the
   // first two there are, and bytes of x from one to the next of each.
   bool flat;
@@ -76,7 +79,7 @@ struct Begin {
   template <typename T>
   __device__ Begin(const Params<T>& p, int first_tap) {
     const int first = first_tap * p.dilation_w - p.pad_w;
-    column = p.boxed ? first & -kUnit<T> : first;
+    column = first & -p.align;
     slack = first - column;
   }
 };
@@ -121,6 +124,11 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
   }
 }
 
+__device__ inline uint4 round_all(uint4 v) {
+  return make_uint4(ptx::round_tf32(v.x), ptx::round_tf32(v.y), ptx::round_tf32(v.z),
+                    ptx::round_tf32(v.w));
+}
+
 // Sixteen bytes of pixels of a row that may begin anywhere. Those from `first` on, before `last`,
 // exist; the others are zeros.
 template <typename T>
@@ -131,7 +139,6 @@ __device__ inline uint4 load_unit(const T* at, int first, int last) {
     for (int i = 0; i < 4; ++i) {
       if (i >= first && i < last) {
         word[i] = __ldg(reinterpret_cast<const unsigned*>(at) + i);
-        word[i] = ptx::round_tf32(word[i]);
       }
     }
   } else {
@@ -150,33 +157,56 @@ __device__ inline uint4 load_unit(const T* at, int first, int last) {
       if (i * 2 + 1 < first || i * 2 + 1 >= last) word[i] &= 0xFFFF;
     }
   }
-  return make_uint4(word[0], word[1], word[2], word[3]);
+  const uint4 unit = make_uint4(word[0], word[1], word[2], word[3]);
+  return sizeof(T) == 4 ? round_all(unit) : unit;
 }
 
-// The same unit of channels, so many `apart`; `to` says where a channel's belongs.
-template <typename T, typename To>
+// The same unit of channels, so many `apart`; `to` says where a channel's belongs. kVector: bytes
+// that are inside the row or outside it together, and are copied; else pixels go through registers.
+// Where none is inside, `from` is any of the tensor.
+template <int kVector, typename T, typename To>
 __device__ inline void load_channels(const T* from, int first, int last, int64_t stride,
                                      int channel, int count, int apart, To to) {
-  constexpr int kBatch = 4;
+  if constexpr (kVector == 0) {
+    constexpr int kBatch = 4;
 #pragma unroll 1
-  for (; channel < count; channel += kBatch * apart) {
-    uint4 unit[kBatch];
+    for (; channel < count; channel += kBatch * apart) {
+      uint4 unit[kBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int own = channel + i * apart;
-      unit[i] = load_unit(from + own * stride, first, own < count ? last : 0);
+      for (int i = 0; i < kBatch; ++i) {
+        const int own = channel + i * apart;
+        unit[i] = load_unit(from + own * stride, first, own < count ? last : 0);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int own = channel + i * apart;
+        if (own < count) *reinterpret_cast<uint4*>(to(own)) = unit[i];
+      }
     }
+  } else {
+    constexpr int kCount = kUnitBytes / kVector;
+    constexpr int kPixels = kVector / static_cast<int>(sizeof(T));
+    int offset[kCount];
+    bool exists[kCount];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int own = channel + i * apart;
-      if (own < count) ptx::store_shared(to(own), unit[i]);
+    for (int i = 0; i < kCount; ++i) {
+      exists[i] = i * kPixels >= first && i * kPixels < last;
+      offset[i] = exists[i] ? i * kPixels : first < last ? first : 0;
+    }
+#pragma unroll 4
+    for (; channel < count; channel += apart) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        ptx::copy_async<kVector>(ptx::shared_address(to(channel) + i * kVector),
+                                 from + channel * stride + offset[i], exists[i]);
+      }
     }
   }
 }
 
 // Threads of their own load tensors that the copy engine can't. Each has a place in the image, or
 // some, and goes through the channels.
-template <typename T, int kKernel>
+template <typename T, int kKernel, int kVector>
 __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const Share& share,
                                  int thread) {
   constexpr Kernel kKind = kKernels[kKernel];
@@ -187,48 +217,57 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
   const T* const x = p.x + first_channel(p, share) * p.x_c;
   const int first_h = share.r * p.dilation_h - p.pad_h;
   const int first_w = Begin(p, Taps(p, share.chunk, kKind.taps).first).column;
-  // Calls it for each place of so many that is this thread's, with its channels.
-  const auto each_place = [&](const Divider<int32_t>& places, auto load) {
-    const int count = places.divisor();
-    if (count >= kLoaders) {
+  // Calls it for each of so many places that is this thread's, with its channels.
+  const auto each_place = [&](int count, auto load) {
 #pragma unroll 1
-      for (int i = thread; i < count; i += kLoaders) load(i, 0, 1);
-    } else {
-      int32_t channel = thread;
-      const int i = places.split(channel), apart = places.quotient(kLoaders);
-      if (channel < apart) load(i, channel, apart);
+    for (int done = 0; done < count; done += kLoaders) {
+      const int places = min(count - done, kLoaders), apart = kLoaders / places;
+      const int channel = thread / places;
+      if (channel < apart) load(done + thread % places, channel, apart);
     }
   };
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     const Origin at(p, tile);
-    const uint32_t stage = ptx::shared_address(memory.stages) + turn.stage * p.stage_bytes;
+    char* const stage = memory.stages + turn.stage * p.stage_bytes;
+    // Of dy, where a channel's unit belongs.
+    const auto in_slab = [&](int place, int k) {
+      return stage + place / kSlabUnits * p.slab_bytes + k * (kSlabUnits * kUnitBytes) +
+             (place ^ k) % kSlabUnits * kUnitBytes;
+    };
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    each_place(p.by_y_inner, [&](int place, int channel, int apart) {
+    each_place(p.y_inner, [&](int place, int channel, int apart) {
       int32_t rest = place;
       const int q = at.q + p.by_row_units.split(rest) * kUnit<T>;
       const int row = at.p + p.by_rows.split(rest), n = at.n + rest;
-      const bool exists = rest < p.images && n < p.N && row < p.P;
-      const T* from = y + n * p.y_n + row * p.y_p + q;
-      const uint32_t to = stage + place / kSlabUnits * p.slab_bytes;
-      load_channels(from, 0, exists ? min(kUnit<T>, p.Q - q) : 0, p.y_k, channel, channels_k, apart,
-                    [&](int k) {
-                      return to + k * (kSlabUnits * kUnitBytes) +
-                             ((place ^ k) % kSlabUnits) * kUnitBytes;
-                    });
+      const bool exists = rest < p.images && n < p.N && row < p.P && q < p.Q;
+      load_channels<kVector>(exists ? y + n * p.y_n + row * p.y_p + q : y, 0,
+                             exists ? min(kUnit<T>, p.Q - q) : 0, p.y_k, channel, channels_k, apart,
+                             [&](int k) { return in_slab(place, k); });
     });
-    each_place(p.by_x_inner, [&](int place, int channel, int apart) {
+    each_place(p.x_inner, [&](int place, int channel, int apart) {
       int32_t rest = place;
       const int w = at.q * p.stride_w + first_w + p.by_x_units.split(rest) * kUnit<T>;
       const int h = at.p * p.stride_h + first_h + p.by_x_rows.split(rest) * p.step_h;
       const int n = at.n + rest;
-      const bool exists = n < p.N && h >= 0 && h < p.H;
-      const T* from = x + n * p.x_n + h * p.x_h + w;
-      const uint32_t to = stage + p.x_at + place * kUnitBytes;
-      load_channels(from, max(0, -w), exists ? min(kUnit<T>, p.W - w) : 0, p.x_c, channel,
-                    channels_c, apart, [&](int c) { return to + c * p.x_channel; });
+      const bool exists = n < p.N && h >= 0 && h < p.H && w > -kUnit<T> && w < p.W;
+      load_channels<kVector>(
+          exists ? x + n * p.x_n + h * p.x_h + w : x, max(0, -w),
+          exists ? min(kUnit<T>, p.W - w) : 0, p.x_c, channel, channels_c, apart,
+          [&](int c) { return stage + p.x_at + place * kUnitBytes + c * p.x_channel; });
     });
+    if constexpr (kVector > 0) ptx::await_copies();
+    if constexpr (kVector > 0 && sizeof(T) == 4) {
+      // Tensor cores would cut dy.
+      each_place(p.y_inner, [&](int place, int channel, int apart) {
+#pragma unroll 4
+        for (; channel < channels_k; channel += apart) {
+          auto* unit = reinterpret_cast<uint4*>(in_slab(place, channel));
+          *unit = round_all(*unit);
+        }
+      });
+    }
     ptx::fence_shared_writes();
     ptx::arrive(&memory.full[turn.stage]);
     turn.advance(p.stages);
@@ -275,7 +314,8 @@ class Fetched {
                                 ? word_[i][first / 2]
                                 : __byte_perm(word_[i][first / 2], word_[i][first / 2 + 1], 0x5432);
         } else {
-          operand[tap][i] = word_[i][tap];
+          // Copies by threads do not round.
+          operand[tap][i] = kSize == 4 ? ptx::round_tf32(word_[i][tap]) : word_[i][tap];
         }
       }
     }
@@ -347,8 +387,14 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (warp >= kKind.warpgroups * 4) {
     ptx::give_registers<kKind.loader_registers>();
     if (!p.boxed) {
-      load_rows<T, kKernel>(p, memory, share,
-                            static_cast<int>(threadIdx.x) - kKind.warpgroups * 128);
+      const int thread = static_cast<int>(threadIdx.x) - kKind.warpgroups * 128;
+      if (p.vector == 8) {
+        load_rows<T, kKernel, 8>(p, memory, share, thread);
+      } else if (p.vector == 4) {
+        load_rows<T, kKernel, 4>(p, memory, share, thread);
+      } else {
+        load_rows<T, kKernel, 0>(p, memory, share, thread);
+      }
     } else if (warp == kKind.warpgroups * 4) {
       load_boxes<T, kKernel>(p, memory, share);
     }
