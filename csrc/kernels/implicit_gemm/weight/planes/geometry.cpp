@@ -40,6 +40,18 @@ int vector_of(const ConvProblem& p) {
   return 0;
 }
 
+// Whether channels of an image are one run of bytes, of any eight that begin with an eighth whole
+// 16 bytes.
+bool has_whole_images(const ConvProblem& p) {
+  const auto runs = [&](const Shape4& sizes, const Shape4& strides, bool aligned) {
+    const int64_t rows = sizes[2] * sizes[3];
+    return aligned && strides[1] == rows && (sizes[2] == 1 || strides[2] == sizes[3]) &&
+           (sizes[0] == 1 || strides[0] * element_size(p.dtype) % kUnitBytes == 0);
+  };
+  return p.group_C() % 8 == 0 && p.group_K() % 8 == 0 &&
+         runs(p.x_sizes(), p.x_strides, p.x_aligned) && runs(p.y_sizes(), p.y_strides, p.y_aligned);
+}
+
 }  // namespace
 
 ConvProblem as_one_row(ConvProblem p) {
@@ -95,6 +107,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   const Kernel& kind = t.kind();
   t.along_c = (variant & kAlongC) != 0 ? kind.warpgroups : 1;
   t.flat = (variant & kFlat) != 0;
+  t.staged = (variant & kStaged) != 0;
   t.along_p = (variant & kAlongP) != 0 ? kind.warpgroups : 1;
   t.rows = pixels[0];
   t.columns = pixels[1];
@@ -117,7 +130,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.step_h = small(taps_h > 1 ? 1 : p.stride_h);
   t.row_step = small(taps_h > 1 ? p.stride_h : 1);
   // Rows begin at whole units of boxes, or vectors, so that the first tap may be some pixels later.
-  t.vector = t.boxed ? 0 : vector_of(p);
+  t.vector = t.boxed || t.staged ? 0 : vector_of(p);
   t.align = t.boxed ? t.unit : std::max(small(t.vector / bytes), 1);
   int64_t slack = 0;
   for (int64_t s = 0; s < own.S; s += kind.taps) {
@@ -165,11 +178,16 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     t.full_slabs = steps / kSlabSteps;
     t.last_steps = steps % kSlabSteps;
   }
+  if (t.staged) {
+    if (t.boxed || t.flat || t.rows < p.P || t.columns < p.Q || !has_whole_images(p)) return t;
+    t.raw_x = round_up(t.images * int64_t{t.along_c} * kBlock * p.H * p.W * bytes, 128);
+    t.raw_y = round_up(t.images * int64_t{kind.k_blocks} * kBlock * p.P * p.Q * bytes, 128);
+  }
   if (t.steps() > kMostSteps || t.tiles() > INT32_MAX / 2) return t;
   t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
   t.stage_bytes =
       round_up(t.slabs * t.slab_bytes + (t.flat ? 1 : t.along_c) * t.x_block, kAlignment);
-  const int64_t stages = (shared_bytes - kBarrierBytes) / t.stage_bytes;
+  const int64_t stages = (shared_bytes - kBarrierBytes - t.raw_bytes()) / t.stage_bytes;
   t.stages = small(std::min<int64_t>(stages, kMostStages));
   return t;
 }
@@ -178,7 +196,9 @@ Tile tile_of(const ConvProblem& p, const ConvPlan& plan) {
   return make_tile(p, plan.variant_index & ~kPlanes, plan.tile, plan.splits, plan.shared_bytes);
 }
 
-int shared_bytes(const Tile& t) { return small(t.stages * t.stage_bytes) + kBarrierBytes; }
+int shared_bytes(const Tile& t) {
+  return small(t.stages * t.stage_bytes + t.raw_bytes()) + kBarrierBytes;
+}
 
 int64_t blocks_of(const ConvProblem& p, const Tile& t) {
   return p.groups * t.blocks_k * t.blocks_c * t.filter_sets * t.chunks;

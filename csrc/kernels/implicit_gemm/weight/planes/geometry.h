@@ -17,9 +17,10 @@
 namespace customconv::implicit_gemm::weight::planes {
 
 constexpr int kUnitBytes = 16;
-constexpr int kSlabUnits = 8;   // with the 128-byte swizzle
-constexpr int kSlabSteps = 4;   // of two units
-constexpr int kMostFlat = 16;   // channels beside which taps are rows
+constexpr int kSlabUnits = 8;  // with the 128-byte swizzle
+constexpr int kSlabSteps = 4;  // of two units
+constexpr int kMostFlat = 16;  // channels beside which taps are rows
+constexpr int kRawStages = 2;
 constexpr int kMostSteps = 64;  // of a tile
 
 // A warpgroup sums some taps of 64 input channels by `k_blocks` times 64 output channels.
@@ -47,8 +48,9 @@ constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 constexpr int kAlongC = 8;  // warpgroups are input channels, else rows of the filter
 constexpr int kBoxed = 16;  // the copy engine loads, else threads
 constexpr int kPlanes = 32;
-constexpr int kFlat = 128;   // rows of the instruction are channels and taps, few as they are
-constexpr int kAlongP = 64;  // warpgroups are steps: each is a split of its own
+constexpr int kFlat = 128;    // rows of the instruction are channels and taps, few as they are
+constexpr int kStaged = 256;  // whole images come as they are, and threads put them in order
+constexpr int kAlongP = 64;   // warpgroups are steps: each is a split of its own
 
 // A step of the instruction: a slab, the place of its first unit there, and which units of the
 // tile's rows they are. Where there is none dy is zeros, and the first unit stands in.
@@ -62,6 +64,7 @@ struct Tile {
   bool boxed = false;
   int along_c = 1;                        // warpgroups that have input channels of their own
   int images = 1, rows = 1, columns = 1;  // of output pixels; columns are whole units
+  bool staged = false;
   bool flat = false;
   int along_p = 1;  // warpgroups that share a tile's steps
   int64_t splits = 1;
@@ -81,6 +84,7 @@ struct Tile {
   int slabs = 1, full_slabs = 1;              // the others have fewer steps
   int last_steps = 0;
   int64_t slab_bytes = 0, stage_bytes = 0;
+  int64_t raw_x = 0, raw_y = 0;  // bytes of a tile's images as they are
   int stages = 0;
   int64_t tiles_n = 1, tiles_p = 1, tiles_q = 1;
   int64_t blocks_k = 1, blocks_c = 1, filter_sets = 1;  // thread blocks in each dimension
@@ -93,6 +97,7 @@ struct Tile {
   // A step's slab, and its first unit there.
   std::pair<int, int> place_of(int step) const;
   Step step(int number) const;
+  int64_t raw_bytes() const { return kRawStages * (raw_x + raw_y); }
   int64_t parts() const { return splits * along_p; }
   // Of a thread block, also of channels and taps that do not exist.
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }

@@ -100,6 +100,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.y_inner = t.steps() * 2;
   p.vector = t.vector;
   p.align = t.align;
+  p.staged = t.staged;
+  p.raw_y = narrowed(t.raw_y);
+  p.raw_bytes = narrowed(t.raw_x + t.raw_y);
+  p.raw_at = narrowed(t.stages * t.stage_bytes);
   p.by_x_units = D(x_units);
   p.by_x_rows = D(t.x_rows);
   p.by_row_units = D(t.row_units());

@@ -81,7 +81,7 @@ class Search {
   ConvPlan best() {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
       for (const int along : {0, kAlongC, kAlongP}) {
-        for (const int loader : {0, kBoxed}) {
+        for (const int loader : {0, kBoxed, kStaged}) {
           for (const int flat : {0, kFlat}) try_variant(kernel | along | loader | flat);
         }
       }

@@ -36,8 +36,9 @@ struct Params : Output<T> {
   // Of threads that load: how many places x and dy have in a tile.
   int x_inner, y_inner, vector;
   Divider<int32_t> by_x_units, by_x_rows, by_row_units, by_rows;
-  bool boxed;
-  int align;  // pixels: where rows may begin in shared memory
+  bool boxed, staged;
+  int raw_at, raw_bytes, raw_y;  // where images lie as they are, x behind dy
+  int align;                     // pixels: where rows may begin in shared memory
   // Where rows of the instruction are channels and taps, three numbers count them: how many of the
   // first two there are, and bytes of x from one to the next of each.
   bool flat;
@@ -53,11 +54,13 @@ struct Memory {
   template <typename T>
   __device__ Memory(const Params<T>& p, char* memory)
       : stages(memory),
-        full(reinterpret_cast<ptx::Barrier*>(memory + p.stages * p.stage_bytes)),
-        empty(full + kMostStages) {}
+        raw(memory + p.raw_at),
+        full(reinterpret_cast<ptx::Barrier*>(raw + kRawStages * p.raw_bytes)),
+        empty(full + kMostStages),
+        raw_full(empty + kMostStages) {}
 
-  char* stages;
-  ptx::Barrier *full, *empty;
+  char *stages, *raw;
+  ptx::Barrier *full, *empty, *raw_full;
 };
 
 // A tile's first pixel.
@@ -138,17 +141,17 @@ __device__ inline uint4 load_unit(const T* at, int first, int last) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i >= first && i < last) {
-        word[i] = __ldg(reinterpret_cast<const unsigned*>(at) + i);
+        word[i] = reinterpret_cast<const uint32_t*>(at)[i];
       }
     }
   } else {
     // Words that are aligned and hold such a pixel; they are shifted by half of one.
     const int shift = static_cast<int>(reinterpret_cast<uint64_t>(at) >> 1 & 1);
-    const auto* words = reinterpret_cast<const unsigned*>(at - shift);
+    const auto* words = reinterpret_cast<const uint32_t*>(at - shift);
 #pragma unroll
     for (int i = 0; i < 5; ++i) {
       const int pixel = i * 2 - shift;
-      if (max(pixel, first) < min(pixel + 2, last)) word[i] = __ldg(words + i);
+      if (max(pixel, first) < min(pixel + 2, last)) word[i] = words[i];
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -204,17 +207,18 @@ __device__ inline void load_channels(const T* from, int first, int last, int64_t
   }
 }
 
-// Threads of their own load tensors that the copy engine can't. Each has a place in the image, or
-// some, and goes through the channels.
-template <typename T, int kKernel, int kVector>
+// Threads of their own load tensors that the copy engine can't cut into boxes. Each has a place in
+// the image, or some, and goes through the channels. kStaged: whole images are brought as they are,
+// two tiles at a time, and loaded from there.
+template <typename T, int kKernel, int kVector, bool kStaged>
 __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const Share& share,
                                  int thread) {
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kLoaders = kKind.loaders;
   const int channels_k = min(p.group_K - share.k, kKind.k_blocks * kBlock);
   const int channels_c = p.flat ? p.channels : min(p.group_C - share.c, share.boxes_c * kBlock);
-  const T* const y = p.y + (share.group * p.group_K + share.k) * p.y_k;
-  const T* const x = p.x + first_channel(p, share) * p.x_c;
+  const T* const all_y = p.y + (share.group * p.group_K + share.k) * p.y_k;
+  const T* const all_x = p.x + first_channel(p, share) * p.x_c;
   const int first_h = share.r * p.dilation_h - p.pad_h;
   const int first_w = Begin(p, Taps(p, share.chunk, kKind.taps).first).column;
   // Calls it for each of so many places that is this thread's, with its channels.
@@ -226,11 +230,36 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
       if (channel < apart) load(done + thread % places, channel, apart);
     }
   };
-  ptx::Turn turn;
+  const int64_t image_y = kStaged ? channels_k * p.y_k : p.y_n;
+  const int64_t image_x = kStaged ? channels_c * p.x_c : p.x_n;
+  const auto raw_of = [&](int turn) { return memory.raw + turn * p.raw_bytes; };
+  const auto bring = [&](int tile, int turn) {
+    if (thread > 0 || tile >= p.tiles) return;
+    const int n = tile * p.images, images = min(p.images, p.N - n);
+    const int bytes_y = static_cast<int>(image_y * sizeof(T));
+    const int bytes_x = static_cast<int>(image_x * sizeof(T));
+    ptx::Barrier* full = &memory.raw_full[turn];
+    ptx::arrive_expecting(full, images * (bytes_y + bytes_x));
+#pragma unroll 1
+    for (int i = 0; i < images; ++i) {
+      ptx::copy_bytes(raw_of(turn) + i * bytes_y, all_y + (n + i) * p.y_n, bytes_y, full);
+      ptx::copy_bytes(raw_of(turn) + p.raw_y + i * bytes_x, all_x + (n + i) * p.x_n, bytes_x, full);
+    }
+  };
+  if constexpr (kStaged) {
+    bring(share.split, 0);
+    bring(share.split + p.splits, 1);
+  }
+  ptx::Turn turn, raw;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     const Origin at(p, tile);
     char* const stage = memory.stages + turn.stage * p.stage_bytes;
+    if constexpr (kStaged) ptx::wait(&memory.raw_full[raw.stage], raw.parity);
+    const T* const y =
+        kStaged ? reinterpret_cast<const T*>(raw_of(raw.stage)) : all_y + at.n * p.y_n;
+    const T* const x =
+        kStaged ? reinterpret_cast<const T*>(raw_of(raw.stage) + p.raw_y) : all_x + at.n * p.x_n;
     // Of dy, where a channel's unit belongs.
     const auto in_slab = [&](int place, int k) {
       return stage + place / kSlabUnits * p.slab_bytes + k * (kSlabUnits * kUnitBytes) +
@@ -240,9 +269,9 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
     each_place(p.y_inner, [&](int place, int channel, int apart) {
       int32_t rest = place;
       const int q = at.q + p.by_row_units.split(rest) * kUnit<T>;
-      const int row = at.p + p.by_rows.split(rest), n = at.n + rest;
-      const bool exists = rest < p.images && n < p.N && row < p.P && q < p.Q;
-      load_channels<kVector>(exists ? y + n * p.y_n + row * p.y_p + q : y, 0,
+      const int row = at.p + p.by_rows.split(rest);
+      const bool exists = rest < p.images && at.n + rest < p.N && row < p.P && q < p.Q;
+      load_channels<kVector>(exists ? y + rest * image_y + row * p.y_p + q : y, 0,
                              exists ? min(kUnit<T>, p.Q - q) : 0, p.y_k, channel, channels_k, apart,
                              [&](int k) { return in_slab(place, k); });
     });
@@ -250,10 +279,9 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
       int32_t rest = place;
       const int w = at.q * p.stride_w + first_w + p.by_x_units.split(rest) * kUnit<T>;
       const int h = at.p * p.stride_h + first_h + p.by_x_rows.split(rest) * p.step_h;
-      const int n = at.n + rest;
-      const bool exists = n < p.N && h >= 0 && h < p.H && w > -kUnit<T> && w < p.W;
+      const bool exists = at.n + rest < p.N && h >= 0 && h < p.H && w > -kUnit<T> && w < p.W;
       load_channels<kVector>(
-          exists ? x + n * p.x_n + h * p.x_h + w : x, max(0, -w),
+          exists ? x + rest * image_x + h * p.x_h + w : x, max(0, -w),
           exists ? min(kUnit<T>, p.W - w) : 0, p.x_c, channel, channels_c, apart,
           [&](int c) { return stage + p.x_at + place * kUnitBytes + c * p.x_channel; });
     });
@@ -271,6 +299,11 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
     ptx::fence_shared_writes();
     ptx::arrive(&memory.full[turn.stage]);
     turn.advance(p.stages);
+    if constexpr (kStaged) {
+      ptx::sync_threads<kLoaders>(1);  // all have read the images
+      bring(tile + kRawStages * p.splits, raw.stage);
+      raw.advance(kRawStages);
+    }
   }
 }
 
@@ -381,6 +414,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (threadIdx.x < kMostStages) {
     ptx::init_barrier(&memory.full[threadIdx.x], p.boxed ? 1 : kKind.loaders);
     ptx::init_barrier(&memory.empty[threadIdx.x], p.along_p * share.boxes_c * share.boxes_r * 128);
+    if (threadIdx.x < kRawStages) ptx::init_barrier(&memory.raw_full[threadIdx.x], 1);
     ptx::fence_barrier_init();
   }
   __syncthreads();
@@ -388,12 +422,14 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     ptx::give_registers<kKind.loader_registers>();
     if (!p.boxed) {
       const int thread = static_cast<int>(threadIdx.x) - kKind.warpgroups * 128;
-      if (p.vector == 8) {
-        load_rows<T, kKernel, 8>(p, memory, share, thread);
+      if (p.staged) {
+        load_rows<T, kKernel, 0, true>(p, memory, share, thread);
+      } else if (p.vector == 8) {
+        load_rows<T, kKernel, 8, false>(p, memory, share, thread);
       } else if (p.vector == 4) {
-        load_rows<T, kKernel, 4>(p, memory, share, thread);
+        load_rows<T, kKernel, 4, false>(p, memory, share, thread);
       } else {
-        load_rows<T, kKernel, 0>(p, memory, share, thread);
+        load_rows<T, kKernel, 0, false>(p, memory, share, thread);
       }
     } else if (warp == kKind.warpgroups * 4) {
       load_boxes<T, kKernel>(p, memory, share);
