@@ -11,13 +11,16 @@ namespace customconv::implicit_gemm::weight::planes {
 
 namespace {
 
-constexpr double kEfficiency = 0.85;     // of the tensor cores' rate
-constexpr double kSharedBytes = 128;     // a clock
-constexpr double kFetchClocks = 130;     // of a warpgroup, from a step's products to the next
-constexpr double kL2BytesPerClock = 36;  // to a multiprocessor, while all load
-constexpr double kUnitClocks = 0.9;      // of threads that load, for 16 bytes
-constexpr double kTileClocks = 300;      // to change stages
-constexpr double kBeginClocks = 2000;    // until the first products
+constexpr double kEfficiency = 0.85;   // of the tensor cores' rate
+constexpr double kSharedBytes = 128;   // a clock
+constexpr double kFetchClocks = 130;   // of a warpgroup, from a step's products to the next
+constexpr double kLineClocks = 4.8;    // of the copy engine, for 128 bytes of a row
+constexpr double kMoreLines = 0.75;    // of a row, that does not begin with one
+constexpr double kCopyClocks = 6;      // of a thread, to start a copy
+constexpr double kOrderClocks = 60;    // to put a unit in order
+constexpr double kLoadClocks = 250;    // to load one through registers
+constexpr double kTileClocks = 300;    // to change stages
+constexpr double kBeginClocks = 2000;  // until the first products
 constexpr double kStoreBytesPerClock = 15;
 constexpr double kPartsBytesPerClock = 2850;  // of the whole GPU, read and added up
 constexpr double kLaunchMs = 0.0067;
@@ -37,6 +40,39 @@ struct Choice {
   double ms;
 };
 
+// Lines of 128 bytes that so many rows of a box touch.
+double lines_of(int64_t rows, int64_t bytes) {
+  return static_cast<double>(rows) * (static_cast<double>(bytes) / 128 + kMoreLines);
+}
+
+// Units that the busiest of the threads that load has, of so many places and channels.
+double rounds_of(int64_t places, int64_t channels, int64_t threads) {
+  const int64_t rest = places % threads;
+  const int64_t more = rest == 0 ? 0 : ceil_divide(channels, threads / rest);
+  return static_cast<double>(places / threads * channels + more);
+}
+
+// Clocks until a tile is in shared memory.
+double load_clocks(const ConvProblem& p, const Tile& t) {
+  const int64_t bytes = element_size(p.dtype);
+  const int64_t channels_c = int64_t{t.channels} * (t.flat ? 1 : t.along_c);
+  const int64_t channels_k = int64_t{t.kind().k_blocks} * kBlock;
+  const int64_t x_rows = int64_t{t.images} * t.x_rows;
+  if (t.boxed) {
+    const int64_t across = ceil_divide(t.row_units(), kSlabUnits);
+    const int64_t slab = std::min<int64_t>(kSlabUnits * t.unit, p.Q) * bytes;
+    return kLineClocks *
+           (lines_of(channels_c * x_rows, std::min<int64_t>(t.x_columns, p.W) * bytes) +
+            lines_of(channels_k * t.images * t.rows * across, slab));
+  }
+  const int threads = t.kind().loaders;
+  const double rounds = rounds_of(x_rows * t.x_columns / t.unit, channels_c, threads) +
+                        rounds_of(t.steps() * 2, channels_k, threads);
+  return rounds * (t.staged        ? kOrderClocks
+                   : t.vector == 0 ? kLoadClocks
+                                   : kCopyClocks * kUnitBytes / t.vector);
+}
+
 double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const Kernel& kind = t.kind();
   // Warpgroups that have channels, or rows of the filter.
@@ -55,10 +91,8 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double bytes = kind.blocks() * kBlockBytes + 16 * words * conflicts * kWarpWord;
   const double clocks = std::max(
       {products * busy / kEfficiency, bytes * busy / kSharedBytes, products + kFetchClocks});
-  const auto stage = static_cast<double>(t.stage_bytes);
-  const double load =
-      t.boxed ? stage / kL2BytesPerClock : stage / kUnitBytes * kUnitClocks * 256 / kind.loaders;
-  const double tile = std::max(ceil_divide(t.steps(), t.along_p) * clocks, load) + kTileClocks;
+  const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
+  const double tile = std::max(steps * clocks, load_clocks(p, t)) + kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
   const double store = sums * (is_direct(p, t) ? 8 : 4) / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));

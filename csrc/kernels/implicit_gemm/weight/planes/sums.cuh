@@ -170,15 +170,16 @@ __device__ inline uint4 load_unit(const T* at, int first, int last) {
 template <int kVector, typename T, typename To>
 __device__ inline void load_channels(const T* from, int first, int last, int64_t stride,
                                      int channel, int count, int apart, To to) {
+  from += channel * stride;
+  const int64_t step = apart * stride;
   if constexpr (kVector == 0) {
     constexpr int kBatch = 4;
 #pragma unroll 1
-    for (; channel < count; channel += kBatch * apart) {
+    for (; channel < count; channel += kBatch * apart, from += kBatch * step) {
       uint4 unit[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int own = channel + i * apart;
-        unit[i] = load_unit(from + own * stride, first, own < count ? last : 0);
+        unit[i] = load_unit(from + i * step, first, channel + i * apart < count ? last : 0);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -197,11 +198,11 @@ __device__ inline void load_channels(const T* from, int first, int last, int64_t
       offset[i] = exists[i] ? i * kPixels : first < last ? first : 0;
     }
 #pragma unroll 4
-    for (; channel < count; channel += apart) {
+    for (; channel < count; channel += apart, from += step) {
+      const uint32_t unit = ptx::shared_address(to(channel));
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        ptx::copy_async<kVector>(ptx::shared_address(to(channel) + i * kVector),
-                                 from + channel * stride + offset[i], exists[i]);
+        ptx::copy_async<kVector>(unit + i * kVector, from + offset[i], exists[i]);
       }
     }
   }
@@ -263,7 +264,7 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
     // Of dy, where a channel's unit belongs.
     const auto in_slab = [&](int place, int k) {
       return stage + place / kSlabUnits * p.slab_bytes + k * (kSlabUnits * kUnitBytes) +
-             (place ^ k) % kSlabUnits * kUnitBytes;
+             ((place ^ k) & (kSlabUnits - 1)) * kUnitBytes;
     };
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
     each_place(p.y_inner, [&](int place, int channel, int apart) {
