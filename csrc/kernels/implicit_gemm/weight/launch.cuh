@@ -72,7 +72,6 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.along_rows = t.along_k;
   p.filter_rows = t.filter_rows;
   p.channel_blocks = t.channel_blocks;
-  p.by_taps = t.by_taps;
   p.tap_apart = t.tap_apart;
   p.class_chunks = t.class_chunks;
   p.images = t.images;

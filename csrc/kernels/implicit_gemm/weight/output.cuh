@@ -12,7 +12,6 @@ namespace customconv::implicit_gemm::weight {
 template <typename T>
 struct Output {
   bool rows_are_c;     // rows are input channels
-  bool by_taps;        // blocks of columns are taps, else channels
   int along_rows;      // warpgroups that have rows of their own, else rows of the filter
   int filter_rows;     // of a thread block
   int channel_blocks;  // of columns
@@ -68,17 +67,17 @@ struct Spot {
   int k, c, r, s;
   bool exists;
 
-  // `first`: blocks of columns of a chunk; `chunks`: of a thread block, two or one.
+  // `first`: taps of a chunk, or blocks of columns; `chunks`: of a thread block, two or one.
   template <typename T>
   __device__ Spot(const Output<T>& p, const Share& share, int first, int chunks, int warp, int lane,
                   int i) {
     const int warpgroup = warp / 4, block = i / 8;
     const int box = p.along_rows > 1 ? warpgroup : 0, filter_row = p.along_rows > 1 ? 0 : warpgroup;
-    const int chunk = block < first ? 0 : 1, place = block - chunk * first;
+    const int chunk = chunks > 1 && block >= first ? 1 : 0, place = block - chunk * first;
     const Taps taps(p, chunks > 1 ? chunk : share.chunk, first);
-    const int tap = p.by_taps ? place : 0;
+    const int tap = place / p.channel_blocks;
     const int row = box * kBlock + warp % 4 * 16 + lane / 4;
-    const int column = (p.by_taps ? 0 : place * kBlock) + i % 8 * 8 + lane % 4 * 2;
+    const int column = place % p.channel_blocks * kBlock + i % 8 * 8 + lane % 4 * 2;
     k = share.k + (p.rows_are_c ? column : row);
     c = share.c + (p.rows_are_c ? row : column);
     r = share.r + filter_row;

@@ -115,6 +115,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.splits = splits;
   const int64_t bytes = element_size(p.dtype);
   t.unit = small(kUnitBytes / bytes);
+  if (!t.boxed && !kind.has_threads()) return t;
   if (t.columns % t.unit != 0 || (t.boxed && !is_boxed(p))) return t;
 
   const bool dense = dense_layout(p.w_sizes(), p.w_strides) != Layout::kOther;

@@ -31,16 +31,18 @@ struct Kernel {
   int loaders;                           // threads
   int math_registers, loader_registers;  // of a thread
 
+  constexpr bool has_threads() const { return loader_registers > 40; }  // that load rows
   constexpr int blocks() const { return taps * k_blocks; }
   constexpr int threads() const { return warpgroups * 128 + loaders; }
 };
 
 inline constexpr Kernel kKernels[] = {
     {"planes, 3 x 3 taps", 3, 3, 1, 128, 152, 56},  // three rows of a filter share what is loaded
-    {"planes, 3 x 64", 3, 1, 1, 128, 152, 56},      // for few channels, beside their taps
-    {"planes, 2 x 256", 2, 1, 4, 128, 216, 72},     // the most products of a single tap
-    {"planes, 2 x 128", 2, 1, 2, 256, 200, 56},     // fewer output channels
-    {"planes, 2 x 64", 2, 1, 1, 256, 200, 56},      // fewest
+    {"planes, 2 x 3 taps by 128", 2, 3, 2, 128, 232, 40},  // of a tap more products, boxes only
+    {"planes, 3 x 64", 3, 1, 1, 128, 152, 56},             // for few channels, beside their taps
+    {"planes, 2 x 256", 2, 1, 4, 128, 216, 72},            // the most products of a single tap
+    {"planes, 2 x 128", 2, 1, 2, 256, 200, 56},            // fewer output channels
+    {"planes, 2 x 64", 2, 1, 1, 256, 200, 56},             // fewest
 };
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 

@@ -113,12 +113,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.channels = t.channels;
   const ConvProblem rows = rows_of(problem, t.flat);
   p.rows_are_c = true;
-  p.by_taps = t.kind().taps > 1;
   p.along_rows = t.along_c;
   p.filter_rows = t.filter_rows;
   p.channel_blocks = t.kind().k_blocks;
-  p.tap_apart = p.by_taps ? 1 : narrowed(rows.S);
-  p.class_chunks = p.by_taps ? t.chunks : 1;
+  p.tap_apart = t.kind().taps > 1 ? 1 : narrowed(rows.S);
+  p.class_chunks = t.kind().taps > 1 ? t.chunks : 1;
   p.R = narrowed(rows.R);
   p.S = narrowed(rows.S);
   p.group_C = narrowed(rows.group_C());
@@ -150,11 +149,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const bool direct = is_direct(problem, t);
   p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
 
-  static_assert(kKernelCount == 5);
+  static_assert(kKernelCount == 6);
   const bool pairs = !t.flat && has_pairs(problem, t.kind());
   void (*const kTable[])(Params<T>) = {kernel_of<T, 0>(pairs), kernel_of<T, 1>(pairs),
                                        kernel_of<T, 2>(pairs), kernel_of<T, 3>(pairs),
-                                       kernel_of<T, 4>(pairs)};
+                                       kernel_of<T, 4>(pairs), kernel_of<T, 5>(pairs)};
   start("implicit_gemm: the weight gradient of planes",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kTable[t.kernel], p);
   if (direct) return;
@@ -162,7 +161,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.sums = p;
   parts.sums.splits = narrowed(t.parts());
   parts.count = narrowed(blocks_of(problem, t) * t.sums() / t.along_p / 4);
-  parts.first = t.kind().blocks();
+  parts.first = t.kind().taps;
   parts.chunks = 1;
   parts.by_columns = D(t.kind().blocks());
   parts.by_warps = D(t.kind().warpgroups / t.along_p * 4);

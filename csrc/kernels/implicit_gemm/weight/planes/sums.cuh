@@ -421,8 +421,10 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   __syncthreads();
   if (warp >= kKind.warpgroups * 4) {
     ptx::give_registers<kKind.loader_registers>();
-    if (!p.boxed) {
-      const int thread = static_cast<int>(threadIdx.x) - kKind.warpgroups * 128;
+    const int thread = static_cast<int>(threadIdx.x) - kKind.warpgroups * 128;
+    if (p.boxed) {
+      if (thread < 32) load_boxes<T, kKernel>(p, memory, share);
+    } else if constexpr (kKind.has_threads()) {
       if (p.staged) {
         load_rows<T, kKernel, 0, true>(p, memory, share, thread);
       } else if (p.vector == 8) {
@@ -432,8 +434,6 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
       } else {
         load_rows<T, kKernel, 0, false>(p, memory, share, thread);
       }
-    } else if (warp == kKind.warpgroups * 4) {
-      load_boxes<T, kKernel>(p, memory, share);
     }
     return;
   }
@@ -475,7 +475,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const float* own = sums_of(i);
-      const Spot at(p, share, kKind.blocks(), 1, warp, lane, i);
+      const Spot at(p, share, kKind.taps, 1, warp, lane, i);
       if (at.exists) store(p, share, at, {own[0], own[1], own[2], own[3]});
     }
     return;
