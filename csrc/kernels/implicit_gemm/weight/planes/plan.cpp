@@ -11,21 +11,21 @@ namespace customconv::implicit_gemm::weight::planes {
 
 namespace {
 
-constexpr double kEfficiency = 0.85;   // of the tensor cores' rate
+constexpr double kEfficiency = 0.7;    // of the tensor cores' rate
 constexpr double kSharedBytes = 128;   // a clock
-constexpr double kFetchClocks = 130;   // of a warpgroup, from a step's products to the next
-constexpr double kLineClocks = 4.8;    // of the copy engine, for 128 bytes of a row
-constexpr double kMoreLines = 0.75;    // of a row, that does not begin with one
-constexpr double kCopyClocks = 6;      // of a thread, to start a copy
+constexpr double kFetchClocks = 170;   // of a warpgroup, from a step's products to the next
+constexpr double kLineClocks = 3.8;    // of the copy engine, for 128 bytes of a row
+constexpr double kMoreLines = 1;       // of a row, that does not begin with one
+constexpr double kCopyClocks = 16;     // of a thread, to start a copy
 constexpr double kOrderClocks = 60;    // to put a unit in order
 constexpr double kLoadClocks = 250;    // to load one through registers
-constexpr double kTileClocks = 300;    // to change stages
-constexpr double kBeginClocks = 2000;  // until the first products
-constexpr double kStoreBytesPerClock = 15;
-constexpr double kPartsBytesPerClock = 2850;  // of the whole GPU, read and added up
-constexpr double kLaunchMs = 0.0067;
-constexpr double kNextMs = 0.0022;  // of the kernel that adds up parts
-constexpr double kBandwidthShare = 0.7;
+constexpr double kTileClocks = 150;    // to change stages
+constexpr double kBeginClocks = 1100;  // until the first products
+constexpr double kStoreBytesPerClock = 7.7;
+constexpr double kPartsBytesPerClock = 3800;  // of the whole GPU, read and added up
+constexpr double kLaunchMs = 0.0074;
+constexpr double kNextMs = 0.0032;  // of the kernel that adds up parts
+constexpr double kBandwidthShare = 0.735;
 
 constexpr int kMostPixels = 512;  // of a tile
 constexpr int kLeastStages = 2;
