@@ -16,6 +16,9 @@ struct Parts {
   int count;          // of a part, four sums at a time
   int first, chunks;  // of columns: see Spot
   Divider<int32_t> by_columns, by_warps;
+  // Where rows are input channels: taps of a chunk, warpgroups that are rows of the filter, blocks
+  // of output channels and warpgroups that are not.
+  Divider<int32_t> by_taps, by_filter_rows, by_channel_blocks, by_warpgroups;
   bool exact;  // else what follows is needed
   bool flat;   // input channels are channels and taps, in the order of the weight in memory
   const T *x, *y;
@@ -71,14 +74,28 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   __shared__ float4 shares[kSharers][kSums];
   const int sharer = static_cast<int>(threadIdx.x) / kSums;
   const int own = static_cast<int>(threadIdx.x) % kSums;
-  // Neighbours store neighbours: of rows of output channels, four lanes of eight vectors.
   int32_t rest = static_cast<int32_t>(blockIdx.x) * kSums + own;
   const bool is_part = rest < p.count;
-  const bool natural = p.sums.rows_are_c;
-  const int lane = natural ? rest % 32 : rest / 32 % 8 * 4 + rest % 4;
-  const int vector = natural ? rest / 32 % 8 : rest / 4 % 8;
-  rest /= 256;
-  const int columns = p.by_columns.split(rest), warp = p.by_warps.split(rest);
+  int lane, vector, columns, warp;
+  // Neighbours store neighbours.
+  if (p.sums.rows_are_c) {
+    // The taps of an input channel, then the next channels.
+    columns = p.by_taps.split(rest) * p.sums.channel_blocks;
+    warp = p.by_filter_rows.split(rest) * 4;
+    lane = rest % 8 * 4 + rest / 8 % 4;
+    warp += rest / 32 % 4;
+    vector = rest / 128 % 8;
+    rest /= 1024;
+    columns += p.by_channel_blocks.split(rest);
+    warp += p.by_warpgroups.split(rest) * 4;
+  } else {
+    // A row's channels: four lanes of eight vectors.
+    lane = rest / 32 % 8 * 4 + rest % 4;
+    vector = rest / 4 % 8;
+    rest /= 256;
+    columns = p.by_columns.split(rest);
+    warp = p.by_warps.split(rest);
+  }
   const int number =
       (((rest * p.by_warps.divisor() + warp) * p.by_columns.divisor() + columns) * 8 + vector) *
           32 +

@@ -157,6 +157,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   start("implicit_gemm: the weight gradient of planes",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kTable[t.kernel], p);
   if (direct) return;
+  const int warpgroups = t.kind().warpgroups / t.along_p;
   Parts<T> parts{};
   parts.sums = p;
   parts.sums.splits = narrowed(t.parts());
@@ -164,8 +165,12 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.first = t.kind().taps;
   parts.chunks = 1;
   parts.by_columns = D(t.kind().blocks());
-  parts.by_warps = D(t.kind().warpgroups / t.along_p * 4);
+  parts.by_warps = D(warpgroups * 4);
   parts.flat = t.flat;
+  parts.by_taps = D(t.kind().taps);
+  parts.by_filter_rows = D(t.along_c > 1 ? 1 : warpgroups);
+  parts.by_channel_blocks = D(t.kind().k_blocks);
+  parts.by_warpgroups = D(t.along_c > 1 ? warpgroups : 1);
   parts.exact = is_exact(problem, t);
   add_up(problem, parts, operands.x, operands.y, context.stream);
 }
