@@ -38,28 +38,33 @@ PROBLEMS = {
     "pointwise_odd": case((3, 64, 7, 7), (68, 64, 1, 1)),
     "groups_of_12": case((2, 24, 9, 11), (40, 12, 3, 3), padding=1, groups=2),
     "stem": case((3, 3, 40, 48), (64, 3, 7, 7), stride=2, padding=3),
-    "few": case((2, 3, 19, 32), (72, 3, 3, 3), padding=1),
+    "few_whole": case((2, 3, 19, 32), (72, 3, 3, 3), padding=1),
     "few_images": case((20, 1, 9, 16), (24, 1, 5, 4), padding=(2, 1)),
-    "few_far": case((2, 5, 33, 32), (64, 5, 3, 4), stride=(3, 2), padding=2, dilation=(2, 1)),
+    "few_dilated": case((2, 5, 33, 32), (64, 5, 3, 4), stride=(3, 2), padding=2, dilation=(2, 1)),
+    "few": case((2, 3, 30, 32), (72, 3, 7, 7), stride=2, padding=3),
+    "few_narrow": case((3, 3, 16, 24), (24, 3, 3, 3), padding=1),
+    "few_far": case((1, 2, 60, 64), (16, 1, 11, 11), stride=4, padding=2, groups=2),
+    "rows_of_28": case((3, 64, 28, 28), (64, 64, 3, 3), padding=1),
+    "rows_of_56": case((1, 70, 10, 56), (130, 70, 3, 3), padding=1),
+    "one": case((2, 1, 9, 10), (1, 1, 2, 2)),
     "groups_of_40": case((2, 120, 9, 11), (72, 40, 3, 3), padding=1, groups=3),
 }  # fmt: skip
 # For NaN: tiles that go on behind the image, and groups.
 REACHES = {
     name: PROBLEMS[name]
-    for name in ("stem", "few_far", "3x3_small", "3x3_tails", "strided_odd", "strided_5x5",
-                 "groups_of_40", "pointwise_padded")
+    for name in ("3x3_small", "3x3_tails", "strided_odd", "strided_5x5", "groups_of_40",
+                 "pointwise_padded", "few", "rows_of_56", "stem", "few_dilated")
 }  # fmt: skip
 
 
 def kernels() -> set[str]:
-    """The names in geometry.h and registers/geometry.h."""
-    found: set[str] = set()
-    for name in ("geometry.h", "registers/geometry.h"):
-        text = (FOLDER / name).read_text()
-        body = re.search(r"kKernels\[\] = \{(.*?)\n\};", text, re.DOTALL)
+    """The names in the tables, of channels-last tensors and of planes."""
+    names = set()
+    for path in FOLDER.rglob("geometry.h"):
+        body = re.search(r"kKernels\[\] = \{(.*?)\n\};", path.read_text(), re.DOTALL)
         assert body is not None
-        found |= set(re.findall(r'\{"([^"]+)", \d', body[1]))
-    return found
+        names |= set(re.findall(r'\{"([^"]+)", \d', body[1]))
+    return names
 
 
 @pytest.mark.gpu
@@ -79,4 +84,4 @@ def test_nan_reaches_what_its_taps_meet(operand, value, dtype):
 
 
 def test_kernels_are_read():
-    assert len(kernels()) == 15
+    assert len(kernels()) == 21

@@ -9,7 +9,6 @@ namespace customconv::implicit_gemm::weight {
 template <typename T>
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context);
-// In TF32.
 template <>
 void launch<float>(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
                    const LaunchContext& context);

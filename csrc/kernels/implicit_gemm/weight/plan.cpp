@@ -178,9 +178,7 @@ bool goes_through_registers(const ConvProblem& p, const DeviceProperties& d) {
   return element_size(p.dtype) == 4 || registers::has_few(p, d);
 }
 
-}  // namespace
-
-const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+const char* why_no_boxes(const ConvProblem& p, const DeviceProperties& d) {
   if (!d.has_hopper_kernels()) return "its weight gradients need Hopper";
   const bool few = registers::has_few(p, d);
   if (!has_boxes_of_y(p) || !(few || has_boxes_of_x(p))) {
@@ -204,20 +202,40 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return nullptr;
 }
 
+}  // namespace
+
+const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+  const char* const reason = why_no_boxes(p, d);
+  if (reason == nullptr || planes::can_implement(p, d) == nullptr) return nullptr;
+  const bool channels_last = dense_layout(p.x_sizes(), p.x_strides) == Layout::kNhwc;
+  return channels_last ? reason : planes::can_implement(p, d);
+}
+
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
-  if (!goes_through_registers(p, d)) return cheapest_of<Search>(p, d);
-  const ConvPlan plan = registers::propose(p, d);
-  if (!stays_in_memory(p)) return plan;
-  const ConvPlan other = cheapest_of<Search>(p, d);
-  return plan.predicted_ms < other.predicted_ms ? plan : other;
+  const bool boxed = why_no_boxes(p, d) == nullptr;
+  ConvPlan best;
+  const auto weigh = [&](bool possible, const auto& propose_one) {
+    if (!possible) return;
+    const ConvPlan plan = propose_one(p, d);
+    if (best.predicted_ms == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
+  };
+  weigh(boxed && stays_in_memory(p), cheapest_of<Search>);
+  weigh(boxed && goes_through_registers(p, d), registers::propose);
+  weigh(planes::can_implement(p, d) == nullptr, planes::propose);
+  return best;
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
   std::vector<ConvPlan> plans;
-  if (stays_in_memory(p)) plans = all_of<Search>(p, d);
-  if (!goes_through_registers(p, d)) return plans;
-  const std::vector<ConvPlan> more = registers::variants(p, d);
-  plans.insert(plans.end(), more.begin(), more.end());
+  const bool boxed = why_no_boxes(p, d) == nullptr;
+  const auto list = [&](bool possible, const auto& list_some) {
+    if (!possible) return;
+    const std::vector<ConvPlan> more = list_some(p, d);
+    plans.insert(plans.end(), more.begin(), more.end());
+  };
+  list(boxed && stays_in_memory(p), all_of<Search>);
+  list(boxed && goes_through_registers(p, d), registers::variants);
+  list(planes::can_implement(p, d) == nullptr, planes::variants);
   return plans;
 }
 

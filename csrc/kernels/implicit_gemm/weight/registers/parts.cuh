@@ -15,6 +15,7 @@ struct Parts {
   bool exact;  // else what follows is needed
   const T *x, *y;
   ConvProblem problem;
+  static constexpr bool flat = false;
 };
 
 // So many threads share four sums, each with every so-manieth part.
@@ -58,8 +59,7 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
     for (int i = 0; i < 4; ++i) {
       const Element e = at.element(p.sums, i);
       if (sums[i] == sums[i] || !e.exists) continue;
-      sums[i] = sum_anew(p, share.group * p.sums.group_C + e.c, share.group * p.sums.group_K + e.k,
-                         e.r, e.s);
+      sums[i] = sum_anew(p, share.group, e.c, share.group * p.sums.group_K + e.k, e.r, e.s);
     }
   }
   store(p.sums, share, at, sums);
