@@ -10,7 +10,7 @@ import torch
 from cases import case
 from every_plan import check_exact, check_reach
 
-GEOMETRY = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm/weight/geometry.h"
+FOLDER = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm/weight"
 
 # Tiles that are whole and that are not, channels with tails, several blocks of both, taps that are
 # too many for a chunk, and that a stride or a dilation puts in several boxes.
@@ -35,21 +35,36 @@ PROBLEMS = {
     "pointwise_strided": case((3, 136, 27, 28), (256, 136, 1, 1), stride=2),
     "groups": case((2, 256, 14, 14), (512, 64, 3, 3), padding=1, groups=4),
     "groups_strided": case((4, 256, 14, 14), (256, 64, 3, 3), stride=2, padding=1, groups=4),
+    "pointwise_odd": case((3, 64, 7, 7), (68, 64, 1, 1)),
+    "groups_of_12": case((2, 24, 9, 11), (40, 12, 3, 3), padding=1, groups=2),
+    "stem": case((3, 3, 40, 48), (64, 3, 7, 7), stride=2, padding=3),
+    "few_whole": case((2, 3, 19, 32), (72, 3, 3, 3), padding=1),
+    "few_images": case((20, 1, 9, 16), (24, 1, 5, 4), padding=(2, 1)),
+    "few_dilated": case((2, 5, 33, 32), (64, 5, 3, 4), stride=(3, 2), padding=2, dilation=(2, 1)),
+    "few": case((2, 3, 30, 32), (72, 3, 7, 7), stride=2, padding=3),
+    "few_narrow": case((3, 3, 16, 24), (24, 3, 3, 3), padding=1),
+    "few_far": case((1, 2, 60, 64), (16, 1, 11, 11), stride=4, padding=2, groups=2),
+    "rows_of_28": case((3, 64, 28, 28), (64, 64, 3, 3), padding=1),
+    "rows_of_56": case((1, 70, 10, 56), (130, 70, 3, 3), padding=1),
+    "one": case((2, 1, 9, 10), (1, 1, 2, 2)),
     "groups_of_40": case((2, 120, 9, 11), (72, 40, 3, 3), padding=1, groups=3),
 }  # fmt: skip
 # For NaN: tiles that go on behind the image, and groups.
 REACHES = {
     name: PROBLEMS[name]
     for name in ("3x3_small", "3x3_tails", "strided_odd", "strided_5x5", "groups_of_40",
-                 "pointwise_padded")
+                 "pointwise_padded", "few", "rows_of_56", "stem", "few_dilated")
 }  # fmt: skip
 
 
 def kernels() -> set[str]:
-    """The names in geometry.h."""
-    body = re.search(r"kKernels\[\] = \{(.*?)\n\};", GEOMETRY.read_text(), re.DOTALL)
-    assert body is not None
-    return set(re.findall(r'\{"([^"]+)", \d', body[1]))
+    """The names in the tables, of channels-last tensors and of planes."""
+    names = set()
+    for path in FOLDER.rglob("geometry.h"):
+        body = re.search(r"kKernels\[\] = \{(.*?)\n\};", path.read_text(), re.DOTALL)
+        assert body is not None
+        names |= set(re.findall(r'\{"([^"]+)", \d', body[1]))
+    return names
 
 
 @pytest.mark.gpu
@@ -61,11 +76,12 @@ def test_every_plan_is_exact():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("operand", ["x", "dy"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_nan_reaches_what_its_taps_meet(operand, value):
-    check_reach("implicit_gemm", "wgrad", operand, REACHES, value, kernels())
+def test_nan_reaches_what_its_taps_meet(operand, value, dtype):
+    check_reach("implicit_gemm", "wgrad", operand, REACHES, value, kernels(), dtype)
 
 
 def test_kernels_are_read():
-    assert len(kernels()) == 5
+    assert len(kernels()) == 21
