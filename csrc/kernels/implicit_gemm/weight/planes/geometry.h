@@ -110,8 +110,10 @@ ConvProblem as_one_row(ConvProblem p);
 
 // The same whose channels are all channels and taps, where those are rows of the instruction.
 ConvProblem rows_of(ConvProblem p, bool flat);
-// Whether neighbouring output pixels meet neighbouring pixels of x, and so do taps.
-bool has_pairs(const ConvProblem& p, const Kernel& kind);
+// How threads fetch x: element by element, or in words of two neighbours, which output pixels or
+// their taps share. Of a stride of two, each pixel is half of a word.
+enum class Fetch { kElements, kPairs, kHalves };
+Fetch fetch_of(const ConvProblem& p, const Tile& t);
 // Whether the copy engine can read a tensor's rows.
 bool is_boxed(const ConvProblem& p);
 

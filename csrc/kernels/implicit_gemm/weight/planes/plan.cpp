@@ -84,10 +84,11 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   // A step of a warpgroup: products of 16 pixels, or 8 of TF32, and the bytes of shared memory.
   constexpr double kBlockClocks = 32, kBlockBytes = kBlock * 2.0 * kUnitBytes, kWarpWord = 128;
   const double products = kind.blocks() * kBlockClocks;
-  const bool pairs = !t.flat && has_pairs(p, kind);
-  const double words =
-      pairs ? kind.taps / 2 + 1.5 : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
-  const double conflicts = pairs ? 1 : static_cast<double>(std::min<int64_t>(p.stride_w, 4));
+  const Fetch fetch = fetch_of(p, t);
+  const double words = fetch == Fetch::kPairs    ? kind.taps / 2 + 1.5
+                       : fetch == Fetch::kHalves ? kind.taps / 2 + 2
+                                                 : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
+  const auto conflicts = static_cast<double>(std::min<int64_t>(p.stride_w, 4));
   const double bytes = kind.blocks() * kBlockBytes + 16 * words * conflicts * kWarpWord;
   const double clocks = std::max(
       {products * busy / kEfficiency, bytes * busy / kSharedBytes, products + kFetchClocks});
