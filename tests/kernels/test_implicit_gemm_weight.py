@@ -77,4 +77,4 @@ def test_nan_reaches_what_its_taps_meet(operand, value):
 
 
 def test_kernels_are_read():
-    assert len(kernels()) == 10
+    assert len(kernels()) == 11
