@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from cases import case
-from every_plan import check_exact, check_reach
+from cases import case, make_integers, place_all
+from every_plan import DTYPES, check_exact, check_reach, plans_of
+from reference import LAYOUTS
 
 FOLDER = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm/weight"
 
@@ -68,8 +70,19 @@ def kernels() -> set[str]:
 
 
 @pytest.mark.gpu
-def test_every_plan_is_exact():
-    plans = check_exact("implicit_gemm", "wgrad", PROBLEMS, kernels())
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_plan_is_exact(name):
+    check_exact("implicit_gemm", "wgrad", {name: PROBLEMS[name]}, kernels())
+
+
+@pytest.mark.gpu
+def test_every_kernel_has_a_plan():
+    plans = []
+    for problem in PROBLEMS.values():
+        values = make_integers(problem)
+        for dtype, layout in itertools.product(DTYPES, LAYOUTS):
+            t = place_all(problem, values, "cuda", dtype, layout)
+            plans += plans_of("implicit_gemm", "wgrad", problem, t, kernels())
     assert {plan.variant for plan in plans} == kernels()
     assert {plan.splits > 1 for plan in plans} == {False, True}
     assert any(plan.workspace_bytes == 0 for plan in plans)  # stored without a second kernel
@@ -79,8 +92,10 @@ def test_every_plan_is_exact():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("operand", ["x", "dy"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_nan_reaches_what_its_taps_meet(operand, value, dtype):
-    check_reach("implicit_gemm", "wgrad", operand, REACHES, value, kernels(), dtype)
+@pytest.mark.parametrize("name", REACHES)
+def test_nan_reaches_what_its_taps_meet(name, operand, value, dtype):
+    problems = {name: REACHES[name]}
+    check_reach("implicit_gemm", "wgrad", operand, problems, value, kernels(), dtype)
 
 
 def test_kernels_are_read():

@@ -75,8 +75,10 @@ ConvProblem rows_of(ConvProblem p, bool flat) {
   return p;
 }
 
-bool has_pairs(const ConvProblem& p, const Kernel& kind) {
-  return element_size(p.dtype) == 2 && p.stride_w == 1 && (kind.taps == 1 || p.dilation_w == 1);
+Fetch fetch_of(const ConvProblem& p, const Tile& t) {
+  const bool words = element_size(p.dtype) == 2 && !t.flat && p.stride_w <= 2 &&
+                     (t.kind().taps == 1 || p.dilation_w == 1);
+  return !words ? Fetch::kElements : p.stride_w == 1 ? Fetch::kPairs : Fetch::kHalves;
 }
 
 bool is_boxed(const ConvProblem& p) {
@@ -140,7 +142,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   }
   const int64_t x_rows = (t.rows - 1) * int64_t{t.row_step} + (taps_h - 1) * p.dilation_h + 1;
   int64_t x_units =
-      ceil_divide(slack + (t.columns - 1) * p.stride_w + (taps_w - 1) * p.dilation_w + 1, t.unit);
+      ceil_divide(slack + (t.columns - 1) * p.stride_w + (taps_w - 1) * p.dilation_w + 2, t.unit);
   if (t.boxed) x_units = odd_units(x_units);
   const int64_t inner = t.images * x_rows * x_units;  // of a channel
   if (inner > INT32_MAX / (kBlock * kUnitBytes * kind.warpgroups)) return t;

@@ -17,10 +17,10 @@
 namespace customconv::implicit_gemm::weight::planes {
 
 constexpr int kUnitBytes = 16;
-constexpr int kSlabUnits = 8;  // with the 128-byte swizzle
-constexpr int kSlabSteps = 4;  // of two units
-constexpr int kMostFlat = 16;  // channels beside which taps are rows
-constexpr int kRawStages = 2;
+constexpr int kSlabUnits = 8;   // with the 128-byte swizzle
+constexpr int kSlabSteps = 4;   // of two units
+constexpr int kMostFlat = 16;   // channels beside which taps are rows
+constexpr int kRawStages = 2;   // of whole images
 constexpr int kMostSteps = 64;  // of a tile
 
 // A warpgroup sums some taps of 64 input channels by `k_blocks` times 64 output channels.
@@ -47,12 +47,12 @@ inline constexpr Kernel kKernels[] = {
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 
 // Bits of a plan's variant beside the kernel.
-constexpr int kAlongC = 8;  // warpgroups are input channels, else rows of the filter
-constexpr int kBoxed = 16;  // the copy engine loads, else threads
-constexpr int kPlanes = 32;
+constexpr int kAlongC = 8;    // warpgroups are input channels, else rows of the filter
+constexpr int kBoxed = 16;    // the copy engine loads, else threads
+constexpr int kPlanes = 32;   // a plan of planes
+constexpr int kAlongP = 64;   // warpgroups are steps: each is a split of its own
 constexpr int kFlat = 128;    // rows of the instruction are channels and taps, few as they are
 constexpr int kStaged = 256;  // whole images come as they are, and threads put them in order
-constexpr int kAlongP = 64;   // warpgroups are steps: each is a split of its own
 
 // A step of the instruction: a slab, the place of its first unit there, and which units of the
 // tile's rows they are. Where there is none dy is zeros, and the first unit stands in.
@@ -63,12 +63,10 @@ struct Step {
 
 struct Tile {
   int kernel = 0;
-  bool boxed = false;
+  bool boxed = false, staged = false, flat = false;
   int along_c = 1;                        // warpgroups that have input channels of their own
   int images = 1, rows = 1, columns = 1;  // of output pixels; columns are whole units
-  bool staged = false;
-  bool flat = false;
-  int along_p = 1;  // warpgroups that share a tile's steps
+  int along_p = 1;                        // warpgroups that share a tile's steps
   int64_t splits = 1;
 
   // What follows from that.
@@ -96,8 +94,6 @@ struct Tile {
   int row_units() const { return columns / unit; }
   int units() const { return images * rows * row_units(); }
   int steps() const { return full_slabs * kSlabSteps + (slabs - full_slabs) * last_steps; }
-  // A step's slab, and its first unit there.
-  std::pair<int, int> place_of(int step) const;
   Step step(int number) const;
   int64_t raw_bytes() const { return kRawStages * (raw_x + raw_y); }
   int64_t parts() const { return splits * along_p; }
@@ -110,8 +106,10 @@ ConvProblem as_one_row(ConvProblem p);
 
 // The same whose channels are all channels and taps, where those are rows of the instruction.
 ConvProblem rows_of(ConvProblem p, bool flat);
-// Whether neighbouring output pixels meet neighbouring pixels of x, and so do taps.
-bool has_pairs(const ConvProblem& p, const Kernel& kind);
+// How threads fetch x: element by element, or in words of two neighbours, which output pixels or
+// their taps share. Of a stride of two, each pixel is half of a word.
+enum class Fetch { kElements, kPairs, kHalves };
+Fetch fetch_of(const ConvProblem& p, const Tile& t);
 // Whether the copy engine can read a tensor's rows.
 bool is_boxed(const ConvProblem& p);
 

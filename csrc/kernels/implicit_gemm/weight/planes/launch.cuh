@@ -24,9 +24,10 @@ CUtensorMap map_planes(const T* data, const Shape4& sizes, const Shape4& strides
 }
 
 template <typename T, int kKernel>
-auto kernel_of(bool pairs) {
+auto kernel_of(Fetch fetch) {
   if constexpr (sizeof(T) == 2) {
-    if (pairs) return sum_planes<T, kKernel, Fetch::kPairs>;
+    if (fetch == Fetch::kPairs) return sum_planes<T, kKernel, Fetch::kPairs>;
+    if (fetch == Fetch::kHalves) return sum_planes<T, kKernel, Fetch::kHalves>;
   }
   return sum_planes<T, kKernel, Fetch::kElements>;
 }
@@ -150,10 +151,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
 
   static_assert(kKernelCount == 6);
-  const bool pairs = !t.flat && has_pairs(problem, t.kind());
-  void (*const kTable[])(Params<T>) = {kernel_of<T, 0>(pairs), kernel_of<T, 1>(pairs),
-                                       kernel_of<T, 2>(pairs), kernel_of<T, 3>(pairs),
-                                       kernel_of<T, 4>(pairs), kernel_of<T, 5>(pairs)};
+  const Fetch fetch = fetch_of(problem, t);
+  void (*const kTable[])(Params<T>) = {kernel_of<T, 0>(fetch), kernel_of<T, 1>(fetch),
+                                       kernel_of<T, 2>(fetch), kernel_of<T, 3>(fetch),
+                                       kernel_of<T, 4>(fetch), kernel_of<T, 5>(fetch)};
   start("implicit_gemm: the weight gradient of planes",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kTable[t.kernel], p);
   if (direct) return;

@@ -11,17 +11,17 @@ namespace customconv::implicit_gemm::weight::planes {
 
 namespace {
 
-constexpr double kEfficiency = 0.7;    // of the tensor cores' rate
+constexpr double kEfficiency = 0.61;   // of the tensor cores' rate
 constexpr double kSharedBytes = 128;   // a clock
-constexpr double kFetchClocks = 170;   // of a warpgroup, from a step's products to the next
-constexpr double kLineClocks = 3.8;    // of the copy engine, for 128 bytes of a row
+constexpr double kFetchClocks = 178;   // of a warpgroup, from a step's products to the next
+constexpr double kLineClocks = 3.4;    // of the copy engine, for 128 bytes of a row
 constexpr double kMoreLines = 1;       // of a row, that does not begin with one
-constexpr double kCopyClocks = 16;     // of a thread, to start a copy
-constexpr double kOrderClocks = 60;    // to put a unit in order
-constexpr double kLoadClocks = 250;    // to load one through registers
-constexpr double kTileClocks = 150;    // to change stages
-constexpr double kBeginClocks = 1100;  // until the first products
-constexpr double kStoreBytesPerClock = 7.7;
+constexpr double kCopyClocks = 24;     // of a thread, to start a copy
+constexpr double kOrderClocks = 90;    // to put a unit in order
+constexpr double kLoadClocks = 280;    // to load one through registers
+constexpr double kTileClocks = 110;    // to change stages
+constexpr double kBeginClocks = 1080;  // until the first products
+constexpr double kStoreBytesPerClock = 7.65;
 constexpr double kPartsBytesPerClock = 3800;  // of the whole GPU, read and added up
 constexpr double kLaunchMs = 0.0074;
 constexpr double kNextMs = 0.0032;  // of the kernel that adds up parts
@@ -84,10 +84,11 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   // A step of a warpgroup: products of 16 pixels, or 8 of TF32, and the bytes of shared memory.
   constexpr double kBlockClocks = 32, kBlockBytes = kBlock * 2.0 * kUnitBytes, kWarpWord = 128;
   const double products = kind.blocks() * kBlockClocks;
-  const bool pairs = !t.flat && has_pairs(p, kind);
-  const double words =
-      pairs ? kind.taps / 2 + 1.5 : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
-  const double conflicts = pairs ? 1 : static_cast<double>(std::min<int64_t>(p.stride_w, 4));
+  const Fetch fetch = fetch_of(p, t);
+  const double words = fetch == Fetch::kPairs    ? kind.taps / 2 + 1.5
+                       : fetch == Fetch::kHalves ? kind.taps / 2 + 2
+                                                 : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
+  const auto conflicts = static_cast<double>(std::min<int64_t>(p.stride_w, 4));
   const double bytes = kind.blocks() * kBlockBytes + 16 * words * conflicts * kWarpWord;
   const double clocks = std::max(
       {products * busy / kEfficiency, bytes * busy / kSharedBytes, products + kFetchClocks});
@@ -113,17 +114,24 @@ class Search {
       : p_(as_one_row(p)), d_(d), all_(all) {}
 
   ConvPlan best() {
-    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      for (const int along : {0, kAlongC, kAlongP}) {
-        for (const int loader : {0, kBoxed, kStaged}) {
-          for (const int flat : {0, kFlat}) try_variant(kernel | along | loader | flat);
-        }
-      }
+    // The copy engine is faster wherever it can load.
+    if (is_boxed(p_)) try_loader(kBoxed);
+    if (best_.ms == 0) {
+      try_loader(0);
+      try_loader(kStaged);
     }
     return plan_of(best_);
   }
 
  private:
+  void try_loader(int loader) {
+    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+      for (const int along : {0, kAlongC, kAlongP}) {
+        for (const int flat : {0, kFlat}) try_variant(kernel | along | loader | flat);
+      }
+    }
+  }
+
   void try_variant(int variant) {
     choices_.clear();
     const int unit = static_cast<int>(kUnitBytes / element_size(p_.dtype));

@@ -13,9 +13,6 @@
 
 namespace customconv::implicit_gemm::weight::planes {
 
-// How threads fetch: element by element, or pairs of neighbours that taps share.
-enum class Fetch { kElements, kPairs };
-
 template <typename T>
 struct Params : Output<T> {
   CUtensorMap x_map, y_map;
@@ -319,7 +316,7 @@ class Fetched {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t from = at[i % 2] + stage + p.unit_at[step][i / 2];
-      if constexpr (kFetch == Fetch::kPairs) {
+      if constexpr (kFetch != Fetch::kElements) {
 #pragma unroll
         for (int j = 0; j < kWords; ++j) word_[i][j] = ptx::load_shared<uint32_t>(from + j * 4);
       } else {
@@ -347,6 +344,9 @@ class Fetched {
           operand[tap][i] = first % 2 == 0
                                 ? word_[i][first / 2]
                                 : __byte_perm(word_[i][first / 2], word_[i][first / 2 + 1], 0x5432);
+        } else if constexpr (kFetch == Fetch::kHalves) {
+          operand[tap][i] = __byte_perm(word_[i][first / 2], word_[i][first / 2 + 1],
+                                        first % 2 == 0 ? 0x5410 : 0x7632);
         } else {
           // Copies by threads do not round.
           operand[tap][i] = kSize == 4 ? ptx::round_tf32(word_[i][tap]) : word_[i][tap];
@@ -357,7 +357,9 @@ class Fetched {
 
  private:
   static constexpr int kSize = static_cast<int>(sizeof(T));
-  static constexpr int kWords = kFetch == Fetch::kPairs ? (kTaps + kOdd) / 2 + 1 : kTaps;
+  static constexpr int kWords = kFetch == Fetch::kPairs    ? (kTaps + kOdd) / 2 + 1
+                                : kFetch == Fetch::kHalves ? (kTaps + kOdd - 1) / 2 + 2
+                                                           : kTaps;
   uint32_t word_[4][kWords];
 };
 
@@ -446,7 +448,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   const int slack = Begin(p, Taps(p, share.chunk, kKind.taps).first).slack;
   constexpr int kSize = static_cast<int>(sizeof(T));
   constexpr int kPixels = kUnit<T> / 4;  // of a thread
-  const bool odd = kFetch == Fetch::kPairs && slack % 2 != 0;
+  const bool odd = kFetch != Fetch::kElements && slack % 2 != 0;
   uint32_t pixel[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -463,7 +465,8 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     }
   }
   if (odd) {
-    multiply<T, kKernel, kFetch, kFetch == Fetch::kPairs>(p, memory, share, pixel, first_step, sum);
+    multiply<T, kKernel, kFetch, kFetch != Fetch::kElements>(p, memory, share, pixel, first_step,
+                                                             sum);
   } else {
     multiply<T, kKernel, kFetch, false>(p, memory, share, pixel, first_step, sum);
   }
