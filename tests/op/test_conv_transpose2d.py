@@ -70,6 +70,10 @@ def is_wide(problem):
     return any(p >= s for p, s in zip(problem.output_padding, problem.stride, strict=True))
 
 
+def lies_both_ways(images):
+    return all(images.is_contiguous(memory_format=layout) for layout in LAYOUTS)
+
+
 # Values, layouts, errors.
 
 
@@ -88,14 +92,16 @@ def test_gradients_of_samples(device, dtype, layout):
     for tensors, keywords in samples(device, dtype, layout):
         theirs = gradients(F.conv_transpose2d, leaves(*tensors), **keywords)
         exact = gradients(F.conv_transpose2d, leaves(*map(widened, tensors)), **keywords)
-        for algorithm in ["auto", *families(*tensors, **keywords)]:
+        own = families(*tensors, **keywords)
+        for algorithm in ["auto", *own]:
             t = leaves(*tensors)
             actual = gradients(conv_transpose2d, t, **keywords, algorithm=algorithm)
             for ours, their, value in zip(actual, theirs, exact, strict=True):
                 if device == "cpu":
                     assert_same(ours, their)
                 else:
-                    assert_equal(ours, value.to(dtype), **tolerances(dtype))
+                    expected = value.to(dtype) if own else their
+                    assert_equal(ours, expected, **tolerances(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
@@ -118,7 +124,8 @@ def test_layouts_of_every_problem(problem, layouts, dtype, device):
                 assert_equal(ours, their, **tolerances(dtype))
             else:
                 assert_equal(ours, value.to(dtype), **tolerances(dtype))
-                assert ours.stride() == their.stride()
+                # The weight's layout is lost to PyTorch where the input's can be read as either.
+                assert lies_both_ways(tensors[0]) or ours.stride() == their.stride()
 
 
 @pytest.mark.parametrize("arrange", [
@@ -216,7 +223,7 @@ MALFORMED = {
 @pytest.mark.parametrize("call", [conv_transpose2d, customconv.conv_transpose2d])
 def test_malformed_arguments_raise_what_pytorch_raises(call, case, requires_grad, device):
     tensors, keywords = MALFORMED[case]
-    tensors = [t.to(device).requires_grad_(requires_grad) for t in tensors]
+    tensors = [t.detach().to(device).requires_grad_(requires_grad) for t in tensors]
     with pytest.raises(Exception) as theirs:
         F.conv_transpose2d(*tensors, **keywords)
     with pytest.raises(theirs.type) as ours:
@@ -351,9 +358,12 @@ def test_opcheck(problem, layout, device):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     if layout == torch.contiguous_format:
         checks.append("test_aot_dispatch_dynamic")
+    of_forward = list(checks)
+    if device == "cuda" and layout == torch.channels_last and is_wide(problem):
+        of_forward.remove("test_faketensor")  # PyTorch's own is channels_last, its result is not
     tensors = problem.tensors(device, torch.float32, layout, requires_grad=True)
     arguments = (*tensors, *problem.geometry)
-    torch.library.opcheck(conv_transpose2d.default, arguments, test_utils=checks)
+    torch.library.opcheck(conv_transpose2d.default, arguments, test_utils=of_forward)
     x, w, _ = tensors
     direction = torch.randn_like(conv_transpose2d(*arguments)).requires_grad_()
     torch.library.opcheck(
@@ -538,7 +548,6 @@ def test_forced_families(problem, dtype):
     problem = PROBLEMS[problem]
     keywords = keywords_of(problem)
     tensors = problem.tensors("cuda", dtype)
-    exact = F.conv_transpose2d(*(None if t is None else t.double() for t in tensors), **keywords)
     explanation = customconv.explain(*tensors, **keywords, transposed=True)
     if is_wide(problem):
         assert explanation.family == "aten"
@@ -548,7 +557,7 @@ def test_forced_families(problem, dtype):
         algorithm = candidate.family
         if candidate.plan:
             actual = conv_transpose2d(*tensors, **keywords, algorithm=algorithm)
-            assert_equal(actual, exact.to(dtype), **tolerances(dtype), what=algorithm)
+            assert_as_pytorch(actual, *tensors, **keywords)
         elif algorithm != "aten":
             with pytest.raises(RuntimeError) as error:
                 conv_transpose2d(*tensors, **keywords, algorithm=algorithm)
@@ -582,9 +591,10 @@ def test_results_are_exact_and_repeat(problem, dtype, layout):
     problem = UPSAMPLING.get(problem) or PROBLEMS[problem]
     keywords = keywords_of(problem)
     tensors = problem.tensors("cuda", dtype, layout, integers=True)
+    on_cpu = [None if t is None else widened(t).cpu().contiguous() for t in tensors]
     exact = [
-        F.conv_transpose2d(*map(widened, tensors), **keywords),
-        *gradients(F.conv_transpose2d, leaves(*map(widened, tensors)), **keywords),
+        F.conv_transpose2d(*on_cpu, **keywords),
+        *gradients(F.conv_transpose2d, leaves(*on_cpu), **keywords),
     ]
     for precision in ("tf32", "tf32", "ieee"):
         with float32_precision(precision):
@@ -593,4 +603,4 @@ def test_results_are_exact_and_repeat(problem, dtype, layout):
                 *gradients(conv_transpose2d, leaves(*tensors), **keywords),
             ]
         for ours, value in zip(actual, exact, strict=True):
-            assert_equal(ours, value.to(dtype), what=precision)
+            assert_equal(ours.cpu(), value.to(dtype), what=precision)
