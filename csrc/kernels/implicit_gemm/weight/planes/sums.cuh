@@ -161,22 +161,61 @@ __device__ inline uint4 load_unit(const T* at, int first, int last) {
   return sizeof(T) == 4 ? round_all(unit) : unit;
 }
 
+// Of a unit's words, ones where a pixel exists.
+template <typename T>
+__device__ inline uint4 mask_of(int first, int last) {
+  constexpr int kPixels = 4 / static_cast<int>(sizeof(T));  // of a word
+  uint32_t word[4] = {};
+#pragma unroll
+  for (int i = 0; i < kUnit<T>; ++i) {
+    const uint32_t pixel = sizeof(T) == 4 ? ~0u : 0xFFFFu << i % kPixels * 16;
+    if (i >= first && i < last) word[i / kPixels] |= pixel;
+  }
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// The same unit of images in shared memory, where words may be read that hold none of its pixels.
+template <typename T>
+__device__ inline uint4 load_unit(const T* at, const uint4& mask) {
+  const uint32_t address = ptx::shared_address(at), words = address & ~3u;
+  uint32_t word[5] = {};
+#pragma unroll
+  for (int i = 0; i < (sizeof(T) == 4 ? 4 : 5); ++i) {
+    word[i] = ptx::load_shared<uint32_t>(words + i * 4);
+  }
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = __funnelshift_r(word[i], word[i + 1], address % 4 * 8);
+    }
+  }
+  const uint4 unit =
+      make_uint4(word[0] & mask.x, word[1] & mask.y, word[2] & mask.z, word[3] & mask.w);
+  return sizeof(T) == 4 ? round_all(unit) : unit;
+}
+
 // The same unit of channels, so many `apart`; `to` says where a channel's belongs. kVector: bytes
 // that are inside the row or outside it together, and are copied; else pixels go through registers.
-// Where none is inside, `from` is any of the tensor.
-template <int kVector, typename T, typename To>
+// Where none is inside, `from` is any of the tensor. kStaged: it is in shared memory.
+template <int kVector, bool kStaged, typename T, typename To>
 __device__ inline void load_channels(const T* from, int first, int last, int64_t stride,
                                      int channel, int count, int apart, To to) {
   from += channel * stride;
   const int64_t step = apart * stride;
   if constexpr (kVector == 0) {
     constexpr int kBatch = 4;
+    const uint4 mask = mask_of<T>(first, last);
 #pragma unroll 1
     for (; channel < count; channel += kBatch * apart, from += kBatch * step) {
       uint4 unit[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        unit[i] = load_unit(from + i * step, first, channel + i * apart < count ? last : 0);
+        const bool exists = channel + i * apart < count;
+        if constexpr (kStaged) {
+          unit[i] = load_unit(exists ? from + i * step : from, mask);
+        } else {
+          unit[i] = load_unit(from + i * step, first, exists ? last : 0);
+        }
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -269,16 +308,16 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
       const int q = at.q + p.by_row_units.split(rest) * kUnit<T>;
       const int row = at.p + p.by_rows.split(rest);
       const bool exists = rest < p.images && at.n + rest < p.N && row < p.P && q < p.Q;
-      load_channels<kVector>(exists ? y + rest * image_y + row * p.y_p + q : y, 0,
-                             exists ? min(kUnit<T>, p.Q - q) : 0, p.y_k, channel, channels_k, apart,
-                             [&](int k) { return in_slab(place, k); });
+      load_channels<kVector, kStaged>(exists ? y + rest * image_y + row * p.y_p + q : y, 0,
+                                      exists ? min(kUnit<T>, p.Q - q) : 0, p.y_k, channel,
+                                      channels_k, apart, [&](int k) { return in_slab(place, k); });
     });
     each_place(p.x_inner, [&](int place, int channel, int apart) {
       int32_t rest = place;
       const int w = at.q * p.stride_w + first_w + p.by_x_units.split(rest) * kUnit<T>;
       const int h = at.p * p.stride_h + first_h + p.by_x_rows.split(rest) * p.step_h;
       const bool exists = at.n + rest < p.N && h >= 0 && h < p.H && w > -kUnit<T> && w < p.W;
-      load_channels<kVector>(
+      load_channels<kVector, kStaged>(
           exists ? x + rest * image_x + h * p.x_h + w : x, max(0, -w),
           exists ? min(kUnit<T>, p.W - w) : 0, p.x_c, channel, channels_c, apart,
           [&](int c) { return stage + p.x_at + place * kUnitBytes + c * p.x_channel; });
