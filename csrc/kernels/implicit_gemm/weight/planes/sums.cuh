@@ -287,7 +287,29 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
     bring(share.split, 0);
     bring(share.split + p.splits, 1);
   }
-  ptx::Turn turn, raw;
+  // Of dy, where a channel's unit belongs.
+  const auto in_slab = [&](char* stage, int place, int k) {
+    return stage + place / kSlabUnits * p.slab_bytes + k * (kSlabUnits * kUnitBytes) +
+           ((place ^ k) & (kSlabUnits - 1)) * kUnitBytes;
+  };
+  const auto deliver = [&](int number) {
+    if constexpr (kVector > 0 && sizeof(T) == 4) {
+      // Tensor cores would cut dy.
+      char* const stage = memory.stages + number * p.stage_bytes;
+      each_place(p.y_inner, [&](int place, int channel, int apart) {
+#pragma unroll 4
+        for (; channel < channels_k; channel += apart) {
+          auto* unit = reinterpret_cast<uint4*>(in_slab(stage, place, channel));
+          *unit = round_all(*unit);
+        }
+      });
+    }
+    ptx::fence_shared_writes();
+    ptx::arrive(&memory.full[number]);
+  };
+  // With stages enough, the next tile's copies are started before a tile's are awaited.
+  const bool runs_ahead = kVector > 0 && p.stages > 2;
+  ptx::Turn turn, raw, delivered;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     const Origin at(p, tile);
@@ -297,20 +319,15 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
         kStaged ? reinterpret_cast<const T*>(raw_of(raw.stage)) : all_y + at.n * p.y_n;
     const T* const x =
         kStaged ? reinterpret_cast<const T*>(raw_of(raw.stage) + p.raw_y) : all_x + at.n * p.x_n;
-    // Of dy, where a channel's unit belongs.
-    const auto in_slab = [&](int place, int k) {
-      return stage + place / kSlabUnits * p.slab_bytes + k * (kSlabUnits * kUnitBytes) +
-             ((place ^ k) & (kSlabUnits - 1)) * kUnitBytes;
-    };
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
     each_place(p.y_inner, [&](int place, int channel, int apart) {
       int32_t rest = place;
       const int q = at.q + p.by_row_units.split(rest) * kUnit<T>;
       const int row = at.p + p.by_rows.split(rest);
       const bool exists = rest < p.images && at.n + rest < p.N && row < p.P && q < p.Q;
-      load_channels<kVector, kStaged>(exists ? y + rest * image_y + row * p.y_p + q : y, 0,
-                                      exists ? min(kUnit<T>, p.Q - q) : 0, p.y_k, channel,
-                                      channels_k, apart, [&](int k) { return in_slab(place, k); });
+      load_channels<kVector, kStaged>(
+          exists ? y + rest * image_y + row * p.y_p + q : y, 0, exists ? min(kUnit<T>, p.Q - q) : 0,
+          p.y_k, channel, channels_k, apart, [&](int k) { return in_slab(stage, place, k); });
     });
     each_place(p.x_inner, [&](int place, int channel, int apart) {
       int32_t rest = place;
@@ -322,25 +339,29 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
           exists ? min(kUnit<T>, p.W - w) : 0, p.x_c, channel, channels_c, apart,
           [&](int c) { return stage + p.x_at + place * kUnitBytes + c * p.x_channel; });
     });
-    if constexpr (kVector > 0) ptx::await_copies();
-    if constexpr (kVector > 0 && sizeof(T) == 4) {
-      // Tensor cores would cut dy.
-      each_place(p.y_inner, [&](int place, int channel, int apart) {
-#pragma unroll 4
-        for (; channel < channels_k; channel += apart) {
-          auto* unit = reinterpret_cast<uint4*>(in_slab(place, channel));
-          *unit = round_all(*unit);
-        }
-      });
+    if constexpr (kVector > 0) {
+      ptx::commit_copies();
+      if (!runs_ahead) {
+        ptx::await_groups<0>();
+        deliver(turn.stage);
+      } else if (tile != share.split) {
+        ptx::await_groups<1>();
+        deliver(delivered.stage);
+        delivered.advance(p.stages);
+      }
+    } else {
+      deliver(turn.stage);
     }
-    ptx::fence_shared_writes();
-    ptx::arrive(&memory.full[turn.stage]);
     turn.advance(p.stages);
     if constexpr (kStaged) {
       ptx::sync_threads<kLoaders>(1);  // all have read the images
       bring(tile + kRawStages * p.splits, raw.stage);
       raw.advance(kRawStages);
     }
+  }
+  if (runs_ahead && share.split < p.tiles) {
+    ptx::await_groups<0>();
+    deliver(delivered.stage);
   }
 }
 
