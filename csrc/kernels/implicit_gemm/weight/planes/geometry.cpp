@@ -183,7 +183,9 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   }
   if (t.staged) {
     if (t.boxed || t.flat || t.rows < p.P || t.columns < p.Q || !has_whole_images(p)) return t;
-    t.raw_x = round_up(t.images * int64_t{t.along_c} * kBlock * p.H * p.W * bytes, 128);
+    // The last row's units are read whole, and a word more.
+    const int64_t more = kUnitBytes + 4;
+    t.raw_x = round_up(t.images * int64_t{t.along_c} * kBlock * p.H * p.W * bytes + more, 128);
     t.raw_y = round_up(t.images * int64_t{kind.k_blocks} * kBlock * p.P * p.Q * bytes, 128);
   }
   if (t.steps() > kMostSteps || t.tiles() > INT32_MAX / 2) return t;

@@ -16,9 +16,10 @@ constexpr double kSharedBytes = 128;   // a clock
 constexpr double kFetchClocks = 178;   // of a warpgroup, from a step's products to the next
 constexpr double kLineClocks = 3.4;    // of the copy engine, for 128 bytes of a row
 constexpr double kMoreLines = 1;       // of a row, that does not begin with one
-constexpr double kCopyClocks = 24;     // of a thread, to start a copy
-constexpr double kOrderClocks = 90;    // to put a unit in order
-constexpr double kLoadClocks = 280;    // to load one through registers
+constexpr double kWaitClocks = 2700;   // of threads that load, until a tile's are there
+constexpr double kCopyClocks = 55;     // of a thread, to start a copy
+constexpr double kOrderClocks = 160;   // to put a unit in order
+constexpr double kLoadClocks = 450;    // to load one through registers
 constexpr double kTileClocks = 110;    // to change stages
 constexpr double kBeginClocks = 1080;  // until the first products
 constexpr double kStoreBytesPerClock = 7.65;
@@ -27,7 +28,8 @@ constexpr double kLaunchMs = 0.0074;
 constexpr double kNextMs = 0.0032;  // of the kernel that adds up parts
 constexpr double kBandwidthShare = 0.735;
 
-constexpr int kMostPixels = 512;  // of a tile
+constexpr int64_t kLoadBatch = 4;  // units of a thread at a time
+constexpr int kMostPixels = 512;   // of a tile
 constexpr int kLeastStages = 2;
 constexpr int kCuts = 4;  // of an image, in each dimension
 constexpr int64_t kMostTurns = 3;
@@ -46,10 +48,11 @@ double lines_of(int64_t rows, int64_t bytes) {
 }
 
 // Units that the busiest of the threads that load has, of so many places and channels.
-double rounds_of(int64_t places, int64_t channels, int64_t threads) {
+double rounds_of(int64_t places, int64_t channels, int64_t threads, int64_t batch) {
+  const auto in_batches = [&](int64_t units) { return ceil_divide(units, batch) * batch; };
   const int64_t rest = places % threads;
-  const int64_t more = rest == 0 ? 0 : ceil_divide(channels, threads / rest);
-  return static_cast<double>(places / threads * channels + more);
+  const int64_t more = rest == 0 ? 0 : in_batches(ceil_divide(channels, threads / rest));
+  return static_cast<double>(places / threads * in_batches(channels) + more);
 }
 
 // Clocks until a tile is in shared memory.
@@ -66,11 +69,12 @@ double load_clocks(const ConvProblem& p, const Tile& t) {
             lines_of(channels_k * t.images * t.rows * across, slab));
   }
   const int threads = t.kind().loaders;
-  const double rounds = rounds_of(x_rows * t.x_columns / t.unit, channels_c, threads) +
-                        rounds_of(t.steps() * 2, channels_k, threads);
-  return rounds * (t.staged        ? kOrderClocks
-                   : t.vector == 0 ? kLoadClocks
-                                   : kCopyClocks * kUnitBytes / t.vector);
+  const int64_t batch = t.vector == 0 ? kLoadBatch : 1;
+  const double rounds = rounds_of(x_rows * t.x_columns / t.unit, channels_c, threads, batch) +
+                        rounds_of(t.steps() * 2, channels_k, threads, batch);
+  return kWaitClocks + rounds * (t.staged        ? kOrderClocks
+                                 : t.vector == 0 ? kLoadClocks
+                                                 : kCopyClocks * kUnitBytes / t.vector);
 }
 
 double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {

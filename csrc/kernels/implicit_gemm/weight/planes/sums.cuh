@@ -161,22 +161,61 @@ __device__ inline uint4 load_unit(const T* at, int first, int last) {
   return sizeof(T) == 4 ? round_all(unit) : unit;
 }
 
+// Of a unit's words, ones where a pixel exists.
+template <typename T>
+__device__ inline uint4 mask_of(int first, int last) {
+  constexpr int kPixels = 4 / static_cast<int>(sizeof(T));  // of a word
+  uint32_t word[4] = {};
+#pragma unroll
+  for (int i = 0; i < kUnit<T>; ++i) {
+    const uint32_t pixel = sizeof(T) == 4 ? ~0u : 0xFFFFu << i % kPixels * 16;
+    if (i >= first && i < last) word[i / kPixels] |= pixel;
+  }
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// The same unit of images in shared memory, where words may be read that hold none of its pixels.
+template <typename T>
+__device__ inline uint4 load_unit(const T* at, const uint4& mask) {
+  const uint32_t address = ptx::shared_address(at), words = address & ~3u;
+  uint32_t word[5] = {};
+#pragma unroll
+  for (int i = 0; i < (sizeof(T) == 4 ? 4 : 5); ++i) {
+    word[i] = ptx::load_shared<uint32_t>(words + i * 4);
+  }
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = __funnelshift_r(word[i], word[i + 1], address % 4 * 8);
+    }
+  }
+  const uint4 unit =
+      make_uint4(word[0] & mask.x, word[1] & mask.y, word[2] & mask.z, word[3] & mask.w);
+  return sizeof(T) == 4 ? round_all(unit) : unit;
+}
+
 // The same unit of channels, so many `apart`; `to` says where a channel's belongs. kVector: bytes
 // that are inside the row or outside it together, and are copied; else pixels go through registers.
-// Where none is inside, `from` is any of the tensor.
-template <int kVector, typename T, typename To>
+// Where none is inside, `from` is any of the tensor. kStaged: it is in shared memory.
+template <int kVector, bool kStaged, typename T, typename To>
 __device__ inline void load_channels(const T* from, int first, int last, int64_t stride,
                                      int channel, int count, int apart, To to) {
   from += channel * stride;
   const int64_t step = apart * stride;
   if constexpr (kVector == 0) {
     constexpr int kBatch = 4;
+    const uint4 mask = mask_of<T>(first, last);
 #pragma unroll 1
     for (; channel < count; channel += kBatch * apart, from += kBatch * step) {
       uint4 unit[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        unit[i] = load_unit(from + i * step, first, channel + i * apart < count ? last : 0);
+        const bool exists = channel + i * apart < count;
+        if constexpr (kStaged) {
+          unit[i] = load_unit(exists ? from + i * step : from, mask);
+        } else {
+          unit[i] = load_unit(from + i * step, first, exists ? last : 0);
+        }
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -248,7 +287,29 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
     bring(share.split, 0);
     bring(share.split + p.splits, 1);
   }
-  ptx::Turn turn, raw;
+  // Of dy, where a channel's unit belongs.
+  const auto in_slab = [&](char* stage, int place, int k) {
+    return stage + place / kSlabUnits * p.slab_bytes + k * (kSlabUnits * kUnitBytes) +
+           ((place ^ k) & (kSlabUnits - 1)) * kUnitBytes;
+  };
+  const auto deliver = [&](int number) {
+    if constexpr (kVector > 0 && sizeof(T) == 4) {
+      // Tensor cores would cut dy.
+      char* const stage = memory.stages + number * p.stage_bytes;
+      each_place(p.y_inner, [&](int place, int channel, int apart) {
+#pragma unroll 4
+        for (; channel < channels_k; channel += apart) {
+          auto* unit = reinterpret_cast<uint4*>(in_slab(stage, place, channel));
+          *unit = round_all(*unit);
+        }
+      });
+    }
+    ptx::fence_shared_writes();
+    ptx::arrive(&memory.full[number]);
+  };
+  // With stages enough, the next tile's copies are started before a tile's are awaited.
+  const bool runs_ahead = kVector > 0 && p.stages > 2;
+  ptx::Turn turn, raw, delivered;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     const Origin at(p, tile);
@@ -258,50 +319,49 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
         kStaged ? reinterpret_cast<const T*>(raw_of(raw.stage)) : all_y + at.n * p.y_n;
     const T* const x =
         kStaged ? reinterpret_cast<const T*>(raw_of(raw.stage) + p.raw_y) : all_x + at.n * p.x_n;
-    // Of dy, where a channel's unit belongs.
-    const auto in_slab = [&](int place, int k) {
-      return stage + place / kSlabUnits * p.slab_bytes + k * (kSlabUnits * kUnitBytes) +
-             ((place ^ k) & (kSlabUnits - 1)) * kUnitBytes;
-    };
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
     each_place(p.y_inner, [&](int place, int channel, int apart) {
       int32_t rest = place;
       const int q = at.q + p.by_row_units.split(rest) * kUnit<T>;
       const int row = at.p + p.by_rows.split(rest);
       const bool exists = rest < p.images && at.n + rest < p.N && row < p.P && q < p.Q;
-      load_channels<kVector>(exists ? y + rest * image_y + row * p.y_p + q : y, 0,
-                             exists ? min(kUnit<T>, p.Q - q) : 0, p.y_k, channel, channels_k, apart,
-                             [&](int k) { return in_slab(place, k); });
+      load_channels<kVector, kStaged>(
+          exists ? y + rest * image_y + row * p.y_p + q : y, 0, exists ? min(kUnit<T>, p.Q - q) : 0,
+          p.y_k, channel, channels_k, apart, [&](int k) { return in_slab(stage, place, k); });
     });
     each_place(p.x_inner, [&](int place, int channel, int apart) {
       int32_t rest = place;
       const int w = at.q * p.stride_w + first_w + p.by_x_units.split(rest) * kUnit<T>;
       const int h = at.p * p.stride_h + first_h + p.by_x_rows.split(rest) * p.step_h;
       const bool exists = at.n + rest < p.N && h >= 0 && h < p.H && w > -kUnit<T> && w < p.W;
-      load_channels<kVector>(
+      load_channels<kVector, kStaged>(
           exists ? x + rest * image_x + h * p.x_h + w : x, max(0, -w),
           exists ? min(kUnit<T>, p.W - w) : 0, p.x_c, channel, channels_c, apart,
           [&](int c) { return stage + p.x_at + place * kUnitBytes + c * p.x_channel; });
     });
-    if constexpr (kVector > 0) ptx::await_copies();
-    if constexpr (kVector > 0 && sizeof(T) == 4) {
-      // Tensor cores would cut dy.
-      each_place(p.y_inner, [&](int place, int channel, int apart) {
-#pragma unroll 4
-        for (; channel < channels_k; channel += apart) {
-          auto* unit = reinterpret_cast<uint4*>(in_slab(place, channel));
-          *unit = round_all(*unit);
-        }
-      });
+    if constexpr (kVector > 0) {
+      ptx::commit_copies();
+      if (!runs_ahead) {
+        ptx::await_groups<0>();
+        deliver(turn.stage);
+      } else if (tile != share.split) {
+        ptx::await_groups<1>();
+        deliver(delivered.stage);
+        delivered.advance(p.stages);
+      }
+    } else {
+      deliver(turn.stage);
     }
-    ptx::fence_shared_writes();
-    ptx::arrive(&memory.full[turn.stage]);
     turn.advance(p.stages);
     if constexpr (kStaged) {
       ptx::sync_threads<kLoaders>(1);  // all have read the images
       bring(tile + kRawStages * p.splits, raw.stage);
       raw.advance(kRawStages);
     }
+  }
+  if (runs_ahead && share.split < p.tiles) {
+    ptx::await_groups<0>();
+    deliver(delivered.stage);
   }
 }
 
