@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +29,6 @@ OPS = ("fprop", "dgrad", "wgrad")
 PEERS = ("cudnn", "aten-heuristic", "inductor", "aten")
 BENCHMARK_LIMIT = 10
 
-TRANSPOSED = hasattr(torch.ops.customconv, "conv_transpose2d")
-
 
 class Unmeasurable(Exception):
     """A row that there is nothing to compare for, and why."""
@@ -47,10 +46,10 @@ class Buffers:
 
 def why_not(layer: Layer, precision: str, op: str, peer: str, device: torch.device) -> str | None:
     """Why a row can't be measured; None where it can."""
-    if layer.transposed and (not TRANSPOSED or op != "fprop"):
-        return "customconv has no such transposed convolution yet"
     if min(layer.P, layer.Q) < 1:
         return "the output is empty"
+    if any(p >= s for p, s in zip(layer.output_padding, layer.stride, strict=True)):
+        return "so wide an output padding is PyTorch's"
     if device.type == "cpu" and precision == "tf32":
         return "the CPU has no TF32"
     if peer == "inductor" and op != "fprop":
@@ -76,24 +75,26 @@ def make_buffers(layer: Layer, precision: str, layout: str, device: torch.device
 def ours(layer: Layer, op: str, buffers: Buffers, family: str = "auto") -> Call:
     """Our operator's call, by one family or by the planner's choice."""
     x, w, bias, dy = buffers.x, buffers.w, buffers.bias, buffers.dy
-    if layer.transposed:
+    if op == "fprop" and layer.transposed:
         return lambda: torch.ops.customconv.conv_transpose2d(
-            x, w, bias, layer.stride, layer.pad, layer.output_padding, layer.groups, layer.dil,
-            algorithm=family,
-        )  # fmt: skip
+            x, w, bias, *layer.transposed_geometry, algorithm=family
+        )
     if op == "fprop":
         return lambda: torch.ops.customconv.conv2d(x, w, bias, *layer.geometry, algorithm=family)
     mask = [op == "dgrad", op == "wgrad", False]
+    index = 0 if op == "dgrad" else 1
+    if layer.transposed:
+        return lambda: torch.ops.customconv.conv_transpose2d_backward(
+            dy, x, w, *layer.transposed_geometry, mask, algorithm=family
+        )[index]
     return lambda: torch.ops.customconv.conv2d_backward(
         dy, x, w, *layer.geometry, mask, algorithm=family
-    )[0 if op == "dgrad" else 1]
+    )[index]
 
 
 def _forward(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     if layer.transposed:
-        return functional.conv_transpose2d(
-            x, w, bias, layer.stride, layer.pad, layer.output_padding, layer.groups, layer.dil
-        )
+        return functional.conv_transpose2d(x, w, bias, *layer.transposed_geometry)
     return functional.conv2d(x, w, bias, *layer.geometry)
 
 
@@ -108,7 +109,7 @@ def peers(layer: Layer, op: str, buffers: Buffers, peer: str) -> Call:
     stride, pad, dil, groups = layer.geometry
     mask = [op == "dgrad", op == "wgrad", False]
     return lambda: torch.ops.aten.convolution_backward(
-        dy, x, w, None, stride, pad, dil, False, (0, 0), groups, mask
+        dy, x, w, None, stride, pad, dil, layer.transposed, layer.output_padding, groups, mask
     )[0 if op == "dgrad" else 1]
 
 
@@ -125,14 +126,19 @@ def switches(precision: str, peer: str) -> Iterator[None]:
         yield
 
 
+def planned(layer: Layer, op: str, buffers: Buffers) -> dict[str, Any]:
+    """What the planner is asked about: the arguments of ``customconv.explain``."""
+    return {
+        "input": buffers.x, "weight": buffers.w, "bias": buffers.bias if op == "fprop" else None,
+        "stride": layer.stride, "padding": layer.pad, "dilation": layer.dil,
+        "groups": layer.groups, "op": op, "transposed": layer.transposed,
+        "output_padding": layer.output_padding,
+    }  # fmt: skip
+
+
 def plan_of(layer: Layer, op: str, buffers: Buffers, family: str) -> tuple[str, str]:
     """The family that runs, and its plan in a line; PyTorch's own is "aten"."""
-    if layer.transposed:
-        return family, ""
-    found = customconv.explain(
-        buffers.x, buffers.w, buffers.bias if op == "fprop" else None, *layer.geometry,
-        op=op, algorithm=family,
-    )  # fmt: skip
+    found = customconv.explain(**planned(layer, op, buffers), algorithm=family)
     return found.family, str(found.plan) if found.plan is not None else "aten"
 
 

@@ -71,6 +71,19 @@ class Layer:
         return self.stride, self.pad, self.dil, self.groups
 
     @property
+    def transposed_geometry(self) -> tuple[Pair, Pair, Pair, int, Pair]:
+        """Stride, padding, output padding, groups, dilation."""
+        return self.stride, self.pad, self.output_padding, self.groups, self.dil
+
+    def as_convolution(self, op: str) -> tuple[Layer, str]:
+        """Of a transposed layer the convolution, from output to input, and what ``op`` is of it."""
+        op = {"fprop": "dgrad", "dgrad": "fprop"}.get(op, op)
+        convolution = replace(
+            self, C=self.K, H=self.P, W=self.Q, K=self.C, transposed=False, output_padding=(0, 0)
+        )
+        return convolution, op
+
+    @property
     def flops(self) -> int:
         """Of any of the three passes, a multiply-add counted as two."""
         pixels = self.H * self.W if self.transposed else self.P * self.Q

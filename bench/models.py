@@ -79,10 +79,13 @@ class Runner:
         with torch.no_grad():
             return self._output()
 
+    def loss(self, output: Tensor) -> Tensor:
+        return output.float().square().mean()
+
     def step(self) -> Tensor:
         with torch.enable_grad():
             self.optimizer.zero_grad(set_to_none=True)
-            loss = self._output().float().square().mean()
+            loss = self.loss(self._output())
             self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -171,18 +174,23 @@ def table(outcomes: list[Outcome]) -> Table:
     return made
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """How networks run, and where to."""
     cuda = torch.cuda.is_available()
-    several(parser, "--networks", networks.NETWORKS, ",".join(networks.NETWORKS), "networks")
     several(parser, "--layouts", contenders.LAYOUTS, ",".join(contenders.LAYOUTS), "layouts")
     several(parser, "--precisions", PRECISIONS, "tf32,amp-fp16" if cuda else "fp32", "precisions")
-    several(parser, "--modes", MODES, ",".join(MODES), "what is timed")
     parser.add_argument("--batch", type=int, default=64 if cuda else 2)
     parser.add_argument("--image", type=int, default=224 if cuda else 32, help="its sides")
-    parser.add_argument("--compile", action="store_true", help="both by torch.compile")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--budget-s", type=float, help="begin nothing after so many seconds")
     parser.add_argument("--json", type=Path, help="a file for the outcomes")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    several(parser, "--networks", networks.NETWORKS, ",".join(networks.NETWORKS), "networks")
+    several(parser, "--modes", MODES, ",".join(MODES), "what is timed")
+    add_common_arguments(parser)
+    parser.add_argument("--compile", action="store_true", help="both by torch.compile")
 
 
 def main(arguments: argparse.Namespace) -> int:

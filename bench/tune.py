@@ -92,9 +92,7 @@ def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcom
     """
     layer = cell.layer
     with prepared(cell, device) as first:
-        bias = first.bias if cell.op == "fprop" else None
-        found = _C.variants(first.x, first.w, bias, *layer.geometry, cell.op)
-        plans = distinct(found, most)
+        plans = distinct(_C.variants(**contenders.planned(layer, cell.op, first)), most)
         if not plans:
             raise contenders.Unmeasurable("no family has a plan for it")
         sets = buffer_sets(cell, first, device)

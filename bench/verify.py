@@ -108,6 +108,9 @@ def _exact_wgrad(layer: Layer, at: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 def exact(layer: Layer, op: str, at: Tensor, x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
     """The result's elements at the indices, in float64, without a bias."""
+    if layer.transposed:
+        layer, op = layer.as_convolution(op)
+        x, dy = dy, x
     at = at.to(x.device)
     if op == "wgrad":
         return _exact_wgrad(layer, at, dy, x)

@@ -163,7 +163,12 @@ class Problem:
     bias: bool = True
 
     @property
-    def geometry(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]:
+    def output_channels(self) -> int:
+        """The length of the bias."""
+        return self.weight[0]
+
+    @property
+    def geometry(self) -> tuple[tuple[int, int] | int, ...]:
         """Stride, padding, dilation and groups, as every convolution takes them."""
         return self.stride, self.padding, self.dilation, self.groups
 
@@ -194,8 +199,41 @@ class Problem:
 
         x = make(self.input, layout)
         w = make(self.weight, weight_layout or layout)
-        bias = make(self.weight[:1], torch.contiguous_format) if self.bias else None
+        bias = make([self.output_channels], torch.contiguous_format) if self.bias else None
         return x, w, bias
+
+
+@dataclass(frozen=True)
+class TransposedProblem(Problem):
+    """Arguments of a transposed convolution."""
+
+    output_padding: tuple[int, int] = (0, 0)
+
+    @property
+    def output_channels(self) -> int:
+        """The length of the bias."""
+        return self.weight[1] * self.groups
+
+    @property
+    def geometry(self) -> tuple[tuple[int, int] | int, ...]:
+        """What follows the bias, as every transposed convolution takes it."""
+        return self.stride, self.padding, self.output_padding, self.groups, self.dilation
+
+    @classmethod
+    def of(cls, conv: Problem) -> TransposedProblem:
+        """The one that goes from the convolution's output back to its input."""
+        sides = list(
+            zip(conv.input[-2:], conv.weight[2:], conv.stride, conv.padding, conv.dilation,
+                strict=True)
+        )  # fmt: skip
+        spans = [size + 2 * p - d * (taps - 1) - 1 for size, taps, _, p, d in sides]
+        steps = [stride for _, _, stride, _, _ in sides]
+        output = [span // step + 1 for span, step in zip(spans, steps, strict=True)]
+        left = [span % step for span, step in zip(spans, steps, strict=True)]
+        return cls(
+            (*conv.input[:-3], conv.weight[0], *output), conv.weight, conv.stride, conv.padding,
+            conv.dilation, conv.groups, conv.bias, output_padding=(left[0], left[1]),
+        )  # fmt: skip
 
 
 # One problem for each thing that a convolution can be.
@@ -215,4 +253,12 @@ PROBLEMS = {
     "much_padding": Problem((1, 3, 4, 5), (4, 3, 2, 2), (1, 2), (5, 4)),
     "no_bias": Problem((2, 4, 9, 8), (6, 4, 3, 3), (1, 1), (1, 1), bias=False),
     "unbatched": Problem((4, 9, 8), (6, 4, 3, 3), (1, 1), (1, 1)),
+}
+
+TRANSPOSED_PROBLEMS = {
+    **{name: TransposedProblem.of(problem) for name, problem in PROBLEMS.items()},
+    # More than a stride is allowed below the dilation, and is PyTorch's.
+    "wide_output_padding": TransposedProblem(
+        (2, 4, 5, 4), (4, 3, 3, 3), (2, 1), (1, 0), (3, 2), output_padding=(2, 1)
+    ),
 }

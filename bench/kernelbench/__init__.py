@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from .. import results
 from ..contenders import DTYPES, switches
-from .problems import PROBLEMS, TRANSPOSED, Problem
+from .problems import PROBLEMS, Problem
 
 SEEDS = (42, 43, 44, 45, 46)
 WARM_UP, DISCARDED, TRIALS = 3, 1, 100
@@ -172,17 +172,14 @@ def main(arguments: argparse.Namespace) -> int:
     device = torch.device(arguments.device)
     numbers = [int(word) for word in arguments.problems.split(",") if word]
     precisions = arguments.precision.split(",")
-    unknown = [*(set(numbers) - {*PROBLEMS, *TRANSPOSED}), *(set(precisions) - {*DTYPES})]
+    unknown = [*(set(numbers) - {*PROBLEMS}), *(set(precisions) - {*DTYPES})]
     if unknown:
-        known = [*map(str, (*PROBLEMS, *TRANSPOSED)), *DTYPES]
+        known = [*map(str, PROBLEMS), *DTYPES]
         console.print(f"no {', '.join(map(str, unknown))}: expected some of {', '.join(known)}")
         return 2
     began = time.monotonic()
     outcomes = []
-    for number in numbers or sorted((*PROBLEMS, *TRANSPOSED)):
-        if number in TRANSPOSED:
-            console.print(f"{number} is not measured: there is no transposed operator yet")
-            continue
+    for number in numbers or sorted(PROBLEMS):
         for precision in precisions:
             if arguments.budget_s and time.monotonic() - began > arguments.budget_s:
                 console.print(f"{number} in {precision} is not measured: the budget is spent")

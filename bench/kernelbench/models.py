@@ -1,8 +1,8 @@
 """The modules of KernelBench's level-1 convolutions in two dimensions, with its signatures.
 
 Each is called as KernelBench calls its ``ModelNew``, and makes its parameters in the same order, so
-that the same seed gives the same weights. The layer is an attribute: the reference is the same
-class with PyTorch's layer.
+that the same seed gives the same weights. The layers are attributes: the reference is the same
+class with PyTorch's layers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ Pair = tuple[int, int]
 
 
 class Model(nn.Module):
-    """What all have in common: the layer that convolves."""
+    """What all have in common: the layers that convolve."""
 
     layer: type[nn.Conv2d] = customconv.Conv2d
+    transposed_layer: type[nn.ConvTranspose2d] = customconv.ConvTranspose2d
 
 
 class OneConvolution(Model):
@@ -148,3 +149,73 @@ class Pointwise(OneConvolution):
     def __init__(self, in_channels: int, out_channels: int, bias: bool = False) -> None:
         super().__init__()
         self.conv2d = self.layer(in_channels, out_channels, 1, bias=bias)
+
+
+class OneTransposed(Model):
+    """One transposed convolution, which ``forward`` returns."""
+
+    conv_transpose2d: nn.ConvTranspose2d
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv_transpose2d(x)
+        return y
+
+
+class Transposed(OneTransposed):
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int | Pair, stride: int = 1,
+        padding: int = 0, output_padding: int = 0, groups: int = 1, bias: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.conv_transpose2d = self.transposed_layer(
+            in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias
+        )
+
+
+class TransposedByPairs(OneTransposed):
+    """With everything that such a layer can have."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = (1, 1),
+        padding: Pair = (0, 0), output_padding: Pair = (0, 0), dilation: Pair = (1, 1),
+        groups: int = 1, bias: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.conv_transpose2d = self.transposed_layer(
+            in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias,
+            dilation,
+        )  # fmt: skip
+
+
+class TransposedGrouped(OneTransposed):
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = (1, 1),
+        padding: Pair = (0, 0), dilation: Pair = (1, 1), groups: int = 1, bias: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.conv_transpose2d = self.transposed_layer(
+            in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=bias,
+            dilation=dilation,
+        )  # fmt: skip
+
+
+class TransposedPadded(OneTransposed):
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = (1, 1),
+        padding: Pair = (0, 0), bias: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.conv_transpose2d = self.transposed_layer(
+            in_channels, out_channels, kernel_size, stride, padding, bias=bias
+        )
+
+
+class TransposedDilated(OneTransposed):
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1,
+        padding: int = 0, dilation: int = 1, bias: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.conv_transpose2d = self.transposed_layer(
+            in_channels, out_channels, kernel_size, stride, padding, bias=bias, dilation=dilation
+        )

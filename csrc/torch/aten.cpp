@@ -4,29 +4,26 @@
 
 namespace customconv::torch_layer {
 
-at::Tensor aten_conv2d(const at::Tensor& input, const at::Tensor& weight,
-                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
-                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                       const c10::SymInt& groups) {
-  return at::conv2d_symint(input, weight, bias, stride, padding, dilation, groups);
-}
+namespace {
 
-Gradients aten_conv2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
+Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& input,
                                const at::Tensor& weight, c10::SymIntArrayRef stride,
                                c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                               bool transposed, c10::SymIntArrayRef output_padding,
                                const c10::SymInt& groups, std::array<bool, 3> output_mask) {
   if (input.dim() == 3 && grad_output.dim() == 3) {
-    Gradients gradients = aten_conv2d_backward(grad_output.unsqueeze(0), input.unsqueeze(0), weight,
-                                               stride, padding, dilation, groups, output_mask);
+    Gradients gradients =
+        convolution_backward(grad_output.unsqueeze(0), input.unsqueeze(0), weight, stride, padding,
+                             dilation, transposed, output_padding, groups, output_mask);
     at::Tensor& grad_input = std::get<0>(gradients);
     if (grad_input.defined()) grad_input = grad_input.squeeze(0);
     return gradients;
   }
-  const std::array<c10::SymInt, 1> bias_sizes = {weight.sym_size(0)};
-  const std::array<c10::SymInt, 2> output_padding = {0, 0};
+  const std::array<c10::SymInt, 1> bias_sizes = {transposed ? weight.sym_size(1) * groups
+                                                            : weight.sym_size(0)};
   Gradients gradients = at::convolution_backward_symint(
       grad_output, input, weight, c10::SymIntArrayRef(bias_sizes), stride, padding, dilation,
-      /*transposed=*/false, output_padding, groups, output_mask);
+      transposed, output_padding, groups, output_mask);
   // Some backends compute more than they were asked for.
   if (!output_mask[0]) std::get<0>(gradients) = at::Tensor();
   if (!output_mask[1]) std::get<1>(gradients) = at::Tensor();
@@ -39,6 +36,42 @@ Gradients aten_conv2d_backward(const at::Tensor& grad_output, const at::Tensor& 
     if (grad_weight.defined()) grad_weight = grad_weight.contiguous(format);
   }
   return gradients;
+}
+
+}  // namespace
+
+at::Tensor aten_conv2d(const at::Tensor& input, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                       const c10::SymInt& groups) {
+  return at::conv2d_symint(input, weight, bias, stride, padding, dilation, groups);
+}
+
+Gradients aten_conv2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                               const at::Tensor& weight, c10::SymIntArrayRef stride,
+                               c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                               const c10::SymInt& groups, std::array<bool, 3> output_mask) {
+  const std::array<c10::SymInt, 2> output_padding = {0, 0};
+  return convolution_backward(grad_output, input, weight, stride, padding, dilation,
+                              /*transposed=*/false, output_padding, groups, output_mask);
+}
+
+at::Tensor aten_conv_transpose2d(const at::Tensor& input, const at::Tensor& weight,
+                                 const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                                 c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                                 const c10::SymInt& groups, c10::SymIntArrayRef dilation) {
+  return at::conv_transpose2d_symint(input, weight, bias, stride, padding, output_padding, groups,
+                                     dilation);
+}
+
+Gradients aten_conv_transpose2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                                         const at::Tensor& weight, c10::SymIntArrayRef stride,
+                                         c10::SymIntArrayRef padding,
+                                         c10::SymIntArrayRef output_padding,
+                                         const c10::SymInt& groups, c10::SymIntArrayRef dilation,
+                                         std::array<bool, 3> output_mask) {
+  return convolution_backward(grad_output, input, weight, stride, padding, dilation,
+                              /*transposed=*/true, output_padding, groups, output_mask);
 }
 
 }  // namespace customconv::torch_layer

@@ -23,6 +23,20 @@ at::Tensor conv2d_autocast(const at::Tensor& input, const at::Tensor& weight,
 }
 
 template <c10::DeviceType device>
+at::Tensor conv_transpose2d_autocast(const at::Tensor& input, const at::Tensor& weight,
+                                     const std::optional<at::Tensor>& bias,
+                                     c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                                     c10::SymIntArrayRef output_padding, c10::SymInt groups,
+                                     c10::SymIntArrayRef dilation, std::string_view algorithm) {
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::DispatchKeySet(at::autocast::get_autocast_dispatch_key_from_device_type(device)));
+  const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
+  const auto cast = [&](const auto& t) { return at::autocast::cached_cast(dtype, t, device); };
+  return conv_transpose2d(cast(input), cast(weight), cast(bias), stride, padding, output_padding,
+                          groups, dilation, algorithm);
+}
+
+template <c10::DeviceType device>
 at::Tensor conv2d_fused_autocast(const at::Tensor& input, const at::Tensor& weight,
                                  const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                                  c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
@@ -43,11 +57,13 @@ at::Tensor conv2d_fused_autocast(const at::Tensor& input, const at::Tensor& weig
 
 TORCH_LIBRARY_IMPL(customconv, AutocastCUDA, m) {
   m.impl("conv2d", conv2d_autocast<at::kCUDA>);
+  m.impl("conv_transpose2d", conv_transpose2d_autocast<at::kCUDA>);
   m.impl("conv2d_fused", conv2d_fused_autocast<at::kCUDA>);
 }
 
 TORCH_LIBRARY_IMPL(customconv, AutocastCPU, m) {
   m.impl("conv2d", conv2d_autocast<at::kCPU>);
+  m.impl("conv_transpose2d", conv_transpose2d_autocast<at::kCPU>);
   m.impl("conv2d_fused", conv2d_fused_autocast<at::kCPU>);
 }
 

@@ -3,6 +3,7 @@
 // Each formula is written with the operators themselves, so derivatives of any order run on
 // them.
 #include <ATen/FuncTorchTLS.h>
+#include <c10/util/DimVector.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -21,35 +22,44 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The arguments that both Functions carry from forward to backward.
+// The arguments that a Function carries from forward to backward. Lists are the caller's until a
+// forward pass has found them well formed.
 struct Geometry {
-  std::array<c10::SymInt, 2> stride, padding, dilation;
+  c10::SymDimVector stride, padding, output_padding, dilation;
   c10::SymInt groups;
   std::string algorithm;
 
-  static Geometry of(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-                     c10::SymIntArrayRef dilation, const c10::SymInt& groups,
-                     std::string_view algorithm) {
-    const auto pair = [](c10::SymIntArrayRef v) {
-      return std::array<c10::SymInt, 2>{v.front(), v.back()};
-    };
-    return {pair(stride), pair(padding), pair(dilation), groups, std::string(algorithm)};
-  }
-
   void save(AutogradContext* ctx) const {
-    const std::array<c10::SymInt, 7> sizes = {stride[0],   stride[1],   padding[0], padding[1],
-                                              dilation[0], dilation[1], groups};
+    std::vector<c10::SymInt> sizes;
+    for (const auto* list : {&stride, &padding, &output_padding, &dilation}) {
+      sizes.push_back(list->front());
+      sizes.push_back(list->back());
+    }
+    sizes.push_back(groups);
     ctx->saved_data["geometry"] = c10::SymIntArrayRef(sizes);
     ctx->saved_data["algorithm"] = algorithm;
   }
 
   static Geometry load(AutogradContext* ctx) {
     const std::vector<c10::SymInt> v = ctx->saved_data["geometry"].toSymIntVector();
-    return {
-        {v[0], v[1]}, {v[2], v[3]}, {v[4], v[5]}, v[6], ctx->saved_data["algorithm"].toStringRef()};
+    return {{v[0], v[1]}, {v[2], v[3]}, {v[4], v[5]},
+            {v[6], v[7]}, v[8],         ctx->saved_data["algorithm"].toStringRef()};
   }
+};
 
-  Tensor fprop(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) const {
+struct Conv2d : Geometry {
+  explicit Conv2d(Geometry geometry) : Geometry(std::move(geometry)) {}
+  Conv2d(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+         const c10::SymInt& groups, std::string_view algorithm)
+      : Geometry{c10::SymDimVector(stride),
+                 c10::SymDimVector(padding),
+                 {0, 0},
+                 c10::SymDimVector(dilation),
+                 groups,
+                 std::string(algorithm)} {}
+
+  Tensor forward(const Tensor& input, const Tensor& weight,
+                 const std::optional<Tensor>& bias) const {
     return conv2d(input, weight, bias, stride, padding, dilation, groups, algorithm);
   }
   Tensor fused(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -61,19 +71,61 @@ struct Geometry {
     return conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups, mask,
                            algorithm);
   }
+  Tensor aten_forward(const Tensor& input, const Tensor& weight,
+                      const std::optional<Tensor>& bias) const {
+    return aten_conv2d(input, weight, bias, stride, padding, dilation, groups);
+  }
+  Gradients aten_backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+                          std::array<bool, 3> mask) const {
+    return aten_conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
+                                mask);
+  }
 };
 
-class Conv2dFunction : public torch::autograd::Function<Conv2dFunction> {
+struct ConvTranspose2d : Geometry {
+  explicit ConvTranspose2d(Geometry geometry) : Geometry(std::move(geometry)) {}
+  ConvTranspose2d(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                  c10::SymIntArrayRef output_padding, const c10::SymInt& groups,
+                  c10::SymIntArrayRef dilation, std::string_view algorithm)
+      : Geometry{c10::SymDimVector(stride),
+                 c10::SymDimVector(padding),
+                 c10::SymDimVector(output_padding),
+                 c10::SymDimVector(dilation),
+                 groups,
+                 std::string(algorithm)} {}
+
+  Tensor forward(const Tensor& input, const Tensor& weight,
+                 const std::optional<Tensor>& bias) const {
+    return conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation,
+                            algorithm);
+  }
+  Gradients backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+                     std::array<bool, 3> mask) const {
+    return conv_transpose2d_backward(grad_output, input, weight, stride, padding, output_padding,
+                                     groups, dilation, mask, algorithm);
+  }
+  Tensor aten_forward(const Tensor& input, const Tensor& weight,
+                      const std::optional<Tensor>& bias) const {
+    return aten_conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups,
+                                 dilation);
+  }
+  Gradients aten_backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+                          std::array<bool, 3> mask) const {
+    return aten_conv_transpose2d_backward(grad_output, input, weight, stride, padding,
+                                          output_padding, groups, dilation, mask);
+  }
+};
+
+template <typename Op>
+class ForwardFunction : public torch::autograd::Function<ForwardFunction<Op>> {
  public:
   static constexpr bool is_traceable = true;
 
   static Tensor forward(AutogradContext* ctx, const Tensor& input, const Tensor& weight,
-                        const std::optional<Tensor>& bias, c10::SymIntArrayRef stride,
-                        c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                        const c10::SymInt& groups, std::string_view algorithm) {
+                        const std::optional<Tensor>& bias, const Op& op) {
     at::AutoDispatchBelowADInplaceOrView below;
-    Tensor output = conv2d(input, weight, bias, stride, padding, dilation, groups, algorithm);
-    Geometry::of(stride, padding, dilation, groups, algorithm).save(ctx);
+    Tensor output = op.forward(input, weight, bias);
+    op.save(ctx);
     ctx->saved_data["has_bias"] = bias.has_value() && bias->defined();
     ctx->save_for_backward({input, weight});
     ctx->set_materialize_grads(false);
@@ -81,7 +133,7 @@ class Conv2dFunction : public torch::autograd::Function<Conv2dFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
-    variable_list gradients(8);
+    variable_list gradients(4);
     const Tensor& grad_output = grad_outputs[0];
     if (!grad_output.defined()) return gradients;
     const variable_list saved = ctx->get_saved_variables();
@@ -89,25 +141,24 @@ class Conv2dFunction : public torch::autograd::Function<Conv2dFunction> {
     const std::array<bool, 3> mask = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
                                       has_bias && ctx->needs_input_grad(2)};
     std::tie(gradients[0], gradients[1], gradients[2]) =
-        Geometry::load(ctx).backward(grad_output, saved[0], saved[1], mask);
+        Op(Geometry::load(ctx)).backward(grad_output, saved[0], saved[1], mask);
     return gradients;
   }
 };
 
 // Returns the gradients that the mask asks for, in order.
-class Conv2dBackwardFunction : public torch::autograd::Function<Conv2dBackwardFunction> {
+template <typename Op>
+class BackwardFunction : public torch::autograd::Function<BackwardFunction<Op>> {
  public:
   static constexpr bool is_traceable = true;
 
   static variable_list forward(AutogradContext* ctx, const Tensor& grad_output, const Tensor& input,
-                               const Tensor& weight, c10::SymIntArrayRef stride,
-                               c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                               const c10::SymInt& groups, std::array<bool, 3> output_mask,
-                               std::string_view algorithm) {
+                               const Tensor& weight, const Op& op,
+                               std::array<bool, 3> output_mask) {
     at::AutoDispatchBelowADInplaceOrView below;
-    auto [grad_input, grad_weight, grad_bias] = conv2d_backward(
-        grad_output, input, weight, stride, padding, dilation, groups, output_mask, algorithm);
-    Geometry::of(stride, padding, dilation, groups, algorithm).save(ctx);
+    auto [grad_input, grad_weight, grad_bias] =
+        op.backward(grad_output, input, weight, output_mask);
+    op.save(ctx);
     ctx->saved_data["mask"] = c10::List<bool>({output_mask[0], output_mask[1], output_mask[2]});
     ctx->save_for_backward({grad_output, input, weight});
     ctx->set_materialize_grads(false);
@@ -119,38 +170,38 @@ class Conv2dBackwardFunction : public torch::autograd::Function<Conv2dBackwardFu
   }
 
   // The gradients are bilinear: in grad_output and weight, in grad_output and input. With u, v, b
-  // the incoming gradients of grad_input, grad_weight and grad_bias:
-  //   d grad_output = conv2d(u, weight, b) + conv2d(input, v)
-  //   d input = dgrad(grad_output, v),  d weight = wgrad(grad_output, u)
+  // the incoming gradients of grad_input, grad_weight and grad_bias, for either operator:
+  //   d grad_output = op(u, weight, b) + op(input, v)
+  //   d input = op's grad_input(grad_output, v),  d weight = op's grad_weight(grad_output, u)
   static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
     const auto mask = ctx->saved_data["mask"].toBoolList();
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &grad_output = saved[0], &input = saved[1], &weight = saved[2];
-    const Geometry geometry = Geometry::load(ctx);
+    const Op op(Geometry::load(ctx));
     size_t next = 0;
     Tensor u, v, b;
     if (mask[0]) u = incoming[next++];
     if (mask[1]) v = incoming[next++];
     if (mask[2]) b = incoming[next++];
 
-    variable_list gradients(9);
+    variable_list gradients(5);
     if (ctx->needs_input_grad(0)) {
       Tensor& sum = gradients[0];
       if (u.defined()) {
-        sum = geometry.fprop(u, weight, b.defined() ? std::make_optional(b) : std::nullopt);
+        sum = op.forward(u, weight, b.defined() ? std::make_optional(b) : std::nullopt);
       } else if (b.defined()) {
         sum = b.view({-1, 1, 1}).expand_as(grad_output);
       }
       if (v.defined()) {
-        const Tensor term = geometry.fprop(input, v, std::nullopt);
+        const Tensor term = op.forward(input, v, std::nullopt);
         sum = sum.defined() ? sum + term : term;
       }
     }
     if (ctx->needs_input_grad(1) && v.defined()) {
-      gradients[1] = std::get<0>(geometry.backward(grad_output, input, v, {true, false, false}));
+      gradients[1] = std::get<0>(op.backward(grad_output, input, v, {true, false, false}));
     }
     if (ctx->needs_input_grad(2) && u.defined()) {
-      gradients[2] = std::get<1>(geometry.backward(grad_output, u, weight, {false, true, false}));
+      gradients[2] = std::get<1>(op.backward(grad_output, u, weight, {false, true, false}));
     }
     return gradients;
   }
@@ -176,9 +227,9 @@ class Conv2dFusedFunction : public torch::autograd::Function<Conv2dFusedFunction
                         double negative_slope, std::string_view algorithm) {
     const FusedOptions options{scale, residual, activation, residual_last, negative_slope};
     at::AutoDispatchBelowADInplaceOrView below;
-    const Geometry geometry = Geometry::of(stride, padding, dilation, groups, algorithm);
-    Tensor output = geometry.fused(input, weight, bias, options);
-    geometry.save(ctx);
+    const Conv2d op(stride, padding, dilation, groups, algorithm);
+    Tensor output = op.fused(input, weight, bias, options);
+    op.save(ctx);
     ctx->saved_data["activation"] = std::string(activation);
     ctx->saved_data["residual_last"] = residual_last;
     ctx->saved_data["negative_slope"] = negative_slope;
@@ -200,7 +251,7 @@ class Conv2dFusedFunction : public torch::autograd::Function<Conv2dFusedFunction
     if (!grad_output.defined()) return gradients;
     const variable_list kept = ctx->get_saved_variables();
     const Tensor &input = kept[0], &weight = kept[1], &scale = kept[2], &result = kept[5];
-    const Geometry geometry = Geometry::load(ctx);
+    const Conv2d op(Geometry::load(ctx));
     const std::string activation = ctx->saved_data["activation"].toStringRef();
     const bool residual_last = ctx->saved_data["residual_last"].toBool();
     const bool has_bias = ctx->saved_data["has_bias"].toBool();
@@ -222,25 +273,23 @@ class Conv2dFusedFunction : public torch::autograd::Function<Conv2dFusedFunction
         FusedOptions argument = options;
         argument.activation = "none";
         argument.residual_last = false;
-        at_value = geometry.fused(input, weight, given(kept[3]), argument);
+        at_value = op.fused(input, weight, given(kept[3]), argument);
       }
       grad = activation_backward(grad_output, at_value, result.defined(), options);
     }
     if (wants_residual) gradients[4] = residual_last ? grad_output : grad;
-    const std::array<int64_t, 2> pixels = {-2, -1};
-    const auto sum_of_channels = [&](const Tensor& t) {
-      const Tensor sum = t.sum(pixels);
-      return sum.dim() == 2 ? sum.sum(0) : sum;
+    const auto sum_of_channels = [](const Tensor& t) {
+      return t.dim() == 4 ? t.sum({0, 2, 3}) : t.sum({1, 2});
     };
     if (wants_scale) {
-      gradients[3] = sum_of_channels(grad * geometry.fprop(input, weight, std::nullopt));
+      gradients[3] = sum_of_channels(grad * op.forward(input, weight, std::nullopt));
     }
     const bool own_bias = wants_bias && scale.defined();
     if (own_bias) gradients[2] = sum_of_channels(grad);
     const std::array<bool, 3> mask = {wants_input, wants_weight, wants_bias && !own_bias};
     if (mask[0] || mask[1] || mask[2]) {
       if (scale.defined()) grad = grad * scale.view({-1, 1, 1});
-      Gradients found = geometry.backward(grad, input, weight, mask);
+      Gradients found = op.backward(grad, input, weight, mask);
       gradients[0] = std::get<0>(found);
       gradients[1] = std::get<1>(found);
       if (mask[2]) gradients[2] = std::get<2>(found);
@@ -278,24 +327,69 @@ bool is_for_aten(const Tensor& input, const Tensor& weight, const Tensor& other)
 
 bool needs_gradient(const Tensor& t) { return t.defined() && t.requires_grad(); }
 
-Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-                       c10::SymIntArrayRef dilation, c10::SymInt groups,
-                       std::string_view algorithm) {
+template <typename Op>
+Tensor forward_autograd(const Tensor& input, const Tensor& weight,
+                        const std::optional<Tensor>& bias, const Op& op) {
   static const Tensor none;
   const Tensor& bias_or_none = bias.has_value() ? *bias : none;
-  if (algorithm_named(algorithm) == Algorithm::kAten || is_for_aten(input, weight, bias_or_none)) {
-    check_runs_on(algorithm, input);
-    return aten_conv2d(input, weight, bias, stride, padding, dilation, groups);
+  if (algorithm_named(op.algorithm) == Algorithm::kAten ||
+      is_for_aten(input, weight, bias_or_none)) {
+    check_runs_on(op.algorithm, input);
+    return op.aten_forward(input, weight, bias);
   }
   const bool differentiate =
       at::GradMode::is_enabled() &&
       (needs_gradient(input) || needs_gradient(weight) || needs_gradient(bias_or_none));
   if (!differentiate) {
     at::AutoDispatchBelowADInplaceOrView below;
-    return conv2d(input, weight, bias, stride, padding, dilation, groups, algorithm);
+    return op.forward(input, weight, bias);
   }
-  return Conv2dFunction::apply(input, weight, bias, stride, padding, dilation, groups, algorithm);
+  return ForwardFunction<Op>::apply(input, weight, bias, op);
+}
+
+template <typename Op>
+Gradients backward_autograd(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+                            std::array<bool, 3> output_mask, const Op& op) {
+  if (algorithm_named(op.algorithm) == Algorithm::kAten ||
+      is_for_aten(input, weight, grad_output)) {
+    check_runs_on(op.algorithm, input);
+    return op.aten_backward(grad_output, input, weight, output_mask);
+  }
+  const bool any = output_mask[0] || output_mask[1] || output_mask[2];
+  const bool differentiate =
+      any && at::GradMode::is_enabled() &&
+      (needs_gradient(grad_output) || needs_gradient(input) || needs_gradient(weight));
+  if (!differentiate) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return op.backward(grad_output, input, weight, output_mask);
+  }
+  const variable_list asked =
+      BackwardFunction<Op>::apply(grad_output, input, weight, op, output_mask);
+  size_t next = 0;
+  const auto take = [&](bool wanted) { return wanted ? asked[next++] : Tensor(); };
+  Gradients gradients;
+  std::get<0>(gradients) = take(output_mask[0]);
+  std::get<1>(gradients) = take(output_mask[1]);
+  std::get<2>(gradients) = take(output_mask[2]);
+  return gradients;
+}
+
+Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                       c10::SymIntArrayRef dilation, c10::SymInt groups,
+                       std::string_view algorithm) {
+  return forward_autograd(input, weight, bias,
+                          Conv2d(stride, padding, dilation, groups, algorithm));
+}
+
+Tensor conv_transpose2d_autograd(const Tensor& input, const Tensor& weight,
+                                 const std::optional<Tensor>& bias, c10::SymIntArrayRef stride,
+                                 c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                                 c10::SymInt groups, c10::SymIntArrayRef dilation,
+                                 std::string_view algorithm) {
+  return forward_autograd(
+      input, weight, bias,
+      ConvTranspose2d(stride, padding, output_padding, groups, dilation, algorithm));
 }
 
 Tensor conv2d_fused_autograd(const Tensor& input, const Tensor& weight,
@@ -329,29 +423,20 @@ Gradients conv2d_backward_autograd(const Tensor& grad_output, const Tensor& inpu
                                    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                                    c10::SymInt groups, std::array<bool, 3> output_mask,
                                    std::string_view algorithm) {
-  if (algorithm_named(algorithm) == Algorithm::kAten || is_for_aten(input, weight, grad_output)) {
-    check_runs_on(algorithm, input);
-    return aten_conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
-                                output_mask);
-  }
-  const bool any = output_mask[0] || output_mask[1] || output_mask[2];
-  const bool differentiate =
-      any && at::GradMode::is_enabled() &&
-      (needs_gradient(grad_output) || needs_gradient(input) || needs_gradient(weight));
-  if (!differentiate) {
-    at::AutoDispatchBelowADInplaceOrView below;
-    return conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
-                           output_mask, algorithm);
-  }
-  const variable_list asked = Conv2dBackwardFunction::apply(
-      grad_output, input, weight, stride, padding, dilation, groups, output_mask, algorithm);
-  size_t next = 0;
-  const auto take = [&](bool wanted) { return wanted ? asked[next++] : Tensor(); };
-  Gradients gradients;
-  std::get<0>(gradients) = take(output_mask[0]);
-  std::get<1>(gradients) = take(output_mask[1]);
-  std::get<2>(gradients) = take(output_mask[2]);
-  return gradients;
+  return backward_autograd(grad_output, input, weight, output_mask,
+                           Conv2d(stride, padding, dilation, groups, algorithm));
+}
+
+Gradients conv_transpose2d_backward_autograd(const Tensor& grad_output, const Tensor& input,
+                                             const Tensor& weight, c10::SymIntArrayRef stride,
+                                             c10::SymIntArrayRef padding,
+                                             c10::SymIntArrayRef output_padding, c10::SymInt groups,
+                                             c10::SymIntArrayRef dilation,
+                                             std::array<bool, 3> output_mask,
+                                             std::string_view algorithm) {
+  return backward_autograd(
+      grad_output, input, weight, output_mask,
+      ConvTranspose2d(stride, padding, output_padding, groups, dilation, algorithm));
 }
 
 }  // namespace
@@ -360,6 +445,8 @@ TORCH_LIBRARY_IMPL(customconv, Autograd, m) {
   m.impl("conv2d", conv2d_autograd);
   m.impl("conv2d_fused", conv2d_fused_autograd);
   m.impl("conv2d_backward", conv2d_backward_autograd);
+  m.impl("conv_transpose2d", conv_transpose2d_autograd);
+  m.impl("conv_transpose2d_backward", conv_transpose2d_backward_autograd);
 }
 
 }  // namespace customconv::torch_layer

@@ -9,6 +9,17 @@
 
 namespace customconv::torch_layer {
 
+// A call of conv2d or conv_transpose2d, or the computation of one of its gradients.
+struct Call {
+  at::Tensor input, weight;
+  std::optional<at::Tensor> bias;
+  std::vector<int64_t> stride, padding, dilation;
+  int64_t groups;
+  Pass pass;
+  bool transposed;
+  std::vector<int64_t> output_padding;  // if transposed
+};
+
 struct TensorExplanation {
   std::optional<ConvProblem> problem;  // none where the arguments are not ours to compute
   std::optional<ConvPlan> plan;        // none where ATen computes
@@ -17,14 +28,8 @@ struct TensorExplanation {
 };
 
 // Every plan that the planner chooses from for these tensors.
-std::vector<ConvPlan> variants_for(const at::Tensor& input, const at::Tensor& weight,
-                                   const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
-                                   at::IntArrayRef padding, at::IntArrayRef dilation,
-                                   int64_t groups, Pass pass);
+std::vector<ConvPlan> variants_for(const Call& call);
 
-TensorExplanation explain_tensors(const at::Tensor& input, const at::Tensor& weight,
-                                  const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
-                                  at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                                  Pass pass, const std::string& algorithm);
+TensorExplanation explain_call(const Call& call, const std::string& algorithm);
 
 }  // namespace customconv::torch_layer

@@ -186,22 +186,28 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       [](const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
          const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
          const std::vector<int64_t>& dilation, int64_t groups, const std::string& op,
-         const std::string& algorithm) {
-        return explain_tensors(input, weight, bias, stride, padding, dilation, groups,
-                               pass_named(op), algorithm);
+         const std::string& algorithm, bool transposed,
+         const std::vector<int64_t>& output_padding) {
+        return explain_call({input, weight, bias, stride, padding, dilation, groups, pass_named(op),
+                             transposed, output_padding},
+                            algorithm);
       },
       py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"), py::arg("padding"),
-      py::arg("dilation"), py::arg("groups"), py::arg("op"), py::arg("algorithm"));
+      py::arg("dilation"), py::arg("groups"), py::arg("op"), py::arg("algorithm"),
+      py::arg("transposed") = false, py::arg("output_padding") = std::vector<int64_t>{0, 0});
 
   m.def(
       "variants",
       [](const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
          const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
-         const std::vector<int64_t>& dilation, int64_t groups, const std::string& op) {
-        return variants_for(input, weight, bias, stride, padding, dilation, groups, pass_named(op));
+         const std::vector<int64_t>& dilation, int64_t groups, const std::string& op,
+         bool transposed, const std::vector<int64_t>& output_padding) {
+        return variants_for({input, weight, bias, stride, padding, dilation, groups, pass_named(op),
+                             transposed, output_padding});
       },
       py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"), py::arg("padding"),
-      py::arg("dilation"), py::arg("groups"), py::arg("op"));
+      py::arg("dilation"), py::arg("groups"), py::arg("op"), py::arg("transposed") = false,
+      py::arg("output_padding") = std::vector<int64_t>{0, 0});
 
   m.def(
       "force_plan",

@@ -38,4 +38,16 @@ Gradients conv2d_backward(const at::Tensor& grad_output, const at::Tensor& input
                           const c10::SymInt& groups, std::array<bool, 3> output_mask,
                           std::string_view algorithm);
 
+at::Tensor conv_transpose2d(const at::Tensor& input, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                            c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                            const c10::SymInt& groups, c10::SymIntArrayRef dilation,
+                            std::string_view algorithm);
+
+Gradients conv_transpose2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                                    const at::Tensor& weight, c10::SymIntArrayRef stride,
+                                    c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                                    const c10::SymInt& groups, c10::SymIntArrayRef dilation,
+                                    std::array<bool, 3> output_mask, std::string_view algorithm);
+
 }  // namespace customconv::torch_layer

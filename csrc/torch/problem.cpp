@@ -45,6 +45,67 @@ bool allow_tf32() {
 
 Shape4 shape4(at::IntArrayRef values) { return {values[0], values[1], values[2], values[3]}; }
 
+Layout layout_of(at::MemoryFormat format) {
+  return format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
+}
+
+// What a convolution and a transposed one have in common: all but the sizes and strides of images.
+std::optional<Convolution> describe_weight(const at::Tensor& input, const at::Tensor& weight,
+                                           at::IntArrayRef stride, at::IntArrayRef padding,
+                                           at::IntArrayRef dilation, int64_t groups) {
+  if (!is_kernel_dtype(input.scalar_type()) || weight.dim() != 4 ||
+      (input.dim() != 3 && input.dim() != 4) || !is_plain(input) || !is_plain(weight) ||
+      weight.scalar_type() != input.scalar_type() || weight.device() != input.device()) {
+    return std::nullopt;
+  }
+  const auto step = pair_of(stride, 1);
+  const auto pad = pair_of(padding, 0);
+  const auto dilate = pair_of(dilation, 1);
+  if (!step || !pad || !dilate || groups < 1) return std::nullopt;
+  if (input.numel() == 0 || weight.numel() == 0 || weight.size(0) % groups != 0) {
+    return std::nullopt;
+  }
+  const bool batched = input.dim() == 4;
+  Convolution conv{
+      batched ? input : input.unsqueeze(0), weight, batched, at::MemoryFormat::Contiguous, {}};
+  if (dense_layout(shape4(weight.sizes()), shape4(weight.strides())) == Layout::kOther) {
+    conv.weight = weight.contiguous();
+  }
+  conv.format = memory_format(conv.input, weight);
+
+  ConvProblem& p = conv.problem;
+  p.dtype = dtype_of(input.scalar_type());
+  p.tf32 = p.dtype == DType::kFloat32 && allow_tf32();
+  p.N = conv.input.size(0);
+  p.C = weight.size(1) * groups;
+  p.K = weight.size(0);
+  p.R = weight.size(2);
+  p.S = weight.size(3);
+  p.groups = groups;
+  p.stride_h = step->h;
+  p.stride_w = step->w;
+  p.pad_h = pad->h;
+  p.pad_w = pad->w;
+  p.dilation_h = dilate->h;
+  p.dilation_w = dilate->w;
+  p.w_aligned = is_aligned(conv.weight);
+  p.w_strides = shape4(conv.weight.strides());
+  return conv;
+}
+
+// Whether there is none, or one number for each channel.
+bool is_bias(const std::optional<at::Tensor>& bias, int64_t channels, const at::Tensor& input) {
+  if (!bias.has_value() || !bias->defined()) return true;
+  return bias->dim() == 1 && bias->size(0) == channels && is_plain(*bias) &&
+         bias->scalar_type() == input.scalar_type() && bias->device() == input.device();
+}
+
+// Pixels along one dimension of a transposed convolution's output.
+int64_t transposed_size(int64_t size, int64_t pad, int64_t dilation, int64_t taps, int64_t stride,
+                        int64_t output_padding) {
+  return (size - 1) * stride - 2 * pad + dilation * (taps - 1) + output_padding + 1;
+}
+
 }  // namespace
 
 bool is_aligned(const at::Tensor& t) {
@@ -69,71 +130,55 @@ std::optional<Convolution> describe(const at::Tensor& input, const at::Tensor& w
                                     const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                                     at::IntArrayRef padding, at::IntArrayRef dilation,
                                     int64_t groups) {
-  const bool has_bias = bias.has_value() && bias->defined();
-  if (!is_kernel_dtype(input.scalar_type()) || weight.dim() != 4 ||
-      (input.dim() != 3 && input.dim() != 4) || !is_plain(input) || !is_plain(weight) ||
-      weight.scalar_type() != input.scalar_type() || weight.device() != input.device()) {
-    return std::nullopt;
-  }
-  const auto step = pair_of(stride, 1);
-  const auto pad = pair_of(padding, 0);
-  const auto dilate = pair_of(dilation, 1);
-  if (!step || !pad || !dilate || groups < 1) return std::nullopt;
-  if (has_bias &&
-      (bias->dim() != 1 || bias->size(0) != weight.size(0) || !is_plain(*bias) ||
-       bias->scalar_type() != input.scalar_type() || bias->device() != input.device())) {
-    return std::nullopt;
-  }
-  const bool batched = input.dim() == 4;
-  Convolution conv{
-      batched ? input : input.unsqueeze(0), weight, batched, at::MemoryFormat::Contiguous, {}};
-  const at::Tensor& x = conv.input;
-  if (x.numel() == 0 || weight.numel() == 0 || weight.size(0) % groups != 0 ||
-      x.size(1) != weight.size(1) * groups) {
-    return std::nullopt;
-  }
-  if (dense_layout(shape4(weight.sizes()), shape4(weight.strides())) == Layout::kOther) {
-    conv.weight = weight.contiguous();
-  }
-  conv.format = memory_format(x, weight);
-
-  ConvProblem& p = conv.problem;
-  p.dtype = dtype_of(x.scalar_type());
-  p.tf32 = p.dtype == DType::kFloat32 && allow_tf32();
-  p.has_bias = has_bias;
-  p.N = x.size(0);
-  p.C = x.size(1);
+  auto conv = describe_weight(input, weight, stride, padding, dilation, groups);
+  if (!conv || !is_bias(bias, weight.size(0), input)) return std::nullopt;
+  const at::Tensor& x = conv->input;
+  ConvProblem& p = conv->problem;
+  if (x.size(1) != p.C) return std::nullopt;
+  p.has_bias = bias.has_value() && bias->defined();
   p.H = x.size(2);
   p.W = x.size(3);
-  p.K = weight.size(0);
-  p.R = weight.size(2);
-  p.S = weight.size(3);
-  p.groups = groups;
-  p.stride_h = step->h;
-  p.stride_w = step->w;
-  p.pad_h = pad->h;
-  p.pad_w = pad->w;
-  p.dilation_h = dilate->h;
-  p.dilation_w = dilate->w;
   p.P = output_size(p.H, p.pad_h, p.dilation_h, p.R, p.stride_h);
   p.Q = output_size(p.W, p.pad_w, p.dilation_w, p.S, p.stride_w);
   if (p.P < 1 || p.Q < 1) return std::nullopt;
   p.x_strides = shape4(x.strides());
   p.x_aligned = is_aligned(x);
-  p.w_aligned = is_aligned(conv.weight);
-  p.w_strides = shape4(conv.weight.strides());
-  const bool channels_last = conv.format == at::MemoryFormat::ChannelsLast;
-  p.y_strides = dense_strides(p.y_sizes(), channels_last ? Layout::kNhwc : Layout::kNchw);
+  p.y_strides = dense_strides(p.y_sizes(), layout_of(conv->format));
   return conv;
 }
 
-ConvProblem Convolution::gradient(Pass pass) const {
+std::optional<Convolution> describe_transpose(const at::Tensor& input, const at::Tensor& weight,
+                                              const std::optional<at::Tensor>& bias,
+                                              at::IntArrayRef stride, at::IntArrayRef padding,
+                                              at::IntArrayRef output_padding, int64_t groups,
+                                              at::IntArrayRef dilation) {
+  auto conv = describe_weight(input, weight, stride, padding, dilation, groups);
+  const auto extra = pair_of(output_padding, 0);
+  if (!conv || !extra || !is_bias(bias, conv->problem.C, input)) return std::nullopt;
+  const at::Tensor& y = conv->input;
+  ConvProblem& p = conv->problem;
+  if (y.size(1) != p.K || extra->h >= p.stride_h || extra->w >= p.stride_w) return std::nullopt;
+  p.P = y.size(2);
+  p.Q = y.size(3);
+  p.H = transposed_size(p.P, p.pad_h, p.dilation_h, p.R, p.stride_h, extra->h);
+  p.W = transposed_size(p.Q, p.pad_w, p.dilation_w, p.S, p.stride_w, extra->w);
+  if (p.H < 1 || p.W < 1) return std::nullopt;
+  p.x_strides = dense_strides(p.x_sizes(), layout_of(conv->format));
+  p.y_strides = dense_strides(p.y_sizes(), layout_of(conv->format));
+  p.y_aligned = is_aligned(y);
+  conv->transposed = true;
+  return conv;
+}
+
+ConvProblem Convolution::problem_of(Pass pass) const {
+  if (pass == Pass::kFprop && !transposed) return problem;
   ConvProblem p = problem;
-  p.pass = pass;
   p.has_bias = false;
-  const Layout layout = format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
-  if (pass == Pass::kDgrad) p.x_strides = dense_strides(p.x_sizes(), layout);
-  if (pass == Pass::kWgrad) p.w_strides = dense_strides(p.w_sizes(), layout);
+  p.pass = pass;
+  if (transposed && pass == Pass::kFprop) p.pass = Pass::kDgrad;
+  if (transposed && pass == Pass::kDgrad) p.pass = Pass::kFprop;
+  if (p.pass == Pass::kDgrad) p.x_strides = dense_strides(p.x_sizes(), layout_of(format));
+  if (p.pass == Pass::kWgrad) p.w_strides = dense_strides(p.w_sizes(), layout_of(format));
   return p;
 }
 

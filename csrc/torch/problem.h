@@ -12,15 +12,19 @@ namespace customconv::torch_layer {
 
 // A well-formed, non-empty convolution of real floating-point tensors: batched, weight dense.
 struct Convolution {
-  at::Tensor input;         // (N, C, H, W), any strides
+  at::Tensor input;         // (N, C, H, W), or (N, K, P, Q) if transposed; any strides
   at::Tensor weight;        // (K, C / groups, R, S), contiguous or channels_last
   bool batched;             // false: the caller's input had no batch dimension
   at::MemoryFormat format;  // of the output and of the gradients
-  ConvProblem problem;      // its fprop, y laid out in `format`
+  ConvProblem problem;      // its fprop, y laid out in `format`, x too if transposed
+  bool transposed = false;  // from y to x: its forward pass is the dgrad of `problem`
 
-  std::array<int64_t, 4> output_sizes() const { return problem.y_sizes(); }
-  // The same convolution's gradient; grad_output must be laid out in `format`.
-  ConvProblem gradient(Pass pass) const;
+  std::array<int64_t, 4> output_sizes() const {
+    return transposed ? problem.x_sizes() : problem.y_sizes();
+  }
+  // Of the output, or of one of the operator's gradients. What is written is laid out in `format`;
+  // grad_output must be, and if transposed the input.
+  ConvProblem problem_of(Pass pass) const;
 };
 
 // Nothing where PyTorch should compute the convolution or raise its error: malformed arguments,
@@ -29,6 +33,14 @@ std::optional<Convolution> describe(const at::Tensor& input, const at::Tensor& w
                                     const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                                     at::IntArrayRef padding, at::IntArrayRef dilation,
                                     int64_t groups);
+
+// The same for a transposed convolution: the convolution whose input gradient it is. Nothing either
+// where output_padding reaches the stride: then the convolution has more pixels than the input.
+std::optional<Convolution> describe_transpose(const at::Tensor& input, const at::Tensor& weight,
+                                              const std::optional<at::Tensor>& bias,
+                                              at::IntArrayRef stride, at::IntArrayRef padding,
+                                              at::IntArrayRef output_padding, int64_t groups,
+                                              at::IntArrayRef dilation);
 
 // The memory format that PyTorch gives a convolution's output: channels_last where the input or the
 // weight suggests it, except on CUDA in float64 or with cuDNN switched off.

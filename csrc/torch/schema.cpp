@@ -54,6 +54,36 @@ Gradients conv2d_backward(const at::Tensor& grad_output, const at::Tensor& input
                  algorithm);
 }
 
+at::Tensor conv_transpose2d(const at::Tensor& input, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                            c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                            const c10::SymInt& groups, c10::SymIntArrayRef dilation,
+                            std::string_view algorithm) {
+  using Signature = at::Tensor(
+      const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, c10::SymIntArrayRef,
+      c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt, c10::SymIntArrayRef, std::string_view);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("customconv::conv_transpose2d", "")
+                             .typed<Signature>();
+  return op.call(input, weight, bias, stride, padding, output_padding, groups, dilation, algorithm);
+}
+
+Gradients conv_transpose2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                                    const at::Tensor& weight, c10::SymIntArrayRef stride,
+                                    c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                                    const c10::SymInt& groups, c10::SymIntArrayRef dilation,
+                                    std::array<bool, 3> output_mask, std::string_view algorithm) {
+  using Signature =
+      Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, c10::SymIntArrayRef,
+                c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt, c10::SymIntArrayRef,
+                std::array<bool, 3>, std::string_view);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("customconv::conv_transpose2d_backward", "")
+                             .typed<Signature>();
+  return op.call(grad_output, input, weight, stride, padding, output_padding, groups, dilation,
+                 output_mask, algorithm);
+}
+
 namespace {
 
 // String padding, as ATen does it: what "same" adds on one side only is put there first.
@@ -100,12 +130,13 @@ at::Tensor conv2d_int(const at::Tensor& input, const at::Tensor& weight,
                 algorithm.value_or("auto"));
 }
 
+std::array<c10::SymInt, 2> pair(const c10::SymInt& v) { return {v, v}; }
+
 // The operator for plain integers that are symbolic while a graph is traced.
 at::Tensor conv2d_symint(const at::Tensor& input, const at::Tensor& weight,
                          const std::optional<at::Tensor>& bias, c10::SymInt stride,
                          c10::SymInt padding, c10::SymInt dilation, c10::SymInt groups,
                          std::string_view algorithm) {
-  const auto pair = [](const c10::SymInt& v) { return std::array<c10::SymInt, 2>{v, v}; };
   return conv2d(input, weight, bias, pair(stride), pair(padding), pair(dilation), groups,
                 algorithm);
 }
@@ -127,6 +158,48 @@ Gradients conv2d_backward_aten(const at::Tensor& grad_output, const at::Tensor& 
   check_runs_on(algorithm, input);
   return aten_conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
                               output_mask);
+}
+
+at::Tensor conv_transpose2d_int(const at::Tensor& input, const at::Tensor& weight,
+                                const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                                at::IntArrayRef padding, at::IntArrayRef output_padding,
+                                int64_t groups, at::IntArrayRef dilation,
+                                std::optional<std::string_view> algorithm) {
+  return conv_transpose2d(input, weight, bias, c10::fromIntArrayRefSlow(stride),
+                          c10::fromIntArrayRefSlow(padding),
+                          c10::fromIntArrayRefSlow(output_padding), groups,
+                          c10::fromIntArrayRefSlow(dilation), algorithm.value_or("auto"));
+}
+
+at::Tensor conv_transpose2d_symint(const at::Tensor& input, const at::Tensor& weight,
+                                   const std::optional<at::Tensor>& bias, c10::SymInt stride,
+                                   c10::SymInt padding, c10::SymInt output_padding,
+                                   c10::SymInt groups, c10::SymInt dilation,
+                                   std::string_view algorithm) {
+  return conv_transpose2d(input, weight, bias, pair(stride), pair(padding), pair(output_padding),
+                          groups, pair(dilation), algorithm);
+}
+
+at::Tensor conv_transpose2d_aten(const at::Tensor& input, const at::Tensor& weight,
+                                 const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                                 c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                                 c10::SymInt groups, c10::SymIntArrayRef dilation,
+                                 std::string_view algorithm) {
+  check_runs_on(algorithm, input);
+  return aten_conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups,
+                               dilation);
+}
+
+Gradients conv_transpose2d_backward_aten(const at::Tensor& grad_output, const at::Tensor& input,
+                                         const at::Tensor& weight, c10::SymIntArrayRef stride,
+                                         c10::SymIntArrayRef padding,
+                                         c10::SymIntArrayRef output_padding, c10::SymInt groups,
+                                         c10::SymIntArrayRef dilation,
+                                         std::array<bool, 3> output_mask,
+                                         std::string_view algorithm) {
+  check_runs_on(algorithm, input);
+  return aten_conv_transpose2d_backward(grad_output, input, weight, stride, padding, output_padding,
+                                        groups, dilation, output_mask);
 }
 
 // The same for plain integers, as conv2d_int.
@@ -198,6 +271,27 @@ TORCH_LIBRARY(customconv, m) {
       "SymInt[2] padding, SymInt[2] dilation, SymInt groups, bool[3] output_mask, *, "
       "str algorithm=\"auto\") -> (Tensor, Tensor, Tensor)",
       {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv_transpose2d.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
+      "int[2] padding=0, int[2] output_padding=0, int groups=1, int[2] dilation=1, *, "
+      "str? algorithm=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, "
+      "SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1, *, "
+      "str algorithm=\"auto\") -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv_transpose2d.symint(Tensor input, Tensor weight, Tensor? bias=None, SymInt stride=1, "
+      "SymInt padding=0, SymInt output_padding=0, SymInt groups=1, SymInt dilation=1, *, "
+      "str algorithm=\"auto\") -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv_transpose2d_backward(Tensor grad_output, Tensor input, Tensor weight, "
+      "SymInt[2] stride, SymInt[2] padding, SymInt[2] output_padding, SymInt groups, "
+      "SymInt[2] dilation, bool[3] output_mask, *, str algorithm=\"auto\") "
+      "-> (Tensor, Tensor, Tensor)",
+      {at::Tag::pt2_compliant_tag});
 }
 
 TORCH_LIBRARY_IMPL(customconv, CompositeImplicitAutograd, m) {
@@ -205,6 +299,8 @@ TORCH_LIBRARY_IMPL(customconv, CompositeImplicitAutograd, m) {
   m.impl("conv2d.symint", conv2d_symint);
   m.impl("conv2d.padding", conv2d_padding);
   m.impl("conv2d_fused.int", conv2d_fused_int);
+  m.impl("conv_transpose2d.int", conv_transpose2d_int);
+  m.impl("conv_transpose2d.symint", conv_transpose2d_symint);
 }
 
 // vmap looks for a rule of its own before it decomposes an operator.
@@ -214,14 +310,20 @@ TORCH_LIBRARY_IMPL(customconv, FuncTorchBatched, m) {
   m.impl("conv2d.padding", conv2d_padding);
   m.impl("conv2d", conv2d_aten);
   m.impl("conv2d_fused.int", conv2d_fused_int);
+  m.impl("conv_transpose2d.int", conv_transpose2d_int);
+  m.impl("conv_transpose2d.symint", conv_transpose2d_symint);
   m.impl("conv2d_fused", conv2d_fused_composite<false>);
   m.impl("conv2d_backward", conv2d_backward_aten);
+  m.impl("conv_transpose2d", conv_transpose2d_aten);
+  m.impl("conv_transpose2d_backward", conv_transpose2d_backward_aten);
 }
 
 TORCH_LIBRARY_IMPL(customconv, CompositeExplicitAutograd, m) {
   m.impl("conv2d", conv2d_aten);
   m.impl("conv2d_fused", conv2d_fused_composite<true>);
   m.impl("conv2d_backward", conv2d_backward_aten);
+  m.impl("conv_transpose2d", conv_transpose2d_aten);
+  m.impl("conv_transpose2d_backward", conv_transpose2d_backward_aten);
 }
 
 }  // namespace customconv::torch_layer

@@ -117,6 +117,8 @@ def explain(
     groups: int,
     op: str,
     algorithm: str,
+    transposed: bool = False,
+    output_padding: Sequence[int] = (0, 0),
 ) -> Explanation: ...
 def variants(
     input: Tensor,
@@ -127,5 +129,7 @@ def variants(
     dilation: Sequence[int],
     groups: int,
     op: str,
+    transposed: bool = False,
+    output_padding: Sequence[int] = (0, 0),
 ) -> list[ConvPlan]: ...
 def force_plan(plan: ConvPlan | None) -> None: ...

@@ -67,6 +67,8 @@ def explain(
     groups: int = 1,
     *,
     op: str = "fprop",
+    transposed: bool = False,
+    output_padding: int | Sequence[int] = 0,
     algorithm: str = "auto",
 ) -> Explanation:
     """Says what computes a convolution, without computing it.
@@ -80,6 +82,8 @@ def explain(
         dilation: As in ``customconv.conv2d``.
         groups: As in ``customconv.conv2d``.
         op: "fprop" for the output, "dgrad" for the input's gradient, "wgrad" for the weight's.
+        transposed: Whether the call is one of ``customconv.conv_transpose2d``.
+        output_padding: As in ``customconv.conv_transpose2d``, if transposed.
         algorithm: As in ``customconv.conv2d``.
 
     Returns:
@@ -87,17 +91,23 @@ def explain(
 
     Raises:
         RuntimeError: The arguments do not fit together.
-        ValueError: There is no algorithm, or no op, of that name.
+        ValueError: There is no algorithm, no op or no padding of that name.
     """
-    stride, dilation = _pair(stride), _pair(dilation)
+    stride, dilation, output_padding = _pair(stride), _pair(dilation), _pair(output_padding)
     if isinstance(padding, str):
+        if transposed:
+            raise ValueError(f"a transposed convolution has padding in numbers, not {padding!r}")
         input, padding = numbered_padding(padding, input, weight, dilation)
     padding = _pair(padding)
-    found = _C.explain(input, weight, bias, stride, padding, dilation, groups, op, algorithm)
+    found = _C.explain(
+        input, weight, bias, stride, padding, dilation, groups, op, algorithm, transposed,
+        output_padding,
+    )  # fmt: skip
     summary = (
-        f"{op}, {_tensor(input)}, weight {_by(weight.shape)}, "
-        f"{'no bias' if bias is None else 'bias'}, stride {_by(stride)}, "
-        f"padding {_by(padding)}, dilation {_by(dilation)}, groups {groups}"
+        f"{op}{' transposed' if transposed else ''}, {_tensor(input)}, weight {_by(weight.shape)}, "
+        f"{'no bias' if bias is None else 'bias'}, stride {_by(stride)}, padding {_by(padding)}, "
+        f"{f'output padding {_by(output_padding)}, ' if transposed else ''}"
+        f"dilation {_by(dilation)}, groups {groups}"
     )
     candidates = tuple(found.candidates)
     return Explanation(summary, found.plan, found.fallback, candidates, found.problem)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight, bias
+
 
 def _conv2d(
     input: Tensor,
@@ -69,25 +71,71 @@ def _conv2d_backward(
     output_mask: Sequence[bool],
     *,
     algorithm: str = "auto",
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> Gradients:
+    geometry = stride, padding, dilation, False, [0, 0], groups
+    return _backward(grad_output, input, weight, geometry, output_mask, weight.shape[:1])
+
+
+def _conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    output_padding: Sequence[int] = (0, 0),
+    groups: int = 1,
+    dilation: Sequence[int] = (1, 1),
+    *,
+    algorithm: str = "auto",
+) -> Tensor:
+    output: Tensor = torch.ops.aten.conv_transpose2d.input(
+        input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
+    return output
+
+
+def _conv_transpose2d_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+    output_mask: Sequence[bool],
+    *,
+    algorithm: str = "auto",
+) -> Gradients:
+    geometry = stride, padding, dilation, True, output_padding, groups
+    channels = [weight.shape[1] * groups]
+    return _backward(grad_output, input, weight, geometry, output_mask, channels)
+
+
+def _backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    geometry: tuple[object, ...],
+    output_mask: Sequence[bool],
+    bias_shape: Sequence[int],
+) -> Gradients:
     if input.ndim == grad_output.ndim == 3:  # one image
-        grad_input, grad_weight, grad_bias = _conv2d_backward(
-            grad_output.unsqueeze(0), input.unsqueeze(0), weight, stride, padding, dilation,
-            groups, output_mask,
-        )  # fmt: skip
+        grad_input, grad_weight, grad_bias = _backward(
+            grad_output.unsqueeze(0), input.unsqueeze(0), weight, geometry, output_mask, bias_shape
+        )
         return None if grad_input is None else grad_input.squeeze(0), grad_weight, grad_bias
     if not input.ndim == weight.ndim == grad_output.ndim == 4:
         # Malformed: PyTorch raises.
-        refused: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward.default(
-            grad_output, input, weight, None, stride, padding, dilation, False, [0, 0], groups,
-            output_mask,
-        )  # fmt: skip
+        refused: Gradients = torch.ops.aten.convolution_backward.default(
+            grad_output, input, weight, None, *geometry, output_mask
+        )
         return refused
     layout = _memory_format(input, weight)
     return (
         torch.empty_like(input, memory_format=layout) if output_mask[0] else None,
         torch.empty_like(weight, memory_format=layout) if output_mask[1] else None,
-        weight.new_empty(weight.shape[0]) if output_mask[2] else None,
+        weight.new_empty(bias_shape) if output_mask[2] else None,
     )
 
 
@@ -103,3 +151,5 @@ def _memory_format(input: Tensor, weight: Tensor) -> torch.memory_format:
 torch.library.register_fake("customconv::conv2d", _conv2d)
 torch.library.register_fake("customconv::conv2d_fused", _conv2d_fused)
 torch.library.register_fake("customconv::conv2d_backward", _conv2d_backward)
+torch.library.register_fake("customconv::conv_transpose2d", _conv_transpose2d)
+torch.library.register_fake("customconv::conv_transpose2d_backward", _conv_transpose2d_backward)

@@ -1,4 +1,4 @@
-"""The operator as a module."""
+"""The operators as modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .ops import conv2d
+from .ops import conv2d, conv_transpose2d
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -74,5 +74,81 @@ class Conv2d(torch.nn.Conv2d):
 
     def extra_repr(self) -> str:
         """The arguments as ``torch.nn.Conv2d`` prints them, and the algorithm if one is forced."""
-        forced = "" if self.algorithm == "auto" else f", algorithm={self.algorithm!r}"
-        return f"{super().extra_repr()}{forced}"  # type: ignore[no-untyped-call]
+        return f"{super().extra_repr()}{_forced(self.algorithm)}"  # type: ignore[no-untyped-call]
+
+
+class ConvTranspose2d(torch.nn.ConvTranspose2d):
+    """A drop-in ``torch.nn.ConvTranspose2d`` that computes by ``customconv.conv_transpose2d``.
+
+    Parameters, initialization and ``state_dict`` are those of ``torch.nn.ConvTranspose2d``.
+
+    Args:
+        in_channels: The number of the input's channels.
+        out_channels: The number of the output's channels.
+        kernel_size: The size of the filters.
+        stride: The step between two windows of the output.
+        padding: How much of both sides of the output is cut off.
+        output_padding: How much is added below and to the right.
+        groups: The number of groups that the channels are split into.
+        bias: Whether to add a learned value to each output channel.
+        dilation: The step between two taps of a filter.
+        padding_mode: "zeros", the only one there is.
+        device: Where the parameters are.
+        dtype: The parameters' type.
+        algorithm: As in ``customconv.conv_transpose2d``.
+
+    Shape:
+        Input (N, K, P, Q) or (K, P, Q); output (N, C, H, W) or (C, H, W). See
+        ``customconv.conv_transpose2d`` for types, sizes and errors.
+    """
+
+    # On the class too, for modules that were not made by this constructor.
+    algorithm: str = "auto"
+
+    def __init__(  # noqa: D107  (the class says it)
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        output_padding: int | tuple[int, int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int, int] = 1,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias,
+            dilation, padding_mode, device, dtype,
+        )  # fmt: skip
+        self.algorithm = algorithm
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """The output, of the size asked for if the stride leaves a choice.
+
+        Args:
+            input: The images.
+            output_size: The output's height and width, or its whole shape, in place of
+                ``output_padding``.
+        """
+        output_padding = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size,  # type: ignore[arg-type]
+            2, self.dilation,  # type: ignore[arg-type]
+        )  # fmt: skip
+        return conv_transpose2d(
+            input, self.weight, self.bias, self.stride, self.padding,  # type: ignore[arg-type]
+            output_padding, self.groups, self.dilation, algorithm=self.algorithm,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The arguments as ``torch.nn.ConvTranspose2d`` prints them, and a forced algorithm."""
+        return f"{super().extra_repr()}{_forced(self.algorithm)}"  # type: ignore[no-untyped-call]
+
+
+def _forced(algorithm: str) -> str:
+    return "" if algorithm == "auto" else f", algorithm={algorithm!r}"

@@ -127,6 +127,54 @@ def conv2d_fused(
     return output
 
 
+def conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+    *,
+    algorithm: str = "auto",
+) -> Tensor:
+    """Transposes a convolution, as ``torch.nn.functional.conv_transpose2d`` does.
+
+    The output is the gradient that ``conv2d`` with this weight has in its input where ``input`` is
+    the gradient of its output; kernels compute it as that. Types, devices and the output's memory
+    format are as in ``conv2d``. PyTorch computes it where output_padding is not below the stride.
+
+    Args:
+        input: The images, of shape (N, K, P, Q), or (K, P, Q) for one.
+        weight: The filters, of shape (K, C / groups, R, S), with the input's type and device.
+        bias: What is added to each output channel, of shape (C,), or None.
+        stride: The step between two windows of the output: one number, or one for each of height
+            and width.
+        padding: How much of both sides of the output is cut off: one number, or one each.
+        output_padding: How much is added below and to the right: one number, or one each.
+        groups: The number of groups that the channels are split into; it divides both K and C.
+        dilation: The step between two taps of a filter: one number, or one each.
+        algorithm: As in ``conv2d``; a forced family computes the input's gradient of ``conv2d``.
+
+    Returns:
+        The output, of shape (N, C, H, W), or (C, H, W) for one image, of the input's type, where
+        H = (P - 1) * stride - 2 * padding + dilation * (R - 1) + output_padding + 1, and W likewise
+        from Q and S.
+
+    Raises:
+        RuntimeError: The arguments do not fit together, with the words that
+            ``torch.nn.functional.conv_transpose2d`` has for it; or the forced family cannot compute
+            this problem, with its reason.
+        ValueError: There is no algorithm of that name.
+    """
+    output: Tensor = torch.ops.customconv.conv_transpose2d.default(
+        input, weight, bias, _pair(stride), _pair(padding), _pair(output_padding), groups,
+        _pair(dilation), algorithm=algorithm,
+    )  # fmt: skip
+    return output
+
+
 def numbered_padding(
     name: str, input: Tensor, weight: Tensor, dilation: Sequence[int]
 ) -> tuple[Tensor, list[int]]:

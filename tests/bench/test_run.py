@@ -22,9 +22,10 @@ def bench_run(path, *more):
     return command.main(["run", "--suite", "smoke", *QUICK, "--out", str(path), *more])
 
 
-def test_a_run_measures_every_row_of_its_cells(tmp_path, capsys):
+@pytest.mark.parametrize(("layer", "height"), [("3x3", 14), ("transposed", 18)])
+def test_a_run_measures_every_row_of_its_cells(layer, height, tmp_path, capsys):
     path = tmp_path / "cpu.json"
-    assert bench_run(path, "--layer", "3x3", "--op", "fprop,dgrad,wgrad") == 0
+    assert bench_run(path, "--layer", layer, "--op", "fprop,dgrad,wgrad") == 0
     rows = results.load(path)["rows"]
     assert [row["op"] for row in rows] == ["fprop", "dgrad", "wgrad"]
     for row in rows:
@@ -34,7 +35,7 @@ def test_a_run_measures_every_row_of_its_cells(tmp_path, capsys):
         assert row["ratio_lo"] <= row["ratio"] <= row["ratio_hi"]
         assert row["ours_err"] < 1e-6
         assert row["floor_ms"] is None
-        assert row["problem"]["P"] == 14
+        assert row["problem"]["P"] == height
     assert "3 of 3 rows, 0 with a wrong result" in capsys.readouterr().out
 
 
@@ -44,10 +45,10 @@ def test_resume_measures_what_is_missing_and_keeps_the_rest(tmp_path, capsys):
     before = results.load(path)["rows"]
     capsys.readouterr()
     assert bench_run(path, "--resume") == 0
-    assert "5 of 5 rows" in capsys.readouterr().out
+    assert "6 of 6 rows" in capsys.readouterr().out
     rows = results.load(path)["rows"]
     assert rows[0] == before[0]
-    assert len(rows) == 6
+    assert len(rows) == 7
 
 
 def test_without_resume_rows_are_replaced_in_place(tmp_path):
@@ -108,7 +109,7 @@ def test_a_run_stops_before_the_budget_is_spent(tmp_path, capsys):
     assert bench_run(path, "--budget-s", "0") == 0
     printed = capsys.readouterr().out
     assert "stopped for the budget of 0 s" in printed
-    assert "0 of 6 rows" in printed
+    assert "0 of 7 rows" in printed
 
 
 def test_the_budget_counts_the_longest_row_of_late(monkeypatch):

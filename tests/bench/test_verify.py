@@ -15,7 +15,9 @@ ODD = [
     Layer("", "padding over the kernel", 1, 2, 5, 4, 3, 2, 2, (1, 1), (4, 3), (1, 1), 1),
     Layer("", "one of all", 1, 1, 1, 1, 1, 1, 1),
     Layer("", "channel multiplier", 2, 3, 9, 9, 6, 3, 3, (2, 1), (1, 1), (1, 1), 3),
-]
+    Layer("", "transposed", 2, 6, 7, 5, 9, 3, 4, (3, 2), (2, 1), (2, 3), 3,
+          transposed=True, output_padding=(2, 1)),
+]  # fmt: skip
 LAYERS = [*layers.load(["smoke"]), *ODD]
 
 

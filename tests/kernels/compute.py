@@ -138,6 +138,18 @@ def has_plan(
     return by_family[family].plan is not None
 
 
+def takes(op: str, family: str, problem: Problem, t: Tensors) -> bool:
+    """Whether a family that has a plan for the problem has one for these tensors.
+
+    Weight gradients of implicit_gemm alone want both images in one layout, and channels-last ones
+    of whole 16 bytes a pixel.
+    """
+    found = customconv.explain(t.x, t.w, t.bias, *problem.geometry, op=op)
+    candidate = next(c for c in found.candidates if c.family == family)
+    assert candidate.plan or (family, op) == ("implicit_gemm", "wgrad"), candidate.reason
+    return candidate.plan is not None
+
+
 def plan_of(op: str, family: str, problem: Problem, t: Tensors) -> _C.ConvPlan:
     """The plan that a forced family runs; it must be that family's."""
     found = customconv.explain(t.x, t.w, t.bias, *problem.geometry, op=op, algorithm=family)

@@ -1,8 +1,8 @@
 """Runs every kernel of every family on small problems, checked, for compute-sanitizer to watch.
 
 A plain script: pytest would only be in the way. Each tensor gets memory of its own from CUDA, so
-that an access past its end is one past an allocation's. Arguments name families; all without any.
-See docs/testing.md.
+that an access past its end is one past an allocation's. Arguments name families, or "bias" for the
+gradients of biases; all of these run without any. See docs/testing.md.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from compute import (
     plan_of,
     runs_of,
     small_cases,
+    takes,
 )
 from reference import ALL_FAMILIES, LAYOUTS, assert_equal
 
@@ -86,6 +87,8 @@ def run_cases(families: list[str]) -> Counter[str]:
         layout = LAYOUTS[(numbers[name] + PASSES.index(op) + DTYPES.index(dtype)) % 2]
         tensors = place_all(case, values[name], "cuda", dtype, layout)
         with as_allowed(family):
+            if not takes(op, family, case, tensors):
+                continue
             plan = plan_of(op, family, case, tensors)
             result = compute(op, family, case, tensors)
         what = f"{name}, {layout}, {plan}"
@@ -137,6 +140,8 @@ def run_wide(families: list[str]) -> Counter[str]:
                 if family not in families or op not in expected:
                     continue  # the other result would be of 2^31 elements
                 with as_allowed(family):
+                    if not takes(op, family, case, t):
+                        continue
                     plan = plan_of(op, family, case, t)
                     assert plan.wide_index, plan
                     actual = compute(op, family, case, t).cpu()
@@ -145,16 +150,37 @@ def run_wide(families: list[str]) -> Counter[str]:
     return variants
 
 
+def run_bias() -> Counter[str]:
+    """Gradients of biases, by vectors of every width, in one share and in several."""
+    variants: Counter[str] = Counter()
+    for dtype in DTYPES[1:]:  # float64 is PyTorch's
+        for layout in LAYOUTS:
+            for shape in [(3, 5, 3, 3), (2, 6, 5, 2), (2, 12, 2, 6), (40, 264, 4, 6), (2, 9, 1, 1)]:
+                dy = torch.randint(-2, 3, shape).to(dtype).contiguous(memory_format=layout)
+                x, w = torch.zeros_like(dy[:, :1]), torch.zeros(shape[1], 1, 1, 1, dtype=dtype)
+                geometry = [1, 1], [0, 0], [1, 1], 1
+                actual = torch.ops.customconv.conv2d_backward(
+                    *(t.cuda() for t in (dy, x, w)), *geometry, [False, False, True]
+                )[2]
+                expected = dy.double().sum((0, 2, 3)).to(dtype)
+                assert_equal(actual.cpu(), expected, what=f"bias of {shape}, {layout}")
+                variants[f"bias {str(dtype)[6:]}"] += 1
+    return variants
+
+
 def main() -> int:
     if not torch.cuda.is_available():
         print("needs a GPU")
         return 2
-    families = sys.argv[1:] or list(ALL_FAMILIES)
-    if unknown := set(families) - set(ALL_FAMILIES):
+    known = {*ALL_FAMILIES, "bias"}
+    families = sys.argv[1:] or list(known)
+    if unknown := set(families) - known:
         print(f"unknown families: {', '.join(sorted(unknown))}")
         return 2
     start = time.time()
     variants = run_cases(families) + run_wide(families)
+    if "bias" in families:
+        variants += run_bias()
     for variant, count in sorted(variants.items()):
         print(f"{count:5}  {variant}")
     print(f"{sum(variants.values())} results, all exact, in {time.time() - start:.0f} s")

@@ -97,6 +97,7 @@ def check_reach(
     problems: dict[str, Case],
     value: float = torch.nan,
     only: Collection[str] = (),
+    dtype: torch.dtype = torch.float16,
 ) -> None:
     """A value that is no number, in a pixel, reaches the results whose taps meet it, and no other.
 
@@ -109,9 +110,7 @@ def check_reach(
             spoilt = with_pixel(values, operand, place, value)
             expected = by_pytorch(op, problem, spoilt).cuda()
             met = meets(op, problem, values, operand, place).cuda()
-            for what, _, actual in results(
-                family, op, problem, spoilt, (torch.float16,), only=only
-            ):
+            for what, _, actual in results(family, op, problem, spoilt, (dtype,), only=only):
                 apart = ~met & ~actual.isnan()
                 wanted = torch.where(apart, clean, expected).to(actual.dtype)
                 assert_equal(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from cases import case
-from every_plan import check_exact, check_reach
+from cases import case, make_integers, place_all
+from every_plan import DTYPES, check_exact, check_reach, plans_of
+from reference import LAYOUTS
 
-GEOMETRY = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm/weight/geometry.h"
+FOLDER = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm/weight"
 
 # Tiles that are whole and that are not, channels with tails, several blocks of both, taps that are
 # too many for a chunk, and that a stride or a dilation puts in several boxes.
@@ -35,37 +37,66 @@ PROBLEMS = {
     "pointwise_strided": case((3, 136, 27, 28), (256, 136, 1, 1), stride=2),
     "groups": case((2, 256, 14, 14), (512, 64, 3, 3), padding=1, groups=4),
     "groups_strided": case((4, 256, 14, 14), (256, 64, 3, 3), stride=2, padding=1, groups=4),
+    "pointwise_odd": case((3, 64, 7, 7), (68, 64, 1, 1)),
+    "groups_of_12": case((2, 24, 9, 11), (40, 12, 3, 3), padding=1, groups=2),
+    "stem": case((3, 3, 40, 48), (64, 3, 7, 7), stride=2, padding=3),
+    "few_whole": case((2, 3, 19, 32), (72, 3, 3, 3), padding=1),
+    "few_images": case((20, 1, 9, 16), (24, 1, 5, 4), padding=(2, 1)),
+    "few_dilated": case((2, 5, 33, 32), (64, 5, 3, 4), stride=(3, 2), padding=2, dilation=(2, 1)),
+    "few": case((2, 3, 30, 32), (72, 3, 7, 7), stride=2, padding=3),
+    "few_narrow": case((3, 3, 16, 24), (24, 3, 3, 3), padding=1),
+    "few_far": case((1, 2, 60, 64), (16, 1, 11, 11), stride=4, padding=2, groups=2),
+    "rows_of_28": case((3, 64, 28, 28), (64, 64, 3, 3), padding=1),
+    "rows_of_56": case((1, 70, 10, 56), (130, 70, 3, 3), padding=1),
+    "one": case((2, 1, 9, 10), (1, 1, 2, 2)),
     "groups_of_40": case((2, 120, 9, 11), (72, 40, 3, 3), padding=1, groups=3),
 }  # fmt: skip
 # For NaN: tiles that go on behind the image, and groups.
 REACHES = {
     name: PROBLEMS[name]
     for name in ("3x3_small", "3x3_tails", "strided_odd", "strided_5x5", "groups_of_40",
-                 "pointwise_padded")
+                 "pointwise_padded", "few", "rows_of_56", "stem", "few_dilated")
 }  # fmt: skip
 
 
 def kernels() -> set[str]:
-    """The names in geometry.h."""
-    body = re.search(r"kKernels\[\] = \{(.*?)\n\};", GEOMETRY.read_text(), re.DOTALL)
-    assert body is not None
-    return set(re.findall(r'\{"([^"]+)", \d', body[1]))
+    """The names in the tables, of channels-last tensors and of planes."""
+    names = set()
+    for path in FOLDER.rglob("geometry.h"):
+        body = re.search(r"kKernels\[\] = \{(.*?)\n\};", path.read_text(), re.DOTALL)
+        assert body is not None
+        names |= set(re.findall(r'\{"([^"]+)", \d', body[1]))
+    return names
 
 
 @pytest.mark.gpu
-def test_every_plan_is_exact():
-    plans = check_exact("implicit_gemm", "wgrad", PROBLEMS, kernels())
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_plan_is_exact(name):
+    check_exact("implicit_gemm", "wgrad", {name: PROBLEMS[name]}, kernels())
+
+
+@pytest.mark.gpu
+def test_every_kernel_has_a_plan():
+    plans = []
+    for problem in PROBLEMS.values():
+        values = make_integers(problem)
+        for dtype, layout in itertools.product(DTYPES, LAYOUTS):
+            t = place_all(problem, values, "cuda", dtype, layout)
+            plans += plans_of("implicit_gemm", "wgrad", problem, t, kernels())
     assert {plan.variant for plan in plans} == kernels()
     assert {plan.splits > 1 for plan in plans} == {False, True}
     assert any(plan.workspace_bytes == 0 for plan in plans)  # stored without a second kernel
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("operand", ["x", "dy"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_nan_reaches_what_its_taps_meet(operand, value):
-    check_reach("implicit_gemm", "wgrad", operand, REACHES, value, kernels())
+@pytest.mark.parametrize("name", REACHES)
+def test_nan_reaches_what_its_taps_meet(name, operand, value, dtype):
+    problems = {name: REACHES[name]}
+    check_reach("implicit_gemm", "wgrad", operand, problems, value, kernels(), dtype)
 
 
 def test_kernels_are_read():
-    assert len(kernels()) == 5
+    assert len(kernels()) == 21

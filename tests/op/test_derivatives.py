@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from op_support import (
+    Seen,
     assert_as_pytorch,
     conv2d,
     conv2d_backward,
@@ -18,7 +19,6 @@ from op_support import (
 )
 from reference import LAYOUTS, PROBLEMS, Problem, assert_equal, tolerances
 from torch.autograd import gradcheck, gradgradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
 in_double_precision = on_each_device("direct", "im2col")
 FP64 = tolerances(torch.float64, 1000)
@@ -126,34 +126,21 @@ def test_double_backward_is_pytorchs(problem, device, algorithm):
         assert_equal(actual, expected, **FP64)
 
 
-class Masks(TorchDispatchMode):
-    """The output masks of the backward operators that are run."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is conv2d_backward.default:
-            self.seen.append(tuple(args[7]))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("mask", MASKS)
 def test_only_what_is_asked_for_is_computed(mask, device):
     tensors = leaves(*PROBLEMS["dense"].tensors(device, torch.float32))
     asked = [t for t, wanted in zip(tensors, mask, strict=True) if wanted]
-    with Masks() as masks:
+    with Seen() as seen:
         torch.autograd.grad(conv2d(*tensors).sum(), asked)
-    assert masks.seen == [mask]
+    assert seen.masks == [mask]
 
 
 def test_a_frozen_weight_gets_no_gradient(device):
     x, w, bias = leaves(*PROBLEMS["dense"].tensors(device, torch.float32))
     w.requires_grad_(False)
-    with Masks() as masks:
+    with Seen() as seen:
         conv2d(x, w, bias).sum().backward()
-    assert masks.seen == [(True, False, True)]
+    assert seen.masks == [(True, False, True)]
     assert w.grad is None
     assert x.grad is not None and bias.grad is not None
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from op_support import leaves, needs_compiler
+from op_support import kernels_of, leaves, needs_compiler
 from reference import (
     LAYOUTS,
     PROBLEMS,
@@ -21,7 +21,6 @@ from reference import (
 )
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jvp, vmap
-from torch.profiler import ProfilerActivity, profile
 
 import customconv
 from customconv import _C
@@ -157,16 +156,6 @@ def test_one_kernel_is_as_accurate_as_pytorchs_operators(activation, layout):
             theirs = composed(*(round_to_tf32(t).double() for t in tensors[:2]), *tensors[2:],
                               *arguments).float()  # fmt: skip
         assert_close_to(actual, exact, theirs, what=f"{problem}, {dtype}")
-
-
-def kernels_of(call):
-    """Names of the kernels that a call launches."""
-    call()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        call()
-        torch.cuda.synchronize()
-    return [e.name for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
 
 
 @pytest.mark.gpu

@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
-from op_support import FLOATS, conv2d, families, leaves
-from reference import FAMILIES, LAYOUTS, PROBLEMS, Problem, assert_equal
+from op_support import FLOATS, conv2d, conv_transpose2d, families, leaves
+from reference import FAMILIES, LAYOUTS, PROBLEMS, Problem, TransposedProblem, assert_equal
 
 # Large enough that sums over pixels are cut into parts.
 LARGE = Problem((16, 8, 96, 96), (8, 8, 3, 3), padding=(1, 1))
+STRIDED = Problem((16, 8, 96, 96), (8, 8, 4, 4), (2, 2), (1, 1))
 ALGORITHMS = ("auto", *FAMILIES)
 
 
 def forward_and_backward(tensors, problem, algorithm):
     t = leaves(*tensors)
-    output = conv2d(*t, *problem.geometry, algorithm=algorithm)
+    convolve = conv_transpose2d if isinstance(problem, TransposedProblem) else conv2d
+    output = convolve(*t, *problem.geometry, algorithm=algorithm)
     wanted = [one for one in t if one is not None]
     return [output.detach(), *torch.autograd.grad(output.sin().sum(), wanted)]
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_twenty_runs(algorithm, dtype, layout):
-    """Also while other work takes turns with them on the GPU."""
-    tensors = LARGE.tensors("cuda", dtype, layout)
-    expected = forward_and_backward(tensors, LARGE, algorithm)
+@pytest.mark.parametrize(("problem", "algorithm"), [
+    *[(LARGE, algorithm) for algorithm in ALGORITHMS],
+    (STRIDED, "auto"), (TransposedProblem.of(STRIDED), "auto"),
+])  # fmt: skip
+def test_twenty_runs(problem, algorithm, dtype, layout):
+    """Whatever PyTorch's switch says, also while other work takes turns with them on the GPU."""
+    tensors = problem.tensors("cuda", dtype, layout)
+    expected = forward_and_backward(tensors, problem, algorithm)
     other, stream = torch.randn(1024, 1024, device="cuda"), torch.cuda.Stream()
     torch.cuda.synchronize()
     for run in range(20):
         if run % 2:
             with torch.cuda.stream(stream):
                 other @ other
-        for actual, value in zip(
-            forward_and_backward(tensors, LARGE, algorithm), expected, strict=True
-        ):
+        with deterministic():
+            results = forward_and_backward(tensors, problem, algorithm)
+        for actual, value in zip(results, expected, strict=True):
             assert_equal(actual, value, what=f"run {run}")
     torch.cuda.synchronize()
 
@@ -46,11 +62,8 @@ def test_deterministic_algorithms(device):
         tensors = problem.tensors(device, torch.float32)
         for algorithm in ["auto", *families(*tensors, *problem.geometry)]:
             expected = forward_and_backward(tensors, problem, algorithm)
-            torch.use_deterministic_algorithms(True)
-            try:
+            with deterministic():
                 results = forward_and_backward(tensors, problem, algorithm)
-            finally:
-                torch.use_deterministic_algorithms(False)
             for actual, value in zip(results, expected, strict=True):
                 assert_equal(actual, value)
 

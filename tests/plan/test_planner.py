@@ -231,17 +231,52 @@ def test_strided_input_gradients_need_hoppers_instructions():
     assert (found.plan, found.reason) == (None, "its strided input gradients need Hopper")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_weight_gradients_of_wide_groups_are_implicit_gemms(stride):
+def test_weight_gradients_of_wide_groups_are_implicit_gemms(stride, channels_last, dtype):
     p = problem(
         input=(100, 2048, 14, 14), weight=(2048, 64, 3, 3), stride=(stride, stride),
-        padding=(1, 1), groups=32, op="wgrad", dtype="float16", channels_last=True,
+        padding=(1, 1), groups=32, op="wgrad", dtype=dtype, channels_last=channels_last,
+        tf32=dtype == "float32",
     )  # fmt: skip
     assert _C.plan(p).family == "implicit_gemm"
 
 
-def test_weight_gradients_on_tensor_cores_need_hoppers_instructions():
-    arguments = {"op": "wgrad", "dtype": "float16", "channels_last": True}
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_weight_gradients_of_few_channels_are_implicit_gemms(dtype):
+    arguments = {"op": "wgrad", "dtype": dtype, "tf32": dtype == "float32", "channels_last": True}
+    plan = _C.plan(
+        problem(
+            input=(8, 3, 224, 224), weight=(64, 3, 7, 7), stride=(2, 2), padding=(3, 3), **arguments
+        )
+    )
+    assert (plan.family, plan.variant[:3]) == ("implicit_gemm", "few")
+    odd = problem(input=(8, 3, 225, 225), weight=(64, 3, 7, 7), **arguments)
+    assert _C.plan(odd).family != "implicit_gemm"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "filters", "name"),
+    [
+        ((32, 64, 56, 56), (64, 64, 3, 3), "planes, 3 x 3 taps"),
+        ((32, 512, 7, 7), (512, 512, 3, 3), "planes, 3 x 3 taps"),
+        ((32, 3, 224, 224), (64, 3, 7, 7), "planes, 3 x 64"),
+    ],
+)
+def test_weight_gradients_of_planes(dtype, shape, filters, name):
+    p = problem(
+        input=shape, weight=filters, padding=(filters[2] // 2,) * 2, op="wgrad", dtype=dtype,
+        tf32=dtype == "float32",
+    )  # fmt: skip
+    plan = _C.plan(p)
+    assert (plan.family, plan.variant) == ("implicit_gemm", name)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_weight_gradients_on_tensor_cores_need_hoppers_instructions(channels_last):
+    arguments = {"op": "wgrad", "dtype": "float16", "channels_last": channels_last}
     p = problem(**DENSE | arguments)
     assert by_family(_C.candidates(p))["implicit_gemm"].plan is not None
     found = by_family(_C.candidates(p, DEVICES["A100"]))["implicit_gemm"]
@@ -460,8 +495,18 @@ def test_what_passes_every_family_goes_to_aten():
         ("tiled", {"op": "dgrad", "stride": (1, 2)}, "strided convolution"),
         ("direct", {"dilation": (1, 2**31), "padding": (1, 2**31)}, "coordinates pass 2"),
         ("im2col", {"input": (1, 64, 46341, 46341)}, "passes 2.31 pixels"),
-        ("implicit_gemm", {"dtype": "float32", "op": "wgrad", "tf32": True}, "16-bit elements"),
-        ("implicit_gemm", {"dtype": "float16", "op": "wgrad"}, "need channels-last tensors"),
+        ("implicit_gemm", {"dtype": "float32", "op": "wgrad"}, "TF32 is not allowed"),
+        (
+            "implicit_gemm",
+            {
+                "dtype": "float16",
+                "op": "wgrad",
+                "input": (8, 60, 56, 56),
+                "weight": (64, 60, 3, 3),
+                "channels_last": True,
+            },
+            "need channels-last tensors",
+        ),
         (
             "implicit_gemm",
             {

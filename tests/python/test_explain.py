@@ -47,6 +47,25 @@ def test_channels_last_is_told():
     assert "channels last" in customconv.explain(x, torch.randn(6, 4, 3, 3)).summary
 
 
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_transposed(op):
+    """The planner sees the convolution that is transposed."""
+    x, w = torch.randn(2, 6, 5, 4), torch.randn(6, 4, 3, 3)
+    geometry = {"stride": 2, "output_padding": (1, 0), "transposed": True}
+    explanation = customconv.explain(x, w, torch.randn(4), op=op, **geometry)
+    assert explanation.summary.startswith(f"{op} transposed, input 2 x 6 x 5 x 4")
+    assert "padding 0 x 0, output padding 1 x 0, dilation" in explanation.summary
+    assert explanation.problem.output == (2, 6, 5, 4)
+    seen = {"fprop": "dgrad", "dgrad": "fprop"}.get(op, op)
+    assert str(explanation.problem).startswith(seen)
+    wide = customconv.explain(x, w, output_padding=1, dilation=2, transposed=True)
+    assert "output padding" in wide.fallback
+    with pytest.raises(ValueError, match="in numbers, not 'same'"):
+        customconv.explain(x, w, padding="same", transposed=True)
+    with pytest.raises(RuntimeError, match="output padding must be smaller"):
+        customconv.explain(x, w, output_padding=1, transposed=True)
+
+
 def test_wrong_arguments():
     x, w = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3)
     with pytest.raises(ValueError, match="winograd"):

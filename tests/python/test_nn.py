@@ -1,4 +1,4 @@
-"""customconv.Conv2d is a drop-in torch.nn.Conv2d."""
+"""customconv.Conv2d and ConvTranspose2d are drop-ins for those of torch.nn."""
 
 import copy
 import inspect
@@ -20,21 +20,32 @@ CASES = [
     ((4, 6, (3, 2)), {"padding": (2, 1), "padding_mode": "replicate"}),
     ((4, 6, 3), {"padding": "same", "padding_mode": "circular"}),
 ]
+TRANSPOSED_CASES = [
+    ((4, 6, 3), {}),
+    ((4, 6, (3, 2)), {"stride": 2, "padding": (1, 0), "output_padding": 1, "bias": False}),
+    ((4, 6, 4, 2, 1), {"groups": 2}),
+    ((4, 4, (2, 5)), {"groups": 4, "dilation": (3, 1), "output_padding": (2, 0)}),
+]
+KINDS = [
+    *[(customconv.Conv2d, nn.Conv2d, *case) for case in CASES],
+    *[(customconv.ConvTranspose2d, nn.ConvTranspose2d, *case) for case in TRANSPOSED_CASES],
+]
+each_kind = pytest.mark.parametrize(("our_kind", "their_kind", "arguments", "options"), KINDS)
 
 
-def pair(arguments, options, **more):
+def pair(our_kind, their_kind, arguments, options, **more):
     """Both classes with the same initialization."""
     modules = []
-    for kind in (customconv.Conv2d, nn.Conv2d):
+    for kind in (our_kind, their_kind):
         torch.manual_seed(0)
         modules.append(kind(*arguments, **options, **more))
     return modules
 
 
-@pytest.mark.parametrize(("arguments", "options"), CASES)
+@each_kind
 @pytest.mark.parametrize("shape", [(2, 4, 9, 8), (4, 9, 8)])
-def test_output_and_gradients_agree(arguments, options, shape):
-    ours, theirs = pair(arguments, options, dtype=torch.float64)
+def test_output_and_gradients_agree(our_kind, their_kind, arguments, options, shape):
+    ours, theirs = pair(our_kind, their_kind, arguments, options, dtype=torch.float64)
     x = torch.randn(shape, dtype=torch.float64)
     outputs = []
     for module in (ours, theirs):
@@ -46,9 +57,9 @@ def test_output_and_gradients_agree(arguments, options, shape):
     assert outputs[0][0].stride() == outputs[1][0].stride()
 
 
-@pytest.mark.parametrize(("arguments", "options"), CASES)
-def test_state_dict_goes_both_ways(arguments, options):
-    ours, theirs = customconv.Conv2d(*arguments, **options), nn.Conv2d(*arguments, **options)
+@each_kind
+def test_state_dict_goes_both_ways(our_kind, their_kind, arguments, options):
+    ours, theirs = our_kind(*arguments, **options), their_kind(*arguments, **options)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     x = torch.randn(2, 4, 9, 8)
     for source, target in ((ours, theirs), (theirs, ours)):
@@ -57,9 +68,9 @@ def test_state_dict_goes_both_ways(arguments, options):
         torch.testing.assert_close(target(x), source(x))
 
 
-@pytest.mark.parametrize(("arguments", "options"), CASES)
-def test_repr_is_pytorchs(arguments, options):
-    ours, theirs = pair(arguments, options)
+@each_kind
+def test_repr_is_pytorchs(our_kind, their_kind, arguments, options):
+    ours, theirs = pair(our_kind, their_kind, arguments, options)
     assert repr(ours) == repr(theirs)
 
 
@@ -68,9 +79,10 @@ def test_repr_shows_a_forced_algorithm():
     assert repr(module) == "Conv2d(4, 6, kernel_size=(3, 3), stride=(1, 1), algorithm='direct')"
 
 
-def test_signature_is_pytorchs_and_the_algorithm_keyword_only():
-    ours = inspect.signature(customconv.Conv2d).parameters
-    theirs = inspect.signature(nn.Conv2d).parameters
+@pytest.mark.parametrize("name", ["Conv2d", "ConvTranspose2d"])
+def test_signature_is_pytorchs_and_the_algorithm_keyword_only(name):
+    ours = inspect.signature(getattr(customconv, name)).parameters
+    theirs = inspect.signature(getattr(nn, name)).parameters
     assert list(ours)[:-1] == list(theirs)
     assert [p.default for p in list(ours.values())[:-1]] == [p.default for p in theirs.values()]
     assert ours["algorithm"].kind is inspect.Parameter.KEYWORD_ONLY
@@ -86,25 +98,46 @@ def test_device_and_dtype():
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies_keep_the_weights_and_the_algorithm(duplicate):
-    module = customconv.Conv2d(4, 6, 3, padding="same", algorithm="aten")
+@pytest.mark.parametrize("kind", [customconv.Conv2d, customconv.ConvTranspose2d])
+def test_copies_keep_the_weights_and_the_algorithm(kind, duplicate):
+    module = kind(4, 6, 3, padding=1, algorithm="aten")
     twin = duplicate(module)
-    assert type(twin) is customconv.Conv2d
+    assert type(twin) is kind
     assert twin.algorithm == "aten"
     assert twin.weight is not module.weight
     x = torch.randn(2, 4, 9, 8)
     torch.testing.assert_close(twin(x), module(x))
 
 
-def test_the_algorithm_is_passed_on():
-    module = customconv.Conv2d(4, 6, 3, algorithm="tiled")
+@pytest.mark.parametrize("output_size", [None, (17, 16), [2, 6, 18, 15]])
+def test_a_transposed_modules_output_size(output_size):
+    ours, theirs = pair(customconv.ConvTranspose2d, nn.ConvTranspose2d, (4, 6, 3, 2, 1), {})
+    x = torch.randn(2, 4, 9, 8)
+    torch.testing.assert_close(ours(x, output_size), theirs(x, output_size))
+    with pytest.raises(ValueError, match="requested an output size"):
+        ours(x, (30, 16))
+
+
+@pytest.mark.parametrize("options", [{"padding_mode": "reflect"}, {"groups": 3}])
+def test_transposed_modules_refuse_what_pytorchs_do(options):
+    messages = []
+    for kind in (customconv.ConvTranspose2d, nn.ConvTranspose2d):
+        with pytest.raises(ValueError) as error:
+            kind(4, 6, 3, **options)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("kind", [customconv.Conv2d, customconv.ConvTranspose2d])
+def test_the_algorithm_is_passed_on(kind):
+    module = kind(4, 6, 3, algorithm="tiled")
     with pytest.raises(RuntimeError, match=r"(?i)cpu"):
         module(torch.randn(2, 4, 9, 8))
 
 
-@pytest.mark.parametrize(("arguments", "options"), CASES)
-def test_compiles_whole(arguments, options):
-    module, _ = pair(arguments, options)
+@each_kind
+def test_compiles_whole(our_kind, their_kind, arguments, options):
+    module, _ = pair(our_kind, their_kind, arguments, options)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     x = torch.randn(2, 4, 9, 8)
     expected = module(x)

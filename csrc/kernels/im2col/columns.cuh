@@ -18,7 +18,7 @@ struct Geometry {
   Index x_n, x_c, x_h, x_w;
   bool taps_first;     // rows are (r, s, c) in a group, else (c, r, s)
   bool channels_last;  // a row a pixel
-  Divider<int32_t> by_Q, by_S, by_R, by_group_C, by_W, by_H, by_C;
+  Divider<int32_t> by_Q, by_S, by_R, by_group_C, by_W, by_H, by_C, by_stride_h, by_stride_w;
 
   explicit Geometry(const ConvProblem& p)
       : group_C(static_cast<int>(p.group_C())),
@@ -46,7 +46,9 @@ struct Geometry {
         by_group_C(p.group_C()),
         by_W(p.W),
         by_H(p.H),
-        by_C(p.C) {}
+        by_C(p.C),
+        by_stride_h(p.stride_h),
+        by_stride_w(p.stride_w) {}
 };
 
 // A part of the batch: images [image, image + images), of each the pixels [pixel, pixel + pixels).
@@ -182,13 +184,11 @@ __global__ void __launch_bounds__(kBlock)
     const int c_in_group = c - group * g.group_C;
     Accumulator<T> sum = 0;
     for (int r = 0; r < g.R; ++r) {
-      const int below = h + g.pad_h - r * g.dilation_h;
-      const int p = below / g.stride_h;
-      if (below < 0 || p >= g.P || p * g.stride_h != below) continue;
+      int p = h + g.pad_h - r * g.dilation_h;
+      if (p < 0 || g.by_stride_h.split(p) != 0 || p >= g.P) continue;
       for (int s = 0; s < g.S; ++s) {
-        const int right = w + g.pad_w - s * g.dilation_w;
-        const int q = right / g.stride_w;
-        if (right < 0 || q >= g.Q || q * g.stride_w != right) continue;
+        int q = w + g.pad_w - s * g.dilation_w;
+        if (q < 0 || g.by_stride_w.split(q) != 0 || q >= g.Q) continue;
         const int tap = r * g.S + s;
         const int row = group * g.group_C * rs +
                         (g.taps_first ? tap * g.group_C + c_in_group : c_in_group * rs + tap);

@@ -282,9 +282,7 @@ void weave_phases(const ConvProblem& asked, const Forward& problem, const T* pha
 template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
-  if constexpr (sizeof(T) == 2) {
-    if (asked.pass == Pass::kWgrad) return weight::launch<T>(asked, plan, operands, context);
-  }
+  if (asked.pass == Pass::kWgrad) return weight::launch<T>(asked, plan, operands, context);
   const Forward problem = as_one_row(as_forward(asked));
   const Tile tile = tile_of(problem, plan);
   const bool boxes = tile.fetch == Fetch::kShared;

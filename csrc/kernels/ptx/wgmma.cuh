@@ -141,6 +141,7 @@ struct Product;
 CUSTOMCONV_PRODUCTS(32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
 CUSTOMCONV_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 CUSTOMCONV_PRODUCTS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+CUSTOMCONV_PRODUCTS(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 
 // The same where both operands are transposed: sums of 64 rows by kColumns, 16 long. Adds to sums
 // that exist.

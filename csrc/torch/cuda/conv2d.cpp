@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "torch/aten.h"
+#include "torch/cuda/bias.h"
 #include "torch/cuda/device.h"
 #include "torch/cuda/plans.h"
 #include "torch/cuda/run.h"
@@ -119,63 +120,130 @@ Tensor conv2d_fused_cuda(const Tensor& input, const Tensor& weight,
   return chosen.fuses ? fprop(*conv, chosen, bias, options) : composite();
 }
 
+Tensor conv_transpose2d_cuda(const Tensor& input, const Tensor& weight,
+                             const std::optional<Tensor>& bias, at::IntArrayRef stride,
+                             at::IntArrayRef padding, at::IntArrayRef output_padding,
+                             int64_t groups, at::IntArrayRef dilation, std::string_view algorithm) {
+  const Algorithm wanted = algorithm_named(algorithm);
+  const auto by_aten = [&] {
+    check_runs_on(algorithm, input);
+    return at::conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups,
+                                dilation);
+  };
+  if (!is_for_kernels(wanted, input)) return by_aten();
+  const c10::cuda::CUDAGuard guard(input.device());
+  const auto conv =
+      describe_transpose(input, weight, bias, stride, padding, output_padding, groups, dilation);
+  if (!conv) return by_aten();
+  const Tensor dense = conv->input.contiguous(conv->format);
+  ConvProblem problem = conv->problem_of(Pass::kFprop);
+  problem.y_aligned = is_aligned(dense);
+  const ConvPlan chosen = plan_on(input.get_device(), problem, wanted, /*prefer=*/false);
+  if (chosen.family == FamilyId::kAten) return by_aten();
+  Tensor output = empty_like(input, conv->output_sizes(), conv->format);
+  Operands operands;
+  operands.x = output.mutable_data_ptr();
+  operands.w = read_only(conv->weight);
+  operands.y = read_only(dense);
+  run(problem, chosen, operands, input.scalar_type());
+  if (bias && bias->defined()) output.add_(bias->view({-1, 1, 1}));
+  return conv->batched ? output : output.squeeze(0);
+}
+
+Tensor batched(const Tensor& images) { return images.dim() == 3 ? images.unsqueeze(0) : images; }
+
+// Whether this is a gradient of the convolution's output.
+bool is_grad_output(const Convolution& conv, const Tensor& grad_output) {
+  return grad_output.dim() == (conv.batched ? 4 : 3) && grad_output.layout() == at::kStrided &&
+         grad_output.scalar_type() == conv.input.scalar_type() &&
+         grad_output.device() == conv.input.device() &&
+         batched(grad_output).sizes() == at::IntArrayRef(conv.output_sizes());
+}
+
+// Gradients by plans of ours; nothing where one of them is ATen's.
+std::optional<Gradients> backward(const Convolution& conv, const Tensor& grad_output,
+                                  std::array<bool, 3> output_mask, Algorithm wanted) {
+  const auto laid_out = [&](const Tensor& images, bool needed) {
+    return needed ? images.contiguous(conv.format) : images;
+  };
+  const Tensor grad = laid_out(batched(grad_output), output_mask[0] || output_mask[1]);
+  const Tensor input = laid_out(conv.input, conv.transposed && output_mask[1]);
+  const auto grad_operand = conv.transposed ? &Operands::x : &Operands::y;
+  const auto input_operand = conv.transposed ? &Operands::y : &Operands::x;
+  const auto by_plan = [&](Pass pass, const Operands& operands) {
+    ConvProblem problem = conv.problem_of(pass);
+    problem.x_aligned = is_aligned(conv.transposed ? grad : input);
+    problem.y_aligned = is_aligned(conv.transposed ? input : grad);
+    const ConvPlan chosen = plan_on(grad.get_device(), problem, wanted, /*prefer=*/true);
+    if (chosen.family == FamilyId::kAten) return false;
+    run(problem, chosen, operands, grad.scalar_type());
+    return true;
+  };
+  Gradients gradients;
+  if (output_mask[0]) {
+    const Tensor written = empty_like(input, input.sizes(), conv.format);
+    Operands operands;
+    operands.*grad_operand = read_only(grad);
+    operands.*input_operand = written.mutable_data_ptr();
+    operands.w = read_only(conv.weight);
+    if (!by_plan(Pass::kDgrad, operands)) return std::nullopt;
+    std::get<0>(gradients) = conv.batched ? written : written.squeeze(0);
+  }
+  if (output_mask[1]) {
+    const Tensor written = empty_like(conv.weight, conv.weight.sizes(), conv.format);
+    Operands operands;
+    operands.*grad_operand = read_only(grad);
+    operands.*input_operand = read_only(input);
+    operands.w = written.mutable_data_ptr();
+    if (!by_plan(Pass::kWgrad, operands)) return std::nullopt;
+    std::get<1>(gradients) = written;
+  }
+  if (output_mask[2]) std::get<2>(gradients) = bias_gradient(grad);
+  return gradients;
+}
+
 Gradients conv2d_backward_cuda(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
                                at::IntArrayRef stride, at::IntArrayRef padding,
                                at::IntArrayRef dilation, int64_t groups,
                                std::array<bool, 3> output_mask, std::string_view algorithm) {
   const Algorithm wanted = algorithm_named(algorithm);
-  const auto by_aten = [&](std::array<bool, 3> mask) {
-    return aten_conv2d_backward(grad_output, input, weight, c10::fromIntArrayRefSlow(stride),
-                                c10::fromIntArrayRefSlow(padding),
-                                c10::fromIntArrayRefSlow(dilation), groups, mask);
-  };
-  if (!is_for_kernels(wanted, input)) return by_aten(output_mask);
-  const c10::cuda::CUDAGuard guard(input.device());
-  const auto conv = describe(input, weight, std::nullopt, stride, padding, dilation, groups);
-  const bool matches =
-      conv && grad_output.dim() == input.dim() && grad_output.layout() == at::kStrided &&
-      grad_output.scalar_type() == input.scalar_type() && grad_output.device() == input.device() &&
-      (conv->batched ? grad_output : grad_output.unsqueeze(0)).sizes() ==
-          at::IntArrayRef(conv->output_sizes());
-  if (!matches) {
-    check_runs_on(algorithm, input);
-    return by_aten(output_mask);
+  if (is_for_kernels(wanted, input)) {
+    const c10::cuda::CUDAGuard guard(input.device());
+    const auto conv = describe(input, weight, std::nullopt, stride, padding, dilation, groups);
+    if (conv && is_grad_output(*conv, grad_output)) {
+      const auto gradients = backward(*conv, grad_output, output_mask, wanted);
+      if (gradients) return *gradients;
+    } else {
+      check_runs_on(algorithm, input);
+    }
   }
-  const Tensor grad =
-      (conv->batched ? grad_output : grad_output.unsqueeze(0)).contiguous(conv->format);
+  return aten_conv2d_backward(grad_output, input, weight, c10::fromIntArrayRefSlow(stride),
+                              c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation),
+                              groups, output_mask);
+}
 
-  Gradients gradients;
-  const auto gradient = [&](Pass pass, Operands operands, const Tensor& written) {
-    ConvProblem problem = conv->gradient(pass);
-    problem.y_aligned = is_aligned(grad);
-    const ConvPlan chosen = plan_on(input.get_device(), problem, wanted, /*prefer=*/true);
-    if (chosen.family == FamilyId::kAten) return false;
-    operands.y = read_only(grad);
-    run(problem, chosen, operands, written.scalar_type());
-    return true;
-  };
-  if (output_mask[0]) {
-    Tensor dx = empty_like(input, conv->input.sizes(), conv->format);
-    Operands operands;
-    operands.x = dx.mutable_data_ptr();
-    operands.w = read_only(conv->weight);
-    if (!gradient(Pass::kDgrad, operands, dx)) {
-      return by_aten(output_mask);
+Gradients conv_transpose2d_backward_cuda(const Tensor& grad_output, const Tensor& input,
+                                         const Tensor& weight, at::IntArrayRef stride,
+                                         at::IntArrayRef padding, at::IntArrayRef output_padding,
+                                         int64_t groups, at::IntArrayRef dilation,
+                                         std::array<bool, 3> output_mask,
+                                         std::string_view algorithm) {
+  const Algorithm wanted = algorithm_named(algorithm);
+  if (is_for_kernels(wanted, input)) {
+    const c10::cuda::CUDAGuard guard(input.device());
+    const auto conv = describe_transpose(input, weight, std::nullopt, stride, padding,
+                                         output_padding, groups, dilation);
+    if (conv && is_grad_output(*conv, grad_output)) {
+      const auto gradients = backward(*conv, grad_output, output_mask, wanted);
+      if (gradients) return *gradients;
+    } else {
+      check_runs_on(algorithm, input);
     }
-    std::get<0>(gradients) = conv->batched ? dx : dx.squeeze(0);
   }
-  if (output_mask[1]) {
-    Tensor dw = empty_like(weight, weight.sizes(), conv->format);
-    Operands operands;
-    operands.x = read_only(conv->input);
-    operands.w = dw.mutable_data_ptr();
-    if (!gradient(Pass::kWgrad, operands, dw)) {
-      return by_aten(output_mask);
-    }
-    std::get<1>(gradients) = dw;
-  }
-  if (output_mask[2]) std::get<2>(gradients) = grad.sum({0, 2, 3});
-  return gradients;
+  return aten_conv_transpose2d_backward(
+      grad_output, input, weight, c10::fromIntArrayRefSlow(stride),
+      c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(output_padding), groups,
+      c10::fromIntArrayRefSlow(dilation), output_mask);
 }
 
 }  // namespace
@@ -184,6 +252,8 @@ TORCH_LIBRARY_IMPL(customconv, CUDA, m) {
   m.impl("conv2d", conv2d_cuda);
   m.impl("conv2d_fused", conv2d_fused_cuda);
   m.impl("conv2d_backward", conv2d_backward_cuda);
+  m.impl("conv_transpose2d", conv_transpose2d_cuda);
+  m.impl("conv_transpose2d_backward", conv_transpose2d_backward_cuda);
 }
 
 }  // namespace customconv::torch_layer

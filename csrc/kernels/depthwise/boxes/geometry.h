@@ -25,6 +25,10 @@ inline constexpr int kMostKernel = 1024;  // taps of any filter
 // Neighbouring taps that kAny takes at once, where outputs share their pixels.
 inline constexpr int kBand = 4;
 
+// Whether a patch of a weight gradient has sums of its own, where registers allow: errors of
+// rounding stay small, and what does not exist need not be looked for.
+constexpr bool sums_patches(int taps) { return taps == 3; }
+
 // Along either axis, the pixels that a patch meets: its window.
 constexpr int window_of(Walk walk, int taps) {
   return walk == Walk::kNext     ? kPatch - 1 + taps

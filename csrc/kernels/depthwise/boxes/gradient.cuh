@@ -10,10 +10,6 @@
 
 namespace customconv::depthwise::boxes {
 
-// Whether a patch has sums of its own, where registers allow: errors of rounding stay small, and
-// what does not exist need not be left out.
-constexpr bool sums_patches(int taps) { return taps == 3; }
-
 template <int kTaps>
 __device__ inline void clear(float2 (&sum)[kTaps][kTaps]) {
 #pragma unroll
@@ -51,8 +47,25 @@ __device__ inline void add_patch(const Params<T>& p, const Columns<kWalk, kTaps>
   });
 }
 
-// The same where only so many rows and columns of outputs exist. The others are zeros in the tile,
-// but may meet a NaN. Row by row: unrolled, it would not fit the instruction cache.
+// Whether zeros times what a patch reads are zeros.
+template <typename T, Walk kWalk, int kTaps>
+__device__ inline bool reads_finite(const Params<T>& p, const Columns<kWalk, kTaps>& columns,
+                                    const char* stage, const Place& own) {
+  constexpr int kWindow = window_of(kWalk, kTaps);
+  const char* row = window_at(p, stage, own);
+  float2 zero{};
+#pragma unroll 2
+  for (int r = 0; r < kWindow; ++r, row += p.in_box.row_bytes) {
+#pragma unroll
+    for (int c = 0; c < kWindow; ++c) {
+      multiply_add(read_pair<T>(row + columns.place(p, c)), {0, 0}, zero);
+    }
+  }
+  return zero.x == 0 && zero.y == 0;
+}
+
+// What it adds where only so many rows and columns of outputs exist, and the others, zeros in the
+// tile, meet a NaN. Row by row: unrolled, it would not fit the instruction cache.
 template <typename T, Walk kWalk, int kTaps>
 __device__ inline void add_partial_patch(const Params<T>& p, const Columns<kWalk, kTaps>& columns,
                                          const char* stage, const Place& own, const char* from,
@@ -168,7 +181,7 @@ __global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_o
               add_partial_patch(p, of_window, stage, own, from, rows, columns, part);
             }
             add_all(part, total);
-          } else if (partial) {
+          } else if (partial && !reads_finite(p, of_window, stage, own)) {
             add_partial_patch(p, of_window, stage, own, from, rows, columns, total);
           } else {
             add_patch(p, of_window, stage, own, from, total);

@@ -16,7 +16,7 @@ constexpr double kInstructionsPerRead = 2.59;  // of a pair of channels: its add
 constexpr double kInstructionsPerWiden = 1.22;
 constexpr double kInstructionsPerOutput = 4.45;  // of a pair: rounded, stored
 constexpr double kInstructionsPerPatch = 15.6;
-constexpr double kInstructionsPerSum = 35;  // of a weight gradient, when a block ends
+constexpr double kInstructionsPerSum = 50;  // of a weight gradient, when a block ends
 constexpr double kIssueEfficiency = 0.84;   // of an instruction a clock, of each scheduler
 // Clocks that a block waits: until it begins, for each value of the filter that a thread brings,
 // for each byte of the first tile, while others bring theirs, and for a tile.
@@ -213,8 +213,11 @@ class Search {
       reads = g_.h.taps * (bands * rows * (kPatch + 2) + 4 * g_.w.taps);
       products *= rows / kPatch;
     }
-    const double patch = reads * read + products + kInstructionsPerPatch +
-                         outputs * (g_.of_weights ? read : kInstructionsPerOutput);
+    double patch = reads * read + products + kInstructionsPerPatch +
+                   outputs * (g_.of_weights ? read : kInstructionsPerOutput);
+    if (g_.of_weights && !sums_patches(static_cast<int>(g_.h.taps))) {
+      patch += partial_patches() * reads * (read + 2);  // where they are finite
+    }
     const double warps = w.threads / 32.0, brought = w.in.all_bytes + w.out.all_bytes;
     const double turns = std::ceil(static_cast<double>(w.tile.rows * w.tile.images) / w.down);
     const auto rows_of = [&](const Boxed& b) {
@@ -246,6 +249,13 @@ class Search {
     const double loss =
         (g_.of_weights ? kGradientLoss : kOverlapLoss) * std::min(kManyTiles / each, 1.0);
     return kLaunchMs + longest + loss * (busy_ms + waits_ms + bytes_ms - longest);
+  }
+
+  // Of an image's patches, those of which a part lies outside.
+  double partial_patches() const {
+    const double whole = (g_.h.out / kPatch) * (g_.w.out / kPatch);
+    return 1 - whole / static_cast<double>(ceil_divide(g_.h.out, kPatch) *
+                                           ceil_divide(g_.w.out, kPatch));
   }
 
   // What all blocks move, of so many tiles together: those that several bring count in part.

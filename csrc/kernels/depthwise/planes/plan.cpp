@@ -31,6 +31,7 @@ constexpr double kOverlapLoss = 0.39;
 constexpr double kGradientLoss = 0.59, kManyTiles = 48, kUnevenShare = 0.39;
 constexpr double kLaunchMs = 5.1e-3;
 constexpr double kNextMs = 1.6e-3;  // of a weight gradient's second kernel
+constexpr double kOddShare = 0.3;   // more, of one with runs of an odd number of 16-bit elements
 constexpr int kMostBlocks = 32;     // of a multiprocessor
 
 constexpr int kTileThreads[] = {32, 64, 128, 256};
@@ -217,8 +218,10 @@ class Search {
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
     const double loss =
         g_.of_weights ? kGradientLoss * std::min(kManyTiles / tiles, 1.0) : kOverlapLoss;
-    return longest + loss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
-           (plan.splits > 1 ? kNextMs : 0);
+    const double work_ms = longest + loss * (busy_ms + waits_ms + bytes_ms - longest);
+    const bool odd =
+        g_.of_weights && size_ == 2 && (t.in_elements % 2 != 0 || t.out_elements % 2 != 0);
+    return work_ms * (odd ? 1 + kOddShare : 1) + kLaunchMs + (plan.splits > 1 ? kNextMs : 0);
   }
 
   const ConvProblem& p_;

@@ -12,7 +12,22 @@ constexpr int64_t kAlignment = 1024;  // of what is swizzled
 int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
 int small(int64_t value) { return static_cast<int>(value); }
 
+// `whole` elements are 16 bytes.
+bool is_boxed(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t whole) {
+  const auto legal = [&](int i) {
+    return sizes[i] == 1 || (strides[i] > 0 && strides[i] % whole == 0);
+  };
+  return aligned && (sizes[1] == 1 || strides[1] == 1) && legal(0) && legal(2) && legal(3);
+}
+
 }  // namespace
+
+bool has_boxes_of_x(const ConvProblem& p) {
+  return is_boxed(p.x_sizes(), p.x_strides, p.x_aligned, 16 / element_size(p.dtype));
+}
+bool has_boxes_of_y(const ConvProblem& p) {
+  return is_boxed(p.y_sizes(), p.y_strides, p.y_aligned, 16 / element_size(p.dtype));
+}
 
 ConvProblem as_one_row(ConvProblem p) {
   const bool dense = strides_match(p.x_sizes(), p.x_strides, Layout::kNhwc) &&

@@ -78,6 +78,10 @@ struct Tile {
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
 };
 
+// Whether the copy engine can read boxes of pixels, all their channels side by side.
+bool has_boxes_of_x(const ConvProblem& p);
+bool has_boxes_of_y(const ConvProblem& p);
+
 // A single tap of dense images is a product of matrices: one image of one row.
 ConvProblem as_one_row(ConvProblem p);
 

@@ -7,6 +7,10 @@
 #include "kernels/common/start.h"
 #include "kernels/implicit_gemm/weight/launch.h"
 #include "kernels/implicit_gemm/weight/parts.cuh"
+#include "kernels/implicit_gemm/weight/planes/geometry.h"
+#include "kernels/implicit_gemm/weight/planes/launch.h"
+#include "kernels/implicit_gemm/weight/registers/geometry.h"
+#include "kernels/implicit_gemm/weight/registers/launch.h"
 #include "kernels/implicit_gemm/weight/sums.cuh"
 
 namespace customconv::implicit_gemm::weight {
@@ -27,40 +31,15 @@ CUtensorMap map_pixels(const T* data, const Shape4& sizes, const Shape4& strides
 }
 
 template <typename T>
-void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, const T* x,
-            const T* y, cudaStream_t stream) {
-  using D = Divider<int32_t>;
-  Parts<T> p{};
-  p.sums = sums;
-  p.count = static_cast<int>(blocks_of(problem, t) * t.sums() / 4);
-  p.first = t.kind().first;
-  p.chunks = t.kind().second > 0 ? 2 : 1;
-  p.by_columns = D(t.kind().blocks());
-  p.by_warps = D(t.kind().warpgroups * 4);
-  p.exact = is_exact(problem, t);
-  p.x = x;
-  p.y = y;
-  p.problem = problem;
-  constexpr int kFewParts = 16, kSomeParts = 64;  // of one sharer, and of eight
-  const auto start_with = [&](int sharers, void (*kernel)(Parts<T>)) {
-    Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};
-    how.stream = stream;
-    how.early = true;
-    start("implicit_gemm: the parts of the weight gradient", how, kernel, p);
-  };
-  if (sums.splits <= kFewParts) {
-    start_with(1, add_parts<1, T>);
-  } else if (sums.splits <= kSomeParts) {
-    start_with(8, add_parts<8, T>);
-  } else {
-    start_with(32, add_parts<32, T>);
-  }
-}
-
-template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
   using D = Divider<int32_t>;
+  if ((plan.variant_index & planes::kPlanes) != 0) {
+    return planes::launch<T>(asked, plan, operands, context);
+  }
+  if ((plan.variant_index & registers::kRegisters) != 0) {
+    return registers::launch<T>(asked, plan, operands, context);
+  }
   const ConvProblem problem = as_one_row(asked);
   const Tile t = tile_of(problem, plan);
   const auto* x = static_cast<const T*>(operands.x);
@@ -95,10 +74,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.x_at = static_cast<int>(t.along_k * y_box);
   p.stage_bytes = static_cast<int>(t.stage_bytes);
   p.stages = t.stages;
-  p.along_k = t.along_k;
+  p.along_rows = t.along_k;
   p.filter_rows = t.filter_rows;
   p.channel_blocks = t.channel_blocks;
-  p.by_taps = t.by_taps;
   p.tap_apart = t.tap_apart;
   p.class_chunks = t.class_chunks;
   p.images = t.images;
@@ -112,7 +90,6 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.pad_w = static_cast<int>(problem.pad_w);
   p.dilation_h = static_cast<int>(problem.dilation_h);
   p.dilation_w = static_cast<int>(problem.dilation_w);
-  p.K = static_cast<int>(problem.K);
   p.R = static_cast<int>(problem.R);
   p.S = static_cast<int>(problem.S);
   p.group_C = static_cast<int>(problem.group_C());
@@ -141,7 +118,16 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
                                                   sum_weights<T, 4>};
   start("implicit_gemm: the weight gradient",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kTable[t.kernel], p);
-  if (!direct) add_up(problem, t, p, x, y, context.stream);
+  if (direct) return;
+  Parts<T> parts{};
+  parts.sums = p;
+  parts.count = static_cast<int>(blocks_of(problem, t) * t.sums() / 4);
+  parts.first = t.kind().first;
+  parts.chunks = t.kind().second > 0 ? 2 : 1;
+  parts.by_columns = D(t.kind().blocks());
+  parts.by_warps = D(t.kind().warpgroups * 4);
+  parts.exact = is_exact(problem, t);
+  add_up(problem, parts, x, y, context.stream);
 }
 
 }  // namespace customconv::implicit_gemm::weight

@@ -6,9 +6,11 @@
 
 namespace customconv::implicit_gemm::weight {
 
-// Of 16-bit elements.
 template <typename T>
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context);
+template <>
+void launch<float>(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
+                   const LaunchContext& context);
 
 }  // namespace customconv::implicit_gemm::weight

@@ -1,8 +1,10 @@
 // Adds up what thread blocks have summed of different pixels, in a fixed order, and stores it.
 #pragma once
 
-#include "kernels/implicit_gemm/weight/sums.cuh"
+#include "kernels/common/start.h"
+#include "kernels/implicit_gemm/weight/output.cuh"
 #include "kernels/ptx/grid.cuh"
+#include "plan/problem.h"
 
 namespace customconv::implicit_gemm::weight {
 
@@ -10,11 +12,15 @@ constexpr int kPartThreads = 256;
 
 template <typename T>
 struct Parts {
-  Params<T> sums;
+  Output<T> sums;
   int count;          // of a part, four sums at a time
   int first, chunks;  // of columns: see Spot
   Divider<int32_t> by_columns, by_warps;
+  // Where rows are input channels: taps of a chunk, warpgroups that are rows of the filter, blocks
+  // of output channels and warpgroups that are not.
+  Divider<int32_t> by_taps, by_filter_rows, by_channel_blocks, by_warpgroups;
   bool exact;  // else what follows is needed
+  bool flat;   // input channels are channels and taps, in the order of the weight in memory
   const T *x, *y;
   ConvProblem problem;
 };
@@ -22,17 +28,26 @@ struct Parts {
 // Zeros of dy, of pixels that do not exist, have met pixels of x that the tap does not meet: with a
 // NaN or an infinity there they have made a NaN. Such a sum is computed anew, until it is known to
 // be one.
-template <typename T>
-__device__ __noinline__ float sum_anew(const Parts<T>& parts, int channel, int k, int r, int s) {
+template <typename P>
+__device__ __noinline__ float sum_anew(const P& parts, int group, int c, int k, int r, int s) {
   const ConvProblem& p = parts.problem;
+  const auto C = static_cast<int>(p.C / p.groups);
+  if (parts.flat) {
+    const auto R = static_cast<int>(p.R), S = static_cast<int>(p.S);
+    const bool by_channels = p.w_strides[1] == R * S;
+    s = by_channels ? c % S : c / C % S;
+    r = by_channels ? c / S % R : c / C / S;
+    c = by_channels ? c / S / R : c % C;
+  }
+  const int channel = group * C + c;
   float total = 0;
   for (int64_t n = 0; n < p.N; ++n) {
     for (int64_t row = 0; row < p.P; ++row) {
       const int64_t h = row * p.stride_h + r * p.dilation_h - p.pad_h;
       if (h < 0 || h >= p.H) continue;
-      const T* x =
+      const auto* x =
           parts.x + n * p.x_strides[0] + int64_t{channel} * p.x_strides[1] + h * p.x_strides[2];
-      const T* y = parts.y + n * p.y_strides[0] + k * p.y_strides[1] + row * p.y_strides[2];
+      const auto* y = parts.y + n * p.y_strides[0] + k * p.y_strides[1] + row * p.y_strides[2];
       for (int64_t column = 0; column < p.Q; ++column) {
         const int64_t w = column * p.stride_w + s * p.dilation_w - p.pad_w;
         if (w < 0 || w >= p.W) continue;
@@ -58,12 +73,28 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   __shared__ float4 shares[kSharers][kSums];
   const int sharer = static_cast<int>(threadIdx.x) / kSums;
   const int own = static_cast<int>(threadIdx.x) % kSums;
-  // Neighbours have a row's channels: four lanes of eight vectors.
   int32_t rest = static_cast<int32_t>(blockIdx.x) * kSums + own;
   const bool is_part = rest < p.count;
-  const int lane = rest / 32 % 8 * 4 + rest % 4, vector = rest / 4 % 8;
-  rest /= 256;
-  const int columns = p.by_columns.split(rest), warp = p.by_warps.split(rest);
+  int lane, vector, columns, warp;
+  // Neighbours store neighbours.
+  if (p.sums.rows_are_c) {
+    // The taps of an input channel, then the next channels.
+    columns = p.by_taps.split(rest) * p.sums.channel_blocks;
+    warp = p.by_filter_rows.split(rest) * 4;
+    lane = rest % 8 * 4 + rest / 8 % 4;
+    warp += rest / 32 % 4;
+    vector = rest / 128 % 8;
+    rest /= 1024;
+    columns += p.by_channel_blocks.split(rest);
+    warp += p.by_warpgroups.split(rest) * 4;
+  } else {
+    // A row's channels: four lanes of eight vectors.
+    lane = rest / 32 % 8 * 4 + rest % 4;
+    vector = rest / 4 % 8;
+    rest /= 256;
+    columns = p.by_columns.split(rest);
+    warp = p.by_warps.split(rest);
+  }
   const int number =
       (((rest * p.by_warps.divisor() + warp) * p.by_columns.divisor() + columns) * 8 + vector) *
           32 +
@@ -97,14 +128,35 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   if (!p.exact) {
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
-      const int k = at.k + i / 2 * 8;
-      if (sums[i] == sums[i] || k >= p.sums.group_K) continue;
-      sums[i] = sum_anew(p, share.group * p.sums.group_C + at.c + i % 2,
-                         share.group * p.sums.group_K + k, at.r, at.s);
+      const int k = at.k_of(p.sums, i), c = at.c_of(p.sums, i);
+      if (sums[i] == sums[i] || k >= p.sums.group_K || c >= p.sums.group_C) continue;
+      sums[i] = sum_anew(p, share.group, c, share.group * p.sums.group_K + k, at.r, at.s);
     }
   }
-  store_pair(p.sums, share, at, at.k, sums[0], sums[1]);
-  if (at.k + 8 < p.sums.group_K) store_pair(p.sums, share, at, at.k + 8, sums[2], sums[3]);
+  store(p.sums, share, at, sums);
+}
+
+// `count`: sums of a part, four at a time.
+template <typename T>
+void add_up(const ConvProblem& problem, Parts<T>& p, const void* x, const void* y,
+            cudaStream_t stream) {
+  p.x = static_cast<const T*>(x);
+  p.y = static_cast<const T*>(y);
+  p.problem = problem;
+  constexpr int kFewParts = 16, kSomeParts = 64;  // of one sharer, and of eight
+  const auto start_with = [&](int sharers, void (*kernel)(Parts<T>)) {
+    Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};
+    how.stream = stream;
+    how.early = true;
+    start("implicit_gemm: the parts of the weight gradient", how, kernel, p);
+  };
+  if (p.sums.splits <= kFewParts) {
+    start_with(1, add_parts<1, T>);
+  } else if (p.sums.splits <= kSomeParts) {
+    start_with(8, add_parts<8, T>);
+  } else {
+    start_with(32, add_parts<32, T>);
+  }
 }
 
 }  // namespace customconv::implicit_gemm::weight

@@ -1,3 +1,5 @@
+#include "kernels/implicit_gemm/weight/registers/plan.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -5,6 +7,7 @@
 #include <vector>
 
 #include "kernels/implicit_gemm/weight/geometry.h"
+#include "kernels/implicit_gemm/weight/registers/geometry.h"
 #include "kernels/implicit_gemm/weight/weight.h"
 #include "plan/search.h"
 
@@ -12,16 +15,17 @@ namespace customconv::implicit_gemm::weight {
 
 namespace {
 
-constexpr double kEfficiency = 0.85;     // of the tensor cores' rate
+constexpr double kEfficiency = 0.94;     // of the tensor cores' rate
 constexpr double kSharedBytes = 128;     // a clock
-constexpr double kL2BytesPerClock = 42;  // to a multiprocessor, while all load
+constexpr double kL2BytesPerClock = 57;  // to a multiprocessor
+constexpr double kCopyClocks = 1000;     // until a copy begins to arrive
 constexpr double kStepClocks = 12;       // of a warpgroup, from a product to the next
-constexpr double kTileClocks = 200;      // to change stages
-constexpr double kBeginClocks = 1800;    // until the first products
-constexpr double kStoreBytesPerClock = 15;
-constexpr double kPartsBytesPerClock = 2850;  // of the whole GPU, read and added up
-constexpr double kLaunchMs = 0.0067;
-constexpr double kNextMs = 0.0022;  // of the kernel that adds up parts
+constexpr double kTileClocks = 240;      // to change stages
+constexpr double kBeginClocks = 2050;    // until the first products
+constexpr double kStoreBytesPerClock = 12.5;
+constexpr double kPartsBytesPerClock = 3070;  // of the whole GPU, read and added up
+constexpr double kLaunchMs = 0.0077;
+constexpr double kNextMs = 0.0014;  // of the kernel that adds up parts
 constexpr double kBandwidthShare = 0.7;
 
 constexpr int kMostPixels = 512;  // of a tile
@@ -56,7 +60,10 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double step = std::max(clocks, kStepClocks * 4 / busy);
   const double math =
       std::max(products * step, (products * bytes + stage) / kSharedBytes) / kEfficiency;
-  const double tile = std::max(math, stage / kL2BytesPerClock) + kTileClocks;
+  // A stage is copied and multiplied, while the others are.
+  const double copy = stage / kL2BytesPerClock;
+  const double chain = (kCopyClocks + copy + math) / t.stages;
+  const double tile = std::max({math, copy, chain}) + kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
   const double store = sums * (is_direct(p, t) ? 2 : 4) / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
@@ -124,7 +131,7 @@ class Search {
     const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
     if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
     Choice best{};
-    for (int64_t turns = 1; turns <= kMostTurns; ++turns) {
+    for (int64_t turns = 0; turns <= kMostTurns; ++turns) {  // 0: one part
       const int64_t most = std::clamp<int64_t>(turns * d_.sm_count / blocks, 1, tiles);
       // No more than what the busiest block needs.
       const int64_t splits = ceil_divide(tiles, ceil_divide(tiles, most));
@@ -162,24 +169,23 @@ class Search {
   Choice best_{};
 };
 
-// Whether the copy engine can read boxes of pixels, all their channels side by side.
-bool is_boxed(const Shape4& sizes, const Shape4& strides, bool aligned) {
-  const auto legal = [&](int i) {
-    return sizes[i] == 1 || (strides[i] > 0 && strides[i] % (16 / 2) == 0);
-  };
-  return aligned && (sizes[1] == 1 || strides[1] == 1) && legal(0) && legal(2) && legal(3);
+// Which kernels take a problem: those that read both operands where they lie, or those that read x
+// into registers.
+bool stays_in_memory(const ConvProblem& p) {
+  return element_size(p.dtype) == 2 && has_boxes_of_x(p) && p.group_C() % 8 == 0;
+}
+bool goes_through_registers(const ConvProblem& p, const DeviceProperties& d) {
+  return element_size(p.dtype) == 4 || registers::has_few(p, d);
 }
 
-}  // namespace
-
-const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+const char* why_no_boxes(const ConvProblem& p, const DeviceProperties& d) {
   if (!d.has_hopper_kernels()) return "its weight gradients need Hopper";
-  if (element_size(p.dtype) != 2) return "its weight gradients are of 16-bit elements";
-  if (!is_boxed(p.x_sizes(), p.x_strides, p.x_aligned) ||
-      !is_boxed(p.y_sizes(), p.y_strides, p.y_aligned)) {
+  const bool few = registers::has_few(p, d);
+  if (!has_boxes_of_y(p) || !(few || has_boxes_of_x(p))) {
     return "its weight gradients need channels-last tensors of whole 16 bytes";
   }
-  if (p.group_C() % 8 != 0 || p.group_K() % 8 != 0) {
+  const int64_t whole = 16 / element_size(p.dtype);
+  if ((!few && p.group_C() % whole != 0) || p.group_K() % whole != 0) {
     return "a group's channels are not whole 16 bytes";
   }
   if (p.stride_h > kMostStep || p.stride_w > kMostStep) return "a stride passes 8";
@@ -196,12 +202,41 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return nullptr;
 }
 
+}  // namespace
+
+const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+  const char* const reason = why_no_boxes(p, d);
+  if (reason == nullptr || planes::can_implement(p, d) == nullptr) return nullptr;
+  const bool channels_last = dense_layout(p.x_sizes(), p.x_strides) == Layout::kNhwc;
+  return channels_last ? reason : planes::can_implement(p, d);
+}
+
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
-  return cheapest_of<Search>(p, d);
+  const bool boxed = why_no_boxes(p, d) == nullptr;
+  ConvPlan best;
+  const auto weigh = [&](bool possible, const auto& propose_one) {
+    if (!possible) return;
+    const ConvPlan plan = propose_one(p, d);
+    if (best.predicted_ms == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
+  };
+  weigh(boxed && stays_in_memory(p), cheapest_of<Search>);
+  weigh(boxed && goes_through_registers(p, d), registers::propose);
+  weigh(planes::can_implement(p, d) == nullptr, planes::propose);
+  return best;
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
-  return all_of<Search>(p, d);
+  std::vector<ConvPlan> plans;
+  const bool boxed = why_no_boxes(p, d) == nullptr;
+  const auto list = [&](bool possible, const auto& list_some) {
+    if (!possible) return;
+    const std::vector<ConvPlan> more = list_some(p, d);
+    plans.insert(plans.end(), more.begin(), more.end());
+  };
+  list(boxed && stays_in_memory(p), all_of<Search>);
+  list(boxed && goes_through_registers(p, d), registers::variants);
+  list(planes::can_implement(p, d) == nullptr, planes::variants);
+  return plans;
 }
 
 }  // namespace customconv::implicit_gemm::weight

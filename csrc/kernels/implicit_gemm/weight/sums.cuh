@@ -2,9 +2,8 @@
 // lie, all taps of a box.
 #pragma once
 
-#include "kernels/common/divide.cuh"
-#include "kernels/common/scalar.cuh"
 #include "kernels/implicit_gemm/weight/geometry.h"
+#include "kernels/implicit_gemm/weight/output.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -18,7 +17,7 @@ struct Loop {
 };
 
 template <typename T>
-struct Params {
+struct Params : Output<T> {
   CUtensorMap x, y;
   Loop loops[3];                  // the longest last
   uint32_t y_pair, x_pair;        // bytes from the first run of a pair to the second
@@ -27,91 +26,10 @@ struct Params {
   int y_box_bytes, x_box_bytes;   // of memory
   int y_brought, x_brought;       // what copies bring
   int x_at, stage_bytes, stages;  // where boxes of x are in a stage
-  int along_k, filter_rows, channel_blocks;
-  bool by_taps;
-  int tap_apart, class_chunks;
-  int images, rows, columns, tiles, splits;
+  int images, rows, columns, tiles;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  int K, R, S, group_C, group_K;
-  Divider<int32_t> by_chunks, by_filter_sets, by_blocks_c, by_blocks_k, by_groups;
   Divider<int32_t> by_tiles_q, by_tiles_p;
-  // Of each thread block its sums, as its threads hold them, four at a time; null where results are
-  // stored.
-  float4* partial;
-  T* weight;
-  int64_t weight_k, weight_c, weight_r, weight_s;
-  bool pairs;  // results of neighbouring input channels can be stored at once
 };
-
-// What a thread block sums up.
-struct Share {
-  int split;
-  int group, k, c;                // the first channels, of the group's
-  int boxes_k, boxes_c, boxes_r;  // boxes of channels that exist, and rows of the filter
-  int r, chunk;
-
-  template <typename T>
-  __device__ Share(const Params<T>& p, int32_t rest) {
-    chunk = p.by_chunks.split(rest);
-    r = p.by_filter_sets.split(rest) * p.filter_rows;
-    c = p.by_blocks_c.split(rest) * p.channel_blocks * kBlock;
-    k = p.by_blocks_k.split(rest) * p.along_k * kBlock;
-    group = p.by_groups.split(rest);
-    split = rest;
-    boxes_k = min(p.along_k, (p.group_K - k + kBlock - 1) / kBlock);
-    boxes_c = min(p.channel_blocks, (p.group_C - c + kBlock - 1) / kBlock);
-    boxes_r = min(p.filter_rows, p.R - r);
-  }
-};
-
-// Taps of a filter row that share a box.
-struct Taps {
-  int first, count;
-
-  template <typename T>
-  __device__ Taps(const Params<T>& p, int chunk, int most) {
-    const int place = chunk % p.class_chunks * most;
-    first = chunk / p.class_chunks + place * p.tap_apart;
-    count = min(most, (p.S - first + p.tap_apart - 1) / p.tap_apart);
-  }
-};
-
-// Of four of a thread's sums the first: they are of two output channels, 8 apart, by two
-// neighbouring input channels of a tap. A group's channels are multiples of 8.
-struct Spot {
-  int k, c, r, s;
-  bool exists;
-
-  // `first`: blocks of columns of a chunk; `chunks`: of a thread block, two or one.
-  template <typename T>
-  __device__ Spot(const Params<T>& p, const Share& share, int first, int chunks, int warp, int lane,
-                  int i) {
-    const int warpgroup = warp / 4, block = i / 8;
-    const int box_k = p.along_k > 1 ? warpgroup : 0, filter_row = p.along_k > 1 ? 0 : warpgroup;
-    const int chunk = block < first ? 0 : 1, place = block - chunk * first;
-    const Taps taps(p, chunks > 1 ? chunk : share.chunk, first);
-    const int tap = p.by_taps ? place : 0;
-    k = share.k + box_k * kBlock + warp % 4 * 16 + lane / 4;
-    c = share.c + (p.by_taps ? 0 : place * kBlock) + i % 8 * 8 + lane % 4 * 2;
-    r = share.r + filter_row;
-    s = taps.first + tap * p.tap_apart;
-    exists = filter_row < share.boxes_r && tap < taps.count && k < p.group_K && c < p.group_C;
-  }
-};
-
-// Stores two results, of neighbouring input channels.
-template <typename T>
-__device__ inline void store_pair(const Params<T>& p, const Share& share, const Spot& at, int k,
-                                  float a, float b) {
-  T* to = p.weight + (share.group * p.group_K + k) * p.weight_k + at.c * p.weight_c +
-          at.r * p.weight_r + at.s * p.weight_s;
-  if (p.pairs) {
-    *reinterpret_cast<uint32_t*>(to) = pack_pair<T>(a, b);
-  } else {
-    to[0] = narrow<T>(a);
-    to[p.weight_c] = narrow<T>(b);
-  }
-}
 
 // A block's shared memory.
 struct Memory {
@@ -234,7 +152,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     return;
   }
   const int warpgroup = warp / 4;
-  const int box_k = p.along_k > 1 ? warpgroup : 0, filter_row = p.along_k > 1 ? 0 : warpgroup;
+  const int box_k = p.along_rows > 1 ? warpgroup : 0, filter_row = p.along_rows > 1 ? 0 : warpgroup;
   if (box_k >= share.boxes_k || filter_row >= share.boxes_r) return;
   float sum[kKind.blocks() * 32] = {};
   multiply<T, kKernel>(p, memory, share, box_k, filter_row, sum);
@@ -253,10 +171,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   for (int i = 0; i < kVectors; ++i) {
     const Spot at(p, share, kKind.first, kKind.second > 0 ? 2 : 1, warp, lane, i);
     if (!at.exists) continue;
-    store_pair(p, share, at, at.k, sum[i * 4], sum[i * 4 + 1]);
-    if (at.k + 8 < p.group_K) {
-      store_pair(p, share, at, at.k + 8, sum[i * 4 + 2], sum[i * 4 + 3]);
-    }
+    store(p, share, at, {sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]});
   }
 #endif
 }

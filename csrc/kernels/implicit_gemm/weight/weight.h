@@ -11,4 +11,11 @@ const char* can_implement(const ConvProblem& problem, const DeviceProperties& de
 ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device);
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device);
 
+// Of channels-first tensors.
+namespace planes {
+const char* can_implement(const ConvProblem& problem, const DeviceProperties& device);
+ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device);
+std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device);
+}  // namespace planes
+
 }  // namespace customconv::implicit_gemm::weight

@@ -1,0 +1,183 @@
+"""`python -m bench train`: whether a network learns by our convolutions as by PyTorch's.
+
+Rounding one number another way is enough for two trainings to part, so ours may part from PyTorch's
+as far as PyTorch's do from each other. It trains several times, on the same images in the same
+order: first from the weights that ours begins with, then from these with each rounded once, to the
+precision, at random. Curves are compared by the root mean square of their differences after each
+step, losses averaged over WINDOW steps. Ours is alike where the nearest of PyTorch's curves is at
+most MOST_DISTANCE times as far as two of these are from each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional
+
+from . import contenders, models, networks, results
+from .options import several
+
+# Half the distance of two neighbouring numbers, relative to them.
+ROUNDING = {"fp32": 2.0**-24, "tf32": 2.0**-11, "amp-fp16": 2.0**-11, "amp-bf16": 2.0**-9}
+WINDOW = 10
+MOST_DISTANCE = 1.5
+LEARNED = 0.9  # of the loss at first; else there was nothing to compare
+
+KINDS = 64  # of images, each a coarse pattern under noise
+COARSE = 8  # the pattern's sides
+NOISE = 1.0
+LEARNING_RATE = 0.1 / 256  # for each image of a batch
+CLASSIFIERS = [name for name in networks.NETWORKS if name != "unet"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one network in one precision and layout; a curve has the loss of each step."""
+
+    network: str
+    precision: str
+    layout: str
+    batch: int
+    ours: list[float]
+    pytorch: list[list[float]]
+    distance: float  # of ours to the nearest of PyTorch's
+    spread: float  # the most that two of PyTorch's are apart
+    error: str = ""
+
+
+class Pupil(models.Runner):
+    """A network that is taught to tell the kinds of images apart."""
+
+    def __init__(self, network: nn.Module, batch: int, image: int, precision: str, layout: str):
+        device = next(network.parameters()).device
+        self.generator = torch.Generator(device)
+        self.batch, self.image, self.memory = batch, image, contenders.LAYOUTS[layout]
+        shape = KINDS, 3, COARSE, COARSE
+        self.patterns = torch.randn(shape, device=device, generator=self.generator.manual_seed(0))
+        super().__init__(network, self.look(1), "step", models.PRECISIONS[precision][0])
+        self.optimizer = torch.optim.SGD(
+            network.parameters(), LEARNING_RATE * batch, momentum=0.9, weight_decay=1e-4
+        )
+
+    def look(self, number: int) -> Tensor:
+        """The images of a step, and their kinds as ``self.kinds``: the same for every pupil."""
+        generator = self.generator.manual_seed(number)
+        device = generator.device
+        self.kinds = torch.randint(KINDS, (self.batch,), device=device, generator=generator)
+        patterns = functional.interpolate(self.patterns[self.kinds], (self.image, self.image))
+        noise = torch.randn(patterns.shape, device=device, generator=generator)
+        return (patterns + NOISE * noise).contiguous(memory_format=self.memory)
+
+    def loss(self, output: Tensor) -> Tensor:
+        return functional.cross_entropy(output.float(), self.kinds)
+
+    def curve(self, steps: int) -> list[float]:
+        found = []
+        for number in range(1, steps + 1):
+            self.x = self.look(number)
+            found.append(self.step())
+        losses: list[float] = torch.stack(found).tolist()
+        return losses
+
+
+def rounded(network: nn.Module, unit: float, seed: int) -> nn.Module:
+    """A copy, each weight of which is off by at most the unit, of itself."""
+    network = copy.deepcopy(network)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.mul_(1 + unit * (2 * torch.rand_like(weight) - 1))
+    return network
+
+
+def smooth(curve: Sequence[float]) -> Tensor:
+    losses = torch.tensor(curve, dtype=torch.float64)
+    return losses.unfold(0, min(WINDOW, len(curve)), 1).mean(-1)
+
+
+def distance(a: Sequence[float], b: Sequence[float]) -> float:
+    return (smooth(a) - smooth(b)).square().mean().sqrt().item()
+
+
+def judged(ours: Sequence[float], pytorch: Sequence[Sequence[float]]) -> tuple[float, float, str]:
+    """Our distance, PyTorch's spread, and what is wrong with ours."""
+    ours_off = min(distance(ours, curve) for curve in pytorch)
+    spread = max(distance(a, b) for a, b in itertools.combinations(pytorch, 2))
+    curve = smooth(pytorch[0])
+    error = ""
+    if not curve[-1] < LEARNED * curve[0]:
+        error = f"PyTorch's loss went from {curve[0]:.3g} to {curve[-1]:.3g}: it learned nothing"
+    elif not ours_off <= MOST_DISTANCE * spread:
+        error = f"off by {ours_off:.3g}, PyTorch's from each other by {spread:.3g}"
+    return ours_off, spread, error
+
+
+def compare(
+    name: str, precision: str, layout: str, batch: int, image: int, device: torch.device,
+    *, steps: int, runs: int,
+) -> Outcome:  # fmt: skip
+    """Trains one network by our convolutions once, and by PyTorch's several times."""
+    network = networks.build(name).to(device)
+    network = network.to(memory_format=contenders.LAYOUTS[layout])  # type: ignore[call-overload]
+
+    def curve(pupil: nn.Module) -> list[float]:
+        return Pupil(pupil, batch, image, precision, layout).curve(steps)
+
+    with contenders.switches(models.PRECISIONS[precision][1], "cudnn"):
+        ours = curve(networks.with_our_convolutions(network))
+        pytorch = [
+            curve(rounded(network, ROUNDING[precision] if seed else 0, seed))
+            for seed in range(runs)
+        ]
+    return Outcome(name, precision, layout, batch, ours, pytorch, *judged(ours, pytorch))
+
+
+def table(outcomes: list[Outcome]) -> Table:
+    made = Table("network", "precision", "layout", box=None, header_style="dim")
+    for head in ("steps", "loss at first", "PyTorch's at last", "ours", "PyTorch's spread", "ours"):
+        made.add_column(head, justify="right")
+    for o in outcomes:
+        last = sorted(smooth(curve)[-1].item() for curve in o.pytorch)
+        made.add_row(
+            o.network, o.precision, o.layout, str(len(o.ours)), f"{smooth(o.ours)[0]:.3f}",
+            f"{last[0]:.3f}-{last[-1]:.3f}", f"{smooth(o.ours)[-1]:.3f}", f"{o.spread:.3g}",
+            f"{o.distance:.3g} {o.error}".rstrip(),
+        )  # fmt: skip
+    return made
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    several(parser, "--networks", CLASSIFIERS, "resnet50", "networks")
+    models.add_common_arguments(parser)
+    parser.add_argument("--steps", type=int, default=200, help="of each training")
+    parser.add_argument("--runs", type=int, default=3, help="of PyTorch's, 2 at least")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    console = Console()
+    device = torch.device(arguments.device)
+    began = time.monotonic()
+    outcomes = []
+    for what in itertools.product(arguments.networks, arguments.precisions, arguments.layouts):
+        if arguments.budget_s and time.monotonic() - began > arguments.budget_s:
+            console.print(f"stopped for the budget of {arguments.budget_s:g} s")
+            break
+        outcome = compare(
+            *what, arguments.batch, arguments.image, device,
+            steps=arguments.steps, runs=max(2, arguments.runs),
+        )  # fmt: skip
+        outcomes.append(outcome)
+        console.print(" ".join(what), outcome.error or "alike", highlight=False)
+    console.print(table(outcomes))
+    if arguments.json:
+        results.save_outcomes(arguments.json, device, "outcomes", outcomes)
+    return int(any(o.error for o in outcomes))

@@ -1,0 +1,126 @@
+// What thread blocks sum up, which of it a thread has, and where it is stored.
+#pragma once
+
+#include "kernels/common/divide.cuh"
+#include "kernels/common/scalar.cuh"
+#include "kernels/implicit_gemm/weight/geometry.h"
+
+namespace customconv::implicit_gemm::weight {
+
+// Sums are rows of the matrix instruction by its columns: output channels by input channels, or
+// the other way round. Columns are in blocks of 64.
+template <typename T>
+struct Output {
+  bool rows_are_c;     // rows are input channels
+  int along_rows;      // warpgroups that have rows of their own, else rows of the filter
+  int filter_rows;     // of a thread block
+  int channel_blocks;  // of columns
+  int tap_apart, class_chunks;
+  int R, S, group_C, group_K, splits;
+  Divider<int32_t> by_chunks, by_filter_sets, by_blocks_c, by_blocks_k, by_groups;
+  // Of each thread block its sums, as its threads hold them, four at a time; null where results are
+  // stored.
+  float4* partial;
+  T* weight;
+  int64_t weight_k, weight_c, weight_r, weight_s;
+  bool pairs;  // results of neighbouring input channels can be stored at once
+};
+
+// What a thread block sums up.
+struct Share {
+  int split;
+  int group, k, c;                // the first channels, of the group's
+  int boxes_k, boxes_c, boxes_r;  // blocks of channels that exist, and rows of the filter
+  int r, chunk;
+
+  template <typename T>
+  __device__ Share(const Output<T>& p, int32_t rest) {
+    const int blocks_k = p.rows_are_c ? p.channel_blocks : p.along_rows;
+    const int blocks_c = p.rows_are_c ? p.along_rows : p.channel_blocks;
+    chunk = p.by_chunks.split(rest);
+    r = p.by_filter_sets.split(rest) * p.filter_rows;
+    c = p.by_blocks_c.split(rest) * blocks_c * kBlock;
+    k = p.by_blocks_k.split(rest) * blocks_k * kBlock;
+    group = p.by_groups.split(rest);
+    split = rest;
+    boxes_k = min(blocks_k, (p.group_K - k + kBlock - 1) / kBlock);
+    boxes_c = min(blocks_c, (p.group_C - c + kBlock - 1) / kBlock);
+    boxes_r = min(p.filter_rows, p.R - r);
+  }
+};
+
+// Taps of a filter row that share a box.
+struct Taps {
+  int first, count;
+
+  template <typename T>
+  __device__ Taps(const Output<T>& p, int chunk, int most) {
+    const int place = chunk % p.class_chunks * most;
+    first = chunk / p.class_chunks + place * p.tap_apart;
+    count = min(most, (p.S - first + p.tap_apart - 1) / p.tap_apart);
+  }
+};
+
+// Of four of a thread's sums the first: they are of two rows, 8 apart, by two neighbouring columns,
+// of a tap.
+struct Spot {
+  int k, c, r, s;
+  bool exists;
+
+  // `first`: taps of a chunk, or blocks of columns; `chunks`: of a thread block, two or one.
+  template <typename T>
+  __device__ Spot(const Output<T>& p, const Share& share, int first, int chunks, int warp, int lane,
+                  int i) {
+    const int warpgroup = warp / 4, block = i / 8;
+    const int box = p.along_rows > 1 ? warpgroup : 0, filter_row = p.along_rows > 1 ? 0 : warpgroup;
+    const int chunk = chunks > 1 && block >= first ? 1 : 0, place = block - chunk * first;
+    const Taps taps(p, chunks > 1 ? chunk : share.chunk, first);
+    const int tap = place / p.channel_blocks;
+    const int row = box * kBlock + warp % 4 * 16 + lane / 4;
+    const int column = place % p.channel_blocks * kBlock + i % 8 * 8 + lane % 4 * 2;
+    k = share.k + (p.rows_are_c ? column : row);
+    c = share.c + (p.rows_are_c ? row : column);
+    r = share.r + filter_row;
+    s = taps.first + tap * p.tap_apart;
+    exists = filter_row < share.boxes_r && tap < taps.count && k < p.group_K && c < p.group_C;
+  }
+
+  // The channels of the i-th of the four.
+  template <typename T>
+  __device__ int k_of(const Output<T>& p, int i) const {
+    return k + (p.rows_are_c ? i % 2 : i / 2 * 8);
+  }
+  template <typename T>
+  __device__ int c_of(const Output<T>& p, int i) const {
+    return c + (p.rows_are_c ? i / 2 * 8 : i % 2);
+  }
+};
+
+// Stores a thread's four.
+template <typename T>
+__device__ inline void store(const Output<T>& p, const Share& share, const Spot& at,
+                             const float (&sums)[4]) {
+  if (p.pairs) {
+    // Channels are whole eights, and rows are output channels.
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const int k = at.k_of(p, i);
+      if (k >= p.group_K) continue;
+      T* to = p.weight + (share.group * p.group_K + k) * p.weight_k + at.c * p.weight_c +
+              at.r * p.weight_r + at.s * p.weight_s;
+      if constexpr (sizeof(T) == 2) {
+        *reinterpret_cast<uint32_t*>(to) = pack_pair<T>(sums[i], sums[i + 1]);
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int k = at.k_of(p, i), c = at.c_of(p, i);
+    if (k >= p.group_K || c >= p.group_C) continue;
+    p.weight[(share.group * p.group_K + k) * p.weight_k + c * p.weight_c + at.r * p.weight_r +
+             at.s * p.weight_s] = narrow<T>(sums[i]);
+  }
+}
+
+}  // namespace customconv::implicit_gemm::weight

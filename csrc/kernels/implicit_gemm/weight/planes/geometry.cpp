@@ -1,0 +1,224 @@
+#include "kernels/implicit_gemm/weight/planes/geometry.h"
+
+#include <algorithm>
+
+namespace customconv::implicit_gemm::weight::planes {
+
+namespace {
+
+constexpr int64_t kAlignment = 1024;  // of what is swizzled
+
+int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
+int small(int64_t value) { return static_cast<int>(value); }
+int64_t modulo(int64_t a, int64_t b) { return (a % b + b) % b; }
+
+// So that the eight channels that a warp reads at once are in different banks.
+int64_t odd_units(int64_t units) { return units | 1; }
+
+// Whether rows of a tensor begin at multiples of so many bytes.
+bool begins_at(int64_t multiple, const Shape4& sizes, const Shape4& strides, bool aligned,
+               int64_t bytes) {
+  const auto legal = [&](int i) {
+    return sizes[i] == 1 || (strides[i] > 0 && strides[i] * bytes % multiple == 0);
+  };
+  return aligned && legal(0) && legal(1) && legal(2);
+}
+
+bool rows_begin_at(int64_t multiple, const ConvProblem& p) {
+  const int64_t bytes = element_size(p.dtype);
+  return begins_at(multiple, p.x_sizes(), p.x_strides, p.x_aligned, bytes) &&
+         begins_at(multiple, p.y_sizes(), p.y_strides, p.y_aligned, bytes);
+}
+
+// The bytes that threads can copy at a time: rows begin and end with whole ones.
+int vector_of(const ConvProblem& p) {
+  const int64_t bytes = element_size(p.dtype);
+  for (const int vector : {8, 4}) {
+    const bool ends = p.W * bytes % vector == 0 && p.Q * bytes % vector == 0;
+    if (ends && rows_begin_at(vector, p)) return vector;
+  }
+  return 0;
+}
+
+// Whether channels of an image are one run of bytes, of any eight that begin with an eighth whole
+// 16 bytes.
+bool has_whole_images(const ConvProblem& p) {
+  const auto runs = [&](const Shape4& sizes, const Shape4& strides, bool aligned) {
+    const int64_t rows = sizes[2] * sizes[3];
+    return aligned && strides[1] == rows && (sizes[2] == 1 || strides[2] == sizes[3]) &&
+           (sizes[0] == 1 || strides[0] * element_size(p.dtype) % kUnitBytes == 0);
+  };
+  return p.group_C() % 8 == 0 && p.group_K() % 8 == 0 &&
+         runs(p.x_sizes(), p.x_strides, p.x_aligned) && runs(p.y_sizes(), p.y_strides, p.y_aligned);
+}
+
+}  // namespace
+
+ConvProblem as_one_row(ConvProblem p) {
+  const auto rows_follow = [](int64_t rows, int64_t columns, const Shape4& strides) {
+    return rows == 1 || strides[2] == columns;
+  };
+  if (!p.is_pointwise() || !rows_follow(p.H, p.W, p.x_strides) ||
+      !rows_follow(p.P, p.Q, p.y_strides) || p.H * p.W > INT32_MAX) {
+    return p;
+  }
+  p.W *= p.H;
+  p.Q = p.W;
+  p.H = p.P = 1;
+  return p;
+}
+
+ConvProblem rows_of(ConvProblem p, bool flat) {
+  if (!flat) return p;
+  p.C *= p.R * p.S;
+  p.R = p.S = 1;
+  return p;
+}
+
+Fetch fetch_of(const ConvProblem& p, const Tile& t) {
+  const bool words = element_size(p.dtype) == 2 && !t.flat && p.stride_w <= 2 &&
+                     (t.kind().taps == 1 || p.dilation_w == 1);
+  return !words ? Fetch::kElements : p.stride_w == 1 ? Fetch::kPairs : Fetch::kHalves;
+}
+
+bool is_boxed(const ConvProblem& p) {
+  return p.stride_h <= kMostStep && rows_begin_at(kUnitBytes, p);
+}
+
+Step Tile::step(int number) const {
+  const int behind = number - full_slabs * kSlabSteps;
+  Step s{};
+  s.slab = behind < 0 ? number / kSlabSteps : full_slabs + behind / last_steps;
+  s.place = (behind < 0 ? number % kSlabSteps : behind % last_steps) * 2;
+  const int lines = images * rows;
+  for (int i = 0; i < 2; ++i) {
+    const int column = s.slab / lines * kSlabUnits + s.place + i;  // of boxes
+    const int unit =
+        boxed ? s.slab % lines * row_units() + column : s.slab * kSlabUnits + s.place + i;
+    const bool exists = boxed ? column < row_units() : unit < units();
+    s.units[i] = exists ? unit : 0;
+  }
+  return s;
+}
+
+Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
+               int64_t shared_bytes) {
+  Tile t;
+  t.kernel = variant % kAlongC;
+  t.boxed = (variant & kBoxed) != 0;
+  const Kernel& kind = t.kind();
+  t.along_c = (variant & kAlongC) != 0 ? kind.warpgroups : 1;
+  t.flat = (variant & kFlat) != 0;
+  t.staged = (variant & kStaged) != 0;
+  t.along_p = (variant & kAlongP) != 0 ? kind.warpgroups : 1;
+  t.rows = pixels[0];
+  t.columns = pixels[1];
+  t.images = pixels[2];
+  t.splits = splits;
+  const int64_t bytes = element_size(p.dtype);
+  t.unit = small(kUnitBytes / bytes);
+  if (!t.boxed && !kind.has_threads()) return t;
+  if (t.columns % t.unit != 0 || (t.boxed && !is_boxed(p))) return t;
+
+  const bool dense = dense_layout(p.w_sizes(), p.w_strides) != Layout::kOther;
+  if (t.flat && (kind.taps > 1 || p.group_C() > kMostFlat || !dense)) return t;
+
+  // Rows of the instruction are channels of a tap, or all of both.
+  const ConvProblem own = rows_of(p, t.flat);
+  t.channels = t.flat ? small(p.group_C()) : kBlock;
+  t.filter_rows = small(std::min<int64_t>(kind.warpgroups / (t.along_c * t.along_p), own.R));
+  t.filter_sets = ceil_divide(own.R, t.filter_rows);
+  t.chunks = small(ceil_divide(own.S, kind.taps));
+  const int64_t taps_h = t.flat ? p.R : t.filter_rows, taps_w = t.flat ? p.S : kind.taps;
+  t.step_h = small(taps_h > 1 ? 1 : p.stride_h);
+  t.row_step = small(taps_h > 1 ? p.stride_h : 1);
+  // Rows begin at whole units of boxes, or vectors, so that the first tap may be some pixels later.
+  t.vector = t.boxed || t.staged ? 0 : vector_of(p);
+  t.align = t.boxed ? t.unit : std::max(small(t.vector / bytes), 1);
+  int64_t slack = 0;
+  for (int64_t s = 0; s < own.S; s += kind.taps) {
+    const int64_t first = modulo(s * p.dilation_w - p.pad_w, t.align);
+    slack = std::max(slack, first + first % 2);
+  }
+  const int64_t x_rows = (t.rows - 1) * int64_t{t.row_step} + (taps_h - 1) * p.dilation_h + 1;
+  int64_t x_units =
+      ceil_divide(slack + (t.columns - 1) * p.stride_w + (taps_w - 1) * p.dilation_w + 2, t.unit);
+  if (t.boxed) x_units = odd_units(x_units);
+  const int64_t inner = t.images * x_rows * x_units;  // of a channel
+  if (inner > INT32_MAX / (kBlock * kUnitBytes * kind.warpgroups)) return t;
+  t.x_rows = small(x_rows);
+  t.x_columns = small(x_units * t.unit);
+  if (t.boxed) {
+    t.x_channel = small(x_units * kUnitBytes);
+    t.x_row = t.channels * t.x_channel;
+    t.x_image = t.x_rows * t.x_row;
+    t.x_block = t.images * int64_t{t.x_image};
+  } else {
+    t.x_channel = small(odd_units(inner) * kUnitBytes);
+    t.x_row = small(x_units * kUnitBytes);
+    t.x_image = t.x_rows * t.x_row;
+    t.x_block = t.channels * int64_t{t.x_channel};
+  }
+
+  t.tiles_n = ceil_divide(p.N, t.images);
+  t.tiles_p = ceil_divide(p.P, t.rows);
+  t.tiles_q = ceil_divide(p.Q, t.columns);
+  t.blocks_k = ceil_divide(p.group_K(), kind.k_blocks * kBlock);
+  t.blocks_c = ceil_divide(own.group_C(), t.along_c * kBlock);
+  if (t.boxed) {
+    const int lines = t.images * t.rows;
+    const int across = small(ceil_divide(t.row_units(), kSlabUnits));
+    t.slabs = across * lines;
+    t.last_steps = small(ceil_divide(t.row_units() - (across - 1) * kSlabUnits, 2));
+    t.full_slabs = (across - 1) * lines;
+    // What a box of dy brings beyond the tile would be multiplied too.
+    if (t.row_units() % 2 != 0 && t.tiles_q > 1) return t;
+    if (t.x_columns > kMostBox || (x_rows - 1) * t.step_h >= kMostBox) return t;
+    if (t.images > kMostBox || t.rows > kMostBox) return t;
+  } else {
+    const int steps = small(ceil_divide(t.units(), 2));
+    t.slabs = small(ceil_divide(steps, kSlabSteps));
+    t.full_slabs = steps / kSlabSteps;
+    t.last_steps = steps % kSlabSteps;
+  }
+  if (t.staged) {
+    if (t.boxed || t.flat || t.rows < p.P || t.columns < p.Q || !has_whole_images(p)) return t;
+    // The last row's units are read whole, and a word more.
+    const int64_t more = kUnitBytes + 4;
+    t.raw_x = round_up(t.images * int64_t{t.along_c} * kBlock * p.H * p.W * bytes + more, 128);
+    t.raw_y = round_up(t.images * int64_t{kind.k_blocks} * kBlock * p.P * p.Q * bytes, 128);
+  }
+  if (t.steps() > kMostSteps || t.tiles() > INT32_MAX / 2) return t;
+  t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
+  t.stage_bytes =
+      round_up(t.slabs * t.slab_bytes + (t.flat ? 1 : t.along_c) * t.x_block, kAlignment);
+  const int64_t stages = (shared_bytes - kBarrierBytes - t.raw_bytes()) / t.stage_bytes;
+  t.stages = small(std::min<int64_t>(stages, kMostStages));
+  return t;
+}
+
+Tile tile_of(const ConvProblem& p, const ConvPlan& plan) {
+  return make_tile(p, plan.variant_index & ~kPlanes, plan.tile, plan.splits, plan.shared_bytes);
+}
+
+int shared_bytes(const Tile& t) {
+  return small(t.stages * t.stage_bytes + t.raw_bytes()) + kBarrierBytes;
+}
+
+int64_t blocks_of(const ConvProblem& p, const Tile& t) {
+  return p.groups * t.blocks_k * t.blocks_c * t.filter_sets * t.chunks;
+}
+
+bool is_exact(const ConvProblem& p, const Tile& t) {
+  // Beyond the image x is zeros too.
+  const auto whole = [](int64_t count, int64_t step, int64_t stride, int64_t pad, int64_t size) {
+    return count % step == 0 || count * stride - pad >= size;
+  };
+  const int units = t.boxed ? t.row_units() : t.units();  // else one stands in for another
+  return units % 2 == 0 && whole(p.P, t.rows, p.stride_h, p.pad_h, p.H) &&
+         whole(p.Q, t.columns, p.stride_w, p.pad_w, p.W);
+}
+
+bool is_direct(const ConvProblem& p, const Tile& t) { return t.parts() == 1 && is_exact(p, t); }
+
+}  // namespace customconv::implicit_gemm::weight::planes

@@ -1,0 +1,263 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/implicit_gemm/weight/planes/geometry.h"
+#include "kernels/implicit_gemm/weight/weight.h"
+#include "plan/search.h"
+
+namespace customconv::implicit_gemm::weight::planes {
+
+namespace {
+
+constexpr double kEfficiency = 0.61;   // of the tensor cores' rate
+constexpr double kSharedBytes = 128;   // a clock
+constexpr double kFetchClocks = 178;   // of a warpgroup, from a step's products to the next
+constexpr double kLineClocks = 3.4;    // of the copy engine, for 128 bytes of a row
+constexpr double kMoreLines = 1;       // of a row, that does not begin with one
+constexpr double kWaitClocks = 2700;   // of threads that load, until a tile's are there
+constexpr double kCopyClocks = 55;     // of a thread, to start a copy
+constexpr double kOrderClocks = 160;   // to put a unit in order
+constexpr double kLoadClocks = 450;    // to load one through registers
+constexpr double kTileClocks = 110;    // to change stages
+constexpr double kBeginClocks = 1080;  // until the first products
+constexpr double kStoreBytesPerClock = 7.65;
+constexpr double kPartsBytesPerClock = 3800;  // of the whole GPU, read and added up
+constexpr double kLaunchMs = 0.0074;
+constexpr double kNextMs = 0.0032;  // of the kernel that adds up parts
+constexpr double kBandwidthShare = 0.735;
+
+constexpr int64_t kLoadBatch = 4;  // units of a thread at a time
+constexpr int kMostPixels = 512;   // of a tile
+constexpr int kLeastStages = 2;
+constexpr int kCuts = 4;  // of an image, in each dimension
+constexpr int64_t kMostTurns = 3;
+constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
+constexpr size_t kWeighed = 4;                // tiles of each kernel that are listed
+
+struct Choice {
+  Tile tile;
+  int variant;
+  double ms;
+};
+
+// Lines of 128 bytes that so many rows of a box touch.
+double lines_of(int64_t rows, int64_t bytes) {
+  return static_cast<double>(rows) * (static_cast<double>(bytes) / 128 + kMoreLines);
+}
+
+// Units that the busiest of the threads that load has, of so many places and channels.
+double rounds_of(int64_t places, int64_t channels, int64_t threads, int64_t batch) {
+  const auto in_batches = [&](int64_t units) { return ceil_divide(units, batch) * batch; };
+  const int64_t rest = places % threads;
+  const int64_t more = rest == 0 ? 0 : in_batches(ceil_divide(channels, threads / rest));
+  return static_cast<double>(places / threads * in_batches(channels) + more);
+}
+
+// Clocks until a tile is in shared memory.
+double load_clocks(const ConvProblem& p, const Tile& t) {
+  const int64_t bytes = element_size(p.dtype);
+  const int64_t channels_c = int64_t{t.channels} * (t.flat ? 1 : t.along_c);
+  const int64_t channels_k = int64_t{t.kind().k_blocks} * kBlock;
+  const int64_t x_rows = int64_t{t.images} * t.x_rows;
+  if (t.boxed) {
+    const int64_t across = ceil_divide(t.row_units(), kSlabUnits);
+    const int64_t slab = std::min<int64_t>(kSlabUnits * t.unit, p.Q) * bytes;
+    return kLineClocks *
+           (lines_of(channels_c * x_rows, std::min<int64_t>(t.x_columns, p.W) * bytes) +
+            lines_of(channels_k * t.images * t.rows * across, slab));
+  }
+  const int threads = t.kind().loaders;
+  const int64_t batch = t.vector == 0 ? kLoadBatch : 1;
+  const double rounds = rounds_of(x_rows * t.x_columns / t.unit, channels_c, threads, batch) +
+                        rounds_of(t.steps() * 2, channels_k, threads, batch);
+  return kWaitClocks + rounds * (t.staged        ? kOrderClocks
+                                 : t.vector == 0 ? kLoadClocks
+                                                 : kCopyClocks * kUnitBytes / t.vector);
+}
+
+double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
+  const Kernel& kind = t.kind();
+  // Warpgroups that have channels, or rows of the filter.
+  const double busy =
+      t.along_p > 1 ? t.along_p
+      : t.along_c > 1
+          ? std::min<int64_t>(t.along_c, ceil_divide(rows_of(p, t.flat).group_C(), kBlock))
+          : t.filter_rows;
+  // A step of a warpgroup: products of 16 pixels, or 8 of TF32, and the bytes of shared memory.
+  constexpr double kBlockClocks = 32, kBlockBytes = kBlock * 2.0 * kUnitBytes, kWarpWord = 128;
+  const double products = kind.blocks() * kBlockClocks;
+  const Fetch fetch = fetch_of(p, t);
+  const double words = fetch == Fetch::kPairs    ? kind.taps / 2 + 1.5
+                       : fetch == Fetch::kHalves ? kind.taps / 2 + 2
+                                                 : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
+  const auto conflicts = static_cast<double>(std::min<int64_t>(p.stride_w, 4));
+  const double bytes = kind.blocks() * kBlockBytes + 16 * words * conflicts * kWarpWord;
+  const double clocks = std::max(
+      {products * busy / kEfficiency, bytes * busy / kSharedBytes, products + kFetchClocks});
+  const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
+  const double tile = std::max(steps * clocks, load_clocks(p, t)) + kTileClocks;
+  const double sums = busy * kind.blocks() * kBlock * kBlock;
+  const double store = sums * (is_direct(p, t) ? 8 : 4) / kStoreBytesPerClock;
+  const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
+  const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * tile;
+  double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
+  const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
+  ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
+  if (!is_direct(p, t)) {
+    const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
+    ms += kNextMs + parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
+  }
+  return ms + kLaunchMs;
+}
+
+class Search {
+ public:
+  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
+      : p_(as_one_row(p)), d_(d), all_(all) {}
+
+  ConvPlan best() {
+    // The copy engine is faster wherever it can load.
+    if (is_boxed(p_)) try_loader(kBoxed);
+    if (best_.ms == 0) {
+      try_loader(0);
+      try_loader(kStaged);
+    }
+    return plan_of(best_);
+  }
+
+ private:
+  void try_loader(int loader) {
+    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+      for (const int along : {0, kAlongC, kAlongP}) {
+        for (const int flat : {0, kFlat}) try_variant(kernel | along | loader | flat);
+      }
+    }
+  }
+
+  void try_variant(int variant) {
+    choices_.clear();
+    const int unit = static_cast<int>(kUnitBytes / element_size(p_.dtype));
+    // As an image's width divides evenly, and what fits whatever the strides.
+    const int64_t most = std::min<int64_t>(p_.Q + unit - 1, kMostPixels);
+    std::vector<int64_t> widths;
+    for (int64_t i = ceil_divide(p_.Q, most), last = i + kCuts; i < last; ++i) {
+      widths.push_back(ceil_divide(p_.Q, i));
+    }
+    for (int64_t width = unit; width < most; width *= 2) widths.push_back(width);
+    for (int64_t& width : widths) width = ceil_divide(width, unit) * unit;
+    std::sort(widths.begin(), widths.end());
+    widths.erase(std::unique(widths.begin(), widths.end()), widths.end());
+    for (const int64_t width : widths) try_rows(variant, static_cast<int>(width));
+    std::sort(choices_.begin(), choices_.end(),
+              [](const Choice& a, const Choice& b) { return a.ms < b.ms; });
+    if (choices_.empty()) return;
+    if (best_.ms == 0 || choices_[0].ms < best_.ms) best_ = choices_[0];
+    if (all_ == nullptr) return;
+    for (size_t i = 0; i < std::min(kWeighed, choices_.size()); ++i) {
+      all_->push_back(plan_of(choices_[i]));
+    }
+  }
+
+  void try_rows(int variant, int columns) {
+    const auto most = std::min<int64_t>(p_.P, kMostPixels / columns);
+    for (int64_t rows = std::max<int64_t>(most, 1); rows > 0; --rows) {
+      // As an image's height divides evenly.
+      const int64_t cuts = ceil_divide(p_.P, rows);
+      if (ceil_divide(p_.P, cuts) != rows) continue;
+      const bool whole = cuts == 1 && columns >= p_.Q;
+      const int64_t fits = whole ? std::min<int64_t>(kMostPixels / (columns * rows), p_.N) : 1;
+      for (int images = 1; images <= fits; ++images) {
+        try_tile(variant, {static_cast<int>(rows), columns, images});
+      }
+    }
+  }
+
+  void try_tile(int variant, const int (&pixels)[3]) {
+    const int64_t shared = d_.shared_bytes_block - 1024;
+    const Tile one = make_tile(p_, variant, pixels, 1, shared);
+    const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
+    if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
+    Choice best{};
+    for (int64_t turns = 1; turns <= kMostTurns; ++turns) {
+      const int64_t most = std::clamp<int64_t>(turns * d_.sm_count / blocks, 1, tiles);
+      // No more than what the busiest block needs.
+      const int64_t splits = ceil_divide(tiles, ceil_divide(tiles, most));
+      Tile t = one;
+      t.splits = splits;
+      const double ms = price(p_, d_, t);
+      if (best.ms == 0 || ms < best.ms) best = {t, variant, ms};
+    }
+    choices_.push_back(best);
+  }
+
+  ConvPlan plan_of(const Choice& choice) const {
+    const Tile& t = choice.tile;
+    ConvPlan plan;
+    plan.variant = t.kind().name;
+    plan.variant_index = choice.variant | kPlanes;
+    plan.tile[0] = t.rows;
+    plan.tile[1] = t.columns;
+    plan.tile[2] = t.images;
+    plan.splits = t.splits;
+    plan.block = t.kind().threads();
+    plan.wide_index = needs_wide_index(p_);
+    plan.shared_bytes = shared_bytes(t);
+    plan.grid[0] = blocks_of(p_, t) * t.splits;
+    plan.workspace_bytes =
+        is_direct(p_, t) ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
+    plan.predicted_ms = choice.ms;
+    return plan;
+  }
+
+  const ConvProblem p_;
+  const DeviceProperties& d_;
+  std::vector<ConvPlan>* all_;
+  std::vector<Choice> choices_;
+  Choice best_{};
+};
+
+bool has_rows(const Shape4& sizes, const Shape4& strides) {
+  return sizes[3] == 1 || strides[3] == 1;
+}
+
+}  // namespace
+
+const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+  if (!d.has_hopper_kernels()) return "its weight gradients need Hopper";
+  if (!has_rows(p.x_sizes(), p.x_strides) || !has_rows(p.y_sizes(), p.y_strides)) {
+    return "its weight gradients need tensors of one layout";
+  }
+  if (!has_int32_coordinates(p) || p.N > INT32_MAX / 2) return "image coordinates pass 2^31";
+  if (p.K > INT32_MAX / 2 || p.C > INT32_MAX / 2) return "channels pass 2^30";
+  const double blocks = static_cast<double>(p.groups) *
+                        static_cast<double>(ceil_divide(p.group_K(), kBlock)) *
+                        static_cast<double>(ceil_divide(p.group_C(), kBlock));
+  // Of the narrowest kernel, half of which may be idle.
+  const double sums = blocks * static_cast<double>(p.R * p.S) * 2 * kBlock * kBlock;
+  if (sums > static_cast<double>(kMostSums)) return "the weight passes 2^29 elements";
+  constexpr int kUnit = 8;
+  const double pixels =
+      static_cast<double>(p.N) * static_cast<double>(p.P) * static_cast<double>(p.Q + kUnit);
+  if (pixels > INT32_MAX) return "the output pixels pass 2^31";
+  // The least tile: a unit of a row.
+  ConvProblem row = as_one_row(p);
+  for (const int along : {0, kAlongC}) {
+    const int unit = static_cast<int>(kUnitBytes / element_size(p.dtype));
+    const Tile t =
+        make_tile(row, (kKernelCount - 1) | along, {1, unit, 1}, 1, d.shared_bytes_block - 1024);
+    if (t.stages >= kLeastStages) return nullptr;
+  }
+  return "a tile's pixels do not fit shared memory";
+}
+
+ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
+  return cheapest_of<Search>(p, d);
+}
+
+std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
+  return all_of<Search>(p, d);
+}
+
+}  // namespace customconv::implicit_gemm::weight::planes

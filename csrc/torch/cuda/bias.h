@@ -1,0 +1,11 @@
+// The gradient of a bias.
+#pragma once
+
+#include <ATen/ATen.h>
+
+namespace customconv::torch_layer {
+
+// Of each channel the sum over images and pixels, rounded once.
+at::Tensor bias_gradient(const at::Tensor& grad_output);
+
+}  // namespace customconv::torch_layer
