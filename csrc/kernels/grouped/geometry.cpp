@@ -489,7 +489,7 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const 
   const int64_t rows = 2 * kernel.pairs * cut.pair_warps;  // of a set
   const int64_t table_bytes = round_up(4 * rows * cut.sets, 16);
   const int64_t place_bytes = (rows + cut.columns) * kOctet * kSumPlaceBytes;
-  const int64_t barrier_bytes = 8 * 2 * kMostStages;
+  const int64_t barrier_bytes = round_up(8 * (2 * kMostStages + 1), 16);  // and of the places
   const int64_t in_list_bytes = strips    ? kNowhereBytes + w.strips.list_bytes
                                 : threads ? int64_t{box_vectors(g, tile, 1)} * 16
                                           : 0;

@@ -56,6 +56,7 @@ struct GradientBoxMemory {
         columns(rows + p.by_rows.divisor() * kOctet),
         full(reinterpret_cast<ptx::Barrier*>(memory + p.work.barriers_at)),
         empty(full + kMostStages),
+        listed(empty + kMostStages),
         list(memory + p.work.list_at),
         out_list(memory + p.work.out_list_at) {}
 
@@ -65,6 +66,7 @@ struct GradientBoxMemory {
   int* table;                  // of the rows of sums: how far from a pixel's row those of `in` are
   SumPlace *rows, *columns;    // of a set's sums: of every row and column of octets eight
   ptx::Barrier *full, *empty;  // of the stages
+  ptx::Barrier* listed;        // the places of sums
   char *list, *out_list;       // how boxes are brought, where the copy engine does not
 
   __device__ Brought* brought() const { return reinterpret_cast<Brought*>(list); }
@@ -247,7 +249,6 @@ __device__ inline void add_box_pixels(const GradientBoxParams<T>& p,
 }
 
 // Those that bring boxes list meanwhile where sums go.
-constexpr int kPlacesListed = 4;  // a barrier of all threads
 template <typename T>
 __device__ inline void list_places(const Crew& crew, const GradientBoxParams<T>& p,
                                    const GradientBoxMemory& memory, const Share& share) {
@@ -269,7 +270,7 @@ __device__ inline void list_places(const Crew& crew, const GradientBoxParams<T>&
     const int k = share.column * kOctet + i;
     memory.columns[i] = {k * p.weight_k, k < shares.cut.K ? shares.by_K.quotient(k) : kNoColumn};
   }
-  ptx::sync_threads(kPlacesListed, p.warps * 32 + crew.threads);
+  ptx::arrive(memory.listed);
 }
 
 // Stores a total of sums in the result. `number`: of a warp's sums, and of those of the same
@@ -299,11 +300,10 @@ __device__ inline void store_result(const GradientBoxParams<T>& p, const Gradien
 }
 
 // Adds up the sums of warps that share pixels and of a cluster's blocks, always in the same order,
-// each block a share, and stores them: in the result, or as lanes have them in a part. `loaders`:
-// threads that list places.
+// each block a share, and stores them: in the result, or as lanes have them in a part.
 template <typename T, int kPairs, int kColumns>
 __device__ inline void store_total(const GradientBoxParams<T>& p, const GradientBoxMemory& memory,
-                                   const Share& share, const GradientOwn& own, int loaders,
+                                   const Share& share, const GradientOwn& own,
                                    const float (&sum)[kPairs][kColumns][4]) {
   constexpr int kCount = kPairs * kColumns;
   const GradientShares& shares = p.shares;
@@ -321,12 +321,8 @@ __device__ inline void store_total(const GradientBoxParams<T>& p, const Gradient
     return;
   }
   float4* const place = reinterpret_cast<float4*>(memory.stages);
-  // The stages are no longer read.
-  if (p.weight == nullptr) {
-    ptx::sync_threads(1, apart);
-  } else {
-    ptx::sync_threads(kPlacesListed, apart + loaders);
-  }
+  ptx::sync_threads(1, apart);  // the stages are no longer read
+  if (p.weight != nullptr) ptx::wait(memory.listed, 0);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     place[i * apart + thread] = *reinterpret_cast<const float4*>(sum[i / kColumns][i % kColumns]);
@@ -422,8 +418,9 @@ __global__ void __launch_bounds__(kMostThreads + box_loaders(kLoading, sizeof(T)
       BoxRegisters<box_producers(sizeof(T)), kGradientBoxKernels[kIndex].box_blocks()>;
   const int first_loader = kPlanes ? kMostThreads / 32 : p.warps;
   if (warp >= first_loader) {
-    init_stages(memory.full, memory.empty, threadIdx.x == first_loader * 32, kLoaders,
-                kPlanes ? kLoaders : 1, p.warps);
+    const bool is_first = threadIdx.x == first_loader * 32;
+    if (is_first) ptx::init_barrier(memory.listed, kLoaders);
+    init_stages(memory.full, memory.empty, is_first, kLoaders, kPlanes ? kLoaders : 1, p.warps);
     if constexpr (kPlanes) {
       Registers::give();
       load_gradient_planes(p, memory, share);
@@ -489,7 +486,7 @@ __global__ void __launch_bounds__(kMostThreads + box_loaders(kLoading, sizeof(T)
     if constexpr (!kStrips) leave_stage();
     turn.advance(p.work.stages);
   }
-  store_total(p, memory, share, own, kLoaders, sum);
+  store_total(p, memory, share, own, sum);
 #endif
 }
 
