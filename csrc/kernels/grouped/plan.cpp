@@ -4,70 +4,12 @@
 #include <vector>
 
 #include "kernels/grouped/geometry.h"
+#include "kernels/grouped/price.h"
 #include "plan/search.h"
 
 namespace customconv::grouped {
 
 namespace {
-
-// The cost model: a warp's instructions, by purpose.
-constexpr double kInstructionsPerSlot = 46.3;    // listed
-constexpr double kInstructionsPerVector = 37.2;  // brought
-constexpr double kInstructionsPerElement = 24.3;
-constexpr double kInstructionsPerStep = 2.73;  // of products, besides operands
-constexpr double kInstructionsPerOperand = 1.5;
-constexpr double kInstructionsPerOutput = 63.5;  // stored: a vector of channels, or a pixel
-constexpr double kInstructionsPerTile = 100;     // and phase, of a warp
-constexpr double kInstructionsPerPass = 20;
-constexpr double kInstructionsPerSum = 2;   // of a product's four: zeroed, staged
-constexpr double kIssueEfficiency = 0.896;  // of an instruction a clock, of each scheduler
-// Clocks of a multiprocessor: of a product of 16 by 8 by 32 bytes, and of an operand's 512 bytes
-// from shared memory.
-constexpr double kProductClocks = 1.9;
-constexpr double kOperandClocks = 2.03;
-constexpr double kBlockClocks = 3.36e+03;  // that a block waits: until it begins
-constexpr double kTileClocks = 2960;       // for a tile, where producers bring it
-constexpr double kTurnClocks = 4280;       // and where all threads bring it or a chunk in turns
-constexpr double kBandwidthEfficiency = 0.666;
-constexpr double kOverlapLoss = 1;
-constexpr double kLaunchMs = 4.9e-3;
-constexpr double kPackMs = 0.9e-3;
-constexpr double kNextMs = 3.3e-3;  // of a weight gradient's second kernel
-
-// The same of boxes.
-constexpr double kBoxInstructionsPerOperand = 5.67;  // besides products
-constexpr double kBoxInstructionsPerStep = 43.1;
-constexpr double kBoxInstructionsPerOutput = 3.55;  // of a lane's pixel
-constexpr double kBoxInstructionsPerTile = 43.2;    // and phase
-constexpr double kBoxInstructionsPerWeight = 74.7;  // brought: of four bytes
-constexpr double kBoxTileClocks = 720;              // that a block waits for a tile
-constexpr double kBoxTurnClocks = 4770;             // the same where there is one stage
-constexpr double kBoxBytesPerClock = 29;            // brought to a multiprocessor
-// Where threads bring a box: of 32 rows and a piece of their channels, and until those are there.
-constexpr double kInstructionsPerBrought = 300;
-constexpr double kBroughtClocks = 1300;
-// Where they are made of strips: of 2 KB, until a block's warps have made a tile's, and what a
-// block without another beside it waits for more.
-constexpr double kInstructionsPerTurn = 330;
-constexpr double kTurnedClocks = 700;
-constexpr double kTurnLatency = 65;
-constexpr double kAloneClocks = 2200;
-constexpr double kInstructionsPerPlaneVector = 84.2;  // stored
-constexpr double kBoxBlockClocks = 1.33e+04;          // until a block begins
-constexpr double kGradientBlockClocks = 6300;         // the same in a weight gradient
-// There, of a product's four sums: left as they are, exchanged, and stored in the result.
-constexpr double kInstructionsPerLeftSum = 16;
-constexpr double kInstructionsPerExchangedSum = 80;
-constexpr double kInstructionsPerStoredSum = 160;
-constexpr double kOperandLatency = 14;  // clocks of a warp, in a weight gradient
-constexpr double kProductLatency = 23;
-constexpr double kBoxBandwidthEfficiency = 0.894;
-constexpr double kBoxOverlapLoss = 0.439;
-
-// Of clusters, as in implicit_gemm.
-constexpr double kClusterBytesPerClock = 13.7;  // of the others' shared memory
-constexpr double kClusterMs = 0.45e-3;          // for each of its blocks
-constexpr double kClusterShare = 0.834;  // of the multiprocessors, that those above two reach
 
 constexpr int kGradientPixels[] = {64, 128, 256};  // of a tile
 constexpr int kGradientTurns[] = {2, 4};           // blocks for each multiprocessor
@@ -259,7 +201,7 @@ class Search {
       if (resident == 1) alone = kAloneClocks;
     } else if (w.loading == Loading::kThreads) {
       const Tile& t = w.tile;
-      count_boxes(threads, g_.in, t.images * t.kept_rows, t.kept_columns * g_.w.classes,
+      count_boxes(threads, size_, g_.in, t.images * t.kept_rows, t.kept_columns * g_.w.classes,
                   int64_t{w.sets} * w.pieces);
       waits = std::max(waits, threads.waits);
     }
@@ -268,7 +210,7 @@ class Search {
       while (w.tile.columns % vector != 0 || g_.w.out % vector != 0) vector /= 2;
       threads.issues +=
           phases * w.stored * w.tile.pixels() / (32.0 * vector) * kInstructionsPerPlaneVector;
-      count_rows(threads, phases * w.tile.images * w.tile.rows, w.tile.columns, w.stored,
+      count_rows(threads, size_, phases * w.tile.images * w.tile.rows, w.tile.columns, w.stored,
                  g_.out[3] * g_.w.phases);
     }
     const double clocks = std::max({threads.clocks(issues, shared), products, brought});
@@ -280,7 +222,7 @@ class Search {
     const double filling = w.sets * w.column_warps * w.weight_bytes / 128.0 *
                            kBoxInstructionsPerWeight / (4 * kIssueEfficiency);
     plan.predicted_ms =
-        kLaunchMs + box_ms(static_cast<double>(plan.grid[0]), own * (clocks + alone) + filling,
+        kLaunchMs + box_ms(d_, static_cast<double>(plan.grid[0]), own * (clocks + alone) + filling,
                            kBoxBlockClocks + own * waits, d_.sm_count, resident,
                            p_.least_bytes() + part_bytes());
     take(plan, v, w.tile);
@@ -362,7 +304,7 @@ class Search {
     const double clocks = std::max({issues / (4 * kIssueEfficiency), operands, products});
     plan.predicted_ms =
         kLaunchMs + kPackMs +
-        total_ms(static_cast<double>(plan.grid[0]), own * clocks + once,
+        total_ms(d_, static_cast<double>(plan.grid[0]), own * clocks + once,
                  kBlockClocks + own * stages * (w.resident ? kTileClocks : kTurnClocks), resident,
                  bytes);
     take(plan, v, tile);
@@ -388,8 +330,8 @@ class Search {
     split_gradient(v, tile, w.cut, v.pixel_warps(), w.bytes,
                    [&](double blocks, double own, double bytes) {
                      const double sums = warps * pairs * channels * 4 * 8 / (4 * kIssueEfficiency);
-                     return total_ms(blocks, clocks * own + sums, kBlockClocks + own * kTurnClocks,
-                                     resident, bytes);
+                     return total_ms(d_, blocks, clocks * own + sums,
+                                     kBlockClocks + own * kTurnClocks, resident, bytes);
                    });
     return true;
   }
@@ -436,9 +378,9 @@ class Search {
       waits += count_strips(threads, w.strips, tile.images) +
                count_strips(threads, w.out_strips, tile.images);
     } else if (w.loading == Loading::kThreads) {
-      count_boxes(threads, g_.in, tile.images * tile.kept_rows, tile.kept_columns * g_.w.classes,
-                  int64_t{w.cut.sets} * w.cut.octets);
-      count_boxes(threads, g_.out, tile.images * tile.rows, tile.columns,
+      count_boxes(threads, size_, g_.in, tile.images * tile.kept_rows,
+                  tile.kept_columns * g_.w.classes, int64_t{w.cut.sets} * w.cut.octets);
+      count_boxes(threads, size_, g_.out, tile.images * tile.rows, tile.columns,
                   int64_t{w.cut.sets} * w.cut.columns);
       waits = std::max(waits, threads.waits);
     }
@@ -511,7 +453,7 @@ class Search {
       const double bytes = p_.least_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
       plan.predicted_ms =
           kLaunchMs + (cluster > 1 ? cluster * kClusterMs : 0) + (parts > 1 ? kNextMs : 0) +
-          box_ms(static_cast<double>(plan.grid[0]), own * clocks + sums * stored + exchange,
+          box_ms(d_, static_cast<double>(plan.grid[0]), own * clocks + sums * stored + exchange,
                  kGradientBlockClocks + own * waits,
                  static_cast<double>(clusters * cluster) / resident, resident, bytes);
       take(plan, v, w.tile);
@@ -536,67 +478,6 @@ class Search {
   int shared_bytes_of(int blocks) const {
     constexpr int kReserved = 1024;
     return (d_.shared_bytes_block + kReserved) / blocks - kReserved;
-  }
-
-  // What threads that bring boxes and store planes cost: a warp's instructions, lines that the
-  // first-level cache looks for, bytes to and from the second-level cache, and the clocks until a
-  // box is there.
-  struct ByThreads {
-    double issues = 0, lines = 0, bytes = 0, waits = 0;
-
-    // With what the threads that multiply issue, and ask of shared memory.
-    double clocks(double others, double shared) const {
-      return std::max(
-          {(issues + others) / (4 * kIssueEfficiency), shared + lines, bytes / kBoxBytesPerClock});
-    }
-  };
-  // Rows of an image, with so many pixels each, of so many channels. `stride`: of these pixels.
-  void count_rows(ByThreads& all, double rows, double pixels, double channels,
-                  int64_t stride) const {
-    constexpr double kLine = 128, kSector = 32;
-    const double row_bytes = pixels * size_ * static_cast<double>(stride);
-    all.lines += rows * channels * std::min(1 + row_bytes / kLine, pixels);
-    all.bytes += rows * channels * std::min(kSector + row_bytes, pixels * kSector);
-  }
-  void count_boxes(ByThreads& all, const Shape4& strides, int rows, int pixels,
-                   int64_t pieces) const {
-    const double channels = static_cast<double>(pieces) * kPieceBytes / size_;
-    count_rows(all, rows, pixels, channels, strides[3]);
-    const double turns = std::ceil(rows * pixels / 64.0) * static_cast<double>(pieces);
-    all.issues += turns * kInstructionsPerBrought;
-    all.waits += std::ceil(turns / (box_producers(size_) / 32)) * kBroughtClocks;
-  }
-
-  // Strips that warps turn into boxes; returns the clocks that a block waits for these.
-  double count_strips(ByThreads& all, const Strips& s, int images) const {
-    const double part = 16 * kBoxRowBytes;  // bytes
-    const double bytes = s.brought_bytes(images);
-    const double turns = bytes / part;
-    all.issues += turns * kInstructionsPerTurn;
-    all.lines += 2 * bytes / kBoxRowBytes;
-    return kTurnedClocks + std::ceil(turns / 8) * kTurnLatency;
-  }
-
-  // Of blocks that keep one of so many multiprocessors busy for so many clocks, and wait for so
-  // many.
-  double box_ms(double blocks, double clocks, double waits, double sms, double resident,
-                double bytes) const {
-    const double to_ms = 1 / (d_.clock_ghz * 1e6);
-    const double busy_ms = std::ceil(blocks / sms) * clocks * to_ms;
-    const double waits_ms = std::ceil(blocks / (sms * resident)) * waits * to_ms;
-    const double bytes_ms = bytes / (d_.bandwidth_gb_s * 1e6 * kBoxBandwidthEfficiency);
-    const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-    return longest + kBoxOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest);
-  }
-
-  // Of blocks that keep a multiprocessor busy for so many clocks, and last at least so long.
-  double total_ms(double blocks, double clocks, double waits, double resident, double bytes) const {
-    const double to_ms = 1 / (d_.clock_ghz * 1e6);
-    const double busy_ms = std::ceil(blocks / d_.sm_count) * clocks * to_ms;
-    const double waits_ms = std::ceil(blocks / (d_.sm_count * resident)) * waits * to_ms;
-    const double bytes_ms = bytes / (d_.bandwidth_gb_s * 1e6 * kBandwidthEfficiency);
-    const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-    return longest + kOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest);
   }
 
   void take(ConvPlan& plan, const Variant& v, const Tile& tile) {

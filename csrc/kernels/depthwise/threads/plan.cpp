@@ -284,16 +284,19 @@ class Search {
     // Lines of which a block needs a part are fetched by sectors of 32 bytes.
     const double piece = w.vectors * width * size;
     const double waste = is_planar(v.order) ? 1 : std::max(1.0, 32 / piece);
-    const double efficiency = g_.of_weights                 ? kGradientEfficiency
-                              : size_ == 2                  ? kHalfBandwidthEfficiency
-                              : v.order == Order::kChannels ? kColumnEfficiency
-                              : v.order == Order::kPatches  ? kPatchEfficiency
-                                                            : kBandwidthEfficiency;
-    const double bytes_ms = 1e-6 * p_.least_bytes() * waste / (efficiency * d_.bandwidth_gb_s);
+    const double bytes_ms = 1e-6 * p_.least_bytes() * waste / (efficiency(v) * d_.bandwidth_gb_s);
     const double longest = std::max({busy_ms, waits_ms, bytes_ms});
     const double loss = kOverlapLoss * (g_.of_weights ? 1 : std::min(kManyWaves / waves, 1.0));
     return longest + loss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
            (splits > 1 ? kNextMs : 0);
+  }
+
+  // Of the bandwidth.
+  double efficiency(const Variant& v) const {
+    if (g_.of_weights) return kGradientEfficiency;
+    if (size_ == 2) return kHalfBandwidthEfficiency;
+    if (v.order == Order::kChannels) return kColumnEfficiency;
+    return v.order == Order::kPatches ? kPatchEfficiency : kBandwidthEfficiency;
   }
 
   const ConvProblem& p_;
