@@ -187,8 +187,16 @@ def norm_error(actual: Tensor, expected: Tensor) -> Tensor:
     return (actual.double() - expected).norm() / expected.norm().clamp(min=1e-300)
 
 
+def partial_sums(trial: Trial, t: Tensors) -> Tensor:
+    """How large they are: of so many terms of either sign, the root of the sum of their squares."""
+    bias = None if t.bias is None else t.bias.double().square()
+    squares = Tensors(t.x.double().square(), t.w.double().square(), bias, t.dy.double().square())
+    return exact(trial.op, trial.case, squares).sqrt()
+
+
 def pytorchs_error(trial: Trial, expected: Tensor, t: Tensors) -> Tensor:
-    """The norm of PyTorch's own error; a rounding of the dtype's, where it has less by luck.
+    """The norm of PyTorch's own error; a rounding where it has less by luck: of the results, or of
+    what sums are on the way, whose terms may cancel at the end.
 
     Of few elements up to twice that: their norm is no mean of many. It need not use TF32 where it
     may. Its error is then that of operands rounded to TF32.
@@ -199,7 +207,9 @@ def pytorchs_error(trial: Trial, expected: Tensor, t: Tensors) -> Tensor:
         rounded = Tensors(round_to_tf32(t.x), round_to_tf32(t.w), t.bias, round_to_tf32(t.dy))
         error = torch.maximum(error, norm_error(exact(trial.op, trial.case, rounded), expected))
     luck = 1 + expected.numel() ** -0.5
-    return error.clamp(min=torch.finfo(trial.dtype).eps / 2 * luck)
+    sums = partial_sums(trial, t).norm() / expected.norm().clamp(min=1e-300)
+    of_sums = torch.finfo(torch.float32).eps / 2 * sums
+    return torch.maximum(error, luck * of_sums.clamp(min=torch.finfo(trial.dtype).eps / 2))
 
 
 @dataclass(frozen=True)
