@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/implicit_gemm/weight/planes/geometry.h"
+#include "kernels/implicit_gemm/weight/splits.h"
 #include "kernels/implicit_gemm/weight/weight.h"
 #include "plan/search.h"
 
@@ -31,8 +32,7 @@ constexpr double kBandwidthShare = 0.735;
 constexpr int64_t kLoadBatch = 4;  // units of a thread at a time
 constexpr int kMostPixels = 512;   // of a tile
 constexpr int kLeastStages = 2;
-constexpr int kCuts = 4;  // of an image, in each dimension
-constexpr int64_t kMostTurns = 3;
+constexpr int kCuts = 4;                      // of an image, in each dimension
 constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
 constexpr size_t kWeighed = 4;                // tiles of each kernel that are listed
 
@@ -180,15 +180,12 @@ class Search {
     const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
     if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
     Choice best{};
-    for (int64_t turns = 1; turns <= kMostTurns; ++turns) {
-      const int64_t most = std::clamp<int64_t>(turns * d_.sm_count / blocks, 1, tiles);
-      // No more than what the busiest block needs.
-      const int64_t splits = ceil_divide(tiles, ceil_divide(tiles, most));
+    weigh_splits(tiles, one.units() * one.unit, blocks, d_.sm_count, [&](int64_t splits) {
       Tile t = one;
       t.splits = splits;
       const double ms = price(p_, d_, t);
       if (best.ms == 0 || ms < best.ms) best = {t, variant, ms};
-    }
+    });
     choices_.push_back(best);
   }
 
