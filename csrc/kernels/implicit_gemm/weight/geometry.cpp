@@ -48,6 +48,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.by_taps = (variant & kByTaps) != 0;
   const Kernel& kind = t.kind();
   t.along_k = (variant & kAlongK) != 0 ? kind.warpgroups : 1;
+  t.clustered = (variant & kClustered) != 0;
   t.rows = pixels[0];
   t.columns = pixels[1];
   t.images = pixels[2];
@@ -100,6 +101,10 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   if (!pairs || t.tiles() > INT32_MAX / 2) return t;
   const int64_t stages = (shared_bytes - kBarrierBytes) / t.stage_bytes;
   t.stages = small(std::min<int64_t>(stages, kMostStages));
+  // There a cluster's blocks leave their sums to each other.
+  if (t.clustered && (t.stages * t.stage_bytes < t.sums() * 4 || splits > kMostClustered)) {
+    t.stages = 0;
+  }
   return t;
 }
 
@@ -122,6 +127,8 @@ bool is_exact(const ConvProblem& p, const Tile& t) {
          whole(p.Q, t.columns, p.stride_w, p.pad_w, p.W);
 }
 
-bool is_direct(const ConvProblem& p, const Tile& t) { return t.splits == 1 && is_exact(p, t); }
+bool is_direct(const ConvProblem& p, const Tile& t) {
+  return t.clustered || (t.splits == 1 && is_exact(p, t));
+}
 
 }  // namespace customconv::implicit_gemm::weight

@@ -48,6 +48,8 @@ constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 // Bits of a plan's variant beside the kernel.
 constexpr int kByTaps = 8;   // columns are taps
 constexpr int kAlongK = 16;  // warpgroups are output channels, else rows of the filter
+constexpr int kClustered = 128;
+constexpr int kMostClustered = 8;  // thread blocks
 
 struct Tile {
   int kernel = 0;
@@ -55,6 +57,7 @@ struct Tile {
   int along_k = 1;                           // warpgroups that have output channels of their own
   int images = 1, rows = 1, columns = kRun;  // of output pixels
   int64_t splits = 1;
+  bool clustered = false;  // thread blocks of all splits add up their sums, and store results
 
   // What follows from that.
   int filter_rows = 1;               // of a thread block

@@ -94,6 +94,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.S = static_cast<int>(problem.S);
   p.group_C = static_cast<int>(problem.group_C());
   p.group_K = static_cast<int>(problem.group_K());
+  const int cluster = t.clustered ? p.splits : 1;
+  p.by_cluster = D(cluster);
   p.by_chunks = D(t.chunks);
   p.by_filter_sets = D(t.filter_sets);
   p.by_blocks_c = D(t.blocks_c);
@@ -109,6 +111,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const auto even = [](int64_t size, int64_t stride) { return size == 1 || stride % 2 == 0; };
   p.pairs = problem.w_aligned && p.weight_c == 1 && even(problem.K, p.weight_k) &&
             even(problem.R, p.weight_r) && even(problem.S, p.weight_s);
+  p.clustered = t.clustered;
+  p.from = {is_exact(problem, t), /*flat=*/false, x, y, problem};
   const bool direct = is_direct(problem, t);
   p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
 
@@ -117,7 +121,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
                                                   sum_weights<T, 2>, sum_weights<T, 3>,
                                                   sum_weights<T, 4>};
   start("implicit_gemm: the weight gradient",
-        {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kTable[t.kernel], p);
+        {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, cluster},
+        kTable[t.kernel], p);
   if (direct) return;
   Parts<T> parts{};
   parts.sums = p;
@@ -126,7 +131,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.chunks = t.kind().second > 0 ? 2 : 1;
   parts.by_columns = D(t.kind().blocks());
   parts.by_warps = D(t.kind().warpgroups * 4);
-  parts.exact = is_exact(problem, t);
+  parts.from.exact = p.from.exact;
   add_up(problem, parts, x, y, context.stream);
 }
 

@@ -3,6 +3,7 @@
 
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
+#include "kernels/implicit_gemm/weight/anew.cuh"
 #include "kernels/implicit_gemm/weight/geometry.h"
 
 namespace customconv::implicit_gemm::weight {
@@ -95,6 +96,18 @@ struct Spot {
     return c + (p.rows_are_c ? i / 2 * 8 : i % 2);
   }
 };
+
+// Computes those of a thread's four anew that are not numbers.
+template <typename T>
+__device__ inline void renew(const Output<T>& p, const Source<T>& from, const Share& share,
+                             const Spot& at, float (&sums)[4]) {
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
+    const int k = at.k_of(p, i), c = at.c_of(p, i);
+    if (sums[i] == sums[i] || k >= p.group_K || c >= p.group_C) continue;
+    sums[i] = sum_anew(from, share.group, c, share.group * p.group_K + k, at.r, at.s);
+  }
+}
 
 // Stores a thread's four.
 template <typename T>

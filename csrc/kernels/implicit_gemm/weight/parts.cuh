@@ -2,9 +2,9 @@
 #pragma once
 
 #include "kernels/common/start.h"
+#include "kernels/implicit_gemm/weight/anew.cuh"
 #include "kernels/implicit_gemm/weight/output.cuh"
 #include "kernels/ptx/grid.cuh"
-#include "plan/problem.h"
 
 namespace customconv::implicit_gemm::weight {
 
@@ -19,45 +19,8 @@ struct Parts {
   // Where rows are input channels: taps of a chunk, warpgroups that are rows of the filter, blocks
   // of output channels and warpgroups that are not.
   Divider<int32_t> by_taps, by_filter_rows, by_channel_blocks, by_warpgroups;
-  bool exact;  // else what follows is needed
-  bool flat;   // input channels are channels and taps, in the order of the weight in memory
-  const T *x, *y;
-  ConvProblem problem;
+  Source<T> from;
 };
-
-// Zeros of dy, of pixels that do not exist, have met pixels of x that the tap does not meet: with a
-// NaN or an infinity there they have made a NaN. Such a sum is computed anew, until it is known to
-// be one.
-template <typename P>
-__device__ __noinline__ float sum_anew(const P& parts, int group, int c, int k, int r, int s) {
-  const ConvProblem& p = parts.problem;
-  const auto C = static_cast<int>(p.C / p.groups);
-  if (parts.flat) {
-    const auto R = static_cast<int>(p.R), S = static_cast<int>(p.S);
-    const bool by_channels = p.w_strides[1] == R * S;
-    s = by_channels ? c % S : c / C % S;
-    r = by_channels ? c / S % R : c / C / S;
-    c = by_channels ? c / S / R : c % C;
-  }
-  const int channel = group * C + c;
-  float total = 0;
-  for (int64_t n = 0; n < p.N; ++n) {
-    for (int64_t row = 0; row < p.P; ++row) {
-      const int64_t h = row * p.stride_h + r * p.dilation_h - p.pad_h;
-      if (h < 0 || h >= p.H) continue;
-      const auto* x =
-          parts.x + n * p.x_strides[0] + int64_t{channel} * p.x_strides[1] + h * p.x_strides[2];
-      const auto* y = parts.y + n * p.y_strides[0] + k * p.y_strides[1] + row * p.y_strides[2];
-      for (int64_t column = 0; column < p.Q; ++column) {
-        const int64_t w = column * p.stride_w + s * p.dilation_w - p.pad_w;
-        if (w < 0 || w >= p.W) continue;
-        total = fmaf(widen(x[w * p.x_strides[3]]), widen(y[column * p.y_strides[3]]), total);
-      }
-      if (total != total) return total;
-    }
-  }
-  return total;
-}
 
 __device__ inline void add(float4& to, const float4& v) {
   to.x += v.x;
@@ -125,14 +88,7 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   }
   if (!exists) return;
   float sums[4] = {total.x, total.y, total.z, total.w};
-  if (!p.exact) {
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const int k = at.k_of(p.sums, i), c = at.c_of(p.sums, i);
-      if (sums[i] == sums[i] || k >= p.sums.group_K || c >= p.sums.group_C) continue;
-      sums[i] = sum_anew(p, share.group, c, share.group * p.sums.group_K + k, at.r, at.s);
-    }
-  }
+  if (!p.from.exact) renew(p.sums, p.from, share, at, sums);
   store(p.sums, share, at, sums);
 }
 
@@ -140,9 +96,9 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
 template <typename T>
 void add_up(const ConvProblem& problem, Parts<T>& p, const void* x, const void* y,
             cudaStream_t stream) {
-  p.x = static_cast<const T*>(x);
-  p.y = static_cast<const T*>(y);
-  p.problem = problem;
+  p.from.x = static_cast<const T*>(x);
+  p.from.y = static_cast<const T*>(y);
+  p.from.problem = problem;
   constexpr int kFewParts = 16, kSomeParts = 64;  // of one sharer, and of eight
   const auto start_with = [&](int sharers, void (*kernel)(Parts<T>)) {
     Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};

@@ -24,6 +24,9 @@ constexpr double kStepClocks = 12;       // of a warpgroup, from a product to th
 constexpr double kTileClocks = 240;      // to change stages
 constexpr double kBeginClocks = 2050;    // until the first products
 constexpr double kStoreBytesPerClock = 12.5;
+constexpr double kClusterBytesPerClock = 13.7;  // of the others' shared memory
+constexpr double kClusterMs = 0.45e-3;          // for each of its blocks
+constexpr double kClusterShare = 0.834;       // of the multiprocessors, that those above two reach
 constexpr double kPartsBytesPerClock = 3070;  // of the whole GPU, read and added up
 constexpr double kLaunchMs = 0.0077;
 constexpr double kNextMs = 0.0014;  // of the kernel that adds up parts
@@ -65,8 +68,16 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double chain = (kCopyClocks + copy + math) / t.stages;
   const double tile = std::max({math, copy, chain}) + kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
-  const double store = sums * (is_direct(p, t) ? 2 : 4) / kStoreBytesPerClock;
-  const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
+  double store = sums * (is_direct(p, t) ? 2 : 4) / kStoreBytesPerClock;
+  int64_t reached = d.sm_count;
+  if (t.clustered) {
+    const auto cluster = static_cast<double>(t.splits);
+    store = store / cluster + sums * 4 / kSharedBytes +
+            sums * 4 * (cluster - 1) / cluster / kClusterBytesPerClock;
+    if (t.splits > 2) reached = static_cast<int64_t>(kClusterShare * d.sm_count);
+    reached = std::max(reached / t.splits * t.splits, t.splits);
+  }
+  const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, reached));
   const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * tile;
   double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
   const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
@@ -75,6 +86,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
     const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
     ms += kNextMs + parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
   }
+  if (t.clustered && t.splits > 1) ms += kClusterMs * static_cast<double>(t.splits);
   return ms + kLaunchMs;
 }
 
@@ -131,12 +143,19 @@ class Search {
     const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
     if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
     Choice best{};
-    weigh_splits(tiles, one.pixels(), blocks, d_.sm_count, [&](int64_t splits) {
-      Tile t = one;
-      t.splits = splits;
+    const auto weigh = [&](int64_t splits, bool clustered) {
+      const int own = clustered ? variant | kClustered : variant;
+      const Tile t = make_tile(p_, own, pixels, splits, shared);
+      if (t.stages == 0) return;
       const double ms = price(p_, d_, t);
-      if (best.ms == 0 || ms < best.ms) best = {t, variant, ms};
-    });
+      if (best.ms == 0 || ms < best.ms) best = {t, own, ms};
+    };
+    weigh_splits(tiles, one.pixels(), blocks, d_.sm_count,
+                 [&](int64_t splits) { weigh(splits, /*clustered=*/false); });
+    const int64_t least = least_splits(tiles, one.pixels());
+    for (int64_t splits = least; splits <= std::min<int64_t>(kMostClustered, tiles); ++splits) {
+      weigh(splits, /*clustered=*/true);
+    }
     choices_.push_back(best);
   }
 

@@ -2,8 +2,10 @@
 // lie, all taps of a box.
 #pragma once
 
+#include "kernels/implicit_gemm/weight/anew.cuh"
 #include "kernels/implicit_gemm/weight/geometry.h"
 #include "kernels/implicit_gemm/weight/output.cuh"
+#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -29,6 +31,9 @@ struct Params : Output<T> {
   int images, rows, columns, tiles;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   Divider<int32_t> by_tiles_q, by_tiles_p;
+  bool clustered;               // see Tile
+  Divider<int32_t> by_cluster;  // its thread blocks, neighbours
+  Source<T> from;
 };
 
 // A block's shared memory.
@@ -130,6 +135,62 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
   ptx::await_products<0>();
 }
 
+// Adds up the sums of a cluster's thread blocks, always in the same order, each block its share of
+// them, and stores the results.
+template <typename T, int kKernel>
+__device__ inline void store_totals(const Params<T>& p, const Memory& memory, const Share& share,
+                                    int rank, const float (&sum)[kKernels[kKernel].blocks() * 32]) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kVectors = kKind.blocks() * 8;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int threads = share.boxes_k * share.boxes_r * 128, cluster = p.by_cluster.divisor();
+  auto* const place = reinterpret_cast<float4*>(memory.stages);
+  // Where a lane's vector is, so that four lanes' of two meet all banks.
+  const auto place_of = [](int warp, int i, int lane) {
+    return (warp * kVectors + i) * 32 + (lane ^ i % 8 * 4);
+  };
+  ptx::sync_threads(1, threads);  // the stages are no longer read
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    place[place_of(thread / 32, i, lane)] =
+        make_float4(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
+  }
+  if (cluster > 1) {
+    ptx::sync_cluster();
+  } else {
+    ptx::sync_threads(1, threads);
+  }
+#pragma unroll 1
+  for (int number = thread + rank * threads; number < threads * kVectors;
+       number += threads * cluster) {
+    // Neighbours store neighbours: a row's channels, four lanes of eight vectors.
+    const int near = number / 32 % 8 * 4 + number % 4, block = number / 256 % kKind.blocks();
+    const int i = block * 8 + number / 4 % 8, warp = number / (kVectors * 32);
+    const uint32_t at = ptx::shared_address(place + place_of(warp, i, near));
+    float4 others[kMostClustered];
+#pragma unroll
+    for (int other = 0; other < kMostClustered; ++other) {
+      if (other < cluster) others[other] = ptx::load_cluster(ptx::cluster_address(at, other));
+    }
+    float total[4] = {};
+#pragma unroll
+    for (int other = 0; other < kMostClustered; ++other) {
+      if (other >= cluster) continue;
+      total[0] += others[other].x;
+      total[1] += others[other].y;
+      total[2] += others[other].z;
+      total[3] += others[other].w;
+    }
+    const Spot spot(p, share, kKind.first, kKind.second > 0 ? 2 : 1, warp, near, i);
+    if (!spot.exists) continue;
+    if (!p.from.exact) renew(p, p.from, share, spot, total);
+    store(p, share, spot, total);
+  }
+  if (cluster == 1) return;
+  __syncwarp();
+  ptx::meet_cluster();  // a block's sums are read until here
+}
+
 template <typename T, int kKernel>
 __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     sum_weights(const __grid_constant__ Params<T> p) {
@@ -137,7 +198,10 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   constexpr Kernel kKind = kKernels[kKernel];
   extern __shared__ __align__(1024) char stages[];
   const Memory memory(p, stages);
-  const Share share(p, static_cast<int32_t>(blockIdx.x));
+  auto rest = static_cast<int32_t>(blockIdx.x);
+  const int rank = p.by_cluster.split(rest);
+  Share share(p, rest);
+  if (p.clustered) share.split = rank;
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   ptx::start_dependents();
@@ -156,6 +220,10 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (box_k >= share.boxes_k || filter_row >= share.boxes_r) return;
   float sum[kKind.blocks() * 32] = {};
   multiply<T, kKernel>(p, memory, share, box_k, filter_row, sum);
+  if (p.clustered) {
+    store_totals<T, kKernel>(p, memory, share, rank, sum);
+    return;
+  }
   constexpr int kVectors = kKind.blocks() * 8;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (p.partial != nullptr) {

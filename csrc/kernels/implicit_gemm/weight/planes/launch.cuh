@@ -167,12 +167,12 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.chunks = 1;
   parts.by_columns = D(t.kind().blocks());
   parts.by_warps = D(warpgroups * 4);
-  parts.flat = t.flat;
+  parts.from.flat = t.flat;
   parts.by_taps = D(t.kind().taps);
   parts.by_filter_rows = D(t.along_c > 1 ? 1 : warpgroups);
   parts.by_channel_blocks = D(t.kind().k_blocks);
   parts.by_warpgroups = D(t.along_c > 1 ? warpgroups : 1);
-  parts.exact = is_exact(problem, t);
+  parts.from.exact = is_exact(problem, t);
   add_up(problem, parts, operands.x, operands.y, context.stream);
 }
 

@@ -63,10 +63,7 @@ void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, co
   p.count = static_cast<int>(blocks_of(problem, t) * t.sums() / 4);
   p.by_vectors = D(t.kind().products() * 8);
   p.by_warps = D(t.kind().warpgroups * 4);
-  p.exact = is_exact(problem, t);
-  p.x = x;
-  p.y = y;
-  p.problem = problem;
+  p.from = {is_exact(problem, t), /*flat=*/false, x, y, problem};
   constexpr int kFewParts = 16, kSomeParts = 64;
   const int sharers = sums.splits <= kFewParts ? 1 : sums.splits <= kSomeParts ? 8 : 32;
   Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};

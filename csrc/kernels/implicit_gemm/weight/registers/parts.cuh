@@ -12,10 +12,7 @@ struct Parts {
   Kernel kind;
   int count;  // of a part, four sums at a time
   Divider<int32_t> by_vectors, by_warps;
-  bool exact;  // else what follows is needed
-  const T *x, *y;
-  ConvProblem problem;
-  static constexpr bool flat = false;
+  Source<T> from;
 };
 
 // So many threads share four sums, each with every so-manieth part.
@@ -54,12 +51,12 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   }
   if (!exists) return;
   float sums[4] = {total.x, total.y, total.z, total.w};
-  if (!p.exact) {
+  if (!p.from.exact) {
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
       const Element e = at.element(p.sums, i);
       if (sums[i] == sums[i] || !e.exists) continue;
-      sums[i] = sum_anew(p, share.group, e.c, share.group * p.sums.group_K + e.k, e.r, e.s);
+      sums[i] = sum_anew(p.from, share.group, e.c, share.group * p.sums.group_K + e.k, e.r, e.s);
     }
   }
   store(p.sums, share, at, sums);
