@@ -24,9 +24,6 @@ constexpr double kStepClocks = 12;       // of a warpgroup, from a product to th
 constexpr double kTileClocks = 240;      // to change stages
 constexpr double kBeginClocks = 2050;    // until the first products
 constexpr double kStoreBytesPerClock = 12.5;
-constexpr double kClusterBytesPerClock = 13.7;  // of the others' shared memory
-constexpr double kClusterMs = 0.45e-3;          // for each of its blocks
-constexpr double kClusterShare = 0.834;       // of the multiprocessors, that those above two reach
 constexpr double kPartsBytesPerClock = 3070;  // of the whole GPU, read and added up
 constexpr double kLaunchMs = 0.0077;
 constexpr double kNextMs = 0.0014;  // of the kernel that adds up parts
@@ -71,11 +68,8 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   double store = sums * (is_direct(p, t) ? 2 : 4) / kStoreBytesPerClock;
   int64_t reached = d.sm_count;
   if (t.clustered) {
-    const auto cluster = static_cast<double>(t.splits);
-    store = store / cluster + sums * 4 / kSharedBytes +
-            sums * 4 * (cluster - 1) / cluster / kClusterBytesPerClock;
-    if (t.splits > 2) reached = static_cast<int64_t>(kClusterShare * d.sm_count);
-    reached = std::max(reached / t.splits * t.splits, t.splits);
+    store = store / static_cast<double>(t.splits) + exchange_clocks(sums, t.splits);
+    reached = reached_by_clusters(d.sm_count, t.splits);
   }
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, reached));
   const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * tile;
@@ -150,12 +144,7 @@ class Search {
       const double ms = price(p_, d_, t);
       if (best.ms == 0 || ms < best.ms) best = {t, own, ms};
     };
-    weigh_splits(tiles, one.pixels(), blocks, d_.sm_count,
-                 [&](int64_t splits) { weigh(splits, /*clustered=*/false); });
-    const int64_t least = least_splits(tiles, one.pixels());
-    for (int64_t splits = least; splits <= std::min<int64_t>(kMostClustered, tiles); ++splits) {
-      weigh(splits, /*clustered=*/true);
-    }
+    weigh_splits(tiles, one.pixels(), blocks, d_.sm_count, weigh);
     choices_.push_back(best);
   }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/implicit_gemm/weight/geometry.h"
 #include "plan/problem.h"
 
 namespace customconv::implicit_gemm::weight {
@@ -13,22 +14,37 @@ namespace customconv::implicit_gemm::weight {
 constexpr int64_t kMostSummed = 1 << 16;
 constexpr int64_t kMostTurns = 3;
 
-inline int64_t least_splits(int64_t tiles, int64_t tile_pixels) {
-  return std::min(ceil_divide(tiles * tile_pixels, kMostSummed), tiles);
-}
-
-// Calls `weigh(splits)` with each number of parts that keeps the multiprocessors busy for a whole
-// number of turns, and with one part where sums are short enough. `blocks`: that share a part.
+// Calls `weigh(splits, clustered)` with each number of parts that keeps the multiprocessors busy
+// for a whole number of turns, with one part where sums are short enough, and with those of a
+// cluster. `blocks`: that share a part.
 template <typename Weigh>
 void weigh_splits(int64_t tiles, int64_t tile_pixels, int64_t blocks, int64_t sm_count,
                   const Weigh& weigh) {
-  const int64_t least = least_splits(tiles, tile_pixels);
+  const int64_t least = std::min(ceil_divide(tiles * tile_pixels, kMostSummed), tiles);
   const int64_t turns = ceil_divide(least * blocks, sm_count);
   for (int64_t turn = least > 1 ? turns : 0; turn <= std::max(turns, kMostTurns); ++turn) {
     const int64_t most = std::clamp(turn * sm_count / blocks, least, tiles);
     // No more than what the busiest block needs.
-    weigh(ceil_divide(tiles, ceil_divide(tiles, most)));
+    weigh(ceil_divide(tiles, ceil_divide(tiles, most)), /*clustered=*/false);
   }
+  for (int64_t splits = least; splits <= std::min<int64_t>(kMostClustered, tiles); ++splits) {
+    weigh(splits, /*clustered=*/true);
+  }
+}
+
+// What it costs that clusters add up so many sums of each of their blocks, in clocks, and the
+// multiprocessors that they reach.
+constexpr double kClusterBytesPerClock = 13.7;  // of the others' shared memory
+constexpr double kClusterMs = 0.45e-3;          // for each block of a cluster
+constexpr double kClusterShare = 0.834;  // of the multiprocessors, that those above two reach
+inline double exchange_clocks(double sums, int64_t cluster) {
+  constexpr double kSharedBytesPerClock = 128;
+  const double others = static_cast<double>(cluster - 1) / static_cast<double>(cluster);
+  return sums * 4 * (1 / kSharedBytesPerClock + others / kClusterBytesPerClock);
+}
+inline int64_t reached_by_clusters(int64_t sm_count, int64_t cluster) {
+  const auto count = static_cast<double>(sm_count) * (cluster > 2 ? kClusterShare : 1);
+  return std::max(static_cast<int64_t>(count) / cluster * cluster, cluster);
 }
 
 }  // namespace customconv::implicit_gemm::weight

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "kernels/implicit_gemm/weight/anew.cuh"
+#include "kernels/implicit_gemm/weight/cluster.cuh"
 #include "kernels/implicit_gemm/weight/geometry.h"
 #include "kernels/implicit_gemm/weight/output.cuh"
-#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -135,62 +135,6 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
   ptx::await_products<0>();
 }
 
-// Adds up the sums of a cluster's thread blocks, always in the same order, each block its share of
-// them, and stores the results.
-template <typename T, int kKernel>
-__device__ inline void store_totals(const Params<T>& p, const Memory& memory, const Share& share,
-                                    int rank, const float (&sum)[kKernels[kKernel].blocks() * 32]) {
-  constexpr Kernel kKind = kKernels[kKernel];
-  constexpr int kVectors = kKind.blocks() * 8;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const int threads = share.boxes_k * share.boxes_r * 128, cluster = p.by_cluster.divisor();
-  auto* const place = reinterpret_cast<float4*>(memory.stages);
-  // Where a lane's vector is, so that four lanes' of two meet all banks.
-  const auto place_of = [](int warp, int i, int lane) {
-    return (warp * kVectors + i) * 32 + (lane ^ i % 8 * 4);
-  };
-  ptx::sync_threads(1, threads);  // the stages are no longer read
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    place[place_of(thread / 32, i, lane)] =
-        make_float4(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
-  }
-  if (cluster > 1) {
-    ptx::sync_cluster();
-  } else {
-    ptx::sync_threads(1, threads);
-  }
-#pragma unroll 1
-  for (int number = thread + rank * threads; number < threads * kVectors;
-       number += threads * cluster) {
-    // Neighbours store neighbours: a row's channels, four lanes of eight vectors.
-    const int near = number / 32 % 8 * 4 + number % 4, block = number / 256 % kKind.blocks();
-    const int i = block * 8 + number / 4 % 8, warp = number / (kVectors * 32);
-    const uint32_t at = ptx::shared_address(place + place_of(warp, i, near));
-    float4 others[kMostClustered];
-#pragma unroll
-    for (int other = 0; other < kMostClustered; ++other) {
-      if (other < cluster) others[other] = ptx::load_cluster(ptx::cluster_address(at, other));
-    }
-    float total[4] = {};
-#pragma unroll
-    for (int other = 0; other < kMostClustered; ++other) {
-      if (other >= cluster) continue;
-      total[0] += others[other].x;
-      total[1] += others[other].y;
-      total[2] += others[other].z;
-      total[3] += others[other].w;
-    }
-    const Spot spot(p, share, kKind.first, kKind.second > 0 ? 2 : 1, warp, near, i);
-    if (!spot.exists) continue;
-    if (!p.from.exact) renew(p, p.from, share, spot, total);
-    store(p, share, spot, total);
-  }
-  if (cluster == 1) return;
-  __syncwarp();
-  ptx::meet_cluster();  // a block's sums are read until here
-}
-
 template <typename T, int kKernel>
 __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     sum_weights(const __grid_constant__ Params<T> p) {
@@ -220,24 +164,37 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (box_k >= share.boxes_k || filter_row >= share.boxes_r) return;
   float sum[kKind.blocks() * 32] = {};
   multiply<T, kKernel>(p, memory, share, box_k, filter_row, sum);
+  constexpr int kVectors = kKind.blocks() * 8;
+  const auto sums_of = [&](int i) {
+    return make_float4(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
+  };
+  const auto spot_of = [&](int warp, int lane, int i) {
+    return Spot(p, share, kKind.first, kKind.second > 0 ? 2 : 1, warp, lane, i);
+  };
   if (p.clustered) {
-    store_totals<T, kKernel>(p, memory, share, rank, sum);
+    add_cluster_up<ByRows, kVectors>(memory.stages, share.boxes_k * share.boxes_r * 128, rank,
+                                     p.by_cluster.divisor(), sums_of,
+                                     [&](const ByRows<kVectors>& of, float (&total)[4]) {
+                                       const Spot at = spot_of(of.warp, of.lane, of.vector);
+                                       if (!at.exists) return;
+                                       if (!p.from.exact) renew(p, p.from, share, at, total);
+                                       store(p, share, at, total);
+                                     });
     return;
   }
-  constexpr int kVectors = kKind.blocks() * 8;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (p.partial != nullptr) {
     float4* const to =
         p.partial + (int64_t{blockIdx.x} * kKind.warpgroups * 4 + warp) * kVectors * 32 + lane;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      to[i * 32] = make_float4(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
+      to[i * 32] = sums_of(i);
     }
     return;
   }
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const Spot at(p, share, kKind.first, kKind.second > 0 ? 2 : 1, warp, lane, i);
+    const Spot at = spot_of(warp, lane, i);
     if (!at.exists) continue;
     store(p, share, at, {sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]});
   }

@@ -180,12 +180,14 @@ class Search {
     const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
     if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
     Choice best{};
-    weigh_splits(tiles, one.units() * one.unit, blocks, d_.sm_count, [&](int64_t splits) {
-      Tile t = one;
-      t.splits = splits;
-      const double ms = price(p_, d_, t);
-      if (best.ms == 0 || ms < best.ms) best = {t, variant, ms};
-    });
+    weigh_splits(tiles, one.units() * one.unit, blocks, d_.sm_count,
+                 [&](int64_t splits, bool clustered) {
+                   if (clustered) return;
+                   Tile t = one;
+                   t.splits = splits;
+                   const double ms = price(p_, d_, t);
+                   if (best.ms == 0 || ms < best.ms) best = {t, variant, ms};
+                 });
     choices_.push_back(best);
   }
 

@@ -125,6 +125,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.by_images = (variant & kByImages) != 0;
   t.along_k = (variant & kAlongK) != 0 ? kind.warpgroups : 1;
   t.along_c = (variant & kAlongC) != 0 ? kind.warpgroups : 1;
+  t.clustered = (variant & kClustered) != 0;
   t.rows = pixels[0];
   t.columns = pixels[1];
   t.images = pixels[2];
@@ -151,6 +152,9 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   if (t.tiles() > INT32_MAX / 2) return t;
   const int64_t stages = (shared_bytes - kBarrierBytes) / t.stage_bytes;
   t.stages = small(std::min<int64_t>(stages, kMostStages));
+  if (t.clustered && (t.stages * t.stage_bytes < t.sums() * 4 || splits > kMostClustered)) {
+    t.stages = 0;
+  }
   return t;
 }
 
@@ -173,6 +177,8 @@ bool is_exact(const ConvProblem& p, const Tile& t) {
          whole(p.Q, t.columns, p.stride_w, p.pad_w, p.W);
 }
 
-bool is_direct(const ConvProblem& p, const Tile& t) { return t.splits == 1 && is_exact(p, t); }
+bool is_direct(const ConvProblem& p, const Tile& t) {
+  return t.clustered || (t.splits == 1 && is_exact(p, t));
+}
 
 }  // namespace customconv::implicit_gemm::weight::registers

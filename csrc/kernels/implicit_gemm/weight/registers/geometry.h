@@ -67,6 +67,7 @@ constexpr int kVariantKernels = 16;
 constexpr int kByImages = 64;     // lines are images, else rows
 constexpr int kAlongK = 256;      // warpgroups are output channels,
 constexpr int kAlongC = 512;      // or input channels, else rows of the filter
+constexpr int kClustered = 2048;  // as of the other kernels (geometry.h)
 constexpr int kRegisters = 1024;  // all of these
 
 struct Tile {
@@ -76,6 +77,7 @@ struct Tile {
   int along_k = 1, along_c = 1;               // warpgroups that have channels of their own
   int images = 1, rows = 1, columns = kPair;  // of output pixels
   int64_t splits = 1;
+  bool clustered = false;
 
   // What follows from that.
   int filter_rows = 1;                // of a thread block

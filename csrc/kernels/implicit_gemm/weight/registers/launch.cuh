@@ -54,8 +54,7 @@ CUtensorMap map_y(const ConvProblem& p, const Tile& t, const T* y) {
 }
 
 template <typename T>
-void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, const T* x,
-            const T* y, cudaStream_t stream) {
+void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, cudaStream_t stream) {
   using D = Divider<int32_t>;
   Parts<T> p{};
   p.sums = sums;
@@ -63,7 +62,6 @@ void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, co
   p.count = static_cast<int>(blocks_of(problem, t) * t.sums() / 4);
   p.by_vectors = D(t.kind().products() * 8);
   p.by_warps = D(t.kind().warpgroups * 4);
-  p.from = {is_exact(problem, t), /*flat=*/false, x, y, problem};
   constexpr int kFewParts = 16, kSomeParts = 64;
   const int sharers = sums.splits <= kFewParts ? 1 : sums.splits <= kSomeParts ? 8 : 32;
   Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};
@@ -169,12 +167,17 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.pairs_c = !t.kind().few && problem.w_aligned && p.weight_c == 1 &&
               even(problem.K, p.weight_k) && even(problem.R, p.weight_r) &&
               even(problem.S, p.weight_s);
+  const int cluster = t.clustered ? p.splits : 1;
+  p.clustered = t.clustered;
+  p.by_cluster = Divider<int32_t>(cluster);
+  p.from = {is_exact(problem, t), /*flat=*/false, x, y, problem};
   const bool direct = is_direct(problem, t);
   p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
 
   start("implicit_gemm: the weight gradient",
-        {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kernel_of<T>(t.kernel), p);
-  if (!direct) add_up(problem, t, p, x, y, context.stream);
+        {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, cluster},
+        kernel_of<T>(t.kernel), p);
+  if (!direct) add_up(problem, t, p, context.stream);
 }
 
 }  // namespace customconv::implicit_gemm::weight::registers

@@ -12,7 +12,6 @@ struct Parts {
   Kernel kind;
   int count;  // of a part, four sums at a time
   Divider<int32_t> by_vectors, by_warps;
-  Source<T> from;
 };
 
 // So many threads share four sums, each with every so-manieth part.
@@ -51,14 +50,7 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   }
   if (!exists) return;
   float sums[4] = {total.x, total.y, total.z, total.w};
-  if (!p.from.exact) {
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const Element e = at.element(p.sums, i);
-      if (sums[i] == sums[i] || !e.exists) continue;
-      sums[i] = sum_anew(p.from, share.group, e.c, share.group * p.sums.group_K + e.k, e.r, e.s);
-    }
-  }
+  if (!p.sums.from.exact) renew(p.sums, p.sums.from, share, at, sums);
   store(p.sums, share, at, sums);
 }
 

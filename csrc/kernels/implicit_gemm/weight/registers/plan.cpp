@@ -83,8 +83,13 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double chain = (kCopyClocks + copy + turn + math) / t.stages;
   const double tile = std::max({math, copy, turn, chain}) + kTileClocks;
   const double sums = busy * kind.products() * kBlock * kBlock;
-  const double store = sums * 4 / kStoreBytesPerClock;
-  const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
+  double store = sums * 4 / kStoreBytesPerClock;
+  int64_t reached = d.sm_count;
+  if (t.clustered) {
+    store = store / static_cast<double>(t.splits) + exchange_clocks(sums, t.splits);
+    reached = reached_by_clusters(d.sm_count, t.splits);
+  }
+  const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, reached));
   const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * tile;
   double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
   const double bytes_ms = 1e-6 * least_bytes(p) / (kBandwidthShare * d.bandwidth_gb_s);
@@ -93,6 +98,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
     const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
     ms += kNextMs + parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
   }
+  if (t.clustered && t.splits > 1) ms += kClusterMs * static_cast<double>(t.splits);
   return ms + kLaunchMs;
 }
 
@@ -163,12 +169,14 @@ class Search {
     const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
     if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
     Choice best{};
-    weigh_splits(tiles, one.pixels(), blocks, d_.sm_count, [&](int64_t splits) {
-      Tile t = one;
-      t.splits = splits;
+    const auto weigh = [&](int64_t splits, bool clustered) {
+      const int own = clustered ? variant | kClustered : variant;
+      const Tile t = make_tile(p_, own, pixels, splits, shared);
+      if (t.stages == 0) return;
       const double ms = price(p_, d_, t);
-      if (best.ms == 0 || ms < best.ms) best = {t, variant, ms};
-    });
+      if (best.ms == 0 || ms < best.ms) best = {t, own, ms};
+    };
+    weigh_splits(tiles, one.pixels(), blocks, d_.sm_count, weigh);
     choices_.push_back(best);
   }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "kernels/common/divide.cuh"
+#include "kernels/implicit_gemm/weight/anew.cuh"
+#include "kernels/implicit_gemm/weight/cluster.cuh"
 #include "kernels/implicit_gemm/weight/registers/geometry.h"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/shared.cuh"
@@ -42,7 +44,10 @@ struct Params {
   float4* partial;
   T* weight;
   int64_t weight_k, weight_c, weight_r, weight_s;
-  bool pairs_c;  // results of neighbouring input channels can be stored at once
+  bool pairs_c;    // results of neighbouring input channels can be stored at once
+  bool clustered;  // as of the other kernels
+  Divider<int32_t> by_cluster;
+  Source<T> from;
 };
 
 // What a thread block sums up.
@@ -131,6 +136,18 @@ struct Spot {
     return e;
   }
 };
+
+// Computes those of a thread's four anew that are not numbers.
+template <typename T>
+__device__ inline void renew(const Params<T>& p, const Source<T>& from, const Share& share,
+                             const Spot& at, float (&sums)[4]) {
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
+    const Element e = at.element(p, i);
+    if (sums[i] == sums[i] || !e.exists) continue;
+    sums[i] = sum_anew(from, share.group, e.c, share.group * p.group_K + e.k, e.r, e.s);
+  }
+}
 
 template <typename T>
 __device__ inline void store(const Params<T>& p, const Share& share, const Spot& at,
@@ -382,7 +399,10 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   constexpr int kTaken = kKind.warpgroups == 3 ? 152 : 208;
   extern __shared__ __align__(1024) char stages[];
   const Memory memory(p, stages);
-  const Share share(p, kKind, static_cast<int32_t>(blockIdx.x));
+  auto rest = static_cast<int32_t>(blockIdx.x);
+  const int rank = p.by_cluster.split(rest);
+  Share share(p, kKind, rest);
+  if (p.clustered) share.split = rank;
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   ptx::start_dependents();
@@ -413,13 +433,27 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   multiply<T, kKernel>(p, memory, share, role, warp, sums);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   constexpr int kVectors = kKind.products() * 8;
+  const auto sums_of = [&](int i) {
+    const float* sum = sums[i / 8] + i % 8 * 4;
+    return make_float4(sum[0], sum[1], sum[2], sum[3]);
+  };
+  if (p.clustered) {
+    add_cluster_up<InOrder, kVectors>(memory.stages, share.warpgroups(p, kKind) * 128, rank,
+                                      p.by_cluster.divisor(), sums_of,
+                                      [&](const InOrder<kVectors>& of, float (&total)[4]) {
+                                        const Spot at(p, kKind, share, of.warp, of.lane, of.vector);
+                                        if (!at.exists) return;
+                                        if (!p.from.exact) renew(p, p.from, share, at, total);
+                                        store(p, share, at, total);
+                                      });
+    return;
+  }
   if (p.partial != nullptr) {
     float4* const to =
         p.partial + (int64_t{blockIdx.x} * kKind.warpgroups * 4 + warp) * kVectors * 32 + lane;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const float* sum = sums[i / 8] + i % 8 * 4;
-      to[i * 32] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+      to[i * 32] = sums_of(i);
     }
     return;
   }
