@@ -27,8 +27,8 @@ void weigh_splits(int64_t tiles, int64_t tile_pixels, int64_t blocks, int64_t sm
     // No more than what the busiest block needs.
     weigh(ceil_divide(tiles, ceil_divide(tiles, most)), /*clustered=*/false);
   }
-  for (int64_t splits = least; splits <= std::min<int64_t>(kMostClustered, tiles); ++splits) {
-    weigh(splits, /*clustered=*/true);
+  for (int64_t splits = 1; splits <= std::min<int64_t>(kMostClustered, tiles); splits *= 2) {
+    if (splits >= least) weigh(splits, /*clustered=*/true);
   }
 }
 

@@ -149,6 +149,10 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   ptx::start_dependents();
+  if (threadIdx.x == 32) {
+    ptx::prefetch_map(&p.x);
+    ptx::prefetch_map(&p.y);
+  }
   if (threadIdx.x < kMostStages) {
     ptx::init_barrier(&memory.full[threadIdx.x], 1);
     ptx::init_barrier(&memory.empty[threadIdx.x], share.boxes_k * share.boxes_r);
@@ -174,7 +178,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (p.clustered) {
     add_cluster_up<ByRows, kVectors>(memory.stages, share.boxes_k * share.boxes_r * 128, rank,
                                      p.by_cluster.divisor(), sums_of,
-                                     [&](const ByRows<kVectors>& of, float (&total)[4]) {
+                                     [&](const FourSums& of, float (&total)[4]) {
                                        const Spot at = spot_of(of.warp, of.lane, of.vector);
                                        if (!at.exists) return;
                                        if (!p.from.exact) renew(p, p.from, share, at, total);

@@ -440,7 +440,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (p.clustered) {
     add_cluster_up<InOrder, kVectors>(memory.stages, share.warpgroups(p, kKind) * 128, rank,
                                       p.by_cluster.divisor(), sums_of,
-                                      [&](const InOrder<kVectors>& of, float (&total)[4]) {
+                                      [&](const FourSums& of, float (&total)[4]) {
                                         const Spot at(p, kKind, share, of.warp, of.lane, of.vector);
                                         if (!at.exists) return;
                                         if (!p.from.exact) renew(p, p.from, share, at, total);
