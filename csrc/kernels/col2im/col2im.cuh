@@ -148,24 +148,21 @@ Params<T> params_of(const ConvProblem& problem, const Geometry& g, const Work& w
   p.dy_bytes = w.dy_bytes;
   p.stage_bytes = w.dy_bytes + w.weight_bytes;
   p.sum_pitch = w.sum_pitch;
-  const bool channels_last = problem.x_strides[1] == 1;
-  p.inner_channels = channels_last ? w.channels : 1;
-  const int common = std::gcd(g.w.stride, g.w.dilation);
-  p.row_step = g.w.stride / common;
+  const int inner_channels = problem.x_strides[1] == 1 ? w.channels : 1;
+  const int common = std::gcd(g.w.stride, g.w.dilation), tap_step = g.w.stride / common;
   p.shift_step = g.w.dilation / common;
-  const int64_t outputs = int64_t{w.columns} * g.w.stride * p.inner_channels;
-  p.store_threads = static_cast<int>(std::min<int64_t>(ceil_divide(outputs, 32) * 32, w.threads));
+  while (int64_t{p.inverse} * p.shift_step % tap_step != 1 % tap_step) ++p.inverse;
   p.by_width = D(w.width);
   p.by_plane_vectors = D(w.stage_rows * w.width * static_cast<int>(sizeof(T)) / g.vector);
   p.by_channel_chunks = D(w.channel_chunks);
   p.by_phase_chunks = D(w.phase_chunks);
   p.by_tiles_w = D(w.tiles_w);
   p.by_tiles_h = D(w.tiles_h);
-  p.by_inner_channels = D(p.inner_channels);
+  p.by_outputs = D(int64_t{w.columns} * g.w.stride * inner_channels);
+  p.by_inner_channels = D(inner_channels);
   p.by_stride_w = D(g.w.stride);
-  p.by_store_threads = D(p.store_threads);
-  p.by_outer_channels = D(channels_last ? 1 : w.channels);
-  p.by_phases = D(w.phases);
+  p.by_common = D(common);
+  p.by_tap_step = D(tap_step);
   return p;
 }
 

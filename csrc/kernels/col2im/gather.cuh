@@ -31,38 +31,40 @@ __device__ inline void spread_sums(const Params<T>& p, int first_block,
 
 template <typename T>
 __device__ inline void gather(const Params<T>& p, const Share& share, const float* sums) {
-  int32_t first_outer = static_cast<int>(threadIdx.x);
-  const int first = p.by_store_threads.split(first_outer);
-  const int groups = static_cast<int>(blockDim.x) / p.store_threads;
-  if (first_outer >= groups) return;
-  const int outer_channels = p.by_outer_channels.divisor();
-  for (int i = first; i < p.columns * p.w.stride * p.inner_channels; i += p.store_threads) {
-    int32_t place = i;
-    const int inner_c = p.by_inner_channels.split(place);
+  const int outputs = p.by_outputs.divisor();  // of a row
+  const int channels = min(p.channels, p.C - share.channel);
+  const int inner_channels = p.by_inner_channels.divisor();
+  const int phases = min(p.phases, p.h.stride - share.phase);
+  for (int i = static_cast<int>(threadIdx.x); i < p.rows * outputs; i += blockDim.x) {
+    int32_t row = i;
+    int32_t place = p.by_outputs.split(row);
+    const int first_c = p.by_inner_channels.split(place);
     const int x = share.column * p.w.stride + place - p.w.pad;
-    const int phase = p.by_stride_w.split(place);
-    // The phase's first tap: the others follow at even distances.
-    int tap = 0;
-    while (tap < p.row_step && tap * p.w.dilation % p.w.stride != phase) ++tap;
-    const int taps = tap < p.row_step && tap < p.w.taps ? (p.w.taps - 1 - tap) / p.row_step + 1 : 0;
-    if (x < 0 || x >= p.w.out) continue;
-    const int at = tap * p.sum_pitch + p.lead + place - tap * p.w.dilation / p.w.stride;
-    const int step = p.row_step * p.sum_pitch - p.shift_step;
-    T* image = p.dx + share.n * p.x_n + x * p.x_w;
-    for (int j = first_outer; j < p.rows * p.phases * outer_channels; j += groups) {
-      int32_t row = j;
-      const int c = p.by_outer_channels.split(row) * p.inner_channels + inner_c;
-      const int phase_h = p.by_phases.split(row);
-      const int y = (share.row + row) * p.h.stride + share.phase + phase_h - p.h.pad;
-      if (share.phase + phase_h >= p.h.stride || y < 0 || y >= p.h.out || c >= p.channels ||
-          share.channel + c >= p.C) {
-        continue;
+    int32_t phase = p.by_stride_w.split(place);
+    if (x < 0 || x >= p.w.out || first_c >= channels) continue;
+    // The phase's first tap, and how many follow at even distances.
+    const bool has_taps = p.by_common.split(phase) == 0;
+    int32_t turns = phase * p.inverse;
+    const int tap = p.by_tap_step.split(turns);
+    const int taps =
+        has_taps && tap < p.w.taps ? p.by_tap_step.quotient(p.w.taps - 1 - tap) + 1 : 0;
+    const int shift = p.by_stride_w.quotient(tap * p.w.dilation);
+    const int step = p.by_tap_step.divisor() * p.sum_pitch - p.shift_step;
+    const float* from =
+        sums + (first_c * p.w.taps + tap) * p.sum_pitch + row * p.width + p.lead + place - shift;
+    T* to = p.dx + share.n * p.x_n + (share.channel + first_c) * p.x_c + x * p.x_w;
+    for (int j = 0; j < phases; ++j) {
+      const int y = (share.row + row) * p.h.stride + share.phase + j - p.h.pad;
+      if (y < 0 || y >= p.h.out) continue;
+      const float* column = from + j * p.phase_columns * p.sum_pitch;
+      T* output = to + y * p.x_h;
+      for (int c = first_c; c < channels; c += inner_channels) {
+        float total = 0;
+        for (int t = 0; t < taps; ++t) total += column[t * step];
+        *output = narrow<T>(total);
+        column += inner_channels * p.w.taps * p.sum_pitch;
+        output += inner_channels * p.x_c;
       }
-      const float* from =
-          sums + (phase_h * p.phase_columns + c * p.w.taps) * p.sum_pitch + row * p.width + at;
-      float total = 0;
-      for (int t = 0; t < taps; ++t) total += from[t * step];
-      image[(share.channel + c) * p.x_c + y * p.x_h] = narrow<T>(total);
     }
   }
 }

@@ -101,7 +101,7 @@ Work work_of(const Geometry& g, const Variant& v, int rows, int width, int threa
   w.plane = pixels + kPlanePadding;
   w.dy_bytes = g.order == Order::kPixels ? pixels * kRowBytes : kChunkBytes * w.plane;
   w.weight_bytes = w.shift_count * most * kRowBytes;
-  w.sum_pitch = rows * width + kSumPadding;
+  w.sum_pitch = rows * width / 32 * 32 + kSumPadding;
   w.shared_bytes = std::max(kStages * (w.dy_bytes + w.weight_bytes), most * w.sum_pitch * 4);
   w.fits = true;
   return w;

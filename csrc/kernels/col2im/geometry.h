@@ -56,7 +56,9 @@ constexpr int blocks_of(int warp_blocks) { return warp_blocks == 2 ? 2 : 1; }
 // them lie further apart, so that eight neighbours fall into different banks; so do planes.
 inline constexpr int kChunkBytes = 64, kRowBytes = kChunkBytes + 16;
 inline constexpr int kPlanePadding = 8;  // elements
-inline constexpr int kSumPadding = 4;    // floats, behind the pixels of a column
+// Columns of sums are so many floats more than whole rows of banks apart, for fragments and for
+// neighbouring taps.
+inline constexpr int kSumPadding = 20;
 inline constexpr int kStages = 2;
 
 struct Variant {

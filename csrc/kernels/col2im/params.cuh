@@ -23,13 +23,14 @@ struct Params {
   int shifts[kMostShifts];
   int stage_rows, plane, dy_bytes, stage_bytes;
   int sum_pitch;
-  // Of a row's outputs: those that follow each other in memory are stored by neighbouring threads.
-  int inner_channels;
-  int row_step, shift_step;  // from one tap of a phase of columns to the next one's
-  int store_threads;         // that share a row
-  Divider<int32_t> by_width, by_plane_vectors, by_row_blocks;
+  // From one tap of a phase of columns to the next one's; its first is its phase, without what
+  // strides and dilations have in common, times the inverse, modulo that step.
+  int shift_step, inverse;
+  Divider<int32_t> by_width, by_plane_vectors;
   Divider<int32_t> by_channel_chunks, by_phase_chunks, by_tiles_w, by_tiles_h;
-  Divider<int32_t> by_inner_channels, by_stride_w, by_store_threads, by_outer_channels, by_phases;
+  // Of a row's outputs, whose channels are stored by neighbouring threads where they are
+  // neighbours.
+  Divider<int32_t> by_outputs, by_inner_channels, by_stride_w, by_common, by_tap_step;
 };
 
 }  // namespace customconv::col2im

@@ -17,7 +17,8 @@ constexpr double kCopyInstructions = 22;     // for each vector
 constexpr double kElementInstructions = 30;  // the same where it goes through registers
 constexpr double kShiftInstructions = 24;    // of a warp, for each shift of a chunk, once
 constexpr double kBlockInstructions = 3;     // and for each block of columns, besides its products
-constexpr double kOutputInstructions = 30;
+constexpr double kPlaceInstructions = 60;    // of a column of outputs, for its phases and channels
+constexpr double kOutputInstructions = 12;
 constexpr double kTapInstructions = 4;    // of an output, for each tap that is gathered
 constexpr double kIssueEfficiency = 0.7;  // of an instruction a clock, of each scheduler
 constexpr double kSharedBytes = 128;
@@ -31,6 +32,7 @@ constexpr double kNextMs = 0.002;  // of the kernel that packs weights
 
 constexpr int kWidths[] = {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256};  // of tiles
 constexpr int kThreads[] = {128, 256};
+constexpr int64_t kMostStride = 1024;
 constexpr int64_t kMostPacked = INT64_C(1) << 30;  // bytes of weights
 
 class Search {
@@ -114,7 +116,11 @@ class Search {
                     (shifts * (kShiftInstructions + warp_blocks * pixel_loads) +
                      loads * (kBlockInstructions + warp_blocks * 2));
     issues += vectors / 32 * (g_.vector == 2 ? kElementInstructions : kCopyInstructions);
-    issues += (outputs * kOutputInstructions + gathered * kTapInstructions) / 32;
+    const bool planes = p_.x_strides[1] != 1;
+    const double places = outputs / w.phases / (planes ? w.channels : 1);
+    issues += (places * kPlaceInstructions + outputs * kOutputInstructions +
+               gathered * kTapInstructions) /
+              32;
     const double read = warps * chunks * (shifts * warp_blocks * 2 + loads) * 512;
     const double shared = read + copied + sums * 4 + gathered * 4;
     const double busy[] = {products * kProductClocks, issues / (4 * kIssueEfficiency),
@@ -157,6 +163,7 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (p.groups > 1) return "it has no groups";
   if (!has_int32_coordinates(p)) return "image coordinates pass 2^31";
   if (p.S > kMostColumns) return "a row of the filter has more than 64 taps";
+  if (std::max(p.stride_h, p.stride_w) > kMostStride) return "a stride passes 1024";
   const Geometry g = geometry_of(p);
   int shifts[kMostShifts];
   if (shifts_of(g.h, shifts) < 0) return "the filter is too tall";
