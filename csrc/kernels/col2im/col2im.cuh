@@ -50,21 +50,23 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(kWarpBlocks))
 
   const uint32_t stages = ptx::shared_address(memory);
   const auto stage_of = [&](int chunk) { return stages + chunk % kStages * p.stage_bytes; };
-  const auto copy_pixels = [&](int chunk) {
-    copy_dy<kOrder>(p, origin, chunk * (kChunkBytes / static_cast<int>(sizeof(T))),
-                    stage_of(chunk));
-  };
-  const auto copy_columns = [&](int chunk) {
-    copy_weights(packed + int64_t{chunk} * p.shift_count * kMatrixBytes,
-                 p.shift_count * kColumnBlocks * kBlockColumns, stage_of(chunk) + p.dy_bytes);
-  };
-
   // Some phases have no taps: their outputs are 0.
   const uint32_t used = find_used(p, share.phase);
   const int chunks = __any_sync(~0u, used != 0) ? p.k_chunks : 0;
-  if (chunks > 0) copy_pixels(0);
-  ptx::await_dependency();
-  if (chunks > 0) copy_columns(0);
+  const auto copy_chunk = [&](int chunk) {
+    if (chunk < chunks) {
+      copy_dy<kOrder>(p, origin, chunk * (kChunkBytes / static_cast<int>(sizeof(T))),
+                      stage_of(chunk));
+    }
+    if (chunk == 0) ptx::await_dependency();
+    if (chunk < chunks) {
+      copy_weights(packed + int64_t{chunk} * p.shift_count * kMatrixBytes,
+                   p.shift_count * kColumnBlocks * kBlockColumns, stage_of(chunk) + p.dy_bytes);
+    }
+    ptx::commit_copies();
+  };
+#pragma unroll 1
+  for (int chunk = 0; chunk < kStages; ++chunk) copy_chunk(chunk);
 
   const int first_block = static_cast<int>(threadIdx.x) / 32 * kWarpBlocks;
   uint32_t at[kWarpBlocks];
@@ -77,15 +79,12 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(kWarpBlocks))
   float sum[kWarpBlocks][kColumnBlocks][4] = {};
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    ptx::await_copies();
+    ptx::await_groups<kStages - 1>();
     __syncthreads();
-    if (chunk + 1 < chunks) {
-      copy_pixels(chunk + 1);
-      copy_columns(chunk + 1);
-    }
     multiply_chunk<T, kOrder>(p, used, stage_of(chunk), at, sum);
+    __syncthreads();
+    copy_chunk(chunk + kStages);
   }
-  __syncthreads();
   auto* sums = reinterpret_cast<float*>(memory);
   spread_sums(p, first_block, sum, sums);
   __syncthreads();
