@@ -159,6 +159,7 @@ Params<T> params_of(const ConvProblem& problem, const Geometry& g, const Work& w
   p.by_tiles_h = D(w.tiles_h);
   p.by_outputs = D(int64_t{w.columns} * g.w.stride * inner_channels);
   p.by_inner_channels = D(inner_channels);
+  p.by_turns_c = D(w.channels / inner_channels);
   p.by_stride_w = D(g.w.stride);
   p.by_common = D(common);
   p.by_tap_step = D(tap_step);

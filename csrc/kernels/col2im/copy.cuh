@@ -12,49 +12,64 @@ struct Origin {
   int n, p, q;
 };
 
-// Copies the first `count` of the elements that kBytes hold, and zeros behind them.
-template <int kBytes, typename T>
-__device__ inline void copy_vector(uint32_t to, const T* from, int count) {
-  if constexpr (kBytes == 2) {
-    ptx::store_shared(to, count > 0 ? *reinterpret_cast<const uint16_t*>(from) : uint16_t{0});
+// A vector of which the first `count` elements exist; zeros follow.
+template <typename T>
+struct Vector {
+  uint32_t to;
+  const T* from;
+  int count;
+};
+
+template <int kBytes, Order kOrder, typename T>
+__device__ inline Vector<T> vector_of(const Params<T>& p, const Origin& origin, int first_k,
+                                      uint32_t stage, int number) {
+  constexpr int kSize = static_cast<int>(sizeof(T)), kElements = kBytes / kSize;
+  int32_t channel, pixel;
+  if constexpr (kOrder == Order::kPixels) {
+    constexpr int kVectors = kChunkBytes / kBytes;
+    channel = number % kVectors * kElements;
+    pixel = number / kVectors;
   } else {
-    ptx::copy_async_part<kBytes>(to, from, count * static_cast<int>(sizeof(T)));
+    channel = number;
+    pixel = p.by_plane_vectors.split(channel) * kElements;
   }
+  int32_t row = pixel;
+  const int x = origin.q + p.by_width.split(row), y = origin.p + row, k = first_k + channel;
+  const bool exists = y >= 0 && y < p.h.in && x >= 0 && x < p.w.in && k < p.K;
+  const T* from = p.dy + origin.n * p.y_n + k * p.y_k + y * p.y_h + x * p.y_w;
+  const int left = kOrder == Order::kPixels ? p.K - k : p.w.in - x;
+  const int place = kOrder == Order::kPixels ? pixel * kRowBytes + channel * kSize
+                                             : (channel * p.plane + pixel) * kSize;
+  return {stage + place, exists ? from : p.dy, exists ? min(left, kElements) : 0};
 }
 
 template <int kBytes, Order kOrder, typename T>
 __device__ inline void copy_vectors(const Params<T>& p, const Origin& origin, int first_k,
                                     uint32_t stage) {
-  constexpr int kElements = kBytes / static_cast<int>(sizeof(T));
-  constexpr int kChannels = kChunkBytes / static_cast<int>(sizeof(T));
-  const T* image = p.dy + origin.n * p.y_n;
-  const int pixels = p.stage_rows * p.width;
-  const auto copy = [&](int row, int column, int channel, uint32_t to, int most) {
-    const int y = origin.p + row, x = origin.q + column, k = first_k + channel;
-    const bool exists = y >= 0 && y < p.h.in && x >= 0 && x < p.w.in && k < p.K;
-    const T* from = image + k * p.y_k + y * p.y_h + x * p.y_w;
-    const int left = kOrder == Order::kPixels ? p.K - k : p.w.in - x;
-    copy_vector<kBytes>(to, exists ? from : p.dy, exists ? min(left, most) : 0);
-  };
+  const int count = p.stage_rows * p.width * (kChunkBytes / kBytes);
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  if constexpr (kOrder == Order::kPixels) {
-    constexpr int kVectors = kChannels / kElements;
-    for (int i = thread; i < pixels * kVectors; i += threads) {
-      const int channel = i % kVectors * kElements, pixel = i / kVectors;
-      int32_t row = pixel;
-      const int column = p.by_width.split(row);
-      copy(row, column, channel, stage + pixel * kRowBytes + channel * static_cast<int>(sizeof(T)),
-           kElements);
+  if constexpr (kBytes == 2) {
+    // Through registers, some at a time, so that reads overlap.
+    constexpr int kBatch = 8;
+    for (int i = thread; i < count; i += kBatch * threads) {
+      uint32_t to[kBatch];
+      uint16_t value[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const auto v = vector_of<kBytes, kOrder>(p, origin, first_k, stage, i + j * threads);
+        const bool exists = v.count > 0 && i + j * threads < count;
+        to[j] = v.to;
+        value[j] = exists ? *reinterpret_cast<const uint16_t*>(v.from) : uint16_t{0};
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (i + j * threads < count) ptx::store_shared(to[j], value[j]);
+      }
     }
   } else {
-    const int vectors = pixels / kElements;
-    for (int i = thread; i < vectors * kChannels; i += threads) {
-      int32_t channel = i;
-      const int pixel = p.by_plane_vectors.split(channel) * kElements;
-      int32_t row = pixel;
-      const int column = p.by_width.split(row);
-      copy(row, column, channel, stage + (channel * p.plane + pixel) * static_cast<int>(sizeof(T)),
-           kElements);
+    for (int i = thread; i < count; i += threads) {
+      const auto v = vector_of<kBytes, kOrder>(p, origin, first_k, stage, i);
+      ptx::copy_async_part<kBytes>(v.to, v.from, v.count * static_cast<int>(sizeof(T)));
     }
   }
 }

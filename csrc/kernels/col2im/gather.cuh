@@ -29,11 +29,14 @@ __device__ inline void spread_sums(const Params<T>& p, int first_block,
   }
 }
 
+constexpr int kBatch = 4;
+
 template <typename T>
 __device__ inline void gather(const Params<T>& p, const Share& share, const float* sums) {
   const int outputs = p.by_outputs.divisor();  // of a row
   const int channels = min(p.channels, p.C - share.channel);
   const int inner_channels = p.by_inner_channels.divisor();
+  const int turns_c = p.by_turns_c.divisor();
   const int phases = min(p.phases, p.h.stride - share.phase);
   for (int i = static_cast<int>(threadIdx.x); i < p.rows * outputs; i += blockDim.x) {
     int32_t row = i;
@@ -41,7 +44,7 @@ __device__ inline void gather(const Params<T>& p, const Share& share, const floa
     const int first_c = p.by_inner_channels.split(place);
     const int x = share.column * p.w.stride + place - p.w.pad;
     int32_t phase = p.by_stride_w.split(place);
-    if (x < 0 || x >= p.w.out || first_c >= channels) continue;
+    if (x < 0 || x >= p.w.out) continue;
     // The phase's first tap, and how many follow at even distances.
     const bool has_taps = p.by_common.split(phase) == 0;
     int32_t turns = phase * p.inverse;
@@ -53,17 +56,29 @@ __device__ inline void gather(const Params<T>& p, const Share& share, const floa
     const float* from =
         sums + (first_c * p.w.taps + tap) * p.sum_pitch + row * p.width + p.lead + place - shift;
     T* to = p.dx + share.n * p.x_n + (share.channel + first_c) * p.x_c + x * p.x_w;
-    for (int j = 0; j < phases; ++j) {
-      const int y = (share.row + row) * p.h.stride + share.phase + j - p.h.pad;
-      if (y < 0 || y >= p.h.out) continue;
-      const float* column = from + j * p.phase_columns * p.sum_pitch;
-      T* output = to + y * p.x_h;
-      for (int c = first_c; c < channels; c += inner_channels) {
-        float total = 0;
-        for (int t = 0; t < taps; ++t) total += column[t * step];
-        *output = narrow<T>(total);
-        column += inner_channels * p.w.taps * p.sum_pitch;
-        output += inner_channels * p.x_c;
+    // Of some outputs at a time, so that reads overlap.
+    for (int line = 0; line < phases * turns_c; line += kBatch) {
+      float total[kBatch] = {};
+      int c[kBatch], y[kBatch];
+      bool exists[kBatch];
+      const float* column[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        int32_t own_phase = line + j;
+        c[j] = p.by_turns_c.split(own_phase) * inner_channels;
+        y[j] = (share.row + row) * p.h.stride + share.phase + own_phase - p.h.pad;
+        exists[j] = own_phase < phases && first_c + c[j] < channels && y[j] >= 0 && y[j] < p.h.out;
+        column[j] = from + (own_phase * p.phase_columns + c[j] * p.w.taps) * p.sum_pitch;
+      }
+      for (int t = 0; t < taps; ++t) {
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+          if (exists[j]) total[j] += column[j][t * step];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (exists[j]) to[c[j] * p.x_c + y[j] * p.x_h] = narrow<T>(total[j]);
       }
     }
   }

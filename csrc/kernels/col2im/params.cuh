@@ -30,7 +30,7 @@ struct Params {
   Divider<int32_t> by_channel_chunks, by_phase_chunks, by_tiles_w, by_tiles_h;
   // Of a row's outputs, whose channels are stored by neighbouring threads where they are
   // neighbours.
-  Divider<int32_t> by_outputs, by_inner_channels, by_stride_w, by_common, by_tap_step;
+  Divider<int32_t> by_outputs, by_inner_channels, by_turns_c, by_stride_w, by_common, by_tap_step;
 };
 
 }  // namespace customconv::col2im
