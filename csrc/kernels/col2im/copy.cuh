@@ -50,7 +50,7 @@ __device__ inline void copy_vectors(const Params<T>& p, const Origin& origin, in
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   if constexpr (kBytes == 2) {
     // Through registers, some at a time, so that reads overlap.
-    constexpr int kBatch = 8;
+    constexpr int kBatch = 4;
     for (int i = thread; i < count; i += kBatch * threads) {
       uint32_t to[kBatch];
       uint16_t value[kBatch];

@@ -12,24 +12,28 @@ namespace customconv::col2im {
 namespace {
 
 // The cost model, in clocks of a multiprocessor.
-constexpr double kProductClocks = 1.9;       // of an instruction
-constexpr double kCopyInstructions = 22;     // for each vector
-constexpr double kElementInstructions = 30;  // the same where it goes through registers
-constexpr double kShiftInstructions = 24;    // of a warp, for each shift of a chunk, once
-constexpr double kBlockInstructions = 3;     // and for each block of columns, besides its products
-constexpr double kPlaceInstructions = 60;    // of a column of outputs, for its phases and channels
-constexpr double kOutputInstructions = 12;
-constexpr double kTapInstructions = 4;    // of an output, for each tap that is gathered
-constexpr double kIssueEfficiency = 0.7;  // of an instruction a clock, of each scheduler
+constexpr double kProductClocks = 1.4;       // of an instruction
+constexpr double kCopyInstructions = 29;     // for each vector
+constexpr double kElementInstructions = 94;  // the same where it goes through registers
+constexpr double kShiftInstructions = 19;    // of a warp, for each shift of a chunk, once
+constexpr double kBlockInstructions = 3.3;   // and for each block of columns, besides its products
+constexpr double kPlaceInstructions = 88;    // of a column of outputs, for its phases and channels
+constexpr double kOutputInstructions = 23;
+constexpr double kTapInstructions = 7;     // of an output, for each tap that is gathered
+constexpr double kIssueEfficiency = 0.47;  // of an instruction a clock, of each scheduler
 constexpr double kSharedBytes = 128;
-constexpr double kL2Bytes = 40;
-constexpr double kBlockClocks = 1800;  // until the first products, and to change over
-constexpr double kChunkClocks = 500;   // that warps wait for a chunk
-constexpr double kOverlapLoss = 0.35;
-constexpr double kBandwidthEfficiency = 0.8;
-constexpr double kLaunchMs = 0.0062;
-constexpr double kNextMs = 0.002;  // of the kernel that packs weights
+constexpr double kL2Bytes = 33;
+constexpr double kBlockClocks = 920;  // until the first products, and to change over
+constexpr double kChunkClocks = 720;  // that warps wait for a chunk
+constexpr double kOverlapLoss = 0.59;
+constexpr double kGatherClocks = 94;  // that a thread waits for some outputs, besides their taps
+constexpr double kTapClocks = 22;
+constexpr double kWarpClocks = 2.6;  // of a warp, for each of its instructions
+constexpr double kBandwidthEfficiency = 0.72;
+constexpr double kLaunchMs = 0.0045;
+constexpr double kNextMs = 0.0019;  // of the kernel that packs weights
 
+constexpr int kBatch = 1;  // outputs that a thread gathers at a time
 constexpr int kWidths[] = {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256};  // of tiles
 constexpr int kThreads[] = {128, 256};
 constexpr int64_t kMostStride = 1024;
@@ -123,25 +127,31 @@ class Search {
               32;
     const double read = warps * chunks * (shifts * warp_blocks * 2 + loads) * 512;
     const double shared = read + copied + sums * 4 + gathered * 4;
-    const double busy[] = {products * kProductClocks, issues / (4 * kIssueEfficiency),
-                           shared / kSharedBytes, copied / kL2Bytes};
+    // Blocks that share a multiprocessor hide what each of them waits for.
+    const int64_t room = (d_.shared_bytes_block + 1024) / (w.shared_bytes + 1024);
+    const auto registers =
+        static_cast<int64_t>(44 + warp_blocks * (4 + 4 * kBlocks[v.blocks])) * w.threads;
+    const auto most = std::max<int64_t>(std::min(room, (1 << 16) / registers), 1);
+    const auto blocks = static_cast<double>(w.tiles(p_.N) * w.chunks());
+    const double turns = std::max(blocks / d_.sm_count, 1.0);
+    const double resident = std::min(static_cast<double>(most), turns);
+    const double waves = std::ceil(blocks / (d_.sm_count * static_cast<double>(most)));
+    const double issued = issues / (4 * kIssueEfficiency);
+    const double busy[] = {products * kProductClocks, issued, shared / kSharedBytes,
+                           copied / kL2Bytes};
     double longest = 0, all = 0;
     for (const double clocks : busy) {
       longest = std::max(longest, clocks);
       all += clocks;
     }
-    // Blocks that share a multiprocessor hide what each of them waits for.
-    const int64_t room = (d_.shared_bytes_block + 1024) / (w.shared_bytes + 1024);
-    const auto registers =
-        static_cast<int64_t>(30 + warp_blocks * (8 + 4 * kBlocks[v.blocks])) * w.threads;
-    const auto resident =
-        static_cast<double>(std::max<int64_t>(std::min(room, (1 << 16) / registers), 1));
-    const double waits = kBlockClocks + chunks * kChunkClocks;
-    const auto blocks = static_cast<double>(w.tiles(p_.N) * w.chunks());
-    const double turns = std::max(blocks / d_.sm_count, 1.0);
-    const double waves = std::ceil(blocks / (d_.sm_count * resident));
     const double work = longest + kOverlapLoss * (all - longest);
-    const double clocks = std::max(turns * work, waves * work) + waves * waits;
+    // A warp alone waits for most of what it does.
+    const double gathers =
+        outputs / (w.threads * kBatch) * (kGatherClocks + g_.w.taps / g_.w.stride * kTapClocks);
+    const double waits =
+        kBlockClocks + chunks * kChunkClocks + gathers + kWarpClocks * (issues / warps);
+    const double clocks =
+        std::max(turns * work, std::max(waves, turns / resident) * (waits + work));
     const double busy_ms = clocks / (d_.clock_ghz * 1e6);
     const double bytes_ms = 1e-6 * p_.least_bytes() / (kBandwidthEfficiency * d_.bandwidth_gb_s);
     return kLaunchMs + kNextMs + std::hypot(busy_ms, bytes_ms);
