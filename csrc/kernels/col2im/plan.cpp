@@ -12,28 +12,30 @@ namespace customconv::col2im {
 namespace {
 
 // The cost model, in clocks of a multiprocessor.
-constexpr double kProductClocks = 1.4;       // of an instruction
-constexpr double kCopyInstructions = 29;     // for each vector
-constexpr double kElementInstructions = 94;  // the same where it goes through registers
-constexpr double kShiftInstructions = 19;    // of a warp, for each shift of a chunk, once
-constexpr double kBlockInstructions = 3.3;   // and for each block of columns, besides its products
-constexpr double kPlaceInstructions = 88;    // of a column of outputs, for its phases and channels
-constexpr double kOutputInstructions = 23;
-constexpr double kTapInstructions = 7;     // of an output, for each tap that is gathered
+constexpr double kProductClocks = 1.1;       // of an instruction
+constexpr double kCopyInstructions = 32;     // for each vector
+constexpr double kElementInstructions = 34;  // the same where it goes through registers
+constexpr double kShiftInstructions = 16;    // of a warp, for each shift of a chunk, once
+constexpr double kBlockInstructions = 3.9;   // and for each block of columns, besides its products
+constexpr double kPlaceInstructions = 87;    // of a column of outputs, for its phases and channels
+constexpr double kOutputInstructions = 24;
+constexpr double kTapInstructions = 9.2;   // of an output, for each tap that is gathered
 constexpr double kIssueEfficiency = 0.47;  // of an instruction a clock, of each scheduler
 constexpr double kSharedBytes = 128;
-constexpr double kL2Bytes = 33;
-constexpr double kBlockClocks = 920;  // until the first products, and to change over
-constexpr double kChunkClocks = 720;  // that warps wait for a chunk
-constexpr double kOverlapLoss = 0.59;
-constexpr double kGatherClocks = 94;  // that a thread waits for some outputs, besides their taps
-constexpr double kTapClocks = 22;
-constexpr double kWarpClocks = 2.6;  // of a warp, for each of its instructions
-constexpr double kBandwidthEfficiency = 0.72;
-constexpr double kLaunchMs = 0.0045;
-constexpr double kNextMs = 0.0019;  // of the kernel that packs weights
+constexpr double kL2Bytes = 35;
+constexpr double kBlockClocks = 670;  // until the first products, and to change over
+constexpr double kChunkClocks = 890;  // that warps wait for a chunk
+constexpr double kOverlapLoss = 0.54;
+constexpr double kGatherClocks = 79;    // that a thread waits for some outputs, besides their taps
+constexpr double kElementClocks = 520;  // that it waits for elements that go through registers
+constexpr double kTapClocks = 17;
+constexpr double kWarpClocks = 2.5;  // of a warp, for each of its instructions
+constexpr double kBandwidthEfficiency = 0.7;
+constexpr double kLaunchMs = 0.0044;
+constexpr double kNextMs = 0.002;  // of the kernel that packs weights
 
-constexpr int kBatch = 1;  // outputs that a thread gathers at a time
+constexpr double kBatch = 4;         // outputs that a thread gathers at a time
+constexpr double kElementBatch = 4;  // elements that it copies at a time
 constexpr int kWidths[] = {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256};  // of tiles
 constexpr int kThreads[] = {128, 256};
 constexpr int64_t kMostStride = 1024;
@@ -146,10 +148,13 @@ class Search {
     }
     const double work = longest + kOverlapLoss * (all - longest);
     // A warp alone waits for most of what it does.
-    const double gathers =
-        outputs / (w.threads * kBatch) * (kGatherClocks + g_.w.taps / g_.w.stride * kTapClocks);
+    const double lines = planes ? static_cast<double>(w.phases) * w.channels : w.phases;
+    const double gathers = outputs / w.threads / std::min(lines, kBatch) *
+                           (kGatherClocks + g_.w.taps / g_.w.stride * kTapClocks);
+    const double elements =
+        g_.vector == 2 ? vectors / w.threads / kElementBatch * kElementClocks : 0;
     const double waits =
-        kBlockClocks + chunks * kChunkClocks + gathers + kWarpClocks * (issues / warps);
+        kBlockClocks + chunks * kChunkClocks + gathers + elements + kWarpClocks * (issues / warps);
     const double clocks =
         std::max(turns * work, std::max(waves, turns / resident) * (waits + work));
     const double busy_ms = clocks / (d_.clock_ghz * 1e6);
