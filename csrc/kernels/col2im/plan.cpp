@@ -31,7 +31,7 @@ constexpr double kElementClocks = 520;  // that it waits for elements that go th
 constexpr double kTapClocks = 17;
 constexpr double kWarpClocks = 2.5;  // of a warp, for each of its instructions
 constexpr double kBandwidthEfficiency = 0.7;
-constexpr double kLaunchMs = 0.0044;
+constexpr double kLaunchMs = 0.007;
 constexpr double kNextMs = 0.002;  // of the kernel that packs weights
 
 constexpr double kBatch = 4;         // outputs that a thread gathers at a time
