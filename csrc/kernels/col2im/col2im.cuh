@@ -147,7 +147,11 @@ Params<T> params_of(const ConvProblem& problem, const Geometry& g, const Work& w
   p.dy_bytes = w.dy_bytes;
   p.stage_bytes = w.dy_bytes + w.weight_bytes;
   p.sum_pitch = w.sum_pitch;
-  const int inner_channels = problem.x_strides[1] == 1 ? w.channels : 1;
+  const bool channels_last = problem.x_strides[1] == 1;
+  const int own = channels_last ? own_channels(w.channels) : w.channels;
+  const Shape4& x = problem.x_strides;
+  p.stores_batches = channels_last && own == kBatch && g.C % kBatch == 0 && problem.x_aligned &&
+                     x[0] % kBatch == 0 && x[2] % kBatch == 0 && x[3] % kBatch == 0;
   const int common = std::gcd(g.w.stride, g.w.dilation), tap_step = g.w.stride / common;
   p.shift_step = g.w.dilation / common;
   while (int64_t{p.inverse} * p.shift_step % tap_step != 1 % tap_step) ++p.inverse;
@@ -157,9 +161,9 @@ Params<T> params_of(const ConvProblem& problem, const Geometry& g, const Work& w
   p.by_phase_chunks = D(w.phase_chunks);
   p.by_tiles_w = D(w.tiles_w);
   p.by_tiles_h = D(w.tiles_h);
-  p.by_outputs = D(int64_t{w.columns} * g.w.stride * inner_channels);
-  p.by_inner_channels = D(inner_channels);
-  p.by_turns_c = D(w.channels / inner_channels);
+  p.by_outputs = D(int64_t{w.columns} * g.w.stride * (w.channels / own));
+  p.by_sharers = D(w.channels / own);
+  p.by_turns_c = D(own);
   p.by_stride_w = D(g.w.stride);
   p.by_common = D(common);
   p.by_tap_step = D(tap_step);

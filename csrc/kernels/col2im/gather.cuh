@@ -2,6 +2,8 @@
 // output adds up what its row of taps left in its reach.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/col2im/params.cuh"
 
 namespace customconv::col2im {
@@ -29,19 +31,27 @@ __device__ inline void spread_sums(const Params<T>& p, int first_block,
   }
 }
 
-constexpr int kBatch = 4;
+template <typename T>
+__device__ inline void store_batch(T* to, const float (&total)[kBatch]) {
+  using Batch = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
+  alignas(16) T batch[kBatch];
+#pragma unroll
+  for (int j = 0; j < kBatch; ++j) batch[j] = narrow<T>(total[j]);
+  *reinterpret_cast<Batch*>(to) = *reinterpret_cast<const Batch*>(batch);
+}
 
+// A thread has an output pixel's channels of all phases of rows, where the channels are neighbours
+// in memory some of them.
 template <typename T>
 __device__ inline void gather(const Params<T>& p, const Share& share, const float* sums) {
   const int outputs = p.by_outputs.divisor();  // of a row
   const int channels = min(p.channels, p.C - share.channel);
-  const int inner_channels = p.by_inner_channels.divisor();
   const int turns_c = p.by_turns_c.divisor();
   const int phases = min(p.phases, p.h.stride - share.phase);
   for (int i = static_cast<int>(threadIdx.x); i < p.rows * outputs; i += blockDim.x) {
     int32_t row = i;
     int32_t place = p.by_outputs.split(row);
-    const int first_c = p.by_inner_channels.split(place);
+    const int first_c = p.by_sharers.split(place) * turns_c;
     const int x = share.column * p.w.stride + place - p.w.pad;
     int32_t phase = p.by_stride_w.split(place);
     if (x < 0 || x >= p.w.out) continue;
@@ -65,7 +75,7 @@ __device__ inline void gather(const Params<T>& p, const Share& share, const floa
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
         int32_t own_phase = line + j;
-        c[j] = p.by_turns_c.split(own_phase) * inner_channels;
+        c[j] = p.by_turns_c.split(own_phase);
         y[j] = (share.row + row) * p.h.stride + share.phase + own_phase - p.h.pad;
         exists[j] = own_phase < phases && first_c + c[j] < channels && y[j] >= 0 && y[j] < p.h.out;
         column[j] = from + (own_phase * p.phase_columns + c[j] * p.w.taps) * p.sum_pitch;
@@ -75,6 +85,10 @@ __device__ inline void gather(const Params<T>& p, const Share& share, const floa
         for (int j = 0; j < kBatch; ++j) {
           if (exists[j]) total[j] += column[j][t * step];
         }
+      }
+      if (p.stores_batches) {
+        if (exists[0]) store_batch(to + y[0] * p.x_h, total);
+        continue;
       }
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {

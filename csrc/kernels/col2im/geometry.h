@@ -61,6 +61,15 @@ inline constexpr int kPlanePadding = 8;  // elements
 inline constexpr int kSumPadding = 20;
 inline constexpr int kStages = 2;
 
+// Outputs that a thread gathers at a time. Where channels are neighbours in memory, so many of them
+// at most are its own.
+inline constexpr int kBatch = 4;
+constexpr int own_channels(int channels) {
+  int own = kBatch;
+  while (channels % own != 0) --own;
+  return own;
+}
+
 struct Variant {
   int blocks;       // of columns: a row of kBlocks
   int warp_blocks;  // a row of kWarpBlocks

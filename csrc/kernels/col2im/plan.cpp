@@ -34,7 +34,6 @@ constexpr double kBandwidthEfficiency = 0.7;
 constexpr double kLaunchMs = 0.007;
 constexpr double kNextMs = 0.002;  // of the kernel that packs weights
 
-constexpr double kBatch = 4;         // outputs that a thread gathers at a time
 constexpr double kElementBatch = 4;  // elements that it copies at a time
 constexpr int kWidths[] = {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256};  // of tiles
 constexpr int kThreads[] = {128, 256};
@@ -123,7 +122,8 @@ class Search {
                      loads * (kBlockInstructions + warp_blocks * 2));
     issues += vectors / 32 * (g_.vector == 2 ? kElementInstructions : kCopyInstructions);
     const bool planes = p_.x_strides[1] != 1;
-    const double places = outputs / w.phases / (planes ? w.channels : 1);
+    const int own = planes ? w.channels : own_channels(w.channels);
+    const double places = outputs / w.phases / own;
     issues += (places * kPlaceInstructions + outputs * kOutputInstructions +
                gathered * kTapInstructions) /
               32;
@@ -148,8 +148,8 @@ class Search {
     }
     const double work = longest + kOverlapLoss * (all - longest);
     // A warp alone waits for most of what it does.
-    const double lines = planes ? static_cast<double>(w.phases) * w.channels : w.phases;
-    const double gathers = outputs / w.threads / std::min(lines, kBatch) *
+    const double lines = static_cast<double>(w.phases) * own;
+    const double gathers = outputs / w.threads / std::min<double>(lines, kBatch) *
                            (kGatherClocks + g_.w.taps / g_.w.stride * kTapClocks);
     const double elements =
         g_.vector == 2 ? vectors / w.threads / kElementBatch * kElementClocks : 0;
