@@ -97,13 +97,11 @@ class Search {
     if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
   }
 
-  // Taps of a column of the filter that the phases of a block have, and shifts by which they are
-  // reached, both for the average block.
-  double row_taps(const Work& w) const { return static_cast<double>(g_.h.taps) / w.phase_chunks; }
-
   double predict_ms(const Variant& v, const Work& w) const {
     const double warps = w.threads / 32.0, warp_blocks = kWarpBlocks[v.warp_blocks];
-    const double chunks = w.k_chunks, taps = row_taps(w);
+    const double chunks = w.k_chunks;
+    // Of the average block's phases: rows of taps, and shifts by which they reach.
+    const double taps = static_cast<double>(g_.h.taps) / w.phase_chunks;
     const double shifts = std::min<double>(taps, w.shift_count);
     const double column_blocks = w.phase_columns / static_cast<double>(kBlockColumns);
     // Of a block.
