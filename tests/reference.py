@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 FAMILIES = ("direct", "im2col", "tiled")  # portable, in IEEE float32 too
-ALL_FAMILIES = (*FAMILIES, "implicit_gemm", "depthwise", "grouped")
+ALL_FAMILIES = (*FAMILIES, "implicit_gemm", "depthwise", "grouped", "col2im")
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 

@@ -38,9 +38,9 @@ def conv2d(
         dilation: The step between two taps of a filter: one number, or one each.
         groups: The number of groups that the channels are split into; it divides both C and K.
         algorithm: "auto" chooses for this problem and device; "direct", "im2col", "tiled",
-            "implicit_gemm", "depthwise" or "grouped" forces a family of this package's kernels;
-            "aten" forces PyTorch's own convolution. In the backward pass the forced family computes
-            each gradient that it can.
+            "implicit_gemm", "depthwise" or "grouped" forces a family of this package's kernels, as
+            does "col2im", which computes input gradients alone; "aten" forces PyTorch's own
+            convolution. In the backward pass the forced family computes each gradient that it can.
 
     Returns:
         The output, of shape (N, K, P, Q), or (K, P, Q) for one image, of the input's type, where

@@ -111,7 +111,7 @@ def magnitudes(t: Tensors) -> Tensors:
 
 
 # Families that compute float32 only where TF32 is allowed.
-TF32_ALONE = ("implicit_gemm", "grouped")
+TF32_ALONE = ("implicit_gemm", "grouped", "col2im")
 
 
 def as_allowed(family: str) -> contextlib.AbstractContextManager[None]:

@@ -42,7 +42,7 @@ from reference import ALL_FAMILIES, LAYOUTS, assert_equal
 from customconv import _C
 
 # Families that have kernels for each kind of case.
-IN_EVERY_DTYPE = ("tiled", "implicit_gemm", "depthwise", "grouped")
+IN_EVERY_DTYPE = ("tiled", "implicit_gemm", "depthwise", "grouped", "col2im")
 BY_EVERY_VARIANT = ("depthwise",)
 
 

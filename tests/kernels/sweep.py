@@ -40,7 +40,7 @@ PLAIN = (
 BOXED = (("implicit_gemm", "wgrad"),)
 
 # Families of many kernels, most of which the choice alone would hardly reach.
-BY_ANY_PLAN = ("depthwise", "grouped", "implicit_gemm")
+BY_ANY_PLAN = ("depthwise", "grouped", "implicit_gemm", "col2im")
 
 MOST_ERROR = 2.0  # over PyTorch's own
 TF32_EPS = 2.0**-10

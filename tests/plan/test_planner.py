@@ -551,6 +551,15 @@ def test_what_passes_every_family_goes_to_aten():
         ("grouped", THIN | {"dtype": "float32", "tf32": False}, "TF32 is off"),
         ("grouped", THIN | {"op": "dgrad", "stride": (1, 9)}, "stride above 8"),
         ("depthwise", THIN, "more than one input channel"),
+        ("col2im", {"dtype": "float16"}, "input gradients"),
+        ("col2im", {"op": "dgrad", "dtype": "float32", "tf32": False}, "TF32 is not allowed"),
+        ("col2im", {"op": "dgrad", "dtype": "float64"}, "float32"),
+        ("col2im", THIN | {"op": "dgrad", "dtype": "float16"}, "no groups"),
+        (
+            "col2im",
+            {"op": "dgrad", "dtype": "float16", "weight": (64, 64, 1, 65), "padding": (0, 32)},
+            "more than 64 taps",
+        ),
         # One column is 64 MiB and more.
         ("im2col", {"input": (1, 2**20, 5, 5), "weight": (1, 2**20, 5, 5)}, "too few columns"),
     ],
@@ -563,7 +572,7 @@ def test_reasons(family, arguments, reason):
 @pytest.mark.parametrize("op", PASSES)
 def test_larger_problems_take_longer(op):
     for family in ALL_FAMILIES:
-        if op == "wgrad" and family == "tiled":
+        if (op == "wgrad" and family == "tiled") or (op != "dgrad" and family == "col2im"):
             continue
         times = []
         for batch in (1, 8, 64, 512):

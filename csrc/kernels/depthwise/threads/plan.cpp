@@ -31,7 +31,8 @@ constexpr double kBandwidthEfficiency = 0.85, kHalfBandwidthEfficiency = 0.73;
 constexpr double kColumnEfficiency = 0.79, kPatchEfficiency = 0.88;
 constexpr double kGradientEfficiency = 0.75;
 constexpr double kOverlapLoss = 0.17;
-constexpr double kManyWaves = 18;  // of blocks: of more, less is lost, but of a weight gradient
+constexpr double kSourceShare = 1.8;  // of a filter's work, where an output is summed over several
+constexpr double kManyWaves = 18;     // of blocks: of more, less is lost, but of a weight gradient
 constexpr double kLaunchMs = 6.6e-3;
 constexpr double kNextMs = 6.4e-3;  // of a weight gradient's second kernel
 
@@ -247,10 +248,13 @@ class Search {
     }
     // Neighbours in a warp read from places that are a thread's columns, or its channels, apart.
     const bool pairs = v.order == Order::kPlanes;
-    const double apart = pairs ? 1 : is_planar(v.order) ? across : width;
+    const double inner = static_cast<double>(is_planar(v.order) ? std::abs(g_.in[3]) : 1);
+    const double apart = pairs ? inner : is_planar(v.order) ? across * inner : width;
     const double lines = std::max(32 * size * apart / 128, 1.0);
     const double read = kInstructionsPerRead + kInstructionsPerLine * lines + read_width;
     const double halved = v.walk == Walk::kHalf ? 0.5 : 1;
+    // Each channel that an output is summed over is a filter more, which was not fetched ahead.
+    if (g_.sources > 1) turns *= kSourceShare * static_cast<double>(g_.sources);
     double each = columns * turns * (rows * reads * read + kept * products * halved);
     double column_weights = g_.of_weights ? 0 : taps * (is_planar(v.order) ? 4 : 2);
     if (v.order == Order::kWindows) column_weights *= taps;

@@ -1,0 +1,8 @@
+#include "kernels/col2im/col2im.cuh"
+
+namespace customconv::col2im {
+
+template void launch<float>(const ConvProblem&, const ConvPlan&, const Operands&,
+                            const LaunchContext&);
+
+}  // namespace customconv::col2im

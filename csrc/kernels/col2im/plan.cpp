@@ -1,0 +1,193 @@
+// col2im: input gradients of few channels, or of large strides. The columns of a tile of dy's
+// pixels are sums in shared memory, where they are gathered.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/col2im/geometry.h"
+#include "plan/search.h"
+
+namespace customconv::col2im {
+
+namespace {
+
+// The cost model, in clocks of a multiprocessor.
+constexpr double kProductClocks = 1.1;       // of an instruction
+constexpr double kCopyInstructions = 32;     // for each vector
+constexpr double kElementInstructions = 34;  // the same where it goes through registers
+constexpr double kShiftInstructions = 16;    // of a warp, for each shift of a chunk, once
+constexpr double kBlockInstructions = 3.9;   // and for each block of columns, besides its products
+constexpr double kPlaceInstructions = 87;    // of a column of outputs, for its phases and channels
+constexpr double kOutputInstructions = 24;
+constexpr double kTapInstructions = 9.2;   // of an output, for each tap that is gathered
+constexpr double kIssueEfficiency = 0.47;  // of an instruction a clock, of each scheduler
+constexpr double kSharedBytes = 128;
+constexpr double kL2Bytes = 35;
+constexpr double kBlockClocks = 670;  // until the first products, and to change over
+constexpr double kChunkClocks = 890;  // that warps wait for a chunk
+constexpr double kOverlapLoss = 0.54;
+constexpr double kGatherClocks = 79;    // that a thread waits for some outputs, besides their taps
+constexpr double kElementClocks = 520;  // that it waits for elements that go through registers
+constexpr double kTapClocks = 17;
+constexpr double kWarpClocks = 2.5;  // of a warp, for each of its instructions
+constexpr double kBandwidthEfficiency = 0.7;
+constexpr double kLaunchMs = 0.007;
+constexpr double kNextMs = 0.002;  // of the kernel that packs weights
+
+constexpr double kElementBatch = 4;  // elements that it copies at a time
+constexpr int kWidths[] = {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256};  // of tiles
+constexpr int kThreads[] = {128, 256};
+constexpr int64_t kMostStride = 1024;
+constexpr int64_t kMostPacked = INT64_C(1) << 30;  // bytes of weights
+
+class Search {
+ public:
+  // `all`: where every plan goes that is weighed.
+  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
+      : p_(p),
+        d_(d),
+        g_(geometry_of(p)),
+        size_(static_cast<int>(element_size(p.dtype))),
+        all_(all) {}
+
+  ConvPlan best() {
+    for (int blocks = 0; blocks < kBlocksCount; ++blocks) {
+      for (int warp_blocks = 0; warp_blocks < kWarpBlocksCount; ++warp_blocks) {
+        for (const int threads : kThreads) try_widths({blocks, warp_blocks}, threads);
+      }
+    }
+    return best_;
+  }
+
+ private:
+  void try_widths(const Variant& v, int threads) {
+    const int most = threads / 32 * kWarpBlocks[v.warp_blocks] * kBlockPixels;
+    for (const int width : kWidths) {
+      if (width > most) break;
+      const int most_rows = std::min(most / width, g_.h.places);
+      const auto rows =
+          static_cast<int>(ceil_divide(g_.h.places, ceil_divide(g_.h.places, most_rows)));
+      const Work w = work_of(g_, v, rows, width, threads, size_);
+      if (!w.fits) continue;
+      // What a narrower kernel computes, it does faster.
+      const int columns = w.phases * w.phase_columns;
+      if (v.blocks > 0 && columns <= kBlocks[v.blocks - 1] * kBlockColumns) return;
+      consider(v, w);
+      if (w.tiles_w == 1) break;
+    }
+  }
+
+  void consider(const Variant& v, const Work& w) {
+    const int64_t tiles = w.tiles(p_.N), workspace = packed_bytes(w, v);
+    if (w.shared_bytes > d_.shared_bytes_block || workspace > kMostPacked) return;
+    if (tiles > INT32_MAX / w.chunks()) return;
+    ConvPlan plan{};
+    plan.variant = kWarpBlocks[v.warp_blocks] == 2 ? "columns x2" : "columns x4";
+    plan.variant_index = v.index();
+    plan.tile[0] = w.rows;
+    plan.tile[1] = w.width;
+    plan.tile[2] = w.threads / 32;
+    plan.grid[0] = tiles * w.chunks();
+    plan.block = w.threads;
+    plan.shared_bytes = w.shared_bytes;
+    plan.workspace_bytes = workspace;
+    plan.wide_index = needs_wide_index(p_);
+    plan.predicted_ms = predict_ms(v, w);
+    if (all_ != nullptr) all_->push_back(plan);
+    if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+  }
+
+  double predict_ms(const Variant& v, const Work& w) const {
+    const double warps = w.threads / 32.0, warp_blocks = kWarpBlocks[v.warp_blocks];
+    const double chunks = w.k_chunks;
+    // Of the average block's phases: rows of taps, and shifts by which they reach.
+    const double taps = static_cast<double>(g_.h.taps) / w.phase_chunks;
+    const double shifts = std::min<double>(taps, w.shift_count);
+    const double column_blocks = w.phase_columns / static_cast<double>(kBlockColumns);
+    // Of a block.
+    const double loads = taps * column_blocks;
+    const double products = chunks * loads * warps * warp_blocks * 2;
+    const double pixels = static_cast<double>(w.stage_rows) * w.width;
+    const double vectors = chunks * pixels * kChunkBytes / g_.vector;
+    const double copied = chunks * (pixels * kChunkBytes + w.weight_bytes);
+    const double outputs =
+        static_cast<double>(w.rows) * w.columns * w.phases * w.channels * g_.w.stride;
+    const double gathered = outputs * g_.w.taps / g_.w.stride;
+    const double sums = static_cast<double>(w.sum_pitch) * kBlocks[v.blocks] * kBlockColumns;
+    const double pixel_loads = size_ == 4 ? 12 : 2;  // with what rounds them
+    double issues = warps * chunks *
+                    (shifts * (kShiftInstructions + warp_blocks * pixel_loads) +
+                     loads * (kBlockInstructions + warp_blocks * 2));
+    issues += vectors / 32 * (g_.vector == 2 ? kElementInstructions : kCopyInstructions);
+    const bool planes = p_.x_strides[1] != 1;
+    const int own = planes ? w.channels : own_channels(w.channels);
+    const double places = outputs / w.phases / own;
+    issues += (places * kPlaceInstructions + outputs * kOutputInstructions +
+               gathered * kTapInstructions) /
+              32;
+    const double read = warps * chunks * (shifts * warp_blocks * 2 + loads) * 512;
+    const double shared = read + copied + sums * 4 + gathered * 4;
+    // Blocks that share a multiprocessor hide what each of them waits for.
+    const int64_t room = (d_.shared_bytes_block + 1024) / (w.shared_bytes + 1024);
+    const auto registers =
+        static_cast<int64_t>(44 + warp_blocks * (4 + 4 * kBlocks[v.blocks])) * w.threads;
+    const auto most = std::max<int64_t>(std::min(room, (1 << 16) / registers), 1);
+    const auto blocks = static_cast<double>(w.tiles(p_.N) * w.chunks());
+    const double turns = std::max(blocks / d_.sm_count, 1.0);
+    const double resident = std::min(static_cast<double>(most), turns);
+    const double waves = std::ceil(blocks / (d_.sm_count * static_cast<double>(most)));
+    const double issued = issues / (4 * kIssueEfficiency);
+    const double busy[] = {products * kProductClocks, issued, shared / kSharedBytes,
+                           copied / kL2Bytes};
+    double longest = 0, all = 0;
+    for (const double clocks : busy) {
+      longest = std::max(longest, clocks);
+      all += clocks;
+    }
+    const double work = longest + kOverlapLoss * (all - longest);
+    // A warp alone waits for most of what it does.
+    const double lines = static_cast<double>(w.phases) * own;
+    const double gathers = outputs / w.threads / std::min<double>(lines, kBatch) *
+                           (kGatherClocks + g_.w.taps / g_.w.stride * kTapClocks);
+    const double elements =
+        g_.vector == 2 ? vectors / w.threads / kElementBatch * kElementClocks : 0;
+    const double waits =
+        kBlockClocks + chunks * kChunkClocks + gathers + elements + kWarpClocks * (issues / warps);
+    const double clocks =
+        std::max(turns * work, std::max(waves, turns / resident) * (waits + work));
+    const double busy_ms = clocks / (d_.clock_ghz * 1e6);
+    const double bytes_ms = 1e-6 * p_.least_bytes() / (kBandwidthEfficiency * d_.bandwidth_gb_s);
+    return kLaunchMs + kNextMs + std::hypot(busy_ms, bytes_ms);
+  }
+
+  const ConvProblem& p_;
+  const DeviceProperties& d_;
+  const Geometry g_;
+  const int size_;
+  std::vector<ConvPlan>* all_;
+  ConvPlan best_{};
+};
+
+const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
+  if (p.pass != Pass::kDgrad) return "it computes input gradients";
+  if (p.dtype == DType::kFloat64) return "sums are kept in float32";
+  if (p.dtype == DType::kFloat32 && !p.tf32) return "TF32 is not allowed";
+  if (d.capability_major < 8) return "it needs compute capability 8.0";
+  if (p.groups > 1) return "it has no groups";
+  if (!has_int32_coordinates(p)) return "image coordinates pass 2^31";
+  if (p.S > kMostColumns) return "a row of the filter has more than 64 taps";
+  if (std::max(p.stride_h, p.stride_w) > kMostStride) return "a stride passes 1024";
+  const Geometry g = geometry_of(p);
+  int shifts[kMostShifts];
+  if (shifts_of(g.h, shifts) < 0) return "the filter is too tall";
+  if (p.C * p.R * p.S > INT32_MAX / 64 || p.K > INT32_MAX / 64) return "the weight is too large";
+  if (Search(p, d).best().block == 0) return "a tile with its halo is larger than shared memory";
+  return nullptr;
+}
+
+}  // namespace
+
+extern const Family family;
+const Family family{"col2im", can_implement, cheapest_of<Search>, all_of<Search>};
+
+}  // namespace customconv::col2im
