@@ -172,6 +172,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.by_filter_rows = D(t.along_c > 1 ? 1 : warpgroups);
   parts.by_channel_blocks = D(t.kind().k_blocks);
   parts.by_warpgroups = D(t.along_c > 1 ? warpgroups : 1);
+  parts.taps_first = p.weight_c != 1;
   parts.exact = is_exact(problem, t);
   add_up(problem, parts, operands.x, operands.y, context.stream);
 }
