@@ -69,7 +69,8 @@ double load_clocks(const ConvProblem& p, const Tile& t) {
            (lines_of(channels_c * x_rows, std::min<int64_t>(t.x_columns, p.W) * bytes) +
             lines_of(channels_k * t.images * t.rows * across, slab));
   }
-  const int64_t x_places = x_rows * t.x_columns / t.unit, y_places = t.steps() * 2;
+  const int64_t x_places = int64_t{t.images} * t.inside_rows.count * t.inside_units.count;
+  const int64_t y_places = t.steps() * 2;
   if (t.vector > 0) {
     const auto units = static_cast<double>(x_places * channels_c + y_places * channels_k);
     return kWaitClocks + units * kUnitBytes / t.vector * kCopyClocks;
