@@ -32,8 +32,8 @@ struct Params : Output<T> {
   Divider<int32_t> by_tiles_q, by_tiles_p;
   // Of threads that load: how many places x and dy have in a tile.
   int x_inner, y_inner, vector;
-  int first_row, first_unit;  // of x, that are inside of the image; all that are not stay zeros
-  bool has_zeros;
+  int first_row, first_unit;  // of x, that are inside of the image
+  bool has_zeros;             // others are not
   Divider<int32_t> by_x_units, by_x_rows, by_row_units, by_rows;
   bool boxed, staged;
   int raw_at, raw_bytes, raw_y;  // where images lie as they are, x behind dy
@@ -485,7 +485,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     if (threadIdx.x < kRawStages) ptx::init_barrier(&memory.raw_full[threadIdx.x], 1);
     ptx::fence_barrier_init();
   }
-  if (p.has_zeros) {
+  if (p.has_zeros) {  // of x, that nobody loads
     for (int i = 0; i < p.stages; ++i) {
       char* const x = stages + i * p.stage_bytes + p.x_at;
       for (int at = threadIdx.x * kUnitBytes; at < p.stage_bytes - p.x_at;

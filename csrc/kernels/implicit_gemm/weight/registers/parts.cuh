@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   int32_t number = static_cast<int32_t>(blockIdx.x) * kSums + own, rest = number;
   int lane, vector, warp;
   if (p.taps_first) {
+    // Neighbours store neighbours: taps, then input channels.
     const int chunk = p.sums.by_chunks.split(rest), set = p.sums.by_filter_sets.split(rest);
     vector = p.by_taps.split(rest) * p.kind.blocks * 8;
     warp = p.by_filter_rows.split(rest) * 4;
