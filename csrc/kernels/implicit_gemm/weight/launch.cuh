@@ -131,6 +131,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.chunks = t.kind().second > 0 ? 2 : 1;
   parts.by_columns = D(t.kind().blocks());
   parts.by_warps = D(t.kind().warpgroups * 4);
+  parts.by_taps = D(t.kind().blocks() / t.channel_blocks);
+  parts.by_channel_blocks = D(t.channel_blocks);
+  parts.by_filter_rows = D(t.along_k > 1 ? 1 : t.kind().warpgroups);
+  parts.by_warpgroups = D(t.along_k);
+  parts.taps_first = p.weight_c != 1;
   parts.from.exact = p.from.exact;
   add_up(problem, parts, x, y, context.stream);
 }

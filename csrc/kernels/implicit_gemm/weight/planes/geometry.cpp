@@ -12,6 +12,16 @@ int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) 
 int small(int64_t value) { return static_cast<int>(value); }
 int64_t modulo(int64_t a, int64_t b) { return (a % b + b) % b; }
 
+// Of `count` things, `width` wide and `step` apart, those that meet what is `size` wide, wherever
+// between `least` and `most` the first begins.
+Range inside(int64_t least, int64_t most, int64_t step, int64_t width, int64_t size, int count) {
+  const int64_t before = -most - width;  // what begins here, or further to the left, is outside
+  const int64_t first = before < 0 ? 0 : before / step + 1;
+  const int64_t last =
+      least >= size ? 0 : std::min<int64_t>(ceil_divide(size - least, step), count);
+  return first < last ? Range{small(first), small(last - first)} : Range{};
+}
+
 // So that the eight channels that a warp reads at once are in different banks.
 int64_t odd_units(int64_t units) { return units | 1; }
 
@@ -135,10 +145,11 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   // Rows begin at whole units of boxes, or vectors, so that the first tap may be some pixels later.
   t.vector = t.boxed || t.staged ? 0 : vector_of(p);
   t.align = t.boxed ? t.unit : std::max(small(t.vector / bytes), 1);
-  int64_t slack = 0;
+  int64_t slack = 0, last_column = 0;
   for (int64_t s = 0; s < own.S; s += kind.taps) {
     const int64_t first = modulo(s * p.dilation_w - p.pad_w, t.align);
     slack = std::max(slack, first + first % 2);
+    last_column = s * p.dilation_w - p.pad_w - first;
   }
   const int64_t x_rows = (t.rows - 1) * int64_t{t.row_step} + (taps_h - 1) * p.dilation_h + 1;
   int64_t x_units =
@@ -163,6 +174,17 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.tiles_n = ceil_divide(p.N, t.images);
   t.tiles_p = ceil_divide(p.P, t.rows);
   t.tiles_q = ceil_divide(p.Q, t.columns);
+  t.inside_rows = {0, t.x_rows};
+  t.inside_units = {0, small(x_units)};
+  if (t.tiles_p == 1) {
+    const int64_t first = -p.pad_h, sets = t.filter_sets - 1;
+    const int64_t last = first + sets * t.filter_rows * p.dilation_h;
+    t.inside_rows = inside(first, last, t.step_h, 1, p.H, t.x_rows);
+  }
+  if (t.tiles_q == 1) {
+    const int64_t first = -p.pad_w - modulo(-p.pad_w, t.align);
+    t.inside_units = inside(first, last_column, t.unit, t.unit, p.W, small(x_units));
+  }
   t.blocks_k = ceil_divide(p.group_K(), kind.k_blocks * kBlock);
   t.blocks_c = ceil_divide(own.group_C(), t.along_c * kBlock);
   if (t.boxed) {

@@ -61,6 +61,11 @@ struct Step {
   int units[2];
 };
 
+// Some that follow each other.
+struct Range {
+  int first = 0, count = 1;
+};
+
 struct Tile {
   int kernel = 0;
   bool boxed = false, staged = false, flat = false;
@@ -77,8 +82,11 @@ struct Tile {
   int align = 1;                  // pixels: where a row may begin in shared memory
   int channels = kBlock;          // of x that lie in shared memory together
   int x_rows = 1, x_columns = 1;  // in shared memory
-  int row_step = 1;               // rows there from an output row to the next
-  int step_h = 1;                 // rows of the image from one there to the next
+  // Of x what threads load, rows and units. The others are outside of the image in every tile, and
+  // stay zeros.
+  Range inside_rows, inside_units;
+  int row_step = 1;                           // rows there from an output row to the next
+  int step_h = 1;                             // rows of the image from one there to the next
   int x_channel = 0, x_row = 0, x_image = 0;  // bytes from one to the next
   int64_t x_block = 0;                        // bytes of those channels
   int slabs = 1, full_slabs = 1;              // the others have fewer steps

@@ -72,6 +72,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.slab_bytes = narrowed(t.slab_bytes);
   p.x_channel = t.x_channel;
   p.x_row = t.x_row;
+  p.x_image = t.x_image;
   p.x_block = narrowed(t.x_block);
   p.step_h = t.step_h;
   p.x_at = narrowed(t.slabs * t.slab_bytes);
@@ -96,8 +97,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.dilation_w = narrowed(problem.dilation_w);
   p.by_tiles_q = D(t.tiles_q);
   p.by_tiles_p = D(t.tiles_p);
-  const int x_units = t.x_columns / t.unit;
-  p.x_inner = t.images * t.x_rows * x_units;
+  p.x_inner = t.images * t.inside_rows.count * t.inside_units.count;
+  p.first_row = t.inside_rows.first;
+  p.first_unit = t.inside_units.first;
+  p.has_zeros = !t.boxed && p.x_inner < t.images * t.x_rows * (t.x_columns / t.unit);
   p.y_inner = t.steps() * 2;
   p.vector = t.vector;
   p.align = t.align;
@@ -105,8 +108,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.raw_y = narrowed(t.raw_y);
   p.raw_bytes = narrowed(t.raw_x + t.raw_y);
   p.raw_at = narrowed(t.stages * t.stage_bytes);
-  p.by_x_units = D(x_units);
-  p.by_x_rows = D(t.x_rows);
+  p.by_x_units = D(t.inside_units.count);
+  p.by_x_rows = D(t.inside_rows.count);
   p.by_row_units = D(t.row_units());
   p.by_rows = D(t.rows);
 
@@ -172,6 +175,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.by_filter_rows = D(t.along_c > 1 ? 1 : warpgroups);
   parts.by_channel_blocks = D(t.kind().k_blocks);
   parts.by_warpgroups = D(t.along_c > 1 ? warpgroups : 1);
+  parts.taps_first = p.weight_c != 1;
   parts.from.exact = is_exact(problem, t);
   add_up(problem, parts, operands.x, operands.y, context.stream);
 }

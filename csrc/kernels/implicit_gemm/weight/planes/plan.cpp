@@ -12,21 +12,22 @@ namespace customconv::implicit_gemm::weight::planes {
 
 namespace {
 
-constexpr double kEfficiency = 0.61;   // of the tensor cores' rate
-constexpr double kSharedBytes = 128;   // a clock
-constexpr double kFetchClocks = 178;   // of a warpgroup, from a step's products to the next
-constexpr double kLineClocks = 3.4;    // of the copy engine, for 128 bytes of a row
-constexpr double kMoreLines = 1;       // of a row, that does not begin with one
-constexpr double kWaitClocks = 2700;   // of threads that load, until a tile's are there
-constexpr double kCopyClocks = 55;     // of a thread, to start a copy
-constexpr double kOrderClocks = 160;   // to put a unit in order
-constexpr double kLoadClocks = 450;    // to load one through registers
-constexpr double kTileClocks = 110;    // to change stages
-constexpr double kBeginClocks = 1080;  // until the first products
-constexpr double kStoreBytesPerClock = 7.65;
-constexpr double kPartsBytesPerClock = 3800;  // of the whole GPU, read and added up
+constexpr double kEfficiency = 0.61;     // of the tensor cores' rate
+constexpr double kSharedBytes = 128;     // a clock
+constexpr double kProductClocks = 10.3;  // of each, beside its columns
+constexpr double kFetchClocks = 274;     // of a warpgroup, from a step's products to the next
+constexpr double kLineClocks = 2.45;     // of the copy engine, for 128 bytes of a row
+constexpr double kMoreLines = 1;         // of a row, that does not begin with one
+constexpr double kWaitClocks = 2840;     // of threads that load, until a tile's are there
+constexpr double kCopyClocks = 0.31;     // of a multiprocessor, for a copy by a thread
+constexpr double kOrderClocks = 96;      // to put a unit in order
+constexpr double kLoadClocks = 376;      // to load one through registers
+constexpr double kTileClocks = 186;      // to change stages
+constexpr double kBeginClocks = 920;     // until the first products
+constexpr double kStoreBytesPerClock = 9.2;
+constexpr double kPartsBytesPerClock = 1340;  // of the whole GPU, read and added up
 constexpr double kLaunchMs = 0.0074;
-constexpr double kNextMs = 0.0032;  // of the kernel that adds up parts
+constexpr double kNextMs = 0.0026;  // of the kernel that adds up parts
 constexpr double kBandwidthShare = 0.735;
 
 constexpr int64_t kLoadBatch = 4;  // units of a thread at a time
@@ -48,8 +49,8 @@ double lines_of(int64_t rows, int64_t bytes) {
 }
 
 // Units that the busiest of the threads that load has, of so many places and channels.
-double rounds_of(int64_t places, int64_t channels, int64_t threads, int64_t batch) {
-  const auto in_batches = [&](int64_t units) { return ceil_divide(units, batch) * batch; };
+double rounds_of(int64_t places, int64_t channels, int64_t threads) {
+  const auto in_batches = [](int64_t units) { return ceil_divide(units, kLoadBatch) * kLoadBatch; };
   const int64_t rest = places % threads;
   const int64_t more = rest == 0 ? 0 : in_batches(ceil_divide(channels, threads / rest));
   return static_cast<double>(places / threads * in_batches(channels) + more);
@@ -68,13 +69,16 @@ double load_clocks(const ConvProblem& p, const Tile& t) {
            (lines_of(channels_c * x_rows, std::min<int64_t>(t.x_columns, p.W) * bytes) +
             lines_of(channels_k * t.images * t.rows * across, slab));
   }
+  const int64_t x_places = int64_t{t.images} * t.inside_rows.count * t.inside_units.count;
+  const int64_t y_places = t.steps() * 2;
+  if (t.vector > 0) {
+    const auto units = static_cast<double>(x_places * channels_c + y_places * channels_k);
+    return kWaitClocks + units * kUnitBytes / t.vector * kCopyClocks;
+  }
   const int threads = t.kind().loaders;
-  const int64_t batch = t.vector == 0 ? kLoadBatch : 1;
-  const double rounds = rounds_of(x_rows * t.x_columns / t.unit, channels_c, threads, batch) +
-                        rounds_of(t.steps() * 2, channels_k, threads, batch);
-  return kWaitClocks + rounds * (t.staged        ? kOrderClocks
-                                 : t.vector == 0 ? kLoadClocks
-                                                 : kCopyClocks * kUnitBytes / t.vector);
+  const double rounds =
+      rounds_of(x_places, channels_c, threads) + rounds_of(y_places, channels_k, threads);
+  return kWaitClocks + rounds * (t.staged ? kOrderClocks : kLoadClocks);
 }
 
 double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
@@ -87,17 +91,18 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
           : t.filter_rows;
   // A step of a warpgroup: products of 16 pixels, or 8 of TF32, and the bytes of shared memory.
   constexpr double kBlockClocks = 32, kBlockBytes = kBlock * 2.0 * kUnitBytes, kWarpWord = 128;
-  const double products = kind.blocks() * kBlockClocks;
+  const double columns = kind.blocks() * kBlockClocks, others = kind.taps * kProductClocks;
   const Fetch fetch = fetch_of(p, t);
   const double words = fetch == Fetch::kPairs    ? kind.taps / 2 + 1.5
                        : fetch == Fetch::kHalves ? kind.taps / 2 + 2
                                                  : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
   const auto conflicts = static_cast<double>(std::min<int64_t>(p.stride_w, 4));
   const double bytes = kind.blocks() * kBlockBytes + 16 * words * conflicts * kWarpWord;
-  const double clocks = std::max(
-      {products * busy / kEfficiency, bytes * busy / kSharedBytes, products + kFetchClocks});
+  const double clocks = std::max({(columns / kEfficiency + others) * busy,
+                                  bytes * busy / kSharedBytes, columns + others + kFetchClocks});
   const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
-  const double tile = std::max(steps * clocks, load_clocks(p, t)) + kTileClocks;
+  const double math = steps * clocks, load = load_clocks(p, t);
+  const double tile = std::sqrt(std::hypot(math * math, load * load)) + kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
   const double store = sums * (is_direct(p, t) ? 8 : 4) / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));

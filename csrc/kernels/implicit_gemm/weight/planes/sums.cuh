@@ -21,10 +21,10 @@ struct Params : Output<T> {
   // Of each step where its units are in x, bytes from a stage's first pixel, and where in dy.
   int32_t unit_at[kMostSteps][2], slab_at[kMostSteps];
   int steps, slab_bytes;
-  int along_p;                                               // see Tile
-  int blocks;                                                // thread blocks of a split
-  int x_channel, x_row, x_block, x_columns, x_rows, step_h;  // see Tile
-  int y_columns;                                             // a slab's first pixels apart
+  int along_p;                                     // see Tile
+  int blocks;                                      // thread blocks of a split
+  int x_channel, x_row, x_image, x_block, step_h;  // see Tile
+  int y_columns;                                   // a slab's first pixels apart
   int x_at, stage_bytes, stages, brought_x, brought_y;
   int images, rows, columns, row_units, tiles;
   int N, H, W, P, Q;
@@ -32,6 +32,8 @@ struct Params : Output<T> {
   Divider<int32_t> by_tiles_q, by_tiles_p;
   // Of threads that load: how many places x and dy have in a tile.
   int x_inner, y_inner, vector;
+  int first_row, first_unit;  // of x, that are inside of the image
+  bool has_zeros;             // others are not
   Divider<int32_t> by_x_units, by_x_rows, by_row_units, by_rows;
   bool boxed, staged;
   int raw_at, raw_bytes, raw_y;  // where images lie as they are, x behind dy
@@ -331,13 +333,16 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
     });
     each_place(p.x_inner, [&](int place, int channel, int apart) {
       int32_t rest = place;
-      const int w = at.q * p.stride_w + first_w + p.by_x_units.split(rest) * kUnit<T>;
-      const int h = at.p * p.stride_h + first_h + p.by_x_rows.split(rest) * p.step_h;
+      const int unit = p.first_unit + p.by_x_units.split(rest);
+      const int row = p.first_row + p.by_x_rows.split(rest);
+      char* const to = stage + p.x_at + rest * p.x_image + row * p.x_row + unit * kUnitBytes;
+      const int w = at.q * p.stride_w + first_w + unit * kUnit<T>;
+      const int h = at.p * p.stride_h + first_h + row * p.step_h;
       const bool exists = at.n + rest < p.N && h >= 0 && h < p.H && w > -kUnit<T> && w < p.W;
-      load_channels<kVector, kStaged>(
-          exists ? x + rest * image_x + h * p.x_h + w : x, max(0, -w),
-          exists ? min(kUnit<T>, p.W - w) : 0, p.x_c, channel, channels_c, apart,
-          [&](int c) { return stage + p.x_at + place * kUnitBytes + c * p.x_channel; });
+      load_channels<kVector, kStaged>(exists ? x + rest * image_x + h * p.x_h + w : x, max(0, -w),
+                                      exists ? min(kUnit<T>, p.W - w) : 0, p.x_c, channel,
+                                      channels_c, apart,
+                                      [&](int c) { return to + c * p.x_channel; });
     });
     if constexpr (kVector > 0) {
       ptx::commit_copies();
@@ -479,6 +484,15 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     ptx::init_barrier(&memory.empty[threadIdx.x], p.along_p * share.boxes_c * share.boxes_r * 128);
     if (threadIdx.x < kRawStages) ptx::init_barrier(&memory.raw_full[threadIdx.x], 1);
     ptx::fence_barrier_init();
+  }
+  if (p.has_zeros) {  // of x, that nobody loads
+    for (int i = 0; i < p.stages; ++i) {
+      char* const x = stages + i * p.stage_bytes + p.x_at;
+      for (int at = threadIdx.x * kUnitBytes; at < p.stage_bytes - p.x_at;
+           at += kKind.threads() * kUnitBytes) {
+        *reinterpret_cast<uint4*>(x + at) = make_uint4(0, 0, 0, 0);
+      }
+    }
   }
   __syncthreads();
   if (warp >= kKind.warpgroups * 4) {

@@ -62,6 +62,11 @@ void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, cu
   p.count = static_cast<int>(blocks_of(problem, t) * t.sums() / 4);
   p.by_vectors = D(t.kind().products() * 8);
   p.by_warps = D(t.kind().warpgroups * 4);
+  p.by_taps = D(t.kind().taps);
+  p.by_blocks = D(t.kind().blocks);
+  p.by_filter_rows = D(t.along_k * t.along_c > 1 ? 1 : t.kind().warpgroups);
+  p.by_warpgroups = D(t.along_k * t.along_c);
+  p.taps_first = !t.kind().few && p.sums.weight_c != 1;
   constexpr int kFewParts = 16, kSomeParts = 64;
   const int sharers = sums.splits <= kFewParts ? 1 : sums.splits <= kSomeParts ? 8 : 32;
   Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};
