@@ -1,8 +1,6 @@
 // Channels-last input: the copy engine brings planes in boxes, the matrix instruction reads them.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/implicit_gemm/work.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/tma.cuh"
@@ -190,18 +188,6 @@ __device__ inline void multiply_planes(
     completed();
     w_done = w.stage;
     w.advance(p.w_stages);
-  };
-  // Calls `function` with the number of a step's pieces.
-  const auto with_pieces = [&](int pieces, auto function) {
-    if (pieces >= kWholePieces) {
-      function(std::integral_constant<int, kWholePieces>());
-    } else if (pieces == 3) {
-      function(std::integral_constant<int, 3>());
-    } else if (pieces == 2) {
-      function(std::integral_constant<int, 2>());
-    } else {
-      function(std::integral_constant<int, 1>());
-    }
   };
   // The steps, `add_step` does one.
   const auto walk = [&](auto add_step) {

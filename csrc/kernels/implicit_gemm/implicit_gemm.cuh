@@ -241,6 +241,10 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   const bool rows_apart = tile.shape == Shape::kImages && tile.rows > 1;
   s.image_pixels = static_cast<int>(rows_apart ? p.Q : std::min<int64_t>(p.P * p.Q, INT32_MAX));
   s.columns = D(rows_apart ? INT32_MAX : p.Q);
+  if (tile.fetch == Fetch::kSlabs) {  // with those that do not exist
+    s.image_pixels = tile.row.pairs * 2;
+    s.columns = D(s.image_pixels);
+  }
   s.pairs = D(tile.row.pairs);
   const bool run = tile.shape == Shape::kRun;
   s.last_pair = static_cast<int>((run ? p.N * p.P : tile.rows) * tile.row.pairs - 1);
@@ -312,7 +316,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     p.x = map_input(problem, tile, x);
   } else {
     p.source = make_source(problem, tile, x);
-    if (tile.fetch == Fetch::kBoxedPieces) p.x = map_planes(problem, tile, x);
+    if (is_of_slabs(tile.fetch)) p.x = map_planes(problem, tile, x);
     if (tile.row.boxes > 0) p.x = map_rows(problem, tile, x);
   }
   p.h = tile.h;

@@ -60,6 +60,7 @@ struct Clocks {
 double fetched_bytes(const ConvProblem& p, const Tile& t) {
   switch (t.fetch) {
     case Fetch::kShared:
+    case Fetch::kSlabs:
       return kInstructionRows * kPieceBytes;
     case Fetch::kImages:
     case Fetch::kImagePieces:  // with conflicts
@@ -92,7 +93,7 @@ double instruction_clocks(const ConvProblem& p, const DeviceProperties& d, const
 }
 
 double matrix_efficiency(const Tile& t) {
-  const bool boxes = t.fetch == Fetch::kShared;
+  const bool boxes = is_read_in_place(t.fetch);
   if (t.by_warps) return boxes ? kWarpEfficiency : kFetchedWarpEfficiency;
   return boxes ? kMatrixEfficiency : kFetchedEfficiency;
 }
@@ -156,7 +157,7 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
   clocks.load = (input / t.share_x + weights / t.share_w) / kL2BytesPerClock;
   if (is_of_images(t.fetch)) {
     clocks.math += products / 2 * kGroupClocks;
-  } else if (!boxes) {
+  } else if (!is_read_in_place(t.fetch)) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
   }
   if (t.row.boxes > 0) {
@@ -275,6 +276,7 @@ class Search {
     }
     if (!by_warps_ && planes_are_boxed(p_)) {
       try_kernels(Fetch::kBoxedPieces, 0);
+      if (has_kernels(Fetch::kSlabs, element_size(p_.dtype))) try_kernels(Fetch::kSlabs, 0);
       if (best_.ms > 0) return best_;
     }
     if (one_tap && (p_.stride_w == 1 || p_.dtype == DType::kFloat32)) {

@@ -35,6 +35,7 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   constexpr int kBlocks = kKind.blocks() / kWarpgroups;
   constexpr int kSums = kKind.channels / 2;
   constexpr bool kBoxes = kFetch == Fetch::kShared;
+  constexpr bool kInOrder = kFetch == Fetch::kSlabs;
   constexpr bool kSlabs = !kBoxes || kKind.channels * sizeof(T) % kRowBytes == 0;
   char* staging = shared.staging + warpgroup * (p.staging_bytes / kWarpgroups);
   Residual residual(shared, warpgroup, staging);
@@ -50,6 +51,9 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
     }
     if constexpr (kBoxes) {
       multiply_planes<T, kKernel, kGradient>(p, shared, work, warpgroup, x, w, sum);
+    } else if constexpr (kFetch == Fetch::kSlabs) {
+      constexpr bool kTransposed = kGradient && transposes(kKind.channels, kFetch, sizeof(T));
+      multiply_slabs<T, kKind.channels, kTransposed>(p, shared, work, warpgroup, x, w, sum[0]);
     } else {
       if constexpr (kGradient) {
         multiply_rows<T, kKind.channels, kFetch, TransposedProducts>(p, shared, work, warpgroup, x,
@@ -81,9 +85,11 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
     if constexpr (!kBoxes) {
       if (p.out.planar) {
         if (rarely(through_slabs)) {
-          store_planes<T, kKind.channels, kFused>(p, work.at, sum[0], warpgroup, residual, staging);
+          store_planes<T, kKind.channels, kFused, kInOrder>(p, work.at, sum[0], warpgroup, residual,
+                                                            staging);
         } else {
-          store_planes<T, kKind.channels, false>(p, work.at, sum[0], warpgroup, residual, staging);
+          store_planes<T, kKind.channels, false, kInOrder>(p, work.at, sum[0], warpgroup, residual,
+                                                           staging);
         }
         continue;
       }
@@ -115,13 +121,13 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     const int count = warp < 2 ? p.x_stages : warp < 4 ? p.w_stages : kWarpgroups;
     int arrivals = 1;
     if (warp == 0 && kCopied && p.source.row.boxes == 0) arrivals = kRowThreads;
-    if (warp == 1) arrivals = (kBoxes ? 1 : 128) * kWarpgroups * p.share_x;
+    if (warp == 1) arrivals = (is_read_in_place(kFetch) ? 1 : 128) * kWarpgroups * p.share_x;
     if (warp == 3) arrivals = kWarpgroups * p.share_w;
     if (lane < count) ptx::init_barrier(&shared.x_full[warp * kMostStages + lane], arrivals);
     ptx::fence_barrier_init();
   }
   if (threadIdx.x == kBarrierKinds * 32) {
-    if (kBoxes || kFetch == Fetch::kBoxedPieces || (kCopied && p.source.row.boxes > 0)) {
+    if (kBoxes || is_of_slabs(kFetch) || (kCopied && p.source.row.boxes > 0)) {
       ptx::prefetch_map(&p.x);
     }
     if constexpr (has_matrix(kFetch)) ptx::prefetch_map(&p.w);
@@ -149,7 +155,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     } else if (warp == 1) {
       if constexpr (kBoxes) {
         load_planes<T, kChannels, kGradient>(p, shared);
-      } else if constexpr (kFetch == Fetch::kBoxedPieces) {
+      } else if constexpr (is_of_slabs(kFetch)) {
         load_slabs<T, kKernel, kGradient>(p, shared);
       } else {
         load_images<T, kChannels, kGradient>(p, shared);

@@ -149,6 +149,8 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
   const bool compact = is_compact(t.fetch);
   row.vector = vector_of(p, compact, t.columns, compact ? apart_h || apart_w : apart_w);
   row.pairs = (t.columns + 1) / 2;
+  if (t.fetch == Fetch::kSlabs)  // an image ends with a slab
+    row.pairs = static_cast<int>(round_up(t.columns, kInstructionRows) / 2);
   // Several pieces make up for few taps.
   t.chunk = compact ? std::min(t.pieces, kRowBytes / kPieceBytes) : 1;
   if (t.is_flat()) t.chunk = t.pieces;
@@ -184,9 +186,10 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
     t.stage_bytes = static_cast<int>(round_up(t.plane_rows * t.pitch * size + 2 * size, 1024));
     return;
   }
-  if (t.fetch == Fetch::kBoxedPieces) {
+  if (is_of_slabs(t.fetch)) {
     row.slabs = static_cast<int>(t.kind().pixels * size / kRowBytes);
-    row.more_slabs = static_cast<int>(std::min<int64_t>(run_images(p, t) - 1, kMostBoxes));
+    if (t.fetch == Fetch::kBoxedPieces)
+      row.more_slabs = static_cast<int>(std::min<int64_t>(run_images(p, t) - 1, kMostBoxes));
     row.slab_bytes = static_cast<int>(channels * kRowBytes);
     t.stage_bytes = (row.slabs + row.more_slabs) * row.slab_bytes;
     return;
@@ -210,6 +213,7 @@ bool stores_boxes(const Forward& p, const Tile& t) {
   if (p.has_phases() && p.woven == 0) return false;
   if (t.shape == Shape::kRun) {
     const int64_t image = p.P * p.Q;
+    if (t.fetch == Fetch::kSlabs) return true;
     return p.Q % 2 == 0 && (image % slab == 0 || (p.N == 1 && image % unit == 0));
   }
   return p.Q % unit == 0 && t.columns % slab == 0;
@@ -325,6 +329,7 @@ bool is_legal(const Forward& p, const Tile& t) {
   }
   if (t.positions >= kTooMany) return false;
   if (is_of_images(t.fetch)) return true;
+  if (t.fetch == Fetch::kSlabs) return t.boxed_out;  // its sums are in another order
   if (t.fetch == Fetch::kBoxedPieces) return t.row.slabs + t.row.more_slabs <= kMostBoxes;
   const int64_t vectors = t.positions * element_size(p.dtype) / t.row.vector;
   if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {

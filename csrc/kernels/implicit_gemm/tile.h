@@ -80,26 +80,35 @@ enum class Fetch : int {
   kImages,       // images as they are, pixel by pixel: small ones, whose rows are not aligned
   kImagePieces,  // the same, a single tap
   kBoxedPieces,  // as kPieces, from slabs that the copy engine brings: rows of whole 16 bytes
+  kSlabs,        // slabs of 16 bits, of one image each: the instruction reads them where they lie
 };
-inline constexpr int kFetchCount = 9;
+inline constexpr int kFetchCount = 10;
 
 // Whether threads copy pixels; else the copy engine does.
 constexpr bool is_copied(Fetch fetch) { return fetch >= Fetch::kPieces && fetch <= Fetch::kFlat; }
 constexpr bool is_of_images(Fetch fetch) {
   return fetch == Fetch::kImages || fetch == Fetch::kImagePieces;
 }
-// One tap: no rows, but the tile's pixels one after the other.
-constexpr bool is_compact(Fetch fetch) {
-  return fetch == Fetch::kPieces || fetch == Fetch::kBoxedPieces;
+constexpr bool is_of_slabs(Fetch fetch) {
+  return fetch == Fetch::kBoxedPieces || fetch == Fetch::kSlabs;
 }
+// Whether the matrix instruction reads pixels from shared memory, not threads.
+constexpr bool is_read_in_place(Fetch fetch) {
+  return fetch == Fetch::kShared || fetch == Fetch::kSlabs;
+}
+// The instruction transposes matrices of 16 bits.
+constexpr bool has_kernels(Fetch fetch, int64_t element_size) {
+  return fetch != Fetch::kSlabs || element_size == 2;
+}
+// One tap: no rows, but the tile's pixels one after the other.
+constexpr bool is_compact(Fetch fetch) { return fetch == Fetch::kPieces || is_of_slabs(fetch); }
 // Weights are matrices whose rows are channels, else units of a piece of one tap.
 constexpr bool has_matrix(Fetch fetch) {
   return fetch == Fetch::kShared || fetch == Fetch::kPieces || fetch == Fetch::kImagePieces ||
-         fetch == Fetch::kBoxedPieces;
+         is_of_slabs(fetch);
 }
 
-// Whether there is a kernel for input gradients alone: of phases, or of weights as they are. The
-// instruction transposes matrices of 16 bits.
+// Whether there is a kernel for input gradients alone: of phases, or of weights as they are.
 constexpr bool is_of_gradients(Fetch fetch) { return fetch != Fetch::kFlat; }
 constexpr int kTransposedChannels = 64;  // of output, in a row of such a matrix
 constexpr bool transposes(int channels, Fetch fetch, int64_t element_size) {

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/divide.cuh"
 #include "kernels/epilogue.h"
@@ -218,6 +219,21 @@ struct Step {
     return min(p.chunk, p.pieces - chunk * p.chunk);
   }
 };
+
+// Calls `function` with the number of a step's pieces, which then is a constant.
+template <typename Function>
+__device__ inline void with_pieces(int pieces, Function function) {
+  constexpr int kWhole = kRowBytes / kPieceBytes;
+  if (pieces >= kWhole) {
+    function(std::integral_constant<int, kWhole>());
+  } else if (pieces == 3) {
+    function(std::integral_constant<int, 3>());
+  } else if (pieces == 2) {
+    function(std::integral_constant<int, 2>());
+  } else {
+    function(std::integral_constant<int, 1>());
+  }
+}
 
 struct Shared {
   // What has a fixed size comes first: its addresses are constants.
