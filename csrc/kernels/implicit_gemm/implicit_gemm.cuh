@@ -147,13 +147,15 @@ void pack(const Forward& p, const Tile& tile, const PackedWeight& packed, const 
   if (has_matrix(tile.fetch) && transposed) {
     const int64_t squares_k = ceil_divide(from.K, kSquare),
                   squares_c = ceil_divide(packed.row, kSquare);
-    const int64_t blocks = squares_k * squares_c * from.taps;
+    const int64_t blocks = squares_k * squares_c * (from.taps / from.taps_at_once());
     pack_transposed<T><<<static_cast<unsigned>(blocks), kPackBlock, 0, stream>>>(
         static_cast<int>(packed.row), D(squares_k), D(squares_c), D(p.taps_w), from, to);
   } else if (has_matrix(tile.fetch)) {
-    const auto blocks = std::min<int64_t>(ceil_divide(count, kPackBlock), 4096);
+    const int64_t threads = count / from.taps_at_once();
+    const auto blocks = std::min<int64_t>(ceil_divide(threads, kPackBlock), 4096);
     pack_matrix<T><<<static_cast<unsigned>(blocks), kPackBlock, 0, stream>>>(
-        static_cast<int>(count), D(packed.row), D(p.taps_w), D(p.taps_h), from, to);
+        static_cast<int>(threads), D(packed.row), D(from.taps / from.taps_at_once()), D(p.taps_w),
+        from, to);
   } else {
     const int64_t taps = tile.is_flat() ? 1 : from.taps;
     pack_units<T><<<static_cast<unsigned>(count / (kUnitBlock * taps)), kUnitBlock, 0, stream>>>(
@@ -219,7 +221,10 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   s.H = static_cast<int>(p.H);
   s.W = static_cast<int>(p.W);
   using D = Divider<int32_t>;
-  if (tile.fetch == Fetch::kShared) {
+  s.plane_rows = tile.plane_rows;
+  if (is_of_planes(tile.fetch)) {
+    s.row = tile.row;
+    s.image_bytes = tile.row.channel_bytes * tile.chunk * kPieceBytes / static_cast<int>(sizeof(T));
     s.vectors = tile.positions;
     s.vectors_in_row = D(tile.pitch);
     s.period = D(tile.plane_rows);
@@ -228,7 +233,6 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   s.row = tile.row;
   s.reach = tile.h.reach;
   s.vectors = static_cast<int>(tile.positions * static_cast<int64_t>(sizeof(T)) / tile.row.vector);
-  s.plane_rows = tile.plane_rows;
   s.flat = tile.is_flat();
   s.flat_taps = static_cast<int>(p.R * p.S);
   s.flat_S = static_cast<int>(p.S);
@@ -347,6 +351,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   }
   p.staging_bytes = staging(problem, tile);
   p.stage_bytes = tile.stage_bytes;
+  p.raw_bytes = tile.raw_bytes;
   p.weight_bytes = tile.weight_bytes();
   p.boxed_bytes = tile.positions * kRowBytes;
   p.cluster = tile.cluster();

@@ -21,6 +21,7 @@ constexpr double kSmallCopies = 1.1;           // a clock, of single threads, wh
 constexpr double kElementBytesPerClock = 1.6;  // where elements are copied through registers
 constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together
 constexpr double kBoxedRowClocks = 6;          // of the copy engine, for each row of a channel
+constexpr double kTurnedUnitClocks = 0.6;      // to put 16 bytes of channels side by side
 constexpr double kStoreBytesPerClock = 20;
 constexpr double kBoxedBytesPerClock = 48;    // by the copy engine, where all slabs have room
 constexpr double kPieceOfPlaneClocks = 5;     // to store up to 128 bytes of a plane of pixels
@@ -61,6 +62,7 @@ double fetched_bytes(const ConvProblem& p, const Tile& t) {
   switch (t.fetch) {
     case Fetch::kShared:
     case Fetch::kSlabs:
+    case Fetch::kTurned:
       return kInstructionRows * kPieceBytes;
     case Fetch::kImages:
     case Fetch::kImagePieces:  // with conflicts
@@ -160,7 +162,10 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
   } else if (!is_read_in_place(t.fetch)) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
   }
-  if (t.row.boxes > 0) {
+  if (t.fetch == Fetch::kTurned) {
+    const double units = static_cast<double>(t.images * p.H * p.W) * channels * size / 16;
+    clocks.load = weights / kL2BytesPerClock + units * kTurnedUnitClocks;
+  } else if (t.row.boxes > 0) {
     const double rows = planes * t.plane_rows * t.row.boxes * channels;
     clocks.load = std::max(clocks.load, rows * kBoxedRowClocks);
   } else if (is_copied(t.fetch)) {
@@ -273,6 +278,7 @@ class Search {
     if (!by_warps_ && images_follow(p_)) {
       if (one_tap && p_.pad_h == 0 && p_.pad_w == 0) try_images(Fetch::kImagePieces);
       try_images(Fetch::kImages);
+      try_turned();
     }
     if (!by_warps_ && planes_are_boxed(p_)) {
       try_kernels(Fetch::kBoxedPieces, 0);
@@ -392,6 +398,17 @@ class Search {
       try_tile(variant_of(kernel, Shape::kImages, fetch, 0),
                {static_cast<int>(rows), static_cast<int>(columns),
                 static_cast<int>(std::min(images, p_.N))});
+    }
+  }
+
+  // Whole images, of squares.
+  void try_turned() {
+    const int64_t rows = round_up(p_.P, 8), columns = round_up(p_.Q, 8);
+    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+      const int64_t images = kKernels[kernel].pixels / (rows * columns);
+      if (images == 0 || is_too_wide(kernel, Fetch::kTurned)) continue;
+      try_tile(variant_of(kernel, Shape::kSquares, Fetch::kTurned, 0),
+               {static_cast<int>(rows), static_cast<int>(columns), static_cast<int>(images)});
     }
   }
 

@@ -67,6 +67,16 @@ void lay_out_boxes(const ConvProblem& p, bool apart_h, bool apart_w, Tile& t) {
     t.stage_bytes = static_cast<int>(round_up(t.positions * kRowBytes, 1024));
 }
 
+// Fills in a tile of small images whose channels are put side by side.
+void lay_out_turned(const ConvProblem& p, Tile& t) {
+  lay_out_boxes(p, false, false, t);
+  const int64_t size = element_size(p.dtype);
+  const double raw = static_cast<double>(t.images) * static_cast<double>(p.H * p.W) * kRowBytes;
+  t.row.channel_bytes = static_cast<int>(std::min(p.H * p.W * size, kTooMany));
+  t.raw_bytes =
+      static_cast<int>(raw > kTooMany ? kTooMany : round_up(static_cast<int64_t>(raw), 1024));
+}
+
 // Cuts the box of pixels into parts of a cluster's blocks; leaves none where that is not possible.
 void share_box(Tile& t) {
   t.part_images = t.images;
@@ -209,7 +219,7 @@ bool stores_boxes(const Forward& p, const Tile& t) {
   }
   // A box is whole slabs of a row, or of an image, which in a run is a row.
   const int64_t slab = kRowBytes / size;
-  if (!stores_planes(p) || t.shape == Shape::kImages) return false;
+  if (!stores_planes(p) || t.shape == Shape::kImages || t.fetch == Fetch::kTurned) return false;
   if (p.has_phases() && p.woven == 0) return false;
   if (t.shape == Shape::kRun) {
     const int64_t image = p.P * p.Q;
@@ -229,8 +239,18 @@ int past_the_end(const Tile& t) {
 
 // What is not stages.
 int64_t fixed_bytes(const ConvProblem& p, const Tile& t) {
-  return staging(p, t) + kBarrierBytes + (t.by_warps || is_copied(t.fetch) ? kCopiesBytes : 0) +
+  const bool lists = t.by_warps || is_copied(t.fetch) || t.fetch == Fetch::kTurned;
+  return staging(p, t) + kBarrierBytes + (lists ? kCopiesBytes : 0) + kRawStages * t.raw_bytes +
          (t.is_flat() ? kFlatBytes : 0) + past_the_end(t) + exchange_bytes(t);
+}
+
+// Whole images of which all channels of a tile are stored by one copy.
+bool is_legal_turned(const Forward& p, const Tile& t) {
+  const int64_t unit = 16 / element_size(p.dtype);
+  return t.splits == 1 && t.h.planes * t.w.planes == 1 && p.stride_h == 1 && p.stride_w == 1 &&
+         p.P <= t.rows && p.Q <= t.columns && t.positions <= kMostPositions &&
+         t.images * p.H * p.W <= kMostCopies && p.y_aligned && p.K % unit == 0 &&
+         strides_match(p.y_sizes(), p.y_strides, Layout::kNchw) && (!p.has_phases() || p.woven > 0);
 }
 
 // Phases read one plane and store their own pixels.
@@ -263,6 +283,8 @@ Tile make_tile(const Forward& p, int variant, const int (&pixels)[3], int64_t sp
   const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
   if (t.fetch == Fetch::kShared) {
     lay_out_boxes(p, apart_h, apart_w, t);
+  } else if (t.fetch == Fetch::kTurned) {
+    lay_out_turned(p, t);
   } else if (is_of_images(t.fetch)) {
     lay_out_images(p, t);
   } else {
@@ -303,7 +325,7 @@ bool choose_stages(const ConvProblem& p, int64_t room, Tile& t) {
   const int64_t input = t.stage_bytes, weight = t.weight_bytes();
   const bool one_tap = t.h.reach == 0 && t.w.reach == 0;
   int64_t stages = 2;
-  if (t.fetch != Fetch::kShared) {
+  if (!is_of_planes(t.fetch)) {
     stages = std::clamp<int64_t>((room - 4 * weight) / input, 2, one_tap ? kMostStages : 4);
   } else if (one_tap) {
     stages = std::clamp<int64_t>(room / (input + weight), 2, kMostStages);
@@ -322,6 +344,7 @@ bool is_legal(const Forward& p, const Tile& t) {
   if (p.has_phases() && !serves_phases(p, t)) return false;
   // Tiles, also those that share pixels, are of one group.
   if (p.groups > 1 && p.group_K() % (t.kind().channels * t.share_x) != 0) return false;
+  if (t.fetch == Fetch::kTurned) return is_legal_turned(p, t);
   if (t.fetch == Fetch::kShared) {
     return t.part_images * t.part_rows * t.part_columns > 0 && t.positions <= kMostPositions &&
            (t.pitch - 1) * p.stride_w + 1 <= kMostBox &&
@@ -555,6 +578,10 @@ void place_taps(const Forward& p, const Tile& t, Phase (&phases)[kMostPhases]) {
 int staging(const ConvProblem& p, const Tile& t) {
   const int size = static_cast<int>(element_size(p.dtype));
   const int channels = t.kind().channels, groups = warpgroups(t.kind(), t.fetch);
+  if (t.fetch == Fetch::kTurned) {
+    const int64_t tile = int64_t{t.images} * channels * p.P * p.Q * size;
+    return size == 2 ? static_cast<int>(round_up(tile, 1024)) : 0;
+  }
   if (t.fetch != Fetch::kShared && stores_planes(p)) {
     const int slabs = kInstructionRows * size / kRowBytes * channels / slab_channels(channels);
     return t.splits > 1 ? 0 : groups * std::min(slabs, kMostPlanarSlabs) * kSlabBytes;

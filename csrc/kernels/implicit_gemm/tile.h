@@ -27,6 +27,7 @@ constexpr int kMostBlocks = 4;        // of a tile
 constexpr int kRowThreads = 96;       // that copy rows
 constexpr int kRowBarrier = 15;       // of theirs
 constexpr int kMostStages = 8;
+constexpr int kRawStages = 2;  // of images before their channels are side by side
 // Of output: 64 pixels by 128 bytes of channels, or the other way round.
 constexpr int kSlabBytes = 64 * kRowBytes;
 constexpr int kMostPlanarSlabs = 2;            // that a warpgroup stores at a time, planar
@@ -81,8 +82,9 @@ enum class Fetch : int {
   kImagePieces,  // the same, a single tap
   kBoxedPieces,  // as kPieces, from slabs that the copy engine brings: rows of whole 16 bytes
   kSlabs,        // slabs of 16 bits, of one image each: the instruction reads them where they lie
+  kTurned,  // small images, whose channels threads put side by side: the instruction reads planes
 };
-inline constexpr int kFetchCount = 10;
+inline constexpr int kFetchCount = 11;
 
 // Whether threads copy pixels; else the copy engine does.
 constexpr bool is_copied(Fetch fetch) { return fetch >= Fetch::kPieces && fetch <= Fetch::kFlat; }
@@ -93,8 +95,11 @@ constexpr bool is_of_slabs(Fetch fetch) {
   return fetch == Fetch::kBoxedPieces || fetch == Fetch::kSlabs;
 }
 // Whether the matrix instruction reads pixels from shared memory, not threads.
+constexpr bool is_of_planes(Fetch fetch) {
+  return fetch == Fetch::kShared || fetch == Fetch::kTurned;
+}
 constexpr bool is_read_in_place(Fetch fetch) {
-  return fetch == Fetch::kShared || fetch == Fetch::kSlabs;
+  return is_of_planes(fetch) || fetch == Fetch::kSlabs;
 }
 // The instruction transposes matrices of 16 bits.
 constexpr bool has_kernels(Fetch fetch, int64_t element_size) {
@@ -104,7 +109,7 @@ constexpr bool has_kernels(Fetch fetch, int64_t element_size) {
 constexpr bool is_compact(Fetch fetch) { return fetch == Fetch::kPieces || is_of_slabs(fetch); }
 // Weights are matrices whose rows are channels, else units of a piece of one tap.
 constexpr bool has_matrix(Fetch fetch) {
-  return fetch == Fetch::kShared || fetch == Fetch::kPieces || fetch == Fetch::kImagePieces ||
+  return is_of_planes(fetch) || fetch == Fetch::kPieces || fetch == Fetch::kImagePieces ||
          is_of_slabs(fetch);
 }
 
@@ -118,7 +123,7 @@ constexpr bool transposes(int channels, Fetch fetch, int64_t element_size) {
 // Warpgroups that multiply. Fetching takes a warp's time, in which others multiply: of rows, each
 // has a block. The instruction reads planes by itself: two are enough.
 constexpr int warpgroups(const Kernel& kernel, Fetch fetch) {
-  return fetch == Fetch::kShared ? 2 : kernel.blocks();
+  return is_of_planes(fetch) ? 2 : kernel.blocks();
 }
 // Whether there is a kernel that multiplies by warps: where they fetch pixels into registers, sums
 // of larger tiles would leave too few.
@@ -197,6 +202,7 @@ struct Tile {
   int pieces;                  // of a group's channels, or with its taps: kPieceBytes each
   int chunk;                   // of them, in a step
   int stage_bytes;             // of the input
+  int raw_bytes;               // of images as they come, of a stage
 
   constexpr const Kernel& kind() const { return kKernels[kernel]; }
   bool is_flat() const { return fetch == Fetch::kFlat; }

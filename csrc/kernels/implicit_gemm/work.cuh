@@ -72,6 +72,7 @@ struct Params {
   int x_stages, w_stages;
   bool boxed_out;
   int stage_bytes, boxed_bytes, weight_bytes;
+  int raw_bytes;                   // of a stage of images as they come
   int cluster;                     // thread blocks of a cluster
   int share_x, share_w;            // of them, those that share pixels, and weights: 1 or 2
   Corner x_part;                   // from the part of a box that a block copies to the next one's
@@ -249,7 +250,9 @@ struct Shared {
         w_full(x_empty + kMostStages),
         w_empty(w_full + kMostStages),
         residual_full(w_empty + kMostStages),
-        exchange(reinterpret_cast<float*>(weights + p.w_stages * p.weight_bytes)) {}
+        raw_full(residual_full + kMostStages),
+        raw(weights + p.w_stages * p.weight_bytes),
+        exchange(reinterpret_cast<float*>(raw + kRawStages * p.raw_bytes)) {}
 
   char* input;
   char* weights;
@@ -261,7 +264,9 @@ struct Shared {
   ptx::Barrier* w_full;
   ptx::Barrier* w_empty;
   ptx::Barrier* residual_full;  // of each warpgroup
-  float* exchange;              // of a cluster
+  ptx::Barrier* raw_full;
+  char* raw;        // images as they come
+  float* exchange;  // of a cluster
 };
 
 // A thread block's steps, one tile after the other: every agent that loads walks through the same.
