@@ -27,6 +27,7 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
   const bool elected = ptx::elect_one();
   const Sharing<T> own(p, ptx::cluster_rank());
   constexpr bool kTransposed = kGradient && transposes(kChannels, Fetch::kShared, sizeof(T));
+  constexpr bool kTurns = kGradient && turns_weights(Fetch::kShared, sizeof(T));
   const int part = own.w * p.w_part;
   const auto sharers = static_cast<uint16_t>((1 << own.x) | (1 << (p.share_x + own.x)));
   Place w;
@@ -50,7 +51,7 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
         ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
         if (elected) {
           ptx::arrive_expecting(full, kBytes);
-          if constexpr (kTransposed) {
+          if (kTransposed || (kTurns && p.turns_weights)) {
             each_transposed<kChannels>(p, walk.work.at, c, part, copy);
           } else {
             copy(part * kRowBytes, c, walk.work.at.k + part);
@@ -151,6 +152,8 @@ __device__ inline void multiply_planes(
       ptx::shared_address(shared.w_empty), own.first + (tells_w ? thread : 0) * p.share_x + own.x);
   constexpr bool kTransposed =
       kGradient && transposes(kKernels[kKernel].channels, Fetch::kShared, sizeof(T));
+  constexpr bool kTurns = kGradient && turns_weights(Fetch::kShared, sizeof(T));
+  ptx::Barrier* const w_full = kTurns && p.turns_weights ? shared.w_turned : shared.w_full;
   const uint64_t filters = describe_matrix<T>(kTransposed, ptx::shared_address(shared.weights));
   const uint64_t planes = ptx::describe_rows(ptx::shared_address(shared.input), p.group_bytes);
   uint32_t block_at[kBlocks];
@@ -180,7 +183,7 @@ __device__ inline void multiply_planes(
     uint64_t pixels[kBlocks];
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) pixels[b] = ptx::advance(planes, block_at[b] + offset);
-    ptx::wait(&shared.w_full[w.stage], w.parity);
+    ptx::wait(&w_full[w.stage], w.parity);
     add_tap<T, kKernel, decltype(pieces)::value, kTransposed>(
         sum, ptx::advance(filters, w.stage * kWeightBytes), pixels, accumulate);
     accumulate = 1;

@@ -401,9 +401,11 @@ class Search {
     }
   }
 
-  // Whole images, of squares.
+  // Whole images, of squares, as many as divide a tile's.
   void try_turned() {
-    const int64_t rows = round_up(p_.P, 8), columns = round_up(p_.Q, 8);
+    int64_t rows = 8, columns = 8;
+    while (rows < p_.P) rows *= 2;
+    while (columns < p_.Q) columns *= 2;
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
       const int64_t images = kKernels[kernel].pixels / (rows * columns);
       if (images == 0 || is_too_wide(kernel, Fetch::kTurned)) continue;

@@ -10,21 +10,20 @@
 #include "kernels/implicit_gemm/slabs.cuh"
 #include "kernels/implicit_gemm/splits.cuh"
 #include "kernels/implicit_gemm/turned.cuh"
+#include "kernels/implicit_gemm/turned_weights.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace customconv::implicit_gemm {
 
-constexpr int kBarrierKinds = 6;  // of kMostStages each, one after the other
+constexpr int kBarrierKinds = 7;  // of kMostStages each, one after the other
 
 // Registers of each thread: of those that load, and what that leaves to those that multiply.
-constexpr int loader_registers(const Kernel& kernel, Fetch fetch) {
-  if (fetch == Fetch::kShared) return 40;
-  if (fetch == Fetch::kTurned) return 72;
+constexpr int loader_registers(const Kernel& kernel, Fetch fetch, bool turns) {
+  if (fetch == Fetch::kShared && !turns) return 40;
   return warpgroups(kernel, fetch) == 4 ? 64 : 72;
 }
-constexpr int math_registers(const Kernel& kernel, Fetch fetch) {
-  if (fetch == Fetch::kShared) return 232;
-  if (fetch == Fetch::kTurned) return 216;
+constexpr int math_registers(const Kernel& kernel, Fetch fetch, bool turns) {
+  if (fetch == Fetch::kShared && !turns) return 232;
   return warpgroups(kernel, fetch) == 4 ? 104 : 216;
 }
 
@@ -117,6 +116,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
   constexpr bool kBoxes = is_of_planes(kFetch), kTurned = kFetch == Fetch::kTurned;
   constexpr bool kCopied = is_copied(kFetch);
+  constexpr bool kTurns = kGradient && turns_weights(kFetch, sizeof(T));
   extern __shared__ __align__(1024) char memory[];
   const Shared shared(p, memory, kCopied || kTurned, kFetch == Fetch::kFlat);
 
@@ -127,15 +127,14 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   // a first copy.
   if (warp < kBarrierKinds) {
     const int lane = threadIdx.x % 32;
-    const int count = warp < 2    ? p.x_stages
-                      : warp < 4  ? p.w_stages
-                      : warp == 4 ? kWarpgroups
-                      : kTurned   ? kRawStages
-                                  : 0;
+    int count = warp < 2 ? p.x_stages : warp < 4 ? p.w_stages : kWarpgroups;
+    if (warp == 5) count = kTurned ? kRawStages : 0;
+    if (warp == 6) count = kTurns ? p.w_stages : 0;
     int arrivals = 1;
     if (warp == 0 && (kTurned || (kCopied && p.source.row.boxes == 0))) arrivals = kRowThreads;
     if (warp == 1) arrivals = (is_read_in_place(kFetch) ? 1 : 128) * kWarpgroups * p.share_x;
     if (warp == 3) arrivals = kWarpgroups * p.share_w;
+    if (warp == 6) arrivals = kTurningWarps * 32;
     if (lane < count) ptx::init_barrier(&shared.x_full[warp * kMostStages + lane], arrivals);
     ptx::fence_barrier_init();
   }
@@ -152,7 +151,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
   const int warpgroup = warp / 4;
   if (warpgroup == 0) {
-    ptx::give_registers<loader_registers(kKind, kFetch)>();
+    ptx::give_registers<loader_registers(kKind, kFetch, kTurns)>();
     if (warp == 0) {
       ptx::await_dependency();  // of the weights, where a kernel packs them
       if constexpr (kBoxes) {
@@ -176,9 +175,11 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
       } else {
         load_images<T, kChannels, kGradient>(p, shared);
       }
+    } else if constexpr (kTurns) {
+      if (p.turns_weights) turn_weights<T, kChannels, kFetch>(p, shared, warp - 2);
     }
   } else {
-    ptx::take_registers<math_registers(kKind, kFetch)>();
+    ptx::take_registers<math_registers(kKind, kFetch, kTurns)>();
     multiply<T, kKernel, kFetch, kFused, kGradient>(p, shared, warpgroup - 1);
   }
 #endif

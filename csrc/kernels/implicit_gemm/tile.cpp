@@ -249,8 +249,9 @@ bool is_legal_turned(const Forward& p, const Tile& t) {
   const int64_t unit = 16 / element_size(p.dtype);
   return t.splits == 1 && t.h.planes * t.w.planes == 1 && p.stride_h == 1 && p.stride_w == 1 &&
          p.P <= t.rows && p.Q <= t.columns && t.positions <= kMostPositions &&
-         t.images * p.H * p.W <= kMostCopies && p.y_aligned && p.K % unit == 0 &&
-         strides_match(p.y_sizes(), p.y_strides, Layout::kNchw) && (!p.has_phases() || p.woven > 0);
+         t.images * t.rows * t.columns == t.kind().pixels && t.images * p.H * p.W <= kMostCopies &&
+         p.y_aligned && p.K % unit == 0 && strides_match(p.y_sizes(), p.y_strides, Layout::kNchw) &&
+         (!p.has_phases() || p.woven > 0);
 }
 
 // Phases read one plane and store their own pixels.
@@ -278,8 +279,10 @@ Tile make_tile(const Forward& p, int variant, const int (&pixels)[3], int64_t sp
   t.splits = static_cast<int>(splits);
   t.clustered = (variant & kClustered) != 0;
   t.by_warps = (variant & kByWarps) != 0;
+  const bool turns =
+      turns_weights(t.fetch, element_size(p.dtype)) && (variant & kSharesWeights) == 0;
   t.transposed = p.gradient && !t.by_warps && is_of_gradients(t.fetch) &&
-                 transposes(t.kind().channels, t.fetch, element_size(p.dtype));
+                 (turns || transposes(t.kind().channels, t.fetch, element_size(p.dtype)));
   const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
   if (t.fetch == Fetch::kShared) {
     lay_out_boxes(p, apart_h, apart_w, t);

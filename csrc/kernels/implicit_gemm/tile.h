@@ -115,9 +115,15 @@ constexpr bool has_matrix(Fetch fetch) {
 
 // Whether there is a kernel for input gradients alone: of phases, or of weights as they are.
 constexpr bool is_of_gradients(Fetch fetch) { return fetch != Fetch::kFlat; }
-constexpr int kTransposedChannels = 64;  // of output, in a row of such a matrix
+constexpr int kLeastTransposed = 64;  // output channels of such a matrix
 constexpr bool transposes(int channels, Fetch fetch, int64_t element_size) {
-  return has_matrix(fetch) && element_size == 2 && channels >= kTransposedChannels;
+  return has_matrix(fetch) && element_size == 2 && channels >= kLeastTransposed;
+}
+// Of 32 bits, two warps that have nothing to load transpose such weights in shared memory.
+constexpr bool turns_weights(Fetch fetch, int64_t element_size) {
+  const bool idle = fetch == Fetch::kShared || fetch == Fetch::kBoxedPieces ||
+                    fetch == Fetch::kImagePieces;
+  return idle && element_size == 4;
 }
 
 // Warpgroups that multiply. Fetching takes a warp's time, in which others multiply: of rows, each

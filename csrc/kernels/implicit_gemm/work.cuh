@@ -90,6 +90,7 @@ struct Params {
   int weight_row, weight_taps;  // of a matrix: elements of a row, and rows of an output channel
   bool planes_first;            // tiles of the same channels follow each other
   bool phases_mixed;            // those of the same pixels follow each other
+  bool turns_weights;           // they are transposed in shared memory
   Divider<int32_t> tiles_q, tiles_p, tiles_n, groups_k, groups_x, in_cluster;
   Divider<int32_t> in_group;  // of groups_k, those of a group of the convolution
   Divider<int32_t> group_K;   // output channels of a group of the convolution
@@ -173,16 +174,16 @@ constexpr int matrix_step(bool transposed) {
 }
 
 // Of a weight that is transposed, by the elements' rows of 128 bytes: some input channels of each
-// 64 output channels. Calls `copy` with where they are in a stage and in the weight.
+// slab of output channels. Calls `copy` with where they are in a stage and in the weight.
 template <int kChannels, typename T, typename Copy>
 __device__ inline void each_transposed(const Params<T>& p, const Corner& at, int c, int first_row,
                                        Copy copy) {
-  constexpr int kBlockBytes = kRowBytes / static_cast<int>(sizeof(T)) * kRowBytes;
+  constexpr int kColumns = kRowBytes / static_cast<int>(sizeof(T));
+  constexpr int kBlockBytes = kColumns * kRowBytes;
   const int k = at.k - p.group_K.quotient(at.k) * p.group_K.divisor();
 #pragma unroll
-  for (int i = 0; i < kChannels / kTransposedChannels; ++i) {
-    copy(i * kBlockBytes + first_row * kRowBytes, k + i * kTransposedChannels,
-         at.c + c + first_row);
+  for (int i = 0; i < kChannels / kColumns; ++i) {
+    copy(i * kBlockBytes + first_row * kRowBytes, k + i * kColumns, at.c + c + first_row);
   }
 }
 
@@ -251,6 +252,7 @@ struct Shared {
         w_empty(w_full + kMostStages),
         residual_full(w_empty + kMostStages),
         raw_full(residual_full + kMostStages),
+        w_turned(raw_full + kMostStages),
         raw(weights + p.w_stages * p.weight_bytes),
         exchange(reinterpret_cast<float*>(raw + kRawStages * p.raw_bytes)) {}
 
@@ -265,8 +267,9 @@ struct Shared {
   ptx::Barrier* w_empty;
   ptx::Barrier* residual_full;  // of each warpgroup
   ptx::Barrier* raw_full;
-  char* raw;        // images as they come
-  float* exchange;  // of a cluster
+  ptx::Barrier* w_turned;  // weights that are transposed in shared memory
+  char* raw;               // images as they come
+  float* exchange;         // of a cluster
 };
 
 // A thread block's steps, one tile after the other: every agent that loads walks through the same.
