@@ -147,9 +147,14 @@ void pack(const Forward& p, const Tile& tile, const PackedWeight& packed, const 
   if (has_matrix(tile.fetch) && transposed) {
     const int64_t squares_k = ceil_divide(from.K, kSquare),
                   squares_c = ceil_divide(packed.row, kSquare);
-    const int64_t blocks = squares_k * squares_c * (from.taps / from.taps_at_once());
-    pack_transposed<T><<<static_cast<unsigned>(blocks), kPackBlock, 0, stream>>>(
-        static_cast<int>(packed.row), D(squares_k), D(squares_c), D(p.taps_w), from, to);
+    // As many as share what is read, but no fewer blocks than two a multiprocessor.
+    constexpr int64_t kEnough = 264;
+    int64_t taps = from.taps_at_once();
+    const auto blocks = [&] { return squares_k * squares_c * ceil_divide(from.taps, taps); };
+    while (taps > kSquareTaps && blocks() < kEnough) taps = ceil_divide(taps, 2);
+    pack_transposed<T><<<static_cast<unsigned>(blocks()), kPackBlock, 0, stream>>>(
+        static_cast<int>(packed.row), static_cast<int>(taps), D(squares_k), D(squares_c),
+        D(p.taps_w), from, to);
   } else if (has_matrix(tile.fetch)) {
     const int64_t threads = count / from.taps_at_once();
     const auto blocks = std::min<int64_t>(ceil_divide(threads, kPackBlock), 4096);

@@ -83,37 +83,59 @@ __global__ void __launch_bounds__(kPackBlock)
 // The same where output channels are what follows each other in memory, as in input gradients:
 // squares of both kinds of channels pass through shared memory.
 constexpr int kSquare = 32;
+constexpr int kSquareTaps = 4;  // that pass through at a time
 
+// `taps`: of a block.
 template <typename T>
 __global__ void __launch_bounds__(kPackBlock)
-    pack_transposed(int row, Divider<int32_t> squares_k, Divider<int32_t> squares_c,
+    pack_transposed(int row, int taps, Divider<int32_t> squares_k, Divider<int32_t> squares_c,
                     Divider<int32_t> by_S, WeightSource<T> from, T* __restrict__ packed) {
-  __shared__ T square[kSquare][kSquare + 1];
+  constexpr int kWarps = kPackBlock / kSquare;
+  __shared__ T square[kSquareTaps][kSquare][kSquare + 1];
   ptx::start_dependents();
-  int32_t rest = blockIdx.x;
-  const int first_k = squares_k.split(rest) * kSquare, first_c = squares_c.split(rest) * kSquare;
+  int32_t part = blockIdx.x;
+  const int first_k = squares_k.split(part) * kSquare, first_c = squares_c.split(part) * kSquare;
   const int lane = threadIdx.x % kSquare, warp = threadIdx.x / kSquare;
   const T* const own = from.channel(min(first_k + lane, from.K - 1));
-  const int taps = from.taps_at_once();
-  for (int tap = rest * taps; tap < (rest + 1) * taps; ++tap) {
-    int32_t r = tap;
-    const int s = by_S.split(r);
-    const PackedTap to(from, r, s);
-    const T* w = own + r * from.r + s * from.s;
+  const int last = min((part + 1) * taps, from.taps);
+  for (int first = part * taps; first < last; first += kSquareTaps) {
+    T value[kSquareTaps][kSquare / kWarps];
 #pragma unroll
-    for (int i = warp; i < kSquare; i += kPackBlock / kSquare) {
-      const int c = first_c + i;
-      square[i][lane] = c < from.C ? w[c * from.c] : narrow<T>(0.0f);
+    for (int t = 0; t < kSquareTaps; ++t) {
+      if (first + t >= last) break;
+      int32_t r = first + t;
+      const int s = by_S.split(r);
+      const T* w = own + r * from.r + s * from.s;
+#pragma unroll
+      for (int i = 0; i < kSquare / kWarps; ++i) {
+        const int c = first_c + warp + i * kWarps;
+        value[t][i] = c < from.C ? w[c * from.c] : narrow<T>(0.0f);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kSquareTaps; ++t) {
+      if (first + t >= last) break;
+#pragma unroll
+      for (int i = 0; i < kSquare / kWarps; ++i) {
+        square[t][warp + i * kWarps][lane] = value[t][i];
+      }
     }
     __syncthreads();
 #pragma unroll
-    for (int i = warp; i < kSquare; i += kPackBlock / kSquare) {
-      const int k = first_k + i, c = first_c + lane;
-      if (k < from.K && c < row) {
-        packed[(int64_t{k} * from.taps + to.number) * row + c] = square[lane][i];
+    for (int t = 0; t < kSquareTaps; ++t) {
+      if (first + t >= last) break;
+      int32_t r = first + t;
+      const int s = by_S.split(r);
+      const PackedTap to(from, r, s);
+#pragma unroll
+      for (int i = warp; i < kSquare; i += kWarps) {
+        const int k = first_k + i, c = first_c + lane;
+        if (k < from.K && c < row) {
+          packed[(int64_t{k} * from.taps + to.number) * row + c] = square[t][lane][i];
+        }
       }
     }
-    __syncthreads();  // it is read before the next tap overwrites it
+    __syncthreads();  // it is read before the next taps overwrite it
   }
 }
 

@@ -18,10 +18,14 @@ constexpr double kFetchedWarpEfficiency = 0.62;
 constexpr double kL2BytesPerClock = 70;        // to a multiprocessor
 constexpr double kCopyClocks = 40;             // for each copy of a warp, 16 bytes for each thread
 constexpr double kSmallCopies = 1.1;           // a clock, of single threads, where they are smaller
+constexpr double kSmallPieces = 1.6;           // the same of single taps, of 32 bits
+constexpr double kImageCopyClocks = 120;       // to start the copy of an image's channels
 constexpr double kElementBytesPerClock = 1.6;  // where elements are copied through registers
 constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together
 constexpr double kBoxedRowClocks = 6;          // of the copy engine, for each row of a channel
-constexpr double kTurnedUnitClocks = 0.6;      // to put 16 bytes of channels side by side
+constexpr double kTurnedUnitClocks = 3;        // to put 16 bytes of channels side by side
+constexpr double kPackLatencyMs = 0.002;       // of a kernel that packs a matrix
+constexpr double kPackBytesPerClock = 430;     // of the whole GPU, read
 constexpr double kStoreBytesPerClock = 20;
 constexpr double kBoxedBytesPerClock = 48;    // by the copy engine, where all slabs have room
 constexpr double kPieceOfPlaneClocks = 5;     // to store up to 128 bytes of a plane of pixels
@@ -66,7 +70,7 @@ double fetched_bytes(const ConvProblem& p, const Tile& t) {
       return kInstructionRows * kPieceBytes;
     case Fetch::kImages:
     case Fetch::kImagePieces:  // with conflicts
-      return p.dtype == DType::kFloat32 ? 4096 : 8192;
+      return 8192;
     case Fetch::kPieces:
     case Fetch::kBoxedPieces:
       return 2048;
@@ -162,6 +166,9 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
   } else if (!is_read_in_place(t.fetch)) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
   }
+  if (is_of_images(t.fetch)) {
+    clocks.load = std::max(clocks.load, kImageCopyClocks * t.images * t.chunks());
+  }
   if (t.fetch == Fetch::kTurned) {
     const double units = static_cast<double>(t.images * p.H * p.W) * channels * size / 16;
     clocks.load = weights / kL2BytesPerClock + units * kTurnedUnitClocks;
@@ -169,7 +176,8 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
     const double rows = planes * t.plane_rows * t.row.boxes * channels;
     clocks.load = std::max(clocks.load, rows * kBoxedRowClocks);
   } else if (is_copied(t.fetch)) {
-    double copies = input / t.row.vector / kSmallCopies;
+    double copies =
+        input / t.row.vector / (is_compact(t.fetch) && size == 4 ? kSmallPieces : kSmallCopies);
     if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;
     if (t.row.shifted) copies = input / kShiftedBytesPerClock;
     if (t.row.vector == 2) copies = input / kElementBytesPerClock;
@@ -227,7 +235,13 @@ bool price(const Forward& p, const DeviceProperties& d, Choice& choice) {
         (static_cast<double>(p.woven) + planes) * static_cast<double>(element_size(p.dtype));
     choice.ms += kNextMs + 1e-6 * bytes / (kWeaveShare * d.bandwidth_gb_s);
   }
-  if (!packed_weight(p, t).in_place) choice.ms += kNextMs;
+  const PackedWeight weight = packed_weight(p, t);
+  if (!weight.in_place) {
+    const double bytes =
+        static_cast<double>(weight.rows * weight.row) * static_cast<double>(element_size(p.dtype));
+    const double pack_ms = kPackLatencyMs + bytes / kPackBytesPerClock / (d.clock_ghz * 1e6);
+    choice.ms += has_matrix(t.fetch) ? std::max(pack_ms, kNextMs) : kNextMs;
+  }
   return true;
 }
 

@@ -15,7 +15,7 @@
 
 namespace customconv::implicit_gemm {
 
-constexpr int kBarrierKinds = 7;  // of kMostStages each, one after the other
+constexpr int kBarrierKinds = 8;  // of kMostStages each, one after the other
 
 // Registers of each thread: of those that load, and what that leaves to those that multiply.
 constexpr int loader_registers(const Kernel& kernel, Fetch fetch, bool turns) {
@@ -128,13 +128,14 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   if (warp < kBarrierKinds) {
     const int lane = threadIdx.x % 32;
     int count = warp < 2 ? p.x_stages : warp < 4 ? p.w_stages : kWarpgroups;
-    if (warp == 5) count = kTurned ? kRawStages : 0;
-    if (warp == 6) count = kTurns ? p.w_stages : 0;
+    if (warp == 5 || warp == 6) count = kTurned ? kRawStages : 0;
+    if (warp == 7) count = kTurns ? p.w_stages : 0;
     int arrivals = 1;
-    if (warp == 0 && (kTurned || (kCopied && p.source.row.boxes == 0))) arrivals = kRowThreads;
+    if (warp == 0 && kCopied && p.source.row.boxes == 0) arrivals = kRowThreads;
+    if (warp == 0 && kTurned) arrivals = kTurningWarps * 32;
     if (warp == 1) arrivals = (is_read_in_place(kFetch) ? 1 : 128) * kWarpgroups * p.share_x;
     if (warp == 3) arrivals = kWarpgroups * p.share_w;
-    if (warp == 6) arrivals = kTurningWarps * 32;
+    if (warp >= 6) arrivals = kTurningWarps * 32;
     if (lane < count) ptx::init_barrier(&shared.x_full[warp * kMostStages + lane], arrivals);
     ptx::fence_barrier_init();
   }
@@ -160,7 +161,11 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
         load_row_weights<T, kChannels, kFetch, kGradient>(p, shared);
       }
     } else if constexpr (kTurned) {
-      load_turned<T, kChannels, kGradient>(p, shared, threadIdx.x - 32);
+      if (warp == 1) {
+        load_raw_images<T, kChannels, kGradient>(p, shared);
+      } else {
+        turn_images<T, kChannels, kGradient>(p, shared, warp - 2);
+      }
     } else if (kCopied) {
       if (p.source.row.boxes == 0) {
         load_rows<T, kChannels, kFetch, kGradient>(p, shared, threadIdx.x - 32);

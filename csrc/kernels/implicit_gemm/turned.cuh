@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/implicit_gemm/finish.cuh"
+#include "kernels/implicit_gemm/turned_weights.cuh"
 #include "kernels/implicit_gemm/work.cuh"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/shared.cuh"
@@ -49,73 +50,74 @@ struct TurnedUnit {
   Bits bits[kChannels];
 };
 
-// Called by kRowThreads.
+// The images of a step, as they come; called by a warp.
 template <typename T, int kChannels, bool kGradient>
-__device__ inline void load_turned(const Params<T>& p, const Shared& shared, int thread) {
+__device__ inline void load_raw_images(const Params<T>& p, const Shared& shared) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
-  constexpr int kBatch = 2;  // units of a thread that are under way at the same time
-  using Unit = TurnedUnit<T>;
   const RowSource<T>& s = p.source;
-  const int image_pixels = s.H * s.W;
-  // Of each pixel of a stage, where it is in an image's first channel, and in the plane.
+  const bool elected = ptx::elect_one();
+  Place raw;
+  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+    const int bytes = walk.step.pieces(p) * kPiece * s.row.channel_bytes;
+    const int images = min(p.images, s.N - walk.work.at.n);
+    const int c = walk.work.at.c + walk.step.chunk * p.chunk * kPiece;
+    const T* from = s.x + walk.work.at.n * s.n + c * s.c;
+    char* to = shared.raw + raw.stage * p.raw_bytes;
+    ptx::Barrier* full = &shared.raw_full[raw.stage];
+    ptx::wait(&shared.raw_empty[raw.stage], raw.parity ^ 1);
+    if (elected) {
+      ptx::arrive_expecting(full, images * bytes);
+#pragma unroll 1
+      for (int i = 0; i < images; ++i, from += s.n, to += s.image_bytes) {
+        ptx::copy_bytes(to, from, bytes, full);
+      }
+    }
+    raw.advance(kRawStages);
+  }
+}
+
+// Puts them in planes; called by kTurningWarps, each of which has its share of a pixel's channels.
+// Of a step with fewer channels nobody reads the others.
+template <typename T, int kChannels, bool kGradient>
+__device__ inline void turn_images(const Params<T>& p, const Shared& shared, int warp) {
+  constexpr int kUnits = kRowBytes / 16 / kTurningWarps;
+  const RowSource<T>& s = p.source;
+  const int image_pixels = s.H * s.W, lane = threadIdx.x % 32;
+  // Of each pixel of a stage, where its first channel is, and the pixel in the plane.
   auto* const places = static_cast<int2*>(shared.copies);
-  for (int i = thread; i < p.images * image_pixels; i += kRowThreads) {
+  for (int i = warp * 32 + lane; i < p.images * image_pixels; i += kTurningWarps * 32) {
     const int image = i / image_pixels, pixel = i % image_pixels;
     const int row = pixel / s.W + p.pad_h, column = pixel % s.W + p.pad_w;
     const bool inside = row >= 0 && row < s.plane_rows && column >= 0 && column < p.pitch;
     places[i] = make_int2(image * s.image_bytes + pixel * static_cast<int>(sizeof(T)),
                           inside ? (image * s.plane_rows + row) * p.pitch + column : -1);
   }
+  ptx::sync_threads<kTurningWarps * 32>(kRowBarrier);
 
-  Walk<T, kGradient> ahead(p, kChannels);
-  Place next, raw, x;
-  const auto existing = [&](const Work& work) { return min(p.images, s.N - work.at.n); };
-  // Starts the copy of the step that comes next.
-  const auto bring = [&] {
-    if (ahead.is_over()) return;
-    if (thread == 0) {
-      const int bytes = ahead.step.pieces(p) * kPiece * s.row.channel_bytes;
-      const int images = existing(ahead.work);
-      const int c = ahead.work.at.c + ahead.step.chunk * p.chunk * kPiece;
-      const T* from = s.x + ahead.work.at.n * s.n + c * s.c;
-      char* to = shared.raw + next.stage * p.raw_bytes;
-      ptx::arrive_expecting(&shared.raw_full[next.stage], images * bytes);
-      for (int i = 0; i < images; ++i, from += s.n, to += s.image_bytes) {
-        ptx::copy_bytes(to, from, bytes, &shared.raw_full[next.stage]);
-      }
-    }
-    next.advance(kRawStages);
-    ahead.advance();
-  };
-  bring();
+  const int first_unit = warp * kUnits;
+  const int unit_bytes = TurnedUnit<T>::kChannels * s.row.channel_bytes;
+  Place raw, x;
   for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
-    ptx::sync_threads<kRowThreads>(kRowBarrier);  // the step in front has read its images
-    bring();
     const uint32_t images = ptx::shared_address(shared.raw + raw.stage * p.raw_bytes);
     const uint32_t plane = ptx::shared_address(shared.input + x.stage * p.stage_bytes);
-    const int pixels = existing(walk.work) * image_pixels;
-    const int units = walk.step.pieces(p) * (kPieceBytes / 16);
+    const int pixels = min(p.images, s.N - walk.work.at.n) * image_pixels;
     ptx::wait(&shared.raw_full[raw.stage], raw.parity);
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
-    int pixel = thread, unit = 0;
-    while (unit < units) {
-      Unit turned[kBatch];
-      uint32_t to[kBatch];
-      bool exists[kBatch];
+#pragma unroll 1
+    for (int pixel = lane; pixel < pixels; pixel += 32) {
+      const int2 place = places[pixel];
+      const uint32_t from = images + place.x + first_unit * unit_bytes;
+      TurnedUnit<T> unit[kUnits];
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b, pixel += kRowThreads) {
-        for (; pixel >= pixels; pixel -= pixels) ++unit;
-        const int2 place = places[pixel];
-        exists[b] = unit < units && place.y >= 0;
-        to[b] = plane + place.y * kRowBytes + (unit ^ place.y % 8) * 16;
-        const uint32_t from = images + place.x + unit * Unit::kChannels * s.row.channel_bytes;
-        if (exists[b]) turned[b].load(from, s.row.channel_bytes);
-      }
+      for (int i = 0; i < kUnits; ++i) unit[i].load(from + i * unit_bytes, s.row.channel_bytes);
+      if (place.y < 0) continue;
+      const uint32_t to = plane + place.y * kRowBytes;
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        if (exists[b]) ptx::store_shared(to[b], turned[b].packed());
+      for (int i = 0; i < kUnits; ++i) {
+        ptx::store_shared(to + ((first_unit + i) ^ place.y % 8) * 16, unit[i].packed());
       }
     }
+    ptx::arrive(&shared.raw_empty[raw.stage]);
     ptx::fence_shared_writes();
     ptx::arrive(&shared.x_full[x.stage]);
     raw.advance(kRawStages);

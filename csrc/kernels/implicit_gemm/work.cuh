@@ -252,7 +252,8 @@ struct Shared {
         w_empty(w_full + kMostStages),
         residual_full(w_empty + kMostStages),
         raw_full(residual_full + kMostStages),
-        w_turned(raw_full + kMostStages),
+        raw_empty(raw_full + kMostStages),
+        w_turned(raw_empty + kMostStages),
         raw(weights + p.w_stages * p.weight_bytes),
         exchange(reinterpret_cast<float*>(raw + kRawStages * p.raw_bytes)) {}
 
@@ -267,6 +268,7 @@ struct Shared {
   ptx::Barrier* w_empty;
   ptx::Barrier* residual_full;  // of each warpgroup
   ptx::Barrier* raw_full;
+  ptx::Barrier* raw_empty;
   ptx::Barrier* w_turned;  // weights that are transposed in shared memory
   char* raw;               // images as they come
   float* exchange;         // of a cluster
