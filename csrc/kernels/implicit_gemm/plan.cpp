@@ -24,6 +24,7 @@ constexpr double kElementBytesPerClock = 1.6;  // where elements are copied thro
 constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together
 constexpr double kBoxedRowClocks = 6;          // of the copy engine, for each row of a channel
 constexpr double kTurnedUnitClocks = 3;        // to put 16 bytes of channels side by side
+constexpr double kTurnedBlockClocks = 110;     // to transpose 32 x 32 of the weights
 constexpr double kPackLatencyMs = 0.002;       // of a kernel that packs a matrix
 constexpr double kPackBytesPerClock = 430;     // of the whole GPU, read
 constexpr double kStoreBytesPerClock = 20;
@@ -165,6 +166,10 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
     clocks.math += products / 2 * kGroupClocks;
   } else if (!is_read_in_place(t.fetch)) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
+  }
+  if (t.transposed && turns_weights(t.fetch, element_size(p.dtype))) {
+    const double blocks = products * kPieceBytes / kRowBytes * kind.channels / 32;
+    clocks.load = std::max(clocks.load, blocks * kTurnedBlockClocks);
   }
   if (is_of_images(t.fetch)) {
     clocks.load = std::max(clocks.load, kImageCopyClocks * t.images * t.chunks());
