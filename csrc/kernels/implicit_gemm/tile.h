@@ -121,8 +121,8 @@ constexpr bool transposes(int channels, Fetch fetch, int64_t element_size) {
 }
 // Of 32 bits, two warps that have nothing to load transpose such weights in shared memory.
 constexpr bool turns_weights(Fetch fetch, int64_t element_size) {
-  const bool idle = fetch == Fetch::kShared || fetch == Fetch::kBoxedPieces ||
-                    fetch == Fetch::kImagePieces;
+  const bool idle =
+      fetch == Fetch::kShared || fetch == Fetch::kBoxedPieces || fetch == Fetch::kImagePieces;
   return idle && element_size == 4;
 }
 
