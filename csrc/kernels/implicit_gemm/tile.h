@@ -94,10 +94,11 @@ constexpr bool is_of_images(Fetch fetch) {
 constexpr bool is_of_slabs(Fetch fetch) {
   return fetch == Fetch::kBoxedPieces || fetch == Fetch::kSlabs;
 }
-// Whether the matrix instruction reads pixels from shared memory, not threads.
+// Planes of pixels, their channels side by side.
 constexpr bool is_of_planes(Fetch fetch) {
   return fetch == Fetch::kShared || fetch == Fetch::kTurned;
 }
+// Whether the matrix instruction reads pixels from shared memory, not threads.
 constexpr bool is_read_in_place(Fetch fetch) {
   return is_of_planes(fetch) || fetch == Fetch::kSlabs;
 }
