@@ -161,4 +161,4 @@ def test_a_forced_plan_is_for_calls_that_name_an_algorithm():
 def test_tables_are_read():
     assert len(table("kernels")) == 5
     assert table("Shape") == ["kSquares", "kLines", "kRun", "kImages"]
-    assert len(table("Fetch")) == 9
+    assert len(table("Fetch")) == 11

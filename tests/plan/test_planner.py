@@ -96,7 +96,10 @@ FETCHES = {
     "5x5": ("kTaps", {**DENSE, "weight": (64, 64, 5, 5), "padding": (2, 2)}),
     "strided": ("kElements", {**DENSE, "stride": (2, 2)}),
     "dilated": ("kElements", {**DENSE, "padding": (2, 2), "dilation": (2, 2)}),
-    "1x1": ("kBoxedPieces", {"input": (8, 64, 56, 56), "weight": (64, 64, 1, 1)}),
+    "1x1": (
+        {"float16": "kSlabs", "float32": "kBoxedPieces"},
+        {"input": (8, 64, 56, 56), "weight": (64, 64, 1, 1)},
+    ),
     "1x1 of odd rows": ("kPieces", {"input": (8, 64, 57, 57), "weight": (64, 64, 1, 1)}),
     "stem": (
         "kFlat",
@@ -108,7 +111,7 @@ FETCHES = {
          "channels_last": True},
     ),
     "7x7 images": (
-        {"float16": "kImages", "float32": "kTaps"},
+        "kTurned",
         {"input": (64, 512, 7, 7), "weight": (512, 512, 3, 3), "padding": (1, 1)},
     ),
     "1x1 of 7x7 images": (

@@ -1,8 +1,6 @@
 // Channels-last input: the copy engine brings planes in boxes, the matrix instruction reads them.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/implicit_gemm/work.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/tma.cuh"
@@ -29,6 +27,7 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
   const bool elected = ptx::elect_one();
   const Sharing<T> own(p, ptx::cluster_rank());
   constexpr bool kTransposed = kGradient && transposes(kChannels, Fetch::kShared, sizeof(T));
+  constexpr bool kTurns = kGradient && turns_weights(Fetch::kShared, sizeof(T));
   const int part = own.w * p.w_part;
   const auto sharers = static_cast<uint16_t>((1 << own.x) | (1 << (p.share_x + own.x)));
   Place w;
@@ -52,7 +51,7 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
         ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
         if (elected) {
           ptx::arrive_expecting(full, kBytes);
-          if constexpr (kTransposed) {
+          if (kTransposed || (kTurns && p.turns_weights)) {
             each_transposed<kChannels>(p, walk.work.at, c, part, copy);
           } else {
             copy(part * kRowBytes, c, walk.work.at.k + part);
@@ -153,6 +152,8 @@ __device__ inline void multiply_planes(
       ptx::shared_address(shared.w_empty), own.first + (tells_w ? thread : 0) * p.share_x + own.x);
   constexpr bool kTransposed =
       kGradient && transposes(kKernels[kKernel].channels, Fetch::kShared, sizeof(T));
+  constexpr bool kTurns = kGradient && turns_weights(Fetch::kShared, sizeof(T));
+  ptx::Barrier* const w_full = kTurns && p.turns_weights ? shared.w_turned : shared.w_full;
   const uint64_t filters = describe_matrix<T>(kTransposed, ptx::shared_address(shared.weights));
   const uint64_t planes = ptx::describe_rows(ptx::shared_address(shared.input), p.group_bytes);
   uint32_t block_at[kBlocks];
@@ -182,7 +183,7 @@ __device__ inline void multiply_planes(
     uint64_t pixels[kBlocks];
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) pixels[b] = ptx::advance(planes, block_at[b] + offset);
-    ptx::wait(&shared.w_full[w.stage], w.parity);
+    ptx::wait(&w_full[w.stage], w.parity);
     add_tap<T, kKernel, decltype(pieces)::value, kTransposed>(
         sum, ptx::advance(filters, w.stage * kWeightBytes), pixels, accumulate);
     accumulate = 1;
@@ -190,18 +191,6 @@ __device__ inline void multiply_planes(
     completed();
     w_done = w.stage;
     w.advance(p.w_stages);
-  };
-  // Calls `function` with the number of a step's pieces.
-  const auto with_pieces = [&](int pieces, auto function) {
-    if (pieces >= kWholePieces) {
-      function(std::integral_constant<int, kWholePieces>());
-    } else if (pieces == 3) {
-      function(std::integral_constant<int, 3>());
-    } else if (pieces == 2) {
-      function(std::integral_constant<int, 2>());
-    } else {
-      function(std::integral_constant<int, 1>());
-    }
   };
   // The steps, `add_step` does one.
   const auto walk = [&](auto add_step) {

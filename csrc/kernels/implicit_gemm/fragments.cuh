@@ -288,6 +288,8 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   const int row_bytes = p.h.step * p.pitch * kSize;
   const int taps_h = phase.R / p.h.planes, taps_w = phase.S / p.w_axis.planes;
   const Products<T, kChannels, kFetch> products(ptx::shared_address(shared.weights));
+  ptx::Barrier* const w_full =
+      turns_weights(kFetch, kSize) && p.turns_weights ? shared.w_turned : shared.w_full;
 
   // The products of operands, by the stage of weights from `first` bytes on.
   const auto add = [&](const auto& operand, int first) {
@@ -350,7 +352,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
           multiply_image(count, at, 0, 0, first);
         }
       };
-      ptx::wait(&shared.w_full[w.stage], w.parity);
+      ptx::wait(&w_full[w.stage], w.parity);
       int left = step.pieces(p), first = 0;
 #pragma unroll 1
       for (; left >= 2; left -= 2, first += 2 * Products<T, kChannels, kFetch>::kUnit) {

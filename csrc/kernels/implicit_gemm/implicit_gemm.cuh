@@ -147,13 +147,20 @@ void pack(const Forward& p, const Tile& tile, const PackedWeight& packed, const 
   if (has_matrix(tile.fetch) && transposed) {
     const int64_t squares_k = ceil_divide(from.K, kSquare),
                   squares_c = ceil_divide(packed.row, kSquare);
-    const int64_t blocks = squares_k * squares_c * from.taps;
-    pack_transposed<T><<<static_cast<unsigned>(blocks), kPackBlock, 0, stream>>>(
-        static_cast<int>(packed.row), D(squares_k), D(squares_c), D(p.taps_w), from, to);
+    // As many as share what is read, but no fewer blocks than two a multiprocessor.
+    constexpr int64_t kEnough = 264;
+    int64_t taps = from.taps_at_once();
+    const auto blocks = [&] { return squares_k * squares_c * ceil_divide(from.taps, taps); };
+    while (taps > kSquareTaps && blocks() < kEnough) taps = ceil_divide(taps, 2);
+    pack_transposed<T><<<static_cast<unsigned>(blocks()), kPackBlock, 0, stream>>>(
+        static_cast<int>(packed.row), static_cast<int>(taps), D(squares_k), D(squares_c),
+        D(p.taps_w), from, to);
   } else if (has_matrix(tile.fetch)) {
-    const auto blocks = std::min<int64_t>(ceil_divide(count, kPackBlock), 4096);
+    const int64_t threads = count / from.taps_at_once();
+    const auto blocks = std::min<int64_t>(ceil_divide(threads, kPackBlock), 4096);
     pack_matrix<T><<<static_cast<unsigned>(blocks), kPackBlock, 0, stream>>>(
-        static_cast<int>(count), D(packed.row), D(p.taps_w), D(p.taps_h), from, to);
+        static_cast<int>(threads), D(packed.row), D(from.taps / from.taps_at_once()), D(p.taps_w),
+        from, to);
   } else {
     const int64_t taps = tile.is_flat() ? 1 : from.taps;
     pack_units<T><<<static_cast<unsigned>(count / (kUnitBlock * taps)), kUnitBlock, 0, stream>>>(
@@ -219,7 +226,10 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   s.H = static_cast<int>(p.H);
   s.W = static_cast<int>(p.W);
   using D = Divider<int32_t>;
-  if (tile.fetch == Fetch::kShared) {
+  s.plane_rows = tile.plane_rows;
+  if (is_of_planes(tile.fetch)) {
+    s.row = tile.row;
+    s.image_bytes = tile.row.channel_bytes * tile.chunk * kPieceBytes / static_cast<int>(sizeof(T));
     s.vectors = tile.positions;
     s.vectors_in_row = D(tile.pitch);
     s.period = D(tile.plane_rows);
@@ -228,7 +238,6 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   s.row = tile.row;
   s.reach = tile.h.reach;
   s.vectors = static_cast<int>(tile.positions * static_cast<int64_t>(sizeof(T)) / tile.row.vector);
-  s.plane_rows = tile.plane_rows;
   s.flat = tile.is_flat();
   s.flat_taps = static_cast<int>(p.R * p.S);
   s.flat_S = static_cast<int>(p.S);
@@ -241,6 +250,10 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   const bool rows_apart = tile.shape == Shape::kImages && tile.rows > 1;
   s.image_pixels = static_cast<int>(rows_apart ? p.Q : std::min<int64_t>(p.P * p.Q, INT32_MAX));
   s.columns = D(rows_apart ? INT32_MAX : p.Q);
+  if (tile.fetch == Fetch::kSlabs) {  // with those that do not exist
+    s.image_pixels = tile.row.pairs * 2;
+    s.columns = D(s.image_pixels);
+  }
   s.pairs = D(tile.row.pairs);
   const bool run = tile.shape == Shape::kRun;
   s.last_pair = static_cast<int>((run ? p.N * p.P : tile.rows) * tile.row.pairs - 1);
@@ -312,7 +325,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     p.x = map_input(problem, tile, x);
   } else {
     p.source = make_source(problem, tile, x);
-    if (tile.fetch == Fetch::kBoxedPieces) p.x = map_planes(problem, tile, x);
+    if (is_of_slabs(tile.fetch)) p.x = map_planes(problem, tile, x);
     if (tile.row.boxes > 0) p.x = map_rows(problem, tile, x);
   }
   p.h = tile.h;
@@ -343,6 +356,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   }
   p.staging_bytes = staging(problem, tile);
   p.stage_bytes = tile.stage_bytes;
+  p.raw_bytes = tile.raw_bytes;
   p.weight_bytes = tile.weight_bytes();
   p.boxed_bytes = tile.positions * kRowBytes;
   p.cluster = tile.cluster();
@@ -380,6 +394,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.tap_units = tile.tiles_k * tile.pieces;
   p.planes_first = tile.planes_first;
   p.phases_mixed = tile.phases_mixed;
+  p.turns_weights = tile.transposed && turns_weights(tile.fetch, sizeof(T));
   using D = Divider<int32_t>;
   p.in_cluster = D(tile.cluster());
   p.groups_k = D(tile.groups_k);

@@ -20,6 +20,12 @@ struct WeightSource {
   int K, C, taps;
   int R, S, period_h, period_w;  // taps, and from one of a phase to the next
 
+  // Taps that a thread packs: all of them where they follow each other in memory, and share what is
+  // read at a time.
+  __host__ __device__ int taps_at_once() const {
+    const auto distance = [](int64_t stride) { return stride < 0 ? -stride : stride; };
+    return distance(s) < distance(c) && distance(s) < distance(k) ? taps : 1;
+  }
   // The first element of an output channel.
   __device__ const T* channel(int number) const {
     int32_t g = number;
@@ -55,48 +61,81 @@ struct PackedTap {
 // A matrix (K, R, S, row): zeros behind the last channel.
 template <typename T>
 __global__ void __launch_bounds__(kPackBlock)
-    pack_matrix(int count, Divider<int32_t> row, Divider<int32_t> by_S, Divider<int32_t> by_R,
+    pack_matrix(int count, Divider<int32_t> row, Divider<int32_t> parts, Divider<int32_t> by_S,
                 WeightSource<T> from, T* __restrict__ packed) {
   ptx::start_dependents();
+  const int taps = from.taps_at_once();
   for (int at = blockIdx.x * kPackBlock + threadIdx.x; at < count; at += gridDim.x * kPackBlock) {
     int32_t k = at;
     const int c = row.split(k);
-    const int s = by_S.split(k);
-    const int r = by_R.split(k);
-    packed[at] =
-        c < from.C ? from.channel(k)[c * from.c + r * from.r + s * from.s] : narrow<T>(0.0f);
+    const int first_tap = parts.split(k) * taps;
+    const T* w = from.channel(k) + c * from.c;
+    T* to = packed + (int64_t{k} * from.taps + first_tap) * row.divisor() + c;
+#pragma unroll 4
+    for (int i = 0; i < taps; ++i, to += row.divisor()) {
+      int32_t r = first_tap + i;
+      const int s = by_S.split(r);
+      *to = c < from.C ? w[r * from.r + s * from.s] : narrow<T>(0.0f);
+    }
   }
 }
 
 // The same where output channels are what follows each other in memory, as in input gradients:
 // squares of both kinds of channels pass through shared memory.
 constexpr int kSquare = 32;
+constexpr int kSquareTaps = 4;  // that pass through at a time
 
+// `taps`: of a block.
 template <typename T>
 __global__ void __launch_bounds__(kPackBlock)
-    pack_transposed(int row, Divider<int32_t> squares_k, Divider<int32_t> squares_c,
+    pack_transposed(int row, int taps, Divider<int32_t> squares_k, Divider<int32_t> squares_c,
                     Divider<int32_t> by_S, WeightSource<T> from, T* __restrict__ packed) {
-  __shared__ T square[kSquare][kSquare + 1];
+  constexpr int kWarps = kPackBlock / kSquare;
+  __shared__ T square[kSquareTaps][kSquare][kSquare + 1];
   ptx::start_dependents();
-  int32_t tap = blockIdx.x;
-  const int first_k = squares_k.split(tap) * kSquare, first_c = squares_c.split(tap) * kSquare;
-  int32_t r = tap;
-  const int s = by_S.split(r);
-  const PackedTap to(from, r, s);
+  int32_t part = blockIdx.x;
+  const int first_k = squares_k.split(part) * kSquare, first_c = squares_c.split(part) * kSquare;
   const int lane = threadIdx.x % kSquare, warp = threadIdx.x / kSquare;
-  const T* w = from.channel(min(first_k + lane, from.K - 1)) + r * from.r + s * from.s;
+  const T* const own = from.channel(min(first_k + lane, from.K - 1));
+  const int last = min((part + 1) * taps, from.taps);
+  for (int first = part * taps; first < last; first += kSquareTaps) {
+    T value[kSquareTaps][kSquare / kWarps];
 #pragma unroll
-  for (int i = warp; i < kSquare; i += kPackBlock / kSquare) {
-    const int c = first_c + i;
-    square[i][lane] = c < from.C ? w[c * from.c] : narrow<T>(0.0f);
-  }
-  __syncthreads();
+    for (int t = 0; t < kSquareTaps; ++t) {
+      if (first + t >= last) break;
+      int32_t r = first + t;
+      const int s = by_S.split(r);
+      const T* w = own + r * from.r + s * from.s;
 #pragma unroll
-  for (int i = warp; i < kSquare; i += kPackBlock / kSquare) {
-    const int k = first_k + i, c = first_c + lane;
-    if (k < from.K && c < row) {
-      packed[(int64_t{k} * from.taps + to.number) * row + c] = square[lane][i];
+      for (int i = 0; i < kSquare / kWarps; ++i) {
+        const int c = first_c + warp + i * kWarps;
+        value[t][i] = c < from.C ? w[c * from.c] : narrow<T>(0.0f);
+      }
     }
+#pragma unroll
+    for (int t = 0; t < kSquareTaps; ++t) {
+      if (first + t >= last) break;
+#pragma unroll
+      for (int i = 0; i < kSquare / kWarps; ++i) {
+        square[t][warp + i * kWarps][lane] = value[t][i];
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < kSquareTaps; ++t) {
+      if (first + t >= last) break;
+      int32_t r = first + t;
+      const int s = by_S.split(r);
+      const PackedTap to(from, r, s);
+#pragma unroll
+      for (int i = warp; i < kSquare; i += kWarps) {
+        const int k = first_k + i, c = first_c + lane;
+        if (k < from.K && c < row) {
+          packed[(int64_t{k} * from.taps + to.number) * row + c] = square[t][lane][i];
+        }
+      }
+    }
+    __syncthreads();  // it is read before the next taps overwrite it
   }
 }
 

@@ -18,9 +18,15 @@ constexpr double kFetchedWarpEfficiency = 0.62;
 constexpr double kL2BytesPerClock = 70;        // to a multiprocessor
 constexpr double kCopyClocks = 40;             // for each copy of a warp, 16 bytes for each thread
 constexpr double kSmallCopies = 1.1;           // a clock, of single threads, where they are smaller
+constexpr double kSmallPieces = 1.6;           // the same of single taps, of 32 bits
+constexpr double kImageCopyClocks = 120;       // to start the copy of an image's channels
 constexpr double kElementBytesPerClock = 1.6;  // where elements are copied through registers
 constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together
 constexpr double kBoxedRowClocks = 6;          // of the copy engine, for each row of a channel
+constexpr double kTurnedUnitClocks = 3;        // to put 16 bytes of channels side by side
+constexpr double kTurnedBlockClocks = 110;     // to transpose 32 x 32 of the weights
+constexpr double kPackLatencyMs = 0.002;       // of a kernel that packs a matrix
+constexpr double kPackBytesPerClock = 430;     // of the whole GPU, read
 constexpr double kStoreBytesPerClock = 20;
 constexpr double kBoxedBytesPerClock = 48;    // by the copy engine, where all slabs have room
 constexpr double kPieceOfPlaneClocks = 5;     // to store up to 128 bytes of a plane of pixels
@@ -60,10 +66,12 @@ struct Clocks {
 double fetched_bytes(const ConvProblem& p, const Tile& t) {
   switch (t.fetch) {
     case Fetch::kShared:
+    case Fetch::kSlabs:
+    case Fetch::kTurned:
       return kInstructionRows * kPieceBytes;
     case Fetch::kImages:
     case Fetch::kImagePieces:  // with conflicts
-      return p.dtype == DType::kFloat32 ? 4096 : 8192;
+      return 8192;
     case Fetch::kPieces:
     case Fetch::kBoxedPieces:
       return 2048;
@@ -92,7 +100,7 @@ double instruction_clocks(const ConvProblem& p, const DeviceProperties& d, const
 }
 
 double matrix_efficiency(const Tile& t) {
-  const bool boxes = t.fetch == Fetch::kShared;
+  const bool boxes = is_read_in_place(t.fetch);
   if (t.by_warps) return boxes ? kWarpEfficiency : kFetchedWarpEfficiency;
   return boxes ? kMatrixEfficiency : kFetchedEfficiency;
 }
@@ -156,14 +164,25 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
   clocks.load = (input / t.share_x + weights / t.share_w) / kL2BytesPerClock;
   if (is_of_images(t.fetch)) {
     clocks.math += products / 2 * kGroupClocks;
-  } else if (!boxes) {
+  } else if (!is_read_in_place(t.fetch)) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
   }
-  if (t.row.boxes > 0) {
+  if (t.transposed && turns_weights(t.fetch, element_size(p.dtype))) {
+    const double blocks = products * kPieceBytes / kRowBytes * kind.channels / 32;
+    clocks.load = std::max(clocks.load, blocks * kTurnedBlockClocks);
+  }
+  if (is_of_images(t.fetch)) {
+    clocks.load = std::max(clocks.load, kImageCopyClocks * t.images * t.chunks());
+  }
+  if (t.fetch == Fetch::kTurned) {
+    const double units = static_cast<double>(t.images * p.H * p.W) * channels * size / 16;
+    clocks.load = weights / kL2BytesPerClock + units * kTurnedUnitClocks;
+  } else if (t.row.boxes > 0) {
     const double rows = planes * t.plane_rows * t.row.boxes * channels;
     clocks.load = std::max(clocks.load, rows * kBoxedRowClocks);
   } else if (is_copied(t.fetch)) {
-    double copies = input / t.row.vector / kSmallCopies;
+    double copies =
+        input / t.row.vector / (is_compact(t.fetch) && size == 4 ? kSmallPieces : kSmallCopies);
     if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;
     if (t.row.shifted) copies = input / kShiftedBytesPerClock;
     if (t.row.vector == 2) copies = input / kElementBytesPerClock;
@@ -221,7 +240,13 @@ bool price(const Forward& p, const DeviceProperties& d, Choice& choice) {
         (static_cast<double>(p.woven) + planes) * static_cast<double>(element_size(p.dtype));
     choice.ms += kNextMs + 1e-6 * bytes / (kWeaveShare * d.bandwidth_gb_s);
   }
-  if (!packed_weight(p, t).in_place) choice.ms += kNextMs;
+  const PackedWeight weight = packed_weight(p, t);
+  if (!weight.in_place) {
+    const double bytes =
+        static_cast<double>(weight.rows * weight.row) * static_cast<double>(element_size(p.dtype));
+    const double pack_ms = kPackLatencyMs + bytes / kPackBytesPerClock / (d.clock_ghz * 1e6);
+    choice.ms += has_matrix(t.fetch) ? std::max(pack_ms, kNextMs) : kNextMs;
+  }
   return true;
 }
 
@@ -272,9 +297,11 @@ class Search {
     if (!by_warps_ && images_follow(p_)) {
       if (one_tap && p_.pad_h == 0 && p_.pad_w == 0) try_images(Fetch::kImagePieces);
       try_images(Fetch::kImages);
+      try_turned();
     }
     if (!by_warps_ && planes_are_boxed(p_)) {
       try_kernels(Fetch::kBoxedPieces, 0);
+      if (has_kernels(Fetch::kSlabs, element_size(p_.dtype))) try_kernels(Fetch::kSlabs, 0);
       if (best_.ms > 0) return best_;
     }
     if (one_tap && (p_.stride_w == 1 || p_.dtype == DType::kFloat32)) {
@@ -390,6 +417,19 @@ class Search {
       try_tile(variant_of(kernel, Shape::kImages, fetch, 0),
                {static_cast<int>(rows), static_cast<int>(columns),
                 static_cast<int>(std::min(images, p_.N))});
+    }
+  }
+
+  // Whole images, of squares, as many as divide a tile's.
+  void try_turned() {
+    int64_t rows = 8, columns = 8;
+    while (rows < p_.P) rows *= 2;
+    while (columns < p_.Q) columns *= 2;
+    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+      const int64_t images = kKernels[kernel].pixels / (rows * columns);
+      if (images == 0 || is_too_wide(kernel, Fetch::kTurned)) continue;
+      try_tile(variant_of(kernel, Shape::kSquares, Fetch::kTurned, 0),
+               {static_cast<int>(rows), static_cast<int>(columns), static_cast<int>(images)});
     }
   }
 

@@ -9,19 +9,21 @@
 #include "kernels/implicit_gemm/rows.cuh"
 #include "kernels/implicit_gemm/slabs.cuh"
 #include "kernels/implicit_gemm/splits.cuh"
+#include "kernels/implicit_gemm/turned.cuh"
+#include "kernels/implicit_gemm/turned_weights.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace customconv::implicit_gemm {
 
-constexpr int kBarrierKinds = 5;  // of kMostStages each, one after the other
+constexpr int kBarrierKinds = 8;  // of kMostStages each, one after the other
 
 // Registers of each thread: of those that load, and what that leaves to those that multiply.
-constexpr int loader_registers(const Kernel& kernel, Fetch fetch) {
-  if (fetch == Fetch::kShared) return 40;
+constexpr int loader_registers(const Kernel& kernel, Fetch fetch, bool turns) {
+  if (fetch == Fetch::kShared && !turns) return 40;
   return warpgroups(kernel, fetch) == 4 ? 64 : 72;
 }
-constexpr int math_registers(const Kernel& kernel, Fetch fetch) {
-  if (fetch == Fetch::kShared) return 232;
+constexpr int math_registers(const Kernel& kernel, Fetch fetch, bool turns) {
+  if (fetch == Fetch::kShared && !turns) return 232;
   return warpgroups(kernel, fetch) == 4 ? 104 : 216;
 }
 
@@ -34,8 +36,9 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
   constexpr int kBlocks = kKind.blocks() / kWarpgroups;
   constexpr int kSums = kKind.channels / 2;
-  constexpr bool kBoxes = kFetch == Fetch::kShared;
-  constexpr bool kSlabs = !kBoxes || kKind.channels * sizeof(T) % kRowBytes == 0;
+  constexpr bool kBoxes = is_of_planes(kFetch), kTurned = kFetch == Fetch::kTurned;
+  constexpr bool kInOrder = kFetch == Fetch::kSlabs;
+  constexpr bool kSlabs = !kTurned && (!kBoxes || kKind.channels * sizeof(T) % kRowBytes == 0);
   char* staging = shared.staging + warpgroup * (p.staging_bytes / kWarpgroups);
   Residual residual(shared, warpgroup, staging);
   const bool through_slabs = kFused && p.boxed_out && p.out.epilogue.residual != nullptr;
@@ -50,6 +53,9 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
     }
     if constexpr (kBoxes) {
       multiply_planes<T, kKernel, kGradient>(p, shared, work, warpgroup, x, w, sum);
+    } else if constexpr (kFetch == Fetch::kSlabs) {
+      constexpr bool kTransposed = kGradient && transposes(kKind.channels, kFetch, sizeof(T));
+      multiply_slabs<T, kKind.channels, kTransposed>(p, shared, work, warpgroup, x, w, sum[0]);
     } else {
       if constexpr (kGradient) {
         multiply_rows<T, kKind.channels, kFetch, TransposedProducts>(p, shared, work, warpgroup, x,
@@ -58,15 +64,21 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
         multiply_rows<T, kKind.channels, kFetch>(p, shared, work, warpgroup, x, w, sum[0]);
       }
     }
-    if (rarely(p.clustered)) {
-      add_in_cluster<T, kKernel, kFetch, kFused>(p, shared, work.at, sum, warpgroup);
-      return;
-    }
-    if (rarely(p.splits > 1)) {
-      store_partial<kKernel>(p, item, warpgroup, sum);
-      continue;
+    if constexpr (!kTurned) {
+      if (rarely(p.clustered)) {
+        add_in_cluster<T, kKernel, kFetch, kFused>(p, shared, work.at, sum, warpgroup);
+        return;
+      }
+      if (rarely(p.splits > 1)) {
+        store_partial<kKernel>(p, item, warpgroup, sum);
+        continue;
+      }
     }
     if constexpr (kFused) finish<T, kBoxes>(p, work.at, work.at.k, warpgroup * kBlocks, sum);
+    if constexpr (kTurned) {
+      store_images<T, kKind.channels, kBlocks>(p, work.at, sum, warpgroup, shared.staging);
+      continue;
+    }
     if constexpr (kBoxes && kSlabs) {
       if (p.boxed_out) {
         constexpr int kColumns = kKind.channels;
@@ -81,16 +93,18 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
     if constexpr (!kBoxes) {
       if (p.out.planar) {
         if (rarely(through_slabs)) {
-          store_planes<T, kKind.channels, kFused>(p, work.at, sum[0], warpgroup, residual, staging);
+          store_planes<T, kKind.channels, kFused, kInOrder>(p, work.at, sum[0], warpgroup, residual,
+                                                            staging);
         } else {
-          store_planes<T, kKind.channels, false>(p, work.at, sum[0], warpgroup, residual, staging);
+          store_planes<T, kKind.channels, false, kInOrder>(p, work.at, sum[0], warpgroup, residual,
+                                                           staging);
         }
         continue;
       }
     }
     store_blocks<T, kBoxes, kKind.channels>(p, work.at, sum, warpgroup, staging);
   }
-  if (p.boxed_out && leads_warpgroup()) ptx::await_store_reads();
+  if ((kTurned || p.boxed_out) && leads_warpgroup()) ptx::await_store_reads();
 }
 
 template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kGradient>
@@ -100,10 +114,11 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kChannels = kKind.channels;
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
-  constexpr bool kBoxes = kFetch == Fetch::kShared;
+  constexpr bool kBoxes = is_of_planes(kFetch), kTurned = kFetch == Fetch::kTurned;
   constexpr bool kCopied = is_copied(kFetch);
+  constexpr bool kTurns = kGradient && turns_weights(kFetch, sizeof(T));
   extern __shared__ __align__(1024) char memory[];
-  const Shared shared(p, memory, kCopied, kFetch == Fetch::kFlat);
+  const Shared shared(p, memory, kCopied || kTurned, kFetch == Fetch::kFlat);
 
   // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
   // uniform registers, where copies and products want their operands.
@@ -112,33 +127,44 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   // a first copy.
   if (warp < kBarrierKinds) {
     const int lane = threadIdx.x % 32;
-    const int count = warp < 2 ? p.x_stages : warp < 4 ? p.w_stages : kWarpgroups;
+    int count = warp < 2 ? p.x_stages : warp < 4 ? p.w_stages : kWarpgroups;
+    if (warp == 5 || warp == 6) count = kTurned ? kRawStages : 0;
+    if (warp == 7) count = kTurns ? p.w_stages : 0;
     int arrivals = 1;
     if (warp == 0 && kCopied && p.source.row.boxes == 0) arrivals = kRowThreads;
-    if (warp == 1) arrivals = (kBoxes ? 1 : 128) * kWarpgroups * p.share_x;
+    if (warp == 0 && kTurned) arrivals = kTurningWarps * 32;
+    if (warp == 1) arrivals = (is_read_in_place(kFetch) ? 1 : 128) * kWarpgroups * p.share_x;
     if (warp == 3) arrivals = kWarpgroups * p.share_w;
+    if (warp >= 6) arrivals = kTurningWarps * 32;
     if (lane < count) ptx::init_barrier(&shared.x_full[warp * kMostStages + lane], arrivals);
     ptx::fence_barrier_init();
   }
   if (threadIdx.x == kBarrierKinds * 32) {
-    if (kBoxes || kFetch == Fetch::kBoxedPieces || (kCopied && p.source.row.boxes > 0)) {
+    if (kFetch == Fetch::kShared || is_of_slabs(kFetch) || (kCopied && p.source.row.boxes > 0)) {
       ptx::prefetch_map(&p.x);
     }
     if constexpr (has_matrix(kFetch)) ptx::prefetch_map(&p.w);
   }
   ptx::start_dependents();
   if constexpr (kFetch == Fetch::kFlat) list_flat(p, shared.flat);
+  if constexpr (kTurned) clear_planes(p, shared);
   __syncthreads();
   if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
   const int warpgroup = warp / 4;
   if (warpgroup == 0) {
-    ptx::give_registers<loader_registers(kKind, kFetch)>();
+    ptx::give_registers<loader_registers(kKind, kFetch, kTurns)>();
     if (warp == 0) {
       ptx::await_dependency();  // of the weights, where a kernel packs them
       if constexpr (kBoxes) {
         load_tap_weights<T, kChannels, kGradient>(p, shared);
       } else {
         load_row_weights<T, kChannels, kFetch, kGradient>(p, shared);
+      }
+    } else if constexpr (kTurned) {
+      if (warp == 1) {
+        load_raw_images<T, kChannels, kGradient>(p, shared);
+      } else {
+        turn_images<T, kChannels, kGradient>(p, shared, warp - 2);
       }
     } else if (kCopied) {
       if (p.source.row.boxes == 0) {
@@ -149,14 +175,16 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     } else if (warp == 1) {
       if constexpr (kBoxes) {
         load_planes<T, kChannels, kGradient>(p, shared);
-      } else if constexpr (kFetch == Fetch::kBoxedPieces) {
+      } else if constexpr (is_of_slabs(kFetch)) {
         load_slabs<T, kKernel, kGradient>(p, shared);
       } else {
         load_images<T, kChannels, kGradient>(p, shared);
       }
+    } else if constexpr (kTurns) {
+      if (p.turns_weights) turn_weights<T, kChannels, kFetch>(p, shared, warp - 2);
     }
   } else {
-    ptx::take_registers<math_registers(kKind, kFetch)>();
+    ptx::take_registers<math_registers(kKind, kFetch, kTurns)>();
     multiply<T, kKernel, kFetch, kFused, kGradient>(p, shared, warpgroup - 1);
   }
 #endif

@@ -8,10 +8,10 @@
 
 namespace customconv::implicit_gemm {
 
-template <typename T, int kKernel, Fetch kFetch>
-constexpr KernelOf<T> one_of_gradient() {
-  if constexpr (is_of_gradients(kFetch)) {
-    return convolve<T, kKernel, kFetch, false, true>;
+template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kGradient>
+constexpr KernelOf<T> one_kernel() {
+  if constexpr (has_kernels(kFetch, sizeof(T)) && (!kGradient || is_of_gradients(kFetch))) {
+    return convolve<T, kKernel, kFetch, kFused, kGradient>;
   } else {
     return nullptr;
   }
@@ -19,8 +19,8 @@ constexpr KernelOf<T> one_of_gradient() {
 template <typename T, size_t... kIndex>
 KernelOf<T> kernel_of_gradient_at(size_t index, std::index_sequence<kIndex...>) {
   static constexpr KernelOf<T> kTable[] = {
-      one_of_gradient<T, static_cast<int>(kIndex / kFetchCount),
-                      static_cast<Fetch>(kIndex % kFetchCount)>()...};
+      one_kernel<T, static_cast<int>(kIndex / kFetchCount),
+                 static_cast<Fetch>(kIndex % kFetchCount), false, true>()...};
   return kTable[index];
 }
 template <typename T>
@@ -32,8 +32,8 @@ KernelOf<T> kernel_of_gradient(const Tile& tile) {
 template <typename T, bool kFused, size_t... kIndex>
 KernelOf<T> kernel_at(size_t index, std::index_sequence<kIndex...>) {
   static constexpr KernelOf<T> kTable[] = {
-      convolve<T, static_cast<int>(kIndex / kFetchCount), static_cast<Fetch>(kIndex % kFetchCount),
-               kFused, false>...};
+      one_kernel<T, static_cast<int>(kIndex / kFetchCount),
+                 static_cast<Fetch>(kIndex % kFetchCount), kFused, false>()...};
   return kTable[index];
 }
 template <typename T, bool kFused>

@@ -67,6 +67,16 @@ void lay_out_boxes(const ConvProblem& p, bool apart_h, bool apart_w, Tile& t) {
     t.stage_bytes = static_cast<int>(round_up(t.positions * kRowBytes, 1024));
 }
 
+// Fills in a tile of small images whose channels are put side by side.
+void lay_out_turned(const ConvProblem& p, Tile& t) {
+  lay_out_boxes(p, false, false, t);
+  const int64_t size = element_size(p.dtype);
+  const double raw = static_cast<double>(t.images) * static_cast<double>(p.H * p.W) * kRowBytes;
+  t.row.channel_bytes = static_cast<int>(std::min(p.H * p.W * size, kTooMany));
+  t.raw_bytes =
+      static_cast<int>(raw > kTooMany ? kTooMany : round_up(static_cast<int64_t>(raw), 1024));
+}
+
 // Cuts the box of pixels into parts of a cluster's blocks; leaves none where that is not possible.
 void share_box(Tile& t) {
   t.part_images = t.images;
@@ -149,6 +159,8 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
   const bool compact = is_compact(t.fetch);
   row.vector = vector_of(p, compact, t.columns, compact ? apart_h || apart_w : apart_w);
   row.pairs = (t.columns + 1) / 2;
+  if (t.fetch == Fetch::kSlabs)  // an image ends with a slab
+    row.pairs = static_cast<int>(round_up(t.columns, kInstructionRows) / 2);
   // Several pieces make up for few taps.
   t.chunk = compact ? std::min(t.pieces, kRowBytes / kPieceBytes) : 1;
   if (t.is_flat()) t.chunk = t.pieces;
@@ -184,9 +196,10 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
     t.stage_bytes = static_cast<int>(round_up(t.plane_rows * t.pitch * size + 2 * size, 1024));
     return;
   }
-  if (t.fetch == Fetch::kBoxedPieces) {
+  if (is_of_slabs(t.fetch)) {
     row.slabs = static_cast<int>(t.kind().pixels * size / kRowBytes);
-    row.more_slabs = static_cast<int>(std::min<int64_t>(run_images(p, t) - 1, kMostBoxes));
+    if (t.fetch == Fetch::kBoxedPieces)
+      row.more_slabs = static_cast<int>(std::min<int64_t>(run_images(p, t) - 1, kMostBoxes));
     row.slab_bytes = static_cast<int>(channels * kRowBytes);
     t.stage_bytes = (row.slabs + row.more_slabs) * row.slab_bytes;
     return;
@@ -206,10 +219,11 @@ bool stores_boxes(const Forward& p, const Tile& t) {
   }
   // A box is whole slabs of a row, or of an image, which in a run is a row.
   const int64_t slab = kRowBytes / size;
-  if (!stores_planes(p) || t.shape == Shape::kImages) return false;
+  if (!stores_planes(p) || t.shape == Shape::kImages || t.fetch == Fetch::kTurned) return false;
   if (p.has_phases() && p.woven == 0) return false;
   if (t.shape == Shape::kRun) {
     const int64_t image = p.P * p.Q;
+    if (t.fetch == Fetch::kSlabs) return true;
     return p.Q % 2 == 0 && (image % slab == 0 || (p.N == 1 && image % unit == 0));
   }
   return p.Q % unit == 0 && t.columns % slab == 0;
@@ -225,8 +239,19 @@ int past_the_end(const Tile& t) {
 
 // What is not stages.
 int64_t fixed_bytes(const ConvProblem& p, const Tile& t) {
-  return staging(p, t) + kBarrierBytes + (t.by_warps || is_copied(t.fetch) ? kCopiesBytes : 0) +
+  const bool lists = t.by_warps || is_copied(t.fetch) || t.fetch == Fetch::kTurned;
+  return staging(p, t) + kBarrierBytes + (lists ? kCopiesBytes : 0) + kRawStages * t.raw_bytes +
          (t.is_flat() ? kFlatBytes : 0) + past_the_end(t) + exchange_bytes(t);
+}
+
+// Whole images of which all channels of a tile are stored by one copy.
+bool is_legal_turned(const Forward& p, const Tile& t) {
+  const int64_t unit = 16 / element_size(p.dtype);
+  return t.splits == 1 && t.h.planes * t.w.planes == 1 && p.stride_h == 1 && p.stride_w == 1 &&
+         p.P <= t.rows && p.Q <= t.columns && t.positions <= kMostPositions &&
+         t.images * t.rows * t.columns == t.kind().pixels && t.images * p.H * p.W <= kMostCopies &&
+         p.y_aligned && p.K % unit == 0 && strides_match(p.y_sizes(), p.y_strides, Layout::kNchw) &&
+         (!p.has_phases() || p.woven > 0);
 }
 
 // Phases read one plane and store their own pixels.
@@ -254,11 +279,15 @@ Tile make_tile(const Forward& p, int variant, const int (&pixels)[3], int64_t sp
   t.splits = static_cast<int>(splits);
   t.clustered = (variant & kClustered) != 0;
   t.by_warps = (variant & kByWarps) != 0;
+  const bool turns =
+      turns_weights(t.fetch, element_size(p.dtype)) && (variant & kSharesWeights) == 0;
   t.transposed = p.gradient && !t.by_warps && is_of_gradients(t.fetch) &&
-                 transposes(t.kind().channels, t.fetch, element_size(p.dtype));
+                 (turns || transposes(t.kind().channels, t.fetch, element_size(p.dtype)));
   const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
   if (t.fetch == Fetch::kShared) {
     lay_out_boxes(p, apart_h, apart_w, t);
+  } else if (t.fetch == Fetch::kTurned) {
+    lay_out_turned(p, t);
   } else if (is_of_images(t.fetch)) {
     lay_out_images(p, t);
   } else {
@@ -299,7 +328,7 @@ bool choose_stages(const ConvProblem& p, int64_t room, Tile& t) {
   const int64_t input = t.stage_bytes, weight = t.weight_bytes();
   const bool one_tap = t.h.reach == 0 && t.w.reach == 0;
   int64_t stages = 2;
-  if (t.fetch != Fetch::kShared) {
+  if (!is_of_planes(t.fetch)) {
     stages = std::clamp<int64_t>((room - 4 * weight) / input, 2, one_tap ? kMostStages : 4);
   } else if (one_tap) {
     stages = std::clamp<int64_t>(room / (input + weight), 2, kMostStages);
@@ -318,6 +347,7 @@ bool is_legal(const Forward& p, const Tile& t) {
   if (p.has_phases() && !serves_phases(p, t)) return false;
   // Tiles, also those that share pixels, are of one group.
   if (p.groups > 1 && p.group_K() % (t.kind().channels * t.share_x) != 0) return false;
+  if (t.fetch == Fetch::kTurned) return is_legal_turned(p, t);
   if (t.fetch == Fetch::kShared) {
     return t.part_images * t.part_rows * t.part_columns > 0 && t.positions <= kMostPositions &&
            (t.pitch - 1) * p.stride_w + 1 <= kMostBox &&
@@ -325,6 +355,7 @@ bool is_legal(const Forward& p, const Tile& t) {
   }
   if (t.positions >= kTooMany) return false;
   if (is_of_images(t.fetch)) return true;
+  if (t.fetch == Fetch::kSlabs) return t.boxed_out;  // its sums are in another order
   if (t.fetch == Fetch::kBoxedPieces) return t.row.slabs + t.row.more_slabs <= kMostBoxes;
   const int64_t vectors = t.positions * element_size(p.dtype) / t.row.vector;
   if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
@@ -550,6 +581,10 @@ void place_taps(const Forward& p, const Tile& t, Phase (&phases)[kMostPhases]) {
 int staging(const ConvProblem& p, const Tile& t) {
   const int size = static_cast<int>(element_size(p.dtype));
   const int channels = t.kind().channels, groups = warpgroups(t.kind(), t.fetch);
+  if (t.fetch == Fetch::kTurned) {
+    const int64_t tile = int64_t{t.images} * channels * p.P * p.Q * size;
+    return size == 2 ? static_cast<int>(round_up(tile, 1024)) : 0;
+  }
   if (t.fetch != Fetch::kShared && stores_planes(p)) {
     const int slabs = kInstructionRows * size / kRowBytes * channels / slab_channels(channels);
     return t.splits > 1 ? 0 : groups * std::min(slabs, kMostPlanarSlabs) * kSlabBytes;

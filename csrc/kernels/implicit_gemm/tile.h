@@ -27,6 +27,7 @@ constexpr int kMostBlocks = 4;        // of a tile
 constexpr int kRowThreads = 96;       // that copy rows
 constexpr int kRowBarrier = 15;       // of theirs
 constexpr int kMostStages = 8;
+constexpr int kRawStages = 2;  // of images before their channels are side by side
 // Of output: 64 pixels by 128 bytes of channels, or the other way round.
 constexpr int kSlabBytes = 64 * kRowBytes;
 constexpr int kMostPlanarSlabs = 2;            // that a warpgroup stores at a time, planar
@@ -80,36 +81,56 @@ enum class Fetch : int {
   kImages,       // images as they are, pixel by pixel: small ones, whose rows are not aligned
   kImagePieces,  // the same, a single tap
   kBoxedPieces,  // as kPieces, from slabs that the copy engine brings: rows of whole 16 bytes
+  kSlabs,        // slabs of 16 bits, of one image each: the instruction reads them where they lie
+  kTurned,  // small images, whose channels threads put side by side: the instruction reads planes
 };
-inline constexpr int kFetchCount = 9;
+inline constexpr int kFetchCount = 11;
 
 // Whether threads copy pixels; else the copy engine does.
 constexpr bool is_copied(Fetch fetch) { return fetch >= Fetch::kPieces && fetch <= Fetch::kFlat; }
 constexpr bool is_of_images(Fetch fetch) {
   return fetch == Fetch::kImages || fetch == Fetch::kImagePieces;
 }
-// One tap: no rows, but the tile's pixels one after the other.
-constexpr bool is_compact(Fetch fetch) {
-  return fetch == Fetch::kPieces || fetch == Fetch::kBoxedPieces;
+constexpr bool is_of_slabs(Fetch fetch) {
+  return fetch == Fetch::kBoxedPieces || fetch == Fetch::kSlabs;
 }
+// Planes of pixels, their channels side by side.
+constexpr bool is_of_planes(Fetch fetch) {
+  return fetch == Fetch::kShared || fetch == Fetch::kTurned;
+}
+// Whether the matrix instruction reads pixels from shared memory, not threads.
+constexpr bool is_read_in_place(Fetch fetch) {
+  return is_of_planes(fetch) || fetch == Fetch::kSlabs;
+}
+// The instruction transposes matrices of 16 bits.
+constexpr bool has_kernels(Fetch fetch, int64_t element_size) {
+  return fetch != Fetch::kSlabs || element_size == 2;
+}
+// One tap: no rows, but the tile's pixels one after the other.
+constexpr bool is_compact(Fetch fetch) { return fetch == Fetch::kPieces || is_of_slabs(fetch); }
 // Weights are matrices whose rows are channels, else units of a piece of one tap.
 constexpr bool has_matrix(Fetch fetch) {
-  return fetch == Fetch::kShared || fetch == Fetch::kPieces || fetch == Fetch::kImagePieces ||
-         fetch == Fetch::kBoxedPieces;
+  return is_of_planes(fetch) || fetch == Fetch::kPieces || fetch == Fetch::kImagePieces ||
+         is_of_slabs(fetch);
 }
 
-// Whether there is a kernel for input gradients alone: of phases, or of weights as they are. The
-// instruction transposes matrices of 16 bits.
+// Whether there is a kernel for input gradients alone: of phases, or of weights as they are.
 constexpr bool is_of_gradients(Fetch fetch) { return fetch != Fetch::kFlat; }
-constexpr int kTransposedChannels = 64;  // of output, in a row of such a matrix
+constexpr int kLeastTransposed = 64;  // output channels of such a matrix
 constexpr bool transposes(int channels, Fetch fetch, int64_t element_size) {
-  return has_matrix(fetch) && element_size == 2 && channels >= kTransposedChannels;
+  return has_matrix(fetch) && element_size == 2 && channels >= kLeastTransposed;
+}
+// Of 32 bits, two warps that have nothing to load transpose such weights in shared memory.
+constexpr bool turns_weights(Fetch fetch, int64_t element_size) {
+  const bool idle =
+      fetch == Fetch::kShared || fetch == Fetch::kBoxedPieces || fetch == Fetch::kImagePieces;
+  return idle && element_size == 4;
 }
 
 // Warpgroups that multiply. Fetching takes a warp's time, in which others multiply: of rows, each
 // has a block. The instruction reads planes by itself: two are enough.
 constexpr int warpgroups(const Kernel& kernel, Fetch fetch) {
-  return fetch == Fetch::kShared ? 2 : kernel.blocks();
+  return is_of_planes(fetch) ? 2 : kernel.blocks();
 }
 // Whether there is a kernel that multiplies by warps: where they fetch pixels into registers, sums
 // of larger tiles would leave too few.
@@ -188,6 +209,7 @@ struct Tile {
   int pieces;                  // of a group's channels, or with its taps: kPieceBytes each
   int chunk;                   // of them, in a step
   int stage_bytes;             // of the input
+  int raw_bytes;               // of images as they come, of a stage
 
   constexpr const Kernel& kind() const { return kKernels[kernel]; }
   bool is_flat() const { return fetch == Fetch::kFlat; }

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/divide.cuh"
 #include "kernels/epilogue.h"
@@ -71,6 +72,7 @@ struct Params {
   int x_stages, w_stages;
   bool boxed_out;
   int stage_bytes, boxed_bytes, weight_bytes;
+  int raw_bytes;                   // of a stage of images as they come
   int cluster;                     // thread blocks of a cluster
   int share_x, share_w;            // of them, those that share pixels, and weights: 1 or 2
   Corner x_part;                   // from the part of a box that a block copies to the next one's
@@ -88,6 +90,7 @@ struct Params {
   int weight_row, weight_taps;  // of a matrix: elements of a row, and rows of an output channel
   bool planes_first;            // tiles of the same channels follow each other
   bool phases_mixed;            // those of the same pixels follow each other
+  bool turns_weights;           // they are transposed in shared memory
   Divider<int32_t> tiles_q, tiles_p, tiles_n, groups_k, groups_x, in_cluster;
   Divider<int32_t> in_group;  // of groups_k, those of a group of the convolution
   Divider<int32_t> group_K;   // output channels of a group of the convolution
@@ -171,16 +174,16 @@ constexpr int matrix_step(bool transposed) {
 }
 
 // Of a weight that is transposed, by the elements' rows of 128 bytes: some input channels of each
-// 64 output channels. Calls `copy` with where they are in a stage and in the weight.
+// slab of output channels. Calls `copy` with where they are in a stage and in the weight.
 template <int kChannels, typename T, typename Copy>
 __device__ inline void each_transposed(const Params<T>& p, const Corner& at, int c, int first_row,
                                        Copy copy) {
-  constexpr int kBlockBytes = kRowBytes / static_cast<int>(sizeof(T)) * kRowBytes;
+  constexpr int kColumns = kRowBytes / static_cast<int>(sizeof(T));
+  constexpr int kBlockBytes = kColumns * kRowBytes;
   const int k = at.k - p.group_K.quotient(at.k) * p.group_K.divisor();
 #pragma unroll
-  for (int i = 0; i < kChannels / kTransposedChannels; ++i) {
-    copy(i * kBlockBytes + first_row * kRowBytes, k + i * kTransposedChannels,
-         at.c + c + first_row);
+  for (int i = 0; i < kChannels / kColumns; ++i) {
+    copy(i * kBlockBytes + first_row * kRowBytes, k + i * kColumns, at.c + c + first_row);
   }
 }
 
@@ -219,6 +222,21 @@ struct Step {
   }
 };
 
+// Calls `function` with the number of a step's pieces, which then is a constant.
+template <typename Function>
+__device__ inline void with_pieces(int pieces, Function function) {
+  constexpr int kWhole = kRowBytes / kPieceBytes;
+  if (pieces >= kWhole) {
+    function(std::integral_constant<int, kWhole>());
+  } else if (pieces == 3) {
+    function(std::integral_constant<int, 3>());
+  } else if (pieces == 2) {
+    function(std::integral_constant<int, 2>());
+  } else {
+    function(std::integral_constant<int, 1>());
+  }
+}
+
 struct Shared {
   // What has a fixed size comes first: its addresses are constants.
   template <typename T>
@@ -233,7 +251,11 @@ struct Shared {
         w_full(x_empty + kMostStages),
         w_empty(w_full + kMostStages),
         residual_full(w_empty + kMostStages),
-        exchange(reinterpret_cast<float*>(weights + p.w_stages * p.weight_bytes)) {}
+        raw_full(residual_full + kMostStages),
+        raw_empty(raw_full + kMostStages),
+        w_turned(raw_empty + kMostStages),
+        raw(weights + p.w_stages * p.weight_bytes),
+        exchange(reinterpret_cast<float*>(raw + kRawStages * p.raw_bytes)) {}
 
   char* input;
   char* weights;
@@ -245,7 +267,11 @@ struct Shared {
   ptx::Barrier* w_full;
   ptx::Barrier* w_empty;
   ptx::Barrier* residual_full;  // of each warpgroup
-  float* exchange;              // of a cluster
+  ptx::Barrier* raw_full;
+  ptx::Barrier* raw_empty;
+  ptx::Barrier* w_turned;  // weights that are transposed in shared memory
+  char* raw;               // images as they come
+  float* exchange;         // of a cluster
 };
 
 // A thread block's steps, one tile after the other: every agent that loads walks through the same.

@@ -143,29 +143,32 @@ CUSTOMCONV_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 CUSTOMCONV_PRODUCTS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
 CUSTOMCONV_PRODUCTS(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 
-// The same where both operands are transposed: sums of 64 rows by kColumns, 16 long. Adds to sums
-// that exist.
-template <typename T, int kColumns>
+// The same where the first operand is transposed, and the second unless `kBoth` is false: sums of
+// 64 rows by kColumns, 16 long. Adds to sums that exist.
+template <typename T, int kColumns, bool kBoth = true>
 struct TransposedProduct;
 
-#define CUSTOMCONV_TRANSPOSED(T, type, columns, sums, a, b)                     \
-  template <>                                                                   \
-  struct TransposedProduct<T, columns> {                                        \
-    static __device__ void add(float* d, uint64_t x, uint64_t y) {              \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type \
-                   " " CUSTOMCONV_SUMS_##sums ", " a ", " b ", 1, 1, 1, 1, 1;"  \
-                   : CUSTOMCONV_R##sums(d, 0)                                   \
-                   : "l"(x), "l"(y));                                           \
-    }                                                                           \
+#define CUSTOMCONV_TRANSPOSED(T, type, columns, sums, a, b, both, trans_b)               \
+  template <>                                                                            \
+  struct TransposedProduct<T, columns, both> {                                           \
+    static __device__ void add(float* d, uint64_t x, uint64_t y) {                       \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type          \
+                   " " CUSTOMCONV_SUMS_##sums ", " a ", " b ", 1, 1, 1, 1, " trans_b ";" \
+                   : CUSTOMCONV_R##sums(d, 0)                                            \
+                   : "l"(x), "l"(y));                                                    \
+    }                                                                                    \
   };
 #define CUSTOMCONV_TRANSPOSED_HALVES(...)               \
   CUSTOMCONV_TRANSPOSED(__half, "f16.f16", __VA_ARGS__) \
   CUSTOMCONV_TRANSPOSED(__nv_bfloat16, "bf16.bf16", __VA_ARGS__)
 
-CUSTOMCONV_TRANSPOSED_HALVES(64, 32, "%32", "%33")
-CUSTOMCONV_TRANSPOSED_HALVES(128, 64, "%64", "%65")
-CUSTOMCONV_TRANSPOSED_HALVES(192, 96, "%96", "%97")
-CUSTOMCONV_TRANSPOSED_HALVES(256, 128, "%128", "%129")
+CUSTOMCONV_TRANSPOSED_HALVES(64, 32, "%32", "%33", true, "1")
+CUSTOMCONV_TRANSPOSED_HALVES(128, 64, "%64", "%65", true, "1")
+CUSTOMCONV_TRANSPOSED_HALVES(192, 96, "%96", "%97", true, "1")
+CUSTOMCONV_TRANSPOSED_HALVES(256, 128, "%128", "%129", true, "1")
+CUSTOMCONV_TRANSPOSED_HALVES(32, 16, "%16", "%17", false, "0")
+CUSTOMCONV_TRANSPOSED_HALVES(64, 32, "%32", "%33", false, "0")
+CUSTOMCONV_TRANSPOSED_HALVES(128, 64, "%64", "%65", false, "0")
 
 #undef CUSTOMCONV_TRANSPOSED_HALVES
 #undef CUSTOMCONV_TRANSPOSED
