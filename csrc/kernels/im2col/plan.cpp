@@ -11,7 +11,7 @@ namespace {
 // Measured on an H100, see docs/kernels/im2col.md.
 constexpr double kMatrixEfficiency = 0.75;  // of the library's product, at full tiles
 constexpr double kColumnBandwidth = 0.65;   // of device memory, where columns are written and read
-constexpr double kDgradBandwidth = 0.45;    // where they are written and gathered from
+constexpr double kDgradBandwidth = 0.40;    // where they are written and gathered from
 // Of the product's rate, where rows of columns are not whole 8 bytes.
 constexpr double kUnalignedShare = 0.1;       // 16-bit
 constexpr double kUnalignedWideShare = 0.25;  // wider

@@ -24,7 +24,7 @@ constexpr double kElementBytesPerClock = 1.6;  // where elements are copied thro
 constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together
 constexpr double kBoxedRowClocks = 6;          // of the copy engine, for each row of a channel
 constexpr double kTurnedUnitClocks = 3;        // to put 16 bytes of channels side by side
-constexpr double kTurnedBlockClocks = 110;     // to transpose 32 x 32 of the weights
+constexpr double kTurnedBlockClocks = 95;      // to transpose 32 x 32 of the weights
 constexpr double kPackLatencyMs = 0.002;       // of a kernel that packs a matrix
 constexpr double kPackBytesPerClock = 430;     // of the whole GPU, read
 constexpr double kStoreBytesPerClock = 20;
@@ -163,13 +163,15 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
   }
   clocks.load = (input / t.share_x + weights / t.share_w) / kL2BytesPerClock;
   if (is_of_images(t.fetch)) {
-    clocks.math += products / 2 * kGroupClocks;
+    // A step of one tap has a single product.
+    const double group = t.fetch == Fetch::kImages && taps == 1 ? 1 : 2;
+    clocks.math += products / group * kGroupClocks;
   } else if (!is_read_in_place(t.fetch)) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
   }
-  if (t.transposed && turns_weights(t.fetch, element_size(p.dtype))) {
+  if (t.turned) {
     const double blocks = products * kPieceBytes / kRowBytes * kind.channels / 32;
-    clocks.load = std::max(clocks.load, blocks * kTurnedBlockClocks);
+    clocks.math += blocks * kTurnedBlockClocks;  // shared memory's, which products want
   }
   if (is_of_images(t.fetch)) {
     clocks.load = std::max(clocks.load, kImageCopyClocks * t.images * t.chunks());
@@ -467,12 +469,22 @@ class Search {
     if (several_x && several_k) try_splits(variant | kSharesPixels | kSharesWeights, pixels, 1);
   }
 
-  void try_splits(int variant, const int (&pixels)[3], int64_t splits) {
+  void weigh(int variant, const int (&pixels)[3], int64_t splits) {
     Choice choice{make_tile(p_, variant, pixels, splits), variant, 0, 0};
     if (choice.tile.tiles() * splits > INT32_MAX / 2) return;
     if (!price(p_, d_, choice)) return;
     if (best_.ms == 0 || choice.ms < best_.ms) best_ = choice;
     if (all_ != nullptr) all_->push_back(choice);
+  }
+
+  // Weights as they are packed, or turned by the kernel itself: that saves the time to pack them,
+  // and slows every tile down.
+  void try_splits(int variant, const int (&pixels)[3], int64_t splits) {
+    weigh(variant, pixels, splits);
+    const auto fetch = static_cast<Fetch>(variant >> kFetchShift & 15);
+    const bool turns = p_.gradient && !by_warps_ && (variant & kSharesWeights) == 0 &&
+                       turns_weights(fetch, element_size(p_.dtype));
+    if (turns) weigh(variant | kTurnsWeights, pixels, splits);
   }
 
   const Forward& p_;

@@ -198,6 +198,7 @@ struct Tile {
   int share_x, share_w;
   int part_images, part_rows, part_columns;
   bool transposed;    // the weight is a matrix of an input gradient, with its rows as they were
+  bool turned;        // such a matrix of 32 bits, transposed in shared memory
   bool by_warps;      // warps multiply, threads copy: there is no copy engine
   bool planes_first;  // tiles of the same output channels follow each other, image by image
   bool phases_mixed;  // tiles of the same pixels follow each other, phase by phase
@@ -231,7 +232,8 @@ enum Flag : int {
   kClustered = 4096,
   kSharesPixels = 8192,
   kSharesWeights = 16384,
-  kByWarps = 32768  // for compute capability 8.0 and later, not only Hopper
+  kByWarps = 32768,  // for compute capability 8.0 and later, not only Hopper
+  kTurnsWeights = 65536
 };
 
 constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {

@@ -180,7 +180,9 @@ __device__ inline void each_transposed(const Params<T>& p, const Corner& at, int
                                        Copy copy) {
   constexpr int kColumns = kRowBytes / static_cast<int>(sizeof(T));
   constexpr int kBlockBytes = kColumns * kRowBytes;
-  const int k = at.k - p.group_K.quotient(at.k) * p.group_K.divisor();
+  // Tiles that only fill a cluster stay behind the last channel: a box's first column has to be a
+  // multiple of 16 bytes, as the width of a group may not be.
+  const int k = at.k - p.group_K.quotient(min(at.k, p.out.K - 1)) * p.group_K.divisor();
 #pragma unroll
   for (int i = 0; i < kChannels / kColumns; ++i) {
     copy(i * kBlockBytes + first_row * kRowBytes, k + i * kColumns, at.c + c + first_row);
