@@ -24,8 +24,10 @@ constexpr double kElementBytesPerClock = 1.6;  // where elements are copied thro
 constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together
 constexpr double kBoxedRowClocks = 6;          // of the copy engine, for each row of a channel
 constexpr double kTurnedUnitClocks = 3;        // to put 16 bytes of channels side by side
-constexpr double kTurnedBlockClocks = 95;      // to transpose 32 x 32 of the weights
-constexpr double kPackLatencyMs = 0.002;       // of a kernel that packs a matrix
+constexpr double kTurnedBlockClocks = 80;      // to transpose 32 x 32 of the weights,
+constexpr double kTurnedInPlaceClocks = 170;   // where products read pixels from there too
+constexpr double kPackLatencyMs = 0.001;       // of a kernel that packs a matrix,
+constexpr double kPackMs = 0.0025;             // which takes no less
 constexpr double kPackBytesPerClock = 430;     // of the whole GPU, read
 constexpr double kStoreBytesPerClock = 20;
 constexpr double kBoxedBytesPerClock = 48;    // by the copy engine, where all slabs have room
@@ -39,7 +41,7 @@ constexpr double kTileClocks = 730;           // until the first products, and a
 constexpr double kGroupClocks = 180;          // what a group of products of rows costs on top
 constexpr double kClusterBytesPerClock = 15;  // that a block writes to the others' shared memory
 constexpr double kClusterMs = 0.00033;        // for each of its blocks
-constexpr double kSharingMs = 0.0013;         // to start a cluster of two that share
+constexpr double kSharingMs = 0.0007;         // to start a cluster of two that share
 constexpr double kClusterShare = 0.91;        // of the multiprocessors, that larger clusters reach
 constexpr double kSplitBytesPerClock = 3700;  // of the whole GPU, written and read
 constexpr double kLaunchMs = 0.006;
@@ -76,7 +78,7 @@ double fetched_bytes(const ConvProblem& p, const Tile& t) {
     case Fetch::kBoxedPieces:
       return 2048;
     case Fetch::kTaps:
-      return 1800;
+      return p.dtype == DType::kFloat32 ? 2600 : 1800;
     case Fetch::kOddTaps:
       return 2500;
     default:
@@ -171,7 +173,7 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
   }
   if (t.turned) {
     const double blocks = products * kPieceBytes / kRowBytes * kind.channels / 32;
-    clocks.math += blocks * kTurnedBlockClocks;  // shared memory's, which products want
+    clocks.math += blocks * (boxes ? kTurnedInPlaceClocks : kTurnedBlockClocks);
   }
   if (is_of_images(t.fetch)) {
     clocks.load = std::max(clocks.load, kImageCopyClocks * t.images * t.chunks());
@@ -247,7 +249,7 @@ bool price(const Forward& p, const DeviceProperties& d, Choice& choice) {
     const double bytes =
         static_cast<double>(weight.rows * weight.row) * static_cast<double>(element_size(p.dtype));
     const double pack_ms = kPackLatencyMs + bytes / kPackBytesPerClock / (d.clock_ghz * 1e6);
-    choice.ms += has_matrix(t.fetch) ? std::max(pack_ms, kNextMs) : kNextMs;
+    choice.ms += has_matrix(t.fetch) ? std::max(pack_ms, kPackMs) : kNextMs;
   }
   return true;
 }
