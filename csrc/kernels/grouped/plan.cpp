@@ -222,9 +222,9 @@ class Search {
     const double filling = w.sets * w.column_warps * w.weight_bytes / 128.0 *
                            kBoxInstructionsPerWeight / (4 * kIssueEfficiency);
     plan.predicted_ms =
-        kLaunchMs + box_ms(d_, static_cast<double>(plan.grid[0]), own * (clocks + alone) + filling,
-                           kBoxBlockClocks + own * waits, d_.sm_count, resident,
-                           p_.least_bytes() + part_bytes());
+        kLaunchMs + total_ms(d_, kBoxOverlap, static_cast<double>(plan.grid[0]),
+                             own * (clocks + alone) + filling, kBoxBlockClocks + own * waits,
+                             d_.sm_count, resident, p_.least_bytes() + part_bytes());
     take(plan, v, w.tile);
   }
 
@@ -304,9 +304,9 @@ class Search {
     const double clocks = std::max({issues / (4 * kIssueEfficiency), operands, products});
     plan.predicted_ms =
         kLaunchMs + kPackMs +
-        total_ms(d_, static_cast<double>(plan.grid[0]), own * clocks + once,
-                 kBlockClocks + own * stages * (w.resident ? kTileClocks : kTurnClocks), resident,
-                 bytes);
+        total_ms(d_, kSlotOverlap, static_cast<double>(plan.grid[0]), own * clocks + once,
+                 kBlockClocks + own * stages * (w.resident ? kTileClocks : kTurnClocks),
+                 d_.sm_count, resident, bytes);
     take(plan, v, tile);
     return true;
   }
@@ -327,12 +327,12 @@ class Search {
     const double products = warps * steps * pairs * channels * kProductClocks;
     const double clocks = std::max({issues / (4 * kIssueEfficiency), operands, products});
     const double resident = std::min<double>(kernel.blocks(), resident_of(w.bytes));
-    split_gradient(v, tile, w.cut, v.pixel_warps(), w.bytes,
-                   [&](double blocks, double own, double bytes) {
-                     const double sums = warps * pairs * channels * 4 * 8 / (4 * kIssueEfficiency);
-                     return total_ms(d_, blocks, clocks * own + sums,
-                                     kBlockClocks + own * kTurnClocks, resident, bytes);
-                   });
+    split_gradient(
+        v, tile, w.cut, v.pixel_warps(), w.bytes, [&](double blocks, double own, double bytes) {
+          const double sums = warps * pairs * channels * 4 * 8 / (4 * kIssueEfficiency);
+          return total_ms(d_, kSlotOverlap, blocks, clocks * own + sums,
+                          kBlockClocks + own * kTurnClocks, d_.sm_count, resident, bytes);
+        });
     return true;
   }
 
@@ -453,9 +453,9 @@ class Search {
       const double bytes = p_.least_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
       plan.predicted_ms =
           kLaunchMs + (cluster > 1 ? cluster * kClusterMs : 0) + (parts > 1 ? kNextMs : 0) +
-          box_ms(d_, static_cast<double>(plan.grid[0]), own * clocks + sums * stored + exchange,
-                 kGradientBlockClocks + own * waits,
-                 static_cast<double>(clusters * cluster) / resident, resident, bytes);
+          total_ms(d_, kBoxOverlap, static_cast<double>(plan.grid[0]),
+                   own * clocks + sums * stored + exchange, kGradientBlockClocks + own * waits,
+                   static_cast<double>(clusters * cluster) / resident, resident, bytes);
       take(plan, v, w.tile);
     }
   }

@@ -28,8 +28,6 @@ constexpr double kOperandClocks = 2.03;
 constexpr double kBlockClocks = 3.36e+03;  // that a block waits: until it begins
 constexpr double kTileClocks = 2960;       // for a tile, where producers bring it
 constexpr double kTurnClocks = 4280;       // and where all threads bring it or a chunk in turns
-constexpr double kBandwidthEfficiency = 0.666;
-constexpr double kOverlapLoss = 1;
 constexpr double kLaunchMs = 4.9e-3;
 constexpr double kPackMs = 0.9e-3;
 constexpr double kNextMs = 3.3e-3;  // of a weight gradient's second kernel
@@ -61,8 +59,6 @@ constexpr double kInstructionsPerExchangedSum = 80;
 constexpr double kInstructionsPerStoredSum = 160;
 constexpr double kOperandLatency = 14;  // clocks of a warp, in a weight gradient
 constexpr double kProductLatency = 23;
-constexpr double kBoxBandwidthEfficiency = 0.894;
-constexpr double kBoxOverlapLoss = 0.439;
 
 // Of clusters, as in implicit_gemm.
 constexpr double kClusterBytesPerClock = 13.7;  // of the others' shared memory
@@ -108,27 +104,24 @@ inline double count_strips(ByThreads& all, const Strips& s, int images) {
   return kTurnedClocks + std::ceil(turns / 8) * kTurnLatency;
 }
 
+// How well a kind of kernel uses the bandwidth, and which share of the shorter times the longest
+// does not hide.
+struct Overlap {
+  double bandwidth, loss;
+};
+constexpr Overlap kSlotOverlap{0.666, 1};
+constexpr Overlap kBoxOverlap{0.894, 0.439};
+
 // Of blocks that keep one of so many multiprocessors busy for so many clocks, and wait for so
 // many.
-inline double box_ms(const DeviceProperties& d, double blocks, double clocks, double waits,
-                     double sms, double resident, double bytes) {
+inline double total_ms(const DeviceProperties& d, const Overlap& overlap, double blocks,
+                       double clocks, double waits, double sms, double resident, double bytes) {
   const double to_ms = 1 / (d.clock_ghz * 1e6);
   const double busy_ms = std::ceil(blocks / sms) * clocks * to_ms;
   const double waits_ms = std::ceil(blocks / (sms * resident)) * waits * to_ms;
-  const double bytes_ms = bytes / (d.bandwidth_gb_s * 1e6 * kBoxBandwidthEfficiency);
+  const double bytes_ms = bytes / (d.bandwidth_gb_s * 1e6 * overlap.bandwidth);
   const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-  return longest + kBoxOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest);
-}
-
-// Of blocks that keep a multiprocessor busy for so many clocks, and last at least so long.
-inline double total_ms(const DeviceProperties& d, double blocks, double clocks, double waits,
-                       double resident, double bytes) {
-  const double to_ms = 1 / (d.clock_ghz * 1e6);
-  const double busy_ms = std::ceil(blocks / d.sm_count) * clocks * to_ms;
-  const double waits_ms = std::ceil(blocks / (d.sm_count * resident)) * waits * to_ms;
-  const double bytes_ms = bytes / (d.bandwidth_gb_s * 1e6 * kBandwidthEfficiency);
-  const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-  return longest + kOverlapLoss * (busy_ms + waits_ms + bytes_ms - longest);
+  return longest + overlap.loss * (busy_ms + waits_ms + bytes_ms - longest);
 }
 
 }  // namespace customconv::grouped
