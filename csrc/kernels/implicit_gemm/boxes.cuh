@@ -64,24 +64,6 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
   await_readers(shared.w_empty, p.w_stages, w);
 }
 
-// Tiles of the same pixels begin at the same time. While each waits for its first stages, those of
-// a group bring what follows to the second-level cache, each its share: all asking for the same
-// planes, they would keep memory waiting.
-template <typename T, int kChannels, bool kGradient>
-__device__ inline void prefetch_planes(const Params<T>& p, const Walk<T, kGradient>& walk,
-                                       const Sharing<T>& own, bool elected) {
-  constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
-  const int groups = p.in_group.divisor();
-  if (groups == 1) return;
-  int32_t group = walk.work.at.k / (kChannels * p.share_x);
-  group = p.in_group.split(group);
-  for (int i = walk.work.first + p.x_stages + group; i < walk.work.last; i += groups) {
-    const Step step(p, i);
-    const Corner at = walk.plane(step, own);
-    if (elected) ptx::prefetch_box(&p.x, at.c + step.chunk * kChunk, at.q, at.p, at.n);
-  }
-}
-
 template <typename T, int kChannels, bool kGradient>
 __device__ inline void load_planes(const Params<T>& p, const Shared& shared) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
@@ -90,7 +72,7 @@ __device__ inline void load_planes(const Params<T>& p, const Shared& shared) {
   const auto sharers = static_cast<uint16_t>(((1 << p.share_x) - 1) << (own.w * p.share_x));
   Place x;
   for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
-    const Corner at = walk.plane(walk.step, own);
+    const Corner at = walk.plane(own);
     char* to = shared.input + x.stage * p.stage_bytes + own.x * p.part_bytes;
     ptx::Barrier* full = &shared.x_full[x.stage];
     const int c = at.c + walk.step.chunk * kChunk;
@@ -104,8 +86,6 @@ __device__ inline void load_planes(const Params<T>& p, const Shared& shared) {
       }
     }
     x.advance(p.x_stages);
-    if (walk.taken() + 1 == p.x_stages)
-      prefetch_planes<T, kChannels, kGradient>(p, walk, own, elected);
   }
   await_readers(shared.x_empty, p.x_stages, x);
 }

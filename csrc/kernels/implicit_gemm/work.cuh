@@ -286,18 +286,15 @@ class Walk {
   }
   __device__ bool is_over() const { return item_ >= p_.items; }
   __device__ bool is_new_tile() const { return index_ == work.first; }
-  // Steps of the tile in front of this one.
-  __device__ int taken() const { return index_ - work.first; }
-  __device__ Corner plane() const { return plane(step); }
-  __device__ Corner plane(const Step& step) const {
+  __device__ Corner plane() const {
     Corner at = work.at;
     at.p = at.p * p_.stride_h - p_.pad_h + step.plane_h * p_.dilation_h;
     at.q = at.q * p_.stride_w - p_.pad_w + step.plane_w * p_.dilation_w;
     return at;
   }
   // Of a block's part of it.
-  __device__ Corner plane(const Step& step, const Sharing<T>& own) const {
-    Corner at = plane(step);
+  __device__ Corner plane(const Sharing<T>& own) const {
+    Corner at = plane();
     at.n += own.x * p_.x_part.n;
     at.p += own.x * p_.x_part.p;
     at.q += own.x * p_.x_part.q;

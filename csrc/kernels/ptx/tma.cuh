@@ -39,13 +39,6 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, Barrier* barri
       : "memory");
 }
 
-// Brings a box to the second-level cache.
-__device__ inline void prefetch_box(const CUtensorMap* map, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
-               "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-               : "memory");
-}
-
 // Copies a box into every thread block of the cluster that `blocks` has a bit for: to the same
 // place, and each one's barrier is told.
 __device__ inline void multicast_box(uint16_t blocks, void* to, const CUtensorMap* map,
