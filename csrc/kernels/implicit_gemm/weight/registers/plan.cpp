@@ -104,7 +104,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
   const double bytes_ms = 1e-6 * least_bytes(p) / (kBandwidthShare * d.bandwidth_gb_s);
   ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
-  if (!is_direct(p, t)) {
+  if (!t.clustered) {
     const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
     ms += kNextMs + parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
   }
@@ -206,7 +206,7 @@ class Search {
     plan.shared_bytes = shared_bytes(t);
     plan.grid[0] = blocks_of(p_, t) * t.splits;
     plan.workspace_bytes =
-        is_direct(p_, t) ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
+        t.clustered ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
     plan.predicted_ms = choice.ms;
     return plan;
   }
