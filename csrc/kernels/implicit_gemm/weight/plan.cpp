@@ -100,13 +100,14 @@ class Search {
   void try_variant(int variant) {
     choices_.clear();
     // As an image's width divides evenly, and what fits whatever the strides.
-    const auto runs = static_cast<int>(std::min<int64_t>(ceil_divide(p_.Q, kRun), kMostBox / kRun));
-    for (int i = 1; i <= kCuts; ++i) {
-      const int64_t columns = ceil_divide(ceil_divide(p_.Q, i), kRun) * kRun;
-      if (columns <= kMostBox) try_rows(variant, static_cast<int>(columns));
+    std::vector<int64_t> widths;
+    for (int i = 1; i <= kCuts; ++i) widths.push_back(ceil_divide(ceil_divide(p_.Q, i), kRun));
+    for (int64_t runs = 1; runs * kRun < p_.Q; runs *= 2) widths.push_back(runs);
+    std::sort(widths.begin(), widths.end());
+    widths.erase(std::unique(widths.begin(), widths.end()), widths.end());
+    for (const int64_t runs : widths) {
+      if (runs <= kMostBox / kRun) try_rows(variant, static_cast<int>(runs * kRun));
     }
-    for (int count = 1; count < runs; count *= 2) try_rows(variant, count * kRun);
-    if (choices_.empty()) try_rows(variant, kRun);
     std::sort(choices_.begin(), choices_.end(),
               [](const Choice& a, const Choice& b) { return a.ms < b.ms; });
     if (choices_.empty()) return;

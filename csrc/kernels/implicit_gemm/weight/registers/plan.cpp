@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <tuple>
+#include <vector>
 
 #include "kernels/implicit_gemm/weight/registers/geometry.h"
 #include "kernels/implicit_gemm/weight/splits.h"
@@ -146,12 +147,18 @@ class Search {
   // As an image's width divides evenly, and what fits whatever the strides.
   void try_columns(int variant) {
     const int unit = column_unit(p_, kKernels[variant % kVariantKernels]);
+    std::vector<int> widths;
     for (int64_t cuts = 1; cuts <= kCuts; ++cuts) {
-      const int64_t columns = whole(ceil_divide(p_.Q, cuts), unit);
-      if (columns <= kMostBox) try_rows(variant, static_cast<int>(columns));
+      const int64_t columns = ceil_divide(p_.Q, cuts);
+      if (columns <= kMostBox) widths.push_back(whole(columns, unit));
     }
     for (int columns = unit; columns <= kMostBox && columns < p_.Q; columns *= 2) {
-      try_rows(variant, columns);
+      widths.push_back(columns);
+    }
+    std::sort(widths.begin(), widths.end());
+    widths.erase(std::unique(widths.begin(), widths.end()), widths.end());
+    for (const int columns : widths) {
+      if (columns <= kMostBox) try_rows(variant, columns);
     }
   }
 
