@@ -62,14 +62,11 @@ __device__ inline Gathered exchange(char* memory, int threads, int rank, int clu
       sums[i + bit * 4] = first;
     }
   }
-  const auto sync = [&] {
-    if (cluster > 1) {
-      ptx::sync_cluster();
-    } else {
-      ptx::sync_threads(1, threads);
-    }
-  };
-  sync();
+  if (cluster > 1) {
+    ptx::meet_cluster();  // nothing that was written matters
+  } else {
+    ptx::sync_threads(1, threads);
+  }
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int place = all.place(warp * kColumnBlocks + i / 8, i & ((1 << log) - 1), lane);
@@ -82,7 +79,11 @@ __device__ inline Gathered exchange(char* memory, int threads, int rank, int clu
       ptx::store_cluster(ptx::cluster_address(to, rank ^ other), own);
     }
   }
-  sync();
+  if (cluster > 1) {
+    ptx::sync_cluster();
+  } else {
+    ptx::sync_threads(1, threads);
+  }
   return all;
 }
 
