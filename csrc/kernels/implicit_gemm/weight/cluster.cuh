@@ -8,79 +8,83 @@
 
 namespace customconv::implicit_gemm::weight {
 
-// Which of a warp's sums, four of a lane: columns of eight neighbours are a vector, eight of these
-// a block of columns.
-struct FourSums {
-  int warp, vector, lane;
-};
+// What the blocks of a cluster have left to one of them. A vector is four sums of each of a warp's
+// lanes, of two rows by two columns; the lanes' are eight columns wide. Eight vectors are a block
+// of columns, of which each thread block adds up 2^log neighbours.
+struct Gathered {
+  const float4* memory;
+  int cluster;  // thread blocks
+  int log;
+  int share;  // fours of a thread block
 
-// The order in which threads take what a block adds up, 2^`log` vectors of a block of columns: all
-// lanes' of one, then of the next.
-struct InOrder {
-  __device__ static void find(int number, int, int& lane, int& vector) {
-    lane = number % 32;
-    vector = number / 32;
+  // Of a thread block's share. `block`: of columns, of all warps. A vector's lanes meet all banks,
+  // and so do those of neighbouring vectors that have the same columns.
+  __device__ int place(int block, int vector, int lane) const {
+    return ((block << log) + vector) * 32 + (lane ^ ((vector ^ (lane / 8 << log)) & 7));
+  }
+
+  // The total, always in the same order.
+  __device__ float4 total(int block, int vector, int lane) const {
+    const float4* const from = memory + place(block, vector, lane);
+    float4 total = from[0];
+#pragma unroll
+    for (int i = 1; i < kMostClustered; ++i) {
+      if (i >= cluster) continue;
+      const float4 sum = from[i * share];
+      total.x += sum.x;
+      total.y += sum.y;
+      total.z += sum.z;
+      total.w += sum.w;
+    }
+    return total;
   }
 };
-// A row's columns first, for where these are neighbours in the result.
-struct ByRows {
-  __device__ static void find(int number, int log, int& lane, int& vector) {
-    lane = (number >> (2 + log)) * 4 + number % 4;
-    vector = number / 4 & ((1 << log) - 1);
-  }
-};
 
-// Adds up the sums of `threads` of each block of a cluster, always in the same order. A block adds
-// up some neighbouring vectors of each block of columns: all write them into its memory, which is
-// free when all are here. `cluster`: its blocks, a power of two; `sums_of(i)`: a thread's i-th
-// four; `finish(at, total)` takes four totals.
-template <typename Order, int kVectors, typename SumsOf, typename Finish>
-__device__ inline void add_cluster_up(char* memory, int threads, int rank, int cluster,
-                                      const SumsOf& sums_of, const Finish& finish) {
+// The blocks of a cluster, a power of two, leave each other the sums of so many of their threads:
+// all write into the others' memory, which is free when all are here. Overwrites the thread's own.
+template <int kVectors>
+__device__ inline Gathered exchange(char* memory, int threads, int rank, int cluster, float* sums) {
   constexpr int kColumnBlocks = kVectors / 8;
   constexpr uint32_t kBytes = sizeof(float4);
-  const int thread = static_cast<int>(threadIdx.x), log = __ffs(8 / cluster) - 1;
-  const int share = threads * kColumnBlocks << log;  // of a block, from each
-  const auto sync = [&] {
-    if (cluster > 1) {
-      ptx::sync_cluster();
-    } else {
-      ptx::sync_threads(1, threads);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int log = __ffs(8 / cluster) - 1;
+  const Gathered all{reinterpret_cast<const float4*>(memory), cluster, log,
+                     threads * kColumnBlocks << log};
+  // Blocks write to one other at a time, in pairs: what comes first is a block's own.
+#pragma unroll
+  for (int bit = 1; bit < 8; bit *= 2) {
+    if ((rank << log & bit) == 0) continue;
+#pragma unroll
+    for (int i = 0; i < kVectors * 4; ++i) {
+      if ((i / 4 & bit) != 0) continue;
+      const float first = sums[i];
+      sums[i] = sums[i + bit * 4];
+      sums[i + bit * 4] = first;
     }
-  };
-  // Of what a block leaves to one. Four lanes of two vectors meet all banks.
-  const auto place = [&](int warp, int vector, int lane) {
-    const int block = warp * kColumnBlocks + vector / 8, own = vector & ((1 << log) - 1);
-    return ((block << log) + own) * 32 + (lane ^ vector % 8 * 4);
-  };
-  const uint32_t sums = ptx::shared_address(memory);
-  sync();
+  }
+  if (cluster > 1) {
+    ptx::meet_cluster();  // nothing that was written matters
+  } else {
+    ptx::sync_threads(1, threads);
+  }
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const uint32_t to = sums + (rank * share + place(thread / 32, i, thread % 32)) * kBytes;
-    ptx::store_cluster(ptx::cluster_address(to, i % 8 >> log), sums_of(i));
-  }
-  sync();
-#pragma unroll 1
-  for (int number = thread; number < share; number += threads) {
-    FourSums at;
-    const int block = number >> (5 + log);
-    Order::find(number & ((32 << log) - 1), log, at.lane, at.vector);
-    at.vector += block % kColumnBlocks * 8 + (rank << log);
-    at.warp = block / kColumnBlocks;
-    const auto* from = reinterpret_cast<const float4*>(memory) + place(at.warp, at.vector, at.lane);
-    float total[4] = {};
-#pragma unroll
-    for (int other = 0; other < kMostClustered; ++other) {
-      if (other >= cluster) continue;
-      const float4 sum = from[other * share];
-      total[0] += sum.x;
-      total[1] += sum.y;
-      total[2] += sum.z;
-      total[3] += sum.w;
+    const int place = all.place(warp * kColumnBlocks + i / 8, i & ((1 << log) - 1), lane);
+    const uint32_t to = ptx::shared_address(memory) + (rank * all.share + place) * kBytes;
+    const float4 own = make_float4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]);
+    const int other = i % 8 >> log;
+    if (other == 0) {
+      ptx::store_shared(to, own);
+    } else {
+      ptx::store_cluster(ptx::cluster_address(to, rank ^ other), own);
     }
-    finish(at, total);
   }
+  if (cluster > 1) {
+    ptx::sync_cluster();
+  } else {
+    ptx::sync_threads(1, threads);
+  }
+  return all;
 }
 
 }  // namespace customconv::implicit_gemm::weight

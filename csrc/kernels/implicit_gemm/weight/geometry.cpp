@@ -48,6 +48,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.by_taps = (variant & kByTaps) != 0;
   const Kernel& kind = t.kind();
   t.along_k = (variant & kAlongK) != 0 ? kind.warpgroups : 1;
+  if ((variant & kAlongK) != 0 && kind.warpgroups == 1) return t;  // is the same
   t.clustered = (variant & kClustered) != 0;
   t.rows = pixels[0];
   t.columns = pixels[1];
@@ -125,10 +126,6 @@ bool is_exact(const ConvProblem& p, const Tile& t) {
   };
   return whole(p.P, t.rows, p.stride_h, p.pad_h, p.H) &&
          whole(p.Q, t.columns, p.stride_w, p.pad_w, p.W);
-}
-
-bool is_direct(const ConvProblem& p, const Tile& t) {
-  return t.clustered || (t.splits == 1 && is_exact(p, t));
 }
 
 }  // namespace customconv::implicit_gemm::weight

@@ -42,6 +42,8 @@ inline constexpr Kernel kKernels[] = {
     {"2 x 256", 2, 4, 0},       // the most products of a single tap
     {"2 x 128", 2, 2, 0},       // fewer channels or taps
     {"2 x 64", 2, 1, 0},        // fewest
+    {"2 x 192", 2, 3, 0},       // three taps by 128 output channels, or by fewer rows
+    {"1 x 192", 1, 3, 0},
 };
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 
@@ -57,7 +59,7 @@ struct Tile {
   int along_k = 1;                           // warpgroups that have output channels of their own
   int images = 1, rows = 1, columns = kRun;  // of output pixels
   int64_t splits = 1;
-  bool clustered = false;  // thread blocks of all splits add up their sums, and store results
+  bool clustered = false;  // thread blocks of all splits, also of one, add up their sums and store
 
   // What follows from that.
   int filter_rows = 1;               // of a thread block
@@ -100,7 +102,5 @@ int64_t blocks_of(const ConvProblem& p, const Tile& t);
 // Whether sums meet no pixel of x but those that their taps meet. Else zeros of dy, of pixels that
 // do not exist, meet some more.
 bool is_exact(const ConvProblem& p, const Tile& t);
-// Whether blocks store their results, rather than parts of sums.
-bool is_direct(const ConvProblem& p, const Tile& t);
 
 }  // namespace customconv::implicit_gemm::weight

@@ -108,22 +108,27 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.weight_c = problem.w_strides[1];
   p.weight_r = problem.w_strides[2];
   p.weight_s = problem.w_strides[3];
-  const auto even = [](int64_t size, int64_t stride) { return size == 1 || stride % 2 == 0; };
-  p.pairs = problem.w_aligned && p.weight_c == 1 && even(problem.K, p.weight_k) &&
-            even(problem.R, p.weight_r) && even(problem.S, p.weight_s);
+  const auto have_whole = [&](int64_t count) {
+    const auto whole = [&](int64_t size, int64_t stride) {
+      return size == 1 || stride % count == 0;
+    };
+    return problem.w_aligned && p.weight_c == 1 && whole(problem.K, p.weight_k) &&
+           whole(problem.R, p.weight_r) && whole(problem.S, p.weight_s);
+  };
+  p.pairs = have_whole(2);
+  p.eights = have_whole(8);
   p.clustered = t.clustered;
   p.from = {is_exact(problem, t), /*flat=*/false, x, y, problem};
-  const bool direct = is_direct(problem, t);
-  p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
+  p.partial = t.clustered ? nullptr : static_cast<float4*>(context.workspace);
 
-  static_assert(kKernelCount == 5);
-  static constexpr void (*kTable[])(Params<T>) = {sum_weights<T, 0>, sum_weights<T, 1>,
-                                                  sum_weights<T, 2>, sum_weights<T, 3>,
-                                                  sum_weights<T, 4>};
+  static_assert(kKernelCount == 7);
+  static constexpr void (*kTable[])(Params<T>) = {
+      sum_weights<T, 0>, sum_weights<T, 1>, sum_weights<T, 2>, sum_weights<T, 3>,
+      sum_weights<T, 4>, sum_weights<T, 5>, sum_weights<T, 6>};
   start("implicit_gemm: the weight gradient",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, cluster},
         kTable[t.kernel], p);
-  if (direct) return;
+  if (t.clustered) return;
   Parts<T> parts{};
   parts.sums = p;
   parts.count = static_cast<int>(blocks_of(problem, t) * t.sums() / 4);

@@ -24,7 +24,8 @@ struct Output {
   float4* partial;
   T* weight;
   int64_t weight_k, weight_c, weight_r, weight_s;
-  bool pairs;  // results of neighbouring input channels can be stored at once
+  // Whether results of two, or eight, neighbouring input channels can be stored at once.
+  bool pairs, eights;
 };
 
 // What a thread block sums up.
@@ -109,6 +110,28 @@ __device__ inline void renew(const Output<T>& p, const Source<T>& from, const Sh
   }
 }
 
+// The same of eight neighbouring input channels by two output channels, eight apart.
+template <typename T>
+__device__ inline void renew_eights(const Output<T>& p, const Source<T>& from, const Share& share,
+                                    const Spot& at, float (&sums)[2][8]) {
+  bool are_numbers = true;
+  float own[16];  // in memory, if they are not
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    own[i] = sums[i / 8][i % 8];
+    are_numbers &= own[i] == own[i];
+  }
+  if (are_numbers) return;
+#pragma unroll 1
+  for (int i = 0; i < 16; ++i) {
+    const int k = at.k + i / 8 * 8;
+    if (own[i] == own[i] || k >= p.group_K) continue;
+    own[i] = sum_anew(from, share.group, at.c + i % 8, share.group * p.group_K + k, at.r, at.s);
+  }
+#pragma unroll
+  for (int i = 0; i < 16; ++i) sums[i / 8][i % 8] = own[i];
+}
+
 // Stores a thread's four.
 template <typename T>
 __device__ inline void store(const Output<T>& p, const Share& share, const Spot& at,
@@ -133,6 +156,28 @@ __device__ inline void store(const Output<T>& p, const Share& share, const Spot&
     if (k >= p.group_K || c >= p.group_C) continue;
     p.weight[(share.group * p.group_K + k) * p.weight_k + c * p.weight_c + at.r * p.weight_r +
              at.s * p.weight_s] = narrow<T>(sums[i]);
+  }
+}
+
+// The same of eight by two; a group's input channels are whole eights.
+template <typename T>
+__device__ inline void store_eights(const Output<T>& p, const Share& share, const Spot& at,
+                                    const float (&sums)[2][8]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int k = at.k + i * 8;
+    if (k >= p.group_K) continue;
+    T* const to = p.weight + (share.group * p.group_K + k) * p.weight_k + at.c * p.weight_c +
+                  at.r * p.weight_r + at.s * p.weight_s;
+    const float (&row)[8] = sums[i];
+    if (p.eights) {
+      *reinterpret_cast<uint4*>(to) =
+          make_uint4(pack_pair<T>(row[0], row[1]), pack_pair<T>(row[2], row[3]),
+                     pack_pair<T>(row[4], row[5]), pack_pair<T>(row[6], row[7]));
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) to[j * p.weight_c] = narrow<T>(row[j]);
+    }
   }
 }
 

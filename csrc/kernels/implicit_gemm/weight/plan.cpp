@@ -65,7 +65,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double chain = (kCopyClocks + copy + math) / t.stages;
   const double tile = std::max({math, copy, chain}) + kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
-  double store = sums * (is_direct(p, t) ? 2 : 4) / kStoreBytesPerClock;
+  double store = sums * (t.clustered ? 2 : 4) / kStoreBytesPerClock;
   int64_t reached = d.sm_count;
   if (t.clustered) {
     store = store / static_cast<double>(t.splits) + exchange_clocks(sums, t.splits);
@@ -76,7 +76,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
   const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
   ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
-  if (!is_direct(p, t)) {
+  if (!t.clustered) {
     const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
     ms += kNextMs + parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
   }
@@ -100,13 +100,14 @@ class Search {
   void try_variant(int variant) {
     choices_.clear();
     // As an image's width divides evenly, and what fits whatever the strides.
-    const auto runs = static_cast<int>(std::min<int64_t>(ceil_divide(p_.Q, kRun), kMostBox / kRun));
-    for (int i = 1; i <= kCuts; ++i) {
-      const int64_t columns = ceil_divide(ceil_divide(p_.Q, i), kRun) * kRun;
-      if (columns <= kMostBox) try_rows(variant, static_cast<int>(columns));
+    std::vector<int64_t> widths;
+    for (int i = 1; i <= kCuts; ++i) widths.push_back(ceil_divide(ceil_divide(p_.Q, i), kRun));
+    for (int64_t runs = 1; runs * kRun < p_.Q; runs *= 2) widths.push_back(runs);
+    std::sort(widths.begin(), widths.end());
+    widths.erase(std::unique(widths.begin(), widths.end()), widths.end());
+    for (const int64_t runs : widths) {
+      if (runs <= kMostBox / kRun) try_rows(variant, static_cast<int>(runs * kRun));
     }
-    for (int count = 1; count < runs; count *= 2) try_rows(variant, count * kRun);
-    if (choices_.empty()) try_rows(variant, kRun);
     std::sort(choices_.begin(), choices_.end(),
               [](const Choice& a, const Choice& b) { return a.ms < b.ms; });
     if (choices_.empty()) return;
@@ -164,7 +165,7 @@ class Search {
     plan.shared_bytes = shared_bytes(t);
     plan.grid[0] = blocks_of(p_, t) * t.splits;
     plan.workspace_bytes =
-        is_direct(p_, t) ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
+        t.clustered ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
     plan.predicted_ms = choice.ms;
     return plan;
   }

@@ -135,6 +135,37 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
   ptx::await_products<0>();
 }
 
+// Stores what a thread block adds up of a cluster's sums: a thread eight columns of two rows at a
+// time.
+template <int kKernel, typename T>
+__device__ inline void store_total(const Params<T>& p, const Share& share, const Gathered& all,
+                                   int rank) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kLanes = 4;  // of a row
+  const int threads = share.boxes_k * share.boxes_r * 128, log = all.log;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int vector = thread & ((1 << log) - 1), row = thread >> log & 7;
+#pragma unroll 1
+  for (int block = thread >> (log + 3); block < threads / 32 * kKind.blocks();
+       block += threads >> (log + 3)) {
+    float total[2][2 * kLanes];
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+      const float4 four = all.total(block, vector, row * kLanes + i);
+      total[0][i * 2] = four.x;
+      total[0][i * 2 + 1] = four.y;
+      total[1][i * 2] = four.z;
+      total[1][i * 2 + 1] = four.w;
+    }
+    const int columns = block % kKind.blocks() * 8 + (rank << log) + vector;
+    const Spot at(p, share, kKind.first, kKind.second > 0 ? 2 : 1, block / kKind.blocks(),
+                  row * kLanes, columns);
+    if (!at.exists) continue;
+    if (!p.from.exact) renew_eights(p, p.from, share, at, total);
+    store_eights(p, share, at, total);
+  }
+}
+
 template <typename T, int kKernel>
 __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     sum_weights(const __grid_constant__ Params<T> p) {
@@ -169,38 +200,18 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   float sum[kKind.blocks() * 32] = {};
   multiply<T, kKernel>(p, memory, share, box_k, filter_row, sum);
   constexpr int kVectors = kKind.blocks() * 8;
-  const auto sums_of = [&](int i) {
-    return make_float4(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
-  };
-  const auto spot_of = [&](int warp, int lane, int i) {
-    return Spot(p, share, kKind.first, kKind.second > 0 ? 2 : 1, warp, lane, i);
-  };
   if (p.clustered) {
-    add_cluster_up<ByRows, kVectors>(memory.stages, share.boxes_k * share.boxes_r * 128, rank,
-                                     p.by_cluster.divisor(), sums_of,
-                                     [&](const FourSums& of, float (&total)[4]) {
-                                       const Spot at = spot_of(of.warp, of.lane, of.vector);
-                                       if (!at.exists) return;
-                                       if (!p.from.exact) renew(p, p.from, share, at, total);
-                                       store(p, share, at, total);
-                                     });
+    const Gathered all = exchange<kVectors>(memory.stages, share.boxes_k * share.boxes_r * 128,
+                                            rank, p.by_cluster.divisor(), sum);
+    store_total<kKernel>(p, share, all, rank);
     return;
   }
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (p.partial != nullptr) {
-    float4* const to =
-        p.partial + (int64_t{blockIdx.x} * kKind.warpgroups * 4 + warp) * kVectors * 32 + lane;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      to[i * 32] = sums_of(i);
-    }
-    return;
-  }
+  float4* const to =
+      p.partial + (int64_t{blockIdx.x} * kKind.warpgroups * 4 + warp) * kVectors * 32 + lane;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const Spot at = spot_of(warp, lane, i);
-    if (!at.exists) continue;
-    store(p, share, at, {sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]});
+    to[i * 32] = make_float4(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
   }
 #endif
 }

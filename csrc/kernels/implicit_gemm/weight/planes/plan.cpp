@@ -12,23 +12,25 @@ namespace customconv::implicit_gemm::weight::planes {
 
 namespace {
 
-constexpr double kEfficiency = 0.61;     // of the tensor cores' rate
+constexpr double kEfficiency = 0.897;    // of the tensor cores' rate
 constexpr double kSharedBytes = 128;     // a clock
-constexpr double kProductClocks = 10.3;  // of each, beside its columns
-constexpr double kFetchClocks = 274;     // of a warpgroup, from a step's products to the next
-constexpr double kLineClocks = 2.45;     // of the copy engine, for 128 bytes of a row
-constexpr double kMoreLines = 1;         // of a row, that does not begin with one
-constexpr double kWaitClocks = 2840;     // of threads that load, until a tile's are there
-constexpr double kCopyClocks = 0.31;     // of a multiprocessor, for a copy by a thread
-constexpr double kOrderClocks = 96;      // to put a unit in order
+constexpr double kProductClocks = 24.3;  // of each, beside its columns
+constexpr double kFetchClocks = 243;     // of a warpgroup, from a step's products to the next
+constexpr double kApart = 1.16;          // of warpgroups that share a tile's steps, times
+constexpr double kLineClocks = 2.17;     // of the copy engine, for 128 bytes of a row
+constexpr double kMoreLines = 1.1;       // of a row, that does not begin with one
+constexpr double kWaitClocks = 2910;     // of threads that load, until a tile's are there
+constexpr double kCopyClocks = 3.64;     // of threads that load, for a copy
+constexpr double kOrderClocks = 77.3;    // to put a unit in order
 constexpr double kLoadClocks = 376;      // to load one through registers
-constexpr double kTileClocks = 186;      // to change stages
-constexpr double kBeginClocks = 920;     // until the first products
-constexpr double kStoreBytesPerClock = 9.2;
-constexpr double kPartsBytesPerClock = 1340;  // of the whole GPU, read and added up
+constexpr double kTileClocks = 142;      // to change stages
+constexpr double kBeginClocks = 750;     // until the first products
+constexpr double kStoreBytesPerClock = 8.78;
+constexpr double kPartsBytesPerClock = 1190;  // of the whole GPU, read and added up
 constexpr double kLaunchMs = 0.0074;
-constexpr double kNextMs = 0.0026;  // of the kernel that adds up parts
-constexpr double kBandwidthShare = 0.735;
+constexpr double kNextMs = 0.00382;  // of the kernel that adds up parts
+constexpr double kCutBytes = 9.62;
+constexpr double kBandwidthShare = 0.753;
 
 constexpr int64_t kLoadBatch = 4;  // units of a thread at a time
 constexpr int kMostPixels = 512;   // of a tile
@@ -73,7 +75,9 @@ double load_clocks(const ConvProblem& p, const Tile& t) {
   const int64_t y_places = t.steps() * 2;
   if (t.vector > 0) {
     const auto units = static_cast<double>(x_places * channels_c + y_places * channels_k);
-    return kWaitClocks + units * kUnitBytes / t.vector * kCopyClocks;
+    // More threads wait less.
+    const double clocks = kCopyClocks / std::sqrt(t.kind().loaders);
+    return kWaitClocks + units * kUnitBytes / t.vector * clocks;
   }
   const int threads = t.kind().loaders;
   const double rounds =
@@ -101,14 +105,20 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double clocks = std::max({(columns / kEfficiency + others) * busy,
                                   bytes * busy / kSharedBytes, columns + others + kFetchClocks});
   const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
-  const double math = steps * clocks, load = load_clocks(p, t);
-  const double tile = std::sqrt(std::hypot(math * math, load * load)) + kTileClocks;
+  const double math = steps * clocks * (t.along_p > 1 ? kApart : 1), load = load_clocks(p, t);
+  // Threads that load slow down those that multiply; the copy engine does not.
+  const double tile =
+      (t.boxed ? std::sqrt(std::hypot(math * math, load * load)) : std::hypot(math, load)) +
+      kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
   const double store = sums * (is_direct(p, t) ? 8 : 4) / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
   const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * tile;
   double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
-  const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
+  // What is cut out of a row begins and ends within what memory brings.
+  const double cut =
+      t.tiles_q > 1 ? kCutBytes / static_cast<double>(t.columns * element_size(p.dtype)) : 0;
+  const double bytes_ms = 1e-6 * p.least_bytes() * (1 + cut) / (kBandwidthShare * d.bandwidth_gb_s);
   ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
   if (!is_direct(p, t)) {
     const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
@@ -185,7 +195,7 @@ class Search {
     const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
     if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
     Choice best{};
-    weigh_splits(tiles, one.units() * one.unit, blocks, d_.sm_count,
+    weigh_splits(tiles, one.units() * one.unit / one.along_p, blocks, d_.sm_count,
                  [&](int64_t splits, bool clustered) {
                    if (clustered) return;
                    Tile t = one;

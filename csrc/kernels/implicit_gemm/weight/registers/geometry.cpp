@@ -177,8 +177,4 @@ bool is_exact(const ConvProblem& p, const Tile& t) {
          whole(p.Q, t.columns, p.stride_w, p.pad_w, p.W);
 }
 
-bool is_direct(const ConvProblem& p, const Tile& t) {
-  return t.clustered || (t.splits == 1 && is_exact(p, t));
-}
-
 }  // namespace customconv::implicit_gemm::weight::registers

@@ -129,6 +129,5 @@ int shared_bytes(const Tile& t);
 int64_t blocks_of(const ConvProblem& p, const Tile& t);
 // As of the other kernels (geometry.h).
 bool is_exact(const ConvProblem& p, const Tile& t);
-bool is_direct(const ConvProblem& p, const Tile& t);
 
 }  // namespace customconv::implicit_gemm::weight::registers

@@ -176,13 +176,12 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.clustered = t.clustered;
   p.by_cluster = Divider<int32_t>(cluster);
   p.from = {is_exact(problem, t), /*flat=*/false, x, y, problem};
-  const bool direct = is_direct(problem, t);
-  p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
+  p.partial = t.clustered ? nullptr : static_cast<float4*>(context.workspace);
 
   start("implicit_gemm: the weight gradient",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, cluster},
         kernel_of<T>(t.kernel), p);
-  if (!direct) add_up(problem, t, p, context.stream);
+  if (!t.clustered) add_up(problem, t, p, context.stream);
 }
 
 }  // namespace customconv::implicit_gemm::weight::registers

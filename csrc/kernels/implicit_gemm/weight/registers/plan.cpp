@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <tuple>
+#include <vector>
 
 #include "kernels/implicit_gemm/weight/registers/geometry.h"
 #include "kernels/implicit_gemm/weight/splits.h"
@@ -12,19 +13,20 @@ namespace customconv::implicit_gemm::weight::registers {
 
 namespace {
 
-constexpr double kEfficiency = 0.88;      // of the tensor cores' rate
-constexpr double kSharedBytes = 128;      // a clock
-constexpr double kL2BytesPerClock = 36;   // to a multiprocessor, while all load
-constexpr double kMostL2Bytes = 64;       // a clock, to one
-constexpr double kWaitClocks = 325;       // of a warpgroup, between groups of products
-constexpr double kTransposedBytes = 115;  // a clock, of dy
-constexpr double kCopyClocks = 1450;      // until a copy begins to arrive
-constexpr double kTileClocks = 130;       // to change stages
-constexpr double kBeginClocks = 3500;     // until the first products
-constexpr double kStoreBytesPerClock = 16;
-constexpr double kPartsBytesPerClock = 1430;  // of the whole GPU, read and added up
-constexpr double kLaunchMs = 0.0077;
-constexpr double kNextMs = 0.0039;  // of the kernel that adds up parts
+constexpr double kEfficiency = 0.88;       // of the tensor cores' rate
+constexpr double kSharedBytes = 128;       // a clock
+constexpr double kL2BytesPerClock = 36;    // to a multiprocessor, while all load
+constexpr double kMostL2Bytes = 64;        // a clock, to one
+constexpr double kWaitClocks = 302;        // of a warpgroup, between groups of products
+constexpr double kRowClocks = 45.5;        // of it, from a row to the next
+constexpr double kTransposedBytes = 24.6;  // a clock, of dy
+constexpr double kCopyClocks = 805;        // until a copy begins to arrive
+constexpr double kTileClocks = 293;        // to change stages
+constexpr double kBeginClocks = 2060;      // until the first products
+constexpr double kStoreBytesPerClock = 20.3;
+constexpr double kPartsBytesPerClock = 2000;  // of the whole GPU, read and added up
+constexpr double kLaunchMs = 0.00592;
+constexpr double kNextMs = 0.00546;  // of the kernel that adds up parts
 constexpr double kBandwidthShare = 0.8;
 
 constexpr int kMostPixels = 512;  // of a tile
@@ -62,19 +64,28 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double busy = t.along_k > 1   ? static_cast<double>(ceil_divide(y_boxes, kind.blocks))
                       : t.along_c > 1 ? std::min(t.along_c, blocks(product_rows(p, kind)))
                                       : t.filter_rows;
-  const double steps = t.pixels() / (1.0 * t.lines() * kPair);
+  // Steps go along rows, some in a group. At a row's beginning a warpgroup reads what it has not
+  // kept; a single tap takes the tile's longest dimension for rows.
+  const int lines = (t.by_images ? t.images : t.rows) / t.lines();
+  const int pairs = t.columns / kPair, others = t.by_images ? t.rows : t.images;
+  const int steps = lines * pairs * others;
+  const int in_row = kind.taps > 1 ? pairs : std::max({lines, pairs, others});
+  const int rows = steps / in_row;
+  const double groups = rows * (in_row / kind.batch() + in_row % kind.batch());
   const double clocks = 32.0 * kind.products();
   // What a warpgroup reads of x and dy, the boxes that are copied, and float32 dy once more both
   // ways.
   const double x_bytes = kUnitBytes * (t.element_bytes == 2 ? 2 : 1) * t.conflicts;
-  const double step_bytes = kind.fresh() * x_bytes + kind.products() * 1.0 * kPair * kUnitBytes;
+  const double read = (steps * kind.fresh() + rows * kind.kept()) * x_bytes +
+                      steps * kind.products() * 1.0 * kPair * kUnitBytes;
   const double copied = static_cast<double>(t.x_boxes() * t.x_box_bytes + y_boxes * t.y_box_bytes);
   const double transposed =
       t.element_bytes == 4 ? 2.0 * static_cast<double>(y_boxes * t.y_box_bytes) : 0;
-  const double shared = (steps * busy * step_bytes + copied + transposed) / kSharedBytes;
-  const double waits = steps / kind.batch() * kWaitClocks;
+  const double shared = (busy * read + copied + transposed) / kSharedBytes;
+  const double waits = groups * kWaitClocks;
   const double math =
-      std::max({steps * busy * clocks, steps * clocks + waits, shared}) / kEfficiency;
+      std::max({steps * busy * clocks, steps * clocks + waits, shared}) / kEfficiency +
+      rows * kRowClocks;
   const auto active =
       static_cast<double>(std::min<int64_t>(blocks_of(p, t) * t.splits, d.sm_count));
   const double l2_bytes = std::min(kMostL2Bytes, kL2BytesPerClock * d.sm_count / active);
@@ -94,7 +105,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
   const double bytes_ms = 1e-6 * least_bytes(p) / (kBandwidthShare * d.bandwidth_gb_s);
   ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
-  if (!is_direct(p, t)) {
+  if (!t.clustered) {
     const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
     ms += kNextMs + parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
   }
@@ -136,12 +147,18 @@ class Search {
   // As an image's width divides evenly, and what fits whatever the strides.
   void try_columns(int variant) {
     const int unit = column_unit(p_, kKernels[variant % kVariantKernels]);
+    std::vector<int> widths;
     for (int64_t cuts = 1; cuts <= kCuts; ++cuts) {
-      const int64_t columns = whole(ceil_divide(p_.Q, cuts), unit);
-      if (columns <= kMostBox) try_rows(variant, static_cast<int>(columns));
+      const int64_t columns = ceil_divide(p_.Q, cuts);
+      if (columns <= kMostBox) widths.push_back(whole(columns, unit));
     }
     for (int columns = unit; columns <= kMostBox && columns < p_.Q; columns *= 2) {
-      try_rows(variant, columns);
+      widths.push_back(columns);
+    }
+    std::sort(widths.begin(), widths.end());
+    widths.erase(std::unique(widths.begin(), widths.end()), widths.end());
+    for (const int columns : widths) {
+      if (columns <= kMostBox) try_rows(variant, columns);
     }
   }
 
@@ -196,7 +213,7 @@ class Search {
     plan.shared_bytes = shared_bytes(t);
     plan.grid[0] = blocks_of(p_, t) * t.splits;
     plan.workspace_bytes =
-        is_direct(p_, t) ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
+        t.clustered ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
     plan.predicted_ms = choice.ms;
     return plan;
   }

@@ -433,35 +433,29 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   multiply<T, kKernel>(p, memory, share, role, warp, sums);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   constexpr int kVectors = kKind.products() * 8;
-  const auto sums_of = [&](int i) {
-    const float* sum = sums[i / 8] + i % 8 * 4;
-    return make_float4(sum[0], sum[1], sum[2], sum[3]);
-  };
   if (p.clustered) {
-    add_cluster_up<InOrder, kVectors>(memory.stages, share.warpgroups(p, kKind) * 128, rank,
-                                      p.by_cluster.divisor(), sums_of,
-                                      [&](const FourSums& of, float (&total)[4]) {
-                                        const Spot at(p, kKind, share, of.warp, of.lane, of.vector);
-                                        if (!at.exists) return;
-                                        if (!p.from.exact) renew(p, p.from, share, at, total);
-                                        store(p, share, at, total);
-                                      });
-    return;
-  }
-  if (p.partial != nullptr) {
-    float4* const to =
-        p.partial + (int64_t{blockIdx.x} * kKind.warpgroups * 4 + warp) * kVectors * 32 + lane;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      to[i * 32] = sums_of(i);
+    const int threads = share.warpgroups(p, kKind) * 128;
+    const Gathered all =
+        exchange<kVectors>(memory.stages, threads, rank, p.by_cluster.divisor(), &sums[0][0]);
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < all.share; i += threads) {
+      const int vector = i / 32 & ((1 << all.log) - 1), block = i / 32 >> all.log;
+      const Spot at(p, kKind, share, block / kKind.products(), lane,
+                    block % kKind.products() * 8 + (rank << all.log) + vector);
+      if (!at.exists) continue;
+      const float4 four = all.total(block, vector, lane);
+      float total[4] = {four.x, four.y, four.z, four.w};
+      if (!p.from.exact) renew(p, p.from, share, at, total);
+      store(p, share, at, total);
     }
     return;
   }
+  float4* const to =
+      p.partial + (int64_t{blockIdx.x} * kKind.warpgroups * 4 + warp) * kVectors * 32 + lane;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const Spot at(p, kKind, share, warp, lane, i);
     const float* sum = sums[i / 8] + i % 8 * 4;
-    if (at.exists) store(p, share, at, {sum[0], sum[1], sum[2], sum[3]});
+    to[i * 32] = make_float4(sum[0], sum[1], sum[2], sum[3]);
   }
 #endif
 }
