@@ -27,9 +27,8 @@ struct Gathered {
   __device__ float4 total(int block, int vector, int lane) const {
     const float4* const from = memory + place(block, vector, lane);
     float4 total = from[0];
-#pragma unroll
-    for (int i = 1; i < kMostClustered; ++i) {
-      if (i >= cluster) continue;
+#pragma unroll 1
+    for (int i = 1; i < cluster; ++i) {
       const float4 sum = from[i * share];
       total.x += sum.x;
       total.y += sum.y;

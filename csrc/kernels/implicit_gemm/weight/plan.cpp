@@ -19,14 +19,14 @@ namespace {
 constexpr double kEfficiency = 0.94;     // of the tensor cores' rate
 constexpr double kSharedBytes = 128;     // a clock
 constexpr double kL2BytesPerClock = 57;  // to a multiprocessor
-constexpr double kCopyClocks = 1000;     // until a copy begins to arrive
-constexpr double kStepClocks = 12;       // of a warpgroup, from a product to the next
-constexpr double kTileClocks = 240;      // to change stages
-constexpr double kBeginClocks = 2050;    // until the first products
-constexpr double kStoreBytesPerClock = 12.5;
+constexpr double kCopyClocks = 1160;     // until a copy begins to arrive
+constexpr double kStepClocks = 24;       // of a warpgroup, from a product to the next
+constexpr double kTileClocks = 229;      // to change stages
+constexpr double kBeginClocks = 5230;    // until the first products
+constexpr double kStoreBytesPerClock = 8.52;
 constexpr double kPartsBytesPerClock = 3070;  // of the whole GPU, read and added up
-constexpr double kLaunchMs = 0.0077;
-constexpr double kNextMs = 0.0014;  // of the kernel that adds up parts
+constexpr double kLaunchMs = 0.005;
+constexpr double kNextMs = 0.00178;  // of the kernel that adds up parts
 constexpr double kBandwidthShare = 0.7;
 
 constexpr int kMostPixels = 512;  // of a tile
@@ -57,7 +57,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double clocks = instruction_clocks(kind.first) + instruction_clocks(kind.second);
   const double bytes = instruction_bytes(kind.first) + instruction_bytes(kind.second);
   const auto stage = static_cast<double>(t.stage_bytes);
-  const double step = std::max(clocks, kStepClocks * 4 / busy);
+  const double step = std::max(clocks, (clocks + kStepClocks) / busy);
   const double math =
       std::max(products * step, (products * bytes + stage) / kSharedBytes) / kEfficiency;
   // A stage is copied and multiplied, while the others are.

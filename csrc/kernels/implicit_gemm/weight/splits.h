@@ -34,8 +34,8 @@ void weigh_splits(int64_t tiles, int64_t tile_pixels, int64_t blocks, int64_t sm
 
 // What it costs that clusters add up so many sums of each of their blocks, in clocks, and the
 // multiprocessors that they reach.
-constexpr double kClusterBytesPerClock = 13.7;  // of the others' shared memory
-constexpr double kClusterMs = 0.45e-3;          // for each block of a cluster
+constexpr double kClusterBytesPerClock = 16.6;  // of the others' shared memory
+constexpr double kClusterMs = 0.000172;         // for each block of a cluster
 constexpr double kClusterShare = 0.834;  // of the multiprocessors, that those above two reach
 inline double exchange_clocks(double sums, int64_t cluster) {
   constexpr double kSharedBytesPerClock = 128;

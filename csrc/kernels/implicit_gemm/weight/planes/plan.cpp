@@ -12,23 +12,23 @@ namespace customconv::implicit_gemm::weight::planes {
 
 namespace {
 
-constexpr double kEfficiency = 0.897;    // of the tensor cores' rate
+constexpr double kEfficiency = 0.919;    // of the tensor cores' rate
 constexpr double kSharedBytes = 128;     // a clock
 constexpr double kProductClocks = 24.3;  // of each, beside its columns
 constexpr double kFetchClocks = 243;     // of a warpgroup, from a step's products to the next
-constexpr double kApart = 1.16;          // of warpgroups that share a tile's steps, times
-constexpr double kLineClocks = 2.17;     // of the copy engine, for 128 bytes of a row
-constexpr double kMoreLines = 1.1;       // of a row, that does not begin with one
-constexpr double kWaitClocks = 2910;     // of threads that load, until a tile's are there
+constexpr double kApart = 1.13;          // of warpgroups that share a tile's steps, times
+constexpr double kLineClocks = 1.75;     // of the copy engine, for 128 bytes of a row
+constexpr double kMoreLines = 1.31;      // of a row, that does not begin with one
+constexpr double kWaitClocks = 2980;     // of threads that load, until a tile's are there
 constexpr double kCopyClocks = 3.64;     // of threads that load, for a copy
-constexpr double kOrderClocks = 77.3;    // to put a unit in order
+constexpr double kOrderClocks = 75.4;    // to put a unit in order
 constexpr double kLoadClocks = 376;      // to load one through registers
-constexpr double kTileClocks = 142;      // to change stages
+constexpr double kTileClocks = 149;      // to change stages
 constexpr double kBeginClocks = 750;     // until the first products
-constexpr double kStoreBytesPerClock = 8.78;
+constexpr double kStoreBytesPerClock = 8.57;
 constexpr double kPartsBytesPerClock = 1190;  // of the whole GPU, read and added up
-constexpr double kLaunchMs = 0.0074;
-constexpr double kNextMs = 0.00382;  // of the kernel that adds up parts
+constexpr double kLaunchMs = 0.00722;
+constexpr double kNextMs = 0.00392;  // of the kernel that adds up parts
 constexpr double kCutBytes = 9.62;
 constexpr double kBandwidthShare = 0.753;
 

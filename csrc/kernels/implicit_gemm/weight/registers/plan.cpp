@@ -15,19 +15,19 @@ namespace {
 
 constexpr double kEfficiency = 0.88;       // of the tensor cores' rate
 constexpr double kSharedBytes = 128;       // a clock
-constexpr double kL2BytesPerClock = 36;    // to a multiprocessor, while all load
-constexpr double kMostL2Bytes = 64;        // a clock, to one
-constexpr double kWaitClocks = 302;        // of a warpgroup, between groups of products
-constexpr double kRowClocks = 45.5;        // of it, from a row to the next
-constexpr double kTransposedBytes = 24.6;  // a clock, of dy
-constexpr double kCopyClocks = 805;        // until a copy begins to arrive
-constexpr double kTileClocks = 293;        // to change stages
-constexpr double kBeginClocks = 2060;      // until the first products
-constexpr double kStoreBytesPerClock = 20.3;
-constexpr double kPartsBytesPerClock = 2000;  // of the whole GPU, read and added up
+constexpr double kL2BytesPerClock = 33.4;  // to a multiprocessor, while all load
+constexpr double kMostL2Bytes = 54.9;      // a clock, to one
+constexpr double kWaitClocks = 232;        // of a warpgroup, between groups of products
+constexpr double kRowClocks = 107;         // of it, from a row to the next
+constexpr double kTransposedBytes = 26.5;  // a clock, of dy
+constexpr double kCopyClocks = 671;        // until a copy begins to arrive
+constexpr double kTileClocks = 92.8;       // to change stages
+constexpr double kBeginClocks = 4040;      // until the first products
+constexpr double kStoreBytesPerClock = 10.9;
+constexpr double kPartsBytesPerClock = 3400;  // of the whole GPU, read and added up
 constexpr double kLaunchMs = 0.00592;
-constexpr double kNextMs = 0.00546;  // of the kernel that adds up parts
-constexpr double kBandwidthShare = 0.8;
+constexpr double kNextMs = 0.00253;  // of the kernel that adds up parts
+constexpr double kBandwidthShare = 0.715;
 
 constexpr int kMostPixels = 512;  // of a tile
 constexpr int kLeastStages = 2;
