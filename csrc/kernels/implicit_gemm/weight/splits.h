@@ -11,7 +11,7 @@ namespace customconv::implicit_gemm::weight {
 
 // Tensor cores cut bits off a sum with each product they add. No sum has more pixels than this;
 // parts are added up in float32, rounded.
-constexpr int64_t kMostSummed = 3 << 15;
+constexpr int64_t kMostSummed = 5 << 14;
 constexpr int64_t kMostTurns = 3;
 
 // Calls `weigh(splits, clustered)` with each number of parts that keeps the multiprocessors busy
