@@ -21,7 +21,8 @@ __device__ inline void await_readers(ptx::Barrier* empty, int stages, Place next
 
 // The weights of one tap after the other.
 template <typename T, int kChannels, bool kGradient>
-__device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared) {
+__device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared,
+                                        Walk<T, kGradient> walk) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   constexpr int kBytes = kChannels * kRowBytes;
   const bool elected = ptx::elect_one();
@@ -31,7 +32,7 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
   const int part = own.w * p.w_part;
   const auto sharers = static_cast<uint16_t>((1 << own.x) | (1 << (p.share_x + own.x)));
   Place w;
-  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (; !walk.is_over(); walk.advance()) {
     const int c = walk.step.chunk * kChunk;
     const Phase& phase = p.out.phase[walk.work.at.phase];
 #pragma unroll 1
@@ -65,13 +66,14 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
 }
 
 template <typename T, int kChannels, bool kGradient>
-__device__ inline void load_planes(const Params<T>& p, const Shared& shared) {
+__device__ inline void load_planes(const Params<T>& p, const Shared& shared,
+                                   Walk<T, kGradient> walk) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   const bool elected = ptx::elect_one();
   const Sharing<T> own(p, ptx::cluster_rank());
   const auto sharers = static_cast<uint16_t>(((1 << p.share_x) - 1) << (own.w * p.share_x));
   Place x;
-  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (; !walk.is_over(); walk.advance()) {
     const Corner at = walk.plane(own);
     char* to = shared.input + x.stage * p.stage_bytes + own.x * p.part_bytes;
     ptx::Barrier* full = &shared.x_full[x.stage];

@@ -289,12 +289,13 @@ class RowCopies {
 
 // Called by kRowThreads.
 template <typename T, int kChannels, Fetch kFetch, bool kGradient>
-__device__ inline void load_rows(const Params<T>& p, const Shared& shared, int thread) {
+__device__ inline void load_rows(const Params<T>& p, const Shared& shared, int thread,
+                                 Walk<T, kGradient> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const bool one_plane = p.h.planes * p.w_axis.planes == 1;
   RowCopies<T, kFetch != Fetch::kPieces> copies(p, shared.copies, thread);
   Place x;
-  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (; !walk.is_over(); walk.advance()) {
     if (walk.is_new_tile() || !one_plane) copies.set(walk.plane());
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
     const int count = p.source.flat ? p.source.C : walk.step.pieces(p) * kPiece;
@@ -306,13 +307,14 @@ __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int t
 
 // The same rows by the copy engine; called by a warp, whose threads copy a box each.
 template <typename T, int kChannels, bool kGradient>
-__device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared) {
+__device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared,
+                                       Walk<T, kGradient> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
   const int lane = threadIdx.x % 32, row_bytes = p.pitch * static_cast<int>(sizeof(T));
   const int boxes = s.row.boxes, columns = p.pitch / boxes;  // of several boxes of one channel
   Place x;
-  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (; !walk.is_over(); walk.advance()) {
     const Corner at = walk.plane();
     const int first = plane_row(s, locate(s, at.pair));
     int rows = s.plane_rows;
@@ -338,12 +340,13 @@ __device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared)
 
 // Whole images, whose channels follow each other; called by a warp.
 template <typename T, int kChannels, bool kGradient>
-__device__ inline void load_images(const Params<T>& p, const Shared& shared) {
+__device__ inline void load_images(const Params<T>& p, const Shared& shared,
+                                   Walk<T, kGradient> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
   const bool elected = ptx::elect_one();
   Place x;
-  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (; !walk.is_over(); walk.advance()) {
     const int bytes = walk.step.pieces(p) * kPiece * s.row.channel_bytes;
     const int images = min(p.images, s.N - walk.work.at.n);
     ptx::Barrier* full = &shared.x_full[x.stage];
@@ -394,7 +397,8 @@ class EngineCopies {
 // The weights of a step's groups of products; called by a warp.
 template <typename T, int kChannels, Fetch kFetch, bool kGradient,
           template <typename> class Copies = EngineCopies>
-__device__ inline void load_row_weights(const Params<T>& p, const Shared& shared) {
+__device__ inline void load_row_weights(const Params<T>& p, const Shared& shared,
+                                        Walk<T, kGradient> walk) {
   constexpr int kGroup = group_products(kFetch);
   constexpr int kUnitBytes = kChannels * kPieceBytes;
   const Copies<T> copies;
@@ -404,7 +408,7 @@ __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared
     copy(shared.weights + w.stage * (kGroup * kUnitBytes), &shared.w_full[w.stage]);
     w.advance(p.w_stages);
   };
-  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (; !walk.is_over(); walk.advance()) {
     const Step& step = walk.step;
     const Phase& phase = p.out.phase[walk.work.at.phase];
     if constexpr (has_matrix(kFetch)) {

@@ -57,15 +57,16 @@ class SlabPlaces {
 };
 
 // Called by a warp, whose threads copy a slab each.
-template <typename T, int kKernel, bool kGradient>
-__device__ inline void load_slabs(const Params<T>& p, const Shared& shared) {
+template <typename T, bool kGradient>
+__device__ inline void load_slabs(const Params<T>& p, const Shared& shared,
+                                  Walk<T, kGradient> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const int lane = threadIdx.x % 32;
   const RowSource<T>& s = p.source;
   typename SlabPlaces<T>::Box box{};
   int bytes = 0;
   Place x;
-  for (Walk<T, kGradient> walk(p, kKernels[kKernel].channels); !walk.is_over(); walk.advance()) {
+  for (; !walk.is_over(); walk.advance()) {
     if (walk.is_new_tile()) {
       box = SlabPlaces<T>(s, walk.work.at.pair).box_of(lane);
       bytes = __popc(__ballot_sync(~0u, box.exists)) * s.row.slab_bytes;

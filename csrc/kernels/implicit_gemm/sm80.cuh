@@ -271,12 +271,14 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     if constexpr (kFetch == Fetch::kShared) {
       copy_tap_weights<T, kChannels>(p, shared);
     } else {
-      load_row_weights<T, kChannels, kFetch, false, ThreadCopies>(p, shared);
+      load_row_weights<T, kChannels, kFetch, false, ThreadCopies>(p, shared,
+                                                                  Walk<T, false>(p, kChannels));
     }
   } else if constexpr (kFetch == Fetch::kShared) {
     copy_planes<T, kChannels>(p, shared, threadIdx.x - 32);
   } else {
-    load_rows<T, kChannels, kFetch, false>(p, shared, threadIdx.x - 32);
+    load_rows<T, kChannels, kFetch, false>(p, shared, threadIdx.x - 32,
+                                           Walk<T, false>(p, kChannels));
   }
 #endif
 }

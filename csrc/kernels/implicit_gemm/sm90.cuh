@@ -123,23 +123,8 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
   // uniform registers, where copies and products want their operands.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  // Each kind of barriers by a warp, each barrier by a thread: one after the other takes as long as
-  // a first copy.
-  if (warp < kBarrierKinds) {
-    const int lane = threadIdx.x % 32;
-    int count = warp < 2 ? p.x_stages : warp < 4 ? p.w_stages : kWarpgroups;
-    if (warp == 5 || warp == 6) count = kTurned ? kRawStages : 0;
-    if (warp == 7) count = kTurns ? p.w_stages : 0;
-    int arrivals = 1;
-    if (warp == 0 && kCopied && p.source.row.boxes == 0) arrivals = kRowThreads;
-    if (warp == 0 && kTurned) arrivals = kTurningWarps * 32;
-    if (warp == 1) arrivals = (is_read_in_place(kFetch) ? 1 : 128) * kWarpgroups * p.share_x;
-    if (warp == 3) arrivals = kWarpgroups * p.share_w;
-    if (warp >= 6) arrivals = kTurningWarps * 32;
-    if (lane < count) ptx::init_barrier(&shared.x_full[warp * kMostStages + lane], arrivals);
-    ptx::fence_barrier_init();
-  }
-  if (threadIdx.x == kBarrierKinds * 32) {
+  const int warpgroup = warp / 4;
+  if (threadIdx.x == 96) {  // of the warp that has least to do at first
     if (kFetch == Fetch::kShared || is_of_slabs(kFetch) || (kCopied && p.source.row.boxes > 0)) {
       ptx::prefetch_map(&p.x);
     }
@@ -148,42 +133,64 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   ptx::start_dependents();
   if constexpr (kFetch == Fetch::kFlat) list_flat(p, shared.flat);
   if constexpr (kTurned) clear_planes(p, shared);
-  __syncthreads();
-  if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
-  const int warpgroup = warp / 4;
+  const auto meet = [&] {
+    __syncthreads();
+    if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
+  };
   if (warpgroup == 0) {
     ptx::give_registers<loader_registers(kKind, kFetch, kTurns)>();
+    // Finds the first tile while the others initialise barriers: parameters are not in a cache yet.
+    Walk<T, kGradient> walk(p, kChannels);
+    meet();
     if (warp == 0) {
       ptx::await_dependency();  // of the weights, where a kernel packs them
       if constexpr (kBoxes) {
-        load_tap_weights<T, kChannels, kGradient>(p, shared);
+        load_tap_weights<T, kChannels, kGradient>(p, shared, walk);
       } else {
-        load_row_weights<T, kChannels, kFetch, kGradient>(p, shared);
+        load_row_weights<T, kChannels, kFetch, kGradient>(p, shared, walk);
       }
     } else if constexpr (kTurned) {
       if (warp == 1) {
-        load_raw_images<T, kChannels, kGradient>(p, shared);
+        load_raw_images<T, kChannels, kGradient>(p, shared, walk);
       } else {
-        turn_images<T, kChannels, kGradient>(p, shared, warp - 2);
+        turn_images<T, kChannels, kGradient>(p, shared, warp - 2, walk);
       }
     } else if (kCopied) {
       if (p.source.row.boxes == 0) {
-        load_rows<T, kChannels, kFetch, kGradient>(p, shared, threadIdx.x - 32);
+        load_rows<T, kChannels, kFetch, kGradient>(p, shared, threadIdx.x - 32, walk);
       } else if (warp == 1) {
-        load_boxed_rows<T, kChannels, kGradient>(p, shared);
+        load_boxed_rows<T, kChannels, kGradient>(p, shared, walk);
       }
     } else if (warp == 1) {
       if constexpr (kBoxes) {
-        load_planes<T, kChannels, kGradient>(p, shared);
+        load_planes<T, kChannels, kGradient>(p, shared, walk);
       } else if constexpr (is_of_slabs(kFetch)) {
-        load_slabs<T, kKernel, kGradient>(p, shared);
+        load_slabs<T, kGradient>(p, shared, walk);
       } else {
-        load_images<T, kChannels, kGradient>(p, shared);
+        load_images<T, kChannels, kGradient>(p, shared, walk);
       }
     } else if constexpr (kTurns) {
-      if (p.turns_weights) turn_weights<T, kChannels, kFetch>(p, shared, warp - 2);
+      if (p.turns_weights) turn_weights<T, kChannels, kFetch>(p, shared, warp - 2, walk);
     }
   } else {
+    // Each kind of barriers by a warp, each barrier by a thread: one after the other takes as long
+    // as a first copy.
+    const int kind = warp - 4;
+    if (kind < kBarrierKinds) {
+      const int lane = threadIdx.x % 32;
+      int count = kind < 2 ? p.x_stages : kind < 4 ? p.w_stages : kWarpgroups;
+      if (kind == 5 || kind == 6) count = kTurned ? kRawStages : 0;
+      if (kind == 7) count = kTurns ? p.w_stages : 0;
+      int arrivals = 1;
+      if (kind == 0 && kCopied && p.source.row.boxes == 0) arrivals = kRowThreads;
+      if (kind == 0 && kTurned) arrivals = kTurningWarps * 32;
+      if (kind == 1) arrivals = (is_read_in_place(kFetch) ? 1 : 128) * kWarpgroups * p.share_x;
+      if (kind == 3) arrivals = kWarpgroups * p.share_w;
+      if (kind >= 6) arrivals = kTurningWarps * 32;
+      if (lane < count) ptx::init_barrier(&shared.x_full[kind * kMostStages + lane], arrivals);
+      ptx::fence_barrier_init();
+    }
+    meet();
     ptx::take_registers<math_registers(kKind, kFetch, kTurns)>();
     multiply<T, kKernel, kFetch, kFused, kGradient>(p, shared, warpgroup - 1);
   }

@@ -52,12 +52,13 @@ struct TurnedUnit {
 
 // The images of a step, as they come; called by a warp.
 template <typename T, int kChannels, bool kGradient>
-__device__ inline void load_raw_images(const Params<T>& p, const Shared& shared) {
+__device__ inline void load_raw_images(const Params<T>& p, const Shared& shared,
+                                       Walk<T, kGradient> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
   const bool elected = ptx::elect_one();
   Place raw;
-  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (; !walk.is_over(); walk.advance()) {
     const int bytes = walk.step.pieces(p) * kPiece * s.row.channel_bytes;
     const int images = min(p.images, s.N - walk.work.at.n);
     const int c = walk.work.at.c + walk.step.chunk * p.chunk * kPiece;
@@ -79,7 +80,8 @@ __device__ inline void load_raw_images(const Params<T>& p, const Shared& shared)
 // Puts them in planes; called by kTurningWarps, each of which has its share of a pixel's channels.
 // Of a step with fewer channels nobody reads the others.
 template <typename T, int kChannels, bool kGradient>
-__device__ inline void turn_images(const Params<T>& p, const Shared& shared, int warp) {
+__device__ inline void turn_images(const Params<T>& p, const Shared& shared, int warp,
+                                   Walk<T, kGradient> walk) {
   constexpr int kUnits = kRowBytes / 16 / kTurningWarps;
   const RowSource<T>& s = p.source;
   const int image_pixels = s.H * s.W, lane = threadIdx.x % 32;
@@ -97,7 +99,7 @@ __device__ inline void turn_images(const Params<T>& p, const Shared& shared, int
   const int first_unit = warp * kUnits;
   const int unit_bytes = TurnedUnit<T>::kChannels * s.row.channel_bytes;
   Place raw, x;
-  for (Walk<T, kGradient> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (; !walk.is_over(); walk.advance()) {
     const uint32_t images = ptx::shared_address(shared.raw + raw.stage * p.raw_bytes);
     const uint32_t plane = ptx::shared_address(shared.input + x.stage * p.stage_bytes);
     const int pixels = min(p.images, s.N - walk.work.at.n) * image_pixels;

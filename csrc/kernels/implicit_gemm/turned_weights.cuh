@@ -30,10 +30,11 @@ __device__ inline void transpose_block(uint32_t block) {
 
 // Called by kTurningWarps. As many stages as all steps of all tiles have groups of products.
 template <typename T, int kChannels, Fetch kFetch>
-__device__ inline void turn_weights(const Params<T>& p, const Shared& shared, int warp) {
+__device__ inline void turn_weights(const Params<T>& p, const Shared& shared, int warp,
+                                    Walk<T, true> walk) {
   constexpr int kBlockBytes = 32 * kRowBytes, kBlocks = kChannels / 32;
   Place w;
-  for (Walk<T, true> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (; !walk.is_over(); walk.advance()) {
     const Phase& phase = p.out.phase[walk.work.at.phase];
     const auto taps = [](int all, int first, int step) { return (all - first + step - 1) / step; };
     const int stages = kFetch == Fetch::kShared
