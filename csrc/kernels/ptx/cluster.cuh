@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/ptx/barrier.cuh"
+
 namespace customconv::ptx {
 
 __device__ inline int cluster_rank() {
@@ -41,10 +43,25 @@ __device__ inline void arrive_cluster(uint32_t barrier) {
 __device__ inline void store_cluster(uint32_t address, float value) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
-__device__ inline void store_cluster(uint32_t address, const float4& v) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x),
-               "f"(v.y), "f"(v.z), "f"(v.w)
-               : "memory");
+// Without waiting: a barrier of the block that has the place counts the bytes once they are there.
+__device__ inline void send_cluster(uint32_t address, const float4& v, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+      " [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
+}
+// Waits for what the cluster's other blocks do at an own barrier.
+__device__ inline void wait_cluster(Barrier* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred complete;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [%0], %1;\n"
+      "@!complete bra again;\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
 }
 __device__ inline float load_cluster_float(uint32_t address) {
   float value;

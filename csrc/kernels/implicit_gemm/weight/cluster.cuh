@@ -23,26 +23,34 @@ struct Gathered {
     return ((block << log) + vector) * 32 + (lane ^ ((vector ^ (lane / 8 << log)) & 7));
   }
 
-  // The total, always in the same order.
-  __device__ float4 total(int block, int vector, int lane) const {
-    const float4* const from = memory + place(block, vector, lane);
-    float4 total = from[0];
+  // The totals of so many neighbouring lanes, a power of two up to eight, always in the same order.
+  template <int kLanes>
+  __device__ void add_up(int block, int vector, int first_lane, float4 (&totals)[kLanes]) const {
+    const float4* from = memory;
+    const int first = place(block, vector, first_lane);
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) totals[i] = from[first ^ i];
 #pragma unroll 1
-    for (int i = 1; i < cluster; ++i) {
-      const float4 sum = from[i * share];
-      total.x += sum.x;
-      total.y += sum.y;
-      total.z += sum.z;
-      total.w += sum.w;
+    for (int other = 1; other < cluster; ++other) {
+      from += share;
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) {
+        const float4 sum = from[first ^ i];
+        totals[i].x += sum.x;
+        totals[i].y += sum.y;
+        totals[i].z += sum.z;
+        totals[i].w += sum.w;
+      }
     }
-    return total;
   }
 };
 
 // The blocks of a cluster, a power of two, leave each other the sums of so many of their threads:
-// all write into the others' memory, which is free when all are here. Overwrites the thread's own.
+// all write into the others' memory, which is free when all threads are here. Their barriers count
+// the bytes that arrive, which spares a fence. Overwrites the thread's own.
 template <int kVectors>
-__device__ inline Gathered exchange(char* memory, int threads, int rank, int cluster, float* sums) {
+__device__ inline Gathered exchange(char* memory, ptx::Barrier* arrived, int threads, int rank,
+                                    int cluster, float* sums) {
   constexpr int kColumnBlocks = kVectors / 8;
   constexpr uint32_t kBytes = sizeof(float4);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -62,27 +70,30 @@ __device__ inline Gathered exchange(char* memory, int threads, int rank, int clu
     }
   }
   if (cluster > 1) {
-    ptx::meet_cluster();  // nothing that was written matters
+    ptx::meet_cluster();
+    if (threadIdx.x == 0) {
+      ptx::arrive_expecting(arrived, (cluster - 1) * all.share * static_cast<int>(kBytes));
+    }
   } else {
     ptx::sync_threads(1, threads);
   }
+  const uint32_t own = ptx::shared_address(memory);
+  const uint32_t barrier_at = ptx::shared_address(arrived) - own;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int place = all.place(warp * kColumnBlocks + i / 8, i & ((1 << log) - 1), lane);
-    const uint32_t to = ptx::shared_address(memory) + (rank * all.share + place) * kBytes;
-    const float4 own = make_float4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]);
+    const uint32_t at = (rank * all.share + place) * kBytes;
+    const float4 four = make_float4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]);
     const int other = i % 8 >> log;
     if (other == 0) {
-      ptx::store_shared(to, own);
+      ptx::store_shared(own + at, four);
     } else {
-      ptx::store_cluster(ptx::cluster_address(to, rank ^ other), own);
+      const uint32_t there = ptx::cluster_address(own, rank ^ other);
+      ptx::send_cluster(there + at, four, there + barrier_at);
     }
   }
-  if (cluster > 1) {
-    ptx::sync_cluster();
-  } else {
-    ptx::sync_threads(1, threads);
-  }
+  ptx::sync_threads(1, threads);
+  if (cluster > 1) ptx::wait_cluster(arrived, 0);
   return all;
 }
 

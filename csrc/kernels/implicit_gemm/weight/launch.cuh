@@ -78,7 +78,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.filter_rows = t.filter_rows;
   p.channel_blocks = t.channel_blocks;
   p.tap_apart = t.tap_apart;
-  p.class_chunks = t.class_chunks;
+  p.by_class_chunks = D(t.class_chunks);
+  p.by_channel_blocks = D(t.channel_blocks);
   p.images = t.images;
   p.rows = t.rows;
   p.columns = t.columns;
@@ -137,7 +138,6 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.by_columns = D(t.kind().blocks());
   parts.by_warps = D(t.kind().warpgroups * 4);
   parts.by_taps = D(t.kind().blocks() / t.channel_blocks);
-  parts.by_channel_blocks = D(t.channel_blocks);
   parts.by_filter_rows = D(t.along_k > 1 ? 1 : t.kind().warpgroups);
   parts.by_warpgroups = D(t.along_k);
   parts.taps_first = p.weight_c != 1;

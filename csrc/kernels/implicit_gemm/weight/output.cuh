@@ -16,9 +16,10 @@ struct Output {
   int along_rows;      // warpgroups that have rows of their own, else rows of the filter
   int filter_rows;     // of a thread block
   int channel_blocks;  // of columns
-  int tap_apart, class_chunks;
+  int tap_apart;
   int R, S, group_C, group_K, splits;
   Divider<int32_t> by_chunks, by_filter_sets, by_blocks_c, by_blocks_k, by_groups;
+  Divider<int32_t> by_class_chunks, by_channel_blocks;
   // Of each thread block its sums, as its threads hold them, four at a time; null where results are
   // stored.
   float4* partial;
@@ -51,17 +52,12 @@ struct Share {
   }
 };
 
-// Taps of a filter row that share a box.
-struct Taps {
-  int first, count;
-
-  template <typename T>
-  __device__ Taps(const Output<T>& p, int chunk, int most) {
-    const int place = chunk % p.class_chunks * most;
-    first = chunk / p.class_chunks + place * p.tap_apart;
-    count = min(most, (p.S - first + p.tap_apart - 1) / p.tap_apart);
-  }
-};
+// Of the taps of a filter row that share a box, so many at most, the first.
+template <typename T>
+__device__ inline int first_tap(const Output<T>& p, int32_t chunk, int most) {
+  const int place = p.by_class_chunks.split(chunk) * most;
+  return chunk + place * p.tap_apart;
+}
 
 // Of four of a thread's sums the first: they are of two rows, 8 apart, by two neighbouring columns,
 // of a tap.
@@ -75,16 +71,16 @@ struct Spot {
                   int i) {
     const int warpgroup = warp / 4, block = i / 8;
     const int box = p.along_rows > 1 ? warpgroup : 0, filter_row = p.along_rows > 1 ? 0 : warpgroup;
-    const int chunk = chunks > 1 && block >= first ? 1 : 0, place = block - chunk * first;
-    const Taps taps(p, chunks > 1 ? chunk : share.chunk, first);
-    const int tap = place / p.channel_blocks;
+    const int chunk = chunks > 1 && block >= first ? 1 : 0;
+    int32_t tap = block - chunk * first;
+    const int channel_block = p.by_channel_blocks.split(tap);
     const int row = box * kBlock + warp % 4 * 16 + lane / 4;
-    const int column = place % p.channel_blocks * kBlock + i % 8 * 8 + lane % 4 * 2;
+    const int column = channel_block * kBlock + i % 8 * 8 + lane % 4 * 2;
     k = share.k + (p.rows_are_c ? column : row);
     c = share.c + (p.rows_are_c ? row : column);
     r = share.r + filter_row;
-    s = taps.first + tap * p.tap_apart;
-    exists = filter_row < share.boxes_r && tap < taps.count && k < p.group_K && c < p.group_C;
+    s = first_tap(p, chunks > 1 ? chunk : share.chunk, first) + tap * p.tap_apart;
+    exists = filter_row < share.boxes_r && s < p.S && k < p.group_K && c < p.group_C;
   }
 
   // The channels of the i-th of the four.
@@ -115,13 +111,12 @@ template <typename T>
 __device__ inline void renew_eights(const Output<T>& p, const Source<T>& from, const Share& share,
                                     const Spot& at, float (&sums)[2][8]) {
   bool are_numbers = true;
-  float own[16];  // in memory, if they are not
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    own[i] = sums[i / 8][i % 8];
-    are_numbers &= own[i] == own[i];
-  }
+  for (int i = 0; i < 16; ++i) are_numbers &= sums[i / 8][i % 8] == sums[i / 8][i % 8];
   if (are_numbers) return;
+  float own[16];  // in memory
+#pragma unroll
+  for (int i = 0; i < 16; ++i) own[i] = sums[i / 8][i % 8];
 #pragma unroll 1
   for (int i = 0; i < 16; ++i) {
     const int k = at.k + i / 8 * 8;
@@ -163,12 +158,11 @@ __device__ inline void store(const Output<T>& p, const Share& share, const Spot&
 template <typename T>
 __device__ inline void store_eights(const Output<T>& p, const Share& share, const Spot& at,
                                     const float (&sums)[2][8]) {
+  T* to = p.weight + (share.group * p.group_K + at.k) * p.weight_k + at.c * p.weight_c +
+          at.r * p.weight_r + at.s * p.weight_s;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int k = at.k + i * 8;
-    if (k >= p.group_K) continue;
-    T* const to = p.weight + (share.group * p.group_K + k) * p.weight_k + at.c * p.weight_c +
-                  at.r * p.weight_r + at.s * p.weight_s;
+  for (int i = 0; i < 2; ++i, to += 8 * p.weight_k) {
+    if (at.k + i * 8 >= p.group_K) return;
     const float (&row)[8] = sums[i];
     if (p.eights) {
       *reinterpret_cast<uint4*>(to) =

@@ -18,7 +18,7 @@ struct Parts {
   Divider<int32_t> by_columns, by_warps;
   // Blocks of columns are taps of a chunk by blocks of channels, warpgroups rows of the filter by
   // others.
-  Divider<int32_t> by_taps, by_channel_blocks, by_filter_rows, by_warpgroups;
+  Divider<int32_t> by_taps, by_filter_rows, by_warpgroups;
   bool taps_first;  // what neighbours store: the taps of an input channel, else input channels
   Source<T> from;
 };
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   }
   const int quarter = p.sums.rows_are_c ? place / 32 % 4 : place / 256;
   if (!p.taps_first) take_taps();
-  columns += p.by_channel_blocks.split(rest);
+  columns += p.sums.by_channel_blocks.split(rest);
   warp += p.by_warpgroups.split(rest) * 4 + quarter;
   const int block =
       (rest * p.sums.by_filter_sets.divisor() + set) * p.sums.by_chunks.divisor() + chunk;

@@ -42,10 +42,12 @@ struct Memory {
   __device__ Memory(const Params<T>& p, char* memory)
       : stages(memory),
         full(reinterpret_cast<ptx::Barrier*>(memory + p.stages * p.stage_bytes)),
-        empty(full + kMostStages) {}
+        empty(full + kMostStages),
+        arrived(empty + kMostStages) {}
 
   char* stages;
   ptx::Barrier *full, *empty;
+  ptx::Barrier* arrived;  // the sums of the cluster's other blocks
 };
 
 // A whole warp; one of the threads starts the copies.
@@ -75,8 +77,8 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
       char* x = y + p.x_at;
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
-        const Taps taps(p, kChunks > 1 ? i : share.chunk, kKind.first);
-        const int first_w = w * p.stride_w + taps.first * p.dilation_w - p.pad_w;
+        const int tap = first_tap(p, kChunks > 1 ? i : share.chunk, kKind.first);
+        const int first_w = w * p.stride_w + tap * p.dilation_w - p.pad_w;
 #pragma unroll 1
         for (int j = 0; j < share.boxes_c; ++j, x += p.x_box_bytes) {
           ptx::copy_box(x, &p.x, full, c + j * kBlock, first_w, h * p.stride_h + first_h, n);
@@ -142,27 +144,31 @@ __device__ inline void store_total(const Params<T>& p, const Share& share, const
                                    int rank) {
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kLanes = 4;  // of a row
-  const int threads = share.boxes_k * share.boxes_r * 128, log = all.log;
+  const int warps = share.boxes_k * share.boxes_r * 4, log = all.log;
   const int thread = static_cast<int>(threadIdx.x);
   const int vector = thread & ((1 << log) - 1), row = thread >> log & 7;
+  // Of the blocks of columns, a warp's or half of them, neighbouring threads take a row's.
+  const int first = thread >> (log + 3), step = warps * 4 >> log;
 #pragma unroll 1
-  for (int block = thread >> (log + 3); block < threads / 32 * kKind.blocks();
-       block += threads >> (log + 3)) {
-    float total[2][2 * kLanes];
+  for (int warp = first % warps; warp < warps; warp += step) {
+#pragma unroll 1
+    for (int block = first / warps; block < kKind.blocks(); block += max(4 >> log, 1)) {
+      const Spot at(p, share, kKind.first, kKind.second > 0 ? 2 : 1, warp, row * kLanes,
+                    block * 8 + (rank << log) + vector);
+      if (!at.exists) continue;
+      float4 fours[kLanes];
+      all.add_up(warp * kKind.blocks() + block, vector, row * kLanes, fours);
+      float total[2][2 * kLanes];
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) {
-      const float4 four = all.total(block, vector, row * kLanes + i);
-      total[0][i * 2] = four.x;
-      total[0][i * 2 + 1] = four.y;
-      total[1][i * 2] = four.z;
-      total[1][i * 2 + 1] = four.w;
+      for (int i = 0; i < kLanes; ++i) {
+        total[0][i * 2] = fours[i].x;
+        total[0][i * 2 + 1] = fours[i].y;
+        total[1][i * 2] = fours[i].z;
+        total[1][i * 2 + 1] = fours[i].w;
+      }
+      if (!p.from.exact) renew_eights(p, p.from, share, at, total);
+      store_eights(p, share, at, total);
     }
-    const int columns = block % kKind.blocks() * 8 + (rank << log) + vector;
-    const Spot at(p, share, kKind.first, kKind.second > 0 ? 2 : 1, block / kKind.blocks(),
-                  row * kLanes, columns);
-    if (!at.exists) continue;
-    if (!p.from.exact) renew_eights(p, p.from, share, at, total);
-    store_eights(p, share, at, total);
   }
 }
 
@@ -187,22 +193,33 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (threadIdx.x < kMostStages) {
     ptx::init_barrier(&memory.full[threadIdx.x], 1);
     ptx::init_barrier(&memory.empty[threadIdx.x], share.boxes_k * share.boxes_r);
+    if (threadIdx.x == 0) ptx::init_barrier(memory.arrived, 1);
     ptx::fence_barrier_init();
   }
   __syncthreads();
+  // All threads of a cluster meet before sums overwrite boxes.
+  const auto meet = [&] {
+    __syncwarp();
+    if (p.by_cluster.divisor() > 1) ptx::meet_cluster();
+  };
   if (warp == kKind.warpgroups * 4) {
     load_boxes<T, kKernel>(p, memory, share);
+    meet();
     return;
   }
   const int warpgroup = warp / 4;
   const int box_k = p.along_rows > 1 ? warpgroup : 0, filter_row = p.along_rows > 1 ? 0 : warpgroup;
-  if (box_k >= share.boxes_k || filter_row >= share.boxes_r) return;
+  if (box_k >= share.boxes_k || filter_row >= share.boxes_r) {
+    meet();
+    return;
+  }
   float sum[kKind.blocks() * 32] = {};
   multiply<T, kKernel>(p, memory, share, box_k, filter_row, sum);
   constexpr int kVectors = kKind.blocks() * 8;
   if (p.clustered) {
-    const Gathered all = exchange<kVectors>(memory.stages, share.boxes_k * share.boxes_r * 128,
-                                            rank, p.by_cluster.divisor(), sum);
+    const Gathered all =
+        exchange<kVectors>(memory.stages, memory.arrived, share.boxes_k * share.boxes_r * 128, rank,
+                           p.by_cluster.divisor(), sum);
     store_total<kKernel>(p, share, all, rank);
     return;
   }

@@ -121,7 +121,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.filter_rows = t.filter_rows;
   p.channel_blocks = t.kind().k_blocks;
   p.tap_apart = t.kind().taps > 1 ? 1 : narrowed(rows.S);
-  p.class_chunks = t.kind().taps > 1 ? t.chunks : 1;
+  p.by_class_chunks = D(t.kind().taps > 1 ? t.chunks : 1);
+  p.by_channel_blocks = D(t.kind().k_blocks);
   p.R = narrowed(rows.R);
   p.S = narrowed(rows.S);
   p.group_C = narrowed(rows.group_C());
@@ -173,7 +174,6 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.from.flat = t.flat;
   parts.by_taps = D(t.kind().taps);
   parts.by_filter_rows = D(t.along_c > 1 ? 1 : warpgroups);
-  parts.by_channel_blocks = D(t.kind().k_blocks);
   parts.by_warpgroups = D(t.along_c > 1 ? warpgroups : 1);
   parts.taps_first = p.weight_c != 1;
   parts.from.exact = is_exact(problem, t);

@@ -100,7 +100,7 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
   const int boxes_c = p.flat ? 1 : share.boxes_c;
   const int bytes = p.brought_y + boxes_c * p.brought_x;
   const int first_h = share.r * p.dilation_h - p.pad_h;
-  const int first_w = Begin(p, Taps(p, share.chunk, kKind.taps).first).column;
+  const int first_w = Begin(p, first_tap(p, share.chunk, kKind.taps)).column;
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
@@ -259,7 +259,7 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
   const T* const all_y = p.y + (share.group * p.group_K + share.k) * p.y_k;
   const T* const all_x = p.x + first_channel(p, share) * p.x_c;
   const int first_h = share.r * p.dilation_h - p.pad_h;
-  const int first_w = Begin(p, Taps(p, share.chunk, kKind.taps).first).column;
+  const int first_w = Begin(p, first_tap(p, share.chunk, kKind.taps)).column;
   // Calls it for each of so many places that is this thread's, with its channels.
   const auto each_place = [&](int count, auto load) {
 #pragma unroll 1
@@ -519,7 +519,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (box_c >= share.boxes_c || filter_row >= share.boxes_r) return;
   ptx::take_registers<kKind.math_registers>();
   float sum[kKind.taps][kKind.k_blocks * 32] = {};
-  const int slack = Begin(p, Taps(p, share.chunk, kKind.taps).first).slack;
+  const int slack = Begin(p, first_tap(p, share.chunk, kKind.taps)).slack;
   constexpr int kSize = static_cast<int>(sizeof(T));
   constexpr int kPixels = kUnit<T> / 4;  // of a thread
   const bool odd = kFetch != Fetch::kElements && slack % 2 != 0;

@@ -177,10 +177,12 @@ struct Memory {
       : stages(memory),
         full(reinterpret_cast<ptx::Barrier*>(memory + p.stages * p.stage_bytes)),
         ready(full + kMostStages),
-        empty(ready + kMostStages) {}
+        empty(ready + kMostStages),
+        arrived(empty + kMostStages) {}
 
   char* stages;
   ptx::Barrier *full, *ready, *empty;  // copied, transposed, read
+  ptx::Barrier* arrived;               // the sums of the cluster's other blocks
 };
 
 // A whole warp; one of the threads starts the copies.
@@ -407,6 +409,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   ptx::start_dependents();
   if (threadIdx.x < kMostStages) {
+    if (threadIdx.x == 0) ptx::init_barrier(memory.arrived, 1);
     ptx::init_barrier(&memory.full[threadIdx.x], 1);
     ptx::init_barrier(&memory.ready[threadIdx.x], kTransposingWarps);
     ptx::init_barrier(&memory.empty[threadIdx.x], share.warpgroups(p, kKind) * 4);
@@ -417,6 +420,11 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     ptx::prefetch_map(&p.y);
   }
   __syncthreads();
+  // All threads of a cluster meet before sums overwrite boxes.
+  const auto meet = [&] {
+    __syncwarp();
+    if (p.by_cluster.divisor() > 1) ptx::meet_cluster();
+  };
   if (warp >= kKind.warpgroups * 4) {
     ptx::give_registers<kGiven>();
     if (warp == kKind.warpgroups * 4) {
@@ -424,10 +432,14 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     } else if constexpr (sizeof(T) == 4) {
       transpose<kTransposingWarps>(p, memory, share, warp - kKind.warpgroups * 4 - 1);
     }
+    meet();
     return;
   }
   const Role role(p, kKind, share, warp / 4);
-  if (!role.exists) return;
+  if (!role.exists) {
+    meet();
+    return;
+  }
   ptx::take_registers<kTaken>();
   float sums[kKind.products()][32] = {};
   multiply<T, kKernel>(p, memory, share, role, warp, sums);
@@ -435,16 +447,17 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   constexpr int kVectors = kKind.products() * 8;
   if (p.clustered) {
     const int threads = share.warpgroups(p, kKind) * 128;
-    const Gathered all =
-        exchange<kVectors>(memory.stages, threads, rank, p.by_cluster.divisor(), &sums[0][0]);
+    const Gathered all = exchange<kVectors>(memory.stages, memory.arrived, threads, rank,
+                                            p.by_cluster.divisor(), &sums[0][0]);
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < all.share; i += threads) {
       const int vector = i / 32 & ((1 << all.log) - 1), block = i / 32 >> all.log;
       const Spot at(p, kKind, share, block / kKind.products(), lane,
                     block % kKind.products() * 8 + (rank << all.log) + vector);
       if (!at.exists) continue;
-      const float4 four = all.total(block, vector, lane);
-      float total[4] = {four.x, four.y, four.z, four.w};
+      float4 four[1];
+      all.add_up(block, vector, lane, four);
+      float total[4] = {four[0].x, four[0].y, four[0].z, four[0].w};
       if (!p.from.exact) renew(p, p.from, share, at, total);
       store(p, share, at, total);
     }
