@@ -36,6 +36,9 @@ KINDS = 64  # of images, each a coarse pattern under noise
 COARSE = 8  # the pattern's sides
 NOISE = 1.0
 LEARNING_RATE = 0.1 / 256  # for each image of a batch
+# Of the steps, in which the rate grows to that (Goyal et al., 2017). At its full size at once losses
+# of the first steps jump by more than they fall, and equal trainings soon have nothing in common.
+WARM_UP = 0.5
 CLASSIFIERS = [name for name in networks.NETWORKS if name != "unet"]
 
 
@@ -82,7 +85,9 @@ class Pupil(models.Runner):
 
     def curve(self, steps: int) -> list[float]:
         found = []
+        (group,) = self.optimizer.param_groups
         for number in range(1, steps + 1):
+            group["lr"] = LEARNING_RATE * self.batch * min(1, number / (WARM_UP * steps))
             self.x = self.look(number)
             found.append(self.step())
         losses: list[float] = torch.stack(found).tolist()

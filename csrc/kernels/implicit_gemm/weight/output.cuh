@@ -13,6 +13,7 @@ namespace customconv::implicit_gemm::weight {
 template <typename T>
 struct Output {
   bool rows_are_c;     // rows are input channels
+  int row_classes;     // the logarithm of how many input channels are in: see channel_of_row
   int along_rows;      // warpgroups that have rows of their own, else rows of the filter
   int filter_rows;     // of a thread block
   int channel_blocks;  // of columns
@@ -52,6 +53,18 @@ struct Share {
   }
 };
 
+// Rows of a block that are eight apart are neighbours of different classes, so that a thread has
+// two neighbouring channels; its neighbours' are of the same class. Without classes channels follow
+// each other.
+__device__ inline int place_of_row(int row, int classes) {  // in memory, class by class
+  const int of_class = (row & 7) | row >> (3 + classes) << 3;
+  return (row >> 3 & ((1 << classes) - 1)) * (kBlock >> classes) + of_class;
+}
+__device__ inline int channel_of_row(int row, int classes) {
+  const int of_class = (row & 7) | row >> (3 + classes) << 3;
+  return of_class << classes | (row >> 3 & ((1 << classes) - 1));
+}
+
 // Of the taps of a filter row that share a box, so many at most, the first.
 template <typename T>
 __device__ inline int first_tap(const Output<T>& p, int32_t chunk, int most) {
@@ -76,8 +89,13 @@ struct Spot {
     const int channel_block = p.by_channel_blocks.split(tap);
     const int row = box * kBlock + warp % 4 * 16 + lane / 4;
     const int column = channel_block * kBlock + i % 8 * 8 + lane % 4 * 2;
-    k = share.k + (p.rows_are_c ? column : row);
-    c = share.c + (p.rows_are_c ? row : column);
+    if (p.rows_are_c) {
+      k = share.k + column;
+      c = share.c + (row / kBlock) * kBlock + channel_of_row(row % kBlock, p.row_classes);
+    } else {
+      k = share.k + row;
+      c = share.c + column;
+    }
     r = share.r + filter_row;
     s = first_tap(p, chunks > 1 ? chunk : share.chunk, first) + tap * p.tap_apart;
     exists = filter_row < share.boxes_r && s < p.S && k < p.group_K && c < p.group_C;
@@ -90,7 +108,7 @@ struct Spot {
   }
   template <typename T>
   __device__ int c_of(const Output<T>& p, int i) const {
-    return c + (p.rows_are_c ? i / 2 * 8 : i % 2);
+    return c + (!p.rows_are_c ? i % 2 : p.row_classes > 0 ? i / 2 : i / 2 * 8);
   }
 };
 

@@ -1,6 +1,7 @@
 #include "kernels/implicit_gemm/weight/planes/geometry.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace customconv::implicit_gemm::weight::planes {
 
@@ -62,6 +63,76 @@ bool has_whole_images(const ConvProblem& p) {
          runs(p.x_sizes(), p.x_strides, p.x_aligned) && runs(p.y_sizes(), p.y_strides, p.y_aligned);
 }
 
+// The classes that channels of a tensor are in whose planes are runs; 0 where these are none that
+// the copy engine can read.
+int classes_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t groups,
+               int64_t bytes) {
+  const int64_t classes = sizes[1] == 1 ? 1 : kUnitBytes / std::gcd(strides[1] * bytes, kUnitBytes);
+  const bool legal = aligned && strides[1] > 0 && (sizes[2] == 1 || strides[2] == sizes[3]) &&
+                     (sizes[0] == 1 || (strides[0] > 0 && strides[0] * bytes % kUnitBytes == 0)) &&
+                     sizes[1] / groups % classes == 0 && classes * strides[1] <= INT32_MAX;
+  return legal ? small(classes) : 0;
+}
+
+// Whether the pixels of x are as far apart as those of dy.
+bool is_shifted(const ConvProblem& p) { return p.stride_h == 1 && p.stride_w == 1 && p.Q == p.W; }
+
+// Completes a tile of runs.
+void make_runs(const ConvProblem& p, Tile& t, int64_t shared_bytes) {
+  const Kernel& kind = t.kind();
+  const int64_t bytes = element_size(p.dtype), unit = t.unit;
+  t.x_classes = classes_of(p.x_sizes(), p.x_strides, p.x_aligned, p.groups, bytes);
+  t.y_classes = classes_of(p.y_sizes(), p.y_strides, p.y_aligned, p.groups, bytes);
+  if (t.x_classes == 0 || t.y_classes == 0) return;
+  if (t.rows > 1 || t.images > 1 || t.columns % (2 * unit) != 0) return;
+  // From a pixel of dy to the next, x goes on by a stride, or to the next row.
+  const int64_t turn = p.stride_h * p.W - (p.Q - 1) * p.stride_w;
+  if (turn < 0 && p.P > 1) return;
+  const int64_t pixels = p.P * p.Q;
+  const int64_t steps = std::min<int64_t>(t.columns, pixels) - 1;
+  const int64_t turns = std::min(ceil_divide(steps, p.Q), p.P - 1);
+  // Words are read whole, and runs begin before what is read, at whole units, and their classes.
+  const int64_t taps = (kind.taps - 1) * p.dilation_w + 4 + 2 * unit;
+  const int64_t more = (t.filter_rows - 1) * p.dilation_h * p.W;
+  int64_t run = steps * p.stride_w + turns * std::max<int64_t>(turn - p.stride_w, 0) + taps;
+  t.x_runs = more > (t.filter_rows - 1) * run ? t.filter_rows : 1;
+  if (t.x_runs == 1) run += more;
+  // Neighbouring boxes share as many pixels as taps of a pixel meet.
+  const int64_t most = odd_units(kMostBox / unit - 1) * unit;
+  if (taps + unit > most / 2) return;
+  const int64_t boxes = run <= most ? 1 : ceil_divide(run - taps, most - taps - unit);
+  t.box_step = small(round_up(ceil_divide(std::max<int64_t>(run - taps, 1), boxes), unit));
+  const int64_t units = odd_units(ceil_divide(t.box_step + taps, unit));
+  if (boxes > kMostBoxes || units * unit > most) return;
+  t.x_boxes = small(boxes);
+  t.x_columns = small(units * unit);
+  t.x_rows = t.x_runs;
+  t.x_channel = small(units * kUnitBytes);
+  t.x_row = t.x_boxes * kBlock * t.x_channel;
+  t.x_image = t.x_runs * t.x_row;
+  t.x_block = t.x_image;
+
+  t.tiles_n = p.N;
+  t.tiles_q = ceil_divide(pixels, t.columns);
+  const int count = small(ceil_divide(t.units(), 2));
+  t.slabs = small(ceil_divide(count, kSlabSteps));
+  t.full_slabs = count / kSlabSteps;
+  t.last_steps = count % kSlabSteps;
+  if (t.steps() > kMostSteps || t.tiles() > INT32_MAX / 2) return;
+  t.table_bytes = t.units() * 4 * t.entry_bytes();
+  t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
+  t.stage_bytes = round_up(
+      t.slabs * t.slab_bytes + t.along_c * t.x_block + int64_t{t.filter_rows} * t.table_bytes,
+      kAlignment);
+  if (t.y_classes > 1) {
+    t.y_channel = small(odd_units(t.units() + 1) * kUnitBytes);
+    t.raw_y = round_up(int64_t{kind.k_blocks} * kBlock * t.y_channel, 128);
+    if (t.y_channel / bytes > kMostBox) return;
+  }
+  const int64_t stages = (shared_bytes - kBarrierBytes - t.raw_bytes()) / t.stage_bytes;
+  t.stages = small(std::min<int64_t>(stages, kMostStages));
+}
+
 }  // namespace
 
 ConvProblem as_one_row(ConvProblem p) {
@@ -86,6 +157,11 @@ ConvProblem rows_of(ConvProblem p, bool flat) {
 }
 
 Fetch fetch_of(const ConvProblem& p, const Tile& t) {
+  if (t.runs) {
+    const bool pairs =
+        element_size(p.dtype) == 2 && is_shifted(p) && (t.kind().taps == 1 || p.dilation_w == 1);
+    return pairs ? Fetch::kTablePairs : Fetch::kTableElements;
+  }
   const bool words = element_size(p.dtype) == 2 && !t.flat && p.stride_w <= 2 &&
                      (t.kind().taps == 1 || p.dilation_w == 1);
   return !words ? Fetch::kElements : p.stride_w == 1 ? Fetch::kPairs : Fetch::kHalves;
@@ -120,6 +196,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.along_c = (variant & kAlongC) != 0 ? kind.warpgroups : 1;
   t.flat = (variant & kFlat) != 0;
   t.staged = (variant & kStaged) != 0;
+  t.runs = (variant & kRuns) != 0;
   t.along_p = (variant & kAlongP) != 0 ? kind.warpgroups : 1;
   t.rows = pixels[0];
   t.columns = pixels[1];
@@ -127,7 +204,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.splits = splits;
   const int64_t bytes = element_size(p.dtype);
   t.unit = small(kUnitBytes / bytes);
-  if (!t.boxed && !kind.has_threads()) return t;
+  if (!t.boxed && !t.runs && !kind.has_threads()) return t;
   if (t.columns % t.unit != 0 || (t.boxed && !is_boxed(p))) return t;
 
   const bool dense = dense_layout(p.w_sizes(), p.w_strides) != Layout::kOther;
@@ -139,6 +216,12 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.filter_rows = small(std::min<int64_t>(kind.warpgroups / (t.along_c * t.along_p), own.R));
   t.filter_sets = ceil_divide(own.R, t.filter_rows);
   t.chunks = small(ceil_divide(own.S, kind.taps));
+  t.blocks_k = ceil_divide(p.group_K(), kind.k_blocks * kBlock);
+  t.blocks_c = ceil_divide(own.group_C(), t.along_c * kBlock);
+  if (t.runs) {
+    if (!t.flat) make_runs(p, t, shared_bytes);
+    return t;
+  }
   const int64_t taps_h = t.flat ? p.R : t.filter_rows, taps_w = t.flat ? p.S : kind.taps;
   t.step_h = small(taps_h > 1 ? 1 : p.stride_h);
   t.row_step = small(taps_h > 1 ? p.stride_h : 1);
@@ -185,8 +268,6 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     const int64_t first = -p.pad_w - modulo(-p.pad_w, t.align);
     t.inside_units = inside(first, last_column, t.unit, t.unit, p.W, small(x_units));
   }
-  t.blocks_k = ceil_divide(p.group_K(), kind.k_blocks * kBlock);
-  t.blocks_c = ceil_divide(own.group_C(), t.along_c * kBlock);
   if (t.boxed) {
     const int lines = t.images * t.rows;
     const int across = small(ceil_divide(t.row_units(), kSlabUnits));
@@ -232,6 +313,7 @@ int64_t blocks_of(const ConvProblem& p, const Tile& t) {
 }
 
 bool is_exact(const ConvProblem& p, const Tile& t) {
+  if (t.runs) return true;  // what a tap does not meet is zeros
   // Beyond the image x is zeros too.
   const auto whole = [](int64_t count, int64_t step, int64_t stride, int64_t pad, int64_t size) {
     return count % step == 0 || count * stride - pad >= size;

@@ -7,6 +7,12 @@
 // that a tap may begin at any pixel. Rows of the instruction are 64 input channels of a tap.
 //
 // A step of the instruction takes two units of 16 bytes of pixels, any distance apart in x.
+//
+// Runs are pixels of a plane one after the other, whatever the rows. The copy engine brings them,
+// from the last 16 bytes before them, where planes do not begin at multiples of 16 bytes too:
+// channels that begin alike are a class, and come together. Of dy, a tile is a run, and where
+// there are classes threads put it in order. Of x, a run is what the tile's taps meet, and a table
+// says of each pixel of the tile where its first tap is, and which taps are inside of the image.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +28,7 @@ constexpr int kSlabSteps = 4;   // of two units
 constexpr int kMostFlat = 16;   // channels beside which taps are rows
 constexpr int kRawStages = 2;   // of whole images
 constexpr int kMostSteps = 64;  // of a tile
+constexpr int kMostBoxes = 4;   // of a run
 
 // A warpgroup sums some taps of 64 input channels by `k_blocks` times 64 output channels.
 struct Kernel {
@@ -53,6 +60,7 @@ constexpr int kPlanes = 32;   // a plan of planes
 constexpr int kAlongP = 64;   // warpgroups are steps: each is a split of its own
 constexpr int kFlat = 128;    // rows of the instruction are channels and taps, few as they are
 constexpr int kStaged = 256;  // whole images come as they are, and threads put them in order
+constexpr int kRuns = 512;    // the copy engine loads runs
 
 // A step of the instruction: a slab, the place of its first unit there, and which units of the
 // tile's rows they are. Where there is none dy is zeros, and the first unit stands in.
@@ -68,7 +76,7 @@ struct Range {
 
 struct Tile {
   int kernel = 0;
-  bool boxed = false, staged = false, flat = false;
+  bool boxed = false, staged = false, runs = false, flat = false;
   int along_c = 1;                        // warpgroups that have input channels of their own
   int images = 1, rows = 1, columns = 1;  // of output pixels; columns are whole units
   int along_p = 1;                        // warpgroups that share a tile's steps
@@ -93,11 +101,20 @@ struct Tile {
   int last_steps = 0;
   int64_t slab_bytes = 0, stage_bytes = 0;
   int64_t raw_x = 0, raw_y = 0;  // bytes of a tile's images as they are
+  // Of runs. Their tiles count pixels of a plane, rows and columns being 1 and these.
+  int x_classes = 1, y_classes = 1;
+  int x_runs = 1;                 // one for each filter row of the thread block, or one for all
+  int x_boxes = 1, box_step = 0;  // of a run, and pixels from one to the next
+  int table_bytes = 0;            // for a filter row
+  int y_channel = 0;              // bytes from one to the next of what comes in classes
   int stages = 0;
   int64_t tiles_n = 1, tiles_p = 1, tiles_q = 1;
   int64_t blocks_k = 1, blocks_c = 1, filter_sets = 1;  // thread blocks in each dimension
 
   const Kernel& kind() const { return kKernels[kernel]; }
+  // Bytes of a table for what four lanes' first pixel, or two, of a unit are: a word of places, and
+  // one of ones for each tap that is inside of the image.
+  int entry_bytes() const { return kind().taps > 1 ? 16 : 8; }
   int64_t tiles() const { return tiles_n * tiles_p * tiles_q; }
   int row_units() const { return columns / unit; }
   int units() const { return images * rows * row_units(); }
@@ -115,8 +132,9 @@ ConvProblem as_one_row(ConvProblem p);
 // The same whose channels are all channels and taps, where those are rows of the instruction.
 ConvProblem rows_of(ConvProblem p, bool flat);
 // How threads fetch x: element by element, or in words of two neighbours, which output pixels or
-// their taps share. Of a stride of two, each pixel is half of a word.
-enum class Fetch { kElements, kPairs, kHalves };
+// their taps share. Of a stride of two, each pixel is half of a word. By a table, too.
+enum class Fetch { kElements, kPairs, kHalves, kTableElements, kTablePairs };
+constexpr bool has_table(Fetch fetch) { return fetch >= Fetch::kTableElements; }
 Fetch fetch_of(const ConvProblem& p, const Tile& t);
 // Whether the copy engine can read a tensor's rows.
 bool is_boxed(const ConvProblem& p);

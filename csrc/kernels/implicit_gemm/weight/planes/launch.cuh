@@ -23,9 +23,28 @@ CUtensorMap map_planes(const T* data, const Shape4& sizes, const Shape4& strides
   return make_map(data, kMapType<T>, boxes, swizzle);
 }
 
+// Boxes of runs: so many pixels of as many channels of a class.
+template <typename T>
+CUtensorMap map_runs(const T* data, const Shape4& sizes, const Shape4& strides, int classes,
+                     int columns, int channels, CUtensorMapSwizzle swizzle) {
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const auto count = [](int64_t value) { return static_cast<cuuint32_t>(value); };
+  const Boxes<3> boxes{{size((classes - 1) * strides[1] + sizes[2] * sizes[3]),
+                        size(sizes[1] / classes), size(sizes[0])},
+                       {map_stride<T>(sizes[1] / classes, classes * strides[1]),
+                        map_stride<T>(sizes[0], strides[0])},
+                       {count(columns), count(channels / classes), 1},
+                       {1, 1, 1}};
+  return make_map(data, kMapType<T>, boxes, swizzle);
+}
+
+inline int logarithm(int power_of_two) { return __builtin_ctz(power_of_two); }
+
 template <typename T, int kKernel>
 auto kernel_of(Fetch fetch) {
+  if (fetch == Fetch::kTableElements) return sum_planes<T, kKernel, Fetch::kTableElements>;
   if constexpr (sizeof(T) == 2) {
+    if (fetch == Fetch::kTablePairs) return sum_planes<T, kKernel, Fetch::kTablePairs>;
     if (fetch == Fetch::kPairs) return sum_planes<T, kKernel, Fetch::kPairs>;
     if (fetch == Fetch::kHalves) return sum_planes<T, kKernel, Fetch::kHalves>;
   }
@@ -51,6 +70,16 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
         map_planes(p.y, problem.y_sizes(), problem.y_strides, p.y_columns,
                    t.kind().k_blocks * kBlock, t.rows, t.images, 1, CU_TENSOR_MAP_SWIZZLE_128B);
   }
+  if (t.runs) {
+    const int channels = t.kind().k_blocks * kBlock;
+    p.x_map = map_runs(p.x, problem.x_sizes(), problem.x_strides, t.x_classes, t.x_columns, kBlock,
+                       CU_TENSOR_MAP_SWIZZLE_NONE);
+    p.y_map = t.y_classes > 1 ? map_runs(p.y, problem.y_sizes(), problem.y_strides, t.y_classes,
+                                         t.y_channel / narrowed(sizeof(T)), channels,
+                                         CU_TENSOR_MAP_SWIZZLE_NONE)
+                              : map_runs(p.y, problem.y_sizes(), problem.y_strides, 1, p.y_columns,
+                                         channels, CU_TENSOR_MAP_SWIZZLE_128B);
+  }
   p.x_n = problem.x_strides[0];
   p.x_c = problem.x_strides[1];
   p.x_h = problem.x_strides[2];
@@ -66,6 +95,22 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
                         unit % t.row_units() * narrowed(problem.stride_w) * kUnitBytes;
     }
   }
+  p.runs = t.runs;
+  p.x_classes = t.x_classes;
+  p.y_classes = t.y_classes;
+  p.y_channel = t.y_channel;
+  p.pixels = narrowed(t.runs ? problem.P * problem.Q : 0);
+  p.slabs = t.slabs;
+  p.x_runs = t.x_runs;
+  p.x_boxes = t.x_boxes;
+  p.box_step = t.box_step;
+  p.table_at = narrowed(t.slabs * t.slab_bytes + t.along_c * t.x_block);
+  p.table_bytes = t.table_bytes;
+  p.table_units = t.units();
+  p.by_table_units = D(t.units());
+  p.by_y_inner = D(t.steps() * 2);
+  p.by_Q = D(problem.Q);
+  p.by_box_step = D(std::max(t.box_step, 1));
   p.steps = t.steps();
   p.along_p = t.along_p;
   p.blocks = narrowed(blocks_of(problem, t));
@@ -79,7 +124,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.stage_bytes = narrowed(t.stage_bytes);
   p.stages = t.stages;
   p.brought_x = p.x_block;
-  p.brought_y = p.x_at;
+  p.brought_y = t.y_classes > 1 ? 0 : p.x_at;
   p.images = t.images;
   p.rows = t.rows;
   p.columns = t.columns;
@@ -117,6 +162,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.channels = t.channels;
   const ConvProblem rows = rows_of(problem, t.flat);
   p.rows_are_c = true;
+  p.row_classes = logarithm(t.x_classes);
   p.along_rows = t.along_c;
   p.filter_rows = t.filter_rows;
   p.channel_blocks = t.kind().k_blocks;

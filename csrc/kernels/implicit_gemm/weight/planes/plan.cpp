@@ -23,6 +23,8 @@ constexpr double kWaitClocks = 2980;     // of threads that load, until a tile's
 constexpr double kCopyClocks = 3.64;     // of threads that load, for a copy
 constexpr double kOrderClocks = 75.4;    // to put a unit in order
 constexpr double kLoadClocks = 376;      // to load one through registers
+constexpr double kTableClocks = 120;     // to fill in an entry of a table
+constexpr double kPlaceClocks = 60;      // of a step, to look up places
 constexpr double kTileClocks = 149;      // to change stages
 constexpr double kBeginClocks = 750;     // until the first products
 constexpr double kStoreBytesPerClock = 8.57;
@@ -36,6 +38,7 @@ constexpr int64_t kLoadBatch = 4;  // units of a thread at a time
 constexpr int kMostPixels = 512;   // of a tile
 constexpr int kLeastStages = 2;
 constexpr int kCuts = 4;                      // of an image, in each dimension
+constexpr int kRunCuts = 12;                  // of a plane
 constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
 constexpr size_t kWeighed = 4;                // tiles of each kernel that are listed
 
@@ -71,6 +74,13 @@ double load_clocks(const ConvProblem& p, const Tile& t) {
            (lines_of(channels_c * x_rows, std::min<int64_t>(t.x_columns, p.W) * bytes) +
             lines_of(channels_k * t.images * t.rows * across, slab));
   }
+  if (t.runs) {
+    const int64_t entries = t.table_bytes / t.entry_bytes() * t.filter_rows;
+    const double table = kTableClocks * static_cast<double>(entries) / (t.kind().loaders - 32);
+    const double lines = lines_of(channels_c * t.x_runs * t.x_boxes, t.x_columns * bytes) +
+                         lines_of(channels_k * t.slabs, int64_t{kSlabUnits} * kUnitBytes);
+    return std::max(kLineClocks * lines, table);
+  }
   const int64_t x_places = int64_t{t.images} * t.inside_rows.count * t.inside_units.count;
   const int64_t y_places = t.steps() * 2;
   if (t.vector > 0) {
@@ -96,20 +106,21 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   // A step of a warpgroup: products of 16 pixels, or 8 of TF32, and the bytes of shared memory.
   constexpr double kBlockClocks = 32, kBlockBytes = kBlock * 2.0 * kUnitBytes, kWarpWord = 128;
   const double columns = kind.blocks() * kBlockClocks, others = kind.taps * kProductClocks;
+  const double fetching = kFetchClocks + (t.runs ? kPlaceClocks : 0);
   const Fetch fetch = fetch_of(p, t);
-  const double words = fetch == Fetch::kPairs    ? kind.taps / 2 + 1.5
+  const double words = fetch == Fetch::kPairs || fetch == Fetch::kTablePairs ? kind.taps / 2 + 1.5
                        : fetch == Fetch::kHalves ? kind.taps / 2 + 2
                                                  : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
   const auto conflicts = static_cast<double>(std::min<int64_t>(p.stride_w, 4));
   const double bytes = kind.blocks() * kBlockBytes + 16 * words * conflicts * kWarpWord;
   const double clocks = std::max({(columns / kEfficiency + others) * busy,
-                                  bytes * busy / kSharedBytes, columns + others + kFetchClocks});
+                                  bytes * busy / kSharedBytes, columns + others + fetching});
   const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
   const double math = steps * clocks * (t.along_p > 1 ? kApart : 1), load = load_clocks(p, t);
   // Threads that load slow down those that multiply; the copy engine does not.
-  const double tile =
-      (t.boxed ? std::sqrt(std::hypot(math * math, load * load)) : std::hypot(math, load)) +
-      kTileClocks;
+  const double tile = (t.boxed || t.runs ? std::sqrt(std::hypot(math * math, load * load))
+                                         : std::hypot(math, load)) +
+                      kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
   const double store = sums * (is_direct(p, t) ? 8 : 4) / kStoreBytesPerClock;
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
@@ -138,6 +149,7 @@ class Search {
     if (best_.ms == 0) {
       try_loader(0);
       try_loader(kStaged);
+      try_loader(kRuns);
     }
     return plan_of(best_);
   }
@@ -153,18 +165,29 @@ class Search {
 
   void try_variant(int variant) {
     choices_.clear();
+    // Of runs a plane is one row.
+    const bool runs = (variant & kRuns) != 0;
+    const int64_t pixels = runs ? p_.P * p_.Q : p_.Q;
     const int unit = static_cast<int>(kUnitBytes / element_size(p_.dtype));
     // As an image's width divides evenly, and what fits whatever the strides.
-    const int64_t most = std::min<int64_t>(p_.Q + unit - 1, kMostPixels);
+    const int64_t most = std::min<int64_t>(pixels + unit - 1, kMostPixels);
     std::vector<int64_t> widths;
-    for (int64_t i = ceil_divide(p_.Q, most), last = i + kCuts; i < last; ++i) {
-      widths.push_back(ceil_divide(p_.Q, i));
+    for (int64_t i = ceil_divide(pixels, most), last = i + (runs ? kRunCuts : kCuts); i < last;
+         ++i) {
+      widths.push_back(ceil_divide(pixels, i));
     }
     for (int64_t width = unit; width < most; width *= 2) widths.push_back(width);
-    for (int64_t& width : widths) width = ceil_divide(width, unit) * unit;
+    const int64_t whole = runs ? 2 * unit : unit;
+    for (int64_t& width : widths) width = ceil_divide(width, whole) * whole;
     std::sort(widths.begin(), widths.end());
     widths.erase(std::unique(widths.begin(), widths.end()), widths.end());
-    for (const int64_t width : widths) try_rows(variant, static_cast<int>(width));
+    for (const int64_t width : widths) {
+      if (runs) {
+        try_tile(variant, {1, static_cast<int>(width), 1});
+      } else {
+        try_rows(variant, static_cast<int>(width));
+      }
+    }
     std::sort(choices_.begin(), choices_.end(),
               [](const Choice& a, const Choice& b) { return a.ms < b.ms; });
     if (choices_.empty()) return;

@@ -38,6 +38,11 @@ struct Params : Output<T> {
   bool boxed, staged;
   int raw_at, raw_bytes, raw_y;  // where images lie as they are, x behind dy
   int align;                     // pixels: where rows may begin in shared memory
+  // Of runs, see Tile; `pixels` are those of a plane of dy.
+  bool runs;
+  int x_classes, y_classes, y_channel, pixels, slabs, x_runs, x_boxes, box_step;
+  int table_at, table_bytes, table_units;
+  Divider<int32_t> by_table_units, by_y_inner, by_Q, by_box_step;
   // Where rows of the instruction are channels and taps, three numbers count them: how many of the
   // first two there are, and bytes of x from one to the next of each.
   bool flat;
@@ -89,6 +94,85 @@ struct Begin {
 template <typename T>
 __device__ inline int first_channel(const Params<T>& p, const Share& share) {
   return p.flat ? share.group * p.channels : share.group * p.group_C + share.c;
+}
+
+// A pixel of dy, and of x what the first of a thread block's taps meets there.
+struct Meeting {
+  int p, q, h, w;
+
+  template <typename T>
+  __device__ Meeting(const Params<T>& params, const Share& share, int first, int32_t pixel) {
+    q = params.by_Q.split(pixel);
+    p = pixel;
+    h = p * params.stride_h + share.r * params.dilation_h - params.pad_h;
+    w = q * params.stride_w + first * params.dilation_w - params.pad_w;
+  }
+};
+
+// The pixel of a plane where a tile's run of x begins.
+template <typename T>
+__device__ inline int begin_of_run(const Params<T>& p, const Meeting& first, int run) {
+  return (first.h + run * p.dilation_h) * p.W + first.w;
+}
+
+// The class of a channel in memory, and how many pixels after whole 16 bytes its planes begin.
+template <typename T>
+__device__ inline int slack_of(int number, int64_t stride) {
+  return number * static_cast<int>(stride) & (kUnit<T> - 1);
+}
+template <typename T>
+__device__ inline int begin_of_class(int number, int64_t stride) {
+  return number * static_cast<int>(stride) & -kUnit<T>;
+}
+
+// A whole warp; one of the threads starts the copies of runs. Those of dy that come in classes are
+// brought by others.
+template <typename T, int kKernel>
+__device__ inline void load_runs(const Params<T>& p, const Memory& memory, const Share& share) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  const bool elected = ptx::elect_one();
+  const int tap = first_tap(p, share.chunk, kKind.taps);
+  const int k = share.group * p.group_K + share.k;
+  const int c = (share.group * p.group_C + share.c) / p.x_classes;
+  const int bytes = p.brought_y + share.boxes_c * p.brought_x;
+  const int channels = kBlock / p.x_classes;
+  ptx::Turn turn;
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+    const Origin at(p, tile);
+    const Meeting first(p, share, tap, at.q);
+    ptx::Barrier* full = &memory.full[turn.stage];
+    char* const y = memory.stages + turn.stage * p.stage_bytes;
+    char* x = y + p.x_at;
+    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    if (elected) {
+      ptx::arrive_expecting(full, bytes);
+      if (p.y_classes == 1) {
+#pragma unroll 1
+        for (int slab = 0; slab < p.slabs; ++slab) {
+          ptx::copy_box(y + slab * p.slab_bytes, &p.y_map, full, at.q + slab * p.y_columns, k,
+                        at.n);
+        }
+      }
+#pragma unroll 1
+      for (int block = 0; block < share.boxes_c; ++block) {
+#pragma unroll 1
+        for (int run = 0; run < p.x_runs; ++run) {
+          const int begin = begin_of_run(p, first, run) & -kUnit<T>;
+#pragma unroll 1
+          for (int box = 0; box < p.x_boxes; ++box) {
+#pragma unroll 1
+            for (int i = 0; i < p.x_classes; ++i, x += channels * p.x_channel) {
+              ptx::copy_box(x, &p.x_map, full,
+                            begin + box * p.box_step + begin_of_class<T>(i, p.x_c),
+                            c + block * channels, at.n);
+            }
+          }
+        }
+      }
+    }
+    turn.advance(p.stages);
+  }
 }
 
 // A whole warp; one of the threads starts the copies.
@@ -196,6 +280,129 @@ __device__ inline uint4 load_unit(const T* at, const uint4& mask) {
   return sizeof(T) == 4 ? round_all(unit) : unit;
 }
 
+// Of dy, where a channel's unit belongs in a stage.
+template <typename T>
+__device__ inline char* in_slab(const Params<T>& p, char* stage, int unit, int k) {
+  return stage + unit / kSlabUnits * p.slab_bytes + k * (kSlabUnits * kUnitBytes) +
+         ((unit ^ k) & (kSlabUnits - 1)) * kUnitBytes;
+}
+
+// Puts a run of dy that came in classes in order.
+template <typename T, int kKernel>
+__device__ inline void order_classes(const Params<T>& p, const char* raw, char* stage, int first,
+                                     int thread, int threads) {
+  constexpr int kChannels = kKernels[kKernel].k_blocks * kBlock, kBatch = 4;
+  const int of_class = kChannels / p.y_classes;
+  const int apart = p.y_channel / static_cast<int>(sizeof(T));
+#pragma unroll 1
+  for (int i = thread; i < p.y_inner * (kChannels / kBatch); i += threads) {
+    int32_t batch = i;
+    const int unit = p.by_y_inner.split(batch), row = batch * kBatch;
+    const int number = row / of_class;  // of all of them
+    const auto* from = reinterpret_cast<const T*>(raw) + row * apart + unit * kUnit<T> +
+                       slack_of<T>(number, p.y_k);
+    const uint4 mask = mask_of<T>(0, p.pixels - first - unit * kUnit<T>);
+    uint4 own[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) own[j] = load_unit(from + j * apart, mask);
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int k = (row + j - number * of_class) * p.y_classes + number;
+      *reinterpret_cast<uint4*>(in_slab(p, stage, unit, k)) = own[j];
+    }
+  }
+}
+
+// Of a tile of runs, what four lanes of each step need: the places of their first pixel, or two, in
+// elements, and ones for each tap that is inside of the image there.
+template <typename T, int kKernel>
+__device__ inline void fill_table(const Params<T>& p, const Share& share, char* table, int begin,
+                                  int thread, int threads) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kPixels = kUnit<T> / 4, kBits = 32 / kPixels;
+  const int first = first_tap(p, share.chunk, kKind.taps);
+  const int box_elements = kBlock * p.x_channel / static_cast<int>(sizeof(T));
+  const Meeting at(p, share, first, begin);
+#pragma unroll 1
+  for (int i = thread; i < p.filter_rows * p.table_units * 4; i += threads) {
+    int32_t row = i / 4;
+    const int unit = p.by_table_units.split(row);
+    const int run = p.x_runs > 1 ? row : 0;
+    const int slack = begin_of_run(p, at, run) & (kUnit<T> - 1);
+    uint32_t places = 0, masks[kKind.taps] = {};
+#pragma unroll
+    for (int j = 0; j < kPixels; ++j) {
+      const int pixel = begin + unit * kUnit<T> + i % 4 * kPixels + j;
+      const bool exists = pixel < p.pixels;
+      const Meeting own(p, share, first, exists ? pixel : begin);
+      const int h = own.h + row * p.dilation_h;
+      int32_t place = (h - at.h - run * p.dilation_h) * p.W + own.w - at.w;
+      const int box = min(p.by_box_step.quotient(place), p.x_boxes - 1);
+      place += box * (box_elements - p.box_step) + slack;
+      places |= static_cast<uint32_t>(place) << j * kBits;
+#pragma unroll
+      for (int tap = 0; tap < kKind.taps; ++tap) {
+        const int w = own.w + tap * p.dilation_w;
+        const bool inside = exists && h >= 0 && h < p.H && w >= 0 && w < p.W;
+        if (inside) masks[tap] |= ~0u >> (32 - kBits) << j * kBits;
+      }
+    }
+    const uint32_t to = ptx::shared_address(table);
+    if constexpr (kKind.taps == 1) {
+      ptx::store_shared(to + i * 8, make_uint2(places, masks[0]));
+    } else {
+      static_assert(kKind.taps == 3);
+      ptx::store_shared(to + i * 16, make_uint4(places, masks[0], masks[1], masks[2]));
+    }
+  }
+}
+
+// Threads beside the one that loads runs: they fill in the table of each tile. Where dy comes in
+// classes they bring it, two tiles at a time, and put it in order.
+template <typename T, int kKernel>
+__device__ inline void arrange_runs(const Params<T>& p, const Memory& memory, const Share& share,
+                                    int thread) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kThreads = kKind.loaders - 32, kChannels = kKind.k_blocks * kBlock;
+  const bool has_classes = p.y_classes > 1;
+  const auto raw_of = [&](int turn) { return memory.raw + turn * p.raw_bytes; };
+  const auto bring = [&](int tile, int turn) {
+    if (thread > 0 || !has_classes || tile >= p.tiles) return;
+    const Origin at(p, tile);
+    ptx::Barrier* full = &memory.raw_full[turn];
+    const int of_class = kChannels / p.y_classes;
+    const int k = (share.group * p.group_K + share.k) / p.y_classes;
+    ptx::arrive_expecting(full, kChannels * p.y_channel);
+#pragma unroll 1
+    for (int i = 0; i < p.y_classes; ++i) {
+      ptx::copy_box(raw_of(turn) + i * of_class * p.y_channel, &p.y_map, full,
+                    at.q + begin_of_class<T>(i, p.y_k), k, at.n);
+    }
+  };
+  bring(share.split, 0);
+  bring(share.split + p.splits, 1);
+  ptx::Turn turn, raw;
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+    const Origin at(p, tile);
+    char* const stage = memory.stages + turn.stage * p.stage_bytes;
+    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    fill_table<T, kKernel>(p, share, stage + p.table_at, at.q, thread, kThreads);
+    if (has_classes) {
+      ptx::wait(&memory.raw_full[raw.stage], raw.parity);
+      order_classes<T, kKernel>(p, raw_of(raw.stage), stage, at.q, thread, kThreads);
+      ptx::fence_shared_writes();
+    }
+    ptx::arrive(&memory.full[turn.stage]);
+    turn.advance(p.stages);
+    if (has_classes) {
+      ptx::sync_threads<kThreads>(1);  // all have read it
+      bring(tile + kRawStages * p.splits, raw.stage);
+      raw.advance(kRawStages);
+    }
+  }
+}
+
 // The same unit of channels, so many `apart`; `to` says where a channel's belongs. kVector: bytes
 // that are inside the row or outside it together, and are copied; else pixels go through registers.
 // Where none is inside, `from` is any of the tensor. kStaged: it is in shared memory.
@@ -289,11 +496,6 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
     bring(share.split, 0);
     bring(share.split + p.splits, 1);
   }
-  // Of dy, where a channel's unit belongs.
-  const auto in_slab = [&](char* stage, int place, int k) {
-    return stage + place / kSlabUnits * p.slab_bytes + k * (kSlabUnits * kUnitBytes) +
-           ((place ^ k) & (kSlabUnits - 1)) * kUnitBytes;
-  };
   const auto deliver = [&](int number) {
     if constexpr (kVector > 0 && sizeof(T) == 4) {
       // Tensor cores would cut dy.
@@ -301,7 +503,7 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
       each_place(p.y_inner, [&](int place, int channel, int apart) {
 #pragma unroll 4
         for (; channel < channels_k; channel += apart) {
-          auto* unit = reinterpret_cast<uint4*>(in_slab(stage, place, channel));
+          auto* unit = reinterpret_cast<uint4*>(in_slab(p, stage, place, channel));
           *unit = round_all(*unit);
         }
       });
@@ -329,7 +531,7 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
       const bool exists = rest < p.images && at.n + rest < p.N && row < p.P && q < p.Q;
       load_channels<kVector, kStaged>(
           exists ? y + rest * image_y + row * p.y_p + q : y, 0, exists ? min(kUnit<T>, p.Q - q) : 0,
-          p.y_k, channel, channels_k, apart, [&](int k) { return in_slab(stage, place, k); });
+          p.y_k, channel, channels_k, apart, [&](int k) { return in_slab(p, stage, place, k); });
     });
     each_place(p.x_inner, [&](int place, int channel, int apart) {
       int32_t rest = place;
@@ -370,17 +572,23 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
   }
 }
 
+// Where a thread's two rows of x are in a stage.
+struct Rows {
+  // Of the first tap the pixel of the first unit, or the word that holds it. Of runs their begin.
+  uint32_t at[2];
+  uint32_t shift[2];  // bits, to a run's first pixel
+  uint32_t table;     // the lane's first entry
+};
+
 // What a thread holds of the first operands of a step: rows lane / 4 and lane / 4 + 8, of either
 // unit the pixels at lane % 4, for each of some taps.
 template <typename T, Fetch kFetch, bool kOdd, int kTaps>
 class Fetched {
  public:
-  // `at`: of both rows and the first tap where the pixel of a stage's first unit is, or the word
-  // that holds it.
-  __device__ void load(const Params<T>& p, uint32_t stage, const uint32_t (&at)[2], int step) {
+  __device__ void load(const Params<T>& p, uint32_t stage, const Rows& rows, int step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t from = at[i % 2] + stage + p.unit_at[step][i / 2];
+      const uint32_t from = rows.at[i % 2] + stage + p.unit_at[step][i / 2];
       if constexpr (kFetch != Fetch::kElements) {
 #pragma unroll
         for (int j = 0; j < kWords; ++j) word_[i][j] = ptx::load_shared<uint32_t>(from + j * 4);
@@ -399,7 +607,7 @@ class Fetched {
     }
   }
 
-  __device__ void join(uint32_t (&operand)[kTaps][4]) const {
+  __device__ void join(const Rows&, uint32_t (&operand)[kTaps][4]) const {
 #pragma unroll
     for (int tap = 0; tap < kTaps; ++tap) {
       const int first = tap + kOdd;
@@ -428,11 +636,83 @@ class Fetched {
   uint32_t word_[4][kWords];
 };
 
-// The sums of a warpgroup. `pixel`: of the thread's two rows, where the first pixel is in a stage.
+// The same of runs. A pixel, or the word that holds it and one more, is where the table says.
+template <typename T, Fetch kFetch, int kTaps>
+class LookedUp {
+ public:
+  __device__ void load(const Params<T>& p, uint32_t stage, const Rows& rows, int step) {
+    uint32_t places[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t entry = rows.table + stage;
+      if constexpr (kTaps == 1) {
+        const auto found = ptx::load_shared<uint2>(entry + (step * 2 + i) * 32);
+        places[i] = found.x;
+        mask_[i][0] = found.y;
+      } else {
+        static_assert(kTaps == 3);
+        const auto found = ptx::load_shared<uint4>(entry + (step * 2 + i) * 64);
+        places[i] = found.x;
+        mask_[i][0] = found.y;
+        mask_[i][1] = found.z;
+        mask_[i][2] = found.w;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t run = rows.at[i % 2] + stage, place = places[i / 2];
+      const uint32_t first = run + (kSize == 4 ? place : place & 0xFFFF) * kSize;
+      if constexpr (kPairs) {
+#pragma unroll
+        for (int j = 0; j < kWords; ++j) word_[i][j] = ptx::load_shared<uint32_t>(first + j * 4);
+      } else {
+        const uint32_t second = run + (place >> 16) * kSize;
+#pragma unroll
+        for (int j = 0; j < kTaps; ++j) {
+          const uint32_t tap = j * p.dilation_w * kSize;
+          if constexpr (kSize == 4) {
+            word_[i][j] = ptx::load_shared<uint32_t>(first + tap);
+          } else {
+            word_[i][j] = __byte_perm(ptx::load_shared<uint16_t>(first + tap),
+                                      ptx::load_shared<uint16_t>(second + tap), 0x5410);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ void join(const Rows& rows, uint32_t (&operand)[kTaps][4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t word[kWords];
+#pragma unroll
+      for (int j = 0; j < kWords; ++j) {
+        word[j] = kPairs && j + 1 < kWords
+                      ? __funnelshift_r(word_[i][j], word_[i][j + 1], rows.shift[i % 2])
+                      : word_[i][j];
+      }
+#pragma unroll
+      for (int tap = 0; tap < kTaps; ++tap) {
+        const uint32_t own = !kPairs        ? word[tap]
+                             : tap % 2 == 0 ? word[tap / 2]
+                                            : __byte_perm(word[tap / 2], word[tap / 2 + 1], 0x5432);
+        operand[tap][i] = own & mask_[i / 2][tap];
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSize = static_cast<int>(sizeof(T));
+  static constexpr bool kPairs = kFetch == Fetch::kTablePairs;
+  static constexpr int kWords = kPairs ? kTaps / 2 + 2 : kTaps;
+  uint32_t word_[4][kWords], mask_[2][kTaps];
+};
+
+// The sums of a warpgroup.
 template <typename T, int kKernel, Fetch kFetch, bool kOdd>
 __device__ inline void multiply(
-    const Params<T>& p, const Memory& memory, const Share& share, const uint32_t (&pixel)[2],
-    int first_step, float (&sum)[kKernels[kKernel].taps][kKernels[kKernel].k_blocks * 32]) {
+    const Params<T>& p, const Memory& memory, const Share& share, const Rows& rows, int first_step,
+    float (&sum)[kKernels[kKernel].taps][kKernels[kKernel].k_blocks * 32]) {
   constexpr Kernel kKind = kKernels[kKernel];
   const uint64_t slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
   ptx::Turn turn;
@@ -440,18 +720,20 @@ __device__ inline void multiply(
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     ptx::wait(&memory.full[turn.stage], turn.parity);
     const uint32_t stage = turn.stage * p.stage_bytes;
-    Fetched<T, kFetch, kOdd, kKind.taps> fetched;
+    std::conditional_t<has_table(kFetch), LookedUp<T, kFetch, kKind.taps>,
+                       Fetched<T, kFetch, kOdd, kKind.taps>>
+        fetched;
     uint32_t operand[kKind.taps][4];
     if (first_step < p.steps) {
-      fetched.load(p, stage, pixel, first_step);
-      fetched.join(operand);
+      fetched.load(p, stage, rows, first_step);
+      fetched.join(rows, operand);
     }
 #pragma unroll 1
     for (int step = first_step; step < p.steps; step += p.along_p) {
       // The next operands are on their way while these are multiplied. They are asked for first, so
       // that they need registers of their own: the compiler takes those that products under way
       // still read for free.
-      fetched.load(p, stage, pixel, min(step + p.along_p, p.steps - 1));
+      fetched.load(p, stage, rows, min(step + p.along_p, p.steps - 1));
       ptx::begin_products();
 #pragma unroll
       for (int tap = 0; tap < kKind.taps; ++tap) {
@@ -460,7 +742,7 @@ __device__ inline void multiply(
       }
       ptx::commit_products();
       ptx::await_products<0>();
-      fetched.join(operand);
+      fetched.join(rows, operand);
     }
     ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.stages);
@@ -480,7 +762,9 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   ptx::start_dependents();
   if (threadIdx.x < kMostStages) {
-    ptx::init_barrier(&memory.full[threadIdx.x], p.boxed ? 1 : kKind.loaders);
+    // Of a warp that loads one thread arrives.
+    const int arrive = has_table(kFetch) ? kKind.loaders - 31 : p.boxed ? 1 : kKind.loaders;
+    ptx::init_barrier(&memory.full[threadIdx.x], arrive);
     ptx::init_barrier(&memory.empty[threadIdx.x], p.along_p * share.boxes_c * share.boxes_r * 128);
     if (threadIdx.x < kRawStages) ptx::init_barrier(&memory.raw_full[threadIdx.x], 1);
     ptx::fence_barrier_init();
@@ -498,7 +782,13 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (warp >= kKind.warpgroups * 4) {
     ptx::give_registers<kKind.loader_registers>();
     const int thread = static_cast<int>(threadIdx.x) - kKind.warpgroups * 128;
-    if (p.boxed) {
+    if constexpr (has_table(kFetch)) {
+      if (thread < 32) {
+        load_runs<T, kKernel>(p, memory, share);
+      } else {
+        arrange_runs<T, kKernel>(p, memory, share, thread - 32);
+      }
+    } else if (p.boxed) {
       if (thread < 32) load_boxes<T, kKernel>(p, memory, share);
     } else if constexpr (kKind.has_threads()) {
       if (p.staged) {
@@ -519,30 +809,49 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (box_c >= share.boxes_c || filter_row >= share.boxes_r) return;
   ptx::take_registers<kKind.math_registers>();
   float sum[kKind.taps][kKind.k_blocks * 32] = {};
-  const int slack = Begin(p, first_tap(p, share.chunk, kKind.taps)).slack;
   constexpr int kSize = static_cast<int>(sizeof(T));
   constexpr int kPixels = kUnit<T> / 4;  // of a thread
-  const bool odd = kFetch != Fetch::kElements && slack % 2 != 0;
-  uint32_t pixel[2];
+  const int first = first_tap(p, share.chunk, kKind.taps);
+  const uint32_t x = ptx::shared_address(stages) + p.x_at + box_c * p.x_block;
+  Rows rows;
+  bool odd = false;
+  if constexpr (has_table(kFetch)) {
+    const int run = p.x_runs > 1 ? filter_row : 0;
+    rows.table = ptx::shared_address(stages) + p.table_at + filter_row * p.table_bytes +
+                 lane % 4 * (kKind.taps > 1 ? 16 : 8);
+    // Pixels of words are as far from those of dy in all tiles.
+    const int begin = (Meeting(p, share, first, 0).h + filter_row * p.dilation_h) * p.W +
+                      Meeting(p, share, first, 0).w;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = warp % 4 * 16 + lane / 4 + i * 8;
-    pixel[i] = ptx::shared_address(stages) + p.x_at +
-               (slack + lane % 4 * kPixels * p.stride_w) * kSize - (odd ? kSize : 0);
-    if (p.flat) {
-      int32_t rest = min(share.c + box_c * kBlock + row, p.group_C - 1);
+    for (int i = 0; i < 2; ++i) {
+      const int row = place_of_row(warp % 4 * 16 + lane / 4 + i * 8, p.row_classes);
+      const int slack = slack_of<T>(row / (kBlock / p.x_classes), p.x_c);
+      const int half = kFetch == Fetch::kTablePairs ? (begin + slack) & 1 : 0;
+      rows.at[i] = x + run * p.x_row + row * p.x_channel + (slack - half) * kSize;
+      rows.shift[i] = half * 16;
+    }
+  } else {
+    const int slack = Begin(p, first).slack;
+    odd = kFetch != Fetch::kElements && slack % 2 != 0;
 #pragma unroll
-      for (int j = 0; j < 2; ++j) pixel[i] += p.by_flat[j].split(rest) * p.flat_bytes[j];
-      pixel[i] += rest * p.flat_bytes[2];
-    } else {
-      pixel[i] += box_c * p.x_block + filter_row * p.dilation_h * p.x_row + row * p.x_channel;
+    for (int i = 0; i < 2; ++i) {
+      const int row = warp % 4 * 16 + lane / 4 + i * 8;
+      rows.at[i] = x + (slack + lane % 4 * kPixels * p.stride_w) * kSize - (odd ? kSize : 0);
+      if (p.flat) {
+        int32_t rest = min(share.c + box_c * kBlock + row, p.group_C - 1);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) rows.at[i] += p.by_flat[j].split(rest) * p.flat_bytes[j];
+        rows.at[i] += rest * p.flat_bytes[2];
+      } else {
+        rows.at[i] += filter_row * p.dilation_h * p.x_row + row * p.x_channel;
+      }
     }
   }
   if (odd) {
-    multiply<T, kKernel, kFetch, kFetch != Fetch::kElements>(p, memory, share, pixel, first_step,
-                                                             sum);
+    constexpr bool kCanBeOdd = kFetch != Fetch::kElements && !has_table(kFetch);
+    multiply<T, kKernel, kFetch, kCanBeOdd>(p, memory, share, rows, first_step, sum);
   } else {
-    multiply<T, kKernel, kFetch, false>(p, memory, share, pixel, first_step, sum);
+    multiply<T, kKernel, kFetch, false>(p, memory, share, rows, first_step, sum);
   }
   constexpr int kVectors = kKind.blocks() * 8;
   const auto sums_of = [&](int i) {
