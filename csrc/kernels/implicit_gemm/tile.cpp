@@ -279,9 +279,10 @@ Tile make_tile(const Forward& p, int variant, const int (&pixels)[3], int64_t sp
   t.splits = static_cast<int>(splits);
   t.clustered = (variant & kClustered) != 0;
   t.by_warps = (variant & kByWarps) != 0;
-  t.turned = (variant & kTurnsWeights) != 0;
+  t.warps_transpose = (variant & kWarpsTranspose) != 0;
   t.transposed = p.gradient && !t.by_warps && is_of_gradients(t.fetch) &&
-                 (t.turned || transposes(t.kind().channels, t.fetch, element_size(p.dtype)));
+                 (t.warps_transpose ||
+                  instruction_transposes(t.kind().channels, t.fetch, element_size(p.dtype)));
   const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
   if (t.fetch == Fetch::kShared) {
     lay_out_boxes(p, apart_h, apart_w, t);
@@ -346,7 +347,7 @@ bool is_legal(const Forward& p, const Tile& t) {
   if (p.has_phases() && !serves_phases(p, t)) return false;
   // Tiles, also those that share pixels, are of one group.
   if (p.groups > 1 && p.group_K() % (t.kind().channels * t.share_x) != 0) return false;
-  if (t.turned && !packed_weight(p, t).in_place) return false;
+  if (t.warps_transpose && !packed_weight(p, t).in_place) return false;
   if (t.fetch == Fetch::kTurned) return is_legal_turned(p, t);
   if (t.fetch == Fetch::kShared) {
     return t.part_images * t.part_rows * t.part_columns > 0 && t.positions <= kMostPositions &&

@@ -26,6 +26,7 @@ constexpr int kInstructionRows = 64;  // pixels of a matrix instruction
 constexpr int kMostBlocks = 4;        // of a tile
 constexpr int kRowThreads = 96;       // that copy rows
 constexpr int kRowBarrier = 15;       // of theirs
+constexpr int kSpareWarps = 2;        // that load nothing: they turn images, or transpose weights
 constexpr int kMostStages = 8;
 constexpr int kRawStages = 2;  // of images before their channels are side by side
 // Of output: 64 pixels by 128 bytes of channels, or the other way round.
@@ -117,11 +118,11 @@ constexpr bool has_matrix(Fetch fetch) {
 // Whether there is a kernel for input gradients alone: of phases, or of weights as they are.
 constexpr bool is_of_gradients(Fetch fetch) { return fetch != Fetch::kFlat; }
 constexpr int kLeastTransposed = 64;  // output channels of such a matrix
-constexpr bool transposes(int channels, Fetch fetch, int64_t element_size) {
+constexpr bool instruction_transposes(int channels, Fetch fetch, int64_t element_size) {
   return has_matrix(fetch) && element_size == 2 && channels >= kLeastTransposed;
 }
 // Of 32 bits, two warps that have nothing to load transpose such weights in shared memory.
-constexpr bool turns_weights(Fetch fetch, int64_t element_size) {
+constexpr bool warps_transpose(Fetch fetch, int64_t element_size) {
   const bool idle =
       fetch == Fetch::kShared || fetch == Fetch::kBoxedPieces || fetch == Fetch::kImagePieces;
   return idle && element_size == 4;
@@ -197,12 +198,12 @@ struct Tile {
   // pixels: each copies a part to all of them. Of pixels a part is such a box.
   int share_x, share_w;
   int part_images, part_rows, part_columns;
-  bool transposed;    // the weight is a matrix of an input gradient, with its rows as they were
-  bool turned;        // such a matrix of 32 bits, transposed in shared memory
-  bool by_warps;      // warps multiply, threads copy: there is no copy engine
-  bool planes_first;  // tiles of the same output channels follow each other, image by image
-  bool phases_mixed;  // tiles of the same pixels follow each other, phase by phase
-  bool boxed_out;     // the output is stored in boxes by the copy engine
+  bool transposed;       // the weight is a matrix of an input gradient, with its rows as they were
+  bool warps_transpose;  // such a matrix of 32 bits, in shared memory
+  bool by_warps;         // warps multiply, threads copy: there is no copy engine
+  bool planes_first;     // tiles of the same output channels follow each other, image by image
+  bool phases_mixed;     // tiles of the same pixels follow each other, phase by phase
+  bool boxed_out;        // the output is stored in boxes by the copy engine
 
   int64_t tiles_k, tiles_q, tiles_p, tiles_n;
   int64_t phases;
@@ -233,7 +234,7 @@ enum Flag : int {
   kSharesPixels = 8192,
   kSharesWeights = 16384,
   kByWarps = 32768,  // for compute capability 8.0 and later, not only Hopper
-  kTurnsWeights = 65536
+  kWarpsTranspose = 65536
 };
 
 constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {
