@@ -1,5 +1,4 @@
-// What a family's planner is made of whose `Search(problem, device, all)` weighs plans: `best()`
-// returns the cheapest, and every plan weighed goes to `all` where that is not null.
+// What the planner of a family of many plans is made of.
 #pragma once
 
 #include <vector>
@@ -8,6 +7,29 @@
 
 namespace customconv {
 
+// Weighs plans and keeps the cheapest; without a block until there is one. A family's own search
+// derives from it, and adds its plans in `best()`, which returns the cheapest.
+class PlanSearch {
+ public:
+  // `all`: where every plan goes that is weighed.
+  PlanSearch(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
+      : p_(p), d_(d), all_(all) {}
+
+ protected:
+  void add(const ConvPlan& plan) {
+    if (all_ != nullptr) all_->push_back(plan);
+    if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+  }
+
+  const ConvProblem& p_;
+  const DeviceProperties& d_;
+  ConvPlan best_{};
+
+ private:
+  std::vector<ConvPlan>* all_;
+};
+
+// Of any `Search(problem, device, all)` with such a `best()`.
 template <typename Search>
 ConvPlan cheapest_of(const ConvProblem& problem, const DeviceProperties& device) {
   return Search(problem, device).best();

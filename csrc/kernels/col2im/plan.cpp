@@ -2,7 +2,6 @@
 // pixels are sums in shared memory, where they are gathered.
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "kernels/col2im/geometry.h"
 #include "plan/search.h"
@@ -40,15 +39,9 @@ constexpr int kThreads[] = {128, 256};
 constexpr int64_t kMostStride = 1024;
 constexpr int64_t kMostPacked = INT64_C(1) << 30;  // bytes of weights
 
-class Search {
+class Search : public PlanSearch {
  public:
-  // `all`: where every plan goes that is weighed.
-  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
-      : p_(p),
-        d_(d),
-        g_(geometry_of(p)),
-        size_(static_cast<int>(element_size(p.dtype))),
-        all_(all) {}
+  using PlanSearch::PlanSearch;
 
   ConvPlan best() {
     for (int blocks = 0; blocks < kBlocksCount; ++blocks) {
@@ -93,8 +86,7 @@ class Search {
     plan.workspace_bytes = workspace;
     plan.wide_index = needs_wide_index(p_);
     plan.predicted_ms = predict_ms(v, w);
-    if (all_ != nullptr) all_->push_back(plan);
-    if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+    add(plan);
   }
 
   double predict_ms(const Variant& v, const Work& w) const {
@@ -160,12 +152,8 @@ class Search {
     return kLaunchMs + kNextMs + std::hypot(busy_ms, bytes_ms);
   }
 
-  const ConvProblem& p_;
-  const DeviceProperties& d_;
-  const Geometry g_;
-  const int size_;
-  std::vector<ConvPlan>* all_;
-  ConvPlan best_{};
+  const Geometry g_ = geometry_of(p_);
+  const int size_ = static_cast<int>(element_size(p_.dtype));
 };
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {

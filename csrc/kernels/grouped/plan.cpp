@@ -48,19 +48,9 @@ int64_t even_piece(int64_t size, int64_t most) {
   return ceil_divide(size, ceil_divide(size, most));
 }
 
-class Search {
+class Search : public PlanSearch {
  public:
-  // `all`: where every plan goes that is weighed.
-  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
-      : p_(p),
-        d_(d),
-        g_(geometry_of(p)),
-        size_(static_cast<int>(element_size(p.dtype))),
-        all_(all) {
-    in_vectors_ = g_.in[1] == 1 && g_.C * size_ % kUnitBytes == 0;
-    out_vectors_ = g_.out[1] == 1 && g_.K * size_ % kUnitBytes == 0;
-    boxed_ = is_boxed();
-  }
+  using PlanSearch::PlanSearch;
 
   ConvPlan best() {
     const bool gradient = p_.pass == Pass::kWgrad;
@@ -77,7 +67,7 @@ class Search {
         }
       }
     }
-    if (!boxed_) return best_;
+    if (!has_box_kernels()) return best_;
     for (int warps = 0; warps < 4; ++warps) {
       if (gradient) {
         for (int kernel = 0; kernel < kGradientBoxKernelCount; ++kernel) {
@@ -109,8 +99,7 @@ class Search {
     return {true};
   }
 
-  // Whether there are kernels of boxes.
-  bool is_boxed() const {
+  bool has_box_kernels() const {
     return d_.has_hopper_kernels() && (p_.pass != Pass::kWgrad || size_ == 2);
   }
 
@@ -486,17 +475,13 @@ class Search {
     plan.tile[1] = tile.columns;
     plan.tile[2] = tile.images;
     plan.wide_index = needs_wide_index(p_);
-    if (all_ != nullptr) all_->push_back(plan);
-    if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+    add(plan);
   }
 
-  const ConvProblem& p_;
-  const DeviceProperties& d_;
-  const Geometry g_;
-  const int size_;
-  bool in_vectors_, out_vectors_, boxed_;
-  std::vector<ConvPlan>* all_;
-  ConvPlan best_{};
+  const Geometry g_ = geometry_of(p_);
+  const int size_ = static_cast<int>(element_size(p_.dtype));
+  const bool in_vectors_ = g_.in[1] == 1 && g_.C * size_ % kUnitBytes == 0;
+  const bool out_vectors_ = g_.out[1] == 1 && g_.K * size_ % kUnitBytes == 0;
 };
 
 }  // namespace

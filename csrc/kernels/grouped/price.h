@@ -60,7 +60,7 @@ constexpr double kInstructionsPerStoredSum = 160;
 constexpr double kOperandLatency = 14;  // clocks of a warp, in a weight gradient
 constexpr double kProductLatency = 23;
 
-// Of clusters, as in implicit_gemm.
+// Of clusters; the share as in implicit_gemm's weight gradients.
 constexpr double kClusterBytesPerClock = 13.7;  // of the others' shared memory
 constexpr double kClusterMs = 0.45e-3;          // for each of its blocks
 constexpr double kClusterShare = 0.834;  // of the multiprocessors, that those above two reach

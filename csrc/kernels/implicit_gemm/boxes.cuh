@@ -27,8 +27,9 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
   constexpr int kBytes = kChannels * kRowBytes;
   const bool elected = ptx::elect_one();
   const Sharing<T> own(p, ptx::cluster_rank());
-  constexpr bool kTransposed = kGradient && transposes(kChannels, Fetch::kShared, sizeof(T));
-  constexpr bool kTurns = kGradient && turns_weights(Fetch::kShared, sizeof(T));
+  constexpr bool kTransposed =
+      kGradient && instruction_transposes(kChannels, Fetch::kShared, sizeof(T));
+  constexpr bool kMayTranspose = kGradient && warps_transpose(Fetch::kShared, sizeof(T));
   const int part = own.w * p.w_part;
   const auto sharers = static_cast<uint16_t>((1 << own.x) | (1 << (p.share_x + own.x)));
   Place w;
@@ -52,7 +53,7 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
         ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
         if (elected) {
           ptx::arrive_expecting(full, kBytes);
-          if (kTransposed || (kTurns && p.turns_weights)) {
+          if (kTransposed || (kMayTranspose && p.warps_transpose)) {
             each_transposed<kChannels>(p, walk.work.at, c, part, copy);
           } else {
             copy(part * kRowBytes, c, walk.work.at.k + part);
@@ -133,9 +134,10 @@ __device__ inline void multiply_planes(
   const uint32_t w_empty = ptx::cluster_address(
       ptx::shared_address(shared.w_empty), own.first + (tells_w ? thread : 0) * p.share_x + own.x);
   constexpr bool kTransposed =
-      kGradient && transposes(kKernels[kKernel].channels, Fetch::kShared, sizeof(T));
-  constexpr bool kTurns = kGradient && turns_weights(Fetch::kShared, sizeof(T));
-  ptx::Barrier* const w_full = kTurns && p.turns_weights ? shared.w_turned : shared.w_full;
+      kGradient && instruction_transposes(kKernels[kKernel].channels, Fetch::kShared, sizeof(T));
+  constexpr bool kMayTranspose = kGradient && warps_transpose(Fetch::kShared, sizeof(T));
+  ptx::Barrier* const w_full =
+      kMayTranspose && p.warps_transpose ? shared.w_transposed : shared.w_full;
   const uint64_t filters = describe_matrix<T>(kTransposed, ptx::shared_address(shared.weights));
   const uint64_t planes = ptx::describe_rows(ptx::shared_address(shared.input), p.group_bytes);
   uint32_t block_at[kBlocks];

@@ -211,7 +211,7 @@ using WarpgroupProducts = MatrixProducts<T, kChannels, kFetch, false>;
 // With weights that are transposed, where the instruction can do that.
 template <typename T, int kChannels, Fetch kFetch>
 using TransposedProducts =
-    MatrixProducts<T, kChannels, kFetch, transposes(kChannels, kFetch, sizeof(T))>;
+    MatrixProducts<T, kChannels, kFetch, instruction_transposes(kChannels, kFetch, sizeof(T))>;
 
 // The pair of pixels at `spot`, counted along a tile's images.
 template <typename T>
@@ -289,7 +289,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   const int taps_h = phase.R / p.h.planes, taps_w = phase.S / p.w_axis.planes;
   const Products<T, kChannels, kFetch> products(ptx::shared_address(shared.weights));
   ptx::Barrier* const w_full =
-      turns_weights(kFetch, kSize) && p.turns_weights ? shared.w_turned : shared.w_full;
+      warps_transpose(kFetch, kSize) && p.warps_transpose ? shared.w_transposed : shared.w_full;
 
   // The products of operands, by the stage of weights from `first` bytes on.
   const auto add = [&](const auto& operand, int first) {

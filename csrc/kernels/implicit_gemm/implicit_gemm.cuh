@@ -394,7 +394,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.tap_units = tile.tiles_k * tile.pieces;
   p.planes_first = tile.planes_first;
   p.phases_mixed = tile.phases_mixed;
-  p.turns_weights = tile.turned;
+  p.warps_transpose = tile.warps_transpose;
   using D = Divider<int32_t>;
   p.in_cluster = D(tile.cluster());
   p.groups_k = D(tile.groups_k);

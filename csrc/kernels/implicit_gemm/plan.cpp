@@ -24,11 +24,11 @@ constexpr double kElementBytesPerClock = 1.6;  // where elements are copied thro
 constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together
 constexpr double kBoxedRowClocks = 6;          // of the copy engine, for each row of a channel
 constexpr double kTurnedUnitClocks = 3;        // to put 16 bytes of channels side by side
-constexpr double kTurnedBlockClocks = 80;      // to transpose 32 x 32 of the weights,
-constexpr double kTurnedInPlaceClocks = 220;   // where products read pixels from there too
-constexpr double kPackLatencyMs = 0.001;       // of a kernel that packs a matrix,
-constexpr double kPackMs = 0.0025;             // which takes no less
-constexpr double kPackBytesPerClock = 430;     // of the whole GPU, read
+constexpr double kTransposedBlockClocks = 80;  // to transpose 32 x 32 of the weights,
+constexpr double kTransposedInPlaceClocks = 220;  // where products read pixels from there too
+constexpr double kPackLatencyMs = 0.001;          // of a kernel that packs a matrix,
+constexpr double kPackMs = 0.0025;                // which takes no less
+constexpr double kPackBytesPerClock = 430;        // of the whole GPU, read
 constexpr double kStoreBytesPerClock = 20;
 constexpr double kBoxedBytesPerClock = 48;    // by the copy engine, where all slabs have room
 constexpr double kPieceOfPlaneClocks = 5;     // to store up to 128 bytes of a plane of pixels
@@ -171,9 +171,9 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
   } else if (!is_read_in_place(t.fetch)) {
     clocks.math += products / group_products(t.fetch) * kGroupClocks;
   }
-  if (t.turned) {
+  if (t.warps_transpose) {
     const double blocks = products * kPieceBytes / kRowBytes * kind.channels / 32;
-    clocks.math += blocks * (boxes ? kTurnedInPlaceClocks : kTurnedBlockClocks);
+    clocks.math += blocks * (boxes ? kTransposedInPlaceClocks : kTransposedBlockClocks);
   }
   if (is_of_images(t.fetch)) {
     clocks.load = std::max(clocks.load, kImageCopyClocks * t.images * t.chunks());
@@ -479,14 +479,14 @@ class Search {
     if (all_ != nullptr) all_->push_back(choice);
   }
 
-  // Weights as they are packed, or turned by the kernel itself: that saves the time to pack them,
-  // and slows every tile down.
+  // Weights as they are packed, or transposed by warps of the kernel itself: that saves the time to
+  // pack them, and slows every tile down.
   void try_splits(int variant, const int (&pixels)[3], int64_t splits) {
     weigh(variant, pixels, splits);
     const auto fetch = static_cast<Fetch>(variant >> kFetchShift & 15);
-    const bool turns = p_.gradient && !by_warps_ && (variant & kSharesWeights) == 0 &&
-                       turns_weights(fetch, element_size(p_.dtype));
-    if (turns) weigh(variant | kTurnsWeights, pixels, splits);
+    const bool transposes = p_.gradient && !by_warps_ && (variant & kSharesWeights) == 0 &&
+                            warps_transpose(fetch, element_size(p_.dtype));
+    if (transposes) weigh(variant | kWarpsTranspose, pixels, splits);
   }
 
   const Forward& p_;

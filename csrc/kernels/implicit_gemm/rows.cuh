@@ -416,9 +416,9 @@ __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared
       const int tap = phase.first_tap + step.plane_h * phase.tap_h + step.plane_w * phase.tap_w;
       load([&](char* to, ptx::Barrier* full) {
         constexpr int kBytes = kGroup * kUnitBytes;
-        constexpr bool kTransposed = transposes(kChannels, kFetch, sizeof(T));
-        if constexpr (kGradient && (kTransposed || turns_weights(kFetch, sizeof(T)))) {
-          if (kTransposed || p.turns_weights) {
+        constexpr bool kTransposed = instruction_transposes(kChannels, kFetch, sizeof(T));
+        if constexpr (kGradient && (kTransposed || warps_transpose(kFetch, sizeof(T)))) {
+          if (kTransposed || p.warps_transpose) {
             copies.template copy_transposed<kChannels>(p, to, full, kBytes, c, tap, walk.work.at);
             return;
           }

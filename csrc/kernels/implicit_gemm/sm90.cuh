@@ -9,8 +9,8 @@
 #include "kernels/implicit_gemm/rows.cuh"
 #include "kernels/implicit_gemm/slabs.cuh"
 #include "kernels/implicit_gemm/splits.cuh"
+#include "kernels/implicit_gemm/transposed_weights.cuh"
 #include "kernels/implicit_gemm/turned.cuh"
-#include "kernels/implicit_gemm/turned_weights.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace customconv::implicit_gemm {
@@ -18,12 +18,12 @@ namespace customconv::implicit_gemm {
 constexpr int kBarrierKinds = 8;  // of kMostStages each, one after the other
 
 // Registers of each thread: of those that load, and what that leaves to those that multiply.
-constexpr int loader_registers(const Kernel& kernel, Fetch fetch, bool turns) {
-  if (fetch == Fetch::kShared && !turns) return 40;
+constexpr int loader_registers(const Kernel& kernel, Fetch fetch, bool transposes) {
+  if (fetch == Fetch::kShared && !transposes) return 40;
   return warpgroups(kernel, fetch) == 4 ? 64 : 72;
 }
-constexpr int math_registers(const Kernel& kernel, Fetch fetch, bool turns) {
-  if (fetch == Fetch::kShared && !turns) return 232;
+constexpr int math_registers(const Kernel& kernel, Fetch fetch, bool transposes) {
+  if (fetch == Fetch::kShared && !transposes) return 232;
   return warpgroups(kernel, fetch) == 4 ? 104 : 216;
 }
 
@@ -54,7 +54,8 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
     if constexpr (kBoxes) {
       multiply_planes<T, kKernel, kGradient>(p, shared, work, warpgroup, x, w, sum);
     } else if constexpr (kFetch == Fetch::kSlabs) {
-      constexpr bool kTransposed = kGradient && transposes(kKind.channels, kFetch, sizeof(T));
+      constexpr bool kTransposed =
+          kGradient && instruction_transposes(kKind.channels, kFetch, sizeof(T));
       multiply_slabs<T, kKind.channels, kTransposed>(p, shared, work, warpgroup, x, w, sum[0]);
     } else {
       if constexpr (kGradient) {
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
   constexpr bool kBoxes = is_of_planes(kFetch), kTurned = kFetch == Fetch::kTurned;
   constexpr bool kCopied = is_copied(kFetch);
-  constexpr bool kTurns = kGradient && turns_weights(kFetch, sizeof(T));
+  constexpr bool kMayTranspose = kGradient && warps_transpose(kFetch, sizeof(T));
   extern __shared__ __align__(1024) char memory[];
   const Shared shared(p, memory, kCopied || kTurned, kFetch == Fetch::kFlat);
 
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
   };
   if (warpgroup == 0) {
-    ptx::give_registers<loader_registers(kKind, kFetch, kTurns)>();
+    ptx::give_registers<loader_registers(kKind, kFetch, kMayTranspose)>();
     // Finds the first tile while the others initialise barriers: parameters are not in a cache yet.
     Walk<T, kGradient> walk(p, kChannels);
     meet();
@@ -169,8 +170,8 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
       } else {
         load_images<T, kChannels, kGradient>(p, shared, walk);
       }
-    } else if constexpr (kTurns) {
-      if (p.turns_weights) turn_weights<T, kChannels, kFetch>(p, shared, warp - 2, walk);
+    } else if constexpr (kMayTranspose) {
+      if (p.warps_transpose) transpose_weights<T, kChannels, kFetch>(p, shared, warp - 2, walk);
     }
   } else {
     // Each kind of barriers by a warp, each barrier by a thread: one after the other takes as long
@@ -180,18 +181,18 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
       const int lane = threadIdx.x % 32;
       int count = kind < 2 ? p.x_stages : kind < 4 ? p.w_stages : kWarpgroups;
       if (kind == 5 || kind == 6) count = kTurned ? kRawStages : 0;
-      if (kind == 7) count = kTurns ? p.w_stages : 0;
+      if (kind == 7) count = kMayTranspose ? p.w_stages : 0;
       int arrivals = 1;
       if (kind == 0 && kCopied && p.source.row.boxes == 0) arrivals = kRowThreads;
-      if (kind == 0 && kTurned) arrivals = kTurningWarps * 32;
+      if (kind == 0 && kTurned) arrivals = kSpareWarps * 32;
       if (kind == 1) arrivals = (is_read_in_place(kFetch) ? 1 : 128) * kWarpgroups * p.share_x;
       if (kind == 3) arrivals = kWarpgroups * p.share_w;
-      if (kind >= 6) arrivals = kTurningWarps * 32;
+      if (kind >= 6) arrivals = kSpareWarps * 32;
       if (lane < count) ptx::init_barrier(&shared.x_full[kind * kMostStages + lane], arrivals);
       ptx::fence_barrier_init();
     }
     meet();
-    ptx::take_registers<math_registers(kKind, kFetch, kTurns)>();
+    ptx::take_registers<math_registers(kKind, kFetch, kMayTranspose)>();
     multiply<T, kKernel, kFetch, kFused, kGradient>(p, shared, warpgroup - 1);
   }
 #endif

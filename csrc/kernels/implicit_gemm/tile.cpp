@@ -2,9 +2,7 @@
 #include "kernels/implicit_gemm/tile.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
-#include <vector>
 
 namespace customconv::implicit_gemm {
 
@@ -279,9 +277,10 @@ Tile make_tile(const Forward& p, int variant, const int (&pixels)[3], int64_t sp
   t.splits = static_cast<int>(splits);
   t.clustered = (variant & kClustered) != 0;
   t.by_warps = (variant & kByWarps) != 0;
-  t.turned = (variant & kTurnsWeights) != 0;
+  t.warps_transpose = (variant & kWarpsTranspose) != 0;
   t.transposed = p.gradient && !t.by_warps && is_of_gradients(t.fetch) &&
-                 (t.turned || transposes(t.kind().channels, t.fetch, element_size(p.dtype)));
+                 (t.warps_transpose ||
+                  instruction_transposes(t.kind().channels, t.fetch, element_size(p.dtype)));
   const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
   if (t.fetch == Fetch::kShared) {
     lay_out_boxes(p, apart_h, apart_w, t);
@@ -346,7 +345,7 @@ bool is_legal(const Forward& p, const Tile& t) {
   if (p.has_phases() && !serves_phases(p, t)) return false;
   // Tiles, also those that share pixels, are of one group.
   if (p.groups > 1 && p.group_K() % (t.kind().channels * t.share_x) != 0) return false;
-  if (t.turned && !packed_weight(p, t).in_place) return false;
+  if (t.warps_transpose && !packed_weight(p, t).in_place) return false;
   if (t.fetch == Fetch::kTurned) return is_legal_turned(p, t);
   if (t.fetch == Fetch::kShared) {
     return t.part_images * t.part_rows * t.part_columns > 0 && t.positions <= kMostPositions &&
@@ -362,171 +361,6 @@ bool is_legal(const Forward& p, const Tile& t) {
     if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
   }
   return t.row.boxes > 0 || vectors <= kMostCopies;
-}
-
-namespace {
-
-// Along one dimension of an input gradient, the pixels `first`, `first` + stride and so on.
-struct AxisPhase {
-  int64_t first, pixels;
-  int64_t taps, taps_before;  // of the turned taps, sorted by phase
-  int64_t turned;             // the first of them
-  int64_t pad;
-};
-
-// The phases of a dimension of so many pixels. A tap r meets the pixels of one of them: there
-// first + pad - r * dilation is a multiple of the stride.
-std::vector<AxisPhase> phases_of(int64_t pixels, int64_t taps, int64_t stride, int64_t pad,
-                                 int64_t dilation) {
-  const int64_t period = stride / std::gcd(stride, dilation);
-  std::vector<AxisPhase> phases;
-  for (int64_t first = 0; first < std::min(stride, pixels); ++first) {
-    AxisPhase phase{first, ceil_divide(pixels - first, stride), 0, 0, 0, 0};
-    for (int64_t turned = 0; turned < std::min(taps, period); ++turned) {
-      const int64_t r = taps - 1 - turned;
-      if ((first + pad - r * dilation) % stride != 0) continue;
-      phase.taps = r / period + 1;
-      phase.taps_before = turned * (taps / period) + std::min(turned, taps % period);
-      phase.turned = turned;
-      phase.pad = (r * dilation - pad - first) / stride;
-    }
-    phases.push_back(phase);
-  }
-  return phases;
-}
-
-// What the phases of a dimension are together: one convolution that reads what all of them do.
-struct CommonAxis {
-  int64_t taps, pad, dilation;
-};
-CommonAxis common_of(const std::vector<AxisPhase>& phases, int64_t stride, int64_t dilation) {
-  const int64_t step = dilation / std::gcd(stride, dilation);
-  int64_t pad = INT64_MIN, behind = INT64_MIN;  // pixels in front of an output pixel, and behind
-  for (const AxisPhase& phase : phases) {
-    if (phase.taps == 0) continue;
-    pad = std::max(pad, phase.pad);
-    behind = std::max(behind, (phase.taps - 1) * step - phase.pad);
-  }
-  if (pad == INT64_MIN) return {1, 0, step};
-  return {ceil_divide(pad + behind, step) + 1, pad, step};
-}
-
-// Makes a forward convolution of an input gradient.
-void turn(Forward& p) {
-  const auto h = phases_of(p.H, p.R, p.stride_h, p.pad_h, p.dilation_h);
-  const auto w = phases_of(p.W, p.S, p.stride_w, p.pad_w, p.dilation_w);
-  const CommonAxis all_h = common_of(h, p.stride_h, p.dilation_h);
-  const CommonAxis all_w = common_of(w, p.stride_w, p.dilation_w);
-  p.gradient = true;
-  p.phases = 0;
-  for (const AxisPhase& i : h) {
-    for (const AxisPhase& j : w) {
-      Phase& phase = p.phase[p.phases];
-      phase = {};
-      phase.place = static_cast<int>(p.phases);
-      ++p.phases;
-      phase.P = static_cast<int>(i.pixels);
-      phase.Q = static_cast<int>(j.pixels);
-      phase.offset = i.first * p.x_strides[2] + j.first * p.x_strides[3];
-      if (i.taps == 0 || j.taps == 0) continue;
-      phase.R = static_cast<int>(i.taps);
-      phase.S = static_cast<int>(j.taps);
-      phase.first_tap = static_cast<int>(i.taps_before * p.S + i.taps * j.taps_before);
-      phase.tap_h = phase.S;
-      phase.tap_w = 1;
-      phase.turned_r = static_cast<int>(i.turned);
-      phase.turned_s = static_cast<int>(j.turned);
-      phase.row = static_cast<int>(all_h.pad - i.pad);
-      phase.column = static_cast<int>(all_w.pad - j.pad);
-    }
-  }
-  std::stable_sort(p.phase, p.phase + p.phases,
-                   [](const Phase& a, const Phase& b) { return a.R * a.S > b.R * b.S; });
-  p.w_first = (p.R - 1) * p.w_strides[2] + (p.S - 1) * p.w_strides[3];
-  p.w_strides = {p.w_strides[1], p.w_strides[0], -p.w_strides[2], -p.w_strides[3]};
-  p.period_h = p.stride_h / std::gcd(p.stride_h, p.dilation_h);
-  p.period_w = p.stride_w / std::gcd(p.stride_w, p.dilation_w);
-  p.pass = Pass::kFprop;
-  std::swap(p.C, p.K);
-  std::swap(p.x_strides, p.y_strides);
-  std::swap(p.x_aligned, p.y_aligned);
-  p.step_h = static_cast<int64_t>(h.size());
-  p.step_w = static_cast<int64_t>(w.size());
-  p.y_strides[2] *= p.step_h;
-  p.y_strides[3] *= p.step_w;
-  std::swap(p.H, p.P);
-  std::swap(p.W, p.Q);
-  p.P = ceil_divide(p.P, p.stride_h);
-  p.Q = ceil_divide(p.Q, p.stride_w);
-  p.stride_h = p.stride_w = 1;
-  p.R = all_h.taps;
-  p.S = all_w.taps;
-  p.pad_h = all_h.pad;
-  p.pad_w = all_w.pad;
-  p.dilation_h = all_h.dilation;
-  p.dilation_w = all_w.dilation;
-}
-
-// Gives each phase that has taps an image of its own, one behind the other.
-void store_apart(Forward& p) {
-  constexpr int64_t kUnit = 64;  // pixels, that keep them aligned
-  const int64_t image = round_up(p.N * p.K * p.P * p.Q, kUnit);
-  int kept = 0;
-  for (const Phase& phase : p.phase) kept += phase.R > 0;
-  if (kept == 0 || kept * image * element_size(p.dtype) > kMostWoven) return;
-  p.woven = kept * image;
-  p.phases = kept;
-  for (int i = 0; i < kept; ++i) {
-    p.phase[i].P = static_cast<int>(p.P);
-    p.phase[i].Q = static_cast<int>(p.Q);
-    p.phase[i].offset = i * image;
-  }
-  p.y_strides = dense_strides(p.y_sizes(), Layout::kNchw);
-  p.y_aligned = true;
-}
-
-}  // namespace
-
-Forward as_forward(const ConvProblem& problem) {
-  Forward p{problem};
-  p.w_group = p.group_K() * p.w_strides[0];
-  p.taps_h = p.R;
-  p.taps_w = p.S;
-  Phase& all = p.phase[0];
-  all.R = static_cast<int>(p.R);
-  all.S = all.tap_h = static_cast<int>(p.S);
-  all.tap_w = 1;
-  all.P = static_cast<int>(p.P);
-  all.Q = static_cast<int>(p.Q);
-  if (p.pass != Pass::kDgrad) return p;
-  turn(p);
-  const Layout layout = dense_layout(problem.x_sizes(), problem.x_strides);
-  if (p.step_w > 1 && layout == Layout::kNchw) store_apart(p);
-  return p;
-}
-
-Forward as_one_row(Forward p) {
-  if (!p.is_pointwise() || p.has_phases()) return p;
-  const auto are = [&](Layout layout) {
-    return strides_match(p.x_sizes(), p.x_strides, layout) &&
-           strides_match(p.y_sizes(), p.y_strides, layout);
-  };
-  if (are(Layout::kNhwc) && p.N * p.H * p.W <= INT32_MAX) {
-    p.W *= p.N * p.H;
-    p.N = p.H = 1;
-    p.x_strides = {p.W * p.C, 1, p.W * p.C, p.C};
-    p.y_strides = {p.W * p.K, 1, p.W * p.K, p.K};
-  } else if (are(Layout::kNchw) && p.H * p.W <= INT32_MAX) {
-    p.W *= p.H;
-    p.H = 1;
-    p.x_strides = {p.W * p.C, p.W, p.W, 1};
-    p.y_strides = {p.W * p.K, p.W, p.W, 1};
-  }
-  p.P = p.H;
-  p.Q = p.W;
-  p.phase[0].P = static_cast<int>(p.P);
-  p.phase[0].Q = static_cast<int>(p.Q);
-  return p;
 }
 
 Tile tile_of(const Forward& p, const ConvPlan& plan) {
@@ -545,37 +379,6 @@ ConvProblem source_problem(ConvProblem p, const Tile& t) {
   p.x_strides[3] = 1;
   p.C = 1;
   return p;
-}
-
-PackedWeight packed_weight(const Forward& p, const Tile& t) {
-  const int64_t size = element_size(p.dtype), unit = 16 / size;
-  if (!has_matrix(t.fetch)) {
-    const int64_t taps = t.is_flat() ? 1 : p.taps_h * p.taps_w;
-    return {t.tiles_k * t.kind().channels, t.pieces * taps * kPieceBytes / size, false};
-  }
-  // Rows of a channel of the one kind along channels of the other.
-  const int64_t columns = t.transposed ? p.group_K() : p.group_C();
-  const int64_t rows = t.transposed ? p.C : p.K;
-  Shape4 strides = p.w_strides;
-  if (t.transposed) strides = {strides[1], strides[0], -strides[2], -strides[3]};
-  const bool ordered = t.transposed || (!p.has_phases() && (p.groups == 1 || !p.gradient));
-  const bool in_place = ordered && columns % unit == 0 && (columns == 1 || strides[1] == 1) &&
-                        (p.taps_w == 1 || strides[3] == columns) &&
-                        (p.taps_h == 1 || strides[2] == columns * p.taps_w) &&
-                        (rows == 1 || strides[0] == columns * p.taps_w * p.taps_h) && p.w_aligned;
-  return {rows * p.taps_h * p.taps_w, round_up(columns, unit), in_place};
-}
-
-void place_taps(const Forward& p, const Tile& t, Phase (&phases)[kMostPhases]) {
-  std::copy(p.phase, p.phase + kMostPhases, phases);
-  for (Phase& phase : phases) {
-    if (t.is_flat()) phase.R = phase.S = 1;
-    if (!t.transposed) continue;
-    const int64_t r = p.taps_h - 1 - phase.turned_r, s = p.taps_w - 1 - phase.turned_s;
-    phase.first_tap = static_cast<int>(r * p.taps_w + s);
-    phase.tap_h = static_cast<int>(-p.period_h * p.taps_w);
-    phase.tap_w = static_cast<int>(-p.period_w);
-  }
 }
 
 int staging(const ConvProblem& p, const Tile& t) {

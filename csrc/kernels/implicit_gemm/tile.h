@@ -16,6 +16,7 @@
 
 #include <cstdint>
 
+#include "kernels/implicit_gemm/forward.h"
 #include "plan/plan.h"
 
 namespace customconv::implicit_gemm {
@@ -26,6 +27,7 @@ constexpr int kInstructionRows = 64;  // pixels of a matrix instruction
 constexpr int kMostBlocks = 4;        // of a tile
 constexpr int kRowThreads = 96;       // that copy rows
 constexpr int kRowBarrier = 15;       // of theirs
+constexpr int kSpareWarps = 2;        // that load nothing: they turn images, or transpose weights
 constexpr int kMostStages = 8;
 constexpr int kRawStages = 2;  // of images before their channels are side by side
 // Of output: 64 pixels by 128 bytes of channels, or the other way round.
@@ -117,11 +119,11 @@ constexpr bool has_matrix(Fetch fetch) {
 // Whether there is a kernel for input gradients alone: of phases, or of weights as they are.
 constexpr bool is_of_gradients(Fetch fetch) { return fetch != Fetch::kFlat; }
 constexpr int kLeastTransposed = 64;  // output channels of such a matrix
-constexpr bool transposes(int channels, Fetch fetch, int64_t element_size) {
+constexpr bool instruction_transposes(int channels, Fetch fetch, int64_t element_size) {
   return has_matrix(fetch) && element_size == 2 && channels >= kLeastTransposed;
 }
 // Of 32 bits, two warps that have nothing to load transpose such weights in shared memory.
-constexpr bool turns_weights(Fetch fetch, int64_t element_size) {
+constexpr bool warps_transpose(Fetch fetch, int64_t element_size) {
   const bool idle =
       fetch == Fetch::kShared || fetch == Fetch::kBoxedPieces || fetch == Fetch::kImagePieces;
   return idle && element_size == 4;
@@ -197,12 +199,12 @@ struct Tile {
   // pixels: each copies a part to all of them. Of pixels a part is such a box.
   int share_x, share_w;
   int part_images, part_rows, part_columns;
-  bool transposed;    // the weight is a matrix of an input gradient, with its rows as they were
-  bool turned;        // such a matrix of 32 bits, transposed in shared memory
-  bool by_warps;      // warps multiply, threads copy: there is no copy engine
-  bool planes_first;  // tiles of the same output channels follow each other, image by image
-  bool phases_mixed;  // tiles of the same pixels follow each other, phase by phase
-  bool boxed_out;     // the output is stored in boxes by the copy engine
+  bool transposed;       // the weight is a matrix of an input gradient, with its rows as they were
+  bool warps_transpose;  // such a matrix of 32 bits, in shared memory
+  bool by_warps;         // warps multiply, threads copy: there is no copy engine
+  bool planes_first;     // tiles of the same output channels follow each other, image by image
+  bool phases_mixed;     // tiles of the same pixels follow each other, phase by phase
+  bool boxed_out;        // the output is stored in boxes by the copy engine
 
   int64_t tiles_k, tiles_q, tiles_p, tiles_n;
   int64_t phases;
@@ -233,7 +235,7 @@ enum Flag : int {
   kSharesPixels = 8192,
   kSharesWeights = 16384,
   kByWarps = 32768,  // for compute capability 8.0 and later, not only Hopper
-  kTurnsWeights = 65536
+  kWarpsTranspose = 65536
 };
 
 constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {
@@ -242,53 +244,6 @@ constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {
 }
 
 inline int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
-
-constexpr int kMostPhases = 4;
-constexpr int64_t kMostWoven = 256 << 20;  // bytes of phases that are stored apart
-
-// Of the output, pixels that the same taps meet: those of an input gradient that are whole strides
-// apart. Else there is one phase, of all pixels.
-struct Phase {
-  int R, S;                // taps
-  int first_tap;           // of all, as the weight has them
-  int tap_h, tap_w;        // from one to the next
-  int turned_r, turned_s;  // the first, where all of them are turned and in order
-  int row, column;         // of its first tap, in a plane
-  int P, Q;                // pixels
-  int64_t offset;          // of its first pixel
-  int place;               // among all, also those without taps: row by row
-};
-
-// What the kernels compute. An input gradient is a forward convolution too: of the output's
-// gradient, with the channels of a group exchanged and the taps turned. For each phase of its
-// pixels it is one of stride 1. They all read the same pixels, with a halo for all of them.
-struct Forward : ConvProblem {
-  bool gradient = false;
-  int64_t w_first = 0;                 // where the weight's first element is, after turning
-  int64_t w_group = 0;                 // elements of the weight from one group to the next
-  int64_t taps_h = 1, taps_w = 1;      // of all phases
-  int64_t period_h = 1, period_w = 1;  // taps from one of a phase to the next
-  int64_t step_h = 1, step_w = 1;      // pixels of the output from one of a phase to the next
-  // Elements of phases that are stored apart, then woven into planes of pixels: to store single
-  // pixels of a row between others would take longer.
-  int64_t woven = 0;
-  int phases = 1;
-  Phase phase[kMostPhases] = {};  // those with the most taps come first
-
-  // Whether a phase does not have all taps.
-  bool has_phases() const { return phases > 1 || phase[0].R * phase[0].S != taps_h * taps_w; }
-  // Whether the first taps of all phases are an even number of columns apart: pairs stay pairs.
-  bool keeps_pairs() const {
-    for (const Phase& one : phase) {
-      if (one.column % 2 != 0) return false;
-    }
-    return true;
-  }
-};
-Forward as_forward(const ConvProblem& problem);
-// A pointwise convolution of dense images is one of a single row: of all their pixels where those
-// are channels-last, else of each image's; any other problem stays as it is.
-Forward as_one_row(Forward problem);
 
 // A tile of so many rows, columns and images of output pixels; without its stages. The problem is
 // as one row if it can be.
@@ -325,18 +280,6 @@ inline int exchange_bytes(const Tile& t) {
 
 // What rows are copied from: where channels are interleaved, an image of one channel.
 ConvProblem source_problem(ConvProblem problem, const Tile& tile);
-
-// The weight as the copy engine reads it. A matrix has rows (k, r, s) of channels, whole 16 bytes;
-// if transposed, rows (c, r, s) of output channels, as the weight of an input gradient has them.
-// Else, for each tile's channels k, units (piece, r, s) follow each other: of a piece, as the
-// matrix instruction reads them without a swizzle, blocks of 8 k by 16 bytes.
-struct PackedWeight {
-  int64_t rows, row;  // of elements
-  bool in_place;      // the weight is so already
-};
-PackedWeight packed_weight(const Forward& problem, const Tile& tile);
-// The phases, with their taps where the packed weight has them.
-void place_taps(const Forward& problem, const Tile& tile, Phase (&phases)[kMostPhases]);
 
 // Whether the output is planes of pixels.
 bool stores_planes(const ConvProblem& problem);

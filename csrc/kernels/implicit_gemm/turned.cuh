@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/implicit_gemm/finish.cuh"
-#include "kernels/implicit_gemm/turned_weights.cuh"
 #include "kernels/implicit_gemm/work.cuh"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/shared.cuh"
@@ -77,24 +76,24 @@ __device__ inline void load_raw_images(const Params<T>& p, const Shared& shared,
   }
 }
 
-// Puts them in planes; called by kTurningWarps, each of which has its share of a pixel's channels.
+// Puts them in planes; called by kSpareWarps, each of which has its share of a pixel's channels.
 // Of a step with fewer channels nobody reads the others.
 template <typename T, int kChannels, bool kGradient>
 __device__ inline void turn_images(const Params<T>& p, const Shared& shared, int warp,
                                    Walk<T, kGradient> walk) {
-  constexpr int kUnits = kRowBytes / 16 / kTurningWarps;
+  constexpr int kUnits = kRowBytes / 16 / kSpareWarps;
   const RowSource<T>& s = p.source;
   const int image_pixels = s.H * s.W, lane = threadIdx.x % 32;
   // Of each pixel of a stage, where its first channel is, and the pixel in the plane.
   auto* const places = static_cast<int2*>(shared.copies);
-  for (int i = warp * 32 + lane; i < p.images * image_pixels; i += kTurningWarps * 32) {
+  for (int i = warp * 32 + lane; i < p.images * image_pixels; i += kSpareWarps * 32) {
     const int image = i / image_pixels, pixel = i % image_pixels;
     const int row = pixel / s.W + p.pad_h, column = pixel % s.W + p.pad_w;
     const bool inside = row >= 0 && row < s.plane_rows && column >= 0 && column < p.pitch;
     places[i] = make_int2(image * s.image_bytes + pixel * static_cast<int>(sizeof(T)),
                           inside ? (image * s.plane_rows + row) * p.pitch + column : -1);
   }
-  ptx::sync_threads<kTurningWarps * 32>(kRowBarrier);
+  ptx::sync_threads<kSpareWarps * 32>(kRowBarrier);
 
   const int first_unit = warp * kUnits;
   const int unit_bytes = TurnedUnit<T>::kChannels * s.row.channel_bytes;

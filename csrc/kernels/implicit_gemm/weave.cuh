@@ -5,7 +5,7 @@
 
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
-#include "kernels/implicit_gemm/tile.h"
+#include "kernels/implicit_gemm/forward.h"
 #include "kernels/ptx/grid.cuh"
 
 namespace customconv::implicit_gemm {

@@ -90,7 +90,7 @@ struct Params {
   int weight_row, weight_taps;  // of a matrix: elements of a row, and rows of an output channel
   bool planes_first;            // tiles of the same channels follow each other
   bool phases_mixed;            // those of the same pixels follow each other
-  bool turns_weights;           // they are transposed in shared memory
+  bool warps_transpose;         // they transpose weights in shared memory
   Divider<int32_t> tiles_q, tiles_p, tiles_n, groups_k, groups_x, in_cluster;
   Divider<int32_t> in_group;  // of groups_k, those of a group of the convolution
   Divider<int32_t> group_K;   // output channels of a group of the convolution
@@ -134,8 +134,8 @@ __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
     if (kGradient && p.phases_mixed) work.at.phase = p.phases.split(rest);
     tile = p.groups_x.split(rest);
     if (kGradient && p.phases_mixed) {  // a block gets all of them in turn
-      int32_t turned = work.at.phase + tile;
-      work.at.phase = p.phases.split(turned);
+      int32_t rotated = work.at.phase + tile;
+      work.at.phase = p.phases.split(rotated);
     }
     tile = tile * p.share_w + own.w;
   }
@@ -255,7 +255,7 @@ struct Shared {
         residual_full(w_empty + kMostStages),
         raw_full(residual_full + kMostStages),
         raw_empty(raw_full + kMostStages),
-        w_turned(raw_empty + kMostStages),
+        w_transposed(raw_empty + kMostStages),
         raw(weights + p.w_stages * p.weight_bytes),
         exchange(reinterpret_cast<float*>(raw + kRawStages * p.raw_bytes)) {}
 
@@ -271,9 +271,9 @@ struct Shared {
   ptx::Barrier* residual_full;  // of each warpgroup
   ptx::Barrier* raw_full;
   ptx::Barrier* raw_empty;
-  ptx::Barrier* w_turned;  // weights that are transposed in shared memory
-  char* raw;               // images as they come
-  float* exchange;         // of a cluster
+  ptx::Barrier* w_transposed;  // weights that are transposed in shared memory
+  char* raw;                   // images as they come
+  float* exchange;             // of a cluster
 };
 
 // A thread block's steps, one tile after the other: every agent that loads walks through the same.

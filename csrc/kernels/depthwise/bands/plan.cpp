@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <vector>
 
 #include "kernels/depthwise/bands/geometry.h"
 #include "plan/search.h"
@@ -116,11 +115,9 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return nullptr;
 }
 
-class Search {
+class Search : public PlanSearch {
  public:
-  // `all`: where every plan goes that is weighed.
-  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
-      : p_(p), d_(d), g_(geometry_of(p)), all_(all) {}
+  using PlanSearch::PlanSearch;
 
   ConvPlan best() {
     if (source_of(g_) == Source::kPlanes) {
@@ -204,8 +201,7 @@ class Search {
       plan.shared_bytes = static_cast<int>(w.shared_bytes);
       plan.wide_index = needs_wide_index(p_);
       plan.predicted_ms = predict_ms(v, tile, w, shares);
-      if (all_ != nullptr) all_->push_back(plan);
-      if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+      add(plan);
     }
   }
 
@@ -264,8 +260,7 @@ class Search {
       plan.workspace_bytes = workspace_bytes;
       plan.wide_index = needs_wide_index(p_);
       plan.predicted_ms = predict_gradient_ms(v, tile, w, splits);
-      if (all_ != nullptr) all_->push_back(plan);
-      if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+      add(plan);
     }
   }
 
@@ -368,11 +363,7 @@ class Search {
     return busy_ms + waits_ms + bytes_ms + kLaunchMs;
   }
 
-  const ConvProblem& p_;
-  const DeviceProperties& d_;
-  const Geometry g_;
-  std::vector<ConvPlan>* all_;
-  ConvPlan best_{};
+  const Geometry g_ = geometry_of(p_);
 };
 
 }  // namespace

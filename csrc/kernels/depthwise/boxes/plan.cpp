@@ -1,7 +1,6 @@
 // boxes: every channel by a filter of its own, channels-last, brought by the copy engine.
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "kernels/depthwise/boxes/geometry.h"
 #include "kernels/depthwise/geometry.h"
@@ -104,15 +103,9 @@ int even_piece(int64_t size, int64_t most) {
   return static_cast<int>(ceil_divide(size, ceil_divide(size, most)));
 }
 
-class Search {
+class Search : public PlanSearch {
  public:
-  // `all`: where every plan goes that is weighed.
-  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
-      : p_(p),
-        d_(d),
-        g_(geometry_of(p)),
-        size_(static_cast<int>(element_size(p.dtype))),
-        all_(all) {}
+  using PlanSearch::PlanSearch;
 
   ConvPlan best() {
     int last_channels = 0;
@@ -197,8 +190,7 @@ class Search {
       plan.workspace_bytes = plan.splits * p_.w_count() * 4;
       plan.predicted_ms += kNextMs + kPartMs * static_cast<double>(plan.splits);
     }
-    if (all_ != nullptr) all_->push_back(plan);
-    if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+    add(plan);
   }
 
   // Of blocks that go through so many tiles each.
@@ -276,12 +268,8 @@ class Search {
     return (least + share * std::max(again, 0.0)) * (w.chunks > 1 ? 1 + part : 1);
   }
 
-  const ConvProblem& p_;
-  const DeviceProperties& d_;
-  const Geometry g_;
-  const int size_;
-  std::vector<ConvPlan>* all_;
-  ConvPlan best_{};
+  const Geometry g_ = geometry_of(p_);
+  const int size_ = static_cast<int>(element_size(p_.dtype));
 };
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <vector>
 
 #include "kernels/depthwise/planes/geometry.h"
 #include "plan/search.h"
@@ -69,16 +68,12 @@ bool stays_near(Walk walk, int taps, int64_t size, int64_t outputs, int64_t pad)
   return first > -taps && first < taps && last < size + taps;
 }
 
-class Search {
+class Search : public PlanSearch {
  public:
-  // `all`: where every plan goes that is weighed.
-  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
-      : p_(p), d_(d), g_(depthwise::geometry_of(p)), all_(all) {
-    find_walk(g_, p.pass, &walk_);
-  }
+  using PlanSearch::PlanSearch;
 
-  // Without a block where no tile fits.
   ConvPlan best() {
+    find_walk(g_, p_.pass, &walk_);
     const int taps = taps_index(g_);
     for (int width = 0; width < kColumnsCount; ++width) {
       for (int rows = 0; rows < kRowsCount; ++rows) {
@@ -170,8 +165,7 @@ class Search {
     plan.shared_bytes = static_cast<int>(shared);
     plan.wide_index = needs_wide_index(p_);
     plan.predicted_ms = predict_ms(v, t, plan, stages);
-    if (all_ != nullptr) all_->push_back(plan);
-    if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+    add(plan);
   }
 
   double predict_ms(const Variant& v, const Tile& t, const ConvPlan& plan, double stages) const {
@@ -224,13 +218,9 @@ class Search {
     return work_ms * (odd ? 1 + kOddShare : 1) + kLaunchMs + (plan.splits > 1 ? kNextMs : 0);
   }
 
-  const ConvProblem& p_;
-  const DeviceProperties& d_;
-  const depthwise::Geometry g_;
+  const depthwise::Geometry g_ = depthwise::geometry_of(p_);
   const int size_ = static_cast<int>(element_size(p_.dtype));
   Walk walk_{};
-  std::vector<ConvPlan>* all_;
-  ConvPlan best_{};
 };
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {

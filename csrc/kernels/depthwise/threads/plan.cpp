@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <vector>
 
 #include "kernels/depthwise/threads/work.h"
 #include "plan/search.h"
@@ -99,11 +98,9 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return nullptr;
 }
 
-class Search {
+class Search : public PlanSearch {
  public:
-  // `all`: where every plan goes that is weighed.
-  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
-      : p_(p), d_(d), g_(geometry_of(p)), size_(element_size(p.dtype)), all_(all) {}
+  using PlanSearch::PlanSearch;
 
   ConvPlan best() {
     const Order thin = least_variant(g_).order;
@@ -202,8 +199,7 @@ class Search {
     plan.shared_bytes = w.shared_bytes;
     plan.wide_index = needs_wide_index(p_);
     plan.predicted_ms = predict_ms(v, w, static_cast<double>(splits));
-    if (all_ != nullptr) all_->push_back(plan);
-    if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+    add(plan);
   }
 
   // Of a weight gradient: parts of the pixels, for so many blocks a multiprocessor.
@@ -303,12 +299,8 @@ class Search {
     return v.order == Order::kPatches ? kPatchEfficiency : kBandwidthEfficiency;
   }
 
-  const ConvProblem& p_;
-  const DeviceProperties& d_;
-  const Geometry g_;
-  const int64_t size_;
-  std::vector<ConvPlan>* all_;
-  ConvPlan best_{};
+  const Geometry g_ = geometry_of(p_);
+  const int64_t size_ = element_size(p_.dtype);
 };
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <tuple>
 #include <vector>
 
 #include "kernels/implicit_gemm/weight/geometry.h"
@@ -135,20 +134,14 @@ class Search {
   void try_tile(int variant, const int (&pixels)[3]) {
     const int64_t shared = d_.shared_bytes_block - 1024;
     const Tile one = make_tile(p_, variant, pixels, 1, shared);
-    const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
+    const int64_t blocks = blocks_of(p_, one);
     if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
-    Choice best[2]{};  // of parts, and of clusters
-    weigh_splits(tiles, one.pixels(), blocks, d_.sm_count, [&](int64_t splits, bool clustered) {
+    const auto weigh = [&](int64_t splits, bool clustered) {
       const int own = clustered ? variant | kClustered : variant;
       const Tile t = make_tile(p_, own, pixels, splits, shared);
-      if (t.stages == 0) return;
-      const double ms = price(p_, d_, t);
-      Choice& known = best[clustered];
-      if (known.ms == 0 || ms < known.ms) known = {t, own, ms};
-    });
-    for (const Choice& choice : best) {
-      if (choice.ms > 0) choices_.push_back(choice);
-    }
+      return Choice{t, own, t.stages == 0 ? 0 : price(p_, d_, t)};
+    };
+    choose_splits(one.tiles(), one.pixels(), blocks, d_.sm_count, weigh, choices_);
   }
 
   ConvPlan plan_of(const Choice& choice) const {

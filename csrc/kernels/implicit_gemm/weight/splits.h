@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/implicit_gemm/weight/geometry.h"
 #include "plan/problem.h"
@@ -29,6 +30,22 @@ void weigh_splits(int64_t tiles, int64_t tile_pixels, int64_t blocks, int64_t sm
   }
   for (int64_t splits = 1; splits <= std::min<int64_t>(kMostClustered, tiles); splits *= 2) {
     if (splits >= least) weigh(splits, /*clustered=*/true);
+  }
+}
+
+// The same where `weigh` returns choices, without `ms` what cannot be: adds the cheapest of parts,
+// and the cheapest of clusters.
+template <typename Weigh, typename Choice>
+void choose_splits(int64_t tiles, int64_t tile_pixels, int64_t blocks, int64_t sm_count,
+                   const Weigh& weigh, std::vector<Choice>& choices) {
+  Choice best[2]{};
+  weigh_splits(tiles, tile_pixels, blocks, sm_count, [&](int64_t splits, bool clustered) {
+    const Choice choice = weigh(splits, clustered);
+    Choice& known = best[clustered];
+    if (choice.ms > 0 && (known.ms == 0 || choice.ms < known.ms)) known = choice;
+  });
+  for (const Choice& choice : best) {
+    if (choice.ms > 0) choices.push_back(choice);
   }
 }
 

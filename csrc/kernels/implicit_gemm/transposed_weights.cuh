@@ -9,8 +9,6 @@
 
 namespace customconv::implicit_gemm {
 
-constexpr int kTurningWarps = 2;
-
 // A block of 32 x 32, by a warp: both ways its rows have the swizzle.
 __device__ inline void transpose_block(uint32_t block) {
   const int lane = threadIdx.x % 32;
@@ -28,10 +26,10 @@ __device__ inline void transpose_block(uint32_t block) {
   }
 }
 
-// Called by kTurningWarps. As many stages as all steps of all tiles have groups of products.
+// Called by kSpareWarps. As many stages as all steps of all tiles have groups of products.
 template <typename T, int kChannels, Fetch kFetch>
-__device__ inline void turn_weights(const Params<T>& p, const Shared& shared, int warp,
-                                    Walk<T, true> walk) {
+__device__ inline void transpose_weights(const Params<T>& p, const Shared& shared, int warp,
+                                         Walk<T, true> walk) {
   constexpr int kBlockBytes = 32 * kRowBytes, kBlocks = kChannels / 32;
   Place w;
   for (; !walk.is_over(); walk.advance()) {
@@ -46,9 +44,9 @@ __device__ inline void turn_weights(const Params<T>& p, const Shared& shared, in
       const uint32_t stage = ptx::shared_address(shared.weights) + w.stage * kChannels * kRowBytes;
       ptx::wait(&shared.w_full[w.stage], w.parity);
 #pragma unroll 1
-      for (int b = warp; b < kBlocks; b += kTurningWarps) transpose_block(stage + b * kBlockBytes);
+      for (int b = warp; b < kBlocks; b += kSpareWarps) transpose_block(stage + b * kBlockBytes);
       ptx::fence_shared_writes();
-      ptx::arrive(&shared.w_turned[w.stage]);
+      ptx::arrive(&shared.w_transposed[w.stage]);
       w.advance(p.w_stages);
     }
   }

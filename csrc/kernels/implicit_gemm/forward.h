@@ -1,0 +1,71 @@
+// Every problem as a forward convolution: the phases of input gradients, and where the kernels find
+// their weights.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/problem.h"
+
+namespace customconv::implicit_gemm {
+
+struct Tile;
+
+constexpr int kMostPhases = 4;
+
+// Of the output, pixels that the same taps meet: those of an input gradient that are whole strides
+// apart. Else there is one phase, of all pixels.
+struct Phase {
+  int R, S;                // taps
+  int first_tap;           // of all, as the weight has them
+  int tap_h, tap_w;        // from one to the next
+  int turned_r, turned_s;  // the first, where all of them are turned and in order
+  int row, column;         // of its first tap, in a plane
+  int P, Q;                // pixels
+  int64_t offset;          // of its first pixel
+  int place;               // among all, also those without taps: row by row
+};
+
+// What the kernels compute. An input gradient is a forward convolution too: of the output's
+// gradient, with the channels of a group exchanged and the taps turned. For each phase of its
+// pixels it is one of stride 1. They all read the same pixels, with a halo for all of them.
+struct Forward : ConvProblem {
+  bool gradient = false;
+  int64_t w_first = 0;                 // where the weight's first element is, after turning
+  int64_t w_group = 0;                 // elements of the weight from one group to the next
+  int64_t taps_h = 1, taps_w = 1;      // of all phases
+  int64_t period_h = 1, period_w = 1;  // taps from one of a phase to the next
+  int64_t step_h = 1, step_w = 1;      // pixels of the output from one of a phase to the next
+  // Elements of phases that are stored apart, then woven into planes of pixels: to store single
+  // pixels of a row between others would take longer.
+  int64_t woven = 0;
+  int phases = 1;
+  Phase phase[kMostPhases] = {};  // those with the most taps come first
+
+  // Whether a phase does not have all taps.
+  bool has_phases() const { return phases > 1 || phase[0].R * phase[0].S != taps_h * taps_w; }
+  // Whether the first taps of all phases are an even number of columns apart: pairs stay pairs.
+  bool keeps_pairs() const {
+    for (const Phase& one : phase) {
+      if (one.column % 2 != 0) return false;
+    }
+    return true;
+  }
+};
+Forward as_forward(const ConvProblem& problem);
+// A pointwise convolution of dense images is one of a single row: of all their pixels where those
+// are channels-last, else of each image's; any other problem stays as it is.
+Forward as_one_row(Forward problem);
+
+// The weight as the copy engine reads it. A matrix has rows (k, r, s) of channels, whole 16 bytes;
+// if transposed, rows (c, r, s) of output channels, as the weight of an input gradient has them.
+// Else, for each tile's channels k, units (piece, r, s) follow each other: of a piece, as the
+// matrix instruction reads them without a swizzle, blocks of 8 k by 16 bytes.
+struct PackedWeight {
+  int64_t rows, row;  // of elements
+  bool in_place;      // the weight is so already
+};
+PackedWeight packed_weight(const Forward& problem, const Tile& tile);
+// The phases, with their taps where the packed weight has them.
+void place_taps(const Forward& problem, const Tile& tile, Phase (&phases)[kMostPhases]);
+
+}  // namespace customconv::implicit_gemm
