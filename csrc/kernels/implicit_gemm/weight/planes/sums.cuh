@@ -287,30 +287,59 @@ __device__ inline char* in_slab(const Params<T>& p, char* stage, int unit, int k
          ((unit ^ k) & (kSlabUnits - 1)) * kUnitBytes;
 }
 
+// Calls it for each of so many places that is this thread's, with the first of its channels and how
+// far apart they are.
+template <typename Load>
+__device__ inline void each_place(int count, int thread, int threads, const Load& load) {
+#pragma unroll 1
+  for (int done = 0; done < count; done += threads) {
+    const int places = min(count - done, threads), apart = threads / places;
+    const int channel = thread / places;
+    if (channel < apart) load(done + thread % places, channel, apart);
+  }
+}
+
+// Sixteen bytes that begin `bytes` after those of the first, less than sixteen.
+__device__ inline uint4 shifted(const uint4& first, const uint4& second, int bytes) {
+  uint32_t word[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) word[i] = bytes & 8 ? word[i + 2] : word[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) word[i] = bytes & 4 ? word[i + 1] : word[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(word[i], word[i + 1], (bytes & 3) * 8);
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
 // Puts a run of dy that came in classes in order.
 template <typename T, int kKernel>
 __device__ inline void order_classes(const Params<T>& p, const char* raw, char* stage, int first,
                                      int thread, int threads) {
-  constexpr int kChannels = kKernels[kKernel].k_blocks * kBlock, kBatch = 4;
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kChannels = kKind.k_blocks * kBlock, kBatch = kKind.has_threads() ? 4 : 2;
   const int of_class = kChannels / p.y_classes;
-  const int apart = p.y_channel / static_cast<int>(sizeof(T));
-#pragma unroll 1
-  for (int i = thread; i < p.y_inner * (kChannels / kBatch); i += threads) {
-    int32_t batch = i;
-    const int unit = p.by_y_inner.split(batch), row = batch * kBatch;
-    const int number = row / of_class;  // of all of them
-    const auto* from = reinterpret_cast<const T*>(raw) + row * apart + unit * kUnit<T> +
-                       slack_of<T>(number, p.y_k);
+  each_place(p.y_inner, thread, threads, [&](int unit, int batch, int apart) {
     const uint4 mask = mask_of<T>(0, p.pixels - first - unit * kUnit<T>);
-    uint4 own[kBatch];
+#pragma unroll 1
+    for (int row = batch * kBatch; row < kChannels; row += apart * kBatch) {
+      const int number = row / of_class;  // of all of them
+      const int slack = slack_of<T>(number, p.y_k) * static_cast<int>(sizeof(T));
+      const char* from = raw + row * p.y_channel + unit * kUnitBytes;
+      uint4 own[kBatch][2];
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) own[j] = load_unit(from + j * apart, mask);
+      for (int i = 0; i < kBatch * 2; ++i) {
+        own[i / 2][i % 2] =
+            *reinterpret_cast<const uint4*>(from + i / 2 * p.y_channel + i % 2 * kUnitBytes);
+      }
+      int k = (row - number * of_class) * p.y_classes + number;
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      const int k = (row + j - number * of_class) * p.y_classes + number;
-      *reinterpret_cast<uint4*>(in_slab(p, stage, unit, k)) = own[j];
+      for (int i = 0; i < kBatch; ++i, k += p.y_classes) {
+        const uint4 found = shifted(own[i][0], own[i][1], slack);
+        *reinterpret_cast<uint4*>(in_slab(p, stage, unit, k)) =
+            make_uint4(found.x & mask.x, found.y & mask.y, found.z & mask.z, found.w & mask.w);
+      }
     }
-  }
+  });
 }
 
 // Of a tile of runs, what four lanes of each step need: the places of their first pixel, or two, in
@@ -387,7 +416,10 @@ __device__ inline void arrange_runs(const Params<T>& p, const Memory& memory, co
     const Origin at(p, tile);
     char* const stage = memory.stages + turn.stage * p.stage_bytes;
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    fill_table<T, kKernel>(p, share, stage + p.table_at, at.q, thread, kThreads);
+    // Of whole planes tables are alike.
+    if (p.by_tiles_q.divisor() > 1 || tile < share.split + p.stages * p.splits) {
+      fill_table<T, kKernel>(p, share, stage + p.table_at, at.q, thread, kThreads);
+    }
     if (has_classes) {
       ptx::wait(&memory.raw_full[raw.stage], raw.parity);
       order_classes<T, kKernel>(p, raw_of(raw.stage), stage, at.q, thread, kThreads);
@@ -467,15 +499,6 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
   const T* const all_x = p.x + first_channel(p, share) * p.x_c;
   const int first_h = share.r * p.dilation_h - p.pad_h;
   const int first_w = Begin(p, first_tap(p, share.chunk, kKind.taps)).column;
-  // Calls it for each of so many places that is this thread's, with its channels.
-  const auto each_place = [&](int count, auto load) {
-#pragma unroll 1
-    for (int done = 0; done < count; done += kLoaders) {
-      const int places = min(count - done, kLoaders), apart = kLoaders / places;
-      const int channel = thread / places;
-      if (channel < apart) load(done + thread % places, channel, apart);
-    }
-  };
   const int64_t image_y = kStaged ? channels_k * p.y_k : p.y_n;
   const int64_t image_x = kStaged ? channels_c * p.x_c : p.x_n;
   const auto raw_of = [&](int turn) { return memory.raw + turn * p.raw_bytes; };
@@ -500,7 +523,7 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
     if constexpr (kVector > 0 && sizeof(T) == 4) {
       // Tensor cores would cut dy.
       char* const stage = memory.stages + number * p.stage_bytes;
-      each_place(p.y_inner, [&](int place, int channel, int apart) {
+      each_place(p.y_inner, thread, kLoaders, [&](int place, int channel, int apart) {
 #pragma unroll 4
         for (; channel < channels_k; channel += apart) {
           auto* unit = reinterpret_cast<uint4*>(in_slab(p, stage, place, channel));
@@ -524,7 +547,7 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
     const T* const x =
         kStaged ? reinterpret_cast<const T*>(raw_of(raw.stage) + p.raw_y) : all_x + at.n * p.x_n;
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    each_place(p.y_inner, [&](int place, int channel, int apart) {
+    each_place(p.y_inner, thread, kLoaders, [&](int place, int channel, int apart) {
       int32_t rest = place;
       const int q = at.q + p.by_row_units.split(rest) * kUnit<T>;
       const int row = at.p + p.by_rows.split(rest);
@@ -533,7 +556,7 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
           exists ? y + rest * image_y + row * p.y_p + q : y, 0, exists ? min(kUnit<T>, p.Q - q) : 0,
           p.y_k, channel, channels_k, apart, [&](int k) { return in_slab(p, stage, place, k); });
     });
-    each_place(p.x_inner, [&](int place, int channel, int apart) {
+    each_place(p.x_inner, thread, kLoaders, [&](int place, int channel, int apart) {
       int32_t rest = place;
       const int unit = p.first_unit + p.by_x_units.split(rest);
       const int row = p.first_row + p.by_x_rows.split(rest);
@@ -708,6 +731,13 @@ class LookedUp {
   uint32_t word_[4][kWords], mask_[2][kTaps];
 };
 
+// Keeps the registers that products under way read from other use until here.
+template <int kTaps>
+__device__ inline void keep(const uint32_t (&operand)[kTaps][4]) {
+#pragma unroll
+  for (int i = 0; i < kTaps * 4; ++i) asm volatile("" ::"r"(operand[i / 4][i % 4]));
+}
+
 // The sums of a warpgroup.
 template <typename T, int kKernel, Fetch kFetch, bool kOdd>
 __device__ inline void multiply(
@@ -715,37 +745,53 @@ __device__ inline void multiply(
     float (&sum)[kKernels[kKernel].taps][kKernels[kKernel].k_blocks * 32]) {
   constexpr Kernel kKind = kKernels[kKernel];
   const uint64_t slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
-  ptx::Turn turn;
+  std::conditional_t<has_table(kFetch), LookedUp<T, kFetch, kKind.taps>,
+                     Fetched<T, kFetch, kOdd, kKind.taps>>
+      fetched;
+  // Of single taps operands are put together while those before them are multiplied; three have
+  // products enough for others to go on meanwhile, and registers for one set.
+  constexpr int kSets = kKind.taps == 1 ? 2 : 1;
+  uint32_t operands[kSets][kKind.taps][4] = {};
+  ptx::Turn turn, before;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     ptx::wait(&memory.full[turn.stage], turn.parity);
     const uint32_t stage = turn.stage * p.stage_bytes;
-    std::conditional_t<has_table(kFetch), LookedUp<T, kFetch, kKind.taps>,
-                       Fetched<T, kFetch, kOdd, kKind.taps>>
-        fetched;
-    uint32_t operand[kKind.taps][4];
-    if (first_step < p.steps) {
-      fetched.load(p, stage, rows, first_step);
-      fetched.join(rows, operand);
-    }
-#pragma unroll 1
-    for (int step = first_step; step < p.steps; step += p.along_p) {
-      // The next operands are on their way while these are multiplied. They are asked for first, so
-      // that they need registers of their own: the compiler takes those that products under way
-      // still read for free.
-      fetched.load(p, stage, rows, min(step + p.along_p, p.steps - 1));
-      ptx::begin_products();
-#pragma unroll
-      for (int tap = 0; tap < kKind.taps; ++tap) {
-        ptx::Product<T, kKind.k_blocks * kBlock>::add(
-            sum[tap], operand[tap], ptx::advance(slabs, stage + p.slab_at[step]), 1);
-      }
-      ptx::commit_products();
+    if (first_step < p.steps) fetched.load(p, stage, rows, first_step);
+    if constexpr (kSets > 1) {
       ptx::await_products<0>();
-      fetched.join(rows, operand);
+      if (tile != share.split) ptx::arrive(&memory.empty[before.stage]);
+      before = turn;
+#pragma unroll
+      for (int i = 0; i < kSets; ++i) keep(operands[i]);
     }
-    ptx::arrive(&memory.empty[turn.stage]);
+    if (first_step < p.steps) fetched.join(rows, operands[0]);
+#pragma unroll 1
+    for (int step = first_step; step < p.steps; step += kSets * p.along_p) {
+#pragma unroll
+      for (int i = 0; i < kSets; ++i) {
+        const int own = step + i * p.along_p;
+        if (i > 0 && own >= p.steps) break;
+        fetched.load(p, stage, rows, min(own + p.along_p, p.steps - 1));
+        ptx::begin_products();
+#pragma unroll
+        for (int tap = 0; tap < kKind.taps; ++tap) {
+          ptx::Product<T, kKind.k_blocks * kBlock>::add(
+              sum[tap], operands[i][tap], ptx::advance(slabs, stage + p.slab_at[own]), 1);
+        }
+        ptx::commit_products();
+        ptx::await_products<kSets - 1>();
+        keep(operands[(i + 1) % kSets]);
+        fetched.join(rows, operands[(i + 1) % kSets]);
+      }
+    }
+    if constexpr (kSets == 1) ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.stages);
+  }
+  if constexpr (kSets > 1) {
+    ptx::await_products<0>();
+#pragma unroll
+    for (int i = 0; i < kSets; ++i) keep(operands[i]);
   }
 }
 
@@ -812,7 +858,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   constexpr int kSize = static_cast<int>(sizeof(T));
   constexpr int kPixels = kUnit<T> / 4;  // of a thread
   const int first = first_tap(p, share.chunk, kKind.taps);
-  const uint32_t x = ptx::shared_address(stages) + p.x_at + box_c * p.x_block;
+  const uint32_t x = ptx::shared_address(stages) + p.x_at + (p.flat ? 0 : box_c * p.x_block);
   Rows rows;
   bool odd = false;
   if constexpr (has_table(kFetch)) {
