@@ -118,7 +118,7 @@ void make_runs(const ConvProblem& p, Tile& t, int64_t shared_bytes) {
   t.slabs = small(ceil_divide(count, kSlabSteps));
   t.full_slabs = count / kSlabSteps;
   t.last_steps = count % kSlabSteps;
-  if (t.steps() > kMostSteps || t.tiles() > INT32_MAX / 2) return;
+  if (t.steps() > kMostSteps || t.steps() < t.along_p || t.tiles() > INT32_MAX / 2) return;
   t.table_bytes = t.units() * 4 * t.entry_bytes();
   t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
   t.stage_bytes = round_up(
@@ -291,7 +291,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     t.raw_x = round_up(t.images * int64_t{t.along_c} * kBlock * p.H * p.W * bytes + more, 128);
     t.raw_y = round_up(t.images * int64_t{kind.k_blocks} * kBlock * p.P * p.Q * bytes, 128);
   }
-  if (t.steps() > kMostSteps || t.tiles() > INT32_MAX / 2) return t;
+  if (t.steps() > kMostSteps || t.steps() < t.along_p || t.tiles() > INT32_MAX / 2) return t;
   t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
   t.stage_bytes =
       round_up(t.slabs * t.slab_bytes + (t.flat ? 1 : t.along_c) * t.x_block, kAlignment);

@@ -125,17 +125,18 @@ __device__ inline int begin_of_class(int number, int64_t stride) {
   return number * static_cast<int>(stride) & -kUnit<T>;
 }
 
-// A whole warp; one of the threads starts the copies of runs. Those of dy that come in classes are
-// brought by others.
+// A whole warp; each thread starts the copies of a class, as to start one takes a hundred clocks.
+// Runs of dy that come in classes are brought by others.
 template <typename T, int kKernel>
-__device__ inline void load_runs(const Params<T>& p, const Memory& memory, const Share& share) {
+__device__ inline void load_runs(const Params<T>& p, const Memory& memory, const Share& share,
+                                 int lane) {
   constexpr Kernel kKind = kKernels[kKernel];
-  const bool elected = ptx::elect_one();
   const int tap = first_tap(p, share.chunk, kKind.taps);
   const int k = share.group * p.group_K + share.k;
   const int c = (share.group * p.group_C + share.c) / p.x_classes;
   const int bytes = p.brought_y + share.boxes_c * p.brought_x;
   const int channels = kBlock / p.x_classes;
+  const int own = begin_of_class<T>(lane, p.x_c);
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
@@ -143,30 +144,22 @@ __device__ inline void load_runs(const Params<T>& p, const Memory& memory, const
     const Meeting first(p, share, tap, at.q);
     ptx::Barrier* full = &memory.full[turn.stage];
     char* const y = memory.stages + turn.stage * p.stage_bytes;
-    char* x = y + p.x_at;
+    char* x = y + p.x_at + lane * channels * p.x_channel;
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    if (elected) {
-      ptx::arrive_expecting(full, bytes);
-      if (p.y_classes == 1) {
-#pragma unroll 1
-        for (int slab = 0; slab < p.slabs; ++slab) {
-          ptx::copy_box(y + slab * p.slab_bytes, &p.y_map, full, at.q + slab * p.y_columns, k,
-                        at.n);
-        }
-      }
+    if (lane == 0) ptx::arrive_expecting(full, bytes);
+    __syncwarp();
+    if (p.y_classes == 1 && lane < p.slabs) {
+      ptx::copy_box(y + lane * p.slab_bytes, &p.y_map, full, at.q + lane * p.y_columns, k, at.n);
+    }
+    if (lane < p.x_classes) {
 #pragma unroll 1
       for (int block = 0; block < share.boxes_c; ++block) {
 #pragma unroll 1
         for (int run = 0; run < p.x_runs; ++run) {
-          const int begin = begin_of_run(p, first, run) & -kUnit<T>;
+          const int begin = (begin_of_run(p, first, run) & -kUnit<T>)+own;
 #pragma unroll 1
-          for (int box = 0; box < p.x_boxes; ++box) {
-#pragma unroll 1
-            for (int i = 0; i < p.x_classes; ++i, x += channels * p.x_channel) {
-              ptx::copy_box(x, &p.x_map, full,
-                            begin + box * p.box_step + begin_of_class<T>(i, p.x_c),
-                            c + block * channels, at.n);
-            }
+          for (int box = 0; box < p.x_boxes; ++box, x += kBlock * p.x_channel) {
+            ptx::copy_box(x, &p.x_map, full, begin + box * p.box_step, c + block * channels, at.n);
           }
         }
       }
@@ -395,18 +388,16 @@ __device__ inline void arrange_runs(const Params<T>& p, const Memory& memory, co
   constexpr int kThreads = kKind.loaders - 32, kChannels = kKind.k_blocks * kBlock;
   const bool has_classes = p.y_classes > 1;
   const auto raw_of = [&](int turn) { return memory.raw + turn * p.raw_bytes; };
+  const int of_class = kChannels / p.y_classes;
+  const int k = (share.group * p.group_K + share.k) / p.y_classes;
+  // The first threads start the copy of a class each.
   const auto bring = [&](int tile, int turn) {
-    if (thread > 0 || !has_classes || tile >= p.tiles) return;
+    if (thread >= p.y_classes || !has_classes || tile >= p.tiles) return;
     const Origin at(p, tile);
     ptx::Barrier* full = &memory.raw_full[turn];
-    const int of_class = kChannels / p.y_classes;
-    const int k = (share.group * p.group_K + share.k) / p.y_classes;
-    ptx::arrive_expecting(full, kChannels * p.y_channel);
-#pragma unroll 1
-    for (int i = 0; i < p.y_classes; ++i) {
-      ptx::copy_box(raw_of(turn) + i * of_class * p.y_channel, &p.y_map, full,
-                    at.q + begin_of_class<T>(i, p.y_k), k, at.n);
-    }
+    if (thread == 0) ptx::arrive_expecting(full, kChannels * p.y_channel);
+    ptx::copy_box(raw_of(turn) + thread * of_class * p.y_channel, &p.y_map, full,
+                  at.q + begin_of_class<T>(thread, p.y_k), k, at.n);
   };
   bring(share.split, 0);
   bring(share.split + p.splits, 1);
@@ -731,13 +722,6 @@ class LookedUp {
   uint32_t word_[4][kWords], mask_[2][kTaps];
 };
 
-// Keeps the registers that products under way read from other use until here.
-template <int kTaps>
-__device__ inline void keep(const uint32_t (&operand)[kTaps][4]) {
-#pragma unroll
-  for (int i = 0; i < kTaps * 4; ++i) asm volatile("" ::"r"(operand[i / 4][i % 4]));
-}
-
 // The sums of a warpgroup.
 template <typename T, int kKernel, Fetch kFetch, bool kOdd>
 __device__ inline void multiply(
@@ -745,53 +729,35 @@ __device__ inline void multiply(
     float (&sum)[kKernels[kKernel].taps][kKernels[kKernel].k_blocks * 32]) {
   constexpr Kernel kKind = kKernels[kKernel];
   const uint64_t slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
-  std::conditional_t<has_table(kFetch), LookedUp<T, kFetch, kKind.taps>,
-                     Fetched<T, kFetch, kOdd, kKind.taps>>
-      fetched;
-  // Of single taps operands are put together while those before them are multiplied; three have
-  // products enough for others to go on meanwhile, and registers for one set.
-  constexpr int kSets = kKind.taps == 1 ? 2 : 1;
-  uint32_t operands[kSets][kKind.taps][4] = {};
-  ptx::Turn turn, before;
+  ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     ptx::wait(&memory.full[turn.stage], turn.parity);
     const uint32_t stage = turn.stage * p.stage_bytes;
-    if (first_step < p.steps) fetched.load(p, stage, rows, first_step);
-    if constexpr (kSets > 1) {
-      ptx::await_products<0>();
-      if (tile != share.split) ptx::arrive(&memory.empty[before.stage]);
-      before = turn;
-#pragma unroll
-      for (int i = 0; i < kSets; ++i) keep(operands[i]);
-    }
-    if (first_step < p.steps) fetched.join(rows, operands[0]);
+    std::conditional_t<has_table(kFetch), LookedUp<T, kFetch, kKind.taps>,
+                       Fetched<T, kFetch, kOdd, kKind.taps>>
+        fetched;
+    uint32_t operand[kKind.taps][4];
+    fetched.load(p, stage, rows, first_step);
+    fetched.join(rows, operand);
 #pragma unroll 1
-    for (int step = first_step; step < p.steps; step += kSets * p.along_p) {
+    for (int step = first_step; step < p.steps; step += p.along_p) {
+      // The next operands are on their way while these are multiplied. They are asked for first, so
+      // that they need registers of their own: the compiler takes those that products under way
+      // still read for free.
+      fetched.load(p, stage, rows, min(step + p.along_p, p.steps - 1));
+      ptx::begin_products();
 #pragma unroll
-      for (int i = 0; i < kSets; ++i) {
-        const int own = step + i * p.along_p;
-        if (i > 0 && own >= p.steps) break;
-        fetched.load(p, stage, rows, min(own + p.along_p, p.steps - 1));
-        ptx::begin_products();
-#pragma unroll
-        for (int tap = 0; tap < kKind.taps; ++tap) {
-          ptx::Product<T, kKind.k_blocks * kBlock>::add(
-              sum[tap], operands[i][tap], ptx::advance(slabs, stage + p.slab_at[own]), 1);
-        }
-        ptx::commit_products();
-        ptx::await_products<kSets - 1>();
-        keep(operands[(i + 1) % kSets]);
-        fetched.join(rows, operands[(i + 1) % kSets]);
+      for (int tap = 0; tap < kKind.taps; ++tap) {
+        ptx::Product<T, kKind.k_blocks * kBlock>::add(
+            sum[tap], operand[tap], ptx::advance(slabs, stage + p.slab_at[step]), 1);
       }
+      ptx::commit_products();
+      ptx::await_products<0>();
+      fetched.join(rows, operand);
     }
-    if constexpr (kSets == 1) ptx::arrive(&memory.empty[turn.stage]);
+    ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.stages);
-  }
-  if constexpr (kSets > 1) {
-    ptx::await_products<0>();
-#pragma unroll
-    for (int i = 0; i < kSets; ++i) keep(operands[i]);
   }
 }
 
@@ -830,7 +796,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     const int thread = static_cast<int>(threadIdx.x) - kKind.warpgroups * 128;
     if constexpr (has_table(kFetch)) {
       if (thread < 32) {
-        load_runs<T, kKernel>(p, memory, share);
+        load_runs<T, kKernel>(p, memory, share, lane);
       } else {
         arrange_runs<T, kKernel>(p, memory, share, thread - 32);
       }
