@@ -36,8 +36,8 @@ KINDS = 64  # of images, each a coarse pattern under noise
 COARSE = 8  # the pattern's sides
 NOISE = 1.0
 LEARNING_RATE = 0.1 / 256  # for each image of a batch
-# Of the steps, in which the rate grows to that (Goyal et al., 2017). At its full size at once losses
-# of the first steps jump by more than they fall, and equal trainings soon have nothing in common.
+# Of the steps, in which the rate grows to that (Goyal et al., 2017). At its full size at once
+# losses jump by more than they fall, and equal trainings soon have nothing in common.
 WARM_UP = 0.5
 CLASSIFIERS = [name for name in networks.NETWORKS if name != "unet"]
 

@@ -126,7 +126,7 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
                       : p.pass == Pass::kFprop ? tile_fill(p.group_K(), pixels)
                                                : tile_fill(p.group_K(), tap_rows);
   const int64_t size = element_size(p.dtype);
-  const bool aligned = channels_last || p.pass != Pass::kFprop || chunk_pixels * size % 8 == 0;
+  const bool aligned = channels_last || p.pass == Pass::kDgrad || chunk_pixels * size % 8 == 0;
   const double share = aligned ? 1 : size == 2 ? kUnalignedShare : kUnalignedWideShare;
   const double rate = kMatrixEfficiency * fill * share * device.matrix_flops(p.dtype, p.tf32);
   const double math_ms = 2e3 * p.macs() / rate;

@@ -23,8 +23,11 @@ constexpr double kWaitClocks = 2980;     // of threads that load, until a tile's
 constexpr double kCopyClocks = 3.64;     // of threads that load, for a copy
 constexpr double kOrderClocks = 75.4;    // to put a unit in order
 constexpr double kLoadClocks = 376;      // to load one through registers
-constexpr double kTableClocks = 120;     // to fill in an entry of a table
-constexpr double kPlaceClocks = 60;      // of a step, to look up places
+constexpr double kTableClocks = 408;     // to fill in an entry of a table
+constexpr double kClassClocks = 60.2;    // to put a unit of a class in order
+constexpr double kRunClocks = 2605;      // of threads that do so, until they have a run
+constexpr double kPlaceClocks = 13.6;    // of a step, to look up places
+constexpr double kElementClocks = 3.78;  // of a product, whose operands are fetched one by one
 constexpr double kTileClocks = 149;      // to change stages
 constexpr double kBeginClocks = 750;     // until the first products
 constexpr double kStoreBytesPerClock = 8.57;
@@ -75,11 +78,15 @@ double load_clocks(const ConvProblem& p, const Tile& t) {
             lines_of(channels_k * t.images * t.rows * across, slab));
   }
   if (t.runs) {
-    const int64_t entries = t.table_bytes / t.entry_bytes() * t.filter_rows;
-    const double table = kTableClocks * static_cast<double>(entries) / (t.kind().loaders - 32);
+    const int64_t threads = t.kind().loaders - 32;
+    const int64_t entries = t.tiles_q == 1 ? 0 : t.units() * 4 * t.filter_rows;
+    const int64_t units = t.y_classes == 1 ? 0 : t.units() * channels_k;
+    const double arranging =
+        kRunClocks + kTableClocks * static_cast<double>(ceil_divide(entries, threads)) +
+        kClassClocks * static_cast<double>(units) / static_cast<double>(threads);
     const double lines = lines_of(channels_c * t.x_runs * t.x_boxes, t.x_columns * bytes) +
                          lines_of(channels_k * t.slabs, int64_t{kSlabUnits} * kUnitBytes);
-    return std::max(kLineClocks * lines, table);
+    return std::max(kLineClocks * lines, arranging);
   }
   const int64_t x_places = int64_t{t.images} * t.inside_rows.count * t.inside_units.count;
   const int64_t y_places = t.steps() * 2;
@@ -105,16 +112,18 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
           : t.filter_rows;
   // A step of a warpgroup: products of 16 pixels, or 8 of TF32, and the bytes of shared memory.
   constexpr double kBlockClocks = 32, kBlockBytes = kBlock * 2.0 * kUnitBytes, kWarpWord = 128;
-  const double columns = kind.blocks() * kBlockClocks, others = kind.taps * kProductClocks;
-  const double fetching = kFetchClocks + (t.runs ? kPlaceClocks : 0);
+  const double columns = kind.blocks() * kBlockClocks;
   const Fetch fetch = fetch_of(p, t);
+  const bool by_elements = fetch == Fetch::kTableElements;
+  const double others = kind.taps * (kProductClocks + (by_elements ? kElementClocks : 0)) +
+                        (t.runs ? kPlaceClocks : 0);
   const double words = fetch == Fetch::kPairs || fetch == Fetch::kTablePairs ? kind.taps / 2 + 1.5
                        : fetch == Fetch::kHalves ? kind.taps / 2 + 2
                                                  : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
   const auto conflicts = static_cast<double>(std::min<int64_t>(p.stride_w, 4));
   const double bytes = kind.blocks() * kBlockBytes + 16 * words * conflicts * kWarpWord;
   const double clocks = std::max({(columns / kEfficiency + others) * busy,
-                                  bytes * busy / kSharedBytes, columns + others + fetching});
+                                  bytes * busy / kSharedBytes, columns + others + kFetchClocks});
   const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
   const double math = steps * clocks * (t.along_p > 1 ? kApart : 1), load = load_clocks(p, t);
   // Threads that load slow down those that multiply; the copy engine does not.
