@@ -218,6 +218,26 @@ def test_second_device(algorithm):
         assert_equal(actual, value)
 
 
+@pytest.mark.gpu
+def test_first_call_of_a_thread_whose_memory_is_cached():
+    """Nothing has bound the device to the thread when its kernels' tensors are described."""
+    x = torch.randn(2, 64, 9, 8, device="cuda", dtype=torch.float16)
+    x = x.to(memory_format=torch.channels_last)
+    w = torch.randn(64, 64, 3, 3, device="cuda", dtype=torch.float16)
+    results = []
+
+    def use():
+        results.append(torch.ops.customconv.conv2d(x, w, algorithm="implicit_gemm"))
+
+    use()
+    expected = results.pop().clone()
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    (actual,) = results
+    assert_equal(actual, expected)
+
+
 def test_fork_before_first_use(device):
     """Importing touches no GPU: a child may use it first, from several threads at once."""
     program = """

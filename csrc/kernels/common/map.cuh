@@ -41,10 +41,19 @@ CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRa
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
   CUtensorMap map;
-  const CUresult status =
-      encode(&map, type, kRank, const_cast<void*>(data), boxes.sizes, boxes.strides, boxes.box,
-             boxes.steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto encode_map = [&] {
+    return encode(&map, type, kRank, const_cast<void*>(data), boxes.sizes, boxes.strides, boxes.box,
+                  boxes.steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult status = encode_map();
+  if (status == CUDA_ERROR_INVALID_CONTEXT) {
+    // A thread, autograd's for one, that has used the device through caches alone has no context.
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    check_cuda(cudaSetDevice(device), "cudaSetDevice");
+    status = encode_map();
+  }
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error("customconv: no tensor map (CUDA error " +
                              std::to_string(static_cast<int>(status)) + ")");
