@@ -44,8 +44,14 @@ ConvPlan complete(ConvPlan plan, size_t index, const ConvProblem& problem,
   return plan;
 }
 
-ConvPlan propose(size_t index, const ConvProblem& problem, const DeviceProperties& device) {
-  return complete(kFamilies[index]->propose(problem, device), index, problem, device);
+// Leaves a family's plan in `plan`, or returns why there is none: also where nothing is known that
+// rules a problem out, but no tile fits it.
+const char* propose(size_t index, const ConvProblem& problem, const DeviceProperties& device,
+                    ConvPlan& plan) {
+  const char* why_not = kFamilies[index]->can_implement(problem, device);
+  if (why_not != nullptr) return why_not;
+  plan = complete(kFamilies[index]->propose(problem, device), index, problem, device);
+  return plan.grid[0] > 0 ? nullptr : "none of its tiles fits the problem";
 }
 
 std::string format_ms(double ms) {
@@ -83,8 +89,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceProperties& device, Algori
   if (algorithm == Algorithm::kAten) return {};
   if (is_family(algorithm)) {
     const auto index = static_cast<size_t>(algorithm);
-    const char* why_not = kFamilies[index]->can_implement(problem, device);
-    if (why_not == nullptr) return propose(index, problem, device);
+    ConvPlan own;
+    const char* why_not = propose(index, problem, device, own);
+    if (why_not == nullptr) return own;
     if (!prefer) {
       throw std::runtime_error(std::string("algorithm '") + kFamilies[index]->name +
                                "' cannot compute this " + to_string(problem.pass) + ": " + why_not);
@@ -92,8 +99,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceProperties& device, Algori
   }
   ConvPlan best;
   for (size_t i = 0; i < kFamilyCount; ++i) {
-    if (kFamilies[i]->can_implement(problem, device) != nullptr) continue;
-    const ConvPlan proposed = propose(i, problem, device);
+    ConvPlan proposed;
+    if (propose(i, problem, device, proposed) != nullptr) continue;
     if (best.family == FamilyId::kAten || proposed.predicted_ms < best.predicted_ms) {
       best = proposed;
     }
@@ -109,9 +116,8 @@ Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
   for (size_t i = 0; i < kFamilyCount; ++i) {
     Candidate candidate;
     candidate.family = kFamilies[i]->name;
-    const char* why_not = kFamilies[i]->can_implement(problem, device);
+    const char* why_not = propose(i, problem, device, candidate.plan);
     candidate.possible = why_not == nullptr;
-    if (candidate.possible) candidate.plan = propose(i, problem, device);
     if (taken.family != static_cast<FamilyId>(i)) {
       if (!candidate.possible) {
         candidate.reason = why_not;
@@ -136,9 +142,10 @@ Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device) {
   std::vector<ConvPlan> all;
   for (size_t i = 0; i < kFamilyCount; ++i) {
-    if (kFamilies[i]->can_implement(problem, device) != nullptr) continue;
+    ConvPlan own;
+    if (propose(i, problem, device, own) != nullptr) continue;
     if (kFamilies[i]->variants == nullptr) {
-      all.push_back(propose(i, problem, device));
+      all.push_back(own);
       continue;
     }
     for (const ConvPlan& plan : kFamilies[i]->variants(problem, device)) {

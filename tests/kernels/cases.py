@@ -76,6 +76,9 @@ CASES = {
     "dilated_column": case((2, 4, 14, 19), (9, 4, 3, 2), padding=(3, 0), dilation=(3, 1)),
     "dilated_thin": case((2, 4, 14, 19), (3, 4, 3, 3), padding=(2, 3), dilation=(2, 3)),
     "dilated_strided": case((2, 4, 15, 22), (9, 4, 3, 3), stride=2, padding=3, dilation=3),
+    # Pixels of 68 bytes, and taps that reach far: implicit_gemm has no tile for the input gradient.
+    "dilated_far": case((5, 10, 3, 125), (34, 10, 7, 1), stride=(3, 1), padding=(9, 0),
+                        dilation=(3, 1)),
     "dilated_odd": case((2, 4, 15, 22), (6, 4, 3, 4), stride=(3, 2), padding=(4, 1),
                         dilation=(2, 3)),
     # Only the middle tap ever meets the image.

@@ -536,6 +536,21 @@ def test_what_passes_every_family_goes_to_aten():
             {"dtype": "float16", "op": "dgrad", "stride": (2, 2), "weight": (64, 64, 15, 3)},
             "reach too far",
         ),
+        # Pixels of 68 bytes, and taps that reach further than a tile.
+        (
+            "implicit_gemm",
+            {
+                "dtype": "bfloat16",
+                "op": "dgrad",
+                "input": (5, 10, 3, 125),
+                "weight": (34, 10, 7, 1),
+                "stride": (3, 1),
+                "padding": (9, 0),
+                "dilation": (3, 1),
+                "channels_last": True,
+            },
+            "none of its tiles fits",
+        ),
         ("implicit_gemm", {"dtype": "float32", "tf32": False}, "TF32 is not allowed"),
         ("implicit_gemm", {"dtype": "float64"}, "float64"),
         (
