@@ -69,16 +69,24 @@ inline int64_t products_bytes(const ConvProblem& p, int64_t pixels) {
   return keeps_products(p) ? p.K * pixels * accumulator_size(p.dtype) : 0;
 }
 
-inline int64_t weight_sum_bytes(const ConvProblem& p) {
-  // Whole units of the places of operands, which may come behind.
-  return p.pass == Pass::kWgrad ? (p.w_count() * accumulator_size(p.dtype) + 7) / 8 * 8 : 0;
-}
-
 // IEEE float32: a weight gradient's sums over the pixels are cut into parts, because cuBLAS adds
 // term by term and the error of a long sum shows. Part i is of line i % lines, and is its i /
 // lines-th; so the last of every line, which may be shorter, come last.
 inline bool sums_in_parts(const ConvProblem& p) {
   return p.pass == Pass::kWgrad && p.dtype == DType::kFloat32 && !p.tf32;
+}
+
+// A weight gradient that is a single product: no columns are written, and no image is added up
+// after another.
+inline bool is_single_product(const ConvProblem& p) {
+  return p.pass == Pass::kWgrad && !sums_in_parts(p) && columns_are_in_place(p) &&
+         (is_channels_last(p) || p.N == 1);
+}
+
+inline int64_t weight_sum_bytes(const ConvProblem& p) {
+  if (p.pass != Pass::kWgrad || is_single_product(p)) return 0;
+  // Whole units of the places of operands, which may come behind.
+  return (p.w_count() * accumulator_size(p.dtype) + 7) / 8 * 8;
 }
 
 struct WeightParts {

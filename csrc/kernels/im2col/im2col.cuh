@@ -67,6 +67,10 @@ class ChunkedPass {
   }
 
   void wgrad() {
+    if (is_single_product(p_)) {
+      const Chunk all{0, p_.N, 0, static_cast<int>(image_pixels_)};
+      return multiply(weight_product(all, columns_of(all), w_));
+    }
     Acc* sum = behind_columns();
     bool first = true;
     for_each_chunk([&](const Chunk& chunk) {
@@ -215,10 +219,11 @@ class ChunkedPass {
   }
 
   // sum = dy^T x columns, of all groups, for the first image of a chunk; in NHWC for the chunk.
-  Product<T, Acc> weight_product(const Chunk& chunk, const Columns& columns, Acc* sum) const {
+  template <typename Out>
+  Product<T, Out> weight_product(const Chunk& chunk, const Columns& columns, Out* sum) const {
     const int64_t K = p_.group_K();
     const bool channels_last = geometry_.channels_last;
-    Product<T, Acc> product{};
+    Product<T, Out> product{};
     product.rows = K;
     product.columns = group_rows_;
     product.inner = channels_last ? chunk.images * chunk.pixels : chunk.pixels;

@@ -19,6 +19,7 @@ constexpr double kUnalignedWideShare = 0.25;  // wider
 constexpr double kProductBandwidth = 0.85;
 constexpr double kWideShare = 0.6;   // of the product's rate, of 32 bits
 constexpr double kTf32Share = 0.85;  // of its bytes' time, which TF32's product does not hide
+constexpr double kSumsShare = 1.15;  // times that, of sums over pixels, which it cuts up
 constexpr double kPlanesLaunchMs = 0.0007;  // more where it is a batch of images' products
 constexpr double kLaunchMs = 0.005;
 constexpr double kHostMs = 0.010;    // of the library's calls, more than a single launch takes
@@ -130,10 +131,12 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   const double share = aligned ? 1 : size == 2 ? kUnalignedShare : kUnalignedWideShare;
   const double rate = kMatrixEfficiency * fill * share * device.matrix_flops(p.dtype, p.tf32);
   const double math_ms = 2e3 * p.macs() / rate;
-  // Of planes of whole 16 bytes, of 16 bits: others are slow.
-  const bool fast_planes =
-      !channels_last && p.pass != Pass::kWgrad && size == 2 && p.P * p.Q * size % 16 == 0;
-  if (in_place && ((p.pass == Pass::kDgrad && channels_last) || fast_planes)) {
+  // Of planes of whole 16 bytes: others are slow.
+  const bool fast_planes = !channels_last && p.pass != Pass::kWgrad &&
+                           (size == 2 || (p.dtype == DType::kFloat32 && p.tf32)) &&
+                           p.P * p.Q * size % 16 == 0;
+  if (in_place &&
+      ((p.pass == Pass::kDgrad && channels_last) || fast_planes || is_single_product(p))) {
     // A single product, as fast as its bytes or nearly.
     const double moved_ms = 1e-6 * p.least_bytes() / (kProductBandwidth * device.bandwidth_gb_s);
     const double product_ms = math_ms / (p.dtype == DType::kFloat32 ? kWideShare : 1);
@@ -142,6 +145,7 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
     if (p.dtype == DType::kFloat32 && p.tf32) {
       plan.predicted_ms = kLaunchMs + product_ms + kTf32Share * moved_ms;
     }
+    if (p.pass == Pass::kWgrad) plan.predicted_ms *= kSumsShare;
     return plan;
   }
   plan.predicted_ms = kHostMs + bytes_ms + math_ms +
