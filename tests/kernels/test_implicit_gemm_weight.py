@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from cases import case, make_integers, place_all
+from compute import as_allowed, by_pytorch, compute, forced, poison, result_bytes
 from every_plan import DTYPES, check_exact, check_reach, plans_of
-from reference import LAYOUTS
+from reference import LAYOUTS, assert_equal
 
 FOLDER = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm/weight"
 
@@ -31,6 +33,7 @@ PROBLEMS = {
     "dilated_strided": case((2, 64, 20, 24), (64, 64, 3, 3), stride=2, padding=3, dilation=3),
     "5x4": case((1, 64, 18, 20), (64, 64, 5, 4), padding=2),
     "11x11": case((1, 40, 16, 16), (24, 40, 11, 11), padding=5),
+    "column": case((2, 72, 12, 13), (64, 72, 3, 1), padding=(1, 0)),
     "row": case((2, 64, 1, 90), (64, 64, 1, 5), padding=(0, 2)),
     "pixel": case((3, 64, 1, 1), (64, 64, 1, 1)),
     "pointwise": case((3, 520, 14, 14), (264, 520, 1, 1)),
@@ -94,7 +97,32 @@ def test_every_kernel_has_a_plan():
     assert {plan.variant for plan in plans} == kernels()
     assert {plan.splits > 1 for plan in plans} == {False, True}
     # Stored without a second kernel: by a cluster, also of one block.
-    assert {1, 2} <= {plan.splits for plan in plans if plan.workspace_bytes == 0}
+    for planes in (False, True):
+        alone = {
+            plan.splits
+            for plan in plans
+            if plan.workspace_bytes == 0 and plan.variant.startswith("planes") == planes
+        }
+        assert alone == {1, 2, 4, 8}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["3x3_small", "3x3_tails", "5x4", "column", "pointwise", "groups"])
+def test_planes_are_stored_in_the_order_of_a_channels_last_weight(name, dtype):
+    problem = PROBLEMS[name]
+    values = make_integers(problem)
+    expected = by_pytorch("wgrad", problem, values).cuda()
+    t = place_all(problem, values, "cuda", dtype, torch.contiguous_format)
+    # What kernels sum does not depend on the weight's order.
+    plans = plans_of("implicit_gemm", "wgrad", problem, t, kernels())
+    other = replace(t, w=t.w.contiguous(memory_format=torch.channels_last))
+    for plan in plans:
+        with as_allowed("implicit_gemm"), forced(plan):
+            poison(result_bytes("wgrad", problem, dtype), plan.workspace_bytes)
+            actual = compute("wgrad", "implicit_gemm", problem, other)
+        assert actual.stride() == other.w.stride()
+        assert_equal(actual, expected.to(dtype), what=f"{plan}, tile {plan.tile}")
 
 
 @pytest.mark.gpu

@@ -202,6 +202,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.columns = pixels[1];
   t.images = pixels[2];
   t.splits = splits;
+  t.cluster = 1 << (variant >> kClusterShift & kMostClusterLog);
   const int64_t bytes = element_size(p.dtype);
   t.unit = small(kUnitBytes / bytes);
   if (!t.boxed && !t.runs && !kind.has_threads()) return t;
@@ -304,8 +305,22 @@ Tile tile_of(const ConvProblem& p, const ConvPlan& plan) {
   return make_tile(p, plan.variant_index & ~kPlanes, plan.tile, plan.splits, plan.shared_bytes);
 }
 
-int shared_bytes(const Tile& t) {
-  return small(t.stages * t.stage_bytes + t.raw_bytes()) + kBarrierBytes;
+int64_t memory_bytes(const ConvProblem& p, const Tile& t) {
+  constexpr int64_t kSize = sizeof(float);
+  // Sums of a cluster, then rows of results, take the place of pixels.
+  const int64_t sums = t.cluster > 1 ? t.sums() * kSize : 0;
+  int64_t results = 0;
+  if (is_direct(p, t)) {
+    const int64_t rows = int64_t{t.kind().k_blocks} * kBlock / t.cluster;
+    const int64_t row = int64_t{t.along_c} * kBlock * t.filter_rows * t.kind().taps + kRowPadding;
+    results = rows * row * kSize;
+  }
+  const int64_t pixels = t.stages * t.stage_bytes + t.raw_bytes();
+  return std::max({pixels, sums, results});
+}
+
+int shared_bytes(const ConvProblem& p, const Tile& t) {
+  return small(memory_bytes(p, t)) + kBarrierBytes;
 }
 
 int64_t blocks_of(const ConvProblem& p, const Tile& t) {

@@ -29,6 +29,7 @@ constexpr int kMostFlat = 16;   // channels beside which taps are rows
 constexpr int kRawStages = 2;   // of whole images
 constexpr int kMostSteps = 64;  // of a tile
 constexpr int kMostBoxes = 4;   // of a run
+constexpr int kRowPadding = 4;  // sums, behind each row of results
 
 // A warpgroup sums some taps of 64 input channels by `k_blocks` times 64 output channels.
 struct Kernel {
@@ -61,6 +62,9 @@ constexpr int kAlongP = 64;   // warpgroups are steps: each is a split of its ow
 constexpr int kFlat = 128;    // rows of the instruction are channels and taps, few as they are
 constexpr int kStaged = 256;  // whole images come as they are, and threads put them in order
 constexpr int kRuns = 512;    // the copy engine loads runs
+// And from here on, in two bits, the logarithm of how many splits are a cluster of thread blocks.
+constexpr int kClusterShift = 11;
+constexpr int kMostClusterLog = 3;
 
 // A step of the instruction: a slab, the place of its first unit there, and which units of the
 // tile's rows they are. Where there is none dy is zeros, and the first unit stands in.
@@ -81,6 +85,7 @@ struct Tile {
   int images = 1, rows = 1, columns = 1;  // of output pixels; columns are whole units
   int along_p = 1;                        // warpgroups that share a tile's steps
   int64_t splits = 1;
+  int cluster = 1;  // splits whose sums are added up before they are stored
 
   // What follows from that.
   int unit = 1;                   // pixels
@@ -121,7 +126,7 @@ struct Tile {
   int steps() const { return full_slabs * kSlabSteps + (slabs - full_slabs) * last_steps; }
   Step step(int number) const;
   int64_t raw_bytes() const { return kRawStages * (raw_x + raw_y); }
-  int64_t parts() const { return splits * along_p; }
+  int64_t parts() const { return splits / cluster * along_p; }
   // Of a thread block, also of channels and taps that do not exist.
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
 };
@@ -144,7 +149,10 @@ bool is_boxed(const ConvProblem& p);
 Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
                int64_t shared_bytes);
 Tile tile_of(const ConvProblem& p, const ConvPlan& plan);
-int shared_bytes(const Tile& t);
+
+// Where the barriers begin, behind what the block keeps in shared memory.
+int64_t memory_bytes(const ConvProblem& p, const Tile& t);
+int shared_bytes(const ConvProblem& p, const Tile& t);
 
 // Thread blocks that share a part of the pixels.
 int64_t blocks_of(const ConvProblem& p, const Tile& t);

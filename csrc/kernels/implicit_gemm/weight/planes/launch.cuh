@@ -89,13 +89,12 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   for (int i = 0; i < t.steps(); ++i) {
     const Step step = t.step(i);
     p.slab_at[i] = step.slab * narrowed(t.slab_bytes) + step.place * kUnitBytes;
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < 2 && !t.runs; ++j) {
       const int unit = step.units[j], line = unit / t.row_units();
       p.unit_at[i][j] = line / t.rows * t.x_image + line % t.rows * t.row_step * t.x_row +
                         unit % t.row_units() * narrowed(problem.stride_w) * kUnitBytes;
     }
   }
-  p.runs = t.runs;
   p.x_classes = t.x_classes;
   p.y_classes = t.y_classes;
   p.y_channel = t.y_channel;
@@ -153,6 +152,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.raw_y = narrowed(t.raw_y);
   p.raw_bytes = narrowed(t.raw_x + t.raw_y);
   p.raw_at = narrowed(t.stages * t.stage_bytes);
+  p.barriers_at = narrowed(memory_bytes(problem, t));
   p.by_x_units = D(t.inside_units.count);
   p.by_x_rows = D(t.inside_rows.count);
   p.by_row_units = D(t.row_units());
@@ -174,6 +174,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.group_C = narrowed(rows.group_C());
   p.group_K = narrowed(problem.group_K());
   p.splits = narrowed(t.splits);
+  p.by_cluster = D(t.cluster);
   p.by_chunks = D(t.chunks);
   p.by_filter_sets = D(t.filter_sets);
   p.by_blocks_c = D(t.blocks_c);
@@ -197,6 +198,15 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     p.flat_bytes[2] = by_channels ? t.x_channel : r;
     p.weight_c = 1;
   }
+  const int taps = t.filter_rows * t.kind().taps;
+  const auto follow = [](int64_t size, int64_t stride, int64_t expected) {
+    return size == 1 || stride == expected;
+  };
+  p.rows_follow = t.filter_rows == rows.R && t.kind().taps == rows.S && problem.w_aligned &&
+                  follow(rows.S, p.weight_s, 1) && follow(rows.R, p.weight_r, rows.S) &&
+                  follow(rows.group_C(), p.weight_c, taps) &&
+                  (problem.K == 1 || p.weight_k % 4 == 0);
+  p.by_minor = D(p.weight_c == 1 && !p.rows_follow ? t.along_c * kBlock : taps);
   const bool direct = is_direct(problem, t);
   p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
 
@@ -206,7 +216,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
                                        kernel_of<T, 2>(fetch), kernel_of<T, 3>(fetch),
                                        kernel_of<T, 4>(fetch), kernel_of<T, 5>(fetch)};
   start("implicit_gemm: the weight gradient of planes",
-        {plan.grid[0], plan.block, plan.shared_bytes, context.stream}, kTable[t.kernel], p);
+        {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, t.cluster},
+        kTable[t.kernel], p);
   if (direct) return;
   const int warpgroups = t.kind().warpgroups / t.along_p;
   Parts<T> parts{};

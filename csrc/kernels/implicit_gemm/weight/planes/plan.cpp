@@ -17,23 +17,25 @@ constexpr double kSharedBytes = 128;     // a clock
 constexpr double kProductClocks = 24.3;  // of each, beside its columns
 constexpr double kFetchClocks = 243;     // of a warpgroup, from a step's products to the next
 constexpr double kApart = 1.13;          // of warpgroups that share a tile's steps, times
-constexpr double kLineClocks = 1.75;     // of the copy engine, for 128 bytes of a row
-constexpr double kMoreLines = 1.31;      // of a row, that does not begin with one
+constexpr double kLineClocks = 1.2;      // of the copy engine, for 128 bytes of a row
+constexpr double kMoreLines = 3.0;       // of a row, that does not begin with one
 constexpr double kWaitClocks = 2980;     // of threads that load, until a tile's are there
 constexpr double kCopyClocks = 3.64;     // of threads that load, for a copy
-constexpr double kOrderClocks = 75.4;    // to put a unit in order
+constexpr double kOrderClocks = 90;      // to put a unit in order
 constexpr double kLoadClocks = 376;      // to load one through registers
 constexpr double kTableClocks = 408;     // to fill in an entry of a table
-constexpr double kClassClocks = 60.2;    // to put a unit of a class in order
-constexpr double kRunClocks = 2605;      // of threads that do so, until they have a run
+constexpr double kClassClocks = 80;      // to put a unit of a class in order
+constexpr double kRunClocks = 3200;      // of threads that do so, until they have a run
 constexpr double kPlaceClocks = 13.6;    // of a step, to look up places
 constexpr double kElementClocks = 3.78;  // of a product, whose operands are fetched one by one
 constexpr double kTileClocks = 149;      // to change stages
-constexpr double kBeginClocks = 750;     // until the first products
-constexpr double kStoreBytesPerClock = 8.57;
+constexpr double kBeginClocks = 3000;    // until the first products
+constexpr double kStoreBytesPerClock = 15;
+constexpr double kResultClocks = 0.2;         // to store one, in order
 constexpr double kPartsBytesPerClock = 1190;  // of the whole GPU, read and added up
 constexpr double kLaunchMs = 0.00722;
 constexpr double kNextMs = 0.00392;  // of the kernel that adds up parts
+constexpr double kBothMs = 0.004;    // where clusters add up too
 constexpr double kCutBytes = 9.62;
 constexpr double kBandwidthShare = 0.753;
 
@@ -131,8 +133,14 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
                                          : std::hypot(math, load)) +
                       kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
-  const double store = sums * (is_direct(p, t) ? 8 : 4) / kStoreBytesPerClock;
-  const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, d.sm_count));
+  const double own = sums / t.cluster;  // stored
+  double store = own * (is_direct(p, t) ? kResultClocks : 4 / kStoreBytesPerClock);
+  int64_t reached = d.sm_count;
+  if (t.cluster > 1) {
+    store += exchange_clocks(sums, t.cluster);
+    reached = reached_by_clusters(d.sm_count, t.cluster);
+  }
+  const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, reached));
   const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * tile;
   double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
   // What is cut out of a row begins and ends within what memory brings.
@@ -141,9 +149,10 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double bytes_ms = 1e-6 * p.least_bytes() * (1 + cut) / (kBandwidthShare * d.bandwidth_gb_s);
   ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
   if (!is_direct(p, t)) {
-    const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
+    const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * own;
     ms += kNextMs + parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
   }
+  if (t.cluster > 1 && !is_direct(p, t)) ms += kBothMs;
   return ms + kLaunchMs;
 }
 
@@ -202,8 +211,10 @@ class Search {
     if (choices_.empty()) return;
     if (best_.ms == 0 || choices_[0].ms < best_.ms) best_ = choices_[0];
     if (all_ == nullptr) return;
-    for (size_t i = 0; i < std::min(kWeighed, choices_.size()); ++i) {
-      all_->push_back(plan_of(choices_[i]));
+    size_t listed[kMostClusterLog + 1] = {};
+    for (const Choice& choice : choices_) {
+      size_t& count = listed[choice.variant >> kClusterShift];
+      if (count++ < kWeighed) all_->push_back(plan_of(choice));
     }
   }
 
@@ -226,16 +237,25 @@ class Search {
     const Tile one = make_tile(p_, variant, pixels, 1, shared);
     const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
     if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
-    Choice best{};
-    weigh_splits(tiles, one.units() * one.unit / one.along_p, blocks, d_.sm_count,
-                 [&](int64_t splits, bool clustered) {
-                   if (clustered) return;
-                   Tile t = one;
-                   t.splits = splits;
-                   const double ms = price(p_, d_, t);
-                   if (best.ms == 0 || ms < best.ms) best = {t, variant, ms};
-                 });
-    choices_.push_back(best);
+    // Clusters of splits, whose sums one part holds.
+    for (int log = 0; log <= kMostClusterLog && 1 << log <= tiles; ++log) {
+      const int64_t cluster = 1 << log;
+      const int64_t reached = log > 0 ? reached_by_clusters(d_.sm_count, cluster) : d_.sm_count;
+      Choice best{};
+      weigh_splits(ceil_divide(tiles, cluster), one.units() * one.unit / one.along_p, blocks,
+                   reached / cluster, [&](int64_t parts, bool clustered) {
+                     if (clustered) return;
+                     Tile t = one;
+                     t.splits = parts * cluster;
+                     t.cluster = static_cast<int>(cluster);
+                     if (shared_bytes(p_, t) > shared) return;
+                     const double ms = price(p_, d_, t);
+                     if (best.ms == 0 || ms < best.ms) {
+                       best = {t, variant | log << kClusterShift, ms};
+                     }
+                   });
+      if (best.ms > 0) choices_.push_back(best);
+    }
   }
 
   ConvPlan plan_of(const Choice& choice) const {
@@ -249,10 +269,11 @@ class Search {
     plan.splits = t.splits;
     plan.block = t.kind().threads();
     plan.wide_index = needs_wide_index(p_);
-    plan.shared_bytes = shared_bytes(t);
+    plan.shared_bytes = shared_bytes(p_, t);
     plan.grid[0] = blocks_of(p_, t) * t.splits;
-    plan.workspace_bytes =
-        is_direct(p_, t) ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
+    plan.workspace_bytes = is_direct(p_, t) ? 0
+                                            : plan.grid[0] / t.cluster * t.sums() *
+                                                  static_cast<int64_t>(sizeof(float));
     plan.predicted_ms = choice.ms;
     return plan;
   }

@@ -1,0 +1,99 @@
+// Units of 16 bytes of pixels: from rows that begin anywhere, and where they belong.
+#pragma once
+
+#include "kernels/implicit_gemm/weight/planes/params.cuh"
+#include "kernels/ptx/shared.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace customconv::implicit_gemm::weight::planes {
+
+__device__ inline uint4 round_all(uint4 v) {
+  return make_uint4(ptx::round_tf32(v.x), ptx::round_tf32(v.y), ptx::round_tf32(v.z),
+                    ptx::round_tf32(v.w));
+}
+
+// Sixteen bytes of pixels of a row that may begin anywhere. Those from `first` on, before `last`,
+// exist; the others are zeros.
+template <typename T>
+__device__ inline uint4 load_unit(const T* at, int first, int last) {
+  uint32_t word[5] = {};
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i >= first && i < last) {
+        word[i] = reinterpret_cast<const uint32_t*>(at)[i];
+      }
+    }
+  } else {
+    // Words that are aligned and hold such a pixel; they are shifted by half of one.
+    const int shift = static_cast<int>(reinterpret_cast<uint64_t>(at) >> 1 & 1);
+    const auto* words = reinterpret_cast<const uint32_t*>(at - shift);
+#pragma unroll
+    for (int i = 0; i < 5; ++i) {
+      const int pixel = i * 2 - shift;
+      if (max(pixel, first) < min(pixel + 2, last)) word[i] = words[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = __funnelshift_r(word[i], word[i + 1], shift * 16);
+      if (i * 2 < first || i * 2 >= last) word[i] &= 0xFFFF0000;
+      if (i * 2 + 1 < first || i * 2 + 1 >= last) word[i] &= 0xFFFF;
+    }
+  }
+  const uint4 unit = make_uint4(word[0], word[1], word[2], word[3]);
+  return sizeof(T) == 4 ? round_all(unit) : unit;
+}
+
+// Of a unit's words, ones where a pixel exists.
+template <typename T>
+__device__ inline uint4 mask_of(int first, int last) {
+  constexpr int kPixels = 4 / static_cast<int>(sizeof(T));  // of a word
+  uint32_t word[4] = {};
+#pragma unroll
+  for (int i = 0; i < kUnit<T>; ++i) {
+    const uint32_t pixel = sizeof(T) == 4 ? ~0u : 0xFFFFu << i % kPixels * 16;
+    if (i >= first && i < last) word[i / kPixels] |= pixel;
+  }
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// The same unit of images in shared memory, where words may be read that hold none of its pixels.
+template <typename T>
+__device__ inline uint4 load_unit(const T* at, const uint4& mask) {
+  const uint32_t address = ptx::shared_address(at), words = address & ~3u;
+  uint32_t word[5] = {};
+#pragma unroll
+  for (int i = 0; i < (sizeof(T) == 4 ? 4 : 5); ++i) {
+    word[i] = ptx::load_shared<uint32_t>(words + i * 4);
+  }
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      word[i] = __funnelshift_r(word[i], word[i + 1], address % 4 * 8);
+    }
+  }
+  const uint4 unit =
+      make_uint4(word[0] & mask.x, word[1] & mask.y, word[2] & mask.z, word[3] & mask.w);
+  return sizeof(T) == 4 ? round_all(unit) : unit;
+}
+
+// Of dy, where a channel's unit belongs in a stage.
+template <typename T>
+__device__ inline char* in_slab(const Params<T>& p, char* stage, int unit, int k) {
+  return stage + unit / kSlabUnits * p.slab_bytes + k * (kSlabUnits * kUnitBytes) +
+         ((unit ^ k) & (kSlabUnits - 1)) * kUnitBytes;
+}
+
+// Calls it for each of so many places that is this thread's, with the first of its channels and how
+// far apart they are.
+template <typename Load>
+__device__ inline void each_place(int count, int thread, int threads, const Load& load) {
+#pragma unroll 1
+  for (int done = 0; done < count; done += threads) {
+    const int places = min(count - done, threads), apart = threads / places;
+    const int channel = thread / places;
+    if (channel < apart) load(done + thread % places, channel, apart);
+  }
+}
+
+}  // namespace customconv::implicit_gemm::weight::planes
