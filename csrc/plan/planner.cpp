@@ -142,14 +142,14 @@ Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device) {
   std::vector<ConvPlan> all;
   for (size_t i = 0; i < kFamilyCount; ++i) {
-    ConvPlan own;
-    if (propose(i, problem, device, own) != nullptr) continue;
-    if (kFamilies[i]->variants == nullptr) {
-      all.push_back(own);
-      continue;
-    }
-    for (const ConvPlan& plan : kFamilies[i]->variants(problem, device)) {
-      all.push_back(complete(plan, i, problem, device));
+    const Family& family = *kFamilies[i];
+    if (family.variants == nullptr) {
+      ConvPlan own;
+      if (propose(i, problem, device, own) == nullptr) all.push_back(own);
+    } else if (family.can_implement(problem, device) == nullptr) {
+      for (const ConvPlan& plan : family.variants(problem, device)) {
+        all.push_back(complete(plan, i, problem, device));
+      }
     }
   }
   return all;

@@ -77,6 +77,24 @@ int classes_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t
 // Whether the pixels of x are as far apart as those of dy.
 bool is_shifted(const ConvProblem& p) { return p.stride_h == 1 && p.stride_w == 1 && p.Q == p.W; }
 
+// Of dy whose units follow each other, whatever the rows.
+void cut_into_slabs(Tile& t) {
+  const int steps = small(ceil_divide(t.units(), 2));
+  t.slabs = small(ceil_divide(steps, kSlabSteps));
+  t.full_slabs = steps / kSlabSteps;
+  t.last_steps = steps % kSlabSteps;
+}
+
+// Whether steps can be listed, and each warpgroup has one; and tiles counted.
+bool has_steps(const Tile& t) {
+  return t.steps() <= kMostSteps && t.steps() >= t.along_p && t.tiles() <= INT32_MAX / 2;
+}
+
+int stages_of(const Tile& t, int64_t shared_bytes) {
+  const int64_t stages = (shared_bytes - kBarrierBytes - t.raw_bytes()) / t.stage_bytes;
+  return small(std::min<int64_t>(stages, kMostStages));
+}
+
 // Completes a tile of runs.
 void make_runs(const ConvProblem& p, Tile& t, int64_t shared_bytes) {
   const Kernel& kind = t.kind();
@@ -114,11 +132,8 @@ void make_runs(const ConvProblem& p, Tile& t, int64_t shared_bytes) {
 
   t.tiles_n = p.N;
   t.tiles_q = ceil_divide(pixels, t.columns);
-  const int count = small(ceil_divide(t.units(), 2));
-  t.slabs = small(ceil_divide(count, kSlabSteps));
-  t.full_slabs = count / kSlabSteps;
-  t.last_steps = count % kSlabSteps;
-  if (t.steps() > kMostSteps || t.steps() < t.along_p || t.tiles() > INT32_MAX / 2) return;
+  cut_into_slabs(t);
+  if (!has_steps(t)) return;
   t.table_bytes = t.units() * 4 * t.entry_bytes();
   t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
   t.stage_bytes = round_up(
@@ -129,8 +144,7 @@ void make_runs(const ConvProblem& p, Tile& t, int64_t shared_bytes) {
     t.raw_y = round_up(int64_t{kind.k_blocks} * kBlock * t.y_channel, 128);
     if (t.y_channel / bytes > kMostBox) return;
   }
-  const int64_t stages = (shared_bytes - kBarrierBytes - t.raw_bytes()) / t.stage_bytes;
-  t.stages = small(std::min<int64_t>(stages, kMostStages));
+  t.stages = stages_of(t, shared_bytes);
 }
 
 }  // namespace
@@ -280,10 +294,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     if (t.x_columns > kMostBox || (x_rows - 1) * t.step_h >= kMostBox) return t;
     if (t.images > kMostBox || t.rows > kMostBox) return t;
   } else {
-    const int steps = small(ceil_divide(t.units(), 2));
-    t.slabs = small(ceil_divide(steps, kSlabSteps));
-    t.full_slabs = steps / kSlabSteps;
-    t.last_steps = steps % kSlabSteps;
+    cut_into_slabs(t);
   }
   if (t.staged) {
     if (t.boxed || t.flat || t.rows < p.P || t.columns < p.Q || !has_whole_images(p)) return t;
@@ -292,12 +303,11 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     t.raw_x = round_up(t.images * int64_t{t.along_c} * kBlock * p.H * p.W * bytes + more, 128);
     t.raw_y = round_up(t.images * int64_t{kind.k_blocks} * kBlock * p.P * p.Q * bytes, 128);
   }
-  if (t.steps() > kMostSteps || t.steps() < t.along_p || t.tiles() > INT32_MAX / 2) return t;
+  if (!has_steps(t)) return t;
   t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
   t.stage_bytes =
       round_up(t.slabs * t.slab_bytes + (t.flat ? 1 : t.along_c) * t.x_block, kAlignment);
-  const int64_t stages = (shared_bytes - kBarrierBytes - t.raw_bytes()) / t.stage_bytes;
-  t.stages = small(std::min<int64_t>(stages, kMostStages));
+  t.stages = stages_of(t, shared_bytes);
   return t;
 }
 
