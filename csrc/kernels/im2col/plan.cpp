@@ -11,9 +11,11 @@ namespace {
 // Measured on an H100, see docs/kernels/im2col.md.
 constexpr double kMatrixEfficiency = 0.75;  // of the library's product, at full tiles
 constexpr double kColumnBandwidth = 0.65;   // of device memory, where columns are written and read
-constexpr double kDgradBandwidth = 0.40;    // where they are written and gathered from
+constexpr double kWgradBandwidth = 0.50;    // in 16 bits, of the columns that sums are formed from
+constexpr double kDgradBandwidth = 0.40;    // where they are written and gathered from,
+constexpr double kStridedBandwidth = 0.24;  // with strides
 // Of the product's rate, where rows of columns are not whole 8 bytes.
-constexpr double kUnalignedShare = 0.1;       // 16-bit
+constexpr double kUnalignedShare = 0.075;     // 16-bit
 constexpr double kUnalignedWideShare = 0.25;  // wider
 // Where the library's product is all there is.
 constexpr double kProductBandwidth = 0.85;
@@ -110,6 +112,7 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   // Products in a chunk: one where the images of a chunk, or the groups, make a batch.
   int64_t products =
       channels_last || (p.groups == 1 && p.pass != Pass::kWgrad) ? 1 : plan.chunk_images;
+  const int64_t size = element_size(p.dtype);
   double traffic =
       2.0 * static_cast<double>(p.N) * static_cast<double>(chunk_bytes(p, image_columns(p)));
   if (sums_in_parts(p)) {
@@ -117,16 +120,20 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
     products = 3 * (1 + ceil_divide(parts, parts_at_once(p, plan)));
     traffic += 2.0 * static_cast<double>(chunks * parts) * static_cast<double>(weight_sum_bytes(p));
   }
-  const double bytes_ms =
-      1e-6 * (traffic + p.least_bytes()) /
-      ((p.pass == Pass::kDgrad ? kDgradBandwidth : kColumnBandwidth) * device.bandwidth_gb_s);
+  double bandwidth = kColumnBandwidth * device.bandwidth_gb_s;
+  if (p.pass == Pass::kDgrad) {
+    bandwidth =
+        (p.stride_h * p.stride_w > 1 ? kStridedBandwidth : kDgradBandwidth) * device.bandwidth_gb_s;
+  } else if (p.pass == Pass::kWgrad && size == 2) {
+    bandwidth = kWgradBandwidth * device.bandwidth_gb_s;
+  }
+  const double bytes_ms = 1e-6 * (traffic + p.least_bytes()) / bandwidth;
   const int64_t tap_rows = p.group_C() * p.R * p.S;
   // NHWC joins the pixels of a chunk's images into one dimension.
   const int64_t pixels = channels_last ? plan.chunk_images * chunk_pixels : chunk_pixels;
   const double fill = p.pass == Pass::kDgrad   ? tile_fill(tap_rows, pixels)
                       : p.pass == Pass::kFprop ? tile_fill(p.group_K(), pixels)
                                                : tile_fill(p.group_K(), tap_rows);
-  const int64_t size = element_size(p.dtype);
   const bool aligned = channels_last || p.pass == Pass::kDgrad || chunk_pixels * size % 8 == 0;
   const double share = aligned ? 1 : size == 2 ? kUnalignedShare : kUnalignedWideShare;
   const double rate = kMatrixEfficiency * fill * share * device.matrix_flops(p.dtype, p.tf32);
