@@ -42,6 +42,12 @@ PROBLEMS = {
     "groups": case((2, 256, 14, 14), (512, 64, 3, 3), padding=1, groups=4),
     "groups_strided": case((4, 256, 14, 14), (256, 64, 3, 3), stride=2, padding=1, groups=4),
     "pointwise_odd": case((3, 64, 7, 7), (68, 64, 1, 1)),
+    # Channels that are no whole 16 bytes, of one tensor or of both: threads fill boxes.
+    "few_outputs": case((2, 64, 24, 25), (3, 64, 3, 3), padding=1),
+    "filled": case((3, 100, 10, 15), (101, 100, 5, 5), padding=2),
+    "filled_strided": case((2, 19, 33, 17), (21, 19, 3, 4), stride=2, padding=(1, 2)),
+    "filled_pointwise": case((2, 65, 20, 20), (255, 65, 1, 1)),
+    "filled_stem": case((2, 3, 21, 23), (64, 3, 3, 3), padding=1, dilation=2),
     "groups_of_12": case((2, 24, 9, 11), (40, 12, 3, 3), padding=1, groups=2),
     "stem": case((3, 3, 40, 48), (64, 3, 7, 7), stride=2, padding=3),
     "few_whole": case((2, 3, 19, 32), (72, 3, 3, 3), padding=1),
@@ -66,7 +72,8 @@ REACHES = {
     name: PROBLEMS[name]
     for name in ("3x3_small", "3x3_tails", "strided_odd", "strided_5x5", "groups_of_40",
                  "pointwise_padded", "few", "rows_of_56", "stem", "few_dilated",
-                 "groups_of_classes", "runs_of_rows", "runs_of_boxes", "pointwise_around")
+                 "groups_of_classes", "runs_of_rows", "runs_of_boxes", "pointwise_around",
+                 "filled", "filled_strided")
 }  # fmt: skip
 
 

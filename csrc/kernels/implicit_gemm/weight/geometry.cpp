@@ -12,21 +12,28 @@ constexpr int64_t kAlignment = 1024;  // of what is swizzled
 int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
 int small(int64_t value) { return static_cast<int>(value); }
 
-// `whole` elements are 16 bytes.
-bool is_boxed(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t whole) {
+// `group`: channels of a group, `whole`: elements of 16 bytes.
+bool is_boxed(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t group,
+              int64_t whole) {
   const auto legal = [&](int i) {
     return sizes[i] == 1 || (strides[i] > 0 && strides[i] % whole == 0);
   };
-  return aligned && (sizes[1] == 1 || strides[1] == 1) && legal(0) && legal(2) && legal(3);
+  const bool begin_whole = group == sizes[1] || group % whole == 0;
+  return aligned && begin_whole && legal(0) && legal(2) && legal(3);
 }
 
 }  // namespace
 
+bool has_pixels(const ConvProblem& p) {
+  return (p.C == 1 || p.x_strides[1] == 1) && (p.K == 1 || p.y_strides[1] == 1);
+}
 bool has_boxes_of_x(const ConvProblem& p) {
-  return is_boxed(p.x_sizes(), p.x_strides, p.x_aligned, 16 / element_size(p.dtype));
+  const int64_t whole = 16 / element_size(p.dtype);
+  return has_pixels(p) && is_boxed(p.x_sizes(), p.x_strides, p.x_aligned, p.group_C(), whole);
 }
 bool has_boxes_of_y(const ConvProblem& p) {
-  return is_boxed(p.y_sizes(), p.y_strides, p.y_aligned, 16 / element_size(p.dtype));
+  const int64_t whole = 16 / element_size(p.dtype);
+  return has_pixels(p) && is_boxed(p.y_sizes(), p.y_strides, p.y_aligned, p.group_K(), whole);
 }
 
 ConvProblem as_one_row(ConvProblem p) {
@@ -50,6 +57,8 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.along_k = (variant & kAlongK) != 0 ? kind.warpgroups : 1;
   if ((variant & kAlongK) != 0 && kind.warpgroups == 1) return t;  // is the same
   t.clustered = (variant & kClustered) != 0;
+  t.fills_x = !has_boxes_of_x(p);
+  t.fills_y = !has_boxes_of_y(p);
   t.rows = pixels[0];
   t.columns = pixels[1];
   t.images = pixels[2];

@@ -24,6 +24,7 @@ constexpr int kMostStages = 6;
 constexpr int kBarrierBytes = 128;
 constexpr int kMostBox = 256;  // pixels of a box in each dimension
 constexpr int kMostStep = 8;   // pixels from one of a box to the next
+constexpr int kFillers = 128;  // threads that fill boxes
 
 // Columns are blocks of 64: input channels of a tap. Where `second` is not 0, a chunk is two
 // instructions, of taps that a stride of two puts in different boxes.
@@ -33,7 +34,7 @@ struct Kernel {
   int first, second;
 
   constexpr int blocks() const { return first + second; }
-  constexpr int threads() const { return warpgroups * 128 + 32; }
+  constexpr int threads(bool fills) const { return warpgroups * 128 + (fills ? kFillers : 32); }
 };
 
 inline constexpr Kernel kKernels[] = {
@@ -62,15 +63,16 @@ struct Tile {
   bool clustered = false;  // thread blocks of all splits, also of one, add up their sums and store
 
   // What follows from that.
-  int filter_rows = 1;               // of a thread block
-  int tap_apart = 1;                 // taps of a chunk are so many apart
-  int tap_step = 0;                  // and so many pixels of a box
-  int class_chunks = 1, chunks = 1;  // of a filter row: of taps that share boxes, and of all
-  int channel_blocks = 1;            // of a chunk
-  int x_rows = 1, x_columns = kRun;  // of a box
-  int row_step = 1;                  // rows of a box from an output row to the next
-  int step_h = 1;                    // rows of the image from one of a box to the next
-  int x_boxes = 1;                   // of a stage
+  bool fills_x = false, fills_y = false;  // threads do, where the copy engine can't
+  int filter_rows = 1;                    // of a thread block
+  int tap_apart = 1;                      // taps of a chunk are so many apart
+  int tap_step = 0;                       // and so many pixels of a box
+  int class_chunks = 1, chunks = 1;       // of a filter row: of taps that share boxes, and of all
+  int channel_blocks = 1;                 // of a chunk
+  int x_rows = 1, x_columns = kRun;       // of a box
+  int row_step = 1;                       // rows of a box from an output row to the next
+  int step_h = 1;                         // rows of the image from one of a box to the next
+  int x_boxes = 1;                        // of a stage
   int64_t x_box_bytes = 0, y_box_bytes = 0, stage_bytes = 0;
   int stages = 0;
   int64_t tiles_n = 1, tiles_p = 1, tiles_q = 1;
@@ -79,11 +81,14 @@ struct Tile {
   const Kernel& kind() const { return kKernels[kernel]; }
   int64_t tiles() const { return tiles_n * tiles_p * tiles_q; }
   int pixels() const { return images * rows * columns; }
+  int threads() const { return kind().threads(fills_x || fills_y); }
   // Of a thread block, also of channels and taps that do not exist.
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
 };
 
-// Whether the copy engine can read boxes of pixels, all their channels side by side.
+// Whether channels lie side by side in both tensors, and whether the copy engine can read boxes of
+// pixels.
+bool has_pixels(const ConvProblem& p);
 bool has_boxes_of_x(const ConvProblem& p);
 bool has_boxes_of_y(const ConvProblem& p);
 

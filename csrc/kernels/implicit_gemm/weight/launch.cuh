@@ -30,6 +30,20 @@ CUtensorMap map_pixels(const T* data, const Shape4& sizes, const Shape4& strides
   return make_map(data, kMapType<T>, boxes);
 }
 
+// The same boxes for threads to fill.
+template <typename T>
+Filled<T> fill_pixels(const T* data, const Shape4& sizes, const Shape4& strides, int images,
+                      int rows, int columns, int step_h, int step_w) {
+  const auto side = [&](int i, int step) {
+    return Side{strides[i], static_cast<int>(sizes[i]), step};
+  };
+  return {data,
+          static_cast<int>(sizes[1]),
+          images * rows * columns,
+          {side(3, step_w), side(2, step_h), side(0, 1)},
+          {Divider<int32_t>(columns), Divider<int32_t>(rows)}};
+}
+
 template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
@@ -45,9 +59,23 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const auto* x = static_cast<const T*>(operands.x);
   const auto* y = static_cast<const T*>(operands.y);
   Params<T> p{};
-  p.x = map_pixels(x, problem.x_sizes(), problem.x_strides, t.images, t.x_rows, t.x_columns,
-                   t.step_h, static_cast<int>(problem.stride_w));
-  p.y = map_pixels(y, problem.y_sizes(), problem.y_strides, t.images, t.rows, t.columns, 1, 1);
+  const auto boxes_of_x = [&](const auto& make) {
+    return make(x, problem.x_sizes(), problem.x_strides, t.images, t.x_rows, t.x_columns, t.step_h,
+                static_cast<int>(problem.stride_w));
+  };
+  const auto boxes_of_y = [&](const auto& make) {
+    return make(y, problem.y_sizes(), problem.y_strides, t.images, t.rows, t.columns, 1, 1);
+  };
+  if (t.fills_x) {
+    p.filled_x = boxes_of_x(fill_pixels<T>);
+  } else {
+    p.x = boxes_of_x(map_pixels<T>);
+  }
+  if (t.fills_y) {
+    p.filled_y = boxes_of_y(fill_pixels<T>);
+  } else {
+    p.y = boxes_of_y(map_pixels<T>);
+  }
 
   const auto y_row = static_cast<uint32_t>(t.columns * kRowBytes);
   const auto x_row = static_cast<uint32_t>(t.x_columns * kRowBytes);
@@ -113,8 +141,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     const auto whole = [&](int64_t size, int64_t stride) {
       return size == 1 || stride % count == 0;
     };
-    return problem.w_aligned && p.weight_c == 1 && whole(problem.K, p.weight_k) &&
-           whole(problem.R, p.weight_r) && whole(problem.S, p.weight_s);
+    return problem.w_aligned && p.weight_c == 1 && p.group_C % count == 0 &&
+           whole(problem.K, p.weight_k) && whole(problem.R, p.weight_r) &&
+           whole(problem.S, p.weight_s);
   };
   p.pairs = have_whole(2);
   p.eights = have_whole(8);
@@ -123,12 +152,16 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.partial = t.clustered ? nullptr : static_cast<float4*>(context.workspace);
 
   static_assert(kKernelCount == 7);
-  static constexpr void (*kTable[])(Params<T>) = {
-      sum_weights<T, 0>, sum_weights<T, 1>, sum_weights<T, 2>, sum_weights<T, 3>,
-      sum_weights<T, 4>, sum_weights<T, 5>, sum_weights<T, 6>};
+  static constexpr void (*kTable[][kKernelCount])(Params<T>) = {
+      {sum_weights<T, 0, false>, sum_weights<T, 1, false>, sum_weights<T, 2, false>,
+       sum_weights<T, 3, false>, sum_weights<T, 4, false>, sum_weights<T, 5, false>,
+       sum_weights<T, 6, false>},
+      {sum_weights<T, 0, true>, sum_weights<T, 1, true>, sum_weights<T, 2, true>,
+       sum_weights<T, 3, true>, sum_weights<T, 4, true>, sum_weights<T, 5, true>,
+       sum_weights<T, 6, true>}};
   start("implicit_gemm: the weight gradient",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, cluster},
-        kTable[t.kernel], p);
+        kTable[t.fills_x || t.fills_y][t.kernel], p);
   if (t.clustered) return;
   Parts<T> parts{};
   parts.sums = p;

@@ -138,7 +138,7 @@ __device__ inline void renew_eights(const Output<T>& p, const Source<T>& from, c
 #pragma unroll 1
   for (int i = 0; i < 16; ++i) {
     const int k = at.k + i / 8 * 8;
-    if (own[i] == own[i] || k >= p.group_K) continue;
+    if (own[i] == own[i] || k >= p.group_K || at.c + i % 8 >= p.group_C) continue;
     own[i] = sum_anew(from, share.group, at.c + i % 8, share.group * p.group_K + k, at.r, at.s);
   }
 #pragma unroll
@@ -150,7 +150,7 @@ template <typename T>
 __device__ inline void store(const Output<T>& p, const Share& share, const Spot& at,
                              const float (&sums)[4]) {
   if (p.pairs) {
-    // Channels are whole eights, and rows are output channels.
+    // Channels are whole pairs, and rows are output channels.
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
       const int k = at.k_of(p, i);
@@ -172,7 +172,7 @@ __device__ inline void store(const Output<T>& p, const Share& share, const Spot&
   }
 }
 
-// The same of eight by two; a group's input channels are whole eights.
+// The same of eight by two.
 template <typename T>
 __device__ inline void store_eights(const Output<T>& p, const Share& share, const Spot& at,
                                     const float (&sums)[2][8]) {
@@ -188,7 +188,9 @@ __device__ inline void store_eights(const Output<T>& p, const Share& share, cons
                      pack_pair<T>(row[4], row[5]), pack_pair<T>(row[6], row[7]));
     } else {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) to[j * p.weight_c] = narrow<T>(row[j]);
+      for (int j = 0; j < 8; ++j) {
+        if (at.c + j < p.group_C) to[j * p.weight_c] = narrow<T>(row[j]);
+      }
     }
   }
 }

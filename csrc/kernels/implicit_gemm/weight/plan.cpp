@@ -59,8 +59,16 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double step = std::max(clocks, (clocks + kStepClocks) / busy);
   const double math =
       std::max(products * step, (products * bytes + stage) / kSharedBytes) / kEfficiency;
-  // A stage is copied and multiplied, while the others are.
-  const double copy = stage / kL2BytesPerClock;
+  // A stage is copied, or filled, and multiplied, while the others are.
+  const auto fill = [&](bool fills, int64_t pixels, int64_t channels, int boxes) {
+    if (!fills) return 0.0;
+    return fill_clocks(pixels, channels, boxes, kBlock, kRowBytes / 16, kFillers);
+  };
+  const int64_t x_pixels = int64_t{t.images} * t.x_rows * t.x_columns;
+  const double filled =
+      fill(t.fills_y, t.pixels(), p.group_K(), t.along_k) +
+      fill(t.fills_x, x_pixels, p.group_C(), t.channel_blocks) * (kind.second > 0 ? 2 : 1);
+  const double copy = stage / kL2BytesPerClock + filled;
   const double chain = (kCopyClocks + copy + math) / t.stages;
   const double tile = std::max({math, copy, chain}) + kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
@@ -153,7 +161,7 @@ class Search {
     plan.tile[1] = t.columns;
     plan.tile[2] = t.images;
     plan.splits = t.splits;
-    plan.block = t.kind().threads();
+    plan.block = t.threads();
     plan.wide_index = needs_wide_index(p_);
     plan.shared_bytes = shared_bytes(t);
     plan.grid[0] = blocks_of(p_, t) * t.splits;
@@ -172,23 +180,14 @@ class Search {
 
 // Which kernels take a problem: those that read both operands where they lie, or those that read x
 // into registers.
-bool stays_in_memory(const ConvProblem& p) {
-  return element_size(p.dtype) == 2 && has_boxes_of_x(p) && p.group_C() % 8 == 0;
-}
+bool stays_in_memory(const ConvProblem& p) { return element_size(p.dtype) == 2; }
 bool goes_through_registers(const ConvProblem& p, const DeviceProperties& d) {
   return element_size(p.dtype) == 4 || registers::has_few(p, d);
 }
 
 const char* why_no_boxes(const ConvProblem& p, const DeviceProperties& d) {
   if (!d.has_hopper_kernels()) return "its weight gradients need Hopper";
-  const bool few = registers::has_few(p, d);
-  if (!has_boxes_of_y(p) || !(few || has_boxes_of_x(p))) {
-    return "its weight gradients need channels-last tensors of whole 16 bytes";
-  }
-  const int64_t whole = 16 / element_size(p.dtype);
-  if ((!few && p.group_C() % whole != 0) || p.group_K() % whole != 0) {
-    return "a group's channels are not whole 16 bytes";
-  }
+  if (!has_pixels(p)) return "its weight gradients need tensors of one layout";
   if (p.stride_h > kMostStep || p.stride_w > kMostStep) return "a stride passes 8";
   if (!has_int32_coordinates(p) || p.N > INT32_MAX / 2) return "image coordinates pass 2^31";
   const double blocks = static_cast<double>(p.groups) *

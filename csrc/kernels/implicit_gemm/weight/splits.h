@@ -49,6 +49,20 @@ void choose_splits(int64_t tiles, int64_t tile_pixels, int64_t blocks, int64_t s
   }
 }
 
+// What it costs that threads fill a box of so many pixels, rows of `row_channels`, in clocks. The
+// last rows' channels, `channels` in all, may be fewer.
+constexpr double kFillClocks = 1350;  // of four units of each thread
+inline double fill_clocks(int64_t pixels, int64_t channels, int boxes, int row_channels, int unit,
+                          int threads) {
+  double rounds = 0;
+  for (int i = 0; i < boxes && channels > 0; ++i, channels -= row_channels) {
+    int64_t units = 1;
+    while (units * unit < std::min<int64_t>(channels, row_channels)) units *= 2;
+    rounds += static_cast<double>(ceil_divide(pixels * units, int64_t{4} * threads));
+  }
+  return rounds * kFillClocks;
+}
+
 // What it costs that clusters add up so many sums of each of their blocks, in clocks, and the
 // multiprocessors that they reach.
 constexpr double kClusterBytesPerClock = 16.6;  // of the others' shared memory

@@ -1,9 +1,10 @@
-// Weight gradients: the copy engine brings boxes of dy and x, warpgroups multiply them where they
-// lie, all taps of a box.
+// Weight gradients: the copy engine brings boxes of dy and x, or warps fill them, warpgroups
+// multiply them where they lie, all taps of a box.
 #pragma once
 
 #include "kernels/implicit_gemm/weight/anew.cuh"
 #include "kernels/implicit_gemm/weight/cluster.cuh"
+#include "kernels/implicit_gemm/weight/fill.cuh"
 #include "kernels/implicit_gemm/weight/geometry.h"
 #include "kernels/implicit_gemm/weight/output.cuh"
 #include "kernels/ptx/grid.cuh"
@@ -21,6 +22,7 @@ struct Loop {
 template <typename T>
 struct Params : Output<T> {
   CUtensorMap x, y;
+  Filled<T> filled_x, filled_y;   // where the copy engine can't
   Loop loops[3];                  // the longest last
   uint32_t y_pair, x_pair;        // bytes from the first run of a pair to the second
   uint32_t column_step;           // bytes from a block of columns to the next
@@ -50,14 +52,18 @@ struct Memory {
   ptx::Barrier* arrived;  // the sums of the cluster's other blocks
 };
 
-// A whole warp; one of the threads starts the copies.
-template <typename T, int kKernel>
-__device__ inline void load_boxes(const Params<T>& p, const Memory& memory, const Share& share) {
+// One of the threads starts the copies: a warp, or where threads fill boxes, all of those that do.
+template <typename T, int kKernel, bool kFills>
+__device__ inline void load_boxes(const Params<T>& p, const Memory& memory, const Share& share,
+                                  int thread) {
   constexpr Kernel kKind = kKernels[kKernel];
-  const bool elected = ptx::elect_one();
+  const bool elected = kFills ? thread == 0 : ptx::elect_one();
+  const bool copies_x = !kFills || p.filled_x.data == nullptr;
+  const bool copies_y = !kFills || p.filled_y.data == nullptr;
   const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
   constexpr int kChunks = kKind.second > 0 ? 2 : 1;
-  const int bytes = share.boxes_k * p.y_brought + kChunks * share.boxes_c * p.x_brought;
+  const int bytes = (copies_y ? share.boxes_k * p.y_brought : 0) +
+                    (copies_x ? kChunks * share.boxes_c * p.x_brought : 0);
   const int first_h = share.r * p.dilation_h - p.pad_h;
   ptx::Turn turn;
 #pragma unroll 1
@@ -66,24 +72,49 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
     const int w = p.by_tiles_q.split(n) * p.columns, h = p.by_tiles_p.split(n) * p.rows;
     n *= p.images;
     char* y = memory.stages + turn.stage * p.stage_bytes;
+    char* x = y + p.x_at;
     ptx::Barrier* full = &memory.full[turn.stage];
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    if (elected) {
-      ptx::arrive_expecting(full, bytes);
-#pragma unroll 1
-      for (int i = 0; i < share.boxes_k; ++i) {
-        ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, w, h, n);
-      }
-      char* x = y + p.x_at;
+    const auto each_box_of_x = [&](const auto& load) {
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
         const int tap = first_tap(p, kChunks > 1 ? i : share.chunk, kKind.first);
         const int first_w = w * p.stride_w + tap * p.dilation_w - p.pad_w;
 #pragma unroll 1
-        for (int j = 0; j < share.boxes_c; ++j, x += p.x_box_bytes) {
-          ptx::copy_box(x, &p.x, full, c + j * kBlock, first_w, h * p.stride_h + first_h, n);
+        for (int j = 0; j < share.boxes_c; ++j) {
+          load(x + (i * share.boxes_c + j) * p.x_box_bytes, c + j * kBlock, first_w,
+               h * p.stride_h + first_h);
         }
       }
+    };
+    if (elected) {
+      ptx::arrive_expecting(full, bytes);
+#pragma unroll 1
+      for (int i = 0; copies_y && i < share.boxes_k; ++i) {
+        ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, w, h, n);
+      }
+      if (copies_x) {
+        each_box_of_x([&](char* to, int channel, int first_w, int row) {
+          ptx::copy_box(to, &p.x, full, channel, first_w, row, n);
+        });
+      }
+    }
+    if constexpr (kFills) {
+      const auto fill = [&](const Filled<T>& from, char* to, int channel, int column, int row) {
+        fill_box<kRowBytes / 16, /*kSwizzled=*/true>(from, ptx::shared_address(to), channel,
+                                                     {column, row, n}, thread, kFillers);
+      };
+#pragma unroll 1
+      for (int i = 0; !copies_y && i < share.boxes_k; ++i) {
+        fill(p.filled_y, y + i * p.y_box_bytes, k + i * kBlock, w, h);
+      }
+      if (!copies_x) {
+        each_box_of_x([&](char* to, int channel, int first_w, int row) {
+          fill(p.filled_x, to, channel, first_w, row);
+        });
+      }
+      ptx::fence_shared_writes();
+      ptx::arrive(full);
     }
     turn.advance(p.stages);
   }
@@ -172,8 +203,8 @@ __device__ inline void store_total(const Params<T>& p, const Share& share, const
   }
 }
 
-template <typename T, int kKernel>
-__global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
+template <typename T, int kKernel, bool kFills>
+__global__ void __launch_bounds__(kKernels[kKernel].threads(kFills), 1)
     sum_weights(const __grid_constant__ Params<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr Kernel kKind = kKernels[kKernel];
@@ -187,11 +218,11 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   ptx::start_dependents();
   if (threadIdx.x == 32) {
-    ptx::prefetch_map(&p.x);
-    ptx::prefetch_map(&p.y);
+    if (p.filled_x.data == nullptr) ptx::prefetch_map(&p.x);
+    if (p.filled_y.data == nullptr) ptx::prefetch_map(&p.y);
   }
   if (threadIdx.x < kMostStages) {
-    ptx::init_barrier(&memory.full[threadIdx.x], 1);
+    ptx::init_barrier(&memory.full[threadIdx.x], kFills ? 1 + kFillers : 1);
     ptx::init_barrier(&memory.empty[threadIdx.x], share.boxes_k * share.boxes_r);
     if (threadIdx.x == 0) ptx::init_barrier(memory.arrived, 1);
     ptx::fence_barrier_init();
@@ -202,8 +233,9 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     __syncwarp();
     if (p.by_cluster.divisor() > 1) ptx::meet_cluster();
   };
-  if (warp == kKind.warpgroups * 4) {
-    load_boxes<T, kKernel>(p, memory, share);
+  if (warp >= kKind.warpgroups * 4) {
+    load_boxes<T, kKernel, kFills>(p, memory, share,
+                                   static_cast<int>(threadIdx.x) - kKind.warpgroups * 128);
     meet();
     return;
   }

@@ -1,48 +1,14 @@
-// Units of 16 bytes of pixels: from rows that begin anywhere, and where they belong.
+// Units of 16 bytes of pixels, of images in shared memory, and where they belong.
 #pragma once
 
 #include "kernels/implicit_gemm/weight/planes/params.cuh"
+#include "kernels/implicit_gemm/weight/unit.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace customconv::implicit_gemm::weight::planes {
 
-__device__ inline uint4 round_all(uint4 v) {
-  return make_uint4(ptx::round_tf32(v.x), ptx::round_tf32(v.y), ptx::round_tf32(v.z),
-                    ptx::round_tf32(v.w));
-}
-
-// Sixteen bytes of pixels of a row that may begin anywhere. Those from `first` on, before `last`,
-// exist; the others are zeros.
-template <typename T>
-__device__ inline uint4 load_unit(const T* at, int first, int last) {
-  uint32_t word[5] = {};
-  if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i >= first && i < last) {
-        word[i] = reinterpret_cast<const uint32_t*>(at)[i];
-      }
-    }
-  } else {
-    // Words that are aligned and hold such a pixel; they are shifted by half of one.
-    const int shift = static_cast<int>(reinterpret_cast<uint64_t>(at) >> 1 & 1);
-    const auto* words = reinterpret_cast<const uint32_t*>(at - shift);
-#pragma unroll
-    for (int i = 0; i < 5; ++i) {
-      const int pixel = i * 2 - shift;
-      if (max(pixel, first) < min(pixel + 2, last)) word[i] = words[i];
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      word[i] = __funnelshift_r(word[i], word[i + 1], shift * 16);
-      if (i * 2 < first || i * 2 >= last) word[i] &= 0xFFFF0000;
-      if (i * 2 + 1 < first || i * 2 + 1 >= last) word[i] &= 0xFFFF;
-    }
-  }
-  const uint4 unit = make_uint4(word[0], word[1], word[2], word[3]);
-  return sizeof(T) == 4 ? round_all(unit) : unit;
-}
+using weight::load_unit;
 
 // Of a unit's words, ones where a pixel exists.
 template <typename T>

@@ -134,9 +134,12 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
                        t.columns % column_unit(p, kind) == 0 &&
                        std::max({t.images, t.rows, t.columns}) <= kMostBox;
   const bool has_step = kind.step == 0 || (kind.step == p.stride_w && p.dilation_w == 1);
-  const bool has_operands = kind.few
-                                ? is_few(p) && t.along_k * t.along_c > 1
-                                : t.element_bytes == 4 && p.group_C() % 4 == 0 && has_boxes_of_x(p);
+  t.fills_x = !kind.few && !has_boxes_of_x(p);
+  t.fills_y = !has_boxes_of_y(p);
+  // What a warp fills the matrix instruction does not read: dy of float32 is transposed.
+  const bool has_operands = t.element_bytes == 4
+                                ? !kind.few || (is_few(p) && t.along_k * t.along_c > 1)
+                                : kind.few && is_few(p) && t.along_k * t.along_c > 1 && !t.fills_y;
   if (!is_tile || !has_step || !has_operands || (t.along_k > 1 && t.along_c > 1)) return t;
   const bool boxed = kind.few ? set_few(p, t) : set_boxes(p, t);
   if (!boxed) return t;

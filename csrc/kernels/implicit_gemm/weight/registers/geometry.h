@@ -80,16 +80,17 @@ struct Tile {
   bool clustered = false;
 
   // What follows from that.
-  int filter_rows = 1;                // of a thread block
-  int chunks = 1;                     // of a filter row's taps
-  int x_rows = 1;                     // of a box
-  int64_t x_row_bytes = kXRowBytes;   // of a box
-  int row_step = 1, column_step = 1;  // of a box, from an output pixel to the next
-  int step_h = 1, step_w = 1;         // of the image, from one of a box to the next
-  int64_t line_bytes = kXRowBytes;    // of a box from a line to the next
-  int conflicts = 1;                  // of banks, as many times as long a warp's reads of x take
-  int x_columns = 1;                  // of a box; few channels: elements
-  int lead = 0;  // few channels: elements in front of the first, for its alignment
+  bool fills_x = false, fills_y = false;  // a warp does, where the copy engine can't
+  int filter_rows = 1;                    // of a thread block
+  int chunks = 1;                         // of a filter row's taps
+  int x_rows = 1;                         // of a box
+  int64_t x_row_bytes = kXRowBytes;       // of a box
+  int row_step = 1, column_step = 1;      // of a box, from an output pixel to the next
+  int step_h = 1, step_w = 1;             // of the image, from one of a box to the next
+  int64_t line_bytes = kXRowBytes;        // of a box from a line to the next
+  int conflicts = 1;  // of banks, as many times as long a warp's reads of x take
+  int x_columns = 1;  // of a box; few channels: elements
+  int lead = 0;       // few channels: elements in front of the first, for its alignment
   int64_t x_box_bytes = 0, y_box_bytes = 0, stage_bytes = 0;
   int stages = 0;
   int64_t tiles_n = 1, tiles_p = 1, tiles_q = 1;

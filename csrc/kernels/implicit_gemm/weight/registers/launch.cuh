@@ -53,6 +53,31 @@ CUtensorMap map_y(const ConvProblem& p, const Tile& t, const T* y) {
                   sizeof(T) == 2 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
+// The same boxes for threads to fill.
+template <typename T>
+Filled<T> fill_x(const ConvProblem& p, const Tile& t, const T* x) {
+  const auto side = [&](int i, int step) {
+    return Side{p.x_strides[i], static_cast<int>(p.x_sizes()[i]), step};
+  };
+  return {x,
+          static_cast<int>(p.C),
+          t.images * t.x_rows * t.x_columns,
+          {side(3, t.step_w), side(2, t.step_h), side(0, 1)},
+          {Divider<int32_t>(t.x_columns), Divider<int32_t>(t.x_rows)}};
+}
+template <typename T>
+Filled<T> fill_y(const ConvProblem& p, const Tile& t, const T* y) {
+  const int lines = t.by_images ? 0 : 2, others = 2 - lines;
+  const auto side = [&](int i) {
+    return Side{p.y_strides[i], static_cast<int>(p.y_sizes()[i]), 1};
+  };
+  return {y,
+          static_cast<int>(p.K),
+          t.pixels(),
+          {side(lines), side(3), side(others)},
+          {Divider<int32_t>(t.by_images ? t.images : t.rows), Divider<int32_t>(t.columns)}};
+}
+
 template <typename T>
 void add_up(const ConvProblem& problem, const Tile& t, const Params<T>& sums, cudaStream_t stream) {
   using D = Divider<int32_t>;
@@ -161,15 +186,23 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const auto* x = static_cast<const T*>(operands.x);
   const auto* y = static_cast<const T*>(operands.y);
   Params<T> p = params_of<T>(problem, t);
-  p.x = map_x(problem, t, x);
-  p.y = map_y(problem, t, y);
+  if (t.fills_x) {
+    p.filled_x = fill_x(problem, t, x);
+  } else {
+    p.x = map_x(problem, t, x);
+  }
+  if (t.fills_y) {
+    p.filled_y = fill_y(problem, t, y);
+  } else {
+    p.y = map_y(problem, t, y);
+  }
   p.weight = static_cast<T*>(operands.w);
   p.weight_k = problem.w_strides[0];
   p.weight_c = problem.w_strides[1];
   p.weight_r = problem.w_strides[2];
   p.weight_s = problem.w_strides[3];
   const auto even = [](int64_t size, int64_t stride) { return size == 1 || stride % 2 == 0; };
-  p.pairs_c = !t.kind().few && problem.w_aligned && p.weight_c == 1 &&
+  p.pairs_c = !t.kind().few && problem.w_aligned && p.weight_c == 1 && p.group_C % 2 == 0 &&
               even(problem.K, p.weight_k) && even(problem.R, p.weight_r) &&
               even(problem.S, p.weight_s);
   const int cluster = t.clustered ? p.splits : 1;

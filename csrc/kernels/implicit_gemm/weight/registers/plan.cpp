@@ -89,8 +89,15 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const auto active =
       static_cast<double>(std::min<int64_t>(blocks_of(p, t) * t.splits, d.sm_count));
   const double l2_bytes = std::min(kMostL2Bytes, kL2BytesPerClock * d.sm_count / active);
-  const double turn = transposed / 2 / kTransposedBytes, copy = copied / l2_bytes;
-  // A stage is copied, transposed and multiplied, while the others are.
+  const double turn = transposed / 2 / kTransposedBytes;
+  // A stage is copied, or filled, transposed and multiplied, while the others are.
+  const auto fill = [&](bool fills, int64_t pixels, int64_t channels, int boxes, int block) {
+    return fills ? fill_clocks(pixels, channels, boxes, block, 4, /*threads=*/32) : 0;
+  };
+  const int64_t x_pixels = int64_t{t.images} * t.x_rows * t.x_columns;
+  const double copy = copied / l2_bytes +
+                      fill(t.fills_y, t.pixels(), p.group_K(), t.y_boxes(), kBlock) +
+                      fill(t.fills_x, x_pixels, p.group_C(), t.x_boxes(), kXBlock);
   const double chain = (kCopyClocks + copy + turn + math) / t.stages;
   const double tile = std::max({math, copy, turn, chain}) + kTileClocks;
   const double sums = busy * kind.products() * kBlock * kBlock;

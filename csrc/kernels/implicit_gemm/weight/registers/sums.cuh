@@ -1,10 +1,12 @@
-// Weight gradients with x in registers: the copy engine brings boxes of x and dy, a warpgroup
-// transposes those of float32 dy, the others multiply dy by elements of x that they read.
+// Weight gradients with x in registers: the copy engine brings boxes of x and dy, or a warp fills
+// them, a warpgroup transposes those of float32 dy, the others multiply dy by elements of x that
+// they read.
 #pragma once
 
 #include "kernels/common/divide.cuh"
 #include "kernels/implicit_gemm/weight/anew.cuh"
 #include "kernels/implicit_gemm/weight/cluster.cuh"
+#include "kernels/implicit_gemm/weight/fill.cuh"
 #include "kernels/implicit_gemm/weight/registers/geometry.h"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/shared.cuh"
@@ -22,8 +24,9 @@ struct Loop {
 template <typename T>
 struct Params {
   CUtensorMap x, y;
-  Loop loops[3];    // of pairs of columns the last; of a single tap the longest
-  uint32_t x_line;  // bytes of x from one to the next
+  Filled<T> filled_x, filled_y;  // where the copy engine can't
+  Loop loops[3];                 // of pairs of columns the last; of a single tap the longest
+  uint32_t x_line;               // bytes of x from one to the next
   uint32_t x_column, x_tap, x_filter_row;
   uint32_t x_lead;                // few channels: bytes in front of what the first tap meets
   uint32_t y_column;              // of dy
@@ -48,6 +51,8 @@ struct Params {
   bool clustered;  // as of the other kernels
   Divider<int32_t> by_cluster;
   Source<T> from;
+
+  __device__ bool fills() const { return filled_x.data != nullptr || filled_y.data != nullptr; }
 };
 
 // What a thread block sums up.
@@ -127,8 +132,8 @@ struct Spot {
   template <typename T>
   __device__ Element element(const Params<T>& p, int i) const {
     Element e{k + i % 2, row + i / 2 * rows_apart, r, s, exists};
+    e.exists = exists && e.k < p.group_K && e.c < p.product_rows;
     if (!few) return e;
-    e.exists = exists && e.c < p.product_rows;
     int32_t tap = e.c;
     e.c = p.by_C.split(tap);
     e.s = p.by_S.split(tap);
@@ -158,8 +163,11 @@ __device__ inline void store(const Params<T>& p, const Share& share, const Spot&
   };
   if constexpr (sizeof(T) == 4) {
     if (p.pairs_c) {
-      *reinterpret_cast<float2*>(place(at.element(p, 0))) = make_float2(sums[0], sums[2]);
-      *reinterpret_cast<float2*>(place(at.element(p, 1))) = make_float2(sums[1], sums[3]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const Element e = at.element(p, i);
+        if (e.exists) *reinterpret_cast<float2*>(place(e)) = make_float2(sums[i], sums[i + 2]);
+      }
       return;
     }
   }
@@ -192,7 +200,9 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
   const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
   const int x_boxes =
       kFew ? 1 : min(p.along_c * (kBlock / kXBlock), (p.group_C - share.c + kXBlock - 1) / kXBlock);
-  const int bytes = share.blocks_k * p.y_box_bytes + x_boxes * p.x_brought;
+  const bool copies_x = p.filled_x.data == nullptr, copies_y = p.filled_y.data == nullptr;
+  const int bytes =
+      (copies_y ? share.blocks_k * p.y_box_bytes : 0) + (copies_x ? x_boxes * p.x_brought : 0);
   const int first_h = share.r * p.dilation_h - p.pad_h, first_w = share.s * p.dilation_w - p.pad_w;
   ptx::Turn turn;
 #pragma unroll 1
@@ -204,23 +214,39 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
     char* x = y + p.x_at;
     ptx::Barrier* full = &memory.full[turn.stage];
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    const int line = p.by_images ? n : h, other = p.by_images ? h : n;
+    const int x_w = w * p.stride_w + first_w, x_h = h * p.stride_h + first_h;
     if (elected) {
       ptx::arrive_expecting(full, bytes);
 #pragma unroll 1
-      for (int i = 0; i < share.blocks_k; ++i, y += p.y_box_bytes) {
-        const int line = p.by_images ? n : h, other = p.by_images ? h : n;
-        ptx::copy_box(y, &p.y, full, k + i * kBlock, line, w, other);
+      for (int i = 0; copies_y && i < share.blocks_k; ++i) {
+        ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, line, w, other);
       }
-      const int x_w = w * p.stride_w + first_w, x_h = h * p.stride_h + first_h;
       if constexpr (kFew) {
         const int lead = static_cast<int>(p.x_lead / sizeof(T));
         ptx::copy_box(x, &p.x, full, x_w * p.group_C - lead, x_h, n);
       } else {
 #pragma unroll 1
-        for (int i = 0; i < x_boxes; ++i) {
+        for (int i = 0; copies_x && i < x_boxes; ++i) {
           ptx::copy_box(x + i * p.x_box_bytes, &p.x, full, c + i * kXBlock, x_w, x_h, n);
         }
       }
+    }
+    if constexpr (sizeof(T) == 4) {
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
+      for (int i = 0; !copies_y && i < share.blocks_k; ++i) {
+        fill_box<kBlock / 4, /*kSwizzled=*/false>(p.filled_y,
+                                                  ptx::shared_address(y + i * p.y_box_bytes),
+                                                  k + i * kBlock, {line, w, other}, lane, 32);
+      }
+#pragma unroll 1
+      for (int i = 0; !copies_x && i < x_boxes; ++i) {
+        fill_box<kXRowBytes / 16, /*kSwizzled=*/true>(p.filled_x,
+                                                      ptx::shared_address(x + i * p.x_box_bytes),
+                                                      c + i * kXBlock, {x_w, x_h, n}, lane, 32);
+      }
+      if (p.fills()) ptx::arrive(full);
     }
     turn.advance(p.stages);
   }
@@ -261,8 +287,7 @@ __device__ inline void transpose(const Params<float>& p, const Memory& memory, c
       }
     }
     ptx::fence_shared_writes();
-    __syncwarp();
-    if (lane == 0) ptx::arrive(&memory.ready[turn.stage]);
+    ptx::arrive(&memory.ready[turn.stage]);
     turn.advance(p.stages);
   }
 }
@@ -384,8 +409,7 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
         for (; left > 0; --left) add_products<T, kKernel, 1>(p, load_x, x, y, kept, sums);
       }
     }
-    __syncwarp();
-    if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
+    ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.stages);
   }
 }
@@ -410,14 +434,14 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   ptx::start_dependents();
   if (threadIdx.x < kMostStages) {
     if (threadIdx.x == 0) ptx::init_barrier(memory.arrived, 1);
-    ptx::init_barrier(&memory.full[threadIdx.x], 1);
-    ptx::init_barrier(&memory.ready[threadIdx.x], kTransposingWarps);
-    ptx::init_barrier(&memory.empty[threadIdx.x], share.warpgroups(p, kKind) * 4);
+    ptx::init_barrier(&memory.full[threadIdx.x], p.fills() ? 1 + 32 : 1);
+    ptx::init_barrier(&memory.ready[threadIdx.x], kTransposingWarps * 32);
+    ptx::init_barrier(&memory.empty[threadIdx.x], share.warpgroups(p, kKind) * 128);
     ptx::fence_barrier_init();
   }
   if (threadIdx.x == 32) {
-    ptx::prefetch_map(&p.x);
-    ptx::prefetch_map(&p.y);
+    if (p.filled_x.data == nullptr) ptx::prefetch_map(&p.x);
+    if (p.filled_y.data == nullptr) ptx::prefetch_map(&p.y);
   }
   __syncthreads();
   // All threads of a cluster meet before sums overwrite boxes.
