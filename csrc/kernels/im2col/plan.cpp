@@ -15,13 +15,14 @@ constexpr double kWgradBandwidth = 0.50;    // in 16 bits, of the columns that s
 constexpr double kDgradBandwidth = 0.40;    // where they are written and gathered from,
 constexpr double kStridedBandwidth = 0.24;  // with strides
 // Of the product's rate, where rows of columns are not whole 8 bytes.
-constexpr double kUnalignedShare = 0.075;     // 16-bit
-constexpr double kUnalignedWideShare = 0.25;  // wider
+constexpr double kUnalignedShare = 0.075;         // 16-bit,
+constexpr double kUnalignedGradientShare = 0.15;  // the same of input gradients: rows of dy
+constexpr double kUnalignedWideShare = 0.25;      // wider
 // Where the library's product is all there is.
 constexpr double kProductBandwidth = 0.85;
 constexpr double kWideShare = 0.6;   // of the product's rate, of 32 bits
 constexpr double kTf32Share = 0.85;  // of its bytes' time, which TF32's product does not hide
-constexpr double kSumsShare = 1.15;  // times that, of sums over pixels, which it cuts up
+constexpr double kSumsShare = 1.15;  // of sums over pixels, which it cuts up, times all of that
 constexpr double kPlanesLaunchMs = 0.0007;  // more where it is a batch of images' products
 constexpr double kLaunchMs = 0.005;
 constexpr double kHostMs = 0.010;    // of the library's calls, more than a single launch takes
@@ -134,16 +135,20 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   const double fill = p.pass == Pass::kDgrad   ? tile_fill(tap_rows, pixels)
                       : p.pass == Pass::kFprop ? tile_fill(p.group_K(), pixels)
                                                : tile_fill(p.group_K(), tap_rows);
-  const bool aligned = channels_last || p.pass == Pass::kDgrad || chunk_pixels * size % 8 == 0;
-  const double share = aligned ? 1 : size == 2 ? kUnalignedShare : kUnalignedWideShare;
+  const bool by_tensor_cores = size == 2 || (p.dtype == DType::kFloat32 && p.tf32);
+  const bool dgrad = p.pass == Pass::kDgrad;
+  const int64_t row = dgrad ? image_columns(p) : chunk_pixels;
+  const bool aligned = channels_last || (dgrad && !by_tensor_cores) || row * size % 8 == 0;
+  const double share = aligned     ? 1
+                       : size != 2 ? kUnalignedWideShare
+                       : dgrad     ? kUnalignedGradientShare
+                                   : kUnalignedShare;
   const double rate = kMatrixEfficiency * fill * share * device.matrix_flops(p.dtype, p.tf32);
   const double math_ms = 2e3 * p.macs() / rate;
   // Of planes of whole 16 bytes: others are slow.
-  const bool fast_planes = !channels_last && p.pass != Pass::kWgrad &&
-                           (size == 2 || (p.dtype == DType::kFloat32 && p.tf32)) &&
-                           p.P * p.Q * size % 16 == 0;
-  if (in_place &&
-      ((p.pass == Pass::kDgrad && channels_last) || fast_planes || is_single_product(p))) {
+  const bool fast_planes =
+      !channels_last && p.pass != Pass::kWgrad && by_tensor_cores && p.P * p.Q * size % 16 == 0;
+  if (in_place && ((dgrad && channels_last) || fast_planes || is_single_product(p))) {
     // A single product, as fast as its bytes or nearly.
     const double moved_ms = 1e-6 * p.least_bytes() / (kProductBandwidth * device.bandwidth_gb_s);
     const double product_ms = math_ms / (p.dtype == DType::kFloat32 ? kWideShare : 1);

@@ -350,4 +350,15 @@ bool is_exact(const ConvProblem& p, const Tile& t) {
 
 bool is_direct(const ConvProblem& p, const Tile& t) { return t.parts() == 1 && is_exact(p, t); }
 
+bool rows_follow(const ConvProblem& p, const Tile& t) {
+  const bool whole = t.flat || (t.filter_rows == p.R && t.kind().taps == p.S);
+  const auto follow = [](int64_t size, int64_t stride, int64_t expected) {
+    return size == 1 || stride == expected;
+  };
+  const Shape4& strides = p.w_strides;
+  const bool taps_follow = t.flat || (follow(p.S, strides[3], 1) && follow(p.R, strides[2], p.S) &&
+                                      follow(p.group_C(), strides[1], p.R * p.S));
+  return whole && taps_follow && p.w_aligned && (p.K == 1 || strides[0] % 4 == 0);
+}
+
 }  // namespace customconv::implicit_gemm::weight::planes

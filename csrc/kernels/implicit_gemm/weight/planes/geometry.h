@@ -159,7 +159,9 @@ int64_t blocks_of(const ConvProblem& p, const Tile& t);
 // Whether sums meet no pixel of x but those that their taps meet. Else zeros of dy, of pixels that
 // do not exist, meet some more.
 bool is_exact(const ConvProblem& p, const Tile& t);
-// Whether blocks store their results, rather than parts of sums.
+// Whether blocks store their results, rather than parts of sums, and then whether what a block has
+// of an output channel lies together in the weight.
 bool is_direct(const ConvProblem& p, const Tile& t);
+bool rows_follow(const ConvProblem& p, const Tile& t);
 
 }  // namespace customconv::implicit_gemm::weight::planes

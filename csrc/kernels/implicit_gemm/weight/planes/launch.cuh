@@ -89,7 +89,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   for (int i = 0; i < t.steps(); ++i) {
     const Step step = t.step(i);
     p.slab_at[i] = step.slab * narrowed(t.slab_bytes) + step.place * kUnitBytes;
-    for (int j = 0; j < 2 && !t.runs; ++j) {
+    if (t.runs) continue;  // a table says where its pixels are
+    for (int j = 0; j < 2; ++j) {
       const int unit = step.units[j], line = unit / t.row_units();
       p.unit_at[i][j] = line / t.rows * t.x_image + line % t.rows * t.row_step * t.x_row +
                         unit % t.row_units() * narrowed(problem.stride_w) * kUnitBytes;
@@ -198,15 +199,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     p.flat_bytes[2] = by_channels ? t.x_channel : r;
     p.weight_c = 1;
   }
-  const int taps = t.filter_rows * t.kind().taps;
-  const auto follow = [](int64_t size, int64_t stride, int64_t expected) {
-    return size == 1 || stride == expected;
-  };
-  p.rows_follow = t.filter_rows == rows.R && t.kind().taps == rows.S && problem.w_aligned &&
-                  follow(rows.S, p.weight_s, 1) && follow(rows.R, p.weight_r, rows.S) &&
-                  follow(rows.group_C(), p.weight_c, taps) &&
-                  (problem.K == 1 || p.weight_k % 4 == 0);
-  p.by_minor = D(p.weight_c == 1 && !p.rows_follow ? t.along_c * kBlock : taps);
+  p.rows_follow = rows_follow(problem, t);
+  p.by_minor =
+      D(p.weight_c == 1 && !p.rows_follow ? t.along_c * kBlock : t.filter_rows * t.kind().taps);
   const bool direct = is_direct(problem, t);
   p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
 

@@ -31,7 +31,8 @@ constexpr double kElementClocks = 3.78;  // of a product, whose operands are fet
 constexpr double kTileClocks = 149;      // to change stages
 constexpr double kBeginClocks = 3000;    // until the first products
 constexpr double kStoreBytesPerClock = 15;
-constexpr double kResultClocks = 0.2;         // to store one, in order
+constexpr double kResultClocks = 0.2;         // to store one, in order,
+constexpr double kApartClocks = 0.6;          // where others lie between them
 constexpr double kPartsBytesPerClock = 1190;  // of the whole GPU, read and added up
 constexpr double kLaunchMs = 0.00722;
 constexpr double kNextMs = 0.00392;  // of the kernel that adds up parts
@@ -134,7 +135,9 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
                       kTileClocks;
   const double sums = busy * kind.blocks() * kBlock * kBlock;
   const double own = sums / t.cluster;  // stored
-  double store = own * (is_direct(p, t) ? kResultClocks : 4 / kStoreBytesPerClock);
+  const bool direct = is_direct(p, t);
+  const double result = rows_follow(p, t) ? kResultClocks : kApartClocks;
+  double store = own * (direct ? result : 4 / kStoreBytesPerClock);
   int64_t reached = d.sm_count;
   if (t.cluster > 1) {
     store += exchange_clocks(sums, t.cluster);
@@ -148,11 +151,11 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
       t.tiles_q > 1 ? kCutBytes / static_cast<double>(t.columns * element_size(p.dtype)) : 0;
   const double bytes_ms = 1e-6 * p.least_bytes() * (1 + cut) / (kBandwidthShare * d.bandwidth_gb_s);
   ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
-  if (!is_direct(p, t)) {
+  if (!direct) {
     const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * own;
     ms += kNextMs + parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
   }
-  if (t.cluster > 1 && !is_direct(p, t)) ms += kBothMs;
+  if (t.cluster > 1 && !direct) ms += kBothMs;
   return ms + kLaunchMs;
 }
 
@@ -162,12 +165,8 @@ class Search {
       : p_(as_one_row(p)), d_(d), all_(all) {}
 
   ConvPlan best() {
-    // The copy engine is faster wherever it can load.
-    if (is_boxed(p_)) try_loader(kBoxed);
-    if (best_.ms == 0) {
-      try_loader(0);
-      try_loader(kStaged);
-      try_loader(kRuns);
+    for (const int loader : {kBoxed, kRuns, kStaged, 0}) {
+      if (loader != kBoxed || is_boxed(p_)) try_loader(loader);
     }
     return plan_of(best_);
   }

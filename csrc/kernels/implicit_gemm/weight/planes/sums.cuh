@@ -163,8 +163,8 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   }
   constexpr int kVectors = kKind.blocks() * 8;
   float* const sums = &sum[0][0];
-  if (cluster > 1) add_cluster<kVectors>(memory, sum_threads, rank, cluster, sums);
   const Own own{rank, __ffs(8 / cluster) - 1};
+  if (cluster > 1) add_cluster<kVectors>(memory, sum_threads, own, cluster, sums);
   if (p.partial == nullptr) {
     store_in_order<kKernel>(p, memory, share, sum_threads, own, box_c, filter_row, sums);
     return;

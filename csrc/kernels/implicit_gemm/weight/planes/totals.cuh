@@ -20,14 +20,14 @@ struct Own {
 // Adds up the sums of a cluster's blocks. Of its own vectors, which come first of each eight, a
 // thread has the totals; the others are spoiled.
 template <int kVectors>
-__device__ inline void add_cluster(const Memory& memory, int threads, int rank, int cluster,
+__device__ inline void add_cluster(const Memory& memory, int threads, const Own& own, int cluster,
                                    float* sums) {
   const Gathered all =
-      exchange<kVectors>(memory.stages, memory.arrived, threads, rank, cluster, sums);
+      exchange<kVectors>(memory.stages, memory.arrived, threads, own.rank, cluster, sums);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    if (i % 8 >= 1 << all.log) continue;
+    if (!own.has(i)) continue;
     float4 total[1];
     all.add_up(warp * (kVectors / 8) + i / 8, i % 8, lane, total);
     sums[i * 4] = total[0].x;
