@@ -1,4 +1,4 @@
-"""The names in implicit_gemm's tile.h, and what a plan's variant stands for."""
+"""The names in implicit_gemm's headers, and what a plan's variant stands for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from customconv import _C
 
-TILE = Path(__file__).parents[1] / "csrc/kernels/implicit_gemm/tile.h"
+FAMILY = Path(__file__).parents[1] / "csrc/kernels/implicit_gemm"
+TILE = FAMILY / "tile.h"
 
 
 @functools.cache
@@ -34,6 +35,14 @@ def flag_bits() -> dict[str, int]:
 def flags(plan: _C.ConvPlan) -> list[str]:
     """The names of the plan's flags in tile.h."""
     return [name for name, bit in flag_bits().items() if plan.variant_index & bit]
+
+
+def planes_bit(name: str) -> int:
+    """A bit of the variants of channels-first weight gradients."""
+    text = (FAMILY / "weight/planes/geometry.h").read_text()
+    found = re.search(rf"constexpr int {name} = (\d+);", text)
+    assert found is not None
+    return int(found[1])
 
 
 def parts(plan: _C.ConvPlan) -> tuple[str, str, str]:
