@@ -95,20 +95,19 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   plan.block = kBlock;
   plan.wide_index = needs_wide_index(p);
   choose_chunk(p, plan);
+  const bool dgrad = p.pass == Pass::kDgrad;
   const bool in_place = columns_are_in_place(p);
-  const bool whole_images = plan.chunk_pixels == (p.pass == Pass::kDgrad ? p.H : image_columns(p));
+  const bool whole_images = plan.chunk_pixels == (dgrad ? p.H : image_columns(p));
   plan.variant = in_place ? "pointwise" : whole_images ? "images" : "bands";
 
-  const int64_t chunk_pixels =
-      p.pass == Pass::kDgrad ? band_columns(p, plan.chunk_pixels) : plan.chunk_pixels;
+  const int64_t chunk_pixels = dgrad ? band_columns(p, plan.chunk_pixels) : plan.chunk_pixels;
   const int64_t room = columns_room(p, plan);
   plan.grid[0] = std::max<int64_t>(ceil_divide(room / 16, kBlock), 1);
   plan.workspace_bytes = room + plan.chunk_images * products_bytes(p, chunk_pixels) +
                          weight_sum_bytes(p) + parts_bytes(p, plan);
 
-  const int64_t chunks =
-      ceil_divide(p.N, plan.chunk_images) *
-      ceil_divide(p.pass == Pass::kDgrad ? p.H : image_columns(p), plan.chunk_pixels);
+  const int64_t chunks = ceil_divide(p.N, plan.chunk_images) *
+                         ceil_divide(dgrad ? p.H : image_columns(p), plan.chunk_pixels);
   const bool channels_last = is_channels_last(p);
   // Products in a chunk: one where the images of a chunk, or the groups, make a batch.
   int64_t products =
@@ -122,7 +121,7 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
     traffic += 2.0 * static_cast<double>(chunks * parts) * static_cast<double>(weight_sum_bytes(p));
   }
   double bandwidth = kColumnBandwidth * device.bandwidth_gb_s;
-  if (p.pass == Pass::kDgrad) {
+  if (dgrad) {
     bandwidth =
         (p.stride_h * p.stride_w > 1 ? kStridedBandwidth : kDgradBandwidth) * device.bandwidth_gb_s;
   } else if (p.pass == Pass::kWgrad && size == 2) {
@@ -132,11 +131,10 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   const int64_t tap_rows = p.group_C() * p.R * p.S;
   // NHWC joins the pixels of a chunk's images into one dimension.
   const int64_t pixels = channels_last ? plan.chunk_images * chunk_pixels : chunk_pixels;
-  const double fill = p.pass == Pass::kDgrad   ? tile_fill(tap_rows, pixels)
+  const double fill = dgrad                    ? tile_fill(tap_rows, pixels)
                       : p.pass == Pass::kFprop ? tile_fill(p.group_K(), pixels)
                                                : tile_fill(p.group_K(), tap_rows);
   const bool by_tensor_cores = size == 2 || (p.dtype == DType::kFloat32 && p.tf32);
-  const bool dgrad = p.pass == Pass::kDgrad;
   const int64_t row = dgrad ? image_columns(p) : chunk_pixels;
   const bool aligned = channels_last || (dgrad && !by_tensor_cores) || row * size % 8 == 0;
   const double share = aligned     ? 1

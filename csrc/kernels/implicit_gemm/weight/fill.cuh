@@ -5,6 +5,7 @@
 #include "kernels/common/divide.cuh"
 #include "kernels/implicit_gemm/weight/unit.cuh"
 #include "kernels/ptx/shared.cuh"
+#include "plan/problem.h"
 
 namespace customconv::implicit_gemm::weight {
 
@@ -23,6 +24,21 @@ struct Filled {
   Divider<int32_t> by_side[2];  // pixels of a box along the first two
 };
 
+// `order`: the dimensions of a box's pixels, neighbours the first; so many of each, and so many
+// pixels from one to the next.
+template <typename T>
+Filled<T> fill_pixels(const T* data, const Shape4& sizes, const Shape4& strides,
+                      const int (&order)[3], const int (&counts)[3], const int (&steps)[3]) {
+  const auto side = [&](int i) {
+    return Side{strides[order[i]], static_cast<int>(sizes[order[i]]), steps[i]};
+  };
+  return {data,
+          static_cast<int>(sizes[1]),
+          counts[0] * counts[1] * counts[2],
+          {side(0), side(1), side(2)},
+          {Divider<int32_t>(counts[0]), Divider<int32_t>(counts[1])}};
+}
+
 // Fills a box of pixels, of each so many units of channels, with so many threads. Units without any
 // channel are left as they are.
 template <int kUnits, bool kSwizzled, typename T>
@@ -36,7 +52,8 @@ __device__ inline void fill_box(const Filled<T>& from, uint32_t to, int channel,
 #pragma unroll 1
   for (int done = thread; done < count; done += kTogether * threads) {
     uint4 loaded[kTogether];
-    uint32_t places[kTogether];
+    uint32_t slots[kTogether];
+    bool stores[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       const int place = done + i * threads, unit = place & ((1 << log) - 1);
@@ -52,12 +69,12 @@ __device__ inline void fill_box(const Filled<T>& from, uint32_t to, int channel,
         at += where * side.stride;
       }
       loaded[i] = load_unit(at, 0, exists ? channels - unit * kElements : 0);
-      const int slot = kSwizzled ? unit ^ (pixel & 7) : unit;
-      places[i] = place < count && unit < units ? to + (pixel * kUnits + slot) * 16 : 0;
+      slots[i] = pixel * kUnits + (kSwizzled ? unit ^ (pixel & 7) : unit);
+      stores[i] = place < count && unit < units;
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-      if (places[i] != 0) ptx::store_shared(places[i], loaded[i]);
+      if (stores[i]) ptx::store_shared(to + slots[i] * 16, loaded[i]);
     }
   }
 }

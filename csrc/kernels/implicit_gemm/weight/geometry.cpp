@@ -12,14 +12,24 @@ constexpr int64_t kAlignment = 1024;  // of what is swizzled
 int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
 int small(int64_t value) { return static_cast<int>(value); }
 
-// `group`: channels of a group, `whole`: elements of 16 bytes.
-bool is_boxed(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t group,
-              int64_t whole) {
+// Of pixels. `group`: channels of a group.
+Fill fill_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t group,
+             int64_t element_bytes) {
+  const int64_t whole = 16 / element_bytes;
   const auto legal = [&](int i) {
     return sizes[i] == 1 || (strides[i] > 0 && strides[i] % whole == 0);
   };
   const bool begin_whole = group == sizes[1] || group % whole == 0;
-  return aligned && begin_whole && legal(0) && legal(2) && legal(3);
+  const bool boxed = aligned && begin_whole && legal(0) && legal(2) && legal(3);
+  return boxed ? Fill::kNone : Fill::kUnits;
+}
+
+// Of planes.
+Fill turn_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t step_w) {
+  const auto even = [&](int i) { return sizes[i] == 1 || strides[i] % 2 == 0; };
+  const bool pairs = step_w == 1 && aligned && (sizes[3] == 1 || strides[3] == 1) &&
+                     sizes[3] % 2 == 0 && even(0) && even(1) && even(2);
+  return pairs ? Fill::kPairs : Fill::kPixels;
 }
 
 }  // namespace
@@ -27,19 +37,32 @@ bool is_boxed(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t 
 bool has_pixels(const ConvProblem& p) {
   return (p.C == 1 || p.x_strides[1] == 1) && (p.K == 1 || p.y_strides[1] == 1);
 }
-bool has_boxes_of_x(const ConvProblem& p) {
-  const int64_t whole = 16 / element_size(p.dtype);
-  return has_pixels(p) && is_boxed(p.x_sizes(), p.x_strides, p.x_aligned, p.group_C(), whole);
+Fill fill_of_x(const ConvProblem& p) {
+  return has_pixels(p)
+             ? fill_of(p.x_sizes(), p.x_strides, p.x_aligned, p.group_C(), element_size(p.dtype))
+             : turn_of(p.x_sizes(), p.x_strides, p.x_aligned, p.stride_w);
 }
-bool has_boxes_of_y(const ConvProblem& p) {
-  const int64_t whole = 16 / element_size(p.dtype);
-  return has_pixels(p) && is_boxed(p.y_sizes(), p.y_strides, p.y_aligned, p.group_K(), whole);
+Fill fill_of_y(const ConvProblem& p) {
+  return has_pixels(p)
+             ? fill_of(p.y_sizes(), p.y_strides, p.y_aligned, p.group_K(), element_size(p.dtype))
+             : turn_of(p.y_sizes(), p.y_strides, p.y_aligned, 1);
 }
 
 ConvProblem as_one_row(ConvProblem p) {
   const bool dense = strides_match(p.x_sizes(), p.x_strides, Layout::kNhwc) &&
                      strides_match(p.y_sizes(), p.y_strides, Layout::kNhwc);
-  if (!p.is_pointwise() || !dense || p.N * p.H * p.W > INT32_MAX) return p;
+  if (!p.is_pointwise()) return p;
+  if (!dense) {
+    const auto rows_follow = [&](const Shape4& strides) {
+      return p.W > 1 && strides[2] == p.W * strides[3];
+    };
+    if (!rows_follow(p.x_strides) || !rows_follow(p.y_strides) || p.H * p.W > INT32_MAX) return p;
+    p.W *= p.H;
+    p.Q = p.W;
+    p.H = p.P = 1;
+    return p;
+  }
+  if (p.N * p.H * p.W > INT32_MAX) return p;
   p.W *= p.N * p.H;
   p.Q = p.W;
   p.N = p.H = p.P = 1;
@@ -57,8 +80,8 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.along_k = (variant & kAlongK) != 0 ? kind.warpgroups : 1;
   if ((variant & kAlongK) != 0 && kind.warpgroups == 1) return t;  // is the same
   t.clustered = (variant & kClustered) != 0;
-  t.fills_x = !has_boxes_of_x(p);
-  t.fills_y = !has_boxes_of_y(p);
+  t.fill_x = fill_of_x(p);
+  t.fill_y = fill_of_y(p);
   t.rows = pixels[0];
   t.columns = pixels[1];
   t.images = pixels[2];
@@ -100,6 +123,15 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.y_box_bytes = round_up(int64_t{t.pixels()} * kRowBytes, kAlignment);
   t.stage_bytes = t.x_boxes * t.x_box_bytes + t.along_k * t.y_box_bytes;
 
+  // Places of what is turned are offsets of 32 bits.
+  const auto reach = [&](const Shape4& strides, int64_t rows, int64_t columns) {
+    return (t.images - 1) * strides[0] + rows * strides[2] + columns * strides[3];
+  };
+  if (t.turns() && std::max(reach(p.x_strides, x_rows * t.step_h, x_columns * p.stride_w),
+                            reach(p.y_strides, t.rows, t.columns)) > INT32_MAX) {
+    return t;
+  }
+
   t.tiles_n = ceil_divide(p.N, t.images);
   t.tiles_p = ceil_divide(p.P, t.rows);
   t.tiles_q = ceil_divide(p.Q, t.columns);
@@ -109,12 +141,9 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   const bool pairs =
       t.columns % kRun == 0 && (t.columns / kRun % 2 == 0 || t.rows % 2 == 0 || t.images % 2 == 0);
   if (!pairs || t.tiles() > INT32_MAX / 2) return t;
-  const int64_t stages = (shared_bytes - kBarrierBytes) / t.stage_bytes;
+  const int64_t stages = (shared_bytes - kBarrierBytes - t.table_bytes()) / t.stage_bytes;
   t.stages = small(std::min<int64_t>(stages, kMostStages));
-  // There a cluster's blocks leave their sums to each other.
-  if (t.clustered && (t.stages * t.stage_bytes < t.sums() * 4 || splits > kMostClustered)) {
-    t.stages = 0;
-  }
+  if (t.clustered && (!t.holds_sums() || splits > kMostClustered)) t.stages = 0;
   return t;
 }
 
@@ -122,7 +151,9 @@ Tile tile_of(const ConvProblem& p, const ConvPlan& plan) {
   return make_tile(p, plan.variant_index, plan.tile, plan.splits, plan.shared_bytes);
 }
 
-int shared_bytes(const Tile& t) { return small(t.stages * t.stage_bytes) + kBarrierBytes; }
+int shared_bytes(const Tile& t) {
+  return small(t.stages * t.stage_bytes) + kBarrierBytes + t.table_bytes();
+}
 
 int64_t blocks_of(const ConvProblem& p, const Tile& t) {
   return p.groups * t.blocks_k * t.blocks_c * t.filter_sets * t.chunks;

@@ -22,9 +22,10 @@ constexpr int kRowBytes = 2 * kBlock;  // with the 128-byte swizzle
 constexpr int kRun = 8;                // pixels that follow each other in a row of the image
 constexpr int kMostStages = 6;
 constexpr int kBarrierBytes = 128;
-constexpr int kMostBox = 256;  // pixels of a box in each dimension
-constexpr int kMostStep = 8;   // pixels from one of a box to the next
-constexpr int kFillers = 128;  // threads that fill boxes
+constexpr int kMostBox = 256;       // pixels of a box in each dimension
+constexpr int kMostStep = 8;        // pixels from one of a box to the next
+constexpr int kFillers = 128;       // threads that fill boxes
+constexpr int kFillersBarrier = 1;  // 0 is __syncthreads's
 
 // Columns are blocks of 64: input channels of a tap. Where `second` is not 0, a chunk is two
 // instructions, of taps that a stride of two puts in different boxes.
@@ -54,6 +55,15 @@ constexpr int kAlongK = 16;  // warpgroups are output channels, else rows of the
 constexpr int kClustered = 128;
 constexpr int kMostClustered = 8;  // thread blocks
 
+// How threads fill boxes where the copy engine can't bring them: with 16 bytes of a pixel at a
+// time, or where each channel is a plane, with pixels' single channels, or pairs of neighbours'
+// that are a word.
+enum class Fill : uint8_t { kNone, kUnits, kPixels, kPairs };
+// What is loaded at a time of a row. It may begin with the second of a pair.
+constexpr int row_places(Fill fill, int pixels) {
+  return fill == Fill::kPairs ? (pixels + 2) / 2 : pixels;
+}
+
 struct Tile {
   int kernel = 0;
   bool by_taps = false;                      // what an instruction's columns are
@@ -63,16 +73,16 @@ struct Tile {
   bool clustered = false;  // thread blocks of all splits, also of one, add up their sums and store
 
   // What follows from that.
-  bool fills_x = false, fills_y = false;  // threads do, where the copy engine can't
-  int filter_rows = 1;                    // of a thread block
-  int tap_apart = 1;                      // taps of a chunk are so many apart
-  int tap_step = 0;                       // and so many pixels of a box
-  int class_chunks = 1, chunks = 1;       // of a filter row: of taps that share boxes, and of all
-  int channel_blocks = 1;                 // of a chunk
-  int x_rows = 1, x_columns = kRun;       // of a box
-  int row_step = 1;                       // rows of a box from an output row to the next
-  int step_h = 1;                         // rows of the image from one of a box to the next
-  int x_boxes = 1;                        // of a stage
+  Fill fill_x = Fill::kNone, fill_y = Fill::kNone;  // planes are turned in both, or in neither
+  int filter_rows = 1;                              // of a thread block
+  int tap_apart = 1;                                // taps of a chunk are so many apart
+  int tap_step = 0;                                 // and so many pixels of a box
+  int class_chunks = 1, chunks = 1;  // of a filter row: of taps that share boxes, and of all
+  int channel_blocks = 1;            // of a chunk
+  int x_rows = 1, x_columns = kRun;  // of a box
+  int row_step = 1;                  // rows of a box from an output row to the next
+  int step_h = 1;                    // rows of the image from one of a box to the next
+  int x_boxes = 1;                   // of a stage
   int64_t x_box_bytes = 0, y_box_bytes = 0, stage_bytes = 0;
   int stages = 0;
   int64_t tiles_n = 1, tiles_p = 1, tiles_q = 1;
@@ -81,18 +91,28 @@ struct Tile {
   const Kernel& kind() const { return kKernels[kernel]; }
   int64_t tiles() const { return tiles_n * tiles_p * tiles_q; }
   int pixels() const { return images * rows * columns; }
-  int threads() const { return kind().threads(fills_x || fills_y); }
+  // Of tables of the places in boxes that are turned.
+  int table_bytes() const {
+    if (!turns()) return 0;
+    return (row_places(fill_x, x_columns) * x_rows + row_places(fill_y, columns) * rows) * images *
+           8;
+  }
+  bool turns() const { return fill_y == Fill::kPixels || fill_y == Fill::kPairs; }
+  bool fills() const { return fill_x != Fill::kNone || fill_y != Fill::kNone; }
+  int threads() const { return kind().threads(fills()); }
   // Of a thread block, also of channels and taps that do not exist.
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
+  // Whether stages can hold them, where a cluster's blocks leave them to each other.
+  bool holds_sums() const { return stages * stage_bytes >= sums() * 4; }
 };
 
-// Whether channels lie side by side in both tensors, and whether the copy engine can read boxes of
-// pixels.
+// Whether channels lie side by side in both tensors.
 bool has_pixels(const ConvProblem& p);
-bool has_boxes_of_x(const ConvProblem& p);
-bool has_boxes_of_y(const ConvProblem& p);
+Fill fill_of_x(const ConvProblem& p);
+Fill fill_of_y(const ConvProblem& p);
 
-// A single tap of dense images is a product of matrices: one image of one row.
+// A single tap of dense images is a product of matrices: one image of one row. One of dense planes:
+// each image is one row.
 ConvProblem as_one_row(ConvProblem p);
 
 // The tile of a variant, `pixels` being rows, columns and images; its stages are 0 where it is

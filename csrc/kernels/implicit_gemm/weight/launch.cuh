@@ -30,20 +30,6 @@ CUtensorMap map_pixels(const T* data, const Shape4& sizes, const Shape4& strides
   return make_map(data, kMapType<T>, boxes);
 }
 
-// The same boxes for threads to fill.
-template <typename T>
-Filled<T> fill_pixels(const T* data, const Shape4& sizes, const Shape4& strides, int images,
-                      int rows, int columns, int step_h, int step_w) {
-  const auto side = [&](int i, int step) {
-    return Side{strides[i], static_cast<int>(sizes[i]), step};
-  };
-  return {data,
-          static_cast<int>(sizes[1]),
-          images * rows * columns,
-          {side(3, step_w), side(2, step_h), side(0, 1)},
-          {Divider<int32_t>(columns), Divider<int32_t>(rows)}};
-}
-
 template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
@@ -59,22 +45,25 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const auto* x = static_cast<const T*>(operands.x);
   const auto* y = static_cast<const T*>(operands.y);
   Params<T> p{};
-  const auto boxes_of_x = [&](const auto& make) {
-    return make(x, problem.x_sizes(), problem.x_strides, t.images, t.x_rows, t.x_columns, t.step_h,
-                static_cast<int>(problem.stride_w));
-  };
-  const auto boxes_of_y = [&](const auto& make) {
-    return make(y, problem.y_sizes(), problem.y_strides, t.images, t.rows, t.columns, 1, 1);
-  };
-  if (t.fills_x) {
-    p.filled_x = boxes_of_x(fill_pixels<T>);
+  const Shape4 &x_sizes = problem.x_sizes(), &x_strides = problem.x_strides;
+  const Shape4 &y_sizes = problem.y_sizes(), &y_strides = problem.y_strides;
+  const auto step_w = static_cast<int>(problem.stride_w);
+  constexpr int kOrder[] = {3, 2, 0};
+  const int x_counts[] = {t.x_columns, t.x_rows, t.images}, x_steps[] = {step_w, t.step_h, 1};
+  const int y_counts[] = {t.columns, t.rows, t.images}, y_steps[] = {1, 1, 1};
+  p.turns = t.turns();
+  if (p.turns) {
+    p.turned[0] = turn_pixels(t.fill_x, x, x_sizes, x_strides, x_counts, x_steps);
+    p.turned[1] = turn_pixels(t.fill_y, y, y_sizes, y_strides, y_counts, y_steps);
+  } else if (t.fill_x == Fill::kUnits) {
+    p.filled_x = fill_pixels(x, x_sizes, x_strides, kOrder, x_counts, x_steps);
   } else {
-    p.x = boxes_of_x(map_pixels<T>);
+    p.x = map_pixels(x, x_sizes, x_strides, t.images, t.x_rows, t.x_columns, t.step_h, step_w);
   }
-  if (t.fills_y) {
-    p.filled_y = boxes_of_y(fill_pixels<T>);
-  } else {
-    p.y = boxes_of_y(map_pixels<T>);
+  if (t.fill_y == Fill::kUnits) {
+    p.filled_y = fill_pixels(y, y_sizes, y_strides, kOrder, y_counts, y_steps);
+  } else if (!p.turns) {
+    p.y = map_pixels(y, y_sizes, y_strides, t.images, t.rows, t.columns, 1, 1);
   }
 
   const auto y_row = static_cast<uint32_t>(t.columns * kRowBytes);
@@ -161,7 +150,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
        sum_weights<T, 6, true>}};
   start("implicit_gemm: the weight gradient",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, cluster},
-        kTable[t.fills_x || t.fills_y][t.kernel], p);
+        kTable[t.fills()][t.kernel], p);
   if (t.clustered) return;
   Parts<T> parts{};
   parts.sums = p;

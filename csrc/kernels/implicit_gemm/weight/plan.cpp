@@ -28,6 +28,13 @@ constexpr double kLaunchMs = 0.005;
 constexpr double kNextMs = 0.00178;  // of the kernel that adds up parts
 constexpr double kBandwidthShare = 0.7;
 
+constexpr double kRoundClocks = 840;   // until what threads load of planes arrives
+constexpr double kPairsClocks = 600;   // of a warp's words, to be loaded and stored
+constexpr double kPixelsClocks = 360;  // the same of single pixels
+constexpr double kBothShare = 0.3;     // of what is shorter, turning or products, that adds up
+constexpr double kApartClocks = 3;     // of a result that has no neighbours in the weight
+constexpr double kApartParts = 1.5;    // as many times as long parts of those take
+
 constexpr int kMostPixels = 512;  // of a tile
 constexpr int kLeastStages = 2;
 constexpr int kCuts = 4;                      // of an image, in each dimension
@@ -40,18 +47,31 @@ constexpr double instruction_bytes(int blocks) {
   return blocks == 0 ? 0 : 2.0 * kRun * kRowBytes * (1 + blocks);
 }
 
+// That threads turn planes into boxes.
+double turn_clocks(Fill fill, int columns, int64_t rows, int64_t channels) {
+  const int64_t places = row_places(fill, columns) * rows;
+  const double box = static_cast<double>(ceil_divide(places, kFillers)) * kRoundClocks +
+                     static_cast<double>(ceil_divide(places, 32)) *
+                         (fill == Fill::kPairs ? kPairsClocks : kPixelsClocks);
+  return static_cast<double>(ceil_divide(channels, kBlock)) * box;
+}
+
 struct Choice {
   Tile tile;
   int variant;
   double ms;
 };
 
-double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
+// Warpgroups that have channels, or rows of the filter.
+int busy_warpgroups(const ConvProblem& p, const Tile& t) {
+  return t.along_k > 1 ? std::min(t.along_k, static_cast<int>(ceil_divide(p.group_K(), kBlock)))
+                       : t.filter_rows;
+}
+
+// Of a tile, however many there are.
+double tile_clocks(const ConvProblem& p, const Tile& t) {
   const Kernel& kind = t.kind();
-  // Warpgroups that have channels, or rows of the filter.
-  const double busy = t.along_k > 1
-                          ? std::min(t.along_k, static_cast<int>(ceil_divide(p.group_K(), kBlock)))
-                          : t.filter_rows;
+  const double busy = busy_warpgroups(p, t);
   const double products = t.pixels() / (2.0 * kRun) * busy;
   const double clocks = instruction_clocks(kind.first) + instruction_clocks(kind.second);
   const double bytes = instruction_bytes(kind.first) + instruction_bytes(kind.second);
@@ -60,32 +80,45 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double math =
       std::max(products * step, (products * bytes + stage) / kSharedBytes) / kEfficiency;
   // A stage is copied, or filled, and multiplied, while the others are.
-  const auto fill = [&](bool fills, int64_t pixels, int64_t channels, int boxes) {
-    if (!fills) return 0.0;
+  const int64_t x_rows = int64_t{t.images} * t.x_rows, y_rows = int64_t{t.images} * t.rows;
+  const int64_t c = std::min<int64_t>(p.group_C(), int64_t{t.channel_blocks} * kBlock);
+  const int64_t k = std::min<int64_t>(p.group_K(), int64_t{t.along_k} * kBlock);
+  const auto fill = [&](Fill how, int64_t pixels, int64_t channels, int boxes) {
+    if (how == Fill::kNone) return 0.0;
     return fill_clocks(pixels, channels, boxes, kBlock, kRowBytes / 16, kFillers);
   };
-  const int64_t x_pixels = int64_t{t.images} * t.x_rows * t.x_columns;
-  const double filled =
-      fill(t.fills_y, t.pixels(), p.group_K(), t.along_k) +
-      fill(t.fills_x, x_pixels, p.group_C(), t.channel_blocks) * (kind.second > 0 ? 2 : 1);
-  const double copy = stage / kL2BytesPerClock + filled;
+  const double filled_x = t.turns()
+                              ? turn_clocks(t.fill_x, t.x_columns, x_rows, c)
+                              : fill(t.fill_x, x_rows * t.x_columns, p.group_C(), t.channel_blocks);
+  const double filled_y = t.turns() ? turn_clocks(t.fill_y, t.columns, y_rows, k)
+                                    : fill(t.fill_y, t.pixels(), p.group_K(), t.along_k);
+  const double filled = filled_y + filled_x * (kind.second > 0 ? 2 : 1);
+  const double copy = (t.turns() ? 0 : stage / kL2BytesPerClock) + filled;
   const double chain = (kCopyClocks + copy + math) / t.stages;
-  const double tile = std::max({math, copy, chain}) + kTileClocks;
-  const double sums = busy * kind.blocks() * kBlock * kBlock;
+  const double both = t.turns() ? kBothShare * std::min(math, filled) : 0;
+  return std::max({math, copy, chain}) + both + kTileClocks;
+}
+
+// `clocks`: of a tile.
+double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t, double clocks) {
+  const double sums =
+      static_cast<double>(busy_warpgroups(p, t)) * t.kind().blocks() * kBlock * kBlock;
+  const bool apart = p.w_strides[1] != 1;
   double store = sums * (t.clustered ? 2 : 4) / kStoreBytesPerClock;
   int64_t reached = d.sm_count;
   if (t.clustered) {
+    if (apart) store += sums * kApartClocks;
     store = store / static_cast<double>(t.splits) + exchange_clocks(sums, t.splits);
     reached = reached_by_clusters(d.sm_count, t.splits);
   }
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, reached));
-  const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * tile;
+  const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * clocks;
   double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
   const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
   ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
   if (!t.clustered) {
     const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
-    ms += kNextMs + parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
+    ms += kNextMs + (apart ? kApartParts : 1) * parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
   }
   if (t.clustered && t.splits > 1) ms += kClusterMs * static_cast<double>(t.splits);
   return ms + kLaunchMs;
@@ -144,10 +177,13 @@ class Search {
     const Tile one = make_tile(p_, variant, pixels, 1, shared);
     const int64_t blocks = blocks_of(p_, one);
     if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
+    const double clocks = tile_clocks(p_, one);
     const auto weigh = [&](int64_t splits, bool clustered) {
-      const int own = clustered ? variant | kClustered : variant;
-      const Tile t = make_tile(p_, own, pixels, splits, shared);
-      return Choice{t, own, t.stages == 0 ? 0 : price(p_, d_, t)};
+      Choice choice{one, clustered ? variant | kClustered : variant, 0};
+      choice.tile.splits = splits;
+      choice.tile.clustered = clustered;
+      if (!clustered || one.holds_sums()) choice.ms = price(p_, d_, choice.tile, clocks);
+      return choice;
     };
     choose_splits(one.tiles(), one.pixels(), blocks, d_.sm_count, weigh, choices_);
   }
@@ -182,12 +218,15 @@ class Search {
 // into registers.
 bool stays_in_memory(const ConvProblem& p) { return element_size(p.dtype) == 2; }
 bool goes_through_registers(const ConvProblem& p, const DeviceProperties& d) {
-  return element_size(p.dtype) == 4 || registers::has_few(p, d);
+  return has_pixels(p) && (element_size(p.dtype) == 4 || registers::has_few(p, d));
 }
 
-const char* why_no_boxes(const ConvProblem& p, const DeviceProperties& d) {
+const char* why_not(const ConvProblem& p, const DeviceProperties& d) {
   if (!d.has_hopper_kernels()) return "its weight gradients need Hopper";
-  if (!has_pixels(p)) return "its weight gradients need tensors of one layout";
+  if (!has_pixels(p)) {
+    if (!stays_in_memory(p)) return "its weight gradients need tensors of one layout";
+    if (std::max(p.x_strides[1], p.y_strides[1]) > INT32_MAX) return "a plane passes 2^31 elements";
+  }
   if (p.stride_h > kMostStep || p.stride_w > kMostStep) return "a stride passes 8";
   if (!has_int32_coordinates(p) || p.N > INT32_MAX / 2) return "image coordinates pass 2^31";
   const double blocks = static_cast<double>(p.groups) *
@@ -205,36 +244,36 @@ const char* why_no_boxes(const ConvProblem& p, const DeviceProperties& d) {
 }  // namespace
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
-  const char* const reason = why_no_boxes(p, d);
+  const char* const reason = why_not(p, d);
   if (reason == nullptr || planes::can_implement(p, d) == nullptr) return nullptr;
   const bool channels_last = dense_layout(p.x_sizes(), p.x_strides) == Layout::kNhwc;
   return channels_last ? reason : planes::can_implement(p, d);
 }
 
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
-  const bool boxed = why_no_boxes(p, d) == nullptr;
+  const bool possible = why_not(p, d) == nullptr;
   ConvPlan best;
-  const auto weigh = [&](bool possible, const auto& propose_one) {
-    if (!possible) return;
+  const auto weigh = [&](bool takes, const auto& propose_one) {
+    if (!takes) return;
     const ConvPlan plan = propose_one(p, d);
     if (best.predicted_ms == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
   };
-  weigh(boxed && stays_in_memory(p), cheapest_of<Search>);
-  weigh(boxed && goes_through_registers(p, d), registers::propose);
+  weigh(possible && stays_in_memory(p), cheapest_of<Search>);
+  weigh(possible && goes_through_registers(p, d), registers::propose);
   weigh(planes::can_implement(p, d) == nullptr, planes::propose);
   return best;
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
   std::vector<ConvPlan> plans;
-  const bool boxed = why_no_boxes(p, d) == nullptr;
-  const auto list = [&](bool possible, const auto& list_some) {
-    if (!possible) return;
+  const bool possible = why_not(p, d) == nullptr;
+  const auto list = [&](bool takes, const auto& list_some) {
+    if (!takes) return;
     const std::vector<ConvPlan> more = list_some(p, d);
     plans.insert(plans.end(), more.begin(), more.end());
   };
-  list(boxed && stays_in_memory(p), all_of<Search>);
-  list(boxed && goes_through_registers(p, d), registers::variants);
+  list(possible && stays_in_memory(p), all_of<Search>);
+  list(possible && goes_through_registers(p, d), registers::variants);
   list(planes::can_implement(p, d) == nullptr, planes::variants);
   return plans;
 }

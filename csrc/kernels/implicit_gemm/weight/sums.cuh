@@ -1,5 +1,5 @@
-// Weight gradients: the copy engine brings boxes of dy and x, or warps fill them, warpgroups
-// multiply them where they lie, all taps of a box.
+// Weight gradients: the copy engine brings boxes of dy and x, or warps fill them or turn planes
+// into them, warpgroups multiply them where they lie, all taps of a box.
 #pragma once
 
 #include "kernels/implicit_gemm/weight/anew.cuh"
@@ -7,6 +7,7 @@
 #include "kernels/implicit_gemm/weight/fill.cuh"
 #include "kernels/implicit_gemm/weight/geometry.h"
 #include "kernels/implicit_gemm/weight/output.cuh"
+#include "kernels/implicit_gemm/weight/turn.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -23,6 +24,8 @@ template <typename T>
 struct Params : Output<T> {
   CUtensorMap x, y;
   Filled<T> filled_x, filled_y;   // where the copy engine can't
+  bool turns;                     // tensors are planes:
+  Turned<T> turned[2];            // x and dy
   Loop loops[3];                  // the longest last
   uint32_t y_pair, x_pair;        // bytes from the first run of a pair to the second
   uint32_t column_step;           // bytes from a block of columns to the next
@@ -45,11 +48,13 @@ struct Memory {
       : stages(memory),
         full(reinterpret_cast<ptx::Barrier*>(memory + p.stages * p.stage_bytes)),
         empty(full + kMostStages),
-        arrived(empty + kMostStages) {}
+        arrived(empty + kMostStages),
+        tables(memory + p.stages * p.stage_bytes + kBarrierBytes) {}
 
   char* stages;
   ptx::Barrier *full, *empty;
   ptx::Barrier* arrived;  // the sums of the cluster's other blocks
+  char* tables;           // of places in boxes that are turned
 };
 
 // One of the threads starts the copies: a warp, or where threads fill boxes, all of those that do.
@@ -116,6 +121,69 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
       ptx::fence_shared_writes();
       ptx::arrive(full);
     }
+    turn.advance(p.stages);
+  }
+}
+
+// Threads turn planes into boxes.
+template <typename T, int kKernel>
+__device__ inline void turn_boxes(const Params<T>& p, const Memory& memory, const Share& share,
+                                  int thread) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kChunks = kKind.second > 0 ? 2 : 1;
+  const uint32_t tables[2] = {ptx::shared_address(memory.tables),
+                              ptx::shared_address(memory.tables) + p.turned[0].places * 8};
+  const auto first_column = [&](int chunk) {
+    return first_tap(p, chunk, kKind.first) * p.dilation_w - p.pad_w;
+  };
+  // Tiles begin at even columns.
+  const int odd = p.turned[0].pairs ? first_column(share.chunk) & 1 : 0;
+  tabulate_places(p.turned[0], tables[0], odd, thread, kFillers);
+  tabulate_places(p.turned[1], tables[1], /*odd=*/0, thread, kFillers);
+  ptx::sync_threads<kFillers>(kFillersBarrier);
+  const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
+  const int first_h = share.r * p.dilation_h - p.pad_h;
+  const int x_boxes = kChunks * share.boxes_c;
+  ptx::Turn turn;
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+    int32_t n = tile;
+    const int w = p.by_tiles_q.split(n) * p.columns, h = p.by_tiles_p.split(n) * p.rows;
+    n *= p.images;
+    const uint32_t y = ptx::shared_address(memory.stages) + turn.stage * p.stage_bytes;
+    bool waits = true;
+    const auto may_store = [&] {
+      if (waits) ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+      waits = false;
+    };
+#pragma unroll 1
+    for (int i = 0; i < x_boxes + share.boxes_k; ++i) {
+      const bool of_y = i >= x_boxes;
+      TurnedBox box{tables[1], y, k, 0, {w, h, n}, 0};
+      if (of_y) {
+        box.to += (i - x_boxes) * p.y_box_bytes;
+        box.channel += (i - x_boxes) * kBlock;
+      } else {
+        const int chunk = kChunks > 1 && i >= share.boxes_c ? 1 : 0;
+        const int first_w = w * p.stride_w + first_column(kChunks > 1 ? chunk : share.chunk);
+        box = {tables[0],
+               y + p.x_at + i * p.x_box_bytes,
+               c + (i - chunk * share.boxes_c) * kBlock,
+               0,
+               {first_w, h * p.stride_h + first_h, n},
+               odd};
+      }
+      const Turned<T>& from = p.turned[of_y];
+      box.channels = from.channels - box.channel;
+      if (from.pairs) {
+        turn_box<true>(from, box, thread, kFillers, may_store);
+      } else {
+        turn_box<false>(from, box, thread, kFillers, may_store);
+      }
+    }
+    may_store();  // where there was no place
+    ptx::fence_shared_writes();
+    ptx::arrive(&memory.full[turn.stage]);
     turn.advance(p.stages);
   }
 }
@@ -218,11 +286,12 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(kFills), 1)
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   ptx::start_dependents();
   if (threadIdx.x == 32) {
-    if (p.filled_x.data == nullptr) ptx::prefetch_map(&p.x);
-    if (p.filled_y.data == nullptr) ptx::prefetch_map(&p.y);
+    if (!p.turns && p.filled_x.data == nullptr) ptx::prefetch_map(&p.x);
+    if (!p.turns && p.filled_y.data == nullptr) ptx::prefetch_map(&p.y);
   }
   if (threadIdx.x < kMostStages) {
-    ptx::init_barrier(&memory.full[threadIdx.x], kFills ? 1 + kFillers : 1);
+    const int fillers = kFills ? kFillers : 0, copier = kFills && p.turns ? 0 : 1;
+    ptx::init_barrier(&memory.full[threadIdx.x], copier + fillers);
     ptx::init_barrier(&memory.empty[threadIdx.x], share.boxes_k * share.boxes_r);
     if (threadIdx.x == 0) ptx::init_barrier(memory.arrived, 1);
     ptx::fence_barrier_init();
@@ -234,8 +303,15 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(kFills), 1)
     if (p.by_cluster.divisor() > 1) ptx::meet_cluster();
   };
   if (warp >= kKind.warpgroups * 4) {
-    load_boxes<T, kKernel, kFills>(p, memory, share,
-                                   static_cast<int>(threadIdx.x) - kKind.warpgroups * 128);
+    const int thread = static_cast<int>(threadIdx.x) - kKind.warpgroups * 128;
+    if constexpr (kFills) {
+      if (p.turns) {
+        turn_boxes<T, kKernel>(p, memory, share, thread);
+        meet();
+        return;
+      }
+    }
+    load_boxes<T, kKernel, kFills>(p, memory, share, thread);
     meet();
     return;
   }

@@ -105,14 +105,17 @@ double load_clocks(const ConvProblem& p, const Tile& t) {
   return kWaitClocks + rounds * (t.staged ? kOrderClocks : kLoadClocks);
 }
 
-double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
+// Warpgroups that have channels, or rows of the filter.
+int64_t busy_warpgroups(const ConvProblem& p, const Tile& t) {
+  if (t.along_p > 1) return t.along_p;
+  if (t.along_c == 1) return t.filter_rows;
+  return std::min<int64_t>(t.along_c, ceil_divide(rows_of(p, t.flat).group_C(), kBlock));
+}
+
+// Of a tile, however many there are.
+double tile_clocks(const ConvProblem& p, const Tile& t) {
   const Kernel& kind = t.kind();
-  // Warpgroups that have channels, or rows of the filter.
-  const double busy =
-      t.along_p > 1 ? t.along_p
-      : t.along_c > 1
-          ? std::min<int64_t>(t.along_c, ceil_divide(rows_of(p, t.flat).group_C(), kBlock))
-          : t.filter_rows;
+  const auto busy = static_cast<double>(busy_warpgroups(p, t));
   // A step of a warpgroup: products of 16 pixels, or 8 of TF32, and the bytes of shared memory.
   constexpr double kBlockClocks = 32, kBlockBytes = kBlock * 2.0 * kUnitBytes, kWarpWord = 128;
   const double columns = kind.blocks() * kBlockClocks;
@@ -130,10 +133,15 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
   const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
   const double math = steps * clocks * (t.along_p > 1 ? kApart : 1), load = load_clocks(p, t);
   // Threads that load slow down those that multiply; the copy engine does not.
-  const double tile = (t.boxed || t.runs ? std::sqrt(std::hypot(math * math, load * load))
-                                         : std::hypot(math, load)) +
-                      kTileClocks;
-  const double sums = busy * kind.blocks() * kBlock * kBlock;
+  return (t.boxed || t.runs ? std::sqrt(std::hypot(math * math, load * load))
+                            : std::hypot(math, load)) +
+         kTileClocks;
+}
+
+// `clocks`: of a tile.
+double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t, double clocks) {
+  const double sums =
+      static_cast<double>(busy_warpgroups(p, t)) * t.kind().blocks() * kBlock * kBlock;
   const double own = sums / t.cluster;  // stored
   const bool direct = is_direct(p, t);
   const double result = rows_follow(p, t) ? kResultClocks : kApartClocks;
@@ -144,7 +152,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t) {
     reached = reached_by_clusters(d.sm_count, t.cluster);
   }
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, reached));
-  const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * tile;
+  const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * clocks;
   double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
   // What is cut out of a row begins and ends within what memory brings.
   const double cut =
@@ -165,8 +173,14 @@ class Search {
       : p_(as_one_row(p)), d_(d), all_(all) {}
 
   ConvPlan best() {
-    for (const int loader : {kBoxed, kRuns, kStaged, 0}) {
-      if (loader != kBoxed || is_boxed(p_)) try_loader(loader);
+    // Beside boxes and runs the others are seldom the best: they are weighed where there are no
+    // boxes, or all are asked for.
+    const bool boxed = is_boxed(p_);
+    if (boxed) try_loader(kBoxed);
+    try_loader(kRuns);
+    if (!boxed || all_ != nullptr || best_.ms == 0) {
+      try_loader(kStaged);
+      try_loader(0);
     }
     return plan_of(best_);
   }
@@ -236,6 +250,7 @@ class Search {
     const Tile one = make_tile(p_, variant, pixels, 1, shared);
     const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
     if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
+    const double clocks = tile_clocks(p_, one);
     // Clusters of splits, whose sums one part holds.
     for (int log = 0; log <= kMostClusterLog && 1 << log <= tiles; ++log) {
       const int64_t cluster = 1 << log;
@@ -248,7 +263,7 @@ class Search {
                      t.splits = parts * cluster;
                      t.cluster = static_cast<int>(cluster);
                      if (shared_bytes(p_, t) > shared) return;
-                     const double ms = price(p_, d_, t);
+                     const double ms = price(p_, d_, t, clocks);
                      if (best.ms == 0 || ms < best.ms) {
                        best = {t, variant | log << kClusterShift, ms};
                      }

@@ -134,8 +134,8 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
                        t.columns % column_unit(p, kind) == 0 &&
                        std::max({t.images, t.rows, t.columns}) <= kMostBox;
   const bool has_step = kind.step == 0 || (kind.step == p.stride_w && p.dilation_w == 1);
-  t.fills_x = !kind.few && !has_boxes_of_x(p);
-  t.fills_y = !has_boxes_of_y(p);
+  t.fills_x = !kind.few && fill_of_x(p) != Fill::kNone;
+  t.fills_y = fill_of_y(p) != Fill::kNone;
   // What a warp fills the matrix instruction does not read: dy of float32 is transposed.
   const bool has_operands = t.element_bytes == 4
                                 ? !kind.few || (is_few(p) && t.along_k * t.along_c > 1)
@@ -155,9 +155,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   if (t.tiles() > INT32_MAX / 2) return t;
   const int64_t stages = (shared_bytes - kBarrierBytes) / t.stage_bytes;
   t.stages = small(std::min<int64_t>(stages, kMostStages));
-  if (t.clustered && (t.stages * t.stage_bytes < t.sums() * 4 || splits > kMostClustered)) {
-    t.stages = 0;
-  }
+  if (t.clustered && (!t.holds_sums() || splits > kMostClustered)) t.stages = 0;
   return t;
 }
 

@@ -104,6 +104,8 @@ struct Tile {
   int pixels() const { return images * rows * columns; }
   // Of a thread block, also of channels and taps that do not exist.
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().products() * kBlock * kBlock; }
+  // Whether stages can hold them, where a cluster's blocks leave them to each other.
+  bool holds_sums() const { return stages * stage_bytes >= sums() * 4; }
 };
 
 // Rows of the products: a group's input channels, or all that few channels' taps meet.

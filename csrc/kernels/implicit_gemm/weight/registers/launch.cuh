@@ -56,26 +56,15 @@ CUtensorMap map_y(const ConvProblem& p, const Tile& t, const T* y) {
 // The same boxes for threads to fill.
 template <typename T>
 Filled<T> fill_x(const ConvProblem& p, const Tile& t, const T* x) {
-  const auto side = [&](int i, int step) {
-    return Side{p.x_strides[i], static_cast<int>(p.x_sizes()[i]), step};
-  };
-  return {x,
-          static_cast<int>(p.C),
-          t.images * t.x_rows * t.x_columns,
-          {side(3, t.step_w), side(2, t.step_h), side(0, 1)},
-          {Divider<int32_t>(t.x_columns), Divider<int32_t>(t.x_rows)}};
+  return fill_pixels(x, p.x_sizes(), p.x_strides, {3, 2, 0}, {t.x_columns, t.x_rows, t.images},
+                     {t.step_w, t.step_h, 1});
 }
 template <typename T>
 Filled<T> fill_y(const ConvProblem& p, const Tile& t, const T* y) {
   const int lines = t.by_images ? 0 : 2, others = 2 - lines;
-  const auto side = [&](int i) {
-    return Side{p.y_strides[i], static_cast<int>(p.y_sizes()[i]), 1};
-  };
-  return {y,
-          static_cast<int>(p.K),
-          t.pixels(),
-          {side(lines), side(3), side(others)},
-          {Divider<int32_t>(t.by_images ? t.images : t.rows), Divider<int32_t>(t.columns)}};
+  const int counts[] = {t.by_images ? t.images : t.rows, t.columns,
+                        t.by_images ? t.rows : t.images};
+  return fill_pixels(y, p.y_sizes(), p.y_strides, {lines, 3, others}, counts, {1, 1, 1});
 }
 
 template <typename T>

@@ -193,9 +193,11 @@ class Search {
     const int64_t blocks = blocks_of(p_, one);
     if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
     const auto weigh = [&](int64_t splits, bool clustered) {
-      const int own = clustered ? variant | kClustered : variant;
-      const Tile t = make_tile(p_, own, pixels, splits, shared);
-      return Choice{t, own, t.stages == 0 ? 0 : price(p_, d_, t)};
+      Choice choice{one, clustered ? variant | kClustered : variant, 0};
+      choice.tile.splits = splits;
+      choice.tile.clustered = clustered;
+      if (!clustered || one.holds_sums()) choice.ms = price(p_, d_, choice.tile);
+      return choice;
     };
     choose_splits(one.tiles(), one.pixels(), blocks, d_.sm_count, weigh, choices_);
   }

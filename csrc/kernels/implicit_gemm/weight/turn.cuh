@@ -1,0 +1,138 @@
+// Boxes of tensors of which each channel is a plane: threads load words of planes and put the
+// channels of a pixel side by side.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/common/divide.cuh"
+#include "kernels/implicit_gemm/weight/fill.cuh"
+#include "kernels/implicit_gemm/weight/geometry.h"
+#include "kernels/ptx/shared.cuh"
+
+namespace customconv::implicit_gemm::weight {
+
+template <typename T>
+struct Turned {
+  const T* data;
+  uint32_t channel_bytes;  // from one to the next
+  int channels;
+  bool pairs;     // a word is two neighbours of a row, the first of which is an even one
+  int width;      // of a box: pixels
+  int places;     // of a box: words of a channel
+  Side sides[3];  // columns, rows, images
+  Divider<int32_t> by_side[2];  // words of a box along the first two
+
+  // Pixels from a word to the next.
+  __device__ int step() const { return pairs ? 2 : sides[0].step; }
+};
+
+// A box has so many columns, rows and images, so many pixels from one to the next.
+template <typename T>
+Turned<T> turn_pixels(Fill fill, const T* data, const Shape4& sizes, const Shape4& strides,
+                      const int (&counts)[3], const int (&steps)[3]) {
+  Turned<T> t{};
+  t.data = data;
+  t.channel_bytes = static_cast<uint32_t>(strides[1] * static_cast<int64_t>(sizeof(T)));
+  t.channels = static_cast<int>(sizes[1]);
+  t.pairs = fill == Fill::kPairs;
+  t.width = counts[0];
+  const int columns = row_places(fill, counts[0]);
+  t.places = columns * counts[1] * counts[2];
+  constexpr int kOrder[] = {3, 2, 0};
+  for (int i = 0; i < 3; ++i) {
+    t.sides[i] = {strides[kOrder[i]], static_cast<int>(sizes[kOrder[i]]), steps[i]};
+  }
+  t.by_side[0] = Divider<int32_t>(columns);
+  t.by_side[1] = Divider<int32_t>(counts[1]);
+  return t;
+}
+
+struct TurnedBox {
+  uint32_t table, to;
+  int channel, channels;  // the first, and how many exist
+  int first[3];           // pixel of the tensor: column, row, image
+  int odd;                // whether that is the second of a pair
+};
+
+// Of each place of a box, in a table, how many elements it is from the box's first pixel, and its
+// word of the row, row and image.
+constexpr int kPlaceBits = 10;
+template <typename T>
+__device__ inline void tabulate_places(const Turned<T>& from, uint32_t table, int odd, int thread,
+                                       int threads) {
+#pragma unroll 1
+  for (int place = thread; place < from.places; place += threads) {
+    int32_t rest = place;
+    const int word = from.by_side[0].split(rest), row = from.by_side[1].split(rest), image = rest;
+    const int64_t far = (word * from.step() - odd) * from.sides[0].stride +
+                        row * from.sides[1].step * from.sides[1].stride +
+                        image * from.sides[2].stride;
+    ptx::store_shared(table + place * 8,
+                      make_uint2(static_cast<uint32_t>(far),
+                                 word | row << kPlaceBits | image << (2 * kPlaceBits)));
+  }
+}
+
+// Turns a box: of each place a thread loads a word of each
+// channel, zeros of pixels outside of the image, and when `may_store` returns stores them, channels
+// of a pixel side by side, in rows with the 128-byte swizzle. Of channels that do not exist nobody
+// reads the sums.
+template <bool kPairs, typename T, typename MayStore>
+__device__ inline void turn_box(const Turned<T>& from, const TurnedBox& box, int thread,
+                                int threads, const MayStore& may_store) {
+  static_assert(sizeof(T) == 2);
+  using Word = std::conditional_t<kPairs, uint32_t, uint16_t>;
+  constexpr int kMost = (1 << kPlaceBits) - 1, kUnits = kRowBytes / 16;
+  const auto is_inside = [](int pixel, int size) {
+    return static_cast<uint32_t>(pixel) < static_cast<uint32_t>(size);
+  };
+  const T* const first = from.data + box.first[0] * from.sides[0].stride +
+                         box.first[1] * from.sides[1].stride + box.first[2] * from.sides[2].stride;
+  const uint64_t first_bytes =
+      reinterpret_cast<uint64_t>(first) +
+      static_cast<uint64_t>(from.channel_bytes) * static_cast<uint32_t>(box.channel);
+  const int step = kPairs ? 2 : from.sides[0].step;
+#pragma unroll 1
+  for (int place = thread; place < from.places; place += threads) {
+    const auto entry = ptx::load_shared<uint2>(box.table + place * 8);
+    const int word = entry.y & kMost, row = entry.y >> kPlaceBits & kMost;
+    const int image = entry.y >> (2 * kPlaceBits);
+    const bool exists = is_inside(box.first[0] + word * step - box.odd, from.sides[0].size) &&
+                        is_inside(box.first[1] + row * from.sides[1].step, from.sides[1].size) &&
+                        is_inside(box.first[2] + image, from.sides[2].size);
+    uint64_t bytes =
+        first_bytes + static_cast<int64_t>(static_cast<int32_t>(entry.x)) * int64_t{sizeof(T)};
+    uint32_t channel_bytes = from.channel_bytes;
+    // Products are not kept for the next place.
+    asm volatile("" : "+l"(bytes), "+r"(channel_bytes));
+    const int present = exists ? box.channels : 0;
+    uint32_t words[kBlock];
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+      const auto far = static_cast<uint64_t>(channel_bytes) * static_cast<uint32_t>(i);
+      words[i] = i < present ? __ldg(reinterpret_cast<const Word*>(bytes + far)) : 0;
+    }
+    may_store();
+    const int column = word * (kPairs ? 2 : 1) - box.odd;  // of the box
+    const int first_pixel = (image * from.by_side[1].divisor() + row) * from.width + column;
+    // Of some threads the second pixel is first, so that they meet other banks.
+    const int second = kPairs ? word >> 2 & 1 : 0;
+#pragma unroll
+    for (int i = 0; i < (kPairs ? 2 : 1); ++i) {
+      const int half = i ^ second, pixel = first_pixel + half;
+      if (kPairs && !is_inside(column + half, from.width)) continue;
+      const uint32_t select = half == 0 ? 0x5410 : 0x7632, to = box.to + pixel * kRowBytes;
+#pragma unroll
+      for (int j = 0; j < kUnits; ++j) {
+        const uint32_t* own = &words[j * 8];
+        ptx::store_shared(
+            to + ((j ^ pixel) & (kUnits - 1)) * 16,
+            make_uint4(__byte_perm(own[0], own[1], select), __byte_perm(own[2], own[3], select),
+                       __byte_perm(own[4], own[5], select), __byte_perm(own[6], own[7], select)));
+      }
+    }
+  }
+}
+
+}  // namespace customconv::implicit_gemm::weight
