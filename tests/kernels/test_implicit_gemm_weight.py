@@ -16,7 +16,8 @@ FOLDER = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm/weight"
 
 # Tiles that are whole and that are not, channels with tails, several blocks of both, taps that are
 # too many for a chunk, and that a stride or a dilation puts in several boxes; planes that are runs
-# of pixels, in classes, of one row of the filter or all, and in several boxes.
+# of pixels, in classes, of one row of the filter or all, and in several boxes, and planes whose
+# words are pairs of pixels, from an even or an odd one, or single pixels.
 PROBLEMS = {
     "3x3": case((2, 64, 16, 24), (128, 64, 3, 3), padding=1),
     "3x3_small": case((5, 136, 7, 7), (200, 136, 3, 3), padding=1),
@@ -64,6 +65,8 @@ PROBLEMS = {
     "runs_of_rows": case((1, 16, 9, 175), (16, 16, 3, 3), padding=1),
     "runs_of_boxes": case((1, 16, 19, 141), (32, 16, 5, 10), stride=2),
     "runs_dilated": case((2, 32, 11, 13), (40, 32, 3, 3), padding=2, dilation=2),
+    "pairs_of_wide_rows": case((1, 72, 5, 530), (64, 72, 3, 5), padding=(1, 2)),
+    "pairs_dilated": case((2, 40, 12, 14), (40, 40, 2, 4), padding=(1, 3), dilation=(2, 3)),
     "strided_2x2": case((2, 64, 10, 14), (64, 64, 2, 2), stride=2),
     "pointwise_around": case((2, 48, 7, 7), (40, 48, 1, 1), stride=2, padding=3),
 }  # fmt: skip
@@ -73,7 +76,7 @@ REACHES = {
     for name in ("3x3_small", "3x3_tails", "strided_odd", "strided_5x5", "groups_of_40",
                  "pointwise_padded", "few", "rows_of_56", "stem", "few_dilated",
                  "groups_of_classes", "runs_of_rows", "runs_of_boxes", "pointwise_around",
-                 "filled", "filled_strided")
+                 "filled", "filled_strided", "pairs_dilated")
 }  # fmt: skip
 
 

@@ -299,6 +299,23 @@ def test_weight_gradients_of_planes(dtype, shape, filters, name):
     assert (plan.family, plan.variant) == ("implicit_gemm", name)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "filters"),
+    [((16, 64, 80, 350), (128, 64, 5, 5)), ((8, 32, 79, 341), (32, 32, 5, 10))],
+)
+def test_planes_of_many_strided_taps_are_turned(dtype, shape, filters):
+    p = problem(input=shape, weight=filters, stride=(2, 2), op="wgrad", dtype=dtype)
+    plan = _C.plan(p)
+    assert plan.family == "implicit_gemm"
+    assert not plan.variant_index & planes_bit("kPlanes")
+    # Threads turn them: float32 has no such kernel.
+    plan = _C.plan(
+        problem(input=shape, weight=filters, stride=(2, 2), op="wgrad", dtype="float32", tf32=True)
+    )
+    assert plan.variant_index & planes_bit("kPlanes")
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_weight_gradients_on_tensor_cores_need_hoppers_instructions(channels_last):
     arguments = {"op": "wgrad", "dtype": "float16", "channels_last": channels_last}

@@ -27,6 +27,7 @@ constexpr double kPartsBytesPerClock = 3070;  // of the whole GPU, read and adde
 constexpr double kLaunchMs = 0.005;
 constexpr double kNextMs = 0.00178;  // of the kernel that adds up parts
 constexpr double kBandwidthShare = 0.7;
+constexpr double kTurnedBandwidth = 0.4;  // the share where threads load
 
 constexpr double kRoundClocks = 840;   // until what threads load of planes arrives
 constexpr double kPairsClocks = 600;   // of a warp's words, to be loaded and stored
@@ -114,7 +115,8 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t, dou
   const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, reached));
   const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * clocks;
   double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
-  const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
+  const double bandwidth = (t.turns() ? kTurnedBandwidth : kBandwidthShare) * d.bandwidth_gb_s;
+  const double bytes_ms = 1e-6 * p.least_bytes() / bandwidth;
   ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
   if (!t.clustered) {
     const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
