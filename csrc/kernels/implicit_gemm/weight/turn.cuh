@@ -74,10 +74,9 @@ __device__ inline void tabulate_places(const Turned<T>& from, uint32_t table, in
   }
 }
 
-// Turns a box: of each place a thread loads a word of each
-// channel, zeros of pixels outside of the image, and when `may_store` returns stores them, channels
-// of a pixel side by side, in rows with the 128-byte swizzle. Of channels that do not exist nobody
-// reads the sums.
+// Turns a box: of each place a thread loads a word of each channel, zeros of pixels outside of the
+// image, and when `may_store` returns stores them, channels of a pixel side by side, in rows with
+// the 128-byte swizzle. Of channels that do not exist nobody reads the sums.
 template <bool kPairs, typename T, typename MayStore>
 __device__ inline void turn_box(const Turned<T>& from, const TurnedBox& box, int thread,
                                 int threads, const MayStore& may_store) {
