@@ -141,8 +141,8 @@ def has_plan(
 def takes(op: str, family: str, problem: Problem, t: Tensors) -> bool:
     """Whether a family that has a plan for the problem has one for these tensors.
 
-    Weight gradients of implicit_gemm alone want both images in one layout. A tile may fit one
-    layout and not the other.
+    Weight gradients of implicit_gemm alone want both images in one layout, in 32 bits. A tile may
+    fit one layout and not the other.
     """
     found = customconv.explain(t.x, t.w, t.bias, *problem.geometry, op=op)
     candidate = next(c for c in found.candidates if c.family == family)

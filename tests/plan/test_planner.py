@@ -299,21 +299,29 @@ def test_weight_gradients_of_planes(dtype, shape, filters, name):
     assert (plan.family, plan.variant) == ("implicit_gemm", name)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(
     ("shape", "filters"),
     [((16, 64, 80, 350), (128, 64, 5, 5)), ((8, 32, 79, 341), (32, 32, 5, 10))],
 )
 def test_planes_of_many_strided_taps_are_turned(dtype, shape, filters):
-    p = problem(input=shape, weight=filters, stride=(2, 2), op="wgrad", dtype=dtype)
+    is_wide = dtype == "float32"  # which has no kernel whose threads turn them
+    p = problem(input=shape, weight=filters, stride=(2, 2), op="wgrad", dtype=dtype, tf32=is_wide)
     plan = _C.plan(p)
     assert plan.family == "implicit_gemm"
-    assert not plan.variant_index & planes_bit("kPlanes")
-    # Threads turn them: float32 has no such kernel.
-    plan = _C.plan(
-        problem(input=shape, weight=filters, stride=(2, 2), op="wgrad", dtype="float32", tf32=True)
-    )
-    assert plan.variant_index & planes_bit("kPlanes")
+    assert bool(plan.variant_index & planes_bit("kPlanes")) == is_wide
+
+
+def test_planes_past_2_31_elements_are_not_turned():
+    def plan_of(height):
+        p = problem(
+            input=(1, 32, height, 65536), weight=(32, 32, 5, 5), stride=(5, 5), op="wgrad",
+            dtype="float16",
+        )  # fmt: skip
+        return by_family(_C.candidates(p))["implicit_gemm"].plan
+
+    assert not plan_of(32752).variant_index & planes_bit("kPlanes")
+    assert plan_of(32768).variant_index & planes_bit("kPlanes")
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
