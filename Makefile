@@ -3,7 +3,7 @@ PYTHON ?= python3
 export VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?= -n 2
-CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: build test demo lint format clean
 

@@ -1,0 +1,89 @@
+"""The weight gradients of `implicit_gemm`, computed by their kernels on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from cases import Tensors
+from every_plan import DTYPES
+from reference import Problem
+from torch import Tensor
+
+
+class _Asked(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64 * 4) for name in ("input", "weight")),
+        *((name, ctypes.c_int64 * 2) for name in ("stride", "padding", "dilation")),
+        ("groups", ctypes.c_int64),
+        *((name, ctypes.c_int64 * 4) for name in ("x_strides", "w_strides", "y_strides")),
+        ("dtype", ctypes.c_int64),
+    ]
+
+
+class _Found(ctypes.Structure):
+    _fields_ = [
+        ("variant", ctypes.c_int32),
+        ("tile", ctypes.c_int32 * 3),
+        ("splits", ctypes.c_int64),
+        ("workspace_bytes", ctypes.c_int64),
+    ]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan that the planner weighs: the `number`-th of its problem."""
+
+    number: int
+    variant: int
+    tile: tuple[int, ...]
+    splits: int
+
+
+class WeightGradients:
+    """A built library."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.list_plans.restype = ctypes.c_int64
+        self._library.compute.restype = ctypes.c_char_p
+
+    def plans(self, problem: Problem, t: Tensors) -> list[Plan]:
+        """All that are weighed for tensors that lie so."""
+        asked = self._asked(problem, t)
+        count = self._library.list_plans(ctypes.byref(asked), None, ctypes.c_int64(0))
+        found = (_Found * count)()
+        self._library.list_plans(ctypes.byref(asked), found, ctypes.c_int64(count))
+        return [
+            Plan(i, plan.variant, tuple(plan.tile), plan.splits) for i, plan in enumerate(found)
+        ]
+
+    def compute(self, problem: Problem, t: Tensors, plan: Plan) -> Tensor:
+        """The weight's gradient, in memory that held no numbers.
+
+        Raises:
+            RuntimeError: the kernel did what a GPU does not take, or threads wait for ever.
+        """
+        result = torch.full_like(t.w, torch.nan)
+        error = self._library.compute(
+            ctypes.byref(self._asked(problem, t)),
+            ctypes.c_int64(plan.number),
+            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (t.x, result, t.dy)),
+        )
+        if error is not None:
+            raise RuntimeError(error.decode())
+        return result
+
+    @staticmethod
+    def _asked(problem: Problem, t: Tensors) -> _Asked:
+        return _Asked(
+            tuple(problem.input),
+            tuple(problem.weight),
+            *problem.geometry,
+            t.x.stride(),
+            t.w.stride(),
+            t.dy.stride(),
+            DTYPES.index(t.x.dtype),
+        )
