@@ -28,7 +28,6 @@ class _Found(ctypes.Structure):
         ("variant", ctypes.c_int32),
         ("tile", ctypes.c_int32 * 3),
         ("splits", ctypes.c_int64),
-        ("workspace_bytes", ctypes.c_int64),
     ]
 
 

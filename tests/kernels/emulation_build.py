@@ -57,9 +57,9 @@ def library(folder: Path, home: Path) -> Path:
     compiler = os.environ.get("CXX", "g++")
     options = ["-std=c++17", "-fPIC", "-fno-strict-aliasing"]
     options += [f"-D{name}={value}" for name, value in MACROS.items()]
-    # What stands in comes first.
+    # What stands in comes first; launches are declared before launchers.
     options += [f"-I{path}" for path in (HERE, folder / "csrc", CSRC)]
-    options += ["-isystem", str(home / "include")]
+    options += ["-isystem", str(home / "include"), "-include", "gpu.h"]
     sources = copied(folder / "csrc")
     sources += [CSRC / "plan/problem.cpp", CSRC / "plan/device.cpp", *HERE.glob("*.cpp")]
 
@@ -73,7 +73,8 @@ def library(folder: Path, home: Path) -> Path:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         objects = list(pool.map(compiled, sources))
     target = folder / "emulation.so"
-    run([compiler, "-shared", *map(str, objects), "-o", str(target)])
+    # What it has of CUDA's functions is for itself.
+    run([compiler, "-shared", "-Wl,-Bsymbolic", *map(str, objects), "-o", str(target)])
     return target
 
 

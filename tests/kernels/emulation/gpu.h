@@ -148,3 +148,23 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
   }
   return result;
 }
+
+// Launches, as launchers of csrc/ ask for them.
+template <typename... P>
+cudaError_t cudaFuncSetAttribute(void (*)(P...), cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
+template <typename... P>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...),
+                               const P&... arguments) {
+  int cluster = 1;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config->attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) {
+      cluster = static_cast<int>(attribute.val.clusterDim.x);
+    }
+  }
+  emulation::launch(config->gridDim.x, static_cast<int>(config->blockDim.x), cluster,
+                    static_cast<int>(config->dynamicSmemBytes), [&] { kernel(arguments...); });
+  return cudaSuccess;
+}

@@ -18,7 +18,7 @@ struct Asked {
 
 struct Found {
   int32_t variant, tile[3];
-  int64_t splits, workspace_bytes;
+  int64_t splits;
 };
 
 Shape4 shape(const int64_t (&sizes)[4]) { return {sizes[0], sizes[1], sizes[2], sizes[3]}; }
@@ -69,10 +69,7 @@ extern "C" int64_t list_plans(const customconv::Asked* asked, customconv::Found*
   const auto count = static_cast<int64_t>(plans.size());
   for (int64_t i = 0; i < std::min(count, most); ++i) {
     const ConvPlan& plan = plans[static_cast<size_t>(i)];
-    found[i] = {plan.variant_index,
-                {plan.tile[0], plan.tile[1], plan.tile[2]},
-                plan.splits,
-                plan.workspace_bytes};
+    found[i] = {plan.variant_index, {plan.tile[0], plan.tile[1], plan.tile[2]}, plan.splits};
   }
   return count;
 }

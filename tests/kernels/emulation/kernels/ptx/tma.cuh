@@ -1,4 +1,4 @@
-// Stands in for csrc/kernels/ptx/tma.cuh; kernels/common/map.cuh makes the descriptions.
+// Stands in for csrc/kernels/ptx/tma.cuh; driver.cpp makes the descriptions.
 #pragma once
 
 #include "kernels/ptx/barrier.cuh"
