@@ -163,8 +163,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.by_filter_rows = D(t.along_k > 1 ? 1 : t.kind().warpgroups);
   parts.by_warpgroups = D(t.along_k);
   parts.taps_first = p.weight_c != 1;
-  parts.from.exact = p.from.exact;
-  add_up(problem, parts, x, y, context.stream);
+  add_up(parts, context.stream);
 }
 
 }  // namespace customconv::implicit_gemm::weight

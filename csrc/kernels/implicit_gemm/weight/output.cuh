@@ -21,6 +21,8 @@ struct Output {
   int R, S, group_C, group_K, splits;
   Divider<int32_t> by_chunks, by_filter_sets, by_blocks_c, by_blocks_k, by_groups;
   Divider<int32_t> by_class_chunks, by_channel_blocks;
+  // Thread blocks may have output channels that are so many apart.
+  Divider<int32_t> by_k_classes;
   // Of each thread block its sums, as its threads hold them, four at a time; null where results are
   // stored.
   float4* partial;
@@ -28,12 +30,16 @@ struct Output {
   int64_t weight_k, weight_c, weight_r, weight_s;
   // Whether results of two, or eight, neighbouring input channels can be stored at once.
   bool pairs, eights;
+  Source<T> from;
+
+  __device__ int k_apart() const { return by_k_classes.divisor(); }
 };
 
 // What a thread block sums up.
 struct Share {
   int split;
   int group, k, c;                // the first channels, of the group's
+  int k_class;                    // the output channels', of those that are so many apart
   int boxes_k, boxes_c, boxes_r;  // blocks of channels that exist, and rows of the filter
   int r, chunk;
 
@@ -44,7 +50,9 @@ struct Share {
     chunk = p.by_chunks.split(rest);
     r = p.by_filter_sets.split(rest) * p.filter_rows;
     c = p.by_blocks_c.split(rest) * blocks_c * kBlock;
-    k = p.by_blocks_k.split(rest) * blocks_k * kBlock;
+    int32_t block_k = p.by_blocks_k.split(rest);
+    k_class = p.by_k_classes.split(block_k);
+    k = block_k * blocks_k * kBlock * p.k_apart() + k_class;
     group = p.by_groups.split(rest);
     split = rest;
     boxes_k = min(blocks_k, (p.group_K - k + kBlock - 1) / kBlock);
@@ -90,7 +98,7 @@ struct Spot {
     const int row = box * kBlock + warp % 4 * 16 + lane / 4;
     const int column = channel_block * kBlock + i % 8 * 8 + lane % 4 * 2;
     if (p.rows_are_c) {
-      k = share.k + column;
+      k = share.k + column * p.k_apart();
       c = share.c + (row / kBlock) * kBlock + channel_of_row(row % kBlock, p.row_classes);
     } else {
       k = share.k + row;
@@ -104,7 +112,7 @@ struct Spot {
   // The channels of the i-th of the four.
   template <typename T>
   __device__ int k_of(const Output<T>& p, int i) const {
-    return k + (p.rows_are_c ? i % 2 : i / 2 * 8);
+    return k + (p.rows_are_c ? i % 2 * p.k_apart() : i / 2 * 8);
   }
   template <typename T>
   __device__ int c_of(const Output<T>& p, int i) const {
@@ -114,20 +122,22 @@ struct Spot {
 
 // Computes those of a thread's four anew that are not numbers.
 template <typename T>
-__device__ inline void renew(const Output<T>& p, const Source<T>& from, const Share& share,
-                             const Spot& at, float (&sums)[4]) {
+__device__ inline void renew(const Output<T>& p, const Share& share, const Spot& at,
+                             float (&sums)[4]) {
+  if (p.from.exact) return;
 #pragma unroll 1
   for (int i = 0; i < 4; ++i) {
     const int k = at.k_of(p, i), c = at.c_of(p, i);
     if (sums[i] == sums[i] || k >= p.group_K || c >= p.group_C) continue;
-    sums[i] = sum_anew(from, share.group, c, share.group * p.group_K + k, at.r, at.s);
+    sums[i] = sum_anew(p.from, share.group, c, share.group * p.group_K + k, at.r, at.s);
   }
 }
 
 // The same of eight neighbouring input channels by two output channels, eight apart.
 template <typename T>
-__device__ inline void renew_eights(const Output<T>& p, const Source<T>& from, const Share& share,
-                                    const Spot& at, float (&sums)[2][8]) {
+__device__ inline void renew_eights(const Output<T>& p, const Share& share, const Spot& at,
+                                    float (&sums)[2][8]) {
+  if (p.from.exact) return;
   bool are_numbers = true;
 #pragma unroll
   for (int i = 0; i < 16; ++i) are_numbers &= sums[i / 8][i % 8] == sums[i / 8][i % 8];
@@ -139,7 +149,7 @@ __device__ inline void renew_eights(const Output<T>& p, const Source<T>& from, c
   for (int i = 0; i < 16; ++i) {
     const int k = at.k + i / 8 * 8;
     if (own[i] == own[i] || k >= p.group_K || at.c + i % 8 >= p.group_C) continue;
-    own[i] = sum_anew(from, share.group, at.c + i % 8, share.group * p.group_K + k, at.r, at.s);
+    own[i] = sum_anew(p.from, share.group, at.c + i % 8, share.group * p.group_K + k, at.r, at.s);
   }
 #pragma unroll
   for (int i = 0; i < 16; ++i) sums[i / 8][i % 8] = own[i];

@@ -20,7 +20,6 @@ struct Parts {
   // others.
   Divider<int32_t> by_taps, by_filter_rows, by_warpgroups;
   bool taps_first;  // what neighbours store: the taps of an input channel, else input channels
-  Source<T> from;
 };
 
 __device__ inline void add(float4& to, const float4& v) {
@@ -104,17 +103,12 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
       add_shares<kSharers>(p.sums.partial + number, p.count, exists ? p.sums.splits : 0);
   if (!exists || sharer > 0) return;
   float sums[4] = {total.x, total.y, total.z, total.w};
-  if (!p.from.exact) renew(p.sums, p.from, share, at, sums);
+  renew(p.sums, share, at, sums);
   store(p.sums, share, at, sums);
 }
 
-// `count`: sums of a part, four at a time.
 template <typename T>
-void add_up(const ConvProblem& problem, Parts<T>& p, const void* x, const void* y,
-            cudaStream_t stream) {
-  p.from.x = static_cast<const T*>(x);
-  p.from.y = static_cast<const T*>(y);
-  p.from.problem = problem;
+void add_up(const Parts<T>& p, cudaStream_t stream) {
   constexpr int kFewParts = 16, kSomeParts = 64;  // of one sharer, and of eight
   const auto start_with = [&](int sharers, void (*kernel)(Parts<T>)) {
     Start how{ceil_divide(p.count, kPartThreads / sharers), kPartThreads};

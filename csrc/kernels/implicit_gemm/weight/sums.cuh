@@ -38,7 +38,6 @@ struct Params : Output<T> {
   Divider<int32_t> by_tiles_q, by_tiles_p;
   bool clustered;               // see Tile
   Divider<int32_t> by_cluster;  // its thread blocks, neighbours
-  Source<T> from;
 };
 
 // A block's shared memory.
@@ -265,7 +264,7 @@ __device__ inline void store_total(const Params<T>& p, const Share& share, const
         total[1][i * 2] = fours[i].z;
         total[1][i * 2 + 1] = fours[i].w;
       }
-      if (!p.from.exact) renew_eights(p, p.from, share, at, total);
+      renew_eights(p, share, at, total);
       store_eights(p, share, at, total);
     }
   }

@@ -102,11 +102,19 @@ void make_runs(const ConvProblem& p, Tile& t, int64_t shared_bytes) {
   t.x_classes = classes_of(p.x_sizes(), p.x_strides, p.x_aligned, p.groups, bytes);
   t.y_classes = classes_of(p.y_sizes(), p.y_strides, p.y_aligned, p.groups, bytes);
   if (t.x_classes == 0 || t.y_classes == 0) return;
+  int64_t late = 0;  // places before a plane's first pixel, at most
+  if (t.one_class) {
+    if (t.y_classes == 1) return;  // is the same
+    t.k_classes = t.y_classes;
+    t.blocks_k =
+        t.k_classes * ceil_divide(p.group_K() / t.k_classes, int64_t{kind.k_blocks} * kBlock);
+    late = unit - unit / t.k_classes;
+  }
   if (t.rows > 1 || t.images > 1 || t.columns % (2 * unit) != 0) return;
   // From a pixel of dy to the next, x goes on by a stride, or to the next row.
   const int64_t turn = p.stride_h * p.W - (p.Q - 1) * p.stride_w;
   if (turn < 0 && p.P > 1) return;
-  const int64_t pixels = p.P * p.Q;
+  const int64_t pixels = p.P * p.Q + late;
   const int64_t steps = std::min<int64_t>(t.columns, pixels) - 1;
   const int64_t turns = std::min(ceil_divide(steps, p.Q), p.P - 1);
   // Words are read whole, and runs begin before what is read, at whole units, and their classes.
@@ -139,7 +147,7 @@ void make_runs(const ConvProblem& p, Tile& t, int64_t shared_bytes) {
   t.stage_bytes = round_up(
       t.slabs * t.slab_bytes + t.along_c * t.x_block + int64_t{t.filter_rows} * t.table_bytes,
       kAlignment);
-  if (t.y_classes > 1) {
+  if (t.orders()) {
     t.y_channel = small(odd_units(t.units() + 1) * kUnitBytes);
     t.raw_y = round_up(int64_t{kind.k_blocks} * kBlock * t.y_channel, 128);
     if (t.y_channel / bytes > kMostBox) return;
@@ -211,6 +219,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.flat = (variant & kFlat) != 0;
   t.staged = (variant & kStaged) != 0;
   t.runs = (variant & kRuns) != 0;
+  t.one_class = (variant & kOneClass) != 0;
   t.along_p = (variant & kAlongP) != 0 ? kind.warpgroups : 1;
   t.rows = pixels[0];
   t.columns = pixels[1];
@@ -320,7 +329,7 @@ int64_t memory_bytes(const ConvProblem& p, const Tile& t) {
   // Sums of a cluster, then rows of results, take the place of pixels.
   const int64_t sums = t.cluster > 1 ? t.sums() * kSize : 0;
   int64_t results = 0;
-  if (is_direct(p, t)) {
+  if (t.is_direct()) {
     const int64_t rows = int64_t{t.kind().k_blocks} * kBlock / t.cluster;
     const int64_t row = int64_t{t.along_c} * kBlock * t.filter_rows * t.kind().taps + kRowPadding;
     results = rows * row * kSize;
@@ -338,7 +347,8 @@ int64_t blocks_of(const ConvProblem& p, const Tile& t) {
 }
 
 bool is_exact(const ConvProblem& p, const Tile& t) {
-  if (t.runs) return true;  // what a tap does not meet is zeros
+  // What a tap does not meet of a run is zeros. Before and behind a plane of dy lie others.
+  if (t.runs) return !t.one_class;
   // Beyond the image x is zeros too.
   const auto whole = [](int64_t count, int64_t step, int64_t stride, int64_t pad, int64_t size) {
     return count % step == 0 || count * stride - pad >= size;
@@ -347,8 +357,6 @@ bool is_exact(const ConvProblem& p, const Tile& t) {
   return units % 2 == 0 && whole(p.P, t.rows, p.stride_h, p.pad_h, p.H) &&
          whole(p.Q, t.columns, p.stride_w, p.pad_w, p.W);
 }
-
-bool is_direct(const ConvProblem& p, const Tile& t) { return t.parts() == 1 && is_exact(p, t); }
 
 bool rows_follow(const ConvProblem& p, const Tile& t) {
   const bool whole = t.flat || (t.filter_rows == p.R && t.kind().taps == p.S);

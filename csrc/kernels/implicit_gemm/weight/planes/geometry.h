@@ -11,8 +11,10 @@
 // Runs are pixels of a plane one after the other, whatever the rows. The copy engine brings them,
 // from the last 16 bytes before them, where planes do not begin at multiples of 16 bytes too:
 // channels that begin alike are a class, and come together. Of dy, a tile is a run, and where
-// there are classes threads put it in order. Of x, a run is what the tile's taps meet, and a table
-// says of each pixel of the tile where its first tap is, and which taps are inside of the image.
+// there are classes either threads put it in order, or a thread block has output channels of one
+// class: then all planes begin equally late in their first tile. Of x, a run is what the tile's
+// taps meet, and a table says of each pixel of the tile where its first tap is, and which taps are
+// inside of the image.
 #pragma once
 
 #include <cstdint>
@@ -65,6 +67,7 @@ constexpr int kRuns = 512;    // the copy engine loads runs
 // And from here on, in two bits, the logarithm of how many splits are a cluster of thread blocks.
 constexpr int kClusterShift = 11;
 constexpr int kMostClusterLog = 3;
+constexpr int kOneClass = 1 << 13;  // of runs: the output channels of a thread block are a class
 
 // A step of the instruction: a slab, the place of its first unit there, and which units of the
 // tile's rows they are. Where there is none dy is zeros, and the first unit stands in.
@@ -81,6 +84,7 @@ struct Range {
 struct Tile {
   int kernel = 0;
   bool boxed = false, staged = false, runs = false, flat = false;
+  bool one_class = false;
   int along_c = 1;                        // warpgroups that have input channels of their own
   int images = 1, rows = 1, columns = 1;  // of output pixels; columns are whole units
   int along_p = 1;                        // warpgroups that share a tile's steps
@@ -108,6 +112,7 @@ struct Tile {
   int64_t raw_x = 0, raw_y = 0;  // bytes of a tile's images as they are
   // Of runs. Their tiles count pixels of a plane, rows and columns being 1 and these.
   int x_classes = 1, y_classes = 1;
+  int k_classes = 1;              // that thread blocks have one each of
   int x_runs = 1;                 // one for each filter row of the thread block, or one for all
   int x_boxes = 1, box_step = 0;  // of a run, and pixels from one to the next
   int table_bytes = 0;            // for a filter row
@@ -120,6 +125,8 @@ struct Tile {
   // Bytes of a table for what four lanes' first pixel, or two, of a unit are: a word of places, and
   // one of ones for each tap that is inside of the image.
   int entry_bytes() const { return kind().taps > 1 ? 16 : 8; }
+  // Whether threads put dy in order.
+  bool orders() const { return y_classes > k_classes; }
   int64_t tiles() const { return tiles_n * tiles_p * tiles_q; }
   int row_units() const { return columns / unit; }
   int units() const { return images * rows * row_units(); }
@@ -127,6 +134,8 @@ struct Tile {
   Step step(int number) const;
   int64_t raw_bytes() const { return kRawStages * (raw_x + raw_y); }
   int64_t parts() const { return splits / cluster * along_p; }
+  // Whether blocks store their results, rather than parts of sums.
+  bool is_direct() const { return parts() == 1; }
   // Of a thread block, also of channels and taps that do not exist.
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
 };
@@ -159,9 +168,7 @@ int64_t blocks_of(const ConvProblem& p, const Tile& t);
 // Whether sums meet no pixel of x but those that their taps meet. Else zeros of dy, of pixels that
 // do not exist, meet some more.
 bool is_exact(const ConvProblem& p, const Tile& t);
-// Whether blocks store their results, rather than parts of sums, and then whether what a block has
-// of an output channel lies together in the weight.
-bool is_direct(const ConvProblem& p, const Tile& t);
+// Whether what a thread block has of an output channel lies together in the weight.
 bool rows_follow(const ConvProblem& p, const Tile& t);
 
 }  // namespace customconv::implicit_gemm::weight::planes

@@ -23,7 +23,7 @@ CUtensorMap map_planes(const T* data, const Shape4& sizes, const Shape4& strides
   return make_map(data, kMapType<T>, boxes, swizzle);
 }
 
-// Boxes of runs: so many pixels of as many channels of a class.
+// Boxes of runs: so many pixels of as many channels, of one class.
 template <typename T>
 CUtensorMap map_runs(const T* data, const Shape4& sizes, const Shape4& strides, int classes,
                      int columns, int channels, CUtensorMapSwizzle swizzle) {
@@ -33,7 +33,7 @@ CUtensorMap map_runs(const T* data, const Shape4& sizes, const Shape4& strides, 
                         size(sizes[1] / classes), size(sizes[0])},
                        {map_stride<T>(sizes[1] / classes, classes * strides[1]),
                         map_stride<T>(sizes[0], strides[0])},
-                       {count(columns), count(channels / classes), 1},
+                       {count(columns), count(channels), 1},
                        {1, 1, 1}};
   return make_map(data, kMapType<T>, boxes, swizzle);
 }
@@ -72,13 +72,13 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   }
   if (t.runs) {
     const int channels = t.kind().k_blocks * kBlock;
-    p.x_map = map_runs(p.x, problem.x_sizes(), problem.x_strides, t.x_classes, t.x_columns, kBlock,
-                       CU_TENSOR_MAP_SWIZZLE_NONE);
-    p.y_map = t.y_classes > 1 ? map_runs(p.y, problem.y_sizes(), problem.y_strides, t.y_classes,
-                                         t.y_channel / narrowed(sizeof(T)), channels,
-                                         CU_TENSOR_MAP_SWIZZLE_NONE)
-                              : map_runs(p.y, problem.y_sizes(), problem.y_strides, 1, p.y_columns,
-                                         channels, CU_TENSOR_MAP_SWIZZLE_128B);
+    p.x_map = map_runs(p.x, problem.x_sizes(), problem.x_strides, t.x_classes, t.x_columns,
+                       kBlock / t.x_classes, CU_TENSOR_MAP_SWIZZLE_NONE);
+    p.y_map = t.orders() ? map_runs(p.y, problem.y_sizes(), problem.y_strides, t.y_classes,
+                                    t.y_channel / narrowed(sizeof(T)), channels / t.y_classes,
+                                    CU_TENSOR_MAP_SWIZZLE_NONE)
+                         : map_runs(p.y, problem.y_sizes(), problem.y_strides, t.y_classes,
+                                    p.y_columns, channels, CU_TENSOR_MAP_SWIZZLE_128B);
   }
   p.x_n = problem.x_strides[0];
   p.x_c = problem.x_strides[1];
@@ -97,6 +97,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     }
   }
   p.x_classes = t.x_classes;
+  p.orders = t.orders();
   p.y_classes = t.y_classes;
   p.y_channel = t.y_channel;
   p.pixels = narrowed(t.runs ? problem.P * problem.Q : 0);
@@ -124,7 +125,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.stage_bytes = narrowed(t.stage_bytes);
   p.stages = t.stages;
   p.brought_x = p.x_block;
-  p.brought_y = t.y_classes > 1 ? 0 : p.x_at;
+  p.brought_y = t.orders() ? 0 : p.x_at;
   p.images = t.images;
   p.rows = t.rows;
   p.columns = t.columns;
@@ -170,6 +171,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.tap_apart = t.kind().taps > 1 ? 1 : narrowed(rows.S);
   p.by_class_chunks = D(t.kind().taps > 1 ? t.chunks : 1);
   p.by_channel_blocks = D(t.kind().k_blocks);
+  p.by_k_classes = D(t.k_classes);
   p.R = narrowed(rows.R);
   p.S = narrowed(rows.S);
   p.group_C = narrowed(rows.group_C());
@@ -202,8 +204,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.rows_follow = rows_follow(problem, t);
   p.by_minor =
       D(p.weight_c == 1 && !p.rows_follow ? t.along_c * kBlock : t.filter_rows * t.kind().taps);
-  const bool direct = is_direct(problem, t);
-  p.partial = direct ? nullptr : static_cast<float4*>(context.workspace);
+  p.partial = t.is_direct() ? nullptr : static_cast<float4*>(context.workspace);
+  p.from = {is_exact(problem, t), t.flat, p.x, p.y, problem};
 
   static_assert(kKernelCount == 6);
   const Fetch fetch = fetch_of(problem, t);
@@ -213,7 +215,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   start("implicit_gemm: the weight gradient of planes",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, t.cluster},
         kTable[t.kernel], p);
-  if (direct) return;
+  if (t.is_direct()) return;
   const int warpgroups = t.kind().warpgroups / t.along_p;
   Parts<T> parts{};
   parts.sums = p;
@@ -223,13 +225,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.chunks = 1;
   parts.by_columns = D(t.kind().blocks());
   parts.by_warps = D(warpgroups * 4);
-  parts.from.flat = t.flat;
   parts.by_taps = D(t.kind().taps);
   parts.by_filter_rows = D(t.along_c > 1 ? 1 : warpgroups);
   parts.by_warpgroups = D(t.along_c > 1 ? warpgroups : 1);
   parts.taps_first = p.weight_c != 1;
-  parts.from.exact = is_exact(problem, t);
-  add_up(problem, parts, operands.x, operands.y, context.stream);
+  add_up(parts, context.stream);
 }
 
 }  // namespace customconv::implicit_gemm::weight::planes

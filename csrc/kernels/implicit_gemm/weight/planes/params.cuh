@@ -35,6 +35,7 @@ struct Params : Output<T> {
   int barriers_at;
   int align;  // pixels: where rows may begin in shared memory
   // Of runs, see Tile; `pixels` are those of a plane of dy.
+  bool orders;
   int x_classes, y_classes, y_channel, pixels, slabs, x_runs, x_boxes, box_step;
   int table_at, table_bytes, table_units;
   Divider<int32_t> by_table_units, by_y_inner, by_Q, by_box_step;

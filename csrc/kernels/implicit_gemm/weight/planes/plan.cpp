@@ -12,24 +12,25 @@ namespace customconv::implicit_gemm::weight::planes {
 
 namespace {
 
-constexpr double kEfficiency = 0.919;    // of the tensor cores' rate
-constexpr double kSharedBytes = 128;     // a clock
-constexpr double kProductClocks = 24.3;  // of each, beside its columns
-constexpr double kFetchClocks = 243;     // of a warpgroup, from a step's products to the next
-constexpr double kApart = 1.13;          // of warpgroups that share a tile's steps, times
-constexpr double kLineClocks = 1.2;      // of the copy engine, for 128 bytes of a row
-constexpr double kMoreLines = 3.0;       // of a row, that does not begin with one
-constexpr double kWaitClocks = 2980;     // of threads that load, until a tile's are there
-constexpr double kCopyClocks = 3.64;     // of threads that load, for a copy
-constexpr double kOrderClocks = 90;      // to put a unit in order
-constexpr double kLoadClocks = 376;      // to load one through registers
-constexpr double kTableClocks = 408;     // to fill in an entry of a table
-constexpr double kClassClocks = 80;      // to put a unit of a class in order
-constexpr double kRunClocks = 3200;      // of threads that do so, until they have a run
-constexpr double kPlaceClocks = 13.6;    // of a step, to look up places
-constexpr double kElementClocks = 3.78;  // of a product, whose operands are fetched one by one
-constexpr double kTileClocks = 149;      // to change stages
-constexpr double kBeginClocks = 3000;    // until the first products
+constexpr double kEfficiency = 0.919;     // of the tensor cores' rate
+constexpr double kSharedBytes = 128;      // a clock
+constexpr double kProductClocks = 24.3;   // of each, beside its columns
+constexpr double kFetchClocks = 243;      // of a warpgroup, from a step's products to the next
+constexpr double kApart = 1.13;           // of warpgroups that share a tile's steps, times
+constexpr double kLineClocks = 1.2;       // of the copy engine, for 128 bytes of a row
+constexpr double kMoreLines = 3.0;        // of a row, that does not begin with one
+constexpr double kWaitClocks = 2980;      // of threads that load, until a tile's are there
+constexpr double kCopyClocks = 3.64;      // of threads that load, for a copy
+constexpr double kOrderClocks = 90;       // to put a unit in order
+constexpr double kLoadClocks = 376;       // to load one through registers
+constexpr double kTableClocks = 408;      // to fill in an entry of a table
+constexpr double kClassClocks = 80;       // to put a unit of a class in order
+constexpr double kRunClocks = 3200;       // of threads that do so, until they have a run
+constexpr double kOneClassClocks = 1000;  // the same where nothing is put in order
+constexpr double kPlaceClocks = 13.6;     // of a step, to look up places
+constexpr double kElementClocks = 3.78;   // of a product, whose operands are fetched one by one
+constexpr double kTileClocks = 149;       // to change stages
+constexpr double kBeginClocks = 3000;     // until the first products
 constexpr double kStoreBytesPerClock = 15;
 constexpr double kResultClocks = 0.2;         // to store one, in order,
 constexpr double kApartClocks = 0.6;          // where others lie between them
@@ -83,9 +84,10 @@ double load_clocks(const ConvProblem& p, const Tile& t) {
   if (t.runs) {
     const int64_t threads = t.kind().loaders - 32;
     const int64_t entries = t.tiles_q == 1 ? 0 : t.units() * 4 * t.filter_rows;
-    const int64_t units = t.y_classes == 1 ? 0 : t.units() * channels_k;
+    const int64_t units = t.orders() ? t.units() * channels_k : 0;
     const double arranging =
-        kRunClocks + kTableClocks * static_cast<double>(ceil_divide(entries, threads)) +
+        (t.one_class ? kOneClassClocks : kRunClocks) +
+        kTableClocks * static_cast<double>(ceil_divide(entries, threads)) +
         kClassClocks * static_cast<double>(units) / static_cast<double>(threads);
     const double lines = lines_of(channels_c * t.x_runs * t.x_boxes, t.x_columns * bytes) +
                          lines_of(channels_k * t.slabs, int64_t{kSlabUnits} * kUnitBytes);
@@ -143,7 +145,7 @@ double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t, dou
   const double sums =
       static_cast<double>(busy_warpgroups(p, t)) * t.kind().blocks() * kBlock * kBlock;
   const double own = sums / t.cluster;  // stored
-  const bool direct = is_direct(p, t);
+  const bool direct = t.is_direct();
   const double result = rows_follow(p, t) ? kResultClocks : kApartClocks;
   double store = own * (direct ? result : 4 / kStoreBytesPerClock);
   int64_t reached = d.sm_count;
@@ -178,6 +180,7 @@ class Search {
     const bool boxed = is_boxed(p_);
     if (boxed) try_loader(kBoxed);
     try_loader(kRuns);
+    try_loader(kRuns | kOneClass);
     if (!boxed || all_ != nullptr || best_.ms == 0) {
       try_loader(kStaged);
       try_loader(0);
@@ -226,7 +229,7 @@ class Search {
     if (all_ == nullptr) return;
     size_t listed[kMostClusterLog + 1] = {};
     for (const Choice& choice : choices_) {
-      size_t& count = listed[choice.variant >> kClusterShift];
+      size_t& count = listed[choice.variant >> kClusterShift & kMostClusterLog];
       if (count++ < kWeighed) all_->push_back(plan_of(choice));
     }
   }
@@ -285,9 +288,9 @@ class Search {
     plan.wide_index = needs_wide_index(p_);
     plan.shared_bytes = shared_bytes(p_, t);
     plan.grid[0] = blocks_of(p_, t) * t.splits;
-    plan.workspace_bytes = is_direct(p_, t) ? 0
-                                            : plan.grid[0] / t.cluster * t.sums() *
-                                                  static_cast<int64_t>(sizeof(float));
+    plan.workspace_bytes =
+        t.is_direct() ? 0
+                      : plan.grid[0] / t.cluster * t.sums() * static_cast<int64_t>(sizeof(float));
     plan.predicted_ms = choice.ms;
     return plan;
   }

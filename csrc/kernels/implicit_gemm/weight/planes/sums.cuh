@@ -128,8 +128,9 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     rows.table = ptx::shared_address(stages) + p.table_at + filter_row * p.table_bytes +
                  lane % 4 * (kKind.taps > 1 ? 16 : 8);
     // Pixels of words are as far from those of dy in all tiles.
-    const int begin = (Meeting(p, share, first, 0).h + filter_row * p.dilation_h) * p.W +
-                      Meeting(p, share, first, 0).w;
+    const Beginning tile(p, share, 0);
+    const int begin =
+        begin_of_run(p, Meeting(p, share, first, tile.pixel), tile.before, filter_row);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = place_of_row(warp % 4 * 16 + lane / 4 + i * 8, p.row_classes);

@@ -80,6 +80,38 @@ __device__ inline void store_four(T* to, const float4& four) {
   }
 }
 
+// Where an element of a row of results belongs in the weight.
+struct Result {
+  int c, r, s;  // of the group's input channels
+  bool exists;
+
+  template <int kKernel, typename T>
+  __device__ Result(const Params<T>& p, const Share& share, const InOrder<kKernel>& row, int i) {
+    int32_t major = i;
+    const int minor = p.by_minor.split(major);
+    const int tap = row.taps_first ? major : minor;
+    c = share.c + (row.taps_first ? minor : major);
+    r = share.r + tap / row.kKind.taps;
+    s = first_tap(p, share.chunk, row.kKind.taps) + tap % row.kKind.taps;
+    exists = c < p.group_C && r < p.R && s < p.S;
+  }
+};
+
+// Computes those of a row's results anew that are not numbers; all threads of a warp take part.
+template <int kKernel, typename T>
+__device__ inline void renew_row(const Params<T>& p, const Share& share,
+                                 const InOrder<kKernel>& row, int k, float* results) {
+  if (p.from.exact) return;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < row.channels * row.taps; i += 32) {
+    if (results[i] == results[i]) continue;
+    const Result at(p, share, row, i);
+    if (!at.exists) continue;
+    results[i] = sum_anew(p.from, share.group, at.c, share.group * p.group_K + k, at.r, at.s);
+  }
+  __syncwarp();
+}
+
 // Stores a thread block's results, or its share of a cluster's. All threads that have sums take
 // part.
 template <int kKernel, typename T>
@@ -106,35 +138,32 @@ __device__ inline void store_in_order(const Params<T>& p, const Memory& memory, 
     }
   }
   ptx::sync_threads(1, threads);
-  const int channels = min(to.channels, p.group_C - share.c);
-  const int first = first_tap(p, share.chunk, kKind.taps);
 #pragma unroll 1
   for (int row = warp; row < to.rows(); row += threads / 32) {
-    const int k = share.k + to.channel_of(row);
+    const int k = share.k + to.channel_of(row) * p.k_apart();
     if (k >= p.group_K) continue;
-    T* const weight = p.weight + (share.group * p.group_K + k) * p.weight_k + share.c * p.weight_c;
-    const float* const from = results + row * to.pitch;
+    T* const weight = p.weight + (share.group * p.group_K + k) * p.weight_k;
+    float* const from = results + row * to.pitch;
+    renew_row(p, share, to, k, from);
     if (p.rows_follow) {
       // A row is a run of the weight, that begins at a multiple of four elements.
-      const int count = channels * to.taps;
+      T* const run = weight + share.c * p.weight_c;
+      const int count = min(to.channels, p.group_C - share.c) * to.taps;
 #pragma unroll 1
       for (int i = lane * 4; i < count; i += 32 * 4) {
         if (i + 4 <= count) {
-          store_four(weight + i, *reinterpret_cast<const float4*>(from + i));
+          store_four(run + i, *reinterpret_cast<const float4*>(from + i));
         } else {
-          for (int j = i; j < count; ++j) weight[j] = narrow<T>(from[j]);
+          for (int j = i; j < count; ++j) run[j] = narrow<T>(from[j]);
         }
       }
       continue;
     }
 #pragma unroll 1
     for (int i = lane; i < to.channels * to.taps; i += 32) {
-      int32_t major = i;
-      const int minor = p.by_minor.split(major);
-      const int own_c = to.taps_first ? minor : major, tap = to.taps_first ? major : minor;
-      const int r = share.r + tap / kKind.taps, s = first + tap % kKind.taps;
-      if (own_c >= channels || r >= p.R || s >= p.S) continue;
-      weight[own_c * p.weight_c + r * p.weight_r + s * p.weight_s] = narrow<T>(from[i]);
+      const Result at(p, share, to, i);
+      if (!at.exists) continue;
+      weight[at.c * p.weight_c + at.r * p.weight_r + at.s * p.weight_s] = narrow<T>(from[i]);
     }
   }
 }
