@@ -19,10 +19,12 @@ template <typename T>
 struct Filled {
   const T* data;  // null where the copy engine brings the boxes
   int channels;
-  int pixels;                   // of a box
+  int count;                    // of a box: pixels
   Side sides[3];                // in the order of a box's pixels, neighbours the first
   Divider<int32_t> by_side[2];  // pixels of a box along the first two
 };
+
+constexpr int kPixelOrder[] = {3, 2, 0};  // columns, rows and images
 
 // `order`: the dimensions of a box's pixels, neighbours the first; so many of each, and so many
 // pixels from one to the next.
@@ -48,7 +50,7 @@ __device__ inline void fill_box(const Filled<T>& from, uint32_t to, int channel,
   const int channels = min(from.channels - channel, kUnits * kElements);
   const int units = (channels + kElements - 1) / kElements;
   const int log = 32 - __clz(units - 1);
-  const int count = from.pixels << log;
+  const int count = from.count << log;
 #pragma unroll 1
   for (int done = thread; done < count; done += kTogether * threads) {
     uint4 loaded[kTogether];

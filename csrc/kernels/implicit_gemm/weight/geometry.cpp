@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/implicit_gemm/weight/planes/geometry.h"
+
 namespace customconv::implicit_gemm::weight {
 
 namespace {
@@ -51,18 +53,8 @@ Fill fill_of_y(const ConvProblem& p) {
 ConvProblem as_one_row(ConvProblem p) {
   const bool dense = strides_match(p.x_sizes(), p.x_strides, Layout::kNhwc) &&
                      strides_match(p.y_sizes(), p.y_strides, Layout::kNhwc);
-  if (!p.is_pointwise()) return p;
-  if (!dense) {
-    const auto rows_follow = [&](const Shape4& strides) {
-      return p.W > 1 && strides[2] == p.W * strides[3];
-    };
-    if (!rows_follow(p.x_strides) || !rows_follow(p.y_strides) || p.H * p.W > INT32_MAX) return p;
-    p.W *= p.H;
-    p.Q = p.W;
-    p.H = p.P = 1;
-    return p;
-  }
-  if (p.N * p.H * p.W > INT32_MAX) return p;
+  if (!dense) return planes::as_one_row(p);
+  if (!p.is_pointwise() || p.N * p.H * p.W > INT32_MAX) return p;
   p.W *= p.N * p.H;
   p.Q = p.W;
   p.N = p.H = p.P = 1;

@@ -15,18 +15,19 @@
 
 namespace customconv::implicit_gemm::weight {
 
-// Boxes of a channels-last tensor, `steps` pixels from one that is taken to the next.
+// Boxes of a channels-last tensor: so many columns, rows and images, `steps` pixels from one that
+// is taken to the next.
 template <typename T>
-CUtensorMap map_pixels(const T* data, const Shape4& sizes, const Shape4& strides, int images,
-                       int rows, int columns, int step_h, int step_w) {
+CUtensorMap map_pixels(const T* data, const Shape4& sizes, const Shape4& strides,
+                       const int (&counts)[3], const int (&steps)[3]) {
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
   const auto count = [](int64_t value) { return static_cast<cuuint32_t>(value); };
-  const Boxes<4> boxes{
-      {size(sizes[1]), size(sizes[3]), size(sizes[2]), size(sizes[0])},
-      {map_stride<T>(sizes[3], strides[3]), map_stride<T>(sizes[2], strides[2]),
-       map_stride<T>(sizes[0], strides[0])},
-      {kBlock, count((columns - 1) * step_w + 1), count((rows - 1) * step_h + 1), count(images)},
-      {1, count(step_w), count(step_h), 1}};
+  const auto reach = [&](int i) { return count((counts[i] - 1) * steps[i] + 1); };
+  const Boxes<4> boxes{{size(sizes[1]), size(sizes[3]), size(sizes[2]), size(sizes[0])},
+                       {map_stride<T>(sizes[3], strides[3]), map_stride<T>(sizes[2], strides[2]),
+                        map_stride<T>(sizes[0], strides[0])},
+                       {kBlock, reach(0), reach(1), reach(2)},
+                       {1, count(steps[0]), count(steps[1]), count(steps[2])}};
   return make_map(data, kMapType<T>, boxes);
 }
 
@@ -48,23 +49,26 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const Shape4 &x_sizes = problem.x_sizes(), &x_strides = problem.x_strides;
   const Shape4 &y_sizes = problem.y_sizes(), &y_strides = problem.y_strides;
   const auto step_w = static_cast<int>(problem.stride_w);
-  constexpr int kOrder[] = {3, 2, 0};
-  const int x_counts[] = {t.x_columns, t.x_rows, t.images}, x_steps[] = {step_w, t.step_h, 1};
-  const int y_counts[] = {t.columns, t.rows, t.images}, y_steps[] = {1, 1, 1};
+  // A box's columns, rows and images.
+  const auto read = [](Fill fill, const T* data, const Shape4& sizes, const Shape4& strides,
+                       const int (&counts)[3], const int (&steps)[3], CUtensorMap& map,
+                       Filled<T>& filled, Turned<T>& turned) {
+    switch (fill) {
+      case Fill::kNone:
+        map = map_pixels(data, sizes, strides, counts, steps);
+        break;
+      case Fill::kUnits:
+        filled = fill_pixels(data, sizes, strides, kPixelOrder, counts, steps);
+        break;
+      default:
+        turned = turn_pixels(fill, data, sizes, strides, counts, steps);
+    }
+  };
+  read(t.fill_x, x, x_sizes, x_strides, {t.x_columns, t.x_rows, t.images}, {step_w, t.step_h, 1},
+       p.x, p.filled_x, p.turned[0]);
+  read(t.fill_y, y, y_sizes, y_strides, {t.columns, t.rows, t.images}, {1, 1, 1}, p.y, p.filled_y,
+       p.turned[1]);
   p.turns = t.turns();
-  if (p.turns) {
-    p.turned[0] = turn_pixels(t.fill_x, x, x_sizes, x_strides, x_counts, x_steps);
-    p.turned[1] = turn_pixels(t.fill_y, y, y_sizes, y_strides, y_counts, y_steps);
-  } else if (t.fill_x == Fill::kUnits) {
-    p.filled_x = fill_pixels(x, x_sizes, x_strides, kOrder, x_counts, x_steps);
-  } else {
-    p.x = map_pixels(x, x_sizes, x_strides, t.images, t.x_rows, t.x_columns, t.step_h, step_w);
-  }
-  if (t.fill_y == Fill::kUnits) {
-    p.filled_y = fill_pixels(y, y_sizes, y_strides, kOrder, y_counts, y_steps);
-  } else if (!p.turns) {
-    p.y = map_pixels(y, y_sizes, y_strides, t.images, t.rows, t.columns, 1, 1);
-  }
 
   const auto y_row = static_cast<uint32_t>(t.columns * kRowBytes);
   const auto x_row = static_cast<uint32_t>(t.x_columns * kRowBytes);

@@ -35,6 +35,18 @@ struct Output {
   __device__ int k_apart() const { return by_k_classes.divisor(); }
 };
 
+// A tile's first output pixel: of an image, a row and a column.
+struct Origin {
+  int n, p, q;
+
+  template <typename Params>
+  __device__ Origin(const Params& params, int32_t tile) {
+    q = params.by_tiles_q.split(tile) * params.columns;
+    p = params.by_tiles_p.split(tile) * params.rows;
+    n = tile * params.images;
+  }
+};
+
 // What a thread block sums up.
 struct Share {
   int split;

@@ -84,20 +84,23 @@ double tile_clocks(const ConvProblem& p, const Tile& t) {
   const int64_t x_rows = int64_t{t.images} * t.x_rows, y_rows = int64_t{t.images} * t.rows;
   const int64_t c = std::min<int64_t>(p.group_C(), int64_t{t.channel_blocks} * kBlock);
   const int64_t k = std::min<int64_t>(p.group_K(), int64_t{t.along_k} * kBlock);
-  const auto fill = [&](Fill how, int64_t pixels, int64_t channels, int boxes) {
-    if (how == Fill::kNone) return 0.0;
-    return fill_clocks(pixels, channels, boxes, kBlock, kRowBytes / 16, kFillers);
-  };
-  const double filled_x = t.turns()
-                              ? turn_clocks(t.fill_x, t.x_columns, x_rows, c)
-                              : fill(t.fill_x, x_rows * t.x_columns, p.group_C(), t.channel_blocks);
-  const double filled_y = t.turns() ? turn_clocks(t.fill_y, t.columns, y_rows, k)
-                                    : fill(t.fill_y, t.pixels(), p.group_K(), t.along_k);
-  const double filled = filled_y + filled_x * (kind.second > 0 ? 2 : 1);
-  const double copy = (t.turns() ? 0 : stage / kL2BytesPerClock) + filled;
-  const double chain = (kCopyClocks + copy + math) / t.stages;
-  const double both = t.turns() ? kBothShare * std::min(math, filled) : 0;
-  return std::max({math, copy, chain}) + both + kTileClocks;
+  double filled = 0, copy = 0, both = 0;
+  const int chunks = kind.second > 0 ? 2 : 1;
+  if (t.turns()) {
+    filled = turn_clocks(t.fill_y, t.columns, y_rows, k) +
+             turn_clocks(t.fill_x, t.x_columns, x_rows, c) * chunks;
+    both = kBothShare * std::min(math, filled);
+  } else {
+    const auto fill = [&](Fill how, int64_t pixels, int64_t channels, int boxes) {
+      if (how == Fill::kNone) return 0.0;
+      return fill_clocks(pixels, channels, boxes, kBlock, kRowBytes / 16, kFillers);
+    };
+    filled = fill(t.fill_y, t.pixels(), p.group_K(), t.along_k) +
+             fill(t.fill_x, x_rows * t.x_columns, p.group_C(), t.channel_blocks) * chunks;
+    copy = stage / kL2BytesPerClock;
+  }
+  const double load = copy + filled, chain = (kCopyClocks + load + math) / t.stages;
+  return std::max({math, load, chain}) + both + kTileClocks;
 }
 
 // `clocks`: of a tile.

@@ -72,9 +72,7 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
-    int32_t n = tile;
-    const int w = p.by_tiles_q.split(n) * p.columns, h = p.by_tiles_p.split(n) * p.rows;
-    n *= p.images;
+    const Origin at(p, tile);
     char* y = memory.stages + turn.stage * p.stage_bytes;
     char* x = y + p.x_at;
     ptx::Barrier* full = &memory.full[turn.stage];
@@ -83,11 +81,11 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
         const int tap = first_tap(p, kChunks > 1 ? i : share.chunk, kKind.first);
-        const int first_w = w * p.stride_w + tap * p.dilation_w - p.pad_w;
+        const int first_w = at.q * p.stride_w + tap * p.dilation_w - p.pad_w;
 #pragma unroll 1
         for (int j = 0; j < share.boxes_c; ++j) {
           load(x + (i * share.boxes_c + j) * p.x_box_bytes, c + j * kBlock, first_w,
-               h * p.stride_h + first_h);
+               at.p * p.stride_h + first_h);
         }
       }
     };
@@ -95,22 +93,22 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
       ptx::arrive_expecting(full, bytes);
 #pragma unroll 1
       for (int i = 0; copies_y && i < share.boxes_k; ++i) {
-        ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, w, h, n);
+        ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, at.q, at.p, at.n);
       }
       if (copies_x) {
         each_box_of_x([&](char* to, int channel, int first_w, int row) {
-          ptx::copy_box(to, &p.x, full, channel, first_w, row, n);
+          ptx::copy_box(to, &p.x, full, channel, first_w, row, at.n);
         });
       }
     }
     if constexpr (kFills) {
       const auto fill = [&](const Filled<T>& from, char* to, int channel, int column, int row) {
         fill_box<kRowBytes / 16, /*kSwizzled=*/true>(from, ptx::shared_address(to), channel,
-                                                     {column, row, n}, thread, kFillers);
+                                                     {column, row, at.n}, thread, kFillers);
       };
 #pragma unroll 1
       for (int i = 0; !copies_y && i < share.boxes_k; ++i) {
-        fill(p.filled_y, y + i * p.y_box_bytes, k + i * kBlock, w, h);
+        fill(p.filled_y, y + i * p.y_box_bytes, k + i * kBlock, at.q, at.p);
       }
       if (!copies_x) {
         each_box_of_x([&](char* to, int channel, int first_w, int row) {
@@ -131,7 +129,7 @@ __device__ inline void turn_boxes(const Params<T>& p, const Memory& memory, cons
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kChunks = kKind.second > 0 ? 2 : 1;
   const uint32_t tables[2] = {ptx::shared_address(memory.tables),
-                              ptx::shared_address(memory.tables) + p.turned[0].places * 8};
+                              ptx::shared_address(memory.tables) + p.turned[0].count * 8};
   const auto first_column = [&](int chunk) {
     return first_tap(p, chunk, kKind.first) * p.dilation_w - p.pad_w;
   };
@@ -146,9 +144,7 @@ __device__ inline void turn_boxes(const Params<T>& p, const Memory& memory, cons
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
-    int32_t n = tile;
-    const int w = p.by_tiles_q.split(n) * p.columns, h = p.by_tiles_p.split(n) * p.rows;
-    n *= p.images;
+    const Origin at(p, tile);
     const uint32_t y = ptx::shared_address(memory.stages) + turn.stage * p.stage_bytes;
     bool waits = true;
     const auto may_store = [&] {
@@ -158,18 +154,18 @@ __device__ inline void turn_boxes(const Params<T>& p, const Memory& memory, cons
 #pragma unroll 1
     for (int i = 0; i < x_boxes + share.boxes_k; ++i) {
       const bool of_y = i >= x_boxes;
-      TurnedBox box{tables[1], y, k, 0, {w, h, n}, 0};
+      TurnedBox box{tables[1], y, k, 0, {at.q, at.p, at.n}, 0};
       if (of_y) {
         box.to += (i - x_boxes) * p.y_box_bytes;
         box.channel += (i - x_boxes) * kBlock;
       } else {
         const int chunk = kChunks > 1 && i >= share.boxes_c ? 1 : 0;
-        const int first_w = w * p.stride_w + first_column(kChunks > 1 ? chunk : share.chunk);
+        const int first_w = at.q * p.stride_w + first_column(kChunks > 1 ? chunk : share.chunk);
         box = {tables[0],
                y + p.x_at + i * p.x_box_bytes,
                c + (i - chunk * share.boxes_c) * kBlock,
                0,
-               {first_w, h * p.stride_h + first_h, n},
+               {first_w, at.p * p.stride_h + first_h, at.n},
                odd};
       }
       const Turned<T>& from = p.turned[of_y];

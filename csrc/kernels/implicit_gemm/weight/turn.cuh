@@ -12,40 +12,25 @@
 
 namespace customconv::implicit_gemm::weight {
 
+// What is counted of a box are words of a channel: places.
 template <typename T>
-struct Turned {
-  const T* data;
+struct Turned : Filled<T> {
   uint32_t channel_bytes;  // from one to the next
-  int channels;
-  bool pairs;     // a word is two neighbours of a row, the first of which is an even one
-  int width;      // of a box: pixels
-  int places;     // of a box: words of a channel
-  Side sides[3];  // columns, rows, images
-  Divider<int32_t> by_side[2];  // words of a box along the first two
+  bool pairs;              // a word is two neighbours of a row, the first of which is an even one
+  int width;               // of a box: pixels
 
   // Pixels from a word to the next.
-  __device__ int step() const { return pairs ? 2 : sides[0].step; }
+  __device__ int step() const { return pairs ? 2 : this->sides[0].step; }
 };
 
-// A box has so many columns, rows and images, so many pixels from one to the next.
+// `counts`: a box's columns, rows and images, so many pixels from one to the next.
 template <typename T>
 Turned<T> turn_pixels(Fill fill, const T* data, const Shape4& sizes, const Shape4& strides,
                       const int (&counts)[3], const int (&steps)[3]) {
-  Turned<T> t{};
-  t.data = data;
-  t.channel_bytes = static_cast<uint32_t>(strides[1] * static_cast<int64_t>(sizeof(T)));
-  t.channels = static_cast<int>(sizes[1]);
-  t.pairs = fill == Fill::kPairs;
-  t.width = counts[0];
-  const int columns = row_places(fill, counts[0]);
-  t.places = columns * counts[1] * counts[2];
-  constexpr int kOrder[] = {3, 2, 0};
-  for (int i = 0; i < 3; ++i) {
-    t.sides[i] = {strides[kOrder[i]], static_cast<int>(sizes[kOrder[i]]), steps[i]};
-  }
-  t.by_side[0] = Divider<int32_t>(columns);
-  t.by_side[1] = Divider<int32_t>(counts[1]);
-  return t;
+  const int places[] = {row_places(fill, counts[0]), counts[1], counts[2]};
+  return {fill_pixels(data, sizes, strides, kPixelOrder, places, steps),
+          static_cast<uint32_t>(strides[1] * static_cast<int64_t>(sizeof(T))), fill == Fill::kPairs,
+          counts[0]};
 }
 
 struct TurnedBox {
@@ -62,7 +47,7 @@ template <typename T>
 __device__ inline void tabulate_places(const Turned<T>& from, uint32_t table, int odd, int thread,
                                        int threads) {
 #pragma unroll 1
-  for (int place = thread; place < from.places; place += threads) {
+  for (int place = thread; place < from.count; place += threads) {
     int32_t rest = place;
     const int word = from.by_side[0].split(rest), row = from.by_side[1].split(rest), image = rest;
     const int64_t far = (word * from.step() - odd) * from.sides[0].stride +
@@ -91,9 +76,9 @@ __device__ inline void turn_box(const Turned<T>& from, const TurnedBox& box, int
   const uint64_t first_bytes =
       reinterpret_cast<uint64_t>(first) +
       static_cast<uint64_t>(from.channel_bytes) * static_cast<uint32_t>(box.channel);
-  const int step = kPairs ? 2 : from.sides[0].step;
+  const int step = from.step();
 #pragma unroll 1
-  for (int place = thread; place < from.places; place += threads) {
+  for (int place = thread; place < from.count; place += threads) {
     const auto entry = ptx::load_shared<uint2>(box.table + place * 8);
     const int word = entry.y & kMost, row = entry.y >> kPlaceBits & kMost;
     const int image = entry.y >> (2 * kPlaceBits);

@@ -158,13 +158,14 @@ void make_runs(const ConvProblem& p, Tile& t, int64_t shared_bytes) {
 }  // namespace
 
 ConvProblem as_one_row(ConvProblem p) {
-  const auto rows_follow = [](int64_t rows, int64_t columns, const Shape4& strides) {
-    return rows == 1 || strides[2] == columns;
+  const auto rows_follow = [&](const Shape4& strides) {
+    return p.H == 1 || strides[2] == (p.W > 1 ? p.W * strides[3] : 1);
   };
-  if (!p.is_pointwise() || !rows_follow(p.H, p.W, p.x_strides) ||
-      !rows_follow(p.P, p.Q, p.y_strides) || p.H * p.W > INT32_MAX) {
+  if (!p.is_pointwise() || !rows_follow(p.x_strides) || !rows_follow(p.y_strides) ||
+      p.H * p.W > INT32_MAX) {
     return p;
   }
+  if (p.W == 1 && p.H > 1) p.x_strides[3] = p.y_strides[3] = 1;  // were any
   p.W *= p.H;
   p.Q = p.W;
   p.H = p.P = 1;

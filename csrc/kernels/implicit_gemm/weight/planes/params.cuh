@@ -70,18 +70,6 @@ struct Memory {
   ptx::Barrier* arrived;  // the sums of the cluster's other blocks
 };
 
-// A tile's first pixel.
-struct Origin {
-  int n, p, q;
-
-  template <typename T>
-  __device__ Origin(const Params<T>& params, int32_t tile) {
-    q = params.by_tiles_q.split(tile) * params.columns;
-    p = params.by_tiles_p.split(tile) * params.rows;
-    n = tile * params.images;
-  }
-};
-
 // The column of x where a thread block's rows begin, and how much later its first tap does.
 struct Begin {
   int column, slack;  // of a tile's whose first column is 0

@@ -207,28 +207,26 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
-    int32_t n = tile;
-    const int w = p.by_tiles_q.split(n) * p.columns, h = p.by_tiles_p.split(n) * p.rows;
-    n *= p.images;
+    const Origin at(p, tile);
     char* y = memory.stages + turn.stage * p.stage_bytes;
     char* x = y + p.x_at;
     ptx::Barrier* full = &memory.full[turn.stage];
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    const int line = p.by_images ? n : h, other = p.by_images ? h : n;
-    const int x_w = w * p.stride_w + first_w, x_h = h * p.stride_h + first_h;
+    const int line = p.by_images ? at.n : at.p, other = p.by_images ? at.p : at.n;
+    const int x_w = at.q * p.stride_w + first_w, x_h = at.p * p.stride_h + first_h;
     if (elected) {
       ptx::arrive_expecting(full, bytes);
 #pragma unroll 1
       for (int i = 0; copies_y && i < share.blocks_k; ++i) {
-        ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, line, w, other);
+        ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, line, at.q, other);
       }
       if constexpr (kFew) {
         const int lead = static_cast<int>(p.x_lead / sizeof(T));
-        ptx::copy_box(x, &p.x, full, x_w * p.group_C - lead, x_h, n);
+        ptx::copy_box(x, &p.x, full, x_w * p.group_C - lead, x_h, at.n);
       } else {
 #pragma unroll 1
         for (int i = 0; copies_x && i < x_boxes; ++i) {
-          ptx::copy_box(x + i * p.x_box_bytes, &p.x, full, c + i * kXBlock, x_w, x_h, n);
+          ptx::copy_box(x + i * p.x_box_bytes, &p.x, full, c + i * kXBlock, x_w, x_h, at.n);
         }
       }
     }
@@ -238,13 +236,13 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
       for (int i = 0; !copies_y && i < share.blocks_k; ++i) {
         fill_box<kBlock / 4, /*kSwizzled=*/false>(p.filled_y,
                                                   ptx::shared_address(y + i * p.y_box_bytes),
-                                                  k + i * kBlock, {line, w, other}, lane, 32);
+                                                  k + i * kBlock, {line, at.q, other}, lane, 32);
       }
 #pragma unroll 1
       for (int i = 0; !copies_x && i < x_boxes; ++i) {
         fill_box<kXRowBytes / 16, /*kSwizzled=*/true>(p.filled_x,
                                                       ptx::shared_address(x + i * p.x_box_bytes),
-                                                      c + i * kXBlock, {x_w, x_h, n}, lane, 32);
+                                                      c + i * kXBlock, {x_w, x_h, at.n}, lane, 32);
       }
       if (p.fills()) ptx::arrive(full);
     }
