@@ -43,6 +43,8 @@ struct Kernel {
 
   constexpr bool has_threads() const { return loader_registers > 40; }  // that load rows
   constexpr int blocks() const { return taps * k_blocks; }
+  // Steps whose products are under way together: of one tap there are few.
+  constexpr int together() const { return taps == 1 ? 2 : 1; }
   constexpr int threads() const { return warpgroups * 128 + loaders; }
 };
 

@@ -130,8 +130,9 @@ double tile_clocks(const ConvProblem& p, const Tile& t) {
                                                  : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
   const auto conflicts = static_cast<double>(std::min<int64_t>(p.stride_w, 4));
   const double bytes = kind.blocks() * kBlockBytes + 16 * words * conflicts * kWarpWord;
-  const double clocks = std::max({(columns / kEfficiency + others) * busy,
-                                  bytes * busy / kSharedBytes, columns + others + kFetchClocks});
+  const double clocks =
+      std::max({(columns / kEfficiency + others) * busy, bytes * busy / kSharedBytes,
+                columns + others + kFetchClocks / kind.together()});
   const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
   const double math = steps * clocks * (t.along_p > 1 ? kApart : 1), load = load_clocks(p, t);
   // Threads that load slow down those that multiply; the copy engine does not.

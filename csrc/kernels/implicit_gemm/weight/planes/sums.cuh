@@ -17,6 +17,7 @@ __device__ inline void multiply(
     const Params<T>& p, const Memory& memory, const Share& share, const Rows& rows, int first_step,
     float (&sum)[kKernels[kKernel].taps][kKernels[kKernel].k_blocks * 32]) {
   constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kTogether = kKind.together();
   const uint64_t slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
   ptx::Turn turn;
 #pragma unroll 1
@@ -25,25 +26,45 @@ __device__ inline void multiply(
     const uint32_t stage = turn.stage * p.stage_bytes;
     std::conditional_t<has_table(kFetch), LookedUp<T, kFetch, kKind.taps>,
                        Fetched<T, kFetch, kOdd, kKind.taps>>
-        fetched;
-    uint32_t operand[kKind.taps][4];
-    fetched.load(p, stage, rows, first_step);
-    fetched.join(rows, operand);
+        fetched[kTogether];
+    uint32_t operand[kTogether][kKind.taps][4];
+    const auto load = [&](int step) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        fetched[i].load(p, stage, rows, min(step + i * p.along_p, p.steps - 1));
+      }
+    };
+    const auto join = [&] {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) fetched[i].join(rows, operand[i]);
+    };
+    const auto add = [&](int step, int count) {
+      ptx::begin_products();
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const uint64_t own = ptx::advance(slabs, stage + p.slab_at[step + i * p.along_p]);
+#pragma unroll
+        for (int tap = 0; tap < kKind.taps; ++tap) {
+          ptx::Product<T, kKind.k_blocks * kBlock>::add(sum[tap], operand[i][tap], own, 1);
+        }
+      }
+      ptx::commit_products();
+    };
+    load(first_step);
+    join();
 #pragma unroll 1
-    for (int step = first_step; step < p.steps; step += p.along_p) {
+    for (int step = first_step; step < p.steps; step += kTogether * p.along_p) {
       // The next operands are on their way while these are multiplied. They are asked for first, so
       // that they need registers of their own: the compiler takes those that products under way
       // still read for free.
-      fetched.load(p, stage, rows, min(step + p.along_p, p.steps - 1));
-      ptx::begin_products();
-#pragma unroll
-      for (int tap = 0; tap < kKind.taps; ++tap) {
-        ptx::Product<T, kKind.k_blocks * kBlock>::add(
-            sum[tap], operand[tap], ptx::advance(slabs, stage + p.slab_at[step]), 1);
+      load(step + kTogether * p.along_p);
+      if (kTogether > 1 && step + p.along_p < p.steps) {
+        add(step, kTogether);
+      } else {
+        add(step, 1);
       }
-      ptx::commit_products();
       ptx::await_products<0>();
-      fetched.join(rows, operand);
+      join();
     }
     ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.stages);
