@@ -217,6 +217,7 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   const ConvProblem p = source_problem(asked, tile);
   RowSource<T> s{};
   s.x = x;
+  s.end = x + max_offset(p.x_sizes(), p.x_strides) + 1;
   s.n = p.x_strides[0];
   s.c = p.x_strides[1];
   s.h = p.x_strides[2];

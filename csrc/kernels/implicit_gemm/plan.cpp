@@ -21,7 +21,8 @@ constexpr double kSmallCopies = 1.1;           // a clock, of single threads, wh
 constexpr double kSmallPieces = 1.6;           // the same of single taps, of 32 bits
 constexpr double kImageCopyClocks = 120;       // to start the copy of an image's channels
 constexpr double kElementBytesPerClock = 1.6;  // where elements are copied through registers
-constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together
+constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together,
+constexpr double kStagedBytesPerClock = 8;     // from what is in shared memory already
 constexpr double kBoxedRowClocks = 12;         // of the copy engine, for each row of a channel
 constexpr double kTurnedUnitClocks = 2;        // to put 16 bytes of channels side by side
 constexpr double kTransposedBlockClocks = 80;  // to transpose 32 x 32 of the weights,
@@ -189,6 +190,7 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
         input / t.row.vector / (is_compact(t.fetch) && size == 4 ? kSmallPieces : kSmallCopies);
     if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;
     if (t.row.shifted) copies = input / kShiftedBytesPerClock;
+    if (t.row.staged) copies = input / kStagedBytesPerClock;
     if (t.row.vector == 2) copies = input / kElementBytesPerClock;
     clocks.load = std::max(clocks.load, copies);
   }
@@ -331,6 +333,10 @@ class Search {
     const bool far_h = reaches_far(p_.R, p_.dilation_h), far_w = reaches_far(p_.S, p_.dilation_w);
     try_kernels(fetch, 0);
     if (far_h) try_kernels(fetch, kApartH);
+    if (is_staged(fetch) && !by_warps_) {
+      try_kernels(fetch, kStagedRows);
+      if (far_h) try_kernels(fetch, kApartH | kStagedRows);
+    }
     if (fetch != Fetch::kShared) return;
     if (far_w) try_kernels(fetch, kApartW);
     if (best_.ms == 0 || (far_h && far_w)) try_kernels(fetch, kApartH | kApartW);
@@ -473,6 +479,7 @@ class Search {
 
   void weigh(int variant, const int (&pixels)[3], int64_t splits) {
     Choice choice{make_tile(p_, variant, pixels, splits), variant, 0, 0};
+    if ((variant & kStagedRows) != 0 && !choice.tile.row.staged) return;
     if (choice.tile.tiles() * splits > INT32_MAX / 2) return;
     if (!price(p_, d_, choice)) return;
     if (best_.ms == 0 || choice.ms < best_.ms) best_ = choice;

@@ -9,6 +9,7 @@
 #include "kernels/implicit_gemm/rows.cuh"
 #include "kernels/implicit_gemm/slabs.cuh"
 #include "kernels/implicit_gemm/splits.cuh"
+#include "kernels/implicit_gemm/staged.cuh"
 #include "kernels/implicit_gemm/transposed_weights.cuh"
 #include "kernels/implicit_gemm/turned.cuh"
 #include "kernels/ptx/grid.cuh"
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   constexpr int kChannels = kKind.channels;
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
   constexpr bool kBoxes = is_of_planes(kFetch), kTurned = kFetch == Fetch::kTurned;
-  constexpr bool kCopied = is_copied(kFetch);
+  constexpr bool kCopied = is_copied(kFetch), kStages = is_staged(kFetch);
   constexpr bool kMayTranspose = kGradient && warps_transpose(kFetch, sizeof(T));
   extern __shared__ __align__(1024) char memory[];
   const Shared shared(p, memory, kCopied || kTurned, kFetch == Fetch::kFlat);
@@ -157,7 +158,9 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
         turn_images<T, kChannels, kGradient>(p, shared, warp - 2, walk);
       }
     } else if (kCopied) {
-      if (p.source.row.boxes == 0) {
+      if (kStages && p.source.row.staged) {
+        load_staged_rows<T, kChannels, kGradient>(p, shared, threadIdx.x - 32, walk);
+      } else if (p.source.row.boxes == 0) {
         load_rows<T, kChannels, kFetch, kGradient>(p, shared, threadIdx.x - 32, walk);
       } else if (warp == 1) {
         load_boxed_rows<T, kChannels, kGradient>(p, shared, walk);

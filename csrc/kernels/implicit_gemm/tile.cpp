@@ -129,7 +129,7 @@ void lay_out_plane(const ConvProblem& p, const ConvProblem& asked, Tile& t) {
   t.plane_rows = static_cast<int>(rows);
   const bool strides =
       p.x_strides[1] >= 0 && (p.H == 1 || p.x_strides[2] > 0) && (p.N == 1 || p.x_strides[0] > 0);
-  const bool boxed = !t.by_warps && row.vector == 16 && !row.shifted && strides;
+  const bool boxed = !t.by_warps && row.vector == 16 && !row.shifted && !row.staged && strides;
   if (row.interleaved && boxed) {
     // Any number of boxes side by side, each of whole 128 bytes of shared memory.
     row.boxes = static_cast<int>(ceil_divide(t.pitch, kMostBox));
@@ -145,7 +145,7 @@ void lay_out_plane(const ConvProblem& p, const ConvProblem& asked, Tile& t) {
 }
 
 // Fills in a tile of rows.
-void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t) {
+void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, bool staged, Tile& t) {
   t.row.interleaved = t.is_flat() && asked.C > 1 && asked.x_strides[1] == 1 &&
                       asked.x_strides[3] == asked.C &&
                       (asked.W + asked.pad_w) * asked.C <= INT32_MAX / 4;
@@ -175,9 +175,11 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
     // Shifting takes instructions: where 2 bytes of few channels would be copied at a time, or more
     // vectors than are listed.
     const bool many = t.positions * size / row.vector > kMostCopies;
-    if (row.vector <= 4 && (p.W == 1 || p.x_strides[3] == 1) &&
-        (many || (t.is_flat() && row.vector < 4))) {
-      row.shifted = true;
+    const bool in_rows = p.W == 1 || p.x_strides[3] == 1;
+    row.staged = staged && in_rows && row.vector <= kMostStaged;
+    row.shifted =
+        !row.staged && in_rows && row.vector <= 4 && (many || (t.is_flat() && row.vector < 4));
+    if (row.staged || row.shifted) {
       row.vector = 16;
       row.slack = 0;
       lay_out_plane(p, asked, t);
@@ -201,6 +203,11 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
     row.slab_bytes = static_cast<int>(channels * kRowBytes);
     t.stage_bytes = (row.slabs + row.more_slabs) * row.slab_bytes;
     return;
+  }
+  if (row.staged) {
+    // A row's vectors lie in so many and one, as they begin in memory.
+    const int64_t vectors = t.pitch * size / row.vector + 1;
+    t.raw_bytes = static_cast<int>(round_up(channels * t.plane_rows * vectors * row.vector, 128));
   }
   // A thread may fetch a pair of pixels of which it uses one, behind the last row.
   t.stage_bytes = static_cast<int>(round_up(channels * row.channel_bytes + 2 * size, 1024));
@@ -289,7 +296,7 @@ Tile make_tile(const Forward& p, int variant, const int (&pixels)[3], int64_t sp
   } else if (is_of_images(t.fetch)) {
     lay_out_images(p, t);
   } else {
-    lay_out_rows(p, apart_h, apart_w, t);
+    lay_out_rows(p, apart_h, apart_w, (variant & kStagedRows) != 0, t);
   }
   const int64_t size = element_size(p.dtype);
   t.tiles_k = ceil_divide(p.K, t.kind().channels);
@@ -360,6 +367,8 @@ bool is_legal(const Forward& p, const Tile& t) {
   if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
     if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
   }
+  // Of what is staged rows are listed, of this tile and of the next.
+  if (t.row.staged) return t.plane_rows <= kMostCopies / 2;
   return t.row.boxes > 0 || vectors <= kMostCopies;
 }
 

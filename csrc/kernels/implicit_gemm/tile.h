@@ -29,7 +29,7 @@ constexpr int kRowThreads = 96;       // that copy rows
 constexpr int kRowBarrier = 15;       // of theirs
 constexpr int kSpareWarps = 2;        // that load nothing: they turn images, or transpose weights
 constexpr int kMostStages = 8;
-constexpr int kRawStages = 2;  // of images before their channels are side by side
+constexpr int kRawStages = 2;  // of images or rows before they are in order
 // Of output: 64 pixels by 128 bytes of channels, or the other way round.
 constexpr int kSlabBytes = 64 * kRowBytes;
 constexpr int kMostPlanarSlabs = 2;            // that a warpgroup stores at a time, planar
@@ -41,7 +41,8 @@ constexpr int kBarrierBytes = 1024;            // and what aligns the rest
 constexpr int64_t kTooMany = 1 << 20;          // positions: a plane that no memory holds
 constexpr int kMostFlat = 1024;                // channels times taps, where they are one dimension
 constexpr int kFlatBytes = kMostFlat * 4;
-constexpr int kMostSlabs = 4;  // that a warpgroup stores at a time, channels-last
+constexpr int kMostStaged = 4;  // bytes that threads would copy at a time, for rows to be staged
+constexpr int kMostSlabs = 4;   // that a warpgroup stores at a time, channels-last
 // Splits that a cluster of thread blocks adds up: as many as every device of 9.0 can start.
 constexpr int64_t kMostClustered = 4;
 constexpr int kSharing = 2;        // blocks that share pixels or weights
@@ -90,6 +91,8 @@ inline constexpr int kFetchCount = 11;
 
 // Whether threads copy pixels; else the copy engine does.
 constexpr bool is_copied(Fetch fetch) { return fetch >= Fetch::kPieces && fetch <= Fetch::kFlat; }
+// Whether their rows may be staged.
+constexpr bool is_staged(Fetch fetch) { return fetch >= Fetch::kTaps && fetch <= Fetch::kElements; }
 constexpr bool is_of_images(Fetch fetch) {
   return fetch == Fetch::kImages || fetch == Fetch::kImagePieces;
 }
@@ -169,7 +172,8 @@ struct Axis {
 struct Rows {
   bool interleaved;  // channels-last: all channels are one, of wider rows
   int vector;        // bytes that are copied at a time
-  bool shifted;      // rows begin anywhere: threads put vectors together from aligned words
+  bool shifted;      // rows begin anywhere: threads put vectors together from aligned words,
+  bool staged;       // or from what they have copied to shared memory before
   int boxes;         // by which the copy engine brings a row of each channel of a stage, or 0
   int slack;         // pixels before the first that a tap reads, which align the copies
   int pairs;         // of pixels in a row of output
@@ -212,7 +216,7 @@ struct Tile {
   int pieces;                  // of a group's channels, or with its taps: kPieceBytes each
   int chunk;                   // of them, in a step
   int stage_bytes;             // of the input
-  int raw_bytes;               // of images as they come, of a stage
+  int raw_bytes;               // of images or rows as they come, of a stage
 
   constexpr const Kernel& kind() const { return kKernels[kernel]; }
   bool is_flat() const { return fetch == Fetch::kFlat; }
@@ -235,7 +239,8 @@ enum Flag : int {
   kSharesPixels = 8192,
   kSharesWeights = 16384,
   kByWarps = 32768,  // for compute capability 8.0 and later, not only Hopper
-  kWarpsTranspose = 65536
+  kWarpsTranspose = 65536,
+  kStagedRows = 131072
 };
 
 constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {

@@ -42,7 +42,7 @@ struct Output {
 
 template <typename T>
 struct RowSource {
-  const T* x;
+  const T *x, *end;    // behind the last element
   int64_t n, c, h, w;  // strides
   int N, C, H, W;
   Rows row;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/common/divide.cuh"
-#include "kernels/implicit_gemm/weight/unit.cuh"
+#include "kernels/implicit_gemm/unit.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "plan/problem.h"
 

@@ -93,18 +93,6 @@ __device__ inline void load_runs(const Params<T>& p, const Memory& memory, const
   }
 }
 
-// Sixteen bytes that begin `bytes` after those of the first, less than sixteen.
-__device__ inline uint4 shifted(const uint4& first, const uint4& second, int bytes) {
-  uint32_t word[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-#pragma unroll
-  for (int i = 0; i < 6; ++i) word[i] = bytes & 8 ? word[i + 2] : word[i];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) word[i] = bytes & 4 ? word[i + 1] : word[i];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(word[i], word[i + 1], (bytes & 3) * 8);
-  return make_uint4(word[0], word[1], word[2], word[3]);
-}
-
 // Puts a run of dy that came in classes in order.
 template <typename T, int kKernel>
 __device__ inline void order_classes(const Params<T>& p, const char* raw, char* stage, int first,

@@ -1,29 +1,16 @@
 // Units of 16 bytes of pixels, of images in shared memory, and where they belong.
 #pragma once
 
+#include "kernels/implicit_gemm/unit.cuh"
 #include "kernels/implicit_gemm/weight/planes/params.cuh"
-#include "kernels/implicit_gemm/weight/unit.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace customconv::implicit_gemm::weight::planes {
 
-using weight::load_unit;
+using implicit_gemm::load_unit;
 
-// Of a unit's words, ones where a pixel exists.
-template <typename T>
-__device__ inline uint4 mask_of(int first, int last) {
-  constexpr int kPixels = 4 / static_cast<int>(sizeof(T));  // of a word
-  uint32_t word[4] = {};
-#pragma unroll
-  for (int i = 0; i < kUnit<T>; ++i) {
-    const uint32_t pixel = sizeof(T) == 4 ? ~0u : 0xFFFFu << i % kPixels * 16;
-    if (i >= first && i < last) word[i / kPixels] |= pixel;
-  }
-  return make_uint4(word[0], word[1], word[2], word[3]);
-}
-
-// The same unit of images in shared memory, where words may be read that hold none of its pixels.
+// A unit of images in shared memory, where words may be read that hold none of its pixels.
 template <typename T>
 __device__ inline uint4 load_unit(const T* at, const uint4& mask) {
   const uint32_t address = ptx::shared_address(at), words = address & ~3u;

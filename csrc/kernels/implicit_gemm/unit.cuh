@@ -5,7 +5,7 @@
 
 #include "kernels/ptx/wgmma.cuh"
 
-namespace customconv::implicit_gemm::weight {
+namespace customconv::implicit_gemm {
 
 __device__ inline uint4 round_all(uint4 v) {
   return make_uint4(ptx::round_tf32(v.x), ptx::round_tf32(v.y), ptx::round_tf32(v.z),
@@ -44,4 +44,29 @@ __device__ inline uint4 load_unit(const T* at, int first, int last) {
   return sizeof(T) == 4 ? round_all(unit) : unit;
 }
 
-}  // namespace customconv::implicit_gemm::weight
+// Sixteen bytes that begin `bytes` after those of the first, less than sixteen.
+__device__ inline uint4 shifted(const uint4& first, const uint4& second, int bytes) {
+  uint32_t word[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) word[i] = bytes & 8 ? word[i + 2] : word[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) word[i] = bytes & 4 ? word[i + 1] : word[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(word[i], word[i + 1], (bytes & 3) * 8);
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// Of a unit's words, ones where elements exist: from the first on, before the last.
+template <typename T>
+__device__ inline uint4 mask_of(int first, int last) {
+  constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kOfWord = kElements / 4;
+  uint32_t word[4] = {};
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) {
+    const uint32_t element = sizeof(T) == 4 ? ~0u : 0xFFFFu << i % kOfWord * 16;
+    if (i >= first && i < last) word[i / kOfWord] |= element;
+  }
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+}  // namespace customconv::implicit_gemm
