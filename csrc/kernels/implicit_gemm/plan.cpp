@@ -312,6 +312,7 @@ class Search {
     }
     if (one_tap && (p_.stride_w == 1 || p_.dtype == DType::kFloat32)) {
       try_kernels(Fetch::kPieces, 0);
+      if (!by_warps_) try_kernels(Fetch::kPieces, kStagedRows);
     } else if (p_.stride_w == 1 && p_.dilation_w == 1 && p_.keeps_pairs()) {
       try_planes(Fetch::kTaps);
       try_planes(Fetch::kOddTaps);

@@ -159,7 +159,8 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
       }
     } else if (kCopied) {
       if (kStages && p.source.row.staged) {
-        load_staged_rows<T, kChannels, kGradient>(p, shared, threadIdx.x - 32, walk);
+        load_staged_rows<T, kChannels, kFetch != Fetch::kPieces, kGradient>(p, shared,
+                                                                            threadIdx.x - 32, walk);
       } else if (p.source.row.boxes == 0) {
         load_rows<T, kChannels, kFetch, kGradient>(p, shared, threadIdx.x - 32, walk);
       } else if (warp == 1) {

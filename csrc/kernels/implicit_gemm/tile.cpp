@@ -156,6 +156,11 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, bool sta
   Rows& row = t.row;
   const bool compact = is_compact(t.fetch);
   row.vector = vector_of(p, compact, t.columns, compact ? apart_h || apart_w : apart_w);
+  const bool in_rows = p.W == 1 || p.x_strides[3] == 1;
+  // Without rows, of images that are one.
+  const bool one_row = p.is_pointwise() && p.H == 1 && p.W > 1;
+  row.staged =
+      staged && in_rows && is_staged(t.fetch) && row.vector <= kMostStaged && (!compact || one_row);
   row.pairs = (t.columns + 1) / 2;
   if (t.fetch == Fetch::kSlabs)  // an image ends with a slab
     row.pairs = static_cast<int>(round_up(t.columns, kInstructionRows) / 2);
@@ -169,14 +174,17 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, bool sta
   row.period = period < INT32_MAX ? static_cast<int>(period) : INT32_MAX;
   if (compact) {
     t.positions = t.kind().pixels;
+    if (row.staged) {
+      row.vector = 16;
+      row.pairs = static_cast<int>(round_up(t.columns, row.vector / size) / 2);
+      row.slots = static_cast<int>(t.positions * size / row.vector + run_images(p, t));
+    }
   } else {
     row.slack = slack_of(p, row.vector);
     lay_out_plane(p, asked, t);
     // Shifting takes instructions: where 2 bytes of few channels would be copied at a time, or more
     // vectors than are listed.
     const bool many = t.positions * size / row.vector > kMostCopies;
-    const bool in_rows = p.W == 1 || p.x_strides[3] == 1;
-    row.staged = staged && in_rows && row.vector <= kMostStaged;
     row.shifted =
         !row.staged && in_rows && row.vector <= 4 && (many || (t.is_flat() && row.vector < 4));
     if (row.staged || row.shifted) {
@@ -206,8 +214,8 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, bool sta
   }
   if (row.staged) {
     // A row's vectors lie in so many and one, as they begin in memory.
-    const int64_t vectors = t.pitch * size / row.vector + 1;
-    t.raw_bytes = static_cast<int>(round_up(channels * t.plane_rows * vectors * row.vector, 128));
+    if (!compact) row.slots = static_cast<int>((t.pitch * size / row.vector + 1) * t.plane_rows);
+    t.raw_bytes = static_cast<int>(round_up(channels * row.slots * row.vector, 128));
   }
   // A thread may fetch a pair of pixels of which it uses one, behind the last row.
   t.stage_bytes = static_cast<int>(round_up(channels * row.channel_bytes + 2 * size, 1024));
@@ -367,9 +375,7 @@ bool is_legal(const Forward& p, const Tile& t) {
   if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
     if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
   }
-  // Of what is staged rows are listed, of this tile and of the next.
-  if (t.row.staged) return t.plane_rows <= kMostCopies / 2;
-  return t.row.boxes > 0 || vectors <= kMostCopies;
+  return t.row.boxes > 0 || t.row.staged || vectors <= kMostCopies;
 }
 
 Tile tile_of(const Forward& p, const ConvPlan& plan) {

@@ -92,7 +92,9 @@ inline constexpr int kFetchCount = 11;
 // Whether threads copy pixels; else the copy engine does.
 constexpr bool is_copied(Fetch fetch) { return fetch >= Fetch::kPieces && fetch <= Fetch::kFlat; }
 // Whether their rows may be staged.
-constexpr bool is_staged(Fetch fetch) { return fetch >= Fetch::kTaps && fetch <= Fetch::kElements; }
+constexpr bool is_staged(Fetch fetch) {
+  return fetch >= Fetch::kPieces && fetch <= Fetch::kElements;
+}
 constexpr bool is_of_images(Fetch fetch) {
   return fetch == Fetch::kImages || fetch == Fetch::kImagePieces;
 }
@@ -173,7 +175,8 @@ struct Rows {
   bool interleaved;  // channels-last: all channels are one, of wider rows
   int vector;        // bytes that are copied at a time
   bool shifted;      // rows begin anywhere: threads put vectors together from aligned words,
-  bool staged;       // or from what they have copied to shared memory before
+  bool staged;       // or from what they have copied to shared memory before:
+  int slots;         // so many units of 16 bytes of each channel
   int boxes;         // by which the copy engine brings a row of each channel of a stage, or 0
   int slack;         // pixels before the first that a tap reads, which align the copies
   int pairs;         // of pixels in a row of output
