@@ -325,7 +325,7 @@ Tile tile_of(const ConvProblem& p, const ConvPlan& plan) {
   return make_tile(p, plan.variant_index & ~kPlanes, plan.tile, plan.splits, plan.shared_bytes);
 }
 
-int64_t memory_bytes(const ConvProblem& p, const Tile& t) {
+int64_t memory_bytes(const Tile& t) {
   constexpr int64_t kSize = sizeof(float);
   // Sums of a cluster, then rows of results, take the place of pixels.
   const int64_t sums = t.cluster > 1 ? t.sums() * kSize : 0;
@@ -339,9 +339,7 @@ int64_t memory_bytes(const ConvProblem& p, const Tile& t) {
   return std::max({pixels, sums, results});
 }
 
-int shared_bytes(const ConvProblem& p, const Tile& t) {
-  return small(memory_bytes(p, t)) + kBarrierBytes;
-}
+int shared_bytes(const Tile& t) { return small(memory_bytes(t)) + kBarrierBytes; }
 
 int64_t blocks_of(const ConvProblem& p, const Tile& t) {
   return p.groups * t.blocks_k * t.blocks_c * t.filter_sets * t.chunks;

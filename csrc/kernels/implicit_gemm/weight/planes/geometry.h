@@ -162,8 +162,8 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
 Tile tile_of(const ConvProblem& p, const ConvPlan& plan);
 
 // Where the barriers begin, behind what the block keeps in shared memory.
-int64_t memory_bytes(const ConvProblem& p, const Tile& t);
-int shared_bytes(const ConvProblem& p, const Tile& t);
+int64_t memory_bytes(const Tile& t);
+int shared_bytes(const Tile& t);
 
 // Thread blocks that share a part of the pixels.
 int64_t blocks_of(const ConvProblem& p, const Tile& t);

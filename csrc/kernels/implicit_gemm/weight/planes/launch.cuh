@@ -154,7 +154,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.raw_y = narrowed(t.raw_y);
   p.raw_bytes = narrowed(t.raw_x + t.raw_y);
   p.raw_at = narrowed(t.stages * t.stage_bytes);
-  p.barriers_at = narrowed(memory_bytes(problem, t));
+  p.barriers_at = narrowed(memory_bytes(t));
   p.by_x_units = D(t.inside_units.count);
   p.by_x_rows = D(t.inside_rows.count);
   p.by_row_units = D(t.row_units());

@@ -130,9 +130,8 @@ double tile_clocks(const ConvProblem& p, const Tile& t) {
                                                  : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
   const auto conflicts = static_cast<double>(std::min<int64_t>(p.stride_w, 4));
   const double bytes = kind.blocks() * kBlockBytes + 16 * words * conflicts * kWarpWord;
-  const double clocks =
-      std::max({(columns / kEfficiency + others) * busy, bytes * busy / kSharedBytes,
-                columns + others + kFetchClocks / kind.together()});
+  const double clocks = std::max({(columns / kEfficiency + others) * busy,
+                                  bytes * busy / kSharedBytes, columns + others + kFetchClocks});
   const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
   const double math = steps * clocks * (t.along_p > 1 ? kApart : 1), load = load_clocks(p, t);
   // Threads that load slow down those that multiply; the copy engine does not.
@@ -266,7 +265,7 @@ class Search {
                      Tile t = one;
                      t.splits = parts * cluster;
                      t.cluster = static_cast<int>(cluster);
-                     if (shared_bytes(p_, t) > shared) return;
+                     if (shared_bytes(t) > shared) return;
                      const double ms = price(p_, d_, t, clocks);
                      if (best.ms == 0 || ms < best.ms) {
                        best = {t, variant | log << kClusterShift, ms};
@@ -287,7 +286,7 @@ class Search {
     plan.splits = t.splits;
     plan.block = t.kind().threads();
     plan.wide_index = needs_wide_index(p_);
-    plan.shared_bytes = shared_bytes(p_, t);
+    plan.shared_bytes = shared_bytes(t);
     plan.grid[0] = blocks_of(p_, t) * t.splits;
     plan.workspace_bytes =
         t.is_direct() ? 0
