@@ -25,6 +25,7 @@ constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together
 constexpr double kStagedBytesPerClock = 8;     // from what is in shared memory already
 constexpr double kBoxedRowClocks = 12;         // of the copy engine, for each row of a channel
 constexpr double kTurnedUnitClocks = 2;        // to put 16 bytes of channels side by side
+constexpr double kWeightClocks = 1000;         // until a stage of weights is there
 constexpr double kTransposedBlockClocks = 80;  // to transpose 32 x 32 of the weights,
 constexpr double kTransposedInPlaceClocks = 220;  // where products read pixels from there too
 constexpr double kPackLatencyMs = 0.001;          // of a kernel that packs a matrix,
@@ -197,6 +198,11 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
   if (t.by_warps) {
     const double copied = weights + (boxes ? input : 0);
     clocks.load = std::max(clocks.load, copied / (32 * 16) * kCopyClocks);
+  }
+  if (!t.by_warps) {  // with few stages of weights, products wait for them
+    const double groups =
+        products / (is_read_in_place(t.fetch) ? kRowBytes / kPieceBytes : group_products(t.fetch));
+    clocks.load = std::max(clocks.load, groups * kWeightClocks / t.w_stages);
   }
   clocks.store = store_clocks(p, t);
   return clocks;
