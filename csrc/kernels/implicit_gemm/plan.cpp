@@ -340,7 +340,7 @@ class Search {
     const bool far_h = reaches_far(p_.R, p_.dilation_h), far_w = reaches_far(p_.S, p_.dilation_w);
     try_kernels(fetch, 0);
     if (far_h) try_kernels(fetch, kApartH);
-    if (is_staged(fetch) && !by_warps_) {
+    if (may_be_staged(fetch) && !by_warps_) {
       try_kernels(fetch, kStagedRows);
       if (far_h) try_kernels(fetch, kApartH | kStagedRows);
     }

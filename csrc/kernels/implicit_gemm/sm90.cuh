@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   constexpr int kChannels = kKind.channels;
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
   constexpr bool kBoxes = is_of_planes(kFetch), kTurned = kFetch == Fetch::kTurned;
-  constexpr bool kCopied = is_copied(kFetch), kStages = is_staged(kFetch);
+  constexpr bool kCopied = is_copied(kFetch), kStages = may_be_staged(kFetch);
   constexpr bool kMayTranspose = kGradient && warps_transpose(kFetch, sizeof(T));
   extern __shared__ __align__(1024) char memory[];
   const Shared shared(p, memory, kCopied || kTurned, kFetch == Fetch::kFlat);

@@ -92,7 +92,7 @@ inline constexpr int kFetchCount = 11;
 // Whether threads copy pixels; else the copy engine does.
 constexpr bool is_copied(Fetch fetch) { return fetch >= Fetch::kPieces && fetch <= Fetch::kFlat; }
 // Whether their rows may be staged.
-constexpr bool is_staged(Fetch fetch) {
+constexpr bool may_be_staged(Fetch fetch) {
   return fetch >= Fetch::kPieces && fetch <= Fetch::kElements;
 }
 constexpr bool is_of_images(Fetch fetch) {
