@@ -185,6 +185,7 @@ Fetch fetch_of(const ConvProblem& p, const Tile& t) {
         element_size(p.dtype) == 2 && is_shifted(p) && (t.kind().taps == 1 || p.dilation_w == 1);
     return pairs ? Fetch::kTablePairs : Fetch::kTableElements;
   }
+  if (t.boxed && !t.flat && t.kind().taps == 1 && p.is_pointwise()) return Fetch::kSlabs;
   const bool words = element_size(p.dtype) == 2 && !t.flat && p.stride_w <= 2 &&
                      (t.kind().taps == 1 || p.dilation_w == 1);
   return !words ? Fetch::kElements : p.stride_w == 1 ? Fetch::kPairs : Fetch::kHalves;
@@ -301,7 +302,11 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     t.full_slabs = (across - 1) * lines;
     // What a box of dy brings beyond the tile would be multiplied too.
     if (t.row_units() % 2 != 0 && t.tiles_q > 1) return t;
-    if (t.x_columns > kMostBox || (x_rows - 1) * t.step_h >= kMostBox) return t;
+    if (fetch_of(p, t) == Fetch::kSlabs) {
+      t.x_block = int64_t{t.slabs} * kSlabBytes;
+    } else if (t.x_columns > kMostBox || (x_rows - 1) * t.step_h >= kMostBox) {
+      return t;
+    }
     if (t.images > kMostBox || t.rows > kMostBox) return t;
   } else {
     cut_into_slabs(t);

@@ -25,13 +25,14 @@
 namespace customconv::implicit_gemm::weight::planes {
 
 constexpr int kUnitBytes = 16;
-constexpr int kSlabUnits = 8;   // with the 128-byte swizzle
-constexpr int kSlabSteps = 4;   // of two units
-constexpr int kMostFlat = 16;   // channels beside which taps are rows
-constexpr int kRawStages = 2;   // of whole images
-constexpr int kMostSteps = 64;  // of a tile
-constexpr int kMostBoxes = 4;   // of a run
-constexpr int kRowPadding = 4;  // sums, behind each row of results
+constexpr int kSlabUnits = 8;                                 // with the 128-byte swizzle
+constexpr int kSlabSteps = 4;                                 // of two units
+constexpr int kMostFlat = 16;                                 // channels beside which taps are rows
+constexpr int kRawStages = 2;                                 // of whole images
+constexpr int kMostSteps = 64;                                // of a tile
+constexpr int kMostBoxes = 4;                                 // of a run
+constexpr int kSlabBytes = kBlock * kSlabUnits * kUnitBytes;  // of 64 channels
+constexpr int kRowPadding = 4;                                // sums, behind each row of results
 
 // A warpgroup sums some taps of 64 input channels by `k_blocks` times 64 output channels.
 struct Kernel {
@@ -148,9 +149,12 @@ ConvProblem as_one_row(ConvProblem p);
 // The same whose channels are all channels and taps, where those are rows of the instruction.
 ConvProblem rows_of(ConvProblem p, bool flat);
 // How threads fetch x: element by element, or in words of two neighbours, which output pixels or
-// their taps share. Of a stride of two, each pixel is half of a word. By a table, too.
-enum class Fetch { kElements, kPairs, kHalves, kTableElements, kTablePairs };
-constexpr bool has_table(Fetch fetch) { return fetch >= Fetch::kTableElements; }
+// their taps share. Of a stride of two, each pixel is half of a word. By a table, too. Or not at
+// all: a single tap's pixels may lie in slabs as dy's do, and the instruction reads both.
+enum class Fetch { kElements, kPairs, kHalves, kTableElements, kTablePairs, kSlabs };
+constexpr bool has_table(Fetch fetch) {
+  return fetch == Fetch::kTableElements || fetch == Fetch::kTablePairs;
+}
 Fetch fetch_of(const ConvProblem& p, const Tile& t);
 // Whether the copy engine can read a tensor's rows.
 bool is_boxed(const ConvProblem& p);

@@ -43,6 +43,9 @@ inline int logarithm(int power_of_two) { return __builtin_ctz(power_of_two); }
 template <typename T, int kKernel>
 auto kernel_of(Fetch fetch) {
   if (fetch == Fetch::kTableElements) return sum_planes<T, kKernel, Fetch::kTableElements>;
+  if constexpr (kKernels[kKernel].taps == 1) {
+    if (fetch == Fetch::kSlabs) return sum_planes<T, kKernel, Fetch::kSlabs>;
+  }
   if constexpr (sizeof(T) == 2) {
     if (fetch == Fetch::kTablePairs) return sum_planes<T, kKernel, Fetch::kTablePairs>;
     if (fetch == Fetch::kPairs) return sum_planes<T, kKernel, Fetch::kPairs>;
@@ -62,10 +65,15 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.y = static_cast<const T*>(operands.y);
   const auto narrowed = [](int64_t value) { return static_cast<int>(value); };
   p.boxed = t.boxed;
+  const Fetch fetch = fetch_of(problem, t);
+  p.x_in_slabs = fetch == Fetch::kSlabs;
   p.y_columns = kSlabUnits * kUnit<T>;
   if (t.boxed) {
-    p.x_map = map_planes(p.x, problem.x_sizes(), problem.x_strides, t.x_columns, t.channels,
-                         t.x_rows, t.images, t.step_h, CU_TENSOR_MAP_SWIZZLE_NONE);
+    p.x_map = p.x_in_slabs
+                  ? map_planes(p.x, problem.x_sizes(), problem.x_strides, p.y_columns, kBlock,
+                               t.rows, t.images, 1, CU_TENSOR_MAP_SWIZZLE_128B)
+                  : map_planes(p.x, problem.x_sizes(), problem.x_strides, t.x_columns, t.channels,
+                               t.x_rows, t.images, t.step_h, CU_TENSOR_MAP_SWIZZLE_NONE);
     p.y_map =
         map_planes(p.y, problem.y_sizes(), problem.y_strides, p.y_columns,
                    t.kind().k_blocks * kBlock, t.rows, t.images, 1, CU_TENSOR_MAP_SWIZZLE_128B);
@@ -90,6 +98,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     const Step step = t.step(i);
     p.slab_at[i] = step.slab * narrowed(t.slab_bytes) + step.place * kUnitBytes;
     if (t.runs) continue;  // a table says where its pixels are
+    if (p.x_in_slabs) {
+      p.unit_at[i][0] = step.slab * kSlabBytes + step.place * kUnitBytes;
+      continue;
+    }
     for (int j = 0; j < 2; ++j) {
       const int unit = step.units[j], line = unit / t.row_units();
       p.unit_at[i][j] = line / t.rows * t.x_image + line % t.rows * t.row_step * t.x_row +
@@ -208,7 +220,6 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.from = {is_exact(problem, t), t.flat, p.x, p.y, problem};
 
   static_assert(kKernelCount == 6);
-  const Fetch fetch = fetch_of(problem, t);
   void (*const kTable[])(Params<T>) = {kernel_of<T, 0>(fetch), kernel_of<T, 1>(fetch),
                                        kernel_of<T, 2>(fetch), kernel_of<T, 3>(fetch),
                                        kernel_of<T, 4>(fetch), kernel_of<T, 5>(fetch)};

@@ -123,15 +123,18 @@ double tile_clocks(const ConvProblem& p, const Tile& t) {
   const double columns = kind.blocks() * kBlockClocks;
   const Fetch fetch = fetch_of(p, t);
   const bool by_elements = fetch == Fetch::kTableElements;
+  const bool in_slabs = fetch == Fetch::kSlabs;  // nothing is fetched
   const double others = kind.taps * (kProductClocks + (by_elements ? kElementClocks : 0)) +
                         (t.runs ? kPlaceClocks : 0);
   const double words = fetch == Fetch::kPairs || fetch == Fetch::kTablePairs ? kind.taps / 2 + 1.5
                        : fetch == Fetch::kHalves ? kind.taps / 2 + 2
                                                  : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
   const auto conflicts = static_cast<double>(std::min<int64_t>(p.stride_w, 4));
-  const double bytes = kind.blocks() * kBlockBytes + 16 * words * conflicts * kWarpWord;
-  const double clocks = std::max({(columns / kEfficiency + others) * busy,
-                                  bytes * busy / kSharedBytes, columns + others + kFetchClocks});
+  const double bytes =
+      kind.blocks() * kBlockBytes + (in_slabs ? kBlockBytes : 16 * words * conflicts * kWarpWord);
+  const double clocks =
+      std::max({(columns / kEfficiency + others) * busy, bytes * busy / kSharedBytes,
+                columns + others + (in_slabs ? 0 : kFetchClocks)});
   const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
   const double math = steps * clocks * (t.along_p > 1 ? kApart : 1), load = load_clocks(p, t);
   // Threads that load slow down those that multiply; the copy engine does not.

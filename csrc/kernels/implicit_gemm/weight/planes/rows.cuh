@@ -34,6 +34,15 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
       }
 #pragma unroll 1
       for (int i = 0; i < boxes_c; ++i, x += p.x_block) {
+        if (p.x_in_slabs) {
+          char* slab = x;
+#pragma unroll 1
+          for (int q = 0; q < p.columns; q += p.y_columns) {
+            ptx::copy_box(slab, &p.x_map, full, at.q + q, c + i * kBlock, at.p, at.n);
+            slab += p.images * p.rows * kSlabBytes;
+          }
+          continue;
+        }
         ptx::copy_box(x, &p.x_map, full, at.q * p.stride_w + first_w, c + i * kBlock,
                       at.p * p.stride_h + first_h, at.n);
       }

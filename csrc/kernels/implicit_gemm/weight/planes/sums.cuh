@@ -71,6 +71,38 @@ __device__ inline void multiply(
   }
 }
 
+// The same of a single tap whose pixels lie in slabs, too, from `x` on: nothing is fetched, and a
+// tile's last product is under way while the next tile is awaited.
+template <typename T, int kKernel>
+__device__ inline void multiply_slabs(const Params<T>& p, const Memory& memory, const Share& share,
+                                      uint32_t x, int first_step,
+                                      float (&sum)[kKernels[kKernel].k_blocks * 32]) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  const uint64_t y_slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
+  const uint64_t x_slabs = ptx::describe_rows(x, 1024);
+  ptx::Turn turn;
+  int done = -1;  // the stage that products under way may still read
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+    ptx::wait(&memory.full[turn.stage], turn.parity);
+    const uint32_t stage = turn.stage * p.stage_bytes;
+#pragma unroll 1
+    for (int step = first_step; step < p.steps; step += p.along_p) {
+      ptx::begin_products();
+      ptx::Product<T, kKind.k_blocks * kBlock>::add(
+          sum, ptx::advance(x_slabs, stage + p.unit_at[step][0]),
+          ptx::advance(y_slabs, stage + p.slab_at[step]), 1);
+      ptx::commit_products();
+      ptx::await_products<1>();
+      if (done >= 0) ptx::arrive(&memory.empty[done]);
+      done = -1;
+    }
+    done = turn.stage;
+    turn.advance(p.stages);
+  }
+  ptx::await_products<0>();
+}
+
 template <typename T, int kKernel, Fetch kFetch>
 __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     sum_planes(const __grid_constant__ Params<T> p) {
@@ -144,7 +176,9 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   const uint32_t x = ptx::shared_address(stages) + p.x_at + (p.flat ? 0 : box_c * p.x_block);
   Rows rows;
   bool odd = false;
-  if constexpr (has_table(kFetch)) {
+  if constexpr (kFetch == Fetch::kSlabs) {
+    multiply_slabs<T, kKernel>(p, memory, share, x, first_step, sum[0]);
+  } else if constexpr (has_table(kFetch)) {
     const int run = p.x_runs > 1 ? filter_row : 0;
     rows.table = ptx::shared_address(stages) + p.table_at + filter_row * p.table_bytes +
                  lane % 4 * (kKind.taps > 1 ? 16 : 8);
@@ -177,11 +211,13 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
       }
     }
   }
-  if (odd) {
-    constexpr bool kCanBeOdd = kFetch != Fetch::kElements && !has_table(kFetch);
-    multiply<T, kKernel, kFetch, kCanBeOdd>(p, memory, share, rows, first_step, sum);
-  } else {
-    multiply<T, kKernel, kFetch, false>(p, memory, share, rows, first_step, sum);
+  if constexpr (kFetch != Fetch::kSlabs) {
+    if (odd) {
+      constexpr bool kCanBeOdd = kFetch != Fetch::kElements && !has_table(kFetch);
+      multiply<T, kKernel, kFetch, kCanBeOdd>(p, memory, share, rows, first_step, sum);
+    } else {
+      multiply<T, kKernel, kFetch, false>(p, memory, share, rows, first_step, sum);
+    }
   }
   constexpr int kVectors = kKind.blocks() * 8;
   float* const sums = &sum[0][0];
