@@ -357,6 +357,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   }
   p.staging_bytes = staging(problem, tile);
   p.stage_bytes = tile.stage_bytes;
+  p.raw_stages = tile.raw_stages();
   p.raw_bytes = tile.raw_bytes;
   p.weight_bytes = tile.weight_bytes();
   p.boxed_bytes = tile.positions * kRowBytes;

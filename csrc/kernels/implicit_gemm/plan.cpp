@@ -22,7 +22,10 @@ constexpr double kSmallPieces = 1.6;           // the same of single taps, of 32
 constexpr double kImageCopyClocks = 120;       // to start the copy of an image's channels
 constexpr double kElementBytesPerClock = 1.6;  // where elements are copied through registers
 constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together,
-constexpr double kStagedBytesPerClock = 8;     // from what is in shared memory already
+constexpr double kStagedStepClocks = 500;      // of loaders, for a step of what is staged,
+constexpr double kStagedCopyClocks = 15;       // to start a copy of it,
+constexpr double kStagedVectorClocks = 600;    // to find a vector,
+constexpr double kStagedUnitClocks = 130;      // and to put 16 bytes of a channel in order
 constexpr double kBoxedRowClocks = 12;         // of the copy engine, for each row of a channel
 constexpr double kTurnedUnitClocks = 2;        // to put 16 bytes of channels side by side
 constexpr double kWeightClocks = 1000;         // until a stage of weights is there
@@ -142,6 +145,16 @@ double store_clocks(const ConvProblem& p, const Tile& t) {
   return clocks;
 }
 
+// To bring a step's staged rows, and to put them in order.
+double staging_clocks(const ConvProblem& p, const Tile& t) {
+  const int64_t size = element_size(p.dtype), channels = t.chunk * kPieceBytes / size;
+  const int64_t vectors = ceil_divide(t.positions * size / t.row.vector, t.row.threads);
+  const int64_t units = ceil_divide(channels, kRowThreads / t.row.threads);
+  return kStagedStepClocks + static_cast<double>(t.row.stretches * channels) * kStagedCopyClocks +
+         static_cast<double>(vectors) *
+             (kStagedVectorClocks + static_cast<double>(units) * kStagedUnitClocks);
+}
+
 Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile& t, double taps) {
   const Kernel& kind = t.kind();
   const bool boxes = t.fetch == Fetch::kShared;
@@ -191,7 +204,7 @@ Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile&
         input / t.row.vector / (is_compact(t.fetch) && size == 4 ? kSmallPieces : kSmallCopies);
     if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;
     if (t.row.shifted) copies = input / kShiftedBytesPerClock;
-    if (t.row.staged) copies = input / kStagedBytesPerClock;
+    if (t.row.staged) copies = t.steps() * staging_clocks(p, t);
     if (t.row.vector == 2) copies = input / kElementBytesPerClock;
     clocks.load = std::max(clocks.load, copies);
   }

@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     if (kind < kBarrierKinds) {
       const int lane = threadIdx.x % 32;
       int count = kind < 2 ? p.x_stages : kind < 4 ? p.w_stages : kWarpgroups;
-      if (kind == 5 || kind == 6) count = kTurned ? kRawStages : 0;
+      if (kind == 5 || kind == 6) count = kTurned || kStages ? p.raw_stages : 0;
       if (kind == 7) count = kMayTranspose ? p.w_stages : 0;
       int arrivals = 1;
       if (kind == 0 && kCopied && p.source.row.boxes == 0) arrivals = kRowThreads;
@@ -192,6 +192,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
       if (kind == 1) arrivals = (is_read_in_place(kFetch) ? 1 : 128) * kWarpgroups * p.share_x;
       if (kind == 3) arrivals = kWarpgroups * p.share_w;
       if (kind >= 6) arrivals = kSpareWarps * 32;
+      if (kStages && (kind == 5 || kind == 6)) arrivals = kRowThreads;
       if (lane < count) ptx::init_barrier(&shared.x_full[kind * kMostStages + lane], arrivals);
       ptx::fence_barrier_init();
     }

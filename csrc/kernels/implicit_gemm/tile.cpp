@@ -10,6 +10,8 @@ namespace {
 
 constexpr int kMostBox = 256;            // pixels of a box, along a dimension
 constexpr int64_t kPageBytes = 2 << 20;  // of memory
+constexpr double kWholeRows = 2;        // up to so much of what a tile reads, whole rows are copied
+constexpr int64_t kVectorChannels = 3;  // that a staged vector takes the time of, beside its own
 
 // Of boxes: what a stride skips is not loaded.
 Axis boxed_axis(int64_t taps, int64_t stride, int64_t dilation, bool apart) {
@@ -144,6 +146,42 @@ void lay_out_plane(const ConvProblem& p, const ConvProblem& asked, Tile& t) {
   t.positions = t.pitch * t.plane_rows;
 }
 
+// Fills in how rows that begin anywhere are copied before they are put in order.
+void lay_out_stretches(const ConvProblem& p, Tile& t) {
+  const int64_t size = element_size(p.dtype), bytes = p.W * size;
+  const int64_t units = t.pitch * size / t.row.vector;  // of a row
+  Rows& row = t.row;
+  row.whole = row.row_step == 1 && (p.H == 1 || p.x_strides[2] == p.W) &&
+              static_cast<double>(p.W) <= t.pitch * kWholeRows;
+  if (row.whole) {
+    // Beside its rows' bytes the last row's vectors, and what begins and ends with whole units.
+    const int64_t more = std::max<int64_t>(units * row.vector - bytes, 0) + 3 * (row.vector - 1);
+    row.stretches = t.shape == Shape::kRun ? static_cast<int>(run_images(p, t)) : 1;
+    row.more_slots = static_cast<int>(ceil_divide(more, row.vector));
+    row.slots = static_cast<int>(ceil_divide(t.plane_rows * bytes, row.vector)) +
+                row.stretches * row.more_slots;
+  } else {
+    row.stretches = t.plane_rows;  // a unit more holds them as they begin in memory
+    row.slots = static_cast<int>((units + 1) * t.plane_rows);
+  }
+}
+
+// Of kRowThreads those that put vectors of one channel in order, while others have other channels:
+// so that they have the least to do.
+int staging_threads(int64_t vectors, int64_t channels) {
+  int64_t best = kRowThreads, least = INT64_MAX;
+  for (int64_t threads = kRowThreads; threads >= kRowThreads / 6; --threads) {
+    if (kRowThreads % threads != 0) continue;
+    const int64_t own = ceil_divide(channels, kRowThreads / threads) + kVectorChannels;
+    const int64_t count = ceil_divide(vectors, threads) * own;
+    if (count < least) {
+      least = count;
+      best = threads;
+    }
+  }
+  return static_cast<int>(best);
+}
+
 // Fills in a tile of rows.
 void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, bool staged, Tile& t) {
   t.row.interleaved = t.is_flat() && asked.C > 1 && asked.x_strides[1] == 1 &&
@@ -177,7 +215,8 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, bool sta
     if (row.staged) {
       row.vector = 16;
       row.pairs = static_cast<int>(round_up(t.columns, row.vector / size) / 2);
-      row.slots = static_cast<int>(t.positions * size / row.vector + run_images(p, t));
+      row.stretches = static_cast<int>(run_images(p, t));
+      row.slots = static_cast<int>(t.positions * size / row.vector) + row.stretches;
     }
   } else {
     row.slack = slack_of(p, row.vector);
@@ -213,8 +252,8 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, bool sta
     return;
   }
   if (row.staged) {
-    // A row's vectors lie in so many and one, as they begin in memory.
-    if (!compact) row.slots = static_cast<int>((t.pitch * size / row.vector + 1) * t.plane_rows);
+    if (!compact) lay_out_stretches(p, t);
+    row.threads = staging_threads(t.positions * size / row.vector, channels);
     t.raw_bytes = static_cast<int>(round_up(channels * row.slots * row.vector, 128));
   }
   // A thread may fetch a pair of pixels of which it uses one, behind the last row.
@@ -253,7 +292,7 @@ int past_the_end(const Tile& t) {
 // What is not stages.
 int64_t fixed_bytes(const ConvProblem& p, const Tile& t) {
   const bool lists = t.by_warps || is_copied(t.fetch) || t.fetch == Fetch::kTurned;
-  return staging(p, t) + kBarrierBytes + (lists ? kCopiesBytes : 0) + kRawStages * t.raw_bytes +
+  return staging(p, t) + kBarrierBytes + (lists ? kCopiesBytes : 0) + t.raw_stages() * t.raw_bytes +
          (t.is_flat() ? kFlatBytes : 0) + past_the_end(t) + exchange_bytes(t);
 }
 
@@ -342,7 +381,9 @@ bool choose_stages(const ConvProblem& p, int64_t room, Tile& t) {
   const bool one_tap = t.h.reach == 0 && t.w.reach == 0;
   int64_t stages = 2;
   if (!is_of_planes(t.fetch)) {
-    stages = std::clamp<int64_t>((room - 4 * weight) / input, 2, one_tap ? kMostStages : 4);
+    // Of staged rows what has come is kept before.
+    const int64_t most = t.row.staged ? 3 : one_tap ? kMostStages : 4;
+    stages = std::clamp<int64_t>((room - 4 * weight) / input, 2, most);
   } else if (one_tap) {
     stages = std::clamp<int64_t>(room / (input + weight), 2, kMostStages);
   }
@@ -375,7 +416,8 @@ bool is_legal(const Forward& p, const Tile& t) {
   if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
     if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
   }
-  return t.row.boxes > 0 || t.row.staged || vectors <= kMostCopies;
+  if (t.row.staged) return vectors <= kMostStagedVectors && t.row.stretches <= kMostStretches;
+  return t.row.boxes > 0 || vectors <= kMostCopies;
 }
 
 Tile tile_of(const Forward& p, const ConvPlan& plan) {

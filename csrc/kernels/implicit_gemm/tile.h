@@ -29,7 +29,8 @@ constexpr int kRowThreads = 96;       // that copy rows
 constexpr int kRowBarrier = 15;       // of theirs
 constexpr int kSpareWarps = 2;        // that load nothing: they turn images, or transpose weights
 constexpr int kMostStages = 8;
-constexpr int kRawStages = 2;  // of images or rows before they are in order
+constexpr int kRawStages = 2;    // of images before they are turned
+constexpr int kStagedAhead = 2;  // steps, that rows are copied before they are put in order
 // Of output: 64 pixels by 128 bytes of channels, or the other way round.
 constexpr int kSlabBytes = 64 * kRowBytes;
 constexpr int kMostPlanarSlabs = 2;            // that a warpgroup stores at a time, planar
@@ -42,7 +43,9 @@ constexpr int64_t kTooMany = 1 << 20;          // positions: a plane that no mem
 constexpr int kMostFlat = 1024;                // channels times taps, where they are one dimension
 constexpr int kFlatBytes = kMostFlat * 4;
 constexpr int kMostStaged = 4;  // bytes that threads would copy at a time, for rows to be staged
-constexpr int kMostSlabs = 4;   // that a warpgroup stores at a time, channels-last
+constexpr int kMostStretches = 32;  // of a plane's staged rows: what is copied at a time
+constexpr int kMostStagedVectors = 256;
+constexpr int kMostSlabs = 4;  // that a warpgroup stores at a time, channels-last
 // Splits that a cluster of thread blocks adds up: as many as every device of 9.0 can start.
 constexpr int64_t kMostClustered = 4;
 constexpr int kSharing = 2;        // blocks that share pixels or weights
@@ -175,8 +178,12 @@ struct Rows {
   bool interleaved;  // channels-last: all channels are one, of wider rows
   int vector;        // bytes that are copied at a time
   bool shifted;      // rows begin anywhere: threads put vectors together from aligned words,
-  bool staged;       // or from what they have copied to shared memory before:
-  int slots;         // so many units of 16 bytes of each channel
+  bool staged;       // or from what was copied to shared memory before:
+  bool whole;        // an image's rows as they follow each other, else one at a time,
+  int stretches;     // so many copies of each channel,
+  int slots;         // in so many units of 16 bytes,
+  int more_slots;    // of which an image takes so many beside its rows',
+  int threads;       // and so many threads put one channel in order
   int boxes;         // by which the copy engine brings a row of each channel of a stage, or 0
   int slack;         // pixels before the first that a tap reads, which align the copies
   int pairs;         // of pixels in a row of output
@@ -228,6 +235,7 @@ struct Tile {
   int cluster() const { return clustered ? splits : share_x * share_w; }
   int chunks() const { return (pieces + chunk - 1) / chunk; }
   int steps() const { return chunks() * h.planes * w.planes; }
+  int raw_stages() const { return row.staged ? kStagedAhead + 1 : kRawStages; }
   // Of a stage: what one pixel's group of products takes.
   int weight_bytes() const { return kind().channels * kPieceBytes * group_products(fetch); }
 };

@@ -72,7 +72,7 @@ struct Params {
   int x_stages, w_stages;
   bool boxed_out;
   int stage_bytes, boxed_bytes, weight_bytes;
-  int raw_bytes;                   // of a stage of images as they come
+  int raw_stages, raw_bytes;       // of images or rows as they come
   int cluster;                     // thread blocks of a cluster
   int share_x, share_w;            // of them, those that share pixels, and weights: 1 or 2
   Corner x_part;                   // from the part of a box that a block copies to the next one's
@@ -257,7 +257,7 @@ struct Shared {
         raw_empty(raw_full + kMostStages),
         w_transposed(raw_empty + kMostStages),
         raw(weights + p.w_stages * p.weight_bytes),
-        exchange(reinterpret_cast<float*>(raw + kRawStages * p.raw_bytes)) {}
+        exchange(reinterpret_cast<float*>(raw + p.raw_stages * p.raw_bytes)) {}
 
   char* input;
   char* weights;
