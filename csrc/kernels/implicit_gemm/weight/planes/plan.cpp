@@ -12,28 +12,29 @@ namespace customconv::implicit_gemm::weight::planes {
 
 namespace {
 
-constexpr double kEfficiency = 0.919;     // of the tensor cores' rate
-constexpr double kSharedBytes = 128;      // a clock
-constexpr double kProductClocks = 24.3;   // of each, beside its columns
-constexpr double kFetchClocks = 243;      // of a warpgroup, from a step's products to the next
-constexpr double kApart = 1.13;           // of warpgroups that share a tile's steps, times
-constexpr double kLineClocks = 1.2;       // of the copy engine, for 128 bytes of a row
-constexpr double kMoreLines = 3.0;        // of a row, that does not begin with one
-constexpr double kWaitClocks = 2980;      // of threads that load, until a tile's are there
-constexpr double kCopyClocks = 3.64;      // of threads that load, for a copy
-constexpr double kOrderClocks = 90;       // to put a unit in order
-constexpr double kLoadClocks = 376;       // to load one through registers
-constexpr double kTableClocks = 408;      // to fill in an entry of a table
-constexpr double kClassClocks = 80;       // to put a unit of a class in order
-constexpr double kRunClocks = 3200;       // of threads that do so, until they have a run
-constexpr double kOneClassClocks = 1000;  // the same where nothing is put in order
-constexpr double kPlaceClocks = 13.6;     // of a step, to look up places
-constexpr double kElementClocks = 3.78;   // of a product, whose operands are fetched one by one
-constexpr double kTileClocks = 149;       // to change stages
-constexpr double kBeginClocks = 3000;     // until the first products
+constexpr double kEfficiency = 0.919;    // of the tensor cores' rate
+constexpr double kSharedBytes = 128;     // a clock
+constexpr double kProductClocks = 24.3;  // of each, beside its columns
+constexpr double kFetchClocks = 243;     // of a warpgroup, from a step's products to the next
+constexpr double kApart = 1.13;          // of warpgroups that share a tile's steps, times
+constexpr double kLineClocks = 1.2;      // of the copy engine, for 128 bytes of a row
+constexpr double kMoreLines = 3.0;       // of a row, that does not begin with one
+constexpr double kL2BytesPerClock = 25;  // of copies, to a multiprocessor, while all ask for some
+constexpr double kClassCopies = 1.5;     // as many times as long take those of a class's channels
+constexpr double kWaitClocks = 2980;     // of threads that load, until a tile's are there
+constexpr double kCopyClocks = 3.64;     // of threads that load, for a copy
+constexpr double kOrderClocks = 90;      // to put a unit in order
+constexpr double kLoadClocks = 376;      // to load one through registers
+constexpr double kTableClocks = 408;     // to fill in an entry of a table
+constexpr double kClassClocks = 130;     // to put a unit of a class in order
+constexpr double kRunClocks = 2700;      // of threads beside runs' copies, until a tile is there
+constexpr double kPlaceClocks = 13.6;    // of a step, to look up places
+constexpr double kElementClocks = 3.78;  // of a product, whose operands are fetched one by one
+constexpr double kTileClocks = 149;      // to change stages
+constexpr double kBeginClocks = 3000;    // until the first products
 constexpr double kStoreBytesPerClock = 15;
-constexpr double kResultClocks = 0.2;         // to store one, in order,
-constexpr double kApartClocks = 0.6;          // where others lie between them
+constexpr double kRowClocks = 650;            // of a warp, to store a row of results
+constexpr double kApartClocks = 1.0;          // more for each, where others lie between them
 constexpr double kPartsBytesPerClock = 1190;  // of the whole GPU, read and added up
 constexpr double kLaunchMs = 0.00722;
 constexpr double kNextMs = 0.00392;  // of the kernel that adds up parts
@@ -55,9 +56,11 @@ struct Choice {
   double ms;
 };
 
-// Lines of 128 bytes that so many rows of a box touch.
-double lines_of(int64_t rows, int64_t bytes) {
-  return static_cast<double>(rows) * (static_cast<double>(bytes) / 128 + kMoreLines);
+// Clocks of so many rows of a box, of the copy engine or until the L2 cache has sent them.
+double copy_clocks(int64_t rows, int64_t bytes) {
+  const auto size = static_cast<double>(bytes);
+  const double lines = size / 128 + kMoreLines;
+  return static_cast<double>(rows) * std::max(lines * kLineClocks, size / kL2BytesPerClock);
 }
 
 // Units that the busiest of the threads that load has, of so many places and channels.
@@ -77,21 +80,23 @@ double load_clocks(const ConvProblem& p, const Tile& t) {
   if (t.boxed) {
     const int64_t across = ceil_divide(t.row_units(), kSlabUnits);
     const int64_t slab = std::min<int64_t>(kSlabUnits * t.unit, p.Q) * bytes;
-    return kLineClocks *
-           (lines_of(channels_c * x_rows, std::min<int64_t>(t.x_columns, p.W) * bytes) +
-            lines_of(channels_k * t.images * t.rows * across, slab));
+    const int64_t slabs = t.images * t.rows * across;
+    const double x =
+        fetch_of(p, t) == Fetch::kSlabs
+            ? copy_clocks(channels_c * slabs, slab)
+            : copy_clocks(channels_c * x_rows, std::min<int64_t>(t.x_columns, p.W) * bytes);
+    return x + copy_clocks(channels_k * slabs, slab);
   }
   if (t.runs) {
     const int64_t threads = t.kind().loaders - 32;
     const int64_t entries = t.tiles_q == 1 ? 0 : t.units() * 4 * t.filter_rows;
     const int64_t units = t.orders() ? t.units() * channels_k : 0;
     const double arranging =
-        (t.one_class ? kOneClassClocks : kRunClocks) +
-        kTableClocks * static_cast<double>(ceil_divide(entries, threads)) +
+        kRunClocks + kTableClocks * static_cast<double>(ceil_divide(entries, threads)) +
         kClassClocks * static_cast<double>(units) / static_cast<double>(threads);
-    const double lines = lines_of(channels_c * t.x_runs * t.x_boxes, t.x_columns * bytes) +
-                         lines_of(channels_k * t.slabs, int64_t{kSlabUnits} * kUnitBytes);
-    return std::max(kLineClocks * lines, arranging);
+    const double copies = copy_clocks(channels_c * t.x_runs * t.x_boxes, t.x_columns * bytes) +
+                          copy_clocks(channels_k * t.slabs, int64_t{kSlabUnits} * kUnitBytes);
+    return std::max(copies * (t.one_class ? kClassCopies : 1), arranging);
   }
   const int64_t x_places = int64_t{t.images} * t.inside_rows.count * t.inside_units.count;
   const int64_t y_places = t.steps() * 2;
@@ -145,12 +150,16 @@ double tile_clocks(const ConvProblem& p, const Tile& t) {
 
 // `clocks`: of a tile.
 double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t, double clocks) {
-  const double sums =
-      static_cast<double>(busy_warpgroups(p, t)) * t.kind().blocks() * kBlock * kBlock;
+  const auto busy = static_cast<double>(busy_warpgroups(p, t));
+  const double sums = busy * t.kind().blocks() * kBlock * kBlock;
   const double own = sums / t.cluster;  // stored
   const bool direct = t.is_direct();
-  const double result = rows_follow(p, t) ? kResultClocks : kApartClocks;
-  double store = own * (direct ? result : 4 / kStoreBytesPerClock);
+  double store = own * 4 / kStoreBytesPerClock;
+  if (direct) {
+    constexpr int kWarps = 4;  // of a warpgroup
+    const double rows = t.kind().k_blocks * kBlock / (busy * kWarps * t.cluster);
+    store = rows * kRowClocks + (rows_follow(p, t) ? 0 : own * kApartClocks);
+  }
   int64_t reached = d.sm_count;
   if (t.cluster > 1) {
     store += exchange_clocks(sums, t.cluster);
