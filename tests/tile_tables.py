@@ -40,9 +40,9 @@ def flags(plan: _C.ConvPlan) -> list[str]:
 def planes_bit(name: str) -> int:
     """A bit of the variants of channels-first weight gradients."""
     text = (FAMILY / "weight/planes/geometry.h").read_text()
-    found = re.search(rf"constexpr int {name} = (\d+);", text)
+    found = re.search(rf"constexpr int {name} = (\d+)(?: << (\d+))?;", text)
     assert found is not None
-    return int(found[1])
+    return int(found[1]) << int(found[2] or 0)
 
 
 def parts(plan: _C.ConvPlan) -> tuple[str, str, str]:

@@ -111,7 +111,7 @@ def names_of(plans: list[_C.ConvPlan]) -> set[str]:
 
 EVERY_NAME = {
     *table("kernels"), *table("Shape"), *table("Fetch"), "kApartH", "kApartW", "kClustered",
-    "kSharesPixels", "kSharesWeights", "kByWarps", "splits", "no splits",
+    "kSharesPixels", "kSharesWeights", "kByWarps", "kStagedRows", "splits", "no splits",
 }  # fmt: skip
 
 

@@ -130,6 +130,21 @@ def test_how_pixels_are_fetched_follows_from_layout_and_sizes(name, dtype):
     assert parts(plan)[2] == (fetch if isinstance(fetch, str) else fetch[dtype]), plan
 
 
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize("filters", [(80, 80, 3, 3), (80, 80, 1, 1)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_rows_that_begin_anywhere_are_staged(dtype, filters, op):
+    def plan_of(columns):
+        p = problem(
+            input=(32, 80, 73, columns), weight=filters, padding=(filters[2] // 2,) * 2, op=op,
+            dtype=dtype,
+        )  # fmt: skip
+        return by_family(_C.candidates(p))["implicit_gemm"].plan
+
+    assert "kStagedRows" in flags(plan_of(73))
+    assert "kStagedRows" not in flags(plan_of(72))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", [name for name in FETCHES if "stem" not in name])
 def test_wide_groups_are_fetched_as_one_is(name, dtype):
@@ -310,6 +325,16 @@ def test_planes_of_many_strided_taps_are_turned(dtype, shape, filters):
     plan = _C.plan(p)
     assert plan.family == "implicit_gemm"
     assert bool(plan.variant_index & planes_bit("kPlanes")) == is_wide
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_single_taps_of_small_planes_and_many_channels_are_of_one_class(dtype):
+    def plan_of(size):
+        p = problem(input=(64, 512, size, size), weight=(2048, 512, 1, 1), op="wgrad", dtype=dtype)
+        return by_family(_C.candidates(p))["implicit_gemm"].plan
+
+    assert plan_of(7).variant_index & planes_bit("kOneClass")
+    assert not plan_of(8).variant_index & planes_bit("kOneClass")  # which begin alike
 
 
 def test_planes_past_2_31_elements_are_not_turned():

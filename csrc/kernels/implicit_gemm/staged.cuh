@@ -72,17 +72,16 @@ class StagedRows {
     constexpr int kLanes = 8, kWarps = kRowThreads / 32;
     const int warp = thread_ / 32, lane = thread_ % 32;
     const int exist = min(count, s_.C - first);
-    int bytes = 0;
 #pragma unroll 1
     for (int i = lane / kLanes; i < s_.row.stretches; i += 32 / kLanes) {
       const Stretch stretch = lists.stretches[i];
       if (stretch.bytes == 0) continue;
 #pragma unroll 1
       for (int c = lane % kLanes * kWarps + warp; c < exist; c += kLanes * kWarps) {
-        bytes += bring(stretch, first + c, raw + c * s_.row.slots * kUnitBytes + stretch.to, full);
+        bring(stretch, first + c, raw + c * s_.row.slots * kUnitBytes + stretch.to, full);
       }
     }
-    ptx::arrive_expecting(full, bytes);
+    ptx::arrive(full);
   }
 
   // Puts them in order, zeros where the tensor ends.
@@ -244,17 +243,17 @@ class StagedRows {
     int skipped_;    // rows of that image in front of it
   };
 
-  // A channel's; returns the bytes that the engine brings. What lies outside of the tensor's memory
-  // is not read, but for what shares 16 bytes with its first element.
-  __device__ int bring(const Stretch& stretch, int channel, char* to, ptx::Barrier* full) const {
+  // A channel's. What lies outside of the tensor's memory is not read, but for what shares 16 bytes
+  // with its first element.
+  __device__ void bring(const Stretch& stretch, int channel, char* to, ptx::Barrier* full) const {
     const uint64_t element = stretch.from + channel * channel_bytes_;
     const uint64_t first = element & kWhole, end = element + stretch.bytes;
     const uint64_t from = first < begin_ ? begin_ : first;
     const uint64_t whole = end_ & kWhole, wanted = (end + kUnitBytes - 1) & kWhole;
     const uint64_t last = wanted < whole ? wanted : whole;
-    int bytes = 0;
     if (from < last) {
-      bytes = static_cast<int>(last - from);
+      const auto bytes = static_cast<int>(last - from);
+      ptx::expect_bytes(full, bytes);
       ptx::copy_bytes(to + (from - first), reinterpret_cast<const void*>(from), bytes, full);
     }
     // The tensor's last elements, where they do not fill such bytes.
@@ -262,7 +261,6 @@ class StagedRows {
     for (uint64_t at = whole; first <= at && at < end && at < end_; at += kSize) {
       *reinterpret_cast<T*>(to + (at - first)) = *reinterpret_cast<const T*>(at);
     }
-    return bytes;
   }
 
   const Params<T>& p_;
@@ -293,6 +291,7 @@ __device__ inline void load_staged_rows(const Params<T>& p, const Shared& shared
     if (ahead.is_over()) return;
     if (begins(ahead)) {
       rows.list(ahead.plane(), lists[listed++ % kStagedLists]);
+      __syncwarp();  // lanes may have parted where each started its copies
       ptx::sync_threads<kRowThreads>(kRowBarrier);
     }
     ptx::wait(&shared.raw_empty[next.stage], next.parity ^ 1);
