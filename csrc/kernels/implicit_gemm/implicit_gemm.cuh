@@ -414,10 +414,14 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
 
   const bool fused = !operands.epilogue.is_empty();
   const bool gradient_alone = problem.has_phases() || tile.transposed;
-  const KernelOf<T> kernel = tile.by_warps    ? kernel_by_warps<T>(tile)
-                             : gradient_alone ? kernel_of_gradient<T>(tile)
-                             : fused          ? kernel_of<T, true>(tile)
-                                              : kernel_of<T, false>(tile);
+  const auto kernel = [&]() -> KernelOf<T> {
+    if (tile.by_warps) return kernel_by_warps<T>(tile);
+    if constexpr (sizeof(T) == 2) {
+      if (tile.row.staged) return kernel_of_staged<T>(tile, fused, gradient_alone);
+    }
+    if (gradient_alone) return kernel_of_gradient<T>(tile);
+    return fused ? kernel_of<T, true>(tile) : kernel_of<T, false>(tile);
+  }();
   start("implicit_gemm",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream,
          /*early=*/!packed.in_place && !tile.by_warps, tile.cluster()},

@@ -331,7 +331,9 @@ class Search {
     }
     if (one_tap && (p_.stride_w == 1 || p_.dtype == DType::kFloat32)) {
       try_kernels(Fetch::kPieces, 0);
-      if (!by_warps_) try_kernels(Fetch::kPieces, kStagedRows);
+      if (may_be_staged(Fetch::kPieces, element_size(p_.dtype)) && !by_warps_) {
+        try_kernels(Fetch::kPieces, kStagedRows);
+      }
     } else if (p_.stride_w == 1 && p_.dilation_w == 1 && p_.keeps_pairs()) {
       try_planes(Fetch::kTaps);
       try_planes(Fetch::kOddTaps);
@@ -353,7 +355,7 @@ class Search {
     const bool far_h = reaches_far(p_.R, p_.dilation_h), far_w = reaches_far(p_.S, p_.dilation_w);
     try_kernels(fetch, 0);
     if (far_h) try_kernels(fetch, kApartH);
-    if (may_be_staged(fetch) && !by_warps_) {
+    if (may_be_staged(fetch, element_size(p_.dtype)) && !by_warps_) {
       try_kernels(fetch, kStagedRows);
       if (far_h) try_kernels(fetch, kApartH | kStagedRows);
     }

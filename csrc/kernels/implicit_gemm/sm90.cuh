@@ -109,7 +109,7 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   if ((kTurned || p.boxed_out) && leads_warpgroup()) ptx::await_store_reads();
 }
 
-template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kGradient>
+template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kGradient, bool kStaged>
 __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     convolve(const __grid_constant__ Params<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   constexpr int kChannels = kKind.channels;
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
   constexpr bool kBoxes = is_of_planes(kFetch), kTurned = kFetch == Fetch::kTurned;
-  constexpr bool kCopied = is_copied(kFetch), kStages = may_be_staged(kFetch);
+  constexpr bool kCopied = is_copied(kFetch);
   constexpr bool kMayTranspose = kGradient && warps_transpose(kFetch, sizeof(T));
   extern __shared__ __align__(1024) char memory[];
   const Shared shared(p, memory, kCopied || kTurned, kFetch == Fetch::kFlat);
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
         turn_images<T, kChannels, kGradient>(p, shared, warp - 2, walk);
       }
     } else if (kCopied) {
-      if (kStages && p.source.row.staged) {
+      if constexpr (kStaged) {
         load_staged_rows<T, kChannels, kFetch != Fetch::kPieces, kGradient>(p, shared,
                                                                             threadIdx.x - 32, walk);
       } else if (p.source.row.boxes == 0) {
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     if (kind < kBarrierKinds) {
       const int lane = threadIdx.x % 32;
       int count = kind < 2 ? p.x_stages : kind < 4 ? p.w_stages : kWarpgroups;
-      if (kind == 5 || kind == 6) count = kTurned || kStages ? p.raw_stages : 0;
+      if (kind == 5 || kind == 6) count = kTurned || kStaged ? p.raw_stages : 0;
       if (kind == 7) count = kMayTranspose ? p.w_stages : 0;
       int arrivals = 1;
       if (kind == 0 && kCopied && p.source.row.boxes == 0) arrivals = kRowThreads;
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
       if (kind == 1) arrivals = (is_read_in_place(kFetch) ? 1 : 128) * kWarpgroups * p.share_x;
       if (kind == 3) arrivals = kWarpgroups * p.share_w;
       if (kind >= 6) arrivals = kSpareWarps * 32;
-      if (kStages && (kind == 5 || kind == 6)) arrivals = kRowThreads;
+      if (kStaged && (kind == 5 || kind == 6)) arrivals = kRowThreads;
       if (lane < count) ptx::init_barrier(&shared.x_full[kind * kMostStages + lane], arrivals);
       ptx::fence_barrier_init();
     }

@@ -8,38 +8,44 @@
 
 namespace customconv::implicit_gemm {
 
-template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kGradient>
+template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kGradient, bool kStaged>
 constexpr KernelOf<T> one_kernel() {
-  if constexpr (has_kernels(kFetch, sizeof(T)) && (!kGradient || is_of_gradients(kFetch))) {
-    return convolve<T, kKernel, kFetch, kFused, kGradient>;
+  constexpr bool kExists =
+      kStaged ? may_be_staged(kFetch, sizeof(T))
+              : has_kernels(kFetch, sizeof(T)) && (!kGradient || is_of_gradients(kFetch));
+  if constexpr (kExists) {
+    return convolve<T, kKernel, kFetch, kFused, kGradient, kStaged>;
   } else {
     return nullptr;
   }
 }
-template <typename T, size_t... kIndex>
-KernelOf<T> kernel_of_gradient_at(size_t index, std::index_sequence<kIndex...>) {
-  static constexpr KernelOf<T> kTable[] = {
-      one_kernel<T, static_cast<int>(kIndex / kFetchCount),
-                 static_cast<Fetch>(kIndex % kFetchCount), false, true>()...};
-  return kTable[index];
-}
-template <typename T>
-KernelOf<T> kernel_of_gradient(const Tile& tile) {
-  return kernel_of_gradient_at<T>(tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
-                                  std::make_index_sequence<kKernelCount * kFetchCount>());
-}
-
-template <typename T, bool kFused, size_t... kIndex>
+template <typename T, bool kFused, bool kGradient, bool kStaged, size_t... kIndex>
 KernelOf<T> kernel_at(size_t index, std::index_sequence<kIndex...>) {
   static constexpr KernelOf<T> kTable[] = {
       one_kernel<T, static_cast<int>(kIndex / kFetchCount),
-                 static_cast<Fetch>(kIndex % kFetchCount), kFused, false>()...};
+                 static_cast<Fetch>(kIndex % kFetchCount), kFused, kGradient, kStaged>()...};
   return kTable[index];
 }
+template <typename T, bool kFused, bool kGradient, bool kStaged>
+KernelOf<T> kernel_of_tile(const Tile& tile) {
+  return kernel_at<T, kFused, kGradient, kStaged>(
+      tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
+      std::make_index_sequence<kKernelCount * kFetchCount>());
+}
+
 template <typename T, bool kFused>
 KernelOf<T> kernel_of(const Tile& tile) {
-  return kernel_at<T, kFused>(tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
-                              std::make_index_sequence<kKernelCount * kFetchCount>());
+  return kernel_of_tile<T, kFused, false, false>(tile);
+}
+template <typename T>
+KernelOf<T> kernel_of_gradient(const Tile& tile) {
+  return kernel_of_tile<T, false, true, false>(tile);
+}
+template <typename T>
+KernelOf<T> kernel_of_staged(const Tile& tile, bool fused, bool gradient) {
+  if (gradient) return kernel_of_tile<T, false, true, true>(tile);
+  return fused ? kernel_of_tile<T, true, false, true>(tile)
+               : kernel_of_tile<T, false, false, true>(tile);
 }
 
 template <typename T, bool kFused, size_t... kIndex>

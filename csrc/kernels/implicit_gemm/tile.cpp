@@ -197,7 +197,7 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, bool sta
   const bool in_rows = p.W == 1 || p.x_strides[3] == 1;
   // Without rows, of images that are one.
   const bool one_row = p.is_pointwise() && p.H == 1 && p.W > 1;
-  row.staged = staged && in_rows && may_be_staged(t.fetch) && row.vector <= kMostStaged &&
+  row.staged = staged && in_rows && may_be_staged(t.fetch, size) && row.vector <= kMostStaged &&
                (!compact || one_row);
   row.pairs = (t.columns + 1) / 2;
   if (t.fetch == Fetch::kSlabs)  // an image ends with a slab

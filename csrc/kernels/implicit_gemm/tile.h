@@ -94,9 +94,10 @@ inline constexpr int kFetchCount = 11;
 
 // Whether threads copy pixels; else the copy engine does.
 constexpr bool is_copied(Fetch fetch) { return fetch >= Fetch::kPieces && fetch <= Fetch::kFlat; }
-// Whether their rows may be staged.
-constexpr bool may_be_staged(Fetch fetch) {
-  return fetch >= Fetch::kPieces && fetch <= Fetch::kElements;
+// Whether there are kernels whose rows are staged. Of 32 bits they gain nothing: a unit has half as
+// many elements, and copies of four bytes are asynchronous.
+constexpr bool may_be_staged(Fetch fetch, int64_t element_size) {
+  return element_size == 2 && fetch >= Fetch::kPieces && fetch <= Fetch::kElements;
 }
 constexpr bool is_of_images(Fetch fetch) {
   return fetch == Fetch::kImages || fetch == Fetch::kImagePieces;

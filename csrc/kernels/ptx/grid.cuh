@@ -18,4 +18,16 @@ __device__ inline void await_dependency() {
 #endif
 }
 
+// blockIdx.x and threadIdx.x, read at this place: what follows from them takes no registers before.
+__device__ inline int block_index_anew() {
+  int index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+}
+__device__ inline int thread_index_anew() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
 }  // namespace customconv::ptx

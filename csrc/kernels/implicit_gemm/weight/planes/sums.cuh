@@ -103,6 +103,41 @@ __device__ inline void multiply_slabs(const Params<T>& p, const Memory& memory, 
   ptx::await_products<0>();
 }
 
+// A thread block, and what it sums up.
+struct Block {
+  int rank;    // in its cluster
+  int part;    // of sums, before warpgroups have some each
+  int number;  // of the blocks of a part
+  Share share;
+
+  template <typename T>
+  __device__ Block(const Params<T>& p, int32_t index)
+      : rank(p.by_cluster.split(index)), share(p, index) {
+    part = share.split;
+    number = index - part * p.blocks;
+    share.split = part * p.by_cluster.divisor() + rank;
+  }
+};
+
+// Which of the sums a thread has.
+struct Role {
+  int warp, lane;
+  int first_step;         // the first of a tile's for its warpgroup
+  int place;              // of its warpgroup, among those of a split
+  int box_c, filter_row;  // its warpgroup's
+
+  template <typename T>
+  __device__ Role(const Params<T>& p, int thread)
+      // The same for all threads of a warp, and the compiler is told so.
+      : warp(__shfl_sync(~0u, thread / 32, 0)), lane(thread % 32) {
+    const int warpgroup = warp / 4;
+    first_step = p.along_p > 1 ? warpgroup : 0;
+    place = warpgroup - first_step;
+    box_c = p.along_rows > 1 ? place : 0;
+    filter_row = place - box_c;
+  }
+};
+
 template <typename T, int kKernel, Fetch kFetch>
 __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     sum_planes(const __grid_constant__ Params<T> p) {
@@ -110,15 +145,8 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   constexpr Kernel kKind = kKernels[kKernel];
   extern __shared__ __align__(1024) char stages[];
   const Memory memory(p, stages);
-  auto rest = static_cast<int32_t>(blockIdx.x);
-  const int rank = p.by_cluster.split(rest), cluster = p.by_cluster.divisor();
-  Share share(p, rest);
-  const int part = share.split;  // of sums, before warpgroups have some each
-  const int block = rest - part * p.blocks;
-  share.split = part * cluster + rank;
-  // The same for all threads of a warp, and the compiler is told so.
-  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const Share share = Block(p, static_cast<int>(blockIdx.x)).share;
+  const Role role(p, static_cast<int>(threadIdx.x));
   const int sum_threads = p.along_p * share.boxes_c * share.boxes_r * 128;
   ptx::start_dependents();
   if (threadIdx.x < kMostStages) {
@@ -140,12 +168,12 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     }
   }
   __syncthreads();
-  if (warp >= kKind.warpgroups * 4) {
+  if (role.warp >= kKind.warpgroups * 4) {
     ptx::give_registers<kKind.loader_registers>();
     const int thread = static_cast<int>(threadIdx.x) - kKind.warpgroups * 128;
     if constexpr (has_table(kFetch)) {
       if (thread < 32) {
-        load_runs<T, kKernel>(p, memory, share, lane);
+        load_runs<T, kKernel>(p, memory, share, role.lane);
       } else {
         arrange_runs<T, kKernel>(p, memory, share, thread - 32);
       }
@@ -164,31 +192,28 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     }
     return;
   }
-  const int warpgroup = warp / 4;
-  const int first_step = p.along_p > 1 ? warpgroup : 0, place = warpgroup - first_step;
-  const int box_c = p.along_rows > 1 ? place : 0, filter_row = place - box_c;
-  if (box_c >= share.boxes_c || filter_row >= share.boxes_r) return;
+  if (role.box_c >= share.boxes_c || role.filter_row >= share.boxes_r) return;
   ptx::take_registers<kKind.math_registers>();
   float sum[kKind.taps][kKind.k_blocks * 32] = {};
   constexpr int kSize = static_cast<int>(sizeof(T));
   constexpr int kPixels = kUnit<T> / 4;  // of a thread
   const int first = first_tap(p, share.chunk, kKind.taps);
-  const uint32_t x = ptx::shared_address(stages) + p.x_at + (p.flat ? 0 : box_c * p.x_block);
+  const uint32_t x = ptx::shared_address(stages) + p.x_at + (p.flat ? 0 : role.box_c * p.x_block);
   Rows rows;
   bool odd = false;
   if constexpr (kFetch == Fetch::kSlabs) {
-    multiply_slabs<T, kKernel>(p, memory, share, x, first_step, sum[0]);
+    multiply_slabs<T, kKernel>(p, memory, share, x, role.first_step, sum[0]);
   } else if constexpr (has_table(kFetch)) {
-    const int run = p.x_runs > 1 ? filter_row : 0;
-    rows.table = ptx::shared_address(stages) + p.table_at + filter_row * p.table_bytes +
-                 lane % 4 * (kKind.taps > 1 ? 16 : 8);
+    const int run = p.x_runs > 1 ? role.filter_row : 0;
+    rows.table = ptx::shared_address(stages) + p.table_at + role.filter_row * p.table_bytes +
+                 role.lane % 4 * (kKind.taps > 1 ? 16 : 8);
     // Pixels of words are as far from those of dy in all tiles.
     const Beginning tile(p, share, 0);
     const int begin =
-        begin_of_run(p, Meeting(p, share, first, tile.pixel), tile.before, filter_row);
+        begin_of_run(p, Meeting(p, share, first, tile.pixel), tile.before, role.filter_row);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = place_of_row(warp % 4 * 16 + lane / 4 + i * 8, p.row_classes);
+      const int row = place_of_row(role.warp % 4 * 16 + role.lane / 4 + i * 8, p.row_classes);
       const int slack = slack_of<T>(row / (kBlock / p.x_classes), p.x_c);
       const int half = kFetch == Fetch::kTablePairs ? (begin + slack) & 1 : 0;
       rows.at[i] = x + run * p.x_row + row * p.x_channel + (slack - half) * kSize;
@@ -199,39 +224,44 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     odd = kFetch != Fetch::kElements && slack % 2 != 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = warp % 4 * 16 + lane / 4 + i * 8;
-      rows.at[i] = x + (slack + lane % 4 * kPixels * p.stride_w) * kSize - (odd ? kSize : 0);
+      const int row = role.warp % 4 * 16 + role.lane / 4 + i * 8;
+      rows.at[i] = x + (slack + role.lane % 4 * kPixels * p.stride_w) * kSize - (odd ? kSize : 0);
       if (p.flat) {
-        int32_t rest = min(share.c + box_c * kBlock + row, p.group_C - 1);
+        int32_t rest = min(share.c + role.box_c * kBlock + row, p.group_C - 1);
 #pragma unroll
         for (int j = 0; j < 2; ++j) rows.at[i] += p.by_flat[j].split(rest) * p.flat_bytes[j];
         rows.at[i] += rest * p.flat_bytes[2];
       } else {
-        rows.at[i] += filter_row * p.dilation_h * p.x_row + row * p.x_channel;
+        rows.at[i] += role.filter_row * p.dilation_h * p.x_row + row * p.x_channel;
       }
     }
   }
   if constexpr (kFetch != Fetch::kSlabs) {
     if (odd) {
       constexpr bool kCanBeOdd = kFetch != Fetch::kElements && !has_table(kFetch);
-      multiply<T, kKernel, kFetch, kCanBeOdd>(p, memory, share, rows, first_step, sum);
+      multiply<T, kKernel, kFetch, kCanBeOdd>(p, memory, share, rows, role.first_step, sum);
     } else {
-      multiply<T, kKernel, kFetch, false>(p, memory, share, rows, first_step, sum);
+      multiply<T, kKernel, kFetch, false>(p, memory, share, rows, role.first_step, sum);
     }
   }
   constexpr int kVectors = kKind.blocks() * 8;
   float* const sums = &sum[0][0];
-  const Own own{rank, __ffs(8 / cluster) - 1};
+  const Block block(p, ptx::block_index_anew());
+  const Role own_role(p, ptx::thread_index_anew());
+  const int cluster = p.by_cluster.divisor();
+  const Own own{block.rank, __ffs(8 / cluster) - 1};
   if (cluster > 1) add_cluster<kVectors>(memory, sum_threads, own, cluster, sums);
   if (p.partial == nullptr) {
-    store_in_order<kKernel>(p, memory, share, sum_threads, own, box_c, filter_row, sums);
+    store_in_order<kKernel>(p, memory, block.share, sum_threads, own, own_role.box_c,
+                            own_role.filter_row, sums);
     return;
   }
   // Parts are one behind the other.
-  const int64_t number = ((int64_t{part} * p.along_p + first_step) * p.blocks + block) *
-                             (kKind.warpgroups / p.along_p) +
-                         place;
-  float4* const to = p.partial + (number * 4 + warp % 4) * kVectors * 32 + lane;
+  const int64_t number =
+      ((int64_t{block.part} * p.along_p + own_role.first_step) * p.blocks + block.number) *
+          (kKind.warpgroups / p.along_p) +
+      own_role.place;
+  float4* const to = p.partial + (number * 4 + own_role.warp % 4) * kVectors * 32 + own_role.lane;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     if (!own.has(i)) continue;

@@ -5,5 +5,7 @@ namespace customconv::ptx {
 
 inline void start_dependents() {}
 inline void await_dependency() {}
+inline int block_index_anew() { return static_cast<int>(blockIdx.x); }
+inline int thread_index_anew() { return static_cast<int>(threadIdx.x); }
 
 }  // namespace customconv::ptx
