@@ -135,15 +135,32 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   ptx::start_dependents();
   if constexpr (kFetch == Fetch::kFlat) list_flat(p, shared.flat);
   if constexpr (kTurned) clear_planes(p, shared);
-  const auto meet = [&] {
-    __syncthreads();
-    if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
-  };
+  if (warpgroup > 0) {
+    // Each kind of barriers by a warp, each barrier by a thread: one after the other takes as long
+    // as a first copy.
+    const int kind = warp - 4;
+    if (kind < kBarrierKinds) {
+      const int lane = threadIdx.x % 32;
+      int count = kind < 2 ? p.x_stages : kind < 4 ? p.w_stages : kWarpgroups;
+      if (kind == 5 || kind == 6) count = kTurned || kStaged ? p.raw_stages : 0;
+      if (kind == 7) count = kMayTranspose ? p.w_stages : 0;
+      int arrivals = 1;
+      if (kind == 0 && kCopied && p.source.row.boxes == 0) arrivals = kRowThreads;
+      if (kind == 0 && kTurned) arrivals = kSpareWarps * 32;
+      if (kind == 1) arrivals = (is_read_in_place(kFetch) ? 1 : 128) * kWarpgroups * p.share_x;
+      if (kind == 3) arrivals = kWarpgroups * p.share_w;
+      if (kind >= 6) arrivals = kSpareWarps * 32;
+      if (kStaged && (kind == 5 || kind == 6)) arrivals = kRowThreads;
+      if (lane < count) ptx::init_barrier(&shared.x_full[kind * kMostStages + lane], arrivals);
+      ptx::fence_barrier_init();
+    }
+  }
+  // Loaders find their first tile meanwhile: parameters are not in a cache yet.
+  Walk<T, kGradient> walk(p, kChannels);
+  __syncthreads();
+  if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
   if (warpgroup == 0) {
     ptx::give_registers<loader_registers(kKind, kFetch, kMayTranspose)>();
-    // Finds the first tile while the others initialise barriers: parameters are not in a cache yet.
-    Walk<T, kGradient> walk(p, kChannels);
-    meet();
     if (warp == 0) {
       ptx::await_dependency();  // of the weights, where a kernel packs them
       if constexpr (kBoxes) {
@@ -178,25 +195,6 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
       if (p.warps_transpose) transpose_weights<T, kChannels, kFetch>(p, shared, warp - 2, walk);
     }
   } else {
-    // Each kind of barriers by a warp, each barrier by a thread: one after the other takes as long
-    // as a first copy.
-    const int kind = warp - 4;
-    if (kind < kBarrierKinds) {
-      const int lane = threadIdx.x % 32;
-      int count = kind < 2 ? p.x_stages : kind < 4 ? p.w_stages : kWarpgroups;
-      if (kind == 5 || kind == 6) count = kTurned || kStaged ? p.raw_stages : 0;
-      if (kind == 7) count = kMayTranspose ? p.w_stages : 0;
-      int arrivals = 1;
-      if (kind == 0 && kCopied && p.source.row.boxes == 0) arrivals = kRowThreads;
-      if (kind == 0 && kTurned) arrivals = kSpareWarps * 32;
-      if (kind == 1) arrivals = (is_read_in_place(kFetch) ? 1 : 128) * kWarpgroups * p.share_x;
-      if (kind == 3) arrivals = kWarpgroups * p.share_w;
-      if (kind >= 6) arrivals = kSpareWarps * 32;
-      if (kStaged && (kind == 5 || kind == 6)) arrivals = kRowThreads;
-      if (lane < count) ptx::init_barrier(&shared.x_full[kind * kMostStages + lane], arrivals);
-      ptx::fence_barrier_init();
-    }
-    meet();
     ptx::take_registers<math_registers(kKind, kFetch, kMayTranspose)>();
     multiply<T, kKernel, kFetch, kFused, kGradient>(p, shared, warpgroup - 1);
   }
