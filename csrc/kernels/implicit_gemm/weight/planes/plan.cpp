@@ -16,10 +16,8 @@ constexpr double kEfficiency = 0.919;    // of the tensor cores' rate
 constexpr double kSharedBytes = 128;     // a clock
 constexpr double kProductClocks = 24.3;  // of each, beside its columns
 constexpr double kFetchClocks = 243;     // of a warpgroup, from a step's products to the next
-constexpr double kApart = 1.13;          // of warpgroups that share a tile's steps, times
-constexpr double kLineClocks = 1.2;      // of the copy engine, for 128 bytes of a row
-constexpr double kMoreLines = 3.0;       // of a row, that does not begin with one
-constexpr double kL2BytesPerClock = 25;  // of copies, to a multiprocessor, while all ask for some
+constexpr double kLineClocks = 2.2;      // of copies, for a row of a box,
+constexpr double kL2BytesPerClock = 37;  // and its bytes, while all multiprocessors ask for some
 constexpr double kClassCopies = 1.5;     // as many times as long take those of a class's channels
 constexpr double kWaitClocks = 2980;     // of threads that load, until a tile's are there
 constexpr double kCopyClocks = 3.64;     // of threads that load, for a copy
@@ -33,7 +31,7 @@ constexpr double kElementClocks = 3.78;  // of a product, whose operands are fet
 constexpr double kTileClocks = 149;      // to change stages
 constexpr double kBeginClocks = 3000;    // until the first products
 constexpr double kStoreBytesPerClock = 15;
-constexpr double kRowClocks = 650;            // of a warp, to store a row of results
+constexpr double kRowClocks = 850;            // of a warp, to store a row of results
 constexpr double kApartClocks = 1.0;          // more for each, where others lie between them
 constexpr double kPartsBytesPerClock = 1190;  // of the whole GPU, read and added up
 constexpr double kLaunchMs = 0.00722;
@@ -56,11 +54,9 @@ struct Choice {
   double ms;
 };
 
-// Clocks of so many rows of a box, of the copy engine or until the L2 cache has sent them.
+// Clocks until so many rows of a box are there.
 double copy_clocks(int64_t rows, int64_t bytes) {
-  const auto size = static_cast<double>(bytes);
-  const double lines = size / 128 + kMoreLines;
-  return static_cast<double>(rows) * std::max(lines * kLineClocks, size / kL2BytesPerClock);
+  return static_cast<double>(rows) * (kLineClocks + static_cast<double>(bytes) / kL2BytesPerClock);
 }
 
 // Units that the busiest of the threads that load has, of so many places and channels.
@@ -141,7 +137,7 @@ double tile_clocks(const ConvProblem& p, const Tile& t) {
       std::max({(columns / kEfficiency + others) * busy, bytes * busy / kSharedBytes,
                 columns + others + (in_slabs ? 0 : kFetchClocks)});
   const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
-  const double math = steps * clocks * (t.along_p > 1 ? kApart : 1), load = load_clocks(p, t);
+  const double math = steps * clocks, load = load_clocks(p, t);
   // Threads that load slow down those that multiply; the copy engine does not.
   return (t.boxed || t.runs ? std::sqrt(std::hypot(math * math, load * load))
                             : std::hypot(math, load)) +
