@@ -170,10 +170,13 @@ __device__ inline void turn_boxes(const Params<T>& p, const Memory& memory, cons
       }
       const Turned<T>& from = p.turned[of_y];
       box.channels = from.channels - box.channel;
+      const bool few = box.channels <= kBlock / 2;
       if (from.pairs) {
-        turn_box<true>(from, box, thread, kFillers, may_store);
+        few ? turn_box<true, kBlock / 2>(from, box, thread, kFillers, may_store)
+            : turn_box<true, kBlock>(from, box, thread, kFillers, may_store);
       } else {
-        turn_box<false>(from, box, thread, kFillers, may_store);
+        few ? turn_box<false, kBlock / 2>(from, box, thread, kFillers, may_store)
+            : turn_box<false, kBlock>(from, box, thread, kFillers, may_store);
       }
     }
     may_store();  // where there was no place

@@ -59,15 +59,18 @@ __device__ inline void tabulate_places(const Turned<T>& from, uint32_t table, in
   }
 }
 
-// Turns a box: of each place a thread loads a word of each channel, zeros of pixels outside of the
-// image, and when `may_store` returns stores them, channels of a pixel side by side, in rows with
-// the 128-byte swizzle. Of channels that do not exist nobody reads the sums.
-template <bool kPairs, typename T, typename MayStore>
+// Turns a box of up to kChannels channels: of each place a thread loads a word of each channel,
+// zeros of pixels outside of the image, and when `may_store` returns stores them, channels of a
+// pixel side by side, in rows with the 128-byte swizzle. Of channels that do not exist nobody reads
+// the sums. As many words as a box has channels are under way, of several places if those are
+// fewer.
+template <bool kPairs, int kChannels, typename T, typename MayStore>
 __device__ inline void turn_box(const Turned<T>& from, const TurnedBox& box, int thread,
                                 int threads, const MayStore& may_store) {
   static_assert(sizeof(T) == 2);
   using Word = std::conditional_t<kPairs, uint32_t, uint16_t>;
   constexpr int kMost = (1 << kPlaceBits) - 1, kUnits = kRowBytes / 16;
+  constexpr int kPlaces = kBlock / kChannels;
   const auto is_inside = [](int pixel, int size) {
     return static_cast<uint32_t>(pixel) < static_cast<uint32_t>(size);
   };
@@ -78,42 +81,52 @@ __device__ inline void turn_box(const Turned<T>& from, const TurnedBox& box, int
       static_cast<uint64_t>(from.channel_bytes) * static_cast<uint32_t>(box.channel);
   const int step = from.step();
 #pragma unroll 1
-  for (int place = thread; place < from.count; place += threads) {
-    const auto entry = ptx::load_shared<uint2>(box.table + place * 8);
-    const int word = entry.y & kMost, row = entry.y >> kPlaceBits & kMost;
-    const int image = entry.y >> (2 * kPlaceBits);
-    const bool exists = is_inside(box.first[0] + word * step - box.odd, from.sides[0].size) &&
-                        is_inside(box.first[1] + row * from.sides[1].step, from.sides[1].size) &&
-                        is_inside(box.first[2] + image, from.sides[2].size);
-    uint64_t bytes =
-        first_bytes + static_cast<int64_t>(static_cast<int32_t>(entry.x)) * int64_t{sizeof(T)};
-    uint32_t channel_bytes = from.channel_bytes;
-    // Products are not kept for the next place.
-    asm volatile("" : "+l"(bytes), "+r"(channel_bytes));
-    const int present = exists ? box.channels : 0;
-    uint32_t words[kBlock];
+  for (int place = thread; place < from.count; place += kPlaces * threads) {
+    uint32_t words[kPlaces][kChannels];
+    int columns[kPlaces], pixels[kPlaces], parity[kPlaces];
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      const auto far = static_cast<uint64_t>(channel_bytes) * static_cast<uint32_t>(i);
-      words[i] = i < present ? __ldg(reinterpret_cast<const Word*>(bytes + far)) : 0;
+    for (int i = 0; i < kPlaces; ++i) {
+      const bool listed = place + i * threads < from.count;
+      const auto entry =
+          ptx::load_shared<uint2>(box.table + (listed ? place + i * threads : place) * 8);
+      const int word = entry.y & kMost, row = entry.y >> kPlaceBits & kMost;
+      const int image = entry.y >> (2 * kPlaceBits);
+      const bool exists = is_inside(box.first[0] + word * step - box.odd, from.sides[0].size) &&
+                          is_inside(box.first[1] + row * from.sides[1].step, from.sides[1].size) &&
+                          is_inside(box.first[2] + image, from.sides[2].size);
+      uint64_t bytes =
+          first_bytes + static_cast<int64_t>(static_cast<int32_t>(entry.x)) * int64_t{sizeof(T)};
+      uint32_t channel_bytes = from.channel_bytes;
+      // Products are not kept for the next place.
+      asm volatile("" : "+l"(bytes), "+r"(channel_bytes));
+      const int present = exists ? box.channels : 0;
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        const auto far = static_cast<uint64_t>(channel_bytes) * static_cast<uint32_t>(c);
+        words[i][c] = c < present ? __ldg(reinterpret_cast<const Word*>(bytes + far)) : 0;
+      }
+      columns[i] = word * (kPairs ? 2 : 1) - box.odd;  // of the box
+      pixels[i] = (image * from.by_side[1].divisor() + row) * from.width + columns[i];
+      // Of some threads the second pixel is first, so that they meet other banks.
+      parity[i] = kPairs ? word >> 2 & 1 : 0;
+      if (!listed) columns[i] = from.width;
     }
     may_store();
-    const int column = word * (kPairs ? 2 : 1) - box.odd;  // of the box
-    const int first_pixel = (image * from.by_side[1].divisor() + row) * from.width + column;
-    // Of some threads the second pixel is first, so that they meet other banks.
-    const int second = kPairs ? word >> 2 & 1 : 0;
 #pragma unroll
-    for (int i = 0; i < (kPairs ? 2 : 1); ++i) {
-      const int half = i ^ second, pixel = first_pixel + half;
-      if (kPairs && !is_inside(column + half, from.width)) continue;
-      const uint32_t select = half == 0 ? 0x5410 : 0x7632, to = box.to + pixel * kRowBytes;
+    for (int i = 0; i < kPlaces; ++i) {
 #pragma unroll
-      for (int j = 0; j < kUnits; ++j) {
-        const uint32_t* own = &words[j * 8];
-        ptx::store_shared(
-            to + ((j ^ pixel) & (kUnits - 1)) * 16,
-            make_uint4(__byte_perm(own[0], own[1], select), __byte_perm(own[2], own[3], select),
-                       __byte_perm(own[4], own[5], select), __byte_perm(own[6], own[7], select)));
+      for (int j = 0; j < (kPairs ? 2 : 1); ++j) {
+        const int half = j ^ parity[i], pixel = pixels[i] + half;
+        if ((kPairs || i > 0) && !is_inside(columns[i] + half, from.width)) continue;
+        const uint32_t select = half == 0 ? 0x5410 : 0x7632, to = box.to + pixel * kRowBytes;
+#pragma unroll
+        for (int unit = 0; unit < kChannels / 8; ++unit) {
+          const uint32_t* own = &words[i][unit * 8];
+          ptx::store_shared(
+              to + ((unit ^ pixel) & (kUnits - 1)) * 16,
+              make_uint4(__byte_perm(own[0], own[1], select), __byte_perm(own[2], own[3], select),
+                         __byte_perm(own[4], own[5], select), __byte_perm(own[6], own[7], select)));
+        }
       }
     }
   }
