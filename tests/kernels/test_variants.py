@@ -127,7 +127,7 @@ def test_every_plan_of_groups_is_exact():
 
 @pytest.mark.gpu
 def test_every_plan_of_gradients_is_exact():
-    every_name = EVERY_NAME | {"kWarpsTranspose"}
+    every_name = EVERY_NAME | {"kWarpsTranspose", "kPairedPhases"}
     assert names_of(check_exact("implicit_gemm", "dgrad", GRADIENTS)) == every_name
 
 

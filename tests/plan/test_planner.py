@@ -145,6 +145,23 @@ def test_16_bit_rows_that_begin_anywhere_are_staged(dtype, filters, op):
     assert "kStagedRows" not in flags(plan_of(72))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_two_phases_of_a_row_are_stored_together_where_all_have_taps(dtype):
+    def plan_of(columns, taps, strides=(2, 2)):
+        p = problem(
+            input=(8, 64, 256, columns), weight=(128, 64, taps, taps), stride=strides, op="dgrad",
+            dtype=dtype, tf32=True,
+        )  # fmt: skip
+        return by_family(_C.candidates(p))["implicit_gemm"].plan
+
+    plan = plan_of(256, 2)
+    assert "kPairedPhases" in flags(plan)
+    # Of the planes of pixels nothing is kept in the workspace, of what blocks have two phases.
+    assert plan.workspace_bytes < 132 * 256 * 128 * 4 + (1 << 20)
+    for others in (plan_of(256, 1), plan_of(256, 3, (1, 3))):
+        assert "kPairedPhases" not in flags(others)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", [name for name in FETCHES if "stem" not in name])
 def test_wide_groups_are_fetched_as_one_is(name, dtype):

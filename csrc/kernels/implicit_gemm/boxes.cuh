@@ -20,16 +20,16 @@ __device__ inline void await_readers(ptx::Barrier* empty, int stages, Place next
 }
 
 // The weights of one tap after the other.
-template <typename T, int kChannels, bool kGradient>
+template <typename T, int kChannels, Mode kMode>
 __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared,
-                                        Walk<T, kGradient> walk) {
+                                        Walk<T, kMode> walk) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   constexpr int kBytes = kChannels * kRowBytes;
   const bool elected = ptx::elect_one();
   const Sharing<T> own(p, ptx::cluster_rank());
   constexpr bool kTransposed =
-      kGradient && instruction_transposes(kChannels, Fetch::kShared, sizeof(T));
-  constexpr bool kMayTranspose = kGradient && warps_transpose(Fetch::kShared, sizeof(T));
+      is_gradient(kMode) && instruction_transposes(kChannels, Fetch::kShared, sizeof(T));
+  constexpr bool kMayTranspose = is_gradient(kMode) && warps_transpose(Fetch::kShared, sizeof(T));
   const int part = own.w * p.w_part;
   const auto sharers = static_cast<uint16_t>((1 << own.x) | (1 << (p.share_x + own.x)));
   Place w;
@@ -66,9 +66,8 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
   await_readers(shared.w_empty, p.w_stages, w);
 }
 
-template <typename T, int kChannels, bool kGradient>
-__device__ inline void load_planes(const Params<T>& p, const Shared& shared,
-                                   Walk<T, kGradient> walk) {
+template <typename T, int kChannels, Mode kMode>
+__device__ inline void load_planes(const Params<T>& p, const Shared& shared, Walk<T, kMode> walk) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   const bool elected = ptx::elect_one();
   const Sharing<T> own(p, ptx::cluster_rank());
@@ -118,7 +117,7 @@ __device__ inline void add_tap(float (&sum)[kPlaneBlocks<kKernel>][kKernels[kKer
 }
 
 // The sums of one item of work. `x` and `w` go on from one item to the next.
-template <typename T, int kKernel, bool kGradient>
+template <typename T, int kKernel, Mode kMode>
 __device__ inline void multiply_planes(
     const Params<T>& p, const Shared& shared, const Work& work, int warpgroup, Place& x, Place& w,
     float (&sum)[kPlaneBlocks<kKernel>][kKernels[kKernel].channels / 2]) {
@@ -134,8 +133,9 @@ __device__ inline void multiply_planes(
   const uint32_t w_empty = ptx::cluster_address(
       ptx::shared_address(shared.w_empty), own.first + (tells_w ? thread : 0) * p.share_x + own.x);
   constexpr bool kTransposed =
-      kGradient && instruction_transposes(kKernels[kKernel].channels, Fetch::kShared, sizeof(T));
-  constexpr bool kMayTranspose = kGradient && warps_transpose(Fetch::kShared, sizeof(T));
+      is_gradient(kMode) &&
+      instruction_transposes(kKernels[kKernel].channels, Fetch::kShared, sizeof(T));
+  constexpr bool kMayTranspose = is_gradient(kMode) && warps_transpose(Fetch::kShared, sizeof(T));
   ptx::Barrier* const w_full =
       kMayTranspose && p.warps_transpose ? shared.w_transposed : shared.w_full;
   const uint64_t filters = describe_matrix<T>(kTransposed, ptx::shared_address(shared.weights));
@@ -146,8 +146,8 @@ __device__ inline void multiply_planes(
   const int row_bytes = p.h.step * p.pitch * kRowBytes, tap_bytes = p.w_axis.step * kRowBytes;
   const Phase& phase = p.out.phase[work.at.phase];
   const int R = phase.R, S = phase.S;
-  const int first_at = kGradient ? (phase.row * p.pitch + phase.column) * kRowBytes : 0;
-  if (kGradient && work.first == work.last) {  // no product begins the sums
+  const int first_at = is_gradient(kMode) ? (phase.row * p.pitch + phase.column) * kRowBytes : 0;
+  if (is_gradient(kMode) && work.first == work.last) {  // no product begins the sums
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll

@@ -57,6 +57,12 @@ CommonAxis common_of(const std::vector<AxisPhase>& phases, int64_t stride, int64
   return {ceil_divide(pad + behind, step) + 1, pad, step};
 }
 
+// Whether columns are of two phases, and all phases have taps.
+bool may_pair(const Forward& p) {
+  if (p.step_w != 2) return false;
+  return std::all_of(p.phase, p.phase + p.phases, [](const Phase& phase) { return phase.R > 0; });
+}
+
 // Makes a forward convolution of an input gradient.
 void turn(Forward& p) {
   const auto h = phases_of(p.H, p.R, p.stride_h, p.pad_h, p.dilation_h);
@@ -86,8 +92,6 @@ void turn(Forward& p) {
       phase.column = static_cast<int>(all_w.pad - j.pad);
     }
   }
-  std::stable_sort(p.phase, p.phase + p.phases,
-                   [](const Phase& a, const Phase& b) { return a.R * a.S > b.R * b.S; });
   p.w_first = (p.R - 1) * p.w_strides[2] + (p.S - 1) * p.w_strides[3];
   p.w_strides = {p.w_strides[1], p.w_strides[0], -p.w_strides[2], -p.w_strides[3]};
   p.period_h = p.stride_h / std::gcd(p.stride_h, p.dilation_h);
@@ -98,6 +102,10 @@ void turn(Forward& p) {
   std::swap(p.x_aligned, p.y_aligned);
   p.step_h = static_cast<int64_t>(h.size());
   p.step_w = static_cast<int64_t>(w.size());
+  p.paired = p.paired && may_pair(p);
+  std::stable_sort(p.phase, p.phase + p.phases, [&](const Phase& a, const Phase& b) {
+    return p.paired ? a.R > b.R : a.R * a.S > b.R * b.S;
+  });
   p.y_strides[2] *= p.step_h;
   p.y_strides[3] *= p.step_w;
   std::swap(p.H, p.P);
@@ -133,7 +141,7 @@ void store_apart(Forward& p) {
 
 }  // namespace
 
-Forward as_forward(const ConvProblem& problem) {
+Forward as_forward(const ConvProblem& problem, bool paired) {
   Forward p{problem};
   p.w_group = p.group_K() * p.w_strides[0];
   p.taps_h = p.R;
@@ -145,9 +153,10 @@ Forward as_forward(const ConvProblem& problem) {
   all.P = static_cast<int>(p.P);
   all.Q = static_cast<int>(p.Q);
   if (p.pass != Pass::kDgrad) return p;
-  turn(p);
   const Layout layout = dense_layout(problem.x_sizes(), problem.x_strides);
-  if (p.step_w > 1 && layout == Layout::kNchw) store_apart(p);
+  p.paired = paired && layout == Layout::kNchw;
+  turn(p);
+  if (p.step_w > 1 && layout == Layout::kNchw && !p.paired) store_apart(p);
   return p;
 }
 

@@ -38,8 +38,11 @@ struct Forward : ConvProblem {
   // Elements of phases that are stored apart, then woven into planes of pixels: to store single
   // pixels of a row between others would take longer.
   int64_t woven = 0;
+  // Else a thread block computes two phases of neighbouring columns one after the other, and stores
+  // their pixels together.
+  bool paired = false;
   int phases = 1;
-  Phase phase[kMostPhases] = {};  // those with the most taps come first
+  Phase phase[kMostPhases] = {};  // those with the most taps come first; those paired side by side
 
   // Whether a phase does not have all taps.
   bool has_phases() const { return phases > 1 || phase[0].R * phase[0].S != taps_h * taps_w; }
@@ -51,7 +54,8 @@ struct Forward : ConvProblem {
     return true;
   }
 };
-Forward as_forward(const ConvProblem& problem);
+// `paired`: with phases in pairs, where there are such.
+Forward as_forward(const ConvProblem& problem, bool paired = false);
 // A pointwise convolution of dense images is one of a single row: of all their pixels where those
 // are channels-last, else of each image's; any other problem stays as it is.
 Forward as_one_row(Forward problem);

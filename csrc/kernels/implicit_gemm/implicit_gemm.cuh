@@ -195,8 +195,9 @@ Output<T> make_output(const Forward& asked, const Tile& tile, T* y, const Epilog
   // Strides of dimensions of one do not matter: their index is zero.
   const Phase& first = out.phase[0];
   const bool one_row = first.P == 1 && out.K == 1 && out.N == 1;
-  const bool even = out.planar ? (!p.has_phases() || p.woven > 0) && (first.Q % 2 == 0 || one_row)
-                               : out.K % 2 == 0;
+  const bool even = !out.planar ? out.K % 2 == 0
+                    : p.paired  ? (first.Q + out.phase[1].Q) % 2 == 0
+                                : (!p.has_phases() || p.woven > 0) && (first.Q % 2 == 0 || one_row);
   out.vectors = is_aligned(out.data, 16) && even && (out.planar || kSize == 4 || out.K % 8 == 0);
   out.channel_pairs = is_aligned(out.epilogue.scale, 2 * kSize) &&
                       is_aligned(out.epilogue.bias, 2 * kSize) && out.K % 2 == 0;
@@ -297,7 +298,8 @@ template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
   if (asked.pass == Pass::kWgrad) return weight::launch<T>(asked, plan, operands, context);
-  const Forward problem = as_one_row(as_forward(asked));
+  const bool paired = (plan.variant_index & kPairedPhases) != 0;
+  const Forward problem = as_one_row(as_forward(asked, paired));
   const Tile tile = tile_of(problem, plan);
   const bool boxes = tile.fetch == Fetch::kShared;
   const bool gradient = asked.pass == Pass::kDgrad;
@@ -408,17 +410,22 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.tiles_n = D(tile.tiles_n);
   p.planes_h = D(tile.h.planes);
   p.planes_w = D(tile.w.planes);
-  p.phases = D(problem.phases);
+  p.phases = D(problem.paired ? problem.phases / 2 : problem.phases);
   p.partial = reinterpret_cast<float*>(static_cast<char*>(context.workspace) +
                                        plan.workspace_bytes - partial_bytes(tile));
+  p.parked = static_cast<char*>(context.workspace) + plan.workspace_bytes -
+             parked_bytes(problem, tile, plan.grid[0]);
 
   const bool fused = !operands.epilogue.is_empty();
   const bool gradient_alone = problem.has_phases() || tile.transposed;
   const auto kernel = [&]() -> KernelOf<T> {
     if (tile.by_warps) return kernel_by_warps<T>(tile);
     if constexpr (sizeof(T) == 2) {
-      if (tile.row.staged) return kernel_of_staged<T>(tile, fused, gradient_alone);
+      if (tile.row.staged && !problem.paired) {
+        return kernel_of_staged<T>(tile, fused, gradient_alone);
+      }
     }
+    if (problem.paired) return kernel_of_paired<T>(tile);
     if (gradient_alone) return kernel_of_gradient<T>(tile);
     return fused ? kernel_of<T, true>(tile) : kernel_of<T, false>(tile);
   }();

@@ -42,6 +42,9 @@ constexpr double kMoreRows = 0.2;             // times that, whenever a tile has
 constexpr double kAcrossImages = 1.05;        // times that, where a tile goes on in other images
 constexpr double kElementClocks = 0.25;       // of phases that are stored element by element
 constexpr double kElementByteClocks = 0.35;   // and for each of its bytes
+constexpr double kPairedBytesPerClock = 8;    // of two phases, that are stored together
+constexpr double kPairedOnes = 1.4;           // times as long, one column at a time
+constexpr double kParkedBytesPerClock = 25;   // where the first phase goes through memory
 constexpr double kTileClocks = 730;           // until the first products, and after the last
 constexpr double kGroupClocks = 180;          // what a group of products of rows costs on top
 constexpr double kClusterBytesPerClock = 15;  // that a block writes to the others' shared memory
@@ -120,7 +123,7 @@ int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
 }
 
 // Clocks to store a tile's results, or its sums where they are split.
-double store_clocks(const ConvProblem& p, const Tile& t) {
+double store_clocks(const Forward& p, const Tile& t) {
   const bool boxes = t.fetch == Fetch::kShared;
   const double size = static_cast<double>(element_size(p.dtype));
   const double results = static_cast<double>(t.kind().pixels) * t.kind().channels;
@@ -133,7 +136,11 @@ double store_clocks(const ConvProblem& p, const Tile& t) {
     const double page = kPieceOfPageClocks * (1 + kMoreRows * std::log2(t.rows));
     clocks = results / width * (t.planes_first ? page : kPieceOfPlaneClocks);
   }
-  if (t.phases_mixed) {
+  if (p.paired) {
+    const int width = p.phase[0].Q + p.phase[1].Q;
+    clocks = results * size / kPairedBytesPerClock * (width % 2 == 0 ? 1 : kPairedOnes);
+    if (parked_bytes(p, t, 1) > 0) clocks += results * size / kParkedBytesPerClock;
+  } else if (t.phases_mixed) {
     const auto channels = static_cast<double>(std::min<int64_t>(t.kind().channels, p.K));
     clocks = t.kind().pixels * channels * (kElementClocks + kElementByteClocks * size);
   }
@@ -155,7 +162,7 @@ double staging_clocks(const ConvProblem& p, const Tile& t) {
              (kStagedVectorClocks + static_cast<double>(units) * kStagedUnitClocks);
 }
 
-Clocks count_clocks(const ConvProblem& p, const DeviceProperties& d, const Tile& t, double taps) {
+Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t, double taps) {
   const Kernel& kind = t.kind();
   const bool boxes = t.fetch == Fetch::kShared;
   const double size = static_cast<double>(element_size(p.dtype));
@@ -247,9 +254,11 @@ bool price(const Forward& p, const DeviceProperties& d, Choice& choice) {
         std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
     const double item = (across ? kAcrossImages : 1) * sum / t.splits + clocks.store + kTileClocks;
     longest = std::max(longest, item);
-    total += t.phases_mixed
-                 ? items / blocks * item
-                 : (std::ceil((i + 1) * items / blocks) - std::ceil(i * items / blocks)) * item;
+    const double turns = p.paired ? std::ceil(items * p.phases / 2 / blocks) * 2 / p.phases
+                         : t.phases_mixed
+                             ? items / blocks
+                             : std::ceil((i + 1) * items / blocks) - std::ceil(i * items / blocks);
+    total += turns * item;
   }
   total = std::max(total, longest);
   double ms = total / (d.clock_ghz * 1e6);
@@ -387,7 +396,8 @@ class Search {
   }
 
   int variant_of(int kernel, Shape shape, Fetch fetch, int flags) const {
-    return implicit_gemm::variant_of(kernel, shape, fetch, flags | (by_warps_ ? kByWarps : 0));
+    return implicit_gemm::variant_of(
+        kernel, shape, fetch, flags | (by_warps_ ? kByWarps : 0) | (p_.paired ? kPairedPhases : 0));
   }
 
   void try_squares(int kernel, int flags) {
@@ -582,28 +592,44 @@ ConvPlan plan_of(const Forward& p, const DeviceProperties& d, const Choice& choi
   plan.block = threads_of(t.kind(), t.fetch);
   plan.wide_index = needs_wide_index(p);
   plan.shared_bytes = choice.shared_bytes;
-  plan.grid[0] = std::min<int64_t>(t.tiles() * t.splits, blocks_at_once(d, t));
+  plan.grid[0] = std::min<int64_t>(t.tiles() * t.splits / (p.paired ? 2 : 1), blocks_at_once(d, t));
   const PackedWeight weight = packed_weight(p, t);
   const int64_t packed = weight.in_place ? 0 : weight.rows * weight.row * element_size(p.dtype);
-  plan.workspace_bytes = round_up(packed, 256) + p.woven * element_size(p.dtype) + partial_bytes(t);
+  plan.workspace_bytes = round_up(packed, 256) + p.woven * element_size(p.dtype) +
+                         partial_bytes(t) + parked_bytes(p, t, plan.grid[0]);
   plan.predicted_ms = choice.ms;
   return plan;
 }
 
+// The forward convolutions as which it may be computed.
+std::vector<Forward> forwards_of(const ConvProblem& asked, const DeviceProperties& d) {
+  std::vector<Forward> forwards{as_one_row(as_forward(asked))};
+  const Forward paired = as_forward(asked, true);
+  if (paired.paired && d.has_hopper_kernels()) forwards.push_back(paired);
+  return forwards;
+}
+
 ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
   if (asked.pass == Pass::kWgrad) return weight::propose(asked, d);
-  const Forward p = as_one_row(as_forward(asked));
-  return plan_of(p, d, Search(p, d, !d.has_hopper_kernels()).best());
+  ConvPlan best;
+  best.grid[0] = 0;  // while no tile fits
+  for (const Forward& p : forwards_of(asked, d)) {
+    const Choice choice = Search(p, d, !d.has_hopper_kernels()).best();
+    if (choice.ms == 0 || (best.grid[0] > 0 && best.predicted_ms <= choice.ms)) continue;
+    best = plan_of(p, d, choice);
+  }
+  return best;
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties& d) {
   if (asked.pass == Pass::kWgrad) return weight::variants(asked, d);
-  const Forward p = as_one_row(as_forward(asked));
-  std::vector<Choice> choices;
-  if (d.has_hopper_kernels()) Search(p, d, false, &choices).best();
-  Search(p, d, true, &choices).best();
   std::vector<ConvPlan> plans;
-  for (const Choice& choice : choices) plans.push_back(plan_of(p, d, choice));
+  for (const Forward& p : forwards_of(asked, d)) {
+    std::vector<Choice> choices;
+    if (d.has_hopper_kernels()) Search(p, d, false, &choices).best();
+    if (!p.paired) Search(p, d, true, &choices).best();
+    for (const Choice& choice : choices) plans.push_back(plan_of(p, d, choice));
+  }
   return plans;
 }
 

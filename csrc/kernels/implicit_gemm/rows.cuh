@@ -288,9 +288,9 @@ class RowCopies {
 };
 
 // Called by kRowThreads.
-template <typename T, int kChannels, Fetch kFetch, bool kGradient>
+template <typename T, int kChannels, Fetch kFetch, Mode kMode>
 __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int thread,
-                                 Walk<T, kGradient> walk) {
+                                 Walk<T, kMode> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const bool one_plane = p.h.planes * p.w_axis.planes == 1;
   RowCopies<T, kFetch != Fetch::kPieces> copies(p, shared.copies, thread);
@@ -306,9 +306,9 @@ __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int t
 }
 
 // The same rows by the copy engine; called by a warp, whose threads copy a box each.
-template <typename T, int kChannels, bool kGradient>
+template <typename T, int kChannels, Mode kMode>
 __device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared,
-                                       Walk<T, kGradient> walk) {
+                                       Walk<T, kMode> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
   const int lane = threadIdx.x % 32, row_bytes = p.pitch * static_cast<int>(sizeof(T));
@@ -339,9 +339,8 @@ __device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared,
 }
 
 // Whole images, whose channels follow each other; called by a warp.
-template <typename T, int kChannels, bool kGradient>
-__device__ inline void load_images(const Params<T>& p, const Shared& shared,
-                                   Walk<T, kGradient> walk) {
+template <typename T, int kChannels, Mode kMode>
+__device__ inline void load_images(const Params<T>& p, const Shared& shared, Walk<T, kMode> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
   const bool elected = ptx::elect_one();
@@ -395,10 +394,10 @@ class EngineCopies {
 };
 
 // The weights of a step's groups of products; called by a warp.
-template <typename T, int kChannels, Fetch kFetch, bool kGradient,
+template <typename T, int kChannels, Fetch kFetch, Mode kMode,
           template <typename> class Copies = EngineCopies>
 __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared,
-                                        Walk<T, kGradient> walk) {
+                                        Walk<T, kMode> walk) {
   constexpr int kGroup = group_products(kFetch);
   constexpr int kUnitBytes = kChannels * kPieceBytes;
   const Copies<T> copies;
@@ -417,7 +416,7 @@ __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared
       load([&](char* to, ptx::Barrier* full) {
         constexpr int kBytes = kGroup * kUnitBytes;
         constexpr bool kTransposed = instruction_transposes(kChannels, kFetch, sizeof(T));
-        if constexpr (kGradient && (kTransposed || warps_transpose(kFetch, sizeof(T)))) {
+        if constexpr (is_gradient(kMode) && (kTransposed || warps_transpose(kFetch, sizeof(T)))) {
           if (kTransposed || p.warps_transpose) {
             copies.template copy_transposed<kChannels>(p, to, full, kBytes, c, tap, walk.work.at);
             return;

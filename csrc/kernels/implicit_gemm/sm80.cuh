@@ -48,7 +48,7 @@ __device__ inline void copy_tap_weights(const Params<T>& p, const Shared& shared
   const ThreadCopies<T> copies;
   const Phase& phase = p.out.phase[0];
   Place w;
-  for (Walk<T, false> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (Walk<T, Mode::kForward> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const int c = walk.step.chunk * (kRowBytes / static_cast<int>(sizeof(T)));
 #pragma unroll 1
     for (int r = walk.step.plane_h; r < phase.R; r += p.h.planes) {
@@ -71,7 +71,7 @@ __device__ inline void copy_planes(const Params<T>& p, const Shared& shared, int
   const bool one_plane = p.h.planes * p.w_axis.planes == 1;
   const auto** from = static_cast<const T**>(shared.copies);  // of every pixel
   Place x;
-  for (Walk<T, false> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (Walk<T, Mode::kForward> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     if (walk.is_new_tile() || !one_plane) {
       const Corner at = walk.plane();
       ptx::sync_threads<kRowThreads>(kRowBarrier);  // the list is no longer read
@@ -224,7 +224,7 @@ __device__ inline void multiply_by_warps(const Params<T>& p, const Shared& share
   char* staging = shared.staging + warpgroup * (p.staging_bytes / kWarpgroups);
   Place x, w;
   for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
-    const Work work = work_at<false>(p, item, kChannels);
+    const Work work = work_at<Mode::kForward>(p, item, kChannels);
     float sum[kBlocks][kChannels / 2];
     if constexpr (kBoxes) {
       multiply_copied_planes<T, kChannels, kBlocks>(p, shared, work, warpgroup, x, w, sum);
@@ -271,14 +271,14 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     if constexpr (kFetch == Fetch::kShared) {
       copy_tap_weights<T, kChannels>(p, shared);
     } else {
-      load_row_weights<T, kChannels, kFetch, false, ThreadCopies>(p, shared,
-                                                                  Walk<T, false>(p, kChannels));
+      load_row_weights<T, kChannels, kFetch, Mode::kForward, ThreadCopies>(
+          p, shared, Walk<T, Mode::kForward>(p, kChannels));
     }
   } else if constexpr (kFetch == Fetch::kShared) {
     copy_planes<T, kChannels>(p, shared, threadIdx.x - 32);
   } else {
-    load_rows<T, kChannels, kFetch, false>(p, shared, threadIdx.x - 32,
-                                           Walk<T, false>(p, kChannels));
+    load_rows<T, kChannels, kFetch, Mode::kForward>(p, shared, threadIdx.x - 32,
+                                                    Walk<T, Mode::kForward>(p, kChannels));
   }
 #endif
 }

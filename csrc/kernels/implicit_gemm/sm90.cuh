@@ -6,6 +6,7 @@
 #include "kernels/implicit_gemm/boxes.cuh"
 #include "kernels/implicit_gemm/epilogue.cuh"
 #include "kernels/implicit_gemm/fragments.cuh"
+#include "kernels/implicit_gemm/paired.cuh"
 #include "kernels/implicit_gemm/rows.cuh"
 #include "kernels/implicit_gemm/slabs.cuh"
 #include "kernels/implicit_gemm/splits.cuh"
@@ -29,9 +30,9 @@ constexpr int math_registers(const Kernel& kernel, Fetch fetch, bool transposes)
 }
 
 // `kFused`: there is an epilogue. Its code, unused, would keep apart what is used, and a kernel
-// that runs for some microseconds waits for its instructions. `kGradient`: nor is what
-// only input gradients need: phases, and weights that are transposed.
-template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kGradient>
+// that runs for some microseconds waits for its instructions. `kMode`: nor is what only input
+// gradients need.
+template <typename T, int kKernel, Fetch kFetch, bool kFused, Mode kMode>
 __device__ inline void multiply(const Params<T>& p, const Shared& shared, int warpgroup) {
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
@@ -43,9 +44,10 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   char* staging = shared.staging + warpgroup * (p.staging_bytes / kWarpgroups);
   Residual residual(shared, warpgroup, staging);
   const bool through_slabs = kFused && p.boxed_out && p.out.epilogue.residual != nullptr;
+  FirstPhase<T, kKernel, kFetch, kBlocks, kSums> first_phase(p, warpgroup);
   Place x, w;
-  for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
-    const Work work = work_at<kGradient>(p, item, kKind.channels);
+  for (int item = first_item<kMode>(p); item < p.items; item = next_item<kMode>(p, item)) {
+    const Work work = work_at<kMode>(p, item, kKind.channels);
     float sum[kBlocks][kSums];
     if constexpr (kSlabs && kFused) {
       using Slabs = std::conditional_t<kBoxes, ChannelSlabs<T, kKind.channels, kBlocks>,
@@ -53,20 +55,20 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
       if (rarely(through_slabs)) residual.fetch<Slabs>(p, work.at, warpgroup, 0);
     }
     if constexpr (kBoxes) {
-      multiply_planes<T, kKernel, kGradient>(p, shared, work, warpgroup, x, w, sum);
+      multiply_planes<T, kKernel, kMode>(p, shared, work, warpgroup, x, w, sum);
     } else if constexpr (kFetch == Fetch::kSlabs) {
       constexpr bool kTransposed =
-          kGradient && instruction_transposes(kKind.channels, kFetch, sizeof(T));
+          is_gradient(kMode) && instruction_transposes(kKind.channels, kFetch, sizeof(T));
       multiply_slabs<T, kKind.channels, kTransposed>(p, shared, work, warpgroup, x, w, sum[0]);
     } else {
-      if constexpr (kGradient) {
+      if constexpr (is_gradient(kMode)) {
         multiply_rows<T, kKind.channels, kFetch, TransposedProducts>(p, shared, work, warpgroup, x,
                                                                      w, sum[0]);
       } else {
         multiply_rows<T, kKind.channels, kFetch>(p, shared, work, warpgroup, x, w, sum[0]);
       }
     }
-    if constexpr (!kTurned) {
+    if constexpr (!kTurned && kMode != Mode::kPaired) {
       if (rarely(p.clustered)) {
         add_in_cluster<T, kKernel, kFetch, kFused>(p, shared, work.at, sum, warpgroup);
         return;
@@ -75,6 +77,16 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
         store_partial<kKernel>(p, item, warpgroup, sum);
         continue;
       }
+    }
+    if constexpr (kMode == Mode::kPaired) {
+      if (work.at.phase % 2 == 0) {
+        first_phase.store(sum);
+      } else if constexpr (kTurned) {
+        store_squares(p, work.at, sum, first_phase, warpgroup, staging);
+      } else {
+        store_pairs(p, work.at, sum, first_phase, warpgroup, staging);
+      }
+      continue;
     }
     if constexpr (kFused) finish<T, kBoxes>(p, work.at, work.at.k, warpgroup * kBlocks, sum);
     if constexpr (kTurned) {
@@ -109,7 +121,7 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   if ((kTurned || p.boxed_out) && leads_warpgroup()) ptx::await_store_reads();
 }
 
-template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kGradient, bool kStaged>
+template <typename T, int kKernel, Fetch kFetch, bool kFused, Mode kMode, bool kStaged>
 __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     convolve(const __grid_constant__ Params<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -118,7 +130,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
   constexpr bool kBoxes = is_of_planes(kFetch), kTurned = kFetch == Fetch::kTurned;
   constexpr bool kCopied = is_copied(kFetch);
-  constexpr bool kMayTranspose = kGradient && warps_transpose(kFetch, sizeof(T));
+  constexpr bool kMayTranspose = is_gradient(kMode) && warps_transpose(kFetch, sizeof(T));
   extern __shared__ __align__(1024) char memory[];
   const Shared shared(p, memory, kCopied || kTurned, kFetch == Fetch::kFlat);
 
@@ -156,7 +168,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     }
   }
   // Loaders find their first tile meanwhile: parameters are not in a cache yet.
-  Walk<T, kGradient> walk(p, kChannels);
+  Walk<T, kMode> walk(p, kChannels);
   __syncthreads();
   if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
   if (warpgroup == 0) {
@@ -164,39 +176,40 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     if (warp == 0) {
       ptx::await_dependency();  // of the weights, where a kernel packs them
       if constexpr (kBoxes) {
-        load_tap_weights<T, kChannels, kGradient>(p, shared, walk);
+        load_tap_weights<T, kChannels, kMode>(p, shared, walk);
       } else {
-        load_row_weights<T, kChannels, kFetch, kGradient>(p, shared, walk);
+        load_row_weights<T, kChannels, kFetch, kMode>(p, shared, walk);
       }
     } else if constexpr (kTurned) {
       if (warp == 1) {
-        load_raw_images<T, kChannels, kGradient>(p, shared, walk);
+        load_raw_images<T, kChannels, kMode>(p, shared, walk);
       } else {
-        turn_images<T, kChannels, kGradient>(p, shared, warp - 2, walk);
+        turn_images<T, kChannels, kMode>(p, shared, warp - 2, walk);
       }
     } else if (kCopied) {
       if constexpr (kStaged) {
-        load_staged_rows<T, kChannels, kFetch != Fetch::kPieces, kGradient>(p, shared,
-                                                                            threadIdx.x - 32, walk);
+        load_staged_rows<T, kChannels, kFetch != Fetch::kPieces, kMode>(p, shared, threadIdx.x - 32,
+                                                                        walk);
       } else if (p.source.row.boxes == 0) {
-        load_rows<T, kChannels, kFetch, kGradient>(p, shared, threadIdx.x - 32, walk);
+        load_rows<T, kChannels, kFetch, kMode>(p, shared, threadIdx.x - 32, walk);
       } else if (warp == 1) {
-        load_boxed_rows<T, kChannels, kGradient>(p, shared, walk);
+        load_boxed_rows<T, kChannels, kMode>(p, shared, walk);
       }
     } else if (warp == 1) {
       if constexpr (kBoxes) {
-        load_planes<T, kChannels, kGradient>(p, shared, walk);
+        load_planes<T, kChannels, kMode>(p, shared, walk);
       } else if constexpr (is_of_slabs(kFetch)) {
-        load_slabs<T, kGradient>(p, shared, walk);
+        load_slabs<T, kMode>(p, shared, walk);
       } else {
-        load_images<T, kChannels, kGradient>(p, shared, walk);
+        load_images<T, kChannels, kMode>(p, shared, walk);
       }
     } else if constexpr (kMayTranspose) {
-      if (p.warps_transpose) transpose_weights<T, kChannels, kFetch>(p, shared, warp - 2, walk);
+      if (p.warps_transpose)
+        transpose_weights<T, kChannels, kFetch, kMode>(p, shared, warp - 2, walk);
     }
   } else {
     ptx::take_registers<math_registers(kKind, kFetch, kMayTranspose)>();
-    multiply<T, kKernel, kFetch, kFused, kGradient>(p, shared, warpgroup - 1);
+    multiply<T, kKernel, kFetch, kFused, kMode>(p, shared, warpgroup - 1);
   }
 #endif
 }

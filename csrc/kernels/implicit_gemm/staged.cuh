@@ -273,18 +273,18 @@ class StagedRows {
 };
 
 // Called by kRowThreads.
-template <typename T, int kChannels, bool kHasRows, bool kGradient>
+template <typename T, int kChannels, bool kHasRows, Mode kMode>
 __device__ inline void load_staged_rows(const Params<T>& p, const Shared& shared, int thread,
-                                        Walk<T, kGradient> walk) {
+                                        Walk<T, kMode> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const bool one_plane = p.h.planes * p.w_axis.planes == 1;
   const StagedRows<T, kHasRows> rows(p, thread);
   auto* const lists = static_cast<StagedLists*>(shared.copies);
-  const auto first_of = [&](const Walk<T, kGradient>& at) {
+  const auto first_of = [&](const Walk<T, kMode>& at) {
     return at.work.at.c + at.step.chunk * p.chunk * kPiece;
   };
-  const auto begins = [&](const Walk<T, kGradient>& at) { return at.is_new_tile() || !one_plane; };
-  Walk<T, kGradient> ahead = walk;
+  const auto begins = [&](const Walk<T, kMode>& at) { return at.is_new_tile() || !one_plane; };
+  Walk<T, kMode> ahead = walk;
   Place next, raw, x;
   uint32_t listed = 0, own = 0;  // planes
   const auto bring = [&] {

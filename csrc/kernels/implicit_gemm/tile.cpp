@@ -290,7 +290,7 @@ int past_the_end(const Tile& t) {
 }
 
 // What is not stages.
-int64_t fixed_bytes(const ConvProblem& p, const Tile& t) {
+int64_t fixed_bytes(const Forward& p, const Tile& t) {
   const bool lists = t.by_warps || is_copied(t.fetch) || t.fetch == Fetch::kTurned;
   return staging(p, t) + kBarrierBytes + (lists ? kCopiesBytes : 0) + t.raw_stages() * t.raw_bytes +
          (t.is_flat() ? kFlatBytes : 0) + past_the_end(t) + exchange_bytes(t);
@@ -302,8 +302,9 @@ bool is_legal_turned(const Forward& p, const Tile& t) {
   return t.splits == 1 && t.h.planes * t.w.planes == 1 && p.stride_h == 1 && p.stride_w == 1 &&
          p.P <= t.rows && p.Q <= t.columns && t.positions <= kMostPositions &&
          t.images * t.rows * t.columns == t.kind().pixels && t.images * p.H * p.W <= kMostCopies &&
-         p.y_aligned && p.K % unit == 0 && strides_match(p.y_sizes(), p.y_strides, Layout::kNchw) &&
-         (!p.has_phases() || p.woven > 0);
+         p.y_aligned && p.K % unit == 0 &&
+         (p.paired || (strides_match(p.y_sizes(), p.y_strides, Layout::kNchw) &&
+                       (!p.has_phases() || p.woven > 0)));
 }
 
 // Phases read one plane and store their own pixels.
@@ -375,7 +376,7 @@ Tile make_tile(const Forward& p, int variant, const int (&pixels)[3], int64_t sp
 
 // Shares the memory out between the stages of the input and of the weights; false where it is too
 // small. What many taps read lasts long: two stages are enough.
-bool choose_stages(const ConvProblem& p, int64_t room, Tile& t) {
+bool choose_stages(const Forward& p, int64_t room, Tile& t) {
   room -= fixed_bytes(p, t);
   const int64_t input = t.stage_bytes, weight = t.weight_bytes();
   const bool one_tap = t.h.reach == 0 && t.w.reach == 0;
@@ -392,13 +393,14 @@ bool choose_stages(const ConvProblem& p, int64_t room, Tile& t) {
   return room - stages * input >= 2 * weight;
 }
 
-int shared_bytes(const ConvProblem& p, const Tile& t) {
+int shared_bytes(const Forward& p, const Tile& t) {
   return t.x_stages * t.stage_bytes + t.w_stages * t.weight_bytes() +
          static_cast<int>(fixed_bytes(p, t));
 }
 
 bool is_legal(const Forward& p, const Tile& t) {
   if (p.has_phases() && !serves_phases(p, t)) return false;
+  if (p.paired && (t.splits > 1 || !stores_planes(p) || !may_be_paired(t.fetch))) return false;
   // Tiles, also those that share pixels, are of one group.
   if (p.groups > 1 && p.group_K() % (t.kind().channels * t.share_x) != 0) return false;
   if (t.warps_transpose && !packed_weight(p, t).in_place) return false;
@@ -438,9 +440,10 @@ ConvProblem source_problem(ConvProblem p, const Tile& t) {
   return p;
 }
 
-int staging(const ConvProblem& p, const Tile& t) {
+int staging(const Forward& p, const Tile& t) {
   const int size = static_cast<int>(element_size(p.dtype));
   const int channels = t.kind().channels, groups = warpgroups(t.kind(), t.fetch);
+  if (p.paired) return groups * paired_channels(channels, size) * kPairedColumns * size;
   if (t.fetch == Fetch::kTurned) {
     const int64_t tile = int64_t{t.images} * channels * p.P * p.Q * size;
     return size == 2 ? static_cast<int>(round_up(tile, 1024)) : 0;

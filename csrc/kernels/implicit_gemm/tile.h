@@ -125,8 +125,20 @@ constexpr bool has_matrix(Fetch fetch) {
          is_of_slabs(fetch);
 }
 
+// What a kernel is for: what only input gradients need would slow down others.
+enum class Mode : int {
+  kForward,
+  kGradient,  // phases, and weights that are transposed
+  kPaired,    // phases in pairs
+};
+constexpr bool is_gradient(Mode mode) { return mode != Mode::kForward; }
+
 // Whether there is a kernel for input gradients alone: of phases, or of weights as they are.
 constexpr bool is_of_gradients(Fetch fetch) { return fetch != Fetch::kFlat; }
+// Whether there is one whose phases are in pairs: they are of planes, and of several pixels a row.
+constexpr bool may_be_paired(Fetch fetch) {
+  return is_of_gradients(fetch) && fetch != Fetch::kShared && !is_of_slabs(fetch);
+}
 constexpr int kLeastTransposed = 64;  // output channels of such a matrix
 constexpr bool instruction_transposes(int channels, Fetch fetch, int64_t element_size) {
   return has_matrix(fetch) && element_size == 2 && channels >= kLeastTransposed;
@@ -150,6 +162,21 @@ constexpr bool is_by_warps(const Kernel& kernel, Fetch fetch) {
 }
 constexpr int threads_of(const Kernel& kernel, Fetch fetch) {
   return 128 * (1 + warpgroups(kernel, fetch));
+}
+
+// Whether threads have registers for the results of a phase beside the sums of another.
+constexpr bool keeps_first_phase(const Kernel& kernel, Fetch fetch, int64_t element_size) {
+  const int groups = warpgroups(kernel, fetch);
+  const int64_t sums = kernel.pixels * kernel.channels / (groups * 128);
+  return sums + sums * element_size / 4 <= (groups == 4 ? 64 : 128);
+}
+
+// Columns of a block of two phases, and the channels of it that pass through shared memory at a
+// time.
+constexpr int kPairedColumns = 2 * kInstructionRows;
+constexpr int paired_channels(int channels, int64_t element_size) {
+  const int most = kRowBytes / static_cast<int>(element_size);
+  return channels < most ? channels : most;
 }
 
 // Products whose weights are a stage, at most.
@@ -252,7 +279,8 @@ enum Flag : int {
   kSharesWeights = 16384,
   kByWarps = 32768,  // for compute capability 8.0 and later, not only Hopper
   kWarpsTranspose = 65536,
-  kStagedRows = 131072
+  kStagedRows = 131072,
+  kPairedPhases = 262144
 };
 
 constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {
@@ -269,8 +297,8 @@ Tile make_tile(const Forward& problem, int variant, const int (&pixels)[3], int6
 bool is_legal(const Forward& problem, const Tile& tile);
 // Shares `room` bytes of shared memory out between the stages of the input and of the weights;
 // false where they are too few.
-bool choose_stages(const ConvProblem& problem, int64_t room, Tile& tile);
-int shared_bytes(const ConvProblem& problem, const Tile& tile);
+bool choose_stages(const Forward& problem, int64_t room, Tile& tile);
+int shared_bytes(const Forward& problem, const Tile& tile);
 
 // The tile that a plan stands for.
 Tile tile_of(const Forward& problem, const ConvPlan& plan);
@@ -295,6 +323,14 @@ inline int exchange_bytes(const Tile& t) {
   return t.clustered ? (parts + t.splits - 1) / t.splits * t.splits * kPartBytes : 0;
 }
 
+// What blocks keep in memory of the first of two phases, until they store both.
+inline int64_t parked_bytes(const Forward& p, const Tile& t, int64_t blocks) {
+  const int64_t size = element_size(p.dtype);
+  return p.paired && !keeps_first_phase(t.kind(), t.fetch, size)
+             ? blocks * t.kind().pixels * t.kind().channels * size
+             : 0;
+}
+
 // What rows are copied from: where channels are interleaved, an image of one channel.
 ConvProblem source_problem(ConvProblem problem, const Tile& tile);
 
@@ -302,7 +338,7 @@ ConvProblem source_problem(ConvProblem problem, const Tile& tile);
 bool stores_planes(const ConvProblem& problem);
 
 // Shared memory that results pass through on their way out, of all that multiply.
-int staging(const ConvProblem& problem, const Tile& tile);
+int staging(const Forward& problem, const Tile& tile);
 
 // Bytes of shared memory that a warp's channels-last results pass through.
 constexpr int warp_staging(int64_t element_size, int channels) {

@@ -27,9 +27,9 @@ __device__ inline void transpose_block(uint32_t block) {
 }
 
 // Called by kSpareWarps. As many stages as all steps of all tiles have groups of products.
-template <typename T, int kChannels, Fetch kFetch>
+template <typename T, int kChannels, Fetch kFetch, Mode kMode>
 __device__ inline void transpose_weights(const Params<T>& p, const Shared& shared, int warp,
-                                         Walk<T, true> walk) {
+                                         Walk<T, kMode> walk) {
   constexpr int kBlockBytes = 32 * kRowBytes, kBlocks = kChannels / 32;
   Place w;
   for (; !walk.is_over(); walk.advance()) {

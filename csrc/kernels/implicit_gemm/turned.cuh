@@ -50,9 +50,9 @@ struct TurnedUnit {
 };
 
 // The images of a step, as they come; called by a warp.
-template <typename T, int kChannels, bool kGradient>
+template <typename T, int kChannels, Mode kMode>
 __device__ inline void load_raw_images(const Params<T>& p, const Shared& shared,
-                                       Walk<T, kGradient> walk) {
+                                       Walk<T, kMode> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
   const bool elected = ptx::elect_one();
@@ -78,9 +78,9 @@ __device__ inline void load_raw_images(const Params<T>& p, const Shared& shared,
 
 // Puts them in planes; called by kSpareWarps, each of which has its share of a pixel's channels.
 // Of a step with fewer channels nobody reads the others.
-template <typename T, int kChannels, bool kGradient>
+template <typename T, int kChannels, Mode kMode>
 __device__ inline void turn_images(const Params<T>& p, const Shared& shared, int warp,
-                                   Walk<T, kGradient> walk) {
+                                   Walk<T, kMode> walk) {
   constexpr int kUnits = kRowBytes / 16 / kSpareWarps;
   const RowSource<T>& s = p.source;
   const int image_pixels = s.H * s.W, lane = threadIdx.x % 32;

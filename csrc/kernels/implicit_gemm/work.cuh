@@ -92,10 +92,11 @@ struct Params {
   bool phases_mixed;            // those of the same pixels follow each other
   bool warps_transpose;         // they transpose weights in shared memory
   Divider<int32_t> tiles_q, tiles_p, tiles_n, groups_k, groups_x, in_cluster;
-  Divider<int32_t> in_group;  // of groups_k, those of a group of the convolution
-  Divider<int32_t> group_K;   // output channels of a group of the convolution
-  Divider<int32_t> planes_h, planes_w, phases;
+  Divider<int32_t> in_group;                    // of groups_k, those of a group of the convolution
+  Divider<int32_t> group_K;                     // output channels of a group of the convolution
+  Divider<int32_t> planes_h, planes_w, phases;  // or pairs of phases
   float* partial;
+  void* parked;  // of each block, the first of two phases
 };
 
 // What a thread block does next: a tile, and of its sum the steps [first, last). A phase that no
@@ -116,11 +117,16 @@ struct Sharing {
         first(rank - w * p.share_x - x) {}
 };
 
-// `kGradient`: there may be several phases, or one that no tap meets.
-template <bool kGradient, typename T>
+// Of an input gradient there may be several phases, or one that no tap meets.
+template <Mode kMode, typename T>
 __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   Work work;
   int32_t rest = item;
+  int second = 0;  // of two phases
+  if (kMode == Mode::kPaired) {
+    second = rest & 1;
+    rest >>= 1;
+  }
   const int rank = p.in_cluster.split(rest);
   const Sharing<T> own(p, rank);
   int32_t tile = 0;
@@ -131,9 +137,9 @@ __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   } else {
     group = p.groups_k.split(rest);
     work.at.k = (group * p.share_x + own.x) * channels;
-    if (kGradient && p.phases_mixed) work.at.phase = p.phases.split(rest);
+    if (is_gradient(kMode) && p.phases_mixed) work.at.phase = p.phases.split(rest);
     tile = p.groups_x.split(rest);
-    if (kGradient && p.phases_mixed) {  // a block gets all of them in turn
+    if (is_gradient(kMode) && p.phases_mixed) {  // a block gets all of them in turn
       int32_t rotated = work.at.phase + tile;
       work.at.phase = p.phases.split(rotated);
     }
@@ -150,13 +156,25 @@ __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
     tile = p.tiles_n.split(rest);
   }
   work.at.n = tile * p.images;
-  if (kGradient && !p.phases_mixed) work.at.phase = p.phases.split(rest);
+  if (is_gradient(kMode) && !p.phases_mixed) work.at.phase = p.phases.split(rest);
+  if (kMode == Mode::kPaired) work.at.phase = work.at.phase * 2 + second;
   work.at.c = p.in_group.quotient(group) * p.group_C;
   if (p.clustered) rest = rank;
   work.first = rest * p.split_steps + min(rest, p.longer_splits);
   work.last = work.first + p.split_steps + (rest < p.longer_splits ? 1 : 0);
-  if (kGradient && p.out.phase[work.at.phase].R == 0) work.last = work.first;
+  if (is_gradient(kMode) && p.out.phase[work.at.phase].R == 0) work.last = work.first;
   return work;
+}
+
+// A block's first item, and its next one.
+template <Mode kMode, typename T>
+__device__ inline int first_item(const Params<T>& p) {
+  return kMode == Mode::kPaired ? blockIdx.x * 2 : blockIdx.x;
+}
+template <Mode kMode, typename T>
+__device__ inline int next_item(const Params<T>& p, int item) {
+  if (kMode == Mode::kPaired) return item + (item % 2 == 0 ? 1 : gridDim.x * 2 - 1);
+  return item + gridDim.x;
 }
 
 // Weights that are a matrix, in shared memory: 128 bytes of each output channel's input channels,
@@ -277,11 +295,11 @@ struct Shared {
 };
 
 // A thread block's steps, one tile after the other: every agent that loads walks through the same.
-template <typename T, bool kGradient>
+template <typename T, Mode kMode>
 class Walk {
  public:
   __device__ Walk(const Params<T>& p, int channels)
-      : step(p, 0), p_(p), channels_(channels), item_(blockIdx.x) {
+      : step(p, 0), p_(p), channels_(channels), item_(first_item<kMode>(p)) {
     begin();
   }
   __device__ bool is_over() const { return item_ >= p_.items; }
@@ -303,7 +321,7 @@ class Walk {
   __device__ void advance() {
     step.advance(p_);
     if (++index_ < work.last) return;
-    item_ += gridDim.x;
+    item_ = next_item<kMode>(p_, item_);
     begin();
   }
 
@@ -312,9 +330,9 @@ class Walk {
 
  private:
   __device__ void begin() {
-    for (; !is_over(); item_ += gridDim.x) {
-      work = work_at<kGradient>(p_, item_, channels_);
-      if (kGradient && work.first == work.last) continue;
+    for (; !is_over(); item_ = next_item<kMode>(p_, item_)) {
+      work = work_at<kMode>(p_, item_, channels_);
+      if (is_gradient(kMode) && work.first == work.last) continue;
       index_ = work.first;
       step = Step(p_, index_);
       return;
