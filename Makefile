@@ -1,9 +1,10 @@
 # The two commands for a newcomer are `make demo` and `make test`. See README.md.
 PYTHON ?= python3
-export VENV ?= .venv
+export TORCH ?= # another release of PyTorch: `make test TORCH=2.14.1`, in an environment of its own
+export VENV ?= .venv$(addprefix -torch,$(TORCH))
 BIN := $(VENV)/bin
 PYTEST_ARGS ?= -n 2
-CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $(shell find csrc tests examples -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: build test demo lint format clean
 
@@ -27,7 +28,6 @@ format: build ## rewrites the sources in the project's style
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-clean: ## what a build leaves; .venv stays
+clean: ## what a build leaves; environments stay
 	rm -rf build dist wheelhouse python/*.egg-info python/customconv/_C*.so python/customconv/_build.json
-	rm -f $(VENV)/customconv-build-stamp
 	find python tests tools -name __pycache__ -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """Builds ``customconv._C``; everything declarative is in pyproject.toml.
 
 Read from the environment: CUSTOMCONV_CUDA=0|1 (default: 1 with a GPU in sight), CUDA_HOME,
-TORCH_CUDA_ARCH_LIST, CXX, MAX_JOBS.
+TORCH_CUDA_ARCH_LIST, CXX, MAX_JOBS, and what ccache reads.
 """
 
 import json
@@ -24,8 +24,9 @@ except ImportError:
 
 CUDA_MAJOR = int(torch.version.cuda.split(".")[0]) if torch and torch.version.cuda else 0
 CUDA_WHEELS = config.cuda_wheels(CUDA_MAJOR)
-NO_TORCH = """it is compiled against the torch that will run it, and there is none here.
-Install torch>=2.9 first, then install customconv with: pip install --no-build-isolation"""
+OLDEST = "torch>={}.{}".format(*config.TESTED_TORCH[0])
+NO_TORCH = f"""it is compiled against the torch that will run it, and there is none here.
+Install {OLDEST} first, then install customconv with: pip install --no-build-isolation"""
 
 
 def refusal(reason):
@@ -62,6 +63,8 @@ def extension_and_command():
     """The extension, and the command that builds it."""
     if torch is None:
         raise config.ConfigError(NO_TORCH)
+    if warning := config.check_torch(torch.__version__):
+        print(f"warning: {warning}", file=sys.stderr)
     with_cuda = config.wants_cuda(os.environ, torch.version.cuda)
     archs = cuda_settings() if with_cuda else []
     cores = len(os.sched_getaffinity(0))
@@ -69,6 +72,7 @@ def extension_and_command():
 
     # torch looks for ninja on the path, where an environment that is not activated is missing.
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+    config.use_ccache(os.environ)
     from torch.utils import cpp_extension  # looks for CUDA_HOME when it is imported
 
     info = {
@@ -86,12 +90,10 @@ def extension_and_command():
         "CUSTOMCONV_CUDA_VERSION": info["cuda"] or "",
         "CUSTOMCONV_ARCH_LIST": ";".join(archs),
     }
-    cxx = ["-std=c++17", "-O3", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"]
+    # torch adds the standard that its headers need: C++17, and from 2.12 on C++20.
+    cxx = ["-O3", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"]
     cxx += [f'-D{name}="{value}"' for name, value in macros.items()]
-    nvcc = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xcompiler=-fvisibility=hidden"]
-
-    if with_cuda:
-        nvcc += config.nvcc_compression(Path(os.environ["CUDA_HOME"]))
+    nvcc = config.nvcc_flags(Path(os.environ["CUDA_HOME"])) if with_cuda else []
 
     make = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
     extension = make(
@@ -113,9 +115,10 @@ def extension_and_command():
         """Compiles, then notes beside the extension what for: a load that fails can tell."""
 
         def finalize_options(self):
-            """Keeps the objects where the next build finds them, as pip alone would not."""
+            """Keeps the objects of each Python and torch where its next build finds them."""
             super().finalize_options()
-            self.build_temp = os.path.join("build", f"temp-{sys.implementation.cache_tag}")
+            name = f"temp-{sys.implementation.cache_tag}-torch{torch.__version__}"
+            self.build_temp = os.path.join("build", name)
 
         def run(self):
             """Builds."""
@@ -129,7 +132,7 @@ def extension_and_command():
 def requirement():
     """The torch that a build works with: its C++ interface changes with every minor version."""
     if torch is None:
-        return "torch>=2.9"
+        return OLDEST
     major, minor = torch.__version__.split(".")[:2]
     return f"torch=={major}.{minor}.*"
 

@@ -14,6 +14,7 @@ COMMANDS = {
     "run": ("run", "times layers beside a peer, into a results file"),
     "host": ("host", "what an eager call costs the host"),
     "models": ("models", "whole networks, forward and training step"),
+    "zoo": ("zoo", "architectures of all families, held against float32"),
     "train": ("train", "whether a network learns by our convolutions as by PyTorch's"),
     "kernelbench": ("kernelbench", "KernelBench's level 1 by its own rules"),
     "fused": ("fused", "what an epilogue costs on top of a convolution"),

@@ -2,17 +2,24 @@
 
 The convolution is so small that the GPU waits for the host. Calls come in batches, contenders take
 turns, and the host waits for the GPU only between batches. Without a GPU the same is timed on the
-CPU, where the convolution itself is part of every time.
+CPU, where the convolution itself is part of every time and nothing is routed.
+
+What our presence costs while routing is off is seen beside processes that never import customconv
+(bare.py): several of either kind take turns, since equal processes differ, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import json
+import os
 import statistics
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -23,12 +30,12 @@ from torch.nn import functional
 
 import customconv
 
-from . import results
-
-Call = Callable[[], object]
+from . import bare, results, timing
+from .bare import MODES, REPLAY, Call
 
 GEOMETRY = {"stride": 1, "padding": 1, "dilation": 1, "groups": 1}
 BASELINE, MODULE_BASELINE = "F.conv2d", "nn.Conv2d"
+ROUTED = "F.conv2d, routed"  # the same call, made while routing is on
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,23 @@ class Cost:
     ratio: float
 
 
+@dataclass(frozen=True)
+class Presence:
+    """Microseconds of `F.conv2d` without us and with routing off: medians over processes.
+
+    ``more_us`` is the median over the rounds of the difference, between the bounds of its interval;
+    the spread is how far medians of processes of one kind are apart at most.
+    """
+
+    mode: str
+    without_us: float
+    off_us: float
+    more_us: float
+    more_lo: float
+    more_hi: float
+    spread_us: float
+
+
 def calls(x: Tensor, w: Tensor, b: Tensor) -> dict[str, Call]:
     """PyTorch's own calls, and ours in every form that a user may write."""
     op = torch.ops.customconv.conv2d
@@ -53,6 +77,7 @@ def calls(x: Tensor, w: Tensor, b: Tensor) -> dict[str, Call]:
         module.requires_grad_(w.requires_grad)
     found: dict[str, Call] = {
         BASELINE: lambda: functional.conv2d(x, w, b, 1, 1, 1, 1),
+        ROUTED: lambda: functional.conv2d(x, w, b, 1, 1, 1, 1),
         "op": lambda: op(x, w, b, **GEOMETRY),
         "op, positional": lambda: op(x, w, b, 1, 1, 1, 1),
         "op, pairs": lambda: op(x, w, b, (1, 1), (1, 1), (1, 1), 1),
@@ -66,23 +91,17 @@ def calls(x: Tensor, w: Tensor, b: Tensor) -> dict[str, Call]:
     return found
 
 
-def with_backward(call: Callable[[], object]) -> Call:
-    """The call and the backward pass of its result, as a training step does it."""
-    result = call()
-    assert isinstance(result, Tensor)
-    grad_output = torch.ones_like(result)
-    return lambda: torch.autograd.backward(call(), grad_output)  # type: ignore[arg-type]
+def switched(name: str) -> contextlib.AbstractContextManager[None]:
+    """Routing as a contender asks for it."""
+    return customconv.enabled() if name == ROUTED else contextlib.nullcontext()
 
 
 def replays(found: Mapping[str, Call]) -> dict[str, Call]:
     """A replay of a CUDA graph that holds the call, for each that a user would capture."""
     graphs: dict[str, Call] = {}
-    for name in (BASELINE, "op"):
-        found[name]()  # libraries set themselves up in a first call, which no graph can hold
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found[name]()
-        graphs[name] = graph.replay
+    for name in (BASELINE, ROUTED, "op"):
+        with switched(name):
+            graphs[name] = bare.replayed(found[name])
     return graphs
 
 
@@ -92,13 +111,84 @@ def measure(found: Mapping[str, Call], batch: int, rounds: int) -> dict[str, lis
     times: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(rounds + 2):  # two to warm up
         for name, call in found.items():
-            wait()
-            start = time.perf_counter()
-            for _ in range(batch):
-                call()
-            times[name].append((time.perf_counter() - start) / batch * 1e6)
+            with switched(name):
+                times[name].append(bare.microseconds(call, batch, wait))
     wait()
     return {name: values[2:] for name, values in times.items()}
+
+
+class Process:
+    """Another process that times `F.conv2d`, with customconv imported or not."""
+
+    def __init__(self, *words: str) -> None:
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "bench.bare", *words], cwd=results.ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+
+    def _line(self) -> str:
+        assert self.child.stdout is not None
+        if not (line := self.child.stdout.readline()):
+            raise RuntimeError(f"a process of bench.bare ended with status {self.child.wait()}")
+        return line
+
+    def wait(self) -> None:
+        """Until it has set itself up."""
+        while self._line() != "ready\n":
+            pass
+
+    def us(self, mode: str, batch: int) -> float:
+        """Microseconds of a call, once the process has made so many."""
+        assert self.child.stdin is not None
+        print(mode, batch, file=self.child.stdin, flush=True)
+        return float(self._line())
+
+    def end(self) -> None:
+        """Lets it end, and waits for that."""
+        self.child.communicate()
+
+
+@contextlib.contextmanager
+def processes(count: int) -> Iterator[tuple[list[Process], list[Process]]]:
+    """So many without customconv, and as many with it; they have set themselves up."""
+    without, off = ([Process(*words) for _ in range(count)] for words in ((), ("customconv",)))
+    try:
+        for process in (*without, *off):
+            process.wait()
+        yield without, off
+    finally:
+        for process in (*without, *off):
+            process.end()
+
+
+def presence(mode: str, without: Sequence[list[float]], off: Sequence[list[float]]) -> Presence:
+    """Of each process's rounds: what ours cost more."""
+    by_round = [
+        statistics.median(b) - statistics.median(a)
+        for a, b in zip(zip(*without, strict=True), zip(*off, strict=True), strict=True)
+    ]
+    bare_us, off_us = ([statistics.median(rounds) for rounds in kind] for kind in (without, off))
+    return Presence(
+        mode, statistics.median(bare_us), statistics.median(off_us), statistics.median(by_round),
+        *timing.median_interval(by_round), max(max(us) - min(us) for us in (bare_us, off_us)),
+    )  # fmt: skip
+
+
+def presences(modes: Sequence[str], batch: int, rounds: int, count: int) -> list[Presence]:
+    """For each mode what our presence costs; the processes of both kinds take turns."""
+    with processes(count) as kinds:
+        turns = [process for pair in zip(*kinds, strict=True) for process in pair]
+        found = []
+        for mode in modes:
+            times: dict[Process, list[float]] = {process: [] for process in turns}
+            for number in range(rounds + 2):  # two to warm up
+                for process in turns if number % 2 else reversed(turns):
+                    times[process].append(process.us(mode, batch))
+            found.append(
+                presence(mode, *([times[process][2:] for process in kind] for kind in kinds))
+            )
+    return found
 
 
 def costs(mode: str, times: Mapping[str, list[float]]) -> list[Cost]:
@@ -123,10 +213,28 @@ def table(found: list[Cost]) -> Table:
     return made
 
 
+def presence_table(found: Sequence[Presence]) -> Table:
+    """What our presence costs in each mode."""
+    made = Table("mode", title="F.conv2d while routing is off", title_justify="left", box=None,
+                 header_style="dim")  # fmt: skip
+    for head in ("without us", "with us", "more", "interval", "equal ones apart"):
+        made.add_column(head, justify="right", no_wrap=True)
+    for each in found:
+        made.add_row(
+            each.mode, f"{each.without_us:.2f}", f"{each.off_us:.2f}", f"{each.more_us:+.3f}",
+            f"{each.more_lo:+.2f} to {each.more_hi:+.2f}", f"{each.spread_us:.2f}",
+        )  # fmt: skip
+    return made
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, help="a file to write the costs to")
     parser.add_argument("--batch", type=int, default=200, help="calls between two waits")
     parser.add_argument("--rounds", type=int, default=30, help="batches of each contender")
+    parser.add_argument(
+        "--processes", type=int, default=3,
+        help="without customconv, and as many with it switched off; 0 leaves this out",
+    )  # fmt: skip
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -137,32 +245,34 @@ def main(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(1)
         console.print("no GPU: the CPU's own work is in every time")
 
-    def tensors(requires_grad: bool) -> list[Tensor]:
-        shapes = ((1, 8, 8, 8), (8, 8, 3, 3), (8,))
-        return [torch.randn(s, device=device, requires_grad=requires_grad) for s in shapes]
-
-    plain, recorded = calls(*tensors(False)), calls(*tensors(True))
-    modes: dict[str, Mapping[str, Call]] = {
-        "no gradient": plain,
-        "forward, gradient recorded": recorded,
-        "forward and backward": {name: with_backward(call) for name, call in recorded.items()},
-    }
+    plain, recorded = (calls(*bare.tensors(device, gradient)) for gradient in (False, True))
+    backward = {}
+    for name, call in recorded.items():
+        backward[name] = bare.with_backward(call)
+    batches = (arguments.batch, arguments.batch, max(1, arguments.batch // 2))
     found = []
     gc.disable()
     try:
-        for mode, contenders_ in modes.items():
-            batch = max(1, arguments.batch // (2 if mode == "forward and backward" else 1))
-            with torch.set_grad_enabled(mode != "no gradient"):
+        for mode, contenders_, batch in zip(
+            MODES, (plain, recorded, backward), batches, strict=True
+        ):
+            with torch.set_grad_enabled(mode != MODES[0]):
                 found.append(costs(mode, measure(contenders_, batch, arguments.rounds)))
         if cuda:
             with torch.no_grad():
                 times = measure(replays(plain), arguments.batch, arguments.rounds)
-            found.append(costs("replay of a CUDA graph", times))
+            found.append(costs(REPLAY, times))
     finally:
         gc.enable()
+    modes = [*MODES, REPLAY] if cuda else MODES
+    count = arguments.processes
+    beside = presences(modes, arguments.batch, arguments.rounds, count) if count else []
     for mode_costs in found:
         console.print(table(mode_costs))
+    if beside:
+        console.print(presence_table(beside))
     if arguments.json:
-        rows = (cost for mode_costs in found for cost in mode_costs)
-        results.save_outcomes(arguments.json, device, "rows", rows)
+        rows = [asdict(cost) for mode_costs in found for cost in mode_costs]
+        held = {"rows": rows, "presence": [asdict(each) for each in beside]}
+        arguments.json.write_text(json.dumps(results.facts(device) | held, indent=1) + "\n")
     return 0

@@ -1,26 +1,34 @@
-"""`python -m bench models`: whole networks beside the same with every convolution ours.
+"""`python -m bench models`: whole networks by PyTorch's convolutions and by ours.
 
 Forward is evaluation without gradients; a step is forward, loss, backward and SGD. Both networks
-have the same weights and see the same images. Before they are timed, their outputs, or the loss
-and the first convolution's gradient, are held against PyTorch's in IEEE float32: a network
-amplifies rounding from layer to layer, so ours may be off twice as far as PyTorch's own.
+have the same weights and see the same images. Before they are timed, their outputs, or the
+gradients of their convolutions, are held against PyTorch's in IEEE float32 (see evidence.py): ours
+may be off twice as far as PyTorch's own.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from . import contenders, networks, results, timing
+import customconv
+
+from . import contenders, evidence, inside, networks, timing
+from .kept import Rows
 from .options import several
+from .results import Row
+from .run import Budget
+from .timing import geomean
 
 # Autocast's dtype, and PyTorch's float32 switch.
 PRECISIONS: dict[str, tuple[torch.dtype | None, str]] = {
@@ -30,8 +38,9 @@ PRECISIONS: dict[str, tuple[torch.dtype | None, str]] = {
     "amp-bf16": (torch.bfloat16, "tf32"),
 }
 MODES = ("forward", "step")
-MOST_ERROR = 2.0  # over PyTorch's own
-ALWAYS_ALLOWED = 0.02  # of the norm: what IEEE float32 comes to after a whole network and back
+SETTLING = 8  # images that batch norms take their statistics from
+LISTED = 10  # of a row's layers, those that lose most time
+LAYERS_S = 60.0  # for the layers of one row
 
 
 @dataclass(frozen=True)
@@ -43,16 +52,26 @@ class Outcome:
     precision: str
     layout: str
     batch: int
+    image: int
+    by: str  # how ours is run: one of networks.WAYS
+    compiled: bool
     error: str = ""
     pytorch_ms: float = 0
     ours_ms: float = 0
     ratio: float = 0
     ratio_lo: float = 0
     ratio_hi: float = 0
+    runs: int = 0
     pytorch_mb: float | None = None  # the most memory that a pass takes
     ours_mb: float | None = None
-    pytorch_err: float = 0  # of the norm of PyTorch's in IEEE float32
+    pytorch_err: float = 0  # of PyTorch's in IEEE float32: of outputs, or of a step's gradients
     ours_err: float = 0
+    routed: int = 0  # passes of convolutions that kernels of ours computed
+    fallbacks: int = 0  # and calls that PyTorch computed in their place
+
+
+What = tuple[str, str, str, int]  # a row's mode, precision, layout and batch
+IDENTITY = ("network", "mode", "precision", "layout", "batch", "image", "by", "compiled")
 
 
 class Runner:
@@ -66,21 +85,21 @@ class Runner:
         self.autocast = autocast
         scaled = autocast == torch.float16
         self.scaler = torch.amp.grad_scaler.GradScaler(x.device.type, enabled=scaled)
-        self.optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
-        self.call: Callable[[], Tensor] = self.step if mode == "step" else self.forward
+        # So slow that weights stay what they were, however long a step is timed.
+        self.optimizer = torch.optim.SGD(network.parameters(), lr=1e-6)
+        self.call: Callable[[], Any] = self.step if mode == "step" else self.forward
 
-    def _output(self) -> Tensor:
+    def _output(self) -> Any:
         device = self.x.device.type
         with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None):
-            output: Tensor = self.network(self.x)
-            return output
+            return self.network(self.x)
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Any:
         with torch.no_grad():
             return self._output()
 
-    def loss(self, output: Tensor) -> Tensor:
-        return output.float().square().mean()
+    def loss(self, output: Any) -> Tensor:
+        return torch.stack([y.float().square().mean() for y in evidence.leaves(output)]).sum()
 
     def step(self) -> Tensor:
         with torch.enable_grad():
@@ -91,20 +110,18 @@ class Runner:
             self.scaler.update()
         return loss.detach()
 
-    def evidence(self, mode: str) -> Tensor:
-        """What must agree: the output, or after a step the loss and a gradient."""
-        if mode == "forward":
-            return self.forward().float().flatten()
-        state = {name: value.clone() for name, value in self.network.state_dict().items()}
-        loss = self.step()
-        first = next(m for m in self.network.modules() if isinstance(m, nn.Conv2d))
-        assert first.weight.grad is not None
-        gradient = first.weight.grad.float().flatten()
-        self.network.load_state_dict(state)
-        return torch.cat([loss.float().view(1), gradient / gradient.norm().clamp(min=1e-30)])
+
+def within(by: str, call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call with routing on, if that is how ours is run."""
+
+    def routed() -> Any:
+        with customconv.enabled():
+            return call()
+
+    return routed if by == "routed" else call
 
 
-def _peak_mb(call: Callable[[], Tensor], device: torch.device) -> float | None:
+def _peak_mb(call: Callable[[], Any], device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)
@@ -115,111 +132,304 @@ def _peak_mb(call: Callable[[], Tensor], device: torch.device) -> float | None:
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
-def compare(
-    name: str, mode: str, precision: str, layout: str, batch: int, image: int,
-    device: torch.device, *, compiled: bool = False, budget_s: float = 5.0,
-) -> Outcome:  # fmt: skip
-    """Checks and times one network."""
-    autocast, float32 = PRECISIONS[precision]
-    memory = contenders.LAYOUTS[layout]
-    what = (name, mode, precision, layout, batch)
-    network = networks.build(name).to(device).to(memory_format=memory)  # type: ignore[call-overload]
-    ours = networks.with_our_convolutions(network)
-    x = torch.randn(batch, 3, image, image, device=device).contiguous(memory_format=memory)
-    with contenders.switches("fp32", "cudnn"):
-        expected = Runner(network, x, mode, None).evidence(mode)
-    with contenders.switches(float32, "cudnn"):
-        pytorchs, mine = (Runner(n, x, mode, autocast) for n in (network, ours))
-        pytorch_err, ours_err = (
-            ((runner.evidence(mode) - expected).norm() / expected.norm()).item()
-            for runner in (pytorchs, mine)
-        )
-        del expected
-        if not ours_err <= max(MOST_ERROR * pytorch_err, ALWAYS_ALLOWED):
-            error = f"off by {ours_err:.3g}, PyTorch by {pytorch_err:.3g}"
-            return Outcome(*what, error, pytorch_err=pytorch_err, ours_err=ours_err)
-        if compiled:
-            for runner in (pytorchs, mine):
+class Pair:
+    """A network on a device by PyTorch's convolutions and by ours, built once for all its rows."""
+
+    def __init__(
+        self, name: str, image: int, device: torch.device, by: str, *, compiled: bool = False
+    ) -> None:
+        self.name, self.image, self.device, self.by = name, image, device, by
+        self.compiled = compiled
+        self.network = evidence.awakened(networks.build(name)).to(device)
+        with contenders.switches("fp32", ""):
+            evidence.settled(self.network, self.images(SETTLING))
+        self.ours = networks.ours(self.network, by)
+        self.began = {key: value.clone() for key, value in self.network.state_dict().items()}
+        self.expected: dict[tuple[str, int], evidence.Named] = {}
+
+    def images(self, batch: int) -> Tensor:
+        generator = torch.Generator(self.device).manual_seed(1)
+        shape = batch, 3, self.image, self.image
+        return torch.randn(shape, device=self.device, generator=generator)
+
+    def _errors(
+        self, mode: str, precision: str, x: Tensor
+    ) -> tuple[float, float, customconv.Stats]:
+        """PyTorch's error and ours, and what computed ours."""
+        taken = evidence.gradients if mode == "step" else evidence.outputs
+        key = (mode, len(x))
+        if key not in self.expected:
+            with contenders.switches("fp32", ""):
+                self.expected[key] = taken(self.network, x)
+        autocast, float32 = PRECISIONS[precision]
+        with contenders.switches(float32, "cudnn"):
+            pytorchs = evidence.errors(taken(self.network, x, autocast), self.expected[key])
+            customconv.stats(reset=True)
+            with networks.switched(self.by):
+                found = taken(self.ours, x, autocast)
+            counted = customconv.stats()
+        mine = evidence.errors(found, self.expected[key])
+        return evidence.total(pytorchs), evidence.total(mine), counted
+
+    def _runners(self, mode: str, precision: str, x: Tensor) -> list[Runner]:
+        """PyTorch's and ours; the same one if the network is the same."""
+        runners = [Runner(self.network, x, mode, PRECISIONS[precision][0])]
+        if self.ours is self.network:
+            runners *= 2
+        else:
+            runners.append(Runner(self.ours, x, mode, PRECISIONS[precision][0]))
+        if self.compiled:
+            for runner in dict.fromkeys(runners):
                 runner.network = torch.compile(runner.network)  # type: ignore[assignment]
-        peaks = []
-        for runner in (pytorchs, mine):
-            runner.call()
-            peaks.append(_peak_mb(runner.call, device))
-        calls = {"ours": [mine.call], "pytorch": [pytorchs.call]}
-        times = timing.interleaved(calls, device, most_runs=51, budget_s=budget_s)
-    ratio = times.ratios["pytorch"]
-    return Outcome(
-        *what, "", times.times["pytorch"].median, times.times["ours"].median, ratio.median,
-        ratio.low, ratio.high, peaks[0], peaks[1], pytorch_err, ours_err,
-    )  # fmt: skip
+        return runners
+
+    @contextlib.contextmanager
+    def _laid_out(self, layout: str, batch: int) -> Iterator[Tensor]:
+        """The images; both networks have the layout, and in the end the weights they began with."""
+        memory = contenders.LAYOUTS[layout]
+        for network in (self.network, self.ours):
+            network.to(memory_format=memory)  # type: ignore[call-overload]
+        try:
+            yield self.images(batch).contiguous(memory_format=memory)
+        finally:
+            for network in (self.network, self.ours):
+                network.zero_grad(set_to_none=True)
+                network.load_state_dict(self.began)
+
+    def compare(
+        self, mode: str, precision: str, layout: str, batch: int, budget_s: float
+    ) -> Outcome:
+        """Checks and times one row."""
+        what = (self.name, mode, precision, layout, batch, self.image, self.by, self.compiled)
+        with self._laid_out(layout, batch) as x:
+            pytorch_err, ours_err, counted = self._errors(mode, precision, x)
+            seen: dict[str, Any] = {
+                "pytorch_err": pytorch_err, "ours_err": ours_err,
+                "routed": sum(counted.calls.values()),
+                "fallbacks": sum(counted.fallbacks.values()),
+            }  # fmt: skip
+            error = evidence.wrong(ours_err, pytorch_err, precision)
+            if not error and self.device.type == "cuda" and not counted.calls:
+                error = "no convolution was ours"
+            if error:
+                return Outcome(*what, error, **seen)
+            with contenders.switches(PRECISIONS[precision][1], "cudnn"):
+                pytorchs, mine = self._runners(mode, precision, x)
+                calls = {"ours": within(self.by, mine.call), "pytorch": pytorchs.call}
+                if self.compiled:  # in PyTorch's modules, whatever they call is decided later
+                    for call in calls.values():
+                        call()
+                peaks = {name: _peak_mb(call, self.device) for name, call in calls.items()}
+                times = timing.interleaved(
+                    {name: [call] for name, call in calls.items()},
+                    self.device, most_runs=51, budget_s=budget_s,
+                )  # fmt: skip
+        ratio = times.ratios["pytorch"]
+        return Outcome(
+            *what, "", times.times["pytorch"].median, times.times["ours"].median, ratio.median,
+            ratio.low, ratio.high, times.times["ours"].runs, peaks["pytorch"], peaks["ours"],
+            **seen,
+        )  # fmt: skip
+
+    def layers(self, mode: str, precision: str, layout: str, batch: int) -> Row:
+        """The convolutions of a row, each timed by itself: those that lose most, and all together.
+
+        A row that the host decides may lose time though no convolution does.
+        """
+        autocast, float32 = PRECISIONS[precision]
+        with self._laid_out(layout, batch) as x:
+            run = Runner(self.network, x, mode, autocast).call
+            with contenders.switches(float32, "cudnn"):  # PyTorch keeps what it took first
+                calls = inside.recorded(self.network, run, float32, layout)
+        found = inside.costs(calls, self.device, budget_s=LAYERS_S)
+        listed = [each for each in found[:LISTED] if each.lost_ms > 0]
+        return {
+            "ours_ms": sum(each.calls * each.ours_ms for each in found),
+            "pytorch_ms": sum(each.calls * each.pytorch_ms for each in found),
+            "timed": f"{len(found)} of {len(calls)}",
+            "worst": [asdict(each) | {"lost_ms": each.lost_ms} for each in listed],
+        }
 
 
-def table(outcomes: list[Outcome]) -> Table:
-    heads = ("PyTorch, ms", "ours, ms", "ratio", "images/s", "PyTorch, MB", "ours, MB",
-             "PyTorch's error", "ours")  # fmt: skip
-    made = Table("network", "mode", "precision", "layout", box=None, header_style="dim")
-    for head in heads:
-        made.add_column(head, justify="right")
-    for o in outcomes:
-        cells: tuple[str, ...] = (o.error,)
-        if not o.error:
-            memory = ("" if mb is None else f"{mb:.0f}" for mb in (o.pytorch_mb, o.ours_mb))
-            cells = (
-                f"{o.pytorch_ms:.2f}", f"{o.ours_ms:.2f}",
-                f"{o.ratio:.2f} ({o.ratio_lo:.2f}-{o.ratio_hi:.2f})",
-                f"{o.batch / o.ours_ms * 1e3:.0f}", *memory,
-                f"{o.pytorch_err:.2g}", f"{o.ours_err:.2g}",
-            )  # fmt: skip
-        made.add_row(o.network, o.mode, o.precision, o.layout, *cells)
+def text_of(row: Row) -> str:
+    """A row in one line."""
+    what = f"{row['network']:18} {row['mode']:7} {row['precision']:8} {row['layout']}"
+    what += f" N{row['batch']:<3}"
+    if row["error"]:
+        return f"{what} {row['error']}"
+    memory = "" if row["ours_mb"] is None else f", {row['pytorch_mb']:.0f}, {row['ours_mb']:.0f} MB"
+    return (
+        f"{what} PyTorch {row['pytorch_ms']:8.3f} ms, ours {row['ours_ms']:8.3f}: "
+        f"{row['ratio']:.3f} ({row['ratio_lo']:.3f}-{row['ratio_hi']:.3f}), "
+        f"off {row['pytorch_err']:.1e}, {row['ours_err']:.1e}{memory}, "
+        f"ours {row['routed']}, PyTorch's {row['fallbacks']}"
+    )
+
+
+def layers_text(found: Row, most: int = LISTED) -> Iterator[str]:
+    """What a row's convolutions cost, in lines."""
+    yield (
+        f"  convolutions alone: PyTorch {found['pytorch_ms']:.3f} ms, ours "
+        f"{found['ours_ms']:.3f} ({found['timed']} timed)"
+    )
+    for each in found["worst"][:most]:
+        yield (
+            f"  {each['lost_ms']:+8.3f} ms: {each['calls']} x {each['op']} {each['name']} "
+            f"({each['shape']}), {each['family']} {each['ours_ms']:.4f}, "
+            f"PyTorch {each['pytorch_ms']:.4f}"
+        )
+
+
+def means(rows: Sequence[Row]) -> Table:
+    """Geometric means of the ratios, and how many networks each is of; a column for each batch."""
+    right = [row for row in rows if not row["error"]]
+    batches = sorted({row["batch"] for row in rows})
+    made = Table(title="geometric means of ratios", title_justify="left", box=None,
+                 header_style="dim")  # fmt: skip
+    for head in ("mode", "precision", "layout"):
+        made.add_column(head)
+    for batch in batches:
+        made.add_column(f"N {batch}", justify="right")
+    for kind in dict.fromkeys((row["mode"], row["precision"], row["layout"]) for row in rows):
+        cells = []
+        for batch in batches:
+            ratios = [
+                row["ratio"] for row in right
+                if (row["mode"], row["precision"], row["layout"], row["batch"]) == (*kind, batch)
+            ]  # fmt: skip
+            cells.append(f"{geomean(ratios):.3f} ({len(ratios)})" if ratios else "")
+        made.add_row(*kind, *cells)
     return made
 
 
+def summary(rows: Sequence[Row], console: Console) -> None:
+    """The means, then what is slower than PyTorch's and what is wrong."""
+    console.print(means(rows))
+    for row in sorted(rows, key=lambda row: float(row["ratio"])):
+        if row["error"] or row["ratio"] < 1:
+            console.print(text_of(row), highlight=False, soft_wrap=True)
+            for line in layers_text(row["layers"], 2) if "layers" in row else ():
+                console.print(line, highlight=False, soft_wrap=True)
+
+
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """How networks run, and where to."""
+    """How networks run."""
     cuda = torch.cuda.is_available()
     several(parser, "--layouts", contenders.LAYOUTS, ",".join(contenders.LAYOUTS), "layouts")
     several(parser, "--precisions", PRECISIONS, "tf32,amp-fp16" if cuda else "fp32", "precisions")
-    parser.add_argument("--batch", type=int, default=64 if cuda else 2)
+    parser.add_argument("--by", choices=networks.WAYS, default="routed", help="how ours is run")
     parser.add_argument("--image", type=int, default=224 if cuda else 32, help="its sides")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--budget-s", type=float, help="begin nothing after so many seconds")
+    parser.add_argument("--budget-s", type=float, help="stop cleanly after so many seconds")
     parser.add_argument("--json", type=Path, help="a file for the outcomes")
 
 
+def batches(text: str) -> list[int]:
+    """Numbers with commas between."""
+    found = [int(word) for word in text.split(",")]
+    if min(found) < 1:
+        raise ValueError
+    return found
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    cuda = torch.cuda.is_available()
     several(parser, "--networks", networks.NETWORKS, ",".join(networks.NETWORKS), "networks")
     several(parser, "--modes", MODES, ",".join(MODES), "what is timed")
     add_common_arguments(parser)
+    parser.add_argument(
+        "--batch", type=batches, default=[1, 8, 64] if cuda else [2], help="sizes, with commas"
+    )
+    parser.add_argument("--row-s", type=float, default=0.5, help="seconds of timing a row, at most")
     parser.add_argument("--compile", action="store_true", help="both by torch.compile")
+    parser.add_argument("--resume", action="store_true", help="leave out rows that the file has")
+    parser.add_argument(
+        "--layers", action="store_true", help="time each convolution of rows that ours is slower in"
+    )
+
+
+def _todo(arguments: argparse.Namespace) -> list[What]:
+    """The rows of each network; those of one size of its tensors stand together."""
+    return [
+        (mode, precision, layout, batch)
+        for layout in arguments.layouts
+        for batch in arguments.batch
+        for precision in arguments.precisions
+        for mode in arguments.modes
+    ]
+
+
+class Run:
+    """One command's rows, measured in turn until its budget is spent."""
+
+    def __init__(self, arguments: argparse.Namespace, console: Console) -> None:
+        self.arguments, self.console = arguments, console
+        self.device = torch.device(arguments.device)
+        self.rows = Rows(arguments.json, self.device, IDENTITY)
+        self.budget = Budget(arguments.budget_s)
+
+    def key(self, name: str, what: What) -> tuple[str, str, str, str, int, int, str, bool]:
+        arguments = self.arguments
+        return name, *what, arguments.image, arguments.by, arguments.compile
+
+    def due(self, name: str, what: What) -> tuple[bool, bool]:
+        """Whether a row is to be measured, and whether its layers may be."""
+        row = self.rows.get(*self.key(name, what)) if self.arguments.resume else None
+        if row is None:
+            return True, bool(self.arguments.layers)
+        slower = row["ratio"] < 1 and "layers" not in row
+        return False, bool(self.arguments.layers and slower)
+
+    def print(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def network(self, name: str, todo: Iterable[What]) -> bool:
+        """Measures its rows; returns whether there was time for all."""
+        arguments = self.arguments
+        pair = None
+        for what in todo:
+            measured, layers = self.due(name, what)
+            if not (measured or layers):
+                continue
+            if not self.budget.has_room():
+                self.print(f"stopped for the budget of {self.budget.seconds:g} s")
+                return False
+            began = time.monotonic()
+            try:
+                if pair is None:
+                    pair = Pair(
+                        name, arguments.image, self.device, arguments.by,
+                        compiled=arguments.compile,
+                    )  # fmt: skip
+                if measured:
+                    self.rows.add(asdict(pair.compare(*what, arguments.row_s)))
+                row = self.rows.rows[self.key(name, what)]
+                self.print(text_of(row))
+                if layers and not row["error"] and row["ratio"] < 1:
+                    self.rows.add(row | {"layers": (found := pair.layers(*what))})
+                    for line in layers_text(found):
+                        self.print(line)
+            except Exception as error:  # whatever a user would see is the row's outcome
+                short = isinstance(error, torch.cuda.OutOfMemoryError)
+                text = "out of memory" if short else f"{type(error).__name__}: {error}"
+                self.rows.add(asdict(Outcome(*self.key(name, what), text)))
+                self.print(text_of(self.rows.rows[self.key(name, what)]))
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()  # raises what a failure has left
+                torch.cuda.empty_cache()
+            self.budget.spend(time.monotonic() - began)
+        return True
 
 
 def main(arguments: argparse.Namespace) -> int:
     console = Console()
-    device = torch.device(arguments.device)
-    began = time.monotonic()
-    outcomes = []
-    todo = [
-        (name, mode, precision, layout)
-        for name in arguments.networks
-        for mode in arguments.modes
-        for precision in arguments.precisions
-        for layout in arguments.layouts
-    ]
-    for what in todo:
-        if arguments.budget_s and time.monotonic() - began > arguments.budget_s:
-            console.print(f"stopped for the budget of {arguments.budget_s:g} s")
-            break
-        sizes = arguments.batch, arguments.image, device
-        try:
-            outcome = compare(*what, *sizes, compiled=arguments.compile)
-        except torch.cuda.OutOfMemoryError:
-            outcome = Outcome(*what, arguments.batch, error="out of memory")
-        outcomes.append(outcome)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        ratio = outcome.error or f"{outcome.ratio:.2f}"
-        console.print(" ".join(what), ratio, highlight=False)
-    console.print(table(outcomes))
-    if arguments.json:
-        results.save_outcomes(arguments.json, device, "outcomes", outcomes)
-    return int(any(o.error for o in outcomes))
+    run = Run(arguments, console)
+    wanted = []
+    stopped = False
+    todo = _todo(arguments)
+    for name in arguments.networks:
+        wanted += [run.key(name, what) for what in todo]
+        stopped = stopped or not run.network(name, todo)
+    rows = [run.rows.rows[key] for key in wanted if key in run.rows.rows]
+    summary(rows, console)
+    return int(any(row["error"] for row in rows))

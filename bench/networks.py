@@ -1,8 +1,10 @@
-"""Whole networks with random weights, and the same with every convolution ours."""
+"""Whole networks with random weights, and how their convolutions become ours."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Callable
 
 import timm
 import torch
@@ -11,8 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import customconv
-
-CLASSES = 1000
 
 
 class UNet(nn.Module):
@@ -56,42 +56,51 @@ class UNet(nn.Module):
         return y
 
 
-NETWORKS = {
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet50": lambda: torchvision.models.resnet50(),
+    "resnext50_32x4d": lambda: torchvision.models.resnext50_32x4d(),
+    "regnet_y_3_2gf": lambda: torchvision.models.regnet_y_3_2gf(),
     "convnext_tiny": lambda: torchvision.models.convnext_tiny(),
     "mobilenetv3_large": lambda: timm.create_model("mobilenetv3_large_100"),
     "efficientnet_b0": lambda: timm.create_model("efficientnet_b0"),
+    "densenet121": lambda: torchvision.models.densenet121(),
+    "inception_v3": lambda: timm.create_model("inception_v3"),
+    "hrnet_w18": lambda: timm.create_model("hrnet_w18"),
+    "vgg16": lambda: torchvision.models.vgg16(),
+    "fcn_resnet50": lambda: torchvision.models.segmentation.fcn_resnet50(
+        weights=None, weights_backbone=None
+    ),
     "unet": lambda: UNet(),
 }
 
+# routed: the same modules, PyTorch's, while customconv.enable() holds. converted: a copy of which
+# the modules are ours.
+WAYS = ("routed", "converted")
 
-def build(name: str) -> nn.Module:
-    """A network with weights that are the same each time; dropout is off, so that runs agree."""
-    torch.manual_seed(0)
-    network: nn.Module = NETWORKS[name]()
+
+def quiet(network: nn.Module) -> nn.Module:
+    """The network, its dropout off, so that two passes of it agree."""
     for module in network.modules():
-        if isinstance(module, nn.Dropout):
+        if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
         if type(module).__name__ in ("StochasticDepth", "DropPath"):
             module.p = module.drop_prob = 0.0  # type: ignore[assignment]
+        if isinstance(getattr(module, "drop_rate", None), float):  # of functional.dropout
+            module.drop_rate = 0.0  # type: ignore[assignment]
     return network
 
 
-def with_our_convolutions(network: nn.Module) -> nn.Module:
-    """A copy of which every ``nn.Conv2d`` is a ``customconv.Conv2d``, with the same parameters."""
-    network = copy.deepcopy(network)
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            # A subclass without a state of its own: the instance stays, and what others hold of it.
-            # Of timm's own subclasses, only those that convolve as nn.Conv2d does.
-            if type(module)._conv_forward is nn.Conv2d._conv_forward and (
-                type(module).forward is nn.Conv2d.forward
-            ):
-                module.__class__ = customconv.Conv2d
-    return network
+def build(name: str) -> nn.Module:
+    """A network with weights that are the same each time; dropout is off."""
+    torch.manual_seed(0)
+    return quiet(NETWORKS[name]())
 
 
-def convolutions(network: nn.Module) -> tuple[int, int]:
-    """How many convolutions are ours, and how many there are."""
-    found = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
-    return sum(isinstance(module, customconv.Conv2d) for module in found), len(found)
+def ours(network: nn.Module, by: str) -> nn.Module:
+    """The network that is run as ours: itself if it is routed, else a copy with our modules."""
+    return customconv.convert(copy.deepcopy(network))[0] if by == "converted" else network
+
+
+def switched(by: str) -> contextlib.AbstractContextManager[None]:
+    """The context in which that network runs, its backward pass included."""
+    return customconv.enabled() if by == "routed" else contextlib.nullcontext()

@@ -231,7 +231,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    paths = arguments.results or sorted((HERE / "results").glob("*.json"))
+    # Layers' are DEVICE.json; models-DEVICE.json and the like hold networks.
+    kept = (path for path in (HERE / "results").glob("*.json") if "-" not in path.stem)
+    paths = arguments.results or sorted(kept)
     if not paths:
         print("report: there is no results file; python -m bench run writes one", file=sys.stderr)
         return 2

@@ -39,7 +39,7 @@ LEARNING_RATE = 0.1 / 256  # for each image of a batch
 # Of the steps, in which the rate grows to that (Goyal et al., 2017). At its full size at once
 # losses jump by more than they fall, and equal trainings soon have nothing in common.
 WARM_UP = 0.5
-CLASSIFIERS = [name for name in networks.NETWORKS if name != "unet"]
+CLASSIFIERS = [name for name in networks.NETWORKS if name not in ("fcn_resnet50", "unet")]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def judged(ours: Sequence[float], pytorch: Sequence[Sequence[float]]) -> tuple[f
 
 def compare(
     name: str, precision: str, layout: str, batch: int, image: int, device: torch.device,
-    *, steps: int, runs: int,
+    *, steps: int, runs: int, by: str = "routed",
 ) -> Outcome:  # fmt: skip
     """Trains one network by our convolutions once, and by PyTorch's several times."""
     network = networks.build(name).to(device)
@@ -138,7 +138,8 @@ def compare(
         return Pupil(pupil, batch, image, precision, layout).curve(steps)
 
     with contenders.switches(models.PRECISIONS[precision][1], "cudnn"):
-        ours = curve(networks.with_our_convolutions(network))
+        with networks.switched(by):
+            ours = curve(networks.ours(rounded(network, 0, 0), by))
         pytorch = [
             curve(rounded(network, ROUNDING[precision] if seed else 0, seed))
             for seed in range(runs)
@@ -163,6 +164,7 @@ def table(outcomes: list[Outcome]) -> Table:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     several(parser, "--networks", CLASSIFIERS, "resnet50", "networks")
     models.add_common_arguments(parser)
+    parser.add_argument("--batch", type=int, default=64 if torch.cuda.is_available() else 2)
     parser.add_argument("--steps", type=int, default=200, help="of each training")
     parser.add_argument("--runs", type=int, default=3, help="of PyTorch's, 2 at least")
 
@@ -178,7 +180,7 @@ def main(arguments: argparse.Namespace) -> int:
             break
         outcome = compare(
             *what, arguments.batch, arguments.image, device,
-            steps=arguments.steps, runs=max(2, arguments.runs),
+            steps=arguments.steps, runs=max(2, arguments.runs), by=arguments.by,
         )  # fmt: skip
         outcomes.append(outcome)
         console.print(" ".join(what), outcome.error or "alike", highlight=False)

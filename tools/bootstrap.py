@@ -1,12 +1,16 @@
 """Sets up ``.venv`` (or ``VENV``) with torch, the development tools and a built customconv.
 
 Needs Python >= 3.10 and a C++ compiler, nothing else. Where nothing has changed it does nothing.
+``TORCH`` names another release of torch, as 2.14.1 or 2.14, whose environment is
+``.venv-torch2.14.1``. The environments share the checkout: the extension in it is of the one that
+was built last, and the next run for another links it again from the objects of that one.
 With ``--here`` it installs what a build needs into the running Python instead, and builds nothing:
 for a machine that makes wheels.
 """
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -17,10 +21,12 @@ if sys.version_info < (3, 10):
 
 import build_config as config
 
-TORCH = "torch==2.11.0"
-BUILD_REQUIREMENTS = ["setuptools>=77,<82", "ninja", TORCH]
-VENV = config.ROOT / os.environ.get("VENV", ".venv")
+ASKED = os.environ.get("TORCH")
+TORCH = ASKED or "2.11.0"
+BUILD_TOOLS = ["setuptools>=77,<82", "ninja"]
+VENV = config.ROOT / os.environ.get("VENV", f".venv-torch{ASKED}" if ASKED else ".venv")
 STAMP = VENV / "customconv-build-stamp"
+RECORD = config.ROOT / "python/customconv/_build.json"  # setup.py writes it with each extension
 ENVIRONMENT = ("CUSTOMCONV_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CXX")
 
 
@@ -34,6 +40,15 @@ def pip_install(python: str, *arguments: str) -> None:
     """Installs with pip, silently after the first time."""
     quiet = ["--quiet"] if STAMP.exists() else []
     run(python, "-m", "pip", "install", *quiet, *arguments)
+
+
+def torch_requirement() -> str:
+    """What pip is asked for; a warning where its tests have not been run with that one."""
+    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", TORCH):
+        raise config.ConfigError(f"TORCH is {TORCH!r}: set it to a release, as 2.14.1 or 2.14")
+    if warning := config.check_torch(TORCH):
+        print(f"customconv: warning: {warning}", file=sys.stderr)
+    return f"torch=={TORCH}" if TORCH.count(".") == 2 else f"torch=={TORCH}.*"
 
 
 def check_machine() -> None:
@@ -56,9 +71,16 @@ def create_venv() -> Path:
     return python
 
 
+def last_build() -> str:
+    """Names the build that lies in the checkout, by its time; nothing where there is none."""
+    built = any(RECORD.parent.glob(f"_C.{sys.implementation.cache_tag}*.so"))
+    return str(RECORD.stat().st_mtime_ns) if built and RECORD.exists() else ""
+
+
 def inputs() -> str:
     """A digest of everything that decides what a build gives."""
     digest = hashlib.sha256()
+    digest.update(f"TORCH={TORCH}\n".encode())
     for name in ENVIRONMENT:
         digest.update(f"{name}={os.environ.get(name)}\n".encode())
     digest.update(f"gpu={config.gpu_in_sight()}\n".encode())
@@ -70,9 +92,9 @@ def inputs() -> str:
     return digest.hexdigest()
 
 
-def install_requirements(python: str) -> None:
+def install_requirements(python: str, torch: str) -> None:
     """Installs torch, build tools and, where CUDA is built without a toolkit, compiler wheels."""
-    pip_install(python, *BUILD_REQUIREMENTS)
+    pip_install(python, *BUILD_TOOLS, torch)
     ask = "import torch; print(torch.version.cuda or '')"
     said = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
     torch_cuda = said.stdout.strip() or None
@@ -88,19 +110,20 @@ def install_requirements(python: str) -> None:
 def main() -> None:
     """Brings the environment up to date."""
     check_machine()
+    torch = torch_requirement()
     if sys.argv[1:] == ["--here"]:
-        install_requirements(sys.executable)
+        install_requirements(sys.executable, torch)
         return
     if sys.argv[1:]:
         raise config.ConfigError(f"unknown arguments: {' '.join(sys.argv[1:])}")
     python = create_venv()
     wanted = inputs()
-    built = any((config.ROOT / "python/customconv").glob(f"_C.{sys.implementation.cache_tag}*.so"))
-    if built and STAMP.exists() and STAMP.read_text() == wanted:
+    if last_build() and STAMP.exists() and STAMP.read_text() == f"{wanted} {last_build()}":
         return
-    install_requirements(str(python))
-    pip_install(str(python), "--no-build-isolation", "-e", ".[dev,demo,bench]")
-    STAMP.write_text(wanted)
+    install_requirements(str(python), torch)
+    # With torch, which torchvision would else replace by the one that it was made for.
+    pip_install(str(python), "--no-build-isolation", "-e", ".[dev,demo,bench]", torch)
+    STAMP.write_text(f"{wanted} {last_build()}")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
+
+# The minor versions of PyTorch that the tests have passed with: the first and the last.
+TESTED_TORCH = ((2, 9), (2, 14))
 
 RELEASE_ARCHITECTURES = "8.0;8.6;8.9;9.0a;10.0;12.0+PTX"
 COMPILER_WHEELS = "nvcc,crt,nvvm,cccl"  # those extras of cuda-toolkit that make up a compiler
@@ -31,6 +34,26 @@ def version() -> str:
     if match is None:
         raise ConfigError("pyproject.toml gives no version")
     return match[1]
+
+
+def check_torch(release: str) -> str | None:
+    """A warning about a PyTorch that is newer than those tested, or None.
+
+    Args:
+        release: its version, as "2.11.0+cu130".
+
+    Raises:
+        ConfigError: it is older than those tested. Its headers lack what the extension needs.
+    """
+    first, last = (f"{major}.{minor}" for major, minor in TESTED_TORCH)
+    match = re.match(r"(\d+)\.(\d+)", release)
+    minor = (int(match[1]), int(match[2])) if match else (0, 0)
+    if TESTED_TORCH[0] <= minor <= TESTED_TORCH[1]:
+        return None
+    said = f"customconv is tested with PyTorch {first} to {last}; this is {release}"
+    if minor < TESTED_TORCH[0]:
+        raise ConfigError(f'{said}, which is too old: pip install "torch>={first}"')
+    return f"{said}, with which it may not build, or may behave differently. Run its tests."
 
 
 def sources(with_cuda: bool) -> list[str]:
@@ -194,6 +217,57 @@ def nvcc_compression(cuda_home: Path) -> list[str]:
     """The flags that pack kernels into a fifth of their size; none for an nvcc without them."""
     known = _output(str(cuda_home / "bin/nvcc"), "--help") or ""
     return ["--compress-mode=size"] if "--compress-mode" in known else []
+
+
+def nvcc_flags(cuda_home: Path) -> list[str]:
+    """How kernels are compiled, but for the architecture; they include nothing of torch."""
+    flags = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xcompiler=-fvisibility=hidden"]
+    return flags + nvcc_compression(cuda_home)
+
+
+def gencode(arch: str) -> list[str]:
+    """The nvcc flags for one architecture, as ``TORCH_CUDA_ARCH_LIST`` writes it: "12.0+PTX"."""
+    number = arch.removesuffix("+PTX").replace(".", "")
+    codes = [f"sm_{number}"] + [f"compute_{number}"] * arch.endswith("+PTX")
+    return [f"-gencode=arch=compute_{number},code={code}" for code in codes]
+
+
+def use_ccache(env: MutableMapping[str, str], root: Path = ROOT) -> bool:
+    """Compiles through ccache where it is installed; says whether it does.
+
+    nvcc gets ccache as its launcher, by ``PYTORCH_NVCC``. torch and setuptools want one word in
+    ``CXX``, so the host compiler's becomes the path of a link that has its name and leads to
+    ccache. Paths below ``root`` count relative to where the compiler runs, so that checkouts share
+    what is cached. What the user has set stays, and so does a ``CXX`` of several words.
+
+    Args:
+        env: the environment variables, which are changed.
+        root: the repository; the link is made in its build folder.
+    """
+    ccache = shutil.which("ccache", path=env.get("PATH"))
+    if ccache is None or "CCACHE_DISABLE" in env:
+        return False
+    ccache = os.path.abspath(ccache)
+    words = env.get("CXX", "c++").split()
+    if len(words) == 1:
+        compiler = Path(words[0])
+        link = root / "build/ccache" / compiler.name
+        if not (link.is_symlink() and os.readlink(link) == ccache):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(ccache)
+        if compiler != Path(compiler.name):  # ccache looks for the name alone
+            places = env.get("CCACHE_PATH") or env["PATH"]
+            env["CCACHE_PATH"] = os.pathsep.join([os.path.abspath(compiler.parent), places])
+        env["CXX"] = str(link)
+    if "CUDA_HOME" in env:
+        nvcc = Path(env["CUDA_HOME"], "bin/nvcc")
+        env.setdefault("PYTORCH_NVCC", f"{ccache} {nvcc}")
+        if "site-packages" in nvcc.parts:  # a wheel's, whose date is that of the environment
+            env.setdefault("CCACHE_COMPILERCHECK", "content")
+    env.setdefault("CCACHE_BASEDIR", str(root))
+    env.setdefault("CCACHE_NOHASHDIR", "1")
+    return True
 
 
 def available_memory() -> int:

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdio>
+#include <limits>
 #include <stdexcept>
 
 namespace customconv {
@@ -54,6 +55,51 @@ const char* propose(size_t index, const ConvProblem& problem, const DeviceProper
   return plan.grid[0] > 0 ? nullptr : "none of its tiles fits the problem";
 }
 
+// Whether a family rounds this problem's float32 operands to TF32, as the problem allows it.
+bool rounds_to_tf32(FamilyId family, const ConvProblem& p) {
+  switch (family) {
+    case FamilyId::implicit_gemm:
+    case FamilyId::grouped:
+    case FamilyId::col2im:
+      return true;
+    case FamilyId::im2col:
+      // cuBLAS may, but is free not to. It does for whole vectors.
+      return p.is_pointwise() && p.x_aligned && p.w_aligned && p.y_aligned &&
+             p.group_C() % 4 == 0 && p.group_K() % 4 == 0 && p.P * p.Q % 4 == 0;
+    case FamilyId::direct:
+    case FamilyId::tiled:
+    case FamilyId::depthwise:
+    case FamilyId::kAten:
+      break;
+  }
+  return false;
+}
+
+// Whether a family computes a problem in the precision that was settled on.
+bool keeps_precision(size_t index, const ConvProblem& settled) {
+  return !settled.tf32 || rounds_to_tf32(static_cast<FamilyId>(index), settled);
+}
+
+// The cheapest plan in the problem's precision.
+ConvPlan cheapest(const ConvProblem& problem, const DeviceProperties& device) {
+  ConvPlan best;
+  for (size_t i = 0; i < kFamilyCount; ++i) {
+    ConvPlan proposed;
+    if (!keeps_precision(i, problem)) continue;
+    if (propose(i, problem, device, proposed) != nullptr) continue;
+    if (best.family == FamilyId::kAten || proposed.predicted_ms < best.predicted_ms) {
+      best = proposed;
+    }
+  }
+  return best;
+}
+
+double cheapest_ms(const ConvProblem& problem, const DeviceProperties& device) {
+  const ConvPlan best = cheapest(problem, device);
+  return best.family == FamilyId::kAten ? std::numeric_limits<double>::infinity()
+                                        : best.predicted_ms;
+}
+
 std::string format_ms(double ms) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g ms", ms);
@@ -61,6 +107,23 @@ std::string format_ms(double ms) {
 }
 
 }  // namespace
+
+bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device) {
+  if (!problem.tf32) return false;
+  ConvProblem dense = problem;
+  dense.x_aligned = dense.w_aligned = dense.y_aligned = true;
+  double ratio = 1;
+  for (const Layout layout : {Layout::kNchw, Layout::kNhwc}) {
+    dense.x_strides = dense_strides(dense.x_sizes(), layout);
+    dense.w_strides = dense_strides(dense.w_sizes(), layout);
+    dense.y_strides = dense_strides(dense.y_sizes(), layout);
+    dense.tf32 = true;
+    ratio *= cheapest_ms(dense, device);
+    dense.tf32 = false;
+    ratio /= cheapest_ms(dense, device);
+  }
+  return ratio <= 1;
+}
 
 const char* to_string(FamilyId family) {
   return family == FamilyId::kAten ? "aten" : kFamilies[static_cast<size_t>(family)]->name;
@@ -84,7 +147,7 @@ Algorithm parse_algorithm(const std::string& name) {
                               "'auto', 'aten'");
 }
 
-ConvPlan plan(const ConvProblem& problem, const DeviceProperties& device, Algorithm algorithm,
+ConvPlan plan(ConvProblem& problem, const DeviceProperties& device, Algorithm algorithm,
               bool prefer) {
   if (algorithm == Algorithm::kAten) return {};
   if (is_family(algorithm)) {
@@ -97,34 +160,35 @@ ConvPlan plan(const ConvProblem& problem, const DeviceProperties& device, Algori
                                "' cannot compute this " + to_string(problem.pass) + ": " + why_not);
     }
   }
-  ConvPlan best;
-  for (size_t i = 0; i < kFamilyCount; ++i) {
-    ConvPlan proposed;
-    if (propose(i, problem, device, proposed) != nullptr) continue;
-    if (best.family == FamilyId::kAten || proposed.predicted_ms < best.predicted_ms) {
-      best = proposed;
-    }
-  }
-  return best;
+  problem.tf32 = computes_in_tf32(problem, device);
+  return cheapest(problem, device);
 }
 
 Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
                     Algorithm algorithm) {
   Explanation explanation;
-  explanation.plan = plan(problem, device, algorithm);
+  ConvProblem settled = problem;
+  explanation.plan = plan(settled, device, algorithm);
   const ConvPlan& taken = explanation.plan;
   for (size_t i = 0; i < kFamilyCount; ++i) {
     Candidate candidate;
     candidate.family = kFamilies[i]->name;
+    // As if it were asked for by name, in whatever precision it has.
     const char* why_not = propose(i, problem, device, candidate.plan);
     candidate.possible = why_not == nullptr;
+    ConvPlan weighed;
+    const bool keeps =
+        keeps_precision(i, settled) && propose(i, settled, device, weighed) == nullptr;
     if (taken.family != static_cast<FamilyId>(i)) {
       if (!candidate.possible) {
         candidate.reason = why_not;
       } else if (algorithm != Algorithm::kAuto) {
         candidate.reason = std::string("algorithm '") + to_string(algorithm) + "' was asked for";
+      } else if (!keeps) {
+        candidate.reason = settled.tf32 ? "it computes in IEEE float32, and TF32 is faster here"
+                                        : "it rounds to TF32, and IEEE float32 is faster here";
       } else {
-        candidate.reason = "predicted " + format_ms(candidate.plan.predicted_ms) + ", against " +
+        candidate.reason = "predicted " + format_ms(weighed.predicted_ms) + ", against " +
                            format_ms(taken.predicted_ms) + " for " + to_string(taken.family);
       }
     }

@@ -21,10 +21,18 @@ Algorithm parse_algorithm(const std::string& name);
 const char* to_string(Algorithm algorithm);
 const char* to_string(FamilyId family);
 
-// The plan with the least predicted time; kAten where no family can. A forced family that cannot
-// compute the problem throws std::runtime_error with its reason, unless `prefer` is set: then the
-// planner chooses. Allocates nothing.
-ConvPlan plan(const ConvProblem& problem, const DeviceProperties& device,
+// Whether a float32 problem that may be rounded to TF32 is, by the planner's own choice. Two views
+// of the same numbers must not give results that differ by that rounding. So strides and alignment
+// do not decide; dense tensors of the same sizes do, by how much faster or slower rounding is,
+// in the geometric mean of both layouts.
+bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device);
+
+// The plan with the least predicted time, and in `problem.tf32` the precision that it is for; kAten
+// where no family can: of a problem to be rounded to TF32, where none can that rounds, which may
+// happen where tensors are not dense and aligned. A forced family that cannot compute the problem
+// throws std::runtime_error with its reason, unless `prefer` is set: then the planner chooses.
+// Allocates nothing.
+ConvPlan plan(ConvProblem& problem, const DeviceProperties& device,
               Algorithm algorithm = Algorithm::kAuto, bool prefer = false);
 
 // The same decision, with every family's plan or the reason why it has none.

@@ -1,6 +1,7 @@
 #include "torch/aten.h"
 
 #include "torch/problem.h"
+#include "torch/routing.h"
 
 namespace customconv::torch_layer {
 
@@ -19,6 +20,7 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
     if (grad_input.defined()) grad_input = grad_input.squeeze(0);
     return gradients;
   }
+  const BypassRouting bypass;
   const std::array<c10::SymInt, 1> bias_sizes = {transposed ? weight.sym_size(1) * groups
                                                             : weight.sym_size(0)};
   Gradients gradients = at::convolution_backward_symint(
@@ -44,6 +46,7 @@ at::Tensor aten_conv2d(const at::Tensor& input, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                        c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                        const c10::SymInt& groups) {
+  const BypassRouting bypass;
   return at::conv2d_symint(input, weight, bias, stride, padding, dilation, groups);
 }
 
@@ -60,6 +63,7 @@ at::Tensor aten_conv_transpose2d(const at::Tensor& input, const at::Tensor& weig
                                  const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                                  c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
                                  const c10::SymInt& groups, c10::SymIntArrayRef dilation) {
+  const BypassRouting bypass;
   return at::conv_transpose2d_symint(input, weight, bias, stride, padding, output_padding, groups,
                                      dilation);
 }

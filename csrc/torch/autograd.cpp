@@ -1,16 +1,17 @@
-// Derivatives: a C++ Function for each operator, so that an eager call costs no Python.
+// Derivatives, by nodes that are written by hand (node.h), so that an eager call costs no Python
+// and functorch's transforms and forward mode work on them.
 //
 // Each formula is written with the operators themselves, so derivatives of any order run on
 // them.
-#include <ATen/FuncTorchTLS.h>
 #include <c10/util/DimVector.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
 #include <algorithm>
 
 #include "torch/aten.h"
 #include "torch/fused.h"
+#include "torch/node.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
 
@@ -19,44 +20,52 @@ namespace customconv::torch_layer {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The arguments that a Function carries from forward to backward. Lists are the caller's until a
-// forward pass has found them well formed.
-struct Geometry {
-  c10::SymDimVector stride, padding, output_padding, dilation;
+// An operator with all of its arguments but the tensors. Lists are the caller's until a forward
+// pass has found them well formed.
+struct Operator {
+  c10::SymIntArrayRef stride, padding, output_padding, dilation;
   c10::SymInt groups;
-  std::string algorithm;
+  std::string_view algorithm;
 
-  void save(AutogradContext* ctx) const {
-    std::vector<c10::SymInt> sizes;
-    for (const auto* list : {&stride, &padding, &output_padding, &dilation}) {
-      sizes.push_back(list->front());
-      sizes.push_back(list->back());
+  Operator(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+           c10::SymIntArrayRef output_padding, c10::SymIntArrayRef dilation, c10::SymInt groups,
+           std::string_view algorithm)
+      : stride(stride),
+        padding(padding),
+        output_padding(output_padding),
+        dilation(dilation),
+        groups(std::move(groups)),
+        algorithm(algorithm) {}
+  // Refers to the settings.
+  explicit Operator(const Settings& s)
+      : Operator(c10::SymIntArrayRef(s.geometry).slice(0, 2),
+                 c10::SymIntArrayRef(s.geometry).slice(2, 2),
+                 c10::SymIntArrayRef(s.geometry).slice(4, 2),
+                 c10::SymIntArrayRef(s.geometry).slice(6, 2), s.geometry[8], s.algorithm) {}
+
+  Settings settings() const {
+    Settings s;
+    s.geometry.reserve(9);
+    for (const auto& list : {stride, padding, output_padding, dilation}) {
+      s.geometry.push_back(list.empty() ? c10::SymInt(0) : list.front());
+      s.geometry.push_back(list.empty() ? c10::SymInt(0) : list.back());
     }
-    sizes.push_back(groups);
-    ctx->saved_data["geometry"] = c10::SymIntArrayRef(sizes);
-    ctx->saved_data["algorithm"] = algorithm;
-  }
-
-  static Geometry load(AutogradContext* ctx) {
-    const std::vector<c10::SymInt> v = ctx->saved_data["geometry"].toSymIntVector();
-    return {{v[0], v[1]}, {v[2], v[3]}, {v[4], v[5]},
-            {v[6], v[7]}, v[8],         ctx->saved_data["algorithm"].toStringRef()};
+    s.geometry.push_back(groups);
+    s.algorithm = algorithm;
+    return s;
   }
 };
 
-struct Conv2d : Geometry {
-  explicit Conv2d(Geometry geometry) : Geometry(std::move(geometry)) {}
+struct Conv2d : Operator {
+  static constexpr const char* kName = "CustomconvConv2dBackward";
+  static constexpr const char* kBackwardName = "CustomconvConv2dBackwardBackward";
+
+  explicit Conv2d(const Settings& settings) : Operator(settings) {}
   Conv2d(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
          const c10::SymInt& groups, std::string_view algorithm)
-      : Geometry{c10::SymDimVector(stride),
-                 c10::SymDimVector(padding),
-                 {0, 0},
-                 c10::SymDimVector(dilation),
-                 groups,
-                 std::string(algorithm)} {}
+      : Operator(stride, padding, {}, dilation, groups, algorithm) {}
 
   Tensor forward(const Tensor& input, const Tensor& weight,
                  const std::optional<Tensor>& bias) const {
@@ -82,17 +91,15 @@ struct Conv2d : Geometry {
   }
 };
 
-struct ConvTranspose2d : Geometry {
-  explicit ConvTranspose2d(Geometry geometry) : Geometry(std::move(geometry)) {}
+struct ConvTranspose2d : Operator {
+  static constexpr const char* kName = "CustomconvConvTranspose2dBackward";
+  static constexpr const char* kBackwardName = "CustomconvConvTranspose2dBackwardBackward";
+
+  explicit ConvTranspose2d(const Settings& settings) : Operator(settings) {}
   ConvTranspose2d(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
                   c10::SymIntArrayRef output_padding, const c10::SymInt& groups,
                   c10::SymIntArrayRef dilation, std::string_view algorithm)
-      : Geometry{c10::SymDimVector(stride),
-                 c10::SymDimVector(padding),
-                 c10::SymDimVector(output_padding),
-                 c10::SymDimVector(dilation),
-                 groups,
-                 std::string(algorithm)} {}
+      : Operator(stride, padding, output_padding, dilation, groups, algorithm) {}
 
   Tensor forward(const Tensor& input, const Tensor& weight,
                  const std::optional<Tensor>& bias) const {
@@ -116,261 +123,195 @@ struct ConvTranspose2d : Geometry {
   }
 };
 
-template <typename Op>
-class ForwardFunction : public torch::autograd::Function<ForwardFunction<Op>> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static Tensor forward(AutogradContext* ctx, const Tensor& input, const Tensor& weight,
-                        const std::optional<Tensor>& bias, const Op& op) {
-    at::AutoDispatchBelowADInplaceOrView below;
-    Tensor output = op.forward(input, weight, bias);
-    op.save(ctx);
-    ctx->saved_data["has_bias"] = bias.has_value() && bias->defined();
-    ctx->save_for_backward({input, weight});
-    ctx->set_materialize_grads(false);
-    return output;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
-    variable_list gradients(4);
-    const Tensor& grad_output = grad_outputs[0];
-    if (!grad_output.defined()) return gradients;
-    const variable_list saved = ctx->get_saved_variables();
-    const bool has_bias = ctx->saved_data["has_bias"].toBool();
-    const std::array<bool, 3> mask = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
-                                      has_bias && ctx->needs_input_grad(2)};
-    std::tie(gradients[0], gradients[1], gradients[2]) =
-        Op(Geometry::load(ctx)).backward(grad_output, saved[0], saved[1], mask);
-    return gradients;
-  }
-};
-
-// Returns the gradients that the mask asks for, in order.
-template <typename Op>
-class BackwardFunction : public torch::autograd::Function<BackwardFunction<Op>> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static variable_list forward(AutogradContext* ctx, const Tensor& grad_output, const Tensor& input,
-                               const Tensor& weight, const Op& op,
-                               std::array<bool, 3> output_mask) {
-    at::AutoDispatchBelowADInplaceOrView below;
-    auto [grad_input, grad_weight, grad_bias] =
-        op.backward(grad_output, input, weight, output_mask);
-    op.save(ctx);
-    ctx->saved_data["mask"] = c10::List<bool>({output_mask[0], output_mask[1], output_mask[2]});
-    ctx->save_for_backward({grad_output, input, weight});
-    ctx->set_materialize_grads(false);
-    variable_list asked;
-    if (output_mask[0]) asked.push_back(grad_input);
-    if (output_mask[1]) asked.push_back(grad_weight);
-    if (output_mask[2]) asked.push_back(grad_bias);
-    return asked;
-  }
-
-  // The gradients are bilinear: in grad_output and weight, in grad_output and input. With u, v, b
-  // the incoming gradients of grad_input, grad_weight and grad_bias, for either operator:
-  //   d grad_output = op(u, weight, b) + op(input, v)
-  //   d input = op's grad_input(grad_output, v),  d weight = op's grad_weight(grad_output, u)
-  static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
-    const auto mask = ctx->saved_data["mask"].toBoolList();
-    const variable_list saved = ctx->get_saved_variables();
-    const Tensor &grad_output = saved[0], &input = saved[1], &weight = saved[2];
-    const Op op(Geometry::load(ctx));
-    size_t next = 0;
-    Tensor u, v, b;
-    if (mask[0]) u = incoming[next++];
-    if (mask[1]) v = incoming[next++];
-    if (mask[2]) b = incoming[next++];
-
-    variable_list gradients(5);
-    if (ctx->needs_input_grad(0)) {
-      Tensor& sum = gradients[0];
-      if (u.defined()) {
-        sum = op.forward(u, weight, b.defined() ? std::make_optional(b) : std::nullopt);
-      } else if (b.defined()) {
-        sum = b.view({-1, 1, 1}).expand_as(grad_output);
-      }
-      if (v.defined()) {
-        const Tensor term = op.forward(input, v, std::nullopt);
-        sum = sum.defined() ? sum + term : term;
-      }
-    }
-    if (ctx->needs_input_grad(1) && v.defined()) {
-      gradients[1] = std::get<0>(op.backward(grad_output, input, v, {true, false, false}));
-    }
-    if (ctx->needs_input_grad(2) && u.defined()) {
-      gradients[2] = std::get<1>(op.backward(grad_output, u, weight, {false, true, false}));
-    }
-    return gradients;
-  }
-};
-
-// An undefined tensor as none, and the other way round: an autograd function saves only tensors.
+// An undefined tensor as none, and the other way round.
 std::optional<Tensor> given(const Tensor& t) {
   return t.defined() ? std::make_optional(t) : std::nullopt;
 }
-Tensor saved(const std::optional<Tensor>& t) { return t.value_or(Tensor()); }
+Tensor or_undefined(const std::optional<Tensor>& t) { return t.value_or(Tensor()); }
 
-// Keeps no more than the forward pass has anyway: its arguments, and its result where the
-// activation's derivative follows from that. Else the activation's argument is computed again.
-class Conv2dFusedFunction : public torch::autograd::Function<Conv2dFusedFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static Tensor forward(AutogradContext* ctx, const Tensor& input, const Tensor& weight,
-                        const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
-                        const std::optional<Tensor>& residual, c10::SymIntArrayRef stride,
-                        c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                        const c10::SymInt& groups, std::string_view activation, bool residual_last,
-                        double negative_slope, std::string_view algorithm) {
-    const FusedOptions options{scale, residual, activation, residual_last, negative_slope};
-    at::AutoDispatchBelowADInplaceOrView below;
-    const Conv2d op(stride, padding, dilation, groups, algorithm);
-    Tensor output = op.fused(input, weight, bias, options);
-    op.save(ctx);
-    ctx->saved_data["activation"] = std::string(activation);
-    ctx->saved_data["residual_last"] = residual_last;
-    ctx->saved_data["negative_slope"] = negative_slope;
-    const bool by_result = is_known_by_result(options);
-    const bool by_argument = !by_result && activation_named(activation) != Activation::kNone;
-    ctx->saved_data["has_bias"] = saved(bias).defined();
-    ctx->saved_data["has_residual"] = saved(residual).defined();
-    const Tensor none;
-    ctx->save_for_backward({input, weight, saved(scale), by_argument ? saved(bias) : none,
-                            by_argument && !residual_last ? saved(residual) : none,
-                            by_result ? output : none});
-    ctx->set_materialize_grads(false);
-    return output;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
-    variable_list gradients(13);
-    const Tensor& grad_output = grad_outputs[0];
-    if (!grad_output.defined()) return gradients;
-    const variable_list kept = ctx->get_saved_variables();
-    const Tensor &input = kept[0], &weight = kept[1], &scale = kept[2], &result = kept[5];
-    const Conv2d op(Geometry::load(ctx));
-    const std::string activation = ctx->saved_data["activation"].toStringRef();
-    const bool residual_last = ctx->saved_data["residual_last"].toBool();
-    const bool has_bias = ctx->saved_data["has_bias"].toBool();
-    const bool has_residual = ctx->saved_data["has_residual"].toBool();
-    FusedOptions options{given(scale), given(kept[4]), activation, residual_last,
-                         ctx->saved_data["negative_slope"].toDouble()};
-    // Edges are counted over the tensors that there are.
-    int edge = 2;
-    const bool wants_bias = has_bias && ctx->needs_input_grad(edge++);
-    const bool wants_scale = scale.defined() && ctx->needs_input_grad(edge++);
-    const bool wants_residual = has_residual && ctx->needs_input_grad(edge++);
-    const bool wants_input = ctx->needs_input_grad(0), wants_weight = ctx->needs_input_grad(1);
-
-    // Of the activation's argument.
-    Tensor grad = grad_output;
-    if (activation_named(activation) != Activation::kNone) {
-      Tensor at_value = result;
-      if (!at_value.defined()) {
-        FusedOptions argument = options;
-        argument.activation = "none";
-        argument.residual_last = false;
-        at_value = op.fused(input, weight, given(kept[3]), argument);
-      }
-      grad = activation_backward(grad_output, at_value, result.defined(), options);
-    }
-    if (wants_residual) gradients[4] = residual_last ? grad_output : grad;
-    const auto sum_of_channels = [](const Tensor& t) {
-      return t.dim() == 4 ? t.sum({0, 2, 3}) : t.sum({1, 2});
-    };
-    if (wants_scale) {
-      gradients[3] = sum_of_channels(grad * op.forward(input, weight, std::nullopt));
-    }
-    const bool own_bias = wants_bias && scale.defined();
-    if (own_bias) gradients[2] = sum_of_channels(grad);
-    const std::array<bool, 3> mask = {wants_input, wants_weight, wants_bias && !own_bias};
-    if (mask[0] || mask[1] || mask[2]) {
-      if (scale.defined()) grad = grad * scale.view({-1, 1, 1});
-      Gradients found = op.backward(grad, input, weight, mask);
-      gradients[0] = std::get<0>(found);
-      gradients[1] = std::get<1>(found);
-      if (mask[2]) gradients[2] = std::get<2>(found);
-    }
-    return gradients;
-  }
-};
-
-bool has_forward_gradient(const Tensor& t) {
-  return t.defined() && t._fw_grad(/*level=*/0).defined();
+// The sum of terms of which any may be undefined.
+Tensor sum_of(const Tensor& a, const Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() ? a : b;
+  return a + b;
 }
 
-// functorch refuses C++ Functions inside its transforms, and tells so only by throwing.
-bool inside_functorch() {
-  const auto& functorch = at::functorch::functorchTLSAccessor();
-  if (functorch == nullptr) return false;
-  try {
-    functorch->checkSupportsCppAutogradFunction();
-    return false;
-  } catch (const c10::Error&) {
-    return true;
-  }
+// Gradients of input, weight and bias.
+template <typename Op>
+variable_list gradients_of_output(const variable_list& incoming, const variable_list& kept,
+                                  const Settings& settings, const std::vector<bool>& needed) {
+  variable_list gradients(3);
+  const Tensor& grad_output = incoming[0];
+  if (!grad_output.defined()) return gradients;
+  std::tie(gradients[0], gradients[1], gradients[2]) =
+      Op(settings).backward(grad_output, kept[0], kept[1], {needed[0], needed[1], needed[2]});
+  return gradients;
 }
 
-// A C++ Function has no rule for forward mode either; dtypes and devices that are not ours are
-// ATen's with their derivatives.
-bool is_for_aten(const Tensor& input, const Tensor& weight, const Tensor& other) {
-  const auto ours = [](c10::DeviceType type) {
-    return type == c10::kCUDA || type == c10::kCPU || type == c10::kMeta;
+// Gradients of grad_output, input and weight. The operator's gradients are bilinear: in grad_output
+// and weight, in grad_output and input. With u, v, b the incoming gradients of grad_input,
+// grad_weight and grad_bias, for either operator:
+//   d grad_output = op(u, weight, b) + op(input, v)
+//   d input = op's grad_input(grad_output, v),  d weight = op's grad_weight(grad_output, u)
+template <typename Op>
+variable_list gradients_of_gradients(const variable_list& incoming, const variable_list& kept,
+                                     const Settings& settings, const std::vector<bool>& needed) {
+  const Tensor &grad_output = kept[0], &input = kept[1], &weight = kept[2];
+  const Tensor &u = incoming[0], &v = incoming[1], &b = incoming[2];
+  const Op op(settings);
+  variable_list gradients(3);
+  if (needed[0]) {
+    if (u.defined()) {
+      gradients[0] = op.forward(u, weight, given(b));
+    } else if (b.defined()) {
+      gradients[0] = b.view({-1, 1, 1}).expand_as(grad_output);
+    }
+    if (v.defined()) gradients[0] = sum_of(gradients[0], op.forward(input, v, std::nullopt));
+  }
+  if (needed[1] && v.defined()) {
+    gradients[1] = std::get<0>(op.backward(grad_output, input, v, {true, false, false}));
+  }
+  if (needed[2] && u.defined()) {
+    gradients[2] = std::get<1>(op.backward(grad_output, u, weight, {false, true, false}));
+  }
+  return gradients;
+}
+
+// Gradients of input, weight, bias, scale and residual. The node keeps no more than the forward
+// pass has anyway: its arguments, and its result where the activation's derivative follows from
+// that. Else the activation's argument is computed again.
+variable_list gradients_of_fused(const variable_list& incoming, const variable_list& kept,
+                                 const Settings& settings, const std::vector<bool>& needed) {
+  variable_list gradients(5);
+  const Tensor& grad_output = incoming[0];
+  if (!grad_output.defined()) return gradients;
+  const Tensor &input = kept[0], &weight = kept[1], &scale = kept[2], &result = kept[5];
+  const Conv2d op(settings);
+  const bool wants_bias = needed[2], wants_scale = needed[3], wants_residual = needed[4];
+  const FusedOptions options{given(scale), given(kept[4]), settings.activation,
+                             settings.residual_last, settings.negative_slope};
+
+  // Of the activation's argument.
+  Tensor grad = grad_output;
+  if (activation_named(options.activation) != Activation::kNone) {
+    Tensor at_value = result;
+    if (!at_value.defined()) {
+      FusedOptions argument = options;
+      argument.activation = "none";
+      argument.residual_last = false;
+      at_value = op.fused(input, weight, given(kept[3]), argument);
+    }
+    grad = activation_backward(grad_output, at_value, result.defined(), options);
+  }
+  if (wants_residual) gradients[4] = options.residual_last ? grad_output : grad;
+  const auto sum_of_channels = [](const Tensor& t) {
+    return t.dim() == 4 ? t.sum({0, 2, 3}) : t.sum({1, 2});
   };
-  return !is_kernel_dtype(input.scalar_type()) || !ours(input.device().type()) ||
-         input.layout() != at::kStrided || has_forward_gradient(input) ||
-         has_forward_gradient(weight) || has_forward_gradient(other) || inside_functorch();
+  if (wants_scale) {
+    gradients[3] = sum_of_channels(grad * op.forward(input, weight, std::nullopt));
+  }
+  const bool own_bias = wants_bias && scale.defined();
+  if (own_bias) gradients[2] = sum_of_channels(grad);
+  const std::array<bool, 3> mask = {needed[0], needed[1], wants_bias && !own_bias};
+  if (mask[0] || mask[1] || mask[2]) {
+    if (scale.defined()) grad = grad * scale.view({-1, 1, 1});
+    Gradients found = op.backward(grad, input, weight, mask);
+    gradients[0] = std::get<0>(found);
+    gradients[1] = std::get<1>(found);
+    if (mask[2]) gradients[2] = std::get<2>(found);
+  }
+  return gradients;
+}
+
+Tensor tangent_of(const Tensor& t) { return t.defined() ? t._fw_grad(/*level=*/0) : Tensor(); }
+Tensor primal_of(const Tensor& t) { return t.defined() ? t._fw_primal(/*level=*/0) : Tensor(); }
+bool has_tangent(const Tensor& t) { return tangent_of(t).defined(); }
+void set_tangent(const Tensor& result, const Tensor& tangent) {
+  if (result.defined() && tangent.defined()) {
+    result._set_fw_grad(tangent, /*level=*/0, /*is_inplace_op=*/false);
+  }
 }
 
 bool needs_gradient(const Tensor& t) { return t.defined() && t.requires_grad(); }
 
+// Dtypes and devices that are not ours are ATen's with their derivatives.
+bool is_for_aten(const Tensor& input) {
+  const auto ours = [](c10::DeviceType type) {
+    return type == c10::kCUDA || type == c10::kCPU || type == c10::kMeta;
+  };
+  return !is_kernel_dtype(input.scalar_type()) || !ours(input.device().type()) ||
+         input.layout() != at::kStrided;
+}
+
 template <typename Op>
 Tensor forward_autograd(const Tensor& input, const Tensor& weight,
-                        const std::optional<Tensor>& bias, const Op& op) {
-  static const Tensor none;
-  const Tensor& bias_or_none = bias.has_value() ? *bias : none;
-  if (algorithm_named(op.algorithm) == Algorithm::kAten ||
-      is_for_aten(input, weight, bias_or_none)) {
+                        const std::optional<Tensor>& bias_or_none, const Op& op) {
+  if (is_for_aten(input)) {
     check_runs_on(op.algorithm, input);
-    return op.aten_forward(input, weight, bias);
+    return op.aten_forward(input, weight, bias_or_none);
   }
-  const bool differentiate =
-      at::GradMode::is_enabled() &&
-      (needs_gradient(input) || needs_gradient(weight) || needs_gradient(bias_or_none));
-  if (!differentiate) {
-    at::AutoDispatchBelowADInplaceOrView below;
-    return op.forward(input, weight, bias);
+  const Tensor bias = or_undefined(bias_or_none);
+  Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    output = op.forward(input, weight, bias_or_none);
   }
-  return ForwardFunction<Op>::apply(input, weight, bias, op);
+  if (at::GradMode::is_enabled() &&
+      (needs_gradient(input) || needs_gradient(weight) || needs_gradient(bias))) {
+    set_history({output}, Op::kName, gradients_of_output<Op>, {input, weight, bias},
+                {input, weight}, op.settings());
+  }
+  if (has_tangent(input) || has_tangent(weight) || has_tangent(bias)) {
+    const Tensor x = tangent_of(input), w = tangent_of(weight), b = tangent_of(bias);
+    Tensor tangent;
+    if (x.defined()) tangent = op.forward(x, primal_of(weight), given(b));
+    if (w.defined()) {
+      tangent =
+          sum_of(tangent, op.forward(primal_of(input), w, x.defined() ? std::nullopt : given(b)));
+    }
+    if (!tangent.defined()) tangent = b.view({-1, 1, 1}).expand_as(output);
+    set_tangent(output, tangent);
+  }
+  return output;
 }
 
 template <typename Op>
 Gradients backward_autograd(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
                             std::array<bool, 3> output_mask, const Op& op) {
-  if (algorithm_named(op.algorithm) == Algorithm::kAten ||
-      is_for_aten(input, weight, grad_output)) {
+  if (is_for_aten(input)) {
     check_runs_on(op.algorithm, input);
     return op.aten_backward(grad_output, input, weight, output_mask);
   }
-  const bool any = output_mask[0] || output_mask[1] || output_mask[2];
-  const bool differentiate =
-      any && at::GradMode::is_enabled() &&
-      (needs_gradient(grad_output) || needs_gradient(input) || needs_gradient(weight));
-  if (!differentiate) {
-    at::AutoDispatchBelowADInplaceOrView below;
-    return op.backward(grad_output, input, weight, output_mask);
-  }
-  const variable_list asked =
-      BackwardFunction<Op>::apply(grad_output, input, weight, op, output_mask);
-  size_t next = 0;
-  const auto take = [&](bool wanted) { return wanted ? asked[next++] : Tensor(); };
   Gradients gradients;
-  std::get<0>(gradients) = take(output_mask[0]);
-  std::get<1>(gradients) = take(output_mask[1]);
-  std::get<2>(gradients) = take(output_mask[2]);
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    gradients = op.backward(grad_output, input, weight, output_mask);
+  }
+  const auto& [grad_input, grad_weight, grad_bias] = gradients;
+  const bool any = output_mask[0] || output_mask[1] || output_mask[2];
+  if (any && at::GradMode::is_enabled() &&
+      (needs_gradient(grad_output) || needs_gradient(input) || needs_gradient(weight))) {
+    set_history({grad_input, grad_weight, grad_bias}, Op::kBackwardName, gradients_of_gradients<Op>,
+                {grad_output, input, weight}, {grad_output, input, weight}, op.settings());
+  }
+  if (has_tangent(grad_output) || has_tangent(input) || has_tangent(weight)) {
+    const Tensor g = tangent_of(grad_output), x = tangent_of(input), w = tangent_of(weight);
+    const Tensor grad = primal_of(grad_output), image = primal_of(input),
+                 filter = primal_of(weight);
+    Tensor of_input, of_weight, of_bias;
+    if (g.defined()) {
+      std::tie(of_input, of_weight, of_bias) = op.backward(g, image, filter, output_mask);
+    }
+    if (output_mask[0] && w.defined()) {
+      of_input = sum_of(of_input, std::get<0>(op.backward(grad, image, w, {true, false, false})));
+    }
+    if (output_mask[1] && x.defined()) {
+      of_weight =
+          sum_of(of_weight, std::get<1>(op.backward(grad, x, filter, {false, true, false})));
+    }
+    set_tangent(grad_input, of_input);
+    set_tangent(grad_weight, of_weight);
+    set_tangent(grad_bias, of_bias);
+  }
   return gradients;
 }
 
@@ -400,22 +341,35 @@ Tensor conv2d_fused_autograd(const Tensor& input, const Tensor& weight,
                              bool residual_last, double negative_slope,
                              std::string_view algorithm) {
   const FusedOptions options{scale, residual, activation, residual_last, negative_slope};
-  const Tensor others[] = {saved(bias), saved(scale), saved(residual)};
-  const auto any = [&](auto has) { return std::any_of(std::begin(others), std::end(others), has); };
-  if (algorithm_named(algorithm) == Algorithm::kAten || any(has_forward_gradient) ||
-      is_for_aten(input, weight, Tensor())) {
+  const Tensor others[] = {or_undefined(bias), or_undefined(scale), or_undefined(residual)};
+  const auto any = [&](auto has) {
+    return has(input) || has(weight) || std::any_of(std::begin(others), std::end(others), has);
+  };
+  if (is_for_aten(input) || any(has_tangent)) {
     return compose_fused(input, weight, bias, stride, padding, dilation, groups, options, algorithm,
                          /*in_place=*/false);
   }
-  const bool differentiate =
-      at::GradMode::is_enabled() &&
-      (needs_gradient(input) || needs_gradient(weight) || any(needs_gradient));
-  if (!differentiate) {
-    at::AutoDispatchBelowADInplaceOrView below;
-    return conv2d_fused(input, weight, bias, stride, padding, dilation, groups, options, algorithm);
+  const Conv2d op(stride, padding, dilation, groups, algorithm);
+  Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    output = op.fused(input, weight, bias, options);
   }
-  return Conv2dFusedFunction::apply(input, weight, bias, scale, residual, stride, padding, dilation,
-                                    groups, activation, residual_last, negative_slope, algorithm);
+  if (at::GradMode::is_enabled() && any(needs_gradient)) {
+    const bool by_result = is_known_by_result(options);
+    const bool by_argument = !by_result && activation_named(activation) != Activation::kNone;
+    const Tensor none;
+    Settings settings = op.settings();
+    settings.activation = activation;
+    settings.residual_last = residual_last;
+    settings.negative_slope = negative_slope;
+    set_history({output}, "CustomconvConv2dFusedBackward", gradients_of_fused,
+                {input, weight, others[0], others[1], others[2]},
+                {input, weight, others[1], by_argument ? others[0] : none,
+                 by_argument && !residual_last ? others[2] : none, by_result ? output : none},
+                std::move(settings), /*last_is_result=*/true);
+  }
+  return output;
 }
 
 Gradients conv2d_backward_autograd(const Tensor& grad_output, const Tensor& input,

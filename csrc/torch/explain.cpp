@@ -1,5 +1,7 @@
 #include "torch/explain.h"
 
+#include "torch/routing.h"
+
 #ifdef CUSTOMCONV_WITH_CUDA
 #include "torch/cuda/device.h"
 #endif
@@ -8,16 +10,14 @@ namespace customconv::torch_layer {
 
 namespace {
 
-std::optional<Convolution> described(const Call& call) {
-  if (call.transposed) {
-    return describe_transpose(call.input, call.weight, call.bias, call.stride, call.padding,
-                              call.output_padding, call.groups, call.dilation);
-  }
-  return describe(call.input, call.weight, call.bias, call.stride, call.padding, call.dilation,
-                  call.groups);
+OrFallback<Convolution> described(const Call& call) {
+  return describe(call.input, call.weight, call.bias,
+                  {call.stride, call.padding, call.dilation, call.groups, call.transposed,
+                   call.output_padding});
 }
 
 void compute_by_aten(const Call& call) {
+  const BypassRouting bypass;
   if (call.transposed) {
     at::conv_transpose2d(call.input, call.weight, call.bias, call.stride, call.padding,
                          call.output_padding, call.groups, call.dilation);
@@ -39,33 +39,38 @@ TensorExplanation explain_call(const Call& call, const std::string& algorithm) {
     return explanation;
   };
   if (!conv) {
-    if (!is_kernel_dtype(call.input.scalar_type()))
-      return by_aten("there are no kernels for this dtype");
-    // Malformed arguments raise here what the operator raises; empty tensors cost nothing.
-    compute_by_aten(call);
-    return by_aten(call.transposed ? "tensors that are empty or not strided, and an output padding "
-                                     "that reaches the stride, are ATen's"
-                                   : "tensors that are empty or not strided are ATen's");
+    // Malformed arguments raise here what the operator raises.
+    if (conv.why() != Fallback::kDtype) compute_by_aten(call);
+    return by_aten(to_string(conv.why()));
   }
   explanation.problem = conv->problem_of(call.pass);
   if (!call.input.is_cuda())
     return by_aten("kernels run on CUDA tensors, not on " + call.input.device().str());
 #ifdef CUSTOMCONV_WITH_CUDA
   if (!has_kernels_for(call.input.get_device())) {
-    return by_aten("the kernels were built for other architectures: " CUSTOMCONV_ARCH_LIST);
+    return by_aten(std::string(to_string(Fallback::kArchitecture)) + ": " CUSTOMCONV_ARCH_LIST);
   }
   Explanation planned = explain(*explanation.problem, device_properties(call.input.get_device()),
                                 algorithm_named(algorithm));
+  if (planned.plan.family == FamilyId::kAten && algorithm != "aten") {
+    Call dense = call;
+    dense.input = dense_and_aligned(call.input, conv->format);
+    dense.weight = dense_and_aligned(call.weight, conv->format);
+    const bool copied = dense.input.const_data_ptr() != call.input.const_data_ptr() ||
+                        dense.weight.const_data_ptr() != call.weight.const_data_ptr();
+    if (copied) {
+      return explain_call(dense, algorithm);
+    }
+  }
   explanation.candidates = std::move(planned.candidates);
   if (planned.plan.family == FamilyId::kAten) {
-    explanation.fallback = algorithm == "aten" ? "algorithm 'aten' was asked for"
-                                               : "no family can compute this problem";
+    explanation.fallback = to_string(algorithm == "aten" ? Fallback::kAsked : Fallback::kNoFamily);
   } else {
     explanation.plan = planned.plan;
   }
   return explanation;
 #else
-  return by_aten("customconv was built without CUDA");
+  return by_aten(to_string(Fallback::kBuild));
 #endif
 }
 

@@ -1,9 +1,12 @@
-// customconv._C: the planner and the build's facts, for Python. The operators need no binding.
+// customconv._C: the planner, routing and the build's facts, for Python. The operators need no
+// binding.
 #include <pybind11/stl.h>
 #include <torch/extension.h>
 
 #include "torch/explain.h"
 #include "torch/problem.h"
+#include "torch/routing.h"
+#include "torch/stats.h"
 
 #ifdef CUSTOMCONV_WITH_CUDA
 #include "torch/cuda/plans.h"
@@ -45,6 +48,25 @@ py::dict build_info() {
   info["with_cuda"] = false;
 #endif
   return info;
+}
+
+// The counts that are not zero: of calls by pass and family, of fallbacks by reason.
+py::tuple stats(bool reset) {
+  const Stats counted = read_stats(reset);
+  py::dict calls, fallbacks;
+  for (size_t pass = 0; pass < kPassCount; ++pass) {
+    for (size_t family = 0; family < kFamilyCount; ++family) {
+      const uint64_t n = counted.calls[pass][family];
+      if (n == 0) continue;
+      calls[py::make_tuple(to_string(static_cast<Pass>(pass)),
+                           to_string(static_cast<FamilyId>(family)))] = n;
+    }
+  }
+  for (size_t reason = 0; reason < kFallbackCount; ++reason) {
+    const uint64_t n = counted.fallbacks[reason];
+    if (n != 0) fallbacks[to_string(static_cast<Fallback>(reason))] = n;
+  }
+  return py::make_tuple(calls, fallbacks);
 }
 
 // A problem in the layouts that the arguments name; sizes of the output follow from the rest.
@@ -92,6 +114,13 @@ ConvProblem make_problem(const std::string& op, const std::string& dtype, const 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "Planner, explanation and build information of customconv.";
   m.def("build_info", build_info);
+
+  install_routing();
+  m.def("install_routing_on_cpu", install_routing_on_cpu);
+  m.def("begin_routing", begin_routing);
+  m.def("end_routing", end_routing);
+  m.def("is_routing", is_routing);
+  m.def("stats", stats, py::arg("reset"));
 
   py::class_<ConvProblem>(m, "ConvProblem")
       .def(py::init(&make_problem), py::kw_only(), py::arg("op") = "fprop",
@@ -169,10 +198,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   m.def(
       "plan",
-      [](const ConvProblem& problem, const DeviceProperties& device, const std::string& algorithm) {
+      [](ConvProblem problem, const DeviceProperties& device, const std::string& algorithm) {
         return plan(problem, device, parse_algorithm(algorithm));
       },
       py::arg("problem"), py::arg("device") = DeviceProperties(), py::arg("algorithm") = "auto");
+
+  m.def("computes_in_tf32", computes_in_tf32, py::arg("problem"),
+        py::arg("device") = DeviceProperties());
 
   m.def(
       "candidates",

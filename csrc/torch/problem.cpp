@@ -35,14 +35,6 @@ DType dtype_of(at::ScalarType dtype) {
   }
 }
 
-bool allow_tf32() {
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
-  return at::globalContext().allowTF32CuDNN("conv");
-#else
-  return at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
-#endif
-}
-
 Shape4 shape4(at::IntArrayRef values) { return {values[0], values[1], values[2], values[3]}; }
 
 Layout layout_of(at::MemoryFormat format) {
@@ -50,21 +42,20 @@ Layout layout_of(at::MemoryFormat format) {
 }
 
 // What a convolution and a transposed one have in common: all but the sizes and strides of images.
-std::optional<Convolution> describe_weight(const at::Tensor& input, const at::Tensor& weight,
-                                           at::IntArrayRef stride, at::IntArrayRef padding,
-                                           at::IntArrayRef dilation, int64_t groups) {
-  if (!is_kernel_dtype(input.scalar_type()) || weight.dim() != 4 ||
-      (input.dim() != 3 && input.dim() != 4) || !is_plain(input) || !is_plain(weight) ||
+OrFallback<Convolution> describe_weight(const at::Tensor& input, const at::Tensor& weight,
+                                        const Geometry& geometry, bool tf32) {
+  if (!is_kernel_dtype(input.scalar_type())) return Fallback::kDtype;
+  if (!is_plain(input) || !is_plain(weight)) return Fallback::kLayout;
+  if (weight.dim() != 4 || (input.dim() != 3 && input.dim() != 4) ||
       weight.scalar_type() != input.scalar_type() || weight.device() != input.device()) {
-    return std::nullopt;
+    return Fallback::kArguments;
   }
-  const auto step = pair_of(stride, 1);
-  const auto pad = pair_of(padding, 0);
-  const auto dilate = pair_of(dilation, 1);
-  if (!step || !pad || !dilate || groups < 1) return std::nullopt;
-  if (input.numel() == 0 || weight.numel() == 0 || weight.size(0) % groups != 0) {
-    return std::nullopt;
-  }
+  const auto step = pair_of(geometry.stride, 1);
+  const auto pad = pair_of(geometry.padding, 0);
+  const auto dilate = pair_of(geometry.dilation, 1);
+  if (!step || !pad || !dilate || geometry.groups < 1) return Fallback::kArguments;
+  if (input.numel() == 0 || weight.numel() == 0) return Fallback::kEmpty;
+  if (weight.size(0) % geometry.groups != 0) return Fallback::kArguments;
   const bool batched = input.dim() == 4;
   Convolution conv{
       batched ? input : input.unsqueeze(0), weight, batched, at::MemoryFormat::Contiguous, {}};
@@ -75,13 +66,13 @@ std::optional<Convolution> describe_weight(const at::Tensor& input, const at::Te
 
   ConvProblem& p = conv.problem;
   p.dtype = dtype_of(input.scalar_type());
-  p.tf32 = p.dtype == DType::kFloat32 && allow_tf32();
+  p.tf32 = p.dtype == DType::kFloat32 && tf32;
   p.N = conv.input.size(0);
-  p.C = weight.size(1) * groups;
+  p.C = weight.size(1) * geometry.groups;
   p.K = weight.size(0);
   p.R = weight.size(2);
   p.S = weight.size(3);
-  p.groups = groups;
+  p.groups = geometry.groups;
   p.stride_h = step->h;
   p.stride_w = step->w;
   p.pad_h = pad->h;
@@ -106,10 +97,65 @@ int64_t transposed_size(int64_t size, int64_t pad, int64_t dilation, int64_t tap
   return (size - 1) * stride - 2 * pad + dilation * (taps - 1) + output_padding + 1;
 }
 
+// Adds the images' sizes and strides, or says why there are none.
+std::optional<Fallback> describe_images(Convolution& conv, const std::optional<at::Tensor>& bias) {
+  const at::Tensor& x = conv.input;
+  ConvProblem& p = conv.problem;
+  if (x.size(1) != p.C || !is_bias(bias, p.K, x)) return Fallback::kArguments;
+  p.has_bias = bias.has_value() && bias->defined();
+  p.H = x.size(2);
+  p.W = x.size(3);
+  p.P = output_size(p.H, p.pad_h, p.dilation_h, p.R, p.stride_h);
+  p.Q = output_size(p.W, p.pad_w, p.dilation_w, p.S, p.stride_w);
+  if (p.P < 1 || p.Q < 1) return Fallback::kArguments;
+  p.x_strides = shape4(x.strides());
+  p.x_aligned = is_aligned(x);
+  p.y_strides = dense_strides(p.y_sizes(), layout_of(conv.format));
+  return std::nullopt;
+}
+
+std::optional<Fallback> describe_transposed_images(Convolution& conv,
+                                                   const std::optional<at::Tensor>& bias,
+                                                   at::IntArrayRef output_padding) {
+  const at::Tensor& y = conv.input;
+  ConvProblem& p = conv.problem;
+  const auto extra = pair_of(output_padding, 0);
+  if (!extra || y.size(1) != p.K || !is_bias(bias, p.C, y)) return Fallback::kArguments;
+  // Then the convolution would have more output pixels than this one has input pixels.
+  if (extra->h >= p.stride_h || extra->w >= p.stride_w) return Fallback::kOutputPadding;
+  p.P = y.size(2);
+  p.Q = y.size(3);
+  p.H = transposed_size(p.P, p.pad_h, p.dilation_h, p.R, p.stride_h, extra->h);
+  p.W = transposed_size(p.Q, p.pad_w, p.dilation_w, p.S, p.stride_w, extra->w);
+  if (p.H < 1 || p.W < 1) return Fallback::kArguments;
+  p.x_strides = dense_strides(p.x_sizes(), layout_of(conv.format));
+  p.y_strides = dense_strides(p.y_sizes(), layout_of(conv.format));
+  p.y_aligned = is_aligned(y);
+  conv.transposed = true;
+  return std::nullopt;
+}
+
 }  // namespace
 
 bool is_aligned(const at::Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+}
+
+at::Tensor dense_and_aligned(const at::Tensor& t, at::MemoryFormat format) {
+  const at::Tensor dense =
+      t.dim() == 4 ? t.contiguous(format) : t.unsqueeze(0).contiguous(format).squeeze(0);
+  return is_aligned(dense) ? dense : dense.clone();
+}
+
+bool allows_tf32() {
+  const auto& context = at::globalContext();
+  // Without cuDNN PyTorch computes in IEEE float32, whatever cuDNN would be allowed.
+  if (!context.userEnabledCuDNN()) return false;
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
+  return context.allowTF32CuDNN("conv");
+#else
+  return context.allowTF32CuDNN(at::Float32Op::CONV);
+#endif
 }
 
 bool is_kernel_dtype(at::ScalarType dtype) {
@@ -126,47 +172,15 @@ at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight
   return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
 }
 
-std::optional<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,
-                                    const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
-                                    at::IntArrayRef padding, at::IntArrayRef dilation,
-                                    int64_t groups) {
-  auto conv = describe_weight(input, weight, stride, padding, dilation, groups);
-  if (!conv || !is_bias(bias, weight.size(0), input)) return std::nullopt;
-  const at::Tensor& x = conv->input;
-  ConvProblem& p = conv->problem;
-  if (x.size(1) != p.C) return std::nullopt;
-  p.has_bias = bias.has_value() && bias->defined();
-  p.H = x.size(2);
-  p.W = x.size(3);
-  p.P = output_size(p.H, p.pad_h, p.dilation_h, p.R, p.stride_h);
-  p.Q = output_size(p.W, p.pad_w, p.dilation_w, p.S, p.stride_w);
-  if (p.P < 1 || p.Q < 1) return std::nullopt;
-  p.x_strides = shape4(x.strides());
-  p.x_aligned = is_aligned(x);
-  p.y_strides = dense_strides(p.y_sizes(), layout_of(conv->format));
-  return conv;
-}
-
-std::optional<Convolution> describe_transpose(const at::Tensor& input, const at::Tensor& weight,
-                                              const std::optional<at::Tensor>& bias,
-                                              at::IntArrayRef stride, at::IntArrayRef padding,
-                                              at::IntArrayRef output_padding, int64_t groups,
-                                              at::IntArrayRef dilation) {
-  auto conv = describe_weight(input, weight, stride, padding, dilation, groups);
-  const auto extra = pair_of(output_padding, 0);
-  if (!conv || !extra || !is_bias(bias, conv->problem.C, input)) return std::nullopt;
-  const at::Tensor& y = conv->input;
-  ConvProblem& p = conv->problem;
-  if (y.size(1) != p.K || extra->h >= p.stride_h || extra->w >= p.stride_w) return std::nullopt;
-  p.P = y.size(2);
-  p.Q = y.size(3);
-  p.H = transposed_size(p.P, p.pad_h, p.dilation_h, p.R, p.stride_h, extra->h);
-  p.W = transposed_size(p.Q, p.pad_w, p.dilation_w, p.S, p.stride_w, extra->w);
-  if (p.H < 1 || p.W < 1) return std::nullopt;
-  p.x_strides = dense_strides(p.x_sizes(), layout_of(conv->format));
-  p.y_strides = dense_strides(p.y_sizes(), layout_of(conv->format));
-  p.y_aligned = is_aligned(y);
-  conv->transposed = true;
+OrFallback<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,
+                                 const std::optional<at::Tensor>& bias, const Geometry& geometry,
+                                 bool tf32) {
+  OrFallback<Convolution> conv = describe_weight(input, weight, geometry, tf32);
+  if (!conv) return conv;
+  const std::optional<Fallback> why =
+      geometry.transposed ? describe_transposed_images(*conv, bias, geometry.output_padding)
+                          : describe_images(*conv, bias);
+  if (why) return *why;
   return conv;
 }
 

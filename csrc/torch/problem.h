@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "plan/planner.h"
+#include "torch/fallback.h"
 
 namespace customconv::torch_layer {
 
@@ -27,20 +28,22 @@ struct Convolution {
   ConvProblem problem_of(Pass pass) const;
 };
 
-// Nothing where PyTorch should compute the convolution or raise its error: malformed arguments,
-// empty tensors, dtypes and layouts that are not ours.
-std::optional<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,
-                                    const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
-                                    at::IntArrayRef padding, at::IntArrayRef dilation,
-                                    int64_t groups);
+// What a caller says besides tensors; each list has one number or two.
+struct Geometry {
+  at::IntArrayRef stride, padding, dilation;
+  int64_t groups;
+  bool transposed = false;
+  at::IntArrayRef output_padding = {};  // if transposed
+};
 
-// The same for a transposed convolution: the convolution whose input gradient it is. Nothing either
-// where output_padding reaches the stride: then the convolution has more pixels than the input.
-std::optional<Convolution> describe_transpose(const at::Tensor& input, const at::Tensor& weight,
-                                              const std::optional<at::Tensor>& bias,
-                                              at::IntArrayRef stride, at::IntArrayRef padding,
-                                              at::IntArrayRef output_padding, int64_t groups,
-                                              at::IntArrayRef dilation);
+// Whether PyTorch's switches let a float32 convolution round its operands to TF32.
+bool allows_tf32();
+
+// A convolution; if transposed, the one whose input gradient it is. A reason where PyTorch should
+// compute it or raise its error.
+OrFallback<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,
+                                 const std::optional<at::Tensor>& bias, const Geometry& geometry,
+                                 bool tf32 = allows_tf32());
 
 // The memory format that PyTorch gives a convolution's output: channels_last where the input or the
 // weight suggests it, except on CUDA in float64 or with cuDNN switched off.
@@ -48,6 +51,8 @@ at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight
 
 // Whether a tensor's memory begins at a multiple of 16 bytes.
 bool is_aligned(const at::Tensor& t);
+// Images or a weight in this memory format and aligned: a copy if they are not already.
+at::Tensor dense_and_aligned(const at::Tensor& t, at::MemoryFormat format);
 
 // True for the dtypes that kernels of ours compute.
 bool is_kernel_dtype(at::ScalarType dtype);

@@ -7,6 +7,7 @@
 #include "torch/fused.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
+#include "torch/stats.h"
 
 namespace customconv::torch_layer {
 
@@ -141,12 +142,17 @@ at::Tensor conv2d_symint(const at::Tensor& input, const at::Tensor& weight,
                 algorithm);
 }
 
-// Every backend that has no kernel of ours, and vmap: ATen has the batching rules.
+// Every backend that has no kernel of ours.
+void check_and_count(std::string_view algorithm, const at::Tensor& input) {
+  check_runs_on(algorithm, input);
+  count(algorithm_named(algorithm) == Algorithm::kAten ? Fallback::kAsked : Fallback::kDevice);
+}
+
 at::Tensor conv2d_aten(const at::Tensor& input, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                        c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                        c10::SymInt groups, std::string_view algorithm) {
-  check_runs_on(algorithm, input);
+  check_and_count(algorithm, input);
   return aten_conv2d(input, weight, bias, stride, padding, dilation, groups);
 }
 
@@ -155,7 +161,7 @@ Gradients conv2d_backward_aten(const at::Tensor& grad_output, const at::Tensor& 
                                c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                                c10::SymInt groups, std::array<bool, 3> output_mask,
                                std::string_view algorithm) {
-  check_runs_on(algorithm, input);
+  check_and_count(algorithm, input);
   return aten_conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
                               output_mask);
 }
@@ -185,7 +191,7 @@ at::Tensor conv_transpose2d_aten(const at::Tensor& input, const at::Tensor& weig
                                  c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
                                  c10::SymInt groups, c10::SymIntArrayRef dilation,
                                  std::string_view algorithm) {
-  check_runs_on(algorithm, input);
+  check_and_count(algorithm, input);
   return aten_conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups,
                                dilation);
 }
@@ -197,7 +203,7 @@ Gradients conv_transpose2d_backward_aten(const at::Tensor& grad_output, const at
                                          c10::SymIntArrayRef dilation,
                                          std::array<bool, 3> output_mask,
                                          std::string_view algorithm) {
-  check_runs_on(algorithm, input);
+  check_and_count(algorithm, input);
   return aten_conv_transpose2d_backward(grad_output, input, weight, stride, padding, output_padding,
                                         groups, dilation, output_mask);
 }
@@ -303,19 +309,16 @@ TORCH_LIBRARY_IMPL(customconv, CompositeImplicitAutograd, m) {
   m.impl("conv_transpose2d.symint", conv_transpose2d_symint);
 }
 
-// vmap looks for a rule of its own before it decomposes an operator.
+// vmap looks for a rule of its own before it decomposes an operator. Rules for what is not composed
+// are in vmap.cpp.
 TORCH_LIBRARY_IMPL(customconv, FuncTorchBatched, m) {
   m.impl("conv2d.int", conv2d_int);
   m.impl("conv2d.symint", conv2d_symint);
   m.impl("conv2d.padding", conv2d_padding);
-  m.impl("conv2d", conv2d_aten);
   m.impl("conv2d_fused.int", conv2d_fused_int);
   m.impl("conv_transpose2d.int", conv_transpose2d_int);
   m.impl("conv_transpose2d.symint", conv_transpose2d_symint);
   m.impl("conv2d_fused", conv2d_fused_composite<false>);
-  m.impl("conv2d_backward", conv2d_backward_aten);
-  m.impl("conv_transpose2d", conv_transpose2d_aten);
-  m.impl("conv_transpose2d_backward", conv_transpose2d_backward_aten);
 }
 
 TORCH_LIBRARY_IMPL(customconv, CompositeExplicitAutograd, m) {

@@ -5,23 +5,40 @@ gives, in eager mode, under autograd, ``torch.compile``, ``torch.export`` and ``
 ``conv_transpose2d`` is the same for ``torch.nn.functional.conv_transpose2d``.
 """
 
+from . import run as _run  # noqa: F401  (before torch: `python -m customconv run` ends here)
+
+# isort: split
 from . import _load as _load  # first: loads the compiled module, or says why it cannot
 from . import fake as _fake  # noqa: F401  (registers the operators' shapes)
+from . import vmap as _vmap  # noqa: F401  (registers the operators' rules for vmap)
+from .convert import ConversionReport, convert, revert
 from .explain import Explanation, explain
 from .info import build_info
-from .nn import Conv2d, ConvTranspose2d
-from .ops import conv2d, conv2d_fused, conv_transpose2d
+from .nn import Conv1d, Conv2d, ConvTranspose2d
+from .ops import conv1d, conv2d, conv2d_fused, conv_transpose2d
+from .routing import Stats, disable, enable, enabled, is_enabled, stats
 
 __version__ = build_info()["version"]
 
 __all__ = [
+    "Conv1d",
     "Conv2d",
     "ConvTranspose2d",
+    "ConversionReport",
     "Explanation",
+    "Stats",
     "__version__",
     "build_info",
+    "conv1d",
     "conv2d",
     "conv2d_fused",
     "conv_transpose2d",
+    "convert",
+    "disable",
+    "enable",
+    "enabled",
     "explain",
+    "is_enabled",
+    "revert",
+    "stats",
 ]

@@ -1,6 +1,7 @@
-"""The command line: ``python -m customconv demo | info``.
+"""The command line: ``python -m customconv demo | info | run``.
 
-Exit codes: 0, all is well; 1, a check failed; 2, the command cannot be run as it was given.
+Exit codes: 0, all is well; 1, a check failed; 2, the command cannot be run as it was given. ``run``
+has those of the program that it runs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from . import run
 from .info import report
 
 
@@ -23,8 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: The command line after the program's name; None takes it from ``sys.argv``.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] == "run":
+        run.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m customconv", description="customconv's tools.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="demo | info")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="demo | info | run")
+    commands.add_parser("run", help="run any program with convolutions computed by customconv")
     commands.add_parser("info", help="print versions, what was built, and the devices seen")
     demo = commands.add_parser(
         "demo", help="filter a photograph, train a small network, time a few shapes"

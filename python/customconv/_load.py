@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+OLDEST_TORCH = (2, 9)  # setup.py refuses older ones
 BUILD_RECORD = Path(__file__).with_name("_build.json")
 
 
@@ -91,7 +92,7 @@ def failure(reason: str, built: Versions | None, found: Versions) -> str:
         lines += [
             "Install the PyTorch that it was built for:",
             f'  pip install "torch=={torch}.*"{index}',
-            "or build customconv again with the PyTorch that you have:",
+            f"or build customconv again {_with_which_torch(found)}:",
         ]
     else:
         lines += ["Build customconv again with the PyTorch and the Python that you have:"]
@@ -102,6 +103,15 @@ def failure(reason: str, built: Versions | None, found: Versions) -> str:
         "  pip install --no-build-isolation --editable .",
     ]
     return "\n".join(lines)
+
+
+def _with_which_torch(found: Versions) -> str:
+    """What a build can use: the PyTorch that is there, or a newer one."""
+    release = [int(part) for part in _release(found.torch, 2) if part.isdigit()]
+    if tuple(release) >= OLDEST_TORCH:
+        return "with the PyTorch that you have"
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    return f"after installing PyTorch {oldest} or newer"
 
 
 def load(record: Path = BUILD_RECORD, name: str = "customconv._C") -> ModuleType:

@@ -72,8 +72,7 @@ def _conv2d_backward(
     *,
     algorithm: str = "auto",
 ) -> Gradients:
-    geometry = stride, padding, dilation, False, [0, 0], groups
-    return _backward(grad_output, input, weight, geometry, output_mask, weight.shape[:1])
+    return _backward(grad_output, input, weight, output_mask, weight.shape[:1])
 
 
 def _conv_transpose2d(
@@ -107,30 +106,27 @@ def _conv_transpose2d_backward(
     *,
     algorithm: str = "auto",
 ) -> Gradients:
-    geometry = stride, padding, dilation, True, output_padding, groups
-    channels = [weight.shape[1] * groups]
-    return _backward(grad_output, input, weight, geometry, output_mask, channels)
+    return _backward(grad_output, input, weight, output_mask, [weight.shape[1] * groups])
 
 
 def _backward(
     grad_output: Tensor,
     input: Tensor,
     weight: Tensor,
-    geometry: tuple[object, ...],
     output_mask: Sequence[bool],
     bias_shape: Sequence[int],
 ) -> Gradients:
     if input.ndim == grad_output.ndim == 3:  # one image
         grad_input, grad_weight, grad_bias = _backward(
-            grad_output.unsqueeze(0), input.unsqueeze(0), weight, geometry, output_mask, bias_shape
+            grad_output.unsqueeze(0), input.unsqueeze(0), weight, output_mask, bias_shape
         )
         return None if grad_input is None else grad_input.squeeze(0), grad_weight, grad_bias
     if not input.ndim == weight.ndim == grad_output.ndim == 4:
-        # Malformed: PyTorch raises.
-        refused: Gradients = torch.ops.aten.convolution_backward.default(
-            grad_output, input, weight, None, *geometry, output_mask
+        # PyTorch's operator refuses these. Its shape function does so only in some releases.
+        raise RuntimeError(
+            "expected a 4-dimensional weight, and a grad_output and an input of 3 or 4 dimensions "
+            f"both, but got {weight.ndim}, {grad_output.ndim} and {input.ndim}"
         )
-        return refused
     layout = _memory_format(input, weight)
     return (
         torch.empty_like(input, memory_format=layout) if output_mask[0] else None,

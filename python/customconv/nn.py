@@ -8,7 +8,73 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .ops import conv2d, conv_transpose2d
+from .ops import conv1d, conv2d, conv_transpose2d
+
+
+class Conv1d(torch.nn.Conv1d):
+    """A drop-in ``torch.nn.Conv1d`` that convolves by ``customconv.conv1d``.
+
+    Parameters, initialization, padding modes and ``state_dict`` are those of ``torch.nn.Conv1d``.
+
+    Args:
+        in_channels: The number of the input's channels.
+        out_channels: The number of the output's channels.
+        kernel_size: The length of the filters.
+        stride: The step between two windows.
+        padding: The padding of both ends of the signal, or "same", or "valid".
+        dilation: The step between two taps of a filter.
+        groups: The number of groups that the channels are split into.
+        bias: Whether to add a learned value to each output channel.
+        padding_mode: "zeros", "reflect", "replicate" or "circular".
+        device: Where the parameters are.
+        dtype: The parameters' type.
+        algorithm: As in ``customconv.conv1d``.
+
+    Shape:
+        Input (N, C, L) or (C, L); output (N, K, Q) or (K, Q). See ``customconv.conv1d`` for types,
+        sizes and errors.
+    """
+
+    # On the class too, for modules that were not made by this constructor.
+    algorithm: str = "auto"
+
+    def __init__(  # noqa: D107  (the class says it)
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int],
+        stride: int | tuple[int] = 1,
+        padding: int | tuple[int] | str = 0,
+        dilation: int | tuple[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            padding_mode, device, dtype,
+        )  # fmt: skip
+        self.algorithm = algorithm
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = functional.pad(
+                input, self._reversed_padding_repeated_twice, mode=self.padding_mode
+            )
+            padding = (0,)
+        return conv1d(
+            input, weight, bias, self.stride, padding, self.dilation, self.groups,
+            algorithm=self.algorithm,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The arguments as ``torch.nn.Conv1d`` prints them, and the algorithm if one is forced."""
+        return f"{super().extra_repr()}{_forced(self.algorithm)}"  # type: ignore[no-untyped-call]
 
 
 class Conv2d(torch.nn.Conv2d):

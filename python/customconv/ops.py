@@ -1,12 +1,84 @@
-"""The operators as typed Python functions."""
+"""The operators as typed Python functions.
+
+PyTorch parses the arguments of ``torch.ops`` by other rules than those of its functions: it takes
+a boolean for an integer, refuses NumPy's integers, and says RuntimeError where functions say
+TypeError. The functions here follow PyTorch's functions. Plain integers, and lists and tuples of
+them, go straight to the operator; any other argument is first shown to PyTorch's function, with
+tensors that hold no image, and so is a call that the operator has refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 from torch.nn import functional
+
+# Looked up once: the path through torch.ops costs as much as the checks of the arguments.
+_CONV2D = torch.ops.customconv.conv2d.default
+_CONV2D_PADDING = torch.ops.customconv.conv2d.padding
+_CONV2D_FUSED = torch.ops.customconv.conv2d_fused.default
+_CONV_TRANSPOSE2D = torch.ops.customconv.conv_transpose2d.default
+
+
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    algorithm: str = "auto",
+) -> Tensor:
+    """Convolves a batch of signals with a bank of filters, as ``torch.nn.functional.conv1d`` does.
+
+    It is ``conv2d`` with a height of one, as in PyTorch. Types, devices and the strides of the
+    output are those of ``torch.nn.functional.conv1d``.
+
+    Args:
+        input: The signals, of shape (N, C, L), or (C, L) for one.
+        weight: The filters, of shape (K, C / groups, R), with the input's type and device.
+        bias: What is added to each output channel, of shape (K,), or None.
+        stride: The step between two windows.
+        padding: The zeros added to both ends of the signal, or "valid" (none), or "same" (as many
+            as keep the signal's length, with a stride of 1).
+        dilation: The step between two taps of a filter.
+        groups: The number of groups that the channels are split into; it divides both C and K.
+        algorithm: As in ``conv2d``.
+
+    Returns:
+        The output, of shape (N, K, Q), or (K, Q) for one signal, of the input's type, where
+        Q = (L + 2 * padding - dilation * (R - 1) - 1) // stride + 1.
+
+    Raises:
+        RuntimeError: The arguments do not fit together, with the words that
+            ``torch.nn.functional.conv1d`` has for it; or the forced family cannot compute this
+            problem, with its reason.
+        TypeError: An argument is not of its type, with the words of PyTorch's function.
+        ValueError: There is no algorithm of that name.
+    """
+    strides, dilations = _after(1, stride), _after(1, dilation)
+    paddings = padding if type(padding) is str else _after(0, padding)
+    if strides is None or paddings is None or dilations is None or not _is_integer(groups):
+        numbers = _settled(torch.conv1d, input, weight, bias, stride, padding, dilation, groups)
+        return conv1d(input, weight, bias, *numbers, algorithm=algorithm)
+    try:
+        # PyTorch makes the input contiguous, too: a height of one makes memory formats ambiguous.
+        image, filters = input.contiguous().unsqueeze(-2), weight.unsqueeze(-2)
+        convolve = _CONV2D_PADDING if type(paddings) is str else _CONV2D
+        output: Tensor = convolve(
+            image, filters, bias, strides, paddings, dilations, groups, algorithm=algorithm
+        ).squeeze(-2)
+    except Exception as error:
+        arguments = input, weight, bias, stride, padding, dilation, groups
+        if other := _pytorchs_error(error, algorithm, torch.conv1d, *arguments):
+            raise other from None
+        raise
+    return output
 
 
 def conv2d(
@@ -50,17 +122,25 @@ def conv2d(
         RuntimeError: The arguments do not fit together, with the words that
             ``torch.nn.functional.conv2d`` has for it; or the forced family cannot compute this
             problem, with its reason.
+        TypeError: An argument is not of its type, with the words of PyTorch's function.
         ValueError: There is no algorithm of that name.
     """
-    stride, dilation = _pair(stride), _pair(dilation)
-    if isinstance(padding, str):
-        # By its name: trying the other overload first would cost more than the call itself.
-        convolve = torch.ops.customconv.conv2d.padding
-    else:
-        convolve, padding = torch.ops.customconv.conv2d.default, _pair(padding)
-    output: Tensor = convolve(
-        input, weight, bias, stride, padding, dilation, groups, algorithm=algorithm
-    )
+    strides, dilations = _pair(stride), _pair(dilation)
+    paddings = padding if type(padding) is str else _pair(padding)
+    if strides is None or paddings is None or dilations is None or not _is_integer(groups):
+        numbers = _settled(torch.conv2d, input, weight, bias, stride, padding, dilation, groups)
+        return conv2d(input, weight, bias, *numbers, algorithm=algorithm)
+    # By its name: trying the other overload first would cost more than the call itself.
+    convolve = _CONV2D_PADDING if type(paddings) is str else _CONV2D
+    try:
+        output: Tensor = convolve(
+            input, weight, bias, strides, paddings, dilations, groups, algorithm=algorithm
+        )
+    except Exception as error:
+        arguments = input, weight, bias, stride, padding, dilation, groups
+        if other := _pytorchs_error(error, algorithm, torch.conv2d, *arguments):
+            raise other from None
+        raise
     return output
 
 
@@ -114,16 +194,31 @@ def conv2d_fused(
     Raises:
         RuntimeError: As in ``conv2d``; or scale or residual have not the shape, type and device
             that they must have.
+        TypeError: As in ``conv2d``.
         ValueError: There is no algorithm, or no activation, of that name.
     """
-    stride, dilation = _pair(stride), _pair(dilation)
-    if isinstance(padding, str):
-        input, padding = numbered_padding(padding, input, weight, dilation)
-    output: Tensor = torch.ops.customconv.conv2d_fused.default(
-        input, weight, bias, stride, _pair(padding), dilation, groups, scale=scale,
-        residual=residual, activation=activation, residual_last=residual_last,
-        negative_slope=negative_slope, algorithm=algorithm,
-    )  # fmt: skip
+    strides, dilations = _pair(stride), _pair(dilation)
+    paddings = padding if type(padding) is str else _pair(padding)
+    if strides is None or paddings is None or dilations is None or not _is_integer(groups):
+        numbers = _settled(torch.conv2d, input, weight, bias, stride, padding, dilation, groups)
+        return conv2d_fused(
+            input, weight, bias, *numbers, scale=scale, residual=residual, activation=activation,
+            residual_last=residual_last, negative_slope=negative_slope, algorithm=algorithm,
+        )  # fmt: skip
+    image = input
+    try:
+        if isinstance(paddings, str):
+            image, paddings = numbered_padding(paddings, input, weight, dilations)
+        output: Tensor = _CONV2D_FUSED(
+            image, weight, bias, strides, paddings, dilations, groups, scale=scale,
+            residual=residual, activation=activation, residual_last=residual_last,
+            negative_slope=negative_slope, algorithm=algorithm,
+        )  # fmt: skip
+    except Exception as error:
+        arguments = input, weight, bias, stride, padding, dilation, groups
+        if other := _pytorchs_error(error, algorithm, torch.conv2d, *arguments):
+            raise other from None
+        raise
     return output
 
 
@@ -166,12 +261,33 @@ def conv_transpose2d(
         RuntimeError: The arguments do not fit together, with the words that
             ``torch.nn.functional.conv_transpose2d`` has for it; or the forced family cannot compute
             this problem, with its reason.
+        TypeError: An argument is not of its type, with the words of PyTorch's function.
         ValueError: There is no algorithm of that name.
     """
-    output: Tensor = torch.ops.customconv.conv_transpose2d.default(
-        input, weight, bias, _pair(stride), _pair(padding), _pair(output_padding), groups,
-        _pair(dilation), algorithm=algorithm,
-    )  # fmt: skip
+    strides, paddings, dilations = _pair(stride), _pair(padding), _pair(dilation)
+    output_paddings = _pair(output_padding)
+    if (
+        strides is None
+        or paddings is None
+        or output_paddings is None
+        or dilations is None
+        or not _is_integer(groups)
+    ):
+        numbers = _settled(
+            torch.conv_transpose2d, input, weight, bias, stride, padding, output_padding, groups,
+            dilation,
+        )  # fmt: skip
+        return conv_transpose2d(input, weight, bias, *numbers, algorithm=algorithm)
+    try:
+        output: Tensor = _CONV_TRANSPOSE2D(
+            input, weight, bias, strides, paddings, output_paddings, groups, dilations,
+            algorithm=algorithm,
+        )  # fmt: skip
+    except Exception as error:
+        arguments = input, weight, bias, stride, padding, output_padding, groups, dilation
+        if other := _pytorchs_error(error, algorithm, torch.conv_transpose2d, *arguments):
+            raise other from None
+        raise
     return output
 
 
@@ -189,6 +305,96 @@ def numbered_padding(
     return input, [t // 2 for t in total]
 
 
-def _pair(value: int | Sequence[int]) -> Sequence[int]:
-    """One number as two: operators take lists, unlike ``torch.nn.functional``'s functions."""
-    return (value, value) if isinstance(value, (int, torch.SymInt)) else value
+def _pair(value: Any) -> Sequence[int] | None:
+    """One number as two, or a sequence as it is; None if PyTorch has to be asked about it."""
+    kind = type(value)
+    if kind is int:
+        return value, value
+    if kind is tuple or kind is list:
+        # The first and the last are all of them: operators refuse more than two by themselves.
+        plain = len(value) == 0 or (_is_integer(value[0]) and _is_integer(value[-1]))
+        return value if plain else None
+    return (value, value) if kind is SymInt else None
+
+
+def _after(neutral: int, value: Any) -> Sequence[int] | None:
+    """The numbers of one dimension after a neutral one for the height; else as ``_pair``."""
+    if _is_integer(value):
+        return neutral, value
+    numbers = _pair(value)
+    return numbers if numbers is None or len(numbers) == 0 else (neutral, *numbers)
+
+
+def _is_integer(value: Any) -> bool:
+    kind = type(value)
+    return kind is int or kind is SymInt
+
+
+def _settled(function: Callable[..., Tensor], *arguments: Any) -> list[Any]:
+    """The numbers among a function's arguments in plain integers, if PyTorch takes them.
+
+    Args:
+        function: PyTorch's function of these arguments.
+        arguments: Three tensors, and numbers.
+
+    Raises:
+        Exception: PyTorch's function refuses the arguments.
+    """
+    if error := _refusal(function, *arguments):
+        raise error
+    return [_plain(value) for value in arguments[3:]]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (str, SymInt)):
+        return value
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return int(value)
+
+
+def _pytorchs_error(
+    error: Exception, algorithm: str, function: Callable[..., Tensor], *arguments: Any
+) -> Exception | None:
+    """What to raise in place of an operator's error, or None if the error is the right one."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return None
+    if other := _refusal(function, *arguments):
+        return other
+    if isinstance(algorithm, str):
+        return None
+    name = function.__name__
+    return TypeError(f"{name}(): argument 'algorithm' must be str, not {type(algorithm).__name__}")
+
+
+def _refusal(function: Callable[..., Tensor], *arguments: Any) -> Exception | None:
+    """What PyTorch's function raises for these arguments, or None if it takes them.
+
+    It is tried with tensors that hold no image, which costs nothing, and called with the arguments
+    themselves only if it refuses those, for an error that tells of these.
+    """
+    try:
+        function(*_hollow(function, arguments))
+    except Exception:
+        pass
+    else:
+        return None
+    try:
+        function(*arguments)
+    except Exception as error:
+        return error
+    return None
+
+
+def _hollow(function: Callable[..., Tensor], arguments: Sequence[Any]) -> list[Any]:
+    """The arguments with tensors that take no memory: a batch of no images, weight and bias."""
+    dimensions = 3 if function is torch.conv1d else 4
+    hollow = []
+    for position, value in enumerate(arguments):
+        if position < 3 and isinstance(value, Tensor):
+            shape = value.shape
+            if position == 0 and dimensions - 1 <= len(shape) <= dimensions:
+                shape = torch.Size((0, *shape[1 - dimensions :]))
+            value = torch.empty((), device="cpu").expand(shape)
+        hollow.append(value)
+    return hollow

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+import customconv
 from bench import __main__ as command
-from bench import host
+from bench import bare, host
 
 
 def test_a_ratio_is_of_each_rounds_own_pair():
@@ -19,8 +20,10 @@ def test_a_ratio_is_of_each_rounds_own_pair():
 
 def test_every_mode_and_form_is_measured(tmp_path, capsys):
     path = tmp_path / "host.json"
-    assert command.main(["host", "--batch", "2", "--rounds", "2", "--json", str(path)]) == 0
-    rows = json.loads(path.read_text())["rows"]
+    words = ["host", "--batch", "2", "--rounds", "2", "--processes", "1", "--json", str(path)]
+    assert command.main(words) == 0
+    held = json.loads(path.read_text())
+    rows = held["rows"]
     by_mode = {}
     for row in rows:
         by_mode.setdefault(row["mode"], set()).add(row["call"])
@@ -28,9 +31,50 @@ def test_every_mode_and_form_is_measured(tmp_path, capsys):
     expected = {"no gradient", "forward, gradient recorded", "forward and backward"}
     assert set(by_mode) - {"replay of a CUDA graph"} == expected
     for mode in expected:
-        assert by_mode[mode] >= {"F.conv2d", "op", "customconv.conv2d", "customconv.Conv2d"}
+        assert by_mode[mode] >= {
+            "F.conv2d", "F.conv2d, routed", "op", "customconv.conv2d", "customconv.Conv2d"
+        }  # fmt: skip
+    assert {each["mode"] for each in held["presence"]} == set(by_mode)
+    for each in held["presence"]:
+        assert min(each["without_us"], each["off_us"]) > 0
+        assert each["more_lo"] <= each["more_us"] <= each["more_hi"]
     printed = capsys.readouterr().out
     assert all(mode in printed for mode in expected)
+
+
+def test_routing_is_on_for_the_routed_call_alone():
+    seen = {}
+    found = {
+        name: lambda name=name: seen.setdefault(name, customconv.is_enabled())
+        for name in ("F.conv2d", "F.conv2d, routed", "op")
+    }
+    host.measure(found, 1, 1)
+    assert seen == {"F.conv2d": False, "F.conv2d, routed": True, "op": False}
+
+
+def test_what_presence_costs_is_of_each_rounds_medians():
+    without = [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [9.0, 9.0, 9.0]]
+    off = [[1.5, 2.5, 3.5], [1.5, 2.5, 3.5], [0.0, 0.0, 0.0]]
+    found = host.presence("no gradient", without, off)
+    assert (found.without_us, found.off_us) == (2.0, 2.5)
+    assert (found.more_us, found.more_lo, found.more_hi) == (0.5, 0.5, 0.5)
+    assert found.spread_us == 7.0
+
+
+@pytest.mark.parametrize("words", [[], ["customconv"]])
+def test_a_process_answers_each_question(words):
+    process = host.Process(*words)
+    process.wait()
+    for mode in bare.MODES:
+        assert 0 < process.us(mode, 2) < 1e6
+    process.end()
+    assert process.child.returncode == 0
+
+
+def test_a_process_without_us_is_without_us(monkeypatch):
+    """It fails where customconv is imported before it looks, as here."""
+    with pytest.raises(RuntimeError, match="was to be without it"):
+        bare.main([])
 
 
 @pytest.mark.gpu
@@ -39,4 +83,4 @@ def test_replays_compute_what_was_captured():
 
     x, w, b = (torch.randn(s, device="cuda") for s in ((1, 8, 8, 8), (8, 8, 3, 3), (8,)))
     with torch.no_grad():
-        assert set(host.replays(host.calls(x, w, b))) == {"F.conv2d", "op"}
+        assert set(host.replays(host.calls(x, w, b))) == {"F.conv2d", "F.conv2d, routed", "op"}

@@ -1,12 +1,15 @@
-"""Networks whose convolutions are ours, and the check before they are timed."""
+"""Networks by our convolutions: how ours is run, the check before they are timed, the file."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 import torch
 from torch import nn
 
 import customconv
+from bench import __main__ as command
 from bench import models, networks
 
 CPU = torch.device("cpu")
@@ -27,19 +30,75 @@ def small(monkeypatch):
     return "small"
 
 
-@pytest.mark.parametrize("name", list(networks.NETWORKS))
-def test_every_convolution_becomes_ours_with_the_same_weights(name):
-    network = networks.build(name)
-    ours = networks.with_our_convolutions(network)
-    converted, total = networks.convolutions(ours)
-    assert converted == total > 10
-    assert networks.convolutions(network) == (0, total)
+@pytest.fixture
+def wrong(monkeypatch):
+    """Our modules, wrong."""
+    right = customconv.Conv2d._conv_forward
+    monkeypatch.setattr(
+        customconv.Conv2d, "_conv_forward", lambda self, x, w, b: right(self, x, 1.2 * w, b)
+    )
+
+
+def row_of(name, mode, layout, by, **more):
+    pair = models.Pair(name, 16, CPU, by, **more)
+    return pair, pair.compare(mode, "fp32", layout, 2, 0.05)
+
+
+def arguments(path, *more, networks="small"):
+    words = f"models --networks {networks} --precisions fp32 --layouts nhwc --batch 1,2".split()
+    words += "--image 16 --row-s 0.02 --device cpu --json".split()
+    return [*words, str(path), *more]
+
+
+def test_a_converted_network_is_a_copy_of_the_same_weights(small):
+    network = networks.build(small)
+    ours = networks.ours(network, "converted")
+    kinds = [type(module) for module in ours.modules() if isinstance(module, nn.Conv2d)]
+    assert kinds == [customconv.Conv2d] * 3
+    assert not any(isinstance(module, customconv.Conv2d) for module in network.modules())
     for (key, a), (other, b) in zip(
         network.state_dict().items(), ours.state_dict().items(), strict=True
     ):
         assert key == other
         assert torch.equal(a, b)
-        assert a.numel() == 0 or a.data_ptr() != b.data_ptr()
+        assert a.data_ptr() != b.data_ptr()
+
+
+def test_a_routed_network_is_the_same_with_routing_on(small):
+    network = networks.build(small)
+    assert networks.ours(network, "routed") is network
+    seen = []
+    models.within("routed", lambda: seen.append(customconv.is_enabled()))()
+    models.within("converted", lambda: seen.append(customconv.is_enabled()))()
+    assert seen == [True, False]
+    assert not customconv.is_enabled()
+
+
+def test_routing_is_on_in_our_turns_alone(small, monkeypatch):
+    """In a step, the backward pass included."""
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append(("forward", customconv.is_enabled()))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(("backward", customconv.is_enabled()))
+            return grad
+
+    seen = []
+    pair = models.Pair(small, 16, CPU, "routed")
+    pair.network.register_forward_hook(lambda module, args, y: Watched.apply(y))
+    calls = {}
+    monkeypatch.setattr(models.timing, "interleaved", lambda found, *_, **__: calls.update(found))
+    with pytest.raises(AttributeError):  # of the times that were not taken
+        pair.compare("step", "fp32", "nchw", 2, 0.05)
+    for who, on in (("ours", True), ("pytorch", False)):
+        seen.clear()
+        calls[who][0]()
+        assert seen == [("forward", on), ("backward", on)]
 
 
 def test_the_unet_keeps_the_images_size():
@@ -49,28 +108,101 @@ def test_the_unet_keeps_the_images_size():
 
 @pytest.mark.parametrize("mode", models.MODES)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_a_network_is_checked_and_timed(small, mode, layout):
-    outcome = models.compare(small, mode, "fp32", layout, 2, 16, CPU, budget_s=0.05)
+@pytest.mark.parametrize("by", networks.WAYS)
+def test_a_network_is_checked_and_timed(small, mode, layout, by):
+    pair, outcome = row_of(small, mode, layout, by)
     assert outcome.error == ""
     assert outcome.ours_err < 1e-5
     assert outcome.ratio_lo <= outcome.ratio <= outcome.ratio_hi
     assert min(outcome.ours_ms, outcome.pytorch_ms) > 0
+    for network in (pair.network, pair.ours):
+        for key, value in network.state_dict().items():
+            assert torch.equal(value, pair.began[key]), key
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("by", networks.WAYS)
+@pytest.mark.parametrize("precision", ["tf32", "amp-fp16"])
+def test_kernels_of_ours_are_timed_on_a_gpu(small, precision, by):
+    pair = models.Pair(small, 32, torch.device("cuda"), by)
+    outcome = pair.compare("step", precision, "nhwc", 2, 0.05)
+    assert outcome.error == ""
+    assert outcome.routed > 0
+    assert outcome.ours_mb > 0
 
 
 @pytest.mark.parametrize("mode", models.MODES)
-def test_a_wrong_convolution_is_caught(small, mode, monkeypatch):
-    right = customconv.Conv2d._conv_forward
-    monkeypatch.setattr(
-        customconv.Conv2d, "_conv_forward", lambda self, x, w, b: right(self, x, 1.2 * w, b)
-    )
-    outcome = models.compare(small, mode, "fp32", "nchw", 2, 16, CPU, budget_s=0.05)
+def test_a_wrong_convolution_is_caught(small, mode, wrong):
+    _, outcome = row_of(small, mode, "nchw", "converted")
     assert outcome.error.startswith("off by ")
     assert outcome.ratio == 0
 
 
-def test_the_evidence_of_a_step_leaves_the_network_as_it_was(small):
-    runner = models.Runner(networks.build(small), torch.randn(2, 3, 16, 16), "step", None)
-    before = {key: value.clone() for key, value in runner.network.state_dict().items()}
-    runner.evidence("step")
-    for key, value in runner.network.state_dict().items():
-        assert torch.equal(value, before[key]), key
+def test_a_run_adds_to_the_file_and_resumes(small, tmp_path, capsys):
+    path = tmp_path / "models.json"
+    assert command.main(arguments(path, "--modes", "forward")) == 0
+    first = json.loads(path.read_text())["rows"]
+    assert command.main(arguments(path, "--resume")) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert rows[:2] == first
+    assert [(row["mode"], row["batch"]) for row in rows] == [
+        ("forward", 1), ("forward", 2), ("step", 1), ("step", 2)
+    ]  # fmt: skip
+    assert all(row["by"] == "routed" and row["ratio"] > 0 for row in rows)
+    assert all({"pytorch_err", "ours_err", "ratio_lo", "commit"} <= row.keys() for row in rows)
+    printed = capsys.readouterr().out
+    assert "geometric means" in printed
+    assert "N 2" in printed
+
+
+def test_a_budget_ends_a_run_after_a_row(small, tmp_path, capsys):
+    path = tmp_path / "models.json"
+    assert command.main(arguments(path, "--budget-s", "0.0001")) == 0
+    assert "stopped for the budget" in capsys.readouterr().out
+    assert len(json.loads(path.read_text())["rows"]) == 1
+
+
+def test_a_row_that_fails_is_an_error_and_the_others_go_on(small, tmp_path, monkeypatch):
+    def build():
+        raise ValueError("no such thing")
+
+    monkeypatch.setitem(networks.NETWORKS, "broken", build)
+    path = tmp_path / "models.json"
+    assert command.main(arguments(path, "--modes", "forward", networks="broken,small")) == 1
+    errors = [row["error"] for row in json.loads(path.read_text())["rows"]]
+    assert errors == ["ValueError: no such thing"] * 2 + [""] * 2
+
+
+def test_layers_are_timed_where_ours_is_slower(small, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "models.json"
+    right = models.timing.interleaved
+
+    def slower(calls, *args, **kwargs):
+        found = right(calls, *args, **kwargs)
+        found.ratios["pytorch"] = models.timing.Ratio(0.9, 0.8, 1.0)
+        return found
+
+    monkeypatch.setattr(models.timing, "interleaved", slower)
+    assert command.main(arguments(path, "--modes", "step", "--layers")) == 0
+    for row in json.loads(path.read_text())["rows"]:
+        assert row["layers"]["timed"] == "8 of 8"  # three convolutions, the first without dgrad
+        assert row["layers"]["ours_ms"] > 0
+    assert "convolutions alone" in capsys.readouterr().out
+
+
+def test_means_are_of_the_rows_without_an_error():
+    base = {"mode": "step", "precision": "tf32", "layout": "nchw", "error": ""}
+    rows = [
+        base | {"batch": 1, "ratio": 2.0}, base | {"batch": 1, "ratio": 0.5},
+        base | {"batch": 64, "ratio": 1.5}, base | {"batch": 64, "ratio": 0, "error": "off"},
+    ]  # fmt: skip
+    table = models.means(rows)
+    assert [list(column.cells) for column in table.columns] == [
+        ["step"], ["tf32"], ["nchw"], ["1.000 (2)"], ["1.500 (1)"]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "1,a", "0", "8,,1"])
+def test_batches_are_numbers(text, tmp_path):
+    with pytest.raises(SystemExit):
+        command.main(["models", "--batch", text])

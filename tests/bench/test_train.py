@@ -85,8 +85,9 @@ def test_weights_are_rounded_once():
     )
 
 
-def test_a_network_learns_alike(small):
-    outcome = train.compare(small, "fp32", "nchw", 16, 16, CPU, steps=60, runs=3)
+@pytest.mark.parametrize("by", networks.WAYS)
+def test_a_network_learns_alike(small, by):
+    outcome = train.compare(small, "fp32", "nchw", 16, 16, CPU, steps=60, runs=3, by=by)
     assert outcome.error == ""
     assert (len(outcome.pytorch), len(outcome.ours)) == (3, 60)
     assert outcome.ours[-1] < 0.5 * outcome.ours[0]
@@ -101,7 +102,7 @@ def test_a_wrong_gradient_is_caught(small, monkeypatch):
         return right(self, x, (w + w.detach()) / 2, b)
 
     monkeypatch.setattr(customconv.Conv2d, "_conv_forward", of_half_the_gradient)
-    outcome = train.compare(small, "fp32", "nchw", 16, 16, CPU, steps=60, runs=3)
+    outcome = train.compare(small, "fp32", "nchw", 16, 16, CPU, steps=60, runs=3, by="converted")
     assert outcome.error.startswith("off by ")
     assert outcome.ours[0] == outcome.pytorch[0][0]
 

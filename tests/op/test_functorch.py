@@ -39,6 +39,16 @@ def both(problem):
     return lambda *t: conv2d(*t, *geometry), lambda *t: F.conv2d(*t, *geometry)
 
 
+def assert_on_our_kernels(device):
+    """Of what was computed since counts were reset, none was by PyTorch; on the CPU, all is."""
+    stats = customconv.stats(reset=True)
+    assert stats
+    if device == "cuda":
+        assert not stats.fallbacks
+    else:
+        assert set(stats.fallbacks) == {"the tensors are not on CUDA"}
+
+
 TRANSFORMS = {
     "grad": lambda f: grad(lambda *t: f(*t).square().sum(), argnums=(0, 1, 2)),
     "jacrev": lambda f: jacrev(f, argnums=(1, 2)),
@@ -56,7 +66,10 @@ def test_transforms(problem, transform, device):
     problem = SMALL[problem]
     tensors = problem.tensors(device, torch.float64)
     ours, theirs = both(problem)
-    near(TRANSFORMS[transform](ours)(*tensors), TRANSFORMS[transform](theirs)(*tensors))
+    customconv.stats(reset=True)
+    actual = TRANSFORMS[transform](ours)(*tensors)
+    assert_on_our_kernels(device)
+    near(actual, TRANSFORMS[transform](theirs)(*tensors))
 
 
 @pytest.mark.parametrize("mapped", [(0, None, None), (None, 0, None), (0, 0, None), (0, 0, 0)])
@@ -68,10 +81,65 @@ def test_vmap(problem, mapped, device):
         t if dim is None else torch.stack([t, t.sin(), -t])
         for t, dim in zip(tensors, mapped, strict=True)
     ]
+    customconv.stats(reset=True)
     actual = vmap(both(problem)[0], in_dims=mapped)(*batched)
+    assert sum(customconv.stats().calls.values()) <= 1  # one call computes all examples
+    assert_on_our_kernels(device)
     for index in range(3):
         one = [t if dim is None else t[index] for t, dim in zip(batched, mapped, strict=True)]
         near(actual[index], F.conv2d(*one, *problem.geometry))
+
+
+TRANSPOSED = {
+    "dense": ((2, 3, 5, 4), (3, 2, 3, 3), (1, 1, 0, 1, 1)),
+    "grouped": ((2, 4, 4, 5), (4, 2, 3, 2), (2, 1, 1, 2, 1)),
+    "unbatched": ((3, 5, 4), (3, 2, 3, 3), (2, 0, 1, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("mapped", [(0, None, None), (None, 0, None), (0, 0, None), (1, 2, 0)])
+@pytest.mark.parametrize("problem", TRANSPOSED)
+def test_vmap_of_transposed(problem, mapped, device):
+    """Outputs, and the gradients of each example's sum."""
+    sizes, filters, geometry = TRANSPOSED[problem]
+    channels = filters[1] * geometry[3]
+    tensors = [torch.randn(s, dtype=torch.float64, device=device) for s in (sizes, filters)]
+    tensors.append(torch.randn(channels, dtype=torch.float64, device=device))
+    batched = [
+        t if dim is None else torch.stack([t, t.sin(), -t], dim)
+        for t, dim in zip(tensors, mapped, strict=True)
+    ]
+
+    def values(convolve):
+        def loss(*t):
+            y = convolve(*t, *geometry)
+            return y.sin().sum(), y
+
+        return vmap(grad(loss, argnums=(0, 1, 2), has_aux=True), in_dims=mapped)(*batched)
+
+    customconv.stats(reset=True)
+    actual_grads, actual = values(torch.ops.customconv.conv_transpose2d)
+    assert_on_our_kernels(device)
+    for index in range(3):
+        one = [
+            (t if dim is None else t.select(dim, index)).clone().requires_grad_()
+            for t, dim in zip(batched, mapped, strict=True)
+        ]
+        y = F.conv_transpose2d(*one, *geometry)
+        near(actual[index], y)
+        near(tuple(g[index] for g in actual_grads), torch.autograd.grad(y.sin().sum(), one))
+
+
+def test_nested_vmap(device):
+    x, w, bias = SMALL["grouped"].tensors(device, torch.float64)
+    geometry = SMALL["grouped"].geometry
+    images, filters = torch.stack([x, x.sin()]), torch.stack([w, w.cos(), -w])
+
+    def each(convolve):
+        one = vmap(lambda x, w: convolve(x, w, bias, *geometry), in_dims=(None, 0))
+        return vmap(one, in_dims=(0, None))(images, filters)
+
+    near(each(conv2d), each(F.conv2d))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """The decisions of a build: which files, by which toolkit, for which GPUs, how many at once."""
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -147,3 +150,157 @@ def test_kernels_are_packed_where_the_compiler_can(tmp_path, says, flags):
     nvcc = toolkit(tmp_path, "13.0") / "bin/nvcc"
     nvcc.write_text(f"#!/bin/sh\necho 'usage: {says} [default,size]'\n")
     assert build_config.nvcc_compression(tmp_path) == flags
+
+
+def test_kernels_have_their_own_standard(tmp_path):
+    flags = build_config.nvcc_flags(toolkit(tmp_path, "13.0"))
+    assert "-std=c++17" in flags  # torch would add the one of its headers
+    assert not [flag for flag in flags if "arch" in flag]
+
+
+@pytest.mark.parametrize(
+    ("arch", "codes"),
+    [
+        ("8.6", ["compute_86,code=sm_86"]),
+        ("9.0a", ["compute_90a,code=sm_90a"]),
+        ("12.0+PTX", ["compute_120,code=sm_120", "compute_120,code=compute_120"]),
+    ],
+)
+def test_gencode(arch, codes):
+    assert build_config.gencode(arch) == [f"-gencode=arch={code}" for code in codes]
+
+
+@pytest.mark.parametrize("release", ["2.9.0", "2.9.0a0+git1234", "2.11.0+cu130", "2.14.1"])
+def test_a_tested_torch_passes_without_a_word(release):
+    assert build_config.check_torch(release) is None
+
+
+@pytest.mark.parametrize("release", ["2.8.0", "2.8.1+cu128", "1.13.1", "unknown"])
+def test_a_torch_that_is_too_old_is_refused(release):
+    with pytest.raises(ConfigError) as raised:
+        build_config.check_torch(release)
+    assert f"tested with PyTorch 2.9 to 2.14; this is {release}, which" in str(raised.value)
+
+
+@pytest.mark.parametrize("release", ["2.15.0", "2.15.0a0+git1234", "2.100.0", "3.0.0"])
+def test_a_torch_that_is_newer_gets_a_warning(release):
+    warning = build_config.check_torch(release)
+    assert f"tested with PyTorch 2.9 to 2.14; this is {release}, with" in warning
+
+
+def program(path: Path, script: str = "") -> Path:
+    """A program of the shell."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def ccache_env(tmp_path):
+    """An environment in which there is a ccache."""
+    program(tmp_path / "bin/ccache")
+    return {"PATH": str(tmp_path / "bin")}
+
+
+def test_without_ccache_nothing_changes(tmp_path):
+    env = {"PATH": str(tmp_path), "CUDA_HOME": "/toolkit"}
+    before = dict(env)
+    assert not build_config.use_ccache(env, tmp_path / "root")
+    assert env == before
+
+
+@pytest.mark.parametrize("value", ["1", ""])
+def test_ccache_that_is_switched_off_is_left_alone(ccache_env, tmp_path, value):
+    env = {**ccache_env, "CCACHE_DISABLE": value}
+    before = dict(env)
+    assert not build_config.use_ccache(env, tmp_path / "root")
+    assert env == before
+
+
+def test_compilers_run_through_ccache(ccache_env, tmp_path):
+    ccache, root = tmp_path / "bin/ccache", tmp_path / "root"
+    env = {**ccache_env, "CUDA_HOME": "/toolkit"}
+    assert build_config.use_ccache(env, root)
+    assert Path(env["CXX"]) == root / "build/ccache/c++"
+    assert os.readlink(env["CXX"]) == str(ccache)
+    assert env["PYTORCH_NVCC"] == f"{ccache} /toolkit/bin/nvcc"
+    assert env["CCACHE_BASEDIR"] == str(root)
+    assert "CCACHE_NOHASHDIR" in env
+    assert "CCACHE_PATH" not in env
+    assert env["PATH"] == ccache_env["PATH"]
+
+    again = {**ccache_env}  # a second build; this one without CUDA
+    assert build_config.use_ccache(again, root)
+    assert again["CXX"] == env["CXX"]
+    assert "PYTORCH_NVCC" not in again
+
+
+def test_a_link_to_another_ccache_is_replaced(ccache_env, tmp_path):
+    link = tmp_path / "root/build/ccache/c++"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "gone")
+    assert build_config.use_ccache(ccache_env, tmp_path / "root")
+    assert os.readlink(link) == str(tmp_path / "bin/ccache")
+
+
+def test_ccache_finds_a_compiler_that_is_named_with_its_path(ccache_env, tmp_path):
+    env = {**ccache_env, "CXX": "/opt/gcc/bin/g++-14"}
+    assert build_config.use_ccache(env, tmp_path / "root")
+    assert Path(env["CXX"]) == tmp_path / "root/build/ccache/g++-14"
+    assert env["CCACHE_PATH"] == f"/opt/gcc/bin:{ccache_env['PATH']}"
+
+
+def test_what_the_user_has_set_for_ccache_stays(ccache_env, tmp_path):
+    chosen = {
+        "CXX": "distcc g++",
+        "PYTORCH_NVCC": "sccache nvcc",
+        "CCACHE_BASEDIR": "/src",
+        "CCACHE_NOHASHDIR": "true",
+        "CCACHE_COMPILERCHECK": "none",
+    }
+    home = "/venv/lib/python3.12/site-packages/nvidia/cu13"
+    env = {**ccache_env, **chosen, "CUDA_HOME": home}
+    assert build_config.use_ccache(env, tmp_path / "root")
+    assert {name: env[name] for name in chosen} == chosen
+
+
+@pytest.mark.parametrize(
+    ("home", "check"),
+    [("/usr/local/cuda", None), ("/venv/lib/python3.12/site-packages/nvidia/cu13", "content")],
+)
+def test_a_compiler_from_wheels_is_known_by_its_content(ccache_env, tmp_path, home, check):
+    env = {**ccache_env, "CUDA_HOME": home}
+    build_config.use_ccache(env, tmp_path / "root")
+    assert env.get("CCACHE_COMPILERCHECK") == check
+
+
+@pytest.mark.skipif(shutil.which("ccache") is None, reason="needs ccache")
+@pytest.mark.parametrize("named", ["c++", "its path"])
+def test_another_checkout_compiles_nothing_again(tmp_path, named):
+    """With the real ccache: what one checkout compiled, another takes from the cache."""
+    marks = tmp_path / "compiled"
+    compiler = program(
+        tmp_path / "compilers/c++",
+        f'case "$*" in *" -E "*) ;; *" -c "*) echo x >> {marks} ;; esac\n'
+        f'exec {shutil.which(os.environ.get("CXX", "c++"))} "$@"',
+    )
+    compiled = []
+    for name in ("one", "two"):
+        root = tmp_path / name
+        (root / "csrc").mkdir(parents=True)
+        (root / "csrc/part.h").write_text("inline int part() { return 1; }\n")
+        (root / "csrc/whole.cpp").write_text('#include "part.h"\nint whole() { return part(); }\n')
+        env = {name: value for name, value in os.environ.items() if not name.startswith("CCACHE_")}
+        env["CCACHE_DIR"] = str(tmp_path / "cache")
+        env["PATH"] = os.pathsep.join([str(compiler.parent), env["PATH"]])
+        env["CXX"] = "c++" if named == "c++" else str(compiler)
+        assert build_config.use_ccache(env, root)
+        objects = root / f"build/temp-{name}"
+        objects.mkdir(parents=True)
+        command = [env["CXX"], f"-I{root}/csrc", "-MMD", "-MF", f"{objects}/whole.o.d", "-g0", "-c"]
+        command += [f"{root}/csrc/whole.cpp", "-o", f"{objects}/whole.o"]
+        subprocess.run(command, cwd=objects, env=env, check=True)
+        assert (objects / "whole.o").exists()
+        compiled.append(len(marks.read_text().split()))
+    assert compiled == [1, 1]

@@ -41,6 +41,39 @@ def by_family(found: list[_C.Candidate]) -> dict[str, _C.Candidate]:
     return {candidate.family: candidate for candidate in found}
 
 
+ROUND_TO_TF32 = {"im2col", "implicit_gemm", "grouped", "col2im"}
+
+
+def test_sizes_alone_decide_whether_float32_is_rounded():
+    """Layout does not; the families of the other precision say why they are not taken."""
+    decisions = []
+    for arguments in problems(seed=3):
+        if arguments["dtype"] != "float32":
+            continue
+        shared = {k: v for k, v in arguments.items() if k not in ("channels_last", "tf32")}
+        both = [
+            _C.computes_in_tf32(problem(**shared, tf32=True, channels_last=last))
+            for last in (False, True)
+        ]
+        assert both[0] == both[1], shared
+        decisions.append(both[0])
+        assert not _C.computes_in_tf32(problem(**shared, tf32=False))
+        for last in (False, True):
+            p = problem(**shared, tf32=True, channels_last=last)
+            found = by_family(_C.candidates(p))
+            (taken,) = (f for f, c in found.items() if not c.reason)
+            if both[0]:
+                assert taken in ROUND_TO_TF32, p
+            else:
+                assert taken in {"direct", "tiled", "depthwise", "im2col"}, p
+            others = set(ALL_FAMILIES) - ROUND_TO_TF32 if both[0] else ROUND_TO_TF32 - {"im2col"}
+            for family in others:
+                if found[family].plan:
+                    assert "faster here" in found[family].reason, f"{p}: {family}"
+    assert True in decisions
+    assert False in decisions
+
+
 @pytest.mark.parametrize("name", DEVICES)
 def test_every_problem_gets_the_best_legal_plan(name):
     device = DEVICES[name]
@@ -53,7 +86,12 @@ def test_every_problem_gets_the_best_legal_plan(name):
         assert plans, f"no plan for {p}"
         chosen = _C.plan(p, device)
         assert chosen.family in plans, p
-        assert chosen.predicted_ms == min(plan.predicted_ms for plan in plans.values()), p
+        # The families of the precision that was settled on, with their plans in that precision.
+        settled = problem(**arguments | {"tf32": _C.computes_in_tf32(p, device)})
+        weighed = [f for f in plans if "faster here" not in found[f].reason]
+        assert chosen.predicted_ms == min(
+            _C.plan(settled, device, family).predicted_ms for family in weighed
+        ), p
         for family, plan in plans.items():
             what = f"{p}: {plan}"
             assert plan.family == family, what
@@ -288,7 +326,8 @@ def test_weight_gradients_of_few_channels_are_implicit_gemms(dtype):
     )
     assert (plan.family, plan.variant[:3]) == ("implicit_gemm", "few")
     odd = problem(input=(8, 3, 225, 225), weight=(64, 3, 7, 7), **arguments)
-    assert _C.plan(odd).family != "implicit_gemm"
+    # cuBLAS does not round float32 to TF32 for certain.
+    assert (_C.plan(odd).family == "implicit_gemm") == (dtype == "float32")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

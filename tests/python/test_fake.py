@@ -1,5 +1,6 @@
 """On fake tensors the operators say exactly what they then do."""
 
+import contextlib
 import itertools
 
 import pytest
@@ -116,10 +117,22 @@ def test_compiled_gradients_for_any_subset(asked):
     torch.testing.assert_close(torch.autograd.grad(compiled(*tensors), wanted), expected)
 
 
-def test_malformed_backward_is_refused():
-    with FakeTensorMode():
-        x, w = torch.empty(2, 4, 9), torch.empty(6, 4, 3, 3)
-        with pytest.raises(RuntimeError):
-            ops.conv2d_backward(
-                torch.empty(2, 6, 7, 7), x, w, [1, 1], [0, 0], [1, 1], 1, [True] * 3
-            )
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 6, 7, 7), (2, 4, 9), (6, 4, 3, 3)),
+        ((2, 6, 7), (2, 4, 9, 9), (6, 4, 3, 3)),
+        ((2, 6, 7, 7), (2, 4, 9, 9), (6, 4, 3)),
+        ((2, 6, 7), (2, 4, 9), (6, 4, 3)),
+        ((6, 7), (4, 9), (6, 4)),
+    ],
+)
+def test_malformed_backward_is_refused(shapes):
+    ones, none = [1, 1], [0, 0]
+    for context in (contextlib.nullcontext(), FakeTensorMode()):
+        with context:
+            grad, x, w = (torch.empty(shape) for shape in shapes)
+            with pytest.raises(RuntimeError):
+                ops.conv2d_backward(grad, x, w, ones, none, ones, 1, [True] * 3)
+            with pytest.raises(RuntimeError):
+                ops.conv_transpose2d_backward(grad, x, w, ones, none, none, 1, ones, [True] * 3)

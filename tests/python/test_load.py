@@ -9,8 +9,17 @@ from pathlib import Path
 
 import pytest
 
+import build_config
 import customconv
-from customconv._load import Versions, built_versions, failure, found_versions, load, mismatch
+from customconv._load import (
+    OLDEST_TORCH,
+    Versions,
+    built_versions,
+    failure,
+    found_versions,
+    load,
+    mismatch,
+)
 
 CUDA_BUILD = Versions("3.12.4", "2.11.0+cu130", "13.0")
 CPU_BUILD = Versions("3.12.4", "2.11.0+cpu", None)
@@ -44,6 +53,27 @@ def test_message_names_both_sides_and_what_to_install():
     assert "found:     PyTorch 2.9.1+cu128, CUDA 12.8, Python 3.12.9" in text
     assert 'pip install "torch==2.11.*" --index-url https://download.pytorch.org/whl/cu130' in text
     assert "--no-build-isolation" in text
+
+
+@pytest.mark.parametrize(
+    ("torch", "advice"),
+    [
+        ("2.14.1+cu130", "with the PyTorch that you have"),
+        ("2.9.0a0+git1234", "with the PyTorch that you have"),
+        ("3.0.0", "with the PyTorch that you have"),
+        ("2.8.0", "after installing PyTorch 2.9 or newer"),
+        ("1.13.1", "after installing PyTorch 2.9 or newer"),
+        (None, "after installing PyTorch 2.9 or newer"),
+    ],
+)
+def test_message_advises_no_build_that_is_refused(torch, advice):
+    found = Versions("3.12.9", torch, None)
+    text = failure("It was built for another release of PyTorch.", CUDA_BUILD, found)
+    assert f"or build customconv again {advice}:" in text
+
+
+def test_the_oldest_pytorch_is_the_one_that_the_build_asks_for():
+    assert build_config.TESTED_TORCH[0] == OLDEST_TORCH
 
 
 def test_message_without_a_record():

@@ -1,4 +1,4 @@
-"""customconv.Conv2d and ConvTranspose2d are drop-ins for those of torch.nn."""
+"""customconv.Conv1d, Conv2d and ConvTranspose2d are drop-ins for those of torch.nn."""
 
 import copy
 import inspect
@@ -20,6 +20,17 @@ CASES = [
     ((4, 6, (3, 2)), {"padding": (2, 1), "padding_mode": "replicate"}),
     ((4, 6, 3), {"padding": "same", "padding_mode": "circular"}),
 ]
+CASES_1D = [
+    ((4, 6, 3), {}),
+    ((4, 6, (3,)), {"stride": 2, "padding": (1,), "bias": False}),
+    ((4, 6, 3), {"padding": 2, "dilation": 2, "groups": 2}),
+    ((4, 4, 5), {"padding": "same", "groups": 4}),
+    ((4, 4, 2), {"padding": "same", "dilation": 3}),
+    ((4, 6, 3), {"padding": "valid"}),
+    ((4, 6, 3), {"padding": 1, "padding_mode": "reflect"}),
+    ((4, 6, 3), {"padding": (2,), "padding_mode": "replicate"}),
+    ((4, 6, 3), {"padding": "same", "padding_mode": "circular"}),
+]
 TRANSPOSED_CASES = [
     ((4, 6, 3), {}),
     ((4, 6, (3, 2)), {"stride": 2, "padding": (1, 0), "output_padding": 1, "bias": False}),
@@ -27,10 +38,19 @@ TRANSPOSED_CASES = [
     ((4, 4, (2, 5)), {"groups": 4, "dilation": (3, 1), "output_padding": (2, 0)}),
 ]
 KINDS = [
+    *[(customconv.Conv1d, nn.Conv1d, *case) for case in CASES_1D],
     *[(customconv.Conv2d, nn.Conv2d, *case) for case in CASES],
     *[(customconv.ConvTranspose2d, nn.ConvTranspose2d, *case) for case in TRANSPOSED_CASES],
 ]
 each_kind = pytest.mark.parametrize(("our_kind", "their_kind", "arguments", "options"), KINDS)
+
+
+KINDS_OF_MODULES = [customconv.Conv1d, customconv.Conv2d, customconv.ConvTranspose2d]
+
+
+def images(kind, *batch, **options):
+    """Random input for the kind of module: signals or images of four channels."""
+    return torch.randn(*batch, 4, *((9,) if issubclass(kind, nn.Conv1d) else (9, 8)), **options)
 
 
 def pair(our_kind, their_kind, arguments, options, **more):
@@ -43,10 +63,10 @@ def pair(our_kind, their_kind, arguments, options, **more):
 
 
 @each_kind
-@pytest.mark.parametrize("shape", [(2, 4, 9, 8), (4, 9, 8)])
-def test_output_and_gradients_agree(our_kind, their_kind, arguments, options, shape):
+@pytest.mark.parametrize("batch", [(2,), ()])
+def test_output_and_gradients_agree(our_kind, their_kind, arguments, options, batch):
     ours, theirs = pair(our_kind, their_kind, arguments, options, dtype=torch.float64)
-    x = torch.randn(shape, dtype=torch.float64)
+    x = images(our_kind, *batch, dtype=torch.float64)
     outputs = []
     for module in (ours, theirs):
         leaf = x.clone().requires_grad_()
@@ -61,7 +81,7 @@ def test_output_and_gradients_agree(our_kind, their_kind, arguments, options, sh
 def test_state_dict_goes_both_ways(our_kind, their_kind, arguments, options):
     ours, theirs = our_kind(*arguments, **options), their_kind(*arguments, **options)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
-    x = torch.randn(2, 4, 9, 8)
+    x = images(our_kind, 2)
     for source, target in ((ours, theirs), (theirs, ours)):
         nn.init.uniform_(source.weight)
         target.load_state_dict(source.state_dict())
@@ -74,12 +94,22 @@ def test_repr_is_pytorchs(our_kind, their_kind, arguments, options):
     assert repr(ours) == repr(theirs)
 
 
+@pytest.mark.parametrize("shape", [(2, 5, 9), (5, 9), (9,), (2, 4, 1)])
+def test_a_misshaped_signal_is_refused_in_pytorchs_words(shape):
+    ours, theirs = pair(customconv.Conv1d, nn.Conv1d, (4, 6, 3), {})
+    with pytest.raises(RuntimeError) as expected:
+        theirs(torch.randn(shape))
+    with pytest.raises(RuntimeError) as actual:
+        ours(torch.randn(shape))
+    assert str(actual.value) == str(expected.value)
+
+
 def test_repr_shows_a_forced_algorithm():
     module = customconv.Conv2d(4, 6, 3, algorithm="direct")
     assert repr(module) == "Conv2d(4, 6, kernel_size=(3, 3), stride=(1, 1), algorithm='direct')"
 
 
-@pytest.mark.parametrize("name", ["Conv2d", "ConvTranspose2d"])
+@pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "ConvTranspose2d"])
 def test_signature_is_pytorchs_and_the_algorithm_keyword_only(name):
     ours = inspect.signature(getattr(customconv, name)).parameters
     theirs = inspect.signature(getattr(nn, name)).parameters
@@ -98,14 +128,14 @@ def test_device_and_dtype():
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-@pytest.mark.parametrize("kind", [customconv.Conv2d, customconv.ConvTranspose2d])
+@pytest.mark.parametrize("kind", KINDS_OF_MODULES)
 def test_copies_keep_the_weights_and_the_algorithm(kind, duplicate):
     module = kind(4, 6, 3, padding=1, algorithm="aten")
     twin = duplicate(module)
     assert type(twin) is kind
     assert twin.algorithm == "aten"
     assert twin.weight is not module.weight
-    x = torch.randn(2, 4, 9, 8)
+    x = images(kind, 2)
     torch.testing.assert_close(twin(x), module(x))
 
 
@@ -128,18 +158,19 @@ def test_transposed_modules_refuse_what_pytorchs_do(options):
     assert messages[0] == messages[1]
 
 
-@pytest.mark.parametrize("kind", [customconv.Conv2d, customconv.ConvTranspose2d])
+@pytest.mark.parametrize("kind", KINDS_OF_MODULES)
 def test_the_algorithm_is_passed_on(kind):
     module = kind(4, 6, 3, algorithm="tiled")
     with pytest.raises(RuntimeError, match=r"(?i)cpu"):
-        module(torch.randn(2, 4, 9, 8))
+        module(images(kind, 2))
 
 
 @each_kind
 def test_compiles_whole(our_kind, their_kind, arguments, options):
     module, _ = pair(our_kind, their_kind, arguments, options)
+    torch._dynamo.reset()  # all modules share their code, and its recompilations are limited
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    x = torch.randn(2, 4, 9, 8)
+    x = images(our_kind, 2)
     expected = module(x)
     torch.testing.assert_close(compiled(x), expected)
     expected.sum().backward()

@@ -1,4 +1,4 @@
-"""customconv.conv2d takes what F.conv2d takes, gives what it gives, and raises what it raises."""
+"""conv1d and conv2d take what those of torch.nn.functional take, give that, and raise that."""
 
 import pytest
 import torch
@@ -62,6 +62,108 @@ def test_raises_what_pytorch_raises(input, weight, arguments):
     assert str(actual.value).splitlines()[0] == str(expected.value).splitlines()[0]
 
 
+CASES_1D = [
+    ((2, 4, 9), (6, 4, 3), {}),
+    ((2, 4, 9), (6, 4, 3), {"stride": 2}),
+    ((2, 4, 9), (6, 4, 3), {"stride": (2,), "padding": [1], "dilation": [2]}),
+    ((2, 4, 9), (6, 2, 3), {"dilation": 2, "groups": 2, "padding": 3}),
+    ((2, 4, 9), (4, 1, 3), {"groups": 4}),
+    ((2, 4, 9), (6, 4, 1), {}),
+    ((2, 4, 9), (6, 4, 3), {"padding": "valid", "stride": 2}),
+    ((2, 4, 9), (6, 4, 3), {"padding": "same"}),
+    ((2, 4, 9), (6, 4, 2), {"padding": "same", "dilation": 3}),
+    ((4, 9), (6, 4, 3), {"padding": 1}),
+    ((4, 9), (6, 4, 2), {"padding": "same"}),
+    ((0, 4, 9), (6, 4, 3), {"padding": 1}),
+    ((2, 1, 9), (6, 1, 3), {}),
+    ((1, 4, 3), (6, 4, 3), {}),
+]
+each_1d = pytest.mark.parametrize(("input", "weight", "arguments"), CASES_1D)
+
+
+def transposed(tensor):
+    """The same numbers with the channels innermost."""
+    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+@each_1d
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("layouts", ["", "input", "weight", "input weight", "sliced"])
+def test_conv1d_agrees_with_pytorch(input, weight, arguments, with_bias, layouts, device):
+    if layouts == "sliced":
+        x, w = random(*input[:-1], input[-1] * 2)[..., ::2], random(*weight[:-1], 7)
+        w = w[..., 1 : weight[-1] + 1]
+    else:
+        x, w = random(*input), random(*weight)
+        x = transposed(x) if "input" in layouts else x
+        w = transposed(w) if "weight" in layouts else w
+    bias = random(weight[0]) if with_bias else None
+    leaves = [None if t is None else t.to(device).requires_grad_() for t in (x, w, bias)]
+    outcomes = []
+    for convolve in (customconv.conv1d, F.conv1d):
+        output = convolve(*leaves, **arguments)
+        gradients = torch.autograd.grad(output.square().sum(), [t for t in leaves if t is not None])
+        outcomes.append([output, *gradients])
+    torch.testing.assert_close(*outcomes)
+    assert outcomes[0][0].stride() == outcomes[1][0].stride()
+
+
+@pytest.mark.parametrize(
+    ("input", "weight", "bias", "arguments"),
+    [
+        ((2, 4, 9), (6, 3, 3), None, {}),
+        ((4, 9), (6, 3, 3), None, {}),
+        ((2, 4, 2), (6, 4, 3), None, {}),
+        ((2, 4, 9), (6, 4, 3), (5,), {}),
+        ((2, 4, 9), (6, 4, 3), (6, 1), {}),
+        ((2, 4, 9), (6, 4, 3), None, {"stride": 0}),
+        ((2, 4, 9), (6, 4, 3), None, {"stride": ()}),
+        ((2, 4, 9), (6, 4, 3), None, {"stride": (1, 1)}),
+        ((2, 4, 9), (6, 4, 3), None, {"padding": -1}),
+        ((2, 4, 9), (6, 4, 3), None, {"padding": (1, 1)}),
+        ((2, 4, 9), (6, 4, 3), None, {"dilation": 0}),
+        ((2, 4, 9), (6, 4, 3), None, {"padding": "same", "stride": 2}),
+        ((2, 4, 9), (6, 4, 3), None, {"padding": "full"}),
+        ((2, 4, 9), (6, 2, 3), None, {"groups": 4}),
+        ((2, 4, 9), (6, 2, 3), None, {"groups": 0}),
+        ((9,), (6, 4, 3), None, {}),
+        ((1, 2, 4, 9), (6, 4, 3), None, {}),
+        ((2, 4, 9), (6, 4, 3, 3), None, {}),
+        ((2, 4, 9), (6, 4), None, {}),
+    ],
+)
+def test_conv1d_raises_what_pytorch_raises(input, weight, bias, arguments):
+    tensors = random(*input), random(*weight), None if bias is None else random(*bias)
+    with pytest.raises(Exception) as expected:
+        F.conv1d(*tensors, **arguments)
+    with pytest.raises(expected.type) as actual:
+        customconv.conv1d(*tensors, **arguments)
+    assert str(actual.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
+def test_conv1d_passes_the_algorithm_on():
+    x, w = random(1, 2, 5), random(3, 2, 3)
+    torch.testing.assert_close(customconv.conv1d(x, w, algorithm="aten"), F.conv1d(x, w))
+    with pytest.raises(RuntimeError, match=r"(?i)cpu"):
+        customconv.conv1d(x, w, algorithm="direct")
+    with pytest.raises(ValueError, match="winograd"):
+        customconv.conv1d(x, w, algorithm="winograd")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["dense", "transposed"])
+def test_conv1d_is_computed_by_our_kernels(layout):
+    x, w = random(2, 64, 130).cuda().half(), random(64, 64, 3).cuda().half()
+    if layout == "transposed":
+        x, w = transposed(x), transposed(w)
+    customconv.stats(reset=True)
+    output = customconv.conv1d(x, w, padding=1)
+    counted = customconv.stats()
+    assert [op for op, _ in counted.calls] == ["fprop"]
+    assert not counted.fallbacks
+    torch.testing.assert_close(output, F.conv1d(x, w, padding=1), rtol=2e-2, atol=2e-2)
+
+
 def test_algorithm_is_keyword_only_and_known():
     x, w = random(1, 2, 5, 5), random(3, 2, 3, 3)
     with pytest.raises(TypeError):
@@ -79,12 +181,18 @@ def test_a_family_forced_on_the_cpu_is_refused(algorithm, padding):
         customconv.conv2d(x, w, padding=padding, algorithm=algorithm)
 
 
-def test_compiles_whole_for_every_kind_of_argument():
-    def several(x, w):
-        y = customconv.conv2d(x, w, stride=2, padding=1)
-        y = y.sum() + customconv.conv2d(x, w, padding="same", dilation=2).sum()
-        return y + customconv.conv2d(x, w, padding=(1, 0)).sum()
+@pytest.mark.parametrize("sizes", ["9 8", "9"])
+def test_compiles_whole_for_every_kind_of_argument(sizes):
+    convolve = customconv.conv2d if " " in sizes else customconv.conv1d
+    one = [1] * len(sizes.split())
 
-    x, w = random(2, 4, 9, 8), random(6, 4, 3, 2)
+    def several(x, w, n):
+        y = convolve(x, w, stride=2, padding=1)
+        y = y.sum() + convolve(x, w, padding="same", dilation=2).sum()
+        y = y + convolve(x, w, stride=n, padding=tuple(n * i for i in one)).sum()
+        return y + convolve(x, w, padding=one, stride=torch.Size(one)).sum()
+
+    x, w = random(2, 4, *map(int, sizes.split())), random(6, 4, *[3 * i for i in one])
     compiled = torch.compile(several, fullgraph=True, backend="aot_eager", dynamic=True)
-    torch.testing.assert_close(compiled(x, w), several(x, w))
+    for n in (1, 2, 3):
+        torch.testing.assert_close(compiled(x, w, n), several(x, w, n))

@@ -59,22 +59,29 @@ constexpr size_t kMostPlans = 4096;
 
 thread_local std::optional<ConvPlan> forced;
 
+struct Found {
+  ConvPlan plan;
+  bool tf32;
+};
+
 }  // namespace
 
-ConvPlan plan_on(c10::DeviceIndex device, const ConvProblem& problem, Algorithm algorithm,
-                 bool prefer) {
+ConvPlan plan_on(c10::DeviceIndex device, ConvProblem& problem, Algorithm algorithm, bool prefer) {
   if (forced && algorithm != Algorithm::kAuto) return *forced;
-  thread_local std::unordered_map<Key, ConvPlan, Hash> plans;
+  thread_local std::unordered_map<Key, Found, Hash> plans;
   const Key key = key_of(device, problem, algorithm, prefer);
-  const auto known = plans.find(key);
-  if (known != plans.end()) return known->second;
-  try {
-    const ConvPlan made = plan(problem, device_properties(device), algorithm, prefer);
-    if (plans.size() >= kMostPlans) plans.clear();
-    return plans.emplace(key, made).first->second;
-  } catch (const std::runtime_error& error) {
-    TORCH_CHECK(false, error.what());
+  auto known = plans.find(key);
+  if (known == plans.end()) {
+    try {
+      const ConvPlan made = plan(problem, device_properties(device), algorithm, prefer);
+      if (plans.size() >= kMostPlans) plans.clear();
+      known = plans.emplace(key, Found{made, problem.tf32}).first;
+    } catch (const std::runtime_error& error) {
+      TORCH_CHECK(false, error.what());
+    }
   }
+  problem.tf32 = known->second.tf32;
+  return known->second.plan;
 }
 
 void force_plan(const ConvPlan* plan) {

@@ -7,9 +7,9 @@
 
 namespace customconv::torch_layer {
 
-// What `plan` decides for the device. Each thread remembers its own, so none waits for another.
-ConvPlan plan_on(c10::DeviceIndex device, const ConvProblem& problem, Algorithm algorithm,
-                 bool prefer);
+// What `plan` decides for the device, with the problem's precision set to the plan's. Each thread
+// remembers its own, so none waits for another.
+ConvPlan plan_on(c10::DeviceIndex device, ConvProblem& problem, Algorithm algorithm, bool prefer);
 
 // For measuring variants: until it is taken back by null, every call of this thread that asks for
 // an algorithm by name runs this plan. The plan must be one of the call's own variants.

@@ -1,0 +1,187 @@
+"""What a network computes, outputs and gradients, and how far that is from IEEE float32.
+
+Rounding changes more of an untrained network than its convolutions: batch norm divides by the
+spread of a few values, the loss's gradient scales all others by an error of its own, and a unit
+that moves across a ReLU's kink changes gradients by as much as a wrong convolution would. So that
+errors tell how exact convolutions are, batch norms hold statistics that were taken once, the loss
+weighs the outputs by fixed random numbers, functions with kinks give way to smooth ones where
+gradients are taken, and no branch begins with a gain of nearly zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+MOST_ERROR = 2.0  # over PyTorch's own
+# Of the norm: what a network makes of one other rounding of its first layers' results, in which
+# PyTorch may be more exact than what it allows.
+ALWAYS_ALLOWED = {"fp32": 1e-4, "tf32": 0.01, "amp-fp16": 0.01, "amp-bf16": 0.08}
+IDLE = 1e-3  # a parameter of numbers no larger was made to switch a branch off
+LOSS_SCALE = 2.0**16  # in float16, at first
+UNSEEN = 1e-5  # a gradient whose numbers are that much smaller than others' is rounding alone
+
+Named = dict[str, Tensor]
+
+
+def _smooth_relu(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return functional.softplus(x, beta=4)
+
+
+def _smooth_leaky_relu(x: Tensor, slope: float = 0.01, *_: Any, **__: Any) -> Tensor:
+    return slope * x + (1 - slope) * _smooth_relu(x)
+
+
+def _mean_pool(
+    x: Tensor, size: Any, stride: Any = None, padding: Any = 0, _: Any = 1, ceil_mode: bool = False,
+    **__: Any,
+) -> Tensor:  # fmt: skip
+    return functional.avg_pool2d(x, size, stride, padding, ceil_mode)
+
+
+class Smooth(TorchFunctionMode):
+    """Within it, what has kinks is computed by something like it that has none."""
+
+    INSTEAD: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
+        **dict.fromkeys(
+            (functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_,
+             functional.relu6, functional.hardtanh), _smooth_relu
+        ),
+        functional.leaky_relu: _smooth_leaky_relu,
+        functional.hardswish: lambda x, *_, **__: functional.silu(x),
+        functional.hardsigmoid: lambda x, *_, **__: torch.sigmoid(x),
+        functional.max_pool2d: _mean_pool,
+    }  # fmt: skip
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return self.INSTEAD.get(func, func)(*args, **(kwargs or {}))
+
+
+def leaves(output: Any) -> list[Tensor]:
+    """The tensors of real numbers in an output, which may be a nest, in order."""
+    return [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
+
+
+def awakened(network: nn.Module) -> nn.Module:
+    """The network, its parameters of nearly zero replaced by random ones that count."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.numel() and parameter.abs().max() <= IDLE:
+                parameter.uniform_(0.1, 0.3)
+    return network
+
+
+def settled(network: nn.Module, x: Tensor) -> nn.Module:
+    """The network, its batch norms with the statistics of x; all channels' variances are one."""
+    norms = [
+        (module, module.momentum)
+        for module in network.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
+    for norm, _ in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        network.train()(x)
+    for norm, momentum in norms:
+        norm.momentum = momentum
+        if norm.running_var is not None:
+            norm.running_var.fill_(norm.running_var.mean())
+    return network
+
+
+@contextlib.contextmanager
+def _training(network: nn.Module) -> Iterator[None]:
+    """The network in training mode but for its batch norms, which keep their statistics."""
+    network.train()
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+    try:
+        yield
+    finally:
+        network.eval()
+
+
+def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:
+    return torch.autocast(x.device.type, dtype=dtype, enabled=dtype is not None)
+
+
+def outputs(network: nn.Module, x: Tensor, autocast: torch.dtype | None = None) -> Named:
+    """What it computes in evaluation mode, without gradients."""
+    network.eval()
+    with torch.no_grad(), _autocast(x, autocast):
+        found = leaves(network(x))
+    return {f"output {number}": y.float() for number, y in enumerate(found)}
+
+
+def convolved(network: nn.Module) -> Named:
+    """The parameters that stand beside a filter: of convolutions, and of what is like them."""
+    named = dict(network.named_parameters())
+    beside = {name.rpartition(".")[0] for name, parameter in named.items() if parameter.ndim > 2}
+    return {n: p for n, p in named.items() if p.requires_grad and n.rpartition(".")[0] in beside}
+
+
+def gradients(network: nn.Module, x: Tensor, autocast: torch.dtype | None = None) -> Named:
+    """The gradients of the input and of every convolution's parameters, in training mode.
+
+    The loss is the sum of all outputs, each times a random number, the same in every call.
+    """
+    wanted = convolved(network)
+    image = x.detach().requires_grad_()
+    torch.manual_seed(0)
+    with torch.enable_grad(), _training(network):
+        with Smooth(), _autocast(x, autocast):
+            found = [y.float() for y in leaves(network(image.clone()))]
+        generator = torch.Generator(x.device).manual_seed(0)
+        parts = []
+        for y in found:
+            weights = torch.randn(y.shape, device=y.device, generator=generator)
+            parts.append((y * weights).sum() / y.numel() ** 0.5)
+        loss = torch.stack(parts).sum()
+        scale = LOSS_SCALE if autocast == torch.float16 else 1.0
+        while True:
+            last = scale <= 1
+            taken = torch.autograd.grad(
+                loss * scale, [image, *wanted.values()], allow_unused=True, retain_graph=not last
+            )
+            named = dict(zip(["input", *wanted], taken, strict=True))
+            held = {name: grad for name, grad in named.items() if grad is not None}
+            if last or torch.stack([grad.isfinite().all() for grad in held.values()]).all():
+                return {name: grad.float() / scale for name, grad in held.items()}
+            scale /= 16
+
+
+def errors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
+    """Of each tensor the norm of what it is off by, over the norm of what it should be.
+
+    A tensor that should be zero but for rounding, as a bias's gradient before a norm, is left out.
+    """
+    norms = torch.stack([expected[name].norm() for name in expected]).tolist()
+    sizes = [n / max(1, b.numel()) ** 0.5 for n, b in zip(norms, expected.values(), strict=True)]
+    least = UNSEEN * max(*sizes, 1e-30)
+    seen = [name for name, size in zip(expected, sizes, strict=True) if not size < least]
+    off = torch.stack(
+        [(found[name] - expected[name]).norm() / expected[name].norm() for name in seen]
+    )
+    return dict(zip(seen, off.tolist(), strict=True))
+
+
+def total(of: Mapping[str, float]) -> float:
+    """Their root mean square: each tensor counts as much as any other."""
+    squares = [error**2 for error in of.values()]
+    return float((sum(squares) / len(squares)) ** 0.5)
+
+
+def wrong(ours: float, pytorch: float, precision: str) -> str:
+    """What is wrong with an error of ours beside PyTorch's own, or nothing."""
+    allowed = max(MOST_ERROR * pytorch, ALWAYS_ALLOWED[precision])
+    return "" if ours <= allowed else f"off by {ours:.3g}, PyTorch by {pytorch:.3g}"

@@ -1,0 +1,63 @@
+"""Results of networks, kept row by row: a file is made by one run or by several.
+
+Rows are objects of names and values. Some of these identify a row, and a new row replaces an old
+one that they are the same in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import results
+from .results import BadResults, Key, Row
+
+
+class Rows:
+    """The rows of a file, which each new one is written to at once; or of this run alone.
+
+    Raises:
+        BadResults: The file holds something else, or rows of another device.
+    """
+
+    def __init__(
+        self, path: Path | None, device: torch.device, identity: Sequence[str], **meta: Any
+    ) -> None:
+        self.path = path
+        self.identity = identity
+        self.meta = results.facts(device) | meta
+        self.rows: dict[Key, Row] = {}
+        if path is not None and path.exists():
+            self.rows = {self.key(row): row for row in self._read(path)}
+
+    def _read(self, path: Path) -> list[Row]:
+        try:
+            found = json.loads(path.read_text())
+            of, rows = found["meta"]["device"], found["rows"]
+            complete = all(set(self.identity) <= row.keys() for row in rows)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadResults(f"{path}: {error!r}") from error
+        if not complete:
+            raise BadResults(f"{path}: a row lacks one of {', '.join(self.identity)}")
+        if of != self.meta["device"]:
+            raise BadResults(f"{path} is of {of}, not of {self.meta['device']}")
+        return list(rows)
+
+    def key(self, row: Row) -> Key:
+        """What identifies a row."""
+        return tuple(row[part] for part in self.identity)
+
+    def get(self, *key: Any) -> Row | None:
+        """The row of a key, or None if there is none or it is an error."""
+        row = self.rows.get(key)
+        return None if row is None or row["error"] else row
+
+    def add(self, row: Row) -> None:
+        """Keeps the row in place of one of the same key, with the commit that it was found at."""
+        self.rows[self.key(row)] = row | {"commit": self.meta["commit"]}
+        if self.path is not None:
+            results.save(self.path, {"meta": self.meta, "rows": list(self.rows.values())})

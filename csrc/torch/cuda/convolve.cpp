@@ -1,0 +1,219 @@
+#include "torch/cuda/convolve.h"
+
+#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "torch/cuda/bias.h"
+#include "torch/cuda/device.h"
+#include "torch/cuda/plans.h"
+#include "torch/cuda/run.h"
+#include "torch/fused.h"
+#include "torch/stats.h"
+
+namespace customconv::torch_layer {
+
+namespace {
+
+using at::Tensor;
+
+Tensor empty_like(const Tensor& like, at::IntArrayRef sizes, at::MemoryFormat format) {
+  return at::detail::empty_cuda(sizes, like.scalar_type(), like.device(), format);
+}
+
+// Of a tensor that is only read: one that shares its memory until it is written goes on sharing it.
+void* read_only(const Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
+
+// Why the call is PyTorch's from the start: by choice, because only another argument is on CUDA
+// (PyTorch raises), or because the device is of an architecture that was not built for.
+std::optional<Fallback> refusal(Algorithm wanted, const Tensor& input) {
+  if (wanted == Algorithm::kAten) return Fallback::kAsked;
+  if (!input.is_cuda()) return Fallback::kDevice;
+  if (has_kernels_for(input.get_device())) return std::nullopt;
+  TORCH_CHECK(wanted == Algorithm::kAuto, "algorithm '", to_string(wanted), "' cannot run on ",
+              input.device(), ": customconv was built for the architectures ",
+              CUSTOMCONV_ARCH_LIST);
+  return Fallback::kArchitecture;
+}
+
+// Whether a tensor is another one, and not a copy of it: the same memory, read the same way.
+bool is_uncopied(const Tensor& a, const Tensor& b) {
+  return a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides();
+}
+
+// Runs a plan of ours for the output.
+Tensor run_plan(const Convolution& conv, const ConvPlan& plan, const std::optional<Tensor>& bias,
+                const FusedOptions& options) {
+  const Tensor output = empty_like(conv.input, conv.output_sizes(), conv.format);
+  Operands operands;
+  operands.x = read_only(conv.input);
+  operands.w = read_only(conv.weight);
+  operands.y = output.mutable_data_ptr();
+  std::vector<Tensor> dense;  // lives until the launch
+  const auto data_of = [&](const Tensor& values) {
+    dense.push_back(values.contiguous());
+    return dense.back().const_data_ptr();
+  };
+  Epilogue& epilogue = operands.epilogue;
+  if (conv.problem.has_bias) epilogue.bias = data_of(*bias);
+  if (plan.fuses) {
+    if (options.scale && options.scale->defined()) epilogue.scale = data_of(*options.scale);
+    if (conv.problem.has_residual) epilogue.residual = options.residual->const_data_ptr();
+    epilogue.residual_last = options.residual_last;
+    epilogue.activation = activation_named(options.activation);
+    epilogue.negative_slope = static_cast<float>(options.negative_slope);
+  }
+  run(conv.problem, plan, operands, conv.input.scalar_type());
+  return conv.batched ? output : output.squeeze(0);
+}
+
+OrFallback<Tensor> output_of(Convolution& conv, const std::optional<Tensor>& bias,
+                             Algorithm wanted) {
+  const ConvPlan chosen = plan_on(conv.input.get_device(), conv.problem, wanted, /*prefer=*/false);
+  if (chosen.family == FamilyId::kAten) return Fallback::kNoFamily;
+  count(Pass::kFprop, chosen.family);
+  return run_plan(conv, chosen, bias, {});
+}
+
+// Whether a residual lies as the output will. Another one is added by PyTorch, which need not copy
+// it, as kernels would have to.
+bool lies_as_output(const Convolution& conv, const Tensor& residual) {
+  if (residual.layout() != at::kStrided || !is_aligned(residual)) return false;
+  const Tensor batched = conv.batched ? residual : residual.unsqueeze(0);
+  const at::IntArrayRef s = batched.strides();
+  const bool channels_last = conv.format == at::MemoryFormat::ChannelsLast;
+  return strides_match(conv.output_sizes(), {s[0], s[1], s[2], s[3]},
+                       channels_last ? Layout::kNhwc : Layout::kNchw);
+}
+
+Tensor batched(const Tensor& images) { return images.dim() == 3 ? images.unsqueeze(0) : images; }
+
+// Whether this is a gradient of the convolution's output.
+bool is_grad_output(const Convolution& conv, const Tensor& grad_output) {
+  return grad_output.dim() == (conv.batched ? 4 : 3) && grad_output.layout() == at::kStrided &&
+         grad_output.scalar_type() == conv.input.scalar_type() &&
+         grad_output.device() == conv.input.device() &&
+         batched(grad_output).sizes() == at::IntArrayRef(conv.output_sizes());
+}
+
+// By the kernels of an input gradient.
+OrFallback<Tensor> transposed_output_of(const Convolution& conv, const std::optional<Tensor>& bias,
+                                        Algorithm wanted) {
+  const Tensor dense = conv.input.contiguous(conv.format);
+  ConvProblem problem = conv.problem_of(Pass::kFprop);
+  problem.y_aligned = is_aligned(dense);
+  const ConvPlan chosen = plan_on(dense.get_device(), problem, wanted, /*prefer=*/false);
+  if (chosen.family == FamilyId::kAten) return Fallback::kNoFamily;
+  Tensor output = empty_like(dense, conv.output_sizes(), conv.format);
+  Operands operands;
+  operands.x = output.mutable_data_ptr();
+  operands.w = read_only(conv.weight);
+  operands.y = read_only(dense);
+  run(problem, chosen, operands, dense.scalar_type());
+  count(Pass::kFprop, chosen.family);
+  if (bias && bias->defined()) output.add_(bias->view({-1, 1, 1}));
+  return conv.batched ? output : output.squeeze(0);
+}
+
+// The gradients that the mask asks for; kNoFamily where one of them has no family.
+OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_output,
+                                   std::array<bool, 3> output_mask, Algorithm wanted) {
+  const auto laid_out = [&](const Tensor& tensor, bool needed) {
+    return needed ? tensor.contiguous(conv.format) : tensor;
+  };
+  const Tensor grad = laid_out(batched(grad_output), output_mask[0] || output_mask[1]);
+  const Tensor images = laid_out(conv.input, conv.transposed && output_mask[1]);
+  const auto grad_operand = conv.transposed ? &Operands::x : &Operands::y;
+  const auto input_operand = conv.transposed ? &Operands::y : &Operands::x;
+  const auto by_plan = [&](Pass pass, const Operands& operands) {
+    ConvProblem problem = conv.problem_of(pass);
+    problem.x_aligned = is_aligned(conv.transposed ? grad : images);
+    problem.y_aligned = is_aligned(conv.transposed ? images : grad);
+    const ConvPlan chosen = plan_on(grad.get_device(), problem, wanted, /*prefer=*/true);
+    if (chosen.family == FamilyId::kAten) return false;
+    run(problem, chosen, operands, grad.scalar_type());
+    count(pass, chosen.family);
+    return true;
+  };
+  Gradients gradients;
+  if (output_mask[0]) {
+    const Tensor written = empty_like(images, images.sizes(), conv.format);
+    Operands operands;
+    operands.*grad_operand = read_only(grad);
+    operands.*input_operand = written.mutable_data_ptr();
+    operands.w = read_only(conv.weight);
+    if (!by_plan(Pass::kDgrad, operands)) return Fallback::kNoFamily;
+    std::get<0>(gradients) = conv.batched ? written : written.squeeze(0);
+  }
+  if (output_mask[1]) {
+    const Tensor written = empty_like(conv.weight, conv.weight.sizes(), conv.format);
+    Operands operands;
+    operands.*grad_operand = read_only(grad);
+    operands.*input_operand = read_only(images);
+    operands.w = written.mutable_data_ptr();
+    if (!by_plan(Pass::kWgrad, operands)) return Fallback::kNoFamily;
+    std::get<1>(gradients) = written;
+  }
+  if (output_mask[2]) std::get<2>(gradients) = bias_gradient(grad);
+  return gradients;
+}
+
+}  // namespace
+
+OrFallback<Tensor> convolve(const Tensor& input, const Tensor& weight,
+                            const std::optional<Tensor>& bias, const Geometry& geometry,
+                            Algorithm wanted, bool tf32) {
+  if (const auto why = refusal(wanted, input)) return *why;
+  const c10::cuda::CUDAGuard guard(input.device());
+  auto conv = describe(input, weight, bias, geometry, tf32);
+  if (!conv) return conv.why();
+  auto output = geometry.transposed ? transposed_output_of(*conv, bias, wanted)
+                                    : output_of(*conv, bias, wanted);
+  if (output) return output;
+  // What rounds to TF32 may want dense tensors.
+  const Tensor x = dense_and_aligned(input, conv->format),
+               w = dense_and_aligned(weight, conv->format);
+  if (is_uncopied(x, input) && is_uncopied(w, weight)) return output;
+  return convolve(x, w, bias, geometry, wanted, tf32);
+}
+
+std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
+                                     const std::optional<Tensor>& bias, const Geometry& geometry,
+                                     const FusedOptions& options, Algorithm wanted) {
+  if (refusal(wanted, input)) return std::nullopt;
+  const c10::cuda::CUDAGuard guard(input.device());
+  auto conv = describe(input, weight, bias, geometry);
+  if (!conv) return std::nullopt;
+  ConvProblem& problem = conv->problem;
+  auto sizes = conv->output_sizes();
+  const at::IntArrayRef asked = conv->batched ? sizes : at::IntArrayRef(sizes).slice(1);
+  check_fused(options, input, c10::fromIntArrayRefSlow(asked));
+  problem.epilogue_passes = count_passes(options, problem.has_bias);
+  problem.has_residual = options.residual && options.residual->defined();
+  if (problem.epilogue_passes == 0) return std::nullopt;
+  if (problem.has_residual && !lies_as_output(*conv, *options.residual)) return std::nullopt;
+  const ConvPlan chosen = plan_on(input.get_device(), problem, wanted, /*prefer=*/false);
+  if (!chosen.fuses) return std::nullopt;
+  count(Pass::kFprop, chosen.family);
+  return run_plan(*conv, chosen, bias, options);
+}
+
+OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor& input,
+                                        const Tensor& weight, const Geometry& geometry,
+                                        std::array<bool, 3> output_mask, Algorithm wanted,
+                                        bool tf32) {
+  if (const auto why = refusal(wanted, input)) return *why;
+  const c10::cuda::CUDAGuard guard(input.device());
+  const auto conv = describe(input, weight, std::nullopt, geometry, tf32);
+  if (!conv) return conv.why();
+  if (!is_grad_output(*conv, grad_output)) return Fallback::kArguments;
+  auto gradients = gradients_of(*conv, grad_output, output_mask, wanted);
+  if (gradients) return gradients;
+  const Tensor g = dense_and_aligned(grad_output, conv->format),
+               x = dense_and_aligned(input, conv->format),
+               w = dense_and_aligned(weight, conv->format);
+  if (is_uncopied(g, grad_output) && is_uncopied(x, input) && is_uncopied(w, weight))
+    return gradients;
+  return convolve_backward(g, x, w, geometry, output_mask, wanted, tf32);
+}
+
+}  // namespace customconv::torch_layer

@@ -1,0 +1,117 @@
+"""Exports a network by AOTInductor, and calls the package from Python and from a C++ program.
+
+    python examples/export/export.py
+
+Routing is switched on in Python, so a C++ program has none. This package's operators need none:
+``customconv.convert`` the model, then export it, and the generated code calls them through the
+dispatcher. The C++ program, ``run.cpp``, loads the compiled part of this package, which registers
+them. That is a Python extension and needs Python's library beside it, though no interpreter is
+started. What does not work is a Python without a shared library: the example then says so and
+leaves the C++ program out.
+"""
+
+import json
+import os
+import subprocess
+import sysconfig
+import tempfile
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils import cpp_extension
+
+import customconv
+
+
+def network() -> nn.Module:
+    """A few convolutions, one of them transposed."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 16, 5, stride=2, padding=2, groups=16), nn.Conv2d(16, 32, 1), nn.SiLU(),
+        nn.ConvTranspose2d(32, 8, 4, stride=2, padding=1),
+    )  # fmt: skip
+
+
+def called_operators(package: Path) -> Counter[str]:
+    """The operators that the generated code calls through the dispatcher."""
+    called: Counter[str] = Counter()
+    with zipfile.ZipFile(package) as archive:
+        for name in archive.namelist():
+            if name.endswith(".json"):
+                nodes = json.loads(archive.read(name)).get("nodes", [])
+                called.update(node["node"]["target"] for node in nodes)
+    return called
+
+
+def python_library() -> Path | None:
+    """This Python as a shared library, or None where it has none."""
+    path = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME"))
+    return path if ".so" in path.name and path.exists() else None
+
+
+def build(program: Path) -> None:
+    """Compiles ``run.cpp``, which knows PyTorch alone."""
+    folders = cpp_extension.library_paths()
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-o", str(program)]
+    command += [str(Path(__file__).with_name("run.cpp"))]
+    command += [f"-isystem{folder}" for folder in cpp_extension.include_paths()]
+    command += [f"-L{folder}" for folder in folders]
+    command += [f"-Wl,-rpath,{folder}" for folder in folders]
+    # libtorch brings libtorch_cuda, of which the program uses no symbol by name.
+    command += ["-Wl,--no-as-needed,--allow-shlib-undefined", "-ltorch", "-ltorch_cpu", "-lc10"]
+    subprocess.run(command, check=True)
+
+
+def run(program: Path, package: Path, x: Tensor, libraries: list[Path], like: Tensor) -> Tensor:
+    """What the C++ program computes."""
+    input, output = package.with_name("input"), package.with_name("output")
+    input.write_bytes(bytes(x.cpu().untyped_storage()))
+    subprocess.run([program, package, input, output, *map(str, x.shape), *libraries], check=True)
+    result = torch.frombuffer(bytearray(output.read_bytes()), dtype=torch.float32)
+    return result.reshape(like.shape).to(like.device)
+
+
+@torch.no_grad()
+def main() -> None:
+    """Exports, and compares what each caller gets with PyTorch's result."""
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = network().to(device).eval()
+    x = torch.randn(4, 3, 32, 32, device=device)
+    expected = model(x)
+
+    converted, report = customconv.convert(model, fold_batchnorm=True)
+    print(report)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    exported = torch.export.export(converted, (x,), dynamic_shapes=({0: batch},))
+
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder, "model.pt2")
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(package))
+        called = called_operators(package)
+        print("called through the dispatcher:", dict(called))
+        if called != {"customconv::conv2d": 3, "customconv::conv_transpose2d": 1}:
+            raise SystemExit("the package does not hold the operators of the model")
+
+        results = {"Python": torch._inductor.aoti_load_package(str(package))(x)}
+        if python := python_library():
+            program = Path(folder, "run")
+            build(program)
+            torch_python = Path(cpp_extension.library_paths()[0], "libtorch_python.so")
+            libraries = [python, torch_python, Path(customconv._C.__file__)]
+            results["C++"] = run(program, package, x, libraries, expected)
+        else:
+            print("C++: left out, as this Python has no shared library")
+
+    for caller, result in results.items():
+        difference = float((result - expected).abs().max() / expected.abs().max())
+        print(f"{caller}: largest difference from PyTorch's result: {difference:.1e}")
+        if not difference < (1e-2 if device == "cuda" else 1e-5):
+            raise SystemExit("the results disagree")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What ``python -m customconv run`` puts on ``PYTHONPATH``: ``sitecustomize``, nothing else."""

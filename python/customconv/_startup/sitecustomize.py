@@ -1,0 +1,109 @@
+"""Turns routing on in a process of ``python -m customconv run``, as soon as it imports torch.
+
+Python imports this file when it starts. It cannot import customconv, and so torch, there and then:
+processes without torch would wait for it, and what a program sets in the environment before it
+imports torch would come too late. It leaves ``sys.path`` as it is without ``run``, and gives way to
+the ``sitecustomize`` that it stands before, if there is one.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing's own would have to be imported, in every process
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+first_process, _, request = os.environ.get("CUSTOMCONV_RUN", "").partition(":")
+
+
+def is_first() -> bool:
+    """Whether this process is the one that became the program, and not a child of it."""
+    return first_process == str(os.getpid())
+
+
+class AfterImport:
+    """A finder of modules that calls functions after modules have been imported.
+
+    It finds what the other finders find. While torch or customconv is sought and not executed
+    (``importlib.util.find_spec``), nothing is called.
+    """
+
+    def __init__(self, then: "dict[str, Callable[[], None]]") -> None:
+        self.then = then
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        """The specification that another finder has, with a loader that calls the function."""
+        if name not in self.then:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        loader = spec.loader
+
+        def exec_module(module: "ModuleType") -> None:
+            del loader.exec_module  # the instance's: the class's own comes to light again
+            loader.exec_module(module)
+            then = self.then.pop(name, None)
+            if then is not None:
+                then()
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def import_customconv() -> None:
+    """Imports customconv after torch; it is enabled when its own import ends."""
+    try:
+        __import__("customconv")
+    except ImportError as error:
+        if is_first():
+            raise
+        # Another Python, perhaps, that has no customconv and nothing to do with it.
+        if error.name != "customconv":
+            import warnings
+
+            warnings.warn(f"convolutions of this process are PyTorch's: {error}", stacklevel=2)
+
+
+def enable() -> None:
+    """Turns routing on."""
+    sys.modules["customconv"].enable()
+    sys.meta_path.remove(finder)
+
+
+def print_stats() -> None:
+    """Prints what was counted in this process; in a child only if anything was."""
+    customconv = sys.modules.get("customconv")
+    stats = customconv.stats() if customconv else None
+    if sys.stderr is None or not (stats or is_first()):
+        return
+    process = "" if is_first() else f"process {os.getpid()}: "
+    table = "customconv: torch was not imported" if stats is None else stats
+    sys.stderr.write(f"{process}{table}\n")  # at once, for processes that end together
+    sys.stderr.flush()
+
+
+def forget_stats() -> None:
+    """Starts counting anew in a process that was forked."""
+    if "customconv" in sys.modules:
+        sys.modules["customconv"].stats(reset=True)
+
+
+if HERE in sys.path:
+    sys.path.remove(HERE)
+    finder = AfterImport({"torch": import_customconv, "customconv": enable})
+    sys.meta_path.insert(0, finder)
+    if request == "stats":
+        import atexit
+
+        atexit.register(print_stats)  # the first to be registered, so the last to be called
+        os.register_at_fork(after_in_child=forget_stats)
+    del sys.modules["sitecustomize"]
+    __import__("sitecustomize")  # the next one; site takes the error for "there is none"

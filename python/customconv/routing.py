@@ -1,0 +1,96 @@
+"""Switches that send PyTorch's own convolutions through this package's kernels, and counts of them.
+
+The routing itself is C++: ``aten::convolution``, ``aten::_convolution`` and
+``aten::convolution_backward`` are overridden on CUDA when the package is imported, and look at an
+atomic switch in each call. PyTorch's autograd formulas, autocast, ``vmap`` and ``torch.compile``
+stay above the override and behave as they do without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from . import _C
+
+
+@dataclass(frozen=True)
+class Stats:
+    """How often each family of kernels computed a convolution, and why PyTorch did. ``print`` it.
+
+    Attributes:
+        calls: How often a family computed a pass, by the pass ("fprop" for an output, "dgrad" for
+            an input's gradient, "wgrad" for a weight's) and the family's name.
+        fallbacks: How often PyTorch computed a call, by the reason. A backward pass counts once.
+    """
+
+    calls: dict[tuple[str, str], int]
+    fallbacks: dict[str, int]
+
+    def __bool__(self) -> bool:
+        """Whether anything was counted."""
+        return bool(self.calls or self.fallbacks)
+
+    def __str__(self) -> str:
+        """A table: a row for each pass and family, then one for each reason."""
+        rows = [(str(n), f"{op} by {family}") for (op, family), n in self.calls.items()]
+        rows += [(str(n), f"by PyTorch: {reason}") for reason, n in self.fallbacks.items()]
+        width = max((len(number) for number, _ in rows), default=0)
+        lines = [f"{number:>{width}}  {text}" for number, text in rows]
+        return "\n".join(["customconv: convolutions computed", *(lines or ["none"])])
+
+
+def enable() -> None:
+    """Sends PyTorch's convolutions on CUDA through this package's planner and kernels.
+
+    This holds for the whole process: every thread, and every way to reach
+    ``torch.nn.functional.conv1d``, ``conv2d``, ``conv_transpose1d``, ``conv_transpose2d`` and their
+    gradients, modules, compiled, scripted and traced programs included. Everything else, such as
+    3-D convolutions, stays PyTorch's; ``stats`` tells why. Each call is undone by one of
+    ``disable``.
+
+    A backward pass is routed if routing is on when it runs, whatever it was in the forward pass.
+    """
+    _C.begin_routing()
+
+
+def disable() -> None:
+    """Undoes one call of ``enable``; without one, does nothing.
+
+    A convolution that is under way in another thread ends as it began.
+    """
+    _C.end_routing()
+
+
+def is_enabled() -> bool:
+    """Whether PyTorch's convolutions on CUDA are routed at this moment."""
+    return _C.is_routing()
+
+
+@contextmanager
+def enabled() -> Iterator[None]:
+    """Routes PyTorch's convolutions as ``enable`` does, until the ``with`` statement ends.
+
+    It also decorates functions. Contexts nest, also with ``enable``, and routing ends with the last
+    one. A backward pass that runs after the context has ended is PyTorch's: its formulas do not
+    depend on what computed the forward pass.
+    """
+    enable()
+    try:
+        yield
+    finally:
+        disable()
+
+
+def stats(reset: bool = False) -> Stats:
+    """The convolutions computed so far in this process, by routing or this package's operators.
+
+    Args:
+        reset: Whether counting begins anew.
+
+    Returns:
+        The counts since the process began, or since they were last reset. Replays of CUDA graphs
+        are not seen, since they launch kernels without a call.
+    """
+    return Stats(*_C.stats(reset))

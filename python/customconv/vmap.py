@@ -1,0 +1,253 @@
+"""Rules by which ``vmap`` maps the operators: one call computes all examples.
+
+A mapped dimension is folded into the batch where all examples share the weight, and into the groups
+where each has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight, bias
+Operator = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A tensor, with the examples as its first dimension if it has one for each."""
+
+    value: Tensor
+    is_mapped: bool
+
+    def each(self, count: int) -> Tensor:
+        """The tensor for each of ``count`` examples; a shared one is expanded, not copied."""
+        return self.value if self.is_mapped else self.value.expand(count, *self.value.shape)
+
+
+def _mapped(tensor: Tensor, dimension: int | None) -> Mapped:
+    if dimension is None:
+        return Mapped(tensor, False)
+    return Mapped(tensor.movedim(dimension, 0), True)
+
+
+def _with_batch(images: Mapped) -> Mapped:
+    """Images of shape (B, N, C, H, W), or (N, C, H, W) if they are shared."""
+    before_channels = int(images.is_mapped)
+    if images.value.ndim == before_channels + 4:
+        return images
+    return Mapped(images.value.unsqueeze(before_channels), images.is_mapped)
+
+
+def _into_batch(images: Tensor) -> Tensor:
+    """(B, N, C, H, W) as (B * N, C, H, W)."""
+    return images.flatten(0, 1)
+
+
+def _into_channels(images: Tensor) -> Tensor:
+    """(B, N, C, H, W) as (N, B * C, H, W)."""
+    return images.movedim(0, 1).flatten(1, 2)
+
+
+def _from_channels(images: Tensor, count: int) -> Tensor:
+    """(N, B * C, H, W) as (B, N, C, H, W)."""
+    return torch.unflatten(images, 1, (count, -1)).movedim(1, 0)
+
+
+def _into_groups(weight: Tensor) -> Tensor:
+    """(B, K, C, R, S) as (B * K, C, R, S)."""
+    return weight.flatten(0, 1)
+
+
+def _output(
+    convolve: Callable[[Tensor, Tensor, Tensor | None, int], Tensor],
+    count: int,
+    in_dims: Sequence[int | None],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    groups: int,
+) -> tuple[Tensor, int]:
+    """An output for each example. ``convolve`` takes input, weight, bias and groups."""
+    w = _mapped(weight, in_dims[1])
+    b = None if bias is None else _mapped(bias, in_dims[2])
+    given = _mapped(input, in_dims[0])
+    x = _with_batch(given)
+    shared = b.value if b is not None and not b.is_mapped and not w.is_mapped else None
+    if w.is_mapped:
+        found = convolve(_into_channels(x.each(count)), _into_groups(w.value), None, groups * count)
+        output = _from_channels(found, count)
+    elif x.is_mapped:
+        output = convolve(_into_batch(x.value), w.value, shared, groups)
+        output = torch.unflatten(output, 0, (count, -1))
+    else:
+        output = convolve(x.value, w.value, None, groups).unsqueeze(0)
+    if b is not None and shared is None:
+        channels = b.value[..., None, None]
+        output = output + (channels.unsqueeze(1) if b.is_mapped else channels)
+    return (output if x is given else output.squeeze(1)), 0
+
+
+def _gradients(
+    differentiate: Callable[[Tensor, Tensor, Tensor, int, list[bool]], Gradients],
+    count: int,
+    in_dims: Sequence[int | None],
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Gradients, tuple[int | None, int | None, int | None]]:
+    """Gradients for each example. ``differentiate`` takes three tensors, groups and a mask."""
+    w = _mapped(weight, in_dims[2])
+    given = _mapped(input, in_dims[1])
+    x, g = _with_batch(given), _with_batch(_mapped(grad_output, in_dims[0]))
+    grad_input = grad_weight = grad_bias = None
+    input_dim = 0 if w.is_mapped or g.is_mapped else None
+    weight_dim = 0 if x.is_mapped or g.is_mapped else None
+    bias_dim = 0 if g.is_mapped else None
+    one, other = [True, False, False], [False, True, False]
+
+    def by_groups(which: list[bool]) -> Gradients:
+        images, grads = _into_channels(x.each(count)), _into_channels(g.each(count))
+        return differentiate(grads, images, _into_groups(w.each(count)), groups * count, which)
+
+    if mask[0]:
+        if w.is_mapped:
+            found = by_groups(one)[0]
+            assert found is not None
+            grad_input = _from_channels(found, count)
+        elif g.is_mapped:
+            # Only the shape of the input matters here, so that a shared one is not copied.
+            shape = x.each(count).shape
+            images = x.value if x.is_mapped else x.value.new_empty(1).expand(shape)
+            grads = _into_batch(g.value)
+            found = differentiate(grads, _into_batch(images), w.value, groups, one)[0]
+            assert found is not None
+            grad_input = torch.unflatten(found, 0, (count, -1))
+        else:
+            images = x.value[0] if x.is_mapped else x.value
+            grad_input = differentiate(g.value, images, w.value, groups, one)[0]
+        if x is not given and grad_input is not None:
+            grad_input = grad_input.squeeze(0 if input_dim is None else 1)
+    if mask[1]:
+        if weight_dim == 0:
+            found = by_groups(other)[1]
+            assert found is not None
+            grad_weight = torch.unflatten(found, 0, (count, -1))
+        else:
+            grad_weight = differentiate(g.value, x.value, w.value[0], groups, other)[1]
+    if mask[2]:
+        grad_bias = g.value.sum((-4, -2, -1))
+    dims = (
+        input_dim if grad_input is not None else None,
+        weight_dim if grad_weight is not None else None,
+        bias_dim if grad_bias is not None else None,
+    )
+    return (grad_input, grad_weight, grad_bias), dims
+
+
+@torch.library.register_vmap("customconv::conv2d")  # type: ignore[untyped-decorator]
+def _conv2d(
+    info: Any,
+    in_dims: Sequence[int | None],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    *,
+    algorithm: str = "auto",
+) -> tuple[Tensor, int]:
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None, in_groups: int) -> Tensor:
+        output: Tensor = torch.ops.customconv.conv2d.default(
+            x, w, b, stride, padding, dilation, in_groups, algorithm=algorithm
+        )
+        return output
+
+    in_dims = [*in_dims, None, None][:3]
+    return _output(convolve, info.batch_size, in_dims, input, weight, bias, groups)
+
+
+@torch.library.register_vmap("customconv::conv_transpose2d")  # type: ignore[untyped-decorator]
+def _conv_transpose2d(
+    info: Any,
+    in_dims: Sequence[int | None],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    output_padding: Sequence[int] = (0, 0),
+    groups: int = 1,
+    dilation: Sequence[int] = (1, 1),
+    *,
+    algorithm: str = "auto",
+) -> tuple[Tensor, int]:
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None, in_groups: int) -> Tensor:
+        output: Tensor = torch.ops.customconv.conv_transpose2d.default(
+            x, w, b, stride, padding, output_padding, in_groups, dilation, algorithm=algorithm
+        )
+        return output
+
+    in_dims = [*in_dims, None, None][:3]
+    return _output(convolve, info.batch_size, in_dims, input, weight, bias, groups)
+
+
+@torch.library.register_vmap("customconv::conv2d_backward")  # type: ignore[untyped-decorator]
+def _conv2d_backward(
+    info: Any,
+    in_dims: Sequence[int | None],
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+    *,
+    algorithm: str = "auto",
+) -> tuple[Gradients, tuple[int | None, int | None, int | None]]:
+    def differentiate(g: Tensor, x: Tensor, w: Tensor, in_groups: int, mask: Any) -> Gradients:
+        found: Gradients = torch.ops.customconv.conv2d_backward.default(
+            g, x, w, stride, padding, dilation, in_groups, mask, algorithm=algorithm
+        )
+        return found
+
+    return _gradients(
+        differentiate, info.batch_size, in_dims, grad_output, input, weight, groups, output_mask
+    )
+
+
+@torch.library.register_vmap("customconv::conv_transpose2d_backward")  # type: ignore[untyped-decorator]
+def _conv_transpose2d_backward(
+    info: Any,
+    in_dims: Sequence[int | None],
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+    output_mask: Sequence[bool],
+    *,
+    algorithm: str = "auto",
+) -> tuple[Gradients, tuple[int | None, int | None, int | None]]:
+    def differentiate(g: Tensor, x: Tensor, w: Tensor, in_groups: int, mask: Any) -> Gradients:
+        found: Gradients = torch.ops.customconv.conv_transpose2d_backward.default(
+            g, x, w, stride, padding, output_padding, in_groups, dilation, mask, algorithm=algorithm
+        )
+        return found
+
+    return _gradients(
+        differentiate, info.batch_size, in_dims, grad_output, input, weight, groups, output_mask
+    )

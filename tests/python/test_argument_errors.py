@@ -1,0 +1,168 @@
+"""Malformed calls raise what the functions of torch.nn.functional raise for them."""
+
+import enum
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import customconv
+
+NUMBERS = {
+    "conv1d": ["stride", "padding", "dilation", "groups"],
+    "conv2d": ["stride", "padding", "dilation", "groups"],
+    "conv_transpose2d": ["stride", "padding", "output_padding", "groups", "dilation"],
+}
+each_function = pytest.mark.parametrize("name", NUMBERS)
+
+
+class Two(enum.IntEnum):
+    VALUE = 2
+
+
+class Index:
+    def __index__(self):
+        return 1
+
+
+def numbers(rng):
+    """A number, or what could be taken for one."""
+    return rng.choice(
+        [
+            *[1, 1, 1, 1, 2, 0, -1, True, False, 1.0, 2.5, float("nan"), 1j, "1", "same", "valid"],
+            *["full", b"1", None, Two.VALUE, Index(), 2**40, 2**70, object(), int, [], {}, {1}],
+            *[np.int64(1), np.int32(2), np.uint8(1), np.bool_(True), np.float32(1), np.array([1])],
+            *[torch.tensor(1), torch.tensor(2, dtype=torch.int32), torch.tensor(1.0)],
+            *[torch.tensor([1, 2]), torch.tensor([[1]]), torch.tensor(True), range(1, 3)],
+        ]
+    )
+
+
+def sequences(rng, dimensions):
+    """A list or tuple, mostly of as many numbers as there are dimensions."""
+    length = rng.choice([dimensions, dimensions, dimensions, 0, 1, 2, 3])
+    kind = rng.choice([list, tuple, tuple])
+    return kind(numbers(rng) for _ in range(length))
+
+
+def tensors(rng, shape):
+    """A tensor of this shape or another, of some type and device, or what is no tensor at all."""
+    others = [shape[1:], (1, *shape), (*shape[:-1], 1), (0, *shape[1:])]
+    dtype = rng.choice([torch.float32, torch.float64, torch.int64, torch.bfloat16])
+    # PyTorch does not look at the dimensions of tensors on the meta device.
+    device = rng.choice(["cpu", "cpu", "meta"])
+    shape = shape if device == "meta" or rng.random() < 0.3 else rng.choice(others)
+    tensor = torch.ones(shape, dtype=dtype, device=device)
+    parameter = torch.nn.Parameter(torch.ones(shape))
+    others = [None, 1, 1.0, True, "x", [1.0], (1,), np.ones(shape), object(), torch.Tensor]
+    return rng.choice([tensor, parameter, rng.choice(others)])
+
+
+def call(rng, name):
+    """The arguments of a call in which one to three things may be wrong."""
+    dimensions = 1 if name == "conv1d" else 2
+    shapes = [(1, 4, *[6] * dimensions), (4, 4, *[3] * dimensions), (4,)]
+    given = [torch.ones(shape) for shape in shapes]
+    options = {}
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        position = rng.randrange(3 + 2 * len(NUMBERS[name]))
+        if position < 3:
+            given[position] = tensors(rng, shapes[position])
+        else:
+            value = numbers(rng) if rng.random() < 0.5 else sequences(rng, dimensions)
+            options[rng.choice(NUMBERS[name])] = value
+    return given, options
+
+
+def outcome(function, given, options):
+    """The type and the words of what a call raises, or its result's shape."""
+    try:
+        return function(*given, **options).shape, ""
+    except Exception as error:
+        return type(error), str(error)
+
+
+def generic(message):
+    """A message's first line, without the arguments' list and positions.
+
+    These tell an argument given by its name from one given by its position, and the functions of
+    this package give all by position.
+    """
+    line = message.splitlines()[0].split(" - got (")[0]
+    return line if "argument" not in line else line.split(" must be ")[0].split(" (position")[0]
+
+
+@each_function
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_random_malformed_calls_raise_what_pytorch_raises(name, seed):
+    rng = random.Random(f"{name} {seed}")
+    refused = 0
+    for _ in range(150):
+        given, options = call(rng, name)
+        expected, message = outcome(getattr(F, name), given, options)
+        actual, ours = outcome(getattr(customconv, name), given, options)
+        assert actual == expected, (options, given, ours, message)
+        refused += bool(message)
+        if message and "INTERNAL ASSERT" not in message:
+            assert generic(ours) == generic(message), options
+    assert refused > 75  # most of the calls are malformed, so that the test says something
+
+
+@each_function
+@pytest.mark.parametrize(
+    "value", [np.int64(2), np.int32(2), Two.VALUE, torch.tensor(2), torch.Size([2]), [np.int64(2)]]
+)
+def test_what_pytorch_takes_for_an_integer_is_taken(name, value):
+    dimensions = 1 if name == "conv1d" else 2
+    x, w = torch.randn(1, 4, *[7] * dimensions), torch.randn(4, 4, *[3] * dimensions)
+    ours = getattr(customconv, name)(x, w, stride=value, padding=value)
+    theirs = getattr(F, name)(x, w, stride=value, padding=value)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@each_function
+@pytest.mark.parametrize("argument", ["stride", "dilation", "groups"])
+@pytest.mark.parametrize("value", [True, np.bool_(True)])
+def test_a_boolean_is_no_integer(name, argument, value):
+    dimensions = 1 if name == "conv1d" else 2
+    x, w = torch.randn(1, 4, *[7] * dimensions), torch.randn(4, 4, *[3] * dimensions)
+    with pytest.raises(TypeError, match=rf"^{name}\(\)"):
+        getattr(customconv, name)(x, w, **{argument: value})
+
+
+@each_function
+def test_the_algorithm_is_a_string(name):
+    dimensions = 1 if name == "conv1d" else 2
+    x, w = torch.randn(1, 4, *[7] * dimensions), torch.randn(4, 4, *[3] * dimensions)
+    with pytest.raises(TypeError, match="argument 'algorithm' must be str, not NoneType"):
+        getattr(customconv, name)(x, w, algorithm=None)
+
+
+@pytest.mark.parametrize("input", [None, 1.0])
+def test_a_fused_call_refuses_them_too(input):
+    w = torch.randn(4, 4, 3, 3)
+    with pytest.raises(TypeError, match=r"^conv2d\(\)"):
+        customconv.conv2d_fused(input, w)
+    with pytest.raises(TypeError, match=r"^conv2d\(\)"):
+        customconv.conv2d_fused(torch.randn(1, 4, 6, 6), w, stride=True)
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("Conv1d", (4, 9)), ("Conv2d", (4, 9, 9))])
+def test_modules_raise_what_pytorchs_raise(kind, shape):
+    ours, theirs = getattr(customconv, kind)(4, 6, 3), getattr(torch.nn, kind)(4, 6, 3)
+    for wrong in (None, [1.0], torch.randn(shape).long(), torch.randn(shape).double()):
+        with pytest.raises(Exception) as expected:
+            theirs(wrong)
+        with pytest.raises(expected.type) as actual:
+            ours(wrong)
+        assert generic(str(actual.value)) == generic(str(expected.value))
+
+
+def test_an_error_hides_no_other_error():
+    """PyTorch's words stand alone: the operator's are no context of theirs."""
+    with pytest.raises(TypeError) as error:
+        customconv.conv2d(None, torch.randn(4, 4, 3, 3))
+    assert error.value.__suppress_context__
