@@ -101,8 +101,9 @@ def extension_and_command():
         config.sources(with_cuda),
         define_macros=[("CUSTOMCONV_WITH_CUDA", None)] if with_cuda else [],
     )
-    # torch's headers as system headers, so that the warnings are ours; kernels do without them.
-    cxx += [f"-isystem{path}" for path in extension.include_dirs]
+    # torch's headers as system headers, so that the warnings are ours; kernels do without them. In
+    # two words: of one, ccache takes the path to matter to files that include none of them.
+    cxx += [word for path in extension.include_dirs for word in ("-isystem", path)]
     extension.include_dirs = [str(config.ROOT / "csrc")]
     extension.extra_compile_args = {"cxx": cxx, "nvcc": nvcc}
     if with_cuda:

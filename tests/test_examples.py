@@ -35,8 +35,10 @@ def test_an_example_runs_on_a_cpu(name):
     assert run(name, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
 
 
+# Without export/export.py: PyTorch cannot load packages of its own on every machine with a GPU, and
+# tests/op/test_export.py tells its failures from ours.
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", marked)
+@pytest.mark.parametrize("name", ["audio.py", "infer.py", "train.py", "vae_decode.py"])
 def test_an_example_runs_on_a_gpu(name):
     assert run(name)
 

@@ -63,9 +63,9 @@ bool rounds_to_tf32(FamilyId family, const ConvProblem& p) {
     case FamilyId::col2im:
       return true;
     case FamilyId::im2col:
-      // cuBLAS may, but is free not to. It does for whole vectors.
-      return p.is_pointwise() && p.x_aligned && p.w_aligned && p.y_aligned &&
-             p.group_C() % 4 == 0 && p.group_K() % 4 == 0 && p.P * p.Q % 4 == 0;
+      // cuBLAS may, but is free not to. It does in large products of whole vectors.
+      return p.is_pointwise() && p.groups == 1 && p.C >= 64 && p.K >= 64 && p.C % 4 == 0 &&
+             p.K % 4 == 0 && p.P * p.Q % 4 == 0;
     case FamilyId::direct:
     case FamilyId::tiled:
     case FamilyId::depthwise:

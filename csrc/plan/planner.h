@@ -28,10 +28,9 @@ const char* to_string(FamilyId family);
 bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device);
 
 // The plan with the least predicted time, and in `problem.tf32` the precision that it is for; kAten
-// where no family can: of a problem to be rounded to TF32, where none can that rounds, which may
-// happen where tensors are not dense and aligned. A forced family that cannot compute the problem
-// throws std::runtime_error with its reason, unless `prefer` is set: then the planner chooses.
-// Allocates nothing.
+// where no family can; a problem that is to be rounded to TF32 must be of dense, aligned tensors. A
+// forced family that cannot compute the problem throws std::runtime_error with its reason, unless
+// `prefer` is set: then the planner chooses. Allocates nothing.
 ConvPlan plan(ConvProblem& problem, const DeviceProperties& device,
               Algorithm algorithm = Algorithm::kAuto, bool prefer = false);
 

@@ -50,18 +50,19 @@ TensorExplanation explain_call(const Call& call, const std::string& algorithm) {
   if (!has_kernels_for(call.input.get_device())) {
     return by_aten(std::string(to_string(Fallback::kArchitecture)) + ": " CUSTOMCONV_ARCH_LIST);
   }
-  Explanation planned = explain(*explanation.problem, device_properties(call.input.get_device()),
-                                algorithm_named(algorithm));
-  if (planned.plan.family == FamilyId::kAten && algorithm != "aten") {
+  // As the operator does it: what is rounded to TF32 is made dense first.
+  const bool rounded =
+      algorithm == "auto" &&
+      computes_in_tf32(*explanation.problem, device_properties(call.input.get_device()));
+  if (rounded && !call.is_dense) {
     Call dense = call;
     dense.input = dense_and_aligned(call.input, conv->format);
     dense.weight = dense_and_aligned(call.weight, conv->format);
-    const bool copied = dense.input.const_data_ptr() != call.input.const_data_ptr() ||
-                        dense.weight.const_data_ptr() != call.weight.const_data_ptr();
-    if (copied) {
-      return explain_call(dense, algorithm);
-    }
+    dense.is_dense = true;
+    return explain_call(dense, algorithm);
   }
+  Explanation planned = explain(*explanation.problem, device_properties(call.input.get_device()),
+                                algorithm_named(algorithm));
   explanation.candidates = std::move(planned.candidates);
   if (planned.plan.family == FamilyId::kAten) {
     explanation.fallback = to_string(algorithm == "aten" ? Fallback::kAsked : Fallback::kNoFamily);

@@ -18,6 +18,7 @@ struct Call {
   Pass pass;
   bool transposed;
   std::vector<int64_t> output_padding;  // if transposed
+  bool is_dense = false;                // input and weight are known to be
 };
 
 struct TensorExplanation {

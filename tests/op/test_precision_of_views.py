@@ -78,3 +78,29 @@ def test_cudnn_switched_off_means_ieee():
         assert is_rounded(customconv.conv2d(x, w), exact)
     with torch.backends.cudnn.flags(enabled=False, allow_tf32=True):
         assert not is_rounded(customconv.conv2d(x, w), exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("sizes", "filters", "geometry"),
+    [
+        ((1, 3, 224, 224), (64, 3, 7, 7), {"stride": 2, "padding": 3}),
+        ((4, 64, 20, 20), (64, 64, 3, 3), {"padding": 1}),
+        ((4, 64, 20, 20), (128, 64, 1, 1), {}),
+        ((2, 32, 17, 19), (64, 8, 3, 3), {"groups": 4}),
+    ],
+)
+def test_rounded_views_give_the_same_bits(sizes, filters, geometry):
+    x, w = torch.randn(sizes, device="cuda"), torch.randn(filters, device="cuda")
+
+    def results(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        y = conv2d(x, w, **geometry)
+        return y, *torch.autograd.grad(y, (x, w), torch.ones_like(y))
+
+    sliced = [torch.stack([t, t], -1)[..., 1] for t in (x, w)]
+    shifted = [t.new_empty(t.numel() + 1)[1:].view(t.shape).copy_(t) for t in (x, w)]
+    with float32_precision("tf32"):
+        expected = results(x, w)
+        for views in (sliced, shifted):
+            assert all(map(torch.equal, results(*views), expected))

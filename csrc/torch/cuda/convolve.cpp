@@ -35,9 +35,18 @@ std::optional<Fallback> refusal(Algorithm wanted, const Tensor& input) {
   return Fallback::kArchitecture;
 }
 
-// Whether a tensor is another one, and not a copy of it: the same memory, read the same way.
-bool is_uncopied(const Tensor& a, const Tensor& b) {
-  return a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides();
+bool is_dense(const Tensor& t, at::MemoryFormat format) {
+  return t.is_contiguous(format) && is_aligned(t);
+}
+
+// Whether operands must be copied because they are not dense: where they are rounded to TF32, so
+// that not only the precision but each bit follows from the numbers, and not from their strides.
+bool wants_copies(const Convolution& conv, Pass pass, Algorithm wanted) {
+  if (!conv.problem.tf32 || wanted != Algorithm::kAuto) return false;
+  if (is_dense(conv.input, conv.format) && is_dense(conv.weight, conv.format)) return false;
+  ConvProblem problem = conv.problem_of(pass);
+  plan_on(conv.input.get_device(), problem, wanted, /*prefer=*/true);
+  return problem.tf32;
 }
 
 // Runs a plan of ours for the output.
@@ -165,15 +174,13 @@ OrFallback<Tensor> convolve(const Tensor& input, const Tensor& weight,
   if (const auto why = refusal(wanted, input)) return *why;
   const c10::cuda::CUDAGuard guard(input.device());
   auto conv = describe(input, weight, bias, geometry, tf32);
+  if (conv && wants_copies(*conv, Pass::kFprop, wanted)) {
+    conv = describe(dense_and_aligned(input, conv->format), dense_and_aligned(weight, conv->format),
+                    bias, geometry, tf32);
+  }
   if (!conv) return conv.why();
-  auto output = geometry.transposed ? transposed_output_of(*conv, bias, wanted)
-                                    : output_of(*conv, bias, wanted);
-  if (output) return output;
-  // What rounds to TF32 may want dense tensors.
-  const Tensor x = dense_and_aligned(input, conv->format),
-               w = dense_and_aligned(weight, conv->format);
-  if (is_uncopied(x, input) && is_uncopied(w, weight)) return output;
-  return convolve(x, w, bias, geometry, wanted, tf32);
+  return geometry.transposed ? transposed_output_of(*conv, bias, wanted)
+                             : output_of(*conv, bias, wanted);
 }
 
 std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
@@ -182,7 +189,7 @@ std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
   if (refusal(wanted, input)) return std::nullopt;
   const c10::cuda::CUDAGuard guard(input.device());
   auto conv = describe(input, weight, bias, geometry);
-  if (!conv) return std::nullopt;
+  if (!conv || wants_copies(*conv, Pass::kFprop, wanted)) return std::nullopt;
   ConvProblem& problem = conv->problem;
   auto sizes = conv->output_sizes();
   const at::IntArrayRef asked = conv->batched ? sizes : at::IntArrayRef(sizes).slice(1);
@@ -203,17 +210,18 @@ OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor&
                                         bool tf32) {
   if (const auto why = refusal(wanted, input)) return *why;
   const c10::cuda::CUDAGuard guard(input.device());
-  const auto conv = describe(input, weight, std::nullopt, geometry, tf32);
+  auto conv = describe(input, weight, std::nullopt, geometry, tf32);
   if (!conv) return conv.why();
   if (!is_grad_output(*conv, grad_output)) return Fallback::kArguments;
-  auto gradients = gradients_of(*conv, grad_output, output_mask, wanted);
-  if (gradients) return gradients;
-  const Tensor g = dense_and_aligned(grad_output, conv->format),
-               x = dense_and_aligned(input, conv->format),
-               w = dense_and_aligned(weight, conv->format);
-  if (is_uncopied(g, grad_output) && is_uncopied(x, input) && is_uncopied(w, weight))
-    return gradients;
-  return convolve_backward(g, x, w, geometry, output_mask, wanted, tf32);
+  const bool copies = (output_mask[0] && wants_copies(*conv, Pass::kDgrad, wanted)) ||
+                      (output_mask[1] && wants_copies(*conv, Pass::kWgrad, wanted));
+  if (copies) {
+    conv = describe(dense_and_aligned(input, conv->format), dense_and_aligned(weight, conv->format),
+                    std::nullopt, geometry, tf32);
+  }
+  const Tensor grad =
+      conv->problem.tf32 ? dense_and_aligned(grad_output, conv->format) : grad_output;
+  return gradients_of(*conv, grad, output_mask, wanted);
 }
 
 }  // namespace customconv::torch_layer
