@@ -50,19 +50,27 @@ TensorExplanation explain_call(const Call& call, const std::string& algorithm) {
   if (!has_kernels_for(call.input.get_device())) {
     return by_aten(std::string(to_string(Fallback::kArchitecture)) + ": " CUSTOMCONV_ARCH_LIST);
   }
-  // As the operator does it: what is rounded to TF32 is made dense first.
-  const bool rounded =
-      algorithm == "auto" &&
-      computes_in_tf32(*explanation.problem, device_properties(call.input.get_device()));
+  const DeviceProperties& device = device_properties(call.input.get_device());
+  Explanation planned = explain(*explanation.problem, device, algorithm_named(algorithm));
+  const bool rounded = algorithm == "auto" && computes_in_tf32(*explanation.problem, device);
   if (rounded && !call.is_dense) {
+    // As the operator does it: what is rounded to TF32 is made dense first. A family that is asked
+    // for by name gets the tensors as they are, so it is possible if it can compute those.
     Call dense = call;
     dense.input = dense_and_aligned(call.input, conv->format);
     dense.weight = dense_and_aligned(call.weight, conv->format);
     dense.is_dense = true;
-    return explain_call(dense, algorithm);
+    TensorExplanation of_dense = explain_call(dense, algorithm);
+    for (size_t i = 0; i < of_dense.candidates.size(); ++i) {
+      Candidate& candidate = of_dense.candidates[i];
+      const Candidate& as_it_is = planned.candidates[i];
+      if (!as_it_is.possible && !candidate.reason.empty()) candidate.reason = as_it_is.reason;
+      candidate.possible = as_it_is.possible;
+      candidate.plan = as_it_is.plan;
+    }
+    of_dense.problem = explanation.problem;
+    return of_dense;
   }
-  Explanation planned = explain(*explanation.problem, device_properties(call.input.get_device()),
-                                algorithm_named(algorithm));
   explanation.candidates = std::move(planned.candidates);
   if (planned.plan.family == FamilyId::kAten) {
     explanation.fallback = to_string(algorithm == "aten" ? Fallback::kAsked : Fallback::kNoFamily);

@@ -219,8 +219,8 @@ OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor&
     conv = describe(dense_and_aligned(input, conv->format), dense_and_aligned(weight, conv->format),
                     std::nullopt, geometry, tf32);
   }
-  const Tensor grad =
-      conv->problem.tf32 ? dense_and_aligned(grad_output, conv->format) : grad_output;
+  const bool may_round = conv->problem.tf32 && (output_mask[0] || output_mask[1]);
+  const Tensor grad = may_round ? dense_and_aligned(grad_output, conv->format) : grad_output;
   return gradients_of(*conv, grad, output_mask, wanted);
 }
 
