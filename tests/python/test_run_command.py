@@ -187,7 +187,7 @@ def test_signals_reach_the_program(write, number, handled):
         import signal, sys, time
         {handler if handled else ""}
         print("ready", flush=True)
-        time.sleep(60)
+        time.sleep(600)
         """
     )
     with subprocess.Popen(
@@ -195,7 +195,7 @@ def test_signals_reach_the_program(write, number, handled):
     ) as process:
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(number)
-        assert process.wait(10) == (number if handled else -number)
+        assert process.wait(60) == (number if handled else -number)
 
 
 CLASSES = """
