@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/version.h>
 
 #include <mutex>
 #include <utility>
@@ -116,9 +117,14 @@ void set_history(const variable_list& results, const char* name, Formula formula
     edges.push_back(argument.defined() ? torch::autograd::impl::gradient_edge(argument)
                                        : torch::autograd::Edge());
   }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13  // nodes count their owners themselves
+  const c10::intrusive_ptr<torch::autograd::Node> node = c10::make_intrusive<BackwardNode>(
+      name, formula, std::move(edges), std::move(saved), std::move(settings));
+#else
   const std::shared_ptr<torch::autograd::Node> node(
       new BackwardNode(name, formula, std::move(edges), std::move(saved), std::move(settings)),
       torch::autograd::deleteNode);
+#endif
   torch::autograd::set_history(results, node);
 }
 

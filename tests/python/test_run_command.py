@@ -191,7 +191,11 @@ def test_signals_reach_the_program(write, number, handled):
         """
     )
     with subprocess.Popen(
-        [*RUN, program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [*RUN, program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # What runs in the background of a shell ignores SIGINT, and so would the program.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     ) as process:
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(number)
