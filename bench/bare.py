@@ -63,7 +63,7 @@ def calls(device: torch.device) -> dict[str, Call]:
 
 
 def microseconds(call: Call, times: int, wait: Callable[[], object]) -> float:
-    """Of one call on the host; a quarter as many, untimed, come first, and the GPU is idle."""
+    """What a call costs the host; a quarter as many, untimed, come first, and the GPU is idle."""
     for _ in range(max(1, times // 4)):
         call()
     wait()

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 MOST_ERROR = 2.0  # over PyTorch's own
-# Of the norm: what a network makes of one other rounding of its first layers' results, in which
-# PyTorch may be more exact than what it allows.
+# Shares of the norm: what a network makes of one other rounding of its first layers' results, in
+# which PyTorch may be more exact than what it allows.
 ALWAYS_ALLOWED = {"fp32": 1e-4, "tf32": 0.01, "amp-fp16": 0.01, "amp-bf16": 0.08}
 IDLE = 1e-3  # a parameter of numbers no larger was made to switch a branch off
 LOSS_SCALE = 2.0**16  # in float16, at first
@@ -161,7 +161,7 @@ def gradients(network: nn.Module, x: Tensor, autocast: torch.dtype | None = None
 
 
 def errors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
-    """Of each tensor the norm of what it is off by, over the norm of what it should be.
+    """The norm of what each tensor is off by, over the norm of what it should be.
 
     A tensor that should be zero but for rounding, as a bias's gradient before a norm, is left out.
     """

@@ -163,7 +163,7 @@ def processes(count: int) -> Iterator[tuple[list[Process], list[Process]]]:
 
 
 def presence(mode: str, without: Sequence[list[float]], off: Sequence[list[float]]) -> Presence:
-    """Of each process's rounds: what ours cost more."""
+    """What ours cost more, in the rounds of each process."""
     by_round = [
         statistics.median(b) - statistics.median(a)
         for a, b in zip(zip(*without, strict=True), zip(*off, strict=True), strict=True)

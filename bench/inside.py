@@ -31,7 +31,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a call: milliseconds on the GPU, from a cold cache, of each time that it is called."""
+    """A call, and its milliseconds on the GPU, from a cold cache, each time that it is made."""
 
     name: str
     op: str

@@ -34,7 +34,7 @@ LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by a tensor's dime
 
 @dataclass(frozen=True)
 class Check:
-    """Of one network in one precision and layout; errors are of the norm of IEEE float32's."""
+    """One network in one precision and layout; errors are shares of IEEE float32's norm."""
 
     network: str
     family: str
@@ -109,7 +109,7 @@ class Subject:
     def _errors(
         self, network: nn.Module, layout: str, precision: str
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Of outputs and of gradients."""
+        """The errors of outputs and of gradients, each by name."""
         autocast, float32 = PRECISIONS[precision]
         lay_out(network, layout)
         with contenders.switches(float32, ""):

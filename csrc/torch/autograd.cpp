@@ -3,8 +3,6 @@
 //
 // Each formula is written with the operators themselves, so derivatives of any order run on
 // them.
-#include <c10/util/DimVector.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -190,7 +188,7 @@ variable_list gradients_of_fused(const variable_list& incoming, const variable_l
   const FusedOptions options{given(scale), given(kept[4]), settings.activation,
                              settings.residual_last, settings.negative_slope};
 
-  // Of the activation's argument.
+  // The gradient of the activation's argument.
   Tensor grad = grad_output;
   if (activation_named(options.activation) != Activation::kNone) {
     Tensor at_value = result;

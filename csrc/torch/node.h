@@ -1,5 +1,5 @@
 // A node of the autograd graph, written by hand. Unlike a torch::autograd::Function it works inside
-// functorch's transforms and in forward mode, and costs the host half as much.
+// functorch's transforms and in forward mode.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,7 +17,7 @@ struct Settings {
   // Stride, padding, output padding and dilation, two numbers each, and the groups.
   std::vector<c10::SymInt> geometry;
   std::string algorithm;
-  // Of conv2d_fused alone.
+  // Only conv2d_fused has these.
   std::string activation = "none";
   bool residual_last = false;
   double negative_slope = 0;

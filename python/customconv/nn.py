@@ -61,12 +61,7 @@ class Conv1d(torch.nn.Conv1d):
         self.algorithm = algorithm
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = functional.pad(
-                input, self._reversed_padding_repeated_twice, mode=self.padding_mode
-            )
-            padding = (0,)
+        input, padding = _padded(self, input)
         return conv1d(
             input, weight, bias, self.stride, padding, self.dilation, self.groups,
             algorithm=self.algorithm,
@@ -127,12 +122,7 @@ class Conv2d(torch.nn.Conv2d):
         self.algorithm = algorithm
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = functional.pad(
-                input, self._reversed_padding_repeated_twice, mode=self.padding_mode
-            )
-            padding = 0, 0
+        input, padding = _padded(self, input)
         return conv2d(
             input, weight, bias, self.stride, padding, self.dilation, self.groups,
             algorithm=self.algorithm,
@@ -214,6 +204,16 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
     def extra_repr(self) -> str:
         """The arguments as ``torch.nn.ConvTranspose2d`` prints them, and a forced algorithm."""
         return f"{super().extra_repr()}{_forced(self.algorithm)}"  # type: ignore[no-untyped-call]
+
+
+def _padded(
+    module: torch.nn.Conv1d | torch.nn.Conv2d, input: Tensor
+) -> tuple[Tensor, int | tuple[int, ...] | str]:
+    """The input and the padding that is left to do: zeros, if the module pads by them."""
+    if module.padding_mode == "zeros":
+        return input, module.padding
+    pad = module._reversed_padding_repeated_twice
+    return functional.pad(input, pad, mode=module.padding_mode), 0
 
 
 def _forced(algorithm: str) -> str:

@@ -151,103 +151,79 @@ def _gradients(
     return (grad_input, grad_weight, grad_bias), dims
 
 
-@torch.library.register_vmap("customconv::conv2d")  # type: ignore[untyped-decorator]
-def _conv2d(
-    info: Any,
-    in_dims: Sequence[int | None],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    *,
-    algorithm: str = "auto",
-) -> tuple[Tensor, int]:
-    def convolve(x: Tensor, w: Tensor, b: Tensor | None, in_groups: int) -> Tensor:
-        output: Tensor = torch.ops.customconv.conv2d.default(
-            x, w, b, stride, padding, dilation, in_groups, algorithm=algorithm
+_GROUPS = 3  # where the groups stand in the geometry of each operator
+
+
+def _rule_for_output(operator: Operator, defaults: tuple[Any, ...]) -> Operator:
+    """A rule for an operator that takes input, weight, bias and then a geometry.
+
+    Args:
+        operator: The operator.
+        defaults: The geometry's defaults, since PyTorch leaves out what equals them at the end.
+    """
+
+    def rule(
+        info: Any,
+        in_dims: Sequence[int | None],
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *given: Any,
+        algorithm: str = "auto",
+    ) -> tuple[Tensor, int]:
+        geometry = [*given, *defaults[len(given) :]]
+
+        def convolve(x: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
+            numbers = [*geometry[:_GROUPS], groups, *geometry[_GROUPS + 1 :]]
+            output: Tensor = operator(x, w, b, *numbers, algorithm=algorithm)
+            return output
+
+        dims = [*in_dims, None][:3]  # one is missing where the bias is
+        return _output(convolve, info.batch_size, dims, input, weight, bias, geometry[_GROUPS])
+
+    return rule
+
+
+def _rule_for_gradients(operator: Operator) -> Operator:
+    """A rule for an operator that takes grad_output, input, weight, a geometry and a mask."""
+
+    def rule(
+        info: Any,
+        in_dims: Sequence[int | None],
+        grad_output: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        *given: Any,
+        algorithm: str = "auto",
+    ) -> tuple[Gradients, tuple[int | None, int | None, int | None]]:
+        *geometry, output_mask = given
+
+        def differentiate(
+            g: Tensor, x: Tensor, w: Tensor, groups: int, mask: list[bool]
+        ) -> Gradients:
+            numbers = [*geometry[:_GROUPS], groups, *geometry[_GROUPS + 1 :]]
+            found: Gradients = operator(g, x, w, *numbers, mask, algorithm=algorithm)
+            return found
+
+        groups = geometry[_GROUPS]
+        return _gradients(
+            differentiate, info.batch_size, in_dims, grad_output, input, weight, groups, output_mask
         )
-        return output
 
-    in_dims = [*in_dims, None, None][:3]
-    return _output(convolve, info.batch_size, in_dims, input, weight, bias, groups)
+    return rule
 
 
-@torch.library.register_vmap("customconv::conv_transpose2d")  # type: ignore[untyped-decorator]
-def _conv_transpose2d(
-    info: Any,
-    in_dims: Sequence[int | None],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    output_padding: Sequence[int] = (0, 0),
-    groups: int = 1,
-    dilation: Sequence[int] = (1, 1),
-    *,
-    algorithm: str = "auto",
-) -> tuple[Tensor, int]:
-    def convolve(x: Tensor, w: Tensor, b: Tensor | None, in_groups: int) -> Tensor:
-        output: Tensor = torch.ops.customconv.conv_transpose2d.default(
-            x, w, b, stride, padding, output_padding, in_groups, dilation, algorithm=algorithm
-        )
-        return output
+_ops = torch.ops.customconv
+_ONE, _NONE = (1, 1), (0, 0)
 
-    in_dims = [*in_dims, None, None][:3]
-    return _output(convolve, info.batch_size, in_dims, input, weight, bias, groups)
-
-
-@torch.library.register_vmap("customconv::conv2d_backward")  # type: ignore[untyped-decorator]
-def _conv2d_backward(
-    info: Any,
-    in_dims: Sequence[int | None],
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
-    *,
-    algorithm: str = "auto",
-) -> tuple[Gradients, tuple[int | None, int | None, int | None]]:
-    def differentiate(g: Tensor, x: Tensor, w: Tensor, in_groups: int, mask: Any) -> Gradients:
-        found: Gradients = torch.ops.customconv.conv2d_backward.default(
-            g, x, w, stride, padding, dilation, in_groups, mask, algorithm=algorithm
-        )
-        return found
-
-    return _gradients(
-        differentiate, info.batch_size, in_dims, grad_output, input, weight, groups, output_mask
-    )
-
-
-@torch.library.register_vmap("customconv::conv_transpose2d_backward")  # type: ignore[untyped-decorator]
-def _conv_transpose2d_backward(
-    info: Any,
-    in_dims: Sequence[int | None],
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    groups: int,
-    dilation: Sequence[int],
-    output_mask: Sequence[bool],
-    *,
-    algorithm: str = "auto",
-) -> tuple[Gradients, tuple[int | None, int | None, int | None]]:
-    def differentiate(g: Tensor, x: Tensor, w: Tensor, in_groups: int, mask: Any) -> Gradients:
-        found: Gradients = torch.ops.customconv.conv_transpose2d_backward.default(
-            g, x, w, stride, padding, output_padding, in_groups, dilation, mask, algorithm=algorithm
-        )
-        return found
-
-    return _gradients(
-        differentiate, info.batch_size, in_dims, grad_output, input, weight, groups, output_mask
-    )
+# Geometries: stride, padding, dilation, groups; and stride, padding, output_padding, groups,
+# dilation.
+for _name, _rule in {
+    "conv2d": _rule_for_output(_ops.conv2d.default, (_ONE, _NONE, _ONE, 1)),
+    "conv2d_backward": _rule_for_gradients(_ops.conv2d_backward.default),
+    "conv_transpose2d": _rule_for_output(
+        _ops.conv_transpose2d.default, (_ONE, _NONE, _NONE, 1, _ONE)
+    ),
+    "conv_transpose2d_backward": _rule_for_gradients(_ops.conv_transpose2d_backward.default),
+}.items():
+    torch.library.register_vmap(f"customconv::{_name}", _rule)

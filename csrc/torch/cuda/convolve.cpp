@@ -20,7 +20,7 @@ Tensor empty_like(const Tensor& like, at::IntArrayRef sizes, at::MemoryFormat fo
   return at::detail::empty_cuda(sizes, like.scalar_type(), like.device(), format);
 }
 
-// Of a tensor that is only read: one that shares its memory until it is written goes on sharing it.
+// The memory of a tensor that is only read: one that shares it until it is written goes on sharing.
 void* read_only(const Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
 
 // Why the call is PyTorch's from the start: by choice, because only another argument is on CUDA
