@@ -11,11 +11,11 @@ from .results import BadResults
 
 # Each command's module, which has add_arguments(parser) and main(arguments) -> exit status.
 COMMANDS = {
-    "run": ("run", "times layers beside a peer, into a results file"),
+    "run": ("run", "times layers beside a peer and writes a results file"),
     "host": ("host", "what an eager call costs the host"),
     "models": ("models", "whole networks, forward and training step"),
-    "zoo": ("zoo", "architectures of all families, held against float32"),
-    "train": ("train", "whether a network learns by our convolutions as by PyTorch's"),
+    "zoo": ("zoo", "networks of all families, checked against float32"),
+    "train": ("train", "whether networks learn with our convolutions as with PyTorch's"),
     "kernelbench": ("kernelbench", "KernelBench's level 1 by its own rules"),
     "fused": ("fused", "what an epilogue costs on top of a convolution"),
     "tune": ("tune", "how far the planner's choice is from the best plan"),
@@ -30,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module_name, what) in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=what)
-        if words and words[0] == name:  # the others' imports take seconds
+        if words and words[0] == name:  # importing the other commands takes seconds
             module = importlib.import_module(f".{module_name}", __package__)
             module.add_arguments(command)
     arguments = parser.parse_args(words)

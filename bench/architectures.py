@@ -1,4 +1,4 @@
-"""Architectures of all families, with random weights: what `bench zoo` checks."""
+"""The networks that `bench zoo` checks: all families, with random weights."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.nn import functional
 
 from .networks import UNet, quiet
 
-SIDE = 64  # of an image, where a network does not ask for more
+SIDE = 64  # image height and width, unless a network needs more
 BATCH = 2
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to build a network, and one image of its input without the batch."""
+    """How to build a network, and the shape of one input without the batch dimension."""
 
     name: str
     family: str
@@ -29,20 +29,20 @@ class Architecture:
     image: tuple[int, ...] = (3, SIDE, SIDE)
 
     def network(self) -> nn.Module:
-        """It with weights that are the same each time; dropout is off."""
+        """Builds the network, with the same weights every time and dropout off."""
         torch.manual_seed(0)
         return quiet(self.build())
 
     def input(self, device: torch.device, batch: int = BATCH) -> Tensor:
-        """Random images, or noise, the same each time."""
+        """Returns a batch of random inputs, the same every time."""
         generator = torch.Generator().manual_seed(1)
         return torch.randn(batch, *self.image, generator=generator).to(device)
 
 
 class Heads(nn.Module):
-    """A one-stage detector up to what its heads say of each place.
+    """A one-stage detector up to the outputs of its heads. Takes (N, 3, H, W).
 
-    What follows sorts and drops boxes, which rounding does otherwise. Takes (N, 3, H, W).
+    The post-processing is left out: it sorts and drops boxes, and rounding changes which.
     """
 
     backbone: nn.Module
@@ -57,9 +57,9 @@ class Heads(nn.Module):
 
 
 class Stages(nn.Module):
-    """A two-stage detector, its second stage on fixed boxes instead of on those of its first.
+    """A two-stage detector whose second stage runs on fixed boxes, not on its first's proposals.
 
-    Takes (N, 3, H, W), gives what the region proposal's head and each of the second stage's say.
+    Takes (N, 3, H, W). Returns the outputs of the region proposal head and the second-stage heads.
     """
 
     backbone: nn.Module
@@ -88,9 +88,9 @@ class Stages(nn.Module):
 
 
 class Waves(nn.Module):
-    """1-D convolutions over sound, dilated more from layer to layer, as in WaveNet (2016).
+    """1-D convolutions over sound, each layer with twice the dilation, as in WaveNet (2016).
 
-    Takes (N, 1, L), gives (N, classes, L / 4 - 1): a strided encoder, gated residual layers.
+    A strided encoder, then gated residual layers. Takes (N, 1, L), returns (N, classes, L / 4 - 1).
     """
 
     def __init__(self, width: int = 64, layers: int = 8, classes: int = 32) -> None:
@@ -113,9 +113,9 @@ class Waves(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """An image autoencoder of group norms and strided convolutions, as diffusion models have.
+    """An image autoencoder with group norms and strided convolutions, as diffusion models use.
 
-    Takes (N, 3, H, W), H and W multiples of 8, gives the same shape.
+    Takes (N, 3, H, W), where H and W are multiples of 8, and returns the same shape.
     """
 
     def __init__(self, width: int = 32, latent: int = 4) -> None:
@@ -152,7 +152,7 @@ def generator() -> nn.Module:
 
 
 def upscaler() -> nn.Module:
-    """ESPCN (Shi et al., 2016), wider: (N, 3, H, W) to (N, 3, 4 H, 4 W) by shuffled channels."""
+    """A wider ESPCN (Shi et al., 2016): (N, 3, H, W) to (N, 3, 4 H, 4 W) by pixel shuffle."""
     return nn.Sequential(
         nn.Conv2d(3, 64, 5, padding=2), nn.Tanh(),
         nn.Conv2d(64, 64, 3, padding=1, padding_mode="reflect"), nn.Tanh(),

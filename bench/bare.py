@@ -1,8 +1,8 @@
 """A process that times PyTorch's `F.conv2d` for `bench host`: without customconv, or with it off.
 
-It imports nothing of ours unless it is told to, so that what our presence costs can be seen. Run as
-``python -m bench.bare [customconv]``; it answers each line "MODE CALLS" on its input with a line of
-microseconds, and ends with its input.
+It imports customconv only if told to, so that the cost of the import can be measured. Run it as
+``python -m bench.bare [customconv]``. For each line "MODE CALLS" on stdin it prints a line with the
+microseconds per call. It ends when stdin ends.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def tensors(device: torch.device, requires_grad: bool) -> list[Tensor]:
 
 
 def convolution(device: torch.device, requires_grad: bool) -> Call:
-    """`F.conv2d` of such tensors."""
+    """Returns a call of `F.conv2d` on these tensors."""
     x, w, b = tensors(device, requires_grad)
     return lambda: functional.conv2d(x, w, b, 1, 1, 1, 1)
 
 
 def with_backward(call: Call) -> Call:
-    """The call and the backward pass of its result, as a training step does it."""
+    """Returns the call followed by its backward pass, as in a training step."""
     result = call()
     assert isinstance(result, Tensor)
     grad_output = torch.ones_like(result)
@@ -43,8 +43,8 @@ def with_backward(call: Call) -> Call:
 
 
 def replayed(call: Call) -> Call:
-    """A replay of a CUDA graph that holds the call."""
-    call()  # libraries set themselves up in a first call, which no graph can hold
+    """Captures the call in a CUDA graph and returns the replay."""
+    call()  # libraries initialise in their first call, which a graph cannot capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
@@ -52,7 +52,7 @@ def replayed(call: Call) -> Call:
 
 
 def calls(device: torch.device) -> dict[str, Call]:
-    """`F.conv2d` in every mode."""
+    """Returns a call of `F.conv2d` for every mode."""
     recorded = convolution(device, True)
     each = convolution(device, False), recorded, with_backward(recorded)
     found = dict(zip(MODES, each, strict=True))
@@ -63,7 +63,7 @@ def calls(device: torch.device) -> dict[str, Call]:
 
 
 def microseconds(call: Call, times: int, wait: Callable[[], object]) -> float:
-    """What a call costs the host; a quarter as many, untimed, come first, and the GPU is idle."""
+    """Returns host microseconds per call. A warm-up of a quarter as many and `wait` come first."""
     for _ in range(max(1, times // 4)):
         call()
     wait()
@@ -80,6 +80,8 @@ def main(words: list[str]) -> None:
     if words:
         import customconv
 
+        if device.type == "cpu":  # where the overrides are for tests alone
+            customconv._C.install_routing_on_cpu()
         with customconv.enabled():
             convolution(device, False)()
     elif "customconv" in sys.modules:

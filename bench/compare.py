@@ -1,8 +1,8 @@
 """`python -m bench compare OLD NEW`: the rows that got slower by more than the noise, worst first.
 
-A row got slower where our median rose by more than a stated share and the quartiles of OLD and NEW
-do not overlap. A row that had times and has an error now is worse than any. The exit status is 1 if
-there is such a row, and 2 if a file cannot be read.
+A row got slower if our median rose by more than a given share and the quartiles of OLD and NEW do
+not overlap. A row that had times and now has an error ranks worst. The exit status is 1 if there is
+such a row, and 2 if a file cannot be read.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from . import results
 from .results import BadResults, Results, Row
 
 LEAST_PERCENT = 3.0
-NAMED = 5  # of the rows that only one file has
+NAMED = 5  # how many of the rows that only one file has are named
 
 
 @dataclass(frozen=True)
 class Change:
-    """One row in both files; ``slowdown`` is our new time over the old, infinite for an error."""
+    """A row in both files; ``slowdown`` is our new time over the old, infinite for an error."""
 
     old: Row
     new: Row
@@ -63,7 +63,7 @@ HEAD = f"{'ours':>9} {'ratio':>9} {'old ms':>10} {'new ms':>10}  row"
 
 
 def changes(old: Iterable[Row], new: Iterable[Row]) -> list[Change]:
-    """Rows that have times in OLD and are in NEW at all, worst first."""
+    """Pairs the rows that have times in OLD with those in NEW, worst first."""
     before = {results.key(row): row for row in old}
     pairs = [(before.get(results.key(row)), row) for row in new]
     found = [Change(o, n) for o, n in pairs if o is not None and "error" not in o]
@@ -71,7 +71,7 @@ def changes(old: Iterable[Row], new: Iterable[Row]) -> list[Change]:
 
 
 def report(old: Results, new: Results, least: float) -> tuple[str, int]:
-    """What to print, and how many rows got slower."""
+    """Returns the text to print and how many rows got slower."""
     found = changes(old["rows"], new["rows"])
     slower = [change for change in found if change.is_slower(least)]
     lines = [f"{name}: {_origin(file)}" for name, file in (("OLD", old), ("NEW", new))]
@@ -111,7 +111,7 @@ def _origin(file: Results) -> str:
 
 
 def _only(name: str, file: Results, other: Results) -> list[str]:
-    """A line on the rows that only one file has, if there are any."""
+    """Returns a line about the rows that only ``file`` has, if there are any."""
     known = {results.key(row) for row in other["rows"]}
     missing = [row for row in file["rows"] if results.key(row) not in known]
     if not missing:
@@ -123,13 +123,13 @@ def _only(name: str, file: Results, other: Results) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("old", type=Path, metavar="OLD", help="a results file")
-    parser.add_argument("new", type=Path, metavar="NEW", help="a results file to judge by it")
+    parser.add_argument("new", type=Path, metavar="NEW", help="a results file to compare with it")
     parser.add_argument(
         "--least",
         type=float,
         default=LEAST_PERCENT,
         metavar="PERCENT",
-        help="a smaller slowdown is never one (%(default)g)",
+        help="ignore smaller slowdowns (default: %(default)g)",
     )
 
 

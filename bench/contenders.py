@@ -1,4 +1,4 @@
-"""The tensors of a row, and the calls that compute it: ours by any family, and its peers."""
+"""The tensors of a row, and the calls that compute it: ours, with any family, and the peers'."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ DTYPES = {
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 OPS = ("fprop", "dgrad", "wgrad")
 
-# cudnn: PyTorch's call with cudnn.benchmark, the best of BENCHMARK_LIMIT algorithms, tried once a
-# shape. aten-heuristic: PyTorch's call as it is by default. inductor: that call compiled. aten:
-# what PyTorch runs on the CPU.
+# cudnn: PyTorch's call with cudnn.benchmark, which tries BENCHMARK_LIMIT algorithms once per shape
+# and keeps the best. aten-heuristic: PyTorch's call with its default settings. inductor: that call
+# compiled. aten: PyTorch's call on the CPU.
 PEERS = ("cudnn", "aten-heuristic", "inductor", "aten")
 BENCHMARK_LIMIT = 10
 
 
 class Unmeasurable(Exception):
-    """A row that there is nothing to compare for, and why."""
+    """Raised if a row cannot be measured; says why."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Buffers:
 
 
 def why_not(layer: Layer, precision: str, op: str, peer: str, device: torch.device) -> str | None:
-    """Why a row can't be measured; None where it can."""
+    """Returns why a row can't be measured, or None if it can."""
     if min(layer.P, layer.Q) < 1:
         return "the output is empty"
     if any(p >= s for p, s in zip(layer.output_padding, layer.stride, strict=True)):
-        return "so wide an output padding is PyTorch's"
+        return "only PyTorch computes output padding as wide as the stride"
     if device.type == "cpu" and precision == "tf32":
         return "the CPU has no TF32"
     if peer == "inductor" and op != "fprop":
@@ -58,7 +58,7 @@ def why_not(layer: Layer, precision: str, op: str, peer: str, device: torch.devi
 
 
 def make_buffers(layer: Layer, precision: str, layout: str, device: torch.device) -> Buffers:
-    """Fresh normal numbers; weights scaled so that results are of order one."""
+    """Makes normal random tensors; weights are scaled so that results are of order one."""
     dtype, memory = DTYPES[precision], LAYOUTS[layout]
 
     def normal(shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
@@ -73,7 +73,7 @@ def make_buffers(layer: Layer, precision: str, layout: str, device: torch.device
 
 
 def ours(layer: Layer, op: str, buffers: Buffers, family: str = "auto") -> Call:
-    """Our operator's call, by one family or by the planner's choice."""
+    """Returns our operator's call, by one family or by the planner's choice."""
     x, w, bias, dy = buffers.x, buffers.w, buffers.bias, buffers.dy
     if op == "fprop" and layer.transposed:
         return lambda: torch.ops.customconv.conv_transpose2d(
@@ -99,7 +99,7 @@ def _forward(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def peers(layer: Layer, op: str, buffers: Buffers, peer: str) -> Call:
-    """The peer's call of the same."""
+    """Returns the peer's call for the same row."""
     x, w, bias, dy = buffers.x, buffers.w, buffers.bias, buffers.dy
     if op == "fprop":
         if peer == "inductor":
@@ -115,7 +115,7 @@ def peers(layer: Layer, op: str, buffers: Buffers, peer: str) -> Call:
 
 @contextlib.contextmanager
 def switches(precision: str, peer: str) -> Iterator[None]:
-    """PyTorch's own switches for a row: float32 or TF32, and whether cuDNN tries its algorithms."""
+    """Sets PyTorch's switches for a row: float32 or TF32, and cuDNN's benchmark mode."""
     flags = torch.backends.cudnn.flags(
         enabled=True,
         benchmark=peer == "cudnn",
@@ -127,7 +127,7 @@ def switches(precision: str, peer: str) -> Iterator[None]:
 
 
 def planned(layer: Layer, op: str, buffers: Buffers) -> dict[str, Any]:
-    """What the planner is asked about: the arguments of ``customconv.explain``."""
+    """Returns the arguments of ``customconv.explain`` for a row."""
     return {
         "input": buffers.x, "weight": buffers.w, "bias": buffers.bias if op == "fprop" else None,
         "stride": layer.stride, "padding": layer.pad, "dilation": layer.dil,
@@ -137,7 +137,7 @@ def planned(layer: Layer, op: str, buffers: Buffers) -> dict[str, Any]:
 
 
 def plan_of(layer: Layer, op: str, buffers: Buffers, family: str) -> tuple[str, str]:
-    """The family that runs, and its plan in a line; PyTorch's own is "aten"."""
+    """Returns the family that runs and its plan in one line; PyTorch's own is "aten"."""
     found = customconv.explain(**planned(layer, op, buffers), algorithm=family)
     return found.family, str(found.plan) if found.plan is not None else "aten"
 

@@ -1,11 +1,11 @@
-"""What a network computes, outputs and gradients, and how far that is from IEEE float32.
+"""A network's outputs and gradients, and how far they are from IEEE float32.
 
-Rounding changes more of an untrained network than its convolutions: batch norm divides by the
-spread of a few values, the loss's gradient scales all others by an error of its own, and a unit
-that moves across a ReLU's kink changes gradients by as much as a wrong convolution would. So that
-errors tell how exact convolutions are, batch norms hold statistics that were taken once, the loss
-weighs the outputs by fixed random numbers, functions with kinks give way to smooth ones where
-gradients are taken, and no branch begins with a gain of nearly zero.
+Other parts of an untrained network amplify rounding: batch norm divides by the spread of a few
+values, an error in the loss's gradient scales all other gradients, and a unit that crosses a ReLU's
+kink changes gradients by as much as a wrong convolution would. The errors should tell how exact the
+convolutions are. So batch norms keep fixed statistics, the loss weights the outputs by fixed random
+numbers, smooth functions replace those with kinks when gradients are taken, and no branch starts
+with a gain near zero.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-MOST_ERROR = 2.0  # over PyTorch's own
-# Shares of the norm: what a network makes of one other rounding of its first layers' results, in
-# which PyTorch may be more exact than what it allows.
+MOST_ERROR = 2.0  # our error may be this many times PyTorch's
+# Relative errors that are always allowed: what one different rounding in the first layers does to a
+# network. PyTorch may round less than the precision allows; ours need not.
 ALWAYS_ALLOWED = {"fp32": 1e-4, "tf32": 0.01, "amp-fp16": 0.01, "amp-bf16": 0.08}
-IDLE = 1e-3  # a parameter of numbers no larger was made to switch a branch off
-LOSS_SCALE = 2.0**16  # in float16, at first
-UNSEEN = 1e-5  # a gradient whose numbers are that much smaller than others' is rounding alone
+IDLE = 1e-3  # a parameter with no larger values was initialised to switch a branch off
+LOSS_SCALE = 2.0**16  # the first scale for float16
+UNSEEN = 1e-5  # a gradient this much smaller than the largest is only rounding
 
 Named = dict[str, Tensor]
 
@@ -47,7 +47,7 @@ def _mean_pool(
 
 
 class Smooth(TorchFunctionMode):
-    """Within it, what has kinks is computed by something like it that has none."""
+    """While active, replaces functions with kinks by similar smooth ones."""
 
     INSTEAD: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
         **dict.fromkeys(
@@ -67,12 +67,12 @@ class Smooth(TorchFunctionMode):
 
 
 def leaves(output: Any) -> list[Tensor]:
-    """The tensors of real numbers in an output, which may be a nest, in order."""
+    """Returns the floating-point tensors of an output, which may be nested, in order."""
     return [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
 
 
 def awakened(network: nn.Module) -> nn.Module:
-    """The network, its parameters of nearly zero replaced by random ones that count."""
+    """Replaces parameters near zero by larger random ones; returns the network."""
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.numel() and parameter.abs().max() <= IDLE:
@@ -81,7 +81,7 @@ def awakened(network: nn.Module) -> nn.Module:
 
 
 def settled(network: nn.Module, x: Tensor) -> nn.Module:
-    """The network, its batch norms with the statistics of x; all channels' variances are one."""
+    """Sets batch norms' statistics from x, one variance for all channels; returns the network."""
     norms = [
         (module, module.momentum)
         for module in network.modules()
@@ -100,7 +100,7 @@ def settled(network: nn.Module, x: Tensor) -> nn.Module:
 
 @contextlib.contextmanager
 def _training(network: nn.Module) -> Iterator[None]:
-    """The network in training mode but for its batch norms, which keep their statistics."""
+    """Puts the network in training mode, except its batch norms, which keep their statistics."""
     network.train()
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -116,7 +116,7 @@ def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:
 
 
 def outputs(network: nn.Module, x: Tensor, autocast: torch.dtype | None = None) -> Named:
-    """What it computes in evaluation mode, without gradients."""
+    """Returns the outputs in evaluation mode, without gradients."""
     network.eval()
     with torch.no_grad(), _autocast(x, autocast):
         found = leaves(network(x))
@@ -124,16 +124,16 @@ def outputs(network: nn.Module, x: Tensor, autocast: torch.dtype | None = None) 
 
 
 def convolved(network: nn.Module) -> Named:
-    """The parameters that stand beside a filter: of convolutions, and of what is like them."""
+    """Returns the parameters of all modules that hold a filter, such as convolutions."""
     named = dict(network.named_parameters())
     beside = {name.rpartition(".")[0] for name, parameter in named.items() if parameter.ndim > 2}
     return {n: p for n, p in named.items() if p.requires_grad and n.rpartition(".")[0] in beside}
 
 
 def gradients(network: nn.Module, x: Tensor, autocast: torch.dtype | None = None) -> Named:
-    """The gradients of the input and of every convolution's parameters, in training mode.
+    """Returns the gradients of the input and of all convolutions' parameters, in training mode.
 
-    The loss is the sum of all outputs, each times a random number, the same in every call.
+    The loss is the sum of all outputs, weighted by random numbers that are the same in every call.
     """
     wanted = convolved(network)
     image = x.detach().requires_grad_()
@@ -161,9 +161,9 @@ def gradients(network: nn.Module, x: Tensor, autocast: torch.dtype | None = None
 
 
 def errors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
-    """The norm of what each tensor is off by, over the norm of what it should be.
+    """Returns each tensor's relative error: the norm of the difference over the expected norm.
 
-    A tensor that should be zero but for rounding, as a bias's gradient before a norm, is left out.
+    Tensors that are zero except for rounding are left out, such as a bias's gradient before a norm.
     """
     norms = torch.stack([expected[name].norm() for name in expected]).tolist()
     sizes = [n / max(1, b.numel()) ** 0.5 for n, b in zip(norms, expected.values(), strict=True)]
@@ -176,12 +176,12 @@ def errors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[
 
 
 def total(of: Mapping[str, float]) -> float:
-    """Their root mean square: each tensor counts as much as any other."""
+    """Returns the root mean square of the errors, so that all tensors count equally."""
     squares = [error**2 for error in of.values()]
     return float((sum(squares) / len(squares)) ** 0.5)
 
 
 def wrong(ours: float, pytorch: float, precision: str) -> str:
-    """What is wrong with an error of ours beside PyTorch's own, or nothing."""
+    """Says what is wrong if our error is too large beside PyTorch's; otherwise empty."""
     allowed = max(MOST_ERROR * pytorch, ALWAYS_ALLOWED[precision])
     return "" if ours <= allowed else f"off by {ours:.3g}, PyTorch by {pytorch:.3g}"

@@ -31,14 +31,14 @@ PEERS = {
     "inductor": "Inductor",
     "aten": "ATen",
 }
-HARMLESS = {"power cap"}  # of a row's marks: usual under load
+HARMLESS = {"power cap"}  # marks that are usual under load
 
 Cell = tuple[str, str, str]  # precision, layout, op
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours with a contrast of 3 to the background, which the colour-blind tell apart."""
+    """Colour-blind-safe colours with a contrast of at least 3 to the background."""
 
     background: str
     ink: str
@@ -96,12 +96,12 @@ def ratios(rows: Sequence[Row], peer: str, theme: Theme) -> Figure:
     grid = _grid(rows)
     panels = cells(rows)
     most = max(map(len, panels.values()))
-    named = len(panels) == 1 and most <= 60  # else names would be too small to read
+    named = len(panels) == 1 and most <= 60  # otherwise names would be too small to read
     height = (3.2 if len(grid) == 1 else 1.75) + 1.6 * named
     figure = Figure(figsize=(WIDTH, 0.75 + len(grid) * height), layout="constrained")
     axes = figure.subplots(len(grid), len(grid[0]), sharey=True, squeeze=False)
     colours = _suite_colours(rows, theme)
-    # A margin above and below all bars, for the words there.
+    # A margin above and below all bars, for the labels.
     values = [math.log(row["ratio"]) for row in rows] + [math.log(0.5), math.log(2)]
     margin = 0.15 * (max(values) - min(values))
     limits = math.exp(min(values) - margin), math.exp(max(values) + margin)
@@ -225,12 +225,12 @@ def floor(rows: Sequence[Row], peers: Sequence[Row], peer: str, theme: Theme) ->
     return figure
 
 
-# By precision and op, the size that is varied, and layout: a row for each value of the size.
+# Rows by precision and op, by the size that varies, by layout, and by the size's value.
 Sweeps = Mapping[tuple[str, str], Mapping[str, Mapping[str, Mapping[int, Row]]]]
 
 
 def scaling(sweeps: Sweeps, peer: str, theme: Theme) -> Figure:
-    """Time over each size that is varied, for each precision and op."""
+    """Time over each size that varies, for each precision and op."""
     sizes = list(dict.fromkeys(size for by_size in sweeps.values() for size in by_size))
     figure = Figure(figsize=(WIDTH, 0.9 + 2.3 * len(sweeps)), layout="constrained")
     axes = figure.subplots(len(sweeps), len(sizes), squeeze=False)
@@ -262,7 +262,7 @@ def scaling(sweeps: Sweeps, peer: str, theme: Theme) -> Figure:
 
 
 def cells(rows: Iterable[Row]) -> dict[Cell, list[Row]]:
-    """The rows of each precision, layout and op, in the order in which these are shown."""
+    """The rows of each precision, layout and op, in display order."""
     rows = list(rows)
     found: dict[Cell, list[Row]] = {
         (precision, layout, op): []
@@ -282,12 +282,12 @@ def present(rows: Iterable[Mapping[str, Any]], column: str, order: Sequence[str]
 
 
 def doubted(row: Row) -> bool:
-    """Whether a mark says that the row's times may not be right."""
+    """Whether a mark casts doubt on the row's times."""
     return bool(set(row["marks"]) - HARMLESS)
 
 
 def times(ratio: float) -> str:
-    """A ratio for people: 0.07x, 1.24x, 12.3x."""
+    """Formats a ratio: 0.07x, 1.24x, 12.3x."""
     return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio:.2f}x"
 
 
@@ -300,7 +300,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def _grid(rows: Sequence[Row]) -> list[list[Cell]]:
-    """The panels in lines: both layouts beside each other, or with one layout all ops."""
+    """Arranges panels in rows: layouts side by side, or all ops if there is only one layout."""
     precisions = present(rows, "precision", PRECISIONS)
     layouts, ops = present(rows, "layout", LAYOUTS), present(rows, "op", OPS)
     if len(layouts) > 1:
@@ -309,7 +309,7 @@ def _grid(rows: Sequence[Row]) -> list[list[Cell]]:
 
 
 def _panels(count: int, height: float) -> tuple[Figure, list[Axes]]:
-    """So many panels, two beside each other."""
+    """Makes this many panels, two per line."""
     lines = (count + 1) // 2
     width = WIDTH if count > 1 else 0.7 * WIDTH
     figure = Figure(figsize=(width, 0.75 + lines * height), layout="constrained")
@@ -320,7 +320,7 @@ def _panels(count: int, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def _suite_colours(rows: Sequence[Row], theme: Theme) -> dict[str, str]:
-    """A colour for each suite, the largest first; where they do not suffice, one for the rest."""
+    """Gives the largest suites a colour each; if there are too few colours, the rest share one."""
     suites = [name for name, _ in Counter(sorted(row["suite"] for row in rows)).most_common()]
     if len(suites) > len(theme.colours):
         suites = suites[: len(theme.colours) - 1]
@@ -328,7 +328,7 @@ def _suite_colours(rows: Sequence[Row], theme: Theme) -> dict[str, str]:
 
 
 def _contenders(figure: Figure, peer: str, theme: Theme, *, lines: bool = False) -> None:
-    """The legend of ours and the peer's, and of the kinds of lines."""
+    """Draws the legend for customconv and the peer, and for the line styles if ``lines``."""
 
     def line(label: str, style: LineStyleType) -> Line2D:
         return Line2D([], [], color=theme.ink, linestyle=style, linewidth=1.2, label=label)
@@ -354,7 +354,7 @@ def _word(
     coordinates: str = "axes fraction",
     **more: Any,
 ) -> None:
-    """A note beside a point, off it by points of 1/72 inch."""
+    """Writes a note beside a point, at an offset in points (1/72 inch)."""
     ax.annotate(
         text, at, offset, coordinates, "offset points", color=colour, fontsize=7.5,
         bbox={"facecolor": ax.get_facecolor(), "linewidth": 0, "pad": 1}, **more,

@@ -1,8 +1,8 @@
 """`python -m bench fused`: what an epilogue costs on top of a convolution.
 
-Four ways take turns: the bare convolution; `conv2d_fused` with a bias and ReLU, and with a residual
-too; the same as `conv2d` and PyTorch's operators in place; and PyTorch's convolution, tuned, with
-these operators. Fused results are checked against float64 first.
+Four versions take turns: the bare convolution; `conv2d_fused` with a bias and ReLU, with or without
+a residual; `conv2d` followed by PyTorch's in-place operators; and PyTorch's tuned convolution with
+the same operators. Fused results are first checked against float64.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .timing import Call, geomean
 
 @dataclass(frozen=True)
 class Cost(LayerOutcome):
-    """Milliseconds of a layer by each way, with or without a residual."""
+    """Milliseconds of a layer in each version, with or without a residual."""
 
     residual: bool
     bare_ms: float
@@ -50,7 +50,7 @@ class Cost(LayerOutcome):
 
 
 def calls(layer: Layer, buffers: Buffers, with_residual: bool) -> dict[str, Call]:
-    """The four ways, ours first. What stands for the output's gradient is the residual."""
+    """Returns the four versions, ours first. The output's gradient serves as the residual."""
     x, w, bias, geometry = buffers.x, buffers.w, buffers.bias, layer.geometry
     residual = buffers.dy if with_residual else None
     ops = torch.ops.customconv
@@ -69,7 +69,7 @@ def calls(layer: Layer, buffers: Buffers, with_residual: bool) -> dict[str, Call
 
 
 def _check(cell: Cell, buffers: Buffers, with_residual: bool) -> None:
-    """Raises ``verify.Wrong`` where the fused result can't be right."""
+    """Raises ``verify.Wrong`` if the fused result is wrong."""
     ways = calls(cell.layer, buffers, with_residual)
     result, expected = ways["fused"](), ways["peer"]()
     at, exact = exact_sample(cell, buffers, result)
@@ -85,8 +85,8 @@ def measure(cell: Cell, device: torch.device, with_residual: bool, budget_s: flo
     """Checks and times one layer.
 
     Raises:
-        contenders.Unmeasurable: There is no such call.
-        verify.Wrong: The fused result is not right; nothing was timed.
+        contenders.Unmeasurable: The layer cannot be measured.
+        verify.Wrong: The fused result is wrong; nothing was timed.
     """
     layer = cell.layer
     if layer.transposed:
@@ -137,9 +137,9 @@ def text_of(cost: Cost) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     add_layer_arguments(parser, "resnet50")
-    several(parser, "--epilogue", ("relu", "residual"), "relu,residual", "with a residual or not")
+    several(parser, "--epilogue", ("relu", "residual"), "relu,residual", "epilogues")
     parser.add_argument("--device", default=device, help="cuda or cpu")
-    parser.add_argument("--row-s", type=float, default=1.0, help="seconds of timing a layer")
+    parser.add_argument("--row-s", type=float, default=1.0, help="seconds of timing per layer")
     parser.add_argument("--json", type=Path, help="a file to write the times to")
     parser.set_defaults(op=["fprop"], family=["auto"])
 

@@ -1,11 +1,11 @@
-"""`python -m bench host`: what one eager call costs the host, ours and PyTorch's.
+"""`python -m bench host`: the host time of one eager call, ours and PyTorch's.
 
 The convolution is so small that the GPU waits for the host. Calls come in batches, contenders take
-turns, and the host waits for the GPU only between batches. Without a GPU the same is timed on the
-CPU, where the convolution itself is part of every time and nothing is routed.
+turns, and the host waits for the GPU only between batches. Without a GPU the calls run on the CPU:
+then the times include the convolution itself, and nothing is routed.
 
-What our presence costs while routing is off is seen beside processes that never import customconv
-(bare.py): several of either kind take turns, since equal processes differ, too.
+To measure what importing customconv costs while routing is off, processes that did import it take
+turns with processes that never do (bare.py). There are several of each, as equal processes differ.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from torch.nn import functional
 
 import customconv
 
-from . import bare, results, timing
+from . import bare, results
 from .bare import MODES, REPLAY, Call
 
 GEOMETRY = {"stride": 1, "padding": 1, "dilation": 1, "groups": 1}
 BASELINE, MODULE_BASELINE = "F.conv2d", "nn.Conv2d"
+SHORTER = 8  # batches whose least time counts are that much shorter, and as many more
 ROUTED = "F.conv2d, routed"  # the same call, made while routing is on
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds of one call: median and quartiles; the ratio to PyTorch's of the same kind."""
+    """Microseconds per call, median and quartiles, and the ratio to PyTorch's call of that kind."""
 
     mode: str
     call: str
@@ -52,23 +53,22 @@ class Cost:
 
 @dataclass(frozen=True)
 class Presence:
-    """Microseconds of `F.conv2d` without us and with routing off: medians over processes.
+    """Microseconds of `F.conv2d` in processes without customconv, and in others with routing off.
 
-    ``more_us`` is the median over the rounds of the difference, between the bounds of its interval;
-    the spread is how far medians of processes of one kind are apart at most.
+    A process's time is the least of its rounds: what disturbs a call only adds to it. The two times
+    are medians over processes, ``more_us`` is their difference, and ``spread_us`` is the largest
+    difference between processes of one kind.
     """
 
     mode: str
     without_us: float
     off_us: float
     more_us: float
-    more_lo: float
-    more_hi: float
     spread_us: float
 
 
 def calls(x: Tensor, w: Tensor, b: Tensor) -> dict[str, Call]:
-    """PyTorch's own calls, and ours in every form that a user may write."""
+    """Returns PyTorch's own calls, and ours in every form that a user may write."""
     op = torch.ops.customconv.conv2d
     pytorchs = torch.nn.Conv2d(8, 8, 3, padding=1, device=x.device)
     ours = customconv.Conv2d(8, 8, 3, padding=1, device=x.device)
@@ -92,12 +92,12 @@ def calls(x: Tensor, w: Tensor, b: Tensor) -> dict[str, Call]:
 
 
 def switched(name: str) -> contextlib.AbstractContextManager[None]:
-    """Routing as a contender asks for it."""
+    """Returns the context that a contender runs in: routing is on for the routed one."""
     return customconv.enabled() if name == ROUTED else contextlib.nullcontext()
 
 
 def replays(found: Mapping[str, Call]) -> dict[str, Call]:
-    """A replay of a CUDA graph that holds the call, for each that a user would capture."""
+    """Returns CUDA graph replays of the calls that a user would capture."""
     graphs: dict[str, Call] = {}
     for name in (BASELINE, ROUTED, "op"):
         with switched(name):
@@ -106,7 +106,7 @@ def replays(found: Mapping[str, Call]) -> dict[str, Call]:
 
 
 def measure(found: Mapping[str, Call], batch: int, rounds: int) -> dict[str, list[float]]:
-    """Microseconds of a call in each round, the contenders taking turns."""
+    """Returns microseconds per call in each round; the contenders take turns."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     times: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(rounds + 2):  # two to warm up
@@ -134,24 +134,24 @@ class Process:
         return line
 
     def wait(self) -> None:
-        """Until it has set itself up."""
+        """Waits until the process is ready."""
         while self._line() != "ready\n":
             pass
 
     def us(self, mode: str, batch: int) -> float:
-        """Microseconds of a call, once the process has made so many."""
+        """Has the process make ``batch`` calls, and returns microseconds per call."""
         assert self.child.stdin is not None
         print(mode, batch, file=self.child.stdin, flush=True)
         return float(self._line())
 
     def end(self) -> None:
-        """Lets it end, and waits for that."""
+        """Ends the process and waits for it."""
         self.child.communicate()
 
 
 @contextlib.contextmanager
 def processes(count: int) -> Iterator[tuple[list[Process], list[Process]]]:
-    """So many without customconv, and as many with it; they have set themselves up."""
+    """Starts ``count`` processes without customconv and as many with it; yields them when ready."""
     without, off = ([Process(*words) for _ in range(count)] for words in ((), ("customconv",)))
     try:
         for process in (*without, *off):
@@ -163,20 +163,15 @@ def processes(count: int) -> Iterator[tuple[list[Process], list[Process]]]:
 
 
 def presence(mode: str, without: Sequence[list[float]], off: Sequence[list[float]]) -> Presence:
-    """What ours cost more, in the rounds of each process."""
-    by_round = [
-        statistics.median(b) - statistics.median(a)
-        for a, b in zip(zip(*without, strict=True), zip(*off, strict=True), strict=True)
-    ]
-    bare_us, off_us = ([statistics.median(rounds) for rounds in kind] for kind in (without, off))
-    return Presence(
-        mode, statistics.median(bare_us), statistics.median(off_us), statistics.median(by_round),
-        *timing.median_interval(by_round), max(max(us) - min(us) for us in (bare_us, off_us)),
-    )  # fmt: skip
+    """Compares the least times of processes of both kinds; each list holds one process's rounds."""
+    least = [[min(rounds) for rounds in kind] for kind in (without, off)]
+    bare_us, off_us = map(statistics.median, least)
+    spread = max(max(kind) - min(kind) for kind in least)
+    return Presence(mode, bare_us, off_us, off_us - bare_us, spread)
 
 
 def presences(modes: Sequence[str], batch: int, rounds: int, count: int) -> list[Presence]:
-    """For each mode what our presence costs; the processes of both kinds take turns."""
+    """Measures what importing customconv costs in each mode; both kinds of process take turns."""
     with processes(count) as kinds:
         turns = [process for pair in zip(*kinds, strict=True) for process in pair]
         found = []
@@ -192,7 +187,7 @@ def presences(modes: Sequence[str], batch: int, rounds: int, count: int) -> list
 
 
 def costs(mode: str, times: Mapping[str, list[float]]) -> list[Cost]:
-    """The rounds' medians; a ratio is of each round's own pair."""
+    """Returns the medians of the rounds; ratios are formed round by round."""
     found = []
     for name, values in times.items():
         low, median, high = statistics.quantiles(values, n=4)
@@ -214,26 +209,26 @@ def table(found: list[Cost]) -> Table:
 
 
 def presence_table(found: Sequence[Presence]) -> Table:
-    """What our presence costs in each mode."""
+    """What importing customconv costs in each mode."""
     made = Table("mode", title="F.conv2d while routing is off", title_justify="left", box=None,
                  header_style="dim")  # fmt: skip
-    for head in ("without us", "with us", "more", "interval", "equal ones apart"):
+    for head in ("without us", "with us", "more", "equal ones apart"):
         made.add_column(head, justify="right", no_wrap=True)
     for each in found:
         made.add_row(
-            each.mode, f"{each.without_us:.2f}", f"{each.off_us:.2f}", f"{each.more_us:+.3f}",
-            f"{each.more_lo:+.2f} to {each.more_hi:+.2f}", f"{each.spread_us:.2f}",
+            each.mode, f"{each.without_us:.3f}", f"{each.off_us:.3f}", f"{each.more_us:+.3f}",
+            f"{each.spread_us:.3f}",
         )  # fmt: skip
     return made
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, help="a file to write the costs to")
-    parser.add_argument("--batch", type=int, default=200, help="calls between two waits")
+    parser.add_argument("--batch", type=int, default=200, help="calls per batch")
     parser.add_argument("--rounds", type=int, default=30, help="batches of each contender")
     parser.add_argument(
-        "--processes", type=int, default=3,
-        help="without customconv, and as many with it switched off; 0 leaves this out",
+        "--processes", type=int, default=4,
+        help="processes without customconv, and as many with routing off; 0 skips this",
     )  # fmt: skip
 
 
@@ -266,7 +261,8 @@ def main(arguments: argparse.Namespace) -> int:
         gc.enable()
     modes = [*MODES, REPLAY] if cuda else MODES
     count = arguments.processes
-    beside = presences(modes, arguments.batch, arguments.rounds, count) if count else []
+    short = max(1, arguments.batch // SHORTER)
+    beside = presences(modes, short, arguments.rounds * SHORTER, count) if count else []
     for mode_costs in found:
         console.print(table(mode_costs))
     if beside:

@@ -1,4 +1,4 @@
-"""The convolutions inside of a network: which it calls, and what each costs ours and PyTorch."""
+"""The convolutions that a network calls, and the time that ours and PyTorch's take for each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import contenders, timing
 from .layers import Layer, Pair
 
-DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # float32 is as the switch says
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # float32 depends on the TF32 switch
 
 
 @dataclass(frozen=True)
 class Call:
-    """A pass of a convolution, as a network calls it; 1-D ones have a height of one."""
+    """A pass of a convolution that a network calls. 1-D convolutions have a height of one."""
 
     layer: Layer  # named after the first module that calls it
     op: str
@@ -31,7 +31,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Cost:
-    """A call, and its milliseconds on the GPU, from a cold cache, each time that it is made."""
+    """A call, how often it is made, and its milliseconds per call from a cold cache."""
 
     name: str
     op: str
@@ -43,12 +43,12 @@ class Cost:
 
     @property
     def lost_ms(self) -> float:
-        """How much longer ours take than PyTorch's, together."""
+        """How much longer all of ours take than PyTorch's."""
         return self.calls * (self.ours_ms - self.pytorch_ms)
 
 
 def shape_of(layer: Layer) -> str:
-    """A layer's sizes in a line."""
+    """Formats a layer's sizes in one line."""
     text = f"{layer.N}x{layer.C}x{layer.H}x{layer.W} -> {layer.K}, {layer.R}x{layer.S}"
     for what, value, usual in (
         ("stride", layer.stride, (1, 1)), ("padding", layer.pad, (0, 0)),
@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):
         )  # fmt: skip
         name = self.names.setdefault(layer, self.inside[-1] if self.inside else "")
         for op in ops:
-            # A bias is added in the forward pass alone.
+            # Only the forward pass adds a bias.
             of = replace(layer, name=name, bias=bias and op == "fprop")
             precision = DTYPES.get(x.dtype, self.float32)
             self.counts[Call(of, op, precision, self._layout_of(x))] += 1
@@ -129,13 +129,13 @@ class Recorder(TorchDispatchMode):
 def recorded(
     network: nn.Module, run: Callable[[], Any], float32: str, layout: str
 ) -> Counter[Call]:
-    """The convolutions that one run of the network calls, and how often; none of 3-D ones.
+    """Counts the convolutions that one run of the network calls, except 3-D ones.
 
     Args:
-        network: What ``run`` runs.
-        run: A pass, forward or with a backward pass.
+        network: The network that ``run`` runs.
+        run: A forward pass, with or without a backward pass.
         float32: How float32 is computed, "fp32" or "tf32".
-        layout: That of tensors that have either, such as 1x1 images.
+        layout: The layout to assume for tensors that fit both, such as 1x1 images.
     """
     recorder = Recorder(network, float32, layout)
     with recorder:
@@ -145,7 +145,7 @@ def recorded(
 
 @cache
 def timed(call: Call, device: torch.device, budget_s: float) -> tuple[str, float, float] | None:
-    """Our family, our time and PyTorch's, tuned; None where there is nothing to compare."""
+    """Returns our family, our time and tuned PyTorch's; None if the call can't be measured."""
     peer = "cudnn" if device.type == "cuda" else "aten"
     if contenders.why_not(call.layer, call.precision, call.op, peer, device):
         return None
@@ -163,7 +163,7 @@ def timed(call: Call, device: torch.device, budget_s: float) -> tuple[str, float
 def costs(
     calls: Mapping[Call, int], device: torch.device, *, budget_s: float, call_s: float = 0.05
 ) -> list[Cost]:
-    """What each call costs, the worst by lost time first; of those that there is time for."""
+    """Times the calls until the budget is spent; returns those that lose most time first."""
     began = time.monotonic()
     found = []
     for call, times in calls.items():

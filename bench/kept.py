@@ -1,7 +1,7 @@
-"""Results of networks, kept row by row: a file is made by one run or by several.
+"""Results of networks, saved row by row. One run or several fill a file.
 
-Rows are objects of names and values. Some of these identify a row, and a new row replaces an old
-one that they are the same in.
+A row maps names to values. Some of its values identify it: a new row replaces an old one in which
+these are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .results import BadResults, Key, Row
 
 
 class Rows:
-    """The rows of a file, which each new one is written to at once; or of this run alone.
+    """The rows of a file, which is saved after each new row; without a file, this run's rows.
 
     Raises:
         BadResults: The file holds something else, or rows of another device.
@@ -48,16 +48,16 @@ class Rows:
         return list(rows)
 
     def key(self, row: Row) -> Key:
-        """What identifies a row."""
+        """Returns the values that identify a row."""
         return tuple(row[part] for part in self.identity)
 
     def get(self, *key: Any) -> Row | None:
-        """The row of a key, or None if there is none or it is an error."""
+        """Returns the row with this key, or None if there is none or it is an error."""
         row = self.rows.get(key)
         return None if row is None or row["error"] else row
 
     def add(self, row: Row) -> None:
-        """Keeps the row in place of one of the same key, with the commit that it was found at."""
+        """Adds the row, with the current commit, in place of one with the same key, and saves."""
         self.rows[self.key(row)] = row | {"commit": self.meta["commit"]}
         if self.path is not None:
             results.save(self.path, {"meta": self.meta, "rows": list(self.rows.values())})

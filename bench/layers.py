@@ -1,4 +1,4 @@
-"""Layers of public networks and benchmarks, and what computing them takes at least."""
+"""Layers of public networks and benchmarks, with their FLOPs and least bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution; of a transposed one, C and H x W are its input's, K its output's."""
+    """A convolution. If transposed, C, H and W are still the input's and K is the output's."""
 
     suite: str
     name: str
@@ -76,7 +76,7 @@ class Layer:
         return self.stride, self.pad, self.output_padding, self.groups, self.dil
 
     def as_convolution(self, op: str) -> tuple[Layer, str]:
-        """Of a transposed layer the convolution, from output to input, and what ``op`` is of it."""
+        """Returns the convolution that a transposed layer reverses, and its pass that is ``op``."""
         op = {"fprop": "dgrad", "dgrad": "fprop"}.get(op, op)
         convolution = replace(
             self, C=self.K, H=self.P, W=self.Q, K=self.C, transposed=False, output_padding=(0, 0)
@@ -85,15 +85,15 @@ class Layer:
 
     @property
     def flops(self) -> int:
-        """Of any of the three passes, a multiply-add counted as two."""
+        """FLOPs of each of the three passes; a multiply-add counts as two."""
         pixels = self.H * self.W if self.transposed else self.P * self.Q
         return 2 * self.N * pixels * self.C * (self.K // self.groups) * self.R * self.S
 
     def least_bytes(self, size: int, op: str = "fprop") -> int:
-        """Each of the three tensors moved once, ``size`` bytes an element.
+        """Returns the bytes to move each of the three tensors once, at ``size`` bytes per element.
 
-        Pixels of the input that no tap reads, as between strides, need not be; but the input's
-        gradient has them.
+        Input pixels that no tap reads, such as those between strides, don't count, except in dgrad:
+        the input's gradient has them.
         """
         pixels = self.H * self.W
         if op != "dgrad" and not self.transposed:
@@ -101,13 +101,13 @@ class Layer:
         return size * (self.N * self.C * pixels + prod(self.weight) + prod(self.output))
 
     def _read(self, size: int, outputs: int, taps: int, axis: int) -> int:
-        """Rows, or columns, of the input that some tap reads."""
+        """Counts the rows (or columns) of the input that some tap reads."""
         stride, pad, dil = self.stride[axis], self.pad[axis], self.dil[axis]
         places = {i * stride - pad + tap * dil for i in range(outputs) for tap in range(taps)}
         return sum(0 <= place < size for place in places)
 
     def problem(self) -> dict[str, Any]:
-        """The sizes, as results hold them."""
+        """Returns the sizes as results files hold them."""
         sizes = {name: getattr(self, name) for name in "NCHWKRSPQ"}
         rest = {"stride": self.stride, "pad": self.pad, "dil": self.dil, "groups": self.groups}
         if self.transposed:

@@ -1,4 +1,4 @@
-"""What a GPU can do at most, and what state it is in."""
+"""A GPU's peak rates and current state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Peaks:
-    """Rates that nothing can pass: dense TFLOP/s by precision, and TB/s of device memory."""
+    """Peak rates: dense TFLOP/s by precision, and TB/s of device memory."""
 
     tflops: dict[str, float]
     tb_s: float
@@ -24,7 +24,7 @@ def _peaks(fp32: float, tf32: float, half: float, tb_s: float) -> Peaks:
     return Peaks({"fp32": fp32, "tf32": tf32, "fp16": half, "bf16": half}, tb_s)
 
 
-# From NVIDIA's datasheets, without sparsity, sums in float32. The longest match of a name counts.
+# From NVIDIA's datasheets: no sparsity, float32 accumulation. The longest matching name counts.
 PEAKS = {
     "NVIDIA H100 80GB HBM3": _peaks(66.9, 494.7, 989.4, 3.352),
     "NVIDIA H100 PCIe": _peaks(51.2, 378.0, 756.0, 2.039),
@@ -37,7 +37,7 @@ PEAKS = {
 
 
 def peaks_of(device: torch.device) -> Peaks | None:
-    """The peaks of a device; None where they are not known."""
+    """Returns the peaks of a device, or None if they are not known."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -46,12 +46,12 @@ def peaks_of(device: torch.device) -> Peaks | None:
 
 
 def floor_ms(flops: float, least_bytes: float, precision: str, peaks: Peaks) -> float:
-    """The least time for so many FLOPs, and for moving so many bytes, whichever is longer."""
+    """Returns the time for the FLOPs or for the bytes at peak rates, whichever is longer."""
     return max(flops / peaks.tflops[precision] * 1e-9, least_bytes / peaks.tb_s * 1e-9)
 
 
 def _ask(device: torch.device, fields: str) -> str | None:
-    """nvidia-smi's line on a GPU, some tens of milliseconds; None where it can't tell."""
+    """Asks nvidia-smi about a GPU, in tens of milliseconds; None if it has no answer."""
     if device.type != "cuda":
         return None
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
@@ -71,7 +71,7 @@ def driver(device: torch.device) -> str | None:
 
 @dataclass(frozen=True)
 class State:
-    """Of the GPU at a moment: the clock of its multiprocessors, and what slows them."""
+    """The GPU's SM clock at one moment, and what slows it."""
 
     clock_mhz: int
     heat: bool  # a thermal or power-brake slowdown
@@ -84,7 +84,7 @@ POWER_CAP_BIT = 0x04
 
 
 def state_of(device: torch.device) -> State | None:
-    """The GPU's state now; None where it is not known."""
+    """Returns the GPU's current state, or None if it is not known."""
     line = _ask(device, "clocks.sm,clocks_event_reasons.active")
     try:
         return None if line is None else parse_state(line)
@@ -93,7 +93,7 @@ def state_of(device: torch.device) -> State | None:
 
 
 def parse_state(text: str) -> State:
-    """From nvidia-smi's line: the clock in MHz, and the reasons as a hexadecimal number."""
+    """Parses nvidia-smi's line: the clock in MHz and the event reasons in hexadecimal."""
     clock, reasons = text.split(",")
     bits = int(reasons.strip(), 16)
     return State(int(clock), bool(bits & HEAT_BITS), bool(bits & POWER_CAP_BIT))

@@ -1,4 +1,4 @@
-"""One row: checked first, then timed."""
+"""Measures one row: checks it first, then times it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .results import Row
 from .timing import Call
 
 MOST_SETS = 4  # of buffers
-WIDE_SPREAD = 0.03  # half of the ratio's interval, of the ratio
+WIDE_SPREAD = 0.03  # half the width of the ratio's interval, relative to the ratio
 IMPLAUSIBLE = 10.0
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured of a layer."""
+    """A layer, and how it is measured."""
 
     layer: Layer
     precision: str
     layout: str
     op: str
     peer: str
-    family: str = "auto"  # that is asked for
+    family: str = "auto"  # the family that is asked for
 
     def identity(self) -> Row:
         return {
@@ -44,7 +44,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class LayerOutcome:
-    """Which layer it was; what was found out of it follows in a subclass."""
+    """The layer that was measured; subclasses add the results."""
 
     suite: str
     name: str
@@ -54,16 +54,16 @@ class LayerOutcome:
 
     @property
     def what(self) -> str:
-        """The layer, in the width of a column."""
+        """The layer as text of one column's width."""
         return f"{self.name[:34]:34} N{self.problem['N']:<4}{self.precision} {self.layout}"
 
 
 @contextlib.contextmanager
 def prepared(cell: Cell, device: torch.device) -> Iterator[Buffers]:
-    """Buffers of a cell, and PyTorch's switches as it asks for them.
+    """Sets PyTorch's switches for a cell and yields its first buffers.
 
     Raises:
-        contenders.Unmeasurable: There is nothing to compare.
+        contenders.Unmeasurable: The row cannot be measured.
     """
     reason = contenders.why_not(cell.layer, cell.precision, cell.op, cell.peer, device)
     if reason is not None:
@@ -73,7 +73,7 @@ def prepared(cell: Cell, device: torch.device) -> Iterator[Buffers]:
 
 
 def buffer_sets(cell: Cell, first: Buffers, device: torch.device) -> list[Buffers]:
-    """Sets of buffers that take turns, so that none is in the L2 cache when its turn comes."""
+    """Returns buffers to use in turn, so that none is in the L2 cache when its turn comes."""
     count = 1
     if device.type == "cuda":
         dtype = contenders.DTYPES[cell.precision]
@@ -88,7 +88,7 @@ def buffer_sets(cell: Cell, first: Buffers, device: torch.device) -> list[Buffer
 
 
 def exact_sample(cell: Cell, buffers: Buffers, result: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of some elements of a result, and what these are in float64."""
+    """Returns the indices of sampled elements and their exact values in float64."""
     at = verify.sample(result.shape, verify.SAMPLES[cell.op])
     exact = verify.exact(cell.layer, cell.op, at, buffers.x, buffers.w, buffers.dy)
     if cell.op == "fprop" and buffers.bias is not None:
@@ -97,7 +97,7 @@ def exact_sample(cell: Cell, buffers: Buffers, result: Tensor) -> tuple[Tensor, 
 
 
 def _memory_beside_the_result(call: Call, device: torch.device) -> tuple[Tensor, float | None]:
-    """The result, and the most MB that were taken beside it."""
+    """Returns the result and the peak memory in MB that the call took beside it."""
     if device.type != "cuda":
         return call(), None
     torch.cuda.synchronize(device)
@@ -110,11 +110,11 @@ def _memory_beside_the_result(call: Call, device: torch.device) -> tuple[Tensor,
 
 
 def _verified(cell: Cell, buffers: Buffers, device: torch.device) -> Row:
-    """Errors and extra memory of both; raises ``verify.Wrong``."""
+    """Checks both results; returns errors and extra memory, or raises ``verify.Wrong``."""
     ours = contenders.ours(cell.layer, cell.op, buffers, cell.family)
     peer = contenders.peers(cell.layer, cell.op, buffers, cell.peer)
     began = time.monotonic()
-    expected = peer()  # in which the peer tries its algorithms
+    expected = peer()  # the peer tries its algorithms in this call
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     tuning_s = time.monotonic() - began
@@ -139,7 +139,7 @@ def _verified(cell: Cell, buffers: Buffers, device: torch.device) -> Row:
 def _timed(
     cell: Cell, first: Buffers, device: torch.device, budget_s: float
 ) -> tuple[timing.Measurement, list[str]]:
-    """The times, and what the GPU's state says of them."""
+    """Returns the times, and marks for the GPU's state before and after."""
     sets = buffer_sets(cell, first, device)
     calls = {
         "ours": [contenders.ours(cell.layer, cell.op, b, cell.family) for b in sets],
@@ -155,7 +155,7 @@ def _timed(
 
 
 def _limits(cell: Cell, peaks: machine.Peaks | None, ours_ms: float, peer_ms: float) -> Row:
-    """How fast each is, and how far from the floor."""
+    """Returns our rates, and how close both are to the floor."""
     layer = cell.layer
     least = layer.least_bytes(contenders.DTYPES[cell.precision].itemsize, cell.op)
     row: dict[str, Any] = {
@@ -178,8 +178,8 @@ def measure(
     """Checks and times one row.
 
     Raises:
-        contenders.Unmeasurable: There is nothing to compare.
-        verify.Wrong: A result is not the convolution's; nothing was timed.
+        contenders.Unmeasurable: The row cannot be measured.
+        verify.Wrong: A result is wrong.
     """
     layer = cell.layer
     with prepared(cell, device) as buffers:

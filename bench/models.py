@@ -1,9 +1,9 @@
-"""`python -m bench models`: whole networks by PyTorch's convolutions and by ours.
+"""`python -m bench models`: whole networks with PyTorch's convolutions and with ours.
 
 Forward is evaluation without gradients; a step is forward, loss, backward and SGD. Both networks
 have the same weights and see the same images. Before they are timed, their outputs, or the
-gradients of their convolutions, are held against PyTorch's in IEEE float32 (see evidence.py): ours
-may be off twice as far as PyTorch's own.
+gradients of their convolutions, are compared with PyTorch's in IEEE float32 (see evidence.py). Our
+error may be up to twice PyTorch's.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ PRECISIONS: dict[str, tuple[torch.dtype | None, str]] = {
     "amp-bf16": (torch.bfloat16, "tf32"),
 }
 MODES = ("forward", "step")
-SETTLING = 8  # images that batch norms take their statistics from
-LISTED = 10  # of a row's layers, those that lose most time
-LAYERS_S = 60.0  # for the layers of one row
+SETTLING = 8  # images for the batch norms' statistics
+LISTED = 10  # how many of a row's layers are listed, those that lose most time
+LAYERS_S = 60.0  # seconds for the layers of one row
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one network in one precision, layout and mode; times are milliseconds of a pass."""
+    """One row: a network in one precision, layout and mode. Times are milliseconds per pass."""
 
     network: str
     mode: str
@@ -62,12 +62,12 @@ class Outcome:
     ratio_lo: float = 0
     ratio_hi: float = 0
     runs: int = 0
-    pytorch_mb: float | None = None  # the most memory that a pass takes
+    pytorch_mb: float | None = None  # peak memory of a pass
     ours_mb: float | None = None
-    pytorch_err: float = 0  # of PyTorch's in IEEE float32: of outputs, or of a step's gradients
+    pytorch_err: float = 0  # against IEEE float32: of outputs, or of a step's gradients
     ours_err: float = 0
-    routed: int = 0  # passes of convolutions that kernels of ours computed
-    fallbacks: int = 0  # and calls that PyTorch computed in their place
+    routed: int = 0  # convolution passes that our kernels computed
+    fallbacks: int = 0  # calls that fell back to PyTorch
 
 
 What = tuple[str, str, str, int]  # a row's mode, precision, layout and batch
@@ -85,7 +85,7 @@ class Runner:
         self.autocast = autocast
         scaled = autocast == torch.float16
         self.scaler = torch.amp.grad_scaler.GradScaler(x.device.type, enabled=scaled)
-        # So slow that weights stay what they were, however long a step is timed.
+        # The rate is tiny, so that weights hardly change however long a step is timed.
         self.optimizer = torch.optim.SGD(network.parameters(), lr=1e-6)
         self.call: Callable[[], Any] = self.step if mode == "step" else self.forward
 
@@ -112,7 +112,7 @@ class Runner:
 
 
 def within(by: str, call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call with routing on, if that is how ours is run."""
+    """Returns the call, with routing on if that is how ours is run."""
 
     def routed() -> Any:
         with customconv.enabled():
@@ -124,6 +124,7 @@ def within(by: str, call: Callable[[], Any]) -> Callable[[], Any]:
 def _peak_mb(call: Callable[[], Any], device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
+    call()  # a step's gradients stay allocated: have them in `before` each time
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -133,7 +134,7 @@ def _peak_mb(call: Callable[[], Any], device: torch.device) -> float | None:
 
 
 class Pair:
-    """A network on a device by PyTorch's convolutions and by ours, built once for all its rows."""
+    """A network on a device with PyTorch's convolutions and with ours, built once for all rows."""
 
     def __init__(
         self, name: str, image: int, device: torch.device, by: str, *, compiled: bool = False
@@ -155,7 +156,7 @@ class Pair:
     def _errors(
         self, mode: str, precision: str, x: Tensor
     ) -> tuple[float, float, customconv.Stats]:
-        """PyTorch's error and ours, and what computed ours."""
+        """Returns PyTorch's error, our error, and the counts of what computed ours."""
         taken = evidence.gradients if mode == "step" else evidence.outputs
         key = (mode, len(x))
         if key not in self.expected:
@@ -172,7 +173,7 @@ class Pair:
         return evidence.total(pytorchs), evidence.total(mine), counted
 
     def _runners(self, mode: str, precision: str, x: Tensor) -> list[Runner]:
-        """PyTorch's and ours; the same one if the network is the same."""
+        """Returns PyTorch's runner and ours; they are one object if the networks are."""
         runners = [Runner(self.network, x, mode, PRECISIONS[precision][0])]
         if self.ours is self.network:
             runners *= 2
@@ -185,7 +186,7 @@ class Pair:
 
     @contextlib.contextmanager
     def _laid_out(self, layout: str, batch: int) -> Iterator[Tensor]:
-        """The images; both networks have the layout, and in the end the weights they began with."""
+        """Puts both networks in the layout and yields images; restores their weights at the end."""
         memory = contenders.LAYOUTS[layout]
         for network in (self.network, self.ours):
             network.to(memory_format=memory)  # type: ignore[call-overload]
@@ -216,7 +217,7 @@ class Pair:
             with contenders.switches(PRECISIONS[precision][1], "cudnn"):
                 pytorchs, mine = self._runners(mode, precision, x)
                 calls = {"ours": within(self.by, mine.call), "pytorch": pytorchs.call}
-                if self.compiled:  # in PyTorch's modules, whatever they call is decided later
+                if self.compiled:  # compiles it; each later call decides about routing
                     for call in calls.values():
                         call()
                 peaks = {name: _peak_mb(call, self.device) for name, call in calls.items()}
@@ -232,14 +233,14 @@ class Pair:
         )  # fmt: skip
 
     def layers(self, mode: str, precision: str, layout: str, batch: int) -> Row:
-        """The convolutions of a row, each timed by itself: those that lose most, and all together.
+        """Times each convolution of a row by itself; returns the totals and those that lose most.
 
-        A row that the host decides may lose time though no convolution does.
+        A row that is bound by the host may lose time though no convolution does.
         """
         autocast, float32 = PRECISIONS[precision]
         with self._laid_out(layout, batch) as x:
             run = Runner(self.network, x, mode, autocast).call
-            with contenders.switches(float32, "cudnn"):  # PyTorch keeps what it took first
+            with contenders.switches(float32, "cudnn"):  # PyTorch caches its first choice
                 calls = inside.recorded(self.network, run, float32, layout)
         found = inside.costs(calls, self.device, budget_s=LAYERS_S)
         listed = [each for each in found[:LISTED] if each.lost_ms > 0]
@@ -252,7 +253,7 @@ class Pair:
 
 
 def text_of(row: Row) -> str:
-    """A row in one line."""
+    """Formats a row in one line."""
     what = f"{row['network']:18} {row['mode']:7} {row['precision']:8} {row['layout']}"
     what += f" N{row['batch']:<3}"
     if row["error"]:
@@ -267,7 +268,7 @@ def text_of(row: Row) -> str:
 
 
 def layers_text(found: Row, most: int = LISTED) -> Iterator[str]:
-    """What a row's convolutions cost, in lines."""
+    """Formats what a row's convolutions cost, line by line."""
     yield (
         f"  convolutions alone: PyTorch {found['pytorch_ms']:.3f} ms, ours "
         f"{found['ours_ms']:.3f} ({found['timed']} timed)"
@@ -281,7 +282,7 @@ def layers_text(found: Row, most: int = LISTED) -> Iterator[str]:
 
 
 def means(rows: Sequence[Row]) -> Table:
-    """Geometric means of the ratios, and how many networks each is of; a column for each batch."""
+    """Geometric means of the ratios and the number of networks in each, a column per batch size."""
     right = [row for row in rows if not row["error"]]
     batches = sorted({row["batch"] for row in rows})
     made = Table(title="geometric means of ratios", title_justify="left", box=None,
@@ -303,7 +304,7 @@ def means(rows: Sequence[Row]) -> Table:
 
 
 def summary(rows: Sequence[Row], console: Console) -> None:
-    """The means, then what is slower than PyTorch's and what is wrong."""
+    """Prints the means, then the rows that are slower than PyTorch's or wrong."""
     console.print(means(rows))
     for row in sorted(rows, key=lambda row: float(row["ratio"])):
         if row["error"] or row["ratio"] < 1:
@@ -313,19 +314,19 @@ def summary(rows: Sequence[Row], console: Console) -> None:
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """How networks run."""
+    """Adds the options that say how networks run."""
     cuda = torch.cuda.is_available()
     several(parser, "--layouts", contenders.LAYOUTS, ",".join(contenders.LAYOUTS), "layouts")
     several(parser, "--precisions", PRECISIONS, "tf32,amp-fp16" if cuda else "fp32", "precisions")
     parser.add_argument("--by", choices=networks.WAYS, default="routed", help="how ours is run")
-    parser.add_argument("--image", type=int, default=224 if cuda else 32, help="its sides")
+    parser.add_argument("--image", type=int, default=224 if cuda else 32, help="height and width")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--budget-s", type=float, help="stop cleanly after so many seconds")
+    parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
     parser.add_argument("--json", type=Path, help="a file for the outcomes")
 
 
 def batches(text: str) -> list[int]:
-    """Numbers with commas between."""
+    """Parses comma-separated positive numbers."""
     found = [int(word) for word in text.split(",")]
     if min(found) < 1:
         raise ValueError
@@ -338,18 +339,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several(parser, "--modes", MODES, ",".join(MODES), "what is timed")
     add_common_arguments(parser)
     parser.add_argument(
-        "--batch", type=batches, default=[1, 8, 64] if cuda else [2], help="sizes, with commas"
+        "--batch", type=batches, default=[1, 8, 64] if cuda else [2], help="comma-separated sizes"
     )
-    parser.add_argument("--row-s", type=float, default=0.5, help="seconds of timing a row, at most")
-    parser.add_argument("--compile", action="store_true", help="both by torch.compile")
-    parser.add_argument("--resume", action="store_true", help="leave out rows that the file has")
+    parser.add_argument("--row-s", type=float, default=0.5, help="most seconds of timing per row")
+    parser.add_argument("--compile", action="store_true", help="run both through torch.compile")
+    parser.add_argument("--resume", action="store_true", help="skip rows that the file has")
     parser.add_argument(
-        "--layers", action="store_true", help="time each convolution of rows that ours is slower in"
+        "--layers", action="store_true", help="time each convolution of rows where ours is slower"
     )
 
 
 def _todo(arguments: argparse.Namespace) -> list[What]:
-    """The rows of each network; those of one size of its tensors stand together."""
+    """Lists the rows of each network; rows with the same tensor sizes are adjacent."""
     return [
         (mode, precision, layout, batch)
         for layout in arguments.layouts
@@ -373,7 +374,7 @@ class Run:
         return name, *what, arguments.image, arguments.by, arguments.compile
 
     def due(self, name: str, what: What) -> tuple[bool, bool]:
-        """Whether a row is to be measured, and whether its layers may be."""
+        """Returns whether to measure a row, and whether its layers may be timed."""
         row = self.rows.get(*self.key(name, what)) if self.arguments.resume else None
         if row is None:
             return True, bool(self.arguments.layers)
@@ -384,7 +385,7 @@ class Run:
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def network(self, name: str, todo: Iterable[What]) -> bool:
-        """Measures its rows; returns whether there was time for all."""
+        """Measures a network's rows; returns whether there was time for all."""
         arguments = self.arguments
         pair = None
         for what in todo:
@@ -409,13 +410,13 @@ class Run:
                     self.rows.add(row | {"layers": (found := pair.layers(*what))})
                     for line in layers_text(found):
                         self.print(line)
-            except Exception as error:  # whatever a user would see is the row's outcome
+            except Exception as error:  # any error becomes the row's outcome
                 short = isinstance(error, torch.cuda.OutOfMemoryError)
                 text = "out of memory" if short else f"{type(error).__name__}: {error}"
                 self.rows.add(asdict(Outcome(*self.key(name, what), text)))
                 self.print(text_of(self.rows.rows[self.key(name, what)]))
             if self.device.type == "cuda":
-                torch.cuda.synchronize()  # raises what a failure has left
+                torch.cuda.synchronize()  # raises errors that a failure left pending
                 torch.cuda.empty_cache()
             self.budget.spend(time.monotonic() - began)
         return True

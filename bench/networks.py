@@ -1,4 +1,4 @@
-"""Whole networks with random weights, and how their convolutions become ours."""
+"""Whole networks with random weights, and how they are made to use our convolutions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import customconv
 
 
 class UNet(nn.Module):
-    """A U-Net (Ronneberger et al., 2015) of padded 3x3 convolutions; images of any multiple of 16.
+    """A U-Net (Ronneberger et al., 2015) with padded 3x3 convolutions.
 
-    Takes (N, 3, H, W), gives (N, 1, H, W).
+    Takes (N, 3, H, W), where H and W are multiples of 16, and returns (N, 1, H, W).
     """
 
     def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512, 1024)) -> None:
@@ -73,34 +73,34 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "unet": lambda: UNet(),
 }
 
-# routed: the same modules, PyTorch's, while customconv.enable() holds. converted: a copy of which
-# the modules are ours.
+# routed: PyTorch's modules, run while customconv.enable() is in effect. converted: a copy with our
+# modules.
 WAYS = ("routed", "converted")
 
 
 def quiet(network: nn.Module) -> nn.Module:
-    """The network, its dropout off, so that two passes of it agree."""
+    """Turns dropout off, so that two passes agree; returns the network."""
     for module in network.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
         if type(module).__name__ in ("StochasticDepth", "DropPath"):
             module.p = module.drop_prob = 0.0  # type: ignore[assignment]
-        if isinstance(getattr(module, "drop_rate", None), float):  # of functional.dropout
+        if isinstance(getattr(module, "drop_rate", None), float):  # for functional.dropout
             module.drop_rate = 0.0  # type: ignore[assignment]
     return network
 
 
 def build(name: str) -> nn.Module:
-    """A network with weights that are the same each time; dropout is off."""
+    """Builds a network, with the same weights every time and dropout off."""
     torch.manual_seed(0)
     return quiet(NETWORKS[name]())
 
 
 def ours(network: nn.Module, by: str) -> nn.Module:
-    """The network that is run as ours: itself if it is routed, else a copy with our modules."""
+    """Returns the network that runs as ours: itself if routed, else a copy with our modules."""
     return customconv.convert(copy.deepcopy(network))[0] if by == "converted" else network
 
 
 def switched(by: str) -> contextlib.AbstractContextManager[None]:
-    """The context in which that network runs, its backward pass included."""
+    """Returns the context in which that network runs, including its backward pass."""
     return customconv.enabled() if by == "routed" else contextlib.nullcontext()

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 def several(
     parser: argparse.ArgumentParser, flag: str, known: Iterable[str], default: str, what: str
 ) -> None:
-    """Adds an option that takes some of the known words, with commas between."""
+    """Adds an option that takes some of the known words, separated by commas."""
     words = list(known)
 
     def parse(text: str) -> list[str]:
         chosen = [word for word in text.split(",") if word]
         if not chosen or set(chosen) - set(words):
             raise argparse.ArgumentTypeError(
-                f"{text!r}: expected some of {', '.join(words)}, with commas between"
+                f"{text!r}: expected some of {', '.join(words)}, separated by commas"
             )
         return chosen
 

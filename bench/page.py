@@ -1,4 +1,4 @@
-"""The page of `bench report`: one HTML file that needs nothing else."""
+"""The page of `bench report`: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from .figures import DARK, LIGHT, Theme, peer_name, times
 from .results import Row
 
-DPI = 160  # of the plots; the page shows them at 100, and a fine screen shows more
+DPI = 160  # of the plots; the page shows them at 100, so they stay sharp on fine screens
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot as PNG; ``dark`` is the same for a dark page."""
+    """A plot as PNG, for a light page and for a dark one."""
 
     name: str
     title: str
@@ -28,11 +28,11 @@ class Plot:
 
 
 class Column(NamedTuple):
-    """A column of the table of all rows; numbers are sorted as such, and not by their text."""
+    """A column of the table of all rows. Numbers are sorted by value, not by their text."""
 
     title: str
     value: Callable[[Row], str | float | None]
-    text: Callable[[Any], str] | None = None  # of a number
+    text: Callable[[Any], str] | None = None  # formats a number
     explained: str = ""
     style: str = ""
 
@@ -86,7 +86,7 @@ COLUMNS = (
 
 
 def problem(sizes: Mapping[str, Any]) -> str:
-    """A problem in a few characters: sizes, and what is not the default."""
+    """Formats a problem briefly: its sizes, and what is not the default."""
     text = "N{N} C{C} {H}x{W} K{K} {R}x{S}".format_map(sizes)
     for name, usual in (("stride", 1), ("pad", 0), ("dil", 1), ("groups", 1)):
         value = sizes[name]
@@ -105,7 +105,7 @@ def html(
     plots: Iterable[Plot],
     rows: Sequence[Row],
 ) -> str:
-    """The page: facts of the run, tables with their captions, plots, and all rows."""
+    """Returns the page: facts about the run, tables with captions, plots, and all rows."""
     parts = [
         "<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>",
         '<meta name=viewport content="width=device-width, initial-scale=1">',
@@ -139,7 +139,7 @@ def _figure(plot: Plot) -> str:
     def inlined(png: bytes) -> str:
         return "data:image/png;base64," + base64.b64encode(png).decode()
 
-    # A PNG tells its size in its header.
+    # A PNG's header holds its size.
     width, height = (size * 100 // DPI for size in struct.unpack(">II", plot.light[16:24]))
     return (
         f"<h2>{escape(plot.title)}</h2>\n<p>{escape(plot.caption)}</p>\n<picture>"

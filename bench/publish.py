@@ -21,7 +21,7 @@ from .results import BadResults, Results, Row
 from .timing import geomean
 
 HERE = Path(__file__).parent
-SWEEPS = "scaling"  # shapes made to vary one size: plotted by themselves, and in no mean
+SWEEPS = "scaling"  # its shapes vary one size: plotted separately, and in no mean
 HEAD = (
     "precision", "layout", "op",
     "shapes", "geomean", "faster", "best", "worst", "wrong", "unmeasured",
@@ -33,7 +33,7 @@ Meta = Mapping[str, Any]
 
 
 def together(files: Sequence[Results]) -> Results:
-    """All rows, the later file's where two have the same; the facts are the last file's."""
+    """Merges the rows; later files replace rows of earlier ones, and the last gives the facts."""
     devices = sorted({str(file["meta"].get("device")) for file in files})
     if len(devices) > 1:
         raise BadResults(
@@ -46,7 +46,7 @@ def together(files: Sequence[Results]) -> Results:
 
 
 def comparisons(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """The rows by ours and peer; first what a user gets beside what a user would run else."""
+    """Groups rows by our family and the peer; the choice and first peer come first."""
     found: dict[tuple[str, str], list[Row]] = {}
     forced = {row.get("forced") or "" for row in rows}
     for peer in figures.present(rows, "peer", tuple(figures.PEERS)):
@@ -74,16 +74,16 @@ def summary(rows: Sequence[Row]) -> Table:
     return lines
 
 
-# What a sweep varies, by its name.
+# The sizes that each sweep varies.
 SIZES = {"N": ("N",), "C = K": ("C", "K"), "H = W": ("H", "W")}
 
 
 def sweeps(rows: Sequence[Row]) -> figures.Sweeps:
-    """The longest sweep over each size, of three rows at least; none where there is none."""
+    """Finds the longest sweep over each size; sweeps of fewer than three rows are left out."""
     found: dict[tuple[str, str], dict[str, dict[str, dict[int, Row]]]] = {}
     for (precision, layout, op), panel in figures.cells(rows).items():
         for size, varied in SIZES.items():
-            alike: dict[str, dict[int, Row]] = {}  # rows that agree in all else
+            alike: dict[str, dict[int, Row]] = {}  # rows that agree in all other sizes
             for row in panel:
                 sizes = row["problem"]
                 rest = {k: v for k, v in sizes.items() if k not in (*varied, "P", "Q")}
@@ -118,7 +118,7 @@ CAPTIONS = {
 
 
 def plots(chosen: Sequence[Row], rows: Sequence[Row], meta: Meta) -> Iterator[Plot]:
-    """Each plot that there is something for: of the chosen rows, the floor of every family."""
+    """Draws each plot that has data, from the chosen rows; the floor shows every family."""
     peer = chosen[0]["peer"]
     layers = [row for row in chosen if row["suite"] != SWEEPS]
     if compared := measured(layers, "ratio"):
@@ -132,7 +132,7 @@ def plots(chosen: Sequence[Row], rows: Sequence[Row], meta: Meta) -> Iterator[Pl
         yield plot("roofline", peer, alt, draw)
     every = [row for row in rows if row["peer"] == peer and row["suite"] != SWEEPS]
     if compared := measured(every, "percent_of_floor", "peer_percent_of_floor"):
-        # A family may have been forced beside the planner's choice of it, and the peer timed twice.
+        # A family may be both chosen and forced for a layer, and the peer is then timed twice.
         ours = {results.key({**row, "forced": row["family"]}): row for row in compared}.values()
         theirs = {results.key({**row, "forced": None}): row for row in compared}.values()
         middle = statistics.median(row["percent_of_floor"] for row in ours)
@@ -156,7 +156,7 @@ def measured(rows: Sequence[Row], *columns: str) -> list[Row]:
 
 
 def png(draw: Draw, theme: Theme) -> bytes:
-    """The same bytes for the same plot, whatever matplotlib's settings are here."""
+    """Renders a plot to the same bytes every time, whatever the local matplotlib settings."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(figures.style(theme))
@@ -166,7 +166,7 @@ def png(draw: Draw, theme: Theme) -> bytes:
 
 
 def plain(table: Table) -> str:
-    """A table for a terminal: words to the left, numbers to the right."""
+    """Formats a table for a terminal: words left-aligned, numbers right-aligned."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
         "  ".join(
@@ -184,7 +184,7 @@ def markdown(table: Table) -> str:
 
 
 def facts(meta: Meta) -> dict[str, str]:
-    """What the page says of the run."""
+    """Returns what the page says about the run."""
     found = {name: str(value) for name, value in meta.items() if value is not None}
     if method := meta.get("method"):
         found["method"] = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in method.items())
@@ -206,7 +206,7 @@ def write(files: Sequence[Results], out: Path) -> str:
     }
     drawn = list(plots(next(iter(compared.values())), rows, meta)) if compared else []
     out.mkdir(parents=True, exist_ok=True)
-    for name in CAPTIONS:  # an older report's
+    for name in CAPTIONS:  # left by an older report
         for old in (out / f"{name}.png", out / f"{name}-dark.png"):
             old.unlink(missing_ok=True)
     for picture in drawn:
@@ -231,7 +231,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    # Layers' are DEVICE.json; models-DEVICE.json and the like hold networks.
+    # DEVICE.json holds layers; models-DEVICE.json and the like hold networks.
     kept = (path for path in (HERE / "results").glob("*.json") if "-" not in path.stem)
     paths = arguments.results or sorted(kept)
     if not paths:

@@ -29,15 +29,15 @@ class Results(TypedDict):
 
 
 class BadResults(Exception):
-    """A file that holds no results."""
+    """Raised for a file that holds no valid results."""
 
 
-# What makes a row another row, beside the layer's sizes.
+# What identifies a row, together with its batch size.
 IDENTITY = ("suite", "name", "precision", "layout", "op", "peer", "forced")
 
 
 def key(row: Row) -> Key:
-    """What identifies a row: two rows with the same key measure the same."""
+    """Returns what identifies a row: two rows with the same key measure the same thing."""
     return (*(row.get(part) for part in IDENTITY), row["problem"]["N"])
 
 
@@ -57,7 +57,7 @@ def load(path: Path) -> Results:
 
 
 def save(path: Path, results: Results) -> None:
-    """Replaces the file in one step, a row a line: a run that is killed loses no row."""
+    """Replaces the file in one step, with a row per line, so that a killed run loses no row."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = ",\n".join("  " + json.dumps(row) for row in results["rows"])
     meta = json.dumps(results["meta"], indent=1).replace("\n", "\n ")
@@ -67,22 +67,22 @@ def save(path: Path, results: Results) -> None:
 
 
 def save_outcomes(path: Path, device: torch.device, name: str, outcomes: Iterable[Any]) -> None:
-    """Writes dataclasses as the list ``name``, and what the run's results depend on."""
+    """Writes dataclasses as the list ``name``, with the facts about the run."""
     held = facts(device) | {name: [asdict(outcome) for outcome in outcomes]}
     path.write_text(json.dumps(held, indent=1) + "\n")
 
 
 def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
-    """The old rows, each replaced in its place by a new one of the same key, then the others."""
+    """Returns the old rows, each replaced by a new one of the same key, then the other new rows."""
     rows = {key(row): row for row in old}
     rows.update((key(row), row) for row in new)
     return list(rows.values())
 
 
 def commit() -> str | None:
-    """The commit that the sources are of, "+dirty" where they differ from it; None without git.
+    """Returns the sources' commit, with "+dirty" if they differ from it; None without git.
 
-    CUSTOMCONV_COMMIT names it for sources that were copied from where they are kept.
+    CUSTOMCONV_COMMIT names the commit of sources that were copied out of their repository.
     """
     if named := os.environ.get("CUSTOMCONV_COMMIT"):
         return named
@@ -101,7 +101,7 @@ def commit() -> str | None:
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """What a run's results depend on beside the code."""
+    """Returns what a run's results depend on besides the code."""
     cuda = device.type == "cuda"
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),

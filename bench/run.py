@@ -1,4 +1,4 @@
-"""`python -m bench run`: layers measured beside a peer, kept on disk row by row."""
+"""`python -m bench run`: measures layers beside a peer and saves each row to disk."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ METHOD = {
 
 
 def add_layer_arguments(parser: argparse.ArgumentParser, suite: str) -> None:
-    """The options that say which layers, in which precisions and layouts."""
+    """Adds the options that select layers, precisions and layouts."""
     cuda = torch.cuda.is_available()
     several(parser, "--suite", layers.suites(), suite if cuda else "smoke", "layers")
     several(parser, "--dtype", [*contenders.DTYPES], "tf32,fp16" if cuda else "fp32", "precisions")
     several(parser, "--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
-    parser.add_argument("--layer", default="", help="only layers whose name holds this")
+    parser.add_argument("--layer", default="", help="only layers whose name contains this")
     parser.add_argument("--batch", type=int, help="the batch size of every layer")
 
 
@@ -50,25 +50,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peer",
         contenders.PEERS,
         "cudnn" if cuda else "aten",
-        "what a user would run else",
+        "what a user would otherwise run",
     )
     families = ("auto", *contenders.families())
     several(parser, "--family", families, "auto", "families of ours")
     parser.add_argument("--device", default="cuda" if cuda else "cpu", help="cuda or cpu")
-    parser.add_argument("--budget-s", type=float, help="stop cleanly after so many seconds")
-    parser.add_argument("--row-s", type=float, default=2.0, help="seconds of timing a row, at most")
+    parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
+    parser.add_argument("--row-s", type=float, default=2.0, help="most seconds of timing per row")
     parser.add_argument("--out", type=Path, help="by default bench/results/DEVICE.json")
-    parser.add_argument("--resume", action="store_true", help="leave out rows that the file has")
+    parser.add_argument("--resume", action="store_true", help="skip rows that the file has")
 
 
 def spread(chosen: Sequence[layers.Layer]) -> list[layers.Layer]:
-    """The layers in an order of which every beginning is spread over all of them."""
+    """Orders the layers so that every prefix is spread over all of them."""
     order = sorted(range(len(chosen)), key=lambda i: i * GOLDEN % 1)
     return [chosen[i] for i in order]
 
 
 def cells(arguments: argparse.Namespace) -> list[Cell]:
-    """The rows in order: of a layer all kinds, then the next layer's."""
+    """Lists the rows in order: all kinds of one layer, then of the next."""
     found = layers.load(arguments.suite, arguments.batch)
     return [
         Cell(layer, precision, layout, op, peer, family)
@@ -86,7 +86,7 @@ def attempt(
     text_of: Callable[[Outcome], str],
     console: Console,
 ) -> tuple[list[Outcome], int]:
-    """What can be measured, printed one after the other, and how many results were wrong."""
+    """Measures and prints what it can; returns the outcomes and how many results were wrong."""
     outcomes = []
     wrong = 0
     for cell, measured in todo:
@@ -105,7 +105,7 @@ def attempt(
 
 
 def results_path(device: torch.device) -> Path:
-    """bench/results/h100.json for an "NVIDIA H100 80GB HBM3"."""
+    """Returns the default file: bench/results/h100.json for an "NVIDIA H100 80GB HBM3"."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     words = re.findall(r"[a-z0-9]+", name.lower().replace("nvidia", "").replace("geforce", ""))
     return HERE / "results" / f"{words[0]}.json"
@@ -129,10 +129,10 @@ def text_of(row: Row) -> str:
 def measured_row(
     cell: Cell, device: torch.device, peaks: machine.Peaks | None, row_s: float
 ) -> tuple[Row, bool]:
-    """The row, and whether a result was wrong. What can't be measured is a row that says why.
+    """Returns the row and whether a result was wrong. A row that can't be measured says why.
 
-    PyTorch keeps cuDNN's algorithms by thread and shape, whatever its switches say later: what it
-    runs untuned is seen in a thread that has tuned nothing.
+    PyTorch caches cuDNN's algorithms by thread and shape, and ignores its switches afterwards. So
+    the untuned peer runs in a thread that has tuned nothing.
     """
     if cell.peer == "aten-heuristic":
         with ThreadPoolExecutor(1) as thread:
@@ -154,7 +154,7 @@ def _measured_row(
 
 
 class Budget:
-    """Seconds that a run may take, and what a row has cost so far."""
+    """A run's budget in seconds, and an estimate of the next row's cost."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
@@ -162,7 +162,7 @@ class Budget:
         self.longest = 0.0
 
     def spend(self, seconds: float) -> None:
-        # The longest of late: one slow row must not end a run of quick ones.
+        # The longest recent row: it decays, so that one slow row does not end a run of quick ones.
         self.longest = max(seconds, 0.8 * self.longest)
 
     def has_room(self) -> bool:
@@ -181,7 +181,7 @@ def run(
     row_s: float = 2.0,
     console: Console | None = None,
 ) -> tuple[int, int]:
-    """Measures the cells in order and saves after each; returns how many were, and were wrong."""
+    """Measures the cells in order and saves each; returns how many were measured and wrong."""
     console = console or Console()
     peaks = machine.peaks_of(device)
     todo = list(todo)

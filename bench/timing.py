@@ -1,7 +1,7 @@
-"""Timing several ways to compute the same: they take turns, from a cold cache.
+"""Times several ways to compute the same thing: they take turns, from a cold cache.
 
-A ratio is formed turn by turn, so that what slows the machine for a while slows both of its sides;
-its interval is that of the median, from order statistics alone.
+Ratios are formed turn by turn, so that a temporary slowdown of the machine affects both sides. The
+interval of the median ratio comes from order statistics alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Call = Callable[[], Any]
 
 CONFIDENCE = 0.95
 FEWEST_RUNS = 3
-FLUSHED_L2 = 4  # times the L2 cache's size that is overwritten before each run
-QUEUE_CYCLES = 200_000  # for which the GPU is kept busy while the host queues a call: 0.1 ms
+FLUSHED_L2 = 4  # multiple of the L2 cache's size that is overwritten before each run
+QUEUE_CYCLES = 200_000  # keep the GPU busy while the host queues a call: 0.1 ms
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A peer's time over ours: the median of the turns, and its interval."""
+    """A peer's time over ours: the median of the turns' ratios, and its interval."""
 
     median: float
     low: float
@@ -43,21 +43,21 @@ class Ratio:
 
     @property
     def width(self) -> float:
-        """Half of the interval, of the median."""
+        """Half the width of the interval, relative to the median."""
         return (self.high - self.low) / 2 / self.median
 
 
 @dataclass(frozen=True)
 class Measurement:
     times: dict[str, Timing]
-    ratios: dict[str, Ratio]  # of every contender but the first, to the first
+    ratios: dict[str, Ratio]  # of every other contender's time to the first's
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Bounds of the median of what the values were drawn from, with no assumption on it.
+    """Returns a confidence interval of the median, with no assumption on the distribution.
 
-    The numbers of values below the median are binomial: the bounds are the values of the narrowest
-    symmetric ranks that hold it with the confidence, or the extremes where there are too few.
+    The number of values below the median is binomial. The bounds are the values at the narrowest
+    symmetric ranks that reach the confidence, or the extremes if there are too few values.
     """
     ordered = sorted(values)
     n = len(ordered)
@@ -82,7 +82,7 @@ def geomean(values: Iterable[float]) -> float:
 
 
 def ratio_of(ours: Sequence[float], peer: Sequence[float]) -> Ratio:
-    """Of the runs of each turn."""
+    """Returns the median of the per-turn ratios and its interval."""
     ratios = [b / a for a, b in zip(ours, peer, strict=True)]
     return Ratio(statistics.median(ratios), *median_interval(ratios))
 
@@ -100,7 +100,7 @@ class _CpuClock:
 
 
 class _CudaClock:
-    """Events around each run, which are read once the GPU has come to them."""
+    """CUDA events around each run, read once the GPU has reached them."""
 
     def __init__(self, device: torch.device) -> None:
         l2 = torch.cuda.get_device_properties(device).L2_cache_size
@@ -133,17 +133,17 @@ def interleaved(
     """Times contenders, the first of which is ours, until every ratio is known well enough.
 
     Args:
-        calls: For each contender one call for every set of buffers, which are used in turn.
-        device: Where they run. On a GPU times are its own, between events; on the CPU wall time.
-        least_runs: Runs of each contender before the first look, fewer if the budget has no room.
-        most_runs: And at most.
-        ratio_width: Half the width of a ratio's interval, of the ratio, at which it is known.
-        budget_s: Wall time after which no further turns are begun.
+        calls: For each contender one call per set of buffers; the sets are used in turn.
+        device: Where they run. On a GPU, times are between events; on the CPU they are wall time.
+        least_runs: Runs of each contender before the first check; fewer if the budget is short.
+        most_runs: The most runs of each contender.
+        ratio_width: Half the width of a ratio's interval, relative to the ratio, that suffices.
+        budget_s: Seconds of wall time after which no further turns begin.
     """
     clock: Any = _CudaClock(device) if device.type == "cuda" else _CpuClock()
     times: dict[str, list[float]] = {name: [] for name in calls}
     ours = next(iter(calls))
-    for turns in calls.values():  # to warm up
+    for turns in calls.values():  # warm-up
         clock.read([clock.run(call) for call in turns])
     began = time.monotonic()
     for turns in calls.values():

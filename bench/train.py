@@ -1,11 +1,12 @@
-"""`python -m bench train`: whether a network learns by our convolutions as by PyTorch's.
+"""`python -m bench train`: whether a network learns with our convolutions as with PyTorch's.
 
-Rounding one number another way is enough for two trainings to part, so ours may part from PyTorch's
-as far as PyTorch's do from each other. It trains several times, on the same images in the same
-order: first from the weights that ours begins with, then from these with each rounded once, to the
-precision, at random. Curves are compared by the root mean square of their differences after each
-step, losses averaged over WINDOW steps. Ours is alike where the nearest of PyTorch's curves is at
-most MOST_DISTANCE times as far as two of these are from each other.
+One number that is rounded differently makes two trainings drift apart, so ours may differ from
+PyTorch's as much as PyTorch's differ from each other. PyTorch trains several times, on the same
+images in the same order: first from the weights that ours starts with, then from copies whose
+weights are each off by a random rounding error of the precision. The distance of two loss curves is
+the root mean square of their differences, with losses averaged over WINDOW steps. Ours passes if
+its distance to the nearest of PyTorch's curves is at most MOST_DISTANCE times the largest distance
+between two of these.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from torch.nn import functional
 from . import contenders, models, networks, results
 from .options import several
 
-# Half the distance of two neighbouring numbers, relative to them.
+# Unit roundoff: half the relative distance between neighbouring numbers.
 ROUNDING = {"fp32": 2.0**-24, "tf32": 2.0**-11, "amp-fp16": 2.0**-11, "amp-bf16": 2.0**-9}
 WINDOW = 10
 MOST_DISTANCE = 1.5
-LEARNED = 0.9  # of the loss at first; else there was nothing to compare
+LEARNED = 0.9  # the loss must fall below this share of its start, or nothing was learned
 
-KINDS = 64  # of images, each a coarse pattern under noise
-COARSE = 8  # the pattern's sides
+KINDS = 64  # of images, each a coarse pattern with noise
+COARSE = 8  # the pattern's height and width
 NOISE = 1.0
-LEARNING_RATE = 0.1 / 256  # for each image of a batch
-# Of the steps, in which the rate grows to that (Goyal et al., 2017). At its full size at once
-# losses jump by more than they fall, and equal trainings soon have nothing in common.
+LEARNING_RATE = 0.1 / 256  # per image of a batch
+# Share of the steps over which the rate grows to its full value (Goyal et al., 2017). Without it,
+# losses first jump by more than they later fall, and even equal trainings drift apart.
 WARM_UP = 0.5
 CLASSIFIERS = [name for name in networks.NETWORKS if name not in ("fcn_resnet50", "unet")]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one network in one precision and layout; a curve has the loss of each step."""
+    """One network in one precision and layout. A curve holds the loss of each step."""
 
     network: str
     precision: str
@@ -52,13 +53,13 @@ class Outcome:
     batch: int
     ours: list[float]
     pytorch: list[list[float]]
-    distance: float  # of ours to the nearest of PyTorch's
-    spread: float  # the most that two of PyTorch's are apart
+    distance: float  # from ours to the nearest of PyTorch's
+    spread: float  # the largest distance between two of PyTorch's
     error: str = ""
 
 
 class Pupil(models.Runner):
-    """A network that is taught to tell the kinds of images apart."""
+    """A network that is trained to tell the kinds of images apart."""
 
     def __init__(self, network: nn.Module, batch: int, image: int, precision: str, layout: str):
         device = next(network.parameters()).device
@@ -72,7 +73,7 @@ class Pupil(models.Runner):
         )
 
     def look(self, number: int) -> Tensor:
-        """The images of a step, and their kinds as ``self.kinds``: the same for every pupil."""
+        """Returns a step's images and sets ``self.kinds``; both are the same for every pupil."""
         generator = self.generator.manual_seed(number)
         device = generator.device
         self.kinds = torch.randint(KINDS, (self.batch,), device=device, generator=generator)
@@ -95,7 +96,7 @@ class Pupil(models.Runner):
 
 
 def rounded(network: nn.Module, unit: float, seed: int) -> nn.Module:
-    """A copy, each weight of which is off by at most the unit, of itself."""
+    """Returns a copy with each weight off at random, by at most ``unit`` relative to itself."""
     network = copy.deepcopy(network)
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -114,7 +115,7 @@ def distance(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def judged(ours: Sequence[float], pytorch: Sequence[Sequence[float]]) -> tuple[float, float, str]:
-    """Our distance, PyTorch's spread, and what is wrong with ours."""
+    """Returns our distance, PyTorch's spread, and what is wrong (empty if nothing is)."""
     ours_off = min(distance(ours, curve) for curve in pytorch)
     spread = max(distance(a, b) for a, b in itertools.combinations(pytorch, 2))
     curve = smooth(pytorch[0])
@@ -130,7 +131,7 @@ def compare(
     name: str, precision: str, layout: str, batch: int, image: int, device: torch.device,
     *, steps: int, runs: int, by: str = "routed",
 ) -> Outcome:  # fmt: skip
-    """Trains one network by our convolutions once, and by PyTorch's several times."""
+    """Trains one network with our convolutions once, and with PyTorch's several times."""
     network = networks.build(name).to(device)
     network = network.to(memory_format=contenders.LAYOUTS[layout])  # type: ignore[call-overload]
 
@@ -165,8 +166,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several(parser, "--networks", CLASSIFIERS, "resnet50", "networks")
     models.add_common_arguments(parser)
     parser.add_argument("--batch", type=int, default=64 if torch.cuda.is_available() else 2)
-    parser.add_argument("--steps", type=int, default=200, help="of each training")
-    parser.add_argument("--runs", type=int, default=3, help="of PyTorch's, 2 at least")
+    parser.add_argument("--steps", type=int, default=200, help="steps of each training")
+    parser.add_argument("--runs", type=int, default=3, help="trainings by PyTorch, at least 2")
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
-"""`python -m bench tune`: how far the planner's choice is from the best plan that it weighs.
+"""`python -m bench tune`: how far the planner's choice is from the best plan that it considers.
 
-It is for whoever calibrates the planner's prices: no call of the operator ever tunes. A plan's kind
-is its family, variant and number of splits; of each kind the one with the least predicted time is
-run. All results are checked against that of the planner's choice, which itself is against float64.
+It helps to calibrate the planner's cost model; the operator itself never tunes. A plan's kind is
+its family, variant and number of splits. The plan with the least predicted time of each kind runs.
+Each result is checked against float64 and against the result of the planner's choice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .options import several
 from .run import add_layer_arguments, attempt, cells
 from .timing import Call, geomean
 
-CLOSE = 0.05  # a choice so near the best is as good
+CLOSE = 0.05  # a choice this close to the best is as good
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Outcome(LayerOutcome):
     """A layer's plans: the planner's choice and the best, with their times and its prediction."""
 
     op: str
-    plans: int  # that were timed
+    plans: int  # how many were timed
     chosen: str
     chosen_ms: float
     predicted_ms: float
@@ -51,7 +51,7 @@ class Outcome(LayerOutcome):
 
 
 def distinct(plans: Iterable[_C.ConvPlan], most: int) -> list[_C.ConvPlan]:
-    """The cheapest plan of each kind by prediction, so many of them; the planner's choice first."""
+    """Returns the cheapest plan of each kind by prediction, at most ``most``, the choice first."""
     kinds: dict[tuple[str, int, int], _C.ConvPlan] = {}
     for plan in sorted(plans, key=lambda plan: plan.predicted_ms):
         kinds.setdefault((plan.family, plan.variant_index, plan.splits), plan)
@@ -59,7 +59,7 @@ def distinct(plans: Iterable[_C.ConvPlan], most: int) -> list[_C.ConvPlan]:
 
 
 def call_by(plan: _C.ConvPlan, layer: Layer, op: str, buffers: Buffers) -> Call:
-    """The operator's call by that plan."""
+    """Returns the operator's call with that plan."""
     call = contenders.ours(layer, op, buffers, plan.family)
 
     def run() -> Any:
@@ -73,7 +73,7 @@ def call_by(plan: _C.ConvPlan, layer: Layer, op: str, buffers: Buffers) -> Call:
 
 
 def _check(cell: Cell, buffers: Buffers, calls: Sequence[Call]) -> None:
-    """Raises ``verify.Wrong`` where a plan's result can't be right."""
+    """Raises ``verify.Wrong`` if a plan's result is wrong."""
     expected = calls[0]()
     at, exact = exact_sample(cell, buffers, expected)
     error = verify.relative_error(expected, at, exact)
@@ -87,8 +87,8 @@ def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcom
     """Times the plans of one layer.
 
     Raises:
-        contenders.Unmeasurable: There are no plans.
-        verify.Wrong: A plan's result is not the convolution's; nothing was timed.
+        contenders.Unmeasurable: There are no plans, or the layer cannot be measured.
+        verify.Wrong: A plan's result is wrong; nothing was timed.
     """
     layer = cell.layer
     with prepared(cell, device) as first:
@@ -111,7 +111,7 @@ def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcom
 
 
 def summary(outcomes: Sequence[Outcome]) -> Table:
-    """For each precision and layout: how much of the best plan's speed the choices have."""
+    """For each precision, layout and op: the choices' speed relative to the best plans'."""
     table = Table(box=None, header_style="dim")
     for head in ("precision", "layout", "op", "layers", "of the best", "worst", "within 5 %"):
         table.add_column(head, justify="left" if head in ("precision", "layout", "op") else "right")
@@ -128,7 +128,7 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
 
 
 def text_of(outcome: Outcome) -> str:
-    """An outcome in two lines: the choice, and the best where that is another."""
+    """Formats an outcome: the choice, and on a second line the best plan if it is faster."""
     text = (
         f"{outcome.what} {outcome.op} {outcome.chosen_ms:9.4f} ms, {outcome.share:.2f} of the best "
         f"of {outcome.plans}: {outcome.chosen}"
@@ -141,8 +141,8 @@ def text_of(outcome: Outcome) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_layer_arguments(parser, "resnet50")
     several(parser, "--op", contenders.OPS, "fprop", "passes")
-    parser.add_argument("--most", type=int, default=24, help="plans of a layer, the cheapest first")
-    parser.add_argument("--row-s", type=float, default=1.0, help="seconds of timing a layer")
+    parser.add_argument("--most", type=int, default=24, help="plans per layer, the cheapest first")
+    parser.add_argument("--row-s", type=float, default=1.0, help="seconds of timing per layer")
     parser.add_argument("--json", type=Path, help="a file to write the outcomes to")
     parser.set_defaults(peer=["cudnn"], family=["auto"])
 

@@ -1,7 +1,7 @@
-"""Checking a result before it is timed: sampled elements against float64, all against the peer.
+"""Checks a result before it is timed: sampled elements against float64, all against the peer.
 
-The sampled elements are computed exactly from what they depend on, gathered into columns, so that
-no convolution of the whole has to be formed in float64.
+Each sampled element is computed in float64 from just the inputs that it depends on, so the whole
+convolution need not run in float64.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ SAMPLES = {"fprop": 4096, "dgrad": 4096, "wgrad": 256}
 MOST_GATHERED = 1 << 26  # elements at a time: half a gigabyte in float64
 MOST_COMPARED = 1 << 27
 
-# How far an element may be off, of the root mean square of all: far more than rounding makes of
-# sums of random numbers, far less than what is left of memory that was not written.
+# How far an element may be off, relative to the root mean square of all. Rounding errors of sums of
+# random numbers are far smaller; the errors of memory that was not written are far larger.
 TOLERANCES = {"fp32": 1e-3, "tf32": 2e-2, "fp16": 5e-2, "bf16": 2e-1}
 
 
 class Wrong(Exception):
-    """A result that is not the convolution's."""
+    """Raised if a result is wrong."""
 
 
 def poison(device: torch.device, *sizes: int) -> None:
-    """Fills memory that allocations of these sizes, in bytes, will get next with NaN."""
+    """Fills with NaN the memory that the next allocations of these sizes, in bytes, will get."""
     if device.type != "cuda":
         return
     blocks = [
@@ -37,7 +37,7 @@ def poison(device: torch.device, *sizes: int) -> None:
 
 
 def sample(shape: torch.Size, count: int, seed: int = 0) -> Tensor:
-    """Indices of that many elements, (count, 4): the corners, and others at random."""
+    """Returns the indices of ``count`` elements, (count, 4): the corners, and random others."""
     generator = torch.Generator().manual_seed(seed)
     corners = torch.cartesian_prod(*(torch.tensor(sorted({0, size - 1})) for size in shape))
     others = [torch.randint(size, (count,), generator=generator) for size in shape]
@@ -107,7 +107,7 @@ def _exact_wgrad(layer: Layer, at: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 def exact(layer: Layer, op: str, at: Tensor, x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
-    """The result's elements at the indices, in float64, without a bias."""
+    """Returns the result's elements at the indices, in float64, without a bias."""
     if layer.transposed:
         layer, op = layer.as_convolution(op)
         x, dy = dy, x
@@ -122,14 +122,14 @@ def exact(layer: Layer, op: str, at: Tensor, x: Tensor, w: Tensor, dy: Tensor) -
 
 
 def relative_error(actual: Tensor, at: Tensor, expected: Tensor) -> float:
-    """The norm of the sampled elements' error over that of what they should be."""
+    """Returns the norm of the sampled elements' error over the norm of their exact values."""
     found = actual[tuple(at.to(actual.device).unbind(1))].double()
     error: float = ((found - expected).norm() / expected.norm().clamp(min=1e-300)).item()
     return error
 
 
 def check(ours: Tensor, peer: Tensor, ours_error: float, peer_error: float, precision: str) -> None:
-    """Raises ``Wrong`` where our result can't be right, or the peer's."""
+    """Raises ``Wrong`` if our result or the peer's is wrong."""
     limit = TOLERANCES[precision]
     for who, error in (("ours", ours_error), ("the peer's", peer_error)):
         if not error <= limit:

@@ -1,8 +1,8 @@
-"""`python -m bench zoo`: architectures of all families by our convolutions, held against float32.
+"""`python -m bench zoo`: checks networks of all families with our convolutions against float32.
 
-For each network, layout and precision: the outputs in evaluation, and the gradients of all
-convolutions and of the input (see evidence.py), by PyTorch and by ours, routed and converted, on
-small images. Ours may be off from PyTorch in IEEE float32 twice as far as PyTorch itself.
+For each network, layout and precision it computes the outputs in evaluation mode and the gradients
+of all convolutions and of the input (see evidence.py) on small images: by PyTorch, and by ours,
+routed and converted. Our error against IEEE float32 may be up to twice PyTorch's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .results import Row
 from .run import Budget
 
 IDENTITY = ("network", "precision", "layout", "by")
-LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by a tensor's dimensions
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by a tensor's number of dimensions
 
 
 @dataclass(frozen=True)
 class Check:
-    """One network in one precision and layout; errors are shares of IEEE float32's norm."""
+    """One row: a network in one precision and layout. Errors are relative to IEEE float32."""
 
     network: str
     family: str
@@ -46,16 +46,16 @@ class Check:
     ours_output_err: float = 0
     pytorch_gradient_err: float = 0
     ours_gradient_err: float = 0
-    routed: int = 0  # passes of convolutions that kernels of ours computed
-    fallbacks: int = 0  # and calls that PyTorch computed in their place
+    routed: int = 0  # convolution passes that our kernels computed
+    fallbacks: int = 0  # calls that fell back to PyTorch
 
 
 class Missing(Exception):
-    """A network that this version of its package does not have, or cannot run."""
+    """Raised if the installed packages lack a network or cannot run it."""
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
-    """The input in a layout; of sound, the channels of a moment side by side."""
+    """Returns the tensor in a layout; for 3-D tensors, "nhwc" means channels last, too."""
     if layout == "nchw":
         return x.contiguous()
     if x.ndim == 3:
@@ -64,19 +64,19 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
 
 
 def lay_out(network: nn.Module, layout: str) -> None:
-    """Moves its filters to a layout."""
+    """Puts the network's filters in a layout."""
     for parameter in network.parameters():
         if parameter.ndim in LAST:
             parameter.data = laid_out(parameter.data, layout)
 
 
 def taken(network: nn.Module, x: Tensor, autocast: torch.dtype | None) -> tuple[Named, Named]:
-    """Outputs and gradients."""
+    """Returns outputs and gradients."""
     return evidence.outputs(network, x, autocast), evidence.gradients(network, x, autocast)
 
 
 def worst_of(ours: Mapping[str, float], pytorch: Mapping[str, float]) -> str:
-    """The tensors in which ours is most off beside PyTorch's, for people."""
+    """Formats the three tensors whose error is furthest above PyTorch's."""
     worst = sorted(ours, key=lambda name: pytorch[name] - ours[name])[:3]
     return ", ".join(f"{name} {ours[name]:.2g} for {pytorch[name]:.2g}" for name in worst)
 
@@ -84,7 +84,7 @@ def worst_of(ours: Mapping[str, float], pytorch: Mapping[str, float]) -> str:
 def judged(
     ours: Sequence[Mapping[str, float]], pytorch: Sequence[Mapping[str, float]], precision: str
 ) -> str:
-    """What is wrong with our outputs or gradients, or nothing."""
+    """Says what is wrong with our outputs or gradients; empty if nothing is."""
     for what, mine, theirs in zip(("outputs", "gradients"), ours, pytorch, strict=True):
         wrong = evidence.wrong(evidence.total(mine), evidence.total(theirs), precision)
         if wrong:
@@ -93,7 +93,7 @@ def judged(
 
 
 class Subject:
-    """A network on a device, with what it computes in IEEE float32."""
+    """A network on a device, with its results in IEEE float32."""
 
     def __init__(self, architecture: Architecture, device: torch.device) -> None:
         self.architecture, self.device = architecture, device
@@ -109,7 +109,7 @@ class Subject:
     def _errors(
         self, network: nn.Module, layout: str, precision: str
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """The errors of outputs and of gradients, each by name."""
+        """Returns the errors of outputs and of gradients, each by name."""
         autocast, float32 = PRECISIONS[precision]
         lay_out(network, layout)
         with contenders.switches(float32, ""):
@@ -120,7 +120,7 @@ class Subject:
         )
 
     def checks(self, todo: Iterable[tuple[str, str, str]]) -> Iterator[Check]:
-        """Checks by precision, layout and way; those of a layout and precision stand together."""
+        """Yields a check for each precision, layout and way of running ours."""
         ways: dict[str, nn.Module] = {}
         pytorch = {}
         for precision, layout, by in todo:
@@ -134,7 +134,7 @@ class Subject:
                     ways[by] = networks.ours(self.network, by)
                 with networks.switched(by):
                     ours = self._errors(ways[by], layout, precision)
-            except Exception as error:  # whatever a user would see is a failure of the check
+            except Exception as error:  # any error is a failure of the check
                 yield Check(*what, f"{type(error).__name__}: {error}")
                 continue
             counted = customconv.stats()
@@ -151,7 +151,7 @@ class Subject:
 
 
 def text_of(rows: Sequence[Row]) -> str:
-    """All rows of a network in one line: how many are right, and the largest errors."""
+    """Formats a network's rows in one line: how many are right, and the largest errors."""
 
     def most(what: str) -> str:
         worst = max(rows, key=lambda row: float(row[f"ours_{what}_err"]))
@@ -166,7 +166,7 @@ def text_of(rows: Sequence[Row]) -> str:
 
 
 def over(row: Row) -> bool:
-    """Whether an error is over what is allowed beside PyTorch's, were nothing always allowed."""
+    """Whether an error exceeds MOST_ERROR times PyTorch's, even if it is always allowed."""
     return any(
         row[f"ours_{what}_err"] > evidence.MOST_ERROR * row[f"pytorch_{what}_err"]
         for what in ("output", "gradient")
@@ -174,7 +174,7 @@ def over(row: Row) -> bool:
 
 
 def summary(rows: Sequence[Row], missing: Sequence[str]) -> str:
-    """How many networks and rows there are, and how many are not right."""
+    """Says how many networks and rows there are, and how many are wrong."""
     counted = {row["network"]: row["family"] for row in rows}
     wrong = [row for row in rows if row["error"]]
     small = sum(over(row) for row in rows if not row["error"])
@@ -187,7 +187,7 @@ def summary(rows: Sequence[Row], missing: Sequence[str]) -> str:
 
 
 def named(text: str) -> list[Architecture]:
-    """The architectures of these names."""
+    """Parses comma-separated names of architectures."""
     names = set(text.split(","))
     if unknown := names - {architecture.name for architecture in ARCHITECTURES}:
         raise argparse.ArgumentTypeError(f"no network {', '.join(sorted(unknown))}")
@@ -198,14 +198,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cuda = torch.cuda.is_available()
     parser.add_argument(
         "--networks", type=named, default=list(ARCHITECTURES), metavar="NAMES",
-        help="some of architectures.py, with commas between; by default all",
+        help="comma-separated names from architectures.py; by default all",
     )  # fmt: skip
     several(parser, "--layouts", contenders.LAYOUTS, ",".join(contenders.LAYOUTS), "layouts")
     several(parser, "--precisions", PRECISIONS, "tf32,amp-fp16" if cuda else "fp32", "precisions")
     several(parser, "--by", networks.WAYS, ",".join(networks.WAYS), "how ours is run")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--budget-s", type=float, help="stop cleanly after so many seconds")
-    parser.add_argument("--resume", action="store_true", help="leave out rows that the file has")
+    parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
+    parser.add_argument("--resume", action="store_true", help="skip rows that the file has")
     parser.add_argument("--json", type=Path, help="a file for the rows")
 
 
@@ -247,7 +247,7 @@ def main(arguments: argparse.Namespace) -> int:
             continue
         print_(text_of([rows.rows[key] for key in keys]))
         if device.type == "cuda":
-            torch.cuda.synchronize()  # raises what an earlier failure has left
+            torch.cuda.synchronize()  # raises errors that a failure left pending
             torch.cuda.empty_cache()
         budget.spend(time.monotonic() - began)
     found = [rows.rows[key] for key in wanted if key in rows.rows]

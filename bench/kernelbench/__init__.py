@@ -1,10 +1,10 @@
 """`python -m bench kernelbench`: KernelBench's level-1 convolutions by KernelBench's rules.
 
-A module is right if it agrees with the reference for five seeds, weights and inputs fresh for each.
-Its time is the mean of 100 runs between CUDA events, the L2 cache overwritten before each, after
-three runs to warm up and one that is not counted; the reference is timed without gradients, the
-module with them recorded, as there. ``fast_p`` is the share of problems that are right and more
-than p times as fast.
+A module is right if it agrees with the reference for five seeds, each with new weights and inputs.
+Its time is the mean of 100 runs between CUDA events, after three warm-up runs and one that is not
+counted. The L2 cache is overwritten before each run. As in KernelBench, the reference is timed
+without gradients and the module with gradients recorded. ``fast_p`` is the share of problems that
+are right and more than p times as fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAST = (0.5, 0.8, 1.0, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one problem in one precision."""
+    """The result of one problem in one precision."""
 
     number: int
     name: str
@@ -59,7 +59,7 @@ def _models(
 
 
 def disagreement(ours: Tensor, reference: Tensor, tolerance: float) -> str:
-    """What is wrong with a result, or nothing."""
+    """Says what is wrong with a result; empty if it is right."""
     if ours.shape != reference.shape:
         return f"shape is {tuple(ours.shape)} instead of {tuple(reference.shape)}"
     if torch.allclose(ours, reference, rtol=tolerance, atol=tolerance):
@@ -69,10 +69,10 @@ def disagreement(ours: Tensor, reference: Tensor, tolerance: float) -> str:
 
 
 def check(problem: Problem, precision: str, device: torch.device) -> str:
-    """What is wrong for any of the seeds, or nothing.
+    """Says what is wrong for the first seed that fails; empty if all are right.
 
-    Where TF32 is allowed, the reference without it counts as well: an answer that is more exact
-    than the reference is not wrong.
+    Where TF32 is allowed, the result may agree with the reference without TF32 instead: a result
+    that is more exact than the reference is not wrong.
     """
     dtype = DTYPES[precision]
     for seed in SEEDS:
@@ -95,7 +95,7 @@ def check(problem: Problem, precision: str, device: torch.device) -> str:
 
 
 def mean_ms(call: Callable[[], object], device: torch.device, trials: int) -> float:
-    """The mean of the trials' times."""
+    """Returns the mean time of the trials in milliseconds."""
     cuda = device.type == "cuda"
     flushed = torch.empty(FLUSHED_BYTES if cuda else 0, dtype=torch.uint8, device=device)
     for _ in range(WARM_UP):
@@ -121,7 +121,7 @@ def mean_ms(call: Callable[[], object], device: torch.device, trials: int) -> fl
 def evaluate(
     number: int, problem: Problem, precision: str, device: torch.device, trials: int
 ) -> Outcome:
-    """Checks, then times; a wrong module is timed too, and counts as wrong."""
+    """Checks a module, then times it. A wrong module is timed too, but counts as wrong."""
     with switches(precision, "aten-heuristic"):
         wrong = check(problem, precision, device)
         x = problem.make_input(device, DTYPES[precision])
@@ -138,7 +138,7 @@ def fast_p(outcomes: Sequence[Outcome], p: float) -> float:
 
 
 def tables(outcomes: Sequence[Outcome]) -> list[Table]:
-    """One row a problem, and fast_p by precision."""
+    """Returns a table with a row per problem, and one of fast_p by precision."""
     times = Table("problem", "", "precision", box=None, header_style="dim")
     for head in ("PyTorch, ms", "ours, ms", "speedup"):
         times.add_column(head, justify="right")
@@ -158,12 +158,12 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     cuda = torch.cuda.is_available()
-    parser.add_argument("--problems", default="", help="numbers, with commas between; all without")
+    parser.add_argument("--problems", default="", help="comma-separated numbers; by default all")
     parser.add_argument("--precision", default="tf32,fp16" if cuda else "fp32", help="with commas")
     parser.add_argument("--trials", type=int, default=TRIALS)
-    parser.add_argument("--smaller", type=int, default=1, help="divides batch and images")
+    parser.add_argument("--smaller", type=int, default=1, help="divide the batch and image sizes")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--budget-s", type=float, help="begin no problem after so many seconds")
+    parser.add_argument("--budget-s", type=float, help="start no problem after this many seconds")
     parser.add_argument("--json", type=Path, help="a file for the outcomes")
 
 

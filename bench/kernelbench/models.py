@@ -1,8 +1,8 @@
-"""The modules of KernelBench's level-1 convolutions in two dimensions, with its signatures.
+"""The modules for KernelBench's level-1 2-D convolutions, with KernelBench's signatures.
 
-Each is called as KernelBench calls its ``ModelNew``, and makes its parameters in the same order, so
-that the same seed gives the same weights. The layers are attributes: the reference is the same
-class with PyTorch's layers.
+Each takes the arguments of KernelBench's ``ModelNew`` and creates its parameters in the same order,
+so that the same seed gives the same weights. The layer types are class attributes: the reference is
+the same class with PyTorch's layers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Pair = tuple[int, int]
 
 
 class Model(nn.Module):
-    """What all have in common: the layers that convolve."""
+    """The base class, with the types of the layers that convolve."""
 
     layer: type[nn.Conv2d] = customconv.Conv2d
     transposed_layer: type[nn.ConvTranspose2d] = customconv.ConvTranspose2d
 
 
 class OneConvolution(Model):
-    """One convolution, which ``forward`` returns."""
+    """A single convolution, whose result ``forward`` returns."""
 
     conv2d: nn.Conv2d
 
@@ -32,7 +32,7 @@ class OneConvolution(Model):
 
 
 class FirstLayer(OneConvolution):
-    """AlexNet's first layer; the number of classes is not used there either."""
+    """AlexNet's first layer. KernelBench does not use the number of classes either."""
 
     def __init__(self, num_classes: int = 1000) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Depthwise(OneConvolution):
 
 
 class DepthwiseColumn(OneConvolution):
-    """The taps are one column."""
+    """A depthwise convolution whose filters are one column wide."""
 
     def __init__(
         self, in_channels: int, kernel_size: int, stride: int = 1, padding: int = 0,
@@ -100,7 +100,7 @@ class DepthwiseColumn(OneConvolution):
 
 
 class DepthwiseMultiplied(OneConvolution):
-    """As many outputs as are asked for."""
+    """A depthwise convolution with a channel multiplier."""
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1,
@@ -113,7 +113,7 @@ class DepthwiseMultiplied(OneConvolution):
 
 
 class DepthwiseAsymmetric(OneConvolution):
-    """``out_channels`` and ``groups`` are not used there either."""
+    """KernelBench does not use ``out_channels`` and ``groups`` either."""
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size_h: int, kernel_size_w: int,
@@ -152,7 +152,7 @@ class Pointwise(OneConvolution):
 
 
 class OneTransposed(Model):
-    """One transposed convolution, which ``forward`` returns."""
+    """A single transposed convolution, whose result ``forward`` returns."""
 
     conv_transpose2d: nn.ConvTranspose2d
 
@@ -173,7 +173,7 @@ class Transposed(OneTransposed):
 
 
 class TransposedByPairs(OneTransposed):
-    """With everything that such a layer can have."""
+    """A transposed convolution with every option."""
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = (1, 1),

@@ -1,4 +1,4 @@
-"""KernelBench's level-1 convolutions in two dimensions, with the sizes of its commit 423217d.
+"""KernelBench's level-1 2-D convolutions, with the sizes of its commit 423217d.
 
 https://github.com/ScalingIntelligence/KernelBench
 """
@@ -25,19 +25,19 @@ class Problem:
 
     @property
     def reference(self) -> type[models.Model]:
-        """The same module of PyTorch's own layers."""
+        """The same module with PyTorch's layers."""
         layers = {"layer": nn.Conv2d, "transposed_layer": nn.ConvTranspose2d}
         made = type(self.ModelNew.__name__, (self.ModelNew,), layers)
         return cast("type[models.Model]", made)
 
     def smaller(self, divisor: int) -> Problem:
-        """With the batch, and both sides of the images, divided; 32 pixels at least."""
+        """Divides the batch size and the image sides, the latter to no less than 32 pixels."""
         n, c, h, w = self.input
         sizes = max(1, n // divisor), c, max(32, h // divisor), max(32, w // divisor)
         return self if divisor == 1 else Problem(self.name, self.ModelNew, self.arguments, sizes)
 
     def make_input(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """Uniform numbers, as there."""
+        """Returns uniform random numbers, as KernelBench does."""
         return torch.rand(self.input, device=device).to(dtype)
 
 

@@ -131,6 +131,18 @@ def test_kernels_of_ours_are_timed_on_a_gpu(small, precision, by):
     assert outcome.ours_mb > 0
 
 
+@pytest.mark.gpu
+def test_gradients_that_stay_are_not_counted_as_memory_of_the_first_step():
+    weight = torch.nn.Parameter(torch.ones(1 << 22, device="cuda"))
+
+    def step() -> None:
+        weight.grad = None
+        weight.sum().backward()
+
+    first, second = (models._peak_mb(step, weight.device) for _ in range(2))
+    assert first == second
+
+
 @pytest.mark.parametrize("mode", models.MODES)
 def test_a_wrong_convolution_is_caught(small, mode, wrong):
     _, outcome = row_of(small, mode, "nchw", "converted")
