@@ -1,10 +1,10 @@
-"""Turns a spectrogram into a waveform by 1-D convolutions, ordinary, dilated and transposed.
+"""Turns a spectrogram into a waveform with ordinary, dilated and transposed 1-D convolutions.
 
     python examples/audio.py
 
-The generator is built as HiFi-GAN's, with random weights. ``conv1d`` and ``conv_transpose1d`` are
-routed too, as images with a height of one. The waveform and the gradients of a loss are compared
-with PyTorch's.
+The generator has the structure of HiFi-GAN's, with random weights. ``conv1d`` and
+``conv_transpose1d`` are routed too, as 2-D convolutions with a height of one. The waveform and the
+gradients of a loss are compared with PyTorch's.
 """
 
 import time
@@ -35,10 +35,10 @@ class ResidualBlock(nn.Module):
 
 
 class Generator(nn.Module):
-    """Each stage makes the signal longer by a transposed convolution, and refines it."""
+    """Each stage makes the signal longer with a transposed convolution, then refines it."""
 
     def __init__(self, width: int, strides: tuple[int, ...] = (8, 8, 2, 2)) -> None:
-        """Takes the number of channels of the first stage; each of the others halves it."""
+        """Takes the number of channels of the first stage; each later stage halves it."""
         super().__init__()
         self.first = nn.Conv1d(80, width, 7, padding=3)
         self.longer, self.blocks = nn.ModuleList(), nn.ModuleList()
@@ -60,8 +60,8 @@ class Generator(nn.Module):
 
 
 def step(model: Generator, spectrogram: Tensor) -> tuple[float, Tensor, list[Tensor]]:
-    """The milliseconds of a forward and backward pass, the waveform, the gradients."""
-    for _ in range(2):  # the first is to warm up
+    """Returns the milliseconds of a forward and backward pass, the waveform and the gradients."""
+    for _ in range(2):  # the first step warms up
         if spectrogram.is_cuda:
             torch.cuda.synchronize()
         start = time.perf_counter()
@@ -73,7 +73,7 @@ def step(model: Generator, spectrogram: Tensor) -> tuple[float, Tensor, list[Ten
 
 
 def main() -> None:
-    """Runs a step by both, and compares."""
+    """Runs a step with PyTorch and with customconv, and compares."""
     torch.manual_seed(0)
     cuda = torch.cuda.is_available()
     width, batch, frames = (512, 8, 64) if cuda else (32, 1, 8)
@@ -96,7 +96,7 @@ def main() -> None:
     waveform_differs = differ(waveform, expected)
     gradients_differ = max(map(differ, gradients, expected_gradients))
     print(f"largest difference: waveform {waveform_differs:.1e}, gradients {gradients_differ:.1e}")
-    if not max(waveform_differs, gradients_differ) < 2e-2:  # TF32 keeps three digits of a factor
+    if not max(waveform_differs, gradients_differ) < 2e-2:  # TF32 keeps three digits
         raise SystemExit("customconv and PyTorch disagree")
 
 

@@ -2,9 +2,9 @@
 
     python examples/infer.py
 
-``customconv.convert`` replaces the convolutions by this package's modules, with the same
-parameters; here it folds the batch norms into them too, and sets the layout that suits tensor
-cores. A CUDA graph then launches the whole network by one call. On a CPU there is no graph. The
+``customconv.convert`` replaces the convolutions with this package's modules, which keep the same
+parameters. Here it also folds the batch norms into them and sets the layout that suits tensor
+cores. A CUDA graph then launches the whole network with one call. On a CPU there is no graph. The
 logits are compared with PyTorch's.
 """
 
@@ -21,7 +21,7 @@ class Block(nn.Module):
     """The basic block of a ResNet."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        """Takes the numbers of channels, and the step of the first convolution."""
+        """Takes the numbers of channels, and the stride of the first convolution."""
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(outputs)
@@ -55,7 +55,7 @@ def network(width: int) -> nn.Sequential:
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:
-    """The mean time of a call."""
+    """Returns the mean time of a call."""
     call()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -68,11 +68,11 @@ def milliseconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def captured(model: nn.Module, like: Tensor) -> Callable[[Tensor], Tensor]:
-    """The model as a CUDA graph, for inputs of one shape; each call overwrites the last output."""
+    """Captures the model in a CUDA graph for one input shape. Each call overwrites the output."""
     input = like.clone()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # warms up, as PyTorch's manual says
+    with torch.cuda.stream(stream):  # warms up, as PyTorch's documentation asks
         for _ in range(3):
             model(input)
     torch.cuda.current_stream().wait_stream(stream)
@@ -96,7 +96,7 @@ def main() -> None:
     device, dtype = ("cuda", torch.float16) if cuda else ("cpu", torch.float32)
     width, batch, size, repeats = (64, 8, 224, 50) if cuda else (8, 2, 64, 3)
     model = network(width).to(device)
-    for _ in range(3):  # gives the batch norms statistics
+    for _ in range(3):  # gives the batch norms their statistics
         model(torch.randn(batch, 3, size, size, device=device))
     model = model.to(dtype).eval()
     images = torch.randn(batch, 3, size, size, device=device, dtype=dtype)

@@ -1,9 +1,9 @@
-"""Trains a network with mixed precision and torch.compile, its convolutions by customconv.
+"""Trains a network with mixed precision and torch.compile; customconv computes its convolutions.
 
     python examples/train.py
 
-One line, ``customconv.enable()``, is all that the program needs. To compare, the same network is
-first trained by PyTorch alone. The images are made up: noise over a pattern, one for each class.
+One line, ``customconv.enable()``, is all that the program needs. For comparison, the same network
+is first trained with PyTorch alone. The images are synthetic: a pattern for each class, and noise.
 """
 
 import time
@@ -28,7 +28,7 @@ def network() -> nn.Module:
 
 
 def train(device: torch.device, batch: int, size: int, steps: int) -> list[float]:
-    """Trains from fixed random numbers, prints what it took, and returns the losses."""
+    """Trains with a fixed seed, prints the loss and the time of a step, and returns the losses."""
     torch.manual_seed(0)
     patterns = torch.randn(CLASSES, 3, size, size, device=device)
     plain = network().to(device)

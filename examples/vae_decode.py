@@ -1,10 +1,10 @@
-"""Decodes latents to an image by the decoder of a variational autoencoder.
+"""Decodes latents to an image with the decoder of a variational autoencoder.
 
     python examples/vae_decode.py
 
-The decoder is built as Stable Diffusion's, with random weights; on a GPU it has its size too, and
-makes an image of 512 by 512. ``with customconv.enabled():`` routes what runs inside. The results
-are compared with PyTorch's, and with those in float64.
+The decoder has the structure of Stable Diffusion's, with random weights. On a GPU it also has the
+same size, and the image is 512 by 512. ``with customconv.enabled():`` routes what runs inside. The
+results are compared with PyTorch's and with results in float64.
 """
 
 import time
@@ -36,7 +36,7 @@ class ResidualBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of each pixel to all others, by one head."""
+    """Attention of each pixel to all others, with one head."""
 
     def __init__(self, channels: int) -> None:
         """Takes the number of channels."""
@@ -70,7 +70,7 @@ def decoder(width: int) -> nn.Sequential:
 
 
 def timed(what: str, decode: Callable[[], Tensor]) -> Tensor:
-    """Calls it once to warm up and once to print the time; returns the image."""
+    """Calls ``decode`` once to warm up and once to time it; prints the time, returns the image."""
     decode()
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     synchronize()
@@ -83,7 +83,7 @@ def timed(what: str, decode: Callable[[], Tensor]) -> Tensor:
 
 @torch.inference_mode()
 def main() -> None:
-    """Decodes by both, and compares."""
+    """Decodes with PyTorch and with customconv, and compares."""
     torch.manual_seed(0)
     cuda = torch.cuda.is_available()
     device, dtype = ("cuda", torch.float16) if cuda else ("cpu", torch.float32)

@@ -1,13 +1,13 @@
-"""Exports a network by AOTInductor, and calls the package from Python and from a C++ program.
+"""Exports a network with AOTInductor, and calls the result from Python and from a C++ program.
 
     python examples/export/export.py
 
-Routing is switched on in Python, so a C++ program has none. This package's operators need none:
-``customconv.convert`` the model, then export it, and the generated code calls them through the
-dispatcher. The C++ program, ``run.cpp``, loads the compiled part of this package, which registers
-them. That is a Python extension and needs Python's library beside it, though no interpreter is
-started. What does not work is a Python without a shared library: the example then says so and
-leaves the C++ program out.
+Routing is switched on in Python, so a C++ program cannot use it. The operators of this package
+need no routing: convert the model with ``customconv.convert``, then export it, and the generated
+code calls them through the dispatcher. The C++ program, ``run.cpp``, loads the compiled part of
+this package, which registers the operators. That part is a Python extension, so Python's shared
+library must be loaded too, although no interpreter is started. If Python was built without a shared
+library, the example says so and leaves the C++ program out.
 """
 
 import json
@@ -36,7 +36,7 @@ def network() -> nn.Module:
 
 
 def called_operators(package: Path) -> Counter[str]:
-    """The operators that the generated code calls through the dispatcher."""
+    """Counts the operators that the generated code calls through the dispatcher."""
     called: Counter[str] = Counter()
     with zipfile.ZipFile(package) as archive:
         for name in archive.namelist():
@@ -47,26 +47,26 @@ def called_operators(package: Path) -> Counter[str]:
 
 
 def python_library() -> Path | None:
-    """This Python as a shared library, or None where it has none."""
+    """Returns the path of this Python's shared library, or None if it has none."""
     path = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME"))
     return path if ".so" in path.name and path.exists() else None
 
 
 def build(program: Path) -> None:
-    """Compiles ``run.cpp``, which knows PyTorch alone."""
+    """Compiles ``run.cpp``, which uses only PyTorch."""
     folders = cpp_extension.library_paths()
     command = [os.environ.get("CXX", "c++"), "-std=c++20", "-o", str(program)]
     command += [str(Path(__file__).with_name("run.cpp"))]
     command += [f"-isystem{folder}" for folder in cpp_extension.include_paths()]
     command += [f"-L{folder}" for folder in folders]
     command += [f"-Wl,-rpath,{folder}" for folder in folders]
-    # libtorch brings libtorch_cuda, of which the program uses no symbol by name.
+    # libtorch pulls in libtorch_cuda, although the program names none of its symbols.
     command += ["-Wl,--no-as-needed,--allow-shlib-undefined", "-ltorch", "-ltorch_cpu", "-lc10"]
     subprocess.run(command, check=True)
 
 
 def run(program: Path, package: Path, x: Tensor, libraries: list[Path], like: Tensor) -> Tensor:
-    """What the C++ program computes."""
+    """Runs the C++ program and returns what it computes."""
     input, output = package.with_name("input"), package.with_name("output")
     input.write_bytes(bytes(x.cpu().untyped_storage()))
     subprocess.run([program, package, input, output, *map(str, x.shape), *libraries], check=True)

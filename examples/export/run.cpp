@@ -1,4 +1,4 @@
-// Runs a package of AOTInductor on an image batch: run PACKAGE INPUT OUTPUT N C H W LIBRARY...
+// Runs an AOTInductor package on a batch of images: run PACKAGE INPUT OUTPUT N C H W LIBRARY...
 // INPUT and OUTPUT hold raw float32. The libraries register the operators that the package calls.
 #include <ATen/ATen.h>
 #include <dlfcn.h>
@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   for (int i = 8; i < argc; ++i) {
-    // Global, because each needs symbols of those before it.
+    // Global, because each library needs symbols of those before it.
     if (dlopen(argv[i], RTLD_NOW | RTLD_GLOBAL) == nullptr) {
       std::fprintf(stderr, "%s\n", dlerror());
       return 1;

@@ -14,8 +14,8 @@ from . import vmap as _vmap  # noqa: F401  (registers the operators' rules for v
 from .convert import ConversionReport, convert, revert
 from .explain import Explanation, explain
 from .info import build_info
-from .nn import Conv1d, Conv2d, ConvTranspose2d
-from .ops import conv1d, conv2d, conv2d_fused, conv_transpose2d
+from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from .ops import conv1d, conv2d, conv2d_fused, conv_transpose1d, conv_transpose2d
 from .routing import Stats, disable, enable, enabled, is_enabled, stats
 
 __version__ = build_info()["version"]
@@ -23,6 +23,7 @@ __version__ = build_info()["version"]
 __all__ = [
     "Conv1d",
     "Conv2d",
+    "ConvTranspose1d",
     "ConvTranspose2d",
     "ConversionReport",
     "Explanation",
@@ -32,6 +33,7 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv2d_fused",
+    "conv_transpose1d",
     "conv_transpose2d",
     "convert",
     "disable",

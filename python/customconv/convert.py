@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from .nn import Conv1d, Conv2d, ConvTranspose2d
+from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -25,6 +25,7 @@ Model = TypeVar("Model", bound=nn.Module)
 _OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: Conv1d,
     nn.Conv2d: Conv2d,
+    nn.ConvTranspose1d: ConvTranspose1d,
     nn.ConvTranspose2d: ConvTranspose2d,
 }
 _SUBCLASSES: dict[type[nn.Module], type[nn.Module]] = {}  # the same, for classes that users derive
@@ -89,10 +90,11 @@ def convert(
 ) -> tuple[Model, ConversionReport]:
     """Makes the convolutions of a model this package's, in place.
 
-    Each ``nn.Conv1d``, ``nn.Conv2d`` and ``nn.ConvTranspose2d`` changes its class and nothing else:
-    it stays the same object with the same parameters, so that ``state_dict`` keys, optimizers,
-    hooks, parametrizations, shared modules and tied weights hold. Copies and pickles of a converted
-    model are converted too, and ``revert`` undoes it in them as well.
+    Each ``nn.Conv1d``, ``nn.Conv2d``, ``nn.ConvTranspose1d`` and ``nn.ConvTranspose2d`` changes its
+    class and nothing else: it stays the same object with the same parameters, so that
+    ``state_dict`` keys, optimizers, hooks, parametrizations, shared modules and tied weights hold.
+    Copies and pickles of a converted model are converted too, and ``revert`` undoes it in them as
+    well.
 
     A batch norm is folded if it is in evaluation mode and the one user of the output of a
     convolution, which holds for the model as it is now: folding is for inference. It is found by
@@ -417,7 +419,7 @@ class _Fold:
         if beta is not None:
             shift = shift + beta.detach().double()
         weight = self.weight.double()
-        if isinstance(self.convolution, nn.ConvTranspose2d):
+        if isinstance(self.convolution, (nn.ConvTranspose1d, nn.ConvTranspose2d)):
             # Of shape (groups * inputs, outputs, R, S), and outputs differ between groups.
             grouped = weight.view(self.convolution.groups, -1, *weight.shape[1:])
             scales = scale.view(self.convolution.groups, 1, -1, *[1] * (weight.ndim - 2))

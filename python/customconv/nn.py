@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .ops import conv1d, conv2d, conv_transpose2d
+from .ops import conv1d, conv2d, conv_transpose1d, conv_transpose2d
 
 
 class Conv1d(torch.nn.Conv1d):
@@ -130,6 +130,78 @@ class Conv2d(torch.nn.Conv2d):
 
     def extra_repr(self) -> str:
         """The arguments as ``torch.nn.Conv2d`` prints them, and the algorithm if one is forced."""
+        return f"{super().extra_repr()}{_forced(self.algorithm)}"  # type: ignore[no-untyped-call]
+
+
+class ConvTranspose1d(torch.nn.ConvTranspose1d):
+    """A drop-in ``torch.nn.ConvTranspose1d`` that computes by ``customconv.conv_transpose1d``.
+
+    Parameters, initialization and ``state_dict`` are those of ``torch.nn.ConvTranspose1d``.
+
+    Args:
+        in_channels: The number of the input's channels.
+        out_channels: The number of the output's channels.
+        kernel_size: The length of the filters.
+        stride: The step between two windows of the output.
+        padding: How much of both ends of the output is cut off.
+        output_padding: How much is added at the end.
+        groups: The number of groups that the channels are split into.
+        bias: Whether to add a learned value to each output channel.
+        dilation: The step between two taps of a filter.
+        padding_mode: "zeros", the only one there is.
+        device: Where the parameters are.
+        dtype: The parameters' type.
+        algorithm: As in ``customconv.conv_transpose1d``.
+
+    Shape:
+        Input (N, K, Q) or (K, Q); output (N, C, L) or (C, L). See ``customconv.conv_transpose1d``
+        for types, sizes and errors.
+    """
+
+    # On the class too, for modules that were not made by this constructor.
+    algorithm: str = "auto"
+
+    def __init__(  # noqa: D107  (the class says it)
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int],
+        stride: int | tuple[int] = 1,
+        padding: int | tuple[int] = 0,
+        output_padding: int | tuple[int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int] = 1,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias,
+            dilation, padding_mode, device, dtype,
+        )  # fmt: skip
+        self.algorithm = algorithm
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """The output, of the length asked for if the stride leaves a choice.
+
+        Args:
+            input: The signals.
+            output_size: The output's length, or its whole shape, in place of ``output_padding``.
+        """
+        output_padding = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size,  # type: ignore[arg-type]
+            1, self.dilation,  # type: ignore[arg-type]
+        )  # fmt: skip
+        return conv_transpose1d(
+            input, self.weight, self.bias, self.stride, self.padding,  # type: ignore[arg-type]
+            output_padding, self.groups, self.dilation, algorithm=self.algorithm,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The arguments as ``torch.nn.ConvTranspose1d`` prints them, and a forced algorithm."""
         return f"{super().extra_repr()}{_forced(self.algorithm)}"  # type: ignore[no-untyped-call]
 
 

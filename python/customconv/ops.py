@@ -222,6 +222,74 @@ def conv2d_fused(
     return output
 
 
+def conv_transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+    *,
+    algorithm: str = "auto",
+) -> Tensor:
+    """Transposes a convolution of signals, as ``torch.nn.functional.conv_transpose1d`` does.
+
+    It is ``conv_transpose2d`` with a height of one, as in PyTorch. Types, devices and the strides
+    of the output are those of ``torch.nn.functional.conv_transpose1d``.
+
+    Args:
+        input: The signals, of shape (N, K, Q), or (K, Q) for one.
+        weight: The filters, of shape (K, C / groups, R), with the input's type and device.
+        bias: What is added to each output channel, of shape (C,), or None.
+        stride: The step between two windows of the output.
+        padding: How much of both ends of the output is cut off.
+        output_padding: How much is added at the end.
+        groups: The number of groups that the channels are split into; it divides both K and C.
+        dilation: The step between two taps of a filter.
+        algorithm: As in ``conv_transpose2d``.
+
+    Returns:
+        The output, of shape (N, C, L), or (C, L) for one signal, of the input's type, where
+        L = (Q - 1) * stride - 2 * padding + dilation * (R - 1) + output_padding + 1.
+
+    Raises:
+        RuntimeError: The arguments do not fit together, with the words that
+            ``torch.nn.functional.conv_transpose1d`` has for it; or the forced family cannot compute
+            this problem, with its reason.
+        TypeError: An argument is not of its type, with the words of PyTorch's function.
+        ValueError: There is no algorithm of that name.
+    """
+    strides, paddings, dilations = _after(1, stride), _after(0, padding), _after(1, dilation)
+    output_paddings = _after(0, output_padding)
+    if (
+        strides is None
+        or paddings is None
+        or output_paddings is None
+        or dilations is None
+        or not _is_integer(groups)
+    ):
+        numbers = _settled(
+            torch.conv_transpose1d, input, weight, bias, stride, padding, output_padding, groups,
+            dilation,
+        )  # fmt: skip
+        return conv_transpose1d(input, weight, bias, *numbers, algorithm=algorithm)
+    try:
+        # PyTorch makes the input contiguous, too: a height of one makes memory formats ambiguous.
+        image, filters = input.contiguous().unsqueeze(-2), weight.unsqueeze(-2)
+        output: Tensor = _CONV_TRANSPOSE2D(
+            image, filters, bias, strides, paddings, output_paddings, groups, dilations,
+            algorithm=algorithm,
+        ).squeeze(-2)  # fmt: skip
+    except Exception as error:
+        arguments = input, weight, bias, stride, padding, output_padding, groups, dilation
+        if other := _pytorchs_error(error, algorithm, torch.conv_transpose1d, *arguments):
+            raise other from None
+        raise
+    return output
+
+
 def conv_transpose2d(
     input: Tensor,
     weight: Tensor,

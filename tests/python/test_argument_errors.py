@@ -13,6 +13,7 @@ import customconv
 NUMBERS = {
     "conv1d": ["stride", "padding", "dilation", "groups"],
     "conv2d": ["stride", "padding", "dilation", "groups"],
+    "conv_transpose1d": ["stride", "padding", "output_padding", "groups", "dilation"],
     "conv_transpose2d": ["stride", "padding", "output_padding", "groups", "dilation"],
 }
 each_function = pytest.mark.parametrize("name", NUMBERS)
@@ -67,7 +68,7 @@ def tensors(rng, shape):
 
 def call(rng, name):
     """The arguments of a call in which one to three things may be wrong."""
-    dimensions = 1 if name == "conv1d" else 2
+    dimensions = 1 if name.endswith("1d") else 2
     shapes = [(1, 4, *[6] * dimensions), (4, 4, *[3] * dimensions), (4,)]
     given = [torch.ones(shape) for shape in shapes]
     options = {}
@@ -125,7 +126,7 @@ def test_random_malformed_calls_raise_what_pytorch_raises(name, seed):
     ],
 )
 def test_what_pytorch_takes_for_an_integer_is_taken(name, value):
-    dimensions = 1 if name == "conv1d" else 2
+    dimensions = 1 if name.endswith("1d") else 2
     x, w = torch.randn(1, 4, *[7] * dimensions), torch.randn(4, 4, *[3] * dimensions)
     ours = getattr(customconv, name)(x, w, stride=value, padding=value)
     theirs = getattr(F, name)(x, w, stride=value, padding=value)
@@ -136,7 +137,7 @@ def test_what_pytorch_takes_for_an_integer_is_taken(name, value):
 @pytest.mark.parametrize("argument", ["stride", "dilation", "groups"])
 @pytest.mark.parametrize("value", BOOLEANS)
 def test_a_boolean_is_no_integer(name, argument, value):
-    dimensions = 1 if name == "conv1d" else 2
+    dimensions = 1 if name.endswith("1d") else 2
     x, w = torch.randn(1, 4, *[7] * dimensions), torch.randn(4, 4, *[3] * dimensions)
     with pytest.raises(TypeError, match=rf"^{name}\(\)"):
         getattr(customconv, name)(x, w, **{argument: value})
@@ -144,7 +145,7 @@ def test_a_boolean_is_no_integer(name, argument, value):
 
 @each_function
 def test_the_algorithm_is_a_string(name):
-    dimensions = 1 if name == "conv1d" else 2
+    dimensions = 1 if name.endswith("1d") else 2
     x, w = torch.randn(1, 4, *[7] * dimensions), torch.randn(4, 4, *[3] * dimensions)
     with pytest.raises(TypeError, match="argument 'algorithm' must be str, not NoneType"):
         getattr(customconv, name)(x, w, algorithm=None)

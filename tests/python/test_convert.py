@@ -15,12 +15,12 @@ from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_
 
 import customconv
 
-KINDS = [nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d]
+KINDS = [nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d]
 OURS = {kind: getattr(customconv, kind.__name__) for kind in KINDS}
 
 
 def image(kind=nn.Conv2d, channels=4):
-    return torch.randn(2, channels, *((9,) if kind is nn.Conv1d else (9, 8)))
+    return torch.randn(2, channels, *((9,) if kind in (nn.Conv1d, nn.ConvTranspose1d) else (9, 8)))
 
 
 def randomized(model):
@@ -385,7 +385,7 @@ def with_forward():
     ("make", "reason"),
     [
         (lambda: nn.Conv3d(1, 2, 3), "customconv has no Conv3d"),
-        (lambda: nn.ConvTranspose1d(1, 2, 3), "customconv has no ConvTranspose1d"),
+        (lambda: nn.ConvTranspose3d(1, 2, 3), "customconv has no ConvTranspose3d"),
         (lambda: nn.LazyConv2d(2, 3), "its parameters are not initialized yet"),
         (lambda: torch.ao.nn.quantized.Conv2d(4, 6, 3), "it is a module for quantization"),
         (for_training_quantized, "it is a module for quantization"),

@@ -1,4 +1,4 @@
-"""customconv.Conv1d, Conv2d and ConvTranspose2d are drop-ins for those of torch.nn."""
+"""customconv.Conv1d, Conv2d, ConvTranspose1d and ConvTranspose2d are drop-ins for torch.nn's."""
 
 import copy
 import inspect
@@ -37,20 +37,30 @@ TRANSPOSED_CASES = [
     ((4, 6, 4, 2, 1), {"groups": 2}),
     ((4, 4, (2, 5)), {"groups": 4, "dilation": (3, 1), "output_padding": (2, 0)}),
 ]
+TRANSPOSED_CASES_1D = [
+    ((4, 6, 3), {}),
+    ((4, 6, (3,)), {"stride": 2, "padding": (1,), "output_padding": 1, "bias": False}),
+    ((4, 6, 4, 2, 1), {"groups": 2}),
+    ((4, 4, 5), {"groups": 4, "dilation": 3, "output_padding": (2,)}),
+]
 KINDS = [
     *[(customconv.Conv1d, nn.Conv1d, *case) for case in CASES_1D],
     *[(customconv.Conv2d, nn.Conv2d, *case) for case in CASES],
+    *[(customconv.ConvTranspose1d, nn.ConvTranspose1d, *case) for case in TRANSPOSED_CASES_1D],
     *[(customconv.ConvTranspose2d, nn.ConvTranspose2d, *case) for case in TRANSPOSED_CASES],
 ]
 each_kind = pytest.mark.parametrize(("our_kind", "their_kind", "arguments", "options"), KINDS)
 
 
-KINDS_OF_MODULES = [customconv.Conv1d, customconv.Conv2d, customconv.ConvTranspose2d]
+OF_SIGNALS = nn.Conv1d, nn.ConvTranspose1d
+KINDS_OF_MODULES = [
+    customconv.Conv1d, customconv.Conv2d, customconv.ConvTranspose1d, customconv.ConvTranspose2d
+]  # fmt: skip
 
 
 def images(kind, *batch, **options):
     """Random input for the kind of module: signals or images of four channels."""
-    return torch.randn(*batch, 4, *((9,) if issubclass(kind, nn.Conv1d) else (9, 8)), **options)
+    return torch.randn(*batch, 4, *((9,) if issubclass(kind, OF_SIGNALS) else (9, 8)), **options)
 
 
 def pair(our_kind, their_kind, arguments, options, **more):
@@ -109,7 +119,7 @@ def test_repr_shows_a_forced_algorithm():
     assert repr(module) == "Conv2d(4, 6, kernel_size=(3, 3), stride=(1, 1), algorithm='direct')"
 
 
-@pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "ConvTranspose2d"])
+@pytest.mark.parametrize("name", [kind.__name__ for kind in KINDS_OF_MODULES])
 def test_signature_is_pytorchs_and_the_algorithm_keyword_only(name):
     ours = inspect.signature(getattr(customconv, name)).parameters
     theirs = inspect.signature(getattr(nn, name)).parameters
@@ -139,21 +149,27 @@ def test_copies_keep_the_weights_and_the_algorithm(kind, duplicate):
     torch.testing.assert_close(twin(x), module(x))
 
 
+@pytest.mark.parametrize("name", ["ConvTranspose1d", "ConvTranspose2d"])
 @pytest.mark.parametrize("output_size", [None, (17, 16), [2, 6, 18, 15]])
-def test_a_transposed_modules_output_size(output_size):
-    ours, theirs = pair(customconv.ConvTranspose2d, nn.ConvTranspose2d, (4, 6, 3, 2, 1), {})
-    x = torch.randn(2, 4, 9, 8)
+def test_a_transposed_modules_output_size(name, output_size):
+    dimensions = int(name[-2])
+    sizes = [4, 6, 3, 2, 1]
+    ours, theirs = pair(getattr(customconv, name), getattr(nn, name), sizes, {})
+    x = torch.randn(2, 4, *(9, 8)[:dimensions])
+    if output_size is not None:
+        output_size = output_size[: len(output_size) - 2 + dimensions]
     torch.testing.assert_close(ours(x, output_size), theirs(x, output_size))
     with pytest.raises(ValueError, match="requested an output size"):
-        ours(x, (30, 16))
+        ours(x, (30, 16)[:dimensions])
 
 
+@pytest.mark.parametrize("name", ["ConvTranspose1d", "ConvTranspose2d"])
 @pytest.mark.parametrize("options", [{"padding_mode": "reflect"}, {"groups": 3}])
-def test_transposed_modules_refuse_what_pytorchs_do(options):
+def test_transposed_modules_refuse_what_pytorchs_do(name, options):
     messages = []
-    for kind in (customconv.ConvTranspose2d, nn.ConvTranspose2d):
+    for package in (customconv, nn):
         with pytest.raises(ValueError) as error:
-            kind(4, 6, 3, **options)
+            getattr(package, name)(4, 6, 3, **options)
         messages.append(str(error.value))
     assert messages[0] == messages[1]
 

@@ -1,4 +1,4 @@
-"""conv1d and conv2d take what those of torch.nn.functional take, give that, and raise that."""
+"""The functions take what those of torch.nn.functional take, give that, and raise that."""
 
 import pytest
 import torch
@@ -106,6 +106,60 @@ def test_conv1d_agrees_with_pytorch(input, weight, arguments, with_bias, layouts
         outcomes.append([output, *gradients])
     torch.testing.assert_close(*outcomes)
     assert outcomes[0][0].stride() == outcomes[1][0].stride()
+
+
+@pytest.mark.parametrize(
+    ("input", "weight", "arguments"),
+    [
+        ((2, 4, 9), (4, 6, 3), {}),
+        ((2, 4, 9), (4, 6, 3), {"stride": 2, "padding": 1, "output_padding": 1}),
+        ((2, 4, 9), (4, 6, 4), {"stride": (2,), "padding": [1], "output_padding": (1,)}),
+        ((2, 4, 9), (4, 3, 3), {"dilation": 2, "groups": 2, "padding": 3}),
+        ((2, 4, 9), (4, 6, 3), {"dilation": 3, "output_padding": 2}),
+        ((4, 9), (4, 6, 3), {"padding": 1}),
+        ((0, 4, 9), (4, 6, 3), {"padding": 1}),
+        ((2, 1, 9), (1, 6, 3), {}),
+    ],
+)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("layouts", ["", "input", "weight", "input weight"])
+def test_conv_transpose1d_agrees_with_pytorch(input, weight, arguments, with_bias, layouts, device):
+    x, w = random(*input), random(*weight)
+    x = transposed(x) if "input" in layouts else x
+    w = transposed(w) if "weight" in layouts else w
+    bias = random(weight[1] * arguments.get("groups", 1)) if with_bias else None
+    leaves = [None if t is None else t.to(device).requires_grad_() for t in (x, w, bias)]
+    outcomes = []
+    for convolve in (customconv.conv_transpose1d, F.conv_transpose1d):
+        output = convolve(*leaves, **arguments)
+        gradients = torch.autograd.grad(output.square().sum(), [t for t in leaves if t is not None])
+        outcomes.append([output, *gradients])
+    torch.testing.assert_close(*outcomes)
+    assert outcomes[0][0].stride() == outcomes[1][0].stride()
+
+
+@pytest.mark.parametrize(
+    ("input", "weight", "bias", "arguments"),
+    [
+        ((2, 4, 9), (3, 6, 3), None, {}),
+        ((4, 9), (3, 6, 3), None, {}),
+        ((2, 4, 9), (4, 6, 3), (5,), {}),
+        ((2, 4, 9), (4, 6, 3), None, {"stride": 0}),
+        ((2, 4, 9), (4, 6, 3), None, {"stride": (1, 1)}),
+        ((2, 4, 9), (4, 6, 3), None, {"padding": -1}),
+        ((2, 4, 9), (4, 6, 3), None, {"output_padding": 2}),
+        ((2, 4, 9), (4, 6, 3), None, {"output_padding": (0, 0)}),
+        ((2, 4, 9), (4, 6, 3), None, {"groups": 3}),
+        ((9,), (4, 6, 3), None, {}),
+    ],
+)
+def test_conv_transpose1d_raises_what_pytorch_raises(input, weight, bias, arguments):
+    tensors = [random(*input), random(*weight), None if bias is None else random(*bias)]
+    with pytest.raises(Exception) as expected:
+        F.conv_transpose1d(*tensors, **arguments)
+    with pytest.raises(expected.type) as actual:
+        customconv.conv_transpose1d(*tensors, **arguments)
+    assert str(actual.value).splitlines()[0] == str(expected.value).splitlines()[0]
 
 
 @pytest.mark.parametrize(
