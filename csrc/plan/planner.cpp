@@ -55,6 +55,13 @@ const char* propose(size_t index, const ConvProblem& problem, const DeviceProper
   return plan.grid[0] > 0 ? nullptr : "none of its tiles fits the problem";
 }
 
+// Whether the rows of all operands of a 1x1 convolution's product are whole 16-byte vectors. A row
+// holds channels in NHWC, and the pixels of an image in NCHW.
+bool has_whole_vectors(const ConvProblem& p) {
+  const bool channels_last = dense_layout(p.y_sizes(), p.y_strides) == Layout::kNhwc;
+  return p.C % 4 == 0 && p.K % 4 == 0 && (channels_last || p.P * p.Q % 4 == 0);
+}
+
 // Whether a family rounds this problem's float32 operands to TF32, as the problem allows it.
 bool rounds_to_tf32(FamilyId family, const ConvProblem& p) {
   switch (family) {
@@ -64,8 +71,7 @@ bool rounds_to_tf32(FamilyId family, const ConvProblem& p) {
       return true;
     case FamilyId::im2col:
       // cuBLAS may, but is free not to. It does in large products of whole vectors.
-      return p.is_pointwise() && p.groups == 1 && p.C >= 64 && p.K >= 64 && p.C % 4 == 0 &&
-             p.K % 4 == 0 && p.P * p.Q % 4 == 0;
+      return p.is_pointwise() && p.groups == 1 && p.C >= 64 && p.K >= 64 && has_whole_vectors(p);
     case FamilyId::direct:
     case FamilyId::tiled:
     case FamilyId::depthwise:

@@ -18,12 +18,15 @@ using torch::dynamo::autograd::PackedArgs;
 using torch::dynamo::autograd::SwapSavedVariables;
 
 BackwardNode::BackwardNode(const char* name, Formula formula, edge_list next_edges,
-                           std::vector<SavedVariable> kept, Settings settings)
-    : Node(std::move(next_edges)),
-      name_(name),
-      formula_(formula),
-      kept_(std::move(kept)),
-      settings_(std::move(settings)) {}
+                           Settings settings)
+    : Node(std::move(next_edges)), name_(name), formula_(formula), settings_(std::move(settings)) {}
+
+void BackwardNode::keep(const variable_list& tensors, bool last_is_result) {
+  kept_.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    kept_.emplace_back(tensor, last_is_result && kept_.size() + 1 == tensors.size());
+  }
+}
 
 variable_list BackwardNode::apply(variable_list&& incoming) {
   const std::lock_guard<std::mutex> lock(mutex_);  // against release_variables
@@ -106,11 +109,6 @@ variable_list BackwardNode::apply_with_saved(const variable_list& inputs,
 void set_history(const variable_list& results, const char* name, Formula formula,
                  const variable_list& arguments, const variable_list& kept, Settings settings,
                  bool last_is_result) {
-  std::vector<SavedVariable> saved;
-  saved.reserve(kept.size());
-  for (const at::Tensor& tensor : kept) {
-    saved.emplace_back(tensor, last_is_result && saved.size() + 1 == kept.size());
-  }
   edge_list edges;
   edges.reserve(arguments.size());
   for (const at::Tensor& argument : arguments) {
@@ -118,14 +116,15 @@ void set_history(const variable_list& results, const char* name, Formula formula
                                        : torch::autograd::Edge());
   }
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13  // nodes count their owners themselves
-  const c10::intrusive_ptr<torch::autograd::Node> node = c10::make_intrusive<BackwardNode>(
-      name, formula, std::move(edges), std::move(saved), std::move(settings));
+  const auto node =
+      c10::make_intrusive<BackwardNode>(name, formula, std::move(edges), std::move(settings));
 #else
-  const std::shared_ptr<torch::autograd::Node> node(
-      new BackwardNode(name, formula, std::move(edges), std::move(saved), std::move(settings)),
+  const std::shared_ptr<BackwardNode> node(
+      new BackwardNode(name, formula, std::move(edges), std::move(settings)),
       torch::autograd::deleteNode);
 #endif
   torch::autograd::set_history(results, node);
+  node->keep(kept, last_is_result);
 }
 
 }  // namespace customconv::torch_layer

@@ -35,7 +35,11 @@ class BackwardNode : public torch::autograd::Node {
  public:
   // `name` must be an identifier: compiled autograd writes it into a graph.
   BackwardNode(const char* name, Formula formula, torch::autograd::edge_list next_edges,
-               std::vector<torch::autograd::SavedVariable> kept, Settings settings);
+               Settings settings);
+
+  // Keeps tensors for the formula. If the last one is a result of this node, the node must be its
+  // history already: the result would own the node, and the node the result, for ever.
+  void keep(const torch::autograd::variable_list& tensors, bool last_is_result);
 
   std::string name() const override { return name_; }
   void release_variables() override;
@@ -54,8 +58,8 @@ class BackwardNode : public torch::autograd::Node {
 
   const char* name_;
   Formula formula_;
-  std::vector<torch::autograd::SavedVariable> kept_;
   Settings settings_;
+  std::vector<torch::autograd::SavedVariable> kept_;
 };
 
 // Makes a new node the history of the results; the gradient of an undefined one is undefined. The

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,12 +92,15 @@ def explain(
 
     Raises:
         RuntimeError: The arguments do not fit together.
+        TypeError: A number is not an integer.
         ValueError: There is no algorithm, no op or no padding of that name.
     """
     stride, dilation, output_padding = _pair(stride), _pair(dilation), _pair(output_padding)
     if isinstance(padding, str):
         if transposed:
             raise ValueError(f"a transposed convolution has padding in numbers, not {padding!r}")
+        if padding == "same" and any(step != 1 for step in stride):
+            raise RuntimeError("padding='same' is not supported for strided convolutions")
         input, padding = numbered_padding(padding, input, weight, dilation)
     padding = _pair(padding)
     found = _C.explain(
@@ -114,7 +118,8 @@ def explain(
 
 
 def _pair(value: int | Sequence[int]) -> list[int]:
-    numbers = [value] if isinstance(value, int) else list(value)
+    values = value if isinstance(value, Sequence) else [value]
+    numbers = [operator.index(each) for each in values]
     return numbers * 2 if len(numbers) == 1 else numbers
 
 

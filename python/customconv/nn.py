@@ -35,8 +35,10 @@ class Conv1d(torch.nn.Conv1d):
         sizes and errors.
     """
 
-    # On the class too, for modules that were not made by this constructor.
-    algorithm: str = "auto"
+    # On the class too, for modules that were not made by this constructor. TorchScript reads
+    # constants there, and no annotation that is a string.
+    algorithm = "auto"
+    __constants__ = [*torch.nn.Conv1d.__constants__, "algorithm"]  # noqa: RUF012
 
     def __init__(  # noqa: D107  (the class says it)
         self,
@@ -61,11 +63,34 @@ class Conv1d(torch.nn.Conv1d):
         self.algorithm = algorithm
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return self._scripted(input, weight, bias)
         input, padding = _padded(self, input)
         return conv1d(
             input, weight, bias, self.stride, padding, self.dilation, self.groups,
             algorithm=self.algorithm,
         )  # fmt: skip
+
+    # TorchScript compiles the operator, and not the function, which looks at Python's types.
+    def _scripted(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        image, filters = input.contiguous(), weight.unsqueeze(-2)
+        stride, dilation = (1, self.stride[0]), (1, self.dilation[0])
+        if self.padding_mode != "zeros":
+            pad = self._reversed_padding_repeated_twice
+            image = functional.pad(image, pad, mode=self.padding_mode).unsqueeze(-2)
+            return torch.ops.customconv.conv2d(  # type: ignore[no-any-return]
+                image, filters, bias, stride, (0, 0), dilation, self.groups,
+                algorithm=self.algorithm,
+            ).squeeze(-2)  # fmt: skip
+        if isinstance(self.padding, str):
+            return torch.ops.customconv.conv2d(  # type: ignore[no-any-return]
+                image.unsqueeze(-2), filters, bias, stride, self.padding, dilation, self.groups,
+                algorithm=self.algorithm,
+            ).squeeze(-2)  # fmt: skip
+        return torch.ops.customconv.conv2d(  # type: ignore[no-any-return]
+            image.unsqueeze(-2), filters, bias, stride, (0, self.padding[0]), dilation,
+            self.groups, algorithm=self.algorithm,
+        ).squeeze(-2)  # fmt: skip
 
     def extra_repr(self) -> str:
         """The arguments as ``torch.nn.Conv1d`` prints them, and the algorithm if one is forced."""
@@ -96,8 +121,10 @@ class Conv2d(torch.nn.Conv2d):
         ``customconv.conv2d`` for types, sizes and errors.
     """
 
-    # On the class too, for modules that were not made by this constructor.
-    algorithm: str = "auto"
+    # On the class too, for modules that were not made by this constructor. TorchScript reads
+    # constants there, and no annotation that is a string.
+    algorithm = "auto"
+    __constants__ = [*torch.nn.Conv2d.__constants__, "algorithm"]  # noqa: RUF012
 
     def __init__(  # noqa: D107  (the class says it)
         self,
@@ -122,9 +149,24 @@ class Conv2d(torch.nn.Conv2d):
         self.algorithm = algorithm
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return self._scripted(input, weight, bias)
         input, padding = _padded(self, input)
         return conv2d(
             input, weight, bias, self.stride, padding, self.dilation, self.groups,
+            algorithm=self.algorithm,
+        )  # fmt: skip
+
+    # TorchScript compiles the operator, and not the function, which looks at Python's types.
+    def _scripted(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.padding_mode != "zeros":
+            pad = self._reversed_padding_repeated_twice
+            return torch.ops.customconv.conv2d(  # type: ignore[no-any-return]
+                functional.pad(input, pad, mode=self.padding_mode), weight, bias, self.stride,
+                (0, 0), self.dilation, self.groups, algorithm=self.algorithm,
+            )  # fmt: skip
+        return torch.ops.customconv.conv2d(  # type: ignore[no-any-return]
+            input, weight, bias, self.stride, self.padding, self.dilation, self.groups,
             algorithm=self.algorithm,
         )  # fmt: skip
 
@@ -158,8 +200,10 @@ class ConvTranspose1d(torch.nn.ConvTranspose1d):
         for types, sizes and errors.
     """
 
-    # On the class too, for modules that were not made by this constructor.
-    algorithm: str = "auto"
+    # On the class too, for modules that were not made by this constructor. TorchScript reads
+    # constants there, and no annotation that is a string.
+    algorithm = "auto"
+    __constants__ = [*torch.nn.ConvTranspose1d.__constants__, "algorithm"]  # noqa: RUF012
 
     def __init__(  # noqa: D107  (the class says it)
         self,
@@ -191,14 +235,26 @@ class ConvTranspose1d(torch.nn.ConvTranspose1d):
             input: The signals.
             output_size: The output's length, or its whole shape, in place of ``output_padding``.
         """
+        if self.padding_mode != "zeros":
+            raise ValueError("Only `zeros` padding mode is supported for ConvTranspose1d")
         output_padding = self._output_padding(
             input, output_size, self.stride, self.padding, self.kernel_size,  # type: ignore[arg-type]
             1, self.dilation,  # type: ignore[arg-type]
         )  # fmt: skip
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return self._scripted(input, output_padding)
         return conv_transpose1d(
             input, self.weight, self.bias, self.stride, self.padding,  # type: ignore[arg-type]
             output_padding, self.groups, self.dilation, algorithm=self.algorithm,
         )  # fmt: skip
+
+    # TorchScript compiles the operator, and not the function, which looks at Python's types.
+    def _scripted(self, input: Tensor, output_padding: list[int]) -> Tensor:
+        image, filters = input.contiguous().unsqueeze(-2), self.weight.unsqueeze(-2)
+        return torch.ops.customconv.conv_transpose2d(  # type: ignore[no-any-return]
+            image, filters, self.bias, (1, self.stride[0]), (0, self.padding[0]),
+            (0, output_padding[0]), self.groups, (1, self.dilation[0]), algorithm=self.algorithm,
+        ).squeeze(-2)  # fmt: skip
 
     def extra_repr(self) -> str:
         """The arguments as ``torch.nn.ConvTranspose1d`` prints them, and a forced algorithm."""
@@ -230,8 +286,10 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
         ``customconv.conv_transpose2d`` for types, sizes and errors.
     """
 
-    # On the class too, for modules that were not made by this constructor.
-    algorithm: str = "auto"
+    # On the class too, for modules that were not made by this constructor. TorchScript reads
+    # constants there, and no annotation that is a string.
+    algorithm = "auto"
+    __constants__ = [*torch.nn.ConvTranspose2d.__constants__, "algorithm"]  # noqa: RUF012
 
     def __init__(  # noqa: D107  (the class says it)
         self,
@@ -264,13 +322,24 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
             output_size: The output's height and width, or its whole shape, in place of
                 ``output_padding``.
         """
+        if self.padding_mode != "zeros":
+            raise ValueError("Only `zeros` padding mode is supported for ConvTranspose2d")
         output_padding = self._output_padding(
             input, output_size, self.stride, self.padding, self.kernel_size,  # type: ignore[arg-type]
             2, self.dilation,  # type: ignore[arg-type]
         )  # fmt: skip
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return self._scripted(input, output_padding)
         return conv_transpose2d(
             input, self.weight, self.bias, self.stride, self.padding,  # type: ignore[arg-type]
             output_padding, self.groups, self.dilation, algorithm=self.algorithm,
+        )  # fmt: skip
+
+    # TorchScript compiles the operator, and not the function, which looks at Python's types.
+    def _scripted(self, input: Tensor, output_padding: list[int]) -> Tensor:
+        return torch.ops.customconv.conv_transpose2d(  # type: ignore[no-any-return]
+            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,
+            self.dilation, algorithm=self.algorithm,
         )  # fmt: skip
 
     def extra_repr(self) -> str:

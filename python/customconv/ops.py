@@ -414,8 +414,12 @@ def _settled(function: Callable[..., Tensor], *arguments: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (str, SymInt)):
+    if isinstance(value, SymInt):
         return value
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, str):
+        return str.__str__(value)  # of an enumeration of strings, the string itself
     if isinstance(value, (tuple, list)):
         return [_plain(v) for v in value]
     return int(value)
@@ -456,7 +460,7 @@ def _refusal(function: Callable[..., Tensor], *arguments: Any) -> Exception | No
 
 def _hollow(function: Callable[..., Tensor], arguments: Sequence[Any]) -> list[Any]:
     """The arguments with tensors that take no memory: a batch of no images, weight and bias."""
-    dimensions = 3 if function is torch.conv1d else 4
+    dimensions = 3 if function in (torch.conv1d, torch.conv_transpose1d) else 4
     hollow = []
     for position, value in enumerate(arguments):
         if position < 3 and isinstance(value, Tensor):

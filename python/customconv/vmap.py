@@ -35,6 +35,19 @@ def _mapped(tensor: Tensor, dimension: int | None) -> Mapped:
     return Mapped(tensor.movedim(dimension, 0), True)
 
 
+def _of_none(operator: Operator, in_dims: Sequence[int | None], *tensors: Tensor | None) -> Any:
+    """An operator's results for no examples: those of one example of zeros, without the example."""
+    one = [
+        tensor if tensor is None or dimension is None else tensor.sum(dimension)
+        for tensor, dimension in zip(tensors, in_dims, strict=True)
+    ]
+    results = operator(*one)
+    if isinstance(results, Tensor):
+        return results.unsqueeze(0)[:0], 0
+    none = tuple(each if each is None else each.unsqueeze(0)[:0] for each in results)
+    return none, tuple(None if each is None else 0 for each in results)
+
+
 def _with_batch(images: Mapped) -> Mapped:
     """Images of shape (B, N, C, H, W), or (N, C, H, W) if they are shared."""
     before_channels = int(images.is_mapped)
@@ -172,13 +185,21 @@ def _rule_for_output(operator: Operator, defaults: tuple[Any, ...]) -> Operator:
         algorithm: str = "auto",
     ) -> tuple[Tensor, int]:
         geometry = [*given, *defaults[len(given) :]]
+        dims = [*in_dims, None][:3]  # one is missing where the bias is
+        if info.batch_size == 0:
+
+            def convolve_one(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+                output: Tensor = operator(x, w, b, *geometry, algorithm=algorithm)
+                return output
+
+            found: tuple[Tensor, int] = _of_none(convolve_one, dims, input, weight, bias)
+            return found
 
         def convolve(x: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
             numbers = [*geometry[:_GROUPS], groups, *geometry[_GROUPS + 1 :]]
             output: Tensor = operator(x, w, b, *numbers, algorithm=algorithm)
             return output
 
-        dims = [*in_dims, None][:3]  # one is missing where the bias is
         return _output(convolve, info.batch_size, dims, input, weight, bias, geometry[_GROUPS])
 
     return rule
@@ -197,6 +218,16 @@ def _rule_for_gradients(operator: Operator) -> Operator:
         algorithm: str = "auto",
     ) -> tuple[Gradients, tuple[int | None, int | None, int | None]]:
         *geometry, output_mask = given
+        if info.batch_size == 0:
+
+            def differentiate_one(g: Tensor, x: Tensor, w: Tensor) -> Gradients:
+                found: Gradients = operator(g, x, w, *geometry, output_mask, algorithm=algorithm)
+                return found
+
+            none: tuple[Gradients, tuple[int | None, int | None, int | None]] = _of_none(
+                differentiate_one, in_dims[:3], grad_output, input, weight
+            )
+            return none
 
         def differentiate(
             g: Tensor, x: Tensor, w: Tensor, groups: int, mask: list[bool]

@@ -249,3 +249,31 @@ def test_forced_algorithms_give_way_to_transforms(algorithm):
     near(grad(loss)(w), grad(lambda w: F.conv2d(x, w, bias).square().sum())(w))
     actual = vmap(loss)(torch.stack([w, -w]))
     near(actual, torch.stack([loss(w), loss(-w)]))
+
+
+@pytest.mark.parametrize("shared", ["weight", "input", "none"])
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d", "conv2d_fused"])
+def test_vmap_of_no_examples(name, shared, device):
+    """Shapes are those of an example. PyTorch's own rules lose the batch of images here."""
+    none = torch.empty(0, 2, 4, 6, 6, device=device), torch.empty(0, 4, 4, 3, 3, device=device)
+    in_dims = {"weight": (0, None), "input": (None, 0), "none": (0, 0)}[shared]
+    tensors = [
+        each if dimension == 0 else torch.randn(each.shape[1:], device=device)
+        for each, dimension in zip(none, in_dims, strict=True)
+    ]
+    convolve = getattr(customconv, name)
+
+    def gradients(x, w):
+        return grad(lambda x, w: convolve(x, w).sum(), argnums=(0, 1))(x, w)
+
+    side = 8 if name == "conv_transpose2d" else 4
+    assert vmap(convolve, in_dims)(*tensors).shape == (0, 2, 4, side, side)
+    of_input, of_weight = vmap(gradients, in_dims)(*tensors)
+    assert of_input.shape == (0, 2, 4, 6, 6)
+    assert of_weight.shape == (0, 4, 4, 3, 3)
+
+
+def test_jacobians_of_an_empty_batch(device):
+    x, w = torch.randn(0, 2, 5, 5, device=device), torch.randn(3, 2, 3, 3, device=device)
+    for jacobian in (jacrev, jacfwd):
+        assert jacobian(lambda x: conv2d(x, w))(x).shape == (0, 3, 3, 3, 0, 2, 5, 5)

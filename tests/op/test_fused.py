@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
+import weakref
 
 import pytest
 import torch
@@ -407,3 +409,22 @@ def test_the_planner_weighs_what_is_left_to_pytorch():
         moved = 2 * 2 * 32 * 64 * 56 * 56 * 2 / 3352e9 * 1e3  # two passes, read and written
         assert extra >= 0 if fuses else extra > moved
     assert "epilogue (2 passes)" in str(asked)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("end", ["no backward pass", "a graph that is kept"])
+def test_the_graph_ends_with_its_output(activation, end, device):
+    """A node that owned its own output would keep both, and all before them, in memory."""
+
+    class Mark:
+        pass
+
+    x, w = (torch.randn(s, device=device) for s in ((1, 2, 5, 5), (3, 2, 3, 3)))
+    output = conv2d_fused(x, w.requires_grad_(), activation=activation)
+    output.grad_fn.metadata["mark"] = mark = Mark()
+    alive = weakref.ref(mark)
+    if end != "no backward pass":
+        output.sum().backward(retain_graph=True)
+    del output, mark
+    gc.collect()
+    assert alive() is None

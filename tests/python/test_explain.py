@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,6 +26,15 @@ def test_every_pass(op):
     explanation = customconv.explain(x, w, torch.randn(6), op=op)
     assert explanation.summary.startswith(op)
     assert ", bias, " in explanation.summary
+
+
+def test_numbers_are_what_the_operator_takes():
+    x, w = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3)
+    assert "stride 2 x 2" in customconv.explain(x, w, stride=np.int64(2)).summary
+    with pytest.raises(TypeError):
+        customconv.explain(x, w, stride=2.0)
+    with pytest.raises(RuntimeError, match="padding='same' is not supported for strided"):
+        customconv.explain(x, w, stride=2, padding="same")
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,29 @@ def test_the_algorithm_is_passed_on(kind):
 
 
 @each_kind
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_compiles_it(our_kind, their_kind, arguments, options, tmp_path):
+    module, x = our_kind(*arguments, **options), images(our_kind, 2)
+    scripted = torch.jit.script(module)
+    torch.testing.assert_close(scripted(x), module(x))
+    assert "customconv" in str(scripted.graph) + str(scripted.inlined_graph)
+    torch.jit.save(scripted, tmp_path / "module.pt")
+    torch.testing.assert_close(torch.jit.load(tmp_path / "module.pt")(x), module(x))
+
+
+@pytest.mark.parametrize("name", ["ConvTranspose1d", "ConvTranspose2d"])
+def test_a_transposed_modules_padding_stays_zeros(name):
+    messages = []
+    for package in (customconv, nn):
+        module = getattr(package, name)(4, 6, 3)
+        module.padding_mode = "circular"  # a trick that works for convolutions
+        with pytest.raises(ValueError) as error:
+            module(images(type(module), 2))
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+@each_kind
 def test_compiles_whole(our_kind, their_kind, arguments, options):
     module, _ = pair(our_kind, their_kind, arguments, options)
     torch._dynamo.reset()  # all modules share their code, and its recompilations are limited

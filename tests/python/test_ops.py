@@ -1,5 +1,8 @@
 """The functions take what those of torch.nn.functional take, give that, and raise that."""
 
+import enum
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -79,6 +82,19 @@ CASES_1D = [
     ((1, 4, 3), (6, 4, 3), {}),
 ]
 each_1d = pytest.mark.parametrize(("input", "weight", "arguments"), CASES_1D)
+
+
+class Padding(str, enum.Enum):
+    SAME = "same"
+
+
+@pytest.mark.parametrize("padding", [np.str_("same"), Padding.SAME, np.str_("valid"), b"same"])
+@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv2d_fused"])
+def test_what_pytorch_takes_for_a_string_is_taken(name, padding):
+    dimensions = 1 if name == "conv1d" else 2
+    x, w = random(2, 4, *[7] * dimensions), random(6, 4, *[3] * dimensions)
+    expected = getattr(F, name.removesuffix("_fused"))(x, w, padding=padding)
+    torch.testing.assert_close(getattr(customconv, name)(x, w, padding=padding), expected)
 
 
 def transposed(tensor):

@@ -477,6 +477,32 @@ BROKEN = "raise ImportError('it was built for another PyTorch', name='customconv
 MISSING = "raise ModuleNotFoundError(name='customconv')"
 
 
+COUNTED_BY_MULTIPROCESSING = """
+import multiprocessing
+import torch
+import customconv
+
+
+def work():
+    x, w = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 1, 1)
+    torch.ops.customconv.conv2d(x, w)
+
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("{method}").Process(target=work)
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_stats_of_processes_that_multiprocessing_starts(write, method):
+    program = write(COUNTED_BY_MULTIPROCESSING.replace("{method}", method))
+    result = call([*RUN, "--stats", program])
+    assert result.returncode == 0
+    assert result.stderr.count("1  by PyTorch: the tensors are not on CUDA") == 1
+
+
 @pytest.mark.parametrize(("text", "said"), [(MISSING, False), (BROKEN, True)])
 def test_a_child_that_cannot_be_routed_goes_on(write, tmp_path, text, said):
     write("", "other/torch.py")

@@ -90,10 +90,16 @@ def print_stats() -> None:
     sys.stderr.flush()
 
 
-def forget_stats() -> None:
+def begin_stats() -> None:
     """Starts counting anew in a process that was forked."""
     if "customconv" in sys.modules:
         sys.modules["customconv"].stats(reset=True)
+    # Processes that multiprocessing forks call finalizers of its own at their end, not atexit's.
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.register_after_fork(
+            print_stats, lambda call: util.Finalize(None, call, exitpriority=-1)
+        )
 
 
 if HERE in sys.path:
@@ -104,6 +110,6 @@ if HERE in sys.path:
         import atexit
 
         atexit.register(print_stats)  # the first to be registered, so the last to be called
-        os.register_at_fork(after_in_child=forget_stats)
+        os.register_at_fork(after_in_child=begin_stats)
     del sys.modules["sitecustomize"]
     __import__("sitecustomize")  # the next one; site takes the error for "there is none"
