@@ -101,6 +101,7 @@ def generic(message):
 
 
 @each_function
+@pytest.mark.skipif(not NEW, reason="PyTorch 2.9 crashes in some of these calls of its own")
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_random_malformed_calls_raise_what_pytorch_raises(name, seed):

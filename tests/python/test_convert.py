@@ -5,13 +5,14 @@ import dataclasses
 import io
 import pickle
 import random
+import warnings
 from collections import OrderedDict
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
 import customconv
 
@@ -362,6 +363,33 @@ def test_a_converted_subclass_is_copied(duplicate):
     assert isinstance(model, customconv.Conv2d)
 
 
+def test_a_class_that_cannot_be_derived_from_is_left():
+    class Registered(nn.Conv2d):
+        def __init_subclass__(cls, **keywords):
+            raise ValueError("known already")
+
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), Registered(6, 4, 3))
+    _, report = customconv.convert(model, subclasses=True)
+    assert [entry.name for entry in report.replaced] == ["0"]
+    assert reasons(report) == {"1": "its class cannot be replaced: known already"}
+    assert type(model[1]) is Registered
+
+
+class Named(nn.Conv2d):
+    algorithm = "mine"
+
+
+def test_an_attribute_of_the_same_name_as_ours_is_left_alone():
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), Named(6, 4, 3), nn.BatchNorm2d(4)).eval()
+    model[0].algorithm = "mine"
+    x = image()
+    expected = model(x)
+    _, report = customconv.convert(model, subclasses=True, fold_batchnorm=True)
+    reason = "it has an attribute of its own named algorithm"
+    assert reasons(report) == {"0": reason, "1": reason, "2": "1 is not replaced"}
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+
+
 def scripted():
     return torch.jit.script(nn.Conv2d(4, 6, 3))
 
@@ -547,6 +575,128 @@ def test_tracing_leaves_the_model_as_it_was():
     assert model.calls == len(seen) == 1
 
 
+class Changing(nn.Module):
+    """A forward that changes tensors in place, and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = conv_bn()
+        self.step, self.seen = torch.zeros(()), [torch.zeros(())]
+        self.register_buffer("count", torch.zeros(()))
+        self.scale = nn.Parameter(torch.full((), 3.0))
+
+    def forward(self, x):
+        self.step += 1
+        self.count += 1
+        self.seen[0].add_(1)
+        for name, parameter in self._parameters.items():
+            assert name == "scale"
+            parameter.data.clamp_(0, 1)
+        return self.bn(self.conv(x)) * random.random() + torch.rand(())
+
+
+def test_tracing_leaves_tensors_and_random_numbers_as_they_were():
+    model = randomized(Changing())
+    states = torch.get_rng_state(), random.getstate()
+    _, report = customconv.convert(model, fold_batchnorm=True)
+    assert len(report.folded) == 1
+    assert (model.step, model.count, model.seen[0], model.scale.detach()) == (0, 0, 0, 3)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+
+
+def test_a_result_that_the_model_keeps_does_not_hinder_tracing():
+    model = randomized(Residual())
+    model(image())  # keeps a result that autograd follows, which deepcopy refuses
+    model.history.clear()
+    _, report = customconv.convert(model, fold_batchnorm=True)
+    assert len(report.folded) == 2
+
+
+class Replacing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bn = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        if not hasattr(self, "conv"):
+            self.conv = nn.Conv2d(4, 4, 3)
+        return self.bn(self.conv(x))
+
+
+def test_a_forward_that_makes_modules_is_not_folded():
+    model = Replacing().eval()
+    _, report = customconv.convert(model, fold_batchnorm=True)
+    assert "no part of the model that can be traced" in reasons(report)["bn"]
+    assert not hasattr(model, "conv")
+
+
+class ByClass(ByList):
+    """A forward that treats batch norms in a way of its own, with a part that does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Residual()
+        self.steps.append(self.inner)
+
+    def forward(self, x):
+        for step in self.steps:
+            x = step(x).relu() if isinstance(step, nn.BatchNorm2d) else step(x)
+        return x
+
+
+def test_a_forward_that_looks_at_classes_is_not_folded_though_its_parts_are():
+    model = randomized(ByClass())
+    x = image()
+    expected = model(x)
+    _, report = customconv.convert(model, fold_batchnorm=True)
+    assert [entry.name for entry in report.folded] == ["inner.bn1", "inner.bn2"]
+    assert "no part of the model that can be traced" in reasons(report)["bn"]
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_a_sparse_buffer_does_not_matter():
+    model = small()
+    model.register_buffer("table", torch.randn(2, 3, 4, 5).to_sparse())
+    table = model.table
+    _, report = customconv.convert(model, fold_batchnorm=True, channels_last=True)
+    assert len(report.folded) == 2
+    customconv.revert(model)
+    assert model.table is table
+
+
+def test_folding_is_all_or_nothing(monkeypatch):
+    model = small()
+    before = snapshot(model)
+    calls = []
+
+    def fail(self):
+        calls.append(self)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return folded(self)
+
+    folded = customconv.fold._Fold.folded
+    monkeypatch.setattr(customconv.fold._Fold, "folded", fail)
+    with pytest.raises(KeyboardInterrupt):
+        customconv.convert(model, fold_batchnorm=True)
+    assert_restored(model, before)
+
+
+def test_a_fold_that_cannot_be_computed_is_left(monkeypatch):
+    model = small()
+    before = snapshot(model)
+
+    def fail(self):
+        raise RuntimeError("no {} doubles here")
+
+    monkeypatch.setattr(customconv.fold._Fold, "folded", fail)
+    _, report = customconv.convert(model, fold_batchnorm=True)
+    reason = "what first would become cannot be computed: no {} doubles here"
+    assert reasons(report)["norm"] == reason
+    assert_restored(customconv.revert(model), before)
+
+
 def sequential(*modules):
     return randomized(nn.Sequential(*modules))
 
@@ -588,6 +738,69 @@ def in_training(model, part=None):
 
 def with_hook(model, part, register):
     getattr(model[part], register)(lambda *arguments: None)
+    return model
+
+
+def with_container_hook(model, part):
+    model[part].register_forward_hook(lambda module, inputs, output: output.relu())
+    return model
+
+
+def with_container_pre_hook(model, part):
+    model[part].register_forward_pre_hook(lambda module, inputs: (inputs[0].relu(),))
+    return model
+
+
+def with_attribute(model, part, name):
+    """The model, with a tensor of one of its parts moved to a plain attribute."""
+    tensor = getattr(model[part], name).detach().clone()
+    delattr(model[part], name)
+    setattr(model[part], name, tensor)
+    return model
+
+
+def with_parameter(model, part, name):
+    """The model, with a buffer of one of its parts made a parameter."""
+    tensor = getattr(model[part], name)
+    delattr(model[part], name)
+    setattr(model[part], name, nn.Parameter(tensor, requires_grad=False))
+    return model
+
+
+class Padded(nn.Module):
+    """Pads by what the input's size is, which cannot be traced."""
+
+    def forward(self, x):
+        return F.pad(x, (0, 1)) if x.shape[-1] % 2 == 1 else x
+
+
+def with_shared_activation():
+    act = nn.ReLU()
+    return sequential(Padded(), nn.Conv2d(4, 4, 3), act, nn.Conv2d(4, 4, 3), act, nn.BatchNorm2d(4))
+
+
+def kept(m, x):
+    m.feature = m.conv(x)
+    return m.bn(m.feature)
+
+
+def kept_inside(m, x):
+    y = m.conv(x)
+    m.features = {"all": [(0, y)]}
+    return m.bn(y)
+
+
+def with_bias_if_none(m, x):
+    y = m.bn(m.conv(x))
+    return y + 1 if m.conv.bias is None else y
+
+
+def read_by_iteration(m, x):
+    return m.bn(m.conv(x.to(next(m.bn.parameters()).dtype)))
+
+
+def without_bias(model):
+    model.conv.bias = None
     return model
 
 
@@ -662,6 +875,48 @@ LEFT = {
     "weight used": (
         lambda: randomized(Branch(lambda m, x: m.bn(m.conv(x)) + m.conv.weight.sum())),
         "the parameters of conv have another user"),
+    "weight used by iteration": (
+        lambda: randomized(Branch(lambda m, x: m.bn(m.conv(x)) + next(m.conv.parameters()).sum())),
+        "the parameters of conv have another user"),
+    "absent bias looked for": (
+        lambda: without_bias(randomized(Branch(with_bias_if_none))),
+        "the parameters of conv have another user"),
+    "type of the norm's weight": (
+        lambda: randomized(Branch(lambda m, x: m.bn(m.conv(x.to(m.bn.weight.dtype))))),
+        "its parameters or buffers have another user"),
+    "type of the norm's first parameter": (
+        lambda: randomized(Branch(read_by_iteration)),
+        "its parameters or buffers have another user"),
+    "device of the norm's mean": (
+        lambda: randomized(Branch(lambda m, x: m.bn(m.conv(x.to(m.bn.running_mean.device))))),
+        "its parameters or buffers have another user"),
+    "mean used": (
+        lambda: randomized(Branch(lambda m, x: m.bn(m.conv(x)) - m.bn.running_mean[:, None, None])),
+        "its parameters or buffers have another user"),
+    "kept in an attribute": (
+        lambda: randomized(Branch(kept)), "the output of conv has another user"),
+    "kept inside an attribute": (
+        lambda: randomized(Branch(kept_inside)), "the output of conv has another user"),
+    "shared activation": (
+        with_shared_activation,
+        "it is in no part of the model that can be traced, and follows no convolution in an "
+        "nn.Sequential"),
+    "hook on a container of the convolution": (
+        lambda: with_container_hook(sequential(nn.Sequential(conv_bn()[0]), conv_bn()[1]), 0),
+        "a module that has only one of 0.0 and it inside has hooks"),
+    "hook on a container of the norm": (
+        lambda: with_container_pre_hook(
+            sequential(conv_bn()[0], nn.Sequential(conv_bn()[1], nn.ReLU())), 1),
+        "a module that has only one of 0 and it inside has hooks"),
+    "bias elsewhere": (
+        lambda: with_attribute(sequential(*conv_bn()), 0, "bias"),
+        "the bias of 0 is not a parameter"),
+    "norm's bias elsewhere": (
+        lambda: with_attribute(sequential(*conv_bn()), 1, "bias"),
+        "its parameters and buffers are not those of a batch norm"),
+    "variance a parameter": (
+        lambda: with_parameter(sequential(*conv_bn()), 1, "running_var"),
+        "its parameters and buffers are not those of a batch norm"),
     "not called": (
         lambda: randomized(Branch(lambda m, x: m.conv(x))), "no call of it was found"),
     "used if given": (lambda: randomized(Optional(True)), "the output of conv has another user"),
@@ -708,6 +963,15 @@ def test_what_is_shared_between_blocks_is_not_folded():
     name = "blocks.0.conv1 is shared: the model has it under several names"
     assert found["blocks.0.bn1"] == found["blocks.1.bn1"] == name
     assert found["blocks.0.bn2"] == "it is shared: the model has it under several names"
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_hooks_around_both_do_not_matter():
+    model = with_container_hook(sequential(nn.Sequential(*conv_bn())), 0)
+    x = image()
+    expected = model(x)
+    _, report = customconv.convert(model, fold_batchnorm=True)
+    assert len(report.folded) == 1
     torch.testing.assert_close(model(x), expected)
 
 
@@ -796,6 +1060,94 @@ def test_a_folded_model_is_restored_in_its_present_type_and_mode():
     torch.testing.assert_close(model(x), expected(x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: prune.l1_unstructured(m, "weight", 0.3),
+        lambda m: prune.l1_unstructured(m, "bias", 0.3),
+        parametrizations.weight_norm,
+    ],
+    ids=["pruned weight", "pruned bias", "parametrized"],
+)
+def test_a_folded_layer_that_was_pruned_or_parametrized_stays_folded(change):
+    model = small()
+    before = snapshot(model)
+    customconv.convert(model, fold_batchnorm=True)
+    change(model.first)
+    x = image()
+    expected = model(x)
+    with pytest.warns(UserWarning, match="'first' was pruned.*'norm' stays folded"):
+        customconv.revert(model)
+    torch.testing.assert_close(model(x), expected)
+    assert not isinstance(model.first, customconv.Conv2d)
+    assert type(model.inner[1]) is nn.BatchNorm2d
+    if parametrize.is_parametrized(model.first):
+        parametrize.remove_parametrizations(model.first, "weight")
+    else:
+        prune.remove(
+            model.first,
+            *(name for name in ("weight", "bias") if hasattr(model.first, f"{name}_orig")),
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        customconv.revert(model)  # again
+    kinds, _, values = snapshot(model)
+    assert kinds == before[0]
+    torch.testing.assert_close(values, before[2], rtol=0, atol=0)
+
+
+def test_a_bias_that_was_removed_meanwhile_is_restored():
+    model = sequential(*conv_bn())
+    before = copy.deepcopy(model)
+    customconv.convert(model, fold_batchnorm=True)
+    model[0].bias = None
+    with pytest.warns(UserWarning, match="'0' was changed"):
+        customconv.revert(model)
+    torch.testing.assert_close(model.state_dict(), before.state_dict(), rtol=0, atol=0)
+
+
+def test_a_nan_is_no_change():
+    model = small()
+    with torch.no_grad():
+        model.first.weight[0, 0] = torch.nan
+    before = snapshot(model)
+    customconv.convert(model, fold_batchnorm=True)
+    customconv.revert(model)  # a warning would be an error
+    kinds, objects, values = snapshot(model)
+    assert (kinds, objects) == before[:2]
+    torch.testing.assert_close(values, before[2], rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_folded_model_that_moved_to_meta_is_reverted_there():
+    model = small()
+    expected = copy.deepcopy(model).to("meta")
+    customconv.convert(model, fold_batchnorm=True)
+    customconv.revert(model.to("meta"))
+    assert [type(m) for m in model.modules()] == [type(m) for m in expected.modules()]
+    assert model.state_dict().keys() == expected.state_dict().keys()
+    assert all(tensor.is_meta for tensor in model.state_dict().values())
+    assert isinstance(model.norm.weight, nn.Parameter)
+
+
+def test_a_class_put_on_top_meanwhile_stays():
+    """As torch.distributed.fsdp.fully_shard does."""
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 4, 3))
+    customconv.convert(model)
+    ours = type(model[0])
+    model[0].__class__ = type("FSDPConv2d", (Marker, ours), {})
+    with pytest.warns(UserWarning, match="'0' stays customconv's: it became a FSDPConv2d"):
+        customconv.revert(model)
+    assert isinstance(model[0], customconv.Conv2d)
+    assert type(model[1]) is nn.Conv2d
+    model[0].__class__ = ours
+    customconv.revert(model)
+    assert type(model[0]) is nn.Conv2d
+
+
+class Marker:
+    """A class to put on top of others."""
+
+
 @pytest.mark.gpu
 def test_a_folded_model_is_restored_on_its_present_device():
     model = small()
@@ -867,6 +1219,15 @@ def test_memory_formats_of_weights_are_set_and_restored():
     customconv.revert(model)
     assert_restored(model, before)
     assert model[0].weight.grad.is_contiguous()
+
+
+def test_a_tensor_of_another_shape_keeps_its_values():
+    model = nn.Sequential(nn.Conv2d(4, 6, 3))
+    customconv.convert(model, channels_last=True)
+    wider = model[0].weight.detach().repeat(1, 2, 1, 1)
+    model[0].weight = nn.Parameter(wider.clone())
+    customconv.revert(model)
+    torch.testing.assert_close(model[0].weight.detach(), wider, rtol=0, atol=0)
 
 
 def test_none_leaves_the_memory_format():
