@@ -113,7 +113,7 @@ def test_large_products_of_whole_vectors_are_rounded(seed, layout):
     """The planner counts on it, though cuBLAS is free to compute in float32."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    images, side = rng.choice([1, 2, 3, 8, 17, 64]), rng.choice([1, 3, 5, 7, 7, 14, 28, 33])
+    images, side = rng.choice([1, 2, 3, 8, 17, 64]), rng.choice([3, 5, 7, 7, 14, 28, 33])
     if layout == torch.contiguous_format:
         side = 2 * side
     channels, outputs = (4 * rng.choice([16, 17, 23, 32, 64, 128, 208, 512]) for _ in range(2))
