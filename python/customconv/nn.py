@@ -11,7 +11,21 @@ from torch.nn import functional
 from .ops import conv1d, conv2d, conv_transpose1d, conv_transpose2d
 
 
-class Conv1d(torch.nn.Conv1d):
+class _WithAlgorithm:
+    """What a convolution of PyTorch gets here beside its forward pass."""
+
+    # On the class too, for modules that were not made by its constructor. TorchScript reads
+    # constants there, and no annotation that is a string.
+    algorithm = "auto"
+    __constants__ = [*torch.nn.Conv2d.__constants__, "algorithm"]  # noqa: RUF012
+
+    def extra_repr(self) -> str:
+        """The arguments as PyTorch's module prints them, and the algorithm if one is forced."""
+        forced = "" if self.algorithm == "auto" else f", algorithm={self.algorithm!r}"
+        return f"{super().extra_repr()}{forced}"  # type: ignore[misc]
+
+
+class Conv1d(_WithAlgorithm, torch.nn.Conv1d):
     """A drop-in ``torch.nn.Conv1d`` that convolves by ``customconv.conv1d``.
 
     Parameters, initialization, padding modes and ``state_dict`` are those of ``torch.nn.Conv1d``.
@@ -34,11 +48,6 @@ class Conv1d(torch.nn.Conv1d):
         Input (N, C, L) or (C, L); output (N, K, Q) or (K, Q). See ``customconv.conv1d`` for types,
         sizes and errors.
     """
-
-    # On the class too, for modules that were not made by this constructor. TorchScript reads
-    # constants there, and no annotation that is a string.
-    algorithm = "auto"
-    __constants__ = [*torch.nn.Conv1d.__constants__, "algorithm"]  # noqa: RUF012
 
     def __init__(  # noqa: D107  (the class says it)
         self,
@@ -92,12 +101,8 @@ class Conv1d(torch.nn.Conv1d):
             self.groups, algorithm=self.algorithm,
         ).squeeze(-2)  # fmt: skip
 
-    def extra_repr(self) -> str:
-        """The arguments as ``torch.nn.Conv1d`` prints them, and the algorithm if one is forced."""
-        return f"{super().extra_repr()}{_forced(self.algorithm)}"  # type: ignore[no-untyped-call]
 
-
-class Conv2d(torch.nn.Conv2d):
+class Conv2d(_WithAlgorithm, torch.nn.Conv2d):
     """A drop-in ``torch.nn.Conv2d`` that convolves by ``customconv.conv2d``.
 
     Parameters, initialization, padding modes and ``state_dict`` are those of ``torch.nn.Conv2d``.
@@ -120,11 +125,6 @@ class Conv2d(torch.nn.Conv2d):
         Input (N, C, H, W) or (C, H, W); output (N, K, P, Q) or (K, P, Q). See
         ``customconv.conv2d`` for types, sizes and errors.
     """
-
-    # On the class too, for modules that were not made by this constructor. TorchScript reads
-    # constants there, and no annotation that is a string.
-    algorithm = "auto"
-    __constants__ = [*torch.nn.Conv2d.__constants__, "algorithm"]  # noqa: RUF012
 
     def __init__(  # noqa: D107  (the class says it)
         self,
@@ -170,12 +170,8 @@ class Conv2d(torch.nn.Conv2d):
             algorithm=self.algorithm,
         )  # fmt: skip
 
-    def extra_repr(self) -> str:
-        """The arguments as ``torch.nn.Conv2d`` prints them, and the algorithm if one is forced."""
-        return f"{super().extra_repr()}{_forced(self.algorithm)}"  # type: ignore[no-untyped-call]
 
-
-class ConvTranspose1d(torch.nn.ConvTranspose1d):
+class ConvTranspose1d(_WithAlgorithm, torch.nn.ConvTranspose1d):
     """A drop-in ``torch.nn.ConvTranspose1d`` that computes by ``customconv.conv_transpose1d``.
 
     Parameters, initialization and ``state_dict`` are those of ``torch.nn.ConvTranspose1d``.
@@ -199,11 +195,6 @@ class ConvTranspose1d(torch.nn.ConvTranspose1d):
         Input (N, K, Q) or (K, Q); output (N, C, L) or (C, L). See ``customconv.conv_transpose1d``
         for types, sizes and errors.
     """
-
-    # On the class too, for modules that were not made by this constructor. TorchScript reads
-    # constants there, and no annotation that is a string.
-    algorithm = "auto"
-    __constants__ = [*torch.nn.ConvTranspose1d.__constants__, "algorithm"]  # noqa: RUF012
 
     def __init__(  # noqa: D107  (the class says it)
         self,
@@ -256,12 +247,8 @@ class ConvTranspose1d(torch.nn.ConvTranspose1d):
             (0, output_padding[0]), self.groups, (1, self.dilation[0]), algorithm=self.algorithm,
         ).squeeze(-2)  # fmt: skip
 
-    def extra_repr(self) -> str:
-        """The arguments as ``torch.nn.ConvTranspose1d`` prints them, and a forced algorithm."""
-        return f"{super().extra_repr()}{_forced(self.algorithm)}"  # type: ignore[no-untyped-call]
 
-
-class ConvTranspose2d(torch.nn.ConvTranspose2d):
+class ConvTranspose2d(_WithAlgorithm, torch.nn.ConvTranspose2d):
     """A drop-in ``torch.nn.ConvTranspose2d`` that computes by ``customconv.conv_transpose2d``.
 
     Parameters, initialization and ``state_dict`` are those of ``torch.nn.ConvTranspose2d``.
@@ -285,11 +272,6 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
         Input (N, K, P, Q) or (K, P, Q); output (N, C, H, W) or (C, H, W). See
         ``customconv.conv_transpose2d`` for types, sizes and errors.
     """
-
-    # On the class too, for modules that were not made by this constructor. TorchScript reads
-    # constants there, and no annotation that is a string.
-    algorithm = "auto"
-    __constants__ = [*torch.nn.ConvTranspose2d.__constants__, "algorithm"]  # noqa: RUF012
 
     def __init__(  # noqa: D107  (the class says it)
         self,
@@ -342,10 +324,6 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
             self.dilation, algorithm=self.algorithm,
         )  # fmt: skip
 
-    def extra_repr(self) -> str:
-        """The arguments as ``torch.nn.ConvTranspose2d`` prints them, and a forced algorithm."""
-        return f"{super().extra_repr()}{_forced(self.algorithm)}"  # type: ignore[no-untyped-call]
-
 
 def _padded(
     module: torch.nn.Conv1d | torch.nn.Conv2d, input: Tensor
@@ -355,7 +333,3 @@ def _padded(
         return input, module.padding
     pad = module._reversed_padding_repeated_twice
     return functional.pad(input, pad, mode=module.padding_mode), 0
-
-
-def _forced(algorithm: str) -> str:
-    return "" if algorithm == "auto" else f", algorithm={algorithm!r}"

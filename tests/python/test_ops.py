@@ -102,6 +102,18 @@ def transposed(tensor):
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
+def assert_agrees(name, tensors, arguments, device):
+    """Ours and PyTorch's function of this name give the same output, strides and gradients."""
+    leaves = [None if t is None else t.to(device).requires_grad_() for t in tensors]
+    outcomes = []
+    for convolve in (getattr(customconv, name), getattr(F, name)):
+        output = convolve(*leaves, **arguments)
+        gradients = torch.autograd.grad(output.square().sum(), [t for t in leaves if t is not None])
+        outcomes.append([output, *gradients])
+    torch.testing.assert_close(*outcomes)
+    assert outcomes[0][0].stride() == outcomes[1][0].stride()
+
+
 @each_1d
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("layouts", ["", "input", "weight", "input weight", "sliced"])
@@ -114,14 +126,7 @@ def test_conv1d_agrees_with_pytorch(input, weight, arguments, with_bias, layouts
         x = transposed(x) if "input" in layouts else x
         w = transposed(w) if "weight" in layouts else w
     bias = random(weight[0]) if with_bias else None
-    leaves = [None if t is None else t.to(device).requires_grad_() for t in (x, w, bias)]
-    outcomes = []
-    for convolve in (customconv.conv1d, F.conv1d):
-        output = convolve(*leaves, **arguments)
-        gradients = torch.autograd.grad(output.square().sum(), [t for t in leaves if t is not None])
-        outcomes.append([output, *gradients])
-    torch.testing.assert_close(*outcomes)
-    assert outcomes[0][0].stride() == outcomes[1][0].stride()
+    assert_agrees("conv1d", (x, w, bias), arguments, device)
 
 
 @pytest.mark.parametrize(
@@ -144,14 +149,7 @@ def test_conv_transpose1d_agrees_with_pytorch(input, weight, arguments, with_bia
     x = transposed(x) if "input" in layouts else x
     w = transposed(w) if "weight" in layouts else w
     bias = random(weight[1] * arguments.get("groups", 1)) if with_bias else None
-    leaves = [None if t is None else t.to(device).requires_grad_() for t in (x, w, bias)]
-    outcomes = []
-    for convolve in (customconv.conv_transpose1d, F.conv_transpose1d):
-        output = convolve(*leaves, **arguments)
-        gradients = torch.autograd.grad(output.square().sum(), [t for t in leaves if t is not None])
-        outcomes.append([output, *gradients])
-    torch.testing.assert_close(*outcomes)
-    assert outcomes[0][0].stride() == outcomes[1][0].stride()
+    assert_agrees("conv_transpose1d", (x, w, bias), arguments, device)
 
 
 @pytest.mark.parametrize(
