@@ -1,16 +1,10 @@
-"""Layers of public networks and benchmarks, with their FLOPs and least bytes."""
+"""A convolutional layer: its sizes, FLOPs and least bytes."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 from typing import Any
-
-SHAPES = Path(__file__).with_name("shapes.json")
 
 Pair = tuple[int, int]
 
@@ -116,35 +110,3 @@ class Layer:
 
     def with_batch(self, n: int) -> Layer:
         return replace(self, N=n)
-
-
-PAIRS = ("stride", "pad", "dil", "output_padding")
-
-
-@cache
-def all_layers() -> tuple[Layer, ...]:
-    """Every layer of shapes.json."""
-    fields = set(asdict(Layer("", "", 1, 1, 1, 1, 1, 1, 1)))
-    found = []
-    for entry in json.loads(SHAPES.read_text()):
-        known: dict[str, Any] = {
-            k: tuple(v) if k in PAIRS else v for k, v in entry.items() if k in fields
-        }
-        found.append(Layer(**known | {"bias": bool(entry.get("bias"))}))
-    return tuple(found)
-
-
-def suites() -> list[str]:
-    """The names of all suites, in the file's order."""
-    return list(dict.fromkeys(layer.suite for layer in all_layers()))
-
-
-def load(chosen: Sequence[str], batch: int | None = None) -> list[Layer]:
-    """The layers of these suites, with another batch size if one is given."""
-    unknown = set(chosen) - set(suites())
-    if unknown:
-        raise ValueError(
-            f"no suite {', '.join(sorted(unknown))}: expected some of {', '.join(suites())}"
-        )
-    layers = [layer for name in chosen for layer in all_layers() if layer.suite == name]
-    return layers if batch is None else [layer.with_batch(batch) for layer in layers]

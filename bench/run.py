@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import random
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +17,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import contenders, layers, machine, results, timing, verify
+from . import contenders, corpus, machine, results, timing, verify
+from .layers import Layer
 from .measure import Cell, measure
 from .options import several
 from .results import Results, Row
@@ -34,11 +38,18 @@ METHOD = {
 def add_layer_arguments(parser: argparse.ArgumentParser, suite: str) -> None:
     """Adds the options that select layers, precisions and layouts."""
     cuda = torch.cuda.is_available()
-    several(parser, "--suite", layers.suites(), suite if cuda else "smoke", "layers")
+    several(parser, "--suite", corpus.suites(), suite if cuda else "smoke", "layers")
     several(parser, "--dtype", [*contenders.DTYPES], "tf32,fp16" if cuda else "fp32", "precisions")
     several(parser, "--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
     parser.add_argument("--layer", default="", help="only layers whose name contains this")
     parser.add_argument("--batch", type=int, help="the batch size of every layer")
+    parser.add_argument("--dense", action="store_true", help="only layers with one group")
+    parser.add_argument("--no-bias", action="store_true", help="leave out every layer's bias")
+    parser.add_argument(
+        "--sample", type=int, metavar="COUNT",
+        help="this many rows, spread evenly over suites, precisions, layouts and passes",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="which sample; by default 0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,24 +72,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="skip rows that the file has")
 
 
-def spread(chosen: Sequence[layers.Layer]) -> list[layers.Layer]:
+def spread(chosen: Sequence[Layer]) -> list[Layer]:
     """Orders the layers so that every prefix is spread over all of them."""
     order = sorted(range(len(chosen)), key=lambda i: i * GOLDEN % 1)
     return [chosen[i] for i in order]
 
 
-def cells(arguments: argparse.Namespace) -> list[Cell]:
-    """Lists the rows in order: all kinds of one layer, then of the next."""
-    found = layers.load(arguments.suite, arguments.batch)
+def sampled(todo: Iterable[Cell], count: int, seed: int) -> list[Cell]:
+    """Draws rows in turn from each suite, precision, layout and pass, as long as it has more.
+
+    A smaller sample of the same seed is a beginning of a larger one.
+    """
+    generator = random.Random(seed)
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in todo:
+        kind = cell.layer.suite, cell.precision, cell.layout, cell.op
+        groups.setdefault(kind, []).append(cell)
+    for group in groups.values():
+        generator.shuffle(group)
+    turns = itertools.zip_longest(*groups.values())
+    return [cell for turn in turns for cell in turn if cell is not None][:count]
+
+
+def chosen_layers(arguments: argparse.Namespace) -> list[Layer]:
+    """Lists the layers that the options select."""
+    found = corpus.load(arguments.suite, arguments.batch)
+    if arguments.no_bias:
+        found = [replace(layer, bias=False) for layer in found]
     return [
+        layer for layer in found
+        if arguments.layer in layer.name and not (arguments.dense and layer.groups > 1)
+    ]  # fmt: skip
+
+
+def cells(arguments: argparse.Namespace) -> list[Cell]:
+    """Lists the rows in order: all kinds of one layer, then of the next; or draws a sample."""
+    todo = [
         Cell(layer, precision, layout, op, peer, family)
-        for layer in spread([layer for layer in found if arguments.layer in layer.name])
+        for layer in spread(chosen_layers(arguments))
         for op in arguments.op
         for precision in arguments.dtype
         for layout in arguments.layout
         for peer in arguments.peer
         for family in arguments.family
     ]
+    return todo if arguments.sample is None else sampled(todo, arguments.sample, arguments.seed)
 
 
 def attempt(

@@ -1,15 +1,19 @@
-"""`python -m bench tune`: how far the planner's choice is from the best plan that it considers.
+"""`python -m bench tune`: times the plans that the planner considers for a layer.
 
-It helps to calibrate the planner's cost model; the operator itself never tunes. A plan's kind is
-its family, variant and number of splits. The plan with the least predicted time of each kind runs.
+It says how far the planner's choice is from the best plan, and records all times as data for the
+planner's cost model; the operator itself never tunes. A plan's kind is its family, variant and
+number of splits. The plan with the least predicted time of each kind runs, in turns with the peer.
 Each result is checked against float64 and against the result of the planner's choice.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,28 +30,44 @@ from .contenders import Buffers
 from .layers import Layer
 from .measure import Cell, LayerOutcome, buffer_sets, exact_sample, prepared
 from .options import several
-from .run import add_layer_arguments, attempt, cells
+from .run import Budget, add_layer_arguments, attempt, cells
 from .timing import Call, geomean
 
 CLOSE = 0.05  # a choice this close to the best is as good
 
 
 @dataclass(frozen=True)
+class Timed:
+    """A plan, the planner's prediction and the median time, in milliseconds."""
+
+    family: str
+    plan: str
+    splits: int
+    workspace_mb: float
+    predicted_ms: float
+    ms: float
+
+
+@dataclass(frozen=True)
 class Outcome(LayerOutcome):
-    """A layer's plans: the planner's choice and the best, with their times and its prediction."""
+    """A layer's plans, the planner's choice first, and the peer's time."""
 
     op: str
-    plans: int  # how many were timed
-    chosen: str
-    chosen_ms: float
-    predicted_ms: float
-    best: str
-    best_ms: float
+    plans: tuple[Timed, ...]
+    peer_ms: float
+
+    @property
+    def chosen(self) -> Timed:
+        return self.plans[0]
+
+    @property
+    def best(self) -> Timed:
+        return min(self.plans, key=lambda plan: plan.ms)
 
     @property
     def share(self) -> float:
         """The best plan's time over that of the planner's choice."""
-        return self.best_ms / self.chosen_ms
+        return self.best.ms / self.chosen.ms
 
 
 def distinct(plans: Iterable[_C.ConvPlan], most: int) -> list[_C.ConvPlan]:
@@ -101,12 +121,16 @@ def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcom
             for i, plan in enumerate(plans)
         }
         _check(cell, first, [turns[0] for turns in calls.values()])
+        calls["peer"] = [contenders.peers(layer, cell.op, buffers, cell.peer) for buffers in sets]
         times = timing.interleaved(calls, device, budget_s=budget_s).times
-    best = min(range(len(plans)), key=lambda i: times[str(i)].median)
+    timed = tuple(
+        Timed(plan.family, str(plan), plan.splits, plan.workspace_bytes / 2**20,
+              plan.predicted_ms, times[str(i)].median)
+        for i, plan in enumerate(plans)
+    )  # fmt: skip
     return Outcome(
-        layer.suite, layer.name, layer.problem(), cell.precision, cell.layout, cell.op, len(plans),
-        str(plans[0]), times["0"].median, plans[0].predicted_ms, str(plans[best]),
-        times[str(best)].median,
+        layer.suite, layer.name, layer.problem(), cell.precision, cell.layout, cell.op, timed,
+        times["peer"].median,
     )  # fmt: skip
 
 
@@ -130,12 +154,19 @@ def summary(outcomes: Sequence[Outcome]) -> Table:
 def text_of(outcome: Outcome) -> str:
     """Formats an outcome: the choice, and on a second line the best plan if it is faster."""
     text = (
-        f"{outcome.what} {outcome.op} {outcome.chosen_ms:9.4f} ms, {outcome.share:.2f} of the best "
-        f"of {outcome.plans}: {outcome.chosen}"
+        f"{outcome.what} {outcome.op} {outcome.chosen.ms:9.4f} ms, {outcome.share:.2f} of the best "
+        f"of {len(outcome.plans)}: {outcome.chosen.plan}; the peer {outcome.peer_ms:.4f}"
     )
     if outcome.share < 1 - CLOSE:
-        text += f"\n{'':49}{outcome.best_ms:9.4f} ms: {outcome.best}"
+        text += f"\n{'':49}{outcome.best.ms:9.4f} ms: {outcome.best.plan}"
     return text
+
+
+def append(path: Path, outcome: Outcome, facts: dict[str, Any]) -> None:
+    """Adds the outcome to a file of JSON lines, with the commit and the GPU."""
+    row = asdict(outcome) | {name: facts[name] for name in ("commit", "device")}
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,7 +174,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several(parser, "--op", contenders.OPS, "fprop", "passes")
     parser.add_argument("--most", type=int, default=24, help="plans per layer, the cheapest first")
     parser.add_argument("--row-s", type=float, default=1.0, help="seconds of timing per layer")
-    parser.add_argument("--json", type=Path, help="a file to write the outcomes to")
+    parser.add_argument("--record", type=Path, help="a file that each layer's times are added to")
+    parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
     parser.set_defaults(peer=["cudnn"], family=["auto"])
 
 
@@ -153,12 +185,22 @@ def main(arguments: argparse.Namespace) -> int:
         console.print("needs a GPU: plans are timed on it")
         return 2
     device = torch.device("cuda")
+    budget = Budget(arguments.budget_s)
+    facts = results.facts(device)
+
+    def tuned(cell: Cell) -> Outcome:
+        began = time.monotonic()
+        outcome = tune(cell, device, arguments.most, arguments.row_s)
+        if arguments.record:
+            append(arguments.record, outcome, facts)
+        torch.cuda.empty_cache()
+        budget.spend(time.monotonic() - began)
+        return outcome
+
     todo = (
-        (cell, partial(tune, cell, device, arguments.most, arguments.row_s))
-        for cell in cells(arguments)
+        (cell, partial(tuned, cell))
+        for cell in itertools.takewhile(lambda _: budget.has_room(), cells(arguments))
     )
     outcomes, wrong = attempt(todo, text_of, console)
     console.print(summary(outcomes))
-    if arguments.json:
-        results.save_outcomes(arguments.json, device, "layers", outcomes)
     return 1 if wrong else 0

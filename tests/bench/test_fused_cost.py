@@ -11,7 +11,7 @@ from rich.console import Console
 
 from bench import __main__ as command
 from bench import contenders, fused, verify
-from bench.layers import load
+from bench.corpus import load
 from bench.measure import Cell
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 
 import bench.kernelbench as kernelbench
 from bench import __main__ as command
-from bench import layers
+from bench import corpus
 from bench.kernelbench import Outcome
 from bench.kernelbench.problems import PROBLEMS
 
@@ -44,7 +44,7 @@ SIGNATURES = {
 def test_every_problem_is_there_once():
     numbers = {
         int(layer.name.split("_")[0])
-        for layer in layers.load(["kernelbench_l1"])
+        for layer in corpus.load(["kernelbench_l1"])
         if layer.name[:2].isdigit()
     }
     assert {*PROBLEMS} == numbers
@@ -63,7 +63,7 @@ def test_sizes_are_those_of_the_layers(number):
         return  # two layers
     problem = PROBLEMS[number]
     (layer,) = (
-        layer for layer in layers.load(["kernelbench_l1"]) if layer.name.startswith(f"{number}_")
+        layer for layer in corpus.load(["kernelbench_l1"]) if layer.name.startswith(f"{number}_")
     )
     assert problem.input == layer.input
     (convolution,) = (

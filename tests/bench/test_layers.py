@@ -1,4 +1,4 @@
-"""The layers, and the arithmetic of what computing them takes."""
+"""The arithmetic of what computing a layer takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from bench import layers
+from bench import corpus
 from bench.layers import Layer
 
 TRANSPOSED = Layer(
@@ -16,7 +16,7 @@ TRANSPOSED = Layer(
 
 
 @pytest.mark.parametrize(
-    "layer", [*layers.load(["smoke"]), TRANSPOSED], ids=lambda layer: layer.name
+    "layer", [*corpus.load(["smoke"]), TRANSPOSED], ids=lambda layer: layer.name
 )
 def test_output_size_is_pytorchs(layer):
     x, w = torch.zeros(layer.input), torch.zeros(layer.weight)
@@ -41,21 +41,3 @@ def test_pixels_between_strides_need_not_be_read():
     assert layer.least_bytes(1, "fprop") == 2 * 4 * rows * columns + rest
     assert layer.least_bytes(1, "wgrad") == layer.least_bytes(1, "fprop")
     assert layer.least_bytes(1, "dgrad") == 2 * 4 * 7 * 9 + rest
-
-
-def test_every_layer_has_a_source_and_an_output_and_a_name_of_its_own():
-    found = layers.all_layers()
-    assert len(found) > 200
-    assert len({(layer.suite, layer.name) for layer in found}) == len(found)
-    for layer in found:
-        assert layer.source, layer
-        assert min(layer.output) >= 1, layer
-
-
-def test_a_batch_replaces_every_layers():
-    assert {layer.N for layer in layers.load(["resnet50"], batch=7)} == {7}
-
-
-def test_an_unknown_suite_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="no suite nonsense: expected some of original,"):
-        layers.load(["nonsense"])

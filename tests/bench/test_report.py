@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import figures, layers, publish, results
+from bench import corpus, figures, publish, results
 from bench.results import Results, Row
 
 PEAKS = {"tflops": {"fp32": 67.0, "tf32": 495.0, "fp16": 989.0, "bf16": 989.0}, "tb_s": 3.35}
@@ -168,7 +168,7 @@ def test_more_suites_than_colours_and_more_shapes_than_pixels_are_drawn(tmp_path
 def test_sweeps_are_found_by_what_they_vary() -> None:
     swept = [
         row(layer.name, suite=layer.suite, problem=layer.problem(), layout=layout)
-        for layer in layers.load(["scaling"])
+        for layer in corpus.load(["scaling"])
         for layout in figures.LAYOUTS
     ]
     found = publish.sweeps(swept)["fp16", "fprop"]

@@ -11,7 +11,8 @@ import torch
 
 from bench import __main__ as command
 from bench import contenders, measure, results, run, timing
-from bench.layers import Layer, load
+from bench.corpus import load
+from bench.layers import Layer
 from bench.measure import Cell
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from bench import __main__ as command
 from bench import contenders, tune
-from bench.layers import load
+from bench.corpus import load
 from bench.measure import Cell
 
 
@@ -22,10 +22,11 @@ def plan(family, variant_index, splits, predicted_ms):
 
 
 def outcome(chosen_ms, best_ms, layout="nchw"):
-    return tune.Outcome(
-        "suite", "layer", {"N": 8}, "fp16", layout, "fprop", 3, "this", chosen_ms, 0.1, "that",
-        best_ms,
-    )  # fmt: skip
+    plans = tuple(
+        tune.Timed("family", name, 1, 0.0, 0.1, ms)
+        for name, ms in (("this", chosen_ms), ("other", chosen_ms), ("that", best_ms))
+    )
+    return tune.Outcome("suite", "layer", {"N": 8}, "fp16", layout, "fprop", plans, 1.5)
 
 
 def test_the_cheapest_of_each_kind_is_timed_and_the_choice_comes_first():
@@ -66,14 +67,25 @@ def test_what_no_family_computes_is_unmeasurable():
         tune.tune(cell, torch.device("cpu"), most=4, budget_s=0.01)
 
 
+def test_each_run_adds_a_line_to_the_record(tmp_path):
+    path = tmp_path / "plans.jsonl"
+    facts = {"commit": "abc", "device": "GPU", "driver": "1"}
+    for ms in (1.0, 2.0):
+        tune.append(path, outcome(ms, 0.5), facts)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["plans"][0]["ms"] for row in rows] == [1.0, 2.0]
+    assert {(row["commit"], row["device"], row["peer_ms"]) for row in rows} == {("abc", "GPU", 1.5)}
+
+
 @pytest.mark.gpu
 def test_a_layer_is_tuned(tmp_path, capsys):
-    path = tmp_path / "tuned.json"
+    path = tmp_path / "plans.jsonl"
     words = ["tune", "--suite", "smoke", "--layer", "3x3", "--dtype", "fp16", "--layout", "nhwc"]
-    assert command.main([*words, "--row-s", "0.1", "--most", "6", "--json", str(path)]) == 0
-    found = json.loads(path.read_text())["layers"]
-    assert found
-    for row in found:
-        assert 2 <= row["plans"] <= 6
-        assert 0 < row["best_ms"] <= row["chosen_ms"]
+    assert command.main([*words, "--row-s", "0.1", "--most", "6", "--record", str(path)]) == 0
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows
+    for row in rows:
+        assert 2 <= len(row["plans"]) <= 6
+        assert all(plan["ms"] > 0 for plan in row["plans"])
+        assert row["peer_ms"] > 0
     assert "of the best" in capsys.readouterr().out

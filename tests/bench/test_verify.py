@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import contenders, layers, verify
+from bench import contenders, corpus, verify
 from bench.layers import Layer
 
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ ODD = [
     Layer("", "transposed", 2, 6, 7, 5, 9, 3, 4, (3, 2), (2, 1), (2, 3), 3,
           transposed=True, output_padding=(2, 1)),
 ]  # fmt: skip
-LAYERS = [*layers.load(["smoke"]), *ODD]
+LAYERS = [*corpus.load(["smoke"]), *ODD]
 
 
 def by_pytorch(layer: Layer, op: str, buffers: contenders.Buffers) -> Tensor:

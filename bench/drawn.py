@@ -1,0 +1,160 @@
+"""Layers that no network of `shapes.json` has, drawn by a fixed seed.
+
+What is tuned on known layers must hold on others. The drawn layers cover what known ones rarely
+have: image sides of every residue modulo 8, 1-D signals, dilations, strides on odd widths, patches,
+channel counts that are no multiple of 8, and very small and very large batches.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, TypeVar
+
+from .layers import Layer
+
+SUITE = "drawn"
+SEED = 20261125
+SIDES = range(5, 71)  # of images: every residue modulo 8, several times
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CHANNELS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
+ODD_CHANNELS = (3, 4, 12, 19, 21, 30, 45, 91, 100, 150, 255, 365, 500, 1001)
+FLOPS = (1e8, 8e10)  # of a layer's forward pass, as far as the batch sizes and the memory allow
+MOST_ELEMENTS = 1 << 27  # of the input and the output together: 512 MiB in float32
+
+Item = TypeVar("Item")
+
+
+class _Draw:
+    """Random choices that are the same with every version of Python."""
+
+    def __init__(self, seed: int) -> None:
+        self._uniform = random.Random(seed).random  # Python promises that this sequence stays
+
+    def chance(self, probability: float) -> bool:
+        return self._uniform() < probability
+
+    def one(self, items: Sequence[Item]) -> Item:
+        return items[int(self._uniform() * len(items))]
+
+    def between(self, low: float, high: float) -> float:
+        """Returns a number whose logarithm is uniform."""
+        return float(low * (high / low) ** self._uniform())
+
+    def near(self, size: int) -> int:
+        """Returns the size or, half of the time, one up to a quarter smaller or larger."""
+        return size if self.chance(0.5) else round(size * self.between(0.8, 1.25))
+
+
+def _batched(draw: _Draw, sizes: dict[str, Any]) -> Layer:
+    """Returns a layer whose batch size brings it near a number of FLOPs drawn from FLOPS."""
+    one = Layer(SUITE, "", 1, **sizes, source="drawn by bench/drawn.py")
+    wanted = draw.between(*FLOPS) / one.flops
+    elements = one.C * one.H * one.W + one.K * one.P * one.Q
+    possible = [n for n in BATCHES if n * elements <= MOST_ELEMENTS] or [1]
+    return one.with_batch(min(possible, key=lambda n: abs(n - wanted)))
+
+
+def _square(filter_: int, dilation: int = 1) -> dict[str, Any]:
+    """Returns a square filter and the padding that keeps the image's size."""
+    pad = dilation * (filter_ // 2)
+    return {"R": filter_, "S": filter_, "pad": (pad, pad), "dil": (dilation, dilation)}
+
+
+def _of_every_side(draw: _Draw) -> Iterator[dict[str, Any]]:
+    for side in SIDES:
+        sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS), "H": side, "W": side}
+        if draw.chance(0.3):
+            sizes["W"] = draw.near(side)
+        yield sizes | _square(draw.one((1, 3, 3, 3, 5)))
+
+
+def _signals(draw: _Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(40):
+        width = round(draw.between(300, 60_000))
+        filter_ = draw.one((1, 3, 3, 5, 7, 11, 25, 41))
+        stride, dilation = (draw.one((2, 4, 5)), 1) if draw.chance(0.3) else (1, draw.one((1, 3)))
+        yield {
+            "C": draw.one(CHANNELS[:12]), "K": draw.one(CHANNELS[:12]), "H": 1, "W": width,
+            "R": 1, "S": filter_, "stride": (1, stride), "dil": (1, dilation),
+            "pad": (0, dilation * (filter_ // 2)),
+        }  # fmt: skip
+
+
+def _dilated(draw: _Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(30):
+        side = draw.one((28, 33, 41, 60, 65, 64, 97, 128))
+        sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS), "H": side, "W": draw.near(side)}
+        yield sizes | _square(3, draw.one((2, 2, 3, 4, 6, 12, 18)))
+
+
+def _strided(draw: _Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(40):
+        side = draw.one((13, 15, 27, 28, 35, 55, 56, 75, 112, 147, 225))
+        sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS), "H": side, "W": draw.near(side)}
+        filter_ = _square(draw.one((1, 2, 3, 3, 3, 4, 5)))
+        if draw.chance(0.5):
+            filter_["pad"] = (0, 0)
+        yield sizes | filter_ | {"stride": draw.one(((2, 2), (2, 2), (3, 3), (1, 2), (2, 1)))}
+
+
+def _patches(draw: _Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(20):
+        patch = draw.one((2, 4, 7, 8, 14, 16, 32))
+        side = draw.one((96, 224, 256, 384, 518))
+        channels = draw.one((1, 3, 3, 3, 4, 16, 64))
+        yield {
+            "C": channels, "K": draw.one((96, 128, 192, 384, 768, 1024)),
+            "H": side, "W": draw.near(side), "R": patch, "S": patch, "stride": (patch, patch),
+        }  # fmt: skip
+
+
+def _stems(draw: _Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(20):
+        side, stride = draw.one((96, 225, 299, 331, 512)), draw.one((1, 2, 2))
+        sizes = {"C": draw.one((1, 2, 3, 3, 4, 6)), "K": draw.one((16, 24, 32, 48, 64, 96))}
+        yield sizes | _square(draw.one((3, 5, 7))) | {
+            "H": side, "W": draw.near(side), "stride": (stride, stride),
+        }  # fmt: skip
+
+
+def _of_odd_channels(draw: _Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(40):
+        odd, even, side = draw.one(ODD_CHANNELS), draw.one(CHANNELS), draw.one(SIDES)
+        channels = {"C": odd, "K": even} if draw.chance(0.5) else {"C": even, "K": odd}
+        yield channels | _square(draw.one((1, 3, 3))) | {"H": side, "W": draw.near(side)}
+
+
+def _separable(draw: _Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(20):
+        side, filter_ = draw.one((8, 14, 17, 28, 35, 64, 71)), draw.one((3, 5, 7, 9, 13))
+        sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS), "H": side, "W": draw.near(side)}
+        if draw.chance(0.5):
+            yield sizes | {"R": filter_, "S": 1, "pad": (filter_ // 2, 0)}
+        else:
+            yield sizes | {"R": 1, "S": filter_, "pad": (0, filter_ // 2)}
+
+
+KINDS: dict[str, Callable[[_Draw], Iterator[dict[str, Any]]]] = {
+    "side": _of_every_side,
+    "signal": _signals,
+    "dilated": _dilated,
+    "strided": _strided,
+    "patches": _patches,
+    "stem": _stems,
+    "odd channels": _of_odd_channels,
+    "separable": _separable,
+}
+
+
+@cache
+def layers() -> tuple[Layer, ...]:
+    """The layers, the same ones always."""
+    found = []
+    for number, (kind, sizes) in enumerate(KINDS.items()):
+        draw = _Draw(SEED + number)  # a change of one kind leaves the others as they are
+        for i, chosen in enumerate(sizes(draw)):
+            found.append(replace(_batched(draw, chosen), name=f"{kind} {i}"))
+    return tuple(found)

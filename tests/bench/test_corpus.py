@@ -1,0 +1,130 @@
+"""The layers of the benchmark: known ones, drawn ones, and samples of their rows."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import corpus, drawn, run
+from bench.measure import Cell
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_layer_has_a_source_and_an_output_and_a_name_of_its_own():
+    found = corpus.all_layers()
+    assert len(found) > 200
+    assert len({(layer.suite, layer.name) for layer in found}) == len(found)
+    for layer in found:
+        assert layer.source, layer
+        assert min(layer.output) >= 1, layer
+
+
+def test_a_batch_replaces_every_layers():
+    assert {layer.N for layer in corpus.load(["resnet50"], batch=7)} == {7}
+
+
+def test_an_unknown_suite_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="no suite nonsense: expected some of original,"):
+        corpus.load(["nonsense"])
+
+
+def test_as_many_layers_are_drawn_as_are_known_beside_the_odd_ones():
+    known = [layer for layer in corpus.known_layers() if layer.suite != "odd"]
+    assert len(drawn.layers()) >= len(known)
+
+
+def test_no_drawn_layer_is_known_or_drawn_twice():
+    known, chosen = (
+        [json.dumps(layer.problem(), sort_keys=True) for layer in layers]
+        for layers in (corpus.known_layers(), drawn.layers())
+    )
+    assert len(set(chosen)) == len(chosen)
+    assert not set(known) & set(chosen)
+
+
+def test_the_same_layers_are_drawn_in_every_process():
+    code = "from bench import drawn; print(hash(drawn.layers()))"
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True,
+            env=os.environ | {"PYTHONHASHSEED": "0"},
+        ).stdout
+        for _ in range(2)
+    }  # fmt: skip
+    assert len(hashes) == 1
+
+
+def test_drawn_layers_cover_what_known_ones_rarely_have():
+    found = drawn.layers()
+    sides = collections.Counter(layer.Q % 8 for layer in found if layer.H > 1)
+    assert all(sides[residue] >= 10 for residue in range(8))
+    assert sum(layer.H == 1 for layer in found) >= 30
+    assert sum(max(layer.dil) > 1 for layer in found) >= 30
+    assert sum(max(layer.stride) > 1 and layer.W % 2 == 1 for layer in found) >= 20
+    assert sum(layer.R == layer.stride[0] > 1 for layer in found) >= 20
+    assert sum(layer.C % 8 > 0 or layer.K % 8 > 0 for layer in found) >= 40
+    assert sum(layer.N == 1 for layer in found) >= 30
+    assert sum(layer.N >= 128 for layer in found) >= 30
+
+
+def test_drawn_layers_fit_a_gpus_memory():
+    for layer in drawn.layers():
+        size = math.prod(layer.input) + math.prod(layer.output)
+        assert size <= drawn.MOST_ELEMENTS or layer.N == 1
+        assert size <= 2 * drawn.MOST_ELEMENTS
+
+
+def cells(suites):
+    return [
+        Cell(layer, precision, layout, op, "cudnn")
+        for layer in corpus.load(suites)
+        for precision in ("tf32", "fp16")
+        for layout in ("nchw", "nhwc")
+        for op in ("fprop", "wgrad")
+    ]
+
+
+def group(cell):
+    return cell.layer.suite, cell.precision, cell.layout, cell.op
+
+
+def test_a_sample_is_spread_evenly():
+    todo = cells(["original", "vgg16", "odd"])
+    counts = collections.Counter(map(group, run.sampled(todo, 3 * 24, seed=1)))
+    assert len(counts) == 24
+    assert set(counts.values()) == {3}
+    # Suite "original" has three layers, and the others more.
+    counts = collections.Counter(map(group, run.sampled(todo, 5 * 24, seed=1)))
+    assert {counts[group] for group in counts if group[0] == "original"} == {3}
+
+
+def test_a_sample_has_each_row_once_and_depends_on_the_seed():
+    todo = cells(["vgg16", "odd"])
+    first, larger, other = (
+        run.sampled(todo, count, seed) for count, seed in ((40, 1), (80, 1), (40, 2))
+    )
+    assert larger[:40] == first != other
+    assert len(set(larger)) == 80
+    assert run.sampled(todo, 10 * len(todo), seed=1) != todo
+    assert len(run.sampled(todo, 10 * len(todo), seed=1)) == len(todo)
+
+
+def test_options_select_layers():
+    parser = argparse.ArgumentParser()
+    run.add_arguments(parser)
+    words = ["--suite", "original,resnext50_32x4d", "--dense", "--no-bias"]
+    found = run.chosen_layers(parser.parse_args(words))
+    assert found
+    assert all(layer.groups == 1 and not layer.bias for layer in found)
+    assert any(layer.bias for layer in corpus.load(["original"]))
+    assert [layer.name for layer in run.chosen_layers(parser.parse_args(
+        ["--suite", "original", "--layer", "5x9"]))] == ["5x9"]  # fmt: skip
