@@ -1,0 +1,1 @@
+"""Programs that measure facts about the GPU on which kernels are designed."""

@@ -1,0 +1,32 @@
+"""`python -m bench.micro launch|tma|mainloop`: measures facts about the GPU and prints them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+from rich.console import Console
+
+from . import launch, mainloop, tma
+
+PROGRAMS = {"launch": launch, "tma": tma, "mainloop": mainloop}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.micro", description=__doc__)
+    commands = parser.add_subparsers(dest="program", required=True, metavar="PROGRAM")
+    for name, program in PROGRAMS.items():
+        what = (program.__doc__ or "").splitlines()[0]
+        program.add_arguments(commands.add_parser(name, help=what, description=what))
+    arguments = parser.parse_args()
+    console = Console(width=160)
+    if not torch.cuda.is_available():
+        console.print("needs a GPU")
+        return 2
+    status: int = PROGRAMS[arguments.program].main(arguments, console)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
