@@ -1,4 +1,4 @@
-"""`python -m bench.micro launch|tma|mainloop`: measures facts about the GPU and prints them."""
+"""`python -m bench.micro PROGRAM`: measures facts about the GPU and prints them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import torch
 from rich.console import Console
 
-from . import launch, mainloop, tma
+from . import build, launch, mainloop, tma
 
 PROGRAMS = {"launch": launch, "tma": tma, "mainloop": mainloop}
 
@@ -19,8 +19,12 @@ def main() -> int:
     for name, program in PROGRAMS.items():
         what = (program.__doc__ or "").splitlines()[0]
         program.add_arguments(commands.add_parser(name, help=what, description=what))
+    compiling = "compiles the programs ahead of time, on a machine without a GPU too"
+    build.add_arguments(commands.add_parser("build", help=compiling, description=compiling))
     arguments = parser.parse_args()
     console = Console(width=160)
+    if arguments.program == "build":
+        return build.main(arguments, console)
     if not torch.cuda.is_available():
         console.print("needs a GPU")
         return 2

@@ -17,17 +17,20 @@ from bench.layers import Layer
 
 from . import build
 
-TILES = ((256, 128), (128, 256), (128, 128), (192, 128), (256, 64), (128, 64), (64, 64))
+TILES = (
+    (256, 128), (128, 256), (128, 128), (192, 128), (256, 64), (128, 64), (64, 128), (64, 64),
+    (64, 256),
+)  # fmt: skip
 GRIDS = ("padded", "dense")
 SHARED = ("", " shared pixels", " shared weights")
-STAMPS = ("first stage", "products", "stores", "stores are read")  # ends of a block's first tile
+STAMPS = ("first stage", "products", "stores", "last stores")  # of a block's first tile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", default="resnet50,vgg16,odd", help="comma-separated suites")
     parser.add_argument("--layer", default="", help="only layers whose name contains this")
     parser.add_argument("--batch", type=int, help="the batch size of every layer")
-    parser.add_argument("--stamps", action="store_true", help="print when phases of a tile end")
+    parser.add_argument("--stamps", action="store_true", help="print when parts of a tile are done")
     parser.add_argument("--row-s", type=float, default=0.3, help="seconds of timing for a layer")
 
 
@@ -111,6 +114,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
             ours[own[0]](stamps)
             torch.cuda.synchronize()
             first, *ends = stamps.tolist()[: 1 + len(STAMPS)]
-            phases = (f"{what} {end - first} ns" for what, end in zip(STAMPS, ends, strict=True))
+            phases = (
+                f"{what} after {end - first} clocks" for what, end in zip(STAMPS, ends, strict=True)
+            )
             console.print("  " + ", ".join(phases), highlight=False)
     return int(wrong > 0)
