@@ -8,9 +8,9 @@ import sys
 import torch
 from rich.console import Console
 
-from . import build, launch, mainloop, tma
+from . import build, launch, mainloop, tma, wgrad
 
-PROGRAMS = {"launch": launch, "tma": tma, "mainloop": mainloop}
+PROGRAMS = {"launch": launch, "tma": tma, "mainloop": mainloop, "wgrad": wgrad}
 
 
 def main() -> int:

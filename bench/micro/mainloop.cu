@@ -1,4 +1,4 @@
-// A main loop for forward convolutions, channels-last, float16, on one loader: TMA's im2col mode.
+// A main loop for forward convolutions in float16 and TF32 on one loader: TMA's im2col mode.
 //
 // A tile is a run of `kM` positions by `kN` output channels. Positions are those of a grid of
 // `pitch` columns and `period` rows an image, as im2col mode traverses it. There are two grids:
@@ -6,6 +6,9 @@
 // - padded: the input's pixels with the padding behind each row and each image. A stage of pixels
 //   holds all taps: a tap is the same stage some rows further on. Weights have a ring of their own.
 //   Positions in the padding are not stored.
+//
+// Planes (NCHW) are packed first: a kernel writes some images as NHWC into a workspace, from which
+// the main loop reads; it stores planes. The two alternate, so that the workspace stays in L2.
 //
 // A cluster of two blocks may share pixels (for different output channels) or weights (for
 // different pixels): each loads half of them for both.
@@ -15,10 +18,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/divide.cuh"
+#include "kernels/common/map.cuh"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/cluster.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -27,7 +33,9 @@ using namespace customconv;
 
 namespace {
 
-constexpr int kRowBytes = 128;  // of a position: 64 channels
+constexpr int kRowBytes = 128;  // of a position
+template <typename T>
+constexpr int kRowChannels = kRowBytes / static_cast<int>(sizeof(T));
 constexpr int kSlabBytes = 64 * kRowBytes;
 constexpr int kMostStages = 12;
 constexpr int kStartBarrier = 15;  // the named barrier behind which mbarriers are ready
@@ -43,8 +51,9 @@ struct Params {
   int taps_h, taps_w;         // of a stage
   int step_h, step_w;         // bytes of a stage from one tap to the next
   int N, P, Q, K;
+  bool early;  // a kernel that packs the input may still run
   Divider<int32_t> by_tiles_k, by_pitch, by_period;
-  __half* out;
+  void* out;
   long long* stamps;  // clocks at which block 0 is done with parts of its first tile, or null
 };
 
@@ -120,7 +129,7 @@ struct Place {
 };
 
 // What one warp loads: pixels, and if dense weights too. Each copy of a stage is a lane's.
-template <int kM, int kN, bool kDense>
+template <typename T, int kM, int kN, bool kDense>
 class PixelLoader {
  public:
   __device__ PixelLoader(const Params& p, const Memory& memory, int rank, int lane)
@@ -143,18 +152,18 @@ class PixelLoader {
       __syncwarp();
       if (lane_ < p_.copies) {
         char* to = memory_.input + turn_.stage * p_.x_bytes + copy * p_.copy_rows * kRowBytes;
-        load_im2col(to, &p_.x, full, c * 64, w, h, place.n - 1, s * p_.dilation, r * p_.dilation,
-                    p_.share_x > 1);
+        load_im2col(to, &p_.x, full, c * kRowChannels<T>, w, h, place.n - 1, s * p_.dilation,
+                    r * p_.dilation, p_.share_x > 1);
       }
       if (kDense && lane_ == 31) {
         char* to = memory_.weights + turn_.stage * kN * kRowBytes;
         const int tap = r * p_.S + s;
         if (p_.share_w > 1) {
           constexpr int kHalf = kN / 2;
-          ptx::multicast_box(3, to + rank_ * kHalf * kRowBytes, &p_.w, full, c * 64, tap,
-                             tile.k + rank_ * kHalf);
+          ptx::multicast_box(3, to + rank_ * kHalf * kRowBytes, &p_.w, full, c * kRowChannels<T>,
+                             tap, tile.k + rank_ * kHalf);
         } else {
-          ptx::copy_box(to, &p_.w, full, c * 64, tap, tile.k);
+          ptx::copy_box(to, &p_.w, full, c * kRowChannels<T>, tap, tile.k);
         }
       }
       turn_.advance(p_.x_stages);
@@ -178,7 +187,7 @@ class PixelLoader {
   ptx::Turn turn_;
 };
 
-template <int kN>
+template <typename T, int kN>
 __device__ inline void load_weights(const Params& p, const Memory& memory, const Tile& tile,
                                     int rank, ptx::Turn& turn) {
   const int taps = p.taps_h * p.taps_w;
@@ -191,10 +200,10 @@ __device__ inline void load_weights(const Params& p, const Memory& memory, const
         ptx::arrive_expecting(full, kN * kRowBytes);
         if (p.share_w > 1) {
           constexpr int kHalf = kN / 2;
-          ptx::multicast_box(3, to + rank * kHalf * kRowBytes, &p.w, full, c * 64, tap,
+          ptx::multicast_box(3, to + rank * kHalf * kRowBytes, &p.w, full, c * kRowChannels<T>, tap,
                              tile.k + rank * kHalf);
         } else {
-          ptx::copy_box(to, &p.w, full, c * 64, tap, tile.k);
+          ptx::copy_box(to, &p.w, full, c * kRowChannels<T>, tap, tile.k);
         }
       }
       turn.advance(p.w_stages);
@@ -203,7 +212,7 @@ __device__ inline void load_weights(const Params& p, const Memory& memory, const
 }
 
 // What a warpgroup multiplies.
-template <int kBlocks, int kN, bool kDense>
+template <typename T, int kBlocks, int kN, bool kDense>
 class Multiplier {
  public:
   __device__ Multiplier(const Params& p, const Memory& memory, int own_row)
@@ -267,9 +276,9 @@ class Multiplier {
     for (int k = 0; k < kRowBytes; k += 32) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        ptx::Product<__half, kN>::add(sum[b], ptx::advance(pixels_, at + b * kSlabBytes + k),
-                                      ptx::advance(filters_, w_stage * kN * kRowBytes + k),
-                                      k > 0 || accumulate);
+        ptx::Product<T, kN>::add(sum[b], ptx::advance(pixels_, at + b * kSlabBytes + k),
+                                 ptx::advance(filters_, w_stage * kN * kRowBytes + k),
+                                 k > 0 || accumulate);
       }
     }
     ptx::commit_products();
@@ -292,19 +301,79 @@ class Multiplier {
   ptx::Turn x_, w_;
 };
 
-// From a warpgroup's sums to the output, through slabs of 64 positions by 64 channels: by TMA if
-// the grid is dense, else by threads, 16 bytes at a time.
-template <int kBlocks, int kN, int kSlabs, bool kDense>
-__device__ inline void store(const Params& p, const Tile& tile, float (&sum)[kBlocks][kN / 2],
-                             char* slabs, int own_row, int barrier, bool leads) {
+// A warpgroup's staging memory: two slabs of 64 positions by 128 bytes of channels, or of planes.
+constexpr int kStagingBytes = 18 * 1024;
+template <typename T>
+constexpr int kPlaneBytes = 64 * static_cast<int>(sizeof(T)) + 16;  // of a channel's 64 positions
+
+// Writes 64 positions by the channels of a slab, from `sum` on, as NHWC with the swizzle.
+template <typename T>
+__device__ inline void write_slab(const float* sum, uint32_t slab, int warp, int lane) {
+  if constexpr (sizeof(T) == 2) {
+    const int row = warp * 16 + lane % 16;
+    const uint32_t to = slab + row * kRowBytes;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const float* v = sum + j * 4;
+      ptx::store_matrices(to + ((j + lane / 16) ^ (row % 8)) * 16, pack_pair(v[0], v[1]),
+                          pack_pair(v[2], v[3]), pack_pair(v[4], v[5]), pack_pair(v[6], v[7]));
+    }
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp * 16 + half * 8 + lane / 4;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t unit = (j * 2 + lane % 4 / 2) ^ (row % 8);
+        ptx::store_shared(slab + row * kRowBytes + unit * 16 + lane % 2 * 8, sum[j * 4 + half * 2],
+                          sum[j * 4 + half * 2 + 1]);
+      }
+    }
+  }
+}
+// The same as planes: for each channel 64 positions.
+template <typename T>
+__device__ inline void write_planes(const float* sum, uint32_t planes, int warp, int lane) {
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const float* v = sum + j * 4;
+      const int channel = j * 8 + lane / 16 * 8 + lane % 8;
+      const uint32_t to = planes + channel * kPlaneBytes<T> + (warp * 16 + lane / 8 % 2 * 8) * 2;
+      ptx::store_transposed_matrices(to, pack_pair(v[0], v[1]), pack_pair(v[2], v[3]),
+                                     pack_pair(v[4], v[5]), pack_pair(v[6], v[7]));
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int channel = j * 8 + lane % 4 * 2 + i, at = warp * 16 + half * 8 + lane / 4;
+          ptx::store_shared(planes + channel * kPlaneBytes<T> + at * 4,
+                            __float_as_uint(sum[j * 4 + half * 2 + i]));
+        }
+      }
+    }
+  }
+}
+
+// From a warpgroup's sums to the output. NHWC goes through slabs: by TMA if the grid is dense, else
+// by threads, 16 bytes at a time.
+template <typename T, int kBlocks, int kN, bool kDense>
+__device__ inline void store_channels(const Params& p, const Tile& tile,
+                                      float (&sum)[kBlocks][kN / 2], char* slabs, int own_row,
+                                      int barrier, bool leads) {
+  constexpr int kChannels = kRowChannels<T>, kUnit = 16 / static_cast<int>(sizeof(T));
+  constexpr int kSlabs = kN / kChannels < 2 ? 1 : 2;
   const int warp = static_cast<int>(threadIdx.x) % 128 / 32, lane = threadIdx.x % 32;
-  const int row = warp * 16 + lane % 16;
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
     const int position = tile.position + own_row + b * 64;
-    const int pixel = kDense ? 0 : Place(p, position + row).pixel(p);
+    const int pixel = kDense ? 0 : Place(p, position + warp * 16 + lane % 16).pixel(p);
 #pragma unroll
-    for (int first = 0; first < kN / 64; first += kSlabs) {
+    for (int first = 0; first < kN / kChannels; first += kSlabs) {
       if (kDense) {
         if (leads) ptx::await_store_reads();
         ptx::sync_threads<128>(barrier);
@@ -313,13 +382,8 @@ __device__ inline void store(const Params& p, const Tile& tile, float (&sum)[kBl
       }
 #pragma unroll
       for (int i = 0; i < kSlabs; ++i) {
-        const uint32_t to = ptx::shared_address(slabs) + i * kSlabBytes + row * kRowBytes;
-#pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-          const float* v = sum[b] + (first + i) * 32 + j * 4;
-          ptx::store_matrices(to + ((j + lane / 16) ^ (row % 8)) * 16, pack_pair(v[0], v[1]),
-                              pack_pair(v[2], v[3]), pack_pair(v[4], v[5]), pack_pair(v[6], v[7]));
-        }
+        write_slab<T>(sum[b] + (first + i) * kChannels / 2,
+                      ptx::shared_address(slabs) + i * kSlabBytes, warp, lane);
       }
       if (kDense) {
         ptx::fence_shared_writes();
@@ -327,7 +391,8 @@ __device__ inline void store(const Params& p, const Tile& tile, float (&sum)[kBl
         if (leads) {
 #pragma unroll
           for (int i = 0; i < kSlabs; ++i) {
-            store_matrix_box(&p.y, slabs + i * kSlabBytes, tile.k + (first + i) * 64, position);
+            store_matrix_box(&p.y, slabs + i * kSlabBytes, tile.k + (first + i) * kChannels,
+                             position);
           }
           ptx::commit_stores();
         }
@@ -337,11 +402,11 @@ __device__ inline void store(const Params& p, const Tile& tile, float (&sum)[kBl
         for (int i = lane; i < 16 * 8 * kSlabs; i += 32) {
           const int at = i / (8 * kSlabs), unit = i % (8 * kSlabs);
           const int to = __shfl_sync(~0u, pixel, at);
-          const int k = tile.k + first * 64 + unit * 8;
+          const int k = tile.k + first * kChannels + unit * kUnit;
           if (to < 0 || k >= p.K) continue;
           const int from = warp * 16 + at;
           const char* slab = slabs + unit / 8 * kSlabBytes + from * kRowBytes;
-          *reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(to) * p.K + k) =
+          *reinterpret_cast<uint4*>(static_cast<T*>(p.out) + static_cast<int64_t>(to) * p.K + k) =
               *reinterpret_cast<const uint4*>(slab + ((unit % 8) ^ (from % 8)) * 16);
         }
       }
@@ -349,16 +414,131 @@ __device__ inline void store(const Params& p, const Tile& tile, float (&sum)[kBl
   }
 }
 
-constexpr int slabs_of(int n) { return n < 128 ? 1 : 2; }
+// Planes: a warp stores channels, 16 bytes at a time if images are whole 16 bytes and the grid is
+// dense, else two positions of a lane.
+template <typename T, int kBlocks, int kN, bool kDense>
+__device__ inline void store_planes(const Params& p, const Tile& tile,
+                                    float (&sum)[kBlocks][kN / 2], char* staging, int own_row,
+                                    int barrier) {
+  constexpr int kSize = static_cast<int>(sizeof(T)), kChannels = kRowChannels<T>;
+  constexpr int kVector = 16 / kSize, kLanes = 64 / kVector;  // of a channel
+  using Pair = std::conditional_t<kSize == 2, uint32_t, uint2>;
+  const int warp = static_cast<int>(threadIdx.x) % 128 / 32, lane = threadIdx.x % 32;
+  const int plane = p.P * p.Q;
+  const bool vectors = kDense && plane % kVector == 0;
+  const uint32_t planes = ptx::shared_address(staging);
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    const int position = tile.position + own_row + b * 64;
+    // Of the lane's positions: where they are in the planes of output channel 0, or -1.
+    int64_t own[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = vectors ? lane % kLanes * kVector : lane * 2 + i;
+      const Place place(p, position + at);
+      const bool exists = place.n < p.N && place.row < p.P && place.column < p.Q;
+      own[i] = exists ? static_cast<int64_t>(place.n) * p.K * plane + place.row * p.Q + place.column
+                      : -1;
+    }
+#pragma unroll
+    for (int first = 0; first < kN; first += kChannels) {
+      ptx::sync_threads<128>(barrier);
+      write_planes<T>(sum[b] + first / 2, planes, warp, lane);
+      ptx::sync_threads<128>(barrier);
+      T* const out = static_cast<T*>(p.out) + static_cast<int64_t>(tile.k + first) * plane;
+      const int count = min(kChannels, p.K - tile.k - first);
+      if (vectors) {
+#pragma unroll 2
+        for (int c = warp * (32 / kLanes) + lane / kLanes; c < count; c += 4 * (32 / kLanes)) {
+          const uint4 v = ptx::load_shared<uint4>(planes + c * kPlaneBytes<T> + lane % kLanes * 16);
+          if (own[0] >= 0) {
+            *reinterpret_cast<uint4*>(out + own[0] + static_cast<int64_t>(c) * plane) = v;
+          }
+        }
+      } else {
+        const bool pair = own[0] >= 0 && own[1] == own[0] + 1;
+#pragma unroll 4
+        for (int c = warp; c < count; c += 4) {
+          const Pair v = ptx::load_shared<Pair>(planes + c * kPlaneBytes<T> + lane * 2 * kSize);
+          const T* halves = reinterpret_cast<const T*>(&v);
+          T* to = out + static_cast<int64_t>(c) * plane;
+          if (pair && reinterpret_cast<uint64_t>(to + own[0]) % sizeof(Pair) == 0) {
+            *reinterpret_cast<Pair*>(to + own[0]) = v;
+          } else {
+            if (own[0] >= 0) to[own[0]] = halves[0];
+            if (own[1] >= 0) to[own[1]] = halves[1];
+          }
+        }
+      }
+    }
+  }
+}
 
-template <int kWarpgroups, int kBlocks, int kN, int kOccupancy, bool kDense>
+// Planes of some images, (N, C, pixels), to (N, pixels, row) with zeros behind the last channel;
+// a block has 64 pixels by 64 channels. Images of whole 16 bytes are read 16 bytes at a time.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    pack(const T* __restrict__ x, T* __restrict__ packed, int C, int pixels, int row) {
+  constexpr int kVector = 16 / static_cast<int>(sizeof(T)), kPitch = 64 + kVector;
+  __shared__ __align__(16) T tile[64][kPitch];
+  ptx::start_dependents();
+  const int first = blockIdx.x * 64, first_c = blockIdx.y * 64;
+  const T* from = x + (static_cast<int64_t>(blockIdx.z) * C + first_c) * pixels + first;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  if (pixels % kVector == 0) {
+    constexpr int kUnits = 64 / kVector;  // of a channel
+#pragma unroll
+    for (int i = threadIdx.x; i < 64 * kUnits; i += 256) {
+      const int c = i / kUnits, at = i % kUnits * kVector;
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (first_c + c < C && first + at < pixels) {
+        v = *reinterpret_cast<const uint4*>(from + static_cast<int64_t>(c) * pixels + at);
+      }
+      *reinterpret_cast<uint4*>(&tile[c][at]) = v;
+    }
+  } else {
+    T v[8][2];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int c = warp + j * 8;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = lane + i * 32;
+        const bool exists = first_c + c < C && first + at < pixels;
+        v[j][i] = exists ? from[static_cast<int64_t>(c) * pixels + at] : T(0);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) tile[warp + j * 8][lane + i * 32] = v[j][i];
+    }
+  }
+  __syncthreads();
+  constexpr int kUnits = 64 / kVector;  // of a pixel's 64 channels
+#pragma unroll
+  for (int i = threadIdx.x; i < 64 * kUnits; i += 256) {
+    // A warp has two units of 16 pixels: whole sectors, and few conflicts of banks.
+    const int pixel = i / 32 % 4 * 16 + i / 2 % 16, unit = i / 128 * 2 + i % 2;
+    if (first + pixel >= pixels || first_c + unit * kVector >= row) continue;
+    alignas(16) T channels[kVector];
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) channels[e] = tile[unit * kVector + e][pixel];
+    const int64_t at = (static_cast<int64_t>(blockIdx.z) * pixels + first + pixel) * row;
+    *reinterpret_cast<uint4*>(packed + at + first_c + unit * kVector) =
+        *reinterpret_cast<const uint4*>(channels);
+  }
+}
+
+template <typename T, int kWarpgroups, int kBlocks, int kN, int kOccupancy, bool kDense,
+          bool kPlanes>
 __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
     convolve(const __grid_constant__ Params p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr int kM = kWarpgroups * kBlocks * 64, kSlabs = slabs_of(kN);
+  constexpr int kM = kWarpgroups * kBlocks * 64;
   constexpr int kThreads = 128 * (1 + kWarpgroups);
   extern __shared__ __align__(1024) char dynamic[];
-  const Memory memory(p, dynamic, kWarpgroups * kSlabs * kSlabBytes, kN * kRowBytes);
+  const Memory memory(p, dynamic, kWarpgroups * kStagingBytes, kN * kRowBytes);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int cluster = p.share_x * p.share_w;
   const bool stamped = p.stamps != nullptr && blockIdx.x == 0;
@@ -392,22 +572,23 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
 
   if (warp < 4) {
     if (warp == 0) {
-      PixelLoader<kM, kN, kDense> loader(p, memory, rank, lane);
+      if (p.early) ptx::await_dependency();
+      PixelLoader<T, kM, kN, kDense> loader(p, memory, rank, lane);
       for (int item = first; item < p.items; item += stride) {
         loader.load(Tile(p, item, rank, kM, kN), p.x_stages);
       }
     } else if (!kDense && warp == 1) {
       ptx::Turn turn;
       for (int item = first; item < p.items; item += stride) {
-        load_weights<kN>(p, memory, Tile(p, item, rank, kM, kN), rank, turn);
+        load_weights<T, kN>(p, memory, Tile(p, item, rank, kM, kN), rank, turn);
       }
     }
   } else {
     const int group = warp / 4 - 1, own_row = group * kBlocks * 64;
     const bool leads = warp % 4 == 0 && ptx::elect_one();
     const bool stamps = stamped && group == 0 && leads;
-    Multiplier<kBlocks, kN, kDense> multiplier(p, memory, own_row);
-    char* slabs = memory.staging + group * kSlabs * kSlabBytes;
+    Multiplier<T, kBlocks, kN, kDense> multiplier(p, memory, own_row);
+    char* staging = memory.staging + group * kStagingBytes;
     for (int item = first; item < p.items; item += stride) {
       const Tile tile(p, item, rank, kM, kN);
       float sum[kBlocks][kN / 2];
@@ -417,7 +598,11 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
       }
       multiplier.multiply(sum);
       if (stamps && item == first) p.stamps[2] = clock64();
-      store<kBlocks, kN, kSlabs, kDense>(p, tile, sum, slabs, own_row, 1 + group, leads);
+      if constexpr (kPlanes) {
+        store_planes<T, kBlocks, kN, kDense>(p, tile, sum, staging, own_row, 1 + group);
+      } else {
+        store_channels<T, kBlocks, kN, kDense>(p, tile, sum, staging, own_row, 1 + group, leads);
+      }
       if (stamps && item == first) p.stamps[3] = clock64();
     }
     if (leads) ptx::await_store_reads();
@@ -435,19 +620,21 @@ Function driver_function(const char* name) {
   return reinterpret_cast<Function>(found);
 }
 
-int encode_boxes(CUtensorMap* map, const void* data, int rank, const cuuint64_t* sizes,
-                 const cuuint64_t* strides, const cuuint32_t* box) {
+template <typename T>
+int encode_boxes(CUtensorMap* map, const void* data, CUtensorMapDataType type, int rank,
+                 const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box) {
   const cuuint32_t ones[] = {1, 1, 1, 1};
   return driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled")(
-      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, const_cast<void*>(data), sizes, strides, box,
-      ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      map, type, rank, const_cast<void*>(data), sizes, strides, box, ones,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-template <int kWarpgroups, int kBlocks, int kN, int kOccupancy, bool kDense>
+template <typename T, int kWarpgroups, int kBlocks, int kN, int kOccupancy, bool kDense,
+          bool kPlanes>
 int launch_as(Params& p, int sms, cudaStream_t stream) {
-  constexpr int kStaging = kWarpgroups * slabs_of(kN) * kSlabBytes, kWeights = kN * kRowBytes;
-  const auto kernel = convolve<kWarpgroups, kBlocks, kN, kOccupancy, kDense>;
+  constexpr int kStaging = kWarpgroups * kStagingBytes, kWeights = kN * kRowBytes;
+  const auto kernel = convolve<T, kWarpgroups, kBlocks, kN, kOccupancy, kDense, kPlanes>;
   const int room = (228 / kOccupancy - 1) * 1024 - 1024 - kStaging;
   if (kDense) {
     p.x_stages = p.w_stages = std::min(room / (p.x_bytes + kWeights), kMostStages);
@@ -464,22 +651,27 @@ int launch_as(Params& p, int sms, cudaStream_t stream) {
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config{};
   config.gridDim = std::min(p.items * cluster, sms * kOccupancy / cluster * cluster);
   config.blockDim = 128 * (1 + kWarpgroups);
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = cluster > 1 ? 1 : 0;
+  config.attrs = attributes;
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
+  if (p.early) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
   return cudaLaunchKernelEx(&config, kernel, p);
 }
-template <int kWarpgroups, int kBlocks, int kN, int kOccupancy>
+template <typename T, bool kPlanes, int kWarpgroups, int kBlocks, int kN, int kOccupancy>
 int launch(Params& p, bool dense, int sms, cudaStream_t stream) {
-  return dense ? launch_as<kWarpgroups, kBlocks, kN, kOccupancy, true>(p, sms, stream)
-               : launch_as<kWarpgroups, kBlocks, kN, kOccupancy, false>(p, sms, stream);
+  return dense ? launch_as<T, kWarpgroups, kBlocks, kN, kOccupancy, true, kPlanes>(p, sms, stream)
+               : launch_as<T, kWarpgroups, kBlocks, kN, kOccupancy, false, kPlanes>(p, sms, stream);
 }
 
 struct Size {
@@ -488,35 +680,38 @@ struct Size {
 constexpr Size kSizes[] = {{256, 128}, {128, 256}, {128, 128}, {192, 128}, {256, 64},
                            {128, 64},  {64, 128},  {64, 64},   {64, 256}};
 
-}  // namespace
+struct Problem {
+  int N, C, H, W, K, R, S, stride, pad, dilation;
+};
 
-// share: 0 none, 1 pixels, 2 weights. Returns 0, a CUDA error, 1000 and a driver's error, or from
-// 2000 on that this tile does not fit. Strides are of the dense grid only.
-extern "C" int convolve_forward(int tile, int dense, int share, const void* x, const void* w,
-                                void* y, int N, int C, int H, int W, int K, int R, int S,
-                                int stride, int pad, int dilation, int sms, long long* stamps,
-                                void* stream) {
-  if (tile < 0 || tile >= static_cast<int>(sizeof(kSizes) / sizeof(Size))) return 2002;
+// Some images; `row` is the elements of an input pixel.
+template <typename T, bool kPlanes>
+int convolve_images(int tile, bool dense, int share, const Problem& from, const void* x, int row,
+                    const void* w, void* y, bool early, int sms, long long* stamps,
+                    cudaStream_t stream) {
+  constexpr int kSize = static_cast<int>(sizeof(T)), kChannels = kRowChannels<T>;
   const Size size = kSizes[tile];
-  if (!dense && stride > 1) return 2003;
+  const int N = from.N, H = from.H, W = from.W, K = from.K, R = from.R, S = from.S;
+  const int pad = from.pad, dilation = from.dilation;
   Params p{};
-  p.out = static_cast<__half*>(y);
+  p.out = y;
+  p.early = early;
   p.N = N;
   p.K = K;
   p.S = S;
-  p.P = (H + 2 * pad - dilation * (R - 1) - 1) / stride + 1;
-  p.Q = (W + 2 * pad - dilation * (S - 1) - 1) / stride + 1;
+  p.P = (H + 2 * pad - dilation * (R - 1) - 1) / from.stride + 1;
+  p.Q = (W + 2 * pad - dilation * (S - 1) - 1) / from.stride + 1;
   const int pitch = dense ? p.Q : W + pad, period = dense ? p.P : H + pad;
   p.image = pitch * period;
   p.share_x = share == 1 ? 2 : 1;
   p.share_w = share == 2 ? 2 : 1;
-  p.chunks = (C + 63) / 64;
+  p.chunks = (from.C + kChannels - 1) / kChannels;
   p.groups = dense ? R * S : 1;
   p.taps_h = dense ? 1 : R;
   p.taps_w = dense ? 1 : S;
   p.step_h = dilation * pitch * kRowBytes;
   p.step_w = dilation * kRowBytes;
-  p.stride = stride;
+  p.stride = from.stride;
   p.pad = dense ? pad : 0;
   p.dilation = dilation;
   p.halo = dense ? 0 : pad * pitch + pad;
@@ -533,46 +728,122 @@ extern "C" int convolve_forward(int tile, int dense, int share, const void* x, c
   p.by_tiles_k = Divider<int32_t>(items_k);
   p.stamps = stamps;
 
-  const cuuint64_t c = C, k = K;
+  const cuuint64_t c = row, k = K;
   const cuuint64_t x_sizes[] = {c, cuuint64_t(W), cuuint64_t(H), cuuint64_t(N)};
-  const cuuint64_t x_strides[] = {c * 2, c * W * 2, c * W * H * 2};
+  const cuuint64_t x_strides[] = {c * kSize, c * W * kSize, c * W * H * kSize};
   // The corners of the box in which the first tap of each position lies.
   const int lower[] = {-p.pad, -p.pad};
   const int upper[] = {dense ? pad - dilation * (S - 1) : pad,
                        dense ? pad - dilation * (R - 1) : pad};
-  const cuuint32_t steps[] = {1, cuuint32_t(stride), cuuint32_t(stride), 1};
+  const cuuint32_t steps[] = {1, cuuint32_t(p.stride), cuuint32_t(p.stride), 1};
   int error = driver_function<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col")(
-      &p.x, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<void*>(x), x_sizes, x_strides, lower,
-      upper, 64, p.copy_rows, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      &p.x, kMapType<T>, 4, const_cast<void*>(x), x_sizes, x_strides, lower, upper, kChannels,
+      p.copy_rows, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != 0) return 1000 + error;
-  const cuuint64_t w_sizes[] = {c, cuuint64_t(R * S), k}, w_strides[] = {c * 2, c * R * S * 2};
-  const cuuint32_t w_box[] = {64, 1, cuuint32_t(size.n / p.share_w)};
-  error = encode_boxes(&p.w, w, 3, w_sizes, w_strides, w_box);
+  const cuuint64_t in = from.C;
+  const cuuint64_t w_sizes[] = {in, cuuint64_t(R * S), k};
+  const cuuint64_t w_strides[] = {in * kSize, in * R * S * kSize};
+  const cuuint32_t w_box[] = {cuuint32_t(kChannels), 1, cuuint32_t(size.n / p.share_w)};
+  error = encode_boxes<T>(&p.w, w, kMapType<T>, 3, w_sizes, w_strides, w_box);
   if (error != 0) return 1000 + error;
-  const cuuint64_t y_sizes[] = {k, cuuint64_t(N) * p.P * p.Q}, y_strides[] = {k * 2};
-  const cuuint32_t y_box[] = {64, 64};
-  error = encode_boxes(&p.y, y, 2, y_sizes, y_strides, y_box);
-  if (error != 0) return 1000 + error;
-  const auto to = static_cast<cudaStream_t>(stream);
+  if (!kPlanes) {
+    const auto type = kSize == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+    const cuuint64_t y_sizes[] = {k, cuuint64_t(N) * p.P * p.Q}, y_strides[] = {k * kSize};
+    const cuuint32_t y_box[] = {cuuint32_t(kChannels), 64};
+    error = encode_boxes<T>(&p.y, y, type, 2, y_sizes, y_strides, y_box);
+    if (error != 0) return 1000 + error;
+  }
   switch (tile) {
     case 0:
-      return launch<2, 2, 128, 1>(p, dense, sms, to);
+      return launch<T, kPlanes, 2, 2, 128, 1>(p, dense, sms, stream);
     case 1:
-      return launch<2, 1, 256, 1>(p, dense, sms, to);
+      return launch<T, kPlanes, 2, 1, 256, 1>(p, dense, sms, stream);
     case 2:
-      return launch<2, 1, 128, 1>(p, dense, sms, to);
-    case 3:
-      return launch<3, 1, 128, 1>(p, dense, sms, to);
+      return launch<T, kPlanes, 2, 1, 128, 1>(p, dense, sms, stream);
     case 4:
-      return launch<2, 2, 64, 1>(p, dense, sms, to);
+      return launch<T, kPlanes, 2, 2, 64, 1>(p, dense, sms, stream);
     case 5:
-      return launch<2, 1, 64, 2>(p, dense, sms, to);
-    case 6:
-      return launch<1, 1, 128, 2>(p, dense, sms, to);
-    case 7:
-      return launch<1, 1, 64, 2>(p, dense, sms, to);
+      return launch<T, kPlanes, 2, 1, 64, 2>(p, dense, sms, stream);
     default:
-      return launch<1, 1, 256, 1>(p, dense, sms, to);
+      break;
   }
+  if constexpr (!kPlanes) {
+    switch (tile) {
+      case 3:
+        return launch<T, kPlanes, 3, 1, 128, 1>(p, dense, sms, stream);
+      case 6:
+        return launch<T, kPlanes, 1, 1, 128, 2>(p, dense, sms, stream);
+      case 7:
+        return launch<T, kPlanes, 1, 1, 64, 2>(p, dense, sms, stream);
+      default:
+        return launch<T, kPlanes, 1, 1, 256, 1>(p, dense, sms, stream);
+    }
+  }
+  return 2004;
+}
+
+template <typename T>
+int convolve(int tile, int dense, int share, const Problem& p, const void* x, const void* w,
+             void* y, int sms, long long* stamps, cudaStream_t stream) {
+  if (tile < 0 || tile >= static_cast<int>(sizeof(kSizes) / sizeof(Size))) return 2002;
+  if (!dense && p.stride > 1) return 2003;
+  return convolve_images<T, false>(tile, dense != 0, share, p, x, p.C, w, y, false, sms, stamps,
+                                   stream);
+}
+
+// `only`: 1 for the kernels that pack, 2 for the others, else both.
+template <typename T>
+int convolve_planes(int tile, int dense, int images, int only, const Problem& p, const void* x,
+                    const void* w, void* y, void* workspace, int sms, cudaStream_t stream) {
+  if (tile < 0 || tile >= static_cast<int>(sizeof(kSizes) / sizeof(Size))) return 2002;
+  if (!dense && p.stride > 1) return 2003;
+  constexpr int kUnit = 16 / static_cast<int>(sizeof(T));
+  const int row = (p.C + kUnit - 1) / kUnit * kUnit, pixels = p.H * p.W;
+  const int64_t P = (p.H + 2 * p.pad - p.dilation * (p.R - 1) - 1) / p.stride + 1;
+  const int64_t Q = (p.W + 2 * p.pad - p.dilation * (p.S - 1) - 1) / p.stride + 1;
+  for (int n = 0; n < p.N; n += images) {
+    Problem part = p;
+    part.N = std::min(images, p.N - n);
+    if (only != 2) {
+      const dim3 blocks((pixels + 63) / 64, (row + 63) / 64, part.N);
+      const T* from = static_cast<const T*>(x) + static_cast<int64_t>(n) * p.C * pixels;
+      pack<T><<<blocks, 256, 0, stream>>>(from, static_cast<T*>(workspace), p.C, pixels, row);
+      const cudaError_t error = cudaGetLastError();
+      if (error != cudaSuccess) return error;
+    }
+    if (only == 1) continue;
+    T* to = static_cast<T*>(y) + n * P * Q * p.K;
+    const int status = convolve_images<T, true>(tile, dense != 0, 0, part, workspace, row, w, to,
+                                                only != 2, sms, nullptr, stream);
+    if (status != 0) return status;
+  }
+  return 0;
+}
+
+}  // namespace
+
+// Strides are of the dense grid only. Returns 0, a CUDA error, 1000 and a driver's error, or from
+// 2000 on that this tile does not fit. `size`: bytes of an element. `share`: 0 none, 1 pixels, 2
+// weights.
+extern "C" int convolve_forward(int tile, int dense, int share, int size, const void* x,
+                                const void* w, void* y, int N, int C, int H, int W, int K, int R,
+                                int S, int stride, int pad, int dilation, int sms,
+                                long long* stamps, void* stream) {
+  const Problem p{N, C, H, W, K, R, S, stride, pad, dilation};
+  const auto to = static_cast<cudaStream_t>(stream);
+  return size == 2 ? convolve<__half>(tile, dense, share, p, x, w, y, sms, stamps, to)
+                   : convolve<float>(tile, dense, share, p, x, w, y, sms, stamps, to);
+}
+
+// The same of planes, so many images at a time; weights are as above, channels last.
+extern "C" int convolve_planes_forward(int tile, int dense, int images, int only, int size,
+                                       const void* x, const void* w, void* y, void* workspace,
+                                       int N, int C, int H, int W, int K, int R, int S, int stride,
+                                       int pad, int dilation, int sms, void* stream) {
+  const Problem p{N, C, H, W, K, R, S, stride, pad, dilation};
+  const auto to = static_cast<cudaStream_t>(stream);
+  return size == 2
+             ? convolve_planes<__half>(tile, dense, images, only, p, x, w, y, workspace, sms, to)
+             : convolve_planes<float>(tile, dense, images, only, p, x, w, y, workspace, sms, to);
 }

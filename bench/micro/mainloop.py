@@ -1,4 +1,4 @@
-"""A main loop for forward convolutions, channels-last, on TMA's im2col mode, beside cuDNN."""
+"""A main loop for forward convolutions on TMA's im2col mode, beside cuDNN and our planner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from rich.console import Console
 from torch import Tensor
 
 from bench import contenders, corpus, timing, verify
+from bench.contenders import Buffers
 from bench.layers import Layer
+from bench.options import several
+from bench.run import spread
 
 from . import build
 
@@ -21,17 +24,24 @@ TILES = (
     (256, 128), (128, 256), (128, 128), (192, 128), (256, 64), (128, 64), (64, 128), (64, 64),
     (64, 256),
 )  # fmt: skip
+PLANAR_TILES = (0, 1, 2, 4, 5)  # those that may store planes
 GRIDS = ("padded", "dense")
 SHARED = ("", " shared pixels", " shared weights")
 STAMPS = ("first stage", "products", "stores", "last stores")  # of a block's first tile
+PACKED_BYTES = 24 << 20  # of images that are packed at a time
+
+Variant = Callable[[Tensor | None], int]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", default="resnet50,vgg16,odd", help="comma-separated suites")
     parser.add_argument("--layer", default="", help="only layers whose name contains this")
     parser.add_argument("--batch", type=int, help="the batch size of every layer")
+    several(parser, "--dtype", ("fp16", "tf32"), "fp16", "precisions")
+    several(parser, "--layout", contenders.LAYOUTS, "nhwc", "layouts")
     parser.add_argument("--stamps", action="store_true", help="print when parts of a tile are done")
     parser.add_argument("--row-s", type=float, default=0.3, help="seconds of timing for a layer")
+    parser.add_argument("--most", type=int, default=1000, help="layers, spread over all")
 
 
 def fits(layer: Layer) -> bool:
@@ -40,24 +50,29 @@ def fits(layer: Layer) -> bool:
     return layer.groups == 1 and layer.C % 8 == 0 and layer.K % 8 == 0 and square
 
 
-def variants(
-    program: CDLL, layer: Layer, x: Tensor, w: Tensor, y: Tensor
-) -> dict[str, Callable[[Tensor | None], int]]:
+def _grids(layer: Layer) -> tuple[int, ...]:
+    return (1,) if layer.stride[0] > 1 or layer.R * layer.S == 1 else (0, 1)
+
+
+def variants(program: CDLL, layer: Layer, buffers: Buffers, y: Tensor) -> dict[str, Variant]:
     """Returns the calls that a layer may be computed by; each returns a status."""
+    x, w = buffers.x, buffers.w
     sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    numbers = (
+        layer.N, layer.C, layer.H, layer.W, layer.K, layer.R, layer.S, layer.stride[0],
+        layer.pad[0], layer.dil[0], sms,
+    )  # fmt: skip
 
     def run(tile: int, dense: int, share: int, stamps: Tensor | None) -> int:
         status: int = program.convolve_forward(
-            tile, dense, share, build.pointer(x), build.pointer(w), build.pointer(y), layer.N,
-            layer.C, layer.H, layer.W, layer.K, layer.R, layer.S, layer.stride[0], layer.pad[0],
-            layer.dil[0], sms, None if stamps is None else build.pointer(stamps), build.stream(),
+            tile, dense, share, x.element_size(), build.pointer(x), build.pointer(w),
+            build.pointer(y), *numbers, None if stamps is None else build.pointer(stamps),
+            build.stream(),
         )  # fmt: skip
         return status
 
-    found: dict[str, Callable[[Tensor | None], int]] = {}
-    for tile, dense, share in itertools.product(range(len(TILES)), (0, 1), range(3)):
-        if not dense and (layer.stride[0] > 1 or layer.R * layer.S == 1):
-            continue
+    found: dict[str, Variant] = {}
+    for tile, dense, share in itertools.product(range(len(TILES)), _grids(layer), range(3)):
         if share == 1 and TILES[tile][1] >= layer.K:
             continue
         m, n = TILES[tile]
@@ -65,57 +80,113 @@ def variants(
     return found
 
 
+def planar_variants(program: CDLL, layer: Layer, buffers: Buffers, y: Tensor) -> dict[str, Variant]:
+    """The same for planes, packed some images at a time; also the kernels that pack, alone."""
+    x = buffers.x
+    w = buffers.w.contiguous(memory_format=torch.channels_last)
+    size = x.element_size()
+    image = layer.H * layer.W * -(-layer.C * size // 16) * 16  # bytes
+    images = max(1, min(layer.N, PACKED_BYTES // image))
+    workspace = torch.empty(images * image, dtype=torch.uint8, device=x.device)
+    sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+
+    def run(tile: int, dense: int, only: int, _: Tensor | None) -> int:
+        status: int = program.convolve_planes_forward(
+            tile, dense, images, only, size, build.pointer(x), build.pointer(w), build.pointer(y),
+            build.pointer(workspace), layer.N, layer.C, layer.H, layer.W, layer.K, layer.R,
+            layer.S, layer.stride[0], layer.pad[0], layer.dil[0], sms, build.stream(),
+        )  # fmt: skip
+        return status
+
+    found: dict[str, Variant] = {}
+    for tile, dense in itertools.product(PLANAR_TILES, _grids(layer)):
+        m, n = TILES[tile]
+        found[f"{m}x{n} {GRIDS[dense]}"] = partial(run, tile, dense, 0)
+    return found | {f"pack ({-(-layer.N // images)} times)": partial(run, 0, 1, 1)}
+
+
+def _right(
+    ours: dict[str, Variant], y: Tensor, expected: Tensor, precision: str, console: Console
+) -> tuple[dict[str, Variant], int]:
+    """Returns those that are right, and how many are not. What does not fit is neither."""
+    found, wrong = {}, 0
+    for name, call in ours.items():
+        if name.startswith("pack"):
+            found[name] = call
+            continue
+        y.fill_(torch.nan)
+        status = call(None)
+        torch.cuda.synchronize()
+        if status >= 2000:
+            continue
+        try:
+            if status != 0:
+                raise verify.Wrong(f"status {status}")
+            verify.check(y, expected, 0, 0, precision)
+        except verify.Wrong as error:
+            wrong += 1
+            console.print(f"  {name}: wrong: {error}")
+            continue
+        found[name] = call
+    return found, wrong
+
+
+def _measure(
+    program: CDLL, layer: Layer, precision: str, layout: str, arguments: argparse.Namespace,
+    console: Console,
+) -> int:  # fmt: skip
+    """Checks and times the variants of a layer; returns how many are wrong."""
+    device = torch.device("cuda")
+    with contenders.switches(precision, "cudnn"):
+        buffers = contenders.make_buffers(layer, precision, layout, device)
+        calls = {
+            "cuDNN": contenders.peers(layer, "fprop", buffers, "cudnn"),
+            "planner": contenders.ours(layer, "fprop", buffers),
+        }
+        expected = calls["cuDNN"]()
+        y = torch.empty_like(expected)
+        make = variants if layout == "nhwc" else planar_variants
+        made = make(program, layer, buffers, y)
+        ours, wrong = _right(made, y, expected, precision, console)
+        calls |= {name: partial(call, None) for name, call in ours.items()}
+        times = timing.interleaved(
+            {name: [call] for name, call in calls.items()}, device, most_runs=21,
+            budget_s=arguments.row_s,
+        ).times  # fmt: skip
+    us = {name: time.median * 1e3 for name, time in times.items()}
+    own = sorted(ours, key=us.__getitem__)
+    best = [name for name in own if not name.startswith("pack")]
+    if not best:
+        return wrong
+    console.print(
+        f"{precision} {layout} {layer.name} N{layer.N} C{layer.C} {layer.H}x{layer.W} K{layer.K} "
+        f"{layer.R}x{layer.S}/{layer.stride[0]} d{layer.dil[0]}: cuDNN {us['cuDNN']:.1f} us, "
+        f"planner {us['planner']:.1f}, best {us[best[0]]:.1f} "
+        f"({us['cuDNN'] / us[best[0]]:.2f}, {us['planner'] / us[best[0]]:.2f}; "
+        f"{layer.flops / us[best[0]] * 1e-6:.0f} TFLOP/s): "
+        f"{', '.join(f'{name} {us[name]:.1f}' for name in own[:6])}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    if arguments.stamps and layout == "nhwc":
+        stamps = torch.zeros(8, dtype=torch.int64, device=device)
+        ours[best[0]](stamps)
+        torch.cuda.synchronize()
+        first, *ends = stamps.tolist()[: 1 + len(STAMPS)]
+        parts = (f"{what} after {end - first}" for what, end in zip(STAMPS, ends, strict=True))
+        console.print("  " + ", ".join(parts) + " clocks", highlight=False)
+    return wrong
+
+
 def main(arguments: argparse.Namespace, console: Console) -> int:
     program = build.load("mainloop")
-    device = torch.device("cuda")
     wrong = 0
-    for layer in corpus.load(arguments.suite.split(","), arguments.batch):
-        if arguments.layer not in layer.name or not fits(layer):
-            continue
-        with contenders.switches("fp16", "cudnn"):
-            buffers = contenders.make_buffers(layer, "fp16", "nhwc", device)
-            calls = {
-                "cuDNN": contenders.peers(layer, "fprop", buffers, "cudnn"),
-                "planner": contenders.ours(layer, "fprop", buffers),
-            }
-            expected = calls["cuDNN"]()
-            y = torch.empty_like(expected)
-            ours = variants(program, layer, buffers.x, buffers.w, y)
-            for name, call in ours.items():
-                y.fill_(torch.nan)
-                status = call(None)
-                torch.cuda.synchronize()
-                if status != 0:
-                    if status < 2000:
-                        console.print(f"{layer.name} {name}: status {status}")
-                    continue
-                try:
-                    verify.check(y, expected, 0, 0, "fp16")
-                except verify.Wrong as error:
-                    wrong += 1
-                    console.print(f"{layer.name} {name}: wrong: {error}")
-                    continue
-                calls[name] = partial(call, None)
-            times = timing.interleaved(
-                {name: [call] for name, call in calls.items()}, device, most_runs=21,
-                budget_s=arguments.row_s,
-            ).times  # fmt: skip
-        us = {name: time.median * 1e3 for name, time in times.items()}
-        own = sorted((name for name in us if name in ours), key=us.__getitem__)
-        console.print(
-            f"{layer.name} N{layer.N} C{layer.C} {layer.H}x{layer.W} K{layer.K} {layer.R}x{layer.S}"
-            f"/{layer.stride[0]} d{layer.dil[0]}: cuDNN {us['cuDNN']:.1f} us, planner "
-            f"{us['planner']:.1f}, {', '.join(f'{name} {us[name]:.1f}' for name in own[:6])}; "
-            f"{layer.flops / us[own[0]] * 1e-6:.0f} TFLOP/s",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
-        if arguments.stamps:
-            stamps = torch.zeros(8, dtype=torch.int64, device=device)
-            ours[own[0]](stamps)
-            torch.cuda.synchronize()
-            first, *ends = stamps.tolist()[: 1 + len(STAMPS)]
-            phases = (
-                f"{what} after {end - first} clocks" for what, end in zip(STAMPS, ends, strict=True)
-            )
-            console.print("  " + ", ".join(phases), highlight=False)
+    layers = [
+        layer for layer in corpus.load(arguments.suite.split(","), arguments.batch)
+        if arguments.layer in layer.name and fits(layer)
+    ]  # fmt: skip
+    for layer in spread(layers)[: arguments.most]:
+        for precision in arguments.dtype:
+            for layout in arguments.layout:
+                wrong += _measure(program, layer, precision, layout, arguments, console)
+                torch.cuda.empty_cache()
     return int(wrong > 0)

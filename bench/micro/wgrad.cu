@@ -1,0 +1,260 @@
+// Weight gradients, channels-last, float16: both operands are read in place, from runs of
+// positions.
+//
+// A stage holds a run of positions of the padded input (see mainloop.cu): dy at the positions, with
+// zeros in the padding, and x from `halo` positions before the first. The instruction sums over
+// positions and transposes both operands; a tap is x some positions further on.
+// - 3x3: a block has 64 output channels by 64 input channels by nine taps. Each of three warpgroups
+//   has a filter row, whose three taps are the columns of one instruction.
+// - 1x1: a block has 128 output channels by 256 input channels, a warpgroup 64 by 256.
+// Blocks split the positions; a second kernel adds their sums up in order.
+#include <cuda.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/common/divide.cuh"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+using namespace customconv;
+
+namespace {
+
+constexpr int kRowBytes = 128;  // of a position: 64 channels
+constexpr int kMostStages = 8;
+constexpr int kPositions = 128;  // of a stage
+
+struct Params {
+  CUtensorMap x, dy;
+  int stages, stage_bytes, dy_bytes, x_slab_bytes;
+  int copies, copy_rows;  // of x, for each 64 channels
+  int halo, image;
+  int row_bytes, tap_bytes;    // of x, from one filter row, and from one tap, to the next
+  int tiles_c, splits, steps;  // steps: stages of all positions
+  int K, C, taps;
+  Divider<int32_t> by_tiles_c, by_tiles_k, by_pitch, by_period;
+  float* partial;  // (split, k, tap, c)
+};
+
+__device__ inline void load_im2col(void* to, const CUtensorMap* map, ptx::Barrier* full, int c,
+                                   int w, int h, int n) {
+  const uint16_t zero = 0;
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %7};" ::"r"(ptx::shared_address(to)),
+      "l"(map), "r"(ptx::shared_address(full)), "r"(c), "r"(w), "r"(h), "r"(n), "h"(zero)
+      : "memory");
+}
+
+// kRows: warpgroups have filter rows, and columns are taps; else they have output channels, and
+// columns are input channels.
+template <int kWarpgroups, int kColumns, bool kRows>
+__global__ void __launch_bounds__(128 * (1 + kWarpgroups), 1)
+    sum_products(const __grid_constant__ Params p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int kSlabsK = kRows ? 1 : kWarpgroups, kSlabsC = kRows ? 1 : kColumns / 64;
+  extern __shared__ __align__(1024) char memory[];
+  auto* full = reinterpret_cast<ptx::Barrier*>(memory);
+  ptx::Barrier* empty = full + kMostStages;
+  char* stages = memory + 1024;
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  if (warp == 0) {
+    if (lane == 0) ptx::prefetch_map(&p.x);
+    if (lane == 1) ptx::prefetch_map(&p.dy);
+    if (lane < kMostStages) {
+      ptx::init_barrier(full + lane, 1);
+      ptx::init_barrier(empty + lane, kWarpgroups);
+    }
+    ptx::fence_barrier_init();
+  }
+  ptx::start_dependents();
+  __syncthreads();
+  int32_t rest = blockIdx.x;
+  const int c = p.by_tiles_c.split(rest) * kSlabsC * 64,
+            k = p.by_tiles_k.split(rest) * kSlabsK * 64;
+  const int split = rest;
+  if (warp < 4) {
+    if (warp == 0) {
+      ptx::Turn turn;
+      // Lanes: first the slabs of dy, then the copies of the slabs of x.
+      const int of_x = lane - kSlabsK;
+      const bool is_dy = lane < kSlabsK, is_x = !is_dy && of_x < kSlabsC * p.copies;
+      const int slab = is_dy ? lane : of_x % kSlabsC, copy = is_dy ? 0 : of_x / kSlabsC;
+      const int offset = is_dy ? 0 : copy * p.copy_rows - p.halo;
+      const int at = is_dy ? slab * kPositions * kRowBytes
+                           : p.dy_bytes + slab * p.x_slab_bytes + copy * p.copy_rows * kRowBytes;
+      for (int i = split; i < p.steps; i += p.splits) {
+        int32_t n = i * kPositions + offset + p.image;  // one image ahead: nothing is negative
+        const int w = p.by_pitch.split(n), h = p.by_period.split(n);
+        ptx::wait(empty + turn.stage, turn.parity ^ 1);
+        if (lane == 0) ptx::arrive_expecting(full + turn.stage, p.stage_bytes);
+        __syncwarp();
+        char* to = stages + turn.stage * p.stage_bytes + at;
+        if (is_dy) load_im2col(to, &p.dy, full + turn.stage, k + slab * 64, w, h, n - 1);
+        if (is_x) load_im2col(to, &p.x, full + turn.stage, c + slab * 64, w, h, n - 1);
+        turn.advance(p.stages);
+      }
+    }
+  } else {
+    const int group = warp / 4 - 1;
+    const bool tells = threadIdx.x % 128 == 0;
+    const uint32_t first = ptx::shared_address(stages);
+    const uint64_t dy =
+        ptx::describe_transposed(first + (kRows ? 0 : group * kPositions * kRowBytes), 0);
+    const uint64_t x =
+        ptx::describe_transposed(first + p.dy_bytes + (kRows ? group * p.row_bytes : 0),
+                                 kRows ? p.tap_bytes : p.x_slab_bytes);
+    float sum[kColumns / 2] = {};
+    ptx::Turn turn;
+    int read = -1;
+    for (int i = split; i < p.steps; i += p.splits) {
+      ptx::wait(full + turn.stage, turn.parity);
+      const uint32_t stage = turn.stage * p.stage_bytes;
+      ptx::begin_products();
+#pragma unroll
+      for (int step = 0; step < kPositions / 16; ++step) {
+        const uint32_t at = stage + step * 16 * kRowBytes;
+        ptx::TransposedProduct<__half, kColumns>::add(sum, ptx::advance(dy, at),
+                                                      ptx::advance(x, at));
+      }
+      ptx::commit_products();
+      ptx::await_products<1>();
+      if (tells && read >= 0) ptx::arrive(empty + read);
+      read = turn.stage;
+      turn.advance(p.stages);
+    }
+    ptx::await_products<0>();
+    const int own_k = k + (kRows ? 0 : group * 64) + warp % 4 * 16 + lane / 4;
+    float* to = p.partial + static_cast<int64_t>(split) * p.K * p.taps * p.C;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const int tap = kRows ? group * 3 + j / 8 : 0;
+      const int own_c = c + (kRows ? j % 8 : j) * 8 + lane % 4 * 2;
+      if (own_c >= p.C) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = own_k + half * 8;
+        if (row >= p.K) continue;
+        *reinterpret_cast<float2*>(to + (static_cast<int64_t>(row) * p.taps + tap) * p.C + own_c) =
+            make_float2(sum[j * 4 + half * 2], sum[j * 4 + half * 2 + 1]);
+      }
+    }
+  }
+#endif
+}
+
+__global__ void __launch_bounds__(256)
+    add_splits(const float* __restrict__ partial, __half* __restrict__ dw, int count, int splits) {
+  ptx::await_dependency();
+  for (int i = (blockIdx.x * 256 + threadIdx.x) * 4; i < count; i += gridDim.x * 1024) {
+    float4 sum = *reinterpret_cast<const float4*>(partial + i);
+    for (int s = 1; s < splits; ++s) {
+      const float4 v =
+          *reinterpret_cast<const float4*>(partial + static_cast<int64_t>(s) * count + i);
+      sum.x += v.x;
+      sum.y += v.y;
+      sum.z += v.z;
+      sum.w += v.w;
+    }
+    *reinterpret_cast<__half2*>(dw + i) = __floats2half2_rn(sum.x, sum.y);
+    *reinterpret_cast<__half2*>(dw + i + 2) = __floats2half2_rn(sum.z, sum.w);
+  }
+}
+
+template <typename Function>
+Function driver_function(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+  return reinterpret_cast<Function>(found);
+}
+
+int encode(CUtensorMap* map, const void* data, int N, int H, int W, int C, int more_h, int more_w,
+           int pixels) {
+  const cuuint64_t c = C;
+  const cuuint64_t sizes[] = {c, cuuint64_t(W), cuuint64_t(H), cuuint64_t(N)};
+  const cuuint64_t strides[] = {c * 2, c * W * 2, c * W * H * 2};
+  const int lower[] = {0, 0}, upper[] = {more_w, more_h};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  return driver_function<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col")(
+      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<void*>(data), sizes, strides, lower,
+      upper, 64, pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+template <int kWarpgroups, int kColumns, bool kRows>
+int launch(Params& p, int blocks, cudaStream_t stream) {
+  const auto kernel = sum_products<kWarpgroups, kColumns, kRows>;
+  p.stages = std::min((227 * 1024 - 1024) / p.stage_bytes, kMostStages);
+  if (p.stages < 2) return 2001;
+  const int shared = 1024 + p.stages * p.stage_bytes;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  if (error != cudaSuccess) return error;
+  kernel<<<blocks, 128 * (1 + kWarpgroups), shared, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+// Stride 1, 1x1 or 3x3; dw is (K, R, S, C). Returns 0, a CUDA error, 1000 and a driver's error, or
+// from 2000 on that it does not fit. `partial`: `splits` times dw in float32.
+extern "C" int convolve_wgrad(const void* x, const void* dy, void* dw, float* partial, int N, int C,
+                              int H, int W, int K, int R, int pad, int dilation, int splits,
+                              void* stream) {
+  if (R != 1 && R != 3) return 2002;
+  if (C % 8 != 0 || K % 8 != 0) return 2003;
+  const int P = H + 2 * pad - dilation * (R - 1), Q = W + 2 * pad - dilation * (R - 1);
+  const int pitch = W + pad, period = H + pad;
+  if (P > period || Q > pitch) return 2004;
+  const bool rows = R == 3;
+  const int slabs_k = rows ? 1 : 2, slabs_c = rows ? 1 : 4;
+  const int span = dilation * (R - 1) * (pitch + 1);
+  Params p{};
+  p.copies = (kPositions + span + 255) / 256;
+  p.copy_rows = ((kPositions + span + p.copies - 1) / p.copies + 7) / 8 * 8;
+  p.x_slab_bytes = p.copies * p.copy_rows * kRowBytes;
+  p.dy_bytes = slabs_k * kPositions * kRowBytes;
+  p.stage_bytes = p.dy_bytes + slabs_c * p.x_slab_bytes;
+  p.halo = pad * (pitch + 1);
+  p.image = pitch * period;
+  p.row_bytes = dilation * pitch * kRowBytes;
+  p.tap_bytes = dilation * kRowBytes;
+  p.steps = (N * p.image + kPositions - 1) / kPositions;
+  p.splits = std::min(splits, p.steps);
+  p.K = K;
+  p.C = C;
+  p.taps = R * R;
+  p.partial = partial;
+  const int tiles_k = (K + slabs_k * 64 - 1) / (slabs_k * 64);
+  p.tiles_c = (C + slabs_c * 64 - 1) / (slabs_c * 64);
+  p.by_tiles_c = Divider<int32_t>(p.tiles_c);
+  p.by_tiles_k = Divider<int32_t>(tiles_k);
+  p.by_pitch = Divider<int32_t>(pitch);
+  p.by_period = Divider<int32_t>(period);
+  int error = encode(&p.x, x, N, H, W, C, pad, pad, p.copy_rows);
+  if (error == 0) error = encode(&p.dy, dy, N, P, Q, K, period - P, pitch - Q, kPositions);
+  if (error != 0) return 1000 + error;
+  const auto to = static_cast<cudaStream_t>(stream);
+  const int blocks = tiles_k * p.tiles_c * p.splits;
+  const int status =
+      rows ? launch<3, 192, true>(p, blocks, to) : launch<2, 256, false>(p, blocks, to);
+  if (status != 0) return status;
+  const int count = K * C * R * R;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = std::min((count / 4 + 255) / 256, 4 * 132);
+  config.blockDim = 256;
+  config.stream = to;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, add_splits, static_cast<const float*>(partial),
+                            static_cast<__half*>(dw), count, p.splits);
+}
