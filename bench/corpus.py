@@ -40,11 +40,23 @@ def suites() -> list[str]:
 
 
 def load(chosen: Sequence[str], batch: int | None = None) -> list[Layer]:
-    """The layers of these suites, with another batch size if one is given."""
-    unknown = set(chosen) - set(suites())
-    if unknown:
+    """The layers of these suites.
+
+    Args:
+        chosen: Names of suites; a batch size for all layers of one may follow: ``resnet50:64``.
+        batch: The batch size of all other layers, or None for their own.
+
+    Raises:
+        ValueError: There is no suite of that name.
+    """
+    names = [text.partition(":")[::2] for text in chosen]
+    if unknown := {name for name, _ in names} - set(suites()):
         raise ValueError(
             f"no suite {', '.join(sorted(unknown))}: expected some of {', '.join(suites())}"
         )
-    layers = [layer for name in chosen for layer in all_layers() if layer.suite == name]
-    return layers if batch is None else [layer.with_batch(batch) for layer in layers]
+    found = []
+    for name, number in names:
+        size = int(number) if number else batch
+        layers = [layer for layer in all_layers() if layer.suite == name]
+        found += layers if size is None else [layer.with_batch(size) for layer in layers]
+    return found

@@ -7,14 +7,29 @@ from collections.abc import Iterable
 
 
 def several(
-    parser: argparse.ArgumentParser, flag: str, known: Iterable[str], default: str, what: str
+    parser: argparse.ArgumentParser,
+    flag: str,
+    known: Iterable[str],
+    default: str,
+    what: str,
+    *,
+    numbered: bool = False,
 ) -> None:
-    """Adds an option that takes some of the known words, separated by commas."""
+    """Adds an option that takes some of the known words, separated by commas.
+
+    If ``numbered``, a positive number may follow a word: ``word:64``.
+    """
     words = list(known)
+
+    def is_known(text: str) -> bool:
+        word, colon, number = text.partition(":")
+        if colon and not (numbered and number.isdecimal() and int(number) > 0):
+            return False
+        return word in words
 
     def parse(text: str) -> list[str]:
         chosen = [word for word in text.split(",") if word]
-        if not chosen or set(chosen) - set(words):
+        if not chosen or not all(is_known(word) for word in chosen):
             raise argparse.ArgumentTypeError(
                 f"{text!r}: expected some of {', '.join(words)}, separated by commas"
             )

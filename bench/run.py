@@ -38,7 +38,10 @@ METHOD = {
 def add_layer_arguments(parser: argparse.ArgumentParser, suite: str) -> None:
     """Adds the options that select layers, precisions and layouts."""
     cuda = torch.cuda.is_available()
-    several(parser, "--suite", corpus.suites(), suite if cuda else "smoke", "layers")
+    several(
+        parser, "--suite", corpus.suites(), suite if cuda else "smoke",
+        "layers, as resnet50 or, with that batch size, resnet50:64", numbered=True,
+    )  # fmt: skip
     several(parser, "--dtype", [*contenders.DTYPES], "tf32,fp16" if cuda else "fp32", "precisions")
     several(parser, "--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
     parser.add_argument("--layer", default="", help="only layers whose name contains this")

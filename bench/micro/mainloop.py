@@ -34,7 +34,7 @@ Variant = Callable[[Tensor | None], int]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", default="resnet50,vgg16,odd", help="comma-separated suites")
+    several(parser, "--suite", corpus.suites(), "resnet50:64,vgg16,odd", "layers", numbered=True)
     parser.add_argument("--layer", default="", help="only layers whose name contains this")
     parser.add_argument("--batch", type=int, help="the batch size of every layer")
     several(parser, "--dtype", ("fp16", "tf32"), "fp16", "precisions")
@@ -181,7 +181,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     program = build.load("mainloop")
     wrong = 0
     layers = [
-        layer for layer in corpus.load(arguments.suite.split(","), arguments.batch)
+        layer for layer in corpus.load(arguments.suite, arguments.batch)
         if arguments.layer in layer.name and fits(layer)
     ]  # fmt: skip
     for layer in spread(layers)[: arguments.most]:

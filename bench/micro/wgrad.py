@@ -14,6 +14,7 @@ from torch import Tensor
 from bench import contenders, corpus, timing, verify
 from bench.contenders import Buffers
 from bench.layers import Layer
+from bench.options import several
 from bench.run import spread
 
 from . import build
@@ -22,7 +23,7 @@ WAVES = (1, 2, 3)  # of blocks, by splits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", default="resnet50,vgg16,odd", help="comma-separated suites")
+    several(parser, "--suite", corpus.suites(), "resnet50:64,vgg16,odd", "layers", numbered=True)
     parser.add_argument("--layer", default="", help="only layers whose name contains this")
     parser.add_argument("--batch", type=int, help="the batch size of every layer")
     parser.add_argument("--row-s", type=float, default=0.3, help="seconds of timing for a layer")
@@ -70,7 +71,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     device = torch.device("cuda")
     wrong = 0
     layers = [
-        layer for layer in corpus.load(arguments.suite.split(","), arguments.batch)
+        layer for layer in corpus.load(arguments.suite, arguments.batch)
         if arguments.layer in layer.name and fits(layer)
     ]  # fmt: skip
     for layer in spread(layers)[: arguments.most]:

@@ -32,6 +32,20 @@ def test_a_batch_replaces_every_layers():
     assert {layer.N for layer in corpus.load(["resnet50"], batch=7)} == {7}
 
 
+def test_a_suite_may_have_a_batch_size_of_its_own():
+    found = corpus.load(["vgg16", "resnet50:64"], batch=3)
+    assert {(layer.suite, layer.N) for layer in found} == {("vgg16", 3), ("resnet50", 64)}
+
+
+@pytest.mark.parametrize("text", ["resnet50:", "resnet50:0", "resnet50:x", "nonsense:4", ":4"])
+def test_an_ill_formed_suite_is_refused(text, capsys):
+    parser = argparse.ArgumentParser()
+    run.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--suite", f"vgg16,{text}"])
+    assert "expected some of" in capsys.readouterr().err
+
+
 def test_an_unknown_suite_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="no suite nonsense: expected some of original,"):
         corpus.load(["nonsense"])

@@ -71,7 +71,7 @@ def test_a_program_runs(program):
     parser = argparse.ArgumentParser()
     program.add_arguments(parser)
     arguments = parser.parse_args([])
-    changes = {"budget_s": 0.1, "row_s": 0.05, "suite": "resnet50", "layer": "layer3.1.conv2"}
+    changes = {"budget_s": 0.1, "row_s": 0.05, "suite": ["resnet50"], "layer": "layer3.1.conv2"}
     vars(arguments).update(changes, dtype=["fp16", "tf32"], layout=["nchw", "nhwc"], batch=4)
     console = Console(record=True, width=200)
     assert program.main(arguments, console) == 0
