@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from . import contenders, corpus, machine, results, timing, verify
 from .layers import Layer
@@ -100,8 +101,11 @@ def sampled(todo: Iterable[Cell], count: int, seed: int) -> list[Cell]:
 def chosen_layers(arguments: argparse.Namespace) -> list[Layer]:
     """Lists the layers that the options select."""
     found = corpus.load(arguments.suite, arguments.batch)
-    if arguments.no_bias:
-        found = [replace(layer, bias=False) for layer in found]
+    if arguments.no_bias:  # another layer, so it has another name
+        found = [
+            replace(layer, bias=False, name=f"{layer.name}, no bias") if layer.bias else layer
+            for layer in found
+        ]
     return [
         layer for layer in found
         if arguments.layer in layer.name and not (arguments.dense and layer.groups > 1)
@@ -165,6 +169,23 @@ def text_of(row: Row) -> str:
         f"{'' if floor is None else f', {floor:3.0f} % of the floor'}, {row['family']}"
         f"{''.join(f', {mark}' for mark in row['marks'])}"
     )
+
+
+def summary(rows: Iterable[Row]) -> Table:
+    """Formats ratios by precision, layout and pass: geometric means, and how many are below 1."""
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        if "error" not in row:
+            group = row["precision"], row["layout"], row["op"]
+            groups.setdefault(group, []).append(row["ratio"])
+    table = Table(box=None, header_style="dim")
+    for head in ("precision", "layout", "op", "rows", "geomean", "below 1.0", "worst"):
+        table.add_column(head, justify="left" if head in ("precision", "layout", "op") else "right")
+    for group, ratios in sorted(groups.items()):
+        below = 100 * sum(ratio < 1 for ratio in ratios) / len(ratios)
+        table.add_row(*group, str(len(ratios)), f"{timing.geomean(ratios):.3f}", f"{below:.0f} %",
+                      f"{min(ratios):.2f}")  # fmt: skip
+    return table
 
 
 def measured_row(
@@ -262,7 +283,7 @@ def main(arguments: argparse.Namespace) -> int:
             print(f"{path} is of {old['meta'].get('device')}, not of {meta['device']}")
             return 2
         file["rows"] = old["rows"]
-    todo = cells(arguments)
+    todo = wanted = cells(arguments)
     if arguments.resume:
         have = {results.key(row) for row in file["rows"] if "error" not in row}
         todo = [cell for cell in todo if results.key(cell.identity()) not in have]
@@ -272,5 +293,7 @@ def main(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"interrupted; what was measured is in {path}")
         return 130
+    keys = {results.key(cell.identity()) for cell in wanted}
+    Console().print(summary(row for row in file["rows"] if results.key(row) in keys))
     print(f"{done} of {len(todo)} rows, {wrong} with a wrong result, in {path}")
     return 1 if wrong else 0

@@ -139,6 +139,7 @@ def test_options_select_layers():
     found = run.chosen_layers(parser.parse_args(words))
     assert found
     assert all(layer.groups == 1 and not layer.bias for layer in found)
+    assert "5x9, no bias" in {layer.name for layer in found}
     assert any(layer.bias for layer in corpus.load(["original"]))
     assert [layer.name for layer in run.chosen_layers(parser.parse_args(
         ["--suite", "original", "--layer", "5x9"]))] == ["5x9"]  # fmt: skip

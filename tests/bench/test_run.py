@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from rich.console import Console
 
 from bench import __main__ as command
 from bench import contenders, measure, results, run, timing
@@ -181,3 +182,27 @@ def test_the_switches_are_put_back():
     with contenders.switches("fp32", "aten-heuristic"):
         assert (cudnn.benchmark, cudnn.allow_tf32) == (False, False)
     assert before == (cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32)
+
+
+def test_the_summary_has_means_and_slower_rows_by_precision_layout_and_pass():
+    rows = [
+        {"precision": "fp16", "layout": layout, "op": "fprop", "ratio": ratio}
+        for layout, ratio in (("nchw", 2.0), ("nchw", 0.5), ("nhwc", 1.5), ("nhwc", 1.5))
+    ]
+    rows.append({"precision": "fp16", "layout": "nhwc", "op": "fprop", "error": "out of memory"})
+    console = Console(record=True, width=100)
+    console.print(run.summary(rows))
+    lines = [line.split() for line in console.export_text().splitlines()[1:]]
+    assert lines == [
+        ["fp16", "nchw", "fprop", "2", "1.000", "50", "%", "0.50"],
+        ["fp16", "nhwc", "fprop", "2", "1.500", "0", "%", "1.50"],
+    ]
+
+
+def test_a_run_ends_with_a_summary_of_its_rows(tmp_path, capsys):
+    path = tmp_path / "cpu.json"
+    assert bench_run(path, "--layer", "3x3", "--op", "fprop") == 0
+    rows = len(results.load(path)["rows"])
+    assert bench_run(path, "--layer", "3x3", "--op", "fprop", "--resume") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert sum(line[:4] == ["fp32", "nchw", "fprop", str(rows)] for line in lines) == 2
