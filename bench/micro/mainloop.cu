@@ -25,6 +25,7 @@
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/prefetch.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -38,6 +39,7 @@ template <typename T>
 constexpr int kRowChannels = kRowBytes / static_cast<int>(sizeof(T));
 constexpr int kSlabBytes = 64 * kRowBytes;
 constexpr int kMostStages = 12;
+constexpr int kPrefetched = 3;     // stages, at most
 constexpr int kStartBarrier = 15;  // the named barrier behind which mbarriers are ready
 
 struct Params {
@@ -54,6 +56,9 @@ struct Params {
   bool early;  // a kernel that packs the input may still run
   Divider<int32_t> by_tiles_k, by_pitch, by_period;
   void* out;
+  const char *pixels, *filters;  // to be prefetched
+  int prefetched;                // stages of a block's first tile; dense grid
+  int H, W, pixel_bytes, filter_bytes, tap_bytes;
   long long* stamps;  // clocks at which block 0 is done with parts of its first tile, or null
 };
 
@@ -530,6 +535,31 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+// Brings the first stages of a tile near, while their tensor maps are on their way: a thread asks
+// for a row of each stage.
+template <int kM, int kN>
+__device__ inline void prefetch_stages(const Params& p, const Tile& tile, int thread, int threads) {
+  for (int i = thread; i < kM + kN; i += threads) {
+    const char* from;
+    int next = kRowBytes, count = p.prefetched;  // from a stage to the next: channels, or a tap
+    if (i < kM) {
+      const Place place(p, tile.position + i);
+      const int h = place.row * p.stride - p.pad, w = place.column * p.stride - p.pad;
+      if (place.n >= p.N || h < 0 || w < 0) continue;  // the first tap is in the padding
+      from = p.pixels + ((static_cast<int64_t>(place.n) * p.H + h) * p.W + w) * p.pixel_bytes;
+      if (p.groups > 1) {
+        next = p.dilation * p.pixel_bytes;
+        count = min(count, (p.W - w + p.dilation - 1) / p.dilation);
+      }
+    } else {
+      if (tile.k + i - kM >= p.K) continue;
+      from = p.filters + static_cast<int64_t>(tile.k + i - kM) * p.filter_bytes;
+      if (p.groups > 1) next = p.tap_bytes;
+    }
+    for (int stage = 0; stage < count; ++stage) ptx::prefetch_line(from + stage * next);
+  }
+}
+
 template <typename T, int kWarpgroups, int kBlocks, int kN, int kOccupancy, bool kDense,
           bool kPlanes>
 __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
@@ -585,6 +615,10 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
     }
   } else {
     const int group = warp / 4 - 1, own_row = group * kBlocks * 64;
+    if (kDense && p.prefetched > 0) {
+      prefetch_stages<kM, kN>(p, Tile(p, first, rank, kM, kN), threadIdx.x - 128,
+                              128 * kWarpgroups);
+    }
     const bool leads = warp % 4 == 0 && ptx::elect_one();
     const bool stamps = stamped && group == 0 && leads;
     Multiplier<T, kBlocks, kN, kDense> multiplier(p, memory, own_row);
@@ -686,9 +720,9 @@ struct Problem {
 
 // Some images; `row` is the elements of an input pixel.
 template <typename T, bool kPlanes>
-int convolve_images(int tile, bool dense, int share, const Problem& from, const void* x, int row,
-                    const void* w, void* y, bool early, int sms, long long* stamps,
-                    cudaStream_t stream) {
+int convolve_images(int tile, bool dense, int share, int prefetched, const Problem& from,
+                    const void* x, int row, const void* w, void* y, bool early, int sms,
+                    long long* stamps, cudaStream_t stream) {
   constexpr int kSize = static_cast<int>(sizeof(T)), kChannels = kRowChannels<T>;
   const Size size = kSizes[tile];
   const int N = from.N, H = from.H, W = from.W, K = from.K, R = from.R, S = from.S;
@@ -723,6 +757,15 @@ int convolve_images(int tile, bool dense, int share, const Problem& from, const 
   const int tiles_m = (N * p.image + size.m - 1) / size.m, tiles_k = (K + size.n - 1) / size.n;
   const int items_k = (tiles_k + p.share_x - 1) / p.share_x;
   p.items = (tiles_m + p.share_w - 1) / p.share_w * items_k;
+  p.pixels = static_cast<const char*>(x);
+  p.filters = static_cast<const char*>(w);
+  p.prefetched = std::min({prefetched, p.chunks * p.groups, kPrefetched});
+  if (p.groups > 1) p.prefetched = std::min(p.prefetched, S);
+  p.H = H;
+  p.W = W;
+  p.pixel_bytes = row * kSize;
+  p.tap_bytes = from.C * kSize;
+  p.filter_bytes = R * S * from.C * kSize;
   p.by_pitch = Divider<int32_t>(pitch);
   p.by_period = Divider<int32_t>(period);
   p.by_tiles_k = Divider<int32_t>(items_k);
@@ -784,12 +827,12 @@ int convolve_images(int tile, bool dense, int share, const Problem& from, const 
 }
 
 template <typename T>
-int convolve(int tile, int dense, int share, const Problem& p, const void* x, const void* w,
-             void* y, int sms, long long* stamps, cudaStream_t stream) {
+int convolve(int tile, int dense, int share, int prefetched, const Problem& p, const void* x,
+             const void* w, void* y, int sms, long long* stamps, cudaStream_t stream) {
   if (tile < 0 || tile >= static_cast<int>(sizeof(kSizes) / sizeof(Size))) return 2002;
   if (!dense && p.stride > 1) return 2003;
-  return convolve_images<T, false>(tile, dense != 0, share, p, x, p.C, w, y, false, sms, stamps,
-                                   stream);
+  return convolve_images<T, false>(tile, dense != 0, share, prefetched, p, x, p.C, w, y, false, sms,
+                                   stamps, stream);
 }
 
 // `only`: 1 for the kernels that pack, 2 for the others, else both.
@@ -814,7 +857,7 @@ int convolve_planes(int tile, int dense, int images, int only, const Problem& p,
     }
     if (only == 1) continue;
     T* to = static_cast<T*>(y) + n * P * Q * p.K;
-    const int status = convolve_images<T, true>(tile, dense != 0, 0, part, workspace, row, w, to,
+    const int status = convolve_images<T, true>(tile, dense != 0, 0, 0, part, workspace, row, w, to,
                                                 only != 2, sms, nullptr, stream);
     if (status != 0) return status;
   }
@@ -825,15 +868,15 @@ int convolve_planes(int tile, int dense, int images, int only, const Problem& p,
 
 // Strides are of the dense grid only. Returns 0, a CUDA error, 1000 and a driver's error, or from
 // 2000 on that this tile does not fit. `size`: bytes of an element. `share`: 0 none, 1 pixels, 2
-// weights.
-extern "C" int convolve_forward(int tile, int dense, int share, int size, const void* x,
-                                const void* w, void* y, int N, int C, int H, int W, int K, int R,
-                                int S, int stride, int pad, int dilation, int sms,
+// weights. `prefetched`: stages that threads prefetch.
+extern "C" int convolve_forward(int tile, int dense, int share, int prefetched, int size,
+                                const void* x, const void* w, void* y, int N, int C, int H, int W,
+                                int K, int R, int S, int stride, int pad, int dilation, int sms,
                                 long long* stamps, void* stream) {
   const Problem p{N, C, H, W, K, R, S, stride, pad, dilation};
   const auto to = static_cast<cudaStream_t>(stream);
-  return size == 2 ? convolve<__half>(tile, dense, share, p, x, w, y, sms, stamps, to)
-                   : convolve<float>(tile, dense, share, p, x, w, y, sms, stamps, to);
+  return size == 2 ? convolve<__half>(tile, dense, share, prefetched, p, x, w, y, sms, stamps, to)
+                   : convolve<float>(tile, dense, share, prefetched, p, x, w, y, sms, stamps, to);
 }
 
 // The same of planes, so many images at a time; weights are as above, channels last.

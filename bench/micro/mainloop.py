@@ -28,6 +28,7 @@ PLANAR_TILES = (0, 1, 2, 4, 5)  # those that may store planes
 GRIDS = ("padded", "dense")
 SHARED = ("", " shared pixels", " shared weights")
 STAMPS = ("first stage", "products", "stores", "last stores")  # of a block's first tile
+PREFETCHED = 2  # stages of a tile that threads ask for before the first copy
 PACKED_BYTES = 24 << 20  # of images that are packed at a time
 
 Variant = Callable[[Tensor | None], int]
@@ -63,9 +64,9 @@ def variants(program: CDLL, layer: Layer, buffers: Buffers, y: Tensor) -> dict[s
         layer.pad[0], layer.dil[0], sms,
     )  # fmt: skip
 
-    def run(tile: int, dense: int, share: int, stamps: Tensor | None) -> int:
+    def run(tile: int, dense: int, share: int, ahead: int, stamps: Tensor | None) -> int:
         status: int = program.convolve_forward(
-            tile, dense, share, x.element_size(), build.pointer(x), build.pointer(w),
+            tile, dense, share, ahead, x.element_size(), build.pointer(x), build.pointer(w),
             build.pointer(y), *numbers, None if stamps is None else build.pointer(stamps),
             build.stream(),
         )  # fmt: skip
@@ -76,7 +77,10 @@ def variants(program: CDLL, layer: Layer, buffers: Buffers, y: Tensor) -> dict[s
         if share == 1 and TILES[tile][1] >= layer.K:
             continue
         m, n = TILES[tile]
-        found[f"{m}x{n} {GRIDS[dense]}{SHARED[share]}"] = partial(run, tile, dense, share)
+        name = f"{m}x{n} {GRIDS[dense]}{SHARED[share]}"
+        found[name] = partial(run, tile, dense, share, 0)
+        if dense and not share:
+            found[f"{name} prefetched"] = partial(run, tile, dense, share, PREFETCHED)
     return found
 
 
