@@ -11,7 +11,8 @@
 // the main loop reads; it stores planes. The two alternate, so that the workspace stays in L2.
 //
 // A cluster of two blocks may share pixels (for different output channels) or weights (for
-// different pixels): each loads half of them for both.
+// different pixels): each loads half of them for both. Or the blocks of a cluster split the sums of
+// a tile.
 #include <cuda.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -45,6 +46,7 @@ constexpr int kStartBarrier = 15;  // the named barrier behind which mbarriers a
 struct Params {
   CUtensorMap x, w, y;
   int items, share_x, share_w;  // tiles of a cluster; blocks that share pixels, and weights
+  int splits;                   // or blocks that share a tile's sums
   int x_stages, w_stages, x_bytes;
   int chunks, groups, S;      // stages of a tile: 64 channels, times a tap each if dense
   int copies, copy_rows;      // of a block, into a stage of pixels
@@ -133,6 +135,16 @@ struct Place {
   }
 };
 
+// The stages of a tile that a block multiplies.
+struct Range {
+  int first, last;
+  __device__ Range(const Params& p, int rank) {
+    const int all = p.chunks * p.groups;
+    first = p.splits > 1 ? all * rank / p.splits : 0;
+    last = p.splits > 1 ? all * (rank + 1) / p.splits : all;
+  }
+};
+
 // What one warp loads: pixels, and if dense weights too. Each copy of a stage is a lane's.
 template <typename T, int kM, int kN, bool kDense>
 class PixelLoader {
@@ -141,14 +153,19 @@ class PixelLoader {
       : p_(p), memory_(memory), rank_(rank), lane_(lane) {}
 
   // The stages of a tile; `wait` tells whether earlier products may still read them.
-  __device__ void load(const Tile& tile, int wait_from) {
+  __device__ void load(const Tile& tile, Range steps, int wait_from) {
     // One image ahead, so that nothing is negative.
     const int copy = lane_ + (p_.share_x > 1 ? rank_ * p_.copies : 0);
     const Place place(p_, tile.position - p_.halo + p_.image + copy * p_.copy_rows);
     const int w = place.column * p_.stride - p_.pad, h = place.row * p_.stride - p_.pad;
-    int r = 0, s = 0, c = 0;
-    const int last = p_.chunks * p_.groups;
-    for (int i = 0; i < last; ++i) {
+    int c = steps.first, r = 0, s = 0;
+    if (kDense && p_.groups > 1) {
+      c = steps.first / p_.groups;
+      s = steps.first % p_.groups;
+      r = s / p_.S;
+      s -= r * p_.S;
+    }
+    for (int i = steps.first; i < steps.last; ++i) {
       ptx::Barrier* full = memory_.x_full + turn_.stage;
       if (loaded_ >= wait_from) ptx::wait(memory_.x_empty + turn_.stage, turn_.parity ^ 1);
       if (lane_ == 0) {
@@ -236,10 +253,10 @@ class Multiplier {
     w_told_ = told(memory.w_empty, both_w, thread);
   }
 
-  __device__ void multiply(float (&sum)[kBlocks][kN / 2]) {
+  __device__ void multiply(float (&sum)[kBlocks][kN / 2], int steps) {
     int accumulate = 0;
 #pragma unroll 1
-    for (int i = p_.chunks * p_.groups; i > 0; --i) {
+    for (int i = steps; i > 0; --i) {
       ptx::wait(memory_.x_full + x_.stage, x_.parity);
       if constexpr (kDense) {
         add(sum, x_.stage * p_.x_bytes, x_.stage, accumulate);
@@ -535,6 +552,50 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+// Adds up the sums of a cluster's blocks, in order of rank: each block adds and stores a part of
+// the columns. All threads of the cluster call it, those that hold no sums too; NHWC, dense grid.
+template <typename T, int kWarpgroups, int kBlocks, int kN>
+__device__ inline void store_splits(const Params& p, const Tile& tile,
+                                    float (&sum)[kBlocks][kN / 2], char* exchange, int group,
+                                    int rank, bool multiplies) {
+  constexpr int kSums = kBlocks * kN / 2, kThreads = kWarpgroups * 128;
+  const int thread = static_cast<int>(threadIdx.x) - 128;
+  const uint32_t own = ptx::shared_address(exchange) + static_cast<uint32_t>(thread) * 4;
+  if (multiplies) {
+    ptx::sync_threads(1, kThreads);  // none of them reads stages any more
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      ptx::store_shared(own + i * kThreads * 4, __float_as_uint(sum[i / (kN / 2)][i % (kN / 2)]));
+    }
+  }
+  ptx::sync_cluster();
+  if (multiplies) {
+    const int count = kSums / p.splits;
+    const int lane = thread % 32, warp = thread % 128 / 32;
+#pragma unroll 4
+    for (int i = rank * count; i < (rank + 1) * count; i += 2) {
+      float total[2] = {};
+      for (int from = 0; from < p.splits; ++from) {
+        const uint32_t at = ptx::cluster_address(own + i * kThreads * 4, from);
+        total[0] += ptx::load_cluster_float(at);
+        total[1] += ptx::load_cluster_float(at + kThreads * 4);
+      }
+      const int b = i / (kN / 2), column = i % (kN / 2) / 4 * 8, half = i / 2 % 2;
+      const int row = (group * kBlocks + b) * 64 + warp * 16 + half * 8 + lane / 4;
+      const int64_t pixel = tile.position + row;
+      const int k = tile.k + column + lane % 4 * 2;
+      if (pixel >= static_cast<int64_t>(p.N) * p.P * p.Q || k >= p.K) continue;
+      T* to = static_cast<T*>(p.out) + pixel * p.K + k;
+      if constexpr (sizeof(T) == 2) {
+        *reinterpret_cast<uint32_t*>(to) = pack_pair(total[0], total[1]);
+      } else {
+        *reinterpret_cast<float2*>(to) = make_float2(total[0], total[1]);
+      }
+    }
+  }
+  ptx::sync_cluster();  // the others have read this block's sums
+}
+
 // Brings the first stages of a tile near, while their tensor maps are on their way: a thread asks
 // for a row of each stage.
 template <int kM, int kN>
@@ -570,7 +631,7 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
   extern __shared__ __align__(1024) char dynamic[];
   const Memory memory(p, dynamic, kWarpgroups * kStagingBytes, kN * kRowBytes);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  const int cluster = p.share_x * p.share_w;
+  const int sharing = p.share_x * p.share_w, cluster = sharing * p.splits;
   const bool stamped = p.stamps != nullptr && blockIdx.x == 0;
   const int first = static_cast<int>(blockIdx.x) / cluster;
   const int stride = static_cast<int>(gridDim.x) / cluster;
@@ -579,7 +640,7 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
     if (stamped && lane == 0) p.stamps[0] = clock64();
     if (lane == 0) ptx::prefetch_map(&p.x);
     if (lane == 1) ptx::prefetch_map(&p.w);
-    const int of_x = kWarpgroups * (kDense ? cluster : p.share_x);
+    const int of_x = kWarpgroups * (kDense ? sharing : p.share_x);
     if (lane < kMostStages) {
       ptx::init_barrier(memory.x_full + lane, 1);
       ptx::init_barrier(memory.x_empty + lane, of_x);
@@ -591,8 +652,8 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
     ptx::fence_barrier_init();
     __syncwarp();
   }
-  if (cluster > 1) {
-    rank = ptx::cluster_rank();
+  if (cluster > 1) rank = ptx::cluster_rank();
+  if (sharing > 1) {
     ptx::meet_cluster();
   } else if (warp == 0) {
     ptx::arrive_threads(kStartBarrier, kThreads);  // it goes on at once
@@ -605,7 +666,7 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
       if (p.early) ptx::await_dependency();
       PixelLoader<T, kM, kN, kDense> loader(p, memory, rank, lane);
       for (int item = first; item < p.items; item += stride) {
-        loader.load(Tile(p, item, rank, kM, kN), p.x_stages);
+        loader.load(Tile(p, item, rank, kM, kN), Range(p, rank), p.x_stages);
       }
     } else if (!kDense && warp == 1) {
       ptx::Turn turn;
@@ -630,8 +691,13 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
         ptx::wait(memory.x_full, 0);
         p.stamps[1] = clock64();
       }
-      multiplier.multiply(sum);
+      const Range steps(p, rank);
+      multiplier.multiply(sum, steps.last - steps.first);
       if (stamps && item == first) p.stamps[2] = clock64();
+      if (kDense && !kPlanes && p.splits > 1) {
+        store_splits<T, kWarpgroups, kBlocks, kN>(p, tile, sum, memory.weights, group, rank, true);
+        return;
+      }
       if constexpr (kPlanes) {
         store_planes<T, kBlocks, kN, kDense>(p, tile, sum, staging, own_row, 1 + group);
       } else {
@@ -642,7 +708,13 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
     if (leads) ptx::await_store_reads();
     if (stamps) p.stamps[4] = clock64();
   }
-  if (cluster > 1) ptx::meet_cluster();
+  if (kDense && p.splits > 1) {  // of the loading warps, which hold no sums
+    float none[kBlocks][kN / 2];
+    store_splits<T, kWarpgroups, kBlocks, kN>(p, Tile(p, first, rank, kM, kN), none, memory.weights,
+                                              0, rank, false);
+  } else if (cluster > 1) {
+    ptx::meet_cluster();
+  }
 #endif
 }
 
@@ -681,13 +753,18 @@ int launch_as(Params& p, int sms, cudaStream_t stream) {
   }
   if (p.x_stages < (kDense ? 3 : 2)) return 2001;
   const int shared = 1024 + kStaging + p.x_stages * p.x_bytes + p.w_stages * kWeights;
-  const int cluster = p.share_x * p.share_w;
+  const int cluster = p.share_x * p.share_w * p.splits;
+  if (p.splits > 1) {
+    const int sums = kWarpgroups * kBlocks * 64 * kN * 4;
+    if (p.x_stages * (p.x_bytes + kWeights) < sums || kPlanes || !kDense) return 2005;
+  }
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config{};
-  config.gridDim = std::min(p.items * cluster, sms * kOccupancy / cluster * cluster);
+  config.gridDim = p.items * cluster;
+  if (p.splits == 1) config.gridDim = std::min(p.items, sms * kOccupancy / cluster) * cluster;
   config.blockDim = 128 * (1 + kWarpgroups);
   config.dynamicSmemBytes = shared;
   config.stream = stream;
@@ -737,9 +814,11 @@ int convolve_images(int tile, bool dense, int share, int prefetched, const Probl
   p.Q = (W + 2 * pad - dilation * (S - 1) - 1) / from.stride + 1;
   const int pitch = dense ? p.Q : W + pad, period = dense ? p.P : H + pad;
   p.image = pitch * period;
+  p.splits = share >= 4 ? share / 2 : 1;
   p.share_x = share == 1 ? 2 : 1;
   p.share_w = share == 2 ? 2 : 1;
   p.chunks = (from.C + kChannels - 1) / kChannels;
+  if (p.splits > p.chunks * (dense ? R * S : 1)) return 2006;
   p.groups = dense ? R * S : 1;
   p.taps_h = dense ? 1 : R;
   p.taps_w = dense ? 1 : S;
@@ -868,7 +947,8 @@ int convolve_planes(int tile, int dense, int images, int only, const Problem& p,
 
 // Strides are of the dense grid only. Returns 0, a CUDA error, 1000 and a driver's error, or from
 // 2000 on that this tile does not fit. `size`: bytes of an element. `share`: 0 none, 1 pixels, 2
-// weights. `prefetched`: stages that threads prefetch.
+// weights; 4, 8 or 16: two, four or eight blocks split a tile's sums. `prefetched`: stages that
+// threads prefetch.
 extern "C" int convolve_forward(int tile, int dense, int share, int prefetched, int size,
                                 const void* x, const void* w, void* y, int N, int C, int H, int W,
                                 int K, int R, int S, int stride, int pad, int dilation, int sms,

@@ -26,7 +26,9 @@ TILES = (
 )  # fmt: skip
 PLANAR_TILES = (0, 1, 2, 4, 5)  # those that may store planes
 GRIDS = ("padded", "dense")
-SHARED = ("", " shared pixels", " shared weights")
+SHARED = {0: "", 1: " shared pixels", 2: " shared weights", 4: " 2 splits", 8: " 4 splits",
+          16: " 8 splits"}  # fmt: skip
+MOST_SPLIT = 128 * 128  # outputs of a tile whose sums are split
 STAMPS = ("first stage", "products", "stores", "last stores")  # of a block's first tile
 PREFETCHED = 2  # stages of a tile that threads ask for before the first copy
 PACKED_BYTES = 24 << 20  # of images that are packed at a time
@@ -73,10 +75,10 @@ def variants(program: CDLL, layer: Layer, buffers: Buffers, y: Tensor) -> dict[s
         return status
 
     found: dict[str, Variant] = {}
-    for tile, dense, share in itertools.product(range(len(TILES)), _grids(layer), range(3)):
-        if share == 1 and TILES[tile][1] >= layer.K:
-            continue
+    for tile, dense, share in itertools.product(range(len(TILES)), _grids(layer), SHARED):
         m, n = TILES[tile]
+        if (share == 1 and n >= layer.K) or (share > 2 and (m * n > MOST_SPLIT or not dense)):
+            continue
         name = f"{m}x{n} {GRIDS[dense]}{SHARED[share]}"
         found[name] = partial(run, tile, dense, share, 0)
         if dense and not share:
