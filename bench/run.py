@@ -46,7 +46,7 @@ def add_layer_arguments(parser: argparse.ArgumentParser, suite: str) -> None:
     several(parser, "--dtype", [*contenders.DTYPES], "tf32,fp16" if cuda else "fp32", "precisions")
     several(parser, "--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
     parser.add_argument("--layer", default="", help="only layers whose name contains this")
-    parser.add_argument("--batch", type=int, help="the batch size of every layer")
+    parser.add_argument("--batch", type=int, help="the batch size of every other layer")
     parser.add_argument("--dense", action="store_true", help="only layers with one group")
     parser.add_argument("--no-bias", action="store_true", help="leave out every layer's bias")
     parser.add_argument(

@@ -39,7 +39,7 @@ Variant = Callable[[Tensor | None], int]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     several(parser, "--suite", corpus.suites(), "resnet50:64,vgg16,odd", "layers", numbered=True)
     parser.add_argument("--layer", default="", help="only layers whose name contains this")
-    parser.add_argument("--batch", type=int, help="the batch size of every layer")
+    parser.add_argument("--batch", type=int, help="the batch size of every other layer")
     several(parser, "--dtype", ("fp16", "tf32"), "fp16", "precisions")
     several(parser, "--layout", contenders.LAYOUTS, "nhwc", "layouts")
     parser.add_argument("--stamps", action="store_true", help="print when parts of a tile are done")

@@ -25,7 +25,7 @@ WAVES = (1, 2, 3)  # of blocks, by splits
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     several(parser, "--suite", corpus.suites(), "resnet50:64,vgg16,odd", "layers", numbered=True)
     parser.add_argument("--layer", default="", help="only layers whose name contains this")
-    parser.add_argument("--batch", type=int, help="the batch size of every layer")
+    parser.add_argument("--batch", type=int, help="the batch size of every other layer")
     parser.add_argument("--row-s", type=float, default=0.3, help="seconds of timing for a layer")
     parser.add_argument("--most", type=int, default=1000, help="layers, spread over all")
 
