@@ -55,6 +55,7 @@ struct Params {
   int taps_h, taps_w;         // of a stage
   int step_h, step_w;         // bytes of a stage from one tap to the next
   int N, P, Q, K;
+  bool boxes;  // pixels are a matrix: a single tap without padding or stride
   bool early;  // a kernel that packs the input may still run
   Divider<int32_t> by_tiles_k, by_pitch, by_period;
   void* out;
@@ -174,8 +175,15 @@ class PixelLoader {
       __syncwarp();
       if (lane_ < p_.copies) {
         char* to = memory_.input + turn_.stage * p_.x_bytes + copy * p_.copy_rows * kRowBytes;
-        load_im2col(to, &p_.x, full, c * kRowChannels<T>, w, h, place.n - 1, s * p_.dilation,
-                    r * p_.dilation, p_.share_x > 1);
+        const int channel = c * kRowChannels<T>;
+        if (!p_.boxes) {
+          load_im2col(to, &p_.x, full, channel, w, h, place.n - 1, s * p_.dilation, r * p_.dilation,
+                      p_.share_x > 1);
+        } else if (p_.share_x > 1) {
+          ptx::multicast_box(3, to, &p_.x, full, channel, tile.position + copy * p_.copy_rows, 0);
+        } else {
+          ptx::copy_box(to, &p_.x, full, channel, tile.position + copy * p_.copy_rows, 0);
+        }
       }
       if (kDense && lane_ == 31) {
         char* to = memory_.weights + turn_.stage * kN * kRowBytes;
@@ -199,6 +207,14 @@ class PixelLoader {
           ++c;
         }
       }
+    }
+  }
+
+  // Waits until all stages are read, so that no block of the cluster arrives at one that has ended.
+  __device__ void finish() {
+    for (int i = 0; i < p_.x_stages; ++i) {
+      ptx::wait(memory_.x_empty + turn_.stage, turn_.parity ^ 1);
+      turn_.advance(p_.x_stages);
     }
   }
 
@@ -606,7 +622,8 @@ __device__ inline void prefetch_stages(const Params& p, const Tile& tile, int th
     if (i < kM) {
       const Place place(p, tile.position + i);
       const int h = place.row * p.stride - p.pad, w = place.column * p.stride - p.pad;
-      if (place.n >= p.N || h < 0 || w < 0) continue;  // the first tap is in the padding
+      if (place.n >= p.N || h < 0 || w < 0 || h >= p.H || w >= p.W)
+        continue;  // the first tap is in the padding
       from = p.pixels + ((static_cast<int64_t>(place.n) * p.H + h) * p.W + w) * p.pixel_bytes;
       if (p.groups > 1) {
         next = p.dilation * p.pixel_bytes;
@@ -668,10 +685,17 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
       for (int item = first; item < p.items; item += stride) {
         loader.load(Tile(p, item, rank, kM, kN), Range(p, rank), p.x_stages);
       }
+      if (sharing > 1) loader.finish();
     } else if (!kDense && warp == 1) {
       ptx::Turn turn;
       for (int item = first; item < p.items; item += stride) {
         load_weights<T, kN>(p, memory, Tile(p, item, rank, kM, kN), rank, turn);
+      }
+      if (sharing > 1) {
+        for (int i = 0; i < p.w_stages; ++i) {
+          ptx::wait(memory.w_empty + turn.stage, turn.parity ^ 1);
+          turn.advance(p.w_stages);
+        }
       }
     }
   } else {
@@ -712,8 +736,6 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), kOccupancy)
     float none[kBlocks][kN / 2];
     store_splits<T, kWarpgroups, kBlocks, kN>(p, Tile(p, first, rank, kM, kN), none, memory.weights,
                                               0, rank, false);
-  } else if (cluster > 1) {
-    ptx::meet_cluster();
   }
 #endif
 }
@@ -810,8 +832,10 @@ int convolve_images(int tile, bool dense, int share, int prefetched, const Probl
   p.N = N;
   p.K = K;
   p.S = S;
+  p.stride = from.stride;
   p.P = (H + 2 * pad - dilation * (R - 1) - 1) / from.stride + 1;
   p.Q = (W + 2 * pad - dilation * (S - 1) - 1) / from.stride + 1;
+  if (p.stride > 8 || (!dense && (p.P > H + pad || p.Q > W + pad))) return 2007;
   const int pitch = dense ? p.Q : W + pad, period = dense ? p.P : H + pad;
   p.image = pitch * period;
   p.splits = share >= 4 ? share / 2 : 1;
@@ -824,7 +848,6 @@ int convolve_images(int tile, bool dense, int share, int prefetched, const Probl
   p.taps_w = dense ? 1 : S;
   p.step_h = dilation * pitch * kRowBytes;
   p.step_w = dilation * kRowBytes;
-  p.stride = from.stride;
   p.pad = dense ? pad : 0;
   p.dilation = dilation;
   p.halo = dense ? 0 : pad * pitch + pad;
@@ -858,10 +881,19 @@ int convolve_images(int tile, bool dense, int share, int prefetched, const Probl
   const int upper[] = {dense ? pad - dilation * (S - 1) : pad,
                        dense ? pad - dilation * (R - 1) : pad};
   const cuuint32_t steps[] = {1, cuuint32_t(p.stride), cuuint32_t(p.stride), 1};
-  int error = driver_function<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col")(
-      &p.x, kMapType<T>, 4, const_cast<void*>(x), x_sizes, x_strides, lower, upper, kChannels,
-      p.copy_rows, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  p.boxes = dense && R * S == 1 && pad == 0 && p.stride == 1;
+  int error = 0;
+  if (p.boxes) {
+    const cuuint64_t pixels = cuuint64_t(N) * H * W;
+    const cuuint64_t sizes[] = {c, pixels, 1}, pitches[] = {c * kSize, c * kSize * pixels};
+    const cuuint32_t box[] = {cuuint32_t(kChannels), cuuint32_t(p.copy_rows), 1};
+    error = encode_boxes<T>(&p.x, x, kMapType<T>, 3, sizes, pitches, box);
+  } else {
+    error = driver_function<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col")(
+        &p.x, kMapType<T>, 4, const_cast<void*>(x), x_sizes, x_strides, lower, upper, kChannels,
+        p.copy_rows, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  }
   if (error != 0) return 1000 + error;
   const cuuint64_t in = from.C;
   const cuuint64_t w_sizes[] = {in, cuuint64_t(R * S), k};
@@ -953,6 +985,7 @@ extern "C" int convolve_forward(int tile, int dense, int share, int prefetched, 
                                 const void* x, const void* w, void* y, int N, int C, int H, int W,
                                 int K, int R, int S, int stride, int pad, int dilation, int sms,
                                 long long* stamps, void* stream) {
+  cudaGetLastError();  // an earlier variant's
   const Problem p{N, C, H, W, K, R, S, stride, pad, dilation};
   const auto to = static_cast<cudaStream_t>(stream);
   return size == 2 ? convolve<__half>(tile, dense, share, prefetched, p, x, w, y, sms, stamps, to)
@@ -964,6 +997,7 @@ extern "C" int convolve_planes_forward(int tile, int dense, int images, int only
                                        const void* x, const void* w, void* y, void* workspace,
                                        int N, int C, int H, int W, int K, int R, int S, int stride,
                                        int pad, int dilation, int sms, void* stream) {
+  cudaGetLastError();  // an earlier variant's
   const Problem p{N, C, H, W, K, R, S, stride, pad, dilation};
   const auto to = static_cast<cudaStream_t>(stream);
   return size == 2

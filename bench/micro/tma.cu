@@ -21,7 +21,7 @@ enum Mode { kBox = 0, kIm2col = 1 };
 struct Params {
   CUtensorMap map;
   int mode, stages, stage_bytes, copies, copy_bytes, steps, share;
-  int N, H, W, box_w, box_h, chunks, pixels;
+  int N, H, W, box_w, box_h, chunks;
   long long* clocks;  // of each block
 };
 
@@ -63,25 +63,36 @@ __global__ void __launch_bounds__(64) load(const __grid_constant__ Params p) {
   const long long begin = clock64();
   if (threadIdx.x == 0) {
     ptx::Turn turn;
-    // The cluster's blocks load parts of the same stage.
-    int at = static_cast<int>(blockIdx.x) / p.share * 977;
-    for (int i = 0; i < p.steps; ++i, at += p.pixels) {
+    // The cluster's blocks load parts of the same stage. Copies follow each other in the tensor.
+    const int first = static_cast<int>(blockIdx.x) / p.share * 977;
+    for (int i = 0; i < p.steps; ++i) {
       ptx::wait(empty + turn.stage, turn.parity ^ 1);
       ptx::arrive_expecting(full + turn.stage, p.stage_bytes);
       const int c = i % p.chunks * 64;
       const int own = p.copies / p.share;
       for (int j = rank * own; j < (rank + 1) * own; ++j) {
         char* to = stages + turn.stage * p.stage_bytes + j * p.copy_bytes;
-        int pixel = (at + j * (p.pixels / p.copies)) % (p.N * p.H * p.W);
-        const int w = pixel % p.W, h = pixel / p.W % p.H, n = pixel / p.W / p.H;
+        const int number = first + i * p.copies + j;
+        int w, h, n;  // of the copy's first pixel
+        if (p.mode == kIm2col) {
+          n = static_cast<int>(static_cast<int64_t>(number) * p.box_w * p.box_h %
+                               (p.N * p.H * p.W));
+          w = n % p.W;
+          h = n / p.W % p.H;
+          n /= p.W * p.H;
+        } else {
+          const int across = p.W / p.box_w, down = p.H / p.box_h;
+          w = number % across * p.box_w;
+          h = number / across % down * p.box_h;
+          n = number / across / down % p.N;
+        }
         if (p.mode == kIm2col) {
           load_im2col(to, &p.map, full + turn.stage, c, w, h, n, p.share);
         } else if (p.share > 1) {
           ptx::multicast_box(static_cast<uint16_t>((1 << p.share) - 1), to, &p.map,
-                             full + turn.stage, c, w / p.box_w * p.box_w, h / p.box_h * p.box_h, n);
+                             full + turn.stage, c, w, h, n);
         } else {
-          ptx::copy_box(to, &p.map, full + turn.stage, c, w / p.box_w * p.box_w,
-                        h / p.box_h * p.box_h, n);
+          ptx::copy_box(to, &p.map, full + turn.stage, c, w, h, n);
         }
       }
       turn.advance(p.stages);
@@ -102,7 +113,7 @@ __global__ void __launch_bounds__(64) load(const __grid_constant__ Params p) {
     p.clocks[blockIdx.x] = clock64() - begin;
   }
   __syncthreads();
-  if (p.share > 1) ptx::meet_cluster();
+  if (p.share > 1) ptx::sync_cluster();
 }
 
 template <typename Function>
@@ -130,7 +141,6 @@ extern "C" int measure_loads(const void* x, int N, int H, int W, int C, int chan
   p.steps = steps;
   p.share = share;
   p.chunks = C / 64;
-  p.pixels = copies * box_w * box_h;
   p.copy_bytes = box_w * box_h * channels * 2;
   p.stage_bytes = copies * p.copy_bytes;
   p.stages = 200 * 1024 / p.stage_bytes < 16 ? 200 * 1024 / p.stage_bytes : 16;

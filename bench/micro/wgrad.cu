@@ -83,8 +83,14 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), 1)
       ptx::Turn turn;
       // Lanes: first the slabs of dy, then the copies of the slabs of x.
       const int of_x = lane - kSlabsK;
-      const bool is_dy = lane < kSlabsK, is_x = !is_dy && of_x < kSlabsC * p.copies;
-      const int slab = is_dy ? lane : of_x % kSlabsC, copy = is_dy ? 0 : of_x / kSlabsC;
+      const int slab = lane < kSlabsK ? lane : of_x % kSlabsC;
+      const int copy = lane < kSlabsK ? 0 : of_x / kSlabsC;
+      // What is behind the last channel is not loaded: it reaches no result.
+      const bool is_dy = lane < kSlabsK && k + slab * 64 < p.K;
+      const bool is_x = of_x >= 0 && of_x < kSlabsC * p.copies && c + slab * 64 < p.C;
+      const int slabs_k = min(kSlabsK, (p.K - k + 63) / 64);
+      const int slabs_c = min(kSlabsC, (p.C - c + 63) / 64);
+      const int bytes = slabs_k * kPositions * kRowBytes + slabs_c * p.x_slab_bytes;
       const int offset = is_dy ? 0 : copy * p.copy_rows - p.halo;
       const int at = is_dy ? slab * kPositions * kRowBytes
                            : p.dy_bytes + slab * p.x_slab_bytes + copy * p.copy_rows * kRowBytes;
@@ -92,7 +98,7 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), 1)
         int32_t n = i * kPositions + offset + p.image;  // one image ahead: nothing is negative
         const int w = p.by_pitch.split(n), h = p.by_period.split(n);
         ptx::wait(empty + turn.stage, turn.parity ^ 1);
-        if (lane == 0) ptx::arrive_expecting(full + turn.stage, p.stage_bytes);
+        if (lane == 0) ptx::arrive_expecting(full + turn.stage, bytes);
         __syncwarp();
         char* to = stages + turn.stage * p.stage_bytes + at;
         if (is_dy) load_im2col(to, &p.dy, full + turn.stage, k + slab * 64, w, h, n - 1);
@@ -148,21 +154,37 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), 1)
 #endif
 }
 
+// Adds up the splits of four elements by eight threads: each adds every eighth, then the first adds
+// theirs in order.
 __global__ void __launch_bounds__(256)
     add_splits(const float* __restrict__ partial, __half* __restrict__ dw, int count, int splits) {
+  __shared__ float4 part[7][32];
+  const int lane = static_cast<int>(threadIdx.x) % 32, row = static_cast<int>(threadIdx.x) / 32;
+  const auto add = [](float4& sum, const float4& v) {
+    sum.x += v.x;
+    sum.y += v.y;
+    sum.z += v.z;
+    sum.w += v.w;
+  };
   ptx::await_dependency();
-  for (int i = (blockIdx.x * 256 + threadIdx.x) * 4; i < count; i += gridDim.x * 1024) {
-    float4 sum = *reinterpret_cast<const float4*>(partial + i);
-    for (int s = 1; s < splits; ++s) {
-      const float4 v =
-          *reinterpret_cast<const float4*>(partial + static_cast<int64_t>(s) * count + i);
-      sum.x += v.x;
-      sum.y += v.y;
-      sum.z += v.z;
-      sum.w += v.w;
+  for (int first = blockIdx.x * 128; first < count; first += gridDim.x * 128) {
+    const int i = first + lane * 4;
+    float4 sum = make_float4(0, 0, 0, 0);
+    if (i < count) {
+#pragma unroll 4
+      for (int s = row; s < splits; s += 8) {
+        add(sum, *reinterpret_cast<const float4*>(partial + static_cast<int64_t>(s) * count + i));
+      }
     }
-    *reinterpret_cast<__half2*>(dw + i) = __floats2half2_rn(sum.x, sum.y);
-    *reinterpret_cast<__half2*>(dw + i + 2) = __floats2half2_rn(sum.z, sum.w);
+    if (row > 0) part[row - 1][lane] = sum;
+    __syncthreads();
+    if (row == 0 && i < count) {
+#pragma unroll
+      for (int j = 0; j < 7; ++j) add(sum, part[j][lane]);
+      *reinterpret_cast<__half2*>(dw + i) = __floats2half2_rn(sum.x, sum.y);
+      *reinterpret_cast<__half2*>(dw + i + 2) = __floats2half2_rn(sum.z, sum.w);
+    }
+    __syncthreads();
   }
 }
 
@@ -207,6 +229,7 @@ int launch(Params& p, int blocks, cudaStream_t stream) {
 extern "C" int convolve_wgrad(const void* x, const void* dy, void* dw, float* partial, int N, int C,
                               int H, int W, int K, int R, int pad, int dilation, int splits,
                               void* stream) {
+  cudaGetLastError();  // an earlier variant's
   if (R != 1 && R != 3) return 2002;
   if (C % 8 != 0 || K % 8 != 0) return 2003;
   const int P = H + 2 * pad - dilation * (R - 1), Q = W + 2 * pad - dilation * (R - 1);
@@ -250,7 +273,7 @@ extern "C" int convolve_wgrad(const void* x, const void* dy, void* dw, float* pa
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = std::min((count / 4 + 255) / 256, 4 * 132);
+  config.gridDim = std::min((count + 127) / 128, 8 * 132);
   config.blockDim = 256;
   config.stream = to;
   config.attrs = &attribute;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from ctypes import CDLL
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -40,6 +41,7 @@ def fits(layer: Layer) -> bool:
         and layer.dil[0] == layer.dil[1]
         and layer.C % 8 == 0
         and layer.K % 8 == 0
+        and not layer.transposed
     )
 
 
@@ -71,7 +73,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     device = torch.device("cuda")
     wrong = 0
     layers = [
-        layer for layer in corpus.load(arguments.suite, arguments.batch)
+        replace(layer, bias=False) for layer in corpus.load(arguments.suite, arguments.batch)
         if arguments.layer in layer.name and fits(layer)
     ]  # fmt: skip
     for layer in spread(layers)[: arguments.most]:
