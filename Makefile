@@ -4,7 +4,7 @@ export TORCH ?= # another release of PyTorch: `make test TORCH=2.14.1`, in an en
 export VENV ?= .venv$(addprefix -torch,$(TORCH))
 BIN := $(VENV)/bin
 PYTEST_ARGS ?= -n 2
-CXX_FILES = $(shell find csrc tests examples -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $(shell find csrc tests examples bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: build test demo lint format clean
 
