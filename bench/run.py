@@ -36,19 +36,24 @@ METHOD = {
 }
 
 
-def add_layer_arguments(parser: argparse.ArgumentParser, suite: str) -> None:
-    """Adds the options that select layers, precisions and layouts."""
-    cuda = torch.cuda.is_available()
+def add_suite_arguments(parser: argparse.ArgumentParser, suite: str) -> None:
+    """Adds the options that select layers for ``chosen_layers``."""
     several(
-        parser, "--suite", corpus.suites(), suite if cuda else "smoke",
+        parser, "--suite", corpus.suites(), suite,
         "layers, as resnet50 or, with that batch size, resnet50:64", numbered=True,
     )  # fmt: skip
-    several(parser, "--dtype", [*contenders.DTYPES], "tf32,fp16" if cuda else "fp32", "precisions")
-    several(parser, "--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
     parser.add_argument("--layer", default="", help="only layers whose name contains this")
     parser.add_argument("--batch", type=int, help="the batch size of every other layer")
     parser.add_argument("--dense", action="store_true", help="only layers with one group")
     parser.add_argument("--no-bias", action="store_true", help="leave out every layer's bias")
+
+
+def add_layer_arguments(parser: argparse.ArgumentParser, suite: str) -> None:
+    """Adds the options that select rows: layers, precisions and layouts, or a sample of them."""
+    cuda = torch.cuda.is_available()
+    add_suite_arguments(parser, suite if cuda else "smoke")
+    several(parser, "--dtype", [*contenders.DTYPES], "tf32,fp16" if cuda else "fp32", "precisions")
+    several(parser, "--layout", [*contenders.LAYOUTS], "nchw,nhwc", "layouts")
     parser.add_argument(
         "--sample", type=int, metavar="COUNT",
         help="this many rows, spread evenly over suites, precisions, layouts and passes",
@@ -171,21 +176,40 @@ def text_of(row: Row) -> str:
     )
 
 
+Kind = tuple[str, str, str]  # precision, layout and pass
+
+
+def table_by_kind(
+    values: Iterable[tuple[Kind, float]],
+    heads: Sequence[str],
+    cells_of: Callable[[Sequence[float]], Iterable[str]],
+) -> Table:
+    """Formats a row for each kind: how many values there are, and what is made of them."""
+    groups: dict[Kind, list[float]] = {}
+    for kind, value in values:
+        groups.setdefault(kind, []).append(value)
+    table = Table(box=None, header_style="dim")
+    for head in ("precision", "layout", "op"):
+        table.add_column(head)
+    for head in heads:
+        table.add_column(head, justify="right")
+    for kind, found in groups.items():
+        table.add_row(*kind, str(len(found)), *cells_of(found))
+    return table
+
+
 def summary(rows: Iterable[Row]) -> Table:
     """Formats ratios by precision, layout and pass: geometric means, and how many are below 1."""
-    groups: dict[tuple[str, str, str], list[float]] = {}
-    for row in rows:
-        if "error" not in row:
-            group = row["precision"], row["layout"], row["op"]
-            groups.setdefault(group, []).append(row["ratio"])
-    table = Table(box=None, header_style="dim")
-    for head in ("precision", "layout", "op", "rows", "geomean", "below 1.0", "worst"):
-        table.add_column(head, justify="left" if head in ("precision", "layout", "op") else "right")
-    for group, ratios in sorted(groups.items()):
+
+    def cells_of(ratios: Sequence[float]) -> tuple[str, ...]:
         below = 100 * sum(ratio < 1 for ratio in ratios) / len(ratios)
-        table.add_row(*group, str(len(ratios)), f"{timing.geomean(ratios):.3f}", f"{below:.0f} %",
-                      f"{min(ratios):.2f}")  # fmt: skip
-    return table
+        return f"{timing.geomean(ratios):.3f}", f"{below:.0f} %", f"{min(ratios):.2f}"
+
+    values = sorted(
+        ((row["precision"], row["layout"], row["op"]), row["ratio"])
+        for row in rows if "error" not in row
+    )  # fmt: skip
+    return table_by_kind(values, ("rows", "geomean", "below 1.0", "worst"), cells_of)
 
 
 def measured_row(

@@ -30,7 +30,7 @@ from .contenders import Buffers
 from .layers import Layer
 from .measure import Cell, LayerOutcome, buffer_sets, exact_sample, prepared
 from .options import several
-from .run import Budget, add_layer_arguments, attempt, cells
+from .run import Budget, add_layer_arguments, attempt, cells, table_by_kind
 from .timing import Call, geomean
 
 CLOSE = 0.05  # a choice this close to the best is as good
@@ -136,19 +136,13 @@ def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcom
 
 def summary(outcomes: Sequence[Outcome]) -> Table:
     """For each precision, layout and op: the choices' speed relative to the best plans'."""
-    table = Table(box=None, header_style="dim")
-    for head in ("precision", "layout", "op", "layers", "of the best", "worst", "within 5 %"):
-        table.add_column(head, justify="left" if head in ("precision", "layout", "op") else "right")
-    groups: dict[tuple[str, str, str], list[float]] = {}
-    for outcome in outcomes:
-        key = outcome.precision, outcome.layout, outcome.op
-        groups.setdefault(key, []).append(outcome.share)
-    for (precision, layout, op), shares in groups.items():
-        mean = geomean(shares)
-        close = sum(share >= 1 - CLOSE for share in shares)
-        table.add_row(precision, layout, op, str(len(shares)), f"{mean:.3f}", f"{min(shares):.2f}",
-                      f"{100 * close / len(shares):.0f} %")  # fmt: skip
-    return table
+
+    def cells_of(shares: Sequence[float]) -> tuple[str, ...]:
+        close = 100 * sum(share >= 1 - CLOSE for share in shares) / len(shares)
+        return f"{geomean(shares):.3f}", f"{min(shares):.2f}", f"{close:.0f} %"
+
+    values = (((each.precision, each.layout, each.op), each.share) for each in outcomes)
+    return table_by_kind(values, ("layers", "of the best", "worst", "within 5 %"), cells_of)
 
 
 def text_of(outcome: Outcome) -> str:

@@ -49,8 +49,9 @@ class Kernel:
         found = FAMILY.match(self.name)
         if found is None:
             return "other"
-        name, rest = (part := self.name[found.end() :])[: int(found[1])], part[int(found[1]) :]
-        return name if rest[:1].isdigit() and not name.startswith("_GLOBAL_") else "common"
+        end = found.end() + int(found[1])
+        name, after = self.name[found.end() : end], self.name[end : end + 1]
+        return name if after.isdigit() and not name.startswith("_GLOBAL_") else "common"
 
 
 def kernels_of(lines: Iterable[str]) -> Iterator[Kernel]:

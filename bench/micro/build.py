@@ -32,7 +32,8 @@ def library(name: str, target: str) -> Path:
         subprocess.CalledProcessError: nvcc failed; it has printed why.
     """
     source = HERE / f"{name}.cu"
-    headers = sorted(SOURCES.glob("kernels/ptx/*")) + sorted(SOURCES.glob("kernels/common/*"))
+    folders = (HERE, SOURCES / "kernels/ptx", SOURCES / "kernels/common")
+    headers = sorted(file for folder in folders for file in folder.glob("*.*h"))
     content = b"".join(file.read_bytes() for file in (source, *headers))
     digest = hashlib.sha256(content).hexdigest()[:16]
     found = LIBRARIES / f"{name}-{target}-{digest}.so"
@@ -66,9 +67,9 @@ def stream() -> ctypes.c_void_p:
 
 
 def check(status: int, what: str) -> None:
-    """Raises if a program returned a CUDA error."""
+    """Raises if a program failed; it has printed why."""
     if status != 0:
-        raise RuntimeError(f"{what}: CUDA error {status}")
+        raise RuntimeError(f"{what} failed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,10 @@
 // What a kernel costs before it does anything: by shared memory, parameters, clusters and code.
 #include <cuda_runtime.h>
 
-#include <cstdint>
+#include "kernels/common/start.h"
+#include "program.cuh"
+
+using namespace customconv;
 
 namespace {
 
@@ -26,63 +29,52 @@ __global__ void straight(float a, float* out) {
   if (out != nullptr) *out = v;
 }
 
-struct Launch {
-  int blocks, threads, shared, cluster;
-};
-
-template <typename... P>
-int launch(const Launch& how, cudaStream_t stream, void (*kernel)(P...), P... arguments) {
-  if (how.shared > 0) {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared);
-  }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(how.cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = how.blocks;
-  config.blockDim = how.threads;
-  config.dynamicSmemBytes = how.shared;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = how.cluster > 1 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
+template <int kBytes>
+int run_empty(const Start& how) {
+  start("empty kernel", how, empty<kBytes>, Parameters<kBytes>{}, static_cast<int*>(nullptr));
+  return 0;
+}
+template <int kKilobytes>
+int run_straight(const Start& how) {
+  start("straight code", how, straight<kKilobytes * 1024 / 16>, 1.0f, static_cast<float*>(nullptr));
+  return 0;
 }
 
 }  // namespace
 
 extern "C" int launch_empty(int bytes, int blocks, int threads, int shared, int cluster,
                             void* stream) {
-  const Launch how{blocks, threads, shared, cluster};
-  const auto to = static_cast<cudaStream_t>(stream);
-  int* const none = nullptr;
-  switch (bytes) {
-    case 64:
-      return launch(how, to, empty<64>, Parameters<64>{}, none);
-    case 1024:
-      return launch(how, to, empty<1024>, Parameters<1024>{}, none);
-    case 2048:
-      return launch(how, to, empty<2048>, Parameters<2048>{}, none);
-    case 4000:
-      return launch(how, to, empty<4000>, Parameters<4000>{}, none);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return micro::guarded([&] {
+    const Start how{blocks, threads, shared, static_cast<cudaStream_t>(stream), false, cluster};
+    switch (bytes) {
+      case 64:
+        return run_empty<64>(how);
+      case 1024:
+        return run_empty<1024>(how);
+      case 2048:
+        return run_empty<2048>(how);
+      case 4000:
+        return run_empty<4000>(how);
+      default:
+        return micro::kDoesNotFit;
+    }
+  });
 }
 
 extern "C" int launch_straight(int kilobytes, int blocks, int threads, void* stream) {
-  const Launch how{blocks, threads, 0, 1};
-  const auto to = static_cast<cudaStream_t>(stream);
-  float* const none = nullptr;
-  switch (kilobytes) {
-    case 1:
-      return launch(how, to, straight<64>, 1.0f, none);
-    case 4:
-      return launch(how, to, straight<256>, 1.0f, none);
-    case 16:
-      return launch(how, to, straight<1024>, 1.0f, none);
-    case 64:
-      return launch(how, to, straight<4096>, 1.0f, none);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return micro::guarded([&] {
+    const Start how{blocks, threads, 0, static_cast<cudaStream_t>(stream)};
+    switch (kilobytes) {
+      case 1:
+        return run_straight<1>(how);
+      case 4:
+        return run_straight<4>(how);
+      case 16:
+        return run_straight<16>(how);
+      case 64:
+        return run_straight<64>(how);
+      default:
+        return micro::kDoesNotFit;
+    }
+  });
 }

@@ -16,10 +16,12 @@
 #include <cstdint>
 
 #include "kernels/common/divide.cuh"
+#include "kernels/common/start.h"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
+#include "program.cuh"
 
 using namespace customconv;
 
@@ -40,16 +42,6 @@ struct Params {
   Divider<int32_t> by_tiles_c, by_tiles_k, by_pitch, by_period;
   float* partial;  // (split, k, tap, c)
 };
-
-__device__ inline void load_im2col(void* to, const CUtensorMap* map, ptx::Barrier* full, int c,
-                                   int w, int h, int n) {
-  const uint16_t zero = 0;
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %7};" ::"r"(ptx::shared_address(to)),
-      "l"(map), "r"(ptx::shared_address(full)), "r"(c), "r"(w), "r"(h), "r"(n), "h"(zero)
-      : "memory");
-}
 
 // kRows: warpgroups have filter rows, and columns are taps; else they have output channels, and
 // columns are input channels.
@@ -101,8 +93,8 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), 1)
         if (lane == 0) ptx::arrive_expecting(full + turn.stage, bytes);
         __syncwarp();
         char* to = stages + turn.stage * p.stage_bytes + at;
-        if (is_dy) load_im2col(to, &p.dy, full + turn.stage, k + slab * 64, w, h, n - 1);
-        if (is_x) load_im2col(to, &p.x, full + turn.stage, c + slab * 64, w, h, n - 1);
+        if (is_dy) micro::load_im2col(to, &p.dy, full + turn.stage, k + slab * 64, w, h, n - 1);
+        if (is_x) micro::load_im2col(to, &p.x, full + turn.stage, c + slab * 64, w, h, n - 1);
         turn.advance(p.stages);
       }
     }
@@ -188,53 +180,31 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-template <typename Function>
-Function driver_function(const char* name) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
-  return reinterpret_cast<Function>(found);
-}
-
-int encode(CUtensorMap* map, const void* data, int N, int H, int W, int C, int more_h, int more_w,
-           int pixels) {
-  const cuuint64_t c = C;
-  const cuuint64_t sizes[] = {c, cuuint64_t(W), cuuint64_t(H), cuuint64_t(N)};
-  const cuuint64_t strides[] = {c * 2, c * W * 2, c * W * H * 2};
-  const int lower[] = {0, 0}, upper[] = {more_w, more_h};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
-  return driver_function<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col")(
-      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<void*>(data), sizes, strides, lower,
-      upper, 64, pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+// A tensor whose grid has more columns and rows than its images.
+CUtensorMap map_grid(const void* data, int N, int H, int W, int C, int more_h, int more_w,
+                     int pixels) {
+  micro::Im2col from{N, H, W, C, {0, 0}, {more_w, more_h}};
+  from.channels = 64;
+  from.pixels = pixels;
+  return micro::map_im2col<__half>(data, from);
 }
 
 template <int kWarpgroups, int kColumns, bool kRows>
 int launch(Params& p, int blocks, cudaStream_t stream) {
-  const auto kernel = sum_products<kWarpgroups, kColumns, kRows>;
   p.stages = std::min((227 * 1024 - 1024) / p.stage_bytes, kMostStages);
-  if (p.stages < 2) return 2001;
-  const int shared = 1024 + p.stages * p.stage_bytes;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  if (error != cudaSuccess) return error;
-  kernel<<<blocks, 128 * (1 + kWarpgroups), shared, stream>>>(p);
-  return cudaGetLastError();
+  if (p.stages < 2) return micro::kDoesNotFit;
+  start("weight gradients",
+        {blocks, 128 * (1 + kWarpgroups), 1024 + p.stages * p.stage_bytes, stream},
+        sum_products<kWarpgroups, kColumns, kRows>, p);
+  return 0;
 }
 
-}  // namespace
-
-// Stride 1, 1x1 or 3x3; dw is (K, R, S, C). Returns 0, a CUDA error, 1000 and a driver's error, or
-// from 2000 on that it does not fit. `partial`: `splits` times dw in float32.
-extern "C" int convolve_wgrad(const void* x, const void* dy, void* dw, float* partial, int N, int C,
-                              int H, int W, int K, int R, int pad, int dilation, int splits,
-                              void* stream) {
-  cudaGetLastError();  // an earlier variant's
-  if (R != 1 && R != 3) return 2002;
-  if (C % 8 != 0 || K % 8 != 0) return 2003;
+int run(const void* x, const void* dy, void* dw, float* partial, int N, int C, int H, int W, int K,
+        int R, int pad, int dilation, int splits, cudaStream_t stream) {
+  if ((R != 1 && R != 3) || C % 8 != 0 || K % 8 != 0) return micro::kDoesNotFit;
   const int P = H + 2 * pad - dilation * (R - 1), Q = W + 2 * pad - dilation * (R - 1);
   const int pitch = W + pad, period = H + pad;
-  if (P > period || Q > pitch) return 2004;
+  if (P > period || Q > pitch) return micro::kDoesNotFit;
   const bool rows = R == 3;
   const int slabs_k = rows ? 1 : 2, slabs_c = rows ? 1 : 4;
   const int span = dilation * (R - 1) * (pitch + 1);
@@ -260,24 +230,26 @@ extern "C" int convolve_wgrad(const void* x, const void* dy, void* dw, float* pa
   p.by_tiles_k = Divider<int32_t>(tiles_k);
   p.by_pitch = Divider<int32_t>(pitch);
   p.by_period = Divider<int32_t>(period);
-  int error = encode(&p.x, x, N, H, W, C, pad, pad, p.copy_rows);
-  if (error == 0) error = encode(&p.dy, dy, N, P, Q, K, period - P, pitch - Q, kPositions);
-  if (error != 0) return 1000 + error;
-  const auto to = static_cast<cudaStream_t>(stream);
+  p.x = map_grid(x, N, H, W, C, pad, pad, p.copy_rows);
+  p.dy = map_grid(dy, N, P, Q, K, period - P, pitch - Q, kPositions);
   const int blocks = tiles_k * p.tiles_c * p.splits;
   const int status =
-      rows ? launch<3, 192, true>(p, blocks, to) : launch<2, 256, false>(p, blocks, to);
+      rows ? launch<3, 192, true>(p, blocks, stream) : launch<2, 256, false>(p, blocks, stream);
   if (status != 0) return status;
   const int count = K * C * R * R;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = std::min((count + 127) / 128, 8 * 132);
-  config.blockDim = 256;
-  config.stream = to;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, add_splits, static_cast<const float*>(partial),
-                            static_cast<__half*>(dw), count, p.splits);
+  start("splits", {std::min((count + 127) / 128, 8 * 132), 256, 0, stream, /*early=*/true},
+        add_splits, static_cast<const float*>(partial), static_cast<__half*>(dw), count, p.splits);
+  return 0;
+}
+
+}  // namespace
+
+// Stride 1, 1x1 or 3x3; dw is (K, R, S, C). `partial`: `splits` times dw in float32.
+extern "C" int convolve_wgrad(const void* x, const void* dy, void* dw, float* partial, int N, int C,
+                              int H, int W, int K, int R, int pad, int dilation, int splits,
+                              void* stream) {
+  return micro::guarded([&] {
+    return run(x, dy, dw, partial, N, C, H, W, K, R, pad, dilation, splits,
+               static_cast<cudaStream_t>(stream));
+  });
 }
