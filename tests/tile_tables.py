@@ -32,8 +32,15 @@ def flag_bits() -> dict[str, int]:
     return {name: int(value) for name, value in found if not name.endswith("Shift")}
 
 
+def is_of_main_loop(plan: _C.ConvPlan) -> bool:
+    """Whether the plan is of the main loop in sm90/, whose variants are numbered apart."""
+    return bool(plan.variant_index >> 20 & 1)
+
+
 def flags(plan: _C.ConvPlan) -> list[str]:
     """The names of the plan's flags in tile.h."""
+    if is_of_main_loop(plan):
+        return []
     return [name for name, bit in flag_bits().items() if plan.variant_index & bit]
 
 
@@ -46,7 +53,10 @@ def planes_bit(name: str) -> int:
 
 
 def parts(plan: _C.ConvPlan) -> tuple[str, str, str]:
-    """Kernel, shape and fetch, as `variant_of` in tile.h packs them."""
+    """Kernel, shape and fetch, as `variant_of` in tile.h packs them; or tile, row and loader."""
+    if is_of_main_loop(plan):
+        pixels, channels, row = plan.tile
+        return f"{pixels} x {channels}", f"{row} channels", plan.variant
     index = plan.variant_index
     return (
         table("kernels")[index % 16],

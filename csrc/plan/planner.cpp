@@ -242,11 +242,16 @@ std::vector<Candidate> refused(const std::string& reason) {
 std::string to_string(const ConvPlan& plan) {
   std::string text = to_string(plan.family);
   if (plan.family == FamilyId::kAten) return text;
-  text += std::string(" ") + plan.variant + " grid (" + std::to_string(plan.grid[0]) + ", " +
-          std::to_string(plan.grid[1]) + ", " + std::to_string(plan.grid[2]) + ") block " +
-          std::to_string(plan.block) + " shared " + std::to_string(plan.shared_bytes) +
-          " workspace " + std::to_string(plan.workspace_bytes) + " predicted " +
-          format_ms(plan.predicted_ms);
+  text += std::string(" ") + plan.variant;
+  if (plan.tile[0] > 0) {
+    text += " tile " + std::to_string(plan.tile[0]) + " x " + std::to_string(plan.tile[1]) + " x " +
+            std::to_string(plan.tile[2]);
+  }
+  if (plan.splits > 1) text += " splits " + std::to_string(plan.splits);
+  text += " grid (" + std::to_string(plan.grid[0]) + ", " + std::to_string(plan.grid[1]) + ", " +
+          std::to_string(plan.grid[2]) + ") block " + std::to_string(plan.block) + " shared " +
+          std::to_string(plan.shared_bytes) + " workspace " + std::to_string(plan.workspace_bytes) +
+          " predicted " + format_ms(plan.predicted_ms);
   return text;
 }
 

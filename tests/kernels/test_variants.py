@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from cases import case, make_integers, place_all
 from compute import by_pytorch, compute, forced
 from every_plan import check_exact, check_fused, check_reach
 from reference import assert_equal
-from tile_tables import flags, parts, table
+from tile_tables import FAMILY, flags, is_of_main_loop, parts, table
 
 from customconv import _C
 
@@ -103,6 +105,8 @@ def names_of(plans: list[_C.ConvPlan]) -> set[str]:
     """What plans are made of."""
     found: set[str] = set()
     for plan in plans:
+        if is_of_main_loop(plan):
+            continue
         assert plan.variant == parts(plan)[0]
         splits = "splits" if plan.splits > 1 else "no splits"
         found |= {*parts(plan), *flags(plan), splits}
@@ -115,9 +119,25 @@ EVERY_NAME = {
 }  # fmt: skip
 
 
+# Of the main loop for Hopper: each loader with each tile, and rows of so many bytes.
+TILES = re.findall(r"\{(\d+), (\d+), \d+, \d+\}", (FAMILY / "sm90/tile.h").read_text())
+EVERY_TILE = {(loader, f"{m} x {n}") for loader in ("im2col", "halo") for m, n in TILES}
+
+
+def check_main_loop(plans: list[_C.ConvPlan]) -> None:
+    """Plans have every tile of each loader, every width of rows and every number of splits."""
+    own = [plan for plan in plans if is_of_main_loop(plan)]
+    assert {(plan.variant, parts(plan)[0]) for plan in own} == EVERY_TILE
+    assert {plan.variant_index >> 8 & 7 for plan in own} == {1, 2, 4}
+    assert {plan.splits for plan in own} == {1, 2, 4, 8}
+    assert {plan.chunk_images > 0 for plan in own} == {False, True}  # packed
+
+
 @pytest.mark.gpu
 def test_every_plan_is_exact():
-    assert names_of(check_exact("implicit_gemm", "fprop", PROBLEMS)) == EVERY_NAME
+    plans = check_exact("implicit_gemm", "fprop", PROBLEMS)
+    assert names_of(plans) == EVERY_NAME
+    check_main_loop(plans)
 
 
 @pytest.mark.gpu
@@ -128,7 +148,9 @@ def test_every_plan_of_groups_is_exact():
 @pytest.mark.gpu
 def test_every_plan_of_gradients_is_exact():
     every_name = EVERY_NAME | {"kWarpsTranspose", "kPairedPhases"}
-    assert names_of(check_exact("implicit_gemm", "dgrad", GRADIENTS)) == every_name
+    plans = check_exact("implicit_gemm", "dgrad", GRADIENTS)
+    assert names_of(plans) == every_name
+    check_main_loop(plans)
 
 
 @pytest.mark.gpu

@@ -29,36 +29,70 @@ struct Boxes {
   cuuint32_t steps[kRank];
 };
 
-template <int kRank>
-CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRank>& boxes,
-                     CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                cudaEnableDefault, &found),
-               "cuTensorMapEncodeTiled");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-  }();
+// Finds a function of the driver.
+template <typename Function>
+Function driver_function(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  check_cuda(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found),
+             name);
+  return reinterpret_cast<Function>(function);
+}
+
+// The map that `encode` fills in.
+template <typename Encode>
+CUtensorMap encoded_map(Encode encode) {
   CUtensorMap map;
-  const auto encode_map = [&] {
-    return encode(&map, type, kRank, const_cast<void*>(data), boxes.sizes, boxes.strides, boxes.box,
-                  boxes.steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  };
-  CUresult status = encode_map();
+  CUresult status = encode(&map);
   if (status == CUDA_ERROR_INVALID_CONTEXT) {
     // A thread, autograd's for one, that has used the device through caches alone has no context.
     int device = 0;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
     check_cuda(cudaSetDevice(device), "cudaSetDevice");
-    status = encode_map();
+    status = encode(&map);
   }
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error("customconv: no tensor map (CUDA error " +
                              std::to_string(static_cast<int>(status)) + ")");
   }
   return map;
+}
+
+template <int kRank>
+CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRank>& boxes,
+                     CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
+  static const auto encode =
+      driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  return encoded_map([&](CUtensorMap* map) {
+    return encode(map, type, kRank, const_cast<void*>(data), boxes.sizes, boxes.strides, boxes.box,
+                  boxes.steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  });
+}
+
+// What a copy in im2col mode takes of a tensor (N, H, W, C): `lower` and `upper` are corners of the
+// box that it traverses, from the first and the last pixel of an image.
+struct Im2colBox {
+  int lower_w, lower_h, upper_w, upper_h;
+  int steps_w, steps_h;  // pixels from one that is met to the next
+  int channels, pixels;  // of a copy
+};
+
+// `sizes` and `strides` (bytes) innermost first.
+inline CUtensorMap make_im2col_map(const void* data, CUtensorMapDataType type,
+                                   const cuuint64_t (&sizes)[4], const cuuint64_t (&strides)[3],
+                                   const Im2colBox& box, CUtensorMapSwizzle swizzle) {
+  static const auto encode =
+      driver_function<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col");
+  const int lower[] = {box.lower_w, box.lower_h}, upper[] = {box.upper_w, box.upper_h};
+  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(box.steps_w),
+                              static_cast<cuuint32_t>(box.steps_h), 1};
+  return encoded_map([&](CUtensorMap* map) {
+    return encode(map, type, 4, const_cast<void*>(data), sizes, strides, lower, upper,
+                  static_cast<cuuint32_t>(box.channels), static_cast<cuuint32_t>(box.pixels), steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  });
 }
 
 // The stride of a dimension in bytes. A dimension of one may have any; the map wants a legal one.

@@ -7,7 +7,7 @@ namespace customconv::direct {
 
 namespace {
 
-// Share of the CUDA cores' peak that is reached, by pass; measured, see docs/kernels/direct.md.
+// Share of the CUDA cores' peak that is reached, by pass; measured, see docs/how/direct.md.
 constexpr double kFpropEfficiency = 0.06;
 constexpr double kStridedEfficiency =
     0.0075;  // fprop by pixels in NHWC: neighbours load channels apart

@@ -15,7 +15,7 @@ namespace customconv::im2col {
 constexpr int kBlock = 256;
 
 // The most memory that a chunk may take. Larger chunks make better products, up to about here;
-// docs/kernels/im2col.md has the measurement.
+// docs/how/im2col.md has the measurement.
 constexpr int64_t kWorkspaceBound = int64_t{256} << 20;
 
 inline bool is_channels_last(const ConvProblem& p) {

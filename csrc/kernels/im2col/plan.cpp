@@ -8,7 +8,7 @@ namespace customconv::im2col {
 
 namespace {
 
-// Measured on an H100, see docs/kernels/im2col.md.
+// Measured on an H100, see docs/how/im2col.md.
 constexpr double kMatrixEfficiency = 0.75;  // of the library's product, at full tiles
 constexpr double kColumnBandwidth = 0.65;   // of device memory, where columns are written and read
 constexpr double kWgradBandwidth = 0.50;    // in 16 bits, of the columns that sums are formed from

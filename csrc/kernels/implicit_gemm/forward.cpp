@@ -141,7 +141,7 @@ void store_apart(Forward& p) {
 
 }  // namespace
 
-Forward as_forward(const ConvProblem& problem, bool paired) {
+Forward as_forward(const ConvProblem& problem, bool paired, bool apart) {
   Forward p{problem};
   p.w_group = p.group_K() * p.w_strides[0];
   p.taps_h = p.R;
@@ -156,7 +156,7 @@ Forward as_forward(const ConvProblem& problem, bool paired) {
   const Layout layout = dense_layout(problem.x_sizes(), problem.x_strides);
   p.paired = paired && layout == Layout::kNchw;
   turn(p);
-  if (p.step_w > 1 && layout == Layout::kNchw && !p.paired) store_apart(p);
+  if (apart && p.step_w > 1 && layout == Layout::kNchw && !p.paired) store_apart(p);
   return p;
 }
 
@@ -184,18 +184,14 @@ Forward as_one_row(Forward p) {
   return p;
 }
 
-PackedWeight packed_weight(const Forward& p, const Tile& t) {
-  const int64_t size = element_size(p.dtype), unit = 16 / size;
-  if (!has_matrix(t.fetch)) {
-    const int64_t taps = t.is_flat() ? 1 : p.taps_h * p.taps_w;
-    return {t.tiles_k * t.kind().channels, t.pieces * taps * kPieceBytes / size, false};
-  }
+PackedWeight packed_matrix(const Forward& p, bool transposed) {
+  const int64_t unit = 16 / element_size(p.dtype);
   // Rows of a channel of the one kind along channels of the other.
-  const int64_t columns = t.transposed ? p.group_K() : p.group_C();
-  const int64_t rows = t.transposed ? p.C : p.K;
+  const int64_t columns = transposed ? p.group_K() : p.group_C();
+  const int64_t rows = transposed ? p.C : p.K;
   Shape4 strides = p.w_strides;
-  if (t.transposed) strides = {strides[1], strides[0], -strides[2], -strides[3]};
-  const bool ordered = t.transposed || (!p.has_phases() && (p.groups == 1 || !p.gradient));
+  if (transposed) strides = {strides[1], strides[0], -strides[2], -strides[3]};
+  const bool ordered = transposed || (!p.has_phases() && (p.groups == 1 || !p.gradient));
   const bool in_place = ordered && columns % unit == 0 && (columns == 1 || strides[1] == 1) &&
                         (p.taps_w == 1 || strides[3] == columns) &&
                         (p.taps_h == 1 || strides[2] == columns * p.taps_w) &&
@@ -203,15 +199,28 @@ PackedWeight packed_weight(const Forward& p, const Tile& t) {
   return {rows * p.taps_h * p.taps_w, round_up(columns, unit), in_place};
 }
 
-void place_taps(const Forward& p, const Tile& t, Phase (&phases)[kMostPhases]) {
+PackedWeight packed_weight(const Forward& p, const Tile& t) {
+  if (has_matrix(t.fetch)) return packed_matrix(p, t.transposed);
+  const int64_t taps = t.is_flat() ? 1 : p.taps_h * p.taps_w;
+  return {t.tiles_k * t.kind().channels, t.pieces * taps * kPieceBytes / element_size(p.dtype),
+          false};
+}
+
+void place_taps(const Forward& p, bool transposed, Phase (&phases)[kMostPhases]) {
   std::copy(p.phase, p.phase + kMostPhases, phases);
+  if (!transposed) return;
   for (Phase& phase : phases) {
-    if (t.is_flat()) phase.R = phase.S = 1;
-    if (!t.transposed) continue;
     const int64_t r = p.taps_h - 1 - phase.turned_r, s = p.taps_w - 1 - phase.turned_s;
     phase.first_tap = static_cast<int>(r * p.taps_w + s);
     phase.tap_h = static_cast<int>(-p.period_h * p.taps_w);
     phase.tap_w = static_cast<int>(-p.period_w);
+  }
+}
+
+void place_taps(const Forward& p, const Tile& t, Phase (&phases)[kMostPhases]) {
+  place_taps(p, t.transposed, phases);
+  for (Phase& phase : phases) {
+    if (t.is_flat()) phase.R = phase.S = 1;
   }
 }
 

@@ -54,8 +54,9 @@ struct Forward : ConvProblem {
     return true;
   }
 };
-// `paired`: with phases in pairs, where there are such.
-Forward as_forward(const ConvProblem& problem, bool paired = false);
+// `paired`: with phases in pairs, where there are such. `apart`: phases of planes may be stored
+// apart.
+Forward as_forward(const ConvProblem& problem, bool paired = false, bool apart = true);
 // A pointwise convolution of dense images is one of a single row: of all their pixels where those
 // are channels-last, else of each image's; any other problem stays as it is.
 Forward as_one_row(Forward problem);
@@ -68,8 +69,10 @@ struct PackedWeight {
   int64_t rows, row;  // of elements
   bool in_place;      // the weight is so already
 };
+PackedWeight packed_matrix(const Forward& problem, bool transposed);
 PackedWeight packed_weight(const Forward& problem, const Tile& tile);
-// The phases, with their taps where the packed weight has them.
+// The phases, with their taps where a matrix has them.
+void place_taps(const Forward& problem, bool transposed, Phase (&phases)[kMostPhases]);
 void place_taps(const Forward& problem, const Tile& tile, Phase (&phases)[kMostPhases]);
 
 }  // namespace customconv::implicit_gemm

@@ -8,7 +8,8 @@
 #include "kernels/common/map.cuh"
 #include "kernels/common/start.h"
 #include "kernels/implicit_gemm/kernels.cuh"
-#include "kernels/implicit_gemm/pack.cuh"
+#include "kernels/implicit_gemm/pack_weights.cuh"
+#include "kernels/implicit_gemm/sm90/launch.h"
 #include "kernels/implicit_gemm/weave.cuh"
 #include "kernels/implicit_gemm/weight/launch.h"
 #include "kernels/launch.h"
@@ -105,69 +106,6 @@ CUtensorMap map_weight(const Forward& p, const Tile& tile, const PackedWeight& p
                  {kInner, 1, static_cast<cuuint32_t>(row_box / tile.share_w)},
                  {1, 1, 1}};
   return make_map(w, kMapType<T>, boxes);
-}
-
-template <typename T>
-void pack(const Forward& p, const Tile& tile, const PackedWeight& packed, const T* w, T* to,
-          cudaStream_t stream) {
-  using D = Divider<int32_t>;
-  const auto& strides = p.w_strides;
-  WeightSource<T> from{w + p.w_first,
-                       strides[0],
-                       strides[1],
-                       strides[2],
-                       strides[3],
-                       p.w_group,
-                       D(p.group_K()),
-                       static_cast<int>(p.K),
-                       static_cast<int>(p.group_C()),
-                       static_cast<int>(p.taps_h * p.taps_w),
-                       tile.is_flat() ? 1 : static_cast<int>(p.taps_h),
-                       tile.is_flat() ? 1 : static_cast<int>(p.taps_w),
-                       static_cast<int>(p.period_h),
-                       static_cast<int>(p.period_w)};
-  if (tile.transposed) {  // as it was
-    from = {w,
-            strides[1],
-            strides[0],
-            -strides[2],
-            -strides[3],
-            strides[1] * p.group_C(),
-            D(p.group_C()),
-            static_cast<int>(p.C),
-            static_cast<int>(p.group_K()),
-            from.taps,
-            from.R,
-            from.S,
-            1,
-            1};
-  }
-  const int64_t count = packed.rows * packed.row;
-  const bool transposed = std::abs(from.k) < std::abs(from.c) || from.period_h * from.period_w > 1;
-  if (has_matrix(tile.fetch) && transposed) {
-    const int64_t squares_k = ceil_divide(from.K, kSquare),
-                  squares_c = ceil_divide(packed.row, kSquare);
-    // As many as share what is read, but no fewer blocks than two a multiprocessor.
-    constexpr int64_t kEnough = 264;
-    int64_t taps = from.taps_at_once();
-    const auto blocks = [&] { return squares_k * squares_c * ceil_divide(from.taps, taps); };
-    while (taps > kSquareTaps && blocks() < kEnough) taps = ceil_divide(taps, 2);
-    pack_transposed<T><<<static_cast<unsigned>(blocks()), kPackBlock, 0, stream>>>(
-        static_cast<int>(packed.row), static_cast<int>(taps), D(squares_k), D(squares_c),
-        D(p.taps_w), from, to);
-  } else if (has_matrix(tile.fetch)) {
-    const int64_t threads = count / from.taps_at_once();
-    const auto blocks = std::min<int64_t>(ceil_divide(threads, kPackBlock), 4096);
-    pack_matrix<T><<<static_cast<unsigned>(blocks), kPackBlock, 0, stream>>>(
-        static_cast<int>(threads), D(packed.row), D(from.taps / from.taps_at_once()), D(p.taps_w),
-        from, to);
-  } else {
-    const int64_t taps = tile.is_flat() ? 1 : from.taps;
-    pack_units<T><<<static_cast<unsigned>(count / (kUnitBlock * taps)), kUnitBlock, 0, stream>>>(
-        static_cast<int>(taps), tile.pieces, static_cast<int>(tile.tiles_k), D(p.taps_w),
-        D(p.group_C()), tile.is_flat(), tile.kind().channels, from, reinterpret_cast<uint4*>(to));
-  }
-  check_launch("implicit_gemm: the weight");
 }
 
 template <typename T>
@@ -298,6 +236,9 @@ template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
   if (asked.pass == Pass::kWgrad) return weight::launch<T>(asked, plan, operands, context);
+  if constexpr (sizeof(T) < 8) {
+    if (sm90::is_plan(plan)) return sm90::launch<T>(asked, plan, operands, context);
+  }
   const bool paired = (plan.variant_index & kPairedPhases) != 0;
   const Forward problem = as_one_row(as_forward(asked, paired));
   const Tile tile = tile_of(problem, plan);
@@ -311,7 +252,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const PackedWeight packed = packed_weight(problem, tile);
   if (!packed.in_place) {
     auto* to = static_cast<T*>(context.workspace);
-    pack(problem, tile, packed, w, to, context.stream);
+    if (has_matrix(tile.fetch)) {
+      pack_weight_matrix(problem, tile.transposed, packed, w, to, context.stream);
+    } else {
+      pack_weight_units(problem, tile, packed, w, to, context.stream);
+    }
     w = to;
   }
   if (problem.woven > 0) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/implicit_gemm/sm90/tile.h"
 #include "kernels/implicit_gemm/tile.h"
 #include "kernels/implicit_gemm/weight/weight.h"
 
@@ -618,6 +619,13 @@ ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
     if (choice.ms == 0 || (best.grid[0] > 0 && best.predicted_ms <= choice.ms)) continue;
     best = plan_of(p, d, choice);
   }
+  // Two warps pack input too slowly yet to be weighed against the other ways.
+  if (d.has_hopper_kernels() && !sm90::forward_of(asked).packs) {
+    const ConvPlan plan = sm90::best_plan(asked, d);
+    if (plan.block > 0 && (best.grid[0] == 0 || plan.predicted_ms < best.predicted_ms)) {
+      best = plan;
+    }
+  }
   return best;
 }
 
@@ -630,6 +638,7 @@ std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties&
     if (!p.paired) Search(p, d, true, &choices).best();
     for (const Choice& choice : choices) plans.push_back(plan_of(p, d, choice));
   }
+  if (d.has_hopper_kernels()) sm90::best_plan(asked, d, &plans);
   return plans;
 }
 

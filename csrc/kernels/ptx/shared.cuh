@@ -53,6 +53,9 @@ __device__ inline void store_shared(uint32_t address, const float4& v) {
                "f"(v.z), "f"(v.w)
                : "memory");
 }
+__device__ inline void store_shared(uint32_t address, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
 __device__ inline void store_shared(uint32_t address, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
 }

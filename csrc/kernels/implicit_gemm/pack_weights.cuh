@@ -1,0 +1,96 @@
+// Starts the kernels that lay weights out.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "kernels/common/check.h"
+#include "kernels/implicit_gemm/forward.h"
+#include "kernels/implicit_gemm/pack.cuh"
+#include "kernels/implicit_gemm/tile.h"
+
+namespace customconv::implicit_gemm {
+
+template <typename T>
+WeightSource<T> weight_source(const Forward& p, const T* w) {
+  const auto& strides = p.w_strides;
+  return {w + p.w_first,
+          strides[0],
+          strides[1],
+          strides[2],
+          strides[3],
+          p.w_group,
+          Divider<int32_t>(p.group_K()),
+          static_cast<int>(p.K),
+          static_cast<int>(p.group_C()),
+          static_cast<int>(p.taps_h * p.taps_w),
+          static_cast<int>(p.taps_h),
+          static_cast<int>(p.taps_w),
+          static_cast<int>(p.period_h),
+          static_cast<int>(p.period_w),
+          nullptr,
+          0};
+}
+// The weight of an input gradient, with its channels as they were.
+template <typename T>
+WeightSource<T> stored_source(const Forward& p, const T* w) {
+  const auto& strides = p.w_strides;
+  WeightSource<T> from = weight_source(p, w);
+  from.w = w;
+  from.k = strides[1];
+  from.c = strides[0];
+  from.r = -strides[2];
+  from.s = -strides[3];
+  from.group = strides[1] * p.group_C();
+  from.group_K = Divider<int32_t>(p.group_C());
+  from.K = static_cast<int>(p.C);
+  from.C = static_cast<int>(p.group_K());
+  from.period_h = from.period_w = 1;
+  return from;
+}
+
+// Sets so many counters to zero on the way.
+template <typename T>
+void pack_weight_matrix(const Forward& p, bool transposed, const PackedWeight& packed, const T* w,
+                        T* to, cudaStream_t stream, int* counters = nullptr, int clears = 0) {
+  using D = Divider<int32_t>;
+  WeightSource<T> from = transposed ? stored_source(p, w) : weight_source(p, w);
+  from.counters = counters;
+  from.clears = clears;
+  const bool turned = std::abs(from.k) < std::abs(from.c) || from.period_h * from.period_w > 1;
+  if (turned) {
+    const int64_t squares_k = ceil_divide(from.K, kSquare),
+                  squares_c = ceil_divide(packed.row, kSquare);
+    // As many as share what is read, but no fewer blocks than two a multiprocessor.
+    constexpr int64_t kEnough = 264;
+    int64_t taps = from.taps_at_once();
+    const auto blocks = [&] { return squares_k * squares_c * ceil_divide(from.taps, taps); };
+    while (taps > kSquareTaps && blocks() < kEnough) taps = ceil_divide(taps, 2);
+    pack_transposed<T><<<static_cast<unsigned>(blocks()), kPackBlock, 0, stream>>>(
+        static_cast<int>(packed.row), static_cast<int>(taps), D(squares_k), D(squares_c),
+        D(p.taps_w), from, to);
+  } else {
+    const int64_t threads = packed.rows * packed.row / from.taps_at_once();
+    const auto blocks = std::min<int64_t>(ceil_divide(threads, kPackBlock), 4096);
+    pack_matrix<T><<<static_cast<unsigned>(blocks), kPackBlock, 0, stream>>>(
+        static_cast<int>(threads), D(packed.row), D(from.taps / from.taps_at_once()), D(p.taps_w),
+        from, to);
+  }
+  check_launch("implicit_gemm: the weight");
+}
+
+template <typename T>
+void pack_weight_units(const Forward& p, const Tile& tile, const PackedWeight& packed, const T* w,
+                       T* to, cudaStream_t stream) {
+  using D = Divider<int32_t>;
+  WeightSource<T> from = weight_source(p, w);
+  if (tile.is_flat()) from.R = from.S = 1;
+  const int64_t count = packed.rows * packed.row;
+  const int64_t taps = tile.is_flat() ? 1 : from.taps;
+  pack_units<T><<<static_cast<unsigned>(count / (kUnitBlock * taps)), kUnitBlock, 0, stream>>>(
+      static_cast<int>(taps), tile.pieces, static_cast<int>(tile.tiles_k), D(p.taps_w),
+      D(p.group_C()), tile.is_flat(), tile.kind().channels, from, reinterpret_cast<uint4*>(to));
+  check_launch("implicit_gemm: the weight");
+}
+
+}  // namespace customconv::implicit_gemm

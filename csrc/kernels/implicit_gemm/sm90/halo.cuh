@@ -1,0 +1,62 @@
+// The halo loader: a stage of pixels holds what all taps meet; weights have stages of their own.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/implicit_gemm/sm90/pack_input.cuh"
+#include "kernels/implicit_gemm/sm90/weights.cuh"
+#include "kernels/ptx/im2col.cuh"
+
+namespace customconv::implicit_gemm::sm90 {
+
+// By one warp. `kPacks`: the input may be packed meanwhile.
+template <bool kPacks>
+__device__ inline void load_halo(const Params& p, const Memory& memory, const Work& work,
+                                 PackedInput& input, ptx::Turn& turn, int lane) {
+  if (work.taps == 0) return;
+  // One image ahead, so that no position is negative.
+  const int first = work.position - p.halo + p.image;
+  const Place place(p, first + lane * p.copy_rows);
+  if (kPacks) {
+    const Place from(p, first), to(p, first + p.copies * p.copy_rows - 1);
+    const bool ahead = from.n == 0;  // of the first image
+    input.await(ahead ? 0 : from.n - 1, ahead ? 0 : from.row, max(to.n - 1, 0), to.row);
+  }
+  for (int chunk = 0; chunk < p.chunks; ++chunk) {
+    ptx::Barrier* full = memory.x_full + turn.stage;
+    ptx::wait(memory.x_empty + turn.stage, turn.parity ^ 1);
+    if (lane == 0) ptx::arrive_expecting(full, p.x_bytes);
+    __syncwarp();
+    if (lane < p.copies) {
+      char* to = memory.pixels + turn.stage * p.x_bytes + lane * p.copy_rows * p.row_bytes;
+      ptx::copy_im2col(to, &p.x, full, work.c + chunk * p.row_channels, place.column, place.row,
+                       place.n - 1, 0, 0);
+    }
+    turn.advance(p.x_stages);
+  }
+}
+
+// By another warp.
+template <int kN, bool kAsStored>
+__device__ inline void load_halo_weights(const Params& p, const Memory& memory, const Work& work,
+                                         ptx::Turn& turn, int lane) {
+  const Phase& phase = p.phase[work.phase];
+  if (work.taps == 0) return;
+  for (int chunk = 0; chunk < p.chunks; ++chunk) {
+    for (int r = 0; r < phase.R; ++r) {
+      for (int s = 0; s < phase.S; ++s) {
+        ptx::Barrier* full = memory.w_full + turn.stage;
+        ptx::wait(memory.w_empty + turn.stage, turn.parity ^ 1);
+        if (lane == 0) ptx::arrive_expecting(full, p.w_bytes);
+        __syncwarp();
+        if (lane < kWeightCopies<kN, kAsStored>) {
+          copy_weights<kN, kAsStored>(p, work, memory.weights + turn.stage * p.w_bytes, full, chunk,
+                                      phase.first_tap + r * phase.tap_h + s * phase.tap_w, lane);
+        }
+        turn.advance(p.w_stages);
+      }
+    }
+  }
+}
+
+}  // namespace customconv::implicit_gemm::sm90

@@ -1,0 +1,53 @@
+// The im2col loader: a stage is one tap, of pixels and of weights.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/implicit_gemm/sm90/pack_input.cuh"
+#include "kernels/implicit_gemm/sm90/weights.cuh"
+#include "kernels/ptx/im2col.cuh"
+
+namespace customconv::implicit_gemm::sm90 {
+
+// By one warp. `kPacks`: the input may be packed meanwhile.
+template <int kM, int kN, bool kAsStored, bool kPacks>
+__device__ inline void load_taps(const Params& p, const Memory& memory, const Work& work,
+                                 PackedInput& input, ptx::Turn& turn, int lane) {
+  if (work.first >= work.last) return;
+  const Phase& phase = p.phase[work.phase];
+  const Place place(p, work.position);
+  const int w = place.column * p.stride_w - p.pad_w, h = place.row * p.stride_h - p.pad_h;
+  if (kPacks) {
+    const Place last(p, work.position + kM - 1);
+    const int reach = (phase.R - 1) * p.dilation_h;
+    input.await(place.n, h + phase.row, last.n,
+                last.row * p.stride_h - p.pad_h + phase.row + reach);
+  }
+  int chunk = work.first / work.taps;
+  int s = work.first - chunk * work.taps;
+  int r = s / phase.S;
+  s -= r * phase.S;
+  for (int i = work.first; i < work.last; ++i) {
+    ptx::Barrier* full = memory.x_full + turn.stage;
+    ptx::wait(memory.x_empty + turn.stage, turn.parity ^ 1);
+    if (lane == 0) {
+      ptx::arrive_expecting(full, p.x_bytes + p.w_bytes);
+      ptx::copy_im2col(memory.pixels + turn.stage * p.x_bytes, &p.x, full,
+                       work.c + chunk * p.row_channels, w, h, place.n,
+                       phase.column + s * p.dilation_w, phase.row + r * p.dilation_h);
+    }
+    __syncwarp();
+    if (lane < kWeightCopies<kN, kAsStored>) {
+      copy_weights<kN, kAsStored>(p, work, memory.weights + turn.stage * p.w_bytes, full, chunk,
+                                  phase.first_tap + r * phase.tap_h + s * phase.tap_w, lane);
+    }
+    turn.advance(p.x_stages);
+    if (++s < phase.S) continue;
+    s = 0;
+    if (++r < phase.R) continue;
+    r = 0;
+    ++chunk;
+  }
+}
+
+}  // namespace customconv::implicit_gemm::sm90

@@ -1,0 +1,116 @@
+// The kernel: two warps load, two may pack the input, warpgroups multiply and store. A thread block
+// stays until all tiles are done.
+#pragma once
+
+#include "kernels/implicit_gemm/sm90/halo.cuh"
+#include "kernels/implicit_gemm/sm90/im2col.cuh"
+#include "kernels/implicit_gemm/sm90/pack_input.cuh"
+#include "kernels/implicit_gemm/sm90/products.cuh"
+#include "kernels/implicit_gemm/sm90/store_cluster.cuh"
+#include "kernels/implicit_gemm/sm90/store_pixels.cuh"
+#include "kernels/implicit_gemm/sm90/store_planes.cuh"
+#include "kernels/implicit_gemm/sm90/store_rows.cuh"
+#include "kernels/ptx/grid.cuh"
+
+namespace customconv::implicit_gemm::sm90 {
+
+constexpr int kStartBarrier = 15;  // behind which mbarriers are ready
+
+// `kFused`: there may be an epilogue. `kAsStored`: the instruction transposes weights.
+template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored>
+__global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kShape].occupancy)
+    convolve(const __grid_constant__ Params p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr TileShape kTile = kTileShapes[kShape];
+  constexpr int kWarpgroups = kTile.warpgroups, kBlocks = kTile.blocks(), kN = kTile.channels;
+  constexpr bool kHalo = kLoader == Loader::kHalo, kClustered = kStore == Store::kCluster;
+  constexpr bool kPacks = kClustered || kStore == Store::kPlanes;  // perhaps
+  extern __shared__ __align__(1024) char dynamic[];
+  const Memory memory(p, dynamic, kWarpgroups * staging_bytes(kStore));
+  // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
+  // uniform registers, where copies and products want their operands.
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int first = kClustered ? static_cast<int>(blockIdx.x) / p.splits : blockIdx.x;
+  const int rank = kClustered ? ptx::cluster_rank() : 0;
+  ptx::start_dependents();
+  if (warp == 0) {
+    if (lane == 0) ptx::prefetch_map(&p.x);
+    if (lane == 1) ptx::prefetch_map(&p.w);
+    if (lane < kMostStages) {
+      ptx::init_barrier(memory.x_full + lane, 1);
+      ptx::init_barrier(memory.x_empty + lane, kWarpgroups);
+      if (kHalo) {
+        ptx::init_barrier(memory.w_full + lane, 1);
+        ptx::init_barrier(memory.w_empty + lane, kWarpgroups);
+      }
+    }
+    if (kFused && lane < kWarpgroups) ptx::init_barrier(memory.residual_full + lane, 1);
+    ptx::fence_barrier_init();
+    __syncwarp();
+    ptx::arrive_threads(kStartBarrier, kTile.threads());  // it goes on at once
+  } else {
+    ptx::sync_threads(kStartBarrier, kTile.threads());
+  }
+
+  const auto each_tile = [&](auto function) {
+    for (int item = first; item < p.items; item += gridDim.x) {
+      function(Work(p, item, rank, kTile, kLoader));
+      if (kClustered) return;
+    }
+  };
+  if (warp < 4) {
+    ptx::Turn turn;
+    if (warp == 0) {
+      if (p.early) ptx::await_dependency();
+      PackedInput input(p, lane);
+      each_tile([&](const Work& work) {
+        if constexpr (kHalo) {
+          load_halo<kPacks>(p, memory, work, input, turn, lane);
+        } else {
+          load_taps<kTile.pixels, kN, kAsStored, kPacks>(p, memory, work, input, turn, lane);
+        }
+      });
+    } else if (kHalo && warp == 1) {
+      if (p.early) ptx::await_dependency();
+      each_tile(
+          [&](const Work& work) { load_halo_weights<kN, kAsStored>(p, memory, work, turn, lane); });
+    } else if (kPacks && warp >= 4 - kPackWarps && p.pack.units > 0) {
+      if (p.early) ptx::await_dependency();
+      char* own = memory.pack + (warp - (4 - kPackWarps)) * (kPackBytes / kPackWarps);
+      Packer<T>(p, own, lane).run();
+    }
+    if constexpr (kClustered) {
+      const float none[kBlocks][kN / 2] = {};
+      store_cluster<T, kWarpgroups, kBlocks, kN>(p, Work(p, first, rank, kTile, kLoader), none,
+                                                 memory.weights, rank, -1);
+    }
+    return;
+  }
+  const int warpgroup = warp / 4 - 1, own_row = warpgroup * kBlocks * kInstructionPixels;
+  char* staging = memory.staging + warpgroup * staging_bytes(kStore);
+  const bool leads = warp % 4 == 0 && ptx::elect_one();
+  Products<T, kBlocks, kN, kLoader, kAsStored> products(p, memory, own_row);
+  RowStore<T, kBlocks, kN, kFused> rows(p, memory.residual_full + warpgroup, staging, own_row,
+                                        1 + warpgroup, leads);
+  each_tile([&](const Work& work) {
+    float sum[kBlocks][kN / 2];
+    if constexpr (kStore == Store::kRows) rows.begin(work);
+    products.multiply(work, sum);
+    if constexpr (kStore == Store::kRows) {
+      rows.store(work, sum);
+    } else if constexpr (kClustered) {
+      store_cluster<T, kWarpgroups, kBlocks, kN>(p, work, sum, memory.weights, rank, warpgroup);
+    } else {
+      if constexpr (kFused) finish<T>(p, work, own_row, sum);
+      if constexpr (kStore == Store::kPixels) {
+        store_pixels<T, kBlocks, kN>(p, work, sum, staging, own_row);
+      } else {
+        store_planes<T, kBlocks, kN>(p, work, sum, staging, own_row, 1 + warpgroup);
+      }
+    }
+  });
+  if constexpr (kStore == Store::kRows) rows.finish();
+#endif
+}
+
+}  // namespace customconv::implicit_gemm::sm90

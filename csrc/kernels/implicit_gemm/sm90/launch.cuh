@@ -1,0 +1,257 @@
+// Starts the main loop: tensor maps, packed weights, parameters.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/common/map.cuh"
+#include "kernels/common/start.h"
+#include "kernels/implicit_gemm/pack_weights.cuh"
+#include "kernels/implicit_gemm/sm90/launch.h"
+
+namespace customconv::implicit_gemm::sm90 {
+
+inline CUtensorMapSwizzle swizzle_of(int row_bytes) {
+  return row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+         : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                           : CU_TENSOR_MAP_SWIZZLE_32B;
+}
+
+// Pixels, as the loader's grid traverses them.
+template <typename T>
+CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
+  Im2colBox box{};
+  box.steps_w = static_cast<int>(p.stride_w);
+  box.steps_h = static_cast<int>(p.stride_h);
+  box.channels = t.row_bytes / static_cast<int>(sizeof(T));
+  box.pixels = t.copy_rows;
+  if (t.loader == Loader::kIm2col) {
+    box.lower_w = static_cast<int>(-p.pad_w);
+    box.lower_h = static_cast<int>(-p.pad_h);
+    box.upper_w = static_cast<int>((p.Q - 1) * p.stride_w - p.pad_w - (p.W - 1));
+    box.upper_h = static_cast<int>((p.P - 1) * p.stride_h - p.pad_h - (p.H - 1));
+  } else {
+    box.upper_w = static_cast<int>(t.pitch - p.W);
+    box.upper_h = static_cast<int>(t.period - p.H);
+  }
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.W),
+                              static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.N)};
+  const cuuint64_t strides[] = {map_stride<T>(p.W, p.x_strides[3]),
+                                map_stride<T>(p.H, p.x_strides[2]),
+                                map_stride<T>(p.N, p.x_strides[0])};
+  return make_im2col_map(x, kMapType<T>, sizes, strides, box, swizzle_of(t.row_bytes));
+}
+
+// The weight's matrix, in copies for a stage.
+template <typename T>
+CUtensorMap map_weights(const Forward& p, const Tile& t, const PackedWeight& packed, const T* w) {
+  const auto row = static_cast<cuuint64_t>(packed.row) * sizeof(T);
+  const auto taps = static_cast<cuuint64_t>(p.taps_h * p.taps_w);
+  const auto channels = static_cast<cuuint32_t>(t.row_bytes / sizeof(T));
+  if (t.weights_as_stored) {
+    const Boxes<3> boxes{{static_cast<cuuint64_t>(packed.row), taps, static_cast<cuuint64_t>(p.C)},
+                         {row, taps * row},
+                         {128 / sizeof(T), 1, channels},
+                         {1, 1, 1}};
+    return make_map(w, kMapType<T>, boxes);
+  }
+  const Boxes<3> boxes{{static_cast<cuuint64_t>(packed.row), taps, static_cast<cuuint64_t>(p.K)},
+                       {row, taps * row},
+                       {channels, 1, static_cast<cuuint32_t>(t.kind().channels)},
+                       {1, 1, 1}};
+  return make_map(w, kMapType<T>, boxes, swizzle_of(t.row_bytes));
+}
+
+// The output's pixels one after the other, in slabs of 64.
+template <typename T>
+CUtensorMap map_rows(const Forward& p, const Tile& t, const T* y) {
+  const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+  const int row_bytes = std::min(128, t.kind().channels * static_cast<int>(sizeof(T)));
+  const int64_t pixels = p.N * p.P * p.Q;
+  const Boxes<4> boxes{{static_cast<cuuint64_t>(p.K), static_cast<cuuint64_t>(pixels), 1, 1},
+                       {map_stride<T>(pixels, pixel_stride(p)), 16, 16},
+                       {static_cast<cuuint32_t>(row_bytes / sizeof(T)), 64, 1, 1},
+                       {1, 1, 1, 1}};
+  return make_map(y, type, boxes, swizzle_of(row_bytes));
+}
+
+// Input that is packed into `to`.
+template <typename T>
+PackParams pack_params(const Packed& p, const T* x, const T* begin, const T* end, T* to,
+                       int* counters) {
+  using U = int;
+  constexpr int64_t kSize = sizeof(T), kVector = 16 / kSize;
+  PackParams pack{};
+  pack.x = x;
+  pack.begin = begin;
+  pack.end = end;
+  pack.n = p.source[0];
+  pack.c = p.source[1];
+  pack.N = static_cast<U>(p.N);
+  pack.C = static_cast<U>(p.C);
+  pack.H = static_cast<U>(p.H);
+  pack.W = static_cast<U>(p.W);
+  pack.pixels = static_cast<U>(p.H * p.W);
+  pack.aligned = p.source_aligned && pack.c % kVector == 0 && (p.N == 1 || pack.n % kVector == 0);
+  pack.to = to;
+  pack.row = static_cast<U>(p.row);
+  pack.next = counters;
+  pack.packed = counters + 1;
+  pack.units_c = static_cast<U>(ceil_divide(p.row * kSize, kPackRowBytes));
+  pack.blocks = static_cast<U>(ceil_divide(p.H * p.W, kPackPixels));
+  pack.units = static_cast<U>(p.N * pack.blocks * pack.units_c);
+  pack.segment_blocks = kSegmentBlocks;
+  pack.segments = static_cast<U>(ceil_divide(pack.blocks, kSegmentBlocks));
+  pack.by_units_c = Divider<int32_t>(pack.units_c);
+  pack.by_blocks = Divider<int32_t>(pack.blocks);
+  pack.by_segments = Divider<int32_t>(pack.segments);
+  return pack;
+}
+
+template <typename T>
+void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
+            const LaunchContext& context) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  const Packed problem = forward_of(asked);
+  const Tile tile = sm90::tile_of(problem, plan);
+  const bool gradient = asked.pass == Pass::kDgrad;
+  const auto* x = static_cast<const T*>(gradient ? operands.y : operands.x);
+  auto* const y = static_cast<T*>(gradient ? operands.x : operands.y);
+  const auto* w = static_cast<const T*>(operands.w);
+  const PackedWeight packed = packed_matrix(problem, tile.weights_as_stored);
+  auto* workspace = static_cast<char*>(context.workspace);
+  const int64_t images = problem.packs ? plan.chunk_images : problem.N;
+  const int64_t chunks = ceil_divide(problem.N, images), counts = counters_of(problem, images);
+  T* const packed_w = reinterpret_cast<T*>(workspace);
+  if (!packed.in_place) workspace += round_up(packed.rows * packed.row * kSize, kAlignment);
+  int* const counters = reinterpret_cast<int*>(workspace);
+  if (problem.packs) workspace += round_up(chunks * counts * 4, kAlignment);
+  const int clears = problem.packs ? static_cast<int>(chunks * counts) : 0;
+  if (!packed.in_place) {
+    pack_weight_matrix(problem, tile.weights_as_stored, packed, w, packed_w, context.stream,
+                       counters, clears);
+    w = packed_w;
+  } else if (clears > 0) {
+    clear_counters<<<1, 256, 0, context.stream>>>(counters, clears);
+    check_launch("implicit_gemm: counters");
+  }
+
+  using D = Divider<int32_t>;
+  Params p{};
+  p.w = map_weights(problem, tile, packed, w);
+  p.items = static_cast<int>(tile.items());
+  p.splits = tile.splits;
+  p.phases = problem.phases;
+  p.by_tiles_k = D(tile.tiles_k);
+  p.by_tiles_m = D(tile.tiles_m);
+  p.by_group_tiles = D(tile.tiles_k / problem.groups);
+  p.group_C = static_cast<int>(problem.group_C());
+  p.group_K = static_cast<int>(problem.group_K());
+  place_taps(problem, tile.weights_as_stored, p.phase);
+  p.by_pitch = D(tile.pitch);
+  p.by_period = D(tile.period);
+  p.image = static_cast<int>(tile.image());
+  p.halo = static_cast<int>(tile.halo);
+  p.copies = tile.copies;
+  p.copy_rows = tile.copy_rows;
+  p.row_bytes = tile.row_bytes;
+  p.row_channels = tile.row_bytes / kSize;
+  p.chunks = tile.chunks;
+  p.x_bytes = tile.x_bytes;
+  p.w_bytes = tile.w_bytes;
+  p.x_stages = tile.x_stages;
+  p.w_stages = tile.w_stages;
+  p.stride_h = static_cast<int>(problem.stride_h);
+  p.stride_w = static_cast<int>(problem.stride_w);
+  p.pad_h = static_cast<int>(problem.pad_h);
+  p.pad_w = static_cast<int>(problem.pad_w);
+  p.dilation_h = static_cast<int>(problem.dilation_h);
+  p.dilation_w = static_cast<int>(problem.dilation_w);
+  p.tap_h = static_cast<int>(problem.dilation_h * tile.pitch * tile.row_bytes);
+  p.tap_w = static_cast<int>(problem.dilation_w * tile.row_bytes);
+  p.early = !packed.in_place || clears > 0;
+
+  const Epilogue& epilogue = operands.epilogue;
+  p.out = y;
+  p.out_n = problem.y_strides[0];
+  p.out_k = problem.y_strides[1];
+  p.out_p = problem.y_strides[2];
+  p.out_q = problem.y_strides[3];
+  p.N = static_cast<int>(problem.N);
+  p.K = static_cast<int>(problem.K);
+  p.epilogue = epilogue;
+  const auto is_aligned = [](const void* to, uintptr_t bytes) {
+    return reinterpret_cast<uintptr_t>(to) % bytes == 0;
+  };
+  // Whether all of the output's channels 0 are so aligned.
+  const auto pixels_aligned = [&](int64_t bytes) {
+    bool aligned = is_aligned(y, bytes);
+    for (const int64_t stride : {p.out_n, p.out_p, p.out_q}) {
+      aligned = aligned && stride * kSize % bytes == 0;
+    }
+    for (const Phase& phase : p.phase) aligned = aligned && phase.offset * kSize % bytes == 0;
+    return aligned;
+  };
+  switch (tile.store) {
+    case Store::kRows:
+      p.y = map_rows(problem, tile, y);
+      if (epilogue.residual != nullptr) {
+        p.residual = map_rows(problem, tile, static_cast<const T*>(epilogue.residual));
+      }
+      break;
+    case Store::kPixels:
+      p.vectors = pixels_aligned(16) && p.group_K * kSize % 16 == 0;
+      break;
+    case Store::kPlanes:
+      p.vectors = tile.loader == Loader::kIm2col && !problem.has_phases() && is_aligned(y, 16) &&
+                  problem.P * problem.Q * kSize % 16 == 0 && p.out_q == 1 && p.out_p == problem.Q &&
+                  p.out_n * kSize % 16 == 0 && p.out_k * kSize % 16 == 0;
+      break;
+    case Store::kCluster:
+      p.vectors = p.out_k == 1 && pixels_aligned(2 * kSize) && p.group_K % 2 == 0;
+      break;
+  }
+  p.channel_pairs = is_aligned(epilogue.scale, 2 * kSize) && is_aligned(epilogue.bias, 2 * kSize) &&
+                    p.group_K % 2 == 0;
+
+  const auto advanced = [](const void* from, int64_t elements) -> const void* {
+    return from == nullptr ? nullptr : static_cast<const T*>(from) + elements;
+  };
+  const Kernel kernel = [&] {
+    if constexpr (kSize == 2) {
+      if (tile.weights_as_stored) return kernel_of<T, false, true>(tile);
+    }
+    return is_fused(tile.loader, tile.store, !epilogue.is_empty())
+               ? kernel_of<T, true, false>(tile)
+               : kernel_of<T, false, false>(tile);
+  }();
+  const auto run = [&](const Params& params, const Tile& part) {
+    start("implicit_gemm",
+          {std::min(plan.grid[0], part.items() * part.splits), plan.block, plan.shared_bytes,
+           context.stream, params.early, part.splits},
+          kernel, params);
+  };
+  if (!problem.packs) {
+    p.x = map_pixels(problem, tile, x);
+    return run(p, tile);
+  }
+  // Some images at a time, which share the workspace.
+  const T* const end = x + max_offset(problem.x_sizes(), problem.source) + 1;
+  Packed part = problem;
+  for (int64_t n = 0; n < problem.N; n += images) {
+    part.N = std::min(images, problem.N - n);
+    const Tile part_tile = sm90::tile_of(part, plan);
+    p.pack = pack_params(part, x + n * problem.source[0], x, end, reinterpret_cast<T*>(workspace),
+                         counters + n / images * counts);
+    p.x = map_pixels(part, part_tile, reinterpret_cast<const T*>(workspace));
+    p.N = static_cast<int>(part.N);
+    p.items = static_cast<int>(part_tile.items());
+    p.by_tiles_m = D(part_tile.tiles_m);
+    p.out = y + n * p.out_n;
+    p.epilogue.residual = advanced(epilogue.residual, n * p.out_n);
+    run(p, part_tile);
+    p.early = false;  // the workspace is not free until the kernel in front has ended
+  }
+}
+
+}  // namespace customconv::implicit_gemm::sm90

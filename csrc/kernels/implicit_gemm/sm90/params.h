@@ -1,0 +1,65 @@
+// What the main loop's kernels are told.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/common/divide.cuh"
+#include "kernels/epilogue.h"
+#include "kernels/implicit_gemm/sm90/tile.h"
+
+namespace customconv::implicit_gemm::sm90 {
+
+// Input that is packed while it is read; without units, nothing is.
+struct PackParams {
+  const void* x;
+  const void *begin, *end;  // of the memory that may be read
+  int64_t n, c;             // strides of images and planes
+  int N, C, H, W, pixels;   // pixels of an image
+  bool aligned;             // each plane begins at whole 16 bytes
+  void* to;
+  int row;             // elements of a packed pixel
+  int* next;           // unit
+  int* packed;         // units of each segment
+  int units, units_c;  // of all; of a block of pixels
+  int blocks;          // of pixels, of an image
+  int segments;        // of an image,
+  int segment_blocks;  // of so many blocks each
+  Divider<int32_t> by_units_c, by_blocks, by_segments;
+};
+
+struct Params {
+  CUtensorMap x, w, y, residual;
+
+  // Work: tiles of the same phase follow each other; of those, tiles of the same positions.
+  int items, splits, phases;
+  Divider<int32_t> by_tiles_k, by_tiles_m;
+  Divider<int32_t> by_group_tiles;  // tiles of channels of a group of the convolution
+  int group_C, group_K;
+  Phase phase[kMostPhases];
+
+  // Positions.
+  Divider<int32_t> by_pitch, by_period;
+  int image, halo;
+
+  // Stages.
+  int copies, copy_rows;
+  int row_bytes, row_channels, chunks;
+  int x_bytes, w_bytes, x_stages, w_stages;
+  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int tap_h, tap_w;  // halo: bytes of a stage from one tap to the next
+  bool early;        // a kernel that writes what is read here may still run
+
+  PackParams pack;
+
+  // Output.
+  void* out;
+  int64_t out_n, out_p, out_q, out_k;  // strides
+  int N, K;
+  bool vectors;        // 16 bytes may be stored at once; of a cluster, pairs of channels
+  bool channel_pairs;  // of scale and bias, two may be read at once
+  Epilogue epilogue;
+};
+
+}  // namespace customconv::implicit_gemm::sm90

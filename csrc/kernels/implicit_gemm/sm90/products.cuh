@@ -1,0 +1,117 @@
+// What a warpgroup multiplies: pixels by weights, both where they lie in shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/implicit_gemm/sm90/weights.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace customconv::implicit_gemm::sm90 {
+
+template <typename T, int kBlocks, int kN, Loader kLoader, bool kAsStored>
+class Products {
+ public:
+  // `own_row`: of the tile, the warpgroup's first position.
+  __device__ Products(const Params& p, const Memory& memory, int own_row)
+      : p_(p),
+        memory_(memory),
+        pixels_(ptx::describe_swizzled(
+            ptx::shared_address(memory.pixels) + static_cast<uint32_t>(own_row * p.row_bytes),
+            static_cast<uint32_t>(p.row_bytes))),
+        weights_(kAsStored ? ptx::describe_transposed(
+                                 ptx::shared_address(memory.weights),
+                                 static_cast<uint32_t>(p.row_channels * kSlabRowBytes))
+                           : ptx::describe_swizzled(ptx::shared_address(memory.weights),
+                                                    static_cast<uint32_t>(p.row_bytes))),
+        tells_(threadIdx.x % 128 == 0) {}
+
+  __device__ void multiply(const Work& work, float (&sum)[kBlocks][kN / 2]) {
+    if (work.first >= work.last) {  // no tap meets these pixels
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+        for (int i = 0; i < kN / 2; ++i) sum[b][i] = 0;
+      }
+    } else if (p_.row_bytes == kMostRowBytes) {
+      multiply_rows<4>(work, sum);
+    } else if (p_.row_bytes == kMostRowBytes / 2) {
+      multiply_rows<2>(work, sum);
+    } else {
+      multiply_rows<1>(work, sum);
+    }
+  }
+
+ private:
+  // A row is `kPieces` times 32 bytes.
+  template <int kPieces>
+  __device__ void multiply_rows(const Work& work, float (&sum)[kBlocks][kN / 2]) {
+    int accumulate = 0;
+    const Phase& phase = p_.phase[work.phase];
+#pragma unroll 1
+    for (int i = work.last - work.first; i > 0; --i) {
+      ptx::wait(memory_.x_full + x_.stage, x_.parity);
+      int at = x_.stage * p_.x_bytes;
+      if constexpr (kLoader == Loader::kIm2col) {
+        add<kPieces>(sum, at, x_.stage, accumulate);
+        accumulate = 1;
+        release();
+      } else {
+        at += (phase.row * p_.by_pitch.divisor() + phase.column) * p_.row_bytes;
+#pragma unroll 1
+        for (int r = 0; r < phase.R; ++r, at += p_.tap_h) {
+          int tap = at;
+#pragma unroll 1
+          for (int s = 0; s < phase.S; ++s, tap += p_.tap_w) {
+            ptx::wait(memory_.w_full + w_.stage, w_.parity);
+            add<kPieces>(sum, tap, w_.stage, accumulate);
+            accumulate = 1;
+            release();
+            w_read_ = w_.stage;
+            w_.advance(p_.w_stages);
+          }
+        }
+      }
+      x_read_ = x_.stage;
+      x_.advance(p_.x_stages);
+    }
+    ptx::await_products<0>();
+    release();
+  }
+
+  // The products of a tap; those before the last ones are complete then.
+  template <int kPieces>
+  __device__ void add(float (&sum)[kBlocks][kN / 2], int at, int w_stage, int accumulate) {
+    constexpr int kPiece = kLeastRowBytes;
+    constexpr int kWeightPiece =
+        kAsStored ? kPiece / static_cast<int>(sizeof(T)) * kSlabRowBytes : kPiece;
+    constexpr int kBlockBytes = kInstructionPixels * kPieces * kPiece;
+    ptx::begin_products();
+#pragma unroll
+    for (int k = 0; k < kPieces; ++k) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        ptx::Product<T, kN, kAsStored>::add(
+            sum[b], ptx::advance(pixels_, at + b * kBlockBytes + k * kPiece),
+            ptx::advance(weights_, w_stage * p_.w_bytes + k * kWeightPiece), k > 0 || accumulate);
+      }
+    }
+    ptx::commit_products();
+    ptx::await_products<1>();
+  }
+
+  // Gives back the stages that completed products have read.
+  __device__ void release() {
+    if (kLoader == Loader::kHalo && tells_ && w_read_ >= 0) ptx::arrive(memory_.w_empty + w_read_);
+    if (tells_ && x_read_ >= 0) ptx::arrive(memory_.x_empty + x_read_);
+    x_read_ = w_read_ = -1;
+  }
+
+  const Params& p_;
+  const Memory& memory_;
+  uint64_t pixels_, weights_;
+  bool tells_;
+  int x_read_ = -1, w_read_ = -1;  // stages that products under way still read
+  ptx::Turn x_, w_;
+};
+
+}  // namespace customconv::implicit_gemm::sm90

@@ -1,0 +1,61 @@
+// Sums that are split among the thread blocks of a cluster: each adds up a part of a tile's
+// columns, in order of rank, and stores it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/implicit_gemm/sm90/finish.cuh"
+#include "kernels/ptx/cluster.cuh"
+#include "kernels/ptx/shared.cuh"
+
+namespace customconv::implicit_gemm::sm90 {
+
+// All threads of the cluster call it, also those that load and hold no sums. `exchange`: room for
+// a block's sums; no copy to it is under way.
+template <typename T, int kWarpgroups, int kBlocks, int kN>
+__device__ inline void store_cluster(const Params& p, const Work& work,
+                                     const float (&sum)[kBlocks][kN / 2], char* exchange, int rank,
+                                     int warpgroup) {
+  constexpr int kSums = kBlocks * kN / 2, kThreads = kWarpgroups * 128;
+  const bool multiplies = warpgroup >= 0;
+  const int thread = static_cast<int>(threadIdx.x) - 128;
+  const uint32_t own = ptx::shared_address(exchange) + static_cast<uint32_t>(thread) * 4;
+  if (multiplies) {
+    ptx::sync_threads(1, kThreads);  // none of them reads stages any more
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      ptx::store_shared(own + i * kThreads * 4, sum[i / (kN / 2)][i % (kN / 2)]);
+    }
+  }
+  ptx::sync_cluster();
+  if (multiplies) {
+    const int count = kSums / p.splits, lane = thread % 32, warp = thread % 128 / 32;
+#pragma unroll 4
+    for (int i = rank * count; i < (rank + 1) * count; i += 2) {
+      float total[2] = {};
+      for (int from = 0; from < p.splits; ++from) {
+        const uint32_t at = ptx::cluster_address(own + i * kThreads * 4, from);
+        total[0] += ptx::load_cluster_float(at);
+        total[1] += ptx::load_cluster_float(at + kThreads * 4);
+      }
+      const int b = i / (kN / 2), column = i % (kN / 2) / 4 * 8, half = i / 2 % 2;
+      const int row = (warpgroup * kBlocks + b) * 64 + warp * 16 + half * 8 + lane / 4;
+      const int64_t offset = Place(p, work.position + row).offset(p, p.phase[work.phase]);
+      const int k = work.k + column + lane % 4 * 2;
+      if (offset < 0 || k >= work.last_k) continue;
+      finish_pair<T>(p, k, work.last_k, offset, total);
+      T* to = static_cast<T*>(p.out) + offset + k * p.out_k;
+      if (!p.vectors) {
+        to[0] = narrow<T>(total[0]);
+        if (k + 1 < work.last_k) to[p.out_k] = narrow<T>(total[1]);
+      } else if constexpr (sizeof(T) == 2) {
+        *reinterpret_cast<uint32_t*>(to) = pack_pair<T>(total[0], total[1]);
+      } else {
+        *reinterpret_cast<float2*>(to) = make_float2(total[0], total[1]);
+      }
+    }
+  }
+  ptx::sync_cluster();  // the others have read this block's sums
+}
+
+}  // namespace customconv::implicit_gemm::sm90

@@ -1,0 +1,44 @@
+// Which kernel a tile is for.
+#pragma once
+
+#include <utility>
+
+#include "kernels/implicit_gemm/sm90/kernel.cuh"
+#include "kernels/implicit_gemm/sm90/launch.h"
+
+namespace customconv::implicit_gemm::sm90 {
+
+template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored>
+constexpr Kernel one_kernel() {
+  constexpr bool kHalo = kLoader == Loader::kHalo;
+  constexpr bool kExists = (!kHalo || kStore == Store::kPixels || kStore == Store::kPlanes) &&
+                           (kStore != Store::kCluster || is_clustered(kTileShapes[kShape])) &&
+                           (kAsStored ? kTileShapes[kShape].channels >= kLeastAsStored
+                                      : kFused == is_fused(kLoader, kStore, kFused));
+  if constexpr (kExists) {
+    return convolve<T, kShape, kLoader, kStore, kFused, kAsStored>;
+  } else {
+    return nullptr;
+  }
+}
+
+template <typename T, bool kFused, bool kAsStored, size_t... kIndex>
+Kernel kernel_at(size_t index, std::index_sequence<kIndex...>) {
+  static constexpr Kernel kTable[] = {
+      one_kernel<T, static_cast<int>(kIndex / (kLoaderCount * kStoreCount)),
+                 static_cast<Loader>(kIndex / kStoreCount % kLoaderCount),
+                 static_cast<Store>(kIndex % kStoreCount), kFused, kAsStored>()...};
+  return kTable[index];
+}
+
+template <typename T, bool kFused, bool kAsStored>
+Kernel kernel_of(const Tile& tile) {
+  const auto index =
+      (static_cast<size_t>(tile.shape) * kLoaderCount + static_cast<size_t>(tile.loader)) *
+          kStoreCount +
+      static_cast<size_t>(tile.store);
+  return kernel_at<T, kFused, kAsStored>(
+      index, std::make_index_sequence<kTileShapeCount * kLoaderCount * kStoreCount>());
+}
+
+}  // namespace customconv::implicit_gemm::sm90

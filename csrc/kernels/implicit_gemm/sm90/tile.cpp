@@ -1,0 +1,365 @@
+#include "kernels/implicit_gemm/sm90/tile.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/implicit_gemm/tile.h"
+#include "plan/search.h"
+
+namespace customconv::implicit_gemm::sm90 {
+
+namespace {
+
+// A plan's variant: the loader, the tile's shape, and rows of so many times 32 bytes.
+constexpr int kShapeShift = 4, kRowShift = 8, kPlanFlag = 1 << 20;
+constexpr int kMostOffset = 255;    // of a copy in im2col mode, in pixels
+constexpr int kMostCorner = 127;    // of its box, from the image's corner
+constexpr int kMostCopyRows = 256;  // of a copy
+constexpr int kMostCopies = 16;     // of a stage
+constexpr int kMostStride = 8;      // of a copy
+constexpr int kLeastStages = 3;     // of weights
+constexpr int kMostHaloStages = 4;  // of pixels
+constexpr int kUnit = 8;            // rows of a swizzle
+constexpr int64_t kMostWorkspace = 64 << 20;
+
+// Clocks and rates of a multiprocessor, fitted to times of plans in channels-last on an H100
+// (docs/log/2026-11-25-main-loop.md).
+constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels,
+constexpr double kProductEfficiency = 0.865;
+constexpr double kStepClocks = 200;        // to hand a stage over, beside half of its products
+constexpr double kLoadBytesPerClock = 56;  // from L2 into stages
+constexpr double kRowClocks = 1.75;        // of the copy engine, for each row of a stage
+constexpr double kHidden = 0.12;           // of what is hidden behind what takes longer
+constexpr double kTileClocks = 95;
+constexpr double kStoreBytesPerClock = 18;
+constexpr double kPixelBytesPerClock = 9.7;  // by threads
+constexpr double kClusterBytesPerClock = 6.2;
+constexpr double kClusterMs = 0.0059;
+constexpr double kClusterShare = 0.9;    // of the multiprocessors, that clusters of four reach
+constexpr double kPairEfficiency = 0.9;  // of a tile's clocks, where two blocks share one
+constexpr double kBandwidthShare = 0.835;
+constexpr double kStartMs = 0.0065;         // launch, and until the first stage is there
+constexpr double kPackMs = 0.0012;          // to pack weights, at least
+constexpr double kPackBytesPerClock = 430;  // of the whole GPU
+constexpr double kInputStartMs = 0.0145;    // until the first pixels are packed
+constexpr double kInputBandwidth = 344;     // GB/s, of input that is packed
+
+// Behind the last pixel of an axis, where the first tap of its last output pixel is.
+int64_t upper_corner(int64_t pixels, int64_t outputs, int64_t stride, int64_t pad) {
+  return (outputs - 1) * stride - pad - (pixels - 1);
+}
+
+bool is_corner(int64_t value) { return value >= -kMostCorner - 1 && value <= kMostCorner; }
+
+// Padding that neighbouring rows, or images, share in the halo loader's grid.
+int64_t shared_pad(int64_t pixels, int64_t outputs, int64_t taps, int64_t pad, int64_t dilation) {
+  const int64_t behind = outputs - 1 - pad + (taps - 1) * dilation - (pixels - 1);
+  return std::max<int64_t>({pad, behind, 0});
+}
+
+// Whether the copy engine can read the input's pixels, all their channels side by side.
+bool input_is_legal(const Forward& p) {
+  const int64_t unit = 16 / element_size(p.dtype);
+  const auto legal = [&](int64_t size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride % unit == 0);
+  };
+  return p.x_aligned && (p.C == 1 || p.x_strides[1] == 1) && legal(p.N, p.x_strides[0]) &&
+         legal(p.H, p.x_strides[2]) && legal(p.W, p.x_strides[3]);
+}
+
+// Whether the grid is one that copies can traverse, with all taps in reach.
+bool is_grid(const Forward& p, const Tile& t) {
+  if (t.image() * (p.N + 2) > INT32_MAX / 2) return false;
+  if (t.loader == Loader::kHalo) {
+    return p.stride_h == 1 && p.stride_w == 1 && p.R * p.S > 1 && p.Q <= t.pitch &&
+           p.P <= t.period && t.halo <= t.image() && is_corner(t.pitch - p.W) &&
+           is_corner(t.period - p.H);
+  }
+  return (p.R - 1) * p.dilation_h <= kMostOffset && (p.S - 1) * p.dilation_w <= kMostOffset &&
+         p.stride_h <= kMostStride && p.stride_w <= kMostStride && is_corner(-p.pad_h) &&
+         is_corner(-p.pad_w) && is_corner(upper_corner(p.H, p.P, p.stride_h, p.pad_h)) &&
+         is_corner(upper_corner(p.W, p.Q, p.stride_w, p.pad_w));
+}
+
+// Whether positions are the output's pixels, one after the other in memory.
+bool stores_rows(const Forward& p, const Tile& t) {
+  const int64_t size = element_size(p.dtype),
+                slab = std::min<int64_t>(128 / size, t.kind().channels);
+  const int64_t pixel = pixel_stride(p);
+  const auto follows = [](int64_t count, int64_t stride, int64_t expected) {
+    return count == 1 || stride == expected;
+  };
+  return t.loader == Loader::kIm2col && !p.has_phases() && p.y_aligned &&
+         follows(p.K, p.y_strides[1], 1) && pixel * size % 16 == 0 &&
+         follows(p.Q, p.y_strides[3], pixel) && follows(p.P, p.y_strides[2], p.Q * pixel) &&
+         follows(p.N, p.y_strides[0], p.P * p.Q * pixel) &&
+         (p.groups == 1 || p.group_K() % slab == 0);
+}
+
+// Fills in what follows from the loader, the shape, the rows and the splits.
+Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t splits) {
+  const int64_t size = element_size(p.dtype);
+  Tile t{};
+  t.loader = loader;
+  t.shape = shape;
+  t.row_bytes = row_bytes;
+  t.splits = static_cast<int>(splits);
+  const TileShape& kind = t.kind();
+  t.weights_as_stored = p.gradient && size == 2 && kind.channels >= kLeastAsStored;
+  t.packs = p.packs;
+  t.pitch = p.Q;
+  t.period = p.P;
+  if (loader == Loader::kHalo) {
+    t.pitch = p.W + shared_pad(p.W, p.Q, p.S, p.pad_w, p.dilation_w);
+    t.period = p.H + shared_pad(p.H, p.P, p.R, p.pad_h, p.dilation_h);
+    t.halo = p.pad_h * t.pitch + p.pad_w;
+    t.span = (p.R - 1) * p.dilation_h * t.pitch + (p.S - 1) * p.dilation_w;
+  }
+  const int64_t rows = kind.pixels + t.span;
+  t.copies = static_cast<int>(std::min<int64_t>(ceil_divide(rows, kMostCopyRows), kMostCopies));
+  t.copy_rows = static_cast<int>(
+      std::min<int64_t>(round_up(ceil_divide(rows, t.copies), kUnit), kMostCopyRows));
+  t.x_bytes = t.copies * t.copy_rows * row_bytes;
+  t.w_bytes = kind.channels * row_bytes;
+  t.chunks = static_cast<int>(ceil_divide(p.group_C() * size, row_bytes));
+  t.tiles_m = ceil_divide(p.N * t.image(), kind.pixels);
+  t.tiles_k = p.groups * ceil_divide(p.group_K(), kind.channels);
+  t.phases = p.phases;
+  if (splits > 1) {
+    t.store = Store::kCluster;
+  } else if (p.packs || (p.K > 1 && p.y_strides[1] != 1)) {
+    t.store = Store::kPlanes;
+  } else {
+    t.store = stores_rows(p, t) ? Store::kRows : Store::kPixels;
+  }
+  return t;
+}
+
+// Shared memory that a block may ask for.
+int block_bytes(const DeviceProperties& d, const Tile& t) {
+  constexpr int kReserved = 1024;  // of each block
+  return (d.shared_bytes_block + kReserved) / t.kind().occupancy - kReserved;
+}
+
+// Of what is not stages.
+int fixed_bytes(const Tile& t) {
+  return kBarrierBytes + t.kind().warpgroups * staging_bytes(t.store) + (t.packs ? kPackBytes : 0);
+}
+
+// Shares out a block's shared memory among stages; false if they are too few.
+bool choose_stages(int shared_bytes, Tile& t) {
+  const int bytes = shared_bytes - fixed_bytes(t);
+  if (t.loader == Loader::kIm2col) {
+    t.x_stages = t.w_stages = std::min(bytes / (t.x_bytes + t.w_bytes), kMostStages);
+    if (t.x_stages < kLeastStages) return false;
+  } else {
+    t.x_stages = std::min((bytes - kLeastStages * t.w_bytes) / t.x_bytes, kMostHaloStages);
+    if (t.x_stages < 2) return false;
+    t.w_stages = std::min((bytes - t.x_stages * t.x_bytes) / t.w_bytes, kMostStages);
+  }
+  const int stages = t.x_stages * t.x_bytes + t.w_stages * t.w_bytes;
+  return t.splits == 1 || stages >= t.kind().pixels * t.kind().channels * 4;
+}
+
+bool is_legal(const Forward& p, const Tile& t) {
+  const int64_t size = element_size(p.dtype);
+  if (!is_grid(p, t)) return false;
+  if (t.copies * t.copy_rows < t.kind().pixels + t.span) return false;
+  if (p.groups > 1 && p.group_C() * size % t.row_bytes != 0) return false;
+  if (t.items() * t.splits > INT32_MAX / 2) return false;
+  if (t.splits == 1) return true;
+  return t.loader == Loader::kIm2col && is_clustered(t.kind()) &&
+         t.splits <= t.chunks * p.phase[0].R * p.phase[0].S;
+}
+
+int64_t segments_of(const Packed& p) {
+  return ceil_divide(ceil_divide(p.H * p.W, kPackPixels), kSegmentBlocks);
+}
+int64_t image_bytes(const Packed& p) { return p.H * p.W * p.row * element_size(p.dtype); }
+
+// Images that are packed at a time; 0 if not even one fits.
+int64_t chunk_images(const Packed& p) {
+  const int64_t weights = p.K * p.taps_h * p.taps_w * round_up(p.group_C(), 8) * 4;
+  const int64_t room = kMostWorkspace - weights - p.N * (segments_of(p) + 1) * 4 - 4 * kAlignment;
+  const int64_t most = std::min(std::max<int64_t>(room, 0) / image_bytes(p), p.N);
+  return most == 0 ? 0 : ceil_divide(p.N, ceil_divide(p.N, most));
+}
+int64_t counter_bytes(const Packed& p) {
+  const int64_t images = chunk_images(p);
+  return round_up(ceil_divide(p.N, images) * counters_of(p, images) * 4, kAlignment);
+}
+int64_t pack_chunks(const Packed& p) { return ceil_divide(p.N, chunk_images(p)); }
+
+int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
+  const double share = t.splits > 2 ? kClusterShare : 1;
+  const auto clusters = static_cast<int64_t>(share * d.sm_count * t.kind().occupancy / t.splits);
+  return std::max<int64_t>(clusters, 1) * t.splits;
+}
+
+double overlapped(double a, double b) { return std::max(a, b) + kHidden * std::min(a, b); }
+
+double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
+  const TileShape& kind = t.kind();
+  const auto size = static_cast<double>(element_size(p.dtype));
+  const double results = static_cast<double>(kind.pixels) * kind.channels;
+  const double product = results * t.row_bytes / kProductBytes / kProductEfficiency;
+  const double step = std::max(product, product / 2 + kStepClocks);
+  const double x_clocks =
+      std::max(t.x_bytes / kLoadBytesPerClock, t.copies * t.copy_rows * kRowClocks);
+  const double w_clocks = std::max(t.w_bytes / kLoadBytesPerClock, kind.channels * kRowClocks);
+  double store =
+      results * size / (t.store == Store::kRows ? kStoreBytesPerClock : kPixelBytesPerClock);
+  if (t.splits > 1) store = results * 4 / kClusterBytesPerClock;
+  const auto blocks = static_cast<double>(blocks_at_once(d, t));
+  const double tiles = static_cast<double>(t.tiles_m * t.tiles_k * t.splits);  // of a phase
+  double total = 0;
+  double longest = 0;
+  for (int i = 0; i < p.phases; ++i) {
+    const double taps = static_cast<double>(p.phase[i].R) * p.phase[i].S;
+    double sum = 0;
+    if (t.loader == Loader::kIm2col) {
+      sum = taps * t.chunks * overlapped(step, x_clocks + w_clocks);
+    } else {
+      sum = t.chunks * overlapped(taps * step, x_clocks + taps * w_clocks);
+    }
+    const double item = sum / t.splits + store + kTileClocks;
+    longest = std::max(longest, item);
+    total += std::ceil(tiles / blocks) * item;
+  }
+  total = std::max(total, longest);
+  if (kind.occupancy > 1) total *= kind.occupancy * kPairEfficiency;
+  const double ms = total / (d.clock_ghz * 1e6) + kStartMs;
+  const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s) + kStartMs;
+  double all = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
+  if (t.splits > 1) all += kClusterMs;
+  if (p.packs) {
+    const auto packed = static_cast<double>(p.N * p.H * p.W * p.row) * size;
+    all = std::max(all + kInputStartMs, 1e-6 * packed / kInputBandwidth + kStartMs);
+    all += kStartMs * static_cast<double>(pack_chunks(p) - 1);
+  }
+  const PackedWeight weight = packed_matrix(p, t.weights_as_stored);
+  if (!weight.in_place) {
+    const double bytes = static_cast<double>(weight.rows * weight.row) * size;
+    all += std::max(kPackMs, bytes / kPackBytesPerClock / (d.clock_ghz * 1e6));
+  }
+  return all;
+}
+
+class Search : public PlanSearch {
+ public:
+  Search(const ConvProblem& asked, const Packed& p, const DeviceProperties& d,
+         std::vector<ConvPlan>* all)
+      : PlanSearch(asked, d, all), f_(p) {}
+
+  ConvPlan best() {
+    if (!input_is_legal(f_) || (f_.packs && chunk_images(f_) == 0)) return best_;
+    for (int loader = 0; loader < kLoaderCount; ++loader) {
+      for (int shape = 0; shape < kTileShapeCount; ++shape) {
+        if (is_too_wide(kTileShapes[shape].channels)) continue;
+        for (int row = kMostRowBytes; row >= kLeastRowBytes; row /= 2) {
+          // A stage of fewer channels than there are is for what else has no room.
+          if (!weigh(static_cast<Loader>(loader), shape, row)) continue;
+          if (f_.group_C() * element_size(f_.dtype) > row / 2) break;
+        }
+      }
+    }
+    return best_;
+  }
+
+ private:
+  // Twice as wide a tile as there are channels is never better than the next one.
+  bool is_too_wide(int channels) const { return channels > 32 && f_.group_K() <= channels / 2; }
+
+  bool weigh(Loader loader, int shape, int row_bytes) {
+    if (!add_tile(make_tile(f_, loader, shape, row_bytes, 1))) return false;
+    const Tile whole = make_tile(f_, loader, shape, row_bytes, 1);
+    for (int64_t splits = 2; splits <= kMostSplits; splits *= 2) {
+      const Tile tile = make_tile(f_, loader, shape, row_bytes, splits);
+      if (whole.items() * splits > blocks_at_once(d_, tile)) break;
+      add_tile(tile);
+    }
+    return true;
+  }
+
+  bool add_tile(Tile t) {
+    if (!is_legal(f_, t) || !choose_stages(block_bytes(d_, t), t)) return false;
+    ConvPlan plan;
+    plan.variant = kLoaderNames[static_cast<int>(t.loader)];
+    plan.variant_index = kPlanFlag | static_cast<int>(t.loader) | t.shape << kShapeShift |
+                         t.row_bytes / kLeastRowBytes << kRowShift;
+    plan.tile[0] = t.kind().pixels;
+    plan.tile[1] = t.kind().channels;
+    plan.tile[2] = t.row_bytes / static_cast<int>(element_size(f_.dtype));
+    plan.splits = t.splits;
+    plan.block = t.kind().threads();
+    plan.wide_index = needs_wide_index(f_);
+    plan.shared_bytes = shared_bytes(t);
+    plan.grid[0] = std::min<int64_t>(t.items() * t.splits, blocks_at_once(d_, t));
+    if (t.splits > 1) plan.grid[0] = t.items() * t.splits;
+    const PackedWeight weight = packed_matrix(f_, t.weights_as_stored);
+    if (!weight.in_place) {
+      plan.workspace_bytes =
+          round_up(weight.rows * weight.row * element_size(f_.dtype), kAlignment);
+    }
+    if (f_.packs) {
+      plan.chunk_images = chunk_images(f_);
+      plan.workspace_bytes += counter_bytes(f_) + image_bytes(f_) * plan.chunk_images;
+    }
+    plan.predicted_ms = predicted_ms(f_, d_, t);
+    add(plan);
+    return true;
+  }
+
+  const Packed& f_;
+};
+
+}  // namespace
+
+int64_t pixel_stride(const Forward& p) {
+  if (p.Q > 1) return p.y_strides[3];
+  if (p.P > 1) return p.y_strides[2];
+  return p.N > 1 ? p.y_strides[0] : round_up(p.K, 16);
+}
+
+int64_t counters_of(const Packed& p, int64_t images) { return 1 + images * segments_of(p); }
+
+Packed forward_of(const ConvProblem& asked) {
+  Packed p{as_forward(asked, /*paired=*/false, /*apart=*/false)};
+  if (input_is_legal(p)) {
+    static_cast<Forward&>(p) = as_one_row(p);
+    return p;
+  }
+  const bool planes = (p.W == 1 || p.x_strides[3] == 1) && (p.H == 1 || p.x_strides[2] == p.W);
+  if (!planes || p.x_strides[0] < 0 || p.x_strides[1] < 0 || (p.K > 1 && p.y_strides[1] == 1)) {
+    return p;
+  }
+  p.packs = true;
+  p.source = p.x_strides;
+  p.source_aligned = p.x_aligned;
+  p.row = round_up(p.C, 16 / element_size(p.dtype));
+  p.x_strides = {p.H * p.W * p.row, 1, p.W * p.row, p.row};
+  p.x_aligned = true;
+  return p;
+}
+
+ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& d,
+                   std::vector<ConvPlan>* all) {
+  return Search(asked, forward_of(asked), d, all).best();
+}
+
+bool is_plan(const ConvPlan& plan) { return (plan.variant_index & kPlanFlag) != 0; }
+
+Tile tile_of(const Packed& p, const ConvPlan& plan) {
+  const int variant = plan.variant_index & (kPlanFlag - 1);
+  const auto loader = static_cast<Loader>(variant & ((1 << kShapeShift) - 1));
+  const int shape = variant >> kShapeShift & ((1 << (kRowShift - kShapeShift)) - 1);
+  Tile t = make_tile(p, loader, shape, (variant >> kRowShift) * kLeastRowBytes, plan.splits);
+  choose_stages(plan.shared_bytes, t);
+  return t;
+}
+
+int shared_bytes(const Tile& t) {
+  return fixed_bytes(t) + t.x_stages * t.x_bytes + t.w_stages * t.w_bytes;
+}
+
+}  // namespace customconv::implicit_gemm::sm90

@@ -1,0 +1,127 @@
+// How the main loop for Hopper cuts a convolution into matrix products.
+//
+// A thread block computes a tile: a run of positions by some output channels. Positions are those
+// of a grid of `pitch` columns and `period` rows for each image, one image after the other, so that
+// a run may go on in the next row and in the next image. The loader says which grid it is.
+//
+// - im2col: the grid has the output's pixels alone. A stage of shared memory holds one tap: the
+//   pixels that it meets by some channels, and its weights. No pixel is computed that is not there.
+// - halo: the grid has the input's pixels, and the padding behind each row and each image. A stage
+//   holds the pixels that all taps meet: a tap reads the same stage some rows further on. Pixels
+//   are loaded once, not once for each tap. Positions in the padding are computed but not stored.
+//
+// Both bring pixels by the copy engine's im2col mode, a row of shared memory for each position, and
+// the matrix instruction reads them in place.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/implicit_gemm/forward.h"
+#include "plan/plan.h"
+
+namespace customconv::implicit_gemm::sm90 {
+
+constexpr int kMostStages = 12;
+constexpr int kMostRowBytes = 128;      // of a position's channels in a stage
+constexpr int kLeastRowBytes = 32;      // what one matrix instruction multiplies
+constexpr int kInstructionPixels = 64;  // rows of a matrix instruction
+constexpr int kBarrierBytes = 1024;     // and what aligns the rest
+constexpr int kMostSplits = 8;          // thread blocks of a cluster
+constexpr int kLeastAsStored = 64;  // channels of a tile whose weights the instruction transposes
+// Units of input that is packed: pixels by bytes of channels; what a unit takes of shared memory.
+constexpr int kPackPixels = 64;
+constexpr int kPackRowBytes = 128;
+constexpr int kPackUnitBytes = 9 << 10;
+constexpr int kPackWarps = 2;
+constexpr int kPackBytes = kPackWarps * 2 * kPackUnitBytes;  // each warp has two units under way
+constexpr int kSegmentBlocks = 16;                           // of pixels
+
+struct TileShape {
+  int pixels, channels;
+  int warpgroups;  // that multiply
+  int occupancy;   // thread blocks that run on a multiprocessor
+
+  constexpr int blocks() const { return pixels / (warpgroups * kInstructionPixels); }
+  constexpr int threads() const { return 128 * (1 + warpgroups); }
+};
+inline constexpr TileShape kTileShapes[] = {
+    {256, 128, 2, 1}, {192, 128, 3, 1}, {128, 256, 2, 1}, {64, 256, 1, 1}, {128, 128, 2, 1},
+    {256, 64, 2, 1},  {128, 64, 2, 2},  {64, 64, 1, 2},   {256, 32, 2, 1},
+};
+inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
+
+enum class Loader : uint8_t { kIm2col, kHalo };
+inline constexpr const char* kLoaderNames[] = {"im2col", "halo"};
+inline constexpr int kLoaderCount = sizeof(kLoaderNames) / sizeof(const char*);
+
+// How sums reach the output.
+enum class Store : uint8_t {
+  kRows,     // channels-last, by the copy engine: positions are the output's pixels
+  kPixels,   // channels-last, by threads, a pixel's channels 16 bytes at a time
+  kPlanes,   // channels-first, by threads
+  kCluster,  // sums are split among the thread blocks of a cluster, which add them up; any layout
+};
+inline constexpr int kStoreCount = 4;
+
+// Shared memory that a warpgroup's results pass through: slabs of 64 positions by 128 bytes of
+// channels, or planes that are a little further apart.
+constexpr int staging_bytes(Store store) {
+  return store == Store::kPlanes ? 9 << 10 : store == Store::kCluster ? 0 : 16 << 10;
+}
+
+// Whether sums of such a tile may be split: a block's stages have room for them.
+constexpr bool is_clustered(const TileShape& shape) {
+  return shape.pixels * shape.channels <= 128 * 128;
+}
+// What is seldom asked for has no kernels without an epilogue.
+constexpr bool is_fused(Loader loader, Store store, bool has_epilogue) {
+  return has_epilogue || store == Store::kCluster ||
+         (store == Store::kPixels && loader == Loader::kIm2col);
+}
+
+struct Tile {
+  Loader loader;
+  int shape;      // of kTileShapes
+  int row_bytes;  // of channels, of a position in a stage: 32, 64 or 128
+  int splits;
+  Store store;
+  bool weights_as_stored;  // an input gradient's: the instruction transposes them
+  bool packs;              // the input is packed
+
+  int64_t pitch, period;  // columns and rows of an image's positions
+  int64_t halo;           // positions before a tile's first that its first tap meets
+  int64_t span;           // positions from there to those of the last tap
+  int copies, copy_rows;  // a stage's pixels come in so many copies of so many positions
+  int x_bytes, w_bytes;   // of a stage
+  int x_stages, w_stages;
+  int chunks;  // of channels, a stage each
+  int64_t tiles_m, tiles_k, phases;
+
+  constexpr const TileShape& kind() const { return kTileShapes[shape]; }
+  int64_t items() const { return tiles_m * tiles_k * phases; }
+  int64_t image() const { return pitch * period; }
+};
+
+// The cheapest plan, or one without a block; with `all`, every plan that was weighed goes there.
+ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& device,
+                   std::vector<ConvPlan>* all = nullptr);
+// Whether `plan` is of this main loop, and its tile.
+bool is_plan(const ConvPlan& plan);
+// The problem as the main loop computes it: if its input has to be packed, of the packed one.
+struct Packed : Forward {
+  bool packs = false;
+  Shape4 source{};             // strides of the input that is packed
+  int64_t row = 0;             // elements of a packed pixel
+  bool source_aligned = true;  // to 16 bytes
+};
+Packed forward_of(const ConvProblem& asked);
+Tile tile_of(const Packed& problem, const ConvPlan& plan);
+int shared_bytes(const Tile& tile);
+// Elements from one pixel of the output to the next, if they all are equally far apart.
+int64_t pixel_stride(const Forward& problem);
+
+// Of input that is packed: counters of so many images, and what parts of the workspace begin at.
+int64_t counters_of(const Packed& problem, int64_t images);
+constexpr int64_t kAlignment = 256;
+
+}  // namespace customconv::implicit_gemm::sm90

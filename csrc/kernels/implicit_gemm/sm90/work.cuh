@@ -1,0 +1,77 @@
+// A thread block's shared memory, and what it computes one after the other.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/implicit_gemm/sm90/params.h"
+#include "kernels/ptx/barrier.cuh"
+
+namespace customconv::implicit_gemm::sm90 {
+
+struct Memory {
+  // Stages of pixels, with the weights of the same tap if the loader is im2col; stages of weights.
+  ptx::Barrier *x_full, *x_empty, *w_full, *w_empty;
+  ptx::Barrier* residual_full;  // of each warpgroup
+  char *staging, *pack, *weights, *pixels;
+
+  __device__ Memory(const Params& p, char* memory, int staging_bytes)
+      : x_full(reinterpret_cast<ptx::Barrier*>(memory)),
+        x_empty(x_full + kMostStages),
+        w_full(x_empty + kMostStages),
+        w_empty(w_full + kMostStages),
+        residual_full(w_empty + kMostStages),
+        staging(memory + kBarrierBytes),
+        pack(staging + staging_bytes),
+        weights(pack + (p.pack.units > 0 ? kPackBytes : 0)),
+        pixels(weights + p.w_stages * p.w_bytes) {}
+};
+
+// A tile, and the steps of its sum that a block computes: chunks of channels, and if the loader is
+// im2col the taps of each.
+struct Work {
+  int position;   // the tile's first
+  int k, last_k;  // the tile's first channel, and the end of its group's
+  int c;          // the group's first input channel
+  int phase;
+  int taps;
+  int first, last;
+
+  __device__ Work(const Params& p, int item, int rank, const TileShape& shape, Loader loader) {
+    int32_t m = item;
+    const int tile_k = p.by_tiles_k.split(m);
+    phase = 0;
+    if (p.phases > 1) {
+      phase = m;
+      m = p.by_tiles_m.split(phase);
+    }
+    position = m * shape.pixels;
+    int32_t group = tile_k;
+    const int own = p.by_group_tiles.split(group);
+    k = group * p.group_K + own * shape.channels;
+    last_k = (group + 1) * p.group_K;
+    c = group * p.group_C;
+    taps = p.phase[phase].R * p.phase[phase].S;
+    const int steps = taps == 0 ? 0 : p.chunks * (loader == Loader::kIm2col ? taps : 1);
+    first = p.splits > 1 ? steps * rank / p.splits : 0;
+    last = p.splits > 1 ? steps * (rank + 1) / p.splits : steps;
+  }
+};
+
+// Where a position is in the grid.
+struct Place {
+  int n, row, column;
+
+  __device__ Place(const Params& p, int position) {
+    int32_t rest = position;
+    column = p.by_pitch.split(rest);
+    row = p.by_period.split(rest);
+    n = rest;
+  }
+  // From the output's first element to the pixel's channel 0; -1 if there is no such pixel.
+  __device__ int64_t offset(const Params& p, const Phase& phase) const {
+    if (n >= p.N || row >= phase.P || column >= phase.Q) return -1;
+    return phase.offset + n * p.out_n + row * p.out_p + column * p.out_q;
+  }
+};
+
+}  // namespace customconv::implicit_gemm::sm90
