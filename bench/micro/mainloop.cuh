@@ -152,8 +152,8 @@ class PixelLoader {
           multicast_im2col(kBoth, to, &p_.x, full, channel, w, h, place.n - 1, s * p_.dilation,
                            r * p_.dilation);
         } else {
-          load_im2col(to, &p_.x, full, channel, w, h, place.n - 1, s * p_.dilation,
-                      r * p_.dilation);
+          ptx::copy_im2col(to, &p_.x, full, channel, w, h, place.n - 1, s * p_.dilation,
+                           r * p_.dilation);
         }
       }
       if (kDense && lane_ == 31) {

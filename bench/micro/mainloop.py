@@ -87,8 +87,7 @@ class Program:
 
     def _cells(self) -> Iterator[tuple[int, int, str]]:
         """Yields the number of each tile, each grid, and their name."""
-        layer = self.layer
-        grids = (1,) if layer.stride[0] > 1 or layer.R * layer.S == 1 else (0, 1)
+        grids = _grids(self.layer)
         for (i, (m, n)), dense in itertools.product(enumerate(self.tiles), grids):
             yield i, dense, f"{m}x{n} {GRIDS[dense]}"
 

@@ -1,5 +1,4 @@
-// What the programs share: TMA's im2col mode, which the library's kernels do not use, and what a
-// program tells its caller.
+// What the programs share: copies in TMA's im2col mode, and what a program tells its caller.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +9,7 @@
 
 #include "kernels/common/check.h"
 #include "kernels/common/map.cuh"
-#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/im2col.cuh"
 
 namespace customconv::micro {
 
@@ -29,18 +28,7 @@ int guarded(Function function) {
   }
 }
 
-// Loads pixels from (w, h, n) on, as the map's bounding box is traversed, each moved by the
-// offsets.
-__device__ inline void load_im2col(void* to, const CUtensorMap* map, ptx::Barrier* full, int c,
-                                   int w, int h, int n, int offset_w = 0, int offset_h = 0) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(ptx::shared_address(to)),
-      "l"(map), "r"(ptx::shared_address(full)), "r"(c), "r"(w), "r"(h), "r"(n),
-      "h"(static_cast<uint16_t>(offset_w)), "h"(static_cast<uint16_t>(offset_h))
-      : "memory");
-}
-// The same into every thread block of the cluster that `blocks` has a bit for.
+// As ptx::copy_im2col, into every thread block of the cluster that `blocks` has a bit for.
 __device__ inline void multicast_im2col(uint16_t blocks, void* to, const CUtensorMap* map,
                                         ptx::Barrier* full, int c, int w, int h, int n,
                                         int offset_w = 0, int offset_h = 0) {
@@ -65,24 +53,12 @@ struct Im2col {
 template <typename T>
 CUtensorMap map_im2col(const void* x, const Im2col& from,
                        CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeIm2col", &function, 12000,
-                                              cudaEnableDefault, &found),
-             "cuTensorMapEncodeIm2col");
   const cuuint64_t row = from.C * sizeof(T), W = from.W, H = from.H;
-  const cuuint64_t sizes[] = {cuuint64_t(from.C), W, H, cuuint64_t(from.N)};
-  const cuuint64_t strides[] = {row, row * W, row * W * H};
-  const cuuint32_t stride = from.stride, steps[] = {1, stride, stride, 1};
-  CUtensorMap map;
-  const CUresult status = reinterpret_cast<decltype(&cuTensorMapEncodeIm2col)>(function)(
-      &map, kMapType<T>, 4, const_cast<void*>(x), sizes, strides, from.lower, from.upper,
-      from.channels, from.pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) {
-    throw std::runtime_error("no im2col map (CUDA error " + std::to_string(int(status)) + ")");
-  }
-  return map;
+  return make_im2col_map(x, kMapType<T>, {cuuint64_t(from.C), W, H, cuuint64_t(from.N)},
+                         {row, row * W, row * W * H},
+                         {from.lower[0], from.lower[1], from.upper[0], from.upper[1], from.stride,
+                          from.stride, from.channels, from.pixels},
+                         swizzle);
 }
 
 }  // namespace customconv::micro

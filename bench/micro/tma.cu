@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(64) load(const __grid_constant__ Params p) {
           if (p.share > 1) {
             micro::multicast_im2col(all, to, &p.map, full + turn.stage, c, w, h, n);
           } else {
-            micro::load_im2col(to, &p.map, full + turn.stage, c, w, h, n);
+            ptx::copy_im2col(to, &p.map, full + turn.stage, c, w, h, n, 0, 0);
           }
         } else {
           const int across = p.W / p.box_w, down = p.H / p.box_h;

@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(128 * (1 + kWarpgroups), 1)
         if (lane == 0) ptx::arrive_expecting(full + turn.stage, bytes);
         __syncwarp();
         char* to = stages + turn.stage * p.stage_bytes + at;
-        if (is_dy) micro::load_im2col(to, &p.dy, full + turn.stage, k + slab * 64, w, h, n - 1);
-        if (is_x) micro::load_im2col(to, &p.x, full + turn.stage, c + slab * 64, w, h, n - 1);
+        if (is_dy) ptx::copy_im2col(to, &p.dy, full + turn.stage, k + slab * 64, w, h, n - 1, 0, 0);
+        if (is_x) ptx::copy_im2col(to, &p.x, full + turn.stage, c + slab * 64, w, h, n - 1, 0, 0);
         turn.advance(p.stages);
       }
     }
