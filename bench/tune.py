@@ -41,6 +41,7 @@ class Timed:
     """A plan, the planner's prediction and the median time, in milliseconds."""
 
     family: str
+    variant_index: int
     plan: str
     splits: int
     workspace_mb: float
@@ -124,8 +125,8 @@ def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcom
         calls["peer"] = [contenders.peers(layer, cell.op, buffers, cell.peer) for buffers in sets]
         times = timing.interleaved(calls, device, budget_s=budget_s).times
     timed = tuple(
-        Timed(plan.family, str(plan), plan.splits, plan.workspace_bytes / 2**20,
-              plan.predicted_ms, times[str(i)].median)
+        Timed(plan.family, plan.variant_index, str(plan), plan.splits,
+              plan.workspace_bytes / 2**20, plan.predicted_ms, times[str(i)].median)
         for i, plan in enumerate(plans)
     )  # fmt: skip
     return Outcome(

@@ -23,7 +23,7 @@ def plan(family, variant_index, splits, predicted_ms):
 
 def outcome(chosen_ms, best_ms, layout="nchw"):
     plans = tuple(
-        tune.Timed("family", name, 1, 0.0, 0.1, ms)
+        tune.Timed("family", 0, name, 1, 0.0, 0.1, ms)
         for name, ms in (("this", chosen_ms), ("other", chosen_ms), ("that", best_ms))
     )
     return tune.Outcome("suite", "layer", {"N": 8}, "fp16", layout, "fprop", plans, 1.5)

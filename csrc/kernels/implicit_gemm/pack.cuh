@@ -19,19 +19,12 @@ struct WeightSource {
   Divider<int32_t> group_K;
   int K, C, taps;
   int R, S, period_h, period_w;  // taps, and from one of a phase to the next
-  int* counters;                 // of the kernel that follows: so many are set to zero
-  int clears;
 
   // Taps that a thread packs: all of them where they follow each other in memory, and share what is
   // read at a time.
   __host__ __device__ int taps_at_once() const {
     const auto distance = [](int64_t stride) { return stride < 0 ? -stride : stride; };
     return distance(s) < distance(c) && distance(s) < distance(k) ? taps : 1;
-  }
-  // By one thread block.
-  __device__ void clear_counters() const {
-    if (blockIdx.x > 0) return;
-    for (int i = threadIdx.x; i < clears; i += blockDim.x) counters[i] = 0;
   }
   // The first element of an output channel.
   __device__ const T* channel(int number) const {
@@ -65,18 +58,12 @@ struct PackedTap {
   }
 };
 
-__global__ inline void __launch_bounds__(kPackBlock) clear_counters(int* counters, int count) {
-  ptx::start_dependents();
-  for (int i = threadIdx.x; i < count; i += kPackBlock) counters[i] = 0;
-}
-
 // A matrix (K, R, S, row): zeros behind the last channel.
 template <typename T>
 __global__ void __launch_bounds__(kPackBlock)
     pack_matrix(int count, Divider<int32_t> row, Divider<int32_t> parts, Divider<int32_t> by_S,
                 WeightSource<T> from, T* __restrict__ packed) {
   ptx::start_dependents();
-  from.clear_counters();
   const int taps = from.taps_at_once();
   for (int at = blockIdx.x * kPackBlock + threadIdx.x; at < count; at += gridDim.x * kPackBlock) {
     int32_t k = at;
@@ -106,7 +93,6 @@ __global__ void __launch_bounds__(kPackBlock)
   constexpr int kWarps = kPackBlock / kSquare;
   __shared__ T square[kSquareTaps][kSquare][kSquare + 1];
   ptx::start_dependents();
-  from.clear_counters();
   int32_t part = blockIdx.x;
   const int first_k = squares_k.split(part) * kSquare, first_c = squares_c.split(part) * kSquare;
   const int lane = threadIdx.x % kSquare, warp = threadIdx.x / kSquare;

@@ -27,9 +27,7 @@ WeightSource<T> weight_source(const Forward& p, const T* w) {
           static_cast<int>(p.taps_h),
           static_cast<int>(p.taps_w),
           static_cast<int>(p.period_h),
-          static_cast<int>(p.period_w),
-          nullptr,
-          0};
+          static_cast<int>(p.period_w)};
 }
 // The weight of an input gradient, with its channels as they were.
 template <typename T>
@@ -49,14 +47,11 @@ WeightSource<T> stored_source(const Forward& p, const T* w) {
   return from;
 }
 
-// Sets so many counters to zero on the way.
 template <typename T>
 void pack_weight_matrix(const Forward& p, bool transposed, const PackedWeight& packed, const T* w,
-                        T* to, cudaStream_t stream, int* counters = nullptr, int clears = 0) {
+                        T* to, cudaStream_t stream) {
   using D = Divider<int32_t>;
-  WeightSource<T> from = transposed ? stored_source(p, w) : weight_source(p, w);
-  from.counters = counters;
-  from.clears = clears;
+  const WeightSource<T> from = transposed ? stored_source(p, w) : weight_source(p, w);
   const bool turned = std::abs(from.k) < std::abs(from.c) || from.period_h * from.period_w > 1;
   if (turned) {
     const int64_t squares_k = ceil_divide(from.K, kSquare),

@@ -619,8 +619,7 @@ ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
     if (choice.ms == 0 || (best.grid[0] > 0 && best.predicted_ms <= choice.ms)) continue;
     best = plan_of(p, d, choice);
   }
-  // Two warps pack input too slowly yet to be weighed against the other ways.
-  if (d.has_hopper_kernels() && !sm90::forward_of(asked).packs) {
+  if (d.has_hopper_kernels()) {
     const ConvPlan plan = sm90::best_plan(asked, d);
     if (plan.block > 0 && (best.grid[0] == 0 || plan.predicted_ms < best.predicted_ms)) {
       best = plan;

@@ -3,25 +3,18 @@
 
 #include <cstdint>
 
-#include "kernels/implicit_gemm/sm90/pack_input.cuh"
 #include "kernels/implicit_gemm/sm90/weights.cuh"
 #include "kernels/ptx/im2col.cuh"
 
 namespace customconv::implicit_gemm::sm90 {
 
-// By one warp. `kPacks`: the input may be packed meanwhile.
-template <bool kPacks>
+// By one warp.
 __device__ inline void load_halo(const Params& p, const Memory& memory, const Work& work,
-                                 PackedInput& input, ptx::Turn& turn, int lane) {
+                                 ptx::Turn& turn, int lane) {
   if (work.taps == 0) return;
   // One image ahead, so that no position is negative.
   const int first = work.position - p.halo + p.image;
   const Place place(p, first + lane * p.copy_rows);
-  if (kPacks) {
-    const Place from(p, first), to(p, first + p.copies * p.copy_rows - 1);
-    const bool ahead = from.n == 0;  // of the first image
-    input.await(ahead ? 0 : from.n - 1, ahead ? 0 : from.row, max(to.n - 1, 0), to.row);
-  }
   for (int chunk = 0; chunk < p.chunks; ++chunk) {
     ptx::Barrier* full = memory.x_full + turn.stage;
     ptx::wait(memory.x_empty + turn.stage, turn.parity ^ 1);

@@ -3,26 +3,19 @@
 
 #include <cstdint>
 
-#include "kernels/implicit_gemm/sm90/pack_input.cuh"
 #include "kernels/implicit_gemm/sm90/weights.cuh"
 #include "kernels/ptx/im2col.cuh"
 
 namespace customconv::implicit_gemm::sm90 {
 
-// By one warp. `kPacks`: the input may be packed meanwhile.
-template <int kM, int kN, bool kAsStored, bool kPacks>
+// By one warp.
+template <int kN, bool kAsStored>
 __device__ inline void load_taps(const Params& p, const Memory& memory, const Work& work,
-                                 PackedInput& input, ptx::Turn& turn, int lane) {
+                                 ptx::Turn& turn, int lane) {
   if (work.first >= work.last) return;
   const Phase& phase = p.phase[work.phase];
   const Place place(p, work.position);
   const int w = place.column * p.stride_w - p.pad_w, h = place.row * p.stride_h - p.pad_h;
-  if (kPacks) {
-    const Place last(p, work.position + kM - 1);
-    const int reach = (phase.R - 1) * p.dilation_h;
-    input.await(place.n, h + phase.row, last.n,
-                last.row * p.stride_h - p.pad_h + phase.row + reach);
-  }
   int chunk = work.first / work.taps;
   int s = work.first - chunk * work.taps;
   int r = s / phase.S;

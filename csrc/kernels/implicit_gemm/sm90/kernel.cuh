@@ -1,10 +1,9 @@
-// The kernel: two warps load, two may pack the input, warpgroups multiply and store. A thread block
-// stays until all tiles are done.
+// The kernel: two warps load, warpgroups multiply and store. A thread block stays until all tiles
+// are done.
 #pragma once
 
 #include "kernels/implicit_gemm/sm90/halo.cuh"
 #include "kernels/implicit_gemm/sm90/im2col.cuh"
-#include "kernels/implicit_gemm/sm90/pack_input.cuh"
 #include "kernels/implicit_gemm/sm90/products.cuh"
 #include "kernels/implicit_gemm/sm90/store_cluster.cuh"
 #include "kernels/implicit_gemm/sm90/store_pixels.cuh"
@@ -24,7 +23,6 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kSh
   constexpr TileShape kTile = kTileShapes[kShape];
   constexpr int kWarpgroups = kTile.warpgroups, kBlocks = kTile.blocks(), kN = kTile.channels;
   constexpr bool kHalo = kLoader == Loader::kHalo, kClustered = kStore == Store::kCluster;
-  constexpr bool kPacks = kClustered || kStore == Store::kPlanes;  // perhaps
   extern __shared__ __align__(1024) char dynamic[];
   const Memory memory(p, dynamic, kWarpgroups * staging_bytes(kStore));
   // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
@@ -62,22 +60,17 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kSh
     ptx::Turn turn;
     if (warp == 0) {
       if (p.early) ptx::await_dependency();
-      PackedInput input(p, lane);
       each_tile([&](const Work& work) {
         if constexpr (kHalo) {
-          load_halo<kPacks>(p, memory, work, input, turn, lane);
+          load_halo(p, memory, work, turn, lane);
         } else {
-          load_taps<kTile.pixels, kN, kAsStored, kPacks>(p, memory, work, input, turn, lane);
+          load_taps<kN, kAsStored>(p, memory, work, turn, lane);
         }
       });
     } else if (kHalo && warp == 1) {
       if (p.early) ptx::await_dependency();
       each_tile(
           [&](const Work& work) { load_halo_weights<kN, kAsStored>(p, memory, work, turn, lane); });
-    } else if (kPacks && warp >= 4 - kPackWarps && p.pack.units > 0) {
-      if (p.early) ptx::await_dependency();
-      char* own = memory.pack + (warp - (4 - kPackWarps)) * (kPackBytes / kPackWarps);
-      Packer<T>(p, own, lane).run();
     }
     if constexpr (kClustered) {
       const float none[kBlocks][kN / 2] = {};

@@ -6,6 +6,7 @@
 
 #include "kernels/common/map.cuh"
 #include "kernels/common/start.h"
+#include "kernels/implicit_gemm/pack_pixels.cuh"
 #include "kernels/implicit_gemm/pack_weights.cuh"
 #include "kernels/implicit_gemm/sm90/launch.h"
 
@@ -75,37 +76,31 @@ CUtensorMap map_rows(const Forward& p, const Tile& t, const T* y) {
   return make_map(y, type, boxes, swizzle_of(row_bytes));
 }
 
-// Input that is packed into `to`.
+// Packs the images of `p` into `to`.
 template <typename T>
-PackParams pack_params(const Packed& p, const T* x, const T* begin, const T* end, T* to,
-                       int* counters) {
-  using U = int;
-  constexpr int64_t kSize = sizeof(T), kVector = 16 / kSize;
-  PackParams pack{};
+void pack_input(const Packed& p, const T* x, const T* begin, const T* end, T* to, bool early,
+                cudaStream_t stream) {
+  using U = PackUnit<T>;
+  PackPixels<T> pack{};
   pack.x = x;
   pack.begin = begin;
   pack.end = end;
   pack.n = p.source[0];
   pack.c = p.source[1];
-  pack.N = static_cast<U>(p.N);
-  pack.C = static_cast<U>(p.C);
-  pack.H = static_cast<U>(p.H);
-  pack.W = static_cast<U>(p.W);
-  pack.pixels = static_cast<U>(p.H * p.W);
-  pack.aligned = p.source_aligned && pack.c % kVector == 0 && (p.N == 1 || pack.n % kVector == 0);
+  pack.C = static_cast<int>(p.C);
+  pack.pixels = static_cast<int>(p.H * p.W);
+  pack.aligned =
+      p.source_aligned && pack.c % U::kVector == 0 && (p.N == 1 || pack.n % U::kVector == 0);
   pack.to = to;
-  pack.row = static_cast<U>(p.row);
-  pack.next = counters;
-  pack.packed = counters + 1;
-  pack.units_c = static_cast<U>(ceil_divide(p.row * kSize, kPackRowBytes));
-  pack.blocks = static_cast<U>(ceil_divide(p.H * p.W, kPackPixels));
-  pack.units = static_cast<U>(p.N * pack.blocks * pack.units_c);
-  pack.segment_blocks = kSegmentBlocks;
-  pack.segments = static_cast<U>(ceil_divide(pack.blocks, kSegmentBlocks));
-  pack.by_units_c = Divider<int32_t>(pack.units_c);
-  pack.by_blocks = Divider<int32_t>(pack.blocks);
-  pack.by_segments = Divider<int32_t>(pack.segments);
-  return pack;
+  pack.row = static_cast<int>(p.row);
+  const int64_t units_c = ceil_divide(p.row, U::kChannels);
+  const int64_t blocks = ceil_divide(p.H * p.W, U::kPixels);
+  pack.units = static_cast<int>(p.N * blocks * units_c);
+  pack.by_units_c = Divider<int32_t>(units_c);
+  pack.by_blocks = Divider<int32_t>(blocks);
+  start("implicit_gemm: the input",
+        {ceil_divide(pack.units, kPackPixelWarps), 32 * kPackPixelWarps, 0, stream, early},
+        pack_pixels<T>, pack);
 }
 
 template <typename T>
@@ -120,20 +115,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const auto* w = static_cast<const T*>(operands.w);
   const PackedWeight packed = packed_matrix(problem, tile.weights_as_stored);
   auto* workspace = static_cast<char*>(context.workspace);
-  const int64_t images = problem.packs ? plan.chunk_images : problem.N;
-  const int64_t chunks = ceil_divide(problem.N, images), counts = counters_of(problem, images);
-  T* const packed_w = reinterpret_cast<T*>(workspace);
-  if (!packed.in_place) workspace += round_up(packed.rows * packed.row * kSize, kAlignment);
-  int* const counters = reinterpret_cast<int*>(workspace);
-  if (problem.packs) workspace += round_up(chunks * counts * 4, kAlignment);
-  const int clears = problem.packs ? static_cast<int>(chunks * counts) : 0;
   if (!packed.in_place) {
-    pack_weight_matrix(problem, tile.weights_as_stored, packed, w, packed_w, context.stream,
-                       counters, clears);
-    w = packed_w;
-  } else if (clears > 0) {
-    clear_counters<<<1, 256, 0, context.stream>>>(counters, clears);
-    check_launch("implicit_gemm: counters");
+    T* const to = reinterpret_cast<T*>(workspace);
+    workspace += round_up(packed.rows * packed.row * kSize, kAlignment);
+    pack_weight_matrix(problem, tile.weights_as_stored, packed, w, to, context.stream);
+    w = to;
   }
 
   using D = Divider<int32_t>;
@@ -169,7 +155,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.dilation_w = static_cast<int>(problem.dilation_w);
   p.tap_h = static_cast<int>(problem.dilation_h * tile.pitch * tile.row_bytes);
   p.tap_w = static_cast<int>(problem.dilation_w * tile.row_bytes);
-  p.early = !packed.in_place || clears > 0;
+  p.early = !packed.in_place || problem.packs;
 
   const Epilogue& epilogue = operands.epilogue;
   p.out = y;
@@ -236,21 +222,22 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     return run(p, tile);
   }
   // Some images at a time, which share the workspace.
+  const int64_t images = plan.chunk_images;
+  T* const packed_x = reinterpret_cast<T*>(workspace);
   const T* const end = x + max_offset(problem.x_sizes(), problem.source) + 1;
   Packed part = problem;
   for (int64_t n = 0; n < problem.N; n += images) {
     part.N = std::min(images, problem.N - n);
     const Tile part_tile = sm90::tile_of(part, plan);
-    p.pack = pack_params(part, x + n * problem.source[0], x, end, reinterpret_cast<T*>(workspace),
-                         counters + n / images * counts);
-    p.x = map_pixels(part, part_tile, reinterpret_cast<const T*>(workspace));
+    pack_input(part, x + n * problem.source[0], x, end, packed_x, n > 0 || !packed.in_place,
+               context.stream);
+    p.x = map_pixels(part, part_tile, packed_x);
     p.N = static_cast<int>(part.N);
     p.items = static_cast<int>(part_tile.items());
     p.by_tiles_m = D(part_tile.tiles_m);
     p.out = y + n * p.out_n;
     p.epilogue.residual = advanced(epilogue.residual, n * p.out_n);
     run(p, part_tile);
-    p.early = false;  // the workspace is not free until the kernel in front has ended
   }
 }
 

@@ -11,24 +11,6 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
-// Input that is packed while it is read; without units, nothing is.
-struct PackParams {
-  const void* x;
-  const void *begin, *end;  // of the memory that may be read
-  int64_t n, c;             // strides of images and planes
-  int N, C, H, W, pixels;   // pixels of an image
-  bool aligned;             // each plane begins at whole 16 bytes
-  void* to;
-  int row;             // elements of a packed pixel
-  int* next;           // unit
-  int* packed;         // units of each segment
-  int units, units_c;  // of all; of a block of pixels
-  int blocks;          // of pixels, of an image
-  int segments;        // of an image,
-  int segment_blocks;  // of so many blocks each
-  Divider<int32_t> by_units_c, by_blocks, by_segments;
-};
-
 struct Params {
   CUtensorMap x, w, y, residual;
 
@@ -50,8 +32,6 @@ struct Params {
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int tap_h, tap_w;  // halo: bytes of a stage from one tap to the next
   bool early;        // a kernel that writes what is read here may still run
-
-  PackParams pack;
 
   // Output.
   void* out;

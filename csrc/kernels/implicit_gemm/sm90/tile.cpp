@@ -12,15 +12,16 @@ namespace {
 
 // A plan's variant: the loader, the tile's shape, and rows of so many times 32 bytes.
 constexpr int kShapeShift = 4, kRowShift = 8, kPlanFlag = 1 << 20;
-constexpr int kMostOffset = 255;    // of a copy in im2col mode, in pixels
-constexpr int kMostCorner = 127;    // of its box, from the image's corner
-constexpr int kMostCopyRows = 256;  // of a copy
-constexpr int kMostCopies = 16;     // of a stage
-constexpr int kMostStride = 8;      // of a copy
-constexpr int kLeastStages = 3;     // of weights
-constexpr int kMostHaloStages = 4;  // of pixels
-constexpr int kUnit = 8;            // rows of a swizzle
-constexpr int64_t kMostWorkspace = 64 << 20;
+constexpr int kMostOffset = 255;               // of a copy in im2col mode, in pixels
+constexpr int kMostCorner = 127;               // of its box, from the image's corner
+constexpr int kMostCopyRows = 256;             // of a copy
+constexpr int kMostCopies = 16;                // of a stage
+constexpr int kMostStride = 8;                 // of a copy
+constexpr int kLeastStages = 3;                // of weights
+constexpr int kMostHaloStages = 4;             // of pixels
+constexpr int kUnit = 8;                       // rows of a swizzle
+constexpr int64_t kChunkBytes = 32 << 20;      // of input that is packed at a time, to stay in L2,
+constexpr int64_t kMostChunkBytes = 64 << 20;  // and of a single image
 
 // Clocks and rates of a multiprocessor, fitted to times of plans in channels-last on an H100
 // (docs/log/2026-11-25-main-loop.md).
@@ -33,6 +34,8 @@ constexpr double kHidden = 0.12;           // of what is hidden behind what take
 constexpr double kTileClocks = 95;
 constexpr double kStoreBytesPerClock = 18;
 constexpr double kPixelBytesPerClock = 9.7;  // by threads
+constexpr double kPlaneBytesPerClock = 6.1;
+constexpr double kScatteredClocks = 1.2;  // of a pixel between those of other phases
 constexpr double kClusterBytesPerClock = 6.2;
 constexpr double kClusterMs = 0.0059;
 constexpr double kClusterShare = 0.9;    // of the multiprocessors, that clusters of four reach
@@ -41,8 +44,9 @@ constexpr double kBandwidthShare = 0.835;
 constexpr double kStartMs = 0.0065;         // launch, and until the first stage is there
 constexpr double kPackMs = 0.0012;          // to pack weights, at least
 constexpr double kPackBytesPerClock = 430;  // of the whole GPU
-constexpr double kInputStartMs = 0.0145;    // until the first pixels are packed
-constexpr double kInputBandwidth = 344;     // GB/s, of input that is packed
+constexpr double kInputMs = 0.0031;         // to pack a chunk of the input, at least
+constexpr double kInputBandwidth = 1850;    // GB/s, of what is packed
+constexpr double kNextMs = 0.0033;          // until the next chunk's first products
 
 // Behind the last pixel of an axis, where the first tap of its last output pixel is.
 int64_t upper_corner(int64_t pixels, int64_t outputs, int64_t stride, int64_t pad) {
@@ -106,7 +110,6 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
   t.splits = static_cast<int>(splits);
   const TileShape& kind = t.kind();
   t.weights_as_stored = p.gradient && size == 2 && kind.channels >= kLeastAsStored;
-  t.packs = p.packs;
   t.pitch = p.Q;
   t.period = p.P;
   if (loader == Loader::kHalo) {
@@ -127,7 +130,7 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
   t.phases = p.phases;
   if (splits > 1) {
     t.store = Store::kCluster;
-  } else if (p.packs || (p.K > 1 && p.y_strides[1] != 1)) {
+  } else if (p.K > 1 && p.y_strides[1] != 1) {
     t.store = Store::kPlanes;
   } else {
     t.store = stores_rows(p, t) ? Store::kRows : Store::kPixels;
@@ -143,7 +146,7 @@ int block_bytes(const DeviceProperties& d, const Tile& t) {
 
 // Of what is not stages.
 int fixed_bytes(const Tile& t) {
-  return kBarrierBytes + t.kind().warpgroups * staging_bytes(t.store) + (t.packs ? kPackBytes : 0);
+  return kBarrierBytes + t.kind().warpgroups * staging_bytes(t.store);
 }
 
 // Shares out a block's shared memory among stages; false if they are too few.
@@ -172,21 +175,13 @@ bool is_legal(const Forward& p, const Tile& t) {
          t.splits <= t.chunks * p.phase[0].R * p.phase[0].S;
 }
 
-int64_t segments_of(const Packed& p) {
-  return ceil_divide(ceil_divide(p.H * p.W, kPackPixels), kSegmentBlocks);
-}
 int64_t image_bytes(const Packed& p) { return p.H * p.W * p.row * element_size(p.dtype); }
 
-// Images that are packed at a time; 0 if not even one fits.
+// Images that are packed at a time; 0 if one is too large.
 int64_t chunk_images(const Packed& p) {
-  const int64_t weights = p.K * p.taps_h * p.taps_w * round_up(p.group_C(), 8) * 4;
-  const int64_t room = kMostWorkspace - weights - p.N * (segments_of(p) + 1) * 4 - 4 * kAlignment;
-  const int64_t most = std::min(std::max<int64_t>(room, 0) / image_bytes(p), p.N);
-  return most == 0 ? 0 : ceil_divide(p.N, ceil_divide(p.N, most));
-}
-int64_t counter_bytes(const Packed& p) {
-  const int64_t images = chunk_images(p);
-  return round_up(ceil_divide(p.N, images) * counters_of(p, images) * 4, kAlignment);
+  if (image_bytes(p) > kMostChunkBytes) return 0;
+  const int64_t most = std::clamp<int64_t>(kChunkBytes / image_bytes(p), 1, p.N);
+  return ceil_divide(p.N, ceil_divide(p.N, most));
 }
 int64_t pack_chunks(const Packed& p) { return ceil_divide(p.N, chunk_images(p)); }
 
@@ -198,6 +193,22 @@ int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
 
 double overlapped(double a, double b) { return std::max(a, b) + kHidden * std::min(a, b); }
 
+double store_clocks(const Packed& p, const Tile& t) {
+  const double results = static_cast<double>(t.kind().pixels) * t.kind().channels;
+  const double bytes = results * static_cast<double>(element_size(p.dtype));
+  switch (t.store) {
+    case Store::kRows:
+      return bytes / kStoreBytesPerClock;
+    case Store::kPixels:
+      return bytes / kPixelBytesPerClock;
+    case Store::kPlanes:
+      return bytes / kPlaneBytesPerClock + (p.phases > 1 ? results * kScatteredClocks : 0);
+    case Store::kCluster:
+      return results * 4 / kClusterBytesPerClock;
+  }
+  return 0;
+}
+
 double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
   const TileShape& kind = t.kind();
   const auto size = static_cast<double>(element_size(p.dtype));
@@ -207,9 +218,7 @@ double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
   const double x_clocks =
       std::max(t.x_bytes / kLoadBytesPerClock, t.copies * t.copy_rows * kRowClocks);
   const double w_clocks = std::max(t.w_bytes / kLoadBytesPerClock, kind.channels * kRowClocks);
-  double store =
-      results * size / (t.store == Store::kRows ? kStoreBytesPerClock : kPixelBytesPerClock);
-  if (t.splits > 1) store = results * 4 / kClusterBytesPerClock;
+  const double store = store_clocks(p, t);
   const auto blocks = static_cast<double>(blocks_at_once(d, t));
   const double tiles = static_cast<double>(t.tiles_m * t.tiles_k * t.splits);  // of a phase
   double total = 0;
@@ -234,8 +243,8 @@ double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
   if (t.splits > 1) all += kClusterMs;
   if (p.packs) {
     const auto packed = static_cast<double>(p.N * p.H * p.W * p.row) * size;
-    all = std::max(all + kInputStartMs, 1e-6 * packed / kInputBandwidth + kStartMs);
-    all += kStartMs * static_cast<double>(pack_chunks(p) - 1);
+    const auto chunks = static_cast<double>(pack_chunks(p));
+    all += 1e-6 * packed / kInputBandwidth + chunks * kInputMs + (chunks - 1) * kNextMs;
   }
   const PackedWeight weight = packed_matrix(p, t.weights_as_stored);
   if (!weight.in_place) {
@@ -303,7 +312,7 @@ class Search : public PlanSearch {
     }
     if (f_.packs) {
       plan.chunk_images = chunk_images(f_);
-      plan.workspace_bytes += counter_bytes(f_) + image_bytes(f_) * plan.chunk_images;
+      plan.workspace_bytes += image_bytes(f_) * plan.chunk_images;
     }
     plan.predicted_ms = predicted_ms(f_, d_, t);
     add(plan);
@@ -320,8 +329,6 @@ int64_t pixel_stride(const Forward& p) {
   if (p.P > 1) return p.y_strides[2];
   return p.N > 1 ? p.y_strides[0] : round_up(p.K, 16);
 }
-
-int64_t counters_of(const Packed& p, int64_t images) { return 1 + images * segments_of(p); }
 
 Packed forward_of(const ConvProblem& asked) {
   Packed p{as_forward(asked, /*paired=*/false, /*apart=*/false)};

@@ -28,14 +28,6 @@ constexpr int kInstructionPixels = 64;  // rows of a matrix instruction
 constexpr int kBarrierBytes = 1024;     // and what aligns the rest
 constexpr int kMostSplits = 8;          // thread blocks of a cluster
 constexpr int kLeastAsStored = 64;  // channels of a tile whose weights the instruction transposes
-// Units of input that is packed: pixels by bytes of channels; what a unit takes of shared memory.
-constexpr int kPackPixels = 64;
-constexpr int kPackRowBytes = 128;
-constexpr int kPackUnitBytes = 9 << 10;
-constexpr int kPackWarps = 2;
-constexpr int kPackBytes = kPackWarps * 2 * kPackUnitBytes;  // each warp has two units under way
-constexpr int kSegmentBlocks = 16;                           // of pixels
-
 struct TileShape {
   int pixels, channels;
   int warpgroups;  // that multiply
@@ -86,7 +78,6 @@ struct Tile {
   int splits;
   Store store;
   bool weights_as_stored;  // an input gradient's: the instruction transposes them
-  bool packs;              // the input is packed
 
   int64_t pitch, period;  // columns and rows of an image's positions
   int64_t halo;           // positions before a tile's first that its first tap meets
@@ -120,8 +111,6 @@ int shared_bytes(const Tile& tile);
 // Elements from one pixel of the output to the next, if they all are equally far apart.
 int64_t pixel_stride(const Forward& problem);
 
-// Of input that is packed: counters of so many images, and what parts of the workspace begin at.
-int64_t counters_of(const Packed& problem, int64_t images);
-constexpr int64_t kAlignment = 256;
+constexpr int64_t kAlignment = 256;  // of the parts of a workspace
 
 }  // namespace customconv::implicit_gemm::sm90

@@ -12,7 +12,7 @@ struct Memory {
   // Stages of pixels, with the weights of the same tap if the loader is im2col; stages of weights.
   ptx::Barrier *x_full, *x_empty, *w_full, *w_empty;
   ptx::Barrier* residual_full;  // of each warpgroup
-  char *staging, *pack, *weights, *pixels;
+  char *staging, *weights, *pixels;
 
   __device__ Memory(const Params& p, char* memory, int staging_bytes)
       : x_full(reinterpret_cast<ptx::Barrier*>(memory)),
@@ -21,8 +21,7 @@ struct Memory {
         w_empty(w_full + kMostStages),
         residual_full(w_empty + kMostStages),
         staging(memory + kBarrierBytes),
-        pack(staging + staging_bytes),
-        weights(pack + (p.pack.units > 0 ? kPackBytes : 0)),
+        weights(staging + staging_bytes),
         pixels(weights + p.w_stages * p.w_bytes) {}
 };
 

@@ -1,0 +1,130 @@
+// Packs channels-first pixels as channels-last, each pixel's channels padded to whole 16 bytes.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/common/divide.cuh"
+#include "kernels/common/scalar.cuh"
+#include "kernels/ptx/copy.cuh"
+#include "kernels/ptx/grid.cuh"
+#include "kernels/ptx/shared.cuh"
+
+namespace customconv::implicit_gemm {
+
+template <typename T>
+struct PackPixels {
+  const T* x;
+  const T *begin, *end;  // of the memory that may be read
+  int64_t n, c;          // strides of images and of planes
+  int C, pixels;         // pixels of a plane, which follow each other
+  bool aligned;          // every plane begins at a multiple of 16 bytes
+  T* to;
+  int row;  // elements of a packed pixel
+  int units;
+  Divider<int32_t> by_units_c, by_blocks;  // units of a block of pixels; blocks of an image
+};
+
+// What a warp packs: a block of 64 pixels by up to 128 bytes of channels. In shared memory, each
+// channel has its pixels as vectors of 16 bytes, swizzled by the channel; one more vector for each
+// channel stands behind them, as a plane may begin within a vector.
+template <typename T>
+struct PackUnit {
+  static constexpr int kSize = static_cast<int>(sizeof(T));
+  static constexpr int kPixels = 64;
+  static constexpr int kVector = 16 / kSize;           // elements
+  static constexpr int kChannels = 128 / kSize;        // of a unit
+  static constexpr int kVectors = kPixels / kVector;   // of a channel
+  static constexpr int kAcross = kChannels / kVector;  // vectors of a pixel
+  static constexpr int kBytes = kChannels * (kVectors + 1) * 16;
+
+  static __device__ uint32_t slot(int c, int v) {
+    return v < kVectors ? (c * kVectors + (v ^ (c / kVector))) * 16
+                        : (kChannels * kVectors + c) * 16;
+  }
+};
+constexpr int kPackPixelWarps = 4;
+
+// Elements from the start of a vector in memory to a channel's first pixel.
+template <typename T>
+__device__ inline int vector_offset(const T* pixel) {
+  return static_cast<int>(reinterpret_cast<uint64_t>(pixel) % 16 / sizeof(T));
+}
+
+// Copies a vector of pixels; what lies outside the tensor is not read.
+template <typename T>
+__device__ inline void load_pixels(const PackPixels<T>& p, const T* from, uint32_t to) {
+  constexpr int kVector = PackUnit<T>::kVector;
+  if (from >= p.begin && from + kVector <= p.end) {
+    ptx::copy_async<16>(to, from, true);
+    return;
+  }
+  alignas(16) T elements[kVector];
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    elements[i] = from + i >= p.begin && from + i < p.end ? from[i] : narrow<T>(0.0f);
+  }
+  ptx::store_shared(to, *reinterpret_cast<const uint4*>(elements));
+}
+
+template <typename T>
+__global__ void __launch_bounds__(32 * kPackPixelWarps) pack_pixels(PackPixels<T> p) {
+  using U = PackUnit<T>;
+  using Bits = std::conditional_t<U::kSize == 2, uint16_t, uint32_t>;
+  __shared__ alignas(128) char units[kPackPixelWarps][U::kBytes];
+  ptx::start_dependents();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int32_t n = blockIdx.x * kPackPixelWarps + warp;
+  if (n >= p.units) return;
+  const int first_c = p.by_units_c.split(n) * U::kChannels;
+  const int first_pixel = p.by_blocks.split(n) * U::kPixels;
+  const int channels = min(U::kChannels, p.C - first_c);
+  const int pixels = min(U::kPixels, p.pixels - first_pixel);
+  const T* const from = p.x + n * p.n + first_c * p.c + first_pixel;
+  const uint32_t own = ptx::shared_address(units[warp]);
+  if (p.aligned) {
+#pragma unroll 4
+    for (int i = lane; i < channels * U::kVectors; i += 32) {
+      const int c = i / U::kVectors, v = i % U::kVectors;
+      if (v * U::kVector < pixels) {
+        load_pixels(p, from + c * p.c + v * U::kVector, own + U::slot(c, v));
+      }
+    }
+  } else {
+#pragma unroll 2
+    for (int i = lane; i < channels * (U::kVectors + 1); i += 32) {
+      const int c = i / (U::kVectors + 1), v = i % (U::kVectors + 1);
+      const T* const plane = from + c * p.c;
+      const int first = v * U::kVector - vector_offset(plane);
+      if (first < pixels) load_pixels(p, plane + first, own + U::slot(c, v));
+    }
+  }
+  ptx::commit_copies();
+  ptx::await_dependency();  // the kernel in front may still read what was packed before
+  ptx::await_groups<0>();
+  __syncwarp();
+
+  // Lanes have neighbouring channels of a pixel, and no two of them meet in a bank.
+  const int own_c = lane % U::kAcross * U::kVector;
+  if (first_c + own_c >= p.row) return;
+  int offset[U::kVector];
+#pragma unroll
+  for (int e = 0; e < U::kVector; ++e) {
+    offset[e] = p.aligned ? 0 : vector_offset(from + (own_c + e) * p.c);
+  }
+  T* const to = p.to + (int64_t{n} * p.pixels + first_pixel) * p.row + first_c + own_c;
+#pragma unroll 2
+  for (int pixel = lane / U::kAcross; pixel < pixels; pixel += 32 / U::kAcross) {
+    alignas(16) Bits bits[U::kVector];
+#pragma unroll
+    for (int e = 0; e < U::kVector; ++e) {
+      const int at = pixel + offset[e];
+      const uint32_t address =
+          own + U::slot(own_c + e, at / U::kVector) + at % U::kVector * U::kSize;
+      bits[e] = own_c + e < channels ? ptx::load_shared<Bits>(address) : Bits{0};
+    }
+    *reinterpret_cast<uint4*>(to + int64_t{pixel} * p.row) = *reinterpret_cast<const uint4*>(bits);
+  }
+}
+
+}  // namespace customconv::implicit_gemm
