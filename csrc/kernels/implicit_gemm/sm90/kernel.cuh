@@ -1,9 +1,10 @@
-// The kernel: two warps load, warpgroups multiply and store. A thread block stays until all tiles
+// The kernel: one warpgroup loads, others multiply and store. A thread block stays until all tiles
 // are done.
 #pragma once
 
 #include "kernels/implicit_gemm/sm90/halo.cuh"
 #include "kernels/implicit_gemm/sm90/im2col.cuh"
+#include "kernels/implicit_gemm/sm90/planes.cuh"
 #include "kernels/implicit_gemm/sm90/products.cuh"
 #include "kernels/implicit_gemm/sm90/store_cluster.cuh"
 #include "kernels/implicit_gemm/sm90/store_pixels.cuh"
@@ -23,6 +24,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kSh
   constexpr TileShape kTile = kTileShapes[kShape];
   constexpr int kWarpgroups = kTile.warpgroups, kBlocks = kTile.blocks(), kN = kTile.channels;
   constexpr bool kHalo = kLoader == Loader::kHalo, kClustered = kStore == Store::kCluster;
+  constexpr bool kHasPlanes = kHalo && kStore == Store::kPlanes;
   extern __shared__ __align__(1024) char dynamic[];
   const Memory memory(p, dynamic, kWarpgroups * staging_bytes(kStore));
   // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
@@ -35,7 +37,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kSh
     if (lane == 0) ptx::prefetch_map(&p.x);
     if (lane == 1) ptx::prefetch_map(&p.w);
     if (lane < kMostStages) {
-      ptx::init_barrier(memory.x_full + lane, 1);
+      ptx::init_barrier(memory.x_full + lane, kHasPlanes && p.plane_pixels > 0 ? p.plane_parts : 1);
       ptx::init_barrier(memory.x_empty + lane, kWarpgroups);
       if (kHalo) {
         ptx::init_barrier(memory.w_full + lane, 1);
@@ -58,7 +60,9 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kSh
   };
   if (warp < 4) {
     ptx::Turn turn;
-    if (warp == 0) {
+    if (kHasPlanes && p.plane_pixels > 0 && warp != 1) {
+      load_planes<T, kShape>(p, memory, warp == 0 ? 0 : warp - 1, lane, each_tile);
+    } else if (warp == 0) {
       if (p.early) ptx::await_dependency();
       each_tile([&](const Work& work) {
         if constexpr (kHalo) {

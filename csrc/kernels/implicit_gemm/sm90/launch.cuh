@@ -107,7 +107,7 @@ template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
   constexpr int kSize = static_cast<int>(sizeof(T));
-  const Packed problem = forward_of(asked);
+  const Packed problem = forward_of(asked, plan.chunk_images > 0);
   const Tile tile = sm90::tile_of(problem, plan);
   const bool gradient = asked.pass == Pass::kDgrad;
   const auto* x = static_cast<const T*>(gradient ? operands.y : operands.x);
@@ -138,6 +138,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.by_period = D(tile.period);
   p.image = static_cast<int>(tile.image());
   p.halo = static_cast<int>(tile.halo);
+  p.lead = static_cast<int>(tile.lead);
   p.copies = tile.copies;
   p.copy_rows = tile.copy_rows;
   p.row_bytes = tile.row_bytes;
@@ -178,6 +179,15 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     for (const Phase& phase : p.phase) aligned = aligned && phase.offset * kSize % bytes == 0;
     return aligned;
   };
+  // Whether positions that are so aligned, of a plane, are neighbouring pixels that are so aligned.
+  const auto has_pixels_aligned = [&](int64_t bytes) {
+    const auto whole = [&](int64_t count) { return count * kSize % bytes == 0; };
+    const bool dense = tile.pitch == problem.Q && tile.period == problem.P && p.out_p == problem.Q;
+    const bool rows = dense ? whole(problem.P * problem.Q)
+                            : whole(problem.Q) && whole(tile.pitch) && whole(p.out_p);
+    return rows && p.out_q == 1 && !problem.has_phases() && is_aligned(y, bytes) &&
+           whole(p.out_n) && whole(p.out_k);
+  };
   switch (tile.store) {
     case Store::kRows:
       p.y = map_rows(problem, tile, y);
@@ -189,9 +199,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       p.vectors = pixels_aligned(16) && p.group_K * kSize % 16 == 0;
       break;
     case Store::kPlanes:
-      p.vectors = tile.loader == Loader::kIm2col && !problem.has_phases() && is_aligned(y, 16) &&
-                  problem.P * problem.Q * kSize % 16 == 0 && p.out_q == 1 && p.out_p == problem.Q &&
-                  p.out_n * kSize % 16 == 0 && p.out_k * kSize % 16 == 0;
+      p.vectors = has_pixels_aligned(16);
+      p.pixel_pairs = has_pixels_aligned(2 * kSize);
       break;
     case Store::kCluster:
       p.vectors = p.out_k == 1 && pixels_aligned(2 * kSize) && p.group_K % 2 == 0;
@@ -218,7 +227,19 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
           kernel, params);
   };
   if (!problem.packs) {
-    p.x = map_pixels(problem, tile, x);
+    if (tile.loader == Loader::kPlanes) {
+      p.planes = x;
+      p.plane_n = problem.x_strides[0];
+      p.plane_c = problem.x_strides[1];
+      p.plane_h = problem.x_strides[2];
+      p.plane_rows = static_cast<int>(problem.H);
+      p.plane_columns = static_cast<int>(problem.W);
+      p.plane_pixels = tile.plane_pixels;
+      p.plane_parts = tile.plane_parts;
+      while (1 << p.plane_shift < tile.plane_parts_c) ++p.plane_shift;
+    } else {
+      p.x = map_pixels(problem, tile, x);
+    }
     return run(p, tile);
   }
   // Some images at a time, which share the workspace.

@@ -24,11 +24,18 @@ struct Params {
   // Positions.
   Divider<int32_t> by_pitch, by_period;
   int image, halo;
+  int lead;  // of a stage's positions, those in front of the first that a tap meets
 
   // Stages.
   int copies, copy_rows;
   int row_bytes, row_channels, chunks;
   int x_bytes, w_bytes, x_stages, w_stages;
+  // Planes that threads load, so many pixels at a time; 0: the copy engine loads. Strides of
+  // images, channels and rows.
+  const void* planes;
+  int64_t plane_n, plane_c, plane_h;
+  int plane_rows, plane_columns, plane_pixels;
+  int plane_parts, plane_shift;  // of a stage; channels of a row are so many, as a power of two
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int tap_h, tap_w;  // halo: bytes of a stage from one tap to the next
   bool early;        // a kernel that writes what is read here may still run
@@ -38,6 +45,7 @@ struct Params {
   int64_t out_n, out_p, out_q, out_k;  // strides
   int N, K;
   bool vectors;        // 16 bytes may be stored at once; of a cluster, pairs of channels
+  bool pixel_pairs;    // of planes, pairs of positions are pairs of aligned pixels
   bool channel_pairs;  // of scale and bias, two may be read at once
   Epilogue epilogue;
 };

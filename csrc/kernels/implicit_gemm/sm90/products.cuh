@@ -15,9 +15,9 @@ class Products {
   __device__ Products(const Params& p, const Memory& memory, int own_row)
       : p_(p),
         memory_(memory),
-        pixels_(ptx::describe_swizzled(
-            ptx::shared_address(memory.pixels) + static_cast<uint32_t>(own_row * p.row_bytes),
-            static_cast<uint32_t>(p.row_bytes))),
+        pixels_(ptx::describe_swizzled(ptx::shared_address(memory.pixels) +
+                                           static_cast<uint32_t>((own_row + p.lead) * p.row_bytes),
+                                       static_cast<uint32_t>(p.row_bytes))),
         weights_(kAsStored ? ptx::describe_transposed(
                                  ptx::shared_address(memory.weights),
                                  static_cast<uint32_t>(p.row_channels * kSlabRowBytes))

@@ -41,54 +41,55 @@ struct Planes {
   }
 };
 
-// If `vectors`, 16 bytes of a channel are of one image; else a lane has two positions.
+// Stores one position, or several at once, of each kStep-th channel, if there is such a pixel.
+template <int kStep, typename Pixels, typename T>
+__device__ inline void store_channels(const Params& p, uint32_t from, T* to, int own_c, int count,
+                                      int channel_bytes, int64_t pixel) {
+  if (pixel < 0) return;
+  to += pixel;
+#pragma unroll 4
+  for (int c = own_c; c < count; c += kStep) {
+    *reinterpret_cast<Pixels*>(to) = ptx::load_shared<Pixels>(from);
+    from += kStep * channel_bytes;
+    to += kStep * p.out_k;
+  }
+}
+
+// A lane stores neighbouring pixels at once where positions are so aligned.
 template <typename T, int kBlocks, int kN>
 __device__ inline void store_planes(const Params& p, const Work& work,
                                     float (&sum)[kBlocks][kN / 2], char* staging, int own_row,
                                     int barrier) {
   using S = Planes<T, kN>;
-  constexpr int kVector = 16 / S::kSize, kLanes = 64 / kVector;  // of a channel
+  using Bits = std::conditional_t<S::kSize == 2, uint16_t, uint32_t>;
   using Pair = std::conditional_t<S::kSize == 2, uint32_t, uint2>;
+  constexpr int kVector = 16 / S::kSize, kLanes = 64 / kVector;  // of a channel
   const int warp = static_cast<int>(threadIdx.x) % 128 / 32, lane = threadIdx.x % 32;
   const uint32_t planes = ptx::shared_address(staging);
+  const int at_once = p.vectors ? kVector : 2;  // positions of a lane
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
-    int64_t own[2];  // where the lane's positions are in the planes of channel 0
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = p.vectors ? lane % kLanes * kVector : lane * 2 + i;
-      const Place place(p, work.position + own_row + b * 64 + row);
-      own[i] = place.offset(p, p.phase[work.phase]);
-    }
+    // Where the lane's first position is in the plane of channel 0, and where the second.
+    const int own = work.position + own_row + b * 64 + lane * at_once % 64;
+    const Phase& phase = p.phase[work.phase];
+    const int64_t pixel = Place(p, own).offset(p, phase);
+    const int64_t second = p.pixel_pairs ? -1 : Place(p, own + 1).offset(p, phase);
 #pragma unroll
     for (int first = 0; first < kN; first += S::kChannels) {
       ptx::sync_threads<128>(barrier);
       S::write(planes, sum[b] + first / 2, warp, lane);
       ptx::sync_threads<128>(barrier);
       const int count = min(S::kChannels, work.last_k - work.k - first);
+      const int own_c = p.vectors ? warp * (32 / kLanes) + lane / kLanes : warp;
+      T* const to = static_cast<T*>(p.out) + (work.k + first + own_c) * p.out_k;
+      const uint32_t from = planes + own_c * S::kBytes + lane * at_once % 64 * S::kSize;
       if (p.vectors) {
-        constexpr int kChannels = 4 * (32 / kLanes);  // at a time
-        int c = warp * (32 / kLanes) + lane / kLanes;
-        T* to = static_cast<T*>(p.out) + own[0] + (work.k + first + c) * p.out_k;
-#pragma unroll 2
-        for (; c < count; c += kChannels, to += kChannels * p.out_k) {
-          const uint4 v = ptx::load_shared<uint4>(planes + c * S::kBytes + lane % kLanes * 16);
-          if (own[0] >= 0) *reinterpret_cast<uint4*>(to) = v;
-        }
+        store_channels<4 * (32 / kLanes), uint4>(p, from, to, own_c, count, S::kBytes, pixel);
+      } else if (p.pixel_pairs) {
+        store_channels<4, Pair>(p, from, to, own_c, count, S::kBytes, pixel);
       } else {
-        const bool pair = own[0] >= 0 && own[1] == own[0] + 1;
-        T* to = static_cast<T*>(p.out) + (work.k + first + warp) * p.out_k;
-#pragma unroll 2
-        for (int c = warp; c < count; c += 4, to += 4 * p.out_k) {
-          const Pair v = ptx::load_shared<Pair>(planes + c * S::kBytes + lane * 2 * S::kSize);
-          const T* values = reinterpret_cast<const T*>(&v);
-          if (pair && reinterpret_cast<uint64_t>(to + own[0]) % sizeof(Pair) == 0) {
-            *reinterpret_cast<Pair*>(to + own[0]) = v;
-          } else {
-            if (own[0] >= 0) to[own[0]] = values[0];
-            if (own[1] >= 0) to[own[1]] = values[1];
-          }
-        }
+        store_channels<4, Bits>(p, from, to, own_c, count, S::kBytes, pixel);
+        store_channels<4, Bits>(p, from + S::kSize, to, own_c, count, S::kBytes, second);
       }
     }
   }

@@ -11,7 +11,8 @@ namespace customconv::implicit_gemm::sm90 {
 template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored>
 constexpr Kernel one_kernel() {
   constexpr bool kHalo = kLoader == Loader::kHalo;
-  constexpr bool kExists = (!kHalo || kStore == Store::kPixels || kStore == Store::kPlanes) &&
+  constexpr bool kExists = kLoader != Loader::kPlanes &&
+                           (!kHalo || kStore == Store::kPixels || kStore == Store::kPlanes) &&
                            (kStore != Store::kCluster || is_clustered(kTileShapes[kShape])) &&
                            (kAsStored ? kTileShapes[kShape].channels >= kLeastAsStored
                                       : kFused == is_fused(kLoader, kStore, kFused));
@@ -33,9 +34,9 @@ Kernel kernel_at(size_t index, std::index_sequence<kIndex...>) {
 
 template <typename T, bool kFused, bool kAsStored>
 Kernel kernel_of(const Tile& tile) {
+  const Loader loader = tile.loader == Loader::kPlanes ? Loader::kHalo : tile.loader;
   const auto index =
-      (static_cast<size_t>(tile.shape) * kLoaderCount + static_cast<size_t>(tile.loader)) *
-          kStoreCount +
+      (static_cast<size_t>(tile.shape) * kLoaderCount + static_cast<size_t>(loader)) * kStoreCount +
       static_cast<size_t>(tile.store);
   return kernel_at<T, kFused, kAsStored>(
       index, std::make_index_sequence<kTileShapeCount * kLoaderCount * kStoreCount>());

@@ -17,6 +17,7 @@ constexpr int kMostCorner = 127;               // of its box, from the image's c
 constexpr int kMostCopyRows = 256;             // of a copy
 constexpr int kMostCopies = 16;                // of a stage
 constexpr int kMostStride = 8;                 // of a copy
+constexpr int kMostPlaneRows = 1 << 12;        // of a stage
 constexpr int kLeastStages = 3;                // of weights
 constexpr int kMostHaloStages = 4;             // of pixels
 constexpr int kUnit = 8;                       // rows of a swizzle
@@ -31,6 +32,7 @@ constexpr double kStepClocks = 200;        // to hand a stage over, beside half 
 constexpr double kLoadBytesPerClock = 56;  // from L2 into stages
 constexpr double kRowClocks = 1.75;        // of the copy engine, for each row of a stage
 constexpr double kHidden = 0.12;           // of what is hidden behind what takes longer
+constexpr double kPlanePartClocks = 250;   // of what a warp loads at a time
 constexpr double kTileClocks = 95;
 constexpr double kStoreBytesPerClock = 18;
 constexpr double kPixelBytesPerClock = 9.7;  // by threads
@@ -74,6 +76,10 @@ bool input_is_legal(const Forward& p) {
 // Whether the grid is one that copies can traverse, with all taps in reach.
 bool is_grid(const Forward& p, const Tile& t) {
   if (t.image() * (p.N + 2) > INT32_MAX / 2) return false;
+  if (t.loader == Loader::kPlanes) {
+    return p.stride_h == 1 && p.stride_w == 1 && p.Q <= t.pitch && p.P <= t.period &&
+           t.halo <= t.image() && t.store == Store::kPlanes;
+  }
   if (t.loader == Loader::kHalo) {
     return p.stride_h == 1 && p.stride_w == 1 && p.R * p.S > 1 && p.Q <= t.pitch &&
            p.P <= t.period && t.halo <= t.image() && is_corner(t.pitch - p.W) &&
@@ -100,6 +106,36 @@ bool stores_rows(const Forward& p, const Tile& t) {
          (p.groups == 1 || p.group_K() % slab == 0);
 }
 
+// Whether the input's pixels follow each other in each of its rows.
+bool has_planes(const Forward& p) {
+  return (p.W == 1 || p.x_strides[3] == 1) && p.x_strides[0] >= 0 && p.x_strides[1] >= 0 &&
+         p.x_strides[2] >= 0;
+}
+
+bool stores_planes(const Forward& p) { return p.K > 1 && p.y_strides[1] != 1; }
+
+// Whether rows of positions may be rounded up to a multiple of `unit`.
+bool is_little_longer(int64_t pitch, int64_t unit) {
+  constexpr double kLonger = 1.04;
+  return static_cast<double>(round_up(pitch, unit)) <= kLonger * static_cast<double>(pitch);
+}
+
+// Pixels of a channel that a thread loads at a time: as many as are aligned, unless that makes rows
+// of positions much longer. Loads of less than four bytes are the slowest.
+int plane_pixels(const Forward& p, int64_t pitch) {
+  const int64_t size = element_size(p.dtype);
+  for (const int pixels : {4, 2}) {
+    const auto whole = [&](int64_t count, int64_t stride) {
+      return count == 1 || stride % pixels == 0;
+    };
+    const bool aligned = (pixels * size <= 16) && p.x_aligned && p.W % pixels == 0 &&
+                         whole(p.N, p.x_strides[0]) && whole(p.C, p.x_strides[1]) &&
+                         whole(p.H, p.x_strides[2]);
+    if (aligned && (is_little_longer(pitch, pixels) || pixels * size <= 4)) return pixels;
+  }
+  return 1;
+}
+
 // Fills in what follows from the loader, the shape, the rows and the splits.
 Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t splits) {
   const int64_t size = element_size(p.dtype);
@@ -112,16 +148,33 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
   t.weights_as_stored = p.gradient && size == 2 && kind.channels >= kLeastAsStored;
   t.pitch = p.Q;
   t.period = p.P;
-  if (loader == Loader::kHalo) {
+  if (loader != Loader::kIm2col) {
     t.pitch = p.W + shared_pad(p.W, p.Q, p.S, p.pad_w, p.dilation_w);
     t.period = p.H + shared_pad(p.H, p.P, p.R, p.pad_h, p.dilation_h);
-    t.halo = p.pad_h * t.pitch + p.pad_w;
-    t.span = (p.R - 1) * p.dilation_h * t.pitch + (p.S - 1) * p.dilation_w;
+    if (loader == Loader::kPlanes) {
+      t.plane_pixels = plane_pixels(p, t.pitch);
+    }
+    // An even pitch lets pairs of pixels be stored at once.
+    const int64_t unit = std::max(t.plane_pixels, stores_planes(p) && p.Q % 2 == 0 ? 2 : 1);
+    if (t.plane_pixels > 1 || is_little_longer(t.pitch, unit)) t.pitch = round_up(t.pitch, unit);
+    const int64_t before = p.pad_h * t.pitch + p.pad_w;
+    t.halo = round_up(before, std::max(t.plane_pixels, 1));
+    t.lead = t.halo - before;
+    t.span = t.lead + (p.R - 1) * p.dilation_h * t.pitch + (p.S - 1) * p.dilation_w;
   }
   const int64_t rows = kind.pixels + t.span;
-  t.copies = static_cast<int>(std::min<int64_t>(ceil_divide(rows, kMostCopyRows), kMostCopies));
-  t.copy_rows = static_cast<int>(
-      std::min<int64_t>(round_up(ceil_divide(rows, t.copies), kUnit), kMostCopyRows));
+  if (loader == Loader::kPlanes) {
+    t.copies = 1;
+    t.copy_rows = static_cast<int>(std::min<int64_t>(round_up(rows, kUnit), kMostPlaneRows));
+    const int64_t words = std::max<int64_t>(t.plane_pixels * size / 4, 1);  // of a channel
+    t.plane_parts_c = static_cast<int>(ceil_divide(row_bytes / size * words, kPlaneWords));
+    t.plane_parts =
+        static_cast<int>(ceil_divide(t.copy_rows, 32 * t.plane_pixels)) * t.plane_parts_c;
+  } else {
+    t.copies = static_cast<int>(std::min<int64_t>(ceil_divide(rows, kMostCopyRows), kMostCopies));
+    t.copy_rows = static_cast<int>(
+        std::min<int64_t>(round_up(ceil_divide(rows, t.copies), kUnit), kMostCopyRows));
+  }
   t.x_bytes = t.copies * t.copy_rows * row_bytes;
   t.w_bytes = kind.channels * row_bytes;
   t.chunks = static_cast<int>(ceil_divide(p.group_C() * size, row_bytes));
@@ -130,7 +183,7 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
   t.phases = p.phases;
   if (splits > 1) {
     t.store = Store::kCluster;
-  } else if (p.K > 1 && p.y_strides[1] != 1) {
+  } else if (stores_planes(p)) {
     t.store = Store::kPlanes;
   } else {
     t.store = stores_rows(p, t) ? Store::kRows : Store::kPixels;
@@ -216,7 +269,9 @@ double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
   const double product = results * t.row_bytes / kProductBytes / kProductEfficiency;
   const double step = std::max(product, product / 2 + kStepClocks);
   const double x_clocks =
-      std::max(t.x_bytes / kLoadBytesPerClock, t.copies * t.copy_rows * kRowClocks);
+      t.loader == Loader::kPlanes
+          ? t.plane_parts * kPlanePartClocks
+          : std::max(t.x_bytes / kLoadBytesPerClock, t.copies * t.copy_rows * kRowClocks);
   const double w_clocks = std::max(t.w_bytes / kLoadBytesPerClock, kind.channels * kRowClocks);
   const double store = store_clocks(p, t);
   const auto blocks = static_cast<double>(blocks_at_once(d, t));
@@ -261,21 +316,28 @@ class Search : public PlanSearch {
       : PlanSearch(asked, d, all), f_(p) {}
 
   ConvPlan best() {
-    if (!input_is_legal(f_) || (f_.packs && chunk_images(f_) == 0)) return best_;
-    for (int loader = 0; loader < kLoaderCount; ++loader) {
-      for (int shape = 0; shape < kTileShapeCount; ++shape) {
-        if (is_too_wide(kTileShapes[shape].channels)) continue;
-        for (int row = kMostRowBytes; row >= kLeastRowBytes; row /= 2) {
-          // A stage of fewer channels than there are is for what else has no room.
-          if (!weigh(static_cast<Loader>(loader), shape, row)) continue;
-          if (f_.group_C() * element_size(f_.dtype) > row / 2) break;
-        }
-      }
+    if (input_is_legal(f_)) {
+      if (f_.packs && chunk_images(f_) == 0) return best_;
+      try_tiles(Loader::kIm2col);
+      try_tiles(Loader::kHalo);
+    } else if (has_planes(f_)) {
+      try_tiles(Loader::kPlanes);
     }
     return best_;
   }
 
  private:
+  void try_tiles(Loader loader) {
+    for (int shape = 0; shape < kTileShapeCount; ++shape) {
+      if (is_too_wide(kTileShapes[shape].channels)) continue;
+      for (int row = kMostRowBytes; row >= kLeastRowBytes; row /= 2) {
+        // A stage of fewer channels than there are is for what else has no room.
+        if (!weigh(loader, shape, row)) continue;
+        if (f_.group_C() * element_size(f_.dtype) > row / 2) break;
+      }
+    }
+  }
+
   // Twice as wide a tile as there are channels is never better than the next one.
   bool is_too_wide(int channels) const { return channels > 32 && f_.group_K() <= channels / 2; }
 
@@ -330,9 +392,9 @@ int64_t pixel_stride(const Forward& p) {
   return p.N > 1 ? p.y_strides[0] : round_up(p.K, 16);
 }
 
-Packed forward_of(const ConvProblem& asked) {
+Packed forward_of(const ConvProblem& asked, bool packs) {
   Packed p{as_forward(asked, /*paired=*/false, /*apart=*/false)};
-  if (input_is_legal(p)) {
+  if (!packs || input_is_legal(p)) {
     static_cast<Forward&>(p) = as_one_row(p);
     return p;
   }
@@ -351,7 +413,13 @@ Packed forward_of(const ConvProblem& asked) {
 
 ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& d,
                    std::vector<ConvPlan>* all) {
-  return Search(asked, forward_of(asked), d, all).best();
+  const Packed direct = forward_of(asked, false);
+  ConvPlan best = Search(asked, direct, d, all).best();
+  if (input_is_legal(direct)) return best;
+  const Packed packed = forward_of(asked, true);
+  if (!packed.packs) return best;
+  const ConvPlan plan = Search(asked, packed, d, all).best();
+  return plan.block > 0 && (best.block == 0 || plan.predicted_ms < best.predicted_ms) ? plan : best;
 }
 
 bool is_plan(const ConvPlan& plan) { return (plan.variant_index & kPlanFlag) != 0; }

@@ -10,8 +10,10 @@
 //   holds the pixels that all taps meet: a tap reads the same stage some rows further on. Pixels
 //   are loaded once, not once for each tap. Positions in the padding are computed but not stored.
 //
-// Both bring pixels by the copy engine's im2col mode, a row of shared memory for each position, and
-// the matrix instruction reads them in place.
+// - planes: the same from channels-first input, by threads.
+//
+// The others bring pixels by the copy engine's im2col mode, a row of shared memory for each
+// position. The matrix instruction reads them in place.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +29,8 @@ constexpr int kLeastRowBytes = 32;      // what one matrix instruction multiplie
 constexpr int kInstructionPixels = 64;  // rows of a matrix instruction
 constexpr int kBarrierBytes = 1024;     // and what aligns the rest
 constexpr int kMostSplits = 8;          // thread blocks of a cluster
+constexpr int kPlaneWarps = 3;          // that load planes,
+constexpr int kPlaneWords = 32;         // each so many registers of a lane at a time
 constexpr int kLeastAsStored = 64;  // channels of a tile whose weights the instruction transposes
 struct TileShape {
   int pixels, channels;
@@ -42,8 +46,8 @@ inline constexpr TileShape kTileShapes[] = {
 };
 inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
 
-enum class Loader : uint8_t { kIm2col, kHalo };
-inline constexpr const char* kLoaderNames[] = {"im2col", "halo"};
+enum class Loader : uint8_t { kIm2col, kHalo, kPlanes };
+inline constexpr const char* kLoaderNames[] = {"im2col", "halo", "planes"};
 inline constexpr int kLoaderCount = sizeof(kLoaderNames) / sizeof(const char*);
 
 // How sums reach the output.
@@ -80,8 +84,12 @@ struct Tile {
   bool weights_as_stored;  // an input gradient's: the instruction transposes them
 
   int64_t pitch, period;  // columns and rows of an image's positions
-  int64_t halo;           // positions before a tile's first that its first tap meets
-  int64_t span;           // positions from there to those of the last tap
+  int plane_pixels;       // of a channel that a thread loads at a time, if planes are loaded
+  int plane_parts;        // of a stage: what a warp loads at a time,
+  int plane_parts_c;      // and of its channels
+  int64_t halo;           // positions of a stage before the tile's first;
+  int64_t lead;           // those in front of the first that a tap meets
+  int64_t span;           // positions of a stage beside the tile's
   int copies, copy_rows;  // a stage's pixels come in so many copies of so many positions
   int x_bytes, w_bytes;   // of a stage
   int x_stages, w_stages;
@@ -98,14 +106,14 @@ ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& device,
                    std::vector<ConvPlan>* all = nullptr);
 // Whether `plan` is of this main loop, and its tile.
 bool is_plan(const ConvPlan& plan);
-// The problem as the main loop computes it: if its input has to be packed, of the packed one.
+// The problem as the main loop computes it: `packs`, of input that is packed before.
 struct Packed : Forward {
   bool packs = false;
   Shape4 source{};             // strides of the input that is packed
   int64_t row = 0;             // elements of a packed pixel
   bool source_aligned = true;  // to 16 bytes
 };
-Packed forward_of(const ConvProblem& asked);
+Packed forward_of(const ConvProblem& asked, bool packs);
 Tile tile_of(const Packed& problem, const ConvPlan& plan);
 int shared_bytes(const Tile& tile);
 // Elements from one pixel of the output to the next, if they all are equally far apart.
