@@ -120,8 +120,8 @@ EVERY_NAME = {
 
 
 # Of the main loop for Hopper: each loader with each tile, and rows of so many bytes.
-TILES = re.findall(r"\{(\d+), (\d+), \d+, \d+\}", (FAMILY / "sm90/tile.h").read_text())
-EVERY_TILE = {(loader, f"{m} x {n}") for loader in ("im2col", "halo") for m, n in TILES}
+TILES = re.findall(r"\{(\d+), (\d+), \d+, \d+, \d+\}", (FAMILY / "sm90/tile.h").read_text())
+EVERY_TILE = {(loader, f"{m} x {n}") for loader in ("im2col", "halo", "planes") for m, n in TILES}
 
 
 def check_main_loop(plans: list[_C.ConvPlan]) -> None:
@@ -131,6 +131,7 @@ def check_main_loop(plans: list[_C.ConvPlan]) -> None:
     assert {plan.variant_index >> 8 & 7 for plan in own} == {1, 2, 4}
     assert {plan.splits for plan in own} == {1, 2, 4, 8}
     assert {plan.chunk_images > 0 for plan in own} == {False, True}  # packed
+    assert {(plan.variant_index >> 12 & 255) > 1 for plan in own} == {False, True}  # in strips
 
 
 @pytest.mark.gpu
@@ -138,6 +139,32 @@ def test_every_plan_is_exact():
     plans = check_exact("implicit_gemm", "fprop", PROBLEMS)
     assert names_of(plans) == EVERY_NAME
     check_main_loop(plans)
+
+
+@pytest.mark.gpu
+def test_packed_chunks_wait_for_their_readers():
+    """Chunks share a workspace: one is packed when the last has been read, however late."""
+    problem = case((9, 40, 300, 290), (48, 40, 3, 3), padding=(1, 1))
+    values = make_integers(problem)
+    t = place_all(problem, values, "cuda", torch.float16, torch.contiguous_format)
+    exact = place_all(problem, values, "cuda", torch.float64, torch.contiguous_format)
+    expected = by_pytorch("fprop", problem, exact).half()
+    plans = [
+        plan
+        for plan in _C.variants(t.x, t.w, t.bias, *problem.geometry, "fprop")
+        if is_of_main_loop(plan) and 0 < plan.chunk_images <= 4
+    ]
+    assert {plan.variant for plan in plans} == {"im2col", "halo"}
+    matrix = torch.ones(4096, 4096, device="cuda", dtype=torch.float16)
+    other = torch.cuda.Stream()
+    for plan in plans:
+        with torch.cuda.stream(other):  # takes multiprocessors from the kernels' thread blocks
+            for _ in range(4):
+                matrix @ matrix
+        with forced(plan):
+            result = compute("fprop", "implicit_gemm", problem, t)
+        assert_equal(result, expected, what=str(plan))
+    torch.cuda.synchronize()
 
 
 @pytest.mark.gpu

@@ -127,7 +127,8 @@ def test_halos_that_no_integer_holds_are_not_loaded(reach, channels, channels_la
     assert plan.predicted_ms > 1e-9 * p.macs / 1000
 
 
-# What implicit_gemm takes: the way to its pixels that the input's layout and sizes ask for.
+# What implicit_gemm takes, if not its main loop for Hopper: the way to its pixels that the input's
+# layout and sizes ask for.
 FETCHES = {
     "channels-last": ("kShared", {**DENSE, "channels_last": True}),
     "3x3": ("kOddTaps", DENSE),
@@ -158,6 +159,12 @@ FETCHES = {
 }  # fmt: skip
 
 
+def main_loop_loaders(arguments):
+    """The loaders of the main loop that can read the input."""
+    loaders = {"im2col", "halo"}
+    return loaders if arguments.get("channels_last") else loaders | {"planes"}
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", FETCHES)
 def test_how_pixels_are_fetched_follows_from_layout_and_sizes(name, dtype):
@@ -165,7 +172,8 @@ def test_how_pixels_are_fetched_follows_from_layout_and_sizes(name, dtype):
     p = problem(**arguments, dtype=dtype, tf32=dtype == "float32")
     plan = by_family(_C.candidates(p))["implicit_gemm"].plan
     assert plan is not None
-    assert parts(plan)[2] == (fetch if isinstance(fetch, str) else fetch[dtype]), plan
+    older = fetch if isinstance(fetch, str) else fetch[dtype]
+    assert parts(plan)[2] in {older, *main_loop_loaders(arguments)}, plan
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
@@ -179,7 +187,8 @@ def test_16_bit_rows_that_begin_anywhere_are_staged(dtype, filters, op):
         )  # fmt: skip
         return by_family(_C.candidates(p))["implicit_gemm"].plan
 
-    assert "kStagedRows" in flags(plan_of(73))
+    plan = plan_of(73)
+    assert is_of_main_loop(plan) or "kStagedRows" in flags(plan)
     assert "kStagedRows" not in flags(plan_of(72))
 
 
@@ -210,7 +219,8 @@ def test_wide_groups_are_fetched_as_one_is(name, dtype):
     p = problem(**arguments | groups, dtype=dtype, tf32=dtype == "float32")
     plan = by_family(_C.candidates(p))["implicit_gemm"].plan
     assert plan is not None
-    assert parts(plan)[2] == (fetch if isinstance(fetch, str) else fetch[dtype]), plan
+    older = fetch if isinstance(fetch, str) else fetch[dtype]
+    assert parts(plan)[2] in {older, *main_loop_loaders(arguments)}, plan
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -73,6 +73,13 @@ struct Turn {
     stage = 0;
     parity ^= 1;
   }
+  // By several stages; `by_stages` divides by how many there are.
+  template <typename Divider>
+  __device__ void advance(int count, const Divider& by_stages) {
+    int rounds = stage + count;
+    stage = by_stages.split(rounds);
+    parity ^= rounds & 1;
+  }
 };
 
 // Chooses one thread of a warp, all of whose threads are here.

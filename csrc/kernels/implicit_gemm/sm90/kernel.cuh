@@ -15,6 +15,7 @@
 namespace customconv::implicit_gemm::sm90 {
 
 constexpr int kStartBarrier = 15;  // behind which mbarriers are ready
+constexpr int kTurnBarrier = 8;    // of the first team: behind it, the others have issued a tile
 
 // `kFused`: there may be an epilogue. `kAsStored`: the instruction transposes weights.
 template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored>
@@ -22,11 +23,15 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kSh
     convolve(const __grid_constant__ Params p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr TileShape kTile = kTileShapes[kShape];
-  constexpr int kWarpgroups = kTile.warpgroups, kBlocks = kTile.blocks(), kN = kTile.channels;
   constexpr bool kHalo = kLoader == Loader::kHalo, kClustered = kStore == Store::kCluster;
   constexpr bool kHasPlanes = kHalo && kStore == Store::kPlanes;
+  // Thread blocks of a cluster have a tile each: all their warpgroups share it, if they can.
+  constexpr bool kShare = kClustered && kTile.pixels >= kInstructionPixels * kTile.multipliers();
+  constexpr int kTeams = kShare ? 1 : kTile.teams;
+  constexpr int kWarpgroups = kTile.multipliers() / kTeams, kN = kTile.channels;
+  constexpr int kBlocks = kTile.pixels / (kWarpgroups * kInstructionPixels);
   extern __shared__ __align__(1024) char dynamic[];
-  const Memory memory(p, dynamic, kWarpgroups * staging_bytes(kStore));
+  const Memory memory(p, dynamic, kTile.multipliers() * staging_bytes(kStore));
   // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
   // uniform registers, where copies and products want their operands.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
@@ -44,7 +49,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kSh
         ptx::init_barrier(memory.w_empty + lane, kWarpgroups);
       }
     }
-    if (kFused && lane < kWarpgroups) ptx::init_barrier(memory.residual_full + lane, 1);
+    if (kFused && lane < kTile.multipliers()) ptx::init_barrier(memory.residual_full + lane, 1);
     ptx::fence_barrier_init();
     __syncwarp();
     ptx::arrive_threads(kStartBarrier, kTile.threads());  // it goes on at once
@@ -58,10 +63,22 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kSh
       if (kClustered) return;
     }
   };
+  const auto help_cluster = [&](const Work& work) {
+    const float none[kBlocks][kN / 2] = {};
+    store_cluster<T, kWarpgroups, kBlocks, kN>(p, work, none, memory.weights, rank, -1);
+  };
+  // Where two warpgroups multiply, threads that load leave registers to them.
+  constexpr bool kMoves = kTile.multipliers() == 2 && kTile.occupancy == 1;
+  constexpr int kLoaderRegisters = !kMoves       ? kTile.registers()
+                                   : !kHasPlanes ? 56
+                                   : kFused      ? 104
+                                                 : 152;
+  constexpr int kOtherRegisters = (3 * kTile.registers() - kLoaderRegisters) / 2 / 8 * 8;
   if (warp < 4) {
+    if constexpr (kMoves) ptx::give_registers<kLoaderRegisters>();
     ptx::Turn turn;
     if (kHasPlanes && p.plane_pixels > 0 && warp != 1) {
-      load_planes<T, kShape>(p, memory, warp == 0 ? 0 : warp - 1, lane, each_tile);
+      load_planes<T, kLoaderRegisters>(p, memory, warp == 0 ? 0 : warp - 1, lane, each_tile);
     } else if (warp == 0) {
       if (p.early) ptx::await_dependency();
       each_tile([&](const Work& work) {
@@ -76,23 +93,38 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kSh
       each_tile(
           [&](const Work& work) { load_halo_weights<kN, kAsStored>(p, memory, work, turn, lane); });
     }
-    if constexpr (kClustered) {
-      const float none[kBlocks][kN / 2] = {};
-      store_cluster<T, kWarpgroups, kBlocks, kN>(p, Work(p, first, rank, kTile, kLoader), none,
-                                                 memory.weights, rank, -1);
-    }
+    if constexpr (kClustered) each_tile(help_cluster);
     return;
   }
-  const int warpgroup = warp / 4 - 1, own_row = warpgroup * kBlocks * kInstructionPixels;
+  if constexpr (kMoves) ptx::take_registers<kOtherRegisters>();
+  const int warpgroup = warp / 4 - 1, team = warpgroup / kWarpgroups;
+  const int own_row = warpgroup % kWarpgroups * kBlocks * kInstructionPixels;
   char* staging = memory.staging + warpgroup * staging_bytes(kStore);
   const bool leads = warp % 4 == 0 && ptx::elect_one();
   Products<T, kBlocks, kN, kLoader, kAsStored> products(p, memory, own_row);
   RowStore<T, kBlocks, kN, kFused> rows(p, memory.residual_full + warpgroup, staging, own_row,
                                         1 + warpgroup, leads);
+  int tile = 0;  // of the block's
   each_tile([&](const Work& work) {
+    if constexpr (kTeams > 1) {
+      if (tile % kTeams != team) {
+        ++tile;
+        products.skip(work);
+        if constexpr (kClustered) help_cluster(work);
+        return;
+      }
+    }
     float sum[kBlocks][kN / 2];
     if constexpr (kStore == Store::kRows) rows.begin(work);
-    products.multiply(work, sum);
+    // Stages are waited for in order: a barrier tells its last two rounds apart, not more.
+    if (kTeams > 1 && tile > 0) ptx::sync_threads(kTurnBarrier + team, 2 * 128 * kWarpgroups);
+    products.multiply(work, sum, [&] {
+      const bool has_next = !kClustered && first + (tile + 1) * gridDim.x < p.items;
+      if (kTeams > 1 && has_next) {
+        ptx::arrive_threads(kTurnBarrier + (team + 1) % kTeams, 2 * 128 * kWarpgroups);
+      }
+    });
+    if (kTeams > 1) ++tile;
     if constexpr (kStore == Store::kRows) {
       rows.store(work, sum);
     } else if constexpr (kClustered) {

@@ -136,6 +136,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   place_taps(problem, tile.weights_as_stored, p.phase);
   p.by_pitch = D(tile.pitch);
   p.by_period = D(tile.period);
+  p.by_strips = D(tile.strips);
+  p.strip_columns = static_cast<int>(tile.strip_columns);
   p.image = static_cast<int>(tile.image());
   p.halo = static_cast<int>(tile.halo);
   p.lead = static_cast<int>(tile.lead);
@@ -148,6 +150,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.w_bytes = tile.w_bytes;
   p.x_stages = tile.x_stages;
   p.w_stages = tile.w_stages;
+  p.by_x_stages = D(tile.x_stages);
+  p.by_w_stages = D(tile.w_stages);
   p.stride_h = static_cast<int>(problem.stride_h);
   p.stride_w = static_cast<int>(problem.stride_w);
   p.pad_h = static_cast<int>(problem.pad_h);
@@ -184,7 +188,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     const auto whole = [&](int64_t count) { return count * kSize % bytes == 0; };
     const bool dense = tile.pitch == problem.Q && tile.period == problem.P && p.out_p == problem.Q;
     const bool rows = dense ? whole(problem.P * problem.Q)
-                            : whole(problem.Q) && whole(tile.pitch) && whole(p.out_p);
+                            : whole(problem.Q) && whole(tile.pitch) && whole(p.out_p) &&
+                                  (tile.strips == 1 || whole(tile.strip_columns));
     return rows && p.out_q == 1 && !problem.has_phases() && is_aligned(y, bytes) &&
            whole(p.out_n) && whole(p.out_k);
   };
@@ -234,6 +239,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       p.plane_h = problem.x_strides[2];
       p.plane_rows = static_cast<int>(problem.H);
       p.plane_columns = static_cast<int>(problem.W);
+      if (tile.strips > 1) p.plane_column = static_cast<int>(problem.pad_w + tile.lead);
       p.plane_pixels = tile.plane_pixels;
       p.plane_parts = tile.plane_parts;
       while (1 << p.plane_shift < tile.plane_parts_c) ++p.plane_shift;

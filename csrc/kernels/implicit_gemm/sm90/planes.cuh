@@ -132,11 +132,12 @@ class PlaneLoader {
     const Place place(p_, first_ + row_of(at));
     const int c = channel_of(at);
     const int own_c = at.chunk * p_.row_channels + c;  // in its group
+    const int column = place.first_column + place.column - p_.plane_column;
     const bool exists = place.n > 0 && place.n <= p_.N && place.row < p_.plane_rows &&
-                        place.column < p_.plane_columns;
+                        column >= 0 && column < p_.plane_columns;
     const int channels = exists ? min(p_.row_channels - c, p_.group_C - own_c) : 0;
     const T* from = static_cast<const T*>(p_.planes) + (place.n - 1) * p_.plane_n +
-                    place.row * p_.plane_h + place.column +
+                    place.row * p_.plane_h + column +
                     static_cast<int64_t>(group_c_ + own_c) * p_.plane_c;
 #pragma unroll
     for (int i = 0; i < Part::kChannels; ++i) {
@@ -189,12 +190,10 @@ class PlaneLoader {
 
 // By each of kPlaneWarps warps, for all of a thread block's tiles. As many loads are under way as
 // there are registers for.
-template <typename T, int kShape, typename EachTile>
+template <typename T, int kRegisters, typename EachTile>
 __device__ inline void load_planes(const Params& p, const Memory& memory, int warp, int lane,
                                    const EachTile& each_tile) {
-  constexpr TileShape kTile = kTileShapes[kShape];
-  constexpr int kRegisters = 65536 / (kTile.threads() * kTile.occupancy);
-  constexpr int kAtOnce = kRegisters >= 160 ? 3 : kRegisters >= 128 ? 2 : 1;
+  constexpr int kAtOnce = kRegisters >= 152 ? 3 : kRegisters >= 104 ? 2 : 1;
   const auto load = [&](auto loader) {
     ptx::Turn turn;
     each_tile([&](const Work& work) { loader.load(work, turn); });

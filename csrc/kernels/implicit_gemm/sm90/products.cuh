@@ -25,26 +25,38 @@ class Products {
                                                     static_cast<uint32_t>(p.row_bytes))),
         tells_(threadIdx.x % 128 == 0) {}
 
-  __device__ void multiply(const Work& work, float (&sum)[kBlocks][kN / 2]) {
+  // Calls `issued` when no more stages will be waited for.
+  template <typename Issued>
+  __device__ void multiply(const Work& work, float (&sum)[kBlocks][kN / 2], const Issued& issued) {
     if (work.first >= work.last) {  // no tap meets these pixels
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
         for (int i = 0; i < kN / 2; ++i) sum[b][i] = 0;
       }
+      issued();
     } else if (p_.row_bytes == kMostRowBytes) {
-      multiply_rows<4>(work, sum);
+      multiply_rows<4>(work, sum, issued);
     } else if (p_.row_bytes == kMostRowBytes / 2) {
-      multiply_rows<2>(work, sum);
+      multiply_rows<2>(work, sum, issued);
     } else {
-      multiply_rows<1>(work, sum);
+      multiply_rows<1>(work, sum, issued);
     }
+  }
+
+  // Passes over the stages of a tile that others multiply.
+  __device__ void skip(const Work& work) {
+    if (work.first >= work.last) return;
+    const int steps = work.last - work.first;
+    x_.advance(steps, p_.by_x_stages);
+    if (kLoader == Loader::kHalo) w_.advance(steps * work.taps, p_.by_w_stages);
   }
 
  private:
   // A row is `kPieces` times 32 bytes.
-  template <int kPieces>
-  __device__ void multiply_rows(const Work& work, float (&sum)[kBlocks][kN / 2]) {
+  template <int kPieces, typename Issued>
+  __device__ void multiply_rows(const Work& work, float (&sum)[kBlocks][kN / 2],
+                                const Issued& issued) {
     int accumulate = 0;
     const Phase& phase = p_.phase[work.phase];
 #pragma unroll 1
@@ -74,6 +86,7 @@ class Products {
       x_read_ = x_.stage;
       x_.advance(p_.x_stages);
     }
+    issued();
     ptx::await_products<0>();
     release();
   }

@@ -10,8 +10,9 @@ namespace customconv::implicit_gemm::sm90 {
 
 namespace {
 
-// A plan's variant: the loader, the tile's shape, and rows of so many times 32 bytes.
-constexpr int kShapeShift = 4, kRowShift = 8, kPlanFlag = 1 << 20;
+// A plan's variant: the loader, the tile's shape, rows of so many times 32 bytes, and strips.
+constexpr int kShapeShift = 4, kRowShift = 8, kStripShift = 12, kPlanFlag = 1 << 20;
+constexpr int kMostStrips = 255;
 constexpr int kMostOffset = 255;               // of a copy in im2col mode, in pixels
 constexpr int kMostCorner = 127;               // of its box, from the image's corner
 constexpr int kMostCopyRows = 256;             // of a copy
@@ -24,31 +25,31 @@ constexpr int kUnit = 8;                       // rows of a swizzle
 constexpr int64_t kChunkBytes = 32 << 20;      // of input that is packed at a time, to stay in L2,
 constexpr int64_t kMostChunkBytes = 64 << 20;  // and of a single image
 
-// Clocks and rates of a multiprocessor, fitted to times of plans in channels-last on an H100
-// (docs/log/2026-11-25-main-loop.md).
+// Clocks and rates of a multiprocessor, fitted to times of plans on an H100
+// (docs/log/2026-11-25-channels-first.md).
 constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels,
-constexpr double kProductEfficiency = 0.865;
-constexpr double kStepClocks = 200;        // to hand a stage over, beside half of its products
-constexpr double kLoadBytesPerClock = 56;  // from L2 into stages
-constexpr double kRowClocks = 1.75;        // of the copy engine, for each row of a stage
-constexpr double kHidden = 0.12;           // of what is hidden behind what takes longer
-constexpr double kPlanePartClocks = 250;   // of what a warp loads at a time
+constexpr double kProductEfficiency = 0.843;
+constexpr double kStepClocks = 188;          // to hand a stage over, beside half of its products
+constexpr double kLoadBytesPerClock = 52.2;  // from L2 into stages
+constexpr double kRowClocks = 1.9;           // of the copy engine, for each row of a stage
+constexpr double kHidden = 0.121;            // of what is hidden behind what takes longer
+constexpr double kPlanePartClocks = 321;     // of what a warp loads at a time
 constexpr double kTileClocks = 95;
-constexpr double kStoreBytesPerClock = 18;
-constexpr double kPixelBytesPerClock = 9.7;  // by threads
-constexpr double kPlaneBytesPerClock = 6.1;
+constexpr double kStoreBytesPerClock = 17.3;
+constexpr double kPixelBytesPerClock = 10.2;  // by threads
+constexpr double kPlaneBytesPerClock = 7.84;
 constexpr double kScatteredClocks = 1.2;  // of a pixel between those of other phases
-constexpr double kClusterBytesPerClock = 6.2;
-constexpr double kClusterMs = 0.0059;
-constexpr double kClusterShare = 0.9;    // of the multiprocessors, that clusters of four reach
-constexpr double kPairEfficiency = 0.9;  // of a tile's clocks, where two blocks share one
-constexpr double kBandwidthShare = 0.835;
-constexpr double kStartMs = 0.0065;         // launch, and until the first stage is there
-constexpr double kPackMs = 0.0012;          // to pack weights, at least
-constexpr double kPackBytesPerClock = 430;  // of the whole GPU
-constexpr double kInputMs = 0.0031;         // to pack a chunk of the input, at least
-constexpr double kInputBandwidth = 1850;    // GB/s, of what is packed
-constexpr double kNextMs = 0.0033;          // until the next chunk's first products
+constexpr double kClusterBytesPerClock = 6.48;
+constexpr double kClusterMs = 0.00535;
+constexpr double kClusterShare = 0.9;      // of the multiprocessors, that clusters of four reach
+constexpr double kPairEfficiency = 0.921;  // of a tile's clocks, where two blocks share one
+constexpr double kBandwidthShare = 0.884;
+constexpr double kStartMs = 0.00622;        // launch, and until the first stage is there
+constexpr double kPackMs = 0.00123;         // to pack weights, at least
+constexpr double kPackBytesPerClock = 425;  // of the whole GPU
+constexpr double kInputMs = 0.00296;        // to pack a chunk of the input, at least
+constexpr double kInputBandwidth = 1790;    // GB/s, of what is packed
+constexpr double kNextMs = 0.00332;         // until the next chunk's first products
 
 // Behind the last pixel of an axis, where the first tap of its last output pixel is.
 int64_t upper_corner(int64_t pixels, int64_t outputs, int64_t stride, int64_t pad) {
@@ -77,8 +78,8 @@ bool input_is_legal(const Forward& p) {
 bool is_grid(const Forward& p, const Tile& t) {
   if (t.image() * (p.N + 2) > INT32_MAX / 2) return false;
   if (t.loader == Loader::kPlanes) {
-    return p.stride_h == 1 && p.stride_w == 1 && p.Q <= t.pitch && p.P <= t.period &&
-           t.halo <= t.image() && t.store == Store::kPlanes;
+    return p.stride_h == 1 && p.stride_w == 1 && (p.Q <= t.pitch || t.strips > 1) &&
+           p.P <= t.period && t.halo <= t.image() && t.store == Store::kPlanes;
   }
   if (t.loader == Loader::kHalo) {
     return p.stride_h == 1 && p.stride_w == 1 && p.R * p.S > 1 && p.Q <= t.pitch &&
@@ -137,7 +138,8 @@ int plane_pixels(const Forward& p, int64_t pitch) {
 }
 
 // Fills in what follows from the loader, the shape, the rows and the splits.
-Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t splits) {
+Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t splits,
+               int64_t strips = 1) {
   const int64_t size = element_size(p.dtype);
   Tile t{};
   t.loader = loader;
@@ -148,6 +150,7 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
   t.weights_as_stored = p.gradient && size == 2 && kind.channels >= kLeastAsStored;
   t.pitch = p.Q;
   t.period = p.P;
+  t.strips = 1;
   if (loader != Loader::kIm2col) {
     t.pitch = p.W + shared_pad(p.W, p.Q, p.S, p.pad_w, p.dilation_w);
     t.period = p.H + shared_pad(p.H, p.P, p.R, p.pad_h, p.dilation_h);
@@ -157,11 +160,22 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
     // An even pitch lets pairs of pixels be stored at once.
     const int64_t unit = std::max(t.plane_pixels, stores_planes(p) && p.Q % 2 == 0 ? 2 : 1);
     if (t.plane_pixels > 1 || is_little_longer(t.pitch, unit)) t.pitch = round_up(t.pitch, unit);
-    const int64_t before = p.pad_h * t.pitch + p.pad_w;
-    t.halo = round_up(before, std::max(t.plane_pixels, 1));
-    t.lead = t.halo - before;
+    const int64_t load = std::max(t.plane_pixels, 1);
+    if (strips > 1) {
+      t.strip_columns = round_up(ceil_divide(p.Q, strips), std::max<int64_t>(load, 2));
+      t.strips = ceil_divide(p.Q, t.strip_columns);
+      t.strip_columns = round_up(ceil_divide(p.Q, t.strips), std::max<int64_t>(load, 2));
+      t.lead = round_up(p.pad_w, load) - p.pad_w;
+      t.pitch = round_up(t.strip_columns + t.lead + (p.S - 1) * p.dilation_w, unit);
+      t.halo = p.pad_h * t.pitch;
+    } else {
+      const int64_t before = p.pad_h * t.pitch + p.pad_w;
+      t.halo = round_up(before, load);
+      t.lead = t.halo - before;
+    }
     t.span = t.lead + (p.R - 1) * p.dilation_h * t.pitch + (p.S - 1) * p.dilation_w;
   }
+  if (t.strips == 1) t.strip_columns = t.pitch;
   const int64_t rows = kind.pixels + t.span;
   if (loader == Loader::kPlanes) {
     t.copies = 1;
@@ -199,7 +213,7 @@ int block_bytes(const DeviceProperties& d, const Tile& t) {
 
 // Of what is not stages.
 int fixed_bytes(const Tile& t) {
-  return kBarrierBytes + t.kind().warpgroups * staging_bytes(t.store);
+  return kBarrierBytes + t.kind().multipliers() * staging_bytes(t.store);
 }
 
 // Shares out a block's shared memory among stages; false if they are too few.
@@ -322,17 +336,21 @@ class Search : public PlanSearch {
       try_tiles(Loader::kHalo);
     } else if (has_planes(f_)) {
       try_tiles(Loader::kPlanes);
+      for (const int64_t columns : {128, 64, 32}) {
+        if (f_.Q < 2 * columns || f_.R == 1) continue;
+        try_tiles(Loader::kPlanes, std::min<int64_t>(ceil_divide(f_.Q, columns), kMostStrips));
+      }
     }
     return best_;
   }
 
  private:
-  void try_tiles(Loader loader) {
+  void try_tiles(Loader loader, int64_t strips = 1) {
     for (int shape = 0; shape < kTileShapeCount; ++shape) {
       if (is_too_wide(kTileShapes[shape].channels)) continue;
       for (int row = kMostRowBytes; row >= kLeastRowBytes; row /= 2) {
         // A stage of fewer channels than there are is for what else has no room.
-        if (!weigh(loader, shape, row)) continue;
+        if (!weigh(loader, shape, row, strips)) continue;
         if (f_.group_C() * element_size(f_.dtype) > row / 2) break;
       }
     }
@@ -341,9 +359,9 @@ class Search : public PlanSearch {
   // Twice as wide a tile as there are channels is never better than the next one.
   bool is_too_wide(int channels) const { return channels > 32 && f_.group_K() <= channels / 2; }
 
-  bool weigh(Loader loader, int shape, int row_bytes) {
-    if (!add_tile(make_tile(f_, loader, shape, row_bytes, 1))) return false;
-    const Tile whole = make_tile(f_, loader, shape, row_bytes, 1);
+  bool weigh(Loader loader, int shape, int row_bytes, int64_t strips) {
+    const Tile whole = make_tile(f_, loader, shape, row_bytes, 1, strips);
+    if (!add_tile(whole)) return false;
     for (int64_t splits = 2; splits <= kMostSplits; splits *= 2) {
       const Tile tile = make_tile(f_, loader, shape, row_bytes, splits);
       if (whole.items() * splits > blocks_at_once(d_, tile)) break;
@@ -357,7 +375,8 @@ class Search : public PlanSearch {
     ConvPlan plan;
     plan.variant = kLoaderNames[static_cast<int>(t.loader)];
     plan.variant_index = kPlanFlag | static_cast<int>(t.loader) | t.shape << kShapeShift |
-                         t.row_bytes / kLeastRowBytes << kRowShift;
+                         t.row_bytes / kLeastRowBytes << kRowShift |
+                         static_cast<int>(t.strips) << kStripShift;
     plan.tile[0] = t.kind().pixels;
     plan.tile[1] = t.kind().channels;
     plan.tile[2] = t.row_bytes / static_cast<int>(element_size(f_.dtype));
@@ -428,7 +447,8 @@ Tile tile_of(const Packed& p, const ConvPlan& plan) {
   const int variant = plan.variant_index & (kPlanFlag - 1);
   const auto loader = static_cast<Loader>(variant & ((1 << kShapeShift) - 1));
   const int shape = variant >> kShapeShift & ((1 << (kRowShift - kShapeShift)) - 1);
-  Tile t = make_tile(p, loader, shape, (variant >> kRowShift) * kLeastRowBytes, plan.splits);
+  const int row = variant >> kRowShift & ((1 << (kStripShift - kRowShift)) - 1);
+  Tile t = make_tile(p, loader, shape, row * kLeastRowBytes, plan.splits, variant >> kStripShift);
   choose_stages(plan.shared_bytes, t);
   return t;
 }

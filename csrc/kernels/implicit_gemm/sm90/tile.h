@@ -10,7 +10,9 @@
 //   holds the pixels that all taps meet: a tap reads the same stage some rows further on. Pixels
 //   are loaded once, not once for each tap. Positions in the padding are computed but not stored.
 //
-// - planes: the same from channels-first input, by threads.
+// - planes: the same from channels-first input, by threads. A wide image may be cut into strips of
+//   columns, so that a tile has more rows and a smaller halo; the strips overlap by what taps
+//   reach.
 //
 // The others bring pixels by the copy engine's im2col mode, a row of shared memory for each
 // position. The matrix instruction reads them in place.
@@ -34,15 +36,18 @@ constexpr int kPlaneWords = 32;         // each so many registers of a lane at a
 constexpr int kLeastAsStored = 64;  // channels of a tile whose weights the instruction transposes
 struct TileShape {
   int pixels, channels;
-  int warpgroups;  // that multiply
+  int warpgroups;  // that multiply it
+  int teams;       // of so many warpgroups: one stores a tile while another multiplies the next
   int occupancy;   // thread blocks that run on a multiprocessor
 
-  constexpr int blocks() const { return pixels / (warpgroups * kInstructionPixels); }
-  constexpr int threads() const { return 128 * (1 + warpgroups); }
+  constexpr int multipliers() const { return warpgroups * teams; }
+  constexpr int threads() const { return 128 * (1 + multipliers()); }
+  constexpr int registers() const { return 65536 / (threads() * occupancy) / 8 * 8; }  // of each
 };
 inline constexpr TileShape kTileShapes[] = {
-    {256, 128, 2, 1}, {192, 128, 3, 1}, {128, 256, 2, 1}, {64, 256, 1, 1}, {128, 128, 2, 1},
-    {256, 64, 2, 1},  {128, 64, 2, 2},  {64, 64, 1, 2},   {256, 32, 2, 1},
+    {256, 128, 2, 1, 1}, {192, 128, 3, 1, 1}, {128, 256, 2, 1, 1},
+    {64, 256, 1, 2, 1},  {128, 128, 1, 2, 1}, {256, 64, 1, 2, 1},
+    {128, 64, 2, 1, 2},  {64, 64, 1, 1, 2},   {256, 32, 1, 2, 1},
 };
 inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
 
@@ -83,7 +88,9 @@ struct Tile {
   Store store;
   bool weights_as_stored;  // an input gradient's: the instruction transposes them
 
-  int64_t pitch, period;  // columns and rows of an image's positions
+  int64_t pitch, period;  // columns and rows of an image's positions, or of a strip's
+  int64_t strips;         // of an image,
+  int64_t strip_columns;  // of so many columns of the output each
   int plane_pixels;       // of a channel that a thread loads at a time, if planes are loaded
   int plane_parts;        // of a stage: what a warp loads at a time,
   int plane_parts_c;      // and of its channels
@@ -98,7 +105,7 @@ struct Tile {
 
   constexpr const TileShape& kind() const { return kTileShapes[shape]; }
   int64_t items() const { return tiles_m * tiles_k * phases; }
-  int64_t image() const { return pitch * period; }
+  int64_t image() const { return pitch * period * strips; }
 };
 
 // The cheapest plan, or one without a block; with `all`, every plan that was weighed goes there.

@@ -56,20 +56,23 @@ struct Work {
   }
 };
 
-// Where a position is in the grid.
+// Where a position is in the grid: in an image, or in one of its strips.
 struct Place {
   int n, row, column;
+  int first_column;  // of the strip
 
   __device__ Place(const Params& p, int position) {
     int32_t rest = position;
     column = p.by_pitch.split(rest);
     row = p.by_period.split(rest);
+    first_column = p.by_strips.split(rest) * p.strip_columns;
     n = rest;
   }
   // From the output's first element to the pixel's channel 0; -1 if there is no such pixel.
   __device__ int64_t offset(const Params& p, const Phase& phase) const {
-    if (n >= p.N || row >= phase.P || column >= phase.Q) return -1;
-    return phase.offset + n * p.out_n + row * p.out_p + column * p.out_q;
+    const int q = first_column + column;
+    if (n >= p.N || row >= phase.P || q >= phase.Q || column >= p.strip_columns) return -1;
+    return phase.offset + n * p.out_n + row * p.out_p + q * p.out_q;
   }
 };
 
