@@ -37,6 +37,16 @@ def is_of_main_loop(plan: _C.ConvPlan) -> bool:
     return bool(plan.variant_index >> 20 & 1)
 
 
+def row_bytes(plan: _C.ConvPlan) -> int:
+    """Bytes of channels of a position in a stage, of a plan of the main loop."""
+    return (plan.variant_index >> 8 & 7) * 32
+
+
+def strips(plan: _C.ConvPlan) -> int:
+    """Strips of an image, of a plan of the main loop."""
+    return plan.variant_index >> 12 & 255
+
+
 def flags(plan: _C.ConvPlan) -> list[str]:
     """The names of the plan's flags in tile.h."""
     if is_of_main_loop(plan):

@@ -10,7 +10,7 @@ from cases import case, make_integers, place_all
 from compute import by_pytorch, compute, forced
 from every_plan import check_exact, check_fused, check_reach
 from reference import assert_equal
-from tile_tables import FAMILY, flags, is_of_main_loop, parts, table
+from tile_tables import FAMILY, flags, is_of_main_loop, parts, row_bytes, strips, table
 
 from customconv import _C
 
@@ -128,10 +128,10 @@ def check_main_loop(plans: list[_C.ConvPlan]) -> None:
     """Plans have every tile of each loader, every width of rows and every number of splits."""
     own = [plan for plan in plans if is_of_main_loop(plan)]
     assert {(plan.variant, parts(plan)[0]) for plan in own} == EVERY_TILE
-    assert {plan.variant_index >> 8 & 7 for plan in own} == {1, 2, 4}
+    assert {row_bytes(plan) for plan in own} == {32, 64, 128}
     assert {plan.splits for plan in own} == {1, 2, 4, 8}
     assert {plan.chunk_images > 0 for plan in own} == {False, True}  # packed
-    assert {(plan.variant_index >> 12 & 255) > 1 for plan in own} == {False, True}  # in strips
+    assert {strips(plan) > 1 for plan in own} == {False, True}
 
 
 @pytest.mark.gpu

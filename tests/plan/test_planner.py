@@ -159,21 +159,21 @@ FETCHES = {
 }  # fmt: skip
 
 
-def main_loop_loaders(arguments):
-    """The loaders of the main loop that can read the input."""
-    loaders = {"im2col", "halo"}
-    return loaders if arguments.get("channels_last") else loaders | {"planes"}
+def check_fetch(arguments, fetch, dtype):
+    """The plan reads pixels in that older way, or by a loader of the main loop that can."""
+    p = problem(**arguments, dtype=dtype, tf32=dtype == "float32")
+    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
+    assert plan is not None
+    older = fetch if isinstance(fetch, str) else fetch[dtype]
+    loaders = {"im2col", "halo"} if arguments.get("channels_last") else {"im2col", "halo", "planes"}
+    assert parts(plan)[2] in {older, *loaders}, plan
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", FETCHES)
 def test_how_pixels_are_fetched_follows_from_layout_and_sizes(name, dtype):
     fetch, arguments = FETCHES[name]
-    p = problem(**arguments, dtype=dtype, tf32=dtype == "float32")
-    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
-    assert plan is not None
-    older = fetch if isinstance(fetch, str) else fetch[dtype]
-    assert parts(plan)[2] in {older, *main_loop_loaders(arguments)}, plan
+    check_fetch(arguments, fetch, dtype)
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
@@ -216,11 +216,7 @@ def test_wide_groups_are_fetched_as_one_is(name, dtype):
     n, c, *size = arguments["input"]
     k, *filters = arguments["weight"]
     groups = {"input": (n, 2 * c, *size), "weight": (2 * k, *filters), "groups": 2}
-    p = problem(**arguments | groups, dtype=dtype, tf32=dtype == "float32")
-    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
-    assert plan is not None
-    older = fetch if isinstance(fetch, str) else fetch[dtype]
-    assert parts(plan)[2] in {older, *main_loop_loaders(arguments)}, plan
+    check_fetch(arguments | groups, fetch, dtype)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
