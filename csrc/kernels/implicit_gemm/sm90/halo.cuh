@@ -5,6 +5,7 @@
 
 #include "kernels/implicit_gemm/sm90/weights.cuh"
 #include "kernels/ptx/im2col.cuh"
+#include "kernels/ptx/tma.cuh"
 
 namespace customconv::implicit_gemm::sm90 {
 
@@ -15,15 +16,20 @@ __device__ inline void load_halo(const Params& p, const Memory& memory, const Wo
   // One image ahead, so that no position is negative.
   const int first = work.position - p.halo + p.image;
   const Place place(p, first + lane * p.copy_rows);
+  const int bytes = p.copies * p.copy_rows * p.row_bytes;
   for (int chunk = 0; chunk < p.chunks; ++chunk) {
     ptx::Barrier* full = memory.x_full + turn.stage;
     ptx::wait(memory.x_empty + turn.stage, turn.parity ^ 1);
-    if (lane == 0) ptx::arrive_expecting(full, p.x_bytes);
+    if (lane == 0) ptx::arrive_expecting(full, bytes);
     __syncwarp();
     if (lane < p.copies) {
       char* to = memory.pixels + turn.stage * p.x_bytes + lane * p.copy_rows * p.row_bytes;
-      ptx::copy_im2col(to, &p.x, full, work.c + chunk * p.row_channels, place.column, place.row,
-                       place.n - 1, 0, 0);
+      const int c = work.c + chunk * p.row_channels;
+      if (p.copies_strips) {
+        ptx::copy_box(to, &p.x, full, c, place.first_column - p.pad_w, place.row, place.n - 1);
+      } else {
+        ptx::copy_im2col(to, &p.x, full, c, place.column, place.row, place.n - 1, 0, 0);
+      }
     }
     turn.advance(p.x_stages);
   }

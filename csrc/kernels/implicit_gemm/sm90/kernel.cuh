@@ -19,12 +19,14 @@ constexpr int kTurnBarrier = 8;    // of the first team: behind it, the others h
 
 // `kFused`: there may be an epilogue. `kAsStored`: the instruction transposes weights.
 template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored>
-__global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kShape].occupancy)
+__global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader, kStore)),
+                                  kTileShapes[kShape].occupancy)
     convolve(const __grid_constant__ Params p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr TileShape kTile = kTileShapes[kShape];
   constexpr bool kHalo = kLoader == Loader::kHalo, kClustered = kStore == Store::kCluster;
-  constexpr bool kHasPlanes = kHalo && kStore == Store::kPlanes;
+  constexpr bool kHasPlanes = has_planes(kLoader, kStore);
+  constexpr int kLoaders = kTile.loaders(kHasPlanes), kThreads = kTile.threads(kHasPlanes);
   // Thread blocks of a cluster have a tile each: all their warpgroups share it, if they can.
   constexpr bool kShare = kClustered && kTile.pixels >= kInstructionPixels * kTile.multipliers();
   constexpr int kTeams = kShare ? 1 : kTile.teams;
@@ -52,9 +54,9 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kSh
     if (kFused && lane < kTile.multipliers()) ptx::init_barrier(memory.residual_full + lane, 1);
     ptx::fence_barrier_init();
     __syncwarp();
-    ptx::arrive_threads(kStartBarrier, kTile.threads());  // it goes on at once
+    ptx::arrive_threads(kStartBarrier, kThreads);  // it goes on at once
   } else {
-    ptx::sync_threads(kStartBarrier, kTile.threads());
+    ptx::sync_threads(kStartBarrier, kThreads);
   }
 
   const auto each_tile = [&](auto function) {
@@ -67,18 +69,17 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kSh
     const float none[kBlocks][kN / 2] = {};
     store_cluster<T, kWarpgroups, kBlocks, kN>(p, work, none, memory.weights, rank, -1);
   };
-  // Where two warpgroups multiply, threads that load leave registers to them.
-  constexpr bool kMoves = kTile.multipliers() == 2 && kTile.occupancy == 1;
-  constexpr int kLoaderRegisters = !kMoves       ? kTile.registers()
-                                   : !kHasPlanes ? 56
-                                   : kFused      ? 104
-                                                 : 152;
-  constexpr int kOtherRegisters = (3 * kTile.registers() - kLoaderRegisters) / 2 / 8 * 8;
-  if (warp < 4) {
+  // Threads that load leave registers to those that multiply.
+  constexpr bool kMoves = kTile.multipliers() >= 2 && kTile.occupancy == 1;
+  constexpr int kLoaderRegisters = kHasPlanes ? 72 : 56;
+  constexpr int kOtherRegisters = (kTile.registers(kHasPlanes) * (kLoaders + kTile.multipliers()) -
+                                   kLoaders * kLoaderRegisters) /
+                                  kTile.multipliers() / 8 * 8;
+  if (warp < 4 * kLoaders) {
     if constexpr (kMoves) ptx::give_registers<kLoaderRegisters>();
     ptx::Turn turn;
     if (kHasPlanes && p.plane_pixels > 0 && warp != 1) {
-      load_planes<T, kLoaderRegisters>(p, memory, warp == 0 ? 0 : warp - 1, lane, each_tile);
+      load_planes<T, kTile.plane_warps()>(p, memory, warp == 0 ? 0 : warp - 1, lane, each_tile);
     } else if (warp == 0) {
       if (p.early) ptx::await_dependency();
       each_tile([&](const Work& work) {
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(), kTileShapes[kSh
     return;
   }
   if constexpr (kMoves) ptx::take_registers<kOtherRegisters>();
-  const int warpgroup = warp / 4 - 1, team = warpgroup / kWarpgroups;
+  const int warpgroup = warp / 4 - kLoaders, team = warpgroup / kWarpgroups;
   const int own_row = warpgroup % kWarpgroups * kBlocks * kInstructionPixels;
   char* staging = memory.staging + warpgroup * staging_bytes(kStore);
   const bool leads = warp % 4 == 0 && ptx::elect_one();

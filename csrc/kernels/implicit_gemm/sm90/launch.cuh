@@ -21,10 +21,24 @@ inline CUtensorMapSwizzle swizzle_of(int row_bytes) {
 // Pixels, as the loader's grid traverses them.
 template <typename T>
 CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.W),
+                              static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.N)};
+  const cuuint64_t strides[] = {map_stride<T>(p.W, p.x_strides[3]),
+                                map_stride<T>(p.H, p.x_strides[2]),
+                                map_stride<T>(p.N, p.x_strides[0])};
+  const int channels = t.row_bytes / static_cast<int>(sizeof(T));
+  if (t.copies_strips) {
+    const Boxes<4> boxes{
+        {sizes[0], sizes[1], sizes[2], sizes[3]},
+        {strides[0], strides[1], strides[2]},
+        {static_cast<cuuint32_t>(channels), static_cast<cuuint32_t>(t.copy_rows), 1, 1},
+        {1, 1, 1, 1}};
+    return make_map(x, kMapType<T>, boxes, swizzle_of(t.row_bytes));
+  }
   Im2colBox box{};
   box.steps_w = static_cast<int>(p.stride_w);
   box.steps_h = static_cast<int>(p.stride_h);
-  box.channels = t.row_bytes / static_cast<int>(sizeof(T));
+  box.channels = channels;
   box.pixels = t.copy_rows;
   if (t.loader == Loader::kIm2col) {
     box.lower_w = static_cast<int>(-p.pad_w);
@@ -35,11 +49,6 @@ CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
     box.upper_w = static_cast<int>(t.pitch - p.W);
     box.upper_h = static_cast<int>(t.period - p.H);
   }
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.W),
-                              static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.N)};
-  const cuuint64_t strides[] = {map_stride<T>(p.W, p.x_strides[3]),
-                                map_stride<T>(p.H, p.x_strides[2]),
-                                map_stride<T>(p.N, p.x_strides[0])};
   return make_im2col_map(x, kMapType<T>, sizes, strides, box, swizzle_of(t.row_bytes));
 }
 
@@ -143,6 +152,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.lead = static_cast<int>(tile.lead);
   p.copies = tile.copies;
   p.copy_rows = tile.copy_rows;
+  p.copies_strips = tile.copies_strips;
   p.row_bytes = tile.row_bytes;
   p.row_channels = tile.row_bytes / kSize;
   p.chunks = tile.chunks;
@@ -242,7 +252,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       if (tile.strips > 1) p.plane_column = static_cast<int>(problem.pad_w + tile.lead);
       p.plane_pixels = tile.plane_pixels;
       p.plane_parts = tile.plane_parts;
-      while (1 << p.plane_shift < tile.plane_parts_c) ++p.plane_shift;
+      while (1 << p.plane_shift < tile.plane_lanes) ++p.plane_shift;
     } else {
       p.x = map_pixels(problem, tile, x);
     }

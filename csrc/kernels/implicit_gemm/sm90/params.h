@@ -29,6 +29,7 @@ struct Params {
 
   // Stages.
   int copies, copy_rows;
+  bool copies_strips;
   int row_bytes, row_channels, chunks;
   int x_bytes, w_bytes, x_stages, w_stages;
   Divider<int32_t> by_x_stages, by_w_stages;
@@ -38,7 +39,7 @@ struct Params {
   int64_t plane_n, plane_c, plane_h;
   int plane_rows, plane_columns, plane_pixels;
   int plane_column;  // of the input, where a strip's first position is: so many in front
-  int plane_parts, plane_shift;  // of a stage; channels of a row are so many, as a power of two
+  int plane_parts, plane_shift;  // of a stage; lanes that share a pixel, as a power of two
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int tap_h, tap_w;  // halo: bytes of a stage from one tap to the next
   bool early;        // a kernel that writes what is read here may still run

@@ -39,9 +39,12 @@ struct PlanePart {
       words[channel][3] = v.w;
     }
   }
-  __device__ void clear(int channel) {
+  __device__ void clear() {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) words[channel][i] = 0;
+    for (int channel = 0; channel < kChannels; ++channel) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) words[channel][i] = 0;
+    }
   }
 
   // A pixel's channels of a unit.
@@ -61,123 +64,82 @@ struct PlanePart {
   }
 };
 
-__device__ inline uint4 choose(bool second, const uint4& a, const uint4& b) {
-  return make_uint4(second ? b.x : a.x, second ? b.y : a.y, second ? b.z : a.z, second ? b.w : a.w);
-}
-
-// A stage's parts, rows by channels, are shared out among the warps one by one.
-template <typename T, int kPixels, int kAtOnce>
+// A stage's parts, some rows each, are shared out among the warps one by one. Lanes that share a
+// pixel's channels are neighbours, so that those that store at once meet different banks.
+template <typename T, int kPixels, int kWarps>
 class PlaneLoader {
   using Part = PlanePart<T, kPixels>;
 
  public:
   // `warp`: among those that load planes.
   __device__ PlaneLoader(const Params& p, const Memory& memory, int warp, int lane)
-      : p_(p), memory_(memory), warp_(warp), lane_(lane) {}
+      : p_(p), memory_(memory), warp_(warp), lane_(lane) {
+    asm volatile("" : "+r"(lane_));  // or it is read from its special register again and again
+  }
 
-  // Loads kAtOnce parts before it stores the first of them.
+  // Every warp has a part of every stage.
   __device__ void load(const Work& work, ptx::Turn& turn) {
     if (work.taps == 0) return;
     first_ = work.position - p_.halo + p_.image;  // one image ahead, so that none is negative
     group_c_ = work.c;
-    Cursor next{0, warp_};
-    normalise(next);
-    int turned = 0;  // stages that `turn` is ahead of the tile's first
-    while (next.chunk < p_.chunks) {
-      Part parts[kAtOnce];
-      Cursor from[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        from[i] = next;
-        if (next.chunk < p_.chunks) {
-          fetch(next, parts[i]);
-          next.part += kPlaneWarps;
-          normalise(next);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (from[i].chunk == p_.chunks) break;
-        for (; turned < from[i].chunk; ++turned) turn.advance(p_.x_stages);
-        ptx::wait(memory_.x_empty + turn.stage, turn.parity ^ 1);
-        store(from[i], parts[i], turn.stage);
+    for (int chunk = 0; chunk < p_.chunks; ++chunk) {
+      for (int part = warp_; part < p_.plane_parts; part += kWarps) {
+        Part values;
+        fetch(chunk, part, values);
+        if (part == warp_) ptx::wait(memory_.x_empty + turn.stage, turn.parity ^ 1);
+        store(part, values, turn.stage);
         ptx::fence_shared_writes();
         __syncwarp();
         if (lane_ == 0) ptx::arrive(memory_.x_full + turn.stage);
       }
+      turn.advance(p_.x_stages);
     }
-    for (; turned < p_.chunks; ++turned) turn.advance(p_.x_stages);
   }
 
  private:
-  struct Cursor {
-    int chunk, part;
-  };
-
-  __device__ void normalise(Cursor& at) const {
-    while (at.part >= p_.plane_parts && at.chunk < p_.chunks) {
-      at.part -= p_.plane_parts;
-      ++at.chunk;
-    }
-  }
   // A part's first row of the stage, for this lane, and its first channel in the row.
-  __device__ int row_of(const Cursor& at) const {
-    return ((at.part >> p_.plane_shift) * 32 + lane_) * kPixels;
+  __device__ int row_of(int part) const {
+    return ((part * 32 + lane_) >> p_.plane_shift) * kPixels;
   }
-  __device__ int channel_of(const Cursor& at) const {
-    return (at.part & ((1 << p_.plane_shift) - 1)) * Part::kChannels;
-  }
+  __device__ int channel() const { return (lane_ & ((1 << p_.plane_shift) - 1)) * Part::kChannels; }
 
-  __device__ void fetch(const Cursor& at, Part& part) const {
-    const Place place(p_, first_ + row_of(at));
-    const int c = channel_of(at);
-    const int own_c = at.chunk * p_.row_channels + c;  // in its group
+  __device__ void fetch(int chunk, int number, Part& part) const {
+    const int row = row_of(number);
+    const Place place(p_, first_ + row);
+    const int c = channel();
+    const int own_c = chunk * p_.row_channels + c;  // in its group
     const int column = place.first_column + place.column - p_.plane_column;
-    const bool exists = place.n > 0 && place.n <= p_.N && place.row < p_.plane_rows &&
-                        column >= 0 && column < p_.plane_columns;
-    const int channels = exists ? min(p_.row_channels - c, p_.group_C - own_c) : 0;
+    const bool exists = row < p_.copy_rows && place.n > 0 && place.n <= p_.N &&
+                        place.row < p_.plane_rows && column >= 0 && column < p_.plane_columns;
+    part.clear();
+    if (!exists) return;
+    const int channels = min(p_.row_channels - c, p_.group_C - own_c);
     const T* from = static_cast<const T*>(p_.planes) + (place.n - 1) * p_.plane_n +
                     place.row * p_.plane_h + column +
                     static_cast<int64_t>(group_c_ + own_c) * p_.plane_c;
+    if (channels >= Part::kChannels) {
 #pragma unroll
-    for (int i = 0; i < Part::kChannels; ++i) {
-      if (i < channels) {
-        part.load(i, from);
-      } else {
-        part.clear(i);
+      for (int i = 0; i < Part::kChannels; ++i) part.load(i, from + i * p_.plane_c);
+    } else {
+#pragma unroll
+      for (int i = 0; i < Part::kChannels; ++i) {
+        if (i < channels) part.load(i, from + i * p_.plane_c);
       }
-      from += p_.plane_c;
     }
   }
 
-  __device__ void store(const Cursor& at, const Part& part, int stage) const {
-    const int row = row_of(at), c = channel_of(at);
+  __device__ void store(int number, const Part& part, int stage) const {
+    const int row = row_of(number), c = channel();
     if (row >= p_.copy_rows) return;
     const uint32_t pixels = ptx::shared_address(memory_.pixels) + stage * p_.x_bytes;
-    // Lanes whose rows would meet in the same banks store their pixels in another order.
-    const int turned = lane_ * kPixels / 8 % kPixels;
     const int mask = p_.row_bytes - 16;  // of the swizzle
 #pragma unroll
     for (int u = 0; u < Part::kUnits; ++u) {
       if (c + u * Part::kUnitChannels >= p_.row_channels) break;
-      uint4 units[kPixels];
-#pragma unroll
-      for (int i = 0; i < kPixels; ++i) units[i] = part.unit(u, i);
-#pragma unroll
-      for (int step = 1; step < kPixels; step *= 2) {
-        uint4 rotated[kPixels];
-#pragma unroll
-        for (int i = 0; i < kPixels; ++i) {
-          rotated[i] = choose((turned & step) != 0, units[i], units[(i + step) % kPixels]);
-        }
-#pragma unroll
-        for (int i = 0; i < kPixels; ++i) units[i] = rotated[i];
-      }
 #pragma unroll
       for (int i = 0; i < kPixels; ++i) {
-        const int to = (row + (i + turned) % kPixels) * p_.row_bytes +
-                       (c + u * Part::kUnitChannels) * Part::kSize;
-        ptx::store_shared(pixels + (to ^ (to >> 3 & mask)), units[i]);
+        const int to = (row + i) * p_.row_bytes + (c + u * Part::kUnitChannels) * Part::kSize;
+        ptx::store_shared(pixels + (to ^ (to >> 3 & mask)), part.unit(u, i));
       }
     }
   }
@@ -188,22 +150,20 @@ class PlaneLoader {
   int first_ = 0, group_c_ = 0;
 };
 
-// By each of kPlaneWarps warps, for all of a thread block's tiles. As many loads are under way as
-// there are registers for.
-template <typename T, int kRegisters, typename EachTile>
+// By each of kWarps warps, for all of a thread block's tiles.
+template <typename T, int kWarps, typename EachTile>
 __device__ inline void load_planes(const Params& p, const Memory& memory, int warp, int lane,
                                    const EachTile& each_tile) {
-  constexpr int kAtOnce = kRegisters >= 152 ? 3 : kRegisters >= 104 ? 2 : 1;
   const auto load = [&](auto loader) {
     ptx::Turn turn;
     each_tile([&](const Work& work) { loader.load(work, turn); });
   };
   if (p.plane_pixels == 4) {
-    load(PlaneLoader<T, 4, kAtOnce>(p, memory, warp, lane));
+    load(PlaneLoader<T, 4, kWarps>(p, memory, warp, lane));
   } else if (p.plane_pixels == 2) {
-    load(PlaneLoader<T, 2, kAtOnce>(p, memory, warp, lane));
+    load(PlaneLoader<T, 2, kWarps>(p, memory, warp, lane));
   } else {
-    load(PlaneLoader<T, 1, kAtOnce>(p, memory, warp, lane));
+    load(PlaneLoader<T, 1, kWarps>(p, memory, warp, lane));
   }
 }
 

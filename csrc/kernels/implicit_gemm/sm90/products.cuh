@@ -15,9 +15,9 @@ class Products {
   __device__ Products(const Params& p, const Memory& memory, int own_row)
       : p_(p),
         memory_(memory),
-        pixels_(ptx::describe_swizzled(ptx::shared_address(memory.pixels) +
-                                           static_cast<uint32_t>((own_row + p.lead) * p.row_bytes),
-                                       static_cast<uint32_t>(p.row_bytes))),
+        pixels_(ptx::describe_swizzled(
+            ptx::shared_address(memory.pixels) + static_cast<uint32_t>(own_row * p.row_bytes),
+            static_cast<uint32_t>(p.row_bytes))),
         weights_(kAsStored ? ptx::describe_transposed(
                                  ptx::shared_address(memory.weights),
                                  static_cast<uint32_t>(p.row_channels * kSlabRowBytes))
@@ -68,7 +68,7 @@ class Products {
         accumulate = 1;
         release();
       } else {
-        at += (phase.row * p_.by_pitch.divisor() + phase.column) * p_.row_bytes;
+        at += (work.lead + phase.row * p_.by_pitch.divisor() + phase.column) * p_.row_bytes;
 #pragma unroll 1
         for (int r = 0; r < phase.R; ++r, at += p_.tap_h) {
           int tap = at;

@@ -17,6 +17,9 @@ constexpr int kMostOffset = 255;               // of a copy in im2col mode, in p
 constexpr int kMostCorner = 127;               // of its box, from the image's corner
 constexpr int kMostCopyRows = 256;             // of a copy
 constexpr int kMostCopies = 16;                // of a stage
+constexpr int kMostStripCopies = 32;           // of a stage: a lane each
+constexpr int kMostBox = 256;                  // pixels of a copied row
+constexpr int kCopyBytes = 128;                // what aligns a copy in shared memory
 constexpr int kMostStride = 8;                 // of a copy
 constexpr int kMostPlaneRows = 1 << 12;        // of a stage
 constexpr int kLeastStages = 3;                // of weights
@@ -80,6 +83,10 @@ bool is_grid(const Forward& p, const Tile& t) {
   if (t.loader == Loader::kPlanes) {
     return p.stride_h == 1 && p.stride_w == 1 && (p.Q <= t.pitch || t.strips > 1) &&
            p.P <= t.period && t.halo <= t.image() && t.store == Store::kPlanes;
+  }
+  if (t.copies_strips) {
+    return p.stride_h == 1 && p.stride_w == 1 && p.P <= t.period && t.halo <= t.image() &&
+           t.copy_rows <= kMostBox && t.copies <= kMostStripCopies;
   }
   if (t.loader == Loader::kHalo) {
     return p.stride_h == 1 && p.stride_w == 1 && p.R * p.S > 1 && p.Q <= t.pitch &&
@@ -161,12 +168,14 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
     const int64_t unit = std::max(t.plane_pixels, stores_planes(p) && p.Q % 2 == 0 ? 2 : 1);
     if (t.plane_pixels > 1 || is_little_longer(t.pitch, unit)) t.pitch = round_up(t.pitch, unit);
     const int64_t load = std::max(t.plane_pixels, 1);
+    t.copies_strips = loader == Loader::kHalo && strips > 1;
     if (strips > 1) {
       t.strip_columns = round_up(ceil_divide(p.Q, strips), std::max<int64_t>(load, 2));
       t.strips = ceil_divide(p.Q, t.strip_columns);
       t.strip_columns = round_up(ceil_divide(p.Q, t.strips), std::max<int64_t>(load, 2));
       t.lead = round_up(p.pad_w, load) - p.pad_w;
-      t.pitch = round_up(t.strip_columns + t.lead + (p.S - 1) * p.dilation_w, unit);
+      t.pitch = round_up(t.strip_columns + t.lead + (p.S - 1) * p.dilation_w,
+                         t.copies_strips ? std::max<int64_t>(unit, kCopyBytes / row_bytes) : unit);
       t.halo = p.pad_h * t.pitch;
     } else {
       const int64_t before = p.pad_h * t.pitch + p.pad_w;
@@ -181,15 +190,20 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
     t.copies = 1;
     t.copy_rows = static_cast<int>(std::min<int64_t>(round_up(rows, kUnit), kMostPlaneRows));
     const int64_t words = std::max<int64_t>(t.plane_pixels * size / 4, 1);  // of a channel
-    t.plane_parts_c = static_cast<int>(ceil_divide(row_bytes / size * words, kPlaneWords));
-    t.plane_parts =
-        static_cast<int>(ceil_divide(t.copy_rows, 32 * t.plane_pixels)) * t.plane_parts_c;
+    t.plane_lanes = static_cast<int>(ceil_divide(row_bytes / size * words, kPlaneWords));
+    const int64_t part_rows = 32 / t.plane_lanes * t.plane_pixels;
+    t.plane_parts = static_cast<int>(
+        std::max<int64_t>(ceil_divide(t.copy_rows, part_rows), kind.plane_warps()));
+  } else if (t.copies_strips) {
+    // A tile may begin anywhere in a row.
+    t.copy_rows = static_cast<int>(t.pitch);
+    t.copies = static_cast<int>(ceil_divide(rows + t.pitch - 1, t.pitch));
   } else {
     t.copies = static_cast<int>(std::min<int64_t>(ceil_divide(rows, kMostCopyRows), kMostCopies));
     t.copy_rows = static_cast<int>(
         std::min<int64_t>(round_up(ceil_divide(rows, t.copies), kUnit), kMostCopyRows));
   }
-  t.x_bytes = t.copies * t.copy_rows * row_bytes;
+  t.x_bytes = static_cast<int>(round_up(t.copies * t.copy_rows, kUnit)) * row_bytes;
   t.w_bytes = kind.channels * row_bytes;
   t.chunks = static_cast<int>(ceil_divide(p.group_C() * size, row_bytes));
   t.tiles_m = ceil_divide(p.N * t.image(), kind.pixels);
@@ -333,18 +347,23 @@ class Search : public PlanSearch {
     if (input_is_legal(f_)) {
       if (f_.packs && chunk_images(f_) == 0) return best_;
       try_tiles(Loader::kIm2col);
-      try_tiles(Loader::kHalo);
+      try_strips(Loader::kHalo);
     } else if (has_planes(f_)) {
-      try_tiles(Loader::kPlanes);
-      for (const int64_t columns : {128, 64, 32}) {
-        if (f_.Q < 2 * columns || f_.R == 1) continue;
-        try_tiles(Loader::kPlanes, std::min<int64_t>(ceil_divide(f_.Q, columns), kMostStrips));
-      }
+      try_strips(Loader::kPlanes);
     }
     return best_;
   }
 
  private:
+  // Images as they are, and cut into strips.
+  void try_strips(Loader loader) {
+    try_tiles(loader);
+    for (const int64_t columns : {128, 64, 32}) {
+      if (f_.Q < 2 * columns || f_.R == 1) continue;
+      try_tiles(loader, std::min<int64_t>(ceil_divide(f_.Q, columns), kMostStrips));
+    }
+  }
+
   void try_tiles(Loader loader, int64_t strips = 1) {
     for (int shape = 0; shape < kTileShapeCount; ++shape) {
       if (is_too_wide(kTileShapes[shape].channels)) continue;
@@ -381,7 +400,7 @@ class Search : public PlanSearch {
     plan.tile[1] = t.kind().channels;
     plan.tile[2] = t.row_bytes / static_cast<int>(element_size(f_.dtype));
     plan.splits = t.splits;
-    plan.block = t.kind().threads();
+    plan.block = t.threads();
     plan.wide_index = needs_wide_index(f_);
     plan.shared_bytes = shared_bytes(t);
     plan.grid[0] = std::min<int64_t>(t.items() * t.splits, blocks_at_once(d_, t));

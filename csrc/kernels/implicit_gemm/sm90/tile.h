@@ -9,13 +9,13 @@
 // - halo: the grid has the input's pixels, and the padding behind each row and each image. A stage
 //   holds the pixels that all taps meet: a tap reads the same stage some rows further on. Pixels
 //   are loaded once, not once for each tap. Positions in the padding are computed but not stored.
+// - planes: the same from channels-first input, by threads.
 //
-// - planes: the same from channels-first input, by threads. A wide image may be cut into strips of
-//   columns, so that a tile has more rows and a smaller halo; the strips overlap by what taps
-//   reach.
+// For halo and planes, a wide image may be cut into strips of columns, so that a tile has more rows
+// and a smaller halo; the strips overlap by what taps reach.
 //
-// The others bring pixels by the copy engine's im2col mode, a row of shared memory for each
-// position. The matrix instruction reads them in place.
+// The copy engine brings pixels in its im2col mode, or one row of a strip at a time, to a row of
+// shared memory for each position. The matrix instruction reads them in place.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,7 @@ constexpr int kLeastRowBytes = 32;      // what one matrix instruction multiplie
 constexpr int kInstructionPixels = 64;  // rows of a matrix instruction
 constexpr int kBarrierBytes = 1024;     // and what aligns the rest
 constexpr int kMostSplits = 8;          // thread blocks of a cluster
-constexpr int kPlaneWarps = 3;          // that load planes,
-constexpr int kPlaneWords = 32;         // each so many registers of a lane at a time
+constexpr int kPlaneWords = 32;         // registers of a lane that loads planes, at a time
 constexpr int kLeastAsStored = 64;  // channels of a tile whose weights the instruction transposes
 struct TileShape {
   int pixels, channels;
@@ -41,8 +40,18 @@ struct TileShape {
   int occupancy;   // thread blocks that run on a multiprocessor
 
   constexpr int multipliers() const { return warpgroups * teams; }
-  constexpr int threads() const { return 128 * (1 + multipliers()); }
-  constexpr int registers() const { return 65536 / (threads() * occupancy) / 8 * 8; }  // of each
+  // Warpgroups that load. Loading planes takes many warps: of one block, unless instructions of 256
+  // channels need the registers, or of two.
+  constexpr int loaders(bool planes) const {
+    return planes && occupancy == 1 && channels <= 128 ? 2 : 1;
+  }
+  constexpr int threads(bool planes) const { return 128 * (loaders(planes) + multipliers()); }
+  // Of each thread, at the start.
+  constexpr int registers(bool planes) const {
+    return 65536 / (threads(planes) * occupancy) / 8 * 8;
+  }
+  // Warps that load planes: all but the one that loads weights.
+  constexpr int plane_warps() const { return 4 * loaders(true) - 1; }
 };
 inline constexpr TileShape kTileShapes[] = {
     {256, 128, 2, 1, 1}, {192, 128, 3, 1, 1}, {128, 256, 2, 1, 1},
@@ -70,6 +79,11 @@ constexpr int staging_bytes(Store store) {
   return store == Store::kPlanes ? 9 << 10 : store == Store::kCluster ? 0 : 16 << 10;
 }
 
+// Whether such kernels may load planes.
+constexpr bool has_planes(Loader loader, Store store) {
+  return loader != Loader::kIm2col && store == Store::kPlanes;
+}
+
 // Whether sums of such a tile may be split: a block's stages have room for them.
 constexpr bool is_clustered(const TileShape& shape) {
   return shape.pixels * shape.channels <= 128 * 128;
@@ -92,18 +106,20 @@ struct Tile {
   int64_t strips;         // of an image,
   int64_t strip_columns;  // of so many columns of the output each
   int plane_pixels;       // of a channel that a thread loads at a time, if planes are loaded
-  int plane_parts;        // of a stage: what a warp loads at a time,
-  int plane_parts_c;      // and of its channels
+  int plane_parts;        // of a stage: what a warp loads at a time, its lanes side by side
+  int plane_lanes;        // by so many lanes that share a pixel's channels
   int64_t halo;           // positions of a stage before the tile's first;
   int64_t lead;           // those in front of the first that a tap meets
   int64_t span;           // positions of a stage beside the tile's
-  int copies, copy_rows;  // a stage's pixels come in so many copies of so many positions
+  int copies, copy_rows;  // a stage's pixels come in so many copies of so many positions;
+  bool copies_strips;     // each of them is a row of a strip
   int x_bytes, w_bytes;   // of a stage
   int x_stages, w_stages;
   int chunks;  // of channels, a stage each
   int64_t tiles_m, tiles_k, phases;
 
   constexpr const TileShape& kind() const { return kTileShapes[shape]; }
+  int threads() const { return kind().threads(has_planes(loader, store)); }
   int64_t items() const { return tiles_m * tiles_k * phases; }
   int64_t image() const { return pitch * period * strips; }
 };

@@ -29,6 +29,7 @@ struct Memory {
 // im2col the taps of each.
 struct Work {
   int position;   // the tile's first
+  int lead;       // of a stage, positions in front of the first that a tap meets
   int k, last_k;  // the tile's first channel, and the end of its group's
   int c;          // the group's first input channel
   int phase;
@@ -44,6 +45,11 @@ struct Work {
       m = p.by_tiles_m.split(phase);
     }
     position = m * shape.pixels;
+    lead = p.lead;
+    if (p.copies_strips) {
+      int32_t row = position;
+      lead = p.by_pitch.split(row);
+    }
     int32_t group = tile_k;
     const int own = p.by_group_tiles.split(group);
     k = group * p.group_K + own * shape.channels;
