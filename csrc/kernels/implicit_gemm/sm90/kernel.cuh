@@ -44,11 +44,17 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
     if (lane == 0) ptx::prefetch_map(&p.x);
     if (lane == 1) ptx::prefetch_map(&p.w);
     if (lane < kMostStages) {
-      ptx::init_barrier(memory.x_full + lane, kHasPlanes && p.plane_pixels > 0 ? p.plane_parts : 1);
+      ptx::init_barrier(memory.x_full + lane,
+                        kHasPlanes && p.plane_boxes > 0 ? kTile.plane_warps() : 1);
       ptx::init_barrier(memory.x_empty + lane, kWarpgroups);
       if (kHalo) {
         ptx::init_barrier(memory.w_full + lane, 1);
         ptx::init_barrier(memory.w_empty + lane, kWarpgroups);
+      }
+    }
+    if (kHasPlanes) {
+      for (int i = lane; i < kTile.plane_warps() * kMostPlaneSlots; i += 32) {
+        ptx::init_barrier(memory.slot_full + i, 1);
       }
     }
     if (kFused && lane < kTile.multipliers()) ptx::init_barrier(memory.residual_full + lane, 1);
@@ -71,15 +77,15 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   };
   // Threads that load leave registers to those that multiply.
   constexpr bool kMoves = kTile.multipliers() >= 2 && kTile.occupancy == 1;
-  constexpr int kLoaderRegisters = kHasPlanes ? 72 : 56;
+  constexpr int kLoaderRegisters = 56;
   constexpr int kOtherRegisters = (kTile.registers(kHasPlanes) * (kLoaders + kTile.multipliers()) -
                                    kLoaders * kLoaderRegisters) /
                                   kTile.multipliers() / 8 * 8;
   if (warp < 4 * kLoaders) {
     if constexpr (kMoves) ptx::give_registers<kLoaderRegisters>();
     ptx::Turn turn;
-    if (kHasPlanes && p.plane_pixels > 0 && warp != 1) {
-      load_planes<T, kTile.plane_warps()>(p, memory, warp == 0 ? 0 : warp - 1, lane, each_tile);
+    if (kHasPlanes && p.plane_boxes > 0 && warp != 1) {
+      PlaneLoader<T, kShape>(p, memory, warp == 0 ? 0 : warp - 1, lane).load(first);
     } else if (warp == 0) {
       if (p.early) ptx::await_dependency();
       each_tile([&](const Work& work) {

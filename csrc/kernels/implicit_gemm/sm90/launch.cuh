@@ -52,6 +52,18 @@ CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
   return make_im2col_map(x, kMapType<T>, sizes, strides, box, swizzle_of(t.row_bytes));
 }
 
+// The same of channels-first input, for the boxes that warps turn.
+template <typename T>
+CUtensorMap map_planes(const Packed& p, const Tile& t, const T* x) {
+  const Boxes<4> boxes{{static_cast<cuuint64_t>(p.W), static_cast<cuuint64_t>(p.H),
+                        static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.N)},
+                       {map_stride<T>(p.H, p.x_strides[2]), map_stride<T>(p.C, p.x_strides[1]),
+                        map_stride<T>(p.N, p.x_strides[0])},
+                       {kBoxPixels, 1, static_cast<cuuint32_t>(t.row_bytes / sizeof(T)), 1},
+                       {1, 1, 1, 1}};
+  return make_map(x, kMapType<T>, boxes, swizzle_of(kBoxPixels * sizeof(T)));
+}
+
 // The weight's matrix, in copies for a stage.
 template <typename T>
 CUtensorMap map_weights(const Forward& p, const Tile& t, const PackedWeight& packed, const T* w) {
@@ -149,7 +161,6 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.strip_columns = static_cast<int>(tile.strip_columns);
   p.image = static_cast<int>(tile.image());
   p.halo = static_cast<int>(tile.halo);
-  p.lead = static_cast<int>(tile.lead);
   p.copies = tile.copies;
   p.copy_rows = tile.copy_rows;
   p.copies_strips = tile.copies_strips;
@@ -243,16 +254,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   };
   if (!problem.packs) {
     if (tile.loader == Loader::kPlanes) {
-      p.planes = x;
-      p.plane_n = problem.x_strides[0];
-      p.plane_c = problem.x_strides[1];
-      p.plane_h = problem.x_strides[2];
-      p.plane_rows = static_cast<int>(problem.H);
-      p.plane_columns = static_cast<int>(problem.W);
-      if (tile.strips > 1) p.plane_column = static_cast<int>(problem.pad_w + tile.lead);
-      p.plane_pixels = tile.plane_pixels;
-      p.plane_parts = tile.plane_parts;
-      while (1 << p.plane_shift < tile.plane_lanes) ++p.plane_shift;
+      p.x = map_planes(problem, tile, x);
+      if (tile.strips > 1) p.plane_column = static_cast<int>(problem.pad_w);
+      p.plane_boxes = tile.plane_boxes;
+      p.by_row_boxes = D(tile.row_boxes);
+      p.plane_slots = tile.plane_slots;
     } else {
       p.x = map_pixels(problem, tile, x);
     }

@@ -25,7 +25,6 @@ struct Params {
   Divider<int32_t> by_pitch, by_period, by_strips;
   int strip_columns;  // of the output, of a strip
   int image, halo;    // an image's positions, of all its strips; a tile's halo
-  int lead;           // of a stage's positions, those in front of the first that a tap meets
 
   // Stages.
   int copies, copy_rows;
@@ -33,13 +32,10 @@ struct Params {
   int row_bytes, row_channels, chunks;
   int x_bytes, w_bytes, x_stages, w_stages;
   Divider<int32_t> by_x_stages, by_w_stages;
-  // Planes that threads load, so many pixels at a time; 0: the copy engine loads. Strides of
-  // images, channels and rows.
-  const void* planes;
-  int64_t plane_n, plane_c, plane_h;
-  int plane_rows, plane_columns, plane_pixels;
-  int plane_column;  // of the input, where a strip's first position is: so many in front
-  int plane_parts, plane_shift;  // of a stage; lanes that share a pixel, as a power of two
+  // Planes that warps turn: boxes of a stage, or 0, and of a row; a warp's slots; and how far in
+  // front of a strip's first column of the output its first position is.
+  int plane_boxes, plane_slots, plane_column;
+  Divider<int32_t> by_row_boxes;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int tap_h, tap_w;  // halo: bytes of a stage from one tap to the next
   bool early;        // a kernel that writes what is read here may still run

@@ -1,170 +1,240 @@
-// The planes loader: a stage of the halo loader's positions, from channels-first input. Threads
-// load pixels of some planes into registers and store each pixel's channels side by side.
+// The planes loader: a stage of the halo loader's positions, from channels-first input. The copy
+// engine brings boxes of planes as they are, and warps turn them, so that each pixel's channels lie
+// side by side.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/common/scalar.cuh"
 #include "kernels/implicit_gemm/sm90/work.cuh"
 #include "kernels/ptx/shared.cuh"
-#include "kernels/ptx/wgmma.cuh"
+#include "kernels/ptx/tma.cuh"
 
 namespace customconv::implicit_gemm::sm90 {
 
-// Pixels that a lane loads at a time from each of some channels.
-template <typename T, int kPixels>
-struct PlanePart {
-  static constexpr int kSize = static_cast<int>(sizeof(T));
-  static constexpr int kWords = kPixels * kSize < 4 ? 1 : kPixels * kSize / 4;  // of a channel
-  static constexpr int kChannels = kPlaneWords / kWords;
-  static constexpr int kUnitChannels = 16 / kSize;  // what is stored at a time
-  static constexpr int kUnits = kChannels / kUnitChannels;
+// The first column of a box is a multiple of so many: of 16 bytes, as the copy engine demands.
+template <typename T>
+constexpr int kBoxUnit = 16 / static_cast<int>(sizeof(T));
 
-  uint32_t words[kChannels][kWords];
-
-  __device__ void load(int channel, const T* from) {
-    if constexpr (kPixels * kSize == 2) {
-      words[channel][0] = __ldg(reinterpret_cast<const unsigned short*>(from));
-    } else if constexpr (kWords == 1) {
-      words[channel][0] = __ldg(reinterpret_cast<const unsigned*>(from));
-    } else if constexpr (kWords == 2) {
-      const uint2 v = __ldg(reinterpret_cast<const uint2*>(from));
-      words[channel][0] = v.x;
-      words[channel][1] = v.y;
-    } else {
-      const uint4 v = __ldg(reinterpret_cast<const uint4*>(from));
-      words[channel][0] = v.x;
-      words[channel][1] = v.y;
-      words[channel][2] = v.z;
-      words[channel][3] = v.w;
-    }
-  }
-  __device__ void clear() {
+// A box has kBoxPixels pixels of a row, with all channels of a stage: in shared memory a row for
+// each channel, with the swizzle of its width. Calls `place` for a pixel of the box; it returns the
+// pixel's row of the stage, or -1.
+//
+// `dump`: 128 bytes for what has no place.
+template <typename T, int kRowBytes, typename PlaceOf>
+__device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int lane,
+                                const PlaceOf& place) {
+  constexpr int kUnits = kRowBytes / 16;  // of a pixel's channels
+  constexpr int kChannelBytes = kBoxPixels * static_cast<int>(sizeof(T));
+  // Where a pixel's first unit would be, and what the others differ by.
+  const auto swizzle_of = [](int own) { return own >> 3 & (kRowBytes - 16); };
+  if constexpr (sizeof(T) == 2) {
+    // A lane gives the address of a channel's 8 pixels, and then of a pixel's 8 channels.
+    const uint32_t from = box + lane % 8 * kChannelBytes + (lane / 8 ^ lane / 2 % 4) * 16;
+    const int row = place(lane);
+    const uint32_t to = row < 0 ? dump + lane % 8 * 16 : stage + row * kRowBytes;
+    const int swizzle = row < 0 ? 0 : swizzle_of(row * kRowBytes);
+    const int units = row < 0 ? 0 : kRowBytes - 16;  // a mask: only the first unit of a dump
 #pragma unroll
-    for (int channel = 0; channel < kChannels; ++channel) {
+    for (int first = 0; first < kUnits; first += 2) {
+      uint32_t m[2][4];
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) words[channel][i] = 0;
-    }
-  }
-
-  // A pixel's channels of a unit.
-  __device__ uint4 unit(int number, int pixel) const {
-    uint32_t v[4];
+      for (int i = 0; i < 2; ++i) {
+        ptx::load_transposed_matrices(from + (first + i) * 8 * kChannelBytes, m[i]);
+      }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kSize == 4) {
-        v[i] = ptx::round_tf32(words[number * kUnitChannels + i][pixel]);
-      } else {
-        const uint32_t a = words[number * kUnitChannels + 2 * i][pixel / 2];
-        const uint32_t b = words[number * kUnitChannels + 2 * i + 1][pixel / 2];
-        v[i] = __byte_perm(a, b, pixel % 2 == 0 ? 0x5410 : 0x7632);
+      for (int i = 0; i < 2; ++i) {
+        const int unit = (first + i) * 16 & units;
+        ptx::store_matrices(to + (unit ^ swizzle), m[i][0], m[i][1], m[i][2], m[i][3]);
       }
     }
-    return make_uint4(v[0], v[1], v[2], v[3]);
+  } else {
+    // A lane turns 4 pixels of 4 channels. Eight that load at once meet different banks.
+    const int quad = lane % 4 + lane / 8 % 2 * 4, own_unit = lane / 4 % 2 + lane / 16 * 2;
+#pragma unroll
+    for (int unit = own_unit; unit < kUnits; unit += 4) {
+      uint32_t v[4][4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int channel = unit * 4 + c;
+        const uint4 bits =
+            ptx::load_shared<uint4>(box + channel * kChannelBytes + (quad ^ channel % 8) * 16);
+        v[c][0] = bits.x;
+        v[c][1] = bits.y;
+        v[c][2] = bits.z;
+        v[c][3] = bits.w;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = place(quad * 4 + i);
+        if (row < 0) continue;
+        const int own = row * kRowBytes;
+        ptx::store_shared(stage + own + (unit * 16 ^ swizzle_of(own)),
+                          make_uint4(v[0][i], v[1][i], v[2][i], v[3][i]));
+      }
+    }
   }
-};
+}
 
-// A stage's parts, some rows each, are shared out among the warps one by one. Lanes that share a
-// pixel's channels are neighbours, so that those that store at once meet different banks.
-template <typename T, int kPixels, int kWarps>
+// A warp that turns planes: every kWarps-th box of each stage. It starts the copies of its own
+// boxes, as many ahead as it has slots.
+template <typename T, int kShape>
 class PlaneLoader {
-  using Part = PlanePart<T, kPixels>;
+  static constexpr int kWarps = kTileShapes[kShape].plane_warps();
 
  public:
-  // `warp`: among those that load planes.
+  // `warp`: among those that turn planes.
   __device__ PlaneLoader(const Params& p, const Memory& memory, int warp, int lane)
-      : p_(p), memory_(memory), warp_(warp), lane_(lane) {
+      : p_(p),
+        memory_(memory),
+        full_(memory.slot_full + warp * kMostPlaneSlots),
+        slots_(memory.slots + warp * p.plane_slots * slot_bytes()),
+        dump_(ptx::shared_address(memory.dumps) + warp * kDumpBytes),
+        warp_(warp),
+        lane_(lane) {
     asm volatile("" : "+r"(lane_));  // or it is read from its special register again and again
   }
 
-  // Every warp has a part of every stage.
-  __device__ void load(const Work& work, ptx::Turn& turn) {
-    if (work.taps == 0) return;
-    first_ = work.position - p_.halo + p_.image;  // one image ahead, so that none is negative
-    group_c_ = work.c;
-    for (int chunk = 0; chunk < p_.chunks; ++chunk) {
-      for (int part = warp_; part < p_.plane_parts; part += kWarps) {
-        Part values;
-        fetch(chunk, part, values);
-        if (part == warp_) ptx::wait(memory_.x_empty + turn.stage, turn.parity ^ 1);
-        store(part, values, turn.stage);
-        ptx::fence_shared_writes();
-        __syncwarp();
-        if (lane_ == 0) ptx::arrive(memory_.x_full + turn.stage);
+  // All of a thread block's tiles, of which `item` is the first.
+  __device__ void load(int item) {
+    Cursor next(*this, item), ahead = next;
+    int room = p_.plane_slots;
+    while (next.item < p_.items) {
+      while (ahead.item < p_.items && room > 0) {
+        if (ahead.exists) {
+          --room;
+          copy(ahead);
+        }
+        ahead.advance(*this);
       }
-      turn.advance(p_.x_stages);
+      if (turn(next)) ++room;
+      next.advance(*this);
     }
   }
 
  private:
-  // A part's first row of the stage, for this lane, and its first channel in the row.
-  __device__ int row_of(int part) const {
-    return ((part * 32 + lane_) >> p_.plane_shift) * kPixels;
-  }
-  __device__ int channel() const { return (lane_ & ((1 << p_.plane_shift) - 1)) * Part::kChannels; }
+  // A box of a chunk of a tile.
+  struct Cursor {
+    int item, chunk, box;
+    int first;       // position of the tile's stages
+    int first_row;   // position where the row begins that it lies in,
+    int passed;      // and boxes of that row in front of it
+    int c;           // the group's first channel
+    bool exists;     // whether any of the stage's positions is in the box
+    bool last;       // of its row
+    int begin, row;  // the row's first position; which of the input's rows it is
+    int n;
+    int column;  // the box's first, of the input
+    int lead;    // columns of the box in front of the row's first position
 
-  __device__ void fetch(int chunk, int number, Part& part) const {
-    const int row = row_of(number);
-    const Place place(p_, first_ + row);
-    const int c = channel();
-    const int own_c = chunk * p_.row_channels + c;  // in its group
-    const int column = place.first_column + place.column - p_.plane_column;
-    const bool exists = row < p_.copy_rows && place.n > 0 && place.n <= p_.N &&
-                        place.row < p_.plane_rows && column >= 0 && column < p_.plane_columns;
-    part.clear();
-    if (!exists) return;
-    const int channels = min(p_.row_channels - c, p_.group_C - own_c);
-    const T* from = static_cast<const T*>(p_.planes) + (place.n - 1) * p_.plane_n +
-                    place.row * p_.plane_h + column +
-                    static_cast<int64_t>(group_c_ + own_c) * p_.plane_c;
-    if (channels >= Part::kChannels) {
-#pragma unroll
-      for (int i = 0; i < Part::kChannels; ++i) part.load(i, from + i * p_.plane_c);
-    } else {
-#pragma unroll
-      for (int i = 0; i < Part::kChannels; ++i) {
-        if (i < channels) part.load(i, from + i * p_.plane_c);
+    __device__ Cursor(const PlaneLoader& loader, int item)
+        : item(item), chunk(0), box(loader.warp_) {
+      start(loader.p_);
+    }
+    __device__ void advance(const PlaneLoader& loader) {
+      const Params& p = loader.p_;
+      box += kWarps;
+      if (box < p.plane_boxes) return find(p);
+      box = loader.warp_;
+      if (++chunk < p.chunks) return find(p);
+      chunk = 0;
+      item += gridDim.x;
+      start(p);
+    }
+    // The tile, or the next one that any tap meets.
+    __device__ void start(const Params& p) {
+      constexpr TileShape kTile = kTileShapes[kShape];
+      for (; item < p.items; item += gridDim.x) {
+        const Work work(p, item, 0, kTile, Loader::kHalo);
+        if (work.taps == 0) continue;
+        first = work.position - p.halo + p.image;  // one image ahead, so that none is negative
+        int32_t rows = first;
+        const int column = p.by_pitch.split(rows);
+        first_row = first - column;
+        const int lead = -p.plane_column & (kBoxUnit<T> - 1);
+        passed = min((column + lead) / kBoxPixels, p.by_row_boxes.divisor() - 1);
+        c = work.c;
+        return find(p);
       }
     }
+    __device__ void find(const Params& p) {
+      int32_t own_row = box + passed;
+      const int own_box = p.by_row_boxes.split(own_row);
+      begin = first_row + own_row * p.by_pitch.divisor();
+      const Place place(p, begin);
+      row = place.row;
+      n = place.n - 1;
+      const int origin = place.first_column - p.plane_column;  // of the row's first position
+      column = (origin & -kBoxUnit<T>)+own_box * kBoxPixels;
+      lead = origin - column;
+      last = own_box == p.by_row_boxes.divisor() - 1;
+      const int from = begin - lead;  // the position of the box's first pixel
+      exists = from + kBoxPixels > first && from < first + p.copy_rows;
+    }
+  };
+
+  __device__ int slot_bytes() const { return kBoxPixels * p_.row_bytes; }
+
+  __device__ void copy(const Cursor& at) {
+    if (lane_ == 0) {
+      ptx::Barrier* full = full_ + copied_.stage;
+      ptx::arrive_expecting(full, slot_bytes());
+      ptx::copy_box(slots_ + copied_.stage * slot_bytes(), &p_.x, full, at.column, at.row,
+                    at.c + at.chunk * p_.row_channels, at.n);
+    }
+    copied_.advance(p_.plane_slots);
   }
 
-  __device__ void store(int number, const Part& part, int stage) const {
-    const int row = row_of(number), c = channel();
-    if (row >= p_.copy_rows) return;
-    const uint32_t pixels = ptx::shared_address(memory_.pixels) + stage * p_.x_bytes;
-    const int mask = p_.row_bytes - 16;  // of the swizzle
-#pragma unroll
-    for (int u = 0; u < Part::kUnits; ++u) {
-      if (c + u * Part::kUnitChannels >= p_.row_channels) break;
-#pragma unroll
-      for (int i = 0; i < kPixels; ++i) {
-        const int to = (row + i) * p_.row_bytes + (c + u * Part::kUnitChannels) * Part::kSize;
-        ptx::store_shared(pixels + (to ^ (to >> 3 & mask)), part.unit(u, i));
+  // Returns whether a slot is free again.
+  __device__ bool turn(const Cursor& at) {
+    if (at.box == warp_) ptx::wait(memory_.x_empty + x_.stage, x_.parity ^ 1);
+    const uint32_t stage = ptx::shared_address(memory_.pixels) + x_.stage * p_.x_bytes;
+    if (at.exists) {
+      ptx::wait(full_ + turned_.stage, turned_.parity);
+      const uint32_t box = ptx::shared_address(slots_) + turned_.stage * slot_bytes();
+      const auto place = [&](int pixel) {
+        const int column = pixel - at.lead, row = at.begin - at.first + column;
+        const bool own = column >= 0 && column < p_.by_pitch.divisor();
+        return own && row >= 0 && row < p_.copy_rows ? row : -1;
+      };
+      if (p_.row_bytes == kMostRowBytes) {
+        turn_box<T, kMostRowBytes>(box, stage, dump_, lane_, place);
+      } else if (p_.row_bytes == kMostRowBytes / 2) {
+        turn_box<T, kMostRowBytes / 2>(box, stage, dump_, lane_, place);
+      } else {
+        turn_box<T, kLeastRowBytes>(box, stage, dump_, lane_, place);
+      }
+      turned_.advance(p_.plane_slots);
+    }
+    if (at.last) clear_behind(at, stage);
+    const bool done = at.box + kWarps >= p_.plane_boxes;
+    if (done) ptx::fence_shared_writes();
+    __syncwarp();
+    if (done) {
+      if (lane_ == 0) ptx::arrive(memory_.x_full + x_.stage);
+      x_.advance(p_.x_stages);
+    }
+    return at.exists;
+  }
+
+  // Clears the row's positions behind its last box: they are padding.
+  __device__ void clear_behind(const Cursor& at, uint32_t stage) const {
+    const int column = kBoxPixels - at.lead, units = p_.row_bytes / 16;
+    const int row = at.begin - at.first + column;
+    for (int i = lane_; i < (p_.by_pitch.divisor() - column) * units; i += 32) {
+      const int own = row * units + i;
+      if (own >= 0 && own < p_.copy_rows * units) {
+        ptx::store_shared(stage + own * 16, make_uint4(0, 0, 0, 0));
       }
     }
   }
 
   const Params& p_;
   const Memory& memory_;
+  ptx::Barrier* full_;
+  char* slots_;
+  uint32_t dump_;
   int warp_, lane_;
-  int first_ = 0, group_c_ = 0;
+  ptx::Turn copied_, turned_, x_;
 };
-
-// By each of kWarps warps, for all of a thread block's tiles.
-template <typename T, int kWarps, typename EachTile>
-__device__ inline void load_planes(const Params& p, const Memory& memory, int warp, int lane,
-                                   const EachTile& each_tile) {
-  const auto load = [&](auto loader) {
-    ptx::Turn turn;
-    each_tile([&](const Work& work) { loader.load(work, turn); });
-  };
-  if (p.plane_pixels == 4) {
-    load(PlaneLoader<T, 4, kWarps>(p, memory, warp, lane));
-  } else if (p.plane_pixels == 2) {
-    load(PlaneLoader<T, 2, kWarps>(p, memory, warp, lane));
-  } else {
-    load(PlaneLoader<T, 1, kWarps>(p, memory, warp, lane));
-  }
-}
 
 }  // namespace customconv::implicit_gemm::sm90

@@ -21,6 +21,7 @@ constexpr int kMostStripCopies = 32;           // of a stage: a lane each
 constexpr int kMostBox = 256;                  // pixels of a copied row
 constexpr int kCopyBytes = 128;                // what aligns a copy in shared memory
 constexpr int kMostStride = 8;                 // of a copy
+constexpr int kSlotAlignment = 1024;           // of what boxes come into
 constexpr int kMostPlaneRows = 1 << 12;        // of a stage
 constexpr int kLeastStages = 3;                // of weights
 constexpr int kMostHaloStages = 4;             // of pixels
@@ -31,28 +32,28 @@ constexpr int64_t kMostChunkBytes = 64 << 20;  // and of a single image
 // Clocks and rates of a multiprocessor, fitted to times of plans on an H100
 // (docs/log/2026-11-25-channels-first.md).
 constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels,
-constexpr double kProductEfficiency = 0.843;
-constexpr double kStepClocks = 188;          // to hand a stage over, beside half of its products
-constexpr double kLoadBytesPerClock = 52.2;  // from L2 into stages
-constexpr double kRowClocks = 1.9;           // of the copy engine, for each row of a stage
+constexpr double kProductEfficiency = 0.868;
+constexpr double kStepClocks = 229;          // to hand a stage over, beside half of its products
+constexpr double kLoadBytesPerClock = 52.6;  // from L2 into stages
+constexpr double kRowClocks = 1.94;          // of the copy engine, for each row of a stage
 constexpr double kHidden = 0.121;            // of what is hidden behind what takes longer
-constexpr double kPlanePartClocks = 321;     // of what a warp loads at a time
-constexpr double kTileClocks = 95;
-constexpr double kStoreBytesPerClock = 17.3;
-constexpr double kPixelBytesPerClock = 10.2;  // by threads
-constexpr double kPlaneBytesPerClock = 7.84;
+constexpr double kBoxClocks = 214;           // to turn a box of planes
+constexpr double kTileClocks = 95.2;
+constexpr double kStoreBytesPerClock = 18.5;
+constexpr double kPixelBytesPerClock = 11.1;  // by threads
+constexpr double kPlaneBytesPerClock = 9.11;
 constexpr double kScatteredClocks = 1.2;  // of a pixel between those of other phases
-constexpr double kClusterBytesPerClock = 6.48;
-constexpr double kClusterMs = 0.00535;
+constexpr double kClusterBytesPerClock = 6.67;
+constexpr double kClusterMs = 0.00459;
 constexpr double kClusterShare = 0.9;      // of the multiprocessors, that clusters of four reach
-constexpr double kPairEfficiency = 0.921;  // of a tile's clocks, where two blocks share one
-constexpr double kBandwidthShare = 0.884;
-constexpr double kStartMs = 0.00622;        // launch, and until the first stage is there
+constexpr double kPairEfficiency = 0.875;  // of a tile's clocks, where two blocks share one
+constexpr double kBandwidthShare = 0.917;
+constexpr double kStartMs = 0.00726;        // launch, and until the first stage is there
 constexpr double kPackMs = 0.00123;         // to pack weights, at least
-constexpr double kPackBytesPerClock = 425;  // of the whole GPU
-constexpr double kInputMs = 0.00296;        // to pack a chunk of the input, at least
-constexpr double kInputBandwidth = 1790;    // GB/s, of what is packed
-constexpr double kNextMs = 0.00332;         // until the next chunk's first products
+constexpr double kPackBytesPerClock = 417;  // of the whole GPU
+constexpr double kInputMs = 0.00299;        // to pack a chunk of the input, at least
+constexpr double kInputBandwidth = 1760;    // GB/s, of what is packed
+constexpr double kNextMs = 0.00313;         // until the next chunk's first products
 
 // Behind the last pixel of an axis, where the first tap of its last output pixel is.
 int64_t upper_corner(int64_t pixels, int64_t outputs, int64_t stride, int64_t pad) {
@@ -114,10 +115,14 @@ bool stores_rows(const Forward& p, const Tile& t) {
          (p.groups == 1 || p.group_K() % slab == 0);
 }
 
-// Whether the input's pixels follow each other in each of its rows.
+// Whether the copy engine can read the input's planes.
 bool has_planes(const Forward& p) {
-  return (p.W == 1 || p.x_strides[3] == 1) && p.x_strides[0] >= 0 && p.x_strides[1] >= 0 &&
-         p.x_strides[2] >= 0;
+  const int64_t unit = 16 / element_size(p.dtype);
+  const auto legal = [&](int64_t size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride % unit == 0);
+  };
+  return p.x_aligned && (p.W == 1 || p.x_strides[3] == 1) && legal(p.N, p.x_strides[0]) &&
+         legal(p.C, p.x_strides[1]) && legal(p.H, p.x_strides[2]);
 }
 
 bool stores_planes(const Forward& p) { return p.K > 1 && p.y_strides[1] != 1; }
@@ -126,22 +131,6 @@ bool stores_planes(const Forward& p) { return p.K > 1 && p.y_strides[1] != 1; }
 bool is_little_longer(int64_t pitch, int64_t unit) {
   constexpr double kLonger = 1.04;
   return static_cast<double>(round_up(pitch, unit)) <= kLonger * static_cast<double>(pitch);
-}
-
-// Pixels of a channel that a thread loads at a time: as many as are aligned, unless that makes rows
-// of positions much longer. Loads of less than four bytes are the slowest.
-int plane_pixels(const Forward& p, int64_t pitch) {
-  const int64_t size = element_size(p.dtype);
-  for (const int pixels : {4, 2}) {
-    const auto whole = [&](int64_t count, int64_t stride) {
-      return count == 1 || stride % pixels == 0;
-    };
-    const bool aligned = (pixels * size <= 16) && p.x_aligned && p.W % pixels == 0 &&
-                         whole(p.N, p.x_strides[0]) && whole(p.C, p.x_strides[1]) &&
-                         whole(p.H, p.x_strides[2]);
-    if (aligned && (is_little_longer(pitch, pixels) || pixels * size <= 4)) return pixels;
-  }
-  return 1;
 }
 
 // Fills in what follows from the loader, the shape, the rows and the splits.
@@ -158,42 +147,46 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
   t.pitch = p.Q;
   t.period = p.P;
   t.strips = 1;
+  const int64_t box_unit = 16 / size;  // what aligns a box
   if (loader != Loader::kIm2col) {
     t.pitch = p.W + shared_pad(p.W, p.Q, p.S, p.pad_w, p.dilation_w);
     t.period = p.H + shared_pad(p.H, p.P, p.R, p.pad_h, p.dilation_h);
-    if (loader == Loader::kPlanes) {
-      t.plane_pixels = plane_pixels(p, t.pitch);
-    }
     // An even pitch lets pairs of pixels be stored at once.
-    const int64_t unit = std::max(t.plane_pixels, stores_planes(p) && p.Q % 2 == 0 ? 2 : 1);
-    if (t.plane_pixels > 1 || is_little_longer(t.pitch, unit)) t.pitch = round_up(t.pitch, unit);
-    const int64_t load = std::max(t.plane_pixels, 1);
+    const int64_t unit = stores_planes(p) && p.Q % 2 == 0 ? 2 : 1;
+    if (is_little_longer(t.pitch, unit)) t.pitch = round_up(t.pitch, unit);
     t.copies_strips = loader == Loader::kHalo && strips > 1;
     if (strips > 1) {
-      t.strip_columns = round_up(ceil_divide(p.Q, strips), std::max<int64_t>(load, 2));
+      const int64_t columns = loader == Loader::kPlanes ? box_unit : 2;
+      t.strip_columns = round_up(ceil_divide(p.Q, strips), columns);
       t.strips = ceil_divide(p.Q, t.strip_columns);
-      t.strip_columns = round_up(ceil_divide(p.Q, t.strips), std::max<int64_t>(load, 2));
-      t.lead = round_up(p.pad_w, load) - p.pad_w;
-      t.pitch = round_up(t.strip_columns + t.lead + (p.S - 1) * p.dilation_w,
+      t.strip_columns = round_up(ceil_divide(p.Q, t.strips), columns);
+      t.pitch = round_up(t.strip_columns + (p.S - 1) * p.dilation_w,
                          t.copies_strips ? std::max<int64_t>(unit, kCopyBytes / row_bytes) : unit);
       t.halo = p.pad_h * t.pitch;
     } else {
-      const int64_t before = p.pad_h * t.pitch + p.pad_w;
-      t.halo = round_up(before, load);
-      t.lead = t.halo - before;
+      t.halo = p.pad_h * t.pitch + p.pad_w;
     }
-    t.span = t.lead + (p.R - 1) * p.dilation_h * t.pitch + (p.S - 1) * p.dilation_w;
+    t.span = (p.R - 1) * p.dilation_h * t.pitch + (p.S - 1) * p.dilation_w;
   }
   if (t.strips == 1) t.strip_columns = t.pitch;
   const int64_t rows = kind.pixels + t.span;
   if (loader == Loader::kPlanes) {
     t.copies = 1;
-    t.copy_rows = static_cast<int>(std::min<int64_t>(round_up(rows, kUnit), kMostPlaneRows));
-    const int64_t words = std::max<int64_t>(t.plane_pixels * size / 4, 1);  // of a channel
-    t.plane_lanes = static_cast<int>(ceil_divide(row_bytes / size * words, kPlaneWords));
-    const int64_t part_rows = 32 / t.plane_lanes * t.plane_pixels;
-    t.plane_parts = static_cast<int>(
-        std::max<int64_t>(ceil_divide(t.copy_rows, part_rows), kind.plane_warps()));
+    const int64_t unit = kSlotAlignment / row_bytes;
+    t.copy_rows = static_cast<int>(std::min<int64_t>(round_up(rows, unit), kMostPlaneRows));
+    // Columns of the input from the first box's first on; the padding behind the last is cleared.
+    const int64_t lead = t.strips == 1 ? 0 : round_up(p.pad_w, box_unit) - p.pad_w;
+    const int64_t row_boxes = ceil_divide(t.strips == 1 ? p.W : lead + t.pitch, kBoxPixels);
+    // Boxes that a stage's positions meet, wherever in a row they begin.
+    const int64_t whole = (t.copy_rows - 1) / t.pitch, rest = (t.copy_rows - 1) % t.pitch;
+    const int64_t behind = std::max<int64_t>(lead + t.pitch - row_boxes * kBoxPixels, 0);
+    const int64_t boxes =
+        whole * row_boxes + 1 + ceil_divide(behind, kBoxPixels) +
+        std::max(ceil_divide(rest, kBoxPixels), row_boxes - (t.pitch - rest) / kBoxPixels);
+    const int64_t touched = ceil_divide(t.copy_rows + t.pitch - 1, t.pitch);
+    t.row_boxes = static_cast<int>(row_boxes);
+    t.plane_boxes = static_cast<int>(
+        std::max<int64_t>(std::min(boxes, touched * row_boxes), kind.plane_warps()));
   } else if (t.copies_strips) {
     // A tile may begin anywhere in a row.
     t.copy_rows = static_cast<int>(t.pitch);
@@ -230,9 +223,19 @@ int fixed_bytes(const Tile& t) {
   return kBarrierBytes + t.kind().multipliers() * staging_bytes(t.store);
 }
 
+// A slot of each warp that turns planes.
+int slot_bytes(const Tile& t) { return t.kind().plane_warps() * kBoxPixels * t.row_bytes; }
+
 // Shares out a block's shared memory among stages; false if they are too few.
 bool choose_stages(int shared_bytes, Tile& t) {
-  const int bytes = shared_bytes - fixed_bytes(t);
+  int bytes = shared_bytes - fixed_bytes(t);
+  if (t.loader == Loader::kPlanes) {
+    bytes -= kDumpsBytes;
+    const int least = 2 * t.x_bytes + kLeastStages * t.w_bytes;
+    t.plane_slots = std::min((bytes - least) / slot_bytes(t), kMostPlaneSlots);
+    if (bytes < least || t.plane_slots < 2) return false;
+    bytes -= t.plane_slots * slot_bytes(t);
+  }
   if (t.loader == Loader::kIm2col) {
     t.x_stages = t.w_stages = std::min(bytes / (t.x_bytes + t.w_bytes), kMostStages);
     if (t.x_stages < kLeastStages) return false;
@@ -298,12 +301,14 @@ double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
   const double step = std::max(product, product / 2 + kStepClocks);
   const double x_clocks =
       t.loader == Loader::kPlanes
-          ? t.plane_parts * kPlanePartClocks
+          ? t.plane_boxes * std::max(kBoxClocks, t.row_bytes / size * kRowClocks)
           : std::max(t.x_bytes / kLoadBytesPerClock, t.copies * t.copy_rows * kRowClocks);
   const double w_clocks = std::max(t.w_bytes / kLoadBytesPerClock, kind.channels * kRowClocks);
   const double store = store_clocks(p, t);
   const auto blocks = static_cast<double>(blocks_at_once(d, t));
-  const double tiles = static_cast<double>(t.tiles_m * t.tiles_k * t.splits);  // of a phase
+  // Tiles of a phase; input that is packed comes in chunks, each a launch of its own.
+  const int64_t launches = p.packs ? pack_chunks(p) : 1;
+  const double tiles = static_cast<double>(ceil_divide(t.tiles_m, launches) * t.tiles_k * t.splits);
   double total = 0;
   double longest = 0;
   for (int i = 0; i < p.phases; ++i) {
@@ -316,7 +321,7 @@ double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
     }
     const double item = sum / t.splits + store + kTileClocks;
     longest = std::max(longest, item);
-    total += std::ceil(tiles / blocks) * item;
+    total += static_cast<double>(launches) * std::ceil(tiles / blocks) * item;
   }
   total = std::max(total, longest);
   if (kind.occupancy > 1) total *= kind.occupancy * kPairEfficiency;
@@ -473,7 +478,8 @@ Tile tile_of(const Packed& p, const ConvPlan& plan) {
 }
 
 int shared_bytes(const Tile& t) {
-  return fixed_bytes(t) + t.x_stages * t.x_bytes + t.w_stages * t.w_bytes;
+  return fixed_bytes(t) + t.x_stages * t.x_bytes + t.w_stages * t.w_bytes +
+         (t.plane_slots > 0 ? t.plane_slots * slot_bytes(t) + kDumpsBytes : 0);
 }
 
 }  // namespace customconv::implicit_gemm::sm90

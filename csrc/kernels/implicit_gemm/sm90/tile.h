@@ -9,7 +9,7 @@
 // - halo: the grid has the input's pixels, and the padding behind each row and each image. A stage
 //   holds the pixels that all taps meet: a tap reads the same stage some rows further on. Pixels
 //   are loaded once, not once for each tap. Positions in the padding are computed but not stored.
-// - planes: the same from channels-first input, by threads.
+// - planes: the same from channels-first input, whose planes warps turn.
 //
 // For halo and planes, a wide image may be cut into strips of columns, so that a tile has more rows
 // and a smaller halo; the strips overlap by what taps reach.
@@ -31,7 +31,11 @@ constexpr int kLeastRowBytes = 32;      // what one matrix instruction multiplie
 constexpr int kInstructionPixels = 64;  // rows of a matrix instruction
 constexpr int kBarrierBytes = 1024;     // and what aligns the rest
 constexpr int kMostSplits = 8;          // thread blocks of a cluster
-constexpr int kPlaneWords = 32;         // registers of a lane that loads planes, at a time
+constexpr int kBoxPixels = 32;          // of a plane, that a warp turns at a time,
+constexpr int kMostPlaneSlots = 4;      // from so many slots
+constexpr int kDumpBytes = 128;         // where a warp writes what has no place,
+constexpr int kDumpsBytes = 1024;       // and all of them
+constexpr int kMostMultipliers = 4;     // warpgroups
 constexpr int kLeastAsStored = 64;  // channels of a tile whose weights the instruction transposes
 struct TileShape {
   int pixels, channels;
@@ -79,7 +83,7 @@ constexpr int staging_bytes(Store store) {
   return store == Store::kPlanes ? 9 << 10 : store == Store::kCluster ? 0 : 16 << 10;
 }
 
-// Whether such kernels may load planes.
+// Whether such kernels may turn planes.
 constexpr bool has_planes(Loader loader, Store store) {
   return loader != Loader::kIm2col && store == Store::kPlanes;
 }
@@ -105,11 +109,10 @@ struct Tile {
   int64_t pitch, period;  // columns and rows of an image's positions, or of a strip's
   int64_t strips;         // of an image,
   int64_t strip_columns;  // of so many columns of the output each
-  int plane_pixels;       // of a channel that a thread loads at a time, if planes are loaded
-  int plane_parts;        // of a stage: what a warp loads at a time, its lanes side by side
-  int plane_lanes;        // by so many lanes that share a pixel's channels
-  int64_t halo;           // positions of a stage before the tile's first;
-  int64_t lead;           // those in front of the first that a tap meets
+  int row_boxes;          // of planes, that cover a row of positions,
+  int plane_boxes;        // and a stage
+  int plane_slots;        // of a warp that turns boxes
+  int64_t halo;           // positions of a stage before the tile's first
   int64_t span;           // positions of a stage beside the tile's
   int copies, copy_rows;  // a stage's pixels come in so many copies of so many positions;
   bool copies_strips;     // each of them is a row of a strip

@@ -12,7 +12,8 @@ struct Memory {
   // Stages of pixels, with the weights of the same tap if the loader is im2col; stages of weights.
   ptx::Barrier *x_full, *x_empty, *w_full, *w_empty;
   ptx::Barrier* residual_full;  // of each warpgroup
-  char *staging, *weights, *pixels;
+  ptx::Barrier* slot_full;      // of each warp that turns planes
+  char *staging, *weights, *pixels, *dumps, *slots;
 
   __device__ Memory(const Params& p, char* memory, int staging_bytes)
       : x_full(reinterpret_cast<ptx::Barrier*>(memory)),
@@ -20,9 +21,12 @@ struct Memory {
         w_full(x_empty + kMostStages),
         w_empty(w_full + kMostStages),
         residual_full(w_empty + kMostStages),
+        slot_full(residual_full + kMostMultipliers),
         staging(memory + kBarrierBytes),
         weights(staging + staging_bytes),
-        pixels(weights + p.w_stages * p.w_bytes) {}
+        pixels(weights + p.w_stages * p.w_bytes),
+        dumps(pixels + p.x_stages * p.x_bytes),
+        slots(dumps + (p.plane_boxes > 0 ? kDumpsBytes : 0)) {}
 };
 
 // A tile, and the steps of its sum that a block computes: chunks of channels, and if the loader is
@@ -45,7 +49,7 @@ struct Work {
       m = p.by_tiles_m.split(phase);
     }
     position = m * shape.pixels;
-    lead = p.lead;
+    lead = 0;
     if (p.copies_strips) {
       int32_t row = position;
       lead = p.by_pitch.split(row);
