@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   constexpr int kTeams = kShare ? 1 : kTile.teams;
   constexpr int kWarpgroups = kTile.multipliers() / kTeams, kN = kTile.channels;
   constexpr int kBlocks = kTile.pixels / (kWarpgroups * kInstructionPixels);
+  constexpr int kTurnThreads = 2 * 128 * kWarpgroups;  // of a team that waits and one that arrives
   extern __shared__ __align__(1024) char dynamic[];
   const Memory memory(p, dynamic, kTile.multipliers() * staging_bytes(kStore));
   // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
@@ -124,11 +125,11 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
     float sum[kBlocks][kN / 2];
     if constexpr (kStore == Store::kRows) rows.begin(work);
     // Stages are waited for in order: a barrier tells its last two rounds apart, not more.
-    if (kTeams > 1 && tile > 0) ptx::sync_threads(kTurnBarrier + team, 2 * 128 * kWarpgroups);
+    if (kTeams > 1 && tile > 0) ptx::sync_threads(kTurnBarrier + team, kTurnThreads);
     products.multiply(work, sum, [&] {
       const bool has_next = !kClustered && first + (tile + 1) * gridDim.x < p.items;
       if (kTeams > 1 && has_next) {
-        ptx::arrive_threads(kTurnBarrier + (team + 1) % kTeams, 2 * 128 * kWarpgroups);
+        ptx::arrive_threads(kTurnBarrier + (team + 1) % kTeams, kTurnThreads);
       }
     });
     if (kTeams > 1) ++tile;

@@ -25,15 +25,15 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
                                 const PlaceOf& place) {
   constexpr int kUnits = kRowBytes / 16;  // of a pixel's channels
   constexpr int kChannelBytes = kBoxPixels * static_cast<int>(sizeof(T));
-  // Where a pixel's first unit would be, and what the others differ by.
-  const auto swizzle_of = [](int own) { return own >> 3 & (kRowBytes - 16); };
+  // What is XORed into where a unit is, in the row that begins there in the stage.
+  const auto swizzle_of = [](int begin) { return begin >> 3 & (kRowBytes - 16); };
   if constexpr (sizeof(T) == 2) {
     // A lane gives the address of a channel's 8 pixels, and then of a pixel's 8 channels.
     const uint32_t from = box + lane % 8 * kChannelBytes + (lane / 8 ^ lane / 2 % 4) * 16;
     const int row = place(lane);
     const uint32_t to = row < 0 ? dump + lane % 8 * 16 : stage + row * kRowBytes;
     const int swizzle = row < 0 ? 0 : swizzle_of(row * kRowBytes);
-    const int units = row < 0 ? 0 : kRowBytes - 16;  // a mask: only the first unit of a dump
+    const int unit_mask = row < 0 ? 0 : kRowBytes - 16;  // a dump has a single unit
 #pragma unroll
     for (int first = 0; first < kUnits; first += 2) {
       uint32_t m[2][4];
@@ -43,7 +43,7 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int unit = (first + i) * 16 & units;
+        const int unit = (first + i) * 16 & unit_mask;
         ptx::store_matrices(to + (unit ^ swizzle), m[i][0], m[i][1], m[i][2], m[i][3]);
       }
     }
@@ -67,8 +67,8 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
       for (int i = 0; i < 4; ++i) {
         const int row = place(quad * 4 + i);
         if (row < 0) continue;
-        const int own = row * kRowBytes;
-        ptx::store_shared(stage + own + (unit * 16 ^ swizzle_of(own)),
+        const int begin = row * kRowBytes;
+        ptx::store_shared(stage + begin + (unit * 16 ^ swizzle_of(begin)),
                           make_uint4(v[0][i], v[1][i], v[2][i], v[3][i]));
       }
     }

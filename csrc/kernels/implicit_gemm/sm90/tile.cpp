@@ -24,7 +24,9 @@ constexpr int kMostStride = 8;                 // of a copy
 constexpr int kSlotAlignment = 1024;           // of what boxes come into
 constexpr int kMostPlaneRows = 1 << 12;        // of a stage
 constexpr int kLeastStages = 3;                // of weights
-constexpr int kMostHaloStages = 4;             // of pixels
+constexpr int kLeastHaloStages = 2;            // of pixels,
+constexpr int kMostHaloStages = 4;             // and at most
+constexpr int kLeastPlaneSlots = 2;            // of a warp: one is turned, one arrives
 constexpr int kUnit = 8;                       // rows of a swizzle
 constexpr int64_t kChunkBytes = 32 << 20;      // of input that is packed at a time, to stay in L2,
 constexpr int64_t kMostChunkBytes = 64 << 20;  // and of a single image
@@ -68,36 +70,36 @@ int64_t shared_pad(int64_t pixels, int64_t outputs, int64_t taps, int64_t pad, i
   return std::max<int64_t>({pad, behind, 0});
 }
 
-// Whether the copy engine can read the input's pixels, all their channels side by side.
-bool input_is_legal(const Forward& p) {
+// Whether the copy engine can read the input with this dimension innermost: its elements follow
+// each other, and strides of the others are whole 16 bytes.
+bool is_copied_along(const Forward& p, int innermost) {
   const int64_t unit = 16 / element_size(p.dtype);
-  const auto legal = [&](int64_t size, int64_t stride) {
-    return size == 1 || (stride > 0 && stride % unit == 0);
-  };
-  return p.x_aligned && (p.C == 1 || p.x_strides[1] == 1) && legal(p.N, p.x_strides[0]) &&
-         legal(p.H, p.x_strides[2]) && legal(p.W, p.x_strides[3]);
+  const Shape4 sizes = p.x_sizes();
+  for (int i = 0; i < 4; ++i) {
+    const int64_t stride = p.x_strides[i];
+    const bool legal = i == innermost ? stride == 1 : stride > 0 && stride % unit == 0;
+    if (sizes[i] > 1 && !legal) return false;
+  }
+  return p.x_aligned;
 }
+// Pixels, with all their channels side by side.
+bool input_is_legal(const Forward& p) { return is_copied_along(p, 1); }
+bool planes_are_legal(const Forward& p) { return is_copied_along(p, 3); }
 
 // Whether the grid is one that copies can traverse, with all taps in reach.
 bool is_grid(const Forward& p, const Tile& t) {
   if (t.image() * (p.N + 2) > INT32_MAX / 2) return false;
-  if (t.loader == Loader::kPlanes) {
-    return p.stride_h == 1 && p.stride_w == 1 && (p.Q <= t.pitch || t.strips > 1) &&
-           p.P <= t.period && t.halo <= t.image() && t.store == Store::kPlanes;
+  if (t.loader == Loader::kIm2col) {
+    return (p.R - 1) * p.dilation_h <= kMostOffset && (p.S - 1) * p.dilation_w <= kMostOffset &&
+           p.stride_h <= kMostStride && p.stride_w <= kMostStride && is_corner(-p.pad_h) &&
+           is_corner(-p.pad_w) && is_corner(upper_corner(p.H, p.P, p.stride_h, p.pad_h)) &&
+           is_corner(upper_corner(p.W, p.Q, p.stride_w, p.pad_w));
   }
-  if (t.copies_strips) {
-    return p.stride_h == 1 && p.stride_w == 1 && p.P <= t.period && t.halo <= t.image() &&
-           t.copy_rows <= kMostBox && t.copies <= kMostStripCopies;
-  }
-  if (t.loader == Loader::kHalo) {
-    return p.stride_h == 1 && p.stride_w == 1 && p.R * p.S > 1 && p.Q <= t.pitch &&
-           p.P <= t.period && t.halo <= t.image() && is_corner(t.pitch - p.W) &&
-           is_corner(t.period - p.H);
-  }
-  return (p.R - 1) * p.dilation_h <= kMostOffset && (p.S - 1) * p.dilation_w <= kMostOffset &&
-         p.stride_h <= kMostStride && p.stride_w <= kMostStride && is_corner(-p.pad_h) &&
-         is_corner(-p.pad_w) && is_corner(upper_corner(p.H, p.P, p.stride_h, p.pad_h)) &&
-         is_corner(upper_corner(p.W, p.Q, p.stride_w, p.pad_w));
+  if (p.stride_h > 1 || p.stride_w > 1 || p.P > t.period || t.halo > t.image()) return false;
+  if (t.strips == 1 && p.Q > t.pitch) return false;
+  if (t.loader == Loader::kPlanes) return t.store == Store::kPlanes;
+  if (t.copies_strips) return t.copy_rows <= kMostBox && t.copies <= kMostStripCopies;
+  return p.R * p.S > 1 && is_corner(t.pitch - p.W) && is_corner(t.period - p.H);
 }
 
 // Whether positions are the output's pixels, one after the other in memory.
@@ -113,16 +115,6 @@ bool stores_rows(const Forward& p, const Tile& t) {
          follows(p.Q, p.y_strides[3], pixel) && follows(p.P, p.y_strides[2], p.Q * pixel) &&
          follows(p.N, p.y_strides[0], p.P * p.Q * pixel) &&
          (p.groups == 1 || p.group_K() % slab == 0);
-}
-
-// Whether the copy engine can read the input's planes.
-bool has_planes(const Forward& p) {
-  const int64_t unit = 16 / element_size(p.dtype);
-  const auto legal = [&](int64_t size, int64_t stride) {
-    return size == 1 || (stride > 0 && stride % unit == 0);
-  };
-  return p.x_aligned && (p.W == 1 || p.x_strides[3] == 1) && legal(p.N, p.x_strides[0]) &&
-         legal(p.C, p.x_strides[1]) && legal(p.H, p.x_strides[2]);
 }
 
 bool stores_planes(const Forward& p) { return p.K > 1 && p.y_strides[1] != 1; }
@@ -223,25 +215,27 @@ int fixed_bytes(const Tile& t) {
   return kBarrierBytes + t.kind().multipliers() * staging_bytes(t.store);
 }
 
-// A slot of each warp that turns planes.
+// A slot of each warp that turns planes, and all of them.
 int slot_bytes(const Tile& t) { return t.kind().plane_warps() * kBoxPixels * t.row_bytes; }
+int slots_bytes(const Tile& t) {
+  return t.loader == Loader::kPlanes ? kDumpsBytes + t.plane_slots * slot_bytes(t) : 0;
+}
 
 // Shares out a block's shared memory among stages; false if they are too few.
 bool choose_stages(int shared_bytes, Tile& t) {
   int bytes = shared_bytes - fixed_bytes(t);
   if (t.loader == Loader::kPlanes) {
-    bytes -= kDumpsBytes;
-    const int least = 2 * t.x_bytes + kLeastStages * t.w_bytes;
-    t.plane_slots = std::min((bytes - least) / slot_bytes(t), kMostPlaneSlots);
-    if (bytes < least || t.plane_slots < 2) return false;
-    bytes -= t.plane_slots * slot_bytes(t);
+    const int least = kLeastHaloStages * t.x_bytes + kLeastStages * t.w_bytes;
+    t.plane_slots = std::min((bytes - kDumpsBytes - least) / slot_bytes(t), kMostPlaneSlots);
+    if (t.plane_slots < kLeastPlaneSlots) return false;
+    bytes -= slots_bytes(t);
   }
   if (t.loader == Loader::kIm2col) {
     t.x_stages = t.w_stages = std::min(bytes / (t.x_bytes + t.w_bytes), kMostStages);
     if (t.x_stages < kLeastStages) return false;
   } else {
     t.x_stages = std::min((bytes - kLeastStages * t.w_bytes) / t.x_bytes, kMostHaloStages);
-    if (t.x_stages < 2) return false;
+    if (t.x_stages < kLeastHaloStages) return false;
     t.w_stages = std::min((bytes - t.x_stages * t.x_bytes) / t.w_bytes, kMostStages);
   }
   const int stages = t.x_stages * t.x_bytes + t.w_stages * t.w_bytes;
@@ -353,7 +347,7 @@ class Search : public PlanSearch {
       if (f_.packs && chunk_images(f_) == 0) return best_;
       try_tiles(Loader::kIm2col);
       try_strips(Loader::kHalo);
-    } else if (has_planes(f_)) {
+    } else if (planes_are_legal(f_)) {
       try_strips(Loader::kPlanes);
     }
     return best_;
@@ -386,6 +380,7 @@ class Search : public PlanSearch {
   bool weigh(Loader loader, int shape, int row_bytes, int64_t strips) {
     const Tile whole = make_tile(f_, loader, shape, row_bytes, 1, strips);
     if (!add_tile(whole)) return false;
+    if (loader != Loader::kIm2col) return true;  // others' sums are not split
     for (int64_t splits = 2; splits <= kMostSplits; splits *= 2) {
       const Tile tile = make_tile(f_, loader, shape, row_bytes, splits);
       if (whole.items() * splits > blocks_at_once(d_, tile)) break;
@@ -478,8 +473,7 @@ Tile tile_of(const Packed& p, const ConvPlan& plan) {
 }
 
 int shared_bytes(const Tile& t) {
-  return fixed_bytes(t) + t.x_stages * t.x_bytes + t.w_stages * t.w_bytes +
-         (t.plane_slots > 0 ? t.plane_slots * slot_bytes(t) + kDumpsBytes : 0);
+  return fixed_bytes(t) + t.x_stages * t.x_bytes + t.w_stages * t.w_bytes + slots_bytes(t);
 }
 
 }  // namespace customconv::implicit_gemm::sm90

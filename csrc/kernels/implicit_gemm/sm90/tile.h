@@ -33,8 +33,8 @@ constexpr int kBarrierBytes = 1024;     // and what aligns the rest
 constexpr int kMostSplits = 8;          // thread blocks of a cluster
 constexpr int kBoxPixels = 32;          // of a plane, that a warp turns at a time,
 constexpr int kMostPlaneSlots = 4;      // from so many slots
-constexpr int kDumpBytes = 128;         // where a warp writes what has no place,
-constexpr int kDumpsBytes = 1024;       // and all of them
+constexpr int kDumpBytes = 128;         // where a warp writes pixels that have no place,
+constexpr int kDumpsBytes = 1024;       // and room for all these warps
 constexpr int kMostMultipliers = 4;     // warpgroups
 constexpr int kLeastAsStored = 64;  // channels of a tile whose weights the instruction transposes
 struct TileShape {
@@ -44,17 +44,17 @@ struct TileShape {
   int occupancy;   // thread blocks that run on a multiprocessor
 
   constexpr int multipliers() const { return warpgroups * teams; }
-  // Warpgroups that load. Loading planes takes many warps: of one block, unless instructions of 256
-  // channels need the registers, or of two.
+  // Warpgroups that load. Turning planes takes many warps: two warpgroups of a block that is alone
+  // on its multiprocessor, unless instructions of 256 channels need the registers.
   constexpr int loaders(bool planes) const {
     return planes && occupancy == 1 && channels <= 128 ? 2 : 1;
   }
   constexpr int threads(bool planes) const { return 128 * (loaders(planes) + multipliers()); }
-  // Of each thread, at the start.
+  // Registers of each thread at the start.
   constexpr int registers(bool planes) const {
     return 65536 / (threads(planes) * occupancy) / 8 * 8;
   }
-  // Warps that load planes: all but the one that loads weights.
+  // Warps that turn planes: all that load but the one that loads weights.
   constexpr int plane_warps() const { return 4 * loaders(true) - 1; }
 };
 inline constexpr TileShape kTileShapes[] = {
