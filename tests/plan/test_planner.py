@@ -128,18 +128,15 @@ def test_halos_that_no_integer_holds_are_not_loaded(reach, channels, channels_la
 
 
 # What implicit_gemm takes, if not its main loop for Hopper: the way to its pixels that the input's
-# layout and sizes ask for.
+# layout and sizes ask for; None where only the main loop has one.
 FETCHES = {
     "channels-last": ("kShared", {**DENSE, "channels_last": True}),
     "3x3": ("kOddTaps", DENSE),
     "5x5": ("kTaps", {**DENSE, "weight": (64, 64, 5, 5), "padding": (2, 2)}),
-    "strided": ("kElements", {**DENSE, "stride": (2, 2)}),
-    "dilated": ("kElements", {**DENSE, "padding": (2, 2), "dilation": (2, 2)}),
-    "1x1": (
-        {"float16": "kSlabs", "float32": "kBoxedPieces"},
-        {"input": (8, 64, 56, 56), "weight": (64, 64, 1, 1)},
-    ),
-    "1x1 of odd rows": ("kPieces", {"input": (8, 64, 57, 57), "weight": (64, 64, 1, 1)}),
+    "strided": (None, {**DENSE, "stride": (2, 2)}),
+    "dilated": (None, {**DENSE, "padding": (2, 2), "dilation": (2, 2)}),
+    "1x1": ("kBoxedPieces", {"input": (8, 64, 56, 56), "weight": (64, 64, 1, 1)}),
+    "1x1 of odd rows": (None, {"input": (8, 64, 57, 57), "weight": (64, 64, 1, 1)}),
     "stem": (
         "kFlat",
         {"input": (8, 3, 224, 224), "weight": (64, 3, 7, 7), "stride": (2, 2), "padding": (3, 3)},
@@ -150,12 +147,9 @@ FETCHES = {
          "channels_last": True},
     ),
     "7x7 images": (
-        "kTurned",
-        {"input": (64, 512, 7, 7), "weight": (512, 512, 3, 3), "padding": (1, 1)},
+        "kOddTaps", {"input": (64, 512, 7, 7), "weight": (512, 512, 3, 3), "padding": (1, 1)}
     ),
-    "1x1 of 7x7 images": (
-        "kImagePieces", {"input": (64, 2048, 7, 7), "weight": (512, 2048, 1, 1)}
-    ),
+    "1x1 of 7x7 images": (None, {"input": (64, 2048, 7, 7), "weight": (512, 2048, 1, 1)}),
 }  # fmt: skip
 
 
@@ -164,9 +158,8 @@ def check_fetch(arguments, fetch, dtype):
     p = problem(**arguments, dtype=dtype, tf32=dtype == "float32")
     plan = by_family(_C.candidates(p))["implicit_gemm"].plan
     assert plan is not None
-    older = fetch if isinstance(fetch, str) else fetch[dtype]
     loaders = {"im2col", "halo"} if arguments.get("channels_last") else {"im2col", "halo", "planes"}
-    assert parts(plan)[2] in {older, *loaders}, plan
+    assert parts(plan)[2] in {fetch, *loaders}, plan
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -177,36 +170,19 @@ def test_how_pixels_are_fetched_follows_from_layout_and_sizes(name, dtype):
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
-@pytest.mark.parametrize("filters", [(80, 80, 3, 3), (80, 80, 1, 1)])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_16_bit_rows_that_begin_anywhere_are_staged(dtype, filters, op):
-    def plan_of(columns):
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_channels_last_pixels_are_padded_to_whole_16_bytes(dtype, op):
+    def plan_of(channels):
         p = problem(
-            input=(32, 80, 73, columns), weight=filters, padding=(filters[2] // 2,) * 2, op=op,
-            dtype=dtype,
+            input=(64, channels, 35, 35), weight=(channels, channels, 3, 3), padding=(1, 1),
+            op=op, dtype=dtype, tf32=True, channels_last=True,
         )  # fmt: skip
         return by_family(_C.candidates(p))["implicit_gemm"].plan
 
-    plan = plan_of(73)
-    assert is_of_main_loop(plan) or "kStagedRows" in flags(plan)
-    assert "kStagedRows" not in flags(plan_of(72))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_two_phases_of_a_row_are_stored_together_where_all_have_taps(dtype):
-    def plan_of(columns, taps, strides=(2, 2)):
-        p = problem(
-            input=(8, 64, 256, columns), weight=(128, 64, taps, taps), stride=strides, op="dgrad",
-            dtype=dtype, tf32=True,
-        )  # fmt: skip
-        return by_family(_C.candidates(p))["implicit_gemm"].plan
-
-    plan = plan_of(256, 2)
-    assert "kPairedPhases" in flags(plan)
-    # Of the planes of pixels nothing is kept in the workspace, of what blocks have two phases.
-    assert plan.workspace_bytes < 132 * 256 * 128 * 4 + (1 << 20)
-    for others in (plan_of(256, 1), plan_of(256, 3, (1, 3))):
-        assert "kPairedPhases" not in flags(others)
+    for channels in (191, 193):
+        plan = plan_of(channels)
+        assert is_of_main_loop(plan) and plan.chunk_images > 0, plan
+    assert plan_of(192).chunk_images == 0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -223,7 +199,7 @@ def test_wide_groups_are_fetched_as_one_is(name, dtype):
 @pytest.mark.parametrize("taps", [1, 3])
 @pytest.mark.parametrize("outputs", [32, 64, 96, 128, 192, 256, 320])
 def test_tiles_are_of_one_group(outputs, taps, channels_last):
-    """Those that share pixels too, and the weight's channels are a group's."""
+    """And so are the weight's channels."""
     for groups, images in itertools.product((2, 8), (1, 8, 64)):
         p = problem(
             input=(images, 128 * groups, 28, 28), weight=(outputs * groups, 128, taps, taps),
@@ -233,8 +209,7 @@ def test_tiles_are_of_one_group(outputs, taps, channels_last):
         plan = _C.plan(p, algorithm="implicit_gemm")
         if is_of_main_loop(plan):
             continue  # its tiles end with the group
-        shares = 2 if "kSharesPixels" in flags(plan) else 1
-        assert outputs % (int(plan.variant.split(" x ")[1]) * shares) == 0, plan
+        assert outputs % int(plan.variant.split(" x ")[1]) == 0, plan
         if plan.splits == 1 or "kClustered" in flags(plan):
             packs = taps > 1 and not channels_last
             weight = 2 * groups * outputs * 128 * taps * taps
@@ -660,17 +635,16 @@ def test_what_passes_every_family_goes_to_aten():
             {"dtype": "float16", "op": "dgrad", "stride": (2, 2), "weight": (64, 64, 15, 3)},
             "reach too far",
         ),
-        # Pixels of 68 bytes, and taps that reach further than a tile.
+        # Pixels of 66 bytes, in an image that is too large to be packed.
         (
             "implicit_gemm",
             {
                 "dtype": "bfloat16",
                 "op": "dgrad",
-                "input": (5, 10, 3, 125),
-                "weight": (34, 10, 7, 1),
-                "stride": (3, 1),
-                "padding": (9, 0),
-                "dilation": (3, 1),
+                "input": (1, 10, 2000, 1800),
+                "weight": (33, 10, 3, 3),
+                "stride": (2, 2),
+                "padding": (1, 1),
                 "channels_last": True,
             },
             "none of its tiles fits",

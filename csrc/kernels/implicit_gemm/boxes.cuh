@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kernels/implicit_gemm/work.cuh"
-#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
@@ -11,14 +10,6 @@ namespace customconv::implicit_gemm {
 // Loaders are whole warps, so that the compiler keeps what they count in uniform registers; one of
 // the threads starts the copies.
 
-// Waits until all stages are read: nobody may tell a block that has ended.
-__device__ inline void await_readers(ptx::Barrier* empty, int stages, Place next) {
-  for (int i = 0; i < stages; ++i) {
-    ptx::wait(&empty[next.stage], next.parity ^ 1);
-    next.advance(stages);
-  }
-}
-
 // The weights of one tap after the other.
 template <typename T, int kChannels, Mode kMode>
 __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared,
@@ -26,12 +17,8 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   constexpr int kBytes = kChannels * kRowBytes;
   const bool elected = ptx::elect_one();
-  const Sharing<T> own(p, ptx::cluster_rank());
   constexpr bool kTransposed =
       is_gradient(kMode) && instruction_transposes(kChannels, Fetch::kShared, sizeof(T));
-  constexpr bool kMayTranspose = is_gradient(kMode) && warps_transpose(Fetch::kShared, sizeof(T));
-  const int part = own.w * p.w_part;
-  const auto sharers = static_cast<uint16_t>((1 << own.x) | (1 << (p.share_x + own.x)));
   Place w;
   for (; !walk.is_over(); walk.advance()) {
     const int c = walk.step.chunk * kChunk;
@@ -44,52 +31,40 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
         ptx::Barrier* full = &shared.w_full[w.stage];
         const auto copy = [&](int offset, int column, int row) {
           char* to = shared.weights + w.stage * kBytes + offset;
-          if (p.share_w == 1) {
-            ptx::copy_box(to, &p.w, full, column, tap, row);
-          } else {
-            ptx::multicast_box(sharers, to, &p.w, full, column, tap, row);
-          }
+          ptx::copy_box(to, &p.w, full, column, tap, row);
         };
         ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
         if (elected) {
           ptx::arrive_expecting(full, kBytes);
-          if (kTransposed || (kMayTranspose && p.warps_transpose)) {
-            each_transposed<kChannels>(p, walk.work.at, c, part, copy);
+          if constexpr (kTransposed) {
+            each_transposed<kChannels>(p, walk.work.at, c, copy);
           } else {
-            copy(part * kRowBytes, c, walk.work.at.k + part);
+            copy(0, c, walk.work.at.k);
           }
         }
         w.advance(p.w_stages);
       }
     }
   }
-  await_readers(shared.w_empty, p.w_stages, w);
 }
 
 template <typename T, int kChannels, Mode kMode>
 __device__ inline void load_planes(const Params<T>& p, const Shared& shared, Walk<T, kMode> walk) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   const bool elected = ptx::elect_one();
-  const Sharing<T> own(p, ptx::cluster_rank());
-  const auto sharers = static_cast<uint16_t>(((1 << p.share_x) - 1) << (own.w * p.share_x));
   Place x;
   for (; !walk.is_over(); walk.advance()) {
-    const Corner at = walk.plane(own);
-    char* to = shared.input + x.stage * p.stage_bytes + own.x * p.part_bytes;
+    const Corner at = walk.plane();
+    char* to = shared.input + x.stage * p.stage_bytes;
     ptx::Barrier* full = &shared.x_full[x.stage];
     const int c = at.c + walk.step.chunk * kChunk;
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
     if (elected) {
       ptx::arrive_expecting(full, p.boxed_bytes);
-      if (p.share_x == 1) {
-        ptx::copy_box(to, &p.x, full, c, at.q, at.p, at.n);
-      } else {
-        ptx::multicast_box(sharers, to, &p.x, full, c, at.q, at.p, at.n);
-      }
+      ptx::copy_box(to, &p.x, full, c, at.q, at.p, at.n);
     }
     x.advance(p.x_stages);
   }
-  await_readers(shared.x_empty, p.x_stages, x);
 }
 
 // Blocks of a warpgroup.
@@ -124,20 +99,10 @@ __device__ inline void multiply_planes(
   constexpr int kBlocks = kPlaneBlocks<kKernel>;
   constexpr int kWeightBytes = kKernels[kKernel].channels * kRowBytes;
   constexpr int kWholePieces = kRowBytes / kPieceBytes;
-  // Threads tell the blocks that share a stage's pixels, or its weights, that it is read.
-  const int thread = threadIdx.x % 128;
-  const Sharing<T> own(p, ptx::cluster_rank());
-  const bool tells_x = thread < p.share_x, tells_w = thread < p.share_w;
-  const uint32_t x_empty = ptx::cluster_address(
-      ptx::shared_address(shared.x_empty), own.first + own.w * p.share_x + (tells_x ? thread : 0));
-  const uint32_t w_empty = ptx::cluster_address(
-      ptx::shared_address(shared.w_empty), own.first + (tells_w ? thread : 0) * p.share_x + own.x);
+  const bool tells = threadIdx.x % 128 == 0;
   constexpr bool kTransposed =
       is_gradient(kMode) &&
       instruction_transposes(kKernels[kKernel].channels, Fetch::kShared, sizeof(T));
-  constexpr bool kMayTranspose = is_gradient(kMode) && warps_transpose(Fetch::kShared, sizeof(T));
-  ptx::Barrier* const w_full =
-      kMayTranspose && p.warps_transpose ? shared.w_transposed : shared.w_full;
   const uint64_t filters = describe_matrix<T>(kTransposed, ptx::shared_address(shared.weights));
   const uint64_t planes = ptx::describe_rows(ptx::shared_address(shared.input), p.group_bytes);
   uint32_t block_at[kBlocks];
@@ -157,9 +122,8 @@ __device__ inline void multiply_planes(
   int accumulate = 0;
   int w_done = -1, x_done = -1;  // stages that the products under way still read
   const auto completed = [&] {
-    constexpr int kBytes = sizeof(ptx::Barrier);
-    if (tells_w && w_done >= 0) ptx::arrive_cluster(w_empty + w_done * kBytes);
-    if (tells_x && x_done >= 0) ptx::arrive_cluster(x_empty + x_done * kBytes);
+    if (tells && w_done >= 0) ptx::arrive(&shared.w_empty[w_done]);
+    if (tells && x_done >= 0) ptx::arrive(&shared.x_empty[x_done]);
     x_done = -1;
   };
   // The products of a tap that is `offset` bytes from the beginning of the stages.
@@ -167,7 +131,7 @@ __device__ inline void multiply_planes(
     uint64_t pixels[kBlocks];
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) pixels[b] = ptx::advance(planes, block_at[b] + offset);
-    ptx::wait(&w_full[w.stage], w.parity);
+    ptx::wait(&shared.w_full[w.stage], w.parity);
     add_tap<T, kKernel, decltype(pieces)::value, kTransposed>(
         sum, ptx::advance(filters, w.stage * kWeightBytes), pixels, accumulate);
     accumulate = 1;

@@ -295,42 +295,11 @@ __device__ inline void store_boxes(const Params<T>& p, const Corner& at,
   }
 }
 
-// A planar slab of a block whose rows are pixels in their order, with the residual that is there:
-// matrices of eight pixels by eight channels, transposed.
-template <int kSums, bool kResidual, typename T>
-__device__ inline void write_slab(const Output<T>& out, float* sum, uint32_t slab) {
-  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, row = lane % 8;
-  const uint32_t to =
-      slab + (lane / 16 * 8 + row) * kRowBytes + ((warp * 2 + lane / 8 % 2) ^ row) * 16;
-  if constexpr (kResidual) {
-#pragma unroll
-    for (int j = 0; j < kSums / 4; j += 2) {
-      uint32_t bits[4];
-      ptx::load_transposed_matrices(to + j * 8 * kRowBytes, bits);
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        const float2 pair = widen_pair<T>(bits[m]);
-        sum[j * 4 + m * 2] += pair.x;
-        sum[j * 4 + m * 2 + 1] += pair.y;
-      }
-    }
-    activate_after_residual<kSums>(out, sum);
-  }
-#pragma unroll
-  for (int j = 0; j < kSums / 4; j += 2) {
-    const float* s = sum + j * 4;
-    ptx::store_transposed_matrices(to + j * 8 * kRowBytes, pack_pair<T>(s[0], s[1]),
-                                   pack_pair<T>(s[2], s[3]), pack_pair<T>(s[4], s[5]),
-                                   pack_pair<T>(s[6], s[7]));
-  }
-}
-
 // Planar: a warpgroup's block passes through shared memory in slabs, so that what is stored at a
 // time is 128 bytes of a channel: planes may lie in pages of memory of their own, and going from
 // one to the next takes the time of many stores. Where the output's rows are aligned, the copy
 // engine stores slabs while the next tile is summed; else a warp stores a channel after the other.
-// `kInOrder`: of 16 bits, where rows of the instruction are pixels in their order, not pairs.
-template <typename T, int kChannels, bool kResidual, bool kInOrder = false>
+template <typename T, int kChannels, bool kResidual>
 __device__ inline void store_planes(const Params<T>& p, const Corner& at,
                                     float (&sum)[kChannels / 2], int block, Residual& residual,
                                     char* slabs) {
@@ -356,10 +325,6 @@ __device__ inline void store_planes(const Params<T>& p, const Corner& at,
       const uint32_t slab = ptx::shared_address(slabs) + i * kSlabBytes;
       const int column = pixel % kPixels * kSize;
       float* own = sum + down * kSums;
-      if constexpr (kInOrder) {
-        write_slab<kSums, kResidual>(out, own, slab);
-        continue;
-      }
       // Both pixels of each channel.
       const auto each_pair = [&](auto action) {
 #pragma unroll

@@ -11,6 +11,8 @@ namespace customconv::implicit_gemm {
 namespace {
 
 constexpr int64_t kMostWoven = 256 << 20;  // bytes of phases that are stored apart
+constexpr double kWeaveShare = 0.75;       // of the bandwidth, to weave them together,
+constexpr double kWeaveMs = 0.0047;        // beside the time until the kernel begins
 
 // Along one dimension of an input gradient, the pixels `first`, `first` + stride and so on.
 struct AxisPhase {
@@ -57,12 +59,6 @@ CommonAxis common_of(const std::vector<AxisPhase>& phases, int64_t stride, int64
   return {ceil_divide(pad + behind, step) + 1, pad, step};
 }
 
-// Whether columns are of two phases, and all phases have taps.
-bool may_pair(const Forward& p) {
-  if (p.step_w != 2) return false;
-  return std::all_of(p.phase, p.phase + p.phases, [](const Phase& phase) { return phase.R > 0; });
-}
-
 // Makes a forward convolution of an input gradient.
 void turn(Forward& p) {
   const auto h = phases_of(p.H, p.R, p.stride_h, p.pad_h, p.dilation_h);
@@ -102,10 +98,8 @@ void turn(Forward& p) {
   std::swap(p.x_aligned, p.y_aligned);
   p.step_h = static_cast<int64_t>(h.size());
   p.step_w = static_cast<int64_t>(w.size());
-  p.paired = p.paired && may_pair(p);
-  std::stable_sort(p.phase, p.phase + p.phases, [&](const Phase& a, const Phase& b) {
-    return p.paired ? a.R > b.R : a.R * a.S > b.R * b.S;
-  });
+  std::stable_sort(p.phase, p.phase + p.phases,
+                   [](const Phase& a, const Phase& b) { return a.R * a.S > b.R * b.S; });
   p.y_strides[2] *= p.step_h;
   p.y_strides[3] *= p.step_w;
   std::swap(p.H, p.P);
@@ -141,7 +135,7 @@ void store_apart(Forward& p) {
 
 }  // namespace
 
-Forward as_forward(const ConvProblem& problem, bool paired, bool apart) {
+Forward as_forward(const ConvProblem& problem, bool apart) {
   Forward p{problem};
   p.w_group = p.group_K() * p.w_strides[0];
   p.taps_h = p.R;
@@ -154,10 +148,18 @@ Forward as_forward(const ConvProblem& problem, bool paired, bool apart) {
   all.Q = static_cast<int>(p.Q);
   if (p.pass != Pass::kDgrad) return p;
   const Layout layout = dense_layout(problem.x_sizes(), problem.x_strides);
-  p.paired = paired && layout == Layout::kNchw;
   turn(p);
-  if (apart && p.step_w > 1 && layout == Layout::kNchw && !p.paired) store_apart(p);
+  if (apart && p.step_w > 1 && layout == Layout::kNchw) store_apart(p);
   return p;
+}
+
+double weave_ms(const Forward& p, const DeviceProperties& d) {
+  if (p.woven == 0) return 0;
+  const double planes = static_cast<double>(p.N * p.K * p.phase[0].P * p.phase[0].Q) *
+                        static_cast<double>(p.step_h * p.step_w);
+  const double bytes =
+      (static_cast<double>(p.woven) + planes) * static_cast<double>(element_size(p.dtype));
+  return kWeaveMs + 1e-6 * bytes / (kWeaveShare * d.bandwidth_gb_s);
 }
 
 Forward as_one_row(Forward p) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "plan/device.h"
 #include "plan/problem.h"
 
 namespace customconv::implicit_gemm {
@@ -38,11 +39,8 @@ struct Forward : ConvProblem {
   // Elements of phases that are stored apart, then woven into planes of pixels: to store single
   // pixels of a row between others would take longer.
   int64_t woven = 0;
-  // Else a thread block computes two phases of neighbouring columns one after the other, and stores
-  // their pixels together.
-  bool paired = false;
   int phases = 1;
-  Phase phase[kMostPhases] = {};  // those with the most taps come first; those paired side by side
+  Phase phase[kMostPhases] = {};  // those with the most taps come first
 
   // Whether a phase does not have all taps.
   bool has_phases() const { return phases > 1 || phase[0].R * phase[0].S != taps_h * taps_w; }
@@ -54,9 +52,10 @@ struct Forward : ConvProblem {
     return true;
   }
 };
-// `paired`: with phases in pairs, where there are such. `apart`: phases of planes may be stored
-// apart.
-Forward as_forward(const ConvProblem& problem, bool paired = false, bool apart = true);
+// `apart`: phases of planes may be stored apart.
+Forward as_forward(const ConvProblem& problem, bool apart = true);
+// Time of the kernel that weaves phases which are stored apart.
+double weave_ms(const Forward& problem, const DeviceProperties& device);
 // A pointwise convolution of dense images is one of a single row: of all their pixels where those
 // are channels-last, else of each image's; any other problem stays as it is.
 Forward as_one_row(Forward problem);

@@ -137,38 +137,6 @@ __device__ inline void fetch(uint32_t (&operand)[kCount][4], uint32_t at, const 
   }
 }
 
-// A thread's two pixels of an image, each of which may lie outside for some taps.
-struct ImagePixels {
-  uint32_t at[2];                // of the first tap's pixel
-  uint32_t rows[2], columns[2];  // bits: taps that are inside
-
-  __device__ bool exists(int i, int r, int s) const {
-    return (rows[i] >> r & columns[i] >> s & 1) != 0;
-  }
-};
-
-// The operand of one product: both pixels of a tap, `offset` bytes from the first tap's.
-template <typename T>
-__device__ inline void fetch_pixels(uint32_t (&operand)[4], const ImagePixels& pixels, int r, int s,
-                                    int offset, uint32_t stage, int channel_bytes) {
-  using E = Elements<T>;
-  typename E::Pair value[2][E::kChannels];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const bool exists = pixels.exists(i, r, s);
-    const uint32_t at = stage + (exists ? pixels.at[i] + offset : 0);
-#pragma unroll
-    for (int c = 0; c < E::kChannels; ++c) {
-      value[i][c] = E::load_one(at + E::channel(c) * channel_bytes);
-    }
-#pragma unroll
-    for (int c = 0; c < E::kChannels; ++c) {
-      if (!exists) value[i][c] = typename E::Pair{};
-    }
-  }
-  E::join(operand, value[0], 0, value[1], 0);
-}
-
 // From a product's weights to those of the next.
 template <int kChannels, Fetch kFetch>
 inline constexpr int kUnitBytes = has_matrix(kFetch) ? kPieceBytes : kChannels * kPieceBytes;
@@ -213,33 +181,6 @@ template <typename T, int kChannels, Fetch kFetch>
 using TransposedProducts =
     MatrixProducts<T, kChannels, kFetch, instruction_transposes(kChannels, kFetch, sizeof(T))>;
 
-// The pair of pixels at `spot`, counted along a tile's images.
-template <typename T>
-__device__ inline void find_pixels(const Params<T>& p, const Phase& phase, const Spot& spot,
-                                   ImagePixels& pixels) {
-  constexpr int kSize = static_cast<int>(sizeof(T));
-  const RowSource<T>& s = p.source;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    int32_t row = min(spot.pair * 2 + i, s.image_pixels - 1);
-    const int q = s.columns.split(row);
-    row += spot.row;
-    const int h = row * p.stride_h - p.pad_h + phase.row;
-    const int w = q * p.stride_w - p.pad_w + phase.column;
-    pixels.rows[i] = pixels.columns[i] = 0;
-    for (int r = 0; r < phase.R; ++r) {
-      const int at = h + r * p.dilation_h;
-      pixels.rows[i] |= static_cast<uint32_t>(at >= 0 && at < s.H) << r;
-    }
-    for (int c = 0; c < phase.S; ++c) {
-      const int at = w + c * p.dilation_w;
-      pixels.columns[i] |= static_cast<uint32_t>(at >= 0 && at < s.W) << c;
-    }
-    const int image = spot.n < p.images ? spot.n : 0;
-    pixels.at[i] = image * s.image_bytes + (h * s.W + w) * kSize;
-  }
-}
-
 // The sums of a warpgroup's block for one item of work. `x` and `w` go on from one item to the
 // next.
 template <typename T, int kChannels, Fetch kFetch,
@@ -257,10 +198,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   // Of the thread's first pixel, in bytes from the beginning of a stage.
   const int pair = block * (kInstructionRows / 2) + threadIdx.x % 128 / 32 * 8 + lane / 4;
   int position = pair * 2;
-  ImagePixels pixels;
-  if constexpr (is_of_images(kFetch)) {
-    find_pixels(p, phase, locate(source, pair), pixels);
-  } else if constexpr (is_copied(kFetch) && kFetch != Fetch::kPieces) {
+  if constexpr (is_copied(kFetch) && kFetch != Fetch::kPieces) {
     const Spot spot = locate(source, min(work.at.pair + pair, source.last_pair));
     const int odd = kFetch == Fetch::kOddTaps;
     position =
@@ -279,7 +217,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
              row * kRowBytes + (column / kUnit ^ row) * 16 + column % kUnit * kSize;
     channel_bytes = kRowBytes;
   } else {
-    if constexpr (!is_of_images(kFetch)) pixel += position * kSize;
+    pixel += position * kSize;
     if constexpr (kFetch != Fetch::kFlat) {
       pixel += Elements<T>::first_channel(lane) * channel_bytes;
     }
@@ -288,8 +226,6 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   const int row_bytes = p.h.step * p.pitch * kSize;
   const int taps_h = phase.R / p.h.planes, taps_w = phase.S / p.w_axis.planes;
   const Products<T, kChannels, kFetch> products(ptx::shared_address(shared.weights));
-  ptx::Barrier* const w_full =
-      warps_transpose(kFetch, kSize) && p.warps_transpose ? shared.w_transposed : shared.w_full;
 
   // The products of operands, by the stage of weights from `first` bytes on.
   const auto add = [&](const auto& operand, int first) {
@@ -302,23 +238,6 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
     constexpr int kCount = decltype(number)::value;
     uint32_t operand[kCount][4];
     fetch<T, kFetch, kCount>(operand, at, distances, flat);
-    add(operand, first);
-  };
-  // The same of an image's taps, from (r, s) on, or pieces.
-  const auto multiply_image = [&](auto count, uint32_t stage, int r, int s, int first) {
-    constexpr int kCount = decltype(count)::value;
-    uint32_t operand[kCount][4];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if constexpr (kFetch == Fetch::kImages) {
-        fetch_pixels<T>(operand[i], pixels, r, s + i,
-                        (r * p.dilation_h * source.W + (s + i) * p.dilation_w) * kSize, stage,
-                        source.row.channel_bytes);
-      } else {
-        fetch_pixels<T>(operand[i], pixels, 0, 0, 0, stage + i * kPiece * source.row.channel_bytes,
-                        source.row.channel_bytes);
-      }
-    }
     add(operand, first);
   };
   const auto release_weights = [&] {
@@ -345,37 +264,15 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   for (float& s : sum) s = 0.0f;
   if constexpr (has_matrix(kFetch)) {
     walk([&](const Step& step, uint32_t at) {
-      const auto some = [&](auto count, int first) {
-        if constexpr (!is_of_images(kFetch)) {
-          multiply(count, at, nullptr, first);
-        } else {
-          multiply_image(count, at, 0, 0, first);
-        }
-      };
-      ptx::wait(&w_full[w.stage], w.parity);
+      ptx::wait(&shared.w_full[w.stage], w.parity);
       int left = step.pieces(p), first = 0;
 #pragma unroll 1
       for (; left >= 2; left -= 2, first += 2 * Products<T, kChannels, kFetch>::kUnit) {
-        some(kTwo, first);
+        multiply(kTwo, at, nullptr, first);
         at += 2 * kPiece * distances.channel;
       }
-      if (left > 0) some(kOne, first);
+      if (left > 0) multiply(kOne, at, nullptr, first);
       release_weights();
-    });
-  } else if constexpr (kFetch == Fetch::kImages) {
-    walk([&](const Step&, uint32_t at) {
-#pragma unroll 1
-      for (int r = 0; r < phase.R; ++r) {
-#pragma unroll 1
-        for (int s = 0; s < phase.S; s += 2) {
-          if (s + 2 <= phase.S) {
-            multiply_image(kTwo, at, r, s, 0);
-          } else {
-            multiply_image(kOne, at, r, s, 0);
-          }
-          release_weights();
-        }
-      }
     });
   } else if constexpr (kFetch == Fetch::kFlat) {
     walk([&](const Step&, uint32_t at) {

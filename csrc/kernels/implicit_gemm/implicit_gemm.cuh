@@ -25,8 +25,8 @@ CUtensorMap map_input(const ConvProblem& p, const Tile& tile, const T* x) {
                   static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.N)},
                  {map_stride<T>(p.W, p.x_strides[3]), map_stride<T>(p.H, p.x_strides[2]),
                   map_stride<T>(p.N, p.x_strides[0])},
-                 {kRowBytes / sizeof(T), span(tile.part_columns, p.stride_w),
-                  span(tile.part_rows, p.stride_h), static_cast<cuuint32_t>(tile.part_images)},
+                 {kRowBytes / sizeof(T), span(tile.pitch, p.stride_w),
+                  span(tile.plane_rows, p.stride_h), static_cast<cuuint32_t>(tile.images)},
                  {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1}};
   return make_map(x, kMapType<T>, boxes);
 }
@@ -103,19 +103,14 @@ CUtensorMap map_weight(const Forward& p, const Tile& tile, const PackedWeight& p
   const int row_box = tile.transposed ? static_cast<int>(kInner) : tile.kind().channels;
   Boxes<3> boxes{{static_cast<cuuint64_t>(packed.row), taps, rows},
                  {row, taps * row},
-                 {kInner, 1, static_cast<cuuint32_t>(row_box / tile.share_w)},
+                 {kInner, 1, static_cast<cuuint32_t>(row_box)},
                  {1, 1, 1}};
   return make_map(w, kMapType<T>, boxes);
 }
 
 template <typename T>
-Output<T> make_output(const Forward& asked, const Tile& tile, T* y, const Epilogue& epilogue) {
+Output<T> make_output(const Forward& p, const Tile& tile, T* y, const Epilogue& epilogue) {
   constexpr int64_t kSize = sizeof(T);
-  Forward p = asked;
-  if (tile.shape == Shape::kImages && !p.has_phases()) {  // a single row
-    p.phase[0].Q *= p.phase[0].P;
-    p.phase[0].P = 1;
-  }
   Output<T> out{};
   out.data = y;
   out.epilogue = epilogue;
@@ -134,7 +129,6 @@ Output<T> make_output(const Forward& asked, const Tile& tile, T* y, const Epilog
   const Phase& first = out.phase[0];
   const bool one_row = first.P == 1 && out.K == 1 && out.N == 1;
   const bool even = !out.planar ? out.K % 2 == 0
-                    : p.paired  ? (first.Q + out.phase[1].Q) % 2 == 0
                                 : (!p.has_phases() || p.woven > 0) && (first.Q % 2 == 0 || one_row);
   out.vectors = is_aligned(out.data, 16) && even && (out.planar || kSize == 4 || out.K % 8 == 0);
   out.channel_pairs = is_aligned(out.epilogue.scale, 2 * kSize) &&
@@ -167,9 +161,8 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   s.W = static_cast<int>(p.W);
   using D = Divider<int32_t>;
   s.plane_rows = tile.plane_rows;
-  if (is_of_planes(tile.fetch)) {
+  if (tile.fetch == Fetch::kShared) {
     s.row = tile.row;
-    s.image_bytes = tile.row.channel_bytes * tile.chunk * kPieceBytes / static_cast<int>(sizeof(T));
     s.vectors = tile.positions;
     s.vectors_in_row = D(tile.pitch);
     s.period = D(tile.plane_rows);
@@ -185,51 +178,14 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
   s.flat_bytes = tile.row.interleaved ? static_cast<int>(sizeof(T)) : tile.row.channel_bytes;
   s.vectors_in_row =
       D(std::max<int64_t>(tile.pitch * static_cast<int64_t>(sizeof(T)) / tile.row.vector, 1));
-  s.image_bytes = tile.row.channel_bytes * tile.chunk * kPieceBytes / static_cast<int>(sizeof(T));
-  // Of images, rows of one that is not a single row are found by their number.
-  const bool rows_apart = tile.shape == Shape::kImages && tile.rows > 1;
-  s.image_pixels = static_cast<int>(rows_apart ? p.Q : std::min<int64_t>(p.P * p.Q, INT32_MAX));
-  s.columns = D(rows_apart ? INT32_MAX : p.Q);
-  if (tile.fetch == Fetch::kSlabs) {  // with those that do not exist
-    s.image_pixels = tile.row.pairs * 2;
-    s.columns = D(s.image_pixels);
-  }
+  s.image_pixels = static_cast<int>(std::min<int64_t>(p.P * p.Q, INT32_MAX));
+  s.columns = D(p.Q);
   s.pairs = D(tile.row.pairs);
   const bool run = tile.shape == Shape::kRun;
   s.last_pair = static_cast<int>((run ? p.N * p.P : tile.rows) * tile.row.pairs - 1);
-  s.output_rows = D(run ? p.P : tile.shape == Shape::kImages ? tile.rows : INT32_MAX);
+  s.output_rows = D(run ? p.P : INT32_MAX);
   s.period = D(run ? tile.row.period : INT32_MAX);
   return s;
-}
-
-// Weaves the planes of an input gradient from its phases.
-template <typename T>
-void weave_phases(const ConvProblem& asked, const Forward& problem, const T* phases, T* planes,
-                  bool early, cudaStream_t stream) {
-  constexpr int kPixels = 16 / static_cast<int>(sizeof(T));
-  const bool vectors =
-      asked.x_count() % kPixels == 0 && reinterpret_cast<uintptr_t>(planes) % 16 == 0;
-  using D = Divider<int32_t>;
-  Weave<T> p{};
-  p.phases = phases;
-  p.planes = planes;
-  p.count = static_cast<int>(asked.x_count() / (vectors ? kPixels : 1));
-  p.W = D(asked.W);
-  p.H = D(asked.H);
-  p.step_h = D(problem.step_h);
-  p.step_w = D(problem.step_w);
-  p.P = static_cast<int>(ceil_divide(asked.H, problem.step_h));
-  p.Q = static_cast<int>(ceil_divide(asked.W, problem.step_w));
-  std::fill(p.first, p.first + kMostPhases, -1);
-  for (int i = 0; i < problem.phases; ++i) {
-    p.first[problem.phase[i].place] = problem.phase[i].offset;
-  }
-  start("implicit_gemm: the phases",
-        {ceil_divide(p.count, kWeaveBlock), kWeaveBlock, 0, stream, early},
-        !vectors                 ? weave<T, 1, false>
-        : asked.W % kPixels == 0 ? weave<T, kPixels, true>
-                                 : weave<T, kPixels, false>,
-        p);
 }
 
 template <typename T>
@@ -239,8 +195,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   if constexpr (sizeof(T) < 8) {
     if (sm90::is_plan(plan)) return sm90::launch<T>(asked, plan, operands, context);
   }
-  const bool paired = (plan.variant_index & kPairedPhases) != 0;
-  const Forward problem = as_one_row(as_forward(asked, paired));
+  const Forward problem = as_one_row(as_forward(asked));
   const Tile tile = tile_of(problem, plan);
   const bool boxes = tile.fetch == Fetch::kShared;
   const bool gradient = asked.pass == Pass::kDgrad;
@@ -273,7 +228,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     p.x = map_input(problem, tile, x);
   } else {
     p.source = make_source(problem, tile, x);
-    if (is_of_slabs(tile.fetch)) p.x = map_planes(problem, tile, x);
+    if (tile.fetch == Fetch::kBoxedPieces) p.x = map_planes(problem, tile, x);
     if (tile.row.boxes > 0) p.x = map_rows(problem, tile, x);
   }
   p.h = tile.h;
@@ -304,23 +259,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   }
   p.staging_bytes = staging(problem, tile);
   p.stage_bytes = tile.stage_bytes;
-  p.raw_stages = tile.raw_stages();
-  p.raw_bytes = tile.raw_bytes;
   p.weight_bytes = tile.weight_bytes();
   p.boxed_bytes = tile.positions * kRowBytes;
   p.cluster = tile.cluster();
-  p.share_x = tile.share_x;
-  p.share_w = tile.share_w;
-  p.part_bytes = p.boxed_bytes / tile.share_x;
-  p.w_part = (tile.transposed ? kRowBytes / static_cast<int>(sizeof(T)) : tile.kind().channels) /
-             tile.share_w;
-  if (tile.part_images < tile.images) {
-    p.x_part.n = tile.part_images;
-  } else if (tile.part_rows < tile.plane_rows) {
-    p.x_part.p = tile.part_rows * p.stride_h;
-  } else {
-    p.x_part.q = tile.part_columns * p.stride_w;
-  }
   for (int i = 0; i < tile.kind().blocks(); ++i) {
     int position = i * kInstructionRows;
     if (tile.shape == Shape::kSquares) {
@@ -343,34 +284,25 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.tap_units = tile.tiles_k * tile.pieces;
   p.planes_first = tile.planes_first;
   p.phases_mixed = tile.phases_mixed;
-  p.warps_transpose = tile.warps_transpose;
   using D = Divider<int32_t>;
   p.in_cluster = D(tile.cluster());
-  p.groups_k = D(tile.groups_k);
-  p.groups_x = D(tile.groups_x);
+  p.tiles_k = D(tile.tiles_k);
+  p.tiles_x = D(tile.tiles_q * tile.tiles_p * tile.tiles_n);
   p.group_K = D(problem.group_K());
-  p.in_group = D(tile.groups_k / problem.groups);
+  p.in_group = D(tile.tiles_k / problem.groups);
   p.tiles_q = D(tile.tiles_q);
   p.tiles_p = D(tile.tiles_p);
   p.tiles_n = D(tile.tiles_n);
   p.planes_h = D(tile.h.planes);
   p.planes_w = D(tile.w.planes);
-  p.phases = D(problem.paired ? problem.phases / 2 : problem.phases);
+  p.phases = D(problem.phases);
   p.partial = reinterpret_cast<float*>(static_cast<char*>(context.workspace) +
                                        plan.workspace_bytes - partial_bytes(tile));
-  p.parked = static_cast<char*>(context.workspace) + plan.workspace_bytes -
-             parked_bytes(problem, tile, plan.grid[0]);
 
   const bool fused = !operands.epilogue.is_empty();
   const bool gradient_alone = problem.has_phases() || tile.transposed;
   const auto kernel = [&]() -> KernelOf<T> {
     if (tile.by_warps) return kernel_by_warps<T>(tile);
-    if constexpr (sizeof(T) == 2) {
-      if (tile.row.staged && !problem.paired) {
-        return kernel_of_staged<T>(tile, fused, gradient_alone);
-      }
-    }
-    if (problem.paired) return kernel_of_paired<T>(tile);
     if (gradient_alone) return kernel_of_gradient<T>(tile);
     return fused ? kernel_of<T, true>(tile) : kernel_of<T, false>(tile);
   }();

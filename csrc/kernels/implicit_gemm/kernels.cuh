@@ -14,12 +14,6 @@ KernelOf<T> kernel_of(const Tile& tile);
 // The same of an input gradient, for phases or weights that are transposed.
 template <typename T>
 KernelOf<T> kernel_of_gradient(const Tile& tile);
-// The same of phases in pairs.
-template <typename T>
-KernelOf<T> kernel_of_paired(const Tile& tile);
-// The others where rows are staged: else what loads those would slow down the products of all.
-template <typename T>
-KernelOf<T> kernel_of_staged(const Tile& tile, bool fused, bool gradient);
 // The same where warps multiply; with or without an epilogue.
 template <typename T>
 KernelOf<T> kernel_by_warps(const Tile& tile);

@@ -1,4 +1,5 @@
-// Packs channels-first pixels as channels-last, each pixel's channels padded to whole 16 bytes.
+// Packs pixels as channels-last, each pixel's channels padded to whole 16 bytes: of planes, or of
+// pixels that are channels-last without such padding.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,7 @@
 
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
+#include "kernels/implicit_gemm/unit.cuh"
 #include "kernels/ptx/copy.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/shared.cuh"
@@ -125,6 +127,32 @@ __global__ void __launch_bounds__(32 * kPackPixelWarps) pack_pixels(PackPixels<T
     }
     *reinterpret_cast<uint4*>(to + int64_t{pixel} * p.row) = *reinterpret_cast<const uint4*>(bits);
   }
+}
+
+template <typename T>
+struct PadPixels {
+  const T* x;
+  int64_t n, pixel;  // strides of images and of pixels, which follow each other
+  int C;
+  T* to;
+  int units;                          // of 16 bytes
+  Divider<int32_t> by_row, by_image;  // units of a packed pixel; pixels of an image
+};
+constexpr int kPadPixelThreads = 256;
+
+// Pads the channels of channels-last pixels; a thread has 16 bytes of one.
+template <typename T>
+__global__ void __launch_bounds__(kPadPixelThreads) pad_pixels(PadPixels<T> p) {
+  constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+  ptx::start_dependents();
+  const int at = blockIdx.x * kPadPixelThreads + threadIdx.x;
+  if (at >= p.units) return;
+  int32_t n = at;
+  const int c = p.by_row.split(n) * kVector;
+  const int pixel = p.by_image.split(n);
+  const uint4 unit = load_unit(p.x + n * p.n + pixel * p.pixel + c, 0, min(kVector, p.C - c));
+  ptx::await_dependency();  // the kernel in front may still read what was packed before
+  reinterpret_cast<uint4*>(p.to)[at] = unit;
 }
 
 }  // namespace customconv::implicit_gemm

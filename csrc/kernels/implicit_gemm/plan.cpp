@@ -20,21 +20,13 @@ constexpr double kL2BytesPerClock = 70;        // to a multiprocessor
 constexpr double kCopyClocks = 40;             // for each copy of a warp, 16 bytes for each thread
 constexpr double kSmallCopies = 1.1;           // a clock, of single threads, where they are smaller
 constexpr double kSmallPieces = 1.6;           // the same of single taps, of 32 bits
-constexpr double kImageCopyClocks = 120;       // to start the copy of an image's channels
 constexpr double kElementBytesPerClock = 1.6;  // where elements are copied through registers
-constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together,
-constexpr double kStagedStepClocks = 500;      // of loaders, for a step of what is staged,
-constexpr double kStagedCopyClocks = 15;       // to start a copy of it,
-constexpr double kStagedVectorClocks = 600;    // to find a vector,
-constexpr double kStagedUnitClocks = 130;      // and to put 16 bytes of a channel in order
+constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together
 constexpr double kBoxedRowClocks = 12;         // of the copy engine, for each row of a channel
-constexpr double kTurnedUnitClocks = 2;        // to put 16 bytes of channels side by side
 constexpr double kWeightClocks = 1000;         // until a stage of weights is there
-constexpr double kTransposedBlockClocks = 80;  // to transpose 32 x 32 of the weights,
-constexpr double kTransposedInPlaceClocks = 220;  // where products read pixels from there too
-constexpr double kPackLatencyMs = 0.001;          // of a kernel that packs a matrix,
-constexpr double kPackMs = 0.0025;                // which takes no less
-constexpr double kPackBytesPerClock = 430;        // of the whole GPU, read
+constexpr double kPackLatencyMs = 0.001;       // of a kernel that packs a matrix,
+constexpr double kPackMs = 0.0025;             // which takes no less
+constexpr double kPackBytesPerClock = 430;     // of the whole GPU, read
 constexpr double kStoreBytesPerClock = 20;
 constexpr double kBoxedBytesPerClock = 48;    // by the copy engine, where all slabs have room
 constexpr double kPieceOfPlaneClocks = 5;     // to store up to 128 bytes of a plane of pixels
@@ -43,25 +35,19 @@ constexpr double kMoreRows = 0.2;             // times that, whenever a tile has
 constexpr double kAcrossImages = 1.05;        // times that, where a tile goes on in other images
 constexpr double kElementClocks = 0.25;       // of phases that are stored element by element
 constexpr double kElementByteClocks = 0.35;   // and for each of its bytes
-constexpr double kPairedBytesPerClock = 8;    // of two phases, that are stored together
-constexpr double kPairedOnes = 1.4;           // times as long, one column at a time
-constexpr double kParkedBytesPerClock = 25;   // where the first phase goes through memory
 constexpr double kTileClocks = 730;           // until the first products, and after the last
-constexpr double kGroupClocks = 180;          // what a group of products of rows costs on top
+constexpr double kGroupClocks = 160;          // what a group of products of rows costs on top
 constexpr double kClusterBytesPerClock = 15;  // that a block writes to the others' shared memory
 constexpr double kClusterMs = 0.00033;        // for each of its blocks
-constexpr double kSharingMs = 0.0007;         // to start a cluster of two that share
 constexpr double kClusterShare = 0.91;        // of the multiprocessors, that larger clusters reach
 constexpr double kSplitBytesPerClock = 3700;  // of the whole GPU, written and read
 constexpr double kLaunchMs = 0.006;
 constexpr double kNextMs = 0.0047;  // of a kernel that begins while the one in front of it ends
 constexpr double kBandwidthShare = 0.85;
-constexpr double kWeaveShare = 0.75;  // of the bandwidth, to weave phases together
 
 constexpr int kLeastShared = 96 << 10;   // bytes of a block's memory
 constexpr int kMostExchange = 64 << 10;  // bytes of a cluster's exchange: it leaves fewer stages
 constexpr int kMostTurns = 3;            // of splits
-constexpr int64_t kMostImage = 2048;     // pixels, that are copied whole
 constexpr int64_t kFarReach = 6;         // pixels of halo
 constexpr int64_t kMostRows = 32;        // of pixels in a tile of lines
 constexpr int kFewChannels = 4;          // up to which channels and taps are one dimension
@@ -77,12 +63,7 @@ struct Clocks {
 double fetched_bytes(const ConvProblem& p, const Tile& t) {
   switch (t.fetch) {
     case Fetch::kShared:
-    case Fetch::kSlabs:
-    case Fetch::kTurned:
       return kInstructionRows * kPieceBytes;
-    case Fetch::kImages:
-    case Fetch::kImagePieces:  // with conflicts
-      return 8192;
     case Fetch::kPieces:
     case Fetch::kBoxedPieces:
       return 2048;
@@ -111,7 +92,7 @@ double instruction_clocks(const ConvProblem& p, const DeviceProperties& d, const
 }
 
 double matrix_efficiency(const Tile& t) {
-  const bool boxes = is_read_in_place(t.fetch);
+  const bool boxes = t.fetch == Fetch::kShared;
   if (t.by_warps) return boxes ? kWarpEfficiency : kFetchedWarpEfficiency;
   return boxes ? kMatrixEfficiency : kFetchedEfficiency;
 }
@@ -137,11 +118,7 @@ double store_clocks(const Forward& p, const Tile& t) {
     const double page = kPieceOfPageClocks * (1 + kMoreRows * std::log2(t.rows));
     clocks = results / width * (t.planes_first ? page : kPieceOfPlaneClocks);
   }
-  if (p.paired) {
-    const int width = p.phase[0].Q + p.phase[1].Q;
-    clocks = results * size / kPairedBytesPerClock * (width % 2 == 0 ? 1 : kPairedOnes);
-    if (parked_bytes(p, t, 1) > 0) clocks += results * size / kParkedBytesPerClock;
-  } else if (t.phases_mixed) {
+  if (t.phases_mixed) {
     const auto channels = static_cast<double>(std::min<int64_t>(t.kind().channels, p.K));
     clocks = t.kind().pixels * channels * (kElementClocks + kElementByteClocks * size);
   }
@@ -153,16 +130,6 @@ double store_clocks(const Forward& p, const Tile& t) {
   return clocks;
 }
 
-// To bring a step's staged rows, and to put them in order.
-double staging_clocks(const ConvProblem& p, const Tile& t) {
-  const int64_t size = element_size(p.dtype), channels = t.chunk * kPieceBytes / size;
-  const int64_t vectors = ceil_divide(t.positions * size / t.row.vector, t.row.threads);
-  const int64_t units = ceil_divide(channels, kRowThreads / t.row.threads);
-  return kStagedStepClocks + static_cast<double>(t.row.stretches * channels) * kStagedCopyClocks +
-         static_cast<double>(vectors) *
-             (kStagedVectorClocks + static_cast<double>(units) * kStagedUnitClocks);
-}
-
 Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t, double taps) {
   const Kernel& kind = t.kind();
   const bool boxes = t.fetch == Fetch::kShared;
@@ -170,7 +137,10 @@ Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t, 
   const double planes = t.h.planes * t.w.planes;
   const double flat = t.row.interleaved ? 1 : static_cast<double>(p.C);
   const double channels = t.is_flat() ? flat : t.pieces * static_cast<double>(kPieceBytes) / size;
-  const double input = t.positions * planes * channels * size;
+  // A box takes as long as if all of its 128 bytes of channels existed.
+  const double position_bytes =
+      boxes ? t.chunks() * static_cast<double>(kRowBytes) : channels * size;
+  const double input = t.positions * planes * position_bytes;
   const double products = taps * t.pieces;
   const double weights = products * kind.channels * kPieceBytes;
 
@@ -186,25 +156,9 @@ Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t, 
   } else {
     clocks.math = std::max(products_clocks, moved / 128 / matrix_efficiency(t));
   }
-  clocks.load = (input / t.share_x + weights / t.share_w) / kL2BytesPerClock;
-  if (is_of_images(t.fetch)) {
-    // A step of one tap has a single product.
-    const double group = t.fetch == Fetch::kImages && taps == 1 ? 1 : 2;
-    clocks.math += products / group * kGroupClocks;
-  } else if (!is_read_in_place(t.fetch)) {
-    clocks.math += products / group_products(t.fetch) * kGroupClocks;
-  }
-  if (t.warps_transpose) {
-    const double blocks = products * kPieceBytes / kRowBytes * kind.channels / 32;
-    clocks.math += blocks * (boxes ? kTransposedInPlaceClocks : kTransposedBlockClocks);
-  }
-  if (is_of_images(t.fetch)) {
-    clocks.load = std::max(clocks.load, kImageCopyClocks * t.images * t.chunks());
-  }
-  if (t.fetch == Fetch::kTurned) {
-    const double units = static_cast<double>(t.images * p.H * p.W) * channels * size / 16;
-    clocks.load = weights / kL2BytesPerClock + units * kTurnedUnitClocks;
-  } else if (t.row.boxes > 0) {
+  clocks.load = (input + weights) / kL2BytesPerClock;
+  if (!boxes) clocks.math += products / group_products(t.fetch) * kGroupClocks;
+  if (t.row.boxes > 0) {
     const double rows = planes * t.plane_rows * t.row.boxes * channels;
     clocks.load = std::max(clocks.load, rows * kBoxedRowClocks);
   } else if (is_copied(t.fetch)) {
@@ -212,7 +166,6 @@ Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t, 
         input / t.row.vector / (is_compact(t.fetch) && size == 4 ? kSmallPieces : kSmallCopies);
     if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;
     if (t.row.shifted) copies = input / kShiftedBytesPerClock;
-    if (t.row.staged) copies = t.steps() * staging_clocks(p, t);
     if (t.row.vector == 2) copies = input / kElementBytesPerClock;
     clocks.load = std::max(clocks.load, copies);
   }
@@ -221,8 +174,7 @@ Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t, 
     clocks.load = std::max(clocks.load, copied / (32 * 16) * kCopyClocks);
   }
   if (!t.by_warps) {  // with few stages of weights, products wait for them
-    const double groups =
-        products / (is_read_in_place(t.fetch) ? kRowBytes / kPieceBytes : group_products(t.fetch));
+    const double groups = products / (boxes ? kRowBytes / kPieceBytes : group_products(t.fetch));
     clocks.load = std::max(clocks.load, groups * kWeightClocks / t.w_stages);
   }
   clocks.store = store_clocks(p, t);
@@ -255,8 +207,7 @@ bool price(const Forward& p, const DeviceProperties& d, Choice& choice) {
         std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
     const double item = (across ? kAcrossImages : 1) * sum / t.splits + clocks.store + kTileClocks;
     longest = std::max(longest, item);
-    const double turns = p.paired ? std::ceil(items * p.phases / 2 / blocks) * 2 / p.phases
-                         : t.phases_mixed
+    const double turns = t.phases_mixed
                              ? items / blocks
                              : std::ceil((i + 1) * items / blocks) - std::ceil(i * items / blocks);
     total += turns * item;
@@ -265,16 +216,10 @@ bool price(const Forward& p, const DeviceProperties& d, Choice& choice) {
   double ms = total / (d.clock_ghz * 1e6);
   const double split_bytes = 2.0 * static_cast<double>(partial_bytes(t));
   if (t.clustered) ms += t.splits * kClusterMs;
-  if (t.share_x * t.share_w > 1) ms += kSharingMs * t.share_x * t.share_w / 2;
   if (split_bytes > 0) ms += split_bytes / kSplitBytesPerClock / (d.clock_ghz * 1e6) + kNextMs;
   const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
   choice.ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms)) + kLaunchMs;
-  if (p.woven > 0) {
-    const double planes = static_cast<double>(p.y_count() * p.step_h * p.step_w);
-    const double bytes =
-        (static_cast<double>(p.woven) + planes) * static_cast<double>(element_size(p.dtype));
-    choice.ms += kNextMs + 1e-6 * bytes / (kWeaveShare * d.bandwidth_gb_s);
-  }
+  choice.ms += weave_ms(p, d);
   const PackedWeight weight = packed_weight(p, t);
   if (!weight.in_place) {
     const double bytes =
@@ -305,14 +250,6 @@ bool planes_are_boxed(const ConvProblem& p) {
          p.N * p.C <= INT32_MAX && strides_match(p.x_sizes(), p.x_strides, Layout::kNchw);
 }
 
-// Whether small images can be copied whole, some pieces of channels at a time.
-bool images_follow(const ConvProblem& p) {
-  const int64_t size = element_size(p.dtype);
-  return p.P * p.Q <= kKernels[0].pixels && p.H * p.W <= kMostImage &&
-         strides_match(p.x_sizes(), p.x_strides, Layout::kNchw) && p.x_aligned &&
-         p.C * size % kPieceBytes == 0 && p.R <= 32 && p.S <= 32;
-}
-
 class Search {
  public:
   // `by_warps`: with the kernels that are not only Hopper's. Keeps every choice in `all`, where
@@ -329,25 +266,21 @@ class Search {
     const int64_t flat = p_.C <= kFewChannels ? p_.C * p_.R * p_.S : kTooMany;
     if (round_up(flat, kPieceBytes) <= kMostFlat) try_kernels(Fetch::kFlat, 0);
     const bool one_tap = p_.R == 1 && p_.S == 1;
-    if (!by_warps_ && images_follow(p_)) {
-      if (one_tap && p_.pad_h == 0 && p_.pad_w == 0) try_images(Fetch::kImagePieces);
-      try_images(Fetch::kImages);
-      try_turned();
-    }
     if (!by_warps_ && planes_are_boxed(p_)) {
       try_kernels(Fetch::kBoxedPieces, 0);
-      if (has_kernels(Fetch::kSlabs, element_size(p_.dtype))) try_kernels(Fetch::kSlabs, 0);
       if (best_.ms > 0) return best_;
     }
-    if (one_tap && (p_.stride_w == 1 || p_.dtype == DType::kFloat32)) {
-      try_kernels(Fetch::kPieces, 0);
-      if (may_be_staged(Fetch::kPieces, element_size(p_.dtype)) && !by_warps_) {
-        try_kernels(Fetch::kPieces, kStagedRows);
-      }
-    } else if (p_.stride_w == 1 && p_.dilation_w == 1 && p_.keeps_pairs()) {
+    // Other pixels than those of planes the main loop of sm90 packs faster than threads copy them.
+    if (!by_warps_ && p_.W > 1 && p_.x_strides[3] != 1) return best_;
+    const bool pairs = p_.stride_w == 1 && p_.dilation_w == 1 && p_.keeps_pairs();
+    if (pairs && !one_tap) {
       try_planes(Fetch::kTaps);
       try_planes(Fetch::kOddTaps);
-    } else {
+    }
+    if (!by_warps_) return best_;
+    if (one_tap && (p_.stride_w == 1 || p_.dtype == DType::kFloat32)) {
+      try_kernels(Fetch::kPieces, 0);
+    } else if (!pairs) {
       try_planes(Fetch::kElements);
     }
     // Of each tap no more pixels than the tile has.
@@ -365,10 +298,6 @@ class Search {
     const bool far_h = reaches_far(p_.R, p_.dilation_h), far_w = reaches_far(p_.S, p_.dilation_w);
     try_kernels(fetch, 0);
     if (far_h) try_kernels(fetch, kApartH);
-    if (may_be_staged(fetch, element_size(p_.dtype)) && !by_warps_) {
-      try_kernels(fetch, kStagedRows);
-      if (far_h) try_kernels(fetch, kApartH | kStagedRows);
-    }
     if (fetch != Fetch::kShared) return;
     if (far_w) try_kernels(fetch, kApartW);
     if (best_.ms == 0 || (far_h && far_w)) try_kernels(fetch, kApartH | kApartW);
@@ -397,8 +326,7 @@ class Search {
   }
 
   int variant_of(int kernel, Shape shape, Fetch fetch, int flags) const {
-    return implicit_gemm::variant_of(
-        kernel, shape, fetch, flags | (by_warps_ ? kByWarps : 0) | (p_.paired ? kPairedPhases : 0));
+    return implicit_gemm::variant_of(kernel, shape, fetch, flags | (by_warps_ ? kByWarps : 0));
   }
 
   void try_squares(int kernel, int flags) {
@@ -452,30 +380,6 @@ class Search {
     }
   }
 
-  void try_images(Fetch fetch) {
-    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      const int64_t rows = p_.has_phases() ? p_.P : 1, columns = p_.P * p_.Q / rows;
-      const int64_t images = kKernels[kernel].pixels / (rows * round_up(columns, 2));
-      if (images == 0 || is_too_wide(kernel, fetch)) continue;
-      try_tile(variant_of(kernel, Shape::kImages, fetch, 0),
-               {static_cast<int>(rows), static_cast<int>(columns),
-                static_cast<int>(std::min(images, p_.N))});
-    }
-  }
-
-  // Whole images, of squares, as many as divide a tile's.
-  void try_turned() {
-    int64_t rows = 8, columns = 8;
-    while (rows < p_.P) rows *= 2;
-    while (columns < p_.Q) columns *= 2;
-    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      const int64_t images = kKernels[kernel].pixels / (rows * columns);
-      if (images == 0 || is_too_wide(kernel, Fetch::kTurned)) continue;
-      try_tile(variant_of(kernel, Shape::kSquares, Fetch::kTurned, 0),
-               {static_cast<int>(rows), static_cast<int>(columns), static_cast<int>(images)});
-    }
-  }
-
   void try_run(int kernel, Fetch fetch, int flags) {
     const auto row = static_cast<double>(p_.Q + 1);
     const double rows = static_cast<double>(p_.P) * static_cast<double>(p_.stride_h) +
@@ -486,47 +390,31 @@ class Search {
   }
 
   void try_tile(int variant, const int (&pixels)[3]) {
-    try_splits(variant, pixels, 1);
+    weigh(variant, pixels, 1);
     const Tile t = make_tile(p_, variant, pixels, 1);
     // Splits where the tiles alone leave multiprocessors idle, also in the last of a few turns.
     const int64_t most =
         std::min<int64_t>(t.steps(), kMostTurns * d_.sm_count / std::max<int64_t>(t.tiles(), 1));
     for (int64_t splits = 2; splits <= most; splits = splits < 4 ? splits + 1 : splits * 3 / 2) {
-      try_splits(variant, pixels, splits);
+      weigh(variant, pixels, splits);
     }
-    if (most > 1) try_splits(variant, pixels, most);
+    if (most > 1) weigh(variant, pixels, most);
     if (by_warps_) return;
     // Clusters start whole, and do one tile.
     for (int64_t splits = 2; splits <= std::min<int64_t>(kMostClustered, t.steps()); splits *= 2) {
       const Tile clustered = make_tile(p_, variant | kClustered, pixels, splits);
       if (t.tiles() * splits > blocks_at_once(d_, clustered)) break;
       if (exchange_bytes(clustered) > kMostExchange) break;
-      try_splits(variant | kClustered, pixels, splits);
+      weigh(variant | kClustered, pixels, splits);
     }
-    if (t.fetch != Fetch::kShared) return;
-    const bool several_x = t.groups_x > 1, several_k = t.tiles_k > 1;
-    if (several_x) try_splits(variant | kSharesWeights, pixels, 1);
-    if (several_k) try_splits(variant | kSharesPixels, pixels, 1);
-    if (several_x && several_k) try_splits(variant | kSharesPixels | kSharesWeights, pixels, 1);
   }
 
   void weigh(int variant, const int (&pixels)[3], int64_t splits) {
     Choice choice{make_tile(p_, variant, pixels, splits), variant, 0, 0};
-    if ((variant & kStagedRows) != 0 && !choice.tile.row.staged) return;
     if (choice.tile.tiles() * splits > INT32_MAX / 2) return;
     if (!price(p_, d_, choice)) return;
     if (best_.ms == 0 || choice.ms < best_.ms) best_ = choice;
     if (all_ != nullptr) all_->push_back(choice);
-  }
-
-  // Weights as they are packed, or transposed by warps of the kernel itself: that saves the time to
-  // pack them, and slows every tile down.
-  void try_splits(int variant, const int (&pixels)[3], int64_t splits) {
-    weigh(variant, pixels, splits);
-    const auto fetch = static_cast<Fetch>(variant >> kFetchShift & 15);
-    const bool transposes = p_.gradient && !by_warps_ && (variant & kSharesWeights) == 0 &&
-                            warps_transpose(fetch, element_size(p_.dtype));
-    if (transposes) weigh(variant | kWarpsTranspose, pixels, splits);
   }
 
   const Forward& p_;
@@ -593,50 +481,43 @@ ConvPlan plan_of(const Forward& p, const DeviceProperties& d, const Choice& choi
   plan.block = threads_of(t.kind(), t.fetch);
   plan.wide_index = needs_wide_index(p);
   plan.shared_bytes = choice.shared_bytes;
-  plan.grid[0] = std::min<int64_t>(t.tiles() * t.splits / (p.paired ? 2 : 1), blocks_at_once(d, t));
+  plan.grid[0] = std::min<int64_t>(t.tiles() * t.splits, blocks_at_once(d, t));
   const PackedWeight weight = packed_weight(p, t);
   const int64_t packed = weight.in_place ? 0 : weight.rows * weight.row * element_size(p.dtype);
-  plan.workspace_bytes = round_up(packed, 256) + p.woven * element_size(p.dtype) +
-                         partial_bytes(t) + parked_bytes(p, t, plan.grid[0]);
+  plan.workspace_bytes = round_up(packed, 256) + p.woven * element_size(p.dtype) + partial_bytes(t);
   plan.predicted_ms = choice.ms;
   return plan;
 }
 
-// The forward convolutions as which it may be computed.
-std::vector<Forward> forwards_of(const ConvProblem& asked, const DeviceProperties& d) {
-  std::vector<Forward> forwards{as_one_row(as_forward(asked))};
-  const Forward paired = as_forward(asked, true);
-  if (paired.paired && d.has_hopper_kernels()) forwards.push_back(paired);
-  return forwards;
-}
-
 ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
   if (asked.pass == Pass::kWgrad) return weight::propose(asked, d);
+  const Forward p = as_one_row(as_forward(asked));
   ConvPlan best;
   best.grid[0] = 0;  // while no tile fits
-  for (const Forward& p : forwards_of(asked, d)) {
-    const Choice choice = Search(p, d, !d.has_hopper_kernels()).best();
-    if (choice.ms == 0 || (best.grid[0] > 0 && best.predicted_ms <= choice.ms)) continue;
-    best = plan_of(p, d, choice);
-  }
+  const auto search = [&](bool by_warps) {
+    const Choice choice = Search(p, d, by_warps).best();
+    if (choice.ms > 0) best = plan_of(p, d, choice);
+  };
   if (d.has_hopper_kernels()) {
+    search(/*by_warps=*/false);
     const ConvPlan plan = sm90::best_plan(asked, d);
     if (plan.block > 0 && (best.grid[0] == 0 || plan.predicted_ms < best.predicted_ms)) {
       best = plan;
     }
   }
+  if (best.grid[0] == 0) search(/*by_warps=*/true);
   return best;
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties& d) {
   if (asked.pass == Pass::kWgrad) return weight::variants(asked, d);
+  const Forward p = as_one_row(as_forward(asked));
+  std::vector<Choice> choices;
+  if (d.has_hopper_kernels()) Search(p, d, false, &choices).best();
+  Search(p, d, true, &choices).best();
   std::vector<ConvPlan> plans;
-  for (const Forward& p : forwards_of(asked, d)) {
-    std::vector<Choice> choices;
-    if (d.has_hopper_kernels()) Search(p, d, false, &choices).best();
-    if (!p.paired) Search(p, d, true, &choices).best();
-    for (const Choice& choice : choices) plans.push_back(plan_of(p, d, choice));
-  }
+  plans.reserve(choices.size());
+  for (const Choice& choice : choices) plans.push_back(plan_of(p, d, choice));
   if (d.has_hopper_kernels()) sm90::best_plan(asked, d, &plans);
   return plans;
 }

@@ -338,31 +338,6 @@ __device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared,
   }
 }
 
-// Whole images, whose channels follow each other; called by a warp.
-template <typename T, int kChannels, Mode kMode>
-__device__ inline void load_images(const Params<T>& p, const Shared& shared, Walk<T, kMode> walk) {
-  constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
-  const RowSource<T>& s = p.source;
-  const bool elected = ptx::elect_one();
-  Place x;
-  for (; !walk.is_over(); walk.advance()) {
-    const int bytes = walk.step.pieces(p) * kPiece * s.row.channel_bytes;
-    const int images = min(p.images, s.N - walk.work.at.n);
-    ptx::Barrier* full = &shared.x_full[x.stage];
-    char* to = shared.input + x.stage * p.stage_bytes;
-    const int c = walk.work.at.c + walk.step.chunk * p.chunk * kPiece;
-    const T* from = s.x + walk.work.at.n * s.n + c * s.c;
-    ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
-    if (elected) {
-      ptx::arrive_expecting(full, images * bytes);
-      for (int i = 0; i < images; ++i, from += s.n, to += s.image_bytes) {
-        ptx::copy_bytes(to, from, bytes, full);
-      }
-    }
-    x.advance(p.x_stages);
-  }
-}
-
 // Weights by the copy engine; called by a warp, one of whose threads starts the copies.
 template <typename T>
 class EngineCopies {
@@ -379,7 +354,7 @@ class EngineCopies {
                                   int c, int tap, const Corner& at) const {
     if (!elected_) return;
     ptx::arrive_expecting(full, bytes);
-    each_transposed<kChannels>(p, at, c, 0, [&](int offset, int column, int row) {
+    each_transposed<kChannels>(p, at, c, [&](int offset, int column, int row) {
       ptx::copy_box(to + offset, &p.w, full, column, tap, row);
     });
   }
@@ -416,13 +391,11 @@ __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared
       load([&](char* to, ptx::Barrier* full) {
         constexpr int kBytes = kGroup * kUnitBytes;
         constexpr bool kTransposed = instruction_transposes(kChannels, kFetch, sizeof(T));
-        if constexpr (is_gradient(kMode) && (kTransposed || warps_transpose(kFetch, sizeof(T)))) {
-          if (kTransposed || p.warps_transpose) {
-            copies.template copy_transposed<kChannels>(p, to, full, kBytes, c, tap, walk.work.at);
-            return;
-          }
+        if constexpr (is_gradient(kMode) && kTransposed) {
+          copies.template copy_transposed<kChannels>(p, to, full, kBytes, c, tap, walk.work.at);
+        } else {
+          copies.copy_matrix(p, to, full, kBytes, c, tap, walk.work.at.k);
         }
-        copies.copy_matrix(p, to, full, kBytes, c, tap, walk.work.at.k);
       });
       continue;
     }

@@ -2,13 +2,11 @@
 // of a stage's channels, with the swizzle. Images are rows of pixels that follow each other.
 //
 // A box can't go from one image to the next. Where a slab does, its pixels of the next image come
-// in a slab of their own, in the same columns. Or images end with a slab, of whose last pixels some
-// do not exist: then the matrix instruction can read slabs where they lie, transposed.
+// in a slab of their own, in the same columns.
 #pragma once
 
 #include "kernels/implicit_gemm/work.cuh"
 #include "kernels/ptx/tma.cuh"
-#include "kernels/ptx/wgmma.cuh"
 
 namespace customconv::implicit_gemm {
 
@@ -85,51 +83,6 @@ __device__ inline void load_slabs(const Params<T>& p, const Shared& shared, Walk
     }
     x.advance(p.x_stages);
   }
-}
-
-// The sums of a warpgroup's block, a slab that the instruction reads. `x` and `w` go on from one
-// item to the next.
-template <typename T, int kChannels, bool kTransposed>
-__device__ inline void multiply_slabs(const Params<T>& p, const Shared& shared, const Work& work,
-                                      int block, Place& x, Place& w, float (&sum)[kChannels / 2]) {
-  constexpr int kWeightBytes = kChannels * kRowBytes;
-  const uint64_t weights = describe_matrix<T>(kTransposed, ptx::shared_address(shared.weights));
-  const uint64_t slab = ptx::describe_transposed(
-      ptx::shared_address(shared.input) + block * p.source.row.slab_bytes, 16);
-  const bool tells = threadIdx.x % 128 == 0;
-  int x_done = -1, w_done = -1;  // stages that the products under way still read
-  const auto completed = [&] {
-    if (!tells || x_done < 0) return;
-    ptx::arrive(&shared.x_empty[x_done]);
-    ptx::arrive(&shared.w_empty[w_done]);
-  };
-#pragma unroll
-  for (float& s : sum) s = 0.0f;
-#pragma unroll 1
-  for (int i = work.first; i < work.last; ++i) {
-    ptx::wait(&shared.x_full[x.stage], x.parity);
-    ptx::wait(&shared.w_full[w.stage], w.parity);
-    const uint64_t pixels = ptx::advance(slab, x.stage * p.stage_bytes);
-    const uint64_t channels = ptx::advance(weights, w.stage * kWeightBytes);
-    with_pieces(p.pieces - i * p.chunk, [&](auto pieces) {
-      ptx::begin_products();
-#pragma unroll
-      for (int piece = 0; piece < decltype(pieces)::value; ++piece) {
-        ptx::TransposedProduct<T, kChannels, kTransposed>::add(
-            sum, ptx::advance(pixels, piece * matrix_step<T>(true)),
-            ptx::advance(channels, piece * matrix_step<T>(kTransposed)));
-      }
-      ptx::commit_products();
-    });
-    ptx::await_products<1>();
-    completed();
-    x_done = x.stage;
-    w_done = w.stage;
-    x.advance(p.x_stages);
-    w.advance(p.w_stages);
-  }
-  ptx::await_products<0>();
-  completed();
 }
 
 }  // namespace customconv::implicit_gemm

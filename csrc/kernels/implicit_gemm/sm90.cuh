@@ -6,26 +6,22 @@
 #include "kernels/implicit_gemm/boxes.cuh"
 #include "kernels/implicit_gemm/epilogue.cuh"
 #include "kernels/implicit_gemm/fragments.cuh"
-#include "kernels/implicit_gemm/paired.cuh"
 #include "kernels/implicit_gemm/rows.cuh"
 #include "kernels/implicit_gemm/slabs.cuh"
 #include "kernels/implicit_gemm/splits.cuh"
-#include "kernels/implicit_gemm/staged.cuh"
-#include "kernels/implicit_gemm/transposed_weights.cuh"
-#include "kernels/implicit_gemm/turned.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace customconv::implicit_gemm {
 
-constexpr int kBarrierKinds = 8;  // of kMostStages each, one after the other
+constexpr int kBarrierKinds = 5;  // of kMostStages each, one after the other
 
 // Registers of each thread: of those that load, and what that leaves to those that multiply.
-constexpr int loader_registers(const Kernel& kernel, Fetch fetch, bool transposes) {
-  if (fetch == Fetch::kShared && !transposes) return 40;
+constexpr int loader_registers(const Kernel& kernel, Fetch fetch) {
+  if (fetch == Fetch::kShared) return 40;
   return warpgroups(kernel, fetch) == 4 ? 64 : 72;
 }
-constexpr int math_registers(const Kernel& kernel, Fetch fetch, bool transposes) {
-  if (fetch == Fetch::kShared && !transposes) return 232;
+constexpr int math_registers(const Kernel& kernel, Fetch fetch) {
+  if (fetch == Fetch::kShared) return 232;
   return warpgroups(kernel, fetch) == 4 ? 104 : 216;
 }
 
@@ -38,15 +34,13 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
   constexpr int kBlocks = kKind.blocks() / kWarpgroups;
   constexpr int kSums = kKind.channels / 2;
-  constexpr bool kBoxes = is_of_planes(kFetch), kTurned = kFetch == Fetch::kTurned;
-  constexpr bool kInOrder = kFetch == Fetch::kSlabs;
-  constexpr bool kSlabs = !kTurned && (!kBoxes || kKind.channels * sizeof(T) % kRowBytes == 0);
+  constexpr bool kBoxes = kFetch == Fetch::kShared;
+  constexpr bool kSlabs = !kBoxes || kKind.channels * sizeof(T) % kRowBytes == 0;
   char* staging = shared.staging + warpgroup * (p.staging_bytes / kWarpgroups);
   Residual residual(shared, warpgroup, staging);
   const bool through_slabs = kFused && p.boxed_out && p.out.epilogue.residual != nullptr;
-  FirstPhase<T, kKernel, kFetch, kBlocks, kSums> first_phase(p, warpgroup);
   Place x, w;
-  for (int item = first_item<kMode>(p); item < p.items; item = next_item<kMode>(p, item)) {
+  for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
     const Work work = work_at<kMode>(p, item, kKind.channels);
     float sum[kBlocks][kSums];
     if constexpr (kSlabs && kFused) {
@@ -56,10 +50,6 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
     }
     if constexpr (kBoxes) {
       multiply_planes<T, kKernel, kMode>(p, shared, work, warpgroup, x, w, sum);
-    } else if constexpr (kFetch == Fetch::kSlabs) {
-      constexpr bool kTransposed =
-          is_gradient(kMode) && instruction_transposes(kKind.channels, kFetch, sizeof(T));
-      multiply_slabs<T, kKind.channels, kTransposed>(p, shared, work, warpgroup, x, w, sum[0]);
     } else {
       if constexpr (is_gradient(kMode)) {
         multiply_rows<T, kKind.channels, kFetch, TransposedProducts>(p, shared, work, warpgroup, x,
@@ -68,31 +58,15 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
         multiply_rows<T, kKind.channels, kFetch>(p, shared, work, warpgroup, x, w, sum[0]);
       }
     }
-    if constexpr (!kTurned && kMode != Mode::kPaired) {
-      if (rarely(p.clustered)) {
-        add_in_cluster<T, kKernel, kFetch, kFused>(p, shared, work.at, sum, warpgroup);
-        return;
-      }
-      if (rarely(p.splits > 1)) {
-        store_partial<kKernel>(p, item, warpgroup, sum);
-        continue;
-      }
+    if (rarely(p.clustered)) {
+      add_in_cluster<T, kKernel, kFetch, kFused>(p, shared, work.at, sum, warpgroup);
+      return;
     }
-    if constexpr (kMode == Mode::kPaired) {
-      if (work.at.phase % 2 == 0) {
-        first_phase.store(sum);
-      } else if constexpr (kTurned) {
-        store_squares(p, work.at, sum, first_phase, warpgroup, staging);
-      } else {
-        store_pairs(p, work.at, sum, first_phase, warpgroup, staging);
-      }
+    if (rarely(p.splits > 1)) {
+      store_partial<kKernel>(p, item, warpgroup, sum);
       continue;
     }
     if constexpr (kFused) finish<T, kBoxes>(p, work.at, work.at.k, warpgroup * kBlocks, sum);
-    if constexpr (kTurned) {
-      store_images<T, kKind.channels, kBlocks>(p, work.at, sum, warpgroup, shared.staging);
-      continue;
-    }
     if constexpr (kBoxes && kSlabs) {
       if (p.boxed_out) {
         constexpr int kColumns = kKind.channels;
@@ -107,62 +81,50 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
     if constexpr (!kBoxes) {
       if (p.out.planar) {
         if (rarely(through_slabs)) {
-          store_planes<T, kKind.channels, kFused, kInOrder>(p, work.at, sum[0], warpgroup, residual,
-                                                            staging);
+          store_planes<T, kKind.channels, kFused>(p, work.at, sum[0], warpgroup, residual, staging);
         } else {
-          store_planes<T, kKind.channels, false, kInOrder>(p, work.at, sum[0], warpgroup, residual,
-                                                           staging);
+          store_planes<T, kKind.channels, false>(p, work.at, sum[0], warpgroup, residual, staging);
         }
         continue;
       }
     }
     store_blocks<T, kBoxes, kKind.channels>(p, work.at, sum, warpgroup, staging);
   }
-  if ((kTurned || p.boxed_out) && leads_warpgroup()) ptx::await_store_reads();
+  if (p.boxed_out && leads_warpgroup()) ptx::await_store_reads();
 }
 
-template <typename T, int kKernel, Fetch kFetch, bool kFused, Mode kMode, bool kStaged>
+template <typename T, int kKernel, Fetch kFetch, bool kFused, Mode kMode>
 __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     convolve(const __grid_constant__ Params<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kChannels = kKind.channels;
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
-  constexpr bool kBoxes = is_of_planes(kFetch), kTurned = kFetch == Fetch::kTurned;
-  constexpr bool kCopied = is_copied(kFetch);
-  constexpr bool kMayTranspose = is_gradient(kMode) && warps_transpose(kFetch, sizeof(T));
+  constexpr bool kBoxes = kFetch == Fetch::kShared, kCopied = is_copied(kFetch);
   extern __shared__ __align__(1024) char memory[];
-  const Shared shared(p, memory, kCopied || kTurned, kFetch == Fetch::kFlat);
+  const Shared shared(p, memory, kCopied, kFetch == Fetch::kFlat);
 
   // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
   // uniform registers, where copies and products want their operands.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const int warpgroup = warp / 4;
   if (threadIdx.x == 96) {  // of the warp that has least to do at first
-    if (kFetch == Fetch::kShared || is_of_slabs(kFetch) || (kCopied && p.source.row.boxes > 0)) {
-      ptx::prefetch_map(&p.x);
-    }
+    if (!kCopied || p.source.row.boxes > 0) ptx::prefetch_map(&p.x);
     if constexpr (has_matrix(kFetch)) ptx::prefetch_map(&p.w);
   }
   ptx::start_dependents();
   if constexpr (kFetch == Fetch::kFlat) list_flat(p, shared.flat);
-  if constexpr (kTurned) clear_planes(p, shared);
   if (warpgroup > 0) {
     // Each kind of barriers by a warp, each barrier by a thread: one after the other takes as long
     // as a first copy.
     const int kind = warp - 4;
     if (kind < kBarrierKinds) {
       const int lane = threadIdx.x % 32;
-      int count = kind < 2 ? p.x_stages : kind < 4 ? p.w_stages : kWarpgroups;
-      if (kind == 5 || kind == 6) count = kTurned || kStaged ? p.raw_stages : 0;
-      if (kind == 7) count = kMayTranspose ? p.w_stages : 0;
+      const int count = kind < 2 ? p.x_stages : kind < 4 ? p.w_stages : kWarpgroups;
       int arrivals = 1;
       if (kind == 0 && kCopied && p.source.row.boxes == 0) arrivals = kRowThreads;
-      if (kind == 0 && kTurned) arrivals = kSpareWarps * 32;
-      if (kind == 1) arrivals = (is_read_in_place(kFetch) ? 1 : 128) * kWarpgroups * p.share_x;
-      if (kind == 3) arrivals = kWarpgroups * p.share_w;
-      if (kind >= 6) arrivals = kSpareWarps * 32;
-      if (kStaged && (kind == 5 || kind == 6)) arrivals = kRowThreads;
+      if (kind == 1) arrivals = (kBoxes ? 1 : 128) * kWarpgroups;
+      if (kind == 3) arrivals = kWarpgroups;
       if (lane < count) ptx::init_barrier(&shared.x_full[kind * kMostStages + lane], arrivals);
       ptx::fence_barrier_init();
     }
@@ -172,7 +134,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   __syncthreads();
   if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
   if (warpgroup == 0) {
-    ptx::give_registers<loader_registers(kKind, kFetch, kMayTranspose)>();
+    ptx::give_registers<loader_registers(kKind, kFetch)>();
     if (warp == 0) {
       ptx::await_dependency();  // of the weights, where a kernel packs them
       if constexpr (kBoxes) {
@@ -180,35 +142,19 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
       } else {
         load_row_weights<T, kChannels, kFetch, kMode>(p, shared, walk);
       }
-    } else if constexpr (kTurned) {
-      if (warp == 1) {
-        load_raw_images<T, kChannels, kMode>(p, shared, walk);
-      } else {
-        turn_images<T, kChannels, kMode>(p, shared, warp - 2, walk);
-      }
-    } else if (kCopied) {
-      if constexpr (kStaged) {
-        load_staged_rows<T, kChannels, kFetch != Fetch::kPieces, kMode>(p, shared, threadIdx.x - 32,
-                                                                        walk);
-      } else if (p.source.row.boxes == 0) {
-        load_rows<T, kChannels, kFetch, kMode>(p, shared, threadIdx.x - 32, walk);
-      } else if (warp == 1) {
-        load_boxed_rows<T, kChannels, kMode>(p, shared, walk);
-      }
+    } else if (kCopied && p.source.row.boxes == 0) {
+      load_rows<T, kChannels, kFetch, kMode>(p, shared, threadIdx.x - 32, walk);
     } else if (warp == 1) {
       if constexpr (kBoxes) {
         load_planes<T, kChannels, kMode>(p, shared, walk);
-      } else if constexpr (is_of_slabs(kFetch)) {
+      } else if constexpr (kFetch == Fetch::kBoxedPieces) {
         load_slabs<T, kMode>(p, shared, walk);
       } else {
-        load_images<T, kChannels, kMode>(p, shared, walk);
+        load_boxed_rows<T, kChannels, kMode>(p, shared, walk);
       }
-    } else if constexpr (kMayTranspose) {
-      if (p.warps_transpose)
-        transpose_weights<T, kChannels, kFetch, kMode>(p, shared, warp - 2, walk);
     }
   } else {
-    ptx::take_registers<math_registers(kKind, kFetch, kMayTranspose)>();
+    ptx::take_registers<math_registers(kKind, kFetch)>();
     multiply<T, kKernel, kFetch, kFused, kMode>(p, shared, warpgroup - 1);
   }
 #endif

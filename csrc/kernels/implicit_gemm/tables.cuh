@@ -8,52 +8,34 @@
 
 namespace customconv::implicit_gemm {
 
-template <typename T, int kKernel, Fetch kFetch, bool kFused, Mode kMode, bool kStaged>
+template <typename T, int kKernel, Fetch kFetch, bool kFused, Mode kMode>
 constexpr KernelOf<T> one_kernel() {
-  constexpr bool kExists =
-      (kStaged ? may_be_staged(kFetch, sizeof(T)) : has_kernels(kFetch, sizeof(T))) &&
-      (!is_gradient(kMode) || is_of_gradients(kFetch)) &&
-      (kMode != Mode::kPaired || may_be_paired(kFetch));
-  if constexpr (kExists) {
-    return convolve<T, kKernel, kFetch, kFused, kMode, kStaged>;
+  if constexpr (is_by_warpgroups(kFetch) && (!is_gradient(kMode) || is_of_gradients(kFetch))) {
+    return convolve<T, kKernel, kFetch, kFused, kMode>;
   } else {
     return nullptr;
   }
 }
-template <typename T, bool kFused, Mode kMode, bool kStaged, size_t... kIndex>
+template <typename T, bool kFused, Mode kMode, size_t... kIndex>
 KernelOf<T> kernel_at(size_t index, std::index_sequence<kIndex...>) {
   static constexpr KernelOf<T> kTable[] = {
       one_kernel<T, static_cast<int>(kIndex / kFetchCount),
-                 static_cast<Fetch>(kIndex % kFetchCount), kFused, kMode, kStaged>()...};
+                 static_cast<Fetch>(kIndex % kFetchCount), kFused, kMode>()...};
   return kTable[index];
 }
-template <typename T, bool kFused, Mode kMode, bool kStaged>
+template <typename T, bool kFused, Mode kMode>
 KernelOf<T> kernel_of_tile(const Tile& tile) {
-  return kernel_at<T, kFused, kMode, kStaged>(
-      tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
-      std::make_index_sequence<kKernelCount * kFetchCount>());
+  return kernel_at<T, kFused, kMode>(tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
+                                     std::make_index_sequence<kKernelCount * kFetchCount>());
 }
 
 template <typename T, bool kFused>
 KernelOf<T> kernel_of(const Tile& tile) {
-  return kernel_of_tile<T, kFused, Mode::kForward, false>(tile);
+  return kernel_of_tile<T, kFused, Mode::kForward>(tile);
 }
 template <typename T>
 KernelOf<T> kernel_of_gradient(const Tile& tile) {
-  return kernel_of_tile<T, false, Mode::kGradient, false>(tile);
-}
-template <typename T>
-KernelOf<T> kernel_of_paired(const Tile& tile) {
-  if constexpr (sizeof(T) == 2) {
-    if (tile.row.staged) return kernel_of_tile<T, false, Mode::kPaired, true>(tile);
-  }
-  return kernel_of_tile<T, false, Mode::kPaired, false>(tile);
-}
-template <typename T>
-KernelOf<T> kernel_of_staged(const Tile& tile, bool fused, bool gradient) {
-  if (gradient) return kernel_of_tile<T, false, Mode::kGradient, true>(tile);
-  return fused ? kernel_of_tile<T, true, Mode::kForward, true>(tile)
-               : kernel_of_tile<T, false, Mode::kForward, true>(tile);
+  return kernel_of_tile<T, false, Mode::kGradient>(tile);
 }
 
 template <typename T, bool kFused, size_t... kIndex>

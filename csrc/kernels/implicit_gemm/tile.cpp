@@ -10,8 +10,6 @@ namespace {
 
 constexpr int kMostBox = 256;            // pixels of a box, along a dimension
 constexpr int64_t kPageBytes = 2 << 20;  // of memory
-constexpr double kWholeRows = 2;        // up to so much of what a tile reads, whole rows are copied
-constexpr int64_t kVectorChannels = 3;  // that a staged vector takes the time of, beside its own
 
 // Of boxes: what a stride skips is not loaded.
 Axis boxed_axis(int64_t taps, int64_t stride, int64_t dilation, bool apart) {
@@ -67,25 +65,6 @@ void lay_out_boxes(const ConvProblem& p, bool apart_h, bool apart_w, Tile& t) {
     t.stage_bytes = static_cast<int>(round_up(t.positions * kRowBytes, 1024));
 }
 
-// Fills in a tile of small images whose channels are put side by side.
-void lay_out_turned(const ConvProblem& p, Tile& t) {
-  lay_out_boxes(p, false, false, t);
-  const int64_t size = element_size(p.dtype);
-  const double raw = static_cast<double>(t.images) * static_cast<double>(p.H * p.W) * kRowBytes;
-  t.row.channel_bytes = static_cast<int>(std::min(p.H * p.W * size, kTooMany));
-  t.raw_bytes =
-      static_cast<int>(raw > kTooMany ? kTooMany : round_up(static_cast<int64_t>(raw), 1024));
-}
-
-// Cuts the box of pixels into parts of a cluster's blocks; leaves none where that is not possible.
-void share_box(Tile& t) {
-  t.part_images = t.images;
-  t.part_rows = t.plane_rows;
-  t.part_columns = t.pitch;
-  int& outermost = t.images > 1 ? t.part_images : t.plane_rows > 1 ? t.part_rows : t.part_columns;
-  outermost = outermost % t.share_x == 0 ? outermost / t.share_x : 0;
-}
-
 // Rows of output that a tile of a run takes part in, wherever it begins.
 int64_t run_outputs(const ConvProblem& p, const Tile& t) {
   const int64_t pairs = t.kind().pixels / 2;
@@ -97,21 +76,6 @@ int64_t run_rows(const ConvProblem& p, const Tile& t) {
   const int64_t rows = run_outputs(p, t), more_images = run_images(p, t) - 1;
   const int64_t gap = std::max<int64_t>(t.row.period - p.P * t.row.per_output, 0);
   return (rows - 1) * t.row.per_output + t.h.reach + 1 + more_images * gap;
-}
-
-// Fills in a tile of images.
-void lay_out_images(const Forward& p, Tile& t) {
-  const int64_t size = element_size(p.dtype);
-  t.h = {1, static_cast<int>(p.dilation_h), static_cast<int>((p.R - 1) * p.dilation_h)};
-  t.w = {1, static_cast<int>(p.dilation_w), static_cast<int>((p.S - 1) * p.dilation_w)};
-  t.row.vector = static_cast<int>(size);
-  // An image of output is a row, but one of phases, whose rows lie apart.
-  t.row.pairs = static_cast<int>(((p.has_phases() ? 1 : p.P) * p.Q + 1) / 2);
-  t.row.channel_bytes = static_cast<int>(p.H * p.W * size);
-  t.positions = static_cast<int>(t.images * p.H * p.W);
-  t.chunk = t.fetch == Fetch::kImagePieces ? std::min(t.pieces, kRowBytes / kPieceBytes) : 1;
-  const int64_t image = t.chunk * kPieceBytes / size * t.row.channel_bytes;
-  t.stage_bytes = static_cast<int>(round_up(t.images * image, 1024));
 }
 
 // Fills in the rows of a tile's plane, whose copies are known.
@@ -131,7 +95,7 @@ void lay_out_plane(const ConvProblem& p, const ConvProblem& asked, Tile& t) {
   t.plane_rows = static_cast<int>(rows);
   const bool strides =
       p.x_strides[1] >= 0 && (p.H == 1 || p.x_strides[2] > 0) && (p.N == 1 || p.x_strides[0] > 0);
-  const bool boxed = !t.by_warps && row.vector == 16 && !row.shifted && !row.staged && strides;
+  const bool boxed = !t.by_warps && row.vector == 16 && !row.shifted && strides;
   if (row.interleaved && boxed) {
     // Any number of boxes side by side, each of whole 128 bytes of shared memory.
     row.boxes = static_cast<int>(ceil_divide(t.pitch, kMostBox));
@@ -146,44 +110,8 @@ void lay_out_plane(const ConvProblem& p, const ConvProblem& asked, Tile& t) {
   t.positions = t.pitch * t.plane_rows;
 }
 
-// Fills in how rows that begin anywhere are copied before they are put in order.
-void lay_out_stretches(const ConvProblem& p, Tile& t) {
-  const int64_t size = element_size(p.dtype), bytes = p.W * size;
-  const int64_t units = t.pitch * size / t.row.vector;  // of a row
-  Rows& row = t.row;
-  row.whole = row.row_step == 1 && (p.H == 1 || p.x_strides[2] == p.W) &&
-              static_cast<double>(p.W) <= t.pitch * kWholeRows;
-  if (row.whole) {
-    // Beside its rows' bytes the last row's vectors, and what begins and ends with whole units.
-    const int64_t more = std::max<int64_t>(units * row.vector - bytes, 0) + 3 * (row.vector - 1);
-    row.stretches = t.shape == Shape::kRun ? static_cast<int>(run_images(p, t)) : 1;
-    row.more_slots = static_cast<int>(ceil_divide(more, row.vector));
-    row.slots = static_cast<int>(ceil_divide(t.plane_rows * bytes, row.vector)) +
-                row.stretches * row.more_slots;
-  } else {
-    row.stretches = t.plane_rows;  // a unit more holds them as they begin in memory
-    row.slots = static_cast<int>((units + 1) * t.plane_rows);
-  }
-}
-
-// Of kRowThreads those that put vectors of one channel in order, while others have other channels:
-// so that they have the least to do.
-int staging_threads(int64_t vectors, int64_t channels) {
-  int64_t best = kRowThreads, least = INT64_MAX;
-  for (int64_t threads = kRowThreads; threads >= kRowThreads / 6; --threads) {
-    if (kRowThreads % threads != 0) continue;
-    const int64_t own = ceil_divide(channels, kRowThreads / threads) + kVectorChannels;
-    const int64_t count = ceil_divide(vectors, threads) * own;
-    if (count < least) {
-      least = count;
-      best = threads;
-    }
-  }
-  return static_cast<int>(best);
-}
-
 // Fills in a tile of rows.
-void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, bool staged, Tile& t) {
+void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t) {
   t.row.interleaved = t.is_flat() && asked.C > 1 && asked.x_strides[1] == 1 &&
                       asked.x_strides[3] == asked.C &&
                       (asked.W + asked.pad_w) * asked.C <= INT32_MAX / 4;
@@ -195,13 +123,7 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, bool sta
   const bool compact = is_compact(t.fetch);
   row.vector = vector_of(p, compact, t.columns, compact ? apart_h || apart_w : apart_w);
   const bool in_rows = p.W == 1 || p.x_strides[3] == 1;
-  // Without rows, of images that are one.
-  const bool one_row = p.is_pointwise() && p.H == 1 && p.W > 1;
-  row.staged = staged && in_rows && may_be_staged(t.fetch, size) && row.vector <= kMostStaged &&
-               (!compact || one_row);
   row.pairs = (t.columns + 1) / 2;
-  if (t.fetch == Fetch::kSlabs)  // an image ends with a slab
-    row.pairs = static_cast<int>(round_up(t.columns, kInstructionRows) / 2);
   // Several pieces make up for few taps.
   t.chunk = compact ? std::min(t.pieces, kRowBytes / kPieceBytes) : 1;
   if (t.is_flat()) t.chunk = t.pieces;
@@ -212,21 +134,14 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, bool sta
   row.period = period < INT32_MAX ? static_cast<int>(period) : INT32_MAX;
   if (compact) {
     t.positions = t.kind().pixels;
-    if (row.staged) {
-      row.vector = 16;
-      row.pairs = static_cast<int>(round_up(t.columns, row.vector / size) / 2);
-      row.stretches = static_cast<int>(run_images(p, t));
-      row.slots = static_cast<int>(t.positions * size / row.vector) + row.stretches;
-    }
   } else {
     row.slack = slack_of(p, row.vector);
     lay_out_plane(p, asked, t);
     // Shifting takes instructions: where 2 bytes of few channels would be copied at a time, or more
     // vectors than are listed.
     const bool many = t.positions * size / row.vector > kMostCopies;
-    row.shifted =
-        !row.staged && in_rows && row.vector <= 4 && (many || (t.is_flat() && row.vector < 4));
-    if (row.staged || row.shifted) {
+    row.shifted = in_rows && row.vector <= 4 && (many || (t.is_flat() && row.vector < 4));
+    if (row.shifted) {
       row.vector = 16;
       row.slack = 0;
       lay_out_plane(p, asked, t);
@@ -243,18 +158,12 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, bool sta
     t.stage_bytes = static_cast<int>(round_up(t.plane_rows * t.pitch * size + 2 * size, 1024));
     return;
   }
-  if (is_of_slabs(t.fetch)) {
+  if (t.fetch == Fetch::kBoxedPieces) {
     row.slabs = static_cast<int>(t.kind().pixels * size / kRowBytes);
-    if (t.fetch == Fetch::kBoxedPieces)
-      row.more_slabs = static_cast<int>(std::min<int64_t>(run_images(p, t) - 1, kMostBoxes));
+    row.more_slabs = static_cast<int>(std::min<int64_t>(run_images(p, t) - 1, kMostBoxes));
     row.slab_bytes = static_cast<int>(channels * kRowBytes);
     t.stage_bytes = (row.slabs + row.more_slabs) * row.slab_bytes;
     return;
-  }
-  if (row.staged) {
-    if (!compact) lay_out_stretches(p, t);
-    row.threads = staging_threads(t.positions * size / row.vector, channels);
-    t.raw_bytes = static_cast<int>(round_up(channels * row.slots * row.vector, 128));
   }
   // A thread may fetch a pair of pixels of which it uses one, behind the last row.
   t.stage_bytes = static_cast<int>(round_up(channels * row.channel_bytes + 2 * size, 1024));
@@ -271,11 +180,10 @@ bool stores_boxes(const Forward& p, const Tile& t) {
   }
   // A box is whole slabs of a row, or of an image, which in a run is a row.
   const int64_t slab = kRowBytes / size;
-  if (!stores_planes(p) || t.shape == Shape::kImages || t.fetch == Fetch::kTurned) return false;
+  if (!stores_planes(p)) return false;
   if (p.has_phases() && p.woven == 0) return false;
   if (t.shape == Shape::kRun) {
     const int64_t image = p.P * p.Q;
-    if (t.fetch == Fetch::kSlabs) return true;
     return p.Q % 2 == 0 && (image % slab == 0 || (p.N == 1 && image % unit == 0));
   }
   return p.Q % unit == 0 && t.columns % slab == 0;
@@ -291,20 +199,9 @@ int past_the_end(const Tile& t) {
 
 // What is not stages.
 int64_t fixed_bytes(const Forward& p, const Tile& t) {
-  const bool lists = t.by_warps || is_copied(t.fetch) || t.fetch == Fetch::kTurned;
-  return staging(p, t) + kBarrierBytes + (lists ? kCopiesBytes : 0) + t.raw_stages() * t.raw_bytes +
+  const bool lists = t.by_warps || is_copied(t.fetch);
+  return staging(p, t) + kBarrierBytes + (lists ? kCopiesBytes : 0) +
          (t.is_flat() ? kFlatBytes : 0) + past_the_end(t) + exchange_bytes(t);
-}
-
-// Whole images of which all channels of a tile are stored by one copy.
-bool is_legal_turned(const Forward& p, const Tile& t) {
-  const int64_t unit = 16 / element_size(p.dtype);
-  return t.splits == 1 && t.h.planes * t.w.planes == 1 && p.stride_h == 1 && p.stride_w == 1 &&
-         p.P <= t.rows && p.Q <= t.columns && t.positions <= kMostPositions &&
-         t.images * t.rows * t.columns == t.kind().pixels && t.images * p.H * p.W <= kMostCopies &&
-         p.y_aligned && p.K % unit == 0 &&
-         (p.paired || (strides_match(p.y_sizes(), p.y_strides, Layout::kNchw) &&
-                       (!p.has_phases() || p.woven > 0)));
 }
 
 // Phases read one plane and store their own pixels.
@@ -332,39 +229,25 @@ Tile make_tile(const Forward& p, int variant, const int (&pixels)[3], int64_t sp
   t.splits = static_cast<int>(splits);
   t.clustered = (variant & kClustered) != 0;
   t.by_warps = (variant & kByWarps) != 0;
-  t.warps_transpose = (variant & kWarpsTranspose) != 0;
   t.transposed = p.gradient && !t.by_warps && is_of_gradients(t.fetch) &&
-                 (t.warps_transpose ||
-                  instruction_transposes(t.kind().channels, t.fetch, element_size(p.dtype)));
+                 instruction_transposes(t.kind().channels, t.fetch, element_size(p.dtype));
   const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
   if (t.fetch == Fetch::kShared) {
     lay_out_boxes(p, apart_h, apart_w, t);
-  } else if (t.fetch == Fetch::kTurned) {
-    lay_out_turned(p, t);
-  } else if (is_of_images(t.fetch)) {
-    lay_out_images(p, t);
   } else {
-    lay_out_rows(p, apart_h, apart_w, (variant & kStagedRows) != 0, t);
+    lay_out_rows(p, apart_h, apart_w, t);
   }
   const int64_t size = element_size(p.dtype);
   t.tiles_k = ceil_divide(p.K, t.kind().channels);
   if (t.shape == Shape::kRun) {
     t.tiles_q = ceil_divide(p.N * p.P * t.row.pairs, t.kind().pixels / 2);
     t.tiles_p = t.tiles_n = 1;
-  } else if (t.shape == Shape::kImages) {
-    t.tiles_q = t.tiles_p = 1;
-    t.tiles_n = ceil_divide(p.N, t.images);
   } else {
     t.tiles_q = ceil_divide(p.Q, t.columns);
     t.tiles_p = ceil_divide(p.P, t.rows);
     t.tiles_n = ceil_divide(p.N, t.images);
   }
-  t.share_x = (variant & kSharesPixels) != 0 ? kSharing : 1;
-  t.share_w = (variant & kSharesWeights) != 0 ? kSharing : 1;
-  share_box(t);
   t.phases = p.phases;
-  t.groups_k = ceil_divide(t.tiles_k, t.share_x);
-  t.groups_x = ceil_divide(t.tiles_q * t.tiles_p * t.tiles_n, t.share_w);
   t.boxed_out = splits == 1 && !t.by_warps && stores_boxes(p, t);
   // Phases of a row share its sectors: they meet in the second-level cache.
   t.phases_mixed = p.phases > 1 && p.woven == 0 && stores_planes(p) && t.fetch != Fetch::kShared;
@@ -381,10 +264,8 @@ bool choose_stages(const Forward& p, int64_t room, Tile& t) {
   const int64_t input = t.stage_bytes, weight = t.weight_bytes();
   const bool one_tap = t.h.reach == 0 && t.w.reach == 0;
   int64_t stages = 2;
-  if (!is_of_planes(t.fetch)) {
-    // Of staged rows what has come is kept before.
-    const int64_t most = t.row.staged ? 3 : one_tap ? kMostStages : 4;
-    stages = std::clamp<int64_t>((room - 4 * weight) / input, 2, most);
+  if (t.fetch != Fetch::kShared) {
+    stages = std::clamp<int64_t>((room - 4 * weight) / input, 2, one_tap ? kMostStages : 4);
   } else if (one_tap) {
     stages = std::clamp<int64_t>(room / (input + weight), 2, kMostStages);
   }
@@ -400,25 +281,19 @@ int shared_bytes(const Forward& p, const Tile& t) {
 
 bool is_legal(const Forward& p, const Tile& t) {
   if (p.has_phases() && !serves_phases(p, t)) return false;
-  if (p.paired && (t.splits > 1 || !stores_planes(p) || !may_be_paired(t.fetch))) return false;
-  // Tiles, also those that share pixels, are of one group.
-  if (p.groups > 1 && p.group_K() % (t.kind().channels * t.share_x) != 0) return false;
-  if (t.warps_transpose && !packed_weight(p, t).in_place) return false;
-  if (t.fetch == Fetch::kTurned) return is_legal_turned(p, t);
+  // A tile is of one group.
+  if (p.groups > 1 && p.group_K() % t.kind().channels != 0) return false;
   if (t.fetch == Fetch::kShared) {
-    return t.part_images * t.part_rows * t.part_columns > 0 && t.positions <= kMostPositions &&
+    return t.positions <= kMostPositions && t.images <= kMostBox &&
            (t.pitch - 1) * p.stride_w + 1 <= kMostBox &&
            (t.plane_rows - 1) * p.stride_h + 1 <= kMostBox;
   }
   if (t.positions >= kTooMany) return false;
-  if (is_of_images(t.fetch)) return true;
-  if (t.fetch == Fetch::kSlabs) return t.boxed_out;  // its sums are in another order
   if (t.fetch == Fetch::kBoxedPieces) return t.row.slabs + t.row.more_slabs <= kMostBoxes;
   const int64_t vectors = t.positions * element_size(p.dtype) / t.row.vector;
   if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
     if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
   }
-  if (t.row.staged) return vectors <= kMostStagedVectors && t.row.stretches <= kMostStretches;
   return t.row.boxes > 0 || vectors <= kMostCopies;
 }
 
@@ -443,11 +318,6 @@ ConvProblem source_problem(ConvProblem p, const Tile& t) {
 int staging(const Forward& p, const Tile& t) {
   const int size = static_cast<int>(element_size(p.dtype));
   const int channels = t.kind().channels, groups = warpgroups(t.kind(), t.fetch);
-  if (p.paired) return groups * paired_channels(channels, size) * kPairedColumns * size;
-  if (t.fetch == Fetch::kTurned) {
-    const int64_t tile = int64_t{t.images} * channels * p.P * p.Q * size;
-    return size == 2 ? static_cast<int>(round_up(tile, 1024)) : 0;
-  }
   if (t.fetch != Fetch::kShared && stores_planes(p)) {
     const int slabs = kInstructionRows * size / kRowBytes * channels / slab_channels(channels);
     return t.splits > 1 ? 0 : groups * std::min(slabs, kMostPlanarSlabs) * kSlabBytes;

@@ -27,10 +27,7 @@ constexpr int kInstructionRows = 64;  // pixels of a matrix instruction
 constexpr int kMostBlocks = 4;        // of a tile
 constexpr int kRowThreads = 96;       // that copy rows
 constexpr int kRowBarrier = 15;       // of theirs
-constexpr int kSpareWarps = 2;        // that load nothing: they turn images, or transpose weights
 constexpr int kMostStages = 8;
-constexpr int kRawStages = 2;    // of images before they are turned
-constexpr int kStagedAhead = 2;  // steps, that rows are copied before they are put in order
 // Of output: 64 pixels by 128 bytes of channels, or the other way round.
 constexpr int kSlabBytes = 64 * kRowBytes;
 constexpr int kMostPlanarSlabs = 2;            // that a warpgroup stores at a time, planar
@@ -42,13 +39,9 @@ constexpr int kBarrierBytes = 1024;            // and what aligns the rest
 constexpr int64_t kTooMany = 1 << 20;          // positions: a plane that no memory holds
 constexpr int kMostFlat = 1024;                // channels times taps, where they are one dimension
 constexpr int kFlatBytes = kMostFlat * 4;
-constexpr int kMostStaged = 4;  // bytes that threads would copy at a time, for rows to be staged
-constexpr int kMostStretches = 32;  // of a plane's staged rows: what is copied at a time
-constexpr int kMostStagedVectors = 256;
 constexpr int kMostSlabs = 4;  // that a warpgroup stores at a time, channels-last
 // Splits that a cluster of thread blocks adds up: as many as every device of 9.0 can start.
 constexpr int64_t kMostClustered = 4;
-constexpr int kSharing = 2;        // blocks that share pixels or weights
 constexpr int kSplitColumns = 32;  // channels of a warpgroup's block that are added up at a time
 
 struct Kernel {
@@ -73,7 +66,6 @@ enum class Shape : int {
   kSquares,  // blocks of 8 x 8
   kLines,    // rows of equal length
   kRun,      // whole rows that follow each other along the images
-  kImages,   // whole images
 };
 
 // Where the matrix instruction gets its pixels.
@@ -84,76 +76,41 @@ enum class Fetch : int {
   kOddTaps,      // the same where the first pair begins at an odd pixel of a row
   kElements,     // rows, any stride: pixel by pixel
   kFlat,         // the same where channels and taps are one dimension: few channels
-  kImages,       // images as they are, pixel by pixel: small ones, whose rows are not aligned
-  kImagePieces,  // the same, a single tap
   kBoxedPieces,  // as kPieces, from slabs that the copy engine brings: rows of whole 16 bytes
-  kSlabs,        // slabs of 16 bits, of one image each: the instruction reads them where they lie
-  kTurned,  // small images, whose channels threads put side by side: the instruction reads planes
 };
-inline constexpr int kFetchCount = 11;
+inline constexpr int kFetchCount = 7;
 
 // Whether threads copy pixels; else the copy engine does.
 constexpr bool is_copied(Fetch fetch) { return fetch >= Fetch::kPieces && fetch <= Fetch::kFlat; }
-// Whether there are kernels whose rows are staged. Of 32 bits they gain nothing: a unit has half as
-// many elements, and copies of four bytes are asynchronous.
-constexpr bool may_be_staged(Fetch fetch, int64_t element_size) {
-  return element_size == 2 && fetch >= Fetch::kPieces && fetch <= Fetch::kElements;
-}
-constexpr bool is_of_images(Fetch fetch) {
-  return fetch == Fetch::kImages || fetch == Fetch::kImagePieces;
-}
-constexpr bool is_of_slabs(Fetch fetch) {
-  return fetch == Fetch::kBoxedPieces || fetch == Fetch::kSlabs;
-}
-// Planes of pixels, their channels side by side.
-constexpr bool is_of_planes(Fetch fetch) {
-  return fetch == Fetch::kShared || fetch == Fetch::kTurned;
-}
-// Whether the matrix instruction reads pixels from shared memory, not threads.
-constexpr bool is_read_in_place(Fetch fetch) {
-  return is_of_planes(fetch) || fetch == Fetch::kSlabs;
-}
-// The instruction transposes matrices of 16 bits.
-constexpr bool has_kernels(Fetch fetch, int64_t element_size) {
-  return fetch != Fetch::kSlabs || element_size == 2;
+// Whether there are kernels by warpgroups (wgmma). For others the main loop of sm90 has faster
+// ways.
+constexpr bool is_by_warpgroups(Fetch fetch) {
+  return fetch != Fetch::kPieces && fetch != Fetch::kElements;
 }
 // One tap: no rows, but the tile's pixels one after the other.
-constexpr bool is_compact(Fetch fetch) { return fetch == Fetch::kPieces || is_of_slabs(fetch); }
-// Weights are matrices whose rows are channels, else units of a piece of one tap.
-constexpr bool has_matrix(Fetch fetch) {
-  return is_of_planes(fetch) || fetch == Fetch::kPieces || fetch == Fetch::kImagePieces ||
-         is_of_slabs(fetch);
+constexpr bool is_compact(Fetch fetch) {
+  return fetch == Fetch::kPieces || fetch == Fetch::kBoxedPieces;
 }
+// Weights are matrices whose rows are channels, else units of a piece of one tap.
+constexpr bool has_matrix(Fetch fetch) { return fetch == Fetch::kShared || is_compact(fetch); }
 
 // What a kernel is for: what only input gradients need would slow down others.
 enum class Mode : int {
   kForward,
   kGradient,  // phases, and weights that are transposed
-  kPaired,    // phases in pairs
 };
 constexpr bool is_gradient(Mode mode) { return mode != Mode::kForward; }
 
 // Whether there is a kernel for input gradients alone: of phases, or of weights as they are.
 constexpr bool is_of_gradients(Fetch fetch) { return fetch != Fetch::kFlat; }
-// Whether there is one whose phases are in pairs: they are of planes, and of several pixels a row.
-constexpr bool may_be_paired(Fetch fetch) {
-  return is_of_gradients(fetch) && fetch != Fetch::kShared && !is_of_slabs(fetch);
-}
 constexpr int kLeastTransposed = 64;  // output channels of such a matrix
 constexpr bool instruction_transposes(int channels, Fetch fetch, int64_t element_size) {
   return has_matrix(fetch) && element_size == 2 && channels >= kLeastTransposed;
 }
-// Of 32 bits, two warps that have nothing to load transpose such weights in shared memory.
-constexpr bool warps_transpose(Fetch fetch, int64_t element_size) {
-  const bool idle =
-      fetch == Fetch::kShared || fetch == Fetch::kBoxedPieces || fetch == Fetch::kImagePieces;
-  return idle && element_size == 4;
-}
-
 // Warpgroups that multiply. Fetching takes a warp's time, in which others multiply: of rows, each
 // has a block. The instruction reads planes by itself: two are enough.
 constexpr int warpgroups(const Kernel& kernel, Fetch fetch) {
-  return is_of_planes(fetch) ? 2 : kernel.blocks();
+  return fetch == Fetch::kShared ? 2 : kernel.blocks();
 }
 // Whether there is a kernel that multiplies by warps: where they fetch pixels into registers, sums
 // of larger tiles would leave too few.
@@ -162,21 +119,6 @@ constexpr bool is_by_warps(const Kernel& kernel, Fetch fetch) {
 }
 constexpr int threads_of(const Kernel& kernel, Fetch fetch) {
   return 128 * (1 + warpgroups(kernel, fetch));
-}
-
-// Whether threads have registers for the results of a phase beside the sums of another.
-constexpr bool keeps_first_phase(const Kernel& kernel, Fetch fetch, int64_t element_size) {
-  const int groups = warpgroups(kernel, fetch);
-  const int64_t sums = kernel.pixels * kernel.channels / (groups * 128);
-  return sums + sums * element_size / 4 <= (groups == 4 ? 64 : 128);
-}
-
-// Columns of a block of two phases, and the channels of it that pass through shared memory at a
-// time.
-constexpr int kPairedColumns = 2 * kInstructionRows;
-constexpr int paired_channels(int channels, int64_t element_size) {
-  const int most = kRowBytes / static_cast<int>(element_size);
-  return channels < most ? channels : most;
 }
 
 // Products whose weights are a stage, at most.
@@ -205,13 +147,7 @@ struct Axis {
 struct Rows {
   bool interleaved;  // channels-last: all channels are one, of wider rows
   int vector;        // bytes that are copied at a time
-  bool shifted;      // rows begin anywhere: threads put vectors together from aligned words,
-  bool staged;       // or from what was copied to shared memory before:
-  bool whole;        // an image's rows as they follow each other, else one at a time,
-  int stretches;     // so many copies of each channel,
-  int slots;         // in so many units of 16 bytes,
-  int more_slots;    // of which an image takes so many beside its rows',
-  int threads;       // and so many threads put one channel in order
+  bool shifted;      // rows begin anywhere: threads put vectors together from aligned words
   int boxes;         // by which the copy engine brings a row of each channel of a stage, or 0
   int slack;         // pixels before the first that a tap reads, which align the copies
   int pairs;         // of pixels in a row of output
@@ -236,35 +172,26 @@ struct Tile {
   int x_stages, w_stages;
   Rows row;
   int splits;
-  bool clustered;  // a tile's splits are a cluster of thread blocks, which adds them up
-  // Else so many blocks of a cluster share pixels, of different channels, or weights, of different
-  // pixels: each copies a part to all of them. Of pixels a part is such a box.
-  int share_x, share_w;
-  int part_images, part_rows, part_columns;
-  bool transposed;       // the weight is a matrix of an input gradient, with its rows as they were
-  bool warps_transpose;  // such a matrix of 32 bits, in shared memory
-  bool by_warps;         // warps multiply, threads copy: there is no copy engine
-  bool planes_first;     // tiles of the same output channels follow each other, image by image
-  bool phases_mixed;     // tiles of the same pixels follow each other, phase by phase
-  bool boxed_out;        // the output is stored in boxes by the copy engine
+  bool clustered;     // a tile's splits are a cluster of thread blocks, which adds them up
+  bool transposed;    // the weight is a matrix of an input gradient, with its rows as they were
+  bool by_warps;      // warps multiply, threads copy: there is no copy engine
+  bool planes_first;  // tiles of the same output channels follow each other, image by image
+  bool phases_mixed;  // tiles of the same pixels follow each other, phase by phase
+  bool boxed_out;     // the output is stored in boxes by the copy engine
 
   int64_t tiles_k, tiles_q, tiles_p, tiles_n;
   int64_t phases;
-  int64_t groups_k, groups_x;  // of tiles that share
-  int pieces;                  // of a group's channels, or with its taps: kPieceBytes each
-  int chunk;                   // of them, in a step
-  int stage_bytes;             // of the input
-  int raw_bytes;               // of images or rows as they come, of a stage
+  int pieces;       // of a group's channels, or with its taps: kPieceBytes each
+  int chunk;        // of them, in a step
+  int stage_bytes;  // of the input
 
   constexpr const Kernel& kind() const { return kKernels[kernel]; }
   bool is_flat() const { return fetch == Fetch::kFlat; }
-  // Those that only fill a cluster are counted.
-  int64_t tiles() const { return groups_k * share_x * groups_x * share_w * phases; }
-  int cluster() const { return clustered ? splits : share_x * share_w; }
+  int64_t tiles() const { return tiles_k * tiles_q * tiles_p * tiles_n * phases; }
+  int cluster() const { return clustered ? splits : 1; }
   int chunks() const { return (pieces + chunk - 1) / chunk; }
   int steps() const { return chunks() * h.planes * w.planes; }
-  int raw_stages() const { return row.staged ? kStagedAhead + 1 : kRawStages; }
-  // Of a stage: what one pixel's group of products takes.
+  // Bytes of weights that one group of products reads.
   int weight_bytes() const { return kind().channels * kPieceBytes * group_products(fetch); }
 };
 
@@ -275,12 +202,7 @@ enum Flag : int {
   kApartH = 1024,
   kApartW = 2048,
   kClustered = 4096,
-  kSharesPixels = 8192,
-  kSharesWeights = 16384,
-  kByWarps = 32768,  // for compute capability 8.0 and later, not only Hopper
-  kWarpsTranspose = 65536,
-  kStagedRows = 131072,
-  kPairedPhases = 262144
+  kByWarps = 32768  // for compute capability 8.0 and later, not only Hopper
 };
 
 constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {
@@ -321,14 +243,6 @@ constexpr int split_parts(const Kernel& kernel) {
 inline int exchange_bytes(const Tile& t) {
   const int parts = split_parts(t.kind());
   return t.clustered ? (parts + t.splits - 1) / t.splits * t.splits * kPartBytes : 0;
-}
-
-// What blocks keep in memory of the first of two phases, until they store both.
-inline int64_t parked_bytes(const Forward& p, const Tile& t, int64_t blocks) {
-  const int64_t size = element_size(p.dtype);
-  return p.paired && !keeps_first_phase(t.kind(), t.fetch, size)
-             ? blocks * t.kind().pixels * t.kind().channels * size
-             : 0;
 }
 
 // What rows are copied from: where channels are interleaved, an image of one channel.

@@ -1,11 +1,12 @@
-// Planes of pixels from phases that are stored apart.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
-#include "kernels/implicit_gemm/forward.h"
+#include "kernels/common/start.h"
+#include "kernels/implicit_gemm/weave.h"
 #include "kernels/ptx/grid.cuh"
 
 namespace customconv::implicit_gemm {
@@ -52,6 +53,35 @@ __global__ void __launch_bounds__(kWeaveBlock) weave(const __grid_constant__ Wea
   } else {
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(pixels);
   }
+}
+
+template <typename T>
+void weave_phases(const ConvProblem& asked, const Forward& problem, const T* phases, T* planes,
+                  bool early, cudaStream_t stream) {
+  constexpr int kPixels = 16 / static_cast<int>(sizeof(T));
+  const bool vectors =
+      asked.x_count() % kPixels == 0 && reinterpret_cast<uintptr_t>(planes) % 16 == 0;
+  using D = Divider<int32_t>;
+  Weave<T> p{};
+  p.phases = phases;
+  p.planes = planes;
+  p.count = static_cast<int>(asked.x_count() / (vectors ? kPixels : 1));
+  p.W = D(asked.W);
+  p.H = D(asked.H);
+  p.step_h = D(problem.step_h);
+  p.step_w = D(problem.step_w);
+  p.P = static_cast<int>(ceil_divide(asked.H, problem.step_h));
+  p.Q = static_cast<int>(ceil_divide(asked.W, problem.step_w));
+  std::fill(p.first, p.first + kMostPhases, -1);
+  for (int i = 0; i < problem.phases; ++i) {
+    p.first[problem.phase[i].place] = problem.phase[i].offset;
+  }
+  start("implicit_gemm: the phases",
+        {ceil_divide(p.count, kWeaveBlock), kWeaveBlock, 0, stream, early},
+        !vectors                 ? weave<T, 1, false>
+        : asked.W % kPixels == 0 ? weave<T, kPixels, true>
+                                 : weave<T, kPixels, false>,
+        p);
 }
 
 }  // namespace customconv::implicit_gemm

@@ -50,9 +50,9 @@ struct RowSource {
   int reach;    // rows of the plane below an output row's first
   int vectors;  // of a channel; of planes that threads copy, pixels
   int plane_rows;
-  int image_bytes, image_pixels;  // images: from one to the next in a stage, and of output
-  int last_pair;  // of a run, or of a tile of lines: what is behind it reads the same pixels
-  bool flat;      // taps are channels too: so many, of rows of flat_S, and channels of each
+  int image_pixels;  // of output
+  int last_pair;     // of a run, or of a tile of lines: what is behind it reads the same pixels
+  bool flat;         // taps are channels too: so many, of rows of flat_S, and channels of each
   int flat_taps, flat_S, flat_C;
   int flat_bytes;  // from one channel to the next
   Divider<int32_t> vectors_in_row, pairs, output_rows, period, columns;
@@ -72,11 +72,7 @@ struct Params {
   int x_stages, w_stages;
   bool boxed_out;
   int stage_bytes, boxed_bytes, weight_bytes;
-  int raw_stages, raw_bytes;       // of images or rows as they come
   int cluster;                     // thread blocks of a cluster
-  int share_x, share_w;            // of them, those that share pixels, and weights: 1 or 2
-  Corner x_part;                   // from the part of a box that a block copies to the next one's
-  int part_bytes, w_part;          // its bytes; rows of the weights' parts
   int staging_bytes;               // of all stores
   uint32_t block_at[kMostBlocks];  // boxes: of a block's first pixel in a plane
   uint32_t group_bytes;            // boxes: from eight of its pixels to the next eight
@@ -90,13 +86,11 @@ struct Params {
   int weight_row, weight_taps;  // of a matrix: elements of a row, and rows of an output channel
   bool planes_first;            // tiles of the same channels follow each other
   bool phases_mixed;            // those of the same pixels follow each other
-  bool warps_transpose;         // they transpose weights in shared memory
-  Divider<int32_t> tiles_q, tiles_p, tiles_n, groups_k, groups_x, in_cluster;
-  Divider<int32_t> in_group;                    // of groups_k, those of a group of the convolution
-  Divider<int32_t> group_K;                     // output channels of a group of the convolution
-  Divider<int32_t> planes_h, planes_w, phases;  // or pairs of phases
+  Divider<int32_t> tiles_q, tiles_p, tiles_n, tiles_k, tiles_x, in_cluster;
+  Divider<int32_t> in_group;  // of tiles_k, those of a group of the convolution
+  Divider<int32_t> group_K;   // output channels of a group of the convolution
+  Divider<int32_t> planes_h, planes_w, phases;
   float* partial;
-  void* parked;  // of each block, the first of two phases
 };
 
 // What a thread block does next: a tile, and of its sum the steps [first, last). A phase that no
@@ -106,75 +100,44 @@ struct Work {
   int first, last;
 };
 
-// A block's place among those of its cluster that share: which tile of channels, which of pixels.
-template <typename T>
-struct Sharing {
-  int x, w;
-  int first;  // the rank of the first of them
-  __device__ Sharing(const Params<T>& p, int rank)
-      : x(rank & (p.share_x - 1)),
-        w(rank >> (p.share_x - 1) & (p.share_w - 1)),
-        first(rank - w * p.share_x - x) {}
-};
-
 // Of an input gradient there may be several phases, or one that no tap meets.
 template <Mode kMode, typename T>
 __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   Work work;
   int32_t rest = item;
-  int second = 0;  // of two phases
-  if (kMode == Mode::kPaired) {
-    second = rest & 1;
-    rest >>= 1;
-  }
   const int rank = p.in_cluster.split(rest);
-  const Sharing<T> own(p, rank);
   int32_t tile = 0;
-  int group = 0;  // of groups_k
+  int column = 0;  // of tiles_k
   work.at.phase = 0;
   if (p.planes_first) {
     tile = rest;
   } else {
-    group = p.groups_k.split(rest);
-    work.at.k = (group * p.share_x + own.x) * channels;
+    column = p.tiles_k.split(rest);
     if (is_gradient(kMode) && p.phases_mixed) work.at.phase = p.phases.split(rest);
-    tile = p.groups_x.split(rest);
+    tile = p.tiles_x.split(rest);
     if (is_gradient(kMode) && p.phases_mixed) {  // a block gets all of them in turn
       int32_t rotated = work.at.phase + tile;
       work.at.phase = p.phases.split(rotated);
     }
-    tile = tile * p.share_w + own.w;
   }
   const int q = p.tiles_q.split(tile);
   work.at.q = p.run > 0 ? 0 : q * p.columns;
   work.at.pair = q * p.run;
   work.at.p = p.tiles_p.split(tile) * p.rows;
   if (p.planes_first) {
-    group = p.groups_k.split(tile);
-    work.at.k = group * channels;
+    column = p.tiles_k.split(tile);
     rest = tile;
     tile = p.tiles_n.split(rest);
   }
   work.at.n = tile * p.images;
   if (is_gradient(kMode) && !p.phases_mixed) work.at.phase = p.phases.split(rest);
-  if (kMode == Mode::kPaired) work.at.phase = work.at.phase * 2 + second;
-  work.at.c = p.in_group.quotient(group) * p.group_C;
+  work.at.k = column * channels;
+  work.at.c = p.in_group.quotient(column) * p.group_C;
   if (p.clustered) rest = rank;
   work.first = rest * p.split_steps + min(rest, p.longer_splits);
   work.last = work.first + p.split_steps + (rest < p.longer_splits ? 1 : 0);
   if (is_gradient(kMode) && p.out.phase[work.at.phase].R == 0) work.last = work.first;
   return work;
-}
-
-// A block's first item, and its next one.
-template <Mode kMode, typename T>
-__device__ inline int first_item(const Params<T>& p) {
-  return kMode == Mode::kPaired ? blockIdx.x * 2 : blockIdx.x;
-}
-template <Mode kMode, typename T>
-__device__ inline int next_item(const Params<T>& p, int item) {
-  if (kMode == Mode::kPaired) return item + (item % 2 == 0 ? 1 : gridDim.x * 2 - 1);
-  return item + gridDim.x;
 }
 
 // Weights that are a matrix, in shared memory: 128 bytes of each output channel's input channels,
@@ -194,16 +157,13 @@ constexpr int matrix_step(bool transposed) {
 // Of a weight that is transposed, by the elements' rows of 128 bytes: some input channels of each
 // slab of output channels. Calls `copy` with where they are in a stage and in the weight.
 template <int kChannels, typename T, typename Copy>
-__device__ inline void each_transposed(const Params<T>& p, const Corner& at, int c, int first_row,
-                                       Copy copy) {
+__device__ inline void each_transposed(const Params<T>& p, const Corner& at, int c, Copy copy) {
   constexpr int kColumns = kRowBytes / static_cast<int>(sizeof(T));
   constexpr int kBlockBytes = kColumns * kRowBytes;
-  // Tiles that only fill a cluster stay behind the last channel: a box's first column has to be a
-  // multiple of 16 bytes, as the width of a group may not be.
-  const int k = at.k - p.group_K.quotient(min(at.k, p.out.K - 1)) * p.group_K.divisor();
+  const int k = at.k - p.group_K.quotient(at.k) * p.group_K.divisor();
 #pragma unroll
   for (int i = 0; i < kChannels / kColumns; ++i) {
-    copy(i * kBlockBytes + first_row * kRowBytes, k + i * kColumns, at.c + c + first_row);
+    copy(i * kBlockBytes, k + i * kColumns, at.c + c);
   }
 }
 
@@ -271,11 +231,7 @@ struct Shared {
         w_full(x_empty + kMostStages),
         w_empty(w_full + kMostStages),
         residual_full(w_empty + kMostStages),
-        raw_full(residual_full + kMostStages),
-        raw_empty(raw_full + kMostStages),
-        w_transposed(raw_empty + kMostStages),
-        raw(weights + p.w_stages * p.weight_bytes),
-        exchange(reinterpret_cast<float*>(raw + p.raw_stages * p.raw_bytes)) {}
+        exchange(reinterpret_cast<float*>(weights + p.w_stages * p.weight_bytes)) {}
 
   char* input;
   char* weights;
@@ -287,11 +243,7 @@ struct Shared {
   ptx::Barrier* w_full;
   ptx::Barrier* w_empty;
   ptx::Barrier* residual_full;  // of each warpgroup
-  ptx::Barrier* raw_full;
-  ptx::Barrier* raw_empty;
-  ptx::Barrier* w_transposed;  // weights that are transposed in shared memory
-  char* raw;                   // images as they come
-  float* exchange;             // of a cluster
+  float* exchange;              // of a cluster
 };
 
 // A thread block's steps, one tile after the other: every agent that loads walks through the same.
@@ -299,7 +251,7 @@ template <typename T, Mode kMode>
 class Walk {
  public:
   __device__ Walk(const Params<T>& p, int channels)
-      : step(p, 0), p_(p), channels_(channels), item_(first_item<kMode>(p)) {
+      : step(p, 0), p_(p), channels_(channels), item_(blockIdx.x) {
     begin();
   }
   __device__ bool is_over() const { return item_ >= p_.items; }
@@ -310,18 +262,10 @@ class Walk {
     at.q = at.q * p_.stride_w - p_.pad_w + step.plane_w * p_.dilation_w;
     return at;
   }
-  // Of a block's part of it.
-  __device__ Corner plane(const Sharing<T>& own) const {
-    Corner at = plane();
-    at.n += own.x * p_.x_part.n;
-    at.p += own.x * p_.x_part.p;
-    at.q += own.x * p_.x_part.q;
-    return at;
-  }
   __device__ void advance() {
     step.advance(p_);
     if (++index_ < work.last) return;
-    item_ = next_item<kMode>(p_, item_);
+    item_ += gridDim.x;
     begin();
   }
 
@@ -330,7 +274,7 @@ class Walk {
 
  private:
   __device__ void begin() {
-    for (; !is_over(); item_ = next_item<kMode>(p_, item_)) {
+    for (; !is_over(); item_ += gridDim.x) {
       work = work_at<kMode>(p_, item_, channels_);
       if (is_gradient(kMode) && work.first == work.last) continue;
       index_ = work.first;

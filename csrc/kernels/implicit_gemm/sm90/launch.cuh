@@ -9,6 +9,7 @@
 #include "kernels/implicit_gemm/pack_pixels.cuh"
 #include "kernels/implicit_gemm/pack_weights.cuh"
 #include "kernels/implicit_gemm/sm90/launch.h"
+#include "kernels/implicit_gemm/weave.h"
 
 namespace customconv::implicit_gemm::sm90 {
 
@@ -97,10 +98,10 @@ CUtensorMap map_rows(const Forward& p, const Tile& t, const T* y) {
   return make_map(y, type, boxes, swizzle_of(row_bytes));
 }
 
-// Packs the images of `p` into `to`.
+// Packs the planes of `p`'s images into `to`.
 template <typename T>
-void pack_input(const Packed& p, const T* x, const T* begin, const T* end, T* to, bool early,
-                cudaStream_t stream) {
+void pack_planes(const Packed& p, const T* x, const T* begin, const T* end, T* to, bool early,
+                 cudaStream_t stream) {
   using U = PackUnit<T>;
   PackPixels<T> pack{};
   pack.x = x;
@@ -124,6 +125,24 @@ void pack_input(const Packed& p, const T* x, const T* begin, const T* end, T* to
         pack_pixels<T>, pack);
 }
 
+// The same of pixels that are channels-last.
+template <typename T>
+void pad_channels(const Packed& p, const T* x, T* to, bool early, cudaStream_t stream) {
+  PadPixels<T> pad{};
+  pad.x = x;
+  pad.n = p.source[0];
+  pad.pixel = p.W > 1 ? p.source[3] : p.source[2];
+  pad.C = static_cast<int>(p.C);
+  pad.to = to;
+  const int64_t row = p.row * static_cast<int64_t>(sizeof(T)) / 16;
+  pad.units = static_cast<int>(p.N * p.H * p.W * row);
+  pad.by_row = Divider<int32_t>(row);
+  pad.by_image = Divider<int32_t>(p.H * p.W);
+  start("implicit_gemm: the input",
+        {ceil_divide(pad.units, kPadPixelThreads), kPadPixelThreads, 0, stream, early},
+        pad_pixels<T>, pad);
+}
+
 template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
@@ -132,7 +151,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const Tile tile = sm90::tile_of(problem, plan);
   const bool gradient = asked.pass == Pass::kDgrad;
   const auto* x = static_cast<const T*>(gradient ? operands.y : operands.x);
-  auto* const y = static_cast<T*>(gradient ? operands.x : operands.y);
+  auto* const result = static_cast<T*>(gradient ? operands.x : operands.y);
+  T* y = result;
   const auto* w = static_cast<const T*>(operands.w);
   const PackedWeight packed = packed_matrix(problem, tile.weights_as_stored);
   auto* workspace = static_cast<char*>(context.workspace);
@@ -141,6 +161,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     workspace += round_up(packed.rows * packed.row * kSize, kAlignment);
     pack_weight_matrix(problem, tile.weights_as_stored, packed, w, to, context.stream);
     w = to;
+  }
+  if (problem.woven > 0) {
+    y = reinterpret_cast<T*>(workspace);
+    workspace += round_up(problem.woven * kSize, kAlignment);
   }
 
   using D = Divider<int32_t>;
@@ -184,7 +208,6 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.early = !packed.in_place || problem.packs;
 
   const Epilogue& epilogue = operands.epilogue;
-  p.out = y;
   p.out_n = problem.y_strides[0];
   p.out_k = problem.y_strides[1];
   p.out_p = problem.y_strides[2];
@@ -211,15 +234,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     const bool rows = dense ? whole(problem.P * problem.Q)
                             : whole(problem.Q) && whole(tile.pitch) && whole(p.out_p) &&
                                   (tile.strips == 1 || whole(tile.strip_columns));
-    return rows && p.out_q == 1 && !problem.has_phases() && is_aligned(y, bytes) &&
-           whole(p.out_n) && whole(p.out_k);
+    return rows && p.out_q == 1 && (!problem.has_phases() || problem.woven > 0) &&
+           is_aligned(y, bytes) && whole(p.out_n) && whole(p.out_k);
   };
   switch (tile.store) {
     case Store::kRows:
-      p.y = map_rows(problem, tile, y);
-      if (epilogue.residual != nullptr) {
-        p.residual = map_rows(problem, tile, static_cast<const T*>(epilogue.residual));
-      }
       break;
     case Store::kPixels:
       p.vectors = pixels_aligned(16) && p.group_K * kSize % 16 == 0;
@@ -246,13 +265,42 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
                ? kernel_of<T, true, false>(tile)
                : kernel_of<T, false, false>(tile);
   }();
-  const auto run = [&](const Params& params, const Tile& part) {
+  // `out` and `residual` are of the first image.
+  const auto run = [&](const Packed& part, const Tile& t, T* out, const void* residual) {
+    p.out = out;
+    p.epilogue.residual = residual;
+    if (tile.store == Store::kRows) {
+      p.y = map_rows(part, t, out);
+      if (residual != nullptr) p.residual = map_rows(part, t, static_cast<const T*>(residual));
+    }
     start("implicit_gemm",
-          {std::min(plan.grid[0], part.items() * part.splits), plan.block, plan.shared_bytes,
-           context.stream, params.early, part.splits},
-          kernel, params);
+          {std::min(plan.grid[0], t.items() * t.splits), plan.block, plan.shared_bytes,
+           context.stream, p.early, t.splits},
+          kernel, p);
   };
-  if (!problem.packs) {
+  if (problem.packs) {
+    // Some images at a time, which share the workspace.
+    const int64_t images = plan.chunk_images;
+    T* const packed_x = reinterpret_cast<T*>(workspace);
+    const T* const end = x + max_offset(problem.x_sizes(), problem.source) + 1;
+    Packed part = problem;
+    for (int64_t n = 0; n < problem.N; n += images) {
+      part.N = std::min(images, problem.N - n);
+      const Tile part_tile = sm90::tile_of(part, plan);
+      const T* const from = x + n * problem.source[0];
+      const bool early = n > 0 || !packed.in_place;
+      if (problem.packs_planes()) {
+        pack_planes(part, from, x, end, packed_x, early, context.stream);
+      } else {
+        pad_channels(part, from, packed_x, early, context.stream);
+      }
+      p.x = map_pixels(part, part_tile, packed_x);
+      p.N = static_cast<int>(part.N);
+      p.items = static_cast<int>(part_tile.items());
+      p.by_tiles_m = D(part_tile.tiles_m);
+      run(part, part_tile, y + n * p.out_n, advanced(epilogue.residual, n * p.out_n));
+    }
+  } else {
     if (tile.loader == Loader::kPlanes) {
       p.x = map_planes(problem, tile, x);
       if (tile.strips > 1) p.plane_column = static_cast<int>(problem.pad_w);
@@ -262,25 +310,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     } else {
       p.x = map_pixels(problem, tile, x);
     }
-    return run(p, tile);
+    run(problem, tile, y, epilogue.residual);
   }
-  // Some images at a time, which share the workspace.
-  const int64_t images = plan.chunk_images;
-  T* const packed_x = reinterpret_cast<T*>(workspace);
-  const T* const end = x + max_offset(problem.x_sizes(), problem.source) + 1;
-  Packed part = problem;
-  for (int64_t n = 0; n < problem.N; n += images) {
-    part.N = std::min(images, problem.N - n);
-    const Tile part_tile = sm90::tile_of(part, plan);
-    pack_input(part, x + n * problem.source[0], x, end, packed_x, n > 0 || !packed.in_place,
-               context.stream);
-    p.x = map_pixels(part, part_tile, packed_x);
-    p.N = static_cast<int>(part.N);
-    p.items = static_cast<int>(part_tile.items());
-    p.by_tiles_m = D(part_tile.tiles_m);
-    p.out = y + n * p.out_n;
-    p.epilogue.residual = advanced(epilogue.residual, n * p.out_n);
-    run(p, part_tile);
+  if (problem.woven > 0) {
+    weave_phases(asked, problem, y, result, /*early=*/true, context.stream);
   }
 }
 

@@ -1,6 +1,6 @@
-// The planes loader: a stage of the halo loader's positions, from channels-first input. The copy
-// engine brings boxes of planes as they are, and warps turn them, so that each pixel's channels lie
-// side by side.
+// The planes loader: a stage of the halo loader's positions, from
+// channels-first input. The copy engine brings boxes of planes as they are, and
+// warps turn them, so that each pixel's channels lie side by side.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,14 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
-// The first column of a box is a multiple of so many: of 16 bytes, as the copy engine demands.
+// The first column of a box is a multiple of so many: of 16 bytes, as the copy
+// engine demands.
 template <typename T>
 constexpr int kBoxUnit = 16 / static_cast<int>(sizeof(T));
 
-// A box has kBoxPixels pixels of a row, with all channels of a stage: in shared memory a row for
-// each channel, with the swizzle of its width. Calls `place` for a pixel of the box; it returns the
-// pixel's row of the stage, or -1.
+// A box has kBoxPixels pixels of a row, with all channels of a stage: in shared
+// memory a row for each channel, with the swizzle of its width. Calls `place`
+// for a pixel of the box; it returns the pixel's row of the stage, or -1.
 //
 // `dump`: 128 bytes for what has no place.
 template <typename T, int kRowBytes, typename PlaceOf>
@@ -25,10 +26,12 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
                                 const PlaceOf& place) {
   constexpr int kUnits = kRowBytes / 16;  // of a pixel's channels
   constexpr int kChannelBytes = kBoxPixels * static_cast<int>(sizeof(T));
-  // What is XORed into where a unit is, in the row that begins there in the stage.
+  // What is XORed into where a unit is, in the row that begins there in the
+  // stage.
   const auto swizzle_of = [](int begin) { return begin >> 3 & (kRowBytes - 16); };
   if constexpr (sizeof(T) == 2) {
-    // A lane gives the address of a channel's 8 pixels, and then of a pixel's 8 channels.
+    // A lane gives the address of a channel's 8 pixels, and then of a pixel's 8
+    // channels.
     const uint32_t from = box + lane % 8 * kChannelBytes + (lane / 8 ^ lane / 2 % 4) * 16;
     const int row = place(lane);
     const uint32_t to = row < 0 ? dump + lane % 8 * 16 : stage + row * kRowBytes;
@@ -48,7 +51,8 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
       }
     }
   } else {
-    // A lane turns 4 pixels of 4 channels. Eight that load at once meet different banks.
+    // A lane turns 4 pixels of 4 channels. Eight that load at once meet
+    // different banks.
     const int quad = lane % 4 + lane / 8 % 2 * 4, own_unit = lane / 4 % 2 + lane / 16 * 2;
 #pragma unroll
     for (int unit = own_unit; unit < kUnits; unit += 4) {
@@ -75,8 +79,9 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
   }
 }
 
-// A warp that turns planes: every kWarps-th box of each stage. It starts the copies of its own
-// boxes, as many ahead as it has slots.
+// A warp that turns planes: every kWarps-th box of each stage. It starts the
+// copies of its own boxes, as many ahead as it has slots, and keeps what
+// turning them needs in a queue.
 template <typename T, int kShape>
 class PlaneLoader {
   static constexpr int kWarps = kTileShapes[kShape].plane_warps();
@@ -96,53 +101,79 @@ class PlaneLoader {
 
   // All of a thread block's tiles, of which `item` is the first.
   __device__ void load(int item) {
-    Cursor next(*this, item), ahead = next;
-    int room = p_.plane_slots;
-    while (next.item < p_.items) {
-      while (ahead.item < p_.items && room > 0) {
-        if (ahead.exists) {
+    Cursor next(*this, item);
+    Box queue;  // a box of each lane
+    int first = 0, count = 0, room = p_.plane_slots;
+    while (true) {
+      while (next.item < p_.items && room > 0 && count < 32) {
+        if (lane_ == (first + count) % 32) queue = next.own;
+        ++count;
+        if (next.own.exists()) {
           --room;
-          copy(ahead);
+          copy(next);
         }
-        ahead.advance(*this);
+        next.advance(*this);
       }
-      if (turn(next)) ++room;
-      next.advance(*this);
+      if (count == 0) return;
+      if (turn(queue.of_lane(first))) ++room;
+      first = (first + 1) % 32;
+      --count;
     }
   }
 
  private:
+  // What turning a box needs.
+  struct Box {
+    uint32_t pixels;   // [begin, end) are positions of the stage; which one pixel
+                       // 0 is; flags
+    uint32_t padding;  // positions behind the row's last box, to be cleared: the
+                       // first, how many
+
+    static constexpr int kRowBits = 13;
+    enum Flag : uint32_t { kExists = 1u << 29, kFirst = 1u << 30, kLast = 1u << 31 };
+
+    __device__ bool exists() const { return (pixels & kExists) != 0; }
+    __device__ bool is_first() const { return (pixels & kFirst) != 0; }  // of its stage and warp
+    __device__ bool is_last() const { return (pixels & kLast) != 0; }
+    __device__ int begin() const { return static_cast<int>(pixels & 63); }
+    __device__ int end() const { return static_cast<int>(pixels >> 6 & 63); }
+    __device__ int row() const {
+      return static_cast<int>(pixels >> 12 & ((1 << kRowBits) - 1)) - kBoxPixels;
+    }
+    __device__ Box of_lane(int lane) const {
+      return {__shfl_sync(~0u, pixels, lane), __shfl_sync(~0u, padding, lane)};
+    }
+  };
+
   // A box of a chunk of a tile.
   struct Cursor {
     int item, chunk, box;
-    int first;       // position of the tile's stages
-    int first_row;   // position where the row begins that it lies in,
-    int passed;      // and boxes of that row in front of it
-    int c;           // the group's first channel
-    bool exists;     // whether any of the stage's positions is in the box
-    bool last;       // of its row
-    int begin, row;  // the row's first position; which of the input's rows it is
-    int n;
-    int column;  // the box's first, of the input
-    int lead;    // columns of the box in front of the row's first position
+    int first;           // position of the tile's stages
+    int first_row;       // position where the row begins that it lies in,
+    int passed;          // and boxes of that row in front of it
+    int c;               // the group's first channel
+    int n, row, column;  // of the box, in the input
+    Box own;
 
     __device__ Cursor(const PlaneLoader& loader, int item)
         : item(item), chunk(0), box(loader.warp_) {
-      start(loader.p_);
+      start(loader);
     }
     __device__ void advance(const PlaneLoader& loader) {
       const Params& p = loader.p_;
       box += kWarps;
-      if (box < p.plane_boxes) return find(p);
+      if (box < p.plane_boxes) return find(loader);
+      const bool same = box == loader.warp_ + kWarps;  // the warp has one box of each stage
       box = loader.warp_;
-      if (++chunk < p.chunks) return find(p);
+      if (++chunk < p.chunks) return same ? void() : find(loader);
       chunk = 0;
       item += gridDim.x;
-      start(p);
+      start(loader);
     }
     // The tile, or the next one that any tap meets.
-    __device__ void start(const Params& p) {
+    __device__ void start(const PlaneLoader& loader) {
       constexpr TileShape kTile = kTileShapes[kShape];
+      const Params& p = loader.p_;
       for (; item < p.items; item += gridDim.x) {
         const Work work(p, item, 0, kTile, Loader::kHalo);
         if (work.taps == 0) continue;
@@ -153,22 +184,34 @@ class PlaneLoader {
         const int lead = -p.plane_column & (kBoxUnit<T> - 1);
         passed = min((column + lead) / kBoxPixels, p.by_row_boxes.divisor() - 1);
         c = work.c;
-        return find(p);
+        return find(loader);
       }
     }
-    __device__ void find(const Params& p) {
+    __device__ void find(const PlaneLoader& loader) {
+      const Params& p = loader.p_;
+      const int pitch = p.by_pitch.divisor();
       int32_t own_row = box + passed;
       const int own_box = p.by_row_boxes.split(own_row);
-      begin = first_row + own_row * p.by_pitch.divisor();
+      const int begin = first_row + own_row * pitch;  // the row's first position
       const Place place(p, begin);
       row = place.row;
       n = place.n - 1;
-      const int origin = place.first_column - p.plane_column;  // of the row's first position
+      const int origin = place.first_column - p.plane_column;  // its column of the input
       column = (origin & -kBoxUnit<T>)+own_box * kBoxPixels;
-      lead = origin - column;
-      last = own_box == p.by_row_boxes.divisor() - 1;
-      const int from = begin - lead;  // the position of the box's first pixel
-      exists = from + kBoxPixels > first && from < first + p.copy_rows;
+      const int lead = origin - column;  // pixels of the box in front of it
+      const int at = begin - lead - first;
+      const bool exists = at > -kBoxPixels && at < p.copy_rows;
+      const int from = max(max(lead, -at), 0);
+      const int to = min(min(lead + pitch, p.copy_rows - at), kBoxPixels);
+      own.pixels = exists ? from | max(to, 0) << 6 | (at + kBoxPixels) << 12 | Box::kExists : 0;
+      if (box < kWarps) own.pixels |= Box::kFirst;
+      if (box + kWarps >= p.plane_boxes) own.pixels |= Box::kLast;
+      own.padding = 0;
+      if (own_box == p.by_row_boxes.divisor() - 1) {
+        const int behind = max(at + kBoxPixels, 0),
+                  count = min(at + lead + pitch, p.copy_rows) - behind;
+        if (count > 0) own.padding = behind | count << 16;
+      }
     }
   };
 
@@ -185,16 +228,15 @@ class PlaneLoader {
   }
 
   // Returns whether a slot is free again.
-  __device__ bool turn(const Cursor& at) {
-    if (at.box == warp_) ptx::wait(memory_.x_empty + x_.stage, x_.parity ^ 1);
+  __device__ bool turn(const Box& own) {
+    if (own.is_first()) ptx::wait(memory_.x_empty + x_.stage, x_.parity ^ 1);
     const uint32_t stage = ptx::shared_address(memory_.pixels) + x_.stage * p_.x_bytes;
-    if (at.exists) {
+    if (own.exists()) {
       ptx::wait(full_ + turned_.stage, turned_.parity);
       const uint32_t box = ptx::shared_address(slots_) + turned_.stage * slot_bytes();
+      const int begin = own.begin(), end = own.end(), row = own.row();
       const auto place = [&](int pixel) {
-        const int column = pixel - at.lead, row = at.begin - at.first + column;
-        const bool own = column >= 0 && column < p_.by_pitch.divisor();
-        return own && row >= 0 && row < p_.copy_rows ? row : -1;
+        return pixel >= begin && pixel < end ? row + pixel : -1;
       };
       if (p_.row_bytes == kMostRowBytes) {
         turn_box<T, kMostRowBytes>(box, stage, dump_, lane_, place);
@@ -205,26 +247,22 @@ class PlaneLoader {
       }
       turned_.advance(p_.plane_slots);
     }
-    if (at.last) clear_behind(at, stage);
-    const bool done = at.box + kWarps >= p_.plane_boxes;
-    if (done) ptx::fence_shared_writes();
+    if (own.padding != 0) clear(own, stage);
+    if (own.is_last()) ptx::fence_shared_writes();
     __syncwarp();
-    if (done) {
+    if (own.is_last()) {
       if (lane_ == 0) ptx::arrive(memory_.x_full + x_.stage);
       x_.advance(p_.x_stages);
     }
-    return at.exists;
+    return own.exists();
   }
 
-  // Clears the row's positions behind its last box: they are padding.
-  __device__ void clear_behind(const Cursor& at, uint32_t stage) const {
-    const int column = kBoxPixels - at.lead, units = p_.row_bytes / 16;
-    const int row = at.begin - at.first + column;
-    for (int i = lane_; i < (p_.by_pitch.divisor() - column) * units; i += 32) {
-      const int own = row * units + i;
-      if (own >= 0 && own < p_.copy_rows * units) {
-        ptx::store_shared(stage + own * 16, make_uint4(0, 0, 0, 0));
-      }
+  // Clears the padding behind the row's last box.
+  __device__ void clear(const Box& own, uint32_t stage) const {
+    const int units = p_.row_bytes / 16, count = static_cast<int>(own.padding >> 16) * units;
+    const uint32_t to = stage + (own.padding & 0xFFFF) * p_.row_bytes;
+    for (int i = lane_; i < count; i += 32) {
+      ptx::store_shared(to + i * 16, make_uint4(0, 0, 0, 0));
     }
   }
 

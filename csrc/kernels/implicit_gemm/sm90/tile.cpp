@@ -28,34 +28,38 @@ constexpr int kLeastHaloStages = 2;            // of pixels,
 constexpr int kMostHaloStages = 4;             // and at most
 constexpr int kLeastPlaneSlots = 2;            // of a warp: one is turned, one arrives
 constexpr int kUnit = 8;                       // rows of a swizzle
+constexpr int64_t kPageBytes = 2 << 20;        // of memory
 constexpr int64_t kChunkBytes = 32 << 20;      // of input that is packed at a time, to stay in L2,
 constexpr int64_t kMostChunkBytes = 64 << 20;  // and of a single image
 
 // Clocks and rates of a multiprocessor, fitted to times of plans on an H100
 // (docs/log/2026-11-25-channels-first.md).
 constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels,
-constexpr double kProductEfficiency = 0.868;
-constexpr double kStepClocks = 229;          // to hand a stage over, beside half of its products
-constexpr double kLoadBytesPerClock = 52.6;  // from L2 into stages
-constexpr double kRowClocks = 1.94;          // of the copy engine, for each row of a stage
-constexpr double kHidden = 0.121;            // of what is hidden behind what takes longer
-constexpr double kBoxClocks = 214;           // to turn a box of planes
-constexpr double kTileClocks = 95.2;
-constexpr double kStoreBytesPerClock = 18.5;
-constexpr double kPixelBytesPerClock = 11.1;  // by threads
-constexpr double kPlaneBytesPerClock = 9.11;
+constexpr double kProductEfficiency = 0.849;
+constexpr double kSharedBytesPerClock = 120;  // of shared memory, read and written
+constexpr double kStepClocks = 194;           // to hand a stage over, beside half of its products
+constexpr double kLoadBytesPerClock = 56.9;   // from L2 into stages
+constexpr double kRowClocks = 2.25;           // of the copy engine, for each row of a stage
+constexpr double kHidden = 0.12;              // of what is hidden behind what takes longer
+constexpr double kTurnAccesses = 5.25;        // of shared memory, for each byte of planes
+constexpr double kBoxClocks = 204;            // to turn a box of planes
+constexpr double kTileClocks = 93.5;
+constexpr double kStoreBytesPerClock = 20.6;
+constexpr double kPixelBytesPerClock = 12.6;  // by threads
+constexpr double kPlaneBytesPerClock = 8.45;
+constexpr double kPageRowClocks = 23;     // of a tile's row in a plane that is a page of memory
 constexpr double kScatteredClocks = 1.2;  // of a pixel between those of other phases
-constexpr double kClusterBytesPerClock = 6.67;
-constexpr double kClusterMs = 0.00459;
+constexpr double kClusterBytesPerClock = 6.74;
+constexpr double kClusterMs = 0.00438;
 constexpr double kClusterShare = 0.9;      // of the multiprocessors, that clusters of four reach
-constexpr double kPairEfficiency = 0.875;  // of a tile's clocks, where two blocks share one
-constexpr double kBandwidthShare = 0.917;
-constexpr double kStartMs = 0.00726;        // launch, and until the first stage is there
+constexpr double kPairEfficiency = 0.866;  // of a tile's clocks, where two blocks share one
+constexpr double kBandwidthShare = 0.908;
+constexpr double kStartMs = 0.007;          // launch, and until the first stage is there
 constexpr double kPackMs = 0.00123;         // to pack weights, at least
-constexpr double kPackBytesPerClock = 417;  // of the whole GPU
-constexpr double kInputMs = 0.00299;        // to pack a chunk of the input, at least
-constexpr double kInputBandwidth = 1760;    // GB/s, of what is packed
-constexpr double kNextMs = 0.00313;         // until the next chunk's first products
+constexpr double kPackBytesPerClock = 409;  // of the whole GPU
+constexpr double kInputMs = 0.00345;        // to pack a chunk of the input, at least
+constexpr double kInputBandwidth = 1900;    // GB/s, of what is packed
+constexpr double kNextMs = 0.00294;         // until the next chunk's first products
 
 // Behind the last pixel of an axis, where the first tap of its last output pixel is.
 int64_t upper_corner(int64_t pixels, int64_t outputs, int64_t stride, int64_t pad) {
@@ -279,8 +283,14 @@ double store_clocks(const Packed& p, const Tile& t) {
       return bytes / kStoreBytesPerClock;
     case Store::kPixels:
       return bytes / kPixelBytesPerClock;
-    case Store::kPlanes:
-      return bytes / kPlaneBytesPerClock + (p.phases > 1 ? results * kScatteredClocks : 0);
+    case Store::kPlanes: {
+      double clocks = bytes / kPlaneBytesPerClock;
+      if (p.phases > 1 && p.woven == 0) clocks += results * kScatteredClocks;
+      if (p.P * p.Q * element_size(p.dtype) >= kPageBytes / 2) {
+        clocks += results / static_cast<double>(t.strip_columns) * kPageRowClocks;
+      }
+      return clocks;
+    }
     case Store::kCluster:
       return results * 4 / kClusterBytesPerClock;
   }
@@ -298,6 +308,12 @@ double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
           ? t.plane_boxes * std::max(kBoxClocks, t.row_bytes / size * kRowClocks)
           : std::max(t.x_bytes / kLoadBytesPerClock, t.copies * t.copy_rows * kRowClocks);
   const double w_clocks = std::max(t.w_bytes / kLoadBytesPerClock, kind.channels * kRowClocks);
+  // An instruction reads 64 positions and all channels of a tile. Boxes of planes are written,
+  // read, and written again in another order.
+  const double operands = kind.pixels * t.row_bytes * (1 + kind.channels / 64.0) + t.w_bytes;
+  const double filled = t.loader == Loader::kPlanes
+                            ? kTurnAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
+                            : t.x_bytes;
   const double store = store_clocks(p, t);
   const auto blocks = static_cast<double>(blocks_at_once(d, t));
   // Tiles of a phase; input that is packed comes in chunks, each a launch of its own.
@@ -309,9 +325,12 @@ double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
     const double taps = static_cast<double>(p.phase[i].R) * p.phase[i].S;
     double sum = 0;
     if (t.loader == Loader::kIm2col) {
-      sum = taps * t.chunks * overlapped(step, x_clocks + w_clocks);
+      sum = taps * t.chunks *
+            std::max(overlapped(step, x_clocks + w_clocks),
+                     (operands + filled) / kSharedBytesPerClock);
     } else {
-      sum = t.chunks * overlapped(taps * step, x_clocks + taps * w_clocks);
+      sum = t.chunks * std::max(overlapped(taps * step, x_clocks + taps * w_clocks),
+                                (taps * operands + filled) / kSharedBytesPerClock);
     }
     const double item = sum / t.splits + store + kTileClocks;
     longest = std::max(longest, item);
@@ -328,6 +347,7 @@ double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
     const auto chunks = static_cast<double>(pack_chunks(p));
     all += 1e-6 * packed / kInputBandwidth + chunks * kInputMs + (chunks - 1) * kNextMs;
   }
+  all += weave_ms(p, d);
   const PackedWeight weight = packed_matrix(p, t.weights_as_stored);
   if (!weight.in_place) {
     const double bytes = static_cast<double>(weight.rows * weight.row) * size;
@@ -410,6 +430,7 @@ class Search : public PlanSearch {
       plan.workspace_bytes =
           round_up(weight.rows * weight.row * element_size(f_.dtype), kAlignment);
     }
+    plan.workspace_bytes += round_up(f_.woven * element_size(f_.dtype), kAlignment);
     if (f_.packs) {
       plan.chunk_images = chunk_images(f_);
       plan.workspace_bytes += image_bytes(f_) * plan.chunk_images;
@@ -431,13 +452,18 @@ int64_t pixel_stride(const Forward& p) {
 }
 
 Packed forward_of(const ConvProblem& asked, bool packs) {
-  Packed p{as_forward(asked, /*paired=*/false, /*apart=*/false)};
+  Packed p{as_forward(asked)};
   if (!packs || input_is_legal(p)) {
     static_cast<Forward&>(p) = as_one_row(p);
     return p;
   }
-  const bool planes = (p.W == 1 || p.x_strides[3] == 1) && (p.H == 1 || p.x_strides[2] == p.W);
-  if (!planes || p.x_strides[0] < 0 || p.x_strides[1] < 0 || (p.K > 1 && p.y_strides[1] == 1)) {
+  // Pixels of an image follow each other, in planes or with their channels side by side.
+  const int64_t pixel = p.W > 1 ? p.x_strides[3] : p.x_strides[2];
+  const bool rows = p.H == 1 || p.W == 1 || p.x_strides[2] == p.W * pixel;
+  const bool planes = p.H * p.W == 1 || pixel == 1;
+  const bool channels_last = p.C == 1 || p.x_strides[1] == 1;
+  if (!rows || !(planes || channels_last) || p.x_strides[0] < 0 || p.x_strides[1] < 0 ||
+      pixel < 0) {
     return p;
   }
   p.packs = true;

@@ -35,7 +35,7 @@ constexpr int kBoxPixels = 32;          // of a plane, that a warp turns at a ti
 constexpr int kMostPlaneSlots = 4;      // from so many slots
 constexpr int kDumpBytes = 128;         // where a warp writes pixels that have no place,
 constexpr int kDumpsBytes = 1024;       // and room for all these warps
-constexpr int kMostMultipliers = 4;     // warpgroups
+constexpr int kMostMultipliers = 3;     // warpgroups
 constexpr int kLeastAsStored = 64;  // channels of a tile whose weights the instruction transposes
 struct TileShape {
   int pixels, channels;
@@ -58,9 +58,8 @@ struct TileShape {
   constexpr int plane_warps() const { return 4 * loaders(true) - 1; }
 };
 inline constexpr TileShape kTileShapes[] = {
-    {256, 128, 2, 1, 1}, {192, 128, 3, 1, 1}, {128, 256, 2, 1, 1},
-    {64, 256, 1, 2, 1},  {128, 128, 1, 2, 1}, {256, 64, 1, 2, 1},
-    {128, 64, 2, 1, 2},  {64, 64, 1, 1, 2},   {256, 32, 1, 2, 1},
+    {256, 128, 2, 1, 1}, {192, 128, 3, 1, 1}, {64, 256, 1, 2, 1}, {128, 128, 1, 2, 1},
+    {256, 64, 1, 2, 1},  {64, 64, 1, 1, 2},   {256, 32, 1, 2, 1},
 };
 inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
 
@@ -132,12 +131,15 @@ ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& device,
                    std::vector<ConvPlan>* all = nullptr);
 // Whether `plan` is of this main loop, and its tile.
 bool is_plan(const ConvPlan& plan);
-// The problem as the main loop computes it: `packs`, of input that is packed before.
+// The problem as the main loop computes it: `packs`, of input that is packed before, from planes or
+// from pixels whose channels are not whole 16 bytes.
 struct Packed : Forward {
   bool packs = false;
   Shape4 source{};             // strides of the input that is packed
   int64_t row = 0;             // elements of a packed pixel
   bool source_aligned = true;  // to 16 bytes
+
+  bool packs_planes() const { return C == 1 || source[1] != 1; }
 };
 Packed forward_of(const ConvProblem& asked, bool packs);
 Tile tile_of(const Packed& problem, const ConvPlan& plan);

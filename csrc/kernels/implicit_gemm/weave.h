@@ -1,0 +1,15 @@
+// Planes of pixels from phases that are stored apart.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/implicit_gemm/forward.h"
+
+namespace customconv::implicit_gemm {
+
+// Weaves the planes of an input gradient, `asked`, from its phases as `problem` stores them.
+template <typename T>
+void weave_phases(const ConvProblem& asked, const Forward& problem, const T* phases, T* planes,
+                  bool early, cudaStream_t stream);
+
+}  // namespace customconv::implicit_gemm
