@@ -171,6 +171,32 @@ def test_packed_chunks_wait_for_their_readers(channels, layout):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 3])
+def test_channels_cut_out_of_channels_last_pixels_are_packed(count):
+    """Pixels are further apart than their channels reach, also where there is a single one."""
+    problem = case((5, count, 60, 61), (40, count, 3, 3), padding=(1, 1))
+    values = make_integers(problem)
+    t = place_all(problem, values, "cuda", torch.float16, torch.channels_last)
+    pixels = torch.full((5, 60, 61, count + 4), float("nan"), device="cuda", dtype=torch.float16)
+    cut = pixels.permute(0, 3, 1, 2)[:, 1 : count + 1]
+    cut.copy_(t.x)
+    exact = place_all(problem, values, "cuda", torch.float64, torch.channels_last)
+    expected = by_pytorch("fprop", problem, exact).half()
+    plans = [
+        plan
+        for plan in _C.variants(cut, t.w, t.bias, *problem.geometry, "fprop")
+        if is_of_main_loop(plan)
+    ]
+    assert plans and all(plan.chunk_images > 0 for plan in plans)
+    for plan in plans:
+        with forced(plan):
+            result = torch.ops.customconv.conv2d(
+                cut, t.w, t.bias, *problem.geometry, algorithm="implicit_gemm"
+            )
+        assert_equal(result, expected, what=str(plan))
+
+
+@pytest.mark.gpu
 def test_every_plan_of_groups_is_exact():
     assert names_of(check_exact("implicit_gemm", "fprop", GROUPED)) == EVERY_NAME - {"kFlat"}
 

@@ -135,7 +135,7 @@ void store_apart(Forward& p) {
 
 }  // namespace
 
-Forward as_forward(const ConvProblem& problem, bool apart) {
+Forward as_forward(const ConvProblem& problem) {
   Forward p{problem};
   p.w_group = p.group_K() * p.w_strides[0];
   p.taps_h = p.R;
@@ -149,7 +149,7 @@ Forward as_forward(const ConvProblem& problem, bool apart) {
   if (p.pass != Pass::kDgrad) return p;
   const Layout layout = dense_layout(problem.x_sizes(), problem.x_strides);
   turn(p);
-  if (apart && p.step_w > 1 && layout == Layout::kNchw) store_apart(p);
+  if (p.step_w > 1 && layout == Layout::kNchw) store_apart(p);
   return p;
 }
 

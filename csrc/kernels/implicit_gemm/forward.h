@@ -52,8 +52,7 @@ struct Forward : ConvProblem {
     return true;
   }
 };
-// `apart`: phases of planes may be stored apart.
-Forward as_forward(const ConvProblem& problem, bool apart = true);
+Forward as_forward(const ConvProblem& problem);
 // Time of the kernel that weaves phases which are stored apart.
 double weave_ms(const Forward& problem, const DeviceProperties& device);
 // A pointwise convolution of dense images is one of a single row: of all their pixels where those

@@ -270,7 +270,7 @@ class Search {
       try_kernels(Fetch::kBoxedPieces, 0);
       if (best_.ms > 0) return best_;
     }
-    // Other pixels than those of planes the main loop of sm90 packs faster than threads copy them.
+    // The main loop of sm90 packs pixels that are not in planes.
     if (!by_warps_ && p_.W > 1 && p_.x_strides[3] != 1) return best_;
     const bool pairs = p_.stride_w == 1 && p_.dilation_w == 1 && p_.keeps_pairs();
     if (pairs && !one_tap) {

@@ -289,7 +289,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       const Tile part_tile = sm90::tile_of(part, plan);
       const T* const from = x + n * problem.source[0];
       const bool early = n > 0 || !packed.in_place;
-      if (problem.packs_planes()) {
+      if (problem.packs_planes) {
         pack_planes(part, from, x, end, packed_x, early, context.stream);
       } else {
         pad_channels(part, from, packed_x, early, context.stream);

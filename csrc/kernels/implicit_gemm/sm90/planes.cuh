@@ -1,6 +1,6 @@
-// The planes loader: a stage of the halo loader's positions, from
-// channels-first input. The copy engine brings boxes of planes as they are, and
-// warps turn them, so that each pixel's channels lie side by side.
+// The planes loader: a stage of the halo loader's positions, from channels-first input. The copy
+// engine brings boxes of planes as they are, and warps turn them, so that each pixel's channels lie
+// side by side.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,13 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
-// The first column of a box is a multiple of so many: of 16 bytes, as the copy
-// engine demands.
+// The first column of a box is a multiple of so many: of 16 bytes, as the copy engine demands.
 template <typename T>
 constexpr int kBoxUnit = 16 / static_cast<int>(sizeof(T));
 
-// A box has kBoxPixels pixels of a row, with all channels of a stage: in shared
-// memory a row for each channel, with the swizzle of its width. Calls `place`
-// for a pixel of the box; it returns the pixel's row of the stage, or -1.
+// A box has kBoxPixels pixels of a row, with all channels of a stage: in shared memory a row for
+// each channel, with the swizzle of its width. Calls `place` for a pixel of the box; it returns the
+// pixel's row of the stage, or -1.
 //
 // `dump`: 128 bytes for what has no place.
 template <typename T, int kRowBytes, typename PlaceOf>
@@ -26,12 +25,10 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
                                 const PlaceOf& place) {
   constexpr int kUnits = kRowBytes / 16;  // of a pixel's channels
   constexpr int kChannelBytes = kBoxPixels * static_cast<int>(sizeof(T));
-  // What is XORed into where a unit is, in the row that begins there in the
-  // stage.
+  // What is XORed into where a unit is, in the row that begins there in the stage.
   const auto swizzle_of = [](int begin) { return begin >> 3 & (kRowBytes - 16); };
   if constexpr (sizeof(T) == 2) {
-    // A lane gives the address of a channel's 8 pixels, and then of a pixel's 8
-    // channels.
+    // A lane gives the address of a channel's 8 pixels, and then of a pixel's 8 channels.
     const uint32_t from = box + lane % 8 * kChannelBytes + (lane / 8 ^ lane / 2 % 4) * 16;
     const int row = place(lane);
     const uint32_t to = row < 0 ? dump + lane % 8 * 16 : stage + row * kRowBytes;
@@ -51,8 +48,7 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
       }
     }
   } else {
-    // A lane turns 4 pixels of 4 channels. Eight that load at once meet
-    // different banks.
+    // A lane turns 4 pixels of 4 channels. Eight that load at once meet different banks.
     const int quad = lane % 4 + lane / 8 % 2 * 4, own_unit = lane / 4 % 2 + lane / 16 * 2;
 #pragma unroll
     for (int unit = own_unit; unit < kUnits; unit += 4) {
@@ -79,9 +75,8 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
   }
 }
 
-// A warp that turns planes: every kWarps-th box of each stage. It starts the
-// copies of its own boxes, as many ahead as it has slots, and keeps what
-// turning them needs in a queue.
+// A warp that turns planes: every kWarps-th box of each stage. It starts the copies of its own
+// boxes, as many ahead as it has slots, and keeps what turning them needs in a queue.
 template <typename T, int kShape>
 class PlaneLoader {
   static constexpr int kWarps = kTileShapes[kShape].plane_warps();
@@ -124,10 +119,8 @@ class PlaneLoader {
  private:
   // What turning a box needs.
   struct Box {
-    uint32_t pixels;   // [begin, end) are positions of the stage; which one pixel
-                       // 0 is; flags
-    uint32_t padding;  // positions behind the row's last box, to be cleared: the
-                       // first, how many
+    uint32_t pixels;   // those that are positions of the stage: [begin, end); pixel 0's; flags
+    uint32_t padding;  // positions behind the row's last box, to be cleared: the first, how many
 
     static constexpr int kRowBits = 13;
     enum Flag : uint32_t { kExists = 1u << 29, kFirst = 1u << 30, kLast = 1u << 31 };
@@ -163,9 +156,12 @@ class PlaneLoader {
       const Params& p = loader.p_;
       box += kWarps;
       if (box < p.plane_boxes) return find(loader);
-      const bool same = box == loader.warp_ + kWarps;  // the warp has one box of each stage
+      const bool is_only_one = box == loader.warp_ + kWarps;  // of the warp's, in each stage
       box = loader.warp_;
-      if (++chunk < p.chunks) return same ? void() : find(loader);
+      if (++chunk < p.chunks) {
+        if (!is_only_one) find(loader);
+        return;
+      }
       chunk = 0;
       item += gridDim.x;
       start(loader);
@@ -208,8 +204,8 @@ class PlaneLoader {
       if (box + kWarps >= p.plane_boxes) own.pixels |= Box::kLast;
       own.padding = 0;
       if (own_box == p.by_row_boxes.divisor() - 1) {
-        const int behind = max(at + kBoxPixels, 0),
-                  count = min(at + lead + pitch, p.copy_rows) - behind;
+        const int behind = max(at + kBoxPixels, 0);
+        const int count = min(at + lead + pitch, p.copy_rows) - behind;
         if (count > 0) own.padding = behind | count << 16;
       }
     }

@@ -467,6 +467,7 @@ Packed forward_of(const ConvProblem& asked, bool packs) {
     return p;
   }
   p.packs = true;
+  p.packs_planes = planes;
   p.source = p.x_strides;
   p.source_aligned = p.x_aligned;
   p.row = round_up(p.C, 16 / element_size(p.dtype));

@@ -135,11 +135,10 @@ bool is_plan(const ConvPlan& plan);
 // from pixels whose channels are not whole 16 bytes.
 struct Packed : Forward {
   bool packs = false;
+  bool packs_planes = false;
   Shape4 source{};             // strides of the input that is packed
   int64_t row = 0;             // elements of a packed pixel
   bool source_aligned = true;  // to 16 bytes
-
-  bool packs_planes() const { return C == 1 || source[1] != 1; }
 };
 Packed forward_of(const ConvProblem& asked, bool packs);
 Tile tile_of(const Packed& problem, const ConvPlan& plan);
