@@ -47,6 +47,14 @@ def strips(plan: _C.ConvPlan) -> int:
     return plan.variant_index >> 12 & 255
 
 
+def packing(plan: _C.ConvPlan) -> str:
+    """How the input is packed, of a plan of the main loop."""
+    text = (FAMILY / "sm90/packed.h").read_text()
+    body = re.search(r"enum class Packing.*?\{(.*?)\};", text, re.DOTALL)
+    assert body is not None
+    return re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)[plan.variant_index >> 21]
+
+
 def flags(plan: _C.ConvPlan) -> list[str]:
     """The names of the plan's flags in tile.h."""
     if is_of_main_loop(plan):

@@ -10,7 +10,7 @@ from cases import case, make_integers, place_all
 from compute import by_pytorch, compute, forced
 from every_plan import check_exact, check_fused, check_reach
 from reference import assert_equal
-from tile_tables import FAMILY, flags, is_of_main_loop, parts, row_bytes, strips, table
+from tile_tables import FAMILY, flags, is_of_main_loop, packing, parts, row_bytes, strips, table
 
 from customconv import _C
 
@@ -130,7 +130,7 @@ def check_main_loop(plans: list[_C.ConvPlan]) -> None:
     assert {(plan.variant, parts(plan)[0]) for plan in own} == EVERY_TILE
     assert {row_bytes(plan) for plan in own} == {32, 64, 128}
     assert {plan.splits for plan in own} == {1, 2, 4, 8}
-    assert {plan.chunk_images > 0 for plan in own} == {False, True}  # packed
+    assert {packing(plan) for plan in own} == {"kNone", "kPixels", "kRows", "kPatches"}
     assert {strips(plan) > 1 for plan in own} == {False, True}
 
 
@@ -168,6 +168,44 @@ def test_packed_chunks_wait_for_their_readers(channels, layout):
             result = compute("fprop", "implicit_gemm", problem, t)
         assert_equal(result, expected, what=str(plan))
     torch.cuda.synchronize()
+
+
+# Images so large that some rows are computed at a time, or columns of a single row.
+LARGE_IMAGES = {
+    "3x3": ("fprop", case((2, 21, 1203, 760), (40, 21, 3, 3), padding=(1, 1))),
+    "strided": ("fprop", case((1, 21, 1203, 760), (40, 21, 5, 3), stride=(2, 2), padding=(2, 1))),
+    "row": ("fprop", case((2, 21, 1, 900_001), (40, 21, 1, 7), stride=(1, 2), padding=(0, 3))),
+    "few_channels": ("fprop", case((1, 3, 1801, 1608), (40, 3, 5, 5), padding=(2, 2))),
+    "gradient": ("dgrad", case((2, 24, 1203, 760), (21, 24, 3, 3), padding=(1, 1))),
+    "strided_gradient": (
+        "dgrad", case((2, 40, 1203, 764), (24, 40, 3, 3), stride=(2, 2), padding=(1, 1))
+    ),
+    "strided_row_gradient": (
+        "dgrad", case((1, 24, 1, 900_002), (45, 24, 1, 6), stride=(1, 2), padding=(0, 2))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", LARGE_IMAGES)
+def test_rows_of_large_images_are_computed_apart(name, layout):
+    op, problem = LARGE_IMAGES[name]
+    values = make_integers(problem)
+    t = place_all(problem, values, "cuda", torch.float16, layout)
+    exact = place_all(problem, values, "cuda", torch.float64, torch.contiguous_format)
+    expected = by_pytorch(op, problem, exact).half()
+    plans = [
+        plan
+        for plan in _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
+        if is_of_main_loop(plan) and plan.chunk_pixels > 0
+    ]
+    assert plans or (name == "strided_gradient" and layout == torch.channels_last)
+    for plan in plans:
+        assert plan.workspace_bytes <= 64 << 20, plan
+        with forced(plan):
+            result = compute(op, "implicit_gemm", problem, t)
+        assert_equal(result, expected, what=str(plan))
 
 
 @pytest.mark.gpu

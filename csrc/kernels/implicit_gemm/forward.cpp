@@ -10,9 +10,8 @@ namespace customconv::implicit_gemm {
 
 namespace {
 
-constexpr int64_t kMostWoven = 256 << 20;  // bytes of phases that are stored apart
-constexpr double kWeaveShare = 0.75;       // of the bandwidth, to weave them together,
-constexpr double kWeaveMs = 0.0047;        // beside the time until the kernel begins
+constexpr double kWeaveShare = 0.75;  // of the bandwidth, to weave them together,
+constexpr double kWeaveMs = 0.0047;   // beside the time until the kernel begins
 
 // Along one dimension of an input gradient, the pixels `first`, `first` + stride and so on.
 struct AxisPhase {
@@ -115,13 +114,23 @@ void turn(Forward& p) {
   p.dilation_w = all_w.dilation;
 }
 
+// Whether planes of an input gradient's pixels follow each other, perhaps some pixels apart.
+bool has_dense_planes(const ConvProblem& p) {
+  const auto follows = [](int64_t count, int64_t stride, int64_t expected) {
+    return count == 1 || stride == expected;
+  };
+  const Shape4& x = p.x_strides;
+  return x[3] == 1 && follows(p.H, x[2], p.W) && (p.C == 1 || x[1] >= p.H * p.W) &&
+         follows(p.N, x[0], p.C == 1 ? p.H * p.W : p.C * x[1]);
+}
+
 // Gives each phase that has taps an image of its own, one behind the other.
 void store_apart(Forward& p) {
   constexpr int64_t kUnit = 64;  // pixels, that keep them aligned
   const int64_t image = round_up(p.N * p.K * p.P * p.Q, kUnit);
   int kept = 0;
   for (const Phase& phase : p.phase) kept += phase.R > 0;
-  if (kept == 0 || kept * image * element_size(p.dtype) > kMostWoven) return;
+  if (kept == 0) return;
   p.woven = kept * image;
   p.phases = kept;
   for (int i = 0; i < kept; ++i) {
@@ -147,9 +156,9 @@ Forward as_forward(const ConvProblem& problem) {
   all.P = static_cast<int>(p.P);
   all.Q = static_cast<int>(p.Q);
   if (p.pass != Pass::kDgrad) return p;
-  const Layout layout = dense_layout(problem.x_sizes(), problem.x_strides);
+  const bool planes = has_dense_planes(p);
   turn(p);
-  if (p.step_w > 1 && layout == Layout::kNchw) store_apart(p);
+  if (p.step_w > 1 && planes) store_apart(p);
   return p;
 }
 
@@ -194,7 +203,9 @@ PackedWeight packed_matrix(const Forward& p, bool transposed) {
   Shape4 strides = p.w_strides;
   if (transposed) strides = {strides[1], strides[0], -strides[2], -strides[3]};
   const bool ordered = transposed || (!p.has_phases() && (p.groups == 1 || !p.gradient));
-  const bool in_place = ordered && columns % unit == 0 && (columns == 1 || strides[1] == 1) &&
+  const bool side_by_side =
+      (columns == 1 || strides[1] == 1) && (p.tap_channels == 0 || strides[3] == p.tap_channels);
+  const bool in_place = ordered && columns % unit == 0 && side_by_side &&
                         (p.taps_w == 1 || strides[3] == columns) &&
                         (p.taps_h == 1 || strides[2] == columns * p.taps_w) &&
                         (rows == 1 || strides[0] == columns * p.taps_w * p.taps_h) && p.w_aligned;

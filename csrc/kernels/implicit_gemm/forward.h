@@ -31,9 +31,11 @@ struct Phase {
 // pixels it is one of stride 1. They all read the same pixels, with a halo for all of them.
 struct Forward : ConvProblem {
   bool gradient = false;
-  int64_t w_first = 0;                 // where the weight's first element is, after turning
-  int64_t w_group = 0;                 // elements of the weight from one group to the next
-  int64_t taps_h = 1, taps_w = 1;      // of all phases
+  int64_t w_first = 0;             // where the weight's first element is, after turning
+  int64_t w_group = 0;             // elements of the weight from one group to the next
+  int64_t taps_h = 1, taps_w = 1;  // of all phases
+  // Where taps are channels too, channels of one tap, and taps of a row; else 0 and 1.
+  int64_t tap_channels = 0, row_taps = 1;
   int64_t period_h = 1, period_w = 1;  // taps from one of a phase to the next
   int64_t step_h = 1, step_w = 1;      // pixels of the output from one of a phase to the next
   // Elements of phases that are stored apart, then woven into planes of pixels: to store single
@@ -59,6 +61,19 @@ double weave_ms(const Forward& problem, const DeviceProperties& device);
 // are channels-last, else of each image's; any other problem stays as it is.
 Forward as_one_row(Forward problem);
 
+// In which order the channels of a row follow each other. Of each part of `residues` times `run`
+// channels, first those whose number is a multiple of `residues`, then the next ones. Both are
+// powers of two.
+struct ChannelOrder {
+  int residue_bits = 0, run_bits = 0;
+
+  constexpr int part() const { return 1 << (residue_bits + run_bits); }
+  constexpr int channel(int place) const {
+    const int own = place & (part() - 1);
+    return place - own + ((own & ((1 << run_bits) - 1)) << residue_bits) + (own >> run_bits);
+  }
+};
+
 // The weight as the copy engine reads it. A matrix has rows (k, r, s) of channels, whole 16 bytes;
 // if transposed, rows (c, r, s) of output channels, as the weight of an input gradient has them.
 // Else, for each tile's channels k, units (piece, r, s) follow each other: of a piece, as the
@@ -66,6 +81,7 @@ Forward as_one_row(Forward problem);
 struct PackedWeight {
   int64_t rows, row;  // of elements
   bool in_place;      // the weight is so already
+  ChannelOrder order = {};
 };
 PackedWeight packed_matrix(const Forward& problem, bool transposed);
 PackedWeight packed_weight(const Forward& problem, const Tile& tile);

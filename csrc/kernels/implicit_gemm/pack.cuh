@@ -18,13 +18,23 @@ struct WeightSource {
   int64_t k, c, r, s, group;  // strides
   Divider<int32_t> group_K;
   int K, C, taps;
-  int R, S, period_h, period_w;  // taps, and from one of a phase to the next
+  int R, S, period_h, period_w;   // taps, and from one of a phase to the next
+  Divider<int32_t> tap_channels;  // where taps are channels, those of one; else all
+  Divider<int32_t> row_taps;      // and those of a row
+  ChannelOrder order;
 
   // Taps that a thread packs: all of them where they follow each other in memory, and share what is
   // read at a time.
   __host__ __device__ int taps_at_once() const {
     const auto distance = [](int64_t stride) { return stride < 0 ? -stride : stride; };
     return distance(s) < distance(c) && distance(s) < distance(k) ? taps : 1;
+  }
+  // From an output channel's first element to those of an input channel.
+  __device__ int64_t offset(int channel) const {
+    int32_t tap = channel;
+    const int own_c = tap_channels.split(tap);
+    const int own_s = row_taps.split(tap);
+    return own_c * c + tap * r + own_s * s;
   }
   // The first element of an output channel.
   __device__ const T* channel(int number) const {
@@ -67,10 +77,10 @@ __global__ void __launch_bounds__(kPackBlock)
   const int taps = from.taps_at_once();
   for (int at = blockIdx.x * kPackBlock + threadIdx.x; at < count; at += gridDim.x * kPackBlock) {
     int32_t k = at;
-    const int c = row.split(k);
+    const int place = row.split(k), c = from.order.channel(place);
     const int first_tap = parts.split(k) * taps;
-    const T* w = from.channel(k) + c * from.c;
-    T* to = packed + (int64_t{k} * from.taps + first_tap) * row.divisor() + c;
+    const T* w = from.channel(k) + from.offset(c);
+    T* to = packed + (int64_t{k} * from.taps + first_tap) * row.divisor() + place;
 #pragma unroll 4
     for (int i = 0; i < taps; ++i, to += row.divisor()) {
       int32_t r = first_tap + i;
@@ -108,8 +118,8 @@ __global__ void __launch_bounds__(kPackBlock)
       const T* w = own + r * from.r + s * from.s;
 #pragma unroll
       for (int i = 0; i < kSquare / kWarps; ++i) {
-        const int c = first_c + warp + i * kWarps;
-        value[t][i] = c < from.C ? w[c * from.c] : narrow<T>(0.0f);
+        const int c = from.order.channel(first_c + warp + i * kWarps);
+        value[t][i] = c < from.C ? w[from.offset(c)] : narrow<T>(0.0f);
       }
     }
 #pragma unroll

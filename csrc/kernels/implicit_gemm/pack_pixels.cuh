@@ -1,5 +1,6 @@
-// Packs pixels as channels-last, each pixel's channels padded to whole 16 bytes: of planes, or of
-// pixels that are channels-last without such padding.
+// Packs pixels as channels-last, each pixel's channels padded to whole 16 bytes: of planes, of
+// pixels that are channels-last without such padding, or of any tensor, where taps may become
+// channels.
 #pragma once
 
 #include <cstdint>
@@ -153,6 +154,55 @@ __global__ void __launch_bounds__(kPadPixelThreads) pad_pixels(PadPixels<T> p) {
   const uint4 unit = load_unit(p.x + n * p.n + pixel * p.pixel + c, 0, min(kVector, p.C - c));
   ptx::await_dependency();  // the kernel in front may still read what was packed before
   reinterpret_cast<uint4*>(p.to)[at] = unit;
+}
+
+template <typename T>
+struct GatherTaps {
+  const T* x;
+  int64_t n, c, h, w;  // strides
+  int H, W;
+  int C, S;      // channels of a tap, and taps of a row
+  int elements;  // of a packed pixel, before its padding
+  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  T* to;
+  int units;                                        // of 16 bytes
+  Divider<int32_t> by_row, by_Q, by_P, by_C, by_S;  // units of a packed pixel; packed pixels
+};
+constexpr int kGatherThreads = 256;
+
+// Packs what taps of each output pixel meet, tap by tap; a thread has 16 bytes of a packed pixel.
+template <typename T>
+__global__ void __launch_bounds__(kGatherThreads)
+    gather_taps(const __grid_constant__ GatherTaps<T> p) {
+  constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+  ptx::start_dependents();
+  const int at = blockIdx.x * kGatherThreads + threadIdx.x;
+  if (at >= p.units) return;
+  int32_t n = at;
+  const int first = p.by_row.split(n) * kVector;
+  int w = p.by_Q.split(n) * p.stride_w - p.pad_w;
+  int h = p.by_P.split(n) * p.stride_h - p.pad_h;
+  int32_t r = first;
+  int c = p.by_C.split(r), s = p.by_S.split(r);
+  w += s * p.dilation_w;
+  h += r * p.dilation_h;
+  const T* const image = p.x + n * p.n;
+  alignas(16) T elements[kVector];
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    const bool exists =
+        first + i < p.elements && static_cast<unsigned>(h) < p.H && static_cast<unsigned>(w) < p.W;
+    elements[i] = exists ? image[c * p.c + h * p.h + w * p.w] : narrow<T>(0.0f);
+    if (++c < p.C) continue;
+    c = 0;
+    w += p.dilation_w;
+    if (++s < p.S) continue;
+    s = 0;
+    w -= p.S * p.dilation_w;
+    h += p.dilation_h;
+  }
+  ptx::await_dependency();  // the kernel in front may still read what was packed before
+  reinterpret_cast<uint4*>(p.to)[at] = *reinterpret_cast<const uint4*>(elements);
 }
 
 }  // namespace customconv::implicit_gemm

@@ -27,7 +27,10 @@ WeightSource<T> weight_source(const Forward& p, const T* w) {
           static_cast<int>(p.taps_h),
           static_cast<int>(p.taps_w),
           static_cast<int>(p.period_h),
-          static_cast<int>(p.period_w)};
+          static_cast<int>(p.period_w),
+          Divider<int32_t>(p.tap_channels > 0 ? p.tap_channels : p.group_C()),
+          Divider<int32_t>(p.row_taps),
+          {}};
 }
 // The weight of an input gradient, with its channels as they were.
 template <typename T>
@@ -44,6 +47,7 @@ WeightSource<T> stored_source(const Forward& p, const T* w) {
   from.K = static_cast<int>(p.C);
   from.C = static_cast<int>(p.group_K());
   from.period_h = from.period_w = 1;
+  from.tap_channels = Divider<int32_t>(from.C);
   return from;
 }
 
@@ -51,7 +55,8 @@ template <typename T>
 void pack_weight_matrix(const Forward& p, bool transposed, const PackedWeight& packed, const T* w,
                         T* to, cudaStream_t stream) {
   using D = Divider<int32_t>;
-  const WeightSource<T> from = transposed ? stored_source(p, w) : weight_source(p, w);
+  WeightSource<T> from = transposed ? stored_source(p, w) : weight_source(p, w);
+  from.order = packed.order;
   const bool turned = std::abs(from.k) < std::abs(from.c) || from.period_h * from.period_w > 1;
   if (turned) {
     const int64_t squares_k = ceil_divide(from.K, kSquare),

@@ -45,14 +45,15 @@ constexpr double kLaunchMs = 0.006;
 constexpr double kNextMs = 0.0047;  // of a kernel that begins while the one in front of it ends
 constexpr double kBandwidthShare = 0.85;
 
-constexpr int kLeastShared = 96 << 10;   // bytes of a block's memory
-constexpr int kMostExchange = 64 << 10;  // bytes of a cluster's exchange: it leaves fewer stages
-constexpr int kMostTurns = 3;            // of splits
-constexpr int64_t kFarReach = 6;         // pixels of halo
-constexpr int64_t kMostRows = 32;        // of pixels in a tile of lines
-constexpr int kFewChannels = 4;          // up to which channels and taps are one dimension
-constexpr int kLeastChannels = 32;       // of output, of the smallest tile
-constexpr int kLeastWarpChannels = 64;   // of that of rows, where warps multiply
+constexpr int kLeastShared = 96 << 10;    // bytes of a block's memory
+constexpr int kMostExchange = 64 << 10;   // bytes of a cluster's exchange: it leaves fewer stages
+constexpr int kMostTurns = 3;             // of splits
+constexpr int64_t kFarReach = 6;          // pixels of halo
+constexpr int64_t kMostWoven = 32 << 20;  // bytes of phases that are stored apart
+constexpr int64_t kMostRows = 32;         // of pixels in a tile of lines
+constexpr int kFewChannels = 4;           // up to which channels and taps are one dimension
+constexpr int kLeastChannels = 32;        // of output, of the smallest tile
+constexpr int kLeastWarpChannels = 64;    // of that of rows, where warps multiply
 
 // Clocks that a multiprocessor takes to multiply a tile, to load it and to store it.
 struct Clocks {
@@ -259,6 +260,7 @@ class Search {
       : p_(p), d_(d), by_warps_(by_warps), all_(all) {}
 
   Choice best() {
+    if (p_.woven * element_size(p_.dtype) > kMostWoven) return best_;
     if (input_is_boxed(p_) && (p_.K == 1 || p_.y_strides[1] == 1)) {
       try_planes(Fetch::kShared);
       if (best_.ms > 0 && p_.C > kFewChannels) return best_;

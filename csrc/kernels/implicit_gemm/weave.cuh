@@ -21,6 +21,7 @@ struct Weave {
   Divider<int32_t> W, H;            // columns and rows of a plane
   Divider<int32_t> step_h, step_w;  // pixels from one of a phase to the next
   int P, Q;                         // of a phase
+  int64_t plane;                    // elements from one plane to the next
   int64_t first[kMostPhases];       // of the phase at each place; -1 where none has taps
 };
 
@@ -31,6 +32,7 @@ __global__ void __launch_bounds__(kWeaveBlock) weave(const __grid_constant__ Wea
   if (at >= p.count) return;
   int32_t plane = at * kPixels;
   int w = p.W.split(plane), h = p.H.split(plane);
+  T* const to = p.planes + plane * p.plane + h * p.W.divisor() + w;
   alignas(kPixels * sizeof(T)) T pixels[kPixels];
   ptx::await_dependency();
 #pragma unroll
@@ -47,7 +49,6 @@ __global__ void __launch_bounds__(kWeaveBlock) weave(const __grid_constant__ Wea
     h = 0;
     ++plane;
   }
-  T* to = p.planes + int64_t{at} * kPixels;
   if constexpr (kPixels == 1) {
     *to = pixels[0];
   } else {
@@ -59,8 +60,12 @@ template <typename T>
 void weave_phases(const ConvProblem& asked, const Forward& problem, const T* phases, T* planes,
                   bool early, cudaStream_t stream) {
   constexpr int kPixels = 16 / static_cast<int>(sizeof(T));
-  const bool vectors =
-      asked.x_count() % kPixels == 0 && reinterpret_cast<uintptr_t>(planes) % 16 == 0;
+  // Planes of some rows of an image are further apart: a vector must not go on in the next one.
+  const int64_t pixels = asked.H * asked.W, plane = asked.C > 1 ? asked.x_strides[1] : pixels;
+  const bool dense = plane == pixels;
+  const bool whole =
+      dense ? asked.x_count() % kPixels == 0 : pixels % kPixels == 0 && plane % kPixels == 0;
+  const bool vectors = whole && reinterpret_cast<uintptr_t>(planes) % 16 == 0;
   using D = Divider<int32_t>;
   Weave<T> p{};
   p.phases = phases;
@@ -72,6 +77,7 @@ void weave_phases(const ConvProblem& asked, const Forward& problem, const T* pha
   p.step_w = D(problem.step_w);
   p.P = static_cast<int>(ceil_divide(asked.H, problem.step_h));
   p.Q = static_cast<int>(ceil_divide(asked.W, problem.step_w));
+  p.plane = plane;
   std::fill(p.first, p.first + kMostPhases, -1);
   for (int i = 0; i < problem.phases; ++i) {
     p.first[problem.phase[i].place] = problem.phase[i].offset;

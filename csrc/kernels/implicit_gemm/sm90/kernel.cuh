@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   const int rank = kClustered ? ptx::cluster_rank() : 0;
   ptx::start_dependents();
   if (warp == 0) {
-    if (lane == 0) ptx::prefetch_map(&p.x);
+    if (lane == 0) ptx::prefetch_map(kHasPlanes && p.plane_boxes > 0 ? p.planes : &p.x);
     if (lane == 1) ptx::prefetch_map(&p.w);
     if (lane < kMostStages) {
       ptx::init_barrier(memory.x_full + lane,

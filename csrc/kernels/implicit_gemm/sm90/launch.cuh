@@ -53,16 +53,37 @@ CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
   return make_im2col_map(x, kMapType<T>, sizes, strides, box, swizzle_of(t.row_bytes));
 }
 
-// The same of channels-first input, for the boxes that warps turn.
+// Planes, for the boxes that warps turn. Channels whose planes begin at the same byte of 16 have a
+// map of their own, which begins at whole 16 bytes.
 template <typename T>
-CUtensorMap map_planes(const Packed& p, const Tile& t, const T* x) {
-  const Boxes<4> boxes{{static_cast<cuuint64_t>(p.W), static_cast<cuuint64_t>(p.H),
-                        static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.N)},
-                       {map_stride<T>(p.H, p.x_strides[2]), map_stride<T>(p.C, p.x_strides[1]),
-                        map_stride<T>(p.N, p.x_strides[0])},
-                       {kBoxPixels, 1, static_cast<cuuint32_t>(t.row_bytes / sizeof(T)), 1},
-                       {1, 1, 1, 1}};
-  return make_map(x, kMapType<T>, boxes, swizzle_of(kBoxPixels * sizeof(T)));
+void set_planes(const Packed& problem, const Tile& t, const T* x, Params& p) {
+  constexpr int kUnit = 16 / static_cast<int>(sizeof(T));
+  const Shape4& strides = problem.x_strides;
+  p.plane_boxes = t.plane_boxes;
+  p.by_row_boxes = Divider<int32_t>(t.row_boxes);
+  p.plane_slots = t.plane_slots;
+  if (t.strips > 1) p.plane_column = static_cast<int>(problem.pad_w);
+  p.H = static_cast<int>(problem.H);
+  p.W = static_cast<int>(problem.W);
+  p.plane_row = problem.H == 1 ? 0 : static_cast<int>(strides[2]);
+  p.plane_start = static_cast<int>(reinterpret_cast<uintptr_t>(x) / sizeof(T) % kUnit);
+  p.plane_step = static_cast<int>(strides[1] % kUnit);
+  p.residue_bits = t.residue_bits;
+  p.most_shift = t.most_shift;
+  const int64_t residues = int64_t{1} << t.residue_bits;
+  const int64_t plane = (problem.H - 1) * p.plane_row + problem.W;
+  const auto N = static_cast<cuuint64_t>(problem.N);
+  for (int64_t i = 0; i < std::min(residues, problem.C); ++i) {
+    const int64_t shift = (p.plane_start + i * p.plane_step) % kUnit;
+    const auto channels = static_cast<cuuint64_t>(ceil_divide(problem.C - i, residues));
+    const Boxes<3> boxes{
+        {static_cast<cuuint64_t>(shift + plane), channels, N},
+        {map_stride<T>(problem.C, strides[1] * residues), map_stride<T>(problem.N, strides[0])},
+        {kBoxPixels, static_cast<cuuint32_t>(t.row_bytes / sizeof(T) / residues), 1},
+        {1, 1, 1}};
+    p.planes[i] = make_map(x + i * strides[1] - shift, kMapType<T>, boxes,
+                           swizzle_of(kBoxPixels * sizeof(T)));
+  }
 }
 
 // The weight's matrix, in copies for a stage.
@@ -98,21 +119,22 @@ CUtensorMap map_rows(const Forward& p, const Tile& t, const T* y) {
   return make_map(y, type, boxes, swizzle_of(row_bytes));
 }
 
-// Packs the planes of `p`'s images into `to`.
+// Packs planes of pixels; memory between `begin` and `end` may be read.
 template <typename T>
 void pack_planes(const Packed& p, const T* x, const T* begin, const T* end, T* to, bool early,
                  cudaStream_t stream) {
   using U = PackUnit<T>;
+  const ConvProblem& source = p.source;
   PackPixels<T> pack{};
   pack.x = x;
   pack.begin = begin;
   pack.end = end;
-  pack.n = p.source[0];
-  pack.c = p.source[1];
+  pack.n = source.x_strides[0];
+  pack.c = source.x_strides[1];
   pack.C = static_cast<int>(p.C);
   pack.pixels = static_cast<int>(p.H * p.W);
   pack.aligned =
-      p.source_aligned && pack.c % U::kVector == 0 && (p.N == 1 || pack.n % U::kVector == 0);
+      source.x_aligned && pack.c % U::kVector == 0 && (p.N == 1 || pack.n % U::kVector == 0);
   pack.to = to;
   pack.row = static_cast<int>(p.row);
   const int64_t units_c = ceil_divide(p.row, U::kChannels);
@@ -125,13 +147,14 @@ void pack_planes(const Packed& p, const T* x, const T* begin, const T* end, T* t
         pack_pixels<T>, pack);
 }
 
-// The same of pixels that are channels-last.
+// The same of pixels that are channels-last, `pixel` elements apart.
 template <typename T>
-void pad_channels(const Packed& p, const T* x, T* to, bool early, cudaStream_t stream) {
+void pad_channels(const Packed& p, const T* x, int64_t pixel, T* to, bool early,
+                  cudaStream_t stream) {
   PadPixels<T> pad{};
   pad.x = x;
-  pad.n = p.source[0];
-  pad.pixel = p.W > 1 ? p.source[3] : p.source[2];
+  pad.n = p.source.x_strides[0];
+  pad.pixel = pixel;
   pad.C = static_cast<int>(p.C);
   pad.to = to;
   const int64_t row = p.row * static_cast<int64_t>(sizeof(T)) / 16;
@@ -143,33 +166,66 @@ void pad_channels(const Packed& p, const T* x, T* to, bool early, cudaStream_t s
         pad_pixels<T>, pad);
 }
 
+// The same of any pixels, or of what the taps that became channels meet.
 template <typename T>
-void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
-            const LaunchContext& context) {
-  constexpr int kSize = static_cast<int>(sizeof(T));
-  const Packed problem = forward_of(asked, plan.chunk_images > 0);
-  const Tile tile = sm90::tile_of(problem, plan);
-  const bool gradient = asked.pass == Pass::kDgrad;
-  const auto* x = static_cast<const T*>(gradient ? operands.y : operands.x);
-  auto* const result = static_cast<T*>(gradient ? operands.x : operands.y);
-  T* y = result;
-  const auto* w = static_cast<const T*>(operands.w);
-  const PackedWeight packed = packed_matrix(problem, tile.weights_as_stored);
-  auto* workspace = static_cast<char*>(context.workspace);
-  if (!packed.in_place) {
-    T* const to = reinterpret_cast<T*>(workspace);
-    workspace += round_up(packed.rows * packed.row * kSize, kAlignment);
-    pack_weight_matrix(problem, tile.weights_as_stored, packed, w, to, context.stream);
-    w = to;
-  }
-  if (problem.woven > 0) {
-    y = reinterpret_cast<T*>(workspace);
-    workspace += round_up(problem.woven * kSize, kAlignment);
-  }
+void gather_channels(const Packed& p, const T* x, T* to, bool early, cudaStream_t stream) {
+  using D = Divider<int32_t>;
+  const ConvProblem& source = p.source;
+  GatherTaps<T> gather{};
+  gather.x = x;
+  gather.n = source.x_strides[0];
+  gather.c = source.x_strides[1];
+  gather.h = source.x_strides[2];
+  gather.w = source.x_strides[3];
+  gather.H = static_cast<int>(source.H);
+  gather.W = static_cast<int>(source.W);
+  gather.C = static_cast<int>(source.C);
+  gather.S = static_cast<int>(p.row_taps);
+  gather.elements = static_cast<int>(p.C);
+  const bool rows = p.tap_channels > 0, all = p.packing == Packing::kPatches;
+  gather.stride_w = static_cast<int>(rows ? source.stride_w : 1);
+  gather.pad_w = static_cast<int>(rows ? source.pad_w : 0);
+  gather.dilation_w = static_cast<int>(source.dilation_w);
+  gather.stride_h = static_cast<int>(all ? source.stride_h : 1);
+  gather.pad_h = static_cast<int>(all ? source.pad_h : 0);
+  gather.dilation_h = static_cast<int>(source.dilation_h);
+  gather.to = to;
+  const int64_t row = p.row * static_cast<int64_t>(sizeof(T)) / 16;
+  gather.units = static_cast<int>(p.N * p.H * p.W * row);
+  gather.by_row = D(row);
+  gather.by_Q = D(p.W);
+  gather.by_P = D(p.H);
+  gather.by_C = D(source.C);
+  gather.by_S = D(p.row_taps);
+  start("implicit_gemm: the input",
+        {ceil_divide(gather.units, kGatherThreads), kGatherThreads, 0, stream, early},
+        gather_taps<T>, gather);
+}
 
+// Packs the input of a part, which begins at `x`.
+template <typename T>
+void pack_input(const Packed& p, const T* x, const T* begin, const T* end, T* to, bool early,
+                cudaStream_t stream) {
+  const Shape4& strides = p.source.x_strides;
+  // Whether pixels of an image follow each other, in planes or with their channels side by side.
+  const int64_t pixel = p.W > 1 ? strides[3] : strides[2];
+  const bool rows = p.H == 1 || p.W == 1 || strides[2] == p.W * pixel;
+  const bool dense = p.tap_channels == 0 && rows && strides[0] >= 0 && strides[1] >= 0 && pixel > 0;
+  if (dense && (p.H * p.W == 1 || pixel == 1)) {
+    pack_planes(p, x, begin, end, to, early, stream);
+  } else if (dense && (p.C == 1 || strides[1] == 1)) {
+    pad_channels(p, x, pixel, to, early, stream);
+  } else {
+    gather_channels(p, x, to, early, stream);
+  }
+}
+
+// What does not depend on where the tensors are.
+template <typename T>
+Params params_of(const Packed& problem, const Tile& tile) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
   using D = Divider<int32_t>;
   Params p{};
-  p.w = map_weights(problem, tile, packed, w);
   p.items = static_cast<int>(tile.items());
   p.splits = tile.splits;
   p.phases = problem.phases;
@@ -205,19 +261,26 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.dilation_w = static_cast<int>(problem.dilation_w);
   p.tap_h = static_cast<int>(problem.dilation_h * tile.pitch * tile.row_bytes);
   p.tap_w = static_cast<int>(problem.dilation_w * tile.row_bytes);
-  p.early = !packed.in_place || problem.packs;
-
-  const Epilogue& epilogue = operands.epilogue;
   p.out_n = problem.y_strides[0];
   p.out_k = problem.y_strides[1];
   p.out_p = problem.y_strides[2];
   p.out_q = problem.y_strides[3];
   p.N = static_cast<int>(problem.N);
   p.K = static_cast<int>(problem.K);
+  return p;
+}
+
+inline bool is_aligned(const void* to, uintptr_t bytes) {
+  return reinterpret_cast<uintptr_t>(to) % bytes == 0;
+}
+
+// Where results go: to `y`, and how many of them at once.
+template <typename T>
+void set_output(const Packed& problem, const Tile& tile, T* y, const Epilogue& epilogue,
+                Params& p) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  p.out = y;
   p.epilogue = epilogue;
-  const auto is_aligned = [](const void* to, uintptr_t bytes) {
-    return reinterpret_cast<uintptr_t>(to) % bytes == 0;
-  };
   // Whether all of the output's channels 0 are so aligned.
   const auto pixels_aligned = [&](int64_t bytes) {
     bool aligned = is_aligned(y, bytes);
@@ -239,6 +302,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   };
   switch (tile.store) {
     case Store::kRows:
+      p.y = map_rows(problem, tile, y);
+      if (epilogue.residual != nullptr) {
+        p.residual = map_rows(problem, tile, static_cast<const T*>(epilogue.residual));
+      }
       break;
     case Store::kPixels:
       p.vectors = pixels_aligned(16) && p.group_K * kSize % 16 == 0;
@@ -253,67 +320,73 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   }
   p.channel_pairs = is_aligned(epilogue.scale, 2 * kSize) && is_aligned(epilogue.bias, 2 * kSize) &&
                     p.group_K % 2 == 0;
+}
 
-  const auto advanced = [](const void* from, int64_t elements) -> const void* {
-    return from == nullptr ? nullptr : static_cast<const T*>(from) + elements;
-  };
-  const Kernel kernel = [&] {
-    if constexpr (kSize == 2) {
-      if (tile.weights_as_stored) return kernel_of<T, false, true>(tile);
-    }
-    return is_fused(tile.loader, tile.store, !epilogue.is_empty())
-               ? kernel_of<T, true, false>(tile)
-               : kernel_of<T, false, false>(tile);
-  }();
-  // `out` and `residual` are of the first image.
-  const auto run = [&](const Packed& part, const Tile& t, T* out, const void* residual) {
-    p.out = out;
-    p.epilogue.residual = residual;
-    if (tile.store == Store::kRows) {
-      p.y = map_rows(part, t, out);
-      if (residual != nullptr) p.residual = map_rows(part, t, static_cast<const T*>(residual));
-    }
-    start("implicit_gemm",
-          {std::min(plan.grid[0], t.items() * t.splits), plan.block, plan.shared_bytes,
-           context.stream, p.early, t.splits},
-          kernel, p);
-  };
-  if (problem.packs) {
-    // Some images at a time, which share the workspace.
-    const int64_t images = plan.chunk_images;
-    T* const packed_x = reinterpret_cast<T*>(workspace);
-    const T* const end = x + max_offset(problem.x_sizes(), problem.source) + 1;
-    Packed part = problem;
-    for (int64_t n = 0; n < problem.N; n += images) {
-      part.N = std::min(images, problem.N - n);
-      const Tile part_tile = sm90::tile_of(part, plan);
-      const T* const from = x + n * problem.source[0];
-      const bool early = n > 0 || !packed.in_place;
-      if (problem.packs_planes) {
-        pack_planes(part, from, x, end, packed_x, early, context.stream);
-      } else {
-        pad_channels(part, from, packed_x, early, context.stream);
-      }
-      p.x = map_pixels(part, part_tile, packed_x);
-      p.N = static_cast<int>(part.N);
-      p.items = static_cast<int>(part_tile.items());
-      p.by_tiles_m = D(part_tile.tiles_m);
-      run(part, part_tile, y + n * p.out_n, advanced(epilogue.residual, n * p.out_n));
-    }
-  } else {
-    if (tile.loader == Loader::kPlanes) {
-      p.x = map_planes(problem, tile, x);
-      if (tile.strips > 1) p.plane_column = static_cast<int>(problem.pad_w);
-      p.plane_boxes = tile.plane_boxes;
-      p.by_row_boxes = D(tile.row_boxes);
-      p.plane_slots = tile.plane_slots;
-    } else {
-      p.x = map_pixels(problem, tile, x);
-    }
-    run(problem, tile, y, epilogue.residual);
+template <typename T>
+Kernel kernel_of(const Tile& tile, bool has_epilogue) {
+  if constexpr (sizeof(T) == 2) {
+    if (tile.weights_as_stored) return kernel_of<T, false, true>(tile);
   }
-  if (problem.woven > 0) {
-    weave_phases(asked, problem, y, result, /*early=*/true, context.stream);
+  return is_fused(tile.loader, tile.store, has_epilogue) ? kernel_of<T, true, false>(tile)
+                                                         : kernel_of<T, false, false>(tile);
+}
+
+template <typename T>
+void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
+            const LaunchContext& context) {
+  const bool gradient = asked.pass == Pass::kDgrad;
+  const auto* x = static_cast<const T*>(gradient ? operands.y : operands.x);
+  auto* y = static_cast<T*>(gradient ? operands.x : operands.y);
+  const T* const x_end = x +
+                         (gradient ? max_offset(asked.y_sizes(), asked.y_strides)
+                                   : max_offset(asked.x_sizes(), asked.x_strides)) +
+                         1;
+  const auto* w = static_cast<const T*>(operands.w);
+  auto* workspace = static_cast<char*>(context.workspace);
+  const Chunk chunk = chunk_of(plan);
+  const int64_t parts = count_parts(asked, chunk);
+  bool early = false;  // whether a kernel that writes what is read next may still run
+  for (int64_t i = 0; i < parts; ++i) {
+    const Part part = part_of(asked, chunk, i);
+    const Packed problem = forward_of(part.problem, plan);
+    const Tile tile = sm90::tile_of(problem, plan);
+    const PackedWeight weight = weight_of(problem, tile);
+    if (i == 0 && !weight.in_place) {
+      T* const to = reinterpret_cast<T*>(workspace);
+      pack_weight_matrix(problem, tile.weights_as_stored, weight, w, to, context.stream);
+      workspace += packed_weight_bytes(problem, tile);
+      w = to;
+      early = true;
+    }
+    Params p = params_of<T>(problem, tile);
+    p.w = map_weights(problem, tile, weight, w);
+    T* const woven = reinterpret_cast<T*>(workspace);
+    const T* input = x + (gradient ? part.y : part.x);
+    T* const output = y + (gradient ? part.x : part.y);
+    if (problem.packing != Packing::kNone) {
+      T* const to = reinterpret_cast<T*>(workspace + woven_bytes(problem));
+      pack_input(problem, input, x, x_end, to, early, context.stream);
+      input = to;
+      early = true;
+    }
+    p.early = early;
+    if (tile.loader == Loader::kPlanes) {
+      set_planes(problem, tile, input, p);
+    } else {
+      p.x = map_pixels(problem, tile, input);
+    }
+    Epilogue epilogue = operands.epilogue;
+    if (epilogue.residual != nullptr) {
+      epilogue.residual = static_cast<const T*>(epilogue.residual) + part.y;
+    }
+    set_output(problem, tile, problem.woven > 0 ? woven : output, epilogue, p);
+    start("implicit_gemm",
+          {std::min(plan.grid[0], tile.items() * tile.splits), plan.block, plan.shared_bytes,
+           context.stream, early, tile.splits},
+          kernel_of<T>(tile, !epilogue.is_empty()), p);
+    if (problem.woven > 0) {
+      weave_phases(part.problem, problem, woven, output, /*early=*/true, context.stream);
+    }
   }
 }
 

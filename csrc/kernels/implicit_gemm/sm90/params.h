@@ -13,6 +13,7 @@ namespace customconv::implicit_gemm::sm90 {
 
 struct Params {
   CUtensorMap x, w, y, residual;
+  CUtensorMap planes[kMostResidues];  // channels of each residue
 
   // Work: tiles of the same phase follow each other; of those, tiles of the same positions.
   int items, splits, phases;
@@ -36,6 +37,10 @@ struct Params {
   // front of a strip's first column of the output its first position is.
   int plane_boxes, plane_slots, plane_column;
   Divider<int32_t> by_row_boxes;
+  // Of planes: size of an image, pixels from one row to the next, and where in 16 bytes planes
+  // begin of channels of the same residue: the first, from one to the next, and a box's shift at
+  // most.
+  int H, W, plane_row, plane_start, plane_step, residue_bits, most_shift;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int tap_h, tap_w;  // halo: bytes of a stage from one tap to the next
   bool early;        // a kernel that writes what is read here may still run

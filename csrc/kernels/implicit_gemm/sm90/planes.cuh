@@ -11,16 +11,13 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
-// The first column of a box is a multiple of so many: of 16 bytes, as the copy engine demands.
-template <typename T>
-constexpr int kBoxUnit = 16 / static_cast<int>(sizeof(T));
-
 // A box has kBoxPixels pixels of a row, with all channels of a stage: in shared memory a row for
-// each channel, with the swizzle of its width. Calls `place` for a pixel of the box; it returns the
-// pixel's row of the stage, or -1.
+// each channel, with the swizzle of its width. Calls `place` for a pixel of the box and a unit of
+// 16 bytes of channels; it returns the pixel's row of the stage, or -1. If planes are not
+// `kShifted`, that is the same for all units.
 //
 // `dump`: 128 bytes for what has no place.
-template <typename T, int kRowBytes, typename PlaceOf>
+template <typename T, int kRowBytes, bool kShifted, typename PlaceOf>
 __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int lane,
                                 const PlaceOf& place) {
   constexpr int kUnits = kRowBytes / 16;  // of a pixel's channels
@@ -30,10 +27,7 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
   if constexpr (sizeof(T) == 2) {
     // A lane gives the address of a channel's 8 pixels, and then of a pixel's 8 channels.
     const uint32_t from = box + lane % 8 * kChannelBytes + (lane / 8 ^ lane / 2 % 4) * 16;
-    const int row = place(lane);
-    const uint32_t to = row < 0 ? dump + lane % 8 * 16 : stage + row * kRowBytes;
-    const int swizzle = row < 0 ? 0 : swizzle_of(row * kRowBytes);
-    const int unit_mask = row < 0 ? 0 : kRowBytes - 16;  // a dump has a single unit
+    int row = place(lane, 0);
 #pragma unroll
     for (int first = 0; first < kUnits; first += 2) {
       uint32_t m[2][4];
@@ -43,8 +37,11 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int unit = (first + i) * 16 & unit_mask;
-        ptx::store_matrices(to + (unit ^ swizzle), m[i][0], m[i][1], m[i][2], m[i][3]);
+        if (kShifted) row = place(lane, first + i);
+        const int begin = row * kRowBytes;
+        const uint32_t to =
+            row < 0 ? dump + lane % 8 * 16 : stage + begin + ((first + i) * 16 ^ swizzle_of(begin));
+        ptx::store_matrices(to, m[i][0], m[i][1], m[i][2], m[i][3]);
       }
     }
   } else {
@@ -65,7 +62,7 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int row = place(quad * 4 + i);
+        const int row = place(quad * 4 + i, kShifted ? unit : 0);
         if (row < 0) continue;
         const int begin = row * kRowBytes;
         ptx::store_shared(stage + begin + (unit * 16 ^ swizzle_of(begin)),
@@ -80,6 +77,7 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
 template <typename T, int kShape>
 class PlaneLoader {
   static constexpr int kWarps = kTileShapes[kShape].plane_warps();
+  static constexpr int kMostUnitBits = 3;  // of units of 16 bytes in the widest row
 
  public:
   // `warp`: among those that turn planes.
@@ -117,35 +115,47 @@ class PlaneLoader {
   }
 
  private:
-  // What turning a box needs.
+  static constexpr int kUnit = 16 / static_cast<int>(sizeof(T));
+
+  // What turning a box needs. Pixels are counted from column 0 of an aligned box; planes begin up
+  // to kUnit - 1 pixels behind 16 bytes, and shift what a box has of them by as many.
   struct Box {
     uint32_t pixels;   // those that are positions of the stage: [begin, end); pixel 0's; flags
-    uint32_t padding;  // positions behind the row's last box, to be cleared: the first, how many
+    uint32_t outside;  // positions outside the image, to be cleared: the first, how many
 
     static constexpr int kRowBits = 13;
     enum Flag : uint32_t { kExists = 1u << 29, kFirst = 1u << 30, kLast = 1u << 31 };
 
+    __device__ void set(int begin, int end, int row, int shift) {
+      pixels = (begin + kUnit) | (end + kUnit) << 6 | (row + kBoxPixels) << 12 |
+               shift << (12 + kRowBits) | kExists;
+    }
     __device__ bool exists() const { return (pixels & kExists) != 0; }
     __device__ bool is_first() const { return (pixels & kFirst) != 0; }  // of its stage and warp
     __device__ bool is_last() const { return (pixels & kLast) != 0; }
-    __device__ int begin() const { return static_cast<int>(pixels & 63); }
-    __device__ int end() const { return static_cast<int>(pixels >> 6 & 63); }
+    __device__ int begin() const { return static_cast<int>(pixels & 63) - kUnit; }
+    __device__ int end() const { return static_cast<int>(pixels >> 6 & 63) - kUnit; }
     __device__ int row() const {
       return static_cast<int>(pixels >> 12 & ((1 << kRowBits) - 1)) - kBoxPixels;
     }
+    // Of the row in a plane that begins at 16 bytes.
+    __device__ int shift() const {
+      return static_cast<int>(pixels >> (12 + kRowBits) & (kUnit - 1));
+    }
     __device__ Box of_lane(int lane) const {
-      return {__shfl_sync(~0u, pixels, lane), __shfl_sync(~0u, padding, lane)};
+      return {__shfl_sync(~0u, pixels, lane), __shfl_sync(~0u, outside, lane)};
     }
   };
 
   // A box of a chunk of a tile.
   struct Cursor {
     int item, chunk, box;
-    int first;           // position of the tile's stages
-    int first_row;       // position where the row begins that it lies in,
-    int passed;          // and boxes of that row in front of it
-    int c;               // the group's first channel
-    int n, row, column;  // of the box, in the input
+    int first;      // position of the tile's stages
+    int first_row;  // position where the row begins that it lies in,
+    int passed;     // and boxes of that row in front of it
+    int c;          // the group's first channel
+    int n;          // the box's image
+    int pixel;      // of a plane, the box's first if it were aligned
     Box own;
 
     __device__ Cursor(const PlaneLoader& loader, int item)
@@ -177,8 +187,7 @@ class PlaneLoader {
         int32_t rows = first;
         const int column = p.by_pitch.split(rows);
         first_row = first - column;
-        const int lead = -p.plane_column & (kBoxUnit<T> - 1);
-        passed = min((column + lead) / kBoxPixels, p.by_row_boxes.divisor() - 1);
+        passed = min(column / kBoxPixels, p.by_row_boxes.divisor() - 1);
         c = work.c;
         return find(loader);
       }
@@ -190,37 +199,53 @@ class PlaneLoader {
       const int own_box = p.by_row_boxes.split(own_row);
       const int begin = first_row + own_row * pitch;  // the row's first position
       const Place place(p, begin);
-      row = place.row;
       n = place.n - 1;
-      const int origin = place.first_column - p.plane_column;  // its column of the input
-      column = (origin & -kBoxUnit<T>)+own_box * kBoxPixels;
-      const int lead = origin - column;  // pixels of the box in front of it
-      const int at = begin - lead - first;
-      const bool exists = at > -kBoxPixels && at < p.copy_rows;
-      const int from = max(max(lead, -at), 0);
-      const int to = min(min(lead + pitch, p.copy_rows - at), kBoxPixels);
-      own.pixels = exists ? from | max(to, 0) << 6 | (at + kBoxPixels) << 12 | Box::kExists : 0;
+      const bool in_image = place.row < p.H && n >= 0 && n < p.N;
+      const int origin = place.first_column - p.plane_column;  // the row's column of the input
+      const int passed_columns = own_box * kBoxPixels;
+      const int column = origin + passed_columns;
+      pixel = place.row * p.plane_row + column;
+      const int at = begin + passed_columns - first;  // of the stage
+      // No maxima of negated numbers: there ptxas of CUDA 13.0 loses a parameter's sign.
+      const int from = -min(min(at, column), min(passed_columns, p.most_shift));
+      const int to =
+          min(min(p.copy_rows - at, kBoxPixels), min(p.W - column, pitch - passed_columns));
+      own.pixels = 0;
+      if (in_image && from < to) own.set(from, to, at, pixel & (kUnit - 1));
       if (box < kWarps) own.pixels |= Box::kFirst;
       if (box + kWarps >= p.plane_boxes) own.pixels |= Box::kLast;
-      own.padding = 0;
-      if (own_box == p.by_row_boxes.divisor() - 1) {
-        const int behind = max(at + kBoxPixels, 0);
-        const int count = min(at + lead + pitch, p.copy_rows) - behind;
-        if (count > 0) own.padding = behind | count << 16;
-      }
+      // Of the row's columns from the box's on, up to the next box's.
+      const bool is_last = own_box == p.by_row_boxes.divisor() - 1;
+      const int left = pitch - passed_columns;
+      int out = 0, out_end = is_last ? left : min(left, kBoxPixels);
+      if (in_image && origin < 0) out_end = min(out_end, -column);
+      if (in_image && origin >= 0) out = max(out, p.W - column);
+      out = max(at + out, 0);
+      const int count = min(at + out_end, p.copy_rows) - out;
+      own.outside = count > 0 ? out | count << 16 : 0;
     }
   };
 
   __device__ int slot_bytes() const { return kBoxPixels * p_.row_bytes; }
 
+  // By a lane for each residue of channels.
   __device__ void copy(const Cursor& at) {
-    if (lane_ == 0) {
-      ptx::Barrier* full = full_ + copied_.stage;
-      ptx::arrive_expecting(full, slot_bytes());
-      ptx::copy_box(slots_ + copied_.stage * slot_bytes(), &p_.x, full, at.column, at.row,
-                    at.c + at.chunk * p_.row_channels, at.n);
+    ptx::Barrier* full = full_ + copied_.stage;
+    if (lane_ == 0) ptx::arrive_expecting(full, slot_bytes());
+    __syncwarp();
+    if (lane_ >> p_.residue_bits == 0) {
+      const int first = at.pixel + shift_of(lane_);
+      ptx::copy_box(
+          slots_ + copied_.stage * slot_bytes() + lane_ * (slot_bytes() >> p_.residue_bits),
+          p_.planes + lane_, full, first & -kUnit,
+          (at.c + at.chunk * p_.row_channels) >> p_.residue_bits, at.n);
     }
     copied_.advance(p_.plane_slots);
+  }
+
+  // Where in 16 bytes planes begin of the channels of that residue.
+  __device__ int shift_of(int residue) const {
+    return (p_.plane_start + residue * p_.plane_step) & (kUnit - 1);
   }
 
   // Returns whether a slot is free again.
@@ -230,20 +255,26 @@ class PlaneLoader {
     if (own.exists()) {
       ptx::wait(full_ + turned_.stage, turned_.parity);
       const uint32_t box = ptx::shared_address(slots_) + turned_.stage * slot_bytes();
-      const int begin = own.begin(), end = own.end(), row = own.row();
-      const auto place = [&](int pixel) {
+      const int begin = own.begin(), end = own.end(), row = own.row(), row_shift = own.shift();
+      // Residues follow each other in a stage, each with as many units of channels.
+      const int unit_bits = kMostUnitBits - p_.residue_bits;
+      const auto place = [&](int pixel, int unit) {
+        const int shift = (row_shift + shift_of(unit >> unit_bits)) & (kUnit - 1);
+        pixel -= shift;
         return pixel >= begin && pixel < end ? row + pixel : -1;
       };
-      if (p_.row_bytes == kMostRowBytes) {
-        turn_box<T, kMostRowBytes>(box, stage, dump_, lane_, place);
+      if (p_.residue_bits > 0) {
+        turn_box<T, kMostRowBytes, true>(box, stage, dump_, lane_, place);
+      } else if (p_.row_bytes == kMostRowBytes) {
+        turn_box<T, kMostRowBytes, false>(box, stage, dump_, lane_, place);
       } else if (p_.row_bytes == kMostRowBytes / 2) {
-        turn_box<T, kMostRowBytes / 2>(box, stage, dump_, lane_, place);
+        turn_box<T, kMostRowBytes / 2, false>(box, stage, dump_, lane_, place);
       } else {
-        turn_box<T, kLeastRowBytes>(box, stage, dump_, lane_, place);
+        turn_box<T, kLeastRowBytes, false>(box, stage, dump_, lane_, place);
       }
       turned_.advance(p_.plane_slots);
     }
-    if (own.padding != 0) clear(own, stage);
+    if (own.outside != 0) clear(own, stage);
     if (own.is_last()) ptx::fence_shared_writes();
     __syncwarp();
     if (own.is_last()) {
@@ -253,10 +284,10 @@ class PlaneLoader {
     return own.exists();
   }
 
-  // Clears the padding behind the row's last box.
+  // Clears positions outside the image.
   __device__ void clear(const Box& own, uint32_t stage) const {
-    const int units = p_.row_bytes / 16, count = static_cast<int>(own.padding >> 16) * units;
-    const uint32_t to = stage + (own.padding & 0xFFFF) * p_.row_bytes;
+    const int units = p_.row_bytes / 16, count = static_cast<int>(own.outside >> 16) * units;
+    const uint32_t to = stage + (own.outside & 0xFFFF) * p_.row_bytes;
     for (int i = lane_; i < count; i += 32) {
       ptx::store_shared(to + i * 16, make_uint4(0, 0, 0, 0));
     }

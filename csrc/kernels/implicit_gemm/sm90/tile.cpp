@@ -10,27 +10,28 @@ namespace customconv::implicit_gemm::sm90 {
 
 namespace {
 
-// A plan's variant: the loader, the tile's shape, rows of so many times 32 bytes, and strips.
-constexpr int kShapeShift = 4, kRowShift = 8, kStripShift = 12, kPlanFlag = 1 << 20;
+// A plan's variant: the loader, the tile's shape, rows of so many times 32 bytes, strips, and how
+// its input is packed.
+constexpr int kShapeShift = 4, kRowShift = 8, kStripShift = 12, kPackingShift = 21;
+constexpr int kPlanFlag = 1 << 20;
 constexpr int kMostStrips = 255;
-constexpr int kMostOffset = 255;               // of a copy in im2col mode, in pixels
-constexpr int kMostCorner = 127;               // of its box, from the image's corner
-constexpr int kMostCopyRows = 256;             // of a copy
-constexpr int kMostCopies = 16;                // of a stage
-constexpr int kMostStripCopies = 32;           // of a stage: a lane each
-constexpr int kMostBox = 256;                  // pixels of a copied row
-constexpr int kCopyBytes = 128;                // what aligns a copy in shared memory
-constexpr int kMostStride = 8;                 // of a copy
-constexpr int kSlotAlignment = 1024;           // of what boxes come into
-constexpr int kMostPlaneRows = 1 << 12;        // of a stage
-constexpr int kLeastStages = 3;                // of weights
-constexpr int kLeastHaloStages = 2;            // of pixels,
-constexpr int kMostHaloStages = 4;             // and at most
-constexpr int kLeastPlaneSlots = 2;            // of a warp: one is turned, one arrives
-constexpr int kUnit = 8;                       // rows of a swizzle
-constexpr int64_t kPageBytes = 2 << 20;        // of memory
-constexpr int64_t kChunkBytes = 32 << 20;      // of input that is packed at a time, to stay in L2,
-constexpr int64_t kMostChunkBytes = 64 << 20;  // and of a single image
+constexpr int kMostOffset = 255;         // of a copy in im2col mode, in pixels
+constexpr int kMostCorner = 127;         // of its box, from the image's corner
+constexpr int kMostCopyRows = 256;       // of a copy
+constexpr int kMostCopies = 16;          // of a stage
+constexpr int kMostStripCopies = 32;     // of a stage: a lane each
+constexpr int kMostBox = 256;            // pixels of a copied row
+constexpr int kCopyBytes = 128;          // what aligns a copy in shared memory
+constexpr int kMostStride = 8;           // of a copy
+constexpr int kSlotAlignment = 1024;     // of what boxes come into
+constexpr int kMostPlaneRows = 1 << 12;  // of a stage
+constexpr int kLeastStages = 3;          // of weights
+constexpr int kLeastHaloStages = 2;      // of pixels,
+constexpr int kMostHaloStages = 4;       // and at most
+constexpr int kLeastPlaneSlots = 2;      // of a warp: one is turned, one arrives
+constexpr int kUnit = 8;                 // rows of a swizzle
+constexpr int64_t kMostFlattened = 32;   // bytes of channels up to which taps may be channels
+constexpr int64_t kPageBytes = 2 << 20;  // of memory
 
 // Clocks and rates of a multiprocessor, fitted to times of plans on an H100
 // (docs/log/2026-11-25-channels-first.md).
@@ -58,7 +59,8 @@ constexpr double kStartMs = 0.007;          // launch, and until the first stage
 constexpr double kPackMs = 0.00123;         // to pack weights, at least
 constexpr double kPackBytesPerClock = 409;  // of the whole GPU
 constexpr double kInputMs = 0.00345;        // to pack a chunk of the input, at least
-constexpr double kInputBandwidth = 1900;    // GB/s, of what is packed
+constexpr double kInputBandwidth = 1900;    // GB/s, of what is packed,
+constexpr double kGatheredBandwidth = 900;  // and where taps are gathered
 constexpr double kNextMs = 0.00294;         // until the next chunk's first products
 
 // Behind the last pixel of an axis, where the first tap of its last output pixel is.
@@ -74,21 +76,18 @@ int64_t shared_pad(int64_t pixels, int64_t outputs, int64_t taps, int64_t pad, i
   return std::max<int64_t>({pad, behind, 0});
 }
 
-// Whether the copy engine can read the input with this dimension innermost: its elements follow
-// each other, and strides of the others are whole 16 bytes.
-bool is_copied_along(const Forward& p, int innermost) {
+// Where in 16 bytes planes begin: bits of a channel's number that this depends on.
+int residue_bits(const Forward& p) {
   const int64_t unit = 16 / element_size(p.dtype);
-  const Shape4 sizes = p.x_sizes();
-  for (int i = 0; i < 4; ++i) {
-    const int64_t stride = p.x_strides[i];
-    const bool legal = i == innermost ? stride == 1 : stride > 0 && stride % unit == 0;
-    if (sizes[i] > 1 && !legal) return false;
-  }
-  return p.x_aligned;
+  int bits = 0;
+  while (p.C > 1 && (p.x_strides[1] << bits) % unit != 0) ++bits;
+  return bits;
 }
-// Pixels, with all their channels side by side.
-bool input_is_legal(const Forward& p) { return is_copied_along(p, 1); }
-bool planes_are_legal(const Forward& p) { return is_copied_along(p, 3); }
+// Channels of a stage that begin at the same byte of 16 are turned together, 16 bytes at a time.
+int most_residue_bits(const Forward& p, const Tile& t) {
+  if (t.row_bytes < kMostRowBytes) return 0;
+  return element_size(p.dtype) == 2 ? 3 : 2;
+}
 
 // Whether the grid is one that copies can traverse, with all taps in reach.
 bool is_grid(const Forward& p, const Tile& t) {
@@ -101,7 +100,12 @@ bool is_grid(const Forward& p, const Tile& t) {
   }
   if (p.stride_h > 1 || p.stride_w > 1 || p.P > t.period || t.halo > t.image()) return false;
   if (t.strips == 1 && p.Q > t.pitch) return false;
-  if (t.loader == Loader::kPlanes) return t.store == Store::kPlanes;
+  if (t.loader == Loader::kPlanes) {
+    if (t.store != Store::kPlanes || t.residue_bits > most_residue_bits(p, t)) return false;
+    if (p.C < int64_t{1} << t.residue_bits) return false;
+    // What lies outside the image is on one side of a strip.
+    return t.strips == 1 || t.pitch - p.pad_w <= p.W;
+  }
   if (t.copies_strips) return t.copy_rows <= kMostBox && t.copies <= kMostStripCopies;
   return p.R * p.S > 1 && is_corner(t.pitch - p.W) && is_corner(t.period - p.H);
 }
@@ -139,7 +143,9 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
   t.row_bytes = row_bytes;
   t.splits = static_cast<int>(splits);
   const TileShape& kind = t.kind();
-  t.weights_as_stored = p.gradient && size == 2 && kind.channels >= kLeastAsStored;
+  t.residue_bits = loader == Loader::kPlanes ? residue_bits(p) : 0;
+  t.weights_as_stored = p.gradient && size == 2 && kind.channels >= kLeastAsStored &&
+                        t.residue_bits == 0 && p.tap_channels == 0;
   t.pitch = p.Q;
   t.period = p.P;
   t.strips = 1;
@@ -170,15 +176,17 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
     t.copies = 1;
     const int64_t unit = kSlotAlignment / row_bytes;
     t.copy_rows = static_cast<int>(std::min<int64_t>(round_up(rows, unit), kMostPlaneRows));
-    // Columns of the input from the first box's first on; the padding behind the last is cleared.
-    const int64_t lead = t.strips == 1 ? 0 : round_up(p.pad_w, box_unit) - p.pad_w;
-    const int64_t row_boxes = ceil_divide(t.strips == 1 ? p.W : lead + t.pitch, kBoxPixels);
-    // Boxes that a stage's positions meet, wherever in a row they begin.
+    const bool rows_aligned = p.x_aligned && t.residue_bits == 0 && t.strips == 1 &&
+                              (p.H == 1 || p.x_strides[2] % box_unit == 0);
+    t.most_shift = rows_aligned ? 0 : static_cast<int>(box_unit - 1);
+    const int64_t columns = t.strips == 1 ? p.W : t.pitch;  // that boxes bring
+    const int64_t row_boxes = ceil_divide(columns + t.most_shift, kBoxPixels);
+    // Boxes that a stage's positions meet, wherever in a row they begin, at most.
     const int64_t whole = (t.copy_rows - 1) / t.pitch, rest = (t.copy_rows - 1) % t.pitch;
-    const int64_t behind = std::max<int64_t>(lead + t.pitch - row_boxes * kBoxPixels, 0);
+    const int64_t unmet = (t.pitch - rest - t.most_shift) / kBoxPixels;
     const int64_t boxes =
-        whole * row_boxes + 1 + ceil_divide(behind, kBoxPixels) +
-        std::max(ceil_divide(rest, kBoxPixels), row_boxes - (t.pitch - rest) / kBoxPixels);
+        whole * row_boxes + 1 +
+        std::max(ceil_divide(rest + t.most_shift, kBoxPixels), row_boxes + 1 - unmet);
     const int64_t touched = ceil_divide(t.copy_rows + t.pitch - 1, t.pitch);
     t.row_boxes = static_cast<int>(row_boxes);
     t.plane_boxes = static_cast<int>(
@@ -257,16 +265,6 @@ bool is_legal(const Forward& p, const Tile& t) {
          t.splits <= t.chunks * p.phase[0].R * p.phase[0].S;
 }
 
-int64_t image_bytes(const Packed& p) { return p.H * p.W * p.row * element_size(p.dtype); }
-
-// Images that are packed at a time; 0 if one is too large.
-int64_t chunk_images(const Packed& p) {
-  if (image_bytes(p) > kMostChunkBytes) return 0;
-  const int64_t most = std::clamp<int64_t>(kChunkBytes / image_bytes(p), 1, p.N);
-  return ceil_divide(p.N, ceil_divide(p.N, most));
-}
-int64_t pack_chunks(const Packed& p) { return ceil_divide(p.N, chunk_images(p)); }
-
 int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
   const double share = t.splits > 2 ? kClusterShare : 1;
   const auto clusters = static_cast<int64_t>(share * d.sm_count * t.kind().occupancy / t.splits);
@@ -297,7 +295,9 @@ double store_clocks(const Packed& p, const Tile& t) {
   return 0;
 }
 
-double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
+// Of a problem whose `parts` are about as large as `p`.
+double predicted_ms(const ConvProblem& asked, const Packed& p, int64_t parts,
+                    const DeviceProperties& d, const Tile& t) {
   const TileShape& kind = t.kind();
   const auto size = static_cast<double>(element_size(p.dtype));
   const double results = static_cast<double>(kind.pixels) * kind.channels;
@@ -316,9 +316,8 @@ double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
                             : t.x_bytes;
   const double store = store_clocks(p, t);
   const auto blocks = static_cast<double>(blocks_at_once(d, t));
-  // Tiles of a phase; input that is packed comes in chunks, each a launch of its own.
-  const int64_t launches = p.packs ? pack_chunks(p) : 1;
-  const double tiles = static_cast<double>(ceil_divide(t.tiles_m, launches) * t.tiles_k * t.splits);
+  const auto launches = static_cast<double>(parts);
+  const double tiles = static_cast<double>(t.tiles_m * t.tiles_k * t.splits);  // of a phase
   double total = 0;
   double longest = 0;
   for (int i = 0; i < p.phases; ++i) {
@@ -334,21 +333,22 @@ double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
     }
     const double item = sum / t.splits + store + kTileClocks;
     longest = std::max(longest, item);
-    total += static_cast<double>(launches) * std::ceil(tiles / blocks) * item;
+    total += launches * std::ceil(tiles / blocks) * item;
   }
   total = std::max(total, longest);
   if (kind.occupancy > 1) total *= kind.occupancy * kPairEfficiency;
   const double ms = total / (d.clock_ghz * 1e6) + kStartMs;
-  const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s) + kStartMs;
+  const double bytes_ms =
+      1e-6 * asked.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s) + kStartMs;
   double all = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
   if (t.splits > 1) all += kClusterMs;
-  if (p.packs) {
-    const auto packed = static_cast<double>(p.N * p.H * p.W * p.row) * size;
-    const auto chunks = static_cast<double>(pack_chunks(p));
-    all += 1e-6 * packed / kInputBandwidth + chunks * kInputMs + (chunks - 1) * kNextMs;
+  if (p.packing != Packing::kNone) {
+    const double packed = launches * static_cast<double>(p.packed()) * size;
+    const double bandwidth = p.tap_channels > 0 ? kGatheredBandwidth : kInputBandwidth;
+    all += 1e-6 * packed / bandwidth + launches * kInputMs;
   }
-  all += weave_ms(p, d);
-  const PackedWeight weight = packed_matrix(p, t.weights_as_stored);
+  all += (launches - 1) * kNextMs + launches * weave_ms(p, d);
+  const PackedWeight weight = weight_of(p, t);
   if (!weight.in_place) {
     const double bytes = static_cast<double>(weight.rows * weight.row) * size;
     all += std::max(kPackMs, bytes / kPackBytesPerClock / (d.clock_ghz * 1e6));
@@ -358,22 +358,36 @@ double predicted_ms(const Packed& p, const DeviceProperties& d, const Tile& t) {
 
 class Search : public PlanSearch {
  public:
-  Search(const ConvProblem& asked, const Packed& p, const DeviceProperties& d,
-         std::vector<ConvPlan>* all)
-      : PlanSearch(asked, d, all), f_(p) {}
+  Search(const ConvProblem& asked, const DeviceProperties& d, std::vector<ConvPlan>* all)
+      : PlanSearch(asked, d, all) {}
 
   ConvPlan best() {
-    if (input_is_legal(f_)) {
-      if (f_.packs && chunk_images(f_) == 0) return best_;
-      try_tiles(Loader::kIm2col);
-      try_strips(Loader::kHalo);
-    } else if (planes_are_legal(f_)) {
-      try_strips(Loader::kPlanes);
+    try_packing(Packing::kNone);
+    try_packing(Packing::kPixels);
+    const int64_t channels = p_.pass == Pass::kDgrad ? p_.K : p_.C;
+    if (channels * element_size(p_.dtype) <= kMostFlattened) {
+      try_packing(Packing::kRows);
+      try_packing(Packing::kPatches);
     }
     return best_;
   }
 
  private:
+  void try_packing(Packing packing) {
+    if (!choose_chunk(p_, packing, chunk_)) return;
+    parts_ = count_parts(p_, chunk_);
+    // Of an image's rows, those in the middle need most.
+    const bool has_middle = chunk_.pixels > 0 && parts_ > 2 * p_.N;
+    f_ = sm90::forward_of(part_of(p_, chunk_, has_middle ? 1 : 0).problem, packing);
+    if (f_.packing != packing) return;
+    if (input_is_legal(f_)) {
+      try_tiles(Loader::kIm2col);
+      try_strips(Loader::kHalo);
+    } else if (planes_are_legal(f_)) {
+      try_strips(Loader::kPlanes);
+    }
+  }
+
   // Images as they are, and cut into strips.
   void try_strips(Loader loader) {
     try_tiles(loader);
@@ -411,36 +425,43 @@ class Search : public PlanSearch {
 
   bool add_tile(Tile t) {
     if (!is_legal(f_, t) || !choose_stages(block_bytes(d_, t), t)) return false;
+    if (chunk_.pixels > 0 && !is_legal_at_ends(t)) return false;
     ConvPlan plan;
     plan.variant = kLoaderNames[static_cast<int>(t.loader)];
     plan.variant_index = kPlanFlag | static_cast<int>(t.loader) | t.shape << kShapeShift |
                          t.row_bytes / kLeastRowBytes << kRowShift |
-                         static_cast<int>(t.strips) << kStripShift;
+                         static_cast<int>(t.strips) << kStripShift |
+                         static_cast<int>(f_.packing) << kPackingShift;
+    plan.chunk_images = chunk_.images;
+    plan.chunk_pixels = chunk_.pixels;
     plan.tile[0] = t.kind().pixels;
     plan.tile[1] = t.kind().channels;
     plan.tile[2] = t.row_bytes / static_cast<int>(element_size(f_.dtype));
     plan.splits = t.splits;
     plan.block = t.threads();
-    plan.wide_index = needs_wide_index(f_);
+    plan.wide_index = needs_wide_index(p_);
     plan.shared_bytes = shared_bytes(t);
     plan.grid[0] = std::min<int64_t>(t.items() * t.splits, blocks_at_once(d_, t));
     if (t.splits > 1) plan.grid[0] = t.items() * t.splits;
-    const PackedWeight weight = packed_matrix(f_, t.weights_as_stored);
-    if (!weight.in_place) {
-      plan.workspace_bytes =
-          round_up(weight.rows * weight.row * element_size(f_.dtype), kAlignment);
-    }
-    plan.workspace_bytes += round_up(f_.woven * element_size(f_.dtype), kAlignment);
-    if (f_.packs) {
-      plan.chunk_images = chunk_images(f_);
-      plan.workspace_bytes += image_bytes(f_) * plan.chunk_images;
-    }
-    plan.predicted_ms = predicted_ms(f_, d_, t);
+    plan.workspace_bytes = packed_weight_bytes(f_, t) + woven_bytes(f_) + packed_bytes(f_);
+    plan.predicted_ms = predicted_ms(p_, f_, parts_, d_, t);
     add(plan);
     return true;
   }
 
-  const Packed& f_;
+  // Whether the first rows of an image and its last can be computed by such tiles, too.
+  bool is_legal_at_ends(const Tile& t) const {
+    for (const int64_t i : {int64_t{0}, parts_ / p_.N - 1}) {
+      const Packed end = sm90::forward_of(part_of(p_, chunk_, i).problem, f_.packing);
+      const Tile own = make_tile(end, t.loader, t.shape, t.row_bytes, t.splits, t.strips);
+      if (!is_legal(end, own) || own.store != t.store || own.x_bytes != t.x_bytes) return false;
+    }
+    return true;
+  }
+
+  Chunk chunk_;  // what is computed at a time,
+  int64_t parts_ = 1;
+  Packed f_;  // the largest of so many parts
 };
 
 }  // namespace
@@ -451,40 +472,32 @@ int64_t pixel_stride(const Forward& p) {
   return p.N > 1 ? p.y_strides[0] : round_up(p.K, 16);
 }
 
-Packed forward_of(const ConvProblem& asked, bool packs) {
-  Packed p{as_forward(asked)};
-  if (!packs || input_is_legal(p)) {
-    static_cast<Forward&>(p) = as_one_row(p);
-    return p;
-  }
-  // Pixels of an image follow each other, in planes or with their channels side by side.
-  const int64_t pixel = p.W > 1 ? p.x_strides[3] : p.x_strides[2];
-  const bool rows = p.H == 1 || p.W == 1 || p.x_strides[2] == p.W * pixel;
-  const bool planes = p.H * p.W == 1 || pixel == 1;
-  const bool channels_last = p.C == 1 || p.x_strides[1] == 1;
-  if (!rows || !(planes || channels_last) || p.x_strides[0] < 0 || p.x_strides[1] < 0 ||
-      pixel < 0) {
-    return p;
-  }
-  p.packs = true;
-  p.packs_planes = planes;
-  p.source = p.x_strides;
-  p.source_aligned = p.x_aligned;
-  p.row = round_up(p.C, 16 / element_size(p.dtype));
-  p.x_strides = {p.H * p.W * p.row, 1, p.W * p.row, p.row};
-  p.x_aligned = true;
-  return p;
+PackedWeight weight_of(const Packed& p, const Tile& t) {
+  PackedWeight weight = packed_matrix(p, t.weights_as_stored);
+  if (t.residue_bits == 0) return weight;
+  int run_bits = 0;
+  while (element_size(p.dtype) << (t.residue_bits + run_bits) < t.row_bytes) ++run_bits;
+  weight.order = {t.residue_bits, run_bits};
+  weight.row = round_up(weight.row, weight.order.part());
+  weight.in_place = false;
+  return weight;
+}
+
+int64_t packed_weight_bytes(const Packed& p, const Tile& t) {
+  const PackedWeight weight = weight_of(p, t);
+  if (weight.in_place) return 0;
+  return round_up(weight.rows * weight.row * element_size(p.dtype), kAlignment);
 }
 
 ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& d,
                    std::vector<ConvPlan>* all) {
-  const Packed direct = forward_of(asked, false);
-  ConvPlan best = Search(asked, direct, d, all).best();
-  if (input_is_legal(direct)) return best;
-  const Packed packed = forward_of(asked, true);
-  if (!packed.packs) return best;
-  const ConvPlan plan = Search(asked, packed, d, all).best();
-  return plan.block > 0 && (best.block == 0 || plan.predicted_ms < best.predicted_ms) ? plan : best;
+  return Search(asked, d, all).best();
+}
+
+Chunk chunk_of(const ConvPlan& plan) { return {plan.chunk_images, plan.chunk_pixels}; }
+
+Packed forward_of(const ConvProblem& part, const ConvPlan& plan) {
+  return forward_of(part, static_cast<Packing>(plan.variant_index >> kPackingShift));
 }
 
 bool is_plan(const ConvPlan& plan) { return (plan.variant_index & kPlanFlag) != 0; }

@@ -20,7 +20,7 @@
 
 #include <cstdint>
 
-#include "kernels/implicit_gemm/forward.h"
+#include "kernels/implicit_gemm/sm90/packed.h"
 #include "plan/plan.h"
 
 namespace customconv::implicit_gemm::sm90 {
@@ -35,6 +35,7 @@ constexpr int kBoxPixels = 32;          // of a plane, that a warp turns at a ti
 constexpr int kMostPlaneSlots = 4;      // from so many slots
 constexpr int kDumpBytes = 128;         // where a warp writes pixels that have no place,
 constexpr int kDumpsBytes = 1024;       // and room for all these warps
+constexpr int kMostResidues = 8;        // of channels, whose planes begin at different bytes of 16
 constexpr int kMostMultipliers = 3;     // warpgroups
 constexpr int kLeastAsStored = 64;  // channels of a tile whose weights the instruction transposes
 struct TileShape {
@@ -111,6 +112,8 @@ struct Tile {
   int row_boxes;          // of planes, that cover a row of positions,
   int plane_boxes;        // and a stage
   int plane_slots;        // of a warp that turns boxes
+  int residue_bits;       // of channels, by where in 16 bytes their planes begin
+  int most_shift;         // pixels between the start of a box and that of its row, at most
   int64_t halo;           // positions of a stage before the tile's first
   int64_t span;           // positions of a stage beside the tile's
   int copies, copy_rows;  // a stage's pixels come in so many copies of so many positions;
@@ -131,21 +134,15 @@ ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& device,
                    std::vector<ConvPlan>* all = nullptr);
 // Whether `plan` is of this main loop, and its tile.
 bool is_plan(const ConvPlan& plan);
-// The problem as the main loop computes it: `packs`, of input that is packed before, from planes or
-// from pixels whose channels are not whole 16 bytes.
-struct Packed : Forward {
-  bool packs = false;
-  bool packs_planes = false;
-  Shape4 source{};             // strides of the input that is packed
-  int64_t row = 0;             // elements of a packed pixel
-  bool source_aligned = true;  // to 16 bytes
-};
-Packed forward_of(const ConvProblem& asked, bool packs);
+// The part of a problem that `plan` computes at a time, as the main loop computes it.
+Packed forward_of(const ConvProblem& part, const ConvPlan& plan);
+Chunk chunk_of(const ConvPlan& plan);
 Tile tile_of(const Packed& problem, const ConvPlan& plan);
 int shared_bytes(const Tile& tile);
+// The weight as the tile's kernel reads it, and bytes of the workspace if it is packed for that.
+PackedWeight weight_of(const Packed& problem, const Tile& tile);
+int64_t packed_weight_bytes(const Packed& problem, const Tile& tile);
 // Elements from one pixel of the output to the next, if they all are equally far apart.
 int64_t pixel_stride(const Forward& problem);
-
-constexpr int64_t kAlignment = 256;  // of the parts of a workspace
 
 }  // namespace customconv::implicit_gemm::sm90

@@ -1,0 +1,56 @@
+// A problem as the main loop computes it: its input may be packed into a workspace first, a part of
+// the problem after the other.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/implicit_gemm/forward.h"
+#include "plan/plan.h"
+
+namespace customconv::implicit_gemm::sm90 {
+
+// What the main loop reads.
+enum class Packing : uint8_t {
+  kNone,     // the input, where it is
+  kPixels,   // its pixels, each with its channels side by side, padded to whole 16 bytes
+  kRows,     // of few channels: pixels of the output, each with what a row of taps meets
+  kPatches,  // the same with what all taps meet
+};
+
+struct Packed : Forward {
+  Packing packing = Packing::kNone;
+  ConvProblem source = {};  // what is packed: a forward convolution too
+  int64_t row = 0;          // elements of a packed pixel
+  int64_t packed() const { return packing == Packing::kNone ? 0 : N * H * W * row; }  // elements
+};
+
+// `asked` with its input packed in this way; unpacked, if that is not possible or does not help.
+Packed forward_of(const ConvProblem& asked, Packing packing);
+
+// Whether the copy engine reads pixels with all their channels side by side: these are whole 16
+// bytes apart. Whether it reads planes of pixels: only images must be whole 16 bytes apart.
+bool input_is_legal(const Forward& problem);
+bool planes_are_legal(const Forward& problem);
+
+// How much of a problem is computed at a time: images, or rows of what is computed of one image;
+// columns where images are a single row. All of it if there are no `images`.
+struct Chunk {
+  int64_t images = 0, pixels = 0;
+};
+// Chunks whose workspace stays in the second-level cache. False if there are none.
+bool choose_chunk(const ConvProblem& asked, Packing packing, Chunk& chunk);
+int64_t count_parts(const ConvProblem& asked, const Chunk& chunk);
+
+// A part of a problem is a problem of its own, whose tensors begin some elements further on.
+struct Part {
+  ConvProblem problem;
+  int64_t x, y;
+};
+Part part_of(const ConvProblem& asked, const Chunk& chunk, int64_t index);
+// Bytes of a part's workspace: the packed input, and phases of the output that are stored apart.
+int64_t packed_bytes(const Packed& part);
+int64_t woven_bytes(const Packed& part);
+
+constexpr int64_t kAlignment = 256;  // of the parts of a workspace
+
+}  // namespace customconv::implicit_gemm::sm90
