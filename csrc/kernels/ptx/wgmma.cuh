@@ -149,7 +149,28 @@ struct Product;
 CUSTOMCONV_PRODUCTS(32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
 CUSTOMCONV_PRODUCTS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 CUSTOMCONV_PRODUCTS(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+CUSTOMCONV_PRODUCTS(192, 96, "%96", "%97", "%98", "%99", "%100", "%101")
 CUSTOMCONV_PRODUCTS(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
+
+// The same where the first operand is transposed, of 16 bits, and not the second.
+template <typename T, int kColumns>
+struct TransposedFirst;
+
+#define CUSTOMCONV_TRANSPOSED_FIRST(T, type, columns, sums, a, b, accumulate)                    \
+  template <>                                                                                    \
+  struct TransposedFirst<T, columns> {                                                           \
+    static __device__ void add(float (&d)[sums], uint64_t x, uint64_t y, int accumulate_) {      \
+      CUSTOMCONV_ADD("m64n" #columns "k16.f32." type, sums, a, b, accumulate, ", 1, 0", "l"(x)); \
+    }                                                                                            \
+  };
+#define CUSTOMCONV_BOTH_TRANSPOSED_FIRST(...)                 \
+  CUSTOMCONV_TRANSPOSED_FIRST(__half, "f16.f16", __VA_ARGS__) \
+  CUSTOMCONV_TRANSPOSED_FIRST(__nv_bfloat16, "bf16.bf16", __VA_ARGS__)
+
+CUSTOMCONV_BOTH_TRANSPOSED_FIRST(64, 32, "%32", "%33", "%34")
+CUSTOMCONV_BOTH_TRANSPOSED_FIRST(128, 64, "%64", "%65", "%66")
+CUSTOMCONV_BOTH_TRANSPOSED_FIRST(192, 96, "%96", "%97", "%98")
+CUSTOMCONV_BOTH_TRANSPOSED_FIRST(256, 128, "%128", "%129", "%130")
 
 // The same where the first operand is transposed, and the second unless `kBoth` is false: sums of
 // 64 rows by kColumns, 16 long. Adds to sums that exist.
@@ -179,6 +200,8 @@ CUSTOMCONV_TRANSPOSED_HALVES(64, 32, "%32", "%33", false, "0")
 CUSTOMCONV_TRANSPOSED_HALVES(128, 64, "%64", "%65", false, "0")
 
 #undef CUSTOMCONV_TRANSPOSED_HALVES
+#undef CUSTOMCONV_BOTH_TRANSPOSED_FIRST
+#undef CUSTOMCONV_TRANSPOSED_FIRST
 #undef CUSTOMCONV_TRANSPOSED
 #undef CUSTOMCONV_PRODUCTS
 #undef CUSTOMCONV_HALVES

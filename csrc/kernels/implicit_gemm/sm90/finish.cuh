@@ -1,7 +1,9 @@
 // From sums to results while they are in registers: scale, bias, residual and activation.
 //
-// As wgmma leaves them, sum[j * 4 + half * 2 + i] of a warpgroup's 64 positions is of position
-// warp * 16 + half * 8 + lane / 4 and of channel j * 8 + lane % 4 * 2 + i.
+// The instruction's rows are output channels, its columns positions. As it leaves them,
+// sum[j * 4 + half * 2 + i] of a block of 64 channels is of channel warp * 16 + half * 8 + lane / 4
+// and of position j * 8 + lane % 4 * 2 + i. A warpgroup has some blocks, `kSpans` of the same
+// channels and neighbouring positions after the other.
 #pragma once
 
 #include <cstdint>
@@ -12,127 +14,78 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
-// Keeps the compiler from loading more ahead than there are registers for.
-__device__ inline void finish_loads() { asm volatile("" ::: "memory"); }
+constexpr int kBlockChannels = 64;
 
 template <typename T>
 __device__ inline float2 widen_pair(uint32_t bits) {
   const T* pair = reinterpret_cast<const T*>(&bits);
   return make_float2(widen(pair[0]), widen(pair[1]));
 }
-template <typename T>
-__device__ inline float2 load_pair(const T* from) {
-  if constexpr (sizeof(T) == 2) {
-    return widen_pair<T>(*reinterpret_cast<const uint32_t*>(from));
-  } else {
-    return *reinterpret_cast<const float2*>(from);
-  }
+
+// Of a block's channels, those that a thread has: the first, and the one that is eight further on.
+__device__ inline int own_channel() {
+  return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-// Two channels' values, of which the first is before `last`. `pairs`: they may be loaded at once.
-template <typename T>
-__device__ inline float2 channel_values(const void* from, int k, int last, bool pairs) {
-  const T* values = static_cast<const T*>(from) + k;
-  if (pairs) return load_pair(values);
-  return make_float2(widen(values[0]), k + 1 < last ? widen(values[1]) : 0.0f);
+// Whether the activation waits for a residual.
+__device__ inline bool activates_last(const Epilogue& epilogue) {
+  return epilogue.residual != nullptr && !epilogue.residual_last;
 }
 
-// Scales sums and adds the bias.
-template <typename T, int kBlocks, int kSums>
-__device__ inline void scale_and_bias(const Params& p, const Work& work,
-                                      float (&sum)[kBlocks][kSums]) {
-  const int own_k = work.k + static_cast<int>(threadIdx.x) % 4 * 2;
+// Scale, bias and, unless it waits for a residual, the activation. `k`: the first channel of the
+// warpgroup's blocks.
+template <typename T, int kSpans, int kBlocks, int kSums>
+__device__ inline void finish(const Params& p, const Work& work, int k,
+                              float (&sum)[kBlocks][kSums]) {
+  const Epilogue& epilogue = p.epilogue;
   const auto each = [&](const void* values, auto function) {
     if (values == nullptr) return;
 #pragma unroll
-    for (int j = 0; j < kSums / 4; ++j) {
-      const int k = own_k + j * 8;
-      float2 value = make_float2(0, 0);
-      if (k < work.last_k) value = channel_values<T>(values, k, work.last_k, p.channel_pairs);
+    for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
+      for (int half = 0; half < 2; ++half) {
+        const int channel = k + b / kSpans * kBlockChannels + own_channel() + half * 8;
+        if (channel >= work.last_k) continue;
+        const float value = widen(static_cast<const T*>(values)[channel]);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          function(sum[b][j * 4 + half * 2], value.x);
-          function(sum[b][j * 4 + half * 2 + 1], value.y);
+        for (int j = 0; j < kSums / 4; ++j) {
+          function(sum[b][j * 4 + half * 2], value);
+          function(sum[b][j * 4 + half * 2 + 1], value);
         }
       }
-      if (j % 4 == 3) finish_loads();
     }
   };
-  each(p.epilogue.scale, [](float& s, float scale) { s *= scale; });
-  each(p.epilogue.bias, [](float& s, float bias) { s += bias; });
-}
-
-// Adds the residual of a thread's two positions, of which `offset` is where their channel 0 is, or
-// -1.
-template <typename T, int kSums>
-__device__ inline void add_residual(const Params& p, const Work& work, const int64_t (&offset)[2],
-                                    float (&sum)[kSums]) {
-  const int own_k = work.k + static_cast<int>(threadIdx.x) % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (offset[half] < 0) continue;
-    const T* from = static_cast<const T*>(p.epilogue.residual) + offset[half] + own_k * p.out_k;
-#pragma unroll
-    for (int j = 0; j < kSums / 4; ++j, from += 8 * p.out_k) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (own_k + j * 8 + i < work.last_k) {
-          sum[j * 4 + half * 2 + i] += widen(from[i * p.out_k]);
-        }
-      }
-      if (j % 4 == 3) finish_loads();
-    }
+  each(epilogue.scale, [](float& s, float scale) { s *= scale; });
+  each(epilogue.bias, [](float& s, float bias) { s += bias; });
+  if (!activates_last(epilogue)) {
+    activate<kBlocks * kSums>(sum[0], epilogue.activation, epilogue.negative_slope);
   }
 }
 
-// The epilogue, with a residual from memory; `own_row`: of the tile, the warpgroup's first
-// position.
-template <typename T, int kBlocks, int kSums>
-__device__ inline void finish(const Params& p, const Work& work, int own_row,
-                              float (&sum)[kBlocks][kSums]) {
-  scale_and_bias<T>(p, work, sum);
-  const Epilogue& epilogue = p.epilogue;
-  const auto add = [&] {
-    const int thread = static_cast<int>(threadIdx.x) % 128;
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      int64_t offset[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = own_row + b * 64 + thread / 32 * 16 + half * 8 + thread % 32 / 4;
-        offset[half] = Place(p, work.position + row).offset(p, p.phase[work.phase]);
-      }
-      add_residual<T>(p, work, offset, sum[b]);
-    }
-  };
-  if (epilogue.residual != nullptr && !epilogue.residual_last) add();
-  activate<kBlocks * kSums>(sum[0], epilogue.activation, epilogue.negative_slope);
-  if (epilogue.residual != nullptr && epilogue.residual_last) add();
-}
-
-// The same of one position's two channels.
+// The same of two neighbouring positions of a channel, with their residual; `offset`: of their
+// channel 0, or -1.
 template <typename T>
-__device__ inline void finish_pair(const Params& p, int k, int last_k, int64_t offset,
+__device__ inline void finish_pair(const Params& p, int k, const int64_t (&offset)[2],
                                    float (&pair)[2]) {
   const Epilogue& epilogue = p.epilogue;
   if (epilogue.scale != nullptr) {
-    const float2 scale = channel_values<T>(epilogue.scale, k, last_k, p.channel_pairs);
-    pair[0] *= scale.x;
-    pair[1] *= scale.y;
+    const float scale = widen(static_cast<const T*>(epilogue.scale)[k]);
+    pair[0] *= scale;
+    pair[1] *= scale;
   }
   if (epilogue.bias != nullptr) {
-    const float2 bias = channel_values<T>(epilogue.bias, k, last_k, p.channel_pairs);
-    pair[0] += bias.x;
-    pair[1] += bias.y;
+    const float bias = widen(static_cast<const T*>(epilogue.bias)[k]);
+    pair[0] += bias;
+    pair[1] += bias;
   }
   const auto add = [&] {
-    const T* from = static_cast<const T*>(epilogue.residual) + offset + k * p.out_k;
-    pair[0] += widen(from[0]);
-    if (k + 1 < last_k) pair[1] += widen(from[p.out_k]);
+    const T* from = static_cast<const T*>(epilogue.residual) + k * p.out_k;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (offset[i] >= 0) pair[i] += widen(from[offset[i]]);
+    }
   };
-  if (epilogue.residual != nullptr && !epilogue.residual_last) add();
+  if (activates_last(epilogue)) add();
   activate<2>(pair, epilogue.activation, epilogue.negative_slope);
   if (epilogue.residual != nullptr && epilogue.residual_last) add();
 }

@@ -27,11 +27,12 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   constexpr bool kHalo = kLoader == Loader::kHalo, kClustered = kStore == Store::kCluster;
   constexpr bool kHasPlanes = has_planes(kLoader, kStore);
   constexpr int kLoaders = kTile.loaders(kHasPlanes), kThreads = kTile.threads(kHasPlanes);
-  // Thread blocks of a cluster have a tile each: all their warpgroups share it, if they can.
-  constexpr bool kShare = kClustered && kTile.pixels >= kInstructionPixels * kTile.multipliers();
-  constexpr int kTeams = kShare ? 1 : kTile.teams;
-  constexpr int kWarpgroups = kTile.multipliers() / kTeams, kN = kTile.channels;
-  constexpr int kBlocks = kTile.pixels / (kWarpgroups * kInstructionPixels);
+  // Thread blocks of a cluster have a tile each: all their warpgroups share it.
+  constexpr int kTeams = kClustered ? 1 : kTile.teams;
+  constexpr int kWarpgroups = kTile.multipliers() / kTeams;
+  constexpr int kN = kTile.columns(kHasPlanes), kSpans = kTile.pixels / kN;
+  constexpr int kOwnChannels = kTile.channels / kWarpgroups;
+  constexpr int kBlocks = kOwnChannels / kInstructionRows * kSpans;
   constexpr int kTurnThreads = 2 * 128 * kWarpgroups;  // of a team that waits and one that arrives
   extern __shared__ __align__(1024) char dynamic[];
   const Memory memory(p, dynamic, kTile.multipliers() * staging_bytes(kStore));
@@ -93,25 +94,26 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
         if constexpr (kHalo) {
           load_halo(p, memory, work, turn, lane);
         } else {
-          load_taps<kN, kAsStored>(p, memory, work, turn, lane);
+          load_taps<kTile.channels, kAsStored>(p, memory, work, turn, lane);
         }
       });
     } else if (kHalo && warp == 1) {
       if (p.early) ptx::await_dependency();
-      each_tile(
-          [&](const Work& work) { load_halo_weights<kN, kAsStored>(p, memory, work, turn, lane); });
+      each_tile([&](const Work& work) {
+        load_halo_weights<kTile.channels, kAsStored>(p, memory, work, turn, lane);
+      });
     }
     if constexpr (kClustered) each_tile(help_cluster);
     return;
   }
   if constexpr (kMoves) ptx::take_registers<kOtherRegisters>();
   const int warpgroup = warp / 4 - kLoaders, team = warpgroup / kWarpgroups;
-  const int own_row = warpgroup % kWarpgroups * kBlocks * kInstructionPixels;
+  const int own_k = warpgroup % kWarpgroups * kOwnChannels;
   char* staging = memory.staging + warpgroup * staging_bytes(kStore);
   const bool leads = warp % 4 == 0 && ptx::elect_one();
-  Products<T, kBlocks, kN, kLoader, kAsStored> products(p, memory, own_row);
-  RowStore<T, kBlocks, kN, kFused> rows(p, memory.residual_full + warpgroup, staging, own_row,
-                                        1 + warpgroup, leads);
+  Products<T, kSpans, kBlocks, kN, kLoader, kAsStored> products(p, memory, own_k);
+  RowStore<T, kSpans, kBlocks, kN, kFused> rows(p, memory.residual_full + warpgroup, staging, own_k,
+                                                1 + warpgroup, leads);
   int tile = 0;  // of the block's
   each_tile([&](const Work& work) {
     if constexpr (kTeams > 1) {
@@ -138,15 +140,16 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
     } else if constexpr (kClustered) {
       store_cluster<T, kWarpgroups, kBlocks, kN>(p, work, sum, memory.weights, rank, warpgroup);
     } else {
-      if constexpr (kFused) finish<T>(p, work, own_row, sum);
+      const int k = work.k + own_k;
+      if constexpr (kFused) finish<T, kSpans>(p, work, k, sum);
       if constexpr (kStore == Store::kPixels) {
-        store_pixels<T, kBlocks, kN>(p, work, sum, staging, own_row);
+        store_pixels<T, kFused, kSpans, kBlocks, kN>(p, work, sum, staging, k, 1 + warpgroup);
       } else {
-        store_planes<T, kBlocks, kN>(p, work, sum, staging, own_row, 1 + warpgroup);
+        store_planes<T, kFused, kSpans, kBlocks, kN>(p, work, sum, staging, k);
       }
     }
   });
-  if constexpr (kStore == Store::kRows) rows.finish();
+  if constexpr (kStore == Store::kRows) rows.await();
 #endif
 }
 

@@ -106,17 +106,16 @@ CUtensorMap map_weights(const Forward& p, const Tile& t, const PackedWeight& pac
   return make_map(w, kMapType<T>, boxes, swizzle_of(t.row_bytes));
 }
 
-// The output's pixels one after the other, in slabs of 64.
+// The output's pixels one after the other, in slabs of 64 by 128 bytes of channels.
 template <typename T>
-CUtensorMap map_rows(const Forward& p, const Tile& t, const T* y) {
+CUtensorMap map_rows(const Forward& p, const T* y) {
   const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
-  const int row_bytes = std::min(128, t.kind().channels * static_cast<int>(sizeof(T)));
   const int64_t pixels = p.N * p.P * p.Q;
   const Boxes<4> boxes{{static_cast<cuuint64_t>(p.K), static_cast<cuuint64_t>(pixels), 1, 1},
                        {map_stride<T>(pixels, pixel_stride(p)), 16, 16},
-                       {static_cast<cuuint32_t>(row_bytes / sizeof(T)), 64, 1, 1},
+                       {128 / sizeof(T), 64, 1, 1},
                        {1, 1, 1, 1}};
-  return make_map(y, type, boxes, swizzle_of(row_bytes));
+  return make_map(y, type, boxes);
 }
 
 // Packs planes of pixels; memory between `begin` and `end` may be read.
@@ -302,9 +301,9 @@ void set_output(const Packed& problem, const Tile& tile, T* y, const Epilogue& e
   };
   switch (tile.store) {
     case Store::kRows:
-      p.y = map_rows(problem, tile, y);
+      p.y = map_rows(problem, y);
       if (epilogue.residual != nullptr) {
-        p.residual = map_rows(problem, tile, static_cast<const T*>(epilogue.residual));
+        p.residual = map_rows(problem, static_cast<const T*>(epilogue.residual));
       }
       break;
     case Store::kPixels:
@@ -315,11 +314,9 @@ void set_output(const Packed& problem, const Tile& tile, T* y, const Epilogue& e
       p.pixel_pairs = has_pixels_aligned(2 * kSize);
       break;
     case Store::kCluster:
-      p.vectors = p.out_k == 1 && pixels_aligned(2 * kSize) && p.group_K % 2 == 0;
+      p.pixel_pairs = has_pixels_aligned(2 * kSize);
       break;
   }
-  p.channel_pairs = is_aligned(epilogue.scale, 2 * kSize) && is_aligned(epilogue.bias, 2 * kSize) &&
-                    p.group_K % 2 == 0;
 }
 
 template <typename T>

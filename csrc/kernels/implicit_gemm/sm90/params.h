@@ -49,9 +49,8 @@ struct Params {
   void* out;
   int64_t out_n, out_p, out_q, out_k;  // strides
   int N, K;
-  bool vectors;        // 16 bytes may be stored at once; of a cluster, pairs of channels
-  bool pixel_pairs;    // of planes, pairs of positions are pairs of aligned pixels
-  bool channel_pairs;  // of scale and bias, two may be read at once
+  bool vectors;      // 16 bytes may be stored at once
+  bool pixel_pairs;  // of planes, pairs of positions are pairs of aligned pixels
   Epilogue epilogue;
 };
 

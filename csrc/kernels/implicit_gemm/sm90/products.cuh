@@ -1,29 +1,35 @@
-// What a warpgroup multiplies: pixels by weights, both where they lie in shared memory.
+// What a warpgroup multiplies: weights by pixels, both where they lie in shared memory. Output
+// channels are the rows of the instruction and pixels its columns, of which it takes up to 256: so
+// it reads less of shared memory for each product than the other way round.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/implicit_gemm/sm90/weights.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace customconv::implicit_gemm::sm90 {
 
-template <typename T, int kBlocks, int kN, Loader kLoader, bool kAsStored>
+template <typename T, int kSpans, int kBlocks, int kN, Loader kLoader, bool kAsStored>
 class Products {
  public:
-  // `own_row`: of the tile, the warpgroup's first position.
-  __device__ Products(const Params& p, const Memory& memory, int own_row)
+  // `own_k`: of the tile, the warpgroup's first channel.
+  __device__ Products(const Params& p, const Memory& memory, int own_k)
       : p_(p),
         memory_(memory),
-        pixels_(ptx::describe_swizzled(
-            ptx::shared_address(memory.pixels) + static_cast<uint32_t>(own_row * p.row_bytes),
-            static_cast<uint32_t>(p.row_bytes))),
-        weights_(kAsStored ? ptx::describe_transposed(
-                                 ptx::shared_address(memory.weights),
-                                 static_cast<uint32_t>(p.row_channels * kSlabRowBytes))
-                           : ptx::describe_swizzled(ptx::shared_address(memory.weights),
-                                                    static_cast<uint32_t>(p.row_bytes))),
-        tells_(threadIdx.x % 128 == 0) {}
+        pixels_(ptx::describe_swizzled(ptx::shared_address(memory.pixels),
+                                       static_cast<uint32_t>(p.row_bytes))),
+        tells_(threadIdx.x % 128 == 0) {
+    const uint32_t weights = ptx::shared_address(memory.weights);
+    if constexpr (kAsStored) {
+      const auto slab = static_cast<uint32_t>(p.row_channels * kSlabRowBytes);
+      weights_ = ptx::describe_transposed(weights + own_k / kSlabChannels * slab, slab);
+    } else {
+      const auto row = static_cast<uint32_t>(p.row_bytes);
+      weights_ = ptx::describe_swizzled(weights + own_k * row, row);
+    }
+  }
 
   // Calls `issued` when no more stages will be waited for.
   template <typename Issued>
@@ -94,18 +100,22 @@ class Products {
   // The products of a tap; those before the last ones are complete then.
   template <int kPieces>
   __device__ void add(float (&sum)[kBlocks][kN / 2], int at, int w_stage, int accumulate) {
+    using Product = std::conditional_t<kAsStored, ptx::TransposedFirst<T, kN>, ptx::Product<T, kN>>;
     constexpr int kPiece = kLeastRowBytes;
+    constexpr int kChannels = kPieces * kPiece / static_cast<int>(sizeof(T));  // of a row
     constexpr int kWeightPiece =
         kAsStored ? kPiece / static_cast<int>(sizeof(T)) * kSlabRowBytes : kPiece;
-    constexpr int kBlockBytes = kInstructionPixels * kPieces * kPiece;
+    constexpr int kBlockBytes =
+        kAsStored ? kChannels * kSlabRowBytes : kInstructionRows * kPieces * kPiece;
     ptx::begin_products();
 #pragma unroll
     for (int k = 0; k < kPieces; ++k) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        ptx::Product<T, kN, kAsStored>::add(
-            sum[b], ptx::advance(pixels_, at + b * kBlockBytes + k * kPiece),
-            ptx::advance(weights_, w_stage * p_.w_bytes + k * kWeightPiece), k > 0 || accumulate);
+        const int weights = w_stage * p_.w_bytes + b / kSpans * kBlockBytes + k * kWeightPiece;
+        const int pixels = at + b % kSpans * (kN * kPieces * kPiece) + k * kPiece;
+        Product::add(sum[b], ptx::advance(weights_, weights), ptx::advance(pixels_, pixels),
+                     k > 0 || accumulate);
       }
     }
     ptx::commit_products();

@@ -29,7 +29,8 @@ __device__ inline void store_cluster(const Params& p, const Work& work,
   }
   ptx::sync_cluster();
   if (multiplies) {
-    const int count = kSums / p.splits, lane = thread % 32, warp = thread % 128 / 32;
+    const int count = kSums / p.splits, lane = thread % 32;
+    T* const out = static_cast<T*>(p.out);
 #pragma unroll 4
     for (int i = rank * count; i < (rank + 1) * count; i += 2) {
       float total[2] = {};
@@ -38,20 +39,28 @@ __device__ inline void store_cluster(const Params& p, const Work& work,
         total[0] += ptx::load_cluster_float(at);
         total[1] += ptx::load_cluster_float(at + kThreads * 4);
       }
-      const int b = i / (kN / 2), column = i % (kN / 2) / 4 * 8, half = i / 2 % 2;
-      const int row = (warpgroup * kBlocks + b) * 64 + warp * 16 + half * 8 + lane / 4;
-      const int64_t offset = Place(p, work.position + row).offset(p, p.phase[work.phase]);
-      const int k = work.k + column + lane % 4 * 2;
-      if (offset < 0 || k >= work.last_k) continue;
-      finish_pair<T>(p, k, work.last_k, offset, total);
-      T* to = static_cast<T*>(p.out) + offset + k * p.out_k;
-      if (!p.vectors) {
-        to[0] = narrow<T>(total[0]);
-        if (k + 1 < work.last_k) to[p.out_k] = narrow<T>(total[1]);
-      } else if constexpr (sizeof(T) == 2) {
-        *reinterpret_cast<uint32_t*>(to) = pack_pair<T>(total[0], total[1]);
-      } else {
-        *reinterpret_cast<float2*>(to) = make_float2(total[0], total[1]);
+      const int b = warpgroup * kBlocks + i / (kN / 2), half = i / 2 % 2;
+      const int k = work.k + b * kBlockChannels + own_channel() + half * 8;
+      const int position = work.position + i % (kN / 2) / 4 * 8 + lane % 4 * 2;
+      if (k >= work.last_k) continue;
+      int64_t offset[2];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        offset[n] = Place(p, position + n).offset(p, p.phase[work.phase]);
+      }
+      finish_pair<T>(p, k, offset, total);
+      T* const to = out + k * p.out_k;
+      if (!p.pixel_pairs) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          if (offset[n] >= 0) to[offset[n]] = narrow<T>(total[n]);
+        }
+      } else if (offset[0] >= 0) {
+        if constexpr (sizeof(T) == 2) {
+          *reinterpret_cast<uint32_t*>(to + offset[0]) = pack_pair<T>(total[0], total[1]);
+        } else {
+          *reinterpret_cast<float2*>(to + offset[0]) = make_float2(total[0], total[1]);
+        }
       }
     }
   }

@@ -1,4 +1,4 @@
-// Channels-first results: through shared memory, so that a warp stores 64 positions of a channel.
+// Channels-first results: through shared memory, so that a warp stores many positions of a channel.
 #pragma once
 
 #include <cstdint>
@@ -9,88 +9,140 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
-// Channels that pass at a time, and bytes of each one's 64 positions, which conflict little.
+// A warp's sixteen channels, of as many positions as pass at a time, which conflict little.
 template <typename T, int kN>
 struct Planes {
   static constexpr int kSize = static_cast<int>(sizeof(T));
-  static constexpr int kChannels = kN * kSize < 128 ? kN : 128 / kSize;
-  static constexpr int kBytes = 64 * kSize + 16;
-  static_assert(kChannels * kBytes <= staging_bytes(Store::kPlanes));
+  static constexpr int kPositions = kSize == 2 && kN % 128 == 0 ? 128 : 64;
+  static constexpr int kRounds = kN / kPositions;
+  static constexpr int kBytes = kPositions * kSize + (kSize == 2 ? 16 : 32);  // of a channel
+  static constexpr int kSums = kPositions / 2;
+  static_assert(4 * 16 * kBytes <= staging_bytes(Store::kPlanes));
 
-  static __device__ void write(uint32_t planes, const float* sum, int warp, int lane) {
+  // Calls `action` with the address of each pair of positions that a thread has, or of four pairs
+  // of 16 bits as matrix instructions take them, and with their sums.
+  template <typename Action>
+  static __device__ void each(uint32_t planes, float* sum, int lane, Action action) {
     if constexpr (kSize == 2) {
 #pragma unroll
-      for (int j = 0; j < kChannels / 8; j += 2) {
-        const float* v = sum + j * 4;
-        const int channel = j * 8 + lane / 16 * 8 + lane % 8;
-        const uint32_t to = planes + channel * kBytes + (warp * 16 + lane / 8 % 2 * 8) * 2;
-        ptx::store_transposed_matrices(to, pack_pair<T>(v[0], v[1]), pack_pair<T>(v[2], v[3]),
-                                       pack_pair<T>(v[4], v[5]), pack_pair<T>(v[6], v[7]));
+      for (int j = 0; j < kPositions / 8; j += 2) {
+        const int channel = lane / 8 % 2 * 8 + lane % 8;
+        action(planes + channel * kBytes + (j + lane / 16) * 16, sum + j * 4);
       }
     } else {
 #pragma unroll
-      for (int j = 0; j < kChannels / 8; ++j) {
+      for (int j = 0; j < kPositions / 8; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int channel = j * 8 + lane % 4 * 2 + i % 2;
-          const int row = warp * 16 + i / 2 * 8 + lane / 4;
-          ptx::store_shared(planes + channel * kBytes + row * 4, sum[j * 4 + i]);
+        for (int half = 0; half < 2; ++half) {
+          const int channel = half * 8 + lane / 4;
+          action(planes + channel * kBytes + (j * 8 + lane % 4 * 2) * 4, sum + j * 4 + half * 2);
         }
       }
     }
   }
+  static __device__ void write(uint32_t planes, float* sum, int lane) {
+    each(planes, sum, lane, [](uint32_t to, const float* v) {
+      if constexpr (kSize == 2) {
+        ptx::store_matrices(to, pack_pair<T>(v[0], v[1]), pack_pair<T>(v[2], v[3]),
+                            pack_pair<T>(v[4], v[5]), pack_pair<T>(v[6], v[7]));
+      } else {
+        ptx::store_shared(to, v[0], v[1]);
+      }
+    });
+  }
+  // Adds a residual, and activates what waited for it.
+  static __device__ void add(const Epilogue& epilogue, uint32_t planes, float* sum, int lane) {
+    each(planes, sum, lane, [](uint32_t from, float* v) {
+      if constexpr (kSize == 2) {
+        uint32_t bits[4];
+        ptx::load_matrices(from, bits);
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+          const float2 pair = widen_pair<T>(bits[m]);
+          v[m * 2] += pair.x;
+          v[m * 2 + 1] += pair.y;
+        }
+      } else {
+        const uint2 bits = ptx::load_shared<uint2>(from);
+        v[0] += __uint_as_float(bits.x);
+        v[1] += __uint_as_float(bits.y);
+      }
+    });
+    if (epilogue.residual_last) return;
+    activate<kSums>(sum, epilogue.activation, epilogue.negative_slope);
+  }
 };
 
-// Stores one position, or several at once, of each kStep-th channel, if there is such a pixel.
-template <int kStep, typename Pixels, typename T>
-__device__ inline void store_channels(const Params& p, uint32_t from, T* to, int own_c, int count,
-                                      int channel_bytes, int64_t pixel) {
-  if (pixel < 0) return;
-  to += pixel;
+// Moves positions of a warp's channels between shared memory and the tensor at `to`, `kAtOnce` at a
+// time, in the direction that `kLoads` says.
+template <typename T, int kN, int kAtOnce, bool kLoads, typename Pixels>
+__device__ inline void move_positions(const Params& p, const Work& work, uint32_t planes,
+                                      Pixels* to, int channels, int position, int lane) {
+  using S = Planes<T, kN>;
+  using Vector = std::conditional_t<
+      kAtOnce * S::kSize == 16, uint4,
+      std::conditional_t<kAtOnce * S::kSize == 8, uint2,
+                         std::conditional_t<kAtOnce * S::kSize == 4, uint32_t, uint16_t>>>;
+  constexpr int kLanes = S::kPositions / kAtOnce;  // of a channel
+  constexpr int kStep = kLanes < 32 ? 32 / kLanes : 1;
+#pragma unroll
+  for (int first = lane % kLanes; first < kLanes; first += 32) {
+    const int64_t pixel = Place(p, position + first * kAtOnce).offset(p, p.phase[work.phase]);
+    if (pixel < 0) continue;
+    int c = lane / kLanes;
+    Pixels* own = to + pixel + c * p.out_k;
+    uint32_t at = planes + c * S::kBytes + first * kAtOnce * S::kSize;
 #pragma unroll 4
-  for (int c = own_c; c < count; c += kStep) {
-    *reinterpret_cast<Pixels*>(to) = ptx::load_shared<Pixels>(from);
-    from += kStep * channel_bytes;
-    to += kStep * p.out_k;
+    for (; c < channels; c += kStep, own += kStep * p.out_k, at += kStep * S::kBytes) {
+      if constexpr (kLoads) {
+        ptx::store_shared(at, *reinterpret_cast<const Vector*>(own));
+      } else {
+        *reinterpret_cast<Vector*>(own) = ptx::load_shared<Vector>(at);
+      }
+    }
   }
 }
 
-// A lane stores neighbouring pixels at once where positions are so aligned.
-template <typename T, int kBlocks, int kN>
+template <typename T, int kN, bool kLoads, typename Pixels>
+__device__ inline void move_planes(const Params& p, const Work& work, uint32_t planes, Pixels* to,
+                                   int channels, int position, int lane) {
+  constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+  if (p.vectors) {
+    move_positions<T, kN, kVector, kLoads>(p, work, planes, to, channels, position, lane);
+  } else if (p.pixel_pairs) {
+    move_positions<T, kN, 2, kLoads>(p, work, planes, to, channels, position, lane);
+  } else {
+    move_positions<T, kN, 1, kLoads>(p, work, planes, to, channels, position, lane);
+  }
+}
+
+// `staging`: of a warpgroup, of which each warp uses a part; `k`: its first channel.
+template <typename T, bool kFused, int kSpans, int kBlocks, int kN>
 __device__ inline void store_planes(const Params& p, const Work& work,
-                                    float (&sum)[kBlocks][kN / 2], char* staging, int own_row,
-                                    int barrier) {
+                                    float (&sum)[kBlocks][kN / 2], char* staging, int k) {
   using S = Planes<T, kN>;
-  using Bits = std::conditional_t<S::kSize == 2, uint16_t, uint32_t>;
-  using Pair = std::conditional_t<S::kSize == 2, uint32_t, uint2>;
-  constexpr int kVector = 16 / S::kSize, kLanes = 64 / kVector;  // of a channel
   const int warp = static_cast<int>(threadIdx.x) % 128 / 32, lane = threadIdx.x % 32;
-  const uint32_t planes = ptx::shared_address(staging);
-  const int at_once = p.vectors ? kVector : 2;  // positions of a lane
+  const uint32_t planes = ptx::shared_address(staging) + warp * (16 * S::kBytes);
+  const auto* residual = static_cast<const T*>(p.epilogue.residual);
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
-    // Where the lane's first position is in the plane of channel 0, and where the second.
-    const int own = work.position + own_row + b * 64 + lane * at_once % 64;
-    const Phase& phase = p.phase[work.phase];
-    const int64_t pixel = Place(p, own).offset(p, phase);
-    const int64_t second = p.pixel_pairs ? -1 : Place(p, own + 1).offset(p, phase);
+    const int channel = k + b / kSpans * kBlockChannels + warp * 16;
+    const int channels = min(16, work.last_k - channel);
 #pragma unroll
-    for (int first = 0; first < kN; first += S::kChannels) {
-      ptx::sync_threads<128>(barrier);
-      S::write(planes, sum[b] + first / 2, warp, lane);
-      ptx::sync_threads<128>(barrier);
-      const int count = min(S::kChannels, work.last_k - work.k - first);
-      const int own_c = p.vectors ? warp * (32 / kLanes) + lane / kLanes : warp;
-      T* const to = static_cast<T*>(p.out) + (work.k + first + own_c) * p.out_k;
-      const uint32_t from = planes + own_c * S::kBytes + lane * at_once % 64 * S::kSize;
-      if (p.vectors) {
-        store_channels<4 * (32 / kLanes), uint4>(p, from, to, own_c, count, S::kBytes, pixel);
-      } else if (p.pixel_pairs) {
-        store_channels<4, Pair>(p, from, to, own_c, count, S::kBytes, pixel);
-      } else {
-        store_channels<4, Bits>(p, from, to, own_c, count, S::kBytes, pixel);
-        store_channels<4, Bits>(p, from + S::kSize, to, own_c, count, S::kBytes, second);
+    for (int round = 0; round < S::kRounds; ++round) {
+      float* own = sum[b] + round * S::kSums;
+      const int position = work.position + b % kSpans * kN + round * S::kPositions;
+      __syncwarp();
+      if (kFused && residual != nullptr) {
+        move_planes<T, kN, true>(p, work, planes, residual + channel * p.out_k, channels, position,
+                                 lane);
+        __syncwarp();
+        S::add(p.epilogue, planes, own, lane);
       }
+      S::write(planes, own, lane);
+      __syncwarp();
+      move_planes<T, kN, false>(p, work, planes, static_cast<T*>(p.out) + channel * p.out_k,
+                                channels, position, lane);
     }
   }
 }

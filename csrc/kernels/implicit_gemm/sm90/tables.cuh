@@ -14,8 +14,7 @@ constexpr Kernel one_kernel() {
   constexpr bool kExists = kLoader != Loader::kPlanes &&
                            (!kHalo || kStore == Store::kPixels || kStore == Store::kPlanes) &&
                            (kStore != Store::kCluster || is_clustered(kTileShapes[kShape])) &&
-                           (kAsStored ? kTileShapes[kShape].channels >= kLeastAsStored
-                                      : kFused == is_fused(kLoader, kStore, kFused));
+                           (kAsStored || kFused == is_fused(kLoader, kStore, kFused));
   if constexpr (kExists) {
     return convolve<T, kShape, kLoader, kStore, kFused, kAsStored>;
   } else {

@@ -112,8 +112,7 @@ bool is_grid(const Forward& p, const Tile& t) {
 
 // Whether positions are the output's pixels, one after the other in memory.
 bool stores_rows(const Forward& p, const Tile& t) {
-  const int64_t size = element_size(p.dtype),
-                slab = std::min<int64_t>(128 / size, t.kind().channels);
+  const int64_t size = element_size(p.dtype), slab = 128 / size;  // channels
   const int64_t pixel = pixel_stride(p);
   const auto follows = [](int64_t count, int64_t stride, int64_t expected) {
     return count == 1 || stride == expected;
@@ -144,8 +143,7 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
   t.splits = static_cast<int>(splits);
   const TileShape& kind = t.kind();
   t.residue_bits = loader == Loader::kPlanes ? residue_bits(p) : 0;
-  t.weights_as_stored = p.gradient && size == 2 && kind.channels >= kLeastAsStored &&
-                        t.residue_bits == 0 && p.tap_channels == 0;
+  t.weights_as_stored = p.gradient && size == 2 && t.residue_bits == 0 && p.tap_channels == 0;
   t.pitch = p.Q;
   t.period = p.P;
   t.strips = 1;
@@ -308,9 +306,9 @@ double predicted_ms(const ConvProblem& asked, const Packed& p, int64_t parts,
           ? t.plane_boxes * std::max(kBoxClocks, t.row_bytes / size * kRowClocks)
           : std::max(t.x_bytes / kLoadBytesPerClock, t.copies * t.copy_rows * kRowClocks);
   const double w_clocks = std::max(t.w_bytes / kLoadBytesPerClock, kind.channels * kRowClocks);
-  // An instruction reads 64 positions and all channels of a tile. Boxes of planes are written,
+  // An instruction reads 64 channels and all positions of a tile. Boxes of planes are written,
   // read, and written again in another order.
-  const double operands = kind.pixels * t.row_bytes * (1 + kind.channels / 64.0) + t.w_bytes;
+  const double operands = kind.channels * t.row_bytes * (1 + kind.pixels / 64.0) + t.w_bytes;
   const double filled = t.loader == Loader::kPlanes
                             ? kTurnAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
                             : t.x_bytes;
@@ -409,7 +407,7 @@ class Search : public PlanSearch {
   }
 
   // Twice as wide a tile as there are channels is never better than the next one.
-  bool is_too_wide(int channels) const { return channels > 32 && f_.group_K() <= channels / 2; }
+  bool is_too_wide(int channels) const { return channels > 64 && f_.group_K() <= channels / 2; }
 
   bool weigh(Loader loader, int shape, int row_bytes, int64_t strips) {
     const Tile whole = make_tile(f_, loader, shape, row_bytes, 1, strips);

@@ -26,18 +26,17 @@
 namespace customconv::implicit_gemm::sm90 {
 
 constexpr int kMostStages = 12;
-constexpr int kMostRowBytes = 128;      // of a position's channels in a stage
-constexpr int kLeastRowBytes = 32;      // what one matrix instruction multiplies
-constexpr int kInstructionPixels = 64;  // rows of a matrix instruction
-constexpr int kBarrierBytes = 1024;     // and what aligns the rest
-constexpr int kMostSplits = 8;          // thread blocks of a cluster
-constexpr int kBoxPixels = 32;          // of a plane, that a warp turns at a time,
-constexpr int kMostPlaneSlots = 4;      // from so many slots
-constexpr int kDumpBytes = 128;         // where a warp writes pixels that have no place,
-constexpr int kDumpsBytes = 1024;       // and room for all these warps
-constexpr int kMostResidues = 8;        // of channels, whose planes begin at different bytes of 16
-constexpr int kMostMultipliers = 3;     // warpgroups
-constexpr int kLeastAsStored = 64;  // channels of a tile whose weights the instruction transposes
+constexpr int kMostRowBytes = 128;    // of a position's channels in a stage
+constexpr int kLeastRowBytes = 32;    // what one matrix instruction multiplies
+constexpr int kInstructionRows = 64;  // output channels of a matrix instruction
+constexpr int kBarrierBytes = 1024;   // and what aligns the rest
+constexpr int kMostSplits = 8;        // thread blocks of a cluster
+constexpr int kBoxPixels = 32;        // of a plane, that a warp turns at a time,
+constexpr int kMostPlaneSlots = 4;    // from so many slots
+constexpr int kDumpBytes = 128;       // where a warp writes pixels that have no place,
+constexpr int kDumpsBytes = 1024;     // and room for all these warps
+constexpr int kMostResidues = 8;      // of channels, whose planes begin at different bytes of 16
+constexpr int kMostMultipliers = 2;   // warpgroups
 struct TileShape {
   int pixels, channels;
   int warpgroups;  // that multiply it
@@ -46,21 +45,25 @@ struct TileShape {
 
   constexpr int multipliers() const { return warpgroups * teams; }
   // Warpgroups that load. Turning planes takes many warps: two warpgroups of a block that is alone
-  // on its multiprocessor, unless instructions of 256 channels need the registers.
-  constexpr int loaders(bool planes) const {
-    return planes && occupancy == 1 && channels <= 128 ? 2 : 1;
-  }
+  // on its multiprocessor.
+  constexpr int loaders(bool planes) const { return planes && occupancy == 1 ? 2 : 1; }
   constexpr int threads(bool planes) const { return 128 * (loaders(planes) + multipliers()); }
   // Registers of each thread at the start.
   constexpr int registers(bool planes) const {
     return 65536 / (threads(planes) * occupancy) / 8 * 8;
   }
+  // Columns of an instruction: all positions of a tile, or a part of them where the sums of all
+  // would take more registers than there are.
+  constexpr int columns(bool planes) const {
+    if (!planes || loaders(true) == 1 || pixels <= 128) return pixels;
+    return pixels % 128 == 0 ? 128 : 64;
+  }
   // Warps that turn planes: all that load but the one that loads weights.
   constexpr int plane_warps() const { return 4 * loaders(true) - 1; }
 };
 inline constexpr TileShape kTileShapes[] = {
-    {256, 128, 2, 1, 1}, {192, 128, 3, 1, 1}, {64, 256, 1, 2, 1}, {128, 128, 1, 2, 1},
-    {256, 64, 1, 2, 1},  {64, 64, 1, 1, 2},   {256, 32, 1, 2, 1},
+    {256, 128, 2, 1, 1}, {192, 128, 2, 1, 1}, {128, 256, 2, 1, 1},
+    {128, 128, 1, 2, 1}, {256, 64, 1, 2, 1},  {64, 64, 1, 1, 2},
 };
 inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
 
@@ -80,7 +83,7 @@ inline constexpr int kStoreCount = 4;
 // Shared memory that a warpgroup's results pass through: slabs of 64 positions by 128 bytes of
 // channels, or planes that are a little further apart.
 constexpr int staging_bytes(Store store) {
-  return store == Store::kPlanes ? 9 << 10 : store == Store::kCluster ? 0 : 16 << 10;
+  return store == Store::kPlanes ? 18 << 10 : store == Store::kCluster ? 0 : 16 << 10;
 }
 
 // Whether such kernels may turn planes.
@@ -88,9 +91,11 @@ constexpr bool has_planes(Loader loader, Store store) {
   return loader != Loader::kIm2col && store == Store::kPlanes;
 }
 
-// Whether sums of such a tile may be split: a block's stages have room for them.
+// Whether sums of such a tile may be split: a block's stages have room for them, and its warpgroups
+// channels.
 constexpr bool is_clustered(const TileShape& shape) {
-  return shape.pixels * shape.channels <= 128 * 128;
+  return shape.pixels * shape.channels <= 128 * 128 &&
+         shape.channels >= kInstructionRows * shape.multipliers();
 }
 // What is seldom asked for has no kernels without an epilogue.
 constexpr bool is_fused(Loader loader, Store store, bool has_epilogue) {
