@@ -34,33 +34,33 @@ constexpr int64_t kMostFlattened = 32;   // bytes of channels up to which taps m
 constexpr int64_t kPageBytes = 2 << 20;  // of memory
 
 // Clocks and rates of a multiprocessor, fitted to times of plans on an H100
-// (docs/log/2026-11-25-channels-first.md).
+// (docs/log/2026-11-25-weights-first.md).
 constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels,
 constexpr double kProductEfficiency = 0.849;
-constexpr double kSharedBytesPerClock = 120;  // of shared memory, read and written
-constexpr double kStepClocks = 194;           // to hand a stage over, beside half of its products
-constexpr double kLoadBytesPerClock = 56.9;   // from L2 into stages
-constexpr double kRowClocks = 2.25;           // of the copy engine, for each row of a stage
-constexpr double kHidden = 0.12;              // of what is hidden behind what takes longer
-constexpr double kTurnAccesses = 5.25;        // of shared memory, for each byte of planes
-constexpr double kBoxClocks = 204;            // to turn a box of planes
+constexpr double kSharedBytesPerClock = 125.7;  // of shared memory, read and written
+constexpr double kStepClocks = 159.3;           // to hand a stage over, beside half of its products
+constexpr double kLoadBytesPerClock = 50.58;    // from L2 into stages
+constexpr double kRowClocks = 2.25;             // of the copy engine, for each row of a stage
+constexpr double kHidden = 0.12;                // of what is hidden behind what takes longer
+constexpr double kTurnAccesses = 6.982;         // of shared memory, for each byte of planes
+constexpr double kBoxClocks = 153.6;            // to turn a box of planes
 constexpr double kTileClocks = 93.5;
-constexpr double kStoreBytesPerClock = 20.6;
-constexpr double kPixelBytesPerClock = 12.6;  // by threads
-constexpr double kPlaneBytesPerClock = 8.45;
+constexpr double kStoreBytesPerClock = 19.05;
+constexpr double kPixelBytesPerClock = 17.72;  // by threads
+constexpr double kPlaneBytesPerClock = 13.55;
 constexpr double kPageRowClocks = 23;     // of a tile's row in a plane that is a page of memory
 constexpr double kScatteredClocks = 1.2;  // of a pixel between those of other phases
 constexpr double kClusterBytesPerClock = 6.74;
 constexpr double kClusterMs = 0.00438;
-constexpr double kClusterShare = 0.9;      // of the multiprocessors, that clusters of four reach
-constexpr double kPairEfficiency = 0.866;  // of a tile's clocks, where two blocks share one
+constexpr double kClusterShare = 0.9;       // of the multiprocessors, that clusters of four reach
+constexpr double kPairEfficiency = 0.9345;  // of a tile's clocks, where two blocks share one
 constexpr double kBandwidthShare = 0.908;
-constexpr double kStartMs = 0.007;          // launch, and until the first stage is there
+constexpr double kStartMs = 0.006487;       // launch, and until the first stage is there
 constexpr double kPackMs = 0.00123;         // to pack weights, at least
 constexpr double kPackBytesPerClock = 409;  // of the whole GPU
-constexpr double kInputMs = 0.00345;        // to pack a chunk of the input, at least
-constexpr double kInputBandwidth = 1900;    // GB/s, of what is packed,
-constexpr double kGatheredBandwidth = 900;  // and where taps are gathered
+constexpr double kInputMs = 0.002503;       // to pack a chunk of the input, at least
+constexpr double kInputBandwidth = 1592;    // GB/s, of what is packed,
+constexpr double kGatheredBandwidth = 850;  // and where taps are gathered
 constexpr double kNextMs = 0.00294;         // until the next chunk's first products
 
 // Behind the last pixel of an axis, where the first tap of its last output pixel is.
@@ -306,9 +306,10 @@ double predicted_ms(const ConvProblem& asked, const Packed& p, int64_t parts,
           ? t.plane_boxes * std::max(kBoxClocks, t.row_bytes / size * kRowClocks)
           : std::max(t.x_bytes / kLoadBytesPerClock, t.copies * t.copy_rows * kRowClocks);
   const double w_clocks = std::max(t.w_bytes / kLoadBytesPerClock, kind.channels * kRowClocks);
-  // An instruction reads 64 channels and all positions of a tile. Boxes of planes are written,
-  // read, and written again in another order.
-  const double operands = kind.channels * t.row_bytes * (1 + kind.pixels / 64.0) + t.w_bytes;
+  // An instruction reads 64 channels and its columns, the positions of a tile or a part of them.
+  // Boxes of planes are written, read, and written again in another order.
+  const double spans = kind.pixels / kind.columns(has_planes(t.loader, t.store));
+  const double operands = kind.channels * t.row_bytes * (spans + kind.pixels / 64.0) + t.w_bytes;
   const double filled = t.loader == Loader::kPlanes
                             ? kTurnAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
                             : t.x_bytes;
