@@ -186,23 +186,24 @@ def test_channels_last_pixels_are_padded_to_whole_16_bytes(dtype, op):
     assert plan_of(192).chunk_images == 0
 
 
-@pytest.mark.parametrize("rows", [1, 3, 5])
+@pytest.mark.parametrize(("rows", "dilation"), [(1, 1), (3, 1), (5, 1), (5, 30)])
 @pytest.mark.parametrize("stride", [2, 3])
-@pytest.mark.parametrize("height", [1024, 1025, 1100, 1600])
-def test_the_workspace_holds_every_part_of_a_large_image(height, stride, rows):
+@pytest.mark.parametrize(("height", "width"), [(1024, 512), (1025, 512), (1600, 512), (700, 1024)])
+def test_the_workspace_holds_every_part_of_a_large_image(height, width, stride, rows, dilation):
     """Rows at the top of an image and at its bottom read less of it, but not equally less."""
-    channels, width, padding = 40, 512, rows // 2
+    channels, reach = 40, (rows - 1) * dilation
+    padding = reach // 2
     p = problem(
         input=(2, channels, height, width), weight=(8, channels, rows, rows), dtype="float16",
-        padding=(padding, padding), stride=(stride, stride),
+        padding=(padding, padding), stride=(stride, stride), dilation=(dilation, dilation),
     )  # fmt: skip
     plan = by_family(_C.candidates(p))["implicit_gemm"].plan
     assert plan is not None and plan.chunk_pixels > 0
-    outputs = (height + 2 * padding - rows) // stride + 1
+    outputs = (height + 2 * padding - reach - 1) // stride + 1
     for first in range(0, outputs, plan.chunk_pixels):
         last = min(first + plan.chunk_pixels, outputs) - 1
         begin = max(first * stride - padding, 0)
-        end = min(last * stride - padding + rows, height)
+        end = min(last * stride - padding + reach + 1, height)
         assert 2 * channels * width * (end - begin) <= plan.workspace_bytes <= 64 << 20, plan
 
 

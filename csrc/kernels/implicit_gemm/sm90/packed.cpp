@@ -56,8 +56,6 @@ void cut(Part& part, int64_t first, int64_t count) {
 
 bool is_empty(const ConvProblem& p) { return p.H < 1 || p.W < 1 || p.P < 1 || p.Q < 1; }
 
-int64_t workspace_bytes(const Packed& part) { return packed_bytes(part) + woven_bytes(part); }
-
 // Makes channels of a row of taps, or of all of them.
 void flatten(Packed& p) {
   const bool all = p.packing == Packing::kPatches;
@@ -143,12 +141,32 @@ Part part_of(const ConvProblem& asked, const Chunk& chunk, int64_t index) {
   return part;
 }
 
+int64_t widest_part(const ConvProblem& asked, const Chunk& chunk) {
+  if (chunk.pixels == 0) return 0;
+  const int64_t bands = ceil_divide(extent_of(asked), chunk.pixels);
+  const auto input = [&](int64_t index) {
+    const ConvProblem part = part_of(asked, chunk, index).problem;
+    return part.pass == Pass::kDgrad ? part.y_count() : part.x_count();
+  };
+  int64_t widest = 0;
+  for (int64_t i = 1; i < bands; ++i) {
+    if (input(i) > input(widest)) widest = i;
+  }
+  return widest;
+}
+
+int64_t workspace_bytes(const ConvProblem& asked, const Chunk& chunk, Packing packing) {
+  const auto part = [&](int64_t index) {
+    return forward_of(part_of(asked, chunk, index).problem, packing);
+  };
+  const Packed first = part(0);  // no other computes more
+  const int64_t widest = packed_bytes(part(widest_part(asked, chunk)));
+  return std::max(packed_bytes(first), widest) + woven_bytes(first);
+}
+
 bool choose_chunk(const ConvProblem& asked, Packing packing, Chunk& chunk) {
   chunk = {};
-  const auto bytes_of = [&](const Chunk& candidate, int64_t index) {
-    return workspace_bytes(forward_of(part_of(asked, candidate, index).problem, packing));
-  };
-  const int64_t image = bytes_of({1, 0}, 0);
+  const int64_t image = workspace_bytes(asked, {1, 0}, packing);
   if (image == 0) return true;
   if (image <= kChunkBytes) {
     const int64_t most = std::clamp<int64_t>(kChunkBytes / image, 1, asked.N);
@@ -161,13 +179,10 @@ bool choose_chunk(const ConvProblem& asked, Packing packing, Chunk& chunk) {
   for (int64_t bands = ceil_divide(image, kChunkBytes); bands * unit <= extent; ++bands) {
     chunk = {1, round_up(ceil_divide(extent, bands), unit)};
     const int64_t last = ceil_divide(extent, chunk.pixels) - 1;
-    bool fits = last > 0;
-    for (const int64_t i : {int64_t{0}, std::min<int64_t>(last, 1), last}) {
-      const ConvProblem part = part_of(asked, chunk, i).problem;
-      if (is_empty(part)) return false;
-      fits = fits && workspace_bytes(forward_of(part, packing)) <= kChunkBytes;
+    for (const int64_t i : {int64_t{0}, last}) {
+      if (is_empty(part_of(asked, chunk, i).problem)) return false;
     }
-    if (fits) return true;
+    if (last > 0 && workspace_bytes(asked, chunk, packing) <= kChunkBytes) return true;
   }
   return false;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "kernels/implicit_gemm/tile.h"
 #include "plan/search.h"
@@ -376,11 +375,8 @@ class Search : public PlanSearch {
   void try_packing(Packing packing) {
     if (!choose_chunk(p_, packing, chunk_)) return;
     parts_ = count_parts(p_, chunk_);
-    f_ = sm90::forward_of(part_of(p_, chunk_, 0).problem, packing);
-    for (const int64_t i : others()) {
-      const Packed part = sm90::forward_of(part_of(p_, chunk_, i).problem, packing);
-      if (part_bytes(part) > part_bytes(f_)) f_ = part;
-    }
+    bytes_ = sm90::workspace_bytes(p_, chunk_, packing);
+    f_ = sm90::forward_of(part_of(p_, chunk_, widest_part(p_, chunk_)).problem, packing);
     if (f_.packing != packing) return;
     if (input_is_legal(f_)) {
       try_tiles(Loader::kIm2col);
@@ -427,7 +423,7 @@ class Search : public PlanSearch {
 
   bool add_tile(Tile t) {
     if (!is_legal(f_, t) || !choose_stages(block_bytes(d_, t), t)) return false;
-    if (!is_legal_elsewhere(t)) return false;
+    if (chunk_.pixels > 0 && !is_legal_at_ends(t)) return false;
     ConvPlan plan;
     plan.variant = kLoaderNames[static_cast<int>(t.loader)];
     plan.variant_index = kPlanFlag | static_cast<int>(t.loader) | t.shape << kShapeShift |
@@ -445,37 +441,26 @@ class Search : public PlanSearch {
     plan.shared_bytes = shared_bytes(t);
     plan.grid[0] = std::min<int64_t>(t.items() * t.splits, blocks_at_once(d_, t));
     if (t.splits > 1) plan.grid[0] = t.items() * t.splits;
-    plan.workspace_bytes = packed_weight_bytes(f_, t) + part_bytes(f_);
+    plan.workspace_bytes = packed_weight_bytes(f_, t) + bytes_;
     plan.predicted_ms = predicted_ms(p_, f_, parts_, d_, t);
     add(plan);
     return true;
   }
 
-  // Whether parts of an image that read fewer pixels can be computed by such tiles, too.
-  bool is_legal_elsewhere(const Tile& t) const {
-    std::vector<int64_t> parts = others();
-    if (!parts.empty()) parts.push_back(0);
-    return std::all_of(parts.begin(), parts.end(), [&](int64_t i) {
-      const Packed part = sm90::forward_of(part_of(p_, chunk_, i).problem, f_.packing);
-      const Tile own = make_tile(part, t.loader, t.shape, t.row_bytes, t.splits, t.strips);
-      return is_legal(part, own) && own.store == t.store && own.x_bytes == t.x_bytes;
-    });
+  // Whether an image's first part and its last can be computed by such tiles, too.
+  bool is_legal_at_ends(const Tile& t) const {
+    for (const int64_t i : {int64_t{0}, parts_ / p_.N - 1}) {
+      const Packed end = sm90::forward_of(part_of(p_, chunk_, i).problem, f_.packing);
+      const Tile own = make_tile(end, t.loader, t.shape, t.row_bytes, t.splits, t.strips);
+      if (!is_legal(end, own) || own.store != t.store || own.x_bytes != t.x_bytes) return false;
+    }
+    return true;
   }
-
-  // Of an image's parts, besides the first, one between others and the last: rows at the edge of
-  // an image read less of it, at the top and at the bottom not the same.
-  std::vector<int64_t> others() const {
-    if (chunk_.pixels == 0) return {};
-    const int64_t last = parts_ / p_.N - 1;
-    if (last == 0) return {};
-    return last == 1 ? std::vector<int64_t>{1} : std::vector<int64_t>{1, last};
-  }
-
-  static int64_t part_bytes(const Packed& part) { return packed_bytes(part) + woven_bytes(part); }
 
   Chunk chunk_;  // what is computed at a time,
   int64_t parts_ = 1;
-  Packed f_;  // of so many parts, the one that takes most of the workspace
+  int64_t bytes_ = 0;  // of the workspace that they share
+  Packed f_;           // of so many parts, the widest
 };
 
 }  // namespace
