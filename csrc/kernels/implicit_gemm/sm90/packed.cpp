@@ -175,7 +175,8 @@ bool choose_chunk(const ConvProblem& asked, Packing packing, Chunk& chunk) {
   }
   const int64_t extent = extent_of(asked);
   // Phases of an input gradient are the same in all parts.
-  const int64_t unit = kPixelUnit * std::max(asked.stride_h, asked.stride_w);
+  const bool gradient = asked.pass == Pass::kDgrad;
+  const int64_t unit = kPixelUnit * (gradient ? std::max(asked.stride_h, asked.stride_w) : 1);
   for (int64_t bands = ceil_divide(image, kChunkBytes); bands * unit <= extent; ++bands) {
     chunk = {1, round_up(ceil_divide(extent, bands), unit)};
     const int64_t last = ceil_divide(extent, chunk.pixels) - 1;
