@@ -232,14 +232,8 @@ bool price(const Forward& p, const DeviceProperties& d, Choice& choice) {
 }
 
 // Whether the copy engine can read boxes of pixels, all their channels side by side.
-bool input_is_boxed(const ConvProblem& p) {
-  const int64_t unit = 16 / element_size(p.dtype);
-  const auto legal = [&](int64_t size, int64_t stride) {
-    return size == 1 || (stride > 0 && stride % unit == 0);
-  };
-  return p.x_aligned && (p.C == 1 || p.x_strides[1] == 1) && legal(p.N, p.x_strides[0]) &&
-         legal(p.H, p.x_strides[2]) && legal(p.W, p.x_strides[3]) && p.stride_h <= 8 &&
-         p.stride_w <= 8;
+bool input_is_boxed(const Forward& p) {
+  return sm90::input_is_legal(p) && p.stride_h <= 8 && p.stride_w <= 8;
 }
 
 // Whether the copy engine can read slabs of planes of pixels, each image a row.

@@ -22,7 +22,7 @@ __device__ inline float2 widen_pair(uint32_t bits) {
   return make_float2(widen(pair[0]), widen(pair[1]));
 }
 
-// Of a block's channels, those that a thread has: the first, and the one that is eight further on.
+// A thread's first channel of a block; its other one is eight further on.
 __device__ inline int own_channel() {
   return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }

@@ -30,6 +30,11 @@ int64_t extent_of(ConvProblem p) {
   return p.pass == Pass::kDgrad ? *axis.in : *axis.out;
 }
 
+// Parts of an image.
+int64_t bands_of(const ConvProblem& asked, const Chunk& chunk) {
+  return chunk.pixels == 0 ? 1 : ceil_divide(extent_of(asked), chunk.pixels);
+}
+
 // Cuts out `count` rows of what is computed, from `first` on, with what they need.
 void cut(Part& part, int64_t first, int64_t count) {
   const Axis axis = chunked_axis(part.problem);
@@ -121,20 +126,18 @@ int64_t woven_bytes(const Packed& p) {
 
 int64_t count_parts(const ConvProblem& asked, const Chunk& chunk) {
   if (chunk.images == 0) return 1;
-  const int64_t bands = chunk.pixels == 0 ? 1 : ceil_divide(extent_of(asked), chunk.pixels);
-  return ceil_divide(asked.N, chunk.images) * bands;
+  return ceil_divide(asked.N, chunk.images) * bands_of(asked, chunk);
 }
 
 Part part_of(const ConvProblem& asked, const Chunk& chunk, int64_t index) {
   Part part{asked, 0, 0};
   if (chunk.images == 0) return part;
-  const int64_t extent = extent_of(asked);
-  const int64_t bands = chunk.pixels == 0 ? 1 : ceil_divide(extent, chunk.pixels);
+  const int64_t bands = bands_of(asked, chunk);
   const int64_t n = index / bands * chunk.images, first = index % bands * chunk.pixels;
   part.problem.N = std::min(chunk.images, asked.N - n);
   part.x = n * asked.x_strides[0];
   part.y = n * asked.y_strides[0];
-  if (bands > 1) cut(part, first, std::min(chunk.pixels, extent - first));
+  if (bands > 1) cut(part, first, std::min(chunk.pixels, extent_of(asked) - first));
   const int64_t unit = 16 / element_size(asked.dtype);
   part.problem.x_aligned = asked.x_aligned && part.x % unit == 0;
   part.problem.y_aligned = asked.y_aligned && part.y % unit == 0;
@@ -142,8 +145,7 @@ Part part_of(const ConvProblem& asked, const Chunk& chunk, int64_t index) {
 }
 
 int64_t widest_part(const ConvProblem& asked, const Chunk& chunk) {
-  if (chunk.pixels == 0) return 0;
-  const int64_t bands = ceil_divide(extent_of(asked), chunk.pixels);
+  const int64_t bands = bands_of(asked, chunk);
   const auto input = [&](int64_t index) {
     const ConvProblem part = part_of(asked, chunk, index).problem;
     return part.pass == Pass::kDgrad ? part.y_count() : part.x_count();
@@ -160,8 +162,9 @@ int64_t workspace_bytes(const ConvProblem& asked, const Chunk& chunk, Packing pa
     return forward_of(part_of(asked, chunk, index).problem, packing);
   };
   const Packed first = part(0);  // no other computes more
-  const int64_t widest = packed_bytes(part(widest_part(asked, chunk)));
-  return std::max(packed_bytes(first), widest) + woven_bytes(first);
+  const int64_t widest = widest_part(asked, chunk);
+  const int64_t packed = packed_bytes(widest == 0 ? first : part(widest));
+  return std::max(packed_bytes(first), packed) + woven_bytes(first);
 }
 
 bool choose_chunk(const ConvProblem& asked, Packing packing, Chunk& chunk) {
@@ -179,7 +182,7 @@ bool choose_chunk(const ConvProblem& asked, Packing packing, Chunk& chunk) {
   const int64_t unit = kPixelUnit * (gradient ? std::max(asked.stride_h, asked.stride_w) : 1);
   for (int64_t bands = ceil_divide(image, kChunkBytes); bands * unit <= extent; ++bands) {
     chunk = {1, round_up(ceil_divide(extent, bands), unit)};
-    const int64_t last = ceil_divide(extent, chunk.pixels) - 1;
+    const int64_t last = bands_of(asked, chunk) - 1;
     for (const int64_t i : {int64_t{0}, last}) {
       if (is_empty(part_of(asked, chunk, i).problem)) return false;
     }

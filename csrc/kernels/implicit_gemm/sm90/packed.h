@@ -47,7 +47,7 @@ struct Part {
   int64_t x, y;
 };
 Part part_of(const ConvProblem& asked, const Chunk& chunk, int64_t index);
-// Of the first image's parts, the one that reads most: rows at an edge read less of the image.
+// The part of the first image that reads most: rows at an edge read less of the image.
 int64_t widest_part(const ConvProblem& asked, const Chunk& chunk);
 // Bytes of a part's workspace: the packed input, and phases of the output that are stored apart.
 int64_t packed_bytes(const Packed& part);

@@ -37,7 +37,7 @@ struct Params {
   // front of a strip's first column of the output its first position is.
   int plane_boxes, plane_slots, plane_column;
   Divider<int32_t> by_row_boxes;
-  // Of planes: size of an image, pixels from one row to the next, and where in 16 bytes planes
+  // Planes: size of an image, pixels from one row to the next, and where in 16 bytes planes
   // begin of channels of the same residue: the first, from one to the next, and a box's shift at
   // most.
   int H, W, plane_row, plane_start, plane_step, residue_bits, most_shift;

@@ -138,7 +138,7 @@ class PlaneLoader {
     __device__ int row() const {
       return static_cast<int>(pixels >> 12 & ((1 << kRowBits) - 1)) - kBoxPixels;
     }
-    // Of the row in a plane that begins at 16 bytes.
+    // Shift of the row in a plane that begins at 16 bytes.
     __device__ int shift() const {
       return static_cast<int>(pixels >> (12 + kRowBits) & (kUnit - 1));
     }
@@ -214,7 +214,7 @@ class PlaneLoader {
       if (in_image && from < to) own.set(from, to, at, pixel & (kUnit - 1));
       if (box < kWarps) own.pixels |= Box::kFirst;
       if (box + kWarps >= p.plane_boxes) own.pixels |= Box::kLast;
-      // Of the row's columns from the box's on, up to the next box's.
+      // The row's columns from the box's on, up to the next box's, that are outside the image.
       const bool is_last = own_box == p.by_row_boxes.divisor() - 1;
       const int left = pitch - passed_columns;
       int out = 0, out_end = is_last ? left : min(left, kBoxPixels);

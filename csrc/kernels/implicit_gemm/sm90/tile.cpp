@@ -293,7 +293,7 @@ double store_clocks(const Packed& p, const Tile& t) {
   return 0;
 }
 
-// Of a problem whose `parts` are about as large as `p`.
+// The time of a problem whose `parts` are about as large as `p`.
 double predicted_ms(const ConvProblem& asked, const Packed& p, int64_t parts,
                     const DeviceProperties& d, const Tile& t) {
   const TileShape& kind = t.kind();
