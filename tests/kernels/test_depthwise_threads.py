@@ -25,10 +25,16 @@ PROBLEMS = {
     "2x3": depthwise(2, 8, 12, 17, (2, 3), padding=(0, 1)),
     "5x5": depthwise(2, 20, 17, 28, (5, 5), padding=2),
     "5x5_odd": depthwise(2, 6, 17, 23, (5, 5), padding=2),
+    "5x5_even": depthwise(2, 6, 17, 22, (5, 5), padding=2),
     "5x5_strided": depthwise(2, 8, 23, 28, (5, 5), stride=2, padding=2),
     "7x7": depthwise(2, 12, 19, 20, (7, 7), padding=3),
     "7x7_odd": depthwise(2, 5, 14, 14, (7, 7), padding=3),
     "7x7_strided": depthwise(1, 8, 24, 22, (7, 7), stride=2, padding=3),
+    "4x5": depthwise(2, 5, 18, 24, (4, 5), padding=2),
+    # Several turns of each walk.
+    "9x9_strided": depthwise(2, 8, 31, 29, (9, 9), stride=2, padding=4),
+    "11x9_strided_odd": depthwise(2, 7, 30, 27, (11, 9), stride=2, padding=(5, 3)),
+    "9x9_multiplied": depthwise(2, 3, 21, 24, (9, 9), 2, stride=2, padding=4),
     "3x7": depthwise(2, 8, 16, 40, (3, 7)),
     "9x1": depthwise(2, 8, 30, 12, (9, 1), padding=(4, 0)),
     "1x4": depthwise(2, 16, 1, 64, (1, 4), padding=(0, 3)),
@@ -52,7 +58,7 @@ PROBLEMS = {
     "pixels": depthwise(5, 16, 1, 1, (3, 3), padding=1),
     "many_images": depthwise(41, 24, 7, 7, (3, 3), padding=1),
 }
-VARIANTS = {"planes", "channels", "elements", "windows", "patches", "lines"}
+VARIANTS = {"planes", "channels", "elements", "windows", "lines"}
 # For NaN: a filter of each kind.
 REACHES = {
     name: PROBLEMS[name]

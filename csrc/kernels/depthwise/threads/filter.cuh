@@ -237,21 +237,19 @@ __device__ inline int column_of(const Params<T>& p, int q, int s) {
 }
 
 // Adds what the filter's columns from `begin` to `end` give. `filters`: of channels, in shared
-// memory. Of planes neighbours are columns, which meet the same pixels by neighbouring taps.
+// memory.
 template <Order kOrder, Walk kWalk, int kCount, int kKept, int kWidth, typename T>
 __device__ inline void sum_columns(const Params<T>& p, const Item& item, int source, int begin,
                                    int end, const float* filters, float (&sum)[kKept][kWidth]) {
   const T* in = channel_of(p, item, source);
   const T* filter = filter_of(p, item.k, source);
-  constexpr bool kPlanar = is_planar(kOrder), kPairs = kPlanar && kWidth == 2;
-  constexpr int kRead = kPlanar ? 1 : kWidth;
   const int channels = p.vectors.divisor() * kWidth;
 #pragma unroll 1
   for (int first = 0; first < p.R; first += kCount) {
     const Rows<T> rows =
         rows_of<row_count(kWalk, kCount, kKept)>(p, in, first_row<kWalk, kCount>(p, item.p, first));
 #pragma unroll 1
-    for (int s = kPairs ? -(p.pad_w & 1) : begin; s < end; s += kPairs ? 2 : 1) {
+    for (int s = begin; s < end; ++s) {
       const int w = column_of(p, item.q, s);
       if (w < 0) continue;
       float weight[kCount][kWidth];
@@ -259,24 +257,18 @@ __device__ inline void sum_columns(const Params<T>& p, const Item& item, int sou
           ((s - begin) * p.filter_rows.divisor() + first) * channels + item.vector * kWidth;
 #pragma unroll
       for (int r = 0; r < kCount; ++r) {
-        if constexpr (kPlanar) {
+        if constexpr (is_planar(kOrder)) {
           const T* tap = filter + (first + r) * p.weight_r + s * p.weight_s;
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i, tap += p.weight_s) {
-            float one[1];
-            read(tap, first + r < p.R && (!kPairs || is_within(s + i, p.S)), one);
-            weight[r][i] = one[0];
-          }
+          read(tap, first + r < p.R, weight[r]);
         } else {
           read(filters + place + r * channels, true, weight[r]);
         }
       }
-      walk_taps<kWalk, kCount, kKept, kRead>(
-          p, in, rows, item.p, first, w, [&](int t, int r, const float (&value)[kRead]) {
+      walk_taps<kWalk, kCount, kKept, kWidth>(
+          p, in, rows, item.p, first, w, [&](int t, int r, const float (&value)[kWidth]) {
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) {
-              if (kPairs && !is_within(s + i, p.S)) continue;
-              sum[t][i] = fmaf(weight[r][i], value[kPlanar ? 0 : i], sum[t][i]);
+              sum[t][i] = fmaf(weight[r][i], value[i], sum[t][i]);
             }
           });
     }

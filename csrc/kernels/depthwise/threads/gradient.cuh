@@ -5,7 +5,6 @@
 
 #include "kernels/common/parts.cuh"
 #include "kernels/depthwise/threads/lines.cuh"
-#include "kernels/depthwise/threads/patches.cuh"
 #include "kernels/depthwise/threads/windows.cuh"
 
 namespace customconv::depthwise::threads {
@@ -78,24 +77,17 @@ __device__ inline void sum_share(const Params<T>& p, const Share& share, int thr
 #pragma unroll 1
   for (int i = share.begin + pixel; i < share.end; i += apart) {
     int32_t rest = i;
-    constexpr int kColumns = columns_of(kOrder, kWalk, kCount, sizeof(T));
+    constexpr int kColumns = columns_of(kOrder, kCount, sizeof(T));
     set_pixels<kKept, kColumns>(p, rest, item);
     item.n = rest;
-    const bool whole = item.p + kKept <= p.P && item.q + kColumns <= p.Q;
     if constexpr (kOrder == Order::kWindows) {
-      if (whole) {
+      if (item.p + kKept <= p.P && item.q + kColumns <= p.Q) {
         sum_gradient_window<kShape, kKept, kColumns, false>(p, item, share.r, share.s, sum);
       } else {
         sum_gradient_window<kShape, kKept, kColumns, true>(p, item, share.r, share.s, sum);
       }
     } else if constexpr (kOrder == Order::kLines) {
       sum_gradient_line<kLineTaps[kShape], kColumns>(p, item, share.s, sum);
-    } else if constexpr (kOrder == Order::kPatches) {
-      if (whole) {
-        sum_gradient_patch<kWalk, kKept, kColumns, false>(p, item, sum);
-      } else {
-        sum_gradient_patch<kWalk, kKept, kColumns, true>(p, item, sum);
-      }
     } else {
       sum_taps<kWalk, kCount, kAcross, kKept>(p, share, item, sum);
     }

@@ -24,11 +24,10 @@ constexpr double kIssueEfficiency = 0.8;        // of an instruction a clock, of
 constexpr double kBlockClocks = 340;
 constexpr double kItemClocks = 2700;
 constexpr double kColumnClocks = 410;
-// Of 4 bytes and more, of 2, and of a weight gradient. Of 4, patches share what columns of channels
-// read several times.
+// Of 4 bytes and more, of 2, and of a weight gradient. Of 4, columns of channels are read several
+// times.
 constexpr double kBandwidthEfficiency = 0.85, kHalfBandwidthEfficiency = 0.73;
-constexpr double kColumnEfficiency = 0.79, kPatchEfficiency = 0.88;
-constexpr double kGradientEfficiency = 0.75;
+constexpr double kColumnEfficiency = 0.79, kGradientEfficiency = 0.75;
 constexpr double kOverlapLoss = 0.17;
 constexpr double kSourceShare = 1.8;  // of a filter's work, where an output is summed over several
 constexpr double kManyWaves = 18;     // of blocks: of more, less is lost, but of a weight gradient
@@ -105,15 +104,10 @@ class Search : public PlanSearch {
   ConvPlan best() {
     const Order thin = least_variant(g_).order;
     try_order(thin, walk());
-    if (has_vectors(p_)) {
-      try_order(Order::kChannels, walk());
-      if (g_.R == 3 && g_.S == 3 && g_.step_h == g_.step_w && g_.dilation_w == 1) {
-        try_order(Order::kPatches, walk());
-      }
-    }
+    if (has_vectors(p_)) try_order(Order::kChannels, walk());
     if (g_.R == 1) {
       const int shape = g_.S <= kLineTaps[0] ? 0 : 1;
-      if (has_lines(g_)) consider({Order::kLines, Walk::kAny, 0, kRowsCount - 1, shape}, 1);
+      if (has_lines(g_)) consider({Order::kLines, Walk::kAny, 0, 0, shape}, 1);
     } else {
       for (const int unit : {4, 2, 1}) {
         if (has_windows(p_, unit) && try_windows(unit)) break;
@@ -128,24 +122,30 @@ class Search : public PlanSearch {
  private:
   Walk walk() const {
     if (g_.dilation_h != 1 || g_.R == 1) return Walk::kAny;
-    if (g_.transposed) {
-      const bool half_columns = g_.step_w == 2 && g_.dilation_w == 1;
-      return g_.step_h == 2 && (half_columns || !g_.planar) ? Walk::kHalf : Walk::kAny;
-    }
+    if (g_.transposed) return g_.step_h == 2 ? Walk::kHalf : Walk::kAny;
     return g_.step_h == 1 ? Walk::kNext : g_.step_h == 2 ? Walk::kSecond : Walk::kAny;
   }
 
-  void try_order(Order order, Walk walk) {
-    Variant v{order, walk, 0, 0, 0};
-    if (v.walk != Walk::kAny) {
-      for (v.taps = 1; v.taps + 1 < kTapsCount && kTaps[v.taps] < g_.R;) ++v.taps;
+  // The order's kernel for a walk, else the one for any; of those the one of the fewest taps that
+  // hold the filter's rows, else of the most.
+  Variant variant_of(Order order, Walk walk) const {
+    Variant best{order, Walk::kAny, 0, 0, 0};
+    for (int taps = 0; taps < kTapsCount; ++taps) {
+      const Variant v{order, walk, taps, 0, 0};
+      if (!has_kernel(v)) continue;
+      best = v;
+      if (kTaps[taps] >= g_.R) break;
     }
+    return best;
+  }
+
+  void try_order(Order order, Walk walk) {
+    Variant v = variant_of(order, walk);
     for (v.rows = 0; v.rows < kRowsCount; ++v.rows) {
       if (!has_kernel(v)) continue;
       const bool fewer =
           v.rows + 1 < kRowsCount && has_kernel({order, v.walk, v.taps, v.rows + 1, 0});
       if (fewer && kRows[v.rows] >= 2 * g_.P) continue;
-      if (kRows[v.rows] == 1 && g_.P > 1) continue;
       if (is_planar(order)) {
         consider(v, 1);
         continue;
@@ -184,13 +184,12 @@ class Search : public PlanSearch {
   }
 
   void weigh(const Variant& v, const Work& w, int vectors, int64_t splits) {
-    constexpr const char* kNames[] = {"planes",  "channels", "elements",
-                                      "windows", "patches",  "lines"};
+    constexpr const char* kNames[] = {"planes", "channels", "elements", "windows", "lines"};
     ConvPlan plan{};
     plan.variant = kNames[static_cast<int>(v.order)];
     plan.variant_index = v.index();
-    plan.tile[0] = kRows[v.rows];
-    plan.tile[1] = columns_of(v.order, v.walk, kTaps[v.taps], size_);
+    plan.tile[0] = v.kept();
+    plan.tile[1] = columns_of(v.order, kTaps[v.taps], size_);
     plan.tile[2] = vectors;
     plan.grid[0] = w.blocks * splits;
     plan.splits = splits;
@@ -210,13 +209,13 @@ class Search : public PlanSearch {
   }
 
   double predict_ms(const Variant& v, const Work& w, double splits) const {
-    const double width = width_of(v.order), kept = kRows[v.rows], taps = kTaps[v.taps];
-    const double across = columns_of(v.order, v.walk, kTaps[v.taps], size_);
+    const double width = width_of(v.order), kept = v.kept(), taps = kTaps[v.taps];
+    const double across = columns_of(v.order, kTaps[v.taps], size_);
     const double S = static_cast<double>(g_.S);
     double turns = std::ceil(static_cast<double>(g_.R) / taps);
     const double size = static_cast<double>(size_);
     // Of the rows that go by in a turn: how many, and reads of a row and column of taps.
-    double rows = row_count(v.walk, kTaps[v.taps], kRows[v.rows]);
+    double rows = row_count(v.walk, kTaps[v.taps], v.kept());
     double columns = S, reads = 1, read_width = width, products = taps * width;
     if (v.order == Order::kWindows) {
       const double unit = kWindowShapes[v.shape].unit;
@@ -228,24 +227,16 @@ class Search : public PlanSearch {
         turns = static_cast<double>(g_.R) / taps;
         rows = (static_cast<double>(g_.R) + kept - 1) / turns;
       }
-    } else if (v.order == Order::kPlanes) {
-      columns = std::ceil(S / across);
-      products = taps * across;
     } else if (v.order == Order::kLines) {  // of the row only what the last taps did not need
       const double unit = line_unit(size_), band = kLineTaps[v.shape];
       columns = std::ceil(S / band);
       reads = (std::ceil((across + band - 1) / unit) + (columns - 1) * band / unit) / columns;
       read_width = unit;
       products = S / columns * across;
-    } else if (v.order == Order::kPatches) {
-      columns = 1;
-      reads = v.walk == Walk::kSecond ? 5 : 4;
-      products = taps * taps * across * width;
     }
     // Neighbours in a warp read from places that are a thread's columns, or its channels, apart.
-    const bool pairs = v.order == Order::kPlanes;
     const double inner = static_cast<double>(is_planar(v.order) ? std::abs(g_.in[3]) : 1);
-    const double apart = pairs ? inner : is_planar(v.order) ? across * inner : width;
+    const double apart = is_planar(v.order) ? across * inner : width;
     const double lines = std::max(32 * size * apart / 128, 1.0);
     const double read = kInstructionsPerRead + kInstructionsPerLine * lines + read_width;
     const double halved = v.walk == Walk::kHalf ? 0.5 : 1;
@@ -255,7 +246,6 @@ class Search : public PlanSearch {
     double column_weights = g_.of_weights ? 0 : taps * (is_planar(v.order) ? 4 : 2);
     if (v.order == Order::kWindows) column_weights *= taps;
     if (v.order == Order::kLines) column_weights *= S / columns;
-    if (v.order == Order::kPlanes) column_weights *= across;
     each += columns * turns * (column_weights + kInstructionsPerColumn);
     const double exchange = v.order == Order::kLines ? kInstructionsPerExchange : 0;
     each += kept * across * (kInstructionsPerRow + width + exchange) + kInstructionsPerItem;
@@ -295,8 +285,7 @@ class Search : public PlanSearch {
   double efficiency(const Variant& v) const {
     if (g_.of_weights) return kGradientEfficiency;
     if (size_ == 2) return kHalfBandwidthEfficiency;
-    if (v.order == Order::kChannels) return kColumnEfficiency;
-    return v.order == Order::kPatches ? kPatchEfficiency : kBandwidthEfficiency;
+    return v.order == Order::kChannels ? kColumnEfficiency : kBandwidthEfficiency;
   }
 
   const Geometry g_ = geometry_of(p_);

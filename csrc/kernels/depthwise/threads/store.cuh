@@ -19,16 +19,15 @@ __device__ inline void store_unit(T* to, const float* values) {
   }
 }
 
-// Stores columns that lie so far apart, of which so many exist, by units of at most `unit`.
+// Stores neighbouring columns, of which so many exist, by units of at most `unit`.
 template <int kUnit, int kWidth, typename T>
-__device__ inline void store_columns(T* to, int64_t apart, const float (&values)[kWidth], int count,
-                                     int unit) {
+__device__ inline void store_columns(T* to, const float (&values)[kWidth], int count, int unit) {
   if constexpr (kUnit > 1) {
-    if (unit < kUnit) return store_columns<kUnit / 2>(to, apart, values, count, unit);
+    if (unit < kUnit) return store_columns<kUnit / 2>(to, values, count, unit);
   }
 #pragma unroll
   for (int i = 0; i < kWidth; i += kUnit) {
-    if (i < count) store_unit<kUnit>(to + (kUnit > 1 ? i : i * apart), values + i);
+    if (i < count) store_unit<kUnit>(to + i, values + i);
   }
 }
 
@@ -84,8 +83,6 @@ __device__ inline void store_item(const Params<T>& p, const Item& item,
   }
   const auto exists = [&](int i) { return !kColumns || is_within(item.q + i, p.Q); };
   const auto has = [&](int t) { return item.p + t >= 0 && item.p + t < p.P; };
-  // Only planes' columns may be apart, and only theirs are asked how far.
-  const int64_t apart = kOrder == Order::kPlanes ? p.out_stride.w : 1;
   const T* residual = static_cast<const T*>(e.residual);
   const auto add_residual = [&] {
 #pragma unroll
@@ -93,7 +90,7 @@ __device__ inline void store_item(const Params<T>& p, const Item& item,
       if (!has(t)) continue;
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
-        if (exists(i)) sum[t][i] += widen(residual[first + t * p.out_stride.h + i * apart]);
+        if (exists(i)) sum[t][i] += widen(residual[first + t * p.out_stride.h + i]);
       }
     }
   };
@@ -105,7 +102,7 @@ __device__ inline void store_item(const Params<T>& p, const Item& item,
       store_unit<kWidth>(to, values);
     } else {
       constexpr int kVector = 16 / sizeof(T), kUnit = kWidth < kVector ? kWidth : kVector;
-      store_columns<kUnit>(to, apart, values, p.Q - item.q, p.store_unit);
+      store_columns<kUnit>(to, values, p.Q - item.q, p.store_unit);
     }
   };
   if constexpr (kOrder == Order::kLines) {

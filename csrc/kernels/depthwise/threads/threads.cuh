@@ -12,18 +12,17 @@
 namespace customconv::depthwise::threads {
 
 // Blocks that are to share a multiprocessor: what their registers leave room for.
-constexpr int blocks_of(Order order, Walk walk, int rows) {
-  if (order == Order::kPlanes && walk == Walk::kHalf) return 3;
+constexpr int blocks_of(Order order, int rows) {
   if (order == Order::kPlanes || order == Order::kElements || order == Order::kLines) return 4;
   return order == Order::kChannels && rows < 8 ? 3 : 2;
 }
-constexpr int gradient_blocks_of(Order order, int taps) { return taps > 5 ? 1 : 2; }
+constexpr int gradient_blocks_of(int taps) { return taps > 5 ? 1 : 2; }
 
 template <typename T, Order kOrder, Walk kWalk, int kCount, int kKept, int kShape>
-__global__ void __launch_bounds__(kThreads, blocks_of(kOrder, kWalk, kKept))
+__global__ void __launch_bounds__(kThreads, blocks_of(kOrder, kKept))
     convolve(const __grid_constant__ Params<T> p) {
   const int thread = static_cast<int>(threadIdx.x);
-  constexpr int kColumns = columns_of(kOrder, kWalk, kCount, sizeof(T));
+  constexpr int kColumns = columns_of(kOrder, kCount, sizeof(T));
   Item item = item_of<kOrder, kKept, kColumns>(p, static_cast<int>(blockIdx.x), thread);
   if constexpr (kOrder == Order::kWindows) {
     if (!item.exists) return;
@@ -47,19 +46,6 @@ __global__ void __launch_bounds__(kThreads, blocks_of(kOrder, kWalk, kKept))
       add_all(part, sum);
     }
     store_item<kOrder>(p, item, sum);
-  } else if constexpr (kOrder == Order::kPatches) {
-    extern __shared__ __align__(16) float filters[];
-    stage_filters<kOrder>(p, item, 0, 0, thread, filters);
-    __syncthreads();
-    if (!item.exists) return;
-    float sum[kColumns][kKept][width_of(kOrder)] = {};
-    sum_patch<kWalk>(p, item, filters, sum);
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      Item column = item;
-      column.q += j;
-      if (column.q < p.Q) store_item<kOrder>(p, column, sum[j]);
-    }
   } else {
     extern __shared__ __align__(16) float filters[];
     float sum[kKept][width_of(kOrder)] = {};
@@ -82,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of(kOrder, kWalk, kKept))
 }
 
 template <typename T, Order kOrder, Walk kWalk, int kCount, int kKept, int kShape>
-__global__ void __launch_bounds__(kThreads, gradient_blocks_of(kOrder, kCount))
+__global__ void __launch_bounds__(kThreads, gradient_blocks_of(kCount))
     sum_weights(const __grid_constant__ Params<T> p) {
   extern __shared__ __align__(16) float totals[];
   const int thread = static_cast<int>(threadIdx.x);
@@ -106,9 +92,9 @@ constexpr KernelOf<T> one_kernel() {
   if constexpr (!has_kernel(v)) {
     return nullptr;
   } else if constexpr (!kOfWeights) {
-    return convolve<T, v.order, v.walk, kTaps[v.taps], kRows[v.rows], v.shape>;
+    return convolve<T, v.order, v.walk, kTaps[v.taps], v.kept(), v.shape>;
   } else if constexpr (v.walk != Walk::kHalf) {
-    return sum_weights<T, v.order, v.walk, kTaps[v.taps], kRows[v.rows], v.shape>;
+    return sum_weights<T, v.order, v.walk, kTaps[v.taps], v.kept(), v.shape>;
   } else {
     return nullptr;
   }

@@ -12,13 +12,13 @@ int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) 
 }  // namespace
 
 Work work_of(const Geometry& g, const Variant& v, int vectors, int64_t element_size) {
-  const int64_t taps = kTaps[v.taps], rows = kRows[v.rows], width = width_of(v.order);
+  const int64_t taps = kTaps[v.taps], width = width_of(v.order);
   Work w{};
   w.first_row = v.walk == Walk::kHalf ? -static_cast<int>(g.pad_h & 1) : 0;
-  w.strips = ceil_divide(g.P - w.first_row, rows);
+  w.strips = ceil_divide(g.P - w.first_row, v.kept());
   // A line's first columns may lie before the image.
   const int64_t before = v.order == Order::kLines ? line_unit(element_size) - 1 : 0;
-  w.columns = ceil_divide(g.Q + before, columns_of(v.order, v.walk, kTaps[v.taps], element_size));
+  w.columns = ceil_divide(g.Q + before, columns_of(v.order, kTaps[v.taps], element_size));
   w.vectors = is_planar(v.order) ? 1 : vectors;
   w.filter_rows = static_cast<int>(round_up(g.R, taps));
   w.stage_columns = static_cast<int>(g.S);

@@ -14,13 +14,10 @@ enum class Order : uint8_t {
   kChannels,  // four channels of a pixel; neighbours have the next ones
   kElements,  // one channel of a pixel
   kWindows,   // neighbouring columns of a plane, whose windows of the input share registers
-  kPatches,   // four channels of a patch of pixels, of filters of three by three
   kLines      // windows of one row, of filters of one row
 };
-inline constexpr int kOrderCount = 6;
-constexpr int width_of(Order order) {
-  return order == Order::kChannels || order == Order::kPatches ? 4 : 1;
-}
+inline constexpr int kOrderCount = 5;
+constexpr int width_of(Order order) { return order == Order::kChannels ? 4 : 1; }
 constexpr bool is_planar(Order order) {
   return order == Order::kPlanes || order == Order::kWindows || order == Order::kLines;
 }
@@ -31,7 +28,7 @@ struct WindowShape {
 inline constexpr WindowShape kWindowShapes[] = {{4, 0}, {4, 1}, {4, 2}, {4, 3},
                                                 {2, 0}, {2, 1}, {1, 0}};
 inline constexpr int kWindowShapesCount = 7;
-// Columns of taps at a time of filters that are not squares of fewer.
+// Columns of taps at a time of filters that no kernel of fewer is for.
 inline constexpr int kBandTaps = 8;
 // Lines, by their shape: columns of taps at a time, and of which a thread has the gradients.
 inline constexpr int kLineTaps[] = {5, kBandTaps};
@@ -44,7 +41,7 @@ constexpr int line_unit(int64_t element_size) { return 16 / static_cast<int>(ele
 enum class Walk : uint8_t {
   kNext,    // stride 1: each begins a row further on
   kSecond,  // stride 2
-  kHalf,    // transposed, stride 2; of planes along rows too
+  kHalf,    // transposed, stride 2
   kAny      // any stride and dilation: nothing is shared
 };
 inline constexpr int kWalkCount = 4;
@@ -57,27 +54,25 @@ constexpr int row_count(Walk walk, int taps, int kept) {
 }
 
 // Rows of the filter that a thread holds at a time; longer filters take several turns.
-inline constexpr int kTaps[] = {1, 3, 5, 7, 8};
-inline constexpr int kTapsCount = 5;
+inline constexpr int kTaps[] = {1, 3, 5, kBandTaps};
+inline constexpr int kTapsCount = 4;
 // Neighbouring columns of a thread. Windows: 16 bytes, but where products count for more than
-// bytes. Planes, transposed: two, which meet one column of the input by taps of their own.
-constexpr int columns_of(Order order, Walk walk, int taps, int64_t element_size) {
-  if (order == Order::kPatches) return 2;
+// bytes.
+constexpr int columns_of(Order order, int taps, int64_t element_size) {
   if (order == Order::kLines) return 8;
-  if (order == Order::kPlanes && walk == Walk::kHalf) return 2;
   if (order != Order::kWindows) return 1;
-  return taps >= 7 ? 8 : 16 / static_cast<int>(element_size);
+  return taps == kBandTaps ? 8 : 16 / static_cast<int>(element_size);
 }
-// Outputs of a thread, one below the other.
-inline constexpr int kRows[] = {8, 4, 1};
-inline constexpr int kRowsCount = 3;
+// Outputs of a thread, one below the other; lines have one.
+inline constexpr int kRows[] = {8, 4};
+inline constexpr int kRowsCount = 2;
 
 // Columns of the filter whose gradients a thread sums up at a time.
 constexpr int gradient_columns(Order order, int taps, int shape) {
   if (order == Order::kLines) return kLineGradients[shape];
   if (order == Order::kChannels) return taps <= 5 ? 3 : 2;
-  if (order == Order::kWindows || order == Order::kPatches) return taps;
-  return taps == 1 ? 3 : taps == 8 ? 4 : taps;
+  if (order == Order::kWindows) return taps;
+  return taps == 1 ? 3 : taps == kBandTaps ? 4 : taps;
 }
 
 struct Variant {
@@ -86,6 +81,8 @@ struct Variant {
   int taps, rows;  // indices into the tables
   int shape;       // of windows and lines
 
+  // Outputs of a thread, one below the other.
+  constexpr int kept() const { return order == Order::kLines ? 1 : kRows[rows]; }
   constexpr int index() const {
     const int kind = static_cast<int>(order) * kWalkCount + static_cast<int>(walk);
     return ((kind * kTapsCount + taps) * kRowsCount + rows) * kWindowShapesCount + shape;
@@ -101,23 +98,22 @@ inline constexpr int kVariantCount =
 
 constexpr bool has_kernel(const Variant& v) {
   const int taps = kTaps[v.taps], rows = kRows[v.rows];
+  const bool next = v.walk == Walk::kNext, any = v.walk == Walk::kAny && taps == 1;
   if (v.order == Order::kWindows) {
-    // Of a filter that is a single turn the offsets of no padding, of half and of full padding.
+    // Of a filter that is a single turn the offset of half padding, the only one of units of one.
     const auto [unit, offset] = kWindowShapes[v.shape];
-    const bool usual =
-        offset == 0 || (offset + (taps - 1) / 2) % unit == 0 || (offset + taps - 1) % unit == 0;
-    return v.walk == Walk::kNext && taps > 1 && rows == 4 && (usual || taps == kBandTaps);
+    const bool usual = (offset + (taps - 1) / 2) % unit == 0;
+    return next && taps > 1 && rows == 4 && (usual || taps == kBandTaps);
   }
-  if (v.order == Order::kPatches) {
-    const bool shared = v.walk == Walk::kNext || v.walk == Walk::kSecond;
-    return shared && taps == 3 && rows == 4 && v.shape == 0;
-  }
-  if (v.order == Order::kLines) {
-    return v.walk == Walk::kAny && taps == 1 && rows == 1 && v.shape < kLineShapesCount;
-  }
-  if (v.shape != 0 || (v.walk == Walk::kAny) != (taps == 1)) return false;
-  if (rows == 1) return v.walk == Walk::kAny;
-  return rows == 8 || v.order == Order::kChannels;
+  if (v.order == Order::kLines) return any && v.rows == 0 && v.shape < kLineShapesCount;
+  if (v.shape != 0) return false;
+  const bool shares = v.walk != Walk::kAny && taps > 1;
+  if (v.order == Order::kChannels) return any || shares;
+  // Few problems are computed a channel at a time: five rows of taps fit most of their filters. A
+  // transposed walk takes turns of an even number.
+  const bool band = v.walk == Walk::kHalf || (v.order == Order::kPlanes && next);
+  const bool fits = taps == 5 ? v.walk != Walk::kHalf : taps == kBandTaps && band;
+  return rows == 8 && (any || (shares && fits));
 }
 
 constexpr int kThreads = 256;
