@@ -52,7 +52,12 @@ def packing(plan: _C.ConvPlan) -> str:
     text = (FAMILY / "sm90/packed.h").read_text()
     body = re.search(r"enum class Packing.*?\{(.*?)\};", text, re.DOTALL)
     assert body is not None
-    return re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)[plan.variant_index >> 21]
+    return re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)[plan.variant_index >> 21 & 3]
+
+
+def joins_phases(plan: _C.ConvPlan) -> bool:
+    """Whether the phases of an input gradient are channels, in a plan of the main loop."""
+    return bool(plan.variant_index >> 23 & 1)
 
 
 def flags(plan: _C.ConvPlan) -> list[str]:
@@ -64,7 +69,7 @@ def flags(plan: _C.ConvPlan) -> list[str]:
 
 def planes_bit(name: str) -> int:
     """A bit of the variants of channels-first weight gradients."""
-    text = (FAMILY / "weight/planes/geometry.h").read_text()
+    text = (FAMILY / "wgrad/planes/geometry.h").read_text()
     found = re.search(rf"constexpr int {name} = (\d+)(?: << (\d+))?;", text)
     assert found is not None
     return int(found[1]) << int(found[2] or 0)

@@ -15,7 +15,7 @@ import build_config as config
 
 HERE = Path(__file__).parent / "emulation"
 CSRC = config.ROOT / "csrc"
-KERNELS = Path("kernels/implicit_gemm/weight")
+KERNELS = Path("kernels/implicit_gemm/wgrad")
 MACROS = {
     "__CUDA_ARCH__": "900",
     "__CUDA_ARCH_FEAT_SM90_ALL": "",

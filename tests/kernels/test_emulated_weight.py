@@ -1,6 +1,6 @@
 """The kernels of weight gradients, run on the CPU: any machine that has CUDA's headers tests them.
 
-A GPU runs all plans of more problems (`test_implicit_gemm_weight.py`). Here are some of each kind,
+A GPU runs all plans of more problems (`test_implicit_gemm_wgrad.py`). Here are some of each kind,
 which take the kernels' ways through copies, barriers and clusters.
 """
 

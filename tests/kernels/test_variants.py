@@ -10,7 +10,17 @@ from cases import case, make_integers, place_all
 from compute import by_pytorch, compute, forced
 from every_plan import check_exact, check_fused, check_reach
 from reference import assert_equal
-from tile_tables import FAMILY, flags, is_of_main_loop, packing, parts, row_bytes, strips, table
+from tile_tables import (
+    FAMILY,
+    flags,
+    is_of_main_loop,
+    joins_phases,
+    packing,
+    parts,
+    row_bytes,
+    strips,
+    table,
+)
 
 from customconv import _C
 
@@ -32,6 +42,13 @@ PROBLEMS = {
     "pointwise_tiny": case((41, 24, 4, 4), (70, 24, 1, 1)),
     "few_channels_far": case((2, 3, 45, 224), (64, 3, 11, 11), stride=(4, 4), padding=(2, 2)),
     "few_channels": case((3, 3, 33, 40), (64, 3, 7, 7), stride=(2, 2), padding=(3, 3)),
+    # Few channels, at every stride of theirs.
+    "three_channels": case((2, 3, 21, 38), (40, 3, 3, 3), padding=(1, 1)),
+    "five_channels": case((2, 5, 19, 27), (72, 5, 2, 5), stride=(1, 2), padding=(1, 3)),
+    "one_channel": case((3, 1, 40, 61), (40, 1, 5, 4), stride=(2, 3), padding=(1, 2)),
+    "twelve_channels": case((1, 12, 17, 30), (70, 12, 3, 3), stride=(2, 2)),
+    "row_of_two_channels": case((4, 2, 1, 700), (48, 2, 1, 9), stride=(1, 4), padding=(0, 3)),
+    "three_channels_dilated": case((2, 3, 20, 31), (40, 3, 3, 3), padding=(1, 2), dilation=(1, 2)),
 }
 # The same of wide groups, but for few channels. Groups have as many tiles as share pixels, or a
 # number that does not divide by that, or tiles of 32 channels alone.
@@ -83,6 +100,16 @@ GRADIENTS = {
     "strided_dilated": case(
         (2, 24, 30, 40), (64, 24, 3, 3), stride=(2, 2), padding=(2, 3), dilation=(2, 3)
     ),
+    # Phases that may be joined: with as many taps, with more or fewer, along one axis, far away.
+    "joined": case((2, 3, 32, 40), (24, 3, 4, 4), stride=(4, 4)),
+    "joined_odd": case((2, 5, 37, 41), (40, 5, 7, 9), stride=(4, 3), padding=(2, 5)),
+    "joined_gaps": case((2, 18, 21, 27), (16, 18, 3, 2), stride=(5, 4), padding=(1, 1)),
+    "joined_row": case((3, 40, 1, 203), (72, 40, 1, 16), stride=(1, 8), padding=(0, 4)),
+    "joined_dilated": case(
+        (2, 24, 30, 40), (40, 24, 3, 3), stride=(1, 3), padding=(2, 1), dilation=(2, 1)
+    ),
+    "joined_padding": case((1, 7, 20, 22), (19, 7, 2, 3), stride=(3, 3), padding=(4, 5)),
+    "joined_channel": case((3, 1, 28, 36), (40, 1, 5, 5), stride=(3, 2), padding=(2, 2)),
     "strided_pointwise": case((5, 200, 28, 28), (80, 200, 1, 1), stride=(2, 2)),
     "strided_pointwise_odd": case((2, 70, 27, 13), (37, 70, 1, 1), stride=(2, 2)),
     "patches": case((3, 72, 32, 32), (136, 72, 2, 2), stride=(2, 2)),
@@ -130,7 +157,7 @@ def check_main_loop(plans: list[_C.ConvPlan]) -> None:
     assert {(plan.variant, parts(plan)[0]) for plan in own} == EVERY_TILE
     assert {row_bytes(plan) for plan in own} == {32, 64, 128}
     assert {plan.splits for plan in own} == {1, 2, 4, 8}
-    assert {packing(plan) for plan in own} == {"kNone", "kPixels", "kRows", "kPatches"}
+    assert {packing(plan) for plan in own} == {"kNone", "kPixels", "kPatches"}
     assert {strips(plan) > 1 for plan in own} == {False, True}
 
 
@@ -179,6 +206,9 @@ LARGE_IMAGES = {
     "gradient": ("dgrad", case((2, 24, 1203, 760), (21, 24, 3, 3), padding=(1, 1))),
     "strided_gradient": (
         "dgrad", case((2, 40, 1203, 764), (24, 40, 3, 3), stride=(2, 2), padding=(1, 1))
+    ),
+    "joined_gradient": (
+        "dgrad", case((1, 3, 4803, 1520), (40, 3, 8, 8), stride=(4, 4), padding=(2, 2))
     ),
     "strided_row_gradient": (
         "dgrad", case((1, 24, 1, 900_002), (45, 24, 1, 6), stride=(1, 2), padding=(0, 2))
@@ -244,6 +274,7 @@ def test_every_plan_of_gradients_is_exact():
     plans = check_exact("implicit_gemm", "dgrad", GRADIENTS)
     assert names_of(plans) == EVERY_NAME
     check_main_loop(plans)
+    assert {joins_phases(plan) for plan in plans if is_of_main_loop(plan)} == {False, True}
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ from random_problems import (
     weight_count,
 )
 from reference import ALL_FAMILIES, FAMILIES
-from tile_tables import flags, is_of_main_loop, parts, planes_bit
+from tile_tables import flags, is_of_main_loop, joins_phases, parts, planes_bit
 
 from customconv import _C
 
@@ -309,6 +309,23 @@ def test_strided_input_gradients_need_hoppers_instructions():
     assert (found.plan, found.reason) == (None, "its strided input gradients need Hopper")
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("height", "stride", "taps", "padding"),
+    [(227, (4, 4), (11, 11), (2, 2)), (1, (1, 8), (1, 16), (0, 4)), (2403, (5, 3), (3, 3), (1, 0))],
+)
+def test_input_gradients_of_any_stride_are_implicit_gemms(
+    height, stride, taps, padding, channels_last
+):
+    p = problem(
+        input=(8, 3, height, 1601), weight=(64, 3, *taps), op="dgrad", stride=stride,
+        padding=padding, dtype="float16", channels_last=channels_last,
+    )  # fmt: skip
+    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
+    assert plan is not None and is_of_main_loop(plan) and joins_phases(plan)
+    assert 0 < plan.workspace_bytes <= 64 << 20, plan
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("stride", [1, 2])
@@ -571,11 +588,12 @@ def test_few_tiles_are_split_over_clusters_or_a_workspace():
             padding=(taps // 2, taps // 2), dtype="float16", channels_last=True,
         )  # fmt: skip
         plan = _C.plan(p, algorithm="implicit_gemm")
-        if "kClustered" in flags(plan):
+        of_main_loop = is_of_main_loop(plan)  # two of whose blocks may share a multiprocessor
+        if "kClustered" in flags(plan) or (of_main_loop and plan.splits > 1):
             kinds.add("cluster")
-            assert plan.splits in (2, 4), p
+            assert plan.splits in ((2, 4, 8) if of_main_loop else (2, 4)), p
             assert plan.grid[0] % plan.splits == 0, p
-            assert plan.grid[0] <= 132, p
+            assert plan.grid[0] <= (264 if of_main_loop else 132), p
             assert plan.workspace_bytes == 0, p
         elif plan.splits > 1:
             kinds.add("workspace")
@@ -649,13 +667,8 @@ def test_what_passes_every_family_goes_to_aten():
         ),
         (
             "implicit_gemm",
-            {"dtype": "float16", "op": "dgrad", "stride": (3, 2)},
+            {"dtype": "float16", "op": "dgrad", "stride": (3, 2), "dilation": (2, 1)},
             "more than four phases",
-        ),
-        (
-            "implicit_gemm",
-            {"dtype": "float16", "op": "dgrad", "stride": (2, 2), "weight": (64, 64, 15, 3)},
-            "reach too far",
         ),
         # Padding that is too far from the image for TMA, beside rows that no stage has room for.
         (
@@ -733,10 +746,15 @@ def test_no_prediction_beats_the_hardware():
             if candidate.plan is None or candidate.family == "aten":
                 continue
             moved = p.least_bytes / 3352e9 * 1e3
-            # With much padding, an input gradient takes fewer products than the output.
+            # With much padding, an input gradient takes fewer products than the output. A tap meets
+            # pixels of the input that are whole strides apart.
             group_k = arguments["weight"][0] // arguments["groups"]
+            images, channels, *sizes = arguments["input"]
+            met = math.prod(
+                -(-size // step) for size, step in zip(sizes, arguments["stride"], strict=True)
+            )
             taps = math.prod(arguments["weight"][2:])
-            products = min(p.macs, math.prod(arguments["input"]) * group_k * taps)
+            products = min(p.macs, images * channels * met * group_k * taps)
             peak = device.matrix_flops(arguments["dtype"], arguments["tf32"])
             at_best = max(moved, 2e3 * products / peak)
             assert candidate.plan.predicted_ms >= 0.99 * at_best, f"{p}: {candidate.plan}"

@@ -11,23 +11,19 @@ namespace customconv::implicit_gemm {
 // the threads starts the copies.
 
 // The weights of one tap after the other.
-template <typename T, int kChannels, Mode kMode>
-__device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared,
-                                        Walk<T, kMode> walk) {
+template <typename T, int kChannels, bool kTransposed>
+__device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared, Walk<T> walk) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   constexpr int kBytes = kChannels * kRowBytes;
   const bool elected = ptx::elect_one();
-  constexpr bool kTransposed =
-      is_gradient(kMode) && instruction_transposes(kChannels, Fetch::kShared, sizeof(T));
   Place w;
   for (; !walk.is_over(); walk.advance()) {
     const int c = walk.step.chunk * kChunk;
-    const Phase& phase = p.out.phase[walk.work.at.phase];
 #pragma unroll 1
-    for (int r = walk.step.plane_h; r < phase.R; r += p.h.planes) {
+    for (int r = walk.step.plane_h; r < p.R; r += p.h.planes) {
 #pragma unroll 1
-      for (int s = walk.step.plane_w; s < phase.S; s += p.w_axis.planes) {
-        const int tap = phase.first_tap + r * phase.tap_h + s * phase.tap_w;
+      for (int s = walk.step.plane_w; s < p.S; s += p.w_axis.planes) {
+        const int tap = tap_at<kTransposed>(p, r, s);
         ptx::Barrier* full = &shared.w_full[w.stage];
         const auto copy = [&](int offset, int column, int row) {
           char* to = shared.weights + w.stage * kBytes + offset;
@@ -48,8 +44,8 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
   }
 }
 
-template <typename T, int kChannels, Mode kMode>
-__device__ inline void load_planes(const Params<T>& p, const Shared& shared, Walk<T, kMode> walk) {
+template <typename T>
+__device__ inline void load_planes(const Params<T>& p, const Shared& shared, Walk<T> walk) {
   constexpr int kChunk = kRowBytes / static_cast<int>(sizeof(T));
   const bool elected = ptx::elect_one();
   Place x;
@@ -92,33 +88,19 @@ __device__ inline void add_tap(float (&sum)[kPlaneBlocks<kKernel>][kKernels[kKer
 }
 
 // The sums of one item of work. `x` and `w` go on from one item to the next.
-template <typename T, int kKernel, Mode kMode>
+template <typename T, int kKernel, bool kTransposed>
 __device__ inline void multiply_planes(
     const Params<T>& p, const Shared& shared, const Work& work, int warpgroup, Place& x, Place& w,
     float (&sum)[kPlaneBlocks<kKernel>][kKernels[kKernel].channels / 2]) {
   constexpr int kBlocks = kPlaneBlocks<kKernel>;
   constexpr int kWeightBytes = kKernels[kKernel].channels * kRowBytes;
-  constexpr int kWholePieces = kRowBytes / kPieceBytes;
   const bool tells = threadIdx.x % 128 == 0;
-  constexpr bool kTransposed =
-      is_gradient(kMode) &&
-      instruction_transposes(kKernels[kKernel].channels, Fetch::kShared, sizeof(T));
   const uint64_t filters = describe_matrix<T>(kTransposed, ptx::shared_address(shared.weights));
   const uint64_t planes = ptx::describe_rows(ptx::shared_address(shared.input), p.group_bytes);
   uint32_t block_at[kBlocks];
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) block_at[b] = p.block_at[warpgroup * kBlocks + b];
   const int row_bytes = p.h.step * p.pitch * kRowBytes, tap_bytes = p.w_axis.step * kRowBytes;
-  const Phase& phase = p.out.phase[work.at.phase];
-  const int R = phase.R, S = phase.S;
-  const int first_at = is_gradient(kMode) ? (phase.row * p.pitch + phase.column) * kRowBytes : 0;
-  if (is_gradient(kMode) && work.first == work.last) {  // no product begins the sums
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (float& s : sum[b]) s = 0.0f;
-    }
-  }
   int accumulate = 0;
   int w_done = -1, x_done = -1;  // stages that the products under way still read
   const auto completed = [&] {
@@ -140,36 +122,23 @@ __device__ inline void multiply_planes(
     w_done = w.stage;
     w.advance(p.w_stages);
   };
-  // The steps, `add_step` does one.
-  const auto walk = [&](auto add_step) {
+  Step step(p, work.first);
 #pragma unroll 1
-    for (int i = work.first; i < work.last; ++i) {
-      ptx::wait(&shared.x_full[x.stage], x.parity);
-      add_step(i, x.stage * p.stage_bytes);
-      x_done = x.stage;
-      x.advance(p.x_stages);
-    }
-  };
-  if (R * S == 1) {
-    walk([&](int i, int stage) {
-      with_pieces(p.pieces - i * kWholePieces, [&](auto pieces) { add(pieces, stage + first_at); });
-    });
-  } else {
-    Step step(p, work.first);
-    walk([&](int, int stage) {
-      with_pieces(step.pieces(p), [&](auto pieces) {
-        int row = stage + first_at;
+  for (int i = work.first; i < work.last; ++i, step.advance(p)) {
+    ptx::wait(&shared.x_full[x.stage], x.parity);
+    with_pieces(step.pieces(p), [&](auto pieces) {
+      int row = x.stage * p.stage_bytes;
 #pragma unroll 1
-        for (int r = step.plane_h; r < R; r += p.h.planes, row += row_bytes) {
-          int tap = row;
+      for (int r = step.plane_h; r < p.R; r += p.h.planes, row += row_bytes) {
+        int tap = row;
 #pragma unroll 1
-          for (int s = step.plane_w; s < S; s += p.w_axis.planes, tap += tap_bytes) {
-            add(pieces, tap);
-          }
+        for (int s = step.plane_w; s < p.S; s += p.w_axis.planes, tap += tap_bytes) {
+          add(pieces, tap);
         }
-      });
-      step.advance(p);
+      }
     });
+    x_done = x.stage;
+    x.advance(p.x_stages);
   }
   ptx::await_products<0>();
   completed();

@@ -156,7 +156,7 @@ struct PlaneSlabs {
       if (pair_at(p.out, at, spot).count == 0) continue;
       int q = at.q + spot.pair * 2, row = at.p + spot.row;
       if (p.run > 0) {  // rows follow each other
-        q += row * p.out.phase[at.phase].Q;
+        q += row * p.out.Q;
         row = 0;
       }
       move(i, q, row, at.k + down * kRows, at.n + spot.n);
@@ -222,7 +222,7 @@ __device__ inline void store_slabs(const Params<T>& p, const Corner& at, int war
   ptx::sync_threads<128>(1 + warpgroup);
   if (!leads_warpgroup()) return;
   Slabs::each(p, at, warpgroup, first, [&](int i, int c0, int c1, int c2, int c3) {
-    ptx::store_box(&p.y[at.phase], slabs + i * kSlabBytes, c0, c1, c2, c3);
+    ptx::store_box(&p.y, slabs + i * kSlabBytes, c0, c1, c2, c3);
   });
   ptx::commit_stores();
 }

@@ -142,11 +142,8 @@ void store_apart(Forward& p) {
   p.y_aligned = true;
 }
 
-}  // namespace
-
-Forward as_forward(const ConvProblem& problem) {
-  Forward p{problem};
-  p.w_group = p.group_K() * p.w_strides[0];
+// The only phase of a forward convolution.
+void set_phase(Forward& p) {
   p.taps_h = p.R;
   p.taps_w = p.S;
   Phase& all = p.phase[0];
@@ -155,6 +152,67 @@ Forward as_forward(const ConvProblem& problem) {
   all.tap_w = 1;
   all.P = static_cast<int>(p.P);
   all.Q = static_cast<int>(p.Q);
+}
+
+// Along one dimension of an input gradient, `stride` pixels that the same pixels meet: pixel h is
+// number (h + pad) % stride of them. Tap number t of each meets what is t pixels in front of what
+// tap 0 meets.
+struct JoinedAxis {
+  int64_t pixels, taps, pad;
+};
+JoinedAxis joined_axis(int64_t pixels, int64_t taps, int64_t stride, int64_t pad,
+                       int64_t dilation) {
+  const int64_t first = pad / stride, count = ceil_divide(taps, stride);
+  return {(pixels - 1 + pad) / stride - first + 1, count, (count - 1) * dilation - first};
+}
+
+}  // namespace
+
+int64_t count_phases(const ConvProblem& p) {
+  return p.pass == Pass::kDgrad ? p.stride_h * p.stride_w : 1;
+}
+
+bool can_join_phases(const ConvProblem& p) {
+  constexpr int64_t kMostChannels = 1 << 14;
+  const auto whole = [](int64_t stride, int64_t dilation) { return stride == 1 || dilation == 1; };
+  return count_phases(p) > 1 && p.groups == 1 && whole(p.stride_h, p.dilation_h) &&
+         whole(p.stride_w, p.dilation_w) && p.C * count_phases(p) <= kMostChannels;
+}
+
+Forward join_phases(const ConvProblem& asked) {
+  const JoinedAxis h = joined_axis(asked.H, asked.R, asked.stride_h, asked.pad_h, asked.dilation_h);
+  const JoinedAxis w = joined_axis(asked.W, asked.S, asked.stride_w, asked.pad_w, asked.dilation_w);
+  Forward p{asked};
+  p.joins_phases = true;
+  p.pass = Pass::kFprop;
+  p.step_h = p.stride_h;
+  p.step_w = p.stride_w;
+  p.stride_h = p.stride_w = 1;
+  p.C = asked.K;
+  p.H = asked.P;
+  p.W = asked.Q;
+  p.x_strides = asked.y_strides;
+  p.x_aligned = asked.y_aligned;
+  p.K = asked.C * count_phases(asked);
+  p.P = h.pixels;
+  p.Q = w.pixels;
+  p.R = h.taps;
+  p.S = w.taps;
+  p.pad_h = h.pad;
+  p.pad_w = w.pad;
+  // As what it is spread over.
+  const bool rows = asked.C == 1 || asked.x_strides[1] == 1;
+  p.y_strides = dense_strides(p.y_sizes(), rows ? Layout::kNhwc : Layout::kNchw);
+  p.y_aligned = true;
+  p.woven = p.y_count();
+  set_phase(p);
+  return p;
+}
+
+Forward as_forward(const ConvProblem& problem) {
+  Forward p{problem};
+  p.w_group = p.group_K() * p.w_strides[0];
+  set_phase(p);
   if (p.pass != Pass::kDgrad) return p;
   const bool planes = has_dense_planes(p);
   turn(p);
@@ -164,15 +222,15 @@ Forward as_forward(const ConvProblem& problem) {
 
 double weave_ms(const Forward& p, const DeviceProperties& d) {
   if (p.woven == 0) return 0;
-  const double planes = static_cast<double>(p.N * p.K * p.phase[0].P * p.phase[0].Q) *
-                        static_cast<double>(p.step_h * p.step_w);
-  const double bytes =
-      (static_cast<double>(p.woven) + planes) * static_cast<double>(element_size(p.dtype));
+  const auto stored = static_cast<double>(p.woven);
+  const double pixels = static_cast<double>(p.N * p.K * p.phase[0].P * p.phase[0].Q);
+  const double spread = p.joins_phases ? pixels : pixels * static_cast<double>(p.step_h * p.step_w);
+  const double bytes = (stored + spread) * static_cast<double>(element_size(p.dtype));
   return kWeaveMs + 1e-6 * bytes / (kWeaveShare * d.bandwidth_gb_s);
 }
 
 Forward as_one_row(Forward p) {
-  if (!p.is_pointwise() || p.has_phases()) return p;
+  if (!p.is_pointwise() || p.has_phases() || p.joins_phases) return p;
   const auto are = [&](Layout layout) {
     return strides_match(p.x_sizes(), p.x_strides, layout) &&
            strides_match(p.y_sizes(), p.y_strides, layout);
@@ -205,7 +263,7 @@ PackedWeight packed_matrix(const Forward& p, bool transposed) {
   const bool ordered = transposed || (!p.has_phases() && (p.groups == 1 || !p.gradient));
   const bool side_by_side =
       (columns == 1 || strides[1] == 1) && (p.tap_channels == 0 || strides[3] == p.tap_channels);
-  const bool in_place = ordered && columns % unit == 0 && side_by_side &&
+  const bool in_place = ordered && !p.joins_phases && columns % unit == 0 && side_by_side &&
                         (p.taps_w == 1 || strides[3] == columns) &&
                         (p.taps_h == 1 || strides[2] == columns * p.taps_w) &&
                         (rows == 1 || strides[0] == columns * p.taps_w * p.taps_h) && p.w_aligned;
@@ -227,13 +285,6 @@ void place_taps(const Forward& p, bool transposed, Phase (&phases)[kMostPhases])
     phase.first_tap = static_cast<int>(r * p.taps_w + s);
     phase.tap_h = static_cast<int>(-p.period_h * p.taps_w);
     phase.tap_w = static_cast<int>(-p.period_w);
-  }
-}
-
-void place_taps(const Forward& p, const Tile& t, Phase (&phases)[kMostPhases]) {
-  place_taps(p, t.transposed, phases);
-  for (Phase& phase : phases) {
-    if (t.is_flat()) phase.R = phase.S = 1;
   }
 }
 

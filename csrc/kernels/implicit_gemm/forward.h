@@ -41,21 +41,21 @@ struct Forward : ConvProblem {
   // Elements of phases that are stored apart, then woven into planes of pixels: to store single
   // pixels of a row between others would take longer.
   int64_t woven = 0;
+  // Whether phases are output channels instead: (row, column, channel) of what lies within a
+  // stride. They are stored apart, then spread over the image.
+  bool joins_phases = false;
   int phases = 1;
   Phase phase[kMostPhases] = {};  // those with the most taps come first
 
   // Whether a phase does not have all taps.
   bool has_phases() const { return phases > 1 || phase[0].R * phase[0].S != taps_h * taps_w; }
-  // Whether the first taps of all phases are an even number of columns apart: pairs stay pairs.
-  bool keeps_pairs() const {
-    for (const Phase& one : phase) {
-      if (one.column % 2 != 0) return false;
-    }
-    return true;
-  }
 };
 Forward as_forward(const ConvProblem& problem);
-// Time of the kernel that weaves phases which are stored apart.
+// An input gradient with its phases as channels, and whether it can be computed so.
+Forward join_phases(const ConvProblem& problem);
+bool can_join_phases(const ConvProblem& problem);
+int64_t count_phases(const ConvProblem& problem);
+// Time of the kernel that brings phases which are stored apart to their places.
 double weave_ms(const Forward& problem, const DeviceProperties& device);
 // A pointwise convolution of dense images is one of a single row: of all their pixels where those
 // are channels-last, else of each image's; any other problem stays as it is.
@@ -87,6 +87,5 @@ PackedWeight packed_matrix(const Forward& problem, bool transposed);
 PackedWeight packed_weight(const Forward& problem, const Tile& tile);
 // The phases, with their taps where a matrix has them.
 void place_taps(const Forward& problem, bool transposed, Phase (&phases)[kMostPhases]);
-void place_taps(const Forward& problem, const Tile& tile, Phase (&phases)[kMostPhases]);
 
 }  // namespace customconv::implicit_gemm

@@ -176,10 +176,9 @@ class MatrixProducts {
 
 template <typename T, int kChannels, Fetch kFetch>
 using WarpgroupProducts = MatrixProducts<T, kChannels, kFetch, false>;
-// With weights that are transposed, where the instruction can do that.
+// With weights that are transposed.
 template <typename T, int kChannels, Fetch kFetch>
-using TransposedProducts =
-    MatrixProducts<T, kChannels, kFetch, instruction_transposes(kChannels, kFetch, sizeof(T))>;
+using TransposedProducts = MatrixProducts<T, kChannels, kFetch, true>;
 
 // The sums of a warpgroup's block for one item of work. `x` and `w` go on from one item to the
 // next.
@@ -192,7 +191,6 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   constexpr int kGroup = group_products(kFetch);
   constexpr int kWeightBytes = kGroup * kChannels * kPieceBytes;
   const RowSource<T>& source = p.source;
-  const Phase& phase = p.out.phase[work.at.phase];
   const int lane = threadIdx.x % 32;
 
   // Of the thread's first pixel, in bytes from the beginning of a stage.
@@ -201,10 +199,8 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   if constexpr (is_copied(kFetch) && kFetch != Fetch::kPieces) {
     const Spot spot = locate(source, min(work.at.pair + pair, source.last_pair));
     const int odd = kFetch == Fetch::kOddTaps;
-    position =
-        (plane_row(source, spot) - plane_row(source, locate(source, work.at.pair)) + phase.row) *
-            p.pitch +
-        phase.column + source.row.slack - odd + spot.pair * 2 * p.stride_w;
+    const int row = plane_row(source, spot) - plane_row(source, locate(source, work.at.pair));
+    position = row * p.pitch + source.row.slack - odd + spot.pair * 2 * p.stride_w;
   }
   uint32_t pixel = ptx::shared_address(shared.input);
   int channel_bytes = source.row.channel_bytes;
@@ -224,7 +220,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   }
   const Distances distances = {channel_bytes, p.stride_w * kSize, p.w_axis.step * kSize};
   const int row_bytes = p.h.step * p.pitch * kSize;
-  const int taps_h = phase.R / p.h.planes, taps_w = phase.S / p.w_axis.planes;
+  const int taps_h = p.R / p.h.planes, taps_w = p.S / p.w_axis.planes;
   const Products<T, kChannels, kFetch> products(ptx::shared_address(shared.weights));
 
   // The products of operands, by the stage of weights from `first` bytes on.

@@ -11,23 +11,20 @@
 #include "kernels/implicit_gemm/pack_weights.cuh"
 #include "kernels/implicit_gemm/sm90/launch.h"
 #include "kernels/implicit_gemm/weave.cuh"
-#include "kernels/implicit_gemm/weight/launch.h"
+#include "kernels/implicit_gemm/wgrad/launch.h"
 #include "kernels/launch.h"
 
 namespace customconv::implicit_gemm {
 
 template <typename T>
 CUtensorMap map_input(const ConvProblem& p, const Tile& tile, const T* x) {
-  const auto span = [](int64_t count, int64_t step) {
-    return static_cast<cuuint32_t>((count - 1) * step + 1);
-  };
   Boxes<4> boxes{{static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.W),
                   static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.N)},
                  {map_stride<T>(p.W, p.x_strides[3]), map_stride<T>(p.H, p.x_strides[2]),
                   map_stride<T>(p.N, p.x_strides[0])},
-                 {kRowBytes / sizeof(T), span(tile.pitch, p.stride_w),
-                  span(tile.plane_rows, p.stride_h), static_cast<cuuint32_t>(tile.images)},
-                 {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1}};
+                 {kRowBytes / sizeof(T), static_cast<cuuint32_t>(tile.pitch),
+                  static_cast<cuuint32_t>(tile.plane_rows), static_cast<cuuint32_t>(tile.images)},
+                 {1, 1, 1, 1}};
   return make_map(x, kMapType<T>, boxes);
 }
 
@@ -69,18 +66,18 @@ CUtensorMap map_rows(const ConvProblem& asked, const Tile& tile, const T* x) {
 }
 
 template <typename T>
-CUtensorMap map_output(const Forward& p, const Tile& tile, const T* y, const Phase& phase) {
+CUtensorMap map_output(const Forward& p, const Tile& tile, const T* y) {
   const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
   const auto K = static_cast<cuuint64_t>(p.K), N = static_cast<cuuint64_t>(p.N);
   constexpr cuuint32_t kInner = kRowBytes / sizeof(T);
   if (tile.fetch == Fetch::kShared) {
     const bool squares = tile.shape == Shape::kSquares;
-    Boxes<4> boxes{{K, static_cast<cuuint64_t>(phase.Q), static_cast<cuuint64_t>(phase.P), N},
-                   {map_stride<T>(phase.Q, p.y_strides[3]), map_stride<T>(phase.P, p.y_strides[2]),
+    Boxes<4> boxes{{K, static_cast<cuuint64_t>(p.Q), static_cast<cuuint64_t>(p.P), N},
+                   {map_stride<T>(p.Q, p.y_strides[3]), map_stride<T>(p.P, p.y_strides[2]),
                     map_stride<T>(p.N, p.y_strides[0])},
                    {kInner, squares ? 8u : 64u, squares ? 8u : 1u, 1},
                    {1, 1, 1, 1}};
-    return make_map(y + phase.offset, type, boxes);
+    return make_map(y, type, boxes);
   }
   // Planes of pixels; in a run their rows are one.
   const bool run = tile.shape == Shape::kRun;
@@ -90,7 +87,7 @@ CUtensorMap map_output(const Forward& p, const Tile& tile, const T* y, const Pha
                   map_stride<T>(p.N, p.y_strides[0])},
                  {kInner, 1, static_cast<cuuint32_t>(slab_channels(tile.kind().channels)), 1},
                  {1, 1, 1, 1}};
-  return make_map(y + phase.offset, type, boxes);
+  return make_map(y, type, boxes);
 }
 
 // Of a weight that is a matrix.
@@ -120,16 +117,15 @@ Output<T> make_output(const Forward& p, const Tile& tile, T* y, const Epilogue& 
   out.q = p.y_strides[3];
   out.N = static_cast<int>(p.N);
   out.K = static_cast<int>(p.K);
-  place_taps(p, tile, out.phase);
+  out.P = static_cast<int>(p.P);
+  out.Q = static_cast<int>(p.Q);
   out.planar = tile.fetch != Fetch::kShared && stores_planes(p);
   const auto is_aligned = [](const void* to, uintptr_t bytes) {
     return reinterpret_cast<uintptr_t>(to) % bytes == 0;
   };
   // Strides of dimensions of one do not matter: their index is zero.
-  const Phase& first = out.phase[0];
-  const bool one_row = first.P == 1 && out.K == 1 && out.N == 1;
-  const bool even = !out.planar ? out.K % 2 == 0
-                                : (!p.has_phases() || p.woven > 0) && (first.Q % 2 == 0 || one_row);
+  const bool one_row = out.P == 1 && out.K == 1 && out.N == 1;
+  const bool even = !out.planar ? out.K % 2 == 0 : out.Q % 2 == 0 || one_row;
   out.vectors = is_aligned(out.data, 16) && even && (out.planar || kSize == 4 || out.K % 8 == 0);
   out.channel_pairs = is_aligned(out.epilogue.scale, 2 * kSize) &&
                       is_aligned(out.epilogue.bias, 2 * kSize) && out.K % 2 == 0;
@@ -191,7 +187,7 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
 template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
-  if (asked.pass == Pass::kWgrad) return weight::launch<T>(asked, plan, operands, context);
+  if (asked.pass == Pass::kWgrad) return wgrad::launch<T>(asked, plan, operands, context);
   if constexpr (sizeof(T) < 8) {
     if (sm90::is_plan(plan)) return sm90::launch<T>(asked, plan, operands, context);
   }
@@ -233,6 +229,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   }
   p.h = tile.h;
   p.w_axis = tile.w;
+  p.R = static_cast<int>(tile.is_flat() ? 1 : problem.R);
+  p.S = static_cast<int>(tile.is_flat() ? 1 : problem.S);
   const ConvProblem source = source_problem(problem, tile);
   p.stride_h = static_cast<int>(source.stride_h);
   p.stride_w = static_cast<int>(source.stride_w);
@@ -249,13 +247,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.w_stages = tile.w_stages;
   p.boxed_out = tile.boxed_out;
   if (p.boxed_out) {
-    for (int i = 0; i < problem.phases; ++i) {
-      p.y[i] = map_output(problem, tile, p.out.data, problem.phase[i]);
-    }
+    p.y = map_output(problem, tile, p.out.data);
     const auto* residual = static_cast<const T*>(operands.epilogue.residual);
-    if (residual != nullptr) {
-      p.residual = map_output(problem, tile, residual, problem.phase[0]);
-    }
+    if (residual != nullptr) p.residual = map_output(problem, tile, residual);
   }
   p.staging_bytes = staging(problem, tile);
   p.stage_bytes = tile.stage_bytes;
@@ -281,9 +275,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.pieces = tile.pieces;
   p.chunk = tile.chunk;
   p.group_C = static_cast<int>(problem.group_C());
-  p.tap_units = tile.tiles_k * tile.pieces;
   p.planes_first = tile.planes_first;
-  p.phases_mixed = tile.phases_mixed;
   using D = Divider<int32_t>;
   p.in_cluster = D(tile.cluster());
   p.tiles_k = D(tile.tiles_k);
@@ -295,15 +287,15 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.tiles_n = D(tile.tiles_n);
   p.planes_h = D(tile.h.planes);
   p.planes_w = D(tile.w.planes);
-  p.phases = D(problem.phases);
   p.partial = reinterpret_cast<float*>(static_cast<char*>(context.workspace) +
                                        plan.workspace_bytes - partial_bytes(tile));
 
   const bool fused = !operands.epilogue.is_empty();
-  const bool gradient_alone = problem.has_phases() || tile.transposed;
   const auto kernel = [&]() -> KernelOf<T> {
     if (tile.by_warps) return kernel_by_warps<T>(tile);
-    if (gradient_alone) return kernel_of_gradient<T>(tile);
+    if constexpr (sizeof(T) == 2) {
+      if (tile.transposed) return kernel_of_gradient<T>(tile);
+    }
     return fused ? kernel_of<T, true>(tile) : kernel_of<T, false>(tile);
   }();
   start("implicit_gemm",

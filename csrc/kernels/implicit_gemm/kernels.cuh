@@ -11,7 +11,7 @@ using KernelOf = void (*)(Params<T>);
 
 template <typename T, bool kFused>
 KernelOf<T> kernel_of(const Tile& tile);
-// The same of an input gradient, for phases or weights that are transposed.
+// The same of an input gradient, for weights of 16 bits that the instruction transposes.
 template <typename T>
 KernelOf<T> kernel_of_gradient(const Tile& tile);
 // The same where warps multiply; with or without an epilogue.

@@ -45,28 +45,59 @@ struct WeightSource {
 };
 
 // Where a tap is packed: those of a phase follow each other.
-struct PackedTap {
-  int first, count;  // of its phase
-  int number;
+template <typename T>
+__device__ inline int packed_tap(const WeightSource<T>& from, int r, int s) {
+  if (from.period_h * from.period_w == 1) return r * from.S + s;
+  const int h = r % from.period_h, w = s % from.period_w;
+  const int rows = (from.R - h - 1) / from.period_h + 1;
+  const int columns = (from.S - w - 1) / from.period_w + 1;
+  const int rows_before = h * (from.R / from.period_h) + min(h, from.R % from.period_h);
+  const int columns_before = w * (from.S / from.period_w) + min(w, from.S % from.period_w);
+  const int first = rows_before * from.S + rows * columns_before;  // of its phase
+  return first + r / from.period_h * columns + s / from.period_w;
+}
 
-  template <typename T>
-  __device__ PackedTap(const WeightSource<T>& from, int r, int s) {
-    if (from.period_h * from.period_w == 1) {
-      first = 0;
-      count = from.R * from.S;
-      number = r * from.S + s;
-      return;
-    }
-    const int h = r % from.period_h, w = s % from.period_w;
-    const int rows = (from.R - h - 1) / from.period_h + 1;
-    const int columns = (from.S - w - 1) / from.period_w + 1;
-    const int rows_before = h * (from.R / from.period_h) + min(h, from.R % from.period_h);
-    const int columns_before = w * (from.S / from.period_w) + min(w, from.S % from.period_w);
-    first = rows_before * from.S + rows * columns_before;
-    count = rows * columns;
-    number = first + r / from.period_h * columns + s / from.period_w;
-  }
+// The weight of an input gradient whose phases are channels.
+template <typename T>
+struct JoinedSource {
+  const T* w;
+  int64_t k, c, r, s;  // strides
+  int K, R, S;
+  int step_h, step_w;
+  int taps_h, taps_w;  // of all phases
+  Divider<int32_t> by_C, by_step_w;
+  ChannelOrder order;
 };
+
+// A matrix (step_h, step_w, C, taps_h, taps_w, row), with taps in turned order: zeros where a phase
+// has fewer taps, and behind the last channel. A thread has an element of each row of a channel and
+// of `phases` phases: it reads one filter, lanes store what follows each other.
+template <typename T>
+__global__ void __launch_bounds__(kPackBlock)
+    pack_joined(int count, int phases, Divider<int32_t> row, JoinedSource<T> from,
+                T* __restrict__ packed) {
+  ptx::start_dependents();
+  const int at = blockIdx.x * kPackBlock + threadIdx.x;
+  if (at >= count) return;
+  int32_t rest = at;
+  const int place = row.split(rest), k = from.order.channel(place);
+  const int c = from.by_C.split(rest);
+  const T* const filter = from.w + k * from.k + c * from.c;
+  const int taps = from.taps_h * from.taps_w;
+  for (int phase = rest * phases; phase < (rest + 1) * phases; ++phase) {
+    int32_t first_r = phase;
+    const int first_s = from.by_step_w.split(first_r);
+    T* to = packed + (int64_t{phase} * from.by_C.divisor() + c) * taps * row.divisor() + place;
+    for (int i = from.taps_h - 1; i >= 0; --i) {
+      const int r = first_r + i * from.step_h;
+      for (int j = from.taps_w - 1; j >= 0; --j, to += row.divisor()) {
+        const int s = first_s + j * from.step_w;
+        const bool exists = k < from.K && r < from.R && s < from.S;
+        *to = exists ? filter[r * from.r + s * from.s] : narrow<T>(0.0f);
+      }
+    }
+  }
+}
 
 // A matrix (K, R, S, row): zeros behind the last channel.
 template <typename T>
@@ -136,12 +167,12 @@ __global__ void __launch_bounds__(kPackBlock)
       if (first + t >= last) break;
       int32_t r = first + t;
       const int s = by_S.split(r);
-      const PackedTap to(from, r, s);
+      const int number = packed_tap(from, r, s);
 #pragma unroll
       for (int i = warp; i < kSquare; i += kWarps) {
         const int k = first_k + i, c = first_c + lane;
         if (k < from.K && c < row) {
-          packed[(int64_t{k} * from.taps + to.number) * row + c] = square[t][lane][i];
+          packed[(int64_t{k} * from.taps + number) * row + c] = square[t][lane][i];
         }
       }
     }
@@ -167,8 +198,8 @@ constexpr int kMostTaps = 32;  // that a block keeps at a time
 
 template <typename T>
 __global__ void __launch_bounds__(kUnitBlock)
-    pack_units(int taps, int pieces, int tiles, Divider<int32_t> by_S, Divider<int32_t> by_C,
-               bool flat, int tile_channels, WeightSource<T> from, uint4* __restrict__ packed) {
+    pack_units(int taps, int pieces, Divider<int32_t> by_S, Divider<int32_t> by_C, bool flat,
+               int tile_channels, WeightSource<T> from, uint4* __restrict__ packed) {
   constexpr int kHalf = 16 / static_cast<int>(sizeof(T)), kPiece = 2 * kHalf;
   constexpr int kKs = kUnitBlock / kPiece;
   __shared__ alignas(16) T part[kKs][kMostTaps][kPiece];
@@ -194,11 +225,7 @@ __global__ void __launch_bounds__(kUnitBlock)
     __syncthreads();
     for (int i = threadIdx.x; i < count * 2 * kKs; i += kUnitBlock) {
       const int row = i % kKs, half = i / kKs % 2, tap = i / (2 * kKs);
-      int32_t r = first + tap;
-      const int s = by_S.split(r);
-      const PackedTap to(from, r, s);
-      const int64_t unit = (int64_t{tiles} * to.first + int64_t{tile} * to.count) * pieces +
-                           piece * to.count + to.number - to.first;
+      const int64_t unit = (int64_t{tile} * pieces + piece) * taps + first + tap;
       packed[(unit * 2 + half) * tile_channels + first_k % tile_channels + row] =
           *reinterpret_cast<const uint4*>(&part[row][tap][half * kHalf]);
     }

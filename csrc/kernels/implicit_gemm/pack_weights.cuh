@@ -5,8 +5,8 @@
 #include <cstdlib>
 
 #include "kernels/common/check.h"
-#include "kernels/implicit_gemm/forward.h"
 #include "kernels/implicit_gemm/pack.cuh"
+#include "kernels/implicit_gemm/pack_weights.h"
 #include "kernels/implicit_gemm/tile.h"
 
 namespace customconv::implicit_gemm {
@@ -52,6 +52,38 @@ WeightSource<T> stored_source(const Forward& p, const T* w) {
 }
 
 template <typename T>
+void pack_joined_weight(const ConvProblem& asked, const Forward& p, const PackedWeight& packed,
+                        const T* w, T* to, cudaStream_t stream) {
+  using D = Divider<int32_t>;
+  const auto& strides = asked.w_strides;
+  JoinedSource<T> from{};
+  from.w = w;
+  from.k = strides[0];
+  from.c = strides[1];
+  from.r = strides[2];
+  from.s = strides[3];
+  from.K = static_cast<int>(asked.K);
+  from.R = static_cast<int>(asked.R);
+  from.S = static_cast<int>(asked.S);
+  from.step_h = static_cast<int>(p.step_h);
+  from.step_w = static_cast<int>(p.step_w);
+  from.taps_h = static_cast<int>(p.R);
+  from.taps_w = static_cast<int>(p.S);
+  from.by_C = D(asked.C);
+  from.by_step_w = D(p.step_w);
+  from.order = packed.order;
+  // Threads that have all phases read each filter once, if there are enough of them.
+  constexpr int64_t kEnough = 1 << 16;
+  const int64_t phases = p.step_h * p.step_w, filters = packed.row * asked.C;
+  const int64_t parts = filters >= kEnough ? 1 : phases;
+  pack_joined<T>
+      <<<static_cast<unsigned>(ceil_divide(filters * parts, kPackBlock)), kPackBlock, 0, stream>>>(
+          static_cast<int>(filters * parts), static_cast<int>(phases / parts), D(packed.row), from,
+          to);
+  check_launch("implicit_gemm: the weight");
+}
+
+template <typename T>
 void pack_weight_matrix(const Forward& p, bool transposed, const PackedWeight& packed, const T* w,
                         T* to, cudaStream_t stream) {
   using D = Divider<int32_t>;
@@ -83,13 +115,12 @@ template <typename T>
 void pack_weight_units(const Forward& p, const Tile& tile, const PackedWeight& packed, const T* w,
                        T* to, cudaStream_t stream) {
   using D = Divider<int32_t>;
-  WeightSource<T> from = weight_source(p, w);
-  if (tile.is_flat()) from.R = from.S = 1;
+  const WeightSource<T> from = weight_source(p, w);
   const int64_t count = packed.rows * packed.row;
   const int64_t taps = tile.is_flat() ? 1 : from.taps;
   pack_units<T><<<static_cast<unsigned>(count / (kUnitBlock * taps)), kUnitBlock, 0, stream>>>(
-      static_cast<int>(taps), tile.pieces, static_cast<int>(tile.tiles_k), D(p.taps_w),
-      D(p.group_C()), tile.is_flat(), tile.kind().channels, from, reinterpret_cast<uint4*>(to));
+      static_cast<int>(taps), tile.pieces, D(p.taps_w), D(p.group_C()), tile.is_flat(),
+      tile.kind().channels, from, reinterpret_cast<uint4*>(to));
   check_launch("implicit_gemm: the weight");
 }
 

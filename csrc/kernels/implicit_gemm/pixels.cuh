@@ -24,10 +24,9 @@ __device__ inline int64_t boxed_offset(const Output<T>& out, const Corner& at, i
     r = out.squares_h.split(n) * 8 + pixel / 8;
   }
   n += at.n;
-  const Phase& phase = out.phase[at.phase];
   const int p = at.p + r, q = at.q + c;
-  if (r >= out.rows || p >= phase.P || q >= phase.Q || n >= out.N) return -1;
-  return phase.offset + n * out.n + p * out.p + q * out.q;
+  if (r >= out.rows || p >= out.P || q >= out.Q || n >= out.N) return -1;
+  return n * out.n + p * out.p + q * out.q;
 }
 
 // Of a pair of pixels the offset of the first, and how many of them there are.
@@ -40,9 +39,8 @@ template <typename T>
 __device__ inline Pair pair_at(const Output<T>& out, const Corner& at, const Spot& spot) {
   const int n = at.n + spot.n, p = at.p + spot.row, q = at.q + spot.pair * 2;
   if (spot.n >= out.images || spot.row >= out.rows) return {0, 0};
-  const Phase& phase = out.phase[at.phase];
-  if (n >= out.N || p >= phase.P || q >= phase.Q) return {0, 0};
-  return {phase.offset + n * out.n + p * out.p + q * out.q, q + 1 < phase.Q ? 2 : 1};
+  if (n >= out.N || p >= out.P || q >= out.Q) return {0, 0};
+  return {n * out.n + p * out.p + q * out.q, q + 1 < out.Q ? 2 : 1};
 }
 
 // The same of a row of a warp's sixteen; -1 where there is none. `first_pair` is of the warp's.

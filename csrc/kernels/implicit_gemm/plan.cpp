@@ -6,7 +6,7 @@
 
 #include "kernels/implicit_gemm/sm90/tile.h"
 #include "kernels/implicit_gemm/tile.h"
-#include "kernels/implicit_gemm/weight/weight.h"
+#include "kernels/implicit_gemm/wgrad/wgrad.h"
 
 namespace customconv::implicit_gemm {
 
@@ -33,8 +33,6 @@ constexpr double kPieceOfPlaneClocks = 5;     // to store up to 128 bytes of a p
 constexpr double kPieceOfPageClocks = 24;     // where a plane is a page, and a tile a row
 constexpr double kMoreRows = 0.2;             // times that, whenever a tile has twice as many rows
 constexpr double kAcrossImages = 1.05;        // times that, where a tile goes on in other images
-constexpr double kElementClocks = 0.25;       // of phases that are stored element by element
-constexpr double kElementByteClocks = 0.35;   // and for each of its bytes
 constexpr double kTileClocks = 730;           // until the first products, and after the last
 constexpr double kGroupClocks = 160;          // what a group of products of rows costs on top
 constexpr double kClusterBytesPerClock = 15;  // that a block writes to the others' shared memory
@@ -49,7 +47,7 @@ constexpr int kLeastShared = 96 << 10;    // bytes of a block's memory
 constexpr int kMostExchange = 64 << 10;   // bytes of a cluster's exchange: it leaves fewer stages
 constexpr int kMostTurns = 3;             // of splits
 constexpr int64_t kFarReach = 6;          // pixels of halo
-constexpr int64_t kMostWoven = 32 << 20;  // bytes of phases that are stored apart
+constexpr int64_t kMostWoven = 32 << 20;  // bytes of a phase that is stored apart
 constexpr int64_t kMostRows = 32;         // of pixels in a tile of lines
 constexpr int kFewChannels = 4;           // up to which channels and taps are one dimension
 constexpr int kLeastChannels = 32;        // of output, of the smallest tile
@@ -119,10 +117,6 @@ double store_clocks(const Forward& p, const Tile& t) {
     const double page = kPieceOfPageClocks * (1 + kMoreRows * std::log2(t.rows));
     clocks = results / width * (t.planes_first ? page : kPieceOfPlaneClocks);
   }
-  if (t.phases_mixed) {
-    const auto channels = static_cast<double>(std::min<int64_t>(t.kind().channels, p.K));
-    clocks = t.kind().pixels * channels * (kElementClocks + kElementByteClocks * size);
-  }
   if (t.clustered) {
     clocks = clocks / t.splits + results * 4 / kClusterBytesPerClock;
   } else if (t.splits > 1) {
@@ -131,7 +125,7 @@ double store_clocks(const Forward& p, const Tile& t) {
   return clocks;
 }
 
-Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t, double taps) {
+Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t) {
   const Kernel& kind = t.kind();
   const bool boxes = t.fetch == Fetch::kShared;
   const double size = static_cast<double>(element_size(p.dtype));
@@ -142,6 +136,7 @@ Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t, 
   const double position_bytes =
       boxes ? t.chunks() * static_cast<double>(kRowBytes) : channels * size;
   const double input = t.positions * planes * position_bytes;
+  const double taps = t.is_flat() ? 1 : static_cast<double>(p.R * p.S);
   const double products = taps * t.pieces;
   const double weights = products * kind.channels * kPieceBytes;
 
@@ -197,24 +192,12 @@ bool price(const Forward& p, const DeviceProperties& d, Choice& choice) {
   if (!choose_stages(p, d.shared_bytes_block - 1024, t)) return false;
   choice.shared_bytes = shared_bytes(p, t);
   const bool across = t.shape == Shape::kRun && !is_compact(t.fetch) && run_images(p, t) > 1;
-  const double items = static_cast<double>(t.tiles() / t.phases * t.splits);  // of a phase
-  const auto blocks = static_cast<double>(blocks_at_once(d, t));
-  double total = 0, longest = 0;  // clocks
-  for (int i = 0; i < p.phases; ++i) {
-    const double taps = t.is_flat() ? 1 : static_cast<double>(p.phase[i].R) * p.phase[i].S;
-    const Clocks clocks = taps > 0 ? count_clocks(p, d, t, taps) : Clocks{0, 0, store_clocks(p, t)};
-    // What is less than the most is not free: it competes for shared memory.
-    const double sum =
-        std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
-    const double item = (across ? kAcrossImages : 1) * sum / t.splits + clocks.store + kTileClocks;
-    longest = std::max(longest, item);
-    const double turns = t.phases_mixed
-                             ? items / blocks
-                             : std::ceil((i + 1) * items / blocks) - std::ceil(i * items / blocks);
-    total += turns * item;
-  }
-  total = std::max(total, longest);
-  double ms = total / (d.clock_ghz * 1e6);
+  const Clocks clocks = count_clocks(p, d, t);
+  // What is less than the most is not free: it competes for shared memory.
+  const double sum = std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
+  const double item = (across ? kAcrossImages : 1) * sum / t.splits + clocks.store + kTileClocks;
+  const auto turns = static_cast<double>(ceil_divide(t.tiles() * t.splits, blocks_at_once(d, t)));
+  double ms = turns * item / (d.clock_ghz * 1e6);
   const double split_bytes = 2.0 * static_cast<double>(partial_bytes(t));
   if (t.clustered) ms += t.splits * kClusterMs;
   if (split_bytes > 0) ms += split_bytes / kSplitBytesPerClock / (d.clock_ghz * 1e6) + kNextMs;
@@ -255,20 +238,22 @@ class Search {
 
   Choice best() {
     if (p_.woven * element_size(p_.dtype) > kMostWoven) return best_;
+    const bool one_tap = p_.R == 1 && p_.S == 1;
     if (input_is_boxed(p_) && (p_.K == 1 || p_.y_strides[1] == 1)) {
-      try_planes(Fetch::kShared);
-      if (best_.ms > 0 && p_.C > kFewChannels) return best_;
+      // The main loop of sm90 is faster for single taps and for strides.
+      const bool left = !by_warps_ && (one_tap || p_.stride_h > 1 || p_.stride_w > 1);
+      if (!left) try_planes(Fetch::kShared);
+      if ((left || best_.ms > 0) && p_.C > kFewChannels) return best_;
     }
     const int64_t flat = p_.C <= kFewChannels ? p_.C * p_.R * p_.S : kTooMany;
     if (round_up(flat, kPieceBytes) <= kMostFlat) try_kernels(Fetch::kFlat, 0);
-    const bool one_tap = p_.R == 1 && p_.S == 1;
     if (!by_warps_ && planes_are_boxed(p_)) {
       try_kernels(Fetch::kBoxedPieces, 0);
       if (best_.ms > 0) return best_;
     }
     // The main loop of sm90 packs pixels that are not in planes.
     if (!by_warps_ && p_.W > 1 && p_.x_strides[3] != 1) return best_;
-    const bool pairs = p_.stride_w == 1 && p_.dilation_w == 1 && p_.keeps_pairs();
+    const bool pairs = p_.stride_w == 1 && p_.dilation_w == 1;
     if (pairs && !one_tap) {
       try_planes(Fetch::kTaps);
       try_planes(Fetch::kOddTaps);
@@ -425,13 +410,15 @@ const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
   if (d.shared_bytes_block < kLeastShared) return "it needs 96 KiB of shared memory";
   if (asked.dtype == DType::kFloat64) return "there are no such tensor cores for float64";
   if (asked.dtype == DType::kFloat32 && !asked.tf32) return "TF32 is not allowed";
-  if (asked.pass == Pass::kWgrad) return weight::can_implement(asked, d);
+  if (asked.pass == Pass::kWgrad) return wgrad::can_implement(asked, d);
   const bool strided = asked.pass == Pass::kDgrad && (asked.stride_h > 1 || asked.stride_w > 1);
   if (strided && !d.has_hopper_kernels()) return "its strided input gradients need Hopper";
-  if (strided && asked.stride_h * asked.stride_w > kMostPhases) {
-    return "a strided input gradient has more than four phases";
+  const bool joined = count_phases(asked) > kMostPhases;
+  if (joined && !can_join_phases(asked)) {
+    return "a strided input gradient has more than four phases, and groups, dilation or many "
+           "channels";
   }
-  const Forward p = as_forward(asked);
+  const Forward p = joined ? join_phases(asked) : as_forward(asked);
   if (p.groups > 1) {
     // Chunks of channels and tiles are of one group.
     const bool chunks = p.group_C() * element_size(p.dtype) % kRowBytes == 0;
@@ -443,9 +430,6 @@ const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
       return "a group's output channels are no multiple of 64";
     }
   }
-  if (p.has_phases() && std::max((p.R - 1) * p.dilation_h, (p.S - 1) * p.dilation_w) > kFarReach) {
-    return "the taps of a strided input gradient reach too far";
-  }
   if (!has_int32_coordinates(asked) || !has_int32_coordinates(p))
     return "image coordinates pass 2^31";
   const bool forward = asked.pass == Pass::kFprop;
@@ -453,7 +437,7 @@ const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
                                 : dense_layout(asked.x_sizes(), asked.x_strides);
   if (layout == Layout::kOther) return "what it computes is not dense";
   if (p.N > INT32_MAX || p.K > INT32_MAX / 2) return "a dimension passes 2^31";
-  if (round_up(p.group_C(), kPieceBytes) * asked.R * asked.S * round_up(p.K, 128) > INT32_MAX) {
+  if (round_up(p.group_C(), kPieceBytes) * p.taps_h * p.taps_w * round_up(p.K, 128) > INT32_MAX) {
     return "the weight passes 2^31 elements";
   }
   const double squares = static_cast<double>(p.N) * static_cast<double>(ceil_divide(p.P, 8)) *
@@ -485,12 +469,18 @@ ConvPlan plan_of(const Forward& p, const DeviceProperties& d, const Choice& choi
   return plan;
 }
 
+// Whether the kernels of boxes and rows may compute it: they know of no phases.
+bool is_searched(const ConvProblem& asked) {
+  return count_phases(asked) <= kMostPhases && !as_forward(asked).has_phases();
+}
+
 ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
-  if (asked.pass == Pass::kWgrad) return weight::propose(asked, d);
-  const Forward p = as_one_row(as_forward(asked));
+  if (asked.pass == Pass::kWgrad) return wgrad::propose(asked, d);
   ConvPlan best;
   best.grid[0] = 0;  // while no tile fits
   const auto search = [&](bool by_warps) {
+    if (!is_searched(asked)) return;
+    const Forward p = as_one_row(as_forward(asked));
     const Choice choice = Search(p, d, by_warps).best();
     if (choice.ms > 0) best = plan_of(p, d, choice);
   };
@@ -506,14 +496,16 @@ ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties& d) {
-  if (asked.pass == Pass::kWgrad) return weight::variants(asked, d);
-  const Forward p = as_one_row(as_forward(asked));
-  std::vector<Choice> choices;
-  if (d.has_hopper_kernels()) Search(p, d, false, &choices).best();
-  Search(p, d, true, &choices).best();
+  if (asked.pass == Pass::kWgrad) return wgrad::variants(asked, d);
   std::vector<ConvPlan> plans;
-  plans.reserve(choices.size());
-  for (const Choice& choice : choices) plans.push_back(plan_of(p, d, choice));
+  if (is_searched(asked)) {
+    const Forward p = as_one_row(as_forward(asked));
+    std::vector<Choice> choices;
+    if (d.has_hopper_kernels()) Search(p, d, false, &choices).best();
+    Search(p, d, true, &choices).best();
+    plans.reserve(choices.size());
+    for (const Choice& choice : choices) plans.push_back(plan_of(p, d, choice));
+  }
   if (d.has_hopper_kernels()) sm90::best_plan(asked, d, &plans);
   return plans;
 }

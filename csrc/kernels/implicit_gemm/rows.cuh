@@ -288,9 +288,9 @@ class RowCopies {
 };
 
 // Called by kRowThreads.
-template <typename T, int kChannels, Fetch kFetch, Mode kMode>
+template <typename T, Fetch kFetch>
 __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int thread,
-                                 Walk<T, kMode> walk) {
+                                 Walk<T> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const bool one_plane = p.h.planes * p.w_axis.planes == 1;
   RowCopies<T, kFetch != Fetch::kPieces> copies(p, shared.copies, thread);
@@ -306,9 +306,8 @@ __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int t
 }
 
 // The same rows by the copy engine; called by a warp, whose threads copy a box each.
-template <typename T, int kChannels, Mode kMode>
-__device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared,
-                                       Walk<T, kMode> walk) {
+template <typename T>
+__device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared, Walk<T> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const RowSource<T>& s = p.source;
   const int lane = threadIdx.x % 32, row_bytes = p.pitch * static_cast<int>(sizeof(T));
@@ -369,10 +368,9 @@ class EngineCopies {
 };
 
 // The weights of a step's groups of products; called by a warp.
-template <typename T, int kChannels, Fetch kFetch, Mode kMode,
+template <typename T, int kChannels, Fetch kFetch, bool kTransposed,
           template <typename> class Copies = EngineCopies>
-__device__ inline void load_row_weights(const Params<T>& p, const Shared& shared,
-                                        Walk<T, kMode> walk) {
+__device__ inline void load_row_weights(const Params<T>& p, const Shared& shared, Walk<T> walk) {
   constexpr int kGroup = group_products(kFetch);
   constexpr int kUnitBytes = kChannels * kPieceBytes;
   const Copies<T> copies;
@@ -384,14 +382,12 @@ __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared
   };
   for (; !walk.is_over(); walk.advance()) {
     const Step& step = walk.step;
-    const Phase& phase = p.out.phase[walk.work.at.phase];
     if constexpr (has_matrix(kFetch)) {
       const int c = step.chunk * (kRowBytes / static_cast<int>(sizeof(T)));
-      const int tap = phase.first_tap + step.plane_h * phase.tap_h + step.plane_w * phase.tap_w;
+      const int tap = tap_at<kTransposed>(p, step.plane_h, step.plane_w);
       load([&](char* to, ptx::Barrier* full) {
         constexpr int kBytes = kGroup * kUnitBytes;
-        constexpr bool kTransposed = instruction_transposes(kChannels, kFetch, sizeof(T));
-        if constexpr (is_gradient(kMode) && kTransposed) {
+        if constexpr (kTransposed) {
           copies.template copy_transposed<kChannels>(p, to, full, kBytes, c, tap, walk.work.at);
         } else {
           copies.copy_matrix(p, to, full, kBytes, c, tap, walk.work.at.k);
@@ -401,12 +397,11 @@ __device__ inline void load_row_weights(const Params<T>& p, const Shared& shared
     }
     // Units follow each other: of all pieces of a step, and of its taps.
     const int tile = walk.work.at.k / kChannels;
-    const int first = kFetch == Fetch::kFlat ? 0 : (step.chunk * phase.R + step.plane_h) * phase.S;
-    const int64_t unit =
-        phase.first_tap * p.tap_units + int64_t{tile} * p.pieces * phase.R * phase.S;
+    const int first = kFetch == Fetch::kFlat ? 0 : (step.chunk * p.R + step.plane_h) * p.S;
+    const int64_t unit = int64_t{tile} * p.pieces * p.R * p.S;
     const char* from = static_cast<const char*>(p.units) + (unit + first) * kUnitBytes;
-    const int rows = kFetch == Fetch::kFlat ? 1 : phase.R / p.h.planes;
-    const int row = kFetch == Fetch::kFlat ? p.pieces : phase.S / p.w_axis.planes;
+    const int rows = kFetch == Fetch::kFlat ? 1 : p.R / p.h.planes;
+    const int row = kFetch == Fetch::kFlat ? p.pieces : p.S / p.w_axis.planes;
     const int group = taps_of_group(kFetch, row);
     for (int r = 0; r < rows; ++r) {
       for (int s = 0; s < row; s += group) {

@@ -55,8 +55,8 @@ class SlabPlaces {
 };
 
 // Called by a warp, whose threads copy a slab each.
-template <typename T, Mode kMode>
-__device__ inline void load_slabs(const Params<T>& p, const Shared& shared, Walk<T, kMode> walk) {
+template <typename T>
+__device__ inline void load_slabs(const Params<T>& p, const Shared& shared, Walk<T> walk) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const int lane = threadIdx.x % 32;
   const RowSource<T>& s = p.source;

@@ -46,17 +46,16 @@ template <typename T, int kChannels>
 __device__ inline void copy_tap_weights(const Params<T>& p, const Shared& shared) {
   constexpr int kBytes = kChannels * kRowBytes;
   const ThreadCopies<T> copies;
-  const Phase& phase = p.out.phase[0];
   Place w;
-  for (Walk<T, Mode::kForward> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     const int c = walk.step.chunk * (kRowBytes / static_cast<int>(sizeof(T)));
 #pragma unroll 1
-    for (int r = walk.step.plane_h; r < phase.R; r += p.h.planes) {
+    for (int r = walk.step.plane_h; r < p.R; r += p.h.planes) {
 #pragma unroll 1
-      for (int s = walk.step.plane_w; s < phase.S; s += p.w_axis.planes) {
+      for (int s = walk.step.plane_w; s < p.S; s += p.w_axis.planes) {
         ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
         copies.copy_matrix(p, shared.weights + w.stage * kBytes, &shared.w_full[w.stage], kBytes, c,
-                           r * phase.S + s, walk.work.at.k);
+                           r * p.S + s, walk.work.at.k);
         w.advance(p.w_stages);
       }
     }
@@ -71,7 +70,7 @@ __device__ inline void copy_planes(const Params<T>& p, const Shared& shared, int
   const bool one_plane = p.h.planes * p.w_axis.planes == 1;
   const auto** from = static_cast<const T**>(shared.copies);  // of every pixel
   Place x;
-  for (Walk<T, Mode::kForward> walk(p, kChannels); !walk.is_over(); walk.advance()) {
+  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     if (walk.is_new_tile() || !one_plane) {
       const Corner at = walk.plane();
       ptx::sync_threads<kRowThreads>(kRowBarrier);  // the list is no longer read
@@ -166,11 +165,10 @@ __device__ inline void multiply_copied_planes(const Params<T>& p, const Shared& 
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const WarpProducts<T, kChannels, Fetch::kShared> products(ptx::shared_address(shared.weights));
   const int row_bytes = p.h.step * p.pitch * kRowBytes, tap_bytes = p.w_axis.step * kRowBytes;
-  const Phase& phase = p.out.phase[0];
   // Rows of the instruction that are no pixels read the first one's: behind the plane other threads
   // write.
-  const uint32_t end = p.source.vectors * kRowBytes - (phase.R - 1) / p.h.planes * row_bytes -
-                       (phase.S - 1) / p.w_axis.planes * tap_bytes;
+  const uint32_t end = p.source.vectors * kRowBytes - (p.R - 1) / p.h.planes * row_bytes -
+                       (p.S - 1) / p.w_axis.planes * tap_bytes;
   uint32_t pixel[kBlocks];  // whose half of a piece a lane reads
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
@@ -187,10 +185,10 @@ __device__ inline void multiply_copied_planes(const Params<T>& p, const Shared& 
     int row = x.stage * p.stage_bytes;
     ptx::wait(&shared.x_full[x.stage], x.parity);
 #pragma unroll 1
-    for (int r = step.plane_h; r < phase.R; r += p.h.planes, row += row_bytes) {
+    for (int r = step.plane_h; r < p.R; r += p.h.planes, row += row_bytes) {
       int tap = row;
 #pragma unroll 1
-      for (int s = step.plane_w; s < phase.S; s += p.w_axis.planes, tap += tap_bytes) {
+      for (int s = step.plane_w; s < p.S; s += p.w_axis.planes, tap += tap_bytes) {
         ptx::wait(&shared.w_full[w.stage], w.parity);
 #pragma unroll 2
         for (int piece = 0; piece < pieces; ++piece) {
@@ -224,7 +222,7 @@ __device__ inline void multiply_by_warps(const Params<T>& p, const Shared& share
   char* staging = shared.staging + warpgroup * (p.staging_bytes / kWarpgroups);
   Place x, w;
   for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
-    const Work work = work_at<Mode::kForward>(p, item, kChannels);
+    const Work work = work_at(p, item, kChannels);
     float sum[kBlocks][kChannels / 2];
     if constexpr (kBoxes) {
       multiply_copied_planes<T, kChannels, kBlocks>(p, shared, work, warpgroup, x, w, sum);
@@ -271,14 +269,13 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     if constexpr (kFetch == Fetch::kShared) {
       copy_tap_weights<T, kChannels>(p, shared);
     } else {
-      load_row_weights<T, kChannels, kFetch, Mode::kForward, ThreadCopies>(
-          p, shared, Walk<T, Mode::kForward>(p, kChannels));
+      load_row_weights<T, kChannels, kFetch, /*kTransposed=*/false, ThreadCopies>(
+          p, shared, Walk<T>(p, kChannels));
     }
   } else if constexpr (kFetch == Fetch::kShared) {
     copy_planes<T, kChannels>(p, shared, threadIdx.x - 32);
   } else {
-    load_rows<T, kChannels, kFetch, Mode::kForward>(p, shared, threadIdx.x - 32,
-                                                    Walk<T, Mode::kForward>(p, kChannels));
+    load_rows<T, kFetch>(p, shared, threadIdx.x - 32, Walk<T>(p, kChannels));
   }
 #endif
 }

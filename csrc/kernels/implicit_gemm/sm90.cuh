@@ -26,9 +26,9 @@ constexpr int math_registers(const Kernel& kernel, Fetch fetch) {
 }
 
 // `kFused`: there is an epilogue. Its code, unused, would keep apart what is used, and a kernel
-// that runs for some microseconds waits for its instructions. `kMode`: nor is what only input
-// gradients need.
-template <typename T, int kKernel, Fetch kFetch, bool kFused, Mode kMode>
+// that runs for some microseconds waits for its instructions. `kTransposed`: the instruction
+// transposes weights.
+template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kTransposed>
 __device__ inline void multiply(const Params<T>& p, const Shared& shared, int warpgroup) {
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kWarpgroups = warpgroups(kKind, kFetch);
@@ -41,7 +41,7 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   const bool through_slabs = kFused && p.boxed_out && p.out.epilogue.residual != nullptr;
   Place x, w;
   for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
-    const Work work = work_at<kMode>(p, item, kKind.channels);
+    const Work work = work_at(p, item, kKind.channels);
     float sum[kBlocks][kSums];
     if constexpr (kSlabs && kFused) {
       using Slabs = std::conditional_t<kBoxes, ChannelSlabs<T, kKind.channels, kBlocks>,
@@ -49,14 +49,12 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
       if (rarely(through_slabs)) residual.fetch<Slabs>(p, work.at, warpgroup, 0);
     }
     if constexpr (kBoxes) {
-      multiply_planes<T, kKernel, kMode>(p, shared, work, warpgroup, x, w, sum);
+      multiply_planes<T, kKernel, kTransposed>(p, shared, work, warpgroup, x, w, sum);
+    } else if constexpr (kTransposed) {
+      multiply_rows<T, kKind.channels, kFetch, TransposedProducts>(p, shared, work, warpgroup, x, w,
+                                                                   sum[0]);
     } else {
-      if constexpr (is_gradient(kMode)) {
-        multiply_rows<T, kKind.channels, kFetch, TransposedProducts>(p, shared, work, warpgroup, x,
-                                                                     w, sum[0]);
-      } else {
-        multiply_rows<T, kKind.channels, kFetch>(p, shared, work, warpgroup, x, w, sum[0]);
-      }
+      multiply_rows<T, kKind.channels, kFetch>(p, shared, work, warpgroup, x, w, sum[0]);
     }
     if (rarely(p.clustered)) {
       add_in_cluster<T, kKernel, kFetch, kFused>(p, shared, work.at, sum, warpgroup);
@@ -93,7 +91,7 @@ __device__ inline void multiply(const Params<T>& p, const Shared& shared, int wa
   if (p.boxed_out && leads_warpgroup()) ptx::await_store_reads();
 }
 
-template <typename T, int kKernel, Fetch kFetch, bool kFused, Mode kMode>
+template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kTransposed>
 __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     convolve(const __grid_constant__ Params<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -130,7 +128,7 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     }
   }
   // Loaders find their first tile meanwhile: parameters are not in a cache yet.
-  Walk<T, kMode> walk(p, kChannels);
+  Walk<T> walk(p, kChannels);
   __syncthreads();
   if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
   if (warpgroup == 0) {
@@ -138,24 +136,24 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
     if (warp == 0) {
       ptx::await_dependency();  // of the weights, where a kernel packs them
       if constexpr (kBoxes) {
-        load_tap_weights<T, kChannels, kMode>(p, shared, walk);
+        load_tap_weights<T, kChannels, kTransposed>(p, shared, walk);
       } else {
-        load_row_weights<T, kChannels, kFetch, kMode>(p, shared, walk);
+        load_row_weights<T, kChannels, kFetch, kTransposed>(p, shared, walk);
       }
     } else if (kCopied && p.source.row.boxes == 0) {
-      load_rows<T, kChannels, kFetch, kMode>(p, shared, threadIdx.x - 32, walk);
+      load_rows<T, kFetch>(p, shared, threadIdx.x - 32, walk);
     } else if (warp == 1) {
       if constexpr (kBoxes) {
-        load_planes<T, kChannels, kMode>(p, shared, walk);
+        load_planes<T>(p, shared, walk);
       } else if constexpr (kFetch == Fetch::kBoxedPieces) {
-        load_slabs<T, kMode>(p, shared, walk);
+        load_slabs<T>(p, shared, walk);
       } else {
-        load_boxed_rows<T, kChannels, kMode>(p, shared, walk);
+        load_boxed_rows<T>(p, shared, walk);
       }
     }
   } else {
     ptx::take_registers<math_registers(kKind, kFetch)>();
-    multiply<T, kKernel, kFetch, kFused, kMode>(p, shared, warpgroup - 1);
+    multiply<T, kKernel, kFetch, kFused, kTransposed>(p, shared, warpgroup - 1);
   }
 #endif
 }

@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(128) add_splits(const __grid_constant__ Params
     }
   }
   store_part<T, kKernel, kBoxes, kFused>(
-      p, work_at<kFused ? Mode::kForward : Mode::kGradient>(p, tile, Part::kKind.channels).at, part,
-      sum, memory + threadIdx.x / 32 * warp_staging(sizeof(T), kSplitColumns));
+      p, work_at(p, tile, Part::kKind.channels).at, part, sum,
+      memory + threadIdx.x / 32 * warp_staging(sizeof(T), kSplitColumns));
 }
 
 }  // namespace customconv::implicit_gemm

@@ -8,34 +8,36 @@
 
 namespace customconv::implicit_gemm {
 
-template <typename T, int kKernel, Fetch kFetch, bool kFused, Mode kMode>
+template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kTransposed>
 constexpr KernelOf<T> one_kernel() {
-  if constexpr (is_by_warpgroups(kFetch) && (!is_gradient(kMode) || is_of_gradients(kFetch))) {
-    return convolve<T, kKernel, kFetch, kFused, kMode>;
+  constexpr bool kTransposes =
+      instruction_transposes(kKernels[kKernel].channels, kFetch, sizeof(T));
+  if constexpr (is_by_warpgroups(kFetch) && (!kTransposed || kTransposes)) {
+    return convolve<T, kKernel, kFetch, kFused, kTransposed>;
   } else {
     return nullptr;
   }
 }
-template <typename T, bool kFused, Mode kMode, size_t... kIndex>
+template <typename T, bool kFused, bool kTransposed, size_t... kIndex>
 KernelOf<T> kernel_at(size_t index, std::index_sequence<kIndex...>) {
   static constexpr KernelOf<T> kTable[] = {
       one_kernel<T, static_cast<int>(kIndex / kFetchCount),
-                 static_cast<Fetch>(kIndex % kFetchCount), kFused, kMode>()...};
+                 static_cast<Fetch>(kIndex % kFetchCount), kFused, kTransposed>()...};
   return kTable[index];
 }
-template <typename T, bool kFused, Mode kMode>
+template <typename T, bool kFused, bool kTransposed>
 KernelOf<T> kernel_of_tile(const Tile& tile) {
-  return kernel_at<T, kFused, kMode>(tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
-                                     std::make_index_sequence<kKernelCount * kFetchCount>());
+  return kernel_at<T, kFused, kTransposed>(tile.kernel * kFetchCount + static_cast<int>(tile.fetch),
+                                           std::make_index_sequence<kKernelCount * kFetchCount>());
 }
 
 template <typename T, bool kFused>
 KernelOf<T> kernel_of(const Tile& tile) {
-  return kernel_of_tile<T, kFused, Mode::kForward>(tile);
+  return kernel_of_tile<T, kFused, /*kTransposed=*/false>(tile);
 }
 template <typename T>
 KernelOf<T> kernel_of_gradient(const Tile& tile) {
-  return kernel_of_tile<T, false, Mode::kGradient>(tile);
+  return kernel_of_tile<T, /*kFused=*/false, /*kTransposed=*/true>(tile);
 }
 
 template <typename T, bool kFused, size_t... kIndex>

@@ -181,7 +181,6 @@ bool stores_boxes(const Forward& p, const Tile& t) {
   // A box is whole slabs of a row, or of an image, which in a run is a row.
   const int64_t slab = kRowBytes / size;
   if (!stores_planes(p)) return false;
-  if (p.has_phases() && p.woven == 0) return false;
   if (t.shape == Shape::kRun) {
     const int64_t image = p.P * p.Q;
     return p.Q % 2 == 0 && (image % slab == 0 || (p.N == 1 && image % unit == 0));
@@ -204,12 +203,6 @@ int64_t fixed_bytes(const Forward& p, const Tile& t) {
          (t.is_flat() ? kFlatBytes : 0) + past_the_end(t) + exchange_bytes(t);
 }
 
-// Phases read one plane and store their own pixels.
-bool serves_phases(const Forward& p, const Tile& t) {
-  if (t.by_warps || !is_of_gradients(t.fetch) || t.h.planes * t.w.planes > 1) return false;
-  return p.keeps_pairs() || (t.fetch != Fetch::kTaps && t.fetch != Fetch::kOddTaps);
-}
-
 }  // namespace
 
 int64_t run_images(const ConvProblem& p, const Tile& t) {
@@ -229,7 +222,7 @@ Tile make_tile(const Forward& p, int variant, const int (&pixels)[3], int64_t sp
   t.splits = static_cast<int>(splits);
   t.clustered = (variant & kClustered) != 0;
   t.by_warps = (variant & kByWarps) != 0;
-  t.transposed = p.gradient && !t.by_warps && is_of_gradients(t.fetch) &&
+  t.transposed = p.gradient && !t.by_warps &&
                  instruction_transposes(t.kind().channels, t.fetch, element_size(p.dtype));
   const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
   if (t.fetch == Fetch::kShared) {
@@ -247,13 +240,10 @@ Tile make_tile(const Forward& p, int variant, const int (&pixels)[3], int64_t sp
     t.tiles_p = ceil_divide(p.P, t.rows);
     t.tiles_n = ceil_divide(p.N, t.images);
   }
-  t.phases = p.phases;
   t.boxed_out = splits == 1 && !t.by_warps && stores_boxes(p, t);
-  // Phases of a row share its sectors: they meet in the second-level cache.
-  t.phases_mixed = p.phases > 1 && p.woven == 0 && stores_planes(p) && t.fetch != Fetch::kShared;
   // Planes so large that each is a page of memory: few of them at a time.
-  t.planes_first = !p.has_phases() && t.fetch != Fetch::kShared && t.shape == Shape::kLines &&
-                   stores_planes(p) && p.P * p.Q * size >= kPageBytes / 2;
+  t.planes_first = t.fetch != Fetch::kShared && t.shape == Shape::kLines && stores_planes(p) &&
+                   p.P * p.Q * size >= kPageBytes / 2;
   return t;
 }
 
@@ -280,7 +270,6 @@ int shared_bytes(const Forward& p, const Tile& t) {
 }
 
 bool is_legal(const Forward& p, const Tile& t) {
-  if (p.has_phases() && !serves_phases(p, t)) return false;
   // A tile is of one group.
   if (p.groups > 1 && p.group_K() % t.kind().channels != 0) return false;
   if (t.fetch == Fetch::kShared) {

@@ -94,18 +94,12 @@ constexpr bool is_compact(Fetch fetch) {
 // Weights are matrices whose rows are channels, else units of a piece of one tap.
 constexpr bool has_matrix(Fetch fetch) { return fetch == Fetch::kShared || is_compact(fetch); }
 
-// What a kernel is for: what only input gradients need would slow down others.
-enum class Mode : int {
-  kForward,
-  kGradient,  // phases, and weights that are transposed
-};
-constexpr bool is_gradient(Mode mode) { return mode != Mode::kForward; }
-
-// Whether there is a kernel for input gradients alone: of phases, or of weights as they are.
-constexpr bool is_of_gradients(Fetch fetch) { return fetch != Fetch::kFlat; }
+// Whether there is a kernel for an input gradient's weights as they are, which the instruction
+// transposes.
 constexpr int kLeastTransposed = 64;  // output channels of such a matrix
 constexpr bool instruction_transposes(int channels, Fetch fetch, int64_t element_size) {
-  return has_matrix(fetch) && element_size == 2 && channels >= kLeastTransposed;
+  return is_by_warpgroups(fetch) && has_matrix(fetch) && element_size == 2 &&
+         channels >= kLeastTransposed;
 }
 // Warpgroups that multiply. Fetching takes a warp's time, in which others multiply: of rows, each
 // has a block. The instruction reads planes by itself: two are enough.
@@ -176,18 +170,16 @@ struct Tile {
   bool transposed;    // the weight is a matrix of an input gradient, with its rows as they were
   bool by_warps;      // warps multiply, threads copy: there is no copy engine
   bool planes_first;  // tiles of the same output channels follow each other, image by image
-  bool phases_mixed;  // tiles of the same pixels follow each other, phase by phase
   bool boxed_out;     // the output is stored in boxes by the copy engine
 
   int64_t tiles_k, tiles_q, tiles_p, tiles_n;
-  int64_t phases;
   int pieces;       // of a group's channels, or with its taps: kPieceBytes each
   int chunk;        // of them, in a step
   int stage_bytes;  // of the input
 
   constexpr const Kernel& kind() const { return kKernels[kernel]; }
   bool is_flat() const { return fetch == Fetch::kFlat; }
-  int64_t tiles() const { return tiles_k * tiles_q * tiles_p * tiles_n * phases; }
+  int64_t tiles() const { return tiles_k * tiles_q * tiles_p * tiles_n; }
   int cluster() const { return clustered ? splits : 1; }
   int chunks() const { return (pieces + chunk - 1) / chunk; }
   int steps() const { return chunks() * h.planes * w.planes; }
@@ -212,8 +204,8 @@ constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {
 
 inline int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
 
-// A tile of so many rows, columns and images of output pixels; without its stages. The problem is
-// as one row if it can be.
+// A tile of so many rows, columns and images of output pixels; without its stages. The problem has
+// one phase, of all taps, and is as one row if it can be.
 Tile make_tile(const Forward& problem, int variant, const int (&pixels)[3], int64_t splits);
 // Whether it can be computed, if there is memory enough.
 bool is_legal(const Forward& problem, const Tile& tile);

@@ -1,4 +1,4 @@
-// Planes of pixels from phases that are stored apart.
+// The pixels of an input gradient from phases that are stored apart.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,5 +11,10 @@ namespace customconv::implicit_gemm {
 template <typename T>
 void weave_phases(const ConvProblem& asked, const Forward& problem, const T* phases, T* planes,
                   bool early, cudaStream_t stream);
+
+// Spreads joined phases over the pixels of an input gradient: `to`. `y` and `w` are its operands.
+template <typename T>
+void spread_joined_phases(const ConvProblem& asked, const Forward& problem, const T* from,
+                          const T* y, const T* w, T* to, cudaStream_t stream);
 
 }  // namespace customconv::implicit_gemm

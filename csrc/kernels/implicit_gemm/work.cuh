@@ -20,15 +20,13 @@ namespace customconv::implicit_gemm {
 struct Corner {
   int n, p, q, k, c;
   int pair;
-  int phase;
 };
 
 template <typename T>
 struct Output {
   T* data;
   int64_t n, k, p, q;  // strides
-  int N, K;
-  Phase phase[kMostPhases];
+  int N, K, P, Q;
   Epilogue epilogue;
   bool planar;         // stored pixel by pixel, in planes of channels
   bool vectors;        // planar: pairs of pixels may be stored at once; else 16 bytes of channels,
@@ -60,11 +58,11 @@ struct RowSource {
 
 template <typename T>
 struct Params {
-  CUtensorMap x, w, residual;
-  CUtensorMap y[kMostPhases];
+  CUtensorMap x, w, y, residual;
   Output<T> out;
   RowSource<T> source;
   Axis h, w_axis;
+  int R, S;  // taps, 1 where they are channels too
   int stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
   int rows, columns, images;  // of a tile
   int run;                    // pairs of a tile where tiles are parts of a run, else 0
@@ -82,43 +80,33 @@ struct Params {
   int pieces, chunk;
   int group_C;                  // input channels of a group of the convolution
   const void* units;            // weights that are no matrix, or that threads copy
-  int64_t tap_units;            // of a tap of all channels
   int weight_row, weight_taps;  // of a matrix: elements of a row, and rows of an output channel
   bool planes_first;            // tiles of the same channels follow each other
-  bool phases_mixed;            // those of the same pixels follow each other
   Divider<int32_t> tiles_q, tiles_p, tiles_n, tiles_k, tiles_x, in_cluster;
   Divider<int32_t> in_group;  // of tiles_k, those of a group of the convolution
   Divider<int32_t> group_K;   // output channels of a group of the convolution
-  Divider<int32_t> planes_h, planes_w, phases;
+  Divider<int32_t> planes_h, planes_w;
   float* partial;
 };
 
-// What a thread block does next: a tile, and of its sum the steps [first, last). A phase that no
-// tap meets has none.
+// What a thread block does next: a tile, and of its sum the steps [first, last).
 struct Work {
   Corner at;
   int first, last;
 };
 
-// Of an input gradient there may be several phases, or one that no tap meets.
-template <Mode kMode, typename T>
+template <typename T>
 __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
   Work work;
   int32_t rest = item;
   const int rank = p.in_cluster.split(rest);
   int32_t tile = 0;
   int column = 0;  // of tiles_k
-  work.at.phase = 0;
   if (p.planes_first) {
     tile = rest;
   } else {
     column = p.tiles_k.split(rest);
-    if (is_gradient(kMode) && p.phases_mixed) work.at.phase = p.phases.split(rest);
     tile = p.tiles_x.split(rest);
-    if (is_gradient(kMode) && p.phases_mixed) {  // a block gets all of them in turn
-      int32_t rotated = work.at.phase + tile;
-      work.at.phase = p.phases.split(rotated);
-    }
   }
   const int q = p.tiles_q.split(tile);
   work.at.q = p.run > 0 ? 0 : q * p.columns;
@@ -130,13 +118,11 @@ __device__ inline Work work_at(const Params<T>& p, int item, int channels) {
     tile = p.tiles_n.split(rest);
   }
   work.at.n = tile * p.images;
-  if (is_gradient(kMode) && !p.phases_mixed) work.at.phase = p.phases.split(rest);
   work.at.k = column * channels;
   work.at.c = p.in_group.quotient(column) * p.group_C;
   if (p.clustered) rest = rank;
   work.first = rest * p.split_steps + min(rest, p.longer_splits);
   work.last = work.first + p.split_steps + (rest < p.longer_splits ? 1 : 0);
-  if (is_gradient(kMode) && p.out.phase[work.at.phase].R == 0) work.last = work.first;
   return work;
 }
 
@@ -152,6 +138,13 @@ __device__ inline uint64_t describe_matrix(bool transposed, uint32_t address) {
 template <typename T>
 constexpr int matrix_step(bool transposed) {
   return transposed ? kPieceBytes / static_cast<int>(sizeof(T)) * kRowBytes : kPieceBytes;
+}
+
+// Where a matrix has a tap: those of an input gradient's weight as it is are turned.
+template <bool kTransposed, typename T>
+__device__ inline int tap_at(const Params<T>& p, int r, int s) {
+  const int tap = r * p.S + s;
+  return kTransposed ? p.weight_taps - 1 - tap : tap;
 }
 
 // Of a weight that is transposed, by the elements' rows of 128 bytes: some input channels of each
@@ -247,7 +240,7 @@ struct Shared {
 };
 
 // A thread block's steps, one tile after the other: every agent that loads walks through the same.
-template <typename T, Mode kMode>
+template <typename T>
 class Walk {
  public:
   __device__ Walk(const Params<T>& p, int channels)
@@ -274,13 +267,10 @@ class Walk {
 
  private:
   __device__ void begin() {
-    for (; !is_over(); item_ += gridDim.x) {
-      work = work_at<kMode>(p_, item_, channels_);
-      if (is_gradient(kMode) && work.first == work.last) continue;
-      index_ = work.first;
-      step = Step(p_, index_);
-      return;
-    }
+    if (is_over()) return;
+    work = work_at(p_, item_, channels_);
+    index_ = work.first;
+    step = Step(p_, index_);
   }
 
   const Params<T>& p_;

@@ -4,8 +4,8 @@
 #include <stdexcept>
 
 #include "gpu.h"
-#include "kernels/implicit_gemm/weight/launch.h"
-#include "kernels/implicit_gemm/weight/weight.h"
+#include "kernels/implicit_gemm/wgrad/launch.h"
+#include "kernels/implicit_gemm/wgrad/wgrad.h"
 
 namespace customconv {
 namespace {
@@ -53,7 +53,7 @@ ConvProblem problem_of(const Asked& a) {
 }
 
 std::vector<ConvPlan> plans_of(const ConvProblem& p) {
-  return implicit_gemm::weight::variants(p, DeviceProperties());
+  return implicit_gemm::wgrad::variants(p, DeviceProperties());
 }
 
 std::string failure;
@@ -93,10 +93,10 @@ extern "C" const char* compute(const customconv::Asked* asked, int64_t number, v
     operands.y = y;
     LaunchContext context;
     context.workspace = workspace.get();
-    const auto launch = problem.dtype == DType::kFloat32 ? implicit_gemm::weight::launch<float>
+    const auto launch = problem.dtype == DType::kFloat32 ? implicit_gemm::wgrad::launch<float>
                         : problem.dtype == DType::kFloat16
-                            ? implicit_gemm::weight::launch<__half>
-                            : implicit_gemm::weight::launch<__nv_bfloat16>;
+                            ? implicit_gemm::wgrad::launch<__half>
+                            : implicit_gemm::wgrad::launch<__nv_bfloat16>;
     launch(problem, plan, operands, context);
     return nullptr;
   } catch (const std::exception& error) {

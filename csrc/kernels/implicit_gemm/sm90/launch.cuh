@@ -7,7 +7,7 @@
 #include "kernels/common/map.cuh"
 #include "kernels/common/start.h"
 #include "kernels/implicit_gemm/pack_pixels.cuh"
-#include "kernels/implicit_gemm/pack_weights.cuh"
+#include "kernels/implicit_gemm/pack_weights.h"
 #include "kernels/implicit_gemm/sm90/launch.h"
 #include "kernels/implicit_gemm/weave.h"
 
@@ -135,8 +135,8 @@ void pack_planes(const Packed& p, const T* x, const T* begin, const T* end, T* t
   pack.aligned =
       source.x_aligned && pack.c % U::kVector == 0 && (p.N == 1 || pack.n % U::kVector == 0);
   pack.to = to;
-  pack.row = static_cast<int>(p.row);
-  const int64_t units_c = ceil_divide(p.row, U::kChannels);
+  pack.row = static_cast<int>(p.x_strides[3]);
+  const int64_t units_c = ceil_divide(p.x_strides[3], U::kChannels);
   const int64_t blocks = ceil_divide(p.H * p.W, U::kPixels);
   pack.units = static_cast<int>(p.N * blocks * units_c);
   pack.by_units_c = Divider<int32_t>(units_c);
@@ -156,7 +156,7 @@ void pad_channels(const Packed& p, const T* x, int64_t pixel, T* to, bool early,
   pad.pixel = pixel;
   pad.C = static_cast<int>(p.C);
   pad.to = to;
-  const int64_t row = p.row * static_cast<int64_t>(sizeof(T)) / 16;
+  const int64_t row = p.x_strides[3] * static_cast<int64_t>(sizeof(T)) / 16;
   pad.units = static_cast<int>(p.N * p.H * p.W * row);
   pad.by_row = Divider<int32_t>(row);
   pad.by_image = Divider<int32_t>(p.H * p.W);
@@ -165,7 +165,7 @@ void pad_channels(const Packed& p, const T* x, int64_t pixel, T* to, bool early,
         pad_pixels<T>, pad);
 }
 
-// The same of any pixels, or of what the taps that became channels meet.
+// The same of any pixels, or of what all taps meet.
 template <typename T>
 void gather_channels(const Packed& p, const T* x, T* to, bool early, cudaStream_t stream) {
   using D = Divider<int32_t>;
@@ -181,15 +181,15 @@ void gather_channels(const Packed& p, const T* x, T* to, bool early, cudaStream_
   gather.C = static_cast<int>(source.C);
   gather.S = static_cast<int>(p.row_taps);
   gather.elements = static_cast<int>(p.C);
-  const bool rows = p.tap_channels > 0, all = p.packing == Packing::kPatches;
-  gather.stride_w = static_cast<int>(rows ? source.stride_w : 1);
-  gather.pad_w = static_cast<int>(rows ? source.pad_w : 0);
-  gather.dilation_w = static_cast<int>(source.dilation_w);
-  gather.stride_h = static_cast<int>(all ? source.stride_h : 1);
-  gather.pad_h = static_cast<int>(all ? source.pad_h : 0);
+  const bool taps = p.packing == Packing::kPatches;
+  gather.stride_h = static_cast<int>(taps ? source.stride_h : 1);
+  gather.stride_w = static_cast<int>(taps ? source.stride_w : 1);
+  gather.pad_h = static_cast<int>(taps ? source.pad_h : 0);
+  gather.pad_w = static_cast<int>(taps ? source.pad_w : 0);
   gather.dilation_h = static_cast<int>(source.dilation_h);
+  gather.dilation_w = static_cast<int>(source.dilation_w);
   gather.to = to;
-  const int64_t row = p.row * static_cast<int64_t>(sizeof(T)) / 16;
+  const int64_t row = p.x_strides[3] * static_cast<int64_t>(sizeof(T)) / 16;
   gather.units = static_cast<int>(p.N * p.H * p.W * row);
   gather.by_row = D(row);
   gather.by_Q = D(p.W);
@@ -350,7 +350,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     const PackedWeight weight = weight_of(problem, tile);
     if (i == 0 && !weight.in_place) {
       T* const to = reinterpret_cast<T*>(workspace);
-      pack_weight_matrix(problem, tile.weights_as_stored, weight, w, to, context.stream);
+      if (problem.joins_phases) {
+        pack_joined_weight(part.problem, problem, weight, w, to, context.stream);
+      } else {
+        pack_weight_matrix(problem, tile.weights_as_stored, weight, w, to, context.stream);
+      }
       workspace += packed_weight_bytes(problem, tile);
       w = to;
       early = true;
@@ -381,7 +385,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
           {std::min(plan.grid[0], tile.items() * tile.splits), plan.block, plan.shared_bytes,
            context.stream, early, tile.splits},
           kernel_of<T>(tile, !epilogue.is_empty()), p);
-    if (problem.woven > 0) {
+    if (problem.joins_phases) {
+      spread_joined_phases(part.problem, problem, woven, x + part.y,
+                           static_cast<const T*>(operands.w), output, context.stream);
+    } else if (problem.woven > 0) {
       weave_phases(part.problem, problem, woven, output, /*early=*/true, context.stream);
     }
   }

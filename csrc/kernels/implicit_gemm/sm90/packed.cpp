@@ -61,24 +61,17 @@ void cut(Part& part, int64_t first, int64_t count) {
 
 bool is_empty(const ConvProblem& p) { return p.H < 1 || p.W < 1 || p.P < 1 || p.Q < 1; }
 
-// Makes channels of a row of taps, or of all of them.
+// Makes channels of all taps.
 void flatten(Packed& p) {
-  const bool all = p.packing == Packing::kPatches;
   p.tap_channels = p.C;
   p.row_taps = p.S;
-  p.C *= all ? p.R * p.S : p.S;
+  p.C *= p.R * p.S;
+  p.H = p.P;
   p.W = p.Q;
-  p.S = p.taps_w = 1;
-  p.stride_w = p.dilation_w = 1;
-  p.pad_w = 0;
-  if (all) {
-    p.H = p.P;
-    p.R = p.taps_h = 1;
-    p.stride_h = p.dilation_h = 1;
-    p.pad_h = 0;
-  }
-  p.phase[0].R = static_cast<int>(p.R);
-  p.phase[0].S = p.phase[0].tap_h = 1;
+  p.R = p.S = p.taps_h = p.taps_w = 1;
+  p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = 1;
+  p.pad_h = p.pad_w = 0;
+  p.phase[0].R = p.phase[0].S = p.phase[0].tap_h = 1;
 }
 
 }  // namespace
@@ -99,20 +92,20 @@ bool planes_are_legal(const Forward& p) {
          (p.N == 1 || (x[0] > 0 && x[0] % unit == 0)) && plane <= INT32_MAX / 2;
 }
 
-Packed forward_of(const ConvProblem& asked, Packing packing) {
-  Packed p{as_forward(asked)};
-  const bool taps = packing == Packing::kRows || packing == Packing::kPatches;
-  const bool flattens =
-      taps && p.groups == 1 && !p.has_phases() && (packing == Packing::kRows ? p.S > 1 : p.R > 1);
-  if (packing == Packing::kNone || (taps ? !flattens : input_is_legal(p))) {
+Packed forward_of(const ConvProblem& asked, Form form) {
+  const Packing packing = form.packing;
+  Packed p{form.joins_phases ? join_phases(asked) : as_forward(asked)};
+  const bool patches = packing == Packing::kPatches;
+  const bool flattens = p.groups == 1 && !p.has_phases() && !p.joins_phases && p.R * p.S > 1;
+  if (packing == Packing::kNone || (patches ? !flattens : input_is_legal(p))) {
     static_cast<Forward&>(p) = as_one_row(p);
     return p;
   }
   p.packing = packing;
   p.source = p;
-  if (flattens) flatten(p);
-  p.row = round_up(p.C, 16 / element_size(p.dtype));
-  p.x_strides = {p.H * p.W * p.row, 1, p.W * p.row, p.row};
+  if (patches) flatten(p);
+  const int64_t pixel = round_up(p.C, 16 / element_size(p.dtype));
+  p.x_strides = {p.H * p.W * pixel, 1, p.W * pixel, pixel};
   p.x_aligned = true;
   return p;
 }
@@ -157,9 +150,9 @@ int64_t widest_part(const ConvProblem& asked, const Chunk& chunk) {
   return widest;
 }
 
-int64_t workspace_bytes(const ConvProblem& asked, const Chunk& chunk, Packing packing) {
+int64_t workspace_bytes(const ConvProblem& asked, const Chunk& chunk, Form form) {
   const auto part = [&](int64_t index) {
-    return forward_of(part_of(asked, chunk, index).problem, packing);
+    return forward_of(part_of(asked, chunk, index).problem, form);
   };
   const Packed first = part(0);  // no other computes more
   const int64_t widest = widest_part(asked, chunk);
@@ -167,9 +160,9 @@ int64_t workspace_bytes(const ConvProblem& asked, const Chunk& chunk, Packing pa
   return std::max(packed_bytes(first), packed) + woven_bytes(first);
 }
 
-bool choose_chunk(const ConvProblem& asked, Packing packing, Chunk& chunk) {
+bool choose_chunk(const ConvProblem& asked, Form form, Chunk& chunk) {
   chunk = {};
-  const int64_t image = workspace_bytes(asked, {1, 0}, packing);
+  const int64_t image = workspace_bytes(asked, {1, 0}, form);
   if (image == 0) return true;
   if (image <= kChunkBytes) {
     const int64_t most = std::clamp<int64_t>(kChunkBytes / image, 1, asked.N);
@@ -186,7 +179,7 @@ bool choose_chunk(const ConvProblem& asked, Packing packing, Chunk& chunk) {
     for (const int64_t i : {int64_t{0}, last}) {
       if (is_empty(part_of(asked, chunk, i).problem)) return false;
     }
-    if (last > 0 && workspace_bytes(asked, chunk, packing) <= kChunkBytes) return true;
+    if (last > 0 && workspace_bytes(asked, chunk, form) <= kChunkBytes) return true;
   }
   return false;
 }

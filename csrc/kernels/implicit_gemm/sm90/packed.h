@@ -13,19 +13,23 @@ namespace customconv::implicit_gemm::sm90 {
 enum class Packing : uint8_t {
   kNone,     // the input, where it is
   kPixels,   // its pixels, each with its channels side by side, padded to whole 16 bytes
-  kRows,     // of few channels: pixels of the output, each with what a row of taps meets
-  kPatches,  // the same with what all taps meet
+  kPatches,  // of few channels: pixels of the output, each with what all taps meet
+};
+
+// The forward convolution that a problem is computed as.
+struct Form {
+  Packing packing = Packing::kNone;
+  bool joins_phases = false;  // of an input gradient
 };
 
 struct Packed : Forward {
   Packing packing = Packing::kNone;
   ConvProblem source = {};  // what is packed: a forward convolution too
-  int64_t row = 0;          // elements of a packed pixel
-  int64_t packed() const { return packing == Packing::kNone ? 0 : N * H * W * row; }  // elements
+  int64_t packed() const { return packing == Packing::kNone ? 0 : N * x_strides[0]; }  // elements
 };
 
-// `asked` with its input packed in this way; unpacked, if that is not possible or does not help.
-Packed forward_of(const ConvProblem& asked, Packing packing);
+// `asked` in this form; with its input unpacked, if to pack it is not possible or does not help.
+Packed forward_of(const ConvProblem& asked, Form form);
 
 // Whether the copy engine reads pixels with all their channels side by side: these are whole 16
 // bytes apart. Whether it reads planes of pixels: only images must be whole 16 bytes apart.
@@ -38,7 +42,7 @@ struct Chunk {
   int64_t images = 0, pixels = 0;
 };
 // Chunks whose workspace stays in the second-level cache. False if there are none.
-bool choose_chunk(const ConvProblem& asked, Packing packing, Chunk& chunk);
+bool choose_chunk(const ConvProblem& asked, Form form, Chunk& chunk);
 int64_t count_parts(const ConvProblem& asked, const Chunk& chunk);
 
 // A part of a problem is a problem of its own, whose tensors begin some elements further on.
@@ -53,7 +57,7 @@ int64_t widest_part(const ConvProblem& asked, const Chunk& chunk);
 int64_t packed_bytes(const Packed& part);
 int64_t woven_bytes(const Packed& part);
 // The most of both, of all parts.
-int64_t workspace_bytes(const ConvProblem& asked, const Chunk& chunk, Packing packing);
+int64_t workspace_bytes(const ConvProblem& asked, const Chunk& chunk, Form form);
 
 constexpr int64_t kAlignment = 256;  // of the parts of a workspace
 

@@ -10,10 +10,11 @@ namespace customconv::implicit_gemm::sm90 {
 
 namespace {
 
-// A plan's variant: the loader, the tile's shape, rows of so many times 32 bytes, strips, and how
-// its input is packed.
+// A plan's variant: the loader, the tile's shape, rows of so many times 32 bytes, strips, how its
+// input is packed, and whether phases are joined.
 constexpr int kShapeShift = 4, kRowShift = 8, kStripShift = 12, kPackingShift = 21;
-constexpr int kPlanFlag = 1 << 20;
+constexpr int kPackingMask = 3;
+constexpr int kPlanFlag = 1 << 20, kJoinedFlag = 1 << 23;
 constexpr int kMostStrips = 255;
 constexpr int kMostOffset = 255;         // of a copy in im2col mode, in pixels
 constexpr int kMostCorner = 127;         // of its box, from the image's corner
@@ -343,7 +344,7 @@ double predicted_ms(const ConvProblem& asked, const Packed& p, int64_t parts,
   if (t.splits > 1) all += kClusterMs;
   if (p.packing != Packing::kNone) {
     const double packed = launches * static_cast<double>(p.packed()) * size;
-    const double bandwidth = p.tap_channels > 0 ? kGatheredBandwidth : kInputBandwidth;
+    const double bandwidth = p.packing == Packing::kPatches ? kGatheredBandwidth : kInputBandwidth;
     all += 1e-6 * packed / bandwidth + launches * kInputMs;
   }
   all += (launches - 1) * kNextMs + launches * weave_ms(p, d);
@@ -361,23 +362,26 @@ class Search : public PlanSearch {
       : PlanSearch(asked, d, all) {}
 
   ConvPlan best() {
-    try_packing(Packing::kNone);
-    try_packing(Packing::kPixels);
+    for (const bool joins_phases : {false, true}) {
+      if (joins_phases ? !can_join_phases(p_) : count_phases(p_) > kMostPhases) continue;
+      try_form({Packing::kNone, joins_phases});
+      try_form({Packing::kPixels, joins_phases});
+    }
     const int64_t channels = p_.pass == Pass::kDgrad ? p_.K : p_.C;
-    if (channels * element_size(p_.dtype) <= kMostFlattened) {
-      try_packing(Packing::kRows);
-      try_packing(Packing::kPatches);
+    if (count_phases(p_) == 1 && channels * element_size(p_.dtype) <= kMostFlattened) {
+      try_form({Packing::kPatches});
     }
     return best_;
   }
 
  private:
-  void try_packing(Packing packing) {
-    if (!choose_chunk(p_, packing, chunk_)) return;
+  void try_form(Form form) {
+    if (!choose_chunk(p_, form, chunk_)) return;
     parts_ = count_parts(p_, chunk_);
-    bytes_ = sm90::workspace_bytes(p_, chunk_, packing);
-    f_ = sm90::forward_of(part_of(p_, chunk_, widest_part(p_, chunk_)).problem, packing);
-    if (f_.packing != packing) return;
+    bytes_ = sm90::workspace_bytes(p_, chunk_, form);
+    f_ = sm90::forward_of(part_of(p_, chunk_, widest_part(p_, chunk_)).problem, form);
+    if (f_.packing != form.packing) return;
+    form_ = form;
     if (input_is_legal(f_)) {
       try_tiles(Loader::kIm2col);
       try_strips(Loader::kHalo);
@@ -426,10 +430,10 @@ class Search : public PlanSearch {
     if (chunk_.pixels > 0 && !is_legal_at_ends(t)) return false;
     ConvPlan plan;
     plan.variant = kLoaderNames[static_cast<int>(t.loader)];
-    plan.variant_index = kPlanFlag | static_cast<int>(t.loader) | t.shape << kShapeShift |
-                         t.row_bytes / kLeastRowBytes << kRowShift |
-                         static_cast<int>(t.strips) << kStripShift |
-                         static_cast<int>(f_.packing) << kPackingShift;
+    plan.variant_index =
+        kPlanFlag | static_cast<int>(t.loader) | t.shape << kShapeShift |
+        t.row_bytes / kLeastRowBytes << kRowShift | static_cast<int>(t.strips) << kStripShift |
+        static_cast<int>(form_.packing) << kPackingShift | (form_.joins_phases ? kJoinedFlag : 0);
     plan.chunk_images = chunk_.images;
     plan.chunk_pixels = chunk_.pixels;
     plan.tile[0] = t.kind().pixels;
@@ -450,7 +454,7 @@ class Search : public PlanSearch {
   // Whether an image's first part and its last can be computed by such tiles, too.
   bool is_legal_at_ends(const Tile& t) const {
     for (const int64_t i : {int64_t{0}, parts_ / p_.N - 1}) {
-      const Packed end = sm90::forward_of(part_of(p_, chunk_, i).problem, f_.packing);
+      const Packed end = sm90::forward_of(part_of(p_, chunk_, i).problem, form_);
       const Tile own = make_tile(end, t.loader, t.shape, t.row_bytes, t.splits, t.strips);
       if (!is_legal(end, own) || own.store != t.store || own.x_bytes != t.x_bytes) return false;
     }
@@ -460,7 +464,8 @@ class Search : public PlanSearch {
   Chunk chunk_;  // what is computed at a time,
   int64_t parts_ = 1;
   int64_t bytes_ = 0;  // of the workspace that they share
-  Packed f_;           // of so many parts, the widest
+  Form form_;
+  Packed f_;  // of so many parts, the widest
 };
 
 }  // namespace
@@ -496,7 +501,8 @@ ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& d,
 Chunk chunk_of(const ConvPlan& plan) { return {plan.chunk_images, plan.chunk_pixels}; }
 
 Packed forward_of(const ConvProblem& part, const ConvPlan& plan) {
-  return forward_of(part, static_cast<Packing>(plan.variant_index >> kPackingShift));
+  const auto packing = static_cast<Packing>(plan.variant_index >> kPackingShift & kPackingMask);
+  return forward_of(part, Form{packing, (plan.variant_index & kJoinedFlag) != 0});
 }
 
 bool is_plan(const ConvPlan& plan) { return (plan.variant_index & kPlanFlag) != 0; }

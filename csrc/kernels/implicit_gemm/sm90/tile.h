@@ -62,8 +62,8 @@ struct TileShape {
   constexpr int plane_warps() const { return 4 * loaders(true) - 1; }
 };
 inline constexpr TileShape kTileShapes[] = {
-    {256, 128, 2, 1, 1}, {192, 128, 2, 1, 1}, {128, 256, 2, 1, 1},
-    {128, 128, 1, 2, 1}, {256, 64, 1, 2, 1},  {64, 64, 1, 1, 2},
+    {256, 128, 2, 1, 1}, {192, 128, 2, 1, 1}, {128, 128, 1, 2, 1},
+    {256, 64, 1, 2, 1},  {64, 64, 1, 1, 2},
 };
 inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
 

@@ -1,7 +1,0 @@
-#include "kernels/implicit_gemm/tables.cuh"
-
-namespace customconv::implicit_gemm {
-
-template KernelOf<float> kernel_of_gradient<float>(const Tile&);
-
-}  // namespace customconv::implicit_gemm

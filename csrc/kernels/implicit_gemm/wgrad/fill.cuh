@@ -1,0 +1,84 @@
+// Boxes that threads fill: of channels-last tensors whose pixels do not begin at whole 16 bytes, so
+// that the copy engine can't read them.
+#pragma once
+
+#include "kernels/common/divide.cuh"
+#include "kernels/implicit_gemm/unit.cuh"
+#include "kernels/ptx/shared.cuh"
+#include "plan/problem.h"
+
+namespace customconv::implicit_gemm::wgrad {
+
+// A dimension of the tensor, `step` pixels from one of a box to the next.
+struct Side {
+  int64_t stride;
+  int size, step;
+};
+
+template <typename T>
+struct Filled {
+  const T* data;  // null where the copy engine brings the boxes
+  int channels;
+  int count;                    // of a box: pixels
+  Side sides[3];                // in the order of a box's pixels, neighbours the first
+  Divider<int32_t> by_side[2];  // pixels of a box along the first two
+};
+
+constexpr int kPixelOrder[] = {3, 2, 0};  // columns, rows and images
+
+// `order`: the dimensions of a box's pixels, neighbours the first; so many of each, and so many
+// pixels from one to the next.
+template <typename T>
+Filled<T> fill_pixels(const T* data, const Shape4& sizes, const Shape4& strides,
+                      const int (&order)[3], const int (&counts)[3], const int (&steps)[3]) {
+  const auto side = [&](int i) {
+    return Side{strides[order[i]], static_cast<int>(sizes[order[i]]), steps[i]};
+  };
+  return {data,
+          static_cast<int>(sizes[1]),
+          counts[0] * counts[1] * counts[2],
+          {side(0), side(1), side(2)},
+          {Divider<int32_t>(counts[0]), Divider<int32_t>(counts[1])}};
+}
+
+// Fills a box of pixels, of each so many units of channels, with so many threads. Units without any
+// channel are left as they are.
+template <int kUnits, bool kSwizzled, typename T>
+__device__ inline void fill_box(const Filled<T>& from, uint32_t to, int channel,
+                                const int (&first)[3], int thread, int threads) {
+  constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kTogether = 4;
+  const int channels = min(from.channels - channel, kUnits * kElements);
+  const int units = (channels + kElements - 1) / kElements;
+  const int log = 32 - __clz(units - 1);
+  const int count = from.count << log;
+#pragma unroll 1
+  for (int done = thread; done < count; done += kTogether * threads) {
+    uint4 loaded[kTogether];
+    uint32_t slots[kTogether];
+    bool stores[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int place = done + i * threads, unit = place & ((1 << log) - 1);
+      const int pixel = place >> log;
+      int32_t rest = pixel;
+      const T* at = from.data + channel + unit * kElements;
+      bool exists = place < count;
+#pragma unroll
+      for (int j = 0; j < 3; ++j) {
+        const Side& side = from.sides[j];
+        const int where = first[j] + (j < 2 ? from.by_side[j].split(rest) : rest) * side.step;
+        exists &= where >= 0 && where < side.size;
+        at += where * side.stride;
+      }
+      loaded[i] = load_unit(at, 0, exists ? channels - unit * kElements : 0);
+      slots[i] = pixel * kUnits + (kSwizzled ? unit ^ (pixel & 7) : unit);
+      stores[i] = place < count && unit < units;
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (stores[i]) ptx::store_shared(to + slots[i] * 16, loaded[i]);
+    }
+  }
+}
+
+}  // namespace customconv::implicit_gemm::wgrad

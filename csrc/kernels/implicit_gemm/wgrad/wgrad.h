@@ -1,0 +1,21 @@
+// The family's weight gradients, as its planner sees them.
+#pragma once
+
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace customconv::implicit_gemm::wgrad {
+
+const char* can_implement(const ConvProblem& problem, const DeviceProperties& device);
+ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device);
+std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device);
+
+// Of channels-first tensors.
+namespace planes {
+const char* can_implement(const ConvProblem& problem, const DeviceProperties& device);
+ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device);
+std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device);
+}  // namespace planes
+
+}  // namespace customconv::implicit_gemm::wgrad
