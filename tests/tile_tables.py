@@ -55,6 +55,11 @@ def packing(plan: _C.ConvPlan) -> str:
     return re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)[plan.variant_index >> 21 & 3]
 
 
+def loader(plan: _C.ConvPlan) -> str:
+    """The loader of a plan of the main loop."""
+    return plan.variant.removesuffix(" joined")
+
+
 def joins_phases(plan: _C.ConvPlan) -> bool:
     """Whether the phases of an input gradient are channels, in a plan of the main loop."""
     return bool(plan.variant_index >> 23 & 1)
@@ -79,7 +84,7 @@ def parts(plan: _C.ConvPlan) -> tuple[str, str, str]:
     """Kernel, shape and fetch, as `variant_of` in tile.h packs them; or tile, row and loader."""
     if is_of_main_loop(plan):
         pixels, channels, row = plan.tile
-        return f"{pixels} x {channels}", f"{row} channels", plan.variant
+        return f"{pixels} x {channels}", f"{row} channels", loader(plan)
     index = plan.variant_index
     return (
         table("kernels")[index % 16],

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "kernels/implicit_gemm/kernels.cuh"
-#include "kernels/implicit_gemm/sm90.cuh"
+#include "kernels/implicit_gemm/warpgroups.cuh"
 
 namespace customconv::implicit_gemm {
 

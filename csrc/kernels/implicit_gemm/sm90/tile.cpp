@@ -15,6 +15,7 @@ namespace {
 constexpr int kShapeShift = 4, kRowShift = 8, kStripShift = 12, kPackingShift = 21;
 constexpr int kPackingMask = 3;
 constexpr int kPlanFlag = 1 << 20, kJoinedFlag = 1 << 23;
+constexpr const char* kJoinedLoaderNames[] = {"im2col joined", "halo joined", "planes joined"};
 constexpr int kMostStrips = 255;
 constexpr int kMostOffset = 255;         // of a copy in im2col mode, in pixels
 constexpr int kMostCorner = 127;         // of its box, from the image's corner
@@ -429,7 +430,8 @@ class Search : public PlanSearch {
     if (!is_legal(f_, t) || !choose_stages(block_bytes(d_, t), t)) return false;
     if (chunk_.pixels > 0 && !is_legal_at_ends(t)) return false;
     ConvPlan plan;
-    plan.variant = kLoaderNames[static_cast<int>(t.loader)];
+    const auto& names = form_.joins_phases ? kJoinedLoaderNames : kLoaderNames;
+    plan.variant = names[static_cast<int>(t.loader)];
     plan.variant_index =
         kPlanFlag | static_cast<int>(t.loader) | t.shape << kShapeShift |
         t.row_bytes / kLeastRowBytes << kRowShift | static_cast<int>(t.strips) << kStripShift |
