@@ -49,6 +49,7 @@ PROBLEMS = {
     "one_channel": case((3, 1, 40, 61), (40, 1, 5, 4), stride=(2, 3), padding=(1, 2)),
     "twelve_channels": case((1, 12, 17, 30), (70, 12, 3, 3), stride=(2, 2)),
     "row_of_two_channels": case((4, 2, 1, 700), (48, 2, 1, 9), stride=(1, 4), padding=(0, 3)),
+    "long_strides": case((2, 40, 33, 47), (72, 40, 10, 9), stride=(10, 9)),
     "three_channels_dilated": case((2, 3, 20, 31), (40, 3, 3, 3), padding=(1, 2), dilation=(1, 2)),
 }
 # The same of wide groups, but for few channels. Groups have as many tiles as share pixels, or a
@@ -234,6 +235,26 @@ def test_rows_of_large_images_are_computed_apart(name, layout):
     assert plans or (name == "strided_gradient" and layout == torch.channels_last)
     for plan in plans:
         assert plan.workspace_bytes <= 64 << 20, plan
+        with forced(plan):
+            result = compute(op, "implicit_gemm", problem, t)
+        assert_equal(result, expected, what=str(plan))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+def test_images_whose_parts_need_all_of_them_are_packed_whole(op):
+    problem = case((2, 1030, 129, 130), (1030, 1030, 3, 3), padding=(64, 64), dilation=(64, 64))
+    values = make_integers(problem)
+    t = place_all(problem, values, "cuda", torch.float16, torch.contiguous_format)
+    exact = place_all(problem, values, "cuda", torch.float64, torch.contiguous_format)
+    expected = by_pytorch(op, problem, exact).half()
+    plans = [
+        plan
+        for plan in _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
+        if is_of_main_loop(plan)
+    ]
+    assert plans and all((plan.chunk_images, plan.chunk_pixels) == (1, 0) for plan in plans)
+    for plan in plans[:6]:
         with forced(plan):
             result = compute(op, "implicit_gemm", problem, t)
         assert_equal(result, expected, what=str(plan))

@@ -207,6 +207,17 @@ def test_the_workspace_holds_every_part_of_a_large_image(height, width, stride, 
         assert 2 * channels * width * (end - begin) <= plan.workspace_bytes <= 64 << 20, plan
 
 
+def test_an_image_whose_parts_need_all_of_it_is_packed_whole():
+    p = problem(
+        input=(4, 2048, 65, 65), weight=(256, 2048, 3, 3), dtype="float32", tf32=True,
+        padding=(36, 36), dilation=(36, 36),
+    )  # fmt: skip
+    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
+    assert plan is not None and is_of_main_loop(plan)
+    assert (plan.chunk_images, plan.chunk_pixels) == (1, 0)
+    assert plan.workspace_bytes <= 64 << 20
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", [name for name in FETCHES if "stem" not in name])
 def test_wide_groups_are_fetched_as_one_is(name, dtype):

@@ -9,8 +9,9 @@ namespace customconv::implicit_gemm::sm90 {
 
 namespace {
 
-constexpr int64_t kChunkBytes = 32 << 20;  // of a part's workspace, to stay in the cache
-constexpr int64_t kPixelUnit = 8;          // of a chunk's rows or columns: outputs stay aligned
+constexpr int64_t kChunkBytes = 32 << 20;      // of a part's workspace, to stay in the cache
+constexpr int64_t kMostImageBytes = 48 << 20;  // of an image's, if its parts need all of it
+constexpr int64_t kPixelUnit = 8;              // of a chunk's rows or columns: outputs stay aligned
 
 // One dimension of an image, of a problem's input and output.
 struct Axis {
@@ -176,12 +177,14 @@ bool choose_chunk(const ConvProblem& asked, Form form, Chunk& chunk) {
   for (int64_t bands = ceil_divide(image, kChunkBytes); bands * unit <= extent; ++bands) {
     chunk = {1, round_up(ceil_divide(extent, bands), unit)};
     const int64_t last = bands_of(asked, chunk) - 1;
-    for (const int64_t i : {int64_t{0}, last}) {
-      if (is_empty(part_of(asked, chunk, i).problem)) return false;
-    }
+    const auto reads_nothing = [&](int64_t i) {
+      return is_empty(part_of(asked, chunk, i).problem);
+    };
+    if (reads_nothing(0) || reads_nothing(last)) break;
     if (last > 0 && workspace_bytes(asked, chunk, form) <= kChunkBytes) return true;
   }
-  return false;
+  chunk = {1, 0};
+  return image <= kMostImageBytes;
 }
 
 }  // namespace customconv::implicit_gemm::sm90

@@ -369,9 +369,9 @@ class Search : public PlanSearch {
       try_form({Packing::kPixels, joins_phases});
     }
     const int64_t channels = p_.pass == Pass::kDgrad ? p_.K : p_.C;
-    if (count_phases(p_) == 1 && channels * element_size(p_.dtype) <= kMostFlattened) {
-      try_form({Packing::kPatches});
-    }
+    const bool few = channels * element_size(p_.dtype) <= kMostFlattened;
+    const bool far = std::max(p_.stride_h, p_.stride_w) > kMostStride;
+    if (count_phases(p_) == 1 && (few || far)) try_form({Packing::kPatches});
     return best_;
   }
 
