@@ -130,8 +130,9 @@ def draw(rng: random.Random, family: str, *, small: bool = False) -> Trial:
         mixed = case.other_weight_layout and not trial.channels_last
         if (family, op) in BOXED and (case.view != "plain" or mixed):
             continue
-        # With the other layout of the weight, a result may have the one or the other.
-        layouts = (False, True) if case.other_weight_layout else (trial.channels_last,)
+        # With the other layout of the weight, or of a view, a result may have the one or the other.
+        either = case.other_weight_layout or case.view != "plain"
+        layouts = (False, True) if either else (trial.channels_last,)
         if family == "aten" or all(
             has_plan(family, op, case, trial.dtype, tf32=trial.tf32, channels_last=layout)
             for layout in layouts
