@@ -49,6 +49,8 @@ PROBLEMS = {
     "one_channel": case((3, 1, 40, 61), (40, 1, 5, 4), stride=(2, 3), padding=(1, 2)),
     "twelve_channels": case((1, 12, 17, 30), (70, 12, 3, 3), stride=(2, 2)),
     "row_of_two_channels": case((4, 2, 1, 700), (48, 2, 1, 9), stride=(1, 4), padding=(0, 3)),
+    # Strips that begin before the image, some of them by less than they are wide.
+    "padding_of_strips": case((1, 2, 56, 56), (60, 2, 9, 11), padding=(16, 47), dilation=(3, 5)),
     "long_strides": case((2, 40, 33, 47), (72, 40, 10, 9), stride=(10, 9)),
     "three_channels_dilated": case((2, 3, 20, 31), (40, 3, 3, 3), padding=(1, 2), dilation=(1, 2)),
 }

@@ -105,8 +105,12 @@ bool is_grid(const Forward& p, const Tile& t) {
   if (t.loader == Loader::kPlanes) {
     if (t.store != Store::kPlanes || t.residue_bits > most_residue_bits(p, t)) return false;
     if (p.C < int64_t{1} << t.residue_bits) return false;
-    // What lies outside the image is on one side of a strip.
-    return t.strips == 1 || t.pitch - p.pad_w <= p.W;
+    if (t.strips == 1) return true;
+    // What lies outside the image is on one side of a strip. The last that begins in front of it
+    // goes furthest.
+    const int64_t before = std::max<int64_t>(p.pad_w - 1, 0) / t.strip_columns;
+    const int64_t last = std::min(before, t.strips - 1) * t.strip_columns;
+    return last - p.pad_w + t.pitch <= p.W;
   }
   if (t.copies_strips) return t.copy_rows <= kMostBox && t.copies <= kMostStripCopies;
   return p.R * p.S > 1 && is_corner(t.pitch - p.W) && is_corner(t.period - p.H);
