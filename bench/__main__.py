@@ -19,6 +19,8 @@ COMMANDS = {
     "kernelbench": ("kernelbench", "KernelBench's level 1 by its own rules"),
     "fused": ("fused", "what an epilogue costs on top of a convolution"),
     "tune": ("tune", "how far the planner's choice is from the best plan"),
+    "timings": ("timings", "times plans of many layers, for the planner's prices"),
+    "extract": ("extract", "lists the convolutions of public networks"),
     "report": ("publish", "a page and plots of results files"),
     "compare": ("compare", "what got slower from one results file to another"),
 }

@@ -1,10 +1,14 @@
-"""All layers, by suite: those of public networks and benchmarks, and drawn ones."""
+"""All layers, by suite: those of public networks and benchmarks, and drawn ones.
+
+Layers of shapes.json have the batch sizes of their sources. Those of network_layers.json, which
+`python -m bench extract` lists, have batch sizes drawn by a fixed seed.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,9 @@ from . import drawn
 from .layers import Layer
 
 SHAPES = Path(__file__).with_name("shapes.json")
+NETWORK_LAYERS = Path(__file__).with_name("network_layers.json")
 PAIRS = ("stride", "pad", "dil", "output_padding")
+NETWORK_SEED = 20261126
 
 
 @cache
@@ -29,9 +35,38 @@ def known_layers() -> tuple[Layer, ...]:
     return tuple(found)
 
 
+@cache
+def network_layers() -> tuple[Layer, ...]:
+    """Every layer of network_layers.json: a suite for each network."""
+    networks = json.loads(NETWORK_LAYERS.read_text())
+    columns = networks.pop("columns")
+    found = []
+    for number, (network, rows) in enumerate(networks.items()):
+        draw = drawn.Draw(NETWORK_SEED + number)
+        for row in rows:
+            sizes = {k: tuple(v) if k in PAIRS else v for k, v in zip(columns, row, strict=True)}
+            sizes |= {"bias": bool(sizes["bias"]), "transposed": bool(sizes["transposed"])}
+            layer = drawn.batched(draw, Layer(network, "", 1, **sizes, source="bench/extract.py"))
+            found.append(replace(layer, name=_name(layer)))
+    return tuple(found)
+
+
+def _name(layer: Layer) -> str:
+    """Names a layer by its sizes."""
+    by = " x ".join(map(str, (layer.C, layer.H, layer.W)))
+    parts = [f"{by} to {layer.K}, {layer.R} x {layer.S}"]
+    if max(layer.stride) > 1:
+        parts.append(f"stride {max(layer.stride)}")
+    if max(layer.dil) > 1:
+        parts.append(f"dilation {max(layer.dil)}")
+    if layer.groups > 1:
+        parts.append(f"groups {layer.groups}")
+    return ", ".join(parts)
+
+
 def all_layers() -> tuple[Layer, ...]:
-    """Every layer of shapes.json, then the drawn ones."""
-    return known_layers() + drawn.layers()
+    """Every layer of shapes.json, then the drawn ones, then those of networks."""
+    return known_layers() + drawn.layers() + network_layers()
 
 
 def suites() -> list[str]:

@@ -27,7 +27,7 @@ MOST_ELEMENTS = 1 << 27  # of the input and the output together: 512 MiB in floa
 Item = TypeVar("Item")
 
 
-class _Draw:
+class Draw:
     """Random choices that are the same with every version of Python."""
 
     def __init__(self, seed: int) -> None:
@@ -48,9 +48,8 @@ class _Draw:
         return size if self.chance(0.5) else round(size * self.between(0.8, 1.25))
 
 
-def _batched(draw: _Draw, sizes: dict[str, Any]) -> Layer:
-    """Returns a layer whose batch size brings it near a number of FLOPs drawn from FLOPS."""
-    one = Layer(SUITE, "", 1, **sizes, source="drawn by bench/drawn.py")
+def batched(draw: Draw, one: Layer) -> Layer:
+    """Returns a layer of one image with a batch size near a number of FLOPs drawn from FLOPS."""
     wanted = draw.between(*FLOPS) / one.flops
     elements = one.C * one.H * one.W + one.K * one.P * one.Q
     possible = [n for n in BATCHES if n * elements <= MOST_ELEMENTS] or [1]
@@ -63,7 +62,7 @@ def _square(filter_: int, dilation: int = 1) -> dict[str, Any]:
     return {"R": filter_, "S": filter_, "pad": (pad, pad), "dil": (dilation, dilation)}
 
 
-def _of_every_side(draw: _Draw) -> Iterator[dict[str, Any]]:
+def _of_every_side(draw: Draw) -> Iterator[dict[str, Any]]:
     for side in SIDES:
         sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS), "H": side, "W": side}
         if draw.chance(0.3):
@@ -71,7 +70,7 @@ def _of_every_side(draw: _Draw) -> Iterator[dict[str, Any]]:
         yield sizes | _square(draw.one((1, 3, 3, 3, 5)))
 
 
-def _signals(draw: _Draw) -> Iterator[dict[str, Any]]:
+def _signals(draw: Draw) -> Iterator[dict[str, Any]]:
     for _ in range(40):
         width = round(draw.between(300, 60_000))
         filter_ = draw.one((1, 3, 3, 5, 7, 11, 25, 41))
@@ -83,14 +82,14 @@ def _signals(draw: _Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _dilated(draw: _Draw) -> Iterator[dict[str, Any]]:
+def _dilated(draw: Draw) -> Iterator[dict[str, Any]]:
     for _ in range(30):
         side = draw.one((28, 33, 41, 60, 65, 64, 97, 128))
         sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS), "H": side, "W": draw.near(side)}
         yield sizes | _square(3, draw.one((2, 2, 3, 4, 6, 12, 18)))
 
 
-def _strided(draw: _Draw) -> Iterator[dict[str, Any]]:
+def _strided(draw: Draw) -> Iterator[dict[str, Any]]:
     for _ in range(40):
         side = draw.one((13, 15, 27, 28, 35, 55, 56, 75, 112, 147, 225))
         sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS), "H": side, "W": draw.near(side)}
@@ -100,7 +99,7 @@ def _strided(draw: _Draw) -> Iterator[dict[str, Any]]:
         yield sizes | filter_ | {"stride": draw.one(((2, 2), (2, 2), (3, 3), (1, 2), (2, 1)))}
 
 
-def _patches(draw: _Draw) -> Iterator[dict[str, Any]]:
+def _patches(draw: Draw) -> Iterator[dict[str, Any]]:
     for _ in range(20):
         patch = draw.one((2, 4, 7, 8, 14, 16, 32))
         side = draw.one((96, 224, 256, 384, 518))
@@ -111,7 +110,7 @@ def _patches(draw: _Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _stems(draw: _Draw) -> Iterator[dict[str, Any]]:
+def _stems(draw: Draw) -> Iterator[dict[str, Any]]:
     for _ in range(20):
         side, stride = draw.one((96, 225, 299, 331, 512)), draw.one((1, 2, 2))
         sizes = {"C": draw.one((1, 2, 3, 3, 4, 6)), "K": draw.one((16, 24, 32, 48, 64, 96))}
@@ -120,14 +119,14 @@ def _stems(draw: _Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _of_odd_channels(draw: _Draw) -> Iterator[dict[str, Any]]:
+def _of_odd_channels(draw: Draw) -> Iterator[dict[str, Any]]:
     for _ in range(40):
         odd, even, side = draw.one(ODD_CHANNELS), draw.one(CHANNELS), draw.one(SIDES)
         channels = {"C": odd, "K": even} if draw.chance(0.5) else {"C": even, "K": odd}
         yield channels | _square(draw.one((1, 3, 3))) | {"H": side, "W": draw.near(side)}
 
 
-def _separable(draw: _Draw) -> Iterator[dict[str, Any]]:
+def _separable(draw: Draw) -> Iterator[dict[str, Any]]:
     for _ in range(20):
         side, filter_ = draw.one((8, 14, 17, 28, 35, 64, 71)), draw.one((3, 5, 7, 9, 13))
         sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS), "H": side, "W": draw.near(side)}
@@ -137,7 +136,7 @@ def _separable(draw: _Draw) -> Iterator[dict[str, Any]]:
             yield sizes | {"R": 1, "S": filter_, "pad": (0, filter_ // 2)}
 
 
-KINDS: dict[str, Callable[[_Draw], Iterator[dict[str, Any]]]] = {
+KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
     "side": _of_every_side,
     "signal": _signals,
     "dilated": _dilated,
@@ -154,7 +153,8 @@ def layers() -> tuple[Layer, ...]:
     """The layers, the same ones always."""
     found = []
     for number, (kind, sizes) in enumerate(KINDS.items()):
-        draw = _Draw(SEED + number)  # a change of one kind leaves the others as they are
+        draw = Draw(SEED + number)  # a change of one kind leaves the others as they are
         for i, chosen in enumerate(sizes(draw)):
-            found.append(replace(_batched(draw, chosen), name=f"{kind} {i}"))
+            one = Layer(SUITE, "", 1, **chosen, source="drawn by bench/drawn.py")
+            found.append(replace(batched(draw, one), name=f"{kind} {i}"))
     return tuple(found)

@@ -12,7 +12,7 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -43,10 +43,21 @@ class Timed:
     family: str
     variant_index: int
     plan: str
+    tile: tuple[int, int, int]
     splits: int
+    chunk_images: int
+    chunk_pixels: int
     workspace_mb: float
     predicted_ms: float
     ms: float
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What tells the plans of a layer apart."""
+        return (
+            self.family, self.variant_index, self.tile, self.splits, self.chunk_images,
+            self.chunk_pixels,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,8 +115,13 @@ def _check(cell: Cell, buffers: Buffers, calls: Sequence[Call]) -> None:
         verify.check(result, expected, own, error, cell.precision)
 
 
-def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcome:
-    """Times the plans of one layer.
+def tune(
+    cell: Cell,
+    device: torch.device,
+    chosen: Callable[[Iterable[_C.ConvPlan]], list[_C.ConvPlan]],
+    budget_s: float,
+) -> Outcome:
+    """Times those plans of one layer that ``chosen`` picks.
 
     Raises:
         contenders.Unmeasurable: There are no plans, or the layer cannot be measured.
@@ -113,9 +129,10 @@ def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcom
     """
     layer = cell.layer
     with prepared(cell, device) as first:
-        plans = distinct(_C.variants(**contenders.planned(layer, cell.op, first)), most)
-        if not plans:
+        possible = _C.variants(**contenders.planned(layer, cell.op, first))
+        if not possible:
             raise contenders.Unmeasurable("no family has a plan for it")
+        plans = chosen(possible)
         sets = buffer_sets(cell, first, device)
         calls = {
             str(i): [call_by(plan, layer, cell.op, buffers) for buffers in sets]
@@ -125,8 +142,9 @@ def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcom
         calls["peer"] = [contenders.peers(layer, cell.op, buffers, cell.peer) for buffers in sets]
         times = timing.interleaved(calls, device, budget_s=budget_s).times
     timed = tuple(
-        Timed(plan.family, plan.variant_index, str(plan), plan.splits,
-              plan.workspace_bytes / 2**20, plan.predicted_ms, times[str(i)].median)
+        Timed(plan.family, plan.variant_index, str(plan), plan.tile, plan.splits,
+              plan.chunk_images, plan.chunk_pixels, plan.workspace_bytes / 2**20,
+              plan.predicted_ms, times[str(i)].median)
         for i, plan in enumerate(plans)
     )  # fmt: skip
     return Outcome(
@@ -185,7 +203,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     def tuned(cell: Cell) -> Outcome:
         began = time.monotonic()
-        outcome = tune(cell, device, arguments.most, arguments.row_s)
+        outcome = tune(cell, device, partial(distinct, most=arguments.most), arguments.row_s)
         if arguments.record:
             append(arguments.record, outcome, facts)
         torch.cuda.empty_cache()

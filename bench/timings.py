@@ -1,0 +1,186 @@
+"""`python -m bench timings`: times plans of many layers, as data for the planner's prices.
+
+The cells are drawn by a fixed seed: every layer once, in one precision, layout and pass. A quarter
+of the networks, and of the drawn layers, is held out: `bench calibrate` does not see them.
+
+The file is JSON lines, compressed by xz. The first line names the GPU, the hash of the sources and
+the columns of plans; every other line is a cell and its plans, with the times' medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import lzma
+import random
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import customconv
+from customconv import _C
+from tests.gpu_record import hash_sources, hash_tree
+
+from . import contenders, corpus, drawn, results
+from .measure import Cell
+from .results import Row
+from .run import Budget, attempt
+from .tune import Outcome, Timed, text_of, tune
+
+PATH = Path(__file__).with_name("results") / "timings-h100.jsonl.xz"
+SEED = 20261126
+HELD_OUT = 4  # one network in so many
+MOST_LAYERS = 18  # of a network
+BATCHES = (None, None, None, 1, 8)  # None: the layer's own
+PRECISIONS = ("tf32", "tf32", "tf32", "fp16", "fp16", "fp16", "bf16", "fp32")
+
+FIELDS = ("suite", "name", "problem", "precision", "layout", "op")  # of a cell
+
+# A plan's identity, as `identity` gives it, and its median time.
+COLUMNS = (
+    "family", "variant_index", "tile", "splits", "chunk_images", "chunk_pixels", "ms",
+)  # fmt: skip
+FIRST = 16  # plans that are timed whatever their kind
+MOST = 44  # plans of a cell
+FAR = 4.0  # times the least prediction: what is beyond is not timed
+
+Identity = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """A cell's plans, by identity, and their times in milliseconds."""
+
+    cell: Cell
+    times: dict[Identity, float]
+    peer_ms: float
+
+
+def identity(plan: _C.ConvPlan) -> Identity:
+    """What tells a problem's plans apart."""
+    return (
+        plan.family, plan.variant_index, plan.tile, plan.splits, plan.chunk_images,
+        plan.chunk_pixels,
+    )  # fmt: skip
+
+
+def is_held_out(suite: str, name: str) -> bool:
+    """Whether the fit does not see a layer."""
+    of = name if suite == drawn.SUITE else ""
+    return random.Random(f"{SEED} {suite} {of}").random() < 1 / HELD_OUT
+
+
+def cells() -> list[Cell]:
+    """The cells, in an order in which every beginning is a sample of all."""
+    generator = random.Random(SEED)
+    found = []
+    for _, group in itertools.groupby(corpus.all_layers(), lambda layer: layer.suite):
+        layers = list(group)
+        if layers[0] in corpus.network_layers():
+            layers = generator.sample(layers, min(MOST_LAYERS, len(layers)))
+        for layer in layers:
+            batch = generator.choice(BATCHES)
+            precision, layout = generator.choice(PRECISIONS), generator.choice(("nchw", "nhwc"))
+            chosen = replace(layer, bias=False) if batch is None else replace(
+                layer, bias=False, N=min(batch, layer.N)
+            )  # fmt: skip
+            op = generator.choice(contenders.OPS)
+            found.append(Cell(chosen, precision, layout, op, "cudnn"))
+    generator.shuffle(found)
+    return found
+
+
+def considered(plans: Iterable[_C.ConvPlan]) -> list[_C.ConvPlan]:
+    """The plans to time: those that are predicted fastest, and the fastest of other kinds."""
+    ordered = sorted(plans, key=lambda plan: plan.predicted_ms)
+    near = [plan for plan in ordered if plan.predicted_ms <= FAR * ordered[0].predicted_ms]
+    chosen = {identity(plan): plan for plan in near[:FIRST]}
+    kinds = {(plan.family, plan.variant_index, plan.splits) for plan in near[:FIRST]}
+    for plan in near[FIRST:]:
+        kind = (plan.family, plan.variant_index, plan.splits)
+        if len(chosen) < MOST and kind not in kinds:
+            chosen.setdefault(identity(plan), plan)
+            kinds.add(kind)
+    return list(chosen.values())
+
+
+def _key(row: Row) -> str:
+    return json.dumps([row[name] for name in FIELDS])
+
+
+def _line(cell: Cell, outcome: Outcome) -> str:
+    def entry(plan: Timed) -> list[Any]:
+        return [*plan.identity, float(f"{plan.ms:.4g}")]
+
+    row = cell.identity()
+    return json.dumps(
+        {name: row[name] for name in FIELDS}
+        | {"peer_ms": float(f"{outcome.peer_ms:.4g}"), "plans": [entry(p) for p in outcome.plans]}
+    )
+
+
+def read(path: Path = PATH) -> tuple[dict[str, Any], list[Timings]]:
+    """Reads a file of timings: its facts, and the cells that were timed."""
+    by_key = {_key(cell.identity()): cell for cell in cells()}
+    with lzma.open(path, "rt") as file:
+        facts = json.loads(file.readline())
+        found = []
+        for line in file:
+            row = json.loads(line)
+            times = {
+                (family, variant, tuple(tile), splits, images, pixels): ms
+                for family, variant, tile, splits, images, pixels, ms in row["plans"]
+            }
+            found.append(Timings(by_key[_key(row)], times, row["peer_ms"]))
+    return facts, found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--row-s", type=float, default=0.3, help="seconds of timing per cell")
+    parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
+    parser.add_argument("--begin", type=int, default=0, help="the first cell's number")
+    parser.add_argument("--out", type=Path, default=Path("timings.jsonl"), help="is appended to")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    console = Console()
+    if not (torch.cuda.is_available() and customconv.build_info()["with_cuda"]):
+        console.print("needs a GPU: plans are timed on it")
+        return 2
+    device = torch.device("cuda")
+    budget = Budget(arguments.budget_s)
+    is_new = not arguments.out.exists()
+    file = arguments.out.open("a")
+    if is_new:
+        facts = results.facts(device) | {"sources": hash_tree(hash_sources()), "plan": COLUMNS}
+        file.write(json.dumps(facts) + "\n")
+    begun = arguments.begin
+
+    def timed(cell: Cell) -> Outcome:
+        nonlocal begun
+        begun += 1
+        began = time.monotonic()
+        try:
+            outcome = tune(cell, device, considered, arguments.row_s)
+        finally:
+            torch.cuda.empty_cache()
+            budget.spend(time.monotonic() - began)
+        file.write(_line(cell, outcome) + "\n")
+        file.flush()
+        return outcome
+
+    chosen = cells()[arguments.begin :]
+    todo = (
+        (cell, partial(timed, cell))
+        for cell in itertools.takewhile(lambda _: budget.has_room(), chosen)
+    )
+    _, wrong = attempt(todo, text_of, console)
+    console.print(f"the next cell is number {begun}")
+    return 1 if wrong else 0
