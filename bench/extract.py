@@ -37,7 +37,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         name: (_timm(name), (3, side, side))
         for name, side in {
             "convmixer_1024_20_ks9_p14": 224, "convnextv2_atto": 224, "cspresnext50": 256,
-            "darknet53": 256, "densenet121": 224, "dla34": 224, "dpn68b": 224, "edgenext_small": 256,
+            "darknet53": 256, "densenet121": 224, "dla34": 224, "dpn68b": 224,
+            "edgenext_small": 256,
             "efficientnet_b0": 224, "efficientnet_b3": 300, "ese_vovnet39b": 224,
             "fastvit_t8": 256, "gernet_m": 224, "ghostnet_100": 224, "hgnetv2_b2": 224,
             "hrnet_w18": 224, "inception_next_tiny": 224, "inception_v3": 299, "mixnet_m": 224,
@@ -49,7 +50,9 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         }.items()
     },
     "alexnet": (_torchvision("alexnet"), (3, 224, 224)),
-    "deeplabv3_resnet50": (_torchvision("deeplabv3_resnet50", weights_backbone=None), (3, 520, 520)),
+    "deeplabv3_resnet50": (
+        _torchvision("deeplabv3_resnet50", weights_backbone=None), (3, 520, 520)
+    ),
     "googlenet": (_torchvision("googlenet", init_weights=False), (3, 224, 224)),
     "shufflenet_v2_x1_5": (_torchvision("shufflenet_v2_x1_5"), (3, 224, 224)),
     "squeezenet1_1": (_torchvision("squeezenet1_1"), (3, 224, 224)),

@@ -62,11 +62,11 @@ class Timed:
 
 @dataclass(frozen=True)
 class Outcome(LayerOutcome):
-    """A layer's plans, the planner's choice first, and the peer's time."""
+    """A layer's plans, the planner's choice first, and the peer's time if it was timed."""
 
     op: str
     plans: tuple[Timed, ...]
-    peer_ms: float
+    peer_ms: float | None
 
     @property
     def chosen(self) -> Timed:
@@ -120,8 +120,10 @@ def tune(
     device: torch.device,
     chosen: Callable[[Iterable[_C.ConvPlan]], list[_C.ConvPlan]],
     budget_s: float,
+    *,
+    peer: bool = True,
 ) -> Outcome:
-    """Times those plans of one layer that ``chosen`` picks.
+    """Times those plans of one layer that ``chosen`` picks, and the peer unless it is left out.
 
     Raises:
         contenders.Unmeasurable: There are no plans, or the layer cannot be measured.
@@ -139,7 +141,8 @@ def tune(
             for i, plan in enumerate(plans)
         }
         _check(cell, first, [turns[0] for turns in calls.values()])
-        calls["peer"] = [contenders.peers(layer, cell.op, buffers, cell.peer) for buffers in sets]
+        if peer:
+            calls["peer"] = [contenders.peers(layer, cell.op, each, cell.peer) for each in sets]
         times = timing.interleaved(calls, device, budget_s=budget_s).times
     timed = tuple(
         Timed(plan.family, plan.variant_index, str(plan), plan.tile, plan.splits,
@@ -149,7 +152,7 @@ def tune(
     )  # fmt: skip
     return Outcome(
         layer.suite, layer.name, layer.problem(), cell.precision, cell.layout, cell.op, timed,
-        times["peer"].median,
+        times["peer"].median if peer else None,
     )  # fmt: skip
 
 
@@ -168,8 +171,10 @@ def text_of(outcome: Outcome) -> str:
     """Formats an outcome: the choice, and on a second line the best plan if it is faster."""
     text = (
         f"{outcome.what} {outcome.op} {outcome.chosen.ms:9.4f} ms, {outcome.share:.2f} of the best "
-        f"of {len(outcome.plans)}: {outcome.chosen.plan}; the peer {outcome.peer_ms:.4f}"
+        f"of {len(outcome.plans)}: {outcome.chosen.plan}"
     )
+    if outcome.peer_ms is not None:
+        text += f"; the peer {outcome.peer_ms:.4f}"
     if outcome.share < 1 - CLOSE:
         text += f"\n{'':49}{outcome.best.ms:9.4f} ms: {outcome.best.plan}"
     return text

@@ -23,7 +23,7 @@ def plan(family, variant_index, splits, predicted_ms):
 
 def outcome(chosen_ms, best_ms, layout="nchw"):
     plans = tuple(
-        tune.Timed("family", 0, name, 1, 0.0, 0.1, ms)
+        tune.Timed("family", 0, name, (1, 1, 1), 1, 0, 0, 0.0, 0.1, ms)
         for name, ms in (("this", chosen_ms), ("other", chosen_ms), ("that", best_ms))
     )
     return tune.Outcome("suite", "layer", {"N": 8}, "fp16", layout, "fprop", plans, 1.5)
@@ -64,7 +64,7 @@ def test_what_no_family_computes_is_unmeasurable():
     layer = load(["smoke"])[0]
     cell = Cell(layer, "fp32", "nchw", "fprop", peer="aten")
     with pytest.raises(contenders.Unmeasurable, match="no family has a plan"):
-        tune.tune(cell, torch.device("cpu"), most=4, budget_s=0.01)
+        tune.tune(cell, torch.device("cpu"), list, budget_s=0.01)
 
 
 def test_each_run_adds_a_line_to_the_record(tmp_path):
