@@ -51,7 +51,9 @@ class _Draw:
 def _batched(draw: _Draw, sizes: dict[str, Any]) -> Layer:
     """Returns a layer whose batch size brings it near a number of FLOPs drawn from FLOPS."""
     one = Layer(SUITE, "", 1, **sizes, source="drawn by bench/drawn.py")
-    wanted = draw.between(*FLOPS) / one.flops
+    # Taps on padding included: without them, some layers would have another batch size.
+    flops = 2 * one.C * one.K * one.P * one.Q * one.R * one.S
+    wanted = draw.between(*FLOPS) / flops
     elements = one.C * one.H * one.W + one.K * one.P * one.Q
     possible = [n for n in BATCHES if n * elements <= MOST_ELEMENTS] or [1]
     return one.with_batch(min(possible, key=lambda n: abs(n - wanted)))

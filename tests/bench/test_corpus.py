@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import hashlib
 import json
 import math
 import os
@@ -75,6 +76,12 @@ def test_the_same_layers_are_drawn_in_every_process():
         for _ in range(2)
     }  # fmt: skip
     assert len(hashes) == 1
+
+
+def test_drawn_layers_stay_as_they_were_first_drawn():
+    """Results name them, and are compared with later ones."""
+    problems = json.dumps([layer.problem() for layer in drawn.layers()])
+    assert hashlib.sha256(problems.encode()).hexdigest()[:16] == "f90839d02a7be00c"
 
 
 def test_drawn_layers_cover_what_known_ones_rarely_have():
