@@ -54,6 +54,7 @@ class Outcome(LayerOutcome):
     """A layer's plans, the planner's choice first, and the peer's time."""
 
     op: str
+    bias: bool
     plans: tuple[Timed, ...]
     peer_ms: float
 
@@ -130,8 +131,8 @@ def tune(cell: Cell, device: torch.device, most: int, budget_s: float) -> Outcom
         for i, plan in enumerate(plans)
     )  # fmt: skip
     return Outcome(
-        layer.suite, layer.name, layer.problem(), cell.precision, cell.layout, cell.op, timed,
-        times["peer"].median,
+        layer.suite, layer.name, layer.problem(), cell.precision, cell.layout, cell.op, layer.bias,
+        timed, times["peer"].median,
     )  # fmt: skip
 
 
@@ -158,8 +159,8 @@ def text_of(outcome: Outcome) -> str:
 
 
 def append(path: Path, outcome: Outcome, facts: dict[str, Any]) -> None:
-    """Adds the outcome to a file of JSON lines, with the commit and the GPU."""
-    row = asdict(outcome) | {name: facts[name] for name in ("commit", "device")}
+    """Adds the outcome to a file of JSON lines, with the sources' version and the GPU."""
+    row = asdict(outcome) | results.version(facts) | {"device": facts["device"]}
     with path.open("a") as file:
         file.write(json.dumps(row) + "\n")
 
