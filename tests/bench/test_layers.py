@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from bench import corpus
+from bench import contenders, corpus, machine, results, run
 from bench.layers import Layer
 
 TRANSPOSED = Layer(
@@ -120,3 +120,26 @@ def test_padding_is_no_work():
     layer = Layer("", "", N=1, C=1, H=1, W=1, K=1, R=3, S=3, pad=(1, 1))
     assert layer.flops == 2
     assert replace(layer, H=2, W=2).flops == 2 * 16
+
+
+def layer_of(problem: dict[str, object]) -> Layer:
+    """The layer of a row's problem, without its name."""
+    sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in problem.items()}
+    layer = Layer("", "", **{k: v for k, v in sizes.items() if k not in ("P", "Q")})
+    assert (layer.P, layer.Q) == (sizes["P"], sizes["Q"])
+    return layer
+
+
+def test_no_published_row_is_faster_than_its_floor():
+    file = results.load(run.HERE / "results" / "h100.json")
+    peaks = machine.Peaks(**file["meta"]["peaks"])
+    faster = []
+    for row in file["rows"]:
+        if "error" in row:
+            continue
+        layer = layer_of(row["problem"])
+        least = layer.least_bytes(contenders.DTYPES[row["precision"]].itemsize, row["op"])
+        floor = machine.floor_ms(layer.flops, least, row["precision"], peaks)
+        if floor > min(row["ours_ms"], row["peer_ms"]):
+            faster.append((results.key(row), floor, row["ours_ms"], row["peer_ms"]))
+    assert not faster
