@@ -102,7 +102,8 @@ def _percent(factor: float) -> str:
 def _name(row: Row) -> str:
     forced = f" {row['forced']}" if row.get("forced") else ""
     kind = f"{row['precision']} {row['layout']} {row['op']}{forced}, {row['peer']}"
-    return f"{row['suite']} {row['name']} N{row['problem']['N']} {kind}"
+    bias = f", {words}" if (words := results.bias_words(row)) else ""
+    return f"{row['suite']} {row['name']} N{row['problem']['N']} {kind}{bias}"
 
 
 def _origin(file: Results) -> str:

@@ -18,6 +18,8 @@ from .layers import Layer
 
 SHAPES = Path(__file__).with_name("shapes.json")
 NETWORK_LAYERS = Path(__file__).with_name("network_layers.json")
+ALL = "all"  # stands for every suite but these two
+BESIDE_ALL = ("smoke", "scaling")  # small layers for the CPU, and sweeps, which are in no mean
 PAIRS = ("stride", "pad", "dil", "output_padding")
 NETWORK_SEED = 20261126
 
@@ -44,7 +46,9 @@ def network_layers() -> tuple[Layer, ...]:
     for number, (network, rows) in enumerate(networks.items()):
         draw = drawn.Draw(NETWORK_SEED + number)
         for row in rows:
-            sizes = {k: tuple(v) if k in PAIRS else v for k, v in zip(columns, row, strict=True)}
+            sizes: dict[str, Any] = {
+                k: tuple(v) if k in PAIRS else v for k, v in zip(columns, row, strict=True)
+            }
             sizes |= {"bias": bool(sizes["bias"]), "transposed": bool(sizes["transposed"])}
             layer = drawn.batched(draw, Layer(network, "", 1, **sizes, source="bench/extract.py"))
             found.append(replace(layer, name=_name(layer)))
@@ -78,20 +82,24 @@ def load(chosen: Sequence[str], batch: int | None = None) -> list[Layer]:
     """The layers of these suites.
 
     Args:
-        chosen: Names of suites; a batch size for all layers of one may follow: ``resnet50:64``.
+        chosen: Names of suites, or ``all`` for every suite but ``smoke`` and ``scaling``; a batch
+            size for all layers of one may follow: ``resnet50:64``.
         batch: The batch size of all other layers, or None for their own.
 
     Raises:
         ValueError: There is no suite of that name.
     """
     names = [text.partition(":")[::2] for text in chosen]
-    if unknown := {name for name, _ in names} - set(suites()):
+    if unknown := {name for name, _ in names} - {*suites(), ALL}:
         raise ValueError(
-            f"no suite {', '.join(sorted(unknown))}: expected some of {', '.join(suites())}"
+            f"no suite {', '.join(sorted(unknown))}: expected some of {', '.join(suites())}, {ALL}"
         )
     found = []
     for name, number in names:
         size = int(number) if number else batch
-        layers = [layer for layer in all_layers() if layer.suite == name]
+        layers = [
+            layer for layer in all_layers()
+            if layer.suite == name or (name == ALL and layer.suite not in BESIDE_ALL)
+        ]  # fmt: skip
         found += layers if size is None else [layer.with_batch(size) for layer in layers]
     return found

@@ -50,7 +50,10 @@ class Draw:
 
 def batched(draw: Draw, one: Layer) -> Layer:
     """Returns a layer of one image with a batch size near a number of FLOPs drawn from FLOPS."""
-    wanted = draw.between(*FLOPS) / one.flops
+    # Taps on padding included: without them, some layers would have another batch size.
+    pixels = one.H * one.W if one.transposed else one.P * one.Q
+    flops = 2 * pixels * one.C * (one.K // one.groups) * one.R * one.S
+    wanted = draw.between(*FLOPS) / flops
     elements = one.C * one.H * one.W + one.K * one.P * one.Q
     possible = [n for n in BATCHES if n * elements <= MOST_ELEMENTS] or [1]
     return one.with_batch(min(possible, key=lambda n: abs(n - wanted)))

@@ -58,6 +58,7 @@ DARK = Theme(
 
 WIDTH = 10.0  # inches
 DASHED = (0, (4, 2))
+HATCH = "/////"
 
 
 def style(theme: Theme) -> dict[RcKeyType, Any]:
@@ -112,7 +113,10 @@ def ratios(rows: Sequence[Row], peer: str, theme: Theme) -> Figure:
             continue
         for i, row in enumerate(panel):
             colour = colours.get(row["suite"], theme.faint)
-            ax.bar(i, row["ratio"] - 1, 0.86, 1, color=colour, alpha=0.4 if doubted(row) else 1)
+            ax.bar(
+                i, row["ratio"] - 1, 0.86, 1, facecolor=colour, alpha=0.4 if doubted(row) else 1,
+                edgecolor=theme.background, linewidth=0, hatch=HATCH if adds_bias(row) else None,
+            )  # fmt: skip
         ax.axhline(1, color=theme.ink, linewidth=0.9)
         ax.set_yscale("log")
         ax.set_ylim(*limits)
@@ -134,6 +138,10 @@ def ratios(rows: Sequence[Row], peer: str, theme: Theme) -> Figure:
     handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
     if any(row["suite"] not in colours for row in rows):
         handles.append(Patch(color=theme.faint, label="other suites"))
+    if any(map(adds_bias, rows)):
+        bars = Patch(facecolor=theme.ink, edgecolor=theme.background, linewidth=0, hatch=HATCH)
+        bars.set_label("hatched: adds a bias")
+        handles.append(bars)
     if any(map(doubted, rows)):
         handles.append(Patch(facecolor=theme.ink, alpha=0.4, label="pale: doubtful"))
     figure.legend(handles=handles, loc="outside upper left", ncols=5, handlelength=1)
@@ -188,18 +196,29 @@ def _roof(ax: Axes, tflops: float, tb_s: float, theme: Theme) -> None:
 
 
 def floor(rows: Sequence[Row], peers: Sequence[Row], peer: str, theme: Theme) -> Figure:
-    """How near each family and the peer come to the floor: dots, median and quartiles."""
+    """How near each family and the peer come to the floor: dots, median and quartiles.
+
+    The peer's rows that add a bias are a strip of their own.
+    """
     precisions = present(rows, "precision", PRECISIONS)
     families = present(rows, "family", FAMILIES)
-    figure, axes = _panels(len(precisions), 0.7 + 0.36 * (len(families) + 1))
+    by_bias = {
+        peer_name(peer) + (", adds a bias" if bias else ""): bias
+        for bias in sorted(set(map(adds_bias, peers)))
+    }
+    figure, axes = _panels(len(precisions), 0.7 + 0.36 * (len(families) + len(by_bias)))
     for ax, precision in zip(axes, precisions, strict=True):
         panel = [row for row in rows if row["precision"] == precision]
         strips = {
             name: [row["percent_of_floor"] for row in panel if row["family"] == name]
             for name in families
         }
-        theirs = [row for row in peers if row["precision"] == precision]
-        strips[peer_name(peer)] = [row["peer_percent_of_floor"] for row in theirs]
+        for name, bias in by_bias.items():
+            strips[name] = [
+                row["peer_percent_of_floor"]
+                for row in peers
+                if row["precision"] == precision and adds_bias(row) == bias
+            ]
         for i, values in enumerate(strips.values()):
             colour = theme.colours[0] if i < len(families) else theme.colours[1]
             # Spread evenly by the golden ratio, so that the same rows give the same picture.
@@ -279,6 +298,11 @@ def present(rows: Iterable[Mapping[str, Any]], column: str, order: Sequence[str]
     """The values of a column, in their usual order."""
     found = {row[column] for row in rows}
     return [name for name in order if name in found] + sorted(found - set(order))
+
+
+def adds_bias(row: Row) -> bool:
+    """Whether the row's pass adds a bias: gradients don't, whatever the layer has."""
+    return row["op"] == "fprop" and bool(row.get("bias"))
 
 
 def doubted(row: Row) -> bool:

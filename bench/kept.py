@@ -57,7 +57,7 @@ class Rows:
         return None if row is None or row["error"] else row
 
     def add(self, row: Row) -> None:
-        """Adds the row, with the current commit, in place of one with the same key, and saves."""
-        self.rows[self.key(row)] = row | {"commit": self.meta["commit"]}
+        """Adds the row, with the sources' version, replacing one of the same key, and saves."""
+        self.rows[self.key(row)] = row | results.version(self.meta)
         if self.path is not None:
             results.save(self.path, {"meta": self.meta, "rows": list(self.rows.values())})

@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 Pair = tuple[int, int]
+
+
+class Met(NamedTuple):
+    """What meets along one axis of a convolution. Padding is no pixel, and meets nothing."""
+
+    pairs: int  # of an output and a tap that reads a pixel for it
+    pixels: int  # that some tap reads
+    taps: int  # that read some pixel
+    outputs: int  # that some pixel is read for
+
+
+@cache
+def meeting(pixels: int, outputs: int, taps: int, stride: int, pad: int, dil: int) -> Met:
+    """Counts what meets along an axis: output o reads pixel o * stride - pad + tap * dil."""
+    pairs = taps_met = 0
+    pixels_met: set[int] = set()
+    outputs_met: set[int] = set()
+    for tap in range(taps):
+        first = tap * dil - pad  # the pixel that output 0 reads
+        begin = max(0, -(first // stride))
+        end = min(outputs, (pixels - 1 - first) // stride + 1)
+        if begin < end:
+            pairs += end - begin
+            taps_met += 1
+            pixels_met.update(range(first + begin * stride, first + end * stride, stride))
+            outputs_met.update(range(begin, end))
+    return Met(pairs, len(pixels_met), taps_met, len(outputs_met))
 
 
 @dataclass(frozen=True)
@@ -77,28 +105,39 @@ class Layer:
         )
         return convolution, op
 
+    def _met(self, axis: int) -> Met:
+        """Counts what meets along an axis of the convolution that it is or reverses."""
+        pixels, outputs, taps = ((self.H, self.P, self.R), (self.W, self.Q, self.S))[axis]
+        if self.transposed:
+            pixels, outputs = outputs, pixels
+        return meeting(pixels, outputs, taps, self.stride[axis], self.pad[axis], self.dil[axis])
+
     @property
     def flops(self) -> int:
-        """FLOPs of each of the three passes; a multiply-add counts as two."""
-        pixels = self.H * self.W if self.transposed else self.P * self.Q
-        return 2 * self.N * pixels * self.C * (self.K // self.groups) * self.R * self.S
+        """FLOPs of each of the three passes; a multiply-add counts as two.
+
+        Only pixels are multiplied: taps that meet padding, or that fall outside the output of a
+        transposed layer, are no work.
+        """
+        rows, columns = self._met(0), self._met(1)
+        return 2 * self.N * self.C * (self.K // self.groups) * rows.pairs * columns.pairs
 
     def least_bytes(self, size: int, op: str = "fprop") -> int:
-        """Returns the bytes to move each of the three tensors once, at ``size`` bytes per element.
+        """Returns the bytes that a pass must move, at ``size`` bytes per element.
 
-        Input pixels that no tap reads, such as those between strides, don't count, except in dgrad:
-        the input's gradient has them.
+        What a pass writes is written whole, with the zeros that nothing meets. Of the two tensors
+        that it reads, only those elements count that meet an element of the other one: not the
+        pixels between strides, nor taps that reach only padding.
         """
-        pixels = self.H * self.W
-        if op != "dgrad" and not self.transposed:
-            pixels = self._read(self.H, self.P, self.R, 0) * self._read(self.W, self.Q, self.S, 1)
-        return size * (self.N * self.C * pixels + prod(self.weight) + prod(self.output))
-
-    def _read(self, size: int, outputs: int, taps: int, axis: int) -> int:
-        """Counts the rows (or columns) of the input that some tap reads."""
-        stride, pad, dil = self.stride[axis], self.pad[axis], self.dil[axis]
-        places = {i * stride - pad + tap * dil for i in range(outputs) for tap in range(taps)}
-        return sum(0 <= place < size for place in places)
+        rows, columns = self._met(0), self._met(1)
+        inputs, outputs = rows.pixels * columns.pixels, rows.outputs * columns.outputs
+        if self.transposed:
+            inputs, outputs = outputs, inputs
+        taps = rows.taps * columns.taps
+        x = prod(self.input) if op == "dgrad" else self.N * self.C * inputs
+        w = prod(self.weight) if op == "wgrad" else prod(self.weight[:2]) * taps
+        y = prod(self.output) if op == "fprop" else self.N * self.K * outputs
+        return size * (x + w + y)
 
     def problem(self) -> dict[str, Any]:
         """Returns the sizes as results files hold them."""

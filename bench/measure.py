@@ -37,7 +37,8 @@ class Cell:
         return {
             "suite": self.layer.suite, "name": self.layer.name, "problem": self.layer.problem(),
             "dtype": str(contenders.DTYPES[self.precision]).removeprefix("torch."),
-            "precision": self.precision, "layout": self.layout, "op": self.op, "peer": self.peer,
+            "bias": self.layer.bias, "precision": self.precision, "layout": self.layout,
+            "op": self.op, "peer": self.peer,
             "forced": None if self.family == "auto" else self.family,
         }  # fmt: skip
 
@@ -154,16 +155,23 @@ def _timed(
     return found, marks
 
 
+def _least_bytes(cell: Cell) -> int:
+    return cell.layer.least_bytes(contenders.DTYPES[cell.precision].itemsize, cell.op)
+
+
+def floor_of(cell: Cell, peaks: machine.Peaks) -> float:
+    """Returns a row's floor in milliseconds."""
+    return machine.floor_ms(cell.layer.flops, _least_bytes(cell), cell.precision, peaks)
+
+
 def _limits(cell: Cell, peaks: machine.Peaks | None, ours_ms: float, peer_ms: float) -> Row:
     """Returns our rates, and how close both are to the floor."""
-    layer = cell.layer
-    least = layer.least_bytes(contenders.DTYPES[cell.precision].itemsize, cell.op)
     row: dict[str, Any] = {
-        "tflops": layer.flops / ours_ms * 1e-9, "gb_s": least / ours_ms * 1e-6,
+        "tflops": cell.layer.flops / ours_ms * 1e-9, "gb_s": _least_bytes(cell) / ours_ms * 1e-6,
         "floor_ms": None, "percent_of_floor": None, "peer_percent_of_floor": None,
     }  # fmt: skip
     if peaks is not None:
-        floor = machine.floor_ms(layer.flops, least, cell.precision, peaks)
+        floor = floor_of(cell, peaks)
         row |= {
             "floor_ms": floor,
             "percent_of_floor": 100 * floor / ours_ms,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from .figures import DARK, LIGHT, Theme, peer_name, times
 from .results import Row
 
+WORDS = ("of", "precision", "layout", "op", "bias")  # columns of summaries that hold no numbers
 DPI = 160  # of the plots; the page shows them at 100, so they stay sharp on fine screens
 
 
@@ -46,7 +47,14 @@ def _word(name: str) -> Callable[[Row], str]:
 
 
 def _marks(row: Row) -> str:
-    return row.get("error") or ", ".join(row.get("marks", ()))
+    marks = [row["error"]] if "error" in row else row.get("marks", ())
+    return ", ".join(["old", *marks] if row.get("old") else marks)
+
+
+def bias_text(row: Row) -> str:
+    """Says "yes" or "no"; empty if it was not recorded whether the layer has a bias."""
+    words: dict[bool | None, str] = {True: "yes", False: "no", None: ""}
+    return words[row.get("bias")]
 
 
 def _short(value: float) -> str:
@@ -63,6 +71,7 @@ COLUMNS = (
     Column("precision", _word("precision")),
     Column("layout", lambda row: row["layout"].upper()),
     Column("op", _word("op")),
+    Column("bias", bias_text, explained="whether the layer has a bias, which forward passes add"),
     Column("family", _word("family")),
     Column("peer", lambda row: peer_name(row["peer"])),
     Column("ratio", _number("ratio"), times, "median of peer / ours in pairs; above 1 is faster"),
@@ -78,7 +87,9 @@ COLUMNS = (
     Column("peer's", _number("peer_err"), _exponent, "the peer's error"),
     Column("extra MB", _number("ours_extra_mb"), _short, "ours, beyond inputs and output"),
     Column("peer's", _number("peer_extra_mb"), _short, "the peer's extra memory"),
-    Column("marks", _marks, style="alarm"),
+    Column(
+        "marks", _marks, explained="old: the family's sources have changed since", style="alarm"
+    ),
     Column("problem", lambda row: problem(row["problem"])),
     Column("plan", _word("plan")),
     Column("commit", _word("commit")),
@@ -101,11 +112,12 @@ def problem(sizes: Mapping[str, Any]) -> str:
 def html(
     title: str,
     facts: Mapping[str, str],
+    notes: Iterable[str],
     summaries: Mapping[str, Sequence[Sequence[str]]],
     plots: Iterable[Plot],
     rows: Sequence[Row],
 ) -> str:
-    """Returns the page: facts about the run, tables with captions, plots, and all rows."""
+    """Returns the page: facts about the run, notes, tables with captions, plots, and all rows."""
     parts = [
         "<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>",
         '<meta name=viewport content="width=device-width, initial-scale=1">',
@@ -113,6 +125,7 @@ def html(
         f"<h1>{escape(title)}</h1>\n<dl>",
         *(f"<dt>{escape(name)}<dd>{escape(text)}" for name, text in facts.items()),
         "</dl>",
+        *(f"<p>{escape(note)}</p>" for note in notes),
         *(_summary(caption, table) for caption, table in summaries.items()),
         *(_figure(plot) for plot in plots),
         "<h2>All rows</h2>",
@@ -125,12 +138,16 @@ def html(
 
 def _summary(caption: str, table: Sequence[Sequence[str]]) -> str:
     head, *body = table
-    lines = ["".join(f"<td>{escape(cell)}" for cell in line) for line in body]
+
+    def cells(tag: str, line: Sequence[str]) -> str:
+        classes = ("" if column in WORDS else " class=n" for column in head)
+        return "".join(f"<{tag}{c}>{escape(cell)}" for c, cell in zip(classes, line, strict=True))
+
     return (
         f"<h2>{escape(caption)}</h2>\n<div class=scroll><table class=summary>\n<thead><tr>"
-        + "".join(f"<th scope=col>{escape(cell)}" for cell in head)
+        + cells("th scope=col", head)
         + "</thead>\n<tbody>\n"
-        + "".join(f"<tr>{line}\n" for line in lines)
+        + "".join(f"<tr>{cells('td', line)}\n" for line in body)
         + "</tbody></table></div>"
     )
 
@@ -155,7 +172,11 @@ def _rows(rows: Sequence[Row]) -> str:
         f"<button>{escape(column.title)}</button>"
         for column in COLUMNS
     )
-    body = ("<tr>" + "".join(_cell(column, row) for column in COLUMNS) for row in rows)
+    body = (
+        ("<tr class=old>" if row.get("old") else "<tr>")
+        + "".join(_cell(column, row) for column in COLUMNS)
+        for row in rows
+    )
     return (
         f"<div class=scroll id=rows><table>\n<thead><tr>{''.join(heads)}</thead>\n<tbody>\n"
         + "\n".join(body)
@@ -204,7 +225,7 @@ img{max-width:100%%;height:auto;display:block}
 table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
 th,td{padding:.3rem .7rem;text-align:left;white-space:nowrap;border-bottom:1px solid var(--line)}
 th{font-weight:600;background:var(--ground)}
-.summary td:nth-child(n+4),.summary th:nth-child(n+4),.n{text-align:right}
+.n{text-align:right}
 .scroll{overflow:auto}
 #rows{max-height:85vh;border:1px solid var(--line);border-radius:6px;position:relative;
 width:max-content;max-width:calc(100vw - 3rem);left:50%%;transform:translateX(-50%%)}
@@ -219,6 +240,7 @@ width:max-content;max-width:calc(100vw - 3rem);left:50%%;transform:translateX(-5
 #rows .n button{text-align:right}
 .cut{max-width:22rem;overflow:hidden;text-overflow:ellipsis}
 td.alarm{color:var(--alarm)}
+tr.old{color:var(--faint)}
 input{font:inherit;padding:.35rem .6rem;margin-bottom:.75rem;width:20rem;max-width:100%%;
 color:inherit;background:transparent;border:1px solid var(--faint);border-radius:6px}
 """

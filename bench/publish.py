@@ -13,19 +13,21 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from PIL import Image
 
 from . import figures, page, results
 from .figures import Theme, peer_name, times
 from .page import Plot
 from .results import BadResults, Results, Row
+from .sources import Ages
 from .timing import geomean
 
 HERE = Path(__file__).parent
 SWEEPS = "scaling"  # its shapes vary one size: plotted separately, and in no mean
-HEAD = (
-    "precision", "layout", "op",
-    "shapes", "geomean", "faster", "best", "worst", "wrong", "unmeasured",
-)  # fmt: skip
+NUMBERS = ("rows", "geomean", "below 1.0", "best", "worst", "wrong", "unmeasured")
+HEAD = ("precision", "layout", "op", "bias", *NUMBERS)
+README_PLOTS = ("floor",)
+COLOURS = 128  # of a picture; more make it larger and no better
 
 Table = list[tuple[str, ...]]
 Draw = Callable[[Theme], Figure]
@@ -57,21 +59,54 @@ def comparisons(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     return found
 
 
+def numbers(panel: Sequence[Row]) -> tuple[str, ...]:
+    """Formats NUMBERS: geometric mean, best and worst of the ratios, and the share below 1.0."""
+    ratios = [row["ratio"] for row in panel if "error" not in row]
+    words = [""] * 4
+    if ratios:
+        mean, best, worst = map(times, (geomean(ratios), max(ratios), min(ratios)))
+        below = 100 * sum(ratio < 1 for ratio in ratios) / len(ratios)
+        words = [mean, f"{below:.0f} %", best, worst]
+    errors = [row["error"] for row in panel if "error" in row]
+    wrong = sum(error.startswith("wrong") for error in errors)
+    return str(len(ratios)), *words, str(wrong), str(len(errors) - wrong)
+
+
+def by_bias(panel: Sequence[Row]) -> dict[str, list[Row]]:
+    """Parts forward passes by whether they add a bias, "yes", "no" or, not recorded, "unknown".
+
+    Gradients do the same work with and without one, so they stay together, under an empty name.
+    """
+    found: dict[str, list[Row]] = {}
+    for row in sorted(panel, key=page.bias_text):
+        name = (page.bias_text(row) or "unknown") if row["op"] == "fprop" else ""
+        found.setdefault(name, []).append(row)
+    return found
+
+
 def summary(rows: Sequence[Row]) -> Table:
-    """The geometric mean of the ratios, by precision, layout and op."""
-    lines: Table = [HEAD]
+    """The numbers by precision, layout, op and, of forward passes, bias."""
     layers = [row for row in rows if row["suite"] != SWEEPS]
-    for (precision, layout, op), panel in figures.cells(layers).items():
-        ratios = [row["ratio"] for row in panel if "error" not in row]
-        words = [""] * 4
-        if ratios:
-            mean, best, worst = map(times, (geomean(ratios), max(ratios), min(ratios)))
-            words = [mean, str(sum(ratio > 1 for ratio in ratios)), best, worst]
-        errors = [row["error"] for row in panel if "error" in row]
-        wrong = sum(error.startswith("wrong") for error in errors)
-        counts = str(wrong), str(len(errors) - wrong)
-        lines.append((precision, layout.upper(), op, str(len(ratios)), *words, *counts))
-    return lines
+    return [HEAD] + [
+        (precision, layout.upper(), op, bias, *numbers(part))
+        for (precision, layout, op), panel in figures.cells(layers).items()
+        for bias, part in by_bias(panel).items()
+    ]
+
+
+def totals(rows: Sequence[Row]) -> Table:
+    """The numbers of all rows, then of each precision, each layout, each op, and each bias."""
+    layers = [row for row in rows if row["suite"] != SWEEPS]
+    parts = {"all rows": layers}
+    for column, order in (
+        ("precision", figures.PRECISIONS), ("layout", figures.LAYOUTS), ("op", figures.OPS),
+    ):  # fmt: skip
+        for value in figures.present(layers, column, order):
+            name = value.upper() if column == "layout" else value
+            parts[name] = [row for row in layers if row[column] == value]
+    for bias, part in by_bias([row for row in layers if row["op"] == "fprop"]).items():
+        parts[f"fprop, bias: {bias}"] = part
+    return [("of", *NUMBERS)] + [(name, *numbers(part)) for name, part in parts.items()]
 
 
 # The sizes that each sweep varies.
@@ -156,13 +191,16 @@ def measured(rows: Sequence[Row], *columns: str) -> list[Row]:
 
 
 def png(draw: Draw, theme: Theme) -> bytes:
-    """Renders a plot to the same bytes every time, whatever the local matplotlib settings."""
+    """Renders a plot in few colours, with the same bytes whatever the local settings are."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(figures.style(theme))
         buffer = io.BytesIO()
         draw(theme).savefig(buffer, format="png", dpi=page.DPI, metadata={"Software": None})
-    return buffer.getvalue()
+    small = io.BytesIO()
+    with Image.open(buffer) as image:
+        image.convert("RGB").quantize(COLOURS).save(small, format="png", optimize=True)
+    return small.getvalue()
 
 
 def plain(table: Table) -> str:
@@ -170,8 +208,8 @@ def plain(table: Table) -> str:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if i < 3 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(width) if head in page.WORDS else cell.rjust(width)
+            for cell, width, head in zip(line, widths, table[0], strict=True)
         ).rstrip()
         for line in table
     )
@@ -179,8 +217,24 @@ def plain(table: Table) -> str:
 
 def markdown(table: Table) -> str:
     head, *body = table
-    rule = ["---"] * 3 + ["---:"] * (len(head) - 3)
+    rule = ["---" if column in page.WORDS else "---:" for column in head]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
+
+
+def notes(rows: Sequence[Row], ages: Ages) -> list[str]:
+    """Says how many rows are left out because they are old, and whether that is known."""
+    found = []
+    if old := sum(row["old"] for row in rows):
+        found.append(
+            f"{old} of {len(rows)} rows are older than the last change of their family's sources. "
+            "The means and plots leave them out."
+        )
+    if not ages.has_git:
+        found.append(
+            "There is no git history here, so all rows count as old that were not measured with "
+            "the present sources."
+        )
+    return found
 
 
 def facts(meta: Meta) -> dict[str, str]:
@@ -194,33 +248,53 @@ def facts(meta: Meta) -> dict[str, str]:
     return found
 
 
-def write(files: Sequence[Results], out: Path) -> str:
-    """Writes the report, and returns the summary for the terminal."""
+def write(files: Sequence[Results], out: Path, ages: Ages, pictures: Path | None = None) -> str:
+    """Writes the report, and returns the summary for the terminal.
+
+    Args:
+        files: Results of one device.
+        out: The folder of the report.
+        ages: Says which rows are old: the page's table has them, and nothing else does.
+        pictures: A folder for the README's pictures, or None. They stay if there is none to draw.
+
+    Raises:
+        BadResults: The files are of different devices.
+    """
     both = together(files)
-    meta, rows = both["meta"], both["rows"]
-    compared = comparisons(rows)
-    summaries = {
-        f"{ours} against {peer_name(peer)}": summary(chosen)
-        for (ours, peer), chosen in compared.items()
-        if any(row["suite"] != SWEEPS for row in chosen)
-    }
-    drawn = list(plots(next(iter(compared.values())), rows, meta)) if compared else []
+    meta, rows = both["meta"], [row | {"old": ages.is_old(row)} for row in both["rows"]]
+    current = [row for row in rows if not row["old"]]
+    compared = comparisons(current)
+    summaries: dict[str, Table] = {}
+    for (ours, peer), chosen in compared.items():
+        if any(row["suite"] != SWEEPS for row in chosen):
+            title = f"{ours} against {peer_name(peer)}"
+            summaries |= {title: totals(chosen), f"{title}, by kind": summary(chosen)}
+    drawn = list(plots(next(iter(compared.values())), current, meta)) if compared else []
     out.mkdir(parents=True, exist_ok=True)
     for name in CAPTIONS:  # left by an older report
         for old in (out / f"{name}.png", out / f"{name}-dark.png"):
             old.unlink(missing_ok=True)
     for picture in drawn:
-        (out / f"{picture.name}.png").write_bytes(picture.light)
-        (out / f"{picture.name}-dark.png").write_bytes(picture.dark)
+        save(picture, out)
+        if pictures is not None and picture.name in README_PLOTS:
+            pictures.mkdir(parents=True, exist_ok=True)
+            save(picture, pictures)
     title = f"customconv on {meta.get('device', 'an unnamed device')}"
-    of_run = facts(meta)
-    html = page.html(title, of_run, summaries, drawn, rows)
+    of_run, left_out = facts(meta), notes(rows, ages)
+    html = page.html(title, of_run, left_out, summaries, drawn, rows)
     (out / "index.html").write_text(html, encoding="utf-8")
     short = ", ".join(f"{k} {v}" for k, v in of_run.items() if k not in ("method", "peaks"))
+    said = (f"{note}\n" for note in left_out)
     tables = (f"## {name}\n\n{markdown(table)}\n" for name, table in summaries.items())
-    lines = "\n".join((f"# {title}\n", f"{short}.\n", *tables))
+    lines = "\n".join((f"# {title}\n", f"{short}.\n", *said, *tables))
     (out / "summary.md").write_text(lines, encoding="utf-8")
-    return "\n\n".join(f"{name}\n{plain(table)}" for name, table in summaries.items())
+    printed = (f"{name}\n{plain(table)}" for name, table in summaries.items())
+    return "\n\n".join((*left_out, *printed))
+
+
+def save(picture: Plot, folder: Path) -> None:
+    (folder / f"{picture.name}.png").write_bytes(picture.light)
+    (folder / f"{picture.name}-dark.png").write_bytes(picture.dark)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -228,6 +302,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "results", nargs="*", type=Path, metavar="RESULTS", help="files (bench/results/*.json)"
     )
     parser.add_argument("--out", type=Path, default=HERE / "report", help="a folder (bench/report)")
+    parser.add_argument("--pictures", type=Path, help="a folder for the README's pictures")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -238,7 +313,8 @@ def main(arguments: argparse.Namespace) -> int:
         print("report: there is no results file; python -m bench run writes one", file=sys.stderr)
         return 2
     try:
-        print(write([results.load(path) for path in paths], arguments.out))
+        files = [results.load(path) for path in paths]
+        print(write(files, arguments.out, Ages(), arguments.pictures))
     except (OSError, BadResults) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ import torch
 
 import customconv
 
-from . import machine
+from . import machine, sources
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,8 +32,9 @@ class BadResults(Exception):
     """Raised for a file that holds no valid results."""
 
 
-# What identifies a row, together with its batch size.
-IDENTITY = ("suite", "name", "precision", "layout", "op", "peer", "forced")
+# What identifies a row, together with its batch size. Older files lack the optional parts.
+IDENTITY = ("suite", "name", "precision", "layout", "op", "peer", "forced", "bias")
+OPTIONAL = ("forced", "bias")
 
 
 def key(row: Row) -> Key:
@@ -50,7 +51,7 @@ def load(path: Path) -> Results:
     if not isinstance(found, dict) or not {"meta", "rows"} <= found.keys():
         raise BadResults(f"{path}: expected an object with meta and rows")
     for row in found["rows"]:
-        missing = [part for part in (*IDENTITY[:-1], "problem") if part not in row]
+        missing = [part for part in (*IDENTITY, "problem") if part not in {*row, *OPTIONAL}]
         if missing:
             raise BadResults(f"{path}: a row lacks {', '.join(missing)}")
     return {"meta": found["meta"], "rows": found["rows"]}
@@ -70,6 +71,17 @@ def save_outcomes(path: Path, device: torch.device, name: str, outcomes: Iterabl
     """Writes dataclasses as the list ``name``, with the facts about the run."""
     held = facts(device) | {name: [asdict(outcome) for outcome in outcomes]}
     path.write_text(json.dumps(held, indent=1) + "\n")
+
+
+def version(facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns what each row of a run records of these facts: the version of the sources."""
+    return {name: facts[name] for name in ("commit", "sources")}
+
+
+def bias_words(row: Row) -> str:
+    """Says whether a row's layer has a bias; empty if that was not recorded."""
+    words: dict[bool | None, str] = {True: "bias", False: "no bias", None: ""}
+    return words[row.get("bias")]
 
 
 def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
@@ -106,6 +118,7 @@ def facts(device: torch.device) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "commit": commit(),
+        "sources": sources.hash_tree(sources.hash_sources()),
         "customconv": customconv.__version__,
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",

@@ -20,11 +20,14 @@ from rich.table import Table
 
 from . import contenders, corpus, machine, results, timing, verify
 from .layers import Layer
-from .measure import Cell, measure
+from .measure import Cell, floor_of, measure
 from .options import several
 from .results import Results, Row
 
 Outcome = TypeVar("Outcome")
+Item = TypeVar("Item")
+
+Wanted = Callable[[Cell], bool]
 
 HERE = Path(__file__).parent
 GOLDEN = 0.6180339887498949
@@ -39,7 +42,7 @@ METHOD = {
 def add_suite_arguments(parser: argparse.ArgumentParser, suite: str) -> None:
     """Adds the options that select layers for ``chosen_layers``."""
     several(
-        parser, "--suite", corpus.suites(), suite,
+        parser, "--suite", [*corpus.suites(), corpus.ALL], suite,
         "layers, as resnet50 or, with that batch size, resnet50:64", numbered=True,
     )  # fmt: skip
     parser.add_argument("--layer", default="", help="only layers whose name contains this")
@@ -78,11 +81,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
     parser.add_argument("--row-s", type=float, default=2.0, help="most seconds of timing per row")
     parser.add_argument("--out", type=Path, help="by default bench/results/DEVICE.json")
-    parser.add_argument("--resume", action="store_true", help="skip rows that the file has")
+    parser.add_argument("--most-ms", type=float, help="leave out rows whose floor is longer")
+    parser.add_argument(
+        "--resume", action="store_true",
+        help="skip rows that the file has; drop those of other sources",
+    )  # fmt: skip
 
 
-def spread(chosen: Sequence[Layer]) -> list[Layer]:
-    """Orders the layers so that every prefix is spread over all of them."""
+def spread(chosen: Sequence[Item]) -> list[Item]:
+    """Orders layers, or groups of rows, so that every prefix is spread over all of them."""
     order = sorted(range(len(chosen)), key=lambda i: i * GOLDEN % 1)
     return [chosen[i] for i in order]
 
@@ -90,7 +97,8 @@ def spread(chosen: Sequence[Layer]) -> list[Layer]:
 def sampled(todo: Iterable[Cell], count: int, seed: int) -> list[Cell]:
     """Draws rows in turn from each suite, precision, layout and pass, as long as it has more.
 
-    A smaller sample of the same seed is a beginning of a larger one.
+    The last turn, which the count may cut short, is itself spread over all of them. A smaller
+    sample of the same seed is a beginning of a larger one.
     """
     generator = random.Random(seed)
     groups: dict[tuple[str, ...], list[Cell]] = {}
@@ -99,26 +107,23 @@ def sampled(todo: Iterable[Cell], count: int, seed: int) -> list[Cell]:
         groups.setdefault(kind, []).append(cell)
     for group in groups.values():
         generator.shuffle(group)
-    turns = itertools.zip_longest(*groups.values())
+    turns = itertools.zip_longest(*spread([groups[kind] for kind in sorted(groups)]))
     return [cell for turn in turns for cell in turn if cell is not None][:count]
 
 
 def chosen_layers(arguments: argparse.Namespace) -> list[Layer]:
     """Lists the layers that the options select."""
     found = corpus.load(arguments.suite, arguments.batch)
-    if arguments.no_bias:  # another layer, so it has another name
-        found = [
-            replace(layer, bias=False, name=f"{layer.name}, no bias") if layer.bias else layer
-            for layer in found
-        ]
+    if arguments.no_bias:
+        found = [replace(layer, bias=False) for layer in found]
     return [
         layer for layer in found
         if arguments.layer in layer.name and not (arguments.dense and layer.groups > 1)
     ]  # fmt: skip
 
 
-def cells(arguments: argparse.Namespace) -> list[Cell]:
-    """Lists the rows in order: all kinds of one layer, then of the next; or draws a sample."""
+def cells(arguments: argparse.Namespace, is_wanted: Wanted = lambda _: True) -> list[Cell]:
+    """Lists the wanted rows in order: all kinds of a layer, then of the next; or draws a sample."""
     todo = [
         Cell(layer, precision, layout, op, peer, family)
         for layer in spread(chosen_layers(arguments))
@@ -128,6 +133,7 @@ def cells(arguments: argparse.Namespace) -> list[Cell]:
         for peer in arguments.peer
         for family in arguments.family
     ]
+    todo = [cell for cell in todo if is_wanted(cell)]
     return todo if arguments.sample is None else sampled(todo, arguments.sample, arguments.seed)
 
 
@@ -165,13 +171,14 @@ def text_of(row: Row) -> str:
     """A row in one line."""
     problem = row["problem"]
     what = f"{row['name'][:34]:34} N{problem['N']:<4}{row['precision']} {row['layout']} {row['op']}"
+    bias = ", bias" if row["bias"] else ""
     if "error" in row:
         return f"{what}  {row['error']}"
     floor = row["percent_of_floor"]
     return (
         f"{what} {row['ours_ms']:9.4f} ms, {row['peer']} {row['peer_ms']:9.4f}: "
         f"{row['ratio']:5.2f} ({row['ratio_lo']:.2f}-{row['ratio_hi']:.2f})"
-        f"{'' if floor is None else f', {floor:3.0f} % of the floor'}, {row['family']}"
+        f"{'' if floor is None else f', {floor:3.0f} % of the floor'}, {row['family']}{bias}"
         f"{''.join(f', {mark}' for mark in row['marks'])}"
     )
 
@@ -284,7 +291,7 @@ def run(
             row, wrong = measured_row(cell, device, peaks, row_s)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-            row["commit"] = file["meta"]["commit"]
+            row |= results.version(file["meta"])
             wrong_rows += wrong
             done += 1
             file["rows"] = results.merged(file["rows"], [row])
@@ -306,8 +313,21 @@ def main(arguments: argparse.Namespace) -> int:
         if old["meta"].get("device") != meta["device"]:
             print(f"{path} is of {old['meta'].get('device')}, not of {meta['device']}")
             return 2
-        file["rows"] = old["rows"]
-    todo = wanted = cells(arguments)
+        file["rows"] = [row for row in old["rows"] if row.get("sources") == meta["sources"]]
+        if others := len(old["rows"]) - len(file["rows"]):
+            if not arguments.resume:
+                print(f"{path} has {others} rows of other sources: --resume drops them")
+                return 2
+            print(f"{others} rows of other sources are dropped from {path}")
+    most_ms: float | None = arguments.most_ms
+    if most_ms is not None and peaks is None:
+        print(f"--most-ms needs the peaks of {meta['device']}, which are not known")
+        return 2
+
+    def is_short(cell: Cell) -> bool:
+        return most_ms is None or peaks is None or floor_of(cell, peaks) <= most_ms
+
+    todo = wanted = cells(arguments, is_short)
     if arguments.resume:
         have = {results.key(row) for row in file["rows"] if "error" not in row}
         todo = [cell for cell in todo if results.key(cell.identity()) not in have]

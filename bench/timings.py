@@ -26,7 +26,6 @@ from rich.console import Console
 
 import customconv
 from customconv import _C
-from tests.gpu_record import hash_sources, hash_tree
 
 from . import contenders, corpus, drawn, results
 from .measure import Cell
@@ -159,7 +158,7 @@ def main(arguments: argparse.Namespace) -> int:
     is_new = not arguments.out.exists()
     file = arguments.out.open("a")
     if is_new:
-        facts = results.facts(device) | {"sources": hash_tree(hash_sources()), "plan": COLUMNS}
+        facts = results.facts(device) | {"plan": COLUMNS}
         file.write(json.dumps(facts) + "\n")
     begun = arguments.begin
 

@@ -65,6 +65,7 @@ class Outcome(LayerOutcome):
     """A layer's plans, the planner's choice first, and the peer's time if it was timed."""
 
     op: str
+    bias: bool
     plans: tuple[Timed, ...]
     peer_ms: float | None
 
@@ -151,8 +152,8 @@ def tune(
         for i, plan in enumerate(plans)
     )  # fmt: skip
     return Outcome(
-        layer.suite, layer.name, layer.problem(), cell.precision, cell.layout, cell.op, timed,
-        times["peer"].median if peer else None,
+        layer.suite, layer.name, layer.problem(), cell.precision, cell.layout, cell.op, layer.bias,
+        timed, times["peer"].median if peer else None,
     )  # fmt: skip
 
 
@@ -181,8 +182,8 @@ def text_of(outcome: Outcome) -> str:
 
 
 def append(path: Path, outcome: Outcome, facts: dict[str, Any]) -> None:
-    """Adds the outcome to a file of JSON lines, with the commit and the GPU."""
-    row = asdict(outcome) | {name: facts[name] for name in ("commit", "device")}
+    """Adds the outcome to a file of JSON lines, with the sources' version and the GPU."""
+    row = asdict(outcome) | results.version(facts) | {"device": facts["device"]}
     with path.open("a") as file:
         file.write(json.dumps(row) + "\n")
 

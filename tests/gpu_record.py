@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
 import json
 import subprocess
 import sys
@@ -23,44 +22,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests" / "gpu_record.json"
-FOLDERS = ("csrc", "python")
 
-# What builds and tools leave between the sources.
-BUILT_SUFFIXES = (".so", ".pyc", ".o")
-BUILT_NAMES = ("_build.json",)
-BUILT_FOLDERS = ("__pycache__",)
-BUILT_FOLDER_SUFFIXES = (".egg-info",)
-
-
-def is_source(path: Path) -> bool:
-    """Whether a file, by its path in the tree, is a source and not what a build left."""
-    return not (
-        path.name.startswith(".")
-        or path.name in BUILT_NAMES
-        or path.suffix in BUILT_SUFFIXES
-        or any(
-            part in BUILT_FOLDERS or part.startswith(".") or part.endswith(BUILT_FOLDER_SUFFIXES)
-            for part in path.parts[:-1]
-        )
-    )
-
-
-def hash_sources(root: Path = ROOT) -> dict[str, str]:
-    """The hash of each source file by its path: the same on every platform, with or without git."""
-    hashes = {}
-    for folder in FOLDERS:
-        for file in (root / folder).rglob("*"):
-            path = file.relative_to(root)
-            if file.is_file() and is_source(path):
-                content = file.read_bytes().replace(b"\r\n", b"\n")
-                hashes[path.as_posix()] = hashlib.sha256(content).hexdigest()[:16]
-    return dict(sorted(hashes.items()))
-
-
-def hash_tree(sources: dict[str, str]) -> str:
-    """One hash of all of them."""
-    lines = "".join(f"{path} {digest}\n" for path, digest in sorted(sources.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()[:16]
+sys.path.insert(0, str(ROOT))
+from bench.sources import hash_sources, hash_tree
 
 
 def check(path: Path, root: Path = ROOT) -> tuple[bool, str]:

@@ -3,104 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 
 import gpu_record
-import pytest
 import torch
-
-FILES = {
-    "csrc/plan/plan.h": "struct Plan {};\n",
-    "csrc/torch/module.cpp": "int a;\nint b;\n",
-    "python/customconv/__init__.py": "import torch\n",
-    "python/customconv/py.typed": "",
-}
-
-
-def write(root, files):
-    for path, content in files.items():
-        file = root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content.encode())
-    return root
-
-
-def tree_hash(root):
-    return gpu_record.hash_tree(gpu_record.hash_sources(root))
-
-
-@pytest.fixture
-def tree(tmp_path):
-    return write(tmp_path / "tree", FILES)
-
-
-def test_hash_does_not_depend_on_where_or_in_which_order(tree, tmp_path):
-    other = write(tmp_path / "other", dict(reversed(FILES.items())))
-    assert gpu_record.hash_sources(tree) == gpu_record.hash_sources(other)
-    assert list(gpu_record.hash_sources(other)) == sorted(FILES)
-    assert tree_hash(tree) == tree_hash(other)
-
-
-def test_hash_is_the_same_for_ever(tree):
-    """Another way to hash would make every record a stranger to its tree."""
-    assert tree_hash(tree) == "f582dd60bd7e7bc7"
-
-
-def test_hash_does_not_depend_on_line_endings(tree, tmp_path):
-    crlf = {path: content.replace("\n", "\r\n") for path, content in FILES.items()}
-    assert tree_hash(write(tmp_path / "crlf", crlf)) == tree_hash(tree)
-
-
-@pytest.mark.parametrize(
-    "built",
-    [
-        "python/customconv/_C.cpython-312-x86_64-linux-gnu.so",
-        "python/customconv/_build.json",
-        "python/customconv/__pycache__/ops.cpython-312.pyc",
-        "python/customconv.egg-info/PKG-INFO",
-        "csrc/.cache/clangd",
-        "csrc/plan/.plan.h.swp",
-        "docs/index.md",
-    ],
-)
-def test_only_sources_count(tree, built):
-    before = tree_hash(tree)
-    write(tree, {built: "anything"})
-    assert tree_hash(tree) == before
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"csrc/plan/plan.h": "struct Plan { };\n"},
-        {"csrc/plan/new.h": ""},
-        {"python/customconv/data.json": "{}"},
-    ],
-)
-def test_every_change_counts(tree, change):
-    before = tree_hash(tree)
-    write(tree, change)
-    assert tree_hash(tree) != before
-
-
-def test_a_renamed_file_counts(tree):
-    before = tree_hash(tree)
-    (tree / "csrc/plan/plan.h").rename(tree / "csrc/plan/plans.h")
-    assert tree_hash(tree) != before
-
-
-def test_sources_are_what_git_tracks():
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--"]
-    if not shutil.which("git") or not (gpu_record.ROOT / ".git").exists():
-        pytest.skip("not a clone")
-    listed = subprocess.run(
-        [*command, *gpu_record.FOLDERS], cwd=gpu_record.ROOT, capture_output=True, text=True
-    )
-    assert listed.returncode == 0, listed.stderr
-    tracked = {path for path in listed.stdout.split("\n") if (gpu_record.ROOT / path).is_file()}
-    assert set(gpu_record.hash_sources()) == tracked
 
 
 def a_record(**changes):

@@ -17,10 +17,12 @@ PROBLEM = {
 }  # fmt: skip
 
 
-def row(name: str, ours: float, spread: float = 0.01, peer: float = 1.0) -> Row:
+def row(
+    name: str, ours: float, spread: float = 0.01, peer: float = 1.0, bias: bool | None = False
+) -> Row:
     """A row whose quartiles are so far from the median, as a share of it."""
     return Row(
-        suite="resnet50", name=name, problem=PROBLEM, dtype="float16", precision="fp16",
+        suite="resnet50", name=name, problem=PROBLEM, bias=bias, dtype="float16", precision="fp16",
         layout="nhwc", op="fprop", peer="cudnn", forced=None, family="tiled", plan="tiled",
         ours_ms=ours, ours_low=ours * (1 - spread), ours_high=ours * (1 + spread),
         peer_ms=peer, peer_low=peer * 0.99, peer_high=peer * 1.01, ratio=peer / ours,
@@ -110,6 +112,16 @@ def test_rows_of_one_file_are_counted_and_named(
     said = capsys.readouterr().out
     assert "1 only in OLD: resnet50 gone" in said
     assert "9 only in NEW" in said and "new4" in said and "new5" not in said
+
+
+def test_rows_with_and_without_a_bias_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = [row("a", 1.0, bias=False), row("a", 1.0, bias=True)]
+    assert run(old, [row("a", 1.5, bias=True)], tmp_path) == 1
+    said = capsys.readouterr().out
+    assert "1 of 1 rows got slower" in said and "cudnn, bias" in said
+    assert "1 only in OLD: resnet50 a N8 fp16 nhwc fprop, cudnn, no bias." in said
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])

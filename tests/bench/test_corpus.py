@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import hashlib
 import json
 import math
 import os
@@ -35,6 +36,12 @@ def test_a_batch_replaces_every_layers():
 def test_a_suite_may_have_a_batch_size_of_its_own():
     found = corpus.load(["vgg16", "resnet50:64"], batch=3)
     assert {(layer.suite, layer.N) for layer in found} == {("vgg16", 3), ("resnet50", 64)}
+
+
+def test_all_stands_for_every_suite_but_small_layers_and_sweeps():
+    found = {layer.suite for layer in corpus.load(["all"])}
+    assert found == set(corpus.suites()) - {"smoke", "scaling"}
+    assert {layer.N for layer in corpus.load(["all:3"])} == {3}
 
 
 @pytest.mark.parametrize("text", ["resnet50:", "resnet50:0", "resnet50:x", "nonsense:4", ":4"])
@@ -75,6 +82,12 @@ def test_the_same_layers_are_drawn_in_every_process():
         for _ in range(2)
     }  # fmt: skip
     assert len(hashes) == 1
+
+
+def test_drawn_layers_stay_as_they_were_first_drawn():
+    """Results name them, and are compared with later ones."""
+    problems = json.dumps([layer.problem() for layer in drawn.layers()])
+    assert hashlib.sha256(problems.encode()).hexdigest()[:16] == "f90839d02a7be00c"
 
 
 def test_drawn_layers_cover_what_known_ones_rarely_have():
@@ -121,6 +134,15 @@ def test_a_sample_is_spread_evenly():
     assert {counts[group] for group in counts if group[0] == "original"} == {3}
 
 
+def test_a_sample_that_ends_within_a_turn_is_spread_evenly_too():
+    found = run.sampled(cells(["vgg16", "odd", "resnet50", "drawn"]), 80, seed=1)
+    counts = collections.Counter(map(group, found))
+    assert set(counts.values()) == {2, 3}
+    for part in range(4):
+        shares = collections.Counter(kind[part] for kind in map(group, found)).values()
+        assert max(shares) - min(shares) <= 4, shares
+
+
 def test_a_sample_has_each_row_once_and_depends_on_the_seed():
     todo = cells(["vgg16", "odd"])
     first, larger, other = (
@@ -139,7 +161,7 @@ def test_options_select_layers():
     found = run.chosen_layers(parser.parse_args(words))
     assert found
     assert all(layer.groups == 1 and not layer.bias for layer in found)
-    assert "5x9, no bias" in {layer.name for layer in found}
+    assert "5x9" in {layer.name for layer in found}
     assert any(layer.bias for layer in corpus.load(["original"]))
     assert [layer.name for layer in run.chosen_layers(parser.parse_args(
         ["--suite", "original", "--layer", "5x9"]))] == ["5x9"]  # fmt: skip

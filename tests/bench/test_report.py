@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import corpus, figures, publish, results
+from bench import corpus, figures, page, publish, results
 from bench.results import Results, Row
+from bench.sources import Ages
+
+AGES = Ages()
+OLD: Row = {"sources": "0f", "commit": None}
 
 PEAKS = {"tflops": {"fp32": 67.0, "tf32": 495.0, "fp16": 989.0, "bf16": 989.0}, "tb_s": 3.35}
 META: dict[str, object] = {
@@ -33,7 +37,8 @@ def row(name: str = "conv1", ratio: float = 2.0, **changes: object) -> Row:
     made: Row = {
         "suite": "resnet50", "name": name, "problem": problem(), "dtype": "float16",
         "precision": "fp16", "layout": "nhwc", "op": "fprop", "peer": "cudnn", "forced": None,
-        "family": "tiled", "plan": "tiled", "commit": "abc", "marks": [], "floor_ms": 0.5,
+        "family": "tiled", "plan": "tiled", "commit": "abc", "sources": AGES.present,
+        "bias": False, "marks": [], "floor_ms": 0.5,
         "ours_ms": 1.0, "ours_low": 0.99, "ours_high": 1.01, "runs": 11,
         "peer_ms": ratio, "peer_low": 0.99 * ratio, "peer_high": 1.01 * ratio,
         "ratio": ratio, "ratio_lo": 0.99 * ratio, "ratio_hi": 1.01 * ratio,
@@ -79,24 +84,111 @@ class Page(html.parser.HTMLParser):
 
 
 def write(rows: list[Row], out: Path, meta: dict[str, object] = META) -> Page:
-    publish.write([Results(meta=meta, rows=rows)], out)
+    publish.write([Results(meta=meta, rows=rows)], out, AGES)
     return Page((out / "index.html").read_text(encoding="utf-8"))
 
 
-def test_geometric_means_by_precision_layout_and_op() -> None:
+def test_geometric_means_by_precision_layout_op_and_bias() -> None:
     rows = [
         row("a", 2.0), row("b", 8.0), row("c", 0.5), failed("d"), failed("e", "out of memory"),
         row("a", 0.25, layout="nchw"), row("a", 3.0, op="wgrad"), row("a", 3.0, precision="tf32"),
-        row("n=1", 1000.0, suite="scaling"),
+        row("n=1", 1000.0, suite="scaling"), row("f", 9.0, bias=True), row("g", 4.0, bias=True),
+        row("f", 0.75, op="wgrad", bias=True), row("h", 5.0, precision="tf32", bias=None),
     ]  # fmt: skip
     head, *lines = publish.summary(rows)
-    assert head[3:] == ("shapes", "geomean", "faster", "best", "worst", "wrong", "unmeasured")
+    assert head[3:] == (
+        "bias", "rows", "geomean", "below 1.0", "best", "worst", "wrong", "unmeasured",
+    )  # fmt: skip
     assert lines == [
-        ("tf32", "NHWC", "fprop", "1", "3.00x", "1", "3.00x", "3.00x", "0", "0"),
-        ("fp16", "NCHW", "fprop", "1", "0.25x", "0", "0.25x", "0.25x", "0", "0"),
-        ("fp16", "NHWC", "fprop", "3", "2.00x", "2", "8.00x", "0.50x", "1", "1"),
-        ("fp16", "NHWC", "wgrad", "1", "3.00x", "1", "3.00x", "3.00x", "0", "0"),
+        ("tf32", "NHWC", "fprop", "unknown", "1", "5.00x", "0 %", "5.00x", "5.00x", "0", "0"),
+        ("tf32", "NHWC", "fprop", "no", "1", "3.00x", "0 %", "3.00x", "3.00x", "0", "0"),
+        ("fp16", "NCHW", "fprop", "no", "1", "0.25x", "100 %", "0.25x", "0.25x", "0", "0"),
+        ("fp16", "NHWC", "fprop", "no", "3", "2.00x", "33 %", "8.00x", "0.50x", "1", "1"),
+        ("fp16", "NHWC", "fprop", "yes", "2", "6.00x", "0 %", "9.00x", "4.00x", "0", "0"),
+        ("fp16", "NHWC", "wgrad", "", "2", "1.50x", "50 %", "3.00x", "0.75x", "0", "0"),
     ]
+
+
+def test_totals_of_each_precision_layout_op_and_bias() -> None:
+    rows = [
+        row("a", 8.0), row("a", 0.5, bias=True), row("a", 4.0, precision="tf32", op="wgrad"),
+        row("b", 4.0, layout="nchw", op="wgrad", bias=True), failed("c", layout="nchw"),
+        row("n=1", 1000.0, suite="scaling"),
+    ]  # fmt: skip
+    head, *lines = publish.totals(rows)
+    assert head == ("of", *publish.HEAD[4:])
+    assert [(line[0], *line[1:4], *line[5:7]) for line in lines] == [
+        ("all rows", "4", "2.83x", "25 %", "0.50x", "1"),
+        ("tf32", "1", "4.00x", "0 %", "4.00x", "0"),
+        ("fp16", "3", "2.52x", "33 %", "0.50x", "1"),
+        ("NCHW", "1", "4.00x", "0 %", "4.00x", "1"),
+        ("NHWC", "3", "2.52x", "33 %", "0.50x", "0"),
+        ("fprop", "2", "2.00x", "50 %", "0.50x", "1"),
+        ("wgrad", "2", "4.00x", "0 %", "4.00x", "0"),
+        ("fprop, bias: no", "1", "8.00x", "0 %", "8.00x", "1"),
+        ("fprop, bias: yes", "1", "0.50x", "100 %", "0.50x", "0"),
+    ]
+
+
+def test_old_rows_are_marked_and_left_out_of_means_and_plots(tmp_path: Path) -> None:
+    rows = [row("new", 2.0), row("old", 32.0, marks=["wide spread"], **OLD)]
+    source = write(rows, tmp_path)
+    at = [column.title for column in page.COLUMNS].index("marks")
+    assert [(cells[1], cells[at]) for cells in source.table] == [
+        ("new", ""), ("old", "old, wide spread"),
+    ]  # fmt: skip
+    assert all("2.00x" in alt for alt in source.alts if "geometric mean" in alt)
+    said = "1 of 2 rows are older than the last change of their family's sources."
+    summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert said in summary and "| all rows | 1 | 2.00x |" in summary and "32" not in summary
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert text.count("<tr class=old>") == 1
+    assert "1 of 2 rows are older" in text
+    pictures = {path.name: path.read_bytes() for path in tmp_path.glob("*.png")}
+    write(rows[:1], tmp_path)
+    assert pictures == {path.name: path.read_bytes() for path in tmp_path.glob("*.png")}
+    assert "older than" not in (tmp_path / "summary.md").read_text(encoding="utf-8")
+
+
+def test_without_git_the_report_says_so(tmp_path: Path) -> None:
+    ages = Ages(tmp_path)
+    rows = [row("a", sources=ages.present), row("b")]
+    said = publish.write([Results(meta=META, rows=rows)], tmp_path / "report", ages)
+    assert "1 of 2 rows are older" in said
+    for text in (said, (tmp_path / "report/summary.md").read_text(encoding="utf-8")):
+        assert "There is no git history here" in text
+
+
+def test_pictures_for_the_readme_are_small_and_stay_if_there_are_no_others(tmp_path: Path) -> None:
+    kinds = itertools.product(figures.PRECISIONS, figures.LAYOUTS, figures.OPS, range(42))
+    families = ("direct", "im2col", "tiled", "implicit_gemm", "depthwise", "grouped", "col2im")
+    rows = [
+        row(
+            f"conv{i}", 1.5, precision=precision, layout=layout, op=op, bias=i % 3 == 0,
+            family=families[i % 7], percent_of_floor=97 * (0.618034 * n % 1),
+            peer_percent_of_floor=97 * (0.754878 * n % 1),
+        )
+        for n, (precision, layout, op, i) in enumerate(kinds)
+    ]  # fmt: skip
+    assert len(rows) > 1000
+    folder = tmp_path / "docs/pictures"
+    for chosen in (rows, [each | OLD for each in rows]):
+        publish.write([Results(meta=META, rows=chosen)], tmp_path / "report", AGES, folder)
+        assert sorted(path.name for path in folder.iterdir()) == ["floor-dark.png", "floor.png"]
+    assert all(path.stat().st_size < 150_000 for path in folder.iterdir())
+
+
+def test_the_peers_rows_that_add_a_bias_are_a_strip_of_their_own() -> None:
+    rows = [row("a"), row("a", bias=True), row("b", bias=True), row("b", op="dgrad", bias=True)]
+    (axes,) = figures.floor(rows, rows, "cudnn", figures.LIGHT).axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["tiled (4)", "cuDNN (2)", "cuDNN, adds a bias (2)"]
+
+
+def test_bars_that_add_a_bias_are_hatched() -> None:
+    rows = [row("a", 2.0), row("b", 3.0, bias=True), row("c", 4.0, bias=None)]
+    axes = figures.ratios(rows, "cudnn", figures.LIGHT).axes[0]
+    assert [bool(bar.get_hatch()) for bar in axes.patches] == [False, True, False]
 
 
 def test_page_holds_every_row_and_needs_nothing_else(tmp_path: Path) -> None:
@@ -202,7 +294,9 @@ def test_command_prints_the_means_and_refuses_what_it_cannot_read(
     assert publish.main(parser.parse_args([str(tmp_path / "gpu.json"), *out])) == 0
     said = capsys.readouterr().out
     assert "customconv against cuDNN" in said and "1.50x" in said
-    assert "| fp16 | NHWC | fprop | 1 | 1.50x |" in (tmp_path / "report/summary.md").read_text()
+    assert (
+        "| fp16 | NHWC | fprop | no | 1 | 1.50x |" in (tmp_path / "report/summary.md").read_text()
+    )
     assert publish.main(parser.parse_args([str(tmp_path / "none.json"), *out])) == 2
     assert "none.json" in capsys.readouterr().err
 

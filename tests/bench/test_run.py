@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from bench import __main__ as command
-from bench import contenders, measure, results, run, timing
+from bench import contenders, machine, measure, results, run, sources, timing
 from bench.corpus import load
 from bench.layers import Layer
 from bench.measure import Cell
@@ -51,6 +51,51 @@ def test_resume_measures_what_is_missing_and_keeps_the_rest(tmp_path, capsys):
     rows = results.load(path)["rows"]
     assert rows[0] == before[0]
     assert len(rows) == 7
+
+
+def test_rows_say_which_sources_they_are_of_and_whether_the_layer_has_a_bias(tmp_path):
+    path = tmp_path / "cpu.json"
+    bench_run(path, "--layer", "st")
+    bench_run(path, "--layer", "st", "--no-bias")
+    rows = results.load(path)["rows"]
+    assert [(row["name"], row["bias"]) for row in rows] == [("stem", True), ("stem", False)]
+    present = sources.hash_tree(sources.hash_sources())
+    assert {row["sources"] for row in rows} == {present}
+
+
+@pytest.mark.parametrize("before", [{"sources": "0f"}, {}])
+def test_rows_of_other_sources_are_not_mixed_with_new_ones(before, tmp_path, capsys):
+    path = tmp_path / "cpu.json"
+    bench_run(path, "--layer", "3x3")
+    file = results.load(path)
+    (measured,) = file["rows"]
+    old = {name: value for name, value in measured.items() if name != "sources"} | before
+    results.save(
+        path, {**file, "rows": [old, {**old, "name": "gone"}, {**measured, "name": "kept"}]}
+    )
+    text = path.read_text()
+    assert bench_run(path, "--layer", "3x3") == 2
+    assert "has 2 rows of other sources" in capsys.readouterr().out
+    assert path.read_text() == text
+    assert bench_run(path, "--layer", "3x3", "--resume") == 0
+    assert "1 of 1 rows" in capsys.readouterr().out
+    rows = results.load(path)["rows"]
+    assert [row["name"] for row in rows] == ["kept", "3x3"]
+    assert len({row["sources"] for row in rows}) == 1
+
+
+def test_rows_whose_floor_is_long_are_left_out(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "cpu.json"
+    assert bench_run(path, "--most-ms", "1") == 2
+    assert "the peaks of cpu, which are not known" in capsys.readouterr().out
+    peaks = machine.Peaks({"fp32": 1e-3}, 1.0)
+    monkeypatch.setattr(machine, "peaks_of", lambda _: peaks)
+    assert bench_run(path, "--most-ms", "0.5") == 0
+    kept = results.load(path)["rows"]
+    assert kept and all(row["floor_ms"] <= 0.5 for row in kept)
+    bench_run(path, "--resume")
+    rest = results.load(path)["rows"][len(kept) :]
+    assert rest and all(row["floor_ms"] > 0.5 for row in rest)
 
 
 def test_without_resume_rows_are_replaced_in_place(tmp_path):

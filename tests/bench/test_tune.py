@@ -26,7 +26,7 @@ def outcome(chosen_ms, best_ms, layout="nchw"):
         tune.Timed("family", 0, name, (1, 1, 1), 1, 0, 0, 0.0, 0.1, ms)
         for name, ms in (("this", chosen_ms), ("other", chosen_ms), ("that", best_ms))
     )
-    return tune.Outcome("suite", "layer", {"N": 8}, "fp16", layout, "fprop", plans, 1.5)
+    return tune.Outcome("suite", "layer", {"N": 8}, "fp16", layout, "fprop", True, plans, 1.5)
 
 
 def test_the_cheapest_of_each_kind_is_timed_and_the_choice_comes_first():
@@ -69,12 +69,13 @@ def test_what_no_family_computes_is_unmeasurable():
 
 def test_each_run_adds_a_line_to_the_record(tmp_path):
     path = tmp_path / "plans.jsonl"
-    facts = {"commit": "abc", "device": "GPU", "driver": "1"}
+    facts = {"commit": "abc", "sources": "0f", "device": "GPU", "driver": "1"}
     for ms in (1.0, 2.0):
         tune.append(path, outcome(ms, 0.5), facts)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["plans"][0]["ms"] for row in rows] == [1.0, 2.0]
-    assert {(row["commit"], row["device"], row["peer_ms"]) for row in rows} == {("abc", "GPU", 1.5)}
+    found = {tuple(row[name] for name in ("commit", "sources", "device", "bias")) for row in rows}
+    assert found == {("abc", "0f", "GPU", True)}
 
 
 @pytest.mark.gpu

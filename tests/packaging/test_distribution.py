@@ -38,6 +38,7 @@ def unpacked(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("sdist")
     shutil.copytree(ROOT, directory / "tree", ignore=LEFT_BEHIND)
     shutil.copy(ROOT / ".clang-format", directory / "tree")
+    (directory / "tree/bench/report/index.html").touch()
     run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "-o", "..", ".",
         cwd=directory / "tree")  # fmt: skip
     (archive,) = directory.glob("customconv-*.tar.gz")
@@ -58,6 +59,7 @@ def test_sdist_holds_the_sources(unpacked):
     for part in ("csrc", "python", "tools", "tests"):
         missing = {f"{part}/{f}" for f in files(tree / part) if ".egg-info/" not in f} - packed
         assert not missing
+    assert {f for f in packed if f.startswith("bench/report/")} == {"bench/report/summary.md"}
     assert {"setup.py", "pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md"} <= packed
     assert not [f for f in packed if f.endswith((".so", ".pyc", "_build.json"))]
 
