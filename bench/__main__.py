@@ -20,6 +20,7 @@ COMMANDS = {
     "fused": ("fused", "what an epilogue costs on top of a convolution"),
     "tune": ("tune", "how far the planner's choice is from the best plan"),
     "timings": ("timings", "times plans of many layers, for the planner's prices"),
+    "calibrate": ("calibrate", "fits the planner's prices to recorded timings"),
     "extract": ("extract", "lists the convolutions of public networks"),
     "report": ("publish", "a page and plots of results files"),
     "compare": ("compare", "what got slower from one results file to another"),

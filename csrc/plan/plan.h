@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "plan/device.h"
+#include "plan/price.h"
 #include "plan/problem.h"
 
 namespace customconv {
@@ -34,6 +35,7 @@ struct ConvPlan {
   int tile[3] = {0, 0, 0};   // implicit_gemm: rows, columns and images of output pixels
   bool fuses = false;        // its kernels do an epilogue too
   int64_t splits = 1;        // parts that a sum is cut into, added up in a fixed order
+  WorkList works;            // what predicted_ms follows from
   double predicted_ms = 0;
 };
 

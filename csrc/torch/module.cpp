@@ -1,5 +1,6 @@
 // customconv._C: the planner, routing and the build's facts, for Python. The operators need no
 // binding.
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 #include <torch/extension.h>
 
@@ -109,6 +110,55 @@ ConvProblem make_problem(const std::string& op, const std::string& dtype, const 
   return p;
 }
 
+// Plans whose prices are computed again and again, with other tables, while a table is fitted.
+class Workload {
+ public:
+  explicit Workload(const DeviceProperties& device) : device_(device) {}
+
+  void add(const ConvPlan& plan) { plans_.push_back(plan.works); }
+
+  // The rows of the table that each plan needs, and which numbers of them.
+  using Needed = std::pair<int, std::vector<const char*>>;
+  std::vector<std::vector<Needed>> rows() const {
+    std::vector<std::vector<Needed>> all;
+    for (const WorkList& works : plans_) {
+      std::vector<Needed>& needed = all.emplace_back();
+      for (const Work& work : works) {
+        std::vector<const char*> own;
+        if (work.busy > 0) own.push_back("rate");
+        if (work.waits > 0) own.push_back("wait");
+        if (work.bytes > 0) own.push_back("bandwidth");
+        needed.emplace_back(work.row, own);
+        if (work.store_row == kNoRow) continue;
+        needed.emplace_back(work.store_row, std::vector<const char*>{"store", "wait"});
+      }
+    }
+    return all;
+  }
+
+  // Milliseconds of these plans, numbered as they were added, with a table of (row, number).
+  py::array_t<double> predict(const py::array_t<double>& numbers,
+                              const py::array_t<int64_t>& which) const {
+    const auto at = numbers.unchecked<2>();
+    std::vector<Price> table;
+    for (py::ssize_t i = 0; i < at.shape(0); ++i) {
+      const auto number = [&](py::ssize_t column) { return static_cast<float>(at(i, column)); };
+      table.push_back({number(0), number(1), number(2), number(3)});
+    }
+    const auto plan = which.unchecked<1>();
+    py::array_t<double> all(plan.shape(0));
+    auto ms = all.mutable_unchecked<1>();
+    for (py::ssize_t i = 0; i < plan.shape(0); ++i) {
+      ms(i) = price(plans_.at(static_cast<size_t>(plan(i))), device_, table.data());
+    }
+    return all;
+  }
+
+ private:
+  DeviceProperties device_;
+  std::vector<WorkList> plans_;
+};
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -180,6 +230,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("chunk_images", &ConvPlan::chunk_images)
       .def_readonly("chunk_pixels", &ConvPlan::chunk_pixels)
       .def_readonly("predicted_ms", &ConvPlan::predicted_ms)
+      .def_property_readonly("has_works", [](const ConvPlan& p) { return !p.works.empty(); })
       .def("__str__", [](const ConvPlan& p) { return to_string(p); });
 
   py::class_<Candidate>(m, "Candidate")
@@ -240,6 +291,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"), py::arg("padding"),
       py::arg("dilation"), py::arg("groups"), py::arg("op"), py::arg("transposed") = false,
       py::arg("output_padding") = std::vector<int64_t>{0, 0});
+
+  m.def("plans", variants, py::arg("problem"), py::arg("device") = DeviceProperties());
+
+  m.def("price_rows", price_rows);
+  py::class_<Workload>(m, "Workload")
+      .def(py::init<DeviceProperties>(), py::arg("device") = DeviceProperties())
+      .def("add", &Workload::add)
+      .def("rows", &Workload::rows)
+      .def("predict", &Workload::predict);
 
   m.def(
       "force_plan",

@@ -10,9 +10,6 @@ namespace customconv::implicit_gemm {
 
 namespace {
 
-constexpr double kWeaveShare = 0.75;  // of the bandwidth, to weave them together,
-constexpr double kWeaveMs = 0.0047;   // beside the time until the kernel begins
-
 // Along one dimension of an input gradient, the pixels `first`, `first` + stride and so on.
 struct AxisPhase {
   int64_t first, pixels;
@@ -220,13 +217,11 @@ Forward as_forward(const ConvProblem& problem) {
   return p;
 }
 
-double weave_ms(const Forward& p, const DeviceProperties& d) {
-  if (p.woven == 0) return 0;
+double weave_bytes(const Forward& p) {
   const auto stored = static_cast<double>(p.woven);
   const double pixels = static_cast<double>(p.N * p.K * p.phase[0].P * p.phase[0].Q);
   const double spread = p.joins_phases ? pixels : pixels * static_cast<double>(p.step_h * p.step_w);
-  const double bytes = (stored + spread) * static_cast<double>(element_size(p.dtype));
-  return kWeaveMs + 1e-6 * bytes / (kWeaveShare * d.bandwidth_gb_s);
+  return (stored + spread) * static_cast<double>(element_size(p.dtype));
 }
 
 Forward as_one_row(Forward p) {

@@ -55,8 +55,8 @@ Forward as_forward(const ConvProblem& problem);
 Forward join_phases(const ConvProblem& problem);
 bool can_join_phases(const ConvProblem& problem);
 int64_t count_phases(const ConvProblem& problem);
-// Time of the kernel that brings phases which are stored apart to their places.
-double weave_ms(const Forward& problem, const DeviceProperties& device);
+// Bytes that the kernel moves which brings phases that are stored apart to their places.
+double weave_bytes(const Forward& problem);
 // A pointwise convolution of dense images is one of a single row: of all their pixels where those
 // are channels-last, else of each image's; any other problem stays as it is.
 Forward as_one_row(Forward problem);

@@ -203,7 +203,7 @@ bool price(const Forward& p, const DeviceProperties& d, Choice& choice) {
   if (split_bytes > 0) ms += split_bytes / kSplitBytesPerClock / (d.clock_ghz * 1e6) + kNextMs;
   const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
   choice.ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms)) + kLaunchMs;
-  choice.ms += weave_ms(p, d);
+  if (p.woven > 0) choice.ms += kNextMs + 1e-6 * weave_bytes(p) / (0.75 * d.bandwidth_gb_s);
   const PackedWeight weight = packed_weight(p, t);
   if (!weight.in_place) {
     const double bytes =

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/implicit_gemm/tile.h"
+#include "plan/hardware.h"
 #include "plan/search.h"
 
 namespace customconv::implicit_gemm::sm90 {
@@ -33,37 +34,11 @@ constexpr int kMostHaloStages = 4;       // and at most
 constexpr int kLeastPlaneSlots = 2;      // of a warp: one is turned, one arrives
 constexpr int kUnit = 8;                 // rows of a swizzle
 constexpr int64_t kMostFlattened = 32;   // bytes of channels up to which taps may be channels
-constexpr int64_t kPageBytes = 2 << 20;  // of memory
 
-// Clocks and rates of a multiprocessor, fitted to times of plans on an H100
-// (docs/log/2026-11-25-weights-first.md).
-constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels,
-constexpr double kProductEfficiency = 0.849;
-constexpr double kSharedBytesPerClock = 125.7;  // of shared memory, read and written
-constexpr double kStepClocks = 159.3;           // to hand a stage over, beside half of its products
-constexpr double kLoadBytesPerClock = 50.58;    // from L2 into stages
-constexpr double kRowClocks = 2.25;             // of the copy engine, for each row of a stage
-constexpr double kHidden = 0.12;                // of what is hidden behind what takes longer
-constexpr double kTurnAccesses = 6.982;         // of shared memory, for each byte of planes
-constexpr double kBoxClocks = 153.6;            // to turn a box of planes
-constexpr double kTileClocks = 93.5;
-constexpr double kStoreBytesPerClock = 19.05;
-constexpr double kPixelBytesPerClock = 17.72;  // by threads
-constexpr double kPlaneBytesPerClock = 13.55;
-constexpr double kPageRowClocks = 23;     // of a tile's row in a plane that is a page of memory
-constexpr double kScatteredClocks = 1.2;  // of a pixel between those of other phases
-constexpr double kClusterBytesPerClock = 6.74;
-constexpr double kClusterMs = 0.00438;
-constexpr double kClusterShare = 0.9;       // of the multiprocessors, that clusters of four reach
-constexpr double kPairEfficiency = 0.9345;  // of a tile's clocks, where two blocks share one
-constexpr double kBandwidthShare = 0.908;
-constexpr double kStartMs = 0.006487;       // launch, and until the first stage is there
-constexpr double kPackMs = 0.00123;         // to pack weights, at least
-constexpr double kPackBytesPerClock = 409;  // of the whole GPU
-constexpr double kInputMs = 0.002503;       // to pack a chunk of the input, at least
-constexpr double kInputBandwidth = 1592;    // GB/s, of what is packed,
-constexpr double kGatheredBandwidth = 850;  // and where taps are gathered
-constexpr double kNextMs = 0.00294;         // until the next chunk's first products
+constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels
+// Of shared memory, for each byte of planes: written by copies, read in words of two pixels, and
+// written in another order.
+constexpr double kTurnAccesses = 7;
 
 // Behind the last pixel of an axis, where the first tap of its last output pixel is.
 int64_t upper_corner(int64_t pixels, int64_t outputs, int64_t stride, int64_t pad) {
@@ -270,48 +245,34 @@ bool is_legal(const Forward& p, const Tile& t) {
 }
 
 int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
-  const double share = t.splits > 2 ? kClusterShare : 1;
+  const double share = t.splits > 2 ? hardware::kClusterReach : 1;
   const auto clusters = static_cast<int64_t>(share * d.sm_count * t.kind().occupancy / t.splits);
   return std::max<int64_t>(clusters, 1) * t.splits;
 }
 
-double overlapped(double a, double b) { return std::max(a, b) + kHidden * std::min(a, b); }
-
-double store_clocks(const Packed& p, const Tile& t) {
+// Bytes that a tile stores, as the memory system counts them.
+double stored_bytes(const Packed& p, const Tile& t) {
   const double results = static_cast<double>(t.kind().pixels) * t.kind().channels;
-  const double bytes = results * static_cast<double>(element_size(p.dtype));
-  switch (t.store) {
-    case Store::kRows:
-      return bytes / kStoreBytesPerClock;
-    case Store::kPixels:
-      return bytes / kPixelBytesPerClock;
-    case Store::kPlanes: {
-      double clocks = bytes / kPlaneBytesPerClock;
-      if (p.phases > 1 && p.woven == 0) clocks += results * kScatteredClocks;
-      if (p.P * p.Q * element_size(p.dtype) >= kPageBytes / 2) {
-        clocks += results / static_cast<double>(t.strip_columns) * kPageRowClocks;
-      }
-      return clocks;
-    }
-    case Store::kCluster:
-      return results * 4 / kClusterBytesPerClock;
-  }
-  return 0;
+  const auto size = static_cast<double>(element_size(p.dtype));
+  if (t.store == Store::kCluster) return results * 4;
+  // Of a pixel between those of other phases, a part of a sector.
+  const bool scattered = t.store == Store::kPlanes && p.phases > 1 && p.woven == 0;
+  return results * (scattered ? hardware::kSectorBytes / 2 : size);
 }
 
-// The time of a problem whose `parts` are about as large as `p`.
-double predicted_ms(const ConvProblem& asked, const Packed& p, int64_t parts,
-                    const DeviceProperties& d, const Tile& t) {
+// Clocks of the units of a multiprocessor, while it sums a tile of a phase of so many taps.
+double busy_clocks(const Packed& p, const Tile& t, double taps) {
   const TileShape& kind = t.kind();
   const auto size = static_cast<double>(element_size(p.dtype));
-  const double results = static_cast<double>(kind.pixels) * kind.channels;
-  const double product = results * t.row_bytes / kProductBytes / kProductEfficiency;
-  const double step = std::max(product, product / 2 + kStepClocks);
-  const double x_clocks =
-      t.loader == Loader::kPlanes
-          ? t.plane_boxes * std::max(kBoxClocks, t.row_bytes / size * kRowClocks)
-          : std::max(t.x_bytes / kLoadBytesPerClock, t.copies * t.copy_rows * kRowClocks);
-  const double w_clocks = std::max(t.w_bytes / kLoadBytesPerClock, kind.channels * kRowClocks);
+  const double product =
+      static_cast<double>(kind.pixels) * kind.channels * t.row_bytes / kProductBytes;
+  const double copied_rows = t.loader == Loader::kPlanes
+                                 ? t.plane_boxes * t.row_bytes / size
+                                 : static_cast<double>(t.copies) * t.copy_rows;
+  const auto copy = [](double bytes, double rows) {
+    return std::max(bytes / hardware::kL2BytesPerClock, rows * hardware::kCopyRowClocks);
+  };
+  const double x_copy = copy(t.x_bytes, copied_rows), w_copy = copy(t.w_bytes, kind.channels);
   // An instruction reads 64 channels and its columns, the positions of a tile or a part of them.
   // Boxes of planes are written, read, and written again in another order.
   const double spans = kind.pixels / kind.columns(has_planes(t.loader, t.store));
@@ -319,46 +280,60 @@ double predicted_ms(const ConvProblem& asked, const Packed& p, int64_t parts,
   const double filled = t.loader == Loader::kPlanes
                             ? kTurnAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
                             : t.x_bytes;
-  const double store = store_clocks(p, t);
-  const auto blocks = static_cast<double>(blocks_at_once(d, t));
-  const auto launches = static_cast<double>(parts);
-  const double tiles = static_cast<double>(t.tiles_m * t.tiles_k * t.splits);  // of a phase
-  double total = 0;
-  double longest = 0;
+  const double fills = t.loader == Loader::kIm2col ? taps : 1;  // of pixels, for a stage's channels
+  return t.chunks / static_cast<double>(t.splits) *
+         busiest({taps * product, fills * x_copy + taps * w_copy,
+                  (taps * operands + fills * filled) / hardware::kSharedBytesPerClock});
+}
+
+// A kernel that moves bytes of device memory or of L2.
+Work moving(PriceKind kind, int row, double bytes, double repeats = 1) {
+  Work work;
+  work.row = price_row(kind, row);
+  work.waits = 1;
+  work.bytes = static_cast<float>(bytes);
+  work.repeats = static_cast<float>(repeats);
+  return work;
+}
+
+// Of a problem whose `parts` are about as large as `p`.
+WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
+                    const DeviceProperties& d, const Tile& t) {
+  const auto size = static_cast<double>(element_size(p.dtype));
+  const int narrow = size == 2 ? 0 : 1;
+  double busy = 0, taps = 0;  // of all phases
   for (int i = 0; i < p.phases; ++i) {
-    const double taps = static_cast<double>(p.phase[i].R) * p.phase[i].S;
-    double sum = 0;
-    if (t.loader == Loader::kIm2col) {
-      sum = taps * t.chunks *
-            std::max(overlapped(step, x_clocks + w_clocks),
-                     (operands + filled) / kSharedBytesPerClock);
-    } else {
-      sum = t.chunks * std::max(overlapped(taps * step, x_clocks + taps * w_clocks),
-                                (taps * operands + filled) / kSharedBytesPerClock);
-    }
-    const double item = sum / t.splits + store + kTileClocks;
-    longest = std::max(longest, item);
-    total += launches * std::ceil(tiles / blocks) * item;
+    const double own = static_cast<double>(p.phase[i].R) * p.phase[i].S;
+    busy += busy_clocks(p, t, own);
+    taps += own;
   }
-  total = std::max(total, longest);
-  if (kind.occupancy > 1) total *= kind.occupancy * kPairEfficiency;
-  const double ms = total / (d.clock_ghz * 1e6) + kStartMs;
-  const double bytes_ms =
-      1e-6 * asked.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s) + kStartMs;
-  double all = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
-  if (t.splits > 1) all += kClusterMs;
+  Work loop;
+  loop.row = price_row(PriceKind::kMainLoop,
+                       (static_cast<int>(t.loader) * kTileShapeCount + t.shape) * 2 + narrow);
+  loop.store_row = price_row(PriceKind::kStore, static_cast<int>(t.store) * 2 + narrow);
+  const auto launches = static_cast<double>(parts);
+  loop.repeats = static_cast<float>(launches);
+  loop.blocks = static_cast<float>(t.items() * t.splits);
+  loop.sms = static_cast<float>(d.sm_count * (t.splits > 2 ? hardware::kClusterReach : 1));
+  loop.resident = static_cast<float>(t.kind().occupancy);
+  loop.busy = static_cast<float>(busy / p.phases);
+  loop.waits = static_cast<float>(t.chunks * taps / p.phases / t.splits);
+  loop.stored = static_cast<float>(stored_bytes(p, t));
+  loop.bytes = static_cast<float>(asked.least_bytes() / launches);
+  WorkList works;
+  works.add(loop);
   if (p.packing != Packing::kNone) {
-    const double packed = launches * static_cast<double>(p.packed()) * size;
-    const double bandwidth = p.packing == Packing::kPatches ? kGatheredBandwidth : kInputBandwidth;
-    all += 1e-6 * packed / bandwidth + launches * kInputMs;
+    const double bytes = 2 * static_cast<double>(p.packed()) * size;
+    works.add(
+        moving(PriceKind::kPackPixels, p.packing == Packing::kPatches ? 1 : 0, bytes, launches));
   }
-  all += (launches - 1) * kNextMs + launches * weave_ms(p, d);
+  if (p.woven > 0) works.add(moving(PriceKind::kWeave, 0, weave_bytes(p), launches));
   const PackedWeight weight = weight_of(p, t);
   if (!weight.in_place) {
-    const double bytes = static_cast<double>(weight.rows * weight.row) * size;
-    all += std::max(kPackMs, bytes / kPackBytesPerClock / (d.clock_ghz * 1e6));
+    const double bytes = 2 * static_cast<double>(weight.rows * weight.row) * size;
+    works.add(moving(PriceKind::kPackWeights, 0, bytes));
   }
-  return all;
+  return works;
 }
 
 class Search : public PlanSearch {
@@ -452,7 +427,8 @@ class Search : public PlanSearch {
     plan.grid[0] = std::min<int64_t>(t.items() * t.splits, blocks_at_once(d_, t));
     if (t.splits > 1) plan.grid[0] = t.items() * t.splits;
     plan.workspace_bytes = packed_weight_bytes(f_, t) + bytes_;
-    plan.predicted_ms = predicted_ms(p_, f_, parts_, d_, t);
+    plan.works = count_work(p_, f_, parts_, d_, t);
+    plan.predicted_ms = price(plan.works, d_);
     add(plan);
     return true;
   }

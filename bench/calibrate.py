@@ -1,0 +1,215 @@
+"""`python -m bench calibrate`: fits the planner's prices to recorded timings.
+
+A plan lists the work of its kernels (csrc/plan/price.h). The table of prices says how fast each
+kind of kernel does such work. The fit makes predictions as close to the times as it can, in ratio,
+with the more weight the closer a plan is to the fastest of its cell. A kind with few timings stays
+near the mean of its part. Held-out cells are not seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from scipy import optimize
+
+from customconv import _C
+
+from . import timings
+from .measure import Cell
+from .timing import geomean
+from .timings import Timings, identity
+
+Floats = NDArray[np.float64]
+
+OUT = Path(__file__).parents[1] / "csrc" / "plan" / "prices_sm90.inc"
+COLUMNS = ("rate", "wait", "store", "bandwidth")
+START = {"rate": 0.7, "wait": 150.0, "store": 15.0, "bandwidth": 0.8}
+BOUNDS = {
+    "rate": (0.01, 1.5), "wait": (1.0, 3e4), "store": (1.0, 200.0), "bandwidth": (0.05, 1.1),
+}  # fmt: skip
+STIFFNESS = 2.0  # how much a kind's deviation from the mean of its part weighs, beside one plan
+DIGITS = 3
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A cell's plans that were timed and are still planned, and what they took."""
+
+    cell: Cell
+    held_out: bool
+    plans: list[_C.ConvPlan]
+    ms: Floats
+
+    @property
+    def lost(self) -> float:
+        """The time of the plan that the planner picks over that of the fastest."""
+        predicted = [plan.predicted_ms for plan in self.plans]
+        return float(self.ms[int(np.argmin(predicted))] / self.ms.min())
+
+
+def problem_of(cell: Cell) -> _C.ConvProblem:
+    """The planner's problem of a cell."""
+    layer, op = cell.layer, cell.op
+    if layer.transposed:
+        layer, op = layer.as_convolution(op)
+    dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(cell.precision, "float32")
+    stride, pad, dil, groups = layer.geometry
+    return _C.ConvProblem(
+        op=op, dtype=dtype, input=layer.input, weight=layer.weight, stride=stride, padding=pad,
+        dilation=dil, groups=groups, channels_last=cell.layout == "nhwc",
+        tf32=cell.precision == "tf32",
+    )  # fmt: skip
+
+
+def replay(timed: Sequence[Timings]) -> list[Replayed]:
+    """Plans each cell again, and keeps the plans that were timed."""
+    found = []
+    for each in timed:
+        known = {identity(plan): plan for plan in _C.plans(problem_of(each.cell))}
+        plans = [known[which] for which in each.times if which in known]
+        ms = np.array([ms for which, ms in each.times.items() if which in known])
+        if plans:
+            layer = each.cell.layer
+            held_out = timings.is_held_out(layer.suite, layer.name)
+            found.append(Replayed(each.cell, held_out, plans, ms))
+    return found
+
+
+class Fit:
+    """Prices as the parameters of a least-squares problem: logarithms, part by part."""
+
+    def __init__(self, cells: Sequence[Replayed]) -> None:
+        self.load = _C.Workload()
+        logs, weights = [], []
+        for cell in cells:
+            for plan, ms in zip(cell.plans, cell.ms, strict=True):
+                if plan.has_works:
+                    self.load.add(plan)
+                    logs.append(np.log(ms))
+                    weights.append(cell.ms.min() / ms / np.sqrt(len(cell.plans)))
+        self.logs, self.weights = np.array(logs), np.array(weights)
+        self.weights *= np.sqrt(len(self.weights) / (self.weights**2).sum())
+        used: dict[tuple[int, str], set[int]] = {}
+        for plan, rows in enumerate(self.load.rows()):
+            for row, columns in rows:
+                for column in columns:
+                    used.setdefault((row, column), set()).add(plan)
+        self.parts = _C.price_rows()  # of each row
+        self.singles = sorted(used)
+        self.plans_of = [np.array(sorted(used[key])) for key in self.singles]
+        self.means = sorted({(self.parts[row][0], column) for row, column in self.singles})
+        mean_of = {key: i for i, key in enumerate(self.means)}
+        self.mean_of = np.array(
+            [mean_of[self.parts[row][0], column] for row, column in self.singles]
+        )
+        self.all = np.arange(len(logs))
+
+    def values(self, x: Floats) -> Floats:
+        """The logarithms of all single prices."""
+        return x[: len(self.means)][self.mean_of] + x[len(self.means) :]
+
+    def table(self, values: Floats) -> Floats:
+        table = np.array([[START[column] for column in COLUMNS]] * len(self.parts))
+        for (row, column), value in zip(self.singles, values, strict=True):
+            table[row, COLUMNS.index(column)] = np.exp(np.clip(value, *np.log(BOUNDS[column])))
+        return table
+
+    def predict(self, table: Floats, which: NDArray[np.int64]) -> Floats:
+        return np.log(self.load.predict(table, which))
+
+    def residuals(self, x: Floats) -> Floats:
+        off = self.predict(self.table(self.values(x)), self.all) - self.logs
+        return np.concatenate([off * self.weights, STIFFNESS * x[len(self.means) :]])
+
+    def jacobian(self, x: Floats) -> Floats:
+        step = 1e-3
+        values = self.values(x)
+        table = self.table(values)
+        now = self.predict(table, self.all)
+        count, means = len(self.logs), len(self.means)
+        slopes = np.zeros((count + len(self.singles), means + len(self.singles)))
+        for i, (row, column) in enumerate(self.singles):
+            moved = table.copy()
+            low, high = BOUNDS[column]
+            moved[row, COLUMNS.index(column)] = np.clip(np.exp(values[i] + step), low, high)
+            which = self.plans_of[i]
+            slope = (self.predict(moved, which) - now[which]) / step * self.weights[which]
+            slopes[which, means + i] = slope
+            slopes[which, self.mean_of[i]] += slope
+            slopes[count + i, means + i] = STIFFNESS
+        return slopes
+
+    def run(self) -> Floats:
+        """Fits, and returns the table."""
+        x = np.concatenate(
+            [[np.log(START[column]) for _, column in self.means], np.zeros(len(self.singles))]
+        )
+        found = optimize.least_squares(
+            self.residuals, x, self.jacobian, loss="soft_l1", f_scale=0.1, max_nfev=40
+        )
+        return self.table(self.values(found.x))
+
+
+def rounded(table: Floats) -> list[list[float]]:
+    return [[float(f"{value:.{DIGITS}g}") for value in row] for row in table]
+
+
+def written(table: Floats, parts: Sequence[tuple[str, int]], facts: dict[str, Any]) -> str:
+    """The table as the planner compiles it in."""
+    lines = [
+        "// Written by `python -m bench calibrate` from timings on an "
+        f"{facts['device'].replace('NVIDIA ', '').split()[0]} of sources",
+        f"// {facts['sources']}: share of the full rate, clocks of a wait, bytes stored a clock,",
+        "// share of the memory's bandwidth.",
+    ]
+    for (part, row), values in zip(parts, rounded(table), strict=True):
+        if row == 0:
+            lines.append(f"// {part}")
+        lines.append(f"{{{', '.join(f'{value:g}' for value in values)}}},")
+    return "\n".join(lines) + "\n"
+
+
+def summary(cells: Sequence[Replayed]) -> Table:
+    table = Table(box=None, header_style="dim")
+    for head in ("cells", "number", "mean", "worst", "above 1.5", "above 1.2"):
+        table.add_column(head)
+    known = {layer.suite for layer in timings.corpus.known_layers()}
+    groups: dict[str, list[float]] = {}
+    for cell in cells:
+        layer = cell.cell.layer
+        kinds = [
+            "all", "held out" if cell.held_out else "fitted",
+            "of shapes.json" if layer.suite in known else "of others",
+            f"{cell.cell.precision} {cell.cell.layout} {cell.cell.op}",
+        ]  # fmt: skip
+        for kind in kinds:
+            groups.setdefault(kind, []).append(cell.lost)
+    for kind, lost in sorted(groups.items(), key=lambda item: -len(item[1])):
+        table.add_row(
+            kind, str(len(lost)), f"{geomean(lost):.3f}", f"{max(lost):.2f}",
+            str(sum(each > 1.5 for each in lost)), str(sum(each > 1.2 for each in lost)),
+        )  # fmt: skip
+    return table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--timings", type=Path, default=timings.PATH)
+    parser.add_argument("--out", type=Path, default=OUT)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    console = Console()
+    facts, timed = timings.read(arguments.timings)
+    cells = replay(timed)
+    console.print(summary(cells))
+    fit = Fit([cell for cell in cells if not cell.held_out])
+    arguments.out.write_text(written(fit.run(), fit.parts, facts))
+    return 0

@@ -1,0 +1,80 @@
+#include "plan/price.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "plan/hardware.h"
+
+namespace customconv {
+
+namespace {
+
+constexpr int kRows[] = {
+#define CUSTOMCONV_PRICE(name, rows, text) rows,
+#include "plan/prices.def"
+#undef CUSTOMCONV_PRICE
+};
+constexpr auto kFirstRows = [] {
+  std::array<int, static_cast<size_t>(PriceKind::kCount) + 1> first{};
+  for (size_t i = 0; i + 1 < first.size(); ++i) first[i + 1] = first[i] + kRows[i];
+  return first;
+}();
+
+// Kinds without timings have no rows yet, and the default price.
+constexpr std::array<Price, kFirstRows.back()> kSm90 = {{
+#include "plan/prices_sm90.inc"
+}};
+
+double kernel_ms(const Work& w, const DeviceProperties& d, PriceTable table) {
+  const Price& own = table[w.row];
+  const double busy = w.busy / own.rate;
+  double block = busy + w.waits * own.wait;
+  if (w.store_row != kNoRow) {
+    const Price& stores = table[w.store_row];
+    block += w.stored / stores.store + stores.wait;
+  }
+  // Blocks that share a multiprocessor share its units, and wait at the same time.
+  const double share = std::ceil(w.blocks / w.sms);
+  const double clocks = std::max(share * busy, std::ceil(share / w.resident) * block);
+  const double ms = clocks / (d.clock_ghz * 1e6);
+  const double bytes_ms = 1e-6 * w.bytes / (own.bandwidth * d.bandwidth_gb_s);
+  return w.repeats * (std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms)) + hardware::kNextMs);
+}
+
+}  // namespace
+
+uint16_t price_row(PriceKind kind, int row) {
+  return static_cast<uint16_t>(kFirstRows[static_cast<size_t>(kind)] + row);
+}
+
+std::vector<std::pair<const char*, int>> price_rows() {
+  constexpr const char* kTexts[] = {
+#define CUSTOMCONV_PRICE(name, rows, text) text,
+#include "plan/prices.def"
+#undef CUSTOMCONV_PRICE
+  };
+  std::vector<std::pair<const char*, int>> all;
+  for (size_t kind = 0; kind < std::size(kTexts); ++kind) {
+    for (int row = 0; row < kRows[kind]; ++row) all.emplace_back(kTexts[kind], row);
+  }
+  return all;
+}
+
+PriceTable prices_of(const DeviceProperties&) { return kSm90.data(); }
+
+double busiest(std::initializer_list<double> clocks) {
+  double most = 0, all = 0;
+  for (const double each : clocks) {
+    most = std::max(most, each);
+    all += each;
+  }
+  return most + hardware::kHidden * (all - most);
+}
+
+double price(const WorkList& works, const DeviceProperties& d, PriceTable table) {
+  double ms = hardware::kLaunchMs - hardware::kNextMs;
+  for (const Work& work : works) ms += kernel_ms(work, d, table);
+  return ms;
+}
+
+}  // namespace customconv
