@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from scipy import optimize
+from scipy import optimize, sparse
 
 from customconv import _C
 
@@ -35,8 +35,10 @@ START = {"rate": 0.7, "wait": 150.0, "store": 15.0, "bandwidth": 0.8}
 BOUNDS = {
     "rate": (0.01, 1.5), "wait": (1.0, 3e4), "store": (1.0, 200.0), "bandwidth": (0.05, 1.1),
 }  # fmt: skip
-STIFFNESS = 2.0  # how much a kind's deviation from the mean of its part weighs, beside one plan
-DIGITS = 3
+STIFFNESS = 0.7  # how much a kind's deviation from the mean of its part weighs, beside one plan
+SMALL = 0.1  # errors, of the logarithm, up to which they count as squares
+STEP = 1e-3  # of a logarithm, for slopes
+DIGITS = 3  # that the table keeps
 
 
 @dataclass(frozen=True)
@@ -125,36 +127,60 @@ class Fit:
     def predict(self, table: Floats, which: NDArray[np.int64]) -> Floats:
         return np.log(self.load.predict(table, which))
 
-    def residuals(self, x: Floats) -> Floats:
-        off = self.predict(self.table(self.values(x)), self.all) - self.logs
-        return np.concatenate([off * self.weights, STIFFNESS * x[len(self.means) :]])
-
-    def jacobian(self, x: Floats) -> Floats:
-        step = 1e-3
+    def slopes(self, x: Floats, off: Floats) -> sparse.csr_matrix:
+        """How the predictions' logarithms change with the parameters."""
         values = self.values(x)
         table = self.table(values)
-        now = self.predict(table, self.all)
-        count, means = len(self.logs), len(self.means)
-        slopes = np.zeros((count + len(self.singles), means + len(self.singles)))
+        now = off + self.logs
+        rows, columns, slopes = [], [], []
         for i, (row, column) in enumerate(self.singles):
             moved = table.copy()
-            low, high = BOUNDS[column]
-            moved[row, COLUMNS.index(column)] = np.clip(np.exp(values[i] + step), low, high)
+            moved[row, COLUMNS.index(column)] = np.exp(
+                np.clip(values[i] + STEP, *np.log(BOUNDS[column]))
+            )
             which = self.plans_of[i]
-            slope = (self.predict(moved, which) - now[which]) / step * self.weights[which]
-            slopes[which, means + i] = slope
-            slopes[which, self.mean_of[i]] += slope
-            slopes[count + i, means + i] = STIFFNESS
-        return slopes
+            slope = (self.predict(moved, which) - now[which]) / STEP
+            for parameter in (self.mean_of[i], len(self.means) + i):
+                rows.append(which)
+                columns.append(np.full(len(which), parameter))
+                slopes.append(slope)
+        shape = (len(self.logs), len(x))
+        entries = np.concatenate(slopes), (np.concatenate(rows), np.concatenate(columns))
+        return sparse.csr_matrix(entries, shape=shape)
 
     def run(self) -> Floats:
-        """Fits, and returns the table."""
+        """Fits, and returns the table.
+
+        Minimises the sum of a loss that grows like the absolute error where errors are large, by
+        Newton's method with the Gauss-Newton matrix, in a trust region.
+        """
+        singles = slice(len(self.means), None)
+        stiff = np.zeros(len(self.means) + len(self.singles))
+        stiff[singles] = STIFFNESS**2
+        known: dict[bytes, tuple[float, Floats, Floats]] = {}
+
+        def at(x: Floats) -> tuple[float, Floats, Floats]:
+            """The value, its gradient and the matrix of second derivatives."""
+            key = x.tobytes()
+            if key not in known:
+                known.clear()
+                off = self.predict(self.table(self.values(x)), self.all) - self.logs
+                root = np.sqrt(1 + (off / SMALL) ** 2)
+                value = (self.weights**2 * SMALL**2 * 2 * (root - 1)).sum() + (stiff * x**2).sum()
+                slopes = self.slopes(x, off)
+                by = self.weights**2 / root
+                gradient = 2 * (slopes.T @ (by * off)) + 2 * stiff * x
+                second = 2 * (slopes.T @ sparse.diags(by) @ slopes).toarray() + 2 * np.diag(stiff)
+                known[key] = float(value), gradient, second
+            return known[key]
+
         x = np.concatenate(
             [[np.log(START[column]) for _, column in self.means], np.zeros(len(self.singles))]
         )
-        found = optimize.least_squares(
-            self.residuals, x, self.jacobian, loss="soft_l1", f_scale=0.1, max_nfev=40
-        )
+        found = optimize.minimize(
+            lambda x: at(x)[0], x, jac=lambda x: at(x)[1], hess=lambda x: at(x)[2],
+            method="trust-exact", options={"maxiter": 100, "gtol": 1e-3},
+        )  # fmt: skip
         return self.table(self.values(found.x))
 
 

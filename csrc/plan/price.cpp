@@ -28,14 +28,15 @@ constexpr std::array<Price, kFirstRows.back()> kSm90 = {{
 double kernel_ms(const Work& w, const DeviceProperties& d, PriceTable table) {
   const Price& own = table[w.row];
   const double busy = w.busy / own.rate;
-  double block = busy + w.waits * own.wait;
+  double block = busy + w.waits * own.wait, begin = 0;
   if (w.store_row != kNoRow) {
     const Price& stores = table[w.store_row];
-    block += w.stored / stores.store + stores.wait;
+    block += w.stored / stores.store;
+    begin = stores.wait;
   }
   // Blocks that share a multiprocessor share its units, and wait at the same time.
   const double share = std::ceil(w.blocks / w.sms);
-  const double clocks = std::max(share * busy, std::ceil(share / w.resident) * block);
+  const double clocks = begin + std::max(share * busy, std::ceil(share / w.resident) * block);
   const double ms = clocks / (d.clock_ghz * 1e6);
   const double bytes_ms = 1e-6 * w.bytes / (own.bandwidth * d.bandwidth_gb_s);
   return w.repeats * (std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms)) + hardware::kNextMs);

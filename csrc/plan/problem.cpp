@@ -8,8 +8,17 @@
 namespace customconv {
 
 double ConvProblem::least_bytes() const {
-  const double count = static_cast<double>(x_count()) + static_cast<double>(w_count()) +
-                       static_cast<double>(y_count()) * (has_residual ? 2 : 1);
+  // Rows that a stride passes over are not read, and neither are columns whose channels are side
+  // by side; an input gradient has all of them.
+  const auto met = [](int64_t taps, int64_t stride) {
+    return static_cast<double>(std::min(taps, stride)) / static_cast<double>(stride);
+  };
+  double x = static_cast<double>(x_count());
+  if (pass != Pass::kDgrad) {
+    x *= met(R, stride_h) * (x_strides[3] == 1 ? 1 : met(S, stride_w));
+  }
+  const double count =
+      x + static_cast<double>(w_count()) + static_cast<double>(y_count()) * (has_residual ? 2 : 1);
   return count * static_cast<double>(element_size(dtype));
 }
 

@@ -262,7 +262,7 @@ PackedWeight packed_matrix(const Forward& p, bool transposed) {
                         (p.taps_w == 1 || strides[3] == columns) &&
                         (p.taps_h == 1 || strides[2] == columns * p.taps_w) &&
                         (rows == 1 || strides[0] == columns * p.taps_w * p.taps_h) && p.w_aligned;
-  return {rows * p.taps_h * p.taps_w, round_up(columns, unit), in_place};
+  return {rows * p.taps_h * p.taps_w, in_place ? columns : round_up(columns, 2 * unit), in_place};
 }
 
 PackedWeight packed_weight(const Forward& p, const Tile& t) {

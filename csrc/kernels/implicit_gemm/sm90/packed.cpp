@@ -60,6 +60,8 @@ void cut(Part& part, int64_t first, int64_t count) {
   }
 }
 
+constexpr int64_t kSectorBytes = 32;  // that memory is read by
+
 bool is_empty(const ConvProblem& p) { return p.H < 1 || p.W < 1 || p.P < 1 || p.Q < 1; }
 
 // Makes channels of all taps.
@@ -105,7 +107,10 @@ Packed forward_of(const ConvProblem& asked, Form form) {
   p.packing = packing;
   p.source = p;
   if (patches) flatten(p);
-  const int64_t pixel = round_up(p.C, 16 / element_size(p.dtype));
+  const int64_t size = element_size(p.dtype);
+  // Whole sectors: pixels that begin within one are read from L2 at a third of the rate.
+  const int64_t unit = p.C * size > kSectorBytes ? kSectorBytes : 16;
+  const int64_t pixel = round_up(p.C, unit / size);
   p.x_strides = {p.H * p.W * pixel, 1, p.W * pixel, pixel};
   p.x_aligned = true;
   return p;

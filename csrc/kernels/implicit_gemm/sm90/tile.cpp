@@ -250,14 +250,21 @@ int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
   return std::max<int64_t>(clusters, 1) * t.splits;
 }
 
-// Bytes that a tile stores, as the memory system counts them.
+// Bytes that a tile stores. What is stored by single elements takes as long as more bytes.
 double stored_bytes(const Packed& p, const Tile& t) {
-  const double results = static_cast<double>(t.kind().pixels) * t.kind().channels;
+  const int64_t channels = p.K / t.tiles_k;  // of the average tile, that exist
+  const double results = static_cast<double>(t.kind().pixels * channels);
   const auto size = static_cast<double>(element_size(p.dtype));
   if (t.store == Store::kCluster) return results * 4;
-  // Of a pixel between those of other phases, a part of a sector.
-  const bool scattered = t.store == Store::kPlanes && p.phases > 1 && p.woven == 0;
-  return results * (scattered ? hardware::kSectorBytes / 2 : size);
+  double slower = 1;
+  if (t.store == Store::kPixels && p.K * element_size(p.dtype) % 16 != 0) {
+    slower = 16 / size;  // threads store 16 bytes each, element by element
+  } else if (t.store == Store::kPlanes && p.y_strides[3] != 1) {
+    slower = 8 / size;  // a warp's elements lie in as many lines as twice as many would
+  } else if (t.store == Store::kPlanes && (p.Q % 2 != 0 || t.pitch % 2 != 0)) {
+    slower = 4 / size;  // a warp stores 32 elements at a time, not 128 bytes
+  }
+  return results * size * slower;
 }
 
 // Clocks of the units of a multiprocessor, while it sums a tile of a phase of so many taps.
@@ -284,6 +291,15 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
   return t.chunks / static_cast<double>(t.splits) *
          busiest({taps * product, fills * x_copy + taps * w_copy,
                   (taps * operands + fills * filled) / hardware::kSharedBytesPerClock});
+}
+
+// How pixels are packed: from planes that begin at multiples of 16 bytes or not, from pixels whose
+// channels are side by side, or with what their taps meet.
+int packing_row(const Packed& p) {
+  if (p.packing == Packing::kPatches) return 3;
+  const Shape4& strides = p.source.x_strides;
+  if (strides[3] != 1) return 2;
+  return p.source.x_aligned && strides[1] * element_size(p.dtype) % 16 == 0 ? 0 : 1;
 }
 
 // A kernel that moves bytes of device memory or of L2.
@@ -317,15 +333,14 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
   loop.sms = static_cast<float>(d.sm_count * (t.splits > 2 ? hardware::kClusterReach : 1));
   loop.resident = static_cast<float>(t.kind().occupancy);
   loop.busy = static_cast<float>(busy / p.phases);
-  loop.waits = static_cast<float>(t.chunks * taps / p.phases / t.splits);
+  loop.waits = 1;
   loop.stored = static_cast<float>(stored_bytes(p, t));
   loop.bytes = static_cast<float>(asked.least_bytes() / launches);
   WorkList works;
   works.add(loop);
   if (p.packing != Packing::kNone) {
     const double bytes = 2 * static_cast<double>(p.packed()) * size;
-    works.add(
-        moving(PriceKind::kPackPixels, p.packing == Packing::kPatches ? 1 : 0, bytes, launches));
+    works.add(moving(PriceKind::kPackPixels, packing_row(p), bytes, launches));
   }
   if (p.woven > 0) works.add(moving(PriceKind::kWeave, 0, weave_bytes(p), launches));
   const PackedWeight weight = weight_of(p, t);
