@@ -45,6 +45,9 @@ struct Family {
   // Every plan that `propose` weighs; null where that is one.
   std::vector<ConvPlan> (*variants)(const ConvProblem&, const DeviceProperties&) = nullptr;
   bool fuses = false;  // its kernels do the epilogue: scale, residual and activation
+  // Plans of unsplit sums with the same number give the same bits, whatever N is; null where all
+  // do.
+  int64_t (*sum_order)(const ConvProblem&, const ConvPlan&) = nullptr;
 };
 
 struct Candidate {
