@@ -244,8 +244,8 @@ FamilyId cheapest_in_order(const ConvProblem& problem, const DeviceProperties& d
 double cheapest_ms(const ConvProblem& problem, const DeviceProperties& device) {
   double ms = std::numeric_limits<double>::infinity();
   if (is_batch_invariant(problem)) {
-    cheapest_in_order(problem, device, ms);
-    return ms;
+    const FamilyId family = cheapest_in_order(problem, device, ms);
+    return family == FamilyId::direct ? std::numeric_limits<double>::infinity() : ms;
   }
   const ConvPlan best = cheapest(problem, device);
   return best.family == FamilyId::kAten ? ms : best.predicted_ms;
@@ -296,7 +296,9 @@ bool leaves_no_doubt(const ConvProblem& p, const DeviceProperties& device) {
   };
   if (p.groups == 1 || p.group_C() != 1 || p.group_K() != 1) return false;
   if (!in_planes(p.x_sizes(), p.x_strides) || !in_planes(p.y_sizes(), p.y_strides)) return false;
-  const double bytes_ms = 1e-6 * p.least_bytes() / device.bandwidth_gb_s;
+  ConvProblem bare = p;
+  bare.has_residual = false;  // the convolution decides for a fused call too
+  const double bytes_ms = 1e-6 * bare.least_bytes() / device.bandwidth_gb_s;
   const double products_ms = 2e3 * p.macs() / device.vector_flops(p.dtype);
   if (bytes_ms < kMargin * products_ms) return false;
   return depthwise::family.can_implement(p, device) == nullptr;

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/extension.h>
 
+#include "torch/batch_invariance.h"
 #include "torch/explain.h"
 #include "torch/problem.h"
 #include "torch/routing.h"
@@ -121,6 +122,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("begin_routing", begin_routing);
   m.def("end_routing", end_routing);
   m.def("is_routing", is_routing);
+  m.def("set_batch_invariant", set_batch_invariant);
+  m.def("begin_batch_invariance", begin_batch_invariance);
+  m.def("end_batch_invariance", end_batch_invariance);
+  m.def("is_batch_invariant", wants_batch_invariance);
   m.def("stats", stats, py::arg("reset"));
 
   py::class_<ConvProblem>(m, "ConvProblem")
