@@ -1,5 +1,6 @@
 #include "torch/explain.h"
 
+#include "torch/batch_invariance.h"
 #include "torch/routing.h"
 
 #ifdef CUSTOMCONV_WITH_CUDA
@@ -34,6 +35,9 @@ TensorExplanation explain_call(const Call& call, const std::string& algorithm) {
   TensorExplanation explanation;
   const auto conv = described(call);
   const auto by_aten = [&](std::string why) {
+    if (wants_batch_invariance() && call.pass != Pass::kWgrad) {
+      why += "; the call raises, because PyTorch's own convolution is not batch invariant";
+    }
     explanation.candidates = refused(why);
     explanation.fallback = std::move(why);
     return explanation;

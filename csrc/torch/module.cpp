@@ -141,7 +141,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           "output", [](const ConvProblem& p) { return py::make_tuple(p.N, p.K, p.P, p.Q); })
       .def_property_readonly("macs", &ConvProblem::macs)
       .def_property_readonly("least_bytes", &ConvProblem::least_bytes)
-      .def_readonly("batch_invariant", &ConvProblem::batch_invariant)
+      .def_property_readonly("batch_invariant", is_batch_invariant)
       .def_property_readonly("needs_wide_index",
                              [](const ConvProblem& p) { return needs_wide_index(p); })
       .def("__str__", [](const ConvProblem& p) { return to_string(p); });
