@@ -48,6 +48,9 @@ struct Family {
   // Plans of unsplit sums with the same number give the same bits, whatever N is; null where all
   // do.
   int64_t (*sum_order)(const ConvProblem&, const ConvPlan&) = nullptr;
+  // Plans of all those orders, also where `propose` leaves them out for the problem's N; null where
+  // `variants` has them.
+  std::vector<ConvPlan> (*all_orders)(const ConvProblem&, const DeviceProperties&) = nullptr;
 };
 
 struct Candidate {

@@ -59,16 +59,15 @@ const char* propose_for_batch(size_t index, const ConvProblem& problem,
   return plan.grid[0] > 0 ? nullptr : kNoTile;
 }
 
-// Every plan of a family; none where it cannot.
-std::vector<ConvPlan> variants_of(size_t index, const ConvProblem& problem,
-                                  const DeviceProperties& device) {
-  const Family& family = *kFamilies[index];
+// Every plan of a family, listed by one of its functions; none where it cannot.
+std::vector<ConvPlan> listed(size_t index, const ConvProblem& problem,
+                             const DeviceProperties& device, decltype(Family::variants) list) {
   std::vector<ConvPlan> all;
-  if (family.variants == nullptr) {
+  if (list == nullptr) {
     ConvPlan own;
     if (propose_for_batch(index, problem, device, own) == nullptr) all.push_back(own);
-  } else if (family.can_implement(problem, device) == nullptr) {
-    for (const ConvPlan& plan : family.variants(problem, device)) {
+  } else if (kFamilies[index]->can_implement(problem, device) == nullptr) {
+    for (const ConvPlan& plan : list(problem, device)) {
       all.push_back(complete(plan, index, problem, device));
     }
   }
@@ -117,7 +116,9 @@ struct Ordered {
 std::vector<Ordered> ordered_plans(size_t index, const ConvProblem& problem,
                                    const DeviceProperties& device) {
   std::vector<Ordered> found;
-  for (const ConvPlan& plan : variants_of(index, problem, device)) {
+  const Family& family = *kFamilies[index];
+  const auto list = family.all_orders != nullptr ? family.all_orders : family.variants;
+  for (const ConvPlan& plan : listed(index, problem, device, list)) {
     if (plan.splits > 1 || plan.uses_blas || plan.grid[0] == 0) continue;
     const int64_t order = sum_order(problem, plan);
     const auto same = std::find_if(found.begin(), found.end(),
@@ -432,7 +433,7 @@ Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device) {
   std::vector<ConvPlan> all;
   for (size_t i = 0; i < kFamilyCount; ++i) {
-    const std::vector<ConvPlan> own = variants_of(i, problem, device);
+    const std::vector<ConvPlan> own = listed(i, problem, device, kFamilies[i]->variants);
     all.insert(all.end(), own.begin(), own.end());
   }
   return all;

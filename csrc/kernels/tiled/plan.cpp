@@ -291,16 +291,14 @@ const char* can_implement(const ConvProblem& problem, const DeviceProperties& de
   return nullptr;
 }
 
-// The cheapest plan. Where `all` is given, every plan goes there that is weighed, also those of
-// tiles that do not pay for the problem's batch.
+// The cheapest plan. Where `all` is given, plans go there of every order of sums, also of tiles
+// that do not pay for the problem's batch.
 ConvPlan search(const ConvProblem& problem, const DeviceProperties& device,
                 std::vector<ConvPlan>* all) {
   const Geometry g = forward_geometry(problem);
   const int64_t element_bytes = element_size(problem.dtype);
   ConvPlan best;
-  const auto consider = [&](const Variant& variant, int64_t limit) {
-    const Tile tile = make_tile(g, variant, element_bytes, limit);
-    if (!tile.fits) return int64_t{0};
+  const auto weigh = [&](const Variant& variant, const Tile& tile) {
     const WarpShape& shape = kWarpShapes[variant.warps];
     ConvPlan plan;
     plan.variant = kKernels[variant.kernel].name;
@@ -312,7 +310,18 @@ ConvPlan search(const ConvProblem& problem, const DeviceProperties& device,
     plan.predicted_ms = predict_ms(problem, g, variant, tile, device);
     if (all != nullptr) all->push_back(plan);
     if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
-    return tile.count();
+  };
+  const auto consider = [&](const Variant& variant, int64_t limit) {
+    Tile tile = make_tile(g, variant, element_bytes, limit);
+    if (!tile.fits) return int64_t{0};
+    const int64_t blocks = tile.count();
+    weigh(variant, tile);
+    // Smaller tiles, of fewer images, have room for larger chunks.
+    for (int most = tile.chunk; all != nullptr && tile.fits; most = std::max(most, tile.chunk)) {
+      tile = make_tile(g, variant, element_bytes, tile.shared_bytes - 1);
+      if (tile.fits && tile.chunk > most) weigh(variant, tile);
+    }
+    return blocks;
   };
   const auto try_kernel = [&](int kernel, int64_t limit) {
     const int channels = kKernels[kernel].channels;
@@ -353,7 +362,7 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
   return search(problem, device, nullptr);
 }
 
-std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device) {
+std::vector<ConvPlan> all_orders(const ConvProblem& problem, const DeviceProperties& device) {
   std::vector<ConvPlan> plans;
   search(problem, device, &plans);
   return plans;
@@ -429,6 +438,7 @@ Tile make_tile(const Geometry& geometry, Variant variant, int64_t element_bytes,
 }
 
 extern const Family family;
-const Family family{"tiled", can_implement, propose, variants, /*fuses=*/false, sum_order};
+const Family family{"tiled",         can_implement, propose,   /*variants=*/nullptr,
+                    /*fuses=*/false, sum_order,     all_orders};
 
 }  // namespace customconv::tiled
