@@ -291,14 +291,37 @@ const char* can_implement(const ConvProblem& problem, const DeviceProperties& de
   return nullptr;
 }
 
-// The cheapest plan. Where `all` is given, plans go there of every order of sums, also of tiles
-// that do not pay for the problem's batch.
+// A variant whose tile is of a single image, whatever the batch: one warp's, of strips so wide that
+// rows of an image fill it.
+Variant single_image_variant(const Geometry& g, int kernel) {
+  constexpr int64_t kWarpStrips = 32;
+  Variant variant{kernel, kWarpShapeCount - 1, 0, 0};
+  for (const int width : {0, 3, 4}) {
+    variant.width = width;
+    const int64_t room = kWarpStrips / kTileWidths[width];
+    if (room / even_piece(g.P, room) < 2) break;
+  }
+  return variant;
+}
+
+// In which order a tile adds the terms of a sum: by the kernel, whether it takes a tap at a time,
+// and the channels of a step, whose products are summed apart.
+int64_t order_of(const Geometry& g, const Variant& variant, const Tile& tile) {
+  const int64_t walk = variant.kernel * 2 + (tile.gathered ? 1 : 0);
+  return walk << 32 | std::min<int64_t>(tile.chunk, g.C);
+}
+
+// The cheapest plan. Where `all` is given, plans go there of the one order of sums that every batch
+// has, also of tiles that do not pay for the problem's batch.
 ConvPlan search(const ConvProblem& problem, const DeviceProperties& device,
                 std::vector<ConvPlan>* all) {
   const Geometry g = forward_geometry(problem);
   const int64_t element_bytes = element_size(problem.dtype);
   ConvPlan best;
-  const auto weigh = [&](const Variant& variant, const Tile& tile) {
+  int64_t order = -1;  // of all
+  const auto consider = [&](const Variant& variant, int64_t limit) {
+    const Tile tile = make_tile(g, variant, element_bytes, limit);
+    if (!tile.fits) return int64_t{0};
     const WarpShape& shape = kWarpShapes[variant.warps];
     ConvPlan plan;
     plan.variant = kKernels[variant.kernel].name;
@@ -308,22 +331,13 @@ ConvPlan search(const ConvProblem& problem, const DeviceProperties& device,
     plan.shared_bytes = static_cast<int>(tile.shared_bytes);
     plan.wide_index = needs_wide_index(problem);  // offsets that leave a tile are 64-bit anyway
     plan.predicted_ms = predict_ms(problem, g, variant, tile, device);
-    if (all != nullptr) all->push_back(plan);
+    if (order < 0) order = order_of(g, variant, tile);
+    if (all != nullptr && order_of(g, variant, tile) == order) all->push_back(plan);
     if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
-  };
-  const auto consider = [&](const Variant& variant, int64_t limit) {
-    Tile tile = make_tile(g, variant, element_bytes, limit);
-    if (!tile.fits) return int64_t{0};
-    const int64_t blocks = tile.count();
-    weigh(variant, tile);
-    // Smaller tiles, of fewer images, have room for larger chunks.
-    for (int most = tile.chunk; all != nullptr && tile.fits; most = std::max(most, tile.chunk)) {
-      tile = make_tile(g, variant, element_bytes, tile.shared_bytes - 1);
-      if (tile.fits && tile.chunk > most) weigh(variant, tile);
-    }
-    return blocks;
+    return tile.count();
   };
   const auto try_kernel = [&](int kernel, int64_t limit) {
+    if (all != nullptr) consider(single_image_variant(g, kernel), limit);
     const int channels = kKernels[kernel].channels;
     for (int warps = 0; warps < kWarpShapeCount; ++warps) {
       const WarpShape& shape = kWarpShapes[warps];
@@ -368,14 +382,11 @@ std::vector<ConvPlan> all_orders(const ConvProblem& problem, const DevicePropert
   return plans;
 }
 
-// By the kernel, whether it takes a tap at a time, and the channels of a step, whose products are
-// summed apart.
 int64_t sum_order(const ConvProblem& problem, const ConvPlan& plan) {
   const Geometry g = forward_geometry(problem);
   const Variant variant = Variant::at(plan.variant_index);
-  const Tile tile = make_tile(g, variant, element_size(problem.dtype), plan.shared_bytes);
-  const int64_t walk = variant.kernel * 2 + (tile.gathered ? 1 : 0);
-  return walk << 32 | std::min<int64_t>(tile.chunk, g.C);
+  return order_of(g, variant,
+                  make_tile(g, variant, element_size(problem.dtype), plan.shared_bytes));
 }
 
 }  // namespace
