@@ -47,8 +47,6 @@ ConvPlan complete(ConvPlan plan, size_t index, const ConvProblem& problem,
   return plan;
 }
 
-constexpr const char* kNoTile = "none of its tiles fits the problem";
-
 // Leaves a family's plan in `plan`, or returns why there is none: also where nothing is known that
 // rules a problem out, but no tile fits it.
 const char* propose_for_batch(size_t index, const ConvProblem& problem,
@@ -56,7 +54,7 @@ const char* propose_for_batch(size_t index, const ConvProblem& problem,
   const char* why_not = kFamilies[index]->can_implement(problem, device);
   if (why_not != nullptr) return why_not;
   plan = complete(kFamilies[index]->propose(problem, device), index, problem, device);
-  return plan.grid[0] > 0 ? nullptr : kNoTile;
+  return plan.grid[0] > 0 ? nullptr : "none of its tiles fits the problem";
 }
 
 // Every plan of a family, listed by one of its functions; none where it cannot.
@@ -91,9 +89,11 @@ ConvProblem with_batch(ConvProblem problem, int64_t images) {
 }
 
 // The strides of the one dense layout that all tensors have: where a size is one, theirs could tell
-// an image from a batch.
+// an image from a batch. Where sizes leave two layouts, it is the one that y's strides name.
 void settle_strides(ConvProblem& p) {
-  for (const Layout layout : {Layout::kNchw, Layout::kNhwc}) {
+  const bool channels_last = p.y_strides == dense_strides(p.y_sizes(), Layout::kNhwc);
+  const Layout named = channels_last ? Layout::kNhwc : Layout::kNchw;
+  for (const Layout layout : {named, Layout::kNchw, Layout::kNhwc}) {
     if (!strides_match(p.x_sizes(), p.x_strides, layout) ||
         !strides_match(p.w_sizes(), p.w_strides, layout) ||
         !strides_match(p.y_sizes(), p.y_strides, layout)) {

@@ -60,6 +60,7 @@ Fallback no_plan(const Tensor& input) {
 // Whether it does so for want of measured times, which is asked before operands are copied.
 bool is_unmeasured(const Convolution& conv, Pass pass, Algorithm wanted) {
   const c10::DeviceIndex device = conv.input.get_device();
+  if (conv.problem.batch_invariant) return false;
   if (wanted != Algorithm::kAuto || device_properties(device).has_prices()) return false;
   ConvProblem problem = conv.problem_of(pass);
   return plan_on(device, problem, wanted, /*prefer=*/true).family == FamilyId::kAten;
