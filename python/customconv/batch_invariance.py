@@ -18,13 +18,13 @@ def set_batch_invariant(enabled: bool) -> None:
 
     While it is on, an image's output and input gradient are the same bits in any batch, at any
     place, and alone as ``x[i : i + 1]``. This holds for this package's operators on CUDA, for its
-    modules, and for PyTorch's own convolutions while they are routed (``enable``). The memory format
-    is a part of the call: an image of a channels-last batch must stay channels-last. So are
+    modules, and for PyTorch's own convolutions while they are routed (``enable``). The memory
+    format is a part of the call: an image of a channels-last batch must stay channels-last. So are
     PyTorch's switches for TF32, and the GPU.
 
-    The switch is one atomic flag of the whole process: a call in any thread reads it once, when it
-    runs. A backward pass follows the state of the time when it runs. A compiled graph calls the
-    operators, so that it follows the switch as well; a captured CUDA graph replays what was captured.
+    The switch is one atomic flag of the whole process: a call in any thread reads it when it runs.
+    So does a backward pass, and so does a compiled graph, which calls the operators. A captured
+    CUDA graph replays what was captured.
 
     Gradients of weights and biases are sums over the batch, and stay as they are.
 
