@@ -18,6 +18,7 @@ COMMANDS = {
     "train": ("train", "whether networks learn with our convolutions as with PyTorch's"),
     "kernelbench": ("kernelbench", "KernelBench's level 1 by its own rules"),
     "fused": ("fused", "what an epilogue costs on top of a convolution"),
+    "invariance": ("invariance", "what batch invariance costs"),
     "tune": ("tune", "how far the planner's choice is from the best plan"),
     "timings": ("timings", "times plans of many layers, for the planner's prices"),
     "calibrate": ("calibrate", "fits the planner's prices to recorded timings"),

@@ -18,6 +18,9 @@ struct DeviceProperties {
   int64_t max_grid_x = 2147483647;
   bool built_for_90a = true;  // this binary holds code for Hopper's own instructions
 
+  // Whether the predicted times are fitted to this kind of GPU.
+  bool has_prices() const { return capability_major == 9 && capability_minor == 0; }
+
   // Whether Hopper's own instructions and its copy engine can be used.
   bool has_hopper_kernels() const {
     return capability_major == 9 && capability_minor == 0 && built_for_90a;

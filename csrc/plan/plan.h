@@ -47,6 +47,12 @@ struct Family {
   // Every plan that `propose` weighs; null where that is one.
   std::vector<ConvPlan> (*variants)(const ConvProblem&, const DeviceProperties&) = nullptr;
   bool fuses = false;  // its kernels do the epilogue: scale, residual and activation
+  // Plans of unsplit sums with the same number give the same bits, whatever N is; null where all
+  // do.
+  int64_t (*sum_order)(const ConvProblem&, const ConvPlan&) = nullptr;
+  // Plans of all those orders, also where `propose` leaves them out for the problem's N; null where
+  // `variants` has them.
+  std::vector<ConvPlan> (*all_orders)(const ConvProblem&, const DeviceProperties&) = nullptr;
 };
 
 struct Candidate {

@@ -1,8 +1,10 @@
 #include "plan/planner.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 
 namespace customconv {
@@ -47,12 +49,136 @@ ConvPlan complete(ConvPlan plan, size_t index, const ConvProblem& problem,
 
 // Leaves a family's plan in `plan`, or returns why there is none: also where nothing is known that
 // rules a problem out, but no tile fits it.
-const char* propose(size_t index, const ConvProblem& problem, const DeviceProperties& device,
-                    ConvPlan& plan) {
+const char* propose_for_batch(size_t index, const ConvProblem& problem,
+                              const DeviceProperties& device, ConvPlan& plan) {
   const char* why_not = kFamilies[index]->can_implement(problem, device);
   if (why_not != nullptr) return why_not;
   plan = complete(kFamilies[index]->propose(problem, device), index, problem, device);
   return plan.grid[0] > 0 ? nullptr : "none of its tiles fits the problem";
+}
+
+// Every plan of a family, listed by one of its functions; none where it cannot.
+std::vector<ConvPlan> listed(size_t index, const ConvProblem& problem,
+                             const DeviceProperties& device, decltype(Family::variants) list) {
+  std::vector<ConvPlan> all;
+  if (list == nullptr) {
+    ConvPlan own;
+    if (propose_for_batch(index, problem, device, own) == nullptr) all.push_back(own);
+  } else if (kFamilies[index]->can_implement(problem, device) == nullptr) {
+    for (const ConvPlan& plan : list(problem, device)) {
+      all.push_back(complete(plan, index, problem, device));
+    }
+  }
+  return all;
+}
+
+// A batch so large that no tile has images of all of it.
+constexpr int64_t kManyImages = 256;
+// Of the larger tensor of images: offsets are the same wherever there are no more.
+constexpr int64_t kMostElements = int64_t{1} << 30;
+
+// As many images, or fewer where they would pass kMostElements.
+int64_t limited_batch(const ConvProblem& p, int64_t images) {
+  const int64_t image = std::max(p.C * p.H * p.W, p.K * p.P * p.Q);
+  return std::clamp<int64_t>(kMostElements / image, 1, images);
+}
+
+ConvProblem with_batch(ConvProblem problem, int64_t images) {
+  problem.N = images;
+  return problem;
+}
+
+// The strides of the one dense layout that all tensors have: where a size is one, theirs could tell
+// an image from a batch. Where sizes leave two layouts, it is the one that y's strides name.
+void settle_strides(ConvProblem& p) {
+  const bool channels_last = p.y_strides == dense_strides(p.y_sizes(), Layout::kNhwc);
+  const Layout named = channels_last ? Layout::kNhwc : Layout::kNchw;
+  for (const Layout layout : {named, Layout::kNchw, Layout::kNhwc}) {
+    if (!strides_match(p.x_sizes(), p.x_strides, layout) ||
+        !strides_match(p.w_sizes(), p.w_strides, layout) ||
+        !strides_match(p.y_sizes(), p.y_strides, layout)) {
+      continue;
+    }
+    p.x_strides = dense_strides(p.x_sizes(), layout);
+    p.w_strides = dense_strides(p.w_sizes(), layout);
+    p.y_strides = dense_strides(p.y_sizes(), layout);
+    if (p.x_aligned && p.w_aligned && p.y_aligned) return;
+  }
+  throw std::runtime_error("a batch-invariant plan is of dense, aligned tensors in one layout");
+}
+
+// Of one family, the cheapest plan of each order of sums that does not follow from the batch.
+// Splits do, and so may what cuBLAS does.
+struct Ordered {
+  int64_t order;
+  ConvPlan plan;
+};
+std::vector<Ordered> ordered_plans(size_t index, const ConvProblem& problem,
+                                   const DeviceProperties& device) {
+  std::vector<Ordered> found;
+  const Family& family = *kFamilies[index];
+  const auto list = family.all_orders != nullptr ? family.all_orders : family.variants;
+  for (const ConvPlan& plan : listed(index, problem, device, list)) {
+    if (plan.splits > 1 || plan.uses_blas || plan.grid[0] == 0) continue;
+    const int64_t order = sum_order(problem, plan);
+    const auto same = std::find_if(found.begin(), found.end(),
+                                   [&](const Ordered& other) { return other.order == order; });
+    if (same == found.end()) {
+      found.push_back({order, plan});
+    } else if (plan.predicted_ms < same->plan.predicted_ms) {
+      same->plan = plan;
+    }
+  }
+  return found;
+}
+
+const Ordered* find_order(const std::vector<Ordered>& plans, int64_t order) {
+  const auto found = std::find_if(plans.begin(), plans.end(),
+                                  [&](const Ordered& other) { return other.order == order; });
+  return found == plans.end() ? nullptr : &*found;
+}
+
+// The family's order of sums that is cheapest for the reference batch, of those that a single image
+// and many have too. `chosen` gets its plan for that batch.
+const char* choose_order(size_t index, const ConvProblem& problem, const DeviceProperties& device,
+                         Ordered& chosen) {
+  const ConvProblem reference = with_batch(problem, reference_batch(problem));
+  const char* why_not = kFamilies[index]->can_implement(reference, device);
+  if (why_not != nullptr) return why_not;
+  std::vector<Ordered> plans = ordered_plans(index, reference, device);
+  if (plans.empty()) return "cuBLAS does not promise an image the same bits in every batch";
+  std::sort(plans.begin(), plans.end(), [](const Ordered& a, const Ordered& b) {
+    return a.plan.predicted_ms < b.plan.predicted_ms;
+  });
+  const std::vector<Ordered> of_one = ordered_plans(index, with_batch(problem, 1), device);
+  const std::vector<Ordered> of_many =
+      ordered_plans(index, with_batch(problem, limited_batch(problem, kManyImages)), device);
+  for (const Ordered& plan : plans) {
+    if (find_order(of_one, plan.order) == nullptr) continue;
+    if (find_order(of_many, plan.order) == nullptr) continue;
+    chosen = plan;
+    return nullptr;
+  }
+  return "none of its plans is for every batch";
+}
+
+// Of a batch-invariant problem: the cheapest plan for its batch with the order that was chosen.
+const char* propose_in_order(size_t index, const ConvProblem& problem,
+                             const DeviceProperties& device, ConvPlan& plan) {
+  Ordered chosen;
+  const char* why_not = choose_order(index, problem, device, chosen);
+  if (why_not != nullptr) return why_not;
+  const std::vector<Ordered> plans = ordered_plans(index, problem, device);
+  const Ordered* found = find_order(plans, chosen.order);
+  if (found == nullptr) return "the batch is too large to be computed as others are";
+  plan = found->plan;
+  return nullptr;
+}
+
+const char* propose(size_t index, const ConvProblem& problem, const DeviceProperties& device,
+                    ConvPlan& plan) {
+  return is_batch_invariant(problem) ? propose_in_order(index, problem, device, plan)
+                                     : propose_for_batch(index, problem, device, plan);
 }
 
 // Whether the rows of all operands of a 1x1 convolution's product are whole 16-byte vectors. A row
@@ -100,10 +226,45 @@ ConvPlan cheapest(const ConvProblem& problem, const DeviceProperties& device) {
   return best;
 }
 
+// The family that computes a batch-invariant problem of the reference batch fastest, kAten if none
+// does, and its time. `direct` is the last resort.
+FamilyId cheapest_in_order(const ConvProblem& problem, const DeviceProperties& device, double& ms) {
+  FamilyId best = FamilyId::kAten;
+  for (size_t i = 0; i < kFamilyCount; ++i) {
+    Ordered chosen;
+    if (!keeps_precision(i, problem)) continue;
+    if (choose_order(i, problem, device, chosen) != nullptr) continue;
+    if (best == FamilyId::kAten || best == FamilyId::direct || chosen.plan.predicted_ms < ms) {
+      best = static_cast<FamilyId>(i);
+      ms = chosen.plan.predicted_ms;
+    }
+  }
+  return best;
+}
+
 double cheapest_ms(const ConvProblem& problem, const DeviceProperties& device) {
+  double ms = std::numeric_limits<double>::infinity();
+  if (is_batch_invariant(problem)) {
+    const FamilyId family = cheapest_in_order(problem, device, ms);
+    return family == FamilyId::direct ? std::numeric_limits<double>::infinity() : ms;
+  }
   const ConvPlan best = cheapest(problem, device);
-  return best.family == FamilyId::kAten ? std::numeric_limits<double>::infinity()
-                                        : best.predicted_ms;
+  return best.family == FamilyId::kAten ? ms : best.predicted_ms;
+}
+
+// Of a batch-invariant problem, in its precision.
+ConvPlan plan_in_order(const ConvProblem& problem, const DeviceProperties& device) {
+  double ms = 0;
+  const FamilyId family = cheapest_in_order(problem, device, ms);
+  ConvPlan best;
+  const char* why_not = family == FamilyId::kAten
+                            ? "no family computes this for every batch alike"
+                            : propose_in_order(static_cast<size_t>(family), problem, device, best);
+  if (why_not != nullptr) {
+    throw std::runtime_error("there is no batch-invariant plan for this " +
+                             std::string(to_string(problem.pass)) + ": " + why_not);
+  }
+  return best;
 }
 
 std::string format_ms(double ms) {
@@ -113,6 +274,36 @@ std::string format_ms(double ms) {
 }
 
 }  // namespace
+
+int64_t sum_order(const ConvProblem& problem, const ConvPlan& plan) {
+  const Family& family = *kFamilies[static_cast<size_t>(plan.family)];
+  return family.sum_order == nullptr ? 0 : family.sum_order(problem, plan);
+}
+
+bool is_batch_invariant(const ConvProblem& problem) {
+  return problem.batch_invariant && problem.pass != Pass::kWgrad;
+}
+
+int64_t reference_batch(const ConvProblem& problem) {
+  return limited_batch(problem, kReferenceBatch);
+}
+
+// Depthwise in NCHW, where bytes take so many times as long as products. PyTorch's kernels for it
+// are far from the memory's limit; in NHWC cuDNN's are near it.
+bool leaves_no_doubt(const ConvProblem& p, const DeviceProperties& device) {
+  constexpr double kMargin = 2;
+  const auto in_planes = [](const Shape4& sizes, const Shape4& strides) {
+    return sizes[2] * sizes[3] > 1 && strides_match(sizes, strides, Layout::kNchw);
+  };
+  if (p.groups == 1 || p.group_C() != 1 || p.group_K() != 1) return false;
+  if (!in_planes(p.x_sizes(), p.x_strides) || !in_planes(p.y_sizes(), p.y_strides)) return false;
+  ConvProblem bare = p;
+  bare.has_residual = false;  // the convolution decides for a fused call too
+  const double bytes_ms = 1e-6 * bare.least_bytes() / device.bandwidth_gb_s;
+  const double products_ms = 2e3 * p.macs() / device.vector_flops(p.dtype);
+  if (bytes_ms < kMargin * products_ms) return false;
+  return depthwise::family.can_implement(p, device) == nullptr;
+}
 
 bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device) {
   if (!problem.tf32) return false;
@@ -155,7 +346,12 @@ Algorithm parse_algorithm(const std::string& name) {
 
 ConvPlan plan(ConvProblem& problem, const DeviceProperties& device, Algorithm algorithm,
               bool prefer) {
-  if (algorithm == Algorithm::kAten) return {};
+  const bool in_order = is_batch_invariant(problem);
+  if (in_order) settle_strides(problem);
+  if (algorithm == Algorithm::kAten) {
+    if (in_order) throw std::runtime_error("PyTorch's convolution is not batch invariant");
+    return {};
+  }
   if (is_family(algorithm)) {
     const auto index = static_cast<size_t>(algorithm);
     ConvPlan own;
@@ -166,8 +362,16 @@ ConvPlan plan(ConvProblem& problem, const DeviceProperties& device, Algorithm al
                                "' cannot compute this " + to_string(problem.pass) + ": " + why_not);
     }
   }
+  if (!device.has_prices() && !problem.batch_invariant) {
+    problem.tf32 = false;
+    ConvPlan own;
+    if (leaves_no_doubt(problem, device)) {
+      propose(static_cast<size_t>(FamilyId::depthwise), problem, device, own);
+    }
+    return own;
+  }
   problem.tf32 = computes_in_tf32(problem, device);
-  return cheapest(problem, device);
+  return in_order ? plan_in_order(problem, device) : cheapest(problem, device);
 }
 
 Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
@@ -176,26 +380,42 @@ Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
   ConvProblem settled = problem;
   explanation.plan = plan(settled, device, algorithm);
   const ConvPlan& taken = explanation.plan;
+  const bool in_order = is_batch_invariant(problem);
+  // Whose times were compared.
+  const ConvProblem compared = in_order ? with_batch(settled, reference_batch(settled)) : settled;
+  const auto plan_compared = [&](size_t i) {
+    ConvPlan own;
+    const bool can = keeps_precision(i, compared) && propose(i, compared, device, own) == nullptr;
+    return can ? std::optional(own) : std::nullopt;
+  };
+  const double taken_ms = in_order && taken.family != FamilyId::kAten
+                              ? plan_compared(static_cast<size_t>(taken.family))->predicted_ms
+                              : taken.predicted_ms;
+  const bool has_prices = device.has_prices() || problem.batch_invariant;
+  ConvProblem asked = problem;
+  if (in_order) settle_strides(asked);
   for (size_t i = 0; i < kFamilyCount; ++i) {
     Candidate candidate;
     candidate.family = kFamilies[i]->name;
     // As if it were asked for by name, in whatever precision it has.
-    const char* why_not = propose(i, problem, device, candidate.plan);
+    const char* why_not = propose(i, asked, device, candidate.plan);
     candidate.possible = why_not == nullptr;
-    ConvPlan weighed;
-    const bool keeps =
-        keeps_precision(i, settled) && propose(i, settled, device, weighed) == nullptr;
     if (taken.family != static_cast<FamilyId>(i)) {
       if (!candidate.possible) {
         candidate.reason = why_not;
       } else if (algorithm != Algorithm::kAuto) {
         candidate.reason = std::string("algorithm '") + to_string(algorithm) + "' was asked for";
-      } else if (!keeps) {
+      } else if (!has_prices) {
+        candidate.reason = "nobody has measured this GPU";
+      } else if (const auto weighed = plan_compared(i); !weighed) {
         candidate.reason = settled.tf32 ? "it computes in IEEE float32, and TF32 is faster here"
                                         : "it rounds to TF32, and IEEE float32 is faster here";
+      } else if (in_order && static_cast<FamilyId>(i) == FamilyId::direct) {
+        candidate.reason = "used where no other family can compute the problem for every batch";
       } else {
-        candidate.reason = "predicted " + format_ms(weighed.predicted_ms) + ", against " +
-                           format_ms(taken.predicted_ms) + " for " + to_string(taken.family);
+        candidate.reason = "predicted " + format_ms(weighed->predicted_ms) + ", against " +
+                           format_ms(taken_ms) + " for " + to_string(taken.family);
+        if (in_order) candidate.reason += ", of " + std::to_string(compared.N) + " images";
       }
     }
     explanation.candidates.push_back(std::move(candidate));
@@ -203,7 +423,8 @@ Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
   Candidate aten;
   aten.family = "aten";
   if (taken.family != FamilyId::kAten) {
-    aten.reason = "used where no family of ours can compute the problem";
+    aten.reason = has_prices ? "used where no family of ours can compute the problem"
+                             : "used on a GPU that nobody has measured, where bytes leave a doubt";
   }
   explanation.candidates.push_back(std::move(aten));
   return explanation;
@@ -212,15 +433,8 @@ Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device) {
   std::vector<ConvPlan> all;
   for (size_t i = 0; i < kFamilyCount; ++i) {
-    const Family& family = *kFamilies[i];
-    if (family.variants == nullptr) {
-      ConvPlan own;
-      if (propose(i, problem, device, own) == nullptr) all.push_back(own);
-    } else if (family.can_implement(problem, device) == nullptr) {
-      for (const ConvPlan& plan : family.variants(problem, device)) {
-        all.push_back(complete(plan, i, problem, device));
-      }
-    }
+    const std::vector<ConvPlan> own = listed(i, problem, device, kFamilies[i]->variants);
+    all.insert(all.end(), own.begin(), own.end());
   }
   return all;
 }

@@ -21,18 +21,37 @@ Algorithm parse_algorithm(const std::string& name);
 const char* to_string(Algorithm algorithm);
 const char* to_string(FamilyId family);
 
+// Whether plans may be of a batch that is not the problem's: the sums of a weight gradient run over
+// the batch, so that it has no such plans.
+bool is_batch_invariant(const ConvProblem& problem);
+
+// The batch that batch-invariant plans are chosen for: kReferenceBatch images, fewer of huge ones.
+constexpr int64_t kReferenceBatch = 16;
+int64_t reference_batch(const ConvProblem& problem);
+
 // Whether a float32 problem that may be rounded to TF32 is, by the planner's own choice. Two views
 // of the same numbers must not give results that differ by that rounding. So strides and alignment
 // do not decide; dense tensors of the same sizes do, by how much faster or slower rounding is,
-// in the geometric mean of both layouts.
+// in the geometric mean of both layouts. Of a batch-invariant problem, N does not decide either.
 bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device);
 
 // The plan with the least predicted time, and in `problem.tf32` the precision that it is for; kAten
 // where no family can; a problem that is to be rounded to TF32 must be of dense, aligned tensors. A
 // forced family that cannot compute the problem throws std::runtime_error with its reason, unless
-// `prefer` is set: then the planner chooses. Allocates nothing.
+// `prefer` is set: then the planner chooses. Where the device has no prices, the planner chooses
+// kAten, unless `leaves_no_doubt`. Allocates nothing, unless the problem is batch invariant.
+//
+// A batch-invariant problem must be of dense, aligned tensors in one layout; their strides become
+// those of that layout, also where a size is one. It gets a plan of ours on any device, never
+// kAten: std::runtime_error says why there is none.
 ConvPlan plan(ConvProblem& problem, const DeviceProperties& device,
               Algorithm algorithm = Algorithm::kAuto, bool prefer = false);
+
+// In which order a plan adds the terms of a sum; see Family.
+int64_t sum_order(const ConvProblem& problem, const ConvPlan& plan);
+
+// Whether kernels of ours are faster than PyTorch's on any GPU, also one that has no prices.
+bool leaves_no_doubt(const ConvProblem& problem, const DeviceProperties& device);
 
 // The same decision, with every family's plan or the reason why it has none.
 Explanation explain(const ConvProblem& problem, const DeviceProperties& device,

@@ -24,6 +24,8 @@ struct ConvProblem {
   // fprop only: what follows the sum but for the bias, which a kernel may do before it writes y.
   bool has_residual = false;
   int epilogue_passes = 0;  // over y, that PyTorch takes for it
+  // What an image gets must not depend on N, nor on its place in the batch.
+  bool batch_invariant = false;
 
   int64_t N = 1, C = 1, H = 1, W = 1;
   int64_t K = 1, R = 1, S = 1;

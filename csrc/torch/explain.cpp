@@ -1,5 +1,6 @@
 #include "torch/explain.h"
 
+#include "torch/batch_invariance.h"
 #include "torch/routing.h"
 
 #ifdef CUSTOMCONV_WITH_CUDA
@@ -34,6 +35,9 @@ TensorExplanation explain_call(const Call& call, const std::string& algorithm) {
   TensorExplanation explanation;
   const auto conv = described(call);
   const auto by_aten = [&](std::string why) {
+    if (wants_batch_invariance() && call.pass != Pass::kWgrad) {
+      why += "; the call raises, because PyTorch's own convolution is not batch invariant";
+    }
     explanation.candidates = refused(why);
     explanation.fallback = std::move(why);
     return explanation;
@@ -51,16 +55,25 @@ TensorExplanation explain_call(const Call& call, const std::string& algorithm) {
     return by_aten(std::string(to_string(Fallback::kArchitecture)) + ": " CUSTOMCONV_ARCH_LIST);
   }
   const DeviceProperties& device = device_properties(call.input.get_device());
-  Explanation planned = explain(*explanation.problem, device, algorithm_named(algorithm));
-  const bool rounded = algorithm == "auto" && computes_in_tf32(*explanation.problem, device);
-  if (rounded && !call.is_dense) {
-    // As the operator does it: what is rounded to TF32 is made dense first. A family that is asked
-    // for by name gets the tensors as they are, so it is possible if it can compute those.
+  const auto explain_dense = [&] {
     Call dense = call;
     dense.input = dense_and_aligned(call.input, conv->format);
     dense.weight = dense_and_aligned(call.weight, conv->format);
     dense.is_dense = true;
     TensorExplanation of_dense = explain_call(dense, algorithm);
+    of_dense.problem = explanation.problem;
+    return of_dense;
+  };
+  // As the operator does it.
+  if (is_batch_invariant(*explanation.problem) && !call.is_dense) return explain_dense();
+  Explanation planned = explain(*explanation.problem, device, algorithm_named(algorithm));
+  const bool ours = planned.plan.family != FamilyId::kAten;
+  const bool rounded =
+      ours && algorithm == "auto" && computes_in_tf32(*explanation.problem, device);
+  if (rounded && !call.is_dense) {
+    // As the operator does it: what is rounded to TF32 is made dense first. A family that is asked
+    // for by name gets the tensors as they are, so it is possible if it can compute those.
+    TensorExplanation of_dense = explain_dense();
     for (size_t i = 0; i < of_dense.candidates.size(); ++i) {
       Candidate& candidate = of_dense.candidates[i];
       const Candidate& as_it_is = planned.candidates[i];
@@ -68,14 +81,15 @@ TensorExplanation explain_call(const Call& call, const std::string& algorithm) {
       candidate.possible = as_it_is.possible;
       candidate.plan = as_it_is.plan;
     }
-    of_dense.problem = explanation.problem;
     return of_dense;
   }
   explanation.candidates = std::move(planned.candidates);
-  if (planned.plan.family == FamilyId::kAten) {
-    explanation.fallback = to_string(algorithm == "aten" ? Fallback::kAsked : Fallback::kNoFamily);
-  } else {
+  if (ours) {
     explanation.plan = planned.plan;
+  } else {
+    explanation.fallback = to_string(algorithm == "aten"   ? Fallback::kAsked
+                                     : device.has_prices() ? Fallback::kNoFamily
+                                                           : Fallback::kUnmeasured);
   }
   return explanation;
 #else

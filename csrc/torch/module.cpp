@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/extension.h>
 
+#include "torch/batch_invariance.h"
 #include "torch/explain.h"
 #include "torch/problem.h"
 #include "torch/routing.h"
@@ -75,7 +76,7 @@ ConvProblem make_problem(const std::string& op, const std::string& dtype, const 
                          const Shape4& weight, std::array<int64_t, 2> stride,
                          std::array<int64_t, 2> padding, std::array<int64_t, 2> dilation,
                          int64_t groups, bool channels_last, bool bias, bool tf32,
-                         int epilogue_passes, bool residual) {
+                         int epilogue_passes, bool residual, bool batch_invariant) {
   ConvProblem p;
   p.pass = pass_named(op);
   p.dtype = dtype_named(dtype);
@@ -83,6 +84,7 @@ ConvProblem make_problem(const std::string& op, const std::string& dtype, const 
   p.has_bias = bias;
   p.epilogue_passes = epilogue_passes;
   p.has_residual = residual;
+  p.batch_invariant = batch_invariant;
   p.N = input[0];
   p.C = input[1];
   p.H = input[2];
@@ -170,6 +172,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("begin_routing", begin_routing);
   m.def("end_routing", end_routing);
   m.def("is_routing", is_routing);
+  m.def("set_batch_invariant", set_batch_invariant);
+  m.def("begin_batch_invariance", begin_batch_invariance);
+  m.def("end_batch_invariance", end_batch_invariance);
+  m.def("is_batch_invariant", wants_batch_invariance);
   m.def("stats", stats, py::arg("reset"));
 
   py::class_<ConvProblem>(m, "ConvProblem")
@@ -179,11 +185,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            py::arg("padding") = std::array<int64_t, 2>{0, 0},
            py::arg("dilation") = std::array<int64_t, 2>{1, 1}, py::arg("groups") = 1,
            py::arg("channels_last") = false, py::arg("bias") = false, py::arg("tf32") = false,
-           py::arg("epilogue_passes") = 0, py::arg("residual") = false)
+           py::arg("epilogue_passes") = 0, py::arg("residual") = false,
+           py::arg("batch_invariant") = false)
       .def_property_readonly(
           "output", [](const ConvProblem& p) { return py::make_tuple(p.N, p.K, p.P, p.Q); })
       .def_property_readonly("macs", &ConvProblem::macs)
       .def_property_readonly("least_bytes", &ConvProblem::least_bytes)
+      .def_property_readonly("batch_invariant", is_batch_invariant)
       .def_property_readonly("needs_wide_index",
                              [](const ConvProblem& p) { return needs_wide_index(p); })
       .def("__str__", [](const ConvProblem& p) { return to_string(p); });
@@ -253,6 +261,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return plan(problem, device, parse_algorithm(algorithm));
       },
       py::arg("problem"), py::arg("device") = DeviceProperties(), py::arg("algorithm") = "auto");
+
+  m.def("sum_order", sum_order, py::arg("problem"), py::arg("plan"));
+
+  m.def("leaves_no_doubt", leaves_no_doubt, py::arg("problem"), py::arg("device"));
 
   m.def("computes_in_tf32", computes_in_tf32, py::arg("problem"),
         py::arg("device") = DeviceProperties());

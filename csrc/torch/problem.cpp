@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "torch/batch_invariance.h"
+
 namespace customconv::torch_layer {
 
 namespace {
@@ -41,6 +43,15 @@ Layout layout_of(at::MemoryFormat format) {
   return format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
 }
 
+// Of a dense tensor in this format, where batches are invariant: PyTorch leaves the strides of
+// sizes of one open, and they could tell an image from a batch.
+Shape4 strides_of(const at::Tensor& t, const Convolution& conv) {
+  if (conv.problem.batch_invariant && t.is_contiguous(conv.format)) {
+    return dense_strides(shape4(t.sizes()), layout_of(conv.format));
+  }
+  return shape4(t.strides());
+}
+
 // What a convolution and a transposed one have in common: all but the sizes and strides of images.
 OrFallback<Convolution> describe_weight(const at::Tensor& input, const at::Tensor& weight,
                                         const Geometry& geometry, bool tf32) {
@@ -67,6 +78,7 @@ OrFallback<Convolution> describe_weight(const at::Tensor& input, const at::Tenso
   ConvProblem& p = conv.problem;
   p.dtype = dtype_of(input.scalar_type());
   p.tf32 = p.dtype == DType::kFloat32 && tf32;
+  p.batch_invariant = wants_batch_invariance();
   p.N = conv.input.size(0);
   p.C = weight.size(1) * geometry.groups;
   p.K = weight.size(0);
@@ -80,7 +92,7 @@ OrFallback<Convolution> describe_weight(const at::Tensor& input, const at::Tenso
   p.dilation_h = dilate->h;
   p.dilation_w = dilate->w;
   p.w_aligned = is_aligned(conv.weight);
-  p.w_strides = shape4(conv.weight.strides());
+  p.w_strides = strides_of(conv.weight, conv);
   return conv;
 }
 
@@ -108,7 +120,7 @@ std::optional<Fallback> describe_images(Convolution& conv, const std::optional<a
   p.P = output_size(p.H, p.pad_h, p.dilation_h, p.R, p.stride_h);
   p.Q = output_size(p.W, p.pad_w, p.dilation_w, p.S, p.stride_w);
   if (p.P < 1 || p.Q < 1) return Fallback::kArguments;
-  p.x_strides = shape4(x.strides());
+  p.x_strides = strides_of(x, conv);
   p.x_aligned = is_aligned(x);
   p.y_strides = dense_strides(p.y_sizes(), layout_of(conv.format));
   return std::nullopt;

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "torch/batch_invariance.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
 #include "torch/stats.h"
@@ -140,7 +141,7 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
   const Geometry geometry{stride, padding, dilation, groups, transposed, output_padding};
   auto output = forward(input, weight, bias, {geometry, allows_tf32()});
   if (output) return std::move(*output);
-  count(output.why());
+  fall_back(output.why());
   const BypassRouting bypass;  // PyTorch's function calls aten::_convolution
   return at::native::convolution(input, weight, bias, stride, padding, dilation, transposed,
                                  output_padding, groups);
@@ -157,7 +158,7 @@ Tensor traced_convolution(const Tensor& input, const Tensor& weight,
     auto output = cudnn_enabled ? forward(input, weight, bias, {geometry, allow_tf32})
                                 : OrFallback<Tensor>(Fallback::kCudnnOff);
     if (output) return std::move(*output);
-    count(output.why());
+    fall_back(output.why());
   }
   return at::native::_convolution(input, weight, bias, stride, padding, dilation, transposed,
                                   output_padding, groups, benchmark, deterministic, cudnn_enabled,
@@ -173,7 +174,7 @@ Gradients convolution_backward(const Tensor& grad_output, const Tensor& input, c
     const Geometry geometry{stride, padding, dilation, groups, transposed, output_padding};
     auto gradients = backward(grad_output, input, weight, {geometry, allows_tf32()}, output_mask);
     if (gradients) return std::move(*gradients);
-    count(gradients.why());
+    output_mask[0] ? fall_back(gradients.why()) : count(gradients.why());
   }
   return at::native::convolution_backward(grad_output, input, weight, bias_sizes, stride, padding,
                                           dilation, transposed, output_padding, groups,

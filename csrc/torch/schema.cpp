@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "torch/aten.h"
+#include "torch/batch_invariance.h"
 #include "torch/fused.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
@@ -142,10 +143,13 @@ at::Tensor conv2d_symint(const at::Tensor& input, const at::Tensor& weight,
                 algorithm);
 }
 
-// Every backend that has no kernel of ours.
-void check_and_count(std::string_view algorithm, const at::Tensor& input) {
+// Every backend that has no kernel of ours. `of_images`: whether an output or an input gradient is
+// asked for, not that of meta tensors, which have no numbers.
+void check_and_count(std::string_view algorithm, const at::Tensor& input, bool of_images = true) {
   check_runs_on(algorithm, input);
-  count(algorithm_named(algorithm) == Algorithm::kAten ? Fallback::kAsked : Fallback::kDevice);
+  const bool asked = algorithm_named(algorithm) == Algorithm::kAten;
+  const Fallback why = asked ? Fallback::kAsked : Fallback::kDevice;
+  of_images && !input.is_meta() ? fall_back(why) : count(why);
 }
 
 at::Tensor conv2d_aten(const at::Tensor& input, const at::Tensor& weight,
@@ -161,7 +165,7 @@ Gradients conv2d_backward_aten(const at::Tensor& grad_output, const at::Tensor& 
                                c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                                c10::SymInt groups, std::array<bool, 3> output_mask,
                                std::string_view algorithm) {
-  check_and_count(algorithm, input);
+  check_and_count(algorithm, input, output_mask[0]);
   return aten_conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
                               output_mask);
 }
@@ -203,7 +207,7 @@ Gradients conv_transpose2d_backward_aten(const at::Tensor& grad_output, const at
                                          c10::SymIntArrayRef dilation,
                                          std::array<bool, 3> output_mask,
                                          std::string_view algorithm) {
-  check_and_count(algorithm, input);
+  check_and_count(algorithm, input, output_mask[0]);
   return aten_conv_transpose2d_backward(grad_output, input, weight, stride, padding, output_padding,
                                         groups, dilation, output_mask);
 }

@@ -46,6 +46,9 @@ const char* to_string(Fallback reason) {
       return "the arguments do not fit together";
     case Fallback::kNoFamily:
       return "no family can compute this problem";
+    case Fallback::kUnmeasured:
+      return "this GPU has not been measured, so PyTorch's own is taken; customconv.tune times "
+             "both";
     case Fallback::kCount:
       break;
   }

@@ -12,6 +12,7 @@ from . import _load as _load  # first: loads the compiled module, or says why it
 from . import fake as _fake  # noqa: F401  (registers the operators' shapes)
 from . import flops as _flops  # noqa: F401  (registers the operators' counts of operations)
 from . import vmap as _vmap  # noqa: F401  (registers the operators' rules for vmap)
+from .batch_invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from .convert import ConversionReport, convert, revert
 from .explain import Explanation, explain
 from .info import build_info
@@ -30,6 +31,7 @@ __all__ = [
     "Explanation",
     "Stats",
     "__version__",
+    "batch_invariant",
     "build_info",
     "conv1d",
     "conv2d",
@@ -41,7 +43,9 @@ __all__ = [
     "enable",
     "enabled",
     "explain",
+    "is_batch_invariant",
     "is_enabled",
     "revert",
+    "set_batch_invariant",
     "stats",
 ]

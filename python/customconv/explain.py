@@ -37,6 +37,11 @@ class Explanation:
         """The name of the family that computes it, "aten" for PyTorch's own convolution."""
         return self.plan.family if self.plan else "aten"
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether the plan was chosen so that what an image gets does not depend on its batch."""
+        return self.plan is not None and self.problem is not None and self.problem.batch_invariant
+
     def __str__(self) -> str:
         """A table of two columns."""
         rows = [("problem", self.summary), ("family", self.family)]
@@ -51,6 +56,7 @@ class Explanation:
                 ("predicted time", f"{self.plan.predicted_ms:.3g} ms"),
                 ("offsets", "64 bits" if self.plan.wide_index else ""),
                 ("splits", f"{self.plan.splits}" if self.plan.splits > 1 else ""),
+                ("batch", "an image gets the same bits in any" if self.is_batch_invariant else ""),
             ]
         rows += [(f"not {other.family}", other.reason) for other in self.candidates]
         rows = [(name, text) for name, text in rows if text]

@@ -173,9 +173,17 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return nullptr;
 }
 
+// By the variant and the tile, neither of which follows from the batch.
+int64_t sum_order(const ConvProblem&, const ConvPlan& plan) {
+  int64_t order = plan.variant_index;
+  for (const int size : plan.tile) order = order << 16 | size;
+  return order;
+}
+
 }  // namespace
 
 extern const Family family;
-const Family family{"col2im", can_implement, cheapest_of<Search>, all_of<Search>};
+const Family family{"col2im",       can_implement,   cheapest_of<Search>,
+                    all_of<Search>, /*fuses=*/false, sum_order};
 
 }  // namespace customconv::col2im

@@ -56,9 +56,17 @@ std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) 
   return plans;
 }
 
+// boxes and planes add taps in one order, whatever the tile; the others' follows from the variant.
+int64_t sum_order(const ConvProblem&, const ConvPlan& plan) {
+  const int kind = plan.variant_index / kKindVariants;
+  const bool by_kind =
+      kind == static_cast<int>(Kind::boxes) || kind == static_cast<int>(Kind::planes);
+  return by_kind ? int64_t{kind} * kKindVariants : plan.variant_index;
+}
+
 }  // namespace
 
 extern const Family family;
-const Family family{"depthwise", can_implement, propose, variants, /*fuses=*/true};
+const Family family{"depthwise", can_implement, propose, variants, /*fuses=*/true, sum_order};
 
 }  // namespace customconv::depthwise

@@ -484,9 +484,22 @@ class Search : public PlanSearch {
   const bool out_vectors_ = g_.out[1] == 1 && g_.K * size_ % kUnitBytes == 0;
 };
 
+// Of boxes by who brings them, else by the channels that are multiplied at a time; and by the
+// kernel where it has an epilogue, in which compilers may join a product and a sum.
+int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
+  const Variant v = Variant::at(plan.variant_index);
+  int64_t order = v.by_threads ? -1 : -2;
+  if (!v.has_boxes()) {
+    const Geometry g = geometry_of(p);
+    order = work_of(g, v, tile_of(g, 1, 1, 1), element_size(p.dtype), plan.shared_bytes).units;
+  }
+  return p.epilogue_passes > 0 ? order * (kKernelCount + kBoxKernelCount) + v.kernel : order;
+}
+
 }  // namespace
 
 extern const Family family;
-const Family family{"grouped", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
+const Family family{"grouped",      can_implement,  cheapest_of<Search>,
+                    all_of<Search>, /*fuses=*/true, sum_order};
 
 }  // namespace customconv::grouped

@@ -510,9 +510,17 @@ std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties&
   return plans;
 }
 
+// By what pixels are fetched with and how taps are apart. Tiles count only where their kernels have
+// an epilogue, in which compilers may join a product and a sum.
+int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
+  const bool has_epilogue = p.epilogue_passes > 0;
+  if (sm90::is_plan(plan)) return sm90::sum_order(plan, has_epilogue);
+  return has_epilogue ? plan.variant_index : plan.variant_index >> kFetchShift << kFetchShift;
+}
+
 }  // namespace
 
 extern const Family family;
-const Family family{"implicit_gemm", can_implement, propose, variants, /*fuses=*/true};
+const Family family{"implicit_gemm", can_implement, propose, variants, /*fuses=*/true, sum_order};
 
 }  // namespace customconv::implicit_gemm

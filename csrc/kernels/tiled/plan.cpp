@@ -1,6 +1,7 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/tiled/tile.h"
 
@@ -290,27 +291,53 @@ const char* can_implement(const ConvProblem& problem, const DeviceProperties& de
   return nullptr;
 }
 
-ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
+// A variant whose tile is of a single image, whatever the batch: one warp's, of strips so wide that
+// rows of an image fill it.
+Variant single_image_variant(const Geometry& g, int kernel) {
+  constexpr int64_t kWarpStrips = 32;
+  Variant variant{kernel, kWarpShapeCount - 1, 0, 0};
+  for (const int width : {0, 3, 4}) {
+    variant.width = width;
+    const int64_t room = kWarpStrips / kTileWidths[width];
+    if (room / even_piece(g.P, room) < 2) break;
+  }
+  return variant;
+}
+
+// In which order a tile adds the terms of a sum: by the kernel, whether it takes a tap at a time,
+// and the channels of a step, whose products are summed apart.
+int64_t order_of(const Geometry& g, const Variant& variant, const Tile& tile) {
+  const int64_t walk = variant.kernel * 2 + (tile.gathered ? 1 : 0);
+  return walk << 32 | std::min<int64_t>(tile.chunk, g.C);
+}
+
+// The cheapest plan. Where `all` is given, plans go there of the one order of sums that every batch
+// has, also of tiles that do not pay for the problem's batch.
+ConvPlan search(const ConvProblem& problem, const DeviceProperties& device,
+                std::vector<ConvPlan>* all) {
   const Geometry g = forward_geometry(problem);
   const int64_t element_bytes = element_size(problem.dtype);
   ConvPlan best;
-  best.wide_index = needs_wide_index(problem);  // offsets that leave a tile are 64-bit in any case
+  int64_t order = -1;  // of all
   const auto consider = [&](const Variant& variant, int64_t limit) {
     const Tile tile = make_tile(g, variant, element_bytes, limit);
     if (!tile.fits) return int64_t{0};
-    const double ms = predict_ms(problem, g, variant, tile, device);
-    if (best.block == 0 || ms < best.predicted_ms) {
-      const WarpShape& shape = kWarpShapes[variant.warps];
-      best.variant = kKernels[variant.kernel].name;
-      best.variant_index = variant.index();
-      best.grid[0] = tile.count();
-      best.block = 32 * shape.channels * shape.strips;
-      best.shared_bytes = static_cast<int>(tile.shared_bytes);
-      best.predicted_ms = ms;
-    }
+    const WarpShape& shape = kWarpShapes[variant.warps];
+    ConvPlan plan;
+    plan.variant = kKernels[variant.kernel].name;
+    plan.variant_index = variant.index();
+    plan.grid[0] = tile.count();
+    plan.block = 32 * shape.channels * shape.strips;
+    plan.shared_bytes = static_cast<int>(tile.shared_bytes);
+    plan.wide_index = needs_wide_index(problem);  // offsets that leave a tile are 64-bit anyway
+    plan.predicted_ms = predict_ms(problem, g, variant, tile, device);
+    if (order < 0) order = order_of(g, variant, tile);
+    if (all != nullptr && order_of(g, variant, tile) == order) all->push_back(plan);
+    if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
     return tile.count();
   };
-  const auto search = [&](int kernel, int64_t limit) {
+  const auto try_kernel = [&](int kernel, int64_t limit) {
+    if (all != nullptr) consider(single_image_variant(g, kernel), limit);
     const int channels = kKernels[kernel].channels;
     for (int warps = 0; warps < kWarpShapeCount; ++warps) {
       const WarpShape& shape = kWarpShapes[warps];
@@ -321,7 +348,7 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
       for (int width = 0; width < kTileWidthCount; ++width) {
         const int64_t strips = kTileWidths[width];
         if (strips > 32 * shape.strips || (strips - 1) * kStrip >= 2 * g.Q) continue;
-        if (strips > 8 && g.P * g.N >= 4) continue;
+        if (all == nullptr && strips > 8 && g.P * g.N >= 4) continue;
         for (int rounds = 0; rounds < kRoundsCount; ++rounds) {
           if (rounds > 0 && (g.groups == 1 || g.C > kPackedChannels || !has_rounds(channels)))
             break;
@@ -331,7 +358,7 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
       // Smaller blocks only help where there are too few.
       const bool last_of_size =
           shape.channels * shape.strips * 32 <= max_threads(channels) && shape.channels == 1;
-      if (last_of_size && most_blocks >= 4 * int64_t{device.sm_count}) break;
+      if (all == nullptr && last_of_size && most_blocks >= 4 * int64_t{device.sm_count}) break;
     }
   };
   // Room for several blocks on a multiprocessor; then for one; then a tap at a time.
@@ -339,10 +366,27 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
   const int kernel = choose_kernel(taps, g.K);
   const int64_t most = device.shared_bytes_block;
   const int64_t share = most / kMinBlocks - 1024;
-  search(kernel, share);
-  if (best.block == 0) search(kernel, most);
-  if (best.block == 0) search(choose_kernel(Taps::kOne, g.K), most);
+  try_kernel(kernel, share);
+  if (best.block == 0) try_kernel(kernel, most);
+  if (best.block == 0) try_kernel(choose_kernel(Taps::kOne, g.K), most);
   return best;
+}
+
+ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
+  return search(problem, device, nullptr);
+}
+
+std::vector<ConvPlan> all_orders(const ConvProblem& problem, const DeviceProperties& device) {
+  std::vector<ConvPlan> plans;
+  search(problem, device, &plans);
+  return plans;
+}
+
+int64_t sum_order(const ConvProblem& problem, const ConvPlan& plan) {
+  const Geometry g = forward_geometry(problem);
+  const Variant variant = Variant::at(plan.variant_index);
+  return order_of(g, variant,
+                  make_tile(g, variant, element_size(problem.dtype), plan.shared_bytes));
 }
 
 }  // namespace
@@ -405,6 +449,7 @@ Tile make_tile(const Geometry& geometry, Variant variant, int64_t element_bytes,
 }
 
 extern const Family family;
-const Family family{"tiled", can_implement, propose};
+const Family family{"tiled",         can_implement, propose,   /*variants=*/nullptr,
+                    /*fuses=*/false, sum_order,     all_orders};
 
 }  // namespace customconv::tiled

@@ -2,6 +2,7 @@
 #include <torch/library.h>
 
 #include "torch/aten.h"
+#include "torch/batch_invariance.h"
 #include "torch/cuda/convolve.h"
 #include "torch/fused.h"
 #include "torch/ops.h"
@@ -21,7 +22,7 @@ Tensor conv2d_cuda(const Tensor& input, const Tensor& weight, const std::optiona
                          algorithm_named(algorithm));
   if (output) return std::move(*output);
   check_runs_on(algorithm, input);
-  count(output.why());
+  fall_back(output.why());
   return aten_conv2d(input, weight, bias, c10::fromIntArrayRefSlow(stride),
                      c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups);
 }
@@ -50,7 +51,7 @@ Tensor conv_transpose2d_cuda(const Tensor& input, const Tensor& weight,
   auto output = convolve(input, weight, bias, geometry, algorithm_named(algorithm));
   if (output) return std::move(*output);
   check_runs_on(algorithm, input);
-  count(output.why());
+  fall_back(output.why());
   return aten_conv_transpose2d(
       input, weight, bias, c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
       c10::fromIntArrayRefSlow(output_padding), groups, c10::fromIntArrayRefSlow(dilation));
@@ -58,9 +59,10 @@ Tensor conv_transpose2d_cuda(const Tensor& input, const Tensor& weight,
 
 // A forced algorithm is refused where its arguments are not ours; where merely no family computes
 // one of the gradients, PyTorch does.
-void check_backward(Fallback why, std::string_view algorithm, const Tensor& input) {
+void check_backward(Fallback why, std::string_view algorithm, const Tensor& input,
+                    std::array<bool, 3> output_mask) {
   if (why != Fallback::kNoFamily) check_runs_on(algorithm, input);
-  count(why);
+  output_mask[0] ? fall_back(why) : count(why);
 }
 
 Gradients conv2d_backward_cuda(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
@@ -71,7 +73,7 @@ Gradients conv2d_backward_cuda(const Tensor& grad_output, const Tensor& input, c
       convolve_backward(grad_output, input, weight, {stride, padding, dilation, groups},
                         output_mask, algorithm_named(algorithm));
   if (gradients) return std::move(*gradients);
-  check_backward(gradients.why(), algorithm, input);
+  check_backward(gradients.why(), algorithm, input, output_mask);
   return aten_conv2d_backward(grad_output, input, weight, c10::fromIntArrayRefSlow(stride),
                               c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation),
                               groups, output_mask);
@@ -87,7 +89,7 @@ Gradients conv_transpose2d_backward_cuda(const Tensor& grad_output, const Tensor
   auto gradients = convolve_backward(grad_output, input, weight, geometry, output_mask,
                                      algorithm_named(algorithm));
   if (gradients) return std::move(*gradients);
-  check_backward(gradients.why(), algorithm, input);
+  check_backward(gradients.why(), algorithm, input, output_mask);
   return aten_conv_transpose2d_backward(
       grad_output, input, weight, c10::fromIntArrayRefSlow(stride),
       c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(output_padding), groups,

@@ -39,14 +39,39 @@ bool is_dense(const Tensor& t, at::MemoryFormat format) {
   return t.is_contiguous(format) && is_aligned(t);
 }
 
-// Whether operands must be copied because they are not dense: where they are rounded to TF32, so
-// that not only the precision but each bit follows from the numbers, and not from their strides.
+// Whether operands must be copied because they are not dense: where they are rounded to TF32 or
+// batches are invariant, so that not only the precision but each bit follows from the numbers, and
+// not from their strides or, of an image, from its place in a batch.
 bool wants_copies(const Convolution& conv, Pass pass, Algorithm wanted) {
-  if (!conv.problem.tf32 || wanted != Algorithm::kAuto) return false;
   if (is_dense(conv.input, conv.format) && is_dense(conv.weight, conv.format)) return false;
+  if (conv.problem.batch_invariant && pass != Pass::kWgrad) return true;
+  if (!conv.problem.tf32 || wanted != Algorithm::kAuto) return false;
   ConvProblem problem = conv.problem_of(pass);
   plan_on(conv.input.get_device(), problem, wanted, /*prefer=*/true);
   return problem.tf32;
+}
+
+// Why the planner leaves a call to PyTorch.
+Fallback no_plan(const Tensor& input) {
+  return device_properties(input.get_device()).has_prices() ? Fallback::kNoFamily
+                                                            : Fallback::kUnmeasured;
+}
+
+// Whether it does so for want of measured times, which is asked before operands are copied.
+bool is_unmeasured(const Convolution& conv, Pass pass, Algorithm wanted) {
+  const c10::DeviceIndex device = conv.input.get_device();
+  if (conv.problem.batch_invariant) return false;
+  if (wanted != Algorithm::kAuto || device_properties(device).has_prices()) return false;
+  ConvProblem problem = conv.problem_of(pass);
+  return plan_on(device, problem, wanted, /*prefer=*/true).family == FamilyId::kAten;
+}
+
+// Operands as wants_copies asks for them.
+OrFallback<Convolution> describe_dense(const Convolution& conv, const Tensor& input,
+                                       const Tensor& weight, const std::optional<Tensor>& bias,
+                                       const Geometry& geometry, bool tf32) {
+  return describe(dense_and_aligned(input, conv.format), dense_and_aligned(weight, conv.format),
+                  bias, geometry, tf32);
 }
 
 // Runs a plan of ours for the output.
@@ -78,7 +103,7 @@ Tensor run_plan(const Convolution& conv, const ConvPlan& plan, const std::option
 OrFallback<Tensor> output_of(Convolution& conv, const std::optional<Tensor>& bias,
                              Algorithm wanted) {
   const ConvPlan chosen = plan_on(conv.input.get_device(), conv.problem, wanted, /*prefer=*/false);
-  if (chosen.family == FamilyId::kAten) return Fallback::kNoFamily;
+  if (chosen.family == FamilyId::kAten) return no_plan(conv.input);
   count(Pass::kFprop, chosen.family);
   return run_plan(conv, chosen, bias, {});
 }
@@ -111,7 +136,7 @@ OrFallback<Tensor> transposed_output_of(const Convolution& conv, const std::opti
   ConvProblem problem = conv.problem_of(Pass::kFprop);
   problem.y_aligned = is_aligned(dense);
   const ConvPlan chosen = plan_on(dense.get_device(), problem, wanted, /*prefer=*/false);
-  if (chosen.family == FamilyId::kAten) return Fallback::kNoFamily;
+  if (chosen.family == FamilyId::kAten) return no_plan(dense);
   Tensor output = empty_like(dense, conv.output_sizes(), conv.format);
   Operands operands;
   operands.x = output.mutable_data_ptr();
@@ -123,7 +148,7 @@ OrFallback<Tensor> transposed_output_of(const Convolution& conv, const std::opti
   return conv.batched ? output : output.squeeze(0);
 }
 
-// The gradients that the mask asks for; kNoFamily where one of them has no family.
+// The gradients that the mask asks for; a reason where one of them has no family.
 OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_output,
                                    std::array<bool, 3> output_mask, Algorithm wanted) {
   const auto laid_out = [&](const Tensor& tensor, bool needed) {
@@ -135,8 +160,10 @@ OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_o
   const auto input_operand = conv.transposed ? &Operands::y : &Operands::x;
   const auto by_plan = [&](Pass pass, const Operands& operands) {
     ConvProblem problem = conv.problem_of(pass);
-    problem.x_aligned = is_aligned(conv.transposed ? grad : images);
-    problem.y_aligned = is_aligned(conv.transposed ? images : grad);
+    // What is written instead of the images is aligned.
+    const bool images_aligned = pass == Pass::kDgrad || is_aligned(images);
+    problem.x_aligned = conv.transposed ? is_aligned(grad) : images_aligned;
+    problem.y_aligned = conv.transposed ? images_aligned : is_aligned(grad);
     const ConvPlan chosen = plan_on(grad.get_device(), problem, wanted, /*prefer=*/true);
     if (chosen.family == FamilyId::kAten) return false;
     run(problem, chosen, operands, grad.scalar_type());
@@ -150,7 +177,7 @@ OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_o
     operands.*grad_operand = read_only(grad);
     operands.*input_operand = written.mutable_data_ptr();
     operands.w = read_only(conv.weight);
-    if (!by_plan(Pass::kDgrad, operands)) return Fallback::kNoFamily;
+    if (!by_plan(Pass::kDgrad, operands)) return no_plan(grad);
     std::get<0>(gradients) = conv.batched ? written : written.squeeze(0);
   }
   if (output_mask[1]) {
@@ -159,7 +186,7 @@ OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_o
     operands.*grad_operand = read_only(grad);
     operands.*input_operand = read_only(images);
     operands.w = written.mutable_data_ptr();
-    if (!by_plan(Pass::kWgrad, operands)) return Fallback::kNoFamily;
+    if (!by_plan(Pass::kWgrad, operands)) return no_plan(grad);
     std::get<1>(gradients) = written;
   }
   if (output_mask[2]) std::get<2>(gradients) = bias_gradient(grad);
@@ -174,11 +201,11 @@ OrFallback<Tensor> convolve(const Tensor& input, const Tensor& weight,
   if (const auto why = refusal(wanted, input)) return *why;
   const c10::cuda::CUDAGuard guard(input.device());
   auto conv = describe(input, weight, bias, geometry, tf32);
-  if (conv && wants_copies(*conv, Pass::kFprop, wanted)) {
-    conv = describe(dense_and_aligned(input, conv->format), dense_and_aligned(weight, conv->format),
-                    bias, geometry, tf32);
-  }
   if (!conv) return conv.why();
+  if (is_unmeasured(*conv, Pass::kFprop, wanted)) return Fallback::kUnmeasured;
+  if (wants_copies(*conv, Pass::kFprop, wanted)) {
+    conv = describe_dense(*conv, input, weight, bias, geometry, tf32);
+  }
   return geometry.transposed ? transposed_output_of(*conv, bias, wanted)
                              : output_of(*conv, bias, wanted);
 }
@@ -189,7 +216,11 @@ std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
   if (refusal(wanted, input)) return std::nullopt;
   const c10::cuda::CUDAGuard guard(input.device());
   auto conv = describe(input, weight, bias, geometry);
-  if (!conv || wants_copies(*conv, Pass::kFprop, wanted)) return std::nullopt;
+  if (!conv) return std::nullopt;
+  if (wants_copies(*conv, Pass::kFprop, wanted)) {
+    if (!conv->problem.batch_invariant) return std::nullopt;
+    conv = describe_dense(*conv, input, weight, bias, geometry, allows_tf32());
+  }
   ConvProblem& problem = conv->problem;
   auto sizes = conv->output_sizes();
   const at::IntArrayRef asked = conv->batched ? sizes : at::IntArrayRef(sizes).slice(1);
@@ -197,11 +228,14 @@ std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
   problem.epilogue_passes = count_passes(options, problem.has_bias);
   problem.has_residual = options.residual && options.residual->defined();
   if (problem.epilogue_passes == 0) return std::nullopt;
-  if (problem.has_residual && !lies_as_output(*conv, *options.residual)) return std::nullopt;
+  const bool moves = problem.has_residual && !lies_as_output(*conv, *options.residual);
+  if (moves && !problem.batch_invariant) return std::nullopt;
   const ConvPlan chosen = plan_on(input.get_device(), problem, wanted, /*prefer=*/false);
   if (!chosen.fuses) return std::nullopt;
+  FusedOptions laid_out = options;
+  if (moves) laid_out.residual = dense_and_aligned(*options.residual, conv->format);
   count(Pass::kFprop, chosen.family);
-  return run_plan(*conv, chosen, bias, options);
+  return run_plan(*conv, chosen, bias, laid_out);
 }
 
 OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor& input,
@@ -213,14 +247,17 @@ OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor&
   auto conv = describe(input, weight, std::nullopt, geometry, tf32);
   if (!conv) return conv.why();
   if (!is_grad_output(*conv, grad_output)) return Fallback::kArguments;
+  if ((output_mask[0] && is_unmeasured(*conv, Pass::kDgrad, wanted)) ||
+      (output_mask[1] && is_unmeasured(*conv, Pass::kWgrad, wanted))) {
+    return Fallback::kUnmeasured;
+  }
   const bool copies = (output_mask[0] && wants_copies(*conv, Pass::kDgrad, wanted)) ||
                       (output_mask[1] && wants_copies(*conv, Pass::kWgrad, wanted));
-  if (copies) {
-    conv = describe(dense_and_aligned(input, conv->format), dense_and_aligned(weight, conv->format),
-                    std::nullopt, geometry, tf32);
-  }
+  if (copies) conv = describe_dense(*conv, input, weight, std::nullopt, geometry, tf32);
   const bool may_round = conv->problem.tf32 && (output_mask[0] || output_mask[1]);
-  const Tensor grad = may_round ? dense_and_aligned(grad_output, conv->format) : grad_output;
+  const bool is_invariant = conv->problem.batch_invariant && output_mask[0];
+  const Tensor grad =
+      may_round || is_invariant ? dense_and_aligned(grad_output, conv->format) : grad_output;
   return gradients_of(*conv, grad, output_mask, wanted);
 }
 

@@ -26,7 +26,8 @@ struct Hash {
 Key key_of(c10::DeviceIndex device, const ConvProblem& p, Algorithm algorithm, bool prefer) {
   const int64_t flags = (p.tf32 ? 1 : 0) | (p.has_bias ? 2 : 0) | (p.x_aligned ? 4 : 0) |
                         (p.w_aligned ? 8 : 0) | (prefer ? 16 : 0) | (p.has_residual ? 32 : 0) |
-                        (p.y_aligned ? 64 : 0) | int64_t{p.epilogue_passes} << 7;
+                        (p.y_aligned ? 64 : 0) | (p.batch_invariant ? 128 : 0) |
+                        int64_t{p.epilogue_passes} << 8;
   Key key = {device,
              static_cast<int64_t>(algorithm),
              flags,

@@ -504,6 +504,12 @@ Packed forward_of(const ConvProblem& part, const ConvPlan& plan) {
 
 bool is_plan(const ConvPlan& plan) { return (plan.variant_index & kPlanFlag) != 0; }
 
+int64_t sum_order(const ConvPlan& plan, bool has_epilogue) {
+  constexpr int kShapes = (1 << kRowShift) - (1 << kShapeShift);
+  constexpr int kStrips = kMostStrips << kStripShift;
+  return plan.variant_index & ~(kStrips | (has_epilogue ? 0 : kShapes));
+}
+
 Tile tile_of(const Packed& p, const ConvPlan& plan) {
   const int variant = plan.variant_index & (kPlanFlag - 1);
   const auto loader = static_cast<Loader>(variant & ((1 << kShapeShift) - 1));

@@ -139,6 +139,9 @@ ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& device,
                    std::vector<ConvPlan>* all = nullptr);
 // Whether `plan` is of this main loop, and its tile.
 bool is_plan(const ConvPlan& plan);
+// See Family: by the loader, the row of channels that a stage has, the packing and whether phases
+// are joined. Taps follow each other in a stage, stages by channels, wherever a tile begins.
+int64_t sum_order(const ConvPlan& plan, bool has_epilogue);
 // The part of a problem that `plan` computes at a time, as the main loop computes it.
 Packed forward_of(const ConvProblem& part, const ConvPlan& plan);
 Chunk chunk_of(const ConvPlan& plan);
