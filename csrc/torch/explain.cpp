@@ -71,9 +71,13 @@ TensorExplanation explain_call(const Call& call, const std::string& algorithm) {
     of_dense.problem = explanation.problem;
     return of_dense;
   }
+  if (algorithm == "auto") {
+    explanation.tuned = apply_tuned(call.input.get_device(), *explanation.problem, device, planned);
+  }
   explanation.candidates = std::move(planned.candidates);
   if (planned.plan.family == FamilyId::kAten) {
-    explanation.fallback = to_string(algorithm == "aten" ? Fallback::kAsked : Fallback::kNoFamily);
+    const Fallback untuned = algorithm == "aten" ? Fallback::kAsked : Fallback::kNoFamily;
+    explanation.fallback = to_string(explanation.tuned ? Fallback::kTuned : untuned);
   } else {
     explanation.plan = planned.plan;
   }

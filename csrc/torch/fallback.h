@@ -20,6 +20,7 @@ enum class Fallback : uint8_t {
   kOutputPadding,
   kArguments,  // PyTorch raises the error
   kNoFamily,
+  kTuned,
   kCount,
 };
 

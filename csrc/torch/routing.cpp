@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "torch/aten.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
 #include "torch/stats.h"
@@ -141,6 +142,7 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
   auto output = forward(input, weight, bias, {geometry, allows_tf32()});
   if (output) return std::move(*output);
   count(output.why());
+  const AsTuned as_tuned(output.why());
   const BypassRouting bypass;  // PyTorch's function calls aten::_convolution
   return at::native::convolution(input, weight, bias, stride, padding, dilation, transposed,
                                  output_padding, groups);
@@ -158,6 +160,7 @@ Tensor traced_convolution(const Tensor& input, const Tensor& weight,
                                 : OrFallback<Tensor>(Fallback::kCudnnOff);
     if (output) return std::move(*output);
     count(output.why());
+    deterministic = deterministic || output.why() == Fallback::kTuned;
   }
   return at::native::_convolution(input, weight, bias, stride, padding, dilation, transposed,
                                   output_padding, groups, benchmark, deterministic, cudnn_enabled,

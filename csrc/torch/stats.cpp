@@ -46,6 +46,8 @@ const char* to_string(Fallback reason) {
       return "the arguments do not fit together";
     case Fallback::kNoFamily:
       return "no family can compute this problem";
+    case Fallback::kTuned:
+      return "PyTorch's own was faster when it was tuned";
     case Fallback::kCount:
       break;
   }
