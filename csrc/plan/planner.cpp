@@ -233,10 +233,11 @@ std::vector<ConvPlan> tunable(ConvProblem& problem, const DeviceProperties& devi
     return plan.grid[0] < 1 || !keeps_precision(static_cast<size_t>(plan.family), problem);
   };
   plans.erase(std::remove_if(plans.begin(), plans.end(), is_out), plans.end());
-  // Among equals the planner takes the first, too.
   std::stable_sort(plans.begin(), plans.end(), [](const ConvPlan& a, const ConvPlan& b) {
     return a.predicted_ms < b.predicted_ms;
   });
+  const ConvPlan taken = cheapest(problem, device);
+  if (taken.family != FamilyId::kAten) plans.insert(plans.begin(), taken);
   return plans;
 }
 

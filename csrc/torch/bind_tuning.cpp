@@ -73,6 +73,8 @@ class Reader {
     ++count_;
     if (!fields_.contains(name)) throw py::value_error(std::string("it has no ") + name);
     try {
+      // pybind11 takes None for false, too.
+      if (fields_[name].is_none()) throw py::cast_error();
       return fields_[name].cast<T>();
     } catch (const py::cast_error&) {
       throw py::value_error(std::string(name) + " has another type than expected");
