@@ -56,7 +56,8 @@ OTHERS = [
     {"weight": (16, 8, 3, 3)}, {"weight": (8, 8, 3, 5), "padding": (1, 2)},
     {"weight": (8, 4, 3, 3), "groups": 2}, {"stride": (2, 1)}, {"stride": (1, 2)},
     {"dilation": (2, 1), "padding": (2, 1)}, {"padding": (0, 1)}, {"channels_last": True},
-    {"bias": True}, {"tf32": True}, {"epilogue_passes": 1}, {"epilogue_passes": 1, "residual": True},
+    {"bias": True}, {"tf32": True}, {"epilogue_passes": 1},
+    {"epilogue_passes": 1, "residual": True},
 ]  # fmt: skip
 
 
