@@ -92,17 +92,6 @@ bool is_named(const ConvPlan& plan, const TunedPlan& name) {
 
 }  // namespace
 
-TunedPlan name_of(const ConvPlan& plan) {
-  TunedPlan name;
-  name.family = plan.family;
-  name.variant_index = plan.variant_index;
-  std::copy_n(plan.tile, name.tile.size(), name.tile.begin());
-  name.splits = plan.splits;
-  name.chunk_images = plan.chunk_images;
-  name.chunk_pixels = plan.chunk_pixels;
-  return name;
-}
-
 std::optional<ConvPlan> resolve(const TunedPlan& tuned, ConvProblem& problem,
                                 const DeviceProperties& device) {
   ConvProblem settled = problem;

@@ -24,8 +24,6 @@ struct TunedPlan {
   double pytorch_ms = 0;  // of PyTorch's own convolution; 0 where it was not measured
 };
 
-TunedPlan name_of(const ConvPlan& plan);
-
 // The plan of that name among those of the problem, in the precision that the planner settles on,
 // which `problem.tf32` is set to; none where the planner lists no such plan. PyTorch's own
 // convolution (kAten) rounds where it may. So it is refused where that is allowed and the planner

@@ -606,7 +606,7 @@ def test_a_tuned_network_is_right_and_repeats_bit_for_bit(dtype, tf32, tmp_path)
             scale = theirs.float().square().mean().sqrt().item()
             torch.testing.assert_close(ours, theirs, rtol=close, atol=close * scale)
         customconv.clear_plans()
-        assert customconv.load_plans(tmp_path / "p") == len(_C.tuned_plans()) > 0
+        assert customconv.load_plans(tmp_path / "p") == len(report.layers)
         for loaded, before in zip(all_passes(model, x), first, strict=True):
             assert torch.equal(loaded, before)
 
