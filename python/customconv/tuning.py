@@ -349,8 +349,9 @@ def tune(
     """Runs a model once, and tunes the convolutions that run.
 
     If grad mode is on and an output needs a gradient, a backward pass on the sum of the outputs
-    runs too, so that the problems of training are tuned. No gradient is left in ``.grad``. Random
-    number generators and the buffers of a module, such as running means, are restored.
+    runs too, so that the problems of training are tuned. It is one of ``torch.autograd.grad``, so
+    no gradient is left in ``.grad`` and no optimizer's hook runs. Random number generators and the
+    buffers of a module, such as running means, are restored.
 
     Args:
         model: A module, or any function.
