@@ -82,6 +82,7 @@ def extension_and_command():
         "arch_list": archs,
         "python": platform.python_version(),
         "compiler": config.compiler_version(os.environ),
+        "sources": config.hash_of_plans(),
     }
     # Host code only: nvcc would lose the quotes, and the kernels have no use for them.
     macros = {

@@ -1,7 +1,7 @@
 """`python -m bench tune`: times the plans that the planner considers for a layer.
 
 It says how far the planner's choice is from the best plan, and records all times as data for the
-planner's cost model; the operator itself never tunes. A plan's kind is its family, variant and
+planner's cost model; no plan is kept for the operator. A plan's kind is its family, variant and
 number of splits. The plan with the least predicted time of each kind runs, in turns with the peer.
 Each result is checked against float64 and against the result of the planner's choice.
 """

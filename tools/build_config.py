@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import importlib.util
 import os
 import re
@@ -18,6 +19,7 @@ SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 TESTED_TORCH = ((2, 9), (2, 14))
 
 RELEASE_ARCHITECTURES = "8.0;8.6;8.9;9.0a;10.0;12.0+PTX"
+SOURCE_SUFFIXES = (".h", ".cuh", ".cpp", ".cu", ".def")
 COMPILER_WHEELS = "nvcc,crt,nvvm,cccl"  # those extras of cuda-toolkit that make up a compiler
 GIB = 1 << 30
 MEMORY_PER_JOB = 2 * GIB  # a translation unit that includes torch peaks a little below this
@@ -67,6 +69,20 @@ def sources(with_cuda: bool) -> list[str]:
     if clashes:  # setuptools names an object after its source without the extension
         raise ConfigError(f"these would compile to the same object file: {', '.join(clashes)}.*")
     return files
+
+
+def hash_of_plans(root: Path = ROOT) -> str:
+    """A hash of the planner's and the kernels' sources: while it stays, plans mean the same."""
+    digest = hashlib.sha256()
+    for path in sorted(
+        p for part in ("plan", "kernels") for p in (root / "csrc" / part).rglob("*")
+    ):
+        if path.suffix in SOURCE_SUFFIXES:
+            content = path.read_bytes().replace(b"\r\n", b"\n")
+            digest.update(
+                f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content
+            )
+    return digest.hexdigest()[:16]
 
 
 def _output(*command: str) -> str | None:

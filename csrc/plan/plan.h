@@ -37,6 +37,7 @@ struct ConvPlan {
   int64_t splits = 1;        // parts that a sum is cut into, added up in a fixed order
   WorkList works;            // what predicted_ms follows from
   double predicted_ms = 0;
+  bool tuned = false;  // it was measured to be the fastest
 };
 
 // A family: `can_implement` says why not, or nullptr; the others are called only where it can.

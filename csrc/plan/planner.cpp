@@ -439,6 +439,21 @@ std::vector<ConvPlan> variants(const ConvProblem& problem, const DevicePropertie
   return all;
 }
 
+std::vector<ConvPlan> tunable(ConvProblem& problem, const DeviceProperties& device) {
+  problem.tf32 = computes_in_tf32(problem, device);
+  std::vector<ConvPlan> plans = variants(problem, device);
+  const auto is_out = [&](const ConvPlan& plan) {
+    return plan.grid[0] < 1 || !keeps_precision(static_cast<size_t>(plan.family), problem);
+  };
+  plans.erase(std::remove_if(plans.begin(), plans.end(), is_out), plans.end());
+  std::stable_sort(plans.begin(), plans.end(), [](const ConvPlan& a, const ConvPlan& b) {
+    return a.predicted_ms < b.predicted_ms;
+  });
+  const ConvPlan taken = cheapest(problem, device);
+  if (taken.family != FamilyId::kAten) plans.insert(plans.begin(), taken);
+  return plans;
+}
+
 std::vector<Candidate> refused(const std::string& reason) {
   std::vector<Candidate> candidates;
   for (const Family* family : kFamilies) {
@@ -454,7 +469,7 @@ std::vector<Candidate> refused(const std::string& reason) {
 }
 
 std::string to_string(const ConvPlan& plan) {
-  std::string text = to_string(plan.family);
+  std::string text = std::string(plan.tuned ? "tuned " : "") + to_string(plan.family);
   if (plan.family == FamilyId::kAten) return text;
   text += std::string(" ") + plan.variant;
   if (plan.tile[0] > 0) {

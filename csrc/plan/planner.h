@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "plan/plan.h"
 
@@ -59,6 +60,11 @@ Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
 
 // Every plan of every family that can: what the planner chooses from.
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device);
+
+// Those of them in the precision that the planner settles on, and in `problem.tf32` that precision.
+// The one that it would take comes first, though a family may list plans below its time that it
+// does not propose; the predicted times of the others ascend.
+std::vector<ConvPlan> tunable(ConvProblem& problem, const DeviceProperties& device);
 
 // Every family, refused for one and the same reason, and ATen, taken.
 std::vector<Candidate> refused(const std::string& reason);

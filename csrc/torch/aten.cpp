@@ -1,11 +1,19 @@
 #include "torch/aten.h"
 
+#include <ATen/Context.h>
+
+#include <mutex>
+
 #include "torch/problem.h"
 #include "torch/routing.h"
 
 namespace customconv::torch_layer {
 
 namespace {
+
+std::mutex deterministic_mutex;
+int64_t deterministic_count = 0;
+bool deterministic_before = false;  // the user's, meaningful while the count is positive
 
 Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& input,
                                const at::Tensor& weight, c10::SymIntArrayRef stride,
@@ -41,6 +49,32 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
 }
 
 }  // namespace
+
+DeterministicCudnn::DeterministicCudnn() {
+  const std::lock_guard<std::mutex> lock(deterministic_mutex);
+  if (deterministic_count++ > 0) return;
+  deterministic_before = at::globalContext().deterministicCuDNN();
+  at::globalContext().setDeterministicCuDNN(true);
+}
+
+DeterministicCudnn::~DeterministicCudnn() {
+  const std::lock_guard<std::mutex> lock(deterministic_mutex);
+  if (--deterministic_count > 0) return;
+  at::globalContext().setDeterministicCuDNN(deterministic_before);
+}
+
+at::Tensor aten_pass(const ConvProblem& p, const at::Tensor& x, const at::Tensor& w,
+                     const at::Tensor& y, const std::optional<at::Tensor>& bias) {
+  const DeterministicCudnn deterministic;
+  const std::array<c10::SymInt, 2> stride = {p.stride_h, p.stride_w};
+  const std::array<c10::SymInt, 2> padding = {p.pad_h, p.pad_w};
+  const std::array<c10::SymInt, 2> dilation = {p.dilation_h, p.dilation_w};
+  if (p.pass == Pass::kFprop) return aten_conv2d(x, w, bias, stride, padding, dilation, p.groups);
+  const bool of_x = p.pass == Pass::kDgrad;
+  const Gradients gradients =
+      aten_conv2d_backward(y, x, w, stride, padding, dilation, p.groups, {of_x, !of_x, false});
+  return of_x ? std::get<0>(gradients) : std::get<1>(gradients);
+}
 
 at::Tensor aten_conv2d(const at::Tensor& input, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,

@@ -83,11 +83,15 @@ TensorExplanation explain_call(const Call& call, const std::string& algorithm) {
     }
     return of_dense;
   }
+  if (algorithm == "auto") {
+    explanation.tuned = apply_tuned(call.input.get_device(), *explanation.problem, device, planned);
+  }
   explanation.candidates = std::move(planned.candidates);
-  if (ours) {
+  if (planned.plan.family != FamilyId::kAten) {
     explanation.plan = planned.plan;
   } else {
     explanation.fallback = to_string(algorithm == "aten"   ? Fallback::kAsked
+                                     : explanation.tuned   ? Fallback::kTuned
                                      : device.has_prices() ? Fallback::kNoFamily
                                                            : Fallback::kUnmeasured);
   }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/tuned.h"
 #include "torch/problem.h"
 
 namespace customconv::torch_layer {
@@ -26,6 +27,7 @@ struct TensorExplanation {
   std::optional<ConvPlan> plan;        // none where ATen computes
   std::vector<Candidate> candidates;   // empty where the planner was not asked
   std::string fallback;                // why ATen computes; empty where a family does
+  std::optional<TunedPlan> tuned;      // where the choice is tuning's
 };
 
 // Every plan that the planner chooses from for these tensors.

@@ -21,6 +21,7 @@ enum class Fallback : uint8_t {
   kArguments,  // PyTorch raises the error
   kNoFamily,
   kUnmeasured,
+  kTuned,
   kCount,
 };
 

@@ -5,7 +5,9 @@
 #include <torch/extension.h>
 
 #include "torch/batch_invariance.h"
+#include "torch/bind_tuning.h"
 #include "torch/explain.h"
+#include "torch/names.h"
 #include "torch/problem.h"
 #include "torch/routing.h"
 #include "torch/stats.h"
@@ -19,23 +21,6 @@ namespace py = pybind11;
 namespace customconv::torch_layer {
 
 namespace {
-
-template <typename Enum>
-Enum named(const std::string& name, std::initializer_list<Enum> values, const char* what) {
-  for (const Enum value : values) {
-    if (name == to_string(value)) return value;
-  }
-  throw py::value_error(std::string("unknown ") + what + " '" + name + "'");
-}
-
-DType dtype_named(const std::string& name) {
-  return named(name, {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16},
-               "dtype");
-}
-
-Pass pass_named(const std::string& name) {
-  return named(name, {Pass::kFprop, Pass::kDgrad, Pass::kWgrad}, "op");
-}
 
 py::dict build_info() {
   py::dict info;
@@ -194,6 +179,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("batch_invariant", is_batch_invariant)
       .def_property_readonly("needs_wide_index",
                              [](const ConvProblem& p) { return needs_wide_index(p); })
+      .def_property_readonly("fields", fields_of)
+      .def_static("from_fields", problem_from, py::arg("fields"))
       .def("__str__", [](const ConvProblem& p) { return to_string(p); });
 
   py::class_<DeviceProperties>(m, "DeviceProperties")
@@ -239,6 +226,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("chunk_pixels", &ConvPlan::chunk_pixels)
       .def_readonly("predicted_ms", &ConvPlan::predicted_ms)
       .def_property_readonly("has_works", [](const ConvPlan& p) { return !p.works.empty(); })
+      .def_readonly("tuned", &ConvPlan::tuned)
       .def("__str__", [](const ConvPlan& p) { return to_string(p); });
 
   py::class_<Candidate>(m, "Candidate")
@@ -253,7 +241,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("problem", &TensorExplanation::problem)
       .def_readonly("plan", &TensorExplanation::plan)
       .def_readonly("candidates", &TensorExplanation::candidates)
-      .def_readonly("fallback", &TensorExplanation::fallback);
+      .def_readonly("fallback", &TensorExplanation::fallback)
+      .def_readonly("tuned", &TensorExplanation::tuned);
 
   m.def(
       "plan",
@@ -321,6 +310,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 #endif
       },
       py::arg("plan"));
+
+  bind_tuning(m);
 }
 
 }  // namespace customconv::torch_layer

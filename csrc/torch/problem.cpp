@@ -24,19 +24,6 @@ std::optional<Pair> pair_of(at::IntArrayRef values, int64_t least) {
 
 bool is_plain(const at::Tensor& t) { return t.layout() == at::kStrided && !t.is_quantized(); }
 
-DType dtype_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return DType::kFloat64;
-    case at::kHalf:
-      return DType::kFloat16;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    default:
-      return DType::kFloat32;
-  }
-}
-
 Shape4 shape4(at::IntArrayRef values) { return {values[0], values[1], values[2], values[3]}; }
 
 Layout layout_of(at::MemoryFormat format) {
@@ -168,6 +155,19 @@ bool allows_tf32() {
 #else
   return context.allowTF32CuDNN(at::Float32Op::CONV);
 #endif
+}
+
+DType dtype_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    default:
+      return DType::kFloat32;
+  }
 }
 
 bool is_kernel_dtype(at::ScalarType dtype) {

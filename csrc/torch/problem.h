@@ -56,6 +56,8 @@ at::Tensor dense_and_aligned(const at::Tensor& t, at::MemoryFormat format);
 
 // True for the dtypes that kernels of ours compute.
 bool is_kernel_dtype(at::ScalarType dtype);
+// One of those in the planner's terms.
+DType dtype_of(at::ScalarType dtype);
 
 // The named algorithm; ValueError for an unknown name.
 Algorithm algorithm_named(std::string_view name);

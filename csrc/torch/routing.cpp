@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "torch/aten.h"
 #include "torch/batch_invariance.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
@@ -142,6 +143,7 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
   auto output = forward(input, weight, bias, {geometry, allows_tf32()});
   if (output) return std::move(*output);
   fall_back(output.why());
+  const AsTuned as_tuned(output.why());
   const BypassRouting bypass;  // PyTorch's function calls aten::_convolution
   return at::native::convolution(input, weight, bias, stride, padding, dilation, transposed,
                                  output_padding, groups);
@@ -159,6 +161,7 @@ Tensor traced_convolution(const Tensor& input, const Tensor& weight,
                                 : OrFallback<Tensor>(Fallback::kCudnnOff);
     if (output) return std::move(*output);
     fall_back(output.why());
+    deterministic = deterministic || output.why() == Fallback::kTuned;
   }
   return at::native::_convolution(input, weight, bias, stride, padding, dilation, transposed,
                                   output_padding, groups, benchmark, deterministic, cudnn_enabled,

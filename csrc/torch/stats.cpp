@@ -49,6 +49,8 @@ const char* to_string(Fallback reason) {
     case Fallback::kUnmeasured:
       return "this GPU has not been measured, so PyTorch's own is taken; customconv.tune times "
              "both";
+    case Fallback::kTuned:
+      return "PyTorch's own was faster when it was tuned";
     case Fallback::kCount:
       break;
   }

@@ -5,7 +5,7 @@ gives, in eager mode, under autograd, ``torch.compile``, ``torch.export`` and ``
 ``conv_transpose2d`` is the same for ``torch.nn.functional.conv_transpose2d``.
 """
 
-from . import run as _run  # noqa: F401  (before torch: `python -m customconv run` ends here)
+from . import run as _run  # noqa: F401  (before torch: `python -m customconv run` and `tune` end here)
 
 # isort: split
 from . import _load as _load  # first: loads the compiled module, or says why it cannot
@@ -19,8 +19,20 @@ from .info import build_info
 from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from .ops import conv1d, conv2d, conv2d_fused, conv_transpose1d, conv_transpose2d
 from .routing import Stats, disable, enable, enabled, is_enabled, stats
+from .tuning import (
+    TunedLayer,
+    TuningReport,
+    clear_plans,
+    load_named_plans,
+    load_plans,
+    save_plans,
+    tune,
+    tuning,
+)
 
 __version__ = build_info()["version"]
+
+load_named_plans()
 
 __all__ = [
     "Conv1d",
@@ -30,9 +42,12 @@ __all__ = [
     "ConversionReport",
     "Explanation",
     "Stats",
+    "TunedLayer",
+    "TuningReport",
     "__version__",
     "batch_invariant",
     "build_info",
+    "clear_plans",
     "conv1d",
     "conv2d",
     "conv2d_fused",
@@ -45,7 +60,11 @@ __all__ = [
     "explain",
     "is_batch_invariant",
     "is_enabled",
+    "load_plans",
     "revert",
+    "save_plans",
     "set_batch_invariant",
     "stats",
+    "tune",
+    "tuning",
 ]

@@ -1,7 +1,7 @@
-"""The command line: ``python -m customconv demo | info | run``.
+"""The command line: ``python -m customconv demo | info | run | tune``.
 
 Exit codes: 0, all is well; 1, a check failed; 2, the command cannot be run as it was given. ``run``
-has those of the program that it runs.
+and ``tune`` have those of the program that they run.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line after the program's name; None takes it from ``sys.argv``.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and arguments[0] == "run":
-        run.main(arguments[1:])
+    if arguments and arguments[0] in ("run", "tune"):
+        run.main(arguments[1:], arguments[0])
     parser = argparse.ArgumentParser(prog="python -m customconv", description="customconv's tools.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="demo | info | run")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="demo | info | run | tune"
+    )
     commands.add_parser("run", help="run any program with convolutions computed by customconv")
+    commands.add_parser("tune", help="run any program, and keep the fastest of its convolutions")
     commands.add_parser("info", help="print versions, what was built, and the devices seen")
     demo = commands.add_parser(
         "demo", help="filter a photograph, train a small network, time a few shapes"

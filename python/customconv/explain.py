@@ -24,6 +24,7 @@ class Explanation:
         candidates: Every family of kernels in the planner's order, with its plan if it has one,
             and the reason that it was not taken.
         problem: The problem as the planner sees it, or None where it is not the planner's.
+        tuned: What tuning chose, with its times, or None where it is not tuning's choice.
     """
 
     summary: str
@@ -31,6 +32,7 @@ class Explanation:
     fallback: str
     candidates: tuple[_C.Candidate, ...]
     problem: _C.ConvProblem | None
+    tuned: _C.TunedPlan | None = None
 
     @property
     def family(self) -> str:
@@ -58,6 +60,9 @@ class Explanation:
                 ("splits", f"{self.plan.splits}" if self.plan.splits > 1 else ""),
                 ("batch", "an image gets the same bits in any" if self.is_batch_invariant else ""),
             ]
+        if self.tuned is not None:
+            peer = f", PyTorch {self.tuned.pytorch_ms:.3g} ms" if self.tuned.pytorch_ms else ""
+            rows.append(("tuned", f"{self.tuned.ms:.3g} ms{peer}"))
         rows += [(f"not {other.family}", other.reason) for other in self.candidates]
         rows = [(name, text) for name, text in rows if text]
         width = max(len(name) for name, _ in rows)
@@ -120,7 +125,7 @@ def explain(
         f"dilation {_by(dilation)}, groups {groups}"
     )
     candidates = tuple(found.candidates)
-    return Explanation(summary, found.plan, found.fallback, candidates, found.problem)
+    return Explanation(summary, found.plan, found.fallback, candidates, found.problem, found.tuned)
 
 
 def _pair(value: int | Sequence[int]) -> list[int]:

@@ -314,3 +314,17 @@ def test_another_checkout_compiles_nothing_again(tmp_path, named):
         assert (objects / "whole.o").exists()
         compiled.append(len(marks.read_text().split()))
     assert compiled == [1, 1]
+
+
+def test_the_hash_of_plans_is_that_of_the_planner_and_the_kernels(tmp_path):
+    for name in ("plan/a.h", "kernels/b/c.cu", "torch/d.cpp"):
+        path = tmp_path / "csrc" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("old\n")
+    before = build_config.hash_of_plans(tmp_path)
+    (tmp_path / "csrc/torch/d.cpp").write_text("new\n")
+    (tmp_path / "csrc/plan/notes.txt").write_text("new\n")
+    (tmp_path / "csrc/plan/a.h").write_bytes(b"old\r\n")
+    assert build_config.hash_of_plans(tmp_path) == before
+    (tmp_path / "csrc/kernels/b/c.cu").write_text("new\n")
+    assert build_config.hash_of_plans(tmp_path) != before

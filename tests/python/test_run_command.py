@@ -1,5 +1,6 @@
 """``python -m customconv run``: a program is as with Python alone, and its convolutions routed."""
 
+import json
 import os
 import re
 import signal
@@ -557,3 +558,93 @@ def test_it_starts_torchrun(write):
     command = [*RUN, "-m", "torch.distributed.run", "--standalone"]
     result = call([*command, write(RANK), "--lr", "1"])
     assert result.stdout == "0 ['--lr', '1'] True\n"
+
+
+TUNE = [sys.executable, "-m", "customconv", "tune"]
+DEVICE = 42  # an index that no machine has
+# A program that plans a convolution on a GPU that is not there; times are made up.
+TUNED = f"""
+import sys
+import customconv
+import torch
+from customconv import _C, measure, plans_file
+
+tuning = sys.modules["customconv.tuning"]
+plans_file.hosts = lambda: {{{DEVICE}: plans_file.Host("Test GPU", (9, 0), "13.0", "1.0", "x")}}
+_C.device_properties = lambda index: _C.DeviceProperties()
+tuning.measure_on_gpu = lambda index, problem, settled, plans: measure.Measured(
+    tuple(1.0 / (1 + i) for i in range(len(plans))), None, False
+)
+print(sys.argv[1:], customconv.is_enabled())
+_C.decide({DEVICE}, _C.ConvProblem(input=(1, 8, 9, 9), weight=(8, 8, 3, 3)))
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(3)", 3)])
+def test_a_program_is_tuned_when_it_ends(write, tmp_path, end, code):
+    result = call([*TUNE, write(TUNED + end), "--save", "x"])
+    assert result.returncode == code
+    assert result.stdout == "['--save', 'x'] True\n"
+    assert result.stderr.startswith("customconv: 1 convolutions tuned in ")
+    plans = json.loads((tmp_path / "customconv-plans.json").read_text())["plans"]
+    assert [plan["gpu"] for plan in plans] == ["Test GPU"]
+
+
+@pytest.mark.parametrize("save", [["--save", "a.json"], ["--save=a.json"]])
+def test_the_file_for_the_plans_can_be_named(write, tmp_path, save):
+    write(TUNED + "import os; os.chdir('/')")  # the path is that of the start
+    assert call([*TUNE, *save, "-m", "program"]).returncode == 0
+    assert (tmp_path / "a.json").exists()
+
+
+@pytest.mark.parametrize("end", ["1 / 0", "raise KeyboardInterrupt"])
+def test_a_program_that_fails_is_not_tuned(write, tmp_path, end):
+    result = call([*TUNE, write(TUNED + end)])
+    assert "customconv: nothing was tuned, because the program failed" in result.stderr
+    assert os.listdir(tmp_path) == ["program.py"]
+
+
+def test_a_program_without_torch_is_not_tuned(write, tmp_path):
+    result = call([*TUNE, write("print('done')")])
+    assert result.stdout == "done\n"
+    assert result.stderr == "customconv: nothing was tuned, because torch was not imported\n"
+    assert os.listdir(tmp_path) == ["program.py"]
+
+
+def test_children_of_a_tuned_program_are_not_tuned(write, tmp_path):
+    program = """
+        import os, subprocess, sys
+        if len(sys.argv) == 1:
+            subprocess.run([sys.executable, __file__, "child"], check=True)
+            if os.fork() == 0:
+                sys.exit()
+            os.wait()
+        """
+    result = call([*TUNE, write(dedent(program) + TUNED)])
+    assert result.stdout.count("True") == 2
+    assert result.stderr.count("customconv") == 2  # the report's heading, and the file's name
+
+
+def test_run_does_not_tune(write, tmp_path):
+    result = call([*TUNE, "-c", f"import os; os.system('{' '.join([*RUN, write(TUNED)])}')"])
+    assert result.stderr == "customconv: nothing was tuned, because torch was not imported\n"
+    assert os.listdir(tmp_path) == ["program.py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "names no program"),
+        (["--save", "x.json"], "names no program"),
+        (["--save"], "expected one argument"),
+        (["--stats", "x.py"], "unrecognized arguments: --stats"),
+        (["--save", "/no/such/folder/x.json", "x.py"], "no file can be written in /no/such"),
+    ],
+)
+def test_wrong_usage_of_tune_exits_with_2(arguments, words, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["tune", *arguments])
+    assert exit.value.code == 2
+    error = capsys.readouterr().err
+    assert "usage: python -m customconv tune [-h] [--save PATH]" in error
+    assert words in error

@@ -23,6 +23,7 @@ Tensor conv2d_cuda(const Tensor& input, const Tensor& weight, const std::optiona
   if (output) return std::move(*output);
   check_runs_on(algorithm, input);
   fall_back(output.why());
+  const AsTuned as_tuned(output.why());
   return aten_conv2d(input, weight, bias, c10::fromIntArrayRefSlow(stride),
                      c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups);
 }
@@ -52,6 +53,7 @@ Tensor conv_transpose2d_cuda(const Tensor& input, const Tensor& weight,
   if (output) return std::move(*output);
   check_runs_on(algorithm, input);
   fall_back(output.why());
+  const AsTuned as_tuned(output.why());
   return aten_conv_transpose2d(
       input, weight, bias, c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
       c10::fromIntArrayRefSlow(output_padding), groups, c10::fromIntArrayRefSlow(dilation));

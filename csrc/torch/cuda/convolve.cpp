@@ -3,6 +3,7 @@
 #include <ATen/cuda/EmptyTensor.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include "torch/aten.h"
 #include "torch/cuda/bias.h"
 #include "torch/cuda/device.h"
 #include "torch/cuda/plans.h"
@@ -45,25 +46,24 @@ bool is_dense(const Tensor& t, at::MemoryFormat format) {
 bool wants_copies(const Convolution& conv, Pass pass, Algorithm wanted) {
   if (is_dense(conv.input, conv.format) && is_dense(conv.weight, conv.format)) return false;
   if (conv.problem.batch_invariant && pass != Pass::kWgrad) return true;
-  if (!conv.problem.tf32 || wanted != Algorithm::kAuto) return false;
-  ConvProblem problem = conv.problem_of(pass);
-  plan_on(conv.input.get_device(), problem, wanted, /*prefer=*/true);
-  return problem.tf32;
+  return rounds_on(conv.input.get_device(), conv.problem_of(pass), wanted);
 }
 
-// Why the planner leaves a call to PyTorch.
-Fallback no_plan(const Tensor& input) {
+// Why PyTorch computes what has this plan.
+Fallback why_aten(const ConvPlan& plan, const Tensor& input) {
+  if (plan.tuned) return Fallback::kTuned;
   return device_properties(input.get_device()).has_prices() ? Fallback::kNoFamily
                                                             : Fallback::kUnmeasured;
 }
 
-// Whether it does so for want of measured times, which is asked before operands are copied.
+// Whether it does for want of measured times, which is asked before operands are copied.
 bool is_unmeasured(const Convolution& conv, Pass pass, Algorithm wanted) {
   const c10::DeviceIndex device = conv.input.get_device();
   if (conv.problem.batch_invariant) return false;
   if (wanted != Algorithm::kAuto || device_properties(device).has_prices()) return false;
   ConvProblem problem = conv.problem_of(pass);
-  return plan_on(device, problem, wanted, /*prefer=*/true).family == FamilyId::kAten;
+  const ConvPlan plan = plan_on(device, problem, wanted, /*prefer=*/true);
+  return plan.family == FamilyId::kAten && !plan.tuned;
 }
 
 // Operands as wants_copies asks for them.
@@ -103,7 +103,7 @@ Tensor run_plan(const Convolution& conv, const ConvPlan& plan, const std::option
 OrFallback<Tensor> output_of(Convolution& conv, const std::optional<Tensor>& bias,
                              Algorithm wanted) {
   const ConvPlan chosen = plan_on(conv.input.get_device(), conv.problem, wanted, /*prefer=*/false);
-  if (chosen.family == FamilyId::kAten) return no_plan(conv.input);
+  if (chosen.family == FamilyId::kAten) return why_aten(chosen, conv.input);
   count(Pass::kFprop, chosen.family);
   return run_plan(conv, chosen, bias, {});
 }
@@ -136,7 +136,7 @@ OrFallback<Tensor> transposed_output_of(const Convolution& conv, const std::opti
   ConvProblem problem = conv.problem_of(Pass::kFprop);
   problem.y_aligned = is_aligned(dense);
   const ConvPlan chosen = plan_on(dense.get_device(), problem, wanted, /*prefer=*/false);
-  if (chosen.family == FamilyId::kAten) return no_plan(dense);
+  if (chosen.family == FamilyId::kAten) return why_aten(chosen, dense);
   Tensor output = empty_like(dense, conv.output_sizes(), conv.format);
   Operands operands;
   operands.x = output.mutable_data_ptr();
@@ -148,9 +148,27 @@ OrFallback<Tensor> transposed_output_of(const Convolution& conv, const std::opti
   return conv.batched ? output : output.squeeze(0);
 }
 
+// The gradients of input and weight that the mask asks for, by PyTorch as it was tuned.
+Gradients tuned_gradients_of(const Convolution& conv, const Tensor& grad, const Geometry& g,
+                             std::array<bool, 3> mask) {
+  count(Fallback::kTuned);
+  const AsTuned as_tuned(Fallback::kTuned);
+  const auto stride = c10::fromIntArrayRefSlow(g.stride);
+  const auto padding = c10::fromIntArrayRefSlow(g.padding);
+  const auto dilation = c10::fromIntArrayRefSlow(g.dilation);
+  if (g.transposed) {
+    return aten_conv_transpose2d_backward(grad, conv.input, conv.weight, stride, padding,
+                                          c10::fromIntArrayRefSlow(g.output_padding), g.groups,
+                                          dilation, mask);
+  }
+  return aten_conv2d_backward(grad, conv.input, conv.weight, stride, padding, dilation, g.groups,
+                              mask);
+}
+
 // The gradients that the mask asks for; a reason where one of them has no family.
 OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_output,
-                                   std::array<bool, 3> output_mask, Algorithm wanted) {
+                                   const Geometry& geometry, std::array<bool, 3> output_mask,
+                                   Algorithm wanted) {
   const auto laid_out = [&](const Tensor& tensor, bool needed) {
     return needed ? tensor.contiguous(conv.format) : tensor;
   };
@@ -158,36 +176,65 @@ OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_o
   const Tensor images = laid_out(conv.input, conv.transposed && output_mask[1]);
   const auto grad_operand = conv.transposed ? &Operands::x : &Operands::y;
   const auto input_operand = conv.transposed ? &Operands::y : &Operands::x;
-  const auto by_plan = [&](Pass pass, const Operands& operands) {
+  const auto problem_of = [&](Pass pass) {
     ConvProblem problem = conv.problem_of(pass);
     // What is written instead of the images is aligned.
     const bool images_aligned = pass == Pass::kDgrad || is_aligned(images);
     problem.x_aligned = conv.transposed ? is_aligned(grad) : images_aligned;
     problem.y_aligned = conv.transposed ? images_aligned : is_aligned(grad);
-    const ConvPlan chosen = plan_on(grad.get_device(), problem, wanted, /*prefer=*/true);
-    if (chosen.family == FamilyId::kAten) return false;
-    run(problem, chosen, operands, grad.scalar_type());
-    count(pass, chosen.family);
-    return true;
+    return problem;
   };
+  const auto plan_of = [&](ConvProblem& problem) {
+    return plan_on(grad.get_device(), problem, wanted, /*prefer=*/true);
+  };
+  const auto by_plan = [&](Pass pass, const ConvProblem& problem, const ConvPlan& plan,
+                           const Operands& operands) {
+    run(problem, plan, operands, grad.scalar_type());
+    count(pass, plan.family);
+  };
+  std::array<bool, 3> by_aten{};  // where tuning chose it
   Gradients gradients;
   if (output_mask[0]) {
-    const Tensor written = empty_like(images, images.sizes(), conv.format);
-    Operands operands;
-    operands.*grad_operand = read_only(grad);
-    operands.*input_operand = written.mutable_data_ptr();
-    operands.w = read_only(conv.weight);
-    if (!by_plan(Pass::kDgrad, operands)) return no_plan(grad);
-    std::get<0>(gradients) = conv.batched ? written : written.squeeze(0);
+    ConvProblem problem = problem_of(Pass::kDgrad);
+    const ConvPlan plan = plan_of(problem);
+    if (plan.family != FamilyId::kAten) {
+      const Tensor written = empty_like(images, images.sizes(), conv.format);
+      Operands operands;
+      operands.*grad_operand = read_only(grad);
+      operands.*input_operand = written.mutable_data_ptr();
+      operands.w = read_only(conv.weight);
+      by_plan(Pass::kDgrad, problem, plan, operands);
+      std::get<0>(gradients) = conv.batched ? written : written.squeeze(0);
+    } else if (plan.tuned) {
+      by_aten[0] = true;
+    } else {
+      return why_aten(plan, grad);
+    }
   }
   if (output_mask[1]) {
-    const Tensor written = empty_like(conv.weight, conv.weight.sizes(), conv.format);
-    Operands operands;
-    operands.*grad_operand = read_only(grad);
-    operands.*input_operand = read_only(images);
-    operands.w = written.mutable_data_ptr();
-    if (!by_plan(Pass::kWgrad, operands)) return no_plan(grad);
-    std::get<1>(gradients) = written;
+    ConvProblem problem = problem_of(Pass::kWgrad);
+    const ConvPlan plan = plan_of(problem);
+    if (plan.family != FamilyId::kAten) {
+      const Tensor written = empty_like(conv.weight, conv.weight.sizes(), conv.format);
+      Operands operands;
+      operands.*grad_operand = read_only(grad);
+      operands.*input_operand = read_only(images);
+      operands.w = written.mutable_data_ptr();
+      by_plan(Pass::kWgrad, problem, plan, operands);
+      std::get<1>(gradients) = written;
+    } else if (plan.tuned) {
+      by_aten[1] = true;
+    } else {
+      return why_aten(plan, grad);
+    }
+  }
+  if (by_aten[0] || by_aten[1]) {
+    Gradients theirs = tuned_gradients_of(conv, grad, geometry, by_aten);
+    if (by_aten[0]) {
+      const Tensor& of_input = std::get<0>(theirs);
+      std::get<0>(gradients) = conv.batched ? of_input : of_input.squeeze(0);
+    }
+    if (by_aten[1]) std::get<1>(gradients) = std::get<1>(theirs);
   }
   if (output_mask[2]) std::get<2>(gradients) = bias_gradient(grad);
   return gradients;
@@ -258,7 +305,7 @@ OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor&
   const bool is_invariant = conv->problem.batch_invariant && output_mask[0];
   const Tensor grad =
       may_round || is_invariant ? dense_and_aligned(grad_output, conv->format) : grad_output;
-  return gradients_of(*conv, grad, output_mask, wanted);
+  return gradients_of(*conv, grad, geometry, output_mask, wanted);
 }
 
 }  // namespace customconv::torch_layer

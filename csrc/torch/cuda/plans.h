@@ -1,15 +1,18 @@
-// Plans of the calls that came before: planning takes longer than a small convolution.
+// What the planner or tuning decides for a device.
 #pragma once
 
 #include <c10/core/Device.h>
 
-#include "plan/planner.h"
+#include "plan/tuned.h"
 
 namespace customconv::torch_layer {
 
-// What `plan` decides for the device, with the problem's precision set to the plan's. Each thread
-// remembers its own, so none waits for another.
+// The plan for a call that is about to run, with the problem's precision set to the plan's. While a
+// recording is on, the problem is kept.
 ConvPlan plan_on(c10::DeviceIndex device, ConvProblem& problem, Algorithm algorithm, bool prefer);
+
+// Whether such a plan would round the operands to TF32; nothing is kept.
+bool rounds_on(c10::DeviceIndex device, ConvProblem problem, Algorithm algorithm);
 
 // For measuring variants: until it is taken back by null, every call of this thread that asks for
 // an algorithm by name runs this plan. The plan must be one of the call's own variants.

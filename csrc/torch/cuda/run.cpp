@@ -3,10 +3,12 @@
 #include <ATen/Dispatch.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "torch/log.h"
+#include "torch/problem.h"
 
 namespace customconv::torch_layer {
 
@@ -42,6 +44,27 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   TORCH_INTERNAL_ASSERT(false, "a plan for ATen has no kernel");
 }
 
+// Throws unless the tensor lies as the problem says.
+void check_operand(const at::Tensor& t, const char* name, const Shape4& sizes,
+                   const Shape4& strides, bool aligned, const at::Tensor& like) {
+  TORCH_CHECK(t.is_cuda() && t.device() == like.device() && t.scalar_type() == like.scalar_type(),
+              "run_plan: expected ", name, " of type ", like.scalar_type(), " on ", like.device(),
+              " as x is, but got ", t.scalar_type(), " on ", t.device());
+  TORCH_CHECK(t.sizes() == at::IntArrayRef(sizes) && t.strides() == at::IntArrayRef(strides),
+              "run_plan: expected ", name, " of sizes ", at::IntArrayRef(sizes), " and strides ",
+              at::IntArrayRef(strides), ", but got ", t.sizes(), " and ", t.strides());
+  TORCH_CHECK(!aligned || is_aligned(t), "run_plan: ", name, " is not aligned to 16 bytes");
+}
+
+void check_dense(const std::optional<at::Tensor>& t, const char* name, bool wanted, int64_t count,
+                 const at::Tensor& like) {
+  const bool given = t && t->defined();
+  TORCH_CHECK(given == wanted, "run_plan: the problem has ", wanted ? "a " : "no ", name);
+  TORCH_CHECK(!given || (t->numel() == count && t->is_non_overlapping_and_dense() &&
+                         t->device() == like.device() && t->scalar_type() == like.scalar_type()),
+              "run_plan: expected a dense ", name, " of ", count, " elements as x's");
+}
+
 }  // namespace
 
 void run(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
@@ -60,6 +83,31 @@ void run(const ConvProblem& problem, const ConvPlan& plan, const Operands& opera
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "customconv_conv2d", [&] {
     launch<typename CudaType<scalar_t>::type>(problem, plan, operands, context);
   });
+}
+
+void run_plan(const ConvProblem& problem, const ConvPlan& plan, const at::Tensor& x,
+              const at::Tensor& w, const at::Tensor& y, const std::optional<at::Tensor>& bias,
+              const std::optional<at::Tensor>& residual) {
+  TORCH_CHECK(plan.family != FamilyId::kAten, "run_plan: a plan for ATen has no kernel");
+  TORCH_CHECK(is_kernel_dtype(x.scalar_type()) && dtype_of(x.scalar_type()) == problem.dtype,
+              "run_plan: expected x of type ", to_string(problem.dtype), ", but got ",
+              x.scalar_type());
+  check_operand(x, "x", problem.x_sizes(), problem.x_strides, problem.x_aligned, x);
+  check_operand(w, "w", problem.w_sizes(), problem.w_strides, problem.w_aligned, x);
+  check_operand(y, "y", problem.y_sizes(), problem.y_strides, problem.y_aligned, x);
+  check_dense(bias, "bias", problem.has_bias, problem.K, x);
+  check_dense(residual, "residual", problem.has_residual, problem.y_count(), x);
+  const c10::cuda::CUDAGuard guard(x.device());
+  Operands operands;
+  operands.x = x.mutable_data_ptr();
+  operands.w = w.mutable_data_ptr();
+  operands.y = y.mutable_data_ptr();
+  if (problem.has_bias) operands.epilogue.bias = bias->const_data_ptr();
+  if (plan.fuses && problem.epilogue_passes > 0) {
+    if (problem.has_residual) operands.epilogue.residual = residual->const_data_ptr();
+    operands.epilogue.activation = Activation::kRelu;
+  }
+  run(problem, plan, operands, x.scalar_type());
 }
 
 }  // namespace customconv::torch_layer

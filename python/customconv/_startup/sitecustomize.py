@@ -1,6 +1,7 @@
 """Turns routing on in a process of ``python -m customconv run``, as soon as it imports torch.
 
-Python imports this file when it starts. It cannot import customconv, and so torch, there and then:
+For ``python -m customconv tune`` it also begins to record, in the program's own process. Python
+imports this file when it starts. It cannot import customconv, and so torch, there and then:
 processes without torch would wait for it, and what a program sets in the environment before it
 imports torch would come too late. It leaves ``sys.path`` as it is without ``run``, and gives way to
 the ``sitecustomize`` that it stands before, if there is one.
@@ -76,6 +77,8 @@ def enable() -> None:
     """Turns routing on."""
     sys.modules["customconv"].enable()
     sys.meta_path.remove(finder)
+    if request.startswith("tune=") and is_first():
+        sys.modules["customconv.tuning"].tune_program(request.removeprefix("tune="))
 
 
 def print_stats() -> None:
@@ -88,6 +91,12 @@ def print_stats() -> None:
     table = "customconv: torch was not imported" if stats is None else stats
     sys.stderr.write(f"{process}{table}\n")  # at once, for processes that end together
     sys.stderr.flush()
+
+
+def print_untuned() -> None:
+    """Says why nothing is tuned in a program without convolutions of PyTorch."""
+    if is_first() and "customconv" not in sys.modules and sys.stderr is not None:
+        sys.stderr.write("customconv: nothing was tuned, because torch was not imported\n")
 
 
 def begin_stats() -> None:
@@ -106,6 +115,10 @@ if HERE in sys.path:
     sys.path.remove(HERE)
     finder = AfterImport({"torch": import_customconv, "customconv": enable})
     sys.meta_path.insert(0, finder)
+    if request.startswith("tune="):
+        import atexit
+
+        atexit.register(print_untuned)
     if request == "stats":
         import atexit
 

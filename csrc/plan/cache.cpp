@@ -1,0 +1,92 @@
+#include "plan/cache.h"
+
+namespace customconv {
+
+size_t PlanKeyHash::operator()(const PlanKey& key) const {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, a word at a time
+  for (const int64_t word : key) hash = (hash ^ static_cast<uint64_t>(word)) * 0x100000001b3;
+  return static_cast<size_t>(hash ^ (hash >> 32));
+}
+
+PlanKey key_of(int device_index, const ConvProblem& p, Algorithm algorithm, bool prefer) {
+  // To prefer the planner's own choice is to leave it the choice.
+  const bool prefers = prefer && algorithm != Algorithm::kAuto;
+  const int64_t flags = (p.tf32 ? 1 : 0) | (p.has_bias ? 2 : 0) | (p.x_aligned ? 4 : 0) |
+                        (p.w_aligned ? 8 : 0) | (prefers ? 16 : 0) | (p.has_residual ? 32 : 0) |
+                        (p.y_aligned ? 64 : 0) | (p.batch_invariant ? 128 : 0) |
+                        int64_t{p.epilogue_passes} << 8;
+  PlanKey key = {device_index,
+                 static_cast<int64_t>(algorithm),
+                 flags,
+                 static_cast<int64_t>(p.dtype),
+                 static_cast<int64_t>(p.pass),
+                 p.N,
+                 p.C,
+                 p.H,
+                 p.W,
+                 p.K,
+                 p.R,
+                 p.S,
+                 p.P,
+                 p.Q,
+                 p.groups,
+                 p.stride_h,
+                 p.stride_w,
+                 p.pad_h,
+                 p.pad_w,
+                 p.dilation_h,
+                 p.dilation_w};
+  size_t next = 21;
+  for (const Shape4* strides : {&p.x_strides, &p.w_strides, &p.y_strides}) {
+    for (const int64_t stride : *strides) key[next++] = stride;
+  }
+  return key;
+}
+
+std::optional<Decision> PlanCache::find(const PlanKey& key) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto place = places_.find(key);
+  if (place == places_.end()) return std::nullopt;
+  entries_.splice(entries_.begin(), entries_, place->second);
+  return place->second->second;
+}
+
+uint64_t PlanCache::generation() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return generation_;
+}
+
+void PlanCache::insert(const PlanKey& key, const Decision& decision, uint64_t generation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // Another thread may have planned the same in the meantime.
+  if (generation != generation_ || places_.count(key) != 0) return;
+  if (entries_.size() >= capacity_) {
+    places_.erase(entries_.back().first);
+    entries_.pop_back();
+  }
+  entries_.emplace_front(key, decision);
+  places_[key] = entries_.begin();
+}
+
+void PlanCache::erase(const PlanKey& key) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++generation_;
+  const auto place = places_.find(key);
+  if (place == places_.end()) return;
+  entries_.erase(place->second);
+  places_.erase(place);
+}
+
+void PlanCache::clear() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++generation_;
+  places_.clear();
+  entries_.clear();
+}
+
+size_t PlanCache::size() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return entries_.size();
+}
+
+}  // namespace customconv

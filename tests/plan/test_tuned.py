@@ -1,0 +1,242 @@
+"""Plans that were tuned: which are listed, how they are found again, and when they are used."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+from random_problems import DEVICES, fields, problem, random_arguments
+
+from customconv import _C
+from customconv.plans_file import PLAN_FIELDS
+
+DEVICE = 40  # an index that no machine has, so that nothing else is disturbed
+DENSE = {"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3), "padding": (1, 1), "dtype": "float16"}
+ROUND_TO_TF32 = {"im2col", "implicit_gemm", "grouped", "col2im"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_tuned() -> Iterator[None]:
+    _C.clear_tuned_plans()
+    yield
+    _C.clear_tuned_plans()
+    _C.end_recording()
+
+
+def named(plan: _C.ConvPlan, ms: float = 1.0, pytorch_ms: float = 0.0) -> _C.TunedPlan:
+    names = {name: getattr(plan, name) for name in PLAN_FIELDS}
+    return _C.TunedPlan(**names, ms=ms, pytorch_ms=pytorch_ms)
+
+
+def decide(p: _C.ConvProblem, device: _C.DeviceProperties | None = None) -> _C.ConvPlan:
+    plan, dropped = _C.decide(DEVICE, p, device or _C.DeviceProperties())
+    assert not dropped
+    return plan
+
+
+def another_plan(p: _C.ConvProblem) -> _C.ConvPlan:
+    plans = _C.tunable(p)[1]
+    return next(plan for plan in plans if plan.variant_index != plans[0].variant_index)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_planners_choice_comes_first_and_the_precision_is_kept(name):
+    rng = random.Random(7)
+    rounded = []
+    for _ in range(150):
+        p = problem(**random_arguments(rng))
+        settled, plans = _C.tunable(p, DEVICES[name])
+        assert fields(plans[0]) == fields(_C.plan(p, DEVICES[name])), p
+        times = [plan.predicted_ms for plan in plans[1:]]
+        assert times == sorted(times), p
+        assert settled.fields["tf32"] == _C.computes_in_tf32(p, DEVICES[name]), p
+        if p.fields["tf32"] and p.fields["dtype"] == "float32":
+            rounded.append(settled.fields["tf32"])
+            used = {plan.family for plan in plans}
+            others = ROUND_TO_TF32 - {"im2col"} if not rounded[-1] else used - ROUND_TO_TF32
+            assert not used & others, p
+    assert {True, False} <= set(rounded)
+
+
+def test_every_plan_is_found_again_by_its_name():
+    rng = random.Random(8)
+    for _ in range(60):
+        p = problem(**random_arguments(rng))
+        plans: dict[tuple[object, ...], _C.ConvPlan] = {}
+        for plan in _C.tunable(p)[1]:  # the first of a name is the one that is timed
+            plans.setdefault(tuple(getattr(plan, field) for field in PLAN_FIELDS), plan)
+        for plan in [*plans.values()][:: max(1, len(plans) // 3)]:
+            _C.set_tuned_plan(DEVICE, p, named(plan))
+            found = decide(p)
+            assert fields(found) == fields(plan), p
+            assert found.tuned
+
+
+def test_a_tuned_plan_is_used_at_once_and_until_it_is_cleared():
+    p = problem(**DENSE)
+    planned = decide(p)
+    assert not planned.tuned
+    other = another_plan(p)
+    _C.set_tuned_plan(DEVICE, p, named(other))
+    assert fields(decide(p)) == fields(other)
+    assert "tuned" in str(decide(p))
+    assert not _C.decide(DEVICE + 1, p)[0].tuned  # another device's
+    _C.set_tuned_plan(DEVICE, p, named(planned))
+    assert fields(decide(p)) == fields(planned)
+    _C.clear_tuned_plans()
+    assert not decide(p).tuned
+
+
+def test_pytorchs_own_can_be_the_choice():
+    p = problem(**DENSE)
+    _C.set_tuned_plan(DEVICE, p, _C.TunedPlan(family="aten", ms=0.5))
+    assert decide(p).family == "aten"
+    assert decide(p).tuned
+
+
+def test_pytorchs_own_is_refused_where_it_might_round_and_the_planner_does_not():
+    rng = random.Random(9)
+    seen = set()
+    while seen != {True, False}:
+        p = problem(**random_arguments(rng) | {"dtype": "float32", "tf32": True})
+        rounds = _C.computes_in_tf32(p)
+        seen.add(rounds)
+        _C.set_tuned_plan(DEVICE, p, _C.TunedPlan(family="aten"))
+        plan, dropped = _C.decide(DEVICE, p)
+        assert (plan.family == "aten") == rounds, p
+        assert dropped != rounds, p
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"family": "depthwise"}, {"variant_index": 10**6}, {"variant_index": -1},
+        {"tile": (1, 2, 3)}, {"splits": 12345}, {"chunk_images": 3}, {"chunk_pixels": -7},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_plan_that_the_planner_does_not_list_is_dropped(change):
+    """Once: then the planner decides, and says nothing."""
+    p = problem(**DENSE)
+    plan = _C.plan(p)
+    names = {name: getattr(plan, name) for name in PLAN_FIELDS}
+    _C.set_tuned_plan(DEVICE, p, _C.TunedPlan(**{**names, **change}))
+    assert _C.decide(DEVICE, p)[1]
+    again, dropped = _C.decide(DEVICE, p)
+    assert not dropped
+    assert fields(again) == fields(plan)
+    assert _C.tuned_plans() == []
+
+
+def test_what_is_tuned_is_listed():
+    p, plan = problem(**DENSE), _C.plan(problem(**DENSE))
+    _C.set_tuned_plan(DEVICE, p, named(plan, ms=0.5, pytorch_ms=0.75))
+    ((index, listed, name),) = _C.tuned_plans()
+    assert (index, listed.fields, name.family) == (DEVICE, p.fields, plan.family)
+    assert (name.ms, name.pytorch_ms, name.tile) == (0.5, 0.75, plan.tile)
+
+
+def test_the_candidates_say_what_tuning_chose():
+    p = problem(**DENSE)
+    _C.set_tuned_plan(DEVICE, p, _C.TunedPlan(family="aten"))
+    reasons = {c.family: c.reason for c in _C.candidates_when_tuned(DEVICE, p)}
+    assert reasons["aten"] == ""
+    assert reasons["implicit_gemm"] == "aten was the fastest when it was tuned"
+    assert "tuned" not in reasons["depthwise"]  # it is not possible at all
+    assert all(c.reason != "" or c.family != "aten" for c in _C.candidates(p))
+
+
+def test_problems_are_recorded_once_while_a_recording_is_on():
+    first, second = problem(**DENSE), problem(**DENSE | {"bias": True})
+    decide(first)
+    assert _C.begin_recording()
+    assert not _C.begin_recording()
+    for each in (first, second, first):  # the first is cached already
+        decide(each)
+    _C.decide(DEVICE + 1, first)
+    recorded = [(index, p.fields) for index, p in _C.end_recording()]
+    assert recorded == [
+        (DEVICE, first.fields), (DEVICE, second.fields), (DEVICE + 1, first.fields),
+    ]  # fmt: skip
+    decide(first)
+    assert _C.end_recording() == []
+
+
+def test_what_is_allowed_is_recorded_and_not_what_was_settled_on():
+    rng = random.Random(11)
+    while True:
+        p = problem(**random_arguments(rng) | {"dtype": "float32", "tf32": True})
+        if not _C.computes_in_tf32(p):
+            break
+    _C.begin_recording()
+    decide(p)
+    ((_, recorded),) = _C.end_recording()
+    assert recorded.fields["tf32"]
+
+
+def test_threads_decide_while_plans_come_and_go():
+    """Each gets the tuned plan or the planner's, and the last word counts in the end."""
+    p = problem(**DENSE)
+    planned, other = _C.plan(p), another_plan(p)
+    expected, wrong, stop = {fields(planned), fields(other)}, [], threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            found = decide(p)
+            if fields(found) not in expected:
+                wrong.append(str(found))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(300):
+        _C.set_tuned_plan(DEVICE, p, named(other))
+        assert fields(decide(p)) == fields(other)
+        _C.clear_tuned_plans()
+        assert fields(decide(p)) == fields(planned)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_problem_survives_as_plain_fields():
+    rng = random.Random(12)
+    for _ in range(300):
+        p = problem(**random_arguments(rng))
+        again = _C.ConvProblem.from_fields(p.fields)
+        assert again.fields == p.fields
+        assert str(again) == str(p)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"op": "sideways"}, "unknown op"), ({"dtype": "int8"}, "unknown dtype"),
+        ({"N": 0}, "N is out of range: 0"), ({"N": "8"}, "N has another type"),
+        ({"N": 2**70}, "N has another type"), ({"pad_h": -1}, "pad_h is out of range"),
+        ({"x_strides": [1, 2]}, "x_strides has another type"),
+        ({"w_strides": [1, 1, 1, -1]}, "w_strides is out of range"),
+        ({"groups": 3}, "groups must divide"), ({"epilogue_passes": 99}, "epilogue_passes is out"),
+        ({"more": 1}, "unknown"), ({"tf32": None}, "tf32 has another type"),
+    ],
+)  # fmt: skip
+def test_fields_that_are_no_problem_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        _C.ConvProblem.from_fields({**problem(**DENSE).fields, **change})
+
+
+def test_a_field_that_is_missing_is_named():
+    incomplete = problem(**DENSE).fields
+    del incomplete["y_strides"]
+    with pytest.raises(ValueError, match="it has no y_strides"):
+        _C.ConvProblem.from_fields(incomplete)
+
+
+def test_unknown_families_are_refused():
+    with pytest.raises(ValueError, match="unknown family 'winograd'"):
+        _C.TunedPlan(family="winograd")
+    with pytest.raises(ValueError, match="not negative"):
+        _C.set_tuned_plan(-1, problem(**DENSE), _C.TunedPlan(family="aten"))
