@@ -21,6 +21,7 @@ COMMANDS = {
     "invariance": ("invariance", "what batch invariance costs"),
     "tune": ("tune", "how far the planner's choice is from the best plan"),
     "timings": ("timings", "times plans of many layers, for the planner's prices"),
+    "tuned": ("tuned", "what customconv.tune gains over the planner's choice"),
     "calibrate": ("calibrate", "fits the planner's prices to recorded timings"),
     "extract": ("extract", "lists the convolutions of public networks"),
     "report": ("publish", "a page and plots of results files"),

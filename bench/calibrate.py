@@ -85,18 +85,31 @@ def replay(timed: Sequence[Timings]) -> list[Replayed]:
     return found
 
 
+def workload(plans: Sequence[_C.ConvPlan]) -> _C.Workload:
+    """The work of plans, whose prices can be computed with any table."""
+    load = _C.Workload()
+    for plan in plans:
+        load.add(plan)
+    return load
+
+
+def start_table(rows: int) -> Floats:
+    """The table that the fit starts from."""
+    return np.array([[START[column] for column in COLUMNS]] * rows)
+
+
 class Fit:
     """Prices as the parameters of a least-squares problem: logarithms, part by part."""
 
     def __init__(self, cells: Sequence[Replayed]) -> None:
-        self.load = _C.Workload()
-        logs, weights = [], []
+        plans, logs, weights = [], [], []
         for cell in cells:
             for plan, ms in zip(cell.plans, cell.ms, strict=True):
                 if plan.has_works:
-                    self.load.add(plan)
+                    plans.append(plan)
                     logs.append(np.log(ms))
                     weights.append(cell.ms.min() / ms / np.sqrt(len(cell.plans)))
+        self.load = workload(plans)
         self.logs, self.weights = np.array(logs), np.array(weights)
         self.weights *= np.sqrt(len(self.weights) / (self.weights**2).sum())
         used: dict[tuple[int, str], set[int]] = {}
@@ -119,7 +132,7 @@ class Fit:
         return x[: len(self.means)][self.mean_of] + x[len(self.means) :]
 
     def table(self, values: Floats) -> Floats:
-        table = np.array([[START[column] for column in COLUMNS]] * len(self.parts))
+        table = start_table(len(self.parts))
         for (row, column), value in zip(self.singles, values, strict=True):
             table[row, COLUMNS.index(column)] = np.exp(np.clip(value, *np.log(BOUNDS[column])))
         return table

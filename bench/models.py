@@ -55,6 +55,7 @@ class Outcome:
     image: int
     by: str  # how ours is run: one of networks.WAYS
     compiled: bool
+    tuned: bool
     error: str = ""
     pytorch_ms: float = 0
     ours_ms: float = 0
@@ -71,7 +72,9 @@ class Outcome:
 
 
 What = tuple[str, str, str, int]  # a row's mode, precision, layout and batch
-IDENTITY = ("network", "mode", "precision", "layout", "batch", "image", "by", "compiled")
+IDENTITY = (
+    "network", "mode", "precision", "layout", "batch", "image", "by", "compiled", "tuned",
+)  # fmt: skip
 
 
 class Runner:
@@ -137,10 +140,17 @@ class Pair:
     """A network on a device with PyTorch's convolutions and with ours, built once for all rows."""
 
     def __init__(
-        self, name: str, image: int, device: torch.device, by: str, *, compiled: bool = False
+        self,
+        name: str,
+        image: int,
+        device: torch.device,
+        by: str,
+        *,
+        compiled: bool = False,
+        tuned: bool = False,
     ) -> None:
         self.name, self.image, self.device, self.by = name, image, device, by
-        self.compiled = compiled
+        self.compiled, self.tuned = compiled, tuned
         self.network = evidence.awakened(networks.build(name)).to(device)
         with contenders.switches("fp32", ""):
             evidence.settled(self.network, self.images(SETTLING))
@@ -201,7 +211,8 @@ class Pair:
         self, mode: str, precision: str, layout: str, batch: int, budget_s: float
     ) -> Outcome:
         """Checks and times one row."""
-        what = (self.name, mode, precision, layout, batch, self.image, self.by, self.compiled)
+        what = (self.name, mode, precision, layout, batch, self.image, self.by, self.compiled,
+                self.tuned)  # fmt: skip
         with self._laid_out(layout, batch) as x:
             pytorch_err, ours_err, counted = self._errors(mode, precision, x)
             seen: dict[str, Any] = {
@@ -217,6 +228,9 @@ class Pair:
             with contenders.switches(PRECISIONS[precision][1], "cudnn"):
                 pytorchs, mine = self._runners(mode, precision, x)
                 calls = {"ours": within(self.by, mine.call), "pytorch": pytorchs.call}
+                if self.tuned:
+                    with customconv.tuning():
+                        mine.call()
                 if self.compiled:  # compiles it; each later call decides about routing
                     for call in calls.values():
                         call()
@@ -343,6 +357,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--row-s", type=float, default=0.5, help="most seconds of timing per row")
     parser.add_argument("--compile", action="store_true", help="run both through torch.compile")
+    parser.add_argument("--tuned", action="store_true", help="tune ours first")
     parser.add_argument("--resume", action="store_true", help="skip rows that the file has")
     parser.add_argument(
         "--layers", action="store_true", help="time each convolution of rows where ours is slower"
@@ -369,9 +384,9 @@ class Run:
         self.rows = Rows(arguments.json, self.device, IDENTITY)
         self.budget = Budget(arguments.budget_s)
 
-    def key(self, name: str, what: What) -> tuple[str, str, str, str, int, int, str, bool]:
+    def key(self, name: str, what: What) -> tuple[Any, ...]:
         arguments = self.arguments
-        return name, *what, arguments.image, arguments.by, arguments.compile
+        return name, *what, arguments.image, arguments.by, arguments.compile, arguments.tuned
 
     def due(self, name: str, what: What) -> tuple[bool, bool]:
         """Returns whether to measure a row, and whether its layers may be timed."""
@@ -400,7 +415,7 @@ class Run:
                 if pair is None:
                     pair = Pair(
                         name, arguments.image, self.device, arguments.by,
-                        compiled=arguments.compile,
+                        compiled=arguments.compile, tuned=arguments.tuned,
                     )  # fmt: skip
                 if measured:
                     self.rows.add(asdict(pair.compare(*what, arguments.row_s)))

@@ -1,0 +1,83 @@
+"""The timings that prices are fitted to: which cells, which plans, and the file."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import lzma
+from types import SimpleNamespace
+
+from bench import corpus, drawn, timings
+
+
+def plan(ms, family="a", variant_index=0, splits=1, tile=(1, 1, 1)):
+    return SimpleNamespace(
+        family=family, variant_index=variant_index, tile=tile, splits=splits, chunk_images=0,
+        chunk_pixels=0, predicted_ms=ms,
+    )  # fmt: skip
+
+
+def test_every_cell_is_there_once_in_the_same_order_always():
+    cells = timings.cells()
+    assert cells == timings.cells()
+    assert len(set(cells)) == len(cells)
+    assert len({timings._key(cell.identity()) for cell in cells}) == len(cells)
+
+
+def test_more_than_half_of_the_cells_are_of_layers_outside_shapes_json():
+    known = {layer.suite for layer in corpus.known_layers()}
+    outside = [cell for cell in timings.cells() if cell.layer.suite not in known]
+    assert len(outside) > len(timings.cells()) / 2
+
+
+def test_the_beginning_is_a_sample_of_all_passes_precisions_and_layouts():
+    kinds = collections.Counter((c.op, c.precision, c.layout) for c in timings.cells()[:300])
+    assert len(kinds) == 3 * 4 * 2
+
+
+def test_networks_are_held_out_as_a_whole():
+    held_out = collections.defaultdict(set)
+    for cell in timings.cells():
+        held_out[cell.layer.suite].add(timings.is_held_out(cell.layer.suite, cell.layer.name))
+    networks = [found for suite, found in held_out.items() if suite != drawn.SUITE]
+    assert all(len(found) == 1 for found in networks)
+    assert held_out[drawn.SUITE] == {False, True}
+    assert 0.15 < sum(found == {True} for found in networks) / len(networks) < 0.4
+
+
+def test_the_fastest_plans_are_timed_and_then_the_fastest_of_each_other_kind():
+    same = [plan(1 + i / 100, tile=(i, 1, 1)) for i in range(timings.FIRST + 5)]
+    others = [plan(3.0, variant_index=1), plan(2.0, variant_index=1), plan(2.5, splits=2)]
+    far = plan(timings.FAR + 0.1, family="b")
+    chosen = timings.considered([*same, *others, far])
+    assert [each.predicted_ms for each in chosen] == [
+        *(each.predicted_ms for each in same[: timings.FIRST]), 2.0, 2.5
+    ]  # fmt: skip
+
+
+def test_no_more_plans_are_timed_than_the_most():
+    plans = [plan(1 + i / 1000, variant_index=i) for i in range(2 * timings.MOST)]
+    assert len(timings.considered(plans)) == timings.MOST
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+    cell = timings.cells()[0]
+    outcome = SimpleNamespace(
+        plans=[SimpleNamespace(identity=("a", 3, (1, 2, 3), 1, 4, 5), ms=0.123456)]
+    )
+    path = tmp_path / "timings.jsonl.xz"
+    with lzma.open(path, "wt") as file:
+        file.write(json.dumps({"device": "GPU"}) + "\n" + timings._line(cell, outcome) + "\n")
+    facts, found = timings.read(path)
+    assert facts == {"device": "GPU"}
+    assert found == [timings.Timings(cell, {("a", 3, (1, 2, 3), 1, 4, 5): 0.1235})]
+    assert dataclasses.is_dataclass(found[0])
+
+
+def test_the_file_in_the_repository_names_its_gpu_its_sources_and_its_columns():
+    facts, found = timings.read()
+    assert facts["device"].startswith("NVIDIA H100")
+    assert len(facts["sources"]) == 16
+    assert tuple(facts["plan"]) == timings.COLUMNS
+    assert len(found) > 1000
