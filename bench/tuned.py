@@ -137,7 +137,8 @@ def main(arguments: argparse.Namespace) -> int:
             f"{len(outcomes)} layers: {geomean(each.ratio for each in outcomes):.3f} of the peer's "
             f"speed, at worst {min(each.ratio for each in outcomes):.3f}; "
             f"{geomean(each.gain for each in outcomes):.3f} of the planner's choices'; PyTorch's "
-            f"own in {sum(each.tuned_plan == 'aten' for each in outcomes)}"
+            f"own in {sum(each.tuned_plan == 'aten' for each in outcomes)}",
+            soft_wrap=True,
         )
     if arguments.json:
         results.save_outcomes(arguments.json, device, "layers", outcomes)

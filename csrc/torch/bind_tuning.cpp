@@ -249,6 +249,7 @@ void bind_tuning(py::module_& m) {
         return device_properties(static_cast<c10::DeviceIndex>(device_index));
       },
       py::arg("device_index"));
+  m.def("driver_version", driver_version);
   m.def("run_plan", run_plan, py::arg("problem"), py::arg("plan"), py::arg("x"), py::arg("w"),
         py::arg("y"), py::arg("bias"), py::arg("residual"),
         py::call_guard<py::gil_scoped_release>());

@@ -219,8 +219,9 @@ def aten_pass(
     problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None
 ) -> Tensor: ...
 
-# These two are in builds with CUDA alone.
+# These are in builds with CUDA alone.
 def device_properties(device_index: int) -> DeviceProperties: ...
+def driver_version() -> int: ...
 def run_plan(
     problem: ConvProblem,
     plan: ConvPlan,

@@ -59,7 +59,7 @@ def hosts() -> dict[int, Host]:
     """The GPUs of this process by their index. It starts CUDA."""
     if not (build_info()["with_cuda"] and torch.cuda.is_available()):
         return {}
-    number = int(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+    number = _C.driver_version()
     driver = f"{number // 1000}.{number % 1000 // 10}"
     version = build_info()["version"]
     return {

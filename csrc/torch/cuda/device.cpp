@@ -62,4 +62,10 @@ const DeviceProperties& device_properties(c10::DeviceIndex device) {
 
 bool has_kernels_for(c10::DeviceIndex device) { return entry_of(device).has_kernels; }
 
+int driver_version() {
+  int version = 0;
+  C10_CUDA_CHECK(cudaDriverGetVersion(&version));
+  return version;
+}
+
 }  // namespace customconv::torch_layer
