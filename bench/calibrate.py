@@ -22,7 +22,7 @@ from scipy import optimize, sparse
 
 from customconv import _C
 
-from . import timings
+from . import corpus, timings
 from .measure import Cell
 from .timing import geomean
 from .timings import Timings, identity
@@ -54,7 +54,7 @@ class Replayed:
     def lost(self) -> float:
         """The time of the plan that the planner picks over that of the fastest."""
         predicted = [plan.predicted_ms for plan in self.plans]
-        return float(self.ms[int(np.argmin(predicted))] / self.ms.min())
+        return float(self.ms[int(np.argmin(predicted))] / np.min(self.ms))
 
 
 def problem_of(cell: Cell) -> _C.ConvProblem:
@@ -108,15 +108,15 @@ class Fit:
                 if plan.has_works:
                     plans.append(plan)
                     logs.append(np.log(ms))
-                    weights.append(cell.ms.min() / ms / np.sqrt(len(cell.plans)))
+                    weights.append(np.min(cell.ms) / ms / np.sqrt(len(cell.plans)))
         self.load = workload(plans)
         self.logs, self.weights = np.array(logs), np.array(weights)
         self.weights *= np.sqrt(len(self.weights) / (self.weights**2).sum())
         used: dict[tuple[int, str], set[int]] = {}
-        for plan, rows in enumerate(self.load.rows()):
+        for number, rows in enumerate(self.load.rows()):
             for row, columns in rows:
                 for column in columns:
-                    used.setdefault((row, column), set()).add(plan)
+                    used.setdefault((row, column), set()).add(number)
         self.parts = _C.price_rows()  # of each row
         self.singles = sorted(used)
         self.plans_of = [np.array(sorted(used[key])) for key in self.singles]
@@ -129,7 +129,8 @@ class Fit:
 
     def values(self, x: Floats) -> Floats:
         """The logarithms of all single prices."""
-        return x[: len(self.means)][self.mean_of] + x[len(self.means) :]
+        values: Floats = x[: len(self.means)][self.mean_of] + x[len(self.means) :]
+        return values
 
     def table(self, values: Floats) -> Floats:
         table = start_table(len(self.parts))
@@ -138,7 +139,8 @@ class Fit:
         return table
 
     def predict(self, table: Floats, which: NDArray[np.int64]) -> Floats:
-        return np.log(self.load.predict(table, which))
+        logs: Floats = np.log(self.load.predict(table, which))
+        return logs
 
     def slopes(self, x: Floats, off: Floats) -> sparse.csr_matrix:
         """How the predictions' logarithms change with the parameters."""
@@ -220,7 +222,7 @@ def summary(cells: Sequence[Replayed]) -> Table:
     table = Table(box=None, header_style="dim")
     for head in ("cells", "number", "mean", "worst", "above 1.5", "above 1.2"):
         table.add_column(head)
-    known = {layer.suite for layer in timings.corpus.known_layers()}
+    known = {layer.suite for layer in corpus.known_layers()}
     groups: dict[str, list[float]] = {}
     for cell in cells:
         layer = cell.cell.layer

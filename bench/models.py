@@ -384,7 +384,7 @@ class Run:
         self.rows = Rows(arguments.json, self.device, IDENTITY)
         self.budget = Budget(arguments.budget_s)
 
-    def key(self, name: str, what: What) -> tuple[Any, ...]:
+    def key(self, name: str, what: What) -> tuple[str, str, str, str, int, int, str, bool, bool]:
         arguments = self.arguments
         return name, *what, arguments.image, arguments.by, arguments.compile, arguments.tuned
 

@@ -78,7 +78,7 @@ def measure(cell: Cell, device: torch.device, budget_s: float) -> Tuned:
         customconv.clear_plans()
     return Tuned(
         layer.suite, layer.name, layer.problem(), cell.precision, cell.layout, cell.op,
-        *(found.times[name].median for name in ("tuned", "planned", "peer")),
+        found.times["tuned"].median, found.times["planned"].median, found.times["peer"].median,
         found.ratios["peer"].median, found.ratios["planned"].median, tuned_plan, str(planned),
     )  # fmt: skip
 
