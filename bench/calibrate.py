@@ -33,7 +33,7 @@ OUT = Path(__file__).parents[1] / "csrc" / "plan" / "prices_sm90.inc"
 COLUMNS = ("rate", "wait", "store", "bandwidth")
 START = {"rate": 0.7, "wait": 150.0, "store": 15.0, "bandwidth": 0.8}
 BOUNDS = {
-    "rate": (0.01, 1.5), "wait": (1.0, 3e4), "store": (1.0, 200.0), "bandwidth": (0.05, 1.1),
+    "rate": (0.01, 1.5), "wait": (1.0, 3e4), "store": (1.0, 200.0), "bandwidth": (0.05, 1.0),
 }  # fmt: skip
 STIFFNESS = 0.7  # how much a kind's deviation from the mean of its part weighs, beside one plan
 SMALL = 0.1  # errors, of the logarithm, up to which they count as squares

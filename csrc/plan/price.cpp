@@ -39,7 +39,9 @@ double kernel_ms(const Work& w, const DeviceProperties& d, PriceTable table) {
   const double clocks = begin + std::max(share * busy, std::ceil(share / w.resident) * block);
   const double ms = clocks / (d.clock_ghz * 1e6);
   const double bytes_ms = 1e-6 * w.bytes / (own.bandwidth * d.bandwidth_gb_s);
-  return w.repeats * (std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms)) + hardware::kNextMs);
+  const double square = ms * ms, bytes_square = bytes_ms * bytes_ms;
+  const double both = std::sqrt(std::sqrt(square * square + bytes_square * bytes_square));
+  return w.repeats * (both + hardware::kNextMs);
 }
 
 }  // namespace

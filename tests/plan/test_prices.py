@@ -8,8 +8,8 @@ from bench import calibrate, corpus, timings
 from bench.timing import geomean
 
 FAR = 1.5  # times the fastest plan's time
-MOST_FAR = 0.055  # the share of picks that take longer than that
-STILL_PLANNED = 0.95  # of the plans that were timed
+MOST_FAR = 0.05  # the share of picks that take longer than that
+STILL_PLANNED = 0.9  # of the plans that were timed
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,9 @@ def test_most_plans_that_were_timed_are_still_planned(timed, cells):
 @pytest.mark.parametrize(
     "chosen, most",
     [
-        pytest.param(lambda cell: not cell.held_out, 1.08, id="fitted"),
-        pytest.param(lambda cell: cell.held_out, 1.145, id="held out"),
-        pytest.param(is_outside, 1.095, id="of networks and draws outside shapes.json"),
+        pytest.param(lambda cell: not cell.held_out, 1.075, id="fitted"),
+        pytest.param(lambda cell: cell.held_out, 1.13, id="held out"),
+        pytest.param(is_outside, 1.09, id="of networks and draws outside shapes.json"),
     ],
 )
 def test_picks_are_near_the_fastest_plan(cells, chosen, most):
@@ -52,8 +52,12 @@ def test_few_picks_take_far_longer_than_the_fastest_plan(cells):
     assert sum(cell.lost > FAR for cell in cells) <= MOST_FAR * len(cells)
 
 
-def test_every_plan_of_the_main_loop_has_a_price(cells):
+def test_plans_of_the_main_loop_and_of_whole_families_have_prices(cells):
     loaders = ("im2col", "halo", "planes", "im2col joined", "halo joined", "planes joined")
-    plans = [plan for cell in cells for plan in cell.plans if plan.family == "implicit_gemm"]
-    assert {plan.variant in loaders for plan in plans if plan.has_works} == {True}
-    assert sum(plan.has_works for plan in plans) > 5000
+    for cell in cells:
+        for plan in cell.plans:
+            is_counted = plan.family in ("depthwise", "grouped") or (
+                plan.family == "implicit_gemm"
+                and (plan.variant in loaders or cell.cell.op == "wgrad")
+            )
+            assert plan.has_works == is_counted, plan

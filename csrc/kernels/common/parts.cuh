@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/parts.h"
 #include "kernels/common/scalar.cuh"
 #include "kernels/common/start.h"
 #include "kernels/ptx/barrier.cuh"
@@ -48,8 +49,6 @@ __device__ inline void add_in_cluster(const float* parts, int count, int blocks,
   ptx::sync_cluster();  // a block's parts are read until here
 }
 
-constexpr int kPartThreads = 256;
-
 // Adds up the parts of `count` sums, which lie one after the other, and stores them at
 // to[place(number)], or where that is negative nowhere. So many threads share a sum, each with
 // every so-manieth part.
@@ -82,7 +81,6 @@ __global__ void __launch_bounds__(kPartThreads)
 template <typename T, typename Place>
 void add_up(const char* what, const float* partial, int64_t count, int64_t parts, T* to,
             const Place& place, bool early, cudaStream_t stream) {
-  constexpr int64_t kFewParts = 16, kSomeParts = 64;  // of one sharer, and of eight
   const auto start_with = [&](int sharers, void (*kernel)(const float*, int64_t, int, T*, Place)) {
     Start how{ceil_divide(count, kPartThreads / sharers), kPartThreads};
     how.stream = stream;
@@ -90,12 +88,13 @@ void add_up(const char* what, const float* partial, int64_t count, int64_t parts
     start<const float*, int64_t, int, T*, Place>(what, how, kernel, partial, count,
                                                  static_cast<int>(parts), to, place);
   };
-  if (parts <= kFewParts) {
-    start_with(1, add_parts<1, T, Place>);
-  } else if (parts <= kSomeParts) {
-    start_with(8, add_parts<8, T, Place>);
-  } else {
-    start_with(32, add_parts<32, T, Place>);
+  switch (sharers_of(parts)) {
+    case 1:
+      return start_with(1, add_parts<1, T, Place>);
+    case 8:
+      return start_with(8, add_parts<8, T, Place>);
+    default:
+      return start_with(32, add_parts<32, T, Place>);
   }
 }
 

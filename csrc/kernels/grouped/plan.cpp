@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/common/parts.h"
 #include "kernels/grouped/geometry.h"
 #include "kernels/grouped/price.h"
 #include "plan/search.h"
@@ -40,7 +41,7 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   const bool fits =
       p.pass == Pass::kWgrad
           ? gradient_work_of(g, kLeastGradient, least, size, d.shared_bytes_block).fits
-          : work_of(g, kLeast, least, size, d.shared_bytes_block).fits;
+          : grouped::work_of(g, kLeast, least, size, d.shared_bytes_block).fits;
   return fits ? nullptr : "its halo fits no shared memory";
 }
 
@@ -130,18 +131,25 @@ class Search : public PlanSearch {
   // How often shared memory is asked for eight rows of an operand, once if all lie in banks of
   // their own.
   double conflicts(const Tile& tile) const {
-    int64_t asked = 0, eights = 0;
-    const int step_h = g_.h.step / g_.h.class_step;
-    for (int first = 0; first < tile.pixels(); first += 8, ++eights) {
-      int found[8] = {}, most = 0;
-      for (int i = first; i < std::min(first + 8, tile.pixels()); ++i) {
-        const int column = i % tile.columns, row = i / tile.columns;
-        const int h = row / tile.rows * tile.kept_rows + row % tile.rows * step_h;
-        most = std::max(most, ++found[(h * tile.pitch + column) % 8]);
+    const int pixels = tile.pixels(), down = g_.h.step / g_.h.class_step * tile.pitch;
+    int asked = 0, eights = 0, column = 0, row = 0, image = 0, slot = 0;
+    for (int first = 0; first < pixels; first += 8, ++eights) {
+      uint32_t found = 0;  // of each of eight banks so many, four bits each
+      int most = 0;
+      for (int i = first; i < std::min(first + 8, pixels); ++i) {
+        const int bank = (slot + column) % 8 * 4;
+        found += 1u << bank;
+        most = std::max(most, static_cast<int>(found >> bank & 15));
+        if (++column < tile.columns) continue;
+        column = 0;
+        slot += down;
+        if (++row < tile.rows) continue;
+        row = 0;
+        slot = ++image * tile.kept_rows * tile.pitch;
       }
       asked += most;
     }
-    return static_cast<double>(asked) / static_cast<double>(eights);
+    return static_cast<double>(asked) / eights;
   }
 
   bool consider_boxes(const Variant& v, int64_t images, int64_t rows, int64_t columns) {
@@ -174,47 +182,72 @@ class Search : public PlanSearch {
     const double warps = w.warps, pixels = kernel.pixels, channels = kernel.channels;
     const double phases = g_.h.phases * g_.w.phases, steps = warps * w.steps;
     const double issues =
-        steps * (kBoxInstructionsPerStep + channels +
-                 pixels * (kBoxInstructionsPerOperand + channels)) +
-        warps * phases *
-            (kBoxInstructionsPerTile + 2 * pixels * (kBoxInstructionsPerOutput + 2 * channels));
+        steps * (kStepInstructions + channels + pixels * (kBoxOperandInstructions + channels)) +
+        warps * phases * (kTileInstructions + 2 * pixels * (kBoxOutputInstructions + 2 * channels));
+    // Of shared memory: 128 bytes each.
     const double shared = steps * (1 + 2 * channels + 4 * pixels * asked) +
-                          w.brought_bytes() / 128.0 + warps * phases * pixels * 2;
-    const double products = steps * pixels * channels * kProductClocks;
-    const double brought = w.brought_bytes() / kBoxBytesPerClock;
-    double waits = w.stages > 1 ? kBoxTileClocks : kBoxTurnClocks + brought;
-    double alone = 0;
+                          w.brought_bytes() / hardware::kSharedBytesPerClock +
+                          warps * phases * pixels * 2;
+    const double products = steps * pixels * channels * hardware::kWarpProductClocks;
     ByThreads threads;
     if (w.loading == Loading::kStrips) {
-      waits = kBoxTileClocks + count_strips(threads, w.strips, w.tile.images);
-      if (resident == 1) alone = kAloneClocks;
+      count_strips(threads, w.strips, w.tile.images);
     } else if (w.loading == Loading::kThreads) {
       const Tile& t = w.tile;
       count_boxes(threads, size_, g_.in, t.images * t.kept_rows, t.kept_columns * g_.w.classes,
                   int64_t{w.sets} * w.pieces);
-      waits = std::max(waits, threads.waits);
     }
     if (w.out_pitch > 0) {
       int vector = g_.w.phases > 1 ? 1 : 16 / size_;
       while (w.tile.columns % vector != 0 || g_.w.out % vector != 0) vector /= 2;
       threads.issues +=
-          phases * w.stored * w.tile.pixels() / (32.0 * vector) * kInstructionsPerPlaneVector;
+          phases * w.stored * w.tile.pixels() / (32.0 * vector) * kStoredVectorInstructions;
       count_rows(threads, size_, phases * w.tile.images * w.tile.rows, w.tile.columns, w.stored,
                  g_.out[3] * g_.w.phases);
     }
-    const double clocks = std::max({threads.clocks(issues, shared), products, brought});
     ConvPlan plan{};
     plan.variant = kernel.name;
     plan.grid[0] = w.slices * tile_blocks;
     plan.block = w.threads;
     plan.shared_bytes = w.bytes;
-    const double filling = w.sets * w.column_warps * w.weight_bytes / 128.0 *
-                           kBoxInstructionsPerWeight / (4 * kIssueEfficiency);
-    plan.predicted_ms =
-        kLaunchMs + total_ms(d_, kBoxOverlap, static_cast<double>(plan.grid[0]),
-                             own * (clocks + alone) + filling, kBoxBlockClocks + own * waits,
-                             d_.sm_count, resident, p_.least_bytes() + part_bytes());
+    // Weights are brought once, by sixteen bytes, or element by element.
+    const bool by_vectors = g_.weight_c == 1 || g_.weight_k == 1;
+    const double pieces = w.steps * channels * kStepWeights / (32.0 * kPieceBytes);  // of a lane
+    const double filling =
+        w.sets * w.column_warps * pieces *
+        (kWeightInstructions + (by_vectors ? 0 : kPieceBytes / size_ * kElementInstructions));
+    const double fills = std::ceil(pieces / v.pixel_warps() / (by_vectors ? 8 : 2));
+    customconv::Work work =
+        work_of(PriceKind::kGroupedBoxes, static_cast<int>(w.loading) * 2 + (size_ == 2 ? 0 : 1),
+                plan, resident);
+    const double tile = busiest(
+        {(issues + threads.issues) / hardware::kSchedulers, shared + threads.lines, products,
+         std::max<double>(w.brought_bytes(), threads.bytes) / hardware::kL2BytesPerClock});
+    work.busy = static_cast<float>(own * tile + filling / hardware::kSchedulers);
+    work.waits =
+        static_cast<float>(2 + fills + tile_waits(work, own, w.brought_bytes(), w.stages) +
+                           own * (threads.waits + phases + w.steps / hardware::kStepsOfWait));
+    work.bytes = static_cast<float>(p_.least_bytes() + part_bytes());
+    plan.works.add(work);
     take(plan, v, w.tile);
+  }
+
+  // Of blocks that share a multiprocessor.
+  customconv::Work work_of(PriceKind kind, int row, const ConvPlan& plan, double resident) const {
+    customconv::Work work;
+    work.row = price_row(kind, row);
+    work.blocks = static_cast<float>(plan.grid[0]);
+    work.sms = static_cast<float>(d_.sm_count);
+    work.resident = static_cast<float>(resident);
+    return work;
+  }
+
+  // How often a block waits for its own tiles of so many bytes: for the first one of all blocks,
+  // and for others, of which some come meanwhile.
+  static double tile_waits(const customconv::Work& work, double own, double bytes, int stages) {
+    const double together = std::min<double>(work.resident, std::ceil(work.blocks / work.sms));
+    const double whole = 1 + together * bytes / hardware::kBroughtBytes;
+    return stages > 1 ? whole + (own - 1) / stages : own * whole;
   }
 
   // Tiles of about so many pixels, from wide ones to narrow ones.
@@ -245,7 +278,7 @@ class Search : public PlanSearch {
   }
 
   bool consider(const Variant& v, const Tile& tile) {
-    const Work w = work_of(g_, v, tile, size_, d_.shared_bytes_block);
+    const Work w = grouped::work_of(g_, v, tile, size_, d_.shared_bytes_block);
     if (!w.fits) return v.passes > 0 && !w.resident;
     const Kernel& kernel = kKernels[v.kernel];
     const double passes = 1 << v.passes;
@@ -260,42 +293,49 @@ class Search : public PlanSearch {
     const double steps = static_cast<double>(w.packed_steps);
     const double pixels = kernel.pixels, channels = kernel.channels;
     const double units = slots * w.groups * w.units * w.chunks;
-    const double weights = steps * w.groups * w.channel_tiles * kInstructionsPerVector;
-    double issues = slots / 32 * kInstructionsPerSlot + units / 32 * bring(in_vectors_);
+    const double weights = steps * w.groups * w.channel_tiles * kVectorInstructions;
+    double issues = slots / 32 * kSlotInstructions + units / 32 * bring(in_vectors_);
     if (!w.resident) issues += weights;
     issues += warps * passes * steps *
-              (kInstructionsPerStep + channels + pixels * (kInstructionsPerOperand + channels));
+              (kStepInstructions + channels + pixels * (kOperandInstructions + channels));
     const double phases = g_.h.phases * g_.w.phases;
     const double outputs =
         phases * tile.pixels() * w.groups *
         static_cast<double>(std::min<int64_t>(g_.K, w.channel_tiles * kChannelTile));
-    issues += outputs / 32 * kInstructionsPerOutput / (out_vectors_ ? 16 / size_ : 1) +
-              warps * phases *
-                  (kInstructionsPerTile +
-                   passes * (kInstructionsPerPass + pixels * channels * kInstructionsPerSum));
+    issues += outputs / 32 * kOutputInstructions / (out_vectors_ ? 16 / size_ : 1) +
+              warps * phases * (kTileInstructions + passes * pixels * channels * kSumInstructions);
     // Of units that are single ones, four taps are read at a time, of two rows of the tile: of
     // filters three wide these lie in banks of their own where rows are so far apart.
     const int turn = tile.pitch % 16;
-    const double operand =
-        w.units > 1 || (turn >= 6 && turn <= 12) ? kOperandClocks : 1.7 * kOperandClocks;
+    const double operand = w.units > 1 || (turn >= 6 && turn <= 12) ? 2 : 4;
     const double operands = warps * passes * steps * (1 + 4 * channels + operand * pixels);
-    const double products = warps * passes * steps * pixels * channels * kProductClocks;
+    const double products =
+        warps * passes * steps * pixels * channels * hardware::kWarpProductClocks;
     const double stages = phases > 1 && w.chunks > 1 ? phases * w.chunks : w.chunks;
-    const double once = w.resident ? weights / (4 * kIssueEfficiency) : 0;
+    const double once = w.resident ? weights / hardware::kSchedulers : 0;
     ConvPlan plan{};
     plan.variant = kernel.name;
     plan.grid[0] = w.slices * tile_blocks;
     plan.block = w.threads + (w.resident ? kProducers : 0);
     plan.shared_bytes = w.bytes;
     plan.workspace_bytes = packed_bytes(w);
-    const double bytes =
-        p_.least_bytes() + part_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
-    const double clocks = std::max({issues / (4 * kIssueEfficiency), operands, products});
-    plan.predicted_ms =
-        kLaunchMs + kPackMs +
-        total_ms(d_, kSlotOverlap, static_cast<double>(plan.grid[0]), own * clocks + once,
-                 kBlockClocks + own * stages * (w.resident ? kTileClocks : kTurnClocks),
-                 d_.sm_count, resident, bytes);
+    customconv::Work pack;
+    pack.row = price_row(PriceKind::kGroupedWeights, 0);
+    pack.waits = 2;
+    pack.bytes = static_cast<float>(2 * plan.workspace_bytes);
+    plan.works.add(pack);
+    customconv::Work work = work_of(PriceKind::kGroupedSlots,
+                                    (w.resident ? 0 : 2) + (size_ == 2 ? 0 : 1), plan, resident);
+    const double clocks = busiest({issues / hardware::kSchedulers, operands, products});
+    work.busy = static_cast<float>(own * clocks + once);
+    // Whoever brings a tile: the list of its slots, and slots as often as registers have room.
+    const int bringing = w.resident ? kProducers : w.threads, at_once = w.resident ? 8 : 4;
+    const double brings = bring_waits(in_vectors_, slots, w.groups * w.units, bringing, at_once);
+    const double fills = w.resident ? 0 : std::ceil(steps / stages / w.steps);
+    work.waits = static_cast<float>(3 + own * (1 + phases + stages * (brings + fills) +
+                                               passes * steps / hardware::kStepsOfWait));
+    work.bytes = static_cast<float>(p_.least_bytes() + part_bytes());
+    plan.works.add(work);
     take(plan, v, tile);
     return true;
   }
@@ -307,21 +347,22 @@ class Search : public PlanSearch {
     const double warps = w.cut.threads / 32.0, pairs = kernel.pairs, channels = kernel.channels;
     const double steps = std::ceil(tile.pixels() / (32.0 / size_) / v.pixel_warps());
     const double units = kOctet * size_ / kUnitBytes;
-    double issues = (tile.slots + tile.pixels()) / 32.0 * kInstructionsPerSlot;
+    double issues = (tile.slots + tile.pixels()) / 32.0 * kSlotInstructions;
     issues += tile.slots * w.cut.sets * w.cut.octets * units / 32 * bring(in_vectors_);
     issues += tile.pixels() * w.cut.sets * w.cut.columns * units / 32 * bring(out_vectors_);
     const double loads = size_ == 2 ? 1 : 4;
-    issues += warps * steps * (kInstructionsPerStep + pairs * (3 * loads + channels));
-    const double operands = warps * steps * (2 + 2 * channels + kOperandClocks * pairs);
-    const double products = warps * steps * pairs * channels * kProductClocks;
-    const double clocks = std::max({issues / (4 * kIssueEfficiency), operands, products});
+    issues += warps * steps * (kStepInstructions + pairs * (3 * loads + channels));
+    const double operands = warps * steps * (2 + 2 * channels + 4 * pairs);
+    const double products = warps * steps * pairs * channels * hardware::kWarpProductClocks;
+    const double clocks = busiest({issues / hardware::kSchedulers, operands, products});
     const double resident = std::min<double>(kernel.blocks(), resident_of(w.bytes));
-    split_gradient(
-        v, tile, w.cut, v.pixel_warps(), w.bytes, [&](double blocks, double own, double bytes) {
-          const double sums = warps * pairs * channels * 4 * 8 / (4 * kIssueEfficiency);
-          return total_ms(d_, kSlotOverlap, blocks, clocks * own + sums,
-                          kBlockClocks + own * kTurnClocks, d_.sm_count, resident, bytes);
-        });
+    const double waits =
+        1 + steps / hardware::kStepsOfWait +
+        bring_waits(in_vectors_, tile.slots, w.cut.sets * w.cut.octets * units, w.cut.threads, 4) +
+        bring_waits(out_vectors_, tile.pixels(), w.cut.sets * w.cut.columns * units, w.cut.threads,
+                    4);
+    const double sums = warps * pairs * channels * 4 * kLeftInstructions / hardware::kSchedulers;
+    split_gradient(v, tile, w.cut, v.pixel_warps(), w.bytes, resident, clocks, waits, sums);
     return true;
   }
 
@@ -354,37 +395,36 @@ class Search : public PlanSearch {
     const bool checks = tile.pixels() % kStepPixels != 0 || g_.w.positions % tile.columns != 0 ||
                         g_.h.positions % tile.rows != 0;
     const double issues =
-        warps * kBoxInstructionsPerTile + steps * ((checks ? 2 : 1) * 8 + 2 * channels +
-                                                   pairs * (kBoxInstructionsPerOperand + channels));
-    const double shared =
-        steps * (1 + 2 * channels + 4 * pairs * asked) + w.brought_bytes() / 128.0;
-    const double products = steps * pairs * channels * kProductClocks;
-    const double brought = w.brought_bytes() / kBoxBytesPerClock;
-    double waits = w.stages > 1 ? kBoxTileClocks : kBoxTurnClocks + brought;
-    waits = std::max(waits, own_steps * pairs * (kOperandLatency + channels * kProductLatency));
+        warps * kTileInstructions + steps * ((checks ? 2 : 1) * 8 + 2 * channels +
+                                             pairs * (kBoxOperandInstructions + channels));
+    const double shared = steps * (1 + 2 * channels + 4 * pairs * asked) +
+                          w.brought_bytes() / hardware::kSharedBytesPerClock;
+    const double products = steps * pairs * channels * hardware::kWarpProductClocks;
     ByThreads threads;
     if (w.loading == Loading::kStrips) {
-      waits += count_strips(threads, w.strips, tile.images) +
-               count_strips(threads, w.out_strips, tile.images);
+      count_strips(threads, w.strips, tile.images);
+      count_strips(threads, w.out_strips, tile.images);
     } else if (w.loading == Loading::kThreads) {
       count_boxes(threads, size_, g_.in, tile.images * tile.kept_rows,
                   tile.kept_columns * g_.w.classes, int64_t{w.cut.sets} * w.cut.octets);
       count_boxes(threads, size_, g_.out, tile.images * tile.rows, tile.columns,
                   int64_t{w.cut.sets} * w.cut.columns);
-      waits = std::max(waits, threads.waits);
     }
-    const double clocks = std::max({threads.clocks(issues, shared), products, brought});
-    const double sums = warps * pairs * channels / (4 * kIssueEfficiency);
+    const double clocks = busiest(
+        {(issues + threads.issues) / hardware::kSchedulers, shared + threads.lines, products,
+         std::max<double>(w.brought_bytes(), threads.bytes) / hardware::kL2BytesPerClock});
+    // Operands are loaded some at a time.
+    const double waits = threads.waits + own_steps * std::ceil(pairs / 3) / hardware::kStepsOfWait;
+    const double sums = warps * pairs * channels / hardware::kSchedulers;
     for (int log = 0; 1 << log <= kMostClustered; ++log) {
       cluster_gradient({v.kernel, v.warps, log, v.by_threads}, w, resident, clocks, waits, sums);
     }
   }
 
-  // Gives blocks shares of the tiles, and each plan its price: `ms` of so many blocks, of a block's
-  // tiles, and of bytes. `parts`: that a block leaves.
-  template <typename Ms>
+  // Gives blocks shares of the tiles. `parts`: that a block leaves; `clocks`, `waits`: of a tile;
+  // `sums`: clocks at a block's end.
   void split_gradient(const Variant& v, const Tile& tile, const GradientCut& cut, int parts,
-                      int shared_bytes, const Ms& ms) {
+                      int shared_bytes, double resident, double clocks, double waits, double sums) {
     const int64_t tiles = cut.tiles.all();
     int64_t last = 0;
     for (const int turns : kGradientTurns) {
@@ -399,10 +439,14 @@ class Search : public PlanSearch {
       plan.shared_bytes = shared_bytes;
       plan.splits = splits * parts;
       plan.workspace_bytes = plan.splits * p_.w_count() * 4;
-      plan.predicted_ms =
-          kLaunchMs + kNextMs +
-          ms(static_cast<double>(plan.grid[0]), static_cast<double>(ceil_divide(tiles, splits)),
-             p_.least_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes));
+      const double own = static_cast<double>(ceil_divide(tiles, splits));
+      customconv::Work work =
+          work_of(PriceKind::kGroupedSlotGradients, size_ == 2 ? 0 : 1, plan, resident);
+      work.busy = static_cast<float>(own * clocks + sums);
+      work.waits = static_cast<float>(3 + own * waits);
+      work.bytes = static_cast<float>(p_.least_bytes());
+      plan.works.add(work);
+      plan.works.add(adding_up(p_.w_count(), plan.splits, d_));
       take(plan, v, tile);
     }
   }
@@ -416,9 +460,7 @@ class Search : public PlanSearch {
     const int64_t tiles = cut.tiles.all(), cluster = v.cluster();
     const double sums_bytes = cut.threads / v.pixel_warps() * kernel.pairs * kernel.channels * 16.0;
     const double others = static_cast<double>(cluster - 1) / static_cast<double>(cluster);
-    const double exchange = sums_bytes * others / kClusterBytesPerClock;
-    const double share = cluster > 2 ? kClusterShare : 1;
-    const auto clusters = static_cast<int64_t>(share * d_.sm_count * resident) / cluster;
+    const double exchange = sums_bytes * others / hardware::kL2BytesPerClock;
     int64_t last = 0;
     for (const int turns : {0, 1, 2, 4}) {
       int64_t parts = std::max<int64_t>(turns * d_.sm_count / (cut.slices * cluster), 1);
@@ -427,8 +469,7 @@ class Search : public PlanSearch {
       if (parts <= last) continue;
       last = parts;
       const int64_t splits = parts * cluster, own = ceil_divide(tiles, splits);
-      if (clusters == 0 || ceil_divide(tiles, own) <= splits - cluster)
-        continue;  // fewer do as well
+      if (ceil_divide(tiles, own) <= splits - cluster) continue;  // fewer do as well
       ConvPlan plan{};
       plan.variant = kernel.name;
       plan.grid[0] = cut.slices * splits;
@@ -436,15 +477,21 @@ class Search : public PlanSearch {
       plan.shared_bytes = w.bytes;
       plan.splits = splits;
       plan.workspace_bytes = parts > 1 ? parts * part_bytes : 0;
-      const double stored = parts == 1                      ? kInstructionsPerStoredSum
-                            : cluster * v.pixel_warps() > 1 ? kInstructionsPerExchangedSum
-                                                            : kInstructionsPerLeftSum;
-      const double bytes = p_.least_bytes() + 2.0 * static_cast<double>(plan.workspace_bytes);
-      plan.predicted_ms =
-          kLaunchMs + (cluster > 1 ? cluster * kClusterMs : 0) + (parts > 1 ? kNextMs : 0) +
-          total_ms(d_, kBoxOverlap, static_cast<double>(plan.grid[0]),
-                   own * clocks + sums * stored + exchange, kGradientBlockClocks + own * waits,
-                   static_cast<double>(clusters * cluster) / resident, resident, bytes);
+      const double stored = parts == 1                      ? kStoredInstructions
+                            : cluster * v.pixel_warps() > 1 ? kExchangedInstructions
+                                                            : kLeftInstructions;
+      customconv::Work work =
+          work_of(PriceKind::kGroupedBoxGradients, static_cast<int>(w.loading), plan, resident);
+      work.busy = static_cast<float>(own * clocks + sums * stored + exchange);
+      const double exchanges = std::ceil(sums * hardware::kSchedulers / (w.cut.threads / 32.0) /
+                                         static_cast<double>(v.pixel_warps() * cluster)) *
+                               (parts == 1 || cluster * v.pixel_warps() > 1 ? 1 : 0);
+      work.waits = static_cast<float>(
+          3 + tile_waits(work, static_cast<double>(own), w.brought_bytes(), w.stages) +
+          static_cast<double>(own) * waits + exchanges + (cluster > 1 ? kClusterWaits : 0));
+      work.bytes = static_cast<float>(p_.least_bytes());
+      plan.works.add(work);
+      if (parts > 1) plan.works.add(adding_up(w.part * 4, parts, d_));
       take(plan, v, w.tile);
     }
   }
@@ -457,7 +504,13 @@ class Search : public PlanSearch {
 
   // A warp's instructions for a unit of 32 pixels.
   double bring(bool vectors) const {
-    return vectors ? kInstructionsPerVector / 2 : kInstructionsPerElement * kUnitBytes / size_;
+    return vectors ? kVectorInstructions : kElementInstructions * kUnitBytes / size_;
+  }
+  // How often threads wait that bring so many units of each of some pixels.
+  static double bring_waits(bool vectors, double pixels, double units, double threads,
+                            double at_once) {
+    if (vectors) return std::ceil(pixels * units / 2 / (threads * at_once));
+    return std::ceil(units / (threads / 32)) * std::ceil(pixels / (32 * at_once));
   }
   double resident_of(double bytes) const {
     return std::max(std::floor(d_.shared_bytes_block / (bytes + 1024)), 1.0);
@@ -475,6 +528,7 @@ class Search : public PlanSearch {
     plan.tile[1] = tile.columns;
     plan.tile[2] = tile.images;
     plan.wide_index = needs_wide_index(p_);
+    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 

@@ -3,28 +3,22 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "kernels/common/parts.h"
 #include "kernels/depthwise/bands/geometry.h"
+#include "plan/hardware.h"
 #include "plan/search.h"
 
 namespace customconv::depthwise::bands {
 
 namespace {
 
-// The cost model. Clocks of a scheduler for the products of two blocks.
-constexpr double kPairClocks = 9;
-constexpr double kCopyInstructions = 17.4;    // of a thread, for each unit that it brings or stores
-constexpr double kElementInstructions = 100;  // where units are single elements
-constexpr double kChannelInstructions = 222;  // the same, of eight channels of eight pixels
-constexpr double kFilterInstructions = 97;    // for each tap and zero
-constexpr double kItemInstructions = 200;     // of a warp, beside its products
-constexpr double kIssueEfficiency = 0.7;
-constexpr double kBlockClocks = 3350;  // a block's waits
-constexpr double kRowClocks = 50;      // of a warp, for a row of the filter, beside its products
-constexpr double kBandwidthEfficiency = 0.9;
-constexpr double kLaunchMs = 4.8e-3;
-constexpr double kTileClocks = 530;   // until a tile has come
-constexpr double kAheadClocks = 475;  // of one that is copied ahead
-constexpr double kNextMs = 6.4e-3;    // its second kernel
+// What a price is counted from: instructions of a warp, as the kernels have them.
+constexpr double kCopyInstructions = 20;      // for each unit that a thread brings or stores
+constexpr double kElementInstructions = 30;   // where units are single elements
+constexpr double kChannelInstructions = 160;  // the same, of eight channels of eight pixels
+constexpr double kFilterInstructions = 30;    // for each tap and zero: two divisions, its address
+constexpr double kItemInstructions = 200;  // beside its products: where it is, whether it is finite
+constexpr double kAhead = 4;               // units of a thread that are on their way together
 
 constexpr int kLeastTaps = 25;  // fewer are faster on CUDA cores
 constexpr int kMostImages = 16;
@@ -200,7 +194,8 @@ class Search : public PlanSearch {
       plan.block = w.threads;
       plan.shared_bytes = static_cast<int>(w.shared_bytes);
       plan.wide_index = needs_wide_index(p_);
-      plan.predicted_ms = predict_ms(v, tile, w, shares);
+      plan.works.add(count_work(v, tile, w, shares));
+      plan.predicted_ms = price(plan.works, d_);
       add(plan);
     }
   }
@@ -259,7 +254,8 @@ class Search : public PlanSearch {
       plan.shared_bytes = static_cast<int>(w.shared_bytes);
       plan.workspace_bytes = workspace_bytes;
       plan.wide_index = needs_wide_index(p_);
-      plan.predicted_ms = predict_gradient_ms(v, tile, w, splits);
+      plan.works = count_gradient_work(v, tile, w, splits);
+      plan.predicted_ms = price(plan.works, d_);
       add(plan);
     }
   }
@@ -270,22 +266,30 @@ class Search : public PlanSearch {
     return v.source == Source::kPlanes && v.unit > 1;
   }
 
+  // How often threads wait that bring so many columns of each channel.
+  template <typename V>
+  static double bring_waits(const V& v, double columns, double threads) {
+    if (copies_ahead(v)) return 0;
+    const double units = columns / v.unit * v.channels;
+    if (v.source == Source::kPlanes) return std::ceil(units / threads / kAhead);
+    return std::ceil(units / kPieceColumns / vector_of(v.channels) / threads);
+  }
+
   // Bytes of sectors for each byte that is needed of them.
   template <typename V>
   double sectors(const V& v) const {
     return v.source == Source::kVectors ? 16.0 / v.channels : is_planar(g_) ? 1 : 16;
   }
 
-  double predict_gradient_ms(const GradientVariant& v, const Tile& tile, const GradientWork& w,
-                             int64_t splits) const {
+  WorkList count_gradient_work(const GradientVariant& v, const Tile& tile, const GradientWork& w,
+                               int64_t splits) const {
     const double channels = v.channels, pairs = v.pairs, height = static_cast<double>(v.height);
     const double items = static_cast<double>(w.items), units = static_cast<double>(w.units);
     const double images = static_cast<double>(tile.images);
     const double tiles = static_cast<double>(w.tiles.of_a_channel());
     const double own = std::ceil(tiles / static_cast<double>(splits));
     // Of a tile.
-    const double item_products = height * v.taps * pairs * kPairClocks;
-    const double products = items * units * item_products / 4;
+    const double products = items * units * height * v.taps * pairs;
     const double wavefronts =
         items * units *
         ((height + v.taps - 1) * 4 * pairs * w.x.wavefronts + height * 2 * w.dy.wavefronts);
@@ -301,26 +305,34 @@ class Search : public PlanSearch {
     const double turns = std::ceil(units / kMostWarps);
     const double multiply =
         items * units * (60 + height * (v.taps * pairs + pairs + 6)) + (turns > 1 ? add : 0);
-    const double issue = (copies + multiply) / 4 / kIssueEfficiency;
     const double shared = static_cast<double>(w.shared_bytes + 1024);
     const double resident =
         std::clamp(std::floor((static_cast<double>(d_.shared_bytes_block) + 1024) / shared), 1.0,
                    static_cast<double>(gradients_shared_by(v.pairs, v.channels)));
-    const double count = static_cast<double>(w.tiles.channels * splits);
-    const double each = std::ceil(count / d_.sm_count);  // blocks of a multiprocessor
-    const double to_ms = 1 / (d_.clock_ghz * 1e6);
-    const double busy_ms =
-        each * (own * std::max({products, wavefronts, issue}) + 2 * add / 4) * to_ms;
+    const double busy = busiest({products * hardware::kWarpProductClocks, wavefronts,
+                                 (copies + multiply) / hardware::kSchedulers});
+    customconv::Work work;
+    work.row = price_row(PriceKind::kDepthwiseBands, 1);
+    work.blocks = static_cast<float>(w.tiles.channels * splits);
+    work.sms = static_cast<float>(d_.sm_count);
+    work.resident = static_cast<float>(resident);
+    work.busy = static_cast<float>(own * busy + 2 * add / hardware::kSchedulers);
     const double warp_items = turns * std::ceil(items / static_cast<double>(w.slices));
-    const double waits = kBlockClocks + own * ((copies_ahead(v) ? kAheadClocks : kTileClocks) +
-                                               warp_items * item_products);
-    const double waits_ms = std::ceil(each / resident) * waits * to_ms;
-    const double bytes = p_.least_bytes() * sectors(v);
-    const double bytes_ms = 1e-6 * bytes / (kBandwidthEfficiency * d_.bandwidth_gb_s);
-    return busy_ms + waits_ms + bytes_ms + kLaunchMs + kNextMs;
+    const double totals = v.taps * turns;  // rows that a warp adds to them
+    work.waits =
+        static_cast<float>(2 +
+                           own * (1 + bring_waits(v, x_columns + dy_columns, kMostWarps * 32) +
+                                  warp_items * height / hardware::kStepsOfWait) +
+                           totals * (turns > 1 ? own : 1));
+    work.bytes = static_cast<float>(p_.least_bytes() * sectors(v));
+    WorkList works;
+    works.add(work);
+    works.add(adding_up(p_.w_count(), splits, d_));
+    return works;
   }
 
-  double predict_ms(const Variant& v, const Tile& tile, const Work& w, int64_t shares) const {
+  customconv::Work count_work(const Variant& v, const Tile& tile, const Work& w,
+                              int64_t shares) const {
     const double R = static_cast<double>(g_.R), sections = static_cast<double>(w.sections);
     const double blocks = v.blocks, channels = v.channels;
     const double items = static_cast<double>(w.items) * channels;
@@ -328,11 +340,11 @@ class Search : public PlanSearch {
     const double tiles = static_cast<double>(w.tiles.of_a_channel());
     const double own = std::ceil(tiles / static_cast<double>(shares));  // tiles of a block
     // Of a row of the filter, of an item.
-    const double row_products = kPieceRows * blocks / 2 * kPairClocks;
+    const double row_products = kPieceRows * blocks / 2;
     const double row_wavefronts = 2 * blocks * w.in.wavefronts + blocks;
     const double loads = sections * (R + kPieceRows - 1);
     // Of a tile.
-    const double products = items * sections * R * row_products / 4;
+    const double products = items * sections * R * row_products;
     const double wavefronts = items * loads * row_wavefronts;
     const double lines = static_cast<double>(w.in_rows * w.in.blocks * kPieceColumns) * images;
     const double results =
@@ -346,21 +358,21 @@ class Search : public PlanSearch {
     const double filter = static_cast<double>(w.filter) / 4 * channels / 32 * kFilterInstructions;
     const double multiply =
         items * (kItemInstructions + loads * (2.5 * blocks + kPieceRows * std::ceil(blocks / 2)));
-    const double issue = (copies + multiply) / 4 / kIssueEfficiency;
-    const double once = filter / 4 / kIssueEfficiency;
-
-    const double count = static_cast<double>(w.tiles.channels * shares);
-    const double resident = static_cast<double>(resident_blocks(v, w));
-    const double each = std::ceil(count / d_.sm_count);  // blocks of a multiprocessor
-    const double to_ms = 1 / (d_.clock_ghz * 1e6);
-    const double busy_ms = each * (own * std::max({products, wavefronts, issue}) + once) * to_ms;
+    const double busy = busiest({products * hardware::kWarpProductClocks, wavefronts,
+                                 (copies + multiply) / hardware::kSchedulers});
     const double rounds = std::ceil(channels / static_cast<double>(w.channels_at_once));
-    const double tile_waits = (copies_ahead(v) ? kAheadClocks : kTileClocks) +
-                              rounds * sections * R * (row_products + kRowClocks);
-    const double waits_ms = std::ceil(each / resident) * (kBlockClocks + own * tile_waits) * to_ms;
-    const double bytes = p_.least_bytes() * sectors(v);
-    const double bytes_ms = 1e-6 * bytes / (kBandwidthEfficiency * d_.bandwidth_gb_s);
-    return busy_ms + waits_ms + bytes_ms + kLaunchMs;
+    customconv::Work work;
+    work.row = price_row(PriceKind::kDepthwiseBands, 0);
+    work.blocks = static_cast<float>(w.tiles.channels * shares);
+    work.sms = static_cast<float>(d_.sm_count);
+    work.resident = static_cast<float>(resident_blocks(v, w));
+    work.busy = static_cast<float>(own * busy + filter / hardware::kSchedulers);
+    const double values = static_cast<double>(w.filter) / 4 * channels / w.threads;
+    work.waits = static_cast<float>(2 + std::ceil(values / kAhead) +
+                                    own * (1 + bring_waits(v, lines, w.threads) +
+                                           rounds * sections * R / hardware::kStepsOfWait));
+    work.bytes = static_cast<float>(p_.least_bytes() * sectors(v));
+    return work;
   }
 
   const Geometry g_ = geometry_of(p_);

@@ -2,46 +2,27 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/common/parts.h"
+#include "kernels/common/waits.h"
 #include "kernels/depthwise/boxes/geometry.h"
 #include "kernels/depthwise/geometry.h"
+#include "plan/hardware.h"
 #include "plan/search.h"
 
 namespace customconv::depthwise::boxes {
 
 namespace {
 
-// The cost model: a thread's instructions, by purpose.
-constexpr double kInstructionsPerRead = 2.59;  // of a pair of channels: its address, the load
-constexpr double kInstructionsPerWiden = 1.22;
-constexpr double kInstructionsPerOutput = 4.45;  // of a pair: rounded, stored
-constexpr double kInstructionsPerPatch = 15.6;
-constexpr double kInstructionsPerSum = 50;  // of a weight gradient, when a block ends
-constexpr double kIssueEfficiency = 0.84;   // of an instruction a clock, of each scheduler
-// Clocks that a block waits: until it begins, for each value of the filter that a thread brings,
-// for each byte of the first tile, while others bring theirs, and for a tile.
-constexpr double kBlockClocks = 1540;
-constexpr double kFilterClocks = 555;
-constexpr double kFirstClocks = 0.0216;
-constexpr double kTileClocks = 286, kGradientTileClocks = 464;
-constexpr double kLastTile = 0.27;  // of a tile's clocks: nothing is brought meanwhile
-// Clocks from one instruction of a warp to the next, where it has the schedulers to itself.
-constexpr double kLatency = 1.26, kLatencyOfAny = 4.44;
-constexpr double kRowClocks = 2.46;  // of a row of a box, brought
-constexpr double kBandwidthEfficiency = 0.92;
-// Of a weight gradient: how much longer bytes take where a block's channels are no whole lines of
-// 128 bytes of images that the second-level cache cannot hold, and of bytes that it brings twice.
-constexpr double kPartLines = 0.08, kAgainShare = 0.18;
-// Of other passes: of the halo, and of that and of channels that are not whole pieces of 256 bytes
-// whenever images are twice as large as the cache.
-constexpr double kHaloShare = 0.1, kLargeHaloShare = 0.15, kPartOfPiece = 0.03;
-constexpr double kOverlapLoss = 0.34;
-// The same of a weight gradient, of a block of so many tiles: of more, less is lost.
-constexpr double kGradientLoss = 0.29, kManyTiles = 18;
-constexpr double kLaunchMs = 5.06e-3;
-constexpr double kNextMs = 4.2e-3;  // of a weight gradient's second kernel, and of a part
-constexpr double kPartMs = 10.6e-6;
-constexpr double kClusterMs = 1.6e-3;  // of a cluster, and of each of its blocks
-constexpr double kMemberMs = 0.2e-3;
+// What a price is counted from: instructions of a thread, as the kernels have them.
+constexpr double kReadInstructions = 2;     // of a pair of channels: its address, the load
+constexpr double kWidenInstructions = 2;    // of a pair of 16 bits
+constexpr double kOutputInstructions = 4;   // of a pair: rounded, its address, the store
+constexpr double kPatchInstructions = 20;   // where it lies, and the loop
+constexpr double kSumInstructions = 6;      // of a weight gradient, when a block ends
+constexpr double kFilterInstructions = 30;  // of a value that is brought: divisions, its address
+constexpr double kFiltersAtOnce = 8;        // values that a thread brings while it waits once
+
+constexpr float kClusterWaits = 2;  // until all blocks have their parts, and until all are read
 
 constexpr int kMostPatches = 8;            // of a thread in a tile
 constexpr int kClusters[] = {1, 2, 4, 8};  // blocks of a weight gradient that share channels
@@ -183,30 +164,39 @@ class Search : public PlanSearch {
     plan.shared_bytes = w.bytes;
     plan.wide_index = needs_wide_index(p_);
     if (g_.of_weights) plan.splits = tile_blocks;
-    plan.predicted_ms = predict_ms(w, resident, plan.grid[0], ceil_divide(w.tiles(), tile_blocks));
+    customconv::Work work =
+        count_work(w, resident, plan.grid[0], ceil_divide(w.tiles(), tile_blocks));
     if (plan.splits > 1 && clustered) {
-      plan.predicted_ms += kClusterMs + kMemberMs * static_cast<double>(plan.splits);
-    } else if (plan.splits > 1) {
-      plan.workspace_bytes = plan.splits * p_.w_count() * 4;
-      plan.predicted_ms += kNextMs + kPartMs * static_cast<double>(plan.splits);
+      const double sums = static_cast<double>(g_.h.taps * g_.w.taps * w.tile.channels);
+      work.waits +=
+          kClusterWaits +
+          static_cast<float>(std::ceil(sums / static_cast<double>(w.threads * plan.splits)));
     }
+    plan.works.add(work);
+    if (plan.splits > 1 && !clustered) {
+      plan.workspace_bytes = plan.splits * p_.w_count() * 4;
+      plan.works.add(adding_up(p_.w_count(), plan.splits, d_));
+    }
+    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 
   // Of blocks that go through so many tiles each.
-  double predict_ms(const Work& w, int resident, int64_t blocks, int64_t own) const {
+  customconv::Work count_work(const Work& w, int resident, int64_t blocks, int64_t own) const {
     const double outputs = kPatch * kPatch, kernel = g_.h.taps * g_.w.taps;
-    const double read = kInstructionsPerRead + (size_ == 2 ? kInstructionsPerWiden : 0);
+    const double read = kReadInstructions + (size_ == 2 ? kWidenInstructions : 0);
     double products = 2 * outputs * kernel / (g_.walk == Walk::kHalf ? 4 : 1);
-    double reads = g_.h.window * g_.w.window;
+    double reads = g_.h.window * g_.w.window, weights = 0, turns_of_code = 1;
     if (g_.walk == Walk::kAny) {
       const double band = taps_of(g_), bands = std::ceil(g_.w.taps / band);
       const double rows = std::min(g_.h.out, kPatch);
-      reads = g_.h.taps * (bands * rows * (kPatch + 2) + 4 * g_.w.taps);
+      turns_of_code = g_.h.taps * bands;
+      reads = turns_of_code * rows * (kPatch + band - 1);
+      weights = 2 * g_.h.taps * g_.w.taps;
       products *= rows / kPatch;
     }
-    double patch = reads * read + products + kInstructionsPerPatch +
-                   outputs * (g_.of_weights ? read : kInstructionsPerOutput);
+    double patch = reads * read + weights * kReadInstructions + products + kPatchInstructions +
+                   outputs * (g_.of_weights ? read : kOutputInstructions);
     if (g_.of_weights && !sums_patches(static_cast<int>(g_.h.taps))) {
       patch += partial_patches() * reads * (read + 2);  // where they are finite
     }
@@ -215,32 +205,37 @@ class Search : public PlanSearch {
     const auto rows_of = [&](const Boxed& b) {
       return b.rows * w.tile.images * (w.tile.merged ? b.count : b.columns);
     };
-    const double issues = warps * turns * patch / (4 * kIssueEfficiency);
-    const double shared = warps * turns * reads * size_ / 2 + brought / 128.0;
-    const double tile = std::max({issues, shared, kRowClocks * (rows_of(w.in) + rows_of(w.out))});
-    // Of a block, when it begins and when it ends.
-    const double sharing = std::ceil(static_cast<double>(blocks) / d_.sm_count);
-    double first = kBlockClocks + sharing * brought * kFirstClocks, last = 0;
-    if (g_.of_weights) {
-      last = warps * 2 * kernel * kInstructionsPerSum / (4 * kIssueEfficiency);
-    } else {
-      first += kernel * w.tile.channels / w.threads * kFilterClocks;
-    }
-    const double each = static_cast<double>(own);
-    const double waves =
-        std::ceil(static_cast<double>(blocks) / (static_cast<double>(d_.sm_count) * resident));
-    const double to_ms = 1 / (d_.clock_ghz * 1e6);
-    const double busy_ms = sharing * (each * tile + last) * to_ms;
-    const double latency = g_.walk == Walk::kAny ? kLatencyOfAny : kLatency;
-    const double waits =
-        (g_.of_weights ? kGradientTileClocks : kTileClocks) + latency * turns * patch;
-    const double waits_ms = waves * (first + each * waits + kLastTile * tile) * to_ms;
-    const double bytes = bytes_of(w, static_cast<double>(blocks) * each);
-    const double bytes_ms = 1e-6 * bytes / (kBandwidthEfficiency * d_.bandwidth_gb_s);
-    const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-    const double loss =
-        (g_.of_weights ? kGradientLoss : kOverlapLoss) * std::min(kManyTiles / each, 1.0);
-    return kLaunchMs + longest + loss * (busy_ms + waits_ms + bytes_ms - longest);
+    const double pair_bytes = 32 * 2 * size_;  // of a warp
+    const double tile = busiest(
+        {warps * turns * patch / hardware::kSchedulers,
+         (warps * turns * ((reads + (g_.of_weights ? outputs : 0)) * pair_bytes + weights * 256) +
+          brought) /
+             hardware::kSharedBytesPerClock,
+         hardware::kCopyRowClocks * (rows_of(w.in) + rows_of(w.out)),
+         brought / hardware::kL2BytesPerClock});
+    const double code = patch / turns_of_code + (g_.of_weights ? 2 * kernel : 0);  // unrolled
+    const double sums = g_.of_weights ? kernel * w.tile.channels : 0;
+    const double once = g_.of_weights ? 2 * kernel * kSumInstructions
+                                      : kernel * w.tile.channels / w.threads * kFilterInstructions;
+    customconv::Work work;
+    work.row =
+        price_row(PriceKind::kDepthwiseBoxes, (g_.of_weights ? 2 : 0) + (size_ == 2 ? 0 : 1));
+    work.blocks = static_cast<float>(blocks);
+    work.sms = static_cast<float>(d_.sm_count);
+    work.resident = static_cast<float>(resident);
+    work.busy =
+        static_cast<float>(static_cast<double>(own) * tile + warps * once / hardware::kSchedulers);
+    const double filters = std::ceil(kernel * w.tile.channels / w.threads / kFiltersAtOnce);
+    // Nothing is summed while the first tiles of all blocks are brought.
+    const double together =
+        std::min<double>(resident, std::ceil(static_cast<double>(blocks) / d_.sm_count));
+    work.waits = static_cast<float>(
+        2 + (g_.of_weights ? 0 : filters) + together * brought / hardware::kBroughtBytes +
+        static_cast<double>(own - 1) / w.stages + std::ceil(sums / w.threads) +
+        lone_waits(static_cast<double>(own) * turns * patch, together * warps) +
+        fetch_waits(code, static_cast<double>(own) * turns * turns_of_code));
+    work.bytes = static_cast<float>(p_.least_bytes());
+    return work;
   }
 
   // Of an image's patches, those of which a part lies outside.
@@ -248,24 +243,6 @@ class Search : public PlanSearch {
     const double whole = (g_.h.out / kPatch) * (g_.w.out / kPatch);
     return 1 - whole / static_cast<double>(ceil_divide(g_.h.out, kPatch) *
                                            ceil_divide(g_.w.out, kPatch));
-  }
-
-  // What all blocks move, of so many tiles together: those that several bring count in part.
-  double bytes_of(const Work& w, double tiles) const {
-    const double least = p_.least_bytes();
-    const double large = std::max(std::log2(least / static_cast<double>(d_.l2_bytes)), 0.0);
-    const double channels = w.tile.channels * size_;
-    double share = kAgainShare,
-           part = large > 0 && w.tile.channels * size_ % 128 != 0 ? kPartLines : 0;
-    double again = tiles * (w.in.all_bytes + w.out.all_bytes) - least;
-    if (!g_.of_weights) {
-      const double own = w.tile.patches() * g_.h.advance * g_.w.advance * channels;
-      const double in = static_cast<double>(p_.N * p_.C * size_) * g_.h.in * g_.w.in;
-      again = (w.in.all_bytes / own - 1) * in;
-      share = kHaloShare + kLargeHaloShare * large;
-      part = kPartOfPiece * large * std::max(std::log2(256 / channels), 0.0);
-    }
-    return (least + share * std::max(again, 0.0)) * (w.chunks > 1 ? 1 + part : 1);
   }
 
   const Geometry g_ = geometry_of(p_);

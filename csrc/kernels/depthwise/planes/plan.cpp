@@ -4,34 +4,25 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "kernels/common/parts.h"
+#include "kernels/common/waits.h"
 #include "kernels/depthwise/planes/geometry.h"
+#include "plan/hardware.h"
 #include "plan/search.h"
 
 namespace customconv::depthwise::planes {
 
 namespace {
 
-// The cost model: a thread's instructions besides products.
-constexpr double kInstructionsPerRow = 17;  // of a window
-constexpr double kInstructionsPerWord = 2.1;
-constexpr double kInstructionsPerSum = 45;  // of a weight gradient, when a block ends
-constexpr double kPartialShare = 1.3;  // more, where a warp of a weight gradient has partial strips
-constexpr double kIssueEfficiency = 0.72;      // of an instruction a clock, of each scheduler
-constexpr double kClocksPerInstruction = 2.2;  // of a warp alone
-constexpr double kTileClocks = 1500;           // that a block waits for a tile
-constexpr double kGradientClocks = 5300;       // the same until it begins, of a weight gradient
-constexpr double kAgainShare = 0.15;           // of the bytes that are read twice
-constexpr double kGradientAgainShare = 0.5;    // the same of a weight gradient, by hand
-constexpr double kFirstShare = 0.49;           // of the time that the first tiles take
-constexpr double kBandwidthEfficiency = 0.93;
-constexpr double kOverlapLoss = 0.39;
-// The same of a weight gradient, of a block of so many tiles: of more, less is lost. How much
-// longer its bytes take where multiprocessors have half as many blocks as others.
-constexpr double kGradientLoss = 0.59, kManyTiles = 48, kUnevenShare = 0.39;
-constexpr double kLaunchMs = 5.1e-3;
-constexpr double kNextMs = 1.6e-3;  // of a weight gradient's second kernel
-constexpr double kOddShare = 0.3;   // more, of one with runs of an odd number of 16-bit elements
-constexpr int kMostBlocks = 32;     // of a multiprocessor
+// What a price is counted from: instructions of a thread, as the kernels have them.
+constexpr double kTileInstructions = 60;   // what it is, barriers, where results go
+constexpr double kRowInstructions = 6;     // of a window: whether it exists, its address
+constexpr double kWordInstructions = 2;    // of 32 bits: the load, whether it exists
+constexpr double kPairInstructions = 5;    // of two of 16: the same, moved into place, widened
+constexpr double kOutputInstructions = 2;  // rounded, stored
+constexpr double kSumInstructions = 6;     // of a weight gradient, when a block ends
+
+constexpr int kMostBlocks = 32;  // of a multiprocessor
 
 constexpr int kTileThreads[] = {32, 64, 128, 256};
 constexpr int kGradientTurns[] = {0, 2, 4};  // blocks of a weight gradient for each multiprocessor
@@ -164,58 +155,91 @@ class Search : public PlanSearch {
     plan.block = threads;
     plan.shared_bytes = static_cast<int>(shared);
     plan.wide_index = needs_wide_index(p_);
-    plan.predicted_ms = predict_ms(v, t, plan, stages);
+    plan.works.add(count_work(v, t, plan, stages));
+    if (splits > 1) plan.works.add(adding_up(p_.w_count(), splits, d_));
+    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 
-  double predict_ms(const Variant& v, const Tile& t, const ConvPlan& plan, double stages) const {
+  // How often shared memory is asked for a word of a warp's windows, once where all banks differ.
+  // What lies how many elements apart: images of a tile, planes, strips of rows and of columns.
+  int conflicts(const Tile& t, int64_t image_elements, int64_t plane, int64_t row,
+                int64_t column) const {
+    constexpr int kBanks = 32;
+    const int64_t image = t.images > 1 ? run_bytes(image_elements, size_) / size_ : 0;
+    int found[kBanks] = {};
+    int64_t words[kBanks], most = 0;
+    for (int i = 0; i < std::min<int64_t>(kBanks, t.items); ++i) {
+      int rest = i;
+      const int q = rest % t.column_strips;
+      rest /= t.column_strips;
+      const int p = rest % t.row_strips;
+      rest /= t.row_strips;
+      const int64_t at =
+          (q * column + p * row + rest % t.images * image + rest / t.images * plane) * size_ / 4;
+      const int bank = static_cast<int>(at % kBanks);
+      words[i] = at;
+      bool is_new = true;
+      for (int j = 0; j < i && is_new; ++j) is_new = words[j] != at;
+      if (is_new) most = std::max<int64_t>(most, ++found[bank]);
+    }
+    return static_cast<int>(most);
+  }
+
+  Work count_work(const Variant& v, const Tile& t, const ConvPlan& plan, int stages) const {
     const int taps = kTaps[v.taps], kept = kRows[v.rows], columns = v.columns(size_);
     const double words = std::floor(reach_of(walk_, taps, columns) * size_ / 4) + 1;
+    const double word = size_ == 2 ? kPairInstructions : kWordInstructions;
     double products = kept * columns * taps * taps * (is_half(walk_) ? 0.25 : 1);
     if (g_.of_weights && !sums_strips(taps)) {
       const auto whole = static_cast<double>((g_.P / kept) * (g_.Q / columns));
       const auto all = static_cast<double>(ceil_divide(g_.P, kept) * ceil_divide(g_.Q, columns));
-      products *= 1 + kPartialShare * std::min(32 * (1 - whole / all), 1.0);
+      // A warp that has a partial strip goes through all of it again.
+      products *= 1 + std::min(32 * (1 - whole / all), 1.0);
     }
-    const double each = products + reach_of(walk_, taps, kept) *
-                                       (kInstructionsPerRow + kInstructionsPerWord * words);
-    // Of a block: tiles, and instructions of a warp in all.
+    const double rows = reach_of(walk_, taps, kept);
+    const double outputs = kept * columns;
+    double read = rows * words *
+                  conflicts(t, t.in_elements, g_.H * g_.W, input_of(walk_, kept, 0) * g_.W,
+                            input_of(walk_, columns, 0));  // words
+    double each = kTileInstructions + products + rows * (kRowInstructions + word * words);
+    if (g_.of_weights) {
+      const double out_words = std::floor(columns * size_ / 4) + 1;
+      read += kept * out_words * conflicts(t, t.out_elements, g_.P * g_.Q, kept * g_.Q, columns);
+      each += kept * (kRowInstructions + word * out_words);
+    } else {
+      each += outputs * kOutputInstructions + taps * taps;
+    }
+    const double warps = plan.block / 32.0;
+    const double brought = static_cast<double>(
+        t.images * size_ * (t.in_elements + (g_.of_weights ? t.out_elements : 0)));
+    const double tile =
+        busiest({warps * each / hardware::kSchedulers,
+                 (warps * (read * 4 + (g_.of_weights ? 0 : outputs * size_)) * 32 + brought) /
+                     hardware::kSharedBytesPerClock,
+                 brought / hardware::kL2BytesPerClock});
+    // Of a block: tiles.
     const auto blocks = static_cast<double>(plan.grid[0]);
     const double tiles = std::ceil(static_cast<double>(g_.of_weights ? t.steps : t.count) /
                                    (g_.of_weights ? static_cast<double>(plan.splits) : blocks));
-    double all = tiles * each;
-    if (g_.of_weights) all += kInstructionsPerSum * taps * taps;
-    const double to_ms = 1 / (d_.clock_ghz * 1e6);
-    const double busy_ms =
-        std::ceil(blocks / d_.sm_count) * all * plan.block / 32 / (4 * kIssueEfficiency) * to_ms;
-    // What is read twice is near.
-    const double lines = static_cast<double>(t.bands * t.in_elements) / t.planes;
-    const double again =
-        static_cast<double>(g_.N * g_.K * size_) * (lines - static_cast<double>(g_.H * g_.W));
-    const double bytes_to_ms = 1e-6 / (kBandwidthEfficiency * d_.bandwidth_gb_s);
-    const double share = g_.of_weights ? kGradientAgainShare : kAgainShare;
-    double bytes_ms = (p_.least_bytes() + share * again) * bytes_to_ms;
-    if (g_.of_weights) {
-      const double turns = std::ceil(blocks / d_.sm_count);
-      bytes_ms *= 1 + kUnevenShare * (turns * d_.sm_count / blocks - 1);
-    }
+    const double once = g_.of_weights ? taps * taps * kSumInstructions : 0;
+    Work work;
+    work.row =
+        price_row(PriceKind::kDepthwisePlanes, (g_.of_weights ? 2 : 0) + (size_ == 2 ? 0 : 1));
+    work.blocks = static_cast<float>(blocks);
+    work.sms = static_cast<float>(d_.sm_count);
+    work.resident = static_cast<float>(resident_blocks(v, plan.block, plan.shared_bytes));
+    work.busy = static_cast<float>(tiles * tile + warps * once / hardware::kSchedulers);
+    const double sums = g_.of_weights ? t.planes * taps * taps : 0;
+    const bool shared = t.images * t.row_strips * t.column_strips >= 32;
+    const double end = std::ceil(sums / (shared ? warps : plan.block));
     // Nothing is summed while the first tiles of all blocks are brought.
-    const auto resident = static_cast<double>(resident_blocks(v, plan.block, plan.shared_bytes));
-    const double tile_bytes =
-        static_cast<double>(t.images * size_ * (t.in_elements + t.out_elements));
-    const double first_ms =
-        kFirstShare * std::min(blocks, resident * d_.sm_count) * tile_bytes * bytes_to_ms;
-    const double waves = std::ceil(blocks / d_.sm_count / resident);
-    const double waits = (g_.of_weights ? kGradientClocks : 0) +
-                         (tiles - 1) / stages * kTileClocks + all * kClocksPerInstruction;
-    const double waits_ms = waves * waits * to_ms + first_ms;
-    const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-    const double loss =
-        g_.of_weights ? kGradientLoss * std::min(kManyTiles / tiles, 1.0) : kOverlapLoss;
-    const double work_ms = longest + loss * (busy_ms + waits_ms + bytes_ms - longest);
-    const bool odd =
-        g_.of_weights && size_ == 2 && (t.in_elements % 2 != 0 || t.out_elements % 2 != 0);
-    return work_ms * (odd ? 1 + kOddShare : 1) + kLaunchMs + (plan.splits > 1 ? kNextMs : 0);
+    const double together = std::min<double>(work.resident, std::ceil(blocks / d_.sm_count));
+    work.waits = static_cast<float>(2 + together * brought / hardware::kBroughtBytes +
+                                    (tiles - 1) / stages + fetch_waits(each + once, tiles) +
+                                    lone_waits(tiles * each, together * warps) + end);
+    work.bytes = static_cast<float>(p_.least_bytes());
+    return work;
   }
 
   const depthwise::Geometry g_ = depthwise::geometry_of(p_);

@@ -3,36 +3,25 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "kernels/common/parts.h"
+#include "kernels/common/waits.h"
 #include "kernels/depthwise/threads/work.h"
+#include "plan/hardware.h"
 #include "plan/search.h"
 
 namespace customconv::depthwise::threads {
 
 namespace {
 
-// The cost model: a thread's instructions, by purpose.
-constexpr double kInstructionsPerRead = 6;    // of memory: its address, whether it exists, the load
-constexpr double kInstructionsPerLine = 6.4;  // of a read, for each line that a warp touches
-constexpr double kInstructionsPerColumn = 3.7;  // of a filter, or a turn
-constexpr double kInstructionsPerItem = 43;
-constexpr double kInstructionsPerRow = 1.6;     // stored
-constexpr double kInstructionsPerExchange = 6;  // stored by another thread
-constexpr double kInstructionsPerFilter = 109;  // for each value in shared memory
-constexpr double kInstructionsPerSum = 41;      // of a weight gradient, when a block ends
-constexpr double kIssueEfficiency = 0.8;        // of an instruction a clock, of each scheduler
-// Clocks that a thread waits: until its block has begun, for an item, and for the rows of a column.
-constexpr double kBlockClocks = 340;
-constexpr double kItemClocks = 2700;
-constexpr double kColumnClocks = 410;
-// Of 4 bytes and more, of 2, and of a weight gradient. Of 4, columns of channels are read several
-// times.
-constexpr double kBandwidthEfficiency = 0.85, kHalfBandwidthEfficiency = 0.73;
-constexpr double kColumnEfficiency = 0.79, kGradientEfficiency = 0.75;
-constexpr double kOverlapLoss = 0.17;
-constexpr double kSourceShare = 1.8;  // of a filter's work, where an output is summed over several
-constexpr double kManyWaves = 18;     // of blocks: of more, less is lost, but of a weight gradient
-constexpr double kLaunchMs = 6.6e-3;
-constexpr double kNextMs = 6.4e-3;  // of a weight gradient's second kernel
+// What a price is counted from: instructions of a thread, as the kernels have them.
+constexpr double kItemInstructions = 40;   // where an item lies, by divisions, and which rows exist
+constexpr double kColumnInstructions = 8;  // of a filter, or a turn: where it is, and the loop
+constexpr double kReadInstructions = 5;    // of memory: its address, whether it exists, the load
+constexpr double kStoreInstructions = 3;  // of an output: whether it exists, its address, the store
+constexpr double kExchangeInstructions = 6;  // the same of one that another thread stores
+constexpr double kFilterInstructions =
+    30;                                 // for each value in shared memory: two divisions, bounds
+constexpr double kSumInstructions = 5;  // of a weight gradient, when a block ends
 
 // Blocks of a weight gradient for each multiprocessor, and the least items of a thread.
 constexpr int kGradientTurns[] = {4, 8, 16, 32};
@@ -197,7 +186,8 @@ class Search : public PlanSearch {
     plan.block = kThreads;
     plan.shared_bytes = w.shared_bytes;
     plan.wide_index = needs_wide_index(p_);
-    plan.predicted_ms = predict_ms(v, w, static_cast<double>(splits));
+    plan.works = count_work(v, w, splits);
+    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 
@@ -208,7 +198,7 @@ class Search : public PlanSearch {
     return std::clamp<int64_t>(std::min(wanted, most), 1, w.items);
   }
 
-  double predict_ms(const Variant& v, const Work& w, double splits) const {
+  WorkList count_work(const Variant& v, const Work& w, int64_t splits) const {
     const double width = width_of(v.order), kept = v.kept(), taps = kTaps[v.taps];
     const double across = columns_of(v.order, kTaps[v.taps], size_);
     const double S = static_cast<double>(g_.S);
@@ -234,58 +224,96 @@ class Search : public PlanSearch {
       read_width = unit;
       products = S / columns * across;
     }
-    // Neighbours in a warp read from places that are a thread's columns, or its channels, apart.
-    const double inner = static_cast<double>(is_planar(v.order) ? std::abs(g_.in[3]) : 1);
-    const double apart = is_planar(v.order) ? across * inner : width;
-    const double lines = std::max(32 * size * apart / 128, 1.0);
-    const double read = kInstructionsPerRead + kInstructionsPerLine * lines + read_width;
+    // Of the last turn the taps that exist.
+    products *= static_cast<double>(g_.R) / (taps * std::ceil(static_cast<double>(g_.R) / taps));
+    // Each channel that an output is summed over is a filter more.
+    turns *= static_cast<double>(g_.sources);
     const double halved = v.walk == Walk::kHalf ? 0.5 : 1;
-    // Each channel that an output is summed over is a filter more, which was not fetched ahead.
-    if (g_.sources > 1) turns *= kSourceShare * static_cast<double>(g_.sources);
-    double each = columns * turns * (rows * reads * read + kept * products * halved);
-    double column_weights = g_.of_weights ? 0 : taps * (is_planar(v.order) ? 4 : 2);
+    const double read = kReadInstructions + (size_ == 2 ? read_width : 0);
+    double column_weights = g_.of_weights ? 0 : taps;
     if (v.order == Order::kWindows) column_weights *= taps;
     if (v.order == Order::kLines) column_weights *= S / columns;
-    each += columns * turns * (column_weights + kInstructionsPerColumn);
-    const double exchange = v.order == Order::kLines ? kInstructionsPerExchange : 0;
-    each += kept * across * (kInstructionsPerRow + width + exchange) + kInstructionsPerItem;
-    double waits = kItemClocks + (columns * turns - 1) * kColumnClocks;
-    double once = 0;
-    double blocks = static_cast<double>(w.blocks);
+    double each = kItemInstructions +
+                  columns * turns *
+                      (kColumnInstructions + rows * reads * read + kept * products * halved +
+                       column_weights * (is_planar(v.order) ? kReadInstructions : 1));
+    const double stored = kept * across * width;
+    if (!g_.of_weights) {
+      each += stored * (v.order == Order::kLines ? kExchangeInstructions : kStoreInstructions);
+    }
+    // Neighbours in a warp read from places that are a thread's columns, or its channels, apart:
+    // the first-level cache reads a line at a time.
+    const double inner = static_cast<double>(is_planar(v.order) ? std::abs(g_.in[3]) : 1);
+    const double apart = is_planar(v.order) ? across * inner : width;
+    const double lines = std::clamp(32 * size * apart / hardware::kSharedBytesPerClock, 1.0, 32.0);
+    double line_reads = columns * turns * rows * reads * lines;
+    const double code = kColumnInstructions + rows * reads * read + kept * products * halved;
+    double stored_bytes = 0;  // by sectors, of a warp
+    if (!g_.of_weights) {
+      const double unit = v.order == Order::kWindows ? store_unit(across) : width;
+      const double step = v.order == Order::kWindows  ? across
+                          : v.order == Order::kPlanes ? static_cast<double>(std::abs(g_.out[3]))
+                                                      : 1;
+      const double sectors =
+          std::clamp(32 * size * std::max(step, unit) / hardware::kSectorBytes, 1.0, 32.0);
+      line_reads += stored / unit * std::max(sectors / 4, 1.0);
+      stored_bytes = stored / unit * sectors * hardware::kSectorBytes;
+    }
+    double waits = 1 + columns * turns, blocks = static_cast<double>(w.blocks), once = 0;
     if (g_.of_weights) {
       // The items of a thread, of its part of the filter.
       const double chunks = static_cast<double>(w.chunks_r * w.chunks_s);
       const double items = static_cast<double>(w.items * w.vectors);
-      const double own = std::ceil(items / splits / kThreads);
-      each = own * (each + kept * across * (read + kInstructionsPerRow)) / chunks;
-      waits *= own / chunks;
-      once = kInstructionsPerSum * taps * gradient_columns(v.order, kTaps[v.taps], v.shape) * width;
-      blocks *= splits;
+      const double own = std::ceil(items / static_cast<double>(splits) / kThreads);
+      const double gradients = kept * across / read_width;
+      each = kItemInstructions + gradients * read + (each - kItemInstructions) / chunks;
+      line_reads = own * (line_reads / chunks + gradients * lines);
+      each *= own;
+      waits = own * (1 + columns * turns / chunks);
+      once = kSumInstructions * taps * gradient_columns(v.order, kTaps[v.taps], v.shape) * width;
+      blocks *= static_cast<double>(splits);
     } else if (!is_planar(v.order)) {
-      once = std::ceil(w.vectors * width * S * w.filter_rows / kThreads) * kInstructionsPerFilter;
+      const double values = std::ceil(w.vectors * width * S * w.filter_rows / kThreads);
+      once = values * kFilterInstructions;
+      waits += values;
     }
-    const bool thin = v.order == Order::kPlanes || v.order == Order::kElements;
-    const double resident = thin || v.order == Order::kLines ? 4 : 2;
-    const double clocks = (each + once) * kThreads / 32 / (4 * kIssueEfficiency);
-    const double to_ms = 1 / (d_.clock_ghz * 1e6);
-    const double busy_ms = std::max(blocks / d_.sm_count, 1.0) * clocks * to_ms;
-    const double waves = std::ceil(blocks / d_.sm_count / resident);
-    const double waits_ms = waves * (kBlockClocks + waits) * to_ms;
-    // Lines of which a block needs a part are fetched by sectors of 32 bytes.
+    constexpr double kWarps = kThreads / 32;
+    customconv::Work work;
+    work.row = row_of(v);
+    work.blocks = static_cast<float>(blocks);
+    work.sms = static_cast<float>(d_.sm_count);
+    work.resident = static_cast<float>(g_.of_weights ? gradient_blocks_of(kTaps[v.taps])
+                                                     : blocks_of(v.order, v.kept()));
+    work.busy =
+        static_cast<float>(kWarps * busiest({(each + once) / hardware::kSchedulers, line_reads,
+                                             stored_bytes / hardware::kL2BytesPerClock}));
+    work.waits = static_cast<float>(1 + waits + fetch_waits(code, turns * columns));
+    // Of lines of which a block needs a part, whole sectors are fetched.
     const double piece = w.vectors * width * size;
-    const double waste = is_planar(v.order) ? 1 : std::max(1.0, 32 / piece);
-    const double bytes_ms = 1e-6 * p_.least_bytes() * waste / (efficiency(v) * d_.bandwidth_gb_s);
-    const double longest = std::max({busy_ms, waits_ms, bytes_ms});
-    const double loss = kOverlapLoss * (g_.of_weights ? 1 : std::min(kManyWaves / waves, 1.0));
-    return longest + loss * (busy_ms + waits_ms + bytes_ms - longest) + kLaunchMs +
-           (splits > 1 ? kNextMs : 0);
+    const double waste = is_planar(v.order) ? 1 : std::max(1.0, hardware::kSectorBytes / piece);
+    work.bytes = static_cast<float>(p_.least_bytes() * waste);
+    WorkList works;
+    works.add(work);
+    if (splits > 1) works.add(adding_up(p_.w_count(), splits, d_));
+    return works;
   }
 
-  // Of the bandwidth.
-  double efficiency(const Variant& v) const {
-    if (g_.of_weights) return kGradientEfficiency;
-    if (size_ == 2) return kHalfBandwidthEfficiency;
-    return v.order == Order::kChannels ? kColumnEfficiency : kBandwidthEfficiency;
+  // Neighbouring columns of so many that are stored at once.
+  double store_unit(double columns) const {
+    for (const int unit : {8, 4, 2}) {
+      if (unit <= columns && unit * size_ >= 4 && unit * size_ <= 16 &&
+          is_whole(g_.out, {g_.N, g_.K, g_.P, g_.Q}, unit, 3)) {
+        return unit;
+      }
+    }
+    return 1;
+  }
+
+  uint16_t row_of(const Variant& v) const {
+    constexpr int kRowOfOrder[] = {0, 1, 2, 3, 3};  // of planes, channels, elements, windows, lines
+    const int order = kRowOfOrder[static_cast<int>(v.order)];
+    return price_row(PriceKind::kDepthwiseThreads,
+                     (order + (g_.of_weights ? 4 : 0)) * 2 + (size_ == 2 ? 0 : 1));
   }
 
   const Geometry g_ = geometry_of(p_);

@@ -11,13 +11,6 @@
 
 namespace customconv::depthwise::threads {
 
-// Blocks that are to share a multiprocessor: what their registers leave room for.
-constexpr int blocks_of(Order order, int rows) {
-  if (order == Order::kPlanes || order == Order::kElements || order == Order::kLines) return 4;
-  return order == Order::kChannels && rows < 8 ? 3 : 2;
-}
-constexpr int gradient_blocks_of(int taps) { return taps > 5 ? 1 : 2; }
-
 template <typename T, Order kOrder, Walk kWalk, int kCount, int kKept, int kShape>
 __global__ void __launch_bounds__(kThreads, blocks_of(kOrder, kKept))
     convolve(const __grid_constant__ Params<T> p) {

@@ -117,6 +117,12 @@ constexpr bool has_kernel(const Variant& v) {
 }
 
 constexpr int kThreads = 256;
+// Blocks that are to share a multiprocessor: what their registers leave room for.
+constexpr int blocks_of(Order order, int rows) {
+  if (order == Order::kPlanes || order == Order::kElements || order == Order::kLines) return 4;
+  return order == Order::kChannels && rows < 8 ? 3 : 2;
+}
+constexpr int gradient_blocks_of(int taps) { return taps > 5 ? 1 : 2; }
 
 // How blocks of threads share the work.
 struct Work {

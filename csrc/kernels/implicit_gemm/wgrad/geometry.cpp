@@ -63,6 +63,16 @@ ConvProblem as_one_row(ConvProblem p) {
   return p;
 }
 
+bool is_variant(const ConvProblem& p, int variant) {
+  const Kernel& kind = kKernels[variant % kByTaps];
+  if ((variant & kAlongK) != 0 && kind.warpgroups == 1) return false;  // is the same
+  const int64_t apart = p.stride_w / std::gcd(p.stride_w, p.dilation_w);
+  if ((variant & kByTaps) == 0) return kind.second == 0;
+  // Two taps share a box.
+  return apart <= p.S && (kind.second == 0 || (apart == 2 && p.S / 2 <= kind.second &&
+                                               ceil_divide(p.S, 2) <= kind.first));
+}
+
 Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
                int64_t shared_bytes) {
   Tile t;
@@ -70,7 +80,6 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.by_taps = (variant & kByTaps) != 0;
   const Kernel& kind = t.kind();
   t.along_k = (variant & kAlongK) != 0 ? kind.warpgroups : 1;
-  if ((variant & kAlongK) != 0 && kind.warpgroups == 1) return t;  // is the same
   t.clustered = (variant & kClustered) != 0;
   t.fill_x = fill_of_x(p);
   t.fill_y = fill_of_y(p);
@@ -83,7 +92,6 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.filter_sets = ceil_divide(p.R, t.filter_rows);
   if (t.by_taps) {
     const int64_t common = std::gcd(p.stride_w, p.dilation_w);
-    if (p.stride_w / common > p.S) return t;  // no two taps share a box
     t.tap_apart = small(p.stride_w / common);
     t.tap_step = small(std::min<int64_t>(p.dilation_w / common, kMostBox));
   } else {
@@ -93,10 +101,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   const int64_t class_taps = ceil_divide(p.S, t.tap_apart);
   t.class_chunks = small(t.by_taps ? ceil_divide(class_taps, kind.first) : 1);
   t.chunks = t.tap_apart * t.class_chunks;
-  if (kind.second > 0) {
-    if (!t.by_taps || t.tap_apart != 2 || t.class_chunks > 1 || p.S / 2 > kind.second) return t;
-    t.chunks = 1;
-  }
+  if (kind.second > 0) t.chunks = 1;
 
   t.step_h = small(t.filter_rows > 1 ? 1 : p.stride_h);
   t.row_step = small(t.filter_rows > 1 ? p.stride_h : 1);

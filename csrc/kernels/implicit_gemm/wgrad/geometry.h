@@ -115,7 +115,10 @@ Fill fill_of_y(const ConvProblem& p);
 // each image is one row.
 ConvProblem as_one_row(ConvProblem p);
 
-// The tile of a variant, `pixels` being rows, columns and images; its stages are 0 where it is
+// Whether there are tiles of a variant, of whatever size.
+bool is_variant(const ConvProblem& p, int variant);
+
+// The tile of such a variant, `pixels` being rows, columns and images; its stages are 0 where it is
 // none, or does not fit so much shared memory.
 Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
                int64_t shared_bytes);

@@ -7,7 +7,7 @@
 
 #include "kernels/implicit_gemm/wgrad/geometry.h"
 #include "kernels/implicit_gemm/wgrad/registers/geometry.h"
-#include "kernels/implicit_gemm/wgrad/splits.h"
+#include "kernels/implicit_gemm/wgrad/search.h"
 #include "kernels/implicit_gemm/wgrad/wgrad.h"
 #include "plan/search.h"
 
@@ -15,53 +15,14 @@ namespace customconv::implicit_gemm::wgrad {
 
 namespace {
 
-constexpr double kEfficiency = 0.94;     // of the tensor cores' rate
-constexpr double kSharedBytes = 128;     // a clock
-constexpr double kL2BytesPerClock = 57;  // to a multiprocessor
-constexpr double kCopyClocks = 1160;     // until a copy begins to arrive
-constexpr double kStepClocks = 24;       // of a warpgroup, from a product to the next
-constexpr double kTileClocks = 229;      // to change stages
-constexpr double kBeginClocks = 5230;    // until the first products
-constexpr double kStoreBytesPerClock = 8.52;
-constexpr double kPartsBytesPerClock = 3070;  // of the whole GPU, read and added up
-constexpr double kLaunchMs = 0.005;
-constexpr double kNextMs = 0.00178;  // of the kernel that adds up parts
-constexpr double kBandwidthShare = 0.7;
-constexpr double kTurnedBandwidth = 0.4;  // the share where threads load
-
-constexpr double kRoundClocks = 840;   // until what threads load of planes arrives
-constexpr double kPairsClocks = 600;   // of a warp's words, to be loaded and stored
-constexpr double kPixelsClocks = 360;  // the same of single pixels
-constexpr double kBothShare = 0.3;     // of what is shorter, turning or products, that adds up
-constexpr double kApartClocks = 3;     // of a result that has no neighbours in the weight
-constexpr double kApartParts = 1.5;    // as many times as long parts of those take
-
+constexpr int kElementBytes = 2;
 constexpr int kMostPixels = 512;  // of a tile
 constexpr int kLeastStages = 2;
 constexpr int kCuts = 4;                      // of an image, in each dimension
 constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
-constexpr size_t kWeighed = 4;                // tiles of each kernel that are listed
 
-// The matrix instruction's clocks, and the bytes of shared memory that it reads.
-constexpr double instruction_clocks(int blocks) { return 32.0 * blocks; }
-constexpr double instruction_bytes(int blocks) {
-  return blocks == 0 ? 0 : 2.0 * kRun * kRowBytes * (1 + blocks);
-}
-
-// That threads turn planes into boxes.
-double turn_clocks(Fill fill, int columns, int64_t rows, int64_t channels) {
-  const int64_t places = row_places(fill, columns) * rows;
-  const double box = static_cast<double>(ceil_divide(places, kFillers)) * kRoundClocks +
-                     static_cast<double>(ceil_divide(places, 32)) *
-                         (fill == Fill::kPairs ? kPairsClocks : kPixelsClocks);
-  return static_cast<double>(ceil_divide(channels, kBlock)) * box;
-}
-
-struct Choice {
-  Tile tile;
-  int variant;
-  double ms;
-};
+// Rows of prices: kernels whose boxes come by copies, and those that threads fill or turn.
+constexpr int kFilledRow = kKernelCount, kTurnedRow = kFilledRow + 1;
 
 // Warpgroups that have channels, or rows of the filter.
 int busy_warpgroups(const ConvProblem& p, const Tile& t) {
@@ -69,128 +30,140 @@ int busy_warpgroups(const ConvProblem& p, const Tile& t) {
                        : t.filter_rows;
 }
 
-// Of a tile, however many there are.
-double tile_clocks(const ConvProblem& p, const Tile& t) {
+// Clocks until threads have filled a stage: until what they ask for arrives, and their
+// instructions.
+double fill_clocks(const ConvProblem& p, const Tile& t) {
+  const int64_t x_places = int64_t{t.images} * t.x_rows * row_places(t.fill_x, t.x_columns);
+  const int64_t y_places = int64_t{t.images} * t.rows * row_places(t.fill_y, t.columns);
+  const int chunks = t.kind().second > 0 ? 2 : 1;
+  const auto clocks = [&](Fill fill, int64_t places, int64_t channels, int boxes) {
+    double all = 0;
+    for (int i = 0; i < boxes && channels > 0; ++i, channels -= kBlock) {
+      const auto own = std::min<int64_t>(channels, kBlock);
+      if (fill == Fill::kUnits) {
+        all += filled_clocks(places, own, 16 / kElementBytes, kFillers);
+      } else if (fill != Fill::kNone) {
+        // A thread has the words of 64 channels, or 32 of two places, under way.
+        const int64_t together = own <= kBlock / 2 ? 2 : 1, words = kBlock / together;
+        constexpr double kPlace = 40, kLoad = 3, kStore = 7;  // instructions
+        const double pixels = fill == Fill::kPairs ? 2 : 1;   // of a place
+        const auto warps = static_cast<double>(ceil_divide(places, 32));
+        const double issue = kPlace + static_cast<double>(words) * (kLoad + pixels / 8 * kStore);
+        const double bytes = 32 * pixels * kElementBytes * static_cast<double>(words);
+        all += static_cast<double>(ceil_divide(places, kFillers * together)) *
+                   hardware::kMemoryClocks +
+               warps * busiest({issue / hardware::kSchedulers, bytes / hardware::kL2BytesPerClock});
+      }
+    }
+    return all;
+  };
+  return clocks(t.fill_y, y_places, p.group_K(), t.along_k) +
+         chunks * clocks(t.fill_x, x_places, p.group_C(), t.channel_blocks);
+}
+
+// What a thread block does, but for how tiles are shared.
+Counted count_tile(const ConvProblem& p, const Tile& t) {
   const Kernel& kind = t.kind();
   const double busy = busy_warpgroups(p, t);
+  constexpr double kProductClocks = 32;  // of 64 by 64 channels and two runs
+  constexpr double kOperand = 2.0 * kRun * kRowBytes;
   const double products = t.pixels() / (2.0 * kRun) * busy;
-  const double clocks = instruction_clocks(kind.first) + instruction_clocks(kind.second);
-  const double bytes = instruction_bytes(kind.first) + instruction_bytes(kind.second);
+  const double read = products * kOperand * (kind.blocks() + (kind.second > 0 ? 2 : 1));
   const auto stage = static_cast<double>(t.stage_bytes);
-  const double step = std::max(clocks, (clocks + kStepClocks) / busy);
-  const double math =
-      std::max(products * step, (products * bytes + stage) / kSharedBytes) / kEfficiency;
-  // A stage is copied, or filled, and multiplied, while the others are.
-  const int64_t x_rows = int64_t{t.images} * t.x_rows, y_rows = int64_t{t.images} * t.rows;
-  const int64_t c = std::min<int64_t>(p.group_C(), int64_t{t.channel_blocks} * kBlock);
-  const int64_t k = std::min<int64_t>(p.group_K(), int64_t{t.along_k} * kBlock);
-  double filled = 0, copy = 0, both = 0;
-  const int chunks = kind.second > 0 ? 2 : 1;
-  if (t.turns()) {
-    filled = turn_clocks(t.fill_y, t.columns, y_rows, k) +
-             turn_clocks(t.fill_x, t.x_columns, x_rows, c) * chunks;
-    both = kBothShare * std::min(math, filled);
-  } else {
-    const auto fill = [&](Fill how, int64_t pixels, int64_t channels, int boxes) {
-      if (how == Fill::kNone) return 0.0;
-      return fill_clocks(pixels, channels, boxes, kBlock, kRowBytes / 16, kFillers);
-    };
-    filled = fill(t.fill_y, t.pixels(), p.group_K(), t.along_k) +
-             fill(t.fill_x, x_rows * t.x_columns, p.group_C(), t.channel_blocks) * chunks;
-    copy = stage / kL2BytesPerClock;
-  }
-  const double load = copy + filled, chain = (kCopyClocks + load + math) / t.stages;
-  return std::max({math, load, chain}) + both + kTileClocks;
+  const double math = products * kProductClocks * kind.blocks();
+  const double shared = (read + stage) / hardware::kSharedBytesPerClock;
+  const double load =
+      t.turns() ? fill_clocks(p, t) : stage / hardware::kL2BytesPerClock + fill_clocks(p, t);
+  // A stage is filled and multiplied while the others are.
+  const double chain = (hardware::kMemoryClocks + load + math) / t.stages;
+  Counted c;
+  c.row = price_row(PriceKind::kWgradBoxes, t.turns()   ? kTurnedRow
+                                            : t.fills() ? kFilledRow
+                                                        : t.kernel);
+  c.sort = Sort::kBoxes;
+  c.products = math / t.pixels();
+  c.busy = busiest({math, shared, std::max(load, chain)});
+  c.alone = load + std::max(math, shared);
+  c.waits = 1;
+  c.bytes = p.least_bytes();
+  c.sums = busy * kind.blocks() * kBlock * kBlock;
+  c.all_sums = t.sums();
+  c.result_bytes = p.w_strides[1] == 1 ? kElementBytes : hardware::kSectorBytes;
+  c.tiles = t.tiles();
+  c.blocks = blocks_of(p, t);
+  return c;
 }
 
-// `clocks`: of a tile.
-double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t, double clocks) {
-  const double sums =
-      static_cast<double>(busy_warpgroups(p, t)) * t.kind().blocks() * kBlock * kBlock;
-  const bool apart = p.w_strides[1] != 1;
-  double store = sums * (t.clustered ? 2 : 4) / kStoreBytesPerClock;
-  int64_t reached = d.sm_count;
-  if (t.clustered) {
-    if (apart) store += sums * kApartClocks;
-    store = store / static_cast<double>(t.splits) + exchange_clocks(sums, t.splits);
-    reached = reached_by_clusters(d.sm_count, t.splits);
-  }
-  const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, reached));
-  const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * clocks;
-  double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
-  const double bandwidth = (t.turns() ? kTurnedBandwidth : kBandwidthShare) * d.bandwidth_gb_s;
-  const double bytes_ms = 1e-6 * p.least_bytes() / bandwidth;
-  ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
-  if (!t.clustered) {
-    const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * sums;
-    ms += kNextMs + (apart ? kApartParts : 1) * parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
-  }
-  if (t.clustered && t.splits > 1) ms += kClusterMs * static_cast<double>(t.splits);
-  return ms + kLaunchMs;
-}
-
-class Search {
+class Search : private TileSearch<Search, Tile> {
  public:
   Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
-      : p_(as_one_row(p)), d_(d), all_(all) {}
+      : TileSearch(as_one_row(p), d, all) {
+    // As an image's width divides evenly, and what fits whatever the strides.
+    Widths widths;
+    for (int i = 1; i <= kCuts; ++i) widths.add(ceil_divide(ceil_divide(p_.Q, i), kRun) * kRun);
+    for (int64_t width = kRun; width < std::min<int64_t>(p_.Q, kMostBox); width *= 2) {
+      widths.add(width);
+    }
+    for (const int64_t columns : widths) {
+      if (columns > kMostBox) continue;
+      const auto most = std::min<int64_t>(p_.P, kMostPixels / columns);
+      for (int64_t rows = std::max<int64_t>(most, 1); rows > 0; --rows) {
+        // As an image's height divides evenly.
+        const int64_t cuts = ceil_divide(p_.P, rows);
+        if (ceil_divide(p_.P, cuts) != rows) continue;
+        const int64_t fits = cuts > 1 ? 1 : std::min<int64_t>(kMostPixels / (columns * rows), p_.N);
+        add_shapes(p_, rows, columns, 1, fits, shapes_);
+        if (rows % 2 != 0) add_shapes(p_, rows + 1, columns, 1, 1, shapes_);
+      }
+    }
+    sort_shapes(shapes_);
+  }
 
   ConvPlan best() {
+    std::vector<int> variants;
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      for (const int flags : {0, kByTaps, kAlongK, kByTaps | kAlongK}) try_variant(kernel | flags);
+      for (const int flags : {0, kByTaps, kAlongK, kByTaps | kAlongK}) {
+        if (is_variant(p_, kernel | flags)) variants.push_back(kernel | flags);
+      }
     }
+    try_variants(variants);
     return plan_of(best_);
   }
 
  private:
-  void try_variant(int variant) {
-    choices_.clear();
-    // As an image's width divides evenly, and what fits whatever the strides.
-    std::vector<int64_t> widths;
-    for (int i = 1; i <= kCuts; ++i) widths.push_back(ceil_divide(ceil_divide(p_.Q, i), kRun));
-    for (int64_t runs = 1; runs * kRun < p_.Q; runs *= 2) widths.push_back(runs);
-    std::sort(widths.begin(), widths.end());
-    widths.erase(std::unique(widths.begin(), widths.end()), widths.end());
-    for (const int64_t runs : widths) {
-      if (runs <= kMostBox / kRun) try_rows(variant, static_cast<int>(runs * kRun));
-    }
-    std::sort(choices_.begin(), choices_.end(),
-              [](const Choice& a, const Choice& b) { return a.ms < b.ms; });
-    if (choices_.empty()) return;
-    if (best_.ms == 0 || choices_[0].ms < best_.ms) best_ = choices_[0];
-    if (all_ == nullptr) return;
-    for (size_t i = 0; i < std::min(kWeighed, choices_.size()); ++i) {
-      all_->push_back(plan_of(choices_[i]));
-    }
+  friend TileSearch;
+
+  const std::vector<Shape>& shapes_of(int) const { return shapes_; }
+
+  Tile make(int variant, const Shape& shape) const {
+    Tile t = make_tile(p_, variant, shape.pixels, 1, d_.shared_bytes_block - 1024);
+    const bool fits = t.stages >= kLeastStages && blocks_of(p_, t) <= kMostSums / t.sums();
+    if (!fits) t.stages = 0;
+    return t;
   }
 
-  void try_rows(int variant, int columns) {
-    const auto most = std::min<int64_t>(p_.P, kMostPixels / columns);
-    for (int64_t rows = std::max<int64_t>(most, 1); rows > 0; --rows) {
-      // As an image's height divides evenly.
-      const int64_t cuts = ceil_divide(p_.P, rows);
-      if (ceil_divide(p_.P, cuts) != rows) continue;
-      const int64_t fits = cuts > 1 ? 1 : std::min<int64_t>(kMostPixels / (columns * rows), p_.N);
-      for (int images = 1; images <= fits; ++images) {
-        try_tile(variant, {static_cast<int>(rows), columns, images});
-      }
-      if (rows % 2 != 0) try_tile(variant, {static_cast<int>(rows + 1), columns, 1});
-    }
+  Counted count(const Tile& t) const { return count_tile(p_, t); }
+
+  template <typename Weigh>
+  void weigh_splits(int variant, Tile t, Counted c, const Weigh& weigh) const {
+    wgrad::weigh_splits(c.tiles, t.pixels(), c.blocks, d_.sm_count,
+                        [&](int64_t splits, bool clustered) {
+                          if (clustered && !t.holds_sums()) return;
+                          t.splits = c.splits = splits;
+                          t.clustered = clustered;
+                          c.stores_parts = !clustered;
+                          c.cluster = clustered ? splits : 1;
+                          weigh(clustered ? variant | kClustered : variant, t, c);
+                        });
   }
 
-  void try_tile(int variant, const int (&pixels)[3]) {
-    const int64_t shared = d_.shared_bytes_block - 1024;
-    const Tile one = make_tile(p_, variant, pixels, 1, shared);
-    const int64_t blocks = blocks_of(p_, one);
-    if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
-    const double clocks = tile_clocks(p_, one);
-    const auto weigh = [&](int64_t splits, bool clustered) {
-      Choice choice{one, clustered ? variant | kClustered : variant, 0};
-      choice.tile.splits = splits;
-      choice.tile.clustered = clustered;
-      if (!clustered || one.holds_sums()) choice.ms = price(p_, d_, choice.tile, clocks);
-      return choice;
-    };
-    choose_splits(one.tiles(), one.pixels(), blocks, d_.sm_count, weigh, choices_);
+  WorkList works_of(const Choice& choice) const {
+    const Tile& t = choice.tile;
+    Counted c = count(t);
+    c.splits = t.splits;
+    c.stores_parts = !t.clustered;
+    c.cluster = t.clustered ? t.splits : 1;
+    return count_works(d_, c);
   }
 
   ConvPlan plan_of(const Choice& choice) const {
@@ -208,15 +181,12 @@ class Search {
     plan.grid[0] = blocks_of(p_, t) * t.splits;
     plan.workspace_bytes =
         t.clustered ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
+    plan.works = works_of(choice);
     plan.predicted_ms = choice.ms;
     return plan;
   }
 
-  const ConvProblem p_;
-  const DeviceProperties& d_;
-  std::vector<ConvPlan>* all_;
-  std::vector<Choice> choices_;
-  Choice best_{};
+  std::vector<Shape> shapes_;
 };
 
 // Which kernels take a problem: those that read both operands where they lie, or those that read x

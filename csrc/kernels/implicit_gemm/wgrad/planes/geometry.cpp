@@ -74,6 +74,15 @@ int classes_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t
   return legal ? small(classes) : 0;
 }
 
+struct Classes {
+  int x, y;
+};
+Classes classes_of(const ConvProblem& p) {
+  const int64_t bytes = element_size(p.dtype);
+  return {classes_of(p.x_sizes(), p.x_strides, p.x_aligned, p.groups, bytes),
+          classes_of(p.y_sizes(), p.y_strides, p.y_aligned, p.groups, bytes)};
+}
+
 // Whether the pixels of x are as far apart as those of dy.
 bool is_shifted(const ConvProblem& p) { return p.stride_h == 1 && p.stride_w == 1 && p.Q == p.W; }
 
@@ -99,12 +108,11 @@ int stages_of(const Tile& t, int64_t shared_bytes) {
 void make_runs(const ConvProblem& p, Tile& t, int64_t shared_bytes) {
   const Kernel& kind = t.kind();
   const int64_t bytes = element_size(p.dtype), unit = t.unit;
-  t.x_classes = classes_of(p.x_sizes(), p.x_strides, p.x_aligned, p.groups, bytes);
-  t.y_classes = classes_of(p.y_sizes(), p.y_strides, p.y_aligned, p.groups, bytes);
-  if (t.x_classes == 0 || t.y_classes == 0) return;
+  const Classes classes = classes_of(p);
+  t.x_classes = classes.x;
+  t.y_classes = classes.y;
   int64_t late = 0;  // places before a plane's first pixel, at most
   if (t.one_class) {
-    if (t.y_classes == 1) return;  // is the same
     t.k_classes = t.y_classes;
     t.blocks_k =
         t.k_classes * ceil_divide(p.group_K() / t.k_classes, int64_t{kind.k_blocks} * kBlock);
@@ -211,6 +219,21 @@ Step Tile::step(int number) const {
   return s;
 }
 
+bool is_variant(const ConvProblem& p, int variant) {
+  const Kernel& kind = kKernels[variant % kAlongC];
+  const bool boxed = (variant & kBoxed) != 0, runs = (variant & kRuns) != 0;
+  if (boxed ? !is_boxed(p) : !runs && !kind.has_threads()) return false;
+  if ((variant & kFlat) != 0) {
+    const bool dense = dense_layout(p.w_sizes(), p.w_strides) != Layout::kOther;
+    if (runs || kind.taps > 1 || p.group_C() > kMostFlat || !dense) return false;
+  }
+  if (runs) {
+    const Classes classes = classes_of(p);
+    return classes.x > 0 && classes.y > 0 && ((variant & kOneClass) == 0 || classes.y > 1);
+  }
+  return (variant & kStaged) == 0 || ((variant & kFlat) == 0 && has_whole_images(p));
+}
+
 Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
                int64_t shared_bytes) {
   Tile t;
@@ -230,11 +253,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.cluster = 1 << (variant >> kClusterShift & kMostClusterLog);
   const int64_t bytes = element_size(p.dtype);
   t.unit = small(kUnitBytes / bytes);
-  if (!t.boxed && !t.runs && !kind.has_threads()) return t;
-  if (t.columns % t.unit != 0 || (t.boxed && !is_boxed(p))) return t;
-
-  const bool dense = dense_layout(p.w_sizes(), p.w_strides) != Layout::kOther;
-  if (t.flat && (kind.taps > 1 || p.group_C() > kMostFlat || !dense)) return t;
+  if (t.columns % t.unit != 0) return t;
 
   // Rows of the instruction are channels of a tap, or all of both.
   const ConvProblem own = rows_of(p, t.flat);
@@ -245,7 +264,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.blocks_k = ceil_divide(p.group_K(), kind.k_blocks * kBlock);
   t.blocks_c = ceil_divide(own.group_C(), t.along_c * kBlock);
   if (t.runs) {
-    if (!t.flat) make_runs(p, t, shared_bytes);
+    make_runs(p, t, shared_bytes);
     return t;
   }
   const int64_t taps_h = t.flat ? p.R : t.filter_rows, taps_w = t.flat ? p.S : kind.taps;
@@ -312,7 +331,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     cut_into_slabs(t);
   }
   if (t.staged) {
-    if (t.boxed || t.flat || t.rows < p.P || t.columns < p.Q || !has_whole_images(p)) return t;
+    if (t.rows < p.P || t.columns < p.Q) return t;
     // The last row's units are read whole, and a word more.
     const int64_t more = kUnitBytes + 4;
     t.raw_x = round_up(t.images * int64_t{t.along_c} * kBlock * p.H * p.W * bytes + more, 128);

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/implicit_gemm/wgrad/planes/geometry.h"
-#include "kernels/implicit_gemm/wgrad/splits.h"
+#include "kernels/implicit_gemm/wgrad/search.h"
 #include "kernels/implicit_gemm/wgrad/wgrad.h"
 #include "plan/search.h"
 
@@ -12,100 +12,92 @@ namespace customconv::implicit_gemm::wgrad::planes {
 
 namespace {
 
-constexpr double kEfficiency = 0.919;    // of the tensor cores' rate
-constexpr double kSharedBytes = 128;     // a clock
-constexpr double kProductClocks = 24.3;  // of each, beside its columns
-constexpr double kFetchClocks = 243;     // of a warpgroup, from a step's products to the next
-constexpr double kLineClocks = 2.2;      // of copies, for a row of a box,
-constexpr double kL2BytesPerClock = 37;  // and its bytes, while all multiprocessors ask for some
-constexpr double kClassCopies = 1.5;     // as many times as long take those of a class's channels
-constexpr double kWaitClocks = 2980;     // of threads that load, until a tile's are there
-constexpr double kCopyClocks = 3.64;     // of threads that load, for a copy
-constexpr double kOrderClocks = 90;      // to put a unit in order
-constexpr double kLoadClocks = 376;      // to load one through registers
-constexpr double kTableClocks = 408;     // to fill in an entry of a table
-constexpr double kClassClocks = 130;     // to put a unit of a class in order
-constexpr double kRunClocks = 2700;      // of threads beside runs' copies, until a tile is there
-constexpr double kPlaceClocks = 13.6;    // of a step, to look up places
-constexpr double kElementClocks = 3.78;  // of a product, whose operands are fetched one by one
-constexpr double kTileClocks = 149;      // to change stages
-constexpr double kBeginClocks = 3000;    // until the first products
-constexpr double kStoreBytesPerClock = 15;
-constexpr double kRowClocks = 850;            // of a warp, to store a row of results
-constexpr double kApartClocks = 1.0;          // more for each, where others lie between them
-constexpr double kPartsBytesPerClock = 1190;  // of the whole GPU, read and added up
-constexpr double kLaunchMs = 0.00722;
-constexpr double kNextMs = 0.00392;  // of the kernel that adds up parts
-constexpr double kBothMs = 0.004;    // where clusters add up too
-constexpr double kCutBytes = 9.62;
-constexpr double kBandwidthShare = 0.753;
-
 constexpr int64_t kLoadBatch = 4;  // units of a thread at a time
 constexpr int kMostPixels = 512;   // of a tile
 constexpr int kLeastStages = 2;
 constexpr int kCuts = 4;                      // of an image, in each dimension
 constexpr int kRunCuts = 12;                  // of a plane
 constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
-constexpr size_t kWeighed = 4;                // tiles of each kernel that are listed
 
-struct Choice {
-  Tile tile;
-  int variant;
-  double ms;
+// Until a tile is in shared memory: clocks, beside those until what is asked for begins to arrive,
+// and bytes that are written there and read.
+struct Load {
+  double clocks = 0, shared = 0;
 };
 
-// Clocks until so many rows of a box are there.
-double copy_clocks(int64_t rows, int64_t bytes) {
-  return static_cast<double>(rows) * (kLineClocks + static_cast<double>(bytes) / kL2BytesPerClock);
+// Boxes, so many rows.
+Load copied(int64_t rows, int64_t bytes) {
+  const auto count = static_cast<double>(rows), all = static_cast<double>(rows * bytes);
+  return {count * hardware::kCopyRowClocks + all / hardware::kL2BytesPerClock, all};
 }
 
-// Units that the busiest of the threads that load has, of so many places and channels.
-double rounds_of(int64_t places, int64_t channels, int64_t threads) {
-  const auto in_batches = [](int64_t units) { return ceil_divide(units, kLoadBatch) * kLoadBatch; };
+// Clocks of threads that load until they have so many units of each of so many places: until what
+// they ask for arrives, some units at a time, and their instructions.
+double thread_clocks(int64_t places, int64_t channels, int threads, double arrives,
+                     double instructions) {
+  const auto batches = [](int64_t units) { return ceil_divide(units, kLoadBatch); };
   const int64_t rest = places % threads;
-  const int64_t more = rest == 0 ? 0 : in_batches(ceil_divide(channels, threads / rest));
-  return static_cast<double>(places / threads * in_batches(channels) + more);
+  const int64_t more = rest == 0 ? 0 : batches(ceil_divide(channels, threads / rest));
+  const auto rounds = static_cast<double>(places / threads * batches(channels) + more);
+  const double warps = threads / 32 / hardware::kSchedulers;
+  return rounds * (arrives + kLoadBatch * instructions * warps);
 }
 
-// Clocks until a tile is in shared memory.
-double load_clocks(const ConvProblem& p, const Tile& t) {
+Load load_of(const ConvProblem& p, const Tile& t) {
   const int64_t bytes = element_size(p.dtype);
   const int64_t channels_c = int64_t{t.channels} * (t.flat ? 1 : t.along_c);
   const int64_t channels_k = int64_t{t.kind().k_blocks} * kBlock;
-  const int64_t x_rows = int64_t{t.images} * t.x_rows;
+  const auto both = [](const Load& a, const Load& b) {
+    return Load{a.clocks + b.clocks, a.shared + b.shared};
+  };
   if (t.boxed) {
     const int64_t across = ceil_divide(t.row_units(), kSlabUnits);
     const int64_t slab = std::min<int64_t>(kSlabUnits * t.unit, p.Q) * bytes;
     const int64_t slabs = t.images * t.rows * across;
-    const double x =
-        fetch_of(p, t) == Fetch::kSlabs
-            ? copy_clocks(channels_c * slabs, slab)
-            : copy_clocks(channels_c * x_rows, std::min<int64_t>(t.x_columns, p.W) * bytes);
-    return x + copy_clocks(channels_k * slabs, slab);
+    const int64_t x_rows = int64_t{t.images} * t.x_rows;
+    return both(copied(channels_k * slabs, slab),
+                fetch_of(p, t) == Fetch::kSlabs
+                    ? copied(channels_c * slabs, slab)
+                    : copied(channels_c * x_rows, std::min<int64_t>(t.x_columns, p.W) * bytes));
   }
+  // Instructions: of an entry of a table, of a unit that is loaded and shifted, of one that is put
+  // in order, and of a copy of a vector.
+  constexpr double kEntry = 100, kLoaded = 60, kOrdered = 25, kVector = 6;
+  // What a warp's instructions meet of units, 16 bytes apart, whatever they take of each.
+  constexpr double kWarpUnits = 32 * kUnitBytes;
   if (t.runs) {
-    const int64_t threads = t.kind().loaders - 32;
+    const int threads = t.kind().loaders - 32;
     const int64_t entries = t.tiles_q == 1 ? 0 : t.units() * 4 * t.filter_rows;
     const int64_t units = t.orders() ? t.units() * channels_k : 0;
     const double arranging =
-        kRunClocks + kTableClocks * static_cast<double>(ceil_divide(entries, threads)) +
-        kClassClocks * static_cast<double>(units) / static_cast<double>(threads);
-    const double copies = copy_clocks(channels_c * t.x_runs * t.x_boxes, t.x_columns * bytes) +
-                          copy_clocks(channels_k * t.slabs, int64_t{kSlabUnits} * kUnitBytes);
-    return std::max(copies * (t.one_class ? kClassCopies : 1), arranging);
+        hardware::kDependentClocks * (kEntry * static_cast<double>(ceil_divide(entries, threads)) +
+                                      kOrdered * static_cast<double>(ceil_divide(units, threads)));
+    Load load = both(copied(channels_c * t.x_runs * t.x_boxes, t.x_columns * bytes),
+                     copied(channels_k * t.slabs, int64_t{kSlabUnits} * kUnitBytes));
+    load.clocks = std::max(load.clocks, arranging);
+    load.shared += static_cast<double>(units) * 3 * kUnitBytes;
+    return load;
   }
   const int64_t x_places = int64_t{t.images} * t.inside_rows.count * t.inside_units.count;
   const int64_t y_places = t.steps() * 2;
-  if (t.vector > 0) {
-    const auto units = static_cast<double>(x_places * channels_c + y_places * channels_k);
-    // More threads wait less.
-    const double clocks = kCopyClocks / std::sqrt(t.kind().loaders);
-    return kWaitClocks + units * kUnitBytes / t.vector * clocks;
-  }
   const int threads = t.kind().loaders;
-  const double rounds =
-      rounds_of(x_places, channels_c, threads) + rounds_of(y_places, channels_k, threads);
-  return kWaitClocks + rounds * (t.staged ? kOrderClocks : kLoadClocks);
+  const auto x_units = static_cast<double>(x_places * channels_c);
+  const auto y_units = static_cast<double>(y_places * channels_k);
+  if (t.vector > 0) {
+    // Copies are read and written; dy of float32 is rounded, too.
+    const double copies = (x_units + y_units) * kUnitBytes / t.vector / 32;
+    const double shared = copies * 2 * kWarpUnits + (bytes == 4 ? 2 * y_units * kUnitBytes : 0);
+    const double clocks =
+        std::max(shared / hardware::kSharedBytesPerClock, copies * kVector / hardware::kSchedulers);
+    return {clocks, shared};
+  }
+  const double arrives = t.staged ? 0 : hardware::kMemoryClocks;
+  const double instructions = t.staged ? kOrdered : kLoaded;
+  const double words = bytes == 2 ? 5 : 4;
+  const double shared = (x_units + y_units) / 32 * (words + 1) * kWarpUnits;
+  const double clocks = thread_clocks(x_places, channels_c, threads, arrives, instructions) +
+                        thread_clocks(y_places, channels_k, threads, arrives, instructions);
+  return {std::max(clocks, shared / hardware::kSharedBytesPerClock), shared};
 }
 
 // Warpgroups that have channels, or rows of the filter.
@@ -115,172 +107,180 @@ int64_t busy_warpgroups(const ConvProblem& p, const Tile& t) {
   return std::min<int64_t>(t.along_c, ceil_divide(rows_of(p, t.flat).group_C(), kBlock));
 }
 
-// Of a tile, however many there are.
-double tile_clocks(const ConvProblem& p, const Tile& t) {
+// What a thread block does, but for how tiles are shared.
+Counted count_tile(const ConvProblem& p, const Tile& t) {
   const Kernel& kind = t.kind();
   const auto busy = static_cast<double>(busy_warpgroups(p, t));
-  // A step of a warpgroup: products of 16 pixels, or 8 of TF32, and the bytes of shared memory.
-  constexpr double kBlockClocks = 32, kBlockBytes = kBlock * 2.0 * kUnitBytes, kWarpWord = 128;
-  const double columns = kind.blocks() * kBlockClocks;
+  const bool narrow = element_size(p.dtype) == 2;
+  // A step of a warpgroup: products of 16 pixels, or 8 of TF32, the bytes of shared memory that are
+  // read, and a warp's instructions.
+  constexpr double kProductClocks = 32, kBlockBytes = kBlock * 2.0 * kUnitBytes, kWarpWord = 128;
+  const double columns = kind.blocks() * kProductClocks;
   const Fetch fetch = fetch_of(p, t);
-  const bool by_elements = fetch == Fetch::kTableElements;
   const bool in_slabs = fetch == Fetch::kSlabs;  // nothing is fetched
-  const double others = kind.taps * (kProductClocks + (by_elements ? kElementClocks : 0)) +
-                        (t.runs ? kPlaceClocks : 0);
-  const double words = fetch == Fetch::kPairs || fetch == Fetch::kTablePairs ? kind.taps / 2 + 1.5
-                       : fetch == Fetch::kHalves ? kind.taps / 2 + 2
-                                                 : kind.taps * (element_size(p.dtype) == 2 ? 2 : 1);
+  const double words = fetch == Fetch::kPairs        ? kind.taps / 2 + 1.5
+                       : fetch == Fetch::kHalves     ? kind.taps / 2 + 2
+                       : fetch == Fetch::kTablePairs ? kind.taps / 2 + 2
+                                                     : kind.taps * (narrow ? 2 : 1);
   const auto conflicts = static_cast<double>(std::min<int64_t>(p.stride_w, 4));
-  const double bytes =
-      kind.blocks() * kBlockBytes + (in_slabs ? kBlockBytes : 16 * words * conflicts * kWarpWord);
-  const double clocks =
-      std::max({(columns / kEfficiency + others) * busy, bytes * busy / kSharedBytes,
-                columns + others + (in_slabs ? 0 : kFetchClocks)});
+  const double entry = has_table(fetch) ? 2 * t.entry_bytes() * 4 * 4 : 0;
+  const double bytes = kind.blocks() * kBlockBytes +
+                       (in_slabs ? kBlockBytes : 16 * words * conflicts * kWarpWord + entry);
+  constexpr double kStep = 24, kProduct = 4;
+  const double fetched = in_slabs ? 0 : 4 * words * 2 + 4 * kind.taps * (has_table(fetch) ? 2 : 1);
+  const double issued = kStep + kind.taps * kProduct + fetched;
   const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
-  const double math = steps * clocks, load = load_clocks(p, t);
-  // Threads that load slow down those that multiply; the copy engine does not.
-  return (t.boxed || t.runs ? std::sqrt(std::hypot(math * math, load * load))
-                            : std::hypot(math, load)) +
-         kTileClocks;
+  const double math = steps * busy * columns;
+  const Load loaded = load_of(p, t);
+  const double load = loaded.clocks;
+  const double shared = (steps * busy * bytes + loaded.shared) / hardware::kSharedBytesPerClock;
+  const double chain = (hardware::kMemoryClocks + load + math) / t.stages;
+  Counted c;
+  const int loader = t.boxed         ? 0
+                     : t.one_class   ? 2
+                     : t.runs        ? 1
+                     : t.staged      ? 3
+                     : t.vector == 8 ? 4
+                     : t.vector == 4 ? 5
+                                     : 6;
+  c.row = price_row(PriceKind::kWgradPlanes, loader * 2 + (narrow || loader == 6 ? 0 : 1));
+  c.sort = Sort::kPlanes;
+  const double issue = steps * busy * issued;
+  c.products = busy / t.along_p * columns / (2 * t.unit);
+  c.busy = busiest({math, issue, shared, std::max(load, chain)});
+  c.alone = load + std::max({math, issue, shared});
+  // While a warpgroup waits for its products, and fetches more, the others' are under way.
+  c.waits = 1 + (in_slabs ? 0 : steps / kind.together() / busy);
+  c.bytes = p.least_bytes();
+  if (t.tiles_q > 1) {
+    c.cut = hardware::kSectorBytes / static_cast<double>(t.columns * element_size(p.dtype));
+  }
+  c.sums = busy * kind.blocks() * kBlock * kBlock;
+  c.all_sums = t.sums();
+  c.along_p = t.along_p;
+  // A warp stores rows of results one after the other, some of each at a time.
+  const bool follow = rows_follow(p, t);
+  const double row = kind.taps * (t.along_c > 1 || t.along_p > 1 ? 1 : t.filter_rows) *
+                     (t.along_c > 1 ? busy : 1) * kBlock;
+  const double stores = std::ceil(row / (follow ? 128 : 32));
+  const double store_warps = 4 * busy;
+  c.end_waits = kind.k_blocks * kBlock / store_warps * stores;
+  c.result_bytes = stores * 512 / row;
+  c.tiles = t.tiles();
+  c.blocks = blocks_of(p, t);
+  return c;
 }
 
-// `clocks`: of a tile.
-double price(const ConvProblem& p, const DeviceProperties& d, const Tile& t, double clocks) {
-  const auto busy = static_cast<double>(busy_warpgroups(p, t));
-  const double sums = busy * t.kind().blocks() * kBlock * kBlock;
-  const double own = sums / t.cluster;  // stored
-  const bool direct = t.is_direct();
-  double store = own * 4 / kStoreBytesPerClock;
-  if (direct) {
-    constexpr int kWarps = 4;  // of a warpgroup
-    const double rows = t.kind().k_blocks * kBlock / (busy * kWarps * t.cluster);
-    store = rows * kRowClocks + (rows_follow(p, t) ? 0 : own * kApartClocks);
-  }
-  int64_t reached = d.sm_count;
-  if (t.cluster > 1) {
-    store += exchange_clocks(sums, t.cluster);
-    reached = reached_by_clusters(d.sm_count, t.cluster);
-  }
-  const auto turns = static_cast<double>(ceil_divide(blocks_of(p, t) * t.splits, reached));
-  const double block = static_cast<double>(ceil_divide(t.tiles(), t.splits)) * clocks;
-  double ms = turns * (kBeginClocks + block + store) / (d.clock_ghz * 1e6);
-  // What is cut out of a row begins and ends within what memory brings.
-  const double cut =
-      t.tiles_q > 1 ? kCutBytes / static_cast<double>(t.columns * element_size(p.dtype)) : 0;
-  const double bytes_ms = 1e-6 * p.least_bytes() * (1 + cut) / (kBandwidthShare * d.bandwidth_gb_s);
-  ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms));
-  if (!direct) {
-    const double parts = 4.0 * static_cast<double>(blocks_of(p, t) * t.splits) * own;
-    ms += kNextMs + parts / kPartsBytesPerClock / (d.clock_ghz * 1e6);
-  }
-  if (t.cluster > 1 && !direct) ms += kBothMs;
-  return ms + kLaunchMs;
-}
-
-class Search {
+class Search : private TileSearch<Search, Tile> {
  public:
   Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
-      : p_(as_one_row(p)), d_(d), all_(all) {}
+      : TileSearch(as_one_row(p), d, all) {
+    for (const int64_t columns : widths_of(p_.Q, unit(), kCuts)) {
+      const auto most = std::min<int64_t>(p_.P, kMostPixels / columns);
+      for (int64_t rows = std::max<int64_t>(most, 1); rows > 0; --rows) {
+        // As an image's height divides evenly.
+        const int64_t cuts = ceil_divide(p_.P, rows);
+        if (ceil_divide(p_.P, cuts) != rows) continue;
+        const bool whole = cuts == 1 && columns >= p_.Q;
+        const int64_t fits = whole ? std::min<int64_t>(kMostPixels / (columns * rows), p_.N) : 1;
+        add_shapes(p_, rows, columns, 1, fits, shapes_);
+      }
+    }
+    // Of runs a plane is one row.
+    for (const int columns : widths_of(p_.P * p_.Q, 2 * unit(), kRunCuts)) {
+      const double pixels = static_cast<double>(p_.N) * static_cast<double>(p_.P * p_.Q);
+      runs_.push_back({{1, columns, 1}, pixels});
+    }
+    sort_shapes(shapes_);
+    sort_shapes(runs_);
+  }
 
   ConvPlan best() {
     // Beside boxes and runs the others are seldom the best: they are weighed where there are no
     // boxes, or all are asked for.
     const bool boxed = is_boxed(p_);
-    if (boxed) try_loader(kBoxed);
-    try_loader(kRuns);
-    try_loader(kRuns | kOneClass);
-    if (!boxed || all_ != nullptr || best_.ms == 0) {
-      try_loader(kStaged);
-      try_loader(0);
+    std::vector<int> variants;
+    const auto add = [&](int loader) {
+      for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+        for (const int along : {0, kAlongC, kAlongP}) {
+          for (const int flat : {0, kFlat}) {
+            const int variant = kernel | along | loader | flat;
+            if (is_variant(p_, variant)) variants.push_back(variant);
+          }
+        }
+      }
+    };
+    const auto add_threads = [&] {
+      add(kStaged);
+      add(0);
+    };
+    if (boxed) add(kBoxed);
+    add(kRuns);
+    add(kRuns | kOneClass);
+    if (!boxed || all_ != nullptr) add_threads();
+    try_variants(variants);
+    if (!found()) {
+      variants.clear();
+      add_threads();
+      try_variants(variants);
     }
     return plan_of(best_);
   }
 
  private:
-  void try_loader(int loader) {
-    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      for (const int along : {0, kAlongC, kAlongP}) {
-        for (const int flat : {0, kFlat}) try_variant(kernel | along | loader | flat);
-      }
+  friend TileSearch;
+
+  int unit() const { return static_cast<int>(kUnitBytes / element_size(p_.dtype)); }
+
+  // As a row of pixels divides evenly, and what fits whatever the strides.
+  Widths widths_of(int64_t pixels, int64_t whole, int cuts) const {
+    Widths widths;
+    const int64_t most = std::min<int64_t>(pixels + unit() - 1, kMostPixels);
+    const auto add = [&](int64_t width) { widths.add(ceil_divide(width, whole) * whole); };
+    const int64_t first = ceil_divide(pixels, most);
+    for (int64_t i = first; i < first + cuts; ++i) add(ceil_divide(pixels, i));
+    for (int64_t width = unit(); width < most; width *= 2) add(width);
+    return widths;
+  }
+
+  const std::vector<Shape>& shapes_of(int variant) const {
+    return (variant & kRuns) != 0 ? runs_ : shapes_;
+  }
+
+  Tile make(int variant, const Shape& shape) const {
+    Tile t = make_tile(p_, variant, shape.pixels, 1, d_.shared_bytes_block - 1024);
+    const bool fits = t.stages >= kLeastStages && blocks_of(p_, t) <= kMostSums / t.sums();
+    if (!fits) t.stages = 0;
+    return t;
+  }
+
+  Counted count(const Tile& t) const { return count_tile(p_, t); }
+
+  // Clusters of splits, whose sums one part holds.
+  template <typename Weigh>
+  void weigh_splits(int variant, Tile t, Counted c, const Weigh& weigh) const {
+    for (int log = 0; log <= kMostClusterLog && 1 << log <= c.tiles; ++log) {
+      t.cluster = 1 << log;
+      c.cluster = t.cluster;
+      const auto reached = static_cast<int64_t>(reached_by(d_, c.cluster));
+      wgrad::weigh_splits(ceil_divide(c.tiles, c.cluster), t.units() * t.unit / t.along_p, c.blocks,
+                          reached / c.cluster, [&](int64_t parts, bool clustered) {
+                            if (clustered) return;
+                            t.splits = c.splits = parts * c.cluster;
+                            c.stores_parts = !t.is_direct();
+                            if (shared_bytes(t) > d_.shared_bytes_block - 1024) return;
+                            weigh(variant | log << kClusterShift, t, c);
+                          });
     }
   }
 
-  void try_variant(int variant) {
-    choices_.clear();
-    // Of runs a plane is one row.
-    const bool runs = (variant & kRuns) != 0;
-    const int64_t pixels = runs ? p_.P * p_.Q : p_.Q;
-    const int unit = static_cast<int>(kUnitBytes / element_size(p_.dtype));
-    // As an image's width divides evenly, and what fits whatever the strides.
-    const int64_t most = std::min<int64_t>(pixels + unit - 1, kMostPixels);
-    std::vector<int64_t> widths;
-    for (int64_t i = ceil_divide(pixels, most), last = i + (runs ? kRunCuts : kCuts); i < last;
-         ++i) {
-      widths.push_back(ceil_divide(pixels, i));
-    }
-    for (int64_t width = unit; width < most; width *= 2) widths.push_back(width);
-    const int64_t whole = runs ? 2 * unit : unit;
-    for (int64_t& width : widths) width = ceil_divide(width, whole) * whole;
-    std::sort(widths.begin(), widths.end());
-    widths.erase(std::unique(widths.begin(), widths.end()), widths.end());
-    for (const int64_t width : widths) {
-      if (runs) {
-        try_tile(variant, {1, static_cast<int>(width), 1});
-      } else {
-        try_rows(variant, static_cast<int>(width));
-      }
-    }
-    std::sort(choices_.begin(), choices_.end(),
-              [](const Choice& a, const Choice& b) { return a.ms < b.ms; });
-    if (choices_.empty()) return;
-    if (best_.ms == 0 || choices_[0].ms < best_.ms) best_ = choices_[0];
-    if (all_ == nullptr) return;
-    size_t listed[kMostClusterLog + 1] = {};
-    for (const Choice& choice : choices_) {
-      size_t& count = listed[choice.variant >> kClusterShift & kMostClusterLog];
-      if (count++ < kWeighed) all_->push_back(plan_of(choice));
-    }
-  }
-
-  void try_rows(int variant, int columns) {
-    const auto most = std::min<int64_t>(p_.P, kMostPixels / columns);
-    for (int64_t rows = std::max<int64_t>(most, 1); rows > 0; --rows) {
-      // As an image's height divides evenly.
-      const int64_t cuts = ceil_divide(p_.P, rows);
-      if (ceil_divide(p_.P, cuts) != rows) continue;
-      const bool whole = cuts == 1 && columns >= p_.Q;
-      const int64_t fits = whole ? std::min<int64_t>(kMostPixels / (columns * rows), p_.N) : 1;
-      for (int images = 1; images <= fits; ++images) {
-        try_tile(variant, {static_cast<int>(rows), columns, images});
-      }
-    }
-  }
-
-  void try_tile(int variant, const int (&pixels)[3]) {
-    const int64_t shared = d_.shared_bytes_block - 1024;
-    const Tile one = make_tile(p_, variant, pixels, 1, shared);
-    const int64_t tiles = one.tiles(), blocks = blocks_of(p_, one);
-    if (one.stages < kLeastStages || blocks > kMostSums / one.sums()) return;
-    const double clocks = tile_clocks(p_, one);
-    // Clusters of splits, whose sums one part holds.
-    for (int log = 0; log <= kMostClusterLog && 1 << log <= tiles; ++log) {
-      const int64_t cluster = 1 << log;
-      const int64_t reached = log > 0 ? reached_by_clusters(d_.sm_count, cluster) : d_.sm_count;
-      Choice best{};
-      weigh_splits(ceil_divide(tiles, cluster), one.units() * one.unit / one.along_p, blocks,
-                   reached / cluster, [&](int64_t parts, bool clustered) {
-                     if (clustered) return;
-                     Tile t = one;
-                     t.splits = parts * cluster;
-                     t.cluster = static_cast<int>(cluster);
-                     if (shared_bytes(t) > shared) return;
-                     const double ms = price(p_, d_, t, clocks);
-                     if (best.ms == 0 || ms < best.ms) {
-                       best = {t, variant | log << kClusterShift, ms};
-                     }
-                   });
-      if (best.ms > 0) choices_.push_back(best);
-    }
+  WorkList works_of(const Choice& choice) const {
+    const Tile& t = choice.tile;
+    Counted c = count(t);
+    c.splits = t.splits;
+    c.cluster = t.cluster;
+    c.stores_parts = !t.is_direct();
+    return count_works(d_, c);
   }
 
   ConvPlan plan_of(const Choice& choice) const {
@@ -299,15 +299,12 @@ class Search {
     plan.workspace_bytes =
         t.is_direct() ? 0
                       : plan.grid[0] / t.cluster * t.sums() * static_cast<int64_t>(sizeof(float));
+    plan.works = works_of(choice);
     plan.predicted_ms = choice.ms;
     return plan;
   }
 
-  const ConvProblem p_;
-  const DeviceProperties& d_;
-  std::vector<ConvPlan>* all_;
-  std::vector<Choice> choices_;
-  Choice best_{};
+  std::vector<Shape> shapes_, runs_;
 };
 
 bool has_rows(const Shape4& sizes, const Shape4& strides) {

@@ -115,11 +115,25 @@ ConvProblem as_columns(ConvProblem p) {
   return p;
 }
 
+bool is_variant(const ConvProblem& p, int variant) {
+  const int kernel = variant % kVariantKernels;
+  const bool along_k = (variant & kAlongK) != 0, along_c = (variant & kAlongC) != 0;
+  if (kernel >= kKernelCount || (along_k && along_c)) return false;
+  const Kernel& kind = kKernels[kernel];
+  const bool has_step = kind.step == 0 || (kind.step == p.stride_w && p.dilation_w == 1);
+  if (!has_step) return false;
+  if (kind.few) {
+    // What a warp fills the matrix instruction does not read: dy of float32 is transposed.
+    return (along_k || along_c) && is_few(p) &&
+           (element_size(p.dtype) == 4 || fill_of_y(p) == Fill::kNone);
+  }
+  return element_size(p.dtype) == 4;
+}
+
 Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
                int64_t shared_bytes) {
   Tile t;
   t.kernel = variant % kVariantKernels;
-  if (t.kernel >= kKernelCount) return t;
   const Kernel& kind = t.kind();
   t.element_bytes = small(element_size(p.dtype));
   t.by_images = (variant & kByImages) != 0;
@@ -133,14 +147,9 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   const bool is_tile = (t.by_images ? t.images : t.rows) % t.lines() == 0 &&
                        t.columns % column_unit(p, kind) == 0 &&
                        std::max({t.images, t.rows, t.columns}) <= kMostBox;
-  const bool has_step = kind.step == 0 || (kind.step == p.stride_w && p.dilation_w == 1);
   t.fills_x = !kind.few && fill_of_x(p) != Fill::kNone;
   t.fills_y = fill_of_y(p) != Fill::kNone;
-  // What a warp fills the matrix instruction does not read: dy of float32 is transposed.
-  const bool has_operands = t.element_bytes == 4
-                                ? !kind.few || (is_few(p) && t.along_k * t.along_c > 1)
-                                : kind.few && is_few(p) && t.along_k * t.along_c > 1 && !t.fills_y;
-  if (!is_tile || !has_step || !has_operands || (t.along_k > 1 && t.along_c > 1)) return t;
+  if (!is_tile) return t;
   const bool boxed = kind.few ? set_few(p, t) : set_boxes(p, t);
   if (!boxed) return t;
   t.x_box_bytes = round_up(t.images * t.x_rows * t.x_row_bytes, kAlignment);

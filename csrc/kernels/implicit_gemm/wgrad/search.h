@@ -1,0 +1,210 @@
+// How the planners of weight gradients search. A plan is a variant's tile, and a number of splits
+// for it. What cannot be faster than the cheapest plan so far is passed over: of a variant by its
+// products alone, of a tile by all its work, however it is split.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "kernels/implicit_gemm/wgrad/splits.h"
+#include "kernels/implicit_gemm/wgrad/works.h"
+#include "plan/plan.h"
+
+namespace customconv::implicit_gemm::wgrad {
+
+// Widths of tiles, each once, the narrowest first.
+class Widths {
+ public:
+  void add(int64_t width) {
+    int* const at = std::lower_bound(widths_.data(), widths_.data() + count_, width);
+    if (at != end() && *at == width) return;
+    std::copy_backward(at, widths_.data() + count_, widths_.data() + count_ + 1);
+    *at = static_cast<int>(width);
+    ++count_;
+  }
+  const int* begin() const { return widths_.data(); }
+  const int* end() const { return widths_.data() + count_; }
+
+ private:
+  std::array<int, 32> widths_{};
+  size_t count_ = 0;
+};
+
+// A tile's rows, columns and images.
+struct Shape {
+  int pixels[3];
+  double all;  // pixels of all such tiles, also those that do not exist
+};
+
+// Tiles of so many rows and columns: of one image, and of more where `fits` says so.
+inline void add_shapes(const ConvProblem& p, int64_t rows, int64_t columns, int64_t least,
+                       int64_t fits, std::vector<Shape>& shapes) {
+  const auto covered = [](int64_t size, int64_t own) {
+    return static_cast<double>(ceil_divide(size, own) * own);
+  };
+  const double image = covered(p.P, rows) * covered(p.Q, columns);
+  for (int64_t images = least; images <= fits; images *= 2) {
+    shapes.push_back({{static_cast<int>(rows), static_cast<int>(columns), static_cast<int>(images)},
+                      image * covered(p.N, images)});
+  }
+}
+
+// In an order in which the first are often good: those of little waste, and of many pixels.
+inline void sort_shapes(std::vector<Shape>& shapes) {
+  const auto size = [](const Shape& s) { return s.pixels[0] * s.pixels[1] * s.pixels[2]; };
+  std::sort(shapes.begin(), shapes.end(), [&](const Shape& a, const Shape& b) {
+    return a.all < b.all || (a.all == b.all && size(a) > size(b));
+  });
+}
+
+// `Own` has `shapes_of(variant)`, to be tried; `make(variant, shape)`, a tile, whose stages are 0
+// where it cannot be planned; `count(tile)`; `weigh_splits(variant, tile, counted, weigh)`, which
+// calls `weigh(variant, tile, counted)` with each way to split it; and `plan_of(choice)`.
+template <typename Own, typename Tile>
+class TileSearch {
+ protected:
+  struct Choice {
+    Tile tile;
+    int variant = 0;
+    double ms = std::numeric_limits<double>::infinity();
+    int way = 0;
+  };
+
+  TileSearch(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all)
+      : p_(p), d_(d), all_(all), prices_(prices_of(d)) {}
+
+  bool found() const { return best_.ms < std::numeric_limits<double>::infinity(); }
+
+  // Weighs so many variants: some shapes of each, and all of those that are then the cheapest.
+  void try_variants(const std::vector<int>& variants) {
+    if (all_ != nullptr) {
+      for (const int variant : variants) list(variant);
+      return;
+    }
+    struct Sampled {
+      int variant;
+      double ms;
+    };
+    std::vector<Sampled> sampled;
+    sampled.reserve(variants.size());
+    for (const int variant : variants) {
+      const double ms = try_shapes(variant, kSampled);
+      if (ms < std::numeric_limits<double>::infinity()) sampled.push_back({variant, ms});
+    }
+    const auto last = sampled.begin() + std::min<std::ptrdiff_t>(
+                                            kSearched, static_cast<std::ptrdiff_t>(sampled.size()));
+    std::partial_sort(sampled.begin(), last, sampled.end(),
+                      [](const Sampled& a, const Sampled& b) { return a.ms < b.ms; });
+    for (auto each = sampled.begin(); each != last; ++each) {
+      if (each->ms > kFar * best_.ms) break;
+      try_shapes(each->variant, kAllShapes);
+    }
+  }
+
+  const ConvProblem p_;
+  const DeviceProperties& d_;
+  std::vector<ConvPlan>* const all_;
+  Choice best_;
+
+ private:
+  static constexpr int kSampled = 6, kAllShapes = 1 << 20;  // shapes of a variant
+  static constexpr int kSearched = 6;                       // variants
+  static constexpr double kFar = 1.5;    // times the least milliseconds: variants are not searched
+  static constexpr double kNear = 0.97;  // of them: what can only be a little faster is not weighed
+  static constexpr int kListed = 4;  // plans of a variant, of each of so many ways to add up sums:
+  static constexpr int kWays = 8;    // sizes of clusters, that store parts or results
+
+  Own& own() { return static_cast<Own&>(*this); }
+
+  // Clocks of a thread block for its sums: the least for parts, whose kernel comes after, and for
+  // results.
+  double least_store(const Counted& c) const {
+    const Price* const stores = prices_ + price_row(PriceKind::kWgradStore, c.first_store());
+    const auto clocks = [&](const Price& own) { return c.sums * 4 / own.store + own.wait; };
+    double least = clocks(stores[0]) + hardware::kNextMs * d_.clock_ghz * 1e6;
+    for (int i = 1; i < kStoreRows; ++i) least = std::min(least, clocks(stores[i]));
+    return least;
+  }
+
+  // Milliseconds that no plan takes less than whose multiprocessors take so many clocks.
+  double least_ms(const Counted& c, double clocks) const {
+    const double ms = clocks / (d_.clock_ghz * 1e6);
+    const double bytes_ms = 1e-6 * c.bytes / (prices_[c.row].bandwidth * d_.bandwidth_gb_s);
+    return std::max(ms, bytes_ms) + hardware::kLaunchMs;
+  }
+
+  // Weighs about so many shapes of a variant; milliseconds of the cheapest, where it can be the
+  // cheapest of all.
+  double try_shapes(int variant, int most) {
+    const std::vector<Shape>& shapes = own().shapes_of(variant);
+    const size_t step = std::max<size_t>(shapes.size() / most, 1);
+    double cheapest = std::numeric_limits<double>::infinity();
+    double of_pixel = 0, store = 0;  // clocks that are the same for all tiles of a variant
+    Counted c;
+    for (size_t i = 0; i < shapes.size(); i += step) {
+      const Shape& shape = shapes[i];
+      if (of_pixel > 0 && is_far(least_ms(c, shape.all * of_pixel + store))) continue;
+      const Tile tile = own().make(variant, shape);
+      if (tile.stages == 0) {
+        if (step > 1) i -= step - 1;
+        continue;
+      }
+      c = own().count(tile);
+      const Price& price = prices_[c.row];
+      const double share = static_cast<double>(c.blocks) / d_.sm_count;
+      const double waits = c.waits * price.wait;
+      const double one = c.busy / price.rate + waits, first = c.alone / price.rate + waits;
+      const double tiles = static_cast<double>(c.tiles) * share;
+      of_pixel = c.products / price.rate * share;
+      store = least_store(c);
+      const double least = least_ms(c, std::max(tiles * std::min(one, first), first) + store);
+      cheapest = std::min(cheapest, least);
+      if (is_far(least)) continue;
+      own().weigh_splits(variant, tile, c, [&](int split, const Tile& t, const Counted& own_c) {
+        const auto of_block = static_cast<double>(ceil_divide(c.tiles, own_c.splits));
+        const double turns = std::ceil(share * static_cast<double>(own_c.splits));
+        if (is_far(least_ms(c, turns * ((of_block - 1) * one + first + store)))) return;
+        const double ms = customconv::price(count_works(d_, own_c), d_, prices_);
+        if (ms < best_.ms) best_ = {t, split, ms};
+      });
+    }
+    return cheapest;
+  }
+
+  bool is_far(double least) const { return least >= kNear * best_.ms; }
+
+  // Lists the cheapest plans of a variant.
+  void list(int variant) {
+    std::vector<Choice> choices;
+    for (const Shape& shape : own().shapes_of(variant)) {
+      const Tile tile = own().make(variant, shape);
+      if (tile.stages == 0) continue;
+      Choice cheapest[kWays];
+      own().weigh_splits(variant, tile, own().count(tile),
+                         [&](int split, const Tile& t, const Counted& c) {
+                           const double ms = customconv::price(count_works(d_, c), d_, prices_);
+                           Choice& known = cheapest[c.cluster_log() * 2 + (c.stores_parts ? 1 : 0)];
+                           if (ms < known.ms) known = {t, split, ms};
+                         });
+      for (int way = 0; way < kWays; ++way) {
+        cheapest[way].way = way;
+        if (cheapest[way].ms < std::numeric_limits<double>::infinity())
+          choices.push_back(cheapest[way]);
+      }
+    }
+    std::sort(choices.begin(), choices.end(),
+              [](const Choice& a, const Choice& b) { return a.ms < b.ms; });
+    if (!choices.empty() && choices[0].ms < best_.ms) best_ = choices[0];
+    int listed[kWays] = {};
+    for (const Choice& choice : choices) {
+      if (listed[choice.way]++ < kListed) all_->push_back(own().plan_of(choice));
+    }
+  }
+
+  const PriceTable prices_;
+};
+
+}  // namespace customconv::implicit_gemm::wgrad
