@@ -108,7 +108,7 @@ Packed forward_of(const ConvProblem& asked, Form form) {
   p.source = p;
   if (patches) flatten(p);
   const int64_t size = element_size(p.dtype);
-  // Whole sectors: pixels that begin within one are read from L2 at a third of the rate.
+  // Whole sectors: pixels that begin within one are read more slowly.
   const int64_t unit = p.C * size > kSectorBytes ? kSectorBytes : 16;
   const int64_t pixel = round_up(p.C, unit / size);
   p.x_strides = {p.H * p.W * pixel, 1, p.W * pixel, pixel};
