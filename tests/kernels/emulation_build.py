@@ -61,7 +61,8 @@ def library(folder: Path, home: Path) -> Path:
     options += [f"-I{path}" for path in (HERE, folder / "csrc", CSRC)]
     options += ["-isystem", str(home / "include"), "-include", "gpu.h"]
     sources = copied(folder / "csrc")
-    sources += [CSRC / "plan/problem.cpp", CSRC / "plan/device.cpp", *HERE.glob("*.cpp")]
+    plan = [CSRC / "plan" / name for name in ("problem.cpp", "device.cpp", "price.cpp")]
+    sources += [*plan, *HERE.glob("*.cpp")]
 
     def compiled(source: Path) -> Path:
         parts = source.parts[-3:]
