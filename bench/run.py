@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+import customconv
 
 from . import contenders, corpus, machine, results, timing, verify
 from .layers import Layer
@@ -158,6 +161,36 @@ def attempt(
         outcomes.append(outcome)
         console.print(text_of(outcome), highlight=False, soft_wrap=True)
     return outcomes, wrong
+
+
+def gpu(console: Console) -> torch.device | None:
+    """Returns the GPU that plans are timed on; None, and says so, if there is none."""
+    if torch.cuda.is_available() and customconv.build_info()["with_cuda"]:
+        return torch.device("cuda")
+    console.print("needs a GPU: plans are timed on it")
+    return None
+
+
+def attempt_within(
+    budget_s: float | None,
+    todo: Iterable[Cell],
+    timed: Callable[[Cell], Outcome],
+    text_of: Callable[[Outcome], str],
+    console: Console,
+) -> tuple[list[Outcome], int]:
+    """Does what ``attempt`` does on a GPU, until so many seconds are spent."""
+    budget = Budget(budget_s)
+
+    def counted(cell: Cell) -> Outcome:
+        began = time.monotonic()
+        try:
+            return timed(cell)
+        finally:
+            torch.cuda.empty_cache()
+            budget.spend(time.monotonic() - began)
+
+    rest = itertools.takewhile(lambda _: budget.has_room(), todo)
+    return attempt(((cell, partial(counted, cell)) for cell in rest), text_of, console)
 
 
 def results_path(device: torch.device) -> Path:

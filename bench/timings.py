@@ -14,23 +14,19 @@ import itertools
 import json
 import lzma
 import random
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-import customconv
 from customconv import _C
 
 from . import contenders, corpus, drawn, results
 from .measure import Cell
 from .results import Row
-from .run import Budget, attempt
+from .run import attempt_within, gpu
 from .tune import Outcome, Timed, text_of, tune
 
 PATH = Path(__file__).with_name("results") / "timings-h100.jsonl.xz"
@@ -150,11 +146,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     console = Console()
-    if not (torch.cuda.is_available() and customconv.build_info()["with_cuda"]):
-        console.print("needs a GPU: plans are timed on it")
+    device = gpu(console)
+    if device is None:
         return 2
-    device = torch.device("cuda")
-    budget = Budget(arguments.budget_s)
     is_new = not arguments.out.exists()
     file = arguments.out.open("a")
     if is_new:
@@ -165,21 +159,12 @@ def main(arguments: argparse.Namespace) -> int:
     def timed(cell: Cell) -> Outcome:
         nonlocal begun
         begun += 1
-        began = time.monotonic()
-        try:
-            outcome = tune(cell, device, considered, arguments.row_s, peer=False)
-        finally:
-            torch.cuda.empty_cache()
-            budget.spend(time.monotonic() - began)
+        outcome = tune(cell, device, considered, arguments.row_s, peer=False)
         file.write(_line(cell, outcome) + "\n")
         file.flush()
         return outcome
 
     chosen = cells()[arguments.begin :]
-    todo = (
-        (cell, partial(timed, cell))
-        for cell in itertools.takewhile(lambda _: budget.has_room(), chosen)
-    )
-    _, wrong = attempt(todo, text_of, console)
+    _, wrong = attempt_within(arguments.budget_s, chosen, timed, text_of, console)
     console.print(f"the next cell is number {begun}")
     return 1 if wrong else 0

@@ -9,9 +9,7 @@ Each result is checked against float64 and against the result of the planner's c
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,7 +20,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import customconv
 from customconv import _C
 
 from . import contenders, results, timing, verify
@@ -30,7 +27,7 @@ from .contenders import Buffers
 from .layers import Layer
 from .measure import Cell, LayerOutcome, buffer_sets, exact_sample, prepared
 from .options import several
-from .run import Budget, add_layer_arguments, attempt, cells, table_by_kind
+from .run import add_layer_arguments, attempt_within, cells, gpu, table_by_kind
 from .timing import Call, geomean
 
 CLOSE = 0.05  # a choice this close to the best is as good
@@ -200,26 +197,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     console = Console()
-    if not (torch.cuda.is_available() and customconv.build_info()["with_cuda"]):
-        console.print("needs a GPU: plans are timed on it")
+    device = gpu(console)
+    if device is None:
         return 2
-    device = torch.device("cuda")
-    budget = Budget(arguments.budget_s)
     facts = results.facts(device)
 
     def tuned(cell: Cell) -> Outcome:
-        began = time.monotonic()
         outcome = tune(cell, device, partial(distinct, most=arguments.most), arguments.row_s)
         if arguments.record:
             append(arguments.record, outcome, facts)
-        torch.cuda.empty_cache()
-        budget.spend(time.monotonic() - began)
         return outcome
 
-    todo = (
-        (cell, partial(tuned, cell))
-        for cell in itertools.takewhile(lambda _: budget.has_room(), cells(arguments))
-    )
-    outcomes, wrong = attempt(todo, text_of, console)
+    outcomes, wrong = attempt_within(arguments.budget_s, cells(arguments), tuned, text_of, console)
     console.print(summary(outcomes))
     return 1 if wrong else 0

@@ -7,11 +7,8 @@ against float64 and the peer's.
 from __future__ import annotations
 
 import argparse
-import itertools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ import customconv
 from . import contenders, results, timing, verify
 from .measure import Cell, LayerOutcome, buffer_sets, exact_sample, prepared
 from .options import several
-from .run import Budget, add_layer_arguments, attempt, cells, table_by_kind
+from .run import add_layer_arguments, attempt_within, cells, gpu, table_by_kind
 from .timing import geomean
 from .tune import call_by
 
@@ -112,25 +109,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     console = Console()
-    if not (torch.cuda.is_available() and customconv.build_info()["with_cuda"]):
-        console.print("needs a GPU: plans are timed on it")
+    device = gpu(console)
+    if device is None:
         return 2
-    device = torch.device("cuda")
-    budget = Budget(arguments.budget_s)
 
-    def timed(cell: Cell) -> Tuned:
-        began = time.monotonic()
-        try:
-            return measure(cell, device, arguments.row_s)
-        finally:
-            torch.cuda.empty_cache()
-            budget.spend(time.monotonic() - began)
-
-    todo = (
-        (cell, partial(timed, cell))
-        for cell in itertools.takewhile(lambda _: budget.has_room(), cells(arguments))
-    )
-    outcomes, wrong = attempt(todo, text_of, console)
+    outcomes, wrong = attempt_within(
+        arguments.budget_s, cells(arguments),
+        lambda cell: measure(cell, device, arguments.row_s), text_of, console,
+    )  # fmt: skip
     console.print(summary(outcomes))
     if outcomes:
         console.print(
