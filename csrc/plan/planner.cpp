@@ -74,7 +74,7 @@ std::vector<ConvPlan> listed(size_t index, const ConvProblem& problem,
 
 // A batch so large that no tile has images of all of it.
 constexpr int64_t kManyImages = 256;
-// Of the larger tensor of images: offsets are the same wherever there are no more.
+// Elements of the larger tensor of images: offsets are the same wherever there are no more.
 constexpr int64_t kMostElements = int64_t{1} << 30;
 
 // As many images, or fewer where they would pass kMostElements.
@@ -162,7 +162,7 @@ const char* choose_order(size_t index, const ConvProblem& problem, const DeviceP
   return "none of its plans is for every batch";
 }
 
-// Of a batch-invariant problem: the cheapest plan for its batch with the order that was chosen.
+// The cheapest plan of a batch-invariant problem with the order that was chosen.
 const char* propose_in_order(size_t index, const ConvProblem& problem,
                              const DeviceProperties& device, ConvPlan& plan) {
   Ordered chosen;
@@ -252,7 +252,7 @@ double cheapest_ms(const ConvProblem& problem, const DeviceProperties& device) {
   return best.family == FamilyId::kAten ? ms : best.predicted_ms;
 }
 
-// Of a batch-invariant problem, in its precision.
+// The plan of a batch-invariant problem, in its precision.
 ConvPlan plan_in_order(const ConvProblem& problem, const DeviceProperties& device) {
   double ms = 0;
   const FamilyId family = cheapest_in_order(problem, device, ms);

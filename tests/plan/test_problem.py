@@ -59,7 +59,7 @@ def test_counts():
         x, w, y = arguments["input"], arguments["weight"], p.output
         size = {"float64": 8, "float32": 4}.get(arguments["dtype"], 2)
         assert p.macs == pytest.approx(math.prod(y) * math.prod(w[1:]))
-        # Of what is only read, not what a stride passes over: rows, and in NHWC columns.
+        # What is only read counts without the rows, and in NHWC columns, that a stride skips.
         met = [min(1, w[i + 2] / arguments["stride"][i]) for i in (0, 1)]
         if not arguments["channels_last"] or x[1] == 1:
             met[1] = 1

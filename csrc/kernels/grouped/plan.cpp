@@ -184,7 +184,7 @@ class Search : public PlanSearch {
     const double issues =
         steps * (kStepInstructions + channels + pixels * (kBoxOperandInstructions + channels)) +
         warps * phases * (kTileInstructions + 2 * pixels * (kBoxOutputInstructions + 2 * channels));
-    // Of shared memory: 128 bytes each.
+    // Accesses of shared memory, 128 bytes each.
     const double shared = steps * (1 + 2 * channels + 4 * pixels * asked) +
                           w.brought_bytes() / hardware::kSharedBytesPerClock +
                           warps * phases * pixels * 2;
@@ -232,7 +232,7 @@ class Search : public PlanSearch {
     take(plan, v, w.tile);
   }
 
-  // Of blocks that share a multiprocessor.
+  // For blocks that share a multiprocessor.
   customconv::Work work_of(PriceKind kind, int row, const ConvPlan& plan, double resident) const {
     customconv::Work work;
     work.row = price_row(kind, row);

@@ -218,7 +218,7 @@ class Search : public PlanSearch {
                  (warps * (read * 4 + (g_.of_weights ? 0 : outputs * size_)) * 32 + brought) /
                      hardware::kSharedBytesPerClock,
                  brought / hardware::kL2BytesPerClock});
-    // Of a block: tiles.
+    // Tiles of a block.
     const auto blocks = static_cast<double>(plan.grid[0]);
     const double tiles = std::ceil(static_cast<double>(g_.of_weights ? t.steps : t.count) /
                                    (g_.of_weights ? static_cast<double>(plan.splits) : blocks));

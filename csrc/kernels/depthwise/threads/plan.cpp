@@ -224,7 +224,7 @@ class Search : public PlanSearch {
       read_width = unit;
       products = S / columns * across;
     }
-    // Of the last turn the taps that exist.
+    // The last turn has the taps that exist.
     products *= static_cast<double>(g_.R) / (taps * std::ceil(static_cast<double>(g_.R) / taps));
     // Each channel that an output is summed over is a filter more.
     turns *= static_cast<double>(g_.sources);

@@ -36,8 +36,8 @@ constexpr int kUnit = 8;                 // rows of a swizzle
 constexpr int64_t kMostFlattened = 32;   // bytes of channels up to which taps may be channels
 
 constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels
-// Of shared memory, for each byte of planes: written by copies, read in words of two pixels, and
-// written in another order.
+// Accesses of shared memory for each byte of planes: written by copies, read in words of two
+// pixels, and written in another order.
 constexpr double kTurnAccesses = 7;
 
 // Behind the last pixel of an axis, where the first tap of its last output pixel is.
@@ -312,7 +312,7 @@ Work moving(PriceKind kind, int row, double bytes, double repeats = 1) {
   return work;
 }
 
-// Of a problem whose `parts` are about as large as `p`.
+// The work of a problem whose `parts` are about as large as `p`.
 WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
                     const DeviceProperties& d, const Tile& t) {
   const auto size = static_cast<double>(element_size(p.dtype));
