@@ -6,7 +6,6 @@ namespace customconv::hardware {
 
 constexpr double kLaunchMs = 0.0048;  // of a kernel alone, from its launch to its end
 constexpr double kNextMs = 0.0022;    // of a kernel that begins while the one before it ends
-constexpr double kLibraryMs = 0.004;  // of a call of cuBLAS, more than of a kernel of ours
 
 constexpr double kSchedulers = 4;             // of a multiprocessor: an instruction a clock each
 constexpr double kSharedBytesPerClock = 128;  // of a multiprocessor's shared memory
@@ -16,7 +15,7 @@ constexpr double kMemoryClocks = 800;         // from asking memory until the an
 constexpr double kDependentClocks = 4;        // of a warp, from an instruction to the next
 constexpr double kWarpProductClocks = 2;  // of a multiprocessor: a warp's of 16 by 8 by 32 bytes
 constexpr double kHidden = 0.12;          // of the work that is hidden behind what takes longer
-constexpr double kClusterReach = 0.9;     // of the multiprocessors, that clusters above two reach
+constexpr double kClusterReach = 0.91;    // of the multiprocessors, that clusters above two reach
 constexpr double kSectorBytes = 32;       // the least that memory reads or writes
 
 // What happens in the time of one wait. Bytes come to a multiprocessor, while all load; a warp
@@ -28,5 +27,6 @@ constexpr double kLoneInstructions = 256;
 constexpr double kStepsOfWait = 8;
 constexpr double kKeptInstructions = 2048;  // that need not be fetched again
 constexpr double kSteadyWarps = 8;          // that keep a multiprocessor busy
+constexpr double kWarpsPerSm = 64;          // that a multiprocessor holds
 
 }  // namespace customconv::hardware

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "plan/device.h"
-#include "plan/price.h"
 #include "plan/problem.h"
+#include "plan/work.h"
 
 namespace customconv {
 

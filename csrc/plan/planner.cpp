@@ -242,16 +242,6 @@ FamilyId cheapest_in_order(const ConvProblem& problem, const DeviceProperties& d
   return best;
 }
 
-double cheapest_ms(const ConvProblem& problem, const DeviceProperties& device) {
-  double ms = std::numeric_limits<double>::infinity();
-  if (is_batch_invariant(problem)) {
-    const FamilyId family = cheapest_in_order(problem, device, ms);
-    return family == FamilyId::direct ? std::numeric_limits<double>::infinity() : ms;
-  }
-  const ConvPlan best = cheapest(problem, device);
-  return best.family == FamilyId::kAten ? ms : best.predicted_ms;
-}
-
 // The plan of a batch-invariant problem, in its precision.
 ConvPlan plan_in_order(const ConvProblem& problem, const DeviceProperties& device) {
   double ms = 0;
@@ -265,6 +255,50 @@ ConvPlan plan_in_order(const ConvProblem& problem, const DeviceProperties& devic
                              std::string(to_string(problem.pass)) + ": " + why_not);
   }
   return best;
+}
+
+double cheapest_ms(const ConvPlan& cheapest) {
+  return cheapest.family == FamilyId::kAten ? std::numeric_limits<double>::infinity()
+                                            : cheapest.predicted_ms;
+}
+
+// The cheapest plan; of a batch-invariant problem that of its reference batch, and none by
+// `direct`.
+ConvPlan weighed(const ConvProblem& problem, const DeviceProperties& device) {
+  if (!is_batch_invariant(problem)) return cheapest(problem, device);
+  ConvPlan best;
+  const FamilyId family = cheapest_in_order(problem, device, best.predicted_ms);
+  if (family != FamilyId::direct) best.family = family;
+  return best;
+}
+
+// Settles the precision of a problem, as computes_in_tf32 says, and gives its cheapest plan.
+ConvPlan settle(ConvProblem& problem, const DeviceProperties& device) {
+  if (!problem.tf32) return weighed(problem, device);
+  ConvProblem dense = problem;
+  dense.x_aligned = dense.w_aligned = dense.y_aligned = true;
+  const bool aligned = problem.x_aligned && problem.w_aligned && problem.y_aligned;
+  ConvPlan own[2];  // of the problem's precisions, where it is one of those that are weighed
+  bool is_known = false;
+  double ratio = 1;
+  for (const Layout layout : {Layout::kNchw, Layout::kNhwc}) {
+    dense.x_strides = dense_strides(dense.x_sizes(), layout);
+    dense.w_strides = dense_strides(dense.w_sizes(), layout);
+    dense.y_strides = dense_strides(dense.y_sizes(), layout);
+    dense.tf32 = true;
+    const ConvPlan rounded = weighed(dense, device);
+    dense.tf32 = false;
+    const ConvPlan exact = weighed(dense, device);
+    ratio *= cheapest_ms(rounded) / cheapest_ms(exact);
+    if (aligned && dense.x_strides == problem.x_strides && dense.w_strides == problem.w_strides &&
+        dense.y_strides == problem.y_strides) {
+      own[0] = exact;
+      own[1] = rounded;
+      is_known = true;
+    }
+  }
+  problem.tf32 = ratio <= 1;
+  return is_known ? own[problem.tf32 ? 1 : 0] : weighed(problem, device);
 }
 
 std::string format_ms(double ms) {
@@ -307,19 +341,9 @@ bool leaves_no_doubt(const ConvProblem& p, const DeviceProperties& device) {
 
 bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device) {
   if (!problem.tf32) return false;
-  ConvProblem dense = problem;
-  dense.x_aligned = dense.w_aligned = dense.y_aligned = true;
-  double ratio = 1;
-  for (const Layout layout : {Layout::kNchw, Layout::kNhwc}) {
-    dense.x_strides = dense_strides(dense.x_sizes(), layout);
-    dense.w_strides = dense_strides(dense.w_sizes(), layout);
-    dense.y_strides = dense_strides(dense.y_sizes(), layout);
-    dense.tf32 = true;
-    ratio *= cheapest_ms(dense, device);
-    dense.tf32 = false;
-    ratio /= cheapest_ms(dense, device);
-  }
-  return ratio <= 1;
+  ConvProblem settled = problem;
+  settle(settled, device);
+  return settled.tf32;
 }
 
 const char* to_string(FamilyId family) {
@@ -370,8 +394,8 @@ ConvPlan plan(ConvProblem& problem, const DeviceProperties& device, Algorithm al
     }
     return own;
   }
-  problem.tf32 = computes_in_tf32(problem, device);
-  return in_order ? plan_in_order(problem, device) : cheapest(problem, device);
+  const ConvPlan settled = settle(problem, device);
+  return in_order ? plan_in_order(problem, device) : settled;
 }
 
 Explanation explain(const ConvProblem& problem, const DeviceProperties& device,

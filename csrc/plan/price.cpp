@@ -1,7 +1,9 @@
 #include "plan/price.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <iterator>
 
 #include "plan/hardware.h"
 

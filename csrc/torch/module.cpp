@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/extension.h>
 
+#include "plan/price.h"
 #include "torch/batch_invariance.h"
 #include "torch/bind_tuning.h"
 #include "torch/explain.h"

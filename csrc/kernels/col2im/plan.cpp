@@ -4,34 +4,23 @@
 #include <cmath>
 
 #include "kernels/col2im/geometry.h"
+#include "plan/hardware.h"
+#include "plan/price.h"
 #include "plan/search.h"
 
 namespace customconv::col2im {
 
 namespace {
 
-// The cost model, in clocks of a multiprocessor.
-constexpr double kProductClocks = 1.1;       // of an instruction
-constexpr double kCopyInstructions = 32;     // for each vector
+// Instructions, by purpose.
+constexpr double kCopyInstructions = 32;     // of a thread, for each vector
 constexpr double kElementInstructions = 34;  // the same where it goes through registers
 constexpr double kShiftInstructions = 16;    // of a warp, for each shift of a chunk, once
-constexpr double kBlockInstructions = 3.9;   // and for each block of columns, besides its products
+constexpr double kBlockInstructions = 4;     // and for each block of columns, besides its products
 constexpr double kPlaceInstructions = 87;    // of a column of outputs, for its phases and channels
 constexpr double kOutputInstructions = 24;
-constexpr double kTapInstructions = 9.2;   // of an output, for each tap that is gathered
-constexpr double kIssueEfficiency = 0.47;  // of an instruction a clock, of each scheduler
-constexpr double kSharedBytes = 128;
-constexpr double kL2Bytes = 35;
-constexpr double kBlockClocks = 670;  // until the first products, and to change over
-constexpr double kChunkClocks = 890;  // that warps wait for a chunk
-constexpr double kOverlapLoss = 0.54;
-constexpr double kGatherClocks = 79;    // that a thread waits for some outputs, besides their taps
-constexpr double kElementClocks = 520;  // that it waits for elements that go through registers
-constexpr double kTapClocks = 17;
-constexpr double kWarpClocks = 2.5;  // of a warp, for each of its instructions
-constexpr double kBandwidthEfficiency = 0.7;
-constexpr double kLaunchMs = 0.007;
-constexpr double kNextMs = 0.002;  // of the kernel that packs weights
+constexpr double kTapInstructions = 9;  // of an output, for each tap that is gathered
+constexpr double kFragmentBytes = 512;  // that a warp reads of shared memory for a block
 
 constexpr double kElementBatch = 4;  // elements that it copies at a time
 constexpr int kWidths[] = {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256};  // of tiles
@@ -44,15 +33,27 @@ class Search : public PlanSearch {
   using PlanSearch::PlanSearch;
 
   ConvPlan best() {
-    for (int blocks = 0; blocks < kBlocksCount; ++blocks) {
-      for (int warp_blocks = 0; warp_blocks < kWarpBlocksCount; ++warp_blocks) {
-        for (const int threads : kThreads) try_widths({blocks, warp_blocks}, threads);
-      }
-    }
+    search(/*any=*/false);
     return best_;
+  }
+  bool has_plan() {
+    search(/*any=*/true);
+    return best_.block > 0;
   }
 
  private:
+  // Through all plans, or up to the first.
+  void search(bool any) {
+    for (int blocks = 0; blocks < kBlocksCount; ++blocks) {
+      for (int warp_blocks = 0; warp_blocks < kWarpBlocksCount; ++warp_blocks) {
+        for (const int threads : kThreads) {
+          try_widths({blocks, warp_blocks}, threads);
+          if (any && best_.block > 0) return;
+        }
+      }
+    }
+  }
+
   void try_widths(const Variant& v, int threads) {
     const int most = threads / 32 * kWarpBlocks[v.warp_blocks] * kBlockPixels;
     for (const int width : kWidths) {
@@ -84,12 +85,13 @@ class Search : public PlanSearch {
     plan.block = w.threads;
     plan.shared_bytes = w.shared_bytes;
     plan.workspace_bytes = workspace;
-    plan.wide_index = needs_wide_index(p_);
-    plan.predicted_ms = predict_ms(v, w);
+    plan.wide_index = is_wide_;
+    plan.works = count_work(v, w, workspace);
+    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 
-  double predict_ms(const Variant& v, const Work& w) const {
+  WorkList count_work(const Variant& v, const Work& w, int64_t packed) const {
     const double warps = w.threads / 32.0, warp_blocks = kWarpBlocks[v.warp_blocks];
     const double chunks = w.k_chunks;
     // Of the average block's phases: rows of taps, and shifts by which they reach.
@@ -98,7 +100,8 @@ class Search : public PlanSearch {
     const double column_blocks = w.phase_columns / static_cast<double>(kBlockColumns);
     // Of a block.
     const double loads = taps * column_blocks;
-    const double products = chunks * loads * warps * warp_blocks * 2;
+    const double products =
+        chunks * loads * warps * warp_blocks * kBlockPixels * kBlockColumns * kChunkBytes / size_;
     const double pixels = static_cast<double>(w.stage_rows) * w.width;
     const double vectors = chunks * pixels * kChunkBytes / g_.vector;
     const double copied = chunks * (pixels * kChunkBytes + w.weight_bytes);
@@ -117,43 +120,47 @@ class Search : public PlanSearch {
     issues += (places * kPlaceInstructions + outputs * kOutputInstructions +
                gathered * kTapInstructions) /
               32;
-    const double read = warps * chunks * (shifts * warp_blocks * 2 + loads) * 512;
+    const double read = warps * chunks * (shifts * warp_blocks * 2 + loads) * kFragmentBytes;
     const double shared = read + copied + sums * 4 + gathered * 4;
     // Blocks that share a multiprocessor hide what each of them waits for.
     const int64_t room = (d_.shared_bytes_block + 1024) / (w.shared_bytes + 1024);
     const auto registers =
         static_cast<int64_t>(44 + warp_blocks * (4 + 4 * kBlocks[v.blocks])) * w.threads;
-    const auto most = std::max<int64_t>(std::min(room, (1 << 16) / registers), 1);
-    const auto blocks = static_cast<double>(w.tiles(p_.N) * w.chunks());
-    const double turns = std::max(blocks / d_.sm_count, 1.0);
-    const double resident = std::min(static_cast<double>(most), turns);
-    const double waves = std::ceil(blocks / (d_.sm_count * static_cast<double>(most)));
-    const double issued = issues / (4 * kIssueEfficiency);
-    const double busy[] = {products * kProductClocks, issued, shared / kSharedBytes,
-                           copied / kL2Bytes};
-    double longest = 0, all = 0;
-    for (const double clocks : busy) {
-      longest = std::max(longest, clocks);
-      all += clocks;
-    }
-    const double work = longest + kOverlapLoss * (all - longest);
     // A warp alone waits for most of what it does.
     const double lines = static_cast<double>(w.phases) * own;
-    const double gathers = outputs / w.threads / std::min<double>(lines, kBatch) *
-                           (kGatherClocks + g_.w.taps / g_.w.stride * kTapClocks);
-    const double elements =
-        g_.vector == 2 ? vectors / w.threads / kElementBatch * kElementClocks : 0;
-    const double waits =
-        kBlockClocks + chunks * kChunkClocks + gathers + elements + kWarpClocks * (issues / warps);
-    const double clocks =
-        std::max(turns * work, std::max(waves, turns / resident) * (waits + work));
-    const double busy_ms = clocks / (d_.clock_ghz * 1e6);
-    const double bytes_ms = 1e-6 * p_.least_bytes() / (kBandwidthEfficiency * d_.bandwidth_gb_s);
-    return kLaunchMs + kNextMs + std::hypot(busy_ms, bytes_ms);
+    const double gathers = outputs / w.threads / std::min<double>(lines, kBatch);
+    const double elements = g_.vector == 2 ? vectors / w.threads / kElementBatch : 0;
+    customconv::Work work;
+    work.row = price_row(PriceKind::kCol2im, v.warp_blocks * 2 + (size_ == 2 ? 0 : 1));
+    work.blocks = static_cast<float>(w.tiles(p_.N) * w.chunks());
+    work.sms = static_cast<float>(d_.sm_count);
+    work.resident = static_cast<float>(std::max<int64_t>(std::min(room, (1 << 16) / registers), 1));
+    work.busy = static_cast<float>(
+        busiest({products / matrix_products(), issues / hardware::kSchedulers,
+                 shared / hardware::kSharedBytesPerClock, copied / hardware::kL2BytesPerClock}));
+    work.waits =
+        static_cast<float>(1 + chunks + gathers + elements +
+                           issues / warps * hardware::kDependentClocks / hardware::kMemoryClocks);
+    work.bytes = static_cast<float>(p_.least_bytes());
+    WorkList works;
+    works.add(work);
+    customconv::Work pack;
+    pack.row = price_row(PriceKind::kPackColumns, 0);
+    pack.waits = 1;
+    pack.bytes = static_cast<float>(2 * packed);
+    works.add(pack);
+    return works;
+  }
+
+  // Products of a multiprocessor's tensor cores in a clock, by instructions of warps: a half of
+  // what instructions of warpgroups reach.
+  double matrix_products() const {
+    return d_.matrix_flops(p_.dtype, p_.tf32) / 4 / d_.sm_count / d_.clock_ghz / 1e9;
   }
 
   const Geometry g_ = geometry_of(p_);
   const int size_ = static_cast<int>(element_size(p_.dtype));
+  const bool is_wide_ = needs_wide_index(p_);
 };
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
@@ -169,7 +176,7 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   int shifts[kMostShifts];
   if (shifts_of(g.h, shifts) < 0) return "the filter is too tall";
   if (p.C * p.R * p.S > INT32_MAX / 64 || p.K > INT32_MAX / 64) return "the weight is too large";
-  if (Search(p, d).best().block == 0) return "a tile with its halo is larger than shared memory";
+  if (!Search(p, d).has_plan()) return "a tile with its halo is larger than shared memory";
   return nullptr;
 }
 

@@ -1,10 +1,10 @@
-// The work of the kernel that adds up parts of sums (parts.cuh). Plain C++.
+// How the kernel that adds up parts of sums is launched (parts.cuh), and its work. Plain C++.
 #pragma once
 
-#include <cmath>
+#include <cstdint>
 
-#include "plan/hardware.h"
-#include "plan/price.h"
+#include "plan/device.h"
+#include "plan/work.h"
 
 namespace customconv {
 
@@ -12,21 +12,7 @@ constexpr int kPartThreads = 256;  // of a block
 // How many threads share a sum of so many parts.
 constexpr int sharers_of(int64_t parts) { return parts <= 16 ? 1 : parts <= 64 ? 8 : 32; }
 
-inline Work adding_up(int64_t count, int64_t parts, const DeviceProperties& device) {
-  constexpr double kAtOnce = 8;                    // parts that a thread waits for together
-  constexpr double kInstructions = 30, kEach = 4;  // of a thread, and for each part
-  const int sharers = sharers_of(parts);
-  const auto own = static_cast<double>(ceil_divide(parts, sharers));
-  Work work;
-  work.row = price_row(PriceKind::kAddParts, 0);
-  work.blocks = static_cast<float>(ceil_divide(count * sharers, kPartThreads));
-  work.sms = static_cast<float>(device.sm_count);
-  work.resident = 8;
-  work.busy = static_cast<float>(
-      busiest({kPartThreads / 32 * (kInstructions + kEach * own) / hardware::kSchedulers,
-               kPartThreads * own * sizeof(float) / hardware::kL2BytesPerClock}));
-  work.waits = static_cast<float>(1 + std::ceil(own / kAtOnce) + (sharers > 1 ? 1 : 0));
-  return work;
-}
+// The work of adding up so many parts of `count` sums.
+Work adding_up(int64_t count, int64_t parts, const DeviceProperties& device);
 
 }  // namespace customconv

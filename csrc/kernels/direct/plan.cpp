@@ -1,23 +1,25 @@
 // Direct convolution: one output element a thread (a block for a weight gradient), for everything.
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/direct/order.h"
+#include "plan/hardware.h"
+#include "plan/price.h"
 
 namespace customconv::direct {
 
 namespace {
 
-// Share of the CUDA cores' peak that is reached, by pass; measured, see docs/how/direct.md.
-constexpr double kFpropEfficiency = 0.06;
-constexpr double kStridedEfficiency =
-    0.0075;  // fprop by pixels in NHWC: neighbours load channels apart
-constexpr double kDgradEfficiency = 0.045;
-constexpr double kWgradEfficiency = 0.018;
-// What a result takes besides its products, in products: an element, of wgrad a block.
-constexpr double kProductsPerOutput = 22;
-constexpr double kProductsPerInput = 27;
-constexpr double kProductsPerBlock = 6500;
-constexpr double kLaunchMs = 0.003;
+// A thread's instructions, by purpose.
+constexpr double kOutputInstructions = 60;    // where it is, and to store it
+constexpr double kTapInstructions = 15;       // whether it is inside the image, and where
+constexpr double kDivisionInstructions = 20;  // by a stride
+constexpr double kProductInstructions = 6;    // two loads, their addresses, two conversions
+constexpr double kPixelInstructions = 40;     // of a weight gradient, with where it is
+constexpr double kHalvingInstructions = 12;   // of a block's sums
+constexpr double kBatch = 4;                  // products whose operands are loaded together
+constexpr double kChannelBlock = 8;           // channels that a tap is looked at for
+constexpr double kWarps = kBlock / 32.0;
 
 // Channels that a sum runs over in NHWC, up to which threads should take neighbouring channels:
 // beyond it their weights are too far apart.
@@ -59,6 +61,87 @@ int64_t wgrad_splits(const ConvProblem& p, int64_t blocks) {
   return std::clamp<int64_t>(std::min(by_pixels, by_grid), 1, kMostSplits);
 }
 
+// Of blocks that each take so many instructions of a thread.
+Work blocks_work(int row, const DeviceProperties& d, double blocks, double instructions,
+                 double wavefronts, double waits, double bytes) {
+  Work work;
+  work.row = price_row(PriceKind::kDirect, row);
+  work.blocks = static_cast<float>(blocks);
+  work.sms = static_cast<float>(d.sm_count);
+  work.resident = static_cast<float>(hardware::kWarpsPerSm / kWarps);
+  work.busy = static_cast<float>(
+      busiest({kWarps * instructions / hardware::kSchedulers, kWarps * wavefronts}));
+  work.waits = static_cast<float>(waits);
+  work.bytes = static_cast<float>(bytes);
+  return work;
+}
+
+// Lines of 128 bytes, of which one is read a clock, that a warp's load meets: its threads' elements
+// are side by side or `stride` elements apart.
+double lines_of_load(const ConvProblem& p, int64_t stride) {
+  return std::clamp<double>(static_cast<double>(stride * element_size(p.dtype)) / 4, 1, 32);
+}
+
+WorkList count_work(const ConvProblem& p, const DeviceProperties& d, const ConvPlan& plan,
+                    int64_t blocks) {
+  // Pixels of a single one are next to those of the next channel.
+  const int64_t pixels = p.pass == Pass::kDgrad ? p.H * p.W : p.P * p.Q;
+  const bool by_channels = static_cast<Order>(plan.variant_index) == Order::kChannels ||
+                           (pixels == 1 && p.pass != Pass::kWgrad);
+  const auto taps = static_cast<double>(p.R * p.S);
+  WorkList works;
+  switch (p.pass) {
+    case Pass::kFprop: {
+      const auto channels = static_cast<double>(p.group_C());
+      const double products = taps * channels;
+      const double lines = by_channels ? 1 + lines_of_load(p, p.w_strides[0])
+                                       : 1 + lines_of_load(p, p.x_strides[3] * p.stride_w);
+      const double visits = std::ceil(channels / kChannelBlock) * taps;
+      works.add(blocks_work(
+          0, d, static_cast<double>(blocks),
+          kOutputInstructions + visits * kTapInstructions + products * kProductInstructions,
+          products * lines, std::max(visits, products / kBatch), p.least_bytes()));
+      break;
+    }
+    case Pass::kDgrad: {
+      const auto channels = static_cast<double>(p.group_K());
+      const bool strided = p.stride_h * p.stride_w > 1;
+      const double products = taps * channels / static_cast<double>(p.stride_h * p.stride_w);
+      const double lines =
+          by_channels ? 1 + lines_of_load(p, p.w_strides[1]) : 1 + lines_of_load(p, p.y_strides[3]);
+      // Taps that the stride skips are tried, too.
+      const double visits = std::ceil(channels / kChannelBlock) * taps;
+      works.add(
+          blocks_work(1, d, static_cast<double>(blocks),
+                      kOutputInstructions +
+                          visits * (kTapInstructions + (strided ? kDivisionInstructions : 0)) +
+                          products * kProductInstructions,
+                      products * lines, std::max(visits, products / kBatch), p.least_bytes()));
+      break;
+    }
+    case Pass::kWgrad: {
+      const double threads = by_channels ? kBlock / kWgradChannels : kBlock;
+      const double summed = static_cast<double>(p.N * p.P * p.Q) / static_cast<double>(plan.splits);
+      const double own = std::ceil(summed / threads), halvings = std::log2(threads);
+      const double lines = by_channels ? 32 / threads + 1
+                                       : lines_of_load(p, p.y_strides[3]) +
+                                             lines_of_load(p, p.x_strides[3] * p.stride_w);
+      works.add(blocks_work(
+          2, d, static_cast<double>(blocks * plan.splits),
+          kOutputInstructions + own * kPixelInstructions + halvings * kHalvingInstructions,
+          own * lines, own + halvings, p.least_bytes()));
+      if (plan.splits == 1) break;
+      const auto parts = static_cast<double>(plan.splits),
+                 weights = static_cast<double>(p.w_count());
+      works.add(blocks_work(2, d, std::ceil(weights / kBlock),
+                            kOutputInstructions + parts * kProductInstructions, parts, parts,
+                            static_cast<double>(plan.workspace_bytes)));
+      break;
+    }
+  }
+  return works;
+}
+
 ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
   ConvPlan plan;
   plan.block = kBlock;
@@ -66,44 +149,26 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
   const Order order = choose_order(problem);
   plan.variant_index = static_cast<int>(order);
   plan.variant = order == Order::kChannels ? "channels" : "pixels";
-  double macs = problem.macs();
-  double efficiency = kFpropEfficiency;
-  int64_t launches = 1;
   int64_t blocks = 0;
   switch (problem.pass) {
     case Pass::kFprop:
       blocks = ceil_divide(problem.y_count(), kBlock);
-      macs += static_cast<double>(problem.y_count()) * kProductsPerOutput;
-      if (order == Order::kPixels && problem.x_strides[1] == 1 && problem.group_C() > 1) {
-        efficiency = kStridedEfficiency;
-      }
       break;
     case Pass::kDgrad:
       blocks = ceil_divide(problem.x_count(), kBlock);
-      // Every tap is tried at every input pixel, also those that the stride skips.
-      macs = static_cast<double>(problem.x_count()) *
-             (static_cast<double>(problem.group_K() * problem.R * problem.S) + kProductsPerInput);
-      efficiency = kDgradEfficiency;
       break;
     case Pass::kWgrad:
       blocks = wgrad_blocks(problem, order);
       plan.splits = wgrad_splits(problem, blocks);
       if (plan.splits > 1) {
         plan.workspace_bytes = plan.splits * problem.w_count() * accumulator_size(problem.dtype);
-        launches = 2;
       }
-      macs += static_cast<double>(blocks * plan.splits) * kProductsPerBlock;
-      efficiency = kWgradEfficiency;
       break;
   }
   plan.grid[0] = std::min(blocks, device.max_grid_x);
   plan.grid[1] = plan.splits;
-  // A grid under one wave runs no faster than a full one.
-  const double threads = static_cast<double>(plan.grid[0] * plan.grid[1]) * kBlock;
-  const double fill = std::min(1.0, threads / (2048.0 * device.sm_count));
-  const double math_ms = 2e3 * macs / (efficiency * fill * device.vector_flops(problem.dtype));
-  const double bytes_ms = 1e-6 * problem.least_bytes() / device.bandwidth_gb_s;
-  plan.predicted_ms = std::max(math_ms, bytes_ms) + static_cast<double>(launches) * kLaunchMs;
+  plan.works = count_work(problem, device, plan, blocks);
+  plan.predicted_ms = price(plan.works, device);
   return plan;
 }
 

@@ -6,6 +6,8 @@
 #include "kernels/common/parts.h"
 #include "kernels/grouped/geometry.h"
 #include "kernels/grouped/price.h"
+#include "plan/hardware.h"
+#include "plan/price.h"
 #include "plan/search.h"
 
 namespace customconv::grouped {

@@ -1,40 +1,25 @@
 // im2col: the columns of a chunk of output pixels are written out and multiplied by the weights.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/im2col/columns.h"
+#include "plan/hardware.h"
+#include "plan/price.h"
 
 namespace customconv::im2col {
 
 namespace {
 
-// Measured on an H100, see docs/how/im2col.md.
-constexpr double kMatrixEfficiency = 0.75;  // of the library's product, at full tiles
-constexpr double kColumnBandwidth = 0.65;   // of device memory, where columns are written and read
-constexpr double kWgradBandwidth = 0.50;    // in 16 bits, of the columns that sums are formed from
-constexpr double kDgradBandwidth = 0.40;    // where they are written and gathered from,
-constexpr double kStridedBandwidth = 0.24;  // with strides
-// Of the product's rate, where rows of columns are not whole 8 bytes.
-constexpr double kUnalignedShare = 0.075;         // 16-bit,
-constexpr double kUnalignedGradientShare = 0.15;  // the same of input gradients: rows of dy
-constexpr double kUnalignedWideShare = 0.25;      // wider
-// Where the library's product is all there is.
-constexpr double kProductBandwidth = 0.85;
-constexpr double kWideShare = 0.6;   // of the product's rate, of 32 bits
-constexpr double kTf32Share = 0.85;  // of its bytes' time, which TF32's product does not hide
-constexpr double kSumsShare = 1.15;  // of sums over pixels, which it cuts up, times all of that
-constexpr double kPlanesLaunchMs = 0.0007;  // more where it is a batch of images' products
-constexpr double kLaunchMs = 0.005;
-constexpr double kHostMs = 0.010;    // of the library's calls, more than a single launch takes
-constexpr int64_t kMatrixTile = 64;  // rows and columns that a product is rounded up to
+// Instructions of a thread, by purpose: about as many as the source asks for.
+constexpr double kThreadInstructions = 50;  // where it is, from its number
+constexpr double kNchwEntryInstructions = 14;
+constexpr double kNhwcEntryInstructions = 30;  // of columns, with the next tap
+constexpr double kTapInstructions = 12;        // to find whether an output has it
+constexpr double kHitInstructions = 14;        // to add it up
+constexpr double kLoadInstructions = 6;
 
 int64_t round_up(int64_t a, int64_t b) { return ceil_divide(a, b) * b; }
-
-// Share of a product's tiles that does useful work.
-double tile_fill(int64_t rows, int64_t columns) {
-  return static_cast<double>(rows) / static_cast<double>(round_up(rows, kMatrixTile)) *
-         static_cast<double>(columns) / static_cast<double>(round_up(columns, kMatrixTile));
-}
 
 int64_t image_columns(const ConvProblem& p) { return p.P * p.Q; }
 
@@ -89,6 +74,284 @@ void choose_chunk(const ConvProblem& p, ConvPlan& plan) {
   plan.chunk_pixels = rows;
 }
 
+// A product of the library: of row-major matrices, as `Product` has them. Sizes count elements.
+struct Matrices {
+  double rows, columns, inner;
+  double batch = 1;
+  double calls = 1;
+  int64_t a_leading, b_leading, c_leading;
+  int64_t out_size = 0;  // bytes of a result
+  bool accumulates = false;
+};
+
+// Bytes that all rows are multiples of, up to 16: this decides which kernels the library can take.
+int64_t row_alignment(const ConvProblem& p, const Matrices& m) {
+  const int64_t size = element_size(p.dtype);
+  const int64_t rows = m.a_leading * size | m.b_leading * size | m.c_leading * m.out_size | 16;
+  return rows & -rows;
+}
+
+uint16_t product_row(const ConvProblem& p, const Matrices& m) {
+  const int64_t alignment = row_alignment(p, m);
+  const bool narrow = element_size(p.dtype) == 2, tf32 = p.dtype == DType::kFloat32 && p.tf32;
+  if (alignment == 16) return price_row(PriceKind::kProduct, narrow ? 0 : tf32 ? 1 : 2);
+  return price_row(PriceKind::kUnalignedProduct, narrow ? (alignment > 2 ? 0 : 1) : tf32 ? 2 : 3);
+}
+
+// How the library shares out a product: we know the sizes of its tiles, but not which it takes, and
+// count the way that takes the fewest clocks at full rates.
+struct Shares {
+  double tiles, splits;  // of the sum
+  double busy, stored;   // clocks of a tile, bytes
+};
+
+Shares share_out(const ConvProblem& p, const DeviceProperties& d, const Matrices& m) {
+  constexpr double kSizes[] = {128, 64};
+  constexpr double kStep = 64;  // bytes of a sum that a stage holds
+  constexpr double kMostSplits = 32;
+  const auto size = static_cast<double>(element_size(p.dtype));
+  const double products = d.matrix_flops(p.dtype, p.tf32) / 2 / d.sm_count / d.clock_ghz / 1e9;
+  const double steps = std::ceil(m.inner * size / kStep);
+  // IEEE float32 is added up in order.
+  const bool splits_sums = m.batch == 1 && (size == 2 || p.tf32);
+  Shares best{};
+  double least = 0;
+  for (const double rows : kSizes) {
+    for (const double columns : kSizes) {
+      const double tiles = std::ceil(m.rows / rows) * std::ceil(m.columns / columns) * m.batch;
+      const double most = splits_sums ? std::min(steps, kMostSplits) : 1;
+      for (double splits = 1; splits <= most; splits *= 2) {
+        if (splits > 1 && tiles * splits > d.sm_count) break;
+        const double inner = std::ceil(steps / splits) * kStep / size;
+        const double busy = busiest({rows * columns * inner / products,
+                                     (rows + columns) * inner * size / hardware::kL2BytesPerClock});
+        const double adding = splits > 1 ? hardware::kNextMs * d.clock_ghz * 1e6 : 0;
+        const double clocks = std::ceil(tiles * splits / d.sm_count) * busy + adding;
+        if (least > 0 && clocks >= least) continue;
+        least = clocks;
+        const double stored = rows * columns * (splits > 1 ? 4 : static_cast<double>(m.out_size));
+        best = {tiles, splits, busy, stored};
+      }
+    }
+  }
+  return best;
+}
+
+// A kernel of one thread for an element, or for 16 bytes of columns.
+Work by_threads(PriceKind kind, int row, const DeviceProperties& d, double threads,
+                double instructions, double waits, double bytes, double repeats) {
+  constexpr double kWarps = kBlock / 32.0;
+  Work work;
+  work.row = price_row(kind, row);
+  work.repeats = static_cast<float>(repeats);
+  work.blocks = static_cast<float>(std::ceil(threads / kBlock));
+  work.sms = static_cast<float>(d.sm_count);
+  work.resident = static_cast<float>(hardware::kWarpsPerSm / kWarps);
+  work.busy = static_cast<float>(kWarps * instructions / hardware::kSchedulers);
+  work.waits = static_cast<float>(waits);
+  work.bytes = static_cast<float>(bytes);
+  return work;
+}
+
+// The chunks of a plan as the passes go through them, the average one.
+struct Chunks {
+  double count;
+  double images, pixels;  // of each; pixels of an image
+};
+
+Chunks chunks_of(const ConvProblem& p, const ConvPlan& plan) {
+  const bool dgrad = p.pass == Pass::kDgrad;
+  const int64_t pieces = ceil_divide(dgrad ? p.H : image_columns(p), plan.chunk_pixels);
+  const int64_t batches = ceil_divide(p.N, plan.chunk_images);
+  const double pixels = dgrad ? static_cast<double>(band_columns(p, plan.chunk_pixels))
+                              : static_cast<double>(image_columns(p)) / static_cast<double>(pieces);
+  return {static_cast<double>(pieces * batches),
+          static_cast<double>(p.N) / static_cast<double>(batches), pixels};
+}
+
+// Counts the work of a plan's kernels.
+class Counter {
+ public:
+  Counter(const ConvProblem& p, const DeviceProperties& d, const ConvPlan& plan)
+      : p_(p), d_(d), plan_(plan), chunks_(chunks_of(p, plan)) {}
+
+  WorkList count() {
+    switch (p_.pass) {
+      case Pass::kFprop:
+        count_fprop();
+        break;
+      case Pass::kDgrad:
+        count_dgrad();
+        break;
+      case Pass::kWgrad:
+        count_wgrad();
+        break;
+    }
+    return works_;
+  }
+
+ private:
+  // Elements of a row of the columns, as they are written or in place.
+  int64_t columns_leading() const {
+    const int64_t pack = 16 / size_;
+    if (channels_last_) return in_place_ ? p_.C : packs_of(p_, column_rows(p_)) * pack;
+    return in_place_ ? image_columns(p_) : packs_of(p_, plan_.chunk_pixels) * pack;
+  }
+
+  void add_columns() {
+    if (in_place_) return;
+    const double packs =
+        chunks_.images * static_cast<double>(columns_bytes(p_, std::llround(chunks_.pixels))) / 16;
+    const double entries = 16.0 / static_cast<double>(size_);
+    const bool taps_first = dense_layout(p_.w_sizes(), p_.w_strides) == Layout::kNhwc;
+    const bool whole = channels_last_ && taps_first && p_.group_C() * size_ % 16 == 0;
+    const double each = channels_last_ ? kNhwcEntryInstructions : kNchwEntryInstructions;
+    const double instructions = kThreadInstructions + (whole ? 1 : entries) * each;
+    const double x_bytes = static_cast<double>(p_.x_count() * size_) / chunks_.count;
+    works_.add(by_threads(PriceKind::kColumns,
+                          !channels_last_ ? 0
+                          : whole         ? 1
+                                          : 2,
+                          d_, packs, instructions, 1, packs * 16 + x_bytes, chunks_.count));
+  }
+
+  // Products of a chunk in which images, or groups, make a batch.
+  void add_products(Matrices m, bool sums_images = false) {
+    const auto groups = static_cast<double>(p_.groups);
+    m.calls = chunks_.count;
+    m.batch = groups;
+    if (!channels_last_ && groups == 1 && !sums_images) {
+      m.batch = chunks_.images;
+    } else if (!channels_last_) {
+      m.calls *= chunks_.images;
+    }
+    add_product(product_row(p_, m), m);
+  }
+
+  void add_product(uint16_t row, const Matrices& m) {
+    const Shares shares = share_out(p_, d_, m);
+    const auto size = static_cast<double>(size_);
+    const auto out = static_cast<double>(m.out_size) * (m.accumulates ? 2 : 1);
+    const double results = m.batch * m.rows * m.columns;
+    Work work;
+    work.row = row;
+    work.store_row = price_row(PriceKind::kProductStore, 0);
+    work.repeats = static_cast<float>(m.calls);
+    work.blocks = static_cast<float>(shares.tiles * shares.splits);
+    work.sms = static_cast<float>(d_.sm_count);
+    work.busy = static_cast<float>(shares.busy);
+    work.stored = static_cast<float>(shares.stored);
+    work.bytes =
+        static_cast<float>(m.batch * (m.rows + m.columns) * m.inner * size + results * out);
+    works_.add(work);
+    if (shares.splits == 1) return;
+    add_pass(results, results * (shares.splits * 4 + out), m.calls, shares.splits);
+  }
+
+  void count_fprop() {
+    add_columns();
+    Matrices m{};
+    m.inner = static_cast<double>(group_rows_);
+    m.out_size = keeps_products(p_) ? 4 : size_;
+    m.accumulates = p_.has_bias && !keeps_products(p_);
+    if (channels_last_) {
+      m.rows = chunks_.images * chunks_.pixels;
+      m.columns = static_cast<double>(p_.group_K());
+      m.a_leading = columns_leading();
+      m.b_leading = group_rows_;
+      m.c_leading = p_.K;
+    } else {
+      m.rows = static_cast<double>(p_.group_K());
+      m.columns = chunks_.pixels;
+      m.a_leading = group_rows_;
+      m.b_leading = columns_leading();
+      m.c_leading = image_columns(p_);
+    }
+    add_products(m);
+    if (!p_.has_bias) return;
+    const auto outputs = static_cast<double>(p_.y_count());
+    const auto bytes = static_cast<double>(size_ + (keeps_products(p_) ? 4 : 0));
+    add_pass(outputs, outputs * bytes, keeps_products(p_) ? chunks_.count : 1);
+  }
+
+  void count_dgrad() {
+    Matrices m{};
+    m.inner = static_cast<double>(p_.group_K());
+    m.out_size = in_place_ ? size_ : accumulator_size(p_.dtype);
+    if (channels_last_) {
+      m.rows = chunks_.images * chunks_.pixels;
+      m.columns = static_cast<double>(group_rows_);
+      m.a_leading = p_.K;
+      m.b_leading = group_rows_;
+      m.c_leading = column_rows(p_);
+    } else {
+      m.rows = static_cast<double>(group_rows_);
+      m.columns = chunks_.pixels;
+      m.a_leading = group_rows_;
+      m.b_leading = image_columns(p_);
+      m.c_leading = in_place_ ? image_columns(p_) : std::llround(chunks_.pixels);
+    }
+    add_products(m);
+    if (in_place_) return;
+    const auto taps = static_cast<double>(p_.R * p_.S);
+    const double hits = taps / static_cast<double>(p_.stride_h * p_.stride_w);
+    const double elements = static_cast<double>(p_.x_count()) / chunks_.count;
+    const double columns = chunks_.images * chunks_.pixels * static_cast<double>(column_rows(p_)) *
+                           static_cast<double>(accumulator_size(p_.dtype));
+    works_.add(by_threads(PriceKind::kSumColumns, channels_last_ ? 1 : 0, d_, elements,
+                          kThreadInstructions + taps * kTapInstructions + hits * kHitInstructions,
+                          hits, columns + elements * static_cast<double>(size_), chunks_.count));
+  }
+
+  void count_wgrad() {
+    add_columns();
+    Matrices m{};
+    m.rows = static_cast<double>(p_.group_K());
+    m.columns = static_cast<double>(group_rows_);
+    m.inner = channels_last_ ? chunks_.images * chunks_.pixels : chunks_.pixels;
+    m.a_leading = channels_last_ ? p_.K : image_columns(p_);
+    m.b_leading = columns_leading();
+    m.c_leading = group_rows_;
+    const bool single = is_single_product(p_);
+    m.out_size = single ? size_ : accumulator_size(p_.dtype);
+    const auto weights = static_cast<double>(p_.w_count());
+    const auto sum_bytes = weights * static_cast<double>(accumulator_size(p_.dtype));
+    if (sums_in_parts(p_)) {
+      const WeightParts parts = weight_parts(p_, plan_.chunk_images, plan_.chunk_pixels);
+      const int64_t most = parts_at_once(p_, plan_);
+      const double calls = static_cast<double>(ceil_divide(parts.count - parts.lines, most) +
+                                               ceil_divide(parts.lines, most));
+      const double at_once = static_cast<double>(parts.count) / calls;
+      m.inner /=
+          static_cast<double>(parts.count) / static_cast<double>(channels_last_ ? 1 : parts.lines);
+      m.batch = at_once * static_cast<double>(p_.groups);
+      m.calls = calls * chunks_.count;
+      add_product(price_row(PriceKind::kListedProduct, 0), m);
+      add_pass(m.batch, 0, m.calls);
+      add_pass(weights * kBlock / 32, (at_once + 1) * sum_bytes, m.calls, at_once * 32 / kBlock);
+    } else {
+      m.accumulates = !single && (chunks_.count > 1 || !channels_last_);
+      add_products(m, true);
+    }
+    if (!single) add_pass(weights, sum_bytes + weights * static_cast<double>(size_), 1);
+  }
+
+  // A kernel that passes over its operands once.
+  void add_pass(double threads, double bytes, double repeats, double loads = 1) {
+    works_.add(by_threads(PriceKind::kElements, 0, d_, threads,
+                          kThreadInstructions + loads * kLoadInstructions, loads, bytes, repeats));
+  }
+
+  const ConvProblem& p_;
+  const DeviceProperties& d_;
+  const ConvPlan& plan_;
+  const Chunks chunks_;
+  const bool in_place_ = columns_are_in_place(p_), channels_last_ = is_channels_last(p_);
+  const int64_t size_ = element_size(p_.dtype);
+  const int64_t group_rows_ = p_.group_C() * p_.R * p_.S;
+  WorkList works_;
+};
+
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   ConvPlan plan;
   plan.uses_blas = true;
@@ -96,70 +359,15 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   plan.wide_index = needs_wide_index(p);
   choose_chunk(p, plan);
   const bool dgrad = p.pass == Pass::kDgrad;
-  const bool in_place = columns_are_in_place(p);
   const bool whole_images = plan.chunk_pixels == (dgrad ? p.H : image_columns(p));
-  plan.variant = in_place ? "pointwise" : whole_images ? "images" : "bands";
-
+  plan.variant = columns_are_in_place(p) ? "pointwise" : whole_images ? "images" : "bands";
   const int64_t chunk_pixels = dgrad ? band_columns(p, plan.chunk_pixels) : plan.chunk_pixels;
   const int64_t room = columns_room(p, plan);
   plan.grid[0] = std::max<int64_t>(ceil_divide(room / 16, kBlock), 1);
   plan.workspace_bytes = room + plan.chunk_images * products_bytes(p, chunk_pixels) +
                          weight_sum_bytes(p) + parts_bytes(p, plan);
-
-  const int64_t chunks = ceil_divide(p.N, plan.chunk_images) *
-                         ceil_divide(dgrad ? p.H : image_columns(p), plan.chunk_pixels);
-  const bool channels_last = is_channels_last(p);
-  // Products in a chunk: one where the images of a chunk, or the groups, make a batch.
-  int64_t products =
-      channels_last || (p.groups == 1 && p.pass != Pass::kWgrad) ? 1 : plan.chunk_images;
-  const int64_t size = element_size(p.dtype);
-  double traffic =
-      2.0 * static_cast<double>(p.N) * static_cast<double>(chunk_bytes(p, image_columns(p)));
-  if (sums_in_parts(p)) {
-    const int64_t parts = weight_parts(p, plan.chunk_images, plan.chunk_pixels).count;
-    products = 3 * (1 + ceil_divide(parts, parts_at_once(p, plan)));
-    traffic += 2.0 * static_cast<double>(chunks * parts) * static_cast<double>(weight_sum_bytes(p));
-  }
-  double bandwidth = kColumnBandwidth * device.bandwidth_gb_s;
-  if (dgrad) {
-    bandwidth =
-        (p.stride_h * p.stride_w > 1 ? kStridedBandwidth : kDgradBandwidth) * device.bandwidth_gb_s;
-  } else if (p.pass == Pass::kWgrad && size == 2) {
-    bandwidth = kWgradBandwidth * device.bandwidth_gb_s;
-  }
-  const double bytes_ms = 1e-6 * (traffic + p.least_bytes()) / bandwidth;
-  const int64_t tap_rows = p.group_C() * p.R * p.S;
-  // NHWC joins the pixels of a chunk's images into one dimension.
-  const int64_t pixels = channels_last ? plan.chunk_images * chunk_pixels : chunk_pixels;
-  const double fill = dgrad                    ? tile_fill(tap_rows, pixels)
-                      : p.pass == Pass::kFprop ? tile_fill(p.group_K(), pixels)
-                                               : tile_fill(p.group_K(), tap_rows);
-  const bool by_tensor_cores = size == 2 || (p.dtype == DType::kFloat32 && p.tf32);
-  const int64_t row = dgrad ? image_columns(p) : chunk_pixels;
-  const bool aligned = channels_last || (dgrad && !by_tensor_cores) || row * size % 8 == 0;
-  const double share = aligned     ? 1
-                       : size != 2 ? kUnalignedWideShare
-                       : dgrad     ? kUnalignedGradientShare
-                                   : kUnalignedShare;
-  const double rate = kMatrixEfficiency * fill * share * device.matrix_flops(p.dtype, p.tf32);
-  const double math_ms = 2e3 * p.macs() / rate;
-  // Of planes of whole 16 bytes: others are slow.
-  const bool fast_planes =
-      !channels_last && p.pass != Pass::kWgrad && by_tensor_cores && p.P * p.Q * size % 16 == 0;
-  if (in_place && ((dgrad && channels_last) || fast_planes || is_single_product(p))) {
-    // A single product, as fast as its bytes or nearly.
-    const double moved_ms = 1e-6 * p.least_bytes() / (kProductBandwidth * device.bandwidth_gb_s);
-    const double product_ms = math_ms / (p.dtype == DType::kFloat32 ? kWideShare : 1);
-    plan.predicted_ms = kLaunchMs + std::max(moved_ms, product_ms) +
-                        0.25 * std::min(moved_ms, product_ms) + (fast_planes ? kPlanesLaunchMs : 0);
-    if (p.dtype == DType::kFloat32 && p.tf32) {
-      plan.predicted_ms = kLaunchMs + product_ms + kTf32Share * moved_ms;
-    }
-    if (p.pass == Pass::kWgrad) plan.predicted_ms *= kSumsShare;
-    return plan;
-  }
-  plan.predicted_ms = kHostMs + bytes_ms + math_ms +
-                      static_cast<double>(chunks * (products + (in_place ? 0 : 1)) + 1) * kLaunchMs;
+  plan.works = Counter(p, device, plan).count();
+  plan.predicted_ms = price(plan.works, device);
   return plan;
 }
 

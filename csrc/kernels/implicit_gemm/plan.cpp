@@ -4,44 +4,22 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/implicit_gemm/moving.h"
 #include "kernels/implicit_gemm/sm90/tile.h"
 #include "kernels/implicit_gemm/tile.h"
 #include "kernels/implicit_gemm/wgrad/wgrad.h"
+#include "plan/hardware.h"
+#include "plan/price.h"
 
 namespace customconv::implicit_gemm {
 
 namespace {
 
-constexpr double kMatrixEfficiency = 0.87;  // of the tensor cores' rate, while a tile is summed
-constexpr double kFetchedEfficiency = 0.8;  // the same where threads fetch pixels
-constexpr double kWarpEfficiency = 0.45;    // the same where warps multiply
-constexpr double kFetchedWarpEfficiency = 0.62;
-constexpr double kL2BytesPerClock = 70;        // to a multiprocessor
-constexpr double kCopyClocks = 40;             // for each copy of a warp, 16 bytes for each thread
-constexpr double kSmallCopies = 1.1;           // a clock, of single threads, where they are smaller
-constexpr double kSmallPieces = 1.6;           // the same of single taps, of 32 bits
-constexpr double kElementBytesPerClock = 1.6;  // where elements are copied through registers
-constexpr double kShiftedBytesPerClock = 2.5;  // where vectors are put together
-constexpr double kBoxedRowClocks = 12;         // of the copy engine, for each row of a channel
-constexpr double kWeightClocks = 1000;         // until a stage of weights is there
-constexpr double kPackLatencyMs = 0.001;       // of a kernel that packs a matrix,
-constexpr double kPackMs = 0.0025;             // which takes no less
-constexpr double kPackBytesPerClock = 430;     // of the whole GPU, read
-constexpr double kStoreBytesPerClock = 20;
-constexpr double kBoxedBytesPerClock = 48;    // by the copy engine, where all slabs have room
-constexpr double kPieceOfPlaneClocks = 5;     // to store up to 128 bytes of a plane of pixels
-constexpr double kPieceOfPageClocks = 24;     // where a plane is a page, and a tile a row
-constexpr double kMoreRows = 0.2;             // times that, whenever a tile has twice as many rows
-constexpr double kAcrossImages = 1.05;        // times that, where a tile goes on in other images
-constexpr double kTileClocks = 730;           // until the first products, and after the last
-constexpr double kGroupClocks = 160;          // what a group of products of rows costs on top
-constexpr double kClusterBytesPerClock = 15;  // that a block writes to the others' shared memory
-constexpr double kClusterMs = 0.00033;        // for each of its blocks
-constexpr double kClusterShare = 0.91;        // of the multiprocessors, that larger clusters reach
-constexpr double kSplitBytesPerClock = 3700;  // of the whole GPU, written and read
-constexpr double kLaunchMs = 0.006;
-constexpr double kNextMs = 0.0047;  // of a kernel that begins while the one in front of it ends
-constexpr double kBandwidthShare = 0.85;
+// Instructions of threads that copy, for each copy: of a vector, of an element through registers,
+// of a vector that is put together from words.
+constexpr double kCopyInstructions = 8;
+constexpr double kElementInstructions = 12;
+constexpr double kShiftedInstructions = 40;
 
 constexpr int kLeastShared = 96 << 10;    // bytes of a block's memory
 constexpr int kMostExchange = 64 << 10;   // bytes of a cluster's exchange: it leaves fewer stages
@@ -53,34 +31,19 @@ constexpr int kFewChannels = 4;           // up to which channels and taps are o
 constexpr int kLeastChannels = 32;        // of output, of the smallest tile
 constexpr int kLeastWarpChannels = 64;    // of that of rows, where warps multiply
 
-// Clocks that a multiprocessor takes to multiply a tile, to load it and to store it.
-struct Clocks {
-  double math, load, store;
-};
-
-// Bytes that the threads of a warpgroup fetch for an instruction.
+// Bytes of shared memory that the threads of a warpgroup take for an instruction's pixels: pairs
+// fill a bank, and so does an element that is fetched alone.
 double fetched_bytes(const ConvProblem& p, const Tile& t) {
-  switch (t.fetch) {
-    case Fetch::kShared:
-      return kInstructionRows * kPieceBytes;
-    case Fetch::kPieces:
-    case Fetch::kBoxedPieces:
-      return 2048;
-    case Fetch::kTaps:
-      return p.dtype == DType::kFloat32 ? 2600 : 1800;
-    case Fetch::kOddTaps:
-      return 2500;
-    default:
-      return p.dtype == DType::kFloat32 ? 4096 : 6144;
-  }
+  constexpr double kBankBytes = 4;
+  const double bytes = kInstructionRows * kPieceBytes;
+  const bool alone = t.fetch == Fetch::kElements || t.fetch == Fetch::kFlat;
+  return alone ? bytes / static_cast<double>(element_size(p.dtype)) * kBankBytes : bytes;
 }
 
 // The same where warps multiply: of weights, each loads all for its own pixels.
 double warp_bytes(const ConvProblem& p, const Tile& t) {
   const double warps = 4.0 * warpgroups(t.kind(), t.fetch) / t.kind().blocks();
-  const double pixels =
-      t.fetch == Fetch::kShared ? kInstructionRows * kPieceBytes : fetched_bytes(p, t);
-  return warps * t.kind().channels * kPieceBytes + pixels;
+  return warps * t.kind().channels * kPieceBytes + fetched_bytes(p, t);
 }
 
 // Clocks of the tensor cores for an instruction's products.
@@ -90,40 +53,17 @@ double instruction_clocks(const ConvProblem& p, const DeviceProperties& d, const
   return flop * d.sm_count * d.clock_ghz * 1e9 / d.matrix_flops(p.dtype, p.tf32);
 }
 
-double matrix_efficiency(const Tile& t) {
-  const bool boxes = t.fetch == Fetch::kShared;
-  if (t.by_warps) return boxes ? kWarpEfficiency : kFetchedWarpEfficiency;
-  return boxes ? kMatrixEfficiency : kFetchedEfficiency;
-}
-
 // Thread blocks that run at a time.
 int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
-  const double share = t.cluster() > 2 ? kClusterShare : 1;
+  const double share = t.cluster() > 2 ? hardware::kClusterReach : 1;
   const auto clusters = static_cast<int64_t>(share * d.sm_count / t.cluster());
   return std::max<int64_t>(clusters, 1) * t.cluster();
 }
 
-// Clocks to store a tile's results, or its sums where they are split.
-double store_clocks(const Forward& p, const Tile& t) {
-  const bool boxes = t.fetch == Fetch::kShared;
-  const double size = static_cast<double>(element_size(p.dtype));
-  const double results = static_cast<double>(t.kind().pixels) * t.kind().channels;
-  const bool at_once = staging(p, t) >= results * size;
-  double clocks =
-      results * size / (t.boxed_out && at_once ? kBoxedBytesPerClock : kStoreBytesPerClock);
-  if (!boxes && !t.boxed_out && stores_planes(p)) {
-    const double slab = kRowBytes / size;
-    const double width = t.shape == Shape::kLines ? std::min<double>(t.columns, slab) : slab;
-    const double page = kPieceOfPageClocks * (1 + kMoreRows * std::log2(t.rows));
-    clocks = results / width * (t.planes_first ? page : kPieceOfPlaneClocks);
-  }
-  if (t.clustered) {
-    clocks = clocks / t.splits + results * 4 / kClusterBytesPerClock;
-  } else if (t.splits > 1) {
-    clocks = results * 4 / kStoreBytesPerClock;
-  }
-  return clocks;
-}
+// Clocks of the units of a multiprocessor, while it sums a tile, and what it waits for.
+struct Clocks {
+  double busy, waits;
+};
 
 Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t) {
   const Kernel& kind = t.kind();
@@ -140,47 +80,126 @@ Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t) 
   const double products = taps * t.pieces;
   const double weights = products * kind.channels * kPieceBytes;
 
-  Clocks clocks{};
-  // Shared memory moves 128 bytes a clock: operands and what is loaded.
   const double count = products * kind.blocks();
   const double operands =
       t.by_warps ? warp_bytes(p, t) : kind.channels * kPieceBytes + fetched_bytes(p, t);
   const double moved = count * operands + weights + input;
-  const double products_clocks = count * instruction_clocks(p, d, t) / matrix_efficiency(t);
-  if (t.by_warps) {  // a warp waits for its operands
-    clocks.math = products_clocks + moved / 128;
-  } else {
-    clocks.math = std::max(products_clocks, moved / 128 / matrix_efficiency(t));
-  }
-  clocks.load = (input + weights) / kL2BytesPerClock;
-  if (!boxes) clocks.math += products / group_products(t.fetch) * kGroupClocks;
+  const double groups = products / (boxes ? kRowBytes / kPieceBytes : group_products(t.fetch));
+
+  // Copies of pixels: rows of the copy engine, or instructions of a few warps, one after the other.
+  double copies = 0;
   if (t.row.boxes > 0) {
-    const double rows = planes * t.plane_rows * t.row.boxes * channels;
-    clocks.load = std::max(clocks.load, rows * kBoxedRowClocks);
+    copies = planes * t.plane_rows * t.row.boxes * channels * hardware::kCopyRowClocks;
   } else if (is_copied(t.fetch)) {
-    double copies =
-        input / t.row.vector / (is_compact(t.fetch) && size == 4 ? kSmallPieces : kSmallCopies);
-    if (t.row.vector == 16) copies = input / (32 * 16) * kCopyClocks;
-    if (t.row.shifted) copies = input / kShiftedBytesPerClock;
-    if (t.row.vector == 2) copies = input / kElementBytesPerClock;
-    clocks.load = std::max(clocks.load, copies);
+    const double instructions = t.row.shifted       ? kShiftedInstructions / 16
+                                : t.row.vector == 2 ? kElementInstructions / 2
+                                                    : kCopyInstructions / t.row.vector;
+    copies = input * instructions * hardware::kDependentClocks / kRowThreads;
+  } else if (!t.by_warps) {
+    copies = input / kRowBytes * hardware::kCopyRowClocks;
   }
   if (t.by_warps) {
     const double copied = weights + (boxes ? input : 0);
-    clocks.load = std::max(clocks.load, copied / (32 * 16) * kCopyClocks);
+    copies += copied / 16 * kCopyInstructions * hardware::kDependentClocks / kRowThreads;
   }
-  if (!t.by_warps) {  // with few stages of weights, products wait for them
-    const double groups = products / (boxes ? kRowBytes / kPieceBytes : group_products(t.fetch));
-    clocks.load = std::max(clocks.load, groups * kWeightClocks / t.w_stages);
+  // With few stages of weights, products wait for them.
+  const double arrivals = groups * hardware::kMemoryClocks / t.w_stages;
+  return {busiest({count * instruction_clocks(p, d, t), moved / hardware::kSharedBytesPerClock,
+                   (input + weights) / hardware::kL2BytesPerClock, copies, arrivals}),
+          groups};
+}
+
+// How a tile's results leave it.
+enum class Store : int { kBoxes, kThreads, kPlanes, kCluster, kSplits, kElements };
+
+Store store_of(const Forward& p, const Tile& t) {
+  const double size = static_cast<double>(element_size(p.dtype));
+  const double results = static_cast<double>(t.kind().pixels) * t.kind().channels;
+  if (t.clustered) return Store::kCluster;
+  if (t.splits > 1) return Store::kSplits;
+  if (t.boxed_out) return staging(p, t) >= results * size ? Store::kBoxes : Store::kThreads;
+  if (t.fetch != Fetch::kShared && stores_planes(p)) return Store::kPlanes;
+  // Pixels without whole units of 16 bytes are stored element by element.
+  const bool by_elements = p.y_strides[1] == 1 && p.K * element_size(p.dtype) % 16 != 0;
+  return by_elements ? Store::kElements : Store::kThreads;
+}
+
+uint16_t store_row(const Forward& p, Store store) {
+  return price_row(PriceKind::kRowStore,
+                   static_cast<int>(store) * 2 + (p.dtype == DType::kFloat32 ? 1 : 0));
+}
+
+// Bytes that a tile stores, as the memory system counts them.
+double stored_bytes(const Forward& p, const Tile& t, Store store) {
+  const double size = static_cast<double>(element_size(p.dtype));
+  const double results = static_cast<double>(t.kind().pixels) * t.kind().channels;
+  switch (store) {
+    case Store::kBoxes:
+    case Store::kThreads:
+    case Store::kElements:
+      return results * size;
+    case Store::kPlanes: {
+      // Whole lines, of which a row of the tile may fill a part.
+      const double line = kRowBytes / size;
+      const double width = t.shape == Shape::kLines ? std::min<double>(t.columns, line) : line;
+      return results / width * kRowBytes;
+    }
+    case Store::kCluster:
+      return results * (size / static_cast<double>(t.splits) + 4);
+    case Store::kSplits:
+      return results * 4;
   }
-  clocks.store = store_clocks(p, t);
-  return clocks;
+  return 0;
+}
+
+uint16_t loop_row(const Tile& t, int wide) {
+  // Rows, with those ways to fetch before them that have kernels by warpgroups, by warps, or both.
+  constexpr int kFirst[kFetchCount] = {0, 0, 1, 3, 5, 6, 8};
+  const int by_warps = t.by_warps ? 1 : 0;
+  if (t.fetch == Fetch::kShared) {
+    return price_row(PriceKind::kBoxLoop, (t.by_warps ? kKernelCount : t.kernel) * 2 + wide);
+  }
+  const int fetch = kFirst[static_cast<int>(t.fetch)];
+  const bool both = is_by_warpgroups(t.fetch) && t.fetch != Fetch::kBoxedPieces;
+  return price_row(PriceKind::kRowLoop, (fetch + (both ? by_warps : 0)) * 2 + wide);
+}
+
+WorkList count_work(const Forward& p, const DeviceProperties& d, const Tile& t) {
+  const int wide = p.dtype == DType::kFloat32 ? 1 : 0;
+  const Clocks clocks = count_clocks(p, d, t);
+  const Store store = store_of(p, t);
+  Work loop;
+  loop.row = loop_row(t, wide);
+  loop.store_row = store_row(p, store);
+  loop.blocks = static_cast<float>(t.tiles() * t.splits);
+  loop.sms = static_cast<float>(blocks_at_once(d, t));
+  loop.busy = static_cast<float>(clocks.busy / static_cast<double>(t.splits));
+  loop.waits = static_cast<float>(clocks.waits / static_cast<double>(t.splits));
+  loop.stored = static_cast<float>(stored_bytes(p, t, store));
+  loop.bytes = static_cast<float>(p.least_bytes());
+  WorkList works;
+  works.add(loop);
+  const auto partial = static_cast<double>(partial_bytes(t));
+  if (partial > 0) {
+    constexpr double kAtOnce = 4;  // splits that a thread waits for together
+    Work adding = moving(PriceKind::kAddSplits, 0, partial);
+    adding.waits = static_cast<float>(std::ceil(t.splits / kAtOnce));
+    works.add(adding);
+  }
+  if (p.woven > 0) works.add(moving(PriceKind::kWeave, 0, weave_bytes(p)));
+  const PackedWeight weight = packed_weight(p, t);
+  if (!weight.in_place) {
+    works.add(packing(
+        p, weight, has_matrix(t.fetch) ? matrix_packing(p, t.transposed) : WeightPacking::kUnits));
+  }
+  return works;
 }
 
 struct Choice {
   Tile tile;
   int variant;
   int shared_bytes;
+  WorkList works;
   double ms;
 };
 
@@ -191,26 +210,8 @@ bool price(const Forward& p, const DeviceProperties& d, Choice& choice) {
   if (!is_legal(p, t)) return false;
   if (!choose_stages(p, d.shared_bytes_block - 1024, t)) return false;
   choice.shared_bytes = shared_bytes(p, t);
-  const bool across = t.shape == Shape::kRun && !is_compact(t.fetch) && run_images(p, t) > 1;
-  const Clocks clocks = count_clocks(p, d, t);
-  // What is less than the most is not free: it competes for shared memory.
-  const double sum = std::max(clocks.math, clocks.load) + 0.1 * std::min(clocks.math, clocks.load);
-  const double item = (across ? kAcrossImages : 1) * sum / t.splits + clocks.store + kTileClocks;
-  const auto turns = static_cast<double>(ceil_divide(t.tiles() * t.splits, blocks_at_once(d, t)));
-  double ms = turns * item / (d.clock_ghz * 1e6);
-  const double split_bytes = 2.0 * static_cast<double>(partial_bytes(t));
-  if (t.clustered) ms += t.splits * kClusterMs;
-  if (split_bytes > 0) ms += split_bytes / kSplitBytesPerClock / (d.clock_ghz * 1e6) + kNextMs;
-  const double bytes_ms = 1e-6 * p.least_bytes() / (kBandwidthShare * d.bandwidth_gb_s);
-  choice.ms = std::sqrt(std::hypot(ms * ms, bytes_ms * bytes_ms)) + kLaunchMs;
-  if (p.woven > 0) choice.ms += kNextMs + 1e-6 * weave_bytes(p) / (0.75 * d.bandwidth_gb_s);
-  const PackedWeight weight = packed_weight(p, t);
-  if (!weight.in_place) {
-    const double bytes =
-        static_cast<double>(weight.rows * weight.row) * static_cast<double>(element_size(p.dtype));
-    const double pack_ms = kPackLatencyMs + bytes / kPackBytesPerClock / (d.clock_ghz * 1e6);
-    choice.ms += has_matrix(t.fetch) ? std::max(pack_ms, kPackMs) : kNextMs;
-  }
+  choice.works = count_work(p, d, t);
+  choice.ms = customconv::price(choice.works, d);
   return true;
 }
 
@@ -371,31 +372,82 @@ class Search {
   }
 
   void try_tile(int variant, const int (&pixels)[3]) {
-    weigh(variant, pixels, 1);
+    if (is_slower(variant, pixels)) return;
     const Tile t = make_tile(p_, variant, pixels, 1);
+    const Work whole = weigh(t, variant);
     // Splits where the tiles alone leave multiprocessors idle, also in the last of a few turns.
     const int64_t most =
         std::min<int64_t>(t.steps(), kMostTurns * d_.sm_count / std::max<int64_t>(t.tiles(), 1));
+    const auto try_splits = [&](int64_t splits) {
+      if (is_slower(whole, t, splits, Store::kSplits)) return;
+      weigh(make_tile(p_, variant, pixels, splits), variant);
+    };
     for (int64_t splits = 2; splits <= most; splits = splits < 4 ? splits + 1 : splits * 3 / 2) {
-      weigh(variant, pixels, splits);
+      try_splits(splits);
     }
-    if (most > 1) weigh(variant, pixels, most);
+    if (most > 1) try_splits(most);
     if (by_warps_) return;
     // Clusters start whole, and do one tile.
     for (int64_t splits = 2; splits <= std::min<int64_t>(kMostClustered, t.steps()); splits *= 2) {
+      if (t.tiles() * splits > d_.sm_count) break;
+      if (is_slower(whole, t, splits, Store::kCluster)) continue;
       const Tile clustered = make_tile(p_, variant | kClustered, pixels, splits);
       if (t.tiles() * splits > blocks_at_once(d_, clustered)) break;
       if (exchange_bytes(clustered) > kMostExchange) break;
-      weigh(variant | kClustered, pixels, splits);
+      weigh(clustered, variant | kClustered);
     }
   }
 
-  void weigh(int variant, const int (&pixels)[3], int64_t splits) {
-    Choice choice{make_tile(p_, variant, pixels, splits), variant, 0, 0};
-    if (choice.tile.tiles() * splits > INT32_MAX / 2) return;
-    if (!price(p_, d_, choice)) return;
+  // Whether splits of a tile whose work is known, if there is such a tile, take longer than the
+  // best plan.
+  bool is_slower(const Work& whole, const Tile& tile, int64_t splits, Store store) const {
+    if (all_ != nullptr || best_.ms == 0 || whole.row == kNoRow) return false;
+    Tile t = tile;
+    t.splits = static_cast<int>(splits);
+    t.clustered = store == Store::kCluster;
+    Work part = whole;
+    part.store_row = store_row(p_, store);
+    part.blocks = static_cast<float>(t.tiles() * splits);
+    part.sms = static_cast<float>(blocks_at_once(d_, t));
+    part.busy /= static_cast<float>(splits);
+    part.waits /= static_cast<float>(splits);
+    part.stored = static_cast<float>(stored_bytes(p_, t, store));
+    WorkList works;
+    works.add(part);
+    return customconv::price(works, d_) >= best_.ms;
+  }
+
+  // Whether the products of such tiles alone take longer than the best plan, shared out evenly.
+  // Where all plans are listed, none is.
+  bool is_slower(int variant, const int (&pixels)[3]) const {
+    if (all_ != nullptr || best_.ms == 0) return false;
+    Tile t{};
+    t.kernel = variant % (1 << kShapeShift);
+    t.fetch = static_cast<Fetch>(variant >> kFetchShift & 15);
+    t.by_warps = by_warps_;
+    const auto shape = static_cast<Shape>(variant >> kShapeShift & 3);
+    const double tiles =
+        shape == Shape::kRun
+            ? static_cast<double>(p_.N * p_.P * p_.Q) / t.kind().pixels
+            : static_cast<double>(ceil_divide(p_.N, pixels[2]) * ceil_divide(p_.P, pixels[0]) *
+                                  ceil_divide(p_.Q, pixels[1]));
+    const double channels = static_cast<double>(p_.group_C() * p_.R * p_.S);
+    const double products = tiles * static_cast<double>(ceil_divide(p_.K, t.kind().channels)) *
+                            t.kind().blocks() * channels *
+                            static_cast<double>(element_size(p_.dtype)) / kPieceBytes;
+    const double rate = prices_of(d_)[loop_row(t, p_.dtype == DType::kFloat32 ? 1 : 0)].rate;
+    const double clocks = products * instruction_clocks(p_, d_, t) / rate / d_.sm_count;
+    return clocks / (d_.clock_ghz * 1e6) + hardware::kLaunchMs >= best_.ms;
+  }
+
+  // Returns the work of its sums, without a row where it does not fit.
+  Work weigh(const Tile& tile, int variant) {
+    Choice choice{tile, variant, 0, {}, 0};
+    if (tile.tiles() * tile.splits > INT32_MAX / 2) return {};
+    if (!price(p_, d_, choice)) return {};
     if (best_.ms == 0 || choice.ms < best_.ms) best_ = choice;
     if (all_ != nullptr) all_->push_back(choice);
+    return *choice.works.begin();
   }
 
   const Forward& p_;
@@ -465,6 +517,7 @@ ConvPlan plan_of(const Forward& p, const DeviceProperties& d, const Choice& choi
   const PackedWeight weight = packed_weight(p, t);
   const int64_t packed = weight.in_place ? 0 : weight.rows * weight.row * element_size(p.dtype);
   plan.workspace_bytes = round_up(packed, 256) + p.woven * element_size(p.dtype) + partial_bytes(t);
+  plan.works = choice.works;
   plan.predicted_ms = choice.ms;
   return plan;
 }

@@ -1,9 +1,12 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "kernels/tiled/tile.h"
+#include "plan/hardware.h"
+#include "plan/price.h"
 
 namespace customconv::tiled {
 
@@ -18,8 +21,7 @@ constexpr int64_t kStepProducts = 72;
 constexpr int64_t kLeastChunk = 8;
 constexpr int64_t kMostChunk = 32;
 
-// The cost model. A thread's instructions, by purpose; a multiprocessor starts as many a clock as
-// it has float32 lanes.
+// A thread's instructions, by purpose.
 constexpr double kInstructionsPerInput = 9;         // copied to shared memory
 constexpr double kInstructionsPerNarrowInput = 24;  // of 16 bits: fetched alone and converted
 constexpr double kInstructionsPerWeight = 8;
@@ -28,17 +30,8 @@ constexpr double kInstructionsPerOutput = 8;
 constexpr double kInstructionsPerRow = 8;  // loop and address of a kernel row
 constexpr double kInstructionsPerRound = 100;
 constexpr double kInstructionsPerBlock = 300;
-// The share of those starts that is reached.
-constexpr double kIssueEfficiency = 0.55;
-constexpr double kNarrowIssueEfficiency = 0.4;  // of 16 bits
-constexpr double kGroupedShare = 0.63;          // of these, of groups of several input channels
-constexpr double kBandwidthEfficiency = 0.80;
-constexpr double kThinBandwidthEfficiency = 0.60;  // of one input channel a group
-// Loads that a step waits for where nothing else is left to run.
-constexpr double kStepLatencyMs = 1.6e-3;
-// What the shorter of the times still adds to the longest.
-constexpr double kOverlapLoss = 0.1;
-constexpr double kLaunchMs = 5e-3;
+// Elements of 16 bits that a thread fetches before it waits for them.
+constexpr double kNarrowBatch = 4;
 
 // Cuts `size` into as few pieces of at most `most` as it takes, all about equal.
 int64_t even_piece(int64_t size, int64_t most) {
@@ -219,13 +212,14 @@ bool fit(Tile& tile, const Geometry& g, Variant variant, int64_t element_bytes, 
   return true;
 }
 
-double predict_ms(const ConvProblem& problem, const Geometry& g, const Variant& variant,
-                  const Tile& tile, const DeviceProperties& device) {
+WorkList count_work(const ConvProblem& problem, const Geometry& g, const Variant& variant,
+                    const Tile& tile, const DeviceProperties& device) {
   const Kernel& kernel = kKernels[variant.kernel];
   const WarpShape& shape = kWarpShapes[variant.warps];
-  const double threads = 32.0 * shape.channels * shape.strips;
+  const double warps = shape.channels * shape.strips, threads = 32 * warps;
   const double taps = static_cast<double>(g.R * g.S);
   const double channels = static_cast<double>(g.C);
+  const bool narrow = problem.dtype != DType::kFloat32;
 
   // Loads for a tap: its weights, and its share of the row's slice or its own inputs.
   const double weights = kernel.channels == 1 ? 1 : kernel.channels / 4;
@@ -236,35 +230,38 @@ double predict_ms(const ConvProblem& problem, const Geometry& g, const Variant& 
   const double tap = kernel.channels * kStrip + weights + inputs + 1;
   const double compute = channels * (taps * tap + static_cast<double>(g.R) * kInstructionsPerRow);
   const double positions = static_cast<double>(tile.positions()) * (tile.gathered ? taps : 1);
-  const double per_input =
-      problem.dtype == DType::kFloat32 ? kInstructionsPerInput : kInstructionsPerNarrowInput;
-  const double fill = channels * tile.groups *
-                      (positions * per_input + taps * tile.channels * kInstructionsPerWeight) /
-                      threads;
+  // Of a thread.
+  const double fetched = channels * tile.groups * positions / threads;
+  const double fetched_weights = channels * tile.groups * taps * tile.channels / threads;
+  const double fill = fetched * (narrow ? kInstructionsPerNarrowInput : kInstructionsPerInput) +
+                      fetched_weights * kInstructionsPerWeight;
   const double output = kernel.channels * kStrip * kInstructionsPerOutput;
   const double round = compute + fill + output + kInstructionsPerRound;
   const double once = positions * kInstructionsPerPosition / threads + kInstructionsPerBlock;
+  const double instructions = round * tile.rounds + once;
+  const double steps = static_cast<double>(tile.steps) * tile.rounds;
+  const double batches = (fetched + fetched_weights) * tile.rounds / kNarrowBatch;
 
-  const double blocks = static_cast<double>(tile.count());
-  const double sm_count = device.sm_count;
-  const double lane_rate = device.vector_flops(DType::kFloat32) / 2 / sm_count;  // a second
-  const double block_ms = threads * (round * tile.rounds + once) / lane_rate * 1e3;
-  // Few warps on a multiprocessor cannot start an instruction every clock: four need to take turns
-  // on each of its four schedulers, about.
-  const auto turns = static_cast<double>(ceil_divide(tile.count(), device.sm_count));
-  const double warps = std::min(turns * threads / 32, 16.0);
-  const double latency_hiding = warps / (warps + 2);
-  const double issue = problem.dtype == DType::kFloat32 ? kIssueEfficiency : kNarrowIssueEfficiency;
-  const double share = g.groups > 1 && g.C > 1 ? kGroupedShare : 1;
-  const double compute_ms = turns * block_ms / (issue * share * latency_hiding * 18 / 16);
-  const double resident = kMinBlocks * sm_count;
-  const double latency_ms = std::max(blocks / resident, 1.0) *
-                            static_cast<double>(tile.steps * tile.rounds) * kStepLatencyMs;
-  const double bandwidth = g.C == 1 ? kThinBandwidthEfficiency : kBandwidthEfficiency;
-  const double memory_ms = problem.least_bytes() / (device.bandwidth_gb_s * 1e6 * bandwidth);
-  const double longest = std::max({compute_ms, latency_ms, memory_ms});
-  const double rest = compute_ms + latency_ms + memory_ms - longest;
-  return kLaunchMs + longest + kOverlapLoss * rest;
+  // Fewer warps than schedulers: each has its own share of a multiprocessor.
+  const double shares = std::max(hardware::kSchedulers / warps, 1.0);
+  const double room =
+      std::min<double>(std::floor(static_cast<double>(device.shared_bytes_block + 1024) /
+                                  static_cast<double>(tile.shared_bytes + 1024)),
+                       std::floor(kMinBlocks * max_threads(kernel.channels) / threads));
+  Work work;
+  work.row = price_row(PriceKind::kTiled, (kernel.channels > 1 ? 2 : 0) + (narrow ? 0 : 1));
+  work.blocks = static_cast<float>(tile.count());
+  work.sms = static_cast<float>(device.sm_count * shares);
+  work.resident = static_cast<float>(std::max(std::floor(room / shares), 1.0));
+  work.busy = static_cast<float>(instructions * warps * shares / hardware::kSchedulers);
+  // What follows from an instruction's result waits for it; only products have others meanwhile.
+  const double chained = (fill + kInstructionsPerRound) * tile.rounds + once;
+  work.waits = static_cast<float>(1 + (narrow ? std::max(steps, batches) : steps) +
+                                  chained * hardware::kDependentClocks / hardware::kMemoryClocks);
+  work.bytes = static_cast<float>(problem.least_bytes());
+  WorkList works;
+  works.add(work);
+  return works;
 }
 
 const char* can_implement(const ConvProblem& problem, const DeviceProperties& device) {
@@ -330,7 +327,8 @@ ConvPlan search(const ConvProblem& problem, const DeviceProperties& device,
     plan.block = 32 * shape.channels * shape.strips;
     plan.shared_bytes = static_cast<int>(tile.shared_bytes);
     plan.wide_index = needs_wide_index(problem);  // offsets that leave a tile are 64-bit anyway
-    plan.predicted_ms = predict_ms(problem, g, variant, tile, device);
+    plan.works = count_work(problem, g, variant, tile, device);
+    plan.predicted_ms = price(plan.works, device);
     if (order < 0) order = order_of(g, variant, tile);
     if (all != nullptr && order_of(g, variant, tile) == order) all->push_back(plan);
     if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;

@@ -6,6 +6,7 @@
 #include "kernels/common/parts.h"
 #include "kernels/depthwise/bands/geometry.h"
 #include "plan/hardware.h"
+#include "plan/price.h"
 #include "plan/search.h"
 
 namespace customconv::depthwise::bands {

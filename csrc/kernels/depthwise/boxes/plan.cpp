@@ -7,6 +7,7 @@
 #include "kernels/depthwise/boxes/geometry.h"
 #include "kernels/depthwise/geometry.h"
 #include "plan/hardware.h"
+#include "plan/price.h"
 #include "plan/search.h"
 
 namespace customconv::depthwise::boxes {

@@ -8,6 +8,7 @@
 #include "kernels/common/waits.h"
 #include "kernels/depthwise/planes/geometry.h"
 #include "plan/hardware.h"
+#include "plan/price.h"
 #include "plan/search.h"
 
 namespace customconv::depthwise::planes {

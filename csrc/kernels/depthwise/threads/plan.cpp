@@ -7,6 +7,7 @@
 #include "kernels/common/waits.h"
 #include "kernels/depthwise/threads/work.h"
 #include "plan/hardware.h"
+#include "plan/price.h"
 #include "plan/search.h"
 
 namespace customconv::depthwise::threads {

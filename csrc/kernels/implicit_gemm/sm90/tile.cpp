@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/implicit_gemm/moving.h"
 #include "kernels/implicit_gemm/tile.h"
 #include "plan/hardware.h"
+#include "plan/price.h"
 #include "plan/search.h"
 
 namespace customconv::implicit_gemm::sm90 {
@@ -257,14 +259,18 @@ double stored_bytes(const Packed& p, const Tile& t) {
   const auto size = static_cast<double>(element_size(p.dtype));
   if (t.store == Store::kCluster) return results * 4;
   double slower = 1;
-  if (t.store == Store::kPixels && p.K * element_size(p.dtype) % 16 != 0) {
-    slower = 16 / size;  // threads store 16 bytes each, element by element
-  } else if (t.store == Store::kPlanes && p.y_strides[3] != 1) {
+  if (t.store == Store::kPlanes && p.y_strides[3] != 1) {
     slower = 8 / size;  // a warp's elements lie in as many lines as twice as many would
   } else if (t.store == Store::kPlanes && (p.Q % 2 != 0 || t.pitch % 2 != 0)) {
     slower = 4 / size;  // a warp stores 32 elements at a time, not 128 bytes
   }
   return results * size * slower;
+}
+
+// How a tile is stored: as it says, or pixels element by element.
+int store_row(const Packed& p, const Tile& t) {
+  const bool by_elements = t.store == Store::kPixels && p.K * element_size(p.dtype) % 16 != 0;
+  return by_elements ? kStoreCount : static_cast<int>(t.store);
 }
 
 // Clocks of the units of a multiprocessor, while it sums a tile of a phase of so many taps.
@@ -302,16 +308,6 @@ int packing_row(const Packed& p) {
   return p.source.x_aligned && strides[1] * element_size(p.dtype) % 16 == 0 ? 0 : 1;
 }
 
-// A kernel that moves bytes of device memory or of L2.
-Work moving(PriceKind kind, int row, double bytes, double repeats = 1) {
-  Work work;
-  work.row = price_row(kind, row);
-  work.waits = 1;
-  work.bytes = static_cast<float>(bytes);
-  work.repeats = static_cast<float>(repeats);
-  return work;
-}
-
 // The work of a problem whose `parts` are about as large as `p`.
 WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
                     const DeviceProperties& d, const Tile& t) {
@@ -326,7 +322,7 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
   Work loop;
   loop.row = price_row(PriceKind::kMainLoop,
                        (static_cast<int>(t.loader) * kTileShapeCount + t.shape) * 2 + narrow);
-  loop.store_row = price_row(PriceKind::kStore, static_cast<int>(t.store) * 2 + narrow);
+  loop.store_row = price_row(PriceKind::kStore, store_row(p, t) * 2 + narrow);
   const auto launches = static_cast<double>(parts);
   loop.repeats = static_cast<float>(launches);
   loop.blocks = static_cast<float>(t.items() * t.splits);
@@ -345,8 +341,9 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
   if (p.woven > 0) works.add(moving(PriceKind::kWeave, 0, weave_bytes(p), launches));
   const PackedWeight weight = weight_of(p, t);
   if (!weight.in_place) {
-    const double bytes = 2 * static_cast<double>(weight.rows * weight.row) * size;
-    works.add(moving(PriceKind::kPackWeights, 0, bytes));
+    works.add(
+        packing(p, weight,
+                p.joins_phases ? WeightPacking::kJoined : matrix_packing(p, t.weights_as_stored)));
   }
   return works;
 }

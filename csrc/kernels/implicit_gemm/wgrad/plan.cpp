@@ -9,6 +9,8 @@
 #include "kernels/implicit_gemm/wgrad/registers/geometry.h"
 #include "kernels/implicit_gemm/wgrad/search.h"
 #include "kernels/implicit_gemm/wgrad/wgrad.h"
+#include "plan/hardware.h"
+#include "plan/price.h"
 #include "plan/search.h"
 
 namespace customconv::implicit_gemm::wgrad {
@@ -33,32 +35,41 @@ int busy_warpgroups(const ConvProblem& p, const Tile& t) {
 // Clocks until threads have filled a stage: until what they ask for arrives, and their
 // instructions.
 double fill_clocks(const ConvProblem& p, const Tile& t) {
-  const int64_t x_places = int64_t{t.images} * t.x_rows * row_places(t.fill_x, t.x_columns);
-  const int64_t y_places = int64_t{t.images} * t.rows * row_places(t.fill_y, t.columns);
-  const int chunks = t.kind().second > 0 ? 2 : 1;
-  const auto clocks = [&](Fill fill, int64_t places, int64_t channels, int boxes) {
+  const int64_t x_rows = int64_t{t.images} * t.x_rows, y_rows = int64_t{t.images} * t.rows;
+  const auto clocks = [&](Fill fill, int64_t rows, int columns, int64_t step, int64_t channels,
+                          int boxes) {
+    const int64_t places = rows * row_places(fill, columns);
     double all = 0;
     for (int i = 0; i < boxes && channels > 0; ++i, channels -= kBlock) {
       const auto own = std::min<int64_t>(channels, kBlock);
       if (fill == Fill::kUnits) {
         all += filled_clocks(places, own, 16 / kElementBytes, kFillers);
       } else if (fill != Fill::kNone) {
-        // A thread has the words of 64 channels, or 32 of two places, under way.
-        const int64_t together = own <= kBlock / 2 ? 2 : 1, words = kBlock / together;
-        constexpr double kPlace = 40, kLoad = 3, kStore = 7;  // instructions
-        const double pixels = fill == Fill::kPairs ? 2 : 1;   // of a place
+        // A thread has the words of 64 channels, or 32 of two places, under way. Of a plane's row
+        // whole sectors come.
+        const int64_t together = own <= kBlock / 2 ? 2 : 1;
+        const auto words = static_cast<double>(kBlock) / static_cast<double>(together);
+        // Instructions of a warp: where a place is, of a word's load, which waits for no other, and
+        // of a unit that is put together and stored.
+        constexpr double kPlace = 40, kLoad = 3, kStore = 7;
+        const double pixels = fill == Fill::kPairs ? 2 : 1;  // of a place
         const auto warps = static_cast<double>(ceil_divide(places, 32));
-        const double issue = kPlace + static_cast<double>(words) * (kLoad + pixels / 8 * kStore);
-        const double bytes = 32 * pixels * kElementBytes * static_cast<double>(words);
+        const double stores = words / 8 * pixels * kStore;
+        const double issue =
+            warps * (words * kLoad + (kPlace + stores) * hardware::kDependentClocks);
+        const auto row_bytes = static_cast<double>(columns * step * kElementBytes);
+        const double sectors = std::ceil(row_bytes / hardware::kSectorBytes) + 1;
+        const double bytes = static_cast<double>(rows * own) * sectors * hardware::kSectorBytes;
         all += static_cast<double>(ceil_divide(places, kFillers * together)) *
                    hardware::kMemoryClocks +
-               warps * busiest({issue / hardware::kSchedulers, bytes / hardware::kL2BytesPerClock});
+               busiest({issue / hardware::kSchedulers, bytes / hardware::kL2BytesPerClock});
       }
     }
     return all;
   };
-  return clocks(t.fill_y, y_places, p.group_K(), t.along_k) +
-         chunks * clocks(t.fill_x, x_places, p.group_C(), t.channel_blocks);
+  const int chunks = t.kind().second > 0 ? 2 : 1;
+  return clocks(t.fill_y, y_rows, t.columns, 1, p.group_K(), t.along_k) +
+         chunks * clocks(t.fill_x, x_rows, t.x_columns, p.stride_w, p.group_C(), t.channel_blocks);
 }
 
 // What a thread block does, but for how tiles are shared.
@@ -127,7 +138,7 @@ class Search : private TileSearch<Search, Tile> {
       }
     }
     try_variants(variants);
-    return plan_of(best_);
+    return found() ? plan_of(best_) : ConvPlan{};
   }
 
  private:
@@ -231,7 +242,8 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
   const auto weigh = [&](bool takes, const auto& propose_one) {
     if (!takes) return;
     const ConvPlan plan = propose_one(p, d);
-    if (best.predicted_ms == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
+    if (plan.block == 0) return;
+    if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
   };
   weigh(possible && stays_in_memory(p), cheapest_of<Search>);
   weigh(possible && goes_through_registers(p, d), registers::propose);

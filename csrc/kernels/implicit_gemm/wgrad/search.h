@@ -1,17 +1,23 @@
-// How the planners of weight gradients search. A plan is a variant's tile, and a number of splits
-// for it. What cannot be faster than the cheapest plan so far is passed over: of a variant by its
-// products alone, of a tile by all its work, however it is split.
+// How the planners of weight gradients search. A plan is a variant, the shape of its tiles, and a
+// number of splits. Some shapes of each variant are weighed, and all of the few variants that are
+// then the best. What cannot be faster than the cheapest plan so far is passed over: a shape by its
+// products alone, a tile by its work, however it is split, and a split before its kernels' prices
+// are added up.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <vector>
 
 #include "kernels/implicit_gemm/wgrad/splits.h"
 #include "kernels/implicit_gemm/wgrad/works.h"
+#include "plan/hardware.h"
 #include "plan/plan.h"
+#include "plan/price.h"
 
 namespace customconv::implicit_gemm::wgrad {
 
@@ -70,7 +76,7 @@ class TileSearch {
     Tile tile;
     int variant = 0;
     double ms = std::numeric_limits<double>::infinity();
-    int way = 0;
+    int way = 0;  // see kWays
   };
 
   TileSearch(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all)
@@ -78,7 +84,7 @@ class TileSearch {
 
   bool found() const { return best_.ms < std::numeric_limits<double>::infinity(); }
 
-  // Weighs so many variants: some shapes of each, and all of those that are then the cheapest.
+  // Lists all of so many variants, or weighs them.
   void try_variants(const std::vector<int>& variants) {
     if (all_ != nullptr) {
       for (const int variant : variants) list(variant);
@@ -94,13 +100,11 @@ class TileSearch {
       const double ms = try_shapes(variant, kSampled);
       if (ms < std::numeric_limits<double>::infinity()) sampled.push_back({variant, ms});
     }
-    const auto last = sampled.begin() + std::min<std::ptrdiff_t>(
-                                            kSearched, static_cast<std::ptrdiff_t>(sampled.size()));
-    std::partial_sort(sampled.begin(), last, sampled.end(),
-                      [](const Sampled& a, const Sampled& b) { return a.ms < b.ms; });
-    for (auto each = sampled.begin(); each != last; ++each) {
-      if (each->ms > kFar * best_.ms) break;
-      try_shapes(each->variant, kAllShapes);
+    std::sort(sampled.begin(), sampled.end(),
+              [](const Sampled& a, const Sampled& b) { return a.ms < b.ms; });
+    for (size_t i = 0; i < std::min(kSearched, sampled.size()); ++i) {
+      if (sampled[i].ms > kFar * best_.ms) break;
+      try_shapes(sampled[i].variant, kAllShapes);
     }
   }
 
@@ -110,22 +114,22 @@ class TileSearch {
   Choice best_;
 
  private:
-  static constexpr int kSampled = 6, kAllShapes = 1 << 20;  // shapes of a variant
-  static constexpr int kSearched = 6;                       // variants
-  static constexpr double kFar = 1.5;    // times the least milliseconds: variants are not searched
-  static constexpr double kNear = 0.97;  // of them: what can only be a little faster is not weighed
-  static constexpr int kListed = 4;  // plans of a variant, of each of so many ways to add up sums:
-  static constexpr int kWays = 8;    // sizes of clusters, that store parts or results
+  static constexpr size_t kSampled = 6, kAllShapes = SIZE_MAX;  // shapes of a variant
+  static constexpr size_t kSearched = 6;                        // variants of all shapes,
+  static constexpr double kFar = 1.5;    // at most so many times the least milliseconds
+  static constexpr double kNear = 0.97;  // of them: what is a little faster at best is not weighed
+  static constexpr int kListed = 8;  // plans of a variant, of each of so many ways to add up sums:
+  static constexpr int kWays = 8;    // clusters of 1, 2, 4 or 8, that store results or parts
 
   Own& own() { return static_cast<Own&>(*this); }
 
-  // Clocks of a thread block for its sums: the least for parts, whose kernel comes after, and for
-  // results.
+  // Clocks that a thread block takes for its sums, at least.
   double least_store(const Counted& c) const {
     const Price* const stores = prices_ + price_row(PriceKind::kWgradStore, c.first_store());
-    const auto clocks = [&](const Price& own) { return c.sums * 4 / own.store + own.wait; };
-    double least = clocks(stores[0]) + hardware::kNextMs * d_.clock_ghz * 1e6;
-    for (int i = 1; i < kStoreRows; ++i) least = std::min(least, clocks(stores[i]));
+    double least = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < kStoreRows; ++i) {
+      least = std::min(least, c.sums * 4 / stores[i].store + stores[i].wait);
+    }
     return least;
   }
 
@@ -136,20 +140,20 @@ class TileSearch {
     return std::max(ms, bytes_ms) + hardware::kLaunchMs;
   }
 
-  // Weighs about so many shapes of a variant; milliseconds of the cheapest, where it can be the
-  // cheapest of all.
-  double try_shapes(int variant, int most) {
+  // Weighs about so many shapes of a variant, and returns the milliseconds that no plan of theirs
+  // takes less than.
+  double try_shapes(int variant, size_t most) {
     const std::vector<Shape>& shapes = own().shapes_of(variant);
     const size_t step = std::max<size_t>(shapes.size() / most, 1);
     double cheapest = std::numeric_limits<double>::infinity();
-    double of_pixel = 0, store = 0;  // clocks that are the same for all tiles of a variant
+    double of_pixel = 0, store = 0;  // clocks, the same for all tiles of a variant
     Counted c;
     for (size_t i = 0; i < shapes.size(); i += step) {
       const Shape& shape = shapes[i];
       if (of_pixel > 0 && is_far(least_ms(c, shape.all * of_pixel + store))) continue;
       const Tile tile = own().make(variant, shape);
       if (tile.stages == 0) {
-        if (step > 1) i -= step - 1;
+        i -= step - 1;  // the next stands in
         continue;
       }
       c = own().count(tile);
@@ -182,18 +186,12 @@ class TileSearch {
     for (const Shape& shape : own().shapes_of(variant)) {
       const Tile tile = own().make(variant, shape);
       if (tile.stages == 0) continue;
-      Choice cheapest[kWays];
       own().weigh_splits(variant, tile, own().count(tile),
                          [&](int split, const Tile& t, const Counted& c) {
                            const double ms = customconv::price(count_works(d_, c), d_, prices_);
-                           Choice& known = cheapest[c.cluster_log() * 2 + (c.stores_parts ? 1 : 0)];
-                           if (ms < known.ms) known = {t, split, ms};
+                           const int way = c.cluster_log() * 2 + (c.stores_parts ? 1 : 0);
+                           choices.push_back({t, split, ms, way});
                          });
-      for (int way = 0; way < kWays; ++way) {
-        cheapest[way].way = way;
-        if (cheapest[way].ms < std::numeric_limits<double>::infinity())
-          choices.push_back(cheapest[way]);
-      }
     }
     std::sort(choices.begin(), choices.end(),
               [](const Choice& a, const Choice& b) { return a.ms < b.ms; });

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/implicit_gemm/wgrad/geometry.h"
+#include "plan/price.h"
 #include "plan/problem.h"
 
 namespace customconv::implicit_gemm::wgrad {

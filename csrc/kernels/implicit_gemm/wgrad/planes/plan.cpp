@@ -6,6 +6,8 @@
 #include "kernels/implicit_gemm/wgrad/planes/geometry.h"
 #include "kernels/implicit_gemm/wgrad/search.h"
 #include "kernels/implicit_gemm/wgrad/wgrad.h"
+#include "plan/hardware.h"
+#include "plan/price.h"
 #include "plan/search.h"
 
 namespace customconv::implicit_gemm::wgrad::planes {
@@ -224,7 +226,7 @@ class Search : private TileSearch<Search, Tile> {
       add_threads();
       try_variants(variants);
     }
-    return plan_of(best_);
+    return found() ? plan_of(best_) : ConvPlan{};
   }
 
  private:

@@ -7,6 +7,8 @@
 
 #include "kernels/implicit_gemm/wgrad/registers/geometry.h"
 #include "kernels/implicit_gemm/wgrad/search.h"
+#include "plan/hardware.h"
+#include "plan/price.h"
 #include "plan/search.h"
 
 namespace customconv::implicit_gemm::wgrad::registers {
@@ -120,7 +122,7 @@ class Search : private TileSearch<Search, Tile> {
       }
     }
     try_variants(variants);
-    return plan_of(best_);
+    return found() ? plan_of(best_) : ConvPlan{};
   }
 
  private:

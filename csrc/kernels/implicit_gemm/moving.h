@@ -1,0 +1,39 @@
+// The work of the kernels that move what the main loops read and write. Plain C++.
+#pragma once
+
+#include <cstdlib>
+
+#include "kernels/implicit_gemm/forward.h"
+#include "plan/price.h"
+
+namespace customconv::implicit_gemm {
+
+// A kernel that moves bytes of device memory or of L2.
+inline Work moving(PriceKind kind, int row, double bytes, double repeats = 1) {
+  Work work;
+  work.row = price_row(kind, row);
+  work.waits = 1;
+  work.bytes = static_cast<float>(bytes);
+  work.repeats = static_cast<float>(repeats);
+  return work;
+}
+
+// How weights are packed (pack_weights.cuh).
+enum class WeightPacking : int { kMatrix, kTransposed, kJoined, kUnits };
+
+// Packing as a matrix, whose rows are side by side in memory or their elements.
+inline WeightPacking matrix_packing(const Forward& p, bool transposed) {
+  const bool phases = !transposed && p.period_h * p.period_w > 1;
+  const auto &of_row = p.w_strides[transposed ? 1 : 0],
+             of_element = p.w_strides[transposed ? 0 : 1];
+  return phases || std::abs(of_row) < std::abs(of_element) ? WeightPacking::kTransposed
+                                                           : WeightPacking::kMatrix;
+}
+
+inline Work packing(const Forward& p, const PackedWeight& weight, WeightPacking how) {
+  const auto elements = static_cast<double>(weight.rows * weight.row);
+  return moving(PriceKind::kPackWeights, static_cast<int>(how),
+                2 * elements * static_cast<double>(element_size(p.dtype)));
+}
+
+}  // namespace customconv::implicit_gemm
