@@ -51,6 +51,21 @@ def test_every_batch_is_summed_in_the_same_order(name):
         assert len(orders) == 1, f"{in_batch(arguments, 16)}: {orders}"
 
 
+def test_tiles_that_only_some_batches_have_room_for_decide_no_order():
+    """`tiled` with taps so far apart that hardly a row fits."""
+    arguments: dict[str, Any] = {
+        "op": "fprop", "dtype": "float32", "input": (16, 49, 40, 1), "weight": (24, 49, 7, 5),
+        "stride": (6, 1), "padding": (3, 10), "dilation": (1, 5),
+    }  # fmt: skip
+    for family in ("auto", "tiled"):
+        plans = [_C.plan(in_batch(arguments, n), algorithm=family) for n in range(1, 65)]
+        orders = {
+            (plan.family, _C.sum_order(in_batch(arguments, n), plan))
+            for n, plan in enumerate(plans, start=1)
+        }
+        assert len(orders) == 1
+
+
 def test_direct_is_the_last_resort():
     """It computes only what no other family can, in the same precision."""
     direct = 0

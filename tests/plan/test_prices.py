@@ -8,7 +8,8 @@ from bench import calibrate, corpus, timings
 from bench.timing import geomean
 
 FAR = 1.5  # times the fastest plan's time
-MOST_FAR = 0.05  # the share of picks that take longer than that
+MOST_FAR = 0.015  # the share of picks that take longer than that
+WORST = 2.2  # times the fastest plan's time, that no pick takes longer than
 STILL_PLANNED = 0.9  # of the plans that were timed
 
 
@@ -37,9 +38,9 @@ def test_most_plans_that_were_timed_are_still_planned(timed, cells):
 @pytest.mark.parametrize(
     "chosen, most",
     [
-        pytest.param(lambda cell: not cell.held_out, 1.075, id="fitted"),
-        pytest.param(lambda cell: cell.held_out, 1.13, id="held out"),
-        pytest.param(is_outside, 1.09, id="of networks and draws outside shapes.json"),
+        pytest.param(lambda cell: not cell.held_out, 1.05, id="fitted"),
+        pytest.param(lambda cell: cell.held_out, 1.055, id="held out"),
+        pytest.param(is_outside, 1.05, id="of networks and draws outside shapes.json"),
     ],
 )
 def test_picks_are_near_the_fastest_plan(cells, chosen, most):
@@ -50,14 +51,10 @@ def test_picks_are_near_the_fastest_plan(cells, chosen, most):
 
 def test_few_picks_take_far_longer_than_the_fastest_plan(cells):
     assert sum(cell.lost > FAR for cell in cells) <= MOST_FAR * len(cells)
+    assert max(cell.lost for cell in cells) <= WORST
 
 
-def test_plans_of_the_main_loop_and_of_whole_families_have_prices(cells):
-    loaders = ("im2col", "halo", "planes", "im2col joined", "halo joined", "planes joined")
+def test_every_plan_has_a_price(cells):
     for cell in cells:
         for plan in cell.plans:
-            is_counted = plan.family in ("depthwise", "grouped") or (
-                plan.family == "implicit_gemm"
-                and (plan.variant in loaders or cell.cell.op == "wgrad")
-            )
-            assert plan.has_works == is_counted, plan
+            assert plan.has_works, plan

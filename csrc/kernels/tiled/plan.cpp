@@ -335,7 +335,8 @@ ConvPlan search(const ConvProblem& problem, const DeviceProperties& device,
     return tile.count();
   };
   const auto try_kernel = [&](int kernel, int64_t limit) {
-    if (all != nullptr) consider(single_image_variant(g, kernel), limit);
+    // Its order is that of all plans. Whether it fits does not depend on the batch.
+    if (all != nullptr && consider(single_image_variant(g, kernel), limit) == 0) return;
     const int channels = kKernels[kernel].channels;
     for (int warps = 0; warps < kWarpShapeCount; ++warps) {
       const WarpShape& shape = kWarpShapes[warps];
