@@ -1,5 +1,6 @@
-// Facts about GPUs that prices are counted with, each in one place. They are those of an H100, and
-// close enough for others, since the tables of prices (plan/price.h) take up what differs.
+// Facts about GPUs with which work is counted, each in one place. They were measured on an H100,
+// and are close enough for other GPUs: the tables of prices (plan/price.h) make up for what
+// differs.
 #pragma once
 
 namespace customconv::hardware {
@@ -13,8 +14,8 @@ constexpr double kSharedBytesPerClock = 128;  // of a multiprocessor's shared me
 constexpr double kL2BytesPerClock = 50;       // from L2 to a multiprocessor, while all load
 constexpr double kCopyRowClocks = 2.25;       // of the copy engine, for each row of a box
 constexpr double kWarpProductClocks = 2;  // of a multiprocessor: a warp's of 16 by 8 by 32 bytes
-constexpr double kHidden = 0.12;          // of the work that is hidden behind what takes longer
-constexpr double kClusterReach = 0.91;    // of the multiprocessors, that clusters above two reach
+constexpr double kHidden = 0.12;          // of shorter work: it adds so much to the longest
+constexpr double kClusterReach = 0.91;    // of the multiprocessors, for clusters of more than two
 constexpr double kSectorBytes = 32;       // the least that memory reads or writes
 constexpr double kWarpsPerSm = 64;        // that a multiprocessor holds
 

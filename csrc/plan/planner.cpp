@@ -262,8 +262,8 @@ double cheapest_ms(const ConvPlan& cheapest) {
                                             : cheapest.predicted_ms;
 }
 
-// The cheapest plan; of a batch-invariant problem that of its reference batch, and none by
-// `direct`.
+// The cheapest plan. For a batch-invariant problem it is only a family and a time, those of the
+// reference batch, and `direct` counts as no plan.
 ConvPlan weighed(const ConvProblem& problem, const DeviceProperties& device) {
   if (!is_batch_invariant(problem)) return cheapest(problem, device);
   ConvPlan best;
@@ -272,13 +272,13 @@ ConvPlan weighed(const ConvProblem& problem, const DeviceProperties& device) {
   return best;
 }
 
-// Settles the precision of a problem, as computes_in_tf32 says, and gives its cheapest plan.
+// Settles a problem's precision (see computes_in_tf32) and returns its cheapest plan.
 ConvPlan settle(ConvProblem& problem, const DeviceProperties& device) {
   if (!problem.tf32) return weighed(problem, device);
   ConvProblem dense = problem;
   dense.x_aligned = dense.w_aligned = dense.y_aligned = true;
   const bool aligned = problem.x_aligned && problem.w_aligned && problem.y_aligned;
-  ConvPlan own[2];  // of the problem's precisions, where it is one of those that are weighed
+  ConvPlan own[2];  // exact and rounded, if the problem is one of those weighed here
   bool is_known = false;
   double ratio = 1;
   for (const Layout layout : {Layout::kNchw, Layout::kNhwc}) {

@@ -22,7 +22,7 @@ constexpr auto kFirstRows = [] {
   return first;
 }();
 
-// Kinds without timings have no rows yet, and the default price.
+// New kinds at the end of prices.def have the default price until the table is fitted again.
 constexpr std::array<Price, kFirstRows.back()> kSm90 = {{
 #include "plan/prices_sm90.inc"
 }};

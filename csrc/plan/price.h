@@ -24,18 +24,20 @@ struct Price {
   float rate = 1;          // share of the busiest unit's full rate
   float wait = 0;          // clocks, each time that a block waits
   float store = 1;         // bytes a clock, of a block that stores its results
-  float bandwidth = 0.9F;  // share of the device memory's
+  float bandwidth = 0.9F;  // share of the device memory's bandwidth
 };
 
-// Number among all of a row of a kind.
+// The place in the table of a kind's row.
 uint16_t price_row(PriceKind kind, int row);
-// For each row, the text of its kind and its number of that kind.
+// For each row of the table, the text of its kind and its number within that kind.
 std::vector<std::pair<const char*, int>> price_rows();
-// A row for each kind of kernel; the one that was compiled in for a device.
+// The rows of all kinds.
 using PriceTable = const Price*;
+// The table that was compiled in for a device.
 PriceTable prices_of(const DeviceProperties& device);
 
-// What is less than the most is not free: it competes for the same clocks.
+// Clocks of units that work at the same time: those of the busiest, and a part of the others',
+// because these are not hidden entirely.
 double busiest(std::initializer_list<double> clocks);
 
 // Milliseconds of a plan's kernels.

@@ -9,19 +9,19 @@ namespace customconv {
 
 constexpr uint16_t kNoRow = UINT16_MAX;
 
-// The work of one kernel, counted from its tiles. Blocks are thread blocks, or tiles that resident
-// blocks take in turns.
+// The work of one kernel, counted from its tiles. A block is a thread block, or one of the tiles
+// that resident thread blocks take in turns.
 struct Work {
-  uint16_t row = kNoRow;        // its price,
-  uint16_t store_row = kNoRow;  // and that of its stores, where they have one of their own
+  uint16_t row = kNoRow;        // the row of its price
+  uint16_t store_row = kNoRow;  // the row of its stores' price, if they have one of their own
   float repeats = 1;            // launches, one after the other
   float blocks = 1;
-  float sms = 1;       // multiprocessors that they run on
-  float resident = 1;  // blocks that share one
-  float busy = 0;      // clocks of a multiprocessor's busiest unit at its full rate, for a block
-  float waits = 0;     // times that a block waits
+  float sms = 1;       // multiprocessors that the blocks run on
+  float resident = 1;  // blocks that share a multiprocessor
+  float busy = 0;      // clocks that a block keeps the busiest unit busy, at the unit's full rate
+  float waits = 0;     // how often a block waits
   float stored = 0;    // bytes that a block stores when it has summed
-  float bytes = 0;     // of device memory, of all blocks
+  float bytes = 0;     // bytes of device memory that all blocks read and write
 };
 
 // The work of all kernels of a plan.

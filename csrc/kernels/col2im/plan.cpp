@@ -12,17 +12,17 @@ namespace customconv::col2im {
 
 namespace {
 
-// Instructions, by purpose.
-constexpr double kCopyInstructions = 32;     // of a thread, for each vector
-constexpr double kElementInstructions = 34;  // the same where it goes through registers
-constexpr double kShiftInstructions = 16;    // of a warp, for each shift of a chunk, once
-constexpr double kBlockInstructions = 4;     // and for each block of columns, besides its products
-constexpr double kPlaceInstructions = 87;    // of a column of outputs, for its phases and channels
+// Instructions, of a thread unless it says otherwise.
+constexpr double kCopyInstructions = 32;     // to copy a vector
+constexpr double kElementInstructions = 34;  // to copy an element through registers
+constexpr double kShiftInstructions = 16;    // of a warp, to begin a shift of a chunk
+constexpr double kBlockInstructions = 4;     // of a warp, for a block of columns, without products
+constexpr double kPlaceInstructions = 87;    // to find a place's outputs of all phases and channels
 constexpr double kOutputInstructions = 24;
-constexpr double kTapInstructions = 9;  // of an output, for each tap that is gathered
-constexpr double kFragmentBytes = 512;  // that a warp reads of shared memory for a block
+constexpr double kTapInstructions = 9;  // to gather a tap of an output
+constexpr double kFragmentBytes = 512;  // shared memory that a warp reads for a block of an operand
 
-constexpr double kElementBatch = 4;  // elements that it copies at a time
+constexpr double kElementBatch = 4;  // elements that a thread copies at a time
 constexpr int kWidths[] = {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256};  // of tiles
 constexpr int kThreads[] = {128, 256};
 constexpr int64_t kMostStride = 1024;
@@ -42,7 +42,7 @@ class Search : public PlanSearch {
   }
 
  private:
-  // Through all plans, or up to the first.
+  // Weighs all plans, or with `any` stops as soon as it has one.
   void search(bool any) {
     for (int blocks = 0; blocks < kBlocksCount; ++blocks) {
       for (int warp_blocks = 0; warp_blocks < kWarpBlocksCount; ++warp_blocks) {
@@ -94,11 +94,11 @@ class Search : public PlanSearch {
   WorkList count_work(const Variant& v, const Work& w, int64_t packed) const {
     const double warps = w.threads / 32.0, warp_blocks = kWarpBlocks[v.warp_blocks];
     const double chunks = w.k_chunks;
-    // Of the average block's phases: rows of taps, and shifts by which they reach.
+    // An average block has phases with so many rows of taps, which have so many different shifts.
     const double taps = static_cast<double>(g_.h.taps) / w.phase_chunks;
     const double shifts = std::min<double>(taps, w.shift_count);
     const double column_blocks = w.phase_columns / static_cast<double>(kBlockColumns);
-    // Of a block.
+    // All counts from here on are for one block.
     const double loads = taps * column_blocks;
     const double products =
         chunks * loads * warps * warp_blocks * kBlockPixels * kBlockColumns * kChunkBytes / size_;
@@ -109,7 +109,7 @@ class Search : public PlanSearch {
         static_cast<double>(w.rows) * w.columns * w.phases * w.channels * g_.w.stride;
     const double gathered = outputs * g_.w.taps / g_.w.stride;
     const double sums = static_cast<double>(w.sum_pitch) * kBlocks[v.blocks] * kBlockColumns;
-    const double pixel_loads = size_ == 4 ? 12 : 2;  // with what rounds them
+    const double pixel_loads = size_ == 4 ? 12 : 2;  // float32 is rounded, too
     double issues = warps * chunks *
                     (shifts * (kShiftInstructions + warp_blocks * pixel_loads) +
                      loads * (kBlockInstructions + warp_blocks * 2));
@@ -122,11 +122,11 @@ class Search : public PlanSearch {
               32;
     const double read = warps * chunks * (shifts * warp_blocks * 2 + loads) * kFragmentBytes;
     const double shared = read + copied + sums * 4 + gathered * 4;
-    // Blocks that share a multiprocessor hide what each of them waits for.
+    // How many blocks share a multiprocessor, by shared memory and by registers.
     const int64_t room = (d_.shared_bytes_block + 1024) / (w.shared_bytes + 1024);
     const auto registers =
         static_cast<int64_t>(44 + warp_blocks * (4 + 4 * kBlocks[v.blocks])) * w.threads;
-    // A warp alone waits for most of what it does.
+    // A thread waits for each batch of outputs, and for each batch of elements that it copies.
     const double lines = static_cast<double>(w.phases) * own;
     const double gathers = outputs / w.threads / std::min<double>(lines, kBatch);
     const double elements = g_.vector == 2 ? vectors / w.threads / kElementBatch : 0;
@@ -152,8 +152,8 @@ class Search : public PlanSearch {
     return works;
   }
 
-  // Products of a multiprocessor's tensor cores in a clock, by instructions of warps: a half of
-  // what instructions of warpgroups reach.
+  // Products that a multiprocessor's tensor cores form in a clock. Instructions of warps reach half
+  // the rate of those of warpgroups.
   double matrix_products() const {
     return d_.matrix_flops(p_.dtype, p_.tf32) / 4 / d_.sm_count / d_.clock_ghz / 1e9;
   }

@@ -9,8 +9,8 @@
 namespace customconv {
 
 Work adding_up(int64_t count, int64_t parts, const DeviceProperties& device) {
-  constexpr double kAtOnce = 8;                    // parts that a thread waits for together
-  constexpr double kInstructions = 30, kEach = 4;  // of a thread, and for each part
+  constexpr double kAtOnce = 8;                    // parts that a thread loads before it waits
+  constexpr double kInstructions = 30, kEach = 4;  // of a thread: once, and for each part
   const int sharers = sharers_of(parts);
   const auto own = static_cast<double>(ceil_divide(parts, sharers));
   Work work;

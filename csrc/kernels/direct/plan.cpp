@@ -10,15 +10,15 @@ namespace customconv::direct {
 
 namespace {
 
-// A thread's instructions, by purpose.
-constexpr double kOutputInstructions = 60;    // where it is, and to store it
-constexpr double kTapInstructions = 15;       // whether it is inside the image, and where
-constexpr double kDivisionInstructions = 20;  // by a stride
+// Instructions of a thread.
+constexpr double kOutputInstructions = 60;    // to find an output's place and store it
+constexpr double kTapInstructions = 15;       // to find a tap's place and whether it is inside
+constexpr double kDivisionInstructions = 20;  // to divide by a stride
 constexpr double kProductInstructions = 6;    // two loads, their addresses, two conversions
-constexpr double kPixelInstructions = 40;     // of a weight gradient, with where it is
-constexpr double kHalvingInstructions = 12;   // of a block's sums
+constexpr double kPixelInstructions = 40;     // weight gradient: a pixel's place and its product
+constexpr double kHalvingInstructions = 12;   // weight gradient: to halve a block's sums once
 constexpr double kBatch = 4;                  // products whose operands are loaded together
-constexpr double kChannelBlock = 8;           // channels that a tap is looked at for
+constexpr double kChannelBlock = 8;           // channels for which a tap is tried once (direct.cuh)
 constexpr double kWarps = kBlock / 32.0;
 
 // Channels that a sum runs over in NHWC, up to which threads should take neighbouring channels:
@@ -61,7 +61,8 @@ int64_t wgrad_splits(const ConvProblem& p, int64_t blocks) {
   return std::clamp<int64_t>(std::min(by_pixels, by_grid), 1, kMostSplits);
 }
 
-// Of blocks that each take so many instructions of a thread.
+// The work of blocks. `instructions` are those of each thread, and `wavefronts` the lines that the
+// loads of each warp meet.
 Work blocks_work(int row, const DeviceProperties& d, double blocks, double instructions,
                  double wavefronts, double waits, double bytes) {
   Work work;
@@ -76,15 +77,15 @@ Work blocks_work(int row, const DeviceProperties& d, double blocks, double instr
   return work;
 }
 
-// Lines of 128 bytes, of which one is read a clock, that a warp's load meets: its threads' elements
-// are side by side or `stride` elements apart.
+// Lines of 128 bytes that a load of a warp meets, whose threads' elements are `stride` elements
+// apart. A multiprocessor reads one line a clock.
 double lines_of_load(const ConvProblem& p, int64_t stride) {
   return std::clamp<double>(static_cast<double>(stride * element_size(p.dtype)) / 4, 1, 32);
 }
 
 WorkList count_work(const ConvProblem& p, const DeviceProperties& d, const ConvPlan& plan,
                     int64_t blocks) {
-  // Pixels of a single one are next to those of the next channel.
+  // If a channel is a single pixel, neighbouring threads have neighbouring channels in any order.
   const int64_t pixels = p.pass == Pass::kDgrad ? p.H * p.W : p.P * p.Q;
   const bool by_channels = static_cast<Order>(plan.variant_index) == Order::kChannels ||
                            (pixels == 1 && p.pass != Pass::kWgrad);
@@ -109,7 +110,7 @@ WorkList count_work(const ConvProblem& p, const DeviceProperties& d, const ConvP
       const double products = taps * channels / static_cast<double>(p.stride_h * p.stride_w);
       const double lines =
           by_channels ? 1 + lines_of_load(p, p.w_strides[1]) : 1 + lines_of_load(p, p.y_strides[3]);
-      // Taps that the stride skips are tried, too.
+      // A thread also tries the taps that the stride skips.
       const double visits = std::ceil(channels / kChannelBlock) * taps;
       works.add(
           blocks_work(1, d, static_cast<double>(blocks),

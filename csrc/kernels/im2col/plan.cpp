@@ -11,13 +11,13 @@ namespace customconv::im2col {
 
 namespace {
 
-// Instructions of a thread, by purpose: about as many as the source asks for.
-constexpr double kThreadInstructions = 50;  // where it is, from its number
-constexpr double kNchwEntryInstructions = 14;
-constexpr double kNhwcEntryInstructions = 30;  // of columns, with the next tap
-constexpr double kTapInstructions = 12;        // to find whether an output has it
-constexpr double kHitInstructions = 14;        // to add it up
-constexpr double kLoadInstructions = 6;
+// Instructions of a thread, about as many as the source suggests.
+constexpr double kThreadInstructions = 50;     // to find its place from its number
+constexpr double kNchwEntryInstructions = 14;  // to write an entry of the columns
+constexpr double kNhwcEntryInstructions = 30;  // the same, and to go on to the next tap
+constexpr double kTapInstructions = 12;        // to find whether a tap meets an output
+constexpr double kHitInstructions = 14;        // to add up a tap that does
+constexpr double kLoadInstructions = 6;        // to load an operand and add it
 
 int64_t round_up(int64_t a, int64_t b) { return ceil_divide(a, b) * b; }
 
@@ -74,7 +74,8 @@ void choose_chunk(const ConvProblem& p, ConvPlan& plan) {
   plan.chunk_pixels = rows;
 }
 
-// A product of the library: of row-major matrices, as `Product` has them. Sizes count elements.
+// Calls of the library for a product of row-major matrices, as in `Product`. Sizes and leading
+// dimensions count elements.
 struct Matrices {
   double rows, columns, inner;
   double batch = 1;
@@ -84,7 +85,8 @@ struct Matrices {
   bool accumulates = false;
 };
 
-// Bytes that all rows are multiples of, up to 16: this decides which kernels the library can take.
+// The largest power of two, up to 16, that divides the bytes of all rows. The library has its fast
+// kernels only for 16.
 int64_t row_alignment(const ConvProblem& p, const Matrices& m) {
   const int64_t size = element_size(p.dtype);
   const int64_t rows = m.a_leading * size | m.b_leading * size | m.c_leading * m.out_size | 16;
@@ -98,21 +100,21 @@ uint16_t product_row(const ConvProblem& p, const Matrices& m) {
   return price_row(PriceKind::kUnalignedProduct, narrow ? (alignment > 2 ? 0 : 1) : tf32 ? 2 : 3);
 }
 
-// How the library shares out a product: we know the sizes of its tiles, but not which it takes, and
-// count the way that takes the fewest clocks at full rates.
+// How the library shares out a product. We know the sizes of its tiles, but not which it takes, so
+// we count the way that takes the fewest clocks at full rates.
 struct Shares {
-  double tiles, splits;  // of the sum
-  double busy, stored;   // clocks of a tile, bytes
+  double tiles, splits;  // parts that a tile's sums are split into
+  double busy, stored;   // of a part: clocks of the busiest unit, and bytes stored
 };
 
 Shares share_out(const ConvProblem& p, const DeviceProperties& d, const Matrices& m) {
   constexpr double kSizes[] = {128, 64};
-  constexpr double kStep = 64;  // bytes of a sum that a stage holds
+  constexpr double kStep = 64;  // bytes of the inner dimension that a tile takes at a time
   constexpr double kMostSplits = 32;
   const auto size = static_cast<double>(element_size(p.dtype));
   const double products = d.matrix_flops(p.dtype, p.tf32) / 2 / d.sm_count / d.clock_ghz / 1e9;
   const double steps = std::ceil(m.inner * size / kStep);
-  // IEEE float32 is added up in order.
+  // IEEE float32 is added up in order. We take batches and float64 not to be split, either.
   const bool splits_sums = m.batch == 1 && (size == 2 || p.tf32);
   Shares best{};
   double least = 0;
@@ -137,7 +139,7 @@ Shares share_out(const ConvProblem& p, const DeviceProperties& d, const Matrices
   return best;
 }
 
-// A kernel of one thread for an element, or for 16 bytes of columns.
+// A kernel with a thread for each element, or for each 16 bytes of columns.
 Work by_threads(PriceKind kind, int row, const DeviceProperties& d, double threads,
                 double instructions, double waits, double bytes, double repeats) {
   constexpr double kWarps = kBlock / 32.0;
@@ -153,10 +155,10 @@ Work by_threads(PriceKind kind, int row, const DeviceProperties& d, double threa
   return work;
 }
 
-// The chunks of a plan as the passes go through them, the average one.
+// How many chunks a plan has, and the size of the average one.
 struct Chunks {
   double count;
-  double images, pixels;  // of each; pixels of an image
+  double images, pixels;  // images of a chunk, and output pixels of each
 };
 
 Chunks chunks_of(const ConvProblem& p, const ConvPlan& plan) {
@@ -169,7 +171,7 @@ Chunks chunks_of(const ConvProblem& p, const ConvPlan& plan) {
           static_cast<double>(p.N) / static_cast<double>(batches), pixels};
 }
 
-// Counts the work of a plan's kernels.
+// Counts the work of a plan's kernels and of its calls of the library.
 class Counter {
  public:
   Counter(const ConvProblem& p, const DeviceProperties& d, const ConvPlan& plan)
@@ -191,7 +193,7 @@ class Counter {
   }
 
  private:
-  // Elements of a row of the columns, as they are written or in place.
+  // Elements from one row of the columns to the next.
   int64_t columns_leading() const {
     const int64_t pack = 16 / size_;
     if (channels_last_) return in_place_ ? p_.C : packs_of(p_, column_rows(p_)) * pack;
@@ -215,7 +217,7 @@ class Counter {
                           d_, packs, instructions, 1, packs * 16 + x_bytes, chunks_.count));
   }
 
-  // Products of a chunk in which images, or groups, make a batch.
+  // Adds the products of all chunks. A call is a batch of images or of groups.
   void add_products(Matrices m, bool sums_images = false) {
     const auto groups = static_cast<double>(p_.groups);
     m.calls = chunks_.count;
@@ -336,7 +338,7 @@ class Counter {
     if (!single) add_pass(weights, sum_bytes + weights * static_cast<double>(size_), 1);
   }
 
-  // A kernel that passes over its operands once.
+  // Adds a kernel that passes over its operands once. A thread loads `loads` of them.
   void add_pass(double threads, double bytes, double repeats, double loads = 1) {
     works_.add(by_threads(PriceKind::kElements, 0, d_, threads,
                           kThreadInstructions + loads * kLoadInstructions, loads, bytes, repeats));

@@ -1,4 +1,5 @@
-// The work of the kernels that move what the main loops read and write. Plain C++.
+// The work of the kernels around a main loop: they pack its operands and move its results. Plain
+// C++.
 #pragma once
 
 #include <cstdlib>
@@ -8,7 +9,7 @@
 
 namespace customconv::implicit_gemm {
 
-// A kernel that moves bytes of device memory or of L2.
+// A kernel that only moves bytes, in device memory or L2.
 inline Work moving(PriceKind kind, int row, double bytes, double repeats = 1) {
   Work work;
   work.row = price_row(kind, row);
@@ -18,10 +19,11 @@ inline Work moving(PriceKind kind, int row, double bytes, double repeats = 1) {
   return work;
 }
 
-// How weights are packed (pack_weights.cuh).
+// Which kernel packs weights (pack_weights.cuh).
 enum class WeightPacking : int { kMatrix, kTransposed, kJoined, kUnits };
 
-// Packing as a matrix, whose rows are side by side in memory or their elements.
+// How pack_weight_matrix packs: it transposes where neighbours in memory are in different rows of
+// the matrix, not in one, and where taps belong to phases.
 inline WeightPacking matrix_packing(const Forward& p, bool transposed) {
   const bool phases = !transposed && p.period_h * p.period_w > 1;
   const auto &of_row = p.w_strides[transposed ? 1 : 0],

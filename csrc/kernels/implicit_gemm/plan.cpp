@@ -15,11 +15,10 @@ namespace customconv::implicit_gemm {
 
 namespace {
 
-// Instructions of threads that copy, for each copy: of a vector, of an element through registers,
-// of a vector that is put together from words.
-constexpr double kCopyInstructions = 8;
-constexpr double kElementInstructions = 12;
-constexpr double kShiftedInstructions = 40;
+// Instructions of a thread for each copy.
+constexpr double kCopyInstructions = 8;      // of a vector
+constexpr double kElementInstructions = 12;  // of an element, through registers
+constexpr double kShiftedInstructions = 40;  // of a vector that is put together from words
 
 constexpr int kLeastShared = 96 << 10;    // bytes of a block's memory
 constexpr int kMostExchange = 64 << 10;   // bytes of a cluster's exchange: it leaves fewer stages
@@ -31,8 +30,8 @@ constexpr int kFewChannels = 4;           // up to which channels and taps are o
 constexpr int kLeastChannels = 32;        // of output, of the smallest tile
 constexpr int kLeastWarpChannels = 64;    // of that of rows, where warps multiply
 
-// Bytes of shared memory that the threads of a warpgroup take for an instruction's pixels: pairs
-// fill a bank, and so does an element that is fetched alone.
+// Bytes of shared memory that a warpgroup reads for the pixels of an instruction. A thread reads a
+// whole bank at a time: for a pair of pixels, but also for an element that it fetches alone.
 double fetched_bytes(const ConvProblem& p, const Tile& t) {
   constexpr double kBankBytes = 4;
   const double bytes = kInstructionRows * kPieceBytes;
@@ -40,7 +39,7 @@ double fetched_bytes(const ConvProblem& p, const Tile& t) {
   return alone ? bytes / static_cast<double>(element_size(p.dtype)) * kBankBytes : bytes;
 }
 
-// The same where warps multiply: of weights, each loads all for its own pixels.
+// The same where warps multiply, and with weights: each warp loads all of them for its own pixels.
 double warp_bytes(const ConvProblem& p, const Tile& t) {
   const double warps = 4.0 * warpgroups(t.kind(), t.fetch) / t.kind().blocks();
   return warps * t.kind().channels * kPieceBytes + fetched_bytes(p, t);
@@ -60,7 +59,7 @@ int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
   return std::max<int64_t>(clusters, 1) * t.cluster();
 }
 
-// Clocks of the units of a multiprocessor, while it sums a tile, and what it waits for.
+// What a tile takes until it is summed: clocks of the busiest unit, and how often it waits.
 struct Clocks {
   double busy, waits;
 };
@@ -86,7 +85,7 @@ Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t) 
   const double moved = count * operands + weights + input;
   const double groups = products / (boxes ? kRowBytes / kPieceBytes : group_products(t.fetch));
 
-  // Copies of pixels: rows of the copy engine, or instructions of a few warps, one after the other.
+  // The copy engine copies pixels row by row, or a few warps do, one instruction after the other.
   double copies = 0;
   if (t.row.boxes > 0) {
     copies = planes * t.plane_rows * t.row.boxes * channels * hardware::kCopyRowClocks;
@@ -139,7 +138,7 @@ double stored_bytes(const Forward& p, const Tile& t, Store store) {
     case Store::kElements:
       return results * size;
     case Store::kPlanes: {
-      // Whole lines, of which a row of the tile may fill a part.
+      // A line counts whole, also where a row of the tile fills only a part of it.
       const double line = kRowBytes / size;
       const double width = t.shape == Shape::kLines ? std::min<double>(t.columns, line) : line;
       return results / width * kRowBytes;
@@ -153,7 +152,8 @@ double stored_bytes(const Forward& p, const Tile& t, Store store) {
 }
 
 uint16_t loop_row(const Tile& t, int wide) {
-  // Rows, with those ways to fetch before them that have kernels by warpgroups, by warps, or both.
+  // The first row of each way to fetch. A way that has kernels by warpgroups and by warps has a row
+  // for each of them.
   constexpr int kFirst[kFetchCount] = {0, 0, 1, 3, 5, 6, 8};
   const int by_warps = t.by_warps ? 1 : 0;
   if (t.fetch == Fetch::kShared) {
@@ -181,7 +181,7 @@ WorkList count_work(const Forward& p, const DeviceProperties& d, const Tile& t) 
   works.add(loop);
   const auto partial = static_cast<double>(partial_bytes(t));
   if (partial > 0) {
-    constexpr double kAtOnce = 4;  // splits that a thread waits for together
+    constexpr double kAtOnce = 4;  // splits that a thread loads before it waits
     Work adding = moving(PriceKind::kAddSplits, 0, partial);
     adding.waits = static_cast<float>(std::ceil(t.splits / kAtOnce));
     works.add(adding);
@@ -398,8 +398,8 @@ class Search {
     }
   }
 
-  // Whether splits of a tile whose work is known, if there is such a tile, take longer than the
-  // best plan.
+  // Whether a tile takes longer than the best plan if it is split, by the work of the whole tile.
+  // Not known, and false, where the whole tile does not fit.
   bool is_slower(const Work& whole, const Tile& tile, int64_t splits, Store store) const {
     if (all_ != nullptr || best_.ms == 0 || whole.row == kNoRow) return false;
     Tile t = tile;
@@ -417,8 +417,8 @@ class Search {
     return customconv::price(works, d_) >= best_.ms;
   }
 
-  // Whether the products of such tiles alone take longer than the best plan, shared out evenly.
-  // Where all plans are listed, none is.
+  // Whether the products of all tiles, shared out evenly, take longer than the best plan. False
+  // where all plans are listed.
   bool is_slower(int variant, const int (&pixels)[3]) const {
     if (all_ != nullptr || best_.ms == 0) return false;
     Tile t{};
@@ -440,7 +440,7 @@ class Search {
     return clocks / (d_.clock_ghz * 1e6) + hardware::kLaunchMs >= best_.ms;
   }
 
-  // Returns the work of its sums, without a row where it does not fit.
+  // Weighs a tile, and returns the work of its main loop: without a row if the tile does not fit.
   Work weigh(const Tile& tile, int variant) {
     Choice choice{tile, variant, 0, {}, 0};
     if (tile.tiles() * tile.splits > INT32_MAX / 2) return {};

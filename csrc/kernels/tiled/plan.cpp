@@ -21,7 +21,7 @@ constexpr int64_t kStepProducts = 72;
 constexpr int64_t kLeastChunk = 8;
 constexpr int64_t kMostChunk = 32;
 
-// A thread's instructions, by purpose.
+// Instructions of a thread.
 constexpr double kInstructionsPerInput = 9;         // copied to shared memory
 constexpr double kInstructionsPerNarrowInput = 24;  // of 16 bits: fetched alone and converted
 constexpr double kInstructionsPerWeight = 8;
@@ -30,7 +30,7 @@ constexpr double kInstructionsPerOutput = 8;
 constexpr double kInstructionsPerRow = 8;  // loop and address of a kernel row
 constexpr double kInstructionsPerRound = 100;
 constexpr double kInstructionsPerBlock = 300;
-// Elements of 16 bits that a thread fetches before it waits for them.
+// Elements of 16 bits that a thread loads before it waits for them.
 constexpr double kNarrowBatch = 4;
 
 // Cuts `size` into as few pieces of at most `most` as it takes, all about equal.
@@ -230,7 +230,7 @@ WorkList count_work(const ConvProblem& problem, const Geometry& g, const Variant
   const double tap = kernel.channels * kStrip + weights + inputs + 1;
   const double compute = channels * (taps * tap + static_cast<double>(g.R) * kInstructionsPerRow);
   const double positions = static_cast<double>(tile.positions()) * (tile.gathered ? taps : 1);
-  // Of a thread.
+  // Elements that a thread copies in a round.
   const double fetched = channels * tile.groups * positions / threads;
   const double fetched_weights = channels * tile.groups * taps * tile.channels / threads;
   const double fill = fetched * (narrow ? kInstructionsPerNarrowInput : kInstructionsPerInput) +
@@ -242,7 +242,8 @@ WorkList count_work(const ConvProblem& problem, const Geometry& g, const Variant
   const double steps = static_cast<double>(tile.steps) * tile.rounds;
   const double batches = (fetched + fetched_weights) * tile.rounds / kNarrowBatch;
 
-  // Fewer warps than schedulers: each has its own share of a multiprocessor.
+  // A block with fewer warps than there are schedulers uses only some of them. It counts as a block
+  // of a share of a multiprocessor.
   const double shares = std::max(hardware::kSchedulers / warps, 1.0);
   const double room =
       std::min<double>(std::floor(static_cast<double>(device.shared_bytes_block + 1024) /
@@ -254,7 +255,7 @@ WorkList count_work(const ConvProblem& problem, const Geometry& g, const Variant
   work.sms = static_cast<float>(device.sm_count * shares);
   work.resident = static_cast<float>(std::max(std::floor(room / shares), 1.0));
   work.busy = static_cast<float>(instructions * warps * shares / hardware::kSchedulers);
-  // What follows from an instruction's result waits for it; only products have others meanwhile.
+  // Most instructions need the result of the one before and wait for it. Products do not.
   const double chained = (fill + kInstructionsPerRound) * tile.rounds + once;
   work.waits = static_cast<float>(1 + (narrow ? std::max(steps, batches) : steps) +
                                   chained * hardware::kDependentClocks / hardware::kMemoryClocks);

@@ -267,7 +267,7 @@ double stored_bytes(const Packed& p, const Tile& t) {
   return results * size * slower;
 }
 
-// How a tile is stored: as it says, or pixels element by element.
+// The price of a tile's stores. Pixels that are stored element by element have the last one.
 int store_row(const Packed& p, const Tile& t) {
   const bool by_elements = t.store == Store::kPixels && p.K * element_size(p.dtype) % 16 != 0;
   return by_elements ? kStoreCount : static_cast<int>(t.store);

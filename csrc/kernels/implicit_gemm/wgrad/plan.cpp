@@ -45,12 +45,12 @@ double fill_clocks(const ConvProblem& p, const Tile& t) {
       if (fill == Fill::kUnits) {
         all += filled_clocks(places, own, 16 / kElementBytes, kFillers);
       } else if (fill != Fill::kNone) {
-        // A thread has the words of 64 channels, or 32 of two places, under way. Of a plane's row
-        // whole sectors come.
+        // A thread has 64 words under way: of 64 channels, or of 32 channels of two places. A row
+        // of a plane arrives in whole sectors.
         const int64_t together = own <= kBlock / 2 ? 2 : 1;
         const auto words = static_cast<double>(kBlock) / static_cast<double>(together);
-        // Instructions of a warp: where a place is, of a word's load, which waits for no other, and
-        // of a unit that is put together and stored.
+        // Instructions of a warp: to find a place; to load a word, which depends on no other load;
+        // to put a unit together and store it.
         constexpr double kPlace = 40, kLoad = 3, kStore = 7;
         const double pixels = fill == Fill::kPairs ? 2 : 1;  // of a place
         const auto warps = static_cast<double>(ceil_divide(places, 32));

@@ -1,8 +1,8 @@
 // How the planners of weight gradients search. A plan is a variant, the shape of its tiles, and a
-// number of splits. Some shapes of each variant are weighed, and all of the few variants that are
-// then the best. What cannot be faster than the cheapest plan so far is passed over: a shape by its
-// products alone, a tile by its work, however it is split, and a split before its kernels' prices
-// are added up.
+// number of splits. The search weighs some shapes of each variant, then all shapes of the few
+// variants that came out best. It passes over what cannot be faster than the cheapest plan so far:
+// first by a shape's products, then by a tile's work, however it is split, and last by a bound for
+// each split.
 #pragma once
 
 #include <algorithm>
@@ -76,7 +76,7 @@ class TileSearch {
     Tile tile;
     int variant = 0;
     double ms = std::numeric_limits<double>::infinity();
-    int way = 0;  // see kWays
+    int way = 0;  // to add up sums, below kWays
   };
 
   TileSearch(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all)
@@ -84,7 +84,7 @@ class TileSearch {
 
   bool found() const { return best_.ms < std::numeric_limits<double>::infinity(); }
 
-  // Lists all of so many variants, or weighs them.
+  // Lists the plans of all variants if they were asked for; else searches for the cheapest.
   void try_variants(const std::vector<int>& variants) {
     if (all_ != nullptr) {
       for (const int variant : variants) list(variant);
@@ -114,16 +114,16 @@ class TileSearch {
   Choice best_;
 
  private:
-  static constexpr size_t kSampled = 6, kAllShapes = SIZE_MAX;  // shapes of a variant
-  static constexpr size_t kSearched = 6;                        // variants of all shapes,
-  static constexpr double kFar = 1.5;    // at most so many times the least milliseconds
-  static constexpr double kNear = 0.97;  // of them: what is a little faster at best is not weighed
-  static constexpr int kListed = 8;  // plans of a variant, of each of so many ways to add up sums:
-  static constexpr int kWays = 8;    // clusters of 1, 2, 4 or 8, that store results or parts
+  static constexpr size_t kSampled = 6, kAllShapes = SIZE_MAX;  // of a variant
+  static constexpr size_t kSearched = 6;                        // variants, at most
+  static constexpr double kFar = 1.5;    // variants beyond so many times the best are not searched
+  static constexpr double kNear = 0.97;  // what can save no more than the rest is not weighed
+  static constexpr int kListed = 8;      // plans of a variant, for each way to add up sums
+  static constexpr int kWays = 8;        // clusters of 1, 2, 4 or 8, which store results or parts
 
   Own& own() { return static_cast<Own&>(*this); }
 
-  // Clocks that a thread block takes for its sums, at least.
+  // The least clocks that a thread block takes to store its sums.
   double least_store(const Counted& c) const {
     const Price* const stores = prices_ + price_row(PriceKind::kWgradStore, c.first_store());
     double least = std::numeric_limits<double>::infinity();
@@ -133,15 +133,15 @@ class TileSearch {
     return least;
   }
 
-  // Milliseconds that no plan takes less than whose multiprocessors take so many clocks.
+  // The least milliseconds of a plan whose multiprocessors take so many clocks.
   double least_ms(const Counted& c, double clocks) const {
     const double ms = clocks / (d_.clock_ghz * 1e6);
     const double bytes_ms = 1e-6 * c.bytes / (prices_[c.row].bandwidth * d_.bandwidth_gb_s);
     return std::max(ms, bytes_ms) + hardware::kLaunchMs;
   }
 
-  // Weighs about so many shapes of a variant, and returns the milliseconds that no plan of theirs
-  // takes less than.
+  // Weighs about so many shapes of a variant. No plan of theirs takes fewer milliseconds than it
+  // returns.
   double try_shapes(int variant, size_t most) {
     const std::vector<Shape>& shapes = own().shapes_of(variant);
     const size_t step = std::max<size_t>(shapes.size() / most, 1);
@@ -153,7 +153,7 @@ class TileSearch {
       if (of_pixel > 0 && is_far(least_ms(c, shape.all * of_pixel + store))) continue;
       const Tile tile = own().make(variant, shape);
       if (tile.stages == 0) {
-        i -= step - 1;  // the next stands in
+        i -= step - 1;  // the next shape stands in
         continue;
       }
       c = own().count(tile);

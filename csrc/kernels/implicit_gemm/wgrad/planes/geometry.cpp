@@ -11,7 +11,7 @@ constexpr int64_t kAlignment = 1024;  // of what is swizzled
 
 int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
 int small(int64_t value) { return static_cast<int>(value); }
-// Of a power of two.
+// The divisor is a power of two.
 int64_t modulo(int64_t a, int64_t power) { return a & (power - 1); }
 
 // Of `count` things, `width` wide and `step` apart, those that meet what is `size` wide, wherever
