@@ -242,10 +242,9 @@ FamilyId cheapest_in_order(const ConvProblem& problem, const DeviceProperties& d
   return best;
 }
 
-// The plan of a batch-invariant problem, in its precision.
-ConvPlan plan_in_order(const ConvProblem& problem, const DeviceProperties& device) {
-  double ms = 0;
-  const FamilyId family = cheapest_in_order(problem, device, ms);
+// The plan of a batch-invariant problem by the family that computes it fastest.
+ConvPlan plan_in_order(const ConvProblem& problem, const DeviceProperties& device,
+                       FamilyId family) {
   ConvPlan best;
   const char* why_not = family == FamilyId::kAten
                             ? "no family computes this for every batch alike"
@@ -257,18 +256,20 @@ ConvPlan plan_in_order(const ConvProblem& problem, const DeviceProperties& devic
   return best;
 }
 
-double cheapest_ms(const ConvPlan& cheapest) {
-  return cheapest.family == FamilyId::kAten ? std::numeric_limits<double>::infinity()
-                                            : cheapest.predicted_ms;
+// Infinite without a plan. For batch-invariant problems `direct` counts as none.
+double cheapest_ms(const ConvProblem& problem, const ConvPlan& cheapest) {
+  const bool is_last_resort = is_batch_invariant(problem) && cheapest.family == FamilyId::direct;
+  return cheapest.family == FamilyId::kAten || is_last_resort
+             ? std::numeric_limits<double>::infinity()
+             : cheapest.predicted_ms;
 }
 
 // The cheapest plan. For a batch-invariant problem it is only a family and a time, those of the
-// reference batch, and `direct` counts as no plan.
+// reference batch.
 ConvPlan weighed(const ConvProblem& problem, const DeviceProperties& device) {
   if (!is_batch_invariant(problem)) return cheapest(problem, device);
   ConvPlan best;
-  const FamilyId family = cheapest_in_order(problem, device, best.predicted_ms);
-  if (family != FamilyId::direct) best.family = family;
+  best.family = cheapest_in_order(problem, device, best.predicted_ms);
   return best;
 }
 
@@ -289,7 +290,7 @@ ConvPlan settle(ConvProblem& problem, const DeviceProperties& device) {
     const ConvPlan rounded = weighed(dense, device);
     dense.tf32 = false;
     const ConvPlan exact = weighed(dense, device);
-    ratio *= cheapest_ms(rounded) / cheapest_ms(exact);
+    ratio *= cheapest_ms(dense, rounded) / cheapest_ms(dense, exact);
     if (aligned && dense.x_strides == problem.x_strides && dense.w_strides == problem.w_strides &&
         dense.y_strides == problem.y_strides) {
       own[0] = exact;
@@ -395,7 +396,7 @@ ConvPlan plan(ConvProblem& problem, const DeviceProperties& device, Algorithm al
     return own;
   }
   const ConvPlan settled = settle(problem, device);
-  return in_order ? plan_in_order(problem, device) : settled;
+  return in_order ? plan_in_order(problem, device, settled.family) : settled;
 }
 
 Explanation explain(const ConvProblem& problem, const DeviceProperties& device,

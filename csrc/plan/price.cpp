@@ -73,7 +73,7 @@ double busiest(std::initializer_list<double> clocks) {
     most = std::max(most, each);
     all += each;
   }
-  return most + hardware::kHidden * (all - most);
+  return most + hardware::kUnhidden * (all - most);
 }
 
 double price(const WorkList& works, const DeviceProperties& d, PriceTable table) {

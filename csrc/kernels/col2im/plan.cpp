@@ -1,7 +1,6 @@
 // col2im: input gradients of few channels, or of large strides. The columns of a tile of dy's
 // pixels are sums in shared memory, where they are gathered.
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/col2im/geometry.h"
 #include "plan/hardware.h"

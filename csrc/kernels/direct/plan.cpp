@@ -124,7 +124,7 @@ WorkList count_work(const ConvProblem& p, const DeviceProperties& d, const ConvP
       const double threads = by_channels ? kBlock / kWgradChannels : kBlock;
       const double summed = static_cast<double>(p.N * p.P * p.Q) / static_cast<double>(plan.splits);
       const double own = std::ceil(summed / threads), halvings = std::log2(threads);
-      const double lines = by_channels ? 32 / threads + 1
+      const double lines = by_channels ? 2
                                        : lines_of_load(p, p.y_strides[3]) +
                                              lines_of_load(p, p.x_strides[3] * p.stride_w);
       works.add(blocks_work(

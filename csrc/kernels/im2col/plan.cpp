@@ -271,9 +271,10 @@ class Counter {
     }
     add_products(m);
     if (!p_.has_bias) return;
-    const auto outputs = static_cast<double>(p_.y_count());
+    const double passes = keeps_products(p_) ? chunks_.count : 1;
     const auto bytes = static_cast<double>(size_ + (keeps_products(p_) ? 4 : 0));
-    add_pass(outputs, outputs * bytes, keeps_products(p_) ? chunks_.count : 1);
+    const double outputs = static_cast<double>(p_.y_count()) / passes;
+    add_pass(outputs, outputs * bytes, passes);
   }
 
   void count_dgrad() {

@@ -204,7 +204,7 @@ struct Choice {
 };
 
 // Fills in the stages and the price; false where the tile does not fit.
-bool price(const Forward& p, const DeviceProperties& d, Choice& choice) {
+bool fill_in(const Forward& p, const DeviceProperties& d, Choice& choice) {
   Tile& t = choice.tile;
   // A plane that fits has no sizes that overflow in what follows.
   if (!is_legal(p, t)) return false;
@@ -444,7 +444,7 @@ class Search {
   Work weigh(const Tile& tile, int variant) {
     Choice choice{tile, variant, 0, {}, 0};
     if (tile.tiles() * tile.splits > INT32_MAX / 2) return {};
-    if (!price(p_, d_, choice)) return {};
+    if (!fill_in(p_, d_, choice)) return {};
     if (best_.ms == 0 || choice.ms < best_.ms) best_ = choice;
     if (all_ != nullptr) all_->push_back(choice);
     return *choice.works.begin();

@@ -1,7 +1,6 @@
 #include "kernels/implicit_gemm/sm90/tile.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/implicit_gemm/moving.h"
 #include "kernels/implicit_gemm/tile.h"
@@ -312,7 +311,7 @@ int packing_row(const Packed& p) {
 WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
                     const DeviceProperties& d, const Tile& t) {
   const auto size = static_cast<double>(element_size(p.dtype));
-  const int narrow = size == 2 ? 0 : 1;
+  const int wide = size == 2 ? 0 : 1;
   double busy = 0, taps = 0;  // of all phases
   for (int i = 0; i < p.phases; ++i) {
     const double own = static_cast<double>(p.phase[i].R) * p.phase[i].S;
@@ -321,8 +320,8 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
   }
   Work loop;
   loop.row = price_row(PriceKind::kMainLoop,
-                       (static_cast<int>(t.loader) * kTileShapeCount + t.shape) * 2 + narrow);
-  loop.store_row = price_row(PriceKind::kStore, store_row(p, t) * 2 + narrow);
+                       (static_cast<int>(t.loader) * kTileShapeCount + t.shape) * 2 + wide);
+  loop.store_row = price_row(PriceKind::kStore, store_row(p, t) * 2 + wide);
   const auto launches = static_cast<double>(parts);
   loop.repeats = static_cast<float>(launches);
   loop.blocks = static_cast<float>(t.items() * t.splits);

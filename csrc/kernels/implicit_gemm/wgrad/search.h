@@ -123,12 +123,17 @@ class TileSearch {
 
   Own& own() { return static_cast<Own&>(*this); }
 
-  // The least clocks that a thread block takes to store its sums.
-  double least_store(const Counted& c) const {
+  // The least clocks that a thread block takes to store its sums, and those of a launch that
+  // stores.
+  struct LeastStore {
+    double block, launch;
+  };
+  LeastStore least_store(const Counted& c) const {
     const Price* const stores = prices_ + price_row(PriceKind::kWgradStore, c.first_store());
-    double least = std::numeric_limits<double>::infinity();
-    for (int i = 0; i < kStoreRows; ++i) {
-      least = std::min(least, c.sums * 4 / stores[i].store + stores[i].wait);
+    LeastStore least{c.sums * 4 / stores[0].store, stores[0].wait};
+    for (int i = 1; i < kStoreRows; ++i) {
+      least.block = std::min<double>(least.block, c.sums * 4 / stores[i].store);
+      least.launch = std::min<double>(least.launch, stores[i].wait);
     }
     return least;
   }
@@ -146,11 +151,13 @@ class TileSearch {
     const std::vector<Shape>& shapes = own().shapes_of(variant);
     const size_t step = std::max<size_t>(shapes.size() / most, 1);
     double cheapest = std::numeric_limits<double>::infinity();
-    double of_pixel = 0, store = 0;  // clocks, the same for all tiles of a variant
+    double of_pixel = 0;  // clocks, the same for all tiles of a variant
+    LeastStore store{};   // too
     Counted c;
     for (size_t i = 0; i < shapes.size(); i += step) {
       const Shape& shape = shapes[i];
-      if (of_pixel > 0 && is_far(least_ms(c, shape.all * of_pixel + store))) continue;
+      if (of_pixel > 0 && is_far(least_ms(c, shape.all * of_pixel + store.block + store.launch)))
+        continue;
       const Tile tile = own().make(variant, shape);
       if (tile.stages == 0) {
         i -= step - 1;  // the next shape stands in
@@ -164,13 +171,15 @@ class TileSearch {
       const double tiles = static_cast<double>(c.tiles) * share;
       of_pixel = c.products / price.rate * share;
       store = least_store(c);
-      const double least = least_ms(c, std::max(tiles * std::min(one, first), first) + store);
+      const double least =
+          least_ms(c, std::max(tiles * std::min(one, first), first) + store.block + store.launch);
       cheapest = std::min(cheapest, least);
       if (is_far(least)) continue;
       own().weigh_splits(variant, tile, c, [&](int split, const Tile& t, const Counted& own_c) {
         const auto of_block = static_cast<double>(ceil_divide(c.tiles, own_c.splits));
         const double turns = std::ceil(share * static_cast<double>(own_c.splits));
-        if (is_far(least_ms(c, turns * ((of_block - 1) * one + first + store)))) return;
+        const double turn = (of_block - 1) * one + first + store.block;
+        if (is_far(least_ms(c, turns * turn + store.launch))) return;
         const double ms = customconv::price(count_works(d_, own_c), d_, prices_);
         if (ms < best_.ms) best_ = {t, split, ms};
       });

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "kernels/implicit_gemm/wgrad/geometry.h"
-#include "plan/price.h"
 #include "plan/problem.h"
 
 namespace customconv::implicit_gemm::wgrad {

@@ -1,7 +1,6 @@
 #include "kernels/implicit_gemm/wgrad/registers/plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <tuple>
 #include <vector>
 
