@@ -118,7 +118,7 @@ class TileSearch {
   static constexpr size_t kSearched = 6;                        // variants, at most
   static constexpr double kFar = 1.5;    // variants beyond so many times the best are not searched
   static constexpr double kNear = 0.97;  // what can save no more than the rest is not weighed
-  static constexpr int kListed = 8;      // plans of a variant, for each way to add up sums
+  static constexpr int kListed = 4;      // plans of a variant, for each way to add up sums
   static constexpr int kWays = 8;        // clusters of 1, 2, 4 or 8, which store results or parts
 
   Own& own() { return static_cast<Own&>(*this); }
