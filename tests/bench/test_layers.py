@@ -131,6 +131,7 @@ def layer_of(problem: dict[str, object]) -> Layer:
 
 
 def test_no_published_row_is_faster_than_its_floor():
+    """But cuDNN's in float32 may be: Winograd's method takes fewer products."""
     file = results.load(run.HERE / "results" / "h100.json")
     peaks = machine.Peaks(**file["meta"]["peaks"])
     faster = []
@@ -140,6 +141,9 @@ def test_no_published_row_is_faster_than_its_floor():
         layer = layer_of(row["problem"])
         least = layer.least_bytes(contenders.DTYPES[row["precision"]].itemsize, row["op"])
         floor = machine.floor_ms(layer.flops, least, row["precision"], peaks)
-        if floor > min(row["ours_ms"], row["peer_ms"]):
+        counted = (
+            [row["ours_ms"]] if row["precision"] == "fp32" else [row["ours_ms"], row["peer_ms"]]
+        )
+        if floor > min(counted):
             faster.append((results.key(row), floor, row["ours_ms"], row["peer_ms"]))
     assert not faster
