@@ -1,4 +1,4 @@
-"""The weight gradients of `implicit_gemm`, computed by their kernels on the CPU."""
+"""Kernels of `implicit_gemm`, run on the CPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from cases import Tensors
+from compute import PASSES
 from every_plan import DTYPES
 from reference import Problem
 from torch import Tensor
@@ -19,7 +20,7 @@ class _Asked(ctypes.Structure):
         *((name, ctypes.c_int64 * 2) for name in ("stride", "padding", "dilation")),
         ("groups", ctypes.c_int64),
         *((name, ctypes.c_int64 * 4) for name in ("x_strides", "w_strides", "y_strides")),
-        ("dtype", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("dtype", "pass", "tf32")),
     ]
 
 
@@ -41,17 +42,18 @@ class Plan:
     splits: int
 
 
-class WeightGradients:
-    """A built library."""
+class Emulated:
+    """A built library, of passes with TF32 or without."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, library: Path, *, tf32: bool = True) -> None:
+        self._tf32 = tf32
         self._library = ctypes.CDLL(str(library))
         self._library.list_plans.restype = ctypes.c_int64
         self._library.compute.restype = ctypes.c_char_p
 
-    def plans(self, problem: Problem, t: Tensors) -> list[Plan]:
+    def plans(self, op: str, problem: Problem, t: Tensors) -> list[Plan]:
         """All that are weighed for tensors that lie so."""
-        asked = self._asked(problem, t)
+        asked = self._asked(op, problem, t)
         count = self._library.list_plans(ctypes.byref(asked), None, ctypes.c_int64(0))
         found = (_Found * count)()
         self._library.list_plans(ctypes.byref(asked), found, ctypes.c_int64(count))
@@ -59,24 +61,26 @@ class WeightGradients:
             Plan(i, plan.variant, tuple(plan.tile), plan.splits) for i, plan in enumerate(found)
         ]
 
-    def compute(self, problem: Problem, t: Tensors, plan: Plan) -> Tensor:
-        """The weight's gradient, in memory that held no numbers.
+    def compute(self, op: str, problem: Problem, t: Tensors, plan: Plan) -> Tensor:
+        """The output or a gradient, in memory that held no numbers.
 
         Raises:
             RuntimeError: the kernel did what a GPU does not take, or threads wait for ever.
         """
-        result = torch.full_like(t.w, torch.nan)
+        place = PASSES.index(op)
+        operands = [t.dy, t.x, t.w]  # what each pass computes
+        result = operands[place] = torch.full_like(operands[place], torch.nan)
+        y, x, w = operands
         error = self._library.compute(
-            ctypes.byref(self._asked(problem, t)),
+            ctypes.byref(self._asked(op, problem, t)),
             ctypes.c_int64(plan.number),
-            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (t.x, result, t.dy)),
+            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, w, y)),
         )
         if error is not None:
             raise RuntimeError(error.decode())
         return result
 
-    @staticmethod
-    def _asked(problem: Problem, t: Tensors) -> _Asked:
+    def _asked(self, op: str, problem: Problem, t: Tensors) -> _Asked:
         return _Asked(
             tuple(problem.input),
             tuple(problem.weight),
@@ -85,4 +89,6 @@ class WeightGradients:
             t.w.stride(),
             t.dy.stride(),
             DTYPES.index(t.x.dtype),
+            PASSES.index(op),
+            int(self._tf32),
         )

@@ -1,4 +1,4 @@
-"""Compiles the weight gradients' sources for the CPU, with headers that stand in for the GPU's."""
+"""Compiles kernels of implicit_gemm for the CPU, with headers that stand in for the GPU's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import build_config as config
 
 HERE = Path(__file__).parent / "emulation"
 CSRC = config.ROOT / "csrc"
-KERNELS = Path("kernels/implicit_gemm/wgrad")
+FAMILY = Path("kernels/implicit_gemm")
 MACROS = {
     "__CUDA_ARCH__": "900",
     "__CUDA_ARCH_FEAT_SM90_ALL": "",
@@ -23,6 +23,10 @@ MACROS = {
 }
 # A block's shared memory, as a kernel declares it.
 SHARED_MEMORY = re.compile(r"extern __shared__ .*char (\w+)\[\];")
+# The same of a kernel that knows its size.
+SIZED = re.compile(r"__shared__ alignas\(\d+\) (\w+) (\w+)((?:\[[^\]]+\])+);")
+# A launch: the kernel, and how.
+LAUNCH = re.compile(r"(\b\w+<T>)\s*<<<(.*?)>>>\(", re.DOTALL)
 
 
 def toolkit() -> Path | None:
@@ -35,45 +39,58 @@ def toolkit() -> Path | None:
         return None
 
 
-def copied(folder: Path) -> list[Path]:
-    """The kernels' sources there, which ask the emulation for shared memory."""
+def copied(folder: Path, below: str) -> list[Path]:
+    """The family's sources that match, which ask the emulation for shared memory and launches."""
     found = []
-    for source in (CSRC / KERNELS).rglob("*"):
+    for source in (CSRC / FAMILY).glob(below):
         if not source.is_file():
             continue
         copy = folder / source.relative_to(CSRC)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        text = source.read_text()
-        copy.write_text(
-            SHARED_MEMORY.sub(r"char* const \1 = emulation::here().block->memory;", text)
+        text = SHARED_MEMORY.sub(
+            r"char* const \1 = emulation::here().block->memory;", source.read_text()
         )
+        text = SIZED.sub(
+            r"auto& \2 = *reinterpret_cast<\1(*)\3>(emulation::here().block->memory);", text
+        )
+        copy.write_text(LAUNCH.sub(r"emulation::Plain{\2}(\1, ", text))
         if source.suffix in (".cu", ".cpp"):
             found.append(copy)
     return found
 
 
-def library(folder: Path, home: Path) -> Path:
-    """Builds a shared library in a folder."""
+def sources_of(name: str, folder: Path) -> list[Path]:
+    """What a library is compiled from."""
+    common = [CSRC / "plan" / each for each in ("problem.cpp", "device.cpp", "price.cpp")]
+    common += [HERE / f"{each}.cpp" for each in ("driver", "gpu", "interface", "products", name)]
+    if name == "weight_gradients":
+        return common + copied(folder, "wgrad/**/*")
+    copied(folder, "*.*h")
+    copied(folder, "sm90/*.*h")
+    own = ("sm90/tile.cpp", "sm90/packed.cpp", "forward.cpp", "tile.cpp")
+    common += [CSRC / FAMILY / each for each in own]
+    return [*common, CSRC / "kernels" / "common" / "parts.cpp"]
+
+
+def library(folder: Path, home: Path, name: str) -> Path:
+    """Builds a shared library in a folder: "weight_gradients" or "main_loop"."""
     compiler = os.environ.get("CXX", "g++")
     options = ["-std=c++17", "-fPIC", "-fno-strict-aliasing"]
     options += [f"-D{name}={value}" for name, value in MACROS.items()]
     # What stands in comes first; launches are declared before launchers.
     options += [f"-I{path}" for path in (HERE, folder / "csrc", CSRC)]
     options += ["-isystem", str(home / "include"), "-include", "gpu.h"]
-    sources = copied(folder / "csrc")
-    plan = [CSRC / "plan" / name for name in ("problem.cpp", "device.cpp", "price.cpp")]
-    sources += [*plan, *HERE.glob("*.cpp")]
 
     def compiled(source: Path) -> Path:
         parts = source.parts[-3:]
         target = folder / ("_".join(parts) + ".o")
-        level = "-O3" if source.parent == HERE else "-O1"  # it is where the time is spent
+        level = "-O3" if source.name == "products.cpp" else "-O1"  # where the time is spent
         run([compiler, "-x", "c++", level, *options, "-c", str(source), "-o", str(target)])
         return target
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        objects = list(pool.map(compiled, sources))
-    target = folder / "emulation.so"
+        objects = list(pool.map(compiled, sources_of(name, folder / "csrc")))
+    target = folder / f"{name}.so"
     # What it has of CUDA's functions is for itself.
     run([compiler, "-shared", "-Wl,-Bsymbolic", *map(str, objects), "-o", str(target)])
     return target

@@ -15,7 +15,7 @@ import pytest
 import torch
 from cases import case, make_integers, place_all
 from compute import by_pytorch
-from emulated import Plan, WeightGradients
+from emulated import Emulated, Plan
 from every_plan import DTYPES, assert_reached, meets, places, with_pixel
 from reference import LAYOUTS, assert_equal
 
@@ -43,7 +43,7 @@ PROBLEMS = {
 
 
 @pytest.fixture(scope="session")
-def gradients(tmp_path_factory: pytest.TempPathFactory) -> WeightGradients:
+def gradients(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     """Built once a run, by whichever worker comes first: their folders lie in a common one."""
     assert HOME is not None
     own = tmp_path_factory.getbasetemp()
@@ -51,8 +51,9 @@ def gradients(tmp_path_factory: pytest.TempPathFactory) -> WeightGradients:
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        library = folder / "emulation.so"
-        return WeightGradients(library if library.exists() else build.library(folder, HOME))
+        library = folder / "weight_gradients.so"
+        built = library if library.exists() else build.library(folder, HOME, "weight_gradients")
+        return Emulated(built)
 
 
 def some(plans: list[Plan], seed: int) -> list[Plan]:
@@ -64,22 +65,22 @@ def some(plans: list[Plan], seed: int) -> list[Plan]:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_integers_are_exact(gradients: WeightGradients, name: str, layout: torch.memory_format):
+def test_integers_are_exact(gradients: Emulated, name: str, layout: torch.memory_format):
     problem = PROBLEMS[name]
     values = make_integers(problem)
     expected = by_pytorch("wgrad", problem, values)
     for seed, dtype in enumerate(DTYPES):
         t = place_all(problem, values, "cpu", dtype, layout)
-        plans = gradients.plans(problem, t)
+        plans = gradients.plans("wgrad", problem, t)
         assert plans or dtype != torch.float16, "every problem has a plan in 16 bits"
         for plan in some(plans, seed):
-            actual = gradients.compute(problem, t, plan)
+            actual = gradients.compute("wgrad", problem, t, plan)
             assert_equal(actual, expected.to(dtype), what=f"{name}, {dtype}, {layout}, {plan}")
 
 
 @pytest.mark.parametrize("operand", ["x", "dy"])
 @pytest.mark.parametrize("name", ["3x3_small", "strided", "pointwise_odd", "groups", "few"])
-def test_nan_reaches_the_results_that_meet_it(gradients: WeightGradients, name: str, operand: str):
+def test_nan_reaches_the_results_that_meet_it(gradients: Emulated, name: str, operand: str):
     """And no other, whatever tiles hold beside a tensor's pixels."""
     problem = PROBLEMS[name]
     values = make_integers(problem)
@@ -90,7 +91,7 @@ def test_nan_reaches_the_results_that_meet_it(gradients: WeightGradients, name: 
     met = meets("wgrad", problem, values, operand, place)
     for seed, layout in enumerate(LAYOUTS):
         t = place_all(problem, spoilt, "cpu", torch.float16, layout)
-        for plan in some(gradients.plans(problem, t), seed):
-            actual = gradients.compute(problem, t, plan)
+        for plan in some(gradients.plans("wgrad", problem, t), seed):
+            actual = gradients.compute("wgrad", problem, t, plan)
             what = f"{name}, {operand}, {layout}, {plan}"
             assert_reached(actual, clean, expected, met, what)

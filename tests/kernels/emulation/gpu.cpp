@@ -12,7 +12,7 @@
 
 namespace emulation {
 
-Index thread_index, block_index;
+Index thread_index, block_index, grid_size;
 
 namespace {
 
@@ -166,6 +166,7 @@ void launch(int64_t blocks, int threads, int cluster, int shared_bytes,
     throw std::runtime_error("no such launch");
   }
   machine.kernel = &kernel;
+  grid_size = {static_cast<int>(blocks)};
   machine.failure.clear();
   machine.later.clear();
   const auto fibers_count = static_cast<size_t>(cluster) * static_cast<size_t>(threads);

@@ -93,12 +93,13 @@ char* at(uint32_t address);
 struct Index {
   int x;
 };
-extern Index thread_index, block_index;
+extern Index thread_index, block_index, grid_size;
 
 }  // namespace emulation
 
 #define threadIdx (emulation::thread_index)
 #define blockIdx (emulation::block_index)
+inline emulation::Index& gridDim = emulation::grid_size;  // a member has this name, too
 
 inline void __syncthreads() {
   emulation::Block& block = *emulation::here().block;
@@ -116,6 +117,7 @@ T __shfl_sync(uint32_t, T value, int lane) {
   return value;
 }
 
+using std::isfinite, std::isinf;
 template <typename T>
 T __ldg(const T* from) {
   return *from;
@@ -148,6 +150,23 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
   }
   return result;
 }
+
+namespace emulation {
+
+// A launch by <<<...>>>.
+struct Plain {
+  unsigned blocks;
+  int threads;
+  int shared_bytes = 0;
+  cudaStream_t stream = nullptr;
+
+  template <typename... P, typename... A>
+  void operator()(void (*kernel)(P...), A... arguments) const {
+    launch(blocks, threads, 1, shared_bytes, [=] { kernel(P(arguments)...); });
+  }
+};
+
+}  // namespace emulation
 
 // Launches, as launchers of csrc/ ask for them.
 template <typename... P>

@@ -34,7 +34,8 @@ float load(const Operation& operation, uint64_t descriptor, bool transposed, int
   };
   const auto bytes = static_cast<uint32_t>(bytes_of(operation.element));
   uint32_t address = start;
-  if ((descriptor & kSwizzle128) == 0) {
+  const int swizzle = swizzle_of(descriptor);
+  if (swizzle == 0) {
     const int at = i * bytes_of(operation.element);
     address += offset(line / 8, stride) + offset(line % 8, 16) + offset(at / 16, leading) +
                static_cast<uint32_t>(at % 16);
@@ -44,9 +45,10 @@ float load(const Operation& operation, uint64_t descriptor, bool transposed, int
     address += offset(line / 64, leading) + offset(line % 64, bytes) + offset(i / 8, stride) +
                offset(i % 8, 128);
   } else {
-    address += offset(line / 8, stride) + offset(line % 8, 128) + offset(i, bytes);
+    const auto row = static_cast<uint32_t>(swizzle);
+    address += offset(line / 8, stride) + offset(line % 8, row) + offset(i, bytes);
   }
-  return widened(operation.element, emulation::at(swizzled(address)));
+  return widened(operation.element, emulation::at(swizzled(address, swizzle)));
 }
 
 // The same of the first operand in registers.

@@ -55,12 +55,22 @@ struct Turn {
     stage = 0;
     parity ^= 1;
   }
+  template <typename Divider>
+  void advance(int steps, const Divider& by_stages) {
+    for (int i = 0; i < steps; ++i) advance(by_stages.divisor());
+  }
 };
 
 inline bool elect_one() { return threadIdx.x % 32 == 0; }
 
 inline void sync_threads(int barrier, int threads) {
   emulation::meet(emulation::here().block->barriers[barrier], threads);
+}
+inline void arrive_threads(int barrier, int threads) {
+  emulation::Meeting& meeting = emulation::here().block->barriers[barrier];
+  if (++meeting.arrived < threads) return;
+  meeting.arrived = 0;
+  ++meeting.round;
 }
 template <int kThreads>
 void sync_threads(int barrier) {

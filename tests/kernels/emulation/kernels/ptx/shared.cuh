@@ -24,4 +24,22 @@ inline void store_shared(uint32_t address, float a, float b) {
   store_shared(address, float2{a, b});
 }
 
+// What is not emulated yet: exchanges of 8 by 8 matrices of 16 bits.
+template <typename... A>
+void load_matrices(const A&...) {
+  emulation::fail("matrices are not emulated");
+}
+template <typename... A>
+void load_transposed_matrices(const A&...) {
+  emulation::fail("matrices are not emulated");
+}
+template <typename... A>
+void store_matrices(const A&...) {
+  emulation::fail("matrices are not emulated");
+}
+template <typename... A>
+void store_transposed_matrices(const A&...) {
+  emulation::fail("matrices are not emulated");
+}
+
 }  // namespace customconv::ptx

@@ -14,8 +14,11 @@ inline constexpr Element kElement<__half> = Element::kHalf;
 template <>
 inline constexpr Element kElement<__nv_bfloat16> = Element::kBfloat16;
 
-// Where the 128-byte swizzle puts what would be at an address.
-inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+// Where the swizzle of so many bytes, 128, 64, 32 or none, puts what would be at an address.
+inline uint32_t swizzled(uint32_t address, int bytes = 128) {
+  const uint32_t rows = bytes == 128 ? 7 : bytes == 64 ? 3 : bytes == 32 ? 1 : 0;
+  return address ^ (address >> 7 & rows) << 4;
+}
 
 // To the nearest, halves away from zero.
 inline uint32_t round_tf32(uint32_t bits) {
@@ -25,12 +28,21 @@ inline uint32_t round_tf32(uint32_t bits) {
 }
 
 constexpr uint64_t kSwizzle128 = 1ull << 62;
+// Bytes of a descriptor's swizzle, which are those of a row, too.
+inline int swizzle_of(uint64_t descriptor) {
+  constexpr int kBytes[] = {0, 128, 64, 32};
+  return kBytes[descriptor >> 62];
+}
 inline uint64_t describe(uint32_t address, uint32_t leading, uint32_t stride) {
   return static_cast<uint64_t>(stride >> 4) << 32 | static_cast<uint64_t>(leading >> 4) << 16 |
          (address & 0x3FFFF) >> 4;
 }
 inline uint64_t describe_rows(uint32_t address, uint32_t group_bytes) {
   return kSwizzle128 | describe(address, 16, group_bytes);
+}
+inline uint64_t describe_swizzled(uint32_t address, uint32_t row_bytes) {
+  const uint64_t swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
+  return swizzle << 62 | describe(address, 16, row_bytes * 8);
 }
 inline uint64_t describe_blocks(uint32_t address, uint32_t half_bytes) {
   return describe(address, half_bytes, 128);
@@ -68,6 +80,13 @@ struct Product {
   }
   static void add(float (&d)[kColumns / 2], const uint32_t (&x)[4], uint64_t y, int accumulate) {
     start_product({kElement<T>, kColumns, true, false, kTransposed, accumulate != 0, 0, y}, d, x);
+  }
+};
+
+template <typename T, int kColumns>
+struct TransposedFirst {
+  static void add(float (&d)[kColumns / 2], uint64_t x, uint64_t y, int accumulate) {
+    start_product({kElement<T>, kColumns, false, true, false, accumulate != 0, x, y}, d, nullptr);
   }
 };
 

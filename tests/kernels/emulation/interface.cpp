@@ -1,0 +1,94 @@
+// A library for Python: the plans of a problem, and what each computes.
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "gpu.h"
+#include "problems.h"
+
+namespace customconv {
+namespace {
+
+struct Found {
+  int32_t variant, tile[3];
+  int64_t splits;
+};
+
+Shape4 shape(const int64_t (&sizes)[4]) { return {sizes[0], sizes[1], sizes[2], sizes[3]}; }
+
+ConvProblem problem_of(const Asked& a) {
+  constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+  ConvProblem p;
+  constexpr Pass kPasses[] = {Pass::kFprop, Pass::kDgrad, Pass::kWgrad};
+  p.pass = kPasses[a.pass];
+  p.dtype = kDTypes[a.dtype];
+  p.tf32 = a.tf32 != 0;
+  p.N = a.input[0];
+  p.C = a.input[1];
+  p.H = a.input[2];
+  p.W = a.input[3];
+  p.K = a.weight[0];
+  p.R = a.weight[2];
+  p.S = a.weight[3];
+  p.stride_h = a.stride[0];
+  p.stride_w = a.stride[1];
+  p.pad_h = a.padding[0];
+  p.pad_w = a.padding[1];
+  p.dilation_h = a.dilation[0];
+  p.dilation_w = a.dilation[1];
+  p.groups = a.groups;
+  p.P = output_size(p.H, p.pad_h, p.dilation_h, p.R, p.stride_h);
+  p.Q = output_size(p.W, p.pad_w, p.dilation_w, p.S, p.stride_w);
+  p.x_strides = shape(a.x_strides);
+  p.w_strides = shape(a.w_strides);
+  p.y_strides = shape(a.y_strides);
+  p.x_aligned = p.w_aligned = p.y_aligned = true;
+  return p;
+}
+
+std::string failure;
+
+}  // namespace
+}  // namespace customconv
+
+// How many plans there are; the first ones are written to `found`.
+extern "C" int64_t list_plans(const customconv::Asked* asked, customconv::Found* found,
+                              int64_t most) {
+  using namespace customconv;
+  const std::vector<ConvPlan> plans = plans_of(problem_of(*asked));
+  const auto count = static_cast<int64_t>(plans.size());
+  for (int64_t i = 0; i < std::min(count, most); ++i) {
+    const ConvPlan& plan = plans[static_cast<size_t>(i)];
+    found[i] = {plan.variant_index, {plan.tile[0], plan.tile[1], plan.tile[2]}, plan.splits};
+  }
+  return count;
+}
+
+// By the plan of that number. Tensors begin at multiples of 256 bytes, as PyTorch's do on a GPU.
+// Returns what went wrong, or null.
+extern "C" const char* compute(const customconv::Asked* asked, int64_t number, void* x, void* w,
+                               void* y) {
+  using namespace customconv;
+  constexpr size_t kAlignment = 256;
+  try {
+    const ConvProblem problem = problem_of(*asked);
+    const ConvPlan plan = plans_of(problem).at(static_cast<size_t>(number));
+    const size_t bytes = (static_cast<size_t>(plan.workspace_bytes) / kAlignment + 1) * kAlignment;
+    const std::unique_ptr<void, decltype(&std::free)> workspace(
+        std::aligned_alloc(kAlignment, bytes), &std::free);
+    std::memset(workspace.get(), 0xFF, bytes);  // no numbers
+    Operands operands;
+    operands.x = x;
+    operands.w = w;
+    operands.y = y;
+    LaunchContext context;
+    context.workspace = workspace.get();
+    launch(problem, plan, operands, context);
+    return nullptr;
+  } catch (const std::exception& error) {
+    failure = error.what();
+    return failure.c_str();
+  }
+}
