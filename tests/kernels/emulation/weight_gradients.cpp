@@ -12,9 +12,10 @@ std::vector<ConvPlan> plans_of(const ConvProblem& problem) {
 
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
-  const auto launch = problem.dtype == DType::kFloat32   ? implicit_gemm::wgrad::launch<float>
-                      : problem.dtype == DType::kFloat16 ? implicit_gemm::wgrad::launch<__half>
-                                                         : implicit_gemm::wgrad::launch<__nv_bfloat16>;
+  const auto launch = problem.dtype == DType::kFloat32 ? implicit_gemm::wgrad::launch<float>
+                      : problem.dtype == DType::kFloat16
+                          ? implicit_gemm::wgrad::launch<__half>
+                          : implicit_gemm::wgrad::launch<__nv_bfloat16>;
   launch(problem, plan, operands, context);
 }
 

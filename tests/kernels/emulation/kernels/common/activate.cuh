@@ -1,4 +1,4 @@
-// Stands in for csrc/kernels/common/activate.cuh: the activations that need no instruction of a GPU.
+// Stands in for csrc/kernels/common/activate.cuh: activations that need no instruction of a GPU.
 #pragma once
 
 #include "gpu.h"

@@ -14,7 +14,7 @@ struct Map {
   uint8_t swizzle;  // bytes
   bool rounds;
   int64_t sizes[kMostRank], strides[kMostRank];  // bytes
-  uint8_t box[kMostRank], steps[kMostRank];  // of the box, less one
+  uint8_t box[kMostRank], steps[kMostRank];      // of the box, less one
   // Of im2col mode: the corners of what is traversed, in columns and in rows.
   int16_t lower[2], upper[2];
   uint16_t pixels;
@@ -31,7 +31,8 @@ void copy_box_at(void* to, const CUtensorMap* described, Barrier* barrier,
   if (map.rank != kRank) emulation::fail("a box has another rank than its tensor");
   if (first[0] * map.element_bytes % 16 != 0) emulation::fail("a box begins within 16 bytes");
   const uint32_t address = shared_address(to);
-  if (address % (map.swizzle > 0 ? 1024 : 128) != 0) emulation::fail("a box's memory is misaligned");
+  if (address % (map.swizzle > 0 ? 1024 : 128) != 0)
+    emulation::fail("a box's memory is misaligned");
   const std::vector<int> begin(first, first + kRank);
   emulation::later([=] {
     int place[kRank] = {}, copied = 0;
