@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import torch
 
 import build_config as config
@@ -65,18 +67,17 @@ def sources_of(name: str, folder: Path) -> list[Path]:
     common += [HERE / f"{each}.cpp" for each in ("driver", "gpu", "interface", "products", name)]
     if name == "weight_gradients":
         return common + copied(folder, "wgrad/**/*")
-    copied(folder, "*.*h")
-    copied(folder, "sm90/*.*h")
-    own = ("sm90/tile.cpp", "sm90/packed.cpp", "forward.cpp", "tile.cpp")
-    common += [CSRC / FAMILY / each for each in own]
-    return [*common, CSRC / "kernels" / "common" / "parts.cpp"]
+    shared = [each for each in copied(folder, "*") if each.name in ("forward.cpp", "tile.cpp")]
+    own = copied(folder, "sm90/*")
+    float32 = [each for each in own if each.suffix == ".cpp" or "f32" in each.name]
+    return common + shared + float32
 
 
 def library(folder: Path, home: Path, name: str) -> Path:
     """Builds a shared library in a folder: "weight_gradients" or "main_loop"."""
     compiler = os.environ.get("CXX", "g++")
     options = ["-std=c++17", "-fPIC", "-fno-strict-aliasing"]
-    options += [f"-D{name}={value}" for name, value in MACROS.items()]
+    options += [f"-D{macro}={value}" for macro, value in MACROS.items()]
     # What stands in comes first; launches are declared before launchers.
     options += [f"-I{path}" for path in (HERE, folder / "csrc", CSRC)]
     options += ["-isystem", str(home / "include"), "-include", "gpu.h"]
@@ -94,6 +95,19 @@ def library(folder: Path, home: Path, name: str) -> Path:
     # What it has of CUDA's functions is for itself.
     run([compiler, "-shared", "-Wl,-Bsymbolic", *map(str, objects), "-o", str(target)])
     return target
+
+
+def built(factory: pytest.TempPathFactory, name: str) -> Path:
+    """A library, built once a run by the first worker: all have folders in a common one."""
+    home = toolkit()
+    assert home is not None
+    own = factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / f"emulated_{name}"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = folder / f"{name}.so"
+        return found if found.exists() else library(folder, home, name)
 
 
 def run(command: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""The main loop of `implicit_gemm`, run on the CPU: the loader im2col, in TF32.
+"""The main loop of `implicit_gemm`, run on the CPU, in TF32.
 
 A GPU runs all plans of more problems (`test_variants.py`). Here are some of each kind, which take
 the kernels' ways through copies, barriers and clusters.
@@ -6,8 +6,6 @@ the kernels' ways through copies, barriers and clusters.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import random
 
 import emulation_build as build
@@ -18,11 +16,10 @@ from compute import by_pytorch, exact
 from emulated import Emulated, Plan
 from reference import LAYOUTS, Problem, assert_equal
 
-HOME = build.toolkit()
-pytestmark = pytest.mark.skipif(HOME is None, reason="no CUDA toolkit for its headers")
+pytestmark = pytest.mark.skipif(build.toolkit() is None, reason="no CUDA toolkit for its headers")
 
 PASSES = ("fprop", "dgrad")
-MOST_PLANS = 5  # of a problem, in each layout
+MOST_PLANS = 12  # of a problem, in each layout
 MOST_ERROR = 1e-3  # of operands that are rounded to TF32
 
 PROBLEMS = {
@@ -40,15 +37,7 @@ PROBLEMS = {
 
 @pytest.fixture(scope="session")
 def main_loop(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    """Built once a run, by whichever worker comes first: their folders lie in a common one."""
-    assert HOME is not None
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "emulated_main_loop"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        library = folder / "main_loop.so"
-        return Emulated(library if library.exists() else build.library(folder, HOME, "main_loop"))
+    return Emulated(build.built(tmp_path_factory, "main_loop"))
 
 
 def some(plans: list[Plan], seed: int) -> list[Plan]:

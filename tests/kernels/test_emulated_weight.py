@@ -6,8 +6,6 @@ which take the kernels' ways through copies, barriers and clusters.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import random
 
 import emulation_build as build
@@ -19,8 +17,7 @@ from emulated import Emulated, Plan
 from every_plan import DTYPES, assert_reached, meets, places, with_pixel
 from reference import LAYOUTS, assert_equal
 
-HOME = build.toolkit()
-pytestmark = pytest.mark.skipif(HOME is None, reason="no CUDA toolkit for its headers")
+pytestmark = pytest.mark.skipif(build.toolkit() is None, reason="no CUDA toolkit for its headers")
 
 MOST_PLANS = 4  # of a problem, in each dtype and layout
 
@@ -44,16 +41,7 @@ PROBLEMS = {
 
 @pytest.fixture(scope="session")
 def gradients(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    """Built once a run, by whichever worker comes first: their folders lie in a common one."""
-    assert HOME is not None
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "emulation"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        library = folder / "weight_gradients.so"
-        built = library if library.exists() else build.library(folder, HOME, "weight_gradients")
-        return Emulated(built)
+    return Emulated(build.built(tmp_path_factory, "weight_gradients"))
 
 
 def some(plans: list[Plan], seed: int) -> list[Plan]:

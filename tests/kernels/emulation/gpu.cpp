@@ -121,14 +121,17 @@ void later(std::function<void()> action) {
       {static_cast<int>(machine.random() % kMostTurns), machine.running, std::move(action)});
 }
 
+bool arrive(Meeting& meeting, int threads, const std::function<void()>& action) {
+  if (++meeting.arrived < threads) return false;
+  meeting.arrived = 0;
+  if (action) action();
+  ++meeting.round;
+  return true;
+}
+
 void meet(Meeting& meeting, int threads, const std::function<void()>& action) {
   const unsigned round = meeting.round;
-  if (++meeting.arrived == threads) {
-    meeting.arrived = 0;
-    if (action) action();
-    ++meeting.round;
-    return;
-  }
+  if (arrive(meeting, threads, action)) return;
   wait_until([&meeting, round] { return meeting.round != round; });
 }
 

@@ -81,6 +81,8 @@ void later(std::function<void()> action);
 
 // Waits for so many threads; the last does `action` before they go on.
 void meet(Meeting& meeting, int threads, const std::function<void()>& action = {});
+// The same without waiting; true for the last of them.
+bool arrive(Meeting& meeting, int threads, const std::function<void()>& action = {});
 void meet_cluster();
 
 void launch(int64_t blocks, int threads, int cluster, int shared_bytes,

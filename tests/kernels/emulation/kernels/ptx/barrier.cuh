@@ -67,10 +67,7 @@ inline void sync_threads(int barrier, int threads) {
   emulation::meet(emulation::here().block->barriers[barrier], threads);
 }
 inline void arrive_threads(int barrier, int threads) {
-  emulation::Meeting& meeting = emulation::here().block->barriers[barrier];
-  if (++meeting.arrived < threads) return;
-  meeting.arrived = 0;
-  ++meeting.round;
+  emulation::arrive(emulation::here().block->barriers[barrier], threads);
 }
 template <int kThreads>
 void sync_threads(int barrier) {

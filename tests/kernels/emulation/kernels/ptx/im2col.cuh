@@ -7,8 +7,7 @@ namespace customconv::ptx {
 
 inline void copy_im2col(void* to, const CUtensorMap* described, Barrier* barrier, int c, int w,
                         int h, int n, int offset_w, int offset_h) {
-  Map map;
-  std::memcpy(&map, described, sizeof(map));
+  const Map map = map_of(described);
   if (map.pixels == 0) emulation::fail("a tensor is not described in im2col mode");
   if (offset_w < 0 || offset_w > 255 || offset_h < 0 || offset_h > 255) {
     emulation::fail("an offset of a copy is out of range");
@@ -19,20 +18,18 @@ inline void copy_im2col(void* to, const CUtensorMap* described, Barrier* barrier
     const auto last_w = static_cast<int>(map.sizes[1]) - 1 + map.upper[0];
     const auto last_h = static_cast<int>(map.sizes[2]) - 1 + map.upper[1];
     int at_w = w, at_h = h, at_n = n;
-    uint32_t own = address;
+    int number = 0;
     for (int pixel = 0; pixel < map.pixels; ++pixel) {
       const int64_t place[] = {0, at_w + offset_w, at_h + offset_h, at_n};
       bool exists = true;
-      for (int i = 1; i < map.kMostRank; ++i) exists &= place[i] >= 0 && place[i] < map.sizes[i];
-      for (int i = 0; i < channels; ++i, own += map.element_bytes) {
-        uint32_t element = 0;
-        if (exists && c + i < map.sizes[0]) {
-          int64_t from = int64_t{c + i} * map.element_bytes;
-          for (int j = 1; j < map.kMostRank; ++j) from += place[j] * map.strides[j];
-          std::memcpy(&element, map.data + from, map.element_bytes);
-        }
-        if (map.rounds) element = round_tf32(element);
-        std::memcpy(emulation::at(swizzled(own, map.swizzle)), &element, map.element_bytes);
+      const char* from = map.data;
+      for (int i = 1; i < map.kMostRank; ++i) {
+        exists &= place[i] >= 0 && place[i] < map.sizes[i];
+        from += place[i] * map.strides[i];
+      }
+      for (int i = c; i < c + channels; ++i, ++number) {
+        const bool is_there = exists && i < map.sizes[0];
+        bring(map, is_there ? from + int64_t{i} * map.element_bytes : nullptr, address, number);
       }
       at_w += map.steps[1];
       if (at_w <= last_w) continue;
@@ -42,7 +39,7 @@ inline void copy_im2col(void* to, const CUtensorMap* described, Barrier* barrier
       at_h = map.lower[1];
       ++at_n;
     }
-    count(phase_of(barrier), 0, -map.pixels * channels * map.element_bytes);
+    count(phase_of(barrier), 0, -number * map.element_bytes);
   });
 }
 

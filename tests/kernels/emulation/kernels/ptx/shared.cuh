@@ -24,22 +24,14 @@ inline void store_shared(uint32_t address, float a, float b) {
   store_shared(address, float2{a, b});
 }
 
-// What is not emulated yet: exchanges of 8 by 8 matrices of 16 bits.
-template <typename... A>
-void load_matrices(const A&...) {
-  emulation::fail("matrices are not emulated");
-}
-template <typename... A>
-void load_transposed_matrices(const A&...) {
-  emulation::fail("matrices are not emulated");
-}
-template <typename... A>
-void store_matrices(const A&...) {
-  emulation::fail("matrices are not emulated");
-}
-template <typename... A>
-void store_transposed_matrices(const A&...) {
-  emulation::fail("matrices are not emulated");
-}
+// Exchanges of 8 by 8 matrices of 16 bits are not emulated.
+struct MatrixExchange {
+  template <typename... A>
+  void operator()(const A&...) const {
+    emulation::fail("matrices are not emulated");
+  }
+};
+inline constexpr MatrixExchange load_matrices, load_transposed_matrices, store_matrices,
+    store_transposed_matrices;
 
 }  // namespace customconv::ptx

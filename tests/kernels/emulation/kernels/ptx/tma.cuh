@@ -21,13 +21,54 @@ struct Map {
 };
 static_assert(sizeof(Map) <= sizeof(CUtensorMap));
 
+inline Map map_of(const CUtensorMap* described) {
+  Map map;
+  std::memcpy(&map, described, sizeof(map));
+  return map;
+}
 inline void prefetch_map(const CUtensorMap*) {}
+
+// Where an element of a box, or of another copy, is in shared memory: the `number`-th.
+inline char* element_at(const Map& map, uint32_t address, int number) {
+  const auto offset = static_cast<uint32_t>(number * map.element_bytes);
+  return emulation::at(swizzled(address + offset, map.swizzle));
+}
+// Brings it there, or a zero where there is none.
+inline void bring(const Map& map, const char* from, uint32_t address, int number) {
+  uint32_t element = 0;
+  if (from != nullptr) std::memcpy(&element, from, map.element_bytes);
+  if (map.rounds) element = round_tf32(element);
+  std::memcpy(element_at(map, address, number), &element, map.element_bytes);
+}
+
+// Calls `move` with each element of a box, which is null outside the tensor, and its number.
+// Returns how many there are.
+template <typename Move>
+int each_in_box(const Map& map, const std::vector<int>& first, const Move& move) {
+  int place[Map::kMostRank] = {}, number = 0;
+  for (bool more = true; more; ++number) {
+    bool exists = true;
+    int64_t offset = 0;
+    for (int i = 0; i < map.rank; ++i) {
+      const int64_t at = first[static_cast<size_t>(i)] + int64_t{place[i]};
+      exists &= at >= 0 && at < map.sizes[i];
+      offset += at * map.strides[i];
+    }
+    move(exists ? map.data + offset : nullptr, number);
+    more = false;
+    for (int i = 0; i < map.rank && !more; ++i) {
+      place[i] += map.steps[i];
+      more = place[i] <= map.box[i];
+      if (!more) place[i] = 0;
+    }
+  }
+  return number;
+}
 
 template <int kRank>
 void copy_box_at(void* to, const CUtensorMap* described, Barrier* barrier,
                  const int (&first)[kRank]) {
-  Map map;
-  std::memcpy(&map, described, sizeof(map));
+  const Map map = map_of(described);
   if (map.rank != kRank) emulation::fail("a box has another rank than its tensor");
   if (first[0] * map.element_bytes % 16 != 0) emulation::fail("a box begins within 16 bytes");
   const uint32_t address = shared_address(to);
@@ -35,27 +76,8 @@ void copy_box_at(void* to, const CUtensorMap* described, Barrier* barrier,
     emulation::fail("a box's memory is misaligned");
   const std::vector<int> begin(first, first + kRank);
   emulation::later([=] {
-    int place[kRank] = {}, copied = 0;
-    for (bool more = true; more; ++copied) {
-      bool exists = true;
-      int64_t from = 0;
-      for (int i = 0; i < kRank; ++i) {
-        const int64_t at = begin[static_cast<size_t>(i)] + int64_t{place[i]};
-        exists &= at >= 0 && at < map.sizes[i];
-        from += at * map.strides[i];
-      }
-      uint32_t element = 0;
-      if (exists) std::memcpy(&element, map.data + from, static_cast<size_t>(map.element_bytes));
-      if (map.rounds) element = round_tf32(element);
-      const uint32_t own = address + static_cast<uint32_t>(copied * map.element_bytes);
-      std::memcpy(emulation::at(swizzled(own, map.swizzle)), &element, map.element_bytes);
-      more = false;
-      for (int i = 0; i < kRank && !more; ++i) {
-        place[i] += map.steps[i];
-        more = place[i] <= map.box[i];
-        if (!more) place[i] = 0;
-      }
-    }
+    const int copied = each_in_box(
+        map, begin, [&](const char* from, int number) { bring(map, from, address, number); });
     count(phase_of(barrier), 0, -copied * map.element_bytes);
   });
 }
@@ -71,29 +93,11 @@ inline void copy_box(void* to, const CUtensorMap* map, Barrier* barrier, int c0,
 // Stores happen at once.
 inline void store_box(const CUtensorMap* described, const void* from, int c0, int c1, int c2,
                       int c3) {
-  Map map;
-  std::memcpy(&map, described, sizeof(map));
+  const Map map = map_of(described);
   const uint32_t address = shared_address(from);
-  const int first[] = {c0, c1, c2, c3};
-  int place[4] = {}, stored = 0;
-  for (bool more = true; more; ++stored) {
-    bool exists = true;
-    int64_t to = 0;
-    for (int i = 0; i < map.rank; ++i) {
-      const int64_t at = first[i] + int64_t{place[i]};
-      exists &= at >= 0 && at < map.sizes[i];
-      to += at * map.strides[i];
-    }
-    const uint32_t own = address + static_cast<uint32_t>(stored * map.element_bytes);
-    if (exists) {
-      std::memcpy(map.data + to, emulation::at(swizzled(own, map.swizzle)), map.element_bytes);
-    }
-    more = false;
-    for (int i = 0; i < map.rank && !more; ++i) {
-      more = ++place[i] <= map.box[i];
-      if (!more) place[i] = 0;
-    }
-  }
+  each_in_box(map, {c0, c1, c2, c3}, [&](char* to, int number) {
+    if (to != nullptr) std::memcpy(to, element_at(map, address, number), map.element_bytes);
+  });
 }
 inline void commit_stores() {}
 inline void await_store_reads() {}
