@@ -56,6 +56,8 @@ struct ConvProblem {
   }
   // Bytes that any algorithm must move: each tensor once, the residual too.
   double least_bytes() const;
+  // Whether float32 products must not be rounded to TF32.
+  bool is_strict_float32() const { return dtype == DType::kFloat32 && !tf32; }
   // One column: an output pixel of a dense 1x1 convolution is one input pixel, in place.
   bool is_pointwise() const {
     return R == 1 && S == 1 && stride_h == 1 && stride_w == 1 && pad_h == 0 && pad_w == 0 &&

@@ -70,7 +70,7 @@ def sources_of(name: str, folder: Path) -> list[Path]:
     shared = [each for each in copied(folder, "*") if each.name in ("forward.cpp", "tile.cpp")]
     own = copied(folder, "sm90/*")
     float32 = [each for each in own if each.suffix == ".cpp" or "f32" in each.name]
-    return common + shared + float32
+    return [*common, *shared, *float32, CSRC / "kernels" / "common" / "parts.cpp"]
 
 
 def library(folder: Path, home: Path, name: str) -> Path:

@@ -65,8 +65,9 @@ def test_sizes_alone_decide_whether_float32_is_rounded():
             if both[0]:
                 assert taken in ROUND_TO_TF32, p
             else:
-                assert taken in {"direct", "tiled", "depthwise", "im2col"}, p
-            others = set(ALL_FAMILIES) - ROUND_TO_TF32 if both[0] else ROUND_TO_TF32 - {"im2col"}
+                assert taken in {"direct", "tiled", "depthwise", "im2col", "implicit_gemm"}, p
+            exact = {"im2col", "implicit_gemm"}  # which have plans of either kind
+            others = set(ALL_FAMILIES) - ROUND_TO_TF32 if both[0] else ROUND_TO_TF32 - exact
             for family in others:
                 if found[family].plan:
                     assert "faster here" in found[family].reason, f"{p}: {family}"
@@ -555,7 +556,7 @@ def test_aten_is_a_choice_of_its_own():
     found = by_family(_C.candidates(p, algorithm="aten"))
     assert found["aten"].reason == ""
     assert all(found[family].reason == "algorithm 'aten' was asked for" for family in FAMILIES)
-    assert found["implicit_gemm"].reason == "TF32 is not allowed"
+    assert found["depthwise"].reason == "a group has more than one input channel"
 
 
 @pytest.mark.parametrize("name", ["winograd", "", "Direct", "kAten"])
@@ -675,7 +676,11 @@ def test_what_passes_every_family_goes_to_aten():
         ("tiled", {"op": "dgrad", "stride": (1, 2)}, "strided convolution"),
         ("direct", {"dilation": (1, 2**31), "padding": (1, 2**31)}, "coordinates pass 2"),
         ("im2col", {"input": (1, 64, 46341, 46341)}, "passes 2.31 pixels"),
-        ("implicit_gemm", {"dtype": "float32", "op": "wgrad"}, "TF32 is not allowed"),
+        (
+            "implicit_gemm",
+            {"dtype": "float32", "op": "wgrad", "weight": (64, 32, 3, 3), "groups": 2},
+            "grouped, or not dense",
+        ),
         (
             "implicit_gemm",
             {"dtype": "float16", "op": "wgrad", "stride": (1, 9), "channels_last": True},
@@ -700,7 +705,6 @@ def test_what_passes_every_family_goes_to_aten():
             },
             "none of its tiles fits",
         ),
-        ("implicit_gemm", {"dtype": "float32", "tf32": False}, "TF32 is not allowed"),
         ("implicit_gemm", {"dtype": "float64"}, "float64"),
         (
             "implicit_gemm",

@@ -63,12 +63,22 @@ Forward as_one_row(Forward problem);
 
 // In which order the channels of a row follow each other. Of each part of `residues` times `run`
 // channels, first those whose number is a multiple of `residues`, then the next ones. Both are
-// powers of two.
+// powers of two. Where values are halved (halves.cuh), runs of 2^half_bits channels come as their
+// high halves and then as their low ones, and nothing else changes the order.
 struct ChannelOrder {
   int residue_bits = 0, run_bits = 0;
+  int half_bits = 0;
 
   constexpr int part() const { return 1 << (residue_bits + run_bits); }
+  constexpr bool is_low(int place) const { return half_bits > 0 && (place >> half_bits & 1) != 0; }
+  // Where a channel is, if they are halved: its high half.
+  constexpr int place(int channel) const {
+    return half_bits == 0 ? channel : (channel >> half_bits << half_bits) + channel;
+  }
   constexpr int channel(int place) const {
+    if (half_bits > 0) {
+      return (place >> (half_bits + 1) << half_bits) | (place & ((1 << half_bits) - 1));
+    }
     const int own = place & (part() - 1);
     return place - own + ((own & ((1 << run_bits) - 1)) << residue_bits) + (own >> run_bits);
   }

@@ -187,10 +187,10 @@ RowSource<T> make_source(const ConvProblem& asked, const Tile& tile, const T* x)
 template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
-  if (asked.pass == Pass::kWgrad) return wgrad::launch<T>(asked, plan, operands, context);
   if constexpr (sizeof(T) < 8) {
     if (sm90::is_plan(plan)) return sm90::launch<T>(asked, plan, operands, context);
   }
+  if (asked.pass == Pass::kWgrad) return wgrad::launch<T>(asked, plan, operands, context);
   const Forward problem = as_one_row(as_forward(asked));
   const Tile tile = tile_of(problem, plan);
   const bool boxes = tile.fetch == Fetch::kShared;

@@ -5,6 +5,7 @@
 
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
+#include "kernels/implicit_gemm/halves.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
@@ -93,7 +94,8 @@ __global__ void __launch_bounds__(kPackBlock)
       for (int j = from.taps_w - 1; j >= 0; --j, to += row.divisor()) {
         const int s = first_s + j * from.step_w;
         const bool exists = k < from.K && r < from.R && s < from.S;
-        *to = exists ? filter[r * from.r + s * from.s] : narrow<T>(0.0f);
+        *to = exists ? packed_value(from.order, place, filter[r * from.r + s * from.s])
+                     : narrow<T>(0.0f);
       }
     }
   }
@@ -116,7 +118,8 @@ __global__ void __launch_bounds__(kPackBlock)
     for (int i = 0; i < taps; ++i, to += row.divisor()) {
       int32_t r = first_tap + i;
       const int s = by_S.split(r);
-      *to = c < from.C ? w[r * from.r + s * from.s] : narrow<T>(0.0f);
+      *to = c < from.C ? packed_value(from.order, place, w[r * from.r + s * from.s])
+                       : narrow<T>(0.0f);
     }
   }
 }
@@ -172,7 +175,8 @@ __global__ void __launch_bounds__(kPackBlock)
       for (int i = warp; i < kSquare; i += kWarps) {
         const int k = first_k + i, c = first_c + lane;
         if (k < from.K && c < row) {
-          packed[(int64_t{k} * from.taps + number) * row + c] = square[t][lane][i];
+          packed[(int64_t{k} * from.taps + number) * row + c] =
+              packed_value(from.order, c, square[t][lane][i]);
         }
       }
     }

@@ -8,6 +8,7 @@
 
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
+#include "kernels/implicit_gemm/halves.cuh"
 #include "kernels/implicit_gemm/unit.cuh"
 #include "kernels/ptx/copy.cuh"
 #include "kernels/ptx/grid.cuh"
@@ -23,7 +24,8 @@ struct PackPixels {
   int C, pixels;         // pixels of a plane, which follow each other
   bool aligned;          // every plane begins at a multiple of 16 bytes
   T* to;
-  int row;  // elements of a packed pixel
+  int row;             // elements of a packed pixel
+  ChannelOrder order;  // of these
   int units;
   Divider<int32_t> by_units_c, by_blocks;  // units of a block of pixels; blocks of an image
 };
@@ -70,6 +72,14 @@ __device__ inline void load_pixels(const PackPixels<T>& p, const T* from, uint32
   ptx::store_shared(to, *reinterpret_cast<const uint4*>(elements));
 }
 
+// Four channels of a pixel: their high halves, and a run further on their low ones.
+__device__ inline void store_halves(float* to, const ChannelOrder& order, const float (&v)[4]) {
+  auto* const high = reinterpret_cast<float4*>(to);
+  auto* const low = reinterpret_cast<float4*>(to + (1 << order.half_bits));
+  *high = make_float4(high_half(v[0]), high_half(v[1]), high_half(v[2]), high_half(v[3]));
+  *low = make_float4(low_half(v[0]), low_half(v[1]), low_half(v[2]), low_half(v[3]));
+}
+
 template <typename T>
 __global__ void __launch_bounds__(32 * kPackPixelWarps) pack_pixels(PackPixels<T> p) {
   using U = PackUnit<T>;
@@ -109,13 +119,15 @@ __global__ void __launch_bounds__(32 * kPackPixelWarps) pack_pixels(PackPixels<T
 
   // Lanes have neighbouring channels of a pixel, and no two of them meet in a bank.
   const int own_c = lane % U::kAcross * U::kVector;
-  if (first_c + own_c >= p.row) return;
+  const int halves = p.order.half_bits > 0 ? 2 : 1;
+  if ((first_c + own_c) * halves >= p.row) return;
   int offset[U::kVector];
 #pragma unroll
   for (int e = 0; e < U::kVector; ++e) {
     offset[e] = p.aligned ? 0 : vector_offset(from + (own_c + e) * p.c);
   }
-  T* const to = p.to + (int64_t{n} * p.pixels + first_pixel) * p.row + first_c + own_c;
+  T* const to =
+      p.to + (int64_t{n} * p.pixels + first_pixel) * p.row + p.order.place(first_c + own_c);
 #pragma unroll 2
   for (int pixel = lane / U::kAcross; pixel < pixels; pixel += 32 / U::kAcross) {
     alignas(16) Bits bits[U::kVector];
@@ -126,7 +138,14 @@ __global__ void __launch_bounds__(32 * kPackPixelWarps) pack_pixels(PackPixels<T
           own + U::slot(own_c + e, at / U::kVector) + at % U::kVector * U::kSize;
       bits[e] = own_c + e < channels ? ptx::load_shared<Bits>(address) : Bits{0};
     }
-    *reinterpret_cast<uint4*>(to + int64_t{pixel} * p.row) = *reinterpret_cast<const uint4*>(bits);
+    T* const own_to = to + int64_t{pixel} * p.row;
+    if constexpr (U::kSize == 4) {
+      if (halves == 2) {
+        store_halves(own_to, p.order, reinterpret_cast<const float (&)[4]>(bits));
+        continue;
+      }
+    }
+    *reinterpret_cast<uint4*>(own_to) = *reinterpret_cast<const uint4*>(bits);
   }
 }
 
@@ -136,6 +155,7 @@ struct PadPixels {
   int64_t n, pixel;  // strides of images and of pixels, which follow each other
   int C;
   T* to;
+  ChannelOrder order;                 // of a packed pixel
   int units;                          // of 16 bytes
   Divider<int32_t> by_row, by_image;  // units of a packed pixel; pixels of an image
 };
@@ -149,9 +169,20 @@ __global__ void __launch_bounds__(kPadPixelThreads) pad_pixels(PadPixels<T> p) {
   const int at = blockIdx.x * kPadPixelThreads + threadIdx.x;
   if (at >= p.units) return;
   int32_t n = at;
-  const int c = p.by_row.split(n) * kVector;
+  const int place = p.by_row.split(n) * kVector, c = p.order.channel(place);
   const int pixel = p.by_image.split(n);
-  const uint4 unit = load_unit(p.x + n * p.n + pixel * p.pixel + c, 0, min(kVector, p.C - c));
+  const T* const from = p.x + n * p.n + pixel * p.pixel + c;
+  uint4 unit;
+  if (sizeof(T) == 4 && p.order.half_bits > 0) {
+    alignas(16) T halves[kVector];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      halves[i] = packed_value(p.order, place, c + i < p.C ? from[i] : narrow<T>(0.0f));
+    }
+    unit = *reinterpret_cast<const uint4*>(halves);
+  } else {
+    unit = load_unit(from, 0, min(kVector, p.C - c));
+  }
   ptx::await_dependency();  // the kernel in front may still read what was packed before
   reinterpret_cast<uint4*>(p.to)[at] = unit;
 }
@@ -162,7 +193,8 @@ struct GatherTaps {
   int64_t n, c, h, w;  // strides
   int H, W;
   int C, S;      // channels of a tap, and taps of a row
-  int elements;  // of a packed pixel, before its padding
+  int elements;  // of a packed pixel, before its padding and before they are halved
+  ChannelOrder order;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   T* to;
   int units;                                        // of 16 bytes
@@ -179,7 +211,7 @@ __global__ void __launch_bounds__(kGatherThreads)
   const int at = blockIdx.x * kGatherThreads + threadIdx.x;
   if (at >= p.units) return;
   int32_t n = at;
-  const int first = p.by_row.split(n) * kVector;
+  const int place = p.by_row.split(n) * kVector, first = p.order.channel(place);
   int w = p.by_Q.split(n) * p.stride_w - p.pad_w;
   int h = p.by_P.split(n) * p.stride_h - p.pad_h;
   int32_t r = first;
@@ -192,7 +224,8 @@ __global__ void __launch_bounds__(kGatherThreads)
   for (int i = 0; i < kVector; ++i) {
     const bool exists =
         first + i < p.elements && static_cast<unsigned>(h) < p.H && static_cast<unsigned>(w) < p.W;
-    elements[i] = exists ? image[c * p.c + h * p.h + w * p.w] : narrow<T>(0.0f);
+    elements[i] =
+        exists ? packed_value(p.order, place, image[c * p.c + h * p.h + w * p.w]) : narrow<T>(0.0f);
     if (++c < p.C) continue;
     c = 0;
     w += p.dilation_w;

@@ -461,8 +461,11 @@ const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
   if (d.capability_major < 8) return "it needs compute capability 8.0";
   if (d.shared_bytes_block < kLeastShared) return "it needs 96 KiB of shared memory";
   if (asked.dtype == DType::kFloat64) return "there are no such tensor cores for float64";
-  if (asked.dtype == DType::kFloat32 && !asked.tf32) return "TF32 is not allowed";
-  if (asked.pass == Pass::kWgrad) return wgrad::can_implement(asked, d);
+  if (asked.is_strict_float32() && !d.has_hopper_kernels()) return "TF32 is not allowed";
+  if (asked.pass == Pass::kWgrad) {
+    if (!asked.is_strict_float32()) return wgrad::can_implement(asked, d);
+    return sm90::can_exchange(asked) ? nullptr : "it is grouped, or not dense";
+  }
   const bool strided = asked.pass == Pass::kDgrad && (asked.stride_h > 1 || asked.stride_w > 1);
   if (strided && !d.has_hopper_kernels()) return "its strided input gradients need Hopper";
   const bool joined = count_phases(asked) > kMostPhases;
@@ -522,13 +525,14 @@ ConvPlan plan_of(const Forward& p, const DeviceProperties& d, const Choice& choi
   return plan;
 }
 
-// Whether the kernels of boxes and rows may compute it: they know of no phases.
+// Whether the kernels of boxes and rows may compute it: they know of no phases, and no halves.
 bool is_searched(const ConvProblem& asked) {
-  return count_phases(asked) <= kMostPhases && !as_forward(asked).has_phases();
+  return !asked.is_strict_float32() && count_phases(asked) <= kMostPhases &&
+         !as_forward(asked).has_phases();
 }
 
 ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
-  if (asked.pass == Pass::kWgrad) return wgrad::propose(asked, d);
+  if (asked.pass == Pass::kWgrad && !asked.is_strict_float32()) return wgrad::propose(asked, d);
   ConvPlan best;
   best.grid[0] = 0;  // while no tile fits
   const auto search = [&](bool by_warps) {
@@ -549,7 +553,7 @@ ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties& d) {
-  if (asked.pass == Pass::kWgrad) return wgrad::variants(asked, d);
+  if (asked.pass == Pass::kWgrad && !asked.is_strict_float32()) return wgrad::variants(asked, d);
   std::vector<ConvPlan> plans;
   if (is_searched(asked)) {
     const Forward p = as_one_row(as_forward(asked));

@@ -3,6 +3,7 @@
 #include "kernels/implicit_gemm/forward.h"
 #include "kernels/implicit_gemm/pack_weights.cuh"
 #include "kernels/implicit_gemm/sm90/launch.h"
+#include "kernels/implicit_gemm/sm90/packed.h"
 #include "kernels/implicit_gemm/weave.cuh"
 #include "problems.h"
 
@@ -23,6 +24,7 @@ namespace customconv {
 
 std::vector<ConvPlan> plans_of(const ConvProblem& problem) {
   std::vector<ConvPlan> plans;
+  if (problem.pass == Pass::kWgrad && !implicit_gemm::sm90::can_exchange(problem)) return plans;
   implicit_gemm::sm90::best_plan(problem, DeviceProperties(), &plans);
   return plans;
 }

@@ -10,6 +10,7 @@
 #include "kernels/implicit_gemm/sm90/store_pixels.cuh"
 #include "kernels/implicit_gemm/sm90/store_planes.cuh"
 #include "kernels/implicit_gemm/sm90/store_rows.cuh"
+#include "kernels/implicit_gemm/sm90/sum_again.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace customconv::implicit_gemm::sm90 {
@@ -25,7 +26,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr TileShape kTile = kTileShapes[kShape];
   constexpr bool kHalo = kLoader == Loader::kHalo, kClustered = kStore == Store::kCluster;
-  constexpr bool kHasPlanes = has_planes(kLoader, kStore);
+  constexpr bool kHasPlanes = has_planes(kLoader, kStore), kHalves = kTile.halves;
   constexpr int kLoaders = kTile.loaders(kHasPlanes), kThreads = kTile.threads(kHasPlanes);
   // Thread blocks of a cluster have a tile each: all their warpgroups share it.
   constexpr int kTeams = kClustered ? 1 : kTile.teams;
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   };
   const auto help_cluster = [&](const Work& work) {
     const float none[kBlocks][kN / 2] = {};
-    store_cluster<T, kWarpgroups, kBlocks, kN>(p, work, none, memory.weights, rank, -1);
+    store_cluster<T, kWarpgroups, kBlocks, kN, kHalves>(p, work, none, memory.weights, rank, -1);
   };
   // Threads that load leave registers to those that multiply.
   constexpr bool kMoves = kTile.multipliers() >= 2 && kTile.occupancy == 1;
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   const int own_k = warpgroup % kWarpgroups * kOwnChannels;
   char* staging = memory.staging + warpgroup * staging_bytes(kStore);
   const bool leads = warp % 4 == 0 && ptx::elect_one();
-  Products<T, kSpans, kBlocks, kN, kLoader, kAsStored> products(p, memory, own_k);
+  Products<T, kSpans, kBlocks, kN, kLoader, kAsStored, kHalves> products(p, memory, own_k);
   RowStore<T, kSpans, kBlocks, kN, kFused> rows(p, memory.residual_full + warpgroup, staging, own_k,
                                                 1 + warpgroup, leads);
   int tile = 0;  // of the block's
@@ -135,10 +136,12 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
       }
     });
     if (kTeams > 1) ++tile;
+    if constexpr (kHalves && !kClustered) sum_again<kSpans>(p, work, work.k + own_k, sum);
     if constexpr (kStore == Store::kRows) {
       rows.store(work, sum);
     } else if constexpr (kClustered) {
-      store_cluster<T, kWarpgroups, kBlocks, kN>(p, work, sum, memory.weights, rank, warpgroup);
+      store_cluster<T, kWarpgroups, kBlocks, kN, kHalves>(p, work, sum, memory.weights, rank,
+                                                          warpgroup);
     } else {
       const int k = work.k + own_k;
       if constexpr (kFused) finish<T, kSpans>(p, work, k, sum);

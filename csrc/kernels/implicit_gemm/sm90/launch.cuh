@@ -5,7 +5,9 @@
 #include <cstdint>
 
 #include "kernels/common/map.cuh"
+#include "kernels/common/parts.cuh"
 #include "kernels/common/start.h"
+#include "kernels/implicit_gemm/exchange_images.cuh"
 #include "kernels/implicit_gemm/pack_pixels.cuh"
 #include "kernels/implicit_gemm/pack_weights.h"
 #include "kernels/implicit_gemm/sm90/launch.h"
@@ -71,18 +73,22 @@ void set_planes(const Packed& problem, const Tile& t, const T* x, Params& p) {
   p.residue_bits = t.residue_bits;
   p.most_shift = t.most_shift;
   const int64_t residues = int64_t{1} << t.residue_bits;
+  // What is halved is not rounded on the way.
+  const int64_t halves = problem.half_bits > 0 ? 2 : 1;
+  const int64_t C = halves == 2 ? problem.groups * problem.channels : problem.C;
+  const auto type = halves == 2 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
   const int64_t plane = (problem.H - 1) * p.plane_row + problem.W;
   const auto N = static_cast<cuuint64_t>(problem.N);
-  for (int64_t i = 0; i < std::min(residues, problem.C); ++i) {
+  for (int64_t i = 0; i < std::min(residues, C); ++i) {
     const int64_t shift = (p.plane_start + i * p.plane_step) % kUnit;
-    const auto channels = static_cast<cuuint64_t>(ceil_divide(problem.C - i, residues));
+    const auto channels = static_cast<cuuint64_t>(ceil_divide(C - i, residues));
     const Boxes<3> boxes{
         {static_cast<cuuint64_t>(shift + plane), channels, N},
         {map_stride<T>(problem.C, strides[1] * residues), map_stride<T>(problem.N, strides[0])},
-        {kBoxPixels, static_cast<cuuint32_t>(t.row_bytes / sizeof(T) / residues), 1},
+        {kBoxPixels, static_cast<cuuint32_t>(t.row_bytes / sizeof(T) / residues / halves), 1},
         {1, 1, 1}};
-    p.planes[i] = make_map(x + i * strides[1] - shift, kMapType<T>, boxes,
-                           swizzle_of(kBoxPixels * sizeof(T)));
+    p.planes[i] =
+        make_map(x + i * strides[1] - shift, type, boxes, swizzle_of(kBoxPixels * sizeof(T)));
   }
 }
 
@@ -130,13 +136,15 @@ void pack_planes(const Packed& p, const T* x, const T* begin, const T* end, T* t
   pack.end = end;
   pack.n = source.x_strides[0];
   pack.c = source.x_strides[1];
-  pack.C = static_cast<int>(p.C);
+  pack.C = static_cast<int>(source.C);
   pack.pixels = static_cast<int>(p.H * p.W);
   pack.aligned =
       source.x_aligned && pack.c % U::kVector == 0 && (p.N == 1 || pack.n % U::kVector == 0);
   pack.to = to;
   pack.row = static_cast<int>(p.x_strides[3]);
-  const int64_t units_c = ceil_divide(p.x_strides[3], U::kChannels);
+  pack.order.half_bits = p.half_bits;
+  const int64_t halves = p.half_bits > 0 ? 2 : 1;
+  const int64_t units_c = ceil_divide(p.x_strides[3] / halves, U::kChannels);
   const int64_t blocks = ceil_divide(p.H * p.W, U::kPixels);
   pack.units = static_cast<int>(p.N * blocks * units_c);
   pack.by_units_c = Divider<int32_t>(units_c);
@@ -154,7 +162,8 @@ void pad_channels(const Packed& p, const T* x, int64_t pixel, T* to, bool early,
   pad.x = x;
   pad.n = p.source.x_strides[0];
   pad.pixel = pixel;
-  pad.C = static_cast<int>(p.C);
+  pad.C = static_cast<int>(p.source.C);
+  pad.order.half_bits = p.half_bits;
   pad.to = to;
   const int64_t row = p.x_strides[3] * static_cast<int64_t>(sizeof(T)) / 16;
   pad.units = static_cast<int>(p.N * p.H * p.W * row);
@@ -180,7 +189,8 @@ void gather_channels(const Packed& p, const T* x, T* to, bool early, cudaStream_
   gather.W = static_cast<int>(source.W);
   gather.C = static_cast<int>(source.C);
   gather.S = static_cast<int>(p.row_taps);
-  gather.elements = static_cast<int>(p.C);
+  gather.elements = static_cast<int>(p.groups * p.channels);
+  gather.order.half_bits = p.half_bits;
   const bool taps = p.packing == Packing::kPatches;
   gather.stride_h = static_cast<int>(taps ? source.stride_h : 1);
   gather.stride_w = static_cast<int>(taps ? source.stride_w : 1);
@@ -212,7 +222,7 @@ void pack_input(const Packed& p, const T* x, const T* begin, const T* end, T* to
   const bool dense = p.tap_channels == 0 && rows && strides[0] >= 0 && strides[1] >= 0 && pixel > 0;
   if (dense && (p.H * p.W == 1 || pixel == 1)) {
     pack_planes(p, x, begin, end, to, early, stream);
-  } else if (dense && (p.C == 1 || strides[1] == 1)) {
+  } else if (dense && (p.source.C == 1 || strides[1] == 1)) {
     pad_channels(p, x, pixel, to, early, stream);
   } else {
     gather_channels(p, x, to, early, stream);
@@ -267,6 +277,25 @@ Params params_of(const Packed& problem, const Tile& tile) {
   p.N = static_cast<int>(problem.N);
   p.K = static_cast<int>(problem.K);
   return p;
+}
+
+inline Halves halves_of(const Packed& p, const PackedWeight& weight, const float* x,
+                        const float* w) {
+  const Shape4& strides = p.x_strides;
+  const bool packed = p.packing != Packing::kNone;
+  return {x,
+          w,
+          strides[0],
+          packed ? 0 : strides[1],
+          strides[2],
+          strides[3],
+          weight.row,
+          static_cast<int>(p.groups * p.channels),
+          static_cast<int>(p.H),
+          static_cast<int>(p.W),
+          static_cast<int>(p.taps_h * p.taps_w),
+          p.half_bits,
+          p.gradient};
 }
 
 inline bool is_aligned(const void* to, uintptr_t bytes) {
@@ -328,9 +357,94 @@ Kernel kernel_of(const Tile& tile, bool has_epilogue) {
                                                          : kernel_of<T, false, false>(tile);
 }
 
+// Packs pieces of images side by side: `extent` are a piece's channels, rows and columns, of which
+// the first piece begins at `first`, and the next one `step` further on.
+inline void pack_images(const Packed& p, const Pieces& pieces, const float* from,
+                        const Shape4& sizes, const Shape4& strides, const int64_t (&extent)[3],
+                        const int64_t (&first)[2], const int64_t (&step)[2], float* to, int64_t row,
+                        int64_t group, cudaStream_t stream) {
+  using D = Divider<int32_t>;
+  ExchangeImages exchange{};
+  exchange.from = from;
+  exchange.n = strides[0];
+  exchange.c = strides[1];
+  exchange.h = strides[2];
+  exchange.w = strides[3];
+  exchange.H = static_cast<int>(sizes[2]);
+  exchange.W = static_cast<int>(sizes[3]);
+  exchange.pieces = static_cast<int>(sizes[0] * pieces.bands * pieces.columns);
+  exchange.images = static_cast<int>(p.channels);
+  exchange.step_h = static_cast<int>(step[0]);
+  exchange.step_w = static_cast<int>(step[1]);
+  exchange.first_h = static_cast<int>(first[0]);
+  exchange.first_w = static_cast<int>(first[1]);
+  exchange.elements = static_cast<int>(extent[0] * extent[1] * extent[2]);
+  exchange.channels_last = dense_layout(sizes, strides) == Layout::kNhwc;
+  exchange.by_C = D(extent[0]);
+  exchange.by_h = D(extent[1]);
+  exchange.by_w = D(extent[2]);
+  exchange.by_pieces_h = D(pieces.bands);
+  exchange.by_pieces_w = D(pieces.columns);
+  const int64_t blocks = ceil_divide(exchange.elements, kExchangedElements);
+  const int64_t group_runs = p.group_C() >> (p.half_bits + 1);
+  exchange.by_blocks = D(blocks);
+  exchange.by_group_runs = D(group_runs);
+  exchange.to = to;
+  exchange.group = group;
+  exchange.row = row;
+  exchange.order.half_bits = p.half_bits;
+  start("implicit_gemm: images side by side",
+        {p.groups * group_runs * blocks, kExchangeThreads, 0, stream}, exchange_images, exchange);
+}
+
+// Parts lie as the result does.
+struct SamePlace {
+  __device__ int64_t operator()(int64_t number) const { return number; }
+};
+
+// A weight gradient, as a forward convolution of halves.
+inline void launch_exchanged(const ConvProblem& asked, const ConvPlan& plan,
+                             const Operands& operands, const LaunchContext& context) {
+  const Exchange exchange = exchange_of(plan);
+  const Pieces pieces = pieces_of(asked, exchange);
+  const Packed problem = exchanged_of(asked, exchange);
+  const Tile tile = sm90::tile_of(problem, plan);
+  const PackedWeight weight = weight_of(problem, tile);
+  auto* const workspace = static_cast<char*>(context.workspace);
+  char* const packed = workspace + packed_weight_bytes(problem, tile);
+  auto* const w = reinterpret_cast<float*>(workspace);
+  auto* const x = reinterpret_cast<float*>(packed);
+  auto* const partial = reinterpret_cast<float*>(packed + packed_bytes(problem));
+  auto* const gradient = static_cast<float*>(operands.w);
+  const int64_t taps = problem.taps_h * problem.taps_w;
+  pack_images(problem, pieces, static_cast<const float*>(operands.y), asked.y_sizes(),
+              asked.y_strides, {asked.K, pieces.P, pieces.Q}, {0, 0}, {pieces.P, pieces.Q}, w,
+              problem.group_C(), problem.group_K() * taps * problem.group_C(), context.stream);
+  pack_images(problem, pieces, static_cast<const float*>(operands.x), asked.x_sizes(),
+              asked.x_strides, {asked.C, pieces.H, pieces.W}, {-asked.pad_h, -asked.pad_w},
+              {pieces.P * asked.stride_h, pieces.Q * asked.stride_w}, x, problem.C,
+              problem.group_C(), context.stream);
+  Params p = params_of<float>(problem, tile);
+  p.w = map_weights(problem, tile, weight, w);
+  p.x = map_pixels(problem, tile, x);
+  p.halves = halves_of(problem, weight, x, w);
+  p.early = true;
+  set_output(problem, tile, problem.groups > 1 ? partial : gradient, Epilogue{}, p);
+  start("implicit_gemm",
+        {std::min(plan.grid[0], tile.items() * tile.splits), plan.block, plan.shared_bytes,
+         context.stream, /*early=*/true, tile.splits},
+        kernel_of<float>(tile, /*has_epilogue=*/false), p);
+  if (problem.groups == 1) return;
+  add_up("implicit_gemm: groups of images", static_cast<const float*>(partial), asked.w_count(),
+         problem.groups, gradient, SamePlace{}, /*early=*/true, context.stream);
+}
+
 template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
+  if constexpr (sizeof(T) == 4) {
+    if (asked.pass == Pass::kWgrad) return launch_exchanged(asked, plan, operands, context);
+  }
   const bool gradient = asked.pass == Pass::kDgrad;
   const auto* x = static_cast<const T*>(gradient ? operands.y : operands.x);
   auto* y = static_cast<T*>(gradient ? operands.x : operands.y);
@@ -353,7 +467,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       if (problem.joins_phases) {
         pack_joined_weight(part.problem, problem, weight, w, to, context.stream);
       } else {
-        pack_weight_matrix(problem, tile.weights_as_stored, weight, w, to, context.stream);
+        Forward whole = problem;  // its channels are not halved
+        if (problem.half_bits > 0) whole.C = problem.groups * problem.channels;
+        pack_weight_matrix(whole, tile.weights_as_stored, weight, w, to, context.stream);
       }
       workspace += packed_weight_bytes(problem, tile);
       w = to;
@@ -369,6 +485,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       pack_input(problem, input, x, x_end, to, early, context.stream);
       input = to;
       early = true;
+    }
+    if constexpr (sizeof(T) == 4) {
+      if (problem.half_bits > 0) p.halves = halves_of(problem, weight, input, w);
     }
     p.early = early;
     if (tile.loader == Loader::kPlanes) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "kernels/implicit_gemm/tile.h"
 
@@ -11,7 +12,9 @@ namespace {
 
 constexpr int64_t kChunkBytes = 32 << 20;      // of a part's workspace, to stay in the cache
 constexpr int64_t kMostImageBytes = 48 << 20;  // of an image's, if its parts need all of it
-constexpr int64_t kPixelUnit = 8;              // of a chunk's rows or columns: outputs stay aligned
+constexpr int kLeastHalfBits = 3;              // of a row of 64 bytes
+constexpr int64_t kLeastHalves = 1 << kLeastHalfBits;
+constexpr int64_t kPixelUnit = 8;  // of a chunk's rows or columns: outputs stay aligned
 
 // One dimension of an image, of a problem's input and output.
 struct Axis {
@@ -100,19 +103,89 @@ Packed forward_of(const ConvProblem& asked, Form form) {
   Packed p{form.joins_phases ? join_phases(asked) : as_forward(asked)};
   const bool patches = packing == Packing::kPatches;
   const bool flattens = p.groups == 1 && !p.has_phases() && !p.joins_phases && p.R * p.S > 1;
-  if (packing == Packing::kNone || (patches ? !flattens : input_is_legal(p))) {
+  const bool packs = patches ? flattens : form.halves || !input_is_legal(p);
+  // A stage's row has a run of each half.
+  const auto halve = [&p, &form] {
+    p.channels = p.group_C();
+    if (!form.halves) return;
+    p.half_bits = p.channels <= kLeastHalves ? kLeastHalfBits : kLeastHalfBits + 1;
+    p.C = 2 * p.groups * round_up(p.channels, int64_t{1} << p.half_bits);
+  };
+  if (packing == Packing::kNone || !packs) {
     static_cast<Forward&>(p) = as_one_row(p);
+    halve();
     return p;
   }
   p.packing = packing;
   p.source = p;
   if (patches) flatten(p);
+  halve();
   const int64_t size = element_size(p.dtype);
   // Whole sectors: pixels that begin within one are read more slowly.
   const int64_t unit = p.C * size > kSectorBytes ? kSectorBytes : 16;
   const int64_t pixel = round_up(p.C, unit / size);
   p.x_strides = {p.H * p.W * pixel, 1, p.W * pixel, pixel};
   p.x_aligned = true;
+  return p;
+}
+
+bool can_exchange(const ConvProblem& p) {
+  const auto is_dense = [](const Shape4& sizes, const Shape4& strides) {
+    return dense_layout(sizes, strides) != Layout::kOther;
+  };
+  return p.groups == 1 && is_dense(p.x_sizes(), p.x_strides) &&
+         is_dense(p.y_sizes(), p.y_strides) && is_dense(p.w_sizes(), p.w_strides) &&
+         p.C * p.H * p.W <= INT32_MAX / 4 && p.K * p.P * p.Q <= INT32_MAX / 4;
+}
+
+Pieces pieces_of(const ConvProblem& p, const Exchange& exchange) {
+  // From the first pixel that a tap meets to the last, in im2col mode.
+  constexpr int64_t kMostReach = 120;
+  const auto piece = [](int64_t outputs, int64_t pieces, int64_t stride) {
+    const int64_t most = std::max<int64_t>(kMostReach / stride, 1);
+    return ceil_divide(outputs, std::max(pieces, ceil_divide(outputs, most)));
+  };
+  Pieces of{};
+  of.P = piece(p.P, exchange.bands, p.stride_h);
+  of.Q = piece(p.Q, 1, p.stride_w);
+  of.bands = ceil_divide(p.P, of.P);
+  of.columns = ceil_divide(p.Q, of.Q);
+  of.H = (of.P - 1) * p.stride_h + (p.R - 1) * p.dilation_h + 1;
+  of.W = (of.Q - 1) * p.stride_w + (p.S - 1) * p.dilation_w + 1;
+  return of;
+}
+
+Packed exchanged_of(const ConvProblem& asked, const Exchange& exchange) {
+  const Pieces pieces = pieces_of(asked, exchange);
+  const int64_t images = ceil_divide(asked.N * pieces.bands * pieces.columns, exchange.groups);
+  const int half_bits = images <= kLeastHalves ? kLeastHalfBits : kLeastHalfBits + 1;
+  const int64_t channels = 2 * round_up(images, int64_t{1} << half_bits);
+  ConvProblem f = asked;
+  f.pass = Pass::kFprop;
+  f.groups = exchange.groups;
+  f.N = asked.C;
+  f.C = exchange.groups * channels;
+  f.H = pieces.H;
+  f.W = pieces.W;
+  f.K = exchange.groups * asked.K;
+  f.R = pieces.P;
+  f.S = pieces.Q;
+  f.P = asked.R;
+  f.Q = asked.S;
+  f.pad_h = f.pad_w = 0;  // pieces have what is outside their image
+  std::swap(f.stride_h, f.dilation_h);
+  std::swap(f.stride_w, f.dilation_w);
+  f.x_strides = dense_strides(f.x_sizes(), Layout::kNhwc);
+  f.w_strides = dense_strides(f.w_sizes(), Layout::kNhwc);
+  const Shape4& w = asked.w_strides;
+  f.y_strides = {w[1], w[0], w[2], w[3]};
+  f.x_aligned = f.w_aligned = true;
+  f.y_aligned = exchange.groups > 1 || asked.w_aligned;
+  Packed p{as_forward(f)};
+  p.packing = Packing::kImages;
+  p.source = asked;
+  p.channels = images;
+  p.half_bits = half_bits;
   return p;
 }
 

@@ -14,22 +14,42 @@ enum class Packing : uint8_t {
   kNone,     // the input, where it is
   kPixels,   // its pixels, each with its channels side by side, padded to whole 16 bytes
   kPatches,  // of few channels: pixels of the output, each with what all taps meet
+  kImages,   // pixels, each with what all images have there: of weight gradients
 };
 
 // The forward convolution that a problem is computed as.
 struct Form {
   Packing packing = Packing::kNone;
   bool joins_phases = false;  // of an input gradient
+  bool halves = false;        // of float32, see ../halves.cuh: packed so, or turned so from planes
 };
 
 struct Packed : Forward {
   Packing packing = Packing::kNone;
   ConvProblem source = {};  // what is packed: a forward convolution too
+  int64_t channels = 0;     // of a group of it, or of all taps, as they are before they are halved
+  int half_bits = 0;        // see ChannelOrder: then there are twice as many channels
   int64_t packed() const { return packing == Packing::kNone ? 0 : N * x_strides[0]; }  // elements
 };
 
 // `asked` in this form; with its input unpacked, if to pack it is not possible or does not help.
 Packed forward_of(const ConvProblem& asked, Form form);
+
+// How a weight gradient is summed: its images in so many groups, whose sums are apart, and cut into
+// pieces, of so many bands of rows of the output.
+struct Exchange {
+  int64_t groups = 1, bands = 1;
+};
+// The pieces of an image: how many, and of each the output's rows and columns and the input's.
+struct Pieces {
+  int64_t bands, columns;
+  int64_t P, Q, H, W;
+};
+Pieces pieces_of(const ConvProblem& asked, const Exchange& exchange);
+// A weight gradient as a forward convolution of halves: pieces of images are its input channels,
+// channels its images, and a piece's output pixels its taps. Its output channels are (group, k).
+Packed exchanged_of(const ConvProblem& asked, const Exchange& exchange);
+bool can_exchange(const ConvProblem& asked);
 
 // Whether the copy engine reads pixels with all their channels side by side: these are whole 16
 // bytes apart. Whether it reads planes of pixels: only images must be whole 16 bytes apart.

@@ -11,6 +11,16 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
+// What tiles of halves are summed of, element by element (../halves.cuh): pixels, which are packed
+// as halves or as they were, and packed weights.
+struct Halves {
+  const float *pixels, *weights;
+  int64_t n, c, h, w;  // strides of pixels; packed ones have none of channels
+  int64_t weight_row;  // elements
+  int C, H, W, taps, bits;
+  bool gradient;  // of the input: there are no taps outside the image
+};
+
 struct Params {
   CUtensorMap x, w, y, residual;
   CUtensorMap planes[kMostResidues];  // channels of each residue
@@ -52,6 +62,7 @@ struct Params {
   bool vectors;      // 16 bytes may be stored at once
   bool pixel_pairs;  // of planes, pairs of positions are pairs of aligned pixels
   Epilogue epilogue;
+  Halves halves;
 };
 
 }  // namespace customconv::implicit_gemm::sm90

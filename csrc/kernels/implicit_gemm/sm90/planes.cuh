@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/implicit_gemm/halves.cuh"
 #include "kernels/implicit_gemm/sm90/work.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"
@@ -16,8 +17,9 @@ namespace customconv::implicit_gemm::sm90 {
 // 16 bytes of channels; it returns the pixel's row of the stage, or -1. If planes are not
 // `kShifted`, that is the same for all units.
 //
-// `dump`: 128 bytes for what has no place.
-template <typename T, int kRowBytes, bool kShifted, typename PlaceOf>
+// `dump`: 128 bytes for what has no place. `kHalves`: of float32, whose high halves a row has
+// before their low ones; then a box has half as many channels.
+template <typename T, int kRowBytes, bool kShifted, bool kHalves, typename PlaceOf>
 __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int lane,
                                 const PlaceOf& place) {
   constexpr int kUnits = kRowBytes / 16;  // of a pixel's channels
@@ -47,8 +49,9 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
   } else {
     // A lane turns 4 pixels of 4 channels. Eight that load at once meet different banks.
     const int quad = lane % 4 + lane / 8 % 2 * 4, own_unit = lane / 4 % 2 + lane / 16 * 2;
+    constexpr int kOwnUnits = kHalves ? kUnits / 2 : kUnits;  // of the box
 #pragma unroll
-    for (int unit = own_unit; unit < kUnits; unit += 4) {
+    for (int unit = own_unit; unit < kOwnUnits; unit += 4) {
       uint32_t v[4][4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
@@ -65,8 +68,18 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
         const int row = place(quad * 4 + i, kShifted ? unit : 0);
         if (row < 0) continue;
         const int begin = row * kRowBytes;
-        ptx::store_shared(stage + begin + (unit * 16 ^ swizzle_of(begin)),
-                          make_uint4(v[0][i], v[1][i], v[2][i], v[3][i]));
+        const auto store = [&](int at, auto part) {
+          ptx::store_shared(stage + begin + (at * 16 ^ swizzle_of(begin)),
+                            make_uint4(part(v[0][i]), part(v[1][i]), part(v[2][i]), part(v[3][i])));
+        };
+        if constexpr (kHalves) {
+          store(unit,
+                [](uint32_t bits) { return __float_as_uint(high_half(__uint_as_float(bits))); });
+          store(unit + kOwnUnits,
+                [](uint32_t bits) { return __float_as_uint(low_half(__uint_as_float(bits))); });
+        } else {
+          store(unit, [](uint32_t bits) { return bits; });
+        }
       }
     }
   }
@@ -78,6 +91,7 @@ template <typename T, int kShape>
 class PlaneLoader {
   static constexpr int kWarps = kTileShapes[kShape].plane_warps();
   static constexpr int kMostUnitBits = 3;  // of units of 16 bytes in the widest row
+  static constexpr bool kHalves = kTileShapes[kShape].halves;
 
  public:
   // `warp`: among those that turn planes.
@@ -226,7 +240,7 @@ class PlaneLoader {
     }
   };
 
-  __device__ int slot_bytes() const { return kBoxPixels * p_.row_bytes; }
+  __device__ int slot_bytes() const { return kBoxPixels * p_.row_bytes >> (kHalves ? 1 : 0); }
 
   // By a lane for each residue of channels.
   __device__ void copy(const Cursor& at) {
@@ -238,7 +252,7 @@ class PlaneLoader {
       ptx::copy_box(
           slots_ + copied_.stage * slot_bytes() + lane_ * (slot_bytes() >> p_.residue_bits),
           p_.planes + lane_, full, first & -kUnit,
-          (at.c + at.chunk * p_.row_channels) >> p_.residue_bits, at.n);
+          (at.c + at.chunk * p_.row_channels) >> (p_.residue_bits + (kHalves ? 1 : 0)), at.n);
     }
     copied_.advance(p_.plane_slots);
   }
@@ -263,14 +277,14 @@ class PlaneLoader {
         pixel -= shift;
         return pixel >= begin && pixel < end ? row + pixel : -1;
       };
-      if (p_.residue_bits > 0) {
-        turn_box<T, kMostRowBytes, true>(box, stage, dump_, lane_, place);
+      if (!kHalves && p_.residue_bits > 0) {
+        turn_box<T, kMostRowBytes, !kHalves, kHalves>(box, stage, dump_, lane_, place);
       } else if (p_.row_bytes == kMostRowBytes) {
-        turn_box<T, kMostRowBytes, false>(box, stage, dump_, lane_, place);
-      } else if (p_.row_bytes == kMostRowBytes / 2) {
-        turn_box<T, kMostRowBytes / 2, false>(box, stage, dump_, lane_, place);
+        turn_box<T, kMostRowBytes, false, kHalves>(box, stage, dump_, lane_, place);
+      } else if (kHalves || p_.row_bytes == kMostRowBytes / 2) {
+        turn_box<T, kMostRowBytes / 2, false, kHalves>(box, stage, dump_, lane_, place);
       } else {
-        turn_box<T, kLeastRowBytes, false>(box, stage, dump_, lane_, place);
+        turn_box<T, kLeastRowBytes, false, kHalves>(box, stage, dump_, lane_, place);
       }
       turned_.advance(p_.plane_slots);
     }

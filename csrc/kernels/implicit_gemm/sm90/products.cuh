@@ -11,7 +11,11 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
-template <typename T, int kSpans, int kBlocks, int kN, Loader kLoader, bool kAsStored>
+// Operands may be halves of float32 (../halves.cuh): a row has those of some channels, first the
+// high ones. Tensor cores cut what they add to a sum, so the sums of a stage are apart and are then
+// added to those of all stages, rounded. Of a stage the small products come first, high by low and
+// low by high: high by high is what cuts, and it does so for half a row's channels alone.
+template <typename T, int kSpans, int kBlocks, int kN, Loader kLoader, bool kAsStored, bool kHalves>
 class Products {
  public:
   // `own_k`: of the tile, the warpgroup's first channel.
@@ -41,6 +45,12 @@ class Products {
         for (int i = 0; i < kN / 2; ++i) sum[b][i] = 0;
       }
       issued();
+    } else if constexpr (kHalves) {
+      if (p_.row_bytes == kMostRowBytes) {
+        multiply_halves<4>(work, sum, issued);
+      } else {
+        multiply_halves<2>(work, sum, issued);
+      }
     } else if (p_.row_bytes == kMostRowBytes) {
       multiply_rows<4>(work, sum, issued);
     } else if (p_.row_bytes == kMostRowBytes / 2) {
@@ -95,6 +105,85 @@ class Products {
     issued();
     ptx::await_products<0>();
     release();
+  }
+
+  // The same of halves.
+  template <int kPieces, typename Issued>
+  __device__ void multiply_halves(const Work& work, float (&sum)[kBlocks][kN / 2],
+                                  const Issued& issued) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kN / 2; ++i) sum[b][i] = 0;
+    }
+    const Phase& phase = p_.phase[work.phase];
+#pragma unroll 1
+    for (int i = work.last - work.first; i > 0; --i) {
+      ptx::wait(memory_.x_full + x_.stage, x_.parity);
+      int at = x_.stage * p_.x_bytes;
+      if constexpr (kLoader == Loader::kIm2col) {
+        add_halves<kPieces>(sum, at, x_.stage, [&] {
+          if (i == 1) issued();
+        });
+      } else {
+        at += (work.lead + phase.row * p_.by_pitch.divisor() + phase.column) * p_.row_bytes;
+        int left = work.taps;
+#pragma unroll 1
+        for (int r = 0; r < phase.R; ++r, at += p_.tap_h) {
+          int tap = at;
+#pragma unroll 1
+          for (int s = 0; s < phase.S; ++s, tap += p_.tap_w) {
+            ptx::wait(memory_.w_full + w_.stage, w_.parity);
+            add_halves<kPieces>(sum, tap, w_.stage, [&] {
+              if (i == 1 && --left == 0) issued();
+            });
+            if (tells_) ptx::arrive(memory_.w_empty + w_.stage);
+            w_.advance(p_.w_stages);
+          }
+        }
+      }
+      if (tells_) ptx::arrive(memory_.x_empty + x_.stage);
+      x_.advance(p_.x_stages);
+    }
+  }
+
+  // The products of a tap, promoted.
+  template <int kPieces, typename Issued>
+  __device__ void add_halves(float (&sum)[kBlocks][kN / 2], int at, int w_stage,
+                             const Issued& issued) {
+    constexpr int kHalf = kPieces / 2;
+    float part[kBlocks][kN / 2];
+    ptx::begin_products();
+#pragma unroll
+    for (int k = 0; k < kHalf; ++k) {
+      add_piece<kPieces>(part, at, w_stage, k, kHalf + k, k > 0);
+      add_piece<kPieces>(part, at, w_stage, kHalf + k, k, true);
+    }
+#pragma unroll
+    for (int k = 0; k < kHalf; ++k) add_piece<kPieces>(part, at, w_stage, k, k, true);
+    ptx::commit_products();
+    issued();
+    ptx::await_products<0>();
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kN / 2; ++i) sum[b][i] += part[b][i];
+    }
+  }
+
+  // The products of 32 bytes of weights by 32 bytes of pixels of a tap.
+  template <int kPieces>
+  __device__ void add_piece(float (&sum)[kBlocks][kN / 2], int at, int w_stage, int of_weights,
+                            int of_pixels, int accumulate) {
+    constexpr int kPiece = kLeastRowBytes;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int weights = w_stage * p_.w_bytes +
+                          b / kSpans * (kInstructionRows * kPieces * kPiece) + of_weights * kPiece;
+      const int pixels = at + b % kSpans * (kN * kPieces * kPiece) + of_pixels * kPiece;
+      ptx::Product<T, kN>::add(sum[b], ptx::advance(weights_, weights),
+                               ptx::advance(pixels_, pixels), accumulate);
+    }
   }
 
   // The products of a tap; those before the last ones are complete then.

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/implicit_gemm/sm90/finish.cuh"
+#include "kernels/implicit_gemm/sm90/sum_again.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/shared.cuh"
 
@@ -12,7 +13,7 @@ namespace customconv::implicit_gemm::sm90 {
 
 // All threads of the cluster call it, also those that load and hold no sums. `exchange`: room for
 // a block's sums; no copy to it is under way.
-template <typename T, int kWarpgroups, int kBlocks, int kN>
+template <typename T, int kWarpgroups, int kBlocks, int kN, bool kHalves>
 __device__ inline void store_cluster(const Params& p, const Work& work,
                                      const float (&sum)[kBlocks][kN / 2], char* exchange, int rank,
                                      int warpgroup) {
@@ -47,6 +48,14 @@ __device__ inline void store_cluster(const Params& p, const Work& work,
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         offset[n] = Place(p, position + n).offset(p, p.phase[work.phase]);
+      }
+      if constexpr (kHalves) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          if (offset[n] >= 0 && !is_finite(total[n])) {
+            total[n] = sum_again(p, work, position + n, k);
+          }
+        }
       }
       finish_pair<T>(p, k, offset, total);
       T* const to = out + k * p.out_k;

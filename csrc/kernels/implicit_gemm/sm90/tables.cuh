@@ -14,7 +14,9 @@ constexpr Kernel one_kernel() {
   constexpr bool kExists = kLoader != Loader::kPlanes &&
                            (!kHalo || kStore == Store::kPixels || kStore == Store::kPlanes) &&
                            (kStore != Store::kCluster || is_clustered(kTileShapes[kShape])) &&
-                           (kAsStored || kFused == is_fused(kLoader, kStore, kFused));
+                           (kAsStored || kFused == is_fused(kLoader, kStore, kFused)) &&
+                           (!kTileShapes[kShape].halves ||
+                            (sizeof(T) == 4 && has_halves(kTileShapes[kShape], kLoader, kStore)));
   if constexpr (kExists) {
     return convolve<T, kShape, kLoader, kStore, kFused, kAsStored>;
   } else {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/parts.h"
 #include "kernels/implicit_gemm/moving.h"
 #include "kernels/implicit_gemm/tile.h"
 #include "plan/hardware.h"
@@ -16,8 +17,11 @@ namespace {
 // input is packed, and whether phases are joined.
 constexpr int kShapeShift = 4, kRowShift = 8, kStripShift = 12, kPackingShift = 21;
 constexpr int kPackingMask = 3;
-constexpr int kPlanFlag = 1 << 20, kJoinedFlag = 1 << 23;
+constexpr int kPlanFlag = 1 << 20, kJoinedFlag = 1 << 23, kHalvesFlag = 1 << 24;
 constexpr const char* kJoinedLoaderNames[] = {"im2col joined", "halo joined", "planes joined"};
+constexpr const char* kHalvesLoaderNames[] = {"3xTF32 im2col", "3xTF32 halo", "3xTF32 planes"};
+constexpr const char* kJoinedHalvesLoaderNames[] = {"3xTF32 im2col joined", "3xTF32 halo joined",
+                                                    "3xTF32 planes joined"};
 constexpr int kMostStrips = 255;
 constexpr int kMostOffset = 255;         // of a copy in im2col mode, in pixels
 constexpr int kMostCorner = 127;         // of its box, from the image's corner
@@ -63,7 +67,7 @@ int residue_bits(const Forward& p) {
 }
 // Channels of a stage that begin at the same byte of 16 are turned together, 16 bytes at a time.
 int most_residue_bits(const Forward& p, const Tile& t) {
-  if (t.row_bytes < kMostRowBytes) return 0;
+  if (t.row_bytes < kMostRowBytes || t.kind().halves) return 0;
   return element_size(p.dtype) == 2 ? 3 : 2;
 }
 
@@ -208,7 +212,9 @@ int fixed_bytes(const Tile& t) {
 }
 
 // A slot of each warp that turns planes, and all of them.
-int slot_bytes(const Tile& t) { return t.kind().plane_warps() * kBoxPixels * t.row_bytes; }
+int slot_bytes(const Tile& t) {
+  return t.kind().plane_warps() * kBoxPixels * t.row_bytes / (t.kind().halves ? 2 : 1);
+}
 int slots_bytes(const Tile& t) {
   return t.loader == Loader::kPlanes ? kDumpsBytes + t.plane_slots * slot_bytes(t) : 0;
 }
@@ -234,8 +240,14 @@ bool choose_stages(int shared_bytes, Tile& t) {
   return t.splits == 1 || stages >= t.kind().pixels * t.kind().channels * 4;
 }
 
-bool is_legal(const Forward& p, const Tile& t) {
+bool is_legal(const Packed& p, const Tile& t) {
   const int64_t size = element_size(p.dtype);
+  if (t.kind().halves != (p.half_bits > 0)) return false;
+  if (t.kind().halves && !has_halves(t.kind(), t.loader, t.store)) return false;
+  // A row has a run of each half.
+  if (p.half_bits > 0 && t.row_bytes != 2 * size << p.half_bits) return false;
+  const bool padded = p.half_bits > 0 && p.channels % (int64_t{1} << p.half_bits) != 0;
+  if (p.groups > 1 && padded && p.packing != Packing::kImages) return false;
   if (!is_grid(p, t)) return false;
   if (t.copies * t.copy_rows < t.kind().pixels + t.span) return false;
   if (p.groups > 1 && p.group_C() * size % t.row_bytes != 0) return false;
@@ -293,6 +305,15 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
                             ? kTurnAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
                             : t.x_bytes;
   const double fills = t.loader == Loader::kIm2col ? taps : 1;  // of pixels, for a stage's channels
+  if (kind.halves) {
+    // Six products for what four multiply otherwise, the operands of each, and promotion.
+    constexpr double kMore = 1.5, kLanes = 128;
+    const double promoted = static_cast<double>(kind.pixels) * kind.channels / kLanes;
+    return t.chunks / static_cast<double>(t.splits) *
+           busiest({taps * kMore * product, fills * x_copy + taps * w_copy,
+                    (taps * kMore * operands + fills * filled) / hardware::kSharedBytesPerClock,
+                    taps * promoted});
+  }
   return t.chunks / static_cast<double>(t.splits) *
          busiest({taps * product, fills * x_copy + taps * w_copy,
                   (taps * operands + fills * filled) / hardware::kSharedBytesPerClock});
@@ -301,6 +322,7 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
 // How pixels are packed: from planes that begin at multiples of 16 bytes or not, from pixels whose
 // channels are side by side, or with what their taps meet.
 int packing_row(const Packed& p) {
+  if (p.packing == Packing::kImages) return 4;
   if (p.packing == Packing::kPatches) return 3;
   const Shape4& strides = p.source.x_strides;
   if (strides[3] != 1) return 2;
@@ -337,6 +359,12 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
     const double bytes = 2 * static_cast<double>(p.packed()) * size;
     works.add(moving(PriceKind::kPackPixels, packing_row(p), bytes, launches));
   }
+  if (p.packing == Packing::kImages) {
+    const auto gradient = static_cast<double>(p.K * p.taps_h * p.taps_w * p.group_C());
+    works.add(moving(PriceKind::kPackPixels, packing_row(p), 2 * gradient * size));
+    if (p.groups > 1) works.add(adding_up(asked.w_count(), p.groups, d));
+    return works;
+  }
   if (p.woven > 0) works.add(moving(PriceKind::kWeave, 0, weave_bytes(p), launches));
   const PackedWeight weight = weight_of(p, t);
   if (!weight.in_place) {
@@ -353,19 +381,41 @@ class Search : public PlanSearch {
       : PlanSearch(asked, d, all) {}
 
   ConvPlan best() {
+    if (p_.pass == Pass::kWgrad) return best_exchanged();
+    const bool halves = p_.is_strict_float32();
     for (const bool joins_phases : {false, true}) {
       if (joins_phases ? !can_join_phases(p_) : count_phases(p_) > kMostPhases) continue;
-      try_form({Packing::kNone, joins_phases});
-      try_form({Packing::kPixels, joins_phases});
+      try_form({Packing::kNone, joins_phases, halves});
+      try_form({Packing::kPixels, joins_phases, halves});
     }
     const int64_t channels = p_.pass == Pass::kDgrad ? p_.K : p_.C;
     const bool few = channels * element_size(p_.dtype) <= kMostFlattened;
     const bool far = std::max(p_.stride_h, p_.stride_w) > kMostStride;
-    if (count_phases(p_) == 1 && (few || far)) try_form({Packing::kPatches});
+    if (count_phases(p_) == 1 && (few || far)) try_form({Packing::kPatches, false, halves});
     return best_;
   }
 
  private:
+  // Weight gradients: pieces of images fill rows of stages, and groups of them the GPU.
+  ConvPlan best_exchanged() {
+    constexpr int64_t kMostGroups = 32, kMostBands = 32, kLeastImages = 16, kEnoughImages = 512;
+    form_ = {Packing::kImages, false, /*halves=*/true};
+    for (int64_t bands = 1; bands <= std::min(kMostBands, p_.P); bands *= 2) {
+      const Pieces pieces = pieces_of(p_, {1, bands});
+      const int64_t images = p_.N * pieces.bands * pieces.columns;
+      for (int64_t groups = 1; groups <= kMostGroups; groups *= 2) {
+        if (groups > 1 && ceil_divide(images, groups) < kLeastImages) break;
+        f_ = exchanged_of(p_, {groups, bands});
+        const int64_t partial = groups > 1 ? groups * p_.w_count() * element_size(p_.dtype) : 0;
+        bytes_ = packed_bytes(f_) + round_up(partial, kAlignment);
+        chunk_ = {groups, bands};
+        try_tiles(Loader::kIm2col);
+      }
+      if (images >= kEnoughImages) break;
+    }
+    return best_;
+  }
+
   void try_form(Form form) {
     if (!choose_chunk(p_, form, chunk_)) return;
     parts_ = count_parts(p_, chunk_);
@@ -373,7 +423,12 @@ class Search : public PlanSearch {
     f_ = sm90::forward_of(part_of(p_, chunk_, widest_part(p_, chunk_)).problem, form);
     if (f_.packing != form.packing) return;
     form_ = form;
-    if (input_is_legal(f_)) {
+    const bool packed = form.packing != Packing::kNone;
+    if (form.halves && packed) {
+      try_tiles(Loader::kIm2col);
+    } else if (form.halves && input_is_legal(f_)) {
+      return;  // pixels are packed as halves
+    } else if (input_is_legal(f_)) {
       try_tiles(Loader::kIm2col);
       try_strips(Loader::kHalo);
     } else if (planes_are_legal(f_)) {
@@ -418,14 +473,20 @@ class Search : public PlanSearch {
 
   bool add_tile(Tile t) {
     if (!is_legal(f_, t) || !choose_stages(block_bytes(d_, t), t)) return false;
-    if (chunk_.pixels > 0 && !is_legal_at_ends(t)) return false;
+    const bool has_ends = chunk_.pixels > 0 && form_.packing != Packing::kImages;
+    if (has_ends && !is_legal_at_ends(t)) return false;
     ConvPlan plan;
     const auto& names = form_.joins_phases ? kJoinedLoaderNames : kLoaderNames;
     plan.variant = names[static_cast<int>(t.loader)];
-    plan.variant_index =
-        kPlanFlag | static_cast<int>(t.loader) | t.shape << kShapeShift |
-        t.row_bytes / kLeastRowBytes << kRowShift | static_cast<int>(t.strips) << kStripShift |
-        static_cast<int>(form_.packing) << kPackingShift | (form_.joins_phases ? kJoinedFlag : 0);
+    if (form_.halves) {
+      const auto& own = form_.joins_phases ? kJoinedHalvesLoaderNames : kHalvesLoaderNames;
+      plan.variant = own[static_cast<int>(t.loader)];
+    }
+    plan.variant_index = kPlanFlag | static_cast<int>(t.loader) | t.shape << kShapeShift |
+                         t.row_bytes / kLeastRowBytes << kRowShift |
+                         static_cast<int>(t.strips) << kStripShift |
+                         static_cast<int>(form_.packing) << kPackingShift |
+                         (form_.joins_phases ? kJoinedFlag : 0) | (form_.halves ? kHalvesFlag : 0);
     plan.chunk_images = chunk_.images;
     plan.chunk_pixels = chunk_.pixels;
     plan.tile[0] = t.kind().pixels;
@@ -471,6 +532,12 @@ int64_t pixel_stride(const Forward& p) {
 
 PackedWeight weight_of(const Packed& p, const Tile& t) {
   PackedWeight weight = packed_matrix(p, t.weights_as_stored);
+  if (p.half_bits > 0) {
+    weight.row = p.group_C();
+    weight.order.half_bits = p.half_bits;
+    weight.in_place = false;
+    return weight;
+  }
   if (t.residue_bits == 0) return weight;
   int run_bits = 0;
   while (element_size(p.dtype) << (t.residue_bits + run_bits) < t.row_bytes) ++run_bits;
@@ -491,11 +558,13 @@ ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& d,
   return Search(asked, d, all).best();
 }
 
+Exchange exchange_of(const ConvPlan& plan) { return {plan.chunk_images, plan.chunk_pixels}; }
 Chunk chunk_of(const ConvPlan& plan) { return {plan.chunk_images, plan.chunk_pixels}; }
 
 Packed forward_of(const ConvProblem& part, const ConvPlan& plan) {
   const auto packing = static_cast<Packing>(plan.variant_index >> kPackingShift & kPackingMask);
-  return forward_of(part, Form{packing, (plan.variant_index & kJoinedFlag) != 0});
+  return forward_of(part, Form{packing, (plan.variant_index & kJoinedFlag) != 0,
+                               (plan.variant_index & kHalvesFlag) != 0});
 }
 
 bool is_plan(const ConvPlan& plan) { return (plan.variant_index & kPlanFlag) != 0; }

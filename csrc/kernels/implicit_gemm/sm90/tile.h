@@ -42,6 +42,7 @@ struct TileShape {
   int warpgroups;  // that multiply it
   int teams;       // of so many warpgroups: one stores a tile while another multiplies the next
   int occupancy;   // thread blocks that run on a multiprocessor
+  bool halves = false;  // operands are halves of float32, and sums are promoted after each stage
 
   constexpr int multipliers() const { return warpgroups * teams; }
   // Warpgroups that load. Turning planes takes many warps: two warpgroups of a block that is alone
@@ -62,8 +63,9 @@ struct TileShape {
   constexpr int plane_warps() const { return 4 * loaders(true) - 1; }
 };
 inline constexpr TileShape kTileShapes[] = {
-    {256, 128, 2, 1, 1}, {192, 128, 2, 1, 1}, {128, 128, 1, 2, 1},
-    {256, 64, 1, 2, 1},  {64, 64, 1, 1, 2},
+    {256, 128, 2, 1, 1},       {192, 128, 2, 1, 1},      {128, 128, 1, 2, 1},
+    {256, 64, 1, 2, 1},        {64, 64, 1, 1, 2},        {192, 128, 2, 1, 1, true},
+    {128, 128, 2, 1, 1, true}, {128, 64, 1, 2, 1, true}, {64, 64, 1, 1, 2, true},
 };
 inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
 
@@ -101,6 +103,12 @@ constexpr bool is_clustered(const TileShape& shape) {
 constexpr bool is_fused(Loader loader, Store store, bool has_epilogue) {
   return has_epilogue || store == Store::kCluster ||
          (store == Store::kPixels && loader == Loader::kIm2col);
+}
+
+// Whether tiles of halves have such kernels. Planes take a second warpgroup that loads, and leave
+// no registers for wide tiles.
+constexpr bool has_halves(const TileShape& shape, Loader loader, Store store) {
+  return loader == Loader::kIm2col || (store == Store::kPlanes && shape.pixels <= 128);
 }
 
 struct Tile {
@@ -145,6 +153,7 @@ int64_t sum_order(const ConvPlan& plan, bool has_epilogue);
 // The part of a problem that `plan` computes at a time, as the main loop computes it.
 Packed forward_of(const ConvProblem& part, const ConvPlan& plan);
 Chunk chunk_of(const ConvPlan& plan);
+Exchange exchange_of(const ConvPlan& plan);  // of a weight gradient
 Tile tile_of(const Packed& problem, const ConvPlan& plan);
 int shared_bytes(const Tile& tile);
 // The weight as the tile's kernel reads it, and bytes of the workspace if it is packed for that.

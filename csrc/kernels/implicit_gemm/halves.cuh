@@ -1,0 +1,36 @@
+// A float32 as two numbers of TF32, its high and its low half: their sum is off by at most a bit or
+// so of float32. Three products of halves make one of float32, but for the last bits: high by high,
+// high by low and low by high (3xTF32; Markidis et al., 2018, and CUTLASS's OpMultiplyAddFastF32).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/implicit_gemm/forward.h"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace customconv::implicit_gemm {
+
+// Rounded, unless that would make a finite number infinite.
+__device__ inline float high_half(float v) {
+  const float rounded = __uint_as_float(ptx::round_tf32(__float_as_uint(v)));
+  constexpr uint32_t kTf32Bits = 0xFFFFE000;
+  return isinf(rounded) ? __uint_as_float(__float_as_uint(v) & kTf32Bits) : rounded;
+}
+// Zero where the number is not finite: its high half says so.
+__device__ inline float low_half(float v) {
+  const float rest = v - high_half(v);
+  return isfinite(rest) ? __uint_as_float(ptx::round_tf32(__float_as_uint(rest))) : 0.0f;
+}
+
+// A value as it is packed at a place of a row.
+template <typename T>
+__device__ inline T packed_value(const ChannelOrder&, int, T v) {
+  return v;
+}
+template <>
+__device__ inline float packed_value<float>(const ChannelOrder& order, int place, float v) {
+  if (order.half_bits == 0) return v;
+  return order.is_low(place) ? low_half(v) : high_half(v);
+}
+
+}  // namespace customconv::implicit_gemm
