@@ -141,6 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--row-s", type=float, default=0.3, help="seconds of timing per cell")
     parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
     parser.add_argument("--begin", type=int, default=0, help="the first cell's number")
+    parser.add_argument("--precision", choices=sorted(set(PRECISIONS)), help="of the cells to time")
     parser.add_argument("--out", type=Path, default=Path("timings.jsonl"), help="is appended to")
 
 
@@ -164,7 +165,9 @@ def main(arguments: argparse.Namespace) -> int:
         file.flush()
         return outcome
 
-    chosen = cells()[arguments.begin :]
+    chosen = [cell for cell in cells() if arguments.precision in (None, cell.precision)][
+        arguments.begin :
+    ]
     _, wrong = attempt_within(arguments.budget_s, chosen, timed, text_of, console)
     console.print(f"the next cell is number {begun}")
     return 1 if wrong else 0

@@ -23,6 +23,16 @@ def table(name: str) -> list[str]:
     return re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)
 
 
+def weight_kernels() -> set[str]:
+    """The names of weight gradients' kernels, of channels-last tensors and of planes."""
+    names = set()
+    for path in (FAMILY / "wgrad").rglob("geometry.h"):
+        body = re.search(r"kKernels\[\] = \{(.*?)\n\};", path.read_text(), re.DOTALL)
+        assert body is not None
+        names |= set(re.findall(r'\{"([^"]+)", \d', body[1]))
+    return names
+
+
 @functools.cache
 def flag_bits() -> dict[str, int]:
     """The flags in tile.h, without the shifts that stand beside them."""

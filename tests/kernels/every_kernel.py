@@ -37,7 +37,7 @@ from compute import (
     small_cases,
     takes,
 )
-from reference import ALL_FAMILIES, LAYOUTS, assert_equal
+from reference import ALL_FAMILIES, LAYOUTS, assert_equal, float32_precision
 
 from customconv import _C
 
@@ -58,11 +58,11 @@ def chosen_runs(cases: dict[str, Case]) -> list[tuple[str, str, str, torch.dtype
     return [run for run in runs if run[1] in IN_EVERY_DTYPE or run[3] == turns[run[:3]]]
 
 
-def other_variants(op: str, case: Case, tensors: Tensors, taken: _C.ConvPlan) -> list[_C.ConvPlan]:
-    """The cheapest plan of each variant of the family that is not taken."""
+def cheapest(op: str, case: Case, tensors: Tensors, family: str) -> list[_C.ConvPlan]:
+    """The cheapest plan of each variant of a family."""
     best: dict[str, _C.ConvPlan] = {}
     for plan in _C.variants(tensors.x, tensors.w, tensors.bias, *case.geometry, op):
-        if plan.family != taken.family or plan.variant == taken.variant:
+        if plan.family != family:
             continue
         known = best.setdefault(plan.variant, plan)
         if plan.predicted_ms < known.predicted_ms:
@@ -101,12 +101,22 @@ def run_cases(families: list[str]) -> Counter[str]:
             if older is not None:
                 variants[f"{family} {op} {older.variant} {str(dtype)[6:]}, by warps"] += 1
         if family in BY_EVERY_VARIANT and is_foreseen(op, case):
-            for other in other_variants(op, case, tensors, plan):
+            for other in cheapest(op, case, tensors, family):
+                if other.variant == plan.variant:
+                    continue
                 with forced(other):
                     actual = compute(op, family, case, tensors).cpu()
                 what = f"{name}, {layout}, {other}"
                 assert_equal(actual, expected[name, op].to(dtype), what=what)
                 variants[f"{family} {op} {other.variant} {str(dtype)[6:]}"] += 1
+        if family == "implicit_gemm" and dtype == torch.float32 and is_foreseen(op, case):
+            with float32_precision("ieee"):
+                for strict in cheapest(op, case, tensors, family):
+                    with forced(strict):
+                        actual = compute(op, family, case, tensors).cpu()
+                    what = f"{name}, {layout}, {strict}"
+                    assert_equal(actual, expected[name, op].to(dtype), what=what)
+                    variants[f"{family} {op} {strict.variant}"] += 1
         if op == "fprop" and plan.fuses:
             # A residual that does not lie as the output, or unaligned, would be PyTorch's to add.
             tensors = replace(tensors, dy=torch.empty_like(result).copy_(tensors.dy))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import re
-from pathlib import Path
 
 import pytest
 import torch
 from cases import case, make_integers, place_all
 from every_plan import DTYPES, check_exact, check_reach, plans_of
 from reference import LAYOUTS
-
-FOLDER = Path(__file__).parents[2] / "csrc/kernels/implicit_gemm/wgrad"
+from tile_tables import weight_kernels
 
 # Tiles that are whole and that are not, channels with tails, several blocks of both, taps that are
 # too many for a chunk, and that a stride or a dilation puts in several boxes; planes that are runs
@@ -81,13 +78,8 @@ REACHES = {
 
 
 def kernels() -> set[str]:
-    """The names in the tables, of channels-last tensors and of planes."""
-    names = set()
-    for path in FOLDER.rglob("geometry.h"):
-        body = re.search(r"kKernels\[\] = \{(.*?)\n\};", path.read_text(), re.DOTALL)
-        assert body is not None
-        names |= set(re.findall(r'\{"([^"]+)", \d', body[1]))
-    return names
+    """The names in the tables, but for those of strict float32 (test_strict_float32.py)."""
+    return {name for name in weight_kernels() if not name.startswith("3xTF32")}
 
 
 @pytest.mark.gpu

@@ -678,11 +678,6 @@ def test_what_passes_every_family_goes_to_aten():
         ("im2col", {"input": (1, 64, 46341, 46341)}, "passes 2.31 pixels"),
         (
             "implicit_gemm",
-            {"dtype": "float32", "op": "wgrad", "weight": (64, 32, 3, 3), "groups": 2},
-            "grouped, or not dense",
-        ),
-        (
-            "implicit_gemm",
             {"dtype": "float16", "op": "wgrad", "stride": (1, 9), "channels_last": True},
             "stride passes 8",
         ),
@@ -776,6 +771,8 @@ def test_no_prediction_beats_the_hardware():
             taps = math.prod(arguments["weight"][2:])
             products = min(p.macs, images * channels * met * group_k * taps)
             peak = device.matrix_flops(arguments["dtype"], arguments["tf32"])
+            if arguments["dtype"] == "float32" and candidate.plan.variant.startswith("3xTF32"):
+                peak = device.matrix_flops("float32", True) / 3
             at_best = max(moved, 2e3 * products / peak)
             assert candidate.plan.predicted_ms >= 0.99 * at_best, f"{p}: {candidate.plan}"
 

@@ -22,6 +22,18 @@ __device__ inline float low_half(float v) {
   return isfinite(rest) ? __uint_as_float(ptx::round_tf32(__float_as_uint(rest))) : 0.0f;
 }
 
+// The same of a float32's bits, where sums that are not finite are formed again from such numbers:
+// a number that is not finite, or near the largest, has a half that is not finite. Tensor cores cut
+// the last bit of some low halves, which rounding would change by as much.
+struct Halved {
+  uint32_t high, low;
+};
+__device__ inline Halved halve(uint32_t bits) {
+  constexpr uint32_t kHalfOfLast = 0x1000, kTf32Bits = 0xFFFFE000;
+  const uint32_t high = (bits + kHalfOfLast) & kTf32Bits;
+  return {high, __float_as_uint(__uint_as_float(bits) - __uint_as_float(high))};
+}
+
 // A value as it is packed at a place of a row.
 template <typename T>
 __device__ inline T packed_value(const ChannelOrder&, int, T v) {

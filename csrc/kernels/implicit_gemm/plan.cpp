@@ -463,8 +463,8 @@ const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
   if (asked.dtype == DType::kFloat64) return "there are no such tensor cores for float64";
   if (asked.is_strict_float32() && !d.has_hopper_kernels()) return "TF32 is not allowed";
   if (asked.pass == Pass::kWgrad) {
-    if (!asked.is_strict_float32()) return wgrad::can_implement(asked, d);
-    return sm90::can_exchange(asked) ? nullptr : "it is grouped, or not dense";
+    if (asked.is_strict_float32() && sm90::can_exchange(asked)) return nullptr;
+    return wgrad::can_implement(asked, d);
   }
   const bool strided = asked.pass == Pass::kDgrad && (asked.stride_h > 1 || asked.stride_w > 1);
   if (strided && !d.has_hopper_kernels()) return "its strided input gradients need Hopper";
@@ -532,9 +532,17 @@ bool is_searched(const ConvProblem& asked) {
 }
 
 ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
-  if (asked.pass == Pass::kWgrad && !asked.is_strict_float32()) return wgrad::propose(asked, d);
   ConvPlan best;
   best.grid[0] = 0;  // while no tile fits
+  if (asked.pass == Pass::kWgrad) {
+    const auto weigh = [&best](const ConvPlan& plan) {
+      if (plan.block == 0) return;
+      if (best.grid[0] == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
+    };
+    if (wgrad::can_implement(asked, d) == nullptr) weigh(wgrad::propose(asked, d));
+    if (asked.is_strict_float32() && sm90::can_exchange(asked)) weigh(sm90::best_plan(asked, d));
+    return best;
+  }
   const auto search = [&](bool by_warps) {
     if (!is_searched(asked)) return;
     const Forward p = as_one_row(as_forward(asked));
@@ -553,8 +561,12 @@ ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties& d) {
-  if (asked.pass == Pass::kWgrad && !asked.is_strict_float32()) return wgrad::variants(asked, d);
   std::vector<ConvPlan> plans;
+  if (asked.pass == Pass::kWgrad) {
+    if (wgrad::can_implement(asked, d) == nullptr) plans = wgrad::variants(asked, d);
+    if (asked.is_strict_float32() && sm90::can_exchange(asked)) sm90::best_plan(asked, d, &plans);
+    return plans;
+  }
   if (is_searched(asked)) {
     const Forward p = as_one_row(as_forward(asked));
     std::vector<Choice> choices;

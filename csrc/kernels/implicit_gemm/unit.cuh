@@ -13,8 +13,8 @@ __device__ inline uint4 round_all(uint4 v) {
 }
 
 // Sixteen bytes of elements side by side, which may begin anywhere. Those from `first` on, before
-// `last`, exist; the others are zeros. Elements of float32 are rounded to TF32.
-template <typename T>
+// `last`, exist; the others are zeros. `kRounds`: elements of float32 are rounded to TF32.
+template <bool kRounds = true, typename T>
 __device__ inline uint4 load_unit(const T* at, int first, int last) {
   uint32_t word[5] = {};
   if constexpr (sizeof(T) == 4) {
@@ -41,7 +41,7 @@ __device__ inline uint4 load_unit(const T* at, int first, int last) {
     }
   }
   const uint4 unit = make_uint4(word[0], word[1], word[2], word[3]);
-  return sizeof(T) == 4 ? round_all(unit) : unit;
+  return kRounds && sizeof(T) == 4 ? round_all(unit) : unit;
 }
 
 // Sixteen bytes that begin `bytes` after those of the first, less than sixteen.

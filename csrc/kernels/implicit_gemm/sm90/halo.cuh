@@ -16,15 +16,15 @@ __device__ inline void load_halo(const Params& p, const Memory& memory, const Wo
   // One image ahead, so that no position is negative.
   const int first = work.position - p.halo + p.image;
   const Place place(p, first + lane * p.copy_rows);
-  const int bytes = p.copies * p.copy_rows * p.row_bytes;
+  const int copy_bytes = p.copy_rows * p.pixel_row_bytes;
   for (int chunk = 0; chunk < p.chunks; ++chunk) {
-    ptx::Barrier* full = memory.x_full + turn.stage;
+    ptx::Barrier* full = (p.halves_pixels ? memory.float_full : memory.x_full) + turn.stage;
     ptx::wait(memory.x_empty + turn.stage, turn.parity ^ 1);
-    if (lane == 0) ptx::arrive_expecting(full, bytes);
+    if (lane == 0) ptx::arrive_expecting(full, p.copies * copy_bytes);
     __syncwarp();
     if (lane < p.copies) {
-      char* to = memory.pixels + turn.stage * p.x_bytes + lane * p.copy_rows * p.row_bytes;
-      const int c = work.c + chunk * p.row_channels;
+      char* to = memory.pixels + turn.stage * p.x_bytes + lane * copy_bytes;
+      const int c = pixel_channel(p, work, chunk);
       if (p.copies_strips) {
         ptx::copy_box(to, &p.x, full, c, place.first_column - p.pad_w, place.row, place.n - 1);
       } else {

@@ -24,9 +24,17 @@ __device__ inline void load_taps(const Params& p, const Memory& memory, const Wo
     ptx::Barrier* full = memory.x_full + turn.stage;
     ptx::wait(memory.x_empty + turn.stage, turn.parity ^ 1);
     if (lane == 0) {
-      ptx::arrive_expecting(full, p.x_bytes + p.w_bytes);
-      ptx::copy_im2col(memory.pixels + turn.stage * p.x_bytes, &p.x, full,
-                       work.c + chunk * p.row_channels, w, h, place.n,
+      const int bytes = p.copy_rows * p.pixel_row_bytes;
+      ptx::Barrier* x_full = full;
+      if (p.halves_pixels) {
+        x_full = memory.float_full + turn.stage;
+        ptx::arrive_expecting(x_full, bytes);
+        ptx::arrive_expecting(full, p.w_bytes);
+      } else {
+        ptx::arrive_expecting(full, bytes + p.w_bytes);
+      }
+      ptx::copy_im2col(memory.pixels + turn.stage * p.x_bytes, &p.x, x_full,
+                       pixel_channel(p, work, chunk), w, h, place.n,
                        phase.column + s * p.dilation_w, phase.row + r * p.dilation_h);
     }
     __syncwarp();

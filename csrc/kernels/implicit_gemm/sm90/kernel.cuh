@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/implicit_gemm/sm90/halo.cuh"
+#include "kernels/implicit_gemm/sm90/halve.cuh"
 #include "kernels/implicit_gemm/sm90/im2col.cuh"
 #include "kernels/implicit_gemm/sm90/planes.cuh"
 #include "kernels/implicit_gemm/sm90/products.cuh"
@@ -16,7 +17,6 @@
 namespace customconv::implicit_gemm::sm90 {
 
 constexpr int kStartBarrier = 15;  // behind which mbarriers are ready
-constexpr int kTurnBarrier = 8;    // of the first team: behind it, the others have issued a tile
 
 // `kFused`: there may be an epilogue. `kAsStored`: the instruction transposes weights.
 template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored>
@@ -31,9 +31,11 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   // Thread blocks of a cluster have a tile each: all their warpgroups share it.
   constexpr int kTeams = kClustered ? 1 : kTile.teams;
   constexpr int kWarpgroups = kTile.multipliers() / kTeams;
-  constexpr int kN = kTile.columns(kHasPlanes), kSpans = kTile.pixels / kN;
-  constexpr int kOwnChannels = kTile.channels / kWarpgroups;
+  constexpr int kN = kTile.columns(kHasPlanes), kSpans = kTile.own_pixels() / kN;
+  constexpr int kOwnChannels =
+      kTile.splits_pixels() ? kTile.channels : kTile.channels / kWarpgroups;
   constexpr int kBlocks = kOwnChannels / kInstructionRows * kSpans;
+  constexpr int kFirstHalvingWarp = kHalo ? 2 : 1, kHalvingWarps = 4 * kLoaders - kFirstHalvingWarp;
   constexpr int kTurnThreads = 2 * 128 * kWarpgroups;  // of a team that waits and one that arrives
   extern __shared__ __align__(1024) char dynamic[];
   const Memory memory(p, dynamic, kTile.multipliers() * staging_bytes(kStore));
@@ -47,8 +49,12 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
     if (lane == 0) ptx::prefetch_map(kHasPlanes && p.plane_boxes > 0 ? p.planes : &p.x);
     if (lane == 1) ptx::prefetch_map(&p.w);
     if (lane < kMostStages) {
-      ptx::init_barrier(memory.x_full + lane,
-                        kHasPlanes && p.plane_boxes > 0 ? kTile.plane_warps() : 1);
+      // Warps that turn planes fill a stage, or those that halve pixels and copies of weights.
+      const int halving = kHalvingWarps + (kHalo ? 0 : 1);
+      ptx::init_barrier(memory.x_full + lane, kHasPlanes && p.plane_boxes > 0 ? p.plane_boxes
+                                              : p.halves_pixels               ? halving
+                                                                              : 1);
+      ptx::init_barrier(memory.float_full + lane, 1);
       ptx::init_barrier(memory.x_empty + lane, kWarpgroups);
       if (kHalo) {
         ptx::init_barrier(memory.w_full + lane, 1);
@@ -80,7 +86,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   };
   // Threads that load leave registers to those that multiply.
   constexpr bool kMoves = kTile.multipliers() >= 2 && kTile.occupancy == 1;
-  constexpr int kLoaderRegisters = 56;
+  constexpr int kLoaderRegisters = kHasPlanes && kHalves ? 48 : 56;
   constexpr int kOtherRegisters = (kTile.registers(kHasPlanes) * (kLoaders + kTile.multipliers()) -
                                    kLoaders * kLoaderRegisters) /
                                   kTile.multipliers() / 8 * 8;
@@ -103,20 +109,28 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
       each_tile([&](const Work& work) {
         load_halo_weights<kTile.channels, kAsStored>(p, memory, work, turn, lane);
       });
+    } else if (kHalves && p.halves_pixels) {
+      each_tile([&](const Work& work) {
+        const int stages = work.taps == 0 ? 0 : work.last - work.first;
+        halve_stages<kHalvingWarps>(p, memory, stages, turn, warp - kFirstHalvingWarp, lane);
+      });
     }
     if constexpr (kClustered) each_tile(help_cluster);
     return;
   }
   if constexpr (kMoves) ptx::take_registers<kOtherRegisters>();
   const int warpgroup = warp / 4 - kLoaders, team = warpgroup / kWarpgroups;
-  const int own_k = warpgroup % kWarpgroups * kOwnChannels;
+  const int own = warpgroup % kWarpgroups;  // of those that share a tile
+  const int own_k = kTile.splits_pixels() ? 0 : own * kOwnChannels;
+  const int own_pixel = kTile.splits_pixels() ? own * kTile.own_pixels() : 0;
   char* staging = memory.staging + warpgroup * staging_bytes(kStore);
   const bool leads = warp % 4 == 0 && ptx::elect_one();
-  Products<T, kSpans, kBlocks, kN, kLoader, kAsStored, kHalves> products(p, memory, own_k);
+  Products<T, kShape, kSpans, kBlocks, kN, kLoader, kAsStored> products(p, memory, own, own_k,
+                                                                        own_pixel);
   RowStore<T, kSpans, kBlocks, kN, kFused> rows(p, memory.residual_full + warpgroup, staging, own_k,
                                                 1 + warpgroup, leads);
   int tile = 0;  // of the block's
-  each_tile([&](const Work& work) {
+  each_tile([&](Work work) {
     if constexpr (kTeams > 1) {
       if (tile % kTeams != team) {
         ++tile;
@@ -126,7 +140,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
       }
     }
     float sum[kBlocks][kN / 2];
-    if constexpr (kStore == Store::kRows) rows.begin(work);
+    if constexpr (kStore == Store::kRows) rows.begin(work, own_pixel);
     // Stages are waited for in order: a barrier tells its last two rounds apart, not more.
     if (kTeams > 1 && tile > 0) ptx::sync_threads(kTurnBarrier + team, kTurnThreads);
     products.multiply(work, sum, [&] {
@@ -136,6 +150,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
       }
     });
     if (kTeams > 1) ++tile;
+    work.position += own_pixel;
     if constexpr (kHalves && !kClustered) sum_again<kSpans>(p, work, work.k + own_k, sum);
     if constexpr (kStore == Store::kRows) {
       rows.store(work, sum);

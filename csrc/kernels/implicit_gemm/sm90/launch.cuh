@@ -24,19 +24,23 @@ inline CUtensorMapSwizzle swizzle_of(int row_bytes) {
 // Pixels, as the loader's grid traverses them.
 template <typename T>
 CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(p.C), static_cast<cuuint64_t>(p.W),
+  const int64_t C = t.halves_pixels ? p.groups * p.channels : p.C;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(C), static_cast<cuuint64_t>(p.W),
                               static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.N)};
   const cuuint64_t strides[] = {map_stride<T>(p.W, p.x_strides[3]),
                                 map_stride<T>(p.H, p.x_strides[2]),
                                 map_stride<T>(p.N, p.x_strides[0])};
-  const int channels = t.row_bytes / static_cast<int>(sizeof(T));
+  const int channels = t.pixel_row_bytes() / static_cast<int>(sizeof(T));
+  // What is halved is not rounded on the way.
+  const auto type = t.halves_pixels ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+  const auto swizzle = swizzle_of(t.pixel_row_bytes());
   if (t.copies_strips) {
     const Boxes<4> boxes{
         {sizes[0], sizes[1], sizes[2], sizes[3]},
         {strides[0], strides[1], strides[2]},
         {static_cast<cuuint32_t>(channels), static_cast<cuuint32_t>(t.copy_rows), 1, 1},
         {1, 1, 1, 1}};
-    return make_map(x, kMapType<T>, boxes, swizzle_of(t.row_bytes));
+    return make_map(x, type, boxes, swizzle);
   }
   Im2colBox box{};
   box.steps_w = static_cast<int>(p.stride_w);
@@ -52,7 +56,7 @@ CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
     box.upper_w = static_cast<int>(t.pitch - p.W);
     box.upper_h = static_cast<int>(t.period - p.H);
   }
-  return make_im2col_map(x, kMapType<T>, sizes, strides, box, swizzle_of(t.row_bytes));
+  return make_im2col_map(x, type, sizes, strides, box, swizzle);
 }
 
 // Planes, for the boxes that warps turn. Channels whose planes begin at the same byte of 16 have a
@@ -255,6 +259,9 @@ Params params_of(const Packed& problem, const Tile& tile) {
   p.copies_strips = tile.copies_strips;
   p.row_bytes = tile.row_bytes;
   p.row_channels = tile.row_bytes / kSize;
+  p.halves_pixels = tile.halves_pixels;
+  p.pixel_row_bytes = tile.pixel_row_bytes();
+  p.low_bytes = tile.low_bytes();
   p.chunks = tile.chunks;
   p.x_bytes = tile.x_bytes;
   p.w_bytes = tile.w_bytes;
@@ -268,8 +275,8 @@ Params params_of(const Packed& problem, const Tile& tile) {
   p.pad_w = static_cast<int>(problem.pad_w);
   p.dilation_h = static_cast<int>(problem.dilation_h);
   p.dilation_w = static_cast<int>(problem.dilation_w);
-  p.tap_h = static_cast<int>(problem.dilation_h * tile.pitch * tile.row_bytes);
-  p.tap_w = static_cast<int>(problem.dilation_w * tile.row_bytes);
+  p.tap_h = static_cast<int>(problem.dilation_h * tile.pitch * tile.pixel_row_bytes());
+  p.tap_w = static_cast<int>(problem.dilation_w * tile.pixel_row_bytes());
   p.out_n = problem.y_strides[0];
   p.out_k = problem.y_strides[1];
   p.out_p = problem.y_strides[2];

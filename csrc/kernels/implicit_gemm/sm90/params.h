@@ -41,6 +41,8 @@ struct Params {
   int copies, copy_rows;
   bool copies_strips;
   int row_bytes, row_channels, chunks;
+  bool halves_pixels;
+  int pixel_row_bytes, low_bytes;  // see Tile
   int x_bytes, w_bytes, x_stages, w_stages;
   Divider<int32_t> by_x_stages, by_w_stages;
   // Planes that warps turn: boxes of a stage, or 0, and of a row; a warp's slots; and how far in

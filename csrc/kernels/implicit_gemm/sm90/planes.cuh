@@ -65,18 +65,16 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int row = place(quad * 4 + i, kShifted ? unit : 0);
-        if (row < 0) continue;
-        const int begin = row * kRowBytes;
+        const int row = place(quad * 4 + i, kShifted ? unit : 0), begin = row * kRowBytes;
+        const uint32_t to = row < 0 ? dump : stage + begin;
+        const int swizzle = row < 0 ? 0 : swizzle_of(begin);
         const auto store = [&](int at, auto part) {
-          ptx::store_shared(stage + begin + (at * 16 ^ swizzle_of(begin)),
+          ptx::store_shared(to + (at * 16 ^ swizzle),
                             make_uint4(part(v[0][i]), part(v[1][i]), part(v[2][i]), part(v[3][i])));
         };
         if constexpr (kHalves) {
-          store(unit,
-                [](uint32_t bits) { return __float_as_uint(high_half(__uint_as_float(bits))); });
-          store(unit + kOwnUnits,
-                [](uint32_t bits) { return __float_as_uint(low_half(__uint_as_float(bits))); });
+          store(unit, [](uint32_t bits) { return halve(bits).high; });
+          store(unit + kOwnUnits, [](uint32_t bits) { return halve(bits).low; });
         } else {
           store(unit, [](uint32_t bits) { return bits; });
         }
@@ -85,8 +83,9 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
   }
 }
 
-// A warp that turns planes: every kWarps-th box of each stage. It starts the copies of its own
-// boxes, as many ahead as it has slots, and keeps what turning them needs in a queue.
+// A warp that turns planes: every kWarps-th box, of the boxes of all stages one after the other. It
+// starts the copies of its own boxes, as many ahead as it has slots, and keeps what turning them
+// needs in a queue.
 template <typename T, int kShape>
 class PlaneLoader {
   static constexpr int kWarps = kTileShapes[kShape].plane_warps();
@@ -113,9 +112,9 @@ class PlaneLoader {
     int first = 0, count = 0, room = p_.plane_slots;
     while (true) {
       while (next.item < p_.items && room > 0 && count < 32) {
-        if (lane_ == (first + count) % 32) queue = next.own;
+        if (lane_ == (first + count) % 32) queue = next.own.box;
         ++count;
-        if (next.own.exists()) {
+        if (next.own.box.exists()) {
           --room;
           copy(next);
         }
@@ -134,19 +133,21 @@ class PlaneLoader {
   // What turning a box needs. Pixels are counted from column 0 of an aligned box; planes begin up
   // to kUnit - 1 pixels behind 16 bytes, and shift what a box has of them by as many.
   struct Box {
-    uint32_t pixels;   // those that are positions of the stage: [begin, end); pixel 0's; flags
+    // Those that are positions of the stage: [begin, end); pixel 0's; whether there are any; and
+    // stages from the one of the warp's box before.
+    uint32_t pixels;
     uint32_t outside;  // positions outside the image, to be cleared: the first, how many
 
-    static constexpr int kRowBits = 13;
-    enum Flag : uint32_t { kExists = 1u << 29, kFirst = 1u << 30, kLast = 1u << 31 };
+    static constexpr int kRowBits = 13, kStagesShift = 29;
+    static constexpr uint32_t kExists = 1u << 28;
+    static_assert(kWarps < 8);
 
     __device__ void set(int begin, int end, int row, int shift) {
       pixels = (begin + kUnit) | (end + kUnit) << 6 | (row + kBoxPixels) << 12 |
                shift << (12 + kRowBits) | kExists;
     }
     __device__ bool exists() const { return (pixels & kExists) != 0; }
-    __device__ bool is_first() const { return (pixels & kFirst) != 0; }  // of its stage and warp
-    __device__ bool is_last() const { return (pixels & kLast) != 0; }
+    __device__ int stages() const { return static_cast<int>(pixels >> kStagesShift); }
     __device__ int begin() const { return static_cast<int>(pixels & 63) - kUnit; }
     __device__ int end() const { return static_cast<int>(pixels >> 6 & 63) - kUnit; }
     __device__ int row() const {
@@ -161,34 +162,52 @@ class PlaneLoader {
     }
   };
 
-  // A box of a chunk of a tile.
+  // A box of a chunk of a tile. The boxes of a tile's chunks are alike: a lane finds one, and each
+  // warp asks for its own ones.
   struct Cursor {
     int item, chunk, box;
     int first;      // position of the tile's stages
     int first_row;  // position where the row begins that it lies in,
     int passed;     // and boxes of that row in front of it
     int c;          // the group's first channel
-    int n;          // the box's image
-    int pixel;      // of a plane, the box's first if it were aligned
-    Box own;
+    int found = 0;  // which box the first lane has found; the next lane has the next one
+    struct Found {
+      int n;      // the box's image
+      int pixel;  // of a plane, the box's first if it were aligned
+      Box box;
+    };
+    Found of_lane, own;
 
     __device__ Cursor(const PlaneLoader& loader, int item)
         : item(item), chunk(0), box(loader.warp_) {
       start(loader);
+      find_next(loader);
     }
     __device__ void advance(const PlaneLoader& loader) {
-      const Params& p = loader.p_;
       box += kWarps;
-      if (box < p.plane_boxes) return find(loader);
-      const bool is_only_one = box == loader.warp_ + kWarps;  // of the warp's, in each stage
-      box = loader.warp_;
-      if (++chunk < p.chunks) {
-        if (!is_only_one) find(loader);
-        return;
+      find_next(loader);
+    }
+    // Goes on to the stage that has the box.
+    __device__ void find_next(const PlaneLoader& loader) {
+      const Params& p = loader.p_;
+      int stages = 0;
+      for (; box >= p.plane_boxes && item < p.items; box -= p.plane_boxes, ++stages) {
+        if (++chunk < p.chunks) continue;
+        chunk = 0;
+        item += gridDim.x;
+        start(loader);
       }
-      chunk = 0;
-      item += gridDim.x;
-      start(loader);
+      if (item >= p.items) return;
+      constexpr int kLanes = 32;
+      if (box / kLanes * kLanes != found) {
+        found = box / kLanes * kLanes;
+        of_lane = find(loader, found + loader.lane_);
+      }
+      const int lane = box - found;
+      own.n = __shfl_sync(~0u, of_lane.n, lane);
+      own.pixel = __shfl_sync(~0u, of_lane.pixel, lane);
+      own.box = of_lane.box.of_lane(lane);
+      own.box.pixels |= static_cast<uint32_t>(stages) << Box::kStagesShift;
     }
     // The tile, or the next one that any tap meets.
     __device__ void start(const PlaneLoader& loader) {
@@ -203,31 +222,30 @@ class PlaneLoader {
         first_row = first - column;
         passed = min(column / kBoxPixels, p.by_row_boxes.divisor() - 1);
         c = work.c;
-        return find(loader);
+        found = -1;
+        return;
       }
     }
-    __device__ void find(const PlaneLoader& loader) {
+    __device__ Found find(const PlaneLoader& loader, int number) const {
       const Params& p = loader.p_;
       const int pitch = p.by_pitch.divisor();
-      int32_t own_row = box + passed;
+      int32_t own_row = number + passed;
       const int own_box = p.by_row_boxes.split(own_row);
       const int begin = first_row + own_row * pitch;  // the row's first position
       const Place place(p, begin);
-      n = place.n - 1;
-      const bool in_image = place.row < p.H && n >= 0 && n < p.N;
+      Found of{};
+      of.n = place.n - 1;
+      const bool in_image = place.row < p.H && of.n >= 0 && of.n < p.N;
       const int origin = place.first_column - p.plane_column;  // the row's column of the input
       const int passed_columns = own_box * kBoxPixels;
       const int column = origin + passed_columns;
-      pixel = place.row * p.plane_row + column;
+      of.pixel = place.row * p.plane_row + column;
       const int at = begin + passed_columns - first;  // of the stage
       // No maxima of negated numbers: there ptxas of CUDA 13.0 loses a parameter's sign.
       const int from = -min(min(at, column), min(passed_columns, p.most_shift));
       const int to =
           min(min(p.copy_rows - at, kBoxPixels), min(p.W - column, pitch - passed_columns));
-      own.pixels = 0;
-      if (in_image && from < to) own.set(from, to, at, pixel & (kUnit - 1));
-      if (box < kWarps) own.pixels |= Box::kFirst;
-      if (box + kWarps >= p.plane_boxes) own.pixels |= Box::kLast;
+      if (in_image && from < to) of.box.set(from, to, at, of.pixel & (kUnit - 1));
       // The row's columns from the box's on, up to the next box's, that are outside the image.
       const bool is_last = own_box == p.by_row_boxes.divisor() - 1;
       const int left = pitch - passed_columns;
@@ -236,7 +254,8 @@ class PlaneLoader {
       if (in_image && origin >= 0) out = max(out, p.W - column);
       out = max(at + out, 0);
       const int count = min(at + out_end, p.copy_rows) - out;
-      own.outside = count > 0 ? out | count << 16 : 0;
+      of.box.outside = count > 0 ? out | count << 16 : 0;
+      return of;
     }
   };
 
@@ -248,11 +267,11 @@ class PlaneLoader {
     if (lane_ == 0) ptx::arrive_expecting(full, slot_bytes());
     __syncwarp();
     if (lane_ >> p_.residue_bits == 0) {
-      const int first = at.pixel + shift_of(lane_);
+      const int first = at.own.pixel + shift_of(lane_);
       ptx::copy_box(
           slots_ + copied_.stage * slot_bytes() + lane_ * (slot_bytes() >> p_.residue_bits),
           p_.planes + lane_, full, first & -kUnit,
-          (at.c + at.chunk * p_.row_channels) >> (p_.residue_bits + (kHalves ? 1 : 0)), at.n);
+          (at.c + at.chunk * p_.row_channels) >> (p_.residue_bits + (kHalves ? 1 : 0)), at.own.n);
     }
     copied_.advance(p_.plane_slots);
   }
@@ -264,7 +283,8 @@ class PlaneLoader {
 
   // Returns whether a slot is free again.
   __device__ bool turn(const Box& own) {
-    if (own.is_first()) ptx::wait(memory_.x_empty + x_.stage, x_.parity ^ 1);
+    x_.advance(own.stages(), p_.by_x_stages);
+    ptx::wait(memory_.x_empty + x_.stage, x_.parity ^ 1);
     const uint32_t stage = ptx::shared_address(memory_.pixels) + x_.stage * p_.x_bytes;
     if (own.exists()) {
       ptx::wait(full_ + turned_.stage, turned_.parity);
@@ -289,12 +309,9 @@ class PlaneLoader {
       turned_.advance(p_.plane_slots);
     }
     if (own.outside != 0) clear(own, stage);
-    if (own.is_last()) ptx::fence_shared_writes();
+    ptx::fence_shared_writes();
     __syncwarp();
-    if (own.is_last()) {
-      if (lane_ == 0) ptx::arrive(memory_.x_full + x_.stage);
-      x_.advance(p_.x_stages);
-    }
+    if (lane_ == 0) ptx::arrive(memory_.x_full + x_.stage);
     return own.exists();
   }
 

@@ -6,25 +6,34 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/implicit_gemm/promotion.cuh"
 #include "kernels/implicit_gemm/sm90/weights.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace customconv::implicit_gemm::sm90 {
 
-// Operands may be halves of float32 (../halves.cuh): a row has those of some channels, first the
-// high ones. Tensor cores cut what they add to a sum, so the sums of a stage are apart and are then
-// added to those of all stages, rounded. Of a stage the small products come first, high by low and
-// low by high: high by high is what cuts, and it does so for half a row's channels alone.
-template <typename T, int kSpans, int kBlocks, int kN, Loader kLoader, bool kAsStored, bool kHalves>
+constexpr int kTurnBarrier = 8;  // of the first team, or the first warpgroup of halves
+
+// Operands may be halves of float32 (../halves.cuh): a row of weights has those of some channels,
+// first the high ones. The sums of each stage are promoted (../promotion.cuh). Of a stage the small
+// products come first, high by low and low by high: high by high is what tensor cores cut, and then
+// they do so for half a row's channels alone.
+template <typename T, int kShape, int kSpans, int kBlocks, int kN, Loader kLoader, bool kAsStored>
 class Products {
+  static constexpr bool kHalves = kTileShapes[kShape].halves;
+  static constexpr bool kTakesTurns = kTileShapes[kShape].takes_turns();
+
  public:
-  // `own_k`: of the tile, the warpgroup's first channel.
-  __device__ Products(const Params& p, const Memory& memory, int own_k)
+  // `own`: which of the tile's warpgroups it is; `own_k`, `own_pixel`: its first channel and pixel.
+  __device__ Products(const Params& p, const Memory& memory, int own, int own_k, int own_pixel)
       : p_(p),
         memory_(memory),
-        pixels_(ptx::describe_swizzled(ptx::shared_address(memory.pixels),
-                                       static_cast<uint32_t>(p.row_bytes))),
+        pixels_(ptx::describe_swizzled(
+            ptx::shared_address(memory.pixels) + own_pixel * p.pixel_row_bytes,
+            static_cast<uint32_t>(p.pixel_row_bytes))),
+        own_(own),
         tells_(threadIdx.x % 128 == 0) {
+    if (kTakesTurns && own == 1) ptx::arrive_threads(kTurnBarrier, kTurnThreads);
     const uint32_t weights = ptx::shared_address(memory.weights);
     if constexpr (kAsStored) {
       const auto slab = static_cast<uint32_t>(p.row_channels * kSlabRowBytes);
@@ -69,6 +78,8 @@ class Products {
   }
 
  private:
+  static constexpr int kTurnThreads = 2 * 128;  // of a warpgroup that waits and one that arrives
+
   // A row is `kPieces` times 32 bytes.
   template <int kPieces, typename Issued>
   __device__ void multiply_rows(const Work& work, float (&sum)[kBlocks][kN / 2],
@@ -84,7 +95,7 @@ class Products {
         accumulate = 1;
         release();
       } else {
-        at += (work.lead + phase.row * p_.by_pitch.divisor() + phase.column) * p_.row_bytes;
+        at += first_position(work, phase) * p_.row_bytes;
 #pragma unroll 1
         for (int r = 0; r < phase.R; ++r, at += p_.tap_h) {
           int tap = at;
@@ -111,22 +122,19 @@ class Products {
   template <int kPieces, typename Issued>
   __device__ void multiply_halves(const Work& work, float (&sum)[kBlocks][kN / 2],
                                   const Issued& issued) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int i = 0; i < kN / 2; ++i) sum[b][i] = 0;
-    }
+    static_assert(kBlocks == 1);
+    Promotion<kN / 2> promotion;
     const Phase& phase = p_.phase[work.phase];
 #pragma unroll 1
     for (int i = work.last - work.first; i > 0; --i) {
       ptx::wait(memory_.x_full + x_.stage, x_.parity);
       int at = x_.stage * p_.x_bytes;
       if constexpr (kLoader == Loader::kIm2col) {
-        add_halves<kPieces>(sum, at, x_.stage, [&] {
+        add_halves<kPieces>(promotion, at, x_.stage, [&] {
           if (i == 1) issued();
         });
       } else {
-        at += (work.lead + phase.row * p_.by_pitch.divisor() + phase.column) * p_.row_bytes;
+        at += first_position(work, phase) * p_.pixel_row_bytes;
         int left = work.taps;
 #pragma unroll 1
         for (int r = 0; r < phase.R; ++r, at += p_.tap_h) {
@@ -134,7 +142,7 @@ class Products {
 #pragma unroll 1
           for (int s = 0; s < phase.S; ++s, tap += p_.tap_w) {
             ptx::wait(memory_.w_full + w_.stage, w_.parity);
-            add_halves<kPieces>(sum, tap, w_.stage, [&] {
+            add_halves<kPieces>(promotion, tap, w_.stage, [&] {
               if (i == 1 && --left == 0) issued();
             });
             if (tells_) ptx::arrive(memory_.w_empty + w_.stage);
@@ -145,45 +153,42 @@ class Products {
       if (tells_) ptx::arrive(memory_.x_empty + x_.stage);
       x_.advance(p_.x_stages);
     }
+    promotion.finish(sum[0]);
+  }
+
+  // Of a stage's positions, the first tap's of the tile's first.
+  __device__ int first_position(const Work& work, const Phase& phase) const {
+    return work.lead + phase.row * p_.by_pitch.divisor() + phase.column;
   }
 
   // The products of a tap, promoted.
   template <int kPieces, typename Issued>
-  __device__ void add_halves(float (&sum)[kBlocks][kN / 2], int at, int w_stage,
+  __device__ void add_halves(Promotion<kN / 2>& promotion, int at, int w_stage,
                              const Issued& issued) {
-    constexpr int kHalf = kPieces / 2;
-    float part[kBlocks][kN / 2];
+    constexpr int kHalf = kPieces / 2, kPiece = kLeastRowBytes;
+    const auto add_piece = [&](int pixels, int piece, int accumulate) {
+      ptx::Product<T, kN>::add(promotion.part,
+                               ptx::advance(weights_, w_stage * p_.w_bytes + piece * kPiece),
+                               ptx::advance(pixels_, at + pixels), accumulate);
+    };
+    if constexpr (kTakesTurns) ptx::sync_threads(kTurnBarrier + own_, kTurnThreads);
     ptx::begin_products();
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) {
-      add_piece<kPieces>(part, at, w_stage, k, kHalf + k, k > 0);
-      add_piece<kPieces>(part, at, w_stage, kHalf + k, k, true);
+      add_piece(k * kPiece + p_.low_bytes, k, k > 0);
+      add_piece(k * kPiece, kHalf + k, 1);
     }
+    ptx::commit_products();
 #pragma unroll
-    for (int k = 0; k < kHalf; ++k) add_piece<kPieces>(part, at, w_stage, k, k, true);
+    for (int k = 0; k < kHalf; ++k) add_piece(k * kPiece, k, 1);
     ptx::commit_products();
     issued();
+    if constexpr (kTakesTurns) {
+      ptx::await_products<1>();
+      ptx::arrive_threads(kTurnBarrier + 1 - own_, kTurnThreads);
+    }
     ptx::await_products<0>();
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int i = 0; i < kN / 2; ++i) sum[b][i] += part[b][i];
-    }
-  }
-
-  // The products of 32 bytes of weights by 32 bytes of pixels of a tap.
-  template <int kPieces>
-  __device__ void add_piece(float (&sum)[kBlocks][kN / 2], int at, int w_stage, int of_weights,
-                            int of_pixels, int accumulate) {
-    constexpr int kPiece = kLeastRowBytes;
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      const int weights = w_stage * p_.w_bytes +
-                          b / kSpans * (kInstructionRows * kPieces * kPiece) + of_weights * kPiece;
-      const int pixels = at + b % kSpans * (kN * kPieces * kPiece) + of_pixels * kPiece;
-      ptx::Product<T, kN>::add(sum[b], ptx::advance(weights_, weights),
-                               ptx::advance(pixels_, pixels), accumulate);
-    }
+    promotion.promote();
   }
 
   // The products of a tap; those before the last ones are complete then.
@@ -221,6 +226,7 @@ class Products {
   const Params& p_;
   const Memory& memory_;
   uint64_t pixels_, weights_;
+  int own_;
   bool tells_;
   int x_read_ = -1, w_read_ = -1;  // stages that products under way still read
   ptx::Turn x_, w_;

@@ -26,7 +26,8 @@ class RowStore {
         leads_(leads),
         adds_(kFused && p.epilogue.residual != nullptr) {}
 
-  __device__ void begin(const Work& work) {
+  __device__ void begin(Work work, int own_pixel) {
+    work.position += own_pixel;
     if (adds_) fetch(work, 0, 0);
   }
 

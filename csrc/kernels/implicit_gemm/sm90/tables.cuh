@@ -15,8 +15,7 @@ constexpr Kernel one_kernel() {
                            (!kHalo || kStore == Store::kPixels || kStore == Store::kPlanes) &&
                            (kStore != Store::kCluster || is_clustered(kTileShapes[kShape])) &&
                            (kAsStored || kFused == is_fused(kLoader, kStore, kFused)) &&
-                           (!kTileShapes[kShape].halves ||
-                            (sizeof(T) == 4 && has_halves(kTileShapes[kShape], kLoader, kStore)));
+                           (!kTileShapes[kShape].halves || sizeof(T) == 4);
   if constexpr (kExists) {
     return convolve<T, kShape, kLoader, kStore, kFused, kAsStored>;
   } else {

@@ -37,7 +37,8 @@ constexpr int kLeastStages = 3;          // of weights
 constexpr int kLeastHaloStages = 2;      // of pixels,
 constexpr int kMostHaloStages = 4;       // and at most
 constexpr int kLeastPlaneSlots = 2;      // of a warp: one is turned, one arrives
-constexpr int kUnit = 8;                 // rows of a swizzle
+constexpr int kUnit = 8;                 // rows of a swizzle,
+constexpr int kSwizzleBytes = 1024;      // and its bytes at most
 constexpr int64_t kMostFlattened = 32;   // bytes of channels up to which taps may be channels
 
 constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels
@@ -129,6 +130,7 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
   t.splits = static_cast<int>(splits);
   const TileShape& kind = t.kind();
   t.residue_bits = loader == Loader::kPlanes ? residue_bits(p) : 0;
+  t.halves_pixels = p.half_bits > 0 && p.packing == Packing::kNone && loader != Loader::kPlanes;
   t.weights_as_stored = p.gradient && size == 2 && t.residue_bits == 0 && p.tap_channels == 0;
   t.pitch = p.Q;
   t.period = p.P;
@@ -146,8 +148,9 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
       t.strip_columns = round_up(ceil_divide(p.Q, strips), columns);
       t.strips = ceil_divide(p.Q, t.strip_columns);
       t.strip_columns = round_up(ceil_divide(p.Q, t.strips), columns);
-      t.pitch = round_up(t.strip_columns + (p.S - 1) * p.dilation_w,
-                         t.copies_strips ? std::max<int64_t>(unit, kCopyBytes / row_bytes) : unit);
+      t.pitch = round_up(
+          t.strip_columns + (p.S - 1) * p.dilation_w,
+          t.copies_strips ? std::max<int64_t>(unit, kCopyBytes / t.pixel_row_bytes()) : unit);
       t.halo = p.pad_h * t.pitch;
     } else {
       t.halo = p.pad_h * t.pitch + p.pad_w;
@@ -173,8 +176,7 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
         std::max(ceil_divide(rest + t.most_shift, kBoxPixels), row_boxes + 1 - unmet);
     const int64_t touched = ceil_divide(t.copy_rows + t.pitch - 1, t.pitch);
     t.row_boxes = static_cast<int>(row_boxes);
-    t.plane_boxes = static_cast<int>(
-        std::max<int64_t>(std::min(boxes, touched * row_boxes), kind.plane_warps()));
+    t.plane_boxes = static_cast<int>(std::min(boxes, touched * row_boxes));
   } else if (t.copies_strips) {
     // A tile may begin anywhere in a row.
     t.copy_rows = static_cast<int>(t.pitch);
@@ -184,7 +186,8 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
     t.copy_rows = static_cast<int>(
         std::min<int64_t>(round_up(ceil_divide(rows, t.copies), kUnit), kMostCopyRows));
   }
-  t.x_bytes = static_cast<int>(round_up(t.copies * t.copy_rows, kUnit)) * row_bytes;
+  t.x_bytes = static_cast<int>(round_up(t.copies * t.copy_rows, kUnit)) * t.pixel_row_bytes();
+  if (t.halves_pixels) t.x_bytes = 2 * static_cast<int>(round_up(t.x_bytes, kSwizzleBytes));
   t.w_bytes = kind.channels * row_bytes;
   t.chunks = static_cast<int>(ceil_divide(p.group_C() * size, row_bytes));
   t.tiles_m = ceil_divide(p.N * t.image(), kind.pixels);
@@ -243,7 +246,6 @@ bool choose_stages(int shared_bytes, Tile& t) {
 bool is_legal(const Packed& p, const Tile& t) {
   const int64_t size = element_size(p.dtype);
   if (t.kind().halves != (p.half_bits > 0)) return false;
-  if (t.kind().halves && !has_halves(t.kind(), t.loader, t.store)) return false;
   // A row has a run of each half.
   if (p.half_bits > 0 && t.row_bytes != 2 * size << p.half_bits) return false;
   const bool padded = p.half_bits > 0 && p.channels % (int64_t{1} << p.half_bits) != 0;
@@ -296,14 +298,15 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
   const auto copy = [](double bytes, double rows) {
     return std::max(bytes / hardware::kL2BytesPerClock, rows * hardware::kCopyRowClocks);
   };
-  const double x_copy = copy(t.x_bytes, copied_rows), w_copy = copy(t.w_bytes, kind.channels);
+  const double x_copy = copy(t.halves_pixels ? t.x_bytes / 2 : t.x_bytes, copied_rows);
+  const double w_copy = copy(t.w_bytes, kind.channels);
   // An instruction reads 64 channels and its columns, the positions of a tile or a part of them.
   // Boxes of planes are written, read, and written again in another order.
   const double spans = kind.pixels / kind.columns(has_planes(t.loader, t.store));
   const double operands = kind.channels * t.row_bytes * (spans + kind.pixels / 64.0) + t.w_bytes;
   const double filled = t.loader == Loader::kPlanes
                             ? kTurnAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
-                            : t.x_bytes;
+                            : t.x_bytes * (t.halves_pixels ? 2.0 : 1.0);
   const double fills = t.loader == Loader::kIm2col ? taps : 1;  // of pixels, for a stage's channels
   if (kind.halves) {
     // Six products for what four multiply otherwise, the operands of each, and promotion.
@@ -399,12 +402,15 @@ class Search : public PlanSearch {
   // Weight gradients: pieces of images fill rows of stages, and groups of them the GPU.
   ConvPlan best_exchanged() {
     constexpr int64_t kMostGroups = 32, kMostBands = 32, kLeastImages = 16, kEnoughImages = 512;
+    constexpr int64_t kMostTerms = 5 << 12;  // of a sum
     form_ = {Packing::kImages, false, /*halves=*/true};
     for (int64_t bands = 1; bands <= std::min(kMostBands, p_.P); bands *= 2) {
       const Pieces pieces = pieces_of(p_, {1, bands});
       const int64_t images = p_.N * pieces.bands * pieces.columns;
       for (int64_t groups = 1; groups <= kMostGroups; groups *= 2) {
-        if (groups > 1 && ceil_divide(images, groups) < kLeastImages) break;
+        const int64_t of_group = ceil_divide(images, groups);
+        if (groups > 1 && of_group < kLeastImages) break;
+        if (of_group * pieces.P * pieces.Q > kMostTerms) continue;
         f_ = exchanged_of(p_, {groups, bands});
         const int64_t partial = groups > 1 ? groups * p_.w_count() * element_size(p_.dtype) : 0;
         bytes_ = packed_bytes(f_) + round_up(partial, kAlignment);
@@ -423,12 +429,7 @@ class Search : public PlanSearch {
     f_ = sm90::forward_of(part_of(p_, chunk_, widest_part(p_, chunk_)).problem, form);
     if (f_.packing != form.packing) return;
     form_ = form;
-    const bool packed = form.packing != Packing::kNone;
-    if (form.halves && packed) {
-      try_tiles(Loader::kIm2col);
-    } else if (form.halves && input_is_legal(f_)) {
-      return;  // pixels are packed as halves
-    } else if (input_is_legal(f_)) {
+    if (input_is_legal(f_)) {
       try_tiles(Loader::kIm2col);
       try_strips(Loader::kHalo);
     } else if (planes_are_legal(f_)) {

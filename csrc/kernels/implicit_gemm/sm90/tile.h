@@ -39,12 +39,19 @@ constexpr int kMostResidues = 8;      // of channels, whose planes begin at diff
 constexpr int kMostMultipliers = 2;   // warpgroups
 struct TileShape {
   int pixels, channels;
-  int warpgroups;  // that multiply it
+  int warpgroups;  // that multiply it: each has some of its channels, or if they are few of its
+                   // pixels
   int teams;       // of so many warpgroups: one stores a tile while another multiplies the next
   int occupancy;   // thread blocks that run on a multiprocessor
   bool halves = false;  // operands are halves of float32, and sums are promoted after each stage
 
   constexpr int multipliers() const { return warpgroups * teams; }
+  constexpr bool splits_pixels() const { return channels < kInstructionRows * warpgroups; }
+  // Of a warpgroup.
+  constexpr int own_pixels() const { return splits_pixels() ? pixels / warpgroups : pixels; }
+  // Whether warpgroups issue their products in turn: while one promotes its sums, the other's are
+  // under way.
+  constexpr bool takes_turns() const { return halves && warpgroups == 2; }
   // Warpgroups that load. Turning planes takes many warps: two warpgroups of a block that is alone
   // on its multiprocessor.
   constexpr int loaders(bool planes) const { return planes && occupancy == 1 ? 2 : 1; }
@@ -53,19 +60,20 @@ struct TileShape {
   constexpr int registers(bool planes) const {
     return 65536 / (threads(planes) * occupancy) / 8 * 8;
   }
-  // Columns of an instruction: all positions of a tile, or a part of them where the sums of all
-  // would take more registers than there are.
+  // Columns of an instruction: all positions of a warpgroup, or a part of them where the sums of
+  // all would take more registers than there are.
   constexpr int columns(bool planes) const {
-    if (!planes || loaders(true) == 1 || pixels <= 128) return pixels;
-    return pixels % 128 == 0 ? 128 : 64;
+    const int own = own_pixels();
+    if (!planes || loaders(true) == 1 || own <= 128) return own;
+    return own % 128 == 0 ? 128 : 64;
   }
   // Warps that turn planes: all that load but the one that loads weights.
   constexpr int plane_warps() const { return 4 * loaders(true) - 1; }
 };
 inline constexpr TileShape kTileShapes[] = {
-    {256, 128, 2, 1, 1},       {192, 128, 2, 1, 1},      {128, 128, 1, 2, 1},
-    {256, 64, 1, 2, 1},        {64, 64, 1, 1, 2},        {192, 128, 2, 1, 1, true},
-    {128, 128, 2, 1, 1, true}, {128, 64, 1, 2, 1, true}, {64, 64, 1, 1, 2, true},
+    {256, 128, 2, 1, 1},      {192, 128, 2, 1, 1},     {128, 128, 1, 2, 1},
+    {256, 64, 1, 2, 1},       {64, 64, 1, 1, 2},       {128, 128, 2, 1, 1, true},
+    {256, 64, 2, 1, 1, true}, {64, 64, 1, 1, 2, true},
 };
 inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
 
@@ -105,16 +113,13 @@ constexpr bool is_fused(Loader loader, Store store, bool has_epilogue) {
          (store == Store::kPixels && loader == Loader::kIm2col);
 }
 
-// Whether tiles of halves have such kernels. Planes take a second warpgroup that loads, and leave
-// no registers for wide tiles.
-constexpr bool has_halves(const TileShape& shape, Loader loader, Store store) {
-  return loader == Loader::kIm2col || (store == Store::kPlanes && shape.pixels <= 128);
-}
-
 struct Tile {
   Loader loader;
   int shape;      // of kTileShapes
   int row_bytes;  // of channels, of a position in a stage: 32, 64 or 128
+  // Whether pixels come as float32, of half a row, and warps halve them in shared memory
+  // (halve.cuh). Else what has halves comes with both, side by side.
+  bool halves_pixels;
   int splits;
   Store store;
   bool weights_as_stored;  // an input gradient's: the instruction transposes them
@@ -138,6 +143,9 @@ struct Tile {
 
   constexpr const TileShape& kind() const { return kTileShapes[shape]; }
   int threads() const { return kind().threads(has_planes(loader, store)); }
+  int pixel_row_bytes() const { return halves_pixels ? row_bytes / 2 : row_bytes; }
+  // From a pixel's high halves to its low ones.
+  int low_bytes() const { return halves_pixels ? x_bytes / 2 : row_bytes / 2; }
   int64_t items() const { return tiles_m * tiles_k * phases; }
   int64_t image() const { return pitch * period * strips; }
 };

@@ -11,6 +11,7 @@ namespace customconv::implicit_gemm::sm90 {
 struct Memory {
   // Stages of pixels, with the weights of the same tap if the loader is im2col; stages of weights.
   ptx::Barrier *x_full, *x_empty, *w_full, *w_empty;
+  ptx::Barrier* float_full;     // stages of pixels that warps halve
   ptx::Barrier* residual_full;  // of each warpgroup
   ptx::Barrier* slot_full;      // of each warp that turns planes
   char *staging, *weights, *pixels, *dumps, *slots;
@@ -20,7 +21,8 @@ struct Memory {
         x_empty(x_full + kMostStages),
         w_full(x_empty + kMostStages),
         w_empty(w_full + kMostStages),
-        residual_full(w_empty + kMostStages),
+        float_full(w_empty + kMostStages),
+        residual_full(float_full + kMostStages),
         slot_full(residual_full + kMostMultipliers),
         staging(memory + kBarrierBytes),
         weights(staging + staging_bytes),
@@ -65,6 +67,11 @@ struct Work {
     last = p.splits > 1 ? steps * (rank + 1) / p.splits : steps;
   }
 };
+
+// The first channel of a chunk's pixels, as memory has them.
+__device__ inline int pixel_channel(const Params& p, const Work& work, int chunk) {
+  return (work.c + chunk * p.row_channels) >> (p.halves_pixels ? 1 : 0);
+}
 
 // Where a position is in the grid: in an image, or in one of its strips.
 struct Place {

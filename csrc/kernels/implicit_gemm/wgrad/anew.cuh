@@ -8,10 +8,14 @@ namespace customconv::implicit_gemm::wgrad {
 
 template <typename T>
 struct Source {
-  bool exact;  // else what follows is needed
-  bool flat;   // input channels are channels and taps, in the order of the weight in memory
+  bool exact;   // else what follows is needed
+  bool halves;  // sums are of halves (../halves.cuh)
+  bool flat;    // input channels are channels and taps, in the order of the weight in memory
   const T *x, *y;
   ConvProblem problem;
+
+  // Whether a sum need not be computed anew. Sums of halves must be finite.
+  __device__ bool is_right(float sum) const { return halves ? sum * 0 == 0 : sum == sum; }
 };
 
 // Zeros of dy, of pixels that do not exist, have met pixels of x that the tap does not meet: with a
@@ -34,14 +38,15 @@ __device__ __noinline__ float sum_anew(const Source<T>& from, int group, int c, 
   for (int64_t n = 0; n < p.N; ++n) {
     for (int64_t row = 0; row < p.P; ++row) {
       const int64_t h = row * p.stride_h + r * p.dilation_h - p.pad_h;
-      if (h < 0 || h >= p.H) continue;
+      const bool has_row = h >= 0 && h < p.H;
       const auto* x =
           from.x + n * p.x_strides[0] + int64_t{channel} * p.x_strides[1] + h * p.x_strides[2];
       const auto* y = from.y + n * p.y_strides[0] + k * p.y_strides[1] + row * p.y_strides[2];
       for (int64_t column = 0; column < p.Q; ++column) {
         const int64_t w = column * p.stride_w + s * p.dilation_w - p.pad_w;
-        if (w < 0 || w >= p.W) continue;
-        total = fmaf(widen(x[w * p.x_strides[3]]), widen(y[column * p.y_strides[3]]), total);
+        const bool inside = has_row && w >= 0 && w < p.W;  // zeros are outside
+        total = fmaf(inside ? widen(x[w * p.x_strides[3]]) : 0.0f,
+                     widen(y[column * p.y_strides[3]]), total);
       }
       if (total != total) return total;
     }

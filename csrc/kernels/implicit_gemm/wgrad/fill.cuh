@@ -42,8 +42,8 @@ Filled<T> fill_pixels(const T* data, const Shape4& sizes, const Shape4& strides,
 }
 
 // Fills a box of pixels, of each so many units of channels, with so many threads. Units without any
-// channel are left as they are.
-template <int kUnits, bool kSwizzled, typename T>
+// channel are left as they are. `kRounds`: elements of float32 are rounded to TF32.
+template <int kUnits, bool kSwizzled, bool kRounds = true, typename T>
 __device__ inline void fill_box(const Filled<T>& from, uint32_t to, int channel,
                                 const int (&first)[3], int thread, int threads) {
   constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kTogether = 4;
@@ -70,7 +70,7 @@ __device__ inline void fill_box(const Filled<T>& from, uint32_t to, int channel,
         exists &= where >= 0 && where < side.size;
         at += where * side.stride;
       }
-      loaded[i] = load_unit(at, 0, exists ? channels - unit * kElements : 0);
+      loaded[i] = load_unit<kRounds>(at, 0, exists ? channels - unit * kElements : 0);
       slots[i] = pixel * kUnits + (kSwizzled ? unit ^ (pixel & 7) : unit);
       stores[i] = place < count && unit < units;
     }

@@ -141,7 +141,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.pairs = have_whole(2);
   p.eights = have_whole(8);
   p.clustered = t.clustered;
-  p.from = {is_exact(problem, t), /*flat=*/false, x, y, problem};
+  p.from = {is_exact(problem, t), /*halves=*/false, /*flat=*/false, x, y, problem};
   p.partial = t.clustered ? nullptr : static_cast<float4*>(context.workspace);
 
   static_assert(kKernelCount == 7);

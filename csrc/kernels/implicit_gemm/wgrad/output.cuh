@@ -140,7 +140,7 @@ __device__ inline void renew(const Output<T>& p, const Share& share, const Spot&
 #pragma unroll 1
   for (int i = 0; i < 4; ++i) {
     const int k = at.k_of(p, i), c = at.c_of(p, i);
-    if (sums[i] == sums[i] || k >= p.group_K || c >= p.group_C) continue;
+    if (p.from.is_right(sums[i]) || k >= p.group_K || c >= p.group_C) continue;
     sums[i] = sum_anew(p.from, share.group, c, share.group * p.group_K + k, at.r, at.s);
   }
 }

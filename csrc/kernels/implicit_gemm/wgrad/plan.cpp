@@ -157,7 +157,7 @@ class Search : private TileSearch<Search, Tile> {
 
   template <typename Weigh>
   void weigh_splits(int variant, Tile t, Counted c, const Weigh& weigh) const {
-    wgrad::weigh_splits(c.tiles, t.pixels(), c.blocks, d_.sm_count,
+    wgrad::weigh_splits(c.tiles, t.pixels(), c.blocks, d_.sm_count, kMostSummed,
                         [&](int64_t splits, bool clustered) {
                           if (clustered && !t.holds_sums()) return;
                           t.splits = c.splits = splits;

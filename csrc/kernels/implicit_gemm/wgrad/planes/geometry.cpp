@@ -154,8 +154,7 @@ void make_runs(const ConvProblem& p, Tile& t, int64_t shared_bytes) {
   t.table_bytes = t.units() * 4 * t.entry_bytes();
   t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
   t.stage_bytes = round_up(
-      t.slabs * t.slab_bytes + t.along_c * t.x_block + int64_t{t.filter_rows} * t.table_bytes,
-      kAlignment);
+      t.y_bytes() + t.along_c * t.x_block + int64_t{t.filter_rows} * t.table_bytes, kAlignment);
   if (t.orders()) {
     t.y_channel = small(odd_units(t.units() + 1) * kUnitBytes);
     t.raw_y = round_up(int64_t{kind.k_blocks} * kBlock * t.y_channel, 128);
@@ -223,6 +222,7 @@ Step Tile::step(int number) const {
 bool is_variant(const ConvProblem& p, int variant) {
   const Kernel& kind = kKernels[variant % kAlongC];
   const bool boxed = (variant & kBoxed) != 0, runs = (variant & kRuns) != 0;
+  if (kind.halves != p.is_strict_float32()) return false;
   if (boxed ? !is_boxed(p) : !runs && !kind.has_threads()) return false;
   if ((variant & kFlat) != 0) {
     const bool dense = dense_layout(p.w_sizes(), p.w_strides) != Layout::kOther;
@@ -340,8 +340,8 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   }
   if (!has_steps(t)) return t;
   t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
-  t.stage_bytes =
-      round_up(t.slabs * t.slab_bytes + (t.flat ? 1 : t.along_c) * t.x_block, kAlignment);
+  const int sets = fetch_of(p, t) == Fetch::kSlabs ? kind.slab_sets() : 1;
+  t.stage_bytes = round_up(t.y_bytes() + (t.flat ? 1 : t.along_c) * sets * t.x_block, kAlignment);
   t.stages = stages_of(t, shared_bytes);
   return t;
 }

@@ -41,12 +41,20 @@ struct Kernel {
   int taps, k_blocks;
   int loaders;                           // threads
   int math_registers, loader_registers;  // of a thread
+  bool halves = false;                   // of float32: x is halved as it is fetched, dy in slabs
 
   constexpr bool has_threads() const { return loader_registers > 40; }  // that load rows
   constexpr int blocks() const { return taps * k_blocks; }
   // Steps whose products are under way together: of one tap there are few.
-  constexpr int together() const { return taps == 1 ? 2 : 1; }
+  constexpr int together() const { return taps == 1 && (!halves || k_blocks == 1) ? 2 : 1; }
+  // Slabs have both halves: first all high ones.
+  constexpr int slab_sets() const { return halves ? 2 : 1; }
   constexpr int threads() const { return warpgroups * 128 + loaders; }
+  // Whether threads that load give as many registers as the others take, or these wait forever.
+  constexpr bool shares_registers() const {
+    const int each = 65536 / threads() / 8 * 8;  // at the start
+    return warpgroups * 128 * math_registers + loaders * loader_registers <= threads() * each;
+  }
 };
 
 inline constexpr Kernel kKernels[] = {
@@ -56,7 +64,12 @@ inline constexpr Kernel kKernels[] = {
     {"planes, 2 x 256", 2, 1, 4, 128, 216, 72},            // the most products of a single tap
     {"planes, 2 x 128", 2, 1, 2, 256, 200, 56},            // fewer output channels
     {"planes, 2 x 64", 2, 1, 1, 256, 200, 56},             // fewest
+    {"3xTF32 planes, 2 x 128", 2, 1, 2, 128, 224, 56, true},
+    {"3xTF32 planes, 2 x 64", 2, 1, 1, 256, 200, 56, true},
 };
+// What fits wherever any of them does, and the same of halves.
+constexpr int kLeastKernel = 5, kLeastHalves = 7;
+constexpr int kBarrierBytes = 256;
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 
 // Bits of a plan's variant beside the kernel.
@@ -136,6 +149,7 @@ struct Tile {
   int steps() const { return full_slabs * kSlabSteps + (slabs - full_slabs) * last_steps; }
   Step step(int number) const;
   int64_t raw_bytes() const { return kRawStages * (raw_x + raw_y); }
+  int64_t y_bytes() const { return slabs * slab_bytes * kind().slab_sets(); }  // of a stage
   int64_t parts() const { return splits / cluster * along_p; }
   // Whether blocks store their results, rather than parts of sums.
   bool is_direct() const { return parts() == 1; }

@@ -10,8 +10,9 @@ namespace customconv::implicit_gemm::wgrad::planes {
 
 // Boxes of rows of planes: so many pixels of as many channels.
 template <typename T>
-CUtensorMap map_planes(const T* data, const Shape4& sizes, const Shape4& strides, int columns,
-                       int channels, int rows, int images, int step_h, CUtensorMapSwizzle swizzle) {
+CUtensorMap map_planes(const T* data, CUtensorMapDataType type, const Shape4& sizes,
+                       const Shape4& strides, int columns, int channels, int rows, int images,
+                       int step_h, CUtensorMapSwizzle swizzle) {
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
   const auto count = [](int64_t value) { return static_cast<cuuint32_t>(value); };
   const Boxes<4> boxes{
@@ -20,13 +21,14 @@ CUtensorMap map_planes(const T* data, const Shape4& sizes, const Shape4& strides
        map_stride<T>(sizes[0], strides[0])},
       {count(columns), count(channels), count((rows - 1) * step_h + 1), count(images)},
       {1, 1, count(step_h), 1}};
-  return make_map(data, kMapType<T>, boxes, swizzle);
+  return make_map(data, type, boxes, swizzle);
 }
 
 // Boxes of runs: so many pixels of as many channels, of one class.
 template <typename T>
-CUtensorMap map_runs(const T* data, const Shape4& sizes, const Shape4& strides, int classes,
-                     int columns, int channels, CUtensorMapSwizzle swizzle) {
+CUtensorMap map_runs(const T* data, CUtensorMapDataType type, const Shape4& sizes,
+                     const Shape4& strides, int classes, int columns, int channels,
+                     CUtensorMapSwizzle swizzle) {
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
   const auto count = [](int64_t value) { return static_cast<cuuint32_t>(value); };
   const Boxes<3> boxes{{size((classes - 1) * strides[1] + sizes[2] * sizes[3]),
@@ -35,13 +37,14 @@ CUtensorMap map_runs(const T* data, const Shape4& sizes, const Shape4& strides, 
                         map_stride<T>(sizes[0], strides[0])},
                        {count(columns), count(channels), 1},
                        {1, 1, 1}};
-  return make_map(data, kMapType<T>, boxes, swizzle);
+  return make_map(data, type, boxes, swizzle);
 }
 
 inline int logarithm(int power_of_two) { return __builtin_ctz(power_of_two); }
 
 template <typename T, int kKernel>
-auto kernel_of(Fetch fetch) {
+auto kernel_of(Fetch fetch) -> void (*)(Params<T>) {
+  if constexpr (kKernels[kKernel].halves && sizeof(T) == 2) return nullptr;
   if (fetch == Fetch::kTableElements) return sum_planes<T, kKernel, Fetch::kTableElements>;
   if constexpr (kKernels[kKernel].taps == 1) {
     if (fetch == Fetch::kSlabs) return sum_planes<T, kKernel, Fetch::kSlabs>;
@@ -68,24 +71,27 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const Fetch fetch = fetch_of(problem, t);
   p.x_in_slabs = fetch == Fetch::kSlabs;
   p.y_columns = kSlabUnits * kUnit<T>;
+  // What is halved is not rounded on the way.
+  const auto type = t.kind().halves ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
   if (t.boxed) {
-    p.x_map = p.x_in_slabs
-                  ? map_planes(p.x, problem.x_sizes(), problem.x_strides, p.y_columns, kBlock,
-                               t.rows, t.images, 1, CU_TENSOR_MAP_SWIZZLE_128B)
-                  : map_planes(p.x, problem.x_sizes(), problem.x_strides, t.x_columns, t.channels,
-                               t.x_rows, t.images, t.step_h, CU_TENSOR_MAP_SWIZZLE_NONE);
+    p.x_map =
+        p.x_in_slabs
+            ? map_planes(p.x, type, problem.x_sizes(), problem.x_strides, p.y_columns, kBlock,
+                         t.rows, t.images, 1, CU_TENSOR_MAP_SWIZZLE_128B)
+            : map_planes(p.x, type, problem.x_sizes(), problem.x_strides, t.x_columns, t.channels,
+                         t.x_rows, t.images, t.step_h, CU_TENSOR_MAP_SWIZZLE_NONE);
     p.y_map =
-        map_planes(p.y, problem.y_sizes(), problem.y_strides, p.y_columns,
+        map_planes(p.y, type, problem.y_sizes(), problem.y_strides, p.y_columns,
                    t.kind().k_blocks * kBlock, t.rows, t.images, 1, CU_TENSOR_MAP_SWIZZLE_128B);
   }
   if (t.runs) {
     const int channels = t.kind().k_blocks * kBlock;
-    p.x_map = map_runs(p.x, problem.x_sizes(), problem.x_strides, t.x_classes, t.x_columns,
+    p.x_map = map_runs(p.x, type, problem.x_sizes(), problem.x_strides, t.x_classes, t.x_columns,
                        kBlock / t.x_classes, CU_TENSOR_MAP_SWIZZLE_NONE);
-    p.y_map = t.orders() ? map_runs(p.y, problem.y_sizes(), problem.y_strides, t.y_classes,
+    p.y_map = t.orders() ? map_runs(p.y, type, problem.y_sizes(), problem.y_strides, t.y_classes,
                                     t.y_channel / narrowed(sizeof(T)), channels / t.y_classes,
                                     CU_TENSOR_MAP_SWIZZLE_NONE)
-                         : map_runs(p.y, problem.y_sizes(), problem.y_strides, t.y_classes,
+                         : map_runs(p.y, type, problem.y_sizes(), problem.y_strides, t.y_classes,
                                     p.y_columns, channels, CU_TENSOR_MAP_SWIZZLE_128B);
   }
   p.x_n = problem.x_strides[0];
@@ -117,7 +123,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.x_runs = t.x_runs;
   p.x_boxes = t.x_boxes;
   p.box_step = t.box_step;
-  p.table_at = narrowed(t.slabs * t.slab_bytes + t.along_c * t.x_block);
+  p.table_at = narrowed(t.y_bytes() + t.along_c * t.x_block);
   p.table_bytes = t.table_bytes;
   p.table_units = t.units();
   p.by_table_units = D(t.units());
@@ -133,11 +139,13 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.x_image = t.x_image;
   p.x_block = narrowed(t.x_block);
   p.step_h = t.step_h;
-  p.x_at = narrowed(t.slabs * t.slab_bytes);
+  p.x_at = narrowed(t.y_bytes());
+  p.low_y = narrowed(t.slabs * t.slab_bytes);
+  p.low_x = narrowed(t.along_c * t.x_block);
   p.stage_bytes = narrowed(t.stage_bytes);
   p.stages = t.stages;
   p.brought_x = p.x_block;
-  p.brought_y = t.orders() ? 0 : p.x_at;
+  p.brought_y = t.orders() ? 0 : p.low_y;
   p.images = t.images;
   p.rows = t.rows;
   p.columns = t.columns;
@@ -217,12 +225,13 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.by_minor =
       D(p.weight_c == 1 && !p.rows_follow ? t.along_c * kBlock : t.filter_rows * t.kind().taps);
   p.partial = t.is_direct() ? nullptr : static_cast<float4*>(context.workspace);
-  p.from = {is_exact(problem, t), t.flat, p.x, p.y, problem};
+  p.from = {is_exact(problem, t) && !t.kind().halves, t.kind().halves, t.flat, p.x, p.y, problem};
 
-  static_assert(kKernelCount == 6);
+  static_assert(kKernelCount == 8);
   void (*const kTable[])(Params<T>) = {kernel_of<T, 0>(fetch), kernel_of<T, 1>(fetch),
                                        kernel_of<T, 2>(fetch), kernel_of<T, 3>(fetch),
-                                       kernel_of<T, 4>(fetch), kernel_of<T, 5>(fetch)};
+                                       kernel_of<T, 4>(fetch), kernel_of<T, 5>(fetch),
+                                       kernel_of<T, 6>(fetch), kernel_of<T, 7>(fetch)};
   start("implicit_gemm: the weight gradient of planes",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, t.cluster},
         kTable[t.kernel], p);

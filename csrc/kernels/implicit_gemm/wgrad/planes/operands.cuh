@@ -42,6 +42,8 @@ class Fetched {
     }
   }
 
+  // `kRounds`: float32 is rounded to TF32, which copies by threads do not do.
+  template <bool kRounds = true>
   __device__ void join(const Rows&, uint32_t (&operand)[kTaps][4]) const {
 #pragma unroll
     for (int tap = 0; tap < kTaps; ++tap) {
@@ -56,8 +58,7 @@ class Fetched {
           operand[tap][i] = __byte_perm(word_[i][first / 2], word_[i][first / 2 + 1],
                                         first % 2 == 0 ? 0x5410 : 0x7632);
         } else {
-          // Copies by threads do not round.
-          operand[tap][i] = kSize == 4 ? ptx::round_tf32(word_[i][tap]) : word_[i][tap];
+          operand[tap][i] = kRounds && kSize == 4 ? ptx::round_tf32(word_[i][tap]) : word_[i][tap];
         }
       }
     }
@@ -116,6 +117,7 @@ class LookedUp {
     }
   }
 
+  template <bool kRounds = true>
   __device__ void join(const Rows& rows, uint32_t (&operand)[kTaps][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -15,6 +15,7 @@ struct Params : Output<T> {
   // Of each step where its units are in x, bytes from a stage's first pixel, and where in dy.
   int32_t unit_at[kMostSteps][2], slab_at[kMostSteps];
   int steps, slab_bytes;
+  int low_y, low_x;                                // bytes from high halves to low ones, of slabs
   int along_p;                                     // see Tile
   int blocks;                                      // thread blocks of a split
   Divider<int32_t> by_cluster;                     // its splits, neighbours
@@ -61,14 +62,21 @@ struct Memory {
       : stages(memory),
         raw(memory + p.raw_at),
         full(reinterpret_cast<ptx::Barrier*>(memory + p.barriers_at)),
-        empty(full + kMostStages),
+        halved(full + kMostStages),
+        empty(halved + kMostStages),
         raw_full(empty + kMostStages),
         arrived(raw_full + kRawStages) {}
 
   char *stages, *raw;
-  ptx::Barrier *full, *empty, *raw_full;
+  ptx::Barrier *full, *halved, *empty, *raw_full;
   ptx::Barrier* arrived;  // the sums of the cluster's other blocks
 };
+
+// Whether dy comes by copies, which threads halve then; else those that bring it halve it.
+template <typename T>
+__device__ inline bool halves_copies(const Params<T>& p) {
+  return p.boxed || (p.table_bytes > 0 && !p.orders);
+}
 
 // The column of x where a thread block's rows begin, and how much later its first tap does.
 struct Begin {

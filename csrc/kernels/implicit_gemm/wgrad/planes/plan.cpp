@@ -117,7 +117,8 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
   // A step of a warpgroup: products of 16 pixels, or 8 of TF32, the bytes of shared memory that are
   // read, and a warp's instructions.
   constexpr double kProductClocks = 32, kBlockBytes = kBlock * 2.0 * kUnitBytes, kWarpWord = 128;
-  const double columns = kind.blocks() * kProductClocks;
+  const double times = kind.halves ? 3 : 1;
+  const double columns = times * kind.blocks() * kProductClocks;
   const Fetch fetch = fetch_of(p, t);
   const bool in_slabs = fetch == Fetch::kSlabs;  // nothing is fetched
   const double words = fetch == Fetch::kPairs        ? kind.taps / 2 + 1.5
@@ -126,14 +127,23 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
                                                      : kind.taps * (narrow ? 2 : 1);
   const auto conflicts = static_cast<double>(std::min<int64_t>(p.stride_w, 4));
   const double entry = has_table(fetch) ? 2 * t.entry_bytes() * 4 * 4 : 0;
-  const double bytes = kind.blocks() * kBlockBytes +
-                       (in_slabs ? kBlockBytes : 16 * words * conflicts * kWarpWord + entry);
+  const double bytes =
+      times * kind.blocks() * kBlockBytes +
+      (in_slabs ? times * kBlockBytes : 16 * words * conflicts * kWarpWord + entry);
   constexpr double kStep = 24, kProduct = 4;
   const double fetched = in_slabs ? 0 : 4 * words * 2 + 4 * kind.taps * (has_table(fetch) ? 2 : 1);
-  const double issued = kStep + kind.taps * kProduct + fetched;
+  // Halving a thread's four pixels, and promotion.
+  constexpr double kHalving = 20;
+  const double halved =
+      (in_slabs ? 0 : kHalving) + kind.k_blocks * 32.0 / (in_slabs ? 2 : kind.together());
+  const double issued = kStep + kind.taps * kProduct * times + fetched + (kind.halves ? halved : 0);
   const double steps = static_cast<double>(ceil_divide(t.steps(), t.along_p));
   const double math = steps * busy * columns;
-  const Load loaded = load_of(p, t);
+  Load loaded = load_of(p, t);
+  if (kind.halves) {  // read, and written twice
+    const double slabs = in_slabs ? static_cast<double>(t.along_c * t.x_block) : 0;
+    loaded.shared += 3 * (static_cast<double>(t.slabs * t.slab_bytes) + slabs);
+  }
   const double load = loaded.clocks;
   const double shared = (steps * busy * bytes + loaded.shared) / hardware::kSharedBytesPerClock;
   const double chain = (hardware::kMemoryClocks + load + math) / t.stages;
@@ -145,7 +155,10 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
                      : t.vector == 8 ? 4
                      : t.vector == 4 ? 5
                                      : 6;
-  c.row = price_row(PriceKind::kWgradPlanes, loader * 2 + (narrow || loader == 6 ? 0 : 1));
+  constexpr int kHalvesRow = 13;
+  c.row =
+      price_row(PriceKind::kWgradPlanes,
+                kind.halves ? kHalvesRow + loader : loader * 2 + (narrow || loader == 6 ? 0 : 1));
   c.sort = Sort::kPlanes;
   const double issue = steps * busy * issued;
   c.products = busy / t.along_p * columns / (2 * t.unit);
@@ -266,7 +279,8 @@ class Search : private TileSearch<Search, Tile> {
       c.cluster = t.cluster;
       const auto reached = static_cast<int64_t>(reached_by(d_, c.cluster));
       wgrad::weigh_splits(ceil_divide(c.tiles, c.cluster), t.units() * t.unit / t.along_p, c.blocks,
-                          reached / c.cluster, [&](int64_t parts, bool clustered) {
+                          reached / c.cluster, t.kind().halves ? kMostHalvesSummed : kMostSummed,
+                          [&](int64_t parts, bool clustered) {
                             if (clustered) return;
                             t.splits = c.splits = parts * c.cluster;
                             c.stores_parts = !t.is_direct();
@@ -336,8 +350,8 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   ConvProblem row = as_one_row(p);
   for (const int along : {0, kAlongC}) {
     const int unit = static_cast<int>(kUnitBytes / element_size(p.dtype));
-    const Tile t =
-        make_tile(row, (kKernelCount - 1) | along, {1, unit, 1}, 1, d.shared_bytes_block - 1024);
+    const Tile t = make_tile(row, (p.is_strict_float32() ? kLeastHalves : kLeastKernel) | along,
+                             {1, unit, 1}, 1, d.shared_bytes_block - 1024);
     if (t.stages >= kLeastStages) return nullptr;
   }
   return "a tile's pixels do not fit shared memory";

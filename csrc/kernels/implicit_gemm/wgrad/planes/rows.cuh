@@ -51,10 +51,37 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
   }
 }
 
+// Halves what copies have brought of a tile: slabs of dy, and of x if it lies in slabs.
+template <typename T>
+__device__ inline void halve_copies(const Params<T>& p, const Memory& memory, const Share& share,
+                                    const ptx::Turn& turn, int thread, int threads) {
+  ptx::wait(&memory.full[turn.stage], turn.parity);
+  const uint32_t stage = ptx::shared_address(memory.stages) + turn.stage * p.stage_bytes;
+  halve_bytes(stage, p.low_y, p.low_y, thread, threads);
+  if (p.x_in_slabs) {
+    halve_bytes(stage + p.x_at, share.boxes_c * p.x_block, p.low_x, thread, threads);
+  }
+  ptx::fence_shared_writes();
+  ptx::arrive(&memory.halved[turn.stage]);
+}
+
+// The same of all tiles, by threads beside the one that starts copies.
+template <typename T>
+__device__ inline void halve_boxes(const Params<T>& p, const Memory& memory, const Share& share,
+                                   int thread, int threads) {
+  ptx::Turn turn;
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+    halve_copies(p, memory, share, turn, thread, threads);
+    turn.advance(p.stages);
+  }
+}
+
 // The same unit of channels, so many `apart`; `to` says where a channel's belongs. kVector: bytes
 // that are inside the row or outside it together, and are copied; else pixels go through registers.
-// Where none is inside, `from` is any of the tensor. kStaged: it is in shared memory.
-template <int kVector, bool kStaged, typename T, typename To>
+// Where none is inside, `from` is any of the tensor. kStaged: it is in shared memory. kRounds:
+// pixels of float32 are rounded, if they go through registers.
+template <int kVector, bool kStaged, bool kRounds, typename T, typename To>
 __device__ inline void load_channels(const T* from, int first, int last, int64_t stride,
                                      int channel, int count, int apart, To to) {
   from += channel * stride;
@@ -69,9 +96,9 @@ __device__ inline void load_channels(const T* from, int first, int last, int64_t
       for (int i = 0; i < kBatch; ++i) {
         const bool exists = channel + i * apart < count;
         if constexpr (kStaged) {
-          unit[i] = load_unit(exists ? from + i * step : from, mask);
+          unit[i] = load_unit<kRounds>(exists ? from + i * step : from, mask);
         } else {
-          unit[i] = load_unit(from + i * step, first, exists ? last : 0);
+          unit[i] = load_unit<kRounds>(from + i * step, first, exists ? last : 0);
         }
       }
 #pragma unroll
@@ -109,6 +136,7 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
                                  int thread) {
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kLoaders = kKind.loaders;
+  constexpr bool kHalves = kKind.halves;
   const int channels_k = min(p.group_K - share.k, kKind.k_blocks * kBlock);
   const int channels_c = p.flat ? p.channels : min(p.group_C - share.c, share.boxes_c * kBlock);
   const T* const all_y = p.y + (share.group * p.group_K + share.k) * p.y_k;
@@ -136,14 +164,18 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
     bring(share.split + p.splits, 1);
   }
   const auto deliver = [&](int number) {
-    if constexpr (kVector > 0 && sizeof(T) == 4) {
+    if constexpr (sizeof(T) == 4 && (kVector > 0 || kHalves)) {
       // Tensor cores would cut dy.
       char* const stage = memory.stages + number * p.stage_bytes;
       each_place(p.y_inner, thread, kLoaders, [&](int place, int channel, int apart) {
 #pragma unroll 4
         for (; channel < channels_k; channel += apart) {
           auto* unit = reinterpret_cast<uint4*>(in_slab(p, stage, place, channel));
-          *unit = round_all(*unit);
+          if constexpr (kHalves) {
+            halve_unit(ptx::shared_address(unit), p.low_y, *unit);
+          } else {
+            *unit = round_all(*unit);
+          }
         }
       });
     }
@@ -168,7 +200,7 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
       const int q = at.q + p.by_row_units.split(rest) * kUnit<T>;
       const int row = at.p + p.by_rows.split(rest);
       const bool exists = rest < p.images && at.n + rest < p.N && row < p.P && q < p.Q;
-      load_channels<kVector, kStaged>(
+      load_channels<kVector, kStaged, !kHalves>(
           exists ? y + rest * image_y + row * p.y_p + q : y, 0, exists ? min(kUnit<T>, p.Q - q) : 0,
           p.y_k, channel, channels_k, apart, [&](int k) { return in_slab(p, stage, place, k); });
     });
@@ -180,10 +212,10 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
       const int w = at.q * p.stride_w + first_w + unit * kUnit<T>;
       const int h = at.p * p.stride_h + first_h + row * p.step_h;
       const bool exists = at.n + rest < p.N && h >= 0 && h < p.H && w > -kUnit<T> && w < p.W;
-      load_channels<kVector, kStaged>(exists ? x + rest * image_x + h * p.x_h + w : x, max(0, -w),
-                                      exists ? min(kUnit<T>, p.W - w) : 0, p.x_c, channel,
-                                      channels_c, apart,
-                                      [&](int c) { return to + c * p.x_channel; });
+      load_channels<kVector, kStaged, !kHalves>(exists ? x + rest * image_x + h * p.x_h + w : x,
+                                                max(0, -w), exists ? min(kUnit<T>, p.W - w) : 0,
+                                                p.x_c, channel, channels_c, apart,
+                                                [&](int c) { return to + c * p.x_channel; });
     });
     if constexpr (kVector > 0) {
       ptx::commit_copies();

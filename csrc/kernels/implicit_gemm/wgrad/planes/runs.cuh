@@ -1,6 +1,7 @@
 // Brings runs of pixels of x and of dy, and says where each pixel's taps are.
 #pragma once
 
+#include "kernels/implicit_gemm/wgrad/planes/rows.cuh"
 #include "kernels/implicit_gemm/wgrad/planes/units.cuh"
 #include "kernels/ptx/tma.cuh"
 
@@ -99,6 +100,7 @@ __device__ inline void order_classes(const Params<T>& p, const char* raw, char* 
                                      int thread, int threads) {
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kChannels = kKind.k_blocks * kBlock, kBatch = kKind.has_threads() ? 4 : 2;
+  constexpr bool kHalves = kKind.halves;
   const int of_class = kChannels / p.y_classes;
   each_place(p.y_inner, thread, threads, [&](int unit, int batch, int apart) {
     const uint4 mask = mask_of<T>(0, p.pixels - first - unit * kUnit<T>);
@@ -117,8 +119,14 @@ __device__ inline void order_classes(const Params<T>& p, const char* raw, char* 
 #pragma unroll
       for (int i = 0; i < kBatch; ++i, k += p.y_classes) {
         const uint4 found = shifted(own[i][0], own[i][1], slack);
-        *reinterpret_cast<uint4*>(in_slab(p, stage, unit, k)) =
+        const uint4 v =
             make_uint4(found.x & mask.x, found.y & mask.y, found.z & mask.z, found.w & mask.w);
+        char* const to = in_slab(p, stage, unit, k);
+        if constexpr (kHalves) {
+          halve_unit(ptx::shared_address(to), p.low_y, v);
+        } else {
+          *reinterpret_cast<uint4*>(to) = v;
+        }
       }
     }
   });
@@ -207,6 +215,7 @@ __device__ inline void arrange_runs(const Params<T>& p, const Memory& memory, co
       ptx::fence_shared_writes();
     }
     ptx::arrive(&memory.full[turn.stage]);
+    if (kKind.halves && !p.orders) halve_copies(p, memory, share, turn, thread, kThreads);
     turn.advance(p.stages);
     if (p.orders) {
       ptx::sync_threads<kThreads>(kLoaderBarrier);  // all have read it

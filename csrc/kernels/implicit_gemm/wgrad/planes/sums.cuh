@@ -2,6 +2,7 @@
 // fetch operands from the rows, as each tap needs them, and multiply them by the slabs.
 #pragma once
 
+#include "kernels/implicit_gemm/promotion.cuh"
 #include "kernels/implicit_gemm/wgrad/planes/operands.cuh"
 #include "kernels/implicit_gemm/wgrad/planes/rows.cuh"
 #include "kernels/implicit_gemm/wgrad/planes/runs.cuh"
@@ -103,6 +104,139 @@ __device__ inline void multiply_slabs(const Params<T>& p, const Memory& memory, 
   ptx::await_products<0>();
 }
 
+// Waits until a stage is complete.
+template <int kKernel, typename T>
+__device__ inline void await_stage(const Params<T>& p, const Memory& memory,
+                                   const ptx::Turn& turn) {
+  ptx::wait(&memory.full[turn.stage], turn.parity);
+  if (kKernels[kKernel].halves && halves_copies(p)) {
+    ptx::wait(&memory.halved[turn.stage], turn.parity);
+  }
+}
+
+// The sums of a warpgroup, of halves of a single tap. The small products come first: see
+// promotion.cuh, and products.cuh of the main loop.
+template <typename T, int kKernel, Fetch kFetch>
+__device__ inline void multiply_halves(const Params<T>& p, const Memory& memory, const Share& share,
+                                       const Rows& rows, int first_step,
+                                       float (&sum)[kKernels[kKernel].k_blocks * 32]) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr int kTogether = kKind.together();
+  using Product = ptx::Product<T, kKind.k_blocks * kBlock>;
+  const uint64_t slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
+  Promotion<kKind.k_blocks * 32> promotion;
+  ptx::Turn turn;
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+    await_stage<kKernel>(p, memory, turn);
+    const uint32_t stage = turn.stage * p.stage_bytes;
+    std::conditional_t<has_table(kFetch), LookedUp<T, kFetch, 1>, Fetched<T, kFetch, false, 1>>
+        fetched[kTogether];
+    uint32_t high[kTogether][4], low[kTogether][4];
+    const auto load = [&](int step) {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        fetched[i].load(p, stage, rows, min(step + i * p.along_p, p.steps - 1));
+      }
+    };
+    const auto join = [&] {
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        uint32_t word[1][4];
+        fetched[i].template join</*kRounds=*/false>(rows, word);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const Halved halved = halve(word[0][j]);
+          high[i][j] = halved.high;
+          low[i][j] = halved.low;
+        }
+      }
+    };
+    const auto add = [&](int step, int count) {
+      ptx::begin_products();
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const uint64_t own = ptx::advance(slabs, stage + p.slab_at[step + i * p.along_p]);
+        Product::add(promotion.part, low[i], own, i > 0);
+        Product::add(promotion.part, high[i], ptx::advance(own, p.low_y), 1);
+      }
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const uint64_t own = ptx::advance(slabs, stage + p.slab_at[step + i * p.along_p]);
+        Product::add(promotion.part, high[i], own, 1);
+      }
+      ptx::commit_products();
+    };
+    load(first_step);
+    join();
+#pragma unroll 1
+    for (int step = first_step; step < p.steps; step += kTogether * p.along_p) {
+      load(step + kTogether * p.along_p);  // first, as in multiply
+      if (kTogether > 1 && step + p.along_p < p.steps) {
+        add(step, kTogether);
+      } else {
+        add(step, 1);
+      }
+      ptx::await_products<0>();
+      promotion.promote();
+      join();
+    }
+    ptx::arrive(&memory.empty[turn.stage]);
+    turn.advance(p.stages);
+  }
+  promotion.finish(sum);
+}
+
+// The same where pixels lie in slabs, too.
+template <typename T, int kKernel>
+__device__ inline void multiply_halved_slabs(const Params<T>& p, const Memory& memory,
+                                             const Share& share, uint32_t x, int first_step,
+                                             float (&sum)[kKernels[kKernel].k_blocks * 32]) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  using Product = ptx::Product<T, kKind.k_blocks * kBlock>;
+  const uint64_t y_slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
+  const uint64_t x_slabs = ptx::describe_rows(x, 1024);
+  Promotion<kKind.k_blocks * 32> promotion;
+  ptx::Turn turn;
+#pragma unroll 1
+  for (int tile = share.split; tile < p.tiles; tile += p.splits) {
+    await_stage<kKernel>(p, memory, turn);
+    const uint32_t stage = turn.stage * p.stage_bytes;
+#pragma unroll 1
+    for (int step = first_step; step < p.steps; step += 2 * p.along_p) {
+      const auto add = [&](int count) {
+        ptx::begin_products();
+#pragma unroll
+        for (int small = 1; small >= 0; --small) {
+#pragma unroll
+          for (int i = 0; i < count; ++i) {
+            const uint64_t own_x =
+                ptx::advance(x_slabs, stage + p.unit_at[step + i * p.along_p][0]);
+            const uint64_t own_y = ptx::advance(y_slabs, stage + p.slab_at[step + i * p.along_p]);
+            if (small != 0) {
+              Product::add(promotion.part, ptx::advance(own_x, p.low_x), own_y, i > 0);
+              Product::add(promotion.part, own_x, ptx::advance(own_y, p.low_y), 1);
+            } else {
+              Product::add(promotion.part, own_x, own_y, 1);
+            }
+          }
+        }
+        ptx::commit_products();
+      };
+      if (step + p.along_p < p.steps) {
+        add(2);
+      } else {
+        add(1);
+      }
+      ptx::await_products<0>();
+      promotion.promote();
+    }
+    ptx::arrive(&memory.empty[turn.stage]);
+    turn.advance(p.stages);
+  }
+  promotion.finish(sum);
+}
+
 // A thread block, and what it sums up.
 struct Block {
   int rank;    // in its cluster
@@ -143,6 +277,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     sum_planes(const __grid_constant__ Params<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr Kernel kKind = kKernels[kKernel];
+  static_assert(kKind.shares_registers());
   extern __shared__ __align__(1024) char stages[];
   const Memory memory(p, stages);
   const Share share = Block(p, static_cast<int>(blockIdx.x)).share;
@@ -153,6 +288,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     // Of a warp that loads one thread arrives.
     const int arrive = has_table(kFetch) ? kKind.loaders - 31 : p.boxed ? 1 : kKind.loaders;
     ptx::init_barrier(&memory.full[threadIdx.x], arrive);
+    if (kKind.halves) ptx::init_barrier(&memory.halved[threadIdx.x], kKind.loaders - 32);
     ptx::init_barrier(&memory.empty[threadIdx.x], sum_threads);
     if (threadIdx.x < kRawStages) ptx::init_barrier(&memory.raw_full[threadIdx.x], 1);
     if (threadIdx.x == 0) ptx::init_barrier(memory.arrived, 1);
@@ -178,7 +314,11 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
         arrange_runs<T, kKernel>(p, memory, share, thread - 32);
       }
     } else if (p.boxed) {
-      if (thread < 32) load_boxes<T, kKernel>(p, memory, share);
+      if (thread < 32) {
+        load_boxes<T, kKernel>(p, memory, share);
+      } else if constexpr (kKind.halves) {
+        halve_boxes(p, memory, share, thread - 32, kKind.loaders - 32);
+      }
     } else if constexpr (kKind.has_threads()) {
       if (p.staged) {
         load_rows<T, kKernel, 0, true>(p, memory, share, thread);
@@ -201,7 +341,9 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   const uint32_t x = ptx::shared_address(stages) + p.x_at + (p.flat ? 0 : role.box_c * p.x_block);
   Rows rows;
   bool odd = false;
-  if constexpr (kFetch == Fetch::kSlabs) {
+  if constexpr (kFetch == Fetch::kSlabs && kKind.halves) {
+    multiply_halved_slabs<T, kKernel>(p, memory, share, x, role.first_step, sum[0]);
+  } else if constexpr (kFetch == Fetch::kSlabs) {
     multiply_slabs<T, kKernel>(p, memory, share, x, role.first_step, sum[0]);
   } else if constexpr (has_table(kFetch)) {
     const int run = p.x_runs > 1 ? role.filter_row : 0;
@@ -236,7 +378,9 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
       }
     }
   }
-  if constexpr (kFetch != Fetch::kSlabs) {
+  if constexpr (kFetch != Fetch::kSlabs && kKind.halves) {
+    multiply_halves<T, kKernel, kFetch>(p, memory, share, rows, role.first_step, sum[0]);
+  } else if constexpr (kFetch != Fetch::kSlabs) {
     if (odd) {
       constexpr bool kCanBeOdd = kFetch != Fetch::kElements && !has_table(kFetch);
       multiply<T, kKernel, kFetch, kCanBeOdd>(p, memory, share, rows, role.first_step, sum);

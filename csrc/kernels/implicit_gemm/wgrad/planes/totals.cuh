@@ -104,7 +104,7 @@ __device__ inline void renew_row(const Params<T>& p, const Share& share,
   if (p.from.exact) return;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x) % 32; i < row.channels * row.taps; i += 32) {
-    if (results[i] == results[i]) continue;
+    if (p.from.is_right(results[i])) continue;
     const Result at(p, share, row, i);
     if (!at.exists) continue;
     results[i] = sum_anew(p.from, share.group, at.c, share.group * p.group_K + k, at.r, at.s);

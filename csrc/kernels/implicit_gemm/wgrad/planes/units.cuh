@@ -1,6 +1,7 @@
 // Units of 16 bytes of pixels, of images in shared memory, and where they belong.
 #pragma once
 
+#include "kernels/implicit_gemm/halves.cuh"
 #include "kernels/implicit_gemm/unit.cuh"
 #include "kernels/implicit_gemm/wgrad/planes/params.cuh"
 #include "kernels/ptx/shared.cuh"
@@ -11,7 +12,7 @@ namespace customconv::implicit_gemm::wgrad::planes {
 using implicit_gemm::load_unit;
 
 // A unit of images in shared memory, where words may be read that hold none of its pixels.
-template <typename T>
+template <bool kRounds, typename T>
 __device__ inline uint4 load_unit(const T* at, const uint4& mask) {
   const uint32_t address = ptx::shared_address(at), words = address & ~3u;
   uint32_t word[5] = {};
@@ -27,7 +28,7 @@ __device__ inline uint4 load_unit(const T* at, const uint4& mask) {
   }
   const uint4 unit =
       make_uint4(word[0] & mask.x, word[1] & mask.y, word[2] & mask.z, word[3] & mask.w);
-  return sizeof(T) == 4 ? round_all(unit) : unit;
+  return kRounds && sizeof(T) == 4 ? round_all(unit) : unit;
 }
 
 // Of dy, where a channel's unit belongs in a stage.
@@ -35,6 +36,21 @@ template <typename T>
 __device__ inline char* in_slab(const Params<T>& p, char* stage, int unit, int k) {
   return stage + unit / kSlabUnits * p.slab_bytes + k * (kSlabUnits * kUnitBytes) +
          ((unit ^ k) & (kSlabUnits - 1)) * kUnitBytes;
+}
+
+// Halves what is at an address of shared memory: the low halves come `low` bytes further on.
+__device__ inline void halve_unit(uint32_t at, int low, const uint4& v) {
+  const Halved x = halve(v.x), y = halve(v.y), z = halve(v.z), w = halve(v.w);
+  ptx::store_shared(at, make_uint4(x.high, y.high, z.high, w.high));
+  ptx::store_shared(at + low, make_uint4(x.low, y.low, z.low, w.low));
+}
+
+// The same of so many bytes, by threads that share them.
+__device__ inline void halve_bytes(uint32_t from, int bytes, int low, int thread, int threads) {
+#pragma unroll 2
+  for (int at = thread * kUnitBytes; at < bytes; at += threads * kUnitBytes) {
+    halve_unit(from + at, low, ptx::load_shared<uint4>(from + at));
+  }
 }
 
 // Calls it for each of so many places that is this thread's, with the first of its channels and how

@@ -80,6 +80,8 @@ bool set_few(const ConvProblem& p, Tile& t) {
 
 }  // namespace
 
+int64_t Tile::y_bytes() const { return round_up(y_boxes() * y_box_bytes, kAlignment); }
+
 int64_t product_rows(const ConvProblem& p, const Kernel& kind) {
   return kind.few ? p.R * p.S * p.C : p.group_C();
 }
@@ -120,6 +122,7 @@ bool is_variant(const ConvProblem& p, int variant) {
   const bool along_k = (variant & kAlongK) != 0, along_c = (variant & kAlongC) != 0;
   if (kernel >= kKernelCount || (along_k && along_c)) return false;
   const Kernel& kind = kKernels[kernel];
+  if (kind.halves != p.is_strict_float32()) return false;
   const bool has_step = kind.step == 0 || (kind.step == p.stride_w && p.dilation_w == 1);
   if (!has_step) return false;
   if (kind.few) {
@@ -154,7 +157,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   if (!boxed) return t;
   t.x_box_bytes = round_up(t.images * t.x_rows * t.x_row_bytes, kAlignment);
   t.y_box_bytes = int64_t{t.pixels()} * kBlock * t.element_bytes;
-  t.stage_bytes = t.x_boxes() * t.x_box_bytes + round_up(t.y_boxes() * t.y_box_bytes, kAlignment);
+  t.stage_bytes = t.x_boxes() * t.x_box_bytes + (kind.halves ? 2 : 1) * t.y_bytes();
 
   t.tiles_n = ceil_divide(p.N, t.images);
   t.tiles_p = ceil_divide(p.P, t.rows);

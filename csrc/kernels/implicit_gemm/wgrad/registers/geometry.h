@@ -38,6 +38,7 @@ struct Kernel {
   int blocks;  // of output channels
   int step;    // columns of x between neighbouring columns of dy, where taps are neighbours; 0: any
   bool few = false;
+  bool halves = false;  // of float32: x is halved in registers, dy where it is transposed
 
   constexpr int products() const { return taps * blocks; }
   constexpr int threads() const { return (warpgroups + 1) * 128; }
@@ -45,7 +46,10 @@ struct Kernel {
   constexpr int fresh() const { return step == 0 ? kPair * taps : kPair * step; }
   constexpr int kept() const { return step == 0 ? 0 : taps - step; }
   // Products of each sum that are under way together.
-  constexpr int batch() const { return taps == 1 ? 4 : step > 0 ? 2 : 1; }
+  constexpr int batch() const {
+    if (halves) return blocks == 1 ? 2 : 1;
+    return taps == 1 ? 4 : step > 0 ? 2 : 1;
+  }
 };
 
 inline constexpr Kernel kKernels[] = {
@@ -59,6 +63,9 @@ inline constexpr Kernel kKernels[] = {
     {"few 3 x 128", 3, 1, 2, 0, true},
     {"few 3 x 64", 3, 1, 1, 0, true},
     {"few 2 x 64", 2, 1, 1, 0, true},
+    {"3xTF32 registers 2 x 128", 2, 1, 2, 0, false, true},
+    {"3xTF32 registers 2 x 64", 2, 1, 1, 0, false, true},
+    {"3xTF32 few 2 x 64", 2, 1, 1, 0, true, true},
 };
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 
@@ -100,6 +107,7 @@ struct Tile {
   int lines() const { return 16 / element_bytes; }  // of a product
   int x_boxes() const { return kind().few ? 1 : along_c * (kBlock / kXBlock); }
   int y_boxes() const { return along_k * kind().blocks; }
+  int64_t y_bytes() const;  // of a stage; of halves the high ones
   int64_t tiles() const { return tiles_n * tiles_p * tiles_q; }
   int pixels() const { return images * rows * columns; }
   // Of a thread block, also of channels and taps that do not exist.

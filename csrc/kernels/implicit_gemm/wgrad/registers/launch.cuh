@@ -17,6 +17,12 @@ namespace customconv::implicit_gemm::wgrad::registers {
 inline cuuint64_t map_size(int64_t value) { return static_cast<cuuint64_t>(value); }
 inline cuuint32_t map_count(int64_t value) { return static_cast<cuuint32_t>(value); }
 
+// What is halved is not rounded on the way.
+template <typename T>
+CUtensorMapDataType map_type(const Tile& t) {
+  return t.kind().halves ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+}
+
 // Boxes of pixels; of few channels rows of elements.
 template <typename T>
 CUtensorMap map_x(const ConvProblem& p, const Tile& t, const T* x) {
@@ -27,14 +33,14 @@ CUtensorMap map_x(const ConvProblem& p, const Tile& t, const T* x) {
                          {stride(2), stride(0)},
                          {map_count(t.x_columns), map_count(t.x_rows), map_count(t.images)},
                          {1, 1, 1}};
-    return make_map(x, kMapType<T>, boxes, CU_TENSOR_MAP_SWIZZLE_NONE);
+    return make_map(x, map_type<T>(t), boxes, CU_TENSOR_MAP_SWIZZLE_NONE);
   }
   const Boxes<4> boxes{{map_size(p.C), map_size(p.W), map_size(p.H), map_size(p.N)},
                        {stride(3), stride(2), stride(0)},
                        {kXBlock, map_count((t.x_columns - 1) * t.step_w + 1),
                         map_count((t.x_rows - 1) * t.step_h + 1), map_count(t.images)},
                        {1, map_count(t.step_w), map_count(t.step_h), 1}};
-  return make_map(x, kMapType<T>, boxes);
+  return make_map(x, map_type<T>(t), boxes);
 }
 
 // The lines of a column follow each other.
@@ -49,7 +55,7 @@ CUtensorMap map_y(const ConvProblem& p, const Tile& t, const T* y) {
       {kBlock, map_count(t.by_images ? t.images : t.rows), map_count(t.columns),
        map_count(t.by_images ? t.rows : t.images)},
       {1, 1, 1, 1}};
-  return make_map(y, kMapType<T>, boxes,
+  return make_map(y, map_type<T>(t), boxes,
                   sizeof(T) == 2 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
@@ -117,6 +123,7 @@ Params<T> params_of(const ConvProblem& problem, const Tile& t) {
   p.x_lead = bytes(t.lead * t.element_bytes);
   p.x_box_bytes = static_cast<int>(t.x_box_bytes);
   p.y_box_bytes = static_cast<int>(t.y_box_bytes);
+  p.low_y = static_cast<int>(t.y_bytes());
   p.x_brought = static_cast<int>(t.images * t.x_rows * t.x_row_bytes);
   p.x_at = static_cast<int>(t.stage_bytes - t.x_boxes() * t.x_box_bytes);
   p.stage_bytes = static_cast<int>(t.stage_bytes);
@@ -155,12 +162,13 @@ Params<T> params_of(const ConvProblem& problem, const Tile& t) {
 
 template <typename T>
 void (*kernel_of(int kernel))(Params<T>) {
-  static_assert(kKernelCount == 10);
+  static_assert(kKernelCount == 13);
   if constexpr (std::is_same_v<T, float>) {
     static constexpr void (*kTable[])(Params<T>) = {
-        sum_weights<T, 0>, sum_weights<T, 1>, sum_weights<T, 2>, sum_weights<T, 3>,
-        sum_weights<T, 4>, sum_weights<T, 5>, sum_weights<T, 6>, sum_weights<T, 7>,
-        sum_weights<T, 8>, sum_weights<T, 9>};
+        sum_weights<T, 0>, sum_weights<T, 1>, sum_weights<T, 2>,  sum_weights<T, 3>,
+        sum_weights<T, 4>, sum_weights<T, 5>, sum_weights<T, 6>,  sum_weights<T, 7>,
+        sum_weights<T, 8>, sum_weights<T, 9>, sum_weights<T, 10>, sum_weights<T, 11>,
+        sum_weights<T, 12>};
     return kTable[kernel];
   } else {
     return kernel == 7 ? sum_weights<T, 7> : kernel == 8 ? sum_weights<T, 8> : sum_weights<T, 9>;
@@ -197,7 +205,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const int cluster = t.clustered ? p.splits : 1;
   p.clustered = t.clustered;
   p.by_cluster = Divider<int32_t>(cluster);
-  p.from = {is_exact(problem, t), /*flat=*/false, x, y, problem};
+  p.from = {
+      is_exact(problem, t) && !t.kind().halves, t.kind().halves, /*flat=*/false, x, y, problem};
   p.partial = t.clustered ? nullptr : static_cast<float4*>(context.workspace);
 
   start("implicit_gemm: the weight gradient",

@@ -14,7 +14,8 @@ namespace customconv::implicit_gemm::wgrad::registers {
 
 namespace {
 
-constexpr int kFewRow = kKernelCount - 3;  // from here on rows of prices are 32 and 16 bits
+// Kernels of few channels, whose rows of prices are 32 and 16 bits; those of halves follow.
+constexpr int kFirstFew = 7, kFewKernels = 3;
 
 constexpr int kMostPixels = 512;  // of a tile
 constexpr int kLeastStages = 2;
@@ -54,15 +55,16 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
   const int rows = steps / in_row;
   const double groups = rows * (in_row / kind.batch() + in_row % kind.batch());
   constexpr double kProductClocks = 32;  // of 64 by 64 channels and 32 bytes of pixels
-  const double math = steps * kProductClocks * kind.products();
+  const double times = kind.halves ? 3 : 1;
+  const double math = steps * kProductClocks * kind.products() * times;
   // What a warpgroup reads of x and dy, the boxes that are copied, and float32 dy once more both
   // ways.
   const double x_bytes = kUnitBytes * (t.element_bytes == 2 ? 2 : 1) * t.conflicts;
   const double read = (steps * kind.fresh() + rows * kind.kept()) * x_bytes +
-                      steps * kind.products() * 1.0 * kPair * kUnitBytes;
+                      steps * kind.products() * times * kPair * kUnitBytes;
   const auto y_bytes = static_cast<double>(y_boxes * t.y_box_bytes);
   const double copied = static_cast<double>(t.x_boxes() * t.x_box_bytes) + y_bytes;
-  const double transposed = t.element_bytes == 4 ? 2.0 * y_bytes : 0;
+  const double transposed = t.element_bytes == 4 ? (kind.halves ? 3.0 : 2.0) * y_bytes : 0;
   const double shared = (busy * read + copied + transposed) / hardware::kSharedBytesPerClock;
   // A stage is copied, or filled, transposed and multiplied, while the others are.
   const auto fill = [&](bool fills, int64_t pixels, int64_t channels, int boxes, int block) {
@@ -79,8 +81,8 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
   const double turn = transposed / hardware::kSharedBytesPerClock;
   const double chain = (hardware::kMemoryClocks + load + turn + math * busy) / t.stages;
   Counted c;
-  c.row = price_row(PriceKind::kWgradRegisters,
-                    t.kernel + (kind.few && t.element_bytes == 2 ? kKernelCount - kFewRow : 0));
+  const bool is_later = kind.halves || (kind.few && t.element_bytes == 2);
+  c.row = price_row(PriceKind::kWgradRegisters, t.kernel + (is_later ? kFewKernels : 0));
   c.sort = Sort::kRegisters;
   c.products = math * busy / t.pixels();
   c.busy = busiest({math * busy, shared, std::max(load, chain)});
@@ -129,7 +131,7 @@ class Search : private TileSearch<Search, Tile> {
 
   // As an image's width divides evenly, and what fits whatever the strides.
   void add_all(bool few, bool by_images) {
-    const int unit = column_unit(p_, kKernels[few ? kFewRow : 0]);
+    const int unit = column_unit(p_, kKernels[few ? kFirstFew : 0]);
     Widths widths;
     for (int64_t cuts = 1; cuts <= kCuts; ++cuts) {
       const int64_t columns = ceil_divide(p_.Q, cuts);
@@ -173,6 +175,7 @@ class Search : private TileSearch<Search, Tile> {
   template <typename Weigh>
   void weigh_splits(int variant, Tile t, Counted c, const Weigh& weigh) const {
     wgrad::weigh_splits(c.tiles, t.pixels(), c.blocks, d_.sm_count,
+                        t.kind().halves ? kMostHalvesSummed : kMostSummed,
                         [&](int64_t splits, bool clustered) {
                           if (clustered && !t.holds_sums()) return;
                           t.splits = c.splits = splits;

@@ -4,6 +4,8 @@
 #pragma once
 
 #include "kernels/common/divide.cuh"
+#include "kernels/implicit_gemm/halves.cuh"
+#include "kernels/implicit_gemm/promotion.cuh"
 #include "kernels/implicit_gemm/wgrad/anew.cuh"
 #include "kernels/implicit_gemm/wgrad/cluster.cuh"
 #include "kernels/implicit_gemm/wgrad/fill.cuh"
@@ -31,6 +33,7 @@ struct Params {
   uint32_t x_lead;                // few channels: bytes in front of what the first tap meets
   uint32_t y_column;              // of dy
   int x_box_bytes, y_box_bytes;   // of memory
+  int low_y;                      // bytes of dy from high halves to low ones
   int x_brought;                  // what a copy brings, of y the whole box
   int x_at, stage_bytes, stages;  // where boxes of x are in a stage
   int along_k, along_c, filter_rows;
@@ -149,7 +152,7 @@ __device__ inline void renew(const Params<T>& p, const Source<T>& from, const Sh
 #pragma unroll 1
   for (int i = 0; i < 4; ++i) {
     const Element e = at.element(p, i);
-    if (sums[i] == sums[i] || !e.exists) continue;
+    if (from.is_right(sums[i]) || !e.exists) continue;
     sums[i] = sum_anew(from, share.group, e.c, share.group * p.group_K + e.k, e.r, e.s);
   }
 }
@@ -194,8 +197,9 @@ struct Memory {
 };
 
 // A whole warp; one of the threads starts the copies.
-template <typename T, bool kFew>
+template <typename T, int kKernel>
 __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, const Share& share) {
+  constexpr bool kFew = kKernels[kKernel].few, kRounds = !kKernels[kKernel].halves;
   const bool elected = ptx::elect_one();
   const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
   const int x_boxes =
@@ -234,15 +238,15 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
       const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1
       for (int i = 0; !copies_y && i < share.blocks_k; ++i) {
-        fill_box<kBlock / 4, /*kSwizzled=*/false>(p.filled_y,
-                                                  ptx::shared_address(y + i * p.y_box_bytes),
-                                                  k + i * kBlock, {line, at.q, other}, lane, 32);
+        fill_box<kBlock / 4, /*kSwizzled=*/false, kRounds>(
+            p.filled_y, ptx::shared_address(y + i * p.y_box_bytes), k + i * kBlock,
+            {line, at.q, other}, lane, 32);
       }
 #pragma unroll 1
       for (int i = 0; !copies_x && i < x_boxes; ++i) {
-        fill_box<kXRowBytes / 16, /*kSwizzled=*/true>(p.filled_x,
-                                                      ptx::shared_address(x + i * p.x_box_bytes),
-                                                      c + i * kXBlock, {x_w, x_h, at.n}, lane, 32);
+        fill_box<kXRowBytes / 16, /*kSwizzled=*/true, kRounds>(
+            p.filled_x, ptx::shared_address(x + i * p.x_box_bytes), c + i * kXBlock,
+            {x_w, x_h, at.n}, lane, 32);
       }
       if (p.fills()) ptx::arrive(full);
     }
@@ -251,8 +255,8 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
 }
 
 // So many warps transpose what boxes of float32 dy have brought: of four lines, one column, the
-// lines' elements of each channel come to lie side by side.
-template <int kWarps>
+// lines' elements of each channel come to lie side by side. `kHalving`: they are halved.
+template <int kWarps, bool kHalving>
 __device__ inline void transpose(const Params<float>& p, const Memory& memory, const Share& share,
                                  int warp) {
   constexpr int kUnits = 2, kHalves = kBlock / 32;  // at a time, of a unit
@@ -280,8 +284,15 @@ __device__ inline void transpose(const Params<float>& p, const Memory& memory, c
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < kUnits * kHalves; ++i) {
-        ptx::store_shared(stage + first + (i * 32 + lane) * 16,
-                          make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]));
+        const uint32_t to = stage + first + (i * 32 + lane) * 16;
+        if constexpr (kHalving) {
+          const Halved a = halve(v[i][0]), b = halve(v[i][1]), c = halve(v[i][2]),
+                       d = halve(v[i][3]);
+          ptx::store_shared(to, make_uint4(a.high, b.high, c.high, d.high));
+          ptx::store_shared(to + p.low_y, make_uint4(a.low, b.low, c.low, d.low));
+        } else {
+          ptx::store_shared(to, make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]));
+        }
       }
     }
     ptx::fence_shared_writes();
@@ -342,6 +353,47 @@ __device__ inline void add_products(const Params<T>& p, const Load& load_x, uint
   for (int i = 0; i < kKept; ++i) kept[i] = columns[kCount * kFresh + i];
 }
 
+// The same of halves of a single tap, promoted. The small products come first.
+template <typename T, int kKernel, int kCount, typename Load>
+__device__ inline void add_halves(const Params<T>& p, const Load& load_x, uint32_t& x, uint64_t& y,
+                                  Promotion<32> (&promotion)[kKernels[kKernel].blocks]) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  uint32_t high[kCount][4], low[kCount][4];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const uint2 first = load_x(x), second = load_x(x + p.x_column);
+    const uint32_t rows[4] = {first.x, first.y, second.x, second.y};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const Halved halved = halve(rows[j]);
+      high[i][j] = halved.high;
+      low[i][j] = halved.low;
+    }
+    x += p.loops[2].x_step;
+  }
+  ptx::begin_products();
+#pragma unroll
+  for (int block = 0; block < kKind.blocks; ++block) {
+    float (&part)[32] = promotion[block].part;
+    const uint64_t own = ptx::advance(y, block * p.y_box_bytes);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const uint64_t step = ptx::advance(own, i * p.loops[2].y_step);
+      ptx::Product<T, kBlock>::add(part, low[i], step, i > 0);
+      ptx::Product<T, kBlock>::add(part, high[i], ptx::advance(step, p.low_y), 1);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      ptx::Product<T, kBlock>::add(part, high[i], ptx::advance(own, i * p.loops[2].y_step), 1);
+    }
+  }
+  ptx::commit_products();
+  ptx::await_products<0>();
+  y = ptx::advance(y, kCount * p.loops[2].y_step);
+#pragma unroll
+  for (int block = 0; block < kKind.blocks; ++block) promotion[block].promote();
+}
+
 // The sums of a warpgroup: 64 rows of the products.
 template <typename T, int kKernel>
 __device__ inline void multiply(const Params<T>& p, const Memory& memory, const Share& share,
@@ -378,6 +430,7 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
       return ptx::load_shared<uint2>(at ^ (at >> 3 & 0x70));  // the swizzle
     }
   };
+  Promotion<32> promotion[kKind.blocks];
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
@@ -392,23 +445,36 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
         uint64_t y = kTransposes ? ptx::describe_transposed(y_at, 16, p.y_column)
                                  : ptx::describe_blocks(y_at, p.y_column);
         uint32_t x = x_own + stage + i * p.loops[0].x_step + j * p.loops[1].x_step;
-        uint2 kept[kKept + 1];  // there are no empty arrays
-#pragma unroll
-        for (int l = 0; l < kKept; ++l) kept[l] = load_x(x + l * kXRowBytes);
-        x += kKept * kXRowBytes;
         int left = p.loops[2].count;
-        if constexpr (kKind.batch() > 1) {
+        if constexpr (kKind.halves) {
 #pragma unroll 1
           for (; left >= kKind.batch(); left -= kKind.batch()) {
-            add_products<T, kKernel, kKind.batch()>(p, load_x, x, y, kept, sums);
+            add_halves<T, kKernel, kKind.batch()>(p, load_x, x, y, promotion);
           }
-        }
 #pragma unroll 1
-        for (; left > 0; --left) add_products<T, kKernel, 1>(p, load_x, x, y, kept, sums);
+          for (; left > 0; --left) add_halves<T, kKernel, 1>(p, load_x, x, y, promotion);
+        } else {
+          uint2 kept[kKept + 1];  // there are no empty arrays
+#pragma unroll
+          for (int l = 0; l < kKept; ++l) kept[l] = load_x(x + l * kXRowBytes);
+          x += kKept * kXRowBytes;
+          if constexpr (kKind.batch() > 1) {
+#pragma unroll 1
+            for (; left >= kKind.batch(); left -= kKind.batch()) {
+              add_products<T, kKernel, kKind.batch()>(p, load_x, x, y, kept, sums);
+            }
+          }
+#pragma unroll 1
+          for (; left > 0; --left) add_products<T, kKernel, 1>(p, load_x, x, y, kept, sums);
+        }
       }
     }
     ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.stages);
+  }
+  if constexpr (kKind.halves) {
+#pragma unroll
+    for (int block = 0; block < kKind.blocks; ++block) promotion[block].finish(sums[block]);
   }
 }
 
@@ -418,9 +484,10 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kTransposingWarps = 3;
-  // Registers of a thread; those of all warpgroups, one thread each, are 512.
-  constexpr int kGiven = kKind.warpgroups == 3 ? 56 : 88;
-  constexpr int kTaken = kKind.warpgroups == 3 ? 152 : 208;
+  // Registers of a thread; those of all warpgroups, one thread each, are as many as at the start.
+  constexpr int kTaken = kKind.warpgroups == 3 ? 152 : kKind.halves ? 224 : 208;
+  constexpr int kGiven =
+      65536 / kKind.threads() / 8 * 8 * (kKind.warpgroups + 1) - kTaken * kKind.warpgroups;
   extern __shared__ __align__(1024) char stages[];
   const Memory memory(p, stages);
   auto rest = static_cast<int32_t>(blockIdx.x);
@@ -450,9 +517,9 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (warp >= kKind.warpgroups * 4) {
     ptx::give_registers<kGiven>();
     if (warp == kKind.warpgroups * 4) {
-      load_boxes<T, kKind.few>(p, memory, share);
+      load_boxes<T, kKernel>(p, memory, share);
     } else if constexpr (sizeof(T) == 4) {
-      transpose<kTransposingWarps>(p, memory, share, warp - kKind.warpgroups * 4 - 1);
+      transpose<kTransposingWarps, kKind.halves>(p, memory, share, warp - kKind.warpgroups * 4 - 1);
     }
     meet();
     return;

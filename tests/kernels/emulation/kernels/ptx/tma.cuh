@@ -72,8 +72,7 @@ void copy_box_at(void* to, const CUtensorMap* described, Barrier* barrier,
   if (map.rank != kRank) emulation::fail("a box has another rank than its tensor");
   if (first[0] * map.element_bytes % 16 != 0) emulation::fail("a box begins within 16 bytes");
   const uint32_t address = shared_address(to);
-  if (address % (map.swizzle > 0 ? 1024 : 128) != 0)
-    emulation::fail("a box's memory is misaligned");
+  if (address % 128 != 0) emulation::fail("a box's memory is misaligned");
   const std::vector<int> begin(first, first + kRank);
   emulation::later([=] {
     const int copied = each_in_box(

@@ -1,0 +1,142 @@
+"""`python -m bench errors`: errors of float32 against float64, beside cuDNN's.
+
+A table of convolutions whose sums have 27 to 100,352 terms, with several kinds of data. An error is
+the root mean square of all elements' over that of the exact result.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import customconv
+
+from . import contenders, verify
+from .contenders import Buffers
+from .layers import Layer
+from .run import gpu
+
+SEED = 20261126
+PRECISIONS = ("fp32", "tf32")
+DATA = {
+    "normal": "normally distributed, mean 0",
+    "large mean": "normally distributed, mean 5",
+    "cancelling": "one operand has a mean of 100, the other's sum over the terms is 0",
+    "wide range": "magnitudes from 1e-30 to 1e30, products from 1e-30 to 1e30",
+    "tiny": "magnitudes of 1e-37, whose low halves are subnormal, by 1e37",
+}
+
+
+def _layer(terms: int, *size: int, pad: int = 0) -> Layer:
+    N, C, H, W, K, R, S = size
+    return Layer("errors", f"{terms} terms", N, C, H, W, K, R, S, pad=(pad, pad))
+
+
+# Of each pass, by the terms of a sum.
+LAYERS = {
+    "fprop": [
+        _layer(27, 4, 3, 32, 32, 64, 3, 3, pad=1),
+        _layer(576, 4, 64, 32, 32, 64, 3, 3, pad=1),
+        _layer(4608, 4, 512, 14, 14, 64, 3, 3, pad=1),
+        _layer(100352, 4, 2048, 10, 10, 64, 7, 7),
+    ],
+    "dgrad": [
+        _layer(27, 4, 64, 32, 32, 3, 3, 3, pad=1),
+        _layer(576, 4, 64, 32, 32, 64, 3, 3, pad=1),
+        _layer(4608, 4, 64, 14, 14, 512, 3, 3, pad=1),
+        _layer(100352, 4, 64, 10, 10, 2048, 7, 7),
+    ],
+    "wgrad": [
+        _layer(28, 1, 64, 4, 7, 64, 3, 3, pad=1),
+        _layer(576, 1, 64, 24, 24, 64, 3, 3, pad=1),
+        _layer(4608, 2, 64, 48, 48, 64, 3, 3, pad=1),
+        _layer(100352, 32, 64, 56, 56, 64, 3, 3, pad=1),
+    ],
+}
+
+
+def make_buffers(layer: Layer, op: str, data: str, layout: str, device: torch.device) -> Buffers:
+    """Operands of a pass with values of this kind."""
+    generator = torch.Generator(device).manual_seed(SEED)
+
+    def normal(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, device=device, dtype=torch.float64, generator=generator)
+
+    def scale(shape: tuple[int, ...], least: float, most: float) -> Tensor:
+        exponents = torch.empty(shape, device=device, dtype=torch.float64)
+        return 10 ** exponents.uniform_(least, most, generator=generator)
+
+    x, w, dy = normal(layer.input), normal(layer.weight), normal(layer.output)
+    if data == "large mean":
+        x, w, dy = x + 5, w + 5, dy + 5
+    elif data == "cancelling" and op == "dgrad":
+        dy, w = dy + 100, w - w.mean(0, keepdim=True)
+    elif data == "cancelling":
+        x, w = x + 100, w - w.mean((1, 2, 3), keepdim=True)
+        dy = dy - dy.mean((0, 2, 3), keepdim=True)
+    elif data == "wide range":
+        # Of each pass one operand is small and the other is large.
+        w, dy = w * scale(layer.weight, 0, 30), dy * scale(layer.output, 0, 30)
+        x = x * scale(layer.input, -30, 0)
+        if op == "dgrad":
+            dy = dy * 1e-30
+    elif data == "tiny":
+        x, w, dy = x * 1e-37, w * 1e37, dy * (1e-37 if op == "dgrad" else 1e37)
+    kept = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    return Buffers(
+        x.float().to(memory_format=kept), w.float().to(memory_format=kept), None,
+        dy.float().to(memory_format=kept),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Errors:
+    ours: float
+    cudnn: float
+    plan: str
+
+
+def errors_of(layer: Layer, op: str, buffers: Buffers, precision: str) -> Errors:
+    """Relative errors of the planner's choice and of cuDNN's."""
+    with contenders.switches(precision, "cudnn"):
+        ours = contenders.ours(layer, op, buffers)()
+        theirs = contenders.peers(layer, op, buffers, "cudnn")()
+        family, plan = contenders.plan_of(layer, op, buffers, "auto")
+    at = verify.sample(ours.shape, verify.SAMPLES[op])
+    expected = verify.exact(layer, op, at, buffers.x, buffers.w, buffers.dy)
+    return Errors(
+        verify.relative_error(ours, at, expected),
+        verify.relative_error(theirs, at, expected),
+        plan or family,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
+    parser.add_argument("--layout", choices=("nchw", "nhwc"), default="nchw")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    console = Console()
+    device = gpu(console)
+    if device is None:
+        return 2
+    table = Table(box=None, header_style="dim")
+    for head in ("pass", "terms", "data", "ours", "cuDNN", "plan"):
+        table.add_column(head)
+    for op, layers in LAYERS.items():
+        for layer in layers:
+            for data in DATA:
+                buffers = make_buffers(layer, op, data, arguments.layout, device)
+                found = errors_of(layer, op, buffers, arguments.precision)
+                table.add_row(
+                    op, layer.name, data, f"{found.ours:.1e}", f"{found.cudnn:.1e}", found.plan[:60]
+                )
+    console.print(f"customconv {customconv.__version__}, {arguments.precision}, {arguments.layout}")
+    console.print(table)
+    return 0
