@@ -182,13 +182,14 @@ def is_foreseen(op: str, case: Case) -> bool:
 def by_warps(op: str, case: Case, t: Tensors) -> Iterator[_C.ConvPlan | None]:
     """A pass by implicit_gemm as it is where there are no instructions of Hopper's.
 
-    Strided input gradients and weight gradients need those: they stay as they are, and so do those
-    nobody foresaw.
+    Strided input gradients, weight gradients and strict float32 need those: they stay as they are,
+    and so do those nobody foresaw.
     """
     plans = _C.variants(t.x, t.w, t.bias, *case.geometry, op) if is_foreseen(op, case) else []
-    found = [plan for plan in plans if "kByWarps" in flags(plan) and plan.family == "implicit_gemm"]
+    own = [plan for plan in plans if plan.family == "implicit_gemm"]
+    found = [plan for plan in own if "kByWarps" in flags(plan)]
     if not found:
-        assert op != "fprop" or all(plan.variant.startswith("3xTF32") for plan in plans)
+        assert op != "fprop" or all(plan.variant.startswith("3xTF32") for plan in own)
         yield None
         return
     with forced(min(found, key=lambda plan: plan.predicted_ms)) as plan:
