@@ -44,6 +44,7 @@ BOXED = (("implicit_gemm", "wgrad"),)
 BY_ANY_PLAN = ("depthwise", "grouped", "implicit_gemm", "col2im")
 
 MOST_ERROR = 2.0  # over PyTorch's own
+STRICT_ERROR = 1e-7  # relative, of three products of TF32 for one of float32
 TF32_EPS = 2.0**-10
 
 
@@ -202,7 +203,8 @@ def pytorchs_error(trial: Trial, expected: Tensor, t: Tensors) -> Tensor:
     what sums are on the way, whose terms may cancel at the end.
 
     Of few elements up to twice that: their norm is no mean of many. It need not use TF32 where it
-    may. Its error is then that of operands rounded to TF32.
+    may. Its error is then that of operands rounded to TF32. Strict float32 may be three products of
+    TF32, whose errors are a little larger than a rounding.
     """
     with float32_precision("tf32" if trial.tf32 else "ieee"):
         error = norm_error(by_pytorch(trial.op, trial.case, t), expected)
@@ -211,8 +213,10 @@ def pytorchs_error(trial: Trial, expected: Tensor, t: Tensors) -> Tensor:
         error = torch.maximum(error, norm_error(exact(trial.op, trial.case, rounded), expected))
     luck = 1 + expected.numel() ** -0.5
     sums = partial_sums(trial, t).norm() / expected.norm().clamp(min=1e-300)
-    of_sums = torch.finfo(torch.float32).eps / 2 * sums
-    return torch.maximum(error, luck * of_sums.clamp(min=torch.finfo(trial.dtype).eps / 2))
+    of_sums, of_results = (torch.finfo(t).eps / 2 for t in (torch.float32, trial.dtype))
+    if trial.dtype == torch.float32 and not is_tf32(trial):
+        of_sums = of_results = STRICT_ERROR
+    return torch.maximum(error, luck * (of_sums * sums).clamp(min=of_results))
 
 
 @dataclass(frozen=True)
