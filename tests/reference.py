@@ -74,6 +74,17 @@ def relative_error(actual: Tensor, fp64: Tensor) -> float:
     return difference / (fp64.abs().max().item() or 1.0)
 
 
+def norm_error(actual: Tensor, expected: Tensor) -> Tensor:
+    """The norm of the difference over the norm of what is expected."""
+    return (actual.double() - expected).norm() / expected.norm().clamp(min=1e-300)
+
+
+def assert_same_kinds(actual: Tensor, expected: Tensor, *, what: str = "result") -> None:
+    """NaN and infinities of either sign are in the same places."""
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(kind(actual), kind(expected)), f"{what}: {kind.__name__}"
+
+
 def assert_accurate(actual: Tensor, fp64: Tensor, at_most: float, *, what: str = "result") -> None:
     """The relative error against an exact result is at most so large."""
     assert actual.shape == fp64.shape, f"{what}: shape is {actual.shape} instead of {fp64.shape}"

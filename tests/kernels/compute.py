@@ -110,6 +110,16 @@ def magnitudes(t: Tensors) -> Tensors:
     return Tensors(t.x.abs(), t.w.abs(), bias, t.dy.abs())
 
 
+def spoil(op: str, values: Tensors, where: str, value: float, k: int) -> None:
+    """Puts a value into the image that a pass reads, into filter `k`, or into both."""
+    image = values.dy if op == "dgrad" else values.x
+    filters = values.dy if op == "wgrad" else values.w
+    if where != "filter":
+        image[0, 1, image.shape[2] // 2, image.shape[3] // 2] = value
+    if where != "image":
+        filters[k, 1, 0, 0] = value
+
+
 # Families that compute float32 only where TF32 is allowed.
 TF32_ALONE = ("implicit_gemm", "grouped", "col2im")
 

@@ -23,7 +23,7 @@ from compute import (
     poison,
     result_bytes,
 )
-from reference import describe_worst, float32_precision, round_to_tf32
+from reference import describe_worst, float32_precision, norm_error, round_to_tf32
 from torch import Tensor
 
 from customconv import _C
@@ -184,11 +184,6 @@ def run(trial: Trial, family: str, t: Tensors) -> Tensor:
 
 def is_tf32(trial: Trial) -> bool:
     return trial.tf32 and trial.dtype == torch.float32
-
-
-def norm_error(actual: Tensor, expected: Tensor) -> Tensor:
-    """The norm of the difference over the norm of what is expected."""
-    return (actual.double() - expected).norm() / expected.norm().clamp(min=1e-300)
 
 
 def partial_sums(trial: Trial, t: Tensors) -> Tensor:

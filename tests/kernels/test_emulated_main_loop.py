@@ -7,15 +7,16 @@ of each kind, which take the kernels' ways through copies, barriers and clusters
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import emulation_build as build
 import pytest
 import torch
-from cases import Tensors, case, make_integers, output_shape, place_all
-from compute import by_pytorch, exact
+from cases import Case, Tensors, case, make_integers, output_shape, place_all
+from compute import by_pytorch, exact, spoil
 from emulated import Emulated, Plan
-from reference import LAYOUTS, Problem, assert_equal
+from reference import LAYOUTS, Problem, assert_equal, assert_same_kinds, norm_error
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(build.toolkit() is None, reason="no CUDA toolkit for its headers")
@@ -59,21 +60,27 @@ def some(plans: list[Plan], seed: int) -> list[Plan]:
     return list(kinds.values())[:MOST_PLANS]
 
 
-@pytest.mark.parametrize(("op", "tf32"), KINDS)
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_integers_are_exact(library: Path, name: str, op: str, tf32: bool):
-    main_loop = Emulated(library, tf32=tf32)
-    problem = PROBLEMS[name]
-    values = make_integers(problem)
-    values = Tensors(values.x, values.w, None, values.dy)
-    expected = by_pytorch(op, problem, values)
+def results(
+    main_loop: Emulated, op: str, problem: Case, values: Tensors, most: int = MOST_PLANS
+) -> Iterator[tuple[Tensor, str]]:
+    """What plans compute in both layouts, at most so many in each, and the words of a failure."""
     for seed, layout in enumerate(LAYOUTS):
         t = place_all(problem, values, "cpu", torch.float32, layout)
         plans = main_loop.plans(op, problem, t)
         assert plans or (op == "wgrad" and problem.groups > 1)
-        for plan in some(plans, seed):
-            actual = main_loop.compute(op, problem, t, plan)
-            assert_equal(actual, expected.float(), what=f"{name}, {op}, {layout}, {plan}")
+        for plan in some(plans, seed)[:most]:
+            yield main_loop.compute(op, problem, t, plan), f"{op}, {layout}, {plan}"
+
+
+@pytest.mark.parametrize(("op", "tf32"), KINDS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_integers_are_exact(library: Path, name: str, op: str, tf32: bool):
+    problem = PROBLEMS[name]
+    values = make_integers(problem)
+    values = Tensors(values.x, values.w, None, values.dy)
+    expected = by_pytorch(op, problem, values).float()
+    for actual, what in results(Emulated(library, tf32=tf32), op, problem, values):
+        assert_equal(actual, expected, what=what)
 
 
 def normal(problem: Problem) -> Tensors:
@@ -86,21 +93,12 @@ def normal(problem: Problem) -> Tensors:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_errors_are_those_of_the_precision(library: Path, name: str, op: str, tf32: bool):
     """Though the emulation does not cut what it adds, as tensor cores do."""
-    main_loop = Emulated(library, tf32=tf32)
     problem = PROBLEMS[name]
     values = normal(problem)
     expected = exact(op, problem, values)
-
-    def error(actual: Tensor) -> float:
-        off = (actual - expected).square().mean().sqrt()
-        return float(off / expected.square().mean().sqrt())
-
-    most = max(MOST_ERROR[tf32], 2 * error(by_pytorch(op, problem, values)))
-    for seed, layout in enumerate(LAYOUTS):
-        t = place_all(problem, values, "cpu", torch.float32, layout)
-        for plan in some(main_loop.plans(op, problem, t), seed):
-            actual = main_loop.compute(op, problem, t, plan)
-            assert error(actual) <= most, f"{name}, {op}, {layout}, {plan}"
+    most = max(MOST_ERROR[tf32], 2 * norm_error(by_pytorch(op, problem, values), expected))
+    for actual, what in results(Emulated(library, tf32=tf32), op, problem, values):
+        assert norm_error(actual, expected) <= most, what
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
@@ -111,20 +109,9 @@ def test_what_is_not_finite_is_as_in_float32(
     library: Path, name: str, op: str, where: str, value: float
 ):
     """Infinity times a low half of zero would not be a number."""
-    main_loop = Emulated(library, tf32=False)
     problem = PROBLEMS[name]
     values = normal(problem)
-    image = values.dy if op == "dgrad" else values.x
-    filters = values.dy if op == "wgrad" else values.w
-    if where != "filter":
-        image[0, 1, image.shape[2] // 2, image.shape[3] // 2] = value
-    if where != "image":
-        filters[0, 1, 0, 0] = value
+    spoil(op, values, where, value, 0)
     expected = exact(op, problem, values).float()
-    for seed, layout in enumerate(LAYOUTS):
-        t = place_all(problem, values, "cpu", torch.float32, layout)
-        for plan in some(main_loop.plans(op, problem, t), seed)[:2]:
-            actual = main_loop.compute(op, problem, t, plan)
-            for kind in (torch.isnan, torch.isposinf, torch.isneginf):
-                what = f"{kind.__name__}, {layout}, {plan}"
-                assert torch.equal(kind(actual), kind(expected)), what
+    for actual, what in results(Emulated(library, tf32=False), op, problem, values, most=2):
+        assert_same_kinds(actual, expected, what=what)

@@ -17,8 +17,15 @@ from compute import (
     fused_by_pytorch,
     poison,
     result_bytes,
+    spoil,
 )
-from reference import LAYOUTS, assert_equal, float32_precision
+from reference import (
+    LAYOUTS,
+    assert_equal,
+    assert_same_kinds,
+    float32_precision,
+    norm_error,
+)
 from tile_tables import weight_kernels
 from torch import Tensor
 
@@ -136,11 +143,6 @@ def numbers(problem: Case, data: str, op: str) -> Tensors:
     return Tensors(x.float(), w.float(), None, dy.float())
 
 
-def error(actual: Tensor, expected: Tensor) -> float:
-    off = (actual.double() - expected).square().mean().sqrt()
-    return float(off / expected.square().mean().sqrt())
-
-
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -155,14 +157,12 @@ def test_errors_are_those_of_float32(name, op, data):
     values = numbers(problem, data, op)
     expected = exact(op, problem, values)
     with float32_precision("ieee"):
-        theirs = error(by_pytorch(op, problem, values), expected)
-    most = max(theirs, MOST_ERROR)
-    if data in ("cancelling", "tiny"):
-        most = 2 * theirs if data == "cancelling" else 2.0**-12
+        theirs = norm_error(by_pytorch(op, problem, values), expected)
+    most = {"cancelling": 2 * theirs, "tiny": 2.0**-12}.get(data, max(theirs, MOST_ERROR))
     for layout in LAYOUTS:
         t = place_all(problem, values, "cuda", torch.float32, layout)
         for plan in plans_of(op, problem, t):
-            ours = error(run(op, problem, t, plan), expected)
+            ours = norm_error(run(op, problem, t, plan), expected)
             assert ours <= most, f"{layout} {plan}: {ours:.2e}, {theirs:.2e}"
 
 
@@ -177,20 +177,13 @@ def test_what_is_not_finite_is_as_in_float32(op, where, value):
         problem = PROBLEMS[name]
         torch.manual_seed(6)
         values = numbers(problem, "normal", op)
-        image = values.dy if op == "dgrad" else values.x
-        filters = values.dy if op == "wgrad" else values.w
-        if where != "filter":
-            image[0, 1, image.shape[2] // 2, image.shape[3] // 2] = value
-        if where != "image":
-            filters[1, 1, 0, 0] = value
+        spoil(op, values, where, value, 1)
         expected = exact(op, problem, values).float()
         for layout in LAYOUTS:
             t = place_all(problem, values, "cuda", torch.float32, layout)
             for plan in plans_of(op, problem, t):
                 actual = run(op, problem, t, plan)
-                for kind in (torch.isnan, torch.isposinf, torch.isneginf):
-                    same = torch.equal(kind(actual), kind(expected))
-                    assert same, f"{name} {layout} {plan}: {kind.__name__}"
+                assert_same_kinds(actual, expected, what=f"{name} {layout} {plan}")
 
 
 def test_results_are_the_same_from_run_to_run():

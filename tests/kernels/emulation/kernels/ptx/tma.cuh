@@ -15,7 +15,7 @@ struct Map {
   bool rounds;
   int64_t sizes[kMostRank], strides[kMostRank];  // bytes
   uint8_t box[kMostRank], steps[kMostRank];      // of the box, less one
-  // Of im2col mode: the corners of what is traversed, in columns and in rows.
+  // The corners of what im2col mode traverses, in columns and in rows.
   int16_t lower[2], upper[2];
   uint16_t pixels;
 };
