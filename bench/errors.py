@@ -1,13 +1,12 @@
 """`python -m bench errors`: errors of float32 against float64, beside cuDNN's.
 
 A table of convolutions whose sums have 27 to 100,352 terms, with several kinds of data. An error is
-the root mean square of all elements' over that of the exact result.
+the norm of sampled elements' errors over that of their exact values.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 
 import torch
 from rich.console import Console
@@ -32,30 +31,29 @@ DATA = {
 }
 
 
-def _layer(terms: int, *size: int, pad: int = 0) -> Layer:
-    N, C, H, W, K, R, S = size
-    return Layer("errors", f"{terms} terms", N, C, H, W, K, R, S, pad=(pad, pad))
+def _layer(N: int, C: int, H: int, W: int, K: int, taps: int, pad: int = 1) -> Layer:
+    return Layer("errors", "", N, C, H, W, K, taps, taps, pad=(pad, pad))
 
 
-# Of each pass, by the terms of a sum.
+# Each pass has layers of short sums and of long ones.
 LAYERS = {
     "fprop": [
-        _layer(27, 4, 3, 32, 32, 64, 3, 3, pad=1),
-        _layer(576, 4, 64, 32, 32, 64, 3, 3, pad=1),
-        _layer(4608, 4, 512, 14, 14, 64, 3, 3, pad=1),
-        _layer(100352, 4, 2048, 10, 10, 64, 7, 7),
+        _layer(4, 3, 32, 32, 64, 3),
+        _layer(4, 64, 32, 32, 64, 3),
+        _layer(4, 512, 14, 14, 64, 3),
+        _layer(4, 2048, 10, 10, 64, 7, pad=0),
     ],
     "dgrad": [
-        _layer(27, 4, 64, 32, 32, 3, 3, 3, pad=1),
-        _layer(576, 4, 64, 32, 32, 64, 3, 3, pad=1),
-        _layer(4608, 4, 64, 14, 14, 512, 3, 3, pad=1),
-        _layer(100352, 4, 64, 10, 10, 2048, 7, 7),
+        _layer(4, 64, 32, 32, 3, 3),
+        _layer(4, 64, 32, 32, 64, 3),
+        _layer(4, 64, 14, 14, 512, 3),
+        _layer(4, 64, 10, 10, 2048, 7, pad=0),
     ],
     "wgrad": [
-        _layer(28, 1, 64, 4, 7, 64, 3, 3, pad=1),
-        _layer(576, 1, 64, 24, 24, 64, 3, 3, pad=1),
-        _layer(4608, 2, 64, 48, 48, 64, 3, 3, pad=1),
-        _layer(100352, 32, 64, 56, 56, 64, 3, 3, pad=1),
+        _layer(1, 64, 3, 9, 64, 3),
+        _layer(1, 64, 24, 24, 64, 3),
+        _layer(2, 64, 48, 48, 64, 3),
+        _layer(32, 64, 56, 56, 64, 3),
     ],
 }
 
@@ -80,7 +78,7 @@ def make_buffers(layer: Layer, op: str, data: str, layout: str, device: torch.de
         x, w = x + 100, w - w.mean((1, 2, 3), keepdim=True)
         dy = dy - dy.mean((0, 2, 3), keepdim=True)
     elif data == "wide range":
-        # Of each pass one operand is small and the other is large.
+        # One operand of a pass is small, and the other is large.
         w, dy = w * scale(layer.weight, 0, 30), dy * scale(layer.output, 0, 30)
         x = x * scale(layer.input, -30, 0)
         if op == "dgrad":
@@ -94,26 +92,23 @@ def make_buffers(layer: Layer, op: str, data: str, layout: str, device: torch.de
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Errors:
-    ours: float
-    cudnn: float
-    plan: str
+def terms(layer: Layer, op: str) -> int:
+    """Terms of a sum, with those of the padding."""
+    if op == "wgrad":
+        return layer.N * layer.P * layer.Q
+    return (layer.C if op == "fprop" else layer.K) * layer.R * layer.S
 
 
-def errors_of(layer: Layer, op: str, buffers: Buffers, precision: str) -> Errors:
-    """Relative errors of the planner's choice and of cuDNN's."""
+def errors_of(layer: Layer, op: str, buffers: Buffers, precision: str) -> tuple[float, float, str]:
+    """Relative errors of the planner's choice and of PyTorch's own, and the chosen plan."""
     with contenders.switches(precision, "cudnn"):
         ours = contenders.ours(layer, op, buffers)()
         theirs = contenders.peers(layer, op, buffers, "cudnn")()
-        family, plan = contenders.plan_of(layer, op, buffers, "auto")
+        plan = contenders.plan_of(layer, op, buffers, "auto")[1]
     at = verify.sample(ours.shape, verify.SAMPLES[op])
     expected = verify.exact(layer, op, at, buffers.x, buffers.w, buffers.dy)
-    return Errors(
-        verify.relative_error(ours, at, expected),
-        verify.relative_error(theirs, at, expected),
-        plan or family,
-    )
+    errors = [verify.relative_error(result, at, expected) for result in (ours, theirs)]
+    return errors[0], errors[1], plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,10 +128,12 @@ def main(arguments: argparse.Namespace) -> int:
         for layer in layers:
             for data in DATA:
                 buffers = make_buffers(layer, op, data, arguments.layout, device)
-                found = errors_of(layer, op, buffers, arguments.precision)
+                ours, cudnns, plan = errors_of(layer, op, buffers, arguments.precision)
                 table.add_row(
-                    op, layer.name, data, f"{found.ours:.1e}", f"{found.cudnn:.1e}", found.plan[:60]
+                    op, f"{terms(layer, op):,}", data, f"{ours:.1e}", f"{cudnns:.1e}", plan[:60]
                 )
     console.print(f"customconv {customconv.__version__}, {arguments.precision}, {arguments.layout}")
     console.print(table)
+    for data, meaning in DATA.items():
+        console.print(f"{data}: {meaning}")
     return 0
