@@ -10,6 +10,7 @@ namespace customconv {
 
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
+  cudaGetLastError();  // else whoever asks next, PyTorch for one, would find it
   throw std::runtime_error(std::string("customconv: ") + what + ": " + cudaGetErrorString(status));
 }
 

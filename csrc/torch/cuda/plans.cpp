@@ -38,6 +38,8 @@ ConvPlan plan_on(c10::DeviceIndex device, ConvProblem& problem, Algorithm algori
 }
 
 bool rounds_on(c10::DeviceIndex device, ConvProblem problem, Algorithm algorithm) {
+  // A forced plan is one for the operands as they are.
+  if (forced && algorithm != Algorithm::kAuto) return false;
   decided(device, problem, algorithm, /*prefer=*/true, /*record=*/false);
   return problem.tf32;
 }
