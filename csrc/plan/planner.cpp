@@ -107,8 +107,8 @@ void settle_strides(ConvProblem& p) {
   throw std::runtime_error("a batch-invariant plan is of dense, aligned tensors in one layout");
 }
 
-// Of one family, the cheapest plan of each order of sums that does not follow from the batch.
-// Splits do, and so may what cuBLAS does.
+// A family's cheapest plan for each order of sums that does not depend on the batch. The order of
+// splits depends on it, and so may cuBLAS's.
 struct Ordered {
   int64_t order;
   ConvPlan plan;

@@ -30,10 +30,10 @@ bool is_batch_invariant(const ConvProblem& problem);
 constexpr int64_t kReferenceBatch = 16;
 int64_t reference_batch(const ConvProblem& problem);
 
-// Whether a float32 problem that may be rounded to TF32 is, by the planner's own choice. Two views
-// of the same numbers must not give results that differ by that rounding. So strides and alignment
-// do not decide; dense tensors of the same sizes do, by how much faster or slower rounding is,
-// in the geometric mean of both layouts. Of a batch-invariant problem, N does not decide either.
+// Whether the planner itself chooses to round a float32 problem that may be rounded to TF32. Two
+// views of the same numbers must not give results that differ by that rounding. So not strides and
+// alignment decide, but dense tensors of the same sizes: how much faster or slower rounding is, in
+// the geometric mean of both layouts. For a batch-invariant problem, N does not decide either.
 bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device);
 
 // The plan with the least predicted time, and in `problem.tf32` the precision that it is for; kAten

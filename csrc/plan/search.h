@@ -29,7 +29,7 @@ class PlanSearch {
   std::vector<ConvPlan>* all_;
 };
 
-// Of any `Search(problem, device, all)` with such a `best()`.
+// The best plan of any `Search(problem, device, all)` with such a `best()`.
 template <typename Search>
 ConvPlan cheapest_of(const ConvProblem& problem, const DeviceProperties& device) {
   return Search(problem, device).best();

@@ -24,7 +24,7 @@ constexpr std::array<std::pair<std::string_view, Activation>, 6> kActivations = 
 
 bool is_given(const std::optional<Tensor>& tensor) { return tensor && tensor->defined(); }
 
-// Of one value for each channel: shaped so that it spreads over the pixels.
+// One value for each channel, shaped so that it broadcasts over the pixels.
 Tensor per_channel(const Tensor& values) { return values.view({-1, 1, 1}); }
 
 Tensor activate(Tensor value, const FusedOptions& options, bool in_place) {

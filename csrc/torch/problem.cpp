@@ -30,8 +30,8 @@ Layout layout_of(at::MemoryFormat format) {
   return format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
 }
 
-// Of a dense tensor in this format, where batches are invariant: PyTorch leaves the strides of
-// sizes of one open, and they could tell an image from a batch.
+// A tensor's strides; those of its format if it is dense and batches are invariant. PyTorch leaves
+// the strides of sizes of one open, and they could tell an image from a batch.
 Shape4 strides_of(const at::Tensor& t, const Convolution& conv) {
   if (conv.problem.batch_invariant && t.is_contiguous(conv.format)) {
     return dense_strides(shape4(t.sizes()), layout_of(conv.format));

@@ -23,8 +23,8 @@ struct Convolution {
   std::array<int64_t, 4> output_sizes() const {
     return transposed ? problem.x_sizes() : problem.y_sizes();
   }
-  // Of the output, or of one of the operator's gradients. What is written is laid out in `format`;
-  // grad_output must be, and if transposed the input.
+  // The problem of the output, or of one of the operator's gradients. What is written is laid out
+  // in `format`; grad_output must be too, and if transposed the input.
   ConvProblem problem_of(Pass pass) const;
 };
 

@@ -66,7 +66,7 @@ __device__ inline void gather(const Params<T>& p, const Share& share, const floa
     const float* from =
         sums + (first_c * p.w.taps + tap) * p.sum_pitch + row * p.width + p.lead + place - shift;
     T* to = p.dx + share.n * p.x_n + (share.channel + first_c) * p.x_c + x * p.x_w;
-    // Of some outputs at a time, so that reads overlap.
+    // Some outputs at a time, so that reads overlap.
     for (int line = 0; line < phases * turns_c; line += kBatch) {
       float total[kBatch] = {};
       int c[kBatch], y[kBatch];

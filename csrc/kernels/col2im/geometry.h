@@ -101,7 +101,7 @@ struct Work {
 };
 Work work_of(const Geometry& geometry, const Variant& variant, int rows, int width, int threads,
              int element_size);
-// Of all weights, by chunk of columns, chunk of dy's channels, shift and column.
+// Bytes of all weights, by chunk of columns, chunk of dy's channels, shift and column.
 int64_t packed_bytes(const Work& work, const Variant& variant);
 
 }  // namespace customconv::col2im

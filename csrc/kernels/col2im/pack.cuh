@@ -18,7 +18,7 @@ struct Weights {
   int K, C, R, S, stride, dilation;
   int phases, channels, phase_columns;  // of a block
   int shifts[kMostShifts];
-  // Of what is packed, innermost first.
+  // The dimensions of what is packed, innermost first.
   Divider<int32_t> by_chunk_channels, by_columns, by_shifts, by_k_chunks, by_channel_chunks;
   int count;
 };

@@ -28,7 +28,7 @@ struct Params {
   int shift_step, inverse;
   Divider<int32_t> by_width, by_plane_vectors;
   Divider<int32_t> by_channel_chunks, by_phase_chunks, by_tiles_w, by_tiles_h;
-  // Of a row's outputs; the threads that share a pixel's channels, and a thread's own channels.
+  // By a row's outputs, the threads that share a pixel's channels, a thread's own channels.
   Divider<int32_t> by_outputs, by_sharers, by_turns_c, by_stride_w, by_common, by_tap_step;
   bool stores_batches;  // of neighbouring channels
 };

@@ -19,7 +19,7 @@ struct Tensors {
   T *in, *weight, *out;
 };
 
-// Of a weight gradient: blocks that share channels are a cluster, or leave parts.
+// Whether a weight gradient's blocks that share channels are a cluster; else they leave parts.
 inline bool is_clustered(const ConvPlan& plan) {
   return plan.splits > 1 && plan.workspace_bytes == 0;
 }

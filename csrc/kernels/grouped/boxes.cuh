@@ -111,7 +111,7 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
         }
 #pragma unroll
         for (int i = 0; i < kPixels; i += 2) {
-          // Of two instructions: a lane finds one of the pixels, and tells another.
+          // Each lane finds one of two instructions' pixels, and passes it to others.
           const int pixel = first_pixel + i * kBoxPixelTile + lane;
           const int own = pixel < p.tile.pixels ? box_row(p.tile, pixel) * kBoxRowBytes : 0;
           row[i] = __shfl_sync(~0u, own, lane % 16);

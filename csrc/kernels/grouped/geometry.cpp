@@ -434,7 +434,7 @@ GradientWork gradient_work_of(const Geometry& g, const Variant& v, const Tile& t
   GradientWork w{};
   w.cut = cut_gradient(g, v, tile, pack, 4);
   w.tile = tile;
-  // Of the units of an octet, neighbouring planes of four pixels lie in banks of their own.
+  // Four pixels of each of an octet's planes of units lie in banks of their own.
   const int64_t units = kOctet * element_size / 16, remainder = units == 2 ? 4 : 1;
   const int64_t pixels = round_up(tile.pixels(), kStepPixels);
   w.plane = static_cast<int>(with_remainder(tile.slots + 1, remainder, 8));  // and a slot of zeros

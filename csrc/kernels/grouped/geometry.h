@@ -25,8 +25,8 @@ struct Axis {
   int positions, phases;
   int step;         // pixels that are read, from one position to the next
   int first, last;  // of all taps: the offsets that they reach
-  // Of the pixels that a tile reads, only those are kept that taps meet: `class_step` apart. They
-  // lie in `classes`, of each those that are a step apart.
+  // A tile keeps only the pixels that taps meet, `class_step` apart. They lie in `classes`: pixels
+  // of one class are a step apart.
   int classes, class_step;
   Taps taps[kMostPhases];
 };
@@ -54,7 +54,7 @@ struct Tile {
   int images, rows, columns;
   int kept_rows, kept_columns;  // of a class
   int pitch, image_slots, slots;
-  // Of boxes these are a class's, and from one class to the next it is so many slots.
+  // For boxes, the slots above are one class's, and classes are `class_slots` apart.
   int classes, class_slots;
 
   int pixels() const { return images * rows * columns; }
@@ -83,7 +83,7 @@ constexpr int kUnitBytes = 8;
 constexpr int kStepUnits = 4;
 constexpr int kTileBytes = 512;  // of weights, of a step and sixteen channels
 
-// Of a warp: instructions across its pixels and its channels.
+// What a warp computes: instructions across its pixels and its channels.
 struct Kernel {
   const char* name;
   int pixels, channels;
@@ -134,7 +134,7 @@ constexpr int kPieceBytes = 16;
 constexpr int kBoxPixelTile = 16;   // of a matrix instruction: rows
 constexpr int kBoxChannelTile = 8;  // columns
 constexpr int kMostStages = 4;
-// Of an instruction's weights: of each of its columns two pieces.
+// Bytes of an instruction's weights: two pieces for each of its columns.
 constexpr int kStepWeights = kBoxChannelTile * 2 * kPieceBytes;
 constexpr int kMostBox = 256;  // pixels, along an axis
 constexpr int kMostBoxStep = 8;
@@ -145,14 +145,14 @@ constexpr int kNowhereBytes = 4096;  // for what is of no box: 16 bytes of each 
 constexpr int kStagings = 2;         // of results: one is stored while the other is filled
 constexpr int kMostBoxPhases = 4;    // whose results go by the copy engine
 
-// Of a warp: instructions across its pixels and its channels.
+// What a warp computes: instructions across its pixels and its channels.
 struct BoxKernel {
   const char* name;
   int pixels, channels;
 
   // Blocks that are to share a multiprocessor.
   constexpr int blocks() const { return pixels * channels > 8 ? 1 : 2; }
-  // Of so many steps: two instructions are fetched at a time.
+  // Bytes of so many steps' weights, which are fetched for two instructions at a time.
   constexpr int64_t weight_bytes(int64_t steps) const {
     return (steps * channels + 1) / 2 * 2 * kStepWeights;
   }
@@ -166,8 +166,8 @@ inline constexpr int kBoxKernelCount = 5;
 struct Variant {
   int kernel;  // those of boxes follow the others
   int warps;   // that share a tile's pixels: 1, 2, 4 or 8, by their logarithm
-  // Of each through the tile, one after the other: 1, 2 or 4, likewise. Of a weight gradient by
-  // boxes, the blocks of a cluster: 1, 2, 4 or 8.
+  // Each warp's passes through the tile, one after the other: 1, 2 or 4, likewise. For a weight
+  // gradient by boxes, the blocks of a cluster: 1, 2, 4 or 8.
   int passes;
   bool by_threads = false;  // how planes come to boxes, not by strips
 
@@ -219,8 +219,8 @@ int64_t weight_bytes(const Work& work);
 int64_t packed_bytes(const Work& work);
 
 // The tile of positions, and the boxes that it reads, one for each class of columns: neighbouring
-// positions then meet neighbouring slots. Of rows nothing is left out between its first one and its
-// last but what no tap meets.
+// positions then meet neighbouring slots. Between its first row and its last, a box leaves out only
+// rows that no tap meets.
 Tile box_of(const Geometry& geometry, int images, int rows, int columns);
 
 // Vectors of one or two pixels of what a tile reads, or of its positions, as threads bring them.
@@ -272,8 +272,8 @@ struct BoxWork {
   int threads;  // of all kinds
   int64_t slices;
   TileCounts tiles;
-  // Of shared memory; the boxes where they are made of strips, the list where the copy engine does
-  // not bring them.
+  // Where things are in shared memory, and its bytes. There are boxes here if they are made of
+  // strips, and a list if the copy engine does not bring them.
   int weights_at, staging_at, spots_at, table_at, barriers_at, list_at, boxes_at, bytes;
   bool fits;
   Loading loading;
@@ -328,8 +328,8 @@ struct GradientBoxWork {
   int box_bytes, out_box_bytes;  // with what is in front of the next one
   int stages;
   int threads;
-  // Of shared memory; the boxes where they are made of strips, the lists where the copy engine does
-  // not bring them.
+  // Where things are in shared memory, and its bytes. There are boxes here if they are made of
+  // strips, and lists if the copy engine does not bring them.
   int boxes_at, positions_at, table_at, places_at, zeros_at, barriers_at, list_at, out_list_at;
   int bytes;
   bool fits;

@@ -146,8 +146,8 @@ struct GradientMemory {
   char *in, *out;
 };
 
-// Of the tile that begins at `at`, where slots and pixels are in the images. A pixel that is none
-// has the slot of zeros behind the last one.
+// Finds where a tile's slots and pixels are in the images, and the slot of each pixel, in bytes. A
+// pixel that does not exist has -1, for the slot of zeros behind the last one.
 template <typename T>
 __device__ inline void find_all(const GradientParams<T>& p, int tile,
                                 const GradientMemory<T>& memory, int* slots) {

@@ -79,7 +79,7 @@ __device__ inline RunPlace run_place(const GradientBoxParams<T>& p, const Place&
           at.w * p.tile.w.step + p.tile.w.first};
 }
 
-// Of every set, where the rows of its pairs are; behind the last one, some that exist.
+// Lists where the rows of every set's pairs are; behind a set's last row, some that exist.
 template <typename T>
 __device__ inline void list_gradient_rows(const Crew& crew, const GradientBoxParams<T>& p,
                                           const Share& share, int pairs, int* table) {
@@ -219,7 +219,7 @@ __device__ inline void add_box_pixels(const GradientBoxParams<T>& p,
     } else {
 #pragma unroll
       for (int j = 0; j < kColumns; j += 2) {
-        // Of neighbouring octets: lanes 16 to 31 point at the second one.
+        // Matrices of two neighbouring octets: lanes 16 to 31 point at the second.
         uint32_t both[4];
         ptx::load_transposed_matrices(swizzle(from + j * kPieceBytes, swizzled), both);
 #pragma unroll

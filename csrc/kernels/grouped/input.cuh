@@ -125,7 +125,7 @@ __host__ __device__ inline int class_slot(const AxisParams& axis, int offset) {
   return from_first % axis.step / axis.class_step * axis.kept + from_first / axis.step;
 }
 
-// Of every slot of the tile that begins at `at` the offset of its pixel, -1 where there is none.
+// Lists the offset of every slot's pixel in the tile that begins at `at`, -1 where there is none.
 template <typename T>
 __device__ inline void find_pixels(const Crew& crew, const TileParams& p, const Image<T>& image,
                                    const Place& at, const Spot* spots, int64_t* list) {
@@ -156,7 +156,7 @@ __device__ inline float operand<float>(float v) {
 template <typename T, int kAtOnce>
 class UnitCopies {
  public:
-  // Of `units` units at a time of each of some sets of channels, to planes
+  // Copies `units` units at a time of each of some sets of channels, to planes
   // `plane` slots apart.
   __device__ UnitCopies(const Crew& crew, const Image<T>& image, int first_set, int sets, int units,
                         int slot_bytes, int plane)
@@ -279,10 +279,10 @@ class UnitCopies {
   const Crew crew_;
   const Image<T>& image_;
   int units_, slot_bytes_, plane_;
-  // Of pieces:
+  // For pieces:
   const T* from_ = nullptr;
   int first_ = 0, apart_ = 0, channel_ = 0, left_ = 0, to_ = 0;
-  // Of elements:
+  // For elements:
   int first_set_ = 0, all_ = 0;
 };
 

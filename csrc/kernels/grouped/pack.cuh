@@ -11,14 +11,14 @@ namespace customconv::grouped {
 
 constexpr int kPackThreads = 256;
 
-// A phase's taps, and of what is counted through all phases the place in this one.
+// A phase's taps, and the place in this phase of what is counted through all of them.
 struct PhaseTaps {
   Taps h, w;
   Divider<int32_t> by_w;  // taps of a row
   int count, steps;
   int place;
 };
-// Of a step, which has so many pieces of a tap's channels, `of_a_step` are counted.
+// `pieces`: of a tap's channels; `step_pieces`: of a step, which counts for `of_a_step` places.
 __device__ inline PhaseTaps phase_of(const AxisParams& h, const AxisParams& w, int pieces,
                                      int step_pieces, int place, int of_a_step) {
   for (int phase_h = 0;; ++phase_h) {
@@ -60,7 +60,7 @@ struct WeightParams {
   int64_t all;
   int table;  // its entries
 
-  // `of_a_step` are counted.
+  // A step counts for `of_a_step` places.
   __device__ PhaseTaps phase_at(int place, int of_a_step) const {
     return phase_of(filter.h, filter.w, work.units, kStepUnits, place, of_a_step);
   }

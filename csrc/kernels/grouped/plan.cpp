@@ -106,8 +106,8 @@ class Search : public PlanSearch {
     return d_.has_hopper_kernels() && (p_.pass != Pass::kWgrad || size_ == 2);
   }
 
-  // Tiles of at most so many pixels, from wide ones to narrow ones. Of eight neighbours, or whole
-  // rows: those of an operand then lie in banks of their own.
+  // Tries tiles of at most so many pixels, from wide to narrow. If rows are multiples of eight
+  // pixels, or the image's, the rows of an operand lie in banks of their own.
   void try_boxes(const Variant& v, int64_t pixels) {
     constexpr int64_t kNarrow = 4, kUnit = 8;
     const int64_t width = g_.w.positions;
@@ -306,8 +306,8 @@ class Search : public PlanSearch {
         static_cast<double>(std::min<int64_t>(g_.K, w.channel_tiles * kChannelTile));
     issues += outputs / 32 * kOutputInstructions / (out_vectors_ ? 16 / size_ : 1) +
               warps * phases * (kTileInstructions + passes * pixels * channels * kSumInstructions);
-    // Of units that are single ones, four taps are read at a time, of two rows of the tile: of
-    // filters three wide these lie in banks of their own where rows are so far apart.
+    // Single units are read for four taps at a time, from two rows of the tile. For filters three
+    // wide, they lie in banks of their own where rows are so far apart.
     const int turn = tile.pitch % 16;
     const double operand = w.units > 1 || (turn >= 6 && turn <= 12) ? 2 : 4;
     const double operands = warps * passes * steps * (1 + 4 * channels + operand * pixels);
@@ -498,7 +498,7 @@ class Search : public PlanSearch {
     }
   }
 
-  // Of planes each phase of columns writes parts of all sectors.
+  // Bytes beyond the least: each phase of a plane's columns writes parts of all sectors.
   double part_bytes() const {
     const int parts = is_planar(g_) ? g_.w.phases - 1 : 0;
     return static_cast<double>(parts) * size_ * static_cast<double>(p_.x_count());
@@ -540,8 +540,8 @@ class Search : public PlanSearch {
   const bool out_vectors_ = g_.out[1] == 1 && g_.K * size_ % kUnitBytes == 0;
 };
 
-// Of boxes by who brings them, else by the channels that are multiplied at a time; and by the
-// kernel where it has an epilogue, in which compilers may join a product and a sum.
+// See Family: by who brings boxes, or without boxes by the channels that are multiplied at a time;
+// with an epilogue also by the kernel, as compilers may join a product and a sum there.
 int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
   const Variant v = Variant::at(plan.variant_index);
   int64_t order = v.by_threads ? -1 : -2;

@@ -174,7 +174,7 @@ class PlaneCopies {
     }
   }
 
-  // Of eight channels' pairs of pixels the one that the bytes are chosen of.
+  // One pixel of each of eight channels' pairs: `bytes` chooses the first or the second.
   static constexpr uint32_t kFirst = 0x5410, kSecond = 0x7632;
   static __device__ uint4 side(const uint32_t (&v)[kElements], uint32_t bytes) {
     const auto pair = [&](int i) { return __byte_perm(v[i], v[i + 1], bytes); };

@@ -24,8 +24,8 @@ __device__ inline void prefetch_weights(const Crew& crew, const BoxParams<T>& p,
   }
 }
 
-// Where one of the pieces is in the filter, of which every step has two. Of an odd number of pieces
-// the last has none beside it.
+// Where a piece is in the filter. Every step has two; if a phase has an odd number of pieces, its
+// last one has none beside it.
 template <typename T>
 __device__ inline FilterPiece filter_piece(const BoxParams<T>& p, int number) {
   const PhaseTaps phase = phase_of(p.tile.h, p.tile.w, p.work.pieces, 2, number, 2);

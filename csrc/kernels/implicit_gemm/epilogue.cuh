@@ -207,7 +207,7 @@ class Residual {
   uint32_t parity_ = 0;
 };
 
-// Of a slab's sums, where the activation waited for the residual.
+// Activates a slab's sums, if the activation waited for the residual.
 template <int kCount, typename T>
 __device__ inline void activate_after_residual(const Output<T>& out, float* sums) {
   if (out.epilogue.residual_last) return;

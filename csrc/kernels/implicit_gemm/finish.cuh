@@ -1,6 +1,6 @@
 // From sums to results while they are in registers: scale, bias, residual and activation.
 //
-// Of a warpgroup's block, a thread has sums of two pixels by pairs of channels, as wgmma leaves
+// In a warpgroup's block, a thread has sums of two pixels by pairs of channels, as wgmma leaves
 // them: s[j * 4 + half * 2 + i] is of pixel `half` and of channel j * 8 + i from the thread's
 // first.
 #pragma once
@@ -18,7 +18,7 @@ __device__ inline bool rarely(bool condition) { return __builtin_expect(conditio
 // Keeps the compiler from loading more ahead than there are registers for.
 __device__ inline void finish_loads() { asm volatile("" ::: "memory"); }
 
-// Of T, side by side.
+// Two values of T, side by side.
 template <typename T>
 __device__ inline float2 widen_pair(uint32_t bits) {
   const T* pair = reinterpret_cast<const T*>(&bits);
@@ -72,7 +72,7 @@ __device__ inline void with_channels(const T* values, int K, int first_k,
   }
 }
 
-// Of all of a warpgroup's blocks.
+// Scales the sums of all of a warpgroup's blocks, and adds the bias.
 template <typename T, int kBlocks, int kSums>
 __device__ inline void scale_and_bias(const Output<T>& out, int first_k,
                                       float (&sum)[kBlocks][kSums]) {

@@ -13,8 +13,8 @@ struct Tile;
 
 constexpr int kMostPhases = 4;
 
-// Of the output, pixels that the same taps meet: those of an input gradient that are whole strides
-// apart. Else there is one phase, of all pixels.
+// Output pixels that the same taps meet: those of an input gradient that are whole strides apart.
+// Other problems have one phase, of all pixels.
 struct Phase {
   int R, S;                // taps
   int first_tap;           // of all, as the weight has them
@@ -61,10 +61,10 @@ double weave_bytes(const Forward& problem);
 // are channels-last, else of each image's; any other problem stays as it is.
 Forward as_one_row(Forward problem);
 
-// In which order the channels of a row follow each other. Of each part of `residues` times `run`
-// channels, first those whose number is a multiple of `residues`, then the next ones. Both are
-// powers of two. Where values are halved (halves.cuh), runs of 2^half_bits channels come as their
-// high halves and then as their low ones, and nothing else changes the order.
+// The order of a row's channels. In each part of `residues` times `run` channels, those whose
+// number is a multiple of `residues` come first, then the next ones. Both are powers of two. If
+// values are halved (halves.cuh), runs of 2^half_bits channels come as their high halves and then
+// as their low ones, and nothing else changes the order.
 struct ChannelOrder {
   int residue_bits = 0, run_bits = 0;
   int half_bits = 0;

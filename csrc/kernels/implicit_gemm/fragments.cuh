@@ -1,8 +1,8 @@
 // Operands in registers: the threads that multiply fetch pixels from rows in shared memory.
 //
-// Of the sixteen rows that a warp holds of the matrix instruction's first operand, a thread has
-// two, lane / 4 and lane / 4 + 8. They stand for two neighbouring pixels, so that one access brings
-// both, and the results of both are stored by one.
+// A warp holds sixteen rows of the matrix instruction's first operand, and a thread two of them,
+// lane / 4 and lane / 4 + 8. They stand for two neighbouring pixels, so that one access loads both,
+// and one stores the results of both.
 #pragma once
 
 #include "kernels/implicit_gemm/rows.cuh"
@@ -125,7 +125,7 @@ __device__ inline void fetch(uint32_t (&operand)[kCount][4], uint32_t at, const 
         if constexpr (kFetch == Fetch::kFlat) {
           offset = flat[i * kPiece + E::channel(c) + E::first_channel(threadIdx.x % 32)];
         }
-        // Of no channel: the pixel may be anything, even NaN.
+        // Without a channel, the pixel may be anything, even NaN.
         const bool exists = kFetch != Fetch::kFlat || offset >= 0;
         const uint32_t from = at + (exists ? offset : 0);
         first[c] = E::load_one(from);
@@ -193,7 +193,7 @@ __device__ inline void multiply_rows(const Params<T>& p, const Shared& shared, c
   const RowSource<T>& source = p.source;
   const int lane = threadIdx.x % 32;
 
-  // Of the thread's first pixel, in bytes from the beginning of a stage.
+  // Where the thread's first pixel is, in bytes from the beginning of a stage.
   const int pair = block * (kInstructionRows / 2) + threadIdx.x % 128 / 32 * 8 + lane / 4;
   int position = pair * 2;
   if constexpr (is_copied(kFetch) && kFetch != Fetch::kPieces) {

@@ -11,7 +11,7 @@ template <typename T>
 void pack_weight_matrix(const Forward& problem, bool transposed, const PackedWeight& packed,
                         const T* w, T* to, cudaStream_t stream);
 
-// Of an input gradient, `asked`, whose phases `problem` joins.
+// The same for an input gradient, `asked`, whose phases `problem` joins.
 template <typename T>
 void pack_joined_weight(const ConvProblem& asked, const Forward& problem,
                         const PackedWeight& packed, const T* w, T* to, cudaStream_t stream);

@@ -29,7 +29,7 @@ __device__ inline int64_t boxed_offset(const Output<T>& out, const Corner& at, i
   return n * out.n + p * out.p + q * out.q;
 }
 
-// Of a pair of pixels the offset of the first, and how many of them there are.
+// The offset of the first of a pair of pixels, and how many of them exist.
 struct Pair {
   int64_t offset;
   int count;

@@ -265,7 +265,7 @@ class Search {
     } else if (!pairs) {
       try_planes(Fetch::kElements);
     }
-    // Of each tap no more pixels than the tile has.
+    // A plane for each tap has no more pixels than the tile.
     if (best_.ms == 0) try_kernels(Fetch::kPieces, kApartH | kApartW);
     return best_;
   }

@@ -11,7 +11,7 @@ namespace {
 constexpr int kMostBox = 256;            // pixels of a box, along a dimension
 constexpr int64_t kPageBytes = 2 << 20;  // of memory
 
-// Of boxes: what a stride skips is not loaded.
+// An axis of boxes: what a stride skips is not loaded.
 Axis boxed_axis(int64_t taps, int64_t stride, int64_t dilation, bool apart) {
   const int64_t period = apart ? taps : stride / std::gcd(stride, dilation);
   const int64_t planes = std::min(taps, period);
@@ -21,7 +21,7 @@ Axis boxed_axis(int64_t taps, int64_t stride, int64_t dilation, bool apart) {
       static_cast<int>(planes < taps ? ceil_divide(taps, planes) - 1 : 0) * static_cast<int>(step)};
 }
 
-// Of rows: every pixel between the first tap and the last.
+// An axis of rows: every pixel between the first tap and the last is loaded.
 Axis row_axis(int64_t taps, int64_t dilation, bool apart) {
   if (apart) return {static_cast<int>(taps), 0, 0};
   const int64_t reach = std::min((taps - 1) * dilation, kTooMany);

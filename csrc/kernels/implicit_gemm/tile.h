@@ -1,8 +1,8 @@
 // How a convolution is cut into matrix products; the planner chooses, the kernel follows.
 //
-// A block of threads computes a tile: some output pixels by some output channels. Of the input it
-// keeps in shared memory what some channels of a tile need, with the halo, and all taps read it
-// where it lies. How depends on the input's layout (`Fetch`):
+// A block of threads computes a tile: some output pixels by some output channels. It keeps in
+// shared memory the part of the input that some channels of a tile need, with the halo, and all
+// taps read it where it lies. How depends on the input's layout (`Fetch`):
 //
 // Boxes, for channels-last: a plane of pixels, 128 bytes of channels each, that the matrix
 // instruction itself reads; a tap is a plane that starts some pixels later. Taps share a plane
@@ -28,7 +28,7 @@ constexpr int kMostBlocks = 4;        // of a tile
 constexpr int kRowThreads = 96;       // that copy rows
 constexpr int kRowBarrier = 15;       // of theirs
 constexpr int kMostStages = 8;
-// Of output: 64 pixels by 128 bytes of channels, or the other way round.
+// A slab of output: 64 pixels by 128 bytes of channels, or the other way round.
 constexpr int kSlabBytes = 64 * kRowBytes;
 constexpr int kMostPlanarSlabs = 2;            // that a warpgroup stores at a time, planar
 constexpr int kMostPositions = 768;            // of a plane: two of them fill the shared memory
@@ -123,7 +123,7 @@ constexpr int group_products(Fetch fetch) {
 // Channels of a planar slab.
 constexpr int slab_channels(int channels) { return channels < 64 ? channels : 64; }
 
-// Of a row of taps, those that are a group. Three share pixels; longer rows are cut where a pair of
+// How many taps of a row are a group. Three share pixels; longer rows are cut where a pair of
 // pixels begins.
 constexpr int taps_of_group(Fetch fetch, int taps) {
   return taps <= group_products(fetch) ? taps : 2;

@@ -56,7 +56,7 @@ __device__ inline uint4 shifted(const uint4& first, const uint4& second, int byt
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// Of a unit's words, ones where elements exist: from the first on, before the last.
+// A mask of a unit's words: ones where elements exist, from `first` on and before `last`.
 template <typename T>
 __device__ inline uint4 mask_of(int first, int last) {
   constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kOfWord = kElements / 4;

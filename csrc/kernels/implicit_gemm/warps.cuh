@@ -10,7 +10,7 @@
 
 namespace customconv::implicit_gemm {
 
-// Of a row of 128 bytes in shared memory, at that address, the place of a unit of 16.
+// The address of a unit of 16 bytes in the row of 128 bytes of shared memory at address `row`.
 __device__ inline uint32_t swizzled(uint32_t row, int unit) {
   return row + ((unit ^ (row / kRowBytes % 8)) * 16);
 }
@@ -41,7 +41,7 @@ class ThreadCopies {
   }
 };
 
-// Of planes, the weights of one tap after the other; called by a warp.
+// Copies the weights for planes, one tap after the other; called by a warp.
 template <typename T, int kChannels>
 __device__ inline void copy_tap_weights(const Params<T>& p, const Shared& shared) {
   constexpr int kBytes = kChannels * kRowBytes;
@@ -107,7 +107,7 @@ class WarpProducts {
  public:
   static constexpr int kUnit = kUnitBytes<kChannels, kFetch>;
 
-  // Of two blocks of eight channels a lane reads a row of one half of a piece.
+  // A lane points at one half of a piece, in a row of one of two blocks of eight channels.
   __device__ explicit WarpProducts(uint32_t weights) {
     const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8;
     half_ = lane / 8 % 2;

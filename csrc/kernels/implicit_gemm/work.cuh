@@ -147,8 +147,8 @@ __device__ inline int tap_at(const Params<T>& p, int r, int s) {
   return kTransposed ? p.weight_taps - 1 - tap : tap;
 }
 
-// Of a weight that is transposed, by the elements' rows of 128 bytes: some input channels of each
-// slab of output channels. Calls `copy` with where they are in a stage and in the weight.
+// Calls `copy` for each slab of a transposed weight: some input channels by 128 bytes of output
+// channels. It is given where they are in a stage and in the weight.
 template <int kChannels, typename T, typename Copy>
 __device__ inline void each_transposed(const Params<T>& p, const Corner& at, int c, Copy copy) {
   constexpr int kColumns = kRowBytes / static_cast<int>(sizeof(T));

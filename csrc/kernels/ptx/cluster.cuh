@@ -13,8 +13,8 @@ __device__ inline int cluster_rank() {
   return static_cast<int>(rank);
 }
 
-// Of all threads of a cluster that have not returned; of what they wrote, only barriers that were
-// initialised and fenced are seen after.
+// A barrier of all threads of a cluster that have not returned. Only barriers that they initialised
+// and fenced before are visible after it, not their other writes.
 __device__ inline void meet_cluster() {
   asm volatile(
       "barrier.cluster.arrive.relaxed.aligned;\n"
@@ -22,7 +22,7 @@ __device__ inline void meet_cluster() {
           : "memory");
 }
 
-// Of all threads of a cluster that have not returned. What was written before is seen after.
+// The same, but all that was written before is visible after.
 __device__ inline void sync_cluster() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"

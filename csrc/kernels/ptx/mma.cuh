@@ -8,9 +8,9 @@
 
 namespace customconv::ptx {
 
-// Products of 16 rows by 8 columns, over 32 bytes of both. Of `a` a lane has four bytes of rows
-// lane / 4 and lane / 4 + 8 at lane % 4 * 4, then the same of 16 bytes further on; of `b` the same
-// of column lane / 4. Of the sums it has columns lane % 4 * 2 and the next, of both rows.
+// Products of 16 rows by 8 columns, over 32 bytes of both. A lane holds four bytes of rows lane / 4
+// and lane / 4 + 8 of `a`, at lane % 4 * 4, then the same 16 bytes further on; likewise of column
+// lane / 4 of `b`. Its sums are columns lane % 4 * 2 and the next, of both rows.
 #define CUSTOMCONV_MULTIPLY_ADD(T, instruction)                                         \
   template <>                                                                           \
   __device__ inline void multiply_add<T>(float* d, const uint32_t (&a)[4], uint32_t b0, \

@@ -61,7 +61,7 @@ __device__ inline void store_shared(uint32_t address, float a, float b) {
 }
 
 // Four matrices; lanes 8i to 8i + 7 give the addresses of the rows of the i-th, 16 bytes each.
-// Of a matrix, a lane holds two neighbours of row lane / 4.
+// A lane holds two neighbours of row lane / 4 of each matrix.
 __device__ inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
                                       uint32_t d) {
 #if __CUDA_ARCH__ >= 900

@@ -10,8 +10,8 @@
 
 namespace customconv::depthwise::bands {
 
-// Of sixteen pieces the blocks of a section of one row, as operands: a lane gives the address of
-// the row of piece lane % 16, in the first block or the second.
+// Loads the blocks of a section of one row of sixteen pieces, as operands. A lane gives the address
+// of the row of piece lane % 16, in the first block or the second.
 template <int kBlocks>
 __device__ inline void load_row(uint32_t address, uint32_t (&row)[2 * kBlocks]) {
 #pragma unroll

@@ -57,7 +57,7 @@ struct Variant {
 constexpr int vector_of(int channels) { return channels < 8 ? channels : 8; }
 inline constexpr int kShiftBytes = 64;  // between a tile's first eight channels and the others
 
-// Of pieces, of a tile.
+// A tile: its rows and columns of pieces, and its images.
 struct Tile {
   int64_t rows, columns, images;
 };

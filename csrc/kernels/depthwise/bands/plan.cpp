@@ -23,7 +23,7 @@ constexpr double kAhead = 4;               // units of a thread that are on thei
 
 constexpr int kLeastTaps = 25;  // fewer are faster on CUDA cores
 constexpr int kMostImages = 16;
-// Of a weight gradient: pieces of a tile, and blocks for each multiprocessor.
+// For a weight gradient: pieces of a tile, and blocks for each multiprocessor.
 constexpr int kMostGradientPieces = 512;
 constexpr int kGradientTurns[] = {1, 2, 4, 8};
 constexpr int kMostGradientChannels = 8;
@@ -77,7 +77,7 @@ int gradient_taps(int64_t rows, int pairs) {
   return best;
 }
 
-// Of the smallest tile.
+// Whether the smallest tile fits.
 bool fits_shared(const Geometry& g, bool of_weights, const DeviceProperties& d) {
   const Source source = source_of(g);
   const int channels = source == Source::kPlanes ? 1 : 4;
@@ -289,7 +289,7 @@ class Search : public PlanSearch {
     const double images = static_cast<double>(tile.images);
     const double tiles = static_cast<double>(w.tiles.of_a_channel());
     const double own = std::ceil(tiles / static_cast<double>(splits));
-    // Of a tile.
+    // For a tile.
     const double products = items * units * height * v.taps * pairs;
     const double wavefronts =
         items * units *
@@ -340,11 +340,11 @@ class Search : public PlanSearch {
     const double images = static_cast<double>(tile.images);
     const double tiles = static_cast<double>(w.tiles.of_a_channel());
     const double own = std::ceil(tiles / static_cast<double>(shares));  // tiles of a block
-    // Of a row of the filter, of an item.
+    // For a row of the filter and an item.
     const double row_products = kPieceRows * blocks / 2;
     const double row_wavefronts = 2 * blocks * w.in.wavefronts + blocks;
     const double loads = sections * (R + kPieceRows - 1);
-    // Of a tile.
+    // For a tile.
     const double products = items * sections * R * row_products;
     const double wavefronts = items * loads * row_wavefronts;
     const double lines = static_cast<double>(w.in_rows * w.in.blocks * kPieceColumns) * images;

@@ -43,7 +43,7 @@ Boxed boxed_of(const Tile& tile, int rows, int columns, int element_size) {
   return boxed;
 }
 
-// Of those that are computed by kernels of their own.
+// Whether it is one of the problems that have kernels of their own.
 bool is_usual(const ConvProblem& p) {
   const auto* end = kTaps + kTapsCount;
   return p.R == p.S && std::find(kTaps, end, p.R) != end && p.stride_h == p.stride_w &&

@@ -112,7 +112,7 @@ struct Work {
 
   int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
 };
-// Of a block that may have so much shared memory.
+// The work of a block that may have so much shared memory.
 Work work_of(const Geometry& geometry, const Tile& tile, int element_size, int shared_bytes);
 
 }  // namespace customconv::depthwise::boxes

@@ -182,7 +182,7 @@ class Search : public PlanSearch {
     add(plan);
   }
 
-  // Of blocks that go through so many tiles each.
+  // The work of blocks that go through `own` tiles each.
   customconv::Work count_work(const Work& w, int resident, int64_t blocks, int64_t own) const {
     const double outputs = kPatch * kPatch, kernel = g_.h.taps * g_.w.taps;
     const double read = kReadInstructions + (size_ == 2 ? kWidenInstructions : 0);
@@ -239,7 +239,7 @@ class Search : public PlanSearch {
     return work;
   }
 
-  // Of an image's patches, those of which a part lies outside.
+  // The fraction of an image's patches that lie partly outside of it.
   double partial_patches() const {
     const double whole = (g_.h.out / kPatch) * (g_.w.out / kPatch);
     return 1 - whole / static_cast<double>(ceil_divide(g_.h.out, kPatch) *

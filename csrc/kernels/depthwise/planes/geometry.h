@@ -9,15 +9,15 @@
 
 namespace customconv::depthwise::planes {
 
-// Along an axis, how outputs meet inputs: neighbours begin a pixel apart, or two. Of input
-// gradients: a pixel apart, by the taps in turned order; or half a one, by the even and the odd
-// taps in turns, where with even padding the first output meets the even ones.
+// How outputs meet inputs along an axis: neighbours begin a pixel apart, or two. In input gradients
+// they begin a pixel apart and meet the taps in reverse order, or half a pixel apart and meet the
+// even and the odd taps in turns; with even padding the first output meets the even ones.
 enum class Walk : uint8_t { kNext, kSecond, kBack, kHalf, kHalfOdd };
 inline constexpr int kWalkCount = 5;
 constexpr bool is_half(Walk walk) { return walk == Walk::kHalf || walk == Walk::kHalfOdd; }
 
-// Of a strip that begins at an even output: the tap by which an output meets an input of those that
-// the strip reads; there may be none of that number.
+// The tap by which an output of a strip meets one of the inputs that the strip reads. The strip
+// begins at an even output; there may be no tap of that number.
 constexpr int tap_of(Walk walk, int taps, int out, int in) {
   return walk == Walk::kNext     ? in - out
          : walk == Walk::kSecond ? in - 2 * out

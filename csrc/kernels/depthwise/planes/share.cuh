@@ -26,7 +26,7 @@ struct Params {
   bool paired;            // rows of the output begin with words
   bool finishes;          // there is an epilogue
   Divider<int32_t> channels, bands, row_strips, column_strips;
-  // Of a weight gradient: `out` is only read; parts of sums, null where there is one of each.
+  // For a weight gradient, where `out` is only read: parts of sums, null if there is one of each.
   float* partial;
   int N;
   int steps;                // tiles of a channel, in all images

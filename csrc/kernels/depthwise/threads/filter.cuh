@@ -37,8 +37,8 @@ struct Params {
   int store_unit;     // windows: neighbouring columns that are stored at once
   Divider<int32_t> channels, multiplier, columns, strips, vectors, units;
   Divider<int32_t> by_step_h, by_step_w, filter_rows, by_stage_columns;
-  // Of a weight gradient: `out` is only read; parts of sums, null where there is one of each, how
-  // many there are, and the parts of the filter that blocks share.
+  // For a weight gradient, where `out` is only read: the parts of sums, null where there is one of
+  // each; how many there are; and the parts of the filter that blocks share.
   float* partial;
   Divider<int32_t> splits, chunks_r, chunks_s;
 };

@@ -192,7 +192,7 @@ class Search : public PlanSearch {
     add(plan);
   }
 
-  // Of a weight gradient: parts of the pixels, for so many blocks a multiprocessor.
+  // Parts of a weight gradient's pixels, for so many blocks a multiprocessor.
   int64_t splits_of(const Work& w, int turns) const {
     const int64_t wanted = ceil_divide(int64_t{turns} * d_.sm_count, w.blocks);
     const int64_t most = ceil_divide(w.items * w.vectors, int64_t{kThreads} * kGradientItems);
@@ -205,7 +205,7 @@ class Search : public PlanSearch {
     const double S = static_cast<double>(g_.S);
     double turns = std::ceil(static_cast<double>(g_.R) / taps);
     const double size = static_cast<double>(size_);
-    // Of the rows that go by in a turn: how many, and reads of a row and column of taps.
+    // The rows that go by in a turn, and the reads of each for a column of taps.
     double rows = row_count(v.walk, kTaps[v.taps], v.kept());
     double columns = S, reads = 1, read_width = width, products = taps * width;
     if (v.order == Order::kWindows) {
@@ -289,7 +289,7 @@ class Search : public PlanSearch {
         static_cast<float>(kWarps * busiest({(each + once) / hardware::kSchedulers, line_reads,
                                              stored_bytes / hardware::kL2BytesPerClock}));
     work.waits = static_cast<float>(1 + waits + fetch_waits(code, turns * columns));
-    // Of lines of which a block needs a part, whole sectors are fetched.
+    // A block that needs a part of a line fetches whole sectors.
     const double piece = w.vectors * width * size;
     const double waste = is_planar(v.order) ? 1 : std::max(1.0, hardware::kSectorBytes / piece);
     work.bytes = static_cast<float>(p_.least_bytes() * waste);

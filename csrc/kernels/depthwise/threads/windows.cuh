@@ -96,8 +96,8 @@ __device__ inline void sum_square(const Params<T>& p, const T* in, const T* filt
   }
 }
 
-// Some columns of taps of a filter of any height. Of the rows of taps those are in registers that
-// the outputs meet at a time; the next row of the input is on its way.
+// Sums some columns of taps of a filter of any height. Registers hold the rows of taps that the
+// outputs meet at a time; the next row of the input is on its way.
 template <int kTaps, int kShape, bool kPartial, int kKept, int kColumns, typename T>
 __device__ inline void sum_band(const Params<T>& p, const T* in, const T* filter, int first_column,
                                 int taps, const Item& item, float (&sum)[kKept][kColumns]) {

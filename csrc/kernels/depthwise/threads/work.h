@@ -34,7 +34,7 @@ inline constexpr int kBandTaps = 8;
 inline constexpr int kLineTaps[] = {5, kBandTaps};
 inline constexpr int kLineGradients[] = {5, 2 * kBandTaps};
 inline constexpr int kLineShapesCount = 2;
-// Of the input's rows: 16 bytes.
+// Elements of a unit of the input's rows: 16 bytes.
 constexpr int line_unit(int64_t element_size) { return 16 / static_cast<int>(element_size); }
 
 // How a thread's outputs, one below the other, share rows of the input.
@@ -100,7 +100,7 @@ constexpr bool has_kernel(const Variant& v) {
   const int taps = kTaps[v.taps], rows = kRows[v.rows];
   const bool next = v.walk == Walk::kNext, any = v.walk == Walk::kAny && taps == 1;
   if (v.order == Order::kWindows) {
-    // Of a filter that is a single turn the offset of half padding, the only one of units of one.
+    // A filter of a single turn has the offset of half padding, the only one for units of one.
     const auto [unit, offset] = kWindowShapes[v.shape];
     const bool usual = (offset + (taps - 1) / 2) % unit == 0;
     return next && taps > 1 && rows == 4 && (usual || taps == kBandTaps);
@@ -132,7 +132,7 @@ struct Work {
   int vectors;        // channels: of a block, side by side
   int filter_rows;    // channels: of the filters in shared memory, with zeros
   int stage_columns;  // channels: columns of the filters in shared memory at a time
-  int64_t units;      // channels: groups of `vectors`. Of a weight gradient: what has a sum
+  int64_t units;      // channels: groups of `vectors`; weight gradient: what has a sum
   int64_t items;      // pixels, or of planes all their strips and columns
   int64_t chunks_r = 1, chunks_s = 1;  // of a weight gradient: of the filter
   int64_t blocks;                      // but for splits

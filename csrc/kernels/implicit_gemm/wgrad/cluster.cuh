@@ -17,8 +17,8 @@ struct Gathered {
   int log;
   int share;  // fours of a thread block
 
-  // Of a thread block's share. `block`: of columns, of all warps. A vector's lanes meet all banks,
-  // and so do those of neighbouring vectors that have the same columns.
+  // A place in a thread block's share. `block`: of columns, of all warps. A vector's lanes meet all
+  // banks, and so do those of neighbouring vectors that have the same columns.
   __device__ int place(int block, int vector, int lane) const {
     return ((block << log) + vector) * 32 + (lane ^ ((vector ^ (lane / 8 << log)) & 7));
   }

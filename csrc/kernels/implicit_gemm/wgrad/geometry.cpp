@@ -14,7 +14,7 @@ constexpr int64_t kAlignment = 1024;  // of what is swizzled
 int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
 int small(int64_t value) { return static_cast<int>(value); }
 
-// Of pixels. `group`: channels of a group.
+// How boxes of pixels are filled. `group`: channels of a group.
 Fill fill_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t group,
              int64_t element_bytes) {
   const int64_t whole = 16 / element_bytes;
@@ -26,7 +26,7 @@ Fill fill_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t g
   return boxed ? Fill::kNone : Fill::kUnits;
 }
 
-// Of planes.
+// How boxes of planes are filled.
 Fill turn_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t step_w) {
   const auto even = [&](int i) { return sizes[i] == 1 || strides[i] % 2 == 0; };
   const bool pairs = step_w == 1 && aligned && (sizes[3] == 1 || strides[3] == 1) &&

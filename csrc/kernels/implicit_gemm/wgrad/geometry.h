@@ -91,7 +91,7 @@ struct Tile {
   const Kernel& kind() const { return kKernels[kernel]; }
   int64_t tiles() const { return tiles_n * tiles_p * tiles_q; }
   int pixels() const { return images * rows * columns; }
-  // Of tables of the places in boxes that are turned.
+  // Bytes of the tables of places in boxes that are turned.
   int table_bytes() const {
     if (!turns()) return 0;
     return (row_places(fill_x, x_columns) * x_rows + row_places(fill_y, columns) * rows) * images *
@@ -100,7 +100,7 @@ struct Tile {
   bool turns() const { return fill_y == Fill::kPixels || fill_y == Fill::kPairs; }
   bool fills() const { return fill_x != Fill::kNone || fill_y != Fill::kNone; }
   int threads() const { return kind().threads(fills()); }
-  // Of a thread block, also of channels and taps that do not exist.
+  // Sums of a thread block, including those of channels and taps that do not exist.
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
   // Whether stages can hold them, where a cluster's blocks leave them to each other.
   bool holds_sums() const { return stages * stage_bytes >= sums() * 4; }

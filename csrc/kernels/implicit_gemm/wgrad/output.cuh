@@ -23,7 +23,7 @@ struct Output {
   Divider<int32_t> by_class_chunks, by_channel_blocks;
   // Thread blocks may have output channels that are so many apart.
   Divider<int32_t> by_k_classes;
-  // Of each thread block its sums, as its threads hold them, four at a time; null where results are
+  // The sums of each thread block, as its threads hold them, four at a time; null where results are
   // stored.
   float4* partial;
   T* weight;
@@ -85,14 +85,14 @@ __device__ inline int channel_of_row(int row, int classes) {
   return of_class << classes | (row >> 3 & ((1 << classes) - 1));
 }
 
-// Of the taps of a filter row that share a box, so many at most, the first.
+// The first tap of a chunk: at most so many taps of a filter row, which share a box.
 template <typename T>
 __device__ inline int first_tap(const Output<T>& p, int32_t chunk, int most) {
   const int place = p.by_class_chunks.split(chunk) * most;
   return chunk + place * p.tap_apart;
 }
 
-// Of four of a thread's sums the first: they are of two rows, 8 apart, by two neighbouring columns,
+// The first of four of a thread's sums. The four are two rows, 8 apart, by two neighbouring columns
 // of a tap.
 struct Spot {
   int k, c, r, s;

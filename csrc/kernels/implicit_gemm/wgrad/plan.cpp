@@ -218,7 +218,7 @@ const char* why_not(const ConvProblem& p, const DeviceProperties& d) {
   const double blocks = static_cast<double>(p.groups) *
                         static_cast<double>(ceil_divide(p.group_K(), kBlock)) *
                         static_cast<double>(ceil_divide(p.group_C(), kBlock));
-  // Of the narrowest kernel, half of which may be idle.
+  // Sums of the narrowest kernel, half of which may be idle.
   const double sums = blocks * static_cast<double>(p.R * p.S) * 2 * kBlock * kBlock;
   if (sums > static_cast<double>(kMostSums)) return "the weight passes 2^29 elements";
   const double pixels =

@@ -244,7 +244,7 @@ __device__ inline void store_total(const Params<T>& p, const Share& share, const
   const int warps = share.boxes_k * share.boxes_r * 4, log = all.log;
   const int thread = static_cast<int>(threadIdx.x);
   const int vector = thread & ((1 << log) - 1), row = thread >> log & 7;
-  // Of the blocks of columns, a warp's or half of them, neighbouring threads take a row's.
+  // Neighbouring threads take a row's vectors, in all or some of a warp's blocks of columns.
   const int first = thread >> (log + 3), step = warps * 4 >> log;
 #pragma unroll 1
   for (int warp = first % warps; warp < warps; warp += step) {

@@ -40,8 +40,8 @@ struct TurnedBox {
   int odd;                // whether that is the second of a pair
 };
 
-// Of each place of a box, in a table, how many elements it is from the box's first pixel, and its
-// word of the row, row and image.
+// Fills in a table of a box's places: how many elements each is from the box's first pixel, and
+// its word of the row, row and image.
 constexpr int kPlaceBits = 10;
 template <typename T>
 __device__ inline void tabulate_places(const Turned<T>& from, uint32_t table, int odd, int thread,
@@ -59,11 +59,11 @@ __device__ inline void tabulate_places(const Turned<T>& from, uint32_t table, in
   }
 }
 
-// Turns a box of up to kChannels channels: of each place a thread loads a word of each channel,
-// zeros of pixels outside of the image, and when `may_store` returns stores them, channels of a
-// pixel side by side, in rows with the 128-byte swizzle. Of channels that do not exist nobody reads
-// the sums. As many words as a box has channels are under way, of several places if those are
-// fewer.
+// Turns a box of up to kChannels channels. For each place a thread loads a word of each channel,
+// zeros for pixels outside of the image. When `may_store` returns, it stores them in rows with the
+// 128-byte swizzle, the channels of a pixel side by side. Nobody reads the sums of channels that do
+// not exist. A thread has kBlock words under way at a time, of several places if the box has fewer
+// channels.
 template <bool kPairs, int kChannels, typename T, typename MayStore>
 __device__ inline void turn_box(const Turned<T>& from, const TurnedBox& box, int thread,
                                 int threads, const MayStore& may_store) {
@@ -107,7 +107,7 @@ __device__ inline void turn_box(const Turned<T>& from, const TurnedBox& box, int
       }
       columns[i] = word * (kPairs ? 2 : 1) - box.odd;  // of the box
       pixels[i] = (image * from.by_side[1].divisor() + row) * from.width + columns[i];
-      // Of some threads the second pixel is first, so that they meet other banks.
+      // Some threads store the second pixel first, so that they meet other banks.
       parity[i] = kPairs ? word >> 2 & 1 : 0;
       if (!listed) columns[i] = from.width;
     }

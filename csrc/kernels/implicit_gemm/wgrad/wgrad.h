@@ -11,7 +11,7 @@ const char* can_implement(const ConvProblem& problem, const DeviceProperties& de
 ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device);
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device);
 
-// Of channels-first tensors.
+// The same for channels-first tensors.
 namespace planes {
 const char* can_implement(const ConvProblem& problem, const DeviceProperties& device);
 ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device);

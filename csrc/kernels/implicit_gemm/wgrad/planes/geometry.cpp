@@ -14,8 +14,8 @@ int small(int64_t value) { return static_cast<int>(value); }
 // The divisor is a power of two.
 int64_t modulo(int64_t a, int64_t power) { return a & (power - 1); }
 
-// Of `count` things, `width` wide and `step` apart, those that meet what is `size` wide, wherever
-// between `least` and `most` the first begins.
+// Those of `count` things, `width` wide and `step` apart, that meet what is `size` wide, wherever
+// the first begins between `least` and `most`.
 Range inside(int64_t least, int64_t most, int64_t step, int64_t width, int64_t size, int count) {
   const int64_t before = -most - width;  // what begins here, or further to the left, is outside
   const int64_t first = before < 0 ? 0 : before / step + 1;
@@ -87,7 +87,7 @@ Classes classes_of(const ConvProblem& p) {
 // Whether the pixels of x are as far apart as those of dy.
 bool is_shifted(const ConvProblem& p) { return p.stride_h == 1 && p.stride_w == 1 && p.Q == p.W; }
 
-// Of dy whose units follow each other, whatever the rows.
+// Cuts dy into slabs: its units follow each other, whatever the rows.
 void cut_into_slabs(Tile& t) {
   const int steps = small(ceil_divide(t.units(), 2));
   t.slabs = small(ceil_divide(steps, kSlabSteps));

@@ -9,7 +9,7 @@ namespace customconv::implicit_gemm::wgrad::planes {
 
 // Where a thread's two rows of x are in a stage.
 struct Rows {
-  // Of the first tap the pixel of the first unit, or the word that holds it. Of runs their begin.
+  // The first unit's pixel for the first tap, or the word that holds it. For runs, their begin.
   uint32_t at[2];
   uint32_t shift[2];  // bits, to a run's first pixel
   uint32_t table;     // the lane's first entry

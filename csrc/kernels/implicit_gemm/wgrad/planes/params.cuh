@@ -12,7 +12,7 @@ struct Params : Output<T> {
   CUtensorMap x_map, y_map;
   const T *x, *y;
   int64_t x_n, x_c, x_h, y_n, y_k, y_p;  // strides
-  // Of each step where its units are in x, bytes from a stage's first pixel, and where in dy.
+  // Where each step's units are in x, in bytes from a stage's first pixel, and where in dy.
   int32_t unit_at[kMostSteps][2], slab_at[kMostSteps];
   int steps, slab_bytes;
   int low_y, low_x;                                // bytes from high halves to low ones, of slabs
@@ -26,7 +26,7 @@ struct Params : Output<T> {
   int N, H, W, P, Q;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   Divider<int32_t> by_tiles_q, by_tiles_p;
-  // Of threads that load: how many places x and dy have in a tile.
+  // For threads that load: how many places x and dy have in a tile.
   int x_inner, y_inner, vector;
   int first_row, first_unit;  // of x, that are inside of the image
   bool has_zeros;             // others are not
@@ -35,7 +35,7 @@ struct Params : Output<T> {
   int raw_at, raw_bytes, raw_y;  // where images lie as they are, x behind dy
   int barriers_at;
   int align;  // pixels: where rows may begin in shared memory
-  // Of runs, see Tile; `pixels` are those of a plane of dy.
+  // For runs, see Tile; `pixels` are those of a plane of dy.
   bool orders;
   int x_classes, y_classes, y_channel, pixels, slabs, x_runs, x_boxes, box_step;
   int table_at, table_bytes, table_units;

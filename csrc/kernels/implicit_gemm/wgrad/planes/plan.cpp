@@ -201,7 +201,7 @@ class Search : private TileSearch<Search, Tile> {
         add_shapes(p_, rows, columns, 1, fits, shapes_);
       }
     }
-    // Of runs a plane is one row.
+    // For runs, a plane is one row.
     for (const int columns : widths_of(p_.P * p_.Q, 2 * unit(), kRunCuts)) {
       const double pixels = static_cast<double>(p_.N) * static_cast<double>(p_.P * p_.Q);
       runs_.push_back({{1, columns, 1}, pixels});
@@ -339,7 +339,7 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   const double blocks = static_cast<double>(p.groups) *
                         static_cast<double>(ceil_divide(p.group_K(), kBlock)) *
                         static_cast<double>(ceil_divide(p.group_C(), kBlock));
-  // Of the narrowest kernel, half of which may be idle.
+  // Sums of the narrowest kernel, half of which may be idle.
   const double sums = blocks * static_cast<double>(p.R * p.S) * 2 * kBlock * kBlock;
   if (sums > static_cast<double>(kMostSums)) return "the weight passes 2^29 elements";
   constexpr int kUnit = 8;

@@ -132,8 +132,8 @@ __device__ inline void order_classes(const Params<T>& p, const char* raw, char* 
   });
 }
 
-// Of a tile of runs, what four lanes of each step need: the places of their first pixel, or two, in
-// elements, and ones for each tap that is inside of the image there.
+// Fills in the table of a tile of runs, with what each four lanes of a step need: the places of
+// their first pixel, or two, in elements, and ones for each tap that is inside of the image there.
 template <typename T, int kKernel>
 __device__ inline void fill_table(const Params<T>& p, const Share& share, char* table,
                                   const Beginning& begin, int thread, int threads) {
@@ -205,7 +205,7 @@ __device__ inline void arrange_runs(const Params<T>& p, const Memory& memory, co
     const Origin at(p, tile);
     char* const stage = memory.stages + turn.stage * p.stage_bytes;
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    // Of whole planes tables are alike.
+    // Tables of whole planes are all alike.
     if (p.by_tiles_q.divisor() > 1 || tile < share.split + p.stages * p.splits) {
       fill_table<T, kKernel>(p, share, stage + p.table_at, {p, share, at.q}, thread, kThreads);
     }

@@ -7,7 +7,7 @@
 
 namespace customconv::implicit_gemm::wgrad::planes {
 
-// Of each eight vectors of sums, a thread block of a cluster has so many: see Gathered.
+// Which of each eight vectors of sums a thread block of a cluster has: see Gathered.
 struct Own {
   int rank, log;
 
@@ -17,8 +17,8 @@ struct Own {
   __device__ int origin(int vector) const { return vector + (rank << log); }
 };
 
-// Adds up the sums of a cluster's blocks. Of its own vectors, which come first of each eight, a
-// thread has the totals; the others are spoiled.
+// Adds up the sums of a cluster's blocks. A thread gets the totals of its own vectors, the first of
+// each eight; the others are spoiled.
 template <int kVectors>
 __device__ inline void add_cluster(const Memory& memory, int threads, const Own& own, int cluster,
                                    float* sums) {
