@@ -2,7 +2,7 @@
 
 A plain script: pytest would only be in the way. Each tensor gets memory of its own from CUDA, so
 that an access past its end is one past an allocation's. Arguments name families, or "bias" for the
-gradients of biases; all of these run without any. See docs/testing.md.
+gradients of biases, and dtypes; all of them run where none is named. See docs/testing.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def cheapest(op: str, case: Case, tensors: Tensors, family: str) -> list[_C.Conv
     return list(best.values())
 
 
-def run_cases(families: list[str]) -> Counter[str]:
+def run_cases(families: list[str], dtypes: Sequence[torch.dtype]) -> Counter[str]:
     """Everything but the kernels is done on the CPU."""
     variants: Counter[str] = Counter()
     cases = small_cases(CASES)
@@ -78,7 +79,7 @@ def run_cases(families: list[str]) -> Counter[str]:
     expected = {}
     numbers = {name: number for number, name in enumerate(cases)}
     for name, family, op, dtype in chosen_runs(cases):
-        if family not in families:
+        if family not in families or dtype not in dtypes:
             continue
         case = cases[name]
         if (name, op) not in expected:
@@ -128,11 +129,11 @@ def run_cases(families: list[str]) -> Counter[str]:
     return variants
 
 
-def run_wide(families: list[str]) -> Counter[str]:
+def run_wide(families: list[str], dtypes: Sequence[torch.dtype]) -> Counter[str]:
     """The kernels with 64-bit offsets: a tensor of 2^31 elements that are all in one place."""
     variants: Counter[str] = Counter()
     case = Case((1, 2, 1 << 15, 1 << 15), (3, 2, 2, 3), stride=(4000, 3000))
-    for dtype in DTYPES:
+    for dtype in dtypes:
         for layout in LAYOUTS:
             near = Case((1, 2, 2, 3), case.weight, stride=case.stride)
             values = make_integers(near)
@@ -160,10 +161,12 @@ def run_wide(families: list[str]) -> Counter[str]:
     return variants
 
 
-def run_bias() -> Counter[str]:
+def run_bias(dtypes: Sequence[torch.dtype]) -> Counter[str]:
     """Gradients of biases, by vectors of every width, in one share and in several."""
     variants: Counter[str] = Counter()
-    for dtype in DTYPES[1:]:  # float64 is PyTorch's
+    for dtype in dtypes:
+        if dtype == torch.float64:  # PyTorch's
+            continue
         for layout in LAYOUTS:
             for shape in [(3, 5, 3, 3), (2, 6, 5, 2), (2, 12, 2, 6), (40, 264, 4, 6), (2, 9, 1, 1)]:
                 dy = torch.randint(-2, 3, shape).to(dtype).contiguous(memory_format=layout)
@@ -183,14 +186,16 @@ def main() -> int:
         print("needs a GPU")
         return 2
     known = {*ALL_FAMILIES, "bias"}
-    families = sys.argv[1:] or list(known)
-    if unknown := set(families) - known:
-        print(f"unknown families: {', '.join(sorted(unknown))}")
+    named = {str(dtype)[6:]: dtype for dtype in DTYPES}
+    if unknown := set(sys.argv[1:]) - known - set(named):
+        print(f"unknown families or dtypes: {', '.join(sorted(unknown))}")
         return 2
+    families = [name for name in sys.argv[1:] if name in known] or list(known)
+    dtypes = [named[name] for name in sys.argv[1:] if name in named] or DTYPES
     start = time.time()
-    variants = run_cases(families) + run_wide(families)
+    variants = run_cases(families, dtypes) + run_wide(families, dtypes)
     if "bias" in families:
-        variants += run_bias()
+        variants += run_bias(dtypes)
     for variant, count in sorted(variants.items()):
         print(f"{count:5}  {variant}")
     print(f"{sum(variants.values())} results, all exact, in {time.time() - start:.0f} s")

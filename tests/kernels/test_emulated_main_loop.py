@@ -44,6 +44,7 @@ PROBLEMS = {
     "strips": case((1, 12, 9, 72), (16, 12, 3, 3), padding=1),
     "many_images": case((40, 8, 5, 5), (16, 8, 3, 3), padding=1),
     "wide": case((1, 4, 6, 260), (8, 4, 3, 3), stride=(2, 1), padding=(1, 2)),
+    "wide_planes": case((1, 16, 1, 8400), (24, 16, 1, 1)),
     "many_terms": case((1, 520, 5, 5), (64, 520, 3, 3), padding=1),
 }  # fmt: skip
 

@@ -18,6 +18,10 @@ inline constexpr CUtensorMapDataType kMapType<__nv_bfloat16> = CU_TENSOR_MAP_DAT
 // Rounded to TF32 on the way.
 template <>
 inline constexpr CUtensorMapDataType kMapType<float> = CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+// Not rounded.
+template <typename T>
+constexpr CUtensorMapDataType kExactMapType =
+    sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
 
 // A tensor of kRank dimensions, innermost first, in boxes. `steps` count elements between those
 // that are taken.

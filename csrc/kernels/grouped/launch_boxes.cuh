@@ -95,7 +95,7 @@ CUtensorMap map_positions(const Geometry& g, const Tile& tile, const T* out, int
       {static_cast<cuuint32_t>(row_channels), static_cast<cuuint32_t>(tile.columns),
        static_cast<cuuint32_t>(tile.rows), static_cast<cuuint32_t>(tile.images)},
       {1, 1, 1, 1}};
-  const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+  const auto type = kExactMapType<T>;
   // A phase without a pixel is never stored; its strides may be any.
   const bool exists = phase_h < g.h.out && phase_w < g.w.out;
   const T* first = exists ? out + phase_h * g.out[2] + phase_w * g.out[3] : out;

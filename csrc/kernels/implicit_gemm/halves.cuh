@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/implicit_gemm/forward.h"
+#include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace customconv::implicit_gemm {
@@ -33,6 +34,16 @@ __device__ inline Halved halve(uint32_t bits) {
   const uint32_t high = (bits + kHalfOfLast) & kTf32Bits;
   return {high, __float_as_uint(__uint_as_float(bits) - __uint_as_float(high))};
 }
+
+// Halves what is at an address of shared memory: the low halves come `low` bytes further on.
+__device__ inline void halve_unit(uint32_t at, int low, const uint4& v) {
+  const Halved x = halve(v.x), y = halve(v.y), z = halve(v.z), w = halve(v.w);
+  ptx::store_shared(at, make_uint4(x.high, y.high, z.high, w.high));
+  ptx::store_shared(at + low, make_uint4(x.low, y.low, z.low, w.low));
+}
+
+// Whether a sum of halves is what float32 would give: it is neither infinite nor a NaN.
+__device__ inline bool is_finite(float v) { return v * 0 == 0; }
 
 // A value as it is packed at a place of a row.
 template <typename T>

@@ -67,7 +67,7 @@ CUtensorMap map_rows(const ConvProblem& asked, const Tile& tile, const T* x) {
 
 template <typename T>
 CUtensorMap map_output(const Forward& p, const Tile& tile, const T* y) {
-  const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+  const auto type = kExactMapType<T>;
   const auto K = static_cast<cuuint64_t>(p.K), N = static_cast<cuuint64_t>(p.N);
   constexpr cuuint32_t kInner = kRowBytes / sizeof(T);
   if (tile.fetch == Fetch::kShared) {
@@ -90,7 +90,7 @@ CUtensorMap map_output(const Forward& p, const Tile& tile, const T* y) {
   return make_map(y, type, boxes);
 }
 
-// Of a weight that is a matrix.
+// The map of a weight that is a matrix.
 template <typename T>
 CUtensorMap map_weight(const Forward& p, const Tile& tile, const PackedWeight& packed, const T* w) {
   const auto row = static_cast<cuuint64_t>(packed.row) * sizeof(T);

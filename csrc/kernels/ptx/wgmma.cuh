@@ -69,6 +69,12 @@ __device__ inline void await_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// Keeps an operand in its registers until here. Without it the compiler may use those again while
+// products under way still read them.
+__device__ inline void keep(const uint32_t (&operand)[4]) {
+  asm volatile("" ::"r"(operand[0]), "r"(operand[1]), "r"(operand[2]), "r"(operand[3]));
+}
+
 #define CUSTOMCONV_R4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define CUSTOMCONV_R16(d, i) \
   CUSTOMCONV_R4(d, i), CUSTOMCONV_R4(d, i + 4), CUSTOMCONV_R4(d, i + 8), CUSTOMCONV_R4(d, i + 12)

@@ -55,7 +55,7 @@ CUtensorMap map_image(const T* data, const Geometry& g, const Shape4& strides, i
                       const Tile& tile, const Boxed& boxed) {
   using Size = cuuint64_t;
   using Box = cuuint32_t;
-  const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+  const auto type = kExactMapType<T>;
   const Size row = map_stride<T>(H, strides[2]), image = map_stride<T>(g.N, strides[0]);
   const auto height = static_cast<Size>(H), count = static_cast<Size>(g.N);
   const auto rows = static_cast<Box>(boxed.rows), images = static_cast<Box>(tile.images);

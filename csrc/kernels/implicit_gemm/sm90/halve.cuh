@@ -31,10 +31,7 @@ __device__ inline void halve_stages(const Params& p, const Memory& memory, int s
 #pragma unroll
       for (int j = 0; j < kUnits; ++j) {
         const int at = first + j * kStep;
-        if (at >= p.low_bytes) continue;
-        const Halved x = halve(v[j].x), y = halve(v[j].y), z = halve(v[j].z), w = halve(v[j].w);
-        ptx::store_shared(stage + at, make_uint4(x.high, y.high, z.high, w.high));
-        ptx::store_shared(stage + at + p.low_bytes, make_uint4(x.low, y.low, z.low, w.low));
+        if (at < p.low_bytes) halve_unit(stage + at, p.low_bytes, v[j]);
       }
     }
     ptx::fence_shared_writes();

@@ -32,7 +32,7 @@ CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
                                 map_stride<T>(p.N, p.x_strides[0])};
   const int channels = t.pixel_row_bytes() / static_cast<int>(sizeof(T));
   // What is halved is not rounded on the way.
-  const auto type = t.halves_pixels ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+  const auto type = t.halves_pixels ? kExactMapType<T> : kMapType<T>;
   const auto swizzle = swizzle_of(t.pixel_row_bytes());
   if (t.copies_strips) {
     const Boxes<4> boxes{
@@ -80,7 +80,9 @@ void set_planes(const Packed& problem, const Tile& t, const T* x, Params& p) {
   // What is halved is not rounded on the way.
   const int64_t halves = problem.half_bits > 0 ? 2 : 1;
   const int64_t C = halves == 2 ? problem.groups * problem.channels : problem.C;
-  const auto type = halves == 2 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+  const int64_t row_channels = t.row_bytes / static_cast<int64_t>(sizeof(T));
+  const int64_t box_channels = halves == 2 ? kHalvesStages * row_channels / 2 : row_channels;
+  const auto type = halves == 2 ? kExactMapType<T> : kMapType<T>;
   const int64_t plane = (problem.H - 1) * p.plane_row + problem.W;
   const auto N = static_cast<cuuint64_t>(problem.N);
   for (int64_t i = 0; i < std::min(residues, C); ++i) {
@@ -89,7 +91,7 @@ void set_planes(const Packed& problem, const Tile& t, const T* x, Params& p) {
     const Boxes<3> boxes{
         {static_cast<cuuint64_t>(shift + plane), channels, N},
         {map_stride<T>(problem.C, strides[1] * residues), map_stride<T>(problem.N, strides[0])},
-        {kBoxPixels, static_cast<cuuint32_t>(t.row_bytes / sizeof(T) / residues / halves), 1},
+        {kBoxPixels, static_cast<cuuint32_t>(box_channels / residues), 1},
         {1, 1, 1}};
     p.planes[i] =
         make_map(x + i * strides[1] - shift, type, boxes, swizzle_of(kBoxPixels * sizeof(T)));
@@ -119,7 +121,7 @@ CUtensorMap map_weights(const Forward& p, const Tile& t, const PackedWeight& pac
 // The output's pixels one after the other, in slabs of 64 by 128 bytes of channels.
 template <typename T>
 CUtensorMap map_rows(const Forward& p, const T* y) {
-  const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+  const auto type = kExactMapType<T>;
   const int64_t pixels = p.N * p.P * p.Q;
   const Boxes<4> boxes{{static_cast<cuuint64_t>(p.K), static_cast<cuuint64_t>(pixels), 1, 1},
                        {map_stride<T>(pixels, pixel_stride(p)), 16, 16},

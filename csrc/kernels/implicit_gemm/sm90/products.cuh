@@ -15,9 +15,9 @@ namespace customconv::implicit_gemm::sm90 {
 constexpr int kTurnBarrier = 8;  // of the first team, or the first warpgroup of halves
 
 // Operands may be halves of float32 (../halves.cuh): a row of weights has those of some channels,
-// first the high ones. The sums of each stage are promoted (../promotion.cuh). Of a stage the small
-// products come first, high by low and low by high: high by high is what tensor cores cut, and then
-// they do so for half a row's channels alone.
+// first the high ones. The sums of each stage are promoted (../promotion.cuh). A stage's small
+// products come first, high by low and low by high. Tensor cores truncate when they add high by
+// high, and then they do so for half a row's channels alone.
 template <typename T, int kShape, int kSpans, int kBlocks, int kN, Loader kLoader, bool kAsStored>
 class Products {
   static constexpr bool kHalves = kTileShapes[kShape].halves;
@@ -85,34 +85,11 @@ class Products {
   __device__ void multiply_rows(const Work& work, float (&sum)[kBlocks][kN / 2],
                                 const Issued& issued) {
     int accumulate = 0;
-    const Phase& phase = p_.phase[work.phase];
-#pragma unroll 1
-    for (int i = work.last - work.first; i > 0; --i) {
-      ptx::wait(memory_.x_full + x_.stage, x_.parity);
-      int at = x_.stage * p_.x_bytes;
-      if constexpr (kLoader == Loader::kIm2col) {
-        add<kPieces>(sum, at, x_.stage, accumulate);
-        accumulate = 1;
-        release();
-      } else {
-        at += first_position(work, phase) * p_.row_bytes;
-#pragma unroll 1
-        for (int r = 0; r < phase.R; ++r, at += p_.tap_h) {
-          int tap = at;
-#pragma unroll 1
-          for (int s = 0; s < phase.S; ++s, tap += p_.tap_w) {
-            ptx::wait(memory_.w_full + w_.stage, w_.parity);
-            add<kPieces>(sum, tap, w_.stage, accumulate);
-            accumulate = 1;
-            release();
-            w_read_ = w_.stage;
-            w_.advance(p_.w_stages);
-          }
-        }
-      }
-      x_read_ = x_.stage;
-      x_.advance(p_.x_stages);
-    }
+    each_tap(work, [&](int at, int w_stage, bool) {
+      add<kPieces>(sum, at, w_stage, accumulate);
+      accumulate = 1;
+      release();
+    });
     issued();
     ptx::await_products<0>();
     release();
@@ -124,15 +101,25 @@ class Products {
                                   const Issued& issued) {
     static_assert(kBlocks == 1);
     Promotion<kN / 2> promotion;
+    each_tap(work, [&](int at, int w_stage, bool is_last) {
+      add_halves<kPieces>(promotion, at, w_stage, [&] {
+        if (is_last) issued();
+      });
+    });
+    promotion.finish(sum[0]);
+  }
+
+  // Waits for the stages of each tap, and calls `multiply` with the place of the tap's pixels, the
+  // stage of its weights, and whether it is the tile's last tap.
+  template <typename Multiply>
+  __device__ void each_tap(const Work& work, const Multiply& multiply) {
     const Phase& phase = p_.phase[work.phase];
 #pragma unroll 1
     for (int i = work.last - work.first; i > 0; --i) {
       ptx::wait(memory_.x_full + x_.stage, x_.parity);
       int at = x_.stage * p_.x_bytes;
       if constexpr (kLoader == Loader::kIm2col) {
-        add_halves<kPieces>(promotion, at, x_.stage, [&] {
-          if (i == 1) issued();
-        });
+        multiply(at, x_.stage, i == 1);
       } else {
         at += first_position(work, phase) * p_.pixel_row_bytes;
         int left = work.taps;
@@ -142,26 +129,25 @@ class Products {
 #pragma unroll 1
           for (int s = 0; s < phase.S; ++s, tap += p_.tap_w) {
             ptx::wait(memory_.w_full + w_.stage, w_.parity);
-            add_halves<kPieces>(promotion, tap, w_.stage, [&] {
-              if (i == 1 && --left == 0) issued();
-            });
-            if (tells_) ptx::arrive(memory_.w_empty + w_.stage);
+            multiply(tap, w_.stage, i == 1 && --left == 0);
+            w_read_ = w_.stage;
+            if (kHalves) release();
             w_.advance(p_.w_stages);
           }
         }
       }
-      if (tells_) ptx::arrive(memory_.x_empty + x_.stage);
+      x_read_ = x_.stage;
+      if (kHalves) release();
       x_.advance(p_.x_stages);
     }
-    promotion.finish(sum[0]);
   }
 
-  // Of a stage's positions, the first tap's of the tile's first.
+  // The position of a stage that the first tap meets, for the tile's first position.
   __device__ int first_position(const Work& work, const Phase& phase) const {
     return work.lead + phase.row * p_.by_pitch.divisor() + phase.column;
   }
 
-  // The products of a tap, promoted.
+  // The products of a tap, promoted. They are complete then.
   template <int kPieces, typename Issued>
   __device__ void add_halves(Promotion<kN / 2>& promotion, int at, int w_stage,
                              const Issued& issued) {

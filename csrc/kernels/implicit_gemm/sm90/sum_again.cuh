@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/implicit_gemm/halves.cuh"
 #include "kernels/implicit_gemm/sm90/finish.cuh"
 
 namespace customconv::implicit_gemm::sm90 {
@@ -38,8 +39,6 @@ static __device__ __noinline__ float sum_again(const Params& p, const Work& work
   }
   return sum;
 }
-
-__device__ inline bool is_finite(float v) { return v * 0 == 0; }
 
 // A warpgroup's sums; see finish.cuh for which is where.
 template <int kSpans, int kBlocks, int kSums>

@@ -209,14 +209,15 @@ int block_bytes(const DeviceProperties& d, const Tile& t) {
   return (d.shared_bytes_block + kReserved) / t.kind().occupancy - kReserved;
 }
 
-// Of what is not stages.
+// Bytes of shared memory that are not stages.
 int fixed_bytes(const Tile& t) {
   return kBarrierBytes + t.kind().multipliers() * staging_bytes(t.store);
 }
 
 // A slot of each warp that turns planes, and all of them.
 int slot_bytes(const Tile& t) {
-  return t.kind().plane_warps() * kBoxPixels * t.row_bytes / (t.kind().halves ? 2 : 1);
+  const int box = kBoxPixels * t.row_bytes;
+  return t.kind().plane_warps() * (t.kind().halves ? kHalvesStages * box / 2 : box);
 }
 int slots_bytes(const Tile& t) {
   return t.loader == Loader::kPlanes ? kDumpsBytes + t.plane_slots * slot_bytes(t) : 0;
@@ -226,10 +227,13 @@ int slots_bytes(const Tile& t) {
 bool choose_stages(int shared_bytes, Tile& t) {
   int bytes = shared_bytes - fixed_bytes(t);
   if (t.loader == Loader::kPlanes) {
-    const int least = kLeastHaloStages * t.x_bytes + kLeastStages * t.w_bytes;
-    t.plane_slots = std::min((bytes - kDumpsBytes - least) / slot_bytes(t), kMostPlaneSlots);
-    if (t.plane_slots < kLeastPlaneSlots) return false;
-    bytes -= slots_bytes(t);
+    // Stages go first: warps that turn planes wait for them sooner than for slots.
+    bytes -= kDumpsBytes + kLeastStages * t.w_bytes;
+    const int rest = bytes - kLeastPlaneSlots * slot_bytes(t);
+    const int stages = std::min(rest / t.x_bytes, kMostHaloStages);
+    if (stages < kLeastHaloStages) return false;
+    t.plane_slots = std::min((bytes - stages * t.x_bytes) / slot_bytes(t), kMostPlaneSlots);
+    bytes += kLeastStages * t.w_bytes - t.plane_slots * slot_bytes(t);
   }
   if (t.loader == Loader::kIm2col) {
     t.x_stages = t.w_stages = std::min(bytes / (t.x_bytes + t.w_bytes), kMostStages);

@@ -32,7 +32,8 @@ constexpr int kInstructionRows = 64;  // output channels of a matrix instruction
 constexpr int kBarrierBytes = 1024;   // and what aligns the rest
 constexpr int kMostSplits = 8;        // thread blocks of a cluster
 constexpr int kBoxPixels = 32;        // of a plane, that a warp turns at a time,
-constexpr int kMostPlaneSlots = 4;    // from so many slots
+constexpr int kMostPlaneSlots = 4;    // from so many slots;
+constexpr int kHalvesStages = 2;      // of halves, channels for so many stages
 constexpr int kDumpBytes = 128;       // where a warp writes pixels that have no place,
 constexpr int kDumpsBytes = 1024;     // and room for all these warps
 constexpr int kMostResidues = 8;      // of channels, whose planes begin at different bytes of 16
@@ -47,7 +48,7 @@ struct TileShape {
 
   constexpr int multipliers() const { return warpgroups * teams; }
   constexpr bool splits_pixels() const { return channels < kInstructionRows * warpgroups; }
-  // Of a warpgroup.
+  // Pixels of a warpgroup.
   constexpr int own_pixels() const { return splits_pixels() ? pixels / warpgroups : pixels; }
   // Whether warpgroups issue their products in turn: while one promotes its sums, the other's are
   // under way.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/common/scalar.cuh"
+#include "kernels/implicit_gemm/halves.cuh"
 #include "plan/problem.h"
 
 namespace customconv::implicit_gemm::wgrad {
@@ -15,7 +16,7 @@ struct Source {
   ConvProblem problem;
 
   // Whether a sum need not be computed anew. Sums of halves must be finite.
-  __device__ bool is_right(float sum) const { return halves ? sum * 0 == 0 : sum == sum; }
+  __device__ bool is_right(float sum) const { return halves ? is_finite(sum) : sum == sum; }
 };
 
 // Zeros of dy, of pixels that do not exist, have met pixels of x that the tap does not meet: with a

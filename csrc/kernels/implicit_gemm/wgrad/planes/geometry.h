@@ -8,13 +8,13 @@
 //
 // A step of the instruction takes two units of 16 bytes of pixels, any distance apart in x.
 //
-// Runs are pixels of a plane one after the other, whatever the rows. The copy engine brings them,
-// from the last 16 bytes before them, where planes do not begin at multiples of 16 bytes too:
-// channels that begin alike are a class, and come together. Of dy, a tile is a run, and where
-// there are classes either threads put it in order, or a thread block has output channels of one
-// class: then all planes begin equally late in their first tile. Of x, a run is what the tile's
-// taps meet, and a table says of each pixel of the tile where its first tap is, and which taps are
-// inside of the image.
+// Runs are pixels of a plane one after the other, whatever the rows. The copy engine brings them
+// even if planes do not begin at multiples of 16 bytes: from the last such multiple before them.
+// Channels that begin alike are a class, and come together. A tile is a run of dy. If there are
+// classes, either threads put it in order, or a thread block has output channels of one class: then
+// all planes begin equally late in their first tile. A run of x is what the tile's taps meet. A
+// table tells for each pixel of the tile where its first tap is, and which taps are inside of the
+// image.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ namespace customconv::implicit_gemm::wgrad::planes {
 constexpr int kUnitBytes = 16;
 constexpr int kSlabUnits = 8;                                 // with the 128-byte swizzle
 constexpr int kSlabSteps = 4;                                 // of two units
-constexpr int kMostFlat = 16;                                 // channels beside which taps are rows
+constexpr int kMostFlat = 48;                                 // channels beside which taps are rows
 constexpr int kRawStages = 2;                                 // of whole images
 constexpr int kMostSteps = 64;                                // of a tile
 constexpr int kMostBoxes = 4;                                 // of a run
@@ -46,7 +46,7 @@ struct Kernel {
   constexpr bool has_threads() const { return loader_registers > 40; }  // that load rows
   constexpr int blocks() const { return taps * k_blocks; }
   // Steps whose products are under way together: of one tap there are few.
-  constexpr int together() const { return taps == 1 && (!halves || k_blocks == 1) ? 2 : 1; }
+  constexpr int together() const { return taps == 1 ? 2 : 1; }
   // Slabs have both halves: first all high ones.
   constexpr int slab_sets() const { return halves ? 2 : 1; }
   constexpr int threads() const { return warpgroups * 128 + loaders; }
@@ -115,8 +115,8 @@ struct Tile {
   int align = 1;                  // pixels: where a row may begin in shared memory
   int channels = kBlock;          // of x that lie in shared memory together
   int x_rows = 1, x_columns = 1;  // in shared memory
-  // Of x what threads load, rows and units. The others are outside of the image in every tile, and
-  // stay zeros.
+  // The rows and units of x that threads load. The others are outside of the image in every tile,
+  // and stay zeros.
   Range inside_rows, inside_units;
   int row_step = 1;                           // rows there from an output row to the next
   int step_h = 1;                             // rows of the image from one there to the next
@@ -126,7 +126,7 @@ struct Tile {
   int last_steps = 0;
   int64_t slab_bytes = 0, stage_bytes = 0;
   int64_t raw_x = 0, raw_y = 0;  // bytes of a tile's images as they are
-  // Of runs. Their tiles count pixels of a plane, rows and columns being 1 and these.
+  // For runs. Their tiles have one row, whose columns are pixels of a plane.
   int x_classes = 1, y_classes = 1;
   int k_classes = 1;              // that thread blocks have one each of
   int x_runs = 1;                 // one for each filter row of the thread block, or one for all
@@ -153,7 +153,7 @@ struct Tile {
   int64_t parts() const { return splits / cluster * along_p; }
   // Whether blocks store their results, rather than parts of sums.
   bool is_direct() const { return parts() == 1; }
-  // Of a thread block, also of channels and taps that do not exist.
+  // Sums of a thread block, including those of channels and taps that do not exist.
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
 };
 
@@ -163,8 +163,8 @@ ConvProblem as_one_row(ConvProblem p);
 // The same whose channels are all channels and taps, where those are rows of the instruction.
 ConvProblem rows_of(ConvProblem p, bool flat);
 // How threads fetch x: element by element, or in words of two neighbours, which output pixels or
-// their taps share. Of a stride of two, each pixel is half of a word. By a table, too. Or not at
-// all: a single tap's pixels may lie in slabs as dy's do, and the instruction reads both.
+// their taps share. With a stride of two, each pixel is half of a word. A table may tell where. Or
+// not at all: a single tap's pixels may lie in slabs as dy's do, and the instruction reads both.
 enum class Fetch { kElements, kPairs, kHalves, kTableElements, kTablePairs, kSlabs };
 constexpr bool has_table(Fetch fetch) {
   return fetch == Fetch::kTableElements || fetch == Fetch::kTablePairs;

@@ -72,7 +72,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.x_in_slabs = fetch == Fetch::kSlabs;
   p.y_columns = kSlabUnits * kUnit<T>;
   // What is halved is not rounded on the way.
-  const auto type = t.kind().halves ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+  const auto type = t.kind().halves ? kExactMapType<T> : kMapType<T>;
   if (t.boxed) {
     p.x_map =
         p.x_in_slabs

@@ -114,14 +114,14 @@ __device__ inline void await_stage(const Params<T>& p, const Memory& memory,
   }
 }
 
-// The sums of a warpgroup, of halves of a single tap. The small products come first: see
-// promotion.cuh, and products.cuh of the main loop.
+// The sums of a warpgroup, of halves of a single tap. The small products of two steps come first:
+// see promotion.cuh, and products.cuh of the main loop. Operands are fetched and halved while
+// products of others are under way.
 template <typename T, int kKernel, Fetch kFetch>
 __device__ inline void multiply_halves(const Params<T>& p, const Memory& memory, const Share& share,
                                        const Rows& rows, int first_step,
                                        float (&sum)[kKernels[kKernel].k_blocks * 32]) {
   constexpr Kernel kKind = kKernels[kKernel];
-  constexpr int kTogether = kKind.together();
   using Product = ptx::Product<T, kKind.k_blocks * kBlock>;
   const uint64_t slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
   Promotion<kKind.k_blocks * 32> promotion;
@@ -131,55 +131,59 @@ __device__ inline void multiply_halves(const Params<T>& p, const Memory& memory,
     await_stage<kKernel>(p, memory, turn);
     const uint32_t stage = turn.stage * p.stage_bytes;
     std::conditional_t<has_table(kFetch), LookedUp<T, kFetch, 1>, Fetched<T, kFetch, false, 1>>
-        fetched[kTogether];
-    uint32_t high[kTogether][4], low[kTogether][4];
-    const auto load = [&](int step) {
+        fetched;
+    struct Operand {
+      uint32_t high[4], low[4];
+    };
+    Operand first, second;
+    const auto load = [&](int step) { fetched.load(p, stage, rows, min(step, p.steps - 1)); };
+    const auto join = [&](Operand& operand) {
+      uint32_t word[1][4];
+      fetched.template join</*kRounds=*/false>(rows, word);
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        fetched[i].load(p, stage, rows, min(step + i * p.along_p, p.steps - 1));
+      for (int j = 0; j < 4; ++j) {
+        const Halved halved = halve(word[0][j]);
+        operand.high[j] = halved.high;
+        operand.low[j] = halved.low;
       }
     };
-    const auto join = [&] {
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        uint32_t word[1][4];
-        fetched[i].template join</*kRounds=*/false>(rows, word);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const Halved halved = halve(word[0][j]);
-          high[i][j] = halved.high;
-          low[i][j] = halved.low;
-        }
-      }
+    const auto slab = [&](int step) { return ptx::advance(slabs, stage + p.slab_at[step]); };
+    const auto add_small = [&](const Operand& operand, uint64_t own, int accumulate) {
+      Product::add(promotion.part, operand.low, own, accumulate);
+      Product::add(promotion.part, operand.high, ptx::advance(own, p.low_y), 1);
     };
-    const auto add = [&](int step, int count) {
-      ptx::begin_products();
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const uint64_t own = ptx::advance(slabs, stage + p.slab_at[step + i * p.along_p]);
-        Product::add(promotion.part, low[i], own, i > 0);
-        Product::add(promotion.part, high[i], ptx::advance(own, p.low_y), 1);
-      }
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const uint64_t own = ptx::advance(slabs, stage + p.slab_at[step + i * p.along_p]);
-        Product::add(promotion.part, high[i], own, 1);
-      }
+    const auto add_large = [&](const Operand& operand, uint64_t own) {
+      Product::add(promotion.part, operand.high, own, 1);
       ptx::commit_products();
     };
     load(first_step);
-    join();
+    join(first);
 #pragma unroll 1
-    for (int step = first_step; step < p.steps; step += kTogether * p.along_p) {
-      load(step + kTogether * p.along_p);  // first, as in multiply
-      if (kTogether > 1 && step + p.along_p < p.steps) {
-        add(step, kTogether);
+    for (int step = first_step; step < p.steps; step += 2 * p.along_p) {
+      const int next = step + p.along_p;
+      load(next);
+      ptx::begin_products();
+      add_small(first, slab(step), 0);
+      ptx::commit_products();
+      join(second);
+      load(next + p.along_p);
+      ptx::begin_products();
+      if (next < p.steps) {
+        add_small(second, slab(next), 1);
+        add_large(first, slab(step));
+        add_large(second, slab(next));
       } else {
-        add(step, 1);
+        add_large(first, slab(step));
+        ptx::commit_products();
       }
+      ptx::await_products<1>();
+      ptx::keep(first.high);
+      ptx::keep(first.low);
+      join(first);
       ptx::await_products<0>();
+      ptx::keep(second.high);
+      ptx::keep(second.low);
       promotion.promote();
-      join();
     }
     ptx::arrive(&memory.empty[turn.stage]);
     turn.advance(p.stages);
@@ -285,7 +289,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   const int sum_threads = p.along_p * share.boxes_c * share.boxes_r * 128;
   ptx::start_dependents();
   if (threadIdx.x < kMostStages) {
-    // Of a warp that loads one thread arrives.
+    // For a warp that starts copies, one thread arrives.
     const int arrive = has_table(kFetch) ? kKind.loaders - 31 : p.boxed ? 1 : kKind.loaders;
     ptx::init_barrier(&memory.full[threadIdx.x], arrive);
     if (kKind.halves) ptx::init_barrier(&memory.halved[threadIdx.x], kKind.loaders - 32);

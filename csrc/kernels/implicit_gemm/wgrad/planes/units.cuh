@@ -31,23 +31,16 @@ __device__ inline uint4 load_unit(const T* at, const uint4& mask) {
   return kRounds && sizeof(T) == 4 ? round_all(unit) : unit;
 }
 
-// Of dy, where a channel's unit belongs in a stage.
+// Where a unit of a channel of dy belongs in a stage.
 template <typename T>
 __device__ inline char* in_slab(const Params<T>& p, char* stage, int unit, int k) {
   return stage + unit / kSlabUnits * p.slab_bytes + k * (kSlabUnits * kUnitBytes) +
          ((unit ^ k) & (kSlabUnits - 1)) * kUnitBytes;
 }
 
-// Halves what is at an address of shared memory: the low halves come `low` bytes further on.
-__device__ inline void halve_unit(uint32_t at, int low, const uint4& v) {
-  const Halved x = halve(v.x), y = halve(v.y), z = halve(v.z), w = halve(v.w);
-  ptx::store_shared(at, make_uint4(x.high, y.high, z.high, w.high));
-  ptx::store_shared(at + low, make_uint4(x.low, y.low, z.low, w.low));
-}
-
-// The same of so many bytes, by threads that share them.
+// Halves so many bytes of shared memory, by threads that share them: see halve_unit.
 __device__ inline void halve_bytes(uint32_t from, int bytes, int low, int thread, int threads) {
-#pragma unroll 2
+#pragma unroll 4
   for (int at = thread * kUnitBytes; at < bytes; at += threads * kUnitBytes) {
     halve_unit(from + at, low, ptx::load_shared<uint4>(from + at));
   }

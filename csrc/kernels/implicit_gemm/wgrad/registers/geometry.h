@@ -47,7 +47,7 @@ struct Kernel {
   constexpr int kept() const { return step == 0 ? 0 : taps - step; }
   // Products of each sum that are under way together.
   constexpr int batch() const {
-    if (halves) return blocks == 1 ? 2 : 1;
+    if (halves) return 2;
     return taps == 1 ? 4 : step > 0 ? 2 : 1;
   }
 };
@@ -110,7 +110,7 @@ struct Tile {
   int64_t y_bytes() const;  // of a stage; of halves the high ones
   int64_t tiles() const { return tiles_n * tiles_p * tiles_q; }
   int pixels() const { return images * rows * columns; }
-  // Of a thread block, also of channels and taps that do not exist.
+  // Sums of a thread block, including those of channels and taps that do not exist.
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().products() * kBlock * kBlock; }
   // Whether stages can hold them, where a cluster's blocks leave them to each other.
   bool holds_sums() const { return stages * stage_bytes >= sums() * 4; }

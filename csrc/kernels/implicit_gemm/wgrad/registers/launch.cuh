@@ -20,7 +20,7 @@ inline cuuint32_t map_count(int64_t value) { return static_cast<cuuint32_t>(valu
 // What is halved is not rounded on the way.
 template <typename T>
 CUtensorMapDataType map_type(const Tile& t) {
-  return t.kind().halves ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kMapType<T>;
+  return t.kind().halves ? kExactMapType<T> : kMapType<T>;
 }
 
 // Boxes of pixels; of few channels rows of elements.

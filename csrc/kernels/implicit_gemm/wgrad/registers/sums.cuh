@@ -45,7 +45,7 @@ struct Params {
   Divider<int32_t> by_chunks, by_filter_sets, by_blocks_c, by_blocks_k, by_groups;
   Divider<int32_t> by_tiles_q, by_tiles_p;
   Divider<int32_t> by_S, by_C;
-  // Of each thread block its sums, as its threads hold them, four at a time; null where results are
+  // The sums of each thread block, as its threads hold them, four at a time; null where results are
   // stored.
   float4* partial;
   T* weight;
@@ -127,7 +127,7 @@ struct Spot {
     exists = role.exists && s < p.S && k < p.group_K && row < p.product_rows;
   }
 
-  // Of a warp's sixteen; a thread's others are neighbours, or of few channels eight further on.
+  // A thread's first row of its warp's sixteen; its second is the next, or eight on for `few`.
   static __device__ int first_row(const Kernel& kind, int lane) {
     return kind.few ? lane / 4 : lane / 4 * 2;
   }
@@ -285,13 +285,11 @@ __device__ inline void transpose(const Params<float>& p, const Memory& memory, c
 #pragma unroll
       for (int i = 0; i < kUnits * kHalves; ++i) {
         const uint32_t to = stage + first + (i * 32 + lane) * 16;
+        const uint4 unit = make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]);
         if constexpr (kHalving) {
-          const Halved a = halve(v[i][0]), b = halve(v[i][1]), c = halve(v[i][2]),
-                       d = halve(v[i][3]);
-          ptx::store_shared(to, make_uint4(a.high, b.high, c.high, d.high));
-          ptx::store_shared(to + p.low_y, make_uint4(a.low, b.low, c.low, d.low));
+          halve_unit(to, static_cast<int>(p.low_y), unit);
         } else {
-          ptx::store_shared(to, make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]));
+          ptx::store_shared(to, unit);
         }
       }
     }
@@ -353,45 +351,74 @@ __device__ inline void add_products(const Params<T>& p, const Load& load_x, uint
   for (int i = 0; i < kKept; ++i) kept[i] = columns[kCount * kFresh + i];
 }
 
-// The same of halves of a single tap, promoted. The small products come first.
-template <typename T, int kKernel, int kCount, typename Load>
-__device__ inline void add_halves(const Params<T>& p, const Load& load_x, uint32_t& x, uint64_t& y,
-                                  Promotion<32> (&promotion)[kKernels[kKernel].blocks]) {
-  constexpr Kernel kKind = kKernels[kKernel];
-  uint32_t high[kCount][4], low[kCount][4];
+// So many products of each sum, of halves of a single tap, promoted by pairs. The small products of
+// a pair come first. Operands are read and halved while products of others are under way.
+template <typename T, int kKernel, typename Load>
+__device__ inline void add_halves(const Params<T>& p, const Load& load_x, uint32_t x, uint64_t y,
+                                  int count, Promotion<32> (&promotion)[kKernels[kKernel].blocks]) {
+  constexpr int kBlocks = kKernels[kKernel].blocks;
+  using Product = ptx::Product<T, kBlock>;
+  struct Operand {
+    uint32_t high[4], low[4];
+  };
+  Operand first, second;
+  const auto read = [&](Operand& operand) {
+    const uint2 columns[2] = {load_x(x), load_x(x + p.x_column)};
+    const uint32_t rows[4] = {columns[0].x, columns[0].y, columns[1].x, columns[1].y};
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const uint2 first = load_x(x), second = load_x(x + p.x_column);
-    const uint32_t rows[4] = {first.x, first.y, second.x, second.y};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const Halved halved = halve(rows[j]);
-      high[i][j] = halved.high;
-      low[i][j] = halved.low;
+    for (int i = 0; i < 4; ++i) {
+      const Halved halved = halve(rows[i]);
+      operand.high[i] = halved.high;
+      operand.low[i] = halved.low;
     }
-    x += p.loops[2].x_step;
+  };
+  const auto each_block = [&](uint64_t at, const auto& add) {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) add(promotion[i].part, ptx::advance(at, i * p.y_box_bytes));
+  };
+  const auto add_small = [&](const Operand& operand, uint64_t at, int accumulate) {
+    each_block(at, [&](float (&part)[32], uint64_t own) {
+      Product::add(part, operand.low, own, accumulate);
+      Product::add(part, operand.high, ptx::advance(own, p.low_y), 1);
+    });
+  };
+  const auto add_large = [&](const Operand& operand, uint64_t at) {
+    each_block(at,
+               [&](float (&part)[32], uint64_t own) { Product::add(part, operand.high, own, 1); });
+    ptx::commit_products();
+  };
+  // Where there is nothing more to read, it is read again.
+  const auto advance_x = [&](bool more) { x += more ? p.loops[2].x_step : 0; };
+  read(first);
+#pragma unroll 1
+  for (int left = count; left > 0; left -= 2) {
+    const uint64_t next = ptx::advance(y, p.loops[2].y_step);
+    ptx::begin_products();
+    add_small(first, y, 0);
+    ptx::commit_products();
+    advance_x(left > 1);
+    read(second);
+    ptx::begin_products();
+    if (left > 1) {
+      add_small(second, next, 1);
+      add_large(first, y);
+      add_large(second, next);
+    } else {
+      add_large(first, y);
+      ptx::commit_products();
+    }
+    ptx::await_products<1>();
+    ptx::keep(first.high);
+    ptx::keep(first.low);
+    advance_x(left > 2);
+    read(first);
+    ptx::await_products<0>();
+    ptx::keep(second.high);
+    ptx::keep(second.low);
+    y = ptx::advance(next, p.loops[2].y_step);
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) promotion[i].promote();
   }
-  ptx::begin_products();
-#pragma unroll
-  for (int block = 0; block < kKind.blocks; ++block) {
-    float (&part)[32] = promotion[block].part;
-    const uint64_t own = ptx::advance(y, block * p.y_box_bytes);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const uint64_t step = ptx::advance(own, i * p.loops[2].y_step);
-      ptx::Product<T, kBlock>::add(part, low[i], step, i > 0);
-      ptx::Product<T, kBlock>::add(part, high[i], ptx::advance(step, p.low_y), 1);
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      ptx::Product<T, kBlock>::add(part, high[i], ptx::advance(own, i * p.loops[2].y_step), 1);
-    }
-  }
-  ptx::commit_products();
-  ptx::await_products<0>();
-  y = ptx::advance(y, kCount * p.loops[2].y_step);
-#pragma unroll
-  for (int block = 0; block < kKind.blocks; ++block) promotion[block].promote();
 }
 
 // The sums of a warpgroup: 64 rows of the products.
@@ -447,12 +474,7 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
         uint32_t x = x_own + stage + i * p.loops[0].x_step + j * p.loops[1].x_step;
         int left = p.loops[2].count;
         if constexpr (kKind.halves) {
-#pragma unroll 1
-          for (; left >= kKind.batch(); left -= kKind.batch()) {
-            add_halves<T, kKernel, kKind.batch()>(p, load_x, x, y, promotion);
-          }
-#pragma unroll 1
-          for (; left > 0; --left) add_halves<T, kKernel, 1>(p, load_x, x, y, promotion);
+          add_halves<T, kKernel>(p, load_x, x, y, left, promotion);
         } else {
           uint2 kept[kKept + 1];  // there are no empty arrays
 #pragma unroll
