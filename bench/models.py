@@ -160,7 +160,9 @@ class Pair:
 
     def images(self, batch: int) -> Tensor:
         generator = torch.Generator(self.device).manual_seed(1)
-        shape = batch, 3, self.image, self.image
+        channels = getattr(self.network, "in_channels", 3)
+        size = self.image // getattr(self.network, "upscale", 1)
+        shape = batch, channels, size, size
         return torch.randn(shape, device=self.device, generator=generator)
 
     def _errors(
@@ -349,7 +351,7 @@ def batches(text: str) -> list[int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     cuda = torch.cuda.is_available()
-    several(parser, "--networks", networks.NETWORKS, ",".join(networks.NETWORKS), "networks")
+    several(parser, "--networks", networks.NETWORKS, ",".join(networks.USUAL), "networks")
     several(parser, "--modes", MODES, ",".join(MODES), "what is timed")
     add_common_arguments(parser)
     parser.add_argument(

@@ -56,6 +56,84 @@ class UNet(nn.Module):
         return y
 
 
+class Residual(nn.Module):
+    """Two 3x3 convolutions behind group norm and SiLU, added to the input."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for size in (channels, width):
+            layers += [
+                nn.GroupNorm(32, size, eps=1e-6),
+                nn.SiLU(),
+                nn.Conv2d(size, width, 3, padding=1),
+            ]
+        self.layers = nn.Sequential(*layers)
+        self.shortcut = nn.Conv2d(channels, width, 1) if channels != width else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.shortcut(x) + self.layers(x)
+        return y
+
+
+class Attention(nn.Module):
+    """Attention of one head among all pixels, added to the input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(32, width, eps=1e-6)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = self.norm(x).flatten(2).transpose(1, 2)
+        queries, keys, values = (
+            project(pixels).unsqueeze(1) for project in (self.query, self.key, self.value)
+        )
+        found = functional.scaled_dot_product_attention(queries, keys, values).squeeze(1)
+        y: Tensor = x + self.out(found).transpose(1, 2).reshape(x.shape)
+        return y
+
+
+class VaeDecoder(nn.Module):
+    """The decoder of Stable Diffusion 1.5's autoencoder (Rombach et al., 2022).
+
+    Takes latents (N, 4, H, W) and returns images (N, 3, 8 H, 8 W).
+    """
+
+    in_channels, upscale = 4, 8
+
+    def __init__(self, widths: tuple[int, ...] = (512, 512, 256, 128), depth: int = 3) -> None:
+        super().__init__()
+        first = widths[0]
+        layers: list[nn.Module] = [
+            nn.Conv2d(self.in_channels, self.in_channels, 1),
+            nn.Conv2d(self.in_channels, first, 3, padding=1),
+            Residual(first, first),
+            Attention(first),
+            Residual(first, first),
+        ]
+        channels = first
+        for level, width in enumerate(widths):
+            for _ in range(depth):
+                layers.append(Residual(channels, width))
+                channels = width
+            if level + 1 < len(widths):
+                layers += [
+                    nn.Upsample(scale_factor=2.0),
+                    nn.Conv2d(width, width, 3, padding=1),
+                ]
+        layers += [
+            nn.GroupNorm(32, channels, eps=1e-6),
+            nn.SiLU(),
+            nn.Conv2d(channels, 3, 3, padding=1),
+        ]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return y
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet50": lambda: torchvision.models.resnet50(),
     "resnext50_32x4d": lambda: torchvision.models.resnext50_32x4d(),
@@ -71,7 +149,11 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
         weights=None, weights_backbone=None
     ),
     "unet": lambda: UNet(),
+    "sd15_vae_decoder": lambda: VaeDecoder(),
 }
+
+# What is timed by default: the decoder takes as long as the others together.
+USUAL = tuple(name for name in NETWORKS if name != "sd15_vae_decoder")
 
 # routed: PyTorch's modules, run while customconv.enable() is in effect. converted: a copy with our
 # modules.

@@ -106,6 +106,18 @@ def test_the_unet_keeps_the_images_size():
     assert networks.UNet((4, 8, 16))(x).shape == (2, 1, 32, 48)
 
 
+def test_the_decoder_makes_images_of_latents():
+    x = torch.randn(2, 4, 3, 5)
+    assert networks.VaeDecoder((64, 32), depth=1)(x).shape == (2, 3, 6, 10)
+
+
+def test_the_decoder_has_the_parameters_of_the_published_one():
+    with torch.device("meta"):
+        network = networks.VaeDecoder()
+    # 49,490,179 of the decoder, and the convolution of 4 by 4 channels in front of it.
+    assert sum(p.numel() for p in network.parameters()) == 49490179 + 20
+
+
 @pytest.mark.parametrize("mode", models.MODES)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("by", networks.WAYS)
