@@ -52,6 +52,7 @@ PROBLEMS = {
     "few_images": case((20, 1, 9, 16), (24, 1, 5, 4), padding=(2, 1)),
     "few_dilated": case((2, 5, 33, 32), (64, 5, 3, 4), stride=(3, 2), padding=2, dilation=(2, 1)),
     "few": case((2, 3, 30, 32), (72, 3, 7, 7), stride=2, padding=3),
+    "few_in_odd_rows": case((3, 3, 21, 19), (40, 3, 3, 3), stride=2, padding=(0, 1)),
     "few_narrow": case((3, 3, 16, 24), (24, 3, 3, 3), padding=1),
     "few_far": case((1, 2, 60, 64), (16, 1, 11, 11), stride=4, padding=2, groups=2),
     "rows_of_28": case((3, 64, 28, 28), (64, 64, 3, 3), padding=1),

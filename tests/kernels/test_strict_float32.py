@@ -39,6 +39,7 @@ PROBLEMS = {
     "strided": case((2, 48, 21, 23), (64, 48, 3, 3), stride=(2, 2), padding=(1, 1)),
     "dilated": case((1, 33, 24, 24), (65, 33, 3, 3), padding=(2, 2), dilation=(2, 2)),
     "few_channels": case((2, 3, 30, 28), (64, 3, 7, 7), stride=(2, 2), padding=(3, 3)),
+    "few_in_odd_rows": case((2, 3, 21, 19), (32, 3, 3, 3), stride=(2, 2), padding=(0, 1)),
     "eight_channels": case((2, 8, 20, 20), (16, 8, 5, 5), padding=(2, 2)),
     "patches": case((2, 3, 32, 32), (48, 3, 4, 4), stride=(4, 4)),
     "groups": case((2, 128, 12, 12), (192, 64, 3, 3), padding=(1, 1), groups=2),

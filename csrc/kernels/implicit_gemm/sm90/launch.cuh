@@ -80,8 +80,6 @@ void set_planes(const Packed& problem, const Tile& t, const T* x, Params& p) {
   // What is halved is not rounded on the way.
   const int64_t halves = problem.half_bits > 0 ? 2 : 1;
   const int64_t C = halves == 2 ? problem.groups * problem.channels : problem.C;
-  const int64_t row_channels = t.row_bytes / static_cast<int64_t>(sizeof(T));
-  const int64_t box_channels = halves == 2 ? kHalvesStages * row_channels / 2 : row_channels;
   const auto type = halves == 2 ? kExactMapType<T> : kMapType<T>;
   const int64_t plane = (problem.H - 1) * p.plane_row + problem.W;
   const auto N = static_cast<cuuint64_t>(problem.N);
@@ -91,7 +89,7 @@ void set_planes(const Packed& problem, const Tile& t, const T* x, Params& p) {
     const Boxes<3> boxes{
         {static_cast<cuuint64_t>(shift + plane), channels, N},
         {map_stride<T>(problem.C, strides[1] * residues), map_stride<T>(problem.N, strides[0])},
-        {kBoxPixels, static_cast<cuuint32_t>(box_channels / residues), 1},
+        {kBoxPixels, static_cast<cuuint32_t>(t.row_bytes / sizeof(T) / residues / halves), 1},
         {1, 1, 1}};
     p.planes[i] =
         make_map(x + i * strides[1] - shift, type, boxes, swizzle_of(kBoxPixels * sizeof(T)));

@@ -12,18 +12,16 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
-// A box has kBoxPixels pixels of a row, with all channels of a stage, or of some stages: in shared
-// memory a row for each channel, with the swizzle of its width. Calls `place` for a pixel of the
-// box and a unit of 16 bytes of channels; it returns the pixel's row of the stage, or -1. If planes
-// are not `kShifted`, that is the same for all units. Calls `each_stage`, which calls what it is
-// given with the stage's number among the box's and its address.
+// A box has kBoxPixels pixels of a row, with all channels of a stage: in shared memory a row for
+// each channel, with the swizzle of its width. Calls `place` for a pixel of the box and a unit of
+// 16 bytes of channels; it returns the pixel's row of the stage, or -1. If planes are not
+// `kShifted`, that is the same for all units.
 //
-// `dump`: 128 bytes for what has no place. `kHalves`: of float32, whose high halves a row has
-// before their low ones; then the box has half as many channels of a stage.
-template <typename T, int kRowBytes, bool kShifted, bool kHalves, typename PlaceOf,
-          typename EachStage>
-__device__ inline void turn_box(uint32_t box, uint32_t dump, int lane, const PlaceOf& place,
-                                const EachStage& each_stage) {
+// `dump`: 128 bytes for matrices of 16 bits that have no place. `kHalves`: of float32, whose high
+// halves a row has before their low ones; then a box has half as many channels.
+template <typename T, int kRowBytes, bool kShifted, bool kHalves, typename PlaceOf>
+__device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int lane,
+                                const PlaceOf& place) {
   constexpr int kUnits = kRowBytes / 16;  // of a pixel's channels
   constexpr int kChannelBytes = kBoxPixels * static_cast<int>(sizeof(T));
   // What is XORed into where a unit is, in the row that begins there in the stage.
@@ -31,61 +29,53 @@ __device__ inline void turn_box(uint32_t box, uint32_t dump, int lane, const Pla
   if constexpr (sizeof(T) == 2) {
     // A lane gives the address of a channel's 8 pixels, and then of a pixel's 8 channels.
     const uint32_t from = box + lane % 8 * kChannelBytes + (lane / 8 ^ lane / 2 % 4) * 16;
-    each_stage([&](int, uint32_t stage) {
-      int row = place(lane, 0);
+    int row = place(lane, 0);
 #pragma unroll
-      for (int first = 0; first < kUnits; first += 2) {
-        uint32_t m[2][4];
+    for (int first = 0; first < kUnits; first += 2) {
+      uint32_t m[2][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          ptx::load_transposed_matrices(from + (first + i) * 8 * kChannelBytes, m[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if (kShifted) row = place(lane, first + i);
-          const int begin = row * kRowBytes;
-          const uint32_t to = row < 0 ? dump + lane % 8 * 16
-                                      : stage + begin + ((first + i) * 16 ^ swizzle_of(begin));
-          ptx::store_matrices(to, m[i][0], m[i][1], m[i][2], m[i][3]);
-        }
+      for (int i = 0; i < 2; ++i) {
+        ptx::load_transposed_matrices(from + (first + i) * 8 * kChannelBytes, m[i]);
       }
-    });
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (kShifted) row = place(lane, first + i);
+        const int begin = row * kRowBytes;
+        const uint32_t to =
+            row < 0 ? dump + lane % 8 * 16 : stage + begin + ((first + i) * 16 ^ swizzle_of(begin));
+        ptx::store_matrices(to, m[i][0], m[i][1], m[i][2], m[i][3]);
+      }
+    }
   } else {
     // A lane turns 4 pixels of 4 channels. Eight that load, or store, at once meet different banks.
     // No remainders: the compiler would have to think of negative ones.
     const int own_unit = lane & 3, quad = (own_unit >> 1 ^ lane >> 3) << 1 | (lane >> 2 & 1);
-    constexpr int kOwnUnits = kHalves ? kUnits / 2 : kUnits;  // of the box, of a stage
-    int row[4];
+    constexpr int kOwnUnits = kHalves ? kUnits / 2 : kUnits;  // of the box
 #pragma unroll
-    for (int i = 0; i < 4; ++i) row[i] = place(quad * 4 + i, own_unit);
-    each_stage([&](int number, uint32_t stage) {
+    for (int unit = own_unit; unit < kOwnUnits; unit += 4) {
+      uint4 v[4];
 #pragma unroll
-      for (int unit = own_unit; unit < kOwnUnits; unit += 4) {
-        uint4 v[4];
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const int channel = (number * kOwnUnits + unit) * 4 + c;
-          v[c] = ptx::load_shared<uint4>(box + channel * kChannelBytes + (quad ^ channel % 8) * 16);
-        }
-        const auto store = [&](int i, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-          if (kShifted && unit != own_unit) row[i] = place(quad * 4 + i, unit);
-          if (row[i] < 0) return;
-          const int begin = row[i] * kRowBytes;
-          const uint32_t to = stage + begin + (unit * 16 ^ swizzle_of(begin));
-          if constexpr (kHalves) {
-            const Halved x = halve(a), y = halve(b), z = halve(c), w = halve(d);
-            ptx::store_shared(to, make_uint4(x.high, y.high, z.high, w.high));
-            ptx::store_shared(to ^ (kOwnUnits * 16), make_uint4(x.low, y.low, z.low, w.low));
-          } else {
-            ptx::store_shared(to, make_uint4(a, b, c, d));
-          }
-        };
-        store(0, v[0].x, v[1].x, v[2].x, v[3].x);
-        store(1, v[0].y, v[1].y, v[2].y, v[3].y);
-        store(2, v[0].z, v[1].z, v[2].z, v[3].z);
-        store(3, v[0].w, v[1].w, v[2].w, v[3].w);
+      for (int c = 0; c < 4; ++c) {
+        const int channel = unit * 4 + c;
+        v[c] = ptx::load_shared<uint4>(box + channel * kChannelBytes + (quad ^ channel % 8) * 16);
       }
-    });
+      const auto store = [&](int i, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+        const int row = place(quad * 4 + i, kShifted ? unit : 0), begin = row * kRowBytes;
+        if (row < 0) return;
+        const uint32_t to = stage + begin + (unit * 16 ^ swizzle_of(begin));
+        if constexpr (kHalves) {
+          const Halved x = halve(a), y = halve(b), z = halve(c), w = halve(d);
+          ptx::store_shared(to, make_uint4(x.high, y.high, z.high, w.high));
+          ptx::store_shared(to ^ (kOwnUnits * 16), make_uint4(x.low, y.low, z.low, w.low));
+        } else {
+          ptx::store_shared(to, make_uint4(a, b, c, d));
+        }
+      };
+      store(0, v[0].x, v[1].x, v[2].x, v[3].x);
+      store(1, v[0].y, v[1].y, v[2].y, v[3].y);
+      store(2, v[0].z, v[1].z, v[2].z, v[3].z);
+      store(3, v[0].w, v[1].w, v[2].w, v[3].w);
+    }
   }
 }
 
@@ -97,7 +87,6 @@ class PlaneLoader {
   static constexpr int kWarps = kTileShapes[kShape].plane_warps();
   static constexpr int kMostUnitBits = 3;  // of units of 16 bytes in the widest row
   static constexpr bool kHalves = kTileShapes[kShape].halves;
-  static constexpr int kStages = kHalves ? kHalvesStages : 1;  // that a box has channels for
 
  public:
   // `warp`: among those that turn planes.
@@ -140,34 +129,21 @@ class PlaneLoader {
   // What turning a box needs. Pixels are counted from column 0 of an aligned box; planes begin up
   // to kUnit - 1 pixels behind 16 bytes, and shift what a box has of them by as many.
   struct Box {
-    // Those that are positions of the stage: [begin, end); pixel 0's; and whether there are any.
+    // Those that are positions of the stage: [begin, end); pixel 0's; whether there are any; and
+    // stages from the one of the warp's box before.
     uint32_t pixels;
-    // Positions outside the image, to be cleared: the first, how many. Then stages: from the first
-    // one of the warp's box before, and how many this box has channels for.
-    uint32_t outside;
+    uint32_t outside;  // positions outside the image, to be cleared: the first, how many
 
-    static constexpr int kRowBits = 13, kStagesShift = 2 * kRowBits, kSecondShift = 31;
+    static constexpr int kRowBits = 13, kStagesShift = 29;
     static constexpr uint32_t kExists = 1u << 28;
-    static_assert(kWarps < 8);  // so that the stages of as many boxes have 5 bits
+    static_assert(kWarps < 8);
 
     __device__ void set(int begin, int end, int row, int shift) {
       pixels = (begin + kUnit) | (end + kUnit) << 6 | (row + kBoxPixels) << 12 |
                shift << (12 + kRowBits) | kExists;
     }
-    __device__ void clear(int first, int count) { outside = first | count << kRowBits; }
-    __device__ void set_stages(int passed, int own) {
-      outside |= static_cast<uint32_t>(passed) << kStagesShift | static_cast<uint32_t>(own - 1)
-                                                                     << kSecondShift;
-    }
     __device__ bool exists() const { return (pixels & kExists) != 0; }
-    __device__ int first_cleared() const {
-      return static_cast<int>(outside & ((1 << kRowBits) - 1));
-    }
-    __device__ int cleared() const {
-      return static_cast<int>(outside >> kRowBits & ((1 << kRowBits) - 1));
-    }
-    __device__ int passed_stages() const { return static_cast<int>(outside >> kStagesShift & 31); }
-    __device__ int stages() const { return static_cast<int>(outside >> kSecondShift) + 1; }
+    __device__ int stages() const { return static_cast<int>(pixels >> kStagesShift); }
     __device__ int begin() const { return static_cast<int>(pixels & 63) - kUnit; }
     __device__ int end() const { return static_cast<int>(pixels >> 6 & 63) - kUnit; }
     __device__ int row() const {
@@ -182,8 +158,8 @@ class PlaneLoader {
     }
   };
 
-  // A box of a tile's chunk, or of two neighbours. The boxes of a tile's chunks are alike: a lane
-  // finds one, and each warp asks for its own ones.
+  // A box of a chunk of a tile. The boxes of a tile's chunks are alike: a lane finds one, and each
+  // warp asks for its own ones.
   struct Cursor {
     int item, chunk, box;
     int first;      // position of the tile's stages
@@ -210,11 +186,9 @@ class PlaneLoader {
     // Goes on to the stage that has the box.
     __device__ void find_next(const PlaneLoader& loader) {
       const Params& p = loader.p_;
-      int passed = 0;
-      for (; box >= p.plane_boxes && item < p.items; box -= p.plane_boxes) {
-        passed += stages(p);
-        chunk += kStages;
-        if (chunk < p.chunks) continue;
+      int stages = 0;
+      for (; box >= p.plane_boxes && item < p.items; box -= p.plane_boxes, ++stages) {
+        if (++chunk < p.chunks) continue;
         chunk = 0;
         item += gridDim.x;
         start(loader);
@@ -229,10 +203,8 @@ class PlaneLoader {
       own.n = __shfl_sync(~0u, of_lane.n, lane);
       own.pixel = __shfl_sync(~0u, of_lane.pixel, lane);
       own.box = of_lane.box.of_lane(lane);
-      own.box.set_stages(passed, stages(p));
+      own.box.pixels |= static_cast<uint32_t>(stages) << Box::kStagesShift;
     }
-    // Those that the box has channels for.
-    __device__ int stages(const Params& p) const { return min(kStages, p.chunks - chunk); }
     // The tile, or the next one that any tap meets.
     __device__ void start(const PlaneLoader& loader) {
       constexpr TileShape kTile = kTileShapes[kShape];
@@ -278,15 +250,12 @@ class PlaneLoader {
       if (in_image && origin >= 0) out = max(out, p.W - column);
       out = max(at + out, 0);
       const int count = min(at + out_end, p.copy_rows) - out;
-      of.box.outside = 0;
-      if (count > 0) of.box.clear(out, count);
+      of.box.outside = count > 0 ? out | count << 16 : 0;
       return of;
     }
   };
 
-  __device__ int slot_bytes() const {
-    return kBoxPixels * p_.row_bytes * kStages >> (kHalves ? 1 : 0);
-  }
+  __device__ int slot_bytes() const { return kBoxPixels * p_.row_bytes >> (kHalves ? 1 : 0); }
 
   // By a lane for each residue of channels.
   __device__ void copy(const Cursor& at) {
@@ -310,52 +279,42 @@ class PlaneLoader {
 
   // Returns whether a slot is free again.
   __device__ bool turn(const Box& own) {
-    x_.advance(own.passed_stages(), p_.by_x_stages);
-    const auto each_stage = [&](const auto& fill) {
-      ptx::Turn to = x_;
-#pragma unroll
-      for (int i = 0; i < kStages; ++i, to.advance(p_.x_stages)) {
-        if (i >= own.stages()) break;
-        ptx::wait(memory_.x_empty + to.stage, to.parity ^ 1);
-        const uint32_t stage = ptx::shared_address(memory_.pixels) + to.stage * p_.x_bytes;
-        fill(i, stage);
-        if (own.cleared() > 0) clear(own, stage);
-        ptx::fence_shared_writes();
-        __syncwarp();
-        if (lane_ == 0) ptx::arrive(memory_.x_full + to.stage);
+    x_.advance(own.stages(), p_.by_x_stages);
+    ptx::wait(memory_.x_empty + x_.stage, x_.parity ^ 1);
+    const uint32_t stage = ptx::shared_address(memory_.pixels) + x_.stage * p_.x_bytes;
+    if (own.exists()) {
+      ptx::wait(full_ + turned_.stage, turned_.parity);
+      const uint32_t box = ptx::shared_address(slots_) + turned_.stage * slot_bytes();
+      const int begin = own.begin(), end = own.end(), row = own.row(), row_shift = own.shift();
+      // Residues follow each other in a stage, each with as many units of channels.
+      const int unit_bits = kMostUnitBits - p_.residue_bits;
+      const auto place = [&](int pixel, int unit) {
+        const int shift = (row_shift + shift_of(unit >> unit_bits)) & (kUnit - 1);
+        pixel -= shift;
+        return pixel >= begin && pixel < end ? row + pixel : -1;
+      };
+      if (!kHalves && p_.residue_bits > 0) {
+        turn_box<T, kMostRowBytes, !kHalves, kHalves>(box, stage, dump_, lane_, place);
+      } else if (p_.row_bytes == kMostRowBytes) {
+        turn_box<T, kMostRowBytes, false, kHalves>(box, stage, dump_, lane_, place);
+      } else if (kHalves || p_.row_bytes == kMostRowBytes / 2) {
+        turn_box<T, kMostRowBytes / 2, false, kHalves>(box, stage, dump_, lane_, place);
+      } else {
+        turn_box<T, kLeastRowBytes, false, kHalves>(box, stage, dump_, lane_, place);
       }
-    };
-    if (!own.exists()) {
-      each_stage([](int, uint32_t) {});
-      return false;
+      turned_.advance(p_.plane_slots);
     }
-    ptx::wait(full_ + turned_.stage, turned_.parity);
-    const uint32_t box = ptx::shared_address(slots_) + turned_.stage * slot_bytes();
-    const int begin = own.begin(), end = own.end(), row = own.row(), row_shift = own.shift();
-    // Residues follow each other in a stage, each with as many units of channels.
-    const int unit_bits = kMostUnitBits - p_.residue_bits;
-    const auto place = [&](int pixel, int unit) {
-      const int shift = (row_shift + shift_of(unit >> unit_bits)) & (kUnit - 1);
-      pixel -= shift;
-      return pixel >= begin && pixel < end ? row + pixel : -1;
-    };
-    if (!kHalves && p_.residue_bits > 0) {
-      turn_box<T, kMostRowBytes, !kHalves, kHalves>(box, dump_, lane_, place, each_stage);
-    } else if (p_.row_bytes == kMostRowBytes) {
-      turn_box<T, kMostRowBytes, false, kHalves>(box, dump_, lane_, place, each_stage);
-    } else if (kHalves || p_.row_bytes == kMostRowBytes / 2) {
-      turn_box<T, kMostRowBytes / 2, false, kHalves>(box, dump_, lane_, place, each_stage);
-    } else {
-      turn_box<T, kLeastRowBytes, false, kHalves>(box, dump_, lane_, place, each_stage);
-    }
-    turned_.advance(p_.plane_slots);
-    return true;
+    if (own.outside != 0) clear(own, stage);
+    ptx::fence_shared_writes();
+    __syncwarp();
+    if (lane_ == 0) ptx::arrive(memory_.x_full + x_.stage);
+    return own.exists();
   }
 
   // Clears positions outside the image.
   __device__ void clear(const Box& own, uint32_t stage) const {
-    const int units = p_.row_bytes / 16, count = own.cleared() * units;
-    const uint32_t to = stage + own.first_cleared() * p_.row_bytes;
+    const int units = p_.row_bytes / 16, count = static_cast<int>(own.outside >> 16) * units;
+    const uint32_t to = stage + (own.outside & 0xFFFF) * p_.row_bytes;
     for (int i = lane_; i < count; i += 32) {
       ptx::store_shared(to + i * 16, make_uint4(0, 0, 0, 0));
     }

@@ -216,8 +216,7 @@ int fixed_bytes(const Tile& t) {
 
 // A slot of each warp that turns planes, and all of them.
 int slot_bytes(const Tile& t) {
-  const int box = kBoxPixels * t.row_bytes;
-  return t.kind().plane_warps() * (t.kind().halves ? kHalvesStages * box / 2 : box);
+  return t.kind().plane_warps() * kBoxPixels * t.row_bytes / (t.kind().halves ? 2 : 1);
 }
 int slots_bytes(const Tile& t) {
   return t.loader == Loader::kPlanes ? kDumpsBytes + t.plane_slots * slot_bytes(t) : 0;

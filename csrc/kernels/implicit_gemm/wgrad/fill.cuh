@@ -5,6 +5,7 @@
 #include "kernels/common/divide.cuh"
 #include "kernels/implicit_gemm/unit.cuh"
 #include "kernels/ptx/shared.cuh"
+#include "kernels/ptx/wgmma.cuh"
 #include "plan/problem.h"
 
 namespace customconv::implicit_gemm::wgrad {
@@ -38,6 +39,20 @@ Filled<T> fill_pixels(const T* data, const Shape4& sizes, const Shape4& strides,
           static_cast<int>(sizes[1]),
           counts[0] * counts[1] * counts[2],
           {side(0), side(1), side(2)},
+          {Divider<int32_t>(counts[0]), Divider<int32_t>(counts[1])}};
+}
+
+// Rows of elements, all channels of all pixels: so many elements, rows and images.
+template <typename T>
+Filled<T> fill_elements(const T* data, const Shape4& sizes, const Shape4& strides,
+                        const int (&counts)[3]) {
+  const auto size = [](int64_t value) { return static_cast<int>(value); };
+  return {data,
+          1,
+          counts[0] * counts[1] * counts[2],
+          {{1, size(sizes[3] * sizes[1]), 1},
+           {strides[2], size(sizes[2]), 1},
+           {strides[0], size(sizes[0]), 1}},
           {Divider<int32_t>(counts[0]), Divider<int32_t>(counts[1])}};
 }
 
@@ -77,6 +92,43 @@ __device__ inline void fill_box(const Filled<T>& from, uint32_t to, int channel,
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       if (stores[i]) ptx::store_shared(to + slots[i] * 16, loaded[i]);
+    }
+  }
+}
+
+// Fills rows of elements of float32, as fill_elements has them, with so many threads.
+template <bool kRounds>
+__device__ inline void fill_rows(const Filled<float>& from, uint32_t to, const int (&first)[3],
+                                 int thread, int threads) {
+  constexpr int kTogether = 8;  // rows
+  const int columns = from.by_side[0].divisor(), rows = from.by_side[1].divisor();
+  const int all_rows = from.count / columns;
+  const auto inside = [&](int side, int at) { return at >= 0 && at < from.sides[side].size; };
+#pragma unroll 1
+  for (int column = thread; column < columns; column += threads) {
+    const float* const data = from.data + first[0] + column;
+    const bool exists = inside(0, first[0] + column);
+    int image = first[2], row = 0;  // of the image
+#pragma unroll 1
+    for (int done = 0; done < all_rows; done += kTogether) {
+      uint32_t loaded[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int h = first[1] + row;
+        const bool reads = exists && done + i < all_rows && inside(1, h) && inside(2, image);
+        loaded[i] =
+            reads ? __float_as_uint(data[image * from.sides[2].stride + h * from.sides[1].stride])
+                  : 0;
+        if (++row < rows) continue;
+        row = 0;
+        ++image;
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (done + i >= all_rows) break;
+        const uint32_t bits = kRounds ? ptx::round_tf32(loaded[i]) : loaded[i];
+        ptx::store_shared(to + ((done + i) * columns + column) * 4, bits);
+      }
     }
   }
 }

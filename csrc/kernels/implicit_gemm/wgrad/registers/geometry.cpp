@@ -86,13 +86,18 @@ int64_t product_rows(const ConvProblem& p, const Kernel& kind) {
   return kind.few ? p.R * p.S * p.C : p.group_C();
 }
 
+bool has_whole_rows(const ConvProblem& p) {
+  const int64_t whole = 16 / element_size(p.dtype);
+  const auto legal = [&](int64_t size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride % whole == 0);
+  };
+  return p.x_aligned && legal(p.H, p.x_strides[2]) && legal(p.N, p.x_strides[0]);
+}
+
 bool is_few(const ConvProblem& p) {
   const Shape4& strides = p.x_strides;
-  const int64_t whole = 16 / element_size(p.dtype);
-  return p.C <= kMostFew && p.groups == 1 && p.dilation_w == 1 && p.x_aligned &&
-         (p.C == 1 || strides[1] == 1) && (p.W == 1 || strides[3] == p.C) &&
-         (p.H == 1 || (strides[2] > 0 && strides[2] % whole == 0)) &&
-         (p.N == 1 || (strides[0] > 0 && strides[0] % whole == 0));
+  return p.C <= kMostFew && p.groups == 1 && p.dilation_w == 1 && (p.C == 1 || strides[1] == 1) &&
+         (p.W == 1 || strides[3] == p.C) && (element_size(p.dtype) == 4 || has_whole_rows(p));
 }
 
 int column_unit(const ConvProblem& p, const Kernel& kind) {
@@ -150,7 +155,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   const bool is_tile = (t.by_images ? t.images : t.rows) % t.lines() == 0 &&
                        t.columns % column_unit(p, kind) == 0 &&
                        std::max({t.images, t.rows, t.columns}) <= kMostBox;
-  t.fills_x = !kind.few && fill_of_x(p) != Fill::kNone;
+  t.fills_x = kind.few ? !has_whole_rows(p) : fill_of_x(p) != Fill::kNone;
   t.fills_y = fill_of_y(p) != Fill::kNone;
   if (!is_tile) return t;
   const bool boxed = kind.few ? set_few(p, t) : set_boxes(p, t);

@@ -119,7 +119,10 @@ struct Tile {
 // Rows of the products: a group's input channels, or all that few channels' taps meet.
 int64_t product_rows(const ConvProblem& p, const Kernel& kind);
 
-// Whether x has few channels, and the copy engine can read its rows.
+// Whether the copy engine can read the rows of x, all channels of all pixels.
+bool has_whole_rows(const ConvProblem& p);
+// Whether x has few channels, side by side in rows that the copy engine or, of float32, a warp
+// brings.
 bool is_few(const ConvProblem& p);
 
 // A tile has whole pairs of columns; of few channels it also begins at whole 16 bytes of x.

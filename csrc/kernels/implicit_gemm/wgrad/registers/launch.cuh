@@ -62,6 +62,9 @@ CUtensorMap map_y(const ConvProblem& p, const Tile& t, const T* y) {
 // The same boxes for threads to fill.
 template <typename T>
 Filled<T> fill_x(const ConvProblem& p, const Tile& t, const T* x) {
+  if (t.kind().few) {
+    return fill_elements(x, p.x_sizes(), p.x_strides, {t.x_columns, t.x_rows, t.images});
+  }
   return fill_pixels(x, p.x_sizes(), p.x_strides, {3, 2, 0}, {t.x_columns, t.x_rows, t.images},
                      {t.step_w, t.step_h, 1});
 }

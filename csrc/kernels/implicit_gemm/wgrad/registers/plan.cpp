@@ -74,10 +74,13 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
     }
     return clocks;
   };
-  const int64_t x_pixels = int64_t{t.images} * t.x_rows * t.x_columns;
+  // Pixels, or elements of rows.
+  const int64_t x_places = int64_t{t.images} * t.x_rows * t.x_columns;
+  constexpr double kElement = 10;  // instructions of a warp
+  const double filled_x = kind.few ? (t.fills_x ? static_cast<double>(x_places) / 32 * kElement : 0)
+                                   : fill(t.fills_x, x_places, p.group_C(), t.x_boxes(), kXBlock);
   const double load = copied / hardware::kL2BytesPerClock +
-                      fill(t.fills_y, t.pixels(), p.group_K(), t.y_boxes(), kBlock) +
-                      fill(t.fills_x, x_pixels, p.group_C(), t.x_boxes(), kXBlock);
+                      fill(t.fills_y, t.pixels(), p.group_K(), t.y_boxes(), kBlock) + filled_x;
   const double turn = transposed / hardware::kSharedBytesPerClock;
   const double chain = (hardware::kMemoryClocks + load + turn + math * busy) / t.stages;
   Counted c;

@@ -224,12 +224,12 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
       for (int i = 0; copies_y && i < share.blocks_k; ++i) {
         ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, line, at.q, other);
       }
-      if constexpr (kFew) {
+      if (kFew && copies_x) {
         const int lead = static_cast<int>(p.x_lead / sizeof(T));
         ptx::copy_box(x, &p.x, full, x_w * p.group_C - lead, x_h, at.n);
       } else {
 #pragma unroll 1
-        for (int i = 0; copies_x && i < x_boxes; ++i) {
+        for (int i = 0; !kFew && copies_x && i < x_boxes; ++i) {
           ptx::copy_box(x + i * p.x_box_bytes, &p.x, full, c + i * kXBlock, x_w, x_h, at.n);
         }
       }
@@ -242,8 +242,13 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
             p.filled_y, ptx::shared_address(y + i * p.y_box_bytes), k + i * kBlock,
             {line, at.q, other}, lane, 32);
       }
+      if (kFew && !copies_x) {
+        const int lead = static_cast<int>(p.x_lead / sizeof(T));
+        fill_rows<kRounds>(p.filled_x, ptx::shared_address(x), {x_w * p.group_C - lead, x_h, at.n},
+                           lane, 32);
+      }
 #pragma unroll 1
-      for (int i = 0; !copies_x && i < x_boxes; ++i) {
+      for (int i = 0; !kFew && !copies_x && i < x_boxes; ++i) {
         fill_box<kXRowBytes / 16, /*kSwizzled=*/true, kRounds>(
             p.filled_x, ptx::shared_address(x + i * p.x_box_bytes), c + i * kXBlock,
             {x_w, x_h, at.n}, lane, 32);
