@@ -4,8 +4,8 @@
 
 #include "kernels/common/divide.cuh"
 #include "kernels/implicit_gemm/unit.cuh"
+#include "kernels/ptx/copy.cuh"
 #include "kernels/ptx/shared.cuh"
-#include "kernels/ptx/wgmma.cuh"
 #include "plan/problem.h"
 
 namespace customconv::implicit_gemm::wgrad {
@@ -96,39 +96,26 @@ __device__ inline void fill_box(const Filled<T>& from, uint32_t to, int channel,
   }
 }
 
-// Fills rows of elements of float32, as fill_elements has them, with so many threads.
-template <bool kRounds>
-__device__ inline void fill_rows(const Filled<float>& from, uint32_t to, const int (&first)[3],
+// Starts copies of rows of float32 elements, as fill_elements has them, by so many threads.
+__device__ inline void copy_rows(const Filled<float>& from, uint32_t to, const int (&first)[3],
                                  int thread, int threads) {
-  constexpr int kTogether = 8;  // rows
   const int columns = from.by_side[0].divisor(), rows = from.by_side[1].divisor();
   const int all_rows = from.count / columns;
-  const auto inside = [&](int side, int at) { return at >= 0 && at < from.sides[side].size; };
+  const Side &across = from.sides[0], &down = from.sides[1], &images = from.sides[2];
 #pragma unroll 1
   for (int column = thread; column < columns; column += threads) {
-    const float* const data = from.data + first[0] + column;
-    const bool exists = inside(0, first[0] + column);
-    int image = first[2], row = 0;  // of the image
-#pragma unroll 1
-    for (int done = 0; done < all_rows; done += kTogether) {
-      uint32_t loaded[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int h = first[1] + row;
-        const bool reads = exists && done + i < all_rows && inside(1, h) && inside(2, image);
-        loaded[i] =
-            reads ? __float_as_uint(data[image * from.sides[2].stride + h * from.sides[1].stride])
-                  : 0;
-        if (++row < rows) continue;
-        row = 0;
-        ++image;
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (done + i >= all_rows) break;
-        const uint32_t bits = kRounds ? ptx::round_tf32(loaded[i]) : loaded[i];
-        ptx::store_shared(to + ((done + i) * columns + column) * 4, bits);
-      }
+    const int where = first[0] + column;
+    const bool is_column = where >= 0 && where < across.size;
+    const float* const data = from.data + (is_column ? where : 0);
+    int h = first[1], image = first[2];
+#pragma unroll 4
+    for (int row = 0; row < all_rows; ++row) {
+      const bool exists = is_column && h >= 0 && h < down.size && image < images.size;
+      const float* const at = data + (exists ? image * images.stride + h * down.stride : 0);
+      ptx::copy_async<4>(to + (row * columns + column) * 4, at, exists);
+      if (++h < first[1] + rows) continue;
+      h = first[1];
+      ++image;
     }
   }
 }

@@ -121,8 +121,8 @@ int64_t product_rows(const ConvProblem& p, const Kernel& kind);
 
 // Whether the copy engine can read the rows of x, all channels of all pixels.
 bool has_whole_rows(const ConvProblem& p);
-// Whether x has few channels, side by side in rows that the copy engine or, of float32, a warp
-// brings.
+// Whether x has few channels, side by side in rows that the copy engine brings, or that need not be
+// rounded to TF32, so that a warp can.
 bool is_few(const ConvProblem& p);
 
 // A tile has whole pairs of columns; of few channels it also begins at whole 16 bytes of x.

@@ -74,11 +74,13 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
     }
     return clocks;
   };
-  // Pixels, or elements of rows.
-  const int64_t x_places = int64_t{t.images} * t.x_rows * t.x_columns;
-  constexpr double kElement = 10;  // instructions of a warp
-  const double filled_x = kind.few ? (t.fills_x ? static_cast<double>(x_places) / 32 * kElement : 0)
-                                   : fill(t.fills_x, x_places, p.group_C(), t.x_boxes(), kXBlock);
+  const int64_t x_rows = int64_t{t.images} * t.x_rows;
+  constexpr double kCopy = 6;  // instructions of a warp, for 32 elements of a row
+  const auto copies = static_cast<double>(x_rows * ceil_divide(t.x_columns, 32));
+  const double copied_rows = t.fills_x ? copies * kCopy * hardware::kDependentClocks : 0;
+  const double filled_x =
+      kind.few ? copied_rows
+               : fill(t.fills_x, x_rows * t.x_columns, p.group_C(), t.x_boxes(), kXBlock);
   const double load = copied / hardware::kL2BytesPerClock +
                       fill(t.fills_y, t.pixels(), p.group_K(), t.y_boxes(), kBlock) + filled_x;
   const double turn = transposed / hardware::kSharedBytesPerClock;

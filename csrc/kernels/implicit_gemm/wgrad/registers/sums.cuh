@@ -244,8 +244,8 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
       }
       if (kFew && !copies_x) {
         const int lead = static_cast<int>(p.x_lead / sizeof(T));
-        fill_rows<kRounds>(p.filled_x, ptx::shared_address(x), {x_w * p.group_C - lead, x_h, at.n},
-                           lane, 32);
+        copy_rows(p.filled_x, ptx::shared_address(x), {x_w * p.group_C - lead, x_h, at.n}, lane,
+                  32);
       }
 #pragma unroll 1
       for (int i = 0; !kFew && !copies_x && i < x_boxes; ++i) {
@@ -253,7 +253,12 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
             p.filled_x, ptx::shared_address(x + i * p.x_box_bytes), c + i * kXBlock,
             {x_w, x_h, at.n}, lane, 32);
       }
-      if (p.fills()) ptx::arrive(full);
+      if (kFew && !copies_x && copies_y) {
+        ptx::arrive_after_copies(full);
+      } else if (p.fills()) {
+        if (kFew && !copies_x) ptx::await_copies();
+        ptx::arrive(full);
+      }
     }
     turn.advance(p.stages);
   }
