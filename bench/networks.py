@@ -152,7 +152,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "sd15_vae_decoder": lambda: VaeDecoder(),
 }
 
-# What is timed by default: the decoder takes as long as the others together.
+# What is timed by default. The decoder is for a few large images.
 USUAL = tuple(name for name in NETWORKS if name != "sd15_vae_decoder")
 
 # routed: PyTorch's modules, run while customconv.enable() is in effect. converted: a copy with our
