@@ -85,11 +85,10 @@ def make_buffers(layer: Layer, op: str, data: str, layout: str, device: torch.de
             dy = dy * 1e-30
     elif data == "tiny":
         x, w, dy = x * 1e-37, w * 1e37, dy * (1e-37 if op == "dgrad" else 1e37)
-    kept = torch.channels_last if layout == "nhwc" else torch.contiguous_format
-    return Buffers(
-        x.float().to(memory_format=kept), w.float().to(memory_format=kept), None,
-        dy.float().to(memory_format=kept),
-    )  # fmt: skip
+    x, w, dy = (
+        values.float().to(memory_format=contenders.LAYOUTS[layout]) for values in (x, w, dy)
+    )
+    return Buffers(x, w, None, dy)
 
 
 def terms(layer: Layer, op: str) -> int:
@@ -113,7 +112,7 @@ def errors_of(layer: Layer, op: str, buffers: Buffers, precision: str) -> tuple[
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
-    parser.add_argument("--layout", choices=("nchw", "nhwc"), default="nchw")
+    parser.add_argument("--layout", choices=[*contenders.LAYOUTS], default="nchw")
 
 
 def main(arguments: argparse.Namespace) -> int:

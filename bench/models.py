@@ -160,9 +160,7 @@ class Pair:
 
     def images(self, batch: int) -> Tensor:
         generator = torch.Generator(self.device).manual_seed(1)
-        channels = getattr(self.network, "in_channels", 3)
-        size = self.image // getattr(self.network, "upscale", 1)
-        shape = batch, channels, size, size
+        shape = networks.input_shape(self.network, batch, self.image)
         return torch.randn(shape, device=self.device, generator=generator)
 
     def _errors(

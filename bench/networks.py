@@ -178,6 +178,14 @@ def build(name: str) -> nn.Module:
     return quiet(NETWORKS[name]())
 
 
+def input_shape(network: nn.Module, batch: int, image: int) -> tuple[int, int, int, int]:
+    """Shape of what a network takes, to see or to make images of this height and width."""
+    if isinstance(network, VaeDecoder):
+        size = image // network.upscale
+        return batch, network.in_channels, size, size
+    return batch, 3, image, image
+
+
 def ours(network: nn.Module, by: str) -> nn.Module:
     """Returns the network that runs as ours: itself if routed, else a copy with our modules."""
     return customconv.convert(copy.deepcopy(network))[0] if by == "converted" else network

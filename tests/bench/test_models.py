@@ -111,6 +111,12 @@ def test_the_decoder_makes_images_of_latents():
     assert networks.VaeDecoder((64, 32), depth=1)(x).shape == (2, 3, 6, 10)
 
 
+def test_inputs_are_images_or_what_becomes_images():
+    decoder, unet = networks.VaeDecoder((64, 32), depth=1), networks.UNet((4, 8, 16))
+    assert networks.input_shape(decoder, 2, 64) == (2, 4, 8, 8)
+    assert networks.input_shape(unet, 2, 64) == (2, 3, 64, 64)
+
+
 def test_the_decoder_has_the_parameters_of_the_published_one():
     with torch.device("meta"):
         network = networks.VaeDecoder()
