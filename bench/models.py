@@ -54,7 +54,6 @@ class Outcome:
     batch: int
     image: int
     by: str  # how ours is run: one of networks.WAYS
-    compiled: bool
     tuned: bool
     error: str = ""
     pytorch_ms: float = 0
@@ -73,7 +72,7 @@ class Outcome:
 
 What = tuple[str, str, str, int]  # a row's mode, precision, layout and batch
 IDENTITY = (
-    "network", "mode", "precision", "layout", "batch", "image", "by", "compiled", "tuned",
+    "network", "mode", "precision", "layout", "batch", "image", "by", "tuned",
 )  # fmt: skip
 
 
@@ -146,11 +145,10 @@ class Pair:
         device: torch.device,
         by: str,
         *,
-        compiled: bool = False,
         tuned: bool = False,
     ) -> None:
         self.name, self.image, self.device, self.by = name, image, device, by
-        self.compiled, self.tuned = compiled, tuned
+        self.tuned = tuned
         self.network = evidence.awakened(networks.build(name)).to(device)
         with contenders.switches("fp32", ""):
             evidence.settled(self.network, self.images(SETTLING))
@@ -189,9 +187,6 @@ class Pair:
             runners *= 2
         else:
             runners.append(Runner(self.ours, x, mode, PRECISIONS[precision][0]))
-        if self.compiled:
-            for runner in dict.fromkeys(runners):
-                runner.network = torch.compile(runner.network)  # type: ignore[assignment]
         return runners
 
     @contextlib.contextmanager
@@ -211,8 +206,7 @@ class Pair:
         self, mode: str, precision: str, layout: str, batch: int, budget_s: float
     ) -> Outcome:
         """Checks and times one row."""
-        what = (self.name, mode, precision, layout, batch, self.image, self.by, self.compiled,
-                self.tuned)  # fmt: skip
+        what = (self.name, mode, precision, layout, batch, self.image, self.by, self.tuned)
         with self._laid_out(layout, batch) as x:
             pytorch_err, ours_err, counted = self._errors(mode, precision, x)
             seen: dict[str, Any] = {
@@ -231,9 +225,6 @@ class Pair:
                 if self.tuned:
                     with customconv.tuning():
                         mine.call()
-                if self.compiled:  # compiles it; each later call decides about routing
-                    for call in calls.values():
-                        call()
                 peaks = {name: _peak_mb(call, self.device) for name, call in calls.items()}
                 times = timing.interleaved(
                     {name: [call] for name, call in calls.items()},
@@ -356,7 +347,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch", type=batches, default=[1, 8, 64] if cuda else [2], help="comma-separated sizes"
     )
     parser.add_argument("--row-s", type=float, default=0.5, help="most seconds of timing per row")
-    parser.add_argument("--compile", action="store_true", help="run both through torch.compile")
+    parser.add_argument(
+        "--compile", action="store_true", help="compare customconv.compile with torch.compile"
+    )
+    parser.add_argument(
+        "--autotune", type=lambda text: text.split(","), default=[],
+        help="with --compile: networks that max-autotune compiles too",
+    )  # fmt: skip
     parser.add_argument("--tuned", action="store_true", help="tune ours first")
     parser.add_argument("--resume", action="store_true", help="skip rows that the file has")
     parser.add_argument(
@@ -384,9 +381,9 @@ class Run:
         self.rows = Rows(arguments.json, self.device, IDENTITY)
         self.budget = Budget(arguments.budget_s)
 
-    def key(self, name: str, what: What) -> tuple[str, str, str, str, int, int, str, bool, bool]:
+    def key(self, name: str, what: What) -> tuple[str, str, str, str, int, int, str, bool]:
         arguments = self.arguments
-        return name, *what, arguments.image, arguments.by, arguments.compile, arguments.tuned
+        return name, *what, arguments.image, arguments.by, arguments.tuned
 
     def due(self, name: str, what: What) -> tuple[bool, bool]:
         """Returns whether to measure a row, and whether its layers may be timed."""
@@ -414,8 +411,7 @@ class Run:
             try:
                 if pair is None:
                     pair = Pair(
-                        name, arguments.image, self.device, arguments.by,
-                        compiled=arguments.compile, tuned=arguments.tuned,
+                        name, arguments.image, self.device, arguments.by, tuned=arguments.tuned,
                     )  # fmt: skip
                 if measured:
                     self.rows.add(asdict(pair.compare(*what, arguments.row_s)))
@@ -438,6 +434,10 @@ class Run:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    if arguments.compile:
+        from . import compiled
+
+        return compiled.main(arguments, _todo(arguments))
     console = Console()
     run = Run(arguments, console)
     wanted = []

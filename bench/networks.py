@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable
 
 import timm
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import customconv
+
+from . import chains
 
 
 class UNet(nn.Module):
@@ -150,14 +153,15 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     ),
     "unet": lambda: UNet(),
     "sd15_vae_decoder": lambda: VaeDecoder(),
+    **{name: functools.partial(chains.build, name) for name in chains.CHAINS},
 }
 
 # What is timed by default. The decoder is for a few large images.
-USUAL = tuple(name for name in NETWORKS if name != "sd15_vae_decoder")
+USUAL = tuple(name for name in NETWORKS if name != "sd15_vae_decoder" and name not in chains.CHAINS)
 
 # routed: PyTorch's modules, run while customconv.enable() is in effect. converted: a copy with our
-# modules.
-WAYS = ("routed", "converted")
+# modules. compiled: a copy that customconv.compile compiles when it first runs.
+WAYS = ("routed", "converted", "compiled")
 
 
 def quiet(network: nn.Module) -> nn.Module:
@@ -179,7 +183,12 @@ def build(name: str) -> nn.Module:
 
 
 def input_shape(network: nn.Module, batch: int, image: int) -> tuple[int, int, int, int]:
-    """Shape of what a network takes, to see or to make images of this height and width."""
+    """Shape of what a network takes, to see or to make images of this height and width.
+
+    Chains have images of their own size.
+    """
+    if isinstance(network, chains.Chain):
+        return batch, network.channels, network.size, network.size
     if isinstance(network, VaeDecoder):
         size = image // network.upscale
         return batch, network.in_channels, size, size
@@ -187,8 +196,14 @@ def input_shape(network: nn.Module, batch: int, image: int) -> tuple[int, int, i
 
 
 def ours(network: nn.Module, by: str) -> nn.Module:
-    """Returns the network that runs as ours: itself if routed, else a copy with our modules."""
-    return customconv.convert(copy.deepcopy(network))[0] if by == "converted" else network
+    """Returns the network that runs as ours: itself, or a converted or compiled copy."""
+    if by == "routed":
+        return network
+    copied = copy.deepcopy(network)
+    if by == "converted":
+        return customconv.convert(copied)[0]
+    copied.compile(backend=customconv.compiler.backend)
+    return copied
 
 
 def switched(by: str) -> contextlib.AbstractContextManager[None]:

@@ -102,7 +102,8 @@ class _CpuClock:
 class _CudaClock:
     """CUDA events around each run, read once the GPU has reached them."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, queue_cycles: int = QUEUE_CYCLES) -> None:
+        self.queue_cycles = queue_cycles
         l2 = torch.cuda.get_device_properties(device).L2_cache_size
         self.flushed = torch.empty(FLUSHED_L2 * l2, dtype=torch.uint8, device=device)
         self.device = device
@@ -110,7 +111,7 @@ class _CudaClock:
     def run(self, call: Call) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flushed.zero_()
-        torch.cuda._sleep(QUEUE_CYCLES)
+        torch.cuda._sleep(self.queue_cycles)
         start.record()
         call()
         end.record()
@@ -129,6 +130,7 @@ def interleaved(
     most_runs: int = 201,
     ratio_width: float = 0.01,
     budget_s: float = 2.0,
+    queue_cycles: int = QUEUE_CYCLES,
 ) -> Measurement:
     """Times contenders, the first of which is ours, until every ratio is known well enough.
 
@@ -139,8 +141,9 @@ def interleaved(
         most_runs: The most runs of each contender.
         ratio_width: Half the width of a ratio's interval, relative to the ratio, that suffices.
         budget_s: Seconds of wall time after which no further turns begin.
+        queue_cycles: For how long the GPU is kept busy while the host queues a call.
     """
-    clock: Any = _CudaClock(device) if device.type == "cuda" else _CpuClock()
+    clock: Any = _CudaClock(device, queue_cycles) if device.type == "cuda" else _CpuClock()
     times: dict[str, list[float]] = {name: [] for name in calls}
     ours = next(iter(calls))
     for turns in calls.values():  # warm-up

@@ -139,7 +139,7 @@ class Subject:
                 continue
             counted = customconv.stats()
             wrong = judged(ours, theirs, precision)
-            routable = by == "routed" and self.device.type == "cuda" and self.x.ndim < 5
+            routable = by != "converted" and self.device.type == "cuda" and self.x.ndim < 5
             if not wrong and routable and not counted.calls:
                 wrong = "no convolution was ours"
             errors = (
@@ -202,7 +202,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     several(parser, "--layouts", contenders.LAYOUTS, ",".join(contenders.LAYOUTS), "layouts")
     several(parser, "--precisions", PRECISIONS, "tf32,amp-fp16" if cuda else "fp32", "precisions")
-    several(parser, "--by", networks.WAYS, ",".join(networks.WAYS), "how ours is run")
+    several(parser, "--by", networks.WAYS, "routed,converted", "how ours is run")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
     parser.add_argument("--resume", action="store_true", help="skip rows that the file has")

@@ -5,13 +5,25 @@
 
 namespace customconv {
 
-enum class Activation : uint8_t { kNone, kRelu, kSilu, kGelu, kHardswish, kLeakyRelu };
+enum class Activation : uint8_t {
+  kNone,
+  kRelu,
+  kRelu6,
+  kLeakyRelu,
+  kSigmoid,
+  kHardsigmoid,
+  kSilu,
+  kHardswish,
+  kGelu,
+  kGeluTanh,
+};
 
 // y = activation(scale * sum + bias + residual), or activation(scale * sum + bias) + residual.
 // Everything is computed in float32 and rounded once.
 struct Epilogue {
   const void* bias = nullptr;  // K elements, or null; so is the scale
   const void* scale = nullptr;
+  bool float32_vectors = false;    // bias and scale are float32, whatever y is
   const void* residual = nullptr;  // laid out as y, or null
   bool residual_last = false;
   Activation activation = Activation::kNone;

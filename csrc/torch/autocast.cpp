@@ -48,8 +48,12 @@ at::Tensor conv2d_fused_autocast(const at::Tensor& input, const at::Tensor& weig
       c10::DispatchKeySet(at::autocast::get_autocast_dispatch_key_from_device_type(device)));
   const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
   const auto cast = [&](const auto& t) { return at::autocast::cached_cast(dtype, t, device); };
-  return conv2d_fused(cast(input), cast(weight), cast(bias), stride, padding, dilation, groups,
-                      {cast(scale), cast(residual), activation, residual_last, negative_slope},
+  // Kernels read bias and scale in float32 too: no need to round them.
+  const auto vector = [&](const std::optional<at::Tensor>& t) {
+    return t && t->defined() && t->scalar_type() == at::kFloat ? t : cast(t);
+  };
+  return conv2d_fused(cast(input), cast(weight), vector(bias), stride, padding, dilation, groups,
+                      {vector(scale), cast(residual), activation, residual_last, negative_slope},
                       algorithm);
 }
 

@@ -201,8 +201,10 @@ variable_list gradients_of_fused(const variable_list& incoming, const variable_l
     grad = activation_backward(grad_output, at_value, result.defined(), options);
   }
   if (wants_residual) gradients[4] = options.residual_last ? grad_output : grad;
-  const auto sum_of_channels = [](const Tensor& t) {
-    return t.dim() == 4 ? t.sum({0, 2, 3}) : t.sum({1, 2});
+  const auto sum_of_channels = [&scale](const Tensor& t) {
+    const std::array<int64_t, 3> dims = {0, t.dim() - 2, t.dim() - 1};
+    return t.sum(at::IntArrayRef(dims).slice(t.dim() == 4 ? 0 : 1), /*keepdim=*/false,
+                 scale.scalar_type());
   };
   if (wants_scale) {
     gradients[3] = sum_of_channels(grad * op.forward(input, weight, std::nullopt));
@@ -211,7 +213,7 @@ variable_list gradients_of_fused(const variable_list& incoming, const variable_l
   if (own_bias) gradients[2] = sum_of_channels(grad);
   const std::array<bool, 3> mask = {needed[0], needed[1], wants_bias && !own_bias};
   if (mask[0] || mask[1] || mask[2]) {
-    if (scale.defined()) grad = grad * scale.view({-1, 1, 1});
+    if (scale.defined()) grad = (grad * scale.view({-1, 1, 1})).to(grad.scalar_type());
     Gradients found = op.backward(grad, input, weight, mask);
     gradients[0] = std::get<0>(found);
     gradients[1] = std::get<1>(found);

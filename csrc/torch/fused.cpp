@@ -13,13 +13,17 @@ namespace {
 
 using at::Tensor;
 
-constexpr std::array<std::pair<std::string_view, Activation>, 6> kActivations = {{
+constexpr std::array<std::pair<std::string_view, Activation>, 10> kActivations = {{
     {"none", Activation::kNone},
     {"relu", Activation::kRelu},
-    {"silu", Activation::kSilu},
-    {"gelu", Activation::kGelu},
-    {"hardswish", Activation::kHardswish},
+    {"relu6", Activation::kRelu6},
     {"leaky_relu", Activation::kLeakyRelu},
+    {"sigmoid", Activation::kSigmoid},
+    {"hardsigmoid", Activation::kHardsigmoid},
+    {"silu", Activation::kSilu},
+    {"hardswish", Activation::kHardswish},
+    {"gelu", Activation::kGelu},
+    {"gelu_tanh", Activation::kGeluTanh},
 }};
 
 bool is_given(const std::optional<Tensor>& tensor) { return tensor && tensor->defined(); }
@@ -33,15 +37,23 @@ Tensor activate(Tensor value, const FusedOptions& options, bool in_place) {
       return value;
     case Activation::kRelu:
       return in_place ? value.relu_() : value.relu();
-    case Activation::kSilu:
-      return in_place ? at::silu_(value) : at::silu(value);
-    case Activation::kGelu:
-      return in_place ? at::gelu_(value) : at::gelu(value);
-    case Activation::kHardswish:
-      return in_place ? at::hardswish_(value) : at::hardswish(value);
+    case Activation::kRelu6:
+      return in_place ? at::hardtanh_(value, 0, 6) : at::hardtanh(value, 0, 6);
     case Activation::kLeakyRelu:
       return in_place ? at::leaky_relu_(value, options.negative_slope)
                       : at::leaky_relu(value, options.negative_slope);
+    case Activation::kSigmoid:
+      return in_place ? value.sigmoid_() : value.sigmoid();
+    case Activation::kHardsigmoid:
+      return in_place ? at::hardsigmoid_(value) : at::hardsigmoid(value);
+    case Activation::kSilu:
+      return in_place ? at::silu_(value) : at::silu(value);
+    case Activation::kHardswish:
+      return in_place ? at::hardswish_(value) : at::hardswish(value);
+    case Activation::kGelu:
+      return in_place ? at::gelu_(value) : at::gelu(value);
+    case Activation::kGeluTanh:
+      return in_place ? at::gelu_(value, "tanh") : at::gelu(value, "tanh");
   }
   return value;
 }
@@ -57,8 +69,13 @@ Activation activation_named(std::string_view name) {
   TORCH_CHECK_VALUE(false, "unknown activation '", name, "': expected one of ", known);
 }
 
-void check_fused(const FusedOptions& options, const Tensor& input,
-                 c10::SymIntArrayRef output_sizes) {
+bool is_wide(const Tensor& vector, const Tensor& input) {
+  return vector.scalar_type() == at::kFloat &&
+         (input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16);
+}
+
+void check_fused(const std::optional<Tensor>& bias, const FusedOptions& options,
+                 const Tensor& input, c10::SymIntArrayRef output_sizes) {
   activation_named(options.activation);
   const auto check_kind = [&](const Tensor& t, const char* name) {
     TORCH_CHECK(t.scalar_type() == input.scalar_type() && t.device() == input.device(),
@@ -66,12 +83,15 @@ void check_fused(const FusedOptions& options, const Tensor& input,
                 input.device(), ", as the input is, but got ", t.scalar_type(), " on ", t.device());
   };
   const c10::SymInt& channels = output_sizes[output_sizes.size() - 3];
-  if (is_given(options.scale)) {
-    check_kind(*options.scale, "a scale");
-    TORCH_CHECK(options.scale->dim() == 1 && options.scale->sym_size(0) == channels,
-                "conv2d_fused: expected a scale of shape [", channels,
-                "], one number for each output channel, but got ", options.scale->sym_sizes());
-  }
+  const auto check_vector = [&](const Tensor& t, const char* name) {
+    if (!is_wide(t, input)) check_kind(t, name);
+    TORCH_CHECK(t.dim() == 1 && t.sym_size(0) == channels && t.device() == input.device(),
+                "conv2d_fused: expected ", name, " of shape [", channels,
+                "], one number for each output channel, on ", input.device(), ", but got ",
+                t.sym_sizes(), " on ", t.device());
+  };
+  if (is_given(options.scale)) check_vector(*options.scale, "a scale");
+  if (is_given(bias) && is_wide(*bias, input)) check_vector(*bias, "a bias");
   if (is_given(options.residual)) {
     check_kind(*options.residual, "a residual");
     TORCH_CHECK(options.residual->sym_sizes() == output_sizes,
@@ -80,9 +100,11 @@ void check_fused(const FusedOptions& options, const Tensor& input,
   }
 }
 
-int count_passes(const FusedOptions& options, bool has_bias) {
-  const int scale = is_given(options.scale) ? 1 + has_bias : 0;
-  return scale + is_given(options.residual) +
+int count_passes(const std::optional<Tensor>& bias, const FusedOptions& options,
+                 const Tensor& input) {
+  const bool scaled = is_given(options.scale);
+  const bool adds_bias = is_given(bias) && (scaled || is_wide(*bias, input));
+  return scaled + adds_bias + is_given(options.residual) +
          (activation_named(options.activation) != Activation::kNone);
 }
 
@@ -91,15 +113,17 @@ Tensor compose_fused(const Tensor& input, const Tensor& weight, const std::optio
                      c10::SymIntArrayRef dilation, const c10::SymInt& groups,
                      const FusedOptions& options, std::string_view algorithm, bool in_place) {
   const bool scaled = is_given(options.scale);
-  Tensor y = conv2d(input, weight, scaled ? std::nullopt : bias, stride, padding, dilation, groups,
-                    algorithm);
-  check_fused(options, input, y.sym_sizes());
-  const auto add = [&](const Tensor& term) { y = in_place ? y.add_(term) : y + term; };
+  const bool adds_bias = is_given(bias) && (scaled || is_wide(*bias, input));
+  Tensor y = conv2d(input, weight, adds_bias ? std::nullopt : bias, stride, padding, dilation,
+                    groups, algorithm);
+  check_fused(bias, options, input, y.sym_sizes());
+  const at::ScalarType dtype = y.scalar_type();
+  const auto add = [&](const Tensor& term) { y = in_place ? y.add_(term) : (y + term).to(dtype); };
   if (scaled) {
     const Tensor scale = per_channel(*options.scale);
-    y = in_place ? y.mul_(scale) : y * scale;
-    if (is_given(bias)) add(per_channel(*bias));
+    y = in_place ? y.mul_(scale) : (y * scale).to(dtype);
   }
+  if (adds_bias) add(per_channel(*bias));
   const bool has_residual = is_given(options.residual);
   if (has_residual && !options.residual_last) add(*options.residual);
   y = activate(y, options, in_place);
@@ -109,9 +133,17 @@ Tensor compose_fused(const Tensor& input, const Tensor& weight, const std::optio
 
 bool is_known_by_result(const FusedOptions& options) {
   if (is_given(options.residual) && options.residual_last) return false;
-  const Activation activation = activation_named(options.activation);
-  return activation == Activation::kRelu ||
-         (activation == Activation::kLeakyRelu && options.negative_slope >= 0);
+  switch (activation_named(options.activation)) {
+    case Activation::kRelu:
+    case Activation::kRelu6:
+    case Activation::kSigmoid:
+    case Activation::kHardsigmoid:
+      return true;
+    case Activation::kLeakyRelu:
+      return options.negative_slope >= 0;
+    default:
+      return false;
+  }
 }
 
 Tensor activation_backward(const Tensor& grad, const Tensor& at_value, bool is_result,
@@ -121,18 +153,26 @@ Tensor activation_backward(const Tensor& grad, const Tensor& at_value, bool is_r
       return grad;
     case Activation::kRelu:
       return at::threshold_backward(grad, at_value, 0);
+    case Activation::kRelu6:
+      return at::hardtanh_backward(grad, at_value, 0, 6);
+    case Activation::kLeakyRelu:
+      return at::leaky_relu_backward(grad, at_value, options.negative_slope, is_result);
+    case Activation::kSigmoid:
+      return at::sigmoid_backward(grad, is_result ? at_value : at_value.sigmoid());
+    case Activation::kHardsigmoid:  // hardsigmoid_backward has no derivative
+      return at::hardtanh_backward(grad, at_value, is_result ? 0 : -3, is_result ? 1 : 3) / 6;
     case Activation::kSilu:
       if (c10::GradMode::is_enabled()) {  // silu_backward has no derivative
         const Tensor sigmoid = at_value.sigmoid();
         return grad * sigmoid * (1 + at_value * (1 - sigmoid));
       }
       return at::silu_backward(grad, at_value);
-    case Activation::kGelu:
-      return at::gelu_backward(grad, at_value);
     case Activation::kHardswish:
       return at::hardswish_backward(grad, at_value);
-    case Activation::kLeakyRelu:
-      return at::leaky_relu_backward(grad, at_value, options.negative_slope, is_result);
+    case Activation::kGelu:
+      return at::gelu_backward(grad, at_value);
+    case Activation::kGeluTanh:
+      return at::gelu_backward(grad, at_value, "tanh");
   }
   return grad;
 }

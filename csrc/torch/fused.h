@@ -10,12 +10,17 @@ namespace customconv::torch_layer {
 // The named activation; ValueError for an unknown name.
 Activation activation_named(std::string_view name);
 
-// Throws unless scale and residual fit a convolution of `input` whose output has these sizes.
-void check_fused(const FusedOptions& options, const at::Tensor& input,
-                 c10::SymIntArrayRef output_sizes);
+// Whether a bias or scale is in float32 beside images of 16 bits, which conv2d_fused allows.
+bool is_wide(const at::Tensor& vector, const at::Tensor& input);
 
-// Whether there is anything to do but the bias, and how many elementwise passes that takes.
-int count_passes(const FusedOptions& options, bool has_bias);
+// Throws unless scale, residual and a wide bias fit a convolution of `input` whose output has these
+// sizes.
+void check_fused(const std::optional<at::Tensor>& bias, const FusedOptions& options,
+                 const at::Tensor& input, c10::SymIntArrayRef output_sizes);
+
+// Whether there is anything to do that conv2d does not, and how many elementwise passes that takes.
+int count_passes(const std::optional<at::Tensor>& bias, const FusedOptions& options,
+                 const at::Tensor& input);
 
 // By operators that have derivatives; `in_place` overwrites the convolution's output instead.
 at::Tensor compose_fused(const at::Tensor& input, const at::Tensor& weight,

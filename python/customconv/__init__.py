@@ -13,6 +13,7 @@ from . import fake as _fake  # noqa: F401  (registers the operators' shapes)
 from . import flops as _flops  # noqa: F401  (registers the operators' counts of operations)
 from . import vmap as _vmap  # noqa: F401  (registers the operators' rules for vmap)
 from .batch_invariance import batch_invariant, is_batch_invariant, set_batch_invariant
+from .compiler import CompiledConvolution, CompileReport, compile, explain_compile
 from .convert import ConversionReport, convert, revert
 from .explain import Explanation, explain
 from .info import build_info
@@ -35,6 +36,8 @@ __version__ = build_info()["version"]
 load_named_plans()
 
 __all__ = [
+    "CompileReport",
+    "CompiledConvolution",
     "Conv1d",
     "Conv2d",
     "ConvTranspose1d",
@@ -48,6 +51,7 @@ __all__ = [
     "batch_invariant",
     "build_info",
     "clear_plans",
+    "compile",
     "conv1d",
     "conv2d",
     "conv2d_fused",
@@ -58,6 +62,7 @@ __all__ = [
     "enable",
     "enabled",
     "explain",
+    "explain_compile",
     "is_batch_invariant",
     "is_enabled",
     "load_plans",

@@ -50,8 +50,11 @@ def _conv2d_fused(
     negative_slope: float = 0.01,
     algorithm: str = "auto",
 ) -> Tensor:
-    output = _conv2d(input, weight, bias, stride, padding, dilation, groups)
+    # A bias in float32 beside images of 16 bits is not PyTorch's to add.
+    usual = bias if bias is None or bias.dtype == input.dtype else None
+    output = _conv2d(input, weight, usual, stride, padding, dilation, groups)
     for name, tensor, shape in (
+        ("bias", bias, output.shape[-3:-2]),
         ("scale", scale, output.shape[-3:-2]),
         ("residual", residual, output.shape),
     ):
@@ -135,6 +138,34 @@ def _backward(
     )
 
 
+def _fold_batch_norms(
+    means: Sequence[Tensor],
+    variances: Sequence[Tensor],
+    weights: Sequence[Tensor | None],
+    biases: Sequence[Tensor | None],
+    shifts: Sequence[Tensor | None],
+    eps: Sequence[float],
+) -> list[Tensor]:
+    def vector(mean: Tensor) -> Tensor:
+        wide = mean.dtype == torch.float64
+        return torch.empty_like(mean, dtype=torch.float64 if wide else torch.float32)
+
+    return [vector(mean) for mean in means for _ in ("scale", "shift")]
+
+
+def _copy_parameters(
+    parameters: Sequence[Tensor], dtype: torch.dtype, channels_last: bool
+) -> list[Tensor]:
+    def layout(parameter: Tensor) -> torch.memory_format:
+        last = channels_last and parameter.ndim == 4
+        return torch.channels_last if last else suggest_memory_format(parameter)
+
+    return [
+        torch.empty_like(parameter, dtype=dtype, memory_format=layout(parameter))
+        for parameter in parameters
+    ]
+
+
 def _memory_format(input: Tensor, weight: Tensor) -> torch.memory_format:
     """The memory format of a convolution's results, as PyTorch chooses it for cuDNN and oneDNN."""
     if input.is_cuda and (input.dtype == torch.float64 or not torch.backends.cudnn.enabled):
@@ -149,3 +180,5 @@ torch.library.register_fake("customconv::conv2d_fused", _conv2d_fused)
 torch.library.register_fake("customconv::conv2d_backward", _conv2d_backward)
 torch.library.register_fake("customconv::conv_transpose2d", _conv_transpose2d)
 torch.library.register_fake("customconv::conv_transpose2d_backward", _conv_transpose2d_backward)
+torch.library.register_fake("customconv::fold_batch_norms", _fold_batch_norms)
+torch.library.register_fake("customconv::copy_parameters", _copy_parameters)

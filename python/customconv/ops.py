@@ -173,17 +173,20 @@ def conv2d_fused(
     Args:
         input: As in ``conv2d``.
         weight: As in ``conv2d``.
-        bias: What is added to each output channel, after the scale, of shape (K,), or None.
+        bias: What is added to each output channel, after the scale, of shape (K,), or None. It may
+            be float32 where the input has 16 bits.
         stride: As in ``conv2d``.
         padding: As in ``conv2d``.
         dilation: As in ``conv2d``.
         groups: As in ``conv2d``.
         scale: What each output channel is multiplied by, of shape (K,), or None. A batch
-            normalization with fixed statistics is a scale and a bias.
+            normalization with fixed statistics is a scale and a bias. It may be float32 where the
+            input has 16 bits.
         residual: What is added to the output, of its shape, or None. It is fused where it has the
             output's memory format too.
-        activation: "none", "relu", "silu", "gelu" (by the error function), "hardswish" or
-            "leaky_relu", as in ``torch.nn.functional``.
+        activation: "none", "relu", "relu6", "leaky_relu", "sigmoid", "hardsigmoid", "silu",
+            "hardswish", "gelu" (by the error function) or "gelu_tanh", as in
+            ``torch.nn.functional``.
         residual_last: Whether the residual is added after the activation, and not before.
         negative_slope: The slope of "leaky_relu" below zero.
         algorithm: As in ``conv2d``.

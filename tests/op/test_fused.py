@@ -32,8 +32,12 @@ conv2d_fused = torch.ops.customconv.conv2d_fused
 ACTIVATIONS = {
     "none": lambda v, slope: v,
     "relu": lambda v, slope: F.relu(v),
+    "relu6": lambda v, slope: F.relu6(v),
+    "sigmoid": lambda v, slope: torch.sigmoid(v),
+    "hardsigmoid": lambda v, slope: F.hardsigmoid(v),
     "silu": lambda v, slope: F.silu(v),
     "gelu": lambda v, slope: F.gelu(v),
+    "gelu_tanh": lambda v, slope: F.gelu(v, approximate="tanh"),
     "hardswish": lambda v, slope: F.hardswish(v),
     "leaky_relu": lambda v, slope: F.leaky_relu(v, slope),
 }
@@ -158,6 +162,58 @@ def test_one_kernel_is_as_accurate_as_pytorchs_operators(activation, layout):
             theirs = composed(*(round_to_tf32(t).double() for t in tensors[:2]), *tensors[2:],
                               *arguments).float()  # fmt: skip
         assert_close_to(actual, exact, theirs, what=f"{problem}, {dtype}")
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("present", ["bias", "scale", "both", "mixed"])
+def test_bias_and_scale_in_float32_are_not_rounded(present, dtype, device):
+    problem = PROBLEMS["dense"]
+    x, w, bias, scale, residual = make(problem, device, torch.float32)
+    x, w, residual = x.to(dtype), w.to(dtype), residual.to(dtype)
+    vectors = [bias if present != "scale" else None, scale if present != "bias" else None]
+    if present == "mixed":
+        vectors[0] = vectors[0].to(dtype)
+    actual = fused(x, w, *vectors, residual, problem, "silu", False)
+    wide = [None if t is None else t.double() for t in (x, w, *vectors, residual)]
+    exact = composed(*wide, problem, "silu", False)
+    theirs = composed(*wide, problem, "silu", False).to(dtype)
+    assert actual.dtype == dtype
+    assert_close_to(actual, exact, theirs, factor=4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("algorithm", ["implicit_gemm", "depthwise", "grouped"])
+def test_every_family_reads_vectors_in_float32(algorithm, layout):
+    """Numbers that 16 bits cannot hold show which were read."""
+    groups = {"implicit_gemm": 1, "depthwise": 64, "grouped": 8}[algorithm]
+    tried = 0
+    for size, kernel, stride in [(28, 3, 1), (7, 3, 1), (15, 5, 2), (14, 1, 1), (112, 3, 2)]:
+        problem = Problem(
+            (2, 64, size, size), (64, 64 // groups, kernel, kernel), (stride, stride),
+            (kernel // 2, kernel // 2), groups=groups,
+        )  # fmt: skip
+        x, w, bias, scale, _ = make(problem, "cuda", torch.float16, layout, integers=True)
+        found = customconv.explain(x, w, None, *problem.geometry).candidates
+        if not any(each.family == algorithm and each.plan for each in found):
+            continue
+        tried += 1
+        exact = composed(x.double(), w.double(), None, None, None, problem, "none", False)
+        vectors = [(t.double() + 2.0**-20).float() for t in (bias, scale)]
+        for b, s in [vectors, (vectors[0], None), (None, vectors[1])]:
+            actual = fused(x, w, b, s, None, problem, "none", False, algorithm=algorithm)
+            expected = exact if s is None else exact * s.double().view(-1, 1, 1)
+            expected = expected if b is None else expected + b.double().view(-1, 1, 1)
+            assert_close_to(actual, expected, expected.half(), what=f"{problem}")
+        tiny = torch.full_like(vectors[0], 2.0**-30)  # zero in float16
+        actual = fused(x, w, None, tiny * 2.0**24, None, problem, "none", False,
+                       algorithm=algorithm)  # fmt: skip
+        assert_equal(actual, (exact * 2.0**-6).half())
+        zeros = torch.zeros_like(x)
+        actual = fused(zeros, w, tiny * 2.0**10, tiny, None, problem, "relu", False,
+                       algorithm=algorithm)  # fmt: skip
+        assert_equal(actual, torch.full_like(actual, 2.0**-20))
+    assert tried
 
 
 @pytest.mark.gpu
@@ -340,12 +396,14 @@ def test_transforms(device):
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_autocast(dtype, device):
+def test_autocast_rounds_all_but_bias_and_scale(dtype, device):
     problem = PROBLEMS["dense"]
     tensors = make(problem, device, torch.float32)
     with torch.autocast(device, dtype):
         actual = fused(*tensors, problem, "relu", False)
-    expected = composed(*(t.to(dtype).double() for t in tensors), problem, "relu", False)
+    x, w, bias, scale, residual = tensors
+    rounded = x.to(dtype), w.to(dtype), bias, scale, residual.to(dtype)
+    expected = composed(*(t.double() for t in rounded), problem, "relu", False)
     assert actual.dtype == dtype
     scale = expected.abs().max().item()
     eps = torch.finfo(dtype).eps
@@ -379,6 +437,26 @@ def test_errors_say_what_was_expected(keywords, error, words, device):
     }
     with pytest.raises(error, match=words):
         customconv.conv2d_fused(x, w, bias, 1, 1, **keywords)
+
+
+def test_gradients_of_vectors_in_float32(device):
+    problem = PROBLEMS["dense"]
+    x, w, bias, scale, residual = make(problem, device, torch.float32)
+    tensors = leaves(x.bfloat16(), w.bfloat16(), bias, scale, residual.bfloat16())
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    for vectors in (slice(2, 4), slice(2, 3)):
+        at = [0, 1, *range(5)[vectors]]
+        arguments = [t if i in at or i == 4 else None for i, t in enumerate(tensors)]
+        exact = [t if i in at or i == 4 else None for i, t in enumerate(wide)]
+        ours = fused(*arguments, problem, "relu", False)
+        expected = composed(*exact, problem, "relu", False)
+        direction = torch.randn_like(expected)
+        found = torch.autograd.grad(ours, [tensors[i] for i in at], direction.bfloat16())
+        wanted = torch.autograd.grad(expected, [wide[i] for i in at], direction)
+        for i, gradient, theirs in zip(at, found, wanted, strict=True):
+            assert gradient.dtype == tensors[i].dtype
+            error = (gradient.double() - theirs).abs().max() / theirs.abs().max()
+            assert error < 0.03
 
 
 def test_types_must_agree(device):

@@ -102,3 +102,5 @@ def test_wheel_from_the_sdist_runs(unpacked, tmp_path):
     assert where.strip() == str(site / "customconv/__init__.py")
     assert "CUDA" in run(sys.executable, "-m", "customconv", "info", cwd=tmp_path, **path)
     assert "agrees with PyTorch's" in run(sys.executable, smoke, cwd=tmp_path, **path)
+    backend = ROOT / "tests/packaging/backend.py"
+    assert "compiled by customconv" in run(sys.executable, backend, cwd=tmp_path, **path)

@@ -1,6 +1,7 @@
 // Activations of values in registers, as PyTorch defines them. NaN stays NaN.
 #pragma once
 
+#include "kernels/common/scalar.cuh"
 #include "kernels/epilogue.h"
 
 namespace customconv {
@@ -23,7 +24,8 @@ __device__ inline float fast_reciprocal(float v) {
   return result;
 }
 
-__device__ inline float silu(float v) { return v * fast_reciprocal(1 + fast_exp(-v)); }
+__device__ inline float sigmoid(float v) { return fast_reciprocal(1 + fast_exp(-v)); }
+__device__ inline float silu(float v) { return v * sigmoid(v); }
 
 // By Abramowitz and Stegun's 7.1.26 of the error function, to 1.5e-7: erff's tables of coefficients
 // would take the registers that sums are in.
@@ -37,8 +39,30 @@ __device__ inline float gelu(float v) {
   return v * (v >= 0 ? 1 - tail : tail);
 }
 
+// By a hyperbolic tangent, which a sigmoid is too.
+__device__ inline float gelu_tanh(float v) {
+  const float argument = v * fmaf(v * v, 0.044715f, 1.0f);
+  return v * sigmoid(2 * 0.79788456f * argument);
+}
+
+// The smaller one, or NaN if either is.
+__device__ inline float min_or_nan(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+__device__ inline float relu6(float v) { return min_or_nan(relu(v), 6); }
+__device__ inline float hardsigmoid(float v) { return relu6(v + 3) * (1.0f / 6); }
 __device__ inline float hardswish(float v) {
   return v * (1.0f / 6) * fminf(fmaxf(v + 3, 0.0f), 6.0f);
+}
+
+// A channel's bias or scale.
+template <typename T>
+__device__ inline Accumulator<T> channel_value(const Epilogue& epilogue, const void* values,
+                                               int channel) {
+  if (sizeof(T) == 2 && epilogue.float32_vectors) return static_cast<const float*>(values)[channel];
+  return widen(static_cast<const T*>(values)[channel]);
 }
 
 // All threads take the same branch, once for all their values.
@@ -54,17 +78,29 @@ __device__ inline void activate(float* values, Activation activation, float slop
     case Activation::kRelu:
       each(relu);
       break;
+    case Activation::kRelu6:
+      each(relu6);
+      break;
+    case Activation::kLeakyRelu:
+      each([slope](float v) { return leaky_relu(v, slope); });
+      break;
+    case Activation::kSigmoid:
+      each(sigmoid);
+      break;
+    case Activation::kHardsigmoid:
+      each(hardsigmoid);
+      break;
     case Activation::kSilu:
       each(silu);
-      break;
-    case Activation::kGelu:
-      each(gelu);
       break;
     case Activation::kHardswish:
       each(hardswish);
       break;
-    case Activation::kLeakyRelu:
-      each([slope](float v) { return leaky_relu(v, slope); });
+    case Activation::kGelu:
+      each(gelu);
+      break;
+    case Activation::kGeluTanh:
+      each(gelu_tanh);
       break;
   }
 }

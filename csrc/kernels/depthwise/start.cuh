@@ -28,11 +28,12 @@ inline float* parts_of(const ConvPlan& plan, const LaunchContext& context) {
 }
 
 // Starts a plan's kernel; where it leaves parts of a weight, by tap and then by channel, also the
-// one that adds them up and stores them by `place`.
+// one that adds them up and stores them by `place`. `early`: the kernel waits for the one in front.
 template <typename T, typename Params>
 void start_plan(const ConvPlan& plan, const LaunchContext& context, void (*kernel)(Params),
-                const Params& params, T* weight, int64_t count, const WeightPlace& place) {
-  Start how{plan.grid[0], plan.block, plan.shared_bytes, context.stream};
+                const Params& params, T* weight, int64_t count, const WeightPlace& place,
+                bool early = false) {
+  Start how{plan.grid[0], plan.block, plan.shared_bytes, context.stream, early};
   if (is_clustered(plan)) how.cluster = static_cast<int>(plan.splits);
   start("depthwise", how, kernel, params);
   if (plan.workspace_bytes == 0) return;

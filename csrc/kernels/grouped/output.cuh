@@ -19,9 +19,8 @@ struct Affine {
       const bool exists = i < count;
       scale[i] = 1;
       bias[i] = 0;
-      if (exists && e.scale != nullptr)
-        scale[i] = widen(static_cast<const T*>(e.scale)[channel + i]);
-      if (exists && e.bias != nullptr) bias[i] = widen(static_cast<const T*>(e.bias)[channel + i]);
+      if (exists && e.scale != nullptr) scale[i] = channel_value<T>(e, e.scale, channel + i);
+      if (exists && e.bias != nullptr) bias[i] = channel_value<T>(e, e.bias, channel + i);
     }
   }
   float scale[kWidth], bias[kWidth];

@@ -4,6 +4,7 @@
 #include "kernels/implicit_gemm/finish.cuh"
 #include "kernels/implicit_gemm/pixels.cuh"
 #include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"
 
@@ -180,6 +181,7 @@ class Residual {
   template <typename Slabs, typename T>
   __device__ void fetch(const Params<T>& p, const Corner& at, int warpgroup, int first) {
     if (!leads_warpgroup()) return;
+    ptx::await_dependency();  // it may begin before pixels are loaded
     ptx::await_store_reads();
     int count = 0;
     Slabs::each(p, at, warpgroup, first, [&](int, int, int, int, int) { ++count; });

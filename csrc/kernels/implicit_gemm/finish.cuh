@@ -46,9 +46,10 @@ __device__ inline float2 load_pair_shared(uint32_t from) {
 // The first channel of a thread, of those from first_k on.
 __device__ inline int own_channel(int first_k) { return first_k + threadIdx.x % 4 * 2; }
 
-// Calls `function` with every sum and its channel's value; `kPairs`: two may be loaded at once.
-template <bool kPairs, typename T, int kBlocks, int kSums, typename Function>
-__device__ inline void with_channels(const T* values, int K, int first_k,
+// Calls `function` with every sum and its channel's value, of type V; `kPairs`: two may be loaded
+// at once.
+template <bool kPairs, typename V, int kBlocks, int kSums, typename Function>
+__device__ inline void with_channels(const V* values, int K, int first_k,
                                      float (&sum)[kBlocks][kSums], Function function) {
 #pragma unroll
   for (int j = 0; j < kSums / 4; ++j) {
@@ -78,11 +79,12 @@ __device__ inline void scale_and_bias(const Output<T>& out, int first_k,
                                       float (&sum)[kBlocks][kSums]) {
   const auto each = [&](const void* from, auto function) {
     if (!rarely(from != nullptr)) return;
-    const auto* values = static_cast<const T*>(from);
-    if (out.channel_pairs) {
-      with_channels<true>(values, out.K, first_k, sum, function);
+    if (sizeof(T) == 2 && out.epilogue.float32_vectors) {
+      with_channels<false>(static_cast<const float*>(from), out.K, first_k, sum, function);
+    } else if (out.channel_pairs) {
+      with_channels<true>(static_cast<const T*>(from), out.K, first_k, sum, function);
     } else {
-      with_channels<false>(values, out.K, first_k, sum, function);
+      with_channels<false>(static_cast<const T*>(from), out.K, first_k, sum, function);
     }
   };
   each(out.epilogue.scale, [](float& s, float scale) { s *= scale; });

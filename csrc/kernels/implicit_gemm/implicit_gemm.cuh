@@ -300,7 +300,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   }();
   start("implicit_gemm",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream,
-         /*early=*/!packed.in_place && !tile.by_warps, tile.cluster()},
+         /*early=*/!tile.by_warps, tile.cluster()},
         kernel, p);
   if (partial_bytes(tile) > 0) {
     const KernelOf<T> add = fused ? reducer_of<T, true>(tile) : reducer_of<T, false>(tile);

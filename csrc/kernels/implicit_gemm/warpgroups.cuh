@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   if (p.cluster > 1) ptx::meet_cluster();  // the others can be written to
   if (warpgroup == 0) {
     ptx::give_registers<loader_registers(kKind, kFetch)>();
+    ptx::await_dependency();  // the kernel in front, which may write what is loaded here
     if (warp == 0) {
-      ptx::await_dependency();  // of the weights, where a kernel packs them
       if constexpr (kBoxes) {
         load_tap_weights<T, kChannels, kTransposed>(p, shared, walk);
       } else {

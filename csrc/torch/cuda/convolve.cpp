@@ -83,14 +83,18 @@ Tensor run_plan(const Convolution& conv, const ConvPlan& plan, const std::option
   operands.w = read_only(conv.weight);
   operands.y = output.mutable_data_ptr();
   std::vector<Tensor> dense;  // lives until the launch
+  Epilogue& epilogue = operands.epilogue;
+  const bool has_scale = options.scale && options.scale->defined();
+  epilogue.float32_vectors = (conv.problem.has_bias && is_wide(*bias, conv.input)) ||
+                             (has_scale && is_wide(*options.scale, conv.input));
   const auto data_of = [&](const Tensor& values) {
-    dense.push_back(values.contiguous());
+    dense.push_back(epilogue.float32_vectors ? values.to(at::kFloat).contiguous()
+                                             : values.contiguous());
     return dense.back().const_data_ptr();
   };
-  Epilogue& epilogue = operands.epilogue;
   if (conv.problem.has_bias) epilogue.bias = data_of(*bias);
   if (plan.fuses) {
-    if (options.scale && options.scale->defined()) epilogue.scale = data_of(*options.scale);
+    if (has_scale) epilogue.scale = data_of(*options.scale);
     if (conv.problem.has_residual) epilogue.residual = options.residual->const_data_ptr();
     epilogue.residual_last = options.residual_last;
     epilogue.activation = activation_named(options.activation);
@@ -262,17 +266,20 @@ std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
                                      const FusedOptions& options, Algorithm wanted) {
   if (refusal(wanted, input)) return std::nullopt;
   const c10::cuda::CUDAGuard guard(input.device());
-  auto conv = describe(input, weight, bias, geometry);
+  const bool wide_bias = bias && bias->defined() && is_wide(*bias, input);
+  const std::optional<Tensor> usual_bias = wide_bias ? std::nullopt : bias;
+  auto conv = describe(input, weight, usual_bias, geometry);
   if (!conv) return std::nullopt;
   if (wants_copies(*conv, Pass::kFprop, wanted)) {
     if (!conv->problem.batch_invariant) return std::nullopt;
-    conv = describe_dense(*conv, input, weight, bias, geometry, allows_tf32());
+    conv = describe_dense(*conv, input, weight, usual_bias, geometry, allows_tf32());
   }
   ConvProblem& problem = conv->problem;
   auto sizes = conv->output_sizes();
   const at::IntArrayRef asked = conv->batched ? sizes : at::IntArrayRef(sizes).slice(1);
-  check_fused(options, input, c10::fromIntArrayRefSlow(asked));
-  problem.epilogue_passes = count_passes(options, problem.has_bias);
+  check_fused(bias, options, input, c10::fromIntArrayRefSlow(asked));
+  problem.has_bias = problem.has_bias || wide_bias;
+  problem.epilogue_passes = count_passes(bias, options, input);
   problem.has_residual = options.residual && options.residual->defined();
   if (problem.epilogue_passes == 0) return std::nullopt;
   const bool moves = problem.has_residual && !lies_as_output(*conv, *options.residual);

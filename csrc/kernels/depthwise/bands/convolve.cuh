@@ -129,8 +129,8 @@ __device__ inline void apply_epilogue(const Params<T>& p, const Place& place,
                                       const Holding& holding, float (&sum)[kPieceRows][4]) {
   const Epilogue& e = p.epilogue;
   float scale = 1, bias = 0;
-  if (e.scale != nullptr) scale = widen(static_cast<const T*>(e.scale)[place.c]);
-  if (e.bias != nullptr) bias = widen(static_cast<const T*>(e.bias)[place.c]);
+  if (e.scale != nullptr) scale = channel_value<T>(e, e.scale, place.c);
+  if (e.bias != nullptr) bias = channel_value<T>(e, e.bias, place.c);
 #pragma unroll
   for (int t = 0; t < kPieceRows; ++t) {
 #pragma unroll

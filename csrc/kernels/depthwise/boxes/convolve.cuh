@@ -4,6 +4,7 @@
 
 #include "kernels/common/activate.cuh"
 #include "kernels/depthwise/boxes/boxes.cuh"
+#include "kernels/ptx/grid.cuh"
 
 namespace customconv::depthwise::boxes {
 
@@ -93,9 +94,8 @@ template <typename T, typename Exists>
 __device__ inline void finish_patch(const Params<T>& p, int channel, int64_t first,
                                     const Exists& exists, float2 (&sum)[kPatch][kPatch]) {
   const Epilogue& e = p.epilogue;
-  const auto pair_of = [channel](const void* values) {
-    const T* from = static_cast<const T*>(values) + channel;
-    return float2{widen(from[0]), widen(from[1])};
+  const auto pair_of = [&e, channel](const void* values) {
+    return float2{channel_value<T>(e, values, channel), channel_value<T>(e, values, channel + 1)};
   };
   if (e.scale != nullptr || e.bias != nullptr) {
     const float2 scale = e.scale != nullptr ? pair_of(e.scale) : float2{1, 1};
@@ -162,7 +162,9 @@ __global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_o
     const Memory memory(p, boxes);
     const Share<T> share(p);
     const int thread = static_cast<int>(threadIdx.x);
+    ptx::start_dependents();
     init_barriers(p, memory);
+    ptx::await_dependency();
     if (thread >= p.work.threads) {
       load_tiles<false>(p, memory, share);
       return;

@@ -134,7 +134,8 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   params.neighbours = D(params.clustered ? plan.splits : work.chunks);
   start_plan(plan, context, kernel_of<T>(g, !operands.epilogue.is_empty()), params, tensors.weight,
              problem.w_count(),
-             {D(1), D(problem.K), D(problem.S), g.weight_k, 0, g.weight_r, g.weight_s});
+             {D(1), D(problem.K), D(problem.S), g.weight_k, 0, g.weight_r, g.weight_s},
+             /*early=*/problem.pass != Pass::kWgrad);
 }
 
 }  // namespace customconv::depthwise::boxes

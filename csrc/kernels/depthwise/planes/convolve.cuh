@@ -15,8 +15,8 @@ __device__ inline void finish_sums(const Params<T>& p, int channel, int64_t firs
                                    int columns, float (&sum)[kKept][kColumns]) {
   const Epilogue& e = p.epilogue;
   float scale = 1, bias = 0;
-  if (e.scale != nullptr) scale = widen(static_cast<const T*>(e.scale)[channel]);
-  if (e.bias != nullptr) bias = widen(static_cast<const T*>(e.bias)[channel]);
+  if (e.scale != nullptr) scale = channel_value<T>(e, e.scale, channel);
+  if (e.bias != nullptr) bias = channel_value<T>(e, e.bias, channel);
   const T* residual = static_cast<const T*>(e.residual) + first;
   const auto add_residual = [&] {
 #pragma unroll

@@ -72,8 +72,8 @@ __device__ inline void store_item(const Params<T>& p, const Item& item,
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {
       float scale = 1, bias = 0;
-      if (e.scale != nullptr) scale = widen(static_cast<const T*>(e.scale)[item.k + c]);
-      if (e.bias != nullptr) bias = widen(static_cast<const T*>(e.bias)[item.k + c]);
+      if (e.scale != nullptr) scale = channel_value<T>(e, e.scale, item.k + c);
+      if (e.bias != nullptr) bias = channel_value<T>(e, e.bias, item.k + c);
 #pragma unroll
       for (int t = 0; t < kKept; ++t) {
 #pragma unroll

@@ -46,7 +46,7 @@ __device__ inline void finish(const Params& p, const Work& work, int k,
       for (int half = 0; half < 2; ++half) {
         const int channel = k + b / kSpans * kBlockChannels + own_channel() + half * 8;
         if (channel >= work.last_k) continue;
-        const float value = widen(static_cast<const T*>(values)[channel]);
+        const float value = channel_value<T>(epilogue, values, channel);
 #pragma unroll
         for (int j = 0; j < kSums / 4; ++j) {
           function(sum[b][j * 4 + half * 2], value);
@@ -69,12 +69,12 @@ __device__ inline void finish_pair(const Params& p, int k, const int64_t (&offse
                                    float (&pair)[2]) {
   const Epilogue& epilogue = p.epilogue;
   if (epilogue.scale != nullptr) {
-    const float scale = widen(static_cast<const T*>(epilogue.scale)[k]);
+    const float scale = channel_value<T>(epilogue, epilogue.scale, k);
     pair[0] *= scale;
     pair[1] *= scale;
   }
   if (epilogue.bias != nullptr) {
-    const float bias = widen(static_cast<const T*>(epilogue.bias)[k]);
+    const float bias = channel_value<T>(epilogue, epilogue.bias, k);
     pair[0] += bias;
     pair[1] += bias;
   }

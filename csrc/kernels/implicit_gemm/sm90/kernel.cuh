@@ -1,5 +1,8 @@
 // The kernel: one warpgroup loads, others multiply and store. A thread block stays until all tiles
 // are done.
+//
+// It begins while the kernel in front of it may still run. Whoever starts a copy waits for that one
+// first. What follows from a copy, stores too, need not wait again.
 #pragma once
 
 #include "kernels/implicit_gemm/sm90/halo.cuh"
@@ -94,9 +97,10 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
     if constexpr (kMoves) ptx::give_registers<kLoaderRegisters>();
     ptx::Turn turn;
     if (kHasPlanes && p.plane_boxes > 0 && warp != 1) {
+      ptx::await_dependency();
       PlaneLoader<T, kShape>(p, memory, warp == 0 ? 0 : warp - 1, lane).load(first);
     } else if (warp == 0) {
-      if (p.early) ptx::await_dependency();
+      ptx::await_dependency();
       each_tile([&](const Work& work) {
         if constexpr (kHalo) {
           load_halo(p, memory, work, turn, lane);
@@ -105,7 +109,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
         }
       });
     } else if (kHalo && warp == 1) {
-      if (p.early) ptx::await_dependency();
+      ptx::await_dependency();
       each_tile([&](const Work& work) {
         load_halo_weights<kTile.channels, kAsStored>(p, memory, work, turn, lane);
       });

@@ -435,7 +435,6 @@ inline void launch_exchanged(const ConvProblem& asked, const ConvPlan& plan,
   p.w = map_weights(problem, tile, weight, w);
   p.x = map_pixels(problem, tile, x);
   p.halves = halves_of(problem, weight, x, w);
-  p.early = true;
   set_output(problem, tile, problem.groups > 1 ? partial : gradient, Epilogue{}, p);
   start("implicit_gemm",
         {std::min(plan.grid[0], tile.items() * tile.splits), plan.block, plan.shared_bytes,
@@ -463,7 +462,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   auto* workspace = static_cast<char*>(context.workspace);
   const Chunk chunk = chunk_of(plan);
   const int64_t parts = count_parts(asked, chunk);
-  bool early = false;  // whether a kernel that writes what is read next may still run
+  bool early = false;  // whether a kernel of this call is in front of the next one
   for (int64_t i = 0; i < parts; ++i) {
     const Part part = part_of(asked, chunk, i);
     const Packed problem = forward_of(part.problem, plan);
@@ -496,7 +495,6 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     if constexpr (sizeof(T) == 4) {
       if (problem.half_bits > 0) p.halves = halves_of(problem, weight, input, w);
     }
-    p.early = early;
     if (tile.loader == Loader::kPlanes) {
       set_planes(problem, tile, input, p);
     } else {
@@ -509,7 +507,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     set_output(problem, tile, problem.woven > 0 ? woven : output, epilogue, p);
     start("implicit_gemm",
           {std::min(plan.grid[0], tile.items() * tile.splits), plan.block, plan.shared_bytes,
-           context.stream, early, tile.splits},
+           context.stream, /*early=*/true, tile.splits},
           kernel_of<T>(tile, !epilogue.is_empty()), p);
     if (problem.joins_phases) {
       spread_joined_phases(part.problem, problem, woven, x + part.y,

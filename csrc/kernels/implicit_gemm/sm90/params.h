@@ -55,7 +55,6 @@ struct Params {
   int H, W, plane_row, plane_start, plane_step, residue_bits, most_shift;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int tap_h, tap_w;  // halo: bytes of a stage from one tap to the next
-  bool early;        // a kernel that writes what is read here may still run
 
   // Output.
   void* out;

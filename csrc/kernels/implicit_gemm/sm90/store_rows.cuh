@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/implicit_gemm/sm90/slab.cuh"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/tma.cuh"
 
 namespace customconv::implicit_gemm::sm90 {
@@ -76,6 +77,7 @@ class RowStore {
   }
   __device__ void fetch(const Work& work, int b, int round) {
     if (!leads_) return;
+    ptx::await_dependency();
     ptx::await_store_reads();
     int bytes = 0;
     each(work, b, round, [&](int, int, int) { bytes += S::kBytes; });

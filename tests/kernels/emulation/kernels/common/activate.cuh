@@ -2,9 +2,16 @@
 #pragma once
 
 #include "gpu.h"
+#include "kernels/common/scalar.cuh"
 #include "kernels/epilogue.h"
 
 namespace customconv {
+
+template <typename T>
+Accumulator<T> channel_value(const Epilogue& epilogue, const void* values, int channel) {
+  if (sizeof(T) == 2 && epilogue.float32_vectors) return static_cast<const float*>(values)[channel];
+  return widen(static_cast<const T*>(values)[channel]);
+}
 
 template <int kCount>
 void activate(float* values, Activation activation, float slope) {

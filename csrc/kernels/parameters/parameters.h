@@ -1,0 +1,44 @@
+// What a network's parameters become before its convolutions read them: many tensors a launch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace customconv::parameters {
+
+enum class Type : uint8_t { kFloat32, kFloat16, kBFloat16 };
+
+// A batch norm with fixed statistics, of y = x + shift. Of x it is a scale and a new shift:
+//   scale = weight / sqrt(variance + eps),  new_shift = (shift - mean) * scale + bias
+// All have `channels` elements. weight, bias and shift may be null.
+struct BatchNorm {
+  enum { kMean, kVariance, kWeight, kBias, kShift, kVectors };
+
+  const void* vectors[kVectors];
+  Type types[kVectors];
+  float* scale;
+  float* new_shift;
+  int32_t channels;
+  float eps;
+};
+
+void launch_fold(const std::vector<BatchNorm>& batch_norms, cudaStream_t stream);
+
+// A copy of dense memory, of one type to another. `taps` > 1: K blocks of C channels by `taps`
+// become K blocks of `taps` by C channels, which is from KCRS to KRSC.
+struct WeightCopy {
+  const void* from;
+  void* to;
+  int64_t filters;  // K
+  int32_t channels, taps;
+};
+
+// The most taps of a filter whose order changes.
+constexpr int32_t kMostTaps = 4096;
+
+// All are of type `from` and become `to`.
+void launch_copies(const std::vector<WeightCopy>& copies, Type from, Type to, cudaStream_t stream);
+
+}  // namespace customconv::parameters

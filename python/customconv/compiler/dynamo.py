@@ -1,0 +1,172 @@
+"""The backend of ``torch.compile``: fused convolutions, and Inductor for everything else."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import fx
+
+from .report import CompiledConvolution, CompileReport
+from .rewrite import fuse
+
+Model = TypeVar("Model", bound=Callable[..., Any])
+
+_log = logging.getLogger(__name__)
+_told: set[str] = set()
+
+
+def backend(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compiles a graph of Dynamo's, as ``torch.compile(model, backend="customconv")`` asks.
+
+    Convolutions become this package's, with the batch norms in evaluation mode, scales, biases,
+    residuals and activations that follow them. What is left is Inductor's. A graph for which that
+    fails is compiled by Inductor as it is, and a warning says why, once.
+
+    Args:
+        graph_module: The graph.
+        example_inputs: Its inputs, fake or real.
+        mode: Inductor's mode, as in ``torch.compile``.
+        options: Inductor's options, as in ``torch.compile``.
+
+    Returns:
+        The compiled graph.
+
+    Raises:
+        RuntimeError: Inductor has no such mode or option.
+    """
+    from torch import _TorchCompileInductorWrapper
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+
+    from .inductor import InductorPass, register
+
+    def compiled(patches: dict[str, Any]) -> Callable[..., Any]:
+        # By the type of what it returns, this could also be a package of files.
+        return cast(
+            Callable[..., Any], compile_fx(graph_module, example_inputs, config_patches=patches)
+        )
+
+    wrapper: Any = _TorchCompileInductorWrapper
+    plain = dict(wrapper(mode, options, None).config)
+    before = _copied(graph_module.graph)
+    try:
+        found = fuse(graph_module.graph)
+        if not any(each.ours for each in found):
+            return compiled(plain)
+        graph_module.recompile()
+        register()
+        users = plain.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass)
+        _log.info("%s", CompileReport(tuple(found), 1))
+        return compiled(plain | {"post_grad_custom_pre_pass": InductorPass(users)})
+    except torch._dynamo.exc.TorchDynamoException:  # by which Inductor asks for another trace
+        raise
+    except Exception as error:
+        _tell(f"{type(error).__name__}: {error}")
+        graph_module.graph = before
+        graph_module.recompile()
+        return compiled(plain)
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    """A copy, whose inputs know where they come from, as Dynamo's do."""
+    twin = copy.deepcopy(graph)
+    for node, other in zip(graph.nodes, twin.nodes, strict=True):
+        if hasattr(node, "_dynamo_source"):
+            other._dynamo_source = node._dynamo_source
+    return twin
+
+
+def reset() -> None:
+    """Forgets what CUDA graphs have recorded, as ``torch.compiler.reset`` asks."""
+    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+    reset_cudagraph_trees()
+
+
+backend.reset = reset  # type: ignore[attr-defined]
+
+
+def _tell(problem: str) -> None:
+    """Warns about a problem the first time it occurs."""
+    if problem in _told:
+        return
+    _told.add(problem)
+    warnings.warn(
+        "customconv: a graph is left to Inductor as it is, since compiling it with fused "
+        f"convolutions failed. {problem}",
+        stacklevel=2,
+    )
+
+
+def compile(model: Model, **options: Any) -> Model:
+    """Compiles a model or function, with this package's convolutions and what they fuse.
+
+    It is ``torch.compile(model, backend="customconv", **options)``.
+
+    Args:
+        model: The model or function.
+        **options: As in ``torch.compile``, but for ``backend``: ``mode``, ``options``, ``dynamic``,
+            ``fullgraph`` and so on.
+
+    Returns:
+        The compiled model or function.
+
+    Raises:
+        TypeError: A backend is given.
+    """
+    if "backend" in options:
+        raise TypeError("customconv.compile() takes no backend: it is one")
+    return cast(Model, torch.compile(model, backend=backend, **options))
+
+
+def explain_compile(
+    model: Callable[..., Any], *inputs: Any, quiet: bool = False, **named: Any
+) -> CompileReport:
+    """Says what ``compile`` would do to the convolutions of a model, and prints it.
+
+    The model runs once as ``torch.compile`` traces it, in its present mode, with gradients and
+    autocast as they are where this is called. Nothing is compiled for a device.
+
+    Args:
+        model: The model or function.
+        *inputs: What it is called with.
+        quiet: Whether to print nothing.
+        **named: What it is called with by name.
+
+    Returns:
+        What would become of each convolution, and why a chain ends where it does.
+    """
+    found: list[CompiledConvolution] = []
+    problems: list[str] = []
+    graphs = 0
+
+    def collect(graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        nonlocal graphs
+        graphs += 1
+        twin = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+        try:
+            found.extend(fuse(twin.graph))
+        except Exception as error:
+            problems.append(f"left to Inductor: {type(error).__name__}: {error}")
+        return graph_module.forward
+
+    torch._dynamo.reset()
+    try:
+        torch.compile(model, backend=collect)(*inputs, **named)
+    finally:
+        torch._dynamo.reset()
+    report = CompileReport(tuple(found), graphs, tuple(problems))
+    if not quiet:
+        print(report)
+    return report

@@ -1,0 +1,122 @@
+"""What the nodes of a graph write to, in graphs whose operators may work in place.
+
+A convolution that takes a residual moves to where the residual is added, and reads its operands
+there. That is right unless a node in between writes to one of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from .operators import Activation, Add, BatchNorm, Convolution, Multiply, read
+
+_IN_PLACE = frozenset(
+    getattr(operator, "i" + name)
+    for name in (
+        *("add", "and", "concat", "floordiv", "lshift", "matmul", "mod", "mul", "or", "pow"),
+        *("rshift", "sub", "truediv", "xor"),
+    )
+)
+
+
+def writes(node: fx.Node) -> list[fx.Node] | None:
+    """The nodes whose tensors a node writes to, or None if that cannot be known."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return []
+    if node.op == "call_method":
+        name = str(node.target)
+        return _first(node) if _is_in_place(name) or name == "__setitem__" else []
+    if node.op != "call_function":
+        return None
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return _by_schema(node, target)
+    if target is operator.setitem or target in _IN_PLACE:
+        return _first(node)
+    if node.kwargs.get("out") is not None or not _is_pytorchs(target):
+        return None
+    if target is torch.nn.functional.batch_norm or target is torch.nn.functional.instance_norm:
+        return [each for each in node.all_input_nodes if each not in _first(node)]
+    if target is torch.batch_norm or target is torch.instance_norm:
+        return [each for each in node.all_input_nodes if each not in _first(node)]
+    return _first(node) if _is_in_place(getattr(target, "__name__", "")) or _asked(node) else []
+
+
+def sources(node: fx.Node) -> set[fx.Node]:
+    """The nodes whose memory a node's tensor may share, itself included."""
+    found: set[fx.Node] = set()
+    rest = [node]
+    while rest:
+        each = rest.pop()
+        if each in found:
+            continue
+        found.add(each)
+        fresh = isinstance(read(each), (Convolution, BatchNorm, Add, Multiply, Activation))
+        if not fresh or writes(each) != []:
+            rest += each.all_input_nodes
+    return found
+
+
+def owns_memory(node: fx.Node) -> bool:
+    """Whether a node's tensor is known to share its memory with no other node's."""
+    return (sources(node) == {node} and node.op == "call_function") or (
+        node.op == "call_method" and sources(node) == {node}
+    )
+
+
+def writer(between: Iterable[fx.Node], operands: Iterable[fx.Node]) -> fx.Node | None:
+    """The first of the nodes that may write to an operand, or None if none does."""
+    read_from = set().union(*map(sources, operands))
+    for node in between:
+        written = writes(node)
+        if written is None or any(not read_from.isdisjoint(sources(each)) for each in written):
+            return node
+    return None
+
+
+def _first(node: fx.Node) -> list[fx.Node]:
+    """A call's first argument, which operators that work in place write to."""
+    first = node.args[0] if node.args else node.kwargs.get("input")
+    return [first] if isinstance(first, fx.Node) else []
+
+
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _by_schema(node: fx.Node, target: torch._ops.OpOverload) -> list[fx.Node]:
+    """What an operator's schema says that it writes to."""
+    written: list[fx.Node] = []
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        fx.map_arg(given, written.append)
+    return written
+
+
+def _asked(node: fx.Node) -> bool:
+    """Whether a function is called with a true ``inplace``, by name or by position."""
+    if "inplace" in node.kwargs:
+        return node.kwargs["inplace"] is not False
+    try:
+        names = list(inspect.signature(node.target).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # a built-in function, which says so by its name
+        return False
+    if "inplace" not in names or names.index("inplace") >= len(node.args):
+        return False
+    return node.args[names.index("inplace")] is not False
+
+
+def _is_pytorchs(target: object) -> bool:
+    """Whether a function is PyTorch's or Python's own, so that its name tells what it writes to."""
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return False
+    owner = type(getattr(target, "__self__", None))  # of built-in methods, which name no module
+    module = str(getattr(target, "__module__", None) or owner.__module__)
+    return module.split(".")[0] in ("torch", "_operator", "operator", "math", "builtins")

@@ -1,0 +1,216 @@
+"""Graphs in which chains have become calls of ``conv2d_fused``."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from .chains import Chain, Refused, Scale, Shift, find
+from .operators import BatchNorm, Convolution, Operand, read, value_of
+from .report import CompiledConvolution
+
+_OPS = torch.ops.customconv
+_DTYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
+
+
+def is_on_gpu(value: Tensor) -> bool:
+    """Whether this package's kernels compute with such a tensor."""
+    return value.is_cuda
+
+
+def fuse(
+    graph: fx.Graph, computes: Callable[[Tensor], bool] | None = None
+) -> list[CompiledConvolution]:
+    """Makes the convolutions of a graph this package's, in place, with what follows them.
+
+    Args:
+        graph: A graph of PyTorch's functions and methods, or of ATen's operators before autograd.
+            Nodes carry fake tensors as ``example_value`` or ``val``.
+        computes: Whether a convolution is to become ours, asked with its output; those on GPUs
+            are if this is None.
+
+    Returns:
+        What became of each convolution, in the graph's order.
+    """
+    found: list[CompiledConvolution] = []
+    computes = computes or is_on_gpu
+    # From the last: of two convolutions that are added, the later one takes the other's output.
+    for node in reversed(list(graph.nodes)):
+        convolution = read(node)
+        if not isinstance(convolution, Convolution):
+            continue
+        value = value_of(node)
+        if value is not None and not (computes(value) and value.dtype in _DTYPES):
+            continue
+        chain = find(convolution, node)
+        name = _module_of(node)
+        try:
+            if _is_matrix_product(convolution):
+                raise Refused("images of one pixel make it a matrix product")
+            numbers = _numbers(convolution)
+        except Refused as reason:
+            found.append(CompiledConvolution(name, tuple(chain.parts[:1]), str(reason), False))
+            continue
+        found.append(CompiledConvolution(name, tuple(chain.parts), chain.ends, True))
+        _Writer(graph, chain, numbers).replace()
+    return found[::-1]
+
+
+def _module_of(node: fx.Node) -> str:
+    """The name of the module that a node was called in, or of the node itself."""
+    stack = node.meta.get("nn_module_stack") or {}
+    names = [str(entry[0]) for entry in stack.values()]
+    if not names:
+        return node.name
+    name = names[-1].removeprefix("L['self']").removeprefix("L['fn']")
+    for before, after in (("._modules['", "."), ("']", ""), ("[", "."), ("]", ""), ("'", "")):
+        name = name.replace(before, after)
+    return name.lstrip(".") or node.name
+
+
+def _is_matrix_product(convolution: Convolution) -> bool:
+    """Whether images and filters have one pixel. Inductor has such a product done by cuBLAS."""
+    images, weight = value_of(convolution.input), value_of(convolution.weight)
+    if images is None or weight is None or convolution.transposed:
+        return False
+    pixels = (*images.shape[convolution.channel_dim + 1 :], *weight.shape[2:])
+    one_group = statically_known_true(images.shape[convolution.channel_dim] == weight.shape[1])
+    return one_group and all(statically_known_true(size == 1) for size in pixels)
+
+
+def _numbers(convolution: Convolution) -> dict[str, Any]:
+    """Stride, padding and so on as pairs, for images; those of signals have a height of one."""
+    pairs = {}
+    for name, value in convolution.numbers.items():
+        if name == "groups":
+            pairs[name] = value
+        elif isinstance(value, str):
+            pairs[name] = _padding(convolution, value)
+        else:
+            listed = list(value) if isinstance(value, Sequence) else [value]
+            if convolution.kind.endswith("1d"):
+                listed = [0 if "padding" in name else 1, *listed]
+            pairs[name] = listed * 2 if len(listed) == 1 else listed
+    return pairs
+
+
+def _padding(convolution: Convolution, word: str) -> list[int]:
+    """Padding that is said by a word, in numbers."""
+    weight, dilations = value_of(convolution.weight), convolution.numbers["dilation"]
+    if word == "valid":
+        return [0, 0]
+    if word != "same" or weight is None:
+        raise Refused(f"its padding is {word!r}")
+    taps = list(weight.shape[2:])
+    if len(taps) == 1:
+        taps = [1, *taps]
+    listed = list(dilations) if isinstance(dilations, Sequence) else [dilations]
+    steps = (listed * 2)[-2:]
+    totals = [(count - 1) * step for count, step in zip(taps, steps, strict=True)]
+    if any(total % 2 for total in totals):
+        raise Refused("it pads one side more than the other")
+    return [total // 2 for total in totals]
+
+
+@dataclass
+class _Writer:
+    """Writes a chain as nodes that call this package's operators."""
+
+    graph: fx.Graph
+    chain: Chain
+    numbers: dict[str, Any]
+
+    def replace(self) -> None:
+        """Puts a call in the chain's place, and removes the chain."""
+        chain, last = self.chain, self.chain.last
+        with self.graph.inserting_before(chain.place):
+            result = self._call()
+        for name in ("stack_trace", "nn_module_stack", "source_fn_stack"):
+            if name in last.meta:
+                result.meta[name] = last.meta[name]
+        for name in ("example_value", "val"):
+            if name in last.meta:
+                result.meta[name] = last.meta[name]
+        last.replace_all_uses_with(result)
+        for node in reversed(chain.nodes):
+            self.graph.erase_node(node)
+
+    def _call(self) -> fx.Node:
+        """The nodes for the chain; returns that of its result."""
+        convolution, chain = self.chain.convolution, self.chain
+        flat = convolution.kind.endswith("1d")
+        x, w, residual = convolution.input, convolution.weight, chain.residual
+        if flat:
+            x = self._node(torch.unsqueeze, self._node(torch.Tensor.contiguous, x), -2)
+            w = self._node(torch.unsqueeze, w, -2)
+            if residual is not None:
+                residual = self._node(torch.unsqueeze, residual, -2)
+        numbers = self.numbers
+        if convolution.transposed:
+            order = "stride", "padding", "output_padding", "groups", "dilation"
+            arguments = [numbers[name] for name in order]
+            result = self._node(_OPS.conv_transpose2d.default, x, w, convolution.bias, *arguments)
+        else:
+            arguments = [numbers[name] for name in ("stride", "padding", "dilation", "groups")]
+            if not chain.is_fused:
+                result = self._node(_OPS.conv2d.default, x, w, convolution.bias, *arguments)
+            else:
+                scale, shift = self._scale_and_shift()
+                more: dict[str, Any] = {"scale": scale, "residual": residual}
+                if chain.activation is not None:
+                    more["activation"] = chain.activation.name
+                    if chain.activation.name == "leaky_relu":
+                        more["negative_slope"] = chain.activation.negative_slope
+                if chain.residual_last:
+                    more["residual_last"] = True
+                more = {name: value for name, value in more.items() if value is not None}
+                result = self._node(_OPS.conv2d_fused.default, x, w, shift, *arguments, **more)
+        return self._node(torch.squeeze, result, -2) if flat else result
+
+    def _node(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        return self.graph.call_function(target, args, kwargs)
+
+    def _scale_and_shift(self) -> tuple[fx.Node | None, fx.Node | None]:
+        """What each channel is multiplied with and what is added to it."""
+        scale: fx.Node | None = None
+        shift = self.chain.convolution.bias
+        for step in self.chain.affine:
+            if isinstance(step, BatchNorm):
+                folded = self._node(
+                    _OPS.fold_batch_norms.default, [step.mean], [step.variance], [step.weight],
+                    [step.bias], [shift], [step.eps],
+                )  # fmt: skip
+                shift = self._node(operator.getitem, folded, 1)
+                scale = self._times(scale, self._node(operator.getitem, folded, 0))
+            elif isinstance(step, Scale):
+                factor = self._vector(step.by)
+                if step.divides:
+                    factor = self._node(torch.reciprocal, factor)
+                scale = self._times(scale, factor)
+                shift = None if shift is None else self._node(torch.mul, shift, factor)
+            else:
+                assert isinstance(step, Shift)
+                term = self._vector(step.by)
+                if step.alpha != 1:
+                    term = self._node(torch.mul, term, step.alpha)
+                shift = term if shift is None else self._node(torch.add, shift, term)
+        return scale, shift
+
+    def _times(self, scale: fx.Node | None, factor: fx.Node) -> fx.Node:
+        return factor if scale is None else self._node(torch.mul, scale, factor)
+
+    def _vector(self, operand: Operand) -> fx.Node:
+        """One number for each channel."""
+        if isinstance(operand, fx.Node):
+            return self._node(torch.reshape, operand, (-1,))
+        output = value_of(self.chain.nodes[0])
+        assert output is not None
+        channels = output.shape[self.chain.convolution.channel_dim]
+        dtype = torch.promote_types(output.dtype, torch.float32)
+        return self._node(torch.full, (channels,), operand, dtype=dtype, device=output.device)

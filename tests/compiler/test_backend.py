@@ -1,0 +1,268 @@
+"""The backend of torch.compile: what reaches Inductor, what falls back, what is reported."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiler_support import gradients, make, needs_compiler
+from reference import LAYOUTS
+from torch._dynamo.utils import counters
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import customconv
+from customconv.compiler import dynamo
+from customconv.compiler.inductor import InductorPass
+
+OPS = torch.ops.customconv
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled_code():
+    torch._dynamo.reset()
+    counters.clear()
+    dynamo._told.clear()
+
+
+@pytest.fixture
+def fuses_on_the_cpu(monkeypatch):
+    """Fuses on the CPU too, where operators are composed, so that all but kernels is tested."""
+    monkeypatch.setattr("customconv.compiler.rewrite.is_on_gpu", lambda value: True)
+
+
+def assert_same_results(actual, expected):
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        assert ours.stride() == theirs.stride()
+
+
+@needs_compiler
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+def test_inference(fuses_on_the_cpu, layout, dynamic):
+    model = make().to(memory_format=layout)
+    compiled = customconv.compile(model, fullgraph=True, dynamic=dynamic)
+    for size in [(2, 8, 10, 12)] + [(3, 8, 14, 8)] * bool(dynamic):
+        x = torch.randn(size).contiguous(memory_format=layout)
+        with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=size[0] > 2):
+            assert_same_results(compiled(x), model(x))
+
+
+@needs_compiler
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+def test_training(fuses_on_the_cpu, layout):
+    model = make(train=True).to(memory_format=layout)
+    twin = copy.deepcopy(model)
+    x = torch.randn(2, 8, 10, 12).contiguous(memory_format=layout)
+    actual = gradients(model, customconv.compile(model, fullgraph=True), x)
+    for ours, theirs in zip(actual, gradients(twin, twin, x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(model.norm.running_mean, twin.norm.running_mean)
+
+
+@needs_compiler
+def test_a_cpu_model_is_inductors():
+    model = make()
+    x = torch.randn(2, 8, 10, 12)
+    with torch.no_grad():
+        assert_same_results(customconv.compile(model)(x), torch.compile(model)(x))
+    assert not customconv.explain_compile(model, x).convolutions
+
+
+@needs_compiler
+def test_a_failure_falls_back_to_inductor_and_is_told_once(monkeypatch):
+    def fail(graph):
+        for node in list(graph.nodes):  # what has been changed must not matter
+            if node.op == "output":
+                node.args = (next(iter(graph.nodes)),)
+        raise ValueError("no such graph")
+
+    monkeypatch.setattr(dynamo, "fuse", fail)
+    x = torch.randn(2, 8, 10, 12)
+    with torch.no_grad():
+        for told in (True, False):
+            model = make()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                actual = customconv.compile(model)(x)
+            assert any("no such graph" in str(w.message) for w in caught) is told
+            assert_same_results(actual, model(x))
+            torch._dynamo.reset()
+
+
+@needs_compiler
+def test_modes_and_options_reach_inductor(monkeypatch):
+    seen = {}
+
+    def compile_fx(graph_module, inputs, config_patches):
+        seen.update(config_patches)
+        return graph_module.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    model, x = make(), torch.randn(2, 8, 10, 12)
+    customconv.compile(model, mode="reduce-overhead")(x)
+    assert seen["triton.cudagraphs"]
+    torch._dynamo.reset()
+    customconv.compile(model, options={"max_autotune": True})(x)
+    assert seen["max_autotune"]
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="no_such_option"):
+        customconv.compile(model, options={"no_such_option": True})(x)
+
+
+def test_it_is_a_backend_itself():
+    with pytest.raises(TypeError, match="backend"):
+        customconv.compile(make(), backend="eager")
+
+
+def test_explain_compile_says_what_and_why(fuses_on_the_cpu, capsys):
+    model = make()
+    with torch.no_grad():
+        report = customconv.explain_compile(model, torch.randn(2, 8, 10, 12))
+    assert [each.module for each in report.convolutions] == ["first", "second", "side", "up"]
+    assert [each.parts[1:] for each in report.convolutions] == [
+        ("batch norm", "silu"), (), ("batch norm", "residual", "relu"), ()
+    ]  # fmt: skip
+    printed = capsys.readouterr().out
+    assert printed.strip() == str(report).strip()
+    assert "4 convolutions in 1 graph, 2 fused, 2 computed alone, 0 left" in printed
+    assert "fuse nothing" in printed
+
+
+# --- The pass over what Inductor compiles ---
+
+
+def traced(function, *inputs):
+    """The graph after autograd, with fake values."""
+    with torch.no_grad():
+        return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+def calls(graph_module):
+    return [node.target for node in graph_module.graph.nodes if node.op == "call_function"]
+
+
+def weights(count, kernel=3, layout=torch.contiguous_format):
+    shape = (6, 6, kernel, kernel)
+    return [torch.randn(shape).contiguous(memory_format=layout) for _ in range(count)]
+
+
+@pytest.mark.parametrize("optimize", [False, True], ids=["as_they_are", "channels_last"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+def test_weights_are_cast_together(layout, optimize):
+    def function(x, *filters):
+        for w in filters:
+            x = OPS.conv2d(x, w.to(torch.bfloat16), None, 1, 1)
+        return x
+
+    filters = weights(3, layout=layout)
+    x = torch.randn(2, 6, 5, 7).bfloat16().contiguous(memory_format=layout)
+    graph_module = traced(function, x, *filters)
+    with config.patch(layout_optimization=optimize):
+        InductorPass()(graph_module.graph)
+    graph_module.graph.lint()
+    graph_module.recompile()
+    copies = OPS.copy_parameters.default
+    assert calls(graph_module).count(copies) == 1
+    assert torch.ops.aten._to_copy.default not in calls(graph_module)
+    (node,) = (n for n in graph_module.graph.nodes if n.target is copies)
+    assert node.args[1] is torch.bfloat16
+    assert node.args[2] is (optimize or layout is torch.channels_last)
+    # Where images are channels-last, so are the results here; Inductor lays them out for users.
+    torch.testing.assert_close(graph_module(x, *filters), function(x, *filters))
+
+
+def test_weights_that_fit_are_read_where_they_are():
+    def function(x, a, b):
+        return OPS.conv2d(OPS.conv2d(x, a, None, 1, 1), b, None, 1, 1)
+
+    x = torch.randn(2, 6, 5, 7)
+    graph_module = traced(function, x, *weights(2, layout=torch.channels_last))
+    InductorPass()(graph_module.graph)
+    assert calls(graph_module) == [OPS.conv2d.default] * 2
+
+
+def test_what_matrix_products_read_is_cast_too():
+    def function(x, a, b, c):
+        x = F.linear(x.to(torch.bfloat16), a.to(torch.bfloat16), b.to(torch.bfloat16))
+        return x * c.to(torch.bfloat16)
+
+    given = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5), torch.randn(5)
+    graph_module = traced(function, *given)
+    InductorPass()(graph_module.graph)
+    graph_module.graph.lint()
+    graph_module.recompile()
+    (node,) = (n for n in graph_module.graph.nodes if n.target is OPS.copy_parameters.default)
+    # The others become part of kernels that read them: c, of the product.
+    assert {str(argument) for argument in node.args[0]} >= {"a_1", "b_1"} - {"c_1"}
+    assert "c_1" not in map(str, node.args[0])
+    torch.testing.assert_close(graph_module(*given), function(*given))
+
+
+def test_batch_norms_are_folded_together():
+    def function(x, mean, variance, gamma, beta, w):
+        for gain in (gamma, None):
+            scale, shift = OPS.fold_batch_norms([mean], [variance], [gain], [beta], [None], [1e-3])
+            x = OPS.conv2d_fused(x, w, shift, 1, 1, scale=scale, activation="relu")
+        return x
+
+    vectors = [torch.rand(6) + 0.5 for _ in range(4)]
+    x, (w,) = torch.randn(2, 6, 5, 7), weights(1)
+    graph_module = traced(function, x, *vectors, w)
+    assert calls(graph_module).count(OPS.fold_batch_norms.default) == 2
+    InductorPass()(graph_module.graph)
+    graph_module.graph.lint()
+    graph_module.recompile()
+    assert calls(graph_module).count(OPS.fold_batch_norms.default) == 1
+    torch.testing.assert_close(graph_module(x, *vectors, w), function(x, *vectors, w))
+
+
+class Users(CustomGraphPass):
+    def __init__(self, uuid):
+        self.seen, self.id = [], uuid
+
+    def __call__(self, graph):
+        self.seen.append(graph)
+
+    def uuid(self):
+        return self.id
+
+
+def test_a_users_pass_runs_too_and_is_part_of_the_key():
+    users = Users("one")
+    own = InductorPass(users)
+    graph = traced(lambda x: x + 1, torch.randn(2)).graph
+    own(graph)
+    assert users.seen == [graph]
+    assert own.uuid() != InductorPass(Users("two")).uuid()
+    assert own.uuid() == InductorPass(Users("one")).uuid()
+    assert InductorPass(Users(None)).uuid() is None  # which is not cached
+
+
+def test_the_key_has_the_version_and_the_build():
+    name, version, build, *_ = InductorPass().uuid()
+    assert (name, version) == ("customconv", customconv.__version__)
+    assert len(build) == 64
+
+
+@needs_compiler
+def test_inductors_cache_is_used(fuses_on_the_cpu, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x = torch.randn(2, 8, 10, 12)
+    found = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        counters.clear()
+        model = make()
+        with torch.no_grad(), config.patch(fx_graph_cache=True, fx_graph_remote_cache=False):
+            with torch._functorch.config.patch(enable_autograd_cache=False):
+                assert_same_results(customconv.compile(model)(x), model(x))
+        found.append(dict(counters["inductor"]))
+    assert found[0].get("fxgraph_cache_miss") == 1
+    assert found[1].get("fxgraph_cache_hit") == 1
+    assert not found[0].get("fxgraph_cache_bypass")

@@ -1,0 +1,538 @@
+"""Which operators become part of a convolution, which do not and why, and that results agree."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference import assert_equal, tolerances
+from torch import Tensor, fx, nn
+
+from customconv.compiler.report import CompiledConvolution
+from customconv.compiler.rewrite import fuse
+
+FUSED = torch.ops.customconv.conv2d_fused.default
+PLAIN = torch.ops.customconv.conv2d.default
+TRANSPOSED = torch.ops.customconv.conv_transpose2d.default
+FOLD = torch.ops.customconv.fold_batch_norms.default
+
+Forward = Callable[[Any, Tensor], Any]
+
+
+class Model(nn.Module):
+    """Modules, and what is done with them."""
+
+    def __init__(self, forward: Forward, **modules: nn.Module) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+        self.does = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.does(self, x)
+
+
+def settled(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode, its batch norms with statistics that are not 0 and 1."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            for tensor in (module.running_mean, module.running_var, module.weight, module.bias):
+                if tensor is not None:
+                    nn.init.uniform_(tensor, 0.5, 1.5)
+    return model.eval()
+
+
+class Fusing:
+    """A backend that fuses on every device and runs the graph as it then is."""
+
+    def __init__(self) -> None:
+        self.found: list[CompiledConvolution] = []
+        self.graphs: list[fx.GraphModule] = []
+
+    def __call__(self, graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        self.found += fuse(graph_module.graph, computes=lambda value: True)
+        graph_module.graph.lint()
+        graph_module.recompile()
+        self.graphs.append(graph_module)
+        return graph_module.forward
+
+    def called(self) -> list[Any]:
+        """What the graphs call, in order, but for the parameters' preparation."""
+        small = FOLD, torch.mul, torch.add, torch.reshape, torch.full, torch.reciprocal
+        nodes = [node for graph in self.graphs for node in graph.graph.nodes]
+        targets = [n.target for n in nodes if n.op in ("call_function", "call_method")]
+        return [t for t in targets if t not in small and getattr(t, "__name__", "") != "getitem"]
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled_code():
+    torch._dynamo.reset()
+
+
+def run(model: nn.Module, *inputs: Tensor) -> tuple[Fusing, Any]:
+    backend = Fusing()
+    return backend, torch.compile(model, backend=backend, fullgraph=True)(*inputs)
+
+
+def conv(c: int = 6, k: int = 8, r: int = 3, **keywords: Any) -> nn.Conv2d:
+    return nn.Conv2d(c, k, r, padding=r // 2, **keywords)
+
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "sigmoid": torch.sigmoid,
+}
+
+# The model, and what its convolutions become, in order.
+PATTERNS: dict[str, tuple[Model, list[list[str]]]] = {
+    "bare": (Model(lambda m, x: m.c(x), c=conv()), [["conv2d"]]),
+    **{
+        name: (
+            Model(lambda m, x, function=function: function(m.c(x)), c=conv()),
+            [["conv2d", name]],
+        )
+        for name, function in ACTIVATIONS.items()
+    },
+    "relu_method": (Model(lambda m, x: m.c(x).relu_(), c=conv()), [["conv2d", "relu"]]),
+    "relu_by_clamp": (Model(lambda m, x: m.c(x).clamp(min=0), c=conv()), [["conv2d", "relu"]]),
+    "relu6_by_clamp": (
+        Model(lambda m, x: torch.clamp(m.c(x), 0, 6), c=conv()), [["conv2d", "relu6"]]
+    ),
+    "relu6_by_hardtanh": (
+        Model(lambda m, x: F.hardtanh(m.c(x), 0, 6, inplace=True), c=conv()), [["conv2d", "relu6"]]
+    ),
+    "silu_by_hand": (
+        Model(lambda m, x: (y := m.c(x)) * torch.sigmoid(y), c=conv()), [["conv2d", "silu"]]
+    ),
+    "silu_the_other_way": (
+        Model(lambda m, x: (y := m.c(x)).sigmoid().mul(y), c=conv()), [["conv2d", "silu"]]
+    ),
+    "batch_norm": (
+        Model(lambda m, x: m.b(m.c(x)), c=conv(bias=False), b=nn.BatchNorm2d(8)),
+        [["conv2d", "batch norm"]],
+    ),
+    "batch_norm_and_bias": (
+        Model(lambda m, x: F.relu(m.b(m.c(x)), inplace=True), c=conv(), b=nn.BatchNorm2d(8)),
+        [["conv2d", "batch norm", "relu"]],
+    ),
+    "batch_norm_without_parameters": (
+        Model(lambda m, x: m.b(m.c(x)), c=conv(), b=nn.BatchNorm2d(8, affine=False)),
+        [["conv2d", "batch norm"]],
+    ),
+    "two_batch_norms": (
+        Model(
+            lambda m, x: m.d(m.b(m.c(x))), c=conv(), b=nn.BatchNorm2d(8), d=nn.BatchNorm2d(8)
+        ),
+        [["conv2d", "batch norm", "batch norm"]],
+    ),
+    "dropout_between": (
+        Model(
+            lambda m, x: F.relu(m.d(m.b(m.c(x)))), c=conv(), b=nn.BatchNorm2d(8), d=nn.Dropout(0.3)
+        ),
+        [["conv2d", "batch norm", "relu"]],
+    ),
+    "residual": (
+        Model(lambda m, x: F.relu(m.b(m.c(x)) + x), c=conv(8, 8), b=nn.BatchNorm2d(8)),
+        [["conv2d", "batch norm", "residual", "relu"]],
+    ),
+    "residual_in_place": (
+        Model(lambda m, x: m.c(x).add_(x).relu_(), c=conv(8, 8)), [["conv2d", "residual", "relu"]]
+    ),
+    "residual_on_the_left": (
+        Model(lambda m, x: x + F.relu(m.c(x)), c=conv(8, 8)), [["conv2d", "relu", "residual"]]
+    ),
+    "residual_after_activation": (
+        Model(lambda m, x: F.gelu(m.c(x)) + x, c=conv(8, 8)), [["conv2d", "gelu", "residual"]]
+    ),
+    "two_branches": (
+        Model(
+            lambda m, x: F.relu(m.b(m.c(x)) + m.e(m.d(x))),
+            c=conv(), b=nn.BatchNorm2d(8), d=conv(r=1), e=nn.BatchNorm2d(8),
+        ),
+        [["conv2d", "batch norm"], ["conv2d", "batch norm", "residual", "relu"]],
+    ),
+    "later_residual": (
+        Model(lambda m, x: F.relu(m.c(x) + F.max_pool2d(x, 3, 1, 1).exp()), c=conv(8, 8)),
+        [["conv2d", "residual", "relu"]],
+    ),
+    "numbers": (
+        Model(lambda m, x: F.relu((m.c(x) - 0.5) * 2 / 3 + 1), c=conv()),
+        [["conv2d", "bias", "scale", "scale", "bias", "relu"]],
+    ),
+    "numbers_without_bias": (
+        Model(lambda m, x: m.c(x) * 2 + 1, c=conv(bias=False)), [["conv2d", "scale", "bias"]]
+    ),
+    "vectors": (
+        Model(
+            lambda m, x: F.relu(m.c(x) * m.b.weight.view(-1, 1, 1) + m.b.bias[None, :, None, None]),
+            c=conv(), b=nn.BatchNorm2d(8),
+        ),
+        [["conv2d", "scale", "bias", "relu"]],
+    ),
+    "vector_twice": (
+        Model(
+            lambda m, x: torch.add(m.c(x), m.b.bias.view(-1, 1, 1), alpha=2).div(
+                m.b.weight.view(1, -1, 1, 1)
+            ),
+            c=conv(), b=nn.BatchNorm2d(8),
+        ),
+        [["conv2d", "bias", "scale"]],
+    ),
+    "depthwise": (
+        Model(lambda m, x: F.silu(m.b(m.c(x))), c=conv(8, 8, groups=8), b=nn.BatchNorm2d(8)),
+        [["conv2d", "batch norm", "silu"]],
+    ),
+    "grouped_and_strided": (
+        Model(
+            lambda m, x: F.relu(m.c(x)),
+            c=nn.Conv2d(8, 12, (3, 5), (2, 1), (1, 2), (1, 1), groups=4),
+        ),
+        [["conv2d", "relu"]],
+    ),
+    "same_padding": (
+        Model(lambda m, x: F.relu(m.c(x)), c=nn.Conv2d(8, 6, 3, padding="same", dilation=2)),
+        [["conv2d", "relu"]],
+    ),
+    "valid_padding": (
+        Model(lambda m, x: F.relu(m.c(x)), c=nn.Conv2d(8, 6, 3, padding="valid")),
+        [["conv2d", "relu"]],
+    ),
+    "in_a_row": (
+        Model(
+            lambda m, x: m.d(F.relu(m.c(x))).sigmoid(), c=conv(8, 4), d=conv(4, 5, bias=False)
+        ),
+        [["conv2d", "relu"], ["conv2d", "sigmoid"]],
+    ),
+    "transposed": (
+        Model(lambda m, x: F.relu(m.c(x)), c=nn.ConvTranspose2d(8, 6, 3, 2, 1, 1)),
+        [["conv_transpose2d"]],
+    ),
+    "signals": (
+        Model(
+            lambda m, x: F.leaky_relu(m.c(x.flatten(2)), 0.1) + x.flatten(2),
+            c=nn.Conv1d(8, 8, 5, padding=4, dilation=2),
+        ),
+        [["conv1d", "leaky_relu", "residual"]],
+    ),
+    "transposed_signals": (
+        Model(lambda m, x: F.relu(m.c(x.flatten(2))), c=nn.ConvTranspose1d(8, 6, 4, 2, 1)),
+        [["conv_transpose1d"]],
+    ),
+    "one_image": (Model(lambda m, x: F.relu(m.c(x[0])), c=conv(8)), [["conv2d", "relu"]]),
+}  # fmt: skip
+
+
+def input_of(model: Model, device: str = "cpu") -> Tensor:
+    channels = model.c.in_channels
+    return torch.randn(2, channels, 7, 9, device=device)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_is_fused_and_exact(pattern):
+    model, parts = PATTERNS[pattern]
+    model = settled(model).double()
+    x = input_of(model).double()
+    with torch.no_grad():
+        expected = model(x.clone())
+        backend, actual = run(model, x)
+    assert [list(each.parts) for each in backend.found] == parts
+    assert all(each.ours for each in backend.found)
+    assert_equal(actual, expected, **tolerances(torch.float64, 1000))
+    assert actual.stride() == expected.stride()
+    # One operator for each convolution, and nothing that is fused besides it.
+    convolutions = [t for t in backend.called() if t in (FUSED, PLAIN, TRANSPOSED)]
+    assert [t is FUSED for t in convolutions] == [len(each) > 1 for each in parts]
+    if pattern not in ("later_residual", "transposed", "transposed_signals", "vectors",
+                       "vector_twice", "signals", "one_image"):  # fmt: skip
+        assert backend.called() == convolutions
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_layouts_stay_as_they_are(layout):
+    model = settled(PATTERNS["residual"][0]).to(memory_format=layout)
+    x = input_of(model).contiguous(memory_format=layout)
+    with torch.no_grad():
+        expected = model(x)
+        _, actual = run(model, x)
+    assert_equal(actual, expected, **tolerances(torch.float32, 100))
+    assert actual.stride() == expected.stride()
+
+
+# What ends a chain: the model, what its first convolution becomes, and a part of the reason.
+ENDS: dict[str, tuple[Model, list[str], str]] = {
+    "two_users": (
+        Model(lambda m, x: F.relu(y := m.c(x)) + y.exp(), c=conv()),
+        ["conv2d"],
+        "2 operators read",
+    ),
+    "output": (
+        Model(lambda m, x: (y := m.c(x), F.relu(y)), c=conv()),
+        ["conv2d"],
+        "output of the graph",
+    ),
+    "unknown": (Model(lambda m, x: m.c(x).tanh(), c=conv()), ["conv2d"], "tanh"),
+    "second_activation": (
+        Model(lambda m, x: F.silu(F.relu(m.c(x))), c=conv()),
+        ["conv2d", "relu"],
+        "second activation",
+    ),
+    "scale_after_activation": (
+        Model(lambda m, x: F.relu(m.c(x)) * 2, c=conv()),
+        ["conv2d", "relu"],
+        "follows",
+    ),
+    "second_residual": (
+        Model(lambda m, x: m.c(x) + x + x.exp(), c=conv(8, 8)),
+        ["conv2d", "residual"],
+        "second residual",
+    ),
+    "broadcast": (
+        Model(lambda m, x: m.c(x) + x.mean((2, 3), keepdim=True), c=conv(8, 8)),
+        ["conv2d"],
+        "another size",
+    ),
+    "wider_type": (Model(lambda m, x: m.c(x) + x.double(), c=conv(8, 8)), ["conv2d"], "type"),
+    "divided_by_it": (Model(lambda m, x: 1 / m.c(x), c=conv()), ["conv2d"], "divided by"),
+    "with_itself": (
+        Model(lambda m, x: (y := m.c(x)) + y, c=conv()),
+        ["conv2d"],
+        "combined with itself",
+    ),
+    "gate": (Model(lambda m, x: m.c(x) * x, c=conv(8, 8)), ["conv2d"], "combines it with a tensor"),
+    "other_slope": (
+        Model(lambda m, x: m.c(x).clamp(-1, 1), c=conv()),
+        ["conv2d"],
+        "not an operator",
+    ),
+    "a_convolution": (
+        Model(lambda m, x: m.d(m.c(x)), c=conv(8, 8), d=conv(8, 8)),
+        ["conv2d"],
+        "a convolution follows",
+    ),
+    "training_batch_norm": (
+        Model(lambda m, x: F.batch_norm(m.c(x), None, None, training=True), c=conv()),
+        ["conv2d"],
+        "training mode",
+    ),
+    "normal_dropout": (
+        Model(lambda m, x: F.dropout(m.c(x), 0.5, training=True) * 0, c=conv()),
+        ["conv2d"],
+        "dropout",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_chain_ends_with_a_reason(name):
+    model, parts, reason = ENDS[name]
+    x = input_of(settled(model))
+    with torch.no_grad():
+        expected = model(x)
+        backend, actual = run(model, x)
+    assert list(backend.found[0].parts) == parts
+    assert reason in backend.found[0].reason
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_padding_on_one_side_is_left_to_pytorch():
+    model = Model(lambda m, x: F.relu(m.c(x)), c=nn.Conv2d(8, 6, 4, padding="same"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, about its own padding
+        backend, actual = run(model.eval(), x := input_of(model))
+        torch.testing.assert_close(actual, model(x))
+    assert not backend.found[0].ours
+    assert "one side" in backend.found[0].reason
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_products_of_single_pixels_are_inductors(groups):
+    model = Model(
+        lambda m, x: F.relu(m.c(x.mean((2, 3), keepdim=True))),
+        c=nn.Conv2d(8, 8, 1, groups=groups),
+    )
+    with torch.no_grad():
+        backend, actual = run(model.eval(), x := input_of(model))
+        torch.testing.assert_close(actual, model(x))
+    assert backend.found[0].ours is (groups > 1)
+    assert groups > 1 or "matrix product" in backend.found[0].reason
+
+
+# --- Operators that work in place ---
+
+
+def changed_input(m, x):
+    """The convolution's input changes before the residual is known."""
+    z = x.exp()
+    y = m.c(z)
+    z.mul_(2)
+    return F.relu(y + z)
+
+
+def changed_view(m, x):
+    z = x.exp()
+    y = m.c(z)
+    z.view(-1)[::2] = 0
+    return F.relu(y + z.sin())
+
+
+def changed_residual(m, x):
+    """The residual changes between the convolution and its use."""
+    r = x.exp()
+    y = m.c(x)
+    r.neg_()
+    return y + r
+
+
+def sum_into_residual(m, x):
+    r = F.relu(x)
+    r += m.c(x)
+    return r
+
+
+def sum_into_shared_residual(m, x):
+    """Someone else sees that the residual becomes the sum."""
+    r = x.exp()
+    v = r[:, :2]
+    r += m.c(x)
+    return r, v
+
+
+def sum_into_argument(m, x):
+    x += m.c(x)
+    return x
+
+
+def activated_after_view(m, x):
+    y = m.c(x)
+    v = y.view(2, -1)
+    y.relu_()
+    return v + 1
+
+
+def changed_scale(m, x):
+    s = x.mean((0, 2, 3)).exp()
+    y = m.c(x)
+    s.mul_(3)
+    return y * s.view(-1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("forward", "parts"),
+    [
+        (changed_input, ["conv2d"]),
+        (changed_view, ["conv2d"]),
+        (changed_residual, ["conv2d"]),
+        (sum_into_residual, ["conv2d", "residual"]),
+        (sum_into_shared_residual, ["conv2d"]),
+        (sum_into_argument, ["conv2d"]),
+        (activated_after_view, ["conv2d"]),
+        (changed_scale, ["conv2d"]),
+    ],
+)
+def test_writes_in_place_are_seen_as_without_fusion(forward, parts):
+    model = settled(Model(forward, c=conv(8, 8)))
+    x = input_of(model)
+    with torch.no_grad():
+        expected = model(given := x.clone())
+        backend, actual = run(model, used := x.clone())
+    assert list(backend.found[0].parts) == parts
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(used, given, rtol=1e-4, atol=1e-5)
+
+
+# --- Training ---
+
+
+def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    y = model(x)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, *model.parameters()])]
+
+
+TRAINED = {
+    "relu": (lambda m, x: F.relu(m.c(x)), ["conv2d", "relu"]),
+    "relu6": (lambda m, x: F.relu6(m.c(x)), ["conv2d", "relu6"]),
+    "sigmoid": (lambda m, x: m.c(x).sigmoid(), ["conv2d", "sigmoid"]),
+    "hardsigmoid": (lambda m, x: F.hardsigmoid(m.c(x)), ["conv2d", "hardsigmoid"]),
+    "leaky_relu": (lambda m, x: F.leaky_relu(m.c(x)), ["conv2d", "leaky_relu"]),
+    "negative_slope": (lambda m, x: F.leaky_relu(m.c(x), -1.0), ["conv2d"]),
+    "residual": (lambda m, x: F.relu(m.c(x) + x), ["conv2d", "residual", "relu"]),
+    "residual_last": (lambda m, x: F.relu(m.c(x)) + x, ["conv2d", "relu", "residual"]),
+    "number": (lambda m, x: F.relu(m.c(x) * 0.5), ["conv2d", "scale", "relu"]),
+    "silu": (lambda m, x: F.silu(m.c(x)), ["conv2d"]),
+    "gelu": (lambda m, x: F.gelu(m.c(x) + x), ["conv2d", "residual"]),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_fuses_what_costs_the_backward_pass_nothing(name):
+    forward, parts = TRAINED[name]
+    model = Model(forward, c=conv(8, 8)).double()
+    x = input_of(model).double()
+    backend = Fusing()
+    actual = gradients(torch.compile(model, backend=backend, fullgraph=True), x)
+    assert list(backend.found[0].parts) == parts
+    for ours, expected in zip(actual, gradients(model, x), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_batch_norm_in_evaluation_mode_is_fused_unless_it_learns(frozen):
+    model = settled(PATTERNS["batch_norm_and_bias"][0]).double()
+    for parameter in model.b.parameters():
+        parameter.requires_grad_(not frozen)
+    x = input_of(model).double()
+    backend = Fusing()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    ours, theirs = (
+        torch.autograd.grad(f(x).square().sum(), model.c.weight)[0] for f in (compiled, model)
+    )
+    torch.testing.assert_close(ours, theirs)
+    for parameter in model.b.parameters():
+        parameter.requires_grad_(True)
+    assert (len(backend.found[0].parts) > 1) is frozen
+    if not frozen:
+        assert "need gradients" in backend.found[0].reason
+
+
+# --- Sizes and types ---
+
+
+def test_any_size_is_fused_in_one_graph():
+    model = settled(PATTERNS["residual"][0])
+    backend = Fusing()
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        for size in [(2, 8, 7, 9), (3, 8, 12, 10), (5, 8, 9, 16)]:
+            x = torch.randn(size)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    assert [list(each.parts) for each in backend.found] == [
+        ["conv2d", "batch norm", "residual", "relu"]
+    ]
+
+
+def test_autocast_keeps_what_a_batch_norm_multiplies_in_float32():
+    model = settled(PATTERNS["residual"][0])
+    x = input_of(model)
+    with torch.no_grad():
+        exact = model(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            eager = model(x)
+            backend, actual = run(model, x)
+    # The residual is in float32, and so is the sum.
+    assert list(backend.found[0].parts) == ["conv2d", "batch norm"]
+    assert actual.dtype == eager.dtype
+    assert (actual - exact).abs().max() <= 2 * (eager - exact).abs().max()
