@@ -3,6 +3,7 @@
     python tests/gpu_record.py                    runs them, writes tests/gpu_record.json
     python tests/gpu_record.py -- -k gradcheck    the same with arguments for pytest
     python tests/gpu_record.py --check            one line: is the record of this tree?
+    python tests/gpu_record.py --join A B         writes the record of runs of different tests
 
 Machines that build and review often have no GPU. The record says which tree was last tested on one:
 it holds a hash of every source file under csrc/ and python/.
@@ -113,6 +114,23 @@ def record(path: Path, arguments: list[str]) -> int:
     return int(counts["failed"] > 0)
 
 
+def join(path: Path, parts: Sequence[Path]) -> int:
+    """Writes the record of several runs, which together are all tests; 0 if no test failed."""
+    records = [json.loads(part.read_text()) for part in parts]
+    for name in ("tree", "gpu", "torch", "cuda"):
+        if len({each[name] for each in records}) > 1:
+            print(f"GPU record: the runs differ in {name}, nothing is recorded")
+            return 1
+    sums = ("passed", "failed", "skipped", "duration_s")
+    joined = records[0] | {name: round(sum(r[name] for r in records), 1) for name in sums}
+    joined["date"] = max(each["date"] for each in records)
+    joined["arguments"] = []
+    joined["parts"] = [each["arguments"] for each in records]
+    path.write_text(json.dumps(joined, indent=2) + "\n")
+    print(check(path)[1])
+    return int(joined["failed"] > 0)
+
+
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -123,9 +141,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--check", action="store_true", help="say whether the record is of the tree"
     )
+    parser.add_argument("--join", type=Path, nargs="+", metavar="PATH", help="records of runs")
     parser.add_argument("--out", type=Path, default=RECORD, metavar="PATH", help="of the record")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args(arguments)
+    if options.join:
+        return join(options.out, options.join)
     if not options.check:
         return record(options.out, options.pytest)
     matches, line = check(options.out)

@@ -48,6 +48,24 @@ def test_check_of_a_record_of_this_tree(tmp_path, capsys):
     assert "2 failed" in line and "-k graph" in line
 
 
+def test_runs_of_different_tests_are_one_record(tmp_path, capsys):
+    paths = [tmp_path / name for name in ("a.json", "b.json", "whole.json")]
+    paths[0].write_text(json.dumps(a_record(arguments=["-k", "op"])))
+    paths[1].write_text(json.dumps(a_record(passed=5, skipped=1, arguments=["-k", "not op"])))
+    joined = ["--out", str(paths[2]), "--join", *map(str, paths[:2])]
+    assert gpu_record.main(joined) == 0
+    assert "17 passed, 0 failed, 4 skipped" in capsys.readouterr().out
+    record = json.loads(paths[2].read_text())
+    assert record["parts"] == [["-k", "op"], ["-k", "not op"]]
+    assert record["arguments"] == [] and record["duration_s"] == 9.0
+    paths[1].write_text(json.dumps(a_record(failed=1)))
+    assert gpu_record.main(joined) == 1
+    paths[1].write_text(json.dumps(a_record(tree="another")))
+    capsys.readouterr()
+    assert gpu_record.main(joined) == 1
+    assert "differ in tree" in capsys.readouterr().out
+
+
 def test_check_of_a_record_of_another_tree(tmp_path, capsys):
     sources = gpu_record.hash_sources()
     changed, removed = list(sources)[:2]

@@ -160,7 +160,7 @@ def test_weights_are_cast_together(layout, optimize):
             x = OPS.conv2d(x, w.to(torch.bfloat16), None, 1, 1)
         return x
 
-    filters = weights(3, layout=layout)
+    filters = weights(6, layout=layout)
     x = torch.randn(2, 6, 5, 7).bfloat16().contiguous(memory_format=layout)
     graph_module = traced(function, x, *filters)
     with config.patch(layout_optimization=optimize):
@@ -174,6 +174,26 @@ def test_weights_are_cast_together(layout, optimize):
     assert node.args[1] is torch.bfloat16
     assert node.args[2] is (optimize or layout is torch.channels_last)
     # Where images are channels-last, so are the results here; Inductor lays them out for users.
+    torch.testing.assert_close(graph_module(x, *filters), function(x, *filters))
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_images_become_channels_last_where_that_moves_fewer_bytes(count, pooled):
+    """Six convolutions pay for both ends of the graph, three for its beginning alone."""
+
+    def function(x, *filters):
+        for w in filters:
+            x = OPS.conv2d(x, w, None, 1, 1)
+        return x.mean((2, 3)) if pooled else x
+
+    filters = weights(count)
+    x = torch.randn(2, 6, 5, 7)
+    graph_module = traced(function, x, *filters)
+    InductorPass()(graph_module.graph)
+    graph_module.recompile()
+    becomes = count == 6 or (count == 3 and pooled)
+    assert (OPS.copy_parameters.default in calls(graph_module)) is becomes
     torch.testing.assert_close(graph_module(x, *filters), function(x, *filters))
 
 

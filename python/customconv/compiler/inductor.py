@@ -53,7 +53,7 @@ class InductorPass(CustomGraphPass):
         if self.before is not None:
             self.before(graph)
         nodes = [node for node in graph.nodes if node.target in _FORWARD]
-        if nodes and _wants_channels_last(nodes):
+        if nodes and _wants_channels_last(graph, nodes):
             for node in nodes:
                 node.meta[_CHANNELS_LAST] = True
         _gather_batch_norms(graph)
@@ -96,12 +96,45 @@ def register() -> None:
 # --- Layout ---
 
 
-def _wants_channels_last(nodes: Sequence[fx.Node]) -> bool:
-    """Whether all of a graph's convolutions should have channels-last images."""
+def _wants_channels_last(graph: fx.Graph, nodes: Sequence[fx.Node]) -> bool:
+    """Whether all of a graph's convolutions should have channels-last images.
+
+    Channels-first images are packed, or turned while they are loaded, which takes about as long as
+    reading them once more. Channels-last ones have to be converted where the graph begins and ends,
+    which reads and writes them. The smaller number of bytes decides.
+    """
     values = [tensor for node in nodes for tensor in (_value(node.args[0]), _value(node.args[1]))]
     if not config.layout_optimization or any(has_free_symbols(value) for value in values):
         return False
-    return all(value.dtype is not torch.float64 for value in values)
+    if any(value.dtype is torch.float64 for value in values):
+        return False
+    packed = sum(_bytes(node.args[0]) for node in nodes)
+    given = {node.args[0] for node in nodes if _origin(node.args[0]).op == "placeholder"}
+    converted = sum(2 * _bytes(each) for each in (*given, *_seen_by_users(graph)))
+    return converted < packed
+
+
+def _origin(node: object) -> fx.Node:
+    """What is cast, if a node is a cast; else the node."""
+    assert isinstance(node, fx.Node)
+    return _origin(node.args[0]) if node.target in _CASTS else node
+
+
+def _seen_by_users(graph: fx.Graph) -> list[fx.Node]:
+    """The images among a graph's outputs that a user gets, in the strides of the eager model."""
+    output = graph.output_node()
+    outputs = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
+    seen = output.meta.get("user_visible_output_idxs", range(len(outputs)))
+    nodes = [outputs[index] for index in seen if isinstance(outputs[index], fx.Node)]
+    values = {node: node.meta.get("val") for node in nodes}
+    return [n for n, v in values.items() if isinstance(v, Tensor) and v.ndim == 4
+            and not has_free_symbols(v) and not _is_channels_last(v)]  # fmt: skip
+
+
+def _bytes(node: object) -> int:
+    """The size of a node's images, which is nothing if they are channels-last already."""
+    value = _value(node)
+    return 0 if _is_channels_last(value) else value.numel() * value.element_size()
 
 
 def _constrain(node: fx.Node, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
