@@ -82,7 +82,7 @@ def test_a_failure_falls_back_to_inductor_and_is_told_once(monkeypatch):
                 node.args = (next(iter(graph.nodes)),)
         raise ValueError("no such graph")
 
-    monkeypatch.setattr(dynamo, "fuse", fail)
+    monkeypatch.setattr("customconv.compiler.rewrite.fuse", fail)
     x = torch.randn(2, 8, 10, 12)
     with torch.no_grad():
         for told in (True, False):

@@ -327,6 +327,14 @@ ENDS: dict[str, tuple[Model, list[str], str]] = {
         ["conv2d"],
         "training mode",
     ),
+    "other_memory_format": (
+        Model(
+            lambda m, x: F.relu(m.c(x.to(memory_format=torch.channels_last)).contiguous()).view(-1),
+            c=conv(),
+        ),
+        ["conv2d"],
+        "memory format",
+    ),
     "normal_dropout": (
         Model(lambda m, x: F.dropout(m.c(x), 0.5, training=True) * 0, c=conv()),
         ["conv2d"],

@@ -134,3 +134,13 @@ def test_a_binary_that_the_loader_refuses(tmp_path):
     assert "ImportError: The compiled part of customconv cannot be loaded. " in result.stderr
     assert "The loader says: " in result.stderr
     assert "found:     PyTorch" in result.stderr
+
+
+def test_an_import_does_not_import_compilers():
+    """Dynamo, Inductor and SymPy take seconds, which only those who compile should wait for."""
+    code = (
+        "import sys, torch; before = set(sys.modules); import customconv; "
+        "print(sorted({'sympy', 'torch._dynamo', 'torch._inductor'} & (set(sys.modules) - before)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

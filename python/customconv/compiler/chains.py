@@ -21,6 +21,7 @@ from .operators import (
     Same,
     name_of,
     read,
+    same_layout,
     same_sizes,
     value_of,
 )
@@ -125,6 +126,8 @@ def _extend(chain: Chain) -> None:
         raise Refused(_unread(follower))
     if value is None or value.dtype != before.dtype or not same_sizes(value.shape, before.shape):
         raise Refused(f"{name} changes its size or type")
+    if not same_layout(value, before):
+        raise Refused(f"{name} changes its memory format")
     if isinstance(found, Activation):
         _add_activation(chain, found, value)
     elif isinstance(found, BatchNorm):

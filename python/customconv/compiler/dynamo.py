@@ -1,4 +1,7 @@
-"""The backend of ``torch.compile``: fused convolutions, and Inductor for everything else."""
+"""The backend of ``torch.compile``: fused convolutions, and Inductor for everything else.
+
+What it needs is imported when something is compiled: Inductor and SymPy take a second.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ import torch
 from torch import fx
 
 from .report import CompiledConvolution, CompileReport
-from .rewrite import fuse
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -49,6 +51,7 @@ def backend(
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
+    from . import rewrite
     from .inductor import InductorPass, register
 
     def compiled(patches: dict[str, Any]) -> Callable[..., Any]:
@@ -61,7 +64,7 @@ def backend(
     plain = dict(wrapper(mode, options, None).config)
     before = _copied(graph_module.graph)
     try:
-        found = fuse(graph_module.graph)
+        found = rewrite.fuse(graph_module.graph)
         if not any(each.ours for each in found):
             return compiled(plain)
         graph_module.recompile()
@@ -147,6 +150,8 @@ def explain_compile(
     Returns:
         What would become of each convolution, and why a chain ends where it does.
     """
+    from . import rewrite
+
     found: list[CompiledConvolution] = []
     problems: list[str] = []
     graphs = 0
@@ -156,7 +161,7 @@ def explain_compile(
         graphs += 1
         twin = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
         try:
-            found.extend(fuse(twin.graph))
+            found.extend(rewrite.fuse(twin.graph))
         except Exception as error:
             problems.append(f"left to Inductor: {type(error).__name__}: {error}")
         return graph_module.forward

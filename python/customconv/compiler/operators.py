@@ -115,6 +115,14 @@ def same_sizes(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt])
     )
 
 
+def same_layout(a: Tensor, b: Tensor) -> bool:
+    """Whether tensors of the same size are known to have the same strides, where they matter."""
+    return all(
+        statically_known_true(size == 1) or statically_known_true(x == y)
+        for size, x, y in zip(a.shape, a.stride(), b.stride(), strict=True)
+    )
+
+
 def name_of(node: fx.Node) -> str:
     """The name of what a node calls, as in PyTorch's documentation."""
     if isinstance(node.target, str):
