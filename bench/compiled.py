@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_inductor_cache
@@ -25,10 +24,9 @@ import customconv
 
 from . import contenders, evidence, networks, timing
 from .kept import Rows
-from .models import PRECISIONS, SETTLING, Runner
+from .models import PRECISIONS, SETTLING, Runner, means
 from .results import Row
 from .run import Budget
-from .timing import geomean
 
 # How each contender compiles a network in place.
 COMPILERS: dict[str, Callable[[nn.Module, dict[str, Any]], None]] = {
@@ -81,10 +79,9 @@ class Contender:
         graphs: bool,
     ) -> None:  # fmt: skip
         self.name = name
-        self.network = copy.deepcopy(network)
-        COMPILERS[name](self.network, {"mode": "reduce-overhead"} if graphs else {})
-        self.runner = Runner(self.network, x, mode, autocast)
-        self.call = self.runner.call
+        copied = copy.deepcopy(network)
+        COMPILERS[name](copied, {"mode": "reduce-overhead"} if graphs else {})
+        self.call = Runner(copied, x, mode, autocast).call
 
     def compile(self) -> tuple[float, int]:
         """Runs it until it is compiled; returns the seconds, and how many graphs there are."""
@@ -103,7 +100,7 @@ class Contender:
 
 def compare(
     name: str, network: nn.Module, mode: str, precision: str, layout: str, batch: int, image: int,
-    budget_s: float, others: Sequence[str], expected: Callable[[Tensor], evidence.Named],
+    budget_s: float, others: Sequence[str],
 ) -> Outcome:  # fmt: skip
     """Checks and times one row."""
     autocast, float32 = PRECISIONS[precision]
@@ -118,14 +115,12 @@ def compare(
     seen: dict[str, Any] = {}
     torch._dynamo.reset()
     network.to(memory_format=memory)  # type: ignore[call-overload]
-    exact = expected(x)
+    with contenders.switches("fp32", ""):
+        exact = taken(network, x)
     with contenders.switches(float32, "cudnn"):
         pytorchs = evidence.errors(taken(network, x, autocast), exact)
-        twin = copy.deepcopy(network)
-        COMPILERS["ours"](twin, {})
-        mine = evidence.errors(taken(twin, x, autocast), exact)
+        mine = evidence.errors(taken(networks.ours(network, "compiled"), x, autocast), exact)
         seen |= {"pytorch_err": evidence.total(pytorchs), "ours_err": evidence.total(mine)}
-        del twin
         torch._dynamo.reset()
         if error := evidence.wrong(seen["ours_err"], seen["pytorch_err"], precision):
             return Outcome(*what, error, **seen)
@@ -169,28 +164,6 @@ def text_of(row: Row) -> str:
     )
 
 
-def means(rows: Sequence[Row]) -> Table:
-    """Geometric means of the ratios to the better peer, a column per batch size."""
-    right = [row for row in rows if not row["error"]]
-    sizes = sorted({row["batch"] for row in rows})
-    made = Table(title="ratios to the better peer", title_justify="left", box=None,
-                 header_style="dim")  # fmt: skip
-    for head in ("mode", "precision", "layout"):
-        made.add_column(head)
-    for batch in sizes:
-        made.add_column(f"N {batch}", justify="right")
-    for kind in dict.fromkeys((row["mode"], row["precision"], row["layout"]) for row in rows):
-        cells = []
-        for batch in sizes:
-            ratios = [
-                row["ratio"] for row in right
-                if (row["mode"], row["precision"], row["layout"], row["batch"]) == (*kind, batch)
-            ]  # fmt: skip
-            cells.append(f"{geomean(ratios):.3f} ({len(ratios)})" if ratios else "")
-        made.add_row(*kind, *cells)
-    return made
-
-
 def main(arguments: argparse.Namespace, todo: Sequence[tuple[str, str, str, int]]) -> int:
     """Measures the rows of each network until the budget is spent."""
     console = Console()
@@ -217,16 +190,10 @@ def main(arguments: argparse.Namespace, todo: Sequence[tuple[str, str, str, int]
                 say(f"stopped for the budget of {budget.seconds:g} s")
                 break
             began = time.monotonic()
-
-            def expected(x: Tensor, mode: str = mode, network: nn.Module = network) -> Any:
-                taken = evidence.gradients if mode == "step" else evidence.outputs
-                with contenders.switches("fp32", ""):
-                    return taken(network, x)
-
             try:
                 row = asdict(compare(
                     name, network, mode, precision, layout, batch, arguments.image,
-                    arguments.row_s, others, expected,
+                    arguments.row_s, others,
                 ))  # fmt: skip
             except Exception as error:  # any error becomes the row's outcome
                 text = f"{type(error).__name__}: {error}"
@@ -237,7 +204,7 @@ def main(arguments: argparse.Namespace, todo: Sequence[tuple[str, str, str, int]
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             budget.spend(time.monotonic() - began)
-    console.print(means(wanted))
+    console.print(means(wanted, "ratios to the better peer"))
     for row in sorted(wanted, key=lambda row: float(row["ratio"])):
         if row["error"] or row["ratio"] < 1:
             say(text_of(row))

@@ -286,12 +286,11 @@ def layers_text(found: Row, most: int = LISTED) -> Iterator[str]:
         )
 
 
-def means(rows: Sequence[Row]) -> Table:
+def means(rows: Sequence[Row], title: str = "geometric means of ratios") -> Table:
     """Geometric means of the ratios and the number of networks in each, a column per batch size."""
     right = [row for row in rows if not row["error"]]
     batches = sorted({row["batch"] for row in rows})
-    made = Table(title="geometric means of ratios", title_justify="left", box=None,
-                 header_style="dim")  # fmt: skip
+    made = Table(title=title, title_justify="left", box=None, header_style="dim")
     for head in ("mode", "precision", "layout"):
         made.add_column(head)
     for batch in batches:

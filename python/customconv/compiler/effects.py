@@ -40,9 +40,7 @@ def writes(node: fx.Node) -> list[fx.Node] | None:
         return _first(node)
     if node.kwargs.get("out") is not None or not _is_pytorchs(target):
         return None
-    if target is torch.nn.functional.batch_norm or target is torch.nn.functional.instance_norm:
-        return [each for each in node.all_input_nodes if each not in _first(node)]
-    if target is torch.batch_norm or target is torch.instance_norm:
+    if getattr(target, "__name__", "") in ("batch_norm", "instance_norm"):  # running statistics
         return [each for each in node.all_input_nodes if each not in _first(node)]
     return _first(node) if _is_in_place(getattr(target, "__name__", "")) or _asked(node) else []
 
@@ -64,9 +62,7 @@ def sources(node: fx.Node) -> set[fx.Node]:
 
 def owns_memory(node: fx.Node) -> bool:
     """Whether a node's tensor is known to share its memory with no other node's."""
-    return (sources(node) == {node} and node.op == "call_function") or (
-        node.op == "call_method" and sources(node) == {node}
-    )
+    return node.op in ("call_function", "call_method") and sources(node) == {node}
 
 
 def writer(between: Iterable[fx.Node], operands: Iterable[fx.Node]) -> fx.Node | None:

@@ -230,31 +230,31 @@ def _batch_norm(node: fx.Node) -> Operator:
     )  # fmt: skip
 
 
-def _add(node: fx.Node) -> Operator:
-    found = _arguments(node, "input", "other", alpha=1)
-    return Add(_operand(found["input"]), _operand(found["other"]), _number(found["alpha"]))
+def _sum(sign: int) -> _Reader:
+    def reader(node: fx.Node) -> Operator:
+        found = _arguments(node, "input", "other", alpha=1)
+        operands = _operand(found["input"]), _operand(found["other"])
+        return Add(*operands, sign * _number(found["alpha"]))
+
+    return reader
 
 
-def _subtract(node: fx.Node) -> Operator:
-    found = _arguments(node, "input", "other", alpha=1)
-    return Add(_operand(found["input"]), _operand(found["other"]), -_number(found["alpha"]))
+def _product(divides: bool) -> _Reader:
+    def reader(node: fx.Node) -> Operator:
+        found = _arguments(node, "input", "other")
+        return Multiply(_operand(found["input"]), _operand(found["other"]), divides)
+
+    return reader
 
 
-def _multiply(node: fx.Node) -> Operator:
-    found = _arguments(node, "input", "other")
-    return Multiply(_operand(found["input"]), _operand(found["other"]))
+_add, _subtract, _multiply, _divide = _sum(1), _sum(-1), _product(False), _product(True)
 
 
-def _divide(node: fx.Node) -> Operator:
-    found = _arguments(node, "input", "other")
-    return Multiply(_operand(found["input"]), _operand(found["other"]), divides=True)
-
-
-def _activation(name: str, **defaults: Any) -> _Reader:
+def _activation(name: str) -> _Reader:
     """Reads a function of one tensor; ``inplace`` may be said or not."""
 
     def reader(node: fx.Node) -> Operator:
-        found = _arguments(node, "input", **defaults, inplace=False)
+        found = _arguments(node, "input", inplace=False)
         return Activation(_node(found["input"]), name)
 
     return reader

@@ -131,10 +131,7 @@ class _Writer:
         chain, last = self.chain, self.chain.last
         with self.graph.inserting_before(chain.place):
             result = self._call()
-        for name in ("stack_trace", "nn_module_stack", "source_fn_stack"):
-            if name in last.meta:
-                result.meta[name] = last.meta[name]
-        for name in ("example_value", "val"):
+        for name in ("stack_trace", "nn_module_stack", "source_fn_stack", "example_value", "val"):
             if name in last.meta:
                 result.meta[name] = last.meta[name]
         last.replace_all_uses_with(result)
