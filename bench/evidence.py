@@ -35,8 +35,8 @@ def _smooth_relu(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return functional.softplus(x, beta=4)
 
 
-def _smooth_leaky_relu(x: Tensor, slope: float = 0.01, *_: Any, **__: Any) -> Tensor:
-    return slope * x + (1 - slope) * _smooth_relu(x)
+def _smooth_leaky_relu(x: Tensor, negative_slope: float = 0.01, *_: Any, **__: Any) -> Tensor:
+    return negative_slope * x + (1 - negative_slope) * _smooth_relu(x)
 
 
 def _mean_pool(
@@ -46,17 +46,32 @@ def _mean_pool(
     return functional.avg_pool2d(x, size, stride, padding, ceil_mode)
 
 
+def _smooth_hardswish(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return functional.silu(x)
+
+
+def _smooth_hardsigmoid(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.sigmoid(x)
+
+
+# Dynamo sees through functions of torch.nn.functional to those that they call.
+_NN: Any = torch._C._nn
+
+
 class Smooth(TorchFunctionMode):
     """While active, replaces functions with kinks by similar smooth ones."""
 
     INSTEAD: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
         **dict.fromkeys(
             (functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_,
-             functional.relu6, functional.hardtanh), _smooth_relu
+             functional.relu6, functional.hardtanh, _NN.relu6, _NN.relu6_, _NN.hardtanh,
+             _NN.hardtanh_), _smooth_relu
         ),
-        functional.leaky_relu: _smooth_leaky_relu,
-        functional.hardswish: lambda x, *_, **__: functional.silu(x),
-        functional.hardsigmoid: lambda x, *_, **__: torch.sigmoid(x),
+        **dict.fromkeys(
+            (functional.leaky_relu, _NN.leaky_relu, _NN.leaky_relu_), _smooth_leaky_relu
+        ),
+        functional.hardswish: _smooth_hardswish,
+        functional.hardsigmoid: _smooth_hardsigmoid,
         functional.max_pool2d: _mean_pool,
     }  # fmt: skip
 
@@ -64,6 +79,24 @@ class Smooth(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         return self.INSTEAD.get(func, func)(*args, **(kwargs or {}))
+
+
+# Dynamo calls these without asking a mode.
+_UNSEEN = {"hardswish": _smooth_hardswish, "hardsigmoid": _smooth_hardsigmoid}
+
+
+@contextlib.contextmanager
+def smooth() -> Iterator[None]:
+    """While active, functions with kinks are similar smooth ones, in compiled networks too."""
+    before = {name: getattr(functional, name) for name in _UNSEEN}
+    for name, instead in _UNSEEN.items():
+        setattr(functional, name, instead)
+    try:
+        with Smooth():
+            yield
+    finally:
+        for name, function in before.items():
+            setattr(functional, name, function)
 
 
 def leaves(output: Any) -> list[Tensor]:
@@ -139,7 +172,7 @@ def gradients(network: nn.Module, x: Tensor, autocast: torch.dtype | None = None
     image = x.detach().requires_grad_()
     torch.manual_seed(0)
     with torch.enable_grad(), _training(network):
-        with Smooth(), _autocast(x, autocast):
+        with smooth(), _autocast(x, autocast):
             found = [y.float() for y in leaves(network(image.clone()))]
         generator = torch.Generator(x.device).manual_seed(0)
         parts = []

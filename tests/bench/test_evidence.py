@@ -86,18 +86,49 @@ def test_gradients_change_little_where_a_unit_crosses_a_kink(network):
 )  # fmt: skip
 def test_smooth_functions_are_near_the_usual_ones(usual, inplace):
     x = torch.linspace(-4, 4, 81, requires_grad=True)
-    with evidence.Smooth():
+    with evidence.smooth():
         smooth = usual(x, inplace=False) if inplace else usual(x)
     torch.testing.assert_close(smooth, usual(x), atol=0.25, rtol=0)
     (slope,) = torch.autograd.grad(smooth.sum(), x)
     assert slope.diff().abs().max() < 0.12
 
 
+class Applied(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+ACTIVATIONS = {
+    "relu": nn.ReLU(inplace=True), "relu6": nn.ReLU6(), "hardtanh": nn.Hardtanh(0, 3),
+    "leaky_relu": nn.LeakyReLU(0.2), "hardswish": nn.Hardswish(inplace=True),
+    "hardsigmoid": nn.Hardsigmoid(), "max_pool": nn.MaxPool2d(3, 2, 1),
+    "method": torch.Tensor.relu_,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_compiled_networks_get_smooth_functions_too(name):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), Applied(ACTIVATIONS[name]), nn.Conv2d(4, 2, 1))
+    expected = evidence.gradients(network, X)
+    torch._dynamo.reset()
+    compiled = torch.compile(network, backend="eager")
+    found = evidence.gradients(compiled, X)
+    torch._dynamo.reset()
+    for each, other in zip(found.values(), expected.values(), strict=True):
+        torch.testing.assert_close(each, other, rtol=0, atol=0)
+
+
 def test_smooth_pools_have_the_usual_shape():
     x = torch.randn(2, 3, 13, 11)
     for size, stride, padding, ceil_mode in ((3, 2, 1, False), (2, None, 0, True)):
         pool = nn.MaxPool2d(size, stride, padding, ceil_mode=ceil_mode)
-        with evidence.Smooth():
+        with evidence.smooth():
             y = pool(x)
         assert y.shape == pool(x).shape
 
