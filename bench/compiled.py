@@ -8,6 +8,7 @@ gradients of our convolutions, are compared with PyTorch's in IEEE float32 (see 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import time
 from collections.abc import Callable, Sequence
@@ -83,11 +84,11 @@ class Contender:
         COMPILERS[name](copied, {"mode": "reduce-overhead"} if graphs else {})
         self.call = Runner(copied, x, mode, autocast).call
 
-    def compile(self) -> tuple[float, int]:
+    def compile(self, *, cached: bool) -> tuple[float, int]:
         """Runs it until it is compiled; returns the seconds, and how many graphs there are."""
         torch.cuda.synchronize()
         before = counters["stats"]["unique_graphs"]
-        with fresh_inductor_cache():
+        with contextlib.nullcontext() if cached else fresh_inductor_cache():
             began = time.monotonic()
             self.call()
             torch.cuda.synchronize()
@@ -100,7 +101,7 @@ class Contender:
 
 def compare(
     name: str, network: nn.Module, mode: str, precision: str, layout: str, batch: int, image: int,
-    budget_s: float, others: Sequence[str],
+    budget_s: float, others: Sequence[str], cached: bool,
 ) -> Outcome:  # fmt: skip
     """Checks and times one row."""
     autocast, float32 = PRECISIONS[precision]
@@ -133,8 +134,9 @@ def compare(
         seen["fused"] = sum(len(each.parts) > 1 for each in report.convolutions)
         seen["convolutions"] = len(report.convolutions)
         made = [Contender(each, network, x, mode, autocast, graphs) for each in ("ours", *others)]
-        costs = {each.name: each.compile() for each in made}
-        seen["compile_s"] = {each: seconds for each, (seconds, _) in costs.items()}
+        costs = {each.name: each.compile(cached=cached) for each in made}
+        if not cached:
+            seen["compile_s"] = {each: seconds for each, (seconds, _) in costs.items()}
         seen["compiled_graphs"] = {each: count for each, (_, count) in costs.items()}
         times = timing.interleaved(
             {each.name: [each.call] for each in made}, device, most_runs=51, budget_s=budget_s,
@@ -159,7 +161,8 @@ def text_of(row: Row) -> str:
     compiled = ", ".join(f"{name} {s:.0f}" for name, s in row["compile_s"].items() if s >= 1)
     return (
         f"{what} {row['ratio']:.3f} ({row['ratio_lo']:.3f}-{row['ratio_hi']:.3f}) of {times} ms, "
-        f"compiled in {compiled} s, {row['fused']} of {row['convolutions']} fused, "
+        + (f"compiled in {compiled} s, " if compiled else "")
+        + f"{row['fused']} of {row['convolutions']} fused, "
         f"off {row['pytorch_err']:.1e}, {row['ours_err']:.1e}"
     )
 
@@ -193,7 +196,7 @@ def main(arguments: argparse.Namespace, todo: Sequence[tuple[str, str, str, int]
             try:
                 row = asdict(compare(
                     name, network, mode, precision, layout, batch, arguments.image,
-                    arguments.row_s, others,
+                    arguments.row_s, others, arguments.cached,
                 ))  # fmt: skip
             except Exception as error:  # any error becomes the row's outcome
                 text = f"{type(error).__name__}: {error}"

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -43,7 +44,9 @@ def _mean_pool(
     x: Tensor, size: Any, stride: Any = None, padding: Any = 0, _: Any = 1, ceil_mode: bool = False,
     **__: Any,
 ) -> Tensor:  # fmt: skip
-    return functional.avg_pool2d(x, size, stride, padding, ceil_mode)
+    # PyTorch's gradient of channels-last average pools that overlap is wrong on GPUs (2.11).
+    pooled = functional.avg_pool2d(x.contiguous(), size, stride, padding, ceil_mode)
+    return pooled.contiguous(memory_format=suggest_memory_format(x))
 
 
 def _smooth_hardswish(x: Tensor, *_: Any, **__: Any) -> Tensor:

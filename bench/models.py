@@ -353,6 +353,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--autotune", type=lambda text: text.split(","), default=[],
         help="with --compile: networks that max-autotune compiles too",
     )  # fmt: skip
+    parser.add_argument(
+        "--cached", action="store_true",
+        help="with --compile: take what Inductor's caches have; compile times are left out",
+    )  # fmt: skip
     parser.add_argument("--tuned", action="store_true", help="tune ours first")
     parser.add_argument("--resume", action="store_true", help="skip rows that the file has")
     parser.add_argument(

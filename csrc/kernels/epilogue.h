@@ -18,6 +18,12 @@ enum class Activation : uint8_t {
   kGeluTanh,
 };
 
+// What parts of a convolution's results, each some pixels, leave for the statistics of channels.
+struct StatisticsParts {
+  float* moments = nullptr;  // (parts, K, 2): the mean, and the sum of squared distances from it
+  float* counts = nullptr;   // (parts,): pixels
+};
+
 // y = activation(scale * sum + bias + residual), or activation(scale * sum + bias) + residual.
 // Everything is computed in float32 and rounded once.
 struct Epilogue {
@@ -27,11 +33,12 @@ struct Epilogue {
   const void* residual = nullptr;  // laid out as y, or null
   bool residual_last = false;
   Activation activation = Activation::kNone;
-  float negative_slope = 0;  // of the leaky ReLU
+  float negative_slope = 0;    // of the leaky ReLU
+  StatisticsParts statistics;  // of y as it is rounded, or null; without residual and activation
 
   bool is_empty() const {
     return bias == nullptr && scale == nullptr && residual == nullptr &&
-           activation == Activation::kNone;
+           activation == Activation::kNone && statistics.moments == nullptr;
   }
 };
 

@@ -14,7 +14,7 @@ PlanKey key_of(int device_index, const ConvProblem& p, Algorithm algorithm, bool
   const int64_t flags = (p.tf32 ? 1 : 0) | (p.has_bias ? 2 : 0) | (p.x_aligned ? 4 : 0) |
                         (p.w_aligned ? 8 : 0) | (prefers ? 16 : 0) | (p.has_residual ? 32 : 0) |
                         (p.y_aligned ? 64 : 0) | (p.batch_invariant ? 128 : 0) |
-                        int64_t{p.epilogue_passes} << 8;
+                        (p.has_statistics ? 256 : 0) | int64_t{p.epilogue_passes} << 9;
   PlanKey key = {device_index,
                  static_cast<int64_t>(algorithm),
                  flags,

@@ -34,8 +34,9 @@ struct ConvPlan {
   int64_t chunk_pixels = 0;  // im2col: output pixels of an image (dgrad: input rows) in a workspace
   int tile[3] = {0, 0, 0};   // implicit_gemm: rows, columns and images of output pixels
   bool fuses = false;        // its kernels do an epilogue too
-  int64_t splits = 1;        // parts that a sum is cut into, added up in a fixed order
-  WorkList works;            // what predicted_ms follows from
+  int64_t statistics_parts = 0;  // that they leave of y's statistics
+  int64_t splits = 1;            // parts that a sum is cut into, added up in a fixed order
+  WorkList works;                // what predicted_ms follows from
   double predicted_ms = 0;
   bool tuned = false;  // it was measured to be the fastest
 };
@@ -54,6 +55,8 @@ struct Family {
   // Plans of all those orders, also where `propose` leaves them out for the problem's N; null where
   // `variants` has them.
   std::vector<ConvPlan> (*all_orders)(const ConvProblem&, const DeviceProperties&) = nullptr;
+  // Parts of y's statistics that a plan's kernels leave, or 0; null where none do.
+  int64_t (*statistics_parts)(const ConvProblem&, const ConvPlan&) = nullptr;
 };
 
 struct Candidate {

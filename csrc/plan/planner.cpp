@@ -7,6 +7,8 @@
 #include <optional>
 #include <stdexcept>
 
+#include "plan/price.h"
+
 namespace customconv {
 
 #define CUSTOMCONV_FAMILY(name) \
@@ -28,22 +30,26 @@ const std::array<const Family*, kFamilyCount> kFamilies = {
 
 bool is_family(Algorithm algorithm) { return static_cast<size_t>(algorithm) < kFamilyCount; }
 
-constexpr double kPassMs = 0.003;  // to launch one
-constexpr double kPassBandwidth = 0.85;
+constexpr double kPassLaunchMs = 0.003;
 
 // What PyTorch takes for an epilogue that the kernels of a family don't do.
 double epilogue_ms(const ConvProblem& p, const DeviceProperties& device) {
   const double y_bytes = static_cast<double>(p.y_count() * element_size(p.dtype));
-  const double pass = 2 * y_bytes * 1e-6 / (kPassBandwidth * device.bandwidth_gb_s);
-  return p.epilogue_passes * (kPassMs + pass);
+  return p.epilogue_passes * (kPassLaunchMs + pass_ms(2 * y_bytes, device));
 }
 
 // A family's own plan as the planner compares it.
 ConvPlan complete(ConvPlan plan, size_t index, const ConvProblem& problem,
                   const DeviceProperties& device) {
+  const Family& family = *kFamilies[index];
   plan.family = static_cast<FamilyId>(index);
-  plan.fuses = kFamilies[index]->fuses;
+  plan.fuses = family.fuses;
   if (!plan.fuses) plan.predicted_ms += epilogue_ms(problem, device);
+  if (problem.has_statistics) {
+    const bool leaves_parts = family.statistics_parts != nullptr && plan.grid[0] > 0;
+    plan.statistics_parts = leaves_parts ? family.statistics_parts(problem, plan) : 0;
+    if (plan.statistics_parts == 0) plan.predicted_ms += statistics_ms(problem, device);
+  }
   return plan;
 }
 

@@ -82,4 +82,13 @@ double price(const WorkList& works, const DeviceProperties& d, PriceTable table)
   return ms;
 }
 
+double pass_ms(double bytes, const DeviceProperties& device) {
+  constexpr double kBandwidth = 0.85;
+  return bytes * 1e-6 / (kBandwidth * device.bandwidth_gb_s);
+}
+
+double statistics_ms(const ConvProblem& p, const DeviceProperties& device) {
+  return pass_ms(static_cast<double>(p.y_count() * element_size(p.dtype)), device);
+}
+
 }  // namespace customconv

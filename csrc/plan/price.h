@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/device.h"
+#include "plan/problem.h"
 #include "plan/work.h"
 
 namespace customconv {
@@ -45,5 +46,11 @@ double price(const WorkList& works, const DeviceProperties& device, PriceTable t
 inline double price(const WorkList& works, const DeviceProperties& device) {
   return price(works, device, prices_of(device));
 }
+
+// A kernel that only reads and writes so many bytes, without its launch.
+double pass_ms(double bytes, const DeviceProperties& device);
+// What it takes to read a convolution's output once more for its statistics. A convolution's own
+// kernel takes about as long for them as the launch does.
+double statistics_ms(const ConvProblem& problem, const DeviceProperties& device);
 
 }  // namespace customconv

@@ -142,6 +142,7 @@ std::string to_string(const ConvProblem& p) {
       << ", " << p.dilation_w << ") groups " << p.groups;
   if (p.has_bias) out << " bias";
   if (p.epilogue_passes > 0) out << " epilogue (" << p.epilogue_passes << " passes)";
+  if (p.has_statistics) out << " statistics";
   if (p.batch_invariant) out << " batch invariant";
   return out.str();
 }

@@ -24,6 +24,8 @@ struct ConvProblem {
   // fprop only: what follows the sum but for the bias, which a kernel may do before it writes y.
   bool has_residual = false;
   int epilogue_passes = 0;  // over y, that PyTorch takes for it
+  // fprop only: the mean and variance of y's channels are wanted too (kernels/statistics).
+  bool has_statistics = false;
   // What an image gets must not depend on N, nor on its place in the batch.
   bool batch_invariant = false;
 

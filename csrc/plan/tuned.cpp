@@ -137,7 +137,7 @@ ConvPlan decide(int device_index, ConvProblem& problem, const DeviceProperties& 
   const PlanKey key = key_of(device_index, problem, algorithm, prefer);
   const bool is_free = algorithm == Algorithm::kAuto;
   // A batch-invariant problem is planned for all batches; what is faster for one is no plan of it.
-  if (is_free && record && !is_batch_invariant(problem)) {
+  if (is_free && record && !is_batch_invariant(problem) && !problem.has_statistics) {
     recorder().add(key, device_index, problem);
   }
   if (const auto known = cache().find(key)) {

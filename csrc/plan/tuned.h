@@ -43,7 +43,8 @@ std::optional<TunedPlan> tuned_plan(int device_index, const ConvProblem& problem
 std::vector<TunedProblem> tuned_plans();
 void clear_tuned_plans();
 
-// Between these two, each problem that `decide` is asked to plan by itself is kept once. `begin`
+// Between these two, each problem that `decide` is asked to plan by itself is kept once, but for
+// those with statistics, which are not tuned. `begin`
 // gives false, and nothing changes, where a recording is under way.
 bool begin_recording();
 std::vector<std::pair<int, ConvProblem>> end_recording();

@@ -58,6 +58,12 @@ Tensor activate(Tensor value, const FusedOptions& options, bool in_place) {
   return value;
 }
 
+// Whether a bias is added apart from the convolution: after the scale, or in float32.
+bool adds_bias(const std::optional<Tensor>& bias, const FusedOptions& options,
+               const Tensor& input) {
+  return is_given(bias) && (is_given(options.scale) || is_wide(*bias, input));
+}
+
 }  // namespace
 
 Activation activation_named(std::string_view name) {
@@ -102,9 +108,7 @@ void check_fused(const std::optional<Tensor>& bias, const FusedOptions& options,
 
 int count_passes(const std::optional<Tensor>& bias, const FusedOptions& options,
                  const Tensor& input) {
-  const bool scaled = is_given(options.scale);
-  const bool adds_bias = is_given(bias) && (scaled || is_wide(*bias, input));
-  return scaled + adds_bias + is_given(options.residual) +
+  return is_given(options.scale) + adds_bias(bias, options, input) + is_given(options.residual) +
          (activation_named(options.activation) != Activation::kNone);
 }
 
@@ -112,18 +116,17 @@ Tensor compose_fused(const Tensor& input, const Tensor& weight, const std::optio
                      c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
                      c10::SymIntArrayRef dilation, const c10::SymInt& groups,
                      const FusedOptions& options, std::string_view algorithm, bool in_place) {
-  const bool scaled = is_given(options.scale);
-  const bool adds_bias = is_given(bias) && (scaled || is_wide(*bias, input));
-  Tensor y = conv2d(input, weight, adds_bias ? std::nullopt : bias, stride, padding, dilation,
+  const bool bias_later = adds_bias(bias, options, input);
+  Tensor y = conv2d(input, weight, bias_later ? std::nullopt : bias, stride, padding, dilation,
                     groups, algorithm);
   check_fused(bias, options, input, y.sym_sizes());
   const at::ScalarType dtype = y.scalar_type();
   const auto add = [&](const Tensor& term) { y = in_place ? y.add_(term) : (y + term).to(dtype); };
-  if (scaled) {
+  if (is_given(options.scale)) {
     const Tensor scale = per_channel(*options.scale);
     y = in_place ? y.mul_(scale) : (y * scale).to(dtype);
   }
-  if (adds_bias) add(per_channel(*bias));
+  if (bias_later) add(per_channel(*bias));
   const bool has_residual = is_given(options.residual);
   if (has_residual && !options.residual_last) add(*options.residual);
   y = activate(y, options, in_place);

@@ -62,7 +62,8 @@ ConvProblem make_problem(const std::string& op, const std::string& dtype, const 
                          const Shape4& weight, std::array<int64_t, 2> stride,
                          std::array<int64_t, 2> padding, std::array<int64_t, 2> dilation,
                          int64_t groups, bool channels_last, bool bias, bool tf32,
-                         int epilogue_passes, bool residual, bool batch_invariant) {
+                         int epilogue_passes, bool residual, bool statistics,
+                         bool batch_invariant) {
   ConvProblem p;
   p.pass = pass_named(op);
   p.dtype = dtype_named(dtype);
@@ -70,6 +71,7 @@ ConvProblem make_problem(const std::string& op, const std::string& dtype, const 
   p.has_bias = bias;
   p.epilogue_passes = epilogue_passes;
   p.has_residual = residual;
+  p.has_statistics = statistics;
   p.batch_invariant = batch_invariant;
   p.N = input[0];
   p.C = input[1];
@@ -172,7 +174,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            py::arg("dilation") = std::array<int64_t, 2>{1, 1}, py::arg("groups") = 1,
            py::arg("channels_last") = false, py::arg("bias") = false, py::arg("tf32") = false,
            py::arg("epilogue_passes") = 0, py::arg("residual") = false,
-           py::arg("batch_invariant") = false)
+           py::arg("statistics") = false, py::arg("batch_invariant") = false)
       .def_property_readonly(
           "output", [](const ConvProblem& p) { return py::make_tuple(p.N, p.K, p.P, p.Q); })
       .def_property_readonly("macs", &ConvProblem::macs)

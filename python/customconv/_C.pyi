@@ -28,6 +28,7 @@ class ConvProblem:
         tf32: bool = False,
         epilogue_passes: int = 0,
         residual: bool = False,
+        statistics: bool = False,
         batch_invariant: bool = False,
     ) -> None: ...
     @property

@@ -138,6 +138,32 @@ def _backward(
     )
 
 
+def _conv2d_statistics(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    eps: float,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if input.ndim != 4:
+        raise RuntimeError("conv2d_statistics: expected a batch of images")
+    output = _conv2d(input, weight, bias, stride, padding, dilation, groups)
+    for running in (running_mean, running_var):
+        if running is not None and running.shape != output.shape[1:2]:
+            raise RuntimeError("conv2d_statistics: expected running statistics of each channel")
+    dtype = torch.float64 if output.dtype == torch.float64 else torch.float32
+    variance, mean, reciprocal_std = (
+        output.new_empty((1, output.shape[1], 1, 1), dtype=dtype) for _ in range(3)
+    )
+    return output, variance, mean, reciprocal_std
+
+
 def _fold_batch_norms(
     means: Sequence[Tensor],
     variances: Sequence[Tensor],
@@ -180,5 +206,6 @@ torch.library.register_fake("customconv::conv2d_fused", _conv2d_fused)
 torch.library.register_fake("customconv::conv2d_backward", _conv2d_backward)
 torch.library.register_fake("customconv::conv_transpose2d", _conv_transpose2d)
 torch.library.register_fake("customconv::conv_transpose2d_backward", _conv_transpose2d_backward)
+torch.library.register_fake("customconv::conv2d_statistics", _conv2d_statistics)
 torch.library.register_fake("customconv::fold_batch_norms", _fold_batch_norms)
 torch.library.register_fake("customconv::copy_parameters", _copy_parameters)

@@ -365,17 +365,33 @@ def test_padding_on_one_side_is_left_to_pytorch():
     assert "one side" in backend.found[0].reason
 
 
-@pytest.mark.parametrize("groups", [1, 8])
-def test_products_of_single_pixels_are_inductors(groups):
+PIXELS = {
+    "usual": (nn.Conv2d(8, 5, 1), True),
+    "no_bias": (nn.Conv2d(8, 5, 1, bias=False), True),
+    "strided": (nn.Conv2d(8, 5, 1, stride=2), True),
+    "groups": (nn.Conv2d(8, 8, 1, groups=8), False),
+    "padded": (nn.Conv2d(8, 5, 1, padding=1), False),
+    "signal": (nn.Conv1d(8, 5, 1), True),
+}
+
+
+@pytest.mark.parametrize("name", PIXELS)
+@pytest.mark.parametrize("train", [False, True])
+def test_products_of_single_pixels_are_pytorchs(name, train):
+    convolution, is_product = PIXELS[name]
+    dims = (2, 3)[: convolution.weight.ndim - 2]
     model = Model(
-        lambda m, x: F.relu(m.c(x.mean((2, 3), keepdim=True))),
-        c=nn.Conv2d(8, 8, 1, groups=groups),
+        lambda m, x: F.relu(m.c(x.mean(dims, keepdim=True)), inplace=True) + 1, c=convolution
     )
-    with torch.no_grad():
-        backend, actual = run(model.eval(), x := input_of(model))
+    x = torch.randn(3, 8, 5, 6)[..., : 5 if len(dims) == 2 else None]
+    x = x if len(dims) == 2 else x[..., 0]
+    with torch.set_grad_enabled(train):
+        backend, actual = run(model.train(train), x)
         torch.testing.assert_close(actual, model(x))
-    assert backend.found[0].ours is (groups > 1)
-    assert groups > 1 or "matrix product" in backend.found[0].reason
+    assert actual.shape == model(x).shape
+    assert backend.found[0].ours is not is_product
+    assert ("matrix product" in backend.found[0].reason) is is_product
+    assert (F.linear in backend.called()) is is_product
 
 
 # --- Operators that work in place ---

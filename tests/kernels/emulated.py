@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from cases import Tensors
@@ -42,6 +43,13 @@ class Plan:
     splits: int
 
 
+class Statistics(NamedTuple):
+    """Of each part of an output: means and squared distances from them, and how many pixels."""
+
+    moments: Tensor
+    counts: Tensor
+
+
 class Emulated:
     """A built library, of passes with TF32 or without."""
 
@@ -49,6 +57,7 @@ class Emulated:
         self._tf32 = tf32
         self._library = ctypes.CDLL(str(library))
         self._library.list_plans.restype = ctypes.c_int64
+        self._library.count_statistics.restype = ctypes.c_int64
         self._library.compute.restype = ctypes.c_char_p
 
     def plans(self, op: str, problem: Problem, t: Tensors) -> list[Plan]:
@@ -61,8 +70,19 @@ class Emulated:
             Plan(i, plan.variant, tuple(plan.tile), plan.splits) for i, plan in enumerate(found)
         ]
 
-    def compute(self, op: str, problem: Problem, t: Tensors, plan: Plan) -> Tensor:
-        """The output or a gradient, in memory that held no numbers.
+    def statistics(self, problem: Problem, t: Tensors, plan: Plan) -> Statistics | None:
+        """Memory without numbers for the statistics that a plan leaves of an output, if it does."""
+        asked = self._asked("fprop", problem, t)
+        count = self._library.count_statistics(ctypes.byref(asked), ctypes.c_int64(plan.number))
+        if count == 0:
+            return None
+        moments = torch.full((count, problem.weight[0], 2), torch.nan)
+        return Statistics(moments, torch.full((count,), torch.nan))
+
+    def compute(
+        self, op: str, problem: Problem, t: Tensors, plan: Plan, parts: Statistics | None = None
+    ) -> Tensor:
+        """The output or a gradient, in memory that held no numbers; with its statistics in parts.
 
         Raises:
             RuntimeError: the kernel did what a GPU does not take, or threads wait for ever.
@@ -75,6 +95,7 @@ class Emulated:
             ctypes.byref(self._asked(op, problem, t)),
             ctypes.c_int64(plan.number),
             *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, w, y)),
+            *(ctypes.c_void_p(parts and each.data_ptr()) for each in parts or (None, None)),
         )
         if error is not None:
             raise RuntimeError(error.decode())

@@ -1,4 +1,4 @@
-"""Compiles kernels of implicit_gemm for the CPU, with headers that stand in for the GPU's."""
+"""Compiles kernels for the CPU, with headers that stand in for the GPU's."""
 
 from __future__ import annotations
 
@@ -63,6 +63,9 @@ def copied(folder: Path, below: str) -> list[Path]:
 
 def sources_of(name: str, folder: Path) -> list[Path]:
     """What a library is compiled from."""
+    if name == "statistics":
+        own = [HERE / f"{each}.cpp" for each in ("driver", "gpu", name)]
+        return [*own, CSRC / "plan" / "problem.cpp", CSRC / "kernels" / name / f"{name}.cu"]
     common = [CSRC / "plan" / each for each in ("problem.cpp", "device.cpp", "price.cpp")]
     common += [HERE / f"{each}.cpp" for each in ("driver", "gpu", "interface", "products", name)]
     if name == "weight_gradients":
@@ -74,7 +77,7 @@ def sources_of(name: str, folder: Path) -> list[Path]:
 
 
 def library(folder: Path, home: Path, name: str) -> Path:
-    """Builds a shared library in a folder: "weight_gradients" or "main_loop"."""
+    """Builds a shared library in a folder: "weight_gradients", "main_loop" or "statistics"."""
     compiler = os.environ.get("CXX", "g++")
     options = ["-std=c++17", "-fPIC", "-fno-strict-aliasing"]
     options += [f"-D{macro}={value}" for macro, value in MACROS.items()]

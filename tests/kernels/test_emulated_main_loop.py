@@ -102,6 +102,32 @@ def test_errors_are_those_of_the_precision(library: Path, name: str, op: str, tf
         assert norm_error(actual, expected) <= most, what
 
 
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_parts_of_statistics_are_of_the_output(library: Path, name: str, tf32: bool):
+    """Each pixel counts once, and positions that are no pixels do not."""
+    problem = PROBLEMS[name]
+    values = normal(problem)
+    main_loop = Emulated(library, tf32=tf32)
+    left = 0
+    for seed, layout in enumerate(LAYOUTS):
+        t = place_all(problem, values, "cpu", torch.float32, layout)
+        for plan in some(main_loop.plans("fprop", problem, t), seed):
+            parts = main_loop.statistics(problem, t, plan)
+            if parts is None:
+                continue
+            left += 1
+            output = main_loop.compute("fprop", problem, t, plan, parts).double()
+            counts = parts.counts.double()[:, None]
+            means, squares = parts.moments.double().unbind(2)
+            assert counts.sum() == output[:, 0].numel(), (layout, plan)
+            mean = (counts * means).sum(0) / counts.sum()
+            variance = (squares + counts * (means - mean).square()).sum(0) / counts.sum()
+            expected = torch.var_mean(output, (0, 2, 3), correction=0)
+            torch.testing.assert_close((variance, mean), expected, rtol=1e-5, atol=1e-5)
+    assert left > 0
+
+
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("where", ["image", "filter", "both"])
 @pytest.mark.parametrize("op", PASSES[False])

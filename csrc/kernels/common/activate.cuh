@@ -57,14 +57,6 @@ __device__ inline float hardswish(float v) {
   return v * (1.0f / 6) * fminf(fmaxf(v + 3, 0.0f), 6.0f);
 }
 
-// A channel's bias or scale.
-template <typename T>
-__device__ inline Accumulator<T> channel_value(const Epilogue& epilogue, const void* values,
-                                               int channel) {
-  if (sizeof(T) == 2 && epilogue.float32_vectors) return static_cast<const float*>(values)[channel];
-  return widen(static_cast<const T*>(values)[channel]);
-}
-
 // All threads take the same branch, once for all their values.
 template <int kCount>
 __device__ inline void activate(float* values, Activation activation, float slope) {

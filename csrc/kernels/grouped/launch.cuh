@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/aligned.cuh"
 #include "kernels/common/parts.cuh"
 #include "kernels/common/start.h"
 #include "kernels/grouped/gradient.cuh"
@@ -53,11 +54,6 @@ inline TileParams tile_params(const Geometry& g, const Tile& tile) {
   return p;
 }
 
-template <typename T>
-bool is_aligned(const T* data) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0;
-}
-
 // `step`: channels from where one block's begin to where another's do.
 template <typename T>
 Image<T> make_image(const T* data, const Shape4& strides, const Shape4& sizes, int64_t channels,
@@ -71,8 +67,8 @@ Image<T> make_image(const T* data, const Shape4& strides, const Shape4& sizes, i
                  static_cast<int>(channels),
                  static_cast<int>(sets),
                  false};
-  image.vectors =
-      is_aligned(data) && strides[1] == 1 && step % kPiece == 0 && channels * sets % kPiece == 0;
+  image.vectors = is_aligned(data, 16) && strides[1] == 1 && step % kPiece == 0 &&
+                  channels * sets % kPiece == 0;
   for (const int axis : {0, 2, 3}) {
     if (sizes[axis] > 1 && strides[axis] % kPiece != 0) image.vectors = false;
   }

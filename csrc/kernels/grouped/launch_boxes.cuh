@@ -263,7 +263,7 @@ int plane_vector(const Geometry& g, const Tile& tile, const T* out) {
     const auto even = [&](int64_t size, int64_t stride) {
       return size == 1 || stride % count == 0;
     };
-    return is_aligned(out) && g.w.phases == 1 && g.out[3] == 1 && tile.columns % count == 0 &&
+    return is_aligned(out, 16) && g.w.phases == 1 && g.out[3] == 1 && tile.columns % count == 0 &&
            g.w.out % count == 0 && even(g.N, g.out[0]) && even(g.groups * g.K, g.out[1]) &&
            even(g.h.out, g.out[2]);
   };

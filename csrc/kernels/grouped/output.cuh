@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/common/activate.cuh"
+#include "kernels/common/channel_value.cuh"
 #include "kernels/common/scalar.cuh"
 #include "kernels/epilogue.h"
 #include "kernels/grouped/input.cuh"

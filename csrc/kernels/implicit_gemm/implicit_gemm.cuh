@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "kernels/common/aligned.cuh"
 #include "kernels/common/check.h"
 #include "kernels/common/map.cuh"
 #include "kernels/common/start.h"
@@ -120,9 +121,6 @@ Output<T> make_output(const Forward& p, const Tile& tile, T* y, const Epilogue& 
   out.P = static_cast<int>(p.P);
   out.Q = static_cast<int>(p.Q);
   out.planar = tile.fetch != Fetch::kShared && stores_planes(p);
-  const auto is_aligned = [](const void* to, uintptr_t bytes) {
-    return reinterpret_cast<uintptr_t>(to) % bytes == 0;
-  };
   // Strides of dimensions of one do not matter: their index is zero.
   const bool one_row = out.P == 1 && out.K == 1 && out.N == 1;
   const bool even = !out.planar ? out.K % 2 == 0 : out.Q % 2 == 0 || one_row;

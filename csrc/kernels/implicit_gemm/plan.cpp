@@ -552,9 +552,12 @@ ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
   if (d.has_hopper_kernels()) {
     search(/*by_warps=*/false);
     const ConvPlan plan = sm90::best_plan(asked, d);
-    if (plan.block > 0 && (best.grid[0] == 0 || plan.predicted_ms < best.predicted_ms)) {
-      best = plan;
+    double other_ms = best.predicted_ms;
+    // Only kernels of that main loop leave statistics.
+    if (asked.has_statistics && sm90::statistics_parts(asked, plan) > 0) {
+      other_ms += statistics_ms(asked, d);
     }
+    if (plan.block > 0 && (best.grid[0] == 0 || plan.predicted_ms < other_ms)) best = plan;
   }
   if (best.grid[0] == 0) search(/*by_warps=*/true);
   return best;
@@ -582,7 +585,7 @@ std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties&
 // By what pixels are fetched with and how taps are apart. Tiles count only where their kernels have
 // an epilogue, in which compilers may join a product and a sum.
 int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
-  const bool has_epilogue = p.epilogue_passes > 0;
+  const bool has_epilogue = p.epilogue_passes > 0 || p.has_statistics;
   if (sm90::is_plan(plan)) return sm90::sum_order(plan, has_epilogue);
   return has_epilogue ? plan.variant_index : plan.variant_index >> kFetchShift << kFetchShift;
 }
@@ -590,6 +593,8 @@ int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
 }  // namespace
 
 extern const Family family;
-const Family family{"implicit_gemm", can_implement, propose, variants, /*fuses=*/true, sum_order};
+const Family family{
+    "implicit_gemm",        can_implement,         propose, variants, /*fuses=*/true, sum_order,
+    /*all_orders=*/nullptr, sm90::statistics_parts};
 
 }  // namespace customconv::implicit_gemm

@@ -3,7 +3,6 @@
 #include "kernels/common/parts.cuh"
 #include "kernels/common/scalar.cuh"
 #include "kernels/parameters/parameters.h"
-#include "plan/problem.h"
 
 namespace customconv::parameters {
 
@@ -21,9 +20,9 @@ __device__ float value_at(const BatchNorm& b, int vector, int channel, float oth
   const void* from = b.vectors[vector];
   if (from == nullptr) return otherwise;
   switch (b.types[vector]) {
-    case Type::kFloat16:
+    case DType::kFloat16:
       return widen(static_cast<const __half*>(from)[channel]);
-    case Type::kBFloat16:
+    case DType::kBFloat16:
       return widen(static_cast<const __nv_bfloat16*>(from)[channel]);
     default:
       return static_cast<const float*>(from)[channel];

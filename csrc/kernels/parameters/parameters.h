@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "plan/problem.h"
+
 namespace customconv::parameters {
 
-enum class Type : uint8_t { kFloat32, kFloat16, kBFloat16 };
+// Types are float32, float16 and bfloat16.
 
 // A batch norm with fixed statistics, of y = x + shift. Of x it is a scale and a new shift:
 //   scale = weight / sqrt(variance + eps),  new_shift = (shift - mean) * scale + bias
@@ -17,7 +19,7 @@ struct BatchNorm {
   enum { kMean, kVariance, kWeight, kBias, kShift, kVectors };
 
   const void* vectors[kVectors];
-  Type types[kVectors];
+  DType types[kVectors];
   float* scale;
   float* new_shift;
   int32_t channels;
@@ -28,7 +30,7 @@ void launch_fold(const std::vector<BatchNorm>& batch_norms, cudaStream_t stream)
 
 // A copy of dense memory, of one type to another. `taps` > 1: K blocks of C channels by `taps`
 // become K blocks of `taps` by C channels, which is from KCRS to KRSC.
-struct WeightCopy {
+struct Copy {
   const void* from;
   void* to;
   int64_t filters;  // K
@@ -39,6 +41,6 @@ struct WeightCopy {
 constexpr int32_t kMostTaps = 4096;
 
 // All are of type `from` and become `to`.
-void launch_copies(const std::vector<WeightCopy>& copies, Type from, Type to, cudaStream_t stream);
+void launch_copies(const std::vector<Copy>& copies, DType from, DType to, cudaStream_t stream);
 
 }  // namespace customconv::parameters

@@ -1,9 +1,9 @@
 #include <algorithm>
 
+#include "kernels/common/aligned.cuh"
 #include "kernels/common/parts.cuh"
 #include "kernels/common/scalar.cuh"
 #include "kernels/parameters/parameters.h"
-#include "plan/problem.h"
 
 namespace customconv::parameters {
 
@@ -16,24 +16,26 @@ constexpr int kVector = 8;   // elements that a thread copies at once
 static_assert(kTile >= kMostTaps && kTile % (kThreads * kVector) == 0);
 
 struct Batch {
-  WeightCopy each[kMost];
+  Copy each[kMost];
   int32_t first_block[kMost + 1];  // of each copy, and the end
   int32_t count;
 };
 
-bool changes_order(const WeightCopy& copy) { return copy.taps > 1 && copy.channels > 1; }
+__host__ __device__ inline bool changes_order(const Copy& copy) {
+  return copy.taps > 1 && copy.channels > 1;
+}
 
 // A tile of a copy that changes the order: some filters, or some channels of one.
-__host__ __device__ inline int32_t filters_of_tile(const WeightCopy& copy) {
+__host__ __device__ inline int32_t filters_of_tile(const Copy& copy) {
   const int64_t filter = int64_t{copy.channels} * copy.taps;
   return filter >= kTile ? 1 : static_cast<int32_t>(kTile / filter);
 }
-__host__ __device__ inline int32_t channels_of_tile(const WeightCopy& copy) {
+__host__ __device__ inline int32_t channels_of_tile(const Copy& copy) {
   const int32_t most = kTile / copy.taps;
   return copy.channels < most ? copy.channels : most;
 }
 
-int64_t blocks_of(const WeightCopy& copy) {
+int64_t blocks_of(const Copy& copy) {
   if (!changes_order(copy)) {
     return ceil_divide(copy.filters * copy.channels * copy.taps, int64_t{kTile});
   }
@@ -43,7 +45,7 @@ int64_t blocks_of(const WeightCopy& copy) {
 
 // Elements of a tile, in the order in which they lie.
 template <typename From, typename To>
-__device__ void copy_run(const WeightCopy& copy, int32_t tile) {
+__device__ void copy_run(const Copy& copy, int32_t tile) {
   struct alignas(sizeof(From) * kVector) Loaded {
     From values[kVector];
   };
@@ -54,9 +56,6 @@ __device__ void copy_run(const WeightCopy& copy, int32_t tile) {
   const int64_t first = int64_t{tile} * kTile;
   const auto* from = static_cast<const From*>(copy.from);
   auto* to = static_cast<To*>(copy.to);
-  const auto is_aligned = [](const void* p, size_t bytes) {
-    return reinterpret_cast<uintptr_t>(p) % bytes == 0;
-  };
   const bool vectors = is_aligned(from, sizeof(Loaded)) && is_aligned(to, sizeof(Stored));
 #pragma unroll
   for (int u = 0; u < kTile / (kThreads * kVector); ++u) {
@@ -76,7 +75,7 @@ __device__ void copy_run(const WeightCopy& copy, int32_t tile) {
 // The same where channels come last in the copy; through shared memory, so that threads read and
 // write neighbours.
 template <typename From, typename To>
-__device__ void copy_channels_last(const WeightCopy& copy, int32_t tile, float* shared) {
+__device__ void copy_channels_last(const Copy& copy, int32_t tile, float* shared) {
   const int32_t taps = copy.taps, most = channels_of_tile(copy);
   const int32_t across = static_cast<int32_t>(ceil_divide(copy.channels, most));
   const int64_t first_filter = int64_t{tile / across} * filters_of_tile(copy);
@@ -106,9 +105,9 @@ __global__ void __launch_bounds__(kThreads) copy_all(const __grid_constant__ Bat
     const int32_t middle = (low + high) / 2;
     (batch.first_block[middle] <= block ? low : high) = middle;
   }
-  const WeightCopy& copy = batch.each[low];
+  const Copy& copy = batch.each[low];
   const int32_t tile = block - batch.first_block[low];
-  if (copy.taps > 1 && copy.channels > 1) {
+  if (changes_order(copy)) {
     copy_channels_last<From, To>(copy, tile, shared);
   } else {
     copy_run<From, To>(copy, tile);
@@ -116,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) copy_all(const __grid_constant__ Bat
 }
 
 template <typename From, typename To>
-void launch_with(const std::vector<WeightCopy>& copies, cudaStream_t stream) {
+void launch_with(const std::vector<Copy>& copies, cudaStream_t stream) {
   for (size_t first = 0; first < copies.size(); first += kMost) {
     Batch batch;
     batch.count = static_cast<int32_t>(std::min<size_t>(kMost, copies.size() - first));
@@ -134,27 +133,31 @@ void launch_with(const std::vector<WeightCopy>& copies, cudaStream_t stream) {
 }
 
 template <typename From>
-void launch_from(const std::vector<WeightCopy>& copies, Type to, cudaStream_t stream) {
+void launch_from(const std::vector<Copy>& copies, DType to, cudaStream_t stream) {
   switch (to) {
-    case Type::kFloat32:
+    case DType::kFloat32:
       return launch_with<From, float>(copies, stream);
-    case Type::kFloat16:
+    case DType::kFloat16:
       return launch_with<From, __half>(copies, stream);
-    case Type::kBFloat16:
+    case DType::kBFloat16:
       return launch_with<From, __nv_bfloat16>(copies, stream);
+    case DType::kFloat64:
+      break;
   }
 }
 
 }  // namespace
 
-void launch_copies(const std::vector<WeightCopy>& copies, Type from, Type to, cudaStream_t stream) {
+void launch_copies(const std::vector<Copy>& copies, DType from, DType to, cudaStream_t stream) {
   switch (from) {
-    case Type::kFloat32:
+    case DType::kFloat32:
       return launch_from<float>(copies, to, stream);
-    case Type::kFloat16:
+    case DType::kFloat16:
       return launch_from<__half>(copies, to, stream);
-    case Type::kBFloat16:
+    case DType::kBFloat16:
       return launch_from<__nv_bfloat16>(copies, to, stream);
+    case DType::kFloat64:
+      break;
   }
 }
 

@@ -76,7 +76,7 @@ OrFallback<Convolution> describe_dense(const Convolution& conv, const Tensor& in
 
 // Runs a plan of ours for the output.
 Tensor run_plan(const Convolution& conv, const ConvPlan& plan, const std::optional<Tensor>& bias,
-                const FusedOptions& options) {
+                const FusedOptions& options, const StatisticsParts& statistics = {}) {
   const Tensor output = empty_like(conv.input, conv.output_sizes(), conv.format);
   Operands operands;
   operands.x = read_only(conv.input);
@@ -84,12 +84,14 @@ Tensor run_plan(const Convolution& conv, const ConvPlan& plan, const std::option
   operands.y = output.mutable_data_ptr();
   std::vector<Tensor> dense;  // lives until the launch
   Epilogue& epilogue = operands.epilogue;
+  epilogue.statistics = statistics;
   const bool has_scale = options.scale && options.scale->defined();
   epilogue.float32_vectors = (conv.problem.has_bias && is_wide(*bias, conv.input)) ||
                              (has_scale && is_wide(*options.scale, conv.input));
   const auto data_of = [&](const Tensor& values) {
-    dense.push_back(epilogue.float32_vectors ? values.to(at::kFloat).contiguous()
-                                             : values.contiguous());
+    const bool converts = epilogue.float32_vectors && values.scalar_type() != at::kFloat;
+    if (!converts && values.is_contiguous()) return values.const_data_ptr();
+    dense.push_back(converts ? values.to(at::kFloat).contiguous() : values.contiguous());
     return dense.back().const_data_ptr();
   };
   if (conv.problem.has_bias) epilogue.bias = data_of(*bias);
@@ -102,6 +104,16 @@ Tensor run_plan(const Convolution& conv, const ConvPlan& plan, const std::option
   }
   run(conv.problem, plan, operands, conv.input.scalar_type());
   return conv.batched ? output : output.squeeze(0);
+}
+
+OrFallback<WithStatistics> with_statistics_of(Convolution& conv,
+                                              const std::optional<Tensor>& bias) {
+  const ConvPlan chosen =
+      plan_on(conv.input.get_device(), conv.problem, Algorithm::kAuto, /*prefer=*/false);
+  if (chosen.family == FamilyId::kAten) return why_aten(chosen, conv.input);
+  count(Pass::kFprop, chosen.family);
+  StatisticsMemory statistics(chosen.statistics_parts, conv.problem.K, conv.input.device());
+  return WithStatistics{run_plan(conv, chosen, bias, {}, statistics.parts), std::move(statistics)};
 }
 
 OrFallback<Tensor> output_of(Convolution& conv, const std::optional<Tensor>& bias,
@@ -259,6 +271,22 @@ OrFallback<Tensor> convolve(const Tensor& input, const Tensor& weight,
   }
   return geometry.transposed ? transposed_output_of(*conv, bias, wanted)
                              : output_of(*conv, bias, wanted);
+}
+
+OrFallback<WithStatistics> convolve_with_statistics(const Tensor& input, const Tensor& weight,
+                                                    const std::optional<Tensor>& bias,
+                                                    const Geometry& geometry) {
+  if (const auto why = refusal(Algorithm::kAuto, input)) return *why;
+  const c10::cuda::CUDAGuard guard(input.device());
+  auto conv = describe(input, weight, bias, geometry);
+  if (!conv) return conv.why();
+  if (is_unmeasured(*conv, Pass::kFprop, Algorithm::kAuto)) return Fallback::kUnmeasured;
+  conv->problem.has_statistics = true;
+  if (wants_copies(*conv, Pass::kFprop, Algorithm::kAuto)) {
+    conv = describe_dense(*conv, input, weight, bias, geometry, allows_tf32());
+    conv->problem.has_statistics = true;
+  }
+  return with_statistics_of(*conv, bias);
 }
 
 std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,

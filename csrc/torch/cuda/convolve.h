@@ -1,6 +1,7 @@
 // Convolutions and their gradients by kernels of ours: device guard, checks, plan, output, launch.
 #pragma once
 
+#include "torch/cuda/statistics.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
 
@@ -11,6 +12,18 @@ namespace customconv::torch_layer {
 OrFallback<at::Tensor> convolve(const at::Tensor& input, const at::Tensor& weight,
                                 const std::optional<at::Tensor>& bias, const Geometry& geometry,
                                 Algorithm wanted, bool tf32 = allows_tf32());
+
+// An output, and what its kernel left for the statistics of its channels.
+struct WithStatistics {
+  at::Tensor output;
+  StatisticsMemory statistics;  // empty where the kernel leaves nothing
+};
+
+// The same with what the kernel leaves for statistics, of a batch of images.
+OrFallback<WithStatistics> convolve_with_statistics(const at::Tensor& input,
+                                                    const at::Tensor& weight,
+                                                    const std::optional<at::Tensor>& bias,
+                                                    const Geometry& geometry);
 
 // The same with scale, residual and activation by the same kernel; without a value where no kernel
 // does all of it.

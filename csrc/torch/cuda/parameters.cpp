@@ -6,6 +6,8 @@
 #include <torch/library.h>
 
 #include "kernels/parameters/parameters.h"
+#include "torch/cuda/device.h"
+#include "torch/problem.h"
 
 namespace customconv::torch_layer {
 
@@ -13,26 +15,14 @@ namespace {
 
 using at::Tensor;
 using parameters::BatchNorm;
-using parameters::Type;
-using parameters::WeightCopy;
+using parameters::Copy;
 
-std::optional<Type> type_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return Type::kFloat32;
-    case at::kHalf:
-      return Type::kFloat16;
-    case at::kBFloat16:
-      return Type::kBFloat16;
-    default:
-      return std::nullopt;
-  }
-}
+bool is_known(at::ScalarType dtype) { return is_kernel_dtype(dtype) && dtype != at::kDouble; }
 
 // Whether a kernel reads a tensor of this device, from memory without gaps.
 bool is_readable(const Tensor& t, c10::Device device) {
   return t.device() == device && t.layout() == at::kStrided && t.is_non_overlapping_and_dense() &&
-         type_of(t.scalar_type()).has_value();
+         is_known(t.scalar_type());
 }
 
 std::vector<Tensor> fold_batch_norms_cuda(at::TensorList means, at::TensorList variances,
@@ -42,6 +32,9 @@ std::vector<Tensor> fold_batch_norms_cuda(at::TensorList means, at::TensorList v
   check_batch_norms(means, variances, weights, biases, shifts, eps);
   if (means.empty()) return {};
   const c10::Device device = means[0].device();
+  if (!has_kernels_for(device.index())) {
+    return fold_batch_norms(means, variances, weights, biases, shifts, eps);
+  }
   std::vector<BatchNorm> batch_norms(means.size());
   std::vector<Tensor> folded;
   for (size_t i = 0; i < means.size(); ++i) {
@@ -54,7 +47,7 @@ std::vector<Tensor> fold_batch_norms_cuda(at::TensorList means, at::TensorList v
         return fold_batch_norms(means, variances, weights, biases, shifts, eps);
       }
       b.vectors[v] = read[v]->const_data_ptr();
-      b.types[v] = *type_of(read[v]->scalar_type());
+      b.types[v] = dtype_of(read[v]->scalar_type());
     }
     b.channels = static_cast<int32_t>(means[i].size(0));
     b.eps = static_cast<float>(eps[i]);
@@ -78,10 +71,11 @@ std::vector<Tensor> copy_parameters_cuda(at::TensorList parameters, at::ScalarTy
     return dense && is_readable(w, device) && w.scalar_type() == from && w.numel() > 0 &&
            (w.dim() != 4 || w.size(2) * w.size(3) <= parameters::kMostTaps);
   };
-  if (!type_of(dtype) || !std::all_of(parameters.begin(), parameters.end(), is_ours)) {
+  if (!has_kernels_for(device.index()) || !is_known(dtype) ||
+      !std::all_of(parameters.begin(), parameters.end(), is_ours)) {
     return copy_parameters(parameters, dtype, channels_last);
   }
-  std::vector<WeightCopy> work;
+  std::vector<Copy> work;
   std::vector<Tensor> copies;
   for (const Tensor& w : parameters) {
     const bool lies_last = w.is_contiguous(at::MemoryFormat::ChannelsLast);
@@ -99,7 +93,7 @@ std::vector<Tensor> copy_parameters_cuda(at::TensorList parameters, at::ScalarTy
     }
   }
   const c10::cuda::CUDAGuard guard(device);
-  parameters::launch_copies(work, *type_of(from), *type_of(dtype),
+  parameters::launch_copies(work, dtype_of(from), dtype_of(dtype),
                             at::cuda::getCurrentCUDAStream());
   return copies;
 }

@@ -52,7 +52,8 @@ def backend(
     from torch._inductor.compile_fx import compile_fx
 
     from . import rewrite
-    from .inductor import InductorPass, register
+    from .inductor import InductorPass
+    from .layout import register
 
     def compiled(patches: dict[str, Any]) -> Callable[..., Any]:
         # By the type of what it returns, this could also be a package of files.

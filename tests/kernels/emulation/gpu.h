@@ -119,6 +119,19 @@ T __shfl_sync(uint32_t, T value, int lane) {
   return value;
 }
 
+template <typename T>
+T __shfl_xor_sync(uint32_t mask, T value, int lanes) {
+  return __shfl_sync(mask, value, threadIdx.x % 32 ^ lanes);
+}
+inline uint32_t __ballot_sync(uint32_t mask, bool is_so) {
+  uint32_t bits = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    bits |= static_cast<uint32_t>(__shfl_sync(mask, is_so, lane)) << lane;
+  }
+  return bits;
+}
+inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
+
 using std::isfinite, std::isinf;
 template <typename T>
 T __ldg(const T* from) {
@@ -126,6 +139,7 @@ T __ldg(const T* from) {
 }
 inline int min(int a, int b) { return std::min(a, b); }
 inline int max(int a, int b) { return std::max(a, b); }
+inline int64_t min(int64_t a, int64_t b) { return std::min(a, b); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(uint64_t{a} * b >> 32);
 }

@@ -66,10 +66,17 @@ extern "C" int64_t list_plans(const customconv::Asked* asked, customconv::Found*
   return count;
 }
 
-// By the plan of that number. Tensors begin at multiples of 256 bytes, as PyTorch's do on a GPU.
-// Returns what went wrong, or null.
+// Parts of statistics that a plan leaves.
+extern "C" int64_t count_statistics(const customconv::Asked* asked, int64_t number) {
+  using namespace customconv;
+  const ConvProblem problem = problem_of(*asked);
+  return statistics_parts(problem, plans_of(problem).at(static_cast<size_t>(number)));
+}
+
+// By the plan of that number, with its statistics unless these are null. Tensors begin at multiples
+// of 256 bytes, as PyTorch's do on a GPU. Returns what went wrong, or null.
 extern "C" const char* compute(const customconv::Asked* asked, int64_t number, void* x, void* w,
-                               void* y) {
+                               void* y, float* moments, float* counts) {
   using namespace customconv;
   constexpr size_t kAlignment = 256;
   try {
@@ -83,6 +90,7 @@ extern "C" const char* compute(const customconv::Asked* asked, int64_t number, v
     operands.x = x;
     operands.w = w;
     operands.y = y;
+    operands.epilogue.statistics = {moments, counts};
     LaunchContext context;
     context.workspace = workspace.get();
     launch(problem, plan, operands, context);

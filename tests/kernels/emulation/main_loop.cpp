@@ -29,6 +29,10 @@ std::vector<ConvPlan> plans_of(const ConvProblem& problem) {
   return plans;
 }
 
+int64_t statistics_parts(const ConvProblem& problem, const ConvPlan& plan) {
+  return implicit_gemm::sm90::statistics_parts(problem, plan);
+}
+
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
   implicit_gemm::sm90::launch<float>(problem, plan, operands, context);

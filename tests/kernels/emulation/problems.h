@@ -16,8 +16,9 @@ struct Asked {
   int64_t tf32;
 };
 
-// Plans that the library can run, and what does.
+// Plans that the library can run, the parts of statistics that they leave, and what runs them.
 std::vector<ConvPlan> plans_of(const ConvProblem& problem);
+int64_t statistics_parts(const ConvProblem& problem, const ConvPlan& plan);
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context);
 

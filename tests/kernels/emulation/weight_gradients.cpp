@@ -10,6 +10,8 @@ std::vector<ConvPlan> plans_of(const ConvProblem& problem) {
   return implicit_gemm::wgrad::variants(problem, DeviceProperties());
 }
 
+int64_t statistics_parts(const ConvProblem&, const ConvPlan&) { return 0; }
+
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
   const auto launch = problem.dtype == DType::kFloat32 ? implicit_gemm::wgrad::launch<float>

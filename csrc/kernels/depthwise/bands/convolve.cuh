@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/common/activate.cuh"
+#include "kernels/common/channel_value.cuh"
 #include "kernels/common/scalar.cuh"
 #include "kernels/depthwise/bands/bands.cuh"
 #include "kernels/depthwise/bands/tile.cuh"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/common/activate.cuh"
+#include "kernels/common/channel_value.cuh"
 #include "kernels/depthwise/boxes/boxes.cuh"
 #include "kernels/ptx/grid.cuh"
 

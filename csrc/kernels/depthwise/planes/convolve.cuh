@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/common/activate.cuh"
+#include "kernels/common/channel_value.cuh"
 #include "kernels/depthwise/planes/run.cuh"
 #include "kernels/depthwise/planes/share.cuh"
 #include "kernels/depthwise/planes/window.cuh"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/common/activate.cuh"
+#include "kernels/common/channel_value.cuh"
 #include "kernels/depthwise/threads/filter.cuh"
 
 namespace customconv::depthwise::threads {

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/common/activate.cuh"
+#include "kernels/common/channel_value.cuh"
 #include "kernels/common/scalar.cuh"
 #include "kernels/implicit_gemm/sm90/work.cuh"
 

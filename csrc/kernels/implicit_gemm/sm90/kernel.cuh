@@ -10,6 +10,7 @@
 #include "kernels/implicit_gemm/sm90/im2col.cuh"
 #include "kernels/implicit_gemm/sm90/planes.cuh"
 #include "kernels/implicit_gemm/sm90/products.cuh"
+#include "kernels/implicit_gemm/sm90/statistics.cuh"
 #include "kernels/implicit_gemm/sm90/store_cluster.cuh"
 #include "kernels/implicit_gemm/sm90/store_pixels.cuh"
 #include "kernels/implicit_gemm/sm90/store_planes.cuh"
@@ -123,6 +124,9 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
     return;
   }
   if constexpr (kMoves) ptx::take_registers<kOtherRegisters>();
+  // Pixels that no tap meets follow from no copy.
+  const Phase& fewest = p.phase[p.phases - 1];
+  if (fewest.R * fewest.S == 0) ptx::await_dependency();
   const int warpgroup = warp / 4 - kLoaders, team = warpgroup / kWarpgroups;
   const int own = warpgroup % kWarpgroups;  // of those that share a tile
   const int own_k = kTile.splits_pixels() ? 0 : own * kOwnChannels;
@@ -163,7 +167,10 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
                                                           warpgroup);
     } else {
       const int k = work.k + own_k;
-      if constexpr (kFused) finish<T, kSpans>(p, work, k, sum);
+      if constexpr (kFused) {
+        finish<T, kSpans>(p, work, k, sum);
+        store_statistics<T, kSpans>(p, work, k, sum);
+      }
       if constexpr (kStore == Store::kPixels) {
         store_pixels<T, kFused, kSpans, kBlocks, kN>(p, work, sum, staging, k, 1 + warpgroup);
       } else {

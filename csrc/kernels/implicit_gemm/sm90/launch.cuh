@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/common/aligned.cuh"
 #include "kernels/common/map.cuh"
 #include "kernels/common/parts.cuh"
 #include "kernels/common/start.h"
@@ -305,10 +306,6 @@ inline Halves halves_of(const Packed& p, const PackedWeight& weight, const float
           p.gradient};
 }
 
-inline bool is_aligned(const void* to, uintptr_t bytes) {
-  return reinterpret_cast<uintptr_t>(to) % bytes == 0;
-}
-
 // Where results go: to `y`, and how many of them at once.
 template <typename T>
 void set_output(const Packed& problem, const Tile& tile, T* y, const Epilogue& epilogue,
@@ -505,13 +502,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       epilogue.residual = static_cast<const T*>(epilogue.residual) + part.y;
     }
     set_output(problem, tile, problem.woven > 0 ? woven : output, epilogue, p);
-    // Pixels that no tap meets are stored without a copy, and so without a wait for the kernel in
-    // front, which may still use that memory unless it is of this call.
-    const Phase& fewest = problem.phase[problem.phases - 1];
-    const bool always_waits = fewest.R * fewest.S > 0;
     start("implicit_gemm",
           {std::min(plan.grid[0], tile.items() * tile.splits), plan.block, plan.shared_bytes,
-           context.stream, early || always_waits, tile.splits},
+           context.stream, /*early=*/true, tile.splits},
           kernel_of<T>(tile, !epilogue.is_empty()), p);
     if (problem.joins_phases) {
       spread_joined_phases(part.problem, problem, woven, x + part.y,

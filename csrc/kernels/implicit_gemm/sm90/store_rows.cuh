@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/implicit_gemm/sm90/slab.cuh"
+#include "kernels/implicit_gemm/sm90/statistics.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/tma.cuh"
 
@@ -33,7 +34,10 @@ class RowStore {
   }
 
   __device__ void store(const Work& work, float (&sum)[kBlocks][kN / 2]) {
-    if constexpr (kFused) finish<T, kSpans>(p_, work, work.k + own_k_, sum);
+    if constexpr (kFused) {
+      finish<T, kSpans>(p_, work, work.k + own_k_, sum);
+      store_statistics<T, kSpans>(p_, work, work.k + own_k_, sum);
+    }
     const uint32_t slabs = ptx::shared_address(slabs_);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {

@@ -589,6 +589,16 @@ Tile tile_of(const Packed& p, const ConvPlan& plan) {
   return t;
 }
 
+int64_t statistics_parts(const ConvProblem& asked, const ConvPlan& plan) {
+  if (!is_plan(plan) || asked.pass != Pass::kFprop) return 0;
+  const Chunk chunk = chunk_of(plan);
+  if (count_parts(asked, chunk) > 1) return 0;
+  const Tile tile = tile_of(forward_of(part_of(asked, chunk, 0).problem, plan), plan);
+  if (tile.store == Store::kCluster) return 0;
+  const TileShape& kind = tile.kind();
+  return tile.tiles_m * (kind.pixels / kind.columns(has_planes(tile.loader, tile.store)));
+}
+
 int shared_bytes(const Tile& t) {
   return fixed_bytes(t) + t.x_stages * t.x_bytes + t.w_stages * t.w_bytes + slots_bytes(t);
 }

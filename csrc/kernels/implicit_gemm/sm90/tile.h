@@ -163,6 +163,9 @@ Packed forward_of(const ConvProblem& part, const ConvPlan& plan);
 Chunk chunk_of(const ConvPlan& plan);
 Exchange exchange_of(const ConvPlan& plan);  // of a weight gradient
 Tile tile_of(const Packed& problem, const ConvPlan& plan);
+// Parts of the output's statistics that a plan's kernel leaves, one for each span of positions that
+// a warpgroup stores (statistics.cuh); 0 where it leaves none.
+int64_t statistics_parts(const ConvProblem& asked, const ConvPlan& plan);
 int shared_bytes(const Tile& tile);
 // The weight as the tile's kernel reads it, and bytes of the workspace if it is packed for that.
 PackedWeight weight_of(const Packed& problem, const Tile& tile);

@@ -7,12 +7,6 @@
 
 namespace customconv {
 
-template <typename T>
-Accumulator<T> channel_value(const Epilogue& epilogue, const void* values, int channel) {
-  if (sizeof(T) == 2 && epilogue.float32_vectors) return static_cast<const float*>(values)[channel];
-  return widen(static_cast<const T*>(values)[channel]);
-}
-
 template <int kCount>
 void activate(float* values, Activation activation, float slope) {
   for (int i = 0; i < kCount; ++i) {

@@ -1,0 +1,110 @@
+#include "torch/cuda/statistics.h"
+
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <torch/library.h>
+
+#include "kernels/statistics/statistics.h"
+#include "torch/cuda/convolve.h"
+#include "torch/statistics.h"
+
+namespace customconv::torch_layer {
+
+namespace {
+
+using at::Tensor;
+
+Tensor empty_floats(at::IntArrayRef sizes, c10::Device device) {
+  return at::detail::empty_cuda(sizes, at::kFloat, device, std::nullopt);
+}
+
+// Whether a kernel updates it, if it is given.
+bool is_updatable(const std::optional<Tensor>& running) {
+  return !running || !running->defined() ||
+         (running->scalar_type() == at::kFloat && running->is_contiguous());
+}
+
+float* updated(const std::optional<Tensor>& running) {
+  return running && running->defined() ? running->mutable_data_ptr<float>() : nullptr;
+}
+
+// An output as kernels read it.
+ConvProblem described(const Tensor& output) {
+  const auto shape4 = [](at::IntArrayRef v) { return Shape4{v[0], v[1], v[2], v[3]}; };
+  const Shape4 sizes = shape4(output.sizes());
+  ConvProblem p;
+  p.dtype = dtype_of(output.scalar_type());
+  p.N = sizes[0];
+  p.K = sizes[1];
+  p.P = sizes[2];
+  p.Q = sizes[3];
+  p.y_strides = shape4(output.strides());
+  return p;
+}
+
+OutputAndStatistics conv2d_statistics_cuda(const Tensor& input, const Tensor& weight,
+                                           const std::optional<Tensor>& bias,
+                                           at::IntArrayRef stride, at::IntArrayRef padding,
+                                           at::IntArrayRef dilation, int64_t groups, double eps,
+                                           const std::optional<Tensor>& running_mean,
+                                           const std::optional<Tensor>& running_var,
+                                           double momentum) {
+  const BatchNormStatistics norm{eps, running_mean, running_var, momentum};
+  check_statistics(input, weight, norm);
+  auto convolved =
+      convolve_with_statistics(input, weight, bias, {stride, padding, dilation, groups});
+  if (!convolved) {
+    return with_statistics(conv2d(input, weight, bias, c10::fromIntArrayRefSlow(stride),
+                                  c10::fromIntArrayRefSlow(padding),
+                                  c10::fromIntArrayRefSlow(dilation), groups, "auto"),
+                           norm);
+  }
+  Tensor& output = convolved->output;
+  const bool wide = output.scalar_type() == at::kDouble;
+  if (wide || !is_updatable(running_mean) || !is_updatable(running_var)) {
+    return with_statistics(std::move(output), norm);
+  }
+  const c10::cuda::CUDAGuard guard(output.device());
+  const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+  const ConvProblem problem = described(output);
+  StatisticsMemory& memory = convolved->statistics;
+  if (memory.count == 0) {
+    memory = {statistics::count_parts(problem), problem.K, output.device()};
+    const auto launch = [&](auto kernels) {
+      kernels(problem, output.const_data_ptr(), memory.parts, stream);
+    };
+    if (problem.dtype == DType::kFloat32) launch(statistics::launch_parts<float>);
+    if (problem.dtype == DType::kFloat16) launch(statistics::launch_parts<__half>);
+    if (problem.dtype == DType::kBFloat16) launch(statistics::launch_parts<__nv_bfloat16>);
+  }
+  Tensor found[3];  // variance, mean, reciprocal_std
+  for (Tensor& each : found) each = empty_floats({1, problem.K, 1, 1}, output.device());
+  statistics::Merged to;
+  to.variance = found[0].mutable_data_ptr<float>();
+  to.mean = found[1].mutable_data_ptr<float>();
+  to.reciprocal_std = found[2].mutable_data_ptr<float>();
+  to.eps = static_cast<float>(eps);
+  to.running_mean = updated(running_mean);
+  to.running_variance = updated(running_var);
+  to.momentum = static_cast<float>(momentum);
+  statistics::launch_merge(memory.parts, memory.count, problem.K, problem.N * problem.P * problem.Q,
+                           to, stream);
+  return {std::move(output), found[0], found[1], found[2]};
+}
+
+}  // namespace
+
+StatisticsMemory::StatisticsMemory(int64_t count, int64_t channels, c10::Device device)
+    : count(count) {
+  if (count == 0) return;
+  memory = empty_floats({count * (2 * channels + 1)}, device);
+  parts.moments = memory.mutable_data_ptr<float>();
+  parts.counts = parts.moments + count * 2 * channels;
+}
+
+TORCH_LIBRARY_IMPL(customconv, CUDA, m) { m.impl("conv2d_statistics", conv2d_statistics_cuda); }
+
+}  // namespace customconv::torch_layer

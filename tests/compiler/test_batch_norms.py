@@ -1,0 +1,190 @@
+"""Batch norms in training mode: their statistics come with the convolution in front of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiler_support import needs_compiler
+from torch import Tensor, nn
+from torch._functorch import config as functorch_config
+from torch._inductor import config
+
+import customconv
+from customconv.compiler import dynamo, inductor, rewrite
+
+OPS = torch.ops.customconv
+FUSED = OPS.conv2d_statistics.default
+COUNTERS = torch.ops.aten._foreach_add.Scalar
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled_code():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs that Inductor gets, of convolutions that become ours on the CPU too."""
+    seen: list[list[SimpleNamespace]] = []
+    monkeypatch.setattr(rewrite, "is_on_gpu", lambda value: True)
+    change = inductor.InductorPass.__call__
+
+    def call(self, graph):
+        change(self, graph)
+        graph.lint()
+        # Later passes of Inductor's change the nodes themselves.
+        seen.append([SimpleNamespace(target=n.target, args=n.args) for n in graph.nodes])
+
+    monkeypatch.setattr(inductor.InductorPass, "__call__", call)
+    with config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
+        yield seen
+
+
+class Pair(nn.Module):
+    """Two convolutions with batch norms, around a ReLU, and a residual."""
+
+    def __init__(self, **norm) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(6, 12, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(12, **norm)
+        self.second = nn.Conv2d(12, 6, 1)
+        self.second_norm = nn.BatchNorm2d(6, **norm)
+
+    def forward(self, x):
+        y = F.relu(self.norm(self.first(x)))
+        return F.relu(self.second_norm(self.second(y)) + x)
+
+
+class Shared(nn.Module):
+    """One batch norm after two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(6, 6, 3, padding=1) for _ in range(2))
+        self.norm = nn.BatchNorm2d(6)
+
+    def forward(self, x):
+        return self.norm(self.second(F.relu(self.norm(self.first(x)))))
+
+
+class Observed(nn.Module):
+    """A running statistic that the model reads too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(6, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+
+    def forward(self, x):
+        y = self.norm(self.convolution(x))
+        return y + self.norm.running_mean.sum()
+
+
+MODELS = {
+    "usual": Pair,
+    "other_momentum": lambda: Pair(momentum=0.3, eps=1e-2),
+    "no_running_statistics": lambda: Pair(track_running_stats=False),
+    "no_parameters": lambda: Pair(affine=False),
+    "averaged": lambda: Pair(momentum=None),
+    "shared": Shared,
+    "observed": Observed,
+}
+
+
+def results(run, model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Two steps: outputs, gradients and all that the model keeps."""
+    found = []
+    for scale in (1.0, 1.5):
+        image = (x * scale).requires_grad_()
+        y = run(image)
+        loss = (y.square() * torch.linspace(0.5, 1, y.numel()).view_as(y)).sum()
+        found += [y.detach(), *torch.autograd.grad(loss, [image, *model.parameters()])]
+    return found + [buffer.clone() for buffer in model.buffers()]
+
+
+def both(make, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Of a compiled model and of an eager one."""
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model = make().train()
+        run = torch.compile(model, backend=dynamo.backend) if compiled else model
+        found.append(results(run, model, x))
+    return found[0], found[1]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_is_as_eager(name, graphs):
+    compiled, eager = both(MODELS[name], torch.randn(3, 6, 7, 5))
+    torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-4)
+    forward = [node for node in graphs[0] if node.target is FUSED]
+    assert len(forward) == 1 if name == "observed" else 2
+    updates = sum(node.args[8] is not None for node in forward)
+    assert updates == {
+        "no_running_statistics": 0, "averaged": 0, "shared": 0, "observed": 0,
+    }.get(name, 2)  # fmt: skip
+    assert not any(node.target is torch.ops.aten.var_mean.correction for node in graphs[0])
+
+
+@needs_compiler
+def test_counters_of_batches_are_added_to_together(graphs):
+    both(Pair, torch.randn(3, 6, 7, 5))
+    (node,) = (node for node in graphs[0] if node.target is COUNTERS)
+    assert len(node.args[0]) == 2
+
+
+@needs_compiler
+def test_autocast(graphs):
+    def cast(model, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    x = torch.randn(4, 6, 9, 9)
+    torch.manual_seed(0)
+    model = Pair().train()
+    exact = model(x)
+    eager = cast(model, x)
+    compiled = cast(torch.compile(model, backend=dynamo.backend), x)
+    error, allowed = ((y.float() - exact).norm() for y in (compiled, eager))
+    assert error <= 2 * allowed
+    assert sum(node.target is FUSED for node in graphs[0]) == 2
+
+
+@needs_compiler
+def test_any_size(graphs):
+    model = Pair().train()
+    compiled = torch.compile(model, backend=dynamo.backend, dynamic=True)
+    for shape in ((3, 6, 8, 7), (2, 6, 12, 9)):
+        torch.manual_seed(0)
+        twin = Pair().train()
+        twin.load_state_dict(model.state_dict())
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), twin(x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+    assert sum(node.target is FUSED for node in graphs[0]) == 2
+
+
+@needs_compiler
+def test_statistics_of_something_else_are_left_alone(graphs):
+    """Of other dimensions, of the sample, or not of a convolution."""
+
+    def function(x, w):
+        y = OPS.conv2d(x, w)
+        return [
+            *torch.var_mean(y, (2, 3), correction=0, keepdim=True),
+            *torch.var_mean(y, (0, 2, 3), keepdim=True),
+            *torch.var_mean(y, (0, 2, 3), correction=0),
+            *torch.var_mean(x, (0, 2, 3), correction=0, keepdim=True),
+        ]
+
+    x, w = torch.randn(2, 6, 5, 5), torch.randn(6, 6, 3, 3)
+    torch.testing.assert_close(
+        torch.compile(function, backend=customconv.compiler.backend)(x, w), function(x, w)
+    )
+    assert not any(node.target is FUSED for nodes in graphs for node in nodes)
