@@ -13,7 +13,10 @@ from reference import ALL_FAMILIES
 
 # By default about 500 in all.
 COUNT = int(os.environ.get("CUSTOMCONV_SWEEP", 500 // len(ALL_FAMILIES)))
-SEED = int(os.environ.get("CUSTOMCONV_SEED", random.SystemRandom().randrange(10**6)))
+# The same for all workers of a run. It is part of the tests' names: those of a worker that dies are
+# all that is left of it.
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or random.SystemRandom().random()
+SEED = int(os.environ.get("CUSTOMCONV_SEED", random.Random(RUN).randrange(10**6)))
 ONLY = os.environ.get("CUSTOMCONV_TRIAL")
 
 BATCH = 100
@@ -60,7 +63,7 @@ def check(family: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES, ids=lambda family: f"{family}-seed{SEED}")
 def test_random_problems(family):
     check(family)
 
