@@ -172,19 +172,37 @@ def test_any_size(graphs):
 
 @needs_compiler
 def test_statistics_of_something_else_are_left_alone(graphs):
-    """Of other dimensions, of the sample, or not of a convolution."""
+    """Of other dimensions, of the sample, in another type, or not of a convolution."""
 
     def function(x, w):
-        y = OPS.conv2d(x, w)
+        y = F.conv2d(x, w)
         return [
             *torch.var_mean(y, (2, 3), correction=0, keepdim=True),
             *torch.var_mean(y, (0, 2, 3), keepdim=True),
             *torch.var_mean(y, (0, 2, 3), correction=0),
             *torch.var_mean(x, (0, 2, 3), correction=0, keepdim=True),
+            *torch.var_mean(y.double(), (0, 2, 3), correction=0, keepdim=True),
+            *torch.var_mean(
+                F.conv2d(x.bfloat16(), w.bfloat16()), (0, 2, 3), correction=0, keepdim=True
+            ),
         ]
 
     x, w = torch.randn(2, 6, 5, 5), torch.randn(6, 6, 3, 3)
     torch.testing.assert_close(
         torch.compile(function, backend=customconv.compiler.backend)(x, w), function(x, w)
     )
-    assert not any(node.target is FUSED for nodes in graphs for node in nodes)
+    (nodes,) = graphs
+    assert not any(node.target is FUSED for node in nodes)
+
+
+@needs_compiler
+def test_what_is_added_to_a_variance_may_be_scaled(graphs):
+    def function(x, w):
+        y = F.conv2d(x, w)
+        variance, mean = torch.var_mean(y, (0, 2, 3), correction=0, keepdim=True)
+        return (y - mean) * torch.rsqrt(torch.add(variance, 0.5, alpha=3))
+
+    x, w = torch.randn(2, 6, 5, 5), torch.randn(6, 6, 3, 3)
+    compiled = torch.compile(function, backend=customconv.compiler.backend)
+    torch.testing.assert_close(compiled(x, w), function(x, w))
+    assert any(node.target is FUSED for node in graphs[0])

@@ -80,11 +80,16 @@ def _convolution_of(var_mean: fx.Node) -> fx.Node | None:
         return None
     if var_mean.kwargs.get("correction") != 0 or not var_mean.kwargs.get("keepdim"):
         return None
-    if images.target in CASTS and tensor_of(images).dtype is torch.float32:
+    dtype = tensor_of(images).dtype
+    if images.target in CASTS:
         images = images.args[0]
     assert isinstance(images, fx.Node)
-    is_ours = images.target is _OPS.conv2d.default and not images.kwargs
-    return images if is_ours and tensor_of(images).ndim == 4 else None
+    if images.target is not _OPS.conv2d.default or images.kwargs:
+        return None
+    output = tensor_of(images)
+    # The operator's statistics have this type, whatever others would have.
+    is_wide = dtype == torch.promote_types(output.dtype, torch.float32)
+    return images if is_wide and output.ndim == 4 else None
 
 
 def _sample_factor(convolution: fx.Node) -> float | None:
@@ -106,7 +111,9 @@ def _scaled(node: fx.Node) -> Iterator[tuple[fx.Node, float]]:
 def _reciprocal_std(variance: fx.Node | None) -> tuple[float, fx.Node | None]:
     """The number that is added to a variance, and the node that computes 1 / sqrt(sum)."""
     for user in variance.users if variance else ():
-        if user.target is not _ATEN.add.Tensor or not isinstance(user.args[1], (int, float)):
+        if user.target is not _ATEN.add.Tensor or user.kwargs:
+            continue
+        if not isinstance(user.args[1], (int, float)):
             continue
         roots = list(user.users)
         if len(roots) == 1 and roots[0].target is _ATEN.rsqrt.default:
