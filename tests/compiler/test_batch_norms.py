@@ -124,7 +124,8 @@ def test_a_step_is_as_eager(name, graphs):
     compiled, eager = both(MODELS[name], torch.randn(3, 6, 7, 5))
     torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-4)
     forward = [node for node in graphs[0] if node.target is FUSED]
-    assert len(forward) == 1 if name == "observed" else 2
+    # An averaged statistic asks for a number that breaks the graph behind the convolution.
+    assert len(forward) == {"observed": 1, "averaged": 0}.get(name, 2)
     updates = sum(node.args[8] is not None for node in forward)
     assert updates == {
         "no_running_statistics": 0, "averaged": 0, "shared": 0, "observed": 0,
