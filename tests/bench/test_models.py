@@ -11,6 +11,7 @@ from torch import nn
 import customconv
 from bench import __main__ as command
 from bench import models, networks
+from bench.run import Budget
 
 CPU = torch.device("cpu")
 
@@ -185,9 +186,11 @@ def test_a_run_adds_to_the_file_and_resumes(small, tmp_path, capsys):
     assert "N 2" in printed
 
 
-def test_a_budget_ends_a_run_after_a_row(small, tmp_path, capsys):
+def test_a_budget_ends_a_run_after_a_row(small, tmp_path, capsys, monkeypatch):
+    spend = Budget.spend
+    monkeypatch.setattr(Budget, "spend", lambda self, seconds: spend(self, 2000.0))
     path = tmp_path / "models.json"
-    assert command.main(arguments(path, "--budget-s", "0.0001")) == 0
+    assert command.main(arguments(path, "--budget-s", "1000")) == 0
     assert "stopped for the budget" in capsys.readouterr().out
     assert len(json.loads(path.read_text())["rows"]) == 1
 
