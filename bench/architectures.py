@@ -139,6 +139,15 @@ class Autoencoder(nn.Module):
         return y
 
 
+class Stack(nn.Sequential):
+    """Modules in a row. Unlike ``nn.Sequential``'s own, this forward is seen by Dynamo."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for module in self:
+            x = module(x)
+        return x
+
+
 def generator() -> nn.Module:
     """DCGAN's generator (Radford et al., 2015): (N, 100, 1, 1) to (N, 3, 64, 64)."""
     widths = (100, 512, 256, 128, 64)
@@ -148,12 +157,12 @@ def generator() -> nn.Module:
         layers += [
             nn.ConvTranspose2d(a, b, 4, stride, padding, bias=False), nn.BatchNorm2d(b), nn.ReLU()
         ]  # fmt: skip
-    return nn.Sequential(*layers, nn.ConvTranspose2d(widths[-1], 3, 4, 2, 1), nn.Tanh())
+    return Stack(*layers, nn.ConvTranspose2d(widths[-1], 3, 4, 2, 1), nn.Tanh())
 
 
 def upscaler() -> nn.Module:
     """A wider ESPCN (Shi et al., 2016): (N, 3, H, W) to (N, 3, 4 H, 4 W) by pixel shuffle."""
-    return nn.Sequential(
+    return Stack(
         nn.Conv2d(3, 64, 5, padding=2), nn.Tanh(),
         nn.Conv2d(64, 64, 3, padding=1, padding_mode="reflect"), nn.Tanh(),
         nn.Conv2d(64, 48, 3, padding=1), nn.PixelShuffle(4),

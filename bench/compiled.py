@@ -8,11 +8,15 @@ gradients of our convolutions, are compared with PyTorch's in IEEE float32 (see 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import copy
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,11 +27,9 @@ from torch._inductor.utils import fresh_inductor_cache
 
 import customconv
 
-from . import contenders, evidence, networks, timing
-from .kept import Rows
+from . import contenders, evidence, models, networks, timing
 from .models import PRECISIONS, SETTLING, Runner, means
-from .results import Row
-from .run import Budget
+from .results import Key, Row
 
 # How each contender compiles a network in place.
 COMPILERS: dict[str, Callable[[nn.Module, dict[str, Any]], None]] = {
@@ -56,7 +58,7 @@ class Outcome:
     layout: str
     batch: int
     image: int
-    graphs: bool
+    graphs: bool = False  # whether CUDA graphs replay it
     error: str = ""
     ms: dict[str, float] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)  # of others' times to ours
@@ -86,69 +88,150 @@ class Contender:
 
     def compile(self, *, cached: bool) -> tuple[float, int]:
         """Runs it until it is compiled; returns the seconds, and how many graphs there are."""
-        torch.cuda.synchronize()
         before = counters["stats"]["unique_graphs"]
         with contextlib.nullcontext() if cached else fresh_inductor_cache():
             began = time.monotonic()
-            self.call()
-            torch.cuda.synchronize()
+            self._wait()
             seconds = time.monotonic() - began
         for _ in range(2):  # CUDA graphs are recorded in the second call
-            self.call()
-        torch.cuda.synchronize()
+            self._wait()
         return seconds, counters["stats"]["unique_graphs"] - before
 
+    def _wait(self) -> None:
+        self.call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
-def compare(
-    name: str, network: nn.Module, mode: str, precision: str, layout: str, batch: int, image: int,
-    budget_s: float, others: Sequence[str], cached: bool,
-) -> Outcome:  # fmt: skip
-    """Checks and times one row."""
-    autocast, float32 = PRECISIONS[precision]
-    graphs = mode == "forward" and batch <= MOST_GRAPHED
-    what = (name, mode, precision, layout, batch, image, graphs)
-    memory = contenders.LAYOUTS[layout]
-    device = next(network.parameters()).device
-    generator = torch.Generator(device).manual_seed(1)
-    shape = networks.input_shape(network, batch, image)
-    x = torch.randn(shape, device=device, generator=generator).contiguous(memory_format=memory)
-    taken = evidence.gradients if mode == "step" else evidence.outputs
-    seen: dict[str, Any] = {}
-    torch._dynamo.reset()
-    network.to(memory_format=memory)  # type: ignore[call-overload]
-    with contenders.switches("fp32", ""):
-        exact = taken(network, x)
-    with contenders.switches(float32, "cudnn"):
-        pytorchs = evidence.errors(taken(network, x, autocast), exact)
-        mine = evidence.errors(taken(networks.ours(network, "compiled"), x, autocast), exact)
-        seen |= {"pytorch_err": evidence.total(pytorchs), "ours_err": evidence.total(mine)}
-        torch._dynamo.reset()
-        if error := evidence.wrong(seen["ours_err"], seen["pytorch_err"], precision):
-            return Outcome(*what, error, **seen)
-        network.train(mode == "step")
+
+class Comparison:
+    """A network on a device, built once for all rows, of which each contender has a copy."""
+
+    def __init__(
+        self, name: str, image: int, device: torch.device, others: Sequence[str], *, cached: bool
+    ) -> None:  # fmt: skip
+        self.name, self.image, self.device = name, image, device
+        self.others, self.cached = others, cached
+        self.network = evidence.awakened(networks.build(name)).to(device)
+        with contenders.switches("fp32", ""):
+            evidence.settled(self.network, self._images(SETTLING))
+
+    def _images(self, batch: int) -> Tensor:
+        generator = torch.Generator(self.device).manual_seed(1)
+        shape = networks.input_shape(self.network, batch, self.image)
+        return torch.randn(shape, device=self.device, generator=generator)
+
+    def _taken(
+        self, network: nn.Module, mode: str, x: Tensor, autocast: torch.dtype | None
+    ) -> Sequence[evidence.Named]:
+        """Returns outputs, or a step's gradients and running statistics."""
+        if mode == "forward":
+            return [evidence.outputs(network, x, autocast)]
+        return [found for found in evidence.trained(network, x, autocast) if found]
+
+    def _errors(self, mode: str, x: Tensor, precision: str) -> list[tuple[float, float]]:
+        """Returns PyTorch's errors and those of our compiled copy."""
+        autocast, float32 = PRECISIONS[precision]
+        with contenders.switches("fp32", ""):
+            exact = self._taken(self.network, mode, x, None)
+        with contenders.switches(float32, "cudnn"):
+            pytorchs = self._taken(self.network, mode, x, autocast)
+            mine = self._taken(networks.ours(self.network, "compiled"), mode, x, autocast)
+        return [
+            (evidence.total(evidence.errors(a, expected)),
+             evidence.total(evidence.errors(b, expected)))
+            for a, b, expected in zip(pytorchs, mine, exact, strict=True)
+        ]  # fmt: skip
+
+    def _fused(self, mode: str, x: Tensor, autocast: torch.dtype | None) -> dict[str, int]:
+        """Counts the convolutions, and those with something else in one kernel."""
+        self.network.train(mode == "step")
+        enabled = autocast is not None
         with (
             torch.set_grad_enabled(mode == "step"),
-            torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
+            torch.autocast(self.device.type, dtype=autocast, enabled=enabled),
         ):
-            report = customconv.explain_compile(network, x, quiet=True)
-        seen["fused"] = sum(len(each.parts) > 1 for each in report.convolutions)
-        seen["convolutions"] = len(report.convolutions)
-        made = [Contender(each, network, x, mode, autocast, graphs) for each in ("ours", *others)]
-        costs = {each.name: each.compile(cached=cached) for each in made}
-        if not cached:
-            seen["compile_s"] = {each: seconds for each, (seconds, _) in costs.items()}
-        seen["compiled_graphs"] = {each: count for each, (_, count) in costs.items()}
-        times = timing.interleaved(
-            {each.name: [each.call] for each in made}, device, most_runs=51, budget_s=budget_s,
-            queue_cycles=GRAPH_QUEUE_CYCLES if graphs else timing.QUEUE_CYCLES,
+            report = customconv.explain_compile(self.network, x, quiet=True)
+        fused = sum(len(each.parts) > 1 for each in report.convolutions)
+        return {"fused": fused, "convolutions": len(report.convolutions)}
+
+    def compare(
+        self, mode: str, precision: str, layout: str, batch: int, budget_s: float
+    ) -> Outcome:
+        """Checks and times one row."""
+        autocast, float32 = PRECISIONS[precision]
+        graphs = mode == "forward" and batch <= MOST_GRAPHED and self.device.type == "cuda"
+        what = (self.name, mode, precision, layout, batch, self.image, graphs)
+        memory = contenders.LAYOUTS[layout]
+        x = self._images(batch).contiguous(memory_format=memory)
+        self.network.to(memory_format=memory)  # type: ignore[call-overload]
+        torch._dynamo.reset()
+        errors = self._errors(mode, x, precision)
+        torch._dynamo.reset()
+        seen: dict[str, Any] = dict(zip(("pytorch_err", "ours_err"), errors[0], strict=True))
+        for pytorchs, mine in errors:
+            if error := evidence.wrong(mine, pytorchs, precision):
+                return Outcome(*what, error, **seen)
+        with contenders.switches(float32, "cudnn"):
+            seen |= self._fused(mode, x, autocast)
+            made = [
+                Contender(each, self.network, x, mode, autocast, graphs)
+                for each in ("ours", *self.others)
+            ]
+            costs = {each.name: each.compile(cached=self.cached) for each in made}
+            if not self.cached:
+                seen["compile_s"] = {each: seconds for each, (seconds, _) in costs.items()}
+            seen["compiled_graphs"] = {each: count for each, (_, count) in costs.items()}
+            times = timing.interleaved(
+                {each.name: [each.call] for each in made}, self.device, most_runs=51,
+                budget_s=budget_s,
+                queue_cycles=GRAPH_QUEUE_CYCLES if graphs else timing.QUEUE_CYCLES,
+            )  # fmt: skip
+        medians = {each: found.median for each, found in times.times.items()}
+        best = min(times.ratios, key=lambda each: times.ratios[each].median)
+        ratio = times.ratios[best]
+        return Outcome(
+            *what, "", medians, {each: found.median for each, found in times.ratios.items()},
+            ratio.median, ratio.low, ratio.high, times.times["ours"].runs, **seen,
         )  # fmt: skip
-    medians = {each: found.median for each, found in times.times.items()}
-    best = min(times.ratios, key=lambda each: times.ratios[each].median)
-    ratio = times.ratios[best]
-    return Outcome(
-        *what, "", medians, {each: found.median for each, found in times.ratios.items()},
-        ratio.median, ratio.low, ratio.high, times.times["ours"].runs, **seen,
-    )  # fmt: skip
+
+
+class Run(models.Run):
+    """The rows of ``bench models --compile``."""
+
+    identity = IDENTITY
+    outcome = Outcome
+
+    def key(self, name: str, what: models.What) -> Key:
+        return name, *what, self.arguments.image
+
+    def build(self, name: str) -> Comparison:
+        arguments = self.arguments
+        others = ("inductor", "eager", *(("autotune",) if name in arguments.autotune else ()))
+        return Comparison(name, arguments.image, self.device, others, cached=arguments.cached)
+
+    def text_of(self, row: Row) -> str:
+        return text_of(row)
+
+
+def compile_ahead(arguments: argparse.Namespace) -> None:
+    """Fills Inductor's caches with what the rows need, several networks at a time."""
+    threads = max(1, (os.cpu_count() or 1) // arguments.ahead)
+    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
+
+    def compiled(name: str) -> None:
+        command = [
+            sys.executable, "-m", "bench", "models", "--compile", "--cached", "--row-s", "0",
+            "--networks", name, "--modes", ",".join(arguments.modes),
+            "--layouts", ",".join(arguments.layouts),
+            "--precisions", ",".join(arguments.precisions),
+            "--batch", ",".join(map(str, arguments.batch)), "--image", str(arguments.image),
+            "--device", arguments.device, "--autotune", ",".join(arguments.autotune),
+        ]  # fmt: skip
+        # What fails here fails again where its row is measured, and is that row's error.
+        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
+
+    with concurrent.futures.ThreadPoolExecutor(arguments.ahead) as pool:
+        list(pool.map(compiled, arguments.networks))
 
 
 def text_of(row: Row) -> str:
@@ -167,48 +250,28 @@ def text_of(row: Row) -> str:
     )
 
 
-def main(arguments: argparse.Namespace, todo: Sequence[tuple[str, str, str, int]]) -> int:
+def compile_times(rows: Sequence[Row]) -> str:
+    """Says how our compile times compare with Inductor's; empty where none were taken."""
+    ratios = [row["compile_s"]["ours"] / row["compile_s"]["inductor"]
+              for row in rows if not row["error"] and row["compile_s"]]  # fmt: skip
+    if not ratios:
+        return ""
+    return (
+        f"compile times over Inductor's: {timing.geomean(ratios):.2f} in the geometric mean, "
+        f"{max(ratios):.2f} at most"
+    )
+
+
+def main(arguments: argparse.Namespace, console: Console) -> int:
     """Measures the rows of each network until the budget is spent."""
-    console = Console()
-    device = torch.device(arguments.device)
-    kept = Rows(arguments.json, device, IDENTITY)
-    budget = Budget(arguments.budget_s)
-    wanted: list[Row] = []
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
-
-    for name in arguments.networks:
-        network = evidence.awakened(networks.build(name)).to(device)
-        images = torch.randn(networks.input_shape(network, SETTLING, arguments.image)).to(device)
-        with contenders.switches("fp32", ""):
-            evidence.settled(network, images)
-        others = ("inductor", "eager", *(("autotune",) if name in arguments.autotune else ()))
-        for mode, precision, layout, batch in todo:
-            key = (name, mode, precision, layout, batch, arguments.image)
-            if arguments.resume and kept.get(*key) is not None:
-                wanted.append(kept.rows[key])
-                continue
-            if not budget.has_room():
-                say(f"stopped for the budget of {budget.seconds:g} s")
-                break
-            began = time.monotonic()
-            try:
-                row = asdict(compare(
-                    name, network, mode, precision, layout, batch, arguments.image,
-                    arguments.row_s, others, arguments.cached,
-                ))  # fmt: skip
-            except Exception as error:  # any error becomes the row's outcome
-                text = f"{type(error).__name__}: {error}"
-                row = asdict(Outcome(*key, graphs=False, error=text[:500]))
-            kept.add(row)
-            wanted.append(row)
-            say(text_of(row))
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            budget.spend(time.monotonic() - began)
-    console.print(means(wanted, "ratios to the better peer"))
-    for row in sorted(wanted, key=lambda row: float(row["ratio"])):
+    if arguments.ahead:
+        compile_ahead(arguments)
+    run = Run(arguments, console)
+    rows = run.all()
+    console.print(means(rows, "ratios to the better peer"))
+    for row in sorted(rows, key=lambda row: float(row["ratio"])):
         if row["error"] or row["ratio"] < 1:
-            say(text_of(row))
-    return int(any(row["error"] for row in wanted))
+            run.print(text_of(row))
+    if text := compile_times(rows):
+        run.print(text)
+    return int(any(row["error"] for row in rows))

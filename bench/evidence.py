@@ -3,9 +3,9 @@
 Other parts of an untrained network amplify rounding: batch norm divides by the spread of a few
 values, an error in the loss's gradient scales all other gradients, and a unit that crosses a ReLU's
 kink changes gradients by as much as a wrong convolution would. The errors should tell how exact the
-convolutions are. So batch norms keep fixed statistics, the loss weights the outputs by fixed random
-numbers, smooth functions replace those with kinks when gradients are taken, and no branch starts
-with a gain near zero.
+convolutions are. So batch norms keep fixed statistics, unless these are checked too, the loss
+weights the outputs by fixed random numbers, smooth functions replace those with kinks when
+gradients are taken, and no branch starts with a gain near zero.
 """
 
 from __future__ import annotations
@@ -118,11 +118,7 @@ def awakened(network: nn.Module) -> nn.Module:
 
 def settled(network: nn.Module, x: Tensor) -> nn.Module:
     """Sets batch norms' statistics from x, one variance for all channels; returns the network."""
-    norms = [
-        (module, module.momentum)
-        for module in network.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    ]
+    norms = [(norm, norm.momentum) for norm in _norms(network)]
     for norm, _ in norms:
         norm.momentum = 1.0
     with torch.no_grad():
@@ -134,17 +130,29 @@ def settled(network: nn.Module, x: Tensor) -> nn.Module:
     return network
 
 
+def _norms(network: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    kind = nn.modules.batchnorm._BatchNorm
+    return [module for module in network.modules() if isinstance(module, kind)]
+
+
 @contextlib.contextmanager
-def _training(network: nn.Module) -> Iterator[None]:
-    """Puts the network in training mode, except its batch norms, which keep their statistics."""
+def _training(network: nn.Module, *, batch_statistics: bool) -> Iterator[None]:
+    """Puts the network in training mode; restores the batch norms' statistics.
+
+    Without ``batch_statistics``, batch norms stay in evaluation mode.
+    """
+    norms = _norms(network)
+    before = [{key: each.clone() for key, each in norm.named_buffers()} for norm in norms]
     network.train()
-    for module in network.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
+    for norm in norms:
+        norm.train(batch_statistics)
     try:
         yield
     finally:
         network.eval()
+        for norm, kept in zip(norms, before, strict=True):
+            for key, value in kept.items():
+                norm.get_buffer(key).copy_(value)
 
 
 def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:
@@ -171,10 +179,29 @@ def gradients(network: nn.Module, x: Tensor, autocast: torch.dtype | None = None
 
     The loss is the sum of all outputs, weighted by random numbers that are the same in every call.
     """
+    with _training(network, batch_statistics=False):
+        return _gradients(network, x, autocast)
+
+
+def trained(
+    network: nn.Module, x: Tensor, autocast: torch.dtype | None = None
+) -> tuple[Named, Named]:
+    """Returns these gradients with batch norms that normalise by the batch's statistics.
+
+    The second part of the result are the running statistics that follow.
+    """
+    with _training(network, batch_statistics=True):
+        found = _gradients(network, x, autocast)
+        names = "running_mean", "running_var"
+        running = {k: v.clone() for k, v in network.named_buffers() if k.endswith(names)}
+    return found, running
+
+
+def _gradients(network: nn.Module, x: Tensor, autocast: torch.dtype | None) -> Named:
     wanted = convolved(network)
     image = x.detach().requires_grad_()
     torch.manual_seed(0)
-    with torch.enable_grad(), _training(network):
+    with torch.enable_grad():
         with smooth(), _autocast(x, autocast):
             found = [y.float() for y in leaves(network(image.clone()))]
         generator = torch.Generator(x.device).manual_seed(0)

@@ -26,7 +26,7 @@ import customconv
 from . import contenders, evidence, inside, networks, timing
 from .kept import Rows
 from .options import several
-from .results import Row
+from .results import Key, Row
 from .run import Budget
 from .timing import geomean
 
@@ -357,6 +357,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cached", action="store_true",
         help="with --compile: take what Inductor's caches have; compile times are left out",
     )  # fmt: skip
+    parser.add_argument(
+        "--ahead", type=int, default=0, metavar="N",
+        help="with --cached: first compile the networks, N at a time, in other processes",
+    )  # fmt: skip
     parser.add_argument("--tuned", action="store_true", help="tune ours first")
     parser.add_argument("--resume", action="store_true", help="skip rows that the file has")
     parser.add_argument(
@@ -378,15 +382,28 @@ def _todo(arguments: argparse.Namespace) -> list[What]:
 class Run:
     """One command's rows, measured in turn until its budget is spent."""
 
+    identity: Sequence[str] = IDENTITY
+    outcome: type[Any] = Outcome  # a row that failed: its identity and the error
+
     def __init__(self, arguments: argparse.Namespace, console: Console) -> None:
         self.arguments, self.console = arguments, console
         self.device = torch.device(arguments.device)
-        self.rows = Rows(arguments.json, self.device, IDENTITY)
+        self.rows = Rows(arguments.json, self.device, self.identity)
         self.budget = Budget(arguments.budget_s)
 
-    def key(self, name: str, what: What) -> tuple[str, str, str, str, int, int, str, bool]:
+    def key(self, name: str, what: What) -> Key:
+        """Returns the values that identify a row."""
         arguments = self.arguments
         return name, *what, arguments.image, arguments.by, arguments.tuned
+
+    def build(self, name: str) -> Any:
+        """Builds a network, whose ``compare`` measures a row."""
+        arguments = self.arguments
+        return Pair(name, arguments.image, self.device, arguments.by, tuned=arguments.tuned)
+
+    def text_of(self, row: Row) -> str:
+        """Formats a row in one line."""
+        return text_of(row)
 
     def due(self, name: str, what: What) -> tuple[bool, bool]:
         """Returns whether to measure a row, and whether its layers may be timed."""
@@ -402,7 +419,7 @@ class Run:
     def network(self, name: str, todo: Iterable[What]) -> bool:
         """Measures a network's rows; returns whether there was time for all."""
         arguments = self.arguments
-        pair = None
+        built = None
         for what in todo:
             measured, layers = self.due(name, what)
             if not (measured or layers):
@@ -411,44 +428,50 @@ class Run:
                 self.print(f"stopped for the budget of {self.budget.seconds:g} s")
                 return False
             began = time.monotonic()
+            key = self.key(name, what)
             try:
-                if pair is None:
-                    pair = Pair(
-                        name, arguments.image, self.device, arguments.by, tuned=arguments.tuned,
-                    )  # fmt: skip
+                built = built or self.build(name)
                 if measured:
-                    self.rows.add(asdict(pair.compare(*what, arguments.row_s)))
-                row = self.rows.rows[self.key(name, what)]
-                self.print(text_of(row))
+                    self.rows.add(asdict(built.compare(*what, arguments.row_s)))
+                row = self.rows.rows[key]
+                self.print(self.text_of(row))
                 if layers and not row["error"] and row["ratio"] < 1:
-                    self.rows.add(row | {"layers": (found := pair.layers(*what))})
+                    self.rows.add(row | {"layers": (found := built.layers(*what))})
                     for line in layers_text(found):
                         self.print(line)
             except Exception as error:  # any error becomes the row's outcome
                 short = isinstance(error, torch.cuda.OutOfMemoryError)
                 text = "out of memory" if short else f"{type(error).__name__}: {error}"
-                self.rows.add(asdict(Outcome(*self.key(name, what), text)))
-                self.print(text_of(self.rows.rows[self.key(name, what)]))
+                self.rows.add(asdict(self.outcome(*key, error=text)))
+                self.print(self.text_of(self.rows.rows[key]))
             if self.device.type == "cuda":
                 torch.cuda.synchronize()  # raises errors that a failure left pending
                 torch.cuda.empty_cache()
             self.budget.spend(time.monotonic() - began)
         return True
 
+    def all(self) -> list[Row]:
+        """Measures all rows that the command asks for, and returns those that there are."""
+        todo = _todo(self.arguments)
+        for name in self.arguments.networks:
+            if not self.network(name, todo):
+                break
+        wanted = [self.key(name, what) for name in self.arguments.networks for what in todo]
+        return [self.rows.rows[key] for key in wanted if key in self.rows.rows]
+
 
 def main(arguments: argparse.Namespace) -> int:
+    console = Console()
+    if arguments.compile and (arguments.layers or arguments.tuned):
+        console.print("--layers and --tuned do not go with --compile")
+        return 2
+    if arguments.ahead and not (arguments.compile and arguments.cached):
+        console.print("--ahead needs --compile and --cached")
+        return 2
     if arguments.compile:
         from . import compiled
 
-        return compiled.main(arguments, _todo(arguments))
-    console = Console()
-    run = Run(arguments, console)
-    wanted = []
-    stopped = False
-    todo = _todo(arguments)
-    for name in arguments.networks:
-        wanted += [run.key(name, what) for what in todo]
-        stopped = stopped or not run.network(name, todo)
-    rows = [run.rows.rows[key] for key in wanted if key in run.rows.rows]
+        return compiled.main(arguments, console)
+    rows = Run(arguments, console).all()
     summary(rows, console)
     return int(any(row["error"] for row in rows))

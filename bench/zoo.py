@@ -2,7 +2,9 @@
 
 For each network, layout and precision it computes the outputs in evaluation mode and the gradients
 of all convolutions and of the input (see evidence.py) on small images: by PyTorch, and by ours,
-routed and converted. Our error against IEEE float32 may be up to twice PyTorch's.
+routed, converted or compiled. Our error against IEEE float32 may be up to twice PyTorch's. Compiled
+networks compute a batch norm's statistics with the convolution in front of it, so there batch norms
+normalise by the batch's statistics, and the running ones are checked, too.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from .results import Row
 from .run import Budget
 
 IDENTITY = ("network", "precision", "layout", "by")
+Errors = Mapping[str, Mapping[str, float]]  # by what is checked, then by tensor
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by a tensor's number of dimensions
 
 
@@ -70,9 +73,14 @@ def lay_out(network: nn.Module, layout: str) -> None:
             parameter.data = laid_out(parameter.data, layout)
 
 
-def taken(network: nn.Module, x: Tensor, autocast: torch.dtype | None) -> tuple[Named, Named]:
-    """Returns outputs and gradients."""
-    return evidence.outputs(network, x, autocast), evidence.gradients(network, x, autocast)
+def taken(network: nn.Module, x: Tensor, autocast: torch.dtype | None, by: str) -> dict[str, Named]:
+    """Returns what is checked: outputs, gradients and, compiled, running statistics."""
+    outputs = evidence.outputs(network, x, autocast)
+    if by != "compiled":
+        return {"outputs": outputs, "gradients": evidence.gradients(network, x, autocast)}
+    gradients, running = evidence.trained(network, x, autocast)
+    found = {"outputs": outputs, "gradients": gradients, "running statistics": running}
+    return {what: tensors for what, tensors in found.items() if tensors}
 
 
 def worst_of(ours: Mapping[str, float], pytorch: Mapping[str, float]) -> str:
@@ -81,59 +89,55 @@ def worst_of(ours: Mapping[str, float], pytorch: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {ours[name]:.2g} for {pytorch[name]:.2g}" for name in worst)
 
 
-def judged(
-    ours: Sequence[Mapping[str, float]], pytorch: Sequence[Mapping[str, float]], precision: str
-) -> str:
-    """Says what is wrong with our outputs or gradients; empty if nothing is."""
-    for what, mine, theirs in zip(("outputs", "gradients"), ours, pytorch, strict=True):
-        wrong = evidence.wrong(evidence.total(mine), evidence.total(theirs), precision)
+def judged(ours: Errors, pytorch: Errors, precision: str) -> str:
+    """Says what is wrong with our outputs, gradients or running statistics, or is empty."""
+    for what, mine in ours.items():
+        wrong = evidence.wrong(evidence.total(mine), evidence.total(pytorch[what]), precision)
         if wrong:
-            return f"{what} {wrong} ({worst_of(mine, theirs)})"
+            return f"{what} {wrong} ({worst_of(mine, pytorch[what])})"
     return ""
 
 
 class Subject:
     """A network on a device, with its results in IEEE float32."""
 
-    def __init__(self, architecture: Architecture, device: torch.device) -> None:
+    def __init__(
+        self, architecture: Architecture, device: torch.device, ways: Iterable[str]
+    ) -> None:
         self.architecture, self.device = architecture, device
         try:
             self.network = evidence.awakened(architecture.network()).to(device)
             self.x = architecture.input(device)
             with contenders.switches("fp32", ""):
                 evidence.settled(self.network, self.x)
-                self.expected = taken(self.network, self.x, None)
+                self.expected = {by: taken(self.network, self.x, None, by) for by in ways}
         except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
             raise Missing(f"{type(error).__name__}: {error}") from error
 
-    def _errors(
-        self, network: nn.Module, layout: str, precision: str
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns the errors of outputs and of gradients, each by name."""
+    def _errors(self, network: nn.Module, layout: str, precision: str, by: str) -> Errors:
         autocast, float32 = PRECISIONS[precision]
         lay_out(network, layout)
         with contenders.switches(float32, ""):
-            outputs, gradients = taken(network, laid_out(self.x, layout), autocast)
-        return (
-            evidence.errors(outputs, self.expected[0]),
-            evidence.errors(gradients, self.expected[1]),
-        )
+            found = taken(network, laid_out(self.x, layout), autocast, by)
+        expected = self.expected[by]
+        return {what: evidence.errors(found[what], tensors) for what, tensors in expected.items()}
 
     def checks(self, todo: Iterable[tuple[str, str, str]]) -> Iterator[Check]:
         """Yields a check for each precision, layout and way of running ours."""
         ways: dict[str, nn.Module] = {}
-        pytorch = {}
+        pytorch: dict[tuple[str, str, bool], Errors] = {}
         for precision, layout, by in todo:
             what = self.architecture.name, self.architecture.family, precision, layout, by
-            if (precision, layout) not in pytorch:
-                pytorch[precision, layout] = self._errors(self.network, layout, precision)
-            theirs = pytorch[precision, layout]
+            key = precision, layout, by == "compiled"
+            if key not in pytorch:
+                pytorch[key] = self._errors(self.network, layout, precision, by)
+            theirs = pytorch[key]
             customconv.stats(reset=True)
             try:
                 if by not in ways:
                     ways[by] = networks.ours(self.network, by)
                 with networks.switched(by):
-                    ours = self._errors(ways[by], layout, precision)
+                    ours = self._errors(ways[by], layout, precision, by)
             except Exception as error:  # any error is a failure of the check
                 yield Check(*what, f"{type(error).__name__}: {error}")
                 continue
@@ -143,8 +147,8 @@ class Subject:
             if not wrong and routable and not counted.calls:
                 wrong = "no convolution was ours"
             errors = (
-                evidence.total(theirs[0]), evidence.total(ours[0]),
-                evidence.total(theirs[1]), evidence.total(ours[1]),
+                evidence.total(theirs["outputs"]), evidence.total(ours["outputs"]),
+                evidence.total(theirs["gradients"]), evidence.total(ours["gradients"]),
             )  # fmt: skip
             counts = sum(counted.calls.values()), sum(counted.fallbacks.values())
             yield Check(*what, wrong, *errors, *counts)
@@ -237,7 +241,7 @@ def main(arguments: argparse.Namespace) -> int:
             continue
         began = time.monotonic()
         try:
-            for check in Subject(architecture, device).checks(todo):
+            for check in Subject(architecture, device, arguments.by).checks(todo):
                 rows.add(asdict(check))
                 if check.error:
                     print_(f"  {check.precision} {check.layout} {check.by}: {check.error}")

@@ -69,6 +69,16 @@ def test_gradients_are_of_the_input_and_of_convolutions(network):
     assert all(torch.equal(found[name], again[name]) for name in found)
 
 
+def test_training_gives_running_statistics_and_restores_them(network):
+    before = {name: value.clone() for name, value in network.named_buffers()}
+    taken, running = evidence.trained(network, 3 * X)
+    assert taken.keys() == evidence.gradients(network, 3 * X).keys()
+    assert running.keys() == {name for name in before if "running" in name}
+    assert all(not torch.equal(value, before[name]) for name, value in running.items())
+    assert all(torch.equal(value, before[name]) for name, value in network.named_buffers())
+    assert not any(module.training for module in network.modules())
+
+
 def test_gradients_change_little_where_a_unit_crosses_a_kink(network):
     """By no more than rounding does; with the kink by a thousand times that."""
     evidence.settled(network, X)

@@ -37,15 +37,17 @@ def test_there_are_enough_of_all_families():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("by", ["routed", "compiled"])
 @pytest.mark.parametrize("name", SMALL)
-def test_a_network_gives_the_same_twice(name):
+def test_a_network_gives_the_same_twice(name, by):
     architecture = NAMED[name]
     x = architecture.input(CPU)
     first, second = (
-        zoo.taken(evidence.settled(evidence.awakened(architecture.network()), x), x, None)
+        zoo.taken(evidence.settled(evidence.awakened(architecture.network()), x), x, None, by)
         for _ in range(2)
     )
-    for a, b in zip(first, second, strict=True):
+    assert first.keys() == second.keys() >= {"outputs", "gradients"}
+    for a, b in zip(first.values(), second.values(), strict=True):
         assert a.keys() == b.keys()
         assert all(torch.equal(a[key], b[key]) for key in a)
         assert all(value.isfinite().all() for value in a.values())
@@ -132,11 +134,40 @@ def test_a_wrong_convolution_is_an_error(small, tmp_path, monkeypatch, capsys):
     assert "2 of 4" in capsys.readouterr().out
 
 
-def test_a_wrong_gradient_is_an_error_that_names_it(small):
-    outputs, gradients = {"output 0": 1e-6}, {"input": 1e-6, "weight": 0.5, "bias": 1e-6}
-    pytorch = {"output 0": 1e-6}, dict.fromkeys(gradients, 1e-6)
-    error = zoo.judged((outputs, gradients), pytorch, "tf32")
+def test_a_wrong_gradient_is_an_error_that_names_it():
+    ours = {
+        "outputs": {"output 0": 1e-6},
+        "gradients": {"input": 1e-6, "weight": 0.5, "bias": 1e-6},
+    }
+    pytorch = {what: dict.fromkeys(errors, 1e-6) for what, errors in ours.items()}
+    error = zoo.judged(ours, pytorch, "tf32")
     assert error.startswith("gradients off by 0.289, PyTorch by 1e-06 (weight 0.5 for 1e-06")
+
+
+def test_wrong_running_statistics_of_a_compiled_network_are_an_error(tmp_path, monkeypatch):
+    class Off(nn.BatchNorm2d):
+        def forward(self, x):
+            y = super().forward(x)
+            if self.training:
+                self.running_mean.data += 0.1  # which autograd does not see
+            return y
+
+    def ours(network, by):
+        other = nn.Sequential(nn.Conv2d(3, 4, 3), Off(4))
+        other.load_state_dict(network.state_dict())
+        return other
+
+    def build():
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+
+    monkeypatch.setattr(zoo, "ARCHITECTURES", [Architecture("small", "tests", build, (3, 8, 8))])
+    monkeypatch.setattr(networks, "ours", ours)
+    path = tmp_path / "zoo.json"
+    assert check(path, "--networks", "small", "--by", "routed", "--layouts", "nchw") == 0
+    assert check(path, "--networks", "small", "--by", "compiled", "--layouts", "nchw") == 1
+    error = json.loads(path.read_text())["rows"][-1]["error"]
+    assert error.startswith("running statistics off by ")
+    assert "1.running_mean" in error
 
 
 def test_a_crash_of_ours_is_an_error(small, tmp_path, monkeypatch):
