@@ -53,13 +53,21 @@ def _conv2d_fused(
     # A bias in float32 beside images of 16 bits is not PyTorch's to add.
     usual = bias if bias is None or bias.dtype == input.dtype else None
     output = _conv2d(input, weight, usual, stride, padding, dilation, groups)
-    for name, tensor, shape in (
-        ("bias", bias, output.shape[-3:-2]),
-        ("scale", scale, output.shape[-3:-2]),
-        ("residual", residual, output.shape),
+    wide = torch.promote_types(input.dtype, torch.float32)
+    for name, tensor, shape, dtypes in (
+        ("bias", bias, output.shape[-3:-2], {input.dtype, wide}),
+        ("scale", scale, output.shape[-3:-2], {input.dtype, wide}),
+        ("residual", residual, output.shape, {input.dtype}),
     ):
-        if tensor is not None and tensor.shape != shape:
+        if tensor is None:
+            continue
+        if tensor.shape != shape:
             raise RuntimeError(f"conv2d_fused: expected a {name} of shape {shape}")
+        if tensor.dtype not in dtypes or tensor.device != input.device:
+            raise RuntimeError(
+                f"conv2d_fused: expected a {name} of type {input.dtype} on {input.device}, as the "
+                f"input is, but got {tensor.dtype} on {tensor.device}"
+            )
     return output
 
 
@@ -157,7 +165,7 @@ def _conv2d_statistics(
     for running in (running_mean, running_var):
         if running is not None and running.shape != output.shape[1:2]:
             raise RuntimeError("conv2d_statistics: expected running statistics of each channel")
-    dtype = torch.float64 if output.dtype == torch.float64 else torch.float32
+    dtype = torch.promote_types(output.dtype, torch.float32)
     variance, mean, reciprocal_std = (
         output.new_empty((1, output.shape[1], 1, 1), dtype=dtype) for _ in range(3)
     )
@@ -173,8 +181,7 @@ def _fold_batch_norms(
     eps: Sequence[float],
 ) -> list[Tensor]:
     def vector(mean: Tensor) -> Tensor:
-        wide = mean.dtype == torch.float64
-        return torch.empty_like(mean, dtype=torch.float64 if wide else torch.float32)
+        return torch.empty_like(mean, dtype=torch.promote_types(mean.dtype, torch.float32))
 
     return [vector(mean) for mean in means for _ in ("scale", "shift")]
 

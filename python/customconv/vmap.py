@@ -244,6 +244,36 @@ def _rule_for_gradients(operator: Operator) -> Operator:
     return rule
 
 
+def _fold_batch_norms(
+    info: Any,
+    in_dims: Sequence[Any],
+    means: Sequence[Tensor],
+    variances: Sequence[Tensor],
+    weights: Sequence[Tensor | None],
+    biases: Sequence[Tensor | None],
+    shifts: Sequence[Tensor | None],
+    eps: Sequence[float],
+) -> tuple[list[Tensor], list[int | None]]:
+    """The rule of ``fold_batch_norms``, by PyTorch's operators: vectors broadcast over examples."""
+    folded: list[Tensor] = []
+    out_dims: list[int | None] = []
+    for *tensors, number in zip(means, variances, weights, biases, shifts, eps, strict=True):
+        dims = [each[len(folded) // 2] for each in in_dims[:5]]
+        wide = torch.promote_types(tensors[0].dtype, torch.float32)
+        mean, variance, weight, bias, shift = (
+            torch.zeros((), dtype=wide) if tensor is None else _mapped(tensor, dim).value.to(wide)
+            for tensor, dim in zip(tensors, dims, strict=True)
+        )
+        scale = (variance + number).rsqrt()
+        if tensors[2] is not None:
+            scale = scale * weight
+        moved = (shift - mean) * scale + bias
+        for each in (scale, moved):
+            folded.append(each)
+            out_dims.append(0 if each.ndim > 1 else None)
+    return folded, out_dims
+
+
 _ops = torch.ops.customconv
 _ONE, _NONE = (1, 1), (0, 0)
 
@@ -258,3 +288,4 @@ for _name, _rule in {
     "conv_transpose2d_backward": _rule_for_gradients(_ops.conv_transpose2d_backward.default),
 }.items():
     torch.library.register_vmap(f"customconv::{_name}", _rule)
+torch.library.register_vmap("customconv::fold_batch_norms", _fold_batch_norms)

@@ -29,12 +29,6 @@ def forget_compiled_code():
     dynamo._told.clear()
 
 
-@pytest.fixture
-def fuses_on_the_cpu(monkeypatch):
-    """Fuses on the CPU too, where operators are composed, so that all but kernels is tested."""
-    monkeypatch.setattr("customconv.compiler.rewrite.is_on_gpu", lambda value: True)
-
-
 def assert_same_results(actual, expected):
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config
 
 import customconv
-from customconv.compiler import dynamo, inductor, rewrite
+from customconv.compiler import dynamo, inductor
 
 OPS = torch.ops.customconv
 FUSED = OPS.conv2d_statistics.default
@@ -28,10 +28,9 @@ def forget_compiled_code():
 
 
 @pytest.fixture
-def graphs(monkeypatch):
-    """The graphs that Inductor gets, of convolutions that become ours on the CPU too."""
+def graphs(fuses_on_the_cpu, monkeypatch):
+    """The graphs that Inductor gets."""
     seen: list[list[SimpleNamespace]] = []
-    monkeypatch.setattr(rewrite, "is_on_gpu", lambda value: True)
     change = inductor.InductorPass.__call__
 
     def call(self, graph):

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from reference import assert_equal, tolerances
 from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from customconv.compiler.report import CompiledConvolution
 from customconv.compiler.rewrite import fuse
+
+pytestmark = pytest.mark.usefixtures("fuses_on_the_cpu")
 
 FUSED = torch.ops.customconv.conv2d_fused.default
 PLAIN = torch.ops.customconv.conv2d.default
@@ -49,18 +53,36 @@ def settled(model: nn.Module) -> nn.Module:
 
 
 class Fusing:
-    """A backend that fuses on every device and runs the graph as it then is."""
+    """A backend that fuses and runs the graph as it then is.
 
-    def __init__(self) -> None:
+    If ``differentiates``, AOT autograd traces the graph first, as it does for Inductor.
+    """
+
+    def __init__(self, *, differentiates: bool = False) -> None:
+        self.differentiates = differentiates
         self.found: list[CompiledConvolution] = []
         self.graphs: list[fx.GraphModule] = []
+        self.backward: list[fx.GraphModule] = []
 
-    def __call__(self, graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        self.found += fuse(graph_module.graph, computes=lambda value: True)
+    def __call__(self, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.found += fuse(graph_module.graph)
         graph_module.graph.lint()
         graph_module.recompile()
         self.graphs.append(graph_module)
-        return graph_module.forward
+        if not self.differentiates:
+            return graph_module.forward
+
+        def traced(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            return make_boxed_func(graph.forward)
+
+        def backward(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            self.backward.append(graph)
+            return make_boxed_func(graph.forward)
+
+        made: Callable[..., Any] = aot_autograd(fw_compiler=traced, bw_compiler=backward)(
+            graph_module, inputs
+        )
+        return made
 
     def called(self) -> list[Any]:
         """What the graphs call, in order, but for the parameters' preparation."""
@@ -396,6 +418,10 @@ def test_products_of_single_pixels_are_pytorchs(name, train):
 
 # --- Operators that work in place ---
 
+_library = torch.library.Library("customconv_tests", "FRAGMENT")
+_library.define("double_(Tensor(a!) x) -> ()")
+_library.impl("double_", lambda x: [x.mul_(2), None][1], "CompositeExplicitAutograd")
+
 
 def changed_input(m, x):
     """The convolution's input changes before the residual is known."""
@@ -453,6 +479,20 @@ def changed_scale(m, x):
     return y * s.view(-1, 1, 1)
 
 
+def changed_in_a_list(m, x):
+    z = x.exp()
+    y = m.c(z)
+    torch._foreach_mul_([z], 2.0)
+    return F.relu(y + z.sin())
+
+
+def changed_by_an_operator(m, x):
+    z = x.exp()
+    y = m.c(z)
+    torch.ops.customconv_tests.double_(z)
+    return F.relu(y + z.sin())
+
+
 @pytest.mark.parametrize(
     ("forward", "parts"),
     [
@@ -464,6 +504,8 @@ def changed_scale(m, x):
         (sum_into_argument, ["conv2d"]),
         (activated_after_view, ["conv2d"]),
         (changed_scale, ["conv2d"]),
+        (changed_in_a_list, ["conv2d"]),
+        (changed_by_an_operator, ["conv2d"]),
     ],
 )
 def test_writes_in_place_are_seen_as_without_fusion(forward, parts):
@@ -475,6 +517,23 @@ def test_writes_in_place_are_seen_as_without_fusion(forward, parts):
     assert list(backend.found[0].parts) == parts
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(used, given, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_may_be_views_of_one_tensor():
+    c = conv(8, 8)
+
+    def function(x, view):
+        y = c(view)
+        x.mul_(2)
+        return F.relu(y + view.exp())
+
+    results = []
+    backend = Fusing(differentiates=True)
+    with torch.no_grad():
+        for each in (torch.compile(function, backend=backend), function):
+            x = torch.linspace(-1, 1, 2 * 8 * 5 * 5).view(2, 8, 5, 5)
+            results.append(each(x, x.view(2, 8, 5, 5)))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 # --- Training ---
@@ -494,7 +553,8 @@ TRAINED = {
     "leaky_relu": (lambda m, x: F.leaky_relu(m.c(x)), ["conv2d", "leaky_relu"]),
     "negative_slope": (lambda m, x: F.leaky_relu(m.c(x), -1.0), ["conv2d"]),
     "residual": (lambda m, x: F.relu(m.c(x) + x), ["conv2d", "residual", "relu"]),
-    "residual_last": (lambda m, x: F.relu(m.c(x)) + x, ["conv2d", "relu", "residual"]),
+    "residual_last": (lambda m, x: F.relu(m.c(x)) + x, ["conv2d", "relu"]),
+    "residual_alone": (lambda m, x: m.c(x) + x, ["conv2d", "residual"]),
     "number": (lambda m, x: F.relu(m.c(x) * 0.5), ["conv2d", "scale", "relu"]),
     "silu": (lambda m, x: F.silu(m.c(x)), ["conv2d"]),
     "gelu": (lambda m, x: F.gelu(m.c(x) + x), ["conv2d", "residual"]),
@@ -506,33 +566,183 @@ def test_training_fuses_what_costs_the_backward_pass_nothing(name):
     forward, parts = TRAINED[name]
     model = Model(forward, c=conv(8, 8)).double()
     x = input_of(model).double()
-    backend = Fusing()
+    backend = Fusing(differentiates=True)
     actual = gradients(torch.compile(model, backend=backend, fullgraph=True), x)
     assert list(backend.found[0].parts) == parts
     for ours, expected in zip(actual, gradients(model, x), strict=True):
         torch.testing.assert_close(ours, expected)
+    (graph_module,) = backend.backward
+    called = [n.target for n in graph_module.graph.nodes if str(n.target).startswith("customconv")]
+    assert called == [torch.ops.customconv.conv2d_backward.default]
 
 
+@pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_batch_norm_in_evaluation_mode_is_fused_unless_it_learns(frozen):
-    model = settled(PATTERNS["batch_norm_and_bias"][0]).double()
+def test_a_batch_norm_in_evaluation_mode_is_fused_unless_it_learns(frozen, shifted):
+    """What else learns in front of it has its gradient, such as the convolution's bias."""
+
+    def forward(m, x):
+        y = m.c(x)
+        return F.relu(m.b(y + m.d.bias.view(-1, 1, 1) if shifted else y))
+
+    model = settled(Model(forward, c=conv(), b=nn.BatchNorm2d(8), d=nn.Linear(1, 8))).double()
     for parameter in model.b.parameters():
         parameter.requires_grad_(not frozen)
     x = input_of(model).double()
-    backend = Fusing()
+    learning = [model.c.weight, model.c.bias, *([model.d.bias] if shifted else [])]
+    backend = Fusing(differentiates=True)
     compiled = torch.compile(model, backend=backend, fullgraph=True)
-    ours, theirs = (
-        torch.autograd.grad(f(x).square().sum(), model.c.weight)[0] for f in (compiled, model)
-    )
+    ours, theirs = (torch.autograd.grad(f(x).square().sum(), learning) for f in (compiled, model))
     torch.testing.assert_close(ours, theirs)
-    for parameter in model.b.parameters():
-        parameter.requires_grad_(True)
-    assert (len(backend.found[0].parts) > 1) is frozen
+    fused = ["bias"] * shifted + ["batch norm", "relu"] if frozen else ["bias"] * shifted
+    assert list(backend.found[0].parts) == ["conv2d", *fused]
     if not frozen:
         assert "need gradients" in backend.found[0].reason
 
 
+def test_a_clamp_is_no_relu_where_the_gradient_at_its_bounds_is_asked_for():
+    model = Model(lambda m, x: m.c(x).clamp(min=0), c=conv(8, 8, bias=False))
+    nn.init.zeros_(model.c.weight)
+    x = input_of(model)
+    backend = Fusing(differentiates=True)
+    actual = gradients(torch.compile(model, backend=backend), x)
+    for ours, expected in zip(actual, gradients(model, x), strict=True):
+        torch.testing.assert_close(ours, expected)
+    assert list(backend.found[0].parts) == ["conv2d"]
+
+
+# --- Regions in which gradients or autocast are switched ---
+
+
+def convolved_without_gradient(m, x):
+    with torch.no_grad():
+        y = m.c(x)
+    return F.relu(y + m.d(x))
+
+
+def added_to_without_gradient(m, x):
+    """The residual is known before the convolution, which must not take its gradient away."""
+    r = m.d(x)
+    with torch.no_grad():
+        y = m.c(x)
+    return F.relu(y + r)
+
+
+def activated_without_gradient(m, x):
+    y = m.c(x)
+    with torch.no_grad():
+        z = F.relu(y)
+    return z * m.d(x)
+
+
+def wholly_without_gradient(m, x):
+    with torch.no_grad():
+        y = F.relu(m.b(m.c(x)))
+    return y * m.d(x)
+
+
+def learning_all_the_same(m, x):
+    with torch.no_grad(), torch.enable_grad():
+        return F.relu(m.b(m.c(x))) + m.d(x)
+
+
+def added_by_autocast(m, x):
+    y = m.c(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        return y + m.d(x).float().exp()
+
+
+def convolved_by_autocast(m, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        y = m.c(x)
+    return y + m.d(x).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("forward", "parts"),
+    [
+        (convolved_without_gradient, ["conv2d"]),
+        (added_to_without_gradient, ["conv2d"]),
+        (activated_without_gradient, ["conv2d"]),
+        (wholly_without_gradient, ["conv2d", "batch norm", "relu"]),
+        (learning_all_the_same, ["conv2d"]),
+        (added_by_autocast, ["conv2d"]),
+        (convolved_by_autocast, ["conv2d"]),
+    ],
+)
+def test_chains_stay_within_a_region(forward, parts):
+    model = settled(Model(forward, c=conv(8, 8), d=conv(8, 8), b=nn.BatchNorm2d(8)))
+    x = input_of(model)
+    backend = Fusing(differentiates=True)
+    found = []
+    for run_ in (torch.compile(model, backend=backend, fullgraph=True), model):
+        model.zero_grad(set_to_none=True)
+        y = run_(x)
+        y.float().square().sum().backward()
+        found.append((y.detach(), {name: p.grad for name, p in model.named_parameters()}))
+    (y, ours), (expected, theirs) = found
+    rough = y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, expected, rtol=0.02 if rough else 1e-4, atol=0.02)
+    assert [name for name in ours if ours[name] is None] == [
+        name for name in theirs if theirs[name] is None
+    ]
+    for name, grad in theirs.items():
+        if grad is not None:
+            off = (ours[name] - grad).norm() / grad.norm()
+            assert off < (0.02 if rough else 1e-4), name
+    first = next(each for each in backend.found if each.module == "c")
+    assert list(first.parts) == parts
+
+
+def test_gradients_within_a_function_of_functorchs_do_not_ask_for_the_mode():
+    model = settled(Model(lambda m, x: F.relu(m.b(m.c(x))), c=conv(8, 8), b=nn.BatchNorm2d(8)))
+    x = input_of(model)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters):
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    compiled = torch.compile(torch.func.grad(loss), backend=Fusing(differentiates=True))
+    with torch.no_grad():
+        ours, theirs = compiled(parameters), torch.func.grad(loss)(parameters)
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
 # --- Sizes and types ---
+
+
+def test_a_batch_norm_without_a_batch_is_not_of_the_channels():
+    model = Model(lambda m, x: m.b(m.c(x)), c=nn.Conv1d(4, 6, 3, padding=1), b=nn.BatchNorm1d(6))
+    model = settled(model)
+    x = torch.randn(4, 6)  # the norm takes the six samples for channels
+    with torch.no_grad():
+        backend, actual = run(model, x)
+        torch.testing.assert_close(actual, model(x))
+    assert "without a batch" in backend.found[0].reason
+
+
+KINDS = {
+    "narrow_divisor": (torch.float16, lambda y, v: y / (v.half() * 1e-5)),
+    "narrow_bias": (torch.float32, lambda y, v: y + v.half()),
+    "narrow_scale": (torch.float32, lambda y, v: y * v.bfloat16()),
+    "narrow_in_double": (torch.float64, lambda y, v: F.relu(y * v.float() + v.float())),
+    "wide_in_place": (torch.float32, lambda y, v: y.mul_(v.double())),
+    "narrow_residual": (torch.float32, lambda y, v: y + y.new_ones(2, 8, 7, 9).half()),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_operands_of_other_types_are_computed_as_without_fusion(name):
+    dtype, function = KINDS[name]
+    v = torch.linspace(0.5, 1.5, 8).view(-1, 1, 1)
+    for bias in (False, True):
+        model = Model(lambda m, x: function(m.c(x), v), c=conv(8, 8, bias=bias)).to(dtype)
+        x = 0.1 * input_of(model).to(dtype)
+        with torch.no_grad():
+            _, actual = run(model, x)
+            expected = model(x)
+        assert actual.dtype == expected.dtype
+        assert (actual - expected).abs().max() <= 2 * torch.finfo(dtype).eps * expected.abs().max()
 
 
 def test_any_size_is_fused_in_one_graph():

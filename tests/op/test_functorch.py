@@ -277,3 +277,28 @@ def test_jacobians_of_an_empty_batch(device):
     x, w = torch.randn(0, 2, 5, 5, device=device), torch.randn(3, 2, 3, 3, device=device)
     for jacobian in (jacrev, jacfwd):
         assert jacobian(lambda x: conv2d(x, w))(x).shape == (0, 3, 3, 3, 0, 2, 5, 5)
+
+
+@pytest.mark.parametrize("shared", [(), ("mean", "variance"), ("shift",)], ids=str)
+def test_vmap_of_folded_batch_norms(shared, device):
+    names = "mean", "variance", "weight", "bias", "shift"
+    dims = [None if name in shared else 1 for name in names]
+    vectors = [
+        torch.rand(5, device=device) + 0.5 if dim is None else torch.rand(5, 3, device=device) + 0.5
+        for dim in dims
+    ]
+
+    def fold(mean, variance, weight, bias, shift):
+        return torch.ops.customconv.fold_batch_norms(
+            [mean, mean.double()], [variance, variance.double()], [weight, None], [bias, None],
+            [shift, None], [1e-3, 1e-5],
+        )  # fmt: skip
+
+    actual = vmap(fold, in_dims=tuple(dims))(*vectors)
+    each = [
+        fold(*(v if dim is None else v[:, i] for v, dim in zip(vectors, dims, strict=True)))
+        for i in range(3)
+    ]
+    assert [t.dtype for t in actual] == [torch.float32] * 2 + [torch.float64] * 2
+    for ours, expected in zip(actual, zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(ours, torch.stack(expected))

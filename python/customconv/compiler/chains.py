@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .effects import owns_memory, writer, writes
+from .effects import changes_modes, owns_memory, writer, writes
 from .operators import (
     Activation,
     Add,
@@ -95,6 +95,10 @@ class Chain:
         return [self.convolution.kind, *after, *rest]
 
 
+# Where a node is marked that was written for a chain.
+IS_OURS = "customconv_is_ours"
+
+
 class Refused(Exception):
     """Why an operator is not part of a chain."""
 
@@ -105,8 +109,6 @@ def find(convolution: Convolution, node: fx.Node) -> Chain:
     try:
         if convolution.transposed:
             raise Refused("kernels of transposed convolutions fuse nothing")
-        if value_of(node) is None:
-            raise Refused("its size is not known")
         while True:
             _extend(chain)
     except Refused as reason:
@@ -128,12 +130,16 @@ def _extend(chain: Chain) -> None:
         raise Refused(f"{name} changes its size or type")
     if not same_layout(value, before):
         raise Refused(f"{name} changes its memory format")
+    if any(changes_modes(each) for each in _between(chain.nodes[0], follower)):
+        raise Refused(f"gradients or autocast are switched on or off before {name}")
     if isinstance(found, Activation):
         _add_activation(chain, found, value)
     elif isinstance(found, BatchNorm):
         if node is not found.input:
             raise Refused(f"{name} reads it as a parameter")
-        if any(_needs_gradient(value_of(each)) for each in follower.all_input_nodes[1:]):
+        if before.ndim + chain.convolution.channel_dim != 1:  # such a norm is over something else
+            raise Refused("without a batch dimension, it normalises something other than channels")
+        if any(_learns(follower, each) for each in follower.all_input_nodes if each is not node):
             raise Refused("the parameters of the batch norm need gradients")
         _add_affine(chain, found, follower)
     elif isinstance(found, (Add, Multiply)):
@@ -146,7 +152,7 @@ def _extend(chain: Chain) -> None:
 def _unread(follower: fx.Node) -> str:
     """Why an operator that is not known ends a chain."""
     name = name_of(follower)
-    if name.startswith("customconv."):
+    if name.startswith("customconv.") or IS_OURS in follower.meta:
         return "a convolution follows"
     if "batch_norm" in name:
         return "a batch norm in training mode follows"
@@ -194,7 +200,7 @@ def _read_early(chain: Chain, follower: fx.Node) -> None:
     new = [each for each in follower.all_input_nodes if each not in chain.nodes]
     old = [each for node in chain.nodes for each in node.all_input_nodes if each not in chain.nodes]
     early = all(each < chain.place for each in new)
-    between = _between(chain.place, follower, set(chain.nodes))
+    between = [each for each in _between(chain.place, follower) if each not in chain.nodes]
     if wrote := writer(between, new if early else old):
         raise Refused(f"{name_of(wrote)} may change an operand before {name_of(follower)}")
     if not early:
@@ -210,63 +216,77 @@ def _add_arithmetic(chain: Chain, found: Add | Multiply, follower: fx.Node) -> N
     other = found.other if is_first else found.input
     if isinstance(found, Multiply) and found.divides and not is_first:
         raise Refused("it is what something is divided by")
-    shape, kind = _kind(chain.convolution, node, other), type(found)
-    if not is_first and other in (writes(follower) or []) and isinstance(other, fx.Node):
+    is_vector = _is_vector(chain.convolution, node, other)
+    if not is_first and isinstance(other, fx.Node) and other in (writes(follower) or []):
         # The result replaces the other operand. Nobody else may see that.
         if len(other.users) > 1 or not owns_memory(other):
             raise Refused("what is added to it is changed in place")
-    if isinstance(found, Add) and not is_first and found.alpha != 1:
-        raise Refused("it is multiplied before it is added")
-    if shape == "channels":
-        if kind is Multiply and isinstance(other, fx.Node) and _needs_gradient(value_of(other)):
+    if isinstance(found, Multiply):
+        if not is_vector:
+            raise Refused(f"{name_of(follower)} combines it with a tensor")
+        if _learns(follower, other):
             raise Refused("the gradient of a scale needs the output of the convolution")
-        if isinstance(found, Multiply):
-            _add_affine(chain, Scale(other, found.divides), follower)
-        else:
-            _add_affine(chain, Shift(other, found.alpha), follower)
+        _add_affine(chain, Scale(other, found.divides), follower)
         return
-    if not isinstance(found, Add) or found.alpha != 1:
-        raise Refused(f"{name_of(follower)} combines it with a tensor")
-    assert isinstance(other, fx.Node)
+    if not is_first and found.alpha != 1:
+        raise Refused("it is multiplied before it is added")
+    if is_vector:
+        _add_affine(chain, Shift(other, found.alpha), follower)
+        return
+    if found.alpha != 1:
+        raise Refused("what is added to it is multiplied first")
     if chain.residual is not None:
         raise Refused("a second residual is added")
+    value = value_of(follower)
+    if chain.activation is not None and value is not None and value.requires_grad:
+        raise Refused(f"in training, the gradient of {chain.activation.name} needs its result")
+    assert isinstance(other, fx.Node)
     _read_early(chain, follower)
     chain.residual = other
     chain.residual_last = chain.activation is not None
 
 
-def _kind(convolution: Convolution, node: fx.Node, other: Operand) -> str:
-    """What is combined with a convolution's output: "channels" or "residual"."""
+def _is_vector(convolution: Convolution, node: fx.Node, other: Operand) -> bool:
+    """Whether a convolution's output is combined with a number, or with one for each channel.
+
+    If not, it is combined with a tensor of its own size and type.
+    """
     output = value_of(node)
     assert output is not None
     if not isinstance(other, fx.Node):
-        return "channels"
+        return True
     value = value_of(other)
     if value is None:
         raise Refused("it is combined with a number that is not constant")
     if value.device != output.device or not value.is_floating_point():
         raise Refused("it is combined with a tensor of another device or type")
-    if same_sizes(value.shape, output.shape) and value.dtype == output.dtype:
-        return "residual"
+    if same_sizes(value.shape, output.shape):
+        if value.dtype != output.dtype:
+            raise Refused("it is combined with a tensor of another type")
+        return False
     place = convolution.channel_dim
     ones = list(value.shape)
     if len(ones) < -place or not statically_known_true(ones.pop(place) == output.shape[place]):
         raise Refused("it is combined with a tensor of another size")
     if not all(statically_known_true(size == 1) for size in ones):
         raise Refused("it is combined with a tensor of another size")
-    return "channels"
+    wide = torch.promote_types(output.dtype, torch.float32)
+    if torch.promote_types(value.dtype, wide) != wide:
+        raise Refused("it is combined with a tensor of a wider type")
+    return True
 
 
-def _between(first: fx.Node, last: fx.Node, without: set[fx.Node]) -> list[fx.Node]:
+def _between(first: fx.Node, last: fx.Node) -> list[fx.Node]:
     """The nodes between two, in the graph's order."""
     found = []
     node = first.next
     while node is not last:
-        if node not in without:
-            found.append(node)
+        found.append(node)
         node = node.next
     return found
 
 
-def _needs_gradient(tensor: Tensor | None) -> bool:
-    return tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
+def _learns(follower: fx.Node, operand: Operand) -> bool:
+    """Whether the gradient of an operator's operand is asked for, where the operator is called."""
+    result, value = value_of(follower), value_of(operand)
+    return result is not None and value is not None and result.requires_grad and value.requires_grad

@@ -5,6 +5,7 @@ What it needs is imported when something is compiled: Inductor and SymPy take a 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import warnings
@@ -48,6 +49,7 @@ def backend(
         RuntimeError: Inductor has no such mode or option.
     """
     from torch import _TorchCompileInductorWrapper
+    from torch._dynamo.exc import RestartAnalysis, SkipFrame
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
@@ -63,23 +65,44 @@ def backend(
 
     wrapper: Any = _TorchCompileInductorWrapper
     plain = dict(wrapper(mode, options, None).config)
-    before = _copied(graph_module.graph)
+    before = [(module, _copied(module.graph)) for module in _modules(graph_module)]
     try:
-        found = rewrite.fuse(graph_module.graph)
+        found = [each for module, _ in before for each in rewrite.fuse(module.graph)]
         if not any(each.ours for each in found):
             return compiled(plain)
-        graph_module.recompile()
+        for module, _ in before:
+            module.recompile()
         register()
         users = plain.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass)
         _log.info("%s", CompileReport(tuple(found), 1))
-        return compiled(plain | {"post_grad_custom_pre_pass": InductorPass(users)})
-    except torch._dynamo.exc.TorchDynamoException:  # by which Inductor asks for another trace
+        with _counted_as_costly():
+            return compiled(plain | {"post_grad_custom_pre_pass": InductorPass(users)})
+    except (RestartAnalysis, SkipFrame):  # by which Inductor asks for another trace
         raise
     except Exception as error:
         _tell(f"{type(error).__name__}: {error}")
-        graph_module.graph = before
-        graph_module.recompile()
+        for module, graph in before:
+            module.graph = graph
+            module.recompile()
         return compiled(plain)
+
+
+def _counted_as_costly() -> contextlib.AbstractContextManager[None]:
+    """With a memory budget, lets operators that PyTorch does not know count as its convolutions do.
+
+    Otherwise all of them would be computed again in the backward pass.
+    """
+    from torch._functorch import config
+
+    if not hasattr(config, "is_non_builtin_to_include"):  # before PyTorch 2.10
+        return contextlib.nullcontext()
+    patched: contextlib.AbstractContextManager[None] = config.patch(is_non_builtin_to_include=True)
+    return patched
+
+
+def _modules(graph_module: fx.GraphModule) -> list[fx.GraphModule]:
+    """A graph, and those in it that other operators call, such as what is checkpointed."""
+    return [module for module in graph_module.modules() if isinstance(module, fx.GraphModule)]
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
@@ -140,7 +163,9 @@ def explain_compile(
     """Says what ``compile`` would do to the convolutions of a model, and prints it.
 
     The model runs once as ``torch.compile`` traces it, in its present mode, with gradients and
-    autocast as they are where this is called. Nothing is compiled for a device.
+    autocast as they are where this is called. Nothing is compiled for a device. A module's buffers,
+    such as running statistics, are restored. As with ``torch._dynamo.explain``, what the process
+    has compiled before is forgotten, and is compiled again when it is used.
 
     Args:
         model: The model or function.
@@ -160,18 +185,24 @@ def explain_compile(
     def collect(graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         nonlocal graphs
         graphs += 1
-        twin = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
         try:
-            found.extend(rewrite.fuse(twin.graph))
+            for module in _modules(graph_module):
+                twin = fx.GraphModule(module, copy.deepcopy(module.graph))
+                found.extend(rewrite.fuse(twin.graph))
         except Exception as error:
             problems.append(f"left to Inductor: {type(error).__name__}: {error}")
         return graph_module.forward
 
+    buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
+    before = [buffer.clone() for buffer in buffers]
     torch._dynamo.reset()
     try:
         torch.compile(model, backend=collect)(*inputs, **named)
     finally:
         torch._dynamo.reset()
+        with torch.no_grad():
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
     report = CompileReport(tuple(found), graphs, tuple(problems))
     if not quiet:
         print(report)

@@ -1,7 +1,8 @@
 """What the nodes of a graph write to, in graphs whose operators may work in place.
 
 A convolution that takes a residual moves to where the residual is added, and reads its operands
-there. That is right unless a node in between writes to one of them.
+there. That is right unless a node in between writes to one of them, or switches gradients or
+autocast on or off.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from .operators import Activation, Add, BatchNorm, Convolution, Multiply, read
+from .operators import Activation, Add, BatchNorm, Convolution, Multiply, read, value_of
 
 _IN_PLACE = frozenset(
     getattr(operator, "i" + name)
@@ -36,6 +37,10 @@ def writes(node: fx.Node) -> list[fx.Node] | None:
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return _by_schema(node, target)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        names = target.overloads()  # type: ignore[no-untyped-call]
+        overloads = (getattr(target, name) for name in names)
+        return None if any(each._schema.is_mutable for each in overloads) else []
     if target is operator.setitem or target in _IN_PLACE:
         return _first(node)
     if node.kwargs.get("out") is not None or not _is_pytorchs(target):
@@ -45,15 +50,26 @@ def writes(node: fx.Node) -> list[fx.Node] | None:
     return _first(node) if _is_in_place(getattr(target, "__name__", "")) or _asked(node) else []
 
 
-def sources(node: fx.Node) -> set[fx.Node]:
-    """The nodes whose memory a node's tensor may share, itself included."""
-    found: set[fx.Node] = set()
+def changes_modes(node: fx.Node) -> bool:
+    """Whether a node switches gradients, autocast or the like on or off."""
+    if node.op != "call_function":
+        return False
+    name = getattr(node.target, "__name__", "").lstrip("_")
+    # The last are functorch's transforms.
+    return name.startswith(("enter_", "exit_", "set_", "saved_tensors_hooks_")) or "nesting" in name
+
+
+def sources(node: fx.Node) -> set[object]:
+    """What identifies the memory that a node's tensor may share: nodes, and inputs' storages."""
+    found: set[object] = set()
+    seen: set[fx.Node] = set()
     rest = [node]
     while rest:
         each = rest.pop()
-        if each in found:
+        if each in seen:
             continue
-        found.add(each)
+        seen.add(each)
+        found.add(_memory(each))
         fresh = isinstance(read(each), (Convolution, BatchNorm, Add, Multiply, Activation))
         if not fresh or writes(each) != []:
             rest += each.all_input_nodes
@@ -75,10 +91,22 @@ def writer(between: Iterable[fx.Node], operands: Iterable[fx.Node]) -> fx.Node |
     return None
 
 
+def _memory(node: fx.Node) -> object:
+    """The node, or an input's storage, since two inputs may be views of one tensor."""
+    value = value_of(node)
+    if node.op not in ("placeholder", "get_attr") or value is None:
+        return node
+    try:
+        return value.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # a tensor without one, such as a sparse tensor
+        return node
+
+
 def _first(node: fx.Node) -> list[fx.Node]:
-    """A call's first argument, which operators that work in place write to."""
-    first = node.args[0] if node.args else node.kwargs.get("input")
-    return [first] if isinstance(first, fx.Node) else []
+    """A call's first argument, or what it lists, which operators that work in place write to."""
+    written: list[fx.Node] = []
+    fx.map_arg(node.args[0] if node.args else node.kwargs.get("input"), written.append)
+    return written
 
 
 def _is_in_place(name: str) -> bool:

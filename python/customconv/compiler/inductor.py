@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from .statistics import count_together, fuse_statistics
 class InductorPass(CustomGraphPass):
     """The pass, after another one that a user has asked for."""
 
-    def __init__(self, before: CustomGraphPass | None = None) -> None:
+    def __init__(self, before: Callable[[fx.Graph], None] | None = None) -> None:
         """Takes the user's pass, or None."""
         self.before = before
 
@@ -37,7 +38,7 @@ class InductorPass(CustomGraphPass):
 
     def uuid(self) -> Any:
         """What cached code depends on: this package's version and build, and the user's pass."""
-        before = None if self.before is None else self.before.uuid()
+        before = self.before.uuid() if isinstance(self.before, CustomGraphPass) else None
         if self.before is not None and not before:
             return None  # which keeps Inductor from caching
         return "customconv", build_info()["version"], _hash(), _autocast_state(), before

@@ -32,7 +32,9 @@ def register() -> None:
     make_fallback: Any = lowering.make_fallback
     for op in (*FORWARD, *_BACKWARD):
         if op not in lowering.lowerings:
-            make_fallback(op, layout_constraint=_constrain, warn=False)
+            make_fallback(op, warn=False)
+        # Inductor has one of its own if it has met the operator before.
+        lowering.add_layout_constraint(op, _constrain)
 
 
 def choose_layout(graph: fx.Graph) -> None:

@@ -204,7 +204,9 @@ def _convolution(kind: str) -> _Reader:
         defaults |= {"dilation": 1, "groups": 1}
 
     def reader(node: fx.Node) -> Operator:
-        found = _arguments(node, "input", "weight", **defaults)
+        found = _arguments(node, "input", "weight", **defaults, algorithm="auto")
+        if found.pop("algorithm") != "auto":
+            raise _Unread
         tensors = _node(found.pop("input")), _node(found.pop("weight"))
         return Convolution(kind, *tensors, _node_or_none(found.pop("bias")), found)
 
@@ -274,24 +276,27 @@ def _gelu(node: fx.Node) -> Operator:
     return Activation(_node(found["input"]), names[found["approximate"]])
 
 
-def _clamped(node: fx.Node, low: object, high: object) -> Operator:
+def _clamped(input: object, low: object, high: object) -> Operator:
     """A clamp to [0, 6], or to [0, inf)."""
     if low is None or _number(low) != 0:
         raise _Unread
     name = "relu" if high is None else "relu6"
     if high is not None and _number(high) != 6:
         raise _Unread
-    return Activation(_node(node.args[0] if node.args else node.kwargs["input"]), name)
+    return Activation(_node(input), name)
 
 
 def _hardtanh(node: fx.Node) -> Operator:
     found = _arguments(node, "input", min_val=-1.0, max_val=1.0, inplace=False)
-    return _clamped(node, found["min_val"], found["max_val"])
+    return _clamped(found["input"], found["min_val"], found["max_val"])
 
 
 def _clamp(node: fx.Node) -> Operator:
     found = _arguments(node, "input", min=None, max=None)
-    return _clamped(node, found["min"], found["max"])
+    value = value_of(node)
+    if value is None or value.requires_grad:  # at the bounds it has a gradient, and ReLU has none
+        raise _Unread
+    return _clamped(found["input"], found["min"], found["max"])
 
 
 def _dropout(node: fx.Node) -> Operator:
@@ -306,11 +311,17 @@ def _same(node: fx.Node) -> Operator:
 
 
 def _by_overload(packet: str, reader: _Reader) -> dict[Any, _Reader]:
-    """The reader for ATen's operators of that name which work on tensors, and in place."""
+    """The reader for the operators of that name which work on tensors, and in place.
+
+    They are ATen's, and this package's, which its modules call.
+    """
     found: dict[Any, _Reader] = {}
-    for name in (packet, packet + "_"):
+    packets = [getattr(aten, name, None) for name in (packet, packet + "_")]
+    if packet in ("conv2d", "conv_transpose2d"):
+        packets.append(getattr(torch.ops.customconv, packet))
+    for each in packets:
         for overload in ("default", "Tensor", "Scalar", "padding", "input"):
-            target = getattr(getattr(aten, name, None), overload, None)
+            target = getattr(each, overload, None)
             if target is not None:
                 found[target] = reader
     return found

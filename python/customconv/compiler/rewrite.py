@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,15 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
-from .chains import Chain, Refused, Scale, Shift, find
-from .operators import BatchNorm, Convolution, Operand, read, value_of
+from .chains import IS_OURS, Chain, Refused, Scale, Shift, find
+from .operators import BatchNorm, Convolution, Operand, name_of, read, value_of
 from .report import CompiledConvolution
 
 _OPS = torch.ops.customconv
 _DTYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
+
+# What is not read, as PyTorch's functions and ATen's operators are named.
+_OTHER_CONVOLUTIONS = ("conv3d", "conv_transpose3d", "conv_tbc", "convolution")
 
 
 def is_on_gpu(value: Tensor) -> bool:
@@ -25,43 +29,49 @@ def is_on_gpu(value: Tensor) -> bool:
     return value.is_cuda
 
 
-def fuse(
-    graph: fx.Graph, computes: Callable[[Tensor], bool] | None = None
-) -> list[CompiledConvolution]:
+def fuse(graph: fx.Graph) -> list[CompiledConvolution]:
     """Makes the convolutions of a graph this package's, in place, with what follows them.
 
     Args:
         graph: A graph of PyTorch's functions and methods, or of ATen's operators before autograd.
             Nodes carry fake tensors as ``example_value`` or ``val``.
-        computes: Whether a convolution is to become ours, asked with its output; those on GPUs
-            are if this is None.
 
     Returns:
-        What became of each convolution, in the graph's order.
+        What became of each convolution of a device that this package computes on, in the graph's
+        order.
     """
     found: list[CompiledConvolution] = []
-    computes = computes or is_on_gpu
     # From the last: of two convolutions that are added, the later one takes the other's output.
     for node in reversed(list(graph.nodes)):
-        convolution = read(node)
-        if not isinstance(convolution, Convolution):
+        value, convolution = value_of(node), read(node)
+        if value is None or not is_on_gpu(value):
             continue
-        value = value_of(node)
-        if value is not None and not (computes(value) and value.dtype in _DTYPES):
+        if not isinstance(convolution, Convolution):
+            if name_of(node).removeprefix("aten.").split(".")[0] in _OTHER_CONVOLUTIONS:
+                reason = "only convolutions of images and signals are read"
+                found.append(_left(node, name_of(node), reason))
+            continue
+        if value.dtype not in _DTYPES:
+            found.append(_left(node, convolution.kind, f"no kernel computes in {value.dtype}"))
             continue
         chain = find(convolution, node)
-        name = _module_of(node)
         try:
             numbers = _numbers(convolution)
             if _is_matrix_product(convolution, numbers):
                 _write_product(graph, convolution, node)
                 raise Refused("images of one pixel make it a matrix product")
         except Refused as reason:
-            found.append(CompiledConvolution(name, tuple(chain.parts[:1]), str(reason), False))
+            found.append(_left(node, convolution.kind, str(reason)))
             continue
+        name = _module_of(node)
         found.append(CompiledConvolution(name, tuple(chain.parts), chain.ends, True))
         _Writer(graph, chain, numbers).replace()
     return found[::-1]
+
+
+def _left(node: fx.Node, kind: str, reason: str) -> CompiledConvolution:
+    """What is said of a convolution that PyTorch computes."""
+    return CompiledConvolution(_module_of(node), (kind,), reason, False)
 
 
 def _module_of(node: fx.Node) -> str:
@@ -70,7 +80,7 @@ def _module_of(node: fx.Node) -> str:
     names = [str(entry[0]) for entry in stack.values()]
     if not names:
         return node.name
-    name = names[-1].removeprefix("L['self']").removeprefix("L['fn']")
+    name = re.sub(r"^[LG]\['\w+'\]", "", names[-1])
     for before, after in (("._modules['", "."), ("']", ""), ("[", "."), ("]", ""), ("'", "")):
         name = name.replace(before, after)
     return name.lstrip(".") or node.name
@@ -189,20 +199,26 @@ class _Writer:
         return self._node(torch.squeeze, result, -2) if flat else result
 
     def _node(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        return self.graph.call_function(target, args, kwargs)
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta[IS_OURS] = True
+        return node
 
     def _scale_and_shift(self) -> tuple[fx.Node | None, fx.Node | None]:
         """What each channel is multiplied with and what is added to it."""
         scale: fx.Node | None = None
         shift = self.chain.convolution.bias
+        learns = self._learns(shift)
         for step in self.chain.affine:
             if isinstance(step, BatchNorm):
+                # The operator has no derivative, so that what learns is not folded by it.
                 folded = self._node(
                     _OPS.fold_batch_norms.default, [step.mean], [step.variance], [step.weight],
-                    [step.bias], [shift], [step.eps],
+                    [step.bias], [None if learns else shift], [step.eps],
                 )  # fmt: skip
-                shift = self._node(operator.getitem, folded, 1)
-                scale = self._times(scale, self._node(operator.getitem, folded, 0))
+                factor, term = (self._node(operator.getitem, folded, index) for index in (0, 1))
+                if learns:
+                    term = self._node(torch.add, self._node(torch.mul, shift, factor), term)
+                scale, shift = self._times(scale, factor), term
             elif isinstance(step, Scale):
                 factor = self._vector(step.by)
                 if step.divides:
@@ -212,6 +228,7 @@ class _Writer:
             else:
                 assert isinstance(step, Shift)
                 term = self._vector(step.by)
+                learns = learns or self._learns(step.by)
                 if step.alpha != 1:
                     term = self._node(torch.mul, term, step.alpha)
                 shift = term if shift is None else self._node(torch.add, shift, term)
@@ -220,12 +237,20 @@ class _Writer:
     def _times(self, scale: fx.Node | None, factor: fx.Node) -> fx.Node:
         return factor if scale is None else self._node(torch.mul, scale, factor)
 
+    def _learns(self, operand: Operand | None) -> bool:
+        """Whether the gradient of a bias is asked for."""
+        value, result = value_of(operand), value_of(self.chain.last)
+        assert result is not None
+        return value is not None and value.requires_grad and result.requires_grad
+
     def _vector(self, operand: Operand) -> fx.Node:
-        """One number for each channel."""
-        if isinstance(operand, fx.Node):
-            return self._node(torch.reshape, operand, (-1,))
+        """One number for each channel, in float32 beside 16 bits."""
         output = value_of(self.chain.nodes[0])
         assert output is not None
-        channels = output.shape[self.chain.convolution.channel_dim]
         dtype = torch.promote_types(output.dtype, torch.float32)
-        return self._node(torch.full, (channels,), operand, dtype=dtype, device=output.device)
+        if not isinstance(operand, fx.Node):
+            channels = output.shape[self.chain.convolution.channel_dim]
+            return self._node(torch.full, (channels,), operand, dtype=dtype, device=output.device)
+        vector, value = self._node(torch.reshape, operand, (-1,)), value_of(operand)
+        is_wide = value is not None and value.dtype == dtype
+        return vector if is_wide else self._node(torch.Tensor.to, vector, dtype)
