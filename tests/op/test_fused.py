@@ -21,6 +21,7 @@ from reference import (
     round_to_tf32,
     tolerances,
 )
+from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jvp, vmap
 
@@ -464,6 +465,10 @@ def test_types_must_agree(device):
     scale = torch.ones(6, device=device, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=r"expected a scale of type Float on .* but got Double"):
         customconv.conv2d_fused(x, w, bias, 1, 1, scale=scale)
+    with FakeTensorMode() as mode:  # which says so before anything is compiled
+        fakes = [mode.from_tensor(t) for t in (x, w, bias, scale)]
+        with pytest.raises(RuntimeError, match=r"a scale of type torch.float32 on .*64"):
+            customconv.conv2d_fused(*fakes[:3], 1, 1, scale=fakes[3])
 
 
 def test_empty_batches(device):

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch._inductor import config, ir, lowering
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
-from .nodes import CASTS, is_channels_last, tensor_of
+from .nodes import CAST, is_channels_last, tensor_of
 
 _OPS = torch.ops.customconv
 FORWARD = frozenset(
@@ -73,7 +73,7 @@ def _wants_channels_last(graph: fx.Graph, nodes: Sequence[fx.Node]) -> bool:
 def _origin(node: object) -> fx.Node:
     """What is cast, if a node is a cast; else the node."""
     assert isinstance(node, fx.Node)
-    return _origin(node.args[0]) if node.target in CASTS else node
+    return _origin(node.args[0]) if node.target is CAST else node
 
 
 def _seen_by_users(graph: fx.Graph) -> list[fx.Node]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-CASTS = frozenset({torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default})
+CAST = torch.ops.prims.convert_element_type.default
 
 
 def tensor_of(node: object) -> Tensor:

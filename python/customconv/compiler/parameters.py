@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from .layout import FORWARD, has_channels_last_images
-from .nodes import CASTS, after_placeholders, is_channels_last, items_of, new_call, tensor_of
+from .nodes import CAST, after_placeholders, is_channels_last, items_of, new_call, tensor_of
 
 _OPS = torch.ops.customconv
 # What reads parameters from memory, whatever else Inductor makes one kernel of.
@@ -52,7 +52,7 @@ def gather_copies(graph: fx.Graph) -> None:
     """
     wanted: dict[tuple[Any, ...], list[fx.Node]] = {}
     for node in graph.nodes:
-        cast = node.target in CASTS
+        cast = node.target is CAST
         origin = node.args[0] if cast else node
         if not isinstance(origin, fx.Node) or origin.op != "placeholder":
             continue
@@ -74,14 +74,14 @@ def gather_copies(graph: fx.Graph) -> None:
     for (_, dtype, _, last), nodes in wanted.items():
         if len(nodes) < 2:
             continue
-        origins = [node.args[0] if node.target in CASTS else node for node in nodes]
+        origins = [node.args[0] if node.target is CAST else node for node in nodes]
         with graph.inserting_before(after_placeholders(graph)):
             made = new_call(graph, _OPS.copy_parameters.default, origins, dtype, last)
             copies = items_of(graph, made)
         for node, copy in zip(nodes, copies, strict=True):
             for user in [each for each in node.users if each is not made]:
                 user.replace_input_with(node, copy)
-            if node.target in CASTS:
+            if node.target is CAST:
                 graph.erase_node(node)
 
 

@@ -80,7 +80,8 @@ def _module_of(node: fx.Node) -> str:
     names = [str(entry[0]) for entry in stack.values()]
     if not names:
         return node.name
-    name = re.sub(r"^[LG]\['\w+'\]", "", names[-1])
+    # Dynamo's names begin with L['self'], or with the variable that holds the module.
+    name = re.sub(r"^L\['(self|fn)'\]|^[LG](?=\[)", "", names[-1])
     for before, after in (("._modules['", "."), ("']", ""), ("[", "."), ("]", ""), ("'", "")):
         name = name.replace(before, after)
     return name.lstrip(".") or node.name

@@ -18,12 +18,12 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from .layout import CHANNELS_LAST
-from .nodes import CASTS, after_placeholders, items_of, new_call, tensor_of
+from .nodes import CAST, after_placeholders, items_of, new_call, tensor_of
 
 _ATEN = torch.ops.aten
 _OPS = torch.ops.customconv
-# Of conv2d, behind the images and the weight.
-_DEFAULTS: tuple[Any, ...] = (None, [1, 1], [0, 0], [1, 1], 1)
+# Of conv2d's arguments behind the images and the weight, up to the groups.
+_DEFAULTS = [each.default_value for each in _OPS.conv2d.default._schema.arguments[2:7]]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _convolution_of(var_mean: fx.Node) -> fx.Node | None:
     if var_mean.kwargs.get("correction") != 0 or not var_mean.kwargs.get("keepdim"):
         return None
     dtype = tensor_of(images).dtype
-    if images.target in CASTS:
+    if images.target is CAST:
         images = images.args[0]
     assert isinstance(images, fx.Node)
     if images.target is not _OPS.conv2d.default or images.kwargs:
