@@ -10,8 +10,10 @@ normalise by the batch's statistics, and the running ones are checked, too.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from .results import Row
 from .run import Budget
 
 IDENTITY = ("network", "precision", "layout", "by")
+Way = tuple[str, str, str]  # precision, layout, and how ours is run
 Errors = Mapping[str, Mapping[str, float]]  # by what is checked, then by tensor
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by a tensor's number of dimensions
 
@@ -122,7 +125,7 @@ class Subject:
         expected = self.expected[by]
         return {what: evidence.errors(found[what], tensors) for what, tensors in expected.items()}
 
-    def checks(self, todo: Iterable[tuple[str, str, str]]) -> Iterator[Check]:
+    def checks(self, todo: Iterable[Way]) -> Iterator[Check]:
         """Yields a check for each precision, layout and way of running ours."""
         ways: dict[str, nn.Module] = {}
         pytorch: dict[tuple[str, str, bool], Errors] = {}
@@ -211,6 +214,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
     parser.add_argument("--resume", action="store_true", help="skip rows that the file has")
     parser.add_argument("--json", type=Path, help="a file for the rows")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="how many networks are checked at a time"
+    )
+
+
+Due = Mapping[Architecture, Sequence[Way]]
+
+
+def _checks(name: str, device: str, by: Sequence[str], todo: Sequence[Way]) -> list[Check]:
+    """Checks a network; for another process, which it leaves as a list."""
+    (architecture,) = named(name)
+    return list(Subject(architecture, torch.device(device), by).checks(todo))
+
+
+def checked(
+    due: Due, device: str, by: Sequence[str], workers: int
+) -> Iterator[tuple[Architecture, Iterator[Check]]]:
+    """Yields networks with their checks, in order or, by several workers, as they are done.
+
+    Where packages lack a network, ``Missing`` is raised when its checks are asked for.
+    """
+
+    def here(architecture: Architecture) -> Iterator[Check]:
+        yield from Subject(architecture, torch.device(device), by).checks(due[architecture])
+
+    def there(future: Future[list[Check]]) -> Iterator[Check]:
+        yield from future.result()
+
+    if workers == 1:
+        yield from ((architecture, here(architecture)) for architecture in due)
+        return
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    try:
+        futures = {pool.submit(_checks, each.name, device, by, due[each]): each for each in due}
+        for future in as_completed(futures):
+            yield futures[future], there(future)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -224,24 +265,25 @@ def main(arguments: argparse.Namespace) -> int:
         for precision in arguments.precisions
         for by in arguments.by
     ]
-    missing, wanted = [], []
+    due, missing, wanted = {}, [], []
 
     def print_(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
     for architecture in arguments.networks:
-        keys = [(architecture.name, *way) for way in ways]
-        todo = [way for way, key in zip(ways, keys, strict=True)
-                if not (arguments.resume and rows.get(*key))]  # fmt: skip
-        if todo and not budget.has_room():
+        todo = [way for way in ways
+                if not (arguments.resume and rows.get(architecture.name, *way))]  # fmt: skip
+        if todo:
+            due[architecture] = todo
+        else:
+            wanted += [(architecture.name, *way) for way in ways]
+    began = time.monotonic()
+    for architecture, checks in checked(due, arguments.device, arguments.by, arguments.workers):
+        if not budget.has_room():
             print_(f"stopped for the budget of {budget.seconds:g} s")
             break
-        wanted += keys
-        if not todo:
-            continue
-        began = time.monotonic()
         try:
-            for check in Subject(architecture, device, arguments.by).checks(todo):
+            for check in checks:
                 rows.add(asdict(check))
                 if check.error:
                     print_(f"  {check.precision} {check.layout} {check.by}: {check.error}")
@@ -249,11 +291,14 @@ def main(arguments: argparse.Namespace) -> int:
             missing.append(architecture.name)
             print_(f"{architecture.name:34} left out: {why}")
             continue
+        keys = [(architecture.name, *way) for way in ways]
+        wanted += keys
         print_(text_of([rows.rows[key] for key in keys]))
         if device.type == "cuda":
             torch.cuda.synchronize()  # raises errors that a failure left pending
             torch.cuda.empty_cache()
         budget.spend(time.monotonic() - began)
+        began = time.monotonic()
     found = [rows.rows[key] for key in wanted if key in rows.rows]
     print_(summary(found, missing))
     return int(any(row["error"] for row in found))

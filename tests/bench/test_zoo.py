@@ -113,6 +113,18 @@ def test_a_run_resumes_and_stops_for_its_budget(tmp_path, capsys):
     assert "stopped for the budget" in capsys.readouterr().out
 
 
+def test_several_workers_find_the_same(tmp_path):
+    found = []
+    for workers in ("1", "2"):
+        path = tmp_path / f"{workers}.json"
+        words = "--layouts", "nchw", "--by", "converted", "--workers", workers
+        assert check(path, "--networks", "wavenet,espcn", *words) == 0
+        rows = json.loads(path.read_text())["rows"]
+        found.append({row["network"]: row["ours_output_err"] for row in rows})
+    assert found[0].keys() == found[1].keys() == {"wavenet", "espcn"}
+    assert max(found[1].values()) < 1e-5
+
+
 @pytest.fixture
 def small(monkeypatch):
     """A network of one convolution in place of all others."""

@@ -269,6 +269,16 @@ def test_modules_of_this_package_fuse_as_pytorchs(fuses_on_the_cpu):
     assert [each.parts for each in ours.convolutions] == [each.parts for each in usual.convolutions]
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_compiled_model_is_exported_as_the_model_that_it_wraps(fuses_on_the_cpu, strict):
+    model, x = make(), torch.randn(2, 8, 10, 12)
+    with torch.no_grad():
+        program = torch.export.export(customconv.compile(model), (x,), strict=strict)
+        assert torch.ops.aten.batch_norm.default in calls(program)
+        assert not any(str(target).startswith("customconv") for target in calls(program))
+        assert_same_results(program.module()(x), model(x))
+
+
 def test_an_algorithm_that_is_asked_for_is_kept(fuses_on_the_cpu):
     graph_module = traced(
         lambda x, w: F.relu(OPS.conv2d(x, w, algorithm="direct")),

@@ -742,7 +742,7 @@ def test_operands_of_other_types_are_computed_as_without_fusion(name):
             _, actual = run(model, x)
             expected = model(x)
         assert actual.dtype == expected.dtype
-        assert (actual - expected).abs().max() <= 2 * torch.finfo(dtype).eps * expected.abs().max()
+        assert (actual - expected).abs().max() <= 4 * torch.finfo(dtype).eps * expected.abs().max()
 
 
 def test_any_size_is_fused_in_one_graph():
@@ -769,4 +769,4 @@ def test_autocast_keeps_what_a_batch_norm_multiplies_in_float32():
     # The residual is in float32, and so is the sum.
     assert list(backend.found[0].parts) == ["conv2d", "batch norm"]
     assert actual.dtype == eager.dtype
-    assert (actual - exact).abs().max() <= 2 * (eager - exact).abs().max()
+    assert (actual - exact).norm() <= 2 * (eager - exact).norm()
