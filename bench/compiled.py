@@ -213,8 +213,10 @@ class Run(models.Run):
         return text_of(row)
 
 
-def compile_ahead(arguments: argparse.Namespace) -> None:
+def compile_ahead(run: Run) -> None:
     """Fills Inductor's caches with what the rows need, several networks at a time."""
+    arguments, todo = run.arguments, models.todo(run.arguments)
+    due = [name for name in arguments.networks if any(run.due(name, what)[0] for what in todo)]
     threads = max(1, (os.cpu_count() or 1) // arguments.ahead)
     environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
 
@@ -231,7 +233,7 @@ def compile_ahead(arguments: argparse.Namespace) -> None:
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
 
     with concurrent.futures.ThreadPoolExecutor(arguments.ahead) as pool:
-        list(pool.map(compiled, arguments.networks))
+        list(pool.map(compiled, due))
 
 
 def text_of(row: Row) -> str:
@@ -264,9 +266,9 @@ def compile_times(rows: Sequence[Row]) -> str:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Measures the rows of each network until the budget is spent."""
-    if arguments.ahead:
-        compile_ahead(arguments)
     run = Run(arguments, console)
+    if arguments.ahead:
+        compile_ahead(run)
     rows = run.all()
     console.print(means(rows, "ratios to the better peer"))
     for row in sorted(rows, key=lambda row: float(row["ratio"])):

@@ -188,7 +188,7 @@ def trained(
 ) -> tuple[Named, Named]:
     """Returns these gradients with batch norms that normalise by the batch's statistics.
 
-    The second part of the result are the running statistics that follow.
+    The second dictionary has the running statistics after that pass.
     """
     with _training(network, batch_statistics=True):
         found = _gradients(network, x, autocast)

@@ -368,7 +368,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _todo(arguments: argparse.Namespace) -> list[What]:
+def todo(arguments: argparse.Namespace) -> list[What]:
     """Lists the rows of each network; rows with the same tensor sizes are adjacent."""
     return [
         (mode, precision, layout, batch)
@@ -452,11 +452,11 @@ class Run:
 
     def all(self) -> list[Row]:
         """Measures all rows that the command asks for, and returns those that there are."""
-        todo = _todo(self.arguments)
+        rows = todo(self.arguments)
         for name in self.arguments.networks:
-            if not self.network(name, todo):
+            if not self.network(name, rows):
                 break
-        wanted = [self.key(name, what) for name in self.arguments.networks for what in todo]
+        wanted = [self.key(name, what) for name in self.arguments.networks for what in rows]
         return [self.rows.rows[key] for key in wanted if key in self.rows.rows]
 
 

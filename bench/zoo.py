@@ -14,6 +14,7 @@ import multiprocessing
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -223,33 +224,44 @@ Due = Mapping[Architecture, Sequence[Way]]
 
 
 def _checks(name: str, device: str, by: Sequence[str], todo: Sequence[Way]) -> list[Check]:
-    """Checks a network; for another process, which it leaves as a list."""
+    """Checks a network in another process. Its result is a list, which can be pickled."""
     (architecture,) = named(name)
     return list(Subject(architecture, torch.device(device), by).checks(todo))
 
 
 def checked(
-    due: Due, device: str, by: Sequence[str], workers: int
+    due: Due, device: str, by: Sequence[str], workers: int, budget: Budget
 ) -> Iterator[tuple[Architecture, Iterator[Check]]]:
-    """Yields networks with their checks, in order or, by several workers, as they are done.
+    """Yields networks with their checks, until the budget is spent.
 
-    Where packages lack a network, ``Missing`` is raised when its checks are asked for.
+    They come in order or, by several workers, as they are done. Where packages lack a network,
+    ``Missing`` is raised when its checks are asked for.
     """
 
     def here(architecture: Architecture) -> Iterator[Check]:
         yield from Subject(architecture, torch.device(device), by).checks(due[architecture])
 
-    def there(future: Future[list[Check]]) -> Iterator[Check]:
-        yield from future.result()
+    def there(architecture: Architecture, future: Future[list[Check]]) -> Iterator[Check]:
+        try:
+            yield from future.result()
+        except BrokenProcessPool:
+            for precision, layout, way in due[architecture]:
+                what = architecture.name, architecture.family, precision, layout, way
+                yield Check(*what, "a process ended early, this one or one beside it")
 
     if workers == 1:
-        yield from ((architecture, here(architecture)) for architecture in due)
+        for architecture in due:
+            if not budget.has_room():
+                return
+            yield architecture, here(architecture)
         return
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     try:
         futures = {pool.submit(_checks, each.name, device, by, due[each]): each for each in due}
         for future in as_completed(futures):
-            yield futures[future], there(future)
+            yield futures[future], there(futures[future], future)
+            if not budget.has_room():
+                return
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -278,10 +290,11 @@ def main(arguments: argparse.Namespace) -> int:
         else:
             wanted += [(architecture.name, *way) for way in ways]
     began = time.monotonic()
-    for architecture, checks in checked(due, arguments.device, arguments.by, arguments.workers):
-        if not budget.has_room():
-            print_(f"stopped for the budget of {budget.seconds:g} s")
-            break
+    left = set(due)
+    for architecture, checks in checked(
+        due, arguments.device, arguments.by, arguments.workers, budget
+    ):
+        left.discard(architecture)
         try:
             for check in checks:
                 rows.add(asdict(check))
@@ -299,6 +312,8 @@ def main(arguments: argparse.Namespace) -> int:
             torch.cuda.empty_cache()
         budget.spend(time.monotonic() - began)
         began = time.monotonic()
+    if left:
+        print_(f"stopped for the budget of {budget.seconds:g} s")
     found = [rows.rows[key] for key in wanted if key in rows.rows]
     print_(summary(found, missing))
     return int(any(row["error"] for row in found))

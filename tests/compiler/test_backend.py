@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 
 import pytest
@@ -16,7 +17,7 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import customconv
 from customconv.compiler import dynamo, rewrite
@@ -236,11 +237,32 @@ def test_explain_compile_says_what_and_why(fuses_on_the_cpu, capsys):
     assert "fuse nothing" in printed
 
 
-def test_explain_compile_restores_running_statistics():
+@pytest.mark.parametrize("method", [False, True])
+def test_explain_compile_restores_running_statistics(method):
     model = make(train=True)
     before = {name: value.clone() for name, value in model.named_buffers()}
-    customconv.explain_compile(model, torch.randn(2, 8, 10, 12), quiet=True)
+    asked = model.forward if method else model
+    customconv.explain_compile(asked, torch.randn(2, 8, 10, 12), quiet=True)
     assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+
+
+def test_explain_compile_leaves_alone_what_does_not_change():
+    model, x = make(), torch.randn(2, 8, 10, 12)
+    model.register_buffer("wide", torch.ones(1).expand(6))
+    model.register_buffer("absent", torch.empty(3, device="meta"))
+    loss = model(x)[1].sum()
+    customconv.explain_compile(model, x, quiet=True)
+    loss.backward()  # which needs running statistics as they were
+
+
+@needs_compiler
+def test_explain_compile_may_be_called_around_compile(fuses_on_the_cpu):
+    model, x = make(), torch.randn(2, 8, 10, 12)
+    with torch.no_grad():
+        for _ in range(2):
+            report = customconv.explain_compile(model, x, quiet=True)
+            assert len(report.convolutions) == 4
+            customconv.compile(model)(x)
 
 
 def test_explain_compile_names_what_is_left_to_pytorch(fuses_on_the_cpu):
@@ -277,6 +299,34 @@ def test_a_compiled_model_is_exported_as_the_model_that_it_wraps(fuses_on_the_cp
         assert torch.ops.aten.batch_norm.default in calls(program)
         assert not any(str(target).startswith("customconv") for target in calls(program))
         assert_same_results(program.module()(x), model(x))
+
+
+@pytest.mark.parametrize("padding", ["same", 0])
+def test_an_operator_of_ours_stays_ours(fuses_on_the_cpu, padding):
+    """Where PyTorch would compute a convolution of its own: single pixels, uneven padding."""
+    side, size = (4, 5) if padding == "same" else (1, 1)
+
+    def function(x, w):
+        return F.relu(OPS.conv2d(x, w, None, (1, 1), padding if padding == "same" else (0, 0)))
+
+    operands = torch.randn(2, 6, size, size), torch.randn(6, 6, side, side)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, about its own padding
+        report = customconv.explain_compile(function, *operands, quiet=True)
+    assert [each.ours for each in report.convolutions] == [True]
+
+
+def test_selective_checkpointing_keeps_the_operators_that_its_policy_names(fuses_on_the_cpu):
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())
+    contexts = functools.partial(
+        create_selective_checkpoint_contexts, [torch.ops.aten.convolution.default]
+    )
+
+    def function(x):
+        return checkpoint(model, x, use_reentrant=False, context_fn=contexts)
+
+    report = customconv.explain_compile(function, torch.randn(2, 8, 9, 9), quiet=True)
+    assert not report.convolutions
 
 
 def test_an_algorithm_that_is_asked_for_is_kept(fuses_on_the_cpu):

@@ -708,6 +708,24 @@ def test_gradients_within_a_function_of_functorchs_do_not_ask_for_the_mode():
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
+def test_derivatives_in_forward_mode_are_those_of_batch_norms_too():
+    model = settled(Model(lambda m, x: m.b(m.c(x)), c=conv(8, 8), b=nn.BatchNorm2d(8)))
+    x = input_of(model)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    tangents = {name: torch.ones_like(p) for name, p in parameters.items()}
+
+    def derivative(parameters, tangents):
+        def function(parameters):
+            return torch.func.functional_call(model, parameters, (x,))
+
+        return torch.func.jvp(function, (parameters,), (tangents,))
+
+    compiled = torch.compile(derivative, backend=Fusing(differentiates=True))
+    with torch.no_grad():
+        ours, theirs = compiled(parameters, tangents), derivative(parameters, tangents)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 # --- Sizes and types ---
 
 

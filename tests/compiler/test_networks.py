@@ -1,7 +1,9 @@
 """Networks of timm and torchvision whose graphs are rewritten: exact in double precision.
 
-Graphs pass through all that this package does to them, before autograd and after it, and are run
-operator by operator. In float64 a wrong rewriting cannot hide behind rounding.
+Graphs pass through what this package does to them, before autograd and after it, and are run
+operator by operator, so that a wrong rewriting cannot hide behind rounding. Three things are not
+done in float64, and so not tested here: layouts are not chosen, weights are not cast, and running
+statistics are not updated with the convolution.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ NETWORKS = [
     "autoencoder", "convnext_atto", "dcgan", "lcnet_050", "regnetx_002",
     "shufflenet_v2_x0_5", "wavenet",
 ]  # fmt: skip
-ROUNDED = 1e-6  # PyTorch's hardsigmoid and hardswish divide by a six in float32
+ROUNDED = {"lcnet_050": 1e-6}  # whose activations PyTorch divides by a six in float32
 
 pytestmark = pytest.mark.usefixtures("fuses_on_the_cpu")
 
@@ -97,4 +99,4 @@ def test_a_rewritten_network_is_exact(name, layout, train):
     most = max(value.norm() for value in expected.values())
     for key, value in expected.items():
         off = (actual[key] - value).norm()
-        assert off <= ROUNDED * value.norm() or off <= 1e-12 * most, key
+        assert off <= max(ROUNDED.get(name, 0.0) * value.norm(), 1e-12 * most), key

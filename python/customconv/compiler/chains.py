@@ -18,7 +18,6 @@ from .operators import (
     Convolution,
     Multiply,
     Operand,
-    Same,
     name_of,
     read,
     same_layout,
@@ -124,7 +123,7 @@ def _extend(chain: Chain) -> None:
     assert before is not None
     found = Activation(node, "silu") if skipped else read(follower)
     name = name_of(follower)
-    if found is None:
+    if found is None or isinstance(found, Convolution):
         raise Refused(_unread(follower))
     if value is None or value.dtype != before.dtype or not same_sizes(value.shape, before.shape):
         raise Refused(f"{name} changes its size or type")
@@ -139,20 +138,19 @@ def _extend(chain: Chain) -> None:
             raise Refused(f"{name} reads it as a parameter")
         if before.ndim + chain.convolution.channel_dim != 1:  # such a norm is over something else
             raise Refused("without a batch dimension, it normalises something other than channels")
-        if any(_learns(follower, each) for each in follower.all_input_nodes if each is not node):
+        if any(learns(follower, each) for each in follower.all_input_nodes if each is not node):
             raise Refused("the parameters of the batch norm need gradients")
         _add_affine(chain, found, follower)
     elif isinstance(found, (Add, Multiply)):
         _add_arithmetic(chain, found, follower)
-    elif not isinstance(found, Same):
-        raise Refused("a convolution follows")
     chain.nodes += [*skipped, follower]
 
 
 def _unread(follower: fx.Node) -> str:
     """Why an operator that is not known ends a chain."""
     name = name_of(follower)
-    if name.startswith("customconv.") or IS_OURS in follower.meta:
+    is_convolution = name.startswith("customconv.") or isinstance(read(follower), Convolution)
+    if is_convolution or IS_OURS in follower.meta:
         return "a convolution follows"
     if "batch_norm" in name:
         return "a batch norm in training mode follows"
@@ -224,7 +222,7 @@ def _add_arithmetic(chain: Chain, found: Add | Multiply, follower: fx.Node) -> N
     if isinstance(found, Multiply):
         if not is_vector:
             raise Refused(f"{name_of(follower)} combines it with a tensor")
-        if _learns(follower, other):
+        if learns(follower, other):
             raise Refused("the gradient of a scale needs the output of the convolution")
         _add_affine(chain, Scale(other, found.divides), follower)
         return
@@ -286,7 +284,11 @@ def _between(first: fx.Node, last: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _learns(follower: fx.Node, operand: Operand) -> bool:
-    """Whether the gradient of an operator's operand is asked for, where the operator is called."""
-    result, value = value_of(follower), value_of(operand)
-    return result is not None and value is not None and result.requires_grad and value.requires_grad
+def learns(node: fx.Node, operand: Operand | None) -> bool:
+    """Whether the gradient of an operand is asked for, where a node's operator is called."""
+    result, value = value_of(node), value_of(operand)
+    if result is None or value is None:
+        return False
+    # Derivatives in forward mode, which functorch keeps in tensors of its own.
+    forward: bool = torch._C._functorch.is_gradtrackingtensor(value)
+    return forward or (result.requires_grad and value.requires_grad)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -101,8 +102,12 @@ def _counted_as_costly() -> contextlib.AbstractContextManager[None]:
 
 
 def _modules(graph_module: fx.GraphModule) -> list[fx.GraphModule]:
-    """A graph, and those in it that other operators call, such as what is checkpointed."""
-    return [module for module in graph_module.modules() if isinstance(module, fx.GraphModule)]
+    """A graph, and those in it that other operators call, such as what is checkpointed.
+
+    Selective checkpointing is left alone: its policy names PyTorch's operators.
+    """
+    graphs = [module for module in graph_module.modules() if isinstance(module, fx.GraphModule)]
+    return [each for each in graphs if "_checkpoint_context_fn" not in each.meta]
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
@@ -116,9 +121,9 @@ def _copied(graph: fx.Graph) -> fx.Graph:
 
 def reset() -> None:
     """Forgets what CUDA graphs have recorded, as ``torch.compiler.reset`` asks."""
-    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
-
-    reset_cudagraph_trees()
+    # Importing it here would add a backend while PyTorch resets all that there are.
+    if trees := sys.modules.get("torch._inductor.cudagraph_trees"):
+        trees.reset_cudagraph_trees()
 
 
 backend.reset = reset  # type: ignore[attr-defined]
@@ -163,9 +168,10 @@ def explain_compile(
     """Says what ``compile`` would do to the convolutions of a model, and prints it.
 
     The model runs once as ``torch.compile`` traces it, in its present mode, with gradients and
-    autocast as they are where this is called. Nothing is compiled for a device. A module's buffers,
-    such as running statistics, are restored. As with ``torch._dynamo.explain``, what the process
-    has compiled before is forgotten, and is compiled again when it is used.
+    autocast as they are where this is called. Nothing is compiled for a device. A module's buffers
+    that change in place, such as running statistics, are restored. As with
+    ``torch._dynamo.explain``, what the process has compiled before is forgotten, and is compiled
+    again when it is used.
 
     Args:
         model: The model or function.
@@ -193,16 +199,18 @@ def explain_compile(
             problems.append(f"left to Inductor: {type(error).__name__}: {error}")
         return graph_module.forward
 
-    buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
-    before = [buffer.clone() for buffer in buffers]
+    owner = getattr(model, "__self__", model)
+    buffers = list(owner.buffers()) if isinstance(owner, torch.nn.Module) else []
+    before = [(buffer, buffer.clone()) for buffer in buffers if not buffer.is_meta]
     torch._dynamo.reset()
     try:
         torch.compile(model, backend=collect)(*inputs, **named)
     finally:
         torch._dynamo.reset()
         with torch.no_grad():
-            for buffer, value in zip(buffers, before, strict=True):
-                buffer.copy_(value)
+            for buffer, value in before:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
     report = CompileReport(tuple(found), graphs, tuple(problems))
     if not quiet:
         print(report)

@@ -55,7 +55,7 @@ def changes_modes(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     name = getattr(node.target, "__name__", "").lstrip("_")
-    # The last are functorch's transforms.
+    # Functorch's transforms have "nesting" in their names.
     return name.startswith(("enter_", "exit_", "set_", "saved_tensors_hooks_")) or "nesting" in name
 
 

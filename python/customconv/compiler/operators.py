@@ -32,6 +32,7 @@ class Convolution:
         weight: The filters.
         bias: What is added to each output channel, or None.
         numbers: The other arguments, as this package's function of that name takes them.
+        is_ours: Whether the model calls this package's operator.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Convolution:
     weight: fx.Node
     bias: fx.Node | None
     numbers: Mapping[str, Any]
+    is_ours: bool = False
 
     @property
     def transposed(self) -> bool:
@@ -208,7 +210,8 @@ def _convolution(kind: str) -> _Reader:
         if found.pop("algorithm") != "auto":
             raise _Unread
         tensors = _node(found.pop("input")), _node(found.pop("weight"))
-        return Convolution(kind, *tensors, _node_or_none(found.pop("bias")), found)
+        bias = _node_or_none(found.pop("bias"))
+        return Convolution(kind, *tensors, bias, found, node.target in _OURS)
 
     return reader
 
@@ -311,17 +314,11 @@ def _same(node: fx.Node) -> Operator:
 
 
 def _by_overload(packet: str, reader: _Reader) -> dict[Any, _Reader]:
-    """The reader for the operators of that name which work on tensors, and in place.
-
-    They are ATen's, and this package's, which its modules call.
-    """
+    """The reader for ATen's operators of that name which work on tensors, and in place."""
     found: dict[Any, _Reader] = {}
-    packets = [getattr(aten, name, None) for name in (packet, packet + "_")]
-    if packet in ("conv2d", "conv_transpose2d"):
-        packets.append(getattr(torch.ops.customconv, packet))
-    for each in packets:
+    for name in (packet, packet + "_"):
         for overload in ("default", "Tensor", "Scalar", "padding", "input"):
-            target = getattr(each, overload, None)
+            target = getattr(getattr(aten, name, None), overload, None)
             if target is not None:
                 found[target] = reader
     return found
@@ -352,6 +349,18 @@ _CONVOLUTIONS: dict[str, _Reader] = {
 }
 
 
+def _ours() -> dict[Any, str]:
+    """This package's operators, which its modules call, with their kinds."""
+    found: dict[Any, str] = {}
+    for kind in ("conv2d", "conv_transpose2d"):
+        packet = getattr(torch.ops.customconv, kind)
+        found |= dict.fromkeys([packet, *(getattr(packet, o) for o in packet.overloads())], kind)
+    return found
+
+
+_OURS = _ours()
+
+
 def _functions() -> dict[Any, _Reader]:
     found: dict[Any, _Reader] = {
         functional.batch_norm: _batch_norm,
@@ -375,7 +384,7 @@ def _functions() -> dict[Any, _Reader]:
                 if function is not None:
                     found[function] = reader
         found |= _by_overload(name, reader)
-    return found
+    return found | {target: _CONVOLUTIONS[kind] for target, kind in _OURS.items()}
 
 
 _FUNCTIONS = _functions()

@@ -27,7 +27,8 @@ class CompileReport:
     """What compiling a model does to its convolutions. ``print`` it.
 
     Attributes:
-        convolutions: One entry for each, in the order in which they run.
+        convolutions: One entry for each, in the order in which they run; what is checkpointed
+            comes last.
         graphs: How many graphs the model was compiled to.
         problems: Why graphs were left to Inductor as they were.
     """

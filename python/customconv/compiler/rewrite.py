@@ -13,13 +13,15 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
-from .chains import IS_OURS, Chain, Refused, Scale, Shift, find
+from .chains import IS_OURS, Chain, Refused, Scale, Shift, find, learns
 from .operators import BatchNorm, Convolution, Operand, name_of, read, value_of
 from .report import CompiledConvolution
 
 _OPS = torch.ops.customconv
 _DTYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
 
+# What a chain's result has of the node that it replaces.
+_KEPT = "stack_trace", "nn_module_stack", "source_fn_stack", "custom", "example_value", "val"
 # What is not read, as PyTorch's functions and ATen's operators are named.
 _OTHER_CONVOLUTIONS = ("conv3d", "conv_transpose3d", "conv_tbc", "convolution")
 
@@ -54,16 +56,16 @@ def fuse(graph: fx.Graph) -> list[CompiledConvolution]:
         if value.dtype not in _DTYPES:
             found.append(_left(node, convolution.kind, f"no kernel computes in {value.dtype}"))
             continue
-        chain = find(convolution, node)
+        chain, name = find(convolution, node), _module_of(node)
         try:
             numbers = _numbers(convolution)
-            if _is_matrix_product(convolution, numbers):
+            if not convolution.is_ours and _is_matrix_product(convolution, numbers):
                 _write_product(graph, convolution, node)
                 raise Refused("images of one pixel make it a matrix product")
         except Refused as reason:
-            found.append(_left(node, convolution.kind, str(reason)))
+            kind, is_ours = convolution.kind, convolution.is_ours
+            found.append(CompiledConvolution(name, (kind,), str(reason), is_ours))
             continue
-        name = _module_of(node)
         found.append(CompiledConvolution(name, tuple(chain.parts), chain.ends, True))
         _Writer(graph, chain, numbers).replace()
     return found[::-1]
@@ -160,7 +162,7 @@ class _Writer:
         chain, last = self.chain, self.chain.last
         with self.graph.inserting_before(chain.place):
             result = self._call()
-        for name in ("stack_trace", "nn_module_stack", "source_fn_stack", "example_value", "val"):
+        for name in _KEPT:
             if name in last.meta:
                 result.meta[name] = last.meta[name]
         last.replace_all_uses_with(result)
@@ -208,16 +210,16 @@ class _Writer:
         """What each channel is multiplied with and what is added to it."""
         scale: fx.Node | None = None
         shift = self.chain.convolution.bias
-        learns = self._learns(shift)
+        learning = learns(self.chain.last, shift)
         for step in self.chain.affine:
             if isinstance(step, BatchNorm):
                 # The operator has no derivative, so that what learns is not folded by it.
                 folded = self._node(
                     _OPS.fold_batch_norms.default, [step.mean], [step.variance], [step.weight],
-                    [step.bias], [None if learns else shift], [step.eps],
+                    [step.bias], [None if learning else shift], [step.eps],
                 )  # fmt: skip
                 factor, term = (self._node(operator.getitem, folded, index) for index in (0, 1))
-                if learns:
+                if learning:
                     term = self._node(torch.add, self._node(torch.mul, shift, factor), term)
                 scale, shift = self._times(scale, factor), term
             elif isinstance(step, Scale):
@@ -229,7 +231,7 @@ class _Writer:
             else:
                 assert isinstance(step, Shift)
                 term = self._vector(step.by)
-                learns = learns or self._learns(step.by)
+                learning = learning or learns(self.chain.last, step.by)
                 if step.alpha != 1:
                     term = self._node(torch.mul, term, step.alpha)
                 shift = term if shift is None else self._node(torch.add, shift, term)
@@ -237,12 +239,6 @@ class _Writer:
 
     def _times(self, scale: fx.Node | None, factor: fx.Node) -> fx.Node:
         return factor if scale is None else self._node(torch.mul, scale, factor)
-
-    def _learns(self, operand: Operand | None) -> bool:
-        """Whether the gradient of a bias is asked for."""
-        value, result = value_of(operand), value_of(self.chain.last)
-        assert result is not None
-        return value is not None and value.requires_grad and result.requires_grad
 
     def _vector(self, operand: Operand) -> fx.Node:
         """One number for each channel, in float32 beside 16 bits."""
