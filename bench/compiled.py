@@ -28,7 +28,7 @@ from torch._inductor.utils import fresh_inductor_cache
 import customconv
 
 from . import contenders, evidence, models, networks, timing
-from .models import PRECISIONS, SETTLING, Runner, means
+from .models import PRECISIONS, Runner
 from .results import Key, Row
 
 # How each contender compiles a network in place.
@@ -103,39 +103,32 @@ class Contender:
             torch.cuda.synchronize()
 
 
-class Comparison:
-    """A network on a device, built once for all rows, of which each contender has a copy."""
+def _taken(
+    network: nn.Module, mode: str, x: Tensor, autocast: torch.dtype | None
+) -> Sequence[evidence.Named]:
+    """Returns outputs, or a step's gradients and running statistics."""
+    if mode == "forward":
+        return [evidence.outputs(network, x, autocast)]
+    return [found for found in evidence.trained(network, x, autocast) if found]
+
+
+class Comparison(models.Subject):
+    """The network, of which each contender has a copy."""
 
     def __init__(
         self, name: str, image: int, device: torch.device, others: Sequence[str], *, cached: bool
     ) -> None:  # fmt: skip
-        self.name, self.image, self.device = name, image, device
+        super().__init__(name, image, device)
         self.others, self.cached = others, cached
-        self.network = evidence.awakened(networks.build(name)).to(device)
-        with contenders.switches("fp32", ""):
-            evidence.settled(self.network, self._images(SETTLING))
-
-    def _images(self, batch: int) -> Tensor:
-        generator = torch.Generator(self.device).manual_seed(1)
-        shape = networks.input_shape(self.network, batch, self.image)
-        return torch.randn(shape, device=self.device, generator=generator)
-
-    def _taken(
-        self, network: nn.Module, mode: str, x: Tensor, autocast: torch.dtype | None
-    ) -> Sequence[evidence.Named]:
-        """Returns outputs, or a step's gradients and running statistics."""
-        if mode == "forward":
-            return [evidence.outputs(network, x, autocast)]
-        return [found for found in evidence.trained(network, x, autocast) if found]
 
     def _errors(self, mode: str, x: Tensor, precision: str) -> list[tuple[float, float]]:
         """Returns PyTorch's errors and those of our compiled copy."""
         autocast, float32 = PRECISIONS[precision]
         with contenders.switches("fp32", ""):
-            exact = self._taken(self.network, mode, x, None)
+            exact = _taken(self.network, mode, x, None)
         with contenders.switches(float32, "cudnn"):
-            pytorchs = self._taken(self.network, mode, x, autocast)
-            mine = self._taken(networks.ours(self.network, "compiled"), mode, x, autocast)
+            pytorchs = _taken(self.network, mode, x, autocast)
+            mine = _taken(networks.ours(self.network, "compiled"), mode, x, autocast)
         return [
             (evidence.total(evidence.errors(a, expected)),
              evidence.total(evidence.errors(b, expected)))
@@ -145,11 +138,7 @@ class Comparison:
     def _fused(self, mode: str, x: Tensor, autocast: torch.dtype | None) -> dict[str, int]:
         """Counts the convolutions, and those with something else in one kernel."""
         self.network.train(mode == "step")
-        enabled = autocast is not None
-        with (
-            torch.set_grad_enabled(mode == "step"),
-            torch.autocast(self.device.type, dtype=autocast, enabled=enabled),
-        ):
+        with torch.set_grad_enabled(mode == "step"), evidence.autocast_of(x, autocast):
             report = customconv.explain_compile(self.network, x, quiet=True)
         fused = sum(len(each.parts) > 1 for each in report.convolutions)
         return {"fused": fused, "convolutions": len(report.convolutions)}
@@ -162,7 +151,7 @@ class Comparison:
         graphs = mode == "forward" and batch <= MOST_GRAPHED and self.device.type == "cuda"
         what = (self.name, mode, precision, layout, batch, self.image, graphs)
         memory = contenders.LAYOUTS[layout]
-        x = self._images(batch).contiguous(memory_format=memory)
+        x = self.images(batch).contiguous(memory_format=memory)
         self.network.to(memory_format=memory)  # type: ignore[call-overload]
         torch._dynamo.reset()
         errors = self._errors(mode, x, precision)
@@ -200,6 +189,7 @@ class Run(models.Run):
 
     identity = IDENTITY
     outcome = Outcome
+    title = "ratios to the better peer"
 
     def key(self, name: str, what: models.What) -> Key:
         return name, *what, self.arguments.image
@@ -270,10 +260,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.ahead:
         compile_ahead(run)
     rows = run.all()
-    console.print(means(rows, "ratios to the better peer"))
-    for row in sorted(rows, key=lambda row: float(row["ratio"])):
-        if row["error"] or row["ratio"] < 1:
-            run.print(text_of(row))
+    run.summary(rows)
     if text := compile_times(rows):
         run.print(text)
     return int(any(row["error"] for row in rows))

@@ -155,14 +155,15 @@ def _training(network: nn.Module, *, batch_statistics: bool) -> Iterator[None]:
                 norm.get_buffer(key).copy_(value)
 
 
-def _autocast(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:
+def autocast_of(x: Tensor, dtype: torch.dtype | None) -> torch.autocast:
+    """Returns the context in which a network runs on x in a type, or as it is if that is None."""
     return torch.autocast(x.device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def outputs(network: nn.Module, x: Tensor, autocast: torch.dtype | None = None) -> Named:
     """Returns the outputs in evaluation mode, without gradients."""
     network.eval()
-    with torch.no_grad(), _autocast(x, autocast):
+    with torch.no_grad(), autocast_of(x, autocast):
         found = leaves(network(x))
     return {f"output {number}": y.float() for number, y in enumerate(found)}
 
@@ -202,7 +203,7 @@ def _gradients(network: nn.Module, x: Tensor, autocast: torch.dtype | None) -> N
     image = x.detach().requires_grad_()
     torch.manual_seed(0)
     with torch.enable_grad():
-        with smooth(), _autocast(x, autocast):
+        with smooth(), autocast_of(x, autocast):
             found = [y.float() for y in leaves(network(image.clone()))]
         generator = torch.Generator(x.device).manual_seed(0)
         parts = []

@@ -92,8 +92,7 @@ class Runner:
         self.call: Callable[[], Any] = self.step if mode == "step" else self.forward
 
     def _output(self) -> Any:
-        device = self.x.device.type
-        with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None):
+        with evidence.autocast_of(self.x, self.autocast):
             return self.network(self.x)
 
     def forward(self) -> Any:
@@ -135,8 +134,23 @@ def _peak_mb(call: Callable[[], Any], device: torch.device) -> float | None:
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
-class Pair:
-    """A network on a device with PyTorch's convolutions and with ours, built once for all rows."""
+class Subject:
+    """A network on a device, built once for all rows."""
+
+    def __init__(self, name: str, image: int, device: torch.device) -> None:
+        self.name, self.image, self.device = name, image, device
+        self.network = evidence.awakened(networks.build(name)).to(device)
+        with contenders.switches("fp32", ""):
+            evidence.settled(self.network, self.images(SETTLING))
+
+    def images(self, batch: int) -> Tensor:
+        generator = torch.Generator(self.device).manual_seed(1)
+        shape = networks.input_shape(self.network, batch, self.image)
+        return torch.randn(shape, device=self.device, generator=generator)
+
+
+class Pair(Subject):
+    """The network with PyTorch's convolutions and with ours."""
 
     def __init__(
         self,
@@ -147,19 +161,11 @@ class Pair:
         *,
         tuned: bool = False,
     ) -> None:
-        self.name, self.image, self.device, self.by = name, image, device, by
-        self.tuned = tuned
-        self.network = evidence.awakened(networks.build(name)).to(device)
-        with contenders.switches("fp32", ""):
-            evidence.settled(self.network, self.images(SETTLING))
+        super().__init__(name, image, device)
+        self.by, self.tuned = by, tuned
         self.ours = networks.ours(self.network, by)
         self.began = {key: value.clone() for key, value in self.network.state_dict().items()}
         self.expected: dict[tuple[str, int], evidence.Named] = {}
-
-    def images(self, batch: int) -> Tensor:
-        generator = torch.Generator(self.device).manual_seed(1)
-        shape = networks.input_shape(self.network, batch, self.image)
-        return torch.randn(shape, device=self.device, generator=generator)
 
     def _errors(
         self, mode: str, precision: str, x: Tensor
@@ -307,16 +313,6 @@ def means(rows: Sequence[Row], title: str = "geometric means of ratios") -> Tabl
     return made
 
 
-def summary(rows: Sequence[Row], console: Console) -> None:
-    """Prints the means, then the rows that are slower than PyTorch's or wrong."""
-    console.print(means(rows))
-    for row in sorted(rows, key=lambda row: float(row["ratio"])):
-        if row["error"] or row["ratio"] < 1:
-            console.print(text_of(row), highlight=False, soft_wrap=True)
-            for line in layers_text(row["layers"], 2) if "layers" in row else ():
-                console.print(line, highlight=False, soft_wrap=True)
-
-
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say how networks run."""
     cuda = torch.cuda.is_available()
@@ -384,6 +380,7 @@ class Run:
 
     identity: Sequence[str] = IDENTITY
     outcome: type[Any] = Outcome  # a row that failed: its identity and the error
+    title = "geometric means of ratios"
 
     def __init__(self, arguments: argparse.Namespace, console: Console) -> None:
         self.arguments, self.console = arguments, console
@@ -397,7 +394,7 @@ class Run:
         return name, *what, arguments.image, arguments.by, arguments.tuned
 
     def build(self, name: str) -> Any:
-        """Builds a network, whose ``compare`` measures a row."""
+        """Builds a network's subject, whose ``compare`` measures a row."""
         arguments = self.arguments
         return Pair(name, arguments.image, self.device, arguments.by, tuned=arguments.tuned)
 
@@ -450,6 +447,15 @@ class Run:
             self.budget.spend(time.monotonic() - began)
         return True
 
+    def summary(self, rows: Sequence[Row]) -> None:
+        """Prints the means, then the rows that are slower than PyTorch's or wrong."""
+        self.console.print(means(rows, self.title))
+        for row in sorted(rows, key=lambda row: float(row["ratio"])):
+            if row["error"] or row["ratio"] < 1:
+                self.print(self.text_of(row))
+                for line in layers_text(row["layers"], 2) if "layers" in row else ():
+                    self.print(line)
+
     def all(self) -> list[Row]:
         """Measures all rows that the command asks for, and returns those that there are."""
         rows = todo(self.arguments)
@@ -472,6 +478,7 @@ def main(arguments: argparse.Namespace) -> int:
         from . import compiled
 
         return compiled.main(arguments, console)
-    rows = Run(arguments, console).all()
-    summary(rows, console)
+    run = Run(arguments, console)
+    rows = run.all()
+    run.summary(rows)
     return int(any(row["error"] for row in rows))

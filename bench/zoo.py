@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -77,10 +77,17 @@ def lay_out(network: nn.Module, layout: str) -> None:
             parameter.data = laid_out(parameter.data, layout)
 
 
-def taken(network: nn.Module, x: Tensor, autocast: torch.dtype | None, by: str) -> dict[str, Named]:
-    """Returns what is checked: outputs, gradients and, compiled, running statistics."""
+def updates(by: str) -> bool:
+    """Whether batch norms are in training mode when ours is run in this way."""
+    return by == "compiled"
+
+
+def taken(
+    network: nn.Module, x: Tensor, autocast: torch.dtype | None, *, updating: bool
+) -> dict[str, Named]:
+    """Returns what is checked: outputs, gradients and, if batch norms update them, statistics."""
     outputs = evidence.outputs(network, x, autocast)
-    if by != "compiled":
+    if not updating:
         return {"outputs": outputs, "gradients": evidence.gradients(network, x, autocast)}
     gradients, running = evidence.trained(network, x, autocast)
     found = {"outputs": outputs, "gradients": gradients, "running statistics": running}
@@ -103,45 +110,49 @@ def judged(ours: Errors, pytorch: Errors, precision: str) -> str:
 
 
 class Subject:
-    """A network on a device, with its results in IEEE float32."""
+    """A network on a device, with its results in IEEE float32, and the checks that are due."""
 
     def __init__(
-        self, architecture: Architecture, device: torch.device, ways: Iterable[str]
+        self, architecture: Architecture, device: torch.device, todo: Sequence[Way]
     ) -> None:
-        self.architecture, self.device = architecture, device
+        self.architecture, self.device, self.todo = architecture, device, todo
         try:
             self.network = evidence.awakened(architecture.network()).to(device)
             self.x = architecture.input(device)
             with contenders.switches("fp32", ""):
                 evidence.settled(self.network, self.x)
-                self.expected = {by: taken(self.network, self.x, None, by) for by in ways}
+                self.expected = {
+                    updating: taken(self.network, self.x, None, updating=updating)
+                    for updating in {updates(by) for *_, by in todo}
+                }
         except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
             raise Missing(f"{type(error).__name__}: {error}") from error
 
-    def _errors(self, network: nn.Module, layout: str, precision: str, by: str) -> Errors:
+    def _errors(self, network: nn.Module, layout: str, precision: str, updating: bool) -> Errors:
         autocast, float32 = PRECISIONS[precision]
         lay_out(network, layout)
         with contenders.switches(float32, ""):
-            found = taken(network, laid_out(self.x, layout), autocast, by)
-        expected = self.expected[by]
+            found = taken(network, laid_out(self.x, layout), autocast, updating=updating)
+        expected = self.expected[updating]
         return {what: evidence.errors(found[what], tensors) for what, tensors in expected.items()}
 
-    def checks(self, todo: Iterable[Way]) -> Iterator[Check]:
+    def checks(self) -> Iterator[Check]:
         """Yields a check for each precision, layout and way of running ours."""
         ways: dict[str, nn.Module] = {}
         pytorch: dict[tuple[str, str, bool], Errors] = {}
-        for precision, layout, by in todo:
+        for precision, layout, by in self.todo:
             what = self.architecture.name, self.architecture.family, precision, layout, by
-            key = precision, layout, by == "compiled"
+            updating = updates(by)
+            key = precision, layout, updating
             if key not in pytorch:
-                pytorch[key] = self._errors(self.network, layout, precision, by)
+                pytorch[key] = self._errors(self.network, layout, precision, updating)
             theirs = pytorch[key]
             customconv.stats(reset=True)
             try:
                 if by not in ways:
                     ways[by] = networks.ours(self.network, by)
                 with networks.switched(by):
-                    ours = self._errors(ways[by], layout, precision, by)
+                    ours = self._errors(ways[by], layout, precision, updating)
             except Exception as error:  # any error is a failure of the check
                 yield Check(*what, f"{type(error).__name__}: {error}")
                 continue
@@ -223,14 +234,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 Due = Mapping[Architecture, Sequence[Way]]
 
 
-def _checks(name: str, device: str, by: Sequence[str], todo: Sequence[Way]) -> list[Check]:
+def _checks(name: str, device: torch.device, todo: Sequence[Way]) -> list[Check]:
     """Checks a network in another process. Its result is a list, which can be pickled."""
     (architecture,) = named(name)
-    return list(Subject(architecture, torch.device(device), by).checks(todo))
+    return list(Subject(architecture, device, todo).checks())
 
 
 def checked(
-    due: Due, device: str, by: Sequence[str], workers: int, budget: Budget
+    due: Due, device: torch.device, workers: int, budget: Budget
 ) -> Iterator[tuple[Architecture, Iterator[Check]]]:
     """Yields networks with their checks, until the budget is spent.
 
@@ -239,7 +250,7 @@ def checked(
     """
 
     def here(architecture: Architecture) -> Iterator[Check]:
-        yield from Subject(architecture, torch.device(device), by).checks(due[architecture])
+        yield from Subject(architecture, device, due[architecture]).checks()
 
     def there(architecture: Architecture, future: Future[list[Check]]) -> Iterator[Check]:
         try:
@@ -257,7 +268,7 @@ def checked(
         return
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     try:
-        futures = {pool.submit(_checks, each.name, device, by, due[each]): each for each in due}
+        futures = {pool.submit(_checks, each.name, device, due[each]): each for each in due}
         for future in as_completed(futures):
             yield futures[future], there(futures[future], future)
             if not budget.has_room():
@@ -291,9 +302,7 @@ def main(arguments: argparse.Namespace) -> int:
             wanted += [(architecture.name, *way) for way in ways]
     began = time.monotonic()
     left = set(due)
-    for architecture, checks in checked(
-        due, arguments.device, arguments.by, arguments.workers, budget
-    ):
+    for architecture, checks in checked(due, device, arguments.workers, budget):
         left.discard(architecture)
         try:
             for check in checks:

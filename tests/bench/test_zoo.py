@@ -38,13 +38,18 @@ def test_there_are_enough_of_all_families():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("by", ["routed", "compiled"])
+@pytest.mark.parametrize("updating", [False, True])
 @pytest.mark.parametrize("name", SMALL)
-def test_a_network_gives_the_same_twice(name, by):
+def test_a_network_gives_the_same_twice(name, updating):
     architecture = NAMED[name]
     x = architecture.input(CPU)
     first, second = (
-        zoo.taken(evidence.settled(evidence.awakened(architecture.network()), x), x, None, by)
+        zoo.taken(
+            evidence.settled(evidence.awakened(architecture.network()), x),
+            x,
+            None,
+            updating=updating,
+        )
         for _ in range(2)
     )
     assert first.keys() == second.keys() >= {"outputs", "gradients"}
