@@ -253,25 +253,17 @@ def _fold_batch_norms(
     biases: Sequence[Tensor | None],
     shifts: Sequence[Tensor | None],
     eps: Sequence[float],
-) -> tuple[list[Tensor], list[int | None]]:
-    """The rule of ``fold_batch_norms``, by PyTorch's operators: vectors broadcast over examples."""
-    folded: list[Tensor] = []
-    out_dims: list[int | None] = []
-    for *tensors, number in zip(means, variances, weights, biases, shifts, eps, strict=True):
-        dims = [each[len(folded) // 2] for each in in_dims[:5]]
-        wide = torch.promote_types(tensors[0].dtype, torch.float32)
-        mean, variance, weight, bias, shift = (
-            torch.zeros((), dtype=wide) if tensor is None else _mapped(tensor, dim).value.to(wide)
-            for tensor, dim in zip(tensors, dims, strict=True)
-        )
-        scale = (variance + number).rsqrt()
-        if tensors[2] is not None:
-            scale = scale * weight
-        moved = (shift - mean) * scale + bias
-        for each in (scale, moved):
-            folded.append(each)
-            out_dims.append(0 if each.ndim > 1 else None)
-    return folded, out_dims
+) -> tuple[list[Tensor], list[int]]:
+    """The rule of ``fold_batch_norms``: what each example has is more channels."""
+    count = info.batch_size
+    lists = [
+        [None if t is None else _mapped(t, dim).each(count).reshape(-1) for t, dim in pairs]
+        for pairs in map(zip, (means, variances, weights, biases, shifts), in_dims[:5])
+    ]
+    folded = _ops.fold_batch_norms.default(*lists, eps)
+    shapes = [_mapped(t, dim).each(count).shape for t, dim in zip(means, in_dims[0], strict=True)]
+    vectors = [each.reshape(shapes[i // 2]) for i, each in enumerate(folded)]
+    return vectors, [0] * len(vectors)
 
 
 _ops = torch.ops.customconv

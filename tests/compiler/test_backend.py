@@ -145,9 +145,7 @@ def test_what_is_checkpointed_is_fused_too(fuses_on_the_cpu):
 
 @needs_compiler
 @pytest.mark.parametrize("budget", [0.8, 0.5])
-def test_a_memory_budget_recomputes_as_many_convolutions_as_inductor(
-    fuses_on_the_cpu, budget, monkeypatch
-):
+def test_a_memory_budget_recomputes_as_many_convolutions_as_inductor(fuses_on_the_cpu, budget):
     model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4)))
     counts = []
 

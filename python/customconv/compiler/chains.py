@@ -123,13 +123,15 @@ def _extend(chain: Chain) -> None:
     assert before is not None
     found = Activation(node, "silu") if skipped else read(follower)
     name = name_of(follower)
-    if found is None or isinstance(found, Convolution):
+    if isinstance(found, Convolution):
+        raise Refused("a convolution follows")
+    if found is None:
         raise Refused(_unread(follower))
     if value is None or value.dtype != before.dtype or not same_sizes(value.shape, before.shape):
         raise Refused(f"{name} changes its size or type")
     if not same_layout(value, before):
         raise Refused(f"{name} changes its memory format")
-    if any(changes_modes(each) for each in _between(chain.nodes[0], follower)):
+    if any(changes_modes(each) for each in _between(node, follower)):
         raise Refused(f"gradients or autocast are switched on or off before {name}")
     if isinstance(found, Activation):
         _add_activation(chain, found, value)
@@ -149,8 +151,7 @@ def _extend(chain: Chain) -> None:
 def _unread(follower: fx.Node) -> str:
     """Why an operator that is not known ends a chain."""
     name = name_of(follower)
-    is_convolution = name.startswith("customconv.") or isinstance(read(follower), Convolution)
-    if is_convolution or IS_OURS in follower.meta:
+    if name.startswith("customconv.") or IS_OURS in follower.meta:
         return "a convolution follows"
     if "batch_norm" in name:
         return "a batch norm in training mode follows"

@@ -139,9 +139,7 @@ def _update(statistic: fx.Node | None, factor: float | None) -> _Update | None:
 def _stored(new: fx.Node, momentum: float) -> _Update | None:
     """The update that adds a node to a running statistic, if nobody else reads what it computes."""
     added = next(iter(new.users), None)
-    if added is None or added.target is not _ATEN.add.Tensor:
-        return None
-    if added.kwargs or len(added.users) != 1:
+    if added is None or added.target is not _ATEN.add.Tensor or added.kwargs:
         return None
     kept = added.args[1] if added.args[0] is new else added.args[0]
     if not isinstance(kept, fx.Node) or kept.target is not _ATEN.mul.Tensor:
@@ -151,12 +149,17 @@ def _stored(new: fx.Node, momentum: float) -> _Update | None:
         return None
     if not isinstance(rest, (int, float)) or not math.isclose(momentum + rest, 1):
         return None
-    store = next(iter(added.users))
-    stores = store.target is _ATEN.copy_.default and store.args[0] is running
-    if not stores or set(running.users) != {kept, store}:
-        return None
+    store = _store_of(added, running, reader=kept)
     is_vector = tensor_of(running).dtype is torch.float32 and tensor_of(running).ndim == 1
-    return _Update(running, momentum, store) if is_vector else None
+    return _Update(running, momentum, store) if store is not None and is_vector else None
+
+
+def _store_of(value: fx.Node, to: fx.Node, reader: fx.Node) -> fx.Node | None:
+    """The one user of a value, if it stores it in an input that ``reader`` alone reads."""
+    users = list(value.users)
+    if len(users) != 1 or users[0].target is not _ATEN.copy_.default or users[0].args[0] is not to:
+        return None
+    return users[0] if set(to.users) == {reader, users[0]} else None
 
 
 def count_together(graph: fx.Graph) -> None:
@@ -165,14 +168,13 @@ def count_together(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target is not _ATEN.add.Tensor or node.kwargs or node.args[1] != 1:
             continue
-        counter, stores = node.args[0], list(node.users)
-        if not isinstance(counter, fx.Node) or counter.op != "placeholder" or len(stores) != 1:
+        counter = node.args[0]
+        if not isinstance(counter, fx.Node) or counter.op != "placeholder":
             continue
         value = counter.meta["val"]
         if not isinstance(value, torch.Tensor) or value.ndim > 0 or value.is_floating_point():
             continue
-        stored = stores[0].target is _ATEN.copy_.default and stores[0].args[0] is counter
-        if stored and set(counter.users) == {node, stores[0]}:
+        if _store_of(node, counter, reader=node) is not None:
             counters.setdefault((value.dtype, value.device), []).append(node)
     for nodes in counters.values():
         if len(nodes) < 2:
