@@ -24,8 +24,6 @@ std::optional<Pair> pair_of(at::IntArrayRef values, int64_t least) {
 
 bool is_plain(const at::Tensor& t) { return t.layout() == at::kStrided && !t.is_quantized(); }
 
-Shape4 shape4(at::IntArrayRef values) { return {values[0], values[1], values[2], values[3]}; }
-
 Layout layout_of(at::MemoryFormat format) {
   return format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
 }
@@ -136,6 +134,8 @@ std::optional<Fallback> describe_transposed_images(Convolution& conv,
 
 }  // namespace
 
+Shape4 shape4(at::IntArrayRef values) { return {values[0], values[1], values[2], values[3]}; }
+
 bool is_aligned(const at::Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
 }
@@ -205,6 +205,8 @@ ConvProblem Convolution::problem_of(Pass pass) const {
   if (transposed && pass == Pass::kDgrad) p.pass = Pass::kFprop;
   if (p.pass == Pass::kDgrad) p.x_strides = dense_strides(p.x_sizes(), layout_of(format));
   if (p.pass == Pass::kWgrad) p.w_strides = dense_strides(p.w_sizes(), layout_of(format));
+  // The gradient is a new tensor, which is aligned whether the input is or not.
+  if (pass == Pass::kDgrad) (transposed ? p.y_aligned : p.x_aligned) = true;
   return p;
 }
 

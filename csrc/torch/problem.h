@@ -49,6 +49,8 @@ OrFallback<Convolution> describe(const at::Tensor& input, const at::Tensor& weig
 // weight suggests it, except on CUDA in float64 or with cuDNN switched off.
 at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight);
 
+// Four sizes or strides.
+Shape4 shape4(at::IntArrayRef values);
 // Whether a tensor's memory begins at a multiple of 16 bytes.
 bool is_aligned(const at::Tensor& t);
 // Images or a weight in this memory format and aligned: a copy if they are not already.

@@ -154,6 +154,15 @@ def test_a_gradient_is_dense_in_the_outputs_layout(op):
     assert layouts(channels_last(X)[:, :, 1:], W, op) == expected[op]
 
 
+@pytest.mark.parametrize(("transposed", "name"), [(False, "x"), (True, "y")])
+def test_only_the_gradient_of_an_unaligned_input_is_aligned(transposed, name):
+    x = torch.randn(X.numel() + 1)[1:].view(X.shape)  # four bytes behind an aligned tensor's start
+    w = W.transpose(0, 1).contiguous() if transposed else W
+    for op in PASSES:
+        found = _C.explain(x, w, None, [1, 1], [1, 1], [1, 1], 1, op, "auto", transposed)
+        assert found.problem.fields[f"{name}_aligned"] == (op == "dgrad"), op
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_dtypes_of_tensors(dtype):
     x, w = X.to(getattr(torch, dtype)), W.to(getattr(torch, dtype))

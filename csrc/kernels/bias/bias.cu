@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "kernels/bias/bias.h"
+#include "kernels/common/aligned.cuh"
 #include "kernels/common/divide.cuh"
 #include "kernels/common/parts.cuh"
 
@@ -42,11 +43,6 @@ BiasGradient::BiasGradient(Layout lies, const Shape4& sizes, int element_bytes)
 }
 
 namespace {
-
-template <typename T, int kVector>
-struct alignas(sizeof(T) * kVector) Vector {
-  T values[kVector];
-};
 
 // Where vector `i` of a column begins, in vectors.
 template <bool kChannelsLast>

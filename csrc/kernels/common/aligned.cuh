@@ -1,4 +1,4 @@
-// Whether memory may be read and written in vectors.
+// Memory that is read and written in vectors.
 #pragma once
 
 #include <cstdint>
@@ -8,5 +8,10 @@ namespace customconv {
 __host__ __device__ inline bool is_aligned(const void* p, uintptr_t bytes) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
+
+template <typename T, int kVector>
+struct alignas(sizeof(T) * kVector) Vector {
+  T values[kVector];
+};
 
 }  // namespace customconv

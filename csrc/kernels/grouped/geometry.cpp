@@ -243,9 +243,10 @@ Tile box_of(const Geometry& g, int images, int rows, int columns) {
 }
 
 int box_vectors(const Geometry& g, const Tile& tile, int vector) {
-  const int rows = tile.images * tile.kept_rows;
-  if (vector == 1) return rows * tile.kept_columns * g.w.classes;
-  return rows * (tile.kept_columns * g.w.step / 2 + 1);
+  const int64_t rows = int64_t{tile.images} * tile.kept_rows;
+  const int64_t across =
+      vector == 1 ? int64_t{tile.kept_columns} * g.w.classes : tile.kept_columns * g.w.step / 2 + 1;
+  return static_cast<int>(std::min<int64_t>(rows * across, INT32_MAX));
 }
 int position_vectors(const Tile& tile, int vector) {
   return tile.images * tile.rows * (vector == 1 ? tile.columns : tile.columns / 2 + 1);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "kernels/common/aligned.cuh"
 #include "kernels/common/parts.cuh"
@@ -11,6 +12,11 @@
 #include "kernels/launch.h"
 
 namespace customconv::grouped {
+
+// A plan of another problem may leave its tile no room.
+inline void check_fits(bool fits) {
+  if (!fits) throw std::runtime_error("grouped: the plan is not of this problem");
+}
 
 inline AxisParams axis_params(const Axis& axis, int kept, int most) {
   AxisParams p{};

@@ -205,6 +205,7 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   const Tile tile = box_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
   const Variant variant = Variant::at(plan.variant_index);
   const GradientBoxWork work = gradient_box_work_of(g, variant, tile, plan.shared_bytes);
+  check_fits(work.fits);
   const GradientCut& cut = work.cut;
   const auto* x = static_cast<const T*>(operands.x);
   const auto* dy = static_cast<const T*>(operands.y);
@@ -298,6 +299,7 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   const Tile tile = box_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
   const Variant variant = Variant::at(plan.variant_index);
   const BoxWork work = box_work_of(g, variant, tile, sizeof(T), plan.shared_bytes);
+  check_fits(work.fits);
   auto* x = static_cast<T*>(operands.x);
   auto* y = static_cast<T*>(operands.y);
   BoxParams<T> p{};

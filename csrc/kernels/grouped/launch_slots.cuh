@@ -76,6 +76,7 @@ void launch_gradient_slots(const ConvProblem& problem, const ConvPlan& plan,
   const Tile tile = tile_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
   const Variant variant = Variant::at(plan.variant_index);
   const GradientWork work = gradient_work_of(g, variant, tile, sizeof(T), plan.shared_bytes);
+  check_fits(work.fits);
   const GradientCut& cut = work.cut;
   const int64_t units = kOctet * sizeof(T) / kUnitBytes;
   GradientParams<T> p{};
@@ -105,6 +106,7 @@ void launch_slots(const ConvProblem& problem, const ConvPlan& plan, const Operan
   const Tile tile = tile_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
   const Variant variant = Variant::at(plan.variant_index);
   const Work work = work_of(g, variant, tile, sizeof(T), plan.shared_bytes);
+  check_fits(work.fits);
   pack(g, work, static_cast<const T*>(operands.w), context.workspace, context.stream);
   auto* x = static_cast<T*>(operands.x);
   auto* y = static_cast<T*>(operands.y);

@@ -1,11 +1,12 @@
 // implicit_gemm: matrix products on the tensor cores, from input tiles that stay in shared memory.
+#include "kernels/implicit_gemm/sm90/plan.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "kernels/implicit_gemm/moving.h"
-#include "kernels/implicit_gemm/sm90/tile.h"
 #include "kernels/implicit_gemm/tile.h"
 #include "kernels/implicit_gemm/wgrad/wgrad.h"
 #include "plan/hardware.h"

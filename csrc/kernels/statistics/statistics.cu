@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/common/aligned.cuh"
 #include "kernels/common/parts.cuh"
 #include "kernels/common/scalar.cuh"
 #include "kernels/statistics/statistics.h"
@@ -10,11 +11,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kVectorBytes = 16;
-
-template <typename T, int kVector>
-struct alignas(sizeof(T) * kVector) Vector {
-  T values[kVector];
-};
 
 __device__ inline void store_part(const StatisticsParts& to, int64_t part, int64_t channels,
                                   int64_t channel, float mean, float squares) {

@@ -12,7 +12,6 @@
 namespace customconv::torch_layer {
 
 at::Tensor bias_gradient(const at::Tensor& grad_output) {
-  const auto shape4 = [](at::IntArrayRef v) { return Shape4{v[0], v[1], v[2], v[3]}; };
   const Shape4 sizes = shape4(grad_output.sizes());
   const Layout layout = dense_layout(sizes, shape4(grad_output.strides()));
   const BiasGradient sums(layout, sizes, static_cast<int>(grad_output.element_size()));

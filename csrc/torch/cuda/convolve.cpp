@@ -194,10 +194,10 @@ OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_o
   const auto input_operand = conv.transposed ? &Operands::y : &Operands::x;
   const auto problem_of = [&](Pass pass) {
     ConvProblem problem = conv.problem_of(pass);
-    // What is written instead of the images is aligned.
-    const bool images_aligned = pass == Pass::kDgrad || is_aligned(images);
-    problem.x_aligned = conv.transposed ? is_aligned(grad) : images_aligned;
-    problem.y_aligned = conv.transposed ? images_aligned : is_aligned(grad);
+    (conv.transposed ? problem.x_aligned : problem.y_aligned) = is_aligned(grad);
+    if (pass == Pass::kWgrad) {
+      (conv.transposed ? problem.y_aligned : problem.x_aligned) = is_aligned(images);
+    }
     return problem;
   };
   const auto plan_of = [&](ConvProblem& problem) {

@@ -33,7 +33,6 @@ float* updated(const std::optional<Tensor>& running) {
 
 // An output as kernels read it.
 ConvProblem described(const Tensor& output) {
-  const auto shape4 = [](at::IntArrayRef v) { return Shape4{v[0], v[1], v[2], v[3]}; };
   const Shape4 sizes = shape4(output.sizes());
   ConvProblem p;
   p.dtype = dtype_of(output.scalar_type());

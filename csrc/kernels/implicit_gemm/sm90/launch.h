@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/implicit_gemm/sm90/params.h"
+#include "kernels/implicit_gemm/sm90/plan.h"
 #include "kernels/launch.h"
 
 namespace customconv::implicit_gemm::sm90 {

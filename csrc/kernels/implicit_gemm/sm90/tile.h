@@ -21,7 +21,6 @@
 #include <cstdint>
 
 #include "kernels/implicit_gemm/sm90/packed.h"
-#include "plan/plan.h"
 
 namespace customconv::implicit_gemm::sm90 {
 
@@ -35,8 +34,10 @@ constexpr int kBoxPixels = 32;        // of a plane, that a warp turns at a time
 constexpr int kMostPlaneSlots = 4;    // from so many slots
 constexpr int kDumpBytes = 128;       // where a warp writes pixels that have no place,
 constexpr int kDumpsBytes = 1024;     // and room for all these warps
+constexpr int kMostStride = 8;        // of a copy
 constexpr int kMostResidues = 8;      // of channels, whose planes begin at different bytes of 16
 constexpr int kMostMultipliers = 2;   // warpgroups
+
 struct TileShape {
   int pixels, channels;
   int warpgroups;  // that multiply it: each has some of its channels, or if they are few of its
@@ -150,22 +151,13 @@ struct Tile {
   int64_t image() const { return pitch * period * strips; }
 };
 
-// The cheapest plan, or one without a block; with `all`, every plan that was weighed goes there.
-ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& device,
-                   std::vector<ConvPlan>* all = nullptr);
-// Whether `plan` is of this main loop, and its tile.
-bool is_plan(const ConvPlan& plan);
-// See Family: by the loader, the row of channels that a stage has, the packing and whether phases
-// are joined. Taps follow each other in a stage, stages by channels, wherever a tile begins.
-int64_t sum_order(const ConvPlan& plan, bool has_epilogue);
-// The part of a problem that `plan` computes at a time, as the main loop computes it.
-Packed forward_of(const ConvProblem& part, const ConvPlan& plan);
-Chunk chunk_of(const ConvPlan& plan);
-Exchange exchange_of(const ConvPlan& plan);  // of a weight gradient
-Tile tile_of(const Packed& problem, const ConvPlan& plan);
-// Parts of the output's statistics that a plan's kernel leaves, one for each span of positions that
-// a warpgroup stores (statistics.cuh); 0 where it leaves none.
-int64_t statistics_parts(const ConvProblem& asked, const ConvPlan& plan);
+// A tile by its loader, shape (of kTileShapes), rows and splits; all that follows from them but its
+// stages.
+Tile make_tile(const Packed& problem, Loader loader, int shape, int row_bytes, int64_t splits,
+               int64_t strips = 1);
+// Shares out a block's shared memory among stages; false if they are too few.
+bool choose_stages(int shared_bytes, Tile& tile);
+bool is_legal(const Packed& problem, const Tile& tile);
 int shared_bytes(const Tile& tile);
 // The weight as the tile's kernel reads it, and bytes of the workspace if it is packed for that.
 PackedWeight weight_of(const Packed& problem, const Tile& tile);
