@@ -2,21 +2,24 @@
 
 Each contender runs its own copy of a network, with the same weights and images. CUDA graphs replay
 small batches of inference on both compiled sides. Before they are timed, our outputs, or the
-gradients of our convolutions, are compared with PyTorch's in IEEE float32 (see evidence.py).
+gradients of our convolutions, are compared with PyTorch's in IEEE float32 (see evidence.py). A
+step's gradients are those of the network as it is, kinks included, as the compiled code that is
+timed computes them.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import contextlib
 import copy
+import functools
+import gc
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,7 +30,7 @@ from torch._inductor.utils import fresh_inductor_cache
 
 import customconv
 
-from . import contenders, evidence, models, networks, timing
+from . import contenders, evidence, models, timing
 from .models import PRECISIONS, Runner
 from .results import Key, Row
 
@@ -42,6 +45,7 @@ COMPILERS: dict[str, Callable[[nn.Module, dict[str, Any]], None]] = {
     ),
     "eager": lambda network, options: None,
 }
+REPLAYED = 3  # the first call whose CUDA graph was recorded before
 MOST_GRAPHED = 8  # images of the largest batch that CUDA graphs replay
 GRAPH_QUEUE_CYCLES = 4_000_000  # 2 ms: a graph's time is the GPU's, which the host keeps ahead of
 
@@ -74,6 +78,13 @@ class Outcome:
     ours_err: float = 0
 
 
+def compiled_copy(name: str, network: nn.Module, graphs: bool) -> nn.Module:
+    """Returns a contender's copy of a network."""
+    copied = copy.deepcopy(network)
+    COMPILERS[name](copied, {"mode": "reduce-overhead"} if graphs else {})
+    return copied
+
+
 class Contender:
     """A copy of a network, compiled in one way."""
 
@@ -82,9 +93,7 @@ class Contender:
         graphs: bool,
     ) -> None:  # fmt: skip
         self.name = name
-        copied = copy.deepcopy(network)
-        COMPILERS[name](copied, {"mode": "reduce-overhead"} if graphs else {})
-        self.call = Runner(copied, x, mode, autocast).call
+        self.call = Runner(compiled_copy(name, network, graphs), x, mode, autocast).call
 
     def compile(self, *, cached: bool) -> tuple[float, int]:
         """Runs it until it is compiled; returns the seconds, and how many graphs there are."""
@@ -93,7 +102,7 @@ class Contender:
             began = time.monotonic()
             self._wait()
             seconds = time.monotonic() - began
-        for _ in range(2):  # CUDA graphs are recorded in the second call
+        for _ in range(REPLAYED - 1):
             self._wait()
         return seconds, counters["stats"]["unique_graphs"] - before
 
@@ -109,26 +118,32 @@ def _taken(
     """Returns outputs, or a step's gradients and running statistics."""
     if mode == "forward":
         return [evidence.outputs(network, x, autocast)]
-    return [found for found in evidence.trained(network, x, autocast) if found]
+    return [found for found in evidence.trained(network, x, autocast, as_it_is=True) if found]
 
 
 class Comparison(models.Subject):
     """The network, of which each contender has a copy."""
 
     def __init__(
-        self, name: str, image: int, device: torch.device, others: Sequence[str], *, cached: bool
+        self, name: str, image: int, device: torch.device, others: Sequence[str], *, cached: bool,
+        checked: Mapping[models.What, Outcome] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, image, device)
         self.others, self.cached = others, cached
+        self.checked = checked or {}
 
-    def _errors(self, mode: str, x: Tensor, precision: str) -> list[tuple[float, float]]:
+    def _errors(
+        self, mode: str, x: Tensor, precision: str, graphs: bool
+    ) -> list[tuple[float, float]]:
         """Returns PyTorch's errors and those of our compiled copy."""
         autocast, float32 = PRECISIONS[precision]
         with contenders.switches("fp32", ""):
             exact = _taken(self.network, mode, x, None)
         with contenders.switches(float32, "cudnn"):
             pytorchs = _taken(self.network, mode, x, autocast)
-            mine = _taken(networks.ours(self.network, "compiled"), mode, x, autocast)
+            ours = compiled_copy("ours", self.network, graphs)
+            for _ in range(REPLAYED if graphs else 1):
+                mine = _taken(ours, mode, x, autocast)
         return [
             (evidence.total(evidence.errors(a, expected)),
              evidence.total(evidence.errors(b, expected)))
@@ -143,44 +158,71 @@ class Comparison(models.Subject):
         fused = sum(len(each.parts) > 1 for each in report.convolutions)
         return {"fused": fused, "convolutions": len(report.convolutions)}
 
-    def compare(
-        self, mode: str, precision: str, layout: str, batch: int, budget_s: float
-    ) -> Outcome:
-        """Checks and times one row."""
-        autocast, float32 = PRECISIONS[precision]
-        graphs = mode == "forward" and batch <= MOST_GRAPHED and self.device.type == "cuda"
-        what = (self.name, mode, precision, layout, batch, self.image, graphs)
+    def _laid_out(self, layout: str, batch: int) -> Tensor:
+        """Puts the network in the layout, forgets what was compiled, and returns images."""
         memory = contenders.LAYOUTS[layout]
-        x = self.images(batch).contiguous(memory_format=memory)
         self.network.to(memory_format=memory)  # type: ignore[call-overload]
         torch._dynamo.reset()
-        errors = self._errors(mode, x, precision)
-        torch._dynamo.reset()
+        return self.images(batch).contiguous(memory_format=memory)
+
+    def check(self, mode: str, precision: str, layout: str, batch: int) -> Outcome:
+        """Returns a row without times: whether it is right, and what is fused."""
+        graphs = mode == "forward" and batch <= MOST_GRAPHED and self.device.type == "cuda"
+        outcome = Outcome(self.name, mode, precision, layout, batch, self.image, graphs)
+        x = self._laid_out(layout, batch)
+        errors = self._errors(mode, x, precision, graphs)
         seen: dict[str, Any] = dict(zip(("pytorch_err", "ours_err"), errors[0], strict=True))
         for pytorchs, mine in errors:
             if error := evidence.wrong(mine, pytorchs, precision):
-                return Outcome(*what, error, **seen)
+                return replace(outcome, error=error, **seen)
+        autocast, float32 = PRECISIONS[precision]
         with contenders.switches(float32, "cudnn"):
             seen |= self._fused(mode, x, autocast)
-            made = [
-                Contender(each, self.network, x, mode, autocast, graphs)
-                for each in ("ours", *self.others)
-            ]
-            costs = {each.name: each.compile(cached=self.cached) for each in made}
-            if not self.cached:
-                seen["compile_s"] = {each: seconds for each, (seconds, _) in costs.items()}
-            seen["compiled_graphs"] = {each: count for each, (_, count) in costs.items()}
+        return replace(outcome, **seen)
+
+    def _compiled(self, of: Outcome) -> tuple[list[Contender], dict[str, tuple[float, int]]]:
+        """Returns a row's contenders, and each one's seconds of compiling and graphs."""
+        x = self._laid_out(of.layout, of.batch)
+        autocast, _ = PRECISIONS[of.precision]
+        made = [
+            Contender(each, self.network, x, of.mode, autocast, of.graphs)
+            for each in ("ours", *self.others)
+        ]
+        return made, {each.name: each.compile(cached=self.cached) for each in made}
+
+    def prepare(self, *what: Any) -> Outcome:
+        """Checks a row, and fills Inductor's caches with what its contenders need."""
+        checked = self.check(*what)
+        if not checked.error:
+            with contenders.switches(PRECISIONS[checked.precision][1], "cudnn"):
+                self._compiled(checked)
+        return checked
+
+    def compare(
+        self, mode: str, precision: str, layout: str, batch: int, budget_s: float
+    ) -> Outcome:
+        """Checks a row, unless that is done, and times it."""
+        what = mode, precision, layout, batch
+        checked = self.checked.get(what) or self.check(*what)
+        if checked.error:
+            return checked
+        with contenders.switches(PRECISIONS[precision][1], "cudnn"):
+            made, costs = self._compiled(checked)
             times = timing.interleaved(
                 {each.name: [each.call] for each in made}, self.device, most_runs=51,
                 budget_s=budget_s,
-                queue_cycles=GRAPH_QUEUE_CYCLES if graphs else timing.QUEUE_CYCLES,
+                queue_cycles=GRAPH_QUEUE_CYCLES if checked.graphs else timing.QUEUE_CYCLES,
             )  # fmt: skip
-        medians = {each: found.median for each, found in times.times.items()}
         best = min(times.ratios, key=lambda each: times.ratios[each].median)
         ratio = times.ratios[best]
-        return Outcome(
-            *what, "", medians, {each: found.median for each, found in times.ratios.items()},
-            ratio.median, ratio.low, ratio.high, times.times["ours"].runs, **seen,
+        seconds = {} if self.cached else {each: seconds for each, (seconds, _) in costs.items()}
+        return replace(
+            checked,
+            ms={each: found.median for each, found in times.times.items()},
+            ratios={each: found.median for each, found in times.ratios.items()},
+            ratio=ratio.median, ratio_lo=ratio.low, ratio_hi=ratio.high,
+            runs=times.times["ours"].runs, compile_s=seconds,
+            compiled_graphs={each: count for each, (_, count) in costs.items()},
         )  # fmt: skip
 
 
@@ -191,39 +233,63 @@ class Run(models.Run):
     outcome = Outcome
     title = "ratios to the better peer"
 
+    def __init__(self, arguments: argparse.Namespace, console: Console) -> None:
+        super().__init__(arguments, console)
+        self.checked: dict[str, dict[models.What, Outcome]] = {}  # ahead, by network
+
     def key(self, name: str, what: models.What) -> Key:
         return name, *what, self.arguments.image
 
+    def others(self, name: str) -> tuple[str, ...]:
+        """Returns a network's peers."""
+        return "inductor", "eager", *(("autotune",) if name in self.arguments.autotune else ())
+
     def build(self, name: str) -> Comparison:
         arguments = self.arguments
-        others = ("inductor", "eager", *(("autotune",) if name in arguments.autotune else ()))
-        return Comparison(name, arguments.image, self.device, others, cached=arguments.cached)
+        return Comparison(
+            name, arguments.image, self.device, self.others(name), cached=arguments.cached,
+            checked=self.checked.get(name),
+        )  # fmt: skip
 
     def text_of(self, row: Row) -> str:
         return text_of(row)
 
 
-def compile_ahead(run: Run) -> None:
-    """Fills Inductor's caches with what the rows need, several networks at a time."""
-    arguments, todo = run.arguments, models.todo(run.arguments)
-    due = [name for name in arguments.networks if any(run.due(name, what)[0] for what in todo)]
+@functools.lru_cache(maxsize=1)
+def _built(name: str, image: int, device: str, others: Sequence[str]) -> Comparison:
+    return Comparison(name, image, torch.device(device), others, cached=True)
+
+
+def _prepared(name: str, what: models.What, *network: Any) -> Outcome:
+    """Prepares a row in another process."""
+    try:
+        return _built(name, *network).prepare(*what)
+    finally:
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def prepare_ahead(run: Run) -> None:
+    """Checks and compiles the rows that are due, several at a time, in other processes."""
+    arguments = run.arguments
     threads = max(1, (os.cpu_count() or 1) // arguments.ahead)
-    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
-
-    def compiled(name: str) -> None:
-        command = [
-            sys.executable, "-m", "bench", "models", "--compile", "--cached", "--row-s", "0",
-            "--networks", name, "--modes", ",".join(arguments.modes),
-            "--layouts", ",".join(arguments.layouts),
-            "--precisions", ",".join(arguments.precisions),
-            "--batch", ",".join(map(str, arguments.batch)), "--image", str(arguments.image),
-            "--device", arguments.device, "--autotune", ",".join(arguments.autotune),
-        ]  # fmt: skip
-        # What fails here fails again where its row is measured, and is that row's error.
-        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
-
-    with concurrent.futures.ThreadPoolExecutor(arguments.ahead) as pool:
-        list(pool.map(compiled, due))
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
+    pool = ProcessPoolExecutor(arguments.ahead, multiprocessing.get_context("spawn"))
+    with pool:
+        due = {
+            pool.submit(
+                _prepared, name, what, arguments.image, arguments.device, run.others(name)
+            ): (name, what)
+            for name in arguments.networks
+            for what in models.todo(arguments)
+            if run.due(name, what)[0]
+        }
+        for future in as_completed(due):
+            name, what = due[future]
+            # What fails here fails again where the row is measured, and is its error.
+            if future.exception() is None:
+                run.checked.setdefault(name, {})[what] = future.result()
 
 
 def text_of(row: Row) -> str:
@@ -258,7 +324,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     """Measures the rows of each network until the budget is spent."""
     run = Run(arguments, console)
     if arguments.ahead:
-        compile_ahead(run)
+        prepare_ahead(run)
     rows = run.all()
     run.summary(rows)
     if text := compile_times(rows):

@@ -355,7 +355,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--ahead", type=int, default=0, metavar="N",
-        help="with --cached: first compile the networks, N at a time, in other processes",
+        help="with --cached: first check and compile the rows, N at a time, in other processes",
     )  # fmt: skip
     parser.add_argument("--tuned", action="store_true", help="tune ours first")
     parser.add_argument("--resume", action="store_true", help="skip rows that the file has")
