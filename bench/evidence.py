@@ -44,8 +44,11 @@ def _mean_pool(
     x: Tensor, size: Any, stride: Any = None, padding: Any = 0, _: Any = 1, ceil_mode: bool = False,
     **__: Any,
 ) -> Tensor:  # fmt: skip
-    # PyTorch's gradient of channels-last average pools that overlap is wrong on GPUs (2.11).
-    pooled = functional.avg_pool2d(x.contiguous(), size, stride, padding, ceil_mode)
+    # PyTorch's gradient of channels-last average pools that overlap is wrong on GPUs, and so is
+    # Inductor's where windows reach beyond the padding, if padding counts (2.11).
+    pooled = functional.avg_pool2d(
+        x.contiguous(), size, stride, padding, ceil_mode, count_include_pad=False
+    )
     return pooled.contiguous(memory_format=suggest_memory_format(x))
 
 
@@ -185,45 +188,39 @@ def gradients(network: nn.Module, x: Tensor, autocast: torch.dtype | None = None
 
 
 def trained(
-    network: nn.Module, x: Tensor, autocast: torch.dtype | None = None, *, as_it_is: bool = False
+    network: nn.Module, x: Tensor, autocast: torch.dtype | None = None
 ) -> tuple[Named, Named]:
     """Returns these gradients with batch norms that normalise by the batch's statistics.
 
-    The second dictionary has the running statistics after that pass. ``as_it_is`` keeps functions
-    with kinks, and leaves out the gradient of the input, so that a compiled network runs the same
-    code as in a training step.
+    The second dictionary has the running statistics after that pass.
     """
     with _training(network, batch_statistics=True):
-        found = _gradients(network, x, autocast, as_it_is=as_it_is)
+        found = _gradients(network, x, autocast)
         names = "running_mean", "running_var"
         running = {k: v.clone() for k, v in network.named_buffers() if k.endswith(names)}
     return found, running
 
 
-def _gradients(
-    network: nn.Module, x: Tensor, autocast: torch.dtype | None, *, as_it_is: bool = False
-) -> Named:
+def _gradients(network: nn.Module, x: Tensor, autocast: torch.dtype | None) -> Named:
     wanted = convolved(network)
-    image = x if as_it_is else x.detach().requires_grad_()
+    image = x.detach().requires_grad_()
     torch.manual_seed(0)
     with torch.enable_grad():
-        functions = contextlib.nullcontext() if as_it_is else smooth()
-        with functions, autocast_of(x, autocast):
-            found = [y.float() for y in leaves(network(image if as_it_is else image.clone()))]
+        with smooth(), autocast_of(x, autocast):
+            found = [y.float() for y in leaves(network(image.clone()))]
         generator = torch.Generator(x.device).manual_seed(0)
         parts = []
         for y in found:
             weights = torch.randn(y.shape, device=y.device, generator=generator)
             parts.append((y * weights).sum() / y.numel() ** 0.5)
         loss = torch.stack(parts).sum()
-        sources = wanted if as_it_is else {"input": image, **wanted}
         scale = LOSS_SCALE if autocast == torch.float16 else 1.0
         while True:
             last = scale <= 1
             taken = torch.autograd.grad(
-                loss * scale, list(sources.values()), allow_unused=True, retain_graph=not last
+                loss * scale, [image, *wanted.values()], allow_unused=True, retain_graph=not last
             )
-            named = dict(zip(sources, taken, strict=True))
+            named = dict(zip(["input", *wanted], taken, strict=True))
             held = {name: grad for name, grad in named.items() if grad is not None}
             if last or torch.stack([grad.isfinite().all() for grad in held.values()]).all():
                 return {name: grad.float() / scale for name, grad in held.items()}

@@ -177,3 +177,19 @@ def test_each_tensor_counts_alike_and_noise_not_at_all():
 )  # fmt: skip
 def test_how_far_ours_may_be_off(ours, pytorch, right):
     assert (evidence.wrong(ours, pytorch, "tf32") == "") is right
+
+
+def test_inductor_computes_the_smooth_pools_gradient():
+    """Windows of ceil_mode reach beyond the image, where Inductor counts padding wrongly."""
+
+    def pooled(x):
+        with evidence.smooth():
+            return functional.max_pool2d(x, 3, stride=2, ceil_mode=True)
+
+    x = torch.randn(1, 4, 8, 8, requires_grad=True)
+    weights = torch.randn(pooled(x).shape)
+    expected, found = (
+        torch.autograd.grad((call(x) * weights).sum(), x)[0]
+        for call in (pooled, torch.compile(pooled))
+    )
+    torch.testing.assert_close(found, expected)
