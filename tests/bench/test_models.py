@@ -11,6 +11,7 @@ from torch import nn
 import customconv
 from bench import __main__ as command
 from bench import models, networks
+from bench.architectures import Stack
 from bench.run import Budget
 
 CPU = torch.device("cpu")
@@ -21,7 +22,7 @@ def small(monkeypatch):
     """A network of every kind of convolution, small enough to train here."""
 
     def build():
-        return nn.Sequential(
+        return Stack(  # Dynamo does not see the forward of nn.Sequential itself
             nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(),
             nn.Conv2d(8, 8, 3, padding=1, groups=8, padding_mode="reflect"), nn.BatchNorm2d(8),
             nn.Conv2d(8, 4, 1), nn.Flatten(),

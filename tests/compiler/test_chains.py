@@ -399,19 +399,23 @@ PIXELS = {
 
 @pytest.mark.parametrize("name", PIXELS)
 @pytest.mark.parametrize("train", [False, True])
-def test_products_of_single_pixels_are_pytorchs(name, train):
-    convolution, is_product = PIXELS[name]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_single_pixels_are_pytorchs(name, train, dtype):
+    convolution, of_pixels = PIXELS[name]
+    convolution = copy.deepcopy(convolution).to(dtype)
+    is_product = of_pixels and dtype == torch.bfloat16
     dims = (2, 3)[: convolution.weight.ndim - 2]
     model = Model(
         lambda m, x: F.relu(m.c(x.mean(dims, keepdim=True)), inplace=True) + 1, c=convolution
     )
-    x = torch.randn(3, 8, 5, 6)[..., : 5 if len(dims) == 2 else None]
+    x = torch.randn(3, 8, 5, 6, dtype=dtype)[..., : 5 if len(dims) == 2 else None]
     x = x if len(dims) == 2 else x[..., 0]
     with torch.set_grad_enabled(train):
         backend, actual = run(model.train(train), x)
         torch.testing.assert_close(actual, model(x))
     assert actual.shape == model(x).shape
-    assert backend.found[0].ours is not is_product
+    assert backend.found[0].ours is not of_pixels
+    assert ("one pixel" in backend.found[0].reason) is of_pixels
     assert ("matrix product" in backend.found[0].reason) is is_product
     assert (F.linear in backend.called()) is is_product
 

@@ -19,6 +19,8 @@ from .report import CompiledConvolution
 
 _OPS = torch.ops.customconv
 _DTYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
+# Of these, a matrix product is as precise as a convolution. In float32 each has a switch for TF32.
+_HALF_PRECISION = torch.float16, torch.bfloat16
 
 # What a chain's result has of the node that it replaces.
 _KEPT = "stack_trace", "nn_module_stack", "source_fn_stack", "custom", "example_value", "val"
@@ -60,6 +62,8 @@ def fuse(graph: fx.Graph) -> list[CompiledConvolution]:
         try:
             numbers = _numbers(convolution)
             if not convolution.is_ours and _is_matrix_product(convolution, numbers):
+                if value.dtype not in _HALF_PRECISION:
+                    raise Refused("images have one pixel, and cuDNN is faster")
                 _write_product(graph, convolution, node)
                 raise Refused("images of one pixel make it a matrix product")
         except Refused as reason:
