@@ -63,7 +63,7 @@ def fuse(graph: fx.Graph) -> list[CompiledConvolution]:
             numbers = _numbers(convolution)
             if not convolution.is_ours and _is_matrix_product(convolution, numbers):
                 if value.dtype not in _HALF_PRECISION:
-                    raise Refused("images have one pixel, and cuDNN is faster")
+                    raise Refused("its images have one pixel")
                 _write_product(graph, convolution, node)
                 raise Refused("images of one pixel make it a matrix product")
         except Refused as reason:
