@@ -45,6 +45,7 @@ COMPILERS: dict[str, Callable[[nn.Module, dict[str, Any]], None]] = {
     ),
     "eager": lambda network, options: None,
 }
+OTHERS = "inductor", "eager"  # and "autotune" where it is asked for
 REPLAYED = 3  # the first call whose CUDA graph was recorded before
 MOST_GRAPHED = 8  # images of the largest batch that CUDA graphs replay
 GRAPH_QUEUE_CYCLES = 4_000_000  # 2 ms: a graph's time is the GPU's, which the host keeps ahead of
@@ -242,7 +243,7 @@ class Run(models.Run):
 
     def others(self, name: str) -> tuple[str, ...]:
         """Returns a network's peers."""
-        return "inductor", "eager", *(("autotune",) if name in self.arguments.autotune else ())
+        return *OTHERS, *(("autotune",) if name in self.arguments.autotune else ())
 
     def build(self, name: str) -> Comparison:
         arguments = self.arguments
@@ -256,14 +257,15 @@ class Run(models.Run):
 
 
 @functools.lru_cache(maxsize=1)
-def _built(name: str, image: int, device: str, others: Sequence[str]) -> Comparison:
-    return Comparison(name, image, torch.device(device), others, cached=True)
+def _built(name: str, image: int, device: str) -> Comparison:
+    # Without max-autotune, which chooses kernels by time: that needs an idle GPU.
+    return Comparison(name, image, torch.device(device), OTHERS, cached=True)
 
 
-def _prepared(name: str, what: models.What, *network: Any) -> Outcome:
+def _prepared(name: str, what: models.What, image: int, device: str) -> Outcome:
     """Prepares a row in another process."""
     try:
-        return _built(name, *network).prepare(*what)
+        return _built(name, image, device).prepare(*what)
     finally:
         torch._dynamo.reset()
         gc.collect()
@@ -272,21 +274,16 @@ def _prepared(name: str, what: models.What, *network: Any) -> Outcome:
 
 def prepare_ahead(run: Run) -> None:
     """Checks and compiles the rows that are due, several at a time, in other processes."""
-    arguments = run.arguments
+    arguments, todo = run.arguments, models.todo(run.arguments)
     threads = max(1, (os.cpu_count() or 1) // arguments.ahead)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
-    pool = ProcessPoolExecutor(arguments.ahead, multiprocessing.get_context("spawn"))
-    with pool:
-        due = {
-            pool.submit(
-                _prepared, name, what, arguments.image, arguments.device, run.others(name)
-            ): (name, what)
-            for name in arguments.networks
-            for what in models.todo(arguments)
-            if run.due(name, what)[0]
+    rows = [(name, what) for name in arguments.networks for what in todo if run.due(name, what)[0]]
+    with ProcessPoolExecutor(arguments.ahead, multiprocessing.get_context("spawn")) as pool:
+        prepared = {
+            pool.submit(_prepared, *row, arguments.image, arguments.device): row for row in rows
         }
-        for future in as_completed(due):
-            name, what = due[future]
+        for future in as_completed(prepared):
+            name, what = prepared[future]
             # What fails here fails again where the row is measured, and is its error.
             if future.exception() is None:
                 run.checked.setdefault(name, {})[what] = future.result()
