@@ -490,6 +490,17 @@ def test_halos_of_groups_that_fit_no_shared_memory(reach, op):
     assert (found.plan, found.reason) == (None, "its halo fits no shared memory")
 
 
+@pytest.mark.parametrize("op", ["fprop", "wgrad"])
+def test_boxes_of_far_strides_and_many_images_fit_shared_memory(op):
+    p = problem(
+        op=op, dtype="float16", input=(256, 64, 9, 9), weight=(64, 2, 3, 3), stride=(17, 17),
+        padding=(1, 1), groups=32,
+    )  # fmt: skip
+    plans = [plan for plan in _C.plans(p) if plan.family == "grouped"]
+    assert plans
+    assert all(0 < plan.shared_bytes <= 227 << 10 for plan in plans)
+
+
 def sums_in_parts(arguments: dict[str, Any]) -> bool:
     return arguments["op"] == "wgrad" and arguments["dtype"] == "float32" and not arguments["tf32"]
 
