@@ -12,11 +12,9 @@ import contextlib
 import copy
 import functools
 import gc
-import multiprocessing
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ import customconv
 from . import contenders, evidence, models, timing
 from .models import PRECISIONS, Runner
 from .results import Key, Row
+from .workers import workers
 
 # How each contender compiles a network in place.
 COMPILERS: dict[str, Callable[[nn.Module, dict[str, Any]], None]] = {
@@ -241,14 +240,11 @@ class Run(models.Run):
     def key(self, name: str, what: models.What) -> Key:
         return name, *what, self.arguments.image
 
-    def others(self, name: str) -> tuple[str, ...]:
-        """Returns a network's peers."""
-        return *OTHERS, *(("autotune",) if name in self.arguments.autotune else ())
-
     def build(self, name: str) -> Comparison:
         arguments = self.arguments
+        others = (*OTHERS, "autotune") if name in arguments.autotune else OTHERS
         return Comparison(
-            name, arguments.image, self.device, self.others(name), cached=arguments.cached,
+            name, arguments.image, self.device, others, cached=arguments.cached,
             checked=self.checked.get(name),
         )  # fmt: skip
 
@@ -275,10 +271,8 @@ def _prepared(name: str, what: models.What, image: int, device: str) -> Outcome:
 def prepare_ahead(run: Run) -> None:
     """Checks and compiles the rows that are due, several at a time, in other processes."""
     arguments, todo = run.arguments, models.todo(run.arguments)
-    threads = max(1, (os.cpu_count() or 1) // arguments.ahead)
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
     rows = [(name, what) for name in arguments.networks for what in todo if run.due(name, what)[0]]
-    with ProcessPoolExecutor(arguments.ahead, multiprocessing.get_context("spawn")) as pool:
+    with workers(arguments.ahead) as pool:
         prepared = {
             pool.submit(_prepared, *row, arguments.image, arguments.device): row for row in rows
         }

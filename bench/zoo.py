@@ -10,10 +10,9 @@ normalise by the batch's statistics, and the running ones are checked, too.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from .models import PRECISIONS
 from .options import several
 from .results import Row
 from .run import Budget
+from .workers import workers
 
 IDENTITY = ("network", "precision", "layout", "by")
 Way = tuple[str, str, str]  # precision, layout, and how ours is run
@@ -241,11 +241,11 @@ def _checks(name: str, device: torch.device, todo: Sequence[Way]) -> list[Check]
 
 
 def checked(
-    due: Due, device: torch.device, workers: int, budget: Budget
+    due: Due, device: torch.device, count: int, budget: Budget
 ) -> Iterator[tuple[Architecture, Iterator[Check]]]:
     """Yields networks with their checks, until the budget is spent.
 
-    They come in order or, by several workers, as they are done. Where packages lack a network,
+    They come in order or, by ``count`` workers, as they are done. Where packages lack a network,
     ``Missing`` is raised when its checks are asked for.
     """
 
@@ -260,21 +260,18 @@ def checked(
                 what = architecture.name, architecture.family, precision, layout, way
                 yield Check(*what, "a process ended early, this one or one beside it")
 
-    if workers == 1:
+    if count == 1:
         for architecture in due:
             if not budget.has_room():
                 return
             yield architecture, here(architecture)
         return
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-    try:
+    with workers(count) as pool:
         futures = {pool.submit(_checks, each.name, device, due[each]): each for each in due}
         for future in as_completed(futures):
             yield futures[future], there(futures[future], future)
             if not budget.has_room():
                 return
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import nn
 
 from bench import __main__ as command
 from bench import compiled, networks
+from bench.workers import workers
 
 CPU = torch.device("cpu")
 
@@ -82,12 +86,72 @@ def test_rows_are_checked_and_compiled_ahead_in_other_processes(tmp_path, monkey
     ).split()
     checked_here = []
     monkeypatch.setattr(compiled.Comparison, "check", lambda self, *what: checked_here.append(what))
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "")
     assert command.main([*words, str(path)]) == 0
     rows = json.loads(path.read_text())["rows"]
     assert [(row["layout"], row["error"]) for row in rows] == [("nhwc", "")]
     assert rows[0]["ms"].keys() == {"ours", "inductor", "eager"}
     assert checked_here == []
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """Threads in the place of other processes."""
+
+    @contextlib.contextmanager
+    def workers(count):
+        with ThreadPoolExecutor(count) as pool:
+            yield pool
+
+    monkeypatch.setattr(compiled, "workers", workers)
+
+
+def test_rows_that_the_file_lacks_are_prepared(small, tmp_path, monkeypatch, beside):
+    prepared = []
+    monkeypatch.setattr(compiled, "_prepared", lambda *what: prepared.append(what))
+    path = tmp_path / "compiled.json"
+    assert command.main(arguments("--cached", "--modes", "forward", "--json", str(path))) == 0
+    monkeypatch.setattr(compiled.Run, "all", lambda self: [])
+    words = arguments("--cached", "--ahead", "2", "--resume", "--autotune", small)
+    assert command.main([*words, "--json", str(path)]) == 0
+    assert prepared == [(small, ("step", "fp32", "nhwc", 2), 16, "cpu")]
+
+
+def test_what_max_autotune_compiles_is_not_prepared(small, monkeypatch, beside):
+    built = []
+    monkeypatch.setattr(compiled.Comparison, "prepare", lambda self, *_: built.append(self.others))
+    monkeypatch.setattr(compiled.Run, "all", lambda self: [])
+    compiled._built.cache_clear()
+    words = arguments("--cached", "--ahead", "1", "--modes", "step", "--autotune", small)
+    assert command.main(words) == 0
+    assert built == [("inductor", "eager")]
+    compiled._built.cache_clear()
+
+
+def test_configurations_chosen_beside_others_are_forgotten(small, tmp_path, monkeypatch, beside):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiled, "_prepared", lambda *_: None)
+    monkeypatch.setattr(compiled.Run, "all", lambda self: [])
+    (tmp_path / "ab").mkdir()
+    choice, code = tmp_path / "ab" / "one.best_config", tmp_path / "ab" / "one.py"
+    for each in (choice, code):
+        each.touch()
+    assert command.main(arguments("--cached", "--ahead", "1")) == 0
+    assert code.exists()
+    assert not choice.exists()
+
+
+def threads_of_inductor():
+    from torch._inductor import config
+
+    return config.compile_threads
+
+
+def test_workers_share_the_cores(monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    with workers(2) as pool:
+        assert pool.submit(threads_of_inductor).result() == 3
+    assert "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ
 
 
 def test_what_fails_ahead_is_done_again(small, tmp_path):
