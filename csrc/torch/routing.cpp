@@ -1,6 +1,7 @@
 #include "torch/routing.h"
 
 #include <ATen/Context.h>
+#include <ATen/TracerMode.h>
 #include <ATen/ops/_convolution_native.h>
 #include <ATen/ops/convolution_backward_native.h>
 #include <ATen/ops/convolution_native.h>
@@ -30,6 +31,7 @@ using at::IntArrayRef;
 using at::Tensor;
 
 std::atomic<int64_t> open_routings{0};
+std::atomic<bool> opaque_on_cpu{false};
 thread_local bool bypassed = false;
 
 bool is_routed() { return is_routing() && !bypassed; }
@@ -82,8 +84,8 @@ class WithHeight {
 
 constexpr int64_t kHeight = 2;  // the dimension
 
-OrFallback<Tensor> forward(const Tensor& input, const Tensor& weight,
-                           const std::optional<Tensor>& bias, const Call& call) {
+OrFallback<Tensor> forward_by_kernels(const Tensor& input, const Tensor& weight,
+                                      const std::optional<Tensor>& bias, const Call& call) {
   if (const auto why = refusal(input, weight, call.geometry)) return *why;
   if (weight.dim() == 4) {
     return convolve(input, weight, bias, call.geometry, Algorithm::kAuto, call.tf32);
@@ -95,8 +97,9 @@ OrFallback<Tensor> forward(const Tensor& input, const Tensor& weight,
   return output;
 }
 
-OrFallback<Gradients> backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-                               const Call& call, std::array<bool, 3> mask) {
+OrFallback<Gradients> backward_by_kernels(const Tensor& grad_output, const Tensor& input,
+                                          const Tensor& weight, const Call& call,
+                                          std::array<bool, 3> mask) {
   if (const auto why = refusal(input, weight, call.geometry)) return *why;
   if (grad_output.dim() != weight.dim()) return Fallback::kArguments;
   if (weight.dim() == 4) {
@@ -120,22 +123,54 @@ Fallback refusal(const Tensor& input) {
   return input.is_cuda() ? Fallback::kBuild : Fallback::kDevice;
 }
 
-OrFallback<Tensor> forward(const Tensor& input, const Tensor&, const std::optional<Tensor>&,
-                           const Call&) {
+OrFallback<Tensor> forward_by_kernels(const Tensor& input, const Tensor&,
+                                      const std::optional<Tensor>&, const Call&) {
   return refusal(input);
 }
 
-OrFallback<Gradients> backward(const Tensor&, const Tensor& input, const Tensor&, const Call&,
-                               std::array<bool, 3>) {
+OrFallback<Gradients> backward_by_kernels(const Tensor&, const Tensor& input, const Tensor&,
+                                          const Call&, std::array<bool, 3>) {
   return refusal(input);
 }
 
 #endif
 
+bool computes_opaquely(const Tensor& input) {
+  return input.is_cpu() && opaque_on_cpu.load(std::memory_order_relaxed);
+}
+
+OrFallback<Tensor> forward(const Tensor& input, const Tensor& weight,
+                           const std::optional<Tensor>& bias, const Call& call) {
+  if (!computes_opaquely(input)) return forward_by_kernels(input, weight, bias, call);
+  const at::tracer::impl::NoTracerDispatchMode unrecorded;
+  const BypassRouting bypass;
+  const Geometry& g = call.geometry;
+  const at::Context& context = at::globalContext();
+  return at::native::_convolution(input, weight, bias, g.stride, g.padding, g.dilation,
+                                  g.transposed, g.output_padding, g.groups,
+                                  context.benchmarkCuDNN(), context.deterministicCuDNN(),
+                                  context.userEnabledCuDNN(), call.tf32);
+}
+
+OrFallback<Gradients> backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+                               at::OptionalIntArrayRef bias_sizes, const Call& call,
+                               std::array<bool, 3> mask) {
+  if (!computes_opaquely(input)) {
+    return backward_by_kernels(grad_output, input, weight, call, mask);
+  }
+  const at::tracer::impl::NoTracerDispatchMode unrecorded;
+  const BypassRouting bypass;
+  const Geometry& g = call.geometry;
+  return at::native::convolution_backward(grad_output, input, weight, bias_sizes, g.stride,
+                                          g.padding, g.dilation, g.transposed, g.output_padding,
+                                          g.groups, mask);
+}
+
 Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                    IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool transposed,
                    IntArrayRef output_padding, int64_t groups) {
-  if (!is_routed()) {
+  // PyTorch's tracer records aten::_convolution, which its function calls, and which is routed too.
+  if (!is_routed() || at::tracer::impl::is_dispatch_enabled()) {
     return at::native::convolution(input, weight, bias, stride, padding, dilation, transposed,
                                    output_padding, groups);
   }
@@ -149,7 +184,8 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
                                  output_padding, groups);
 }
 
-// Called by traced modules, with the switches of the time when they were traced.
+// Called by traced modules, with the switches of the time when they were traced, and while they are
+// traced.
 Tensor traced_convolution(const Tensor& input, const Tensor& weight,
                           const std::optional<Tensor>& bias, IntArrayRef stride,
                           IntArrayRef padding, IntArrayRef dilation, bool transposed,
@@ -175,7 +211,7 @@ Gradients convolution_backward(const Tensor& grad_output, const Tensor& input, c
                                std::array<bool, 3> output_mask) {
   if (is_routed()) {
     const Geometry geometry{stride, padding, dilation, groups, transposed, output_padding};
-    auto gradients = backward(grad_output, input, weight, {geometry, allows_tf32()}, output_mask);
+    auto gradients = backward(grad_output, input, weight, bias_sizes, {geometry, allows_tf32()}, output_mask);
     if (gradients) return std::move(*gradients);
     output_mask[0] ? fall_back(gradients.why()) : count(gradients.why());
   }
@@ -214,8 +250,9 @@ void install_routing() {
   [[maybe_unused]] static const bool once = (override_on(c10::DispatchKey::CUDA), true);
 }
 
-void install_routing_on_cpu() {
+void install_routing_on_cpu(bool opaque) {
   [[maybe_unused]] static const bool once = (override_on(c10::DispatchKey::CPU), true);
+  opaque_on_cpu.store(opaque, std::memory_order_relaxed);
 }
 
 void begin_routing() { open_routings.fetch_add(1, std::memory_order_relaxed); }

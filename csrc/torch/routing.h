@@ -7,8 +7,9 @@ namespace customconv::torch_layer {
 // rest of the process: to take an override back while other threads convolve is not safe. Calls are
 // PyTorch's until routing is switched on.
 void install_routing();
-// The same on the CPU, where each call falls back to PyTorch: for tests.
-void install_routing_on_cpu();
+// The same on the CPU, for tests. Each call falls back to PyTorch; or, if `opaque`, it is computed
+// below everything that records a program, as kernels on CUDA are.
+void install_routing_on_cpu(bool opaque);
 
 // Routing is on, in all threads, while more were begun than ended.
 void begin_routing();
