@@ -14,23 +14,28 @@ TILE = FAMILY / "tile.h"
 
 @functools.cache
 def table(name: str) -> list[str]:
-    """The names of an enumeration or of the kernels in tile.h, in order."""
-    text = TILE.read_text()
+    """The names of an enumeration in tile.h, or of the kernels, in order."""
     if name == "kernels":
-        return re.findall(r'\{"([^"]+)", \d+, \d+\}', text)
-    body = re.search(rf"enum class {name}.*?\{{(.*?)\}};", text, re.DOTALL)
+        return _C.kernel_names()["implicit_gemm", "fprop"]
+    body = re.search(rf"enum class {name}.*?\{{(.*?)\}};", TILE.read_text(), re.DOTALL)
     assert body is not None
     return re.findall(r"^\s*(k\w+),", body[1], re.MULTILINE)
 
 
 def weight_kernels() -> set[str]:
     """The names of weight gradients' kernels, of channels-last tensors and of planes."""
-    names = set()
-    for path in (FAMILY / "wgrad").rglob("geometry.h"):
-        body = re.search(r"kKernels\[\] = \{(.*?)\n\};", path.read_text(), re.DOTALL)
-        assert body is not None
-        names |= set(re.findall(r'\{"([^"]+)", \d', body[1]))
-    return names
+    return set(_C.kernel_names()["implicit_gemm", "wgrad"])
+
+
+def every_tile(*, of_3xtf32: bool) -> set[tuple[str, str]]:
+    """Loader and tile of each kernel of the main loop in sm90/: all loaders have all tiles."""
+    prefix = "3xTF32 " if of_3xtf32 else ""
+    return {
+        (f"{prefix}{loader}", f"{pixels} x {channels}")
+        for loader in ("im2col", "halo", "planes")
+        for pixels, channels, halves in _C.main_loop_tiles()
+        if halves == of_3xtf32
+    }
 
 
 @functools.cache

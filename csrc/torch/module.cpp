@@ -6,6 +6,7 @@
 
 #include "plan/price.h"
 #include "torch/batch_invariance.h"
+#include "torch/bind_kernels.h"
 #include "torch/bind_tuning.h"
 #include "torch/explain.h"
 #include "torch/names.h"
@@ -156,7 +157,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("build_info", build_info);
 
   install_routing();
-  m.def("install_routing_on_cpu", install_routing_on_cpu);
+  m.def("install_routing_on_cpu", install_routing_on_cpu, py::arg("opaque") = false);
   m.def("begin_routing", begin_routing);
   m.def("end_routing", end_routing);
   m.def("is_routing", is_routing);
@@ -314,6 +315,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       py::arg("plan"));
 
+  bind_kernels(m);
   bind_tuning(m);
 }
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from compute import PASSES
 from every_plan import DTYPES, check_exact, check_fused, check_reach, plans_of
 from reference import LAYOUTS
 
-GEOMETRY = Path(__file__).parents[2] / "csrc/kernels/grouped/geometry.h"
+from customconv import _C
 
 
 def grouped(images, groups, channels, size, taps=(3, 3), outputs=None, **geometry):
@@ -74,20 +71,9 @@ REACHES = {
 }  # fmt: skip
 
 
-def tables(op: str) -> list[str]:
-    """The tables of geometry.h, without their prefix."""
-    return ["GradientKernel", "GradientBoxKernel"] if op == "wgrad" else ["Kernel", "BoxKernel"]
-
-
-@functools.cache
 def kernels(op: str) -> set[str]:
-    """The names in geometry.h."""
-    names: set[str] = set()
-    for table in tables(op):
-        body = re.search(rf"k{table}s\[\] = \{{(.*?)\}};", GEOMETRY.read_text(), re.DOTALL)
-        assert body is not None
-        names |= set(re.findall(r'\{"([^"]+)", \d+, \d+\}', body[1]))
-    return names
+    """The names of the kernels of a pass."""
+    return set(_C.kernel_names()["grouped", "wgrad" if op == "wgrad" else "fprop"])
 
 
 @pytest.mark.gpu
@@ -143,10 +129,3 @@ def test_nan_reaches_what_its_taps_meet(op, operand):
 @pytest.mark.gpu
 def test_infinity_reaches_what_its_taps_meet():
     check_reach("grouped", "fprop", "x", REACHES, torch.inf)
-
-
-def test_kernels_are_read():
-    text = GEOMETRY.read_text()
-    for op in ("fprop", "wgrad"):
-        counts = [re.search(rf"k{table}Count = (\d+);", text) for table in tables(op)]
-        assert len(kernels(op)) == sum(int(count[1]) for count in counts if count is not None)

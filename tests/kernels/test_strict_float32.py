@@ -26,7 +26,7 @@ from reference import (
     float32_precision,
     norm_error,
 )
-from tile_tables import weight_kernels
+from tile_tables import every_tile, is_of_main_loop, loader, parts, weight_kernels
 from torch import Tensor
 
 from customconv import _C
@@ -113,6 +113,17 @@ def test_every_kernel_has_a_plan():
     assert len(weights) == 5
     loaders = {f"3xTF32 {loader}" for loader in ("im2col", "halo", "planes")}
     assert found >= weights | loaders | {f"{loader} joined" for loader in loaders}
+
+
+def test_every_tile_of_the_main_loop_has_a_plan():
+    """Of forward passes, and of input gradients."""
+    for op in ("fprop", "dgrad"):
+        found = set()
+        for problem, layout in itertools.product(PROBLEMS.values(), LAYOUTS):
+            t = place_all(problem, make_integers(problem), "cuda", torch.float32, layout)
+            plans = plans_of(op, problem, t)
+            found |= {(loader(plan), parts(plan)[0]) for plan in plans if is_of_main_loop(plan)}
+        assert found == every_tile(of_3xtf32=True), op
 
 
 def numbers(problem: Case, data: str, op: str) -> Tensors:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 from cases import case, make_integers, place_all
@@ -11,7 +9,7 @@ from compute import by_pytorch, compute, forced
 from every_plan import check_exact, check_fused, check_reach
 from reference import assert_equal
 from tile_tables import (
-    FAMILY,
+    every_tile,
     flags,
     is_of_main_loop,
     joins_phases,
@@ -150,15 +148,10 @@ EVERY_NAME = {
 }  # fmt: skip
 
 
-# Of the main loop for Hopper: each loader with each tile, and rows of so many bytes.
-TILES = re.findall(r"\{(\d+), (\d+), \d+, \d+, \d+\}", (FAMILY / "sm90/tile.h").read_text())
-EVERY_TILE = {(name, f"{m} x {n}") for name in ("im2col", "halo", "planes") for m, n in TILES}
-
-
 def check_main_loop(plans: list[_C.ConvPlan]) -> None:
     """Plans have every tile of each loader, every width of rows and every number of splits."""
     own = [plan for plan in plans if is_of_main_loop(plan)]
-    assert {(loader(plan), parts(plan)[0]) for plan in own} == EVERY_TILE
+    assert {(loader(plan), parts(plan)[0]) for plan in own} == every_tile(of_3xtf32=False)
     assert {row_bytes(plan) for plan in own} == {32, 64, 128}
     assert {plan.splits for plan in own} == {1, 2, 4, 8}
     assert {packing(plan) for plan in own} == {"kNone", "kPixels", "kPatches"}
@@ -332,6 +325,5 @@ def test_a_forced_plan_is_for_calls_that_name_an_algorithm():
 
 
 def test_tables_are_read():
-    assert len(table("kernels")) == 5
     assert table("Shape") == ["kSquares", "kLines", "kRun"]
     assert len(table("Fetch")) == 7
