@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "kernels/implicit_gemm/moving.h"
@@ -458,11 +459,32 @@ class Search {
   Choice best_{};
 };
 
+// 3xTF32 may be off by 2^-21 of a product, a multiply-add by 2^-24 (docs/how/float32.md). Long
+// sums hide that.
+constexpr int64_t kLeastStrictTerms = 8;
+
+// The fewest products that are summed for a result, where the image's edges cut off none: in an
+// input gradient those of the phase that meets the fewest taps.
+int64_t least_terms(const ConvProblem& p) {
+  const auto least_taps = [&p](int64_t taps, int64_t stride, int64_t dilation) {
+    if (p.pass != Pass::kDgrad) return taps;
+    return std::max<int64_t>(1, taps / (stride / std::gcd(stride, dilation)));
+  };
+  if (p.pass == Pass::kWgrad) return p.N * p.P * p.Q;
+  return (p.pass == Pass::kFprop ? p.group_C() : p.group_K()) *
+         least_taps(p.R, p.stride_h, p.dilation_h) * least_taps(p.S, p.stride_w, p.dilation_w);
+}
+
 const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
   if (d.capability_major < 8) return "it needs compute capability 8.0";
   if (d.shared_bytes_block < kLeastShared) return "it needs 96 KiB of shared memory";
   if (asked.dtype == DType::kFloat64) return "there are no such tensor cores for float64";
-  if (asked.is_strict_float32() && !d.has_hopper_kernels()) return "TF32 is not allowed";
+  if (asked.is_strict_float32()) {
+    if (!d.has_hopper_kernels()) return "TF32 is not allowed";
+    if (least_terms(asked) < kLeastStrictTerms) {
+      return "multiply-adds are closer in sums of fewer than 8 products";
+    }
+  }
   if (asked.pass == Pass::kWgrad) {
     if (asked.is_strict_float32() && sm90::can_exchange(asked)) return nullptr;
     return wgrad::can_implement(asked, d);
