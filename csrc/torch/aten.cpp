@@ -39,11 +39,12 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
   if (!output_mask[1]) std::get<1>(gradients) = at::Tensor();
   if (!output_mask[2]) std::get<2>(gradients) = at::Tensor();
   if (input.dim() == 4 && weight.dim() == 4) {
-    const at::MemoryFormat format = memory_format(input, weight);
+    const GradientFormats formats =
+        gradient_formats(grad_output, input, weight, transposed, output_mask);
     at::Tensor& grad_input = std::get<0>(gradients);
     at::Tensor& grad_weight = std::get<1>(gradients);
-    if (grad_input.defined()) grad_input = grad_input.contiguous(format);
-    if (grad_weight.defined()) grad_weight = grad_weight.contiguous(format);
+    if (grad_input.defined()) grad_input = grad_input.contiguous(formats.input);
+    if (grad_weight.defined()) grad_weight = grad_weight.contiguous(formats.weight);
   }
   return gradients;
 }

@@ -175,13 +175,49 @@ bool is_kernel_dtype(at::ScalarType dtype) {
          dtype == at::kDouble;
 }
 
+namespace {
+
+// Only cuDNN is channels-last on CUDA, and in no double precision.
+bool is_only_contiguous(const at::Tensor& input) {
+  return input.is_cuda() &&
+         (input.scalar_type() == at::kDouble || !at::globalContext().userEnabledCuDNN());
+}
+
+}  // namespace
+
 at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight) {
-  const bool only_contiguous =
-      input.scalar_type() == at::kDouble || !at::globalContext().userEnabledCuDNN();
-  if (input.is_cuda() && only_contiguous) return at::MemoryFormat::Contiguous;
+  if (is_only_contiguous(input)) return at::MemoryFormat::Contiguous;
   const bool channels_last = input.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
                              weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
   return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+}
+
+namespace {
+
+// What a tensor's strides suggest once it is in a format; `copied` says whether it had to be.
+at::MemoryFormat suggestion(const at::Tensor& t, at::MemoryFormat format, bool copied) {
+  if (!copied) return t.suggest_memory_format();
+  const bool is_one_value = t.sym_size(1) * t.sym_size(2) * t.sym_size(3) == 1;
+  return is_one_value ? at::MemoryFormat::Contiguous : format;
+}
+
+}  // namespace
+
+GradientFormats gradient_formats(const at::Tensor& grad_output, const at::Tensor& input,
+                                 const at::Tensor& weight, bool transposed,
+                                 std::array<bool, 3> mask) {
+  const at::MemoryFormat format = memory_format(input, weight);
+  if (!input.is_cuda() || is_only_contiguous(input)) return {format, format};
+  // As at::native::convolution_backward and its functions for cuDNN convert the operands.
+  const at::MemoryFormat of_input =
+      suggestion(input, format, mask[1] && !input.is_contiguous(format));
+  const bool copies_grad = transposed ? !grad_output.is_contiguous(of_input)
+                                      : grad_output.suggest_memory_format() != of_input;
+  const at::MemoryFormat of_grad = suggestion(grad_output, of_input, copies_grad);
+  const auto either = [](at::MemoryFormat a, at::MemoryFormat b) {
+    return a == at::MemoryFormat::ChannelsLast ? a : b;
+  };
+  return {either(of_grad, weight.suggest_memory_format()), either(of_input, of_grad)};
 }
 
 OrFallback<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,
@@ -196,15 +232,17 @@ OrFallback<Convolution> describe(const at::Tensor& input, const at::Tensor& weig
   return conv;
 }
 
-ConvProblem Convolution::problem_of(Pass pass) const {
+ConvProblem Convolution::problem_of(Pass pass, at::MemoryFormat written) const {
   if (pass == Pass::kFprop && !transposed) return problem;
   ConvProblem p = problem;
   p.has_bias = false;
   p.pass = pass;
   if (transposed && pass == Pass::kFprop) p.pass = Pass::kDgrad;
   if (transposed && pass == Pass::kDgrad) p.pass = Pass::kFprop;
-  if (p.pass == Pass::kDgrad) p.x_strides = dense_strides(p.x_sizes(), layout_of(format));
-  if (p.pass == Pass::kWgrad) p.w_strides = dense_strides(p.w_sizes(), layout_of(format));
+  const Layout layout = layout_of(written);
+  if (p.pass == Pass::kDgrad) p.x_strides = dense_strides(p.x_sizes(), layout);
+  if (p.pass == Pass::kFprop) p.y_strides = dense_strides(p.y_sizes(), layout);
+  if (p.pass == Pass::kWgrad) p.w_strides = dense_strides(p.w_sizes(), layout);
   // The gradient is a new tensor, which is aligned whether the input is or not.
   if (pass == Pass::kDgrad) (transposed ? p.y_aligned : p.x_aligned) = true;
   return p;

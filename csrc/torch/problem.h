@@ -25,7 +25,14 @@ struct Convolution {
   }
   // The problem of the output, or of one of the operator's gradients. What is written is laid out
   // in `format`; grad_output must be too, and if transposed the input.
-  ConvProblem problem_of(Pass pass) const;
+  ConvProblem problem_of(Pass pass) const { return problem_of(pass, format); }
+  // The same, where what is written has a format of its own.
+  ConvProblem problem_of(Pass pass, at::MemoryFormat written) const;
+};
+
+// The memory formats of the gradients of input and weight.
+struct GradientFormats {
+  at::MemoryFormat input, weight;
 };
 
 // What a caller says besides tensors; each list has one number or two.
@@ -48,6 +55,14 @@ OrFallback<Convolution> describe(const at::Tensor& input, const at::Tensor& weig
 // The memory format that PyTorch gives a convolution's output: channels_last where the input or the
 // weight suggests it, except on CUDA in float64 or with cuDNN switched off.
 at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight);
+
+// The memory formats that PyTorch gives a convolution's gradients. They are that of the output,
+// but for images of one pixel or one channel, which are laid out in both formats at once: there the
+// strides of such dimensions decide. `input` and `grad_output` are batched; `mask` says which of
+// the gradients of input, weight and bias are asked for together.
+GradientFormats gradient_formats(const at::Tensor& grad_output, const at::Tensor& input,
+                                 const at::Tensor& weight, bool transposed,
+                                 std::array<bool, 3> mask);
 
 // Four sizes or strides.
 Shape4 shape4(at::IntArrayRef values);

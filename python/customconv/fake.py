@@ -117,7 +117,8 @@ def _conv_transpose2d_backward(
     *,
     algorithm: str = "auto",
 ) -> Gradients:
-    return _backward(grad_output, input, weight, output_mask, [weight.shape[1] * groups])
+    bias_shape = [weight.shape[1] * groups]
+    return _backward(grad_output, input, weight, output_mask, bias_shape, transposed=True)
 
 
 def _backward(
@@ -126,11 +127,14 @@ def _backward(
     weight: Tensor,
     output_mask: Sequence[bool],
     bias_shape: Sequence[int],
+    *,
+    transposed: bool = False,
 ) -> Gradients:
     if input.ndim == grad_output.ndim == 3:  # one image
         grad_input, grad_weight, grad_bias = _backward(
-            grad_output.unsqueeze(0), input.unsqueeze(0), weight, output_mask, bias_shape
-        )
+            grad_output.unsqueeze(0), input.unsqueeze(0), weight, output_mask, bias_shape,
+            transposed=transposed,
+        )  # fmt: skip
         return None if grad_input is None else grad_input.squeeze(0), grad_weight, grad_bias
     if not input.ndim == weight.ndim == grad_output.ndim == 4:
         # PyTorch's operator refuses these. Its shape function does so only in some releases.
@@ -138,12 +142,46 @@ def _backward(
             "expected a 4-dimensional weight, and a grad_output and an input of 3 or 4 dimensions "
             f"both, but got {weight.ndim}, {grad_output.ndim} and {input.ndim}"
         )
-    layout = _memory_format(input, weight)
+    of_input, of_weight = _gradient_formats(grad_output, input, weight, output_mask, transposed)
     return (
-        torch.empty_like(input, memory_format=layout) if output_mask[0] else None,
-        torch.empty_like(weight, memory_format=layout) if output_mask[1] else None,
+        torch.empty_like(input, memory_format=of_input) if output_mask[0] else None,
+        torch.empty_like(weight, memory_format=of_weight) if output_mask[1] else None,
         weight.new_empty(bias_shape) if output_mask[2] else None,
     )
+
+
+def _gradient_formats(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    output_mask: Sequence[bool],
+    transposed: bool,
+) -> tuple[torch.memory_format, torch.memory_format]:
+    """The memory formats of the gradients of input and weight, as PyTorch chooses them.
+
+    They are the output's, but for tensors that are laid out in both formats at once, because sizes
+    are one. Of these PyTorch copies none, and asks their strides again.
+    """
+    layout = _memory_format(input, weight)
+    if _is_only_contiguous(input):
+        return layout, layout
+    dense = input.contiguous(memory_format=layout) if output_mask[1] else input
+    if not input.is_cuda:
+        either = _either(dense, weight.contiguous(memory_format=layout))
+        return either, either
+    of_input = suggest_memory_format(dense)
+    if transposed:
+        grad_output = grad_output.contiguous(memory_format=of_input)
+    elif suggest_memory_format(grad_output) != of_input:
+        grad_output = torch.empty_like(grad_output, memory_format=of_input)
+    return _either(grad_output, weight), _either(dense, grad_output)
+
+
+def _either(a: Tensor, b: Tensor) -> torch.memory_format:
+    """Channels-last where one of the tensors suggests it."""
+    if torch.channels_last in (suggest_memory_format(a), suggest_memory_format(b)):
+        return torch.channels_last
+    return torch.contiguous_format
 
 
 def _conv2d_statistics(
@@ -201,11 +239,12 @@ def _copy_parameters(
 
 def _memory_format(input: Tensor, weight: Tensor) -> torch.memory_format:
     """The memory format of a convolution's results, as PyTorch chooses it for cuDNN and oneDNN."""
-    if input.is_cuda and (input.dtype == torch.float64 or not torch.backends.cudnn.enabled):
-        return torch.contiguous_format  # only cuDNN is channels-last there, in no double precision
-    if torch.channels_last in (suggest_memory_format(input), suggest_memory_format(weight)):
-        return torch.channels_last
-    return torch.contiguous_format
+    return torch.contiguous_format if _is_only_contiguous(input) else _either(input, weight)
+
+
+def _is_only_contiguous(input: Tensor) -> bool:
+    """Only cuDNN is channels-last on CUDA, and in no double precision."""
+    return input.is_cuda and (input.dtype == torch.float64 or not torch.backends.cudnn.enabled)
 
 
 torch.library.register_fake("customconv::conv2d", _conv2d)

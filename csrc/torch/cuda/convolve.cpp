@@ -183,8 +183,8 @@ Gradients tuned_gradients_of(const Convolution& conv, const Tensor& grad, const 
 
 // The gradients that the mask asks for; a reason where one of them has no family.
 OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_output,
-                                   const Geometry& geometry, std::array<bool, 3> output_mask,
-                                   Algorithm wanted) {
+                                   const Geometry& geometry, const GradientFormats& formats,
+                                   std::array<bool, 3> output_mask, Algorithm wanted) {
   const auto laid_out = [&](const Tensor& tensor, bool needed) {
     return needed ? tensor.contiguous(conv.format) : tensor;
   };
@@ -193,7 +193,8 @@ OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_o
   const auto grad_operand = conv.transposed ? &Operands::x : &Operands::y;
   const auto input_operand = conv.transposed ? &Operands::y : &Operands::x;
   const auto problem_of = [&](Pass pass) {
-    ConvProblem problem = conv.problem_of(pass);
+    ConvProblem problem =
+        conv.problem_of(pass, pass == Pass::kDgrad ? formats.input : formats.weight);
     (conv.transposed ? problem.x_aligned : problem.y_aligned) = is_aligned(grad);
     if (pass == Pass::kWgrad) {
       (conv.transposed ? problem.y_aligned : problem.x_aligned) = is_aligned(images);
@@ -214,7 +215,7 @@ OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_o
     ConvProblem problem = problem_of(Pass::kDgrad);
     const ConvPlan plan = plan_of(problem);
     if (plan.family != FamilyId::kAten) {
-      const Tensor written = empty_like(images, images.sizes(), conv.format);
+      const Tensor written = empty_like(images, images.sizes(), formats.input);
       Operands operands;
       operands.*grad_operand = read_only(grad);
       operands.*input_operand = written.mutable_data_ptr();
@@ -231,7 +232,7 @@ OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_o
     ConvProblem problem = problem_of(Pass::kWgrad);
     const ConvPlan plan = plan_of(problem);
     if (plan.family != FamilyId::kAten) {
-      const Tensor written = empty_like(conv.weight, conv.weight.sizes(), conv.format);
+      const Tensor written = empty_like(conv.weight, conv.weight.sizes(), formats.weight);
       Operands operands;
       operands.*grad_operand = read_only(grad);
       operands.*input_operand = read_only(images);
@@ -329,6 +330,8 @@ OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor&
   auto conv = describe(input, weight, std::nullopt, geometry, tf32);
   if (!conv) return conv.why();
   if (!is_grad_output(*conv, grad_output)) return Fallback::kArguments;
+  const GradientFormats formats = gradient_formats(batched(grad_output), conv->input, weight,
+                                                   geometry.transposed, output_mask);
   if ((output_mask[0] && is_unmeasured(*conv, Pass::kDgrad, wanted)) ||
       (output_mask[1] && is_unmeasured(*conv, Pass::kWgrad, wanted))) {
     return Fallback::kUnmeasured;
@@ -340,7 +343,7 @@ OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor&
   const bool is_invariant = conv->problem.batch_invariant && output_mask[0];
   const Tensor grad =
       may_round || is_invariant ? dense_and_aligned(grad_output, conv->format) : grad_output;
-  return gradients_of(*conv, grad, geometry, output_mask, wanted);
+  return gradients_of(*conv, grad, geometry, formats, output_mask, wanted);
 }
 
 }  // namespace customconv::torch_layer

@@ -1,0 +1,114 @@
+"""Gradients have PyTorch's strides, in every mixture of layouts, and so do fake tensors' gradients.
+
+Sizes of one let one memory be called by several layouts' strides; which of them PyTorch takes for
+channels-last decides its results' strides. On CUDA they are the same to the last one. On the CPU,
+where PyTorch has several functions for a gradient, those of sizes of one, which nothing reads, may
+differ between a tensor and its fake.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import customconv
+
+COUNT = 400  # of the combinations
+MASKS = ([True, True, False], [True, False, False], [False, True, False])
+DTYPES = (torch.float32, torch.float32, torch.float16, torch.float64)
+
+
+def contiguous(t: Tensor) -> Tensor:
+    return t.contiguous()
+
+
+def channels_last(t: Tensor) -> Tensor:
+    """What ``to(memory_format=...)`` gives: strides of sizes of one stay as they were."""
+    return t.contiguous(memory_format=torch.channels_last)
+
+
+def restrided(t: Tensor) -> Tensor:
+    """With the strides of a channels-last tensor, those of sizes of one too."""
+    return torch.empty_like(t, memory_format=torch.channels_last).copy_(t)
+
+
+def sliced(t: Tensor) -> Tensor:
+    return torch.cat([t, t], 3)[..., : t.shape[3]]
+
+
+LAYOUTS = (contiguous, channels_last, restrided, sliced)
+
+
+def combinations() -> Iterator[tuple[Any, ...]]:
+    """Of sizes, layouts and gradients asked for; the transposed ones every other."""
+    sizes = itertools.product(
+        (1, 2), (1, 3), (1, 4), ((1, 1), (1, 5), (5, 5)), ((1, 1), (3, 3), (5, 5)), (0, 1, 2),
+        (1, 2), (False, True),
+    )  # fmt: skip
+    layouts = itertools.product(LAYOUTS, repeat=3)
+    both = list(itertools.product(sizes, layouts, MASKS, DTYPES))
+    yield from random.Random(6).sample(both, COUNT)
+
+
+def strides(gradients: Any, mask: list[bool]) -> list[tuple[int, ...] | None]:
+    """Of the gradients asked for; on the CPU 0 where a size is one."""
+
+    def of(gradient: Tensor) -> tuple[int, ...]:
+        if gradient.is_cuda:
+            return gradient.stride()
+        sizes = zip(gradient.shape, gradient.stride(), strict=True)
+        return tuple(stride if size > 1 else 0 for size, stride in sizes)
+
+    return [of(g) if asked else None for g, asked in zip(gradients, mask, strict=True)]
+
+
+def test_gradients_have_pytorchs_strides(device):
+    customconv._C.install_routing_on_cpu()
+    wrong = []
+    count = 0
+    for sizes, layouts, mask, dtype in combinations():
+        n, c, k, image, taps, padding, stride, transposed = sizes
+        shape = (c, k) if transposed else (k, c)
+        x = layouts[0](torch.randn(n, c, *image, dtype=dtype, device=device))
+        w = layouts[1](torch.randn(*shape, *taps, dtype=dtype, device=device))
+        lists = [stride] * 2, [padding] * 2, [1, 1]
+        try:
+            y = torch.convolution(x, w, None, *lists, transposed, [0, 0], 1)
+        except RuntimeError:  # the filter is larger than the image, or the result is empty
+            continue
+        count += 1
+        dy = layouts[2](torch.randn_like(y))
+        ops = torch.ops.customconv
+        ours = ops.conv_transpose2d_backward if transposed else ops.conv2d_backward
+        geometry = (*lists[:2], [0, 0], 1, lists[2]) if transposed else (*lists, 1)
+
+        def pytorchs() -> Any:
+            return torch.ops.aten.convolution_backward(
+                dy, x, w, None, *lists, transposed, [0, 0], 1, mask  # noqa: B023
+            )
+
+        expected = strides(pytorchs(), mask)
+        with customconv.enabled():
+            routed = strides(pytorchs(), mask)
+        with FakeTensorMode() as mode:
+            fake = strides(ours(*map(mode.from_tensor, (dy, x, w)), *geometry, mask), mask)
+        actual = {
+            "operator": strides(ours(dy, x, w, *geometry, mask), mask),
+            "routed": routed,
+            "fake": fake,
+        }
+        wrong += [
+            f"{name}: {found} instead of {expected}: {sizes}, "
+            f"{[layout.__name__ for layout in layouts]}, {mask}, {dtype}"
+            for name, found in actual.items()
+            if found != expected
+        ]
+    assert count > COUNT / 2
+    assert not wrong, "\n".join([f"{len(wrong)} of {count} are wrong", *wrong[:8]])
