@@ -86,24 +86,18 @@ def _exact_dgrad(layer: Layer, at: Tensor, dy: Tensor, w: Tensor) -> Tensor:
 
 
 def _exact_wgrad(layer: Layer, at: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    k, c, r, s = at.unbind(1)
     group_c, group_k = layer.C // layer.groups, layer.K // layer.groups
-    sums = []
-    for k, c, r, s in at.tolist():
-        first = [
-            (tap * dil - pad, stride)
-            for tap, dil, pad, stride in zip(
-                (r, s), layer.dil, layer.pad, layer.stride, strict=True
-            )
-        ]
-        channel = x[:, k // group_k * group_c + c]
-        rows = torch.arange(layer.P, device=x.device) * first[0][1] + first[0][0]
-        columns = torch.arange(layer.Q, device=x.device) * first[1][1] + first[1][0]
-        p = ((rows >= 0) & (rows < layer.H)).nonzero().flatten()
-        q = ((columns >= 0) & (columns < layer.W)).nonzero().flatten()
-        seen = channel[:, rows[p][:, None], columns[q]]
-        grads = dy[:, k][:, p[:, None], q]
-        sums.append((seen.double() * grads.double()).sum())
-    return torch.stack(sums)
+    channel = k // group_k * group_c + c
+    p, q = torch.arange(layer.P, device=x.device), torch.arange(layer.Q, device=x.device)
+    h = p * layer.stride[0] + (r * layer.dil[0] - layer.pad[0])[:, None]
+    v = q * layer.stride[1] + (s * layer.dil[1] - layer.pad[1])[:, None]
+    inside = ((h >= 0) & (h < layer.H))[:, :, None] & ((v >= 0) & (v < layer.W))[:, None, :]
+    h, v = h.clamp(0, layer.H - 1), v.clamp(0, layer.W - 1)
+    n = torch.arange(layer.N, device=x.device)
+    found = x[n[:, None, None], channel[:, None, None, None], h[:, None, :, None], v[:, None, None]]
+    products = found.double() * inside[:, None] * dy[:, k].transpose(0, 1).double()
+    return products.sum((1, 2, 3))
 
 
 def exact(layer: Layer, op: str, at: Tensor, x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
@@ -113,12 +107,14 @@ def exact(layer: Layer, op: str, at: Tensor, x: Tensor, w: Tensor, dy: Tensor) -
         x, dy = dy, x
     at = at.to(x.device)
     if op == "wgrad":
-        return _exact_wgrad(layer, at, dy, x)
+        terms = layer.N * layer.P * layer.Q
+        parts = at.split(max(1, MOST_GATHERED // terms))
+        return torch.cat([_exact_wgrad(layer, part, dy, x) for part in parts])
     terms = layer.R * layer.S * (layer.C if op == "fprop" else layer.K) // layer.groups
-    step = max(1, MOST_GATHERED // terms)
+    parts = at.split(max(1, MOST_GATHERED // terms))
     if op == "fprop":
-        return torch.cat([_exact_fprop(layer, part, x, w) for part in at.split(step)])
-    return torch.cat([_exact_dgrad(layer, part, dy, w) for part in at.split(step)])
+        return torch.cat([_exact_fprop(layer, part, x, w) for part in parts])
+    return torch.cat([_exact_dgrad(layer, part, dy, w) for part in parts])
 
 
 def relative_error(actual: Tensor, at: Tensor, expected: Tensor) -> float:
