@@ -19,6 +19,7 @@ BUILT_FOLDER_SUFFIXES = (".egg-info",)
 
 # What every family is compiled from or planned by, as git's pathspecs.
 SHARED = ("csrc/kernels/common", "csrc/kernels/ptx", ":(glob)csrc/kernels/*.h", "csrc/plan")
+COMPILER = "python/customconv/compiler"  # what compiled networks depend on beside all families
 
 
 def is_source(path: Path) -> bool:
@@ -57,7 +58,8 @@ class Ages:
 
     A row is current if it was measured with the present sources, or if git knows its commit and the
     family's sources have not changed since. So rows of unknown commits are old, also those of a
-    commit with uncommitted changes, and without git all rows of other sources.
+    commit with uncommitted changes, and without git all rows of other sources. Networks depend on
+    all families and on the compiler.
     """
 
     def __init__(self, root: Path = ROOT) -> None:
@@ -77,15 +79,16 @@ class Ages:
     def is_old(self, row: dict[str, Any]) -> bool:
         if row.get("sources") == self.present:
             return False
-        return not self.unchanged_since(str(row.get("commit")), str(row.get("family", "")))
+        family = f"csrc/kernels/{row.get('family', '')}".rstrip("/")
+        own = (family, COMPILER) if "network" in row else (family,)
+        return not self.unchanged_since(str(row.get("commit")), own)
 
-    def _unchanged_since(self, commit: str, family: str) -> bool:
+    def _unchanged_since(self, commit: str, own: tuple[str, ...]) -> bool:
         # The diff against the working tree, so uncommitted changes count. Without a family, as in
         # rows that failed, all families do.
         if not self.has_git or commit.startswith("-"):
             return False
-        paths = (f"csrc/kernels/{family}".rstrip("/"), *SHARED)
-        return self._git("diff", "--quiet", commit, "--", *paths)
+        return self._git("diff", "--quiet", commit, "--", *own, *SHARED)
 
     def _git(self, *arguments: str) -> bool:
         try:

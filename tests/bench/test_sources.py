@@ -111,6 +111,7 @@ HISTORY = {
     "csrc/plan/planner.cpp": "int plan;\n",
     "csrc/torch/module.cpp": "int module;\n",
     "python/customconv/__init__.py": "",
+    "python/customconv/compiler/rewrite.py": "",
     "README.md": "",
 }
 
@@ -176,6 +177,22 @@ def test_a_row_without_a_family_is_old_once_any_familys_sources_change(clone):
     assert not clone.is_old(clone.first, "")
     clone.commit({"csrc/kernels/grouped/grouped.cu": "changed"})
     assert clone.is_old(clone.first, "")
+
+
+@pytest.mark.parametrize(
+    ("path", "old"),
+    [
+        ("csrc/kernels/grouped/grouped.cu", True),
+        ("csrc/plan/planner.cpp", True),
+        ("python/customconv/compiler/rewrite.py", True),
+        ("python/customconv/__init__.py", False),
+    ],
+)
+def test_a_networks_row_is_old_once_any_kernel_or_the_compiler_changes(clone, path, old):
+    row = {"network": "resnet50", "commit": clone.first}
+    assert not Ages(clone.root).is_old(row)
+    clone.commit({path: "changed"})
+    assert Ages(clone.root).is_old(row) == old
 
 
 def test_a_short_name_of_a_commit_is_known(clone):
