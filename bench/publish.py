@@ -15,7 +15,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
-from . import figures, page, results
+from . import figures, known, page, results
 from .figures import Theme, peer_name, times
 from .page import Plot
 from .results import BadResults, Results, Row
@@ -24,9 +24,10 @@ from .timing import geomean
 
 HERE = Path(__file__).parent
 SWEEPS = "scaling"  # its shapes vary one size: plotted separately, and in no mean
-NUMBERS = ("rows", "geomean", "below 1.0", "best", "worst", "wrong", "unmeasured")
+NUMBERS = ("rows", "old", "geomean", "below 1.0", "best", "worst", "wrong", "unmeasured")
 HEAD = ("precision", "layout", "op", "bias", *NUMBERS)
-README_PLOTS = ("floor",)
+DOCUMENTS = ("known", "floor")  # plots that README and docs show
+NETWORKS = ("compile", "models")  # beginnings of the names of files of networks
 COLOURS = 128  # of a picture; more make it larger and no better
 
 Table = list[tuple[str, ...]]
@@ -36,11 +37,7 @@ Meta = Mapping[str, Any]
 
 def together(files: Sequence[Results]) -> Results:
     """Merges the rows; later files replace rows of earlier ones, and the last gives the facts."""
-    devices = sorted({str(file["meta"].get("device")) for file in files})
-    if len(devices) > 1:
-        raise BadResults(
-            f"a report shows one device: name the files of one of {', '.join(devices)}"
-        )
+    results.one_device(files)
     rows: list[Row] = []
     for file in files:
         rows = results.merged(rows, file["rows"])
@@ -60,7 +57,10 @@ def comparisons(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def numbers(panel: Sequence[Row]) -> tuple[str, ...]:
-    """Formats NUMBERS: geometric mean, best and worst of the ratios, and the share below 1.0."""
+    """Formats NUMBERS: geometric mean, best and worst of the ratios, and the share below 1.0.
+
+    A row is old if it is older than the last change of its family's sources.
+    """
     ratios = [row["ratio"] for row in panel if "error" not in row]
     words = [""] * 4
     if ratios:
@@ -69,7 +69,8 @@ def numbers(panel: Sequence[Row]) -> tuple[str, ...]:
         words = [mean, f"{below:.0f} %", best, worst]
     errors = [row["error"] for row in panel if "error" in row]
     wrong = sum(error.startswith("wrong") for error in errors)
-    return str(len(ratios)), *words, str(wrong), str(len(errors) - wrong)
+    old = sum(bool(row.get("old")) for row in panel if "error" not in row)
+    return str(len(ratios)), str(old), *words, str(wrong), str(len(errors) - wrong)
 
 
 def by_bias(panel: Sequence[Row]) -> dict[str, list[Row]]:
@@ -130,6 +131,12 @@ def sweeps(rows: Sequence[Row]) -> figures.Sweeps:
 
 
 CAPTIONS = {
+    "known": (
+        "Known networks and layers",
+        "Networks with 64 images. Those for inference are compiled, and the dots are the speeds of "
+        "Inductor's code and ours; training steps and layers are PyTorch's own calls, routed. "
+        "The layers are among those of the table below.",
+    ),
     "ratios": (
         "Ratio for each shape",
         "The peer's time over ours, sorted: bars above the line are shapes where ours is faster. "
@@ -179,6 +186,16 @@ def plots(chosen: Sequence[Row], rows: Sequence[Row], meta: Meta) -> Iterator[Pl
         yield plot("scaling", peer, alt, partial(figures.scaling, found, peer))
 
 
+def known_plot(found: known.Known, meta: Meta) -> Plot:
+    """Draws the known networks and layers."""
+    alt = (
+        "speed over eager PyTorch's of "
+        f"{sum(len(each['ours']) for each in found.panels.values())} networks and "
+        f"{len(found.layers)} layers, as dots; {known.caption(found, meta)}"
+    )
+    return plot("known", "inductor", alt, partial(known.draw, found, meta))
+
+
 def plot(name: str, peer: str, alt: str, draw: Draw) -> Plot:
     title, caption = CAPTIONS[name]
     alt = f"customconv and {peer_name(peer)}: {alt}."
@@ -221,13 +238,18 @@ def markdown(table: Table) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
 
 
-def notes(rows: Sequence[Row], ages: Ages) -> list[str]:
-    """Says how many rows are left out because they are old, and whether that is known."""
+def notes(rows: Sequence[Row], networks: Sequence[Row], ages: Ages) -> list[str]:
+    """Says how many rows are older than the kernels, and whether that is known."""
     found = []
     if old := sum(row["old"] for row in rows):
         found.append(
-            f"{old} of {len(rows)} rows are older than the last change of their family's sources. "
-            "The means and plots leave them out."
+            f"{old} of {len(rows)} rows are older than the last change of their family's sources: "
+            "they show the kernels of their commit. The tables count them under old."
+        )
+    if old := sum(ages.is_old(row) for row in networks):
+        found.append(
+            f"{old} of {len(networks)} rows of networks are older than the last change of the "
+            "kernels or of the compiler."
         )
     if not ages.has_git:
         found.append(
@@ -248,48 +270,54 @@ def facts(meta: Meta) -> dict[str, str]:
     return found
 
 
-def write(files: Sequence[Results], out: Path, ages: Ages, pictures: Path | None = None) -> str:
+def write(
+    files: Sequence[Results], out: Path, ages: Ages, pictures: Path | None = None,
+    networks: Sequence[Results] = (),
+) -> str:  # fmt: skip
     """Writes the report, and returns the summary for the terminal.
 
     Args:
         files: Results of one device.
         out: The folder of the report.
-        ages: Says which rows are old: the page's table has them, and nothing else does.
-        pictures: A folder for the README's pictures, or None. They stay if there is none to draw.
+        ages: Says which rows are old. They are marked and counted, and a note says so.
+        pictures: A folder for the pictures of README and docs, or None. They stay if there is none
+            to draw.
+        networks: Results of networks on that device, for the picture of known networks.
 
     Raises:
         BadResults: The files are of different devices.
     """
     both = together(files)
     meta, rows = both["meta"], [row | {"old": ages.is_old(row)} for row in both["rows"]]
-    current = [row for row in rows if not row["old"]]
-    compared = comparisons(current)
+    compared = comparisons(rows)
     summaries: dict[str, Table] = {}
     for (ours, peer), chosen in compared.items():
         if any(row["suite"] != SWEEPS for row in chosen):
             title = f"{ours} against {peer_name(peer)}"
             summaries |= {title: totals(chosen), f"{title}, by kind": summary(chosen)}
-    drawn = list(plots(next(iter(compared.values())), current, meta)) if compared else []
+    drawn = list(plots(next(iter(compared.values())), rows, meta)) if compared else []
+    if found := known.known({"meta": meta, "rows": rows}, networks):
+        drawn.insert(0, known_plot(found, meta))
     out.mkdir(parents=True, exist_ok=True)
     for name in CAPTIONS:  # left by an older report
         for old in (out / f"{name}.png", out / f"{name}-dark.png"):
             old.unlink(missing_ok=True)
     for picture in drawn:
         save(picture, out)
-        if pictures is not None and picture.name in README_PLOTS:
+        if pictures is not None and picture.name in DOCUMENTS:
             pictures.mkdir(parents=True, exist_ok=True)
             save(picture, pictures)
     title = f"customconv on {meta.get('device', 'an unnamed device')}"
-    of_run, left_out = facts(meta), notes(rows, ages)
-    html = page.html(title, of_run, left_out, summaries, drawn, rows)
+    of_networks = [row for file in networks for row in file["rows"]]
+    of_run, said = facts(meta), notes(rows, of_networks, ages)
+    html = page.html(title, of_run, said, summaries, drawn, rows)
     (out / "index.html").write_text(html, encoding="utf-8")
     short = ", ".join(f"{k} {v}" for k, v in of_run.items() if k not in ("method", "peaks"))
-    said = (f"{note}\n" for note in left_out)
     tables = (f"## {name}\n\n{markdown(table)}\n" for name, table in summaries.items())
-    lines = "\n".join((f"# {title}\n", f"{short}.\n", *said, *tables))
+    lines = "\n".join((f"# {title}\n", f"{short}.\n", *(f"{note}\n" for note in said), *tables))
     (out / "summary.md").write_text(lines, encoding="utf-8")
     printed = (f"{name}\n{plain(table)}" for name, table in summaries.items())
-    return "\n\n".join((*left_out, *printed))
+    return "\n\n".join((*said, *printed))
 
 
 def save(picture: Plot, folder: Path) -> None:
@@ -302,11 +330,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "results", nargs="*", type=Path, metavar="RESULTS", help="files (bench/results/*.json)"
     )
     parser.add_argument("--out", type=Path, default=HERE / "report", help="a folder (bench/report)")
-    parser.add_argument("--pictures", type=Path, help="a folder for the README's pictures")
+    parser.add_argument("--pictures", type=Path, help="a folder for pictures of README and docs")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    # DEVICE.json holds layers; models-DEVICE.json and the like hold networks.
+    # DEVICE.json holds layers, and compile-DEVICE.json and models-DEVICE.json beside it networks.
     kept = (path for path in (HERE / "results").glob("*.json") if "-" not in path.stem)
     paths = arguments.results or sorted(kept)
     if not paths:
@@ -314,7 +342,9 @@ def main(arguments: argparse.Namespace) -> int:
         return 2
     try:
         files = [results.load(path) for path in paths]
-        print(write(files, arguments.out, Ages(), arguments.pictures))
+        beside = (path.with_name(f"{kind}-{path.name}") for path in paths for kind in NETWORKS)
+        networks = [results.read(path) for path in beside if path.exists()]
+        print(write(files, arguments.out, Ages(), arguments.pictures, networks))
     except (OSError, BadResults) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

@@ -42,19 +42,34 @@ def key(row: Row) -> Key:
     return (*(row.get(part) for part in IDENTITY), row["problem"]["N"])
 
 
-def load(path: Path) -> Results:
-    """Reads a results file; ``BadResults`` says what is wrong with it."""
+def read(path: Path) -> Results:
+    """Reads a file of any rows; ``BadResults`` says what is wrong with it."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise BadResults(f"{path}: {error}") from error
     if not isinstance(found, dict) or not {"meta", "rows"} <= found.keys():
         raise BadResults(f"{path}: expected an object with meta and rows")
+    return {"meta": found["meta"], "rows": found["rows"]}
+
+
+def load(path: Path) -> Results:
+    """Reads a file of layers' rows; ``BadResults`` says what is wrong with it."""
+    found = read(path)
     for row in found["rows"]:
         missing = [part for part in (*IDENTITY, "problem") if part not in {*row, *OPTIONAL}]
         if missing:
             raise BadResults(f"{path}: a row lacks {', '.join(missing)}")
-    return {"meta": found["meta"], "rows": found["rows"]}
+    return found
+
+
+def one_device(files: Iterable[Results]) -> None:
+    """Refuses files of different devices by ``BadResults``."""
+    devices = sorted({str(file["meta"].get("device")) for file in files})
+    if len(devices) > 1:
+        raise BadResults(
+            f"a report shows one device: name the files of one of {', '.join(devices)}"
+        )
 
 
 def save(path: Path, results: Results) -> None:
