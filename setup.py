@@ -24,9 +24,8 @@ except ImportError:
 
 CUDA_MAJOR = int(torch.version.cuda.split(".")[0]) if torch and torch.version.cuda else 0
 CUDA_WHEELS = config.cuda_wheels(CUDA_MAJOR)
-OLDEST = "torch>={}.{}".format(*config.TESTED_TORCH[0])
 NO_TORCH = f"""it is compiled against the torch that will run it, and there is none here.
-Install {OLDEST} first, then install customconv with: pip install --no-build-isolation"""
+Install {config.torch_range()} first, then customconv: pip install --no-build-isolation"""
 
 
 def refusal(reason):
@@ -59,14 +58,21 @@ def cuda_settings():
     return archs.split(";")
 
 
+def tell(warning):
+    """Prints a warning, if there is one. pip shows it with -v, and where the build fails."""
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
 def extension_and_command():
     """The extension, and the command that builds it."""
     if torch is None:
         raise config.ConfigError(NO_TORCH)
-    if warning := config.check_torch(torch.__version__):
-        print(f"warning: {warning}", file=sys.stderr)
+    tell(config.check_torch(torch.__version__))
     with_cuda = config.wants_cuda(os.environ, torch.version.cuda)
     archs = cuda_settings() if with_cuda else []
+    left_out = None if with_cuda else config.why_left_out(os.environ, torch.version.cuda)
+    warning = None if with_cuda else config.left_out_warning(os.environ, torch.version.cuda)
     cores = len(os.sched_getaffinity(0))
     os.environ["MAX_JOBS"] = str(config.jobs(os.environ, cores, config.available_memory()))
 
@@ -79,6 +85,7 @@ def extension_and_command():
         "version": config.version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if with_cuda else None,
+        "cuda_left_out": left_out,
         "arch_list": archs,
         "python": platform.python_version(),
         "compiler": config.compiler_version(os.environ),
@@ -123,8 +130,10 @@ def extension_and_command():
             self.build_temp = os.path.join("build", name)
 
         def run(self):
-            """Builds."""
+            """Builds. What it warns of is told first and, after all that it prints, again."""
+            tell(warning)
             super().run()
+            tell(warning)
             note = Path(self.get_ext_fullpath(extension.name)).with_name("_build.json")
             note.write_text(json.dumps(info, indent=2) + "\n")
 
@@ -134,7 +143,7 @@ def extension_and_command():
 def requirement():
     """The torch that a build works with: its C++ interface changes with every minor version."""
     if torch is None:
-        return OLDEST
+        return config.torch_range()
     major, minor = torch.__version__.split(".")[:2]
     return f"torch=={major}.{minor}.*"
 

@@ -98,7 +98,10 @@ def install_requirements(python: str, torch: str) -> None:
     ask = "import torch; print(torch.version.cuda or '')"
     said = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
     torch_cuda = said.stdout.strip() or None
-    if config.wants_cuda(os.environ, torch_cuda) and torch_cuda:
+    if not config.wants_cuda(os.environ, torch_cuda):
+        if warning := config.left_out_warning(os.environ, torch_cuda):
+            print(f"customconv: warning: {warning}", file=sys.stderr)
+    elif torch_cuda:
         try:
             config.find_cuda_home(os.environ, torch_cuda)
         except config.ConfigError:

@@ -38,6 +38,12 @@ def version() -> str:
     return match[1]
 
 
+def torch_range() -> str:
+    """The requirement of the versions of PyTorch that are tested, as pip takes it."""
+    (first_major, first), (last_major, last) = TESTED_TORCH
+    return f"torch>={first_major}.{first},<{last_major}.{last + 1}"
+
+
 def check_torch(release: str) -> str | None:
     """A warning about a PyTorch that is newer than those tested, or None.
 
@@ -54,7 +60,7 @@ def check_torch(release: str) -> str | None:
         return None
     said = f"customconv is tested with PyTorch {first} to {last}; this is {release}"
     if minor < TESTED_TORCH[0]:
-        raise ConfigError(f'{said}, which is too old: pip install "torch>={first}"')
+        raise ConfigError(f'{said}, which is too old: pip install "{torch_range()}"')
     return f"{said}, with which it may not build, or may behave differently. Run its tests."
 
 
@@ -132,6 +138,43 @@ def wants_cuda(env: Mapping[str, str], torch_cuda: str | None) -> bool:
     if forced:
         return forced == "1"
     return torch_cuda is not None and gpu_in_sight()
+
+
+def why_left_out(env: Mapping[str, str], torch_cuda: str | None) -> str:
+    """Why a build leaves CUDA out, where ``wants_cuda`` says that it does."""
+    if env.get("CUSTOMCONV_CUDA"):
+        return "CUSTOMCONV_CUDA=0 asked for that"
+    if torch_cuda is None:
+        return "its PyTorch was a CPU build"
+    return "no GPU was in sight of the build"
+
+
+def left_out_warning(env: Mapping[str, str], torch_cuda: str | None) -> str | None:
+    """A warning about a build that leaves CUDA out on a machine that could build it, or None.
+
+    Args:
+        env: the environment variables; a ``CUSTOMCONV_CUDA`` of 0 asks for no warning.
+        torch_cuda: as in ``wants_cuda``, which says that CUDA is left out.
+    """
+    nvcc = shutil.which("nvcc") or SYSTEM_TOOLKIT / "bin/nvcc"
+    signs = {
+        f"PyTorch has CUDA {torch_cuda}": torch_cuda is not None,
+        f"there is {nvcc}": Path(nvcc).exists(),
+        "there is a GPU": gpu_in_sight(),
+    }
+    found = [sign for sign, seen in signs.items() if seen]
+    if env.get("CUSTOMCONV_CUDA") or not found:
+        return None
+    why, instead = (
+        ("no GPU is in sight", "CUSTOMCONV_CUDA=1 builds it without one")
+        if torch_cuda
+        else ("the installed PyTorch is a CPU build", "install a CUDA build of it first")
+    )
+    return (
+        f"customconv is built without CUDA, because {why}, although {' and '.join(found)}. PyTorch "
+        f"will compute all convolutions, on a GPU too. To build the CUDA part: {instead}. "
+        "CUSTOMCONV_CUDA=0 leaves it out without this warning."
+    )
 
 
 def toolkit_version(home: Path) -> tuple[int, int] | None:

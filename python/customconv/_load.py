@@ -14,6 +14,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 OLDEST_TORCH = (2, 9)  # setup.py refuses older ones
 BUILD_RECORD = Path(__file__).with_name("_build.json")
@@ -39,12 +40,21 @@ class Versions:
         return f"{torch}, {cuda}, Python {self.python}"
 
 
-def built_versions(record: Path = BUILD_RECORD) -> Versions | None:
-    """The versions that the binary was built for, or None where the build left no record."""
+def build_record(record: Path = BUILD_RECORD) -> dict[str, Any]:
+    """What setup.py noted beside the binary; nothing where there is no record."""
     try:
         fields = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def built_versions(record: Path = BUILD_RECORD) -> Versions | None:
+    """The versions that the binary was built for, or None where the build left no record."""
+    fields = build_record(record)
+    try:
         return Versions(fields["python"], fields["torch"], fields["cuda"] or None)
-    except (OSError, ValueError, KeyError, TypeError):
+    except KeyError:
         return None
 
 

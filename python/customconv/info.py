@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import _C
+from ._load import build_record
 
 
 def build_info() -> dict[str, Any]:
@@ -24,14 +25,27 @@ def build_info() -> dict[str, Any]:
     return dict(_C.build_info())
 
 
+def architectures() -> list[str]:
+    """The GPU architectures that the binary was built for, as TORCH_CUDA_ARCH_LIST names them."""
+    return re.findall(r"[^;,\s]+", build_info()["arch_list"])
+
+
+def why_left_out() -> str:
+    """Why the build left CUDA out, as it noted it, or "" where it noted nothing."""
+    return str(build_record().get("cuda_left_out") or "")
+
+
 def covers(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
     """Whether code for these architectures runs on a device of this compute capability.
 
     Machine code runs on devices of the same major version and no smaller minor version, or with
     the suffix "a" on that device alone; with "+PTX" the driver can translate it for all later ones.
+    Of names, such as "Hopper", it is taken to run on any.
     """
 
     def runs(architecture: str) -> bool:
+        if not architecture[0].isdigit():
+            return True  # a name that PyTorch has for some of them, such as "Hopper"
         number, _, ptx = architecture.partition("+")
         major, minor = (int(digits) for digits in number.rstrip("af").split("."))
         if number.endswith("a"):
@@ -46,7 +60,8 @@ def covers(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
 def cuda_off_reason(built_with_cuda: bool) -> str | None:
     """Why this package computes nothing on a GPU here, or None if it can."""
     if not built_with_cuda:
-        return "customconv was built without CUDA"
+        reason = why_left_out()
+        return "customconv was built without CUDA" + (f": {reason}" if reason else "")
     if torch.version.cuda is None:
         return "this PyTorch was built without CUDA"
     try:
@@ -61,7 +76,7 @@ def cuda_off_reason(built_with_cuda: bool) -> str | None:
 def report() -> str:
     """The text of ``python -m customconv info``."""
     build = build_info()
-    architectures = re.split(r"[;,\s]+", build["arch_list"]) if build["with_cuda"] else []
+    built_for = architectures()
     off = cuda_off_reason(build["with_cuda"])
     rows = [
         ("customconv", build["version"]),
@@ -70,11 +85,11 @@ def report() -> str:
         ("compiler", build["compiler"]),
         ("CUDA", f"off: {off}" if off else f"{torch.version.cuda} (built with {build['cuda']})"),
     ]
-    if architectures:
-        rows.append(("architectures", ", ".join(architectures)))
+    if built_for:
+        rows.append(("architectures", ", ".join(built_for)))
     if not off:
         rows += [
-            (f"cuda:{index}", _device(index, architectures))
+            (f"cuda:{index}", _device(index, built_for))
             for index in range(torch.cuda.device_count())
         ]
     width = max(len(name) for name, _ in rows)

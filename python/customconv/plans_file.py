@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from . import _C
-from ._load import BUILD_RECORD
+from ._load import build_record
 from .info import build_info
 
 FORMAT = 1
@@ -48,11 +48,7 @@ class Host:
 @functools.cache
 def build_id() -> str:
     """What decides which plans there are and how fast PyTorch is: sources and PyTorch's version."""
-    try:
-        sources = json.loads(BUILD_RECORD.read_text(encoding="utf-8"))["sources"]
-    except (OSError, ValueError, KeyError, TypeError):
-        sources = "unknown"
-    return f"sources {sources}, PyTorch {torch.__version__}"
+    return f"sources {build_record().get('sources', 'unknown')}, PyTorch {torch.__version__}"
 
 
 def hosts() -> dict[int, Host]:

@@ -107,3 +107,14 @@ def test_an_extension_that_is_gone_is_built(make_build, tmp_path):
     for file in (tmp_path / "customconv").glob("_C*"):
         file.unlink()
     assert make_build("one")
+
+
+def test_a_build_without_a_gpu_in_sight_warns(monkeypatch, capsys):
+    """pip hides what setup.py says."""
+    monkeypatch.delenv("CUSTOMCONV_CUDA", raising=False)
+    monkeypatch.setattr(build_config, "gpu_in_sight", lambda: False)
+    monkeypatch.setattr(bootstrap, "pip_install", lambda python, *arguments: None)
+    cuda = subprocess.CompletedProcess([], 0, stdout="13.0\n")
+    monkeypatch.setattr(bootstrap.subprocess, "run", lambda *_, **__: cuda)
+    bootstrap.install_requirements("python", "torch")
+    assert "warning: customconv is built without CUDA" in capsys.readouterr().err

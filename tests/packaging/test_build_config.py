@@ -54,6 +54,43 @@ def test_wants_cuda_refuses_what_cannot_be():
 
 
 @pytest.mark.parametrize(
+    ("forced", "torch_cuda", "nvcc", "gpu", "words"),
+    [
+        (None, "13.0", False, False, ["no GPU is in sight", "PyTorch has CUDA 13.0"]),
+        (None, "13.0", True, False, ["no GPU is in sight", "bin/nvcc", "CUSTOMCONV_CUDA=1"]),
+        (None, None, True, False, ["CPU build", "bin/nvcc", "install a CUDA build"]),
+        (None, None, False, True, ["CPU build", "there is a GPU"]),
+        (None, None, False, False, None),
+        ("0", "13.0", True, True, None),
+    ],
+)
+def test_a_build_that_leaves_cuda_out_warns(
+    bare_machine, monkeypatch, tmp_path, forced, torch_cuda, nvcc, gpu, words
+):
+    """Where it could be built; and it needs no warning where that was asked for."""
+    if nvcc:
+        monkeypatch.setattr(build_config, "SYSTEM_TOOLKIT", toolkit(tmp_path / "cuda", "13.0"))
+    monkeypatch.setattr(build_config, "gpu_in_sight", lambda: gpu)
+    env = {} if forced is None else {"CUSTOMCONV_CUDA": forced}
+    assert not build_config.wants_cuda(env, torch_cuda)
+    warning = build_config.left_out_warning(env, torch_cuda)
+    assert (warning is None) == (words is None)
+    assert not [word for word in words or () if word not in warning]
+
+
+@pytest.mark.parametrize(
+    ("env", "torch_cuda", "reason"),
+    [
+        ({"CUSTOMCONV_CUDA": "0"}, "13.0", "CUSTOMCONV_CUDA=0"),
+        ({}, None, "CPU build"),
+        ({}, "13.0", "no GPU was in sight"),
+    ],
+)
+def test_a_build_notes_why_it_leaves_cuda_out(env, torch_cuda, reason):
+    assert reason in build_config.why_left_out(env, torch_cuda)
+
+
+@pytest.mark.parametrize(
     ("named", "capabilities", "expected"),
     [
         ("8.0;9.0a", [(9, 0)], "8.0;9.0a"),
@@ -180,6 +217,7 @@ def test_a_torch_that_is_too_old_is_refused(release):
     with pytest.raises(ConfigError) as raised:
         build_config.check_torch(release)
     assert f"tested with PyTorch 2.9 to 2.14; this is {release}, which" in str(raised.value)
+    assert 'pip install "torch>=2.9,<2.15"' in str(raised.value)
 
 
 @pytest.mark.parametrize("release", ["2.15.0", "2.15.0a0+git1234", "2.100.0", "3.0.0"])

@@ -1,5 +1,6 @@
 """The sdist is complete, its wheel works, and neither holds what it must not."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -72,6 +73,32 @@ def test_setup_without_torch_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", blocked], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0
     assert "pip install --no-build-isolation" in done.stderr
+    assert "torch>=2.9,<2.15" in done.stderr
+
+
+def test_a_build_without_a_gpu_in_sight_warns_and_notes_why(tmp_path):
+    """At its beginning, and again after all that it prints."""
+    (tmp_path / "customconv").mkdir()
+    build = (
+        "import runpy, sys, torch; sys.path.insert(0, 'tools'); import build_config; "
+        "build_config.gpu_in_sight = lambda: False; torch.version.cuda = '13.0'; "
+        "from torch.utils.cpp_extension import BuildExtension; "
+        "BuildExtension.run = lambda self: print('compiling', file=sys.stderr); "
+        f"sys.argv = ['setup.py', 'build_ext', '--build-lib', {str(tmp_path)!r}]; "
+        "runpy.run_path('setup.py')"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "CUSTOMCONV_CUDA"}
+    done = subprocess.run(
+        [sys.executable, "-c", build],
+        cwd=ROOT, env=env, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    before, after = done.stderr.split("compiling")
+    for part in (before, after):
+        assert part.count("warning: customconv is built without CUDA") == 1
+        assert "CUSTOMCONV_CUDA=1 builds it" in part
+    record = json.loads((tmp_path / "customconv/_build.json").read_text())
+    assert record["cuda"] is None
+    assert record["cuda_left_out"] == "no GPU was in sight of the build"
 
 
 @pytest.mark.slow

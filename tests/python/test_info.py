@@ -23,6 +23,7 @@ from customconv import info
         (["10.0"], (12, 0), False),
         (["8.0", "9.0a", "12.0+PTX"], (12, 1), True),
         ([], (9, 0), False),
+        (["Ampere", "Hopper+PTX"], (9, 0), True),
     ],
 )
 def test_covers(architectures, capability, runs):
@@ -30,7 +31,10 @@ def test_covers(architectures, capability, runs):
 
 
 def test_cuda_off_reasons(monkeypatch):
+    monkeypatch.setattr(info, "build_record", lambda: {"cuda_left_out": None})
     assert info.cuda_off_reason(False) == "customconv was built without CUDA"
+    monkeypatch.setattr(info, "build_record", lambda: {"cuda_left_out": "no GPU was in sight"})
+    assert info.cuda_off_reason(False) == "customconv was built without CUDA: no GPU was in sight"
 
     def no_driver():
         raise RuntimeError("The NVIDIA driver on your system is too old.\nUpdate it.")
