@@ -8,12 +8,15 @@ wherever the image is. ``docs/how/batch_invariance.md`` says how, and what it co
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from . import _C
+from .switched import Switched
+
+_is_set = False  # by set_batch_invariant, whatever contexts are open
 
 
-def set_batch_invariant(enabled: bool) -> None:
+def set_batch_invariant(enabled: bool) -> AbstractContextManager[None]:
     """Makes what an image gets independent of its batch, or lets it depend on the batch again.
 
     While it is on, an image's output and input gradient are the same bits in any batch, at any
@@ -28,14 +31,33 @@ def set_batch_invariant(enabled: bool) -> None:
 
     Gradients of weights and biases are sums over the batch, and stay as they are.
 
-    A call that only PyTorch can compute raises ``RuntimeError`` with the reason, for PyTorch does
-    not promise the same: on the CPU, in a dtype without kernels, in three dimensions, by
-    ``algorithm="aten"``. So does one that a named algorithm cannot compute so, such as "im2col".
+    A promise is kept or refused, never dropped: a call that only PyTorch can compute raises
+    ``RuntimeError`` with the reason, for PyTorch does not promise the same. That is so on the CPU,
+    in a dtype without kernels, in three dimensions, and by ``algorithm="aten"``. So does one that a
+    named algorithm cannot compute so, such as "im2col". PyTorch's own functions and modules on the
+    CPU are never routed; they run as ever, and nothing is promised of them.
 
     Args:
         enabled: Whether it is on. An open ``batch_invariant`` keeps it on.
+
+    Returns:
+        A context for the ``with`` statement, which sets the switch back when it ends. It may be
+        dropped; the switch then stays.
+
+    Raises:
+        TypeError: ``enabled`` is no boolean.
     """
-    _C.set_batch_invariant(enabled)
+    global _is_set
+    try:
+        _C.set_batch_invariant(enabled)
+    except TypeError:  # pybind11's words, which list C++ signatures
+        kind = type(enabled).__name__
+        raise TypeError(
+            f"set_batch_invariant(): argument 'enabled' must be bool, not {kind}"
+        ) from None
+    before, _is_set = _is_set, bool(enabled)
+    call = f"set_batch_invariant({_is_set})"
+    return Switched(call, lambda: set_batch_invariant(before), decorator="batch_invariant()")
 
 
 def is_batch_invariant() -> bool:

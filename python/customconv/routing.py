@@ -9,10 +9,16 @@ stay above the override and behave as they do without it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from . import _C
+from .info import build_info, why_left_out
+from .switched import Switched
+
+_was_enabled = False
 
 
 @dataclass(frozen=True)
@@ -33,15 +39,16 @@ class Stats:
         return bool(self.calls or self.fallbacks)
 
     def __str__(self) -> str:
-        """A table: a row for each pass and family, then one for each reason."""
+        """A table: a row for each pass and family, then one for each reason; or why it is empty."""
         rows = [(str(n), f"{op} by {family}") for (op, family), n in self.calls.items()]
         rows += [(str(n), f"by PyTorch: {reason}") for reason, n in self.fallbacks.items()]
         width = max((len(number) for number, _ in rows), default=0)
         lines = [f"{number:>{width}}  {text}" for number, text in rows]
-        return "\n".join(["customconv: convolutions computed", *(lines or ["none"])])
+        lines = lines or [f"none: {_why_nothing()}"]
+        return "\n".join(["customconv: convolutions computed", *lines])
 
 
-def enable() -> None:
+def enable() -> AbstractContextManager[None]:
     """Sends PyTorch's convolutions on CUDA through this package's planner and kernels.
 
     This holds for the whole process: every thread, and every way to reach
@@ -51,16 +58,28 @@ def enable() -> None:
     ``disable``.
 
     A backward pass is routed if routing is on when it runs, whatever it was in the forward pass.
+
+    Returns:
+        A context for the ``with`` statement, which undoes this call when it ends. It may be
+        dropped; routing then stays on.
     """
+    global _was_enabled
+    _was_enabled = True
     _C.begin_routing()
+    return Switched("enable()", _C.end_routing, decorator="enabled()")
 
 
-def disable() -> None:
+def disable() -> AbstractContextManager[None]:
     """Undoes one call of ``enable``; without one, does nothing.
 
     A convolution that is under way in another thread ends as it began.
+
+    Returns:
+        A context for the ``with`` statement, which undoes this call when it ends: what ``disable``
+        has ended is on again then. It may be dropped; routing then stays off.
     """
-    _C.end_routing()
+    ended = _C.end_routing()
+    return Switched("disable()", _C.begin_routing if ended else lambda: None)
 
 
 def is_enabled() -> bool:
@@ -76,11 +95,8 @@ def enabled() -> Iterator[None]:
     one. A backward pass that runs after the context has ended is PyTorch's: its formulas do not
     depend on what computed the forward pass.
     """
-    enable()
-    try:
+    with enable():
         yield
-    finally:
-        disable()
 
 
 def stats(reset: bool = False) -> Stats:
@@ -91,6 +107,26 @@ def stats(reset: bool = False) -> Stats:
 
     Returns:
         The counts since the process began, or since they were last reset. Replays of CUDA graphs
-        are not seen, since they launch kernels without a call.
+        are not seen, since they launch kernels without a call. PyTorch's own convolutions on the
+        CPU are never routed, and not counted; printed, an empty result says why it is empty.
+
+    Raises:
+        TypeError: ``reset`` is no boolean.
     """
+    if not isinstance(reset, bool):
+        raise TypeError(f"stats(): argument 'reset' must be bool, not {type(reset).__name__}")
     return Stats(*_C.stats(reset))
+
+
+def _why_nothing() -> str:
+    """Why no convolution has been counted in this process."""
+    if not build_info()["with_cuda"]:
+        reason = why_left_out()
+        why = "customconv was built without CUDA" + (f" ({reason})" if reason else "")
+    elif torch.cuda.device_count() == 0:
+        why = "PyTorch sees no GPU"
+    elif not _was_enabled:
+        why = "routing was never on (customconv.enable() turns it on)"
+    else:
+        why = "none ran there while routing was on"
+    return f"PyTorch's convolutions are routed and counted on CUDA alone, and {why}"

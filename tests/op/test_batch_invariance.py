@@ -53,6 +53,20 @@ def test_it_decorates_functions():
     assert customconv.batch_invariant()(customconv.is_batch_invariant)()
 
 
+def test_the_switch_is_a_context_too():
+    with customconv.set_batch_invariant(True):
+        with customconv.set_batch_invariant(False):
+            assert not customconv.is_batch_invariant()
+        assert customconv.is_batch_invariant()
+    assert not customconv.is_batch_invariant()
+
+
+def test_the_switch_takes_a_boolean():
+    with pytest.raises(TypeError, match="argument 'enabled' must be bool, not str"):
+        customconv.set_batch_invariant("off")
+    assert not customconv.is_batch_invariant()
+
+
 def test_it_holds_in_every_thread():
     found = []
     with customconv.batch_invariant():

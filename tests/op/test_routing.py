@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacfwd, jvp, vmap
 
 import customconv
+from customconv import routing
 
 NOT_ON_CUDA = "the tensors are not on CUDA"
 
@@ -88,6 +89,44 @@ def test_enabled_decorates_functions():
 
     assert convolve()
     assert convolve()
+    assert not customconv.is_enabled()
+
+
+def test_enable_is_a_context_too():
+    """The call routes already; the end of the ``with`` statement undoes it, once."""
+    customconv.enable()
+    routed = customconv.enable()
+    with routed:
+        customconv.disable()
+        assert customconv.is_enabled()
+    assert not customconv.is_enabled()
+    customconv.enable()
+    routed.__exit__(None, None, None)
+    assert customconv.is_enabled()
+    with pytest.raises(RuntimeError, match=r"enable\(\) has been undone"), routed:
+        pass
+
+
+def test_the_context_of_enable_ends_with_an_exception():
+    with pytest.raises(ZeroDivisionError), customconv.enable():
+        raise ZeroDivisionError
+    assert not customconv.is_enabled()
+
+
+def test_disable_is_a_context_too():
+    with customconv.disable():
+        assert not customconv.is_enabled()
+    assert not customconv.is_enabled()  # as before
+    customconv.enable()
+    with customconv.disable():
+        assert not customconv.is_enabled()
+    assert customconv.is_enabled()
+
+
+def test_enable_does_not_decorate():
+    """It would route from the function's definition to its first call."""
+    with pytest.raises(TypeError, match=r"customconv\.enabled\(\) does"):
+        customconv.enable()(lambda: None)
     assert not customconv.is_enabled()
 
 
@@ -163,7 +202,29 @@ def test_stats_as_a_table_and_reset():
     assert str(stats).splitlines()[1:] == [f"3  by PyTorch: {NOT_ON_CUDA}"]
     assert customconv.stats(reset=True) == stats
     assert not customconv.stats()
-    assert "none" in str(customconv.stats())
+
+
+@pytest.mark.parametrize(
+    ("with_cuda", "gpus", "enabled", "reason"),
+    [
+        (False, 1, True, "built without CUDA (its PyTorch was a CPU build)"),
+        (True, 0, True, "PyTorch sees no GPU"),
+        (True, 1, False, "routing was never on (customconv.enable() turns it on)"),
+        (True, 1, True, "none ran there while routing was on"),
+    ],
+)
+def test_an_empty_table_says_why(monkeypatch, with_cuda, gpus, enabled, reason):
+    monkeypatch.setattr(routing, "build_info", lambda: {"with_cuda": with_cuda})
+    monkeypatch.setattr(routing, "why_left_out", lambda: "its PyTorch was a CPU build")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(routing, "_was_enabled", False)
+    if enabled:
+        with customconv.enabled():
+            pass
+    (line,) = str(customconv.stats()).splitlines()[1:]
+    assert line.startswith("none: ")
+    assert "on CUDA alone" in line
+    assert line.endswith(reason)
 
 
 def test_operators_are_counted_too(device):
