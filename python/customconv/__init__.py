@@ -18,6 +18,7 @@ from .convert import ConversionReport, convert, revert
 from .explain import Explanation, explain
 from .info import build_info
 from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from .notices import notice_log_topic
 from .ops import conv1d, conv2d, conv2d_fused, conv_transpose1d, conv_transpose2d
 from .routing import Stats, disable, enable, enabled, is_enabled, stats
 from .tuning import (
@@ -34,6 +35,7 @@ from .tuning import (
 __version__ = build_info()["version"]
 
 load_named_plans()
+notice_log_topic()
 
 __all__ = [
     "CompileReport",

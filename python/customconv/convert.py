@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 import warnings
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from .fold import CONVOLUTIONS, fold_all, kind_of, unfold_all
 from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from .notices import notice_gpus
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -71,6 +72,41 @@ class ConversionReport:
         return "\n".join([f"customconv: {counts}", *lines])
 
 
+class Converted(NamedTuple):
+    """What ``convert`` returns: ``model, report = customconv.convert(...)``.
+
+    Attributes:
+        model: The model.
+        report: What was replaced, folded and left.
+    """
+
+    model: Any
+    report: ConversionReport
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuses to be called as the model.
+
+        Raises:
+            TypeError: Always; it says how to get the model.
+        """
+        raise TypeError(_TWO_RESULTS)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuses to be used as the model.
+
+        Raises:
+            AttributeError: Always; it says how to get the model.
+        """
+        if name.startswith("__"):  # Python asks for these itself
+            raise AttributeError(name)
+        raise AttributeError(f"{_TWO_RESULTS}; they have no attribute {name!r} themselves")
+
+
+_TWO_RESULTS = (
+    "customconv.convert() returns the model and a report: model, report = customconv.convert(...)"
+)
+
+
 def convert(
     model: Model,
     *,
@@ -107,13 +143,19 @@ def convert(
             ``_conv_forward``. They become subclasses of this package's module as well.
 
     Returns:
-        The model itself, and a report of what was replaced, folded and left.
+        The model itself, and a report of what was replaced, folded and left. A warning tells, once
+        in a process, if this package computes nothing on a GPU that PyTorch uses.
 
     Raises:
-        TypeError: The model is not an ``nn.Module``.
+        TypeError: The model is not an ``nn.Module``, or ``channels_last`` not one of its values.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"convert() takes an nn.Module, not {type(model).__name__}")
+    _check_model("convert", model)
+    if channels_last is not None and not isinstance(channels_last, bool):
+        raise TypeError(
+            "convert(): argument 'channels_last' must be True, False or None, not "
+            f"{type(channels_last).__name__}"
+        )
+    notice_gpus()
     replaced: list[ReportEntry] = []
     folded: list[ReportEntry] = []
     left: list[ReportEntry] = []
@@ -132,7 +174,7 @@ def convert(
             replaced.append(ReportEntry(name, kind, ""))
     if channels_last is not None:
         _lay_out(model, torch.channels_last if channels_last else torch.contiguous_format)
-    return model, ConversionReport(tuple(replaced), tuple(folded), tuple(left))
+    return Converted(model, ConversionReport(tuple(replaced), tuple(folded), tuple(left)))
 
 
 def revert(model: Model) -> Model:
@@ -158,8 +200,7 @@ def revert(model: Model) -> Model:
     Raises:
         TypeError: The model is not an ``nn.Module``.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"revert() takes an nn.Module, not {type(model).__name__}")
+    _check_model("revert", model)
     names = {module: name for name, module in model.named_modules()}
     problems = unfold_all(names)
     for module, name in names.items():
@@ -172,6 +213,25 @@ def revert(model: Model) -> Model:
     for problem in problems:  # at the end, for a filter may make errors of warnings
         warnings.warn(problem, stacklevel=2)
     return model
+
+
+def check_callable(function: str, model: object) -> None:
+    """Refuses what is no model or function, where ``function`` takes one.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(model, Converted):
+        raise TypeError(f"{function}() takes a model or function; {_TWO_RESULTS}")
+    if not callable(model):
+        raise TypeError(f"{function}() takes a model or function, not {type(model).__name__}")
+
+
+def _check_model(function: str, model: object) -> None:
+    if isinstance(model, Converted):
+        raise TypeError(f"{function}() takes an nn.Module; {_TWO_RESULTS}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{function}() takes an nn.Module, not {type(model).__name__}")
 
 
 def _set_class(module: nn.Module, kind: type[nn.Module]) -> None:

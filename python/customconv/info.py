@@ -57,6 +57,12 @@ def covers(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
     return any(map(runs, architectures))
 
 
+def is_measured(capability: tuple[int, int]) -> bool:
+    """Whether the planner compares predicted times on a GPU of this compute capability."""
+    problem = _C.ConvProblem(dtype="float16", input=(8, 64, 56, 56), weight=(64, 64, 3, 3))
+    return _C.plan(problem, _C.DeviceProperties(capability=capability)).family != "aten"
+
+
 def cuda_off_reason(built_with_cuda: bool) -> str | None:
     """Why this package computes nothing on a GPU here, or None if it can."""
     if not built_with_cuda:
@@ -98,9 +104,13 @@ def report() -> str:
 
 def _device(index: int, architectures: Sequence[str]) -> str:
     device = torch.cuda.get_device_properties(index)
-    covered = covers(architectures, (device.major, device.minor))
+    capability = device.major, device.minor
+    covered = "covered by this build"
+    if not covers(architectures, capability):
+        covered = f"NOT {covered}"
+    elif not is_measured(capability):
+        covered += "; PyTorch computes most convolutions until customconv.tune has measured them"
     return (
         f"{device.name}, compute capability {device.major}.{device.minor}, "
-        f"{device.total_memory / 2**30:.0f} GiB: "
-        + ("covered by this build" if covered else "NOT covered by this build")
+        f"{device.total_memory / 2**30:.0f} GiB: {covered}"
     )

@@ -169,9 +169,13 @@ def load(path: str | os.PathLike[str], here: Mapping[int, Host]) -> int:
         _C.set_tuned_plan(*each)
     if fitting < len(entries):
         other_build = len(entries) - fitting - other_gpu
+        another = "GPU" if here else "GPU: customconv computes on none here"
         reasons = [
             f"{count} for another {what}"
-            for count, what in ((other_gpu, "GPU"), (other_build, "version of customconv or build"))
+            for count, what in (
+                (other_gpu, another),
+                (other_build, "version of customconv or build"),
+            )
             if count
         ]
         warnings.warn(

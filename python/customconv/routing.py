@@ -16,6 +16,7 @@ import torch
 
 from . import _C
 from .info import build_info, why_left_out
+from .notices import notice_gpus
 from .switched import Switched
 
 _was_enabled = False
@@ -59,11 +60,15 @@ def enable() -> AbstractContextManager[None]:
 
     A backward pass is routed if routing is on when it runs, whatever it was in the forward pass.
 
+    A warning tells, once in a process, if this package computes nothing on a GPU that PyTorch uses:
+    because it was built without CUDA or for other GPUs, or has not been measured on this one.
+
     Returns:
         A context for the ``with`` statement, which undoes this call when it ends. It may be
         dropped; routing then stays on.
     """
     global _was_enabled
+    notice_gpus()
     _was_enabled = True
     _C.begin_routing()
     return Switched("enable()", _C.end_routing, decorator="enabled()")

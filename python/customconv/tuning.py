@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from . import _C, plans_file, routing
+from .convert import check_callable
 from .measure import Measured
 from .measure import measure as measure_on_gpu
 
@@ -279,6 +280,11 @@ def tune_recorded(
 _busy = threading.Lock()
 
 
+def is_tuning() -> bool:
+    """Whether convolutions are recorded or tuned at this moment."""
+    return _busy.locked()
+
+
 @contextmanager
 def tuning(
     save: StrPath | None = None, *, near: float = NEAR, most: int = MOST
@@ -367,8 +373,10 @@ def tune(
         RuntimeError: As in ``tuning``.
         OSError: As in ``tuning``.
         ValueError: As in ``tuning``.
+        TypeError: The model cannot be called, or not with these inputs.
         Exception: What the model raises; nothing is tuned then.
     """
+    check_callable("tune", model)
     devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     with (
         tuning(save, near=near, most=most) as report,
@@ -377,7 +385,7 @@ def tune(
     ):
         outputs = [
             each
-            for each in tree_leaves(model(*inputs))
+            for each in tree_leaves(_outputs(model, inputs))
             if isinstance(each, Tensor) and each.is_floating_point() and each.requires_grad
         ]
         leaves = _leaves(outputs)
@@ -385,6 +393,17 @@ def tune(
             ones = [torch.ones_like(each) for each in outputs]
             torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
     return report
+
+
+def _outputs(model: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    try:
+        return model(*inputs)
+    except TypeError as error:
+        if inputs:
+            raise
+        raise TypeError(
+            f"tune() runs the model, and was given no inputs for it: tune(model, x) ({error})"
+        ) from error
 
 
 def _leaves(outputs: Sequence[Tensor]) -> list[Tensor]:

@@ -224,6 +224,29 @@ def test_the_operators_are_those_of_customconv():
     assert not [target for target in targets if target.startswith("aten.conv")]
 
 
+def test_what_convert_returns_is_told_from_the_model():
+    """Used as the model, it says what it is; a pair, it unpacks, copies and pickles."""
+    result = customconv.convert(small())
+    model, report = result
+    assert (result.model, result.report) == (model, report)
+    both = r"the model and a report: model, report = customconv.convert\(\.\.\.\)"
+    with pytest.raises(TypeError, match=both):
+        result(image())
+    with pytest.raises(AttributeError, match=f"{both}.*'eval'"):
+        result.eval()
+    for function in (customconv.revert, customconv.convert, customconv.compile):
+        with pytest.raises(TypeError, match=rf"{function.__name__}\(\) takes .*{both}"):
+            function(result)
+    assert pickle.loads(pickle.dumps(result)).report == copy.deepcopy(result).report == report
+
+
+@pytest.mark.parametrize("value", ["contiguous", torch.contiguous_format, 1])
+def test_channels_last_is_no_memory_format(value):
+    """Which would be true, whatever format it names."""
+    with pytest.raises(TypeError, match="'channels_last' must be True, False or None, not"):
+        customconv.convert(small(), channels_last=value)
+
+
 @pytest.mark.parametrize("wrong", [None, torch.zeros(1), [nn.Conv2d(1, 1, 1)]])
 def test_only_modules_are_taken(wrong):
     with pytest.raises(TypeError, match=r"nn\.Module"):

@@ -48,6 +48,14 @@ def test_cuda_off_reasons(monkeypatch):
     assert info.cuda_off_reason(True) == "this PyTorch was built without CUDA"
 
 
+@pytest.mark.parametrize(
+    ("capability", "measured"),
+    [((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)],
+)
+def test_is_measured(capability, measured):
+    assert info.is_measured(capability) == measured
+
+
 def test_build_info():
     build = customconv.build_info()
     assert build["version"] == customconv.__version__
@@ -71,6 +79,9 @@ def test_report_of_a_build_with_cuda(monkeypatch):
     class Older(Device):
         name, major = "Tesla V100", 7
 
+    class Unmeasured(Device):
+        name, major = "NVIDIA A100", 8
+
     build = customconv.build_info() | {
         "with_cuda": True,
         "cuda": "13.0",
@@ -78,9 +89,14 @@ def test_report_of_a_build_with_cuda(monkeypatch):
     }
     monkeypatch.setattr(info, "build_info", lambda: build)
     monkeypatch.setattr(info, "cuda_off_reason", lambda built: None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: (Device, Older)[i])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    devices = Device, Older, Unmeasured
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: devices[i])
     lines = {line.split()[0]: line for line in info.report().splitlines()}
     assert "8.0, 9.0a" in lines["architectures"]
-    assert "NVIDIA H100, compute capability 9.0, 80 GiB: covered" in lines["cuda:0"]
+    assert lines["cuda:0"].endswith(
+        "NVIDIA H100, compute capability 9.0, 80 GiB: covered by this build"
+    )
     assert "Tesla V100, compute capability 7.0, 80 GiB: NOT covered" in lines["cuda:1"]
+    assert "NVIDIA A100, compute capability 8.0, 80 GiB: covered" in lines["cuda:2"]
+    assert "customconv.tune" in lines["cuda:2"]

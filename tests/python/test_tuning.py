@@ -284,6 +284,20 @@ def test_tune_without_grad_mode_runs_the_forward_pass_alone():
     assert passes == [False]
 
 
+@pytest.mark.parametrize("wrong", [torch.ones(1), "model", None])
+def test_what_is_no_model_is_refused(wrong):
+    with pytest.raises(TypeError, match=r"^tune\(\) takes a model or function, not"):
+        customconv.tune(wrong, torch.ones(1))
+
+
+def test_a_model_without_its_inputs():
+    with pytest.raises(TypeError, match=r"was given no inputs for it: tune\(model, x\)"):
+        customconv.tune(nn.Conv2d(1, 1, 1))
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+        customconv.tune(nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2), torch.ones(1))
+    assert not customconv.is_enabled()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_report_says_that_there_is_no_gpu():
     assert "There is no GPU" in str(customconv.tune(nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2)))
@@ -384,7 +398,7 @@ def test_without_a_gpu_everything_is_refused(tmp_path):
     path = tmp_path / "plans.json"
     plans_file.save(path, HERE, tuned_pair())
     _C.clear_tuned_plans()
-    with pytest.warns(UserWarning, match="2 of 2 .*2 for another GPU"):
+    with pytest.warns(UserWarning, match="2 of 2 .*2 for another GPU: .*none here"):
         assert plans_file.load(path, {}) == 0
     assert _C.tuned_plans() == []
 

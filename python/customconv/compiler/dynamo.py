@@ -16,6 +16,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import fx
 
+from ..convert import check_callable
+from ..notices import notice_gpus
 from .report import CompiledConvolution, CompileReport
 
 Model = TypeVar("Model", bound=Callable[..., Any])
@@ -49,7 +51,7 @@ def backend(
     Raises:
         RuntimeError: Inductor has no such mode or option.
     """
-    from torch import _TorchCompileInductorWrapper
+    notice_gpus()
     from torch._dynamo.exc import RestartAnalysis, SkipFrame
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
@@ -64,8 +66,7 @@ def backend(
             Callable[..., Any], compile_fx(graph_module, example_inputs, config_patches=patches)
         )
 
-    wrapper: Any = _TorchCompileInductorWrapper
-    plain = dict(wrapper(mode, options, None).config)
+    plain = _inductor_config(mode, options)
     before = [(module, _copied(module.graph)) for module in _modules(graph_module)]
     try:
         found = [each for module, _ in before for each in rewrite.fuse(module.graph)]
@@ -86,6 +87,16 @@ def backend(
             module.graph = graph
             module.recompile()
         return compiled(plain)
+
+
+def _inductor_config(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a mode and options of ``torch.compile`` say in Inductor's own terms.
+
+    Raises:
+        RuntimeError: Inductor has no such mode or option.
+    """
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    return dict(wrapper(mode, options, None).config)
 
 
 def _counted_as_costly() -> contextlib.AbstractContextManager[None]:
@@ -127,6 +138,7 @@ def reset() -> None:
 
 
 backend.reset = reset  # type: ignore[attr-defined]
+backend.__name__ = "customconv"  # Dynamo calls it so where it raises
 
 
 def _tell(problem: str) -> None:
@@ -154,11 +166,22 @@ def compile(model: Model, **options: Any) -> Model:
     Returns:
         The compiled model or function.
 
+    A warning tells, once in a process, if this package computes nothing on a GPU that PyTorch uses.
+
     Raises:
-        TypeError: A backend is given.
+        RuntimeError: Inductor has no such mode or option.
+        TypeError: A backend is given, or an argument is not of its type.
     """
     if "backend" in options:
         raise TypeError("customconv.compile() takes no backend: it is one")
+    check_callable("compile", model)
+    mode, inductor = options.get("mode"), options.get("options")
+    if inductor is not None and not isinstance(inductor, Mapping):
+        kind = type(inductor).__name__
+        raise TypeError(f"compile(): argument 'options' must be dict, not {kind}")
+    if (mode is None) != (inductor is None):  # PyTorch refuses both together
+        _inductor_config(mode, inductor)
+    notice_gpus()
     return cast(Model, torch.compile(model, backend=backend, **options))
 
 
@@ -180,10 +203,16 @@ def explain_compile(
         **named: What it is called with by name.
 
     Returns:
-        What would become of each convolution, and why a chain ends where it does.
+        What would become of each convolution, why a chain ends where it does, and why a convolution
+        is left to PyTorch, as all are on the CPU.
+
+    Raises:
+        TypeError: The model cannot be called, or not with these inputs.
     """
     from . import rewrite
 
+    check_callable("explain_compile", model)
+    model = getattr(model, "_orig_mod", model)  # of a module that is compiled already
     found: list[CompiledConvolution] = []
     problems: list[str] = []
     graphs = 0
@@ -200,12 +229,18 @@ def explain_compile(
         return graph_module.forward
 
     owner = getattr(model, "__self__", model)
+    modules = list(owner.modules()) if isinstance(owner, torch.nn.Module) else []
     buffers = list(owner.buffers()) if isinstance(owner, torch.nn.Module) else []
     before = [(buffer, buffer.clone()) for buffer in buffers if not buffer.is_meta]
+    compiled = [(each, each._compiled_call_impl) for each in modules]  # by Module.compile
     torch._dynamo.reset()
     try:
+        for module in modules:
+            module._compiled_call_impl = None
         torch.compile(model, backend=collect)(*inputs, **named)
     finally:
+        for module, call in compiled:
+            module._compiled_call_impl = call
         torch._dynamo.reset()
         with torch.no_grad():
             for buffer, value in before:

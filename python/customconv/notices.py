@@ -1,0 +1,94 @@
+"""What is told once in each process: GPUs that this package leaves to PyTorch, and why."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from types import FrameType
+
+import torch
+
+from . import _C
+from .info import architectures, build_info, covers, is_measured, why_left_out
+
+_INSIDE = {"customconv", "torch", "importlib", "contextlib", "sitecustomize"}
+_OLDEST = 8  # the least major compute capability that there are kernels for
+_noticed = False
+
+
+def notice_gpus() -> None:
+    """Warns, once in a process, of GPUs whose convolutions this package leaves to PyTorch.
+
+    A build without CUDA is told at once. What depends on the GPU is told when PyTorch starts CUDA,
+    or at once where it has: asking would start it, and a process that forks cannot use it then.
+    """
+    global _noticed
+    if _noticed:
+        return
+    _noticed = True
+    if build_info()["with_cuda"]:
+        torch.cuda._lazy_call(_notice_devices)  # type: ignore[no-untyped-call]
+    elif torch.cuda.device_count() > 0:
+        reason = why_left_out()
+        _tell(
+            f"customconv was built without CUDA{reason and f' ({reason})'}, so PyTorch computes "
+            "all convolutions on this GPU; build it again with CUSTOMCONV_CUDA=1"
+        )
+
+
+def notice_log_topic() -> None:
+    """Warns of a ``CUSTOMCONV_LOG`` that asks for something unknown."""
+    topic = os.environ.get("CUSTOMCONV_LOG", "")
+    if topic not in ("", "plan"):
+        _tell(f"CUSTOMCONV_LOG={topic!r} logs nothing: the one topic that there is, is 'plan'")
+
+
+def _notice_devices() -> None:
+    from .tuning import is_tuning  # which imports this module
+
+    tuned = {index for index, _, _ in _C.tuned_plans()}
+    missing, unmeasured = {}, {}
+    for index in range(torch.cuda.device_count()):
+        name, capability = torch.cuda.get_device_name(index), _capability(index)
+        if not covers(architectures(), capability):
+            missing[name] = capability
+        elif not (is_measured(capability) or index in tuned or is_tuning()):
+            unmeasured[name] = capability
+    for name, (major, minor) in missing.items():
+        own = f"{major}.{minor}" + ("a" if (major, minor) == (9, 0) else "")
+        why = (
+            f"was built for the architectures {', '.join(architectures())} and not for {name}",
+            f"; build it again with TORCH_CUDA_ARCH_LIST={own}",
+        )
+        if major < _OLDEST:
+            why = f"needs compute capability {_OLDEST}.0, and {name} has {major}.{minor}", ""
+        _tell(f"customconv {why[0]}, so PyTorch computes all convolutions on it{why[1]}")
+    for name in unmeasured:
+        _tell(
+            f"customconv has not been measured on {name}, so PyTorch computes most convolutions on "
+            "it; customconv.tune(model, x), or `python -m customconv tune`, times both and keeps "
+            "the faster"
+        )
+
+
+def _capability(index: int) -> tuple[int, int]:
+    major, minor = torch.cuda.get_device_capability(index)
+    return major, minor
+
+
+def _tell(text: str) -> None:
+    """Warns in the name of the user's line, and never raises: CUDA could not start then."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _package(frame) in _INSIDE:
+        frame = frame.f_back
+    place = ("customconv", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    module = "customconv" if frame is None else frame.f_globals.get("__name__")
+    try:
+        warnings.warn_explicit(text, UserWarning, *place, module=module)
+    except UserWarning:
+        print(f"customconv: warning: {text}", file=sys.stderr)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
