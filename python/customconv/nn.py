@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .ops import conv1d, conv2d, conv_transpose1d, conv_transpose2d
+from .ops import check_algorithm, conv1d, conv2d, conv_transpose1d, conv_transpose2d
 
 
 class _WithAlgorithm:
@@ -69,12 +69,13 @@ class Conv1d(_WithAlgorithm, torch.nn.Conv1d):
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
             padding_mode, device, dtype,
         )  # fmt: skip
+        check_algorithm(type(self).__name__, algorithm)
         self.algorithm = algorithm
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return self._scripted(input, weight, bias)
-        input, padding = _padded(self, input)
+        input, padding = padded(self, input)
         return conv1d(
             input, weight, bias, self.stride, padding, self.dilation, self.groups,
             algorithm=self.algorithm,
@@ -146,12 +147,13 @@ class Conv2d(_WithAlgorithm, torch.nn.Conv2d):
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
             padding_mode, device, dtype,
         )  # fmt: skip
+        check_algorithm(type(self).__name__, algorithm)
         self.algorithm = algorithm
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return self._scripted(input, weight, bias)
-        input, padding = _padded(self, input)
+        input, padding = padded(self, input)
         return conv2d(
             input, weight, bias, self.stride, padding, self.dilation, self.groups,
             algorithm=self.algorithm,
@@ -217,6 +219,7 @@ class ConvTranspose1d(_WithAlgorithm, torch.nn.ConvTranspose1d):
             in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias,
             dilation, padding_mode, device, dtype,
         )  # fmt: skip
+        check_algorithm(type(self).__name__, algorithm)
         self.algorithm = algorithm
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -294,6 +297,7 @@ class ConvTranspose2d(_WithAlgorithm, torch.nn.ConvTranspose2d):
             in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias,
             dilation, padding_mode, device, dtype,
         )  # fmt: skip
+        check_algorithm(type(self).__name__, algorithm)
         self.algorithm = algorithm
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -325,7 +329,7 @@ class ConvTranspose2d(_WithAlgorithm, torch.nn.ConvTranspose2d):
         )  # fmt: skip
 
 
-def _padded(
+def padded(
     module: torch.nn.Conv1d | torch.nn.Conv2d, input: Tensor
 ) -> tuple[Tensor, int | tuple[int, ...] | str]:
     """The input and the padding that is left to do: zeros, if the module pads by them."""

@@ -9,12 +9,15 @@ tensors that hold no image, and so is a call that the operator has refused.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import SymInt, Tensor
 from torch.nn import functional
+
+from . import _C
 
 # Looked up once: the path through torch.ops costs as much as the checks of the arguments.
 _CONV2D = torch.ops.customconv.conv2d.default
@@ -221,6 +224,16 @@ def conv2d_fused(
         arguments = input, weight, bias, stride, padding, dilation, groups
         if other := _pytorchs_error(error, algorithm, torch.conv2d, *arguments):
             raise other from None
+        types: dict[str, tuple[Any, tuple[type, ...]]] = {
+            "scale": (scale, (Tensor, type(None))),
+            "residual": (residual, (Tensor, type(None))),
+            "activation": (activation, (str,)),
+            "residual_last": (residual_last, (bool,)),
+            "negative_slope": (negative_slope, (float, int)),
+        }
+        for name, (value, allowed) in types.items():
+            if not isinstance(value, allowed):
+                raise _type_error("conv2d_fused", name, allowed[0], value) from None
         raise
     return output
 
@@ -362,6 +375,28 @@ def conv_transpose2d(
     return output
 
 
+@functools.cache
+def algorithms() -> tuple[str, ...]:
+    """The names that ``algorithm`` may have."""
+    problem = _C.ConvProblem(input=(1, 1, 1, 1), weight=(1, 1, 1, 1))
+    *families, aten = (candidate.family for candidate in _C.candidates(problem))
+    return (*families, "auto", aten)
+
+
+def check_algorithm(function: str, algorithm: object) -> None:
+    """Refuses what names no algorithm.
+
+    Raises:
+        TypeError: It is no string.
+        ValueError: There is no algorithm of that name.
+    """
+    if not isinstance(algorithm, str):
+        raise _type_error(function, "algorithm", str, algorithm)
+    if algorithm not in algorithms():
+        names = ", ".join(map(repr, algorithms()))
+        raise ValueError(f"unknown algorithm {algorithm!r}: expected one of {names}")
+
+
 def numbered_padding(
     name: str, input: Tensor, weight: Tensor, dilation: Sequence[int]
 ) -> tuple[Tensor, list[int]]:
@@ -438,8 +473,13 @@ def _pytorchs_error(
         return other
     if isinstance(algorithm, str):
         return None
-    name = function.__name__
-    return TypeError(f"{name}(): argument 'algorithm' must be str, not {type(algorithm).__name__}")
+    return _type_error(function.__name__, "algorithm", str, algorithm)
+
+
+def _type_error(function: str, argument: str, expected: type, value: object) -> TypeError:
+    """An argument of another type than it must have, in PyTorch's words."""
+    kinds = expected.__name__, type(value).__name__
+    return TypeError(f"{function}(): argument {argument!r} must be {kinds[0]}, not {kinds[1]}")
 
 
 def _refusal(function: Callable[..., Tensor], *arguments: Any) -> Exception | None:

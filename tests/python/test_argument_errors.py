@@ -152,6 +152,46 @@ def test_the_algorithm_is_a_string(name):
         getattr(customconv, name)(x, w, algorithm=None)
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [
+        *[("activation", None, "str"), ("activation", F.relu, "str"), ("scale", 2.0, "Tensor")],
+        *[("residual", [1.0], "Tensor"), ("residual_last", "no", "bool")],
+        *[("negative_slope", "steep", "float"), ("algorithm", None, "str")],
+    ],
+)
+def test_the_other_arguments_of_a_fused_call(argument, value, expected):
+    x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    with pytest.raises(TypeError) as error:
+        customconv.conv2d_fused(x, w, **{argument: value})
+    kind = type(value).__name__
+    assert f"argument '{argument}' must be {expected}, not {kind}" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["mish", "", "ReLU"])
+def test_an_unknown_activation_lists_those_that_there_are(name):
+    with pytest.raises(ValueError, match=r"expected one of 'none', 'relu', .*'gelu_tanh'"):
+        customconv.conv2d_fused(torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3), activation=name)
+
+
+@pytest.mark.parametrize("kind", ["Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d"])
+def test_modules_refuse_an_algorithm_when_they_are_made(kind):
+    """In the words in which the operator would refuse it later."""
+    with pytest.raises(ValueError) as error:
+        getattr(customconv, kind)(4, 6, 3, algorithm="winograd")
+    with pytest.raises(ValueError) as expected:
+        customconv.conv2d(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1), algorithm="winograd")
+    assert str(error.value) == str(expected.value).splitlines()[0]
+    with pytest.raises(TypeError, match=rf"{kind}\(\): argument 'algorithm' must be str"):
+        getattr(customconv, kind)(4, 6, 3, algorithm=None)
+
+
+@pytest.mark.parametrize("value", ["yes", None, 1])
+def test_stats_are_reset_by_a_boolean(value):
+    with pytest.raises(TypeError, match="argument 'reset' must be bool, not"):
+        customconv.stats(value)
+
+
 @pytest.mark.parametrize("input", [None, 1.0])
 def test_a_fused_call_refuses_them_too(input):
     w = torch.randn(4, 4, 3, 3)
