@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from . import _C
-from .ops import numbered_padding
+from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, padded
+from .ops import check_algorithm, numbered_padding
+
+_PASSES = "fprop", "dgrad", "wgrad"
+_CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d
+_OURS = Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 
 
 @dataclass(frozen=True)
@@ -19,12 +25,14 @@ class Explanation:
 
     Attributes:
         summary: The problem in one line.
-        plan: The plan taken, or None where PyTorch's own convolution is.
-        fallback: Why PyTorch's own convolution is taken, or "".
+        plan: The plan taken, or None where PyTorch's own convolution is, or where the call raises.
+        fallback: Why PyTorch's own convolution is taken, or why the call raises, or "".
         candidates: Every family of kernels in the planner's order, with its plan if it has one,
             and the reason that it was not taken.
         problem: The problem as the planner sees it, or None where it is not the planner's.
         tuned: What tuning chose, with its times, or None where it is not tuning's choice.
+        raises: Whether the call raises, because what is asked for cannot be done: a family by its
+            name, or batch invariance.
     """
 
     summary: str
@@ -33,10 +41,13 @@ class Explanation:
     candidates: tuple[_C.Candidate, ...]
     problem: _C.ConvProblem | None
     tuned: _C.TunedPlan | None = None
+    raises: bool = False
 
     @property
     def family(self) -> str:
-        """The name of the family that computes it, "aten" for PyTorch's own convolution."""
+        """The family that computes it; "aten" for PyTorch's own, "none" where the call raises."""
+        if self.raises:
+            return "none"
         return self.plan.family if self.plan else "aten"
 
     @property
@@ -70,7 +81,7 @@ class Explanation:
 
 
 def explain(
-    input: Tensor,
+    input: Tensor | nn.Module,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: int | Sequence[int] = 1,
@@ -85,9 +96,16 @@ def explain(
 ) -> Explanation:
     """Says what computes a convolution, without computing it.
 
+    It is asked as ``explain(input, weight, ...)``, with the arguments of ``customconv.conv2d`` or
+    ``conv1d``, or as ``explain(module, input)`` with a convolution of this package or of PyTorch,
+    which brings its arguments. Of a whole model, ``customconv.explain_compile`` tells what becomes
+    of its convolutions when it is compiled, and ``customconv.stats`` what computed them.
+
     Args:
-        input: The images, of shape (N, C, H, W) or (C, H, W).
-        weight: The filters, of shape (K, C / groups, R, S).
+        input: The images, of shape (N, C, H, W) or (C, H, W), or the signals, of shape (N, C, L) or
+            (C, L); or a module: ``Conv1d``, ``Conv2d``, ``ConvTranspose1d`` or ``ConvTranspose2d``.
+        weight: The filters, of shape (K, C / groups, R, S), or (K, C / groups, R) for signals; with
+            a module, its input.
         bias: What is added to each output channel, of shape (K,), or None.
         stride: As in ``customconv.conv2d``.
         padding: As in ``customconv.conv2d``.
@@ -96,28 +114,65 @@ def explain(
         op: "fprop" for the output, "dgrad" for the input's gradient, "wgrad" for the weight's.
         transposed: Whether the call is one of ``customconv.conv_transpose2d``.
         output_padding: As in ``customconv.conv_transpose2d``, if transposed.
-        algorithm: As in ``customconv.conv2d``.
+        algorithm: As in ``customconv.conv2d``. Where the family cannot compute the call, such as on
+            the CPU, the call would raise, and the explanation says so.
 
     Returns:
         The decision: what is taken, and for each family that is not, the reason.
 
     Raises:
-        RuntimeError: The arguments do not fit together.
-        TypeError: A number is not an integer.
+        RuntimeError: The arguments do not fit together, or a module's parameters are not
+            initialized yet.
+        TypeError: An argument is not of its type, or a module is no convolution.
         ValueError: There is no algorithm, no op or no padding of that name.
     """
-    stride, dilation, output_padding = _pair(stride), _pair(dilation), _pair(output_padding)
+    if op not in _PASSES:
+        raise ValueError(f"unknown op {op!r}: expected one of {', '.join(map(repr, _PASSES))}")
+    check_algorithm("explain", algorithm)
+    if not isinstance(input, Tensor) and callable(input):
+        others = stride, padding, dilation, groups, transposed, output_padding
+        if bias is not None or others != (1, 0, 1, 1, False, 0):
+            raise TypeError("explain() takes a module, its input, op and algorithm, and no more")
+        return _explain_module(input, weight, op, algorithm)
+    tensors = {"input": input, "weight": weight} | ({} if bias is None else {"bias": bias})
+    for position, (name, value) in enumerate(tensors.items(), start=1):
+        if not isinstance(value, Tensor):
+            hint = "; a module comes first: explain(module, input)" * isinstance(value, nn.Module)
+            raise TypeError(
+                f"explain(): argument {name!r} (position {position}) must be Tensor, not "
+                f"{type(value).__name__}{hint}"
+            )
+    assert isinstance(input, Tensor)
+    groups = operator.index(groups)
+    is_signal = weight.ndim == 3 and input.ndim in (2, 3)
+    if is_signal:  # an image of height one, as in conv1d
+        input, weight = input.contiguous().unsqueeze(-2), weight.unsqueeze(-2)
+    stride, dilation = _pair(stride, is_signal, 1), _pair(dilation, is_signal, 1)
+    output_padding = _pair(output_padding, is_signal, 0)
     if isinstance(padding, str):
         if transposed:
             raise ValueError(f"a transposed convolution has padding in numbers, not {padding!r}")
         if padding == "same" and any(step != 1 for step in stride):
             raise RuntimeError("padding='same' is not supported for strided convolutions")
         input, padding = numbered_padding(padding, input, weight, dilation)
-    padding = _pair(padding)
-    found = _C.explain(
-        input, weight, bias, stride, padding, dilation, groups, op, algorithm, transposed,
-        output_padding,
-    )  # fmt: skip
+    else:
+        padding = _pair(padding, is_signal, 0)
+
+    def asked(algorithm: str) -> _C.Explanation:
+        return _C.explain(
+            input, weight, bias, stride, padding, dilation, groups, op, algorithm, transposed,
+            output_padding,
+        )  # fmt: skip
+
+    refusal = ""
+    try:
+        found = asked(algorithm)
+    except RuntimeError as error:
+        if algorithm == "auto" or isinstance(error, torch.OutOfMemoryError):
+            raise
+        refusal = str(error).splitlines()[0]
+    if refusal:
+        found = asked("auto")  # which raises where the arguments do not fit together
     summary = (
         f"{op}{' transposed' if transposed else ''}, {_tensor(input)}, weight {_by(weight.shape)}, "
         f"{'no bias' if bias is None else 'bias'}, stride {_by(stride)}, padding {_by(padding)}, "
@@ -125,12 +180,46 @@ def explain(
         f"dilation {_by(dilation)}, groups {groups}"
     )
     candidates = tuple(found.candidates)
-    return Explanation(summary, found.plan, found.fallback, candidates, found.problem, found.tuned)
+    if refusal:
+        fallback = f"the call raises: {refusal}"
+        return Explanation(summary, None, fallback, candidates, found.problem, raises=True)
+    raises = "the call raises" in found.fallback
+    return Explanation(
+        summary, found.plan, found.fallback, candidates, found.problem, found.tuned, raises
+    )
 
 
-def _pair(value: int | Sequence[int]) -> list[int]:
+def _explain_module(module: object, input: Tensor, op: str, algorithm: str) -> Explanation:
+    """What computes the convolution of a module."""
+    if not isinstance(module, _CONVOLUTIONS):
+        raise TypeError(
+            "explain() takes tensors, or one of the modules Conv1d, Conv2d, ConvTranspose1d and "
+            f"ConvTranspose2d, not {type(module).__name__}; customconv.explain_compile(model, x) "
+            "tells of the convolutions of a whole model"
+        )
+    if not isinstance(input, Tensor):
+        kind = type(input).__name__
+        raise TypeError(f"explain() of a module takes its input, a Tensor, not {kind}")
+    if any(is_lazy(each) for each in module.parameters(recurse=False)):
+        raise RuntimeError("explain(): the module's parameters are not initialized yet")
+    padding: int | Sequence[int] | str = module.padding
+    transposed = True
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        input, padding = padded(module, input)
+        transposed = False
+    if isinstance(module, _OURS) and algorithm == "auto":
+        algorithm = module.algorithm
+    return explain(
+        input, module.weight, module.bias, module.stride, padding, module.dilation, module.groups,
+        op=op, transposed=transposed, output_padding=module.output_padding, algorithm=algorithm,
+    )  # fmt: skip
+
+
+def _pair(value: int | Sequence[int], is_signal: bool, of_height: int) -> list[int]:
     values = value if isinstance(value, Sequence) else [value]
     numbers = [operator.index(each) for each in values]
+    if is_signal:
+        return [of_height, *numbers]
     return numbers * 2 if len(numbers) == 1 else numbers
 
 

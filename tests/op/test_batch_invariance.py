@@ -111,6 +111,8 @@ def test_explain_says_that_a_call_raises():
     with customconv.batch_invariant():
         found = customconv.explain(images(2), weights())
     assert not found.is_batch_invariant
+    assert found.raises
+    assert found.family == "none"
     assert "the call raises" in found.fallback
 
 

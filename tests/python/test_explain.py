@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import customconv
 
@@ -86,8 +87,108 @@ def test_wrong_arguments():
         customconv.explain(x, w, padding="full")
     with pytest.raises(RuntimeError, match="channel"):
         customconv.explain(x, torch.randn(6, 3, 3, 3))
-    with pytest.raises(RuntimeError, match=r"(?i)cpu"):
-        customconv.explain(x, w, algorithm="direct")
+    with pytest.raises(ValueError, match="expected one of 'fprop', 'dgrad', 'wgrad'"):
+        customconv.explain(x, w, op="forward")
+    with pytest.raises(RuntimeError, match="channel"):
+        customconv.explain(x, torch.randn(6, 3, 3, 3), algorithm="direct")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((np.ones((2, 4, 9, 8)), torch.ones(6, 4, 3, 3)), "'input' (position 1) must be Tensor"),
+        ((torch.ones(2, 4, 9, 8), None), "'weight' (position 2) must be Tensor, not NoneType"),
+        ((torch.ones(2, 4, 9, 8), nn.Conv2d(4, 6, 3)), "a module comes first"),
+        ((nn.Sequential(nn.Conv2d(4, 6, 3)), torch.ones(2, 4, 9, 8)), "explain_compile(model, x)"),
+        ((nn.Conv3d(4, 6, 3), torch.ones(2, 4, 9, 8, 7)), "not Conv3d"),
+        ((nn.Conv2d(4, 6, 3), None), "takes its input, a Tensor, not NoneType"),
+        ((nn.Conv2d(4, 6, 3), torch.ones(2, 4, 9, 8), None, 2), "and no more"),
+    ],
+)
+def test_what_is_no_tensor_is_named(arguments, words):
+    """And is not dumped."""
+    with pytest.raises(TypeError) as error:
+        customconv.explain(*arguments)
+    assert words in str(error.value)
+    assert len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize("op", ["fprop", "wgrad"])
+def test_a_family_that_cannot_compute_the_call_is_explained(op):
+    """The call raises, and the explanation says it in the same words."""
+    x, w = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3)
+    explanation = customconv.explain(x, w, op=op, algorithm="tiled")
+    assert explanation.raises
+    assert explanation.plan is None
+    assert explanation.family == "none"
+    with pytest.raises(RuntimeError) as error:
+        customconv.conv2d(x, w, algorithm="tiled")
+    assert explanation.fallback == f"the call raises: {error.value}"
+    assert "not tiled" in str(explanation)
+    assert not customconv.explain(x, w).raises
+
+
+@pytest.mark.gpu
+def test_a_family_that_cannot_compute_the_problem_is_explained():
+    x, w = torch.randn(2, 4, 9, 8, device="cuda"), torch.randn(6, 4, 3, 3, device="cuda")
+    explanation = customconv.explain(x, w, algorithm="depthwise")
+    assert explanation.family == "none"
+    with pytest.raises(RuntimeError) as error:
+        customconv.conv2d(x, w, algorithm="depthwise")
+    assert explanation.fallback.startswith("the call raises: ")
+    assert explanation.fallback.split(": ", 1)[1] in str(error.value)
+
+
+GEOMETRY = {"stride": 2, "padding": 1, "dilation": 2, "groups": 2}
+MODULES = {
+    "Conv1d": (2, 4, 19),
+    "Conv2d": (2, 4, 19, 17),
+    "ConvTranspose1d": (2, 4, 9),
+    "ConvTranspose2d": (2, 4, 9, 8),
+}
+
+
+@pytest.mark.parametrize("package", [nn, customconv])
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_bring_their_arguments(name, package, device):
+    extra = {"output_padding": 1} if "Transpose" in name else {}
+    module = getattr(package, name)(4, 6, 3, **GEOMETRY, **extra).to(device)
+    x = torch.randn(MODULES[name], device=device)
+    for each in (x, x[0]):
+        explanation = customconv.explain(module, each, op="dgrad")
+        given = {name: getattr(module, name) for name in GEOMETRY} | extra
+        expected = customconv.explain(
+            each, module.weight, module.bias, **given, transposed=bool(extra), op="dgrad"
+        )
+        assert explanation.summary == expected.summary
+        assert explanation.family == expected.family
+        output = explanation.problem.output if not extra else module(x).shape
+        assert output[-1] == module(x).shape[-1]
+
+
+def test_signals_have_a_height_of_one():
+    explanation = customconv.explain(torch.randn(2, 4, 9), torch.randn(6, 4, 3), padding="same")
+    assert "input 2 x 4 x 1 x 9 of float32" in explanation.summary
+    assert "weight 6 x 4 x 1 x 3, no bias, stride 1 x 1, padding 0 x 1" in explanation.summary
+    assert explanation.problem.output == (2, 6, 1, 9)
+
+
+def test_a_module_pads_by_its_mode_first():
+    module = nn.Conv2d(4, 6, 3, padding=(2, 1), padding_mode="circular")
+    summary = customconv.explain(module, torch.randn(2, 4, 9, 8)).summary
+    assert "input 2 x 4 x 13 x 10 of float32" in summary
+    assert "padding 0 x 0" in summary
+
+
+def test_an_algorithm_of_the_module_is_explained():
+    module, x = customconv.Conv2d(4, 6, 3, algorithm="tiled"), torch.randn(2, 4, 9, 8)
+    assert "'tiled'" in customconv.explain(module, x).fallback
+    assert "'direct'" in customconv.explain(module, x, algorithm="direct").fallback
+
+
+def test_a_module_without_parameters_yet():
+    with pytest.raises(RuntimeError, match="not initialized yet"):
+        customconv.explain(nn.LazyConv2d(6, 3), torch.randn(2, 4, 9, 8))
 
 
 def plan(**changes):
