@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,7 +70,62 @@ def test_a_cpu_model_is_inductors():
     x = torch.randn(2, 8, 10, 12)
     with torch.no_grad():
         assert_same_results(customconv.compile(model)(x), torch.compile(model)(x))
-    assert not customconv.explain_compile(model, x).convolutions
+
+
+def test_a_cpu_models_convolutions_are_counted_and_left_with_the_reason():
+    model = make()
+    report = customconv.explain_compile(model, torch.randn(2, 8, 10, 12), quiet=True)
+    assert [each.module for each in report.convolutions] == ["first", "second", "side", "up"]
+    assert not any(each.ours for each in report.convolutions)
+    assert {each.reason for each in report.convolutions} == {
+        "its tensors are on cpu, and kernels run on CUDA"
+    }
+    assert "4 convolutions in 1 graph, 0 fused, 0 computed alone, 4 left" in str(report)
+
+
+def test_one_convolution_is_no_plural():
+    report = customconv.explain_compile(nn.Conv1d(1, 1, 1), torch.ones(1, 1, 4), quiet=True)
+    assert str(report).startswith("customconv: 1 convolution in 1 graph, ")
+
+
+@pytest.mark.parametrize(
+    ("on_cuda", "with_cuda", "reason"),
+    [
+        (True, True, ""),
+        (True, False, "customconv was built without CUDA"),
+        (False, True, "its tensors are on cpu, and kernels run on CUDA"),
+    ],
+)
+def test_a_build_without_cuda_computes_nothing(monkeypatch, on_cuda, with_cuda, reason):
+    monkeypatch.setattr(rewrite, "build_info", lambda: {"with_cuda": with_cuda})
+    value = SimpleNamespace(is_cuda=on_cuda, device=torch.device("cuda" if on_cuda else "cpu"))
+    assert rewrite.why_not_ours(value) == reason
+
+
+@pytest.mark.parametrize("how", ["compile", "method", "part", "part's method"])
+def test_explain_compile_of_what_is_compiled_already(how):
+    """Its convolutions are those of the model that was compiled, which stays compiled."""
+    model, x = make(), torch.randn(2, 8, 10, 12)
+    asked, compiled = model, model.first if "part" in how else model
+    if how == "compile":
+        asked = torch.compile(model, backend="eager")
+    elif how == "part":
+        model.first = torch.compile(model.first, backend="eager")
+    else:
+        compiled.compile(backend="eager")
+    asked(x)
+    report = customconv.explain_compile(asked, x, quiet=True)
+    assert len(report.convolutions) == 4
+    assert report.graphs == 1
+    assert (compiled._compiled_call_impl is not None) == ("method" in how)
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(1), "resnet18", None])
+def test_what_is_no_model_is_refused(wrong):
+    with pytest.raises(TypeError, match=r"^compile\(\) takes a model or function, not"):
+        customconv.compile(wrong)
+    with pytest.raises(TypeError, match=r"^explain_compile\(\) takes a model or function, not"):
+        customconv.explain_compile(wrong, torch.ones(1))
 
 
 @needs_compiler
@@ -211,9 +267,28 @@ def test_modes_and_options_reach_inductor(monkeypatch):
     torch._dynamo.reset()
     customconv.compile(model, options={"max_autotune": True})(x)
     assert seen["max_autotune"]
-    torch._dynamo.reset()
-    with pytest.raises(RuntimeError, match="no_such_option"):
-        customconv.compile(model, options={"no_such_option": True})(x)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"mode": "fast"}, RuntimeError, "mode=fast.*max-autotune"),
+        ({"options": {"no_such_option": True}}, RuntimeError, "no_such_option"),
+        ({"options": "fast"}, TypeError, "'options' must be dict, not str"),
+        ({"mode": "default", "options": {"debug": False}}, RuntimeError, "mode.*options"),
+        ({"fast": True}, TypeError, "fast"),
+    ],
+)
+def test_a_wrong_option_is_refused_at_once(options, error, words):
+    """And not when the model first runs."""
+    with pytest.raises(error, match=words):
+        customconv.compile(make(), **options)
+
+
+def test_dynamo_calls_the_backend_by_its_name():
+    model = torch.compile(make(), backend=customconv.compiler.backend, mode="fast")
+    with pytest.raises(Exception, match=r"'customconv' raised:\s.*mode=fast"):
+        model(torch.randn(2, 8, 10, 12))
 
 
 def test_it_is_a_backend_itself():

@@ -212,7 +212,8 @@ def explain_compile(
     from . import rewrite
 
     check_callable("explain_compile", model)
-    model = getattr(model, "_orig_mod", model)  # of a module that is compiled already
+    if isinstance(model, torch._dynamo.OptimizedModule):  # by torch.compile
+        model = model._orig_mod
     found: list[CompiledConvolution] = []
     problems: list[str] = []
     graphs = 0
@@ -232,10 +233,11 @@ def explain_compile(
     modules = list(owner.modules()) if isinstance(owner, torch.nn.Module) else []
     buffers = list(owner.buffers()) if isinstance(owner, torch.nn.Module) else []
     before = [(buffer, buffer.clone()) for buffer in buffers if not buffer.is_meta]
-    compiled = [(each, each._compiled_call_impl) for each in modules]  # by Module.compile
+    by_method = ((each, each._compiled_call_impl) for each in modules)  # by Module.compile
+    compiled = [(module, call) for module, call in by_method if call is not None]
     torch._dynamo.reset()
     try:
-        for module in modules:
+        for module, _ in compiled:
             module._compiled_call_impl = None
         torch.compile(model, backend=collect)(*inputs, **named)
     finally:

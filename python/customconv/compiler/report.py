@@ -43,8 +43,9 @@ class CompileReport:
         ours = sum(each.ours for each in self.convolutions)
         fused = sum(len(each.parts) > 1 for each in self.convolutions)
         graphs = f"{self.graphs} graph{'' if self.graphs == 1 else 's'}"
+        convolutions = f"{total} convolution{'' if total == 1 else 's'}"
         counts = (
-            f"customconv: {total} convolutions in {graphs}, {fused} fused, {ours - fused} computed "
+            f"customconv: {convolutions} in {graphs}, {fused} fused, {ours - fused} computed "
             f"alone, {total - ours} left to PyTorch"
         )
         rows = [

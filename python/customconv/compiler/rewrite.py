@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
+from ..info import build_info
 from .chains import IS_OURS, Chain, Refused, Scale, Shift, find, learns
 from .operators import BatchNorm, Convolution, Operand, name_of, read, value_of
 from .report import CompiledConvolution
@@ -28,9 +29,11 @@ _KEPT = "stack_trace", "nn_module_stack", "source_fn_stack", "custom", "example_
 _OTHER_CONVOLUTIONS = ("conv3d", "conv_transpose3d", "conv_tbc", "convolution")
 
 
-def is_on_gpu(value: Tensor) -> bool:
-    """Whether this package's kernels compute with such a tensor."""
-    return value.is_cuda
+def why_not_ours(value: Tensor) -> str:
+    """Why no kernels of this package compute such a tensor, or "" if they do."""
+    if not value.is_cuda:
+        return f"its tensors are on {value.device.type}, and kernels run on CUDA"
+    return "" if build_info()["with_cuda"] else "customconv was built without CUDA"
 
 
 def fuse(graph: fx.Graph) -> list[CompiledConvolution]:
@@ -41,22 +44,24 @@ def fuse(graph: fx.Graph) -> list[CompiledConvolution]:
             Nodes carry fake tensors as ``example_value`` or ``val``.
 
     Returns:
-        What became of each convolution of a device that this package computes on, in the graph's
-        order.
+        What became of each convolution, in the graph's order.
     """
     found: list[CompiledConvolution] = []
     # From the last: of two convolutions that are added, the later one takes the other's output.
     for node in reversed(list(graph.nodes)):
         value, convolution = value_of(node), read(node)
-        if value is None or not is_on_gpu(value):
+        if value is None:
             continue
+        reason = why_not_ours(value)
         if not isinstance(convolution, Convolution):
             if name_of(node).removeprefix("aten.").split(".")[0] in _OTHER_CONVOLUTIONS:
-                reason = "only convolutions of images and signals are read"
+                reason = reason or "only convolutions of images and signals are read"
                 found.append(_left(node, name_of(node), reason))
             continue
         if value.dtype not in _DTYPES:
-            found.append(_left(node, convolution.kind, f"no kernel computes in {value.dtype}"))
+            reason = reason or f"no kernel computes in {value.dtype}"
+        if reason:
+            found.append(_left(node, convolution.kind, reason))
             continue
         chain, name = find(convolution, node), _module_of(node)
         try:
@@ -66,9 +71,9 @@ def fuse(graph: fx.Graph) -> list[CompiledConvolution]:
                     raise Refused("its images have one pixel")
                 _write_product(graph, convolution, node)
                 raise Refused("images of one pixel make it a matrix product")
-        except Refused as reason:
+        except Refused as refusal:
             kind, is_ours = convolution.kind, convolution.is_ours
-            found.append(CompiledConvolution(name, (kind,), str(reason), is_ours))
+            found.append(CompiledConvolution(name, (kind,), str(refusal), is_ours))
             continue
         found.append(CompiledConvolution(name, tuple(chain.parts), chain.ends, True))
         _Writer(graph, chain, numbers).replace()
