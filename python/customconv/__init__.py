@@ -1,8 +1,11 @@
-"""2-D convolution for PyTorch by hand-written CUDA kernels, as one operator.
+"""PyTorch's 1-D and 2-D convolutions on NVIDIA GPUs, by CUDA kernels of its own.
 
-``torch.ops.customconv.conv2d`` takes what ``torch.nn.functional.conv2d`` takes and gives what it
-gives, in eager mode, under autograd, ``torch.compile``, ``torch.export`` and ``torch.autocast``;
-``conv_transpose2d`` is the same for ``torch.nn.functional.conv_transpose2d``.
+For inference, ``compile`` compiles a model with fused convolutions. For training, ``enable`` routes
+PyTorch's own convolutions through the kernels, forward and backward; ``python -m customconv run``
+does so for a program as it is. ``convert`` replaces a model's modules. ``conv2d`` and the others
+are the operators, also ``torch.ops.customconv.conv2d``: arguments, results and errors are those of
+``torch.nn.functional``. ``stats``, ``explain`` and ``explain_compile`` say what computes a
+convolution, and why. Without a GPU, PyTorch computes the same calls.
 """
 
 from . import run as _run  # noqa: F401  (before torch: `python -m customconv run` and `tune` end here)

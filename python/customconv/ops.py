@@ -115,7 +115,9 @@ def conv2d(
         algorithm: "auto" chooses for this problem and device; "direct", "im2col", "tiled",
             "implicit_gemm", "depthwise" or "grouped" forces a family of this package's kernels, as
             does "col2im", which computes input gradients alone; "aten" forces PyTorch's own
-            convolution. In the backward pass the forced family computes each gradient that it can.
+            convolution. What is asked for by name is done or refused: where the family cannot
+            compute the call, and so on the CPU, it raises. In the backward pass the forced family
+            computes each gradient that it can.
 
     Returns:
         The output, of shape (N, K, P, Q), or (K, P, Q) for one image, of the input's type, where

@@ -1,6 +1,7 @@
 """The demonstration's parts, and that its checks can fail."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,11 +109,25 @@ def test_digits_that_are_wrong(console, monkeypatch, name):
 
 
 def test_table(console, monkeypatch):
+    """Above 1 is faster."""
+    ours = SimpleNamespace(plan="a plan", family="tiled", fallback="")
     monkeypatch.setattr(table, "SHAPES", table.SHAPES[:2])
+    monkeypatch.setattr(table, "explain", lambda *_: ours)
+    monkeypatch.setattr(table, "compare", lambda *_: (0.5, 2.0))
     table.run(console, CPU, quick=True)
     text = printed(console)
     assert "first layer" in text
-    assert text.count("aten") == 2
+    assert text.count("tiled") == 2
+    assert "times as fast" in text
+    assert text.count("4.00") == 2
+
+
+def test_no_table_where_pytorch_would_be_compared_with_itself(console, monkeypatch):
+    monkeypatch.delattr(table, "compare")
+    table.run(console, CPU, quick=True)
+    text = printed(console)
+    assert "3. times: none where PyTorch computes: kernels run on CUDA" in text
+    assert "first layer" not in text
 
 
 def test_compare_keeps_the_two_apart(monkeypatch):

@@ -86,32 +86,42 @@ def compare(
 
 @torch.no_grad()
 def run(console: Console, device: torch.device, quick: bool) -> None:
-    """Prints the table.
+    """Prints the table of the shapes that this package computes, or why there is none.
+
+    A ratio above 1 means that this package is faster.
 
     Args:
         console: Where to print.
         device: Where to compute.
         quick: Time fewer rounds.
     """
-    console.print("[bold]3. times:[/] medians of milliseconds a call, float32")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("convolution", "sizes", "device", "family"):
         table.add_column(heading)
-    for heading in ("customconv", "PyTorch", "ratio"):
+    for heading in ("customconv", "PyTorch", "times as fast"):
         table.add_column(heading, justify="right")
+    reasons: dict[str, None] = {}
     scale, rounds = (4 if device.type == "cuda" else 1), (5 if quick else 31)
     for shape in SHAPES:
         side, groups = shape.image * scale, shape.groups
         x = torch.randn(shape.batch, shape.channels, side, side, device=device)
         w = torch.randn(shape.filters, shape.channels // groups, *shape.kernel, device=device)
         arguments = (x, w, None, shape.stride, shape.padding, 1, groups)
+        explanation = explain(*arguments)
+        if explanation.plan is None:  # PyTorch would be compared with itself
+            reasons[explanation.fallback] = None
+            continue
         ours, theirs = compare(
             partial(conv2d, *arguments), partial(functional.conv2d, *arguments), device, rounds
         )
         table.add_row(
             shape.name,
             f"{shape.batch}x{shape.channels}x{side}x{side} to {shape.filters}",
-            device.type, explain(*arguments).family,
-            f"{ours:.3f}", f"{theirs:.3f}", f"{ours / theirs:.2f}",
+            device.type, explanation.family,
+            f"{ours:.3f}", f"{theirs:.3f}", f"{theirs / ours:.2f}",
         )  # fmt: skip
-    console.print(table)
+    if table.rows:
+        console.print("[bold]3. times:[/] medians of milliseconds a call, float32")
+        console.print(table)
+    for reason in reasons:
+        console.print(f"[bold]3. times:[/] none where PyTorch computes: {reason}")
