@@ -31,7 +31,8 @@ void fall_back(Fallback why) {
   TORCH_CHECK(!wants_batch_invariance() || why == Fallback::kArguments || why == Fallback::kEmpty,
               "customconv is batch invariant, and only PyTorch can compute this call, which "
               "promises no such thing: ",
-              to_string(why));
+              to_string(why), why == Fallback::kDevice ? "; move them to CUDA, or" : ";",
+              " call it outside of customconv.batch_invariant()");
   count(why);
 }
 

@@ -270,7 +270,7 @@ void check_runs_on(std::string_view algorithm, const at::Tensor& input) {
               "' needs CUDA kernels, and customconv was built without them");
 #endif
   TORCH_CHECK(have_kernels, "algorithm '", algorithm, "' runs on CUDA tensors, not on ",
-              input.device());
+              input.device(), "; move them to CUDA, or use algorithm 'auto'");
 }
 
 }  // namespace customconv::torch_layer
