@@ -28,8 +28,8 @@ from torch._inductor.utils import fresh_inductor_cache
 
 import customconv
 
-from . import contenders, evidence, models, timing
-from .models import PRECISIONS, Runner
+from . import contenders, evidence, network_rows, timing
+from .network_rows import PRECISIONS, Runner, Subject, What
 from .results import Key, Row
 from .workers import workers
 
@@ -121,12 +121,12 @@ def _taken(
     return [found for found in evidence.trained(network, x, autocast) if found]
 
 
-class Comparison(models.Subject):
+class Comparison(Subject):
     """The network, of which each contender has a copy."""
 
     def __init__(
         self, name: str, image: int, device: torch.device, others: Sequence[str], *, cached: bool,
-        checked: Mapping[models.What, Outcome] | None = None,
+        checked: Mapping[What, Outcome] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, image, device)
         self.others, self.cached = others, cached
@@ -226,7 +226,7 @@ class Comparison(models.Subject):
         )  # fmt: skip
 
 
-class Run(models.Run):
+class Run(network_rows.Run):
     """The rows of ``bench models --compile``."""
 
     identity = IDENTITY
@@ -235,9 +235,9 @@ class Run(models.Run):
 
     def __init__(self, arguments: argparse.Namespace, console: Console) -> None:
         super().__init__(arguments, console)
-        self.checked: dict[str, dict[models.What, Outcome]] = {}  # ahead, by network
+        self.checked: dict[str, dict[What, Outcome]] = {}  # ahead, by network
 
-    def key(self, name: str, what: models.What) -> Key:
+    def key(self, name: str, what: What) -> Key:
         return name, *what, self.arguments.image
 
     def build(self, name: str) -> Comparison:
@@ -258,7 +258,7 @@ def _built(name: str, image: int, device: str) -> Comparison:
     return Comparison(name, image, torch.device(device), OTHERS, cached=True)
 
 
-def _prepared(name: str, what: models.What, image: int, device: str) -> Outcome:
+def _prepared(name: str, what: What, image: int, device: str) -> Outcome:
     """Prepares a row in another process."""
     try:
         return _built(name, image, device).prepare(*what)
@@ -270,7 +270,7 @@ def _prepared(name: str, what: models.What, image: int, device: str) -> Outcome:
 
 def prepare_ahead(run: Run) -> None:
     """Checks and compiles the rows that are due, several at a time, in other processes."""
-    arguments, todo = run.arguments, models.todo(run.arguments)
+    arguments, todo = run.arguments, network_rows.todo(run.arguments)
     rows = [(name, what) for name in arguments.networks for what in todo if run.due(name, what)[0]]
     with workers(arguments.ahead) as pool:
         prepared = {

@@ -24,7 +24,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
-from . import contenders, models, networks, results
+from . import contenders, network_rows, networks, results
+from .network_rows import PRECISIONS, Runner
 from .options import several
 
 # Unit roundoff: half the relative distance between neighbouring numbers.
@@ -58,7 +59,7 @@ class Outcome:
     error: str = ""
 
 
-class Pupil(models.Runner):
+class Pupil(Runner):
     """A network that is trained to tell the kinds of images apart."""
 
     def __init__(self, network: nn.Module, batch: int, image: int, precision: str, layout: str):
@@ -67,7 +68,7 @@ class Pupil(models.Runner):
         self.batch, self.image, self.memory = batch, image, contenders.LAYOUTS[layout]
         shape = KINDS, 3, COARSE, COARSE
         self.patterns = torch.randn(shape, device=device, generator=self.generator.manual_seed(0))
-        super().__init__(network, self.look(1), "step", models.PRECISIONS[precision][0])
+        super().__init__(network, self.look(1), "step", PRECISIONS[precision][0])
         self.optimizer = torch.optim.SGD(
             network.parameters(), LEARNING_RATE * batch, momentum=0.9, weight_decay=1e-4
         )
@@ -138,7 +139,7 @@ def compare(
     def curve(pupil: nn.Module) -> list[float]:
         return Pupil(pupil, batch, image, precision, layout).curve(steps)
 
-    with contenders.switches(models.PRECISIONS[precision][1], "cudnn"):
+    with contenders.switches(PRECISIONS[precision][1], "cudnn"):
         with networks.switched(by):
             ours = curve(networks.ours(rounded(network, 0, 0), by))
         pytorch = [
@@ -164,7 +165,7 @@ def table(outcomes: list[Outcome]) -> Table:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     several(parser, "--networks", CLASSIFIERS, "resnet50", "networks")
-    models.add_common_arguments(parser)
+    network_rows.add_common_arguments(parser)
     parser.add_argument("--batch", type=int, default=64 if torch.cuda.is_available() else 2)
     parser.add_argument("--steps", type=int, default=200, help="steps of each training")
     parser.add_argument("--runs", type=int, default=3, help="trainings by PyTorch, at least 2")

@@ -27,7 +27,7 @@ from . import contenders, evidence, networks
 from .architectures import ARCHITECTURES, Architecture
 from .evidence import Named
 from .kept import Rows
-from .models import PRECISIONS
+from .network_rows import PRECISIONS
 from .options import several
 from .results import Row
 from .run import Budget

@@ -10,7 +10,7 @@ from torch import nn
 
 import customconv
 from bench import __main__ as command
-from bench import models, networks
+from bench import models, network_rows, networks
 from bench.architectures import Stack
 from bench.run import Budget
 
@@ -230,7 +230,7 @@ def test_means_are_of_the_rows_without_an_error():
         base | {"batch": 1, "ratio": 2.0}, base | {"batch": 1, "ratio": 0.5},
         base | {"batch": 64, "ratio": 1.5}, base | {"batch": 64, "ratio": 0, "error": "off"},
     ]  # fmt: skip
-    table = models.means(rows)
+    table = network_rows.means(rows)
     assert [list(column.cells) for column in table.columns] == [
         ["step"], ["tf32"], ["nchw"], ["1.000 (2)"], ["1.500 (1)"]
     ]  # fmt: skip

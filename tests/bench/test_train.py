@@ -11,7 +11,7 @@ from torch import nn
 
 import customconv
 from bench import __main__ as command
-from bench import models, networks, train
+from bench import network_rows, networks, train
 
 CPU = torch.device("cpu")
 FALLING = [2.0 * 0.99**step for step in range(100)]
@@ -118,4 +118,4 @@ def test_the_command_prints_and_keeps_the_curves(small, tmp_path, capsys):
 
 
 def test_every_precision_has_a_rounding():
-    assert train.ROUNDING.keys() == models.PRECISIONS.keys()
+    assert train.ROUNDING.keys() == network_rows.PRECISIONS.keys()
