@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+pytest_plugins = ("gpu_selection",)
+
 NO_GPU = "needs a GPU"
 
 # Problems are small: handing one to several threads takes a hundred times as long as computing it.
@@ -22,9 +24,9 @@ def why_no_gpu() -> str:
     """Why tests for the GPU cannot run here, or nothing."""
     if not torch.cuda.is_available():
         return f"{NO_GPU}: PyTorch sees none"
-    import customconv
+    from customconv import _C
 
-    return "" if customconv.build_info()["with_cuda"] else f"{NO_GPU}: customconv has no CUDA"
+    return "" if _C.build_info()["with_cuda"] else f"{NO_GPU}: customconv has no CUDA"
 
 
 def pytest_report_header() -> str:

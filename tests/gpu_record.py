@@ -1,12 +1,14 @@
-"""Runs the tests that need a GPU and records the outcome; or checks the record against the tree.
+"""Runs the tests that need a GPU, part by part, and records the outcomes; or checks the record.
 
-    python tests/gpu_record.py                    runs them, writes tests/gpu_record.json
-    python tests/gpu_record.py -- -k gradcheck    the same with arguments for pytest
-    python tests/gpu_record.py --check            one line: is the record of this tree?
-    python tests/gpu_record.py --join A B         writes the record of runs of different tests
+    python tests/gpu_record.py                 runs the parts that changed since they were recorded
+    python tests/gpu_record.py direct tiled    runs these parts
+    python tests/gpu_record.py --all           runs all of them
+    python tests/gpu_record.py -- -n 14        the same with arguments for pytest
+    python tests/gpu_record.py --check         says which parts changed, and which tests failed
 
-Machines that build and review often have no GPU. The record says which tree was last tested on one:
-it holds a hash of every source file under csrc/ and python/.
+Machines that build and review often have no GPU. The record says of each part of the suite
+(gpu_parts.py) how its tests ended on one, and with which sources. A part is recorded as soon as all
+its tests have ended, so what a run completed is kept when it is cut off.
 """
 
 from __future__ import annotations
@@ -14,65 +16,138 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+import gpu_parts
+from closure import ROOT, Tree, digest
+
 RECORD = ROOT / "tests" / "gpu_record.json"
-
-sys.path.insert(0, str(ROOT))
-from bench.sources import hash_sources, hash_tree
-
-
-def check(path: Path, root: Path = ROOT) -> tuple[bool, str]:
-    """Whether the record is of this tree, and a line that says so."""
-    if not path.is_file():
-        return False, f"GPU record: missing ({path.name}); run python tests/gpu_record.py on a GPU"
-    record = json.loads(path.read_text())
-    outcome = (
-        f"{record['passed']} passed, {record['failed']} failed, {record['skipped']} skipped on "
-        f"{record['gpu']}, torch {record['torch']}, {record['date']}"
-    )
-    if record["arguments"]:
-        outcome += f", only with {' '.join(record['arguments'])}"
-    sources = hash_sources(root)
-    if record["tree"] == hash_tree(sources):
-        return True, f"GPU record: matches the tree {record['tree']}: {outcome}"
-    tested = record["sources"]
-    changed = sorted(p for p in {*tested, *sources} if tested.get(p) != sources.get(p))
-    named = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-    return False, f"GPU record: not of this tree, which differs in {named}: {outcome}"
+PART = "gpu_part"  # a property of a test's reports: its part, and how many tests that has
+MOST_NAMED = 3  # changed files
 
 
-class Counts:
-    """A plugin of pytest that counts tests by outcome."""
+def hash_of(hashes: dict[str, str]) -> str:
+    """One hash of all of them."""
+    return digest("".join(f"{path} {each}\n" for path, each in sorted(hashes.items())).encode())
 
-    def __init__(self) -> None:
-        self.outcomes: dict[str, str] = {}
+
+class Record:
+    """The record, beside the sources as they are.
+
+    The file has the outcomes of parts. Each names one of the lists of sources in it, which are
+    there to say what changed.
+    """
+
+    def __init__(self, path: Path = RECORD, root: Path = ROOT) -> None:
+        self.path, self.root = path, root
+        tree = Tree(root)
+        self.hashes = {part.name: part.hashes(tree) for part in gpu_parts.PARTS}
+        content = json.loads(path.read_text()) if path.is_file() else {}
+        self.parts: dict[str, dict[str, Any]] = content.get("parts", {})
+        self.sources: dict[str, dict[str, str]] = content.get("sources", {})
+
+    def is_current(self, name: str) -> bool:
+        """Whether a part is recorded with the sources as they are."""
+        return name in self.parts and self.parts[name]["tree"] == hash_of(self.hashes[name])
+
+    def stale(self) -> list[str]:
+        """The names of the other parts."""
+        return [name for name in self.hashes if not self.is_current(name)]
+
+    def failed(self) -> dict[str, list[str]]:
+        """The tests of each part that failed."""
+        return {name: found["failures"] for name, found in self.parts.items() if found["failures"]}
+
+    def why_stale(self, name: str) -> str:
+        """What differs from the record."""
+        if name not in self.parts:
+            return "not recorded yet"
+        then, now = self.sources[self.parts[name]["sources"]], self.hashes[name]
+        part = next(each for each in gpu_parts.PARTS if each.name == name)
+        removed = [path for path in then if part.names(path) and path not in now]
+        changed = [path for path in now if then.get(path) != now[path]]
+        named = sorted(changed + removed) or ["which sources it has"]
+        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+        return f"changed since: {', '.join(named[:MOST_NAMED])}{more}"
+
+    def add(self, name: str, outcome: dict[str, Any]) -> None:
+        """Records a part, and saves the file."""
+        self.parts[name] = {"tree": hash_of(self.hashes[name]), **outcome}
+        every = {path: each for found in self.hashes.values() for path, each in found.items()}
+        tree = hash_of(every)
+        for current in self.hashes.keys() - set(self.stale()):
+            self.parts[current]["sources"] = tree
+        self.parts = {each: self.parts[each] for each in self.hashes if each in self.parts}
+        used = {each["sources"] for each in self.parts.values()}
+        self.sources = {each: found for each, found in self.sources.items() if each in used}
+        self.sources[tree] = dict(sorted(every.items()))
+        text = json.dumps({"parts": self.parts, "sources": self.sources}, indent=2) + "\n"
+        unfinished = self.path.with_name(self.path.name + ".new")
+        unfinished.write_text(text)
+        os.replace(unfinished, self.path)
+
+    def summary(self) -> str:
+        """One line on all parts."""
+        found = list(self.parts.values())
+        current = len(self.hashes) - len(self.stale())
+        line = f"{current} of {len(self.hashes)} parts are recorded with these sources"
+        if not found:
+            return line
+        counts = ", ".join(
+            f"{sum(each[outcome] for each in found)} {outcome}"
+            for outcome in ("passed", "failed", "skipped")
+        )
+        where = sorted({f"{each['gpu']}, torch {each['torch']}" for each in found})
+        dates = sorted({each["date"] for each in found})
+        when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        return f"{line}; all that is recorded: {counts} on {' and '.join(where)}, {when}"
+
+
+class Outcomes:
+    """A plugin of pytest that hands on a part's outcomes when all its tests have ended.
+
+    Reports say which part their test is of and how many tests that has, so that this works in the
+    process that starts others and collects nothing itself (pytest-xdist).
+    """
+
+    def __init__(self, hand_on: Callable[[str, dict[str, Any]], None]) -> None:
+        self.hand_on = hand_on
+        self.part: dict[str, tuple[str, int]] = {}
+        self.outcome: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+        self.ended: dict[str, set[str]] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        test = report.nodeid
+        for name, value in report.user_properties:
+            if name == PART:
+                self.part[test] = tuple(value)
         # A test has three reports: a failure in any of them counts, then a skip.
         ranks = ("passed", "skipped", "failed")
-        known = self.outcomes.get(report.nodeid, "passed")
-        self.outcomes[report.nodeid] = max(known, report.outcome, key=ranks.index)
+        known = self.outcome.get(test, "passed")
+        self.outcome[test] = max(known, report.outcome, key=ranks.index)
+        self.seconds[test] = self.seconds.get(test, 0) + getattr(report, "duration", 0)
+        # The last of them, or the only one of a test whose process died.
+        if report.when in ("teardown", "???") and test in self.part:
+            part, size = self.part[test]
+            ended = self.ended.setdefault(part, set())
+            ended.add(test)
+            if len(ended) == size:
+                self.hand_on(part, self.result(ended))
 
-    def __getitem__(self, outcome: str) -> int:
-        return list(self.outcomes.values()).count(outcome)
-
-
-def run_tests(arguments: Sequence[str]) -> Counts:
-    """Runs pytest on the tests that are marked gpu."""
-    import pytest
-
-    counts = Counts()
-    status = pytest.main(["-m", "gpu", *arguments], plugins=[counts])
-    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise SystemExit(f"GPU record: pytest did not run ({status!r}), nothing is recorded")
-    return counts
+    def result(self, tests: set[str]) -> dict[str, Any]:
+        """The counts, the names of those that failed, and the time of all."""
+        outcomes = [self.outcome[test] for test in tests]
+        return {
+            **{each: outcomes.count(each) for each in ("passed", "failed", "skipped")},
+            "failures": sorted(test for test in tests if self.outcome[test] == "failed"),
+            "seconds": round(sum(self.seconds[test] for test in tests), 1),
+        }
 
 
 def driver_version() -> str:
@@ -84,74 +159,95 @@ def driver_version() -> str:
         return "unknown"
 
 
-def record(path: Path, arguments: list[str]) -> int:
-    """Runs the tests, writes the record; 0 if no test failed."""
+def is_built() -> bool:
+    """Whether the compiled module has the kernels that the sources say."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    import build_config
+    from customconv._load import BUILD_RECORD
+
+    return json.loads(BUILD_RECORD.read_text())["sources"] == build_config.hash_of_plans()
+
+
+def run(record: Record, names: Sequence[str], arguments: Sequence[str]) -> int:
+    """Runs the tests of parts and records them; 0 if none failed and none is left."""
+    import pytest
     import torch
 
     if not torch.cuda.is_available():
         print("GPU record: PyTorch sees no GPU, nothing is recorded")
         return 1
-    sources = hash_sources()
-    start = time.monotonic()
-    counts = run_tests([str(ROOT / "tests"), *arguments])
-    duration = time.monotonic() - start
-    result = {
-        "tree": hash_tree(sources),
+    if not is_built():
+        print("GPU record: the build is of other kernels than the sources; make build first")
+        return 1
+    where = {
         "gpu": torch.cuda.get_device_name(),
         "driver": driver_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "passed": counts["passed"],
-        "failed": counts["failed"],
-        "skipped": counts["skipped"],
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "duration_s": round(duration, 1),
-        "arguments": arguments,
-        "sources": sources,
     }
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    print(check(path)[1])
-    return int(counts["failed"] > 0)
+
+    def ended(name: str, outcome: dict[str, Any]) -> None:
+        date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+        if outcome["passed"] or outcome["failed"]:  # else it shows nothing
+            record.add(name, {**outcome, **where, "date": date})
+
+    selected = [f"--part={name}" for name in names]
+    outcomes = Outcomes(ended)
+    pytest.main(["-m", "gpu", *selected, str(ROOT / "tests"), *arguments], plugins=[outcomes])
+    left = [name for name in names if not record.is_current(name)]
+    if left:
+        print(f"GPU record: tests were left out or skipped; not recorded: {', '.join(left)}")
+    return max(int(bool(left)), check(record))
 
 
-def join(path: Path, parts: Sequence[Path]) -> int:
-    """Writes the record of several runs, which together are all tests; 0 if no test failed."""
-    records = [json.loads(part.read_text()) for part in parts]
-    for name in ("tree", "gpu", "torch", "cuda"):
-        if len({each[name] for each in records}) > 1:
-            print(f"GPU record: the runs differ in {name}, nothing is recorded")
-            return 1
-    sums = ("passed", "failed", "skipped", "duration_s")
-    joined = records[0] | {name: round(sum(r[name] for r in records), 1) for name in sums}
-    joined["date"] = max(each["date"] for each in records)
-    joined["arguments"] = []
-    joined["parts"] = [each["arguments"] for each in records]
-    path.write_text(json.dumps(joined, indent=2) + "\n")
-    print(check(path)[1])
-    return int(joined["failed"] > 0)
+def release_tags(root: Path) -> list[str]:
+    """The tags of releases at the commit that is checked out; none outside of a clone."""
+    command = ["git", "tag", "--points-at", "HEAD", "--list", "v*"]
+    try:
+        return subprocess.run(command, cwd=root, capture_output=True, text=True).stdout.split()
+    except OSError:
+        return []
+
+
+def check(record: Record) -> int:
+    """Says what is stale and what failed; 1 if a test failed, or if a release has a stale part."""
+    for name in record.stale():
+        print(f"GPU record: {name}: {record.why_stale(name)}")
+    for name, failures in record.failed().items():
+        for test in failures:
+            print(f"GPU record: {name}: FAILED {test}")
+    print(f"GPU record: {record.summary()}")
+    if record.stale() and (tags := release_tags(record.root)):
+        print(f"GPU record: {tags[0]} is a release, which needs all parts")
+        return 1
+    return int(bool(record.failed()))
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="gpu_record.py",
+        usage="%(prog)s [--check | --all | PART ...] [--out PATH] [-- PYTEST ARGUMENTS]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--check", action="store_true", help="say whether the record is of the tree"
-    )
-    parser.add_argument("--join", type=Path, nargs="+", metavar="PATH", help="records of runs")
+    names = [part.name for part in gpu_parts.PARTS]
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(names))
+    parser.add_argument("--all", action="store_true", help="run all parts")
+    parser.add_argument("--check", action="store_true", help="run nothing, check the record")
     parser.add_argument("--out", type=Path, default=RECORD, metavar="PATH", help="of the record")
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
-    options = parser.parse_args(arguments)
-    if options.join:
-        return join(options.out, options.join)
-    if not options.check:
-        return record(options.out, options.pytest)
-    matches, line = check(options.out)
-    print(line)
-    return 0 if matches else 1
+    words = list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:end])
+    if unknown := sorted(set(options.parts) - set(names)):
+        parser.error(f"no such part: {', '.join(unknown)} (there are {', '.join(names)})")
+    if ignored := [word for word in words[end:] if word.startswith("--ignore")]:
+        parser.error(f"parts are recorded whole: {ignored[0]} would leave tests out unseen")
+    record = Record(options.out)
+    todo = names if options.all else options.parts or record.stale()
+    if options.check or not todo:
+        return check(record)
+    return run(record, todo, words[end + 1 :])
 
 
 if __name__ == "__main__":

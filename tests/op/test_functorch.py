@@ -11,6 +11,7 @@ from reference import Problem, assert_equal, tolerances
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import customconv
+from customconv import ops
 
 # Small, since Jacobians have the square of a problem's size.
 SMALL = {
@@ -261,7 +262,7 @@ def test_vmap_of_no_examples(name, shared, device):
         each if dimension == 0 else torch.randn(each.shape[1:], device=device)
         for each, dimension in zip(none, in_dims, strict=True)
     ]
-    convolve = getattr(customconv, name)
+    convolve = getattr(ops, name)
 
     def gradients(x, w):
         return grad(lambda x, w: convolve(x, w).sum(), argnums=(0, 1))(x, w)
