@@ -137,8 +137,14 @@ def planned(layer: Layer, op: str, buffers: Buffers) -> dict[str, Any]:
 
 
 def plan_of(layer: Layer, op: str, buffers: Buffers, family: str) -> tuple[str, str]:
-    """Returns the family that runs and its plan in one line; PyTorch's own is "aten"."""
+    """Returns the family that runs and its plan in one line; PyTorch's own is "aten".
+
+    Raises:
+        RuntimeError: The family cannot compute it.
+    """
     found = customconv.explain(**planned(layer, op, buffers), algorithm=family)
+    if found.raises:
+        raise RuntimeError(found.fallback)
     return found.family, str(found.plan) if found.plan is not None else "aten"
 
 

@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import pynvml
 import torch
 
 
@@ -50,23 +51,21 @@ def floor_ms(flops: float, least_bytes: float, precision: str, peaks: Peaks) -> 
     return max(flops / peaks.tflops[precision] * 1e-9, least_bytes / peaks.tb_s * 1e-9)
 
 
-def _ask(device: torch.device, fields: str) -> str | None:
-    """Asks nvidia-smi about a GPU, in tens of milliseconds; None if it has no answer."""
+def _uuid(device: torch.device) -> str:
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def driver(device: torch.device) -> str | None:
+    """The driver's version; None where nvidia-smi has no answer."""
     if device.type != "cuda":
         return None
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={fields}"]
-    command.append("--format=csv,noheader,nounits")
+    command = ["nvidia-smi", f"--id={_uuid(device)}", "--query-gpu=driver_version"]
+    command.append("--format=csv,noheader")
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def driver(device: torch.device) -> str | None:
-    """The driver's version."""
-    return _ask(device, "driver_version")
 
 
 @dataclass(frozen=True)
@@ -85,15 +84,18 @@ POWER_CAP_BIT = 0x04
 
 def state_of(device: torch.device) -> State | None:
     """Returns the GPU's current state, or None if it is not known."""
-    line = _ask(device, "clocks.sm,clocks_event_reasons.active")
-    try:
-        return None if line is None else parse_state(line)
-    except ValueError:
+    if device.type != "cuda":
         return None
+    try:
+        pynvml.nvmlInit()  # counts, and is quick after the first time
+        handle = pynvml.nvmlDeviceGetHandleByUUID(_uuid(device))
+        clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    except pynvml.NVMLError:
+        return None
+    return state(clock, reasons)
 
 
-def parse_state(text: str) -> State:
-    """Parses nvidia-smi's line: the clock in MHz and the event reasons in hexadecimal."""
-    clock, reasons = text.split(",")
-    bits = int(reasons.strip(), 16)
-    return State(int(clock), bool(bits & HEAT_BITS), bool(bits & POWER_CAP_BIT))
+def state(clock_mhz: int, reasons: int) -> State:
+    """The state that NVML's clock and event reasons say."""
+    return State(clock_mhz, bool(reasons & HEAT_BITS), bool(reasons & POWER_CAP_BIT))

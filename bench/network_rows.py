@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from . import contenders, evidence, networks
 from .kept import Rows
-from .options import several
+from .options import minutes, several
 from .results import Key, Row
 from .run import Budget
 from .timing import geomean
@@ -130,7 +130,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=networks.WAYS, default="routed", help="how ours is run")
     parser.add_argument("--image", type=int, default=224 if cuda else 32, help="height and width")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
+    minutes(parser)
     parser.add_argument("--json", type=Path, help="a file for the outcomes")
 
 
@@ -156,7 +156,7 @@ class Run(abc.ABC):
         self.arguments, self.console = arguments, console
         self.device = torch.device(arguments.device)
         self.rows = Rows(arguments.json, self.device, self.identity)
-        self.budget = Budget(arguments.budget_s)
+        self.budget = Budget(arguments.minutes)
 
     @abc.abstractmethod
     def key(self, name: str, what: What) -> Key:
@@ -190,7 +190,7 @@ class Run(abc.ABC):
             if not (measured or layers):
                 continue
             if not self.budget.has_room():
-                self.print(f"stopped for the budget of {self.budget.seconds:g} s")
+                self.print(f"stopped for the budget of {self.budget.minutes:g} minutes")
                 return False
             began = time.monotonic()
             key = self.key(name, what)

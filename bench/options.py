@@ -6,6 +6,14 @@ import argparse
 from collections.abc import Iterable
 
 
+def minutes(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that ends a run after so many minutes."""
+    parser.add_argument(
+        "--minutes", type=float,
+        help="stop before a row that would end later than this; what is measured is saved",
+    )  # fmt: skip
+
+
 def several(
     parser: argparse.ArgumentParser,
     flag: str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import random
 import re
@@ -24,7 +25,7 @@ import customconv
 from . import contenders, corpus, machine, results, timing, verify
 from .layers import Layer
 from .measure import Cell, floor_of, measure
-from .options import several
+from .options import minutes, several
 from .results import Results, Row
 
 Outcome = TypeVar("Outcome")
@@ -34,6 +35,9 @@ Wanted = Callable[[Cell], bool]
 
 HERE = Path(__file__).parent
 GOLDEN = 0.6180339887498949
+AHEAD = 48  # rows whose peers are compiled at a time
+COMPILERS = 16  # threads that do so
+MOST_BYTES = 1 << 28  # of such a row's tensors: all threads' must fit the GPU at once
 METHOD = {
     "confidence": timing.CONFIDENCE,
     "l2_overwritten_times": timing.FLUSHED_L2,
@@ -81,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     families = ("auto", *contenders.families())
     several(parser, "--family", families, "auto", "families of ours")
     parser.add_argument("--device", default="cuda" if cuda else "cpu", help="cuda or cpu")
-    parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
+    minutes(parser)
     parser.add_argument("--row-s", type=float, default=2.0, help="most seconds of timing per row")
     parser.add_argument("--out", type=Path, help="by default bench/results/DEVICE.json")
     parser.add_argument("--most-ms", type=float, help="leave out rows whose floor is longer")
@@ -172,14 +176,14 @@ def gpu(console: Console) -> torch.device | None:
 
 
 def attempt_within(
-    budget_s: float | None,
+    minutes: float | None,
     todo: Iterable[Cell],
     timed: Callable[[Cell], Outcome],
     text_of: Callable[[Outcome], str],
     console: Console,
 ) -> tuple[list[Outcome], int]:
-    """Does what ``attempt`` does on a GPU, until so many seconds are spent."""
-    budget = Budget(budget_s)
+    """Does what ``attempt`` does on a GPU, until so many minutes are spent."""
+    budget = Budget(minutes)
 
     def counted(cell: Cell) -> Outcome:
         began = time.monotonic()
@@ -279,11 +283,39 @@ def _measured_row(
         return cell.identity() | {"family": "", "error": f"wrong: {wrong}"}, True
 
 
-class Budget:
-    """A run's budget in seconds, and an estimate of the next row's cost."""
+def _call_peer(cell: Cell, device: torch.device) -> None:
+    with torch.no_grad(), contextlib.suppress(RuntimeError):  # the row itself says what is wrong
+        buffers = contenders.make_buffers(cell.layer, cell.precision, cell.layout, device)
+        contenders.peers(cell.layer, cell.op, buffers, cell.peer)()
+        torch.cuda.synchronize(device)
 
-    def __init__(self, seconds: float | None) -> None:
-        self.seconds = seconds
+
+def compile_peers(cells: Iterable[Cell], device: torch.device) -> None:
+    """Lets cuDNN compile what it will need for these rows, many rows at a time.
+
+    When cuDNN first tries its algorithms for a shape it compiles some of them, on one core of the
+    host, which takes most of a row's time. The process keeps what is compiled. Which algorithm is
+    the fastest is kept by the thread that tried, so these threads leave that to the row, which
+    tries them again, alone on the GPU.
+    """
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        size = cell.layer.least_bytes(contenders.DTYPES[cell.precision].itemsize)
+        known = contenders.why_not(cell.layer, cell.precision, cell.op, cell.peer, device) is None
+        if cell.peer == "cudnn" and known and size <= MOST_BYTES:
+            groups.setdefault(cell.precision, []).append(cell)
+    for precision, group in groups.items():  # PyTorch's switches are the whole process's
+        threads = ThreadPoolExecutor(min(COMPILERS, len(group)))
+        with contenders.switches(precision, "cudnn"), threads:
+            list(threads.map(partial(_call_peer, device=device), group))
+    torch.cuda.empty_cache()
+
+
+class Budget:
+    """A run's budget in minutes, and an estimate of the next row's cost."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self.minutes = minutes
         self.began = time.monotonic()
         self.longest = 0.0
 
@@ -292,9 +324,9 @@ class Budget:
         self.longest = max(seconds, 0.8 * self.longest)
 
     def has_room(self) -> bool:
-        if self.seconds is None:
+        if self.minutes is None:
             return True
-        return time.monotonic() - self.began + self.longest <= self.seconds
+        return time.monotonic() - self.began + self.longest <= 60 * self.minutes
 
 
 def run(
@@ -316,10 +348,12 @@ def run(
                TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("rows", total=len(todo))
-        for cell in todo:
+        for index, cell in enumerate(todo):
             if not budget.has_room():
-                console.print(f"stopped for the budget of {budget.seconds:g} s")
+                console.print(f"stopped for the budget of {budget.minutes:g} minutes")
                 break
+            if device.type == "cuda" and index % AHEAD == 0:
+                compile_peers(todo[index : index + AHEAD], device)
             began = time.monotonic()
             row, wrong = measured_row(cell, device, peaks, row_s)
             if device.type == "cuda":
@@ -364,7 +398,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.resume:
         have = {results.key(row) for row in file["rows"] if "error" not in row}
         todo = [cell for cell in todo if results.key(cell.identity()) not in have]
-    budget = Budget(arguments.budget_s)
+    budget = Budget(arguments.minutes)
     try:
         done, wrong = run(todo, file, path, device, budget=budget, row_s=arguments.row_s)
     except KeyboardInterrupt:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +26,7 @@ from torch.nn import functional
 from . import contenders, network_rows, networks, results
 from .network_rows import PRECISIONS, Runner
 from .options import several
+from .run import Budget
 
 # Unit roundoff: half the relative distance between neighbouring numbers.
 ROUNDING = {"fp32": 2.0**-24, "tf32": 2.0**-11, "amp-fp16": 2.0**-11, "amp-bf16": 2.0**-9}
@@ -174,11 +174,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     console = Console()
     device = torch.device(arguments.device)
-    began = time.monotonic()
+    budget = Budget(arguments.minutes)
     outcomes = []
     for what in itertools.product(arguments.networks, arguments.precisions, arguments.layouts):
-        if arguments.budget_s and time.monotonic() - began > arguments.budget_s:
-            console.print(f"stopped for the budget of {arguments.budget_s:g} s")
+        if not budget.has_room():
+            console.print(f"stopped for the budget of {budget.minutes:g} minutes")
             break
         outcome = compare(
             *what, arguments.batch, arguments.image, device,

@@ -26,7 +26,7 @@ from . import contenders, results, timing, verify
 from .contenders import Buffers
 from .layers import Layer
 from .measure import Cell, LayerOutcome, buffer_sets, exact_sample, prepared
-from .options import several
+from .options import minutes, several
 from .run import add_layer_arguments, attempt_within, cells, gpu, table_by_kind
 from .timing import Call, geomean
 
@@ -191,7 +191,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--most", type=int, default=24, help="plans per layer, the cheapest first")
     parser.add_argument("--row-s", type=float, default=1.0, help="seconds of timing per layer")
     parser.add_argument("--record", type=Path, help="a file that each layer's times are added to")
-    parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
+    minutes(parser)
     parser.set_defaults(peer=["cudnn"], family=["auto"])
 
 
@@ -208,6 +208,6 @@ def main(arguments: argparse.Namespace) -> int:
             append(arguments.record, outcome, facts)
         return outcome
 
-    outcomes, wrong = attempt_within(arguments.budget_s, cells(arguments), tuned, text_of, console)
+    outcomes, wrong = attempt_within(arguments.minutes, cells(arguments), tuned, text_of, console)
     console.print(summary(outcomes))
     return 1 if wrong else 0

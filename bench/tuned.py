@@ -19,7 +19,7 @@ import customconv
 
 from . import contenders, results, timing, verify
 from .measure import Cell, LayerOutcome, buffer_sets, exact_sample, prepared
-from .options import several
+from .options import minutes, several
 from .run import add_layer_arguments, attempt_within, cells, gpu, table_by_kind
 from .timing import geomean
 from .tune import call_by
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_layer_arguments(parser, "all")
     several(parser, "--op", contenders.OPS, ",".join(contenders.OPS), "passes")
     parser.add_argument("--row-s", type=float, default=0.5, help="seconds of timing per layer")
-    parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
+    minutes(parser)
     parser.add_argument("--json", type=Path, help="a file to write the times to")
     parser.set_defaults(family=["auto"], peer=["cudnn"])
 
@@ -114,7 +114,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 2
 
     outcomes, wrong = attempt_within(
-        arguments.budget_s, cells(arguments),
+        arguments.minutes, cells(arguments),
         lambda cell: measure(cell, device, arguments.row_s), text_of, console,
     )  # fmt: skip
     console.print(summary(outcomes))

@@ -28,7 +28,7 @@ from .architectures import ARCHITECTURES, Architecture
 from .evidence import Named
 from .kept import Rows
 from .network_rows import PRECISIONS
-from .options import several
+from .options import minutes, several
 from .results import Row
 from .run import Budget
 from .workers import workers
@@ -223,7 +223,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several(parser, "--precisions", PRECISIONS, "tf32,amp-fp16" if cuda else "fp32", "precisions")
     several(parser, "--by", networks.WAYS, "routed,converted", "how ours is run")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
+    minutes(parser)
     parser.add_argument("--resume", action="store_true", help="skip rows that the file has")
     parser.add_argument("--json", type=Path, help="a file for the rows")
     parser.add_argument(
@@ -278,7 +278,7 @@ def main(arguments: argparse.Namespace) -> int:
     console = Console()
     device = torch.device(arguments.device)
     rows = Rows(arguments.json, device, IDENTITY)
-    budget = Budget(arguments.budget_s)
+    budget = Budget(arguments.minutes)
     ways = [
         (precision, layout, by)
         for layout in arguments.layouts
@@ -319,7 +319,7 @@ def main(arguments: argparse.Namespace) -> int:
         budget.spend(time.monotonic() - began)
         began = time.monotonic()
     if left:
-        print_(f"stopped for the budget of {budget.seconds:g} s")
+        print_(f"stopped for the budget of {budget.minutes:g} minutes")
     found = [rows.rows[key] for key in wanted if key in rows.rows]
     print_(summary(found, missing))
     return int(any(row["error"] for row in found))

@@ -96,19 +96,19 @@ PARTS = (
     Part(
         "every_kernel",  # what holds of all: the same bits, streams, which kernels run
         (
-            files("kernels", "batch_sweep"),
+            files("kernels", "batch_sweep strict_bounds"),
             files("op", "batch_invariance repeatability streams_and_graphs backward_kernels"),
         ),
         (*KERNELS, *CHOICE),
     ),
     Part("large", (files("kernels", "large"), files("op", "huge_tensors")), (*KERNELS, *CHOICE)),
-    Part("routing", (files("op", "routing"),), (*CHOICE, *REGISTERED)),
+    Part("routing", (files("op", "recorders routing"),), (*CHOICE, *REGISTERED)),
     Part(
         "operators",
         (
             files("op", "algorithm_argument autocast conv_transpose2d derivatives dispatch"),
-            files("op", "functorch memory_format opcheck opinfo precision_of_views"),
-            files("op", "precision_switches"),
+            files("op", "functorch gradient_strides memory_format opcheck opinfo"),
+            files("op", "precision_of_views precision_switches"),
         ),
         (*CHOICE, *REGISTERED),
     ),
@@ -119,12 +119,15 @@ PARTS = (
     ),
     Part(
         "python",
-        (files("python", "convert explain flops ops tuning"), select("test_examples.py")),
-        (*CHOICE, *PACKAGE, "examples/**/*.py"),
+        (
+            files("python", "convert explain flops ops tuning"),
+            select("test_examples.py", "test_readme.py"),
+        ),
+        (*CHOICE, *PACKAGE, "examples/**/*.py", "README.md", "docs/**/*.md"),
     ),
     Part(
         "bench",
-        (files("bench", "fused_cost host inside micro models tune tuning_gain zoo"),),
+        (files("bench", "fused_cost host inside machine micro models tune tuning_gain zoo"),),
         (*CHOICE, *PACKAGE, "bench/**/*.py", "bench/*.json", "bench/micro/*.cu"),
     ),
 )

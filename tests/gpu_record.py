@@ -14,12 +14,14 @@ its tests have ended, so what a run completed is kept when it is cut off.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +161,32 @@ def driver_version() -> str:
         return "unknown"
 
 
+@contextlib.contextmanager
+def shared_gpu() -> Iterator[bool]:
+    """Lets processes compute on the GPU at the same time, by CUDA's MPS; False where it is missing.
+
+    Without it they take turns, which takes three times as long with 15 of them.
+    """
+    control = "nvidia-cuda-mps-control"
+    with tempfile.TemporaryDirectory() as folder:
+        own = {f"CUDA_MPS_{name}_DIRECTORY": os.path.join(folder, name) for name in ("PIPE", "LOG")}
+        for path in own.values():
+            os.mkdir(path)
+        environment = {**os.environ, **own}
+        try:
+            subprocess.run([control, "-d"], env=environment, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            yield False
+            return
+        os.environ.update(own)
+        try:
+            yield True
+        finally:
+            for name in own:
+                del os.environ[name]
+            subprocess.run([control], input="quit\n", env=environment, text=True)
+
+
 def is_built() -> bool:
     """Whether the compiled module has the kernels that the sources say."""
     sys.path.insert(0, str(ROOT / "tools"))
@@ -170,7 +198,6 @@ def is_built() -> bool:
 
 def run(record: Record, names: Sequence[str], arguments: Sequence[str]) -> int:
     """Runs the tests of parts and records them; 0 if none failed and none is left."""
-    import pytest
     import torch
 
     if not torch.cuda.is_available():
@@ -179,6 +206,15 @@ def run(record: Record, names: Sequence[str], arguments: Sequence[str]) -> int:
     if not is_built():
         print("GPU record: the build is of other kernels than the sources; make build first")
         return 1
+    with shared_gpu():
+        return run_and_record(record, names, arguments)
+
+
+def run_and_record(record: Record, names: Sequence[str], arguments: Sequence[str]) -> int:
+    """The same, on a machine where they can run."""
+    import pytest
+    import torch
+
     where = {
         "gpu": torch.cuda.get_device_name(),
         "driver": driver_version(),

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from .. import results
 from ..contenders import DTYPES, switches
+from ..options import minutes
+from ..run import Budget
 from .problems import PROBLEMS, Problem
 
 SEEDS = (42, 43, 44, 45, 46)
@@ -163,7 +165,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--smaller", type=int, default=1, help="divide the batch and image sizes")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--budget-s", type=float, help="start no problem after this many seconds")
+    minutes(parser)
     parser.add_argument("--json", type=Path, help="a file for the outcomes")
 
 
@@ -177,11 +179,11 @@ def main(arguments: argparse.Namespace) -> int:
         known = [*map(str, PROBLEMS), *DTYPES]
         console.print(f"no {', '.join(map(str, unknown))}: expected some of {', '.join(known)}")
         return 2
-    began = time.monotonic()
+    budget = Budget(arguments.minutes)
     outcomes = []
     for number in numbers or sorted(PROBLEMS):
         for precision in precisions:
-            if arguments.budget_s and time.monotonic() - began > arguments.budget_s:
+            if not budget.has_room():
                 console.print(f"{number} in {precision} is not measured: the budget is spent")
                 continue
             problem = PROBLEMS[number].smaller(arguments.smaller)

@@ -1,8 +1,9 @@
-"""The floor, and what nvidia-smi says."""
+"""The floor, and what NVML says."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from bench import machine
 from bench.machine import Peaks
@@ -20,12 +21,15 @@ def test_peaks_are_of_the_device_named():
 
 
 @pytest.mark.parametrize(
-    ("line", "state"),
-    [
-        ("1980, 0x0000000000000001\n", machine.State(1980, heat=False, power_cap=False)),
-        ("1200, 0x0000000000000004\n", machine.State(1200, heat=False, power_cap=True)),
-        ("900, 0x0000000000000068\n", machine.State(900, heat=True, power_cap=False)),
-    ],
+    ("reasons", "heat", "power_cap"),
+    [(0x01, False, False), (0x04, False, True), (0x68, True, False)],
 )
-def test_clock_and_reasons_are_read(line, state):
-    assert machine.parse_state(line) == state
+def test_reasons_are_told_apart(reasons, heat, power_cap):
+    assert machine.state(1980, reasons) == machine.State(1980, heat, power_cap)
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_a_state():
+    found = machine.state_of(torch.device("cuda"))
+    assert found is not None
+    assert found.clock_mhz > 0

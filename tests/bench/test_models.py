@@ -191,7 +191,7 @@ def test_a_budget_ends_a_run_after_a_row(small, tmp_path, capsys, monkeypatch):
     spend = Budget.spend
     monkeypatch.setattr(Budget, "spend", lambda self, seconds: spend(self, 2000.0))
     path = tmp_path / "models.json"
-    assert command.main(arguments(path, "--budget-s", "1000")) == 0
+    assert command.main(arguments(path, "--minutes", "20")) == 0
     assert "stopped for the budget" in capsys.readouterr().out
     assert len(json.loads(path.read_text())["rows"]) == 1
 

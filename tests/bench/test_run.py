@@ -153,16 +153,34 @@ def test_a_ratio_that_is_too_good_is_measured_twice_and_marked(monkeypatch):
 
 def test_a_run_stops_before_the_budget_is_spent(tmp_path, capsys):
     path = tmp_path / "cpu.json"
-    assert bench_run(path, "--budget-s", "0") == 0
+    assert bench_run(path, "--minutes", "0") == 0
     printed = capsys.readouterr().out
-    assert "stopped for the budget of 0 s" in printed
+    assert "stopped for the budget of 0 minutes" in printed
     assert "0 of 7 rows" in printed
+
+
+def test_peers_are_compiled_side_by_side_in_their_own_precision(monkeypatch):
+    seen = []
+
+    def call_peer(cell, device):
+        seen.append((cell.layer.name, cell.precision, torch.backends.cudnn.allow_tf32))
+
+    monkeypatch.setattr(run, "_call_peer", call_peer)
+    layers = load(["smoke"])
+    known = [layer for layer in layers if min(layer.P, layer.Q) > 0][:3]
+    todo = [
+        Cell(known[i % 3], p, "nchw", "fprop", "cudnn") for i, p in enumerate(("tf32", "fp32") * 3)
+    ]
+    todo.append(Cell(known[0], "fp16", "nchw", "fprop", "aten-heuristic"))
+    run.compile_peers(todo, torch.device("cuda"))
+    assert len(seen) == 6
+    assert {(precision, tf32) for _, precision, tf32 in seen} == {("tf32", True), ("fp32", False)}
 
 
 def test_the_budget_counts_the_longest_row_of_late(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("bench.run.time.monotonic", lambda: now[0])
-    budget = run.Budget(10)
+    budget = run.Budget(10 / 60)
     now[0] = 4.0
     budget.spend(5.0)
     assert budget.has_room()

@@ -53,4 +53,4 @@ def test_a_release_waits_for_the_check():
     workflow = (ROOT / ".github/workflows/wheels.yml").read_text()
     assert "python3 -m bench.stale" in workflow
     assert "fetch-depth: 0" in workflow  # without history all rows count as old
-    assert "needs: figures" in workflow
+    assert "needs: proof" in workflow

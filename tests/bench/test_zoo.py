@@ -115,7 +115,7 @@ def test_a_run_resumes_and_stops_for_its_budget(tmp_path, capsys):
     rows = json.loads(path.read_text())["rows"]
     assert [row["by"] for row in rows] == ["routed", "routed", "converted", "converted"]
     assert rows[:2] == before
-    assert check(path, "--networks", "wavenet,espcn", "--budget-s", "0.0001") == 0
+    assert check(path, "--networks", "wavenet,espcn", "--minutes", "0.000001") == 0
     assert "stopped for the budget" in capsys.readouterr().out
 
 

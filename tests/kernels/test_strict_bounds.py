@@ -18,7 +18,6 @@ import torch
 from cases import Case, Tensors, output_shape
 from compute import compute, exact, forced, is_foreseen, magnitudes, plan_of, poison, result_bytes
 from reference import describe_worst, float32_precision
-from torch import Tensor
 
 from customconv import _C
 

@@ -13,7 +13,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -89,14 +88,11 @@ def test_gradients_have_pytorchs_strides(device):
         ours = ops.conv_transpose2d_backward if transposed else ops.conv2d_backward
         geometry = (*lists[:2], [0, 0], 1, lists[2]) if transposed else (*lists, 1)
 
-        def pytorchs() -> Any:
-            return torch.ops.aten.convolution_backward(
-                dy, x, w, None, *lists, transposed, [0, 0], 1, mask  # noqa: B023
-            )
-
-        expected = strides(pytorchs(), mask)
+        call = (dy, x, w, None, *lists, transposed, [0, 0], 1, mask)
+        pytorchs = torch.ops.aten.convolution_backward
+        expected = strides(pytorchs(*call), mask)
         with customconv.enabled():
-            routed = strides(pytorchs(), mask)
+            routed = strides(pytorchs(*call), mask)
         with FakeTensorMode() as mode:
             fake = strides(ours(*map(mode.from_tensor, (dy, x, w)), *geometry, mask), mask)
         actual = {
