@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import SymInt, Tensor
+from torch.fx import Proxy
 from torch.nn import functional
+from torch.overrides import handle_torch_function
 
 from . import _C
 
@@ -24,6 +26,10 @@ _CONV2D = torch.ops.customconv.conv2d.default
 _CONV2D_PADDING = torch.ops.customconv.conv2d.padding
 _CONV2D_FUSED = torch.ops.customconv.conv2d_fused.default
 _CONV_TRANSPOSE2D = torch.ops.customconv.conv_transpose2d.default
+
+# What an operator raises for its arguments. Other errors are not its own: a hook on saved tensors
+# raises one to end the recomputation of a checkpoint.
+_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 
 
 def conv1d(
@@ -67,8 +73,10 @@ def conv1d(
     strides, dilations = _after(1, stride), _after(1, dilation)
     paddings = padding if type(padding) is str else _after(0, padding)
     if strides is None or paddings is None or dilations is None or not _is_integer(groups):
-        numbers = _settled(torch.conv1d, input, weight, bias, stride, padding, dilation, groups)
-        return conv1d(input, weight, bias, *numbers, algorithm=algorithm)
+        return _settled(
+            conv1d, torch.conv1d, input, weight, bias, stride, padding, dilation, groups,
+            algorithm=algorithm,
+        )  # fmt: skip
     try:
         # PyTorch makes the input contiguous, too: a height of one makes memory formats ambiguous.
         image, filters = input.contiguous().unsqueeze(-2), weight.unsqueeze(-2)
@@ -76,7 +84,7 @@ def conv1d(
         output: Tensor = convolve(
             image, filters, bias, strides, paddings, dilations, groups, algorithm=algorithm
         ).squeeze(-2)
-    except Exception as error:
+    except _ERRORS as error:
         arguments = input, weight, bias, stride, padding, dilation, groups
         if other := _pytorchs_error(error, algorithm, torch.conv1d, *arguments):
             raise other from None
@@ -133,15 +141,17 @@ def conv2d(
     strides, dilations = _pair(stride), _pair(dilation)
     paddings = padding if type(padding) is str else _pair(padding)
     if strides is None or paddings is None or dilations is None or not _is_integer(groups):
-        numbers = _settled(torch.conv2d, input, weight, bias, stride, padding, dilation, groups)
-        return conv2d(input, weight, bias, *numbers, algorithm=algorithm)
+        return _settled(
+            conv2d, torch.conv2d, input, weight, bias, stride, padding, dilation, groups,
+            algorithm=algorithm,
+        )  # fmt: skip
     # By its name: trying the other overload first would cost more than the call itself.
     convolve = _CONV2D_PADDING if type(paddings) is str else _CONV2D
     try:
         output: Tensor = convolve(
             input, weight, bias, strides, paddings, dilations, groups, algorithm=algorithm
         )
-    except Exception as error:
+    except _ERRORS as error:
         arguments = input, weight, bias, stride, padding, dilation, groups
         if other := _pytorchs_error(error, algorithm, torch.conv2d, *arguments):
             raise other from None
@@ -208,21 +218,28 @@ def conv2d_fused(
     strides, dilations = _pair(stride), _pair(dilation)
     paddings = padding if type(padding) is str else _pair(padding)
     if strides is None or paddings is None or dilations is None or not _is_integer(groups):
-        numbers = _settled(torch.conv2d, input, weight, bias, stride, padding, dilation, groups)
-        return conv2d_fused(
-            input, weight, bias, *numbers, scale=scale, residual=residual, activation=activation,
-            residual_last=residual_last, negative_slope=negative_slope, algorithm=algorithm,
+        return _settled(
+            conv2d_fused, torch.conv2d, input, weight, bias, stride, padding, dilation, groups,
+            scale=scale, residual=residual, activation=activation, residual_last=residual_last,
+            negative_slope=negative_slope, algorithm=algorithm,
         )  # fmt: skip
     image = input
     try:
         if isinstance(paddings, str):
+            if isinstance(weight, Proxy):
+                return _as_proxy(
+                    conv2d_fused, input, weight, bias, stride, padding, dilation, groups,
+                    scale=scale, residual=residual, activation=activation,
+                    residual_last=residual_last, negative_slope=negative_slope,
+                    algorithm=algorithm,
+                )  # fmt: skip
             image, paddings = numbered_padding(paddings, input, weight, dilations)
         output: Tensor = _CONV2D_FUSED(
             image, weight, bias, strides, paddings, dilations, groups, scale=scale,
             residual=residual, activation=activation, residual_last=residual_last,
             negative_slope=negative_slope, algorithm=algorithm,
         )  # fmt: skip
-    except Exception as error:
+    except _ERRORS as error:
         arguments = input, weight, bias, stride, padding, dilation, groups
         if other := _pytorchs_error(error, algorithm, torch.conv2d, *arguments):
             raise other from None
@@ -288,11 +305,10 @@ def conv_transpose1d(
         or dilations is None
         or not _is_integer(groups)
     ):
-        numbers = _settled(
-            torch.conv_transpose1d, input, weight, bias, stride, padding, output_padding, groups,
-            dilation,
+        return _settled(
+            conv_transpose1d, torch.conv_transpose1d, input, weight, bias, stride, padding,
+            output_padding, groups, dilation, algorithm=algorithm,
         )  # fmt: skip
-        return conv_transpose1d(input, weight, bias, *numbers, algorithm=algorithm)
     try:
         # PyTorch makes the input contiguous, too: a height of one makes memory formats ambiguous.
         image, filters = input.contiguous().unsqueeze(-2), weight.unsqueeze(-2)
@@ -300,7 +316,7 @@ def conv_transpose1d(
             image, filters, bias, strides, paddings, output_paddings, groups, dilations,
             algorithm=algorithm,
         ).squeeze(-2)  # fmt: skip
-    except Exception as error:
+    except _ERRORS as error:
         arguments = input, weight, bias, stride, padding, output_padding, groups, dilation
         if other := _pytorchs_error(error, algorithm, torch.conv_transpose1d, *arguments):
             raise other from None
@@ -359,17 +375,16 @@ def conv_transpose2d(
         or dilations is None
         or not _is_integer(groups)
     ):
-        numbers = _settled(
-            torch.conv_transpose2d, input, weight, bias, stride, padding, output_padding, groups,
-            dilation,
+        return _settled(
+            conv_transpose2d, torch.conv_transpose2d, input, weight, bias, stride, padding,
+            output_padding, groups, dilation, algorithm=algorithm,
         )  # fmt: skip
-        return conv_transpose2d(input, weight, bias, *numbers, algorithm=algorithm)
     try:
         output: Tensor = _CONV_TRANSPOSE2D(
             input, weight, bias, strides, paddings, output_paddings, groups, dilations,
             algorithm=algorithm,
         )  # fmt: skip
-    except Exception as error:
+    except _ERRORS as error:
         arguments = input, weight, bias, stride, padding, output_padding, groups, dilation
         if other := _pytorchs_error(error, algorithm, torch.conv_transpose2d, *arguments):
             raise other from None
@@ -407,7 +422,11 @@ def numbered_padding(
         return input, [0, 0]
     if name != "same":
         raise ValueError(f"padding must be numbers, 'same' or 'valid', but is {name!r}")
-    total = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=False)]
+    sizes: Sequence[int] = weight.shape[2:]
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        # They are tensors then, which a custom operator does not take for integers.
+        sizes = [torch.ops.aten.sym_size.int(weight, i) for i in range(2, weight.ndim)]
+    total = [d * (size - 1) for d, size in zip(dilation, sizes, strict=False)]
     if any(t % 2 for t in total):
         input = functional.pad(input, [0, total[1] % 2, 0, total[0] % 2])
     return input, [t // 2 for t in total]
@@ -438,19 +457,35 @@ def _is_integer(value: Any) -> bool:
     return kind is int or kind is SymInt
 
 
-def _settled(function: Callable[..., Tensor], *arguments: Any) -> list[Any]:
-    """The numbers among a function's arguments in plain integers, if PyTorch takes them.
+def _settled(
+    function: Callable[..., Tensor],
+    pytorchs: Callable[..., Tensor],
+    *arguments: Any,
+    **options: Any,
+) -> Tensor:
+    """Calls a function of this module again, with its numbers in plain integers.
 
     Args:
-        function: PyTorch's function of these arguments.
+        function: The function.
+        pytorchs: PyTorch's function of these arguments.
         arguments: Three tensors, and numbers.
+        options: The function's other arguments.
 
     Raises:
         Exception: PyTorch's function refuses the arguments.
     """
-    if error := _refusal(function, *arguments):
+    if any(isinstance(argument, Proxy) for argument in arguments):
+        return _as_proxy(function, *arguments, **options)
+    if error := _refusal(pytorchs, *arguments):
         raise error
-    return [_plain(value) for value in arguments[3:]]
+    numbers = [_plain(value) for value in arguments[3:]]
+    return function(*arguments[:3], *numbers, **options)
+
+
+def _as_proxy(function: Callable[..., Tensor], *arguments: Any, **options: Any) -> Tensor:
+    """The call of a function of this module in the graph that torch.fx traces, as it is written."""
+    proxies = [argument for argument in arguments if isinstance(argument, Proxy)]
+    return cast(Tensor, handle_torch_function(function, proxies, *arguments, **options))
 
 
 def _plain(value: Any) -> Any:
