@@ -102,7 +102,7 @@ PARTS = (
         (*KERNELS, *CHOICE),
     ),
     Part("large", (files("kernels", "large"), files("op", "huge_tensors")), (*KERNELS, *CHOICE)),
-    Part("routing", (files("op", "recorders routing"),), (*CHOICE, *REGISTERED)),
+    Part("routing", (files("op", "observers recorders routing"),), (*CHOICE, *REGISTERED)),
     Part(
         "operators",
         (

@@ -211,7 +211,8 @@ Gradients convolution_backward(const Tensor& grad_output, const Tensor& input, c
                                std::array<bool, 3> output_mask) {
   if (is_routed()) {
     const Geometry geometry{stride, padding, dilation, groups, transposed, output_padding};
-    auto gradients = backward(grad_output, input, weight, bias_sizes, {geometry, allows_tf32()}, output_mask);
+    auto gradients =
+        backward(grad_output, input, weight, bias_sizes, {geometry, allows_tf32()}, output_mask);
     if (gradients) return std::move(*gradients);
     output_mask[0] ? fall_back(gradients.why()) : count(gradients.why());
   }

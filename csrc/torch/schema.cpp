@@ -121,8 +121,8 @@ at::Tensor conv2d_padding(const at::Tensor& input, const at::Tensor& weight,
                 c10::fromIntArrayRefSlow(dilation), groups, algorithm);
 }
 
-// The operator for callers who write plain integers: PyTorch expands an int to a list for int[2],
-// but not for SymInt[2].
+// The operator for callers who write integers beside lists: PyTorch expands an int to a list for
+// int[2], but not for SymInt[2].
 at::Tensor conv2d_int(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
@@ -134,7 +134,7 @@ at::Tensor conv2d_int(const at::Tensor& input, const at::Tensor& weight,
 
 std::array<c10::SymInt, 2> pair(const c10::SymInt& v) { return {v, v}; }
 
-// The operator for plain integers that are symbolic while a graph is traced.
+// The operator for plain integers, which may be symbolic while a graph is traced.
 at::Tensor conv2d_symint(const at::Tensor& input, const at::Tensor& weight,
                          const std::optional<at::Tensor>& bias, c10::SymInt stride,
                          c10::SymInt padding, c10::SymInt dilation, c10::SymInt groups,
@@ -240,24 +240,26 @@ at::Tensor conv2d_fused_composite(const at::Tensor& input, const at::Tensor& wei
                        in_place);
 }
 
+// The overloads that are made of others.
+void decompose(torch::Library& m) {
+  m.impl("conv2d.int", conv2d_int);
+  m.impl("conv2d.symint", conv2d_symint);
+  m.impl("conv2d.padding", conv2d_padding);
+  m.impl("conv2d_fused.int", conv2d_fused_int);
+  m.impl("conv_transpose2d.int", conv_transpose2d_int);
+  m.impl("conv_transpose2d.symint", conv_transpose2d_symint);
+}
+
 }  // namespace
 
 TORCH_LIBRARY(customconv, m) {
-  // A call is matched against the overloads in this order. A failed match costs some 10 us, so the
-  // common one, with integers or lists of them, comes first. `str?` tells its signature from the
-  // next one's: PyTorch's registry of signatures takes SymInt[2] and int[2] for the same.
-  m.def(
-      "conv2d.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
-      "int[2] padding=0, int[2] dilation=1, int groups=1, *, str? algorithm=None) -> Tensor",
-      {at::Tag::pt2_compliant_tag});
+  // A call is matched against the overloads in this order. Those with SymInt come first: int[2]
+  // would take a symbolic number, too, and fix it at what it is while a graph is traced. `str?`
+  // tells the signature of int[2] from that of SymInt[2], which PyTorch's registry takes for the
+  // same. A failed match costs some 10 us.
   m.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, "
       "SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1, *, str algorithm=\"auto\") "
-      "-> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
-      "str padding=\"valid\", int[2] dilation=1, int groups=1, *, str algorithm=\"auto\") "
       "-> Tensor",
       {at::Tag::pt2_compliant_tag});
   m.def(
@@ -265,10 +267,13 @@ TORCH_LIBRARY(customconv, m) {
       "SymInt padding=0, SymInt dilation=1, SymInt groups=1, *, str algorithm=\"auto\") -> Tensor",
       {at::Tag::pt2_compliant_tag});
   m.def(
-      "conv2d_fused.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
-      "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? scale=None, "
-      "Tensor? residual=None, str activation=\"none\", bool residual_last=False, "
-      "float negative_slope=0.01, str? algorithm=None) -> Tensor",
+      "conv2d.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
+      "int[2] padding=0, int[2] dilation=1, int groups=1, *, str? algorithm=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
+      "str padding=\"valid\", int[2] dilation=1, int groups=1, *, str algorithm=\"auto\") "
+      "-> Tensor",
       {at::Tag::pt2_compliant_tag});
   m.def(
       "conv2d_fused(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, "
@@ -277,14 +282,15 @@ TORCH_LIBRARY(customconv, m) {
       "float negative_slope=0.01, str algorithm=\"auto\") -> Tensor",
       {at::Tag::pt2_compliant_tag});
   m.def(
+      "conv2d_fused.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
+      "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? scale=None, "
+      "Tensor? residual=None, str activation=\"none\", bool residual_last=False, "
+      "float negative_slope=0.01, str? algorithm=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
       "conv2d_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[2] stride, "
       "SymInt[2] padding, SymInt[2] dilation, SymInt groups, bool[3] output_mask, *, "
       "str algorithm=\"auto\") -> (Tensor, Tensor, Tensor)",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv_transpose2d.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
-      "int[2] padding=0, int[2] output_padding=0, int groups=1, int[2] dilation=1, *, "
-      "str? algorithm=None) -> Tensor",
       {at::Tag::pt2_compliant_tag});
   m.def(
       "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, "
@@ -297,6 +303,11 @@ TORCH_LIBRARY(customconv, m) {
       "str algorithm=\"auto\") -> Tensor",
       {at::Tag::pt2_compliant_tag});
   m.def(
+      "conv_transpose2d.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
+      "int[2] padding=0, int[2] output_padding=0, int groups=1, int[2] dilation=1, *, "
+      "str? algorithm=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
       "conv_transpose2d_backward(Tensor grad_output, Tensor input, Tensor weight, "
       "SymInt[2] stride, SymInt[2] padding, SymInt[2] output_padding, SymInt groups, "
       "SymInt[2] dilation, bool[3] output_mask, *, str algorithm=\"auto\") "
@@ -304,24 +315,17 @@ TORCH_LIBRARY(customconv, m) {
       {at::Tag::pt2_compliant_tag});
 }
 
-TORCH_LIBRARY_IMPL(customconv, CompositeImplicitAutograd, m) {
-  m.impl("conv2d.int", conv2d_int);
-  m.impl("conv2d.symint", conv2d_symint);
-  m.impl("conv2d.padding", conv2d_padding);
-  m.impl("conv2d_fused.int", conv2d_fused_int);
-  m.impl("conv_transpose2d.int", conv_transpose2d_int);
-  m.impl("conv_transpose2d.symint", conv_transpose2d_symint);
-}
+TORCH_LIBRARY_IMPL(customconv, CompositeImplicitAutograd, m) { decompose(m); }
+
+// A graph that is traced under autocast holds the casts then, too. Otherwise it would hold these
+// overloads, without casts.
+TORCH_LIBRARY_IMPL(customconv, AutocastCUDA, m) { decompose(m); }
+TORCH_LIBRARY_IMPL(customconv, AutocastCPU, m) { decompose(m); }
 
 // vmap looks for a rule of its own before it decomposes an operator. Rules for what is not composed
 // are in vmap.cpp.
 TORCH_LIBRARY_IMPL(customconv, FuncTorchBatched, m) {
-  m.impl("conv2d.int", conv2d_int);
-  m.impl("conv2d.symint", conv2d_symint);
-  m.impl("conv2d.padding", conv2d_padding);
-  m.impl("conv2d_fused.int", conv2d_fused_int);
-  m.impl("conv_transpose2d.int", conv_transpose2d_int);
-  m.impl("conv_transpose2d.symint", conv_transpose2d_symint);
+  decompose(m);
   m.impl("conv2d_fused", conv2d_fused_composite<false>);
 }
 

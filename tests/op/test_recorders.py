@@ -270,3 +270,31 @@ def test_numbers_that_depend_on_the_input(recorder, function, device):
             made = make_fx(module, tracing_mode="symbolic")(x, w)
         actual = made(other, w)
     assert_right([actual], [module(other, w)], f"{recorder} of {function}")
+
+
+@pytest.mark.parametrize("written", ["lists", "integers", "lists, transposed", "lists, fused"])
+@pytest.mark.parametrize("recorder", ["export", "make_fx"])
+def test_operators_keep_numbers_symbolic(recorder, written, device):
+    """An overload of plain integers would fix them at what they are for the traced size."""
+    ops = torch.ops.customconv
+
+    class Padded(nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            padding = x.shape[-1] // 4
+            if written == "integers":
+                return ops.conv2d(x, w, None, 1, padding)
+            if written == "lists, transposed":
+                return ops.conv_transpose2d(x, w, None, [1, 1], [padding, padding])
+            operator = ops.conv2d_fused if written == "lists, fused" else ops.conv2d
+            return operator(x, w, None, [1, 1], [padding, padding])
+
+    module = Padded()
+    x, other = (torch.randn(2, 4, size, size, device=device) for size in (8, 12))
+    w = torch.randn(4, 4, 7, 7, device=device)
+    if recorder == "make_fx":
+        made: Callable[..., Tensor] = make_fx(module, tracing_mode="symbolic")(x, w)
+    else:
+        sizes = {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+        made = torch.export.export(module, (x, w), dynamic_shapes=(sizes, None)).module()
+    for image in (x, other):
+        assert_accurate(made(image, w), module(image, w).double(), 1e-5)

@@ -330,8 +330,8 @@ OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor&
   auto conv = describe(input, weight, std::nullopt, geometry, tf32);
   if (!conv) return conv.why();
   if (!is_grad_output(*conv, grad_output)) return Fallback::kArguments;
-  const GradientFormats formats = gradient_formats(batched(grad_output), conv->input, weight,
-                                                   geometry.transposed, output_mask);
+  const GradientFormats formats =
+      gradient_formats(batched(grad_output), conv->input, weight, geometry.transposed, output_mask);
   if ((output_mask[0] && is_unmeasured(*conv, Pass::kDgrad, wanted)) ||
       (output_mask[1] && is_unmeasured(*conv, Pass::kWgrad, wanted))) {
     return Fallback::kUnmeasured;
