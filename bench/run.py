@@ -35,9 +35,10 @@ Wanted = Callable[[Cell], bool]
 
 HERE = Path(__file__).parent
 GOLDEN = 0.6180339887498949
-AHEAD = 48  # rows whose peers are compiled at a time
+AHEAD = 96  # rows whose peers are compiled at a time
 COMPILERS = 16  # threads that do so
-MOST_BYTES = 1 << 28  # of such a row's tensors: all threads' must fit the GPU at once
+MOST_BYTES = 1 << 27  # of such a row's tensors: what threads need must fit the GPU's memory
+MOST_FLOPS = 2e10  # of such a row: of more, it is the GPU that takes the time
 METHOD = {
     "confidence": timing.CONFIDENCE,
     "l2_overwritten_times": timing.FLUSHED_L2,
@@ -302,7 +303,8 @@ def compile_peers(cells: Iterable[Cell], device: torch.device) -> None:
     for cell in cells:
         size = cell.layer.least_bytes(contenders.DTYPES[cell.precision].itemsize)
         known = contenders.why_not(cell.layer, cell.precision, cell.op, cell.peer, device) is None
-        if cell.peer == "cudnn" and known and size <= MOST_BYTES:
+        is_small = size <= MOST_BYTES and cell.layer.flops <= MOST_FLOPS
+        if cell.peer == "cudnn" and known and is_small:
             groups.setdefault(cell.precision, []).append(cell)
     for precision, group in groups.items():  # PyTorch's switches are the whole process's
         threads = ThreadPoolExecutor(min(COMPILERS, len(group)))

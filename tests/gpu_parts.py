@@ -27,6 +27,8 @@ CHOICE = (*PLANNER, *TORCH)
 # What the package registers with PyTorch for its operators, which no test imports.
 REGISTERED = tuple(f"python/customconv/{name}.py" for name in ("fake", "flops", "vmap"))
 PACKAGE = ("python/customconv/**/*.py",)
+SNIPPETS = ("README.md", "docs/compile.md", "docs/routing.md", "docs/how/batch_invariance.md",
+            "docs/how/tuning.md")  # fmt: skip
 
 IMPLICIT_GEMM = tuple(f"csrc/kernels/implicit_gemm/{names}" for names in ("*.c*", "sm90/*.c*"))
 SUMS = tuple(f"csrc/kernels/{name}/*.cu" for name in ("bias", "parameters", "statistics"))
@@ -123,7 +125,7 @@ PARTS = (
             files("python", "convert explain flops ops tuning"),
             select("test_examples.py", "test_readme.py"),
         ),
-        (*CHOICE, *PACKAGE, "examples/**/*.py", "README.md", "docs/**/*.md"),
+        (*CHOICE, *PACKAGE, "examples/**/*.py", *SNIPPETS),
     ),
     Part(
         "bench",

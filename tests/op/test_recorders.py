@@ -215,14 +215,25 @@ def test_traced_under_autocast(program, device):
         with torch.autocast(device, torch.bfloat16, cache_enabled=False):
             return torch.jit.trace(module, first)
 
+    def outcome(made: Any) -> Tensor | str:
+        """On CUDA PyTorch's autocast does not know padding in words, so that replays raise."""
+        try:
+            return made(other)
+        except RuntimeError as error:
+            return str(error).splitlines()[-1]
+
     plain = trace()
+    wanted = outcome(plain)
     with customconv.enabled():
         routed = trace()
-        actual = routed(other)
+        actual = outcome(routed)
     assert text_of(routed) == text_of(plain)
-    wanted = plain(other)
-    assert actual.dtype == wanted.dtype == torch.bfloat16
-    assert_accurate(actual, wanted.double(), 2e-2)
+    if isinstance(wanted, str):
+        assert device == "cuda" and program == "functions"
+        assert actual == wanted
+    else:
+        assert actual.dtype == wanted.dtype == torch.bfloat16
+        assert_accurate(actual, wanted.double(), 2e-2)
 
 
 OUR_OPERATOR = r"customconv(::|\.)conv"
