@@ -15,7 +15,7 @@ FOLDERS = ("csrc", "python")
 BUILT_SUFFIXES = (".so", ".pyc", ".o")
 BUILT_NAMES = ("_build.json",)
 BUILT_FOLDERS = ("__pycache__",)
-BUILT_FOLDER_SUFFIXES = (".egg-info",)
+BUILT_FOLDER_SUFFIXES = (".egg-info", ".dist-info")
 
 # What every family is compiled from or planned by, as git's pathspecs.
 SHARED = ("csrc/kernels/common", "csrc/kernels/ptx", ":(glob)csrc/kernels/*.h", "csrc/plan")
