@@ -57,7 +57,7 @@ OTHERS = [
     {"weight": (8, 4, 3, 3), "groups": 2}, {"stride": (2, 1)}, {"stride": (1, 2)},
     {"dilation": (2, 1), "padding": (2, 1)}, {"padding": (0, 1)}, {"channels_last": True},
     {"bias": True}, {"tf32": True}, {"epilogue_passes": 1},
-    {"epilogue_passes": 1, "residual": True},
+    {"epilogue_passes": 1, "residual": True}, {"statistics": True}, {"batch_invariant": True},
 ]  # fmt: skip
 
 
