@@ -96,7 +96,7 @@ class Suite:
         """Runs some tests, until one fails."""
         common = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "outcomes"]
         marked = ["-m", "gpu" if self.with_gpu else "not gpu"]
-        shared = ["-n", str(self.workers)] if self.workers else []
+        shared = ["-n", str(self.workers), "--dist", "worksteal"] if self.workers else []
         return [sys.executable, "-m", "pytest", *common, *marked, *shared, *selected]
 
     def tests_of(self, fault: Fault) -> list[str]:
