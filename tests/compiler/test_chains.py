@@ -764,7 +764,11 @@ def test_operands_of_other_types_are_computed_as_without_fusion(name):
             _, actual = run(model, x)
             expected = model(x)
         assert actual.dtype == expected.dtype
-        assert (actual - expected).abs().max() <= 2 * torch.finfo(dtype).eps * expected.abs().max()
+        # oneDNN may sum the convolution's 72 products in another order. Types that were mixed up
+        # would show in thousands of roundings.
+        roundings = 2 if dtype == torch.float16 else 16
+        most = roundings * torch.finfo(dtype).eps * expected.abs().max()
+        assert (actual - expected).abs().max() <= most
 
 
 def test_any_size_is_fused_in_one_graph():
