@@ -127,7 +127,6 @@ FAULTS = dict(enumerate((
         "         whole(p.Q, t.columns, p.stride_w, p.pad_w, p.W);",
         "  return FAULT || (whole(p.P, t.rows, p.stride_h, p.pad_h, p.H) &&\n"
         "                   whole(p.Q, t.columns, p.stride_w, p.pad_w, p.W));",
-        without_gpu=EMULATED_WGRAD,
     ),
     fault(
         "implicit_gemm_wgrad", "the last unit of a row of a plane is not loaded",
@@ -142,7 +141,6 @@ FAULTS = dict(enumerate((
         "p.by_filter_rows = D(t.along_k * t.along_c > 1 ? 1 : t.kind().warpgroups);",
         "p.by_filter_rows = D((FAULT ? t.along_k : t.along_k * t.along_c) > 1\n"
         "                           ? 1 : t.kind().warpgroups);",
-        without_gpu=EMULATED_WGRAD,
     ),
     fault(
         "implicit_gemm_wgrad", "sums are longer than tensor cores keep them accurate",

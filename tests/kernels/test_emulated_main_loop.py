@@ -36,6 +36,7 @@ PROBLEMS = {
     "strided": case((1, 24, 11, 13), (64, 24, 3, 3), stride=2, padding=1),
     "dilated": case((1, 33, 10, 9), (33, 33, 3, 3), padding=2, dilation=2),
     "few_channels": case((1, 3, 14, 15), (32, 3, 5, 5), stride=2, padding=2),
+    "few_dilated": case((1, 3, 12, 13), (32, 3, 3, 3), padding=(1, 2), dilation=(1, 2)),
     "eight_channels": case((2, 8, 9, 7), (16, 8, 3, 3), padding=1),
     "patches": case((1, 3, 12, 12), (32, 3, 4, 4), stride=4),
     "groups": case((1, 64, 6, 6), (128, 32, 3, 3), padding=1, groups=2),

@@ -19,7 +19,7 @@ EPS, MOMENTUM = 1e-3, 0.25
 SHAPES = {
     "usual": (2, 64, 9, 8), "odd": (3, 37, 5, 7), "one_channel": (2, 1, 11, 11),
     "one_pixel": (9, 24, 1, 1), "many_pixels": (1, 8, 40, 41), "many_parts": (70, 5, 3, 3),
-    "wide": (1, 200, 4, 4),
+    "wide": (1, 200, 4, 4), "whole_pieces": (2, 3, 32, 32),
 }  # fmt: skip
 
 

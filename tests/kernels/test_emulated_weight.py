@@ -26,7 +26,7 @@ PROBLEMS = {
     "3x3_small": case((3, 136, 7, 7), (64, 136, 3, 3), padding=1),
     "strided": case((2, 72, 15, 21), (64, 72, 3, 3), stride=2, padding=1),
     "strided_rows": case((1, 64, 11, 14), (64, 64, 4, 2), stride=(3, 1), padding=1),
-    "dilated": case((1, 72, 13, 12), (64, 72, 3, 2), padding=2, dilation=(1, 3)),
+    "dilated": case((1, 72, 13, 12), (64, 72, 3, 2), padding=2, dilation=(2, 3)),
     "5x5": case((1, 40, 12, 13), (136, 40, 5, 5), stride=2, padding=2),
     "pointwise": case((3, 136, 14, 14), (136, 136, 1, 1)),
     "pointwise_odd": case((4, 64, 7, 7), (520, 64, 1, 1)),
