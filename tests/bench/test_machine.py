@@ -17,6 +17,7 @@ def test_the_floor_is_the_longer_of_arithmetic_and_bytes():
 
 def test_peaks_are_of_the_device_named():
     assert machine.PEAKS["NVIDIA H100 80GB HBM3"].tflops["tf32"] == 494.7
+    assert machine.PEAKS["NVIDIA H100 80GB HBM3"].tflops["fp32"] == 164.9
     assert machine.PEAKS["NVIDIA H200"].tb_s == 4.8
 
 
