@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 import customconv
-from customconv import _C
 
 from .layers import Layer
 from .timing import Call
@@ -146,9 +145,3 @@ def plan_of(layer: Layer, op: str, buffers: Buffers, family: str) -> tuple[str, 
     if found.raises:
         raise RuntimeError(found.fallback)
     return found.family, str(found.plan) if found.plan is not None else "aten"
-
-
-def families() -> list[str]:
-    """Every family that can be forced, PyTorch's own convolution last."""
-    any_problem = _C.ConvProblem(input=(1, 1, 1, 1), weight=(1, 1, 1, 1))
-    return [candidate.family for candidate in _C.candidates(any_problem)]

@@ -10,7 +10,7 @@ def minutes(parser: argparse.ArgumentParser) -> None:
     """Adds the option that ends a run after so many minutes."""
     parser.add_argument(
         "--minutes", type=float,
-        help="stop before a row that would end later than this; what is measured is saved",
+        help="stop cleanly after this many minutes; what is measured is saved",
     )  # fmt: skip
 
 

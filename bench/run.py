@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import customconv
+from customconv.ops import algorithms
 
 from . import contenders, corpus, machine, results, timing, verify
 from .layers import Layer
@@ -83,8 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cudnn" if cuda else "aten",
         "what a user would otherwise run",
     )
-    families = ("auto", *contenders.families())
-    several(parser, "--family", families, "auto", "families of ours")
+    several(parser, "--family", algorithms(), "auto", "families of ours")
     parser.add_argument("--device", default="cuda" if cuda else "cpu", help="cuda or cpu")
     minutes(parser)
     parser.add_argument("--row-s", type=float, default=2.0, help="most seconds of timing per row")
