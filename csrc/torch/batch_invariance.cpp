@@ -16,7 +16,9 @@ std::atomic<int64_t> open_contexts{0};
 
 }  // namespace
 
-void set_batch_invariant(bool enabled) { is_set.store(enabled, std::memory_order_relaxed); }
+bool set_batch_invariant(bool enabled) {
+  return is_set.exchange(enabled, std::memory_order_relaxed);
+}
 
 void begin_batch_invariance() { open_contexts.fetch_add(1, std::memory_order_relaxed); }
 

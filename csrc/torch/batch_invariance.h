@@ -5,8 +5,8 @@
 
 namespace customconv::torch_layer {
 
-// The switch, of the whole process.
-void set_batch_invariant(bool enabled);
+// The switch, of the whole process. Returns how it was set before, whatever was begun.
+bool set_batch_invariant(bool enabled);
 // It counts as on, in all threads, while more were begun than ended.
 void begin_batch_invariance();
 void end_batch_invariance();

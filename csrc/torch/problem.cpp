@@ -28,6 +28,24 @@ Layout layout_of(at::MemoryFormat format) {
   return format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
 }
 
+// Only cuDNN is channels-last on CUDA, and in no double precision.
+bool is_only_contiguous(const at::Tensor& input) {
+  return input.is_cuda() &&
+         (input.scalar_type() == at::kDouble || !at::globalContext().userEnabledCuDNN());
+}
+
+// What a tensor's strides suggest once it is in a format; `copied` says whether it had to be.
+at::MemoryFormat suggestion(const at::Tensor& t, at::MemoryFormat format, bool copied) {
+  if (!copied) return t.suggest_memory_format();
+  const bool is_one_value = t.sym_size(1) * t.sym_size(2) * t.sym_size(3) == 1;
+  return is_one_value ? at::MemoryFormat::Contiguous : format;
+}
+
+// One operand in channels-last makes the result channels-last.
+at::MemoryFormat format_of_both(at::MemoryFormat a, at::MemoryFormat b) {
+  return a == at::MemoryFormat::ChannelsLast ? a : b;
+}
+
 // A tensor's strides; those of its format if it is dense and batches are invariant. PyTorch leaves
 // the strides of sizes of one open, and they could tell an image from a batch.
 Shape4 strides_of(const at::Tensor& t, const Convolution& conv) {
@@ -175,33 +193,10 @@ bool is_kernel_dtype(at::ScalarType dtype) {
          dtype == at::kDouble;
 }
 
-namespace {
-
-// Only cuDNN is channels-last on CUDA, and in no double precision.
-bool is_only_contiguous(const at::Tensor& input) {
-  return input.is_cuda() &&
-         (input.scalar_type() == at::kDouble || !at::globalContext().userEnabledCuDNN());
-}
-
-}  // namespace
-
 at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight) {
   if (is_only_contiguous(input)) return at::MemoryFormat::Contiguous;
-  const bool channels_last = input.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
-                             weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
-  return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  return format_of_both(input.suggest_memory_format(), weight.suggest_memory_format());
 }
-
-namespace {
-
-// What a tensor's strides suggest once it is in a format; `copied` says whether it had to be.
-at::MemoryFormat suggestion(const at::Tensor& t, at::MemoryFormat format, bool copied) {
-  if (!copied) return t.suggest_memory_format();
-  const bool is_one_value = t.sym_size(1) * t.sym_size(2) * t.sym_size(3) == 1;
-  return is_one_value ? at::MemoryFormat::Contiguous : format;
-}
-
-}  // namespace
 
 GradientFormats gradient_formats(const at::Tensor& grad_output, const at::Tensor& input,
                                  const at::Tensor& weight, bool transposed,
@@ -214,10 +209,8 @@ GradientFormats gradient_formats(const at::Tensor& grad_output, const at::Tensor
   const bool copies_grad = transposed ? !grad_output.is_contiguous(of_input)
                                       : grad_output.suggest_memory_format() != of_input;
   const at::MemoryFormat of_grad = suggestion(grad_output, of_input, copies_grad);
-  const auto either = [](at::MemoryFormat a, at::MemoryFormat b) {
-    return a == at::MemoryFormat::ChannelsLast ? a : b;
-  };
-  return {either(of_grad, weight.suggest_memory_format()), either(of_input, of_grad)};
+  return {format_of_both(of_grad, weight.suggest_memory_format()),
+          format_of_both(of_input, of_grad)};
 }
 
 OrFallback<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,

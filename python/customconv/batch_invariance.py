@@ -13,8 +13,6 @@ from contextlib import AbstractContextManager, contextmanager
 from . import _C
 from .switched import Switched
 
-_is_set = False  # by set_batch_invariant, whatever contexts are open
-
 
 def set_batch_invariant(enabled: bool) -> AbstractContextManager[None]:
     """Makes what an image gets independent of its batch, or lets it depend on the batch again.
@@ -47,16 +45,14 @@ def set_batch_invariant(enabled: bool) -> AbstractContextManager[None]:
     Raises:
         TypeError: ``enabled`` is no boolean.
     """
-    global _is_set
     try:
-        _C.set_batch_invariant(enabled)
+        before = _C.set_batch_invariant(enabled)
     except TypeError:  # pybind11's words, which list C++ signatures
         kind = type(enabled).__name__
         raise TypeError(
             f"set_batch_invariant(): argument 'enabled' must be bool, not {kind}"
         ) from None
-    before, _is_set = _is_set, bool(enabled)
-    call = f"set_batch_invariant({_is_set})"
+    call = f"set_batch_invariant({bool(enabled)})"
     return Switched(call, lambda: set_batch_invariant(before), decorator="batch_invariant()")
 
 

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -139,9 +140,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def run(suite: Suite, number: int, selected: Sequence[str], seconds: float) -> Result:
     """Runs tests with a fault until one of them fails, all have ended, or the time runs out."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, shared(suite.with_gpu) as own:
         path, log = Path(folder, "outcomes"), Path(folder, "log")
-        env = {**suite.environment(number), outcomes.VARIABLE: str(path)}
+        env = {**suite.environment(number), **own, outcomes.VARIABLE: str(path)}
         begin, wall = time.monotonic(), time.time()
         limit = begin + seconds
         with (
@@ -191,9 +192,9 @@ def result(
     return found
 
 
-def shared(with_gpu: bool) -> contextlib.AbstractContextManager[Any]:
+def shared(with_gpu: bool) -> contextlib.AbstractContextManager[dict[str, str]]:
     """What lets processes share the GPU. Anew for each run: a kernel that faults ends it."""
-    return gpu_record.shared_gpu() if with_gpu else contextlib.nullcontext()
+    return gpu_record.shared_gpu() if with_gpu else contextlib.nullcontext({})
 
 
 class Results:
@@ -260,20 +261,24 @@ def cells_of(each: Result | None) -> tuple[str, str]:
 def run_all(suite: Suite, results: Results, numbers: Sequence[int], options: Any) -> None:
     """Runs what has no result yet, then what found faults without one."""
     end = time.monotonic() + 60 * options.minutes
-    for number in numbers:
-        if number in results.found:
-            continue
+
+    def result_of(number: int) -> Result | None:
         if time.monotonic() + options.seconds > end:
-            print("the time is up; run again to go on")
-            return
-        with shared(suite.with_gpu):
-            each = run(suite, number, suite.tests_of(FAULTS[number]), options.seconds)
-        results.add(each)
+            return None
+        return run(suite, number, suite.tests_of(FAULTS[number]), options.seconds)
+
+    todo = [number for number in numbers if number not in results.found]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        for future in as_completed([pool.submit(result_of, number) for number in todo]):
+            if each := future.result():
+                results.add(each)
+    if not set(todo) <= set(results.found):
+        print("the time is up; run again to go on")
+        return
     tests = sorted({each.test for each in results.found.values() if each.status == FOUND})
     if tests and CLEAN not in results.found:
         left = min(options.clean_seconds, end - time.monotonic())
-        with shared(suite.with_gpu):
-            clean = run(suite, CLEAN, tests, left)
+        clean = run(suite, CLEAN, tests, left)
         # Without a fault, not to find one is to pass.
         renamed = {MISSED: PASSED, FOUND: "failed", CUT_OFF: "passed as far as it went"}
         status = renamed.get(clean.status, clean.status)
@@ -288,12 +293,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("package", nargs="?", type=Path, help="the faulty package's folder")
     parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="of faults")
     parser.add_argument("--out", type=Path, metavar="PATH", help="of the results, JSON lines")
-    parser.add_argument("--seconds", type=float, default=20, help="of each fault, at most (20)")
+    parser.add_argument("--seconds", type=float, default=60, help="of each fault, at most (60)")
     parser.add_argument(
         "--clean-seconds", type=float, default=120, help="of number 0, at most (120)"
     )
     parser.add_argument("--minutes", type=float, default=60, help="of all, at most (60)")
-    parser.add_argument("--workers", type=int, default=14, help="processes (14); 0: no others")
+    parser.add_argument(
+        "--at-once", type=int, default=4, metavar="N", help="how many faults have runs (4)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=4, help="processes of each run (4); 0: no others"
+    )
     parser.add_argument("--tree", type=Path, default=ROOT, help="whose tests run (this one)")
     parser.add_argument("--without-gpu", action="store_true", help="run what needs no GPU")
     parser.add_argument("--table", nargs="+", type=Path, metavar="PATH", help="print results only")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import os
 import re
@@ -161,6 +162,23 @@ def test_what_finds_nothing_because_it_does_not_run_is_an_error(suite):
     (suite.tree / "test_skip.py").write_text("import pytest\ndef test(): pytest.skip()\n")
     found = outcome(suite, 1, tests=["test_skip.py"])
     assert (found.status, found.reason) == (ERROR, "all tests were skipped")
+
+
+class SmallSuite(Suite):
+    def tests_of(self, fault):
+        return ["test_it.py"]
+
+
+def test_faults_run_side_by_side_and_then_what_found_them_without_one(suite, tmp_path, capsys):
+    suite = SmallSuite(suite.package, suite.tree, suite.workers, suite.with_gpu)
+    options = argparse.Namespace(minutes=5, seconds=60, clean_seconds=60, at_once=2)
+    results = run.Results(tmp_path / "results.jsonl")
+    run.run_all(suite, results, [1, 3], options)
+    found = {number: each.status for number, each in results.found.items()}
+    assert found == {1: FOUND, 3: MISSED, 0: run.PASSED}
+    options.minutes = 0
+    run.run_all(suite, results, [1, 3, 4], options)
+    assert results.found.keys() == {0, 1, 3} and "the time is up" in capsys.readouterr().out
 
 
 def test_the_package_is_checked(suite):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import case, make_integers, place_all
-from compute import by_pytorch, compute, forced
+from compute import by_pytorch, compute, compute_fused, forced, fused_by_pytorch
 from every_plan import check_exact, check_fused, check_reach
 from reference import assert_equal
 from tile_tables import (
@@ -232,6 +232,26 @@ def test_rows_of_large_images_are_computed_apart(name, layout):
         assert plan.workspace_bytes <= 64 << 20, plan
         with forced(plan):
             result = compute(op, "implicit_gemm", problem, t)
+        assert_equal(result, expected, what=str(plan))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_rows_that_are_computed_apart_add_their_own_residual(layout):
+    _, problem = LARGE_IMAGES["3x3"]
+    values = make_integers(problem)
+    t = place_all(problem, values, "cuda", torch.float16, layout)
+    exact = place_all(problem, values, "cuda", torch.float64, torch.contiguous_format)
+    expected = fused_by_pytorch(problem, exact).half()
+    plans = [
+        plan
+        for plan in _C.variants(t.x, t.w, t.bias, *problem.geometry, "fprop")
+        if is_of_main_loop(plan) and plan.chunk_pixels > 0
+    ]
+    assert plans
+    for plan in plans:
+        with forced(plan):
+            result = compute_fused("implicit_gemm", problem, t)
         assert_equal(result, expected, what=str(plan))
 
 
