@@ -43,6 +43,13 @@ def test_every_plan_is_exact(op, name):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("padding", [(1, 2), (2, 1), (0, 1)])
+def test_strided_gradients_of_unlike_paddings_are_exact(padding):
+    problem = depthwise(2, 24, 28, 30, (3, 3), stride=2, padding=padding)
+    check_exact("depthwise", "dgrad", {f"padding {padding}": problem})
+
+
+@pytest.mark.gpu
 def test_every_plan_fuses():
     check_fused("depthwise", PROBLEMS, VARIANTS)
 

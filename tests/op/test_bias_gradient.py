@@ -53,6 +53,17 @@ def test_any_strides(layout, arrange):
 
 
 @both_layouts
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("first", [1, 2, 4])
+def test_a_gradient_may_begin_anywhere(first, dtype, layout):
+    """Its pixels and its channels are whole vectors, which are not aligned."""
+    aligned = integers((4, 32, 16, 16), dtype, layout)
+    grad = torch.empty(first + aligned.numel(), dtype=dtype, device="cuda")[first:]
+    grad = grad.as_strided(aligned.shape, aligned.stride()).copy_(aligned)
+    assert_equal(bias_gradient(grad), exact(grad))
+
+
+@both_layouts
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_sums_are_kept_in_float32_and_repeat(dtype, layout):
     grad = torch.rand(16, 96, 60, 60, device="cuda", dtype=dtype).contiguous(memory_format=layout)
