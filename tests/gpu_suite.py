@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -39,6 +40,12 @@ def select(*files: str, function: str = "", **values: Any) -> Selection:
     return Selection(files, function, tuple(several.items()))
 
 
+def matches(path: str, pattern: str) -> bool:
+    """Whether a path is one that ``Tree.glob`` finds by a pattern, should it exist."""
+    expression = re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*")
+    return re.fullmatch(expression, path) is not None
+
+
 @dataclass(frozen=True)
 class Part:
     """Tests that are run and recorded together.
@@ -60,7 +67,7 @@ class Part:
 
     def names(self, path: str) -> bool:
         """Whether it names a file, which need not exist."""
-        return any(fnmatchcase(path, p.replace("**/", "*")) for p in self.patterns())
+        return any(matches(path, pattern) for pattern in self.patterns())
 
     def hashes(self, tree: Tree) -> dict[str, str]:
         """The hash of each file that an outcome depends on, and of what the part itself is."""

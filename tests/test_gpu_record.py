@@ -13,7 +13,7 @@ import gpu_parts
 import gpu_record
 import pytest
 from closure import CPP_SUFFIXES, ROOT, Tree
-from gpu_suite import Part, part_of, select
+from gpu_suite import Part, matches, part_of, select
 
 WHERE = {"gpu": "NVIDIA H100", "driver": "580.1", "torch": "2.11.0", "cuda": "13.0"}
 HEAD = "GPU record: "
@@ -350,7 +350,7 @@ def test_ends_the_process():
 }
 PROGRAM = """
 import sys
-sys.path.insert(0, "tests")
+import gpu_record
 import gpu_record
 gpu_record.is_built = lambda: True
 sys.exit(gpu_record.main(sys.argv[1:]))
@@ -533,3 +533,19 @@ def test_processes_take_turns_where_the_gpu_cannot_be_shared(tmp_path, monkeypat
     monkeypatch.setenv("PATH", str(tmp_path))
     with gpu_record.shared_gpu() as shared:
         assert shared == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "found"),
+    [
+        ("csrc/a/b.cu", "csrc/a/*.c*", True),
+        ("csrc/a/deep/b.cu", "csrc/a/*.c*", False),
+        ("csrc/a/b.cu", "csrc/**/*.cu", True),
+        ("csrc/b.cu", "csrc/**/*.cu", True),
+        ("csrc/a/b_cu", "csrc/**/*.cu", False),
+    ],
+)
+def test_patterns_name_what_a_search_finds(tmp_path, path, pattern, found):
+    assert matches(path, pattern) is found
+    write(tmp_path, {path: ""})
+    assert Tree(tmp_path).glob(pattern) == ([path] if found else [])
