@@ -350,7 +350,7 @@ def test_ends_the_process():
 }
 PROGRAM = """
 import sys
-import gpu_record
+sys.path.insert(0, "tests")
 import gpu_record
 gpu_record.is_built = lambda: True
 sys.exit(gpu_record.main(sys.argv[1:]))
