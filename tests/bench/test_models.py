@@ -10,7 +10,7 @@ from torch import nn
 
 import customconv
 from bench import __main__ as command
-from bench import models, network_rows, networks
+from bench import chains, models, network_rows, networks
 from bench.architectures import Stack
 from bench.run import Budget
 
@@ -240,3 +240,14 @@ def test_means_are_of_the_rows_without_an_error():
 def test_batches_are_numbers(text, tmp_path):
     with pytest.raises(SystemExit):
         command.main(["models", "--batch", text])
+
+
+@pytest.mark.parametrize("name", chains.CHAINS)
+def test_chains_compute_and_have_a_gradient(name):
+    chain = networks.build(name)
+    assert networks.input_shape(chain, 4, 224) == (4, chain.channels, chain.size, chain.size)
+    x = torch.randn(2, chain.channels, 12, 12)
+    y = chain(x)
+    assert y.isfinite().all() and y.shape[0] == 2
+    y.sum().backward()
+    assert chain.convolution.weight.grad.count_nonzero() > 0
