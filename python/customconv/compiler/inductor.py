@@ -14,7 +14,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .. import _C
 from ..info import build_info
-from .layout import choose_layout
+from .layout import allows_tf32, choose_layout
 from .parameters import gather_batch_norms, gather_copies
 from .statistics import count_together, fuse_statistics
 
@@ -41,7 +41,8 @@ class InductorPass(CustomGraphPass):
         before = self.before.uuid() if isinstance(self.before, CustomGraphPass) else None
         if self.before is not None and not before:
             return None  # which keeps Inductor from caching
-        return "customconv", build_info()["version"], _hash(), _autocast_state(), before
+        version = build_info()["version"]
+        return "customconv", version, _hash(), _autocast_state(), allows_tf32(), before
 
 
 def _autocast_state() -> tuple[tuple[str, bool, str], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch._inductor import config, ir, lowering
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
+from .. import _C
 from .nodes import CAST, is_channels_last, tensor_of
 
 _OPS = torch.ops.customconv
@@ -22,6 +23,10 @@ FORWARD = frozenset(
     }
 )
 _BACKWARD = frozenset({_OPS.conv2d_backward.default, _OPS.conv_transpose2d_backward.default})
+
+# What converting kernels read and write: 0.7 of the memory's bandwidth on the GPU whose prices the
+# planner has.
+_CONVERTED_BYTES_A_MS = 0.7 * 3.35e9
 
 # Where a node is marked to have its images channels-last.
 CHANNELS_LAST = "customconv_channels_last"
@@ -53,21 +58,88 @@ def has_channels_last_images(node: fx.Node) -> bool:
 def _wants_channels_last(graph: fx.Graph, nodes: Sequence[fx.Node]) -> bool:
     """Whether all of a graph's convolutions should have channels-last images.
 
-    Channels-first images are packed, or turned while they are loaded, which takes about as long as
-    reading them once more. Channels-last ones have to be converted where the graph begins and ends,
-    which reads and writes them. The smaller number of bytes decides.
+    The planner predicts what each takes in either layout. Channels-last images have to be converted
+    where the graph begins and ends. The smaller sum decides.
     """
     values = [
         tensor for node in nodes for tensor in (tensor_of(node.args[0]), tensor_of(node.args[1]))
     ]
     if not config.layout_optimization or any(has_free_symbols(value) for value in values):
         return False
-    if any(value.dtype is torch.float64 for value in values):
+    if any(value.dtype is torch.float64 or value.numel() == 0 for value in values):
         return False
-    packed = sum(_bytes(node.args[0]) for node in nodes)
+    seen = _seen_by_users(graph)
+    with_gradients = len(_visible(graph)) < len(_outputs(graph))
+    first, last = (
+        sum(
+            _C.plan(problem).predicted_ms
+            for node in nodes
+            for problem in problems_of(
+                node, channels_last=channels_last, with_gradients=with_gradients
+            )
+        )
+        for channels_last in (False, True)
+    )
+    return last + _conversion_ms(nodes, seen, with_gradients) < first
+
+
+def problems_of(
+    node: fx.Node, *, channels_last: bool, with_gradients: bool
+) -> Iterator[_C.ConvProblem]:
+    """What the planner is asked about a convolution, and about its gradients where there are any.
+
+    The gradient of an input of the graph is rarely wanted.
+    """
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(names, node.args, strict=False))
+    images, weight = tensor_of(given["input"]), tensor_of(given["weight"])
+    transposed = node.target is _OPS.conv_transpose2d.default
+    passes = ["dgrad" if transposed else "fprop"]
+    if with_gradients:
+        passes.append("wgrad")
+        if _origin(given["input"]).op != "placeholder":
+            passes.append("fprop" if transposed else "dgrad")
+    # A transposed convolution is planned as the gradient of one whose input is its result.
+    shape = tensor_of(node).shape if transposed else images.shape
+    for op in passes:
+        yield _C.ConvProblem(
+            op=op,
+            dtype=str(images.dtype).removeprefix("torch."),
+            input=(*[1] * (4 - len(shape)), *shape),
+            weight=tuple(weight.shape),
+            stride=_pair(given.get("stride", 1)),
+            padding=_pair(given.get("padding", 0)),
+            dilation=_pair(given.get("dilation", 1)),
+            groups=given.get("groups", 1),
+            channels_last=channels_last or is_channels_last(images),
+            tf32=allows_tf32(),
+        )
+
+
+def allows_tf32() -> bool:
+    """Whether PyTorch's switch lets convolutions compute float32 in TF32."""
+    return bool(torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32")
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return int(values[0]), int(values[-1])
+
+
+def _conversion_ms(
+    nodes: Sequence[fx.Node], seen: Sequence[fx.Node], with_gradients: bool
+) -> float:
+    """What it takes to convert images where the graph begins and ends.
+
+    A conversion reads and writes an image. Another kernel of Inductor that writes a result converts
+    it on the way, and only writes it less well.
+    """
     given = {node.args[0] for node in nodes if _origin(node.args[0]).op == "placeholder"}
-    converted = sum(2 * _bytes(each) for each in (*given, *_seen_by_users(graph)))
-    return converted < packed
+    moved = sum(2 * _bytes(each) for each in given)
+    moved += sum((2 if each.target in FORWARD else 1) * _bytes(each) for each in seen)
+    if with_gradients:
+        moved += sum(2 * _bytes(each) for each in seen)
+    return moved / _CONVERTED_BYTES_A_MS
 
 
 def _origin(node: object) -> fx.Node:
@@ -76,11 +148,21 @@ def _origin(node: object) -> fx.Node:
     return _origin(node.args[0]) if node.target is CAST else node
 
 
+def _outputs(graph: fx.Graph) -> Sequence[Any]:
+    found = graph.output_node().args[0]
+    return found if isinstance(found, (list, tuple)) else [found]
+
+
+def _visible(graph: fx.Graph) -> Sequence[int]:
+    """The numbers of the outputs that a user gets; the others are kept for the backward pass."""
+    numbers = range(len(_outputs(graph)))
+    visible: Sequence[int] = graph.output_node().meta.get("user_visible_output_idxs", numbers)
+    return visible
+
+
 def _seen_by_users(graph: fx.Graph) -> list[fx.Node]:
     """The images among a graph's outputs that a user gets, in the strides of the eager model."""
-    output = graph.output_node()
-    outputs = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
-    seen = output.meta.get("user_visible_output_idxs", range(len(outputs)))
+    outputs, seen = _outputs(graph), _visible(graph)
     nodes = [outputs[index] for index in seen if isinstance(outputs[index], fx.Node)]
     values = {node: node.meta.get("val") for node in nodes}
     return [n for n, v in values.items() if isinstance(v, Tensor) and v.ndim == 4
