@@ -4,13 +4,14 @@ A plan lists the work of its kernels (csrc/plan/price.h). The table of prices sa
 kind of kernel does such work. The fit makes predictions as close to the times as it can, in ratio,
 with the more weight the closer a plan is to the fastest of its cell. A kind with few timings stays
 near the mean of its part. Held-out cells are not seen.
+
+`--without` fits nothing: see `pays`.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,9 @@ from scipy import optimize, sparse
 
 from customconv import _C
 
-from . import corpus, timings
-from .measure import Cell
+from . import corpus, pays, timings
+from .replayed import Floats, Replayed, replay
 from .timing import geomean
-from .timings import Timings, identity
-
-Floats = NDArray[np.float64]
 
 OUT = Path(__file__).parents[1] / "csrc" / "plan" / "prices_sm90.inc"
 COLUMNS = ("rate", "wait", "store", "bandwidth")
@@ -39,50 +37,6 @@ STIFFNESS = 0.7  # how much a kind's deviation from the mean of its part weighs,
 SMALL = 0.1  # errors, of the logarithm, up to which they count as squares
 STEP = 1e-3  # of a logarithm, for slopes
 DIGITS = 3  # that the table keeps
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """A cell's plans that were timed and are still planned, and what they took."""
-
-    cell: Cell
-    held_out: bool
-    plans: list[_C.ConvPlan]
-    ms: Floats
-
-    @property
-    def lost(self) -> float:
-        """The time of the plan that the planner picks over that of the fastest."""
-        predicted = [plan.predicted_ms for plan in self.plans]
-        return float(self.ms[int(np.argmin(predicted))] / np.min(self.ms))
-
-
-def problem_of(cell: Cell) -> _C.ConvProblem:
-    """The planner's problem of a cell."""
-    layer, op = cell.layer, cell.op
-    if layer.transposed:
-        layer, op = layer.as_convolution(op)
-    dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(cell.precision, "float32")
-    stride, pad, dil, groups = layer.geometry
-    return _C.ConvProblem(
-        op=op, dtype=dtype, input=layer.input, weight=layer.weight, stride=stride, padding=pad,
-        dilation=dil, groups=groups, channels_last=cell.layout == "nhwc",
-        tf32=cell.precision == "tf32",
-    )  # fmt: skip
-
-
-def replay(timed: Sequence[Timings]) -> list[Replayed]:
-    """Plans each cell again, and keeps the plans that were timed."""
-    found = []
-    for each in timed:
-        known = {identity(plan): plan for plan in _C.plans(problem_of(each.cell))}
-        plans = [known[which] for which in each.times if which in known]
-        ms = np.array([ms for which, ms in each.times.items() if which in known])
-        if plans:
-            layer = each.cell.layer
-            held_out = timings.is_held_out(layer.suite, layer.name)
-            found.append(Replayed(each.cell, held_out, plans, ms))
-    return found
 
 
 def workload(plans: Sequence[_C.ConvPlan]) -> _C.Workload:
@@ -243,13 +197,21 @@ def summary(cells: Sequence[Replayed]) -> Table:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timings", type=Path, default=timings.PATH)
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, default=OUT, help="where the fitted prices go")
+    parser.add_argument(
+        "--without", nargs="*", metavar="UNIT",
+        help="fit nothing; say how much slower the fastest recorded plans get without these units "
+        "('list' lists them, patterns like 'loader:*' name several), or without each in turn. "
+        f"A cell has {timings.MOST} recorded plans at most, so this may say too much",
+    )  # fmt: skip
 
 
 def main(arguments: argparse.Namespace) -> int:
     console = Console()
     facts, timed = timings.read(arguments.timings)
     cells = replay(timed)
+    if arguments.without is not None:
+        return pays.report(cells, arguments.without, console)
     console.print(summary(cells))
     fit = Fit([cell for cell in cells if not cell.held_out])
     arguments.out.write_text(written(fit.run(), fit.parts, facts))

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench import calibrate, timings
+from bench import calibrate, replayed, timings
 
 
 @pytest.fixture(scope="module")
 def cells():
     """A tenth of the cells."""
-    return calibrate.replay(timings.read()[1][::10])
+    return replayed.replay(timings.read()[1][::10])
 
 
 def with_times(cells, table):

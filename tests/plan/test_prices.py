@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import calibrate, corpus, timings
+from bench import corpus, replayed, timings
 from bench.timing import geomean
 
 FAR = 1.5  # times the fastest plan's time
@@ -20,7 +20,7 @@ def timed():
 
 @pytest.fixture(scope="module")
 def cells(timed):
-    return calibrate.replay(timed)
+    return replayed.replay(timed)
 
 
 def is_outside(cell):

@@ -1,0 +1,74 @@
+"""The names of what a plan needs."""
+
+from __future__ import annotations
+
+import pytest
+from tile_tables import flags
+
+from bench import replayed, units
+from customconv import _C
+
+
+def plans_of(**changes):
+    problem = {
+        "op": "fprop", "dtype": "float16", "input": (8, 64, 56, 56), "weight": (64, 64, 3, 3),
+        "padding": (1, 1), "channels_last": True,
+    }  # fmt: skip
+    return _C.plans(_C.ConvProblem(**problem | changes))
+
+
+def test_a_plan_of_the_main_loop_needs_its_loader_and_tile():
+    plans = plans_of(input=(1, 64, 14, 14))
+    plan = next(plan for plan in plans if plan.variant == "im2col" and plan.splits == 2)
+    tile = f"tile:im2col/{plan.tile[0]}x{plan.tile[1]}"
+    assert units.units_of(plan) == {
+        "family:implicit_gemm", "loader:im2col", tile, "mode:clusters"
+    }  # fmt: skip
+
+
+def test_strict_float32_and_joined_phases_are_modes():
+    plans = plans_of(op="dgrad", dtype="float32", stride=(2, 2))
+    plan = next(plan for plan in plans if plan.variant == "3xTF32 im2col joined")
+    own = units.units_of(plan)
+    assert {"loader:im2col", "mode:3xtf32", "mode:joined"} < own
+    assert any(unit.startswith("tile:im2col/3xtf32-") for unit in own)
+
+
+def test_the_older_kernels_are_told_from_their_twins_by_warps():
+    found = {True: set(), False: set()}
+    for plan in plans_of():
+        if plan.variant == "128 pixels x 64":
+            found["kByWarps" in flags(plan)].update(units.units_of(plan))
+    assert {"loader:mma.sync-shared", "mode:mma.sync"} < found[True]
+    assert "loader:shared" not in found[True]
+    assert "loader:shared" in found[False] and "mode:mma.sync" not in found[False]
+
+
+@pytest.mark.parametrize("channels_last, loader", [(True, "boxes"), (False, "planes-runs")])
+def test_weight_gradients_have_loaders(channels_last, loader):
+    plans = plans_of(op="wgrad", channels_last=channels_last)
+    own = [units.units_of(plan) for plan in plans if plan.family == "implicit_gemm"]
+    assert any(f"loader:{loader}" in each for each in own)
+
+
+def test_every_plan_of_a_family_has_a_loader_and_a_tile_or_a_kernel():
+    for cell in replayed.recorded()[::10]:
+        for plan in cell.plans:
+            kinds = sorted(unit.partition(":")[0] for unit in units.units_of(plan))
+            expected = ["loader", "tile"] if plan.family == "implicit_gemm" else ["kernel"]
+            assert [kind for kind in kinds if kind != "mode"] == sorted(["family", *expected])
+
+
+def test_units_are_single_words():
+    names = {unit for cell in replayed.recorded()[::10] for plan in cell.plans
+             for unit in units.units_of(plan)}  # fmt: skip
+    assert not [name for name in names | units.compiled() if " " in name]
+    assert units.slug("planes, 2 x 3 taps by 128") == "planes-2x3-taps-by-128"
+    assert units.slug("3 x 128 + 64") == "3x128+64"
+
+
+def test_what_no_header_defines_is_an_error():
+    with pytest.raises(LookupError):
+        units.constant(units.OLDER, "kNothing")
+    with pytest.raises(LookupError):
+        units.enumerators(units.OLDER, "Nothing")
