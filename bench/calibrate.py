@@ -5,7 +5,7 @@ kind of kernel does such work. The fit makes predictions as close to the times a
 with the more weight the closer a plan is to the fastest of its cell. A kind with few timings stays
 near the mean of its part. Held-out cells are not seen.
 
-`--without` fits nothing: see `pays`.
+`--without` and `--accept` fit nothing: see `pays` and `picks`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from scipy import optimize, sparse
 
 from customconv import _C
 
-from . import corpus, pays, timings
-from .replayed import Floats, Replayed, replay
+from . import corpus, pays, picks, timings
+from .replayed import Floats, Key, Replayed, replay
 from .timing import geomean
 
 OUT = Path(__file__).parents[1] / "csrc" / "plan" / "prices_sm90.inc"
@@ -195,14 +195,28 @@ def summary(cells: Sequence[Replayed]) -> Table:
     return table
 
 
+def picks_by(table: Floats, cells: Sequence[Replayed]) -> dict[Key, picks.Pick]:
+    """What the planner picks by a table of prices."""
+    found = {}
+    for cell in cells:
+        predicted = workload(cell.plans).predict(table, np.arange(len(cell.plans)))
+        found[cell.key] = picks.pick(cell, int(np.argmin(predicted)))
+    return found
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timings", type=Path, default=timings.PATH)
     parser.add_argument("--out", type=Path, default=OUT, help="where the fitted prices go")
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--without", nargs="*", metavar="UNIT",
         help="fit nothing; say how much slower the fastest recorded plans get without these units "
         "('list' lists them, patterns like 'loader:*' name several), or without each in turn. "
         f"A cell has {timings.MOST} recorded plans at most, so this may say too much",
+    )  # fmt: skip
+    instead.add_argument(
+        "--accept", nargs="?", type=Path, const=picks.PATH, metavar="FILE",
+        help="fit nothing; keep the compiled planner's picks, for a test of later ones",
     )  # fmt: skip
 
 
@@ -212,7 +226,17 @@ def main(arguments: argparse.Namespace) -> int:
     cells = replay(timed)
     if arguments.without is not None:
         return pays.report(cells, arguments.without, console)
+    now = picks.picks(cells)
+    if arguments.accept is not None:
+        picks.write(now, arguments.accept)
+        return 0
     console.print(summary(cells))
     fit = Fit([cell for cell in cells if not cell.held_out])
-    arguments.out.write_text(written(fit.run(), fit.parts, facts))
-    return 0
+    table = fit.run()
+    arguments.out.write_text(written(table, fit.parts, facts))
+    # The fit is kept even so: it takes a minute, and whoever looks into a cliff needs it.
+    worse = picks.cliffs(now, picks_by(np.array(rounded(table)), cells))
+    if worse:
+        console.print(f"picks that take more than {picks.FAR} times as long as those before:")
+        console.print(picks.table(worse))
+    return 1 if worse else 0

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bench import calibrate, replayed, timings
+from bench import calibrate, picks, replayed
+from customconv import _C
 
 
 @pytest.fixture(scope="module")
 def cells():
     """A tenth of the cells."""
-    return replayed.replay(timings.read()[1][::10])
+    return replayed.recorded()[::10]
 
 
 def with_times(cells, table):
@@ -64,3 +67,52 @@ def test_the_table_is_written_a_row_a_kind():
         "{0.5, 100, 15, 0.9},", "{0.25, 1000, 15, 0.8},", "{1, 1, 20, 0.712},"
     ]  # fmt: skip
     assert lines.index("// one") < lines.index("// two")
+
+
+def compiled_table():
+    lines = calibrate.OUT.read_text().splitlines()
+    return np.array([[float(value) for value in line.strip("{},").split(",")]
+                     for line in lines if line.startswith("{")])  # fmt: skip
+
+
+def outcome_of(table, cells, monkeypatch, tmp_path):
+    """What the command returns if a fit gives this table, and what it wrote."""
+    fit = SimpleNamespace(parts=_C.price_rows(), run=lambda: table)
+    monkeypatch.setattr(calibrate, "Fit", lambda cells: fit)
+    monkeypatch.setattr(calibrate, "replay", lambda timed: cells)
+    parser = argparse.ArgumentParser()
+    calibrate.add_arguments(parser)
+    out = tmp_path / "prices.inc"
+    return calibrate.main(parser.parse_args(["--out", str(out)])), out.read_text()
+
+
+def test_by_the_prices_that_are_compiled_in_picks_are_the_planners(cells):
+    now, again = picks.picks(cells), calibrate.picks_by(compiled_table(), cells)
+    assert sum(now[key] != again[key] for key in now) <= 0.02 * len(now)  # rounding decides ties
+
+
+def test_prices_that_pick_alike_are_written(cells, monkeypatch, tmp_path):
+    table = compiled_table()
+    status, text = outcome_of(table, cells, monkeypatch, tmp_path)
+    assert status == 0
+    assert text.count("\n{") == len(table)
+
+
+def test_prices_that_pick_far_slower_plans_are_written_but_not_accepted(
+    cells, monkeypatch, tmp_path, capsys
+):
+    table = compiled_table()
+    table[:, 0] = np.random.default_rng(0).uniform(0.05, 1, len(table))
+    status, text = outcome_of(table, cells, monkeypatch, tmp_path)
+    assert status == 1
+    assert text.count("\n{") == len(table)
+    assert f"more than {picks.FAR} times" in capsys.readouterr().out
+
+
+def test_the_picks_are_kept_on_request(cells, monkeypatch, tmp_path):
+    monkeypatch.setattr(calibrate, "replay", lambda timed: cells)
+    parser = argparse.ArgumentParser()
+    calibrate.add_arguments(parser)
+    path = tmp_path / "picks.tsv"
+    assert calibrate.main(parser.parse_args(["--accept", str(path)])) == 0
+    assert picks.read(path).keys() == picks.picks(cells).keys()
