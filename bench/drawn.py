@@ -3,6 +3,9 @@
 What is tuned on known layers must hold on others. The drawn layers cover what known ones rarely
 have: image sides of every residue modulo 8, 1-D signals, dilations, strides on odd widths, patches,
 channel counts that are no multiple of 8, and very small and very large batches.
+
+A second suite has what plans are timed for, and no benchmark runs: groups, and the classes in which
+a wrong plan costs most.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from typing import Any, TypeVar
 from .layers import Layer
 
 SUITE = "drawn"
+TIMED_SUITE = "drawn for timings"
 SEED = 20261125
+TIMED_SEED = 20261127
 SIDES = range(5, 71)  # of images: every residue modulo 8, several times
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CHANNELS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
@@ -151,13 +156,116 @@ KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
 }
 
 
+def _grouped(draw: Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(75):
+        groups, side = draw.one((2, 3, 4, 8, 16, 32, 32, 64)), draw.one(SIDES)
+        sizes = {"C": groups * draw.one((2, 4, 4, 8, 8, 16, 24, 32, 48, 64, 80)), "groups": groups}
+        sizes["K"] = groups * draw.one((4, 8, 16, 32, 64)) if draw.chance(0.3) else sizes["C"]
+        stride = draw.one((1, 1, 1, 2))
+        yield sizes | _square(draw.one((1, 3, 3, 3, 3, 5))) | {
+            "H": side, "W": draw.near(side), "stride": (stride, stride),
+        }  # fmt: skip
+
+
+def _depthwise(draw: Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(75):
+        channels = draw.one((*CHANNELS, *ODD_CHANNELS))
+        sizes = {"C": channels, "groups": channels}
+        sizes["K"] = channels * (2 if draw.chance(0.1) else 1)
+        filter_, stride = draw.one((3, 3, 3, 5, 5, 7, 9, 13)), draw.one((1, 1, 1, 2))
+        if draw.chance(0.2):
+            yield sizes | {
+                "H": 1, "W": round(draw.between(100, 8000)), "R": 1, "S": filter_,
+                "pad": (0, filter_ // 2), "stride": (1, stride),
+            }  # fmt: skip
+        else:
+            side = draw.one((7, 14, 28, 56, 112)) if draw.chance(0.4) else draw.one(SIDES)
+            yield sizes | _square(filter_) | {
+                "H": side, "W": draw.near(side), "stride": (stride, stride),
+            }  # fmt: skip
+
+
+def _transposed(draw: Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(40):
+        side, filter_ = draw.one((8, 16, 23, 32, 48, 64, 96, 128)), draw.one((2, 3, 3, 4, 4, 5))
+        stride = draw.one((1, 2, 2, 2, 2, 3))
+        pad = draw.one((0, (filter_ - 1) // 2))
+        extra = draw.one((0, stride - 1))
+        yield {
+            "C": draw.one(CHANNELS[:13]), "K": draw.one(CHANNELS[:13]), "H": side,
+            "W": draw.near(side), "R": filter_, "S": filter_, "stride": (stride, stride),
+            "pad": (pad, pad), "output_padding": (extra, extra), "transposed": True,
+        }  # fmt: skip
+
+
+def _strided_over_wide_images(draw: Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(40):
+        sizes = {"C": draw.one(CHANNELS[2:13]), "K": draw.one(CHANNELS[2:13])}
+        yield sizes | _square(draw.one((3, 3, 3, 5))) | {
+            "H": draw.one((12, 24, 40, 48, 64)), "W": round(draw.between(200, 1500)),
+            "stride": draw.one(((2, 2), (2, 2), (1, 2), (2, 1))),
+        }  # fmt: skip
+
+
+def _few_channels(draw: Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(30):
+        few, many = draw.one((5, 6, 8, 8, 12, 16, 16, 18, 20, 24)), draw.one(CHANNELS[:8])
+        channels = {"C": few, "K": many} if draw.chance(0.7) else {"C": many, "K": few}
+        side, stride = round(draw.between(24, 300)), draw.one((1, 1, 1, 2))
+        yield channels | _square(draw.one((3, 3, 5, 7))) | {
+            "H": side, "W": draw.near(side), "stride": (stride, stride),
+        }  # fmt: skip
+
+
+def _overlapping_patches(draw: Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(20):
+        patch = draw.one((4, 7, 8, 14, 16))
+        stride = draw.one((patch, patch // 2, (patch + 1) // 2 + 1))
+        side = round(draw.between(64, 600))
+        yield {
+            "C": draw.one((1, 2, 3, 4, 8, 16)), "K": draw.one((64, 96, 128, 192, 384, 768)),
+            "H": side, "W": draw.near(side), "R": patch, "S": patch, "stride": (stride, stride),
+        }  # fmt: skip
+
+
+def _wide_images(draw: Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(20):
+        sizes = {"C": draw.one((8, 16, 24, 32, 48, 64)), "K": draw.one((16, 32, 64, 96, 128))}
+        yield sizes | _square(draw.one((1, 3, 3, 3, 5))) | {
+            "H": round(draw.between(32, 512)), "W": round(draw.between(400, 2048)),
+        }  # fmt: skip
+
+
+TIMED_KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
+    "grouped": _grouped,
+    "depthwise": _depthwise,
+    "transposed": _transposed,
+    "strided over wide images": _strided_over_wide_images,
+    "few channels": _few_channels,
+    "overlapping patches": _overlapping_patches,
+    "wide images": _wide_images,
+}
+
+
+def _drawn(
+    suite: str, kinds: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]], seed: int
+) -> tuple[Layer, ...]:
+    found = []
+    for number, (kind, sizes) in enumerate(kinds.items()):
+        draw = Draw(seed + number)  # a change of one kind leaves the others as they are
+        for i, chosen in enumerate(sizes(draw)):
+            one = Layer(suite, "", 1, **chosen, source="drawn by bench/drawn.py")
+            found.append(replace(batched(draw, one), name=f"{kind} {i}"))
+    return tuple(found)
+
+
 @cache
 def layers() -> tuple[Layer, ...]:
     """The layers, the same ones always."""
-    found = []
-    for number, (kind, sizes) in enumerate(KINDS.items()):
-        draw = Draw(SEED + number)  # a change of one kind leaves the others as they are
-        for i, chosen in enumerate(sizes(draw)):
-            one = Layer(SUITE, "", 1, **chosen, source="drawn by bench/drawn.py")
-            found.append(replace(batched(draw, one), name=f"{kind} {i}"))
-    return tuple(found)
+    return _drawn(SUITE, KINDS, SEED)
+
+
+@cache
+def timed_layers() -> tuple[Layer, ...]:
+    """Those that plans are timed for beside all others, the same ones always."""
+    return _drawn(TIMED_SUITE, TIMED_KINDS, TIMED_SEED)

@@ -24,6 +24,7 @@ from rich.console import Console
 from customconv import _C
 
 from . import contenders, corpus, drawn, results
+from .layers import Layer
 from .measure import Cell
 from .results import Row
 from .run import attempt_within, gpu
@@ -68,29 +69,37 @@ def identity(plan: _C.ConvPlan) -> Identity:
 
 def is_held_out(suite: str, name: str) -> bool:
     """Whether the fit does not see a layer."""
-    of = name if suite == drawn.SUITE else ""
+    of = name if suite in (drawn.SUITE, drawn.TIMED_SUITE) else ""
     return random.Random(f"{SEED} {suite} {of}").random() < 1 / HELD_OUT
 
 
+def _cell(layer: Layer, generator: random.Random) -> Cell:
+    batch = generator.choice(BATCHES)
+    precision, layout = generator.choice(PRECISIONS), generator.choice(("nchw", "nhwc"))
+    chosen = replace(layer, bias=False) if batch is None else replace(
+        layer, bias=False, N=min(batch, layer.N)
+    )  # fmt: skip
+    return Cell(chosen, precision, layout, generator.choice(contenders.OPS), "cudnn")
+
+
 def cells() -> list[Cell]:
-    """The cells, in an order in which every beginning is a sample of all."""
+    """The cells, in an order in which every beginning is a sample of all of ``corpus``.
+
+    Those of the layers that are drawn for timings follow, in an order of the same kind.
+    """
     generator = random.Random(SEED)
     found = []
     for _, group in itertools.groupby(corpus.all_layers(), lambda layer: layer.suite):
         layers = list(group)
         if layers[0] in corpus.network_layers():
             layers = generator.sample(layers, min(MOST_LAYERS, len(layers)))
-        for layer in layers:
-            batch = generator.choice(BATCHES)
-            precision, layout = generator.choice(PRECISIONS), generator.choice(("nchw", "nhwc"))
-            chosen = replace(layer, bias=False) if batch is None else replace(
-                layer, bias=False, N=min(batch, layer.N)
-            )  # fmt: skip
-            op = generator.choice(contenders.OPS)
-            if chosen.flops <= MOST_FLOPS:
-                found.append(Cell(chosen, precision, layout, op, "cudnn"))
+        found += [_cell(layer, generator) for layer in layers]
+    found = [cell for cell in found if cell.layer.flops <= MOST_FLOPS]
     generator.shuffle(found)
-    return found
+    generator = random.Random(SEED)
+    more = [_cell(layer, generator) for layer in drawn.timed_layers()]
+    generator.shuffle(more)
+    return found + more
 
 
 def considered(plans: Iterable[_C.ConvPlan]) -> list[_C.ConvPlan]:
