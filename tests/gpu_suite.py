@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from closure import Tree, digest
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a path is one that ``Tree.glob`` finds by a pattern, should it exist."""
+    expression = re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*")
+    return re.fullmatch(expression, path) is not None
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Selection:
     def has(self, path: str, function: str, parameters: Mapping[str, Any]) -> bool:
         """Whether a test is one of these. The path is below the root of the repository."""
         return (
-            any(fnmatchcase(path, f"tests/{pattern}") for pattern in self.files)
+            any(matches(path, f"tests/{pattern}") for pattern in self.files)
             and self.function in ("", function)
             and all(name in parameters and parameters[name] in of for name, of in self.values)
         )
@@ -38,12 +43,6 @@ def select(*files: str, function: str = "", **values: Any) -> Selection:
     """The tests in these files; a parameter's value may be a tuple of several."""
     several = {name: of if isinstance(of, tuple) else (of,) for name, of in values.items()}
     return Selection(files, function, tuple(several.items()))
-
-
-def matches(path: str, pattern: str) -> bool:
-    """Whether a path is one that ``Tree.glob`` finds by a pattern, should it exist."""
-    expression = re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*")
-    return re.fullmatch(expression, path) is not None
 
 
 @dataclass(frozen=True)

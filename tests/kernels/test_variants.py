@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from cases import case, make_integers, place_all
+from cases import Case, Tensors, case, make_integers, place_all
 from compute import by_pytorch, compute, compute_fused, forced, fused_by_pytorch
 from every_plan import check_exact, check_fused, check_reach
 from reference import assert_equal
@@ -148,6 +150,12 @@ EVERY_NAME = {
 }  # fmt: skip
 
 
+def main_loop_plans(op: str, problem: Case, t: Tensors) -> list[_C.ConvPlan]:
+    """The plans of the main loop that the planner weighs for a pass."""
+    weighed = _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
+    return [plan for plan in weighed if is_of_main_loop(plan)]
+
+
 def check_main_loop(plans: list[_C.ConvPlan]) -> None:
     """Plans have every tile of each loader, every width of rows and every number of splits."""
     own = [plan for plan in plans if is_of_main_loop(plan)]
@@ -176,11 +184,7 @@ def test_packed_chunks_wait_for_their_readers(channels, layout):
     t = place_all(problem, values, "cuda", torch.float16, layout)
     exact = place_all(problem, values, "cuda", torch.float64, layout)
     expected = by_pytorch("fprop", problem, exact).half()
-    plans = [
-        plan
-        for plan in _C.variants(t.x, t.w, t.bias, *problem.geometry, "fprop")
-        if is_of_main_loop(plan) and 0 < plan.chunk_images <= 4
-    ]
+    plans = [plan for plan in main_loop_plans("fprop", problem, t) if 0 < plan.chunk_images <= 4]
     assert {plan.variant for plan in plans} == {"im2col", "halo"}
     matrix = torch.ones(4096, 4096, device="cuda", dtype=torch.float16)
     other = torch.cuda.Stream()
@@ -222,11 +226,7 @@ def test_rows_of_large_images_are_computed_apart(name, layout):
     t = place_all(problem, values, "cuda", torch.float16, layout)
     exact = place_all(problem, values, "cuda", torch.float64, torch.contiguous_format)
     expected = by_pytorch(op, problem, exact).half()
-    plans = [
-        plan
-        for plan in _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
-        if is_of_main_loop(plan) and plan.chunk_pixels > 0
-    ]
+    plans = [plan for plan in main_loop_plans(op, problem, t) if plan.chunk_pixels > 0]
     assert plans or (name == "strided_gradient" and layout == torch.channels_last)
     for plan in plans:
         assert plan.workspace_bytes <= 64 << 20, plan
@@ -243,11 +243,7 @@ def test_rows_that_are_computed_apart_add_their_own_residual(layout):
     t = place_all(problem, values, "cuda", torch.float16, layout)
     exact = place_all(problem, values, "cuda", torch.float64, torch.contiguous_format)
     expected = fused_by_pytorch(problem, exact).half()
-    plans = [
-        plan
-        for plan in _C.variants(t.x, t.w, t.bias, *problem.geometry, "fprop")
-        if is_of_main_loop(plan) and plan.chunk_pixels > 0
-    ]
+    plans = [plan for plan in main_loop_plans("fprop", problem, t) if plan.chunk_pixels > 0]
     assert plans
     for plan in plans:
         with forced(plan):
@@ -263,11 +259,7 @@ def test_images_whose_parts_need_all_of_them_are_packed_whole(op):
     t = place_all(problem, values, "cuda", torch.float16, torch.contiguous_format)
     exact = place_all(problem, values, "cuda", torch.float64, torch.contiguous_format)
     expected = by_pytorch(op, problem, exact).half()
-    plans = [
-        plan
-        for plan in _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
-        if is_of_main_loop(plan)
-    ]
+    plans = main_loop_plans(op, problem, t)
     assert plans and all((plan.chunk_images, plan.chunk_pixels) == (1, 0) for plan in plans)
     for plan in plans[:6]:
         with forced(plan):
@@ -287,11 +279,7 @@ def test_channels_cut_out_of_channels_last_pixels_are_packed(count):
     cut.copy_(t.x)
     exact = place_all(problem, values, "cuda", torch.float64, torch.channels_last)
     expected = by_pytorch("fprop", problem, exact).half()
-    plans = [
-        plan
-        for plan in _C.variants(cut, t.w, t.bias, *problem.geometry, "fprop")
-        if is_of_main_loop(plan)
-    ]
+    plans = main_loop_plans("fprop", problem, replace(t, x=cut))
     assert plans and all(plan.chunk_images > 0 for plan in plans)
     for plan in plans:
         with forced(plan):

@@ -19,8 +19,8 @@ def timed():
 
 
 @pytest.fixture(scope="module")
-def cells(timed):
-    return replayed.replay(timed)
+def cells():
+    return replayed.recorded()
 
 
 def is_outside(cell):
