@@ -16,7 +16,7 @@ struct Operands {
   void* x = nullptr;
   void* w = nullptr;
   void* y = nullptr;
-  Epilogue epilogue;  // fprop only; of families that don't fuse it, but for the bias, empty
+  Epilogue epilogue;  // of plans that don't fuse it, empty but for the bias of an fprop
 };
 
 struct LaunchContext {

@@ -33,7 +33,7 @@ struct ConvPlan {
   int64_t chunk_images = 0;  // im2col: images that share a workspace
   int64_t chunk_pixels = 0;  // im2col: output pixels of an image (dgrad: input rows) in a workspace
   int tile[3] = {0, 0, 0};   // implicit_gemm: rows, columns and images of output pixels
-  bool fuses = false;        // its kernels do an epilogue too
+  bool fuses = false;        // its kernels do an epilogue too: of dgrad, the bias is one
   int64_t statistics_parts = 0;  // that they leave of y's statistics
   int64_t splits = 1;            // parts that a sum is cut into, added up in a fixed order
   WorkList works;                // what predicted_ms follows from
@@ -48,7 +48,7 @@ struct Family {
   ConvPlan (*propose)(const ConvProblem&, const DeviceProperties&);
   // Every plan that `propose` weighs; null where that is one.
   std::vector<ConvPlan> (*variants)(const ConvProblem&, const DeviceProperties&) = nullptr;
-  bool fuses = false;  // its kernels do the epilogue: scale, residual and activation
+  bool fuses = false;  // its kernels do the epilogue of fprop: scale, residual and activation
   // Plans of unsplit sums with the same number give the same bits, whatever N is; null where all
   // do.
   int64_t (*sum_order)(const ConvProblem&, const ConvPlan&) = nullptr;

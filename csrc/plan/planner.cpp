@@ -30,20 +30,12 @@ const std::array<const Family*, kFamilyCount> kFamilies = {
 
 bool is_family(Algorithm algorithm) { return static_cast<size_t>(algorithm) < kFamilyCount; }
 
-constexpr double kPassLaunchMs = 0.003;
-
-// What PyTorch takes for an epilogue that the kernels of a family don't do.
-double epilogue_ms(const ConvProblem& p, const DeviceProperties& device) {
-  const double y_bytes = static_cast<double>(p.y_count() * element_size(p.dtype));
-  return p.epilogue_passes * (kPassLaunchMs + pass_ms(2 * y_bytes, device));
-}
-
 // A family's own plan as the planner compares it.
 ConvPlan complete(ConvPlan plan, size_t index, const ConvProblem& problem,
                   const DeviceProperties& device) {
   const Family& family = *kFamilies[index];
   plan.family = static_cast<FamilyId>(index);
-  plan.fuses = family.fuses;
+  if (problem.pass == Pass::kFprop) plan.fuses = family.fuses;
   if (!plan.fuses) plan.predicted_ms += epilogue_ms(problem, device);
   if (problem.has_statistics) {
     const bool leaves_parts = family.statistics_parts != nullptr && plan.grid[0] > 0;

@@ -87,6 +87,15 @@ double pass_ms(double bytes, const DeviceProperties& device) {
   return bytes * 1e-6 / (kBandwidth * device.bandwidth_gb_s);
 }
 
+double epilogue_ms(const ConvProblem& p, const DeviceProperties& device) {
+  constexpr double kPassLaunchMs = 0.003;
+  const bool gradient = p.pass == Pass::kDgrad;
+  const int passes = p.epilogue_passes + (gradient && p.has_bias ? 1 : 0);
+  const int64_t results = gradient ? p.x_count() : p.y_count();
+  const auto bytes = static_cast<double>(results * element_size(p.dtype));
+  return passes * (kPassLaunchMs + pass_ms(2 * bytes, device));
+}
+
 double statistics_ms(const ConvProblem& p, const DeviceProperties& device) {
   return pass_ms(static_cast<double>(p.y_count() * element_size(p.dtype)), device);
 }

@@ -49,6 +49,8 @@ inline double price(const WorkList& works, const DeviceProperties& device) {
 
 // A kernel that only reads and writes so many bytes, without its launch.
 double pass_ms(double bytes, const DeviceProperties& device);
+// What PyTorch takes for an epilogue that a plan's kernels don't do.
+double epilogue_ms(const ConvProblem& problem, const DeviceProperties& device);
 // What it takes to read a convolution's output once more for its statistics. A convolution's own
 // kernel takes about as long for them as the launch does.
 double statistics_ms(const ConvProblem& problem, const DeviceProperties& device);

@@ -20,10 +20,10 @@ struct ConvProblem {
   DType dtype = DType::kFloat32;
   Pass pass = Pass::kFprop;
   bool tf32 = false;      // float32 products may be rounded to TF32
-  bool has_bias = false;  // fprop only
-  // fprop only: what follows the sum but for the bias, which a kernel may do before it writes y.
+  bool has_bias = false;  // of fprop; of dgrad where it computes a transposed convolution
+  // What follows the sum but for the bias, which a kernel may do before it writes the result.
   bool has_residual = false;
-  int epilogue_passes = 0;  // over y, that PyTorch takes for it
+  int epilogue_passes = 0;  // over the result, that PyTorch takes for it
   // fprop only: the mean and variance of y's channels are wanted too (kernels/statistics).
   bool has_statistics = false;
   // What an image gets must not depend on N, nor on its place in the batch.

@@ -74,7 +74,9 @@ at::Tensor aten_pass(const ConvProblem& p, const at::Tensor& x, const at::Tensor
   const bool of_x = p.pass == Pass::kDgrad;
   const Gradients gradients =
       aten_conv2d_backward(y, x, w, stride, padding, dilation, p.groups, {of_x, !of_x, false});
-  return of_x ? std::get<0>(gradients) : std::get<1>(gradients);
+  if (!of_x) return std::get<1>(gradients);
+  const at::Tensor& result = std::get<0>(gradients);
+  return bias && bias->defined() ? result.add_(bias->view({-1, 1, 1})) : result;
 }
 
 at::Tensor aten_conv2d(const at::Tensor& input, const at::Tensor& weight,

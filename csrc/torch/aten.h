@@ -29,7 +29,8 @@ class AsTuned {
 };
 
 // One pass by PyTorch with deterministic algorithms, for comparison with a plan's: the output, or
-// the gradient of x or w. The tensor that the pass would write tells sizes alone.
+// the gradient of x, with the bias if there is one, or of w. The tensor that the pass would write
+// tells sizes alone.
 at::Tensor aten_pass(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
                      const at::Tensor& y, const std::optional<at::Tensor>& bias);
 

@@ -143,6 +143,7 @@ std::optional<Fallback> describe_transposed_images(Convolution& conv,
   p.H = transposed_size(p.P, p.pad_h, p.dilation_h, p.R, p.stride_h, extra->h);
   p.W = transposed_size(p.Q, p.pad_w, p.dilation_w, p.S, p.stride_w, extra->w);
   if (p.H < 1 || p.W < 1) return Fallback::kArguments;
+  p.has_bias = bias.has_value() && bias->defined();
   p.x_strides = dense_strides(p.x_sizes(), layout_of(conv.format));
   p.y_strides = dense_strides(p.y_sizes(), layout_of(conv.format));
   p.y_aligned = is_aligned(y);
@@ -228,7 +229,7 @@ OrFallback<Convolution> describe(const at::Tensor& input, const at::Tensor& weig
 ConvProblem Convolution::problem_of(Pass pass, at::MemoryFormat written) const {
   if (pass == Pass::kFprop && !transposed) return problem;
   ConvProblem p = problem;
-  p.has_bias = false;
+  p.has_bias = p.has_bias && pass == Pass::kFprop;
   p.pass = pass;
   if (transposed && pass == Pass::kFprop) p.pass = Pass::kDgrad;
   if (transposed && pass == Pass::kDgrad) p.pass = Pass::kFprop;

@@ -71,11 +71,11 @@ class Operands:
         self.x = self._tensor("x", (f["N"], f["C"], f["H"], f["W"]), 1.0)
         self.w = self._tensor("w", (f["K"], group_c, f["R"], f["S"]), w_scale)
         self.y = self._tensor("y", (f["N"], f["K"], f["P"], f["Q"]), y_scale)
-        self.bias = self._normal(f["K"]) if f["bias"] else None
-        self.residual = torch.empty_like(self.y) if f["residual"] else None
+        self.result = {"fprop": self.y, "dgrad": self.x, "wgrad": self.w}[self.op]
+        self.bias = self._normal(self.result.shape[1]) if f["bias"] else None
+        self.residual = torch.empty_like(self.result) if f["residual"] else None
         if self.residual is not None:
             self.residual.normal_(generator=self.generator)
-        self.result = {"fprop": self.y, "dgrad": self.x, "wgrad": self.w}[self.op]
 
     def _normal(self, count: int, scale: float = 1.0) -> Tensor:
         values = torch.empty(count, dtype=self.dtype, device=self.device)

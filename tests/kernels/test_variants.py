@@ -7,9 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import Case, Tensors, case, make_integers, place_all
-from compute import by_pytorch, compute, compute_fused, forced, fused_by_pytorch
+from compute import (
+    as_allowed,
+    by_pytorch,
+    compute,
+    compute_fused,
+    forced,
+    fused_by_pytorch,
+    poison,
+    result_bytes,
+)
 from every_plan import check_exact, check_fused, check_reach
-from reference import assert_equal
+from reference import LAYOUTS, TransposedProblem, assert_equal
 from tile_tables import (
     every_tile,
     flags,
@@ -23,6 +32,7 @@ from tile_tables import (
     table,
 )
 
+import customconv
 from customconv import _C
 
 # Between them they reach every kernel, shape of tile, way to fetch pixels and number of splits.
@@ -300,6 +310,44 @@ def test_every_plan_of_gradients_is_exact():
     assert names_of(plans) == EVERY_NAME
     check_main_loop(plans)
     assert {joins_phases(plan) for plan in plans if is_of_main_loop(plan)} == {False, True}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_every_plan_that_fuses_adds_the_bias_of_a_transposed_convolution(dtype):
+    plans = []
+    for name, problem in GRADIENTS.items():
+        values = make_integers(problem)
+        channels = problem.input[1]
+        bias = torch.arange(channels) % 7 - 3
+        expected = (by_pytorch("dgrad", problem, values) + bias.view(-1, 1, 1)).cuda()
+        left = TransposedProblem.of(problem).output_padding
+        stride, padding, dilation, groups = problem.geometry
+        for layout in LAYOUTS:
+            t = place_all(problem, values, "cuda", dtype, layout)
+            b = bias.to("cuda", dtype)
+            for plan in transposed_plans(problem, t, b, left):
+                with as_allowed("implicit_gemm"), forced(plan):
+                    poison(result_bytes("dgrad", problem, dtype), plan.workspace_bytes)
+                    actual = customconv.conv_transpose2d(
+                        t.dy, t.w, b, stride, padding, left, groups, dilation,
+                        algorithm="implicit_gemm",
+                    )  # fmt: skip
+                assert_equal(actual, expected.to(dtype), what=f"{name}, {layout}, {plan}")
+                plans.append(plan)
+    assert {joins_phases(plan) for plan in plans} == {False, True}
+    assert {plan.variant.split()[0] for plan in plans} == {"im2col", "halo", "planes"}
+
+
+def transposed_plans(problem, t, bias, output_padding):
+    """Plans that add the bias; of those that differ in their grid alone, one."""
+    with as_allowed("implicit_gemm"):
+        plans = _C.variants(
+            t.dy, t.w, bias, *problem.geometry, "fprop", transposed=True,
+            output_padding=output_padding,
+        )  # fmt: skip
+    found = {(plan.variant_index, plan.splits): plan for plan in plans if plan.fuses}
+    return [plan for plan in found.values() if plan.family == "implicit_gemm"]
 
 
 @pytest.mark.gpu

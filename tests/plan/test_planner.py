@@ -795,3 +795,39 @@ def test_a_plan_prints_what_is_launched():
         f"direct {plan.variant} grid {grid} block 256 shared 0 workspace 0 "
         f"predicted {plan.predicted_ms:.3g} ms"
     )
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("taps", [2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_pass_is_weighed_for_the_bias_that_a_transposed_convolution_leaves(
+    dtype, taps, channels_last
+):
+    arguments = {
+        "op": "dgrad", "dtype": dtype, "input": (8, 64, 128, 128), "weight": (64, 64, taps, taps),
+        "stride": (2, 2), "padding": ((taps - 1) // 2,) * 2, "channels_last": channels_last,
+        "tf32": True,
+    }  # fmt: skip
+    bare, biased = (by_family(_C.candidates(problem(**arguments, bias=b))) for b in (False, True))
+    bytes_moved = 2 * 8 * 64 * 128 * 128 * (2 if dtype == "float16" else 4)
+    for family, candidate in biased.items():
+        without = bare[family].plan
+        if candidate.plan is None or without is None:
+            continue
+        more = candidate.plan.predicted_ms - without.predicted_ms
+        if candidate.plan.fuses:  # weights of 16 bits may be packed for it
+            assert abs(more) < 0.003, candidate.plan
+        else:
+            assert more > bytes_moved / 4e9, candidate.plan
+    assert biased["implicit_gemm"].plan.fuses
+
+
+def test_the_bias_of_pixels_that_no_tap_meets_is_left_where_phases_are_woven():
+    arguments = {"op": "dgrad", "dtype": "float16", "bias": True, "stride": (2, 2)}
+    shapes = {"input": (8, 64, 64, 64), "weight": (64, 64, 1, 1)}
+    plans = [p for p in _C.plans(problem(**arguments, **shapes)) if p.family == "implicit_gemm"]
+    woven = [p for p in plans if is_of_main_loop(p) and not joins_phases(p)]
+    assert woven and not any(plan.fuses for plan in woven)
+    plans = _C.plans(problem(**arguments, **shapes, channels_last=True))
+    stored = [p for p in plans if is_of_main_loop(p) and not joins_phases(p)]
+    assert stored and all(plan.fuses for plan in stored)

@@ -14,6 +14,6 @@ template void weave_phases<__nv_bfloat16>(const ConvProblem&, const Forward&, co
 template void spread_joined_phases<__nv_bfloat16>(const ConvProblem&, const Forward&,
                                                   const __nv_bfloat16*, const __nv_bfloat16*,
                                                   const __nv_bfloat16*, __nv_bfloat16*,
-                                                  cudaStream_t);
+                                                  const Epilogue&, cudaStream_t);
 
 }  // namespace customconv::implicit_gemm

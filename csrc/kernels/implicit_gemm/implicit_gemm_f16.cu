@@ -11,6 +11,7 @@ template void pack_joined_weight<__half>(const ConvProblem&, const Forward&, con
 template void weave_phases<__half>(const ConvProblem&, const Forward&, const __half*, __half*, bool,
                                    cudaStream_t);
 template void spread_joined_phases<__half>(const ConvProblem&, const Forward&, const __half*,
-                                           const __half*, const __half*, __half*, cudaStream_t);
+                                           const __half*, const __half*, __half*, const Epilogue&,
+                                           cudaStream_t);
 
 }  // namespace customconv::implicit_gemm

@@ -11,6 +11,7 @@ template void pack_joined_weight<float>(const ConvProblem&, const Forward&, cons
 template void weave_phases<float>(const ConvProblem&, const Forward&, const float*, float*, bool,
                                   cudaStream_t);
 template void spread_joined_phases<float>(const ConvProblem&, const Forward&, const float*,
-                                          const float*, const float*, float*, cudaStream_t);
+                                          const float*, const float*, float*, const Epilogue&,
+                                          cudaStream_t);
 
 }  // namespace customconv::implicit_gemm

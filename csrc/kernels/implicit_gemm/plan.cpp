@@ -576,10 +576,11 @@ ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
     search(/*by_warps=*/false);
     const ConvPlan plan = sm90::best_plan(asked, d);
     double other_ms = best.predicted_ms;
-    // Only kernels of that main loop leave statistics.
+    // Only kernels of that main loop leave statistics, or do the epilogue of an input gradient.
     if (asked.has_statistics && sm90::statistics_parts(asked, plan) > 0) {
       other_ms += statistics_ms(asked, d);
     }
+    if (plan.fuses) other_ms += epilogue_ms(asked, d);
     if (plan.block > 0 && (best.grid[0] == 0 || plan.predicted_ms < other_ms)) best = plan;
   }
   if (best.grid[0] == 0) search(/*by_warps=*/true);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/common/activate.cuh"
+#include "kernels/common/channel_value.cuh"
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
 #include "kernels/common/start.h"
@@ -99,7 +101,31 @@ struct Spread {
   bool at_once;                             // vectors are read as they are stored
   bool repairs;                             // phases have weights of zero
   Gradient<T> gradient;
+  bool finishes;  // there is an epilogue
+  Epilogue epilogue;
 };
+
+// Scale, bias and activation of a vector that begins at `x` of a row, in plane `c`.
+template <typename T, int kVector>
+__device__ inline void finish(const Spread<T>& p, int c, int x, T (&values)[kVector]) {
+  const Epilogue& epilogue = p.epilogue;
+  float results[kVector];
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    int32_t element = x + i;
+    const int channel = c + p.by_channels.split(element);
+    results[i] = widen(values[i]);
+    if (epilogue.scale != nullptr) {
+      results[i] *= channel_value<T>(epilogue, epilogue.scale, channel);
+    }
+    if (epilogue.bias != nullptr) {
+      results[i] += channel_value<T>(epilogue, epilogue.bias, channel);
+    }
+  }
+  activate<kVector>(results, epilogue.activation, epilogue.negative_slope);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) values[i] = narrow<T>(results[i]);
+}
 
 // Each thread stores a vector of a row. A weight of zero times what is not finite is not a number:
 // such sums are summed again.
@@ -135,6 +161,7 @@ __global__ void __launch_bounds__(kWeaveBlock) spread_phases(const __grid_consta
       values[i] = narrow<T>(sum_pixel(p.gradient, n, own_c, h, w));
     }
   }
+  if (p.finishes) finish(p, c, x, values);
   T* const to = p.to + n * p.to_n + c * p.to_c + h * p.to_h + x;
   if constexpr (kVector == 1) {
     *to = values[0];
@@ -172,7 +199,7 @@ Gradient<T> gradient_of(const ConvProblem& p, const T* y, const T* w) {
 
 template <typename T>
 void spread_joined_phases(const ConvProblem& asked, const Forward& p, const T* from, const T* y,
-                          const T* w, T* to, cudaStream_t stream) {
+                          const T* w, T* to, const Epilogue& epilogue, cudaStream_t stream) {
   using D = Divider<int32_t>;
   constexpr int64_t kVector = 16 / static_cast<int64_t>(sizeof(T));
   const Shape4 &x_strides = asked.x_strides, &strides = p.y_strides;
@@ -210,6 +237,8 @@ void spread_joined_phases(const ConvProblem& asked, const Forward& p, const T* f
   spread.at_once = !planes && run % kVector == 0 && first % kVector == 0;
   spread.repairs = asked.R % p.step_h != 0 || asked.S % p.step_w != 0;
   spread.gradient = gradient_of(asked, y, w);
+  spread.finishes = !epilogue.is_empty();
+  spread.epilogue = epilogue;
   start("implicit_gemm: the phases",
         {ceil_divide(spread.count, kWeaveBlock), kWeaveBlock, 0, stream, /*early=*/true},
         vectors ? spread_phases<T, kVector> : spread_phases<T, 1>, spread);

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/epilogue.h"
 #include "kernels/implicit_gemm/forward.h"
 
 namespace customconv::implicit_gemm {
@@ -13,8 +14,10 @@ void weave_phases(const ConvProblem& asked, const Forward& problem, const T* pha
                   bool early, cudaStream_t stream);
 
 // Spreads joined phases over the pixels of an input gradient: `to`. `y` and `w` are its operands.
+// The epilogue is done on the way, but for a residual.
 template <typename T>
 void spread_joined_phases(const ConvProblem& asked, const Forward& problem, const T* from,
-                          const T* y, const T* w, T* to, cudaStream_t stream);
+                          const T* y, const T* w, T* to, const Epilogue& epilogue,
+                          cudaStream_t stream);
 
 }  // namespace customconv::implicit_gemm

@@ -158,9 +158,12 @@ OrFallback<Tensor> transposed_output_of(const Convolution& conv, const std::opti
   operands.x = output.mutable_data_ptr();
   operands.w = read_only(conv.weight);
   operands.y = read_only(dense);
+  const bool adds_bias = problem.has_bias && !chosen.fuses;
+  const Tensor vector = problem.has_bias ? bias->contiguous() : Tensor();
+  if (problem.has_bias && !adds_bias) operands.epilogue.bias = vector.const_data_ptr();
   run(problem, chosen, operands, dense.scalar_type());
   count(Pass::kFprop, chosen.family);
-  if (bias && bias->defined()) output.add_(bias->view({-1, 1, 1}));
+  if (adds_bias) output.add_(vector.view({-1, 1, 1}));
   return conv.batched ? output : output.squeeze(0);
 }
 

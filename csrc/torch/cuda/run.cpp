@@ -95,19 +95,23 @@ void run_plan(const ConvProblem& problem, const ConvPlan& plan, const at::Tensor
   check_operand(x, "x", problem.x_sizes(), problem.x_strides, problem.x_aligned, x);
   check_operand(w, "w", problem.w_sizes(), problem.w_strides, problem.w_aligned, x);
   check_operand(y, "y", problem.y_sizes(), problem.y_strides, problem.y_aligned, x);
-  check_dense(bias, "bias", problem.has_bias, problem.K, x);
-  check_dense(residual, "residual", problem.has_residual, problem.y_count(), x);
+  const bool gradient = problem.pass == Pass::kDgrad;
+  check_dense(bias, "bias", problem.has_bias, gradient ? problem.C : problem.K, x);
+  check_dense(residual, "residual", problem.has_residual,
+              gradient ? problem.x_count() : problem.y_count(), x);
   const c10::cuda::CUDAGuard guard(x.device());
   Operands operands;
   operands.x = x.mutable_data_ptr();
   operands.w = w.mutable_data_ptr();
   operands.y = y.mutable_data_ptr();
-  if (problem.has_bias) operands.epilogue.bias = bias->const_data_ptr();
+  const bool adds_bias = problem.has_bias && gradient && !plan.fuses;
+  if (problem.has_bias && !adds_bias) operands.epilogue.bias = bias->const_data_ptr();
   if (plan.fuses && problem.epilogue_passes > 0) {
     if (problem.has_residual) operands.epilogue.residual = residual->const_data_ptr();
     operands.epilogue.activation = Activation::kRelu;
   }
   run(problem, plan, operands, x.scalar_type());
+  if (adds_bias) x.add_(bias->view({-1, 1, 1}));
 }
 
 }  // namespace customconv::torch_layer

@@ -107,7 +107,7 @@ def find(convolution: Convolution, node: fx.Node) -> Chain:
     chain = Chain(convolution, [node], node)
     try:
         if convolution.transposed:
-            raise Refused("kernels of transposed convolutions fuse nothing")
+            raise Refused("of a transposed convolution, only the bias is fused")
         while True:
             _extend(chain)
     except Refused as reason:

@@ -111,6 +111,7 @@ def problems_of(
             padding=_pair(given.get("padding", 0)),
             dilation=_pair(given.get("dilation", 1)),
             groups=given.get("groups", 1),
+            bias=op == "dgrad" and transposed and given.get("bias") is not None,
             channels_last=channels_last or is_channels_last(images),
             tf32=allows_tf32(),
         )

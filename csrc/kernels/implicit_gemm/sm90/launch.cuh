@@ -497,9 +497,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     } else {
       p.x = map_pixels(problem, tile, input);
     }
-    Epilogue epilogue = operands.epilogue;
+    // Channels of joined phases are not yet those of the result.
+    Epilogue epilogue = problem.joins_phases ? Epilogue{} : operands.epilogue;
     if (epilogue.residual != nullptr) {
-      epilogue.residual = static_cast<const T*>(epilogue.residual) + part.y;
+      epilogue.residual = static_cast<const T*>(epilogue.residual) + (gradient ? part.x : part.y);
     }
     set_output(problem, tile, problem.woven > 0 ? woven : output, epilogue, p);
     start("implicit_gemm",
@@ -508,7 +509,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
           kernel_of<T>(tile, !epilogue.is_empty()), p);
     if (problem.joins_phases) {
       spread_joined_phases(part.problem, problem, woven, x + part.y,
-                           static_cast<const T*>(operands.w), output, context.stream);
+                           static_cast<const T*>(operands.w), output, operands.epilogue,
+                           context.stream);
     } else if (problem.woven > 0) {
       weave_phases(part.problem, problem, woven, output, /*early=*/true, context.stream);
     }

@@ -155,6 +155,15 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
   return works;
 }
 
+// Whether kernels do the epilogue of an input gradient.
+bool fuses_gradient(const Packed& p) {
+  if (p.woven == 0) return true;
+  // A residual lies as the result does, not as phases that are stored apart.
+  if (p.has_residual) return false;
+  // Pixels that no tap meets are written when phases are woven, without an epilogue.
+  return p.joins_phases || p.phases == p.step_h * p.step_w;
+}
+
 class Search : public PlanSearch {
  public:
   Search(const ConvProblem& asked, const DeviceProperties& d, std::vector<ConvPlan>* all)
@@ -277,6 +286,7 @@ class Search : public PlanSearch {
     plan.grid[0] = std::min<int64_t>(t.items() * t.splits, blocks_at_once(d_, t));
     if (t.splits > 1) plan.grid[0] = t.items() * t.splits;
     plan.workspace_bytes = packed_weight_bytes(f_, t) + bytes_;
+    plan.fuses = p_.pass == Pass::kDgrad && fuses_gradient(f_);
     plan.works = count_work(p_, f_, parts_, d_, t);
     plan.predicted_ms = price(plan.works, d_);
     add(plan);

@@ -110,7 +110,9 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
   const TileShape& kind = t.kind();
   t.residue_bits = loader == Loader::kPlanes ? residue_bits(p) : 0;
   t.halves_pixels = p.half_bits > 0 && p.packing == Packing::kNone && loader != Loader::kPlanes;
-  t.weights_as_stored = p.gradient && size == 2 && t.residue_bits == 0 && p.tap_channels == 0;
+  // Kernels that read weights so have no epilogue.
+  t.weights_as_stored = p.gradient && size == 2 && t.residue_bits == 0 && p.tap_channels == 0 &&
+                        !p.has_bias && p.epilogue_passes == 0;
   t.pitch = p.Q;
   t.period = p.P;
   t.strips = 1;
