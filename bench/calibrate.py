@@ -159,10 +159,12 @@ def rounded(table: Floats) -> list[list[float]]:
 
 def written(table: Floats, parts: Sequence[tuple[str, int]], facts: dict[str, Any]) -> str:
     """The table as the planner compiles it in."""
+    later = [own["sources"] for own in facts.get("suites", {}).values()]
     lines = [
         "// Written by `python -m bench calibrate` from timings on an "
         f"{facts['device'].replace('NVIDIA ', '').split()[0]} of sources",
-        f"// {facts['sources']}: share of the full rate, clocks of a wait, bytes stored a clock,",
+        f"// {', '.join([facts['sources'], *later])}:",
+        "// share of the full rate, clocks of a wait, bytes stored a clock,",
         "// share of the memory's bandwidth.",
     ]
     for (part, row), values in zip(parts, rounded(table), strict=True):

@@ -4,7 +4,8 @@ The cells are drawn by a fixed seed: every layer once, in one precision, layout 
 of the networks, and of the drawn layers, is held out: `bench calibrate` does not see them.
 
 The file is JSON lines, compressed by xz. The first line names the GPU, the hash of the sources and
-the columns of plans; every other line is a cell and its plans, with the times' medians.
+the columns of plans; every other line is a cell and its plans, with the times' medians. Suites that
+were timed with other sources are named in the first line, with theirs.
 """
 
 from __future__ import annotations

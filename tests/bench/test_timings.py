@@ -93,3 +93,5 @@ def test_the_file_in_the_repository_names_its_gpu_its_sources_and_its_columns():
     assert len(facts["sources"]) == 16
     assert tuple(facts["plan"]) == timings.COLUMNS
     assert len(found) > 1000
+    assert facts["suites"].keys() <= {timed.cell.layer.suite for timed in found}
+    assert all(len(own["sources"]) == 16 for own in facts["suites"].values())
