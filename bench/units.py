@@ -19,7 +19,6 @@ GEMM = Path(__file__).parents[1] / "csrc" / "kernels" / "implicit_gemm"
 OLDER = GEMM / "tile.h"
 MAIN_LOOP = GEMM / "sm90" / "plan.cpp"
 PACKED = GEMM / "sm90" / "packed.h"
-LOADERS = GEMM / "sm90" / "tile.h"
 BOXES = GEMM / "wgrad" / "geometry.h"
 REGISTERS = GEMM / "wgrad" / "registers" / "geometry.h"
 PLANES = GEMM / "wgrad" / "planes" / "geometry.h"
@@ -55,22 +54,13 @@ def enumerators(path: Path, name: str) -> list[str]:
 
 
 @functools.cache
-def main_loop_loaders() -> list[str]:
-    """The main loop's loaders."""
-    found = re.search(r"kLoaderNames\[\] = \{(.*?)\}", _text(LOADERS))
-    if found is None:
-        raise LookupError(f"{LOADERS.name} does not name the loaders")
-    return re.findall(r'"(\w+)"', found[1])
-
-
-@functools.cache
 def _kernels(operation: str) -> frozenset[str]:
     return frozenset(_C.kernel_names()["implicit_gemm", operation])
 
 
 def slug(name: str) -> str:
     """A kernel's name as a word of a command line."""
-    return re.sub(r"[ ,]+", "-", re.sub(r"(?<=\d) ([x+]) (?=\d)", r"\1", name)).lower()
+    return re.sub(r"[ ,]+", "-", re.sub(r"(?<=\d) x (?=\d)", "x", name)).lower()
 
 
 def tile_unit(loader: str, tile: str, strict: bool = False) -> str:
@@ -116,7 +106,7 @@ def _older(plan: _C.ConvPlan) -> set[str]:
         "mma.sync": by_warps,
         "older-clusters": clustered,
         "older-splits": plan.splits > 1 and not clustered,
-        "apart": bool(index & apart),
+        "mma.sync-apart": bool(index & apart),
     }
     return {
         f"loader:{loader}",
@@ -134,11 +124,8 @@ def _gradient(plan: _C.ConvPlan) -> set[str]:
         loader = kind
         modes["gradient-clusters"] = bool(index & constant(REGISTERS, "kClustered"))
     elif kind == "planes":
-        loader = next(
-            (each for each in ("boxed", "staged", "runs")
-             if index & constant(PLANES, f"k{each.capitalize()}")), "threads",
-        )  # fmt: skip
-        loader = f"planes-{loader}"
+        boxed, runs = (index & constant(PLANES, name) for name in ("kBoxed", "kRuns"))
+        loader = "planes-boxed" if boxed else "planes-runs" if runs else "planes-threads"
         cluster = index >> constant(PLANES, "kClusterShift") & CLUSTER_MASK
         modes["gradient-clusters"] = cluster > 0
         modes["one-class"] = bool(index & constant(PLANES, "kOneClass"))
@@ -172,8 +159,7 @@ def compiled() -> Units:
     """The units that the compiled module lists: tiles of the main loop, and named kernels."""
     tiles = {
         tile_unit(loader, f"{pixels} x {channels}", strict)
-        for loader in main_loop_loaders()
-        for pixels, channels, strict in _C.main_loop_tiles()
+        for loader, pixels, channels, strict in _C.main_loop_tiles()
     }
     kernels = {
         kernel_unit(family, kernel)

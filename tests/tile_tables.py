@@ -28,12 +28,11 @@ def weight_kernels() -> set[str]:
 
 
 def every_tile(*, of_3xtf32: bool) -> set[tuple[str, str]]:
-    """Loader and tile of each kernel of the main loop in sm90/: all loaders have all tiles."""
+    """Loader and tile of each kernel of the main loop in sm90/."""
     prefix = "3xTF32 " if of_3xtf32 else ""
     return {
         (f"{prefix}{loader}", f"{pixels} x {channels}")
-        for loader in ("im2col", "halo", "planes")
-        for pixels, channels, halves in _C.main_loop_tiles()
+        for loader, pixels, channels, halves in _C.main_loop_tiles()
         if halves == of_3xtf32
     }
 

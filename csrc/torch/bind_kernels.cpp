@@ -46,11 +46,16 @@ std::map<std::pair<std::string, std::string>, Names> kernel_names() {
   };
 }
 
-// Tiles of implicit_gemm's main loop for Hopper: pixels, channels, and whether they are of 3xTF32.
-std::vector<std::tuple<int, int, bool>> main_loop_tiles() {
-  std::vector<std::tuple<int, int, bool>> tiles;
-  for (const implicit_gemm::sm90::TileShape& t : implicit_gemm::sm90::kTileShapes) {
-    tiles.emplace_back(t.pixels, t.channels, t.halves);
+// Tiles of implicit_gemm's main loop for Hopper: the loader, pixels, channels, and whether they are
+// of 3xTF32.
+std::vector<std::tuple<std::string, int, int, bool>> main_loop_tiles() {
+  namespace sm90 = implicit_gemm::sm90;
+  std::vector<std::tuple<std::string, int, int, bool>> tiles;
+  for (int loader = 0; loader < sm90::kLoaderCount; ++loader) {
+    for (const sm90::TileShape& t : sm90::kTileShapes) {
+      if (!sm90::has_tile(static_cast<sm90::Loader>(loader), t)) continue;
+      tiles.emplace_back(sm90::kLoaderNames[loader], t.pixels, t.channels, t.halves);
+    }
   }
   return tiles;
 }

@@ -64,7 +64,6 @@ def test_units_are_single_words():
              for unit in units.units_of(plan)}  # fmt: skip
     assert not [name for name in names | units.compiled() if " " in name]
     assert units.slug("planes, 2 x 3 taps by 128") == "planes-2x3-taps-by-128"
-    assert units.slug("3 x 128 + 64") == "3x128+64"
 
 
 def test_what_no_header_defines_is_an_error():

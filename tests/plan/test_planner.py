@@ -264,8 +264,9 @@ def test_groups_cost_no_others_products(taps, channels_last):
             padding=(taps // 2, taps // 2), dtype="float16", channels_last=channels_last,
         )  # fmt: skip
         times.append(_C.plan(p, algorithm="implicit_gemm").predicted_ms)
-    # A 1x1 takes about as long as its bytes, whatever its groups.
-    slack = 1.05 if taps == 1 else 1
+    # A 1x1 takes about as long as its bytes, whatever its groups. In NCHW groups of 64 channels
+    # have another loader.
+    slack = 1 if taps > 1 else 1.05 if channels_last else 1.15
     assert all(fewer <= slack * more for fewer, more in itertools.pairwise(times))
 
 

@@ -1,4 +1,5 @@
 // Channels-last input: the copy engine brings planes in boxes, the matrix instruction reads them.
+// All taps share a plane: strides and single taps are left to the main loop of sm90.
 #pragma once
 
 #include "kernels/implicit_gemm/work.cuh"
@@ -20,9 +21,9 @@ __device__ inline void load_tap_weights(const Params<T>& p, const Shared& shared
   for (; !walk.is_over(); walk.advance()) {
     const int c = walk.step.chunk * kChunk;
 #pragma unroll 1
-    for (int r = walk.step.plane_h; r < p.R; r += p.h.planes) {
+    for (int r = 0; r < p.R; ++r) {
 #pragma unroll 1
-      for (int s = walk.step.plane_w; s < p.S; s += p.w_axis.planes) {
+      for (int s = 0; s < p.S; ++s) {
         const int tap = tap_at<kTransposed>(p, r, s);
         ptx::Barrier* full = &shared.w_full[w.stage];
         const auto copy = [&](int offset, int column, int row) {
@@ -129,10 +130,10 @@ __device__ inline void multiply_planes(
     with_pieces(step.pieces(p), [&](auto pieces) {
       int row = x.stage * p.stage_bytes;
 #pragma unroll 1
-      for (int r = step.plane_h; r < p.R; r += p.h.planes, row += row_bytes) {
+      for (int r = 0; r < p.R; ++r, row += row_bytes) {
         int tap = row;
 #pragma unroll 1
-        for (int s = step.plane_w; s < p.S; s += p.w_axis.planes, tap += tap_bytes) {
+        for (int s = 0; s < p.S; ++s, tap += tap_bytes) {
           add(pieces, tap);
         }
       }

@@ -157,13 +157,12 @@ uint16_t loop_row(const Tile& t, int wide) {
   // The first row of each way to fetch. A way that has kernels by warpgroups and by warps has a row
   // for each of them.
   constexpr int kFirst[kFetchCount] = {0, 0, 1, 3, 5, 6, 8};
-  const int by_warps = t.by_warps ? 1 : 0;
   if (t.fetch == Fetch::kShared) {
     return price_row(PriceKind::kBoxLoop, (t.by_warps ? kKernelCount : t.kernel) * 2 + wide);
   }
-  const int fetch = kFirst[static_cast<int>(t.fetch)];
-  const bool both = is_by_warpgroups(t.fetch) && t.fetch != Fetch::kBoxedPieces;
-  return price_row(PriceKind::kRowLoop, (fetch + (both ? by_warps : 0)) * 2 + wide);
+  const bool only_by_warps = t.fetch == Fetch::kPieces || t.fetch == Fetch::kElements;
+  const int second = t.by_warps && !only_by_warps ? 1 : 0;
+  return price_row(PriceKind::kRowLoop, (kFirst[static_cast<int>(t.fetch)] + second) * 2 + wide);
 }
 
 WorkList count_work(const Forward& p, const DeviceProperties& d, const Tile& t) {
@@ -273,7 +272,8 @@ class Search {
   }
 
  private:
-  // Where a halo may cost more than a plane for each tap.
+  // Where a halo may cost more than a plane for each tap. On Hopper, the main loop of sm90 then
+  // costs less.
   static bool reaches_far(int64_t taps, int64_t dilation) {
     return (taps - 1) * dilation > kFarReach;
   }
@@ -281,6 +281,7 @@ class Search {
   void try_planes(Fetch fetch) {
     const bool far_h = reaches_far(p_.R, p_.dilation_h), far_w = reaches_far(p_.S, p_.dilation_w);
     try_kernels(fetch, 0);
+    if (!by_warps_) return;
     if (far_h) try_kernels(fetch, kApartH);
     if (fetch != Fetch::kShared) return;
     if (far_w) try_kernels(fetch, kApartW);
@@ -290,7 +291,8 @@ class Search {
   void try_kernels(Fetch fetch, int flags) {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
       if (is_too_wide(kernel, fetch)) continue;
-      if (by_warps_ && !is_by_warps(kKernels[kernel], fetch)) continue;
+      const Kernel& kind = kKernels[kernel];
+      if (by_warps_ ? !is_by_warps(kind, fetch) : !is_by_warpgroups(kind, fetch)) continue;
       if (fetch == Fetch::kShared) {
         try_squares(kernel, flags);
         try_boxed_lines(kernel, flags);

@@ -10,9 +10,9 @@ namespace customconv::implicit_gemm {
 
 template <typename T, int kKernel, Fetch kFetch, bool kFused, bool kTransposed>
 constexpr KernelOf<T> one_kernel() {
-  constexpr bool kTransposes =
-      instruction_transposes(kKernels[kKernel].channels, kFetch, sizeof(T));
-  if constexpr (is_by_warpgroups(kFetch) && (!kTransposed || kTransposes)) {
+  constexpr Kernel kKind = kKernels[kKernel];
+  constexpr bool kTransposes = instruction_transposes(kKind.channels, kFetch, sizeof(T));
+  if constexpr (is_by_warpgroups(kKind, kFetch) && (!kTransposed || kTransposes)) {
     return convolve<T, kKernel, kFetch, kFused, kTransposed>;
   } else {
     return nullptr;

@@ -82,10 +82,24 @@ inline constexpr int kFetchCount = 7;
 
 // Whether threads copy pixels; else the copy engine does.
 constexpr bool is_copied(Fetch fetch) { return fetch >= Fetch::kPieces && fetch <= Fetch::kFlat; }
-// Whether there are kernels by warpgroups (wgmma). For others the main loop of sm90 has faster
-// ways.
-constexpr bool is_by_warpgroups(Fetch fetch) {
-  return fetch != Fetch::kPieces && fetch != Fetch::kElements;
+// Whether there is a kernel by warpgroups (wgmma). For others the main loop of sm90 has faster
+// ways, or hardly any layer needs them.
+constexpr bool is_by_warpgroups(const Kernel& kernel, Fetch fetch) {
+  const bool large = kernel.pixels == 256, wide = kernel.channels == 128;
+  switch (fetch) {
+    case Fetch::kShared:
+      return !wide;
+    case Fetch::kTaps:
+      return kernel.pixels * kernel.channels == 128 * 128;
+    case Fetch::kOddTaps:
+      return large || wide;
+    case Fetch::kFlat:
+      return large && !wide;
+    case Fetch::kBoxedPieces:
+      return large && wide;
+    default:
+      return false;
+  }
 }
 // One tap: no rows, but the tile's pixels one after the other.
 constexpr bool is_compact(Fetch fetch) {
@@ -98,7 +112,7 @@ constexpr bool has_matrix(Fetch fetch) { return fetch == Fetch::kShared || is_co
 // transposes.
 constexpr int kLeastTransposed = 64;  // output channels of such a matrix
 constexpr bool instruction_transposes(int channels, Fetch fetch, int64_t element_size) {
-  return is_by_warpgroups(fetch) && has_matrix(fetch) && element_size == 2 &&
+  return has_matrix(fetch) && fetch != Fetch::kPieces && element_size == 2 &&
          channels >= kLeastTransposed;
 }
 // Warpgroups that multiply. Fetching takes a warp's time, in which others multiply: of rows, each

@@ -56,15 +56,15 @@ __device__ inline uint4 shifted(const uint4& first, const uint4& second, int byt
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// A mask of a unit's words: ones where elements exist, from `first` on and before `last`.
+// A mask of a unit's words: ones where elements exist, before `last`.
 template <typename T>
-__device__ inline uint4 mask_of(int first, int last) {
+__device__ inline uint4 mask_of(int last) {
   constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kOfWord = kElements / 4;
   uint32_t word[4] = {};
 #pragma unroll
   for (int i = 0; i < kElements; ++i) {
     const uint32_t element = sizeof(T) == 4 ? ~0u : 0xFFFFu << i % kOfWord * 16;
-    if (i >= first && i < last) word[i / kOfWord] |= element;
+    if (i < last) word[i / kOfWord] |= element;
   }
   return make_uint4(word[0], word[1], word[2], word[3]);
 }

@@ -24,13 +24,14 @@ constexpr int kStartBarrier = 15;  // behind which mbarriers are ready
 
 // `kFused`: there may be an epilogue. `kAsStored`: the instruction transposes weights.
 template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored>
-__global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader, kStore)),
+__global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader, kStore,
+                                                                         kTileShapes[kShape])),
                                   kTileShapes[kShape].occupancy)
     convolve(const __grid_constant__ Params p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr TileShape kTile = kTileShapes[kShape];
   constexpr bool kHalo = kLoader == Loader::kHalo, kClustered = kStore == Store::kCluster;
-  constexpr bool kHasPlanes = has_planes(kLoader, kStore), kHalves = kTile.halves;
+  constexpr bool kHasPlanes = has_planes(kLoader, kStore, kTile), kHalves = kTile.halves;
   constexpr int kLoaders = kTile.loaders(kHasPlanes), kThreads = kTile.threads(kHasPlanes);
   // Thread blocks of a cluster have a tile each: all their warpgroups share it.
   constexpr int kTeams = kClustered ? 1 : kTile.teams;

@@ -79,7 +79,7 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
   const double w_copy = copy(t.w_bytes, kind.channels);
   // An instruction reads 64 channels and its columns, the positions of a tile or a part of them.
   // Boxes of planes are written, read, and written again in another order.
-  const double spans = kind.pixels / kind.columns(has_planes(t.loader, t.store));
+  const double spans = kind.pixels / kind.columns(has_planes(t.loader, t.store, kind));
   const double operands = kind.channels * t.row_bytes * (spans + kind.pixels / 64.0) + t.w_bytes;
   const double filled = t.loader == Loader::kPlanes
                             ? kTurnAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
@@ -234,7 +234,8 @@ class Search : public PlanSearch {
 
   void try_tiles(Loader loader, int64_t strips = 1) {
     for (int shape = 0; shape < kTileShapeCount; ++shape) {
-      if (is_too_wide(kTileShapes[shape].channels)) continue;
+      const TileShape& kind = kTileShapes[shape];
+      if (!has_tile(loader, kind) || is_too_wide(kind.channels)) continue;
       for (int row = kMostRowBytes; row >= kLeastRowBytes; row /= 2) {
         // A stage of fewer channels than there are is for what else has no room.
         if (!weigh(loader, shape, row, strips)) continue;
@@ -351,7 +352,7 @@ int64_t statistics_parts(const ConvProblem& asked, const ConvPlan& plan) {
   const Tile tile = tile_of(forward_of(part_of(asked, chunk, 0).problem, plan), plan);
   if (tile.store == Store::kCluster) return 0;
   const TileShape& kind = tile.kind();
-  return tile.tiles_m * (kind.pixels / kind.columns(has_planes(tile.loader, tile.store)));
+  return tile.tiles_m * (kind.pixels / kind.columns(has_planes(tile.loader, tile.store, kind)));
 }
 
 }  // namespace customconv::implicit_gemm::sm90

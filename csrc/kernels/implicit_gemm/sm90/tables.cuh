@@ -10,12 +10,14 @@ namespace customconv::implicit_gemm::sm90 {
 
 template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored>
 constexpr Kernel one_kernel() {
+  constexpr TileShape kTile = kTileShapes[kShape];
   constexpr bool kHalo = kLoader == Loader::kHalo;
   constexpr bool kExists = kLoader != Loader::kPlanes &&
+                           (has_tile(kLoader, kTile) || has_planes(kLoader, kStore, kTile)) &&
                            (!kHalo || kStore == Store::kPixels || kStore == Store::kPlanes) &&
-                           (kStore != Store::kCluster || is_clustered(kTileShapes[kShape])) &&
+                           (kStore != Store::kCluster || is_clustered(kTile)) &&
                            (kAsStored || kFused == is_fused(kLoader, kStore, kFused)) &&
-                           (!kTileShapes[kShape].halves || sizeof(T) == 4);
+                           (!kTile.halves || sizeof(T) == 4);
   if constexpr (kExists) {
     return convolve<T, kShape, kLoader, kStore, kFused, kAsStored>;
   } else {

@@ -65,8 +65,7 @@ struct TileShape {
   // all would take more registers than there are.
   constexpr int columns(bool planes) const {
     const int own = own_pixels();
-    if (!planes || loaders(true) == 1 || own <= 128) return own;
-    return own % 128 == 0 ? 128 : 64;
+    return !planes || loaders(true) == 1 || own <= 128 ? own : 128;
   }
   // Warps that turn planes: all that load but the one that loads weights.
   constexpr int plane_warps() const { return 4 * loaders(true) - 1; }
@@ -81,6 +80,12 @@ inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
 enum class Loader : uint8_t { kIm2col, kHalo, kPlanes };
 inline constexpr const char* kLoaderNames[] = {"im2col", "halo", "planes"};
 inline constexpr int kLoaderCount = sizeof(kLoaderNames) / sizeof(const char*);
+
+// Whether a loader has kernels of a tile. From other tiles hardly any layer gains.
+constexpr bool has_tile(Loader loader, const TileShape& shape) {
+  if (loader == Loader::kIm2col || shape.halves) return true;
+  return loader == Loader::kHalo ? shape.channels == 64 : shape.teams == 2;
+}
 
 // How sums reach the output.
 enum class Store : uint8_t {
@@ -97,9 +102,9 @@ constexpr int staging_bytes(Store store) {
   return store == Store::kPlanes ? 18 << 10 : store == Store::kCluster ? 0 : 16 << 10;
 }
 
-// Whether such kernels may turn planes.
-constexpr bool has_planes(Loader loader, Store store) {
-  return loader != Loader::kIm2col && store == Store::kPlanes;
+// Whether such kernels may turn planes: the same kernels load halos.
+constexpr bool has_planes(Loader loader, Store store, const TileShape& shape) {
+  return loader != Loader::kIm2col && store == Store::kPlanes && has_tile(Loader::kPlanes, shape);
 }
 
 // Whether sums of such a tile may be split: a block's stages have room for them, and its warpgroups
@@ -143,7 +148,7 @@ struct Tile {
   int64_t tiles_m, tiles_k, phases;
 
   constexpr const TileShape& kind() const { return kTileShapes[shape]; }
-  int threads() const { return kind().threads(has_planes(loader, store)); }
+  int threads() const { return kind().threads(has_planes(loader, store, kind())); }
   int pixel_row_bytes() const { return halves_pixels ? row_bytes / 2 : row_bytes; }
   // From a pixel's high halves to its low ones.
   int low_bytes() const { return halves_pixels ? x_bytes / 2 : row_bytes / 2; }

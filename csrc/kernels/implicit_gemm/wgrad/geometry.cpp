@@ -64,13 +64,8 @@ ConvProblem as_one_row(ConvProblem p) {
 }
 
 bool is_variant(const ConvProblem& p, int variant) {
-  const Kernel& kind = kKernels[variant % kByTaps];
-  if ((variant & kAlongK) != 0 && kind.warpgroups == 1) return false;  // is the same
-  const int64_t apart = p.stride_w / std::gcd(p.stride_w, p.dilation_w);
-  if ((variant & kByTaps) == 0) return kind.second == 0;
   // Two taps share a box.
-  return apart <= p.S && (kind.second == 0 || (apart == 2 && p.S / 2 <= kind.second &&
-                                               ceil_divide(p.S, 2) <= kind.first));
+  return (variant & kByTaps) == 0 || p.stride_w / std::gcd(p.stride_w, p.dilation_w) <= p.S;
 }
 
 Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
@@ -96,18 +91,17 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     t.tap_step = small(std::min<int64_t>(p.dilation_w / common, kMostBox));
   } else {
     t.tap_apart = small(p.S);
-    t.channel_blocks = kind.first;
+    t.channel_blocks = kind.blocks;
   }
   const int64_t class_taps = ceil_divide(p.S, t.tap_apart);
-  t.class_chunks = small(t.by_taps ? ceil_divide(class_taps, kind.first) : 1);
+  t.class_chunks = small(t.by_taps ? ceil_divide(class_taps, kind.blocks) : 1);
   t.chunks = t.tap_apart * t.class_chunks;
-  if (kind.second > 0) t.chunks = 1;
 
   t.step_h = small(t.filter_rows > 1 ? 1 : p.stride_h);
   t.row_step = small(t.filter_rows > 1 ? p.stride_h : 1);
   const int64_t x_rows =
       (t.rows - 1) * int64_t{t.row_step} + (t.filter_rows - 1) * p.dilation_h + 1;
-  const int64_t x_columns = t.columns + (t.by_taps ? kind.first - 1 : 0) * int64_t{t.tap_step};
+  const int64_t x_columns = t.columns + (t.by_taps ? kind.blocks - 1 : 0) * int64_t{t.tap_step};
   const auto fits_box = [](int64_t count, int64_t step) {
     return step <= kMostStep && (count - 1) * step < kMostBox;
   };
@@ -115,10 +109,9 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   if (t.images > kMostBox || t.rows > kMostBox || t.columns > kMostBox) return t;
   t.x_rows = small(x_rows);
   t.x_columns = small(x_columns);
-  t.x_boxes = t.channel_blocks * (kind.second > 0 ? 2 : 1);
   t.x_box_bytes = round_up(t.images * x_rows * x_columns * kRowBytes, kAlignment);
   t.y_box_bytes = round_up(int64_t{t.pixels()} * kRowBytes, kAlignment);
-  t.stage_bytes = t.x_boxes * t.x_box_bytes + t.along_k * t.y_box_bytes;
+  t.stage_bytes = t.channel_blocks * t.x_box_bytes + t.along_k * t.y_box_bytes;
 
   // Places of what is turned are offsets of 32 bits.
   const auto reach = [&](const Shape4& strides, int64_t rows, int64_t columns) {

@@ -27,25 +27,19 @@ constexpr int kMostStep = 8;        // pixels from one of a box to the next
 constexpr int kFillers = 128;       // threads that fill boxes
 constexpr int kFillersBarrier = 1;  // 0 is __syncthreads's
 
-// Columns are blocks of 64: input channels of a tap. Where `second` is not 0, a chunk is two
-// instructions, of taps that a stride of two puts in different boxes.
+// Columns are blocks of 64: input channels of a tap.
 struct Kernel {
   const char* name;
-  int warpgroups;
-  int first, second;
+  int warpgroups, blocks;
 
-  constexpr int blocks() const { return first + second; }
   constexpr int threads(bool fills) const { return warpgroups * 128 + (fills ? kFillers : 32); }
 };
 
 inline constexpr Kernel kKernels[] = {
-    {"3 x 192", 3, 3, 0},       // three taps of three filter rows, for each element that is loaded
-    {"3 x 128 + 64", 3, 2, 1},  // the same of a stride of two
-    {"2 x 256", 2, 4, 0},       // the most products of a single tap
-    {"2 x 128", 2, 2, 0},       // fewer channels or taps
-    {"2 x 64", 2, 1, 0},        // fewest
-    {"2 x 192", 2, 3, 0},       // three taps by 128 output channels, or by fewer rows
-    {"1 x 192", 1, 3, 0},
+    {"3 x 192", 3, 3},  // three taps of three filter rows, for each element that is loaded
+    {"2 x 128", 2, 2},  // fewer channels or taps
+    {"2 x 64", 2, 1},   // fewest
+    {"2 x 192", 2, 3},  // three taps by 128 output channels, or by fewer rows
 };
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 
@@ -82,7 +76,6 @@ struct Tile {
   int x_rows = 1, x_columns = kRun;  // of a box
   int row_step = 1;                  // rows of a box from an output row to the next
   int step_h = 1;                    // rows of the image from one of a box to the next
-  int x_boxes = 1;                   // of a stage
   int64_t x_box_bytes = 0, y_box_bytes = 0, stage_bytes = 0;
   int stages = 0;
   int64_t tiles_n = 1, tiles_p = 1, tiles_q = 1;
@@ -101,7 +94,7 @@ struct Tile {
   bool fills() const { return fill_x != Fill::kNone || fill_y != Fill::kNone; }
   int threads() const { return kind().threads(fills()); }
   // Sums of a thread block, including those of channels and taps that do not exist.
-  int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
+  int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks * kBlock * kBlock; }
   // Whether stages can hold them, where a cluster's blocks leave them to each other.
   bool holds_sums() const { return stages * stage_bytes >= sums() * 4; }
 };

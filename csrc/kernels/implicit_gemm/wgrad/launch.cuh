@@ -144,14 +144,12 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.from = {is_exact(problem, t), /*halves=*/false, /*flat=*/false, x, y, problem};
   p.partial = t.clustered ? nullptr : static_cast<float4*>(context.workspace);
 
-  static_assert(kKernelCount == 7);
+  static_assert(kKernelCount == 4);
   static constexpr void (*kTable[][kKernelCount])(Params<T>) = {
       {sum_weights<T, 0, false>, sum_weights<T, 1, false>, sum_weights<T, 2, false>,
-       sum_weights<T, 3, false>, sum_weights<T, 4, false>, sum_weights<T, 5, false>,
-       sum_weights<T, 6, false>},
+       sum_weights<T, 3, false>},
       {sum_weights<T, 0, true>, sum_weights<T, 1, true>, sum_weights<T, 2, true>,
-       sum_weights<T, 3, true>, sum_weights<T, 4, true>, sum_weights<T, 5, true>,
-       sum_weights<T, 6, true>}};
+       sum_weights<T, 3, true>}};
   start("implicit_gemm: the weight gradient",
         {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, cluster},
         kTable[t.fills()][t.kernel], p);
@@ -159,11 +157,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   Parts<T> parts{};
   parts.sums = p;
   parts.count = static_cast<int>(blocks_of(problem, t) * t.sums() / 4);
-  parts.first = t.kind().first;
-  parts.chunks = t.kind().second > 0 ? 2 : 1;
-  parts.by_columns = D(t.kind().blocks());
+  parts.most_taps = t.kind().blocks;
+  parts.by_columns = D(t.kind().blocks);
   parts.by_warps = D(t.kind().warpgroups * 4);
-  parts.by_taps = D(t.kind().blocks() / t.channel_blocks);
+  parts.by_taps = D(t.kind().blocks / t.channel_blocks);
   parts.by_filter_rows = D(t.along_k > 1 ? 1 : t.kind().warpgroups);
   parts.by_warpgroups = D(t.along_k);
   parts.taps_first = p.weight_c != 1;

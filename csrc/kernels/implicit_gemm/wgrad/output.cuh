@@ -98,14 +98,13 @@ struct Spot {
   int k, c, r, s;
   bool exists;
 
-  // `first`: taps of a chunk, or blocks of columns; `chunks`: of a thread block, two or one.
+  // `most_taps`: of a chunk.
   template <typename T>
-  __device__ Spot(const Output<T>& p, const Share& share, int first, int chunks, int warp, int lane,
+  __device__ Spot(const Output<T>& p, const Share& share, int most_taps, int warp, int lane,
                   int i) {
-    const int warpgroup = warp / 4, block = i / 8;
+    const int warpgroup = warp / 4;
     const int box = p.along_rows > 1 ? warpgroup : 0, filter_row = p.along_rows > 1 ? 0 : warpgroup;
-    const int chunk = chunks > 1 && block >= first ? 1 : 0;
-    int32_t tap = block - chunk * first;
+    int32_t tap = i / 8;
     const int channel_block = p.by_channel_blocks.split(tap);
     const int row = box * kBlock + warp % 4 * 16 + lane / 4;
     const int column = channel_block * kBlock + i % 8 * 8 + lane % 4 * 2;
@@ -117,7 +116,7 @@ struct Spot {
       c = share.c + column;
     }
     r = share.r + filter_row;
-    s = first_tap(p, chunks > 1 ? chunk : share.chunk, first) + tap * p.tap_apart;
+    s = first_tap(p, share.chunk, most_taps) + tap * p.tap_apart;
     exists = filter_row < share.boxes_r && s < p.S && k < p.group_K && c < p.group_C;
   }
 

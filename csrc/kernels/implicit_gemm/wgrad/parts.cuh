@@ -13,8 +13,8 @@ constexpr int kPartThreads = 256;
 template <typename T>
 struct Parts {
   Output<T> sums;
-  int count;          // of a part, four sums at a time
-  int first, chunks;  // of columns: see Spot
+  int count;      // of a part, four sums at a time
+  int most_taps;  // see Spot
   Divider<int32_t> by_columns, by_warps;
   // Blocks of columns are taps of a chunk by blocks of channels, warpgroups rows of the filter by
   // others.
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
           32 +
       lane;
   const Share share(p.sums, block);
-  const Spot at(p.sums, share, p.first, p.chunks, warp, lane, columns * 8 + vector);
+  const Spot at(p.sums, share, p.most_taps, warp, lane, columns * 8 + vector);
   const bool exists = is_part && at.exists;
   ptx::await_dependency();
   const float4 total =

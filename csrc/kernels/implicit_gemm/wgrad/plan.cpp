@@ -67,9 +67,8 @@ double fill_clocks(const ConvProblem& p, const Tile& t) {
     }
     return all;
   };
-  const int chunks = t.kind().second > 0 ? 2 : 1;
   return clocks(t.fill_y, y_rows, t.columns, 1, p.group_K(), t.along_k) +
-         chunks * clocks(t.fill_x, x_rows, t.x_columns, p.stride_w, p.group_C(), t.channel_blocks);
+         clocks(t.fill_x, x_rows, t.x_columns, p.stride_w, p.group_C(), t.channel_blocks);
 }
 
 // What a thread block does, but for how tiles are shared.
@@ -79,9 +78,9 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
   constexpr double kProductClocks = 32;  // of 64 by 64 channels and two runs
   constexpr double kOperand = 2.0 * kRun * kRowBytes;
   const double products = t.pixels() / (2.0 * kRun) * busy;
-  const double read = products * kOperand * (kind.blocks() + (kind.second > 0 ? 2 : 1));
+  const double read = products * kOperand * (kind.blocks + 1);
   const auto stage = static_cast<double>(t.stage_bytes);
-  const double math = products * kProductClocks * kind.blocks();
+  const double math = products * kProductClocks * kind.blocks;
   const double shared = (read + stage) / hardware::kSharedBytesPerClock;
   const double load =
       t.turns() ? fill_clocks(p, t) : stage / hardware::kL2BytesPerClock + fill_clocks(p, t);
@@ -97,7 +96,7 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
   c.alone = load + std::max(math, shared);
   c.waits = 1;
   c.bytes = p.least_bytes();
-  c.sums = busy * kind.blocks() * kBlock * kBlock;
+  c.sums = busy * kind.blocks * kBlock * kBlock;
   c.all_sums = t.sums();
   c.result_bytes = p.w_strides[1] == 1 ? kElementBytes : hardware::kSectorBytes;
   c.tiles = t.tiles();

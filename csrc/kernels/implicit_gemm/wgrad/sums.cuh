@@ -65,10 +65,10 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
   const bool copies_x = !kFills || p.filled_x.data == nullptr;
   const bool copies_y = !kFills || p.filled_y.data == nullptr;
   const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
-  constexpr int kChunks = kKind.second > 0 ? 2 : 1;
-  const int bytes = (copies_y ? share.boxes_k * p.y_brought : 0) +
-                    (copies_x ? kChunks * share.boxes_c * p.x_brought : 0);
+  const int bytes =
+      (copies_y ? share.boxes_k * p.y_brought : 0) + (copies_x ? share.boxes_c * p.x_brought : 0);
   const int first_h = share.r * p.dilation_h - p.pad_h;
+  const int first_w = first_tap(p, share.chunk, kKind.blocks) * p.dilation_w - p.pad_w;
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
@@ -77,43 +77,30 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
     char* x = y + p.x_at;
     ptx::Barrier* full = &memory.full[turn.stage];
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    const auto each_box_of_x = [&](const auto& load) {
-#pragma unroll
-      for (int i = 0; i < kChunks; ++i) {
-        const int tap = first_tap(p, kChunks > 1 ? i : share.chunk, kKind.first);
-        const int first_w = at.q * p.stride_w + tap * p.dilation_w - p.pad_w;
-#pragma unroll 1
-        for (int j = 0; j < share.boxes_c; ++j) {
-          load(x + (i * share.boxes_c + j) * p.x_box_bytes, c + j * kBlock, first_w,
-               at.p * p.stride_h + first_h);
-        }
-      }
-    };
+    const int column = at.q * p.stride_w + first_w, row = at.p * p.stride_h + first_h;
     if (elected) {
       ptx::arrive_expecting(full, bytes);
 #pragma unroll 1
       for (int i = 0; copies_y && i < share.boxes_k; ++i) {
         ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, at.q, at.p, at.n);
       }
-      if (copies_x) {
-        each_box_of_x([&](char* to, int channel, int first_w, int row) {
-          ptx::copy_box(to, &p.x, full, channel, first_w, row, at.n);
-        });
+#pragma unroll 1
+      for (int i = 0; copies_x && i < share.boxes_c; ++i) {
+        ptx::copy_box(x + i * p.x_box_bytes, &p.x, full, c + i * kBlock, column, row, at.n);
       }
     }
     if constexpr (kFills) {
-      const auto fill = [&](const Filled<T>& from, char* to, int channel, int column, int row) {
+      const auto fill = [&](const Filled<T>& from, char* to, int channel, int w, int h) {
         fill_box<kRowBytes / 16, /*kSwizzled=*/true>(from, ptx::shared_address(to), channel,
-                                                     {column, row, at.n}, thread, kFillers);
+                                                     {w, h, at.n}, thread, kFillers);
       };
 #pragma unroll 1
       for (int i = 0; !copies_y && i < share.boxes_k; ++i) {
         fill(p.filled_y, y + i * p.y_box_bytes, k + i * kBlock, at.q, at.p);
       }
-      if (!copies_x) {
-        each_box_of_x([&](char* to, int channel, int first_w, int row) {
-          fill(p.filled_x, to, channel, first_w, row);
-        });
+#pragma unroll 1
+      for (int i = 0; !copies_x && i < share.boxes_c; ++i) {
+        fill(p.filled_x, x + i * p.x_box_bytes, c + i * kBlock, column, row);
       }
       ptx::fence_shared_writes();
       ptx::arrive(full);
@@ -127,20 +114,16 @@ template <typename T, int kKernel>
 __device__ inline void turn_boxes(const Params<T>& p, const Memory& memory, const Share& share,
                                   int thread) {
   constexpr Kernel kKind = kKernels[kKernel];
-  constexpr int kChunks = kKind.second > 0 ? 2 : 1;
   const uint32_t tables[2] = {ptx::shared_address(memory.tables),
                               ptx::shared_address(memory.tables) + p.turned[0].count * 8};
-  const auto first_column = [&](int chunk) {
-    return first_tap(p, chunk, kKind.first) * p.dilation_w - p.pad_w;
-  };
+  const int first_w = first_tap(p, share.chunk, kKind.blocks) * p.dilation_w - p.pad_w;
   // Tiles begin at even columns.
-  const int odd = p.turned[0].pairs ? first_column(share.chunk) & 1 : 0;
+  const int odd = p.turned[0].pairs ? first_w & 1 : 0;
   tabulate_places(p.turned[0], tables[0], odd, thread, kFillers);
   tabulate_places(p.turned[1], tables[1], /*odd=*/0, thread, kFillers);
   ptx::sync_threads<kFillers>(kFillersBarrier);
   const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
   const int first_h = share.r * p.dilation_h - p.pad_h;
-  const int x_boxes = kChunks * share.boxes_c;
   ptx::Turn turn;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
@@ -152,20 +135,18 @@ __device__ inline void turn_boxes(const Params<T>& p, const Memory& memory, cons
       waits = false;
     };
 #pragma unroll 1
-    for (int i = 0; i < x_boxes + share.boxes_k; ++i) {
-      const bool of_y = i >= x_boxes;
+    for (int i = 0; i < share.boxes_c + share.boxes_k; ++i) {
+      const bool of_y = i >= share.boxes_c;
       TurnedBox box{tables[1], y, k, 0, {at.q, at.p, at.n}, 0};
       if (of_y) {
-        box.to += (i - x_boxes) * p.y_box_bytes;
-        box.channel += (i - x_boxes) * kBlock;
+        box.to += (i - share.boxes_c) * p.y_box_bytes;
+        box.channel += (i - share.boxes_c) * kBlock;
       } else {
-        const int chunk = kChunks > 1 && i >= share.boxes_c ? 1 : 0;
-        const int first_w = at.q * p.stride_w + first_column(kChunks > 1 ? chunk : share.chunk);
         box = {tables[0],
                y + p.x_at + i * p.x_box_bytes,
-               c + (i - chunk * share.boxes_c) * kBlock,
+               c + i * kBlock,
                0,
-               {first_w, at.p * p.stride_h + first_h, at.n},
+               {at.q * p.stride_w + first_w, at.p * p.stride_h + first_h, at.n},
                odd};
       }
       const Turned<T>& from = p.turned[of_y];
@@ -190,7 +171,7 @@ __device__ inline void turn_boxes(const Params<T>& p, const Memory& memory, cons
 template <typename T, int kKernel>
 __device__ inline void multiply(const Params<T>& p, const Memory& memory, const Share& share,
                                 int box_k, int filter_row,
-                                float (&sum)[kKernels[kKernel].blocks() * 32]) {
+                                float (&sum)[kKernels[kKernel].blocks * 32]) {
   constexpr Kernel kKind = kKernels[kKernel];
   const uint32_t stages = ptx::shared_address(memory.stages);
   const uint64_t y = ptx::describe_transposed(stages + box_k * p.y_box_bytes, 16, p.y_pair);
@@ -212,13 +193,8 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
 #pragma unroll 1
         for (int l = 0; l < p.loops[2].count; ++l) {
           ptx::begin_products();
-          ptx::TransposedProduct<T, kKind.first * kBlock>::add(sum, ptx::advance(y, y_at),
-                                                               ptx::advance(x, x_at));
-          if constexpr (kKind.second > 0) {
-            ptx::TransposedProduct<T, kKind.second * kBlock>::add(
-                sum + kKind.first * 32, ptx::advance(y, y_at),
-                ptx::advance(x, x_at + p.x_box_bytes));
-          }
+          ptx::TransposedProduct<T, kKind.blocks * kBlock>::add(sum, ptx::advance(y, y_at),
+                                                                ptx::advance(x, x_at));
           ptx::commit_products();
           ptx::await_products<1>();
           if (tells && done >= 0) ptx::arrive(&memory.empty[done]);
@@ -249,12 +225,11 @@ __device__ inline void store_total(const Params<T>& p, const Share& share, const
 #pragma unroll 1
   for (int warp = first % warps; warp < warps; warp += step) {
 #pragma unroll 1
-    for (int block = first / warps; block < kKind.blocks(); block += max(4 >> log, 1)) {
-      const Spot at(p, share, kKind.first, kKind.second > 0 ? 2 : 1, warp, row * kLanes,
-                    block * 8 + (rank << log) + vector);
+    for (int block = first / warps; block < kKind.blocks; block += max(4 >> log, 1)) {
+      const Spot at(p, share, kKind.blocks, warp, row * kLanes, block * 8 + (rank << log) + vector);
       if (!at.exists) continue;
       float4 fours[kLanes];
-      all.add_up(warp * kKind.blocks() + block, vector, row * kLanes, fours);
+      all.add_up(warp * kKind.blocks + block, vector, row * kLanes, fours);
       float total[2][2 * kLanes];
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
@@ -319,9 +294,9 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(kFills), 1)
     meet();
     return;
   }
-  float sum[kKind.blocks() * 32] = {};
+  float sum[kKind.blocks * 32] = {};
   multiply<T, kKernel>(p, memory, share, box_k, filter_row, sum);
-  constexpr int kVectors = kKind.blocks() * 8;
+  constexpr int kVectors = kKind.blocks * 8;
   if (p.clustered) {
     const Gathered all =
         exchange<kVectors>(memory.stages, memory.arrived, share.boxes_k * share.boxes_r * 128, rank,

@@ -52,18 +52,6 @@ int vector_of(const ConvProblem& p) {
   return 0;
 }
 
-// Whether channels of an image are one run of bytes, of any eight that begin with an eighth whole
-// 16 bytes.
-bool has_whole_images(const ConvProblem& p) {
-  const auto runs = [&](const Shape4& sizes, const Shape4& strides, bool aligned) {
-    const int64_t rows = sizes[2] * sizes[3];
-    return aligned && strides[1] == rows && (sizes[2] == 1 || strides[2] == sizes[3]) &&
-           (sizes[0] == 1 || strides[0] * element_size(p.dtype) % kUnitBytes == 0);
-  };
-  return p.group_C() % 8 == 0 && p.group_K() % 8 == 0 &&
-         runs(p.x_sizes(), p.x_strides, p.x_aligned) && runs(p.y_sizes(), p.y_strides, p.y_aligned);
-}
-
 // The classes that channels of a tensor are in whose planes are runs; 0 where these are none that
 // the copy engine can read.
 int classes_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t groups,
@@ -223,16 +211,15 @@ bool is_variant(const ConvProblem& p, int variant) {
   const Kernel& kind = kKernels[variant % kAlongC];
   const bool boxed = (variant & kBoxed) != 0, runs = (variant & kRuns) != 0;
   if (kind.halves != p.is_strict_float32()) return false;
-  if (boxed ? !is_boxed(p) : !runs && !kind.has_threads()) return false;
+  if (!kind.has(boxed ? kByBoxes : runs ? kByRuns : kByThreads)) return false;
+  if (boxed && !is_boxed(p)) return false;
   if ((variant & kFlat) != 0) {
     const bool dense = dense_layout(p.w_sizes(), p.w_strides) != Layout::kOther;
     if (runs || kind.taps > 1 || p.group_C() > kMostFlat || !dense) return false;
   }
-  if (runs) {
-    const Classes classes = classes_of(p);
-    return classes.x > 0 && classes.y > 0 && ((variant & kOneClass) == 0 || classes.y > 1);
-  }
-  return (variant & kStaged) == 0 || ((variant & kFlat) == 0 && has_whole_images(p));
+  if (!runs) return true;
+  const Classes classes = classes_of(p);
+  return classes.x > 0 && classes.y > 0 && ((variant & kOneClass) == 0 || classes.y > 1);
 }
 
 Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
@@ -243,7 +230,6 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   const Kernel& kind = t.kind();
   t.along_c = (variant & kAlongC) != 0 ? kind.warpgroups : 1;
   t.flat = (variant & kFlat) != 0;
-  t.staged = (variant & kStaged) != 0;
   t.runs = (variant & kRuns) != 0;
   t.one_class = (variant & kOneClass) != 0;
   t.along_p = (variant & kAlongP) != 0 ? kind.warpgroups : 1;
@@ -272,7 +258,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.step_h = small(taps_h > 1 ? 1 : p.stride_h);
   t.row_step = small(taps_h > 1 ? p.stride_h : 1);
   // Rows begin at whole units of boxes, or vectors, so that the first tap may be some pixels later.
-  t.vector = t.boxed || t.staged ? 0 : vector_of(p);
+  t.vector = t.boxed ? 0 : vector_of(p);
   t.align = t.boxed ? t.unit : std::max(small(t.vector / bytes), 1);
   int64_t slack = 0, last_column = 0;
   for (int64_t s = 0; s < own.S; s += kind.taps) {
@@ -330,13 +316,6 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
     if (t.images > kMostBox || t.rows > kMostBox) return t;
   } else {
     cut_into_slabs(t);
-  }
-  if (t.staged) {
-    if (t.rows < p.P || t.columns < p.Q) return t;
-    // The last row's units are read whole, and a word more.
-    const int64_t more = kUnitBytes + 4;
-    t.raw_x = round_up(t.images * int64_t{t.along_c} * kBlock * p.H * p.W * bytes + more, 128);
-    t.raw_y = round_up(t.images * int64_t{kind.k_blocks} * kBlock * p.P * p.Q * bytes, 128);
   }
   if (!has_steps(t)) return t;
   t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;

@@ -28,11 +28,14 @@ constexpr int kUnitBytes = 16;
 constexpr int kSlabUnits = 8;                                 // with the 128-byte swizzle
 constexpr int kSlabSteps = 4;                                 // of two units
 constexpr int kMostFlat = 48;                                 // channels beside which taps are rows
-constexpr int kRawStages = 2;                                 // of whole images
+constexpr int kRawStages = 2;                                 // of dy that comes in classes
 constexpr int kMostSteps = 64;                                // of a tile
 constexpr int kMostBoxes = 4;                                 // of a run
 constexpr int kSlabBytes = kBlock * kSlabUnits * kUnitBytes;  // of 64 channels
 constexpr int kRowPadding = 4;                                // sums, behind each row of results
+
+// How pixels come to shared memory; the copy engine brings boxes and runs.
+enum Way : uint8_t { kByThreads = 1, kByBoxes = 2, kByRuns = 4 };
 
 // A warpgroup sums some taps of 64 input channels by `k_blocks` times 64 output channels.
 struct Kernel {
@@ -41,9 +44,10 @@ struct Kernel {
   int taps, k_blocks;
   int loaders;                           // threads
   int math_registers, loader_registers;  // of a thread
+  int ways;                              // that it has; others serve hardly any layer
   bool halves = false;                   // of float32: x is halved as it is fetched, dy in slabs
 
-  constexpr bool has_threads() const { return loader_registers > 40; }  // that load rows
+  constexpr bool has(Way way) const { return (ways & way) != 0; }
   constexpr int blocks() const { return taps * k_blocks; }
   // Steps whose products are under way together: of one tap there are few.
   constexpr int together() const { return taps == 1 ? 2 : 1; }
@@ -58,28 +62,31 @@ struct Kernel {
 };
 
 inline constexpr Kernel kKernels[] = {
-    {"planes, 3 x 3 taps", 3, 3, 1, 128, 152, 56},  // three rows of a filter share what is loaded
-    {"planes, 2 x 3 taps by 128", 2, 3, 2, 128, 232, 40},  // of a tap more products, boxes only
-    {"planes, 3 x 64", 3, 1, 1, 128, 152, 56},             // for few channels, beside their taps
-    {"planes, 2 x 256", 2, 1, 4, 128, 216, 72},            // the most products of a single tap
-    {"planes, 2 x 128", 2, 1, 2, 256, 200, 56},            // fewer output channels
-    {"planes, 2 x 64", 2, 1, 1, 256, 200, 56},             // fewest
-    {"3xTF32 planes, 2 x 128", 2, 1, 2, 128, 224, 56, true},
-    {"3xTF32 planes, 2 x 64", 2, 1, 1, 256, 200, 56, true},
+    // Three rows of a filter share what is loaded.
+    {"planes, 3 x 3 taps", 3, 3, 1, 128, 152, 56, kByThreads | kByBoxes | kByRuns},
+    // Of a tap more products.
+    {"planes, 2 x 3 taps by 128", 2, 3, 2, 128, 232, 40, kByBoxes | kByRuns},
+    // For few channels, beside their taps.
+    {"planes, 3 x 64", 3, 1, 1, 128, 152, 56, kByThreads | kByBoxes | kByRuns},
+    // The most products of a single tap; fewer output channels, and fewest.
+    {"planes, 2 x 256", 2, 1, 4, 128, 216, 72, kByBoxes | kByRuns},
+    {"planes, 2 x 128", 2, 1, 2, 256, 200, 56, kByThreads | kByRuns},
+    {"planes, 2 x 64", 2, 1, 1, 256, 200, 56, kByThreads},
+    {"3xTF32 planes, 2 x 128", 2, 1, 2, 128, 224, 56, kByThreads | kByBoxes | kByRuns, true},
+    {"3xTF32 planes, 2 x 64", 2, 1, 1, 256, 200, 56, kByThreads | kByBoxes | kByRuns, true},
 };
-// What fits wherever any of them does, and the same of halves.
+// What threads load, and fits wherever any kernel does; and the same of halves.
 constexpr int kLeastKernel = 5, kLeastHalves = 7;
 constexpr int kBarrierBytes = 256;
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 
 // Bits of a plan's variant beside the kernel.
-constexpr int kAlongC = 8;    // warpgroups are input channels, else rows of the filter
-constexpr int kBoxed = 16;    // the copy engine loads, else threads
-constexpr int kPlanes = 32;   // a plan of planes
-constexpr int kAlongP = 64;   // warpgroups are steps: each is a split of its own
-constexpr int kFlat = 128;    // rows of the instruction are channels and taps, few as they are
-constexpr int kStaged = 256;  // whole images come as they are, and threads put them in order
-constexpr int kRuns = 512;    // the copy engine loads runs
+constexpr int kAlongC = 8;   // warpgroups are input channels, else rows of the filter
+constexpr int kBoxed = 16;   // the copy engine loads, else threads
+constexpr int kPlanes = 32;  // a plan of planes
+constexpr int kAlongP = 64;  // warpgroups are steps: each is a split of its own
+constexpr int kFlat = 128;   // rows of the instruction are channels and taps, few as they are
+constexpr int kRuns = 512;   // the copy engine loads runs
 // And from here on, in two bits, the logarithm of how many splits are a cluster of thread blocks.
 constexpr int kClusterShift = 11;
 constexpr int kMostClusterLog = 3;
@@ -99,7 +106,7 @@ struct Range {
 
 struct Tile {
   int kernel = 0;
-  bool boxed = false, staged = false, runs = false, flat = false;
+  bool boxed = false, runs = false, flat = false;
   bool one_class = false;
   int along_c = 1;                        // warpgroups that have input channels of their own
   int images = 1, rows = 1, columns = 1;  // of output pixels; columns are whole units
@@ -125,14 +132,14 @@ struct Tile {
   int slabs = 1, full_slabs = 1;              // the others have fewer steps
   int last_steps = 0;
   int64_t slab_bytes = 0, stage_bytes = 0;
-  int64_t raw_x = 0, raw_y = 0;  // bytes of a tile's images as they are
   // For runs. Their tiles have one row, whose columns are pixels of a plane.
   int x_classes = 1, y_classes = 1;
   int k_classes = 1;              // that thread blocks have one each of
   int x_runs = 1;                 // one for each filter row of the thread block, or one for all
   int x_boxes = 1, box_step = 0;  // of a run, and pixels from one to the next
   int table_bytes = 0;            // for a filter row
-  int y_channel = 0;              // bytes from one to the next of what comes in classes
+  int y_channel = 0;              // bytes from one to the next of what comes in classes,
+  int64_t raw_y = 0;              // and of all of it
   int stages = 0;
   int64_t tiles_n = 1, tiles_p = 1, tiles_q = 1;
   int64_t blocks_k = 1, blocks_c = 1, filter_sets = 1;  // thread blocks in each dimension
@@ -148,7 +155,7 @@ struct Tile {
   int units() const { return images * rows * row_units(); }
   int steps() const { return full_slabs * kSlabSteps + (slabs - full_slabs) * last_steps; }
   Step step(int number) const;
-  int64_t raw_bytes() const { return kRawStages * (raw_x + raw_y); }
+  int64_t raw_bytes() const { return kRawStages * raw_y; }
   int64_t y_bytes() const { return slabs * slab_bytes * kind().slab_sets(); }  // of a stage
   int64_t parts() const { return splits / cluster * along_p; }
   // Whether blocks store their results, rather than parts of sums.

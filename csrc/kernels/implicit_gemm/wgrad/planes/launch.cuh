@@ -44,17 +44,25 @@ inline int logarithm(int power_of_two) { return __builtin_ctz(power_of_two); }
 
 template <typename T, int kKernel>
 auto kernel_of(Fetch fetch) -> void (*)(Params<T>) {
-  if constexpr (kKernels[kKernel].halves && sizeof(T) == 2) return nullptr;
-  if (fetch == Fetch::kTableElements) return sum_planes<T, kKernel, Fetch::kTableElements>;
-  if constexpr (kKernels[kKernel].taps == 1) {
-    if (fetch == Fetch::kSlabs) return sum_planes<T, kKernel, Fetch::kSlabs>;
+  constexpr Kernel kKind = kKernels[kKernel];
+  if constexpr (kKind.halves && sizeof(T) == 2) {
+    return nullptr;
+  } else {
+    if constexpr (kKind.has(kByRuns)) {
+      if (fetch == Fetch::kTableElements) return sum_planes<T, kKernel, Fetch::kTableElements>;
+      if constexpr (sizeof(T) == 2) {
+        if (fetch == Fetch::kTablePairs) return sum_planes<T, kKernel, Fetch::kTablePairs>;
+      }
+    }
+    if constexpr (kKind.has(kByBoxes) && kKind.taps == 1) {
+      if (fetch == Fetch::kSlabs) return sum_planes<T, kKernel, Fetch::kSlabs>;
+    }
+    if constexpr (sizeof(T) == 2) {
+      if (fetch == Fetch::kPairs) return sum_planes<T, kKernel, Fetch::kPairs>;
+      if (fetch == Fetch::kHalves) return sum_planes<T, kKernel, Fetch::kHalves>;
+    }
+    return sum_planes<T, kKernel, Fetch::kElements>;
   }
-  if constexpr (sizeof(T) == 2) {
-    if (fetch == Fetch::kTablePairs) return sum_planes<T, kKernel, Fetch::kTablePairs>;
-    if (fetch == Fetch::kPairs) return sum_planes<T, kKernel, Fetch::kPairs>;
-    if (fetch == Fetch::kHalves) return sum_planes<T, kKernel, Fetch::kHalves>;
-  }
-  return sum_planes<T, kKernel, Fetch::kElements>;
 }
 
 template <typename T>
@@ -170,9 +178,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.y_inner = t.steps() * 2;
   p.vector = t.vector;
   p.align = t.align;
-  p.staged = t.staged;
-  p.raw_y = narrowed(t.raw_y);
-  p.raw_bytes = narrowed(t.raw_x + t.raw_y);
+  p.raw_bytes = narrowed(t.raw_y);
   p.raw_at = narrowed(t.stages * t.stage_bytes);
   p.barriers_at = narrowed(memory_bytes(t));
   p.by_x_units = D(t.inside_units.count);
@@ -241,8 +247,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   parts.sums = p;
   parts.sums.splits = narrowed(t.parts());
   parts.count = narrowed(blocks_of(problem, t) * t.sums() / t.along_p / 4);
-  parts.first = t.kind().taps;
-  parts.chunks = 1;
+  parts.most_taps = t.kind().taps;
   parts.by_columns = D(t.kind().blocks());
   parts.by_warps = D(warpgroups * 4);
   parts.by_taps = D(t.kind().taps);

@@ -31,8 +31,8 @@ struct Params : Output<T> {
   int first_row, first_unit;  // of x, that are inside of the image
   bool has_zeros;             // others are not
   Divider<int32_t> by_x_units, by_x_rows, by_row_units, by_rows;
-  bool boxed, staged, x_in_slabs;
-  int raw_at, raw_bytes, raw_y;  // where images lie as they are, x behind dy
+  bool boxed, x_in_slabs;
+  int raw_at, raw_bytes;  // where dy lies that comes in classes
   int barriers_at;
   int align;  // pixels: where rows may begin in shared memory
   // For runs, see Tile; `pixels` are those of a plane of dy.

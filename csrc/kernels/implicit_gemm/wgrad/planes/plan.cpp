@@ -35,14 +35,13 @@ Load copied(int64_t rows, int64_t bytes) {
 
 // Clocks of threads that load until they have so many units of each of so many places: until what
 // they ask for arrives, some units at a time, and their instructions.
-double thread_clocks(int64_t places, int64_t channels, int threads, double arrives,
-                     double instructions) {
+double thread_clocks(int64_t places, int64_t channels, int threads, double instructions) {
   const auto batches = [](int64_t units) { return ceil_divide(units, kLoadBatch); };
   const int64_t rest = places % threads;
   const int64_t more = rest == 0 ? 0 : batches(ceil_divide(channels, threads / rest));
   const auto rounds = static_cast<double>(places / threads * batches(channels) + more);
   const double warps = threads / 32 / hardware::kSchedulers;
-  return rounds * (arrives + kLoadBatch * instructions * warps);
+  return rounds * (hardware::kMemoryClocks + kLoadBatch * instructions * warps);
 }
 
 Load load_of(const ConvProblem& p, const Tile& t) {
@@ -93,12 +92,10 @@ Load load_of(const ConvProblem& p, const Tile& t) {
         std::max(shared / hardware::kSharedBytesPerClock, copies * kVector / hardware::kSchedulers);
     return {clocks, shared};
   }
-  const double arrives = t.staged ? 0 : hardware::kMemoryClocks;
-  const double instructions = t.staged ? kOrdered : kLoaded;
   const double words = bytes == 2 ? 5 : 4;
   const double shared = (x_units + y_units) / 32 * (words + 1) * kWarpUnits;
-  const double clocks = thread_clocks(x_places, channels_c, threads, arrives, instructions) +
-                        thread_clocks(y_places, channels_k, threads, arrives, instructions);
+  const double clocks = thread_clocks(x_places, channels_c, threads, kLoaded) +
+                        thread_clocks(y_places, channels_k, threads, kLoaded);
   return {std::max(clocks, shared / hardware::kSharedBytesPerClock), shared};
 }
 
@@ -151,14 +148,13 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
   const int loader = t.boxed         ? 0
                      : t.one_class   ? 2
                      : t.runs        ? 1
-                     : t.staged      ? 3
-                     : t.vector == 8 ? 4
-                     : t.vector == 4 ? 5
-                                     : 6;
-  constexpr int kHalvesRow = 13;
+                     : t.vector == 8 ? 3
+                     : t.vector == 4 ? 4
+                                     : 5;
+  constexpr int kHalvesRow = 11;
   c.row =
       price_row(PriceKind::kWgradPlanes,
-                kind.halves ? kHalvesRow + loader : loader * 2 + (narrow || loader == 6 ? 0 : 1));
+                kind.halves ? kHalvesRow + loader : loader * 2 + (narrow || loader == 5 ? 0 : 1));
   c.sort = Sort::kPlanes;
   const double issue = steps * busy * issued;
   c.products = busy / t.along_p * columns / (2 * t.unit);
@@ -225,18 +221,14 @@ class Search : private TileSearch<Search, Tile> {
         }
       }
     };
-    const auto add_threads = [&] {
-      add(kStaged);
-      add(0);
-    };
     if (boxed) add(kBoxed);
     add(kRuns);
     add(kRuns | kOneClass);
-    if (!boxed || all_ != nullptr) add_threads();
+    if (!boxed || all_ != nullptr) add(0);
     try_variants(variants);
     if (!found()) {
       variants.clear();
-      add_threads();
+      add(0);
       try_variants(variants);
     }
     return found() ? plan_of(best_) : ConvPlan{};

@@ -79,27 +79,22 @@ __device__ inline void halve_boxes(const Params<T>& p, const Memory& memory, con
 
 // The same unit of channels, so many `apart`; `to` says where a channel's belongs. kVector: bytes
 // that are inside the row or outside it together, and are copied; else pixels go through registers.
-// Where none is inside, `from` is any of the tensor. kStaged: it is in shared memory. kRounds:
-// pixels of float32 are rounded, if they go through registers.
-template <int kVector, bool kStaged, bool kRounds, typename T, typename To>
+// Where none is inside, `from` is any of the tensor. kRounds: pixels of float32 are rounded, if
+// they go through registers.
+template <int kVector, bool kRounds, typename T, typename To>
 __device__ inline void load_channels(const T* from, int first, int last, int64_t stride,
                                      int channel, int count, int apart, To to) {
   from += channel * stride;
   const int64_t step = apart * stride;
   if constexpr (kVector == 0) {
     constexpr int kBatch = 4;
-    const uint4 mask = mask_of<T>(first, last);
 #pragma unroll 1
     for (; channel < count; channel += kBatch * apart, from += kBatch * step) {
       uint4 unit[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const bool exists = channel + i * apart < count;
-        if constexpr (kStaged) {
-          unit[i] = load_unit<kRounds>(exists ? from + i * step : from, mask);
-        } else {
-          unit[i] = load_unit<kRounds>(from + i * step, first, exists ? last : 0);
-        }
+        unit[i] = load_unit<kRounds>(from + i * step, first, exists ? last : 0);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -129,9 +124,8 @@ __device__ inline void load_channels(const T* from, int first, int last, int64_t
 }
 
 // Threads of their own load tensors that the copy engine can't cut into boxes. Each has a place in
-// the image, or some, and goes through the channels. kStaged: whole images are brought as they are,
-// two tiles at a time, and loaded from there.
-template <typename T, int kKernel, int kVector, bool kStaged>
+// the image, or some, and goes through the channels.
+template <typename T, int kKernel, int kVector>
 __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const Share& share,
                                  int thread) {
   constexpr Kernel kKind = kKernels[kKernel];
@@ -143,26 +137,6 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
   const T* const all_x = p.x + first_channel(p, share) * p.x_c;
   const int first_h = share.r * p.dilation_h - p.pad_h;
   const int first_w = Begin(p, first_tap(p, share.chunk, kKind.taps)).column;
-  const int64_t image_y = kStaged ? channels_k * p.y_k : p.y_n;
-  const int64_t image_x = kStaged ? channels_c * p.x_c : p.x_n;
-  const auto raw_of = [&](int turn) { return memory.raw + turn * p.raw_bytes; };
-  const auto bring = [&](int tile, int turn) {
-    if (thread > 0 || tile >= p.tiles) return;
-    const int n = tile * p.images, images = min(p.images, p.N - n);
-    const int bytes_y = static_cast<int>(image_y * sizeof(T));
-    const int bytes_x = static_cast<int>(image_x * sizeof(T));
-    ptx::Barrier* full = &memory.raw_full[turn];
-    ptx::arrive_expecting(full, images * (bytes_y + bytes_x));
-#pragma unroll 1
-    for (int i = 0; i < images; ++i) {
-      ptx::copy_bytes(raw_of(turn) + i * bytes_y, all_y + (n + i) * p.y_n, bytes_y, full);
-      ptx::copy_bytes(raw_of(turn) + p.raw_y + i * bytes_x, all_x + (n + i) * p.x_n, bytes_x, full);
-    }
-  };
-  if constexpr (kStaged) {
-    bring(share.split, 0);
-    bring(share.split + p.splits, 1);
-  }
   const auto deliver = [&](int number) {
     if constexpr (sizeof(T) == 4 && (kVector > 0 || kHalves)) {
       // Tensor cores would cut dy.
@@ -184,24 +158,20 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
   };
   // With stages enough, the next tile's copies are started before a tile's are awaited.
   const bool runs_ahead = kVector > 0 && p.stages > 2;
-  ptx::Turn turn, raw, delivered;
+  ptx::Turn turn, delivered;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     const Origin at(p, tile);
     char* const stage = memory.stages + turn.stage * p.stage_bytes;
-    if constexpr (kStaged) ptx::wait(&memory.raw_full[raw.stage], raw.parity);
-    const T* const y =
-        kStaged ? reinterpret_cast<const T*>(raw_of(raw.stage)) : all_y + at.n * p.y_n;
-    const T* const x =
-        kStaged ? reinterpret_cast<const T*>(raw_of(raw.stage) + p.raw_y) : all_x + at.n * p.x_n;
+    const T *const y = all_y + at.n * p.y_n, *const x = all_x + at.n * p.x_n;
     ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
     each_place(p.y_inner, thread, kLoaders, [&](int place, int channel, int apart) {
       int32_t rest = place;
       const int q = at.q + p.by_row_units.split(rest) * kUnit<T>;
       const int row = at.p + p.by_rows.split(rest);
       const bool exists = rest < p.images && at.n + rest < p.N && row < p.P && q < p.Q;
-      load_channels<kVector, kStaged, !kHalves>(
-          exists ? y + rest * image_y + row * p.y_p + q : y, 0, exists ? min(kUnit<T>, p.Q - q) : 0,
+      load_channels<kVector, !kHalves>(
+          exists ? y + rest * p.y_n + row * p.y_p + q : y, 0, exists ? min(kUnit<T>, p.Q - q) : 0,
           p.y_k, channel, channels_k, apart, [&](int k) { return in_slab(p, stage, place, k); });
     });
     each_place(p.x_inner, thread, kLoaders, [&](int place, int channel, int apart) {
@@ -212,10 +182,10 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
       const int w = at.q * p.stride_w + first_w + unit * kUnit<T>;
       const int h = at.p * p.stride_h + first_h + row * p.step_h;
       const bool exists = at.n + rest < p.N && h >= 0 && h < p.H && w > -kUnit<T> && w < p.W;
-      load_channels<kVector, kStaged, !kHalves>(exists ? x + rest * image_x + h * p.x_h + w : x,
-                                                max(0, -w), exists ? min(kUnit<T>, p.W - w) : 0,
-                                                p.x_c, channel, channels_c, apart,
-                                                [&](int c) { return to + c * p.x_channel; });
+      load_channels<kVector, !kHalves>(exists ? x + rest * p.x_n + h * p.x_h + w : x, max(0, -w),
+                                       exists ? min(kUnit<T>, p.W - w) : 0, p.x_c, channel,
+                                       channels_c, apart,
+                                       [&](int c) { return to + c * p.x_channel; });
     });
     if constexpr (kVector > 0) {
       ptx::commit_copies();
@@ -231,11 +201,6 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
       deliver(turn.stage);
     }
     turn.advance(p.stages);
-    if constexpr (kStaged) {
-      ptx::sync_threads<kLoaders>(kLoaderBarrier);  // all have read the images
-      bring(tile + kRawStages * p.splits, raw.stage);
-      raw.advance(kRawStages);
-    }
   }
   if (runs_ahead && share.split < p.tiles) {
     ptx::await_groups<0>();

@@ -99,11 +99,11 @@ template <typename T, int kKernel>
 __device__ inline void order_classes(const Params<T>& p, const char* raw, char* stage, int first,
                                      int thread, int threads) {
   constexpr Kernel kKind = kKernels[kKernel];
-  constexpr int kChannels = kKind.k_blocks * kBlock, kBatch = kKind.has_threads() ? 4 : 2;
+  constexpr int kChannels = kKind.k_blocks * kBlock, kBatch = kKind.loader_registers > 40 ? 4 : 2;
   constexpr bool kHalves = kKind.halves;
   const int of_class = kChannels / p.y_classes;
   each_place(p.y_inner, thread, threads, [&](int unit, int batch, int apart) {
-    const uint4 mask = mask_of<T>(0, p.pixels - first - unit * kUnit<T>);
+    const uint4 mask = mask_of<T>(p.pixels - first - unit * kUnit<T>);
 #pragma unroll 1
     for (int row = batch * kBatch; row < kChannels; row += apart * kBatch) {
       const int number = row / of_class;  // of all of them

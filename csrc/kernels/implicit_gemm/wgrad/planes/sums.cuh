@@ -317,21 +317,19 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
       } else {
         arrange_runs<T, kKernel>(p, memory, share, thread - 32);
       }
-    } else if (p.boxed) {
+    } else if (kKind.has(kByBoxes) && p.boxed) {
       if (thread < 32) {
         load_boxes<T, kKernel>(p, memory, share);
       } else if constexpr (kKind.halves) {
         halve_boxes(p, memory, share, thread - 32, kKind.loaders - 32);
       }
-    } else if constexpr (kKind.has_threads()) {
-      if (p.staged) {
-        load_rows<T, kKernel, 0, true>(p, memory, share, thread);
-      } else if (p.vector == 8) {
-        load_rows<T, kKernel, 8, false>(p, memory, share, thread);
+    } else if constexpr (kKind.has(kByThreads)) {
+      if (p.vector == 8) {
+        load_rows<T, kKernel, 8>(p, memory, share, thread);
       } else if (p.vector == 4) {
-        load_rows<T, kKernel, 4, false>(p, memory, share, thread);
+        load_rows<T, kKernel, 4>(p, memory, share, thread);
       } else {
-        load_rows<T, kKernel, 0, false>(p, memory, share, thread);
+        load_rows<T, kKernel, 0>(p, memory, share, thread);
       }
     }
     return;

@@ -165,16 +165,15 @@ Params<T> params_of(const ConvProblem& problem, const Tile& t) {
 
 template <typename T>
 void (*kernel_of(int kernel))(Params<T>) {
-  static_assert(kKernelCount == 13);
+  static_assert(kKernelCount == 9);
   if constexpr (std::is_same_v<T, float>) {
     static constexpr void (*kTable[])(Params<T>) = {
-        sum_weights<T, 0>, sum_weights<T, 1>, sum_weights<T, 2>,  sum_weights<T, 3>,
-        sum_weights<T, 4>, sum_weights<T, 5>, sum_weights<T, 6>,  sum_weights<T, 7>,
-        sum_weights<T, 8>, sum_weights<T, 9>, sum_weights<T, 10>, sum_weights<T, 11>,
-        sum_weights<T, 12>};
+        sum_weights<T, 0>, sum_weights<T, 1>, sum_weights<T, 2>,
+        sum_weights<T, 3>, sum_weights<T, 4>, sum_weights<T, 5>,
+        sum_weights<T, 6>, sum_weights<T, 7>, sum_weights<T, 8>};
     return kTable[kernel];
   } else {
-    return kernel == 7 ? sum_weights<T, 7> : kernel == 8 ? sum_weights<T, 8> : sum_weights<T, 9>;
+    return sum_weights<T, kFewKernel>;
   }
 }
 

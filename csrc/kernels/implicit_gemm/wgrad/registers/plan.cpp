@@ -14,9 +14,6 @@ namespace customconv::implicit_gemm::wgrad::registers {
 
 namespace {
 
-// Kernels of few channels, whose rows of prices are 32 and 16 bits; those of halves follow.
-constexpr int kFirstFew = 7, kFewKernels = 3;
-
 constexpr int kMostPixels = 512;  // of a tile
 constexpr int kLeastStages = 2;
 constexpr int kCuts = 4;  // of an image, in each dimension
@@ -86,8 +83,9 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
   const double turn = transposed / hardware::kSharedBytesPerClock;
   const double chain = (hardware::kMemoryClocks + load + turn + math * busy) / t.stages;
   Counted c;
+  // The kernel of few channels has a row of each size of elements. Those of halves follow.
   const bool is_later = kind.halves || (kind.few && t.element_bytes == 2);
-  c.row = price_row(PriceKind::kWgradRegisters, t.kernel + (is_later ? kFewKernels : 0));
+  c.row = price_row(PriceKind::kWgradRegisters, t.kernel + (is_later ? 1 : 0));
   c.sort = Sort::kRegisters;
   c.products = math * busy / t.pixels();
   c.busy = busiest({math * busy, shared, std::max(load, chain)});
@@ -136,7 +134,7 @@ class Search : private TileSearch<Search, Tile> {
 
   // As an image's width divides evenly, and what fits whatever the strides.
   void add_all(bool few, bool by_images) {
-    const int unit = column_unit(p_, kKernels[few ? kFirstFew : 0]);
+    const int unit = column_unit(p_, kKernels[few ? kFewKernel : 0]);
     Widths widths;
     for (int64_t cuts = 1; cuts <= kCuts; ++cuts) {
       const int64_t columns = ceil_divide(p_.Q, cuts);
