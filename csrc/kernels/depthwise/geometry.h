@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-#include "plan/plan.h"
+#include "plan/device.h"
+#include "plan/problem.h"
 
 namespace customconv::depthwise {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "plan/plan.h"
+#include "plan/problem.h"
 
 namespace customconv::direct {
 

@@ -1,4 +1,6 @@
 // Direct convolution: one output element a thread (a block for a weight gradient), for everything.
+#include "plan/plan.h"
+
 #include <algorithm>
 #include <cmath>
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "plan/plan.h"
+#include "plan/problem.h"
 
 namespace customconv::im2col {
 
@@ -110,18 +110,19 @@ inline WeightParts weight_parts(const ConvProblem& p, int64_t images, int64_t pi
 constexpr int64_t kPartsBound = int64_t{128} << 20;
 constexpr int64_t kMostProducts = 65535;  // of one call
 
-inline int64_t parts_at_once(const ConvProblem& p, const ConvPlan& plan) {
-  const int64_t count = weight_parts(p, plan.chunk_images, plan.chunk_pixels).count;
+inline int64_t parts_at_once(const ConvProblem& p, int64_t images, int64_t pixels) {
+  const int64_t count = weight_parts(p, images, pixels).count;
   const int64_t most =
       std::min(kPartsBound / (p.w_count() * accumulator_size(p.dtype)), kMostProducts / p.groups);
   return std::clamp<int64_t>(most, 1, count);
 }
 
-inline int64_t parts_bytes(const ConvProblem& p, const ConvPlan& plan) {
+inline int64_t parts_bytes(const ConvProblem& p, int64_t images, int64_t pixels) {
   if (!sums_in_parts(p)) return 0;
   constexpr int64_t kOperands = 3;
-  return parts_at_once(p, plan) * (p.w_count() * accumulator_size(p.dtype) +
-                                   kOperands * p.groups * static_cast<int64_t>(sizeof(void*)));
+  return parts_at_once(p, images, pixels) *
+         (p.w_count() * accumulator_size(p.dtype) +
+          kOperands * p.groups * static_cast<int64_t>(sizeof(void*)));
 }
 
 // What an image's chunk of `pixels` takes of the bound.
@@ -129,13 +130,12 @@ inline int64_t chunk_bytes(const ConvProblem& p, int64_t pixels) {
   return (columns_are_in_place(p) ? 0 : columns_bytes(p, pixels)) + products_bytes(p, pixels);
 }
 
-// Where the second part begins.
-inline int64_t columns_room(const ConvProblem& p, const ConvPlan& plan) {
+// Where the second part begins. `pixels`: in dgrad, the rows of a band.
+inline int64_t columns_room(const ConvProblem& p, int64_t images, int64_t pixels) {
   if (columns_are_in_place(p)) return 0;
   constexpr int64_t kAlignment = 256;
-  const int64_t pixels =
-      p.pass == Pass::kDgrad ? band_columns(p, plan.chunk_pixels) : plan.chunk_pixels;
-  const int64_t bytes = plan.chunk_images * columns_bytes(p, pixels);
+  const int64_t columns = p.pass == Pass::kDgrad ? band_columns(p, pixels) : pixels;
+  const int64_t bytes = images * columns_bytes(p, columns);
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 

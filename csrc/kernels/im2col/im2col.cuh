@@ -104,7 +104,8 @@ class ChunkedPass {
   }
 
   Acc* behind_columns() const {
-    return reinterpret_cast<Acc*>(static_cast<char*>(context_.workspace) + columns_room(p_, plan_));
+    return reinterpret_cast<Acc*>(static_cast<char*>(context_.workspace) +
+                                  columns_room(p_, plan_.chunk_images, plan_.chunk_pixels));
   }
 
   // Elements between lines, images and groups of a chunk's column matrix.
@@ -254,7 +255,8 @@ class ChunkedPass {
   void multiply_weight_in_parts(const Chunk& chunk, const Columns& columns, Acc* sum, bool first) {
     if constexpr (std::is_same_v<T, float>) {
       const WeightParts parts = weight_parts(p_, chunk.images, chunk.pixels);
-      const int64_t most = parts_at_once(p_, plan_), weights = p_.w_count();
+      const int64_t most = parts_at_once(p_, plan_.chunk_images, plan_.chunk_pixels);
+      const int64_t weights = p_.w_count();
       // Behind the sum: the operands' places, then the sums of the parts.
       auto** dy_list =
           reinterpret_cast<const T**>(reinterpret_cast<char*>(sum) + weight_sum_bytes(p_));

@@ -1,4 +1,6 @@
 // im2col: the columns of a chunk of output pixels are written out and multiplied by the weights.
+#include "plan/plan.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -321,7 +323,7 @@ class Counter {
     const auto sum_bytes = weights * static_cast<double>(accumulator_size(p_.dtype));
     if (sums_in_parts(p_)) {
       const WeightParts parts = weight_parts(p_, plan_.chunk_images, plan_.chunk_pixels);
-      const int64_t most = parts_at_once(p_, plan_);
+      const int64_t most = parts_at_once(p_, plan_.chunk_images, plan_.chunk_pixels);
       const double calls = static_cast<double>(ceil_divide(parts.count - parts.lines, most) +
                                                ceil_divide(parts.lines, most));
       const double at_once = static_cast<double>(parts.count) / calls;
@@ -365,10 +367,10 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   const bool whole_images = plan.chunk_pixels == (dgrad ? p.H : image_columns(p));
   plan.variant = columns_are_in_place(p) ? "pointwise" : whole_images ? "images" : "bands";
   const int64_t chunk_pixels = dgrad ? band_columns(p, plan.chunk_pixels) : plan.chunk_pixels;
-  const int64_t room = columns_room(p, plan);
+  const int64_t room = columns_room(p, plan.chunk_images, plan.chunk_pixels);
   plan.grid[0] = std::max<int64_t>(ceil_divide(room / 16, kBlock), 1);
   plan.workspace_bytes = room + plan.chunk_images * products_bytes(p, chunk_pixels) +
-                         weight_sum_bytes(p) + parts_bytes(p, plan);
+                         weight_sum_bytes(p) + parts_bytes(p, plan.chunk_images, plan.chunk_pixels);
   plan.works = Counter(p, device, plan).count();
   plan.predicted_ms = price(plan.works, device);
   return plan;

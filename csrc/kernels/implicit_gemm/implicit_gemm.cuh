@@ -11,6 +11,7 @@
 #include "kernels/implicit_gemm/kernels.cuh"
 #include "kernels/implicit_gemm/pack_weights.cuh"
 #include "kernels/implicit_gemm/sm90/launch.h"
+#include "kernels/implicit_gemm/sm90/plan.h"
 #include "kernels/implicit_gemm/weave.cuh"
 #include "kernels/implicit_gemm/wgrad/launch.h"
 #include "kernels/launch.h"

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "plan/plan.h"
+
 namespace customconv::implicit_gemm {
 
 namespace {

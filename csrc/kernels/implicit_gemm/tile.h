@@ -17,7 +17,10 @@
 #include <cstdint>
 
 #include "kernels/implicit_gemm/forward.h"
-#include "plan/plan.h"
+
+namespace customconv {
+struct ConvPlan;
+}
 
 namespace customconv::implicit_gemm {
 

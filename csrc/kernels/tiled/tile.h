@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "plan/plan.h"
+#include "plan/problem.h"
 
 namespace customconv::tiled {
 

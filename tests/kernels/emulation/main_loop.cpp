@@ -4,6 +4,7 @@
 #include "kernels/implicit_gemm/pack_weights.cuh"
 #include "kernels/implicit_gemm/sm90/launch.h"
 #include "kernels/implicit_gemm/sm90/packed.h"
+#include "kernels/implicit_gemm/sm90/plan.h"
 #include "kernels/implicit_gemm/weave.cuh"
 #include "problems.h"
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "plan/plan.h"
+#include "plan/problem.h"
 
 namespace customconv::depthwise::boxes {
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "plan/plan.h"
+
 namespace customconv::depthwise::planes {
 
 bool find_walk(const depthwise::Geometry& g, Pass pass, Walk* walk) {

@@ -5,7 +5,10 @@
 #include <cstdint>
 
 #include "kernels/depthwise/geometry.h"
-#include "plan/plan.h"
+
+namespace customconv {
+struct ConvPlan;
+}
 
 namespace customconv::depthwise::planes {
 

@@ -11,7 +11,9 @@
 #include "kernels/implicit_gemm/exchange_images.cuh"
 #include "kernels/implicit_gemm/pack_pixels.cuh"
 #include "kernels/implicit_gemm/pack_weights.h"
+#include "kernels/implicit_gemm/sm90/kernels.h"
 #include "kernels/implicit_gemm/sm90/launch.h"
+#include "kernels/implicit_gemm/sm90/plan.h"
 #include "kernels/implicit_gemm/weave.h"
 
 namespace customconv::implicit_gemm::sm90 {

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "kernels/implicit_gemm/forward.h"
-#include "plan/plan.h"
 
 namespace customconv::implicit_gemm::sm90 {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "kernels/implicit_gemm/sm90/kernel.cuh"
-#include "kernels/implicit_gemm/sm90/launch.h"
+#include "kernels/implicit_gemm/sm90/kernels.h"
 
 namespace customconv::implicit_gemm::sm90 {
 

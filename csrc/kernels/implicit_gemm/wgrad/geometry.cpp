@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "kernels/implicit_gemm/wgrad/planes/geometry.h"
+#include "plan/plan.h"
 
 namespace customconv::implicit_gemm::wgrad {
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "plan/plan.h"
+
 namespace customconv::implicit_gemm::wgrad::planes {
 
 namespace {

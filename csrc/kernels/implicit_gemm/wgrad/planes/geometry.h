@@ -20,7 +20,6 @@
 #include <cstdint>
 
 #include "kernels/implicit_gemm/wgrad/geometry.h"
-#include "plan/plan.h"
 
 namespace customconv::implicit_gemm::wgrad::planes {
 

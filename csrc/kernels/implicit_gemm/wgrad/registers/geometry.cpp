@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/implicit_gemm/wgrad/geometry.h"
+#include "plan/plan.h"
 
 namespace customconv::implicit_gemm::wgrad::registers {
 

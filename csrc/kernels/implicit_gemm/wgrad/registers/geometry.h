@@ -16,7 +16,11 @@
 
 #include <cstdint>
 
-#include "plan/plan.h"
+#include "plan/problem.h"
+
+namespace customconv {
+struct ConvPlan;
+}
 
 namespace customconv::implicit_gemm::wgrad::registers {
 
