@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "plan/device.h"
+#include "plan/payload.h"
 #include "plan/problem.h"
 #include "plan/work.h"
 
@@ -39,6 +40,7 @@ struct ConvPlan {
   WorkList works;                // what predicted_ms follows from
   double predicted_ms = 0;
   bool tuned = false;  // it was measured to be the fastest
+  Payload payload;     // what the family decided
 };
 
 // A family: `can_implement` says why not, or nullptr; the others are called only where it can.

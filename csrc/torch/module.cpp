@@ -7,6 +7,7 @@
 #include "plan/price.h"
 #include "torch/batch_invariance.h"
 #include "torch/bind_kernels.h"
+#include "torch/bind_names.h"
 #include "torch/bind_tuning.h"
 #include "torch/explain.h"
 #include "torch/names.h"
@@ -214,6 +215,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   py::class_<ConvPlan>(m, "ConvPlan")
       .def_property_readonly("family", [](const ConvPlan& p) { return to_string(p.family); })
+      .def_property_readonly("name", [](const ConvPlan& p) { return to_string(name_of(p)); })
+      .def_property_readonly("kind", [](const ConvPlan& p) { return kind_of(name_of(p)); })
+      .def_property_readonly("fields", [](const ConvPlan& p) { return plan_fields(name_of(p)); })
       .def_readonly("variant", &ConvPlan::variant)
       .def_property_readonly(
           "grid", [](const ConvPlan& p) { return py::make_tuple(p.grid[0], p.grid[1], p.grid[2]); })
@@ -316,6 +320,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("plan"));
 
   bind_kernels(m);
+  bind_names(m);
   bind_tuning(m);
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "plan/payload.h"
 #include "plan/problem.h"
 
 namespace customconv::col2im {
@@ -77,6 +78,13 @@ struct Variant {
   static Variant from_index(int index) {
     return {index / kWarpBlocksCount, index % kWarpBlocksCount};
   }
+};
+
+struct Col2imPlan {
+  static constexpr PlanKind kKind = PlanKind::col2im;
+  int column_blocks = 0, pixel_blocks = 0;  // one of kBlocks, of kWarpBlocks
+  int tile[2] = {};                         // rows, and pixels of dy in each
+  int warps = 0;
 };
 
 // A tile of places: rows, of so many pixels of dy. The first `lead` of a row's have no outputs of

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/col2im/geometry.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 #include "plan/search.h"
@@ -85,6 +86,8 @@ class Search : public PlanSearch {
     plan.shared_bytes = w.shared_bytes;
     plan.workspace_bytes = workspace;
     plan.wide_index = is_wide_;
+    plan.payload = Col2imPlan{
+        kBlocks[v.blocks], kWarpBlocks[v.warp_blocks], {w.rows, w.width}, w.threads / 32};
     plan.works = count_work(v, w, workspace);
     plan.predicted_ms = price(plan.works, d_);
     add(plan);
@@ -193,3 +196,17 @@ const Family family{"col2im",       can_implement,   cheapest_of<Search>,
                     all_of<Search>, /*fuses=*/false, sum_order};
 
 }  // namespace customconv::col2im
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::col2im>() {
+  using col2im::Col2imPlan;
+  return FieldList<Col2imPlan>()
+      .number("column_blocks", &Col2imPlan::column_blocks)
+      .number("pixel_blocks", &Col2imPlan::pixel_blocks)
+      .size("tile", &Col2imPlan::tile)
+      .size("warps", &Col2imPlan::warps);
+}
+
+}  // namespace customconv

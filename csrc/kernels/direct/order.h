@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "plan/payload.h"
 #include "plan/problem.h"
 
 namespace customconv::direct {
@@ -11,6 +12,12 @@ constexpr int kBlock = 256;
 
 // What neighbouring threads differ in. It is the plan's variant_index.
 enum class Order : int { kPixels = 0, kChannels = 1 };
+
+struct DirectPlan {
+  static constexpr PlanKind kKind = PlanKind::direct;
+  Order order = Order::kPixels;
+  bool wide = false;  // 64-bit offsets
+};
 
 // Output channels that a block of a weight gradient takes at a time: in NHWC a line of them.
 constexpr int kWgradChannels = 32;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/direct/order.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 
@@ -170,6 +171,7 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
   }
   plan.grid[0] = std::min(blocks, device.max_grid_x);
   plan.grid[1] = plan.splits;
+  plan.payload = DirectPlan{order, plan.wide_index};
   plan.works = count_work(problem, device, plan, blocks);
   plan.predicted_ms = price(plan.works, device);
   return plan;
@@ -181,3 +183,15 @@ extern const Family family;
 const Family family{"direct", can_implement, propose};
 
 }  // namespace customconv::direct
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::direct>() {
+  using direct::DirectPlan;
+  return FieldList<DirectPlan>()
+      .word("order", &DirectPlan::order, {"pixels", "channels"})
+      .flag("wide", &DirectPlan::wide);
+}
+
+}  // namespace customconv

@@ -8,11 +8,23 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "plan/payload.h"
 #include "plan/problem.h"
 
 namespace customconv::im2col {
 
 constexpr int kBlock = 256;
+
+// Where the column matrix is: in a workspace, or the input itself.
+enum class Place : uint8_t { kWorkspace, kInput };
+
+struct Im2colPlan {
+  static constexpr PlanKind kKind = PlanKind::im2col;
+  Place columns = Place::kWorkspace;
+  bool wide = false;               // 64-bit offsets
+  int64_t images = 0, pixels = 0;  // of a chunk; in dgrad `pixels` are rows of the input
+  int64_t parts = 0;               // of a weight gradient's sums, formed at once
+};
 
 // The most memory that a chunk may take. Larger chunks make better products, up to about here;
 // docs/how/im2col.md has the measurement.

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/im2col/columns.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 
@@ -371,6 +372,10 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   plan.grid[0] = std::max<int64_t>(ceil_divide(room / 16, kBlock), 1);
   plan.workspace_bytes = room + plan.chunk_images * products_bytes(p, chunk_pixels) +
                          weight_sum_bytes(p) + parts_bytes(p, plan.chunk_images, plan.chunk_pixels);
+  plan.payload =
+      Im2colPlan{columns_are_in_place(p) ? Place::kInput : Place::kWorkspace, plan.wide_index,
+                 plan.chunk_images, plan.chunk_pixels,
+                 sums_in_parts(p) ? parts_at_once(p, plan.chunk_images, plan.chunk_pixels) : 0};
   plan.works = Counter(p, device, plan).count();
   plan.predicted_ms = price(plan.works, device);
   return plan;
@@ -382,3 +387,18 @@ extern const Family family;
 const Family family{"im2col", can_implement, propose};
 
 }  // namespace customconv::im2col
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::im2col>() {
+  using im2col::Im2colPlan;
+  return FieldList<Im2colPlan>()
+      .word("columns", &Im2colPlan::columns, {"workspace", "input"})
+      .flag("wide", &Im2colPlan::wide)
+      .size("images", &Im2colPlan::images)
+      .size("pixels", &Im2colPlan::pixels)
+      .size("parts", &Im2colPlan::parts);
+}
+
+}  // namespace customconv

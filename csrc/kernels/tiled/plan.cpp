@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/tiled/tile.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 
@@ -304,9 +305,9 @@ Variant single_image_variant(const Geometry& g, int kernel) {
 
 // In which order a tile adds the terms of a sum: by the kernel, whether it takes a tap at a time,
 // and the channels of a step, whose products are summed apart.
-int64_t order_of(const Geometry& g, const Variant& variant, const Tile& tile) {
-  const int64_t walk = variant.kernel * 2 + (tile.gathered ? 1 : 0);
-  return walk << 32 | std::min<int64_t>(tile.chunk, g.C);
+int64_t order_of(const Geometry& g, const TiledPlan& plan) {
+  const int64_t walk = int64_t{plan.kernel} * 2 + (plan.gathered ? 1 : 0);
+  return walk << 32 | std::min<int64_t>(plan.chunk, g.C);
 }
 
 // The cheapest plan. Where `all` is given, plans go there of the one order of sums that every batch
@@ -328,10 +329,15 @@ ConvPlan search(const ConvProblem& problem, const DeviceProperties& device,
     plan.block = 32 * shape.channels * shape.strips;
     plan.shared_bytes = static_cast<int>(tile.shared_bytes);
     plan.wide_index = needs_wide_index(problem);  // offsets that leave a tile are 64-bit anyway
+    const TiledPlan decided{variant.kernel, {shape.channels, shape.strips},
+                            tile.gathered,  {tile.images, tile.rows, tile.strips},
+                            tile.groups,    tile.rounds,
+                            tile.chunk};
+    plan.payload = decided;
     plan.works = count_work(problem, g, variant, tile, device);
     plan.predicted_ms = price(plan.works, device);
-    if (order < 0) order = order_of(g, variant, tile);
-    if (all != nullptr && order_of(g, variant, tile) == order) all->push_back(plan);
+    if (order < 0) order = order_of(g, decided);
+    if (all != nullptr && order_of(g, decided) == order) all->push_back(plan);
     if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
     return tile.count();
   };
@@ -383,10 +389,7 @@ std::vector<ConvPlan> all_orders(const ConvProblem& problem, const DevicePropert
 }
 
 int64_t sum_order(const ConvProblem& problem, const ConvPlan& plan) {
-  const Geometry g = forward_geometry(problem);
-  const Variant variant = Variant::at(plan.variant_index);
-  return order_of(g, variant,
-                  make_tile(g, variant, element_size(problem.dtype), plan.shared_bytes));
+  return order_of(forward_geometry(problem), plan.payload.as<TiledPlan>());
 }
 
 }  // namespace
@@ -453,3 +456,20 @@ const Family family{"tiled",         can_implement, propose,   /*variants=*/null
                     /*fuses=*/false, sum_order,     all_orders};
 
 }  // namespace customconv::tiled
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::tiled>() {
+  using tiled::TiledPlan;
+  return FieldList<TiledPlan>()
+      .word("kernel", &TiledPlan::kernel, words_of(tiled::kKernels))
+      .number("warps", &TiledPlan::warps)
+      .flag("gathered", &TiledPlan::gathered)
+      .size("tile", &TiledPlan::tile)
+      .size("groups", &TiledPlan::groups)
+      .size("rounds", &TiledPlan::rounds)
+      .size("chunk", &TiledPlan::chunk);
+}
+
+}  // namespace customconv

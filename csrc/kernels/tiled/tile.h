@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "plan/payload.h"
 #include "plan/problem.h"
 
 namespace customconv::tiled {
@@ -123,6 +124,15 @@ struct Variant {
     return {warps / kWarpShapeCount, warps % kWarpShapeCount, width % kTileWidthCount,
             index % kRoundsCount};
   }
+};
+
+struct TiledPlan {
+  static constexpr PlanKind kKind = PlanKind::tiled;
+  int kernel = 0;         // a row of kKernels
+  int warps[2] = {};      // along the output channels and along the strips
+  bool gathered = false;  // see Tile, also for the rest
+  int tile[3] = {};       // images, rows, strips
+  int groups = 1, rounds = 1, chunk = 0;
 };
 
 // One block's work and how it lies in shared memory (in floats, whatever the dtype).

@@ -1,0 +1,103 @@
+"""Names of plans: text that says all that tells a problem's plans apart, and can be read back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from random_problems import DEVICES, problem, random_arguments
+
+from customconv import _C
+
+COUNT = 1500
+NAMED = {"direct", "im2col", "tiled", "col2im"}
+TILED = "tiled kernel=3-taps-x8 warps=4x1 tile=1x14x2 chunk=8"
+
+
+def plans(seed: int, device: _C.DeviceProperties) -> Iterator[tuple[str, list[_C.ConvPlan]]]:
+    """Random problems, and their plans."""
+    rng = random.Random(seed)
+    for _ in range(COUNT):
+        p = problem(**random_arguments(rng))
+        yield str(p), [plan for plan in _C.plans(p, device) if plan.family in NAMED]
+
+
+def launched(plan: _C.ConvPlan) -> tuple[Any, ...]:
+    """What the family decided, as the launch sees it."""
+    return (
+        plan.family, plan.variant_index, plan.tile, plan.splits, plan.chunk_images,
+        plan.chunk_pixels, plan.grid, plan.block, plan.shared_bytes, plan.workspace_bytes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_names_are_read_back(name):
+    families = set()
+    for _, listed in plans(seed=21, device=DEVICES[name]):
+        for plan in listed:
+            read = _C.PlanName(plan.name)
+            assert str(read) == plan.name
+            assert (read.family, read.kind, read.splits) == (plan.family, plan.kind, plan.splits)
+            assert read.fields == plan.fields, plan.name
+            families.add(plan.family)
+    assert families == NAMED
+
+
+def test_a_name_is_that_of_one_plan_of_a_problem():
+    for p, listed in plans(seed=22, device=DEVICES["H100"]):
+        pairs = {(plan.name, launched(plan)) for plan in listed}
+        assert len(pairs) == len({name for name, _ in pairs}), f"{p}: one name, two launches"
+        assert len(pairs) == len({launch for _, launch in pairs}), f"{p}: two names, one launch"
+
+
+def test_kinds_have_no_sizes():
+    name = _C.PlanName(f"{TILED} splits=3")
+    assert name.kind == "tiled kernel=3-taps-x8 warps=4x1"
+    assert name.splits == 3
+    assert name.fields == {
+        "kernel": "3-taps-x8", "warps": (4, 1), "gathered": False, "tile": (1, 14, 2),
+        "groups": 1, "rounds": 1, "chunk": 8,
+    }  # fmt: skip
+
+
+def test_the_name_of_pytorch_has_no_fields():
+    plan = _C.plan(problem(input=(1, 1, 4, 4), weight=(1, 1, 3, 3)), algorithm="aten")
+    assert plan.name == plan.kind == str(_C.PlanName("aten")) == "aten"
+    assert plan.fields == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "there is no family ''"),
+        ("nothing", "there is no family 'nothing'"),
+        (" direct", "there is no family ''"),
+        ("aten splits=2", "such plans have no field 'splits'"),
+        ("direct", "it is written 'direct order=pixels'"),
+        ("direct order", "'order' gives no field"),
+        ("direct order=pixels ", "'' gives no field"),
+        ("direct order=pixels  wide=yes", "'' gives no field"),
+        ("direct order=rows", "order is never rows"),
+        ("direct order=pixels wide=no", "wide is yes, or left out"),
+        ("direct order=pixels order=pixels", "it is written 'direct order=pixels'"),
+        ("direct wide=yes order=pixels", "it is written 'direct order=pixels wide=yes'"),
+        ("direct order=pixels tile=4", "such plans have no field 'tile'"),
+        ("direct order=pixels splits=1", "it is written 'direct order=pixels'"),
+        ("direct order=pixels splits=-2", "'-2' is no number for splits"),
+        ("direct order=pixels splits=", "'' is no number for splits"),
+        ("direct order=pixels splits=2k", "'2k' is no number for splits"),
+        ("direct order=pixels splits=9223372036854775808", "splits is at most 9223372036854775807"),
+        ("direct order=pixels splits=99999999999999999999", "splits is at most"),
+        (TILED.replace("=8", "=08"), f"it is written '{TILED}'"),
+        (TILED.replace("1x14x2", "1x14"), "tile has 3 numbers"),
+        (TILED.replace("1x14x2", "1x14x2x"), "'' is no number for tile"),
+        (TILED.replace("=8", "=2147483648"), "chunk is at most 2147483647"),
+        (f"{TILED} groups=1", f"it is written '{TILED}'"),
+    ],
+)
+def test_what_is_no_name_is_refused(text, why):
+    with pytest.raises(ValueError) as refused:
+        _C.PlanName(text)
+    assert str(refused.value).startswith(f"'{text}' is not the name of a plan: {why}")
