@@ -4,8 +4,8 @@ What is tuned on known layers must hold on others. The drawn layers cover what k
 have: image sides of every residue modulo 8, 1-D signals, dilations, strides on odd widths, patches,
 channel counts that are no multiple of 8, and very small and very large batches.
 
-A second suite has what plans are timed for, and no benchmark runs: groups, and the classes in which
-a wrong plan costs most.
+Two more suites have what plans are timed for, and no benchmark runs: groups, and the classes in
+which a wrong plan costs most; and batches of large images, which take a millisecond or so.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from .layers import Layer
 
 SUITE = "drawn"
 TIMED_SUITE = "drawn for timings"
+LARGE_SUITE = "drawn large"
 SEED = 20261125
 TIMED_SEED = 20261127
+LARGE_SEED = 20261128
 SIDES = range(5, 71)  # of images: every residue modulo 8, several times
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CHANNELS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
 ODD_CHANNELS = (3, 4, 12, 19, 21, 30, 45, 91, 100, 150, 255, 365, 500, 1001)
 FLOPS = (1e8, 8e10)  # of a layer's forward pass, as far as the batch sizes and the memory allow
 MOST_ELEMENTS = 1 << 27  # of the input and the output together: 512 MiB in float32
+LARGE_FLOPS = (1e10, 4e11)
+MOST_LARGE_ELEMENTS = 1 << 29
 
 Item = TypeVar("Item")
 
@@ -53,14 +57,16 @@ class Draw:
         return size if self.chance(0.5) else round(size * self.between(0.8, 1.25))
 
 
-def batched(draw: Draw, one: Layer) -> Layer:
-    """Returns a layer of one image with a batch size near a number of FLOPs drawn from FLOPS."""
+def batched(
+    draw: Draw, one: Layer, among: tuple[float, float] = FLOPS, most: int = MOST_ELEMENTS
+) -> Layer:
+    """Returns a layer of one image with a batch size near a drawn number of FLOPs."""
     # Taps on padding included: without them, some layers would have another batch size.
     pixels = one.H * one.W if one.transposed else one.P * one.Q
     flops = 2 * pixels * one.C * (one.K // one.groups) * one.R * one.S
-    wanted = draw.between(*FLOPS) / flops
+    wanted = draw.between(*among) / flops
     elements = one.C * one.H * one.W + one.K * one.P * one.Q
-    possible = [n for n in BATCHES if n * elements <= MOST_ELEMENTS] or [1]
+    possible = [n for n in BATCHES if n * elements <= most] or [1]
     return one.with_batch(min(possible, key=lambda n: abs(n - wanted)))
 
 
@@ -247,15 +253,39 @@ TIMED_KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
 }
 
 
+def _large(draw: Draw, transposed: bool, strides: Sequence[int]) -> Iterator[dict[str, Any]]:
+    for _ in range(40):
+        side, filter_, stride = draw.one((64, 96, 128, 200, 256, 384)), 1, draw.one(strides)
+        while filter_ < stride or filter_ == 1:
+            filter_ = draw.one((2, 3, 3, 3, 4, 5, 7))
+        pad = draw.one((0, (filter_ - 1) // 2))
+        sizes = {
+            "C": draw.one((3, 8, 16, 16, 24, 32, 64, 64, 96, 128)),
+            "K": draw.one((8, 16, 24, 32, 64, 64, 96, 128, 192)),
+            "H": side, "W": draw.near(side), "R": filter_, "S": filter_, "pad": (pad, pad),
+            "stride": (stride, stride),
+        }  # fmt: skip
+        extra = draw.one((0, stride - 1))
+        yield sizes | ({"transposed": True, "output_padding": (extra, extra)} if transposed else {})
+
+
+LARGE_KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
+    "large": lambda draw: _large(draw, transposed=False, strides=(1,)),
+    "large, strided": lambda draw: _large(draw, transposed=False, strides=(2, 2, 2, 3, 4)),
+    "large, transposed": lambda draw: _large(draw, transposed=True, strides=(1, 2, 2, 2, 3)),
+}
+
+
 def _drawn(
-    suite: str, kinds: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]], seed: int
-) -> tuple[Layer, ...]:
+    suite: str, kinds: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]], seed: int,
+    among: tuple[float, float] = FLOPS, most: int = MOST_ELEMENTS,
+) -> tuple[Layer, ...]:  # fmt: skip
     found = []
     for number, (kind, sizes) in enumerate(kinds.items()):
         draw = Draw(seed + number)  # a change of one kind leaves the others as they are
         for i, chosen in enumerate(sizes(draw)):
             one = Layer(suite, "", 1, **chosen, source="drawn by bench/drawn.py")
-            found.append(replace(batched(draw, one), name=f"{kind} {i}"))
+            found.append(replace(batched(draw, one, among, most), name=f"{kind} {i}"))
     return tuple(found)
 
 
@@ -269,3 +299,9 @@ def layers() -> tuple[Layer, ...]:
 def timed_layers() -> tuple[Layer, ...]:
     """Those that plans are timed for beside all others, the same ones always."""
     return _drawn(TIMED_SUITE, TIMED_KINDS, TIMED_SEED)
+
+
+@cache
+def large_layers() -> tuple[Layer, ...]:
+    """Batches of large images that plans are timed for, the same ones always."""
+    return _drawn(LARGE_SUITE, LARGE_KINDS, LARGE_SEED, LARGE_FLOPS, MOST_LARGE_ELEMENTS)

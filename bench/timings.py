@@ -70,7 +70,7 @@ def identity(plan: _C.ConvPlan) -> Identity:
 
 def is_held_out(suite: str, name: str) -> bool:
     """Whether the fit does not see a layer."""
-    of = name if suite in (drawn.SUITE, drawn.TIMED_SUITE) else ""
+    of = name if suite in (drawn.SUITE, drawn.TIMED_SUITE, drawn.LARGE_SUITE) else ""
     return random.Random(f"{SEED} {suite} {of}").random() < 1 / HELD_OUT
 
 
@@ -86,7 +86,7 @@ def _cell(layer: Layer, generator: random.Random) -> Cell:
 def cells() -> list[Cell]:
     """The cells, in an order in which every beginning is a sample of all of ``corpus``.
 
-    Those of the layers that are drawn for timings follow, in an order of the same kind.
+    Those of the layers that are drawn for timings follow, each suite in an order of the same kind.
     """
     generator = random.Random(SEED)
     found = []
@@ -97,10 +97,12 @@ def cells() -> list[Cell]:
         found += [_cell(layer, generator) for layer in layers]
     found = [cell for cell in found if cell.layer.flops <= MOST_FLOPS]
     generator.shuffle(found)
-    generator = random.Random(SEED)
-    more = [_cell(layer, generator) for layer in drawn.timed_layers()]
-    generator.shuffle(more)
-    return found + more
+    for layers in (drawn.timed_layers(), drawn.large_layers()):
+        generator = random.Random(SEED)
+        more = [_cell(layer, generator) for layer in layers]
+        generator.shuffle(more)
+        found += more
+    return found
 
 
 def considered(plans: Iterable[_C.ConvPlan]) -> list[_C.ConvPlan]:

@@ -24,7 +24,7 @@ enum Mode { kBox = 0, kIm2col = 1 };
 struct Params {
   CUtensorMap map;
   int mode, stages, stage_bytes, copies, copy_bytes, steps, share;
-  int N, H, W, box_w, box_h, chunks;
+  int N, H, W, box_w, box_h, channels, chunks;
   long long* clocks;  // of each block
 };
 
@@ -46,31 +46,32 @@ __global__ void __launch_bounds__(64) load(const __grid_constant__ Params p) {
   const long long begin = clock64();
   if (threadIdx.x == 0) {
     ptx::Turn turn;
-    // The cluster's blocks load parts of the same stage. Copies follow each other in the tensor.
-    const int first = static_cast<int>(blockIdx.x) / p.share * 977;
+    // The cluster's blocks load parts of the same stage. Copies follow each other in the tensor;
+    // where they are is added up, because divisions would take longer than a copy.
+    int n = static_cast<int>(blockIdx.x) / p.share % p.N, h = 0, w = 0, c = 0;
+    const int across = p.mode == kIm2col ? p.box_w * p.box_h : p.box_w;
+    const int down = p.mode == kIm2col ? 1 : p.box_h;
+    const auto advance = [&](int copies) {
+      w += copies * across;
+      for (; w >= p.W; w -= p.W) h += down;
+      for (; h >= p.H; h -= p.H) ++n;
+      while (n >= p.N) n -= p.N;
+    };
     const auto all = static_cast<uint16_t>((1 << p.share) - 1);  // blocks of the cluster
     for (int i = 0; i < p.steps; ++i) {
       ptx::wait(empty + turn.stage, turn.parity ^ 1);
       ptx::arrive_expecting(full + turn.stage, p.stage_bytes);
-      const int c = i % p.chunks * 64;
       const int own = p.copies / p.share;
-      for (int j = rank * own; j < (rank + 1) * own; ++j) {
-        char* to = stages + turn.stage * p.stage_bytes + j * p.copy_bytes;
-        const int number = first + i * p.copies + j;
+      char* to = stages + turn.stage * p.stage_bytes + rank * own * p.copy_bytes;
+      advance(rank * own);
+      for (int j = 0; j < own; ++j, to += p.copy_bytes, advance(1)) {
         if (p.mode == kIm2col) {
-          const int64_t pixel = static_cast<int64_t>(number) * p.box_w * p.box_h;
-          int n = static_cast<int>(pixel % (p.N * p.H * p.W));
-          const int w = n % p.W, h = n / p.W % p.H;
-          n /= p.W * p.H;
           if (p.share > 1) {
             micro::multicast_im2col(all, to, &p.map, full + turn.stage, c, w, h, n);
           } else {
             ptx::copy_im2col(to, &p.map, full + turn.stage, c, w, h, n, 0, 0);
           }
         } else {
-          const int across = p.W / p.box_w, down = p.H / p.box_h;
-          const int w = number % across * p.box_w, h = number / across % down * p.box_h;
-          const int n = number / across / down % p.N;
           if (p.share > 1) {
             ptx::multicast_box(all, to, &p.map, full + turn.stage, c, w, h, n);
           } else {
@@ -78,6 +79,9 @@ __global__ void __launch_bounds__(64) load(const __grid_constant__ Params p) {
           }
         }
       }
+      advance((p.share - 1 - rank) * own);
+      c += p.channels;
+      if (c >= p.channels * p.chunks) c = 0;
       turn.advance(p.stages);
     }
   } else if (threadIdx.x == 32) {
@@ -113,10 +117,11 @@ extern "C" int measure_loads(const void* x, int N, int H, int W, int C, int chan
     p.W = W;
     p.box_w = box_w;
     p.box_h = box_h;
+    p.channels = channels;
     p.copies = copies;
     p.steps = steps;
     p.share = share;
-    p.chunks = C / 64;
+    p.chunks = (C + channels - 1) / channels;
     p.copy_bytes = box_w * box_h * channels * 2;
     p.stage_bytes = copies * p.copy_bytes;
     p.stages = std::min(200 * 1024 / p.stage_bytes, 16);

@@ -19,7 +19,10 @@ CLUSTERED_BY_FOUR = 120  # blocks that run at once as clusters of four, on an H1
 
 @dataclass(frozen=True)
 class Load:
-    """How a stage is loaded: by `copies`, each of width x height pixels of so many channels."""
+    """How a stage is loaded: by `copies`, each of width x height pixels of so many channels.
+
+    The last channels or rows of a copy do not exist where the tensor has fewer.
+    """
 
     mode: str
     channels: int = 64
@@ -28,6 +31,8 @@ class Load:
     copies: int = 4
     share: int = 1  # blocks of a cluster that each load a part for all of them
     blocks: int = 0  # 0: all SMs
+    tensor_channels: int = C
+    tensor_height: int = H
 
 
 def loads() -> Iterator[Load]:
@@ -42,6 +47,12 @@ def loads() -> Iterator[Load]:
         for share in (2, 4):
             yield Load(mode, share=share)
         yield Load(mode, blocks=1)
+    for channels in (16, 32, 64):
+        for tensor_channels in (8, 16, 24, 32, 48, 64, 72, 80, 96, 104, 128):
+            for mode, width in (("box", 64), ("box", 1), ("im2col", 64)):
+                yield Load(mode, channels, width, 64 // width, tensor_channels=tensor_channels)
+    for height in (8, 16, 32, 48):
+        yield Load("box", 64, 1, 64, tensor_channels=64, tensor_height=height)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,17 +64,18 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     program = build.load("tma")
     device = torch.device("cuda")
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    x = torch.randn(N, H, W, C, device=device).half()
+    memory = torch.randn(N * H * W * C, device=device).half()
     clocks = torch.zeros(sms, dtype=torch.int64, device=device)
-    table = Table("mode", "bytes of a row", "pixels of a copy", "copies", "blocks that share",
-                  "blocks", "clocks per row", "B/clk", box=None, header_style="dim")  # fmt: skip
+    table = Table("mode", "tensor's rows", "channels", "bytes of a row", "pixels of a copy",
+                  "copies", "blocks that share", "blocks", "clocks per row", "B/clk", box=None,
+                  header_style="dim")  # fmt: skip
     for load in loads():
         blocks = load.blocks or (sms if load.share < 4 else CLUSTERED_BY_FOUR)
         for _ in range(3):  # the last time the tensor is in the L2 cache
             status = program.measure_loads(
-                build.pointer(x), N, H, W, C, load.channels, int(load.mode == "im2col"),
-                load.width, load.height, load.copies, STEPS, load.share, blocks,
-                build.pointer(clocks), build.stream(),
+                build.pointer(memory), N, load.tensor_height, W, load.tensor_channels,
+                load.channels, int(load.mode == "im2col"), load.width, load.height, load.copies,
+                STEPS, load.share, blocks, build.pointer(clocks), build.stream(),
             )  # fmt: skip
             build.check(status, f"{load}")
         torch.cuda.synchronize()
@@ -71,8 +83,9 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         each = clocks[:blocks].double().mean().item() / rows
         size = load.channels * 2
         table.add_row(
-            load.mode, str(size), f"{load.width} x {load.height}", str(load.copies),
-            str(load.share), str(blocks), f"{each:.2f}", f"{size / each:.1f}",
+            load.mode, str(load.tensor_height), str(load.tensor_channels), str(size),
+            f"{load.width} x {load.height}", str(load.copies), str(load.share), str(blocks),
+            f"{each:.2f}", f"{size / each:.1f}",
         )  # fmt: skip
     console.print(table)
     return 0

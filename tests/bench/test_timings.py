@@ -38,10 +38,11 @@ def test_the_beginning_is_a_sample_of_all_passes_precisions_and_layouts():
 
 def test_layers_that_are_drawn_for_timings_come_last_and_are_in_no_benchmark():
     cells = timings.cells()
-    own = [cell.layer.suite == drawn.TIMED_SUITE for cell in cells]
-    assert own == sorted(own) and sum(own) == len(drawn.timed_layers()) == 300
-    assert drawn.TIMED_SUITE not in corpus.suites()
-    first = collections.Counter((c.op, c.precision, c.layout) for c in cells[-300:-100])
+    suites = [drawn.TIMED_SUITE] * 300 + [drawn.LARGE_SUITE] * 120
+    assert [cell.layer.suite for cell in cells[-420:]] == suites
+    assert not set(suites) & {cell.layer.suite for cell in cells[:-420]}
+    assert not set(suites) & set(corpus.suites())
+    first = collections.Counter((c.op, c.precision, c.layout) for c in cells[-420:-220])
     assert len(first) == 3 * 4 * 2
     groups = [layer.groups > 1 for layer in drawn.timed_layers()]
     assert sum(groups) == 150
@@ -51,7 +52,7 @@ def test_networks_are_held_out_as_a_whole():
     held_out = collections.defaultdict(set)
     for cell in timings.cells():
         held_out[cell.layer.suite].add(timings.is_held_out(cell.layer.suite, cell.layer.name))
-    apart = {drawn.SUITE, drawn.TIMED_SUITE}
+    apart = {drawn.SUITE, drawn.TIMED_SUITE, drawn.LARGE_SUITE}
     networks = [found for suite, found in held_out.items() if suite not in apart]
     assert all(len(found) == 1 for found in networks)
     assert all(held_out[suite] == {False, True} for suite in apart)

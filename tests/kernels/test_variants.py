@@ -63,6 +63,10 @@ PROBLEMS = {
     "padding_of_strips": case((1, 2, 56, 56), (60, 2, 9, 11), padding=(16, 47), dilation=(3, 5)),
     "long_strides": case((2, 40, 33, 47), (72, 40, 10, 9), stride=(10, 9)),
     "three_channels_dilated": case((2, 3, 20, 31), (40, 3, 3, 3), padding=(1, 2), dilation=(1, 2)),
+    # Several tiles for each thread block, whose weights may stay in shared memory.
+    "many_tiles": case((24, 24, 60, 70), (40, 24, 3, 3), padding=(1, 1)),
+    "many_strided_tiles": case((24, 16, 121, 141), (40, 16, 3, 3), stride=(2, 2)),
+    "many_pointwise_tiles": case((24, 136, 60, 70), (64, 136, 1, 1)),
 }
 # The same of wide groups, but for few channels. Groups have as many tiles as share pixels, or a
 # number that does not divide by that, or tiles of 32 channels alone.
@@ -119,6 +123,7 @@ GRADIENTS = {
     "joined_odd": case((2, 5, 37, 41), (40, 5, 7, 9), stride=(4, 3), padding=(2, 5)),
     "joined_gaps": case((2, 18, 21, 27), (16, 18, 3, 2), stride=(5, 4), padding=(1, 1)),
     "joined_row": case((3, 40, 1, 203), (72, 40, 1, 16), stride=(1, 8), padding=(0, 4)),
+    "many_tiles": case((24, 40, 60, 70), (24, 40, 3, 3), padding=(1, 1)),
     "joined_dilated": case(
         (2, 24, 30, 40), (40, 24, 3, 3), stride=(1, 3), padding=(2, 1), dilation=(2, 1)
     ),

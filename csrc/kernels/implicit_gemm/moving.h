@@ -2,12 +2,27 @@
 // C++.
 #pragma once
 
+#include <bitset>
 #include <cstdlib>
 
 #include "kernels/implicit_gemm/forward.h"
 #include "plan/price.h"
 
 namespace customconv::implicit_gemm {
+
+// Pieces that the copy engine takes for a row of a stage, on average: pixels have so many bytes of
+// channels, stages so many in a row, and what the last stage lacks becomes zeros. A piece is of 16,
+// 32, 64 or 128 aligned bytes, which are all read or all zeros.
+inline double copied_pieces(int64_t pixel_bytes, int row_bytes) {
+  constexpr int64_t kUnit = 16;
+  const int64_t stages = ceil_divide(pixel_bytes, row_bytes);
+  const int64_t read = ceil_divide(pixel_bytes - (stages - 1) * row_bytes, kUnit);
+  const auto count = [](int64_t units) {
+    return std::bitset<8>(static_cast<size_t>(units)).count();
+  };
+  const auto last = static_cast<double>(count(read) + count(row_bytes / kUnit - read));
+  return (static_cast<double>(stages - 1) + last) / static_cast<double>(stages);
+}
 
 // A kernel that only moves bytes, in device memory or L2.
 inline Work moving(PriceKind kind, int row, double bytes, double repeats = 1) {

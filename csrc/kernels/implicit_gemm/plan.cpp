@@ -97,7 +97,8 @@ Clocks count_clocks(const Forward& p, const DeviceProperties& d, const Tile& t) 
                                                     : kCopyInstructions / t.row.vector;
     copies = input * instructions * hardware::kDependentClocks / kRowThreads;
   } else if (!t.by_warps) {
-    copies = input / kRowBytes * hardware::kCopyRowClocks;
+    const double pieces = p.groups == 1 ? copied_pieces(p.C * element_size(p.dtype), kRowBytes) : 1;
+    copies = (input + weights) / kRowBytes * pieces * hardware::kCopyRowClocks;
   }
   if (t.by_warps) {
     const double copied = weights + (boxes ? input : 0);

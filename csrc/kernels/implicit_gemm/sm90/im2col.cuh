@@ -1,4 +1,5 @@
-// The im2col loader: a stage is one tap, of pixels and of weights.
+// The im2col loader: a stage is one tap, of pixels and of weights; weights that stay come with the
+// first tile's pixels, and have stages of their own.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ namespace customconv::implicit_gemm::sm90 {
 // By one warp.
 template <int kN, bool kAsStored>
 __device__ inline void load_taps(const Params& p, const Memory& memory, const Work& work,
-                                 ptx::Turn& turn, int lane) {
+                                 ptx::Turn& turn, bool loads_weights, int lane) {
   if (work.first >= work.last) return;
   const Phase& phase = p.phase[work.phase];
   const Place place(p, work.position);
@@ -20,6 +21,7 @@ __device__ inline void load_taps(const Params& p, const Memory& memory, const Wo
   int s = work.first - chunk * work.taps;
   int r = s / phase.S;
   s -= r * phase.S;
+  const int w_bytes = loads_weights ? p.w_bytes : 0;
   for (int i = work.first; i < work.last; ++i) {
     ptx::Barrier* full = memory.x_full + turn.stage;
     ptx::wait(memory.x_empty + turn.stage, turn.parity ^ 1);
@@ -29,17 +31,18 @@ __device__ inline void load_taps(const Params& p, const Memory& memory, const Wo
       if (p.halves_pixels) {
         x_full = memory.float_full + turn.stage;
         ptx::arrive_expecting(x_full, bytes);
-        ptx::arrive_expecting(full, p.w_bytes);
+        ptx::arrive_expecting(full, w_bytes);
       } else {
-        ptx::arrive_expecting(full, bytes + p.w_bytes);
+        ptx::arrive_expecting(full, bytes + w_bytes);
       }
       ptx::copy_im2col(memory.pixels + turn.stage * p.x_bytes, &p.x, x_full,
                        pixel_channel(p, work, chunk), w, h, place.n,
                        phase.column + s * p.dilation_w, phase.row + r * p.dilation_h);
     }
     __syncwarp();
-    if (lane < kWeightCopies<kN, kAsStored>) {
-      copy_weights<kN, kAsStored>(p, work, memory.weights + turn.stage * p.w_bytes, full, chunk,
+    if (loads_weights && lane < kWeightCopies<kN, kAsStored>) {
+      const int stage = p.keeps_weights ? i - work.first : turn.stage;
+      copy_weights<kN, kAsStored>(p, work, memory.weights + stage * p.w_bytes, full, chunk,
                                   phase.first_tap + r * phase.tap_h + s * phase.tap_w, lane);
     }
     turn.advance(p.x_stages);

@@ -98,6 +98,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   if (warp < 4 * kLoaders) {
     if constexpr (kMoves) ptx::give_registers<kLoaderRegisters>();
     ptx::Turn turn;
+    bool loads_weights = true;
     if (kHasPlanes && p.plane_boxes > 0 && warp != 1) {
       ptx::await_dependency();
       PlaneLoader<T, kShape>(p, memory, warp == 0 ? 0 : warp - 1, lane).load(first);
@@ -107,13 +108,16 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
         if constexpr (kHalo) {
           load_halo(p, memory, work, turn, lane);
         } else {
-          load_taps<kTile.channels, kAsStored>(p, memory, work, turn, lane);
+          load_taps<kTile.channels, kAsStored>(p, memory, work, turn, loads_weights, lane);
+          loads_weights = !p.keeps_weights;
         }
       });
     } else if (kHalo && warp == 1) {
       ptx::await_dependency();
       each_tile([&](const Work& work) {
+        if (!loads_weights) return;
         load_halo_weights<kTile.channels, kAsStored>(p, memory, work, turn, lane);
+        loads_weights = !p.keeps_weights;
       });
     } else if (kHalves && p.halves_pixels) {
       each_tile([&](const Work& work) {

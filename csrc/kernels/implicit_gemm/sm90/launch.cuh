@@ -263,6 +263,7 @@ Params params_of(const Packed& problem, const Tile& tile) {
   p.row_bytes = tile.row_bytes;
   p.row_channels = tile.row_bytes / kSize;
   p.halves_pixels = tile.halves_pixels;
+  p.keeps_weights = tile.keeps_weights;
   p.pixel_row_bytes = tile.pixel_row_bytes();
   p.low_bytes = tile.low_bytes();
   p.chunks = tile.chunks;

@@ -41,7 +41,7 @@ struct Params {
   int copies, copy_rows;
   bool copies_strips;
   int row_bytes, row_channels, chunks;
-  bool halves_pixels;
+  bool halves_pixels, keeps_weights;
   int pixel_row_bytes, low_bytes;  // see Tile
   int x_bytes, w_bytes, x_stages, w_stages;
   Divider<int32_t> by_x_stages, by_w_stages;

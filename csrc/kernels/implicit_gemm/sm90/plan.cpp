@@ -66,21 +66,30 @@ int store_row(const Packed& p, const Tile& t) {
 // Clocks of the units of a multiprocessor, while it sums a tile of a phase of so many taps.
 double busy_clocks(const Packed& p, const Tile& t, double taps) {
   const TileShape& kind = t.kind();
-  const auto size = static_cast<double>(element_size(p.dtype));
+  const int64_t size = element_size(p.dtype);
   const double product =
       static_cast<double>(kind.pixels) * kind.channels * t.row_bytes / kProductBytes;
   const double copied_rows = t.loader == Loader::kPlanes
-                                 ? t.plane_boxes * t.row_bytes / size
+                                 ? static_cast<double>(t.plane_boxes * (t.row_bytes / size))
                                  : static_cast<double>(t.copies) * t.copy_rows;
   const auto copy = [](double bytes, double rows) {
     return std::max(bytes / hardware::kL2BytesPerClock, rows * hardware::kCopyRowClocks);
   };
-  const double x_copy = copy(t.halves_pixels ? t.x_bytes / 2 : t.x_bytes, copied_rows);
-  const double w_copy = copy(t.w_bytes, kind.channels);
+  // Groups are side by side: behind one there is another, and not the end of the tensor.
+  const int64_t channels = t.halves_pixels ? p.channels : p.group_C();
+  const bool ends = p.groups == 1;
+  const double x_pieces =
+      ends && t.loader != Loader::kPlanes ? copied_pieces(channels * size, t.pixel_row_bytes()) : 1;
+  const double w_pieces =
+      ends && !t.weights_as_stored ? copied_pieces(p.group_C() * size, t.row_bytes) : 1;
+  const double x_copy = copy(t.halves_pixels ? t.x_bytes / 2 : t.x_bytes, copied_rows * x_pieces);
+  // Weights that stay are copied once.
+  const int w_bytes = t.keeps_weights ? 0 : t.w_bytes;
+  const double w_copy = t.keeps_weights ? 0 : copy(w_bytes, kind.channels * w_pieces);
   // An instruction reads 64 channels and its columns, the positions of a tile or a part of them.
   // Boxes of planes are written, read, and written again in another order.
   const double spans = kind.pixels / kind.columns(has_planes(t.loader, t.store, kind));
-  const double operands = kind.channels * t.row_bytes * (spans + kind.pixels / 64.0) + t.w_bytes;
+  const double operands = kind.channels * t.row_bytes * (spans + kind.pixels / 64.0) + w_bytes;
   const double filled = t.loader == Loader::kPlanes
                             ? kTurnAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
                             : t.x_bytes * (t.halves_pixels ? 2.0 : 1.0);

@@ -119,7 +119,7 @@ class Products {
       ptx::wait(memory_.x_full + x_.stage, x_.parity);
       int at = x_.stage * p_.x_bytes;
       if constexpr (kLoader == Loader::kIm2col) {
-        multiply(at, x_.stage, i == 1);
+        multiply(at, p_.keeps_weights ? work.last - work.first - i : x_.stage, i == 1);
       } else {
         at += first_position(work, phase) * p_.pixel_row_bytes;
         int left = work.taps;
@@ -128,7 +128,8 @@ class Products {
           int tap = at;
 #pragma unroll 1
           for (int s = 0; s < phase.S; ++s, tap += p_.tap_w) {
-            ptx::wait(memory_.w_full + w_.stage, w_.parity);
+            // Weights that stay arrive once.
+            ptx::wait(memory_.w_full + w_.stage, p_.keeps_weights ? 0 : w_.parity);
             multiply(tap, w_.stage, i == 1 && --left == 0);
             w_read_ = w_.stage;
             if (kHalves) release();

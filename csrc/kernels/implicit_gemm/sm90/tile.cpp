@@ -174,6 +174,7 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
   t.tiles_m = ceil_divide(p.N * t.image(), kind.pixels);
   t.tiles_k = p.groups * ceil_divide(p.group_K(), kind.channels);
   t.phases = p.phases;
+  t.w_steps = t.chunks * p.phase[0].R * p.phase[0].S;
   if (splits > 1) {
     t.store = Store::kCluster;
   } else if (stores_planes(p)) {
@@ -199,29 +200,58 @@ int slots_bytes(const Tile& t) {
   return t.loader == Loader::kPlanes ? kDumpsBytes + t.plane_slots * slot_bytes(t) : 0;
 }
 
-}  // namespace
-
-bool choose_stages(int shared_bytes, Tile& t) {
+// Shares out memory where weights have `least` stages, or more.
+bool share_out(int shared_bytes, int least, Tile& t) {
   int bytes = shared_bytes - fixed_bytes(t);
   if (t.loader == Loader::kPlanes) {
     // Stages go first: warps that turn planes wait for them sooner than for slots.
-    bytes -= kDumpsBytes + kLeastStages * t.w_bytes;
+    bytes -= kDumpsBytes + least * t.w_bytes;
     const int rest = bytes - kLeastPlaneSlots * slot_bytes(t);
     const int stages = std::min(rest / t.x_bytes, kMostHaloStages);
     if (stages < kLeastHaloStages) return false;
     t.plane_slots = std::min((bytes - stages * t.x_bytes) / slot_bytes(t), kMostPlaneSlots);
-    bytes += kLeastStages * t.w_bytes - t.plane_slots * slot_bytes(t);
+    bytes += least * t.w_bytes - t.plane_slots * slot_bytes(t);
   }
-  if (t.loader == Loader::kIm2col) {
+  const int rest = bytes - least * t.w_bytes;
+  if (t.loader == Loader::kIm2col && !t.keeps_weights) {
     t.x_stages = t.w_stages = std::min(bytes / (t.x_bytes + t.w_bytes), kMostStages);
-    if (t.x_stages < kLeastStages) return false;
-  } else {
-    t.x_stages = std::min((bytes - kLeastStages * t.w_bytes) / t.x_bytes, kMostHaloStages);
-    if (t.x_stages < kLeastHaloStages) return false;
+    return t.x_stages >= kLeastStages;
+  }
+  const bool one_tap = t.loader == Loader::kIm2col;  // a stage
+  t.x_stages = std::min(rest / t.x_bytes, one_tap ? kMostStages : kMostHaloStages);
+  if (t.x_stages < (one_tap ? kLeastStages : kLeastHaloStages)) return false;
+  t.w_stages = least;
+  if (!t.keeps_weights) {
     t.w_stages = std::min((bytes - t.x_stages * t.x_bytes) / t.w_bytes, kMostStages);
   }
+  return true;
+}
+
+// Whether all tiles of a thread block multiply the same weights, of few enough steps: stages of
+// weights have barriers, but for those that come with a tap's pixels.
+bool may_keep_weights(const Tile& t) {
+  return t.tiles_k == 1 && t.phases == 1 && t.splits == 1 &&
+         (t.loader == Loader::kIm2col || t.w_steps <= kMostStages);
+}
+
+}  // namespace
+
+bool choose_stages(int shared_bytes, Tile& t) {
+  t.keeps_weights = false;
+  const bool fits = share_out(shared_bytes, kLeastStages, t);
+  Tile kept = t;
+  kept.keeps_weights = may_keep_weights(t);
+  if (kept.keeps_weights && share_out(shared_bytes, t.w_steps, kept)) {
+    // Stages of a single tap are short, and turning planes takes long: pixels need as many stages
+    // and slots as they can have.
+    const bool takes_room = kept.x_stages < t.x_stages || kept.plane_slots < t.plane_slots;
+    if (!fits || !takes_room || t.loader == Loader::kHalo) {
+      t = kept;
+      return true;
+    }
+  }
   const int stages = t.x_stages * t.x_bytes + t.w_stages * t.w_bytes;
-  return t.splits == 1 || stages >= t.kind().pixels * t.kind().channels * 4;
+  return fits && (t.splits == 1 || stages >= t.kind().pixels * t.kind().channels * 4);
 }
 
 bool is_legal(const Packed& p, const Tile& t) {

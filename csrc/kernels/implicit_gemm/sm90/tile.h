@@ -144,7 +144,11 @@ struct Tile {
   bool copies_strips;     // each of them is a row of a strip
   int x_bytes, w_bytes;   // of a stage
   int x_stages, w_stages;
-  int chunks;  // of channels, a stage each
+  int chunks;   // of channels, a stage each
+  int w_steps;  // stages of weights that a tile multiplies
+  // Whether weights stay: each step has a stage of its own, which is loaded once for all tiles of a
+  // thread block.
+  bool keeps_weights;
   int64_t tiles_m, tiles_k, phases;
 
   constexpr const TileShape& kind() const { return kTileShapes[shape]; }
