@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from random_problems import DEVICES, problem, random_arguments
+from random_problems import DEVICES, PASSES, problem, random_arguments
 
 from customconv import _C
 
-COUNT = 1500
-NAMED = {"direct", "im2col", "tiled", "col2im"}
+COUNT = 1000
+NAMED = {"direct", "im2col", "tiled", "col2im", "depthwise"}
+KINDS = {
+    "direct", "im2col", "tiled", "col2im", "depthwise threads", "depthwise boxes",
+    "depthwise planes", "depthwise bands", "depthwise band_gradients",
+}  # fmt: skip
 TILED = "tiled kernel=3-taps-x8 warps=4x1 tile=1x14x2 chunk=8"
 
 
-def plans(seed: int, device: _C.DeviceProperties) -> Iterator[tuple[str, list[_C.ConvPlan]]]:
-    """Random problems, and their plans."""
+def arguments(seed: int, count: int) -> Iterator[dict[str, Any]]:
+    """Those of random problems, and of depthwise layers."""
     rng = random.Random(seed)
-    for _ in range(COUNT):
-        p = problem(**random_arguments(rng))
-        yield str(p), [plan for plan in _C.plans(p, device) if plan.family in NAMED]
+    for _ in range(count):
+        yield random_arguments(rng)
+    layers = itertools.product(PASSES, ("float16", "float32"), (False, True), (3, 7), (1, 2))
+    for op, dtype, channels_last, taps, stride in layers:
+        yield {
+            "op": op, "dtype": dtype, "input": (4, 64, 28, 28), "weight": (64, 1, taps, taps),
+            "stride": (stride, stride), "padding": (taps // 2, taps // 2), "groups": 64,
+            "channels_last": channels_last,
+        }  # fmt: skip
+
+
+def plans(seed: int, device: str) -> Iterator[tuple[str, list[_C.ConvPlan]]]:
+    """Problems, and their plans."""
+    for each in arguments(seed, COUNT if device == "H100" else COUNT // 4):
+        p = problem(**each)
+        yield str(p), [plan for plan in _C.plans(p, DEVICES[device]) if plan.family in NAMED]
+
+
+def words(plan: _C.ConvPlan) -> str:
+    """A plan's name without fields."""
+    return " ".join(word for word in plan.name.split() if "=" not in word)
 
 
 def launched(plan: _C.ConvPlan) -> tuple[Any, ...]:
@@ -32,10 +55,10 @@ def launched(plan: _C.ConvPlan) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DEVICES)
-def test_names_are_read_back(name):
+@pytest.mark.parametrize("device", DEVICES)
+def test_names_are_read_back(device):
     families = set()
-    for _, listed in plans(seed=21, device=DEVICES[name]):
+    for _, listed in plans(21, device):
         for plan in listed:
             read = _C.PlanName(plan.name)
             assert str(read) == plan.name
@@ -46,10 +69,13 @@ def test_names_are_read_back(name):
 
 
 def test_a_name_is_that_of_one_plan_of_a_problem():
-    for p, listed in plans(seed=22, device=DEVICES["H100"]):
+    kinds = set()
+    for p, listed in plans(22, "H100"):
+        kinds |= {words(plan) for plan in listed}
         pairs = {(plan.name, launched(plan)) for plan in listed}
         assert len(pairs) == len({name for name, _ in pairs}), f"{p}: one name, two launches"
         assert len(pairs) == len({launch for _, launch in pairs}), f"{p}: two names, one launch"
+    assert kinds == KINDS
 
 
 def test_kinds_have_no_sizes():

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "plan/payload.h"
 #include "plan/problem.h"
 
 namespace customconv::depthwise::bands {
@@ -51,6 +52,14 @@ struct Variant {
   static constexpr Variant at(int index) {
     return {index >> 10, static_cast<Source>(index >> 9 & 1), index >> 4 & 31, index & 15};
   }
+};
+
+struct BandsPlan {
+  static constexpr PlanKind kKind = PlanKind::depthwise_bands;
+  Source source = Source::kPlanes;
+  int blocks = 0, channels = 0, unit = 0;  // see Variant
+  int tile[3] = {};                        // rows, columns, images: see Tile
+  int shares = 1;                          // of the tiles of some channels, a block each
 };
 
 // Channels that a thread brings or stores together, of a tile's.
@@ -130,6 +139,14 @@ struct GradientVariant {
             index >> 4 & 15, index & 15};
   }
 };
+
+struct BandGradientsPlan {
+  static constexpr PlanKind kKind = PlanKind::depthwise_band_gradients;
+  Source source = Source::kPlanes;
+  int pairs = 0, taps = 0, height = 0, channels = 0, unit = 0;  // see GradientVariant
+  int tile[3] = {};                                             // rows, columns, images
+};
+
 struct GradientWork {
   int64_t shift, sections;
   int64_t pieces, items;

@@ -5,6 +5,7 @@
 
 #include "kernels/common/parts.h"
 #include "kernels/depthwise/bands/geometry.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 #include "plan/search.h"
@@ -195,6 +196,12 @@ class Search : public PlanSearch {
       plan.block = w.threads;
       plan.shared_bytes = static_cast<int>(w.shared_bytes);
       plan.wide_index = needs_wide_index(p_);
+      plan.payload = BandsPlan{v.source,
+                               v.blocks,
+                               v.channels,
+                               v.unit,
+                               {plan.tile[0], plan.tile[1], plan.tile[2]},
+                               static_cast<int>(shares)};
       plan.works.add(count_work(v, tile, w, shares));
       plan.predicted_ms = price(plan.works, d_);
       add(plan);
@@ -255,6 +262,13 @@ class Search : public PlanSearch {
       plan.shared_bytes = static_cast<int>(w.shared_bytes);
       plan.workspace_bytes = workspace_bytes;
       plan.wide_index = needs_wide_index(p_);
+      plan.payload = BandGradientsPlan{v.source,
+                                       v.pairs,
+                                       v.taps,
+                                       v.height,
+                                       v.channels,
+                                       v.unit,
+                                       {plan.tile[0], plan.tile[1], plan.tile[2]}};
       plan.works = count_gradient_work(v, tile, w, splits);
       plan.predicted_ms = price(plan.works, d_);
       add(plan);
@@ -385,3 +399,32 @@ extern const Family kind;
 const Family kind{"bands", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
 
 }  // namespace customconv::depthwise::bands
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::depthwise_bands>() {
+  using depthwise::bands::BandsPlan;
+  return FieldList<BandsPlan>()
+      .word("source", &BandsPlan::source, {"planes", "vectors"})
+      .number("blocks", &BandsPlan::blocks)
+      .number("channels", &BandsPlan::channels)
+      .number("unit", &BandsPlan::unit)
+      .size("tile", &BandsPlan::tile)
+      .size("shares", &BandsPlan::shares);
+}
+
+template <>
+Fields fields_of<PlanKind::depthwise_band_gradients>() {
+  using depthwise::bands::BandGradientsPlan;
+  return FieldList<BandGradientsPlan>()
+      .word("source", &BandGradientsPlan::source, {"planes", "vectors"})
+      .number("pairs", &BandGradientsPlan::pairs)
+      .number("taps", &BandGradientsPlan::taps)
+      .number("height", &BandGradientsPlan::height)
+      .number("channels", &BandGradientsPlan::channels)
+      .number("unit", &BandGradientsPlan::unit)
+      .size("tile", &BandGradientsPlan::tile);
+}
+
+}  // namespace customconv

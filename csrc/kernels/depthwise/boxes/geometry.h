@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "plan/payload.h"
 #include "plan/problem.h"
 
 namespace customconv::depthwise::boxes {
@@ -88,6 +89,16 @@ struct Tile {
 };
 // Whether an image's pixels can be merged, where a block has all channels.
 bool can_merge(const Geometry& geometry);
+
+struct BoxesPlan {
+  static constexpr PlanKind kKind = PlanKind::depthwise_boxes;
+  bool merged = false;  // see Tile
+  int channels = 0;
+  int tile[3] = {};  // patches: rows, columns, images
+  int stages = 0;
+  int tile_blocks = 1;     // that share the tiles of their channels
+  bool clustered = false;  // they are a cluster, of a weight gradient
+};
 
 // A tile's pixels in shared memory: boxes of so many columns, side by side.
 struct Boxed {

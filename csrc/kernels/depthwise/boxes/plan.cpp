@@ -6,6 +6,7 @@
 #include "kernels/common/waits.h"
 #include "kernels/depthwise/boxes/geometry.h"
 #include "kernels/depthwise/geometry.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 #include "plan/search.h"
@@ -165,6 +166,12 @@ class Search : public PlanSearch {
     plan.shared_bytes = w.bytes;
     plan.wide_index = needs_wide_index(p_);
     if (g_.of_weights) plan.splits = tile_blocks;
+    plan.payload = BoxesPlan{w.tile.merged,
+                             w.tile.channels,
+                             {w.tile.rows, w.tile.columns, w.tile.images},
+                             w.stages,
+                             static_cast<int>(tile_blocks),
+                             clustered && plan.splits > 1};
     customconv::Work work =
         count_work(w, resident, plan.grid[0], ceil_divide(w.tiles(), tile_blocks));
     if (plan.splits > 1 && clustered) {
@@ -256,3 +263,19 @@ extern const Family kind;
 const Family kind{"boxes", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
 
 }  // namespace customconv::depthwise::boxes
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::depthwise_boxes>() {
+  using depthwise::boxes::BoxesPlan;
+  return FieldList<BoxesPlan>()
+      .flag("merged", &BoxesPlan::merged)
+      .size("channels", &BoxesPlan::channels)
+      .size("tile", &BoxesPlan::tile)
+      .size("stages", &BoxesPlan::stages)
+      .size("tile_blocks", &BoxesPlan::tile_blocks)
+      .flag("clustered", &BoxesPlan::clustered);
+}
+
+}  // namespace customconv

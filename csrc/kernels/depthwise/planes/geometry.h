@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/depthwise/geometry.h"
+#include "plan/payload.h"
 
 namespace customconv {
 struct ConvPlan;
@@ -75,6 +76,15 @@ struct Variant {
   }
 };
 inline constexpr int kVariantCount = kWalkCount * kTapsCount * kColumnsCount * kRowsCount;
+
+struct PlanesPlan {
+  static constexpr PlanKind kKind = PlanKind::depthwise_planes;
+  Walk walk = Walk::kNext;
+  int taps = 0;       // along either axis
+  int strip[2] = {};  // rows and columns of outputs of a thread
+  int tile[3] = {};   // planes, rows, images: see Tile
+  int stages = 0;
+};
 
 // What leaves a thread its registers. Weight gradients walk to the next or the second pixel.
 constexpr bool has_kernel(const Variant& v, int element_size) {

@@ -7,6 +7,7 @@
 #include "kernels/common/parts.h"
 #include "kernels/common/waits.h"
 #include "kernels/depthwise/planes/geometry.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 #include "plan/search.h"
@@ -156,6 +157,11 @@ class Search : public PlanSearch {
     plan.block = threads;
     plan.shared_bytes = static_cast<int>(shared);
     plan.wide_index = needs_wide_index(p_);
+    plan.payload = PlanesPlan{v.walk,
+                              kTaps[v.taps],
+                              {kRows[v.rows], v.columns(size_)},
+                              {t.planes, t.rows, t.images},
+                              stages_of(g_, t, plan, size_)};
     plan.works.add(count_work(v, t, plan, stages));
     if (splits > 1) plan.works.add(adding_up(p_.w_count(), splits, d_));
     plan.predicted_ms = price(plan.works, d_);
@@ -287,3 +293,18 @@ extern const Family kind;
 const Family kind{"planes", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
 
 }  // namespace customconv::depthwise::planes
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::depthwise_planes>() {
+  using depthwise::planes::PlanesPlan;
+  return FieldList<PlanesPlan>()
+      .word("walk", &PlanesPlan::walk, {"next", "second", "back", "half", "half-odd"})
+      .number("taps", &PlanesPlan::taps)
+      .number("strip", &PlanesPlan::strip)
+      .size("tile", &PlanesPlan::tile)
+      .size("stages", &PlanesPlan::stages);
+}
+
+}  // namespace customconv

@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 
 #include "kernels/common/parts.h"
 #include "kernels/common/waits.h"
 #include "kernels/depthwise/threads/work.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 #include "plan/search.h"
@@ -27,6 +29,8 @@ constexpr double kSumInstructions = 5;  // of a weight gradient, when a block en
 // Blocks of a weight gradient for each multiprocessor, and the least items of a thread.
 constexpr int kGradientTurns[] = {4, 8, 16, 32};
 constexpr int kGradientItems = 4;
+
+constexpr const char* kOrderNames[] = {"planes", "channels", "elements", "windows", "lines"};
 
 bool starts_aligned(const ConvProblem& p) {
   return p.pass == Pass::kFprop   ? p.x_aligned
@@ -85,6 +89,12 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
     return "a column of the filter is larger than shared memory";
   }
   return nullptr;
+}
+
+ThreadsPlan payload_of(const Variant& v, int vectors) {
+  const auto [unit, offset] = v.order == Order::kWindows ? kWindowShapes[v.shape] : WindowShape{};
+  const int columns = v.order == Order::kLines ? kLineTaps[v.shape] : 0;
+  return {v.order, v.walk, kTaps[v.taps], v.kept(), unit, offset, columns, vectors};
 }
 
 class Search : public PlanSearch {
@@ -174,9 +184,8 @@ class Search : public PlanSearch {
   }
 
   void weigh(const Variant& v, const Work& w, int vectors, int64_t splits) {
-    constexpr const char* kNames[] = {"planes", "channels", "elements", "windows", "lines"};
     ConvPlan plan{};
-    plan.variant = kNames[static_cast<int>(v.order)];
+    plan.variant = kOrderNames[static_cast<int>(v.order)];
     plan.variant_index = v.index();
     plan.tile[0] = v.kept();
     plan.tile[1] = columns_of(v.order, kTaps[v.taps], size_);
@@ -187,6 +196,7 @@ class Search : public PlanSearch {
     plan.block = kThreads;
     plan.shared_bytes = w.shared_bytes;
     plan.wide_index = needs_wide_index(p_);
+    plan.payload = payload_of(v, vectors);
     plan.works = count_work(v, w, splits);
     plan.predicted_ms = price(plan.works, d_);
     add(plan);
@@ -327,3 +337,23 @@ extern const Family kind;
 const Family kind{"threads", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
 
 }  // namespace customconv::depthwise::threads
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::depthwise_threads>() {
+  using depthwise::threads::ThreadsPlan;
+  return FieldList<ThreadsPlan>()
+      .word(
+          "order", &ThreadsPlan::order,
+          {std::begin(depthwise::threads::kOrderNames), std::end(depthwise::threads::kOrderNames)})
+      .word("walk", &ThreadsPlan::walk, {"next", "second", "half", "any"})
+      .number("taps", &ThreadsPlan::taps)
+      .number("rows", &ThreadsPlan::rows)
+      .number("unit", &ThreadsPlan::unit)
+      .number("offset", &ThreadsPlan::offset)
+      .number("columns", &ThreadsPlan::columns)
+      .size("vectors", &ThreadsPlan::vectors);
+}
+
+}  // namespace customconv

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/depthwise/geometry.h"
+#include "plan/payload.h"
 
 namespace customconv::depthwise::threads {
 
@@ -115,6 +116,17 @@ constexpr bool has_kernel(const Variant& v) {
   const bool fits = taps == 5 ? v.walk != Walk::kHalf : taps == kBandTaps && band;
   return rows == 8 && (any || (shares && fits));
 }
+
+struct ThreadsPlan {
+  static constexpr PlanKind kKind = PlanKind::depthwise_threads;
+  Order order = Order::kPlanes;
+  Walk walk = Walk::kAny;
+  int taps = 0;              // rows of the filter that a thread holds at a time
+  int rows = 0;              // of outputs of a thread
+  int unit = 0, offset = 0;  // of windows: see WindowShape
+  int columns = 0;           // of lines: columns of taps at a time
+  int vectors = 1;           // see Work
+};
 
 constexpr int kThreads = 256;
 // Blocks that are to share a multiprocessor: what their registers leave room for.
