@@ -13,24 +13,6 @@ namespace customconv {
 
 namespace {
 
-struct Kind {
-  FamilyId family;
-  std::string word;
-  Fields fields;
-};
-
-// In the order of PlanKind; the last is kNone, of plans without fields.
-const std::vector<Kind>& kinds() {
-  static const std::vector<Kind> all = {
-#define CUSTOMCONV_PLAN_KIND(kind, family, word) \
-  {FamilyId::family, word, fields_of<PlanKind::kind>()},
-#include "plan/kinds.def"
-#undef CUSTOMCONV_PLAN_KIND
-      {FamilyId::kAten, "", {}},
-  };
-  return all;
-}
-
 const Kind& kind_at(PlanKind kind) { return kinds()[static_cast<size_t>(kind)]; }
 
 constexpr const char* kSplits = "splits";
@@ -154,6 +136,17 @@ class Reader {
 };
 
 }  // namespace
+
+const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> all = {
+#define CUSTOMCONV_PLAN_KIND(kind, family, word) \
+  {FamilyId::family, word, fields_of<PlanKind::kind>()},
+#include "plan/kinds.def"
+#undef CUSTOMCONV_PLAN_KIND
+      {FamilyId::kAten, "", {}},
+  };
+  return all;
+}
 
 PlanName name_of(const ConvPlan& plan) { return {plan.family, plan.payload, plan.splits}; }
 

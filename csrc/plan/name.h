@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "plan/fields.h"
 #include "plan/plan.h"
@@ -26,6 +27,14 @@ PlanName parse_name(const std::string& text);
 std::string to_string(const PlanName& name);
 // The name without splits and sizes: what plans have in common that differ in them alone.
 std::string kind_of(const PlanName& name);
+
+struct Kind {
+  FamilyId family;
+  std::string word;  // see kinds.def
+  Fields fields;
+};
+// In the order of PlanKind; the last is kNone, of plans without fields.
+const std::vector<Kind>& kinds();
 const Fields& fields_of(PlanKind kind);
 
 }  // namespace customconv

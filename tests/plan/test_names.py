@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,26 +13,31 @@ from random_problems import DEVICES, PASSES, problem, random_arguments
 
 from customconv import _C
 
-COUNT = 1000
-NAMED = {"direct", "im2col", "tiled", "col2im", "depthwise"}
-KINDS = {
-    "direct", "im2col", "tiled", "col2im", "depthwise threads", "depthwise boxes",
-    "depthwise planes", "depthwise bands", "depthwise band_gradients",
-}  # fmt: skip
+COUNT = 400
+WORDS = _C.plan_words()
+# The kinds of plans that have a family's kernels of a pass, in the order of their names.
+KERNELS = {
+    ("tiled", "fprop"): ["tiled"],
+    ("grouped", "fprop"): ["grouped slots", "grouped boxes"],
+    ("grouped", "wgrad"): ["grouped slot_gradients", "grouped box_gradients"],
+}
 TILED = "tiled kernel=3-taps-x8 warps=4x1 tile=1x14x2 chunk=8"
 
 
 def arguments(seed: int, count: int) -> Iterator[dict[str, Any]]:
-    """Those of random problems, and of depthwise layers."""
+    """Those of random problems, and of layers: with few channels, dense, grouped, depthwise."""
     rng = random.Random(seed)
     for _ in range(count):
         yield random_arguments(rng)
-    layers = itertools.product(PASSES, ("float16", "float32"), (False, True), (3, 7), (1, 2))
-    for op, dtype, channels_last, taps, stride in layers:
+    filters = ((1, 1, 0), (3, 1, 1), (3, 2, 0), (3, 2, 1), (7, 1, 3), (7, 2, 3))
+    channels = ((3, 1), (128, 1), (128, 8), (128, 128))
+    layers = itertools.product(PASSES, ("float16", "float32"), (False, True), filters, channels)
+    for op, dtype, channels_last, (taps, stride, padding), (inputs, groups) in layers:
         yield {
-            "op": op, "dtype": dtype, "input": (4, 64, 28, 28), "weight": (64, 1, taps, taps),
-            "stride": (stride, stride), "padding": (taps // 2, taps // 2), "groups": 64,
-            "channels_last": channels_last,
+            "op": op, "dtype": dtype, "input": (4, inputs, 28, 28),
+            "weight": (128, inputs // groups, taps, taps), "stride": (stride, stride),
+            "padding": (padding, padding), "groups": groups, "channels_last": channels_last,
+            "tf32": taps < 7,
         }  # fmt: skip
 
 
@@ -39,12 +45,18 @@ def plans(seed: int, device: str) -> Iterator[tuple[str, list[_C.ConvPlan]]]:
     """Problems, and their plans."""
     for each in arguments(seed, COUNT if device == "H100" else COUNT // 4):
         p = problem(**each)
-        yield str(p), [plan for plan in _C.plans(p, DEVICES[device]) if plan.family in NAMED]
+        listed = _C.plans(p, DEVICES[device])
+        yield str(p), [plan for plan in listed if words(plan) in WORDS]
 
 
 def words(plan: _C.ConvPlan) -> str:
     """A plan's name without fields."""
     return " ".join(word for word in plan.name.split() if "=" not in word)
+
+
+def plain(name: str) -> str:
+    """A kernel's name, or the word for it, without what sets its parts apart."""
+    return re.sub("[ ,-]", "", name)
 
 
 def launched(plan: _C.ConvPlan) -> tuple[Any, ...]:
@@ -57,15 +69,12 @@ def launched(plan: _C.ConvPlan) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_names_are_read_back(device):
-    families = set()
     for _, listed in plans(21, device):
         for plan in listed:
             read = _C.PlanName(plan.name)
             assert str(read) == plan.name
             assert (read.family, read.kind, read.splits) == (plan.family, plan.kind, plan.splits)
             assert read.fields == plan.fields, plan.name
-            families.add(plan.family)
-    assert families == NAMED
 
 
 def test_a_name_is_that_of_one_plan_of_a_problem():
@@ -75,7 +84,37 @@ def test_a_name_is_that_of_one_plan_of_a_problem():
         pairs = {(plan.name, launched(plan)) for plan in listed}
         assert len(pairs) == len({name for name, _ in pairs}), f"{p}: one name, two launches"
         assert len(pairs) == len({launch for _, launch in pairs}), f"{p}: two names, one launch"
-    assert kinds == KINDS
+    assert kinds == set(WORDS)
+
+
+def test_every_kernel_has_a_word():
+    names = _C.kernel_names()
+    for key, kinds in KERNELS.items():
+        words = [word for kind in kinds for word in WORDS[kind]["kernel"]]
+        assert [plain(word) for word in words] == [plain(name) for name in names[key]]
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_words_differ(kind):
+    for field, own in WORDS[kind].items():
+        assert len(own) == len(set(own)), field
+
+
+def test_every_word_is_of_some_plan():
+    seen: dict[str, dict[str, set[str]]] = {}
+    for device in ("H100", "A100"):
+        for p, listed in plans(23, device):
+            for plan in listed:
+                of_kind = seen.setdefault(words(plan), {})
+                for field, value in plan.fields.items():
+                    if WORDS[words(plan)][field]:
+                        of_kind.setdefault(field, set()).add(value)
+                if "kernel" in plan.fields:
+                    assert plain(plan.fields["kernel"]) == plain(plan.variant), f"{p}: {plan.name}"
+    assert seen == {
+        kind: {field: set(own) for field, own in fields.items() if own}
+        for kind, fields in WORDS.items()
+    }
 
 
 def test_kinds_have_no_sizes():

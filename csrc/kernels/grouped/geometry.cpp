@@ -395,10 +395,10 @@ int64_t packed_bytes(const Work& w) { return weight_bytes(w) + w.table_steps * k
 namespace {
 
 // `most_octets`: of a set, in a block.
-GradientCut cut_gradient(const Geometry& g, const Variant& v, const Tile& tile, int64_t pack,
-                         int64_t most_octets) {
+GradientCut cut_gradient(const Geometry& g, const GradientVariant& v, const Tile& tile,
+                         int64_t pack, int64_t most_octets) {
   constexpr int64_t kMostColumnWarps = 2;
-  const GradientKernel& kernel = v.gradient_kernel();
+  const GradientKernel& kernel = v.own_kernel();
   const int64_t most_warps = kMostThreads / 32 / v.pixel_warps();
   GradientCut w{};
   w.pack = static_cast<int>(pack);
@@ -428,7 +428,7 @@ GradientCut cut_gradient(const Geometry& g, const Variant& v, const Tile& tile, 
 
 }  // namespace
 
-GradientWork gradient_work_of(const Geometry& g, const Variant& v, const Tile& tile,
+GradientWork gradient_work_of(const Geometry& g, const GradientVariant& v, const Tile& tile,
                               int64_t element_size, int64_t most_bytes) {
   int64_t pack = std::max<int64_t>(kOctet / std::max(g.C, g.K), 1);
   while (g.groups % pack != 0) --pack;
@@ -443,7 +443,7 @@ GradientWork gradient_work_of(const Geometry& g, const Variant& v, const Tile& t
   const int64_t lists = (16 + 8) * round_up(tile.slots, 2) + (16 + 8 + 2 * 4) * pixels;
   const int64_t input = int64_t{w.cut.sets} * w.cut.octets * units * w.plane * 16;
   const int64_t output = int64_t{w.cut.sets} * w.cut.columns * units * w.out_plane * 16;
-  w.rows = static_cast<int>(round_up(2 * v.gradient_kernel().pairs * w.cut.pair_warps, 4));
+  w.rows = static_cast<int>(round_up(2 * v.own_kernel().pairs * w.cut.pair_warps, 4));
   const int64_t bytes = lists + 4 * w.rows + input + output;
   w.fits = bytes <= most_bytes && w.cut.sets * w.cut.octets * units <= w.cut.threads &&
            w.cut.sets * w.cut.columns * units <= w.cut.threads;
@@ -452,9 +452,9 @@ GradientWork gradient_work_of(const Geometry& g, const Variant& v, const Tile& t
   return w;
 }
 
-GradientBoxWork gradient_box_work_of(const Geometry& g, const Variant& v, const Tile& tile,
+GradientBoxWork gradient_box_work_of(const Geometry& g, const GradientVariant& v, const Tile& tile,
                                      int64_t most_bytes) {
-  const GradientKernel& kernel = v.gradient_kernel();
+  const GradientKernel& kernel = v.own_kernel();
   GradientBoxWork w{};
   const int64_t pack =
       std::max(kOctet / std::gcd(g.C, int64_t{kOctet}), kOctet / std::gcd(g.K, int64_t{kOctet}));

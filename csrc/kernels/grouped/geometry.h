@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "plan/payload.h"
 #include "plan/problem.h"
 
 namespace customconv::grouped {
@@ -166,9 +167,7 @@ inline constexpr int kBoxKernelCount = 5;
 struct Variant {
   int kernel;  // those of boxes follow the others
   int warps;   // that share a tile's pixels: 1, 2, 4 or 8, by their logarithm
-  // Each warp's passes through the tile, one after the other: 1, 2 or 4, likewise. For a weight
-  // gradient by boxes, the blocks of a cluster: 1, 2, 4 or 8.
-  int passes;
+  int passes;  // of each warp through the tile, one after the other: 1, 2 or 4, likewise
   bool by_threads = false;  // how planes come to boxes, not by strips
 
   int index() const { return ((kernel * 4 + warps) * 4 + passes) * 2 + (by_threads ? 1 : 0); }
@@ -178,19 +177,33 @@ struct Variant {
   int pixel_warps() const { return 1 << warps; }
   bool has_boxes() const { return kernel >= kKernelCount; }
   const BoxKernel& box_kernel() const { return kBoxKernels[kernel - kKernelCount]; }
-  bool has_gradient_boxes() const { return kernel >= kGradientKernelCount; }
-  int cluster() const { return has_gradient_boxes() ? 1 << passes : 1; }
-  const GradientKernel& gradient_kernel() const {
-    return has_gradient_boxes() ? kGradientBoxKernels[kernel - kGradientKernelCount]
-                                : kGradientKernels[kernel];
-  }
-  // Forward and input gradient: of a tile.
+  // Of a tile.
   int64_t pixels() const {
     if (has_boxes()) return int64_t{box_kernel().pixels} * kBoxPixelTile << warps;
     return int64_t{kKernels[kernel].pixels} * kPixelTile << (warps + passes);
   }
 };
 constexpr int kPassChoices = 3;
+
+// The same of weight gradients.
+struct GradientVariant {
+  int kernel;  // those of boxes follow the others
+  int warps;
+  int blocks = 0;  // of a cluster, by boxes: 1, 2, 4 or 8, by their logarithm
+  bool by_threads = false;
+
+  int index() const { return ((kernel * 4 + warps) * 4 + blocks) * 2 + (by_threads ? 1 : 0); }
+  static GradientVariant at(int index) {
+    return {index / 32, index / 8 % 4, index / 2 % 4, index % 2 == 1};
+  }
+  int pixel_warps() const { return 1 << warps; }
+  int cluster() const { return 1 << blocks; }
+  bool has_boxes() const { return kernel >= kGradientKernelCount; }
+  const GradientKernel& own_kernel() const {
+    return has_boxes() ? kGradientBoxKernels[kernel - kGradientKernelCount]
+                       : kGradientKernels[kernel];
+  }
+};
 
 // How a block computes a tile.
 struct Work {
@@ -228,7 +241,7 @@ int box_vectors(const Geometry& geometry, const Tile& tile, int vector);
 int position_vectors(const Tile& tile, int vector);
 
 // Who brings boxes: the copy engine; warps, out of strips that it brings; threads.
-enum class Loading { kBoxes, kStrips, kThreads };
+enum class Loading : uint8_t { kBoxes, kStrips, kThreads };
 
 // Threads that do, or start the copies.
 constexpr int box_loaders(Loading loading, int64_t element_size) {
@@ -312,8 +325,8 @@ struct GradientWork {
   int bytes;             // of shared memory
   bool fits;
 };
-GradientWork gradient_work_of(const Geometry& geometry, const Variant& variant, const Tile& tile,
-                              int64_t element_size, int64_t most_bytes);
+GradientWork gradient_work_of(const Geometry& geometry, const GradientVariant& variant,
+                              const Tile& tile, int64_t element_size, int64_t most_bytes);
 
 // The same by boxes of both images, of 16 bits, and sets that fill whole octets. The warps that
 // share pixels and the blocks of a cluster add up their sums, where the stages were.
@@ -345,7 +358,40 @@ struct GradientBoxWork {
     return (boxes * tile.classes * tile.slots + out_boxes * tile.pixels()) * row_bytes;
   }
 };
-GradientBoxWork gradient_box_work_of(const Geometry& geometry, const Variant& variant,
+GradientBoxWork gradient_box_work_of(const Geometry& geometry, const GradientVariant& variant,
                                      const Tile& tile, int64_t most_bytes);
+
+// Of the plans below, `tile` has rows, columns and images of positions, and `tile_blocks` share the
+// tiles of a slice.
+struct SlotsPlan {
+  static constexpr PlanKind kKind = PlanKind::grouped_slots;
+  int kernel = 0;  // of kKernels
+  int pixel_warps = 1, passes = 1;
+  int tile[3] = {};
+  int tile_blocks = 1;
+};
+struct SlotGradientsPlan {
+  static constexpr PlanKind kKind = PlanKind::grouped_slot_gradients;
+  int kernel = 0;  // of kGradientKernels
+  int pixel_warps = 1;
+  int tile[3] = {};
+};
+struct BoxesPlan {
+  static constexpr PlanKind kKind = PlanKind::grouped_boxes;
+  int kernel = 0;  // of kBoxKernels
+  int pixel_warps = 1;
+  Loading loading = Loading::kBoxes;
+  int tile[3] = {};
+  int stages = 0, tile_blocks = 1;
+};
+struct BoxGradientsPlan {
+  static constexpr PlanKind kKind = PlanKind::grouped_box_gradients;
+  int kernel = 0;  // of kGradientBoxKernels
+  int pixel_warps = 1;
+  Loading loading = Loading::kBoxes;
+  int cluster = 1;
+  int tile[3] = {};
+  int stages = 0;
+};
 
 }  // namespace customconv::grouped

@@ -9,13 +9,13 @@ namespace customconv::grouped {
 template <typename T>
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
-  const Variant variant = Variant::at(plan.variant_index);
   if (problem.pass != Pass::kWgrad) {
+    const Variant variant = Variant::at(plan.variant_index);
     if (variant.has_boxes()) return launch_boxes<T>(problem, plan, operands, context);
     return launch_slots<T>(problem, plan, operands, context);
   }
   if constexpr (sizeof(T) == 2) {
-    if (variant.has_gradient_boxes()) {
+    if (GradientVariant::at(plan.variant_index).has_boxes()) {
       return launch_gradient_boxes<T>(problem, plan, operands, context);
     }
   }

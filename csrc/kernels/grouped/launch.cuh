@@ -86,7 +86,7 @@ inline Start start_of(const ConvPlan& plan, cudaStream_t stream, bool early, int
 }
 
 inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
-                                  const ConvProblem& problem, const Variant& variant,
+                                  const ConvProblem& problem, const GradientVariant& variant,
                                   int64_t splits, void* partial) {
   using D = Divider<int32_t>;
   GradientShares s{};

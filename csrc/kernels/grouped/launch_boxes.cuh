@@ -203,7 +203,7 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
                            const Operands& operands, const LaunchContext& context) {
   const Geometry g = geometry_of(problem);
   const Tile tile = box_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
-  const Variant variant = Variant::at(plan.variant_index);
+  const auto variant = GradientVariant::at(plan.variant_index);
   const GradientBoxWork work = gradient_box_work_of(g, variant, tile, plan.shared_bytes);
   check_fits(work.fits);
   const GradientCut& cut = work.cut;
@@ -232,7 +232,7 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   p.brought_bytes = work.brought_bytes();
   p.warps = cut.threads / 32;
   p.pixels = static_cast<int>(ceil_divide(tile.pixels(), kStepPixels) * kStepPixels);
-  p.by_rows = Divider<int32_t>(2 * variant.gradient_kernel().pairs * cut.pair_warps);
+  p.by_rows = Divider<int32_t>(2 * variant.own_kernel().pairs * cut.pair_warps);
   const bool leaves_parts = plan.splits > variant.cluster();
   p.weight = leaves_parts ? nullptr : static_cast<T*>(operands.w);
   p.weight_k = problem.w_strides[0];
@@ -242,7 +242,7 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   start("grouped: the weight gradient", start_of(plan, context.stream, false, variant.cluster()),
         gradient_box_kernel_of<T>(work.loading, variant.kernel - kGradientKernelCount), p);
   if (!leaves_parts) return;
-  const GradientKernel& sizes = variant.gradient_kernel();
+  const GradientKernel& sizes = variant.own_kernel();
   const int count = sizes.pairs * sizes.channels;
   const SumOfPart place{p.shares,
                         sizes.pairs,

@@ -74,7 +74,7 @@ void launch_gradient_slots(const ConvProblem& problem, const ConvPlan& plan,
   using D = Divider<int32_t>;
   const Geometry g = geometry_of(problem);
   const Tile tile = tile_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
-  const Variant variant = Variant::at(plan.variant_index);
+  const auto variant = GradientVariant::at(plan.variant_index);
   const GradientWork work = gradient_work_of(g, variant, tile, sizeof(T), plan.shared_bytes);
   check_fits(work.fits);
   const GradientCut& cut = work.cut;

@@ -6,6 +6,7 @@
 #include "kernels/common/parts.h"
 #include "kernels/grouped/geometry.h"
 #include "kernels/grouped/price.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 #include "plan/search.h"
@@ -20,7 +21,7 @@ constexpr int64_t kMostPartBytes = 64 << 20;
 
 // The variants whose smallest tile decides whether there is a plan.
 constexpr Variant kLeast{1, 0, 0};
-constexpr Variant kLeastGradient{0, 0, 0};
+constexpr GradientVariant kLeastGradient{0, 0};
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (p.groups == 1) return "it has one group";
@@ -56,14 +57,9 @@ class Search : public PlanSearch {
   using PlanSearch::PlanSearch;
 
   ConvPlan best() {
-    const bool gradient = p_.pass == Pass::kWgrad;
-    const int kernels = gradient ? kGradientKernelCount : kKernelCount;
-    for (int kernel = 0; kernel < kernels; ++kernel) {
+    if (p_.pass == Pass::kWgrad) return best_gradient();
+    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
       for (int warps = 0; warps < 4; ++warps) {
-        if (gradient) {
-          for (const int pixels : kGradientPixels) try_tiles({kernel, warps, 0}, pixels);
-          continue;
-        }
         for (int passes = 0; passes < kPassChoices; ++passes) {
           const Variant v{kernel, warps, passes};
           try_tiles(v, v.pixels());
@@ -72,20 +68,10 @@ class Search : public PlanSearch {
     }
     if (!has_box_kernels()) return best_;
     for (int warps = 0; warps < 4; ++warps) {
-      if (gradient) {
-        for (int kernel = 0; kernel < kGradientBoxKernelCount; ++kernel) {
-          for (const int pixels : kGradientPixels) {
-            for (const bool by_threads : loadings()) {
-              try_boxes({kGradientKernelCount + kernel, warps, 0, by_threads}, pixels);
-            }
-          }
-        }
-      } else {
-        for (int kernel = 0; kernel < kBoxKernelCount; ++kernel) {
-          for (const bool by_threads : loadings()) {
-            const Variant v{kKernelCount + kernel, warps, 0, by_threads};
-            try_boxes(v, v.pixels());
-          }
+      for (int kernel = 0; kernel < kBoxKernelCount; ++kernel) {
+        for (const bool by_threads : loadings()) {
+          const Variant v{kKernelCount + kernel, warps, 0, by_threads};
+          try_boxes(v, v.pixels());
         }
       }
     }
@@ -93,6 +79,25 @@ class Search : public PlanSearch {
   }
 
  private:
+  ConvPlan best_gradient() {
+    for (int kernel = 0; kernel < kGradientKernelCount; ++kernel) {
+      for (int warps = 0; warps < 4; ++warps) {
+        for (const int pixels : kGradientPixels) try_tiles(GradientVariant{kernel, warps}, pixels);
+      }
+    }
+    if (!has_box_kernels()) return best_;
+    for (int warps = 0; warps < 4; ++warps) {
+      for (int kernel = 0; kernel < kGradientBoxKernelCount; ++kernel) {
+        for (const int pixels : kGradientPixels) {
+          for (const bool by_threads : loadings()) {
+            try_boxes(GradientVariant{kGradientKernelCount + kernel, warps, 0, by_threads}, pixels);
+          }
+        }
+      }
+    }
+    return best_;
+  }
+
   // How variants bring boxes (Variant::by_threads): planes by strips where that is possible, and by
   // threads.
   std::vector<bool> loadings() const {
@@ -108,7 +113,8 @@ class Search : public PlanSearch {
 
   // Tries tiles of at most so many pixels, from wide to narrow. If rows are multiples of eight
   // pixels, or the image's, the rows of an operand lie in banks of their own.
-  void try_boxes(const Variant& v, int64_t pixels) {
+  template <typename V>
+  void try_boxes(const V& v, int64_t pixels) {
     constexpr int64_t kNarrow = 4, kUnit = 8;
     const int64_t width = g_.w.positions;
     std::vector<int64_t> tried;
@@ -121,7 +127,7 @@ class Search : public PlanSearch {
         int64_t rows = even_piece(g_.h.positions, pixels / columns);
         const bool whole = rows == g_.h.positions && columns >= width;
         int64_t images = whole ? even_piece(p_.N, pixels / (rows * columns)) : 1;
-        while (!consider_boxes(v, images, rows, columns)) {
+        while (!consider_box(v, images, rows, columns)) {
           int64_t& most_of = images > 1 ? images : rows;
           if (most_of == 1) break;
           most_of = (most_of + 1) / 2;
@@ -154,11 +160,14 @@ class Search : public PlanSearch {
     return static_cast<double>(asked) / eights;
   }
 
-  bool consider_boxes(const Variant& v, int64_t images, int64_t rows, int64_t columns) {
+  template <typename V>
+  bool consider_box(const V& v, int64_t images, int64_t rows, int64_t columns) {
     if (images > kMostBox || rows > kMostBox || columns > kMostBox) return false;
-    const Tile tile =
-        box_of(g_, static_cast<int>(images), static_cast<int>(rows), static_cast<int>(columns));
-    if (p_.pass == Pass::kWgrad) return consider_gradient_boxes(v, tile);
+    return consider_boxes(
+        v, box_of(g_, static_cast<int>(images), static_cast<int>(rows), static_cast<int>(columns)));
+  }
+
+  bool consider_boxes(const Variant& v, const Tile& tile) {
     const BoxKernel& kernel = v.box_kernel();
     bool fits = false;
     int last = 0;
@@ -231,6 +240,12 @@ class Search : public PlanSearch {
                            own * (threads.waits + phases + w.steps / hardware::kStepsOfWait));
     work.bytes = static_cast<float>(p_.least_bytes() + part_bytes());
     plan.works.add(work);
+    plan.payload = BoxesPlan{v.kernel - kKernelCount,
+                             v.pixel_warps(),
+                             w.loading,
+                             {w.tile.rows, w.tile.columns, w.tile.images},
+                             w.stages,
+                             static_cast<int>(tile_blocks)};
     take(plan, v, w.tile);
   }
 
@@ -253,7 +268,8 @@ class Search : public PlanSearch {
   }
 
   // Tiles of about so many pixels, from wide ones to narrow ones.
-  void try_tiles(const Variant& v, int64_t pixels) {
+  template <typename V>
+  void try_tiles(const V& v, int64_t pixels) {
     constexpr int64_t kNarrow = 6;
     int64_t last = 0;
     for (int64_t most = pixels; most >= std::min<int64_t>(kNarrow, pixels); most /= 2) {
@@ -268,11 +284,12 @@ class Search : public PlanSearch {
   }
 
   // Takes the tile, or of one that is too large a part.
-  void fit(const Variant& v, int64_t images, int64_t rows, int64_t columns) {
+  template <typename V>
+  void fit(const V& v, int64_t images, int64_t rows, int64_t columns) {
     for (;;) {
       const Tile tile =
           tile_of(g_, static_cast<int>(images), static_cast<int>(rows), static_cast<int>(columns));
-      if (p_.pass == Pass::kWgrad ? consider_gradient(v, tile) : consider(v, tile)) return;
+      if (consider(v, tile)) return;
       int64_t& most = images > 1 ? images : rows >= columns ? rows : columns;
       if (most == 1) return;
       most = (most + 1) / 2;
@@ -338,14 +355,19 @@ class Search : public PlanSearch {
                                                passes * steps / hardware::kStepsOfWait));
     work.bytes = static_cast<float>(p_.least_bytes() + part_bytes());
     plan.works.add(work);
+    plan.payload = SlotsPlan{v.kernel,
+                             v.pixel_warps(),
+                             1 << v.passes,
+                             {tile.rows, tile.columns, tile.images},
+                             static_cast<int>(tile_blocks)};
     take(plan, v, tile);
     return true;
   }
 
-  bool consider_gradient(const Variant& v, const Tile& tile) {
+  bool consider(const GradientVariant& v, const Tile& tile) {
     const GradientWork w = gradient_work_of(g_, v, tile, size_, d_.shared_bytes_block);
     if (!w.fits) return false;
-    const GradientKernel& kernel = v.gradient_kernel();
+    const GradientKernel& kernel = v.own_kernel();
     const double warps = w.cut.threads / 32.0, pairs = kernel.pairs, channels = kernel.channels;
     const double steps = std::ceil(tile.pixels() / (32.0 / size_) / v.pixel_warps());
     const double units = kOctet * size_ / kUnitBytes;
@@ -368,10 +390,10 @@ class Search : public PlanSearch {
     return true;
   }
 
-  bool consider_gradient_boxes(const Variant& v, const Tile& tile) {
+  bool consider_boxes(const GradientVariant& v, const Tile& tile) {
     // Parts of steps are looked at pixel by pixel; a tile of whole ones is never far.
     if (tile.pixels() > kStepPixels && tile.pixels() % kStepPixels != 0) return false;
-    const GradientKernel& kernel = v.gradient_kernel();
+    const GradientKernel& kernel = v.own_kernel();
     bool fits = false;
     int last = 0;
     double asked = 0;
@@ -386,9 +408,9 @@ class Search : public PlanSearch {
     return fits;
   }
 
-  void price_gradient_boxes(const Variant& v, const GradientBoxWork& w, int resident,
+  void price_gradient_boxes(const GradientVariant& v, const GradientBoxWork& w, int resident,
                             double asked) {
-    const GradientKernel& kernel = v.gradient_kernel();
+    const GradientKernel& kernel = v.own_kernel();
     const Tile& tile = w.tile;
     const double warps = w.cut.threads / 32.0, pairs = kernel.pairs, channels = kernel.channels;
     const double own_steps =
@@ -425,7 +447,7 @@ class Search : public PlanSearch {
 
   // Gives blocks shares of the tiles. `parts`: that a block leaves; `clocks`, `waits`: of a tile;
   // `sums`: clocks at a block's end.
-  void split_gradient(const Variant& v, const Tile& tile, const GradientCut& cut, int parts,
+  void split_gradient(const GradientVariant& v, const Tile& tile, const GradientCut& cut, int parts,
                       int shared_bytes, double resident, double clocks, double waits, double sums) {
     const int64_t tiles = cut.tiles.all();
     int64_t last = 0;
@@ -435,7 +457,7 @@ class Search : public PlanSearch {
       if (splits == last) break;
       last = splits;
       ConvPlan plan{};
-      plan.variant = v.gradient_kernel().name;
+      plan.variant = v.own_kernel().name;
       plan.grid[0] = cut.slices * splits;
       plan.block = cut.threads;
       plan.shared_bytes = shared_bytes;
@@ -449,16 +471,18 @@ class Search : public PlanSearch {
       work.bytes = static_cast<float>(p_.least_bytes());
       plan.works.add(work);
       plan.works.add(adding_up(p_.w_count(), plan.splits, d_));
+      plan.payload =
+          SlotGradientsPlan{v.kernel, v.pixel_warps(), {tile.rows, tile.columns, tile.images}};
       take(plan, v, tile);
     }
   }
 
   // The same of clusters of blocks: one stores the result, or some leave parts. `clocks`, `waits`:
   // of a tile; `sums`: an instruction for each four.
-  void cluster_gradient(const Variant& v, const GradientBoxWork& w, int resident, double clocks,
-                        double waits, double sums) {
+  void cluster_gradient(const GradientVariant& v, const GradientBoxWork& w, int resident,
+                        double clocks, double waits, double sums) {
     const GradientCut& cut = w.cut;
-    const GradientKernel& kernel = v.gradient_kernel();
+    const GradientKernel& kernel = v.own_kernel();
     const int64_t tiles = cut.tiles.all(), cluster = v.cluster();
     const double sums_bytes = cut.threads / v.pixel_warps() * kernel.pairs * kernel.channels * 16.0;
     const double others = static_cast<double>(cluster - 1) / static_cast<double>(cluster);
@@ -494,6 +518,12 @@ class Search : public PlanSearch {
       work.bytes = static_cast<float>(p_.least_bytes());
       plan.works.add(work);
       if (parts > 1) plan.works.add(adding_up(w.part * 4, parts, d_));
+      plan.payload = BoxGradientsPlan{v.kernel - kGradientKernelCount,
+                                      v.pixel_warps(),
+                                      w.loading,
+                                      v.cluster(),
+                                      {w.tile.rows, w.tile.columns, w.tile.images},
+                                      w.stages};
       take(plan, v, w.tile);
     }
   }
@@ -524,7 +554,8 @@ class Search : public PlanSearch {
     return (d_.shared_bytes_block + kReserved) / blocks - kReserved;
   }
 
-  void take(ConvPlan& plan, const Variant& v, const Tile& tile) {
+  template <typename V>
+  void take(ConvPlan& plan, const V& v, const Tile& tile) {
     plan.variant_index = v.index();
     plan.tile[0] = tile.rows;
     plan.tile[1] = tile.columns;
@@ -559,3 +590,51 @@ const Family family{"grouped",      can_implement,  cheapest_of<Search>,
                     all_of<Search>, /*fuses=*/true, sum_order};
 
 }  // namespace customconv::grouped
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::grouped_slots>() {
+  using grouped::SlotsPlan;
+  return FieldList<SlotsPlan>()
+      .word("kernel", &SlotsPlan::kernel, words_of(grouped::kKernels))
+      .number("pixel_warps", &SlotsPlan::pixel_warps)
+      .number("passes", &SlotsPlan::passes)
+      .size("tile", &SlotsPlan::tile)
+      .size("tile_blocks", &SlotsPlan::tile_blocks);
+}
+
+template <>
+Fields fields_of<PlanKind::grouped_slot_gradients>() {
+  using grouped::SlotGradientsPlan;
+  return FieldList<SlotGradientsPlan>()
+      .word("kernel", &SlotGradientsPlan::kernel, words_of(grouped::kGradientKernels))
+      .number("pixel_warps", &SlotGradientsPlan::pixel_warps)
+      .size("tile", &SlotGradientsPlan::tile);
+}
+
+template <>
+Fields fields_of<PlanKind::grouped_boxes>() {
+  using grouped::BoxesPlan;
+  return FieldList<BoxesPlan>()
+      .word("kernel", &BoxesPlan::kernel, words_of(grouped::kBoxKernels))
+      .number("pixel_warps", &BoxesPlan::pixel_warps)
+      .word("loading", &BoxesPlan::loading, {"boxes", "strips", "threads"})
+      .size("tile", &BoxesPlan::tile)
+      .size("stages", &BoxesPlan::stages)
+      .size("tile_blocks", &BoxesPlan::tile_blocks);
+}
+
+template <>
+Fields fields_of<PlanKind::grouped_box_gradients>() {
+  using grouped::BoxGradientsPlan;
+  return FieldList<BoxGradientsPlan>()
+      .word("kernel", &BoxGradientsPlan::kernel, words_of(grouped::kGradientBoxKernels))
+      .number("pixel_warps", &BoxGradientsPlan::pixel_warps)
+      .word("loading", &BoxGradientsPlan::loading, {"boxes", "strips", "threads"})
+      .number("cluster", &BoxGradientsPlan::cluster)
+      .size("tile", &BoxGradientsPlan::tile)
+      .size("stages", &BoxGradientsPlan::stages);
+}
+
+}  // namespace customconv
