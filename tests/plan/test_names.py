@@ -20,6 +20,7 @@ KERNELS = {
     ("tiled", "fprop"): ["tiled"],
     ("grouped", "fprop"): ["grouped slots", "grouped boxes"],
     ("grouped", "wgrad"): ["grouped slot_gradients", "grouped box_gradients"],
+    ("implicit_gemm", "fprop"): ["implicit_gemm boxes_rows"],
 }
 TILED = "tiled kernel=3-taps-x8 warps=4x1 tile=1x14x2 chunk=8"
 
@@ -102,6 +103,7 @@ def test_words_differ(kind):
 
 def test_every_word_is_of_some_plan():
     seen: dict[str, dict[str, set[str]]] = {}
+    tiles = set()
     for device in ("H100", "A100"):
         for p, listed in plans(23, device):
             for plan in listed:
@@ -111,9 +113,15 @@ def test_every_word_is_of_some_plan():
                         of_kind.setdefault(field, set()).add(value)
                 if "kernel" in plan.fields:
                     assert plain(plan.fields["kernel"]) == plain(plan.variant), f"{p}: {plan.name}"
+                if words(plan) == "implicit_gemm main_loop":
+                    tiles.add((plan.fields["loader"], plan.fields["tile"]))
     assert seen == {
         kind: {field: set(own) for field, own in fields.items() if own}
         for kind, fields in WORDS.items()
+    }
+    assert tiles == {
+        (loader, f"{'3xTF32-' if halves else ''}{pixels}x{channels}")
+        for loader, pixels, channels, halves in _C.main_loop_tiles()
     }
 
 

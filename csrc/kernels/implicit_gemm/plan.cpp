@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "kernels/implicit_gemm/moving.h"
+#include "kernels/implicit_gemm/payload.h"
 #include "kernels/implicit_gemm/tile.h"
 #include "kernels/implicit_gemm/wgrad/wgrad.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 
@@ -546,6 +548,15 @@ ConvPlan plan_of(const Forward& p, const DeviceProperties& d, const Choice& choi
   const PackedWeight weight = packed_weight(p, t);
   const int64_t packed = weight.in_place ? 0 : weight.rows * weight.row * element_size(p.dtype);
   plan.workspace_bytes = round_up(packed, 256) + p.woven * element_size(p.dtype) + partial_bytes(t);
+  plan.payload = BoxesRowsPlan{t.fetch,
+                               t.kernel,
+                               t.shape,
+                               (choice.variant & kApartH) != 0,
+                               (choice.variant & kApartW) != 0,
+                               t.by_warps,
+                               t.clustered,
+                               {t.rows, t.columns, t.images},
+                               {t.x_stages, t.w_stages}};
   plan.works = choice.works;
   plan.predicted_ms = choice.ms;
   return plan;
@@ -625,3 +636,23 @@ const Family family{
     /*all_orders=*/nullptr, sm90::statistics_parts};
 
 }  // namespace customconv::implicit_gemm
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::implicit_gemm_boxes_rows>() {
+  using implicit_gemm::BoxesRowsPlan;
+  return FieldList<BoxesRowsPlan>()
+      .word("fetch", &BoxesRowsPlan::fetch,
+            {"shared", "pieces", "taps", "odd-taps", "elements", "flat", "boxed-pieces"})
+      .word("kernel", &BoxesRowsPlan::kernel, words_of(implicit_gemm::kKernels))
+      .word("shape", &BoxesRowsPlan::shape, {"squares", "lines", "run"})
+      .flag("apart_h", &BoxesRowsPlan::apart_h)
+      .flag("apart_w", &BoxesRowsPlan::apart_w)
+      .flag("by_warps", &BoxesRowsPlan::by_warps)
+      .flag("clustered", &BoxesRowsPlan::clustered)
+      .size("tile", &BoxesRowsPlan::tile)
+      .size("stages", &BoxesRowsPlan::stages);
+}
+
+}  // namespace customconv

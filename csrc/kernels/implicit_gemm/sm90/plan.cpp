@@ -1,10 +1,15 @@
 #include "kernels/implicit_gemm/sm90/plan.h"
 
 #include <algorithm>
+#include <iterator>
+#include <string>
+#include <vector>
 
 #include "kernels/common/parts.h"
 #include "kernels/implicit_gemm/moving.h"
+#include "kernels/implicit_gemm/sm90/payload.h"
 #include "kernels/implicit_gemm/tile.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 #include "plan/search.h"
@@ -297,10 +302,32 @@ class Search : public PlanSearch {
     if (t.splits > 1) plan.grid[0] = t.items() * t.splits;
     plan.workspace_bytes = packed_weight_bytes(f_, t) + bytes_;
     plan.fuses = p_.pass == Pass::kDgrad && fuses_gradient(f_);
+    plan.payload = payload_of(t);
     plan.works = count_work(p_, f_, parts_, d_, t);
     plan.predicted_ms = price(plan.works, d_);
     add(plan);
     return true;
+  }
+
+  MainLoopPlan payload_of(const Tile& t) const {
+    MainLoopPlan payload;
+    payload.loader = t.loader;
+    payload.packing = form_.packing;
+    payload.tile = static_cast<uint8_t>(t.shape);
+    payload.joined = form_.joins_phases;
+    payload.row = static_cast<int16_t>(t.row_bytes);
+    payload.strips = static_cast<int16_t>(t.strips);
+    if (form_.packing == Packing::kImages) {
+      payload.groups = static_cast<int32_t>(chunk_.images);
+      payload.bands = static_cast<int32_t>(chunk_.pixels);
+    } else {
+      payload.images = chunk_.images;
+      payload.pixels = chunk_.pixels;
+    }
+    payload.stages[0] = static_cast<int16_t>(t.x_stages);
+    payload.stages[1] = static_cast<int16_t>(t.w_stages);
+    payload.slots = static_cast<int16_t>(t.plane_slots);
+    return payload;
   }
 
   // Whether an image's first part and its last can be computed by such tiles, too.
@@ -319,6 +346,16 @@ class Search : public PlanSearch {
   Form form_;
   Packed f_;  // of so many parts, the widest
 };
+
+// Pixels by channels.
+std::vector<std::string> tile_words() {
+  std::vector<std::string> words;
+  for (const TileShape& t : kTileShapes) {
+    const std::string size = std::to_string(t.pixels) + 'x' + std::to_string(t.channels);
+    words.push_back(t.halves ? "3xTF32-" + size : size);
+  }
+  return words;
+}
 
 }  // namespace
 
@@ -365,3 +402,25 @@ int64_t statistics_parts(const ConvProblem& asked, const ConvPlan& plan) {
 }
 
 }  // namespace customconv::implicit_gemm::sm90
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::implicit_gemm_main_loop>() {
+  using implicit_gemm::sm90::MainLoopPlan, implicit_gemm::sm90::kLoaderNames;
+  return FieldList<MainLoopPlan>()
+      .word("loader", &MainLoopPlan::loader, {std::begin(kLoaderNames), std::end(kLoaderNames)})
+      .word("packing", &MainLoopPlan::packing, {"none", "pixels", "patches", "images"})
+      .word("tile", &MainLoopPlan::tile, implicit_gemm::sm90::tile_words())
+      .flag("joined", &MainLoopPlan::joined)
+      .number("row", &MainLoopPlan::row)
+      .number("strips", &MainLoopPlan::strips)
+      .size("images", &MainLoopPlan::images)
+      .size("pixels", &MainLoopPlan::pixels)
+      .size("groups", &MainLoopPlan::groups)
+      .size("bands", &MainLoopPlan::bands)
+      .size("stages", &MainLoopPlan::stages)
+      .size("slots", &MainLoopPlan::slots);
+}
+
+}  // namespace customconv

@@ -1,0 +1,25 @@
+// What a plan of the main loop decides.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/implicit_gemm/sm90/tile.h"
+#include "plan/payload.h"
+
+namespace customconv::implicit_gemm::sm90 {
+
+struct MainLoopPlan {
+  static constexpr PlanKind kKind = PlanKind::implicit_gemm_main_loop;
+  Loader loader = Loader::kIm2col;
+  Packing packing = Packing::kNone;
+  uint8_t tile = 0;     // of kTileShapes
+  bool joined = false;  // see Form
+  int16_t row = 0;      // bytes
+  int16_t strips = 1;
+  int64_t images = 0, pixels = 0;  // see Chunk
+  int32_t groups = 1, bands = 1;   // see Exchange
+  int16_t stages[2] = {};          // of pixels and of weights
+  int16_t slots = 0;               // of a warp that turns planes
+};
+
+}  // namespace customconv::implicit_gemm::sm90
