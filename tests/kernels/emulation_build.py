@@ -66,7 +66,8 @@ def sources_of(name: str, folder: Path) -> list[Path]:
     if name == "statistics":
         own = [HERE / f"{each}.cpp" for each in ("driver", "gpu", name)]
         return [*own, CSRC / "plan" / "problem.cpp", CSRC / "kernels" / name / f"{name}.cu"]
-    common = [CSRC / "plan" / each for each in ("problem.cpp", "device.cpp", "price.cpp")]
+    plan = ("problem.cpp", "device.cpp", "price.cpp", "fields.cpp")
+    common = [CSRC / "plan" / each for each in plan]
     common += [HERE / f"{each}.cpp" for each in ("driver", "gpu", "interface", "products", name)]
     if name == "weight_gradients":
         return common + copied(folder, "wgrad/**/*")

@@ -21,7 +21,10 @@ KERNELS = {
     ("grouped", "fprop"): ["grouped slots", "grouped boxes"],
     ("grouped", "wgrad"): ["grouped slot_gradients", "grouped box_gradients"],
     ("implicit_gemm", "fprop"): ["implicit_gemm boxes_rows"],
-}
+    ("implicit_gemm", "wgrad"): [
+        "implicit_gemm wgrad_boxes", "implicit_gemm wgrad_registers", "implicit_gemm wgrad_planes",
+    ],
+}  # fmt: skip
 TILED = "tiled kernel=3-taps-x8 warps=4x1 tile=1x14x2 chunk=8"
 
 
@@ -46,8 +49,7 @@ def plans(seed: int, device: str) -> Iterator[tuple[str, list[_C.ConvPlan]]]:
     """Problems, and their plans."""
     for each in arguments(seed, COUNT if device == "H100" else COUNT // 4):
         p = problem(**each)
-        listed = _C.plans(p, DEVICES[device])
-        yield str(p), [plan for plan in listed if words(plan) in WORDS]
+        yield str(p), _C.plans(p, DEVICES[device])
 
 
 def words(plan: _C.ConvPlan) -> str:
@@ -90,6 +92,7 @@ def test_a_name_is_that_of_one_plan_of_a_problem():
 
 def test_every_kernel_has_a_word():
     names = _C.kernel_names()
+    assert KERNELS.keys() == names.keys()
     for key, kinds in KERNELS.items():
         words = [word for kind in kinds for word in WORDS[kind]["kernel"]]
         assert [plain(word) for word in words] == [plain(name) for name in names[key]]

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 
+#include "plan/payload.h"
 #include "plan/problem.h"
 
 namespace customconv {
@@ -101,6 +102,14 @@ struct Tile {
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks * kBlock * kBlock; }
   // Whether stages can hold them, where a cluster's blocks leave them to each other.
   bool holds_sums() const { return stages * stage_bytes >= sums() * 4; }
+};
+
+struct BoxesPlan {
+  static constexpr PlanKind kKind = PlanKind::implicit_gemm_wgrad_boxes;
+  int kernel = 0;                                            // of kKernels
+  bool by_taps = false, along_k = false, clustered = false;  // see Tile
+  int tile[3] = {};                                          // rows, columns, images
+  int stages = 0;
 };
 
 // Whether channels lie side by side in both tensors.

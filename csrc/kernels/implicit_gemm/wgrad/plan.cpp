@@ -9,6 +9,7 @@
 #include "kernels/implicit_gemm/wgrad/registers/geometry.h"
 #include "kernels/implicit_gemm/wgrad/search.h"
 #include "kernels/implicit_gemm/wgrad/wgrad.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 #include "plan/search.h"
@@ -191,6 +192,8 @@ class Search : private TileSearch<Search, Tile> {
     plan.grid[0] = blocks_of(p_, t) * t.splits;
     plan.workspace_bytes =
         t.clustered ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
+    plan.payload = BoxesPlan{
+        t.kernel, t.by_taps, t.along_k > 1, t.clustered, {t.rows, t.columns, t.images}, t.stages};
     plan.works = works_of(choice);
     plan.predicted_ms = choice.ms;
     return plan;
@@ -265,3 +268,19 @@ std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) 
 }
 
 }  // namespace customconv::implicit_gemm::wgrad
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::implicit_gemm_wgrad_boxes>() {
+  using implicit_gemm::wgrad::BoxesPlan;
+  return FieldList<BoxesPlan>()
+      .word("kernel", &BoxesPlan::kernel, words_of(implicit_gemm::wgrad::kKernels))
+      .word("columns", &BoxesPlan::by_taps, {"channels", "taps"})
+      .word("along", &BoxesPlan::along_k, {"rows", "k"})
+      .flag("clustered", &BoxesPlan::clustered)
+      .size("tile", &BoxesPlan::tile)
+      .size("stages", &BoxesPlan::stages);
+}
+
+}  // namespace customconv

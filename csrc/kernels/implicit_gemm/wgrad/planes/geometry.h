@@ -163,6 +163,22 @@ struct Tile {
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
 };
 
+// Who brings pixels: threads, or the copy engine, which may bring runs. Of those, the output
+// channels of a thread block may be one class.
+enum class Loader : uint8_t { kThreads, kBoxes, kRuns, kClassRuns };
+// What warpgroups have of their own: rows of the filter, input channels or steps.
+enum class Along : uint8_t { kRows, kC, kP };
+struct PlanesPlan {
+  static constexpr PlanKind kKind = PlanKind::implicit_gemm_wgrad_planes;
+  int kernel = 0;  // of kKernels
+  Loader loader = Loader::kThreads;
+  Along along = Along::kRows;
+  bool flat = false;  // see Tile
+  int cluster = 1;
+  int tile[3] = {};  // rows, columns, images
+  int stages = 0;
+};
+
 // A single tap of dense planes: images of one row.
 ConvProblem as_one_row(ConvProblem p);
 

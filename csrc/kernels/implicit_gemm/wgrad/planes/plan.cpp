@@ -6,6 +6,7 @@
 #include "kernels/implicit_gemm/wgrad/planes/geometry.h"
 #include "kernels/implicit_gemm/wgrad/search.h"
 #include "kernels/implicit_gemm/wgrad/wgrad.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 #include "plan/search.h"
@@ -291,6 +292,21 @@ class Search : private TileSearch<Search, Tile> {
     return count_works(d_, c);
   }
 
+  static PlanesPlan payload_of(const Tile& t) {
+    return {t.kernel,
+            t.boxed       ? Loader::kBoxes
+            : t.one_class ? Loader::kClassRuns
+            : t.runs      ? Loader::kRuns
+                          : Loader::kThreads,
+            t.along_c > 1   ? Along::kC
+            : t.along_p > 1 ? Along::kP
+                            : Along::kRows,
+            t.flat,
+            t.cluster,
+            {t.rows, t.columns, t.images},
+            t.stages};
+  }
+
   ConvPlan plan_of(const Choice& choice) const {
     const Tile& t = choice.tile;
     ConvPlan plan;
@@ -307,6 +323,7 @@ class Search : private TileSearch<Search, Tile> {
     plan.workspace_bytes =
         t.is_direct() ? 0
                       : plan.grid[0] / t.cluster * t.sums() * static_cast<int64_t>(sizeof(float));
+    plan.payload = payload_of(t);
     plan.works = works_of(choice);
     plan.predicted_ms = choice.ms;
     return plan;
@@ -358,3 +375,20 @@ std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) 
 }
 
 }  // namespace customconv::implicit_gemm::wgrad::planes
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::implicit_gemm_wgrad_planes>() {
+  using implicit_gemm::wgrad::planes::PlanesPlan;
+  return FieldList<PlanesPlan>()
+      .word("kernel", &PlanesPlan::kernel, words_of(implicit_gemm::wgrad::planes::kKernels))
+      .word("loader", &PlanesPlan::loader, {"threads", "boxes", "runs", "class-runs"})
+      .word("along", &PlanesPlan::along, {"rows", "c", "p"})
+      .flag("flat", &PlanesPlan::flat)
+      .number("cluster", &PlanesPlan::cluster)
+      .size("tile", &PlanesPlan::tile)
+      .size("stages", &PlanesPlan::stages);
+}
+
+}  // namespace customconv

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 
+#include "plan/payload.h"
 #include "plan/problem.h"
 
 namespace customconv {
@@ -115,6 +116,17 @@ struct Tile {
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().products() * kBlock * kBlock; }
   // Whether stages can hold them, where a cluster's blocks leave them to each other.
   bool holds_sums() const { return stages * stage_bytes >= sums() * 4; }
+};
+
+// What warpgroups have of their own: rows of the filter, output channels or input channels.
+enum class Along : uint8_t { kRows, kK, kC };
+struct RegistersPlan {
+  static constexpr PlanKind kKind = PlanKind::implicit_gemm_wgrad_registers;
+  int kernel = 0;                             // of kKernels
+  bool by_images = false, clustered = false;  // see Tile
+  Along along = Along::kRows;
+  int tile[3] = {};  // rows, columns, images
+  int stages = 0;
 };
 
 // Rows of the products: a group's input channels, or all that few channels' taps meet.

@@ -6,6 +6,7 @@
 
 #include "kernels/implicit_gemm/wgrad/registers/geometry.h"
 #include "kernels/implicit_gemm/wgrad/search.h"
+#include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
 #include "plan/search.h"
@@ -213,6 +214,14 @@ class Search : private TileSearch<Search, Tile> {
     plan.grid[0] = blocks_of(p_, t) * t.splits;
     plan.workspace_bytes =
         t.clustered ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
+    plan.payload = RegistersPlan{t.kernel,
+                                 t.by_images,
+                                 t.clustered,
+                                 t.along_k > 1   ? Along::kK
+                                 : t.along_c > 1 ? Along::kC
+                                                 : Along::kRows,
+                                 {t.rows, t.columns, t.images},
+                                 t.stages};
     plan.works = works_of(choice);
     plan.predicted_ms = choice.ms;
     return plan;
@@ -248,3 +257,19 @@ std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) 
 }
 
 }  // namespace customconv::implicit_gemm::wgrad::registers
+
+namespace customconv {
+
+template <>
+Fields fields_of<PlanKind::implicit_gemm_wgrad_registers>() {
+  using implicit_gemm::wgrad::registers::RegistersPlan;
+  return FieldList<RegistersPlan>()
+      .word("kernel", &RegistersPlan::kernel, words_of(implicit_gemm::wgrad::registers::kKernels))
+      .word("lines", &RegistersPlan::by_images, {"rows", "images"})
+      .word("along", &RegistersPlan::along, {"rows", "k", "c"})
+      .flag("clustered", &RegistersPlan::clustered)
+      .size("tile", &RegistersPlan::tile)
+      .size("stages", &RegistersPlan::stages);
+}
+
+}  // namespace customconv
