@@ -110,8 +110,8 @@ FAULTS = dict(enumerate((
     fault(
         "implicit_gemm_outputs", "all parts of an input add the first part's residual",
         "csrc/kernels/implicit_gemm/sm90/launch.cuh",
-        "epilogue.residual = static_cast<const T*>(epilogue.residual) + part.y;",
-        "epilogue.residual = static_cast<const T*>(epilogue.residual) + (FAULT ? 0 : part.y);",
+        "static_cast<const T*>(epilogue.residual) + (gradient ? part.x : part.y);",
+        "static_cast<const T*>(epilogue.residual) + (FAULT ? 0 : gradient ? part.x : part.y);",
     ),
     fault(
         "implicit_gemm_wgrad", "rows of the filter are not dilated in boxes",
