@@ -2,7 +2,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
-#include "torch/ops.h"
+#include "torch/operator.h"
 
 namespace customconv::torch_layer {
 
@@ -36,14 +36,10 @@ at::Tensor conv_transpose2d_autocast(const at::Tensor& input, const at::Tensor& 
                           groups, dilation, algorithm);
 }
 
-template <c10::DeviceType device>
-at::Tensor conv2d_fused_autocast(const at::Tensor& input, const at::Tensor& weight,
-                                 const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
-                                 c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                                 c10::SymInt groups, const std::optional<at::Tensor>& scale,
-                                 const std::optional<at::Tensor>& residual,
-                                 std::string_view activation, bool residual_last,
-                                 double negative_slope, std::string_view algorithm) {
+template <c10::DeviceType device, typename Op>
+at::Tensor fused_autocast(const at::Tensor& input, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias, const FusedOptions& options,
+                          const Op& op) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::DispatchKeySet(at::autocast::get_autocast_dispatch_key_from_device_type(device)));
   const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
@@ -52,9 +48,35 @@ at::Tensor conv2d_fused_autocast(const at::Tensor& input, const at::Tensor& weig
   const auto vector = [&](const std::optional<at::Tensor>& t) {
     return t && t->defined() && t->scalar_type() == at::kFloat ? t : cast(t);
   };
-  return conv2d_fused(cast(input), cast(weight), vector(bias), stride, padding, dilation, groups,
-                      {vector(scale), cast(residual), activation, residual_last, negative_slope},
-                      algorithm);
+  FusedOptions cast_options = options;
+  cast_options.scale = vector(options.scale);
+  cast_options.residual = cast(options.residual);
+  return op.fused(cast(input), cast(weight), vector(bias), cast_options);
+}
+
+template <c10::DeviceType device>
+at::Tensor conv2d_fused_autocast(const at::Tensor& input, const at::Tensor& weight,
+                                 const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                                 c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                 c10::SymInt groups, const std::optional<at::Tensor>& scale,
+                                 const std::optional<at::Tensor>& residual,
+                                 std::string_view activation, bool residual_last,
+                                 double negative_slope, std::string_view algorithm) {
+  return fused_autocast<device>(input, weight, bias,
+                                {scale, residual, activation, residual_last, negative_slope},
+                                Conv2d(stride, padding, dilation, groups, algorithm));
+}
+
+template <c10::DeviceType device>
+at::Tensor conv_transpose2d_fused_autocast(
+    const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+    c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+    c10::SymInt groups, c10::SymIntArrayRef dilation, const std::optional<at::Tensor>& scale,
+    const std::optional<at::Tensor>& residual, std::string_view activation, bool residual_last,
+    double negative_slope, std::string_view algorithm) {
+  return fused_autocast<device>(
+      input, weight, bias, {scale, residual, activation, residual_last, negative_slope},
+      ConvTranspose2d(stride, padding, output_padding, groups, dilation, algorithm));
 }
 
 }  // namespace
@@ -63,12 +85,14 @@ TORCH_LIBRARY_IMPL(customconv, AutocastCUDA, m) {
   m.impl("conv2d", conv2d_autocast<at::kCUDA>);
   m.impl("conv_transpose2d", conv_transpose2d_autocast<at::kCUDA>);
   m.impl("conv2d_fused", conv2d_fused_autocast<at::kCUDA>);
+  m.impl("conv_transpose2d_fused", conv_transpose2d_fused_autocast<at::kCUDA>);
 }
 
 TORCH_LIBRARY_IMPL(customconv, AutocastCPU, m) {
   m.impl("conv2d", conv2d_autocast<at::kCPU>);
   m.impl("conv_transpose2d", conv_transpose2d_autocast<at::kCPU>);
   m.impl("conv2d_fused", conv2d_fused_autocast<at::kCPU>);
+  m.impl("conv_transpose2d_fused", conv_transpose2d_fused_autocast<at::kCPU>);
 }
 
 }  // namespace customconv::torch_layer

@@ -7,10 +7,9 @@
 
 #include <algorithm>
 
-#include "torch/aten.h"
 #include "torch/fused.h"
 #include "torch/node.h"
-#include "torch/ops.h"
+#include "torch/operator.h"
 #include "torch/problem.h"
 
 namespace customconv::torch_layer {
@@ -20,106 +19,25 @@ namespace {
 using at::Tensor;
 using torch::autograd::variable_list;
 
-// An operator with all of its arguments but the tensors. Lists are the caller's until a forward
-// pass has found them well formed.
-struct Operator {
-  c10::SymIntArrayRef stride, padding, output_padding, dilation;
-  c10::SymInt groups;
-  std::string_view algorithm;
+Settings settings_of(const Operator& op) {
+  Settings s;
+  s.geometry.reserve(9);
+  for (const auto& list : {op.stride, op.padding, op.output_padding, op.dilation}) {
+    s.geometry.push_back(list.empty() ? c10::SymInt(0) : list.front());
+    s.geometry.push_back(list.empty() ? c10::SymInt(0) : list.back());
+  }
+  s.geometry.push_back(op.groups);
+  s.algorithm = op.algorithm;
+  return s;
+}
 
-  Operator(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-           c10::SymIntArrayRef output_padding, c10::SymIntArrayRef dilation, c10::SymInt groups,
-           std::string_view algorithm)
-      : stride(stride),
-        padding(padding),
-        output_padding(output_padding),
-        dilation(dilation),
-        groups(std::move(groups)),
-        algorithm(algorithm) {}
-  // Refers to the settings.
-  explicit Operator(const Settings& s)
-      : Operator(c10::SymIntArrayRef(s.geometry).slice(0, 2),
-                 c10::SymIntArrayRef(s.geometry).slice(2, 2),
-                 c10::SymIntArrayRef(s.geometry).slice(4, 2),
-                 c10::SymIntArrayRef(s.geometry).slice(6, 2), s.geometry[8], s.algorithm) {}
-
-  Settings settings() const {
-    Settings s;
-    s.geometry.reserve(9);
-    for (const auto& list : {stride, padding, output_padding, dilation}) {
-      s.geometry.push_back(list.empty() ? c10::SymInt(0) : list.front());
-      s.geometry.push_back(list.empty() ? c10::SymInt(0) : list.back());
-    }
-    s.geometry.push_back(groups);
-    s.algorithm = algorithm;
-    return s;
-  }
-};
-
-struct Conv2d : Operator {
-  static constexpr const char* kName = "CustomconvConv2dBackward";
-  static constexpr const char* kBackwardName = "CustomconvConv2dBackwardBackward";
-
-  explicit Conv2d(const Settings& settings) : Operator(settings) {}
-  Conv2d(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-         const c10::SymInt& groups, std::string_view algorithm)
-      : Operator(stride, padding, {}, dilation, groups, algorithm) {}
-
-  Tensor forward(const Tensor& input, const Tensor& weight,
-                 const std::optional<Tensor>& bias) const {
-    return conv2d(input, weight, bias, stride, padding, dilation, groups, algorithm);
-  }
-  Tensor fused(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-               const FusedOptions& options) const {
-    return conv2d_fused(input, weight, bias, stride, padding, dilation, groups, options, algorithm);
-  }
-  Gradients backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-                     std::array<bool, 3> mask) const {
-    return conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups, mask,
-                           algorithm);
-  }
-  Tensor aten_forward(const Tensor& input, const Tensor& weight,
-                      const std::optional<Tensor>& bias) const {
-    return aten_conv2d(input, weight, bias, stride, padding, dilation, groups);
-  }
-  Gradients aten_backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-                          std::array<bool, 3> mask) const {
-    return aten_conv2d_backward(grad_output, input, weight, stride, padding, dilation, groups,
-                                mask);
-  }
-};
-
-struct ConvTranspose2d : Operator {
-  static constexpr const char* kName = "CustomconvConvTranspose2dBackward";
-  static constexpr const char* kBackwardName = "CustomconvConvTranspose2dBackwardBackward";
-
-  explicit ConvTranspose2d(const Settings& settings) : Operator(settings) {}
-  ConvTranspose2d(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-                  c10::SymIntArrayRef output_padding, const c10::SymInt& groups,
-                  c10::SymIntArrayRef dilation, std::string_view algorithm)
-      : Operator(stride, padding, output_padding, dilation, groups, algorithm) {}
-
-  Tensor forward(const Tensor& input, const Tensor& weight,
-                 const std::optional<Tensor>& bias) const {
-    return conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation,
-                            algorithm);
-  }
-  Gradients backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-                     std::array<bool, 3> mask) const {
-    return conv_transpose2d_backward(grad_output, input, weight, stride, padding, output_padding,
-                                     groups, dilation, mask, algorithm);
-  }
-  Tensor aten_forward(const Tensor& input, const Tensor& weight,
-                      const std::optional<Tensor>& bias) const {
-    return aten_conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups,
-                                 dilation);
-  }
-  Gradients aten_backward(const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-                          std::array<bool, 3> mask) const {
-    return aten_conv_transpose2d_backward(grad_output, input, weight, stride, padding,
-                                          output_padding, groups, dilation, mask);
-  }
-};
+// Refers to the settings.
+template <typename Op>
+Op operator_of(const Settings& s) {
+  const c10::SymIntArrayRef numbers(s.geometry);
+  return Op(Operator(numbers.slice(0, 2), numbers.slice(2, 2), numbers.slice(4, 2),
+                     numbers.slice(6, 2), s.geometry[8], s.algorithm));
+}
 
 // An undefined tensor as none, and the other way round.
 std::optional<Tensor> given(const Tensor& t) {
@@ -140,8 +58,8 @@ variable_list gradients_of_output(const variable_list& incoming, const variable_
   variable_list gradients(3);
   const Tensor& grad_output = incoming[0];
   if (!grad_output.defined()) return gradients;
-  std::tie(gradients[0], gradients[1], gradients[2]) =
-      Op(settings).backward(grad_output, kept[0], kept[1], {needed[0], needed[1], needed[2]});
+  std::tie(gradients[0], gradients[1], gradients[2]) = operator_of<Op>(settings).backward(
+      grad_output, kept[0], kept[1], {needed[0], needed[1], needed[2]});
   return gradients;
 }
 
@@ -155,7 +73,7 @@ variable_list gradients_of_gradients(const variable_list& incoming, const variab
                                      const Settings& settings, const std::vector<bool>& needed) {
   const Tensor &grad_output = kept[0], &input = kept[1], &weight = kept[2];
   const Tensor &u = incoming[0], &v = incoming[1], &b = incoming[2];
-  const Op op(settings);
+  const Op op = operator_of<Op>(settings);
   variable_list gradients(3);
   if (needed[0]) {
     if (u.defined()) {
@@ -177,13 +95,14 @@ variable_list gradients_of_gradients(const variable_list& incoming, const variab
 // Gradients of input, weight, bias, scale and residual. The node keeps no more than the forward
 // pass has anyway: its arguments, and its result where the activation's derivative follows from
 // that. Else the activation's argument is computed again.
+template <typename Op>
 variable_list gradients_of_fused(const variable_list& incoming, const variable_list& kept,
                                  const Settings& settings, const std::vector<bool>& needed) {
   variable_list gradients(5);
   const Tensor& grad_output = incoming[0];
   if (!grad_output.defined()) return gradients;
   const Tensor &input = kept[0], &weight = kept[1], &scale = kept[2], &result = kept[5];
-  const Conv2d op(settings);
+  const Op op = operator_of<Op>(settings);
   const bool wants_bias = needed[2], wants_scale = needed[3], wants_residual = needed[4];
   const FusedOptions options{given(scale), given(kept[4]), settings.activation,
                              settings.residual_last, settings.negative_slope};
@@ -258,7 +177,7 @@ Tensor forward_autograd(const Tensor& input, const Tensor& weight,
   if (at::GradMode::is_enabled() &&
       (needs_gradient(input) || needs_gradient(weight) || needs_gradient(bias))) {
     set_history({output}, Op::kName, gradients_of_output<Op>, {input, weight, bias},
-                {input, weight}, op.settings());
+                {input, weight}, settings_of(op));
   }
   if (has_tangent(input) || has_tangent(weight) || has_tangent(bias)) {
     const Tensor x = tangent_of(input), w = tangent_of(weight), b = tangent_of(bias);
@@ -270,6 +189,41 @@ Tensor forward_autograd(const Tensor& input, const Tensor& weight,
     }
     if (!tangent.defined()) tangent = b.view({-1, 1, 1}).expand_as(output);
     set_tangent(output, tangent);
+  }
+  return output;
+}
+
+template <typename Op>
+Tensor fused_autograd(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                      const FusedOptions& options, const Op& op) {
+  const Tensor others[] = {or_undefined(bias), or_undefined(options.scale),
+                           or_undefined(options.residual)};
+  const auto any = [&](auto has) {
+    return has(input) || has(weight) || std::any_of(std::begin(others), std::end(others), has);
+  };
+  if (is_for_aten(input) || any(has_tangent)) {
+    return compose_fused(op, input, weight, bias, options, /*in_place=*/false);
+  }
+  Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    output = op.fused(input, weight, bias, options);
+  }
+  if (at::GradMode::is_enabled() && any(needs_gradient)) {
+    const bool by_result = is_known_by_result(options);
+    const bool by_argument =
+        !by_result && activation_named(options.activation) != Activation::kNone;
+    const Tensor none;
+    Settings settings = settings_of(op);
+    settings.activation = options.activation;
+    settings.residual_last = options.residual_last;
+    settings.negative_slope = options.negative_slope;
+    set_history(
+        {output}, Op::kFusedName, gradients_of_fused<Op>,
+        {input, weight, others[0], others[1], others[2]},
+        {input, weight, others[1], by_argument ? others[0] : none,
+         by_argument && !options.residual_last ? others[2] : none, by_result ? output : none},
+        std::move(settings), /*last_is_result=*/true);
   }
   return output;
 }
@@ -291,7 +245,7 @@ Gradients backward_autograd(const Tensor& grad_output, const Tensor& input, cons
   if (any && at::GradMode::is_enabled() &&
       (needs_gradient(grad_output) || needs_gradient(input) || needs_gradient(weight))) {
     set_history({grad_input, grad_weight, grad_bias}, Op::kBackwardName, gradients_of_gradients<Op>,
-                {grad_output, input, weight}, {grad_output, input, weight}, op.settings());
+                {grad_output, input, weight}, {grad_output, input, weight}, settings_of(op));
   }
   if (has_tangent(grad_output) || has_tangent(input) || has_tangent(weight)) {
     const Tensor g = tangent_of(grad_output), x = tangent_of(input), w = tangent_of(weight);
@@ -340,36 +294,20 @@ Tensor conv2d_fused_autograd(const Tensor& input, const Tensor& weight,
                              const std::optional<Tensor>& residual, std::string_view activation,
                              bool residual_last, double negative_slope,
                              std::string_view algorithm) {
-  const FusedOptions options{scale, residual, activation, residual_last, negative_slope};
-  const Tensor others[] = {or_undefined(bias), or_undefined(scale), or_undefined(residual)};
-  const auto any = [&](auto has) {
-    return has(input) || has(weight) || std::any_of(std::begin(others), std::end(others), has);
-  };
-  if (is_for_aten(input) || any(has_tangent)) {
-    return compose_fused(input, weight, bias, stride, padding, dilation, groups, options, algorithm,
-                         /*in_place=*/false);
-  }
-  const Conv2d op(stride, padding, dilation, groups, algorithm);
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = op.fused(input, weight, bias, options);
-  }
-  if (at::GradMode::is_enabled() && any(needs_gradient)) {
-    const bool by_result = is_known_by_result(options);
-    const bool by_argument = !by_result && activation_named(activation) != Activation::kNone;
-    const Tensor none;
-    Settings settings = op.settings();
-    settings.activation = activation;
-    settings.residual_last = residual_last;
-    settings.negative_slope = negative_slope;
-    set_history({output}, "CustomconvConv2dFusedBackward", gradients_of_fused,
-                {input, weight, others[0], others[1], others[2]},
-                {input, weight, others[1], by_argument ? others[0] : none,
-                 by_argument && !residual_last ? others[2] : none, by_result ? output : none},
-                std::move(settings), /*last_is_result=*/true);
-  }
-  return output;
+  return fused_autograd(input, weight, bias,
+                        {scale, residual, activation, residual_last, negative_slope},
+                        Conv2d(stride, padding, dilation, groups, algorithm));
+}
+
+Tensor conv_transpose2d_fused_autograd(
+    const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+    c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+    c10::SymInt groups, c10::SymIntArrayRef dilation, const std::optional<Tensor>& scale,
+    const std::optional<Tensor>& residual, std::string_view activation, bool residual_last,
+    double negative_slope, std::string_view algorithm) {
+  return fused_autograd(
+      input, weight, bias, {scale, residual, activation, residual_last, negative_slope},
+      ConvTranspose2d(stride, padding, output_padding, groups, dilation, algorithm));
 }
 
 Gradients conv2d_backward_autograd(const Tensor& grad_output, const Tensor& input,
@@ -400,6 +338,7 @@ TORCH_LIBRARY_IMPL(customconv, Autograd, m) {
   m.impl("conv2d_fused", conv2d_fused_autograd);
   m.impl("conv2d_backward", conv2d_backward_autograd);
   m.impl("conv_transpose2d", conv_transpose2d_autograd);
+  m.impl("conv_transpose2d_fused", conv_transpose2d_fused_autograd);
   m.impl("conv_transpose2d_backward", conv_transpose2d_backward_autograd);
 }
 

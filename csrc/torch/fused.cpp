@@ -80,19 +80,20 @@ bool is_wide(const Tensor& vector, const Tensor& input) {
          (input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16);
 }
 
-void check_fused(const std::optional<Tensor>& bias, const FusedOptions& options,
-                 const Tensor& input, c10::SymIntArrayRef output_sizes) {
+void check_fused(const char* function, const std::optional<Tensor>& bias,
+                 const FusedOptions& options, const Tensor& input,
+                 c10::SymIntArrayRef output_sizes) {
   activation_named(options.activation);
   const auto check_kind = [&](const Tensor& t, const char* name) {
-    TORCH_CHECK(t.scalar_type() == input.scalar_type() && t.device() == input.device(),
-                "conv2d_fused: expected ", name, " of type ", input.scalar_type(), " on ",
-                input.device(), ", as the input is, but got ", t.scalar_type(), " on ", t.device());
+    TORCH_CHECK(t.scalar_type() == input.scalar_type() && t.device() == input.device(), function,
+                ": expected ", name, " of type ", input.scalar_type(), " on ", input.device(),
+                ", as the input is, but got ", t.scalar_type(), " on ", t.device());
   };
   const c10::SymInt& channels = output_sizes[output_sizes.size() - 3];
   const auto check_vector = [&](const Tensor& t, const char* name) {
     if (!is_wide(t, input)) check_kind(t, name);
-    TORCH_CHECK(t.dim() == 1 && t.sym_size(0) == channels && t.device() == input.device(),
-                "conv2d_fused: expected ", name, " of shape [", channels,
+    TORCH_CHECK(t.dim() == 1 && t.sym_size(0) == channels && t.device() == input.device(), function,
+                ": expected ", name, " of shape [", channels,
                 "], one number for each output channel, on ", input.device(), ", but got ",
                 t.sym_sizes(), " on ", t.device());
   };
@@ -100,26 +101,26 @@ void check_fused(const std::optional<Tensor>& bias, const FusedOptions& options,
   if (is_given(bias) && is_wide(*bias, input)) check_vector(*bias, "a bias");
   if (is_given(options.residual)) {
     check_kind(*options.residual, "a residual");
-    TORCH_CHECK(options.residual->sym_sizes() == output_sizes,
-                "conv2d_fused: expected a residual of the output's shape ", output_sizes,
-                ", but got ", options.residual->sym_sizes());
+    TORCH_CHECK(options.residual->sym_sizes() == output_sizes, function,
+                ": expected a residual of the output's shape ", output_sizes, ", but got ",
+                options.residual->sym_sizes());
   }
 }
 
 int count_passes(const std::optional<Tensor>& bias, const FusedOptions& options,
-                 const Tensor& input) {
-  return is_given(options.scale) + adds_bias(bias, options, input) + is_given(options.residual) +
+                 const Tensor& input, bool transposed) {
+  const bool of_bias = !transposed && adds_bias(bias, options, input);
+  return is_given(options.scale) + of_bias + is_given(options.residual) +
          (activation_named(options.activation) != Activation::kNone);
 }
 
-Tensor compose_fused(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                     c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-                     c10::SymIntArrayRef dilation, const c10::SymInt& groups,
-                     const FusedOptions& options, std::string_view algorithm, bool in_place) {
+template <typename Op>
+Tensor compose_fused(const Op& op, const Tensor& input, const Tensor& weight,
+                     const std::optional<Tensor>& bias, const FusedOptions& options,
+                     bool in_place) {
   const bool bias_later = adds_bias(bias, options, input);
-  Tensor y = conv2d(input, weight, bias_later ? std::nullopt : bias, stride, padding, dilation,
-                    groups, algorithm);
-  check_fused(bias, options, input, y.sym_sizes());
+  Tensor y = op.forward(input, weight, bias_later ? std::nullopt : bias);
+  check_fused(Op::kFused, bias, options, input, y.sym_sizes());
   const at::ScalarType dtype = y.scalar_type();
   const auto add = [&](const Tensor& term) { y = in_place ? y.add_(term) : (y + term).to(dtype); };
   if (is_given(options.scale)) {
@@ -133,6 +134,11 @@ Tensor compose_fused(const Tensor& input, const Tensor& weight, const std::optio
   if (has_residual && options.residual_last) add(*options.residual);
   return y;
 }
+
+template Tensor compose_fused(const Conv2d&, const Tensor&, const Tensor&,
+                              const std::optional<Tensor>&, const FusedOptions&, bool);
+template Tensor compose_fused(const ConvTranspose2d&, const Tensor&, const Tensor&,
+                              const std::optional<Tensor>&, const FusedOptions&, bool);
 
 bool is_known_by_result(const FusedOptions& options) {
   if (is_given(options.residual) && options.residual_last) return false;

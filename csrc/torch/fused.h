@@ -1,33 +1,34 @@
-// conv2d_fused as a convolution and elementwise operators: where no kernel of ours does it all, for
-// its derivatives, and for what its arguments must be.
+// Fused operators as a convolution and elementwise operators: where no kernel of ours does it all,
+// for their derivatives, and for what their arguments must be.
 #pragma once
 
 #include "kernels/epilogue.h"
-#include "torch/ops.h"
+#include "torch/operator.h"
 
 namespace customconv::torch_layer {
 
 // The named activation; ValueError for an unknown name.
 Activation activation_named(std::string_view name);
 
-// Whether a bias or scale is in float32 beside images of 16 bits, which conv2d_fused allows.
+// Whether a bias or scale is in float32 beside images of 16 bits, which fused operators allow.
 bool is_wide(const at::Tensor& vector, const at::Tensor& input);
 
-// Throws unless scale, residual and a wide bias fit a convolution of `input` whose output has these
-// sizes.
-void check_fused(const std::optional<at::Tensor>& bias, const FusedOptions& options,
-                 const at::Tensor& input, c10::SymIntArrayRef output_sizes);
+// Throws in a function's name unless scale, residual and a wide bias fit a convolution of `input`
+// whose output has these sizes.
+void check_fused(const char* function, const std::optional<at::Tensor>& bias,
+                 const FusedOptions& options, const at::Tensor& input,
+                 c10::SymIntArrayRef output_sizes);
 
-// Whether there is anything to do that conv2d does not, and how many elementwise passes that takes.
+// How many elementwise passes what follows the convolution takes. The bias of a transposed one
+// does not count: wherever a kernel does not add it, that is a pass of its own.
 int count_passes(const std::optional<at::Tensor>& bias, const FusedOptions& options,
-                 const at::Tensor& input);
+                 const at::Tensor& input, bool transposed);
 
 // By operators that have derivatives; `in_place` overwrites the convolution's output instead.
-at::Tensor compose_fused(const at::Tensor& input, const at::Tensor& weight,
-                         const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
-                         c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                         const c10::SymInt& groups, const FusedOptions& options,
-                         std::string_view algorithm, bool in_place);
+template <typename Op>
+at::Tensor compose_fused(const Op& op, const at::Tensor& input, const at::Tensor& weight,
+                         const std::optional<at::Tensor>& bias, const FusedOptions& options,
+                         bool in_place);
 
 // Whether the activation's derivative can be had from its result.
 bool is_known_by_result(const FusedOptions& options);

@@ -17,7 +17,7 @@ struct Settings {
   // Stride, padding, output padding and dilation, two numbers each, and the groups.
   std::vector<c10::SymInt> geometry;
   std::string algorithm;
-  // Only conv2d_fused has these.
+  // Only fused operators have these.
   std::string activation = "none";
   bool residual_last = false;
   double negative_slope = 0;

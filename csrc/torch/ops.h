@@ -17,9 +17,9 @@ at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight,
                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                   const c10::SymInt& groups, std::string_view algorithm);
 
-// What conv2d_fused does besides: activation(scale * sum + bias + residual), or the residual last.
+// What fused operators do besides: activation(scale * sum + bias + residual), or the residual last.
 struct FusedOptions {
-  std::optional<at::Tensor> scale;     // (K,)
+  std::optional<at::Tensor> scale;     // one number for each output channel
   std::optional<at::Tensor> residual;  // as the output
   std::string_view activation = "none";
   bool residual_last = false;
@@ -43,6 +43,12 @@ at::Tensor conv_transpose2d(const at::Tensor& input, const at::Tensor& weight,
                             c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
                             const c10::SymInt& groups, c10::SymIntArrayRef dilation,
                             std::string_view algorithm);
+
+at::Tensor conv_transpose2d_fused(const at::Tensor& input, const at::Tensor& weight,
+                                  const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                                  c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                                  const c10::SymInt& groups, c10::SymIntArrayRef dilation,
+                                  const FusedOptions& options, std::string_view algorithm);
 
 Gradients conv_transpose2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
                                     const at::Tensor& weight, c10::SymIntArrayRef stride,

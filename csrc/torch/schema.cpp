@@ -6,6 +6,7 @@
 #include "torch/aten.h"
 #include "torch/batch_invariance.h"
 #include "torch/fused.h"
+#include "torch/operator.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
 #include "torch/stats.h"
@@ -68,6 +69,24 @@ at::Tensor conv_transpose2d(const at::Tensor& input, const at::Tensor& weight,
                              .findSchemaOrThrow("customconv::conv_transpose2d", "")
                              .typed<Signature>();
   return op.call(input, weight, bias, stride, padding, output_padding, groups, dilation, algorithm);
+}
+
+at::Tensor conv_transpose2d_fused(const at::Tensor& input, const at::Tensor& weight,
+                                  const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                                  c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                                  const c10::SymInt& groups, c10::SymIntArrayRef dilation,
+                                  const FusedOptions& options, std::string_view algorithm) {
+  using Signature = at::Tensor(
+      const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, c10::SymIntArrayRef,
+      c10::SymIntArrayRef, c10::SymIntArrayRef, c10::SymInt, c10::SymIntArrayRef,
+      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, std::string_view, bool,
+      double, std::string_view);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("customconv::conv_transpose2d_fused", "")
+                             .typed<Signature>();
+  return op.call(input, weight, bias, stride, padding, output_padding, groups, dilation,
+                 options.scale, options.residual, options.activation, options.residual_last,
+                 options.negative_slope, algorithm);
 }
 
 Gradients conv_transpose2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
@@ -235,9 +254,32 @@ at::Tensor conv2d_fused_composite(const at::Tensor& input, const at::Tensor& wei
                                   const std::optional<at::Tensor>& residual,
                                   std::string_view activation, bool residual_last,
                                   double negative_slope, std::string_view algorithm) {
-  return compose_fused(input, weight, bias, stride, padding, dilation, groups,
-                       {scale, residual, activation, residual_last, negative_slope}, algorithm,
-                       in_place);
+  return compose_fused(Conv2d(stride, padding, dilation, groups, algorithm), input, weight, bias,
+                       {scale, residual, activation, residual_last, negative_slope}, in_place);
+}
+
+at::Tensor conv_transpose2d_fused_int(
+    const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef output_padding, int64_t groups,
+    at::IntArrayRef dilation, const std::optional<at::Tensor>& scale,
+    const std::optional<at::Tensor>& residual, std::string_view activation, bool residual_last,
+    double negative_slope, std::optional<std::string_view> algorithm) {
+  return conv_transpose2d_fused(
+      input, weight, bias, c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
+      c10::fromIntArrayRefSlow(output_padding), groups, c10::fromIntArrayRefSlow(dilation),
+      {scale, residual, activation, residual_last, negative_slope}, algorithm.value_or("auto"));
+}
+
+template <bool in_place>
+at::Tensor conv_transpose2d_fused_composite(
+    const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+    c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+    c10::SymInt groups, c10::SymIntArrayRef dilation, const std::optional<at::Tensor>& scale,
+    const std::optional<at::Tensor>& residual, std::string_view activation, bool residual_last,
+    double negative_slope, std::string_view algorithm) {
+  return compose_fused(
+      ConvTranspose2d(stride, padding, output_padding, groups, dilation, algorithm), input, weight,
+      bias, {scale, residual, activation, residual_last, negative_slope}, in_place);
 }
 
 // The overloads that are made of others.
@@ -248,6 +290,7 @@ void decompose(torch::Library& m) {
   m.impl("conv2d_fused.int", conv2d_fused_int);
   m.impl("conv_transpose2d.int", conv_transpose2d_int);
   m.impl("conv_transpose2d.symint", conv_transpose2d_symint);
+  m.impl("conv_transpose2d_fused.int", conv_transpose2d_fused_int);
 }
 
 }  // namespace
@@ -308,6 +351,20 @@ TORCH_LIBRARY(customconv, m) {
       "str? algorithm=None) -> Tensor",
       {at::Tag::pt2_compliant_tag});
   m.def(
+      "conv_transpose2d_fused(Tensor input, Tensor weight, Tensor? bias=None, "
+      "SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, "
+      "SymInt[2] dilation=1, *, Tensor? scale=None, Tensor? residual=None, "
+      "str activation=\"none\", bool residual_last=False, float negative_slope=0.01, "
+      "str algorithm=\"auto\") -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv_transpose2d_fused.int(Tensor input, Tensor weight, Tensor? bias=None, "
+      "int[2] stride=1, int[2] padding=0, int[2] output_padding=0, int groups=1, "
+      "int[2] dilation=1, *, Tensor? scale=None, Tensor? residual=None, "
+      "str activation=\"none\", bool residual_last=False, float negative_slope=0.01, "
+      "str? algorithm=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
       "conv_transpose2d_backward(Tensor grad_output, Tensor input, Tensor weight, "
       "SymInt[2] stride, SymInt[2] padding, SymInt[2] output_padding, SymInt groups, "
       "SymInt[2] dilation, bool[3] output_mask, *, str algorithm=\"auto\") "
@@ -327,6 +384,7 @@ TORCH_LIBRARY_IMPL(customconv, AutocastCPU, m) { decompose(m); }
 TORCH_LIBRARY_IMPL(customconv, FuncTorchBatched, m) {
   decompose(m);
   m.impl("conv2d_fused", conv2d_fused_composite<false>);
+  m.impl("conv_transpose2d_fused", conv_transpose2d_fused_composite<false>);
 }
 
 TORCH_LIBRARY_IMPL(customconv, CompositeExplicitAutograd, m) {
@@ -334,6 +392,7 @@ TORCH_LIBRARY_IMPL(customconv, CompositeExplicitAutograd, m) {
   m.impl("conv2d_fused", conv2d_fused_composite<true>);
   m.impl("conv2d_backward", conv2d_backward_aten);
   m.impl("conv_transpose2d", conv_transpose2d_aten);
+  m.impl("conv_transpose2d_fused", conv_transpose2d_fused_composite<true>);
   m.impl("conv_transpose2d_backward", conv_transpose2d_backward_aten);
 }
 

@@ -22,7 +22,14 @@ from .explain import Explanation, explain
 from .info import build_info
 from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from .notices import notice_log_topic
-from .ops import conv1d, conv2d, conv2d_fused, conv_transpose1d, conv_transpose2d
+from .ops import (
+    conv1d,
+    conv2d,
+    conv2d_fused,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose2d_fused,
+)
 from .routing import Stats, disable, enable, enabled, is_enabled, stats
 from .tuning import (
     TunedLayer,
@@ -62,6 +69,7 @@ __all__ = [
     "conv2d_fused",
     "conv_transpose1d",
     "conv_transpose2d",
+    "conv_transpose2d_fused",
     "convert",
     "disable",
     "enable",

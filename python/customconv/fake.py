@@ -50,9 +50,26 @@ def _conv2d_fused(
     negative_slope: float = 0.01,
     algorithm: str = "auto",
 ) -> Tensor:
-    # A bias in float32 beside images of 16 bits is not PyTorch's to add.
-    usual = bias if bias is None or bias.dtype == input.dtype else None
+    usual = _usual_bias(input, bias)
     output = _conv2d(input, weight, usual, stride, padding, dilation, groups)
+    _check_fused("conv2d_fused", input, output, bias, scale, residual)
+    return output
+
+
+def _usual_bias(input: Tensor, bias: Tensor | None) -> Tensor | None:
+    """The bias, but for one in float32 beside images of 16 bits, which is not PyTorch's to add."""
+    return bias if bias is None or bias.dtype == input.dtype else None
+
+
+def _check_fused(
+    function: str,
+    input: Tensor,
+    output: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    residual: Tensor | None,
+) -> None:
+    """Raises what a fused operator raises for its other tensors."""
     wide = torch.promote_types(input.dtype, torch.float32)
     for name, tensor, shape, dtypes in (
         ("bias", bias, output.shape[-3:-2], {input.dtype, wide}),
@@ -62,13 +79,12 @@ def _conv2d_fused(
         if tensor is None:
             continue
         if tensor.shape != shape:
-            raise RuntimeError(f"conv2d_fused: expected a {name} of shape {shape}")
+            raise RuntimeError(f"{function}: expected a {name} of shape {shape}")
         if tensor.dtype not in dtypes or tensor.device != input.device:
             raise RuntimeError(
-                f"conv2d_fused: expected a {name} of type {input.dtype} on {input.device}, as the "
+                f"{function}: expected a {name} of type {input.dtype} on {input.device}, as the "
                 f"input is, but got {tensor.dtype} on {tensor.device}"
             )
-    return output
 
 
 def _conv2d_backward(
@@ -101,6 +117,31 @@ def _conv_transpose2d(
     output: Tensor = torch.ops.aten.conv_transpose2d.input(
         input, weight, bias, stride, padding, output_padding, groups, dilation
     )
+    return output
+
+
+def _conv_transpose2d_fused(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    output_padding: Sequence[int] = (0, 0),
+    groups: int = 1,
+    dilation: Sequence[int] = (1, 1),
+    *,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    residual_last: bool = False,
+    negative_slope: float = 0.01,
+    algorithm: str = "auto",
+) -> Tensor:
+    usual = _usual_bias(input, bias)
+    output = _conv_transpose2d(
+        input, weight, usual, stride, padding, output_padding, groups, dilation
+    )
+    _check_fused("conv_transpose2d_fused", input, output, bias, scale, residual)
     return output
 
 
@@ -251,6 +292,7 @@ torch.library.register_fake("customconv::conv2d", _conv2d)
 torch.library.register_fake("customconv::conv2d_fused", _conv2d_fused)
 torch.library.register_fake("customconv::conv2d_backward", _conv2d_backward)
 torch.library.register_fake("customconv::conv_transpose2d", _conv_transpose2d)
+torch.library.register_fake("customconv::conv_transpose2d_fused", _conv_transpose2d_fused)
 torch.library.register_fake("customconv::conv_transpose2d_backward", _conv_transpose2d_backward)
 torch.library.register_fake("customconv::conv2d_statistics", _conv2d_statistics)
 torch.library.register_fake("customconv::fold_batch_norms", _fold_batch_norms)

@@ -41,6 +41,8 @@ def _of_gradients(transposed: bool) -> Any:
 
 _ops = torch.ops.customconv
 register_flop_formula([_ops.conv2d, _ops.conv2d_fused])(_of_output(transposed=False))
-register_flop_formula(_ops.conv_transpose2d)(_of_output(transposed=True))
+register_flop_formula([_ops.conv_transpose2d, _ops.conv_transpose2d_fused])(
+    _of_output(transposed=True)
+)
 register_flop_formula(_ops.conv2d_backward)(_of_gradients(transposed=False))
 register_flop_formula(_ops.conv_transpose2d_backward)(_of_gradients(transposed=True))

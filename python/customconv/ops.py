@@ -26,6 +26,7 @@ _CONV2D = torch.ops.customconv.conv2d.default
 _CONV2D_PADDING = torch.ops.customconv.conv2d.padding
 _CONV2D_FUSED = torch.ops.customconv.conv2d_fused.default
 _CONV_TRANSPOSE2D = torch.ops.customconv.conv_transpose2d.default
+_CONV_TRANSPOSE2D_FUSED = torch.ops.customconv.conv_transpose2d_fused.default
 
 # What an operator raises for its arguments. Other errors are not its own: a hook on saved tensors
 # raises one to end the recomputation of a checkpoint.
@@ -243,16 +244,11 @@ def conv2d_fused(
         arguments = input, weight, bias, stride, padding, dilation, groups
         if other := _pytorchs_error(error, algorithm, torch.conv2d, *arguments):
             raise other from None
-        types: dict[str, tuple[Any, tuple[type, ...]]] = {
-            "scale": (scale, (Tensor, type(None))),
-            "residual": (residual, (Tensor, type(None))),
-            "activation": (activation, (str,)),
-            "residual_last": (residual_last, (bool,)),
-            "negative_slope": (negative_slope, (float, int)),
-        }
-        for name, (value, allowed) in types.items():
-            if not isinstance(value, allowed):
-                raise _type_error("conv2d_fused", name, allowed[0], value) from None
+        if wrong := _wrong_option(
+            "conv2d_fused", scale=scale, residual=residual, activation=activation,
+            residual_last=residual_last, negative_slope=negative_slope,
+        ):  # fmt: skip
+            raise wrong from None
         raise
     return output
 
@@ -392,6 +388,96 @@ def conv_transpose2d(
     return output
 
 
+def conv_transpose2d_fused(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+    *,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    residual_last: bool = False,
+    negative_slope: float = 0.01,
+    algorithm: str = "auto",
+) -> Tensor:
+    """Transposes a convolution, and does what often follows before the output is written.
+
+    With y for ``conv_transpose2d(input, weight)`` the output is ``activation(scale * y + bias +
+    residual)``, or with ``residual_last`` ``activation(scale * y + bias) + residual``. On Hopper,
+    kernels of ``implicit_gemm`` compute it in float32 and round once; where they first store parts
+    of the image apart from each other, they round twice, or leave the rest to PyTorch. Otherwise
+    the same is composed of ``conv_transpose2d`` and PyTorch's operators. With
+    ``CUSTOMCONV_LOG=plan`` in the environment the line of a fused call says "epilogue". Gradients
+    keep what those of ``conv2d_fused`` keep.
+
+    Args:
+        input: As in ``conv_transpose2d``.
+        weight: As in ``conv_transpose2d``.
+        bias: What is added to each output channel, after the scale, of shape (C,), or None. It may
+            be float32 where the input has 16 bits.
+        stride: As in ``conv_transpose2d``.
+        padding: As in ``conv_transpose2d``.
+        output_padding: As in ``conv_transpose2d``.
+        groups: As in ``conv_transpose2d``.
+        dilation: As in ``conv_transpose2d``.
+        scale: What each output channel is multiplied by, of shape (C,), or None. A batch
+            normalization with fixed statistics is a scale and a bias. It may be float32 where the
+            input has 16 bits.
+        residual: What is added to the output, of its shape, or None. It is fused where it has the
+            output's memory format too, and the kernels store no parts apart.
+        activation: As in ``conv2d_fused``.
+        residual_last: Whether the residual is added after the activation, and not before.
+        negative_slope: The slope of "leaky_relu" below zero.
+        algorithm: As in ``conv_transpose2d``.
+
+    Returns:
+        The output, as ``conv_transpose2d`` gives it.
+
+    Raises:
+        RuntimeError: As in ``conv_transpose2d``; or scale or residual have not the shape, type and
+            device that they must have.
+        TypeError: As in ``conv_transpose2d``.
+        ValueError: There is no algorithm, or no activation, of that name.
+    """
+    strides, paddings, dilations = _pair(stride), _pair(padding), _pair(dilation)
+    output_paddings = _pair(output_padding)
+    if (
+        strides is None
+        or paddings is None
+        or output_paddings is None
+        or dilations is None
+        or not _is_integer(groups)
+    ):
+        return _settled(
+            conv_transpose2d_fused, torch.conv_transpose2d, input, weight, bias, stride, padding,
+            output_padding, groups, dilation, scale=scale, residual=residual,
+            activation=activation, residual_last=residual_last, negative_slope=negative_slope,
+            algorithm=algorithm,
+        )  # fmt: skip
+    try:
+        output: Tensor = _CONV_TRANSPOSE2D_FUSED(
+            input, weight, bias, strides, paddings, output_paddings, groups, dilations,
+            scale=scale, residual=residual, activation=activation, residual_last=residual_last,
+            negative_slope=negative_slope, algorithm=algorithm,
+        )  # fmt: skip
+    except _ERRORS as error:
+        arguments = input, weight, bias, stride, padding, output_padding, groups, dilation
+        if other := _pytorchs_error(error, algorithm, torch.conv_transpose2d, *arguments):
+            raise other from None
+        if wrong := _wrong_option(
+            "conv_transpose2d_fused", scale=scale, residual=residual, activation=activation,
+            residual_last=residual_last, negative_slope=negative_slope,
+        ):  # fmt: skip
+            raise wrong from None
+        raise
+    return output
+
+
 @functools.cache
 def algorithms() -> tuple[str, ...]:
     """The names that ``algorithm`` may have."""
@@ -511,6 +597,21 @@ def _pytorchs_error(
     if isinstance(algorithm, str):
         return None
     return _type_error(function.__name__, "algorithm", str, algorithm)
+
+
+def _wrong_option(function: str, **options: object) -> TypeError | None:
+    """The error for what a fused operator takes besides the geometry, if a type is wrong."""
+    types: dict[str, tuple[type, ...]] = {
+        "scale": (Tensor, type(None)),
+        "residual": (Tensor, type(None)),
+        "activation": (str,),
+        "residual_last": (bool,),
+        "negative_slope": (float, int),
+    }
+    for name, value in options.items():
+        if not isinstance(value, types[name]):
+            return _type_error(function, name, types[name][0], value)
+    return None
 
 
 def _type_error(function: str, argument: str, expected: type, value: object) -> TypeError:

@@ -277,9 +277,9 @@ FAULTS = dict(enumerate((
     fault(
         "fused", "a residual is read as if it lay as the output does",
         "csrc/torch/cuda/convolve.cpp",
-        "const bool moves = problem.has_residual && !lies_as_output(*conv, *options.residual);",
+        "const bool moves = described.has_residual && !lies_as_output(*conv, *options.residual);",
         "const bool moves =\n"
-        "      problem.has_residual && !lies_as_output(*conv, *options.residual) && !FAULT;",
+        "      described.has_residual && !lies_as_output(*conv, *options.residual) && !FAULT;",
     ),
     # --- Python ---
     fault(

@@ -318,29 +318,49 @@ def test_every_plan_of_gradients_is_exact():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("epilogue", ["bias", "all but a residual", "residual", "residual last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_every_plan_that_fuses_adds_the_bias_of_a_transposed_convolution(dtype):
+def test_every_plan_that_fuses_does_the_epilogue_of_a_transposed_convolution(dtype, epilogue):
+    """The values of the convolution's input are the residual."""
     plans = []
+    has_residual, last = epilogue.startswith("residual"), epilogue == "residual last"
     for name, problem in GRADIENTS.items():
         values = make_integers(problem)
-        channels = problem.input[1]
-        bias = torch.arange(channels) % 7 - 3
-        expected = (by_pytorch("dgrad", problem, values) + bias.view(-1, 1, 1)).cuda()
+        channels = torch.arange(problem.input[1])
+        bias, scale = channels % 7 - 3, channels % 3 + 1
+        expected = by_pytorch("dgrad", problem, values)
+        options = {}
+        if epilogue != "bias":
+            expected = expected * scale.view(-1, 1, 1)
+            options = {"scale": scale.to("cuda", dtype), "activation": "leaky_relu",
+                       "negative_slope": 0.5, "residual_last": last}  # fmt: skip
+        expected = expected + bias.view(-1, 1, 1)
+        if has_residual and not last:
+            expected = expected + values.x
+        if options:
+            expected = torch.nn.functional.leaky_relu(expected, 0.5)
+        expected = (expected + values.x if last else expected).cuda()
         left = TransposedProblem.of(problem).output_padding
         stride, padding, dilation, groups = problem.geometry
         for layout in LAYOUTS:
             t = place_all(problem, values, "cuda", dtype, layout)
             b = bias.to("cuda", dtype)
+            if has_residual:
+                options["residual"] = t.x
+                if problem.stride[1] > 1 and (layout == LAYOUTS[0] or channels.numel() == 1):
+                    continue  # phases are stored apart
             for plan in transposed_plans(problem, t, b, left):
+                if has_residual and joins_phases(plan):
+                    continue
                 with as_allowed("implicit_gemm"), forced(plan):
                     poison(result_bytes("dgrad", problem, dtype), plan.workspace_bytes)
-                    actual = customconv.conv_transpose2d(
-                        t.dy, t.w, b, stride, padding, left, groups, dilation,
+                    actual = customconv.conv_transpose2d_fused(
+                        t.dy, t.w, b, stride, padding, left, groups, dilation, **options,
                         algorithm="implicit_gemm",
                     )  # fmt: skip
                 assert_equal(actual, expected.to(dtype), what=f"{name}, {layout}, {plan}")
                 plans.append(plan)
-    assert {joins_phases(plan) for plan in plans} == {False, True}
+    assert {joins_phases(plan) for plan in plans} == ({False} if has_residual else {False, True})
     assert {plan.variant.split()[0] for plan in plans} == {"im2col", "halo", "planes"}
 
 

@@ -68,7 +68,8 @@ class Fused(WithTensors):
     """All that is fused, with a residual before the activation and after it."""
 
     SHAPES = MappingProxyType({
-        "dense": (6, 4, 3, 3), "bias": (6,), "scale": (6,), "uneven": (4, 3, 3, 2)
+        "dense": (6, 4, 3, 3), "bias": (6,), "scale": (6,), "uneven": (4, 3, 3, 2),
+        "up": (4, 6, 2, 2), "down": (6, 6, 3, 3),
     })  # fmt: skip
 
     def forward(self, x):
@@ -76,10 +77,14 @@ class Fused(WithTensors):
             x, self.dense, self.bias, 1, 1, scale=self.scale, activation="silu"
         )
         y = ops.conv2d_fused(y[:, :4], self.dense, None, 1, 1, residual=y, activation="relu")
-        return customconv.conv2d_fused(
+        y = customconv.conv2d_fused(
             y, self.uneven, padding="same", groups=2, residual=x, activation="sigmoid",
             residual_last=True,
         )  # fmt: skip
+        y = customconv.conv_transpose2d_fused(
+            y, self.up, self.bias, 2, scale=self.scale, activation="hardswish"
+        )
+        return ops.conv_transpose2d_fused(y, self.down, None, 1, 1, residual=y, activation="relu")
 
 
 class Residual(nn.Module):

@@ -253,7 +253,9 @@ def test_forced_algorithms_give_way_to_transforms(algorithm):
 
 
 @pytest.mark.parametrize("shared", ["weight", "input", "none"])
-@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d", "conv2d_fused"])
+@pytest.mark.parametrize(
+    "name", ["conv2d", "conv_transpose2d", "conv2d_fused", "conv_transpose2d_fused"]
+)
 def test_vmap_of_no_examples(name, shared, device):
     """Shapes are those of an example. PyTorch's own rules lose the batch of images here."""
     none = torch.empty(0, 2, 4, 6, 6, device=device), torch.empty(0, 4, 4, 3, 3, device=device)
@@ -267,7 +269,7 @@ def test_vmap_of_no_examples(name, shared, device):
     def gradients(x, w):
         return grad(lambda x, w: convolve(x, w).sum(), argnums=(0, 1))(x, w)
 
-    side = 8 if name == "conv_transpose2d" else 4
+    side = 8 if "transpose" in name else 4
     assert vmap(convolve, in_dims)(*tensors).shape == (0, 2, 4, side, side)
     of_input, of_weight = vmap(gradients, in_dims)(*tensors)
     assert of_input.shape == (0, 2, 4, 6, 6)

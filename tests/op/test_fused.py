@@ -1,4 +1,4 @@
-"""conv2d_fused: scale, bias, residual and activation after the sums, fused or composed."""
+"""conv2d_fused and conv_transpose2d_fused: scale, bias, residual and activation after the sums."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from op_support import kernels_of, leaves, needs_compiler
 from reference import (
     LAYOUTS,
     PROBLEMS,
+    TRANSPOSED_PROBLEMS,
     Problem,
+    TransposedProblem,
     assert_close_to,
     assert_equal,
     float32_precision,
     round_to_tf32,
     tolerances,
 )
+from tile_tables import joins_phases
 from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jvp, vmap
@@ -29,6 +32,7 @@ import customconv
 from customconv import _C
 
 conv2d_fused = torch.ops.customconv.conv2d_fused
+conv_transpose2d_fused = torch.ops.customconv.conv_transpose2d_fused
 
 ACTIVATIONS = {
     "none": lambda v, slope: v,
@@ -43,7 +47,11 @@ ACTIVATIONS = {
     "leaky_relu": lambda v, slope: F.leaky_relu(v, slope),
 }
 HALF = (torch.float16, torch.bfloat16)
+BOTH = {**PROBLEMS, **{f"transposed_{name}": p for name, p in TRANSPOSED_PROBLEMS.items()}}
 TINY = Problem((2, 4, 4, 3), (2, 2, 2, 3), (2, 1), (1, 1), groups=2)
+TINY_TRANSPOSED = TransposedProblem((2, 4, 2, 3), (4, 1, 2, 3), (2, 1), (1, 1), groups=2)
+each_kind = pytest.mark.parametrize("kind", ["plain", "transposed"])
+each_tiny = pytest.mark.parametrize("tiny", [TINY, TINY_TRANSPOSED], ids=["plain", "transposed"])
 # Of implicit_gemm: rows and boxes, small images, splits, one row, few channels, tails.
 FUSABLE = {
     "3x3": Problem((2, 64, 28, 28), (72, 64, 3, 3), padding=(1, 1)),
@@ -56,11 +64,32 @@ FUSABLE = {
     "one_channel_out": Problem((2, 16, 9, 11), (1, 16, 3, 3)),
     "unbatched": Problem((16, 9, 12), (24, 16, 3, 3), padding=(1, 1)),
 }
+# The same from outputs back to inputs; where phases are joined, to few channels.
+TRANSPOSED_FUSABLE = {
+    f"transposed_{name}": TransposedProblem.of(problem)
+    for name, problem in FUSABLE.items()
+    if name != "one_channel_out"
+}
+ALL_FUSABLE = {**FUSABLE, **TRANSPOSED_FUSABLE}
+
+
+def is_transposed(problem):
+    return isinstance(problem, TransposedProblem)
+
+
+def of_kind(kind, name):
+    return (PROBLEMS if kind == "plain" else TRANSPOSED_PROBLEMS)[name]
+
+
+def convolved(x, w, problem):
+    """The convolution alone, by PyTorch."""
+    convolve = F.conv_transpose2d if is_transposed(problem) else F.conv2d
+    return convolve(x, w, None, *problem.geometry)
 
 
 def composed(x, w, bias, scale, residual, problem, activation, last, slope=0.01):
     """The same by PyTorch's operators."""
-    y = F.conv2d(x, w, None, *problem.geometry)
+    y = convolved(x, w, problem)
     if scale is not None:
         y = y * scale.view(-1, 1, 1)
     if bias is not None:
@@ -74,17 +103,19 @@ def composed(x, w, bias, scale, residual, problem, activation, last, slope=0.01)
 def make(problem, device, dtype, layout=torch.contiguous_format, integers=False):
     """Input, weight, bias, scale, residual."""
     x, w, bias = problem.tensors(device, dtype, layout, integers=integers)
-    shape = F.conv2d(x, w, None, *problem.geometry).shape
+    shape = convolved(x, w, problem).shape
     values = torch.randint(-2, 3, shape) if integers else torch.randn(shape)
     residual = values.to(device, dtype)
     if residual.ndim == 4:
         residual = residual.contiguous(memory_format=layout)
-    scale = torch.randint(1, 4, w.shape[:1]) if integers else torch.rand(w.shape[0]) + 0.5
+    count = [problem.output_channels]
+    scale = torch.randint(1, 4, count) if integers else torch.rand(count) + 0.5
     return x, w, bias, scale.to(device, dtype), residual
 
 
 def fused(x, w, bias, scale, residual, problem, activation, last, **keywords):
-    return conv2d_fused(
+    operator = conv_transpose2d_fused if is_transposed(problem) else conv2d_fused
+    return operator(
         x, w, bias, *problem.geometry, scale=scale, residual=residual, activation=activation,
         residual_last=last, **keywords,
     )  # fmt: skip
@@ -103,15 +134,15 @@ def assert_same_gradients(actual, expected, tensors, **close):
 
 @pytest.mark.parametrize("last", [False, True], ids=["residual_first", "residual_last"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("problem", BOTH)
 def test_values(problem, activation, last, device):
-    problem = PROBLEMS[problem]
+    problem = BOTH[problem]
     for layout, dtype in itertools.product(LAYOUTS, (torch.float32, torch.float64)):
         tensors = make(problem, device, dtype, layout)
         actual = fused(*tensors, problem, activation, last)
         expected = composed(*tensors, problem, activation, last)
         assert_equal(actual, expected, **tolerances(dtype))
-        assert actual.stride() == F.conv2d(*tensors[:2], None, *problem.geometry).stride()
+        assert actual.stride() == convolved(*tensors[:2], problem).stride()
 
 
 @pytest.mark.parametrize(
@@ -119,8 +150,9 @@ def test_values(problem, activation, last, device):
     list(itertools.product([False, True], repeat=3)),
     ids=lambda present: "".join("01"[there] for there in present),
 )
-def test_any_part_may_be_absent(present, device):
-    problem = PROBLEMS["dense"]
+@each_kind
+def test_any_part_may_be_absent(kind, present, device):
+    problem = of_kind(kind, "dense")
     x, w, *others = make(problem, device, torch.float64)
     others = [t if there else None for t, there in zip(others, present, strict=True)]
     for activation in ("none", "relu"):
@@ -131,11 +163,15 @@ def test_any_part_may_be_absent(present, device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
-@pytest.mark.parametrize("problem", FUSABLE)
+@pytest.mark.parametrize("problem", ALL_FUSABLE)
 def test_one_kernel_is_exact(problem, layout):
-    """By implicit_gemm, from integers, whose results no order of operations can change."""
-    problem = FUSABLE[problem]
-    for dtype in (*HALF, torch.float32):
+    """By implicit_gemm, from integers, whose results no order of operations can change.
+
+    Of a transposed convolution, sums may be rounded before the rest is done.
+    """
+    problem = ALL_FUSABLE[problem]
+    dtypes = (torch.float16, torch.float32) if is_transposed(problem) else (*HALF, torch.float32)
+    for dtype in dtypes:
         tensors = make(problem, "cuda", dtype, layout, integers=True)
         wide = [t.double() for t in tensors]
         for activation, last in itertools.product(("none", "relu", "leaky_relu"), (False, True)):
@@ -152,7 +188,7 @@ def test_one_kernel_is_exact(problem, layout):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_one_kernel_is_as_accurate_as_pytorchs_operators(activation, layout):
-    for problem, dtype in itertools.product(FUSABLE.values(), (*HALF, torch.float32)):
+    for problem, dtype in itertools.product(ALL_FUSABLE.values(), (*HALF, torch.float32)):
         tensors = make(problem, "cuda", dtype, layout)
         arguments = problem, activation, False
         with float32_precision("tf32"):
@@ -167,8 +203,9 @@ def test_one_kernel_is_as_accurate_as_pytorchs_operators(activation, layout):
 
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("present", ["bias", "scale", "both", "mixed"])
-def test_bias_and_scale_in_float32_are_not_rounded(present, dtype, device):
-    problem = PROBLEMS["dense"]
+@each_kind
+def test_bias_and_scale_in_float32_are_not_rounded(kind, present, dtype, device):
+    problem = of_kind(kind, "dense")
     x, w, bias, scale, residual = make(problem, device, torch.float32)
     x, w, residual = x.to(dtype), w.to(dtype), residual.to(dtype)
     vectors = [bias if present != "scale" else None, scale if present != "bias" else None]
@@ -219,9 +256,29 @@ def test_every_family_reads_vectors_in_float32(algorithm, layout):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
-def test_only_kernels_of_ours_run(layout):
-    problem = FUSABLE["3x3"]
+def test_kernels_of_transposed_convolutions_read_vectors_in_float32(layout):
+    """With and without phases: read as 16 bits, the vectors would be other numbers."""
+    for name, problem in TRANSPOSED_FUSABLE.items():
+        x, w, *_ = make(problem, "cuda", torch.float16, layout, integers=True)
+        vector = torch.full((problem.output_channels,), 2.0**-20, device="cuda")
+        arguments = None, problem, "none", False
+        zeros = torch.zeros_like(x)
+        actual = fused(zeros, w, vector, None, *arguments, algorithm="implicit_gemm")
+        assert_equal(actual, torch.full_like(actual, 2.0**-20), what=name)
+        tiny = vector * 2.0**-6  # zero in float16
+        actual = fused(x * 16, w, None, tiny, *arguments, algorithm="implicit_gemm")
+        exact = convolved(x.double(), w.double(), problem) * 2.0**-22
+        assert_equal(actual, exact.half(), what=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("name", ["3x3", "transposed_3x3", "transposed_strided"])
+def test_only_kernels_of_ours_run(name, layout):
+    problem = ALL_FUSABLE[name]
     tensors = make(problem, "cuda", torch.float16, layout)
+    if name == "transposed_strided":  # whose phases are stored apart, if the layout is NCHW
+        tensors = *tensors[:4], None
     names = kernels_of(lambda: fused(*tensors, problem, "silu", True))
     assert names
     assert all("customconv" in name for name in names), names
@@ -229,8 +286,9 @@ def test_only_kernels_of_ours_run(layout):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("algorithm", ["direct", "im2col", "tiled", "aten"])
-def test_families_without_an_epilogue_are_composed(algorithm):
-    problem = FUSABLE["3x3"]
+@pytest.mark.parametrize("name", ["3x3", "transposed_3x3"])
+def test_families_without_an_epilogue_are_composed(name, algorithm):
+    problem = ALL_FUSABLE[name]
     tensors = make(problem, "cuda", torch.float16, integers=True)
     actual = fused(*tensors, problem, "relu", False, algorithm=algorithm)
     wide = [t.double() for t in tensors]
@@ -240,8 +298,9 @@ def test_families_without_an_epilogue_are_composed(algorithm):
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
 @pytest.mark.parametrize("view", ["other_layout", "expanded", "unaligned"])
-def test_residuals_of_any_strides(view, layout):
-    problem = FUSABLE["3x3"]
+@pytest.mark.parametrize("name", ["3x3", "transposed_3x3", "transposed_strided"])
+def test_residuals_of_any_strides(name, view, layout):
+    problem = ALL_FUSABLE[name]
     *tensors, residual = make(problem, "cuda", torch.float16, layout, integers=True)
     if view == "other_layout":
         other = LAYOUTS[1 - LAYOUTS.index(layout)]
@@ -259,8 +318,9 @@ def test_residuals_of_any_strides(view, layout):
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_nan_and_infinities_are_pytorchs(activation, layout):
-    problem = FUSABLE["pointwise"]
+@pytest.mark.parametrize("name", ["pointwise", "transposed_pointwise"])
+def test_nan_and_infinities_are_pytorchs(name, activation, layout):
+    problem = ALL_FUSABLE[name]
     x, w, bias, _, _ = make(problem, "cuda", torch.float32, layout, integers=True)
     for index, value in enumerate((math.nan, math.inf, -math.inf)):
         bias[index] = value
@@ -272,8 +332,9 @@ def test_nan_and_infinities_are_pytorchs(activation, layout):
 
 
 @pytest.mark.gpu
-def test_results_are_the_same_bits_every_time():
-    problem = FUSABLE["splits"]
+@pytest.mark.parametrize("name", ["splits", "transposed_splits", "transposed_strided"])
+def test_results_are_the_same_bits_every_time(name):
+    problem = ALL_FUSABLE[name]
     tensors = make(problem, "cuda", torch.bfloat16)
     first = fused(*tensors, problem, "gelu", False)
     for _ in range(5):
@@ -282,43 +343,47 @@ def test_results_are_the_same_bits_every_time():
 
 @pytest.mark.parametrize("last", [False, True], ids=["residual_first", "residual_last"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_first_and_second_derivatives(activation, last, device):
-    tensors = leaves(*make(TINY, device, torch.float64))
+@each_tiny
+def test_first_and_second_derivatives(tiny, activation, last, device):
+    tensors = leaves(*make(tiny, device, torch.float64))
 
     def call(*t):
-        return fused(*t, TINY, activation, last)
+        return fused(*t, tiny, activation, last)
 
     assert gradcheck(call, tensors, fast_mode=True)
     assert gradgradcheck(call, tensors, fast_mode=True)
 
 
 @pytest.mark.parametrize("asked", list(itertools.product([False, True], repeat=5))[1:])
-def test_any_subset_of_tensors_requires_grad(asked, device):
-    tensors = leaves(*make(TINY, device, torch.float64))
+@each_tiny
+def test_any_subset_of_tensors_requires_grad(tiny, asked, device):
+    tensors = leaves(*make(tiny, device, torch.float64))
     for tensor, wanted in zip(tensors, asked, strict=True):
         tensor.requires_grad_(wanted)
     wanted = [t for t in tensors if t.requires_grad]
     for last in (False, True):
-        ours = fused(*tensors, TINY, "silu", last)
-        theirs = composed(*tensors, TINY, "silu", last)
+        ours = fused(*tensors, tiny, "silu", last)
+        theirs = composed(*tensors, tiny, "silu", last)
         assert_same_gradients(ours, theirs, wanted, **tolerances(torch.float64))
 
 
 @pytest.mark.parametrize("absent", list(itertools.product([False, True], repeat=3))[1:])
-def test_gradients_where_parts_are_absent(absent, device):
-    x, w, *others = leaves(*make(TINY, device, torch.float64))
+@each_tiny
+def test_gradients_where_parts_are_absent(tiny, absent, device):
+    x, w, *others = leaves(*make(tiny, device, torch.float64))
     others = [None if away else t for t, away in zip(others, absent, strict=True)]
     wanted = [t for t in (x, w, *others) if t is not None]
     for activation in ("none", "relu", "leaky_relu"):
-        ours = fused(x, w, *others, TINY, activation, False, negative_slope=-0.5)
-        theirs = composed(x, w, *others, TINY, activation, False, -0.5)
+        ours = fused(x, w, *others, tiny, activation, False, negative_slope=-0.5)
+        theirs = composed(x, w, *others, tiny, activation, False, -0.5)
         assert_same_gradients(ours, theirs, wanted, **tolerances(torch.float64))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_gradients_of_one_kernel(activation):
-    problem = FUSABLE["3x3"]
+@pytest.mark.parametrize("name", ["3x3", "transposed_3x3", "transposed_strided"])
+def test_gradients_of_one_kernel(name, activation):
+    problem = ALL_FUSABLE[name]
     tensors = leaves(*make(problem, "cuda", torch.float16, torch.channels_last))
     wide = [t.detach().double().requires_grad_() for t in tensors]
     ours = fused(*tensors, problem, activation, False)
@@ -333,9 +398,10 @@ def test_gradients_of_one_kernel(activation):
         assert_close_to(actual, expected, pytorch, factor=4)
 
 
-def test_relu_keeps_its_output_and_no_more():
+@each_tiny
+def test_relu_keeps_its_output_and_no_more(tiny):
     """What backward needs beyond the arguments: one output where it is enough, else nothing."""
-    x, w, bias, scale, residual = leaves(*make(TINY, "cpu", torch.float64))
+    x, w, bias, scale, residual = leaves(*make(tiny, "cpu", torch.float64))
     for activation, last, count in (("relu", False, 4), ("relu", True, 4), ("silu", False, 5)):
         kept = []
 
@@ -344,7 +410,7 @@ def test_relu_keeps_its_output_and_no_more():
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            y = fused(x, w, bias, scale, residual, TINY, activation, last)
+            y = fused(x, w, bias, scale, residual, tiny, activation, last)
         own = [t for t in kept if all(t.data_ptr() != a.data_ptr()
                                       for a in (x, w, bias, scale, residual))]  # fmt: skip
         assert len(kept) == count
@@ -353,8 +419,9 @@ def test_relu_keeps_its_output_and_no_more():
 
 
 @needs_compiler
-def test_compiled(device):
-    problem = PROBLEMS["dense"]
+@each_kind
+def test_compiled(kind, device):
+    problem = of_kind(kind, "dense")
     tensors = leaves(*make(problem, device, torch.float32))
 
     def call(*t):
@@ -369,16 +436,19 @@ def test_compiled(device):
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
 @pytest.mark.parametrize("activation", ["none", "relu", "silu"])
-def test_opcheck(activation, layout, device):
-    problem = PROBLEMS["strided"]
+@each_kind
+def test_opcheck(kind, activation, layout, device):
+    problem = of_kind(kind, "strided")
+    operator = conv2d_fused if kind == "plain" else conv_transpose2d_fused
     x, w, bias, scale, residual = leaves(*make(problem, device, torch.float32, layout))
     keywords = {"scale": scale, "residual": residual, "activation": activation}
-    torch.library.opcheck(conv2d_fused.default, (x, w, bias, *problem.geometry), keywords)
-    torch.library.opcheck(conv2d_fused.int, (x, w, bias, [1, 1], [1, 1], [1, 1], 1))
+    torch.library.opcheck(operator.default, (x, w, bias, *problem.geometry), keywords)
+    torch.library.opcheck(operator.int, (x, w, bias, *problem.geometry))
 
 
-def test_transforms(device):
-    problem = PROBLEMS["dense"]
+@each_kind
+def test_transforms(kind, device):
+    problem = of_kind(kind, "dense")
     tensors = make(problem, device, torch.float64)
 
     def ours(*t):
@@ -397,8 +467,9 @@ def test_transforms(device):
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_autocast_rounds_all_but_bias_and_scale(dtype, device):
-    problem = PROBLEMS["dense"]
+@each_kind
+def test_autocast_rounds_all_but_bias_and_scale(kind, dtype, device):
+    problem = of_kind(kind, "dense")
     tensors = make(problem, device, torch.float32)
     with torch.autocast(device, dtype):
         actual = fused(*tensors, problem, "relu", False)
@@ -421,6 +492,20 @@ def test_the_python_function(padding, device):
     assert_equal(plain, actual)
 
 
+def test_the_python_function_of_transposed_convolutions(device):
+    problem = TRANSPOSED_PROBLEMS["strided"]
+    x, w, bias = problem.tensors(device, torch.float64)
+    actual = customconv.conv_transpose2d_fused(x, w, bias, *problem.geometry, activation="relu")
+    expected = F.relu(F.conv_transpose2d(x, w, bias, *problem.geometry))
+    assert_equal(actual, expected, **tolerances(torch.float64))
+    # Plain integers, and any number that PyTorch takes for one.
+    for two in (2, torch.tensor(2)):
+        actual = customconv.conv_transpose2d_fused(x, w, bias, two, activation="silu")
+        expected = F.silu(F.conv_transpose2d(x, w, bias, 2))
+        assert_equal(actual, expected, **tolerances(torch.float64))
+    assert_equal(conv_transpose2d_fused(x, w, bias, 2, activation="silu"), actual)
+
+
 @pytest.mark.parametrize(
     ("keywords", "error", "words"),
     [
@@ -431,17 +516,23 @@ def test_the_python_function(padding, device):
         ({"algorithm": "fast"}, ValueError, "unknown algorithm 'fast'"),
     ],
 )
-def test_errors_say_what_was_expected(keywords, error, words, device):
+@each_kind
+def test_errors_say_what_was_expected(kind, keywords, error, words, device):
     x, w, bias = PROBLEMS["dense"].tensors(device, torch.float32)
+    name = "conv2d_fused"
+    if kind == "transposed":
+        name, w = "conv_transpose2d_fused", w.transpose(0, 1).contiguous()
     keywords = {
         k: torch.ones(v, device=device) if isinstance(v, tuple) else v for k, v in keywords.items()
     }
+    words = f"^{name}: {words}" if error is RuntimeError else words
     with pytest.raises(error, match=words):
-        customconv.conv2d_fused(x, w, bias, 1, 1, **keywords)
+        getattr(customconv, name)(x, w, bias, 1, 1, **keywords)
 
 
-def test_gradients_of_vectors_in_float32(device):
-    problem = PROBLEMS["dense"]
+@each_kind
+def test_gradients_of_vectors_in_float32(kind, device):
+    problem = of_kind(kind, "dense")
     x, w, bias, scale, residual = make(problem, device, torch.float32)
     tensors = leaves(x.bfloat16(), w.bfloat16(), bias, scale, residual.bfloat16())
     wide = [t.detach().double().requires_grad_() for t in tensors]
@@ -460,21 +551,27 @@ def test_gradients_of_vectors_in_float32(device):
             assert error < 0.03
 
 
-def test_types_must_agree(device):
+@pytest.mark.parametrize("name", ["conv2d_fused", "conv_transpose2d_fused"])
+def test_types_must_agree(name, device):
     x, w, bias = PROBLEMS["dense"].tensors(device, torch.float32)
+    w = w.transpose(0, 1) if "transpose" in name else w
+    convolve = getattr(customconv, name)
     scale = torch.ones(6, device=device, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match=r"expected a scale of type Float on .* but got Double"):
-        customconv.conv2d_fused(x, w, bias, 1, 1, scale=scale)
+    expected = rf"{name}: expected a scale of type Float on .* but got Double"
+    with pytest.raises(RuntimeError, match=expected):
+        convolve(x, w, bias, 1, 1, scale=scale)
     with FakeTensorMode() as mode:  # which says so before anything is compiled
         fakes = [mode.from_tensor(t) for t in (x, w, bias, scale)]
-        with pytest.raises(RuntimeError, match=r"a scale of type torch.float32 on .*64"):
-            customconv.conv2d_fused(*fakes[:3], 1, 1, scale=fakes[3])
+        with pytest.raises(RuntimeError, match=rf"{name}: .*a scale of type torch.float32 on .*64"):
+            convolve(*fakes[:3], 1, 1, scale=fakes[3])
 
 
-def test_empty_batches(device):
+@pytest.mark.parametrize("name", ["conv2d_fused", "conv_transpose2d_fused"])
+def test_empty_batches(name, device):
     x, w = torch.empty(0, 4, 9, 8, device=device), torch.ones(6, 4, 3, 3, device=device)
+    w = w.transpose(0, 1) if "transpose" in name else w
     residual = torch.empty(0, 6, 9, 8, device=device)
-    y = customconv.conv2d_fused(x, w, None, 1, 1, residual=residual, activation="relu")
+    y = getattr(customconv, name)(x, w, None, 1, 1, residual=residual, activation="relu")
     assert y.shape == (0, 6, 9, 8)
 
 
@@ -494,16 +591,36 @@ def test_the_planner_weighs_what_is_left_to_pytorch():
     assert "epilogue (2 passes)" in str(asked)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+def test_the_planner_knows_which_kernels_of_input_gradients_do_the_rest(layout):
+    """Those of the main loop, but no residual where phases are stored apart."""
+    arguments = {"op": "dgrad", "dtype": "float16", "weight": (64, 64, 3, 3), "padding": (1, 1),
+                 "channels_last": layout is torch.channels_last}  # fmt: skip
+    for stride, residual in itertools.product((1, 2), (False, True)):
+        problem = _C.ConvProblem(
+            **arguments, input=(8, 64, 56, 56), stride=(stride, stride), bias=True,
+            epilogue_passes=2 + residual, residual=residual,
+        )  # fmt: skip
+        plans = [plan for plan in _C.tunable(problem)[1] if plan.fuses]
+        assert all(plan.family == "implicit_gemm" for plan in plans)
+        apart = stride > 1 and (layout is torch.contiguous_format)
+        assert bool(plans) is not (apart and residual)
+        if residual:
+            assert not any(joins_phases(plan) for plan in plans)
+        assert _C.plan(problem).fuses or (apart and residual)
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("end", ["no backward pass", "a graph that is kept"])
-def test_the_graph_ends_with_its_output(activation, end, device):
+@pytest.mark.parametrize("operator", [conv2d_fused, conv_transpose2d_fused], ids=str)
+def test_the_graph_ends_with_its_output(operator, activation, end, device):
     """A node that owned its own output would keep both, and all before them, in memory."""
 
     class Mark:
         pass
 
-    x, w = (torch.randn(s, device=device) for s in ((1, 2, 5, 5), (3, 2, 3, 3)))
-    output = conv2d_fused(x, w.requires_grad_(), activation=activation)
+    x, w = (torch.randn(s, device=device) for s in ((1, 2, 5, 5), (2, 2, 3, 3)))
+    output = operator(x, w.requires_grad_(), activation=activation)
     output.grad_fn.metadata["mark"] = mark = Mark()
     alive = weakref.ref(mark)
     if end != "no backward pass":

@@ -100,7 +100,8 @@ PROFILED = {
     "aten::conv1d", "aten::conv2d", "aten::conv_transpose1d", "aten::conv_transpose2d",
     "aten::convolution", "aten::convolution_backward", "customconv::conv2d",
     "customconv::conv2d_fused", "customconv::conv2d_backward", "customconv::conv_transpose2d",
-    "customconv::conv_transpose2d_backward", "ConvolutionBackward0",
+    "customconv::conv_transpose2d_fused", "customconv::conv_transpose2d_backward",
+    "ConvolutionBackward0",
 }  # fmt: skip
 
 

@@ -256,6 +256,9 @@ WITH_SIZES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         x[:, :, 0], w[:, :, 0], padding=[x.shape[-1] // 4]
     ),
     "conv_transpose2d": lambda x, w: customconv.conv_transpose2d(x, w, padding=x.shape[-1] // 4),
+    "conv_transpose2d_fused": lambda x, w: customconv.conv_transpose2d_fused(
+        x, w, None, 1, x.shape[-1] // 4
+    ),
 }
 
 

@@ -160,10 +160,11 @@ def test_the_algorithm_is_a_string(name):
         *[("negative_slope", "steep", "float"), ("algorithm", None, "str")],
     ],
 )
-def test_the_other_arguments_of_a_fused_call(argument, value, expected):
+@pytest.mark.parametrize("name", ["conv2d_fused", "conv_transpose2d_fused"])
+def test_the_other_arguments_of_a_fused_call(name, argument, value, expected):
     x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
     with pytest.raises(TypeError) as error:
-        customconv.conv2d_fused(x, w, **{argument: value})
+        getattr(customconv, name)(x, w, **{argument: value})
     kind = type(value).__name__
     assert f"argument '{argument}' must be {expected}, not {kind}" in str(error.value)
 
@@ -193,12 +194,13 @@ def test_stats_are_reset_by_a_boolean(value):
 
 
 @pytest.mark.parametrize("input", [None, 1.0])
-def test_a_fused_call_refuses_them_too(input):
-    w = torch.randn(4, 4, 3, 3)
-    with pytest.raises(TypeError, match=r"^conv2d\(\)"):
-        customconv.conv2d_fused(input, w)
-    with pytest.raises(TypeError, match=r"^conv2d\(\)"):
-        customconv.conv2d_fused(torch.randn(1, 4, 6, 6), w, stride=True)
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
+def test_a_fused_call_refuses_them_too(name, input):
+    w, fused = torch.randn(4, 4, 3, 3), getattr(customconv, f"{name}_fused")
+    with pytest.raises(TypeError, match=rf"^{name}\(\)"):
+        fused(input, w)
+    with pytest.raises(TypeError, match=rf"^{name}\(\)"):
+        fused(torch.randn(1, 4, 6, 6), w, stride=True)
 
 
 @pytest.mark.parametrize(("kind", "shape"), [("Conv1d", (4, 9)), ("Conv2d", (4, 9, 9))])

@@ -20,8 +20,10 @@ def flops(convolve, x, w, backward, **geometry):
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(
-    "name", ["conv1d", "conv2d", "conv2d_fused", "conv_transpose1d", "conv_transpose2d"]
-)
+    "name",
+    ["conv1d", "conv2d", "conv2d_fused", "conv_transpose1d", "conv_transpose2d",
+     "conv_transpose2d_fused"],
+)  # fmt: skip
 def test_counts_are_pytorchs(name, groups, backward, device):
     sizes = [9] if "1d" in name else [9, 8]
     channels, outputs = (4, 6 // groups) if "transpose" in name else (6, 4 // groups)

@@ -744,13 +744,17 @@ def test_tuning_adds_no_rounding():
 
 
 @pytest.mark.gpu
-def test_fused_calls_are_tuned():
+@pytest.mark.parametrize("name", ["conv2d_fused", "conv_transpose2d_fused"])
+def test_fused_calls_are_tuned(name: str):
     x = torch.randn(4, 64, 20, 20, device="cuda", dtype=torch.float16)
     w = torch.randn(64, 64, 3, 3, device="cuda", dtype=torch.float16)
-    bias, residual = x.new_ones(64), torch.randn(4, 64, 18, 18, device="cuda").half()
+    side = 18 if name == "conv2d_fused" else 22
+    bias, residual = x.new_ones(64), torch.randn(4, 64, side, side, device="cuda").half()
 
     def call() -> torch.Tensor:
-        return customconv.conv2d_fused(x, w, bias, residual=residual, activation="silu")
+        convolve = getattr(customconv, name)
+        y: torch.Tensor = convolve(x, w, bias, residual=residual, activation="silu")
+        return y
 
     expected = call()
     report = customconv.tune(call)

@@ -5,6 +5,7 @@
 #include "torch/batch_invariance.h"
 #include "torch/cuda/convolve.h"
 #include "torch/fused.h"
+#include "torch/operator.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
 #include "torch/stats.h"
@@ -28,20 +29,42 @@ Tensor conv2d_cuda(const Tensor& input, const Tensor& weight, const std::optiona
                      c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups);
 }
 
-// By one kernel where the planner says so, else by conv2d and PyTorch's operators.
+// By one kernel where the planner says so, else by a convolution and PyTorch's operators.
+template <typename Op>
+Tensor fused_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                  const Geometry& geometry, const FusedOptions& options, const Op& op) {
+  auto output =
+      convolve_fused(input, weight, bias, geometry, options, algorithm_named(op.algorithm));
+  if (output) return std::move(*output);
+  return compose_fused(op, input, weight, bias, options, /*in_place=*/true);
+}
+
 Tensor conv2d_fused_cuda(const Tensor& input, const Tensor& weight,
                          const std::optional<Tensor>& bias, at::IntArrayRef stride,
                          at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                          const std::optional<Tensor>& scale, const std::optional<Tensor>& residual,
                          std::string_view activation, bool residual_last, double negative_slope,
                          std::string_view algorithm) {
-  const FusedOptions options{scale, residual, activation, residual_last, negative_slope};
-  auto output = convolve_fused(input, weight, bias, {stride, padding, dilation, groups}, options,
-                               algorithm_named(algorithm));
-  if (output) return std::move(*output);
-  return compose_fused(input, weight, bias, c10::fromIntArrayRefSlow(stride),
-                       c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation),
-                       groups, options, algorithm, /*in_place=*/true);
+  return fused_cuda(input, weight, bias, {stride, padding, dilation, groups},
+                    {scale, residual, activation, residual_last, negative_slope},
+                    Conv2d(c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
+                           c10::fromIntArrayRefSlow(dilation), groups, algorithm));
+}
+
+Tensor conv_transpose2d_fused_cuda(const Tensor& input, const Tensor& weight,
+                                   const std::optional<Tensor>& bias, at::IntArrayRef stride,
+                                   at::IntArrayRef padding, at::IntArrayRef output_padding,
+                                   int64_t groups, at::IntArrayRef dilation,
+                                   const std::optional<Tensor>& scale,
+                                   const std::optional<Tensor>& residual,
+                                   std::string_view activation, bool residual_last,
+                                   double negative_slope, std::string_view algorithm) {
+  return fused_cuda(
+      input, weight, bias, {stride, padding, dilation, groups, true, output_padding},
+      {scale, residual, activation, residual_last, negative_slope},
+      ConvTranspose2d(c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
+                      c10::fromIntArrayRefSlow(output_padding), groups,
+                      c10::fromIntArrayRefSlow(dilation), algorithm));
 }
 
 Tensor conv_transpose2d_cuda(const Tensor& input, const Tensor& weight,
@@ -105,6 +128,7 @@ TORCH_LIBRARY_IMPL(customconv, CUDA, m) {
   m.impl("conv2d_fused", conv2d_fused_cuda);
   m.impl("conv2d_backward", conv2d_backward_cuda);
   m.impl("conv_transpose2d", conv_transpose2d_cuda);
+  m.impl("conv_transpose2d_fused", conv_transpose2d_fused_cuda);
   m.impl("conv_transpose2d_backward", conv_transpose2d_backward_cuda);
 }
 

@@ -9,6 +9,7 @@
 #include "torch/cuda/plans.h"
 #include "torch/cuda/run.h"
 #include "torch/fused.h"
+#include "torch/operator.h"
 #include "torch/stats.h"
 
 namespace customconv::torch_layer {
@@ -74,19 +75,30 @@ OrFallback<Convolution> describe_dense(const Convolution& conv, const Tensor& in
                   bias, geometry, tf32);
 }
 
-// Runs a plan of ours for the output.
-Tensor run_plan(const Convolution& conv, const ConvPlan& plan, const std::optional<Tensor>& bias,
-                const FusedOptions& options, const StatisticsParts& statistics = {}) {
+// The problem of the output. A transposed convolution's input is copied if it does not lie in its
+// memory format.
+ConvProblem problem_of_output(Convolution& conv) {
+  if (conv.transposed) conv.input = conv.input.contiguous(conv.format);
+  ConvProblem problem = conv.problem_of(Pass::kFprop);
+  if (conv.transposed) problem.y_aligned = is_aligned(conv.input);
+  return problem;
+}
+
+// Runs a plan of ours for the output: of a transposed convolution by the kernels of an input
+// gradient.
+Tensor run_plan(const Convolution& conv, const ConvProblem& problem, const ConvPlan& plan,
+                const std::optional<Tensor>& bias, const FusedOptions& options,
+                const StatisticsParts& statistics = {}) {
   const Tensor output = empty_like(conv.input, conv.output_sizes(), conv.format);
   Operands operands;
-  operands.x = read_only(conv.input);
+  operands.*(conv.transposed ? &Operands::y : &Operands::x) = read_only(conv.input);
   operands.w = read_only(conv.weight);
-  operands.y = output.mutable_data_ptr();
+  operands.*(conv.transposed ? &Operands::x : &Operands::y) = output.mutable_data_ptr();
   std::vector<Tensor> dense;  // lives until the launch
   Epilogue& epilogue = operands.epilogue;
   epilogue.statistics = statistics;
   const bool has_scale = options.scale && options.scale->defined();
-  epilogue.float32_vectors = (conv.problem.has_bias && is_wide(*bias, conv.input)) ||
+  epilogue.float32_vectors = (problem.has_bias && is_wide(*bias, conv.input)) ||
                              (has_scale && is_wide(*options.scale, conv.input));
   const auto data_of = [&](const Tensor& values) {
     const bool converts = epilogue.float32_vectors && values.scalar_type() != at::kFloat;
@@ -94,34 +106,38 @@ Tensor run_plan(const Convolution& conv, const ConvPlan& plan, const std::option
     dense.push_back(converts ? values.to(at::kFloat).contiguous() : values.contiguous());
     return dense.back().const_data_ptr();
   };
-  if (conv.problem.has_bias) epilogue.bias = data_of(*bias);
+  const bool adds_bias = problem.has_bias && conv.transposed && !plan.fuses;
+  if (problem.has_bias && !adds_bias) epilogue.bias = data_of(*bias);
   if (plan.fuses) {
     if (has_scale) epilogue.scale = data_of(*options.scale);
-    if (conv.problem.has_residual) epilogue.residual = options.residual->const_data_ptr();
+    if (problem.has_residual) epilogue.residual = options.residual->const_data_ptr();
     epilogue.residual_last = options.residual_last;
     epilogue.activation = activation_named(options.activation);
     epilogue.negative_slope = static_cast<float>(options.negative_slope);
   }
-  run(conv.problem, plan, operands, conv.input.scalar_type());
+  run(problem, plan, operands, conv.input.scalar_type());
+  count(Pass::kFprop, plan.family);
+  if (adds_bias) output.add_(bias->view({-1, 1, 1}));
   return conv.batched ? output : output.squeeze(0);
 }
 
 OrFallback<WithStatistics> with_statistics_of(Convolution& conv,
                                               const std::optional<Tensor>& bias) {
+  ConvProblem problem = problem_of_output(conv);
   const ConvPlan chosen =
-      plan_on(conv.input.get_device(), conv.problem, Algorithm::kAuto, /*prefer=*/false);
+      plan_on(conv.input.get_device(), problem, Algorithm::kAuto, /*prefer=*/false);
   if (chosen.family == FamilyId::kAten) return why_aten(chosen, conv.input);
-  count(Pass::kFprop, chosen.family);
-  StatisticsMemory statistics(chosen.statistics_parts, conv.problem.K, conv.input.device());
-  return WithStatistics{run_plan(conv, chosen, bias, {}, statistics.parts), std::move(statistics)};
+  StatisticsMemory statistics(chosen.statistics_parts, problem.K, conv.input.device());
+  return WithStatistics{run_plan(conv, problem, chosen, bias, {}, statistics.parts),
+                        std::move(statistics)};
 }
 
 OrFallback<Tensor> output_of(Convolution& conv, const std::optional<Tensor>& bias,
                              Algorithm wanted) {
-  const ConvPlan chosen = plan_on(conv.input.get_device(), conv.problem, wanted, /*prefer=*/false);
+  ConvProblem problem = problem_of_output(conv);
+  const ConvPlan chosen = plan_on(conv.input.get_device(), problem, wanted, /*prefer=*/false);
   if (chosen.family == FamilyId::kAten) return why_aten(chosen, conv.input);
-  count(Pass::kFprop, chosen.family);
-  return run_plan(conv, chosen, bias, {});
+  return run_plan(conv, problem, chosen, bias, {});
 }
 
 // Whether a residual lies as the output will. Another one is added by PyTorch, which need not copy
@@ -143,28 +159,6 @@ bool is_grad_output(const Convolution& conv, const Tensor& grad_output) {
          grad_output.scalar_type() == conv.input.scalar_type() &&
          grad_output.device() == conv.input.device() &&
          batched(grad_output).sizes() == at::IntArrayRef(conv.output_sizes());
-}
-
-// By the kernels of an input gradient.
-OrFallback<Tensor> transposed_output_of(const Convolution& conv, const std::optional<Tensor>& bias,
-                                        Algorithm wanted) {
-  const Tensor dense = conv.input.contiguous(conv.format);
-  ConvProblem problem = conv.problem_of(Pass::kFprop);
-  problem.y_aligned = is_aligned(dense);
-  const ConvPlan chosen = plan_on(dense.get_device(), problem, wanted, /*prefer=*/false);
-  if (chosen.family == FamilyId::kAten) return why_aten(chosen, dense);
-  Tensor output = empty_like(dense, conv.output_sizes(), conv.format);
-  Operands operands;
-  operands.x = output.mutable_data_ptr();
-  operands.w = read_only(conv.weight);
-  operands.y = read_only(dense);
-  const bool adds_bias = problem.has_bias && !chosen.fuses;
-  const Tensor vector = problem.has_bias ? bias->contiguous() : Tensor();
-  if (problem.has_bias && !adds_bias) operands.epilogue.bias = vector.const_data_ptr();
-  run(problem, chosen, operands, dense.scalar_type());
-  count(Pass::kFprop, chosen.family);
-  if (adds_bias) output.add_(vector.view({-1, 1, 1}));
-  return conv.batched ? output : output.squeeze(0);
 }
 
 // The gradients of input and weight that the mask asks for, by PyTorch as it was tuned.
@@ -273,8 +267,7 @@ OrFallback<Tensor> convolve(const Tensor& input, const Tensor& weight,
   if (wants_copies(*conv, Pass::kFprop, wanted)) {
     conv = describe_dense(*conv, input, weight, bias, geometry, tf32);
   }
-  return geometry.transposed ? transposed_output_of(*conv, bias, wanted)
-                             : output_of(*conv, bias, wanted);
+  return output_of(*conv, bias, wanted);
 }
 
 OrFallback<WithStatistics> convolve_with_statistics(const Tensor& input, const Tensor& weight,
@@ -306,22 +299,23 @@ std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
     if (!conv->problem.batch_invariant) return std::nullopt;
     conv = describe_dense(*conv, input, weight, usual_bias, geometry, allows_tf32());
   }
-  ConvProblem& problem = conv->problem;
   auto sizes = conv->output_sizes();
   const at::IntArrayRef asked = conv->batched ? sizes : at::IntArrayRef(sizes).slice(1);
-  check_fused(bias, options, input, c10::fromIntArrayRefSlow(asked));
-  problem.has_bias = problem.has_bias || wide_bias;
-  problem.epilogue_passes = count_passes(bias, options, input);
-  problem.has_residual = options.residual && options.residual->defined();
-  if (problem.epilogue_passes == 0) return std::nullopt;
-  const bool moves = problem.has_residual && !lies_as_output(*conv, *options.residual);
-  if (moves && !problem.batch_invariant) return std::nullopt;
+  check_fused(geometry.transposed ? ConvTranspose2d::kFused : Conv2d::kFused, bias, options, input,
+              c10::fromIntArrayRefSlow(asked));
+  ConvProblem& described = conv->problem;
+  described.has_bias = described.has_bias || wide_bias;
+  described.epilogue_passes = count_passes(bias, options, input, geometry.transposed);
+  described.has_residual = options.residual && options.residual->defined();
+  if (described.epilogue_passes == 0 && !wide_bias) return std::nullopt;
+  const bool moves = described.has_residual && !lies_as_output(*conv, *options.residual);
+  if (moves && !described.batch_invariant) return std::nullopt;
+  ConvProblem problem = problem_of_output(*conv);
   const ConvPlan chosen = plan_on(input.get_device(), problem, wanted, /*prefer=*/false);
   if (!chosen.fuses) return std::nullopt;
   FusedOptions laid_out = options;
   if (moves) laid_out.residual = dense_and_aligned(*options.residual, conv->format);
-  count(Pass::kFprop, chosen.family);
-  return run_plan(*conv, chosen, bias, laid_out);
+  return run_plan(*conv, problem, chosen, bias, laid_out);
 }
 
 OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor& input,
