@@ -313,7 +313,20 @@ def test_explain_compile_says_what_and_why(fuses_on_the_cpu, capsys):
     printed = capsys.readouterr().out
     assert printed.strip() == str(report).strip()
     assert "4 convolutions in 1 graph, 2 fused, 2 computed alone, 0 left" in printed
-    assert "only the bias is fused" in printed
+    assert "up      conv_transpose2d" in printed
+
+
+def test_explain_compile_names_what_follows_a_transposed_convolution(fuses_on_the_cpu):
+    model = nn.Sequential(
+        nn.ConvTranspose2d(4, 6, 4, 2, 1), nn.BatchNorm2d(6), nn.ReLU(),
+        nn.ConvTranspose2d(6, 3, 4, 2, 1), nn.Tanh(),
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        report = customconv.explain_compile(model, torch.randn(2, 4, 6, 5), quiet=True)
+    assert [each.parts for each in report.convolutions] == [
+        ("conv_transpose2d", "batch norm", "relu"), ("conv_transpose2d",)
+    ]  # fmt: skip
+    assert "tanh" in report.convolutions[1].reason
 
 
 @pytest.mark.parametrize("method", [False, True])
@@ -528,6 +541,23 @@ def test_gradients_of_a_training_step_count_too(trained, passes):
     ]
     assert [fields["op"] for fields in asked] == passes
     assert {(fields["H"], fields["W"]) for fields in asked} == {(5, 7), (10, 14)}
+
+
+def test_the_planner_is_told_what_follows_a_transposed_convolution():
+    """It knows for each layout whether kernels do that."""
+
+    def function(x, w, bias, y):
+        return OPS.conv_transpose2d_fused(
+            x, w, bias, 2, 1, 1, scale=bias, residual=y, activation="relu"
+        )
+
+    x, w, bias, y = (torch.empty(s) for s in ((2, 6, 5, 7), (6, 6, 3, 3), (6,), (2, 6, 10, 14)))
+    (node,) = (n for n in traced(function, x, w, bias, y).graph.nodes if n.target in FORWARD)
+    problems = problems_of(node, channels_last=True, with_gradients=True)
+    asked = {problem.fields["op"]: problem.fields for problem in problems}
+    told = "bias", "residual", "epilogue_passes"
+    assert [asked["dgrad"][name] for name in told] == [True, True, 3]
+    assert [asked["wgrad"][name] for name in told] == [False, False, 0]
 
 
 def test_weights_that_fit_are_read_where_they_are():

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("fuses_on_the_cpu")
 FUSED = torch.ops.customconv.conv2d_fused.default
 PLAIN = torch.ops.customconv.conv2d.default
 TRANSPOSED = torch.ops.customconv.conv_transpose2d.default
+TRANSPOSED_FUSED = torch.ops.customconv.conv_transpose2d_fused.default
 FOLD = torch.ops.customconv.fold_batch_norms.default
 
 Forward = Callable[[Any, Tensor], Any]
@@ -100,6 +101,10 @@ def forget_compiled_code():
 def run(model: nn.Module, *inputs: Tensor) -> tuple[Fusing, Any]:
     backend = Fusing()
     return backend, torch.compile(model, backend=backend, fullgraph=True)(*inputs)
+
+
+def conv_transposed(c: int = 6, k: int = 8, **keywords: Any) -> nn.ConvTranspose2d:
+    return nn.ConvTranspose2d(c, k, 3, padding=1, **keywords)
 
 
 def conv(c: int = 6, k: int = 8, r: int = 3, **keywords: Any) -> nn.Conv2d:
@@ -240,7 +245,59 @@ PATTERNS: dict[str, tuple[Model, list[list[str]]]] = {
     ),
     "transposed": (
         Model(lambda m, x: F.relu(m.c(x)), c=nn.ConvTranspose2d(8, 6, 3, 2, 1, 1)),
+        [["conv_transpose2d", "relu"]],
+    ),
+    "transposed_alone": (
+        Model(lambda m, x: m.c(x), c=nn.ConvTranspose2d(8, 6, 2, 2)),
         [["conv_transpose2d"]],
+    ),
+    "transposed_batch_norm": (
+        Model(
+            lambda m, x: F.relu(m.b(m.c(x)), inplace=True),
+            c=nn.ConvTranspose2d(8, 6, 4, (2, 3), 1, (1, 2), bias=False), b=nn.BatchNorm2d(6),
+        ),
+        [["conv_transpose2d", "batch norm", "relu"]],
+    ),
+    "transposed_batch_norm_and_bias": (
+        Model(
+            lambda m, x: F.leaky_relu(m.b(m.c(x)), 0.2),
+            c=nn.ConvTranspose2d(8, 6, 3, 2, 1, 1, groups=2, dilation=2), b=nn.BatchNorm2d(6),
+        ),
+        [["conv_transpose2d", "batch norm", "leaky_relu"]],
+    ),
+    "transposed_residual": (
+        Model(
+            lambda m, x: F.relu(m.b(m.c(x)) + x), c=conv_transposed(8, 8), b=nn.BatchNorm2d(8)
+        ),
+        [["conv_transpose2d", "batch norm", "residual", "relu"]],
+    ),
+    "transposed_residual_last": (
+        Model(lambda m, x: F.gelu(m.c(x)) + x, c=conv_transposed(8, 8)),
+        [["conv_transpose2d", "gelu", "residual"]],
+    ),
+    "transposed_numbers": (
+        Model(lambda m, x: F.silu((m.c(x) - 0.5) * 2 / 3 + 1), c=conv_transposed()),
+        [["conv_transpose2d", "bias", "scale", "scale", "bias", "silu"]],
+    ),
+    "transposed_depthwise": (
+        Model(lambda m, x: F.hardswish(m.c(x)), c=conv_transposed(8, 8, groups=8)),
+        [["conv_transpose2d", "hardswish"]],
+    ),
+    "transposed_image": (
+        Model(lambda m, x: F.relu(m.c(x[0])), c=conv_transposed(8)),
+        [["conv_transpose2d", "relu"]],
+    ),
+    "up_and_across": (
+        Model(
+            lambda m, x: F.relu(m.c(x) + m.d(x)), c=conv_transposed(8, 6), d=conv(8, 6)
+        ),
+        [["conv_transpose2d"], ["conv2d", "residual", "relu"]],
+    ),
+    "across_and_up": (
+        Model(
+            lambda m, x: F.relu(m.d(x) + m.c(x)), c=conv_transposed(8, 6), d=conv(8, 6)
+        ),
+        [["conv2d"], ["conv_transpose2d", "residual", "relu"]],
     ),
     "signals": (
         Model(
@@ -251,7 +308,14 @@ PATTERNS: dict[str, tuple[Model, list[list[str]]]] = {
     ),
     "transposed_signals": (
         Model(lambda m, x: F.relu(m.c(x.flatten(2))), c=nn.ConvTranspose1d(8, 6, 4, 2, 1)),
-        [["conv_transpose1d"]],
+        [["conv_transpose1d", "relu"]],
+    ),
+    "transposed_signals_batch_norm": (
+        Model(
+            lambda m, x: F.relu(m.b(m.c(x.flatten(2))) + x.flatten(2)),
+            c=nn.ConvTranspose1d(8, 8, 5, padding=4, dilation=2), b=nn.BatchNorm1d(8),
+        ),
+        [["conv_transpose1d", "batch norm", "residual", "relu"]],
     ),
     "one_image": (Model(lambda m, x: F.relu(m.c(x[0])), c=conv(8)), [["conv2d", "relu"]]),
 }  # fmt: skip
@@ -275,16 +339,21 @@ def test_a_pattern_is_fused_and_exact(pattern):
     assert_equal(actual, expected, **tolerances(torch.float64, 1000))
     assert actual.stride() == expected.stride()
     # One operator for each convolution, and nothing that is fused besides it.
-    convolutions = [t for t in backend.called() if t in (FUSED, PLAIN, TRANSPOSED)]
-    assert [t is FUSED for t in convolutions] == [len(each) > 1 for each in parts]
-    if pattern not in ("later_residual", "transposed", "transposed_signals", "vectors",
-                       "vector_twice", "signals", "one_image"):  # fmt: skip
+    kinds = {FUSED: "conv2d", PLAIN: "conv2d"}
+    kinds |= {TRANSPOSED_FUSED: "conv_transpose2d", TRANSPOSED: "conv_transpose2d"}
+    convolutions = [t for t in backend.called() if t in kinds]
+    fused = [t in (FUSED, TRANSPOSED_FUSED) for t in convolutions]
+    assert fused == [len(each) > 1 for each in parts]
+    assert [kinds[t] for t in convolutions] == [each[0].replace("1d", "2d") for each in parts]
+    others = "later_residual", "vectors", "vector_twice", "one_image", "transposed_image"
+    if "signals" not in pattern and pattern not in others:
         assert backend.called() == convolutions
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_layouts_stay_as_they_are(layout):
-    model = settled(PATTERNS["residual"][0]).to(memory_format=layout)
+@pytest.mark.parametrize("pattern", ["residual", "transposed_residual"])
+def test_layouts_stay_as_they_are(pattern, layout):
+    model = settled(PATTERNS[pattern][0]).to(memory_format=layout)
     x = input_of(model).contiguous(memory_format=layout)
     with torch.no_grad():
         expected = model(x)
@@ -565,31 +634,35 @@ TRAINED = {
 }
 
 
+@pytest.mark.parametrize("kind", ["conv2d", "conv_transpose2d"])
 @pytest.mark.parametrize("name", TRAINED)
-def test_training_fuses_what_costs_the_backward_pass_nothing(name):
-    forward, parts = TRAINED[name]
-    model = Model(forward, c=conv(8, 8)).double()
+def test_training_fuses_what_costs_the_backward_pass_nothing(name, kind):
+    forward, (_, *parts) = TRAINED[name]
+    convolution = conv(8, 8) if kind == "conv2d" else conv_transposed(8, 8)
+    model = Model(forward, c=convolution).double()
     x = input_of(model).double()
     backend = Fusing(differentiates=True)
     actual = gradients(torch.compile(model, backend=backend, fullgraph=True), x)
-    assert list(backend.found[0].parts) == parts
+    assert list(backend.found[0].parts) == [kind, *parts]
     for ours, expected in zip(actual, gradients(model, x), strict=True):
         torch.testing.assert_close(ours, expected)
     (graph_module,) = backend.backward
     called = [n.target for n in graph_module.graph.nodes if str(n.target).startswith("customconv")]
-    assert called == [torch.ops.customconv.conv2d_backward.default]
+    assert called == [getattr(torch.ops.customconv, f"{kind}_backward").default]
 
 
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_batch_norm_in_evaluation_mode_is_fused_unless_it_learns(frozen, shifted):
+@pytest.mark.parametrize("kind", ["conv2d", "conv_transpose2d"])
+def test_a_batch_norm_in_evaluation_mode_is_fused_unless_it_learns(kind, frozen, shifted):
     """What else learns in front of it has its gradient, such as the convolution's bias."""
 
     def forward(m, x):
         y = m.c(x)
         return F.relu(m.b(y + m.d.bias.view(-1, 1, 1) if shifted else y))
 
-    model = settled(Model(forward, c=conv(), b=nn.BatchNorm2d(8), d=nn.Linear(1, 8))).double()
+    c = conv() if kind == "conv2d" else conv_transposed()
+    model = settled(Model(forward, c=c, b=nn.BatchNorm2d(8), d=nn.Linear(1, 8))).double()
     for parameter in model.b.parameters():
         parameter.requires_grad_(not frozen)
     x = input_of(model).double()
@@ -599,7 +672,7 @@ def test_a_batch_norm_in_evaluation_mode_is_fused_unless_it_learns(frozen, shift
     ours, theirs = (torch.autograd.grad(f(x).square().sum(), learning) for f in (compiled, model))
     torch.testing.assert_close(ours, theirs)
     fused = ["bias"] * shifted + ["batch norm", "relu"] if frozen else ["bias"] * shifted
-    assert list(backend.found[0].parts) == ["conv2d", *fused]
+    assert list(backend.found[0].parts) == [kind, *fused]
     if not frozen:
         assert "need gradients" in backend.found[0].reason
 
@@ -771,21 +844,21 @@ def test_operands_of_other_types_are_computed_as_without_fusion(name):
         assert (actual - expected).abs().max() <= most
 
 
-def test_any_size_is_fused_in_one_graph():
-    model = settled(PATTERNS["residual"][0])
+@pytest.mark.parametrize("pattern", ["residual", "transposed_residual"])
+def test_any_size_is_fused_in_one_graph(pattern):
+    model = settled(PATTERNS[pattern][0])
     backend = Fusing()
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
     with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
         for size in [(2, 8, 7, 9), (3, 8, 12, 10), (5, 8, 9, 16)]:
             x = torch.randn(size)
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
-    assert [list(each.parts) for each in backend.found] == [
-        ["conv2d", "batch norm", "residual", "relu"]
-    ]
+    assert [list(each.parts) for each in backend.found] == PATTERNS[pattern][1]
 
 
-def test_autocast_keeps_what_a_batch_norm_multiplies_in_float32():
-    model = settled(PATTERNS["residual"][0])
+@pytest.mark.parametrize("pattern", ["residual", "transposed_residual"])
+def test_autocast_keeps_what_a_batch_norm_multiplies_in_float32(pattern):
+    model = settled(PATTERNS[pattern][0])
     x = input_of(model)
     with torch.no_grad():
         exact = model(x)
@@ -793,6 +866,6 @@ def test_autocast_keeps_what_a_batch_norm_multiplies_in_float32():
             eager = model(x)
             backend, actual = run(model, x)
     # The residual is in float32, and so is the sum.
-    assert list(backend.found[0].parts) == ["conv2d", "batch norm"]
+    assert list(backend.found[0].parts) == PATTERNS[pattern][1][0][:2]
     assert actual.dtype == eager.dtype
     assert (actual - exact).norm() <= 2 * (eager - exact).norm()

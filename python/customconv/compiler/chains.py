@@ -1,4 +1,4 @@
-"""Chains: a convolution and the operators after it that ``conv2d_fused`` computes with it."""
+"""Chains: a convolution and the operators after it that a fused operator computes with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .operators import (
 )
 
 # Activations whose derivative follows from their result, which training keeps anyway. For another
-# one, the backward pass of conv2d_fused would convolve once more.
+# one, the backward pass of a fused operator would convolve once more.
 _CHEAP_IN_TRAINING = frozenset({"relu", "relu6", "leaky_relu", "sigmoid", "hardsigmoid"})
 
 
@@ -106,8 +106,6 @@ def find(convolution: Convolution, node: fx.Node) -> Chain:
     """The longest chain that begins with a convolution and can be computed in one."""
     chain = Chain(convolution, [node], node)
     try:
-        if convolution.transposed:
-            raise Refused("of a transposed convolution, only the bias is fused")
         while True:
             _extend(chain)
     except Refused as reason:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,14 +14,10 @@ from .. import _C
 from .nodes import CAST, is_channels_last, tensor_of
 
 _OPS = torch.ops.customconv
-FORWARD = frozenset(
-    {
-        _OPS.conv2d.default,
-        _OPS.conv2d_fused.default,
-        _OPS.conv2d_statistics.default,
-        _OPS.conv_transpose2d.default,
-    }
-)
+_TRANSPOSED = frozenset({_OPS.conv_transpose2d.default, _OPS.conv_transpose2d_fused.default})
+FORWARD = _TRANSPOSED | {
+    _OPS.conv2d.default, _OPS.conv2d_fused.default, _OPS.conv2d_statistics.default
+}  # fmt: skip
 _BACKWARD = frozenset({_OPS.conv2d_backward.default, _OPS.conv_transpose2d_backward.default})
 
 # What converting kernels read and write: 0.7 of the memory's bandwidth on the GPU whose prices the
@@ -93,7 +89,7 @@ def problems_of(
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = dict(zip(names, node.args, strict=False))
     images, weight = tensor_of(given["input"]), tensor_of(given["weight"])
-    transposed = node.target is _OPS.conv_transpose2d.default
+    transposed = node.target in _TRANSPOSED
     passes = ["dgrad" if transposed else "fprop"]
     if with_gradients:
         passes.append("wgrad")
@@ -102,6 +98,8 @@ def problems_of(
     # A transposed convolution is planned as the gradient of one whose input is its result.
     shape = tensor_of(node).shape if transposed else images.shape
     for op in passes:
+        # Whether kernels of an input gradient do the rest depends on the layout.
+        rest = _epilogue(given.get("bias"), node.kwargs) if op == "dgrad" and transposed else {}
         yield _C.ConvProblem(
             op=op,
             dtype=str(images.dtype).removeprefix("torch."),
@@ -111,10 +109,18 @@ def problems_of(
             padding=_pair(given.get("padding", 0)),
             dilation=_pair(given.get("dilation", 1)),
             groups=given.get("groups", 1),
-            bias=op == "dgrad" and transposed and given.get("bias") is not None,
             channels_last=channels_last or is_channels_last(images),
             tf32=allows_tf32(),
+            **rest,
         )
+
+
+def _epilogue(bias: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the planner is told of what follows a transposed convolution."""
+    residual = options.get("residual") is not None
+    passes = (options.get("scale") is not None) + residual
+    passes += options.get("activation", "none") != "none"
+    return {"bias": bias is not None, "residual": residual, "epilogue_passes": passes}
 
 
 def allows_tf32() -> bool:

@@ -85,7 +85,7 @@ class Multiply:
 
 @dataclass(frozen=True)
 class Activation:
-    """A function of each element, by the name that ``conv2d_fused`` has for it."""
+    """A function of each element, by the name that fused operators have for it."""
 
     input: fx.Node
     name: str

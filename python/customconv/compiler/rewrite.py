@@ -1,4 +1,4 @@
-"""Graphs in which chains have become calls of ``conv2d_fused``."""
+"""Graphs in which chains have become calls of ``conv2d_fused`` and ``conv_transpose2d_fused``."""
 
 from __future__ import annotations
 
@@ -188,26 +188,26 @@ class _Writer:
             w = self._node(torch.unsqueeze, w, -2)
             if residual is not None:
                 residual = self._node(torch.unsqueeze, residual, -2)
-        numbers = self.numbers
         if convolution.transposed:
-            order = "stride", "padding", "output_padding", "groups", "dilation"
-            arguments = [numbers[name] for name in order]
-            result = self._node(_OPS.conv_transpose2d.default, x, w, convolution.bias, *arguments)
+            plain, fused = _OPS.conv_transpose2d.default, _OPS.conv_transpose2d_fused.default
+            order = ["stride", "padding", "output_padding", "groups", "dilation"]
         else:
-            arguments = [numbers[name] for name in ("stride", "padding", "dilation", "groups")]
-            if not chain.is_fused:
-                result = self._node(_OPS.conv2d.default, x, w, convolution.bias, *arguments)
-            else:
-                scale, shift = self._scale_and_shift()
-                more: dict[str, Any] = {"scale": scale, "residual": residual}
-                if chain.activation is not None:
-                    more["activation"] = chain.activation.name
-                    if chain.activation.name == "leaky_relu":
-                        more["negative_slope"] = chain.activation.negative_slope
-                if chain.residual_last:
-                    more["residual_last"] = True
-                more = {name: value for name, value in more.items() if value is not None}
-                result = self._node(_OPS.conv2d_fused.default, x, w, shift, *arguments, **more)
+            plain, fused = _OPS.conv2d.default, _OPS.conv2d_fused.default
+            order = ["stride", "padding", "dilation", "groups"]
+        arguments = [self.numbers[name] for name in order]
+        if not chain.is_fused:
+            result = self._node(plain, x, w, convolution.bias, *arguments)
+        else:
+            scale, shift = self._scale_and_shift()
+            more: dict[str, Any] = {"scale": scale, "residual": residual}
+            if chain.activation is not None:
+                more["activation"] = chain.activation.name
+                if chain.activation.name == "leaky_relu":
+                    more["negative_slope"] = chain.activation.negative_slope
+            if chain.residual_last:
+                more["residual_last"] = True
+            more = {name: value for name, value in more.items() if value is not None}
+            result = self._node(fused, x, w, shift, *arguments, **more)
         return self._node(torch.squeeze, result, -2) if flat else result
 
     def _node(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
