@@ -22,8 +22,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import customconv
 from customconv.compiler import dynamo, rewrite
+from customconv.compiler.composed import compose_unfused
 from customconv.compiler.inductor import InductorPass
 from customconv.compiler.layout import (
+    CHANNELS_LAST,
     FORWARD,
     choose_layout,
     has_channels_last_images,
@@ -558,6 +560,59 @@ def test_the_planner_is_told_what_follows_a_transposed_convolution():
     told = "bias", "residual", "epilogue_passes"
     assert [asked["dgrad"][name] for name in told] == [True, True, 3]
     assert [asked["wgrad"][name] for name in told] == [False, False, 0]
+
+
+COMPOSED = {
+    "vectors": {"scale": True},
+    "residual": {"scale": True, "residual": True, "activation": "relu"},
+    "residual_last": {"residual": True, "activation": "gelu", "residual_last": True},
+    "slope": {"activation": "leaky_relu", "negative_slope": 0.3},
+    **{name: {"activation": name} for name in (
+        "relu6", "sigmoid", "hardsigmoid", "silu", "hardswish", "gelu_tanh"
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("groups", [1, 6])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_transposed_convolutions_are_taken_apart_where_no_kernel_does_all(name, dtype, groups):
+    """There are none for float64 and depthwise ones."""
+    options = dict(COMPOSED[name])
+
+    def function(x, w, bias, scale, residual):
+        given = options | {"scale": scale} if "scale" in options else options
+        given = given | {"residual": residual} if "residual" in options else given
+        return OPS.conv_transpose2d_fused(x, w, bias, 1, 1, 0, groups, **given)
+
+    x, w = torch.randn(2, 6, 8, 8, dtype=dtype), torch.randn(6, 6 // groups, 3, 3, dtype=dtype)
+    bias, scale = (torch.randn(6).to(torch.promote_types(dtype, torch.float32)) for _ in range(2))
+    tensors = x, w, bias, scale, torch.randn(2, 6, 8, 8, dtype=dtype)
+    graph_module = traced(function, *tensors)
+    InductorPass()(graph_module.graph)
+    graph_module.graph.lint()
+    graph_module.recompile()
+    called = calls(graph_module)
+    stays = dtype == torch.float16 and groups == 1
+    assert (OPS.conv_transpose2d_fused.default in called) is stays
+    assert (OPS.conv_transpose2d.default in called) is not stays
+    actual, expected = graph_module(*tensors), function(*tensors)
+    torch.testing.assert_close(actual, expected, rtol=2e-3 if dtype == torch.float16 else 1e-6,
+                               atol=2e-2 if dtype == torch.float16 else 1e-6)  # fmt: skip
+
+
+def test_what_is_taken_apart_keeps_its_layout():
+    def function(x, w):
+        return OPS.conv_transpose2d_fused(x, w, None, 2, 1, 1, 64, activation="relu")
+
+    x, w = torch.empty(8, 64, 28, 28, dtype=torch.float16), torch.empty(64, 1, 3, 3).half()
+    graph_module = traced(function, x, w)
+    (node,) = (node for node in graph_module.graph.nodes if node.target in FORWARD)
+    node.meta[CHANNELS_LAST] = True
+    compose_unfused(graph_module.graph)
+    (node,) = (node for node in graph_module.graph.nodes if node.target in FORWARD)
+    assert node.target is OPS.conv_transpose2d.default
+    assert node.meta[CHANNELS_LAST]
 
 
 def test_weights_that_fit_are_read_where_they_are():

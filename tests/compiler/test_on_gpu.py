@@ -60,7 +60,30 @@ class Split(nn.Module):
         return (F.gelu(y + self.shortcut(x)), y)
 
 
-MODELS = {"block": (Block, 8), "inverted": (Inverted, 24), "split": (Split, 64)}
+class Upsampling(nn.Module):
+    """As decoders have it: images that double, with and without a residual, and a depthwise one."""
+
+    def __init__(self, channels: int = 32) -> None:
+        super().__init__()
+        self.first = nn.ConvTranspose2d(channels, 24, 4, 2, 1, bias=False)
+        self.first_norm = nn.BatchNorm2d(24)
+        self.second = nn.ConvTranspose2d(24, 16, 3, 2, 1, 1)
+        self.second_norm = nn.BatchNorm2d(16)
+        self.shortcut = nn.ConvTranspose2d(24, 16, 2, 2)
+        self.third = nn.ConvTranspose2d(16, 16, 3, padding=1, groups=16)
+        self.last = nn.ConvTranspose2d(16, 3, 5, padding=2)
+
+    def forward(self, x):
+        y = F.silu(self.first_norm(self.first(x)))
+        y = F.relu(self.second_norm(self.second(y)) + self.shortcut(y))
+        y = F.hardswish(self.third(y)) + y
+        return (self.last(y).sigmoid(), y)
+
+
+MODELS = {
+    "block": (Block, 8), "inverted": (Inverted, 24), "split": (Split, 64),
+    "upsampling": (Upsampling, 32),
+}  # fmt: skip
 
 
 def built(name):
@@ -186,6 +209,20 @@ def kernels(call) -> list[str]:
         torch.cuda.synchronize()
     return [event.name for event in profiler.events() if event.device_type.name == "CUDA"
             and not event.name.startswith(("Mem", "Activity", "cuda"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+def test_no_kernel_runs_besides_transposed_convolutions(layout):
+    """But those that pack weights and images, or spread phases over an image."""
+    model = nn.Sequential(
+        nn.ConvTranspose2d(64, 64, 4, 2, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+        nn.ConvTranspose2d(64, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.SiLU(),
+    ).cuda().eval().half().to(memory_format=layout)  # fmt: skip
+    x = torch.randn(8, 64, 28, 28, device="cuda", dtype=torch.half).contiguous(memory_format=layout)
+    compiled = customconv.compile(model, options={"layout_optimization": False})
+    with torch.no_grad():
+        names = kernels(lambda: compiled(x))
+    assert all("customconv" in name for name in names), names
 
 
 def test_no_kernel_runs_besides_convolutions_and_their_parameters():

@@ -14,6 +14,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .. import _C
 from ..info import build_info
+from .composed import compose_unfused
 from .layout import allows_tf32, choose_layout
 from .parameters import gather_batch_norms, gather_copies
 from .statistics import count_together, fuse_statistics
@@ -31,6 +32,7 @@ class InductorPass(CustomGraphPass):
         if self.before is not None:
             self.before(graph)
         choose_layout(graph)
+        compose_unfused(graph)
         gather_batch_norms(graph)
         gather_copies(graph)
         fuse_statistics(graph)

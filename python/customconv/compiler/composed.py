@@ -1,0 +1,108 @@
+"""Fused transposed convolutions, taken apart where no kernel does all of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import has_free_symbols
+from torch.nn import functional
+
+from .. import _C
+from .layout import CHANNELS_LAST, has_channels_last_images, problems_of
+from .nodes import tensor_of
+
+_OPS = torch.ops.customconv
+_ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
+    "none": lambda x: x,
+    "relu": functional.relu,
+    "relu6": functional.relu6,
+    "leaky_relu": functional.leaky_relu,
+    "sigmoid": functional.sigmoid,
+    "hardsigmoid": functional.hardsigmoid,
+    "silu": functional.silu,
+    "hardswish": functional.hardswish,
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+}
+
+
+def compose_unfused(graph: fx.Graph) -> None:
+    """Leaves to Inductor what follows transposed convolutions whose kernels do not do it.
+
+    PyTorch's operators would pass over the output one after the other. Inductor makes one kernel
+    of all that they do, and of what follows.
+    """
+    for node in list(graph.nodes):
+        if node.target is _OPS.conv_transpose2d_fused.default and not _is_fused(node):
+            _compose(graph, node)
+
+
+def _is_fused(node: fx.Node) -> bool:
+    """Whether the planner has a kernel for all of it, or sizes are not known yet."""
+    value = tensor_of(node)
+    if has_free_symbols([tensor_of(each) for each in (*node.all_input_nodes, node)]):
+        return True
+    last = has_channels_last_images(node)
+    problem = next(problems_of(node, channels_last=last, with_gradients=False))
+    if not value.is_cuda:
+        return _C.plan(problem).fuses
+    index = value.device.index
+    device = _C.device_properties(torch.cuda.current_device() if index is None else index)
+    return _C.plan(problem, device).fuses
+
+
+def _compose(graph: fx.Graph, node: fx.Node) -> None:
+    """Writes a call as the convolution and simple operators, in float32 beside 16 bits."""
+    nodes = node.all_input_nodes
+    mode = tensor_of(node).fake_mode  # type: ignore[attr-defined]
+
+    def composed(*tensors: Tensor) -> Tensor:
+        given = dict(zip(nodes, tensors, strict=True))
+        values: Any = fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
+        args, kwargs = values
+        return _computed(*args, **kwargs)
+
+    with mode:
+        traced = make_fx(composed, select_decomp_table())(*map(tensor_of, nodes))
+    for each in traced.graph.nodes:
+        if each.target is _OPS.conv_transpose2d.default and CHANNELS_LAST in node.meta:
+            each.meta[CHANNELS_LAST] = node.meta[CHANNELS_LAST]
+    placeholders = [each for each in traced.graph.nodes if each.op == "placeholder"]
+    with graph.inserting_before(node):
+        result = graph.graph_copy(traced.graph, dict(zip(placeholders, nodes, strict=True)))
+    assert isinstance(result, fx.Node)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+
+
+def _computed(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *geometry: Any,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    residual_last: bool = False,
+    negative_slope: float = 0.01,
+) -> Tensor:
+    """What ``conv_transpose2d_fused`` computes."""
+    output = _OPS.conv_transpose2d(input, weight, None, *geometry)
+    y = output.to(torch.promote_types(output.dtype, torch.float32))
+    if scale is not None:
+        y = y * scale.view(-1, 1, 1)
+    if bias is not None:
+        y = y + bias.view(-1, 1, 1)
+    if residual is not None and not residual_last:
+        y = y + residual
+    slope = {"negative_slope": negative_slope} if activation == "leaky_relu" else {}
+    y = _ACTIVATIONS[activation](y, **slope)
+    if residual is not None and residual_last:
+        y = y + residual
+    return y.to(output.dtype)
