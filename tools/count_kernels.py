@@ -1,8 +1,9 @@
-"""Counts the kernels of a built customconv by family, with their code and matrix instructions.
+"""Counts the kernels of a built customconv by family and pass, with their code.
 
     python tools/count_kernels.py [python/customconv/_C*.so]
 
 It disassembles all of them by ``cuobjdump``, of the CUDA toolkit or of Triton, which takes minutes.
+It says how many are for weight gradients alone, and how many multiply by matrix instructions.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # A kernel's mangled name: customconv, a family's namespace, perhaps others, the name itself.
 FAMILY = re.compile(r"_ZN10customconv(\d+)")
+# What kernels of weight gradients are called, or their namespace.
+WGRAD = re.compile(r"5wgrad|11sum_weights|9sum_boxes|12wgrad_reduce")
 INSTRUCTION = re.compile(r"\s+/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:@!?U?P\d+ )?(?P<name>[A-Z0-9]+)")
 BYTES = 16  # of an instruction
 
@@ -42,6 +45,11 @@ class Kernel:
     code: int = 0
     wgmma: bool = False
     mma: bool = False
+
+    @property
+    def is_wgrad(self) -> bool:
+        """Whether it is for weight gradients alone."""
+        return WGRAD.search(self.name) is not None
 
     @property
     def family(self) -> str:
@@ -78,11 +86,16 @@ def table(kernels: Iterable[Kernel]) -> Iterator[str]:
     for kernel in kernels:
         groups[kernel.architecture, kernel.family].append(kernel)
         groups[kernel.architecture, "all"].append(kernel)
-    yield f"{'architecture':12}  {'family':16}{'kernels':>8}{'wgmma':>7}{'mma':>6}{'code, KB':>10}"
+    yield (
+        f"{'architecture':12}  {'family':16}{'kernels':>8}{'wgrad':>7}{'wgmma':>7}{'mma':>6}"
+        f"{'code, KB':>10}"
+    )
     for (architecture, family), found in sorted(groups.items(), key=lambda i: (i[0][0], len(i[1]))):
-        wgmma, mma = (sum(getattr(kernel, name) for kernel in found) for name in ("wgmma", "mma"))
+        wgrad, wgmma, mma = (
+            sum(getattr(kernel, name) for kernel in found) for name in ("is_wgrad", "wgmma", "mma")
+        )
         code = sum(kernel.code for kernel in found) / 1024
-        yield f"{architecture:12}  {family:16}{len(found):8}{wgmma:7}{mma:6}{code:10.0f}"
+        yield f"{architecture:12}  {family:16}{len(found):8}{wgrad:7}{wgmma:7}{mma:6}{code:10.0f}"
 
 
 def disassembler() -> str | None:

@@ -34,14 +34,15 @@ def test_kernels_are_read_with_their_code_and_instructions():
 
 def test_the_table_sums_up():
     kernels = [Kernel("_ZN10customconv7grouped1aEv", "90a", 1024)] * 3
-    kernels += [Kernel("_ZN10customconv6direct1bEv", "90a", 2048, mma=True), Kernel("f", "80", 0)]
+    kernels += [Kernel("_ZN10customconv6direct5wgradEv", "90a", 2048, mma=True)]
+    kernels += [Kernel("f", "80", 0)]
     rows = [line.split() for line in count_kernels.table(kernels)][1:]
     assert rows == [
-        ["80", "other", "1", "0", "0", "0"],
-        ["80", "all", "1", "0", "0", "0"],
-        ["90a", "direct", "1", "0", "1", "2"],
-        ["90a", "grouped", "3", "0", "0", "3"],
-        ["90a", "all", "4", "0", "1", "5"],
+        ["80", "other", "1", "0", "0", "0", "0"],
+        ["80", "all", "1", "0", "0", "0", "0"],
+        ["90a", "direct", "1", "1", "0", "1", "2"],
+        ["90a", "grouped", "3", "0", "0", "0", "3"],
+        ["90a", "all", "4", "1", "0", "1", "5"],
     ]
 
 
