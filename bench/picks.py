@@ -24,7 +24,7 @@ COLUMNS = ("suite", "name", "N", "precision", "layout", "op", "ms", "plan")
 
 @dataclass(frozen=True)
 class Pick:
-    """A cell's plan, in words, and its recorded time in milliseconds."""
+    """The name of a cell's plan, and its recorded time in milliseconds."""
 
     ms: float
     plan: str
@@ -46,10 +46,7 @@ class Cliff:
 def pick(cell: Replayed, number: int | None = None) -> Pick:
     """A cell's plan of that number, or else the one that the planner picks."""
     number = cell.pick if number is None else number
-    plan = cell.plans[number]
-    tile = " x ".join(map(str, plan.tile))
-    words = f"{plan.family} {plan.variant} tile {tile} splits {plan.splits}"
-    return Pick(float(cell.ms[number]), words)
+    return Pick(float(cell.ms[number]), cell.plans[number].name)
 
 
 def picks(cells: Iterable[Replayed]) -> dict[Key, Pick]:

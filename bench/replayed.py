@@ -13,7 +13,7 @@ from customconv import _C
 
 from . import timings
 from .measure import Cell
-from .timings import Timings, identity
+from .timings import Timings
 
 Floats = NDArray[np.float64]
 Key = tuple[str, str, int, str, str, str]  # of a cell: suite, name, N, precision, layout, op
@@ -63,7 +63,7 @@ def replay(timed: Sequence[Timings]) -> list[Replayed]:
     """Plans each cell again, and keeps the plans that were timed."""
     found = []
     for each in timed:
-        known = {identity(plan): plan for plan in _C.plans(problem_of(each.cell))}
+        known = {plan.name: plan for plan in _C.plans(problem_of(each.cell))}
         plans = [known[which] for which in each.times if which in known]
         ms = np.array([ms for which, ms in each.times.items() if which in known])
         if plans:

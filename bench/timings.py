@@ -40,32 +40,19 @@ PRECISIONS = ("tf32", "tf32", "tf32", "fp16", "fp16", "fp16", "bf16", "fp32")
 
 FIELDS = ("suite", "name", "problem", "precision", "layout", "op")  # of a cell
 
-# A plan's identity, as `identity` gives it, and its median time.
-COLUMNS = (
-    "family", "variant_index", "tile", "splits", "chunk_images", "chunk_pixels", "ms",
-)  # fmt: skip
+COLUMNS = ("plan", "ms")  # a plan's name, and its median time
 FIRST = 16  # plans that are timed whatever their kind
 MOST = 44  # plans of a cell
 MOST_FLOPS = 5e11  # of a cell's layer
 FAR = 4.0  # times the least prediction: what is beyond is not timed
 
-Identity = tuple[Any, ...]
-
 
 @dataclass(frozen=True)
 class Timings:
-    """A cell's plans, by identity, and their times in milliseconds."""
+    """A cell's plans, by name, and their times in milliseconds."""
 
     cell: Cell
-    times: dict[Identity, float]
-
-
-def identity(plan: _C.ConvPlan) -> Identity:
-    """What tells a problem's plans apart."""
-    return (
-        plan.family, plan.variant_index, plan.tile, plan.splits, plan.chunk_images,
-        plan.chunk_pixels,
-    )  # fmt: skip
+    times: dict[str, float]
 
 
 def is_held_out(suite: str, name: str) -> bool:
@@ -97,9 +84,9 @@ def cells() -> list[Cell]:
         found += [_cell(layer, generator) for layer in layers]
     found = [cell for cell in found if cell.layer.flops <= MOST_FLOPS]
     generator.shuffle(found)
-    for layers in (drawn.timed_layers(), drawn.large_layers()):
+    for drawn_layers in (drawn.timed_layers(), drawn.large_layers()):
         generator = random.Random(SEED)
-        more = [_cell(layer, generator) for layer in layers]
+        more = [_cell(layer, generator) for layer in drawn_layers]
         generator.shuffle(more)
         found += more
     return found
@@ -109,12 +96,12 @@ def considered(plans: Iterable[_C.ConvPlan]) -> list[_C.ConvPlan]:
     """The plans to time: those that are predicted fastest, and the fastest of other kinds."""
     ordered = sorted(plans, key=lambda plan: plan.predicted_ms)
     near = [plan for plan in ordered if plan.predicted_ms <= FAR * ordered[0].predicted_ms]
-    chosen = {identity(plan): plan for plan in near[:FIRST]}
-    kinds = {(plan.family, plan.variant_index, plan.splits) for plan in near[:FIRST]}
+    chosen = {plan.name: plan for plan in near[:FIRST]}
+    kinds = {(plan.kind, plan.splits) for plan in near[:FIRST]}
     for plan in near[FIRST:]:
-        kind = (plan.family, plan.variant_index, plan.splits)
+        kind = (plan.kind, plan.splits)
         if len(chosen) < MOST and kind not in kinds:
-            chosen.setdefault(identity(plan), plan)
+            chosen.setdefault(plan.name, plan)
             kinds.add(kind)
     return list(chosen.values())
 
@@ -125,7 +112,7 @@ def _key(row: Row) -> str:
 
 def _line(cell: Cell, outcome: Outcome) -> str:
     def entry(plan: Timed) -> list[Any]:
-        return [*plan.identity, float(f"{plan.ms:.4g}")]
+        return [plan.name, float(f"{plan.ms:.4g}")]
 
     row = cell.identity()
     return json.dumps(
@@ -141,11 +128,7 @@ def read(path: Path = PATH) -> tuple[dict[str, Any], list[Timings]]:
         found = []
         for line in file:
             row = json.loads(line)
-            times = {
-                (family, variant, tuple(tile), splits, images, pixels): ms
-                for family, variant, tile, splits, images, pixels, ms in row["plans"]
-            }
-            found.append(Timings(by_key[_key(row)], times))
+            found.append(Timings(by_key[_key(row)], dict(row["plans"])))
     return facts, found
 
 

@@ -1,9 +1,9 @@
 """`python -m bench tune`: times the plans that the planner considers for a layer.
 
 It says how far the planner's choice is from the best plan, and records all times as data for the
-planner's cost model; no plan is kept for the operator. A plan's kind is its family, variant and
-number of splits. The plan with the least predicted time of each kind runs, in turns with the peer.
-Each result is checked against float64 and against the result of the planner's choice.
+planner's cost model; no plan is kept for the operator. A plan's kind is its name without sizes, and
+its number of splits. The plan with the least predicted time of each kind runs, in turns with the
+peer. Each result is checked against float64 and against the result of the planner's choice.
 """
 
 from __future__ import annotations
@@ -37,24 +37,11 @@ CLOSE = 0.05  # a choice this close to the best is as good
 class Timed:
     """A plan, the planner's prediction and the median time, in milliseconds."""
 
-    family: str
-    variant_index: int
+    name: str
     plan: str
-    tile: tuple[int, int, int]
-    splits: int
-    chunk_images: int
-    chunk_pixels: int
     workspace_mb: float
     predicted_ms: float
     ms: float
-
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        """What tells the plans of a layer apart."""
-        return (
-            self.family, self.variant_index, self.tile, self.splits, self.chunk_images,
-            self.chunk_pixels,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,9 +69,9 @@ class Outcome(LayerOutcome):
 
 def distinct(plans: Iterable[_C.ConvPlan], most: int) -> list[_C.ConvPlan]:
     """Returns the cheapest plan of each kind by prediction, at most ``most``, the choice first."""
-    kinds: dict[tuple[str, int, int], _C.ConvPlan] = {}
+    kinds: dict[tuple[str, int], _C.ConvPlan] = {}
     for plan in sorted(plans, key=lambda plan: plan.predicted_ms):
-        kinds.setdefault((plan.family, plan.variant_index, plan.splits), plan)
+        kinds.setdefault((plan.kind, plan.splits), plan)
     return list(kinds.values())[:most]
 
 
@@ -143,9 +130,8 @@ def tune(
             calls["peer"] = [contenders.peers(layer, cell.op, each, cell.peer) for each in sets]
         times = timing.interleaved(calls, device, budget_s=budget_s).times
     timed = tuple(
-        Timed(plan.family, plan.variant_index, str(plan), plan.tile, plan.splits,
-              plan.chunk_images, plan.chunk_pixels, plan.workspace_bytes / 2**20,
-              plan.predicted_ms, times[str(i)].median)
+        Timed(plan.name, str(plan), plan.workspace_bytes / 2**20, plan.predicted_ms,
+              times[str(i)].median)
         for i, plan in enumerate(plans)
     )  # fmt: skip
     return Outcome(

@@ -20,6 +20,7 @@ MAY_BE_SLOWER: dict[replayed.Key, str] = {
     ("deepbench_train", "deepbench_train_8", 8, "fp16", "nchw", "fprop"): FITTED,
     ("drawn", "side 19", 1, "fp16", "nchw", "dgrad"): GONE,
     ("drawn for timings", "few channels 27", 16, "fp16", "nchw", "dgrad"): GONE,
+    ("drawn for timings", "grouped 12", 16, "bf16", "nhwc", "dgrad"): FITTED,
     ("drawn for timings", "grouped 35", 1, "fp16", "nhwc", "wgrad"): FITTED,
     ("drawn for timings", "strided over wide images 17", 1, "bf16", "nhwc", "fprop"): FITTED,
     ("inception_v3", "2048 x 8 x 8 to 192, 1 x 1", 16, "tf32", "nchw", "fprop"): GONE,
@@ -41,10 +42,8 @@ def key(name):
     return "net", name, 8, "fp16", "nhwc", "fprop"
 
 
-def plan(variant, predicted_ms):
-    return SimpleNamespace(
-        family="direct", variant=variant, tile=(1, 2, 3), splits=4, predicted_ms=predicted_ms
-    )
+def plan(name, predicted_ms):
+    return SimpleNamespace(name=name, predicted_ms=predicted_ms)
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def cell():
 
 
 def test_a_pick_is_the_plan_of_the_least_prediction_and_its_recorded_time(cell):
-    assert picks.picks([cell]) == {key("a"): Pick(0.75, "direct fast tile 1 x 2 x 3 splits 4")}
+    assert picks.picks([cell]) == {key("a"): Pick(0.75, "fast")}
     assert picks.pick(cell, 0).ms == 0.5
 
 

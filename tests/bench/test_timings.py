@@ -11,11 +11,9 @@ from types import SimpleNamespace
 from bench import corpus, drawn, timings
 
 
-def plan(ms, family="a", variant_index=0, splits=1, tile=(1, 1, 1)):
-    return SimpleNamespace(
-        family=family, variant_index=variant_index, tile=tile, splits=splits, chunk_images=0,
-        chunk_pixels=0, predicted_ms=ms,
-    )  # fmt: skip
+def plan(ms, kind="a", splits=1, tile=1):
+    name = f"{kind} tile={tile} splits={splits}"
+    return SimpleNamespace(name=name, kind=kind, splits=splits, predicted_ms=ms)
 
 
 def test_every_cell_is_there_once_in_the_same_order_always():
@@ -60,9 +58,9 @@ def test_networks_are_held_out_as_a_whole():
 
 
 def test_the_fastest_plans_are_timed_and_then_the_fastest_of_each_other_kind():
-    same = [plan(1 + i / 100, tile=(i, 1, 1)) for i in range(timings.FIRST + 5)]
-    others = [plan(3.0, variant_index=1), plan(2.0, variant_index=1), plan(2.5, splits=2)]
-    far = plan(timings.FAR + 0.1, family="b")
+    same = [plan(1 + i / 100, tile=i) for i in range(timings.FIRST + 5)]
+    others = [plan(3.0, "b"), plan(2.0, "b", tile=2), plan(2.5, splits=2)]
+    far = plan(timings.FAR + 0.1, "c")
     chosen = timings.considered([*same, *others, far])
     assert [each.predicted_ms for each in chosen] == [
         *(each.predicted_ms for each in same[: timings.FIRST]), 2.0, 2.5
@@ -70,21 +68,19 @@ def test_the_fastest_plans_are_timed_and_then_the_fastest_of_each_other_kind():
 
 
 def test_no_more_plans_are_timed_than_the_most():
-    plans = [plan(1 + i / 1000, variant_index=i) for i in range(2 * timings.MOST)]
+    plans = [plan(1 + i / 1000, f"kind {i}") for i in range(2 * timings.MOST)]
     assert len(timings.considered(plans)) == timings.MOST
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
     cell = timings.cells()[0]
-    outcome = SimpleNamespace(
-        plans=[SimpleNamespace(identity=("a", 3, (1, 2, 3), 1, 4, 5), ms=0.123456)]
-    )
+    outcome = SimpleNamespace(plans=[SimpleNamespace(name="direct wide", ms=0.123456)])
     path = tmp_path / "timings.jsonl.xz"
     with lzma.open(path, "wt") as file:
         file.write(json.dumps({"device": "GPU"}) + "\n" + timings._line(cell, outcome) + "\n")
     facts, found = timings.read(path)
     assert facts == {"device": "GPU"}
-    assert found == [timings.Timings(cell, {("a", 3, (1, 2, 3), 1, 4, 5): 0.1235})]
+    assert found == [timings.Timings(cell, {"direct wide": 0.1235})]
     assert dataclasses.is_dataclass(found[0])
 
 

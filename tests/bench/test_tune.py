@@ -15,24 +15,20 @@ from bench.corpus import load
 from bench.measure import Cell
 
 
-def plan(family, variant_index, splits, predicted_ms):
-    return SimpleNamespace(
-        family=family, variant_index=variant_index, splits=splits, predicted_ms=predicted_ms
-    )
+def plan(kind, splits, predicted_ms):
+    return SimpleNamespace(kind=kind, splits=splits, predicted_ms=predicted_ms)
 
 
 def outcome(chosen_ms, best_ms, layout="nchw"):
     plans = tuple(
-        tune.Timed("family", 0, name, (1, 1, 1), 1, 0, 0, 0.0, 0.1, ms)
+        tune.Timed("family", name, 0.0, 0.1, ms)
         for name, ms in (("this", chosen_ms), ("other", chosen_ms), ("that", best_ms))
     )
     return tune.Outcome("suite", "layer", {"N": 8}, "fp16", layout, "fprop", True, plans, 1.5)
 
 
 def test_the_cheapest_of_each_kind_is_timed_and_the_choice_comes_first():
-    plans = [
-        plan("a", 1, 1, 0.3), plan("a", 1, 1, 0.2), plan("b", 0, 1, 0.1), plan("a", 1, 2, 0.4),
-    ]  # fmt: skip
+    plans = [plan("a", 1, 0.3), plan("a", 1, 0.2), plan("b", 1, 0.1), plan("a", 2, 0.4)]
     assert [p.predicted_ms for p in tune.distinct(plans, 24)] == [0.1, 0.2, 0.4]
     assert [p.predicted_ms for p in tune.distinct(plans, 2)] == [0.1, 0.2]
 
