@@ -84,7 +84,7 @@ def test_python_belongs_to_what_uses_it(sources):
     compiler = parts_with(sources, "python/customconv/compiler/rewrite.py")
     assert {"compiler", "python", "bench"} <= compiler
     assert compiler.isdisjoint({"direct", "implicit_gemm", "statistics", "routing", "operators"})
-    assert parts_with(sources, "bench/micro/mainloop.cu") == {"bench"}
+    assert parts_with(sources, "bench/micro/tma.cu") == {"bench"}
     assert parts_with(sources, "tests/kernels/compute.py").isdisjoint({"operators", "python"})
 
 

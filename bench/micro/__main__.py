@@ -8,9 +8,9 @@ import sys
 import torch
 from rich.console import Console
 
-from . import build, launch, mainloop, tma, wgrad
+from . import build, launch, tma
 
-PROGRAMS = {"launch": launch, "tma": tma, "mainloop": mainloop, "wgrad": wgrad}
+PROGRAMS = {"launch": launch, "tma": tma}
 
 
 def main() -> int:

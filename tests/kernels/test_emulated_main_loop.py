@@ -47,6 +47,8 @@ PROBLEMS = {
     "wide": case((1, 4, 6, 260), (8, 4, 3, 3), stride=(2, 1), padding=(1, 2)),
     "wide_planes": case((1, 16, 1, 8400), (24, 16, 1, 1)),
     "many_terms": case((1, 520, 5, 5), (64, 520, 3, 3), padding=1),
+    # All pixels of the output are of padding.
+    "no_tap_meets": case((2, 40, 1, 9), (24, 40, 1, 3), stride=(3, 1), padding=1),
 }  # fmt: skip
 
 

@@ -124,6 +124,8 @@ GRADIENTS = {
     "joined_gaps": case((2, 18, 21, 27), (16, 18, 3, 2), stride=(5, 4), padding=(1, 1)),
     "joined_row": case((3, 40, 1, 203), (72, 40, 1, 16), stride=(1, 8), padding=(0, 4)),
     "many_tiles": case((24, 40, 60, 70), (24, 40, 3, 3), padding=(1, 1)),
+    # All pixels of the output are of padding.
+    "no_tap_meets": case((2, 40, 1, 9), (24, 40, 1, 3), stride=(3, 1), padding=(1, 1)),
     "joined_dilated": case(
         (2, 24, 30, 40), (40, 24, 3, 3), stride=(1, 3), padding=(2, 1), dilation=(2, 1)
     ),

@@ -228,9 +228,10 @@ bool share_out(int shared_bytes, int least, Tile& t) {
 }
 
 // Whether all tiles of a thread block multiply the same weights, of few enough steps: stages of
-// weights have barriers, but for those that come with a tap's pixels.
+// weights have barriers, but for those that come with a tap's pixels. There are none where no tap
+// meets the only phase.
 bool may_keep_weights(const Tile& t) {
-  return t.tiles_k == 1 && t.phases == 1 && t.splits == 1 &&
+  return t.tiles_k == 1 && t.phases == 1 && t.splits == 1 && t.w_steps > 0 &&
          (t.loader == Loader::kIm2col || t.w_steps <= kMostStages);
 }
 
