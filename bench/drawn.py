@@ -254,10 +254,12 @@ TIMED_KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
 
 
 def _large(draw: Draw, transposed: bool, strides: Sequence[int]) -> Iterator[dict[str, Any]]:
+    filters = (2, 3, 3, 3, 4, 5, 7)
     for _ in range(40):
-        side, filter_, stride = draw.one((64, 96, 128, 200, 256, 384)), 1, draw.one(strides)
-        while filter_ < stride or filter_ == 1:
-            filter_ = draw.one((2, 3, 3, 3, 4, 5, 7))
+        side, stride = draw.one((64, 96, 128, 200, 256, 384)), draw.one(strides)
+        filter_ = draw.one(filters)
+        while filter_ < stride:
+            filter_ = draw.one(filters)
         pad = draw.one((0, (filter_ - 1) // 2))
         sizes = {
             "C": draw.one((3, 8, 16, 16, 24, 32, 64, 64, 96, 128)),

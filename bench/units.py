@@ -1,61 +1,20 @@
 """What a plan needs of the package, by names: the units that could be deleted.
 
 A unit is a family, a loader, a tile of a loader, a kernel of a family without loaders, or a mode.
-
-The compiled module names families, kernels and the main loop's tiles. It does not name how a plan
-of implicit_gemm loads its input, nor its modes: those are bits of the plan's variant. Only this
-module reads them. It looks up their places in the sources, by the names that they have there.
+They follow from the fields of plans (csrc/plan/name.h).
 """
 
 from __future__ import annotations
 
-import functools
 import re
-from pathlib import Path
+from typing import Any
 
 from customconv import _C
 
-GEMM = Path(__file__).parents[1] / "csrc" / "kernels" / "implicit_gemm"
-OLDER = GEMM / "tile.h"
-MAIN_LOOP = GEMM / "sm90" / "plan.cpp"
-PACKED = GEMM / "sm90" / "packed.h"
-BOXES = GEMM / "wgrad" / "geometry.h"
-REGISTERS = GEMM / "wgrad" / "registers" / "geometry.h"
-PLANES = GEMM / "wgrad" / "planes" / "geometry.h"
-
-STRICT = "3xTF32 "  # what names of kernels for strict float32 begin with
-JOINED = " joined"
-STRIPS_MASK, PACKING_MASK, FETCH_MASK, CLUSTER_MASK = 255, 3, 15, 3
+STRICT = "3xTF32-"  # what words of kernels for strict float32 begin with
 
 Units = frozenset[str]
-
-
-@functools.cache
-def _text(path: Path) -> str:
-    return path.read_text()
-
-
-@functools.cache
-def constant(path: Path, name: str) -> int:
-    """A number that a source defines."""
-    found = re.search(rf"\b{name} = (\d+)(?: << (\d+))?", _text(path))
-    if found is None:
-        raise LookupError(f"{path.name} does not define {name}")
-    return int(found[1]) << int(found[2] or 0)
-
-
-@functools.cache
-def enumerators(path: Path, name: str) -> list[str]:
-    """The names of an enumeration, in order, in lower case and without the k."""
-    body = re.search(rf"enum class {name}\b.*?\{{(.*?)\}};", _text(path), re.DOTALL)
-    if body is None:
-        raise LookupError(f"{path.name} does not define {name}")
-    return [found.lower() for found in re.findall(r"^\s*k(\w+),", body[1], re.MULTILINE)]
-
-
-@functools.cache
-def _kernels(operation: str) -> frozenset[str]:
-    return frozenset(_C.kernel_names()["implicit_gemm", operation])
+Fields = dict[str, Any]
 
 
 def slug(name: str) -> str:
@@ -73,85 +32,74 @@ def kernel_unit(family: str, kernel: str) -> str:
     return f"kernel:{family}/{slug(kernel)}"
 
 
-def _main_loop(plan: _C.ConvPlan) -> set[str]:
-    variant = plan.variant.removeprefix(STRICT)
-    loader = variant.removesuffix(JOINED)
-    strict = variant != plan.variant
-    packings = enumerators(PACKED, "Packing")
-    packing = packings[plan.variant_index >> constant(MAIN_LOOP, "kPackingShift") & PACKING_MASK]
-    strips = plan.variant_index >> constant(MAIN_LOOP, "kStripShift") & STRIPS_MASK
-    modes = {
-        "3xtf32": strict,
-        "joined": loader != variant,
+def _units(loader: str, tile: str, modes: dict[str, bool]) -> set[str]:
+    strict = tile.startswith(STRICT)
+    used = {f"mode:{name}" for name, holds in (modes | {"3xtf32": strict}).items() if holds}
+    return {f"loader:{loader}", tile_unit(loader, tile.removeprefix(STRICT), strict), *used}
+
+
+def _main_loop(plan: _C.ConvPlan, fields: Fields) -> set[str]:
+    loader = fields["loader"]
+    return _units(loader, fields["tile"], {
+        "joined": fields["joined"],
         "clusters": plan.splits > 1,
-        f"{loader}-strips": strips > 1,
-        f"packed-{packing}": packing != "none",
-    }
-    return {
-        f"loader:{loader}",
-        tile_unit(loader, f"{plan.tile[0]} x {plan.tile[1]}", strict),
-        *(f"mode:{name}" for name, used in modes.items() if used),
-    }
+        f"{loader}-strips": fields["strips"] > 1,
+        f"packed-{fields['packing']}": fields["packing"] != "none",
+    })  # fmt: skip
 
 
-def _older(plan: _C.ConvPlan) -> set[str]:
-    index = plan.variant_index
-    by_warps = bool(index & constant(OLDER, "kByWarps"))
-    fetches = enumerators(OLDER, "Fetch")
-    fetch = fetches[index >> constant(OLDER, "kFetchShift") & FETCH_MASK]
-    loader = f"mma.sync-{fetch}" if by_warps else fetch
-    clustered = bool(index & constant(OLDER, "kClustered"))
-    apart = constant(OLDER, "kApartH") | constant(OLDER, "kApartW")
-    modes = {
-        "mma.sync": by_warps,
-        "older-clusters": clustered,
-        "older-splits": plan.splits > 1 and not clustered,
-        "mma.sync-apart": bool(index & apart),
-    }
-    return {
-        f"loader:{loader}",
-        tile_unit(loader, plan.variant.replace(" pixels", "")),
-        *(f"mode:{name}" for name, used in modes.items() if used),
-    }
+def _older(plan: _C.ConvPlan, fields: Fields) -> set[str]:
+    fetch, by_warps = fields["fetch"].replace("-", ""), fields["by_warps"]
+    return _units(
+        f"mma.sync-{fetch}" if by_warps else fetch, fields["kernel"].replace("-pixels-x-", "x"), {
+            "mma.sync": by_warps,
+            "older-clusters": fields["clustered"],
+            "older-splits": plan.splits > 1 and not fields["clustered"],
+            "mma.sync-apart": fields["apart_h"] or fields["apart_w"],
+        },
+    )  # fmt: skip
 
 
-def _gradient(plan: _C.ConvPlan) -> set[str]:
-    index = plan.variant_index
-    name = plan.variant.removeprefix(STRICT)
-    kind, _, tile = name.replace(",", "").partition(" ")
-    modes = {"3xtf32": name != plan.variant}
-    if kind in ("registers", "few"):
-        loader = kind
-        modes["gradient-clusters"] = bool(index & constant(REGISTERS, "kClustered"))
-    elif kind == "planes":
-        boxed, runs = (index & constant(PLANES, name) for name in ("kBoxed", "kRuns"))
-        loader = "planes-boxed" if boxed else "planes-runs" if runs else "planes-threads"
-        cluster = index >> constant(PLANES, "kClusterShift") & CLUSTER_MASK
-        modes["gradient-clusters"] = cluster > 0
-        modes["one-class"] = bool(index & constant(PLANES, "kOneClass"))
-        modes["flat"] = bool(index & constant(PLANES, "kFlat"))
-    else:
-        loader, tile = "boxes", name
-        modes["gradient-clusters"] = bool(index & constant(BOXES, "kClustered"))
+def _gradient_boxes(plan: _C.ConvPlan, fields: Fields) -> set[str]:
+    return _units("boxes", fields["kernel"], {
+        "gradient-clusters": fields["clustered"],
         # A warpgroup fills boxes, but a single warp starts the copies of the copy engine.
-        modes["filled-boxes"] = plan.block % 128 == 0
-    return {
-        f"loader:{loader}",
-        tile_unit(loader, tile, name != plan.variant),
-        *(f"mode:{name}" for name, used in modes.items() if used),
-    }
+        "filled-boxes": plan.block % 128 == 0,
+    })  # fmt: skip
+
+
+def _gradient_planes(plan: _C.ConvPlan, fields: Fields) -> set[str]:
+    loaders = {"boxes": "planes-boxed", "class-runs": "planes-runs"}
+    loader = loaders.get(fields["loader"], f"planes-{fields['loader']}")
+    return _units(loader, fields["kernel"].replace("planes-", ""), {
+        "gradient-clusters": fields["cluster"] > 1,
+        "one-class": fields["loader"] == "class-runs",
+        "flat": fields["flat"],
+    })  # fmt: skip
+
+
+def _gradient_registers(plan: _C.ConvPlan, fields: Fields) -> set[str]:
+    kernel = fields["kernel"]
+    loader = "few" if "few-" in kernel else "registers"
+    modes = {"gradient-clusters": fields["clustered"]}
+    return _units(loader, kernel.replace(f"{loader}-", ""), modes)
+
+
+_KINDS = {
+    "main_loop": _main_loop,
+    "boxes_rows": _older,
+    "wgrad_boxes": _gradient_boxes,
+    "wgrad_planes": _gradient_planes,
+    "wgrad_registers": _gradient_registers,
+}
 
 
 def units_of(plan: _C.ConvPlan) -> Units:
     """The units that a plan needs: without one of them there is no such plan."""
-    if plan.family != "implicit_gemm":
-        own = {kernel_unit(plan.family, plan.variant)}
-    elif plan.variant in _kernels("fprop"):
-        own = _older(plan)
-    elif plan.variant in _kernels("wgrad"):
-        own = _gradient(plan)
+    if plan.family == "implicit_gemm":
+        own = _KINDS[plan.kind.split()[1]](plan, plan.fields)
     else:
-        own = _main_loop(plan)
+        own = {kernel_unit(plan.family, plan.variant)}
     return frozenset({f"family:{plan.family}", *own})
 
 

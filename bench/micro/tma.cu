@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/common/map.cuh"
 #include "kernels/common/start.h"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/cluster.cuh"
+#include "kernels/ptx/im2col.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "program.cuh"
 
@@ -20,6 +22,18 @@ using namespace customconv;
 namespace {
 
 enum Mode { kBox = 0, kIm2col = 1 };
+
+// As ptx::copy_im2col without offsets, into every thread block of the cluster that `blocks` has a
+// bit for.
+__device__ void multicast_im2col(uint16_t blocks, void* to, const CUtensorMap* map,
+                                 ptx::Barrier* full, int c, int w, int h, int n) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {0, 0}, %7;" ::"r"(
+          ptx::shared_address(to)),
+      "l"(map), "r"(ptx::shared_address(full)), "r"(c), "r"(w), "r"(h), "r"(n), "h"(blocks)
+      : "memory");
+}
 
 struct Params {
   CUtensorMap map;
@@ -67,7 +81,7 @@ __global__ void __launch_bounds__(64) load(const __grid_constant__ Params p) {
       for (int j = 0; j < own; ++j, to += p.copy_bytes, advance(1)) {
         if (p.mode == kIm2col) {
           if (p.share > 1) {
-            micro::multicast_im2col(all, to, &p.map, full + turn.stage, c, w, h, n);
+            multicast_im2col(all, to, &p.map, full + turn.stage, c, w, h, n);
           } else {
             ptx::copy_im2col(to, &p.map, full + turn.stage, c, w, h, n, 0, 0);
           }
@@ -130,10 +144,10 @@ extern "C" int measure_loads(const void* x, int N, int H, int W, int C, int chan
                          : channels == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
                                           : CU_TENSOR_MAP_SWIZZLE_32B;
     if (mode == kIm2col) {
-      micro::Im2col from{N, H, W, C};
-      from.channels = channels;
-      from.pixels = box_w * box_h;
-      p.map = micro::map_im2col<__half>(x, from, swizzle);
+      const cuuint64_t w = W, h = H, row = C * 2;
+      p.map = make_im2col_map(x, kMapType<__half>, {cuuint64_t(C), w, h, cuuint64_t(N)},
+                              {row, row * w, row * w * h},
+                              {0, 0, 0, 0, 1, 1, channels, box_w * box_h}, swizzle);
     } else {
       const cuuint64_t c = C, w = W, h = H, n = N;
       const Boxes<4> boxes{{c, w, h, n},

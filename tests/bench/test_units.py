@@ -64,10 +64,3 @@ def test_units_are_single_words():
              for unit in units.units_of(plan)}  # fmt: skip
     assert not [name for name in names | units.compiled() if " " in name]
     assert units.slug("planes, 2 x 3 taps by 128") == "planes-2x3-taps-by-128"
-
-
-def test_what_no_header_defines_is_an_error():
-    with pytest.raises(LookupError):
-        units.constant(units.OLDER, "kNothing")
-    with pytest.raises(LookupError):
-        units.enumerators(units.OLDER, "Nothing")
