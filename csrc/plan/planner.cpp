@@ -38,7 +38,7 @@ ConvPlan complete(ConvPlan plan, size_t index, const ConvProblem& problem,
   if (problem.pass == Pass::kFprop) plan.fuses = family.fuses;
   if (!plan.fuses) plan.predicted_ms += epilogue_ms(problem, device);
   if (problem.has_statistics) {
-    const bool leaves_parts = family.statistics_parts != nullptr && plan.grid[0] > 0;
+    const bool leaves_parts = family.statistics_parts != nullptr && plan.block > 0;
     plan.statistics_parts = leaves_parts ? family.statistics_parts(problem, plan) : 0;
     if (plan.statistics_parts == 0) plan.predicted_ms += statistics_ms(problem, device);
   }
@@ -52,7 +52,7 @@ const char* propose_for_batch(size_t index, const ConvProblem& problem,
   const char* why_not = kFamilies[index]->can_implement(problem, device);
   if (why_not != nullptr) return why_not;
   plan = complete(kFamilies[index]->propose(problem, device), index, problem, device);
-  return plan.grid[0] > 0 ? nullptr : "none of its tiles fits the problem";
+  return plan.block > 0 ? nullptr : "none of its tiles fits the problem";
 }
 
 // Every plan of a family, listed by one of its functions; none where it cannot.
@@ -117,7 +117,7 @@ std::vector<Ordered> ordered_plans(size_t index, const ConvProblem& problem,
   const Family& family = *kFamilies[index];
   const auto list = family.all_orders != nullptr ? family.all_orders : family.variants;
   for (const ConvPlan& plan : listed(index, problem, device, list)) {
-    if (plan.splits > 1 || plan.uses_blas || plan.grid[0] == 0) continue;
+    if (plan.splits > 1 || plan.uses_blas || plan.block == 0) continue;
     const int64_t order = sum_order(problem, plan);
     const auto same = std::find_if(found.begin(), found.end(),
                                    [&](const Ordered& other) { return other.order == order; });
@@ -466,7 +466,7 @@ std::vector<ConvPlan> tunable(ConvProblem& problem, const DeviceProperties& devi
   problem.tf32 = computes_in_tf32(problem, device);
   std::vector<ConvPlan> plans = variants(problem, device);
   const auto is_out = [&](const ConvPlan& plan) {
-    return plan.grid[0] < 1 || !keeps_precision(static_cast<size_t>(plan.family), problem);
+    return plan.block == 0 || !keeps_precision(static_cast<size_t>(plan.family), problem);
   };
   plans.erase(std::remove_if(plans.begin(), plans.end(), is_out), plans.end());
   std::stable_sort(plans.begin(), plans.end(), [](const ConvPlan& a, const ConvPlan& b) {

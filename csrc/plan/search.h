@@ -1,11 +1,28 @@
 // What the planner of a family of many plans is made of.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "plan/plan.h"
 
 namespace customconv {
+
+// Tiles, or parts of them, that a search has tried: so few that a list will do.
+template <typename T>
+class Tried {
+ public:
+  void clear() { tried_.clear(); }
+  // Whether it is new.
+  bool add(const T& each) {
+    if (std::find(tried_.begin(), tried_.end(), each) != tried_.end()) return false;
+    tried_.push_back(each);
+    return true;
+  }
+
+ private:
+  std::vector<T> tried_;
+};
 
 // Weighs plans and keeps the cheapest; without a block until there is one. A family's own search
 // derives from it, and adds its plans in `best()`, which returns the cheapest.

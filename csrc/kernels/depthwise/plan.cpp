@@ -42,6 +42,7 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
   for (size_t i = 0; i < std::size(kKinds); ++i) {
     if (kKinds[i]->can_implement(p, d) != nullptr) continue;
     const ConvPlan plan = numbered(kKinds[i]->propose(p, d), i);
+    if (plan.block == 0) continue;
     if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
   }
   return best;

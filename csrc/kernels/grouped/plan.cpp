@@ -1,5 +1,6 @@
 // grouped: groups on the tensor cores, thin ones several to a block.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -62,6 +63,7 @@ class Search : public PlanSearch {
       for (int warps = 0; warps < 4; ++warps) {
         for (int passes = 0; passes < kPassChoices; ++passes) {
           const Variant v{kernel, warps, passes};
+          tried_.clear();
           try_tiles(v, v.pixels());
         }
       }
@@ -71,6 +73,7 @@ class Search : public PlanSearch {
       for (int kernel = 0; kernel < kBoxKernelCount; ++kernel) {
         for (const bool by_threads : loadings()) {
           const Variant v{kKernelCount + kernel, warps, 0, by_threads};
+          tried_.clear();
           try_boxes(v, v.pixels());
         }
       }
@@ -82,14 +85,16 @@ class Search : public PlanSearch {
   ConvPlan best_gradient() {
     for (int kernel = 0; kernel < kGradientKernelCount; ++kernel) {
       for (int warps = 0; warps < 4; ++warps) {
+        tried_.clear();
         for (const int pixels : kGradientPixels) try_tiles(GradientVariant{kernel, warps}, pixels);
       }
     }
     if (!has_box_kernels()) return best_;
     for (int warps = 0; warps < 4; ++warps) {
       for (int kernel = 0; kernel < kGradientBoxKernelCount; ++kernel) {
-        for (const int pixels : kGradientPixels) {
-          for (const bool by_threads : loadings()) {
+        for (const bool by_threads : loadings()) {
+          tried_.clear();
+          for (const int pixels : kGradientPixels) {
             try_boxes(GradientVariant{kGradientKernelCount + kernel, warps, 0, by_threads}, pixels);
           }
         }
@@ -117,17 +122,14 @@ class Search : public PlanSearch {
   void try_boxes(const V& v, int64_t pixels) {
     constexpr int64_t kNarrow = 4, kUnit = 8;
     const int64_t width = g_.w.positions;
-    std::vector<int64_t> tried;
     for (int64_t most = pixels; most >= kNarrow; most /= 2) {
       const int64_t even = even_piece(width, most);
       for (const int64_t columns : {even, std::min(ceil_divide(even, kUnit) * kUnit, most)}) {
-        const bool is_new = std::find(tried.begin(), tried.end(), columns) == tried.end();
-        if (!is_new || columns > pixels) continue;
-        tried.push_back(columns);
+        if (columns > pixels) continue;
         int64_t rows = even_piece(g_.h.positions, pixels / columns);
         const bool whole = rows == g_.h.positions && columns >= width;
         int64_t images = whole ? even_piece(p_.N, pixels / (rows * columns)) : 1;
-        while (!consider_box(v, images, rows, columns)) {
+        while (tried_.add({images, rows, columns}) && !consider_box(v, images, rows, columns)) {
           int64_t& most_of = images > 1 ? images : rows;
           if (most_of == 1) break;
           most_of = (most_of + 1) / 2;
@@ -271,11 +273,8 @@ class Search : public PlanSearch {
   template <typename V>
   void try_tiles(const V& v, int64_t pixels) {
     constexpr int64_t kNarrow = 6;
-    int64_t last = 0;
     for (int64_t most = pixels; most >= std::min<int64_t>(kNarrow, pixels); most /= 2) {
       const int64_t columns = even_piece(g_.w.positions, most);
-      if (columns == last) continue;
-      last = columns;
       const int64_t rows = even_piece(g_.h.positions, pixels / columns);
       const bool whole = rows == g_.h.positions && columns == g_.w.positions;
       const int64_t images = whole ? even_piece(p_.N, pixels / (rows * columns)) : 1;
@@ -286,7 +285,7 @@ class Search : public PlanSearch {
   // Takes the tile, or of one that is too large a part.
   template <typename V>
   void fit(const V& v, int64_t images, int64_t rows, int64_t columns) {
-    for (;;) {
+    while (tried_.add({images, rows, columns})) {
       const Tile tile =
           tile_of(g_, static_cast<int>(images), static_cast<int>(rows), static_cast<int>(columns));
       if (consider(v, tile)) return;
@@ -567,6 +566,7 @@ class Search : public PlanSearch {
 
   const Geometry g_ = geometry_of(p_);
   const int size_ = static_cast<int>(element_size(p_.dtype));
+  Tried<std::array<int64_t, 3>> tried_;  // images, rows and columns of a variant's tiles
   const bool in_vectors_ = g_.in[1] == 1 && g_.C * size_ % kUnitBytes == 0;
   const bool out_vectors_ = g_.out[1] == 1 && g_.K * size_ % kUnitBytes == 0;
 };

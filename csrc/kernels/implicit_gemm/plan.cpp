@@ -14,6 +14,7 @@
 #include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
+#include "plan/search.h"
 
 namespace customconv::implicit_gemm {
 
@@ -333,15 +334,14 @@ class Search {
     const int variant = variant_of(kernel, Shape::kLines, Fetch::kShared, flags);
     const int64_t pixels = kKernels[kernel].pixels;
     const int64_t reach = make_tile(p_, variant, {1, 1, 1}, 1).w.reach;
-    int64_t last = 0;
+    Tried<int64_t> tried;
     for (int64_t rows = 1; rows <= std::min<int64_t>(kMostRows, p_.P); ++rows) {
       // As wide as so many rows may be; then as the image's width divides evenly.
       const int64_t most = std::min((pixels + reach) / rows - reach, p_.Q);
       if (most < 4 && rows > 1) break;
       if (most < 1) return;
       for (const int64_t columns : {ceil_divide(p_.Q, ceil_divide(p_.Q, most)), most}) {
-        if (columns == last) continue;
-        last = columns;
+        if (!tried.add(columns)) continue;
         const int64_t fits = std::min((pixels - columns) / (columns + reach) + 1, p_.P);
         try_tile(variant, {static_cast<int>(fits), static_cast<int>(columns), 1});
       }
@@ -389,7 +389,7 @@ class Search {
       if (is_slower(whole, t, splits, Store::kSplits)) return;
       weigh(make_tile(p_, variant, pixels, splits), variant);
     };
-    for (int64_t splits = 2; splits <= most; splits = splits < 4 ? splits + 1 : splits * 3 / 2) {
+    for (int64_t splits = 2; splits < most; splits = splits < 4 ? splits + 1 : splits * 3 / 2) {
       try_splits(splits);
     }
     if (most > 1) try_splits(most);
@@ -570,11 +570,10 @@ bool is_searched(const ConvProblem& asked) {
 
 ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
   ConvPlan best;
-  best.grid[0] = 0;  // while no tile fits
   if (asked.pass == Pass::kWgrad) {
     const auto weigh = [&best](const ConvPlan& plan) {
       if (plan.block == 0) return;
-      if (best.grid[0] == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
+      if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
     };
     if (wgrad::can_implement(asked, d) == nullptr) weigh(wgrad::propose(asked, d));
     if (asked.is_strict_float32() && sm90::can_exchange(asked)) weigh(sm90::best_plan(asked, d));
@@ -595,9 +594,9 @@ ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
       other_ms += statistics_ms(asked, d);
     }
     if (plan.fuses) other_ms += epilogue_ms(asked, d);
-    if (plan.block > 0 && (best.grid[0] == 0 || plan.predicted_ms < other_ms)) best = plan;
+    if (plan.block > 0 && (best.block == 0 || plan.predicted_ms < other_ms)) best = plan;
   }
-  if (best.grid[0] == 0) search(/*by_warps=*/true);
+  if (best.block == 0) search(/*by_warps=*/true);
   return best;
 }
 

@@ -1,6 +1,7 @@
 // planes: every channel by a filter of its own, planes staged in shared memory by the
 // copy engine.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 
@@ -82,6 +83,7 @@ class Search : public PlanSearch {
     const int64_t kept = kRows[v.rows];
     const int64_t all_rows = ceil_divide(g_.P, kept) * kept;
     const Tile plane = tile_of(g_, v, 1, static_cast<int>(all_rows), 1, size_);
+    tried_.clear();
     for (const int threads : kTileThreads) {
       if (plane.items > threads) {
         const int64_t strips = std::max(threads / plane.column_strips, 1);
@@ -107,6 +109,7 @@ class Search : public PlanSearch {
   }
 
   void consider(const Variant& v, int planes, int rows, int images) {
+    if (!tried_.add({planes, rows, images})) return;
     const Tile t = tile_of(g_, v, planes, rows, images, size_);
     if (t.items > kMostThreads || t.count > INT32_MAX / 2 || t.steps > INT32_MAX) return;
     const int threads = static_cast<int>(ceil_divide(t.items, 32) * 32);
@@ -116,7 +119,7 @@ class Search : public PlanSearch {
         if (shared > d_.shared_bytes_block) continue;
         const int64_t blocks = resident_blocks(v, threads, shared) * d_.sm_count;
         if (stages == 1 && blocks < t.count) continue;
-        weigh(v, t, threads, shared, std::min(blocks, t.count), 1, stages);
+        weigh(v, t, threads, shared, std::min(blocks, t.count), 1);
         break;
       }
       return;
@@ -126,12 +129,15 @@ class Search : public PlanSearch {
       const int64_t splits = std::clamp<int64_t>(wanted * d_.sm_count / t.count, 1, t.steps);
       if (splits == last || t.count * splits > INT32_MAX) continue;
       last = splits;
+      int64_t last_shared = 0;
       for (const int stages : {1, 2, kMostStages}) {
         if (stages / 2 >= ceil_divide(t.steps, splits)) continue;
+        // What the sums need may have room for more stages.
         const int64_t totals = int64_t{threads} * g_.R * g_.S * 4;
         const int64_t shared = std::max(places_of(g_, t, stages, size_).all, totals);
-        if (shared > d_.shared_bytes_block) continue;
-        weigh(v, t, threads, shared, t.count * splits, splits, stages);
+        if (shared > d_.shared_bytes_block || shared == last_shared) continue;
+        last_shared = shared;
+        weigh(v, t, threads, shared, t.count * splits, splits);
       }
     }
   }
@@ -144,7 +150,7 @@ class Search : public PlanSearch {
   }
 
   void weigh(const Variant& v, const Tile& t, int threads, int64_t shared, int64_t blocks,
-             int64_t splits, int stages) {
+             int64_t splits) {
     ConvPlan plan{};
     plan.variant = t.bands == 1 ? "whole planes" : "rows of planes";
     plan.variant_index = v.index();
@@ -157,11 +163,12 @@ class Search : public PlanSearch {
     plan.block = threads;
     plan.shared_bytes = static_cast<int>(shared);
     plan.wide_index = needs_wide_index(p_);
+    const int stages = stages_of(g_, t, plan, size_);
     plan.payload = PlanesPlan{v.walk,
                               kTaps[v.taps],
                               {kRows[v.rows], v.columns(size_)},
                               {t.planes, t.rows, t.images},
-                              stages_of(g_, t, plan, size_)};
+                              stages};
     plan.works.add(count_work(v, t, plan, stages));
     if (splits > 1) plan.works.add(adding_up(p_.w_count(), splits, d_));
     plan.predicted_ms = price(plan.works, d_);
@@ -252,6 +259,7 @@ class Search : public PlanSearch {
   const depthwise::Geometry g_ = depthwise::geometry_of(p_);
   const int size_ = static_cast<int>(element_size(p_.dtype));
   Walk walk_{};
+  Tried<std::array<int, 3>> tried_;  // planes, rows and images of a variant's tiles
 };
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {

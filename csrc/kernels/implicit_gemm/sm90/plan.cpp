@@ -240,9 +240,12 @@ class Search : public PlanSearch {
   // Images as they are, and cut into strips.
   void try_strips(Loader loader) {
     try_tiles(loader);
+    int64_t last = 1;
     for (const int64_t columns : {128, 64, 32}) {
-      if (f_.Q < 2 * columns || f_.R == 1) continue;
-      try_tiles(loader, std::min<int64_t>(ceil_divide(f_.Q, columns), kMostStrips));
+      const int64_t strips = std::min<int64_t>(ceil_divide(f_.Q, columns), kMostStrips);
+      if (f_.Q < 2 * columns || f_.R == 1 || strips == last) continue;
+      last = strips;
+      try_tiles(loader, strips);
     }
   }
 

@@ -117,14 +117,17 @@ class Search : private TileSearch<Search, Tile> {
     }
     for (const int64_t columns : widths) {
       if (columns > kMostBox) continue;
-      const auto most = std::min<int64_t>(p_.P, kMostPixels / columns);
-      for (int64_t rows = std::max<int64_t>(most, 1); rows > 0; --rows) {
-        // As an image's height divides evenly.
+      const auto most = std::max<int64_t>(std::min<int64_t>(p_.P, kMostPixels / columns), 1);
+      // As an image's height divides evenly.
+      const auto is_even = [&](int64_t rows) {
+        return rows <= most && ceil_divide(p_.P, ceil_divide(p_.P, rows)) == rows;
+      };
+      for (int64_t rows = most; rows > 0; --rows) {
+        if (!is_even(rows)) continue;
         const int64_t cuts = ceil_divide(p_.P, rows);
-        if (ceil_divide(p_.P, cuts) != rows) continue;
         const int64_t fits = cuts > 1 ? 1 : std::min<int64_t>(kMostPixels / (columns * rows), p_.N);
         add_shapes(p_, rows, columns, 1, fits, shapes_);
-        if (rows % 2 != 0) add_shapes(p_, rows + 1, columns, 1, 1, shapes_);
+        if (rows % 2 != 0 && !is_even(rows + 1)) add_shapes(p_, rows + 1, columns, 1, 1, shapes_);
       }
     }
     sort_shapes(shapes_);
