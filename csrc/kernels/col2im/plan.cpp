@@ -46,6 +46,7 @@ class Search : public PlanSearch {
   void search(bool any) {
     for (int blocks = 0; blocks < kBlocksCount; ++blocks) {
       for (int warp_blocks = 0; warp_blocks < kWarpBlocksCount; ++warp_blocks) {
+        if (is_slow(row_of(warp_blocks), d_.sm_count, least_clocks())) continue;
         for (const int threads : kThreads) {
           try_widths({blocks, warp_blocks}, threads);
           if (any && best_.block > 0) return;
@@ -89,8 +90,18 @@ class Search : public PlanSearch {
     plan.payload = Col2imPlan{
         kBlocks[v.blocks], kWarpBlocks[v.warp_blocks], {w.rows, w.width}, w.threads / 32};
     plan.works = count_work(v, w, workspace);
-    plan.predicted_ms = price(plan.works, d_);
     add(plan);
+  }
+
+  uint16_t row_of(int warp_blocks) const {
+    return price_row(PriceKind::kCol2im, warp_blocks * 2 + (size_ == 2 ? 0 : 1));
+  }
+
+  // Of a multiprocessor's tensor cores, without the padding of any tile.
+  double least_clocks() const {
+    const double pixels = static_cast<double>(p_.N) * g_.h.places * g_.w.places;
+    const double columns = static_cast<double>(g_.C) * g_.h.taps * g_.w.taps;
+    return pixels * columns * static_cast<double>(g_.K) / d_.sm_count / matrix_products();
   }
 
   WorkList count_work(const Variant& v, const Work& w, int64_t packed) const {
@@ -133,7 +144,7 @@ class Search : public PlanSearch {
     const double gathers = outputs / w.threads / std::min<double>(lines, kBatch);
     const double elements = g_.vector == 2 ? vectors / w.threads / kElementBatch : 0;
     customconv::Work work;
-    work.row = price_row(PriceKind::kCol2im, v.warp_blocks * 2 + (size_ == 2 ? 0 : 1));
+    work.row = row_of(v.warp_blocks);
     work.blocks = static_cast<float>(w.tiles(p_.N) * w.chunks());
     work.sms = static_cast<float>(d_.sm_count);
     work.resident = static_cast<float>(std::max<int64_t>(std::min(room, (1 << 16) / registers), 1));
@@ -192,8 +203,15 @@ int64_t sum_order(const ConvProblem&, const ConvPlan& plan) {
 }  // namespace
 
 extern const Family family;
-const Family family{"col2im",       can_implement,   cheapest_of<Search>,
-                    all_of<Search>, /*fuses=*/false, sum_order};
+const Family family{"col2im",
+                    can_implement,
+                    cheapest_of<Search>,
+                    all_of<Search>,
+                    /*fuses=*/false,
+                    sum_order,
+                    /*all_orders=*/nullptr,
+                    /*statistics_parts=*/nullptr,
+                    wanted_of<Search>};
 
 }  // namespace customconv::col2im
 

@@ -1,7 +1,8 @@
 // grouped: groups on the tensor cores, thin ones several to a block.
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/common/parts.h"
@@ -121,6 +122,7 @@ class Search : public PlanSearch {
   template <typename V>
   void try_boxes(const V& v, int64_t pixels) {
     constexpr int64_t kNarrow = 4, kUnit = 8;
+    if (is_over()) return;
     const int64_t width = g_.w.positions;
     for (int64_t most = pixels; most >= kNarrow; most /= 2) {
       const int64_t even = even_piece(width, most);
@@ -139,8 +141,18 @@ class Search : public PlanSearch {
   }
 
   // How often shared memory is asked for eight rows of an operand, once if all lie in banks of
-  // their own.
-  double conflicts(const Tile& tile) const {
+  // their own. Many variants have the same tile.
+  double conflicts(const Tile& tile) {
+    if (tile.columns % 8 == 0) return 1;
+    const TileSizes sizes{tile.images, tile.rows, tile.columns};
+    const auto known = std::find_if(conflicts_.begin(), conflicts_.end(),
+                                    [&](const auto& each) { return each.first == sizes; });
+    if (known != conflicts_.end()) return known->second;
+    conflicts_.emplace_back(sizes, count_conflicts(tile));
+    return conflicts_.back().second;
+  }
+
+  double count_conflicts(const Tile& tile) const {
     const int pixels = tile.pixels(), down = g_.h.step / g_.h.class_step * tile.pitch;
     int asked = 0, eights = 0, column = 0, row = 0, image = 0, slot = 0;
     for (int first = 0; first < pixels; first += 8, ++eights) {
@@ -172,15 +184,12 @@ class Search : public PlanSearch {
   bool consider_boxes(const Variant& v, const Tile& tile) {
     const BoxKernel& kernel = v.box_kernel();
     bool fits = false;
-    int last = 0;
-    double asked = 0;
-    for (const int blocks : {kernel.blocks(), 1}) {
+    for (int blocks = kernel.blocks(), last = 0; blocks > 0 && last < kMostStages; --blocks) {
       const BoxWork w = box_work_of(g_, v, tile, size_, shared_bytes_of(blocks));
-      if (!w.fits || w.bytes == last) continue;
-      last = w.bytes;
+      if (!w.fits || w.stages == last) continue;
+      last = w.stages;
       fits = true;
-      if (asked == 0) asked = conflicts(tile);
-      price_boxes(v, w, std::min(kernel.blocks(), blocks), asked);
+      price_boxes(v, w, blocks, conflicts(tile));
     }
     return fits;
   }
@@ -273,6 +282,7 @@ class Search : public PlanSearch {
   template <typename V>
   void try_tiles(const V& v, int64_t pixels) {
     constexpr int64_t kNarrow = 6;
+    if (is_over()) return;
     for (int64_t most = pixels; most >= std::min<int64_t>(kNarrow, pixels); most /= 2) {
       const int64_t columns = even_piece(g_.w.positions, most);
       const int64_t rows = even_piece(g_.h.positions, pixels / columns);
@@ -394,15 +404,12 @@ class Search : public PlanSearch {
     if (tile.pixels() > kStepPixels && tile.pixels() % kStepPixels != 0) return false;
     const GradientKernel& kernel = v.own_kernel();
     bool fits = false;
-    int last = 0;
-    double asked = 0;
-    for (const int blocks : {kernel.box_blocks(), 1}) {
+    for (int blocks = kernel.box_blocks(), last = 0; blocks > 0 && last < kMostStages; --blocks) {
       const GradientBoxWork w = gradient_box_work_of(g_, v, tile, shared_bytes_of(blocks));
-      if (!w.fits || w.bytes == last) continue;
-      last = w.bytes;
+      if (!w.fits || w.stages == last) continue;
+      last = w.stages;
       fits = true;
-      if (asked == 0) asked = conflicts(tile);
-      price_gradient_boxes(v, w, blocks, asked);
+      price_gradient_boxes(v, w, blocks, conflicts(tile));
     }
     return fits;
   }
@@ -560,13 +567,14 @@ class Search : public PlanSearch {
     plan.tile[1] = tile.columns;
     plan.tile[2] = tile.images;
     plan.wide_index = needs_wide_index(p_);
-    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 
   const Geometry g_ = geometry_of(p_);
   const int size_ = static_cast<int>(element_size(p_.dtype));
-  Tried<std::array<int64_t, 3>> tried_;  // images, rows and columns of a variant's tiles
+  using TileSizes = std::tuple<int64_t, int64_t, int64_t>;  // images, rows and columns
+  Tried<TileSizes> tried_;                                  // of a variant
+  std::vector<std::pair<TileSizes, double>> conflicts_;
   const bool in_vectors_ = g_.in[1] == 1 && g_.C * size_ % kUnitBytes == 0;
   const bool out_vectors_ = g_.out[1] == 1 && g_.K * size_ % kUnitBytes == 0;
 };
@@ -586,8 +594,15 @@ int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
 }  // namespace
 
 extern const Family family;
-const Family family{"grouped",      can_implement,  cheapest_of<Search>,
-                    all_of<Search>, /*fuses=*/true, sum_order};
+const Family family{"grouped",
+                    can_implement,
+                    cheapest_of<Search>,
+                    all_of<Search>,
+                    /*fuses=*/true,
+                    sum_order,
+                    /*all_orders=*/nullptr,
+                    /*statistics_parts=*/nullptr,
+                    wanted_of<Search>};
 
 }  // namespace customconv::grouped
 

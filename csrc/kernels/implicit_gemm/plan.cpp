@@ -169,6 +169,14 @@ uint16_t loop_row(const Tile& t, int wide) {
   return price_row(PriceKind::kRowLoop, (kFirst[static_cast<int>(t.fetch)] + second) * 2 + wide);
 }
 
+// Adds up a tile's splits.
+Work adding(const Tile& t) {
+  constexpr double kAtOnce = 4;  // splits that a thread loads before it waits
+  Work work = moving(PriceKind::kAddSplits, 0, static_cast<double>(partial_bytes(t)));
+  work.waits = static_cast<float>(std::ceil(t.splits / kAtOnce));
+  return work;
+}
+
 WorkList count_work(const Forward& p, const DeviceProperties& d, const Tile& t) {
   const int wide = p.dtype == DType::kFloat32 ? 1 : 0;
   const Clocks clocks = count_clocks(p, d, t);
@@ -184,13 +192,7 @@ WorkList count_work(const Forward& p, const DeviceProperties& d, const Tile& t) 
   loop.bytes = static_cast<float>(p.least_bytes());
   WorkList works;
   works.add(loop);
-  const auto partial = static_cast<double>(partial_bytes(t));
-  if (partial > 0) {
-    constexpr double kAtOnce = 4;  // splits that a thread loads before it waits
-    Work adding = moving(PriceKind::kAddSplits, 0, partial);
-    adding.waits = static_cast<float>(std::ceil(t.splits / kAtOnce));
-    works.add(adding);
-  }
+  if (partial_bytes(t) > 0) works.add(adding(t));
   if (p.woven > 0) works.add(moving(PriceKind::kWeave, 0, weave_bytes(p)));
   const PackedWeight weight = packed_weight(p, t);
   if (!weight.in_place) {
@@ -237,10 +239,10 @@ bool planes_are_boxed(const ConvProblem& p) {
 class Search {
  public:
   // `by_warps`: with the kernels that are not only Hopper's. Keeps every choice in `all`, where
-  // that is given.
-  Search(const Forward& p, const DeviceProperties& d, bool by_warps,
+  // that is given. A choice of no more than `enough_ms` ends the search.
+  Search(const Forward& p, const DeviceProperties& d, bool by_warps, double enough_ms,
          std::vector<Choice>* all = nullptr)
-      : p_(p), d_(d), by_warps_(by_warps), all_(all) {}
+      : p_(p), d_(d), by_warps_(by_warps), enough_ms_(enough_ms), all_(all) {}
 
   Choice best() {
     if (p_.woven * element_size(p_.dtype) > kMostWoven) return best_;
@@ -379,9 +381,10 @@ class Search {
   }
 
   void try_tile(int variant, const int (&pixels)[3]) {
-    if (is_slower(variant, pixels)) return;
+    const bool is_over = best_.ms > 0 && best_.ms <= enough_ms_;
+    if (is_over || is_slower(variant, pixels)) return;
     const Tile t = make_tile(p_, variant, pixels, 1);
-    const Work whole = weigh(t, variant);
+    const WorkList whole = weigh(t, variant);
     // Splits where the tiles alone leave multiprocessors idle, also in the last of a few turns.
     const int64_t most =
         std::min<int64_t>(t.steps(), kMostTurns * d_.sm_count / std::max<int64_t>(t.tiles(), 1));
@@ -407,12 +410,12 @@ class Search {
 
   // Whether a tile takes longer than the best plan if it is split, by the work of the whole tile.
   // Not known, and false, where the whole tile does not fit.
-  bool is_slower(const Work& whole, const Tile& tile, int64_t splits, Store store) const {
-    if (all_ != nullptr || best_.ms == 0 || whole.row == kNoRow) return false;
+  bool is_slower(const WorkList& whole, const Tile& tile, int64_t splits, Store store) const {
+    if (all_ != nullptr || best_.ms == 0 || whole.empty()) return false;
     Tile t = tile;
     t.splits = static_cast<int>(splits);
     t.clustered = store == Store::kCluster;
-    Work part = whole;
+    Work part = *whole.begin();
     part.store_row = store_row(p_, store);
     part.blocks = static_cast<float>(t.tiles() * splits);
     part.sms = static_cast<float>(blocks_at_once(d_, t));
@@ -421,7 +424,9 @@ class Search {
     part.stored = static_cast<float>(stored_bytes(p_, t, store));
     WorkList works;
     works.add(part);
-    return customconv::price(works, d_) >= best_.ms;
+    if (store == Store::kSplits) works.add(adding(t));
+    std::for_each(whole.begin() + 1, whole.end(), [&](const Work& other) { works.add(other); });
+    return customconv::price(works, d_, best_.ms) >= best_.ms;
   }
 
   // Whether the products of all tiles, shared out evenly, take longer than the best plan. False
@@ -447,19 +452,20 @@ class Search {
     return clocks / (d_.clock_ghz * 1e6) + hardware::kLaunchMs >= best_.ms;
   }
 
-  // Weighs a tile, and returns the work of its main loop: without a row if the tile does not fit.
-  Work weigh(const Tile& tile, int variant) {
+  // Weighs a tile, and returns its work: none if the tile does not fit.
+  WorkList weigh(const Tile& tile, int variant) {
     Choice choice{tile, variant, 0, {}, 0};
     if (tile.tiles() * tile.splits > INT32_MAX / 2) return {};
     if (!fill_in(p_, d_, choice)) return {};
     if (best_.ms == 0 || choice.ms < best_.ms) best_ = choice;
     if (all_ != nullptr) all_->push_back(choice);
-    return *choice.works.begin();
+    return choice.works;
   }
 
   const Forward& p_;
   const DeviceProperties& d_;
   bool by_warps_;
+  double enough_ms_;
   std::vector<Choice>* all_;
   Choice best_{};
 };
@@ -568,26 +574,27 @@ bool is_searched(const ConvProblem& asked) {
          !as_forward(asked).has_phases();
 }
 
-ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
+ConvPlan propose_wanted(const ConvProblem& asked, const DeviceProperties& d, const Wanted& wanted) {
   ConvPlan best;
   if (asked.pass == Pass::kWgrad) {
     const auto weigh = [&best](const ConvPlan& plan) {
       if (plan.block == 0) return;
       if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
     };
-    if (wgrad::can_implement(asked, d) == nullptr) weigh(wgrad::propose(asked, d));
+    if (wgrad::can_implement(asked, d) == nullptr) weigh(wgrad::propose(asked, d, wanted));
     if (asked.is_strict_float32() && sm90::can_exchange(asked)) weigh(sm90::best_plan(asked, d));
     return best;
   }
   const auto search = [&](bool by_warps) {
     if (!is_searched(asked)) return;
     const Forward p = as_one_row(as_forward(asked));
-    const Choice choice = Search(p, d, by_warps).best();
+    const Choice choice = Search(p, d, by_warps, wanted.enough_ms).best();
     if (choice.ms > 0) best = plan_of(p, d, choice);
   };
   if (d.has_hopper_kernels()) {
     search(/*by_warps=*/false);
-    const ConvPlan plan = sm90::best_plan(asked, d);
+    if (best.block > 0 && best.predicted_ms <= wanted.enough_ms) return best;
+    const ConvPlan plan = sm90::best_plan(asked, d, nullptr, wanted);
     double other_ms = best.predicted_ms;
     // Only kernels of that main loop leave statistics, or do the epilogue of an input gradient.
     if (asked.has_statistics && sm90::statistics_parts(asked, plan) > 0) {
@@ -600,6 +607,10 @@ ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
   return best;
 }
 
+ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
+  return propose_wanted(asked, d, {});
+}
+
 std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties& d) {
   std::vector<ConvPlan> plans;
   if (asked.pass == Pass::kWgrad) {
@@ -610,8 +621,8 @@ std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties&
   if (is_searched(asked)) {
     const Forward p = as_one_row(as_forward(asked));
     std::vector<Choice> choices;
-    if (d.has_hopper_kernels()) Search(p, d, false, &choices).best();
-    Search(p, d, true, &choices).best();
+    if (d.has_hopper_kernels()) Search(p, d, false, /*enough_ms=*/0, &choices).best();
+    Search(p, d, true, /*enough_ms=*/0, &choices).best();
     plans.reserve(choices.size());
     for (const Choice& choice : choices) plans.push_back(plan_of(p, d, choice));
   }
@@ -630,9 +641,15 @@ int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
 }  // namespace
 
 extern const Family family;
-const Family family{
-    "implicit_gemm",        can_implement,         propose, variants, /*fuses=*/true, sum_order,
-    /*all_orders=*/nullptr, sm90::statistics_parts};
+const Family family{"implicit_gemm",
+                    can_implement,
+                    propose,
+                    variants,
+                    /*fuses=*/true,
+                    sum_order,
+                    /*all_orders=*/nullptr,
+                    sm90::statistics_parts,
+                    propose_wanted};
 
 }  // namespace customconv::implicit_gemm
 

@@ -203,7 +203,6 @@ class Search : public PlanSearch {
                                {plan.tile[0], plan.tile[1], plan.tile[2]},
                                static_cast<int>(shares)};
       plan.works.add(count_work(v, tile, w, shares));
-      plan.predicted_ms = price(plan.works, d_);
       add(plan);
     }
   }
@@ -270,7 +269,6 @@ class Search : public PlanSearch {
                                        v.unit,
                                        {plan.tile[0], plan.tile[1], plan.tile[2]}};
       plan.works = count_gradient_work(v, tile, w, splits);
-      plan.predicted_ms = price(plan.works, d_);
       add(plan);
     }
   }

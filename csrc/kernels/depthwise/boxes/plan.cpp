@@ -185,7 +185,6 @@ class Search : public PlanSearch {
       plan.workspace_bytes = plan.splits * p_.w_count() * 4;
       plan.works.add(adding_up(p_.w_count(), plan.splits, d_));
     }
-    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 

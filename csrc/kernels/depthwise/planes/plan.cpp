@@ -119,11 +119,12 @@ class Search : public PlanSearch {
         if (shared > d_.shared_bytes_block) continue;
         const int64_t blocks = resident_blocks(v, threads, shared) * d_.sm_count;
         if (stages == 1 && blocks < t.count) continue;
-        weigh(v, t, threads, shared, std::min(blocks, t.count), 1);
+        weigh(v, t, count_reads(v, t), threads, shared, std::min(blocks, t.count), 1);
         break;
       }
       return;
     }
+    const double reads = count_reads(v, t);
     int64_t last = 0;
     for (const int wanted : kGradientTurns) {
       const int64_t splits = std::clamp<int64_t>(wanted * d_.sm_count / t.count, 1, t.steps);
@@ -137,7 +138,7 @@ class Search : public PlanSearch {
         const int64_t shared = std::max(places_of(g_, t, stages, size_).all, totals);
         if (shared > d_.shared_bytes_block || shared == last_shared) continue;
         last_shared = shared;
-        weigh(v, t, threads, shared, t.count * splits, splits);
+        weigh(v, t, reads, threads, shared, t.count * splits, splits);
       }
     }
   }
@@ -149,8 +150,8 @@ class Search : public PlanSearch {
                              1);
   }
 
-  void weigh(const Variant& v, const Tile& t, int threads, int64_t shared, int64_t blocks,
-             int64_t splits) {
+  void weigh(const Variant& v, const Tile& t, double reads, int threads, int64_t shared,
+             int64_t blocks, int64_t splits) {
     ConvPlan plan{};
     plan.variant = t.bands == 1 ? "whole planes" : "rows of planes";
     plan.variant_index = v.index();
@@ -169,9 +170,8 @@ class Search : public PlanSearch {
                               {kRows[v.rows], v.columns(size_)},
                               {t.planes, t.rows, t.images},
                               stages};
-    plan.works.add(count_work(v, t, plan, stages));
+    plan.works.add(count_work(v, t, reads, plan, stages));
     if (splits > 1) plan.works.add(adding_up(p_.w_count(), splits, d_));
-    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 
@@ -200,9 +200,27 @@ class Search : public PlanSearch {
     return static_cast<int>(most);
   }
 
-  Work count_work(const Variant& v, const Tile& t, const ConvPlan& plan, int stages) const {
+  // Words that a strip of inputs and one of outputs have in a row.
+  double in_words(const Variant& v) const {
+    return std::floor(reach_of(walk_, kTaps[v.taps], v.columns(size_)) * size_ / 4) + 1;
+  }
+  double out_words(const Variant& v) const { return std::floor(v.columns(size_) * size_ / 4) + 1; }
+
+  // How often a warp asks shared memory for its windows.
+  double count_reads(const Variant& v, const Tile& t) const {
+    const int kept = kRows[v.rows], columns = v.columns(size_);
+    const double reads = reach_of(walk_, kTaps[v.taps], kept) * in_words(v) *
+                         conflicts(t, t.in_elements, g_.H * g_.W, input_of(walk_, kept, 0) * g_.W,
+                                   input_of(walk_, columns, 0));
+    if (!g_.of_weights) return reads;
+    return reads +
+           kept * out_words(v) * conflicts(t, t.out_elements, g_.P * g_.Q, kept * g_.Q, columns);
+  }
+
+  // `reads`: see count_reads.
+  Work count_work(const Variant& v, const Tile& t, double reads, const ConvPlan& plan,
+                  int stages) const {
     const int taps = kTaps[v.taps], kept = kRows[v.rows], columns = v.columns(size_);
-    const double words = std::floor(reach_of(walk_, taps, columns) * size_ / 4) + 1;
     const double word = size_ == 2 ? kPairInstructions : kWordInstructions;
     double products = kept * columns * taps * taps * (is_half(walk_) ? 0.25 : 1);
     if (g_.of_weights && !sums_strips(taps)) {
@@ -213,14 +231,9 @@ class Search : public PlanSearch {
     }
     const double rows = reach_of(walk_, taps, kept);
     const double outputs = kept * columns;
-    double read = rows * words *
-                  conflicts(t, t.in_elements, g_.H * g_.W, input_of(walk_, kept, 0) * g_.W,
-                            input_of(walk_, columns, 0));  // words
-    double each = kTileInstructions + products + rows * (kRowInstructions + word * words);
+    double each = kTileInstructions + products + rows * (kRowInstructions + word * in_words(v));
     if (g_.of_weights) {
-      const double out_words = std::floor(columns * size_ / 4) + 1;
-      read += kept * out_words * conflicts(t, t.out_elements, g_.P * g_.Q, kept * g_.Q, columns);
-      each += kept * (kRowInstructions + word * out_words);
+      each += kept * (kRowInstructions + word * out_words(v));
     } else {
       each += outputs * kOutputInstructions + taps * taps;
     }
@@ -229,7 +242,7 @@ class Search : public PlanSearch {
         t.images * size_ * (t.in_elements + (g_.of_weights ? t.out_elements : 0)));
     const double tile =
         busiest({warps * each / hardware::kSchedulers,
-                 (warps * (read * 4 + (g_.of_weights ? 0 : outputs * size_)) * 32 + brought) /
+                 (warps * (reads * 4 + (g_.of_weights ? 0 : outputs * size_)) * 32 + brought) /
                      hardware::kSharedBytesPerClock,
                  brought / hardware::kL2BytesPerClock});
     // Tiles of a block.

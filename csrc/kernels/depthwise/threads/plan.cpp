@@ -201,7 +201,6 @@ class Search : public PlanSearch {
     plan.wide_index = needs_wide_index(p_);
     plan.payload = payload_of(v, vectors);
     plan.works = count_work(v, w, splits);
-    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 

@@ -180,8 +180,7 @@ bool fuses_gradient(const Packed& p) {
 
 class Search : public PlanSearch {
  public:
-  Search(const ConvProblem& asked, const DeviceProperties& d, std::vector<ConvPlan>* all)
-      : PlanSearch(asked, d, all) {}
+  using PlanSearch::PlanSearch;
 
   ConvPlan best() {
     if (p_.pass == Pass::kWgrad) return best_exchanged();
@@ -229,6 +228,12 @@ class Search : public PlanSearch {
     f_ = sm90::forward_of(part_of(p_, chunk_, widest_part(p_, chunk_)).problem, form);
     if (f_.packing != form.packing) return;
     form_ = form;
+    ends_.clear();
+    if (chunk_.pixels > 0) {
+      for (const int64_t i : {int64_t{0}, parts_ / p_.N - 1}) {
+        ends_.push_back(sm90::forward_of(part_of(p_, chunk_, i).problem, form));
+      }
+    }
     if (input_is_legal(f_)) {
       try_tiles(Loader::kIm2col);
       try_strips(Loader::kHalo);
@@ -251,6 +256,7 @@ class Search : public PlanSearch {
 
   void try_tiles(Loader loader, int64_t strips = 1) {
     for (int shape = 0; shape < kTileShapeCount; ++shape) {
+      if (is_over()) return;
       const TileShape& kind = kTileShapes[shape];
       if (!has_tile(loader, kind) || is_too_wide(kind.channels)) continue;
       for (int row = kMostRowBytes; row >= kLeastRowBytes; row /= 2) {
@@ -278,9 +284,10 @@ class Search : public PlanSearch {
 
   bool add_tile(Tile t) {
     if (!is_legal(f_, t) || !choose_stages(block_bytes(d_, t), t)) return false;
-    const bool has_ends = chunk_.pixels > 0 && form_.packing != Packing::kImages;
-    if (has_ends && !is_legal_at_ends(t)) return false;
+    if (!is_legal_at_ends(t)) return false;
     ConvPlan plan;
+    plan.works = count_work(p_, f_, parts_, d_, t);
+    if (!is_wanted(plan)) return true;
     const auto& names = form_.joins_phases ? kJoinedLoaderNames : kLoaderNames;
     plan.variant = names[static_cast<int>(t.loader)];
     if (form_.halves) {
@@ -306,9 +313,7 @@ class Search : public PlanSearch {
     plan.workspace_bytes = packed_weight_bytes(f_, t) + bytes_;
     plan.fuses = p_.pass == Pass::kDgrad && fuses_gradient(f_);
     plan.payload = payload_of(t);
-    plan.works = count_work(p_, f_, parts_, d_, t);
-    plan.predicted_ms = price(plan.works, d_);
-    add(plan);
+    keep(plan);
     return true;
   }
 
@@ -335,8 +340,7 @@ class Search : public PlanSearch {
 
   // Whether an image's first part and its last can be computed by such tiles, too.
   bool is_legal_at_ends(const Tile& t) const {
-    for (const int64_t i : {int64_t{0}, parts_ / p_.N - 1}) {
-      const Packed end = sm90::forward_of(part_of(p_, chunk_, i).problem, form_);
+    for (const Packed& end : ends_) {
       const Tile own = make_tile(end, t.loader, t.shape, t.row_bytes, t.splits, t.strips);
       if (!is_legal(end, own) || own.store != t.store || own.x_bytes != t.x_bytes) return false;
     }
@@ -347,7 +351,8 @@ class Search : public PlanSearch {
   int64_t parts_ = 1;
   int64_t bytes_ = 0;  // of the workspace that they share
   Form form_;
-  Packed f_;  // of so many parts, the widest
+  Packed f_;                  // of so many parts, the widest
+  std::vector<Packed> ends_;  // of an image in parts, the first and the last
 };
 
 // Pixels by channels.
@@ -362,9 +367,9 @@ std::vector<std::string> tile_words() {
 
 }  // namespace
 
-ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& d,
-                   std::vector<ConvPlan>* all) {
-  return Search(asked, d, all).best();
+ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& d, std::vector<ConvPlan>* all,
+                   const Wanted& wanted) {
+  return Search(asked, d, all, wanted).best();
 }
 
 Exchange exchange_of(const ConvPlan& plan) { return {plan.chunk_images, plan.chunk_pixels}; }

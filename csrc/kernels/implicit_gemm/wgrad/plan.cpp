@@ -107,8 +107,9 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
 
 class Search : private TileSearch<Search, Tile> {
  public:
-  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
-      : TileSearch(as_one_row(p), d, all) {
+  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr,
+         const Wanted& wanted = {})
+      : TileSearch(as_one_row(p), d, all, wanted.enough_ms) {
     // As an image's width divides evenly, and what fits whatever the strides.
     Widths widths;
     for (int i = 1; i <= kCuts; ++i) widths.add(ceil_divide(ceil_divide(p_.Q, i), kRun) * kRun);
@@ -241,16 +242,16 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return channels_last ? reason : planes::can_implement(p, d);
 }
 
-ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
+ConvPlan propose(const ConvProblem& p, const DeviceProperties& d, const Wanted& wanted) {
   const bool possible = why_not(p, d) == nullptr;
   ConvPlan best;
   const auto weigh = [&](bool takes, const auto& propose_one) {
-    if (!takes) return;
-    const ConvPlan plan = propose_one(p, d);
+    if (!takes || (best.block > 0 && best.predicted_ms <= wanted.enough_ms)) return;
+    const ConvPlan plan = propose_one(p, d, wanted);
     if (plan.block == 0) return;
     if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
   };
-  weigh(possible && stays_in_memory(p), cheapest_of<Search>);
+  weigh(possible && stays_in_memory(p), wanted_of<Search>);
   weigh(possible && goes_through_registers(p, d), registers::propose);
   weigh(planes::can_implement(p, d) == nullptr, planes::propose);
   return best;

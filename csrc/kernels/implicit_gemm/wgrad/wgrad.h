@@ -8,13 +8,13 @@
 namespace customconv::implicit_gemm::wgrad {
 
 const char* can_implement(const ConvProblem& problem, const DeviceProperties& device);
-ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device);
+ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device, const Wanted& wanted);
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device);
 
 // The same for channels-first tensors.
 namespace planes {
 const char* can_implement(const ConvProblem& problem, const DeviceProperties& device);
-ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device);
+ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device, const Wanted& wanted);
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device);
 }  // namespace planes
 
