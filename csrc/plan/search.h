@@ -18,7 +18,7 @@ class PlanSearch {
  protected:
   void add(const ConvPlan& plan) {
     if (all_ != nullptr) all_->push_back(plan);
-    if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+    if (best_.threads == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
   }
 
   const ConvProblem& p_;

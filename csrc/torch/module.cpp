@@ -219,10 +219,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("kind", [](const ConvPlan& p) { return kind_of(name_of(p)); })
       .def_property_readonly("fields", [](const ConvPlan& p) { return plan_fields(name_of(p)); })
       .def_readonly("variant", &ConvPlan::variant)
-      .def_property_readonly(
-          "grid", [](const ConvPlan& p) { return py::make_tuple(p.grid[0], p.grid[1], p.grid[2]); })
+      .def_property_readonly("grid",
+                             [](const ConvPlan& p) { return py::make_tuple(p.blocks, 1, 1); })
       .def_readonly("variant_index", &ConvPlan::variant_index)
-      .def_readonly("block", &ConvPlan::block)
+      .def_readonly("block", &ConvPlan::threads)
       .def_property_readonly(
           "tile", [](const ConvPlan& p) { return py::make_tuple(p.tile[0], p.tile[1], p.tile[2]); })
       .def_readonly("shared_bytes", &ConvPlan::shared_bytes)
@@ -260,6 +260,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("problem"), py::arg("device") = DeviceProperties(), py::arg("algorithm") = "auto");
 
   m.def("sum_order", sum_order, py::arg("problem"), py::arg("plan"));
+
+  m.def(
+      "launch_shape",
+      [](const ConvProblem& problem, const ConvPlan& plan, const DeviceProperties& device) {
+        const LaunchShape s = launch_shape(problem, plan, device);
+        return py::make_tuple(s.blocks, s.threads, s.shared_bytes, s.workspace_bytes);
+      },
+      py::arg("problem"), py::arg("plan"), py::arg("device") = DeviceProperties());
+  m.def("check_plan", check_plan, py::arg("problem"), py::arg("plan"),
+        py::arg("device") = DeviceProperties());
 
   m.def("leaves_no_doubt", leaves_no_doubt, py::arg("problem"), py::arg("device"));
 

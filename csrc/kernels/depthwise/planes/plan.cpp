@@ -36,6 +36,13 @@ int taps_index(const depthwise::Geometry& g) {
   return -1;
 }
 
+PlanesPlan plan_of(const Variant& v, int size, int64_t planes, int64_t rows, int64_t images) {
+  return {v.walk,
+          kTaps[v.taps],
+          {kRows[v.rows], v.columns(size)},
+          {static_cast<int>(planes), static_cast<int>(rows), static_cast<int>(images)}};
+}
+
 // Whether a strip of rows of one plane fits a block, by any kernel.
 bool has_tile(const depthwise::Geometry& g, Walk walk, int taps, int size,
               const DeviceProperties& d) {
@@ -43,7 +50,7 @@ bool has_tile(const depthwise::Geometry& g, Walk walk, int taps, int size,
     for (int rows = 0; rows < kRowsCount; ++rows) {
       const Variant v{walk, taps, width, rows};
       if (!has_kernel(v, size)) continue;
-      const Tile t = tile_of(g, v, 1, kRows[rows], 1, size);
+      const Tile t = tile_of(g, plan_of(v, size, 1, kRows[rows], 1));
       const int stages = g.of_weights ? 1 : 2;
       if (t.items <= kMostThreads && t.count <= INT32_MAX / 2 && t.steps <= INT32_MAX &&
           places_of(g, t, stages, size).all <= d.shared_bytes_block) {
@@ -81,42 +88,43 @@ class Search : public PlanSearch {
   void try_tiles(const Variant& v) {
     const int64_t kept = kRows[v.rows];
     const int64_t all_rows = ceil_divide(g_.P, kept) * kept;
-    const Tile plane = tile_of(g_, v, 1, static_cast<int>(all_rows), 1, size_);
+    const Tile plane = tile_of(g_, plan_of(v, size_, 1, all_rows, 1));
     for (const int threads : kTileThreads) {
       if (plane.items > threads) {
         const int64_t strips = std::max(threads / plane.column_strips, 1);
         // As few bands, of about as many rows each.
         const int64_t bands = ceil_divide(plane.row_strips, strips);
         const int64_t rows = ceil_divide(plane.row_strips, bands) * kept;
-        consider(v, 1, static_cast<int>(rows), 1);
+        consider(v, 1, rows, 1);
         continue;
       }
       const int64_t planes = g_.of_weights ? g_.K : g_.N * g_.K;
       const int64_t images = g_.of_weights ? g_.N : 1;
       for (int64_t i = 1; i <= images && i * plane.items <= threads; i *= 2) {
         const int64_t most = std::min(threads / (i * plane.items), planes);
-        consider(v, static_cast<int>(most), static_cast<int>(all_rows), static_cast<int>(i));
+        consider(v, most, all_rows, i);
         if (g_.of_weights) continue;
         // As many turns of the blocks, all of which are busy to the end.
         const int64_t blocks = resident_blocks(v, threads) * d_.sm_count;
         const int64_t turns = ceil_divide(ceil_divide(planes, most), blocks);
         const int64_t even = ceil_divide(planes, turns * blocks);
-        if (even < most) consider(v, static_cast<int>(even), static_cast<int>(all_rows), 1);
+        if (even < most) consider(v, even, all_rows, 1);
       }
     }
   }
 
-  void consider(const Variant& v, int planes, int rows, int images) {
-    const Tile t = tile_of(g_, v, planes, rows, images, size_);
+  void consider(const Variant& v, int64_t planes, int64_t rows, int64_t images) {
+    PlanesPlan way = plan_of(v, size_, planes, rows, images);
+    const Tile t = tile_of(g_, way);
     if (t.items > kMostThreads || t.count > INT32_MAX / 2 || t.steps > INT32_MAX) return;
-    const int threads = static_cast<int>(ceil_divide(t.items, 32) * 32);
     if (!g_.of_weights) {
       for (const int stages : {1, 2}) {
-        const int64_t shared = places_of(g_, t, stages, size_).all;
-        if (shared > d_.shared_bytes_block) continue;
-        const int64_t blocks = resident_blocks(v, threads, shared) * d_.sm_count;
+        const LaunchShape shape = shape_of(p_, g_, t, stages, 1);
+        if (shape.shared_bytes > d_.shared_bytes_block) continue;
+        const int64_t blocks = resident_blocks(v, shape.threads, shape.shared_bytes) * d_.sm_count;
         if (stages == 1 && blocks < t.count) continue;
-        weigh(v, t, threads, shared, std::min(blocks, t.count), 1, stages);
+        way.stages = stages;
+        weigh(v, way, t, shape, std::min(blocks, t.count), 1, stages);
         break;
       }
       return;
@@ -128,10 +136,12 @@ class Search : public PlanSearch {
       last = splits;
       for (const int stages : {1, 2, kMostStages}) {
         if (stages / 2 >= ceil_divide(t.steps, splits)) continue;
-        const int64_t totals = int64_t{threads} * g_.R * g_.S * 4;
-        const int64_t shared = std::max(places_of(g_, t, stages, size_).all, totals);
-        if (shared > d_.shared_bytes_block) continue;
-        weigh(v, t, threads, shared, t.count * splits, splits, stages);
+        const LaunchShape shape = shape_of(p_, g_, t, stages, splits);
+        if (shape.shared_bytes > d_.shared_bytes_block) continue;
+        // As many as there is room for, where the sums that take their place are larger.
+        const int64_t room = (shape.shared_bytes - kZeroBytes) / places_of(g_, t, 1, size_).stage;
+        way.stages = static_cast<int>(std::min<int64_t>(room, kMostStages));
+        weigh(v, way, t, shape, shape.blocks, splits, stages);
       }
     }
   }
@@ -143,25 +153,14 @@ class Search : public PlanSearch {
                              1);
   }
 
-  void weigh(const Variant& v, const Tile& t, int threads, int64_t shared, int64_t blocks,
-             int64_t splits, int stages) {
-    ConvPlan plan{};
+  void weigh(const Variant& v, const PlanesPlan& way, const Tile& t, const LaunchShape& shape,
+             int64_t blocks, int64_t splits, int stages) {
+    ConvPlan plan{shape};
+    plan.blocks = blocks;
     plan.variant = t.bands == 1 ? "whole planes" : "rows of planes";
-    plan.variant_index = v.index();
-    plan.tile[0] = t.planes;
-    plan.tile[1] = t.rows;
-    plan.tile[2] = t.images;
-    plan.grid[0] = blocks;
     plan.splits = splits;
-    if (splits > 1) plan.workspace_bytes = splits * p_.w_count() * 4;
-    plan.block = threads;
-    plan.shared_bytes = static_cast<int>(shared);
     plan.wide_index = needs_wide_index(p_);
-    plan.payload = PlanesPlan{v.walk,
-                              kTaps[v.taps],
-                              {kRows[v.rows], v.columns(size_)},
-                              {t.planes, t.rows, t.images},
-                              stages_of(g_, t, plan, size_)};
+    plan.payload = way;
     plan.works.add(count_work(v, t, plan, stages));
     if (splits > 1) plan.works.add(adding_up(p_.w_count(), splits, d_));
     plan.predicted_ms = price(plan.works, d_);
@@ -217,7 +216,7 @@ class Search : public PlanSearch {
     } else {
       each += outputs * kOutputInstructions + taps * taps;
     }
-    const double warps = plan.block / 32.0;
+    const double warps = plan.threads / 32.0;
     const double brought = static_cast<double>(
         t.images * size_ * (t.in_elements + (g_.of_weights ? t.out_elements : 0)));
     const double tile =
@@ -226,7 +225,7 @@ class Search : public PlanSearch {
                      hardware::kSharedBytesPerClock,
                  brought / hardware::kL2BytesPerClock});
     // Tiles of a block.
-    const auto blocks = static_cast<double>(plan.grid[0]);
+    const auto blocks = static_cast<double>(plan.blocks);
     const double tiles = std::ceil(static_cast<double>(g_.of_weights ? t.steps : t.count) /
                                    (g_.of_weights ? static_cast<double>(plan.splits) : blocks));
     const double once = g_.of_weights ? taps * taps * kSumInstructions : 0;
@@ -235,11 +234,11 @@ class Search : public PlanSearch {
         price_row(PriceKind::kDepthwisePlanes, (g_.of_weights ? 2 : 0) + (size_ == 2 ? 0 : 1));
     work.blocks = static_cast<float>(blocks);
     work.sms = static_cast<float>(d_.sm_count);
-    work.resident = static_cast<float>(resident_blocks(v, plan.block, plan.shared_bytes));
+    work.resident = static_cast<float>(resident_blocks(v, plan.threads, plan.shared_bytes));
     work.busy = static_cast<float>(tiles * tile + warps * once / hardware::kSchedulers);
     const double sums = g_.of_weights ? t.planes * taps * taps : 0;
     const bool shared = t.images * t.row_strips * t.column_strips >= 32;
-    const double end = std::ceil(sums / (shared ? warps : plan.block));
+    const double end = std::ceil(sums / (shared ? warps : plan.threads));
     // Nothing is summed while the first tiles of all blocks are brought.
     const double together = std::min<double>(work.resident, std::ceil(blocks / d_.sm_count));
     work.waits = static_cast<float>(2 + together * brought / hardware::kBroughtBytes +
@@ -287,10 +286,22 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return nullptr;
 }
 
+LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {
+  const auto way = plan.payload.as<PlanesPlan>();
+  const depthwise::Geometry g = depthwise::geometry_of(p);
+  Walk walk{};
+  find_walk(g, p.pass, &walk);
+  if (walk != way.walk || g.R != way.taps || g.S != way.taps) return {};
+  const Tile t = tile_of(g, way);
+  if (!g.of_weights && way.stages == 1 && plan.blocks < t.count) return {};  // blocks take turns
+  return shape_of(p, g, t, way.stages, plan.splits);
+}
+
 }  // namespace
 
 extern const Family kind;
-const Family kind{"planes", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
+const Family kind{"planes", can_implement,  cheapest_of<Search>,
+                  shape,    all_of<Search>, /*fuses=*/true};
 
 }  // namespace customconv::depthwise::planes
 
