@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from . import _C
+from .arguments import check_algorithm, numbered_padding
 from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, padded
-from .ops import check_algorithm, numbered_padding
 
 _PASSES = "fprop", "dgrad", "wgrad"
 _CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d
