@@ -513,19 +513,12 @@ std::vector<Candidate> refused(const std::string& reason) {
 }
 
 std::string to_string(const ConvPlan& plan) {
-  std::string text = std::string(plan.tuned ? "tuned " : "") + to_string(plan.family);
-  if (plan.family == FamilyId::kAten) return text;
-  text += std::string(" ") + plan.variant;
-  if (plan.tile[0] > 0) {
-    text += " tile " + std::to_string(plan.tile[0]) + " x " + std::to_string(plan.tile[1]) + " x " +
-            std::to_string(plan.tile[2]);
-  }
-  if (plan.splits > 1) text += " splits " + std::to_string(plan.splits);
-  text += " grid (" + std::to_string(plan.blocks) + ", 1, 1) block " +
-          std::to_string(plan.threads) + " shared " + std::to_string(plan.shared_bytes) +
-          " workspace " + std::to_string(plan.workspace_bytes) + " predicted " +
-          format_ms(plan.predicted_ms);
-  return text;
+  const std::string name = std::string(plan.tuned ? "tuned " : "") + to_string(name_of(plan));
+  if (plan.family == FamilyId::kAten) return name;
+  return name + " (" + std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.threads) +
+         " threads, shared " + std::to_string(plan.shared_bytes) + " B, workspace " +
+         std::to_string(plan.workspace_bytes) + " B, predicted " + format_ms(plan.predicted_ms) +
+         ")";
 }
 
 }  // namespace customconv
