@@ -132,6 +132,15 @@ const std::vector<Kind>& kinds() {
   return all;
 }
 
+bool operator==(const PlanName& a, const PlanName& b) {
+  const PlanKind kind = a.payload.kind();
+  if (a.family != b.family || a.splits != b.splits || kind != b.payload.kind()) return false;
+  const auto& list = fields_of(kind).list;
+  return std::all_of(list.begin(), list.end(), [&](const Field& field) {
+    return field.read(a.payload) == field.read(b.payload);
+  });
+}
+
 PlanName name_of(const ConvPlan& plan) { return {plan.family, plan.payload, plan.splits}; }
 
 PlanName parse_name(const std::string& text) { return Reader(text).read(); }

@@ -18,6 +18,7 @@ struct PlanName {
   Payload payload;
   int64_t splits = 1;
 };
+bool operator==(const PlanName& a, const PlanName& b);
 
 PlanName name_of(const ConvPlan& plan);
 // The name that a text is. Throws std::invalid_argument that says what is wrong with it: no such
