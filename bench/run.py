@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import customconv
-from customconv.ops import algorithms
+from customconv.arguments import algorithms
 
 from . import contenders, corpus, machine, results, timing, verify
 from .layers import Layer

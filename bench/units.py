@@ -6,36 +6,28 @@ They follow from the fields of plans (csrc/plan/name.h).
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from customconv import _C
-
-STRICT = "3xTF32-"  # what words of kernels for strict float32 begin with
 
 Units = frozenset[str]
 Fields = dict[str, Any]
 
 
-def slug(name: str) -> str:
-    """A kernel's name as a word of a command line."""
-    return re.sub(r"[ ,]+", "-", re.sub(r"(?<=\d) x (?=\d)", "x", name)).lower()
-
-
-def tile_unit(loader: str, tile: str, strict: bool = False) -> str:
+def tile_unit(loader: str, tile: str) -> str:
     """The unit of a tile of a loader."""
-    return f"tile:{loader}/{slug(STRICT) if strict else ''}{slug(tile)}"
+    return f"tile:{loader}/{tile.lower()}"
 
 
-def kernel_unit(family: str, kernel: str) -> str:
-    """The unit of a kernel of a family without loaders."""
-    return f"kernel:{family}/{slug(kernel)}"
+def kernel_units(family: str, label: str) -> set[str]:
+    """The unit of a kernel of a family without loaders; none where the family has one."""
+    return {f"kernel:{family}/{label.replace(' ', '-').lower()}"} if label else set()
 
 
 def _units(loader: str, tile: str, modes: dict[str, bool]) -> set[str]:
-    strict = tile.startswith(STRICT)
+    strict = tile.startswith("3xTF32-")
     used = {f"mode:{name}" for name, holds in (modes | {"3xtf32": strict}).items() if holds}
-    return {f"loader:{loader}", tile_unit(loader, tile.removeprefix(STRICT), strict), *used}
+    return {f"loader:{loader}", tile_unit(loader, tile), *used}
 
 
 def _main_loop(plan: _C.ConvPlan, fields: Fields) -> set[str]:
@@ -64,7 +56,7 @@ def _gradient_boxes(plan: _C.ConvPlan, fields: Fields) -> set[str]:
     return _units("boxes", fields["kernel"], {
         "gradient-clusters": fields["clustered"],
         # A warpgroup fills boxes, but a single warp starts the copies of the copy engine.
-        "filled-boxes": plan.block % 128 == 0,
+        "filled-boxes": plan.threads % 128 == 0,
     })  # fmt: skip
 
 
@@ -97,22 +89,18 @@ _KINDS = {
 def units_of(plan: _C.ConvPlan) -> Units:
     """The units that a plan needs: without one of them there is no such plan."""
     if plan.family == "implicit_gemm":
-        own = _KINDS[plan.kind.split()[1]](plan, plan.fields)
+        own = _KINDS[plan.word](plan, plan.fields)
     else:
-        own = {kernel_unit(plan.family, plan.variant)}
+        own = kernel_units(plan.family, plan.label)
     return frozenset({f"family:{plan.family}", *own})
 
 
 def compiled() -> Units:
     """The units that the compiled module lists: tiles of the main loop, and named kernels."""
-    tiles = {
-        tile_unit(loader, f"{pixels} x {channels}", strict)
-        for loader, pixels, channels, strict in _C.main_loop_tiles()
-    }
-    kernels = {
-        kernel_unit(family, kernel)
-        for (family, _), names in _C.kernel_names().items()
-        if family != "implicit_gemm"
-        for kernel in names
-    }
+    tiles = {tile_unit(loader, tile) for loader, tile in _C.main_loop_tiles()}
+    kernels: set[str] = set()
+    for (family, word), fields in _C.plan_words().items():
+        if family != "implicit_gemm":
+            for kernel in next(filter(None, fields.values()), [""]):
+                kernels |= kernel_units(family, f"{word} {kernel}".strip())
     return frozenset(tiles | kernels)

@@ -17,6 +17,16 @@ void store(unsigned char* to, int64_t value) {
   std::memcpy(to, &number, sizeof number);
 }
 
+std::string text_of(const Field& field, const std::vector<int64_t>& numbers) {
+  if (field.is_flag) return "yes";
+  std::string text;
+  for (const int64_t number : numbers) {
+    if (!text.empty()) text += 'x';
+    text += field.words.empty() ? std::to_string(number) : field.words[number];
+  }
+  return text;
+}
+
 }  // namespace
 
 // No number is negative, so those with a sign are read as the same without.
@@ -41,6 +51,17 @@ void Field::write(Payload& payload, const std::vector<int64_t>& numbers) const {
     if (width == 4) store<uint32_t>(to, number);
     if (width == 8) store<uint64_t>(to, number);
   }
+}
+
+std::string text_of(const Fields& fields, const Payload& payload, bool sizes) {
+  std::string text;
+  for (const Field& field : fields.list) {
+    const std::vector<int64_t> numbers = field.read(payload);
+    const bool is_default = numbers == field.read(fields.defaults);
+    if ((field.is_size && !sizes) || (field.words.empty() && is_default)) continue;
+    text += std::string(" ") + field.name + '=' + text_of(field, numbers);
+  }
+  return text;
 }
 
 std::string word_of(const char* name) {

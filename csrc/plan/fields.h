@@ -32,6 +32,10 @@ struct Fields {
   std::vector<Field> list;  // in the order that names have
 };
 
+// The fields as a name spells them out, each after a space, without those of `sizes` where these
+// are not wanted.
+std::string text_of(const Fields& fields, const Payload& payload, bool sizes);
+
 // Lists the fields of a struct.
 template <typename Decided>
 class FieldList {

@@ -17,28 +17,12 @@ const Kind& kind_at(PlanKind kind) { return kinds()[static_cast<size_t>(kind)]; 
 
 constexpr const char* kSplits = "splits";
 
-std::string text_of(const Field& field, const std::vector<int64_t>& numbers) {
-  if (field.is_flag) return "yes";
-  std::string text;
-  for (const int64_t number : numbers) {
-    if (!text.empty()) text += 'x';
-    text += field.words.empty() ? std::to_string(number) : field.words[number];
-  }
-  return text;
-}
-
-// The fields that a name spells out, without those of `sizes` where these are not wanted.
+// A name without splits.
 std::string write(const PlanName& name, bool sizes) {
   const Kind& kind = kind_at(name.payload.kind());
   std::string text = to_string(name.family);
   if (!kind.word.empty()) text += ' ' + kind.word;
-  for (const Field& field : kind.fields.list) {
-    const std::vector<int64_t> numbers = field.read(name.payload);
-    const bool is_default = numbers == field.read(kind.fields.defaults);
-    if ((field.is_size && !sizes) || (field.words.empty() && is_default)) continue;
-    text += std::string(" ") + field.name + '=' + text_of(field, numbers);
-  }
-  return text;
+  return text + text_of(kind.fields, name.payload, sizes);
 }
 
 // Reads a name from its text, a word after the other.
@@ -148,6 +132,15 @@ const std::vector<Kind>& kinds() {
   return all;
 }
 
+bool operator==(const PlanName& a, const PlanName& b) {
+  const PlanKind kind = a.payload.kind();
+  if (a.family != b.family || a.splits != b.splits || kind != b.payload.kind()) return false;
+  const auto& list = fields_of(kind).list;
+  return std::all_of(list.begin(), list.end(), [&](const Field& field) {
+    return field.read(a.payload) == field.read(b.payload);
+  });
+}
+
 PlanName name_of(const ConvPlan& plan) { return {plan.family, plan.payload, plan.splits}; }
 
 PlanName parse_name(const std::string& text) { return Reader(text).read(); }
@@ -158,6 +151,17 @@ std::string to_string(const PlanName& name) {
 }
 
 std::string kind_of(const PlanName& name) { return write(name, /*sizes=*/false); }
+
+const std::string& word_of(const PlanName& name) { return kind_at(name.payload.kind()).word; }
+
+std::string label_of(const PlanName& name) {
+  std::string label = word_of(name);
+  for (const Field& field : fields_of(name.payload.kind()).list) {
+    if (field.words.empty()) continue;
+    return label + (label.empty() ? "" : " ") + field.words[field.read(name.payload)[0]];
+  }
+  return label;
+}
 
 const Fields& fields_of(PlanKind kind) { return kind_at(kind).fields; }
 

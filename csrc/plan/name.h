@@ -18,6 +18,7 @@ struct PlanName {
   Payload payload;
   int64_t splits = 1;
 };
+bool operator==(const PlanName& a, const PlanName& b);
 
 PlanName name_of(const ConvPlan& plan);
 // The name that a text is. Throws std::invalid_argument that says what is wrong with it: no such
@@ -27,6 +28,10 @@ PlanName parse_name(const std::string& text);
 std::string to_string(const PlanName& name);
 // The name without splits and sizes: what plans have in common that differ in them alone.
 std::string kind_of(const PlanName& name);
+// What tells its kind from the family's others (kinds.def).
+const std::string& word_of(const PlanName& name);
+// The kernel, for people: that word, and the first field that has words.
+std::string label_of(const PlanName& name);
 
 struct Kind {
   FamilyId family;

@@ -22,14 +22,18 @@ enum class FamilyId : uint8_t {
   kAten,
 };
 
-struct ConvPlan {
+// What a launch takes.
+struct LaunchShape {
+  int64_t blocks = 0;    // of the main kernel
+  int threads = 0;       // of a block; 0: nothing is launched
+  int shared_bytes = 0;  // of a block
+  int64_t workspace_bytes = 0;
+};
+
+struct ConvPlan : LaunchShape {
   FamilyId family = FamilyId::kAten;
   const char* variant = "";  // the name of a row of the family's table
   int variant_index = 0;
-  int64_t grid[3] = {1, 1, 1};
-  int block = 0;
-  int shared_bytes = 0;
-  int64_t workspace_bytes = 0;
   bool uses_blas = false;    // launch needs a cuBLAS handle
   bool wide_index = false;   // 64-bit offsets
   int64_t chunk_images = 0;  // im2col: images that share a workspace
@@ -38,10 +42,10 @@ struct ConvPlan {
   bool fuses = false;        // its kernels do an epilogue too: of dgrad, the bias is one
   int64_t statistics_parts = 0;  // that they leave of y's statistics
   int64_t splits = 1;            // parts that a sum is cut into, added up in a fixed order
-  WorkList works;                // what predicted_ms follows from
+  WorkList works = {};           // what predicted_ms follows from
   double predicted_ms = 0;
-  bool tuned = false;  // it was measured to be the fastest
-  Payload payload;     // what the family decided
+  bool tuned = false;    // it was measured to be the fastest
+  Payload payload = {};  // what the family decided
 };
 
 // What a search need not do: it may end with a plan of no more than `enough_ms`, and miss those of
@@ -56,6 +60,9 @@ struct Family {
   const char* name;
   const char* (*can_implement)(const ConvProblem&, const DeviceProperties&);
   ConvPlan (*propose)(const ConvProblem&, const DeviceProperties&);
+  // What the launcher takes for a plan, by the functions that it calls: what a plan of the problem
+  // says, but where blocks take turns all of them. No threads where the problem has no such plan.
+  LaunchShape (*shape)(const ConvProblem&, const DeviceProperties&, const ConvPlan&);
   // Every plan that `propose` weighs; null where that is one.
   std::vector<ConvPlan> (*variants)(const ConvProblem&, const DeviceProperties&) = nullptr;
   bool fuses = false;  // its kernels do the epilogue of fprop: scale, residual and activation

@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "plan/name.h"
 #include "plan/price.h"
 
 namespace customconv {
@@ -40,7 +41,7 @@ ConvPlan complete(ConvPlan plan, size_t index, const ConvProblem& problem,
   if (problem.pass == Pass::kFprop) plan.fuses = family.fuses;
   if (!plan.fuses) plan.predicted_ms += epilogue_ms(problem, device);
   if (problem.has_statistics) {
-    const bool leaves_parts = family.statistics_parts != nullptr && plan.block > 0;
+    const bool leaves_parts = family.statistics_parts != nullptr && plan.threads > 0;
     plan.statistics_parts = leaves_parts ? family.statistics_parts(problem, plan) : 0;
     if (plan.statistics_parts == 0) plan.predicted_ms += statistics_ms(problem, device);
   }
@@ -58,7 +59,7 @@ const char* propose_for_batch(size_t index, const ConvProblem& problem,
   plan = family.propose_wanted == nullptr ? family.propose(problem, device)
                                           : family.propose_wanted(problem, device, wanted);
   plan = complete(plan, index, problem, device);
-  return plan.block > 0 ? nullptr : "none of its tiles fits the problem";
+  return plan.threads > 0 ? nullptr : "none of its tiles fits the problem";
 }
 
 // Every plan of a family, listed by one of its functions; none where it cannot.
@@ -123,7 +124,7 @@ std::vector<Ordered> ordered_plans(size_t index, const ConvProblem& problem,
   const Family& family = *kFamilies[index];
   const auto list = family.all_orders != nullptr ? family.all_orders : family.variants;
   for (const ConvPlan& plan : listed(index, problem, device, list)) {
-    if (plan.splits > 1 || plan.uses_blas || plan.block == 0) continue;
+    if (plan.splits > 1 || plan.uses_blas || plan.threads == 0) continue;
     const int64_t order = sum_order(problem, plan);
     const auto same = std::find_if(found.begin(), found.end(),
                                    [&](const Ordered& other) { return other.order == order; });
@@ -300,7 +301,7 @@ bool has_plan(const ConvProblem& problem, const DeviceProperties& device, Family
     }
     if (family.propose_wanted != nullptr) {
       const ConvPlan quick = family.propose_wanted(problem, device, {enough_ms});
-      if (quick.block == 0) return false;
+      if (quick.threads == 0) return false;
       if (suffices(complete(quick, i, problem, device))) return true;
       if (quick.predicted_ms > enough_ms) return false;  // the cheapest
     }
@@ -354,6 +355,26 @@ std::string format_ms(double ms) {
 int64_t sum_order(const ConvProblem& problem, const ConvPlan& plan) {
   const Family& family = *kFamilies[static_cast<size_t>(plan.family)];
   return family.sum_order == nullptr ? 0 : family.sum_order(problem, plan);
+}
+
+LaunchShape launch_shape(const ConvProblem& problem, const ConvPlan& plan,
+                         const DeviceProperties& device) {
+  const Family& family = *kFamilies[static_cast<size_t>(plan.family)];
+  if (family.can_implement(problem, device) != nullptr) return {};
+  LaunchShape shape = family.shape(problem, device, plan);
+  shape.blocks = std::min(shape.blocks, plan.blocks);
+  return shape;
+}
+
+void check_plan(const ConvProblem& problem, const ConvPlan& plan, const DeviceProperties& device) {
+  if (plan.family == FamilyId::kAten) return;
+  const LaunchShape s = launch_shape(problem, plan, device);
+  if (s.threads > 0 && s.threads == plan.threads && s.blocks == plan.blocks &&
+      s.shared_bytes == plan.shared_bytes && s.workspace_bytes == plan.workspace_bytes) {
+    return;
+  }
+  throw std::invalid_argument("customconv: '" + to_string(name_of(plan)) +
+                              "' is a plan of another problem than " + to_string(problem));
 }
 
 bool is_batch_invariant(const ConvProblem& problem) {
@@ -509,7 +530,7 @@ std::vector<ConvPlan> tunable(ConvProblem& problem, const DeviceProperties& devi
   problem.tf32 = computes_in_tf32(problem, device);
   std::vector<ConvPlan> plans = variants(problem, device);
   const auto is_out = [&](const ConvPlan& plan) {
-    return plan.block == 0 || !keeps_precision(static_cast<size_t>(plan.family), problem);
+    return plan.threads == 0 || !keeps_precision(static_cast<size_t>(plan.family), problem);
   };
   plans.erase(std::remove_if(plans.begin(), plans.end(), is_out), plans.end());
   std::stable_sort(plans.begin(), plans.end(), [](const ConvPlan& a, const ConvPlan& b) {
@@ -535,19 +556,12 @@ std::vector<Candidate> refused(const std::string& reason) {
 }
 
 std::string to_string(const ConvPlan& plan) {
-  std::string text = std::string(plan.tuned ? "tuned " : "") + to_string(plan.family);
-  if (plan.family == FamilyId::kAten) return text;
-  text += std::string(" ") + plan.variant;
-  if (plan.tile[0] > 0) {
-    text += " tile " + std::to_string(plan.tile[0]) + " x " + std::to_string(plan.tile[1]) + " x " +
-            std::to_string(plan.tile[2]);
-  }
-  if (plan.splits > 1) text += " splits " + std::to_string(plan.splits);
-  text += " grid (" + std::to_string(plan.grid[0]) + ", " + std::to_string(plan.grid[1]) + ", " +
-          std::to_string(plan.grid[2]) + ") block " + std::to_string(plan.block) + " shared " +
-          std::to_string(plan.shared_bytes) + " workspace " + std::to_string(plan.workspace_bytes) +
-          " predicted " + format_ms(plan.predicted_ms);
-  return text;
+  const std::string name = std::string(plan.tuned ? "tuned " : "") + to_string(name_of(plan));
+  if (plan.family == FamilyId::kAten) return name;
+  return name + " (" + std::to_string(plan.blocks) + " blocks of " + std::to_string(plan.threads) +
+         " threads, shared " + std::to_string(plan.shared_bytes) + " B, workspace " +
+         std::to_string(plan.workspace_bytes) + " B, predicted " + format_ms(plan.predicted_ms) +
+         ")";
 }
 
 }  // namespace customconv

@@ -51,6 +51,12 @@ ConvPlan plan(ConvProblem& problem, const DeviceProperties& device,
 // In which order a plan adds the terms of a sum; see Family.
 int64_t sum_order(const ConvProblem& problem, const ConvPlan& plan);
 
+// What the launcher takes for a plan of ours; no threads where the problem has no such plan.
+LaunchShape launch_shape(const ConvProblem& problem, const ConvPlan& plan,
+                         const DeviceProperties& device);
+// Throws std::invalid_argument where a plan is of another problem.
+void check_plan(const ConvProblem& problem, const ConvPlan& plan, const DeviceProperties& device);
+
 // Whether kernels of ours are faster than PyTorch's on any GPU, also one that has no prices.
 bool leaves_no_doubt(const ConvProblem& problem, const DeviceProperties& device);
 

@@ -94,8 +94,7 @@ double epilogue_ms(const ConvProblem& p, const DeviceProperties& device) {
   constexpr double kPassLaunchMs = 0.003;
   const bool gradient = p.pass == Pass::kDgrad;
   const int passes = p.epilogue_passes + (gradient && p.has_bias ? 1 : 0);
-  const int64_t results = gradient ? p.x_count() : p.y_count();
-  const auto bytes = static_cast<double>(results * element_size(p.dtype));
+  const auto bytes = static_cast<double>(p.result_count() * element_size(p.dtype));
   return passes * (kPassLaunchMs + pass_ms(2 * bytes, device));
 }
 

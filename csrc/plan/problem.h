@@ -51,6 +51,8 @@ struct ConvProblem {
   int64_t x_count() const { return N * C * H * W; }
   int64_t w_count() const { return K * group_C() * R * S; }
   int64_t y_count() const { return N * K * P * Q; }
+  // Of what an epilogue is of: y, or an input gradient.
+  int64_t result_count() const { return pass == Pass::kDgrad ? x_count() : y_count(); }
 
   // Multiply-adds of any of the three passes.
   double macs() const {

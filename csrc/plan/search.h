@@ -38,7 +38,7 @@ class PlanSearch {
 
  protected:
   // Whether it has found enough.
-  bool is_over() const { return best_.block > 0 && best_.predicted_ms <= wanted_.enough_ms; }
+  bool is_over() const { return best_.threads > 0 && best_.predicted_ms <= wanted_.enough_ms; }
   // Whether a plan need not be weighed whose blocks keep a unit busy for at least so many clocks
   // each.
   bool is_slow(uint16_t row, double blocks, double busy) const {
@@ -49,11 +49,11 @@ class PlanSearch {
   // Prices a plan's works, as far as that matters. Whether the plan is to be kept.
   bool is_wanted(ConvPlan& plan) const {
     plan.predicted_ms = price(plan.works, d_, limit());
-    return all_ != nullptr || best_.block == 0 || plan.predicted_ms < best_.predicted_ms;
+    return all_ != nullptr || best_.threads == 0 || plan.predicted_ms < best_.predicted_ms;
   }
   void keep(const ConvPlan& plan) {
     if (all_ != nullptr) all_->push_back(plan);
-    if (best_.block == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
+    if (best_.threads == 0 || plan.predicted_ms < best_.predicted_ms) best_ = plan;
   }
   void add(ConvPlan& plan) {
     if (is_wanted(plan)) keep(plan);
@@ -66,7 +66,7 @@ class PlanSearch {
  private:
   double limit() const {
     if (all_ != nullptr) return kNoLimit;
-    return best_.block == 0 ? wanted_.most_ms : std::min(best_.predicted_ms, wanted_.most_ms);
+    return best_.threads == 0 ? wanted_.most_ms : std::min(best_.predicted_ms, wanted_.most_ms);
   }
 
   std::vector<ConvPlan>* all_;

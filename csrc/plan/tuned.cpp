@@ -84,25 +84,20 @@ Recorder& recorder() {
   return *problems;
 }
 
-bool is_named(const ConvPlan& plan, const TunedPlan& name) {
-  return plan.family == name.family && plan.variant_index == name.variant_index &&
-         std::equal(name.tile.begin(), name.tile.end(), plan.tile) && plan.splits == name.splits &&
-         plan.chunk_images == name.chunk_images && plan.chunk_pixels == name.chunk_pixels;
-}
-
 }  // namespace
 
 std::optional<ConvPlan> resolve(const TunedPlan& tuned, ConvProblem& problem,
                                 const DeviceProperties& device) {
   ConvProblem settled = problem;
   ConvPlan plan;
-  if (tuned.family == FamilyId::kAten) {
+  if (tuned.name.family == FamilyId::kAten) {
     settled.tf32 = computes_in_tf32(problem, device);
     if (settled.tf32 != problem.tf32) return std::nullopt;
   } else {
     const std::vector<ConvPlan> plans = tunable(settled, device);
-    const auto found = std::find_if(plans.begin(), plans.end(),
-                                    [&](const ConvPlan& each) { return is_named(each, tuned); });
+    const auto found = std::find_if(plans.begin(), plans.end(), [&](const ConvPlan& each) {
+      return name_of(each) == tuned.name;
+    });
     if (found == plans.end()) return std::nullopt;
     plan = *found;
   }

@@ -8,18 +8,14 @@
 #include <vector>
 
 #include "plan/cache.h"
+#include "plan/name.h"
 
 namespace customconv {
 
 // What tuning chose. It names a plan instead of holding one, so that it survives in a file: only a
 // plan that the planner lists for the problem is ever run.
 struct TunedPlan {
-  FamilyId family = FamilyId::kAten;
-  int variant_index = 0;
-  std::array<int, 3> tile{};
-  int64_t splits = 1;
-  int64_t chunk_images = 0;
-  int64_t chunk_pixels = 0;
+  PlanName name;
   double ms = 0;          // as it was measured
   double pytorch_ms = 0;  // of PyTorch's own convolution; 0 where it was not measured
 };

@@ -2,10 +2,12 @@
 
 #include <pybind11/stl.h>
 
-#include <map>
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "kernels/implicit_gemm/sm90/tile.h"
 #include "plan/planner.h"
 
 namespace py = pybind11;
@@ -23,15 +25,34 @@ py::object value_of(const Field& field, const std::vector<int64_t>& numbers) {
   return all;
 }
 
-// The fields of all plans, and the words that each can be; none where it has numbers or is a flag.
-std::map<std::string, std::map<std::string, std::vector<std::string>>> plan_words() {
-  std::map<std::string, std::map<std::string, std::vector<std::string>>> all;
+// The fields of all plans in their order, and the words that each can be; none where it has numbers
+// or is a flag.
+py::dict plan_words() {
+  py::dict all;
   for (const Kind& kind : kinds()) {
-    std::string name = to_string(kind.family);
-    if (!kind.word.empty()) name += ' ' + kind.word;
-    for (const Field& field : kind.fields.list) all[name][field.name] = field.words;
+    if (kind.family == FamilyId::kAten) continue;
+    py::dict words;
+    for (const Field& field : kind.fields.list) words[field.name] = field.words;
+    all[py::make_tuple(to_string(kind.family), kind.word)] = words;
   }
   return all;
+}
+
+// The words of the loader and the tile of each kernel of implicit_gemm's main loop for Hopper.
+std::vector<std::pair<std::string, std::string>> main_loop_tiles() {
+  namespace sm90 = implicit_gemm::sm90;
+  const std::vector<Field>& fields = fields_of(PlanKind::implicit_gemm_main_loop).list;
+  const auto words = std::find_if(fields.begin(), fields.end(), [](const Field& field) {
+                       return std::string("tile") == field.name;
+                     })->words;
+  std::vector<std::pair<std::string, std::string>> tiles;
+  for (int loader = 0; loader < sm90::kLoaderCount; ++loader) {
+    for (int tile = 0; tile < sm90::kTileShapeCount; ++tile) {
+      if (!sm90::has_tile(static_cast<sm90::Loader>(loader), sm90::kTileShapes[tile])) continue;
+      tiles.emplace_back(sm90::kLoaderNames[loader], words[tile]);
+    }
+  }
+  return tiles;
 }
 
 }  // namespace
@@ -53,6 +74,7 @@ void bind_names(py::module_& m) {
       .def_readonly("splits", &PlanName::splits)
       .def("__str__", py::overload_cast<const PlanName&>(&to_string));
   m.def("plan_words", plan_words);
+  m.def("main_loop_tiles", main_loop_tiles);
 }
 
 }  // namespace customconv::torch_layer

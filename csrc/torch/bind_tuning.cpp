@@ -144,32 +144,12 @@ ConvProblem problem_from(const py::dict& fields) {
 
 void bind_tuning(py::module_& m) {
   py::class_<TunedPlan>(m, "TunedPlan")
-      .def(py::init([](const std::string& family, int variant_index, std::array<int, 3> tile,
-                       int64_t splits, int64_t chunk_images, int64_t chunk_pixels, double ms,
-                       double pytorch_ms) {
-             TunedPlan plan;
-             plan.family = family_named(family);
-             plan.variant_index = variant_index;
-             plan.tile = tile;
-             plan.splits = splits;
-             plan.chunk_images = chunk_images;
-             plan.chunk_pixels = chunk_pixels;
-             plan.ms = ms;
-             plan.pytorch_ms = pytorch_ms;
-             return plan;
+      .def(py::init([](const std::string& name, double ms, double pytorch_ms) {
+             return TunedPlan{parse_name(name), ms, pytorch_ms};
            }),
-           py::kw_only(), py::arg("family"), py::arg("variant_index") = 0,
-           py::arg("tile") = std::array<int, 3>{}, py::arg("splits") = 1,
-           py::arg("chunk_images") = 0, py::arg("chunk_pixels") = 0, py::arg("ms") = 0.0,
-           py::arg("pytorch_ms") = 0.0)
-      .def_property_readonly("family", [](const TunedPlan& p) { return to_string(p.family); })
-      .def_readonly("variant_index", &TunedPlan::variant_index)
-      .def_property_readonly(
-          "tile",
-          [](const TunedPlan& p) { return py::make_tuple(p.tile[0], p.tile[1], p.tile[2]); })
-      .def_readonly("splits", &TunedPlan::splits)
-      .def_readonly("chunk_images", &TunedPlan::chunk_images)
-      .def_readonly("chunk_pixels", &TunedPlan::chunk_pixels)
+           py::arg("name"), py::arg("ms") = 0.0, py::arg("pytorch_ms") = 0.0)
+      .def_property_readonly("name", [](const TunedPlan& p) { return to_string(p.name); })
+      .def_property_readonly("family", [](const TunedPlan& p) { return to_string(p.name.family); })
       .def_readonly("ms", &TunedPlan::ms)
       .def_readonly("pytorch_ms", &TunedPlan::pytorch_ms);
 

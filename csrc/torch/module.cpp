@@ -6,7 +6,6 @@
 
 #include "plan/price.h"
 #include "torch/batch_invariance.h"
-#include "torch/bind_kernels.h"
 #include "torch/bind_names.h"
 #include "torch/bind_tuning.h"
 #include "torch/explain.h"
@@ -218,16 +217,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("name", [](const ConvPlan& p) { return to_string(name_of(p)); })
       .def_property_readonly("kind", [](const ConvPlan& p) { return kind_of(name_of(p)); })
       .def_property_readonly("fields", [](const ConvPlan& p) { return plan_fields(name_of(p)); })
-      .def_readonly("variant", &ConvPlan::variant)
-      .def_property_readonly(
-          "grid", [](const ConvPlan& p) { return py::make_tuple(p.grid[0], p.grid[1], p.grid[2]); })
+      .def_property_readonly("word", [](const ConvPlan& p) { return word_of(name_of(p)); })
+      .def_property_readonly("label", [](const ConvPlan& p) { return label_of(name_of(p)); })
+      .def_readonly("blocks", &ConvPlan::blocks)
+      .def_readonly("threads", &ConvPlan::threads)
       .def_readonly("variant_index", &ConvPlan::variant_index)
-      .def_readonly("block", &ConvPlan::block)
       .def_property_readonly(
           "tile", [](const ConvPlan& p) { return py::make_tuple(p.tile[0], p.tile[1], p.tile[2]); })
       .def_readonly("shared_bytes", &ConvPlan::shared_bytes)
       .def_readonly("workspace_bytes", &ConvPlan::workspace_bytes)
-      .def_readonly("wide_index", &ConvPlan::wide_index)
       .def_readonly("fuses", &ConvPlan::fuses)
       .def_readonly("splits", &ConvPlan::splits)
       .def_readonly("chunk_images", &ConvPlan::chunk_images)
@@ -260,6 +258,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("problem"), py::arg("device") = DeviceProperties(), py::arg("algorithm") = "auto");
 
   m.def("sum_order", sum_order, py::arg("problem"), py::arg("plan"));
+
+  m.def(
+      "launch_shape",
+      [](const ConvProblem& problem, const ConvPlan& plan, const DeviceProperties& device) {
+        const LaunchShape s = launch_shape(problem, plan, device);
+        return py::make_tuple(s.blocks, s.threads, s.shared_bytes, s.workspace_bytes);
+      },
+      py::arg("problem"), py::arg("plan"), py::arg("device") = DeviceProperties());
+  m.def("check_plan", check_plan, py::arg("problem"), py::arg("plan"),
+        py::arg("device") = DeviceProperties());
 
   m.def("leaves_no_doubt", leaves_no_doubt, py::arg("problem"), py::arg("device"));
 
@@ -319,7 +327,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       py::arg("plan"));
 
-  bind_kernels(m);
   bind_names(m);
   bind_tuning(m);
 }

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from . import _C
+from .arguments import check_algorithm, numbered_padding
 from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, padded
-from .ops import check_algorithm, numbered_padding
 
 _PASSES = "fprop", "dgrad", "wgrad"
 _CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d
@@ -61,14 +61,14 @@ class Explanation:
         if self.plan is None:
             rows.append(("reason", self.fallback))
         else:
+            fields = (word.partition("=") for word in self.plan.name.split() if "=" in word)
             rows += [
-                ("variant", self.plan.variant),
-                ("grid", f"{_by(self.plan.grid)} blocks of {self.plan.block} threads"),
+                ("kind", self.plan.word),
+                *((field, text) for field, _, text in fields),
+                ("thread blocks", f"{self.plan.blocks} of {self.plan.threads} threads"),
                 ("shared memory", _bytes(self.plan.shared_bytes)),
                 ("workspace", _bytes(self.plan.workspace_bytes)),
                 ("predicted time", f"{self.plan.predicted_ms:.3g} ms"),
-                ("offsets", "64 bits" if self.plan.wide_index else ""),
-                ("splits", f"{self.plan.splits}" if self.plan.splits > 1 else ""),
                 ("batch", "an image gets the same bits in any" if self.is_batch_invariant else ""),
             ]
         if self.tuned is not None:

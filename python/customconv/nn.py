@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .ops import check_algorithm, conv1d, conv2d, conv_transpose1d, conv_transpose2d
+from .arguments import check_algorithm
+from .ops import conv1d, conv2d, conv_transpose1d, conv_transpose2d
 
 
 class _WithAlgorithm:

@@ -9,17 +9,22 @@ tensors that hold no image, and so is a call that the operator has refused.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
 
 import torch
-from torch import SymInt, Tensor
+from torch import Tensor
 from torch.fx import Proxy
-from torch.nn import functional
-from torch.overrides import handle_torch_function
 
-from . import _C
+from .arguments import (
+    after,
+    as_proxy,
+    is_integer,
+    numbered_padding,
+    pair,
+    pytorchs_error,
+    settled,
+    wrong_option,
+)
 
 # Looked up once: the path through torch.ops costs as much as the checks of the arguments.
 _CONV2D = torch.ops.customconv.conv2d.default
@@ -71,10 +76,10 @@ def conv1d(
         TypeError: An argument is not of its type, with the words of PyTorch's function.
         ValueError: There is no algorithm of that name.
     """
-    strides, dilations = _after(1, stride), _after(1, dilation)
-    paddings = padding if type(padding) is str else _after(0, padding)
-    if strides is None or paddings is None or dilations is None or not _is_integer(groups):
-        return _settled(
+    strides, dilations = after(1, stride), after(1, dilation)
+    paddings = padding if type(padding) is str else after(0, padding)
+    if strides is None or paddings is None or dilations is None or not is_integer(groups):
+        return settled(
             conv1d, torch.conv1d, input, weight, bias, stride, padding, dilation, groups,
             algorithm=algorithm,
         )  # fmt: skip
@@ -87,7 +92,7 @@ def conv1d(
         ).squeeze(-2)
     except _ERRORS as error:
         arguments = input, weight, bias, stride, padding, dilation, groups
-        if other := _pytorchs_error(error, algorithm, torch.conv1d, *arguments):
+        if other := pytorchs_error(error, algorithm, torch.conv1d, *arguments):
             raise other from None
         raise
     return output
@@ -139,10 +144,10 @@ def conv2d(
         TypeError: An argument is not of its type, with the words of PyTorch's function.
         ValueError: There is no algorithm of that name.
     """
-    strides, dilations = _pair(stride), _pair(dilation)
-    paddings = padding if type(padding) is str else _pair(padding)
-    if strides is None or paddings is None or dilations is None or not _is_integer(groups):
-        return _settled(
+    strides, dilations = pair(stride), pair(dilation)
+    paddings = padding if type(padding) is str else pair(padding)
+    if strides is None or paddings is None or dilations is None or not is_integer(groups):
+        return settled(
             conv2d, torch.conv2d, input, weight, bias, stride, padding, dilation, groups,
             algorithm=algorithm,
         )  # fmt: skip
@@ -154,7 +159,7 @@ def conv2d(
         )
     except _ERRORS as error:
         arguments = input, weight, bias, stride, padding, dilation, groups
-        if other := _pytorchs_error(error, algorithm, torch.conv2d, *arguments):
+        if other := pytorchs_error(error, algorithm, torch.conv2d, *arguments):
             raise other from None
         raise
     return output
@@ -216,10 +221,10 @@ def conv2d_fused(
         TypeError: As in ``conv2d``.
         ValueError: There is no algorithm, or no activation, of that name.
     """
-    strides, dilations = _pair(stride), _pair(dilation)
-    paddings = padding if type(padding) is str else _pair(padding)
-    if strides is None or paddings is None or dilations is None or not _is_integer(groups):
-        return _settled(
+    strides, dilations = pair(stride), pair(dilation)
+    paddings = padding if type(padding) is str else pair(padding)
+    if strides is None or paddings is None or dilations is None or not is_integer(groups):
+        return settled(
             conv2d_fused, torch.conv2d, input, weight, bias, stride, padding, dilation, groups,
             scale=scale, residual=residual, activation=activation, residual_last=residual_last,
             negative_slope=negative_slope, algorithm=algorithm,
@@ -228,7 +233,7 @@ def conv2d_fused(
     try:
         if isinstance(paddings, str):
             if isinstance(weight, Proxy):
-                return _as_proxy(
+                return as_proxy(
                     conv2d_fused, input, weight, bias, stride, padding, dilation, groups,
                     scale=scale, residual=residual, activation=activation,
                     residual_last=residual_last, negative_slope=negative_slope,
@@ -242,9 +247,9 @@ def conv2d_fused(
         )  # fmt: skip
     except _ERRORS as error:
         arguments = input, weight, bias, stride, padding, dilation, groups
-        if other := _pytorchs_error(error, algorithm, torch.conv2d, *arguments):
+        if other := pytorchs_error(error, algorithm, torch.conv2d, *arguments):
             raise other from None
-        if wrong := _wrong_option(
+        if wrong := wrong_option(
             "conv2d_fused", scale=scale, residual=residual, activation=activation,
             residual_last=residual_last, negative_slope=negative_slope,
         ):  # fmt: skip
@@ -292,16 +297,16 @@ def conv_transpose1d(
         TypeError: An argument is not of its type, with the words of PyTorch's function.
         ValueError: There is no algorithm of that name.
     """
-    strides, paddings, dilations = _after(1, stride), _after(0, padding), _after(1, dilation)
-    output_paddings = _after(0, output_padding)
+    strides, paddings, dilations = after(1, stride), after(0, padding), after(1, dilation)
+    output_paddings = after(0, output_padding)
     if (
         strides is None
         or paddings is None
         or output_paddings is None
         or dilations is None
-        or not _is_integer(groups)
+        or not is_integer(groups)
     ):
-        return _settled(
+        return settled(
             conv_transpose1d, torch.conv_transpose1d, input, weight, bias, stride, padding,
             output_padding, groups, dilation, algorithm=algorithm,
         )  # fmt: skip
@@ -314,7 +319,7 @@ def conv_transpose1d(
         ).squeeze(-2)  # fmt: skip
     except _ERRORS as error:
         arguments = input, weight, bias, stride, padding, output_padding, groups, dilation
-        if other := _pytorchs_error(error, algorithm, torch.conv_transpose1d, *arguments):
+        if other := pytorchs_error(error, algorithm, torch.conv_transpose1d, *arguments):
             raise other from None
         raise
     return output
@@ -362,16 +367,16 @@ def conv_transpose2d(
         TypeError: An argument is not of its type, with the words of PyTorch's function.
         ValueError: There is no algorithm of that name.
     """
-    strides, paddings, dilations = _pair(stride), _pair(padding), _pair(dilation)
-    output_paddings = _pair(output_padding)
+    strides, paddings, dilations = pair(stride), pair(padding), pair(dilation)
+    output_paddings = pair(output_padding)
     if (
         strides is None
         or paddings is None
         or output_paddings is None
         or dilations is None
-        or not _is_integer(groups)
+        or not is_integer(groups)
     ):
-        return _settled(
+        return settled(
             conv_transpose2d, torch.conv_transpose2d, input, weight, bias, stride, padding,
             output_padding, groups, dilation, algorithm=algorithm,
         )  # fmt: skip
@@ -382,7 +387,7 @@ def conv_transpose2d(
         )  # fmt: skip
     except _ERRORS as error:
         arguments = input, weight, bias, stride, padding, output_padding, groups, dilation
-        if other := _pytorchs_error(error, algorithm, torch.conv_transpose2d, *arguments):
+        if other := pytorchs_error(error, algorithm, torch.conv_transpose2d, *arguments):
             raise other from None
         raise
     return output
@@ -444,16 +449,16 @@ def conv_transpose2d_fused(
         TypeError: As in ``conv_transpose2d``.
         ValueError: There is no algorithm, or no activation, of that name.
     """
-    strides, paddings, dilations = _pair(stride), _pair(padding), _pair(dilation)
-    output_paddings = _pair(output_padding)
+    strides, paddings, dilations = pair(stride), pair(padding), pair(dilation)
+    output_paddings = pair(output_padding)
     if (
         strides is None
         or paddings is None
         or output_paddings is None
         or dilations is None
-        or not _is_integer(groups)
+        or not is_integer(groups)
     ):
-        return _settled(
+        return settled(
             conv_transpose2d_fused, torch.conv_transpose2d, input, weight, bias, stride, padding,
             output_padding, groups, dilation, scale=scale, residual=residual,
             activation=activation, residual_last=residual_last, negative_slope=negative_slope,
@@ -467,187 +472,12 @@ def conv_transpose2d_fused(
         )  # fmt: skip
     except _ERRORS as error:
         arguments = input, weight, bias, stride, padding, output_padding, groups, dilation
-        if other := _pytorchs_error(error, algorithm, torch.conv_transpose2d, *arguments):
+        if other := pytorchs_error(error, algorithm, torch.conv_transpose2d, *arguments):
             raise other from None
-        if wrong := _wrong_option(
+        if wrong := wrong_option(
             "conv_transpose2d_fused", scale=scale, residual=residual, activation=activation,
             residual_last=residual_last, negative_slope=negative_slope,
         ):  # fmt: skip
             raise wrong from None
         raise
     return output
-
-
-@functools.cache
-def algorithms() -> tuple[str, ...]:
-    """The names that ``algorithm`` may have."""
-    problem = _C.ConvProblem(input=(1, 1, 1, 1), weight=(1, 1, 1, 1))
-    *families, aten = (candidate.family for candidate in _C.candidates(problem))
-    return (*families, "auto", aten)
-
-
-def check_algorithm(function: str, algorithm: object) -> None:
-    """Refuses what names no algorithm.
-
-    Raises:
-        TypeError: It is no string.
-        ValueError: There is no algorithm of that name.
-    """
-    if not isinstance(algorithm, str):
-        raise _type_error(function, "algorithm", str, algorithm)
-    if algorithm not in algorithms():
-        names = ", ".join(map(repr, algorithms()))
-        raise ValueError(f"unknown algorithm {algorithm!r}: expected one of {names}")
-
-
-def numbered_padding(
-    name: str, input: Tensor, weight: Tensor, dilation: Sequence[int]
-) -> tuple[Tensor, list[int]]:
-    """Padding by name in numbers; where "same" is uneven, the odd row or column is padded first."""
-    if name == "valid":
-        return input, [0, 0]
-    if name != "same":
-        raise ValueError(f"padding must be numbers, 'same' or 'valid', but is {name!r}")
-    sizes: Sequence[int] = weight.shape[2:]
-    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
-        # They are tensors then, which a custom operator does not take for integers.
-        sizes = [torch.ops.aten.sym_size.int(weight, i) for i in range(2, weight.ndim)]
-    total = [d * (size - 1) for d, size in zip(dilation, sizes, strict=False)]
-    if any(t % 2 for t in total):
-        input = functional.pad(input, [0, total[1] % 2, 0, total[0] % 2])
-    return input, [t // 2 for t in total]
-
-
-def _pair(value: Any) -> Sequence[int] | None:
-    """One number as two, or a sequence as it is; None if PyTorch has to be asked about it."""
-    kind = type(value)
-    if kind is int:
-        return value, value
-    if kind is tuple or kind is list:
-        # The first and the last are all of them: operators refuse more than two by themselves.
-        plain = len(value) == 0 or (_is_integer(value[0]) and _is_integer(value[-1]))
-        return value if plain else None
-    return (value, value) if kind is SymInt else None
-
-
-def _after(neutral: int, value: Any) -> Sequence[int] | None:
-    """The numbers of one dimension after a neutral one for the height; else as ``_pair``."""
-    if _is_integer(value):
-        return neutral, value
-    numbers = _pair(value)
-    return numbers if numbers is None or len(numbers) == 0 else (neutral, *numbers)
-
-
-def _is_integer(value: Any) -> bool:
-    kind = type(value)
-    return kind is int or kind is SymInt
-
-
-def _settled(
-    function: Callable[..., Tensor],
-    pytorchs: Callable[..., Tensor],
-    *arguments: Any,
-    **options: Any,
-) -> Tensor:
-    """Calls a function of this module again, with its numbers in plain integers.
-
-    Args:
-        function: The function.
-        pytorchs: PyTorch's function of these arguments.
-        arguments: Three tensors, and numbers.
-        options: The function's other arguments.
-
-    Raises:
-        Exception: PyTorch's function refuses the arguments.
-    """
-    if any(isinstance(argument, Proxy) for argument in arguments):
-        return _as_proxy(function, *arguments, **options)
-    if error := _refusal(pytorchs, *arguments):
-        raise error
-    numbers = [_plain(value) for value in arguments[3:]]
-    return function(*arguments[:3], *numbers, **options)
-
-
-def _as_proxy(function: Callable[..., Tensor], *arguments: Any, **options: Any) -> Tensor:
-    """The call of a function of this module in the graph that torch.fx traces, as it is written."""
-    proxies = [argument for argument in arguments if isinstance(argument, Proxy)]
-    return cast(Tensor, handle_torch_function(function, proxies, *arguments, **options))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, SymInt):
-        return value
-    if isinstance(value, bytes):
-        return value.decode()
-    if isinstance(value, str):
-        return str.__str__(value)  # of an enumeration of strings, the string itself
-    if isinstance(value, (tuple, list)):
-        return [_plain(v) for v in value]
-    return int(value)
-
-
-def _pytorchs_error(
-    error: Exception, algorithm: str, function: Callable[..., Tensor], *arguments: Any
-) -> Exception | None:
-    """What to raise in place of an operator's error, or None if the error is the right one."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return None
-    if other := _refusal(function, *arguments):
-        return other
-    if isinstance(algorithm, str):
-        return None
-    return _type_error(function.__name__, "algorithm", str, algorithm)
-
-
-def _wrong_option(function: str, **options: object) -> TypeError | None:
-    """The error for what a fused operator takes besides the geometry, if a type is wrong."""
-    types: dict[str, tuple[type, ...]] = {
-        "scale": (Tensor, type(None)),
-        "residual": (Tensor, type(None)),
-        "activation": (str,),
-        "residual_last": (bool,),
-        "negative_slope": (float, int),
-    }
-    for name, value in options.items():
-        if not isinstance(value, types[name]):
-            return _type_error(function, name, types[name][0], value)
-    return None
-
-
-def _type_error(function: str, argument: str, expected: type, value: object) -> TypeError:
-    """An argument of another type than it must have, in PyTorch's words."""
-    kinds = expected.__name__, type(value).__name__
-    return TypeError(f"{function}(): argument {argument!r} must be {kinds[0]}, not {kinds[1]}")
-
-
-def _refusal(function: Callable[..., Tensor], *arguments: Any) -> Exception | None:
-    """What PyTorch's function raises for these arguments, or None if it takes them.
-
-    It is tried with tensors that hold no image, which costs nothing, and called with the arguments
-    themselves only if it refuses those, for an error that tells of these.
-    """
-    try:
-        function(*_hollow(function, arguments))
-    except Exception:
-        pass
-    else:
-        return None
-    try:
-        function(*arguments)
-    except Exception as error:
-        return error
-    return None
-
-
-def _hollow(function: Callable[..., Tensor], arguments: Sequence[Any]) -> list[Any]:
-    """The arguments with tensors that take no memory: a batch of no images, weight and bias."""
-    dimensions = 3 if function in (torch.conv1d, torch.conv_transpose1d) else 4
-    hollow = []
-    for position, value in enumerate(arguments):
-        if position < 3 and isinstance(value, Tensor):
-            shape = value.shape
-            if position == 0 and dimensions - 1 <= len(shape) <= dimensions:
-                shape = torch.Size((0, *shape[1 - dimensions :]))
-            value = torch.empty((), device="cpu").expand(shape)
-        hollow.append(value)
-    return hollow

@@ -22,7 +22,6 @@ from ._load import build_record
 from .info import build_info
 
 FORMAT = 1
-PLAN_FIELDS = ("family", "variant_index", "tile", "splits", "chunk_images", "chunk_pixels")
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,11 @@ def hosts() -> dict[int, Host]:
 
 def entry_of(host: Host, problem: _C.ConvProblem, plan: _C.TunedPlan) -> dict[str, Any]:
     """A plan as the file has it: only strings, numbers, lists and dictionaries of them."""
-    names = {name: getattr(plan, name) for name in PLAN_FIELDS}
     return {
         **asdict(host),
         "capability": list(host.capability),
         "problem": problem.fields,
-        "plan": "aten" if plan.family == "aten" else {**names, "tile": list(plan.tile)},
+        "plan": plan.name,
         "ms": plan.ms,
         "pytorch_ms": plan.pytorch_ms or None,
     }
@@ -84,18 +82,18 @@ def plan_of(entry: Mapping[str, Any]) -> tuple[_C.ConvProblem, _C.TunedPlan]:
     """The problem and the plan of an entry.
 
     Raises:
-        ValueError: A field is missing, unknown, or of another type or range.
+        ValueError: A field is missing, unknown, or of another type or range, or no plan has the
+            name.
     """
     try:
         problem = _C.ConvProblem.from_fields(entry["problem"])
-        plan = entry["plan"]
-        if plan != "aten" and set(plan) != set(PLAN_FIELDS):
-            raise ValueError(f"a plan has the fields {', '.join(PLAN_FIELDS)}")
-        names: dict[str, Any] = {"family": "aten"} if plan == "aten" else plan
+        name = entry["plan"]
+        if not isinstance(name, str):
+            raise ValueError(f"a plan is named by its text, not by {name!r}")
         times = float(entry["ms"]), float(entry["pytorch_ms"] or 0)
         if not all(math.isfinite(ms) and ms >= 0 for ms in times):
             raise ValueError("a time is negative or not finite")
-        return problem, _C.TunedPlan(**names, ms=times[0], pytorch_ms=times[1])
+        return problem, _C.TunedPlan(name, *times)
     except KeyError as error:
         raise ValueError(f"it has no {error.args[0]}") from error
     except TypeError as error:  # pybind11 lists all signatures; its first line says enough

@@ -200,21 +200,15 @@ def tune_problem(
     chosen = choice(measured)
     if chosen is None:
         return "no result agrees with PyTorch's"
-    times: dict[str, Any] = {"pytorch_ms": measured.pytorch_ms or 0.0}
     if chosen == "aten":
-        assert measured.pytorch_ms is not None
-        ms, family, text = measured.pytorch_ms, "aten", "aten"
-        name = _C.TunedPlan(family="aten", ms=ms, **times)
+        ms, name, text = measured.pytorch_ms, "aten", "aten"
     else:
-        found = measured.ms[chosen]
-        assert found is not None
-        plan, ms = plans[chosen], found
-        family, text = plan.family, str(plan)
-        names = {name: getattr(plan, name) for name in plans_file.PLAN_FIELDS}
-        name = _C.TunedPlan(**names, ms=ms, **times)
-    _C.set_tuned_plan(device_index, problem, name)
+        ms, name, text = measured.ms[chosen], plans[chosen].name, str(plans[chosen])
+    assert ms is not None
+    tuned = _C.TunedPlan(name, ms, measured.pytorch_ms or 0.0)
+    _C.set_tuned_plan(device_index, problem, tuned)
     return TunedLayer(
-        str(problem), device_index, family, text, ms, measured.ms[0], measured.pytorch_ms
+        str(problem), device_index, tuned.family, text, ms, measured.ms[0], measured.pytorch_ms
     )
 
 

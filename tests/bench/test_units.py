@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tile_tables import flags
+from reference import is_of_3xtf32
 
 from bench import replayed, units
 from customconv import _C
@@ -19,8 +19,8 @@ def plans_of(**changes):
 
 def test_a_plan_of_the_main_loop_needs_its_loader_and_tile():
     plans = plans_of(input=(1, 64, 14, 14))
-    plan = next(plan for plan in plans if plan.variant == "im2col" and plan.splits == 2)
-    tile = f"tile:im2col/{plan.tile[0]}x{plan.tile[1]}"
+    plan = next(p for p in plans if p.label == "main_loop im2col" and p.splits == 2)
+    tile = f"tile:im2col/{plan.fields['tile']}"
     assert units.units_of(plan) == {
         "family:implicit_gemm", "loader:im2col", tile, "mode:clusters"
     }  # fmt: skip
@@ -28,7 +28,8 @@ def test_a_plan_of_the_main_loop_needs_its_loader_and_tile():
 
 def test_strict_float32_and_joined_phases_are_modes():
     plans = plans_of(op="dgrad", dtype="float32", stride=(2, 2))
-    plan = next(plan for plan in plans if plan.variant == "3xTF32 im2col joined")
+    strict = (p for p in plans if p.label == "main_loop im2col" and is_of_3xtf32(p))
+    plan = next(plan for plan in strict if plan.fields["joined"])
     own = units.units_of(plan)
     assert {"loader:im2col", "mode:3xtf32", "mode:joined"} < own
     assert any(unit.startswith("tile:im2col/3xtf32-") for unit in own)
@@ -37,8 +38,8 @@ def test_strict_float32_and_joined_phases_are_modes():
 def test_the_older_kernels_are_told_from_their_twins_by_warps():
     found = {True: set(), False: set()}
     for plan in plans_of():
-        if plan.variant == "128 pixels x 64":
-            found["kByWarps" in flags(plan)].update(units.units_of(plan))
+        if plan.fields.get("kernel") == "128-pixels-x-64":
+            found[plan.fields["by_warps"]].update(units.units_of(plan))
     assert {"loader:mma.sync-shared", "mode:mma.sync"} < found[True]
     assert "loader:shared" not in found[True]
     assert "loader:shared" in found[False] and "mode:mma.sync" not in found[False]
@@ -55,7 +56,8 @@ def test_every_plan_of_a_family_has_a_loader_and_a_tile_or_a_kernel():
     for cell in replayed.recorded()[::10]:
         for plan in cell.plans:
             kinds = sorted(unit.partition(":")[0] for unit in units.units_of(plan))
-            expected = ["loader", "tile"] if plan.family == "implicit_gemm" else ["kernel"]
+            expected = ["loader", "tile"] if plan.family == "implicit_gemm" else []
+            expected += ["kernel"] * (plan.family not in ("implicit_gemm", "col2im"))
             assert [kind for kind in kinds if kind != "mode"] == sorted(["family", *expected])
 
 
@@ -63,4 +65,5 @@ def test_units_are_single_words():
     names = {unit for cell in replayed.recorded()[::10] for plan in cell.plans
              for unit in units.units_of(plan)}  # fmt: skip
     assert not [name for name in names | units.compiled() if " " in name]
-    assert units.slug("planes, 2 x 3 taps by 128") == "planes-2x3-taps-by-128"
+    others = {name for name in names if name.startswith(("kernel:", "tile:im2col/"))}
+    assert others and others <= units.compiled()

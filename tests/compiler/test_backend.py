@@ -322,13 +322,27 @@ def test_explain_compile_names_what_follows_a_transposed_convolution(fuses_on_th
     model = nn.Sequential(
         nn.ConvTranspose2d(4, 6, 4, 2, 1), nn.BatchNorm2d(6), nn.ReLU(),
         nn.ConvTranspose2d(6, 3, 4, 2, 1), nn.Tanh(),
-    ).eval()  # fmt: skip
+    ).eval().half()  # fmt: skip
     with torch.no_grad():
-        report = customconv.explain_compile(model, torch.randn(2, 4, 6, 5), quiet=True)
+        report = customconv.explain_compile(model, torch.randn(2, 4, 6, 5).half(), quiet=True)
     assert [each.parts for each in report.convolutions] == [
         ("conv_transpose2d", "batch norm", "relu"), ("conv_transpose2d",)
     ]  # fmt: skip
     assert "tanh" in report.convolutions[1].reason
+
+
+@pytest.mark.parametrize("signals", [False, True])
+def test_explain_compile_names_what_no_kernel_does_in_one(fuses_on_the_cpu, signals):
+    make_layer = nn.ConvTranspose1d if signals else nn.ConvTranspose2d
+    model = nn.Sequential(
+        make_layer(64, 64, 4, 2, 1), nn.ReLU(), make_layer(64, 64, 3, 1, 1, groups=64), nn.ReLU()
+    ).half()
+    x = torch.randn(8, 64, *[28] * (1 if signals else 2), dtype=torch.float16)
+    report = customconv.explain_compile(model, x, quiet=True)
+    kind = "conv_transpose1d" if signals else "conv_transpose2d"
+    assert [each.parts for each in report.convolutions] == [(kind, "relu"), (kind,)]
+    assert report.convolutions[1].reason == "no kernel also does relu"
+    assert "1 fused, 1 computed alone, 0 left" in str(report)
 
 
 @pytest.mark.parametrize("method", [False, True])

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import torch
 from cases import Case, Tensors, output_shape
-from reference import ALL_FAMILIES, Problem, float32_precision
-from tile_tables import flags
+from reference import ALL_FAMILIES, Problem, float32_precision, is_of_3xtf32
 from torch import Tensor
 from torch.nn import functional
 
@@ -197,9 +196,9 @@ def by_warps(op: str, case: Case, t: Tensors) -> Iterator[_C.ConvPlan | None]:
     """
     plans = _C.variants(t.x, t.w, t.bias, *case.geometry, op) if is_foreseen(op, case) else []
     own = [plan for plan in plans if plan.family == "implicit_gemm"]
-    found = [plan for plan in own if "kByWarps" in flags(plan)]
+    found = [plan for plan in own if plan.fields.get("by_warps")]
     if not found:
-        assert op != "fprop" or all(plan.variant.startswith("3xTF32") for plan in own)
+        assert op != "fprop" or all(map(is_of_3xtf32, own))
         yield None
         return
     with forced(min(found, key=lambda plan: plan.predicted_ms)) as plan:

@@ -27,8 +27,8 @@ class _Asked(ctypes.Structure):
 
 class _Found(ctypes.Structure):
     _fields_ = [
-        ("variant", ctypes.c_int32),
-        ("tile", ctypes.c_int32 * 3),
+        ("fields", ctypes.c_char * 256),
+        ("kind", ctypes.c_char * 256),
         ("splits", ctypes.c_int64),
     ]
 
@@ -38,8 +38,8 @@ class Plan:
     """A plan that the planner weighs: the `number`-th of its problem."""
 
     number: int
-    variant: int
-    tile: tuple[int, ...]
+    fields: str  # as its name has them
+    kind: str  # those that are no sizes
     splits: int
 
 
@@ -67,7 +67,8 @@ class Emulated:
         found = (_Found * count)()
         self._library.list_plans(ctypes.byref(asked), found, ctypes.c_int64(count))
         return [
-            Plan(i, plan.variant, tuple(plan.tile), plan.splits) for i, plan in enumerate(found)
+            Plan(i, plan.fields.decode(), plan.kind.decode(), plan.splits)
+            for i, plan in enumerate(found)
         ]
 
     def statistics(self, problem: Problem, t: Tensors, plan: Plan) -> Statistics | None:

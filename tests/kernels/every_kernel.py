@@ -44,7 +44,7 @@ from customconv import _C
 
 # Families that have kernels for each kind of case.
 IN_EVERY_DTYPE = ("tiled", "implicit_gemm", "depthwise", "grouped", "col2im")
-BY_EVERY_VARIANT = ("depthwise",)
+BY_EVERY_KERNEL = ("depthwise",)
 
 
 def chosen_runs(cases: dict[str, Case]) -> list[tuple[str, str, str, torch.dtype]]:
@@ -60,20 +60,18 @@ def chosen_runs(cases: dict[str, Case]) -> list[tuple[str, str, str, torch.dtype
 
 
 def cheapest(op: str, case: Case, tensors: Tensors, family: str) -> list[_C.ConvPlan]:
-    """The cheapest plan of each variant of a family."""
-    best: dict[str, _C.ConvPlan] = {}
-    for plan in _C.variants(tensors.x, tensors.w, tensors.bias, *case.geometry, op):
-        if plan.family != family:
-            continue
-        known = best.setdefault(plan.variant, plan)
-        if plan.predicted_ms < known.predicted_ms:
-            best[plan.variant] = plan
+    """The cheapest plan of each kernel of a family, and of joined phases."""
+    best: dict[tuple[str, bool], _C.ConvPlan] = {}
+    plans = _C.variants(tensors.x, tensors.w, tensors.bias, *case.geometry, op)
+    for plan in sorted(plans, key=lambda plan: plan.predicted_ms):
+        if plan.family == family:
+            best.setdefault((plan.label, plan.fields.get("joined", False)), plan)
     return list(best.values())
 
 
 def run_cases(families: list[str], dtypes: Sequence[torch.dtype]) -> Counter[str]:
     """Everything but the kernels is done on the CPU."""
-    variants: Counter[str] = Counter()
+    kernels: Counter[str] = Counter()
     cases = small_cases(CASES)
     values = {name: make_integers(case) for name, case in cases.items()}
     expected = {}
@@ -94,22 +92,22 @@ def run_cases(families: list[str], dtypes: Sequence[torch.dtype]) -> Counter[str
             result = compute(op, family, case, tensors)
         what = f"{name}, {layout}, {plan}"
         assert_equal(result.cpu(), expected[name, op].to(dtype), what=what)
-        variants[f"{family} {op} {plan.variant} {str(dtype)[6:]}"] += 1
+        kernels[f"{family} {op} {plan.label} {str(dtype)[6:]}"] += 1
         if family == "implicit_gemm":
             with as_allowed(family), by_warps(op, case, tensors) as older:
                 actual = compute(op, family, case, tensors).cpu()
             assert_equal(actual, expected[name, op].to(dtype), what=f"{name}, {layout}, {older}")
             if older is not None:
-                variants[f"{family} {op} {older.variant} {str(dtype)[6:]}, by warps"] += 1
-        if family in BY_EVERY_VARIANT and is_foreseen(op, case):
+                kernels[f"{family} {op} {older.label} {str(dtype)[6:]}, by warps"] += 1
+        if family in BY_EVERY_KERNEL and is_foreseen(op, case):
             for other in cheapest(op, case, tensors, family):
-                if other.variant == plan.variant:
+                if other.label == plan.label:
                     continue
                 with forced(other):
                     actual = compute(op, family, case, tensors).cpu()
                 what = f"{name}, {layout}, {other}"
                 assert_equal(actual, expected[name, op].to(dtype), what=what)
-                variants[f"{family} {op} {other.variant} {str(dtype)[6:]}"] += 1
+                kernels[f"{family} {op} {other.label} {str(dtype)[6:]}"] += 1
         if family == "implicit_gemm" and dtype == torch.float32 and is_foreseen(op, case):
             with float32_precision("ieee"):
                 for strict in cheapest(op, case, tensors, family):
@@ -117,7 +115,7 @@ def run_cases(families: list[str], dtypes: Sequence[torch.dtype]) -> Counter[str
                         actual = compute(op, family, case, tensors).cpu()
                     what = f"{name}, {layout}, {strict}"
                     assert_equal(actual, expected[name, op].to(dtype), what=what)
-                    variants[f"{family} {op} {strict.variant}"] += 1
+                    kernels[f"{family} {op} {strict.label} strict"] += 1
         if op == "fprop" and plan.fuses:
             # A residual that does not lie as the output, or unaligned, would be PyTorch's to add.
             tensors = replace(tensors, dy=torch.empty_like(result).copy_(tensors.dy))
@@ -125,13 +123,13 @@ def run_cases(families: list[str], dtypes: Sequence[torch.dtype]) -> Counter[str
                 actual = compute_fused(family, case, tensors).cpu()
             expected_fused = fused_by_pytorch(case, values[name]).to(dtype)
             assert_equal(actual, expected_fused, what=f"{what}, fused")
-            variants[f"{family} fused {plan.variant} {str(dtype)[6:]}"] += 1
-    return variants
+            kernels[f"{family} fused {plan.label} {str(dtype)[6:]}"] += 1
+    return kernels
 
 
 def run_wide(families: list[str], dtypes: Sequence[torch.dtype]) -> Counter[str]:
     """The kernels with 64-bit offsets: a tensor of 2^31 elements that are all in one place."""
-    variants: Counter[str] = Counter()
+    kernels: Counter[str] = Counter()
     case = Case((1, 2, 1 << 15, 1 << 15), (3, 2, 2, 3), stride=(4000, 3000))
     for dtype in dtypes:
         for layout in LAYOUTS:
@@ -154,16 +152,16 @@ def run_wide(families: list[str], dtypes: Sequence[torch.dtype]) -> Counter[str]
                     if not takes(op, family, case, t):
                         continue
                     plan = plan_of(op, family, case, t)
-                    assert plan.wide_index, plan
+                    assert plan.fields.get("wide", True), plan
                     actual = compute(op, family, case, t).cpu()
                 assert_equal(actual, expected[op].to(dtype), what=f"{name}, {plan}")
-                variants[f"{family} {op} {plan.variant} {str(dtype)[6:]}, 64-bit offsets"] += 1
-    return variants
+                kernels[f"{family} {op} {plan.label} {str(dtype)[6:]}, 64-bit offsets"] += 1
+    return kernels
 
 
 def run_bias(dtypes: Sequence[torch.dtype]) -> Counter[str]:
     """Gradients of biases, by vectors of every width, in one share and in several."""
-    variants: Counter[str] = Counter()
+    kernels: Counter[str] = Counter()
     for dtype in dtypes:
         if dtype == torch.float64:  # PyTorch's
             continue
@@ -177,8 +175,8 @@ def run_bias(dtypes: Sequence[torch.dtype]) -> Counter[str]:
                 )[2]
                 expected = dy.double().sum((0, 2, 3)).to(dtype)
                 assert_equal(actual.cpu(), expected, what=f"bias of {shape}, {layout}")
-                variants[f"bias {str(dtype)[6:]}"] += 1
-    return variants
+                kernels[f"bias {str(dtype)[6:]}"] += 1
+    return kernels
 
 
 def main() -> int:
@@ -193,12 +191,12 @@ def main() -> int:
     families = [name for name in sys.argv[1:] if name in known] or list(known)
     dtypes = [named[name] for name in sys.argv[1:] if name in named] or DTYPES
     start = time.time()
-    variants = run_cases(families, dtypes) + run_wide(families, dtypes)
+    kernels = run_cases(families, dtypes) + run_wide(families, dtypes)
     if "bias" in families:
-        variants += run_bias(dtypes)
-    for variant, count in sorted(variants.items()):
-        print(f"{count:5}  {variant}")
-    print(f"{sum(variants.values())} results, all exact, in {time.time() - start:.0f} s")
+        kernels += run_bias(dtypes)
+    for kernel, count in sorted(kernels.items()):
+        print(f"{count:5}  {kernel}")
+    print(f"{sum(kernels.values())} results, all exact, in {time.time() - start:.0f} s")
     return 0
 
 

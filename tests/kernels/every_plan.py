@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -24,19 +24,22 @@ from torch import Tensor
 from customconv import _C
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+Only = Callable[[_C.ConvPlan], bool] | None  # what plans are meant; None: all of the family
+
+
+def of_kind(*words: str) -> Callable[[_C.ConvPlan], bool]:
+    """The family's plans of these kinds."""
+    return lambda plan: plan.word in words
 
 
 def plans_of(
-    family: str, op: str, problem: Case, t: Tensors, only: Collection[str] = ()
+    family: str, op: str, problem: Case, t: Tensors, only: Only = None
 ) -> list[_C.ConvPlan]:
-    """Of those that differ in their grid alone, one; if asked, only of some variants."""
+    """Those that the planner weighs."""
     with as_allowed(family):
         weighed = _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
-    plans = {
-        (plan.variant_index, *plan.tile, plan.splits): plan
-        for plan in weighed
-        if plan.family == family and (not only or plan.variant in only)
-    }
+    own = [plan for plan in weighed if plan.family == family]
+    plans = {plan.name: plan for plan in own if only is None or only(plan)}
     assert plans or only, f"{family} has no plan for the {op} of {problem}"
     return list(plans.values())
 
@@ -48,7 +51,7 @@ def results(
     values: Tensors,
     dtypes: Iterable[torch.dtype] = DTYPES,
     *,
-    only: Collection[str] = (),
+    only: Only = None,
     fused: bool = False,
 ) -> Iterator[tuple[str, _C.ConvPlan, Tensor]]:
     """What every plan gives on the GPU, in every dtype and layout."""
@@ -60,12 +63,11 @@ def results(
                 with as_allowed(family), forced(plan):
                     poison(result_bytes(op, problem, dtype), plan.workspace_bytes)
                     actual = run(family, problem, t)
-                what = f"{layout}, variant {plan.variant_index}, tile {plan.tile}, {plan}"
-                yield what, plan, actual
+                yield f"{layout}, {plan}", plan, actual
 
 
 def check_exact(
-    family: str, op: str, problems: dict[str, Case], only: Collection[str] = ()
+    family: str, op: str, problems: dict[str, Case], only: Only = None
 ) -> list[_C.ConvPlan]:
     """Integers come out exact. Returns the plans, some for every problem."""
     plans = []
@@ -80,7 +82,7 @@ def check_exact(
     return plans
 
 
-def check_fused(family: str, problems: dict[str, Case], only: Collection[str] = ()) -> None:
+def check_fused(family: str, problems: dict[str, Case], only: Only = None) -> None:
     """The same with an epilogue."""
     for name, problem in problems.items():
         values = make_integers(problem)
@@ -96,7 +98,7 @@ def check_reach(
     operand: str,
     problems: dict[str, Case],
     value: float = torch.nan,
-    only: Collection[str] = (),
+    only: Only = None,
     dtype: torch.dtype = torch.float16,
 ) -> None:
     """A value that is no number, in a pixel, reaches the results whose taps meet it, and no other.

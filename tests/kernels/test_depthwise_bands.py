@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import case
-from every_plan import check_exact, check_fused, check_reach
+from every_plan import check_exact, check_fused, check_reach, of_kind
 
-VARIANTS = {"bands of planes", "bands of channels"}
+OWN = of_kind("bands", "band_gradients")
 PASSES = ("fprop", "dgrad", "wgrad")
 
 
@@ -42,13 +42,13 @@ REACHES = {name: PROBLEMS[name] for name in ("7x7", "7x7_valid", "5x5_odd", "17x
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", PASSES)
 def test_every_plan_is_exact(op):
-    plans = check_exact("depthwise", op, PROBLEMS, VARIANTS)
-    assert {plan.variant for plan in plans} == VARIANTS
+    plans = check_exact("depthwise", op, PROBLEMS, OWN)
+    assert {plan.fields["source"] for plan in plans} == {"planes", "vectors"}
 
 
 @pytest.mark.gpu
 def test_every_plan_fuses():
-    check_fused("depthwise", PROBLEMS, VARIANTS)
+    check_fused("depthwise", PROBLEMS, OWN)
 
 
 @pytest.mark.gpu
@@ -57,4 +57,4 @@ def test_every_plan_fuses():
     ("op", "operand"), [("fprop", "x"), ("dgrad", "dy"), ("wgrad", "x"), ("wgrad", "dy")]
 )
 def test_what_is_not_finite_reaches_what_its_taps_meet(op, operand, value):
-    check_reach("depthwise", op, operand, REACHES, value, VARIANTS)
+    check_reach("depthwise", op, operand, REACHES, value, OWN)

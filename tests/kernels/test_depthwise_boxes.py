@@ -8,10 +8,10 @@ import pytest
 import sweep
 from cases import Case, case
 from compute import PASSES
-from every_plan import DTYPES, check_exact, check_fused, check_reach
+from every_plan import DTYPES, check_exact, check_fused, check_reach, of_kind
 
 FAMILY = "depthwise"
-VARIANTS = {"boxes", "boxes of rows"}
+OWN = of_kind("boxes")
 
 
 def depthwise(
@@ -72,22 +72,22 @@ def problems(op: str) -> dict[str, Case]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", PASSES)
 def test_every_plan_is_exact(op):
-    plans = check_exact(FAMILY, op, problems(op), VARIANTS)
-    assert {plan.variant for plan in plans} == VARIANTS
+    plans = check_exact(FAMILY, op, problems(op), OWN)
+    assert {plan.fields["merged"] for plan in plans} == {False, True}
     if op == "wgrad":  # clusters, which need no workspace
         assert any(plan.splits > 1 and plan.workspace_bytes == 0 for plan in plans)
 
 
 @pytest.mark.gpu
 def test_every_plan_fuses():
-    check_fused(FAMILY, problems("fprop"), VARIANTS)
+    check_fused(FAMILY, problems("fprop"), OWN)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "operand"), [("fprop", "x"), ("dgrad", "dy"), ("wgrad", "x")])
 def test_nan_reaches_what_its_taps_meet(op, operand):
     others = {} if op == "wgrad" else {name: OTHERS[name] for name in ("3x7", "3x3_dilated")}
-    check_reach(FAMILY, op, operand, REACHES | others, only=VARIANTS)
+    check_reach(FAMILY, op, operand, REACHES | others, only=OWN)
 
 
 @pytest.mark.gpu

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from cases import case
 from compute import PASSES
-from every_plan import check_exact, check_fused, check_reach
+from every_plan import check_exact, check_fused, check_reach, of_kind
+
+from customconv import _C
 
 
 def depthwise(images, channels, height, width, taps, multiplier=1, **geometry):
@@ -58,7 +60,8 @@ PROBLEMS = {
     "pixels": depthwise(5, 16, 1, 1, (3, 3), padding=1),
     "many_images": depthwise(41, 24, 7, 7, (3, 3), padding=1),
 }
-VARIANTS = {"planes", "channels", "elements", "windows", "lines"}
+ORDERS = set(_C.plan_words()["depthwise", "threads"]["order"])
+OWN = of_kind("threads")
 # For NaN: a filter of each kind.
 REACHES = {
     name: PROBLEMS[name]
@@ -70,12 +73,13 @@ REACHES = {
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", PASSES)
 def test_every_plan_is_exact(op):
-    assert {plan.variant for plan in check_exact("depthwise", op, PROBLEMS, VARIANTS)} == VARIANTS
+    plans = check_exact("depthwise", op, PROBLEMS, OWN)
+    assert {plan.fields["order"] for plan in plans} == ORDERS
 
 
 @pytest.mark.gpu
 def test_every_plan_fuses():
-    check_fused("depthwise", PROBLEMS, VARIANTS)
+    check_fused("depthwise", PROBLEMS, OWN)
 
 
 @pytest.mark.gpu
@@ -83,4 +87,4 @@ def test_every_plan_fuses():
     ("op", "operand"), [("fprop", "x"), ("dgrad", "dy"), ("wgrad", "x"), ("wgrad", "dy")]
 )
 def test_nan_reaches_what_its_taps_meet(op, operand):
-    check_reach("depthwise", op, operand, REACHES, only=VARIANTS)
+    check_reach("depthwise", op, operand, REACHES, only=OWN)

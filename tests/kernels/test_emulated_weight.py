@@ -45,10 +45,10 @@ def gradients(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
 
 
 def some(plans: list[Plan], seed: int) -> list[Plan]:
-    """Of different variants, others with another seed."""
+    """Of different kinds, others with another seed."""
     random.Random(seed).shuffle(plans)
-    by_variant = {plan.variant: plan for plan in plans}
-    return list(by_variant.values())[:MOST_PLANS]
+    kinds = {plan.kind: plan for plan in plans}
+    return list(kinds.values())[:MOST_PLANS]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -27,7 +27,7 @@ from compute import (
     runs_of,
     takes,
 )
-from reference import LAYOUTS, assert_equal
+from reference import FAMILIES, LAYOUTS, assert_equal
 from torch import Tensor
 
 from customconv import _C
@@ -122,21 +122,33 @@ def planned(
     return _C.plan(problem, algorithm=family)
 
 
-def test_cases_reach_every_variant():
+def kernel_of(case: Case, family: str, op: str, channels_last: bool) -> str:
+    """The kernel of a plan; of im2col, where columns are and whether some images have theirs."""
+    plan = planned(case, family, op, channels_last)
+    if plan.label != "workspace":
+        return plan.label
+    return "bands" if plan.fields["pixels"] < most_pixels(case, op) else "images"
+
+
+def most_pixels(case: Case, op: str) -> int:
+    """Columns of an image, or its rows where im2col counts these."""
+    return case.input[2] if op == "dgrad" else prod(output_shape(case)[2:])
+
+
+def test_cases_reach_every_kernel():
     found = {
-        (family, op, planned(CASES[name], family, op, channels_last).variant)
+        (family, op, kernel_of(CASES[name], family, op, channels_last))
         for name, family, op, _ in runs_of(CASES, (torch.float32,))
-        if family in {"direct", "im2col", "tiled"}  # the others: test_variants.py and the like
+        if family in FAMILIES  # the others: test_variants.py and the like
         for channels_last in (False, True)
     }
-    expected = {("direct", op, variant) for op in PASSES for variant in ("pixels", "channels")}
-    expected |= {
-        ("im2col", op, variant) for op in PASSES for variant in ("pointwise", "images", "bands")
-    }
-    names = _C.kernel_names()["tiled", "fprop"]
+    words = _C.plan_words()
+    expected = {("direct", op, order) for op in PASSES for order in words["direct", ""]["order"]}
+    expected |= {("im2col", op, way) for op in PASSES for way in ("input", "images", "bands")}
+    names = words["tiled", ""]["kernel"]
     expected |= {("tiled", op, name) for op in ("fprop", "dgrad") for name in names}
     # The gradient of a strided convolution is no forward convolution.
-    expected -= {("tiled", "dgrad", name) for name in ("stride 2 x8", "any stride x8")}
+    expected -= {("tiled", "dgrad", name) for name in ("stride-2-x8", "any-stride-x8")}
     assert found >= expected, f"no case reaches {sorted(expected - found)}"
 
 
@@ -147,8 +159,8 @@ def test_large_cases_take_several_chunks(op, dtype):
         if not case.large:
             continue
         plan = planned(case, "im2col", op, False, dtype)
-        rows = case.input[2] if op == "dgrad" else prod(output_shape(case)[2:])
-        chunks = (case.input[0] > plan.chunk_images, rows > plan.chunk_pixels)
+        images, pixels = plan.fields["images"], plan.fields["pixels"]
+        chunks = (case.input[0] > images, most_pixels(case, op) > pixels)
         assert chunks[name.startswith("bands")], f"{name}: {plan}"
 
 

@@ -71,9 +71,10 @@ REACHES = {
 }  # fmt: skip
 
 
-def kernels(op: str) -> set[str]:
-    """The names of the kernels of a pass."""
-    return set(_C.kernel_names()["grouped", "wgrad" if op == "wgrad" else "fprop"])
+def kernels(op: str) -> dict[str, list[str]]:
+    """The names of the kernels of a pass, of each kind of plans."""
+    kinds = ("slot_gradients", "box_gradients") if op == "wgrad" else ("slots", "boxes")
+    return {kind: _C.plan_words()["grouped", kind]["kernel"] for kind in kinds}
 
 
 @pytest.mark.gpu
@@ -92,7 +93,8 @@ def test_every_kernel_has_a_plan(op):
         for dtype, layout in itertools.product(DTYPES, LAYOUTS):
             t = place_all(problem, values, "cuda", dtype, layout)
             plans += plans_of("grouped", op, problem, t)
-    assert {plan.variant for plan in plans} == kernels(op)
+    expected = {(kind, kernel) for kind, names in kernels(op).items() for kernel in names}
+    assert {(plan.word, plan.fields["kernel"]) for plan in plans} == expected
     if op == "wgrad":  # clusters, which need no workspace
         assert any(plan.splits > 1 and plan.workspace_bytes == 0 for plan in plans)
 
@@ -108,9 +110,10 @@ def test_every_kernel_of_boxes_has_planes_both_ways(op):
         for dtype in DTYPES:
             t = place_all(problem, values, "cuda", dtype, torch.contiguous_format)
             plans = plans_of("grouped", op, problem, t)
-            ways |= {(plan.variant, plan.variant_index % 2) for plan in plans}  # odd: by threads
-    boxes = {name for name in kernels(op) if name.startswith("boxes")}
-    assert ways >= set(itertools.product(boxes, range(2)))
+            boxes = [plan.fields for plan in plans if "loading" in plan.fields]
+            ways |= {(fields["kernel"], fields["loading"] == "threads") for fields in boxes}
+    *_, boxes = kernels(op).values()
+    assert ways == set(itertools.product(boxes, (False, True)))
 
 
 @pytest.mark.gpu

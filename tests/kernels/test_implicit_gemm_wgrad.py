@@ -8,8 +8,9 @@ import pytest
 import torch
 from cases import case, make_integers, place_all
 from every_plan import DTYPES, check_exact, check_reach, plans_of
-from reference import LAYOUTS
-from tile_tables import weight_kernels
+from reference import LAYOUTS, is_of_3xtf32
+
+from customconv import _C
 
 # Tiles that are whole and that are not, channels with tails, several blocks of both, taps that are
 # too many for a chunk, and that a stride or a dilation puts in several boxes; planes that are runs
@@ -78,15 +79,26 @@ REACHES = {
 }  # fmt: skip
 
 
-def kernels() -> set[str]:
-    """The names in the tables, but for those of strict float32 (test_strict_float32.py)."""
-    return {name for name in weight_kernels() if not name.startswith("3xTF32")}
+def kernels() -> set[tuple[str, str]]:
+    """The kinds of plans, and their kernels but for those of strict float32."""
+    return {
+        (word, kernel)
+        for (family, word), fields in _C.plan_words().items()
+        if family == "implicit_gemm" and word.startswith("wgrad")
+        for kernel in fields["kernel"]
+        if not kernel.startswith("3xTF32")
+    }
+
+
+def is_ours(plan: _C.ConvPlan) -> bool:
+    """Strict float32 is test_strict_float32.py's."""
+    return not is_of_3xtf32(plan)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_plan_is_exact(name):
-    check_exact("implicit_gemm", "wgrad", {name: PROBLEMS[name]}, kernels())
+    check_exact("implicit_gemm", "wgrad", {name: PROBLEMS[name]}, is_ours)
 
 
 @pytest.mark.gpu
@@ -96,15 +108,16 @@ def test_every_kernel_has_a_plan():
         values = make_integers(problem)
         for dtype, layout in itertools.product(DTYPES, LAYOUTS):
             t = place_all(problem, values, "cuda", dtype, layout)
-            plans += plans_of("implicit_gemm", "wgrad", problem, t, kernels())
-    assert {plan.variant for plan in plans} == kernels()
+            plans += plans_of("implicit_gemm", "wgrad", problem, t, is_ours)
+    own = [plan for plan in plans if plan.word.startswith("wgrad")]
+    assert {(plan.word, plan.fields["kernel"]) for plan in own} == kernels()
     assert {plan.splits > 1 for plan in plans} == {False, True}
     # Stored without a second kernel: by a cluster, also of one block.
     for planes in (False, True):
         alone = {
             plan.splits
             for plan in plans
-            if plan.workspace_bytes == 0 and plan.variant.startswith("planes") == planes
+            if plan.workspace_bytes == 0 and (plan.word == "wgrad_planes") == planes
         }
         assert alone == {1, 2, 4, 8}
 

@@ -24,9 +24,9 @@ from reference import (
     assert_equal,
     assert_same_kinds,
     float32_precision,
+    is_of_3xtf32,
     norm_error,
 )
-from tile_tables import every_tile, is_of_main_loop, loader, parts, weight_kernels
 from torch import Tensor
 
 from customconv import _C
@@ -52,23 +52,20 @@ PROBLEMS = {
     "wide_planes": case((1, 16, 96, 96), (24, 16, 1, 1)),
     "many_terms": case((1, 512, 9, 9), (64, 512, 3, 3), padding=(1, 1)),
 }  # fmt: skip
+WEIGHT_KINDS = ("wgrad_planes", "wgrad_registers")
 DATA = ("normal", "large_mean", "cancelling", "wide_range", "tiny")
 MOST_OF_A_KIND = 3
 MOST_ERROR = 2e-7  # relative to the root mean square of the exact result
 
 
 def plans_of(op: str, problem: Case, t: Tensors) -> list[_C.ConvPlan]:
-    """Plans of halves that differ in more than their grid: all kinds, and of each a few."""
+    """Plans of halves: all kinds, and of each a few."""
     with float32_precision("ieee"):
         weighed = _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
-    plans = {
-        (plan.variant_index, *plan.tile, plan.splits): plan
-        for plan in weighed
-        if plan.variant.startswith("3xTF32")
-    }
-    kinds: dict[int, list[_C.ConvPlan]] = {}
+    plans = {plan.name: plan for plan in weighed if is_of_3xtf32(plan)}
+    kinds: dict[str, list[_C.ConvPlan]] = {}
     for plan in plans.values():
-        kinds.setdefault(plan.variant_index, []).append(plan)
+        kinds.setdefault(plan.kind, []).append(plan)
     generator = random.Random(len(plans))
     return [
         plan
@@ -108,11 +105,15 @@ def test_every_kernel_has_a_plan():
         values = make_integers(problem)
         for op, layout in itertools.product(("fprop", "dgrad", "wgrad"), LAYOUTS):
             t = place_all(problem, values, "cuda", torch.float32, layout)
-            found |= {plan.variant for plan in plans_of(op, problem, t)}
-    weights = {name for name in weight_kernels() if name.startswith("3xTF32")}
+            for plan in plans_of(op, problem, t):
+                own = "joined" if plan.word == "main_loop" else "kernel"
+                found.add((plan.label, plan.fields[own]))
+    words = {word: _C.plan_words()["implicit_gemm", word] for word in WEIGHT_KINDS}
+    kernels = [(word, name) for word, fields in words.items() for name in fields["kernel"]]
+    weights = {(f"{word} {name}", name) for word, name in kernels if name.startswith("3xTF32-")}
     assert len(weights) == 5
-    loaders = {f"3xTF32 {loader}" for loader in ("im2col", "halo", "planes")}
-    assert found >= weights | loaders | {f"{loader} joined" for loader in loaders}
+    loaders = [f"main_loop {loader}" for loader in ("im2col", "halo", "planes")]
+    assert found == weights | set(itertools.product(loaders, (False, True)))
 
 
 def test_every_tile_of_the_main_loop_has_a_plan():
@@ -122,8 +123,10 @@ def test_every_tile_of_the_main_loop_has_a_plan():
         for problem, layout in itertools.product(PROBLEMS.values(), LAYOUTS):
             t = place_all(problem, make_integers(problem), "cuda", torch.float32, layout)
             plans = plans_of(op, problem, t)
-            found |= {(loader(plan), parts(plan)[0]) for plan in plans if is_of_main_loop(plan)}
-        assert found == every_tile(of_3xtf32=True), op
+            own = [plan.fields for plan in plans if plan.word == "main_loop"]
+            found |= {(fields["loader"], fields["tile"]) for fields in own}
+        tiles = {(loader, tile) for loader, tile in _C.main_loop_tiles() if "3xTF32" in tile}
+        assert found == tiles, op
 
 
 def numbers(problem: Case, data: str, op: str) -> Tensors:

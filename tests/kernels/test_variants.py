@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -19,18 +20,6 @@ from compute import (
 )
 from every_plan import check_exact, check_fused, check_reach
 from reference import LAYOUTS, TransposedProblem, assert_equal
-from tile_tables import (
-    every_tile,
-    flags,
-    is_of_main_loop,
-    joins_phases,
-    loader,
-    packing,
-    parts,
-    row_bytes,
-    strips,
-    table,
-)
 
 import customconv
 from customconv import _C
@@ -149,38 +138,41 @@ REACHES = {
 }  # fmt: skip
 
 
+FLAGS = ("apart_h", "apart_w", "by_warps", "clustered")
+
+
 def names_of(plans: list[_C.ConvPlan]) -> set[str]:
-    """What plans are made of."""
+    """What plans of boxes and rows are made of."""
     found: set[str] = set()
     for plan in plans:
-        if is_of_main_loop(plan):
-            continue
-        assert plan.variant == parts(plan)[0]
-        splits = "splits" if plan.splits > 1 else "no splits"
-        found |= {*parts(plan), *flags(plan), splits}
+        if plan.word == "boxes_rows":
+            fields = plan.fields
+            found |= {fields["kernel"], fields["shape"], fields["fetch"]}
+            found |= {flag for flag in FLAGS if fields[flag]}
+            found.add("splits" if plan.splits > 1 else "no splits")
     return found
 
 
-EVERY_NAME = {
-    *table("kernels"), *table("Shape"), *table("Fetch"), "kApartH", "kApartW", "kClustered",
-    "kByWarps", "splits", "no splits",
-}  # fmt: skip
+WORDS = _C.plan_words()["implicit_gemm", "boxes_rows"]
+EVERY_NAME = {*itertools.chain(*WORDS.values()), *FLAGS, "splits", "no splits"}
 
 
 def main_loop_plans(op: str, problem: Case, t: Tensors) -> list[_C.ConvPlan]:
     """The plans of the main loop that the planner weighs for a pass."""
     weighed = _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
-    return [plan for plan in weighed if is_of_main_loop(plan)]
+    return [plan for plan in weighed if plan.word == "main_loop"]
 
 
 def check_main_loop(plans: list[_C.ConvPlan]) -> None:
     """Plans have every tile of each loader, every width of rows and every number of splits."""
-    own = [plan for plan in plans if is_of_main_loop(plan)]
-    assert {(loader(plan), parts(plan)[0]) for plan in own} == every_tile(of_3xtf32=False)
-    assert {row_bytes(plan) for plan in own} == {32, 64, 128}
+    own = [plan for plan in plans if plan.word == "main_loop"]
+    fields = [plan.fields for plan in own]
+    tiles = {(loader, tile) for loader, tile in _C.main_loop_tiles() if "3xTF32" not in tile}
+    assert {(each["loader"], each["tile"]) for each in fields} == tiles
+    assert {each["row"] for each in fields} == {32, 64, 128}
     assert {plan.splits for plan in own} == {1, 2, 4, 8}
-    assert {packing(plan) for plan in own} == {"kNone", "kPixels", "kPatches"}
-    assert {strips(plan) > 1 for plan in own} == {False, True}
+    assert {each["packing"] for each in fields} == {"none", "pixels", "patches"}
+    assert {each["strips"] > 1 for each in fields} == {False, True}
 
 
 @pytest.mark.gpu
@@ -201,8 +193,9 @@ def test_packed_chunks_wait_for_their_readers(channels, layout):
     t = place_all(problem, values, "cuda", torch.float16, layout)
     exact = place_all(problem, values, "cuda", torch.float64, layout)
     expected = by_pytorch("fprop", problem, exact).half()
-    plans = [plan for plan in main_loop_plans("fprop", problem, t) if 0 < plan.chunk_images <= 4]
-    assert {plan.variant for plan in plans} == {"im2col", "halo"}
+    weighed = main_loop_plans("fprop", problem, t)
+    plans = [plan for plan in weighed if 0 < plan.fields["images"] <= 4]
+    assert {plan.fields["loader"] for plan in plans} == {"im2col", "halo"}
     matrix = torch.ones(4096, 4096, device="cuda", dtype=torch.float16)
     other = torch.cuda.Stream()
     for plan in plans:
@@ -243,7 +236,7 @@ def test_rows_of_large_images_are_computed_apart(name, layout):
     t = place_all(problem, values, "cuda", torch.float16, layout)
     exact = place_all(problem, values, "cuda", torch.float64, torch.contiguous_format)
     expected = by_pytorch(op, problem, exact).half()
-    plans = [plan for plan in main_loop_plans(op, problem, t) if plan.chunk_pixels > 0]
+    plans = [plan for plan in main_loop_plans(op, problem, t) if plan.fields["pixels"] > 0]
     assert plans or (name == "strided_gradient" and layout == torch.channels_last)
     for plan in plans:
         assert plan.workspace_bytes <= 64 << 20, plan
@@ -260,7 +253,7 @@ def test_rows_that_are_computed_apart_add_their_own_residual(layout):
     t = place_all(problem, values, "cuda", torch.float16, layout)
     exact = place_all(problem, values, "cuda", torch.float64, torch.contiguous_format)
     expected = fused_by_pytorch(problem, exact).half()
-    plans = [plan for plan in main_loop_plans("fprop", problem, t) if plan.chunk_pixels > 0]
+    plans = [plan for plan in main_loop_plans("fprop", problem, t) if plan.fields["pixels"] > 0]
     assert plans
     for plan in plans:
         with forced(plan):
@@ -277,7 +270,7 @@ def test_images_whose_parts_need_all_of_them_are_packed_whole(op):
     exact = place_all(problem, values, "cuda", torch.float64, torch.contiguous_format)
     expected = by_pytorch(op, problem, exact).half()
     plans = main_loop_plans(op, problem, t)
-    assert plans and all((plan.chunk_images, plan.chunk_pixels) == (1, 0) for plan in plans)
+    assert {(plan.fields["images"], plan.fields["pixels"]) for plan in plans} == {(1, 0)}
     for plan in plans[:6]:
         with forced(plan):
             result = compute(op, "implicit_gemm", problem, t)
@@ -297,7 +290,7 @@ def test_channels_cut_out_of_channels_last_pixels_are_packed(count):
     exact = place_all(problem, values, "cuda", torch.float64, torch.channels_last)
     expected = by_pytorch("fprop", problem, exact).half()
     plans = main_loop_plans("fprop", problem, replace(t, x=cut))
-    assert plans and all(plan.chunk_images > 0 for plan in plans)
+    assert plans and all(plan.fields["images"] > 0 for plan in plans)
     for plan in plans:
         with forced(plan):
             result = torch.ops.customconv.conv2d(
@@ -308,7 +301,7 @@ def test_channels_cut_out_of_channels_last_pixels_are_packed(count):
 
 @pytest.mark.gpu
 def test_every_plan_of_groups_is_exact():
-    assert names_of(check_exact("implicit_gemm", "fprop", GROUPED)) == EVERY_NAME - {"kFlat"}
+    assert names_of(check_exact("implicit_gemm", "fprop", GROUPED)) == EVERY_NAME - {"flat"}
 
 
 @pytest.mark.gpu
@@ -316,7 +309,8 @@ def test_every_plan_of_gradients_is_exact():
     plans = check_exact("implicit_gemm", "dgrad", GRADIENTS)
     assert names_of(plans) == EVERY_NAME
     check_main_loop(plans)
-    assert {joins_phases(plan) for plan in plans if is_of_main_loop(plan)} == {False, True}
+    own = [plan.fields for plan in plans if plan.word == "main_loop"]
+    assert {fields["joined"] for fields in own} == {False, True}
 
 
 @pytest.mark.gpu
@@ -352,7 +346,7 @@ def test_every_plan_that_fuses_does_the_epilogue_of_a_transposed_convolution(dty
                 if problem.stride[1] > 1 and (layout == LAYOUTS[0] or channels.numel() == 1):
                     continue  # phases are stored apart
             for plan in transposed_plans(problem, t, b, left):
-                if has_residual and joins_phases(plan):
+                if has_residual and plan.fields["joined"]:
                     continue
                 with as_allowed("implicit_gemm"), forced(plan):
                     poison(result_bytes("dgrad", problem, dtype), plan.workspace_bytes)
@@ -362,19 +356,20 @@ def test_every_plan_that_fuses_does_the_epilogue_of_a_transposed_convolution(dty
                     )  # fmt: skip
                 assert_equal(actual, expected.to(dtype), what=f"{name}, {layout}, {plan}")
                 plans.append(plan)
-    assert {joins_phases(plan) for plan in plans} == ({False} if has_residual else {False, True})
-    assert {plan.variant.split()[0] for plan in plans} == {"im2col", "halo", "planes"}
+    joined = {plan.fields["joined"] for plan in plans}
+    assert joined == ({False} if has_residual else {False, True})
+    assert {plan.fields["loader"] for plan in plans} == {"im2col", "halo", "planes"}
 
 
 def transposed_plans(problem, t, bias, output_padding):
-    """Plans that add the bias; of those that differ in their grid alone, one."""
+    """Plans that add the bias; of each kind and number of splits, one."""
     with as_allowed("implicit_gemm"):
         plans = _C.variants(
             t.dy, t.w, bias, *problem.geometry, "fprop", transposed=True,
             output_padding=output_padding,
         )  # fmt: skip
-    found = {(plan.variant_index, plan.splits): plan for plan in plans if plan.fuses}
-    return [plan for plan in found.values() if plan.family == "implicit_gemm"]
+    own = [plan for plan in plans if plan.fuses and plan.family == "implicit_gemm"]
+    return list({(plan.kind, plan.splits): plan for plan in own}.values())
 
 
 @pytest.mark.gpu
@@ -405,8 +400,3 @@ def test_a_forced_plan_is_for_calls_that_name_an_algorithm():
     with forced(plan):
         actual = compute("fprop", "auto", second, t)  # by the forced plan it would be wrong
     assert_equal(actual, by_pytorch("fprop", second, values).to("cuda", torch.float16))
-
-
-def test_tables_are_read():
-    assert table("Shape") == ["kSquares", "kLines", "kRun"]
-    assert len(table("Fetch")) == 7

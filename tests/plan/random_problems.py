@@ -88,6 +88,6 @@ def accumulator_bytes(arguments: dict[str, Any]) -> int:
 def fields(plan: _C.ConvPlan) -> tuple[Any, ...]:
     """All that a plan says."""
     return (
-        plan.family, plan.variant, plan.grid, plan.block, plan.shared_bytes, plan.workspace_bytes,
-        plan.wide_index, plan.splits, plan.chunk_images, plan.chunk_pixels, plan.predicted_ms,
+        plan.name, plan.blocks, plan.threads, plan.shared_bytes, plan.workspace_bytes, plan.fuses,
+        plan.predicted_ms,
     )  # fmt: skip

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from random_problems import DEVICES, PASSES, problem, random_arguments
+from random_problems import DEVICES, PASSES, fields, problem, random_arguments
 
 from customconv import _C
 
 COUNT = 200
 WORDS = _C.plan_words()
-# The kinds of plans that have a family's kernels of a pass, in the order of their names.
-KERNELS = {
-    ("tiled", "fprop"): ["tiled"],
-    ("grouped", "fprop"): ["grouped slots", "grouped boxes"],
-    ("grouped", "wgrad"): ["grouped slot_gradients", "grouped box_gradients"],
-    ("implicit_gemm", "fprop"): ["implicit_gemm boxes_rows"],
-    ("implicit_gemm", "wgrad"): [
-        "implicit_gemm wgrad_boxes", "implicit_gemm wgrad_registers", "implicit_gemm wgrad_planes",
-    ],
-}  # fmt: skip
 TILED = "tiled kernel=3-taps-x8 warps=4x1 tile=1x14x2 chunk=8"
 
 
@@ -52,24 +41,6 @@ def plans(seed: int, device: str) -> Iterator[tuple[str, list[_C.ConvPlan]]]:
         yield str(p), _C.plans(p, DEVICES[device])
 
 
-def words(plan: _C.ConvPlan) -> str:
-    """A plan's name without fields."""
-    return " ".join(word for word in plan.name.split() if "=" not in word)
-
-
-def plain(name: str) -> str:
-    """A kernel's name, or the word for it, without what sets its parts apart."""
-    return re.sub("[ ,-]", "", name)
-
-
-def launched(plan: _C.ConvPlan) -> tuple[Any, ...]:
-    """What the family decided, as the launch sees it."""
-    return (
-        plan.family, plan.variant_index, plan.tile, plan.splits, plan.chunk_images,
-        plan.chunk_pixels, plan.grid, plan.block, plan.shared_bytes, plan.workspace_bytes,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_names_are_read_back(device):
     for _, listed in plans(21, device):
@@ -90,19 +61,10 @@ def test_no_plan_is_listed_twice(device):
 def test_a_name_is_that_of_one_plan_of_a_problem():
     kinds = set()
     for p, listed in plans(22, "H100"):
-        kinds |= {words(plan) for plan in listed}
-        pairs = {(plan.name, launched(plan)) for plan in listed}
-        assert len(pairs) == len({name for name, _ in pairs}), f"{p}: one name, two launches"
-        assert len(pairs) == len({launch for _, launch in pairs}), f"{p}: two names, one launch"
+        kinds |= {(plan.family, plan.word) for plan in listed}
+        names = {plan.name for plan in listed}
+        assert len({fields(plan) for plan in listed}) == len(names), f"{p}: one name, two plans"
     assert kinds == set(WORDS)
-
-
-def test_every_kernel_has_a_word():
-    names = _C.kernel_names()
-    assert KERNELS.keys() == names.keys()
-    for key, kinds in KERNELS.items():
-        words = [word for kind in kinds for word in WORDS[kind]["kernel"]]
-        assert [plain(word) for word in words] == [plain(name) for name in names[key]]
 
 
 @pytest.mark.parametrize("kind", WORDS)
@@ -115,25 +77,34 @@ def test_every_word_is_of_some_plan():
     found = set()
     for device in ("H100", "A100"):
         for _, listed in plans(23, device):
-            found |= {(words(plan), plan.kind, plan.variant) for plan in listed}
-    seen: dict[str, dict[str, set[str]]] = {kind: {} for kind in WORDS}
+            found |= {((plan.family, plan.word), plan.kind) for plan in listed}
+    seen: dict[tuple[str, str], dict[str, set[str]]] = {kind: {} for kind in WORDS}
     tiles = set()
-    for kind, text, variant in found:
-        fields = _C.PlanName(text).fields
-        for field in (field for field, own in WORDS[kind].items() if own):
-            seen[kind].setdefault(field, set()).add(fields[field])
-        if "kernel" in fields:
-            assert plain(fields["kernel"]) == plain(variant), text
-        if kind == "implicit_gemm main_loop":
-            tiles.add((fields["loader"], fields["tile"]))
+    for kind, text in found:
+        own = _C.PlanName(text).fields
+        for field in (field for field, words in WORDS[kind].items() if words):
+            seen[kind].setdefault(field, set()).add(own[field])
+        if kind == ("implicit_gemm", "main_loop"):
+            tiles.add((own["loader"], own["tile"]))
     assert seen == {
         kind: {field: set(own) for field, own in fields.items() if own}
         for kind, fields in WORDS.items()
     }
-    assert tiles == {
-        (loader, f"{'3xTF32-' if halves else ''}{pixels}x{channels}")
-        for loader, pixels, channels, halves in _C.main_loop_tiles()
-    }
+    assert tiles == set(_C.main_loop_tiles())
+
+
+def test_labels_are_of_kernels():
+    p = problem(
+        op="dgrad", dtype="float16", input=(4, 128, 28, 28), weight=(128, 16, 3, 3), groups=8,
+        channels_last=True,
+    )  # fmt: skip
+    found = {(plan.family, plan.word, plan.label) for plan in _C.plans(p)}
+    assert found >= {
+        ("direct", "", "channels"), ("tiled", "", "3-taps-x8"),
+        ("grouped", "boxes", "boxes boxes-of-64x8"),
+    }  # fmt: skip
+    few = problem(op="dgrad", dtype="float16", input=(4, 3, 64, 64), weight=(64, 3, 7, 7))
+    assert ("col2im", "", "") in {(plan.family, plan.word, plan.label) for plan in _C.plans(few)}
 
 
 def test_kinds_have_no_sizes():

@@ -18,8 +18,7 @@ from random_problems import (
     random_arguments,
     weight_count,
 )
-from reference import ALL_FAMILIES, FAMILIES
-from tile_tables import flags, is_of_main_loop, joins_phases, parts, planes_bit
+from reference import ALL_FAMILIES, FAMILIES, is_of_3xtf32
 
 from customconv import _C
 
@@ -100,12 +99,11 @@ def test_every_problem_gets_the_best_legal_plan(name):
         for family, plan in plans.items():
             what = f"{p}: {plan}"
             assert plan.family == family, what
-            assert plan.variant, what
-            assert all(size >= 1 for size in plan.grid), what
-            assert plan.grid[0] <= 2**31 - 1, what
-            assert max(plan.grid[1:]) <= 65535, what
-            assert 32 <= plan.block <= 1024, what
-            assert plan.block % 32 == 0, what
+            # Those of direct's sums are along a second axis.
+            assert plan.splits <= 65535 or plan.family != "direct", what
+            assert 1 <= plan.blocks < (plan.splits if plan.family == "direct" else 1) * 2**31, what
+            assert 32 <= plan.threads <= 1024, what
+            assert plan.threads % 32 == 0, what
             assert 0 <= plan.shared_bytes <= limit, what
             assert math.isfinite(plan.predicted_ms), what
             assert plan.predicted_ms > 0, what
@@ -135,24 +133,24 @@ def test_halos_that_no_integer_holds_are_not_loaded(reach, channels, channels_la
 # What implicit_gemm takes, if not its main loop for Hopper: the way to its pixels that the input's
 # layout and sizes ask for; none where only the main loop has one.
 FETCHES = {
-    "channels-last": ({"kShared"}, {**DENSE, "channels_last": True}),
-    "3x3": ({"kOddTaps"}, DENSE),
-    "5x5": ({"kTaps"}, {**DENSE, "weight": (64, 64, 5, 5), "padding": (2, 2)}),
+    "channels-last": ({"shared"}, {**DENSE, "channels_last": True}),
+    "3x3": ({"odd-taps"}, DENSE),
+    "5x5": ({"taps"}, {**DENSE, "weight": (64, 64, 5, 5), "padding": (2, 2)}),
     "strided": (set(), {**DENSE, "stride": (2, 2)}),
     "dilated": (set(), {**DENSE, "padding": (2, 2), "dilation": (2, 2)}),
-    "1x1": ({"kBoxedPieces"}, {"input": (8, 64, 56, 56), "weight": (64, 64, 1, 1)}),
+    "1x1": ({"boxed-pieces"}, {"input": (8, 64, 56, 56), "weight": (64, 64, 1, 1)}),
     "1x1 of odd rows": (set(), {"input": (8, 64, 57, 57), "weight": (64, 64, 1, 1)}),
     "stem": (
-        {"kFlat"},
+        {"flat"},
         {"input": (8, 3, 224, 224), "weight": (64, 3, 7, 7), "stride": (2, 2), "padding": (3, 3)},
     ),
     "channels-last stem": (
-        {"kFlat"},
+        {"flat"},
         {"input": (8, 3, 224, 224), "weight": (64, 3, 7, 7), "stride": (2, 2), "padding": (3, 3),
          "channels_last": True},
     ),
     "7x7 images": (
-        {"kTaps", "kOddTaps"},
+        {"taps", "odd-taps"},
         {"input": (64, 512, 7, 7), "weight": (512, 512, 3, 3), "padding": (1, 1)},
     ),
     "1x1 of 7x7 images": (set(), {"input": (64, 2048, 7, 7), "weight": (512, 2048, 1, 1)}),
@@ -165,7 +163,7 @@ def check_fetch(arguments, fetches, dtype):
     plan = by_family(_C.candidates(p))["implicit_gemm"].plan
     assert plan is not None
     loaders = {"im2col", "halo"} if arguments.get("channels_last") else {"im2col", "halo", "planes"}
-    assert parts(plan)[2] in fetches | loaders, plan
+    assert plan.fields.get("fetch", plan.fields.get("loader")) in fetches | loaders, plan
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -187,8 +185,8 @@ def test_channels_last_pixels_are_padded_to_whole_16_bytes(dtype, op):
 
     for channels in (191, 193):
         plan = plan_of(channels)
-        assert is_of_main_loop(plan) and plan.chunk_images > 0, plan
-    assert plan_of(192).chunk_images == 0
+        assert plan.word == "main_loop" and plan.fields["images"] > 0, plan
+    assert plan_of(192).fields["images"] == 0
 
 
 @pytest.mark.parametrize(("rows", "dilation"), [(1, 1), (3, 1), (5, 1), (5, 30)])
@@ -203,10 +201,12 @@ def test_the_workspace_holds_every_part_of_a_large_image(height, width, stride, 
         padding=(padding, padding), stride=(stride, stride), dilation=(dilation, dilation),
     )  # fmt: skip
     plan = by_family(_C.candidates(p))["implicit_gemm"].plan
-    assert plan is not None and plan.chunk_pixels > 0
+    assert plan is not None
+    rows = plan.fields["pixels"]
+    assert rows > 0
     outputs = (height + 2 * padding - reach - 1) // stride + 1
-    for first in range(0, outputs, plan.chunk_pixels):
-        last = min(first + plan.chunk_pixels, outputs) - 1
+    for first in range(0, outputs, rows):
+        last = min(first + rows, outputs) - 1
         begin = max(first * stride - padding, 0)
         end = min(last * stride - padding + reach + 1, height)
         assert 2 * channels * width * (end - begin) <= plan.workspace_bytes <= 64 << 20, plan
@@ -218,8 +218,8 @@ def test_an_image_whose_parts_need_all_of_it_is_packed_whole():
         padding=(36, 36), dilation=(36, 36),
     )  # fmt: skip
     plan = by_family(_C.candidates(p))["implicit_gemm"].plan
-    assert plan is not None and is_of_main_loop(plan)
-    assert (plan.chunk_images, plan.chunk_pixels) == (1, 0)
+    assert plan is not None and plan.word == "main_loop"
+    assert (plan.fields["images"], plan.fields["pixels"]) == (1, 0)
     assert plan.workspace_bytes <= 64 << 20
 
 
@@ -245,10 +245,10 @@ def test_tiles_are_of_one_group(outputs, taps, channels_last):
             channels_last=channels_last,
         )  # fmt: skip
         plan = _C.plan(p, algorithm="implicit_gemm")
-        if is_of_main_loop(plan):
+        if plan.word == "main_loop":
             continue  # its tiles end with the group
-        assert outputs % int(plan.variant.split(" x ")[1]) == 0, plan
-        if plan.splits == 1 or "kClustered" in flags(plan):
+        assert outputs % int(plan.fields["kernel"].rpartition("-")[2]) == 0, plan
+        if plan.splits == 1 or plan.fields["clustered"]:
             packs = taps > 1 and not channels_last
             weight = 2 * groups * outputs * 128 * taps * taps
             assert plan.workspace_bytes == (weight if packs else 0), plan
@@ -310,7 +310,7 @@ def test_warps_multiply_where_there_are_no_instructions_of_hoppers(device, by_wa
     p = problem(**DENSE, dtype="float16")
     plan = by_family(_C.candidates(p, DEVICES[device]))["implicit_gemm"].plan
     assert plan is not None
-    assert ("kByWarps" in flags(plan)) == by_warps
+    assert plan.fields.get("by_warps", False) == by_warps
 
 
 def test_what_implicit_gemm_needs_of_a_device():
@@ -341,7 +341,7 @@ def test_input_gradients_of_any_stride_are_implicit_gemms(
         padding=padding, dtype="float16", channels_last=channels_last,
     )  # fmt: skip
     plan = by_family(_C.candidates(p))["implicit_gemm"].plan
-    assert plan is not None and is_of_main_loop(plan) and joins_phases(plan)
+    assert plan is not None and plan.word == "main_loop" and plan.fields["joined"]
     assert 0 < plan.workspace_bytes <= 64 << 20, plan
 
 
@@ -365,7 +365,7 @@ def test_weight_gradients_of_few_channels_are_implicit_gemms(dtype):
             input=(8, 3, 224, 224), weight=(64, 3, 7, 7), stride=(2, 2), padding=(3, 3), **arguments
         )
     )
-    assert (plan.family, plan.variant[:3]) == ("implicit_gemm", "few")
+    assert plan.label.startswith("wgrad_registers few-")
     odd = problem(input=(8, 3, 225, 225), weight=(64, 3, 7, 7), **arguments)
     # cuBLAS does not round float32 to TF32 for certain.
     assert _C.plan(odd).family == "implicit_gemm" or dtype == "float16"
@@ -388,18 +388,17 @@ def test_boxes_are_not_all_that_is_weighed_of_small_planes(dtype):
         dtype=dtype, tf32=dtype == "float32",
     )  # fmt: skip
     plan = _C.plan(p)
-    assert plan.family == "implicit_gemm"
-    assert plan.variant_index & planes_bit("kPlanes")
-    assert not plan.variant_index & planes_bit("kBoxed")
+    assert plan.word == "wgrad_planes"
+    assert plan.fields["loader"] != "boxes"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("shape", "filters", "name"),
     [
-        ((32, 64, 56, 56), (64, 64, 3, 3), "planes, 3 x 3 taps"),
-        ((32, 512, 7, 7), (512, 512, 3, 3), "planes, 3 x 3 taps"),
-        ((32, 3, 224, 224), (64, 3, 7, 7), "planes, 3 x 64"),
+        ((32, 64, 56, 56), (64, 64, 3, 3), "planes-3x3-taps"),
+        ((32, 512, 7, 7), (512, 512, 3, 3), "planes-3x3-taps"),
+        ((32, 3, 224, 224), (64, 3, 7, 7), "planes-3x64"),
     ],
 )
 def test_weight_gradients_of_planes(dtype, shape, filters, name):
@@ -408,7 +407,7 @@ def test_weight_gradients_of_planes(dtype, shape, filters, name):
         tf32=dtype == "float32",
     )  # fmt: skip
     plan = _C.plan(p)
-    assert (plan.family, plan.variant) == ("implicit_gemm", name)
+    assert plan.label == f"wgrad_planes {name}"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -420,7 +419,7 @@ def test_planes_of_many_strided_taps_are_turned(dtype):
     )  # fmt: skip
     plan = _C.plan(p)
     assert plan.family == "implicit_gemm"
-    assert bool(plan.variant_index & planes_bit("kPlanes")) == is_wide
+    assert (plan.word == "wgrad_planes") == is_wide
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -429,8 +428,8 @@ def test_single_taps_of_small_planes_and_many_channels_are_of_one_class(dtype):
         p = problem(input=(64, 512, size, size), weight=(2048, 512, 1, 1), op="wgrad", dtype=dtype)
         return by_family(_C.candidates(p))["implicit_gemm"].plan
 
-    assert plan_of(7).variant_index & planes_bit("kOneClass")
-    assert not plan_of(8).variant_index & planes_bit("kOneClass")  # which begin alike
+    assert plan_of(7).fields["loader"] == "class-runs"
+    assert plan_of(8).fields["loader"] != "class-runs"  # which begin alike
 
 
 def test_planes_past_2_31_elements_are_not_turned():
@@ -441,8 +440,8 @@ def test_planes_past_2_31_elements_are_not_turned():
         )  # fmt: skip
         return by_family(_C.candidates(p))["implicit_gemm"].plan
 
-    assert not plan_of(32752).variant_index & planes_bit("kPlanes")
-    assert plan_of(32768).variant_index & planes_bit("kPlanes")
+    assert plan_of(32752).word != "wgrad_planes"
+    assert plan_of(32768).word == "wgrad_planes"
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -511,7 +510,7 @@ def is_single_product(p: _C.ConvProblem, arguments: dict[str, Any], im2col: _C.C
     # Where the output is both layouts at once, images are planes.
     pixels_apart = arguments["channels_last"] and p.output[1] > 1 and math.prod(p.output[2:]) > 1
     one_image = pixels_apart or arguments["input"][0] == 1
-    return im2col.variant == "pointwise" and one_image and not sums_in_parts(arguments)
+    return im2col.fields["columns"] == "input" and one_image and not sums_in_parts(arguments)
 
 
 def test_workspaces_stay_within_their_bounds():
@@ -528,13 +527,14 @@ def test_workspaces_stay_within_their_bounds():
                 listed = max(MOST_LISTED, arguments["groups"]) * LISTED_BYTES
                 most += max(PARTS_BOUND, sums) + listed + 8
             assert weight_sum <= im2col.workspace_bytes <= most, p
-            columns = {"pointwise": 0}.get(im2col.variant, im2col.workspace_bytes - weight_sum)
-            assert (columns > 0) == (im2col.variant != "pointwise"), p
-            assert 1 <= im2col.chunk_images <= arguments["input"][0], p
+            if im2col.fields["columns"] == "workspace":
+                assert im2col.workspace_bytes > weight_sum, p
+            images, pixels = im2col.fields["images"], im2col.fields["pixels"]
+            assert 1 <= images <= arguments["input"][0], p
             rows = arguments["op"] == "dgrad"
             most = arguments["input"][2] if rows else math.prod(p.output[2:])
-            assert 1 <= im2col.chunk_pixels <= most, p
-            assert im2col.chunk_images == 1 or im2col.chunk_pixels == most, p
+            assert 1 <= pixels <= most, p
+            assert images == 1 or pixels == most, p
         direct = found["direct"].plan
         assert direct is not None
         assert direct.workspace_bytes == (direct.splits * sums if direct.splits > 1 else 0), p
@@ -600,10 +600,11 @@ def test_sums_are_cut_by_the_shape_alone():
         plans = [by_family(_C.candidates(p, device)) for device in DEVICES.values()]
         splits = {found["direct"].plan.splits for found in plans}
         assert len(splits) == 1, p
-        chunks = {(c.chunk_images, c.chunk_pixels) for f in plans if (c := f["im2col"].plan)}
+        chunks = {c.name for f in plans if (c := f["im2col"].plan)}
         assert len(chunks) <= 1, p
         cut["splits"] += splits != {1}
-        cut["chunks"] += any(images < arguments["input"][0] for images, _ in chunks)
+        images = arguments["input"][0]
+        cut["chunks"] += any(_C.PlanName(name).fields["images"] < images for name in chunks)
     assert min(cut.values()) > 20, f"too few sums were cut for this test to say much: {cut}"
 
 
@@ -617,12 +618,12 @@ def test_few_tiles_are_split_over_clusters_or_a_workspace():
             padding=(taps // 2, taps // 2), dtype="float16", channels_last=True,
         )  # fmt: skip
         plan = _C.plan(p, algorithm="implicit_gemm")
-        of_main_loop = is_of_main_loop(plan)  # two of whose blocks may share a multiprocessor
-        if "kClustered" in flags(plan) or (of_main_loop and plan.splits > 1):
+        of_main_loop = plan.word == "main_loop"  # two of whose blocks may share a multiprocessor
+        if plan.fields.get("clustered") or (of_main_loop and plan.splits > 1):
             kinds.add("cluster")
             assert plan.splits in ((2, 4, 8) if of_main_loop else (2, 4)), p
-            assert plan.grid[0] % plan.splits == 0, p
-            assert plan.grid[0] <= (264 if of_main_loop else 132), p
+            assert plan.blocks % plan.splits == 0, p
+            assert plan.blocks <= (264 if of_main_loop else 132), p
             assert plan.workspace_bytes == 0, p
         elif plan.splits > 1:
             kinds.add("workspace")
@@ -641,9 +642,9 @@ def test_offsets_are_wide_exactly_where_they_must_be():
         needs = max(counts) >= 2**31 - 1
         assert p.needs_wide_index == needs, p
         found = by_family(_C.candidates(p))
-        for family in ALL_FAMILIES:
+        for family in ("direct", "im2col"):
             if plan := found[family].plan:
-                assert plan.wide_index == needs, f"{p}: {plan}"
+                assert plan.fields["wide"] == needs, f"{p}: {plan}"
         wide += needs
     assert wide > 20
 
@@ -783,7 +784,7 @@ def test_no_prediction_beats_the_hardware():
             taps = math.prod(arguments["weight"][2:])
             products = min(p.macs, images * channels * met * group_k * taps)
             peak = device.matrix_flops(arguments["dtype"], arguments["tf32"])
-            if arguments["dtype"] == "float32" and candidate.plan.variant.startswith("3xTF32"):
+            if is_of_3xtf32(candidate.plan):
                 peak = device.matrix_flops("float32", True) / 3
             at_best = max(moved, 2e3 * products / peak)
             assert candidate.plan.predicted_ms >= 0.99 * at_best, f"{p}: {candidate.plan}"
@@ -791,10 +792,9 @@ def test_no_prediction_beats_the_hardware():
 
 def test_a_plan_prints_what_is_launched():
     plan = _C.plan(problem(**DENSE), algorithm="direct")
-    grid = "({}, {}, {})".format(*plan.grid)
     assert str(plan) == (
-        f"direct {plan.variant} grid {grid} block 256 shared 0 workspace 0 "
-        f"predicted {plan.predicted_ms:.3g} ms"
+        f"direct order=pixels ({plan.blocks} blocks of 256 threads, shared 0 B, workspace 0 B, "
+        f"predicted {plan.predicted_ms:.3g} ms)"
     )
 
 
@@ -827,8 +827,8 @@ def test_the_bias_of_pixels_that_no_tap_meets_is_left_where_phases_are_woven():
     arguments = {"op": "dgrad", "dtype": "float16", "bias": True, "stride": (2, 2)}
     shapes = {"input": (8, 64, 64, 64), "weight": (64, 64, 1, 1)}
     plans = [p for p in _C.plans(problem(**arguments, **shapes)) if p.family == "implicit_gemm"]
-    woven = [p for p in plans if is_of_main_loop(p) and not joins_phases(p)]
+    woven = [p for p in plans if p.word == "main_loop" and not p.fields["joined"]]
     assert woven and not any(plan.fuses for plan in woven)
     plans = _C.plans(problem(**arguments, **shapes, channels_last=True))
-    stored = [p for p in plans if is_of_main_loop(p) and not joins_phases(p)]
+    stored = [p for p in plans if p.word == "main_loop" and not p.fields["joined"]]
     assert stored and all(plan.fuses for plan in stored)

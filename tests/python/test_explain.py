@@ -193,8 +193,8 @@ def test_a_module_without_parameters_yet():
 
 def plan(**changes):
     fields = {
-        "family": "tiled", "variant": "3x3 x4", "grid": (8, 4, 2), "block": 256,
-        "shared_bytes": 12288, "workspace_bytes": 0, "wide_index": False, "splits": 1,
+        "family": "tiled", "word": "", "name": "tiled kernel=3-taps-x8 warps=4x1 tile=1x14x2",
+        "blocks": 64, "threads": 256, "shared_bytes": 12288, "workspace_bytes": 0,
         "predicted_ms": 0.01234,
     }  # fmt: skip
     return SimpleNamespace(**fields | changes)
@@ -214,8 +214,10 @@ def test_a_plan_prints_as_a_table():
     assert {name: text.strip() for name, text in rows} == {
         "problem": "a problem",
         "family": "tiled",
-        "variant": "3x3 x4",
-        "grid": "8 x 4 x 2 blocks of 256 threads",
+        "kernel": "3-taps-x8",
+        "warps": "4x1",
+        "tile": "1x14x2",
+        "thread blocks": "64 of 256 threads",
         "shared memory": "12 KiB",
         "predicted time": "0.0123 ms",
         "not direct": "slower: 1.2 ms",
@@ -223,11 +225,11 @@ def test_a_plan_prints_as_a_table():
 
 
 def test_a_plan_prints_what_is_out_of_the_ordinary():
-    large = plan(workspace_bytes=3 * 2**20, wide_index=True, splits=4, shared_bytes=0)
+    name = "depthwise boxes merged=yes tile=2x4x1 splits=4"
+    large = plan(name=name, word="boxes", workspace_bytes=3 * 2**20, shared_bytes=0)
     rows = {name: text.strip() for name, text in printed(large)}
     assert rows["workspace"] == "3 MiB"
-    assert rows["offsets"] == "64 bits"
-    assert rows["splits"] == "4"
+    assert (rows["kind"], rows["merged"], rows["splits"]) == ("boxes", "yes", "4")
     assert "shared memory" not in rows
 
 

@@ -127,7 +127,7 @@ def test_who_tunes_is_not_told_to(machine):
     waiting = machine(A100, architectures="8.0")
     with customconv.tuning():
         assert [told(start) for start in waiting] == [[]]
-    _C.set_tuned_plan(0, problem, _C.TunedPlan(family="aten"))
+    _C.set_tuned_plan(0, problem, _C.TunedPlan("aten"))
     assert when_cuda_starts(machine(A100, architectures="8.0")) == []
 
 

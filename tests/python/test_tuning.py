@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -431,8 +432,9 @@ def test_malformed_files_raise(name, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"plan": "magic"}, "a plan has the fields"),
-        ({"plan": {"family": "tiled"}}, "a plan has the fields"),
+        ({"plan": "magic"}, "there is no family 'magic'"),
+        ({"plan": "direct order=sideways"}, "order is never sideways"),
+        ({"plan": {"family": "tiled"}}, "a plan is named by its text, not by {'family'"),
         ({"plan": 3}, "plan 0: "),
         ({"ms": "fast"}, "plan 0: "),
         ({"ms": float("nan")}, "not finite"),
@@ -454,18 +456,30 @@ def test_a_malformed_plan_raises_and_none_is_taken(change, words, tmp_path):
     assert _C.tuned_plans() == []
 
 
-def test_a_plan_with_wrong_numbers_falls_back_to_the_planner(tmp_path):
+def test_a_plan_that_is_not_listed_falls_back_to_the_planner(tmp_path):
     path = tmp_path / "plans.json"
     plans_file.save(path, HERE, tuned_pair())
     content = json.loads(path.read_text())
     for entry in content["plans"]:
         if entry["plan"] != "aten":
-            entry["plan"]["variant_index"] = 2**30
+            entry["plan"] += " splits=1073741824"
     path.write_text(json.dumps(content))
     _C.clear_tuned_plans()
     assert plans_file.load(path, HERE) == 2
     assert _C.decide(DEVICE, problem())[1]  # dropped
     assert str(_C.decide(DEVICE, problem())[0]) == str(_C.plan(problem()))
+
+
+def test_a_file_of_the_version_before_is_refused_with_one_warning(tmp_path):
+    """It has the fields of plans in place of their names. Saving drops them."""
+    path = tmp_path / "plans.json"
+    path.write_bytes((Path(__file__).parent / "data" / "plans_by_fields.json").read_bytes())
+    with pytest.warns(UserWarning, match="2 of 2 .*2 for another version of customconv") as caught:
+        assert plans_file.load(path, HERE) == 0
+    assert len(caught) == 1
+    assert _C.tuned_plans() == []
+    assert plans_file.save(path, HERE, tuned_pair()[:1]) == 1
+    assert len(json.loads(path.read_text())["plans"]) == 1
 
 
 def test_saving_keeps_other_gpus_and_drops_what_nothing_can_use(tmp_path):
@@ -644,7 +658,7 @@ def test_explain_says_what_was_tuned(tmp_path):
 
 
 def choose(problem: _C.ConvProblem, family: str) -> None:
-    _C.set_tuned_plan(0, problem, _C.TunedPlan(family=family))
+    _C.set_tuned_plan(0, problem, _C.TunedPlan(family))
 
 
 def recorded_from(call: Any) -> list[_C.ConvProblem]:
@@ -719,7 +733,7 @@ def test_a_plan_that_is_not_listed_is_dropped_with_a_warning():
     x, w = torch.randn(2, 8, 20, 20, device="cuda"), torch.randn(16, 8, 3, 3, device="cuda")
     expected = customconv.conv2d(x, w)
     (problem,) = recorded_from(lambda: customconv.conv2d(x, w))
-    _C.set_tuned_plan(0, problem, _C.TunedPlan(family="depthwise", variant_index=77))
+    _C.set_tuned_plan(0, problem, _C.TunedPlan("direct order=pixels splits=77"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # once in a process, perhaps before
         assert torch.equal(customconv.conv2d(x, w), expected)

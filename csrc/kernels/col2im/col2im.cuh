@@ -104,15 +104,18 @@ KernelOf<T> kernel_of(int blocks) {
   return kTable[blocks];
 }
 template <typename T>
-KernelOf<T> kernel_of(Order order, const Variant& v) {
+KernelOf<T> kernel_of(Order order, const Col2imPlan& v) {
   static_assert(kWarpBlocksCount == 2);
-  const bool few = v.warp_blocks == 0;
+  const bool few = v.pixel_blocks == kWarpBlocks[0];
+  const auto* const end = std::end(kBlocks);
+  const auto blocks =
+      static_cast<int>(std::find(std::begin(kBlocks), end, v.column_blocks) - kBlocks);
   if (order == Order::kPixels) {
-    return few ? kernel_of<T, Order::kPixels, kWarpBlocks[0]>(v.blocks)
-               : kernel_of<T, Order::kPixels, kWarpBlocks[1]>(v.blocks);
+    return few ? kernel_of<T, Order::kPixels, kWarpBlocks[0]>(blocks)
+               : kernel_of<T, Order::kPixels, kWarpBlocks[1]>(blocks);
   }
-  return few ? kernel_of<T, Order::kPlanes, kWarpBlocks[0]>(v.blocks)
-             : kernel_of<T, Order::kPlanes, kWarpBlocks[1]>(v.blocks);
+  return few ? kernel_of<T, Order::kPlanes, kWarpBlocks[0]>(blocks)
+             : kernel_of<T, Order::kPlanes, kWarpBlocks[1]>(blocks);
 }
 
 template <typename T>
@@ -202,10 +205,11 @@ template <typename T>
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
   const Geometry g = geometry_of(problem);
-  const auto variant = Variant::from_index(plan.variant_index);
-  const Work w = work_of(g, variant, plan.tile[0], plan.tile[1], plan.block, sizeof(T));
-  const int columns = kBlocks[variant.blocks] * kBlockColumns;
-  Weights<T> weights = weights_of<T>(problem, g, w, columns, plan.workspace_bytes);
+  const auto way = plan.payload.as<Col2imPlan>();
+  const Work w = work_of(g, way, sizeof(T));
+  const LaunchShape shape = shape_of(g, w, way);
+  const int columns = way.column_blocks * kBlockColumns;
+  Weights<T> weights = weights_of<T>(problem, g, w, columns, shape.workspace_bytes);
   weights.w = static_cast<const T*>(operands.w);
   start<Weights<T>, T*>("col2im: weights",
                         {ceil_divide(weights.count, kPackThreads), kPackThreads, 0, context.stream},
@@ -215,8 +219,8 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   params.dy = static_cast<const T*>(operands.y);
   params.dx = static_cast<T*>(operands.x);
   params.packed = static_cast<const char*>(context.workspace);
-  start("col2im", {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/true},
-        kernel_of<T>(g.order, variant), params);
+  start("col2im", {shape.blocks, shape.threads, shape.shared_bytes, context.stream, /*early=*/true},
+        kernel_of<T>(g.order, way), params);
 }
 
 }  // namespace customconv::col2im

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "plan/plan.h"
+
 namespace customconv::col2im {
 
 namespace {
@@ -62,13 +64,12 @@ int shifts_of(const Axis& axis, int shifts[kMostShifts]) {
   return count;
 }
 
-Work work_of(const Geometry& g, const Variant& v, int rows, int width, int threads,
-             int element_size) {
-  const int most = kBlocks[v.blocks] * kBlockColumns;
+Work work_of(const Geometry& g, const Col2imPlan& v, int element_size) {
+  const int most = v.column_blocks * kBlockColumns, rows = v.tile[0], width = v.tile[1];
   Work w{};
   w.rows = rows;
   w.width = width;
-  w.threads = threads;
+  w.threads = 32 * v.warps;
   w.shift_count = shifts_of(g.h, w.shifts);
   const int64_t all_columns = round_up(g.C * g.w.taps, kBlockColumns);
   if (w.shift_count < 0 || g.w.taps > most || g.w.reach >= width) return w;
@@ -107,9 +108,13 @@ Work work_of(const Geometry& g, const Variant& v, int rows, int width, int threa
   return w;
 }
 
-int64_t packed_bytes(const Work& w, const Variant& v) {
-  return int64_t{w.chunks()} * w.k_chunks * w.shift_count * kBlocks[v.blocks] * kBlockColumns *
+int64_t packed_bytes(const Work& w, const Col2imPlan& v) {
+  return int64_t{w.chunks()} * w.k_chunks * w.shift_count * v.column_blocks * kBlockColumns *
          kChunkBytes;
+}
+
+LaunchShape shape_of(const Geometry& g, const Work& w, const Col2imPlan& v) {
+  return {w.tiles(g.N) * w.chunks(), w.threads, w.shared_bytes, packed_bytes(w, v)};
 }
 
 }  // namespace customconv::col2im

@@ -7,6 +7,10 @@
 #include "plan/payload.h"
 #include "plan/problem.h"
 
+namespace customconv {
+struct LaunchShape;
+}
+
 namespace customconv::col2im {
 
 // Along an axis, output i has a phase, (i + pad) % stride, and a place, (i + pad) / stride. Tap t
@@ -71,15 +75,6 @@ constexpr int own_channels(int channels) {
   return own;
 }
 
-struct Variant {
-  int blocks;       // of columns: a row of kBlocks
-  int warp_blocks;  // a row of kWarpBlocks
-  int index() const { return blocks * kWarpBlocksCount + warp_blocks; }
-  static Variant from_index(int index) {
-    return {index / kWarpBlocksCount, index % kWarpBlocksCount};
-  }
-};
-
 struct Col2imPlan {
   static constexpr PlanKind kKind = PlanKind::col2im;
   int column_blocks = 0, pixel_blocks = 0;  // one of kBlocks, of kWarpBlocks
@@ -107,9 +102,9 @@ struct Work {
   int chunks() const { return phase_chunks * channel_chunks; }
   int64_t tiles(int64_t images) const { return images * tiles_h * tiles_w; }
 };
-Work work_of(const Geometry& geometry, const Variant& variant, int rows, int width, int threads,
-             int element_size);
+Work work_of(const Geometry& geometry, const Col2imPlan& plan, int element_size);
 // Bytes of all weights, by chunk of columns, chunk of dy's channels, shift and column.
-int64_t packed_bytes(const Work& work, const Variant& variant);
+int64_t packed_bytes(const Work& work, const Col2imPlan& plan);
+LaunchShape shape_of(const Geometry& geometry, const Work& work, const Col2imPlan& plan);
 
 }  // namespace customconv::col2im

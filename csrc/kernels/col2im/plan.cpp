@@ -24,7 +24,7 @@ constexpr double kFragmentBytes = 512;  // shared memory that a warp reads for a
 
 constexpr double kElementBatch = 4;  // elements that a thread copies at a time
 constexpr int kWidths[] = {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256};  // of tiles
-constexpr int kThreads[] = {128, 256};
+constexpr int kWarps[] = {4, 8};
 constexpr int64_t kMostStride = 1024;
 constexpr int64_t kMostPacked = INT64_C(1) << 30;  // bytes of weights
 
@@ -38,63 +38,56 @@ class Search : public PlanSearch {
   }
   bool has_plan() {
     search(/*any=*/true);
-    return best_.block > 0;
+    return best_.threads > 0;
   }
 
  private:
   // Weighs all plans, or with `any` stops as soon as it has one.
   void search(bool any) {
     for (int blocks = 0; blocks < kBlocksCount; ++blocks) {
-      for (int warp_blocks = 0; warp_blocks < kWarpBlocksCount; ++warp_blocks) {
+      for (const int warp_blocks : kWarpBlocks) {
         if (is_slow(row_of(warp_blocks), d_.sm_count, least_clocks())) continue;
-        for (const int threads : kThreads) {
-          try_widths({blocks, warp_blocks}, threads);
-          if (any && best_.block > 0) return;
+        for (const int warps : kWarps) {
+          try_widths({kBlocks[blocks], warp_blocks, {}, warps},
+                     blocks > 0 ? kBlocks[blocks - 1] : 0);
+          if (any && best_.threads > 0) return;
         }
       }
     }
   }
 
-  void try_widths(const Variant& v, int threads) {
-    const int most = threads / 32 * kWarpBlocks[v.warp_blocks] * kBlockPixels;
+  // `narrower`: the blocks of columns of the next narrower kernel.
+  void try_widths(Col2imPlan v, int narrower) {
+    const int most = v.warps * v.pixel_blocks * kBlockPixels;
     for (const int width : kWidths) {
       if (width > most) break;
       const int most_rows = std::min(most / width, g_.h.places);
-      const auto rows =
-          static_cast<int>(ceil_divide(g_.h.places, ceil_divide(g_.h.places, most_rows)));
-      const Work w = work_of(g_, v, rows, width, threads, size_);
+      v.tile[0] = static_cast<int>(ceil_divide(g_.h.places, ceil_divide(g_.h.places, most_rows)));
+      v.tile[1] = width;
+      const Work w = work_of(g_, v, size_);
       if (!w.fits) continue;
       // What a narrower kernel computes, it does faster.
       const int columns = w.phases * w.phase_columns;
-      if (v.blocks > 0 && columns <= kBlocks[v.blocks - 1] * kBlockColumns) return;
+      if (columns <= narrower * kBlockColumns) return;
       consider(v, w);
       if (w.tiles_w == 1) break;
     }
   }
 
-  void consider(const Variant& v, const Work& w) {
-    const int64_t tiles = w.tiles(p_.N), workspace = packed_bytes(w, v);
-    if (w.shared_bytes > d_.shared_bytes_block || workspace > kMostPacked) return;
-    if (tiles > INT32_MAX / w.chunks()) return;
-    ConvPlan plan{};
-    plan.variant = kWarpBlocks[v.warp_blocks] == 2 ? "columns x2" : "columns x4";
-    plan.variant_index = v.index();
-    plan.tile[0] = w.rows;
-    plan.tile[1] = w.width;
-    plan.tile[2] = w.threads / 32;
-    plan.grid[0] = tiles * w.chunks();
-    plan.block = w.threads;
-    plan.shared_bytes = w.shared_bytes;
-    plan.workspace_bytes = workspace;
+  void consider(const Col2imPlan& v, const Work& w) {
+    ConvPlan plan{shape_of(g_, w, v)};
+    if (plan.shared_bytes > d_.shared_bytes_block || plan.workspace_bytes > kMostPacked) return;
+    if (plan.blocks > INT32_MAX) return;
+    plan.variant = v.pixel_blocks == 2 ? "columns x2" : "columns x4";
     plan.wide_index = is_wide_;
-    plan.payload = Col2imPlan{
-        kBlocks[v.blocks], kWarpBlocks[v.warp_blocks], {w.rows, w.width}, w.threads / 32};
-    plan.works = count_work(v, w, workspace);
+    plan.payload = v;
+    plan.works = count_work(v, w, plan.workspace_bytes);
     add(plan);
   }
 
-  uint16_t row_of(int warp_blocks) const {
-    return price_row(PriceKind::kCol2im, warp_blocks * 2 + (size_ == 2 ? 0 : 1));
+  uint16_t row_of(int pixel_blocks) const {
+    return price_row(PriceKind::kCol2im,
+                     (pixel_blocks == kWarpBlocks[0] ? 0 : 2) + (size_ == 2 ? 0 : 1));
   }
 
   // Of a multiprocessor's tensor cores, without the padding of any tile.
@@ -104,8 +97,8 @@ class Search : public PlanSearch {
     return pixels * columns * static_cast<double>(g_.K) / d_.sm_count / matrix_products();
   }
 
-  WorkList count_work(const Variant& v, const Work& w, int64_t packed) const {
-    const double warps = w.threads / 32.0, warp_blocks = kWarpBlocks[v.warp_blocks];
+  WorkList count_work(const Col2imPlan& v, const Work& w, int64_t packed) const {
+    const double warps = w.threads / 32.0, warp_blocks = v.pixel_blocks;
     const double chunks = w.k_chunks;
     // An average block has phases with so many rows of taps, which have so many different shifts.
     const double taps = static_cast<double>(g_.h.taps) / w.phase_chunks;
@@ -121,7 +114,7 @@ class Search : public PlanSearch {
     const double outputs =
         static_cast<double>(w.rows) * w.columns * w.phases * w.channels * g_.w.stride;
     const double gathered = outputs * g_.w.taps / g_.w.stride;
-    const double sums = static_cast<double>(w.sum_pitch) * kBlocks[v.blocks] * kBlockColumns;
+    const double sums = static_cast<double>(w.sum_pitch) * v.column_blocks * kBlockColumns;
     const double pixel_loads = size_ == 4 ? 12 : 2;  // float32 is rounded, too
     double issues = warps * chunks *
                     (shifts * (kShiftInstructions + warp_blocks * pixel_loads) +
@@ -138,13 +131,13 @@ class Search : public PlanSearch {
     // How many blocks share a multiprocessor, by shared memory and by registers.
     const int64_t room = (d_.shared_bytes_block + 1024) / (w.shared_bytes + 1024);
     const auto registers =
-        static_cast<int64_t>(44 + warp_blocks * (4 + 4 * kBlocks[v.blocks])) * w.threads;
+        static_cast<int64_t>(44 + warp_blocks * (4 + 4 * v.column_blocks)) * w.threads;
     // A thread waits for each batch of outputs, and for each batch of elements that it copies.
     const double lines = static_cast<double>(w.phases) * own;
     const double gathers = outputs / w.threads / std::min<double>(lines, kBatch);
     const double elements = g_.vector == 2 ? vectors / w.threads / kElementBatch : 0;
     customconv::Work work;
-    work.row = row_of(v.warp_blocks);
+    work.row = row_of(v.pixel_blocks);
     work.blocks = static_cast<float>(w.tiles(p_.N) * w.chunks());
     work.sms = static_cast<float>(d_.sm_count);
     work.resident = static_cast<float>(std::max<int64_t>(std::min(room, (1 << 16) / registers), 1));
@@ -193,11 +186,20 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return nullptr;
 }
 
-// By the variant and the tile, neither of which follows from the batch.
+// By all that is decided, nothing of which follows from the batch.
 int64_t sum_order(const ConvProblem&, const ConvPlan& plan) {
-  int64_t order = plan.variant_index;
-  for (const int size : plan.tile) order = order << 16 | size;
+  const auto v = plan.payload.as<Col2imPlan>();
+  int64_t order = v.column_blocks;
+  for (const int size : {v.pixel_blocks, v.warps}) order = order << 8 | size;
+  for (const int size : v.tile) order = order << 16 | size;
   return order;
+}
+
+LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {
+  const auto v = plan.payload.as<Col2imPlan>();
+  const Geometry g = geometry_of(p);
+  const Work w = work_of(g, v, static_cast<int>(element_size(p.dtype)));
+  return w.fits ? shape_of(g, w, v) : LaunchShape{};
 }
 
 }  // namespace
@@ -206,6 +208,7 @@ extern const Family family;
 const Family family{"col2im",
                     can_implement,
                     cheapest_of<Search>,
+                    shape,
                     all_of<Search>,
                     /*fuses=*/false,
                     sum_order,

@@ -2,24 +2,21 @@
 
 #include "kernels/common/scalar.cuh"
 #include "kernels/depthwise/kinds.h"
-#include "kernels/depthwise/variants.h"
 
 namespace customconv::depthwise {
 
 template <typename T>
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
-  ConvPlan own = plan;
-  own.variant_index = plan.variant_index % kKindVariants;
-  switch (static_cast<Kind>(plan.variant_index / kKindVariants)) {
-#define CUSTOMCONV_KIND(name)                         \
-  case Kind::name:                                    \
-    name::launch<T>(problem, own, operands, context); \
-    return;
+  switch (plan.payload.kind()) {
+#define CUSTOMCONV_KIND(name)      \
+  case PlanKind::depthwise_##name: \
+    return name::launch<T>(problem, plan, operands, context);
 #include "kernels/depthwise/kinds.def"
 #undef CUSTOMCONV_KIND
+    default:
+      return bands::launch<T>(problem, plan, operands, context);  // its gradients
   }
-  throw std::logic_error("customconv: depthwise: a plan of no kind");
 }
 
 template void launch<float>(const ConvProblem&, const ConvPlan&, const Operands&,

@@ -33,6 +33,11 @@ Geometry geometry_of(const ConvProblem& problem);
 // Shared memory that the filters of a block of threads may take.
 inline constexpr int64_t kFilterBytes = 40 << 10;
 
+// Of the workspace, where that many parts of a weight gradient are added up.
+inline int64_t parts_bytes(const ConvProblem& p, int64_t parts) {
+  return parts > 1 ? parts * p.w_count() * 4 : 0;
+}
+
 // Each block takes so much shared memory of its multiprocessor besides what it asks for.
 inline constexpr int kReservedBytes = 1 << 10;
 // What each of so many blocks of a multiprocessor may ask for.

@@ -1,11 +1,7 @@
 // depthwise: every channel by filters of its own, by the kind of kernels that is fastest.
 #include "plan/plan.h"
 
-#include <iterator>
-#include <stdexcept>
 #include <vector>
-
-#include "kernels/depthwise/variants.h"
 
 namespace customconv::depthwise {
 
@@ -28,46 +24,54 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return kKinds[0]->can_implement(p, d);
 }
 
-// A kind's own plan with its number among all.
-ConvPlan numbered(ConvPlan plan, size_t kind) {
-  if (plan.variant_index < 0 || plan.variant_index >= kKindVariants) {
-    throw std::logic_error("customconv: depthwise: a variant has no number");
+const Family& kind_of(const ConvPlan& plan) {
+  switch (plan.payload.kind()) {
+#define CUSTOMCONV_KIND(name)      \
+  case PlanKind::depthwise_##name: \
+    return name::kind;
+#include "kernels/depthwise/kinds.def"
+#undef CUSTOMCONV_KIND
+    default:
+      return bands::kind;  // its gradients
   }
-  plan.variant_index += static_cast<int>(kind) * kKindVariants;
-  return plan;
 }
 
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
   ConvPlan best{};
-  for (size_t i = 0; i < std::size(kKinds); ++i) {
-    if (kKinds[i]->can_implement(p, d) != nullptr) continue;
-    const ConvPlan plan = numbered(kKinds[i]->propose(p, d), i);
-    if (plan.block == 0) continue;
-    if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
+  for (const Family* kind : kKinds) {
+    if (kind->can_implement(p, d) != nullptr) continue;
+    const ConvPlan plan = kind->propose(p, d);
+    if (plan.threads == 0) continue;
+    if (best.threads == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
   }
   return best;
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
   std::vector<ConvPlan> plans;
-  for (size_t i = 0; i < std::size(kKinds); ++i) {
-    if (kKinds[i]->can_implement(p, d) != nullptr) continue;
-    for (const ConvPlan& plan : kKinds[i]->variants(p, d)) plans.push_back(numbered(plan, i));
+  for (const Family* kind : kKinds) {
+    if (kind->can_implement(p, d) != nullptr) continue;
+    for (const ConvPlan& plan : kind->variants(p, d)) plans.push_back(plan);
   }
   return plans;
 }
 
-// boxes and planes add taps in one order, whatever the tile; the others' follows from the variant.
-int64_t sum_order(const ConvProblem&, const ConvPlan& plan) {
-  const int kind = plan.variant_index / kKindVariants;
-  const bool by_kind =
-      kind == static_cast<int>(Kind::boxes) || kind == static_cast<int>(Kind::planes);
-  return by_kind ? int64_t{kind} * kKindVariants : plan.variant_index;
+// boxes and planes add taps in one order, whatever the tile.
+int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
+  const Family& kind = kind_of(plan);
+  const auto own = kind.sum_order != nullptr ? kind.sum_order(p, plan) : 0;
+  return own * 256 + static_cast<int>(plan.payload.kind());
+}
+
+LaunchShape shape(const ConvProblem& p, const DeviceProperties& d, const ConvPlan& plan) {
+  const Family& kind = kind_of(plan);
+  return kind.can_implement(p, d) == nullptr ? kind.shape(p, d, plan) : LaunchShape{};
 }
 
 }  // namespace
 
 extern const Family family;
-const Family family{"depthwise", can_implement, propose, variants, /*fuses=*/true, sum_order};
+const Family family{"depthwise", can_implement,  propose,  shape,
+                    variants,    /*fuses=*/true, sum_order};
 
 }  // namespace customconv::depthwise

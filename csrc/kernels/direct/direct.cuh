@@ -258,8 +258,9 @@ __global__ void __launch_bounds__(kBlock)
 template <typename T, typename Index>
 void launch_indexed(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
                     const LaunchContext& context) {
-  const dim3 grid(static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.grid[1]));
-  const auto order = static_cast<Order>(plan.variant_index);
+  const dim3 grid(static_cast<unsigned>(plan.blocks / plan.splits),
+                  static_cast<unsigned>(plan.splits));
+  const Order order = plan.payload.as<DirectPlan>().order;
   const auto* x = static_cast<const T*>(operands.x);
   const auto* w = static_cast<const T*>(operands.w);
   const auto* y = static_cast<const T*>(operands.y);
@@ -304,7 +305,7 @@ void launch_indexed(const ConvProblem& problem, const ConvPlan& plan, const Oper
 template <typename T>
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
-  if (plan.wide_index) {
+  if (plan.payload.as<DirectPlan>().wide) {
     launch_indexed<T, int64_t>(problem, plan, operands, context);
   } else {
     launch_indexed<T, int32_t>(problem, plan, operands, context);

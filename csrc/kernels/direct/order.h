@@ -10,7 +10,7 @@ namespace customconv::direct {
 
 constexpr int kBlock = 256;
 
-// What neighbouring threads differ in. It is the plan's variant_index.
+// What neighbouring threads differ in.
 enum class Order : int { kPixels = 0, kChannels = 1 };
 
 struct DirectPlan {

@@ -87,11 +87,10 @@ double lines_of_load(const ConvProblem& p, int64_t stride) {
 }
 
 WorkList count_work(const ConvProblem& p, const DeviceProperties& d, const ConvPlan& plan,
-                    int64_t blocks) {
+                    Order order, int64_t blocks) {
   // If a channel is a single pixel, neighbouring threads have neighbouring channels in any order.
   const int64_t pixels = p.pass == Pass::kDgrad ? p.H * p.W : p.P * p.Q;
-  const bool by_channels = static_cast<Order>(plan.variant_index) == Order::kChannels ||
-                           (pixels == 1 && p.pass != Pass::kWgrad);
+  const bool by_channels = order == Order::kChannels || (pixels == 1 && p.pass != Pass::kWgrad);
   const auto taps = static_cast<double>(p.R * p.S);
   WorkList works;
   switch (p.pass) {
@@ -146,41 +145,40 @@ WorkList count_work(const ConvProblem& p, const DeviceProperties& d, const ConvP
   return works;
 }
 
+// Of its grid's first dimension.
+int64_t blocks_of(const ConvProblem& p, Order order) {
+  return p.pass == Pass::kWgrad ? wgrad_blocks(p, order) : ceil_divide(p.result_count(), kBlock);
+}
+
+LaunchShape shape_of(const ConvProblem& p, Order order, int64_t splits) {
+  const int64_t parts = splits > 1 ? splits * p.w_count() * accumulator_size(p.dtype) : 0;
+  return {blocks_of(p, order) * splits, kBlock, 0, parts};
+}
+
 ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
-  ConvPlan plan;
-  plan.block = kBlock;
-  plan.wide_index = needs_wide_index(problem);
   const Order order = choose_order(problem);
-  plan.variant_index = static_cast<int>(order);
+  const int64_t blocks = blocks_of(problem, order);
+  const int64_t splits = problem.pass == Pass::kWgrad ? wgrad_splits(problem, blocks) : 1;
+  ConvPlan plan{shape_of(problem, order, splits)};
+  plan.blocks = std::min(blocks, device.max_grid_x) * splits;
+  plan.splits = splits;
+  plan.wide_index = needs_wide_index(problem);
   plan.variant = order == Order::kChannels ? "channels" : "pixels";
-  int64_t blocks = 0;
-  switch (problem.pass) {
-    case Pass::kFprop:
-      blocks = ceil_divide(problem.y_count(), kBlock);
-      break;
-    case Pass::kDgrad:
-      blocks = ceil_divide(problem.x_count(), kBlock);
-      break;
-    case Pass::kWgrad:
-      blocks = wgrad_blocks(problem, order);
-      plan.splits = wgrad_splits(problem, blocks);
-      if (plan.splits > 1) {
-        plan.workspace_bytes = plan.splits * problem.w_count() * accumulator_size(problem.dtype);
-      }
-      break;
-  }
-  plan.grid[0] = std::min(blocks, device.max_grid_x);
-  plan.grid[1] = plan.splits;
   plan.payload = DirectPlan{order, plan.wide_index};
-  plan.works = count_work(problem, device, plan, blocks);
+  plan.works = count_work(problem, device, plan, order, blocks);
   plan.predicted_ms = price(plan.works, device);
   return plan;
+}
+
+LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {
+  const auto way = plan.payload.as<DirectPlan>();
+  return way.wide == needs_wide_index(p) ? shape_of(p, way.order, plan.splits) : LaunchShape{};
 }
 
 }  // namespace
 
 extern const Family family;
-const Family family{"direct", can_implement, propose};
+const Family family{"direct", can_implement, propose, shape};
 
 }  // namespace customconv::direct
 

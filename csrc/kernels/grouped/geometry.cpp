@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "plan/plan.h"
+
 namespace customconv::grouped {
 
 namespace {
@@ -146,13 +148,12 @@ TileCounts tile_counts(const Geometry& g, const Tile& tile) {
           ceil_divide(g.w.positions, tile.columns)};
 }
 
-Work work_of(const Geometry& g, const Variant& v, const Tile& tile, int64_t element_size,
-             int64_t most_bytes) {
+Work work_of(const Geometry& g, const SlotsPlan& v, const Tile& tile, int64_t element_size) {
   constexpr int64_t kMostUnits = 16, kMostGroupUnits = 8;  // of a block's pixel at a time
   constexpr int64_t kWeightBytes = 40 << 10;
   const Kernel& kernel = kKernels[v.kernel];
   const int64_t group_tiles = ceil_divide(g.K, kChannelTile);
-  const int64_t most_warps = kMostThreads / 32 / v.pixel_warps();
+  const int64_t most_warps = kMostThreads / 32 / v.pixel_warps;
   Work w{};
   w.tile = tile;
   const int64_t wanted_warps = ceil_divide(group_tiles, kernel.channels);
@@ -170,7 +171,7 @@ Work work_of(const Geometry& g, const Variant& v, const Tile& tile, int64_t elem
   w.units = static_cast<int>(std::min(units, most_units));
   w.chunks = static_cast<int>(ceil_divide(units, w.units));
   w.slot_bytes = w.units % 2 == 0 ? 2 * kUnitBytes : kUnitBytes;
-  w.threads = 32 * v.pixel_warps() * w.channel_warps * w.groups;
+  w.threads = 32 * v.pixel_warps * w.channel_warps * w.groups;
   // A half warp's units, of four pixels and four planes or two, lie in banks of their own.
   const int64_t lines = 128 / w.slot_bytes;
   const int64_t remainder = w.units > 2 ? 4 : w.slot_bytes == 16 ? 1 : 2;
@@ -210,8 +211,8 @@ Work work_of(const Geometry& g, const Variant& v, const Tile& tile, int64_t elem
   w.slices = ceil_divide(g.groups, w.groups) * w.parts;
   w.tiles = tile_counts(g, tile);
   // Weights that come and go meet every pixel while they are there.
-  const bool in_one = w.resident || v.passes == 0;
-  w.fits = bytes <= most_bytes && tile.pixels() <= pixels && in_one;
+  const bool in_one = w.resident || v.passes == 1;
+  w.fits = bytes <= kTooMany && tile.pixels() <= pixels && in_one;
   if (!w.fits) return w;
   w.list_at = static_cast<int>(list_at);
   w.table_at = static_cast<int>(table_at);
@@ -295,10 +296,14 @@ Strips strips_of_positions(const Geometry& g, const Tile& tile, int64_t channels
 
 }  // namespace
 
-BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64_t element_size,
-                    int64_t most_bytes) {
+LaunchShape shape_of(const Work& w, const SlotsPlan& v) {
+  return {w.slices * v.tile_blocks, w.threads + (w.resident ? kProducers : 0), w.bytes,
+          packed_bytes(w)};
+}
+
+BoxWork box_work_of(const Geometry& g, const BoxesPlan& v, const Tile& tile, int64_t element_size) {
   constexpr int64_t kBarriers = 2 * kMostStages;
-  const BoxKernel& kernel = v.box_kernel();
+  const BoxKernel& kernel = kBoxKernels[v.kernel];
   const int64_t piece = kPieceBytes / element_size;
   BoxWork w{};
   w.tile = tile;
@@ -310,7 +315,7 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
   w.K = static_cast<int>(pack * g.K);
   w.pieces = static_cast<int>(w.C / piece);
   w.all_sets = static_cast<int>(ceil_divide(g.groups, pack));
-  const int64_t most_warps = kMostThreads / 32 / v.pixel_warps();
+  const int64_t most_warps = kMostThreads / 32 / v.pixel_warps;
   const int64_t wanted = ceil_divide(w.K, kernel.channels * kBoxChannelTile);
   w.parts = static_cast<int>(ceil_divide(wanted, most_warps));
   w.column_warps = static_cast<int>(ceil_divide(wanted, w.parts));
@@ -318,7 +323,7 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
   const int64_t sets = w.parts > 1 ? 1 : std::min<int64_t>(w.all_sets, most_warps / w.column_warps);
   // As many in every block, about.
   w.sets = static_cast<int>(ceil_divide(w.all_sets, ceil_divide(w.all_sets, sets)));
-  w.warps = w.sets * w.column_warps * v.pixel_warps();
+  w.warps = w.sets * w.column_warps * v.pixel_warps;
   w.boxes = static_cast<int>(ceil_divide(int64_t{w.sets} * w.pieces * kPieceBytes, kBoxRowBytes));
   int64_t steps = 0;
   for (int i = 0; i < g.h.phases; ++i) {
@@ -333,7 +338,7 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
   w.stored =
       static_cast<int>(w.parts == 1 ? int64_t{w.sets} * w.K : w.column_warps * warp_channels);
   const int64_t row_bytes = w.stored * element_size;
-  w.loading = g.in_boxed ? Loading::kBoxes : v.by_threads ? Loading::kThreads : Loading::kStrips;
+  w.loading = v.loading;
   if (w.loading == Loading::kStrips) {
     const int64_t channels = int64_t{w.sets} * w.C;
     w.strips = strips_of_box(g, tile, channels, element_size);
@@ -367,16 +372,15 @@ BoxWork box_work_of(const Geometry& g, const Variant& v, const Tile& tile, int64
   const int64_t barrier_bytes = round_up(8 * kBarriers, 16);
   const int64_t rest = (strips ? w.boxes * box_bytes : 0) + weight_bytes + staging_bytes +
                        v.pixels() * 16 + round_up(table_bytes, 16) + barrier_bytes + list_bytes;
-  const int64_t stages = std::min<int64_t>((most_bytes - rest) / stage_bytes, kMostStages);
-  w.fits = most_bytes > rest && stages > 0 && tile.pixels() <= v.pixels();
+  w.fits = rest + v.stages * stage_bytes <= kTooMany && tile.pixels() <= v.pixels();
   if (!w.fits) return w;
   w.steps = static_cast<int>(steps);
   w.box_bytes = static_cast<int>(box_bytes);
   w.weight_bytes = static_cast<int>(kernel.weight_bytes(steps));
-  w.stages = static_cast<int>(stages);
+  w.stages = v.stages;
   w.slices = ceil_divide(w.all_sets, w.sets) * w.parts;
   w.tiles = tile_counts(g, tile);
-  w.boxes_at = static_cast<int>(stages * stage_bytes);
+  w.boxes_at = static_cast<int>(v.stages * stage_bytes);
   w.weights_at = static_cast<int>(w.boxes_at + (strips ? w.boxes * box_bytes : 0));
   w.staging_at = static_cast<int>(w.weights_at + weight_bytes);
   w.spots_at = static_cast<int>(w.staging_at + staging_bytes);
@@ -392,14 +396,17 @@ int64_t weight_bytes(const Work& w) {
 }
 int64_t packed_bytes(const Work& w) { return weight_bytes(w) + w.table_steps * kStepUnits * 4; }
 
+LaunchShape shape_of(const BoxWork& w, const BoxesPlan& v) {
+  return {w.slices * v.tile_blocks, w.threads, w.bytes, 0};
+}
+
 namespace {
 
 // `most_octets`: of a set, in a block.
-GradientCut cut_gradient(const Geometry& g, const GradientVariant& v, const Tile& tile,
-                         int64_t pack, int64_t most_octets) {
+GradientCut cut_gradient(const Geometry& g, const GradientKernel& kernel, int pixel_warps,
+                         const Tile& tile, int64_t pack, int64_t most_octets) {
   constexpr int64_t kMostColumnWarps = 2;
-  const GradientKernel& kernel = v.own_kernel();
-  const int64_t most_warps = kMostThreads / 32 / v.pixel_warps();
+  const int64_t most_warps = kMostThreads / 32 / pixel_warps;
   GradientCut w{};
   w.pack = static_cast<int>(pack);
   w.C = static_cast<int>(pack * g.C);
@@ -420,7 +427,7 @@ GradientCut cut_gradient(const Geometry& g, const GradientVariant& v, const Tile
   w.pair_warps = static_cast<int>(ceil_divide(pairs, kernel.pairs));
   const int64_t most_sets = std::min(sets, most_warps / (w.column_warps * w.pair_warps));
   w.sets = static_cast<int>(ceil_divide(sets, ceil_divide(sets, most_sets)));
-  w.threads = 32 * v.pixel_warps() * w.column_warps * w.pair_warps * w.sets;
+  w.threads = 32 * pixel_warps * w.column_warps * w.pair_warps * w.sets;
   w.slices = ceil_divide(sets, w.sets) * w.octet_parts * w.column_parts * w.tap_parts;
   w.tiles = tile_counts(g, tile);
   return w;
@@ -428,12 +435,12 @@ GradientCut cut_gradient(const Geometry& g, const GradientVariant& v, const Tile
 
 }  // namespace
 
-GradientWork gradient_work_of(const Geometry& g, const GradientVariant& v, const Tile& tile,
-                              int64_t element_size, int64_t most_bytes) {
+GradientWork gradient_work_of(const Geometry& g, const SlotGradientsPlan& v, const Tile& tile,
+                              int64_t element_size) {
   int64_t pack = std::max<int64_t>(kOctet / std::max(g.C, g.K), 1);
   while (g.groups % pack != 0) --pack;
   GradientWork w{};
-  w.cut = cut_gradient(g, v, tile, pack, 4);
+  w.cut = cut_gradient(g, v.own_kernel(), v.pixel_warps, tile, pack, 4);
   w.tile = tile;
   // Four pixels of each of an octet's planes of units lie in banks of their own.
   const int64_t units = kOctet * element_size / 16, remainder = units == 2 ? 4 : 1;
@@ -445,26 +452,30 @@ GradientWork gradient_work_of(const Geometry& g, const GradientVariant& v, const
   const int64_t output = int64_t{w.cut.sets} * w.cut.columns * units * w.out_plane * 16;
   w.rows = static_cast<int>(round_up(2 * v.own_kernel().pairs * w.cut.pair_warps, 4));
   const int64_t bytes = lists + 4 * w.rows + input + output;
-  w.fits = bytes <= most_bytes && w.cut.sets * w.cut.octets * units <= w.cut.threads &&
+  w.fits = bytes <= kTooMany && w.cut.sets * w.cut.octets * units <= w.cut.threads &&
            w.cut.sets * w.cut.columns * units <= w.cut.threads;
   if (!w.fits) return w;
   w.bytes = static_cast<int>(bytes);
   return w;
 }
 
-GradientBoxWork gradient_box_work_of(const Geometry& g, const GradientVariant& v, const Tile& tile,
-                                     int64_t most_bytes) {
+LaunchShape shape_of(const ConvProblem& p, const GradientWork& w, const SlotGradientsPlan& v,
+                     int64_t splits) {
+  return {w.cut.slices * (splits / v.pixel_warps), w.cut.threads, w.bytes,
+          splits * p.w_count() * 4};
+}
+
+GradientBoxWork gradient_box_work_of(const Geometry& g, const BoxGradientsPlan& v,
+                                     const Tile& tile) {
   const GradientKernel& kernel = v.own_kernel();
   GradientBoxWork w{};
   const int64_t pack =
       std::max(kOctet / std::gcd(g.C, int64_t{kOctet}), kOctet / std::gcd(g.K, int64_t{kOctet}));
   if (pack * std::max(g.C, g.K) > INT16_MAX) return w;
-  w.cut = cut_gradient(g, v, tile, pack, 8);
+  w.cut = cut_gradient(g, kernel, v.pixel_warps, tile, pack, 8);
   w.tile = tile;
   const GradientCut& cut = w.cut;
-  w.loading = g.in_boxed && g.out_boxed ? Loading::kBoxes
-              : v.by_threads            ? Loading::kThreads
-                                        : Loading::kStrips;
+  w.loading = v.loading;
   const int64_t channel_bytes = int64_t{cut.sets} * std::max(cut.octets, cut.columns) * kPieceBytes;
   w.row_bytes = w.loading == Loading::kBoxes && channel_bytes <= kBoxRowBytes / 2 ? kBoxRowBytes / 2
                                                                                   : kBoxRowBytes;
@@ -501,17 +512,16 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const GradientVariant& v
       kBoxRowBytes + pixels * (16 + 4) + table_bytes + place_bytes + barrier_bytes + list_bytes;
   const int64_t sums = int64_t{cut.threads} * kernel.pairs * kernel.channels;
   const int64_t sums_bytes = sums * 4 * 4;
-  w.part = cut.slices * sums / v.pixel_warps();
+  w.part = cut.slices * sums / v.pixel_warps;
   const int64_t stage_bytes = strips ? int64_t{w.strips.bytes} + w.out_strips.bytes : all_box_bytes;
   const int64_t fixed = strips ? all_box_bytes : 0;
-  const int64_t stages = std::min<int64_t>((most_bytes - rest - fixed) / stage_bytes, kMostStages);
-  const int64_t boxes_at = stages * stage_bytes;
+  const int64_t boxes_at = v.stages * stage_bytes;
   const int64_t front = std::max(boxes_at + fixed, sums_bytes);
-  w.fits = !gaps && stages > 0 && front + rest <= most_bytes;
+  w.fits = !gaps && front + rest <= kTooMany;
   if (!w.fits) return w;
   w.box_bytes = static_cast<int>(box_bytes);
   w.out_box_bytes = static_cast<int>(out_box_bytes);
-  w.stages = static_cast<int>(stages);
+  w.stages = v.stages;
   w.boxes_at = static_cast<int>(boxes_at);
   w.zeros_at = static_cast<int>(front);
   w.positions_at = w.zeros_at + kBoxRowBytes;  // of the tile's pixels: their spots, and rows
@@ -522,6 +532,11 @@ GradientBoxWork gradient_box_work_of(const Geometry& g, const GradientVariant& v
   w.out_list_at = static_cast<int>(w.list_at + in_list_bytes);
   w.bytes = static_cast<int>(w.list_at + list_bytes);
   return w;
+}
+
+LaunchShape shape_of(const GradientBoxWork& w, const BoxGradientsPlan& v, int64_t splits) {
+  const int64_t parts = splits / v.cluster;
+  return {w.cut.slices * splits, w.threads, w.bytes, parts > 1 ? parts * w.part * 16 : 0};
 }
 
 }  // namespace customconv::grouped

@@ -7,6 +7,10 @@
 #include "plan/payload.h"
 #include "plan/problem.h"
 
+namespace customconv {
+struct LaunchShape;
+}
+
 namespace customconv::grouped {
 
 // Some taps along one axis: every `step`-th from `first` on. At position i the j-th of them reads
@@ -164,45 +168,53 @@ inline constexpr BoxKernel kBoxKernels[] = {
 };
 inline constexpr int kBoxKernelCount = 5;
 
-struct Variant {
-  int kernel;  // those of boxes follow the others
-  int warps;   // that share a tile's pixels: 1, 2, 4 or 8, by their logarithm
-  int passes;  // of each warp through the tile, one after the other: 1, 2 or 4, likewise
-  bool by_threads = false;  // how planes come to boxes, not by strips
+// Who brings boxes: the copy engine; warps, out of strips that it brings; threads.
+enum class Loading : uint8_t { kBoxes, kStrips, kThreads };
 
-  int index() const { return ((kernel * 4 + warps) * 4 + passes) * 2 + (by_threads ? 1 : 0); }
-  static Variant at(int index) {
-    return {index / 32, index / 8 % 4, index / 2 % 4, index % 2 == 1};
-  }
-  int pixel_warps() const { return 1 << warps; }
-  bool has_boxes() const { return kernel >= kKernelCount; }
-  const BoxKernel& box_kernel() const { return kBoxKernels[kernel - kKernelCount]; }
-  // Of a tile.
+// Of the plans, `pixel_warps` share a tile's pixels: 1, 2, 4 or 8. `tile` has rows, columns and
+// images of positions, and `tile_blocks` share the tiles of a slice.
+struct SlotsPlan {
+  static constexpr PlanKind kKind = PlanKind::grouped_slots;
+  int kernel = 0;  // of kKernels
+  int pixel_warps = 1;
+  int passes = 1;  // of each warp through the tile, one after the other: 1, 2 or 4
+  int tile[3] = {};
+  int tile_blocks = 1;
+
   int64_t pixels() const {
-    if (has_boxes()) return int64_t{box_kernel().pixels} * kBoxPixelTile << warps;
-    return int64_t{kKernels[kernel].pixels} * kPixelTile << (warps + passes);
+    return int64_t{kKernels[kernel].pixels} * kPixelTile * pixel_warps * passes;
   }
 };
-constexpr int kPassChoices = 3;
+struct SlotGradientsPlan {
+  static constexpr PlanKind kKind = PlanKind::grouped_slot_gradients;
+  int kernel = 0;  // of kGradientKernels
+  int pixel_warps = 1;
+  int tile[3] = {};
 
-// The same of weight gradients.
-struct GradientVariant {
-  int kernel;  // those of boxes follow the others
-  int warps;
-  int blocks = 0;  // of a cluster, by boxes: 1, 2, 4 or 8, by their logarithm
-  bool by_threads = false;
+  const GradientKernel& own_kernel() const { return kGradientKernels[kernel]; }
+};
+struct BoxesPlan {
+  static constexpr PlanKind kKind = PlanKind::grouped_boxes;
+  int kernel = 0;  // of kBoxKernels
+  int pixel_warps = 1;
+  Loading loading = Loading::kBoxes;
+  int tile[3] = {};
+  int stages = 0, tile_blocks = 1;
 
-  int index() const { return ((kernel * 4 + warps) * 4 + blocks) * 2 + (by_threads ? 1 : 0); }
-  static GradientVariant at(int index) {
-    return {index / 32, index / 8 % 4, index / 2 % 4, index % 2 == 1};
+  int64_t pixels() const {
+    return int64_t{kBoxKernels[kernel].pixels} * kBoxPixelTile * pixel_warps;
   }
-  int pixel_warps() const { return 1 << warps; }
-  int cluster() const { return 1 << blocks; }
-  bool has_boxes() const { return kernel >= kGradientKernelCount; }
-  const GradientKernel& own_kernel() const {
-    return has_boxes() ? kGradientBoxKernels[kernel - kGradientKernelCount]
-                       : kGradientKernels[kernel];
-  }
+};
+struct BoxGradientsPlan {
+  static constexpr PlanKind kKind = PlanKind::grouped_box_gradients;
+  int kernel = 0;  // of kGradientBoxKernels
+  int pixel_warps = 1;
+  Loading loading = Loading::kBoxes;
+  int cluster = 1;  // blocks: 1, 2, 4 or 8
+  int tile[3] = {};
+  int stages = 0;
+
+  const GradientKernel& own_kernel() const { return kGradientBoxKernels[kernel]; }
 };
 
 // How a block computes a tile.
@@ -225,8 +237,9 @@ struct Work {
   int list_at, table_at, input_at, input_bytes, weights_at, sums_at, bytes;  // of shared memory
   bool fits;
 };
-Work work_of(const Geometry& geometry, const Variant& variant, const Tile& tile,
-             int64_t element_size, int64_t most_bytes);
+Work work_of(const Geometry& geometry, const SlotsPlan& plan, const Tile& tile,
+             int64_t element_size);
+LaunchShape shape_of(const Work& work, const SlotsPlan& plan);
 // Bytes of weights in the order in which blocks read them, and with a table of where units lie.
 int64_t weight_bytes(const Work& work);
 int64_t packed_bytes(const Work& work);
@@ -240,10 +253,7 @@ Tile box_of(const Geometry& geometry, int images, int rows, int columns);
 int box_vectors(const Geometry& geometry, const Tile& tile, int vector);
 int position_vectors(const Tile& tile, int vector);
 
-// Who brings boxes: the copy engine; warps, out of strips that it brings; threads.
-enum class Loading : uint8_t { kBoxes, kStrips, kThreads };
-
-// Threads that do, or start the copies.
+// Threads that bring boxes, or start the copies.
 constexpr int box_loaders(Loading loading, int64_t element_size) {
   return loading == Loading::kThreads ? box_producers(element_size) : 32;
 }
@@ -293,14 +303,15 @@ struct BoxWork {
   Strips strips;
 
   int stage_bytes() const { return loading == Loading::kStrips ? strips.bytes : boxes * box_bytes; }
+  int fixed_bytes() const { return bytes - boxes_at; }  // what is not stages
   int brought_bytes() const {
     return loading == Loading::kStrips ? strips.brought_bytes(tile.images)
                                        : boxes * tile.classes * tile.slots * kBoxRowBytes;
   }
 };
-// As many stages as `most_bytes` have room for.
-BoxWork box_work_of(const Geometry& geometry, const Variant& variant, const Tile& tile,
-                    int64_t element_size, int64_t most_bytes);
+BoxWork box_work_of(const Geometry& geometry, const BoxesPlan& plan, const Tile& tile,
+                    int64_t element_size);
+LaunchShape shape_of(const BoxWork& work, const BoxesPlan& plan);
 
 // How blocks and warps share a weight gradient.
 struct GradientCut {
@@ -325,8 +336,10 @@ struct GradientWork {
   int bytes;             // of shared memory
   bool fits;
 };
-GradientWork gradient_work_of(const Geometry& geometry, const GradientVariant& variant,
-                              const Tile& tile, int64_t element_size, int64_t most_bytes);
+GradientWork gradient_work_of(const Geometry& geometry, const SlotGradientsPlan& plan,
+                              const Tile& tile, int64_t element_size);
+LaunchShape shape_of(const ConvProblem& problem, const GradientWork& work,
+                     const SlotGradientsPlan& plan, int64_t splits);
 
 // The same by boxes of both images, of 16 bits, and sets that fill whole octets. The warps that
 // share pixels and the blocks of a cluster add up their sums, where the stages were.
@@ -351,6 +364,10 @@ struct GradientBoxWork {
   int stage_bytes() const {
     return loading == Loading::kStrips ? strips.bytes + out_strips.bytes : all_box_bytes();
   }
+  // What is not stages, and not where these were.
+  int fixed_bytes() const {
+    return bytes - zeros_at + (loading == Loading::kStrips ? all_box_bytes() : 0);
+  }
   int brought_bytes() const {
     if (loading == Loading::kStrips) {
       return strips.brought_bytes(tile.images) + out_strips.brought_bytes(tile.images);
@@ -358,40 +375,8 @@ struct GradientBoxWork {
     return (boxes * tile.classes * tile.slots + out_boxes * tile.pixels()) * row_bytes;
   }
 };
-GradientBoxWork gradient_box_work_of(const Geometry& geometry, const GradientVariant& variant,
-                                     const Tile& tile, int64_t most_bytes);
-
-// Of the plans below, `tile` has rows, columns and images of positions, and `tile_blocks` share the
-// tiles of a slice.
-struct SlotsPlan {
-  static constexpr PlanKind kKind = PlanKind::grouped_slots;
-  int kernel = 0;  // of kKernels
-  int pixel_warps = 1, passes = 1;
-  int tile[3] = {};
-  int tile_blocks = 1;
-};
-struct SlotGradientsPlan {
-  static constexpr PlanKind kKind = PlanKind::grouped_slot_gradients;
-  int kernel = 0;  // of kGradientKernels
-  int pixel_warps = 1;
-  int tile[3] = {};
-};
-struct BoxesPlan {
-  static constexpr PlanKind kKind = PlanKind::grouped_boxes;
-  int kernel = 0;  // of kBoxKernels
-  int pixel_warps = 1;
-  Loading loading = Loading::kBoxes;
-  int tile[3] = {};
-  int stages = 0, tile_blocks = 1;
-};
-struct BoxGradientsPlan {
-  static constexpr PlanKind kKind = PlanKind::grouped_box_gradients;
-  int kernel = 0;  // of kGradientBoxKernels
-  int pixel_warps = 1;
-  Loading loading = Loading::kBoxes;
-  int cluster = 1;
-  int tile[3] = {};
-  int stages = 0;
-};
+GradientBoxWork gradient_box_work_of(const Geometry& geometry, const BoxGradientsPlan& plan,
+                                     const Tile& tile);
+LaunchShape shape_of(const GradientBoxWork& work, const BoxGradientsPlan& plan, int64_t splits);
 
 }  // namespace customconv::grouped

@@ -9,13 +9,11 @@ namespace customconv::grouped {
 template <typename T>
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
-  if (problem.pass != Pass::kWgrad) {
-    const Variant variant = Variant::at(plan.variant_index);
-    if (variant.has_boxes()) return launch_boxes<T>(problem, plan, operands, context);
-    return launch_slots<T>(problem, plan, operands, context);
-  }
+  const PlanKind kind = plan.payload.kind();
+  if (kind == PlanKind::grouped_slots) return launch_slots<T>(problem, plan, operands, context);
+  if (kind == PlanKind::grouped_boxes) return launch_boxes<T>(problem, plan, operands, context);
   if constexpr (sizeof(T) == 2) {
-    if (GradientVariant::at(plan.variant_index).has_boxes()) {
+    if (kind == PlanKind::grouped_box_gradients) {
       return launch_gradient_boxes<T>(problem, plan, operands, context);
     }
   }

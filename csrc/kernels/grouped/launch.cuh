@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "kernels/common/aligned.cuh"
 #include "kernels/common/parts.cuh"
@@ -12,11 +11,6 @@
 #include "kernels/launch.h"
 
 namespace customconv::grouped {
-
-// A plan of another problem may leave its tile no room.
-inline void check_fits(bool fits) {
-  if (!fits) throw std::runtime_error("grouped: the plan is not of this problem");
-}
 
 inline AxisParams axis_params(const Axis& axis, int kept, int most) {
   AxisParams p{};
@@ -81,12 +75,12 @@ Image<T> make_image(const T* data, const Shape4& strides, const Shape4& sizes, i
   return image;
 }
 
-inline Start start_of(const ConvPlan& plan, cudaStream_t stream, bool early, int cluster = 1) {
-  return {plan.grid[0], plan.block, plan.shared_bytes, stream, early, cluster};
+inline Start start_of(const LaunchShape& shape, cudaStream_t stream, bool early, int cluster = 1) {
+  return {shape.blocks, shape.threads, shape.shared_bytes, stream, early, cluster};
 }
 
 inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
-                                  const ConvProblem& problem, const GradientVariant& variant,
+                                  const ConvProblem& problem, int pixel_warps, int cluster,
                                   int64_t splits, void* partial) {
   using D = Divider<int32_t>;
   GradientShares s{};
@@ -96,9 +90,9 @@ inline GradientShares make_shares(const Geometry& g, const GradientCut& cut,
   s.C = static_cast<int>(g.C);
   s.kernel = static_cast<int>(g.kernel);
   s.cut = cut;
-  s.pixel_warps = variant.pixel_warps();
+  s.pixel_warps = pixel_warps;
   s.splits = static_cast<int>(splits);
-  s.cluster = D(variant.cluster());
+  s.cluster = D(cluster);
   s.slices = D(cut.slices);
   s.octet_parts = D(cut.octet_parts);
   s.column_parts = D(cut.column_parts);

@@ -202,10 +202,9 @@ template <typename T>
 void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
                            const Operands& operands, const LaunchContext& context) {
   const Geometry g = geometry_of(problem);
-  const Tile tile = box_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
-  const auto variant = GradientVariant::at(plan.variant_index);
-  const GradientBoxWork work = gradient_box_work_of(g, variant, tile, plan.shared_bytes);
-  check_fits(work.fits);
+  const auto way = plan.payload.as<BoxGradientsPlan>();
+  const Tile tile = box_of(g, way.tile[2], way.tile[0], way.tile[1]);
+  const GradientBoxWork work = gradient_box_work_of(g, way, tile);
   const GradientCut& cut = work.cut;
   const auto* x = static_cast<const T*>(operands.x);
   const auto* dy = static_cast<const T*>(operands.y);
@@ -225,36 +224,38 @@ void launch_gradient_boxes(const ConvProblem& problem, const ConvPlan& plan,
   p.out_image = make_image(dy, g.out, problem.y_sizes(), g.K, g.groups, g.K);
   p.in_box = plane_box(g, tile, brought_pixels(x, g.in, problem.x_sizes()));
   p.out_box = position_box(tile, brought_pixels(dy, g.out, problem.y_sizes()));
-  p.shares = make_shares(g, cut, problem, variant, plan.splits, context.workspace);
+  p.shares =
+      make_shares(g, cut, problem, way.pixel_warps, way.cluster, plan.splits, context.workspace);
   p.tile = tile_params(g, tile);
   p.work = work;
   p.stage_bytes = work.stage_bytes();
   p.brought_bytes = work.brought_bytes();
   p.warps = cut.threads / 32;
   p.pixels = static_cast<int>(ceil_divide(tile.pixels(), kStepPixels) * kStepPixels);
-  p.by_rows = Divider<int32_t>(2 * variant.own_kernel().pairs * cut.pair_warps);
-  const bool leaves_parts = plan.splits > variant.cluster();
+  p.by_rows = Divider<int32_t>(2 * way.own_kernel().pairs * cut.pair_warps);
+  const bool leaves_parts = plan.splits > way.cluster;
   p.weight = leaves_parts ? nullptr : static_cast<T*>(operands.w);
   p.weight_k = problem.w_strides[0];
   p.weight_c = problem.w_strides[1];
   p.weight_r = problem.w_strides[2];
   p.weight_s = problem.w_strides[3];
-  start("grouped: the weight gradient", start_of(plan, context.stream, false, variant.cluster()),
-        gradient_box_kernel_of<T>(work.loading, variant.kernel - kGradientKernelCount), p);
+  start("grouped: the weight gradient",
+        start_of(shape_of(work, way, plan.splits), context.stream, false, way.cluster),
+        gradient_box_kernel_of<T>(work.loading, way.kernel), p);
   if (!leaves_parts) return;
-  const GradientKernel& sizes = variant.own_kernel();
+  const GradientKernel& sizes = way.own_kernel();
   const int count = sizes.pairs * sizes.channels;
   const SumOfPart place{p.shares,
                         sizes.pairs,
                         sizes.channels,
                         Divider<int32_t>(count),
                         Divider<int32_t>(sizes.channels),
-                        Divider<int32_t>(p.warps / variant.pixel_warps()),
+                        Divider<int32_t>(p.warps / way.pixel_warps),
                         p.weight_k,
                         p.weight_c,
                         p.weight_r,
                         p.weight_s};
-  add_parts_up<T>(context, work.part * 4, plan.splits / variant.cluster(), operands.w, place);
+  add_parts_up<T>(context, work.part * 4, plan.splits / way.cluster, operands.w, place);
 }
 
 // Bytes of a plane that can be stored at once: neighbours of a row, all or none of which exist.
@@ -296,10 +297,9 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   using D = Divider<int32_t>;
   const bool backward = problem.pass == Pass::kDgrad;
   const Geometry g = geometry_of(problem);
-  const Tile tile = box_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
-  const Variant variant = Variant::at(plan.variant_index);
-  const BoxWork work = box_work_of(g, variant, tile, sizeof(T), plan.shared_bytes);
-  check_fits(work.fits);
+  const auto way = plan.payload.as<BoxesPlan>();
+  const Tile tile = box_of(g, way.tile[2], way.tile[0], way.tile[1]);
+  const BoxWork work = box_work_of(g, way, tile, sizeof(T));
   auto* x = static_cast<T*>(operands.x);
   auto* y = static_cast<T*>(operands.y);
   BoxParams<T> p{};
@@ -336,7 +336,7 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   p.work = work;
   p.groups = static_cast<int>(g.groups);
   p.all_K = static_cast<int>(g.groups * g.K);
-  p.pixel_warps = variant.pixel_warps();
+  p.pixel_warps = way.pixel_warps;
   p.loaders = box_loaders(work.loading, sizeof(T));
   p.by_pieces = D(work.pieces);
   p.by_set = D(work.steps * 2);
@@ -354,11 +354,11 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
     p.out_of[phase] = map_positions<T>(g, tile, p.out, work.out_row_bytes / sizeof(T),
                                        phase / g.w.phases, phase % g.w.phases);
   }
-  p.tile_blocks = static_cast<int>(plan.grid[0] / work.slices);
+  p.tile_blocks = way.tile_blocks;
   p.slices = D(work.slices);
   p.parts = D(work.parts);
-  start("grouped", start_of(plan, context.stream, false),
-        box_kernel_of<T>(work.loading, variant.kernel - kKernelCount), p);
+  start("grouped", start_of(shape_of(work, way), context.stream, false),
+        box_kernel_of<T>(work.loading, way.kernel), p);
 }
 
 }  // namespace customconv::grouped

@@ -73,15 +73,14 @@ void launch_gradient_slots(const ConvProblem& problem, const ConvPlan& plan,
                            const Operands& operands, const LaunchContext& context) {
   using D = Divider<int32_t>;
   const Geometry g = geometry_of(problem);
-  const Tile tile = tile_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
-  const auto variant = GradientVariant::at(plan.variant_index);
-  const GradientWork work = gradient_work_of(g, variant, tile, sizeof(T), plan.shared_bytes);
-  check_fits(work.fits);
+  const auto way = plan.payload.as<SlotGradientsPlan>();
+  const Tile tile = tile_of(g, way.tile[2], way.tile[0], way.tile[1]);
+  const GradientWork work = gradient_work_of(g, way, tile, sizeof(T));
   const GradientCut& cut = work.cut;
   const int64_t units = kOctet * sizeof(T) / kUnitBytes;
   GradientParams<T> p{};
-  p.shares =
-      make_shares(g, cut, problem, variant, plan.splits / variant.pixel_warps(), context.workspace);
+  p.shares = make_shares(g, cut, problem, way.pixel_warps, /*cluster=*/1,
+                         plan.splits / way.pixel_warps, context.workspace);
   p.work = work;
   p.tile = tile_params(g, tile);
   p.in = make_image(static_cast<const T*>(operands.x), g.in, problem.x_sizes(), cut.C, cut.all_sets,
@@ -89,8 +88,9 @@ void launch_gradient_slots(const ConvProblem& problem, const ConvPlan& plan,
   p.out = make_image(static_cast<const T*>(operands.y), g.out, problem.y_sizes(), cut.K,
                      cut.all_sets, step_of<T>(cut.K, cut.sets, cut.columns * units));
   p.pixels = static_cast<int>(ceil_divide(tile.pixels(), kStepPixels) * kStepPixels);
-  start("grouped: the weight gradient", start_of(plan, context.stream, false),
-        gradient_kernel_at<T>(variant.kernel, std::make_index_sequence<kGradientKernelCount>()), p);
+  start("grouped: the weight gradient",
+        start_of(shape_of(problem, work, way, plan.splits), context.stream, false),
+        gradient_kernel_at<T>(way.kernel, std::make_index_sequence<kGradientKernelCount>()), p);
   const WeightPlace place{D(problem.group_C()), D(problem.K),         D(problem.S),
                           problem.w_strides[0], problem.w_strides[1], problem.w_strides[2],
                           problem.w_strides[3]};
@@ -103,10 +103,9 @@ void launch_slots(const ConvProblem& problem, const ConvPlan& plan, const Operan
   using D = Divider<int32_t>;
   const bool backward = problem.pass == Pass::kDgrad;
   const Geometry g = geometry_of(problem);
-  const Tile tile = tile_of(g, plan.tile[2], plan.tile[0], plan.tile[1]);
-  const Variant variant = Variant::at(plan.variant_index);
-  const Work work = work_of(g, variant, tile, sizeof(T), plan.shared_bytes);
-  check_fits(work.fits);
+  const auto way = plan.payload.as<SlotsPlan>();
+  const Tile tile = tile_of(g, way.tile[2], way.tile[0], way.tile[1]);
+  const Work work = work_of(g, way, tile, sizeof(T));
   pack(g, work, static_cast<const T*>(operands.w), context.workspace, context.stream);
   auto* x = static_cast<T*>(operands.x);
   auto* y = static_cast<T*>(operands.y);
@@ -125,11 +124,11 @@ void launch_slots(const ConvProblem& problem, const ConvPlan& plan, const Operan
   p.epilogue = operands.epilogue;
   p.K = static_cast<int>(g.K);
   p.work = work;
-  p.pixel_warps = variant.pixel_warps();
-  p.passes = 1 << variant.passes;
+  p.pixel_warps = way.pixel_warps;
+  p.passes = way.passes;
   p.finishes = !operands.epilogue.is_empty();
   p.planar = is_planar(g);
-  p.tile_blocks = static_cast<int>(plan.grid[0] / work.slices);
+  p.tile_blocks = way.tile_blocks;
   const int64_t width = 16 / sizeof(T), across = work.parts > 1 ? g.K : work.groups * g.K;
   const Image<T> out = make_image<T>(p.out, g.out, backward ? problem.x_sizes() : problem.y_sizes(),
                                      g.K, g.groups, across);
@@ -138,8 +137,8 @@ void launch_slots(const ConvProblem& problem, const ConvPlan& plan, const Operan
   while (p.store_shift < 5 && (p.store_width << p.store_shift) < stored) ++p.store_shift;
   p.slices = D(work.slices);
   p.parts = D(work.parts);
-  start("grouped", start_of(plan, context.stream, work.packed_steps > 0),
-        kernel_at<T>(variant.kernel, std::make_index_sequence<kKernelCount>()), p);
+  start("grouped", start_of(shape_of(work, way), context.stream, work.packed_steps > 0),
+        kernel_at<T>(way.kernel, std::make_index_sequence<kKernelCount>()), p);
 }
 
 }  // namespace customconv::grouped

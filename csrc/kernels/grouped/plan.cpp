@@ -19,11 +19,12 @@ namespace {
 
 constexpr int kGradientPixels[] = {64, 128, 256};  // of a tile
 constexpr int kGradientTurns[] = {2, 4};           // blocks for each multiprocessor
+constexpr int kPixelWarps[] = {1, 2, 4, 8}, kPasses[] = {1, 2, 4};
 constexpr int64_t kMostPartBytes = 64 << 20;
 
-// The variants whose smallest tile decides whether there is a plan.
-constexpr Variant kLeast{1, 0, 0};
-constexpr GradientVariant kLeastGradient{0, 0};
+// The plans whose smallest tile decides whether there is one.
+constexpr SlotsPlan kLeast{1};
+constexpr SlotGradientsPlan kLeastGradient{0};
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (p.groups == 1) return "it has one group";
@@ -43,11 +44,20 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   }
   const Tile least = tile_of(g, 1, 1, 1);
   const int64_t size = element_size(p.dtype);
-  const bool fits =
-      p.pass == Pass::kWgrad
-          ? gradient_work_of(g, kLeastGradient, least, size, d.shared_bytes_block).fits
-          : grouped::work_of(g, kLeast, least, size, d.shared_bytes_block).fits;
-  return fits ? nullptr : "its halo fits no shared memory";
+  const auto fits = [&d](const auto& work) {
+    return work.fits && work.bytes <= d.shared_bytes_block;
+  };
+  const bool possible = p.pass == Pass::kWgrad
+                            ? fits(gradient_work_of(g, kLeastGradient, least, size))
+                            : fits(grouped::work_of(g, kLeast, least, size));
+  return possible ? nullptr : "its halo fits no shared memory";
+}
+
+// How boxes may be brought: planes by strips where that is possible, and by threads.
+std::vector<Loading> loadings(const Geometry& g, bool gradient) {
+  if (g.in_boxed && (!gradient || g.out_boxed)) return {Loading::kBoxes};
+  if (g.in_planes && (!gradient || g.out_planes)) return {Loading::kStrips, Loading::kThreads};
+  return {Loading::kThreads};
 }
 
 int64_t even_piece(int64_t size, int64_t most) {
@@ -61,19 +71,19 @@ class Search : public PlanSearch {
   ConvPlan best() {
     if (p_.pass == Pass::kWgrad) return best_gradient();
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      for (int warps = 0; warps < 4; ++warps) {
-        for (int passes = 0; passes < kPassChoices; ++passes) {
-          const Variant v{kernel, warps, passes};
+      for (const int warps : kPixelWarps) {
+        for (const int passes : kPasses) {
+          const SlotsPlan v{kernel, warps, passes};
           tried_.clear();
           try_tiles(v, v.pixels());
         }
       }
     }
     if (!has_box_kernels()) return best_;
-    for (int warps = 0; warps < 4; ++warps) {
+    for (const int warps : kPixelWarps) {
       for (int kernel = 0; kernel < kBoxKernelCount; ++kernel) {
-        for (const bool by_threads : loadings()) {
-          const Variant v{kKernelCount + kernel, warps, 0, by_threads};
+        for (const Loading loading : loadings(g_, false)) {
+          const BoxesPlan v{kernel, warps, loading};
           tried_.clear();
           try_boxes(v, v.pixels());
         }
@@ -85,32 +95,25 @@ class Search : public PlanSearch {
  private:
   ConvPlan best_gradient() {
     for (int kernel = 0; kernel < kGradientKernelCount; ++kernel) {
-      for (int warps = 0; warps < 4; ++warps) {
+      for (const int warps : kPixelWarps) {
         tried_.clear();
-        for (const int pixels : kGradientPixels) try_tiles(GradientVariant{kernel, warps}, pixels);
+        for (const int pixels : kGradientPixels) {
+          try_tiles(SlotGradientsPlan{kernel, warps}, pixels);
+        }
       }
     }
     if (!has_box_kernels()) return best_;
-    for (int warps = 0; warps < 4; ++warps) {
+    for (const int warps : kPixelWarps) {
       for (int kernel = 0; kernel < kGradientBoxKernelCount; ++kernel) {
-        for (const bool by_threads : loadings()) {
+        for (const Loading loading : loadings(g_, true)) {
           tried_.clear();
           for (const int pixels : kGradientPixels) {
-            try_boxes(GradientVariant{kGradientKernelCount + kernel, warps, 0, by_threads}, pixels);
+            try_boxes(BoxGradientsPlan{kernel, warps, loading}, pixels);
           }
         }
       }
     }
     return best_;
-  }
-
-  // How variants bring boxes (Variant::by_threads): planes by strips where that is possible, and by
-  // threads.
-  std::vector<bool> loadings() const {
-    const bool gradient = p_.pass == Pass::kWgrad;
-    if (g_.in_boxed && (!gradient || g_.out_boxed)) return {false};
-    if (g_.in_planes && (!gradient || g_.out_planes)) return {false, true};
-    return {true};
   }
 
   bool has_box_kernels() const {
@@ -181,22 +184,35 @@ class Search : public PlanSearch {
         v, box_of(g_, static_cast<int>(images), static_cast<int>(rows), static_cast<int>(columns)));
   }
 
-  bool consider_boxes(const Variant& v, const Tile& tile) {
-    const BoxKernel& kernel = v.box_kernel();
-    bool fits = false;
-    for (int blocks = kernel.blocks(), last = 0; blocks > 0 && last < kMostStages; --blocks) {
-      const BoxWork w = box_work_of(g_, v, tile, size_, shared_bytes_of(blocks));
-      if (!w.fits || w.stages == last) continue;
-      last = w.stages;
-      fits = true;
-      price_boxes(v, w, blocks, conflicts(tile));
+  bool consider_boxes(BoxesPlan v, const Tile& tile) {
+    return each_stages(
+        v, kBoxKernels[v.kernel].blocks(), [&] { return box_work_of(g_, v, tile, size_); },
+        [&](const BoxWork& w, int blocks) { price_boxes(v, w, blocks, conflicts(tile)); });
+  }
+
+  // Calls `use` with the work of as many stages as there is room for, where so many blocks share a
+  // multiprocessor, and where fewer have it. Whether any fit.
+  template <typename Plan, typename WorkOf, typename Use>
+  bool each_stages(Plan& plan, int most_blocks, const WorkOf& work, const Use& use) {
+    plan.stages = 1;
+    const auto one = work();
+    int last = 0;
+    for (int blocks = most_blocks; one.fits && blocks > 0 && last < kMostStages; --blocks) {
+      const int shared = shared_bytes_of(blocks);
+      if (one.fixed_bytes() + one.stage_bytes() > shared) continue;
+      plan.stages = std::min((shared - one.fixed_bytes()) / one.stage_bytes(), kMostStages);
+      if (plan.stages == last) continue;
+      const auto w = work();
+      if (w.bytes > shared) continue;
+      last = plan.stages;
+      use(w, blocks);
     }
-    return fits;
+    return last > 0;
   }
 
   // `asked`: see conflicts.
-  void price_boxes(const Variant& v, const BoxWork& w, int resident, double asked) {
-    const BoxKernel& kernel = v.box_kernel();
+  void price_boxes(BoxesPlan v, const BoxWork& w, int resident, double asked) {
+    const BoxKernel& kernel = kBoxKernels[v.kernel];
     const int64_t tiles = w.tiles.all();
     int64_t tile_blocks = std::clamp<int64_t>(int64_t{resident} * d_.sm_count / w.slices, 1, tiles);
     tile_blocks = ceil_divide(tiles, ceil_divide(tiles, tile_blocks));
@@ -227,18 +243,16 @@ class Search : public PlanSearch {
       count_rows(threads, size_, phases * w.tile.images * w.tile.rows, w.tile.columns, w.stored,
                  g_.out[3] * g_.w.phases);
     }
-    ConvPlan plan{};
+    v.tile_blocks = static_cast<int>(tile_blocks);
+    ConvPlan plan{shape_of(w, v)};
     plan.variant = kernel.name;
-    plan.grid[0] = w.slices * tile_blocks;
-    plan.block = w.threads;
-    plan.shared_bytes = w.bytes;
     // Weights are brought once, by sixteen bytes, or element by element.
     const bool by_vectors = g_.weight_c == 1 || g_.weight_k == 1;
     const double pieces = w.steps * channels * kStepWeights / (32.0 * kPieceBytes);  // of a lane
     const double filling =
         w.sets * w.column_warps * pieces *
         (kWeightInstructions + (by_vectors ? 0 : kPieceBytes / size_ * kElementInstructions));
-    const double fills = std::ceil(pieces / v.pixel_warps() / (by_vectors ? 8 : 2));
+    const double fills = std::ceil(pieces / v.pixel_warps / (by_vectors ? 8 : 2));
     customconv::Work work =
         work_of(PriceKind::kGroupedBoxes, static_cast<int>(w.loading) * 2 + (size_ == 2 ? 0 : 1),
                 plan, resident);
@@ -251,12 +265,6 @@ class Search : public PlanSearch {
                            own * (threads.waits + phases + w.steps / hardware::kStepsOfWait));
     work.bytes = static_cast<float>(p_.least_bytes() + part_bytes());
     plan.works.add(work);
-    plan.payload = BoxesPlan{v.kernel - kKernelCount,
-                             v.pixel_warps(),
-                             w.loading,
-                             {w.tile.rows, w.tile.columns, w.tile.images},
-                             w.stages,
-                             static_cast<int>(tile_blocks)};
     take(plan, v, w.tile);
   }
 
@@ -264,7 +272,7 @@ class Search : public PlanSearch {
   customconv::Work work_of(PriceKind kind, int row, const ConvPlan& plan, double resident) const {
     customconv::Work work;
     work.row = price_row(kind, row);
-    work.blocks = static_cast<float>(plan.grid[0]);
+    work.blocks = static_cast<float>(plan.blocks);
     work.sms = static_cast<float>(d_.sm_count);
     work.resident = static_cast<float>(resident);
     return work;
@@ -305,11 +313,11 @@ class Search : public PlanSearch {
     }
   }
 
-  bool consider(const Variant& v, const Tile& tile) {
-    const Work w = grouped::work_of(g_, v, tile, size_, d_.shared_bytes_block);
-    if (!w.fits) return v.passes > 0 && !w.resident;
+  bool consider(SlotsPlan v, const Tile& tile) {
+    const Work w = grouped::work_of(g_, v, tile, size_);
+    if (!w.fits || w.bytes > d_.shared_bytes_block) return v.passes > 1 && !w.resident;
     const Kernel& kernel = kKernels[v.kernel];
-    const double passes = 1 << v.passes;
+    const double passes = v.passes;
     const int64_t tiles = w.tiles.all();
     const double resident = std::min<double>(kernel.blocks(), resident_of(w.bytes));
     // All blocks at once, or of each slice one.
@@ -341,12 +349,9 @@ class Search : public PlanSearch {
         warps * passes * steps * pixels * channels * hardware::kWarpProductClocks;
     const double stages = phases > 1 && w.chunks > 1 ? phases * w.chunks : w.chunks;
     const double once = w.resident ? weights / hardware::kSchedulers : 0;
-    ConvPlan plan{};
+    v.tile_blocks = static_cast<int>(tile_blocks);
+    ConvPlan plan{shape_of(w, v)};
     plan.variant = kernel.name;
-    plan.grid[0] = w.slices * tile_blocks;
-    plan.block = w.threads + (w.resident ? kProducers : 0);
-    plan.shared_bytes = w.bytes;
-    plan.workspace_bytes = packed_bytes(w);
     customconv::Work pack;
     pack.row = price_row(PriceKind::kGroupedWeights, 0);
     pack.waits = 2;
@@ -364,21 +369,16 @@ class Search : public PlanSearch {
                                                passes * steps / hardware::kStepsOfWait));
     work.bytes = static_cast<float>(p_.least_bytes() + part_bytes());
     plan.works.add(work);
-    plan.payload = SlotsPlan{v.kernel,
-                             v.pixel_warps(),
-                             1 << v.passes,
-                             {tile.rows, tile.columns, tile.images},
-                             static_cast<int>(tile_blocks)};
     take(plan, v, tile);
     return true;
   }
 
-  bool consider(const GradientVariant& v, const Tile& tile) {
-    const GradientWork w = gradient_work_of(g_, v, tile, size_, d_.shared_bytes_block);
-    if (!w.fits) return false;
+  bool consider(const SlotGradientsPlan& v, const Tile& tile) {
+    const GradientWork w = gradient_work_of(g_, v, tile, size_);
+    if (!w.fits || w.bytes > d_.shared_bytes_block) return false;
     const GradientKernel& kernel = v.own_kernel();
     const double warps = w.cut.threads / 32.0, pairs = kernel.pairs, channels = kernel.channels;
-    const double steps = std::ceil(tile.pixels() / (32.0 / size_) / v.pixel_warps());
+    const double steps = std::ceil(tile.pixels() / (32.0 / size_) / v.pixel_warps);
     const double units = kOctet * size_ / kUnitBytes;
     double issues = (tile.slots + tile.pixels()) / 32.0 * kSlotInstructions;
     issues += tile.slots * w.cut.sets * w.cut.octets * units / 32 * bring(in_vectors_);
@@ -395,32 +395,27 @@ class Search : public PlanSearch {
         bring_waits(out_vectors_, tile.pixels(), w.cut.sets * w.cut.columns * units, w.cut.threads,
                     4);
     const double sums = warps * pairs * channels * 4 * kLeftInstructions / hardware::kSchedulers;
-    split_gradient(v, tile, w.cut, v.pixel_warps(), w.bytes, resident, clocks, waits, sums);
+    split_gradient(v, w, resident, clocks, waits, sums);
     return true;
   }
 
-  bool consider_boxes(const GradientVariant& v, const Tile& tile) {
+  bool consider_boxes(BoxGradientsPlan v, const Tile& tile) {
     // Parts of steps are looked at pixel by pixel; a tile of whole ones is never far.
     if (tile.pixels() > kStepPixels && tile.pixels() % kStepPixels != 0) return false;
-    const GradientKernel& kernel = v.own_kernel();
-    bool fits = false;
-    for (int blocks = kernel.box_blocks(), last = 0; blocks > 0 && last < kMostStages; --blocks) {
-      const GradientBoxWork w = gradient_box_work_of(g_, v, tile, shared_bytes_of(blocks));
-      if (!w.fits || w.stages == last) continue;
-      last = w.stages;
-      fits = true;
-      price_gradient_boxes(v, w, blocks, conflicts(tile));
-    }
-    return fits;
+    return each_stages(
+        v, v.own_kernel().box_blocks(), [&] { return gradient_box_work_of(g_, v, tile); },
+        [&](const GradientBoxWork& w, int blocks) {
+          price_gradient_boxes(v, w, blocks, conflicts(tile));
+        });
   }
 
-  void price_gradient_boxes(const GradientVariant& v, const GradientBoxWork& w, int resident,
+  void price_gradient_boxes(BoxGradientsPlan v, const GradientBoxWork& w, int resident,
                             double asked) {
     const GradientKernel& kernel = v.own_kernel();
     const Tile& tile = w.tile;
     const double warps = w.cut.threads / 32.0, pairs = kernel.pairs, channels = kernel.channels;
     const double own_steps =
-        std::ceil(static_cast<double>(ceil_divide(tile.pixels(), kStepPixels)) / v.pixel_warps());
+        std::ceil(static_cast<double>(ceil_divide(tile.pixels(), kStepPixels)) / v.pixel_warps);
     const double steps = warps * own_steps;
     const bool checks = tile.pixels() % kStepPixels != 0 || g_.w.positions % tile.columns != 0 ||
                         g_.h.positions % tile.rows != 0;
@@ -446,29 +441,26 @@ class Search : public PlanSearch {
     // Operands are loaded some at a time.
     const double waits = threads.waits + own_steps * std::ceil(pairs / 3) / hardware::kStepsOfWait;
     const double sums = warps * pairs * channels / hardware::kSchedulers;
-    for (int log = 0; 1 << log <= kMostClustered; ++log) {
-      cluster_gradient({v.kernel, v.warps, log, v.by_threads}, w, resident, clocks, waits, sums);
+    for (v.cluster = 1; v.cluster <= kMostClustered; v.cluster *= 2) {
+      cluster_gradient(v, w, resident, clocks, waits, sums);
     }
   }
 
-  // Gives blocks shares of the tiles. `parts`: that a block leaves; `clocks`, `waits`: of a tile;
-  // `sums`: clocks at a block's end.
-  void split_gradient(const GradientVariant& v, const Tile& tile, const GradientCut& cut, int parts,
-                      int shared_bytes, double resident, double clocks, double waits, double sums) {
-    const int64_t tiles = cut.tiles.all();
+  // Gives blocks shares of the tiles. `clocks`, `waits`: of a tile; `sums`: clocks at a block's
+  // end.
+  void split_gradient(const SlotGradientsPlan& v, const GradientWork& w, double resident,
+                      double clocks, double waits, double sums) {
+    const GradientCut& cut = w.cut;
+    const int64_t tiles = cut.tiles.all(), parts = v.pixel_warps;  // that a block leaves
     int64_t last = 0;
     for (const int turns : kGradientTurns) {
       int64_t splits = std::clamp<int64_t>(turns * d_.sm_count / cut.slices, 1, tiles);
       splits = std::min(splits, std::max<int64_t>(kMostPartBytes / (4 * p_.w_count() * parts), 1));
       if (splits == last) break;
       last = splits;
-      ConvPlan plan{};
+      ConvPlan plan{shape_of(p_, w, v, splits * parts)};
       plan.variant = v.own_kernel().name;
-      plan.grid[0] = cut.slices * splits;
-      plan.block = cut.threads;
-      plan.shared_bytes = shared_bytes;
       plan.splits = splits * parts;
-      plan.workspace_bytes = plan.splits * p_.w_count() * 4;
       const double own = static_cast<double>(ceil_divide(tiles, splits));
       customconv::Work work =
           work_of(PriceKind::kGroupedSlotGradients, size_ == 2 ? 0 : 1, plan, resident);
@@ -477,20 +469,18 @@ class Search : public PlanSearch {
       work.bytes = static_cast<float>(p_.least_bytes());
       plan.works.add(work);
       plan.works.add(adding_up(p_.w_count(), plan.splits, d_));
-      plan.payload =
-          SlotGradientsPlan{v.kernel, v.pixel_warps(), {tile.rows, tile.columns, tile.images}};
-      take(plan, v, tile);
+      take(plan, v, w.tile);
     }
   }
 
   // The same of clusters of blocks: one stores the result, or some leave parts. `clocks`, `waits`:
   // of a tile; `sums`: an instruction for each four.
-  void cluster_gradient(const GradientVariant& v, const GradientBoxWork& w, int resident,
+  void cluster_gradient(const BoxGradientsPlan& v, const GradientBoxWork& w, int resident,
                         double clocks, double waits, double sums) {
     const GradientCut& cut = w.cut;
     const GradientKernel& kernel = v.own_kernel();
-    const int64_t tiles = cut.tiles.all(), cluster = v.cluster();
-    const double sums_bytes = cut.threads / v.pixel_warps() * kernel.pairs * kernel.channels * 16.0;
+    const int64_t tiles = cut.tiles.all(), cluster = v.cluster;
+    const double sums_bytes = cut.threads / v.pixel_warps * kernel.pairs * kernel.channels * 16.0;
     const double others = static_cast<double>(cluster - 1) / static_cast<double>(cluster);
     const double exchange = sums_bytes * others / hardware::kL2BytesPerClock;
     int64_t last = 0;
@@ -502,34 +492,24 @@ class Search : public PlanSearch {
       last = parts;
       const int64_t splits = parts * cluster, own = ceil_divide(tiles, splits);
       if (ceil_divide(tiles, own) <= splits - cluster) continue;  // fewer do as well
-      ConvPlan plan{};
+      ConvPlan plan{shape_of(w, v, splits)};
       plan.variant = kernel.name;
-      plan.grid[0] = cut.slices * splits;
-      plan.block = w.threads;
-      plan.shared_bytes = w.bytes;
       plan.splits = splits;
-      plan.workspace_bytes = parts > 1 ? parts * part_bytes : 0;
-      const double stored = parts == 1                      ? kStoredInstructions
-                            : cluster * v.pixel_warps() > 1 ? kExchangedInstructions
-                                                            : kLeftInstructions;
+      const double stored = parts == 1                    ? kStoredInstructions
+                            : cluster * v.pixel_warps > 1 ? kExchangedInstructions
+                                                          : kLeftInstructions;
       customconv::Work work =
           work_of(PriceKind::kGroupedBoxGradients, static_cast<int>(w.loading), plan, resident);
       work.busy = static_cast<float>(own * clocks + sums * stored + exchange);
       const double exchanges = std::ceil(sums * hardware::kSchedulers / (w.cut.threads / 32.0) /
-                                         static_cast<double>(v.pixel_warps() * cluster)) *
-                               (parts == 1 || cluster * v.pixel_warps() > 1 ? 1 : 0);
+                                         static_cast<double>(v.pixel_warps * cluster)) *
+                               (parts == 1 || cluster * v.pixel_warps > 1 ? 1 : 0);
       work.waits = static_cast<float>(
           3 + tile_waits(work, static_cast<double>(own), w.brought_bytes(), w.stages) +
           static_cast<double>(own) * waits + exchanges + (cluster > 1 ? kClusterWaits : 0));
       work.bytes = static_cast<float>(p_.least_bytes());
       plan.works.add(work);
       if (parts > 1) plan.works.add(adding_up(w.part * 4, parts, d_));
-      plan.payload = BoxGradientsPlan{v.kernel - kGradientKernelCount,
-                                      v.pixel_warps(),
-                                      w.loading,
-                                      v.cluster(),
-                                      {w.tile.rows, w.tile.columns, w.tile.images},
-                                      w.stages};
       take(plan, v, w.tile);
     }
   }
@@ -561,11 +541,11 @@ class Search : public PlanSearch {
   }
 
   template <typename V>
-  void take(ConvPlan& plan, const V& v, const Tile& tile) {
-    plan.variant_index = v.index();
-    plan.tile[0] = tile.rows;
-    plan.tile[1] = tile.columns;
-    plan.tile[2] = tile.images;
+  void take(ConvPlan& plan, V v, const Tile& tile) {
+    v.tile[0] = tile.rows;
+    v.tile[1] = tile.columns;
+    v.tile[2] = tile.images;
+    plan.payload = v;
     plan.wide_index = needs_wide_index(p_);
     add(plan);
   }
@@ -582,13 +562,55 @@ class Search : public PlanSearch {
 // See Family: by who brings boxes, or without boxes by the channels that are multiplied at a time;
 // with an epilogue also by the kernel, as compilers may join a product and a sum there.
 int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
-  const Variant v = Variant::at(plan.variant_index);
-  int64_t order = v.by_threads ? -1 : -2;
-  if (!v.has_boxes()) {
+  if (p.pass == Pass::kWgrad) return 0;  // its sums run over the batch
+  int64_t order = 0, kernel = 0;
+  if (plan.payload.kind() == PlanKind::grouped_boxes) {
+    const auto v = plan.payload.as<BoxesPlan>();
+    order = v.loading == Loading::kThreads ? -1 : -2;
+    kernel = kKernelCount + v.kernel;
+  } else {
+    const auto v = plan.payload.as<SlotsPlan>();
     const Geometry g = geometry_of(p);
-    order = work_of(g, v, tile_of(g, 1, 1, 1), element_size(p.dtype), plan.shared_bytes).units;
+    order = work_of(g, v, tile_of(g, 1, 1, 1), element_size(p.dtype)).units;
+    kernel = v.kernel;
   }
-  return p.epilogue_passes > 0 ? order * (kKernelCount + kBoxKernelCount) + v.kernel : order;
+  return p.epilogue_passes > 0 ? order * (kKernelCount + kBoxKernelCount) + kernel : order;
+}
+
+LaunchShape shape(const ConvProblem& p, const DeviceProperties& d, const ConvPlan& plan) {
+  const bool gradient = p.pass == Pass::kWgrad;
+  const Geometry g = geometry_of(p);
+  const int64_t size = element_size(p.dtype);
+  const auto brings = [&](Loading loading) {
+    const std::vector<Loading> all = loadings(g, gradient);
+    return d.has_hopper_kernels() && std::find(all.begin(), all.end(), loading) != all.end();
+  };
+  const auto tile = [&g](const auto& make, const auto& v) {
+    return make(g, v.tile[2], v.tile[0], v.tile[1]);
+  };
+  switch (plan.payload.kind()) {
+    case PlanKind::grouped_slots: {
+      const auto v = plan.payload.as<SlotsPlan>();
+      const Work w = work_of(g, v, tile(tile_of, v), size);
+      return !gradient && w.fits ? shape_of(w, v) : LaunchShape{};
+    }
+    case PlanKind::grouped_boxes: {
+      const auto v = plan.payload.as<BoxesPlan>();
+      const BoxWork w = box_work_of(g, v, tile(box_of, v), size);
+      return !gradient && w.fits && brings(v.loading) ? shape_of(w, v) : LaunchShape{};
+    }
+    case PlanKind::grouped_slot_gradients: {
+      const auto v = plan.payload.as<SlotGradientsPlan>();
+      const GradientWork w = gradient_work_of(g, v, tile(tile_of, v), size);
+      return gradient && w.fits ? shape_of(p, w, v, plan.splits) : LaunchShape{};
+    }
+    default: {
+      const auto v = plan.payload.as<BoxGradientsPlan>();
+      const GradientBoxWork w = gradient_box_work_of(g, v, tile(box_of, v));
+      const bool fits = gradient && size == 2 && w.fits && brings(v.loading);
+      return fits ? shape_of(w, v, plan.splits) : LaunchShape{};
+    }
+  }
 }
 
 }  // namespace
@@ -597,6 +619,7 @@ extern const Family family;
 const Family family{"grouped",
                     can_implement,
                     cheapest_of<Search>,
+                    shape,
                     all_of<Search>,
                     /*fuses=*/true,
                     sum_order,

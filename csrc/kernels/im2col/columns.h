@@ -129,12 +129,10 @@ inline int64_t parts_at_once(const ConvProblem& p, int64_t images, int64_t pixel
   return std::clamp<int64_t>(most, 1, count);
 }
 
-inline int64_t parts_bytes(const ConvProblem& p, int64_t images, int64_t pixels) {
-  if (!sums_in_parts(p)) return 0;
+inline int64_t parts_bytes(const ConvProblem& p, int64_t parts) {
   constexpr int64_t kOperands = 3;
-  return parts_at_once(p, images, pixels) *
-         (p.w_count() * accumulator_size(p.dtype) +
-          kOperands * p.groups * static_cast<int64_t>(sizeof(void*)));
+  return parts * (p.w_count() * accumulator_size(p.dtype) +
+                  kOperands * p.groups * static_cast<int64_t>(sizeof(void*)));
 }
 
 // What an image's chunk of `pixels` takes of the bound.
@@ -142,12 +140,12 @@ inline int64_t chunk_bytes(const ConvProblem& p, int64_t pixels) {
   return (columns_are_in_place(p) ? 0 : columns_bytes(p, pixels)) + products_bytes(p, pixels);
 }
 
-// Where the second part begins. `pixels`: in dgrad, the rows of a band.
-inline int64_t columns_room(const ConvProblem& p, int64_t images, int64_t pixels) {
-  if (columns_are_in_place(p)) return 0;
+// Where the second part begins.
+inline int64_t columns_room(const ConvProblem& p, const Im2colPlan& plan) {
+  if (plan.columns == Place::kInput) return 0;
   constexpr int64_t kAlignment = 256;
-  const int64_t columns = p.pass == Pass::kDgrad ? band_columns(p, pixels) : pixels;
-  const int64_t bytes = images * columns_bytes(p, columns);
+  const int64_t columns = p.pass == Pass::kDgrad ? band_columns(p, plan.pixels) : plan.pixels;
+  const int64_t bytes = plan.images * columns_bytes(p, columns);
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 

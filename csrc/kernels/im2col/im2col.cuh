@@ -25,7 +25,7 @@ class ChunkedPass {
   ChunkedPass(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
               const LaunchContext& context)
       : p_(problem),
-        plan_(plan),
+        plan_(plan.payload.as<Im2colPlan>()),
         geometry_(problem),
         context_(context),
         x_(static_cast<T*>(operands.x)),
@@ -58,7 +58,7 @@ class ChunkedPass {
   }
 
   void dgrad() {
-    const auto images = plan_.chunk_images, height = plan_.chunk_pixels;
+    const auto images = plan_.images, height = plan_.pixels;
     for (int64_t image = 0; image < p_.N; image += images) {
       for (int64_t first = 0; first < p_.H; first += height) {
         dgrad_band(image, std::min(images, p_.N - image), first, std::min(height, p_.H - first));
@@ -94,7 +94,7 @@ class ChunkedPass {
 
   template <typename Body>
   void for_each_chunk(Body body) {
-    const auto images = plan_.chunk_images, pixels = plan_.chunk_pixels;
+    const auto images = plan_.images, pixels = plan_.pixels;
     for (int64_t image = 0; image < p_.N; image += images) {
       for (int64_t pixel = 0; pixel < image_pixels_; pixel += pixels) {
         body(Chunk{image, std::min(images, p_.N - image), static_cast<int>(pixel),
@@ -104,8 +104,7 @@ class ChunkedPass {
   }
 
   Acc* behind_columns() const {
-    return reinterpret_cast<Acc*>(static_cast<char*>(context_.workspace) +
-                                  columns_room(p_, plan_.chunk_images, plan_.chunk_pixels));
+    return reinterpret_cast<Acc*>(static_cast<char*>(context_.workspace) + columns_room(p_, plan_));
   }
 
   // Elements between lines, images and groups of a chunk's column matrix.
@@ -255,7 +254,7 @@ class ChunkedPass {
   void multiply_weight_in_parts(const Chunk& chunk, const Columns& columns, Acc* sum, bool first) {
     if constexpr (std::is_same_v<T, float>) {
       const WeightParts parts = weight_parts(p_, chunk.images, chunk.pixels);
-      const int64_t most = parts_at_once(p_, plan_.chunk_images, plan_.chunk_pixels);
+      const int64_t most = plan_.parts;
       const int64_t weights = p_.w_count();
       // Behind the sum: the operands' places, then the sums of the parts.
       auto** dy_list =
@@ -353,7 +352,7 @@ class ChunkedPass {
   }
 
   const ConvProblem& p_;
-  const ConvPlan& plan_;
+  const Im2colPlan plan_;
   const Geometry<Index> geometry_;
   const LaunchContext& context_;
   T* x_;
@@ -382,7 +381,7 @@ void launch_indexed(const ConvProblem& problem, const ConvPlan& plan, const Oper
 template <typename T>
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
-  if (plan.wide_index) {
+  if (plan.payload.as<Im2colPlan>().wide) {
     launch_indexed<T, int64_t>(problem, plan, operands, context);
   } else {
     launch_indexed<T, int32_t>(problem, plan, operands, context);

@@ -47,26 +47,25 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties&) {
 }
 
 // Cuts the batch into chunks of whole images or an image into chunks of pixels (dgrad: of rows).
-void choose_chunk(const ConvProblem& p, ConvPlan& plan) {
+void choose_chunk(const ConvProblem& p, Im2colPlan& plan) {
   const bool dgrad = p.pass == Pass::kDgrad;
   const int64_t image_bytes = chunk_bytes(p, image_columns(p));
   // Kernels count a chunk's part of dx, which can be larger than its columns, in 32 bits.
   const int64_t image_elements = dgrad ? p.C * p.H * p.W : 1;
   if (image_bytes == 0 || (image_bytes <= kWorkspaceBound && image_elements <= INT32_MAX)) {
-    plan.chunk_images = p.N;
+    plan.images = p.N;
     if (image_bytes > 0) {
-      plan.chunk_images =
-          std::min({p.N, kWorkspaceBound / image_bytes, INT32_MAX / image_elements});
+      plan.images = std::min({p.N, kWorkspaceBound / image_bytes, INT32_MAX / image_elements});
     }
-    plan.chunk_pixels = dgrad ? p.H : image_columns(p);
+    plan.pixels = dgrad ? p.H : image_columns(p);
     return;
   }
   const int64_t room = columns_within_bound(p);
-  plan.chunk_images = 1;
+  plan.images = 1;
   if (!dgrad) {
     // Even chunks, in whole warps: a last one of a few pixels would be all overhead.
     const int64_t chunks = ceil_divide(image_columns(p), room);
-    plan.chunk_pixels = std::min(room, round_up(ceil_divide(image_columns(p), chunks), 32));
+    plan.pixels = std::min(room, round_up(ceil_divide(image_columns(p), chunks), 32));
     return;
   }
   const int64_t most_rows = std::min(p.H, INT32_MAX / (p.C * p.W));
@@ -74,7 +73,7 @@ void choose_chunk(const ConvProblem& p, ConvPlan& plan) {
   for (int64_t step = most_rows; step > 0; step /= 2) {
     while (rows + step <= most_rows && band_columns(p, rows + step) <= room) rows += step;
   }
-  plan.chunk_pixels = rows;
+  plan.pixels = rows;
 }
 
 // Calls of the library for a product of row-major matrices, as in `Product`. Sizes and leading
@@ -164,11 +163,11 @@ struct Chunks {
   double images, pixels;  // images of a chunk, and output pixels of each
 };
 
-Chunks chunks_of(const ConvProblem& p, const ConvPlan& plan) {
+Chunks chunks_of(const ConvProblem& p, const Im2colPlan& plan) {
   const bool dgrad = p.pass == Pass::kDgrad;
-  const int64_t pieces = ceil_divide(dgrad ? p.H : image_columns(p), plan.chunk_pixels);
-  const int64_t batches = ceil_divide(p.N, plan.chunk_images);
-  const double pixels = dgrad ? static_cast<double>(band_columns(p, plan.chunk_pixels))
+  const int64_t pieces = ceil_divide(dgrad ? p.H : image_columns(p), plan.pixels);
+  const int64_t batches = ceil_divide(p.N, plan.images);
+  const double pixels = dgrad ? static_cast<double>(band_columns(p, plan.pixels))
                               : static_cast<double>(image_columns(p)) / static_cast<double>(pieces);
   return {static_cast<double>(pieces * batches),
           static_cast<double>(p.N) / static_cast<double>(batches), pixels};
@@ -177,7 +176,7 @@ Chunks chunks_of(const ConvProblem& p, const ConvPlan& plan) {
 // Counts the work of a plan's kernels and of its calls of the library.
 class Counter {
  public:
-  Counter(const ConvProblem& p, const DeviceProperties& d, const ConvPlan& plan)
+  Counter(const ConvProblem& p, const DeviceProperties& d, const Im2colPlan& plan)
       : p_(p), d_(d), plan_(plan), chunks_(chunks_of(p, plan)) {}
 
   WorkList count() {
@@ -200,7 +199,7 @@ class Counter {
   int64_t columns_leading() const {
     const int64_t pack = 16 / size_;
     if (channels_last_) return in_place_ ? p_.C : packs_of(p_, column_rows(p_)) * pack;
-    return in_place_ ? image_columns(p_) : packs_of(p_, plan_.chunk_pixels) * pack;
+    return in_place_ ? image_columns(p_) : packs_of(p_, plan_.pixels) * pack;
   }
 
   void add_columns() {
@@ -323,8 +322,8 @@ class Counter {
     const auto weights = static_cast<double>(p_.w_count());
     const auto sum_bytes = weights * static_cast<double>(accumulator_size(p_.dtype));
     if (sums_in_parts(p_)) {
-      const WeightParts parts = weight_parts(p_, plan_.chunk_images, plan_.chunk_pixels);
-      const int64_t most = parts_at_once(p_, plan_.chunk_images, plan_.chunk_pixels);
+      const WeightParts parts = weight_parts(p_, plan_.images, plan_.pixels);
+      const int64_t most = plan_.parts;
       const double calls = static_cast<double>(ceil_divide(parts.count - parts.lines, most) +
                                                ceil_divide(parts.lines, most));
       const double at_once = static_cast<double>(parts.count) / calls;
@@ -350,7 +349,7 @@ class Counter {
 
   const ConvProblem& p_;
   const DeviceProperties& d_;
-  const ConvPlan& plan_;
+  const Im2colPlan& plan_;
   const Chunks chunks_;
   const bool in_place_ = columns_are_in_place(p_), channels_last_ = is_channels_last(p_);
   const int64_t size_ = element_size(p_.dtype);
@@ -358,33 +357,43 @@ class Counter {
   WorkList works_;
 };
 
+LaunchShape shape_of(const ConvProblem& p, const Im2colPlan& way) {
+  const int64_t room = columns_room(p, way);
+  const int64_t pixels = p.pass == Pass::kDgrad ? band_columns(p, way.pixels) : way.pixels;
+  return {std::max<int64_t>(ceil_divide(room / 16, kBlock), 1), kBlock, 0,
+          room + way.images * products_bytes(p, pixels) + weight_sum_bytes(p) +
+              parts_bytes(p, way.parts)};
+}
+
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
-  ConvPlan plan;
+  Im2colPlan way;
+  way.columns = columns_are_in_place(p) ? Place::kInput : Place::kWorkspace;
+  way.wide = needs_wide_index(p);
+  choose_chunk(p, way);
+  if (sums_in_parts(p)) way.parts = parts_at_once(p, way.images, way.pixels);
+  const bool whole_images = way.pixels == (p.pass == Pass::kDgrad ? p.H : image_columns(p));
+  ConvPlan plan{shape_of(p, way)};
+  plan.variant = way.columns == Place::kInput ? "pointwise" : whole_images ? "images" : "bands";
   plan.uses_blas = true;
-  plan.block = kBlock;
-  plan.wide_index = needs_wide_index(p);
-  choose_chunk(p, plan);
-  const bool dgrad = p.pass == Pass::kDgrad;
-  const bool whole_images = plan.chunk_pixels == (dgrad ? p.H : image_columns(p));
-  plan.variant = columns_are_in_place(p) ? "pointwise" : whole_images ? "images" : "bands";
-  const int64_t chunk_pixels = dgrad ? band_columns(p, plan.chunk_pixels) : plan.chunk_pixels;
-  const int64_t room = columns_room(p, plan.chunk_images, plan.chunk_pixels);
-  plan.grid[0] = std::max<int64_t>(ceil_divide(room / 16, kBlock), 1);
-  plan.workspace_bytes = room + plan.chunk_images * products_bytes(p, chunk_pixels) +
-                         weight_sum_bytes(p) + parts_bytes(p, plan.chunk_images, plan.chunk_pixels);
-  plan.payload =
-      Im2colPlan{columns_are_in_place(p) ? Place::kInput : Place::kWorkspace, plan.wide_index,
-                 plan.chunk_images, plan.chunk_pixels,
-                 sums_in_parts(p) ? parts_at_once(p, plan.chunk_images, plan.chunk_pixels) : 0};
-  plan.works = Counter(p, device, plan).count();
+  plan.wide_index = way.wide;
+  plan.payload = way;
+  plan.works = Counter(p, device, way).count();
   plan.predicted_ms = price(plan.works, device);
   return plan;
+}
+
+LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {
+  const auto way = plan.payload.as<Im2colPlan>();
+  const bool in_place = way.columns == Place::kInput;
+  const bool fits = in_place == columns_are_in_place(p) && way.wide == needs_wide_index(p) &&
+                    (way.parts > 0) == sums_in_parts(p);
+  return fits ? shape_of(p, way) : LaunchShape{};
 }
 
 }  // namespace
 
 extern const Family family;
-const Family family{"im2col", can_implement, propose};
+const Family family{"im2col", can_implement, propose, shape};
 
 }  // namespace customconv::im2col
 

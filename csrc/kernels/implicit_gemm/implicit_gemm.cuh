@@ -10,8 +10,8 @@
 #include "kernels/common/start.h"
 #include "kernels/implicit_gemm/kernels.cuh"
 #include "kernels/implicit_gemm/pack_weights.cuh"
+#include "kernels/implicit_gemm/payload.h"
 #include "kernels/implicit_gemm/sm90/launch.h"
-#include "kernels/implicit_gemm/sm90/plan.h"
 #include "kernels/implicit_gemm/weave.cuh"
 #include "kernels/implicit_gemm/wgrad/launch.h"
 #include "kernels/launch.h"
@@ -187,11 +187,14 @@ template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
   if constexpr (sizeof(T) < 8) {
-    if (sm90::is_plan(plan)) return sm90::launch<T>(asked, plan, operands, context);
+    if (plan.payload.kind() == PlanKind::implicit_gemm_main_loop) {
+      return sm90::launch<T>(asked, plan, operands, context);
+    }
   }
   if (asked.pass == Pass::kWgrad) return wgrad::launch<T>(asked, plan, operands, context);
   const Forward problem = as_one_row(as_forward(asked));
-  const Tile tile = tile_of(problem, plan);
+  const Tile tile = make_tile(problem, plan.payload.as<BoxesRowsPlan>(), plan.splits);
+  const LaunchShape shape = shape_of(problem, tile);
   const bool boxes = tile.fetch == Fetch::kShared;
   const bool gradient = asked.pass == Pass::kDgrad;
   const auto* x = static_cast<const T*>(gradient ? operands.y : operands.x);
@@ -287,7 +290,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.planes_h = D(tile.h.planes);
   p.planes_w = D(tile.w.planes);
   p.partial = reinterpret_cast<float*>(static_cast<char*>(context.workspace) +
-                                       plan.workspace_bytes - partial_bytes(tile));
+                                       shape.workspace_bytes - partial_bytes(tile));
 
   const bool fused = !operands.epilogue.is_empty();
   const auto kernel = [&]() -> KernelOf<T> {
@@ -298,7 +301,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     return fused ? kernel_of<T, true>(tile) : kernel_of<T, false>(tile);
   }();
   start("implicit_gemm",
-        {plan.grid[0], plan.block, plan.shared_bytes, context.stream,
+        {std::min(plan.blocks, shape.blocks), shape.threads, shape.shared_bytes, context.stream,
          /*early=*/!tile.by_warps, tile.cluster()},
         kernel, p);
   if (partial_bytes(tile) > 0) {

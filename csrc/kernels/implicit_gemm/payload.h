@@ -12,9 +12,11 @@ struct BoxesRowsPlan {
   int kernel = 0;  // of kKernels
   Shape shape = Shape::kSquares;
   bool apart_h = false, apart_w = false;  // taps along an axis have planes of their own
-  bool by_warps = false, clustered = false;
-  int tile[3] = {};    // rows, columns, images
-  int stages[2] = {};  // of the input and of the weights
+  // Warps multiply, threads copy: for compute capability 8.0 and later, not only Hopper.
+  bool by_warps = false;
+  bool clustered = false;  // see Tile
+  int tile[3] = {};        // rows, columns, images
+  int stages[2] = {};      // of the input and of the weights
 };
 
 }  // namespace customconv::implicit_gemm

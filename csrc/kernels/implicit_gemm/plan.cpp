@@ -203,9 +203,8 @@ WorkList count_work(const Forward& p, const DeviceProperties& d, const Tile& t) 
 }
 
 struct Choice {
+  BoxesRowsPlan plan;
   Tile tile;
-  int variant;
-  int shared_bytes;
   WorkList works;
   double ms;
 };
@@ -216,7 +215,8 @@ bool fill_in(const Forward& p, const DeviceProperties& d, Choice& choice) {
   // A plane that fits has no sizes that overflow in what follows.
   if (!is_legal(p, t)) return false;
   if (!choose_stages(p, d.shared_bytes_block - 1024, t)) return false;
-  choice.shared_bytes = shared_bytes(p, t);
+  choice.plan.stages[0] = t.x_stages;
+  choice.plan.stages[1] = t.w_stages;
   choice.works = count_work(p, d, t);
   choice.ms = customconv::price(choice.works, d);
   return true;
@@ -236,6 +236,23 @@ bool planes_are_boxed(const ConvProblem& p) {
          p.N * p.C <= INT32_MAX && strides_match(p.x_sizes(), p.x_strides, Layout::kNchw);
 }
 
+// Whether pixels may be fetched so, of whatever tile.
+bool can_fetch(const Forward& p, Fetch fetch) {
+  switch (fetch) {
+    case Fetch::kShared:
+      return input_is_boxed(p) && (p.K == 1 || p.y_strides[1] == 1);
+    case Fetch::kTaps:
+    case Fetch::kOddTaps:
+      return p.stride_w == 1 && p.dilation_w == 1;
+    case Fetch::kFlat:
+      return p.C <= kFewChannels && round_up(p.C * p.R * p.S, kPieceBytes) <= kMostFlat;
+    case Fetch::kBoxedPieces:
+      return planes_are_boxed(p);
+    default:
+      return true;
+  }
+}
+
 class Search {
  public:
   // `by_warps`: with the kernels that are not only Hopper's. Keeps every choice in `all`, where
@@ -247,33 +264,32 @@ class Search {
   Choice best() {
     if (p_.woven * element_size(p_.dtype) > kMostWoven) return best_;
     const bool one_tap = p_.R == 1 && p_.S == 1;
-    if (input_is_boxed(p_) && (p_.K == 1 || p_.y_strides[1] == 1)) {
+    if (can_fetch(p_, Fetch::kShared)) {
       // The main loop of sm90 is faster for single taps and for strides.
       const bool left = !by_warps_ && (one_tap || p_.stride_h > 1 || p_.stride_w > 1);
       if (!left) try_planes(Fetch::kShared);
       if ((left || best_.ms > 0) && p_.C > kFewChannels) return best_;
     }
-    const int64_t flat = p_.C <= kFewChannels ? p_.C * p_.R * p_.S : kTooMany;
-    if (round_up(flat, kPieceBytes) <= kMostFlat) try_kernels(Fetch::kFlat, 0);
-    if (!by_warps_ && planes_are_boxed(p_)) {
-      try_kernels(Fetch::kBoxedPieces, 0);
+    if (can_fetch(p_, Fetch::kFlat)) try_kernels({Fetch::kFlat});
+    if (!by_warps_ && can_fetch(p_, Fetch::kBoxedPieces)) {
+      try_kernels({Fetch::kBoxedPieces});
       if (best_.ms > 0) return best_;
     }
     // The main loop of sm90 packs pixels that are not in planes.
     if (!by_warps_ && p_.W > 1 && p_.x_strides[3] != 1) return best_;
-    const bool pairs = p_.stride_w == 1 && p_.dilation_w == 1;
+    const bool pairs = can_fetch(p_, Fetch::kTaps);
     if (pairs && !one_tap) {
       try_planes(Fetch::kTaps);
       try_planes(Fetch::kOddTaps);
     }
     if (!by_warps_) return best_;
     if (one_tap && (p_.stride_w == 1 || p_.dtype == DType::kFloat32)) {
-      try_kernels(Fetch::kPieces, 0);
+      try_kernels({Fetch::kPieces});
     } else if (!pairs) {
       try_planes(Fetch::kElements);
     }
     // A plane for each tap has no more pixels than the tile.
-    if (best_.ms == 0) try_kernels(Fetch::kPieces, kApartH | kApartW);
+    if (best_.ms == 0) try_kernels(apart(Fetch::kPieces, true, true));
     return best_;
   }
 
@@ -284,27 +300,36 @@ class Search {
     return (taps - 1) * dilation > kFarReach;
   }
 
-  void try_planes(Fetch fetch) {
-    const bool far_h = reaches_far(p_.R, p_.dilation_h), far_w = reaches_far(p_.S, p_.dilation_w);
-    try_kernels(fetch, 0);
-    if (!by_warps_) return;
-    if (far_h) try_kernels(fetch, kApartH);
-    if (fetch != Fetch::kShared) return;
-    if (far_w) try_kernels(fetch, kApartW);
-    if (best_.ms == 0 || (far_h && far_w)) try_kernels(fetch, kApartH | kApartW);
+  static BoxesRowsPlan apart(Fetch fetch, bool h, bool w) {
+    BoxesRowsPlan plan{fetch};
+    plan.apart_h = h;
+    plan.apart_w = w;
+    return plan;
   }
 
-  void try_kernels(Fetch fetch, int flags) {
-    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      if (is_too_wide(kernel, fetch)) continue;
-      const Kernel& kind = kKernels[kernel];
+  void try_planes(Fetch fetch) {
+    const bool far_h = reaches_far(p_.R, p_.dilation_h), far_w = reaches_far(p_.S, p_.dilation_w);
+    try_kernels({fetch});
+    if (!by_warps_) return;
+    if (far_h) try_kernels(apart(fetch, true, false));
+    if (fetch != Fetch::kShared) return;
+    if (far_w) try_kernels(apart(fetch, false, true));
+    if (best_.ms == 0 || (far_h && far_w)) try_kernels(apart(fetch, true, true));
+  }
+
+  void try_kernels(BoxesRowsPlan plan) {
+    const Fetch fetch = plan.fetch;
+    plan.by_warps = by_warps_;
+    for (plan.kernel = 0; plan.kernel < kKernelCount; ++plan.kernel) {
+      if (is_too_wide(plan.kernel, fetch)) continue;
+      const Kernel& kind = kKernels[plan.kernel];
       if (by_warps_ ? !is_by_warps(kind, fetch) : !is_by_warpgroups(kind, fetch)) continue;
       if (fetch == Fetch::kShared) {
-        try_squares(kernel, flags);
-        try_boxed_lines(kernel, flags);
+        try_squares(plan);
+        try_boxed_lines(plan);
       } else {
-        try_run(kernel, fetch, flags);
-        if (!is_compact(fetch) || flags != 0) try_row_lines(kernel, fetch, flags);
+        try_run(plan);
+        if (!is_compact(fetch) || plan.apart_h || plan.apart_w) try_row_lines(plan);
       }
     }
   }
@@ -317,25 +342,21 @@ class Search {
     return channels > narrowest && p_.K <= channels / 2;
   }
 
-  int variant_of(int kernel, Shape shape, Fetch fetch, int flags) const {
-    return implicit_gemm::variant_of(kernel, shape, fetch, flags | (by_warps_ ? kByWarps : 0));
-  }
-
-  void try_squares(int kernel, int flags) {
-    const int variant = variant_of(kernel, Shape::kSquares, Fetch::kShared, flags);
-    const int blocks = kKernels[kernel].pixels / kInstructionRows;
+  void try_squares(BoxesRowsPlan plan) {
+    plan.shape = Shape::kSquares;
+    const int blocks = kKernels[plan.kernel].blocks();
     for (int across = 1; across <= blocks; across *= 2) {
       for (int down = 1; across * down <= blocks; down *= 2) {
-        try_tile(variant, {down * 8, across * 8, blocks / (across * down)});
+        try_tile(plan, down * 8, across * 8, blocks / (across * down));
       }
     }
   }
 
   // Whole rows of pixels with their halo, as many as there is room for.
-  void try_boxed_lines(int kernel, int flags) {
-    const int variant = variant_of(kernel, Shape::kLines, Fetch::kShared, flags);
-    const int64_t pixels = kKernels[kernel].pixels;
-    const int64_t reach = make_tile(p_, variant, {1, 1, 1}, 1).w.reach;
+  void try_boxed_lines(BoxesRowsPlan plan) {
+    plan.shape = Shape::kLines;
+    const int64_t pixels = kKernels[plan.kernel].pixels;
+    const int64_t reach = make_tile(p_, with_tile(plan, 1, 1), 1).w.reach;
     Tried<int64_t> tried;
     for (int64_t rows = 1; rows <= std::min<int64_t>(kMostRows, p_.P); ++rows) {
       // As wide as so many rows may be; then as the image's width divides evenly.
@@ -345,16 +366,16 @@ class Search {
       for (const int64_t columns : {ceil_divide(p_.Q, ceil_divide(p_.Q, most)), most}) {
         if (!tried.add(columns)) continue;
         const int64_t fits = std::min((pixels - columns) / (columns + reach) + 1, p_.P);
-        try_tile(variant, {static_cast<int>(fits), static_cast<int>(columns), 1});
+        try_tile(plan, fits, columns);
       }
     }
   }
 
   // Parts of rows, one below the other.
-  void try_row_lines(int kernel, Fetch fetch, int flags) {
-    const int variant = variant_of(kernel, Shape::kLines, fetch, flags);
+  void try_row_lines(BoxesRowsPlan plan) {
+    plan.shape = Shape::kLines;
     constexpr int64_t kUnit = 8;  // pixels: what keeps copies aligned
-    const int64_t pixels = kKernels[kernel].pixels;
+    const int64_t pixels = kKernels[plan.kernel].pixels;
     int64_t last = 0;
     for (int64_t rows = 1; rows <= std::min<int64_t>(kMostRows, p_.P); rows *= 2) {
       const int64_t most = std::min(pixels / rows / kUnit * kUnit, round_up(p_.Q, kUnit));
@@ -363,34 +384,42 @@ class Search {
       for (const int64_t columns : {even, most}) {
         if (columns == last) continue;
         last = columns;
-        int tile[3] = {static_cast<int>(std::min(pixels / columns, p_.P)),
-                       static_cast<int>(columns), 1};
-        if (!is_legal(p_, make_tile(p_, variant, tile, 1))) tile[0] = static_cast<int>(rows);
-        try_tile(variant, tile);
+        const int64_t fits = std::min(pixels / columns, p_.P);
+        const bool legal = is_legal(p_, make_tile(p_, with_tile(plan, fits, columns), 1));
+        try_tile(plan, legal ? fits : rows, columns);
       }
     }
   }
 
-  void try_run(int kernel, Fetch fetch, int flags) {
+  void try_run(BoxesRowsPlan plan) {
     const auto row = static_cast<double>(p_.Q + 1);
     const double rows = static_cast<double>(p_.P) * static_cast<double>(p_.stride_h) +
                         static_cast<double>(p_.R) * static_cast<double>(p_.dilation_h);
     if (std::max(row, rows) * rows * static_cast<double>(p_.N) > INT32_MAX / 4) return;
-    const int variant = variant_of(kernel, Shape::kRun, fetch, flags);
-    try_tile(variant, {static_cast<int>(p_.P), static_cast<int>(p_.Q), 1});
+    plan.shape = Shape::kRun;
+    try_tile(plan, p_.P, p_.Q);
   }
 
-  void try_tile(int variant, const int (&pixels)[3]) {
+  static BoxesRowsPlan with_tile(BoxesRowsPlan plan, int64_t rows, int64_t columns,
+                                 int images = 1) {
+    plan.tile[0] = static_cast<int>(rows);
+    plan.tile[1] = static_cast<int>(columns);
+    plan.tile[2] = images;
+    return plan;
+  }
+
+  void try_tile(const BoxesRowsPlan& way, int64_t rows, int64_t columns, int images = 1) {
+    BoxesRowsPlan plan = with_tile(way, rows, columns, images);
     const bool is_over = best_.ms > 0 && best_.ms <= enough_ms_;
-    if (is_over || is_slower(variant, pixels)) return;
-    const Tile t = make_tile(p_, variant, pixels, 1);
-    const WorkList whole = weigh(t, variant);
+    if (is_over || is_slower(plan)) return;
+    const Tile t = make_tile(p_, plan, 1);
+    const WorkList whole = weigh(plan, t);
     // Splits where the tiles alone leave multiprocessors idle, also in the last of a few turns.
     const int64_t most =
         std::min<int64_t>(t.steps(), kMostTurns * d_.sm_count / std::max<int64_t>(t.tiles(), 1));
     const auto try_splits = [&](int64_t splits) {
       if (is_slower(whole, t, splits, Store::kSplits)) return;
-      weigh(make_tile(p_, variant, pixels, splits), variant);
+      weigh(plan, make_tile(p_, plan, splits));
     };
     for (int64_t splits = 2; splits < most; splits = splits < 4 ? splits + 1 : splits * 3 / 2) {
       try_splits(splits);
@@ -398,13 +427,14 @@ class Search {
     if (most > 1) try_splits(most);
     if (by_warps_) return;
     // Clusters start whole, and do one tile.
+    plan.clustered = true;
     for (int64_t splits = 2; splits <= std::min<int64_t>(kMostClustered, t.steps()); splits *= 2) {
       if (t.tiles() * splits > d_.sm_count) break;
       if (is_slower(whole, t, splits, Store::kCluster)) continue;
-      const Tile clustered = make_tile(p_, variant | kClustered, pixels, splits);
+      const Tile clustered = make_tile(p_, plan, splits);
       if (t.tiles() * splits > blocks_at_once(d_, clustered)) break;
       if (exchange_bytes(clustered) > kMostExchange) break;
-      weigh(clustered, variant | kClustered);
+      weigh(plan, clustered);
     }
   }
 
@@ -431,15 +461,15 @@ class Search {
 
   // Whether the products of all tiles, shared out evenly, take longer than the best plan. False
   // where all plans are listed.
-  bool is_slower(int variant, const int (&pixels)[3]) const {
+  bool is_slower(const BoxesRowsPlan& plan) const {
     if (all_ != nullptr || best_.ms == 0) return false;
     Tile t{};
-    t.kernel = variant % (1 << kShapeShift);
-    t.fetch = static_cast<Fetch>(variant >> kFetchShift & 15);
+    t.kernel = plan.kernel;
+    t.fetch = plan.fetch;
     t.by_warps = by_warps_;
-    const auto shape = static_cast<Shape>(variant >> kShapeShift & 3);
+    const auto& pixels = plan.tile;
     const double tiles =
-        shape == Shape::kRun
+        plan.shape == Shape::kRun
             ? static_cast<double>(p_.N * p_.P * p_.Q) / t.kind().pixels
             : static_cast<double>(ceil_divide(p_.N, pixels[2]) * ceil_divide(p_.P, pixels[0]) *
                                   ceil_divide(p_.Q, pixels[1]));
@@ -453,8 +483,8 @@ class Search {
   }
 
   // Weighs a tile, and returns its work: none if the tile does not fit.
-  WorkList weigh(const Tile& tile, int variant) {
-    Choice choice{tile, variant, 0, {}, 0};
+  WorkList weigh(const BoxesRowsPlan& plan, const Tile& tile) {
+    Choice choice{plan, tile, {}, 0};
     if (tile.tiles() * tile.splits > INT32_MAX / 2) return {};
     if (!fill_in(p_, d_, choice)) return {};
     if (best_.ms == 0 || choice.ms < best_.ms) best_ = choice;
@@ -540,29 +570,12 @@ const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
 // `p` is as one row if it can be.
 ConvPlan plan_of(const Forward& p, const DeviceProperties& d, const Choice& choice) {
   const Tile& t = choice.tile;
-  ConvPlan plan;
-  plan.variant = kKernels[t.kernel].name;
-  plan.variant_index = choice.variant;
-  plan.tile[0] = t.rows;
-  plan.tile[1] = t.columns;
-  plan.tile[2] = t.images;
+  ConvPlan plan{shape_of(p, t)};
+  plan.blocks = std::min(plan.blocks, blocks_at_once(d, t));
+  plan.variant = t.kind().name;
   plan.splits = t.splits;
-  plan.block = threads_of(t.kind(), t.fetch);
   plan.wide_index = needs_wide_index(p);
-  plan.shared_bytes = choice.shared_bytes;
-  plan.grid[0] = std::min<int64_t>(t.tiles() * t.splits, blocks_at_once(d, t));
-  const PackedWeight weight = packed_weight(p, t);
-  const int64_t packed = weight.in_place ? 0 : weight.rows * weight.row * element_size(p.dtype);
-  plan.workspace_bytes = round_up(packed, 256) + p.woven * element_size(p.dtype) + partial_bytes(t);
-  plan.payload = BoxesRowsPlan{t.fetch,
-                               t.kernel,
-                               t.shape,
-                               (choice.variant & kApartH) != 0,
-                               (choice.variant & kApartW) != 0,
-                               t.by_warps,
-                               t.clustered,
-                               {t.rows, t.columns, t.images},
-                               {t.x_stages, t.w_stages}};
+  plan.payload = choice.plan;
   plan.works = choice.works;
   plan.predicted_ms = choice.ms;
   return plan;
@@ -578,8 +591,8 @@ ConvPlan propose_wanted(const ConvProblem& asked, const DeviceProperties& d, con
   ConvPlan best;
   if (asked.pass == Pass::kWgrad) {
     const auto weigh = [&best](const ConvPlan& plan) {
-      if (plan.block == 0) return;
-      if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
+      if (plan.threads == 0) return;
+      if (best.threads == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
     };
     if (wgrad::can_implement(asked, d) == nullptr) weigh(wgrad::propose(asked, d, wanted));
     if (asked.is_strict_float32() && sm90::can_exchange(asked)) weigh(sm90::best_plan(asked, d));
@@ -593,7 +606,7 @@ ConvPlan propose_wanted(const ConvProblem& asked, const DeviceProperties& d, con
   };
   if (d.has_hopper_kernels()) {
     search(/*by_warps=*/false);
-    if (best.block > 0 && best.predicted_ms <= wanted.enough_ms) return best;
+    if (best.threads > 0 && best.predicted_ms <= wanted.enough_ms) return best;
     const ConvPlan plan = sm90::best_plan(asked, d, nullptr, wanted);
     double other_ms = best.predicted_ms;
     // Only kernels of that main loop leave statistics, or do the epilogue of an input gradient.
@@ -601,9 +614,9 @@ ConvPlan propose_wanted(const ConvProblem& asked, const DeviceProperties& d, con
       other_ms += statistics_ms(asked, d);
     }
     if (plan.fuses) other_ms += epilogue_ms(asked, d);
-    if (plan.block > 0 && (best.block == 0 || plan.predicted_ms < other_ms)) best = plan;
+    if (plan.threads > 0 && (best.threads == 0 || plan.predicted_ms < other_ms)) best = plan;
   }
-  if (best.block == 0) search(/*by_warps=*/true);
+  if (best.threads == 0) search(/*by_warps=*/true);
   return best;
 }
 
@@ -633,9 +646,27 @@ std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties&
 // By what pixels are fetched with and how taps are apart. Tiles count only where their kernels have
 // an epilogue, in which compilers may join a product and a sum.
 int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
+  if (p.pass == Pass::kWgrad) return 0;  // its sums run over the batch
   const bool has_epilogue = p.epilogue_passes > 0 || p.has_statistics;
-  if (sm90::is_plan(plan)) return sm90::sum_order(plan, has_epilogue);
-  return has_epilogue ? plan.variant_index : plan.variant_index >> kFetchShift << kFetchShift;
+  if (plan.payload.kind() == PlanKind::implicit_gemm_main_loop) {
+    return sm90::sum_order(plan, has_epilogue);
+  }
+  const auto way = plan.payload.as<BoxesRowsPlan>();
+  const int tile = has_epilogue ? 1 + way.kernel * 4 + static_cast<int>(way.shape) : 0;
+  return (tile * kFetchCount + static_cast<int>(way.fetch)) * 8 +
+         (way.apart_h * 4 + way.apart_w * 2 + way.by_warps);
+}
+
+LaunchShape shape(const ConvProblem& asked, const DeviceProperties&, const ConvPlan& plan) {
+  if (plan.payload.kind() == PlanKind::implicit_gemm_main_loop) return sm90::shape(asked, plan);
+  if (asked.pass == Pass::kWgrad) return wgrad::shape(asked, plan);
+  if (plan.payload.kind() != PlanKind::implicit_gemm_boxes_rows || !is_searched(asked)) return {};
+  const auto way = plan.payload.as<BoxesRowsPlan>();
+  const Forward p = as_one_row(as_forward(asked));
+  const bool one_tap = (p.R == 1 || way.apart_h) && (p.S == 1 || way.apart_w);
+  if (!can_fetch(p, way.fetch) || (is_compact(way.fetch) && !one_tap)) return {};
+  const Tile tile = make_tile(p, way, plan.splits);
+  return is_legal(p, tile) ? shape_of(p, tile) : LaunchShape{};
 }
 
 }  // namespace
@@ -644,6 +675,7 @@ extern const Family family;
 const Family family{"implicit_gemm",
                     can_implement,
                     propose,
+                    shape,
                     variants,
                     /*fuses=*/true,
                     sum_order,

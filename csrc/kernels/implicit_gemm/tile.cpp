@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/implicit_gemm/payload.h"
 #include "plan/plan.h"
 
 namespace customconv::implicit_gemm {
@@ -211,26 +212,27 @@ int64_t run_images(const ConvProblem& p, const Tile& t) {
   return std::min((p.P + run_outputs(p, t) - 2) / p.P + 1, p.N);
 }
 
-Tile make_tile(const Forward& p, int variant, const int (&pixels)[3], int64_t splits) {
+Tile make_tile(const Forward& p, const BoxesRowsPlan& plan, int64_t splits) {
   Tile t{};
-  t.kernel = variant % (1 << kShapeShift);
-  t.shape = static_cast<Shape>(variant >> kShapeShift & 3);
-  t.fetch = static_cast<Fetch>(variant >> kFetchShift & 15);
-  t.rows = pixels[0];
-  t.columns = pixels[1];
-  t.images = pixels[2];
+  t.kernel = plan.kernel;
+  t.shape = plan.shape;
+  t.fetch = plan.fetch;
+  t.rows = plan.tile[0];
+  t.columns = plan.tile[1];
+  t.images = plan.tile[2];
+  t.x_stages = plan.stages[0];
+  t.w_stages = plan.stages[1];
+  t.clustered = plan.clustered;
+  t.by_warps = plan.by_warps;
   const int64_t channels = p.group_C() * (t.is_flat() ? p.R * p.S : 1);
   t.pieces = static_cast<int>(ceil_divide(channels * element_size(p.dtype), kPieceBytes));
   t.splits = static_cast<int>(splits);
-  t.clustered = (variant & kClustered) != 0;
-  t.by_warps = (variant & kByWarps) != 0;
   t.transposed = p.gradient && !t.by_warps &&
                  instruction_transposes(t.kind().channels, t.fetch, element_size(p.dtype));
-  const bool apart_h = (variant & kApartH) != 0, apart_w = (variant & kApartW) != 0;
   if (t.fetch == Fetch::kShared) {
-    lay_out_boxes(p, apart_h, apart_w, t);
+    lay_out_boxes(p, plan.apart_h, plan.apart_w, t);
   } else {
-    lay_out_rows(p, apart_h, apart_w, t);
+    lay_out_rows(p, plan.apart_h, plan.apart_w, t);
   }
   const int64_t size = element_size(p.dtype);
   t.tiles_k = ceil_divide(p.K, t.kind().channels);
@@ -266,9 +268,14 @@ bool choose_stages(const Forward& p, int64_t room, Tile& t) {
   return room - stages * input >= 2 * weight;
 }
 
-int shared_bytes(const Forward& p, const Tile& t) {
-  return t.x_stages * t.stage_bytes + t.w_stages * t.weight_bytes() +
-         static_cast<int>(fixed_bytes(p, t));
+LaunchShape shape_of(const Forward& p, const Tile& t) {
+  const int64_t size = element_size(p.dtype);
+  const PackedWeight weight = packed_weight(p, t);
+  const int64_t packed = weight.in_place ? 0 : weight.rows * weight.row * size;
+  return {t.tiles() * t.splits, threads_of(t.kind(), t.fetch),
+          t.x_stages * t.stage_bytes + t.w_stages * t.weight_bytes() +
+              static_cast<int>(fixed_bytes(p, t)),
+          round_up(packed, 256) + p.woven * size + partial_bytes(t)};
 }
 
 bool is_legal(const Forward& p, const Tile& t) {
@@ -286,12 +293,6 @@ bool is_legal(const Forward& p, const Tile& t) {
     if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
   }
   return t.row.boxes > 0 || vectors <= kMostCopies;
-}
-
-Tile tile_of(const Forward& p, const ConvPlan& plan) {
-  Tile t = make_tile(p, plan.variant_index, plan.tile, plan.splits);
-  choose_stages(p, plan.shared_bytes, t);
-  return t;
 }
 
 ConvProblem source_problem(ConvProblem p, const Tile& t) {

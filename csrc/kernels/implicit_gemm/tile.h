@@ -19,7 +19,7 @@
 #include "kernels/implicit_gemm/forward.h"
 
 namespace customconv {
-struct ConvPlan;
+struct LaunchShape;
 }
 
 namespace customconv::implicit_gemm {
@@ -185,7 +185,7 @@ struct Tile {
   int splits;
   bool clustered;     // a tile's splits are a cluster of thread blocks, which adds them up
   bool transposed;    // the weight is a matrix of an input gradient, with its rows as they were
-  bool by_warps;      // warps multiply, threads copy: there is no copy engine
+  bool by_warps;      // see BoxesRowsPlan
   bool planes_first;  // tiles of the same output channels follow each other, image by image
   bool boxed_out;     // the output is stored in boxes by the copy engine
 
@@ -204,35 +204,18 @@ struct Tile {
   int weight_bytes() const { return kind().channels * kPieceBytes * group_products(fetch); }
 };
 
-// A plan's variant: the kernel, the shape, how pixels are fetched, and flags.
-enum Flag : int {
-  kShapeShift = 4,
-  kFetchShift = 6,
-  kApartH = 1024,
-  kApartW = 2048,
-  kClustered = 4096,
-  kByWarps = 32768  // for compute capability 8.0 and later, not only Hopper
-};
-
-constexpr int variant_of(int kernel, Shape shape, Fetch fetch, int flags) {
-  return kernel | static_cast<int>(shape) << kShapeShift | static_cast<int>(fetch) << kFetchShift |
-         flags;
-}
-
 inline int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
 
-// A tile of so many rows, columns and images of output pixels; without its stages. The problem has
-// one phase, of all taps, and is as one row if it can be.
-Tile make_tile(const Forward& problem, int variant, const int (&pixels)[3], int64_t splits);
+// The tile that a plan stands for. The problem has one phase, of all taps, and is as one row if it
+// can be.
+struct BoxesRowsPlan;
+Tile make_tile(const Forward& problem, const BoxesRowsPlan& plan, int64_t splits);
 // Whether it can be computed, if there is memory enough.
 bool is_legal(const Forward& problem, const Tile& tile);
 // Shares `room` bytes of shared memory out between the stages of the input and of the weights;
 // false where they are too few.
 bool choose_stages(const Forward& problem, int64_t room, Tile& tile);
-int shared_bytes(const Forward& problem, const Tile& tile);
-
-// The tile that a plan stands for.
-Tile tile_of(const Forward& problem, const ConvPlan& plan);
+LaunchShape shape_of(const Forward& problem, const Tile& tile);
 
 // Images that a tile of a run takes part in, at most.
 int64_t run_images(const ConvProblem& problem, const Tile& tile);

@@ -142,34 +142,38 @@ bool lay_out(Tile& tile, const Geometry& g, const Kernel& kernel) {
   return true;
 }
 
-// Sets the chunk and what follows from it; false where it does not fit.
-bool try_chunk(Tile& tile, const Geometry& g, int64_t chunk, int warps, int64_t limit) {
-  const int64_t taps = tile.gathered ? 1 : g.R * g.S;
-  // Keeps the products below within 32 bits.
-  if (taps * chunk > limit || int64_t{tile.plane} * tile.groups * chunk > limit) return false;
-  tile.chunk = static_cast<int>(chunk);
-  tile.steps = (tile.gathered ? g.R * g.S : 1) * ceil_divide(g.C, chunk);
-  tile.stages = tile.steps > 1 || tile.rounds > 1 ? 2 : 1;
-  tile.shared_bytes = shared_bytes(tile, g, warps);
-  return tile.shared_bytes <= limit;
-}
-
-bool shrink(Tile& tile) {
-  int& size = tile.images > 1 ? tile.images : tile.groups > 1 ? tile.groups : tile.rows;
+bool shrink(TiledPlan& plan) {
+  int& size = plan.tile[0] > 1 ? plan.tile[0] : plan.groups > 1 ? plan.groups : plan.tile[1];
   if (size == 1) return false;
   size = (size + 1) / 2;
   return true;
 }
 
+// One tap reads a halo only along the column, and one pixel apart along the row.
+bool has_halo(const Geometry& g, const Kernel& kernel) {
+  return kernel.taps != Taps::kOne || (g.S == 1 && g.stride_w == 1 && g.R > 1);
+}
+
+// What is tried: indices into the tables.
+struct Variant {
+  int kernel = 0;
+  int warps = 0;
+  int width = 0;
+  int rounds = 0;
+};
+
 // The tile with or without a halo, as large as the block's threads and the memory allow.
-bool fit(Tile& tile, const Geometry& g, Variant variant, int64_t element_bytes, int64_t limit) {
+bool fit(const Geometry& g, const Variant& variant, int64_t element_bytes, int64_t limit,
+         TiledPlan& plan, Tile& tile) {
   const Kernel& kernel = kKernels[variant.kernel];
   const WarpShape& shape = kWarpShapes[variant.warps];
-  const int warps = shape.channels * shape.strips;
   int64_t room = int64_t{32} * shape.strips;
+  plan.kernel = variant.kernel;
+  plan.warps[0] = shape.channels;
+  plan.warps[1] = shape.strips;
 
-  tile.channels = kernel.channels * shape.channels;
-  const bool packs = g.groups > 1 && g.C <= kPackedChannels && g.K <= tile.channels;
+  const bool packs =
+      g.groups > 1 && g.C <= kPackedChannels && g.K <= kernel.channels * shape.channels;
   const bool channels_last = g.in_channels_last() || g.out_channels_last();
   int64_t groups = 1;
   if (packs && channels_last) {
@@ -181,42 +185,47 @@ bool fit(Tile& tile, const Geometry& g, Variant variant, int64_t element_bytes, 
   const int64_t rows = even_piece(g.P, room / strips);
   const int64_t images = even_piece(g.N, room / (strips * rows));
   if (packs) groups *= std::min(g.groups, room / (strips * rows * images));
-  tile.groups = static_cast<int>(even_piece(g.groups, groups));
-  tile.images = static_cast<int>(images);
-  tile.rows = static_cast<int>(rows);
-  tile.strips = static_cast<int>(strips);
-  tile.groups_first = tile.groups > 1 && g.out_channels_last();
+  plan.groups = static_cast<int>(even_piece(g.groups, groups));
+  plan.tile[0] = static_cast<int>(images);
+  plan.tile[1] = static_cast<int>(rows);
+  plan.tile[2] = static_cast<int>(strips);
 
-  const int64_t taps = tile.gathered ? 1 : g.R * g.S;
-  while (!tile.fits) {
-    const bool one_step = packs && !tile.gathered && has_rounds(kernel.channels);
-    const int64_t groups_left = ceil_divide(g.groups, tile.groups);
-    tile.rounds = one_step ? static_cast<int>(even_piece(groups_left, kRounds[variant.rounds])) : 1;
-    if (lay_out(tile, g, kernel)) {
-      int64_t chunk = g.C;
-      const bool divisible = tile.groups == 1 && tile.rounds == 1;
-      if (divisible) {
-        const int64_t wanted = power_of_two_above(ceil_divide(kStepProducts, taps));
-        chunk = std::min(power_of_two_above(chunk), std::clamp(wanted, kLeastChunk, kMostChunk));
-      }
-      for (; !tile.fits && chunk > 0; chunk = divisible ? chunk / 2 : 0) {
-        tile.fits = try_chunk(tile, g, chunk, warps, limit);
-      }
+  const int64_t taps = plan.gathered ? 1 : g.R * g.S;
+  do {
+    const bool one_step = packs && !plan.gathered && has_rounds(kernel.channels);
+    const int64_t groups_left = ceil_divide(g.groups, plan.groups);
+    plan.rounds = one_step ? static_cast<int>(even_piece(groups_left, kRounds[variant.rounds])) : 1;
+    const bool divisible = plan.groups == 1 && plan.rounds == 1;
+    int64_t chunk = g.C;
+    if (divisible) {
+      const int64_t wanted = power_of_two_above(ceil_divide(kStepProducts, taps));
+      chunk = std::min(power_of_two_above(chunk), std::clamp(wanted, kLeastChunk, kMostChunk));
     }
-    if (!tile.fits && !shrink(tile)) return false;
-  }
-  tile.tiles_k = ceil_divide(g.K, tile.channels);
-  tile.tiles_g = ceil_divide(g.groups, int64_t{tile.groups} * tile.rounds);
-  tile.tiles_q = ceil_divide(g.Q, int64_t{tile.strips} * kStrip);
-  tile.tiles_p = ceil_divide(g.P, tile.rows);
-  tile.tiles_n = ceil_divide(g.N, tile.images);
-  return true;
+    for (; chunk > 0; chunk = divisible ? chunk / 2 : 0) {
+      if (chunk > limit) continue;
+      plan.chunk = static_cast<int>(chunk);
+      tile = make_tile(g, plan);
+      if (tile.shared_bytes > 0 && tile.shared_bytes <= limit) return true;
+    }
+  } while (shrink(plan));
+  return false;
 }
 
-WorkList count_work(const ConvProblem& problem, const Geometry& g, const Variant& variant,
+// The one with a halo if it fits, else where a tap can be taken at a time the other.
+bool choose_tile(const Geometry& g, const Variant& variant, int64_t element_bytes, int64_t limit,
+                 TiledPlan& plan, Tile& tile) {
+  if (has_halo(g, kKernels[variant.kernel]) && fit(g, variant, element_bytes, limit, plan, tile)) {
+    return true;
+  }
+  plan.gathered = true;
+  return kKernels[variant.kernel].taps == Taps::kOne &&
+         fit(g, variant, element_bytes, limit, plan, tile);
+}
+
+WorkList count_work(const ConvProblem& problem, const Geometry& g, const TiledPlan& plan,
                     const Tile& tile, const DeviceProperties& device) {
-  const Kernel& kernel = kKernels[variant.kernel];
-  const WarpShape& shape = kWarpShapes[variant.warps];
+  const Kernel& kernel = kKernels[plan.kernel];
+  const WarpShape shape{plan.warps[0], plan.warps[1]};
   const double warps = shape.channels * shape.strips, threads = 32 * warps;
   const double taps = static_cast<double>(g.R * g.S);
   const double channels = static_cast<double>(g.C);
@@ -319,26 +328,18 @@ ConvPlan search(const ConvProblem& problem, const DeviceProperties& device,
   ConvPlan best;
   int64_t order = -1;  // of all
   const auto consider = [&](const Variant& variant, int64_t limit) {
-    const Tile tile = make_tile(g, variant, element_bytes, limit);
-    if (!tile.fits) return int64_t{0};
-    const WarpShape& shape = kWarpShapes[variant.warps];
-    ConvPlan plan;
+    TiledPlan decided;
+    Tile tile;
+    if (!choose_tile(g, variant, element_bytes, limit, decided, tile)) return int64_t{0};
+    ConvPlan plan{shape_of(tile, decided)};
     plan.variant = kKernels[variant.kernel].name;
-    plan.variant_index = variant.index();
-    plan.grid[0] = tile.count();
-    plan.block = 32 * shape.channels * shape.strips;
-    plan.shared_bytes = static_cast<int>(tile.shared_bytes);
     plan.wide_index = needs_wide_index(problem);  // offsets that leave a tile are 64-bit anyway
-    const TiledPlan decided{variant.kernel, {shape.channels, shape.strips},
-                            tile.gathered,  {tile.images, tile.rows, tile.strips},
-                            tile.groups,    tile.rounds,
-                            tile.chunk};
     plan.payload = decided;
-    plan.works = count_work(problem, g, variant, tile, device);
+    plan.works = count_work(problem, g, decided, tile, device);
     plan.predicted_ms = price(plan.works, device);
     if (order < 0) order = order_of(g, decided);
     if (all != nullptr && order_of(g, decided) == order) all->push_back(plan);
-    if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
+    if (best.threads == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
     return tile.count();
   };
   const auto try_kernel = [&](int kernel, int64_t limit) {
@@ -373,8 +374,8 @@ ConvPlan search(const ConvProblem& problem, const DeviceProperties& device,
   const int64_t most = device.shared_bytes_block;
   const int64_t share = most / kMinBlocks - 1024;
   try_kernel(kernel, share);
-  if (best.block == 0) try_kernel(kernel, most);
-  if (best.block == 0) try_kernel(choose_kernel(Taps::kOne, g.K), most);
+  if (best.threads == 0) try_kernel(kernel, most);
+  if (best.threads == 0) try_kernel(choose_kernel(Taps::kOne, g.K), most);
   return best;
 }
 
@@ -390,6 +391,16 @@ std::vector<ConvPlan> all_orders(const ConvProblem& problem, const DevicePropert
 
 int64_t sum_order(const ConvProblem& problem, const ConvPlan& plan) {
   return order_of(forward_geometry(problem), plan.payload.as<TiledPlan>());
+}
+
+LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {
+  const auto way = plan.payload.as<TiledPlan>();
+  const Geometry g = forward_geometry(p);
+  const bool walks = way.gathered ? way.kernel == choose_kernel(Taps::kOne, g.K)
+                                  : way.kernel == choose_kernel(halo_taps(g), g.K) &&
+                                        has_halo(g, kKernels[way.kernel]);
+  const Tile tile = make_tile(g, way);
+  return walks && tile.shared_bytes > 0 ? shape_of(tile, way) : LaunchShape{};
 }
 
 }  // namespace
@@ -437,22 +448,41 @@ Geometry forward_geometry(const ConvProblem& p) {
   return g;
 }
 
-Tile make_tile(const Geometry& geometry, Variant variant, int64_t element_bytes,
-               int64_t shared_limit) {
-  // One tap reads a halo only along the column, and one pixel apart along the row.
-  const Geometry& g = geometry;
-  const bool one = kKernels[variant.kernel].taps == Taps::kOne;
-  const bool has_halo = !one || (g.S == 1 && g.stride_w == 1 && g.R > 1);
+Tile make_tile(const Geometry& g, const TiledPlan& plan) {
+  constexpr int64_t kTooMuch = 1 << 20;  // what keeps products within 32 bits
+  const Kernel& kernel = kKernels[plan.kernel];
   Tile tile;
-  if (has_halo && fit(tile, geometry, variant, element_bytes, shared_limit)) return tile;
-  tile = {};
-  tile.gathered = true;
-  if (one) fit(tile, geometry, variant, element_bytes, shared_limit);
+  tile.gathered = plan.gathered;
+  tile.images = plan.tile[0];
+  tile.rows = plan.tile[1];
+  tile.strips = plan.tile[2];
+  tile.groups = plan.groups;
+  tile.rounds = plan.rounds;
+  tile.channels = kernel.channels * plan.warps[0];
+  tile.groups_first = tile.groups > 1 && g.out_channels_last();
+  tile.tiles_k = ceil_divide(g.K, tile.channels);
+  tile.tiles_g = ceil_divide(g.groups, int64_t{tile.groups} * tile.rounds);
+  tile.tiles_q = ceil_divide(g.Q, int64_t{tile.strips} * kStrip);
+  tile.tiles_p = ceil_divide(g.P, tile.rows);
+  tile.tiles_n = ceil_divide(g.N, tile.images);
+  const int64_t taps = tile.gathered ? 1 : g.R * g.S;
+  if (!lay_out(tile, g, kernel) || taps * plan.chunk > kTooMuch ||
+      int64_t{tile.plane} * tile.groups * plan.chunk > kTooMuch) {
+    return tile;
+  }
+  tile.chunk = plan.chunk;
+  tile.steps = (tile.gathered ? g.R * g.S : 1) * ceil_divide(g.C, tile.chunk);
+  tile.stages = tile.steps > 1 || tile.rounds > 1 ? 2 : 1;
+  tile.shared_bytes = shared_bytes(tile, g, plan.warps[0] * plan.warps[1]);
   return tile;
 }
 
+LaunchShape shape_of(const Tile& tile, const TiledPlan& plan) {
+  return {tile.count(), 32 * plan.warps[0] * plan.warps[1], static_cast<int>(tile.shared_bytes), 0};
+}
+
 extern const Family family;
-const Family family{"tiled",         can_implement, propose,   /*variants=*/nullptr,
+const Family family{"tiled",         can_implement, propose,   shape, /*variants=*/nullptr,
                     /*fuses=*/false, sum_order,     all_orders};
 
 }  // namespace customconv::tiled

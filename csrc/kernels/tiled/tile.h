@@ -8,6 +8,10 @@
 #include "plan/payload.h"
 #include "plan/problem.h"
 
+namespace customconv {
+struct LaunchShape;
+}
+
 namespace customconv::tiled {
 
 // A convolution as the kernel sees it, always forward; C and K are the channels of one group. dgrad
@@ -108,24 +112,6 @@ inline constexpr int kRounds[] = {1, 8};
 inline constexpr int kRoundsCount = 2;
 constexpr bool has_rounds(int channels) { return channels < 8; }
 
-// Indices into the four tables above; `index` is the plan's variant_index.
-struct Variant {
-  int kernel = 0;
-  int warps = 0;
-  int width = 0;
-  int rounds = 0;
-
-  constexpr int index() const {
-    return ((kernel * kWarpShapeCount + warps) * kTileWidthCount + width) * kRoundsCount + rounds;
-  }
-  static constexpr Variant at(int index) {
-    const int width = index / kRoundsCount;
-    const int warps = width / kTileWidthCount;
-    return {warps / kWarpShapeCount, warps % kWarpShapeCount, width % kTileWidthCount,
-            index % kRoundsCount};
-  }
-};
-
 struct TiledPlan {
   static constexpr PlanKind kKind = PlanKind::tiled;
   int kernel = 0;         // a row of kKernels
@@ -137,7 +123,6 @@ struct TiledPlan {
 
 // One block's work and how it lies in shared memory (in floats, whatever the dtype).
 struct Tile {
-  bool fits = false;
   bool gathered = false;      // holds the inputs of one tap at a time, no halo
   bool groups_first = false;  // neighbouring threads work on neighbouring groups
 
@@ -168,9 +153,8 @@ struct Tile {
   }
 };
 
-// The largest tile of that variant that fits `shared_limit` bytes. Given back the bytes that it
-// chose, it chooses the same: so the plan's `shared_bytes` pins the tile.
-Tile make_tile(const Geometry& geometry, Variant variant, int64_t element_bytes,
-               int64_t shared_limit);
+// The tile that a plan stands for; of no shared memory where it is out of all proportion.
+Tile make_tile(const Geometry& geometry, const TiledPlan& plan);
+LaunchShape shape_of(const Tile& tile, const TiledPlan& plan);
 
 }  // namespace customconv::tiled

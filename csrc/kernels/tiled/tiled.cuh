@@ -12,12 +12,11 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <stdexcept>
 #include <utility>
 
-#include "kernels/common/check.h"
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
+#include "kernels/common/start.h"
 #include "kernels/launch.h"
 #include "kernels/tiled/copy.cuh"
 #include "kernels/tiled/tile.h"
@@ -523,26 +522,24 @@ bool stores_vectors(const Geometry& g, const T* out) {
 template <typename T>
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
-  const Variant variant = Variant::at(plan.variant_index);
+  const auto way = plan.payload.as<TiledPlan>();
   const bool forward = problem.pass == Pass::kFprop;
   Params<T> p{};
   p.g = forward_geometry(problem);
-  p.tile = make_tile(p.g, variant, sizeof(T), plan.shared_bytes);
+  p.tile = make_tile(p.g, way);
+  const LaunchShape shape = shape_of(p.tile, way);
   const Geometry& g = p.g;
   const Tile& tile = p.tile;
-  if (!tile.fits || tile.count() != plan.grid[0] || tile.shared_bytes != plan.shared_bytes) {
-    throw std::logic_error("customconv: tiled: the plan was made for another problem");
-  }
   p.in = static_cast<const T*>(forward ? operands.x : operands.y);
   p.weight = static_cast<const T*>(operands.w) + g.weight_offset;
   p.bias = static_cast<const T*>(operands.epilogue.bias);
   p.out = static_cast<T*>(forward ? operands.y : operands.x);
 
   constexpr int kWarpLog2 = 5;
-  p.warps_k = kWarpShapes[variant.warps].channels;
+  p.warps_k = way.warps[0];
   p.in_lanes_log2 = g.in_channels_last() ? log2_above(tile.step_planes(), kWarpLog2) : 0;
   p.weight_lanes_log2 = log2_above(int64_t{tile.chunk} * tile.step_taps(g), kWarpLog2);
-  p.weight_step_log2 = log2_above(plan.block, 10) - p.weight_lanes_log2;
+  p.weight_step_log2 = log2_above(shape.threads, 10) - p.weight_lanes_log2;
   p.weight_channels_first = std::abs(g.weight.c) < std::abs(g.S > 1 ? g.weight.s : g.weight.r);
   p.out_channels_last = g.out_channels_last();
   p.vector_store = stores_vectors(g, p.out);
@@ -572,16 +569,8 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   p.chunk = D(tile.chunk);
   p.channels = D(tile.channels);
 
-  const KernelOf<T> kernel = kernel_at<T>(variant.kernel, std::make_index_sequence<kKernelCount>());
-  constexpr int kSharedByDefault = 48 << 10;
-  if (plan.shared_bytes > kSharedByDefault) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    plan.shared_bytes),
-               "tiled: shared memory");
-  }
-  kernel<<<static_cast<unsigned>(plan.grid[0]), static_cast<unsigned>(plan.block),
-           static_cast<size_t>(plan.shared_bytes), context.stream>>>(p);
-  check_launch("tiled");
+  const KernelOf<T> kernel = kernel_at<T>(way.kernel, std::make_index_sequence<kKernelCount>());
+  start("tiled", {shape.blocks, shape.threads, shape.shared_bytes, context.stream}, kernel, p);
 }
 
 }  // namespace customconv::tiled

@@ -14,7 +14,10 @@ thread_local std::optional<ConvPlan> forced;
 
 ConvPlan decided(c10::DeviceIndex device, ConvProblem& problem, Algorithm algorithm, bool prefer,
                  bool record) {
-  if (forced && algorithm != Algorithm::kAuto) return *forced;
+  if (forced && algorithm != Algorithm::kAuto) {
+    check_plan(problem, *forced, device_properties(device));
+    return *forced;
+  }
   bool dropped = false;
   ConvPlan plan;
   try {

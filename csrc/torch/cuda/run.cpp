@@ -7,6 +7,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "plan/planner.h"
+#include "torch/cuda/device.h"
 #include "torch/log.h"
 #include "torch/problem.h"
 
@@ -95,10 +97,10 @@ void run_plan(const ConvProblem& problem, const ConvPlan& plan, const at::Tensor
   check_operand(x, "x", problem.x_sizes(), problem.x_strides, problem.x_aligned, x);
   check_operand(w, "w", problem.w_sizes(), problem.w_strides, problem.w_aligned, x);
   check_operand(y, "y", problem.y_sizes(), problem.y_strides, problem.y_aligned, x);
+  check_plan(problem, plan, device_properties(x.device().index()));
   const bool gradient = problem.pass == Pass::kDgrad;
   check_dense(bias, "bias", problem.has_bias, gradient ? problem.C : problem.K, x);
-  check_dense(residual, "residual", problem.has_residual,
-              gradient ? problem.x_count() : problem.y_count(), x);
+  check_dense(residual, "residual", problem.has_residual, problem.result_count(), x);
   const c10::cuda::CUDAGuard guard(x.device());
   Operands operands;
   operands.x = x.mutable_data_ptr();

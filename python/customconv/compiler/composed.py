@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional
 
 from .. import _C
-from .layout import CHANNELS_LAST, has_channels_last_images, problems_of
+from .layout import CHANNELS_LAST, choose_layout, has_channels_last_images, problems_of
 from .nodes import tensor_of
+from .report import CompiledConvolution
+from .rewrite import REPORTED
 
 _OPS = torch.ops.customconv
 _ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
@@ -38,9 +43,38 @@ def compose_unfused(graph: fx.Graph) -> None:
     PyTorch's operators would pass over the output one after the other. Inductor makes one kernel
     of all that they do, and of what follows.
     """
-    for node in list(graph.nodes):
-        if node.target is _OPS.conv_transpose2d_fused.default and not _is_fused(node):
+    for node in _fused_calls(graph):
+        if not _is_fused(node):
             _compose(graph, node)
+
+
+def foreseen(
+    module: fx.GraphModule, found: Sequence[CompiledConvolution]
+) -> list[CompiledConvolution]:
+    """What ``rewrite.fuse`` reports of a graph of Dynamo's, less what will be taken apart.
+
+    As there are no gradients yet, the layout is that of inference.
+    """
+    calls = _fused_calls(module.graph)
+    if not calls:
+        return list(found)
+    inputs = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
+    mode = next(each.fake_mode for each in inputs if isinstance(each, FakeTensor))
+    values: Any = FakeTensorProp(module, mode)
+    values.propagate_dont_convert_inputs(*inputs)
+    choose_layout(module.graph)
+    apart = {id(node.meta[REPORTED]) for node in calls if not _is_fused(node)}
+    return [_apart(each) if id(each) in apart else each for each in found]
+
+
+def _apart(convolution: CompiledConvolution) -> CompiledConvolution:
+    own, *rest = convolution.parts
+    return replace(convolution, parts=(own,), reason=f"no kernel also does {', '.join(rest)}")
+
+
+def _fused_calls(graph: fx.Graph) -> list[fx.Node]:
+    fused = _OPS.conv_transpose2d_fused.default
+    return list(graph.find_nodes(op="call_function", target=fused))
 
 
 def _is_fused(node: fx.Node) -> bool:

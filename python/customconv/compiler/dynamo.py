@@ -210,6 +210,7 @@ def explain_compile(
         TypeError: The model cannot be called, or not with these inputs.
     """
     from . import rewrite
+    from .composed import foreseen
 
     check_callable("explain_compile", model)
     if isinstance(model, torch._dynamo.OptimizedModule):  # by torch.compile
@@ -224,7 +225,7 @@ def explain_compile(
         try:
             for module in _modules(graph_module):
                 twin = fx.GraphModule(module, copy.deepcopy(module.graph))
-                found.extend(rewrite.fuse(twin.graph))
+                found.extend(foreseen(twin, rewrite.fuse(twin.graph)))
         except Exception as error:
             problems.append(f"left to Inductor: {type(error).__name__}: {error}")
         return graph_module.forward

@@ -23,6 +23,8 @@ _DTYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
 # Of these, a matrix product is as precise as a convolution. In float32 each has a switch for TF32.
 _HALF_PRECISION = torch.float16, torch.bfloat16
 
+# Where the node of an operator has what is reported of it.
+REPORTED = "customconv_reported"
 # What a chain's result has of the node that it replaces.
 _KEPT = "stack_trace", "nn_module_stack", "source_fn_stack", "custom", "example_value", "val"
 # What is not read, as PyTorch's functions and ATen's operators are named.
@@ -76,7 +78,7 @@ def fuse(graph: fx.Graph) -> list[CompiledConvolution]:
             found.append(CompiledConvolution(name, (kind,), str(refusal), is_ours))
             continue
         found.append(CompiledConvolution(name, tuple(chain.parts), chain.ends, True))
-        _Writer(graph, chain, numbers).replace()
+        _Writer(graph, chain, numbers).replace().meta[REPORTED] = found[-1]
     return found[::-1]
 
 
@@ -166,24 +168,30 @@ class _Writer:
     chain: Chain
     numbers: dict[str, Any]
 
-    def replace(self) -> None:
-        """Puts a call in the chain's place, and removes the chain."""
+    def replace(self) -> fx.Node:
+        """Puts a call in the chain's place, removes the chain, and returns the operator's node."""
         chain, last = self.chain, self.chain.last
         with self.graph.inserting_before(chain.place):
-            result = self._call()
+            call = self._call()
+            result = self._node(torch.squeeze, call, -2) if self._is_flat else call
         for name in _KEPT:
             if name in last.meta:
                 result.meta[name] = last.meta[name]
         last.replace_all_uses_with(result)
         for node in reversed(chain.nodes):
             self.graph.erase_node(node)
+        return call
+
+    @property
+    def _is_flat(self) -> bool:
+        """Whether signals become images with a height of one."""
+        return self.chain.convolution.kind.endswith("1d")
 
     def _call(self) -> fx.Node:
-        """The nodes for the chain; returns that of its result."""
+        """The nodes for the chain; returns that of its operator."""
         convolution, chain = self.chain.convolution, self.chain
-        flat = convolution.kind.endswith("1d")
         x, w, residual = convolution.input, convolution.weight, chain.residual
-        if flat:
+        if self._is_flat:
             x = self._node(torch.unsqueeze, self._node(torch.Tensor.contiguous, x), -2)
             w = self._node(torch.unsqueeze, w, -2)
             if residual is not None:
@@ -196,19 +204,17 @@ class _Writer:
             order = ["stride", "padding", "dilation", "groups"]
         arguments = [self.numbers[name] for name in order]
         if not chain.is_fused:
-            result = self._node(plain, x, w, convolution.bias, *arguments)
-        else:
-            scale, shift = self._scale_and_shift()
-            more: dict[str, Any] = {"scale": scale, "residual": residual}
-            if chain.activation is not None:
-                more["activation"] = chain.activation.name
-                if chain.activation.name == "leaky_relu":
-                    more["negative_slope"] = chain.activation.negative_slope
-            if chain.residual_last:
-                more["residual_last"] = True
-            more = {name: value for name, value in more.items() if value is not None}
-            result = self._node(fused, x, w, shift, *arguments, **more)
-        return self._node(torch.squeeze, result, -2) if flat else result
+            return self._node(plain, x, w, convolution.bias, *arguments)
+        scale, shift = self._scale_and_shift()
+        more: dict[str, Any] = {"scale": scale, "residual": residual}
+        if chain.activation is not None:
+            more["activation"] = chain.activation.name
+            if chain.activation.name == "leaky_relu":
+                more["negative_slope"] = chain.activation.negative_slope
+        if chain.residual_last:
+            more["residual_last"] = True
+        more = {name: value for name, value in more.items() if value is not None}
+        return self._node(fused, x, w, shift, *arguments, **more)
 
     def _node(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         node = self.graph.call_function(target, args, kwargs)

@@ -12,9 +12,14 @@ namespace customconv {
 namespace {
 
 struct Found {
-  int32_t variant, tile[3];
+  char fields[256], kind[256];  // all, and those that are no sizes
   int64_t splits;
 };
+
+void copy(const std::string& text, char (&to)[256]) {
+  if (text.size() >= sizeof to) throw std::length_error("the fields of a plan");
+  std::strcpy(to, text.c_str());
+}
 
 Shape4 shape(const int64_t (&sizes)[4]) { return {sizes[0], sizes[1], sizes[2], sizes[3]}; }
 
@@ -61,7 +66,10 @@ extern "C" int64_t list_plans(const customconv::Asked* asked, customconv::Found*
   const auto count = static_cast<int64_t>(plans.size());
   for (int64_t i = 0; i < std::min(count, most); ++i) {
     const ConvPlan& plan = plans[static_cast<size_t>(i)];
-    found[i] = {plan.variant_index, {plan.tile[0], plan.tile[1], plan.tile[2]}, plan.splits};
+    const Fields& fields = fields_of(plan.payload.kind());
+    copy(text_of(fields, plan.payload, /*sizes=*/true), found[i].fields);
+    copy(text_of(fields, plan.payload, /*sizes=*/false), found[i].kind);
+    found[i].splits = plan.splits;
   }
   return count;
 }

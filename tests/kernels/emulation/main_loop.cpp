@@ -31,6 +31,11 @@ std::vector<ConvPlan> plans_of(const ConvProblem& problem) {
   return plans;
 }
 
+const Fields& fields_of(PlanKind) {
+  static const Fields fields = fields_of<PlanKind::implicit_gemm_main_loop>();
+  return fields;
+}
+
 int64_t statistics_parts(const ConvProblem& problem, const ConvPlan& plan) {
   return implicit_gemm::sm90::statistics_parts(problem, plan);
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/launch.h"
+#include "plan/name.h"
 #include "plan/plan.h"
 
 namespace customconv {
@@ -16,7 +17,8 @@ struct Asked {
   int64_t tf32;
 };
 
-// Plans that the library can run, the parts of statistics that they leave, and what runs them.
+// Plans that the library can run, the parts of statistics that they leave, and what runs them. The
+// fields of these plans (plan/name.h) are the library's to give, too.
 std::vector<ConvPlan> plans_of(const ConvProblem& problem);
 int64_t statistics_parts(const ConvProblem& problem, const ConvPlan& plan);
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,

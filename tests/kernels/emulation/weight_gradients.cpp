@@ -10,6 +10,14 @@ std::vector<ConvPlan> plans_of(const ConvProblem& problem) {
   return implicit_gemm::wgrad::variants(problem, DeviceProperties());
 }
 
+const Fields& fields_of(PlanKind kind) {
+  static const Fields boxes = fields_of<PlanKind::implicit_gemm_wgrad_boxes>();
+  static const Fields planes = fields_of<PlanKind::implicit_gemm_wgrad_planes>();
+  static const Fields registers = fields_of<PlanKind::implicit_gemm_wgrad_registers>();
+  if (kind == PlanKind::implicit_gemm_wgrad_boxes) return boxes;
+  return kind == PlanKind::implicit_gemm_wgrad_planes ? planes : registers;
+}
+
 int64_t statistics_parts(const ConvProblem&, const ConvPlan&) { return 0; }
 
 void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,

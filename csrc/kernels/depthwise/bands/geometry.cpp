@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 
+#include "plan/plan.h"
+
 namespace customconv::depthwise::bands {
 
 namespace {
@@ -100,7 +102,8 @@ int unit_of(const Shape4& strides, const Shape4& sizes, bool aligned) {
   return fits(8) ? 8 : fits(4) ? 4 : fits(2) ? 2 : 1;
 }
 
-Work work_of(const Geometry& g, const Variant& v, const Tile& tile) {
+Work work_of(const Geometry& g, const BandsPlan& v) {
+  const Tile tile = tile_of(v);
   Work w{};
   w.shift = v.source == Source::kPlanes ? shift_of(g, v.unit) : 0;
   w.sections = section_count(g.S, w.shift);
@@ -134,7 +137,12 @@ int gradient_pairs(int64_t taps, int64_t shift) {
   return static_cast<int>(ceil_divide(taps + shift - 1 + kPieceColumns, 2 * kPieceColumns));
 }
 
-GradientWork gradient_work_of(const Geometry& g, const GradientVariant& v, const Tile& tile) {
+LaunchShape shape_of(const Work& w, const BandsPlan& v) {
+  return {w.tiles.channels * v.shares, w.threads, static_cast<int>(w.shared_bytes), 0};
+}
+
+GradientWork gradient_work_of(const Geometry& g, const BandGradientsPlan& v) {
+  const Tile tile = tile_of(v);
   GradientWork w{};
   w.shift = v.source == Source::kPlanes ? shift_of(g, v.unit) : 0;
   w.sections = gradient_sections(g.S, w.shift);
@@ -157,6 +165,11 @@ GradientWork gradient_work_of(const Geometry& g, const GradientVariant& v, const
   const int64_t buffers = v.source == Source::kPlanes && w.tiles.of_a_channel() > 1 ? 2 : 1;
   w.shared_bytes = w.before + buffers * w.buffer;
   return w;
+}
+
+LaunchShape shape_of(const ConvProblem& p, const GradientWork& w, int64_t splits) {
+  return {w.tiles.channels * splits, kMostWarps * 32, static_cast<int>(w.shared_bytes),
+          splits * p.w_count() * 4};
 }
 
 }  // namespace customconv::depthwise::bands

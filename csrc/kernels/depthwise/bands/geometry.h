@@ -7,6 +7,10 @@
 #include "plan/payload.h"
 #include "plan/problem.h"
 
+namespace customconv {
+struct LaunchShape;
+}
+
 namespace customconv::depthwise::bands {
 
 // Every channel by a filter of its own, with stride 1. The input gradient is one too, by the filter
@@ -40,26 +44,14 @@ enum class Source : uint8_t {
   kVectors  // neighbouring channels, eight pixels at once
 };
 
-struct Variant {
-  int blocks;  // of a section
-  Source source;
-  int channels;  // of a tile
-  int unit;      // of planes: columns that are copied at once
-
-  constexpr int index() const {
-    return ((blocks * 2 + static_cast<int>(source)) * 32 + channels) * 16 + unit;
-  }
-  static constexpr Variant at(int index) {
-    return {index >> 10, static_cast<Source>(index >> 9 & 1), index >> 4 & 31, index & 15};
-  }
-};
-
 struct BandsPlan {
   static constexpr PlanKind kKind = PlanKind::depthwise_bands;
   Source source = Source::kPlanes;
-  int blocks = 0, channels = 0, unit = 0;  // see Variant
-  int tile[3] = {};                        // rows, columns, images: see Tile
-  int shares = 1;                          // of the tiles of some channels, a block each
+  int blocks = 0;    // of a section
+  int channels = 0;  // of a tile
+  int unit = 0;      // of planes: columns that are copied at once
+  int tile[3] = {};  // rows, columns, images: see Tile
+  int shares = 1;    // of the tiles of some channels, a block each
 };
 
 // Channels that a thread brings or stores together, of a tile's.
@@ -70,6 +62,10 @@ inline constexpr int kShiftBytes = 64;  // between a tile's first eight channels
 struct Tile {
   int64_t rows, columns, images;
 };
+template <typename Plan>
+Tile tile_of(const Plan& plan) {
+  return {plan.tile[0], plan.tile[1], plan.tile[2]};
+}
 
 // A tile's rows in shared memory, with what lies around them.
 struct Planes {
@@ -107,7 +103,8 @@ int64_t shift_of(const Geometry& geometry, int unit);
 // How many neighbours in a row can always be copied at once: 8, 4, 2 or 1.
 int unit_of(const Shape4& strides, const Shape4& sizes, bool aligned);
 
-Work work_of(const Geometry& geometry, const Variant& variant, const Tile& tile);
+Work work_of(const Geometry& geometry, const BandsPlan& plan);
+LaunchShape shape_of(const Work& work, const BandsPlan& plan);
 
 // The weight gradient. Here a row of the instruction is a column of x, a column one of dy, and
 // pieces, of any height, are summed over: sums of x[i] dy[j] with the same i - j are of one tap. A
@@ -123,28 +120,13 @@ constexpr bool has_gradient(int pairs, int taps) {
 inline constexpr int kScratchPitch = kPieceColumns + 1;
 constexpr int64_t scratch_bytes(int pairs) { return 2 * kPieceColumns * pairs * kScratchPitch * 4; }
 
-struct GradientVariant {
-  int pairs, taps;
-  int height;  // of a piece
-  Source source;
-  int channels, unit;  // as of Variant
-
-  constexpr int index() const {
-    return (((pairs * 8 + taps) * 64 + height) * 32 + static_cast<int>(source) * 16 + channels) *
-               16 +
-           unit;
-  }
-  static constexpr GradientVariant at(int index) {
-    return {index >> 18,     index >> 15 & 7, index >> 9 & 63, static_cast<Source>(index >> 8 & 1),
-            index >> 4 & 15, index & 15};
-  }
-};
-
 struct BandGradientsPlan {
   static constexpr PlanKind kKind = PlanKind::depthwise_band_gradients;
   Source source = Source::kPlanes;
-  int pairs = 0, taps = 0, height = 0, channels = 0, unit = 0;  // see GradientVariant
-  int tile[3] = {};                                             // rows, columns, images
+  int pairs = 0, taps = 0;
+  int height = 0;              // of a piece
+  int channels = 0, unit = 0;  // as of BandsPlan
+  int tile[3] = {};            // rows, columns, images
 };
 
 struct GradientWork {
@@ -163,7 +145,7 @@ constexpr int gradients_shared_by(int pairs, int channels) {
 }
 int64_t gradient_sections(int64_t taps, int64_t shift);
 int gradient_pairs(int64_t taps, int64_t shift);
-GradientWork gradient_work_of(const Geometry& geometry, const GradientVariant& variant,
-                              const Tile& tile);
+GradientWork gradient_work_of(const Geometry& geometry, const BandGradientsPlan& plan);
+LaunchShape shape_of(const ConvProblem& problem, const GradientWork& work, int64_t splits);
 
 }  // namespace customconv::depthwise::bands

@@ -47,7 +47,7 @@ auto kernel_of(Source source, int channels) {
                          : convolve<T, kBlocks, Source::kVectors, 16>;
 }
 template <typename T>
-auto kernel_of(const Variant& v) {
+auto kernel_of(const BandsPlan& v) {
   static_assert(kLeastBlocks == 2 && kMostBlocks == 5);
   return v.blocks == 2   ? kernel_of<T, 2>(v.source, v.channels)
          : v.blocks == 3 ? kernel_of<T, 3>(v.source, v.channels)
@@ -65,7 +65,7 @@ auto gradient_kernel_of(Source source, int channels) {
                        : sum_weights<T, kPairs, kTaps, Source::kVectors, 8>;
 }
 template <typename T>
-auto gradient_kernel_of(const GradientVariant& v) {
+auto gradient_kernel_of(const BandGradientsPlan& v) {
   if (v.pairs == 3) return gradient_kernel_of<T, 3, 4>(v.source, v.channels);
   if (v.pairs == 2) {
     return v.taps == 4 ? gradient_kernel_of<T, 2, 4>(v.source, v.channels)
@@ -80,9 +80,10 @@ template <typename T>
 void launch_convolution(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
                         cudaStream_t stream) {
   const Geometry g = geometry_of(problem);
-  const Variant v = Variant::at(plan.variant_index);
-  const Tile tile{plan.tile[0], plan.tile[1], plan.tile[2]};
-  const Work work = work_of(g, v, tile);
+  const auto v = plan.payload.as<BandsPlan>();
+  const Tile tile = tile_of(v);
+  const Work work = work_of(g, v);
+  const LaunchShape shape = shape_of(work, v);
   const bool dgrad = problem.pass == Pass::kDgrad;
   const auto* in = static_cast<const T*>(dgrad ? operands.y : operands.x);
   auto* out = static_cast<T*>(dgrad ? operands.x : operands.y);
@@ -94,8 +95,8 @@ void launch_convolution(const ConvProblem& problem, const ConvPlan& plan, const 
               g.weight_s};
   p.epilogue = operands.epilogue;
   p.is_bare = operands.epilogue.is_empty();
-  p.in_box = box_of(work.in, work.in_rows, work.in.blocks, v, v.unit, plan.block);
-  p.out_box = box_of(work.in, tile.rows * kPieceRows, tile.columns, v, out_unit, plan.block);
+  p.in_box = box_of(work.in, work.in_rows, work.in.blocks, v, v.unit, shape.threads);
+  p.out_box = box_of(work.in, tile.rows * kPieceRows, tile.columns, v, out_unit, shape.threads);
   p.tiling = tiling_of(work.tiles, tile, work.pieces, kPieceRows);
   p.pad_h = small(g.pad_h);
   p.pad_w = small(g.pad_w);
@@ -110,26 +111,26 @@ void launch_convolution(const ConvProblem& problem, const ConvPlan& plan, const 
   p.items = D(work.items);
   p.channels_at_once = small(work.channels_at_once);
   p.tiles = small(work.tiles.of_a_channel());
-  p.each = small(ceil_divide(p.tiles, plan.grid[0] / work.tiles.channels));
+  p.each = small(ceil_divide(p.tiles, v.shares));
   p.buffer = small(work.buffer);
   p.zeros = small(work.zeros);
-  start("depthwise", {plan.grid[0], plan.block, plan.shared_bytes, stream}, kernel_of<T>(v), p);
+  start("depthwise", {shape.blocks, shape.threads, shape.shared_bytes, stream}, kernel_of<T>(v), p);
 }
 
 template <typename T>
 void launch_gradient(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
                      const LaunchContext& context) {
   const Geometry g = geometry_of(problem);
-  const GradientVariant v = GradientVariant::at(plan.variant_index);
-  const Tile tile{plan.tile[0], plan.tile[1], plan.tile[2]};
-  const GradientWork work = gradient_work_of(g, v, tile);
+  const auto v = plan.payload.as<BandGradientsPlan>();
+  const GradientWork work = gradient_work_of(g, v);
+  const LaunchShape shape = shape_of(problem, work, plan.splits);
   const int dy_unit = unit_of(g.out, {g.N, g.C, g.P, g.Q}, g.out_aligned);
   GradientParams<T> p{};
   p.x = image_of(static_cast<const T*>(operands.x), g.in, g.N, g.H, g.W);
   p.dy = image_of(static_cast<const T*>(operands.y), g.out, g.N, g.P, g.Q);
-  p.x_box = box_of(work.x, work.x.rows, work.x.blocks, v, v.unit, plan.block);
-  p.dy_box = box_of(work.dy, work.dy.rows, work.dy.blocks, v, dy_unit, plan.block);
-  p.tiling = tiling_of(work.tiles, tile, work.pieces, v.height);
+  p.x_box = box_of(work.x, work.x.rows, work.x.blocks, v, v.unit, shape.threads);
+  p.dy_box = box_of(work.dy, work.dy.rows, work.dy.blocks, v, dy_unit, shape.threads);
+  p.tiling = tiling_of(work.tiles, tile_of(v), work.pieces, v.height);
   p.pad_h = small(g.pad_h);
   p.pad_w = small(g.pad_w);
   p.shift = small(work.shift);
@@ -150,7 +151,7 @@ void launch_gradient(const ConvProblem& problem, const ConvPlan& plan, const Ope
   p.buffer = small(work.buffer);
   p.C = small(g.C);
   p.partial = static_cast<float*>(context.workspace);
-  start("depthwise", {plan.grid[0], plan.block, plan.shared_bytes, context.stream},
+  start("depthwise", {shape.blocks, shape.threads, shape.shared_bytes, context.stream},
         gradient_kernel_of<T>(v), p);
   Start next{ceil_divide(problem.w_count(), kPartThreads), kPartThreads};
   next.stream = context.stream;

@@ -87,9 +87,9 @@ bool fits_shared(const Geometry& g, bool of_weights, const DeviceProperties& d) 
   if (of_weights) {
     const int pairs = gradient_pairs(g.S, shift), taps = gradient_taps(g.R, pairs);
     return fits(
-        gradient_work_of(g, {pairs, taps, kPieceColumns, source, channels, unit}, {1, 1, 1}), d);
+        gradient_work_of(g, {source, pairs, taps, kPieceColumns, channels, unit, {1, 1, 1}}), d);
   }
-  return fits(work_of(g, {section_blocks(g.S, shift), source, channels, unit}, {1, 1, 1}), d);
+  return fits(work_of(g, {source, section_blocks(g.S, shift), channels, unit, {1, 1, 1}}), d);
 }
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
@@ -151,7 +151,7 @@ class Search : public PlanSearch {
   }
 
   void try_variant(Source source, int channels, int unit) {
-    const Variant v{section_blocks(g_.S, shift_of(g_, unit)), source, channels, unit};
+    const BandsPlan v{source, section_blocks(g_.S, shift_of(g_, unit)), channels, unit};
     const int64_t rows = ceil_divide(g_.P, kPieceRows), columns = ceil_divide(g_.Q, kPieceColumns);
     each_share(rows, [&](int64_t tile_rows) {
       each_share(columns, [&](int64_t tile_columns) {
@@ -174,9 +174,18 @@ class Search : public PlanSearch {
     }
   }
 
-  void consider(const Variant& v, const Tile& tile) {
+  template <typename Plan>
+  static Plan with_tile(Plan plan, const Tile& tile) {
+    plan.tile[0] = static_cast<int>(tile.rows);
+    plan.tile[1] = static_cast<int>(tile.columns);
+    plan.tile[2] = static_cast<int>(tile.images);
+    return plan;
+  }
+
+  void consider(const BandsPlan& way, const Tile& tile) {
     if (tile.rows * tile.columns * tile.images > kMostWarps * kItemPieces) return;
-    const Work w = work_of(g_, v, tile);
+    BandsPlan v = with_tile(way, tile);
+    const Work w = work_of(g_, v);
     if (!fits(w, d_)) return;
     // Blocks go through tiles of their channels, about as many blocks as run at once, or more.
     const int64_t tiles = w.tiles.of_a_channel(), slots = d_.sm_count * resident_blocks(v, w);
@@ -186,29 +195,18 @@ class Search : public PlanSearch {
       const int64_t shares = ceil_divide(tiles, ceil_divide(tiles, wanted));
       if (shares == last) continue;
       last = shares;
-      ConvPlan plan{};
+      v.shares = static_cast<int>(shares);
+      ConvPlan plan{shape_of(w, v)};
       plan.variant = v.source == Source::kVectors ? "bands of channels" : "bands of planes";
-      plan.variant_index = v.index();
-      plan.tile[0] = static_cast<int>(tile.rows);
-      plan.tile[1] = static_cast<int>(tile.columns);
-      plan.tile[2] = static_cast<int>(tile.images);
-      plan.grid[0] = w.tiles.channels * shares;
-      plan.block = w.threads;
-      plan.shared_bytes = static_cast<int>(w.shared_bytes);
       plan.wide_index = needs_wide_index(p_);
-      plan.payload = BandsPlan{v.source,
-                               v.blocks,
-                               v.channels,
-                               v.unit,
-                               {plan.tile[0], plan.tile[1], plan.tile[2]},
-                               static_cast<int>(shares)};
+      plan.payload = v;
       plan.works.add(count_work(v, tile, w, shares));
       add(plan);
     }
   }
 
   // Blocks that share a multiprocessor.
-  int64_t resident_blocks(const Variant& v, const Work& w) const {
+  int64_t resident_blocks(const BandsPlan& v, const Work& w) const {
     const int64_t kilobyte = 1 << 10;  // that the system takes of each
     const int64_t by_shared = (d_.shared_bytes_block + kilobyte) / (w.shared_bytes + kilobyte);
     const int64_t by_registers = shared_by(v.blocks) * kMostWarps * 32 / w.threads;
@@ -222,7 +220,7 @@ class Search : public PlanSearch {
     for (const int times : {1, 2, 4}) {
       const int height = times * (sevens ? kPieceRows : kPieceColumns);
       if (times > 1 && height >= 2 * g_.P) break;
-      const GradientVariant v{pairs, gradient_taps(g_.R, pairs), height, source, channels, unit};
+      const BandGradientsPlan v{source, pairs, gradient_taps(g_.R, pairs), height, channels, unit};
       const int64_t rows = ceil_divide(g_.P, height), columns = ceil_divide(g_.Q, kPieceColumns);
       each_share(rows, [&](int64_t tile_rows) {
         each_share(columns, [&](int64_t tile_columns) {
@@ -235,9 +233,10 @@ class Search : public PlanSearch {
     }
   }
 
-  void consider_gradient(const GradientVariant& v, const Tile& tile) {
+  void consider_gradient(const BandGradientsPlan& way, const Tile& tile) {
     if (tile.rows * tile.columns * tile.images > kMostGradientPieces) return;
-    const GradientWork w = gradient_work_of(g_, v, tile);
+    const BandGradientsPlan v = with_tile(way, tile);
+    const GradientWork w = gradient_work_of(g_, v);
     if (!fits(w, d_)) return;
     int64_t last = 0;
     for (const int turns : kGradientTurns) {
@@ -246,28 +245,13 @@ class Search : public PlanSearch {
       // As many as leave none without a tile.
       const int64_t splits =
           ceil_divide(tiles, ceil_divide(tiles, std::clamp<int64_t>(wanted, 1, tiles)));
-      const int64_t workspace_bytes = splits * p_.w_count() * 4;
-      if (splits == last || (splits > 1 && workspace_bytes > kMostWorkspace)) continue;
+      ConvPlan plan{shape_of(p_, w, splits)};
+      if (splits == last || (splits > 1 && plan.workspace_bytes > kMostWorkspace)) continue;
       last = splits;
-      ConvPlan plan{};
       plan.variant = v.source == Source::kVectors ? "bands of channels" : "bands of planes";
-      plan.variant_index = v.index();
-      plan.tile[0] = static_cast<int>(tile.rows);
-      plan.tile[1] = static_cast<int>(tile.columns);
-      plan.tile[2] = static_cast<int>(tile.images);
       plan.splits = splits;
-      plan.grid[0] = w.tiles.channels * splits;
-      plan.block = kMostWarps * 32;
-      plan.shared_bytes = static_cast<int>(w.shared_bytes);
-      plan.workspace_bytes = workspace_bytes;
       plan.wide_index = needs_wide_index(p_);
-      plan.payload = BandGradientsPlan{v.source,
-                                       v.pairs,
-                                       v.taps,
-                                       v.height,
-                                       v.channels,
-                                       v.unit,
-                                       {plan.tile[0], plan.tile[1], plan.tile[2]}};
+      plan.payload = v;
       plan.works = count_gradient_work(v, tile, w, splits);
       add(plan);
     }
@@ -294,7 +278,7 @@ class Search : public PlanSearch {
     return v.source == Source::kVectors ? 16.0 / v.channels : is_planar(g_) ? 1 : 16;
   }
 
-  WorkList count_gradient_work(const GradientVariant& v, const Tile& tile, const GradientWork& w,
+  WorkList count_gradient_work(const BandGradientsPlan& v, const Tile& tile, const GradientWork& w,
                                int64_t splits) const {
     const double channels = v.channels, pairs = v.pairs, height = static_cast<double>(v.height);
     const double items = static_cast<double>(w.items), units = static_cast<double>(w.units);
@@ -344,7 +328,7 @@ class Search : public PlanSearch {
     return works;
   }
 
-  customconv::Work count_work(const Variant& v, const Tile& tile, const Work& w,
+  customconv::Work count_work(const BandsPlan& v, const Tile& tile, const Work& w,
                               int64_t shares) const {
     const double R = static_cast<double>(g_.R), sections = static_cast<double>(w.sections);
     const double blocks = v.blocks, channels = v.channels;
@@ -391,10 +375,34 @@ class Search : public PlanSearch {
   const Geometry g_ = geometry_of(p_);
 };
 
+int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
+  if (p.pass == Pass::kWgrad) return 0;  // its sums run over the batch
+  const auto v = plan.payload.as<BandsPlan>();
+  return ((v.blocks * 2 + static_cast<int>(v.source)) * 32 + v.channels) * 16 + v.unit;
+}
+
+LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {
+  const bool of_weights = plan.payload.kind() == PlanKind::depthwise_band_gradients;
+  if (of_weights != (p.pass == Pass::kWgrad)) return {};
+  const Geometry g = geometry_of(p);
+  const auto reads = [&g](const auto& v) {
+    return v.source == Source::kVectors ? has_vectors(g, v.channels) : v.unit <= widest_unit(g);
+  };
+  if (!of_weights) {
+    const auto v = plan.payload.as<BandsPlan>();
+    const bool fits = v.blocks == section_blocks(g.S, shift_of(g, v.unit));
+    return reads(v) && fits ? shape_of(work_of(g, v), v) : LaunchShape{};
+  }
+  const auto v = plan.payload.as<BandGradientsPlan>();
+  const bool fits = v.pairs == gradient_pairs(g.S, shift_of(g, v.unit));
+  return reads(v) && fits ? shape_of(p, gradient_work_of(g, v), plan.splits) : LaunchShape{};
+}
+
 }  // namespace
 
 extern const Family kind;
-const Family kind{"bands", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
+const Family kind{"bands",        can_implement, cheapest_of<Search>, shape, all_of<Search>,
+                  /*fuses=*/true, sum_order};
 
 }  // namespace customconv::depthwise::bands
 

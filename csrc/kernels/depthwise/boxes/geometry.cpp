@@ -3,6 +3,9 @@
 
 #include <algorithm>
 
+#include "kernels/depthwise/geometry.h"
+#include "plan/plan.h"
+
 namespace customconv::depthwise::boxes {
 
 namespace {
@@ -106,7 +109,8 @@ bool can_merge(const Geometry& g) {
          (!g.of_weights || is_dense(g.w, g.w.out, g.out));
 }
 
-Work work_of(const Geometry& g, const Tile& tile, int element_size, int shared_bytes) {
+Work work_of(const Geometry& g, const BoxesPlan& plan, int element_size) {
+  const Tile tile{plan.channels, plan.tile[0], plan.tile[1], plan.tile[2], plan.merged};
   const int most = most_threads(taps_of(g)), kernel = g.h.taps * g.w.taps;
   Work w{};
   w.tile = tile;
@@ -130,7 +134,7 @@ Work work_of(const Geometry& g, const Tile& tile, int element_size, int shared_b
   // A weight gradient's sums take the place of its stages in the end.
   const int filter_bytes = g.of_weights ? 0 : round_up(kernel * (tile.channels + 1) * 4, 16);
   const int sum_bytes = g.of_weights ? kernel * (2 * w.threads + tile.channels) * 4 : 0;
-  w.stages = std::min((shared_bytes - barriers - filter_bytes) / w.stage_bytes, kMostStages);
+  w.stages = plan.stages;
   w.filter_at = std::max(w.stages * w.stage_bytes, sum_bytes);
   w.barriers_at = w.filter_at + filter_bytes;
   w.bytes = w.barriers_at + barriers;
@@ -138,8 +142,22 @@ Work work_of(const Geometry& g, const Tile& tile, int element_size, int shared_b
   w.tiles_n = ceil_divide(g.N, tile.images);
   w.tiles_h = ceil_divide(g.h.patches, tile.rows);
   w.tiles_w = ceil_divide(g.w.patches, tile.columns);
-  w.fits = w.stages >= 2 && w.bytes <= shared_bytes;
   return w;
+}
+
+Work choose_stages(const Geometry& g, int element_size, int shared_bytes, BoxesPlan& plan) {
+  plan.stages = 1;
+  const Work one = work_of(g, plan, element_size);
+  if (one.bytes == 0) return {};
+  const int fixed = one.bytes - one.filter_at;
+  plan.stages = std::min((shared_bytes - fixed) / one.stage_bytes, kMostStages);
+  const Work w = work_of(g, plan, element_size);
+  return plan.stages >= 2 && w.bytes <= shared_bytes ? w : Work{};
+}
+
+LaunchShape shape_of(const ConvProblem& p, const Work& w, const BoxesPlan& plan, int64_t splits) {
+  return {w.chunks * plan.tile_blocks, w.threads + kLoaderThreads, w.bytes,
+          plan.clustered ? 0 : parts_bytes(p, splits)};
 }
 
 }  // namespace customconv::depthwise::boxes

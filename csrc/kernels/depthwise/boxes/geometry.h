@@ -7,6 +7,10 @@
 #include "plan/payload.h"
 #include "plan/problem.h"
 
+namespace customconv {
+struct LaunchShape;
+}
+
 namespace customconv::depthwise::boxes {
 
 // How neighbouring outputs share pixels of the input.
@@ -119,11 +123,14 @@ struct Work {
   int filter_at, barriers_at, bytes;  // of shared memory
   int64_t chunks;                     // of the channels
   int64_t tiles_n, tiles_h, tiles_w;
-  bool fits;
 
   int64_t tiles() const { return tiles_n * tiles_h * tiles_w; }
 };
-// The work of a block that may have so much shared memory.
-Work work_of(const Geometry& geometry, const Tile& tile, int element_size, int shared_bytes);
+// The work of a plan's blocks; without bytes where it does not fit boxes.
+Work work_of(const Geometry& geometry, const BoxesPlan& plan, int element_size);
+// The same of as many stages as so much shared memory holds; without bytes where these are too few.
+Work choose_stages(const Geometry& geometry, int element_size, int shared_bytes, BoxesPlan& plan);
+LaunchShape shape_of(const ConvProblem& problem, const Work& work, const BoxesPlan& plan,
+                     int64_t splits);
 
 }  // namespace customconv::depthwise::boxes

@@ -122,20 +122,20 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
             const LaunchContext& context) {
   using D = Divider<int32_t>;
   const Geometry g = geometry_of(problem);
-  const Tile tile{plan.variant_index / 2, plan.tile[0], plan.tile[1], plan.tile[2],
-                  plan.variant_index % 2 != 0};
-  const Work work = work_of(g, tile, sizeof(T), plan.shared_bytes);
+  const auto way = plan.payload.as<BoxesPlan>();
+  const Work work = work_of(g, way, sizeof(T));
+  const LaunchShape shape = shape_of(problem, work, way, plan.splits);
   const Tensors<T> tensors(problem.pass, operands);
   Params<T> params =
       make_params<T>(g, work, tensors.in, tensors.weight, tensors.out, operands.epilogue);
-  params.tile_blocks = static_cast<int>(plan.grid[0] / work.chunks);
-  params.partial = parts_of(plan, context);
-  params.clustered = is_clustered(plan);
+  params.tile_blocks = way.tile_blocks;
+  params.partial = parts_of(shape, context);
+  params.clustered = way.clustered;
   params.neighbours = D(params.clustered ? plan.splits : work.chunks);
-  start_plan(plan, context, kernel_of<T>(g, !operands.epilogue.is_empty()), params, tensors.weight,
-             problem.w_count(),
+  start_plan(shape, plan.splits, context, kernel_of<T>(g, !operands.epilogue.is_empty()), params,
+             tensors.weight, problem.w_count(),
              {D(1), D(problem.K), D(problem.S), g.weight_k, 0, g.weight_r, g.weight_s},
-             /*early=*/problem.pass != Pass::kWgrad);
+             /*early=*/problem.pass != Pass::kWgrad, way.clustered ? way.tile_blocks : 1);
 }
 
 }  // namespace customconv::depthwise::boxes

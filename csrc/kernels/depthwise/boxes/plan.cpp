@@ -52,7 +52,7 @@ bool has_boxes(const ConvProblem& p) {
 }
 
 // The smallest tile, which decides whether there is a plan.
-Tile least_tile(int size) { return {16 / size, 1, 1, 1, false}; }
+BoxesPlan least_plan(int size) { return {false, 16 / size, {1, 1, 1}}; }
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (p.dtype == DType::kFloat64) return "sums are kept in float32";
@@ -72,7 +72,8 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
     if (p.pass == Pass::kDgrad && strided) return "the input gradient of this filter and stride";
   }
   const int size = static_cast<int>(element_size(p.dtype));
-  if (!work_of(g, least_tile(size), size, d.shared_bytes_block).fits) {
+  BoxesPlan least = least_plan(size);
+  if (choose_stages(g, size, d.shared_bytes_block, least).bytes == 0) {
     return "its halo fits no box";
   }
   const double patches = static_cast<double>(p.N) * g.h.patches * g.w.patches;
@@ -107,7 +108,7 @@ class Search : public PlanSearch {
         if (channels == p_.C && can_merge(g_)) try_rows(channels, columns, true);
       }
     }
-    if (best_.block == 0) consider(least_tile(size_));
+    if (best_.threads == 0) consider(least_plan(size_));
     return best_;
   }
 
@@ -120,71 +121,59 @@ class Search : public PlanSearch {
       last = rows;
       if (rows == g_.h.patches && columns == g_.w.patches) {
         for (const int images : {8, 4, 2}) {
-          if (images <= p_.N) consider({channels, rows, columns, images, merged});
+          if (images <= p_.N) consider({merged, channels, {rows, columns, images}});
         }
       }
-      consider({channels, rows, columns, 1, merged});
+      consider({merged, channels, {rows, columns, 1}});
     }
   }
 
-  void consider(const Tile& tile) {
+  void consider(BoxesPlan plan) {
     int last = 0;
     for (int blocks = blocks_of(taps_of(g_)); blocks >= 1; --blocks) {
-      const Work w = work_of(g_, tile, size_, shared_bytes_of(d_, blocks));
-      if (!w.fits || w.bytes == last) continue;
+      const Work w = choose_stages(g_, size_, shared_bytes_of(d_, blocks), plan);
+      if (w.bytes == 0 || w.bytes == last) continue;
       last = w.bytes;
-      if (ceil_divide(tile.rows * tile.images, w.down) > kMostPatches) return;
-      weigh(w, blocks);
+      if (ceil_divide(w.tile.rows * w.tile.images, w.down) > kMostPatches) return;
+      weigh(plan, w, blocks);
     }
   }
 
-  void weigh(const Work& w, int resident) {
+  void weigh(const BoxesPlan& way, const Work& w, int resident) {
     const int64_t tiles = w.tiles();
     const auto evenly = [&](int64_t blocks) {
       return ceil_divide(tiles, ceil_divide(tiles, std::clamp<int64_t>(blocks, 1, tiles)));
     };
     const int64_t all = int64_t{resident} * d_.sm_count;
-    take(w, resident, evenly(all / w.chunks), false);
+    take(way, w, resident, evenly(all / w.chunks), false);
     if (!g_.of_weights) return;
     for (const int blocks : kClusters) {
       const int64_t grid = blocks * w.chunks;
       if (grid > kMostTurns * all || kLeastShare * grid < d_.sm_count) continue;
-      if (evenly(blocks) == blocks) take(w, resident, blocks, true);
+      if (evenly(blocks) == blocks) take(way, w, resident, blocks, true);
     }
   }
 
   // `clustered`: the blocks that share channels are a cluster.
-  void take(const Work& w, int resident, int64_t tile_blocks, bool clustered) {
-    ConvPlan plan{};
+  void take(BoxesPlan way, const Work& w, int resident, int64_t tile_blocks, bool clustered) {
+    const int64_t splits = g_.of_weights ? tile_blocks : 1;
+    way.tile_blocks = static_cast<int>(tile_blocks);
+    way.clustered = clustered && splits > 1;
+    ConvPlan plan{shape_of(p_, w, way, splits)};
     plan.variant = w.tile.merged ? "boxes of rows" : "boxes";
-    plan.variant_index = w.tile.channels * 2 + (w.tile.merged ? 1 : 0);
-    plan.tile[0] = w.tile.rows;
-    plan.tile[1] = w.tile.columns;
-    plan.tile[2] = w.tile.images;
-    plan.grid[0] = w.chunks * tile_blocks;
-    plan.block = w.threads + kLoaderThreads;
-    plan.shared_bytes = w.bytes;
     plan.wide_index = needs_wide_index(p_);
-    if (g_.of_weights) plan.splits = tile_blocks;
-    plan.payload = BoxesPlan{w.tile.merged,
-                             w.tile.channels,
-                             {w.tile.rows, w.tile.columns, w.tile.images},
-                             w.stages,
-                             static_cast<int>(tile_blocks),
-                             clustered && plan.splits > 1};
+    plan.splits = splits;
+    plan.payload = way;
     customconv::Work work =
-        count_work(w, resident, plan.grid[0], ceil_divide(w.tiles(), tile_blocks));
-    if (plan.splits > 1 && clustered) {
+        count_work(w, resident, plan.blocks, ceil_divide(w.tiles(), tile_blocks));
+    if (way.clustered) {
       const double sums = static_cast<double>(g_.h.taps * g_.w.taps * w.tile.channels);
       work.waits +=
           kClusterWaits +
           static_cast<float>(std::ceil(sums / static_cast<double>(w.threads * plan.splits)));
     }
     plan.works.add(work);
-    if (plan.splits > 1 && !clustered) {
-      plan.workspace_bytes = plan.splits * p_.w_count() * 4;
-      plan.works.add(adding_up(p_.w_count(), plan.splits, d_));
-    }
+    if (plan.workspace_bytes > 0) plan.works.add(adding_up(p_.w_count(), plan.splits, d_));
     add(plan);
   }
 
@@ -256,10 +245,19 @@ class Search : public PlanSearch {
   const int size_ = static_cast<int>(element_size(p_.dtype));
 };
 
+LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {
+  const auto way = plan.payload.as<BoxesPlan>();
+  const Geometry g = geometry_of(p);
+  if (way.merged && (!can_merge(g) || way.channels != g.C)) return {};
+  const Work work = work_of(g, way, static_cast<int>(element_size(p.dtype)));
+  return work.bytes > 0 ? shape_of(p, work, way, plan.splits) : LaunchShape{};
+}
+
 }  // namespace
 
 extern const Family kind;
-const Family kind{"boxes", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
+const Family kind{"boxes", can_implement,  cheapest_of<Search>,
+                  shape,   all_of<Search>, /*fuses=*/true};
 
 }  // namespace customconv::depthwise::boxes
 

@@ -17,9 +17,17 @@ bool find_walk(const depthwise::Geometry& g, Pass pass, Walk* walk) {
   return true;
 }
 
-Tile tile_of(const depthwise::Geometry& g, const Variant& v, int planes, int rows, int images,
-             int element_size) {
-  const int kept = kRows[v.rows], columns = v.columns(element_size);
+Variant variant_of(const PlanesPlan& plan, int element_size) {
+  Variant v{plan.walk, 0, 0, 0};
+  while (kTaps[v.taps] != plan.taps) ++v.taps;
+  while (v.columns(element_size) != plan.strip[1]) ++v.width;
+  while (kRows[v.rows] != plan.strip[0]) ++v.rows;
+  return v;
+}
+
+Tile tile_of(const depthwise::Geometry& g, const PlanesPlan& plan) {
+  const int kept = plan.strip[0], columns = plan.strip[1];
+  const int planes = plan.tile[0], rows = plan.tile[1], images = plan.tile[2];
   Tile t{};
   t.planes = planes;
   t.rows = rows;
@@ -31,7 +39,7 @@ Tile tile_of(const depthwise::Geometry& g, const Variant& v, int planes, int row
   t.count = g.of_weights ? ceil_divide(g.K, planes) : ceil_divide(g.N * g.K, planes) * t.bands;
   t.steps = ceil_divide(g.N, images) * t.bands;
   const int64_t reach =
-      input_of(v.walk, (t.row_strips - 1) * kept, reach_of(v.walk, kTaps[v.taps], kept));
+      input_of(plan.walk, (t.row_strips - 1) * kept, reach_of(plan.walk, plan.taps, kept));
   t.in_elements = planes * (t.bands == 1 ? g.H : std::min(reach, g.H)) * g.W;
   t.out_elements = planes * std::min<int64_t>(rows, g.P) * g.Q;
   return t;
@@ -60,10 +68,14 @@ Places places_of(const depthwise::Geometry& g, const Tile& t, int stages, int el
   return places;
 }
 
-int stages_of(const depthwise::Geometry& g, const Tile& t, const ConvPlan& plan, int element_size) {
-  if (!g.of_weights) return plan.grid[0] < t.count ? 2 : 1;
-  const int64_t stage = places_of(g, t, 1, element_size).stage;
-  return static_cast<int>(std::min<int64_t>((plan.shared_bytes - kZeroBytes) / stage, kMostStages));
+LaunchShape shape_of(const ConvProblem& p, const depthwise::Geometry& g, const Tile& t, int stages,
+                     int64_t splits) {
+  const int64_t threads = ceil_divide(t.items, 32) * 32;
+  // Sums take the place of tiles.
+  const int64_t sums = g.of_weights ? threads * g.R * g.S * 4 : 0;
+  const int64_t shared = places_of(g, t, stages, static_cast<int>(element_size(p.dtype))).all;
+  return {t.count * splits, static_cast<int>(threads), static_cast<int>(std::max(shared, sums)),
+          parts_bytes(p, splits)};
 }
 
 }  // namespace customconv::depthwise::planes

@@ -8,7 +8,7 @@
 #include "plan/payload.h"
 
 namespace customconv {
-struct ConvPlan;
+struct LaunchShape;
 }
 
 namespace customconv::depthwise::planes {
@@ -133,11 +133,12 @@ struct Places {
 };
 Places places_of(const depthwise::Geometry& geometry, const Tile& tile, int stages,
                  int element_size);
-// How many there are, by the block's share of the tiles, or by its memory.
-int stages_of(const depthwise::Geometry& geometry, const Tile& tile, const ConvPlan& plan,
-              int element_size);
-Tile tile_of(const depthwise::Geometry& geometry, const Variant& variant, int planes, int rows,
-             int images, int element_size);
+// The kernel of a plan, and its tile.
+Variant variant_of(const PlanesPlan& plan, int element_size);
+Tile tile_of(const depthwise::Geometry& geometry, const PlanesPlan& plan);
+// Tiles of forward convolutions may take turns on fewer blocks.
+LaunchShape shape_of(const ConvProblem& problem, const depthwise::Geometry& geometry,
+                     const Tile& tile, int stages, int64_t splits);
 
 // The walk of a pass along both axes; false where there is none.
 bool find_walk(const depthwise::Geometry& geometry, Pass pass, Walk* walk);

@@ -35,12 +35,10 @@ KernelOf<T> kernel_at(int index, std::index_sequence<kIndex...>) {
 }
 
 template <typename T>
-Params<T> make_params(const depthwise::Geometry& g, const ConvPlan& plan, const T* in, T* weight,
-                      T* out, const Epilogue& epilogue) {
+Params<T> make_params(const depthwise::Geometry& g, const PlanesPlan& plan, const Tile& tile,
+                      const T* in, T* weight, T* out, const Epilogue& epilogue) {
   using D = Divider<int32_t>;
   const auto small = [](int64_t value) { return static_cast<int>(value); };
-  const Variant v = Variant::at(plan.variant_index);
-  const Tile tile = tile_of(g, v, plan.tile[0], plan.tile[1], plan.tile[2], sizeof(T));
   Params<T> p{};
   p.in = in;
   p.weight = weight;
@@ -54,8 +52,8 @@ Params<T> make_params(const depthwise::Geometry& g, const ConvPlan& plan, const 
   p.W = small(g.W);
   p.P = small(g.P);
   p.Q = small(g.Q);
-  p.first_h = first_input(v.walk, kTaps[v.taps], small(g.pad_h));
-  p.first_w = first_input(v.walk, kTaps[v.taps], small(g.pad_w));
+  p.first_h = first_input(plan.walk, plan.taps, small(g.pad_h));
+  p.first_w = first_input(plan.walk, plan.taps, small(g.pad_w));
   p.planes = small(g.N * g.K);
   p.tile_planes = tile.planes;
   p.tile_rows = tile.rows;
@@ -71,13 +69,12 @@ Params<T> make_params(const depthwise::Geometry& g, const ConvPlan& plan, const 
   p.tile_images = D(tile.images);
   p.in_run = small(run_bytes(tile.in_elements, sizeof(T)));
   p.out_run = small(run_bytes(tile.out_elements, sizeof(T)));
-  p.stages = stages_of(g, tile, plan, sizeof(T));
+  p.stages = plan.stages;
   const Places places = places_of(g, tile, p.stages, sizeof(T));
   p.stage_bytes = small(places.stage);
   p.out_at = small(places.out);
   p.zeros_at = small(places.zeros);
   p.out_bytes = small(places.a_out);
-  p.splits = D(plan.splits);
   return p;
 }
 
@@ -86,15 +83,20 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
             const LaunchContext& context) {
   const depthwise::Geometry geometry = depthwise::geometry_of(problem);
   constexpr auto kAll = std::make_index_sequence<kVariantCount>();
-  const Tensors<T> tensors(problem.pass, operands);
-  Params<T> params =
-      make_params<T>(geometry, plan, tensors.in, tensors.weight, tensors.out, operands.epilogue);
-  params.partial = parts_of(plan, context);
-  const KernelOf<T> kernel = problem.pass == Pass::kWgrad
-                                 ? kernel_at<T, true>(plan.variant_index, kAll)
-                                 : kernel_at<T, false>(plan.variant_index, kAll);
   using D = Divider<int32_t>;
-  start_plan(plan, context, kernel, params, tensors.weight, problem.w_count(),
+  const auto way = plan.payload.as<PlanesPlan>();
+  const Tile tile = tile_of(geometry, way);
+  LaunchShape shape = shape_of(problem, geometry, tile, way.stages, plan.splits);
+  shape.blocks = std::min(shape.blocks, plan.blocks);
+  const Tensors<T> tensors(problem.pass, operands);
+  Params<T> params = make_params<T>(geometry, way, tile, tensors.in, tensors.weight, tensors.out,
+                                    operands.epilogue);
+  params.splits = D(plan.splits);
+  params.partial = parts_of(shape, context);
+  const int index = variant_of(way, sizeof(T)).index();
+  const KernelOf<T> kernel = problem.pass == Pass::kWgrad ? kernel_at<T, true>(index, kAll)
+                                                          : kernel_at<T, false>(index, kAll);
+  start_plan(shape, plan.splits, context, kernel, params, tensors.weight, problem.w_count(),
              {D(1), D(problem.K), D(problem.S), geometry.weight_k, 0, geometry.weight_r,
               geometry.weight_s});
 }

@@ -37,6 +37,13 @@ int taps_index(const depthwise::Geometry& g) {
   return -1;
 }
 
+PlanesPlan plan_of(const Variant& v, int size, int64_t planes, int64_t rows, int64_t images) {
+  return {v.walk,
+          kTaps[v.taps],
+          {kRows[v.rows], v.columns(size)},
+          {static_cast<int>(planes), static_cast<int>(rows), static_cast<int>(images)}};
+}
+
 // Whether a strip of rows of one plane fits a block, by any kernel.
 bool has_tile(const depthwise::Geometry& g, Walk walk, int taps, int size,
               const DeviceProperties& d) {
@@ -44,7 +51,7 @@ bool has_tile(const depthwise::Geometry& g, Walk walk, int taps, int size,
     for (int rows = 0; rows < kRowsCount; ++rows) {
       const Variant v{walk, taps, width, rows};
       if (!has_kernel(v, size)) continue;
-      const Tile t = tile_of(g, v, 1, kRows[rows], 1, size);
+      const Tile t = tile_of(g, plan_of(v, size, 1, kRows[rows], 1));
       const int stages = g.of_weights ? 1 : 2;
       if (t.items <= kMostThreads && t.count <= INT32_MAX / 2 && t.steps <= INT32_MAX &&
           places_of(g, t, stages, size).all <= d.shared_bytes_block) {
@@ -82,7 +89,7 @@ class Search : public PlanSearch {
   void try_tiles(const Variant& v) {
     const int64_t kept = kRows[v.rows];
     const int64_t all_rows = ceil_divide(g_.P, kept) * kept;
-    const Tile plane = tile_of(g_, v, 1, static_cast<int>(all_rows), 1, size_);
+    const Tile plane = tile_of(g_, plan_of(v, size_, 1, all_rows, 1));
     tried_.clear();
     for (const int threads : kTileThreads) {
       if (plane.items > threads) {
@@ -90,36 +97,37 @@ class Search : public PlanSearch {
         // As few bands, of about as many rows each.
         const int64_t bands = ceil_divide(plane.row_strips, strips);
         const int64_t rows = ceil_divide(plane.row_strips, bands) * kept;
-        consider(v, 1, static_cast<int>(rows), 1);
+        consider(v, 1, rows, 1);
         continue;
       }
       const int64_t planes = g_.of_weights ? g_.K : g_.N * g_.K;
       const int64_t images = g_.of_weights ? g_.N : 1;
       for (int64_t i = 1; i <= images && i * plane.items <= threads; i *= 2) {
         const int64_t most = std::min(threads / (i * plane.items), planes);
-        consider(v, static_cast<int>(most), static_cast<int>(all_rows), static_cast<int>(i));
+        consider(v, most, all_rows, i);
         if (g_.of_weights) continue;
         // As many turns of the blocks, all of which are busy to the end.
         const int64_t blocks = resident_blocks(v, threads) * d_.sm_count;
         const int64_t turns = ceil_divide(ceil_divide(planes, most), blocks);
         const int64_t even = ceil_divide(planes, turns * blocks);
-        if (even < most) consider(v, static_cast<int>(even), static_cast<int>(all_rows), 1);
+        if (even < most) consider(v, even, all_rows, 1);
       }
     }
   }
 
-  void consider(const Variant& v, int planes, int rows, int images) {
+  void consider(const Variant& v, int64_t planes, int64_t rows, int64_t images) {
     if (!tried_.add({planes, rows, images})) return;
-    const Tile t = tile_of(g_, v, planes, rows, images, size_);
+    PlanesPlan way = plan_of(v, size_, planes, rows, images);
+    const Tile t = tile_of(g_, way);
     if (t.items > kMostThreads || t.count > INT32_MAX / 2 || t.steps > INT32_MAX) return;
-    const int threads = static_cast<int>(ceil_divide(t.items, 32) * 32);
     if (!g_.of_weights) {
       for (const int stages : {1, 2}) {
-        const int64_t shared = places_of(g_, t, stages, size_).all;
-        if (shared > d_.shared_bytes_block) continue;
-        const int64_t blocks = resident_blocks(v, threads, shared) * d_.sm_count;
+        const LaunchShape shape = shape_of(p_, g_, t, stages, 1);
+        if (shape.shared_bytes > d_.shared_bytes_block) continue;
+        const int64_t blocks = resident_blocks(v, shape.threads, shape.shared_bytes) * d_.sm_count;
         if (stages == 1 && blocks < t.count) continue;
-        weigh(v, t, count_reads(v, t), threads, shared, std::min(blocks, t.count), 1);
+        way.stages = stages;
+        weigh(v, way, t, count_reads(v, t), shape, std::min(blocks, t.count), 1);
         break;
       }
       return;
@@ -130,15 +138,18 @@ class Search : public PlanSearch {
       const int64_t splits = std::clamp<int64_t>(wanted * d_.sm_count / t.count, 1, t.steps);
       if (splits == last || t.count * splits > INT32_MAX) continue;
       last = splits;
-      int64_t last_shared = 0;
+      int last_shared = 0;
       for (const int stages : {1, 2, kMostStages}) {
         if (stages / 2 >= ceil_divide(t.steps, splits)) continue;
-        // What the sums need may have room for more stages.
-        const int64_t totals = int64_t{threads} * g_.R * g_.S * 4;
-        const int64_t shared = std::max(places_of(g_, t, stages, size_).all, totals);
-        if (shared > d_.shared_bytes_block || shared == last_shared) continue;
-        last_shared = shared;
-        weigh(v, t, reads, threads, shared, t.count * splits, splits);
+        const LaunchShape shape = shape_of(p_, g_, t, stages, splits);
+        if (shape.shared_bytes > d_.shared_bytes_block || shape.shared_bytes == last_shared) {
+          continue;
+        }
+        last_shared = shape.shared_bytes;
+        // As many as there is room for, where the sums that take their place are larger.
+        const int64_t room = (shape.shared_bytes - kZeroBytes) / places_of(g_, t, 1, size_).stage;
+        way.stages = static_cast<int>(std::min<int64_t>(room, kMostStages));
+        weigh(v, way, t, reads, shape, shape.blocks, splits);
       }
     }
   }
@@ -150,27 +161,15 @@ class Search : public PlanSearch {
                              1);
   }
 
-  void weigh(const Variant& v, const Tile& t, double reads, int threads, int64_t shared,
-             int64_t blocks, int64_t splits) {
-    ConvPlan plan{};
+  void weigh(const Variant& v, const PlanesPlan& way, const Tile& t, double reads,
+             const LaunchShape& shape, int64_t blocks, int64_t splits) {
+    ConvPlan plan{shape};
+    plan.blocks = blocks;
     plan.variant = t.bands == 1 ? "whole planes" : "rows of planes";
-    plan.variant_index = v.index();
-    plan.tile[0] = t.planes;
-    plan.tile[1] = t.rows;
-    plan.tile[2] = t.images;
-    plan.grid[0] = blocks;
     plan.splits = splits;
-    if (splits > 1) plan.workspace_bytes = splits * p_.w_count() * 4;
-    plan.block = threads;
-    plan.shared_bytes = static_cast<int>(shared);
     plan.wide_index = needs_wide_index(p_);
-    const int stages = stages_of(g_, t, plan, size_);
-    plan.payload = PlanesPlan{v.walk,
-                              kTaps[v.taps],
-                              {kRows[v.rows], v.columns(size_)},
-                              {t.planes, t.rows, t.images},
-                              stages};
-    plan.works.add(count_work(v, t, reads, plan, stages));
+    plan.payload = way;
+    plan.works.add(count_work(v, t, reads, plan, way.stages));
     if (splits > 1) plan.works.add(adding_up(p_.w_count(), splits, d_));
     add(plan);
   }
@@ -237,7 +236,7 @@ class Search : public PlanSearch {
     } else {
       each += outputs * kOutputInstructions + taps * taps;
     }
-    const double warps = plan.block / 32.0;
+    const double warps = plan.threads / 32.0;
     const double brought = static_cast<double>(
         t.images * size_ * (t.in_elements + (g_.of_weights ? t.out_elements : 0)));
     const double tile =
@@ -246,7 +245,7 @@ class Search : public PlanSearch {
                      hardware::kSharedBytesPerClock,
                  brought / hardware::kL2BytesPerClock});
     // Tiles of a block.
-    const auto blocks = static_cast<double>(plan.grid[0]);
+    const auto blocks = static_cast<double>(plan.blocks);
     const double tiles = std::ceil(static_cast<double>(g_.of_weights ? t.steps : t.count) /
                                    (g_.of_weights ? static_cast<double>(plan.splits) : blocks));
     const double once = g_.of_weights ? taps * taps * kSumInstructions : 0;
@@ -255,11 +254,11 @@ class Search : public PlanSearch {
         price_row(PriceKind::kDepthwisePlanes, (g_.of_weights ? 2 : 0) + (size_ == 2 ? 0 : 1));
     work.blocks = static_cast<float>(blocks);
     work.sms = static_cast<float>(d_.sm_count);
-    work.resident = static_cast<float>(resident_blocks(v, plan.block, plan.shared_bytes));
+    work.resident = static_cast<float>(resident_blocks(v, plan.threads, plan.shared_bytes));
     work.busy = static_cast<float>(tiles * tile + warps * once / hardware::kSchedulers);
     const double sums = g_.of_weights ? t.planes * taps * taps : 0;
     const bool shared = t.images * t.row_strips * t.column_strips >= 32;
-    const double end = std::ceil(sums / (shared ? warps : plan.block));
+    const double end = std::ceil(sums / (shared ? warps : plan.threads));
     // Nothing is summed while the first tiles of all blocks are brought.
     const double together = std::min<double>(work.resident, std::ceil(blocks / d_.sm_count));
     work.waits = static_cast<float>(2 + together * brought / hardware::kBroughtBytes +
@@ -272,7 +271,7 @@ class Search : public PlanSearch {
   const depthwise::Geometry g_ = depthwise::geometry_of(p_);
   const int size_ = static_cast<int>(element_size(p_.dtype));
   Walk walk_{};
-  Tried<std::array<int, 3>> tried_;  // planes, rows and images of a variant's tiles
+  Tried<std::array<int64_t, 3>> tried_;  // planes, rows and images of a variant's tiles
 };
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
@@ -308,10 +307,22 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return nullptr;
 }
 
+LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {
+  const auto way = plan.payload.as<PlanesPlan>();
+  const depthwise::Geometry g = depthwise::geometry_of(p);
+  Walk walk{};
+  find_walk(g, p.pass, &walk);
+  if (walk != way.walk || g.R != way.taps || g.S != way.taps) return {};
+  const Tile t = tile_of(g, way);
+  if (!g.of_weights && way.stages == 1 && plan.blocks < t.count) return {};  // blocks take turns
+  return shape_of(p, g, t, way.stages, plan.splits);
+}
+
 }  // namespace
 
 extern const Family kind;
-const Family kind{"planes", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
+const Family kind{"planes", can_implement,  cheapest_of<Search>,
+                  shape,    all_of<Search>, /*fuses=*/true};
 
 }  // namespace customconv::depthwise::planes
 

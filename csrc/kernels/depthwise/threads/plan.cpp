@@ -67,6 +67,17 @@ bool has_windows(const ConvProblem& p, int unit) {
          (!g.of_weights || is_whole(g.out, {g.N, g.K, g.P, g.Q}, unit, 3));
 }
 
+// How outputs share rows of the input.
+Walk walk_of(const Geometry& g) {
+  if (g.dilation_h != 1 || g.R == 1) return Walk::kAny;
+  if (g.transposed) return g.step_h == 2 ? Walk::kHalf : Walk::kAny;
+  return g.step_h == 1 ? Walk::kNext : g.step_h == 2 ? Walk::kSecond : Walk::kAny;
+}
+// Where between two such units a window begins.
+int offset_of(const Geometry& g, int unit) {
+  return static_cast<int>(((-g.pad_w) % unit + unit) % unit);
+}
+
 // What is always possible, of a channel at a time.
 Variant least_variant(const Geometry& g) {
   return {g.planar ? Order::kPlanes : Order::kElements, Walk::kAny, 0, 0, 0};
@@ -103,8 +114,8 @@ class Search : public PlanSearch {
 
   ConvPlan best() {
     const Order thin = least_variant(g_).order;
-    try_order(thin, walk());
-    if (has_vectors(p_)) try_order(Order::kChannels, walk());
+    try_order(thin, walk_of(g_));
+    if (has_vectors(p_)) try_order(Order::kChannels, walk_of(g_));
     if (g_.R == 1) {
       const int shape = g_.S <= kLineTaps[0] ? 0 : 1;
       if (has_lines(g_)) consider({Order::kLines, Walk::kAny, 0, 0, shape}, 1);
@@ -114,18 +125,12 @@ class Search : public PlanSearch {
       }
     }
     // Where shared memory holds a tap's sums only, or a channel's filter.
-    if (best_.block == 0) try_order(thin, Walk::kAny);
-    if (best_.block == 0) consider(least_variant(g_), 1);
+    if (best_.threads == 0) try_order(thin, Walk::kAny);
+    if (best_.threads == 0) consider(least_variant(g_), 1);
     return best_;
   }
 
  private:
-  Walk walk() const {
-    if (g_.dilation_h != 1 || g_.R == 1) return Walk::kAny;
-    if (g_.transposed) return g_.step_h == 2 ? Walk::kHalf : Walk::kAny;
-    return g_.step_h == 1 ? Walk::kNext : g_.step_h == 2 ? Walk::kSecond : Walk::kAny;
-  }
-
   // The order's kernel for a walk, else the one for any; of those the one of the fewest taps that
   // hold the filter's rows, else of the most.
   Variant variant_of(Order order, Walk walk) const {
@@ -167,7 +172,7 @@ class Search : public PlanSearch {
     Variant v{Order::kWindows, Walk::kNext, 0, 1, 0};
     const auto fits = [this](int taps) { return g_.R == taps && g_.S == taps; };
     while (kTaps[v.taps] < kBandTaps && !fits(kTaps[v.taps])) ++v.taps;
-    const auto offset = static_cast<int>(((-g_.pad_w) % unit + unit) % unit);
+    const int offset = offset_of(g_, unit);
     while (kWindowShapes[v.shape].unit != unit || kWindowShapes[v.shape].offset != offset)
       ++v.shape;
     if (!has_kernel(v)) return false;
@@ -187,17 +192,9 @@ class Search : public PlanSearch {
   }
 
   void weigh(const Variant& v, const Work& w, int vectors, int64_t splits) {
-    ConvPlan plan{};
+    ConvPlan plan{shape_of(p_, w, splits)};
     plan.variant = kOrderNames[static_cast<int>(v.order)];
-    plan.variant_index = v.index();
-    plan.tile[0] = v.kept();
-    plan.tile[1] = columns_of(v.order, kTaps[v.taps], size_);
-    plan.tile[2] = vectors;
-    plan.grid[0] = w.blocks * splits;
     plan.splits = splits;
-    if (splits > 1) plan.workspace_bytes = splits * p_.w_count() * 4;
-    plan.block = kThreads;
-    plan.shared_bytes = w.shared_bytes;
     plan.wide_index = needs_wide_index(p_);
     plan.payload = payload_of(v, vectors);
     plan.works = count_work(v, w, splits);
@@ -333,10 +330,29 @@ class Search : public PlanSearch {
   const int64_t size_ = element_size(p_.dtype);
 };
 
+int64_t sum_order(const ConvProblem&, const ConvPlan& plan) {
+  return variant_of(plan.payload.as<ThreadsPlan>()).index();
+}
+
+LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {
+  const auto way = plan.payload.as<ThreadsPlan>();
+  const Geometry g = geometry_of(p);
+  bool reads = way.walk == Walk::kAny || way.walk == walk_of(g);
+  if (way.order == Order::kChannels) reads = reads && has_vectors(p);
+  if (way.order == Order::kLines) reads = has_lines(g) && g.R == 1;
+  if (way.order == Order::kWindows) {
+    const bool whole = way.taps == kBandTaps || (g.R == way.taps && g.S == way.taps);
+    reads = whole && has_windows(p, way.unit) && way.offset == offset_of(g, way.unit);
+  }
+  if (!reads) return {};
+  return shape_of(p, work_of(g, variant_of(way), way.vectors, element_size(p.dtype)), plan.splits);
+}
+
 }  // namespace
 
 extern const Family kind;
-const Family kind{"threads", can_implement, cheapest_of<Search>, all_of<Search>, /*fuses=*/true};
+const Family kind{"threads",      can_implement, cheapest_of<Search>, shape, all_of<Search>,
+                  /*fuses=*/true, sum_order};
 
 }  // namespace customconv::depthwise::threads
 

@@ -171,16 +171,18 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
   using D = Divider<int32_t>;
   constexpr auto kAll = std::make_index_sequence<kVariantCount>();
   const Geometry geometry = geometry_of(problem);
-  const Work work = work_of(geometry, Variant::at(plan.variant_index), plan.tile[2], sizeof(T));
+  const auto way = plan.payload.as<ThreadsPlan>();
+  const Variant v = variant_of(way);
+  const Work work = work_of(geometry, v, way.vectors, sizeof(T));
+  const LaunchShape shape = shape_of(problem, work, plan.splits);
   const Tensors<T> tensors(problem.pass, operands);
   Params<T> params =
       make_params<T>(geometry, work, tensors.in, tensors.weight, tensors.out, operands.epilogue);
-  params.partial = parts_of(plan, context);
+  params.partial = parts_of(shape, context);
   params.splits = D(plan.splits);
-  const KernelOf<T> kernel = problem.pass == Pass::kWgrad
-                                 ? kernel_at<T, true>(plan.variant_index, kAll)
-                                 : kernel_at<T, false>(plan.variant_index, kAll);
-  start_plan(plan, context, kernel, params, tensors.weight, problem.w_count(),
+  const KernelOf<T> kernel = problem.pass == Pass::kWgrad ? kernel_at<T, true>(v.index(), kAll)
+                                                          : kernel_at<T, false>(v.index(), kAll);
+  start_plan(shape, plan.splits, context, kernel, params, tensors.weight, problem.w_count(),
              {D(1), D(geometry.K), D(geometry.S), geometry.weight_k, 0, geometry.weight_r,
               geometry.weight_s});
 }

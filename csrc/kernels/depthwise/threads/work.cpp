@@ -3,13 +3,33 @@
 
 #include <algorithm>
 
+#include "plan/plan.h"
+
 namespace customconv::depthwise::threads {
 
 namespace {
 
 int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
 
+template <size_t kCount>
+int index_of(int value, const int (&table)[kCount]) {
+  return static_cast<int>(std::find(table, table + kCount, value) - table);
+}
+
 }  // namespace
+
+Variant variant_of(const ThreadsPlan& plan) {
+  Variant v{plan.order, plan.walk, index_of(plan.taps, kTaps), 0, 0};
+  if (plan.order == Order::kLines) {
+    v.shape = index_of(plan.columns, kLineTaps);
+    return v;
+  }
+  v.rows = index_of(plan.rows, kRows);
+  if (plan.order != Order::kWindows) return v;
+  while (kWindowShapes[v.shape].unit != plan.unit || kWindowShapes[v.shape].offset != plan.offset)
+    ++v.shape;
+  return v;
+}
 
 Work work_of(const Geometry& g, const Variant& v, int vectors, int64_t element_size) {
   const int64_t taps = kTaps[v.taps], width = width_of(v.order);
@@ -41,6 +61,10 @@ Work work_of(const Geometry& g, const Variant& v, int vectors, int64_t element_s
     w.shared_bytes = static_cast<int>(std::min<int64_t>(w.stage_columns * column_bytes, 1 << 24));
   }
   return w;
+}
+
+LaunchShape shape_of(const ConvProblem& p, const Work& w, int64_t splits) {
+  return {w.blocks * splits, kThreads, w.shared_bytes, parts_bytes(p, splits)};
 }
 
 }  // namespace customconv::depthwise::threads

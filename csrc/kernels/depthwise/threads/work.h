@@ -7,6 +7,10 @@
 #include "kernels/depthwise/geometry.h"
 #include "plan/payload.h"
 
+namespace customconv {
+struct LaunchShape;
+}
+
 namespace customconv::depthwise::threads {
 
 // What a thread computes, and what its neighbours in a warp do.
@@ -128,6 +132,9 @@ struct ThreadsPlan {
   int vectors = 1;           // see Work
 };
 
+// The kernel of a plan.
+Variant variant_of(const ThreadsPlan& plan);
+
 constexpr int kThreads = 256;
 // Blocks that are to share a multiprocessor: what their registers leave room for.
 constexpr int blocks_of(Order order, int rows) {
@@ -151,5 +158,6 @@ struct Work {
   int shared_bytes;
 };
 Work work_of(const Geometry& geometry, const Variant& variant, int vectors, int64_t element_size);
+LaunchShape shape_of(const ConvProblem& problem, const Work& work, int64_t splits);
 
 }  // namespace customconv::depthwise::threads

@@ -13,7 +13,7 @@
 #include "kernels/implicit_gemm/pack_weights.h"
 #include "kernels/implicit_gemm/sm90/kernels.h"
 #include "kernels/implicit_gemm/sm90/launch.h"
-#include "kernels/implicit_gemm/sm90/plan.h"
+#include "kernels/implicit_gemm/sm90/payload.h"
 #include "kernels/implicit_gemm/weave.h"
 
 namespace customconv::implicit_gemm::sm90 {
@@ -412,10 +412,11 @@ struct SamePlace {
 // A weight gradient, as a forward convolution of halves.
 inline void launch_exchanged(const ConvProblem& asked, const ConvPlan& plan,
                              const Operands& operands, const LaunchContext& context) {
-  const Exchange exchange = exchange_of(plan);
+  const auto way = plan.payload.as<MainLoopPlan>();
+  const Exchange exchange = way.exchange();
   const Pieces pieces = pieces_of(asked, exchange);
   const Packed problem = exchanged_of(asked, exchange);
-  const Tile tile = sm90::tile_of(problem, plan);
+  const Tile tile = make_tile(problem, way, plan.splits);
   const PackedWeight weight = weight_of(problem, tile);
   auto* const workspace = static_cast<char*>(context.workspace);
   char* const packed = workspace + packed_weight_bytes(problem, tile);
@@ -437,7 +438,7 @@ inline void launch_exchanged(const ConvProblem& asked, const ConvPlan& plan,
   p.halves = halves_of(problem, weight, x, w);
   set_output(problem, tile, problem.groups > 1 ? partial : gradient, Epilogue{}, p);
   start("implicit_gemm",
-        {std::min(plan.grid[0], tile.items() * tile.splits), plan.block, plan.shared_bytes,
+        {std::min(plan.blocks, tile.items() * tile.splits), tile.threads(), shared_bytes(tile),
          context.stream, /*early=*/true, tile.splits},
         kernel_of<float>(tile, /*has_epilogue=*/false), p);
   if (problem.groups == 1) return;
@@ -460,13 +461,14 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
                          1;
   const auto* w = static_cast<const T*>(operands.w);
   auto* workspace = static_cast<char*>(context.workspace);
-  const Chunk chunk = chunk_of(plan);
+  const auto way = plan.payload.as<MainLoopPlan>();
+  const Chunk chunk = way.chunk();
   const int64_t parts = count_parts(asked, chunk);
   bool early = false;  // whether a kernel of this call is in front of the next one
   for (int64_t i = 0; i < parts; ++i) {
     const Part part = part_of(asked, chunk, i);
-    const Packed problem = forward_of(part.problem, plan);
-    const Tile tile = sm90::tile_of(problem, plan);
+    const Packed problem = forward_of(part.problem, way.form());
+    const Tile tile = make_tile(problem, way, plan.splits);
     const PackedWeight weight = weight_of(problem, tile);
     if (i == 0 && !weight.in_place) {
       T* const to = reinterpret_cast<T*>(workspace);
@@ -507,7 +509,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     }
     set_output(problem, tile, problem.woven > 0 ? woven : output, epilogue, p);
     start("implicit_gemm",
-          {std::min(plan.grid[0], tile.items() * tile.splits), plan.block, plan.shared_bytes,
+          {std::min(plan.blocks, tile.items() * tile.splits), tile.threads(), shared_bytes(tile),
            context.stream, /*early=*/true, tile.splits},
           kernel_of<T>(tile, !epilogue.is_empty()), p);
     if (problem.joins_phases) {

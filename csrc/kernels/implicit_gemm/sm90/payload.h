@@ -20,6 +20,10 @@ struct MainLoopPlan {
   int32_t groups = 1, bands = 1;   // see Exchange
   int16_t stages[2] = {};          // of pixels and of weights
   int16_t slots = 0;               // of a warp that turns planes
+
+  Form form() const { return {packing, joined, kTileShapes[tile].halves}; }
+  Chunk chunk() const { return {images, pixels}; }
+  Exchange exchange() const { return {groups, bands}; }
 };
 
 }  // namespace customconv::implicit_gemm::sm90

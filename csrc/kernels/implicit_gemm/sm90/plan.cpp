@@ -18,16 +18,13 @@ namespace customconv::implicit_gemm::sm90 {
 
 namespace {
 
-// A plan's variant: the loader, the tile's shape, rows of so many times 32 bytes, strips, how its
-// input is packed, and whether phases are joined.
-constexpr int kShapeShift = 4, kRowShift = 8, kStripShift = 12, kPackingShift = 21;
-constexpr int kPackingMask = 3;
-constexpr int kPlanFlag = 1 << 20, kJoinedFlag = 1 << 23, kHalvesFlag = 1 << 24;
-constexpr const char* kJoinedLoaderNames[] = {"im2col joined", "halo joined", "planes joined"};
-constexpr const char* kHalvesLoaderNames[] = {"3xTF32 im2col", "3xTF32 halo", "3xTF32 planes"};
-constexpr const char* kJoinedHalvesLoaderNames[] = {"3xTF32 im2col joined", "3xTF32 halo joined",
-                                                    "3xTF32 planes joined"};
-constexpr int kMostStrips = 255;
+// By whether operands are halves, whether phases are joined, and the loader.
+constexpr const char* kNames[2][2][kLoaderCount] = {
+    {{"im2col", "halo", "planes"}, {"im2col joined", "halo joined", "planes joined"}},
+    {{"3xTF32 im2col", "3xTF32 halo", "3xTF32 planes"},
+     {"3xTF32 im2col joined", "3xTF32 halo joined", "3xTF32 planes joined"}},
+};
+constexpr int64_t kMostStrips = 255;
 constexpr int64_t kMostFlattened = 32;  // bytes of channels up to which taps may be channels
 
 constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels
@@ -178,6 +175,24 @@ bool fuses_gradient(const Packed& p) {
   return p.joins_phases || p.phases == p.step_h * p.step_w;
 }
 
+// Bytes of the workspace beside the packed weight, of `p` where it is a weight gradient's.
+int64_t part_bytes(const ConvProblem& asked, const MainLoopPlan& plan, const Packed& p) {
+  if (asked.pass != Pass::kWgrad) return workspace_bytes(asked, plan.chunk(), plan.form());
+  const int64_t partial = p.groups > 1 ? p.groups * asked.w_count() * element_size(p.dtype) : 0;
+  return packed_bytes(p) + round_up(partial, kAlignment);
+}
+
+// The part of a problem that computes most.
+Packed widest_of(const ConvProblem& asked, const MainLoopPlan& plan) {
+  if (asked.pass == Pass::kWgrad) return exchanged_of(asked, plan.exchange());
+  const Chunk chunk = plan.chunk();
+  return forward_of(part_of(asked, chunk, widest_part(asked, chunk)).problem, plan.form());
+}
+
+LaunchShape shape_of(const Packed& p, const Tile& t, int64_t bytes) {
+  return {t.items() * t.splits, t.threads(), shared_bytes(t), packed_weight_bytes(p, t) + bytes};
+}
+
 class Search : public PlanSearch {
  public:
   using PlanSearch::PlanSearch;
@@ -202,7 +217,7 @@ class Search : public PlanSearch {
   ConvPlan best_exchanged() {
     constexpr int64_t kMostGroups = 32, kMostBands = 32, kLeastImages = 16, kEnoughImages = 512;
     constexpr int64_t kMostTerms = 1 << 14;  // of a sum
-    form_ = {Packing::kImages, false, /*halves=*/true};
+    way_.packing = Packing::kImages;
     for (int64_t bands = 1; bands <= std::min(kMostBands, p_.P); bands *= 2) {
       const Pieces pieces = pieces_of(p_, {1, bands});
       const int64_t images = p_.N * pieces.bands * pieces.columns;
@@ -210,10 +225,10 @@ class Search : public PlanSearch {
         const int64_t of_group = ceil_divide(images, groups);
         if (groups > 1 && of_group < kLeastImages) break;
         if (of_group * pieces.P * pieces.Q > kMostTerms) continue;
-        f_ = exchanged_of(p_, {groups, bands});
-        const int64_t partial = groups > 1 ? groups * p_.w_count() * element_size(p_.dtype) : 0;
-        bytes_ = packed_bytes(f_) + round_up(partial, kAlignment);
-        chunk_ = {groups, bands};
+        way_.groups = static_cast<int32_t>(groups);
+        way_.bands = static_cast<int32_t>(bands);
+        f_ = widest_of(p_, way_);
+        bytes_ = part_bytes(p_, way_, f_);
         try_tiles(Loader::kIm2col);
       }
       if (images >= kEnoughImages) break;
@@ -222,16 +237,20 @@ class Search : public PlanSearch {
   }
 
   void try_form(Form form) {
-    if (!choose_chunk(p_, form, chunk_)) return;
-    parts_ = count_parts(p_, chunk_);
-    bytes_ = sm90::workspace_bytes(p_, chunk_, form);
-    f_ = sm90::forward_of(part_of(p_, chunk_, widest_part(p_, chunk_)).problem, form);
+    Chunk chunk;
+    if (!choose_chunk(p_, form, chunk)) return;
+    way_.packing = form.packing;
+    way_.joined = form.joins_phases;
+    way_.images = chunk.images;
+    way_.pixels = chunk.pixels;
+    parts_ = count_parts(p_, chunk);
+    bytes_ = workspace_bytes(p_, chunk, form);
+    f_ = forward_of(part_of(p_, chunk, widest_part(p_, chunk)).problem, form);
     if (f_.packing != form.packing) return;
-    form_ = form;
     ends_.clear();
-    if (chunk_.pixels > 0) {
+    if (chunk.pixels > 0) {
       for (const int64_t i : {int64_t{0}, parts_ / p_.N - 1}) {
-        ends_.push_back(sm90::forward_of(part_of(p_, chunk_, i).problem, form));
+        ends_.push_back(forward_of(part_of(p_, chunk, i).problem, form));
       }
     }
     if (input_is_legal(f_)) {
@@ -247,7 +266,7 @@ class Search : public PlanSearch {
     try_tiles(loader);
     int64_t last = 1;
     for (const int64_t columns : {128, 64, 32}) {
-      const int64_t strips = std::min<int64_t>(ceil_divide(f_.Q, columns), kMostStrips);
+      const int64_t strips = std::min(ceil_divide(f_.Q, columns), kMostStrips);
       if (f_.Q < 2 * columns || f_.R == 1 || strips == last) continue;
       last = strips;
       try_tiles(loader, strips);
@@ -255,14 +274,16 @@ class Search : public PlanSearch {
   }
 
   void try_tiles(Loader loader, int64_t strips = 1) {
-    for (int shape = 0; shape < kTileShapeCount; ++shape) {
+    way_.loader = loader;
+    way_.strips = static_cast<int16_t>(strips);
+    for (way_.tile = 0; way_.tile < kTileShapeCount; ++way_.tile) {
       if (is_over()) return;
-      const TileShape& kind = kTileShapes[shape];
+      const TileShape& kind = kTileShapes[way_.tile];
       if (!has_tile(loader, kind) || is_too_wide(kind.channels)) continue;
-      for (int row = kMostRowBytes; row >= kLeastRowBytes; row /= 2) {
+      for (way_.row = kMostRowBytes; way_.row >= kLeastRowBytes; way_.row /= 2) {
         // A stage of fewer channels than there are is for what else has no room.
-        if (!weigh(loader, shape, row, strips)) continue;
-        if (f_.group_C() * element_size(f_.dtype) > row / 2) break;
+        if (!weigh()) continue;
+        if (f_.group_C() * element_size(f_.dtype) > way_.row / 2) break;
       }
     }
   }
@@ -270,12 +291,12 @@ class Search : public PlanSearch {
   // Twice as wide a tile as there are channels is never better than the next one.
   bool is_too_wide(int channels) const { return channels > 64 && f_.group_K() <= channels / 2; }
 
-  bool weigh(Loader loader, int shape, int row_bytes, int64_t strips) {
-    const Tile whole = make_tile(f_, loader, shape, row_bytes, 1, strips);
+  bool weigh() {
+    const Tile whole = make_tile(f_, way_, 1);
     if (!add_tile(whole)) return false;
-    if (loader != Loader::kIm2col) return true;  // others' sums are not split
+    if (way_.loader != Loader::kIm2col) return true;  // others' sums are not split
     for (int64_t splits = 2; splits <= kMostSplits; splits *= 2) {
-      const Tile tile = make_tile(f_, loader, shape, row_bytes, splits);
+      const Tile tile = make_tile(f_, way_, splits);
       if (whole.items() * splits > blocks_at_once(d_, tile)) break;
       add_tile(tile);
     }
@@ -288,69 +309,34 @@ class Search : public PlanSearch {
     ConvPlan plan;
     plan.works = count_work(p_, f_, parts_, d_, t);
     if (!is_wanted(plan)) return true;
-    const auto& names = form_.joins_phases ? kJoinedLoaderNames : kLoaderNames;
-    plan.variant = names[static_cast<int>(t.loader)];
-    if (form_.halves) {
-      const auto& own = form_.joins_phases ? kJoinedHalvesLoaderNames : kHalvesLoaderNames;
-      plan.variant = own[static_cast<int>(t.loader)];
-    }
-    plan.variant_index = kPlanFlag | static_cast<int>(t.loader) | t.shape << kShapeShift |
-                         t.row_bytes / kLeastRowBytes << kRowShift |
-                         static_cast<int>(t.strips) << kStripShift |
-                         static_cast<int>(form_.packing) << kPackingShift |
-                         (form_.joins_phases ? kJoinedFlag : 0) | (form_.halves ? kHalvesFlag : 0);
-    plan.chunk_images = chunk_.images;
-    plan.chunk_pixels = chunk_.pixels;
-    plan.tile[0] = t.kind().pixels;
-    plan.tile[1] = t.kind().channels;
-    plan.tile[2] = t.row_bytes / static_cast<int>(element_size(f_.dtype));
+    static_cast<LaunchShape&>(plan) = shape_of(f_, t, bytes_);
+    if (t.splits == 1) plan.blocks = std::min(plan.blocks, blocks_at_once(d_, t));
+    plan.variant = kNames[t.kind().halves][way_.joined][static_cast<int>(t.loader)];
     plan.splits = t.splits;
-    plan.block = t.threads();
     plan.wide_index = needs_wide_index(p_);
-    plan.shared_bytes = shared_bytes(t);
-    plan.grid[0] = std::min<int64_t>(t.items() * t.splits, blocks_at_once(d_, t));
-    if (t.splits > 1) plan.grid[0] = t.items() * t.splits;
-    plan.workspace_bytes = packed_weight_bytes(f_, t) + bytes_;
     plan.fuses = p_.pass == Pass::kDgrad && fuses_gradient(f_);
-    plan.payload = payload_of(t);
+    MainLoopPlan way = way_;
+    way.strips = static_cast<int16_t>(t.strips);
+    way.stages[0] = static_cast<int16_t>(t.x_stages);
+    way.stages[1] = static_cast<int16_t>(t.w_stages);
+    way.slots = static_cast<int16_t>(t.plane_slots);
+    plan.payload = way;
     keep(plan);
     return true;
-  }
-
-  MainLoopPlan payload_of(const Tile& t) const {
-    MainLoopPlan payload;
-    payload.loader = t.loader;
-    payload.packing = form_.packing;
-    payload.tile = static_cast<uint8_t>(t.shape);
-    payload.joined = form_.joins_phases;
-    payload.row = static_cast<int16_t>(t.row_bytes);
-    payload.strips = static_cast<int16_t>(t.strips);
-    if (form_.packing == Packing::kImages) {
-      payload.groups = static_cast<int32_t>(chunk_.images);
-      payload.bands = static_cast<int32_t>(chunk_.pixels);
-    } else {
-      payload.images = chunk_.images;
-      payload.pixels = chunk_.pixels;
-    }
-    payload.stages[0] = static_cast<int16_t>(t.x_stages);
-    payload.stages[1] = static_cast<int16_t>(t.w_stages);
-    payload.slots = static_cast<int16_t>(t.plane_slots);
-    return payload;
   }
 
   // Whether an image's first part and its last can be computed by such tiles, too.
   bool is_legal_at_ends(const Tile& t) const {
     for (const Packed& end : ends_) {
-      const Tile own = make_tile(end, t.loader, t.shape, t.row_bytes, t.splits, t.strips);
+      const Tile own = make_tile(end, way_, t.splits);
       if (!is_legal(end, own) || own.store != t.store || own.x_bytes != t.x_bytes) return false;
     }
     return true;
   }
 
-  Chunk chunk_;  // what is computed at a time,
+  MainLoopPlan way_;  // all but the stages
   int64_t parts_ = 1;
-  int64_t bytes_ = 0;  // of the workspace that they share
-  Form form_;
+  int64_t bytes_ = 0;         // of the workspace that they share
   Packed f_;                  // of so many parts, the widest
   std::vector<Packed> ends_;  // of an image in parts, the first and the last
 };
@@ -372,38 +358,38 @@ ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& d, std::vec
   return Search(asked, d, all, wanted).best();
 }
 
-Exchange exchange_of(const ConvPlan& plan) { return {plan.chunk_images, plan.chunk_pixels}; }
-Chunk chunk_of(const ConvPlan& plan) { return {plan.chunk_images, plan.chunk_pixels}; }
-
-Packed forward_of(const ConvProblem& part, const ConvPlan& plan) {
-  const auto packing = static_cast<Packing>(plan.variant_index >> kPackingShift & kPackingMask);
-  return forward_of(part, Form{packing, (plan.variant_index & kJoinedFlag) != 0,
-                               (plan.variant_index & kHalvesFlag) != 0});
+LaunchShape shape(const ConvProblem& asked, const ConvPlan& plan) {
+  const auto way = plan.payload.as<MainLoopPlan>();
+  const bool gradient = asked.pass == Pass::kWgrad;
+  const bool has_form = gradient     ? can_exchange(asked)
+                        : way.joined ? can_join_phases(asked)
+                                     : count_phases(asked) <= kMostPhases;
+  if ((way.packing == Packing::kImages) != gradient || !has_form) return {};
+  const Packed p = widest_of(asked, way);
+  if (p.packing != way.packing) return {};
+  if (way.loader == Loader::kPlanes ? !planes_are_legal(p) : !input_is_legal(p)) return {};
+  const Tile tile = make_tile(p, way, plan.splits);
+  return is_legal(p, tile) ? shape_of(p, tile, part_bytes(asked, way, p)) : LaunchShape{};
 }
-
-bool is_plan(const ConvPlan& plan) { return (plan.variant_index & kPlanFlag) != 0; }
 
 int64_t sum_order(const ConvPlan& plan, bool has_epilogue) {
-  constexpr int kShapes = (1 << kRowShift) - (1 << kShapeShift);
-  constexpr int kStrips = kMostStrips << kStripShift;
-  return plan.variant_index & ~(kStrips | (has_epilogue ? 0 : kShapes));
-}
-
-Tile tile_of(const Packed& p, const ConvPlan& plan) {
-  const int variant = plan.variant_index & (kPlanFlag - 1);
-  const auto loader = static_cast<Loader>(variant & ((1 << kShapeShift) - 1));
-  const int shape = variant >> kShapeShift & ((1 << (kRowShift - kShapeShift)) - 1);
-  const int row = variant >> kRowShift & ((1 << (kStripShift - kRowShift)) - 1);
-  Tile t = make_tile(p, loader, shape, row * kLeastRowBytes, plan.splits, variant >> kStripShift);
-  choose_stages(plan.shared_bytes, t);
-  return t;
+  const auto way = plan.payload.as<MainLoopPlan>();
+  int64_t order = 1;  // boxes and rows have smaller numbers
+  const int tile = has_epilogue ? way.tile : way.form().halves ? kTileShapeCount : 0;
+  for (const int part : {static_cast<int>(way.loader), static_cast<int>(way.packing),
+                         int{way.joined}, tile, int{way.row}}) {
+    order = order << 8 | part;
+  }
+  return order;
 }
 
 int64_t statistics_parts(const ConvProblem& asked, const ConvPlan& plan) {
-  if (!is_plan(plan) || asked.pass != Pass::kFprop) return 0;
-  const Chunk chunk = chunk_of(plan);
-  if (count_parts(asked, chunk) > 1) return 0;
-  const Tile tile = tile_of(forward_of(part_of(asked, chunk, 0).problem, plan), plan);
+  if (plan.payload.kind() != PlanKind::implicit_gemm_main_loop || asked.pass != Pass::kFprop) {
+    return 0;
+  }
+  const auto way = plan.payload.as<MainLoopPlan>();
+  if (count_parts(asked, way.chunk()) > 1) return 0;
+  const Tile tile = make_tile(widest_of(asked, way), way, plan.splits);
   if (tile.store == Store::kCluster) return 0;
   const TileShape& kind = tile.kind();
   return tile.tiles_m * (kind.pixels / kind.columns(has_planes(tile.loader, tile.store, kind)));

@@ -9,16 +9,10 @@ namespace customconv::implicit_gemm::sm90 {
 // The cheapest plan, or one without a block; with `all`, every plan that was weighed goes there.
 ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& device,
                    std::vector<ConvPlan>* all = nullptr, const Wanted& wanted = {});
-// Whether `plan` is of this main loop.
-bool is_plan(const ConvPlan& plan);
 // See Family: by the loader, the row of channels that a stage has, the packing and whether phases
 // are joined. Taps follow each other in a stage, stages by channels, wherever a tile begins.
 int64_t sum_order(const ConvPlan& plan, bool has_epilogue);
-// The part of a problem that `plan` computes at a time, as the main loop computes it.
-Packed forward_of(const ConvProblem& part, const ConvPlan& plan);
-Chunk chunk_of(const ConvPlan& plan);
-Exchange exchange_of(const ConvPlan& plan);  // of a weight gradient
-Tile tile_of(const Packed& problem, const ConvPlan& plan);
+LaunchShape shape(const ConvProblem& asked, const ConvPlan& plan);  // see Family
 // Parts of the output's statistics that a plan's kernel leaves, one for each span of positions that
 // a warpgroup stores (statistics.cuh); 0 where it leaves none.
 int64_t statistics_parts(const ConvProblem& asked, const ConvPlan& plan);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/implicit_gemm/sm90/payload.h"
 #include "kernels/implicit_gemm/tile.h"
 
 namespace customconv::implicit_gemm::sm90 {
@@ -97,16 +98,28 @@ bool is_little_longer(int64_t pitch, int64_t unit) {
   return static_cast<double>(round_up(pitch, unit)) <= kLonger * static_cast<double>(pitch);
 }
 
+// Whether all tiles of a thread block multiply the same weights, of few enough steps: stages of
+// weights have barriers, but for those that come with a tap's pixels. There are none where no tap
+// meets the only phase.
+bool may_keep_weights(const Tile& t) {
+  return t.tiles_k == 1 && t.phases == 1 && t.splits == 1 && t.w_steps > 0 &&
+         (t.loader == Loader::kIm2col || t.w_steps <= kMostStages);
+}
+
 }  // namespace
 
-Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t splits,
-               int64_t strips) {
-  const int64_t size = element_size(p.dtype);
+Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
+  const int64_t size = element_size(p.dtype), strips = plan.strips;
+  const Loader loader = plan.loader;
+  const int row_bytes = plan.row;
   Tile t{};
   t.loader = loader;
-  t.shape = shape;
+  t.shape = plan.tile;
   t.row_bytes = row_bytes;
   t.splits = static_cast<int>(splits);
+  t.x_stages = plan.stages[0];
+  t.w_stages = plan.stages[1];
+  t.plane_slots = plan.slots;
   const TileShape& kind = t.kind();
   t.residue_bits = loader == Loader::kPlanes ? residue_bits(p) : 0;
   t.halves_pixels = p.half_bits > 0 && p.packing == Packing::kNone && loader != Loader::kPlanes;
@@ -175,6 +188,8 @@ Tile make_tile(const Packed& p, Loader loader, int shape, int row_bytes, int64_t
   t.tiles_k = p.groups * ceil_divide(p.group_K(), kind.channels);
   t.phases = p.phases;
   t.w_steps = t.chunks * p.phase[0].R * p.phase[0].S;
+  // Then each step has a stage (choose_stages).
+  t.keeps_weights = may_keep_weights(t) && t.w_stages == t.w_steps;
   if (splits > 1) {
     t.store = Store::kCluster;
   } else if (stores_planes(p)) {
@@ -225,14 +240,6 @@ bool share_out(int shared_bytes, int least, Tile& t) {
     t.w_stages = std::min((bytes - t.x_stages * t.x_bytes) / t.w_bytes, kMostStages);
   }
   return true;
-}
-
-// Whether all tiles of a thread block multiply the same weights, of few enough steps: stages of
-// weights have barriers, but for those that come with a tap's pixels. There are none where no tap
-// meets the only phase.
-bool may_keep_weights(const Tile& t) {
-  return t.tiles_k == 1 && t.phases == 1 && t.splits == 1 && t.w_steps > 0 &&
-         (t.loader == Loader::kIm2col || t.w_steps <= kMostStages);
 }
 
 }  // namespace

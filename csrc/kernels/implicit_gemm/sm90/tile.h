@@ -160,10 +160,9 @@ struct Tile {
   int64_t image() const { return pitch * period * strips; }
 };
 
-// A tile by its loader, shape (of kTileShapes), rows and splits; all that follows from them but its
-// stages.
-Tile make_tile(const Packed& problem, Loader loader, int shape, int row_bytes, int64_t splits,
-               int64_t strips = 1);
+// The tile that a plan stands for.
+struct MainLoopPlan;
+Tile make_tile(const Packed& problem, const MainLoopPlan& plan, int64_t splits);
 // Shares out a block's shared memory among stages; false if they are too few.
 bool choose_stages(int shared_bytes, Tile& tile);
 bool is_legal(const Packed& problem, const Tile& tile);

@@ -64,24 +64,24 @@ ConvProblem as_one_row(ConvProblem p) {
   return p;
 }
 
-bool is_variant(const ConvProblem& p, int variant) {
+bool is_variant(const ConvProblem& p, const BoxesPlan& plan) {
   // Two taps share a box.
-  return (variant & kByTaps) == 0 || p.stride_w / std::gcd(p.stride_w, p.dilation_w) <= p.S;
+  return !plan.by_taps || p.stride_w / std::gcd(p.stride_w, p.dilation_w) <= p.S;
 }
 
-Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
-               int64_t shared_bytes) {
+Tile make_tile(const ConvProblem& p, const BoxesPlan& plan, int64_t splits) {
   Tile t;
-  t.kernel = variant % kByTaps;
-  t.by_taps = (variant & kByTaps) != 0;
+  t.kernel = plan.kernel;
+  t.by_taps = plan.by_taps;
   const Kernel& kind = t.kind();
-  t.along_k = (variant & kAlongK) != 0 ? kind.warpgroups : 1;
-  t.clustered = (variant & kClustered) != 0;
+  t.along_k = plan.along_k ? kind.warpgroups : 1;
+  t.clustered = plan.clustered;
   t.fill_x = fill_of_x(p);
   t.fill_y = fill_of_y(p);
-  t.rows = pixels[0];
-  t.columns = pixels[1];
-  t.images = pixels[2];
+  t.rows = plan.tile[0];
+  t.columns = plan.tile[1];
+  t.images = plan.tile[2];
+  t.stages = plan.stages;
   t.splits = splits;
 
   t.filter_rows = small(std::min<int64_t>(kind.warpgroups / t.along_k, p.R));
@@ -112,7 +112,6 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.x_columns = small(x_columns);
   t.x_box_bytes = round_up(t.images * x_rows * x_columns * kRowBytes, kAlignment);
   t.y_box_bytes = round_up(int64_t{t.pixels()} * kRowBytes, kAlignment);
-  t.stage_bytes = t.channel_blocks * t.x_box_bytes + t.along_k * t.y_box_bytes;
 
   // Places of what is turned are offsets of 32 bits.
   const auto reach = [&](const Shape4& strides, int64_t rows, int64_t columns) {
@@ -132,18 +131,20 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   const bool pairs =
       t.columns % kRun == 0 && (t.columns / kRun % 2 == 0 || t.rows % 2 == 0 || t.images % 2 == 0);
   if (!pairs || t.tiles() > INT32_MAX / 2) return t;
-  const int64_t stages = (shared_bytes - kBarrierBytes - t.table_bytes()) / t.stage_bytes;
-  t.stages = small(std::min<int64_t>(stages, kMostStages));
-  if (t.clustered && (!t.holds_sums() || splits > kMostClustered)) t.stages = 0;
+  t.stage_bytes = t.channel_blocks * t.x_box_bytes + t.along_k * t.y_box_bytes;
   return t;
 }
 
-Tile tile_of(const ConvProblem& p, const ConvPlan& plan) {
-  return make_tile(p, plan.variant_index, plan.tile, plan.splits, plan.shared_bytes);
+void choose_stages(int64_t shared_bytes, Tile& t) {
+  if (t.stage_bytes == 0) return;
+  const int64_t stages = (shared_bytes - kBarrierBytes - t.table_bytes()) / t.stage_bytes;
+  t.stages = small(std::min<int64_t>(stages, kMostStages));
 }
 
-int shared_bytes(const Tile& t) {
-  return small(t.stages * t.stage_bytes) + kBarrierBytes + t.table_bytes();
+LaunchShape shape_of(const ConvProblem& p, const Tile& t) {
+  const int64_t blocks = blocks_of(p, t) * t.splits;
+  return {blocks, t.threads(), small(t.stages * t.stage_bytes) + kBarrierBytes + t.table_bytes(),
+          t.clustered ? 0 : blocks * t.sums() * int64_t{sizeof(float)}};
 }
 
 int64_t blocks_of(const ConvProblem& p, const Tile& t) {

@@ -17,7 +17,7 @@
 #include "plan/problem.h"
 
 namespace customconv {
-struct ConvPlan;
+struct LaunchShape;
 }
 
 namespace customconv::implicit_gemm::wgrad {
@@ -48,10 +48,6 @@ inline constexpr Kernel kKernels[] = {
 };
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 
-// Bits of a plan's variant beside the kernel.
-constexpr int kByTaps = 8;   // columns are taps
-constexpr int kAlongK = 16;  // warpgroups are output channels, else rows of the filter
-constexpr int kClustered = 128;
 constexpr int kMostClustered = 8;  // thread blocks
 
 // How threads fill boxes where the copy engine can't bring them: with 16 bytes of a pixel at a
@@ -102,6 +98,10 @@ struct Tile {
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks * kBlock * kBlock; }
   // Whether stages can hold them, where a cluster's blocks leave them to each other.
   bool holds_sums() const { return stages * stage_bytes >= sums() * 4; }
+  bool exists() const {
+    return stage_bytes > 0 && splits <= tiles() &&
+           (!clustered || (holds_sums() && splits <= kMostClustered));
+  }
 };
 
 struct BoxesPlan {
@@ -121,15 +121,14 @@ Fill fill_of_y(const ConvProblem& p);
 // each image is one row.
 ConvProblem as_one_row(ConvProblem p);
 
-// Whether there are tiles of a variant, of whatever size.
-bool is_variant(const ConvProblem& p, int variant);
+// Whether there are such tiles, of whatever size.
+bool is_variant(const ConvProblem& p, const BoxesPlan& plan);
 
-// The tile of such a variant, `pixels` being rows, columns and images; its stages are 0 where it is
-// none, or does not fit so much shared memory.
-Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
-               int64_t shared_bytes);
-Tile tile_of(const ConvProblem& p, const ConvPlan& plan);
-int shared_bytes(const Tile& t);
+// The tile that a plan stands for; its stages have no bytes where there is none.
+Tile make_tile(const ConvProblem& p, const BoxesPlan& plan, int64_t splits);
+// As many stages as so much shared memory holds.
+void choose_stages(int64_t shared_bytes, Tile& t);
+LaunchShape shape_of(const ConvProblem& p, const Tile& t);
 
 // Thread blocks that share a part of the pixels.
 int64_t blocks_of(const ConvProblem& p, const Tile& t);

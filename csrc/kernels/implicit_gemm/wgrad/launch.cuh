@@ -7,9 +7,7 @@
 #include "kernels/common/start.h"
 #include "kernels/implicit_gemm/wgrad/launch.h"
 #include "kernels/implicit_gemm/wgrad/parts.cuh"
-#include "kernels/implicit_gemm/wgrad/planes/geometry.h"
 #include "kernels/implicit_gemm/wgrad/planes/launch.h"
-#include "kernels/implicit_gemm/wgrad/registers/geometry.h"
 #include "kernels/implicit_gemm/wgrad/registers/launch.h"
 #include "kernels/implicit_gemm/wgrad/sums.cuh"
 
@@ -35,14 +33,15 @@ template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
   using D = Divider<int32_t>;
-  if ((plan.variant_index & planes::kPlanes) != 0) {
+  if (plan.payload.kind() == PlanKind::implicit_gemm_wgrad_planes) {
     return planes::launch<T>(asked, plan, operands, context);
   }
-  if ((plan.variant_index & registers::kRegisters) != 0) {
+  if (plan.payload.kind() == PlanKind::implicit_gemm_wgrad_registers) {
     return registers::launch<T>(asked, plan, operands, context);
   }
   const ConvProblem problem = as_one_row(asked);
-  const Tile t = tile_of(problem, plan);
+  const Tile t = make_tile(problem, plan.payload.as<BoxesPlan>(), plan.splits);
+  const LaunchShape shape = shape_of(problem, t);
   const auto* x = static_cast<const T*>(operands.x);
   const auto* y = static_cast<const T*>(operands.y);
   Params<T> p{};
@@ -151,7 +150,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       {sum_weights<T, 0, true>, sum_weights<T, 1, true>, sum_weights<T, 2, true>,
        sum_weights<T, 3, true>}};
   start("implicit_gemm: the weight gradient",
-        {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, cluster},
+        {shape.blocks, shape.threads, shape.shared_bytes, context.stream, /*early=*/false, cluster},
         kTable[t.fills()][t.kernel], p);
   if (t.clustered) return;
   Parts<T> parts{};

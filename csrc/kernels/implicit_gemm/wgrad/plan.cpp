@@ -20,9 +20,7 @@ namespace {
 
 constexpr int kElementBytes = 2;
 constexpr int kMostPixels = 512;  // of a tile
-constexpr int kLeastStages = 2;
-constexpr int kCuts = 4;                      // of an image, in each dimension
-constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
+constexpr int kCuts = 4;          // of an image, in each dimension
 
 // Rows of prices: kernels whose boxes come by copies, and those that threads fill or turn.
 constexpr int kFilledRow = kKernelCount, kTurnedRow = kFilledRow + 1;
@@ -105,7 +103,7 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
   return c;
 }
 
-class Search : private TileSearch<Search, Tile> {
+class Search : private TileSearch<Search, Tile, BoxesPlan> {
  public:
   Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr,
          const Wanted& wanted = {})
@@ -135,10 +133,13 @@ class Search : private TileSearch<Search, Tile> {
   }
 
   ConvPlan best() {
-    std::vector<int> variants;
+    std::vector<BoxesPlan> variants;
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-      for (const int flags : {0, kByTaps, kAlongK, kByTaps | kAlongK}) {
-        if (is_variant(p_, kernel | flags)) variants.push_back(kernel | flags);
+      for (const bool along_k : {false, true}) {
+        for (const bool by_taps : {false, true}) {
+          const BoxesPlan variant{kernel, by_taps, along_k};
+          if (is_variant(p_, variant)) variants.push_back(variant);
+        }
       }
     }
     try_variants(variants);
@@ -148,59 +149,13 @@ class Search : private TileSearch<Search, Tile> {
  private:
   friend TileSearch;
 
-  const std::vector<Shape>& shapes_of(int) const { return shapes_; }
-
-  Tile make(int variant, const Shape& shape) const {
-    Tile t = make_tile(p_, variant, shape.pixels, 1, d_.shared_bytes_block - 1024);
-    const bool fits = t.stages >= kLeastStages && blocks_of(p_, t) <= kMostSums / t.sums();
-    if (!fits) t.stages = 0;
-    return t;
-  }
-
+  const std::vector<Shape>& shapes_of(const BoxesPlan&) const { return shapes_; }
   Counted count(const Tile& t) const { return count_tile(p_, t); }
+  static void split(const Tile& t, Counted& c) { split_by_cluster(t, c); }
 
   template <typename Weigh>
-  void weigh_splits(int variant, Tile t, Counted c, const Weigh& weigh) const {
-    wgrad::weigh_splits(c.tiles, t.pixels(), c.blocks, d_.sm_count, kMostSummed,
-                        [&](int64_t splits, bool clustered) {
-                          if (clustered && !t.holds_sums()) return;
-                          t.splits = c.splits = splits;
-                          t.clustered = clustered;
-                          c.stores_parts = !clustered;
-                          c.cluster = clustered ? splits : 1;
-                          weigh(clustered ? variant | kClustered : variant, t, c);
-                        });
-  }
-
-  WorkList works_of(const Choice& choice) const {
-    const Tile& t = choice.tile;
-    Counted c = count(t);
-    c.splits = t.splits;
-    c.stores_parts = !t.clustered;
-    c.cluster = t.clustered ? t.splits : 1;
-    return count_works(d_, c);
-  }
-
-  ConvPlan plan_of(const Choice& choice) const {
-    const Tile& t = choice.tile;
-    ConvPlan plan;
-    plan.variant = t.kind().name;
-    plan.variant_index = choice.variant;
-    plan.tile[0] = t.rows;
-    plan.tile[1] = t.columns;
-    plan.tile[2] = t.images;
-    plan.splits = t.splits;
-    plan.block = t.threads();
-    plan.wide_index = needs_wide_index(p_);
-    plan.shared_bytes = shared_bytes(t);
-    plan.grid[0] = blocks_of(p_, t) * t.splits;
-    plan.workspace_bytes =
-        t.clustered ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
-    plan.payload = BoxesPlan{
-        t.kernel, t.by_taps, t.along_k > 1, t.clustered, {t.rows, t.columns, t.images}, t.stages};
-    plan.works = works_of(choice);
-    plan.predicted_ms = choice.ms;
-    return plan;
+  void weigh_splits(const BoxesPlan& plan, const Tile& t, const Counted& c, const Weigh& weigh) {
+    weigh_clusters(plan, t, c, kMostSummed, weigh);
   }
 
   std::vector<Shape> shapes_;
@@ -246,10 +201,10 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& d, const Wanted& 
   const bool possible = why_not(p, d) == nullptr;
   ConvPlan best;
   const auto weigh = [&](bool takes, const auto& propose_one) {
-    if (!takes || (best.block > 0 && best.predicted_ms <= wanted.enough_ms)) return;
+    if (!takes || (best.threads > 0 && best.predicted_ms <= wanted.enough_ms)) return;
     const ConvPlan plan = propose_one(p, d, wanted);
-    if (plan.block == 0) return;
-    if (best.block == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
+    if (plan.threads == 0) return;
+    if (best.threads == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
   };
   weigh(possible && stays_in_memory(p), wanted_of<Search>);
   weigh(possible && goes_through_registers(p, d), registers::propose);
@@ -269,6 +224,19 @@ std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) 
   list(possible && goes_through_registers(p, d), registers::variants);
   list(planes::can_implement(p, d) == nullptr, planes::variants);
   return plans;
+}
+
+LaunchShape shape(const ConvProblem& p, const ConvPlan& plan) {
+  switch (plan.payload.kind()) {
+    case PlanKind::implicit_gemm_wgrad_boxes:
+      return stays_in_memory(p) ? shape_as<BoxesPlan>(as_one_row(p), plan) : LaunchShape{};
+    case PlanKind::implicit_gemm_wgrad_registers:
+      return registers::shape(p, plan);
+    case PlanKind::implicit_gemm_wgrad_planes:
+      return planes::shape(p, plan);
+    default:
+      return {};
+  }
 }
 
 }  // namespace customconv::implicit_gemm::wgrad

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -20,6 +21,18 @@
 #include "plan/price.h"
 
 namespace customconv::implicit_gemm::wgrad {
+
+constexpr int kLeastStages = 2;
+constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
+
+// What a plan of these kernels launches, `p` being the problem as they compute it.
+template <typename Decided>
+LaunchShape shape_as(const ConvProblem& p, const ConvPlan& plan) {
+  const auto way = plan.payload.as<Decided>();
+  if (!is_variant(p, way)) return {};
+  const auto tile = make_tile(p, way, plan.splits);
+  return tile.exists() ? shape_of(p, tile) : LaunchShape{};
+}
 
 // Widths of tiles, each once, the narrowest first.
 class Widths {
@@ -66,15 +79,16 @@ inline void sort_shapes(std::vector<Shape>& shapes) {
   });
 }
 
-// `Own` has `shapes_of(variant)`, to be tried; `make(variant, shape)`, a tile, whose stages are 0
-// where it cannot be planned; `count(tile)`; `weigh_splits(variant, tile, counted, weigh)`, which
-// calls `weigh(variant, tile, counted)` with each way to split it; and `plan_of(choice)`.
-template <typename Own, typename Tile>
+// A variant is a plan, `Decided`, without a tile or splits. `Own` has `shapes_of(variant)`, to be
+// tried; `count(tile)`; `split(tile, counted)`, which counts how the tile is split; and
+// `weigh_splits(plan, tile, counted, weigh)`, which calls `weigh(plan, tile, counted)` with each
+// way to split it.
+template <typename Own, typename Tile, typename Decided>
 class TileSearch {
  protected:
   struct Choice {
     Tile tile;
-    int variant = 0;
+    Decided plan;
     double ms = std::numeric_limits<double>::infinity();
     int way = 0;  // to add up sums, below kWays
   };
@@ -87,18 +101,18 @@ class TileSearch {
   bool found() const { return best_.ms < std::numeric_limits<double>::infinity(); }
 
   // Lists the plans of all variants if they were asked for; else searches for the cheapest.
-  void try_variants(const std::vector<int>& variants) {
+  void try_variants(const std::vector<Decided>& variants) {
     if (all_ != nullptr) {
-      for (const int variant : variants) list(variant);
+      for (const Decided& variant : variants) list(variant);
       return;
     }
     struct Sampled {
-      int variant;
+      Decided variant;
       double ms;
     };
     std::vector<Sampled> sampled;
     sampled.reserve(variants.size());
-    for (const int variant : variants) {
+    for (const Decided& variant : variants) {
       const double ms = try_shapes(variant, kSampled);
       if (best_.ms <= enough_ms_) return;
       if (ms < std::numeric_limits<double>::infinity()) sampled.push_back({variant, ms});
@@ -109,6 +123,38 @@ class TileSearch {
       if (sampled[i].ms > kFar * best_.ms) break;
       try_shapes(sampled[i].variant, kAllShapes);
     }
+  }
+
+  ConvPlan plan_of(const Choice& choice) {
+    const Tile& t = choice.tile;
+    ConvPlan plan{shape_of(p_, t)};
+    plan.variant = t.kind().name;
+    plan.splits = t.splits;
+    plan.wide_index = needs_wide_index(p_);
+    plan.payload = choice.plan;
+    Counted c = own().count(t);
+    own().split(t, c);
+    plan.works = count_works(d_, c);
+    plan.predicted_ms = choice.ms;
+    return plan;
+  }
+
+  // Splits of tiles whose clusters have a part of each of their blocks: no sum has more pixels.
+  template <typename Weigh>
+  void weigh_clusters(Decided plan, Tile t, Counted c, int64_t summed, const Weigh& weigh) {
+    wgrad::weigh_splits(c.tiles, t.pixels(), c.blocks, d_.sm_count, summed,
+                        [&](int64_t splits, bool clustered) {
+                          if (clustered && !t.holds_sums()) return;
+                          t.splits = splits;
+                          t.clustered = plan.clustered = clustered;
+                          own().split(t, c);
+                          weigh(plan, t, c);
+                        });
+  }
+  static void split_by_cluster(const Tile& t, Counted& c) {
+    c.splits = t.splits;
+    c.stores_parts = !t.clustered;
+    c.cluster = t.clustered ? t.splits : 1;
   }
 
   const ConvProblem p_;
@@ -150,7 +196,7 @@ class TileSearch {
 
   // Weighs about so many shapes of a variant. No plan of theirs takes fewer milliseconds than it
   // returns.
-  double try_shapes(int variant, size_t most) {
+  double try_shapes(const Decided& variant, size_t most) {
     const std::vector<Shape>& shapes = own().shapes_of(variant);
     const size_t step = std::max<size_t>(shapes.size() / most, 1);
     double cheapest = std::numeric_limits<double>::infinity();
@@ -161,7 +207,8 @@ class TileSearch {
       const Shape& shape = shapes[i];
       if (of_pixel > 0 && is_far(least_ms(c, shape.all * of_pixel + store.block + store.launch)))
         continue;
-      const Tile tile = own().make(variant, shape);
+      Decided plan = variant;
+      const Tile tile = make(shape, plan);
       if (tile.stages == 0) {
         i -= step - 1;  // the next shape stands in
         continue;
@@ -178,7 +225,7 @@ class TileSearch {
           least_ms(c, std::max(tiles * std::min(one, first), first) + store.block + store.launch);
       cheapest = std::min(cheapest, least);
       if (is_far(least)) continue;
-      own().weigh_splits(variant, tile, c, [&](int split, const Tile& t, const Counted& own_c) {
+      own().weigh_splits(plan, tile, c, [&](const auto& split, const Tile& t, const auto& own_c) {
         const auto of_block = static_cast<double>(ceil_divide(c.tiles, own_c.splits));
         const double turns = std::ceil(share * static_cast<double>(own_c.splits));
         const double turn = (of_block - 1) * one + first + store.block;
@@ -192,14 +239,25 @@ class TileSearch {
 
   bool is_far(double least) const { return least >= kNear * best_.ms; }
 
+  // Fills in a plan's tile and stages; 0 of these where there is no such plan.
+  Tile make(const Shape& shape, Decided& plan) const {
+    std::copy(std::begin(shape.pixels), std::end(shape.pixels), plan.tile);
+    Tile t = make_tile(p_, plan, 1);
+    choose_stages(d_.shared_bytes_block - 1024, t);
+    const bool fits = t.stages >= kLeastStages && blocks_of(p_, t) <= kMostSums / t.sums();
+    plan.stages = t.stages = fits ? t.stages : 0;
+    return t;
+  }
+
   // Lists the cheapest plans of a variant.
-  void list(int variant) {
+  void list(const Decided& variant) {
     std::vector<Choice> choices;
     for (const Shape& shape : own().shapes_of(variant)) {
-      const Tile tile = own().make(variant, shape);
+      Decided plan = variant;
+      const Tile tile = make(shape, plan);
       if (tile.stages == 0) continue;
-      own().weigh_splits(variant, tile, own().count(tile),
-                         [&](int split, const Tile& t, const Counted& c) {
+      own().weigh_splits(plan, tile, own().count(tile),
+                         [&](const Decided& split, const Tile& t, const Counted& c) {
                            const double ms = customconv::price(count_works(d_, c), d_, prices_);
                            const int way = c.cluster_log() * 2 + (c.stores_parts ? 1 : 0);
                            choices.push_back({t, split, ms, way});
@@ -210,7 +268,7 @@ class TileSearch {
     if (!choices.empty() && choices[0].ms < best_.ms) best_ = choices[0];
     int listed[kWays] = {};
     for (const Choice& choice : choices) {
-      if (listed[choice.way]++ < kListed) all_->push_back(own().plan_of(choice));
+      if (listed[choice.way]++ < kListed) all_->push_back(plan_of(choice));
     }
   }
 

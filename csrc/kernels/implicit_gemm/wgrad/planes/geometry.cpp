@@ -90,13 +90,8 @@ bool has_steps(const Tile& t) {
   return t.steps() <= kMostSteps && t.steps() >= t.along_p && t.tiles() <= INT32_MAX / 2;
 }
 
-int stages_of(const Tile& t, int64_t shared_bytes) {
-  const int64_t stages = (shared_bytes - kBarrierBytes - t.raw_bytes()) / t.stage_bytes;
-  return small(std::min<int64_t>(stages, kMostStages));
-}
-
 // Completes a tile of runs.
-void make_runs(const ConvProblem& p, Tile& t, int64_t shared_bytes) {
+void make_runs(const ConvProblem& p, Tile& t) {
   const Kernel& kind = t.kind();
   const int64_t bytes = element_size(p.dtype), unit = t.unit;
   const Classes classes = classes_of(p);
@@ -143,14 +138,13 @@ void make_runs(const ConvProblem& p, Tile& t, int64_t shared_bytes) {
   if (!has_steps(t)) return;
   t.table_bytes = t.units() * 4 * t.entry_bytes();
   t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
-  t.stage_bytes = round_up(
-      t.y_bytes() + t.along_c * t.x_block + int64_t{t.filter_rows} * t.table_bytes, kAlignment);
   if (t.orders()) {
     t.y_channel = small(odd_units(t.units() + 1) * kUnitBytes);
     t.raw_y = round_up(int64_t{kind.k_blocks} * kBlock * t.y_channel, 128);
     if (t.y_channel / bytes > kMostBox) return;
   }
-  t.stages = stages_of(t, shared_bytes);
+  t.stage_bytes = round_up(
+      t.y_bytes() + t.along_c * t.x_block + int64_t{t.filter_rows} * t.table_bytes, kAlignment);
 }
 
 }  // namespace
@@ -209,37 +203,38 @@ Step Tile::step(int number) const {
   return s;
 }
 
-bool is_variant(const ConvProblem& p, int variant) {
-  const Kernel& kind = kKernels[variant % kAlongC];
-  const bool boxed = (variant & kBoxed) != 0, runs = (variant & kRuns) != 0;
+bool is_variant(const ConvProblem& p, const PlanesPlan& plan) {
+  const Kernel& kind = kKernels[plan.kernel];
+  const bool boxed = plan.loader == Loader::kBoxes, one_class = plan.loader == Loader::kClassRuns;
+  const bool runs = plan.loader == Loader::kRuns || one_class;
   if (kind.halves != p.is_strict_float32()) return false;
   if (!kind.has(boxed ? kByBoxes : runs ? kByRuns : kByThreads)) return false;
   if (boxed && !is_boxed(p)) return false;
-  if ((variant & kFlat) != 0) {
+  if (plan.flat) {
     const bool dense = dense_layout(p.w_sizes(), p.w_strides) != Layout::kOther;
     if (runs || kind.taps > 1 || p.group_C() > kMostFlat || !dense) return false;
   }
   if (!runs) return true;
   const Classes classes = classes_of(p);
-  return classes.x > 0 && classes.y > 0 && ((variant & kOneClass) == 0 || classes.y > 1);
+  return classes.x > 0 && classes.y > (one_class ? 1 : 0);
 }
 
-Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
-               int64_t shared_bytes) {
+Tile make_tile(const ConvProblem& p, const PlanesPlan& plan, int64_t splits) {
   Tile t;
-  t.kernel = variant % kAlongC;
-  t.boxed = (variant & kBoxed) != 0;
+  t.kernel = plan.kernel;
+  t.boxed = plan.loader == Loader::kBoxes;
   const Kernel& kind = t.kind();
-  t.along_c = (variant & kAlongC) != 0 ? kind.warpgroups : 1;
-  t.flat = (variant & kFlat) != 0;
-  t.runs = (variant & kRuns) != 0;
-  t.one_class = (variant & kOneClass) != 0;
-  t.along_p = (variant & kAlongP) != 0 ? kind.warpgroups : 1;
-  t.rows = pixels[0];
-  t.columns = pixels[1];
-  t.images = pixels[2];
+  t.along_c = plan.along == Along::kC ? kind.warpgroups : 1;
+  t.flat = plan.flat;
+  t.one_class = plan.loader == Loader::kClassRuns;
+  t.runs = plan.loader == Loader::kRuns || t.one_class;
+  t.along_p = plan.along == Along::kP ? kind.warpgroups : 1;
+  t.rows = plan.tile[0];
+  t.columns = plan.tile[1];
+  t.images = plan.tile[2];
+  t.stages = plan.stages;
   t.splits = splits;
-  t.cluster = 1 << (variant >> kClusterShift & kMostClusterLog);
+  t.cluster = plan.cluster;
   const int64_t bytes = element_size(p.dtype);
   t.unit = small(kUnitBytes / bytes);
   if (t.columns % t.unit != 0) return t;
@@ -253,7 +248,7 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.blocks_k = ceil_divide(p.group_K(), kind.k_blocks * kBlock);
   t.blocks_c = ceil_divide(own.group_C(), t.along_c * kBlock);
   if (t.runs) {
-    make_runs(p, t, shared_bytes);
+    make_runs(p, t);
     return t;
   }
   const int64_t taps_h = t.flat ? p.R : t.filter_rows, taps_w = t.flat ? p.S : kind.taps;
@@ -323,12 +318,13 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.slab_bytes = int64_t{kind.k_blocks} * kBlock * kSlabUnits * kUnitBytes;
   const int sets = fetch_of(p, t) == Fetch::kSlabs ? kind.slab_sets() : 1;
   t.stage_bytes = round_up(t.y_bytes() + (t.flat ? 1 : t.along_c) * sets * t.x_block, kAlignment);
-  t.stages = stages_of(t, shared_bytes);
   return t;
 }
 
-Tile tile_of(const ConvProblem& p, const ConvPlan& plan) {
-  return make_tile(p, plan.variant_index & ~kPlanes, plan.tile, plan.splits, plan.shared_bytes);
+void choose_stages(int64_t shared_bytes, Tile& t) {
+  if (t.stage_bytes == 0) return;
+  const int64_t stages = (shared_bytes - kBarrierBytes - t.raw_bytes()) / t.stage_bytes;
+  t.stages = small(std::min<int64_t>(stages, kMostStages));
 }
 
 int64_t memory_bytes(const Tile& t) {
@@ -345,10 +341,14 @@ int64_t memory_bytes(const Tile& t) {
   return std::max({pixels, sums, results});
 }
 
-int shared_bytes(const Tile& t) { return small(memory_bytes(t)) + kBarrierBytes; }
-
 int64_t blocks_of(const ConvProblem& p, const Tile& t) {
   return p.groups * t.blocks_k * t.blocks_c * t.filter_sets * t.chunks;
+}
+
+LaunchShape shape_of(const ConvProblem& p, const Tile& t) {
+  const int64_t blocks = blocks_of(p, t) * t.splits;
+  return {blocks, t.kind().threads(), small(memory_bytes(t)) + kBarrierBytes,
+          t.is_direct() ? 0 : blocks / t.cluster * t.sums() * int64_t{sizeof(float)}};
 }
 
 bool is_exact(const ConvProblem& p, const Tile& t) {

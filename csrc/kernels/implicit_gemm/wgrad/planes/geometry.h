@@ -79,18 +79,6 @@ constexpr int kLeastKernel = 5, kLeastHalves = 7;
 constexpr int kBarrierBytes = 256;
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 
-// Bits of a plan's variant beside the kernel.
-constexpr int kAlongC = 8;   // warpgroups are input channels, else rows of the filter
-constexpr int kBoxed = 16;   // the copy engine loads, else threads
-constexpr int kPlanes = 32;  // a plan of planes
-constexpr int kAlongP = 64;  // warpgroups are steps: each is a split of its own
-constexpr int kFlat = 128;   // rows of the instruction are channels and taps, few as they are
-constexpr int kRuns = 512;   // the copy engine loads runs
-// And from here on, in two bits, the logarithm of how many splits are a cluster of thread blocks.
-constexpr int kClusterShift = 11;
-constexpr int kMostClusterLog = 3;
-constexpr int kOneClass = 1 << 13;  // of runs: the output channels of a thread block are a class
-
 // A step of the instruction: a slab, the place of its first unit there, and which units of the
 // tile's rows they are. Where there is none dy is zeros, and the first unit stands in.
 struct Step {
@@ -105,9 +93,10 @@ struct Range {
 
 struct Tile {
   int kernel = 0;
-  bool boxed = false, runs = false, flat = false;
-  bool one_class = false;
-  int along_c = 1;                        // warpgroups that have input channels of their own
+  bool boxed = false, runs = false;  // the copy engine loads, else threads
+  bool flat = false;       // rows of the instruction are channels and taps, few as they are
+  bool one_class = false;  // of runs: the output channels of a thread block are a class
+  int along_c = 1;         // warpgroups that have input channels of their own
   int images = 1, rows = 1, columns = 1;  // of output pixels; columns are whole units
   int along_p = 1;                        // warpgroups that share a tile's steps
   int64_t splits = 1;
@@ -161,12 +150,14 @@ struct Tile {
   bool is_direct() const { return parts() == 1; }
   // Sums of a thread block, including those of channels and taps that do not exist.
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().blocks() * kBlock * kBlock; }
+  bool exists() const { return stage_bytes > 0 && splits < tiles() + cluster; }
 };
 
 // Who brings pixels: threads, or the copy engine, which may bring runs. Of those, the output
 // channels of a thread block may be one class.
 enum class Loader : uint8_t { kThreads, kBoxes, kRuns, kClassRuns };
-// What warpgroups have of their own: rows of the filter, input channels or steps.
+// What warpgroups have of their own: rows of the filter, input channels or steps, each of which is
+// a split of its own.
 enum class Along : uint8_t { kRows, kC, kP };
 struct PlanesPlan {
   static constexpr PlanKind kKind = PlanKind::implicit_gemm_wgrad_planes;
@@ -174,8 +165,8 @@ struct PlanesPlan {
   Loader loader = Loader::kThreads;
   Along along = Along::kRows;
   bool flat = false;  // see Tile
-  int cluster = 1;
-  int tile[3] = {};  // rows, columns, images
+  int cluster = 1;    // splits
+  int tile[3] = {};   // rows, columns, images
   int stages = 0;
 };
 
@@ -195,18 +186,14 @@ Fetch fetch_of(const ConvProblem& p, const Tile& t);
 // Whether the copy engine can read a tensor's rows.
 bool is_boxed(const ConvProblem& p);
 
-// Whether there are tiles of a variant, of whatever size.
-bool is_variant(const ConvProblem& p, int variant);
-
-// The tile of such a variant, `pixels` being rows, columns and images; its stages are 0 where it is
-// none, or does not fit so much shared memory.
-Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
-               int64_t shared_bytes);
-Tile tile_of(const ConvProblem& p, const ConvPlan& plan);
+// As of the other kernels (../geometry.h).
+bool is_variant(const ConvProblem& p, const PlanesPlan& plan);
+Tile make_tile(const ConvProblem& p, const PlanesPlan& plan, int64_t splits);
+void choose_stages(int64_t shared_bytes, Tile& t);
+LaunchShape shape_of(const ConvProblem& p, const Tile& t);
 
 // Where the barriers begin, behind what the block keeps in shared memory.
 int64_t memory_bytes(const Tile& t);
-int shared_bytes(const Tile& t);
 
 // Thread blocks that share a part of the pixels.
 int64_t blocks_of(const ConvProblem& p, const Tile& t);

@@ -70,7 +70,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
             const LaunchContext& context) {
   using D = Divider<int32_t>;
   const ConvProblem problem = as_one_row(asked);
-  const Tile t = tile_of(problem, plan);
+  const Tile t = make_tile(problem, plan.payload.as<PlanesPlan>(), plan.splits);
+  const LaunchShape shape = shape_of(problem, t);
   Params<T> p{};
   p.x = static_cast<const T*>(operands.x);
   p.y = static_cast<const T*>(operands.y);
@@ -238,9 +239,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
                                        kernel_of<T, 2>(fetch), kernel_of<T, 3>(fetch),
                                        kernel_of<T, 4>(fetch), kernel_of<T, 5>(fetch),
                                        kernel_of<T, 6>(fetch), kernel_of<T, 7>(fetch)};
-  start("implicit_gemm: the weight gradient of planes",
-        {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, t.cluster},
-        kTable[t.kernel], p);
+  start(
+      "implicit_gemm: the weight gradient of planes",
+      {shape.blocks, shape.threads, shape.shared_bytes, context.stream, /*early=*/false, t.cluster},
+      kTable[t.kernel], p);
   if (t.is_direct()) return;
   const int warpgroups = t.kind().warpgroups / t.along_p;
   Parts<T> parts{};

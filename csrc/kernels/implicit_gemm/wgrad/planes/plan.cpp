@@ -17,10 +17,9 @@ namespace {
 
 constexpr int64_t kLoadBatch = 4;  // units of a thread at a time
 constexpr int kMostPixels = 512;   // of a tile
-constexpr int kLeastStages = 2;
-constexpr int kCuts = 4;                      // of an image, in each dimension
-constexpr int kRunCuts = 12;                  // of a plane
-constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
+constexpr int kCuts = 4;           // of an image, in each dimension
+constexpr int kRunCuts = 12;       // of a plane
+constexpr int kMostCluster = 8;
 
 // Until a tile is in shared memory: clocks, beside those until what is asked for begins to arrive,
 // and bytes that are written there and read.
@@ -183,7 +182,7 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
   return c;
 }
 
-class Search : private TileSearch<Search, Tile> {
+class Search : private TileSearch<Search, Tile, PlanesPlan> {
  public:
   Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr,
          const Wanted& wanted = {})
@@ -212,25 +211,25 @@ class Search : private TileSearch<Search, Tile> {
     // Beside boxes and runs the others are seldom the best: they are weighed where there are no
     // boxes, or all are asked for.
     const bool boxed = is_boxed(p_);
-    std::vector<int> variants;
-    const auto add = [&](int loader) {
+    std::vector<PlanesPlan> variants;
+    const auto add = [&](Loader loader) {
       for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-        for (const int along : {0, kAlongC, kAlongP}) {
-          for (const int flat : {0, kFlat}) {
-            const int variant = kernel | along | loader | flat;
+        for (const Along along : {Along::kRows, Along::kC, Along::kP}) {
+          for (const bool flat : {false, true}) {
+            const PlanesPlan variant{kernel, loader, along, flat};
             if (is_variant(p_, variant)) variants.push_back(variant);
           }
         }
       }
     };
-    if (boxed) add(kBoxed);
-    add(kRuns);
-    add(kRuns | kOneClass);
-    if (!boxed || all_ != nullptr) add(0);
+    if (boxed) add(Loader::kBoxes);
+    add(Loader::kRuns);
+    add(Loader::kClassRuns);
+    if (!boxed || all_ != nullptr) add(Loader::kThreads);
     try_variants(variants);
     if (!found()) {
       variants.clear();
-      add(0);
+      add(Loader::kThreads);
       try_variants(variants);
     }
     return found() ? plan_of(best_) : ConvPlan{};
@@ -252,82 +251,35 @@ class Search : private TileSearch<Search, Tile> {
     return widths;
   }
 
-  const std::vector<Shape>& shapes_of(int variant) const {
-    return (variant & kRuns) != 0 ? runs_ : shapes_;
+  const std::vector<Shape>& shapes_of(const PlanesPlan& plan) const {
+    const bool runs = plan.loader == Loader::kRuns || plan.loader == Loader::kClassRuns;
+    return runs ? runs_ : shapes_;
   }
-
-  Tile make(int variant, const Shape& shape) const {
-    Tile t = make_tile(p_, variant, shape.pixels, 1, d_.shared_bytes_block - 1024);
-    const bool fits = t.stages >= kLeastStages && blocks_of(p_, t) <= kMostSums / t.sums();
-    if (!fits) t.stages = 0;
-    return t;
-  }
-
   Counted count(const Tile& t) const { return count_tile(p_, t); }
-
-  // Clusters of splits, whose sums one part holds.
-  template <typename Weigh>
-  void weigh_splits(int variant, Tile t, Counted c, const Weigh& weigh) const {
-    for (int log = 0; log <= kMostClusterLog && 1 << log <= c.tiles; ++log) {
-      t.cluster = 1 << log;
-      c.cluster = t.cluster;
-      const auto reached = static_cast<int64_t>(reached_by(d_, c.cluster));
-      wgrad::weigh_splits(ceil_divide(c.tiles, c.cluster), t.units() * t.unit / t.along_p, c.blocks,
-                          reached / c.cluster, t.kind().halves ? kMostHalvesSummed : kMostSummed,
-                          [&](int64_t parts, bool clustered) {
-                            if (clustered) return;
-                            t.splits = c.splits = parts * c.cluster;
-                            c.stores_parts = !t.is_direct();
-                            if (shared_bytes(t) > d_.shared_bytes_block - 1024) return;
-                            weigh(variant | log << kClusterShift, t, c);
-                          });
-    }
-  }
-
-  WorkList works_of(const Choice& choice) const {
-    const Tile& t = choice.tile;
-    Counted c = count(t);
+  static void split(const Tile& t, Counted& c) {
     c.splits = t.splits;
     c.cluster = t.cluster;
     c.stores_parts = !t.is_direct();
-    return count_works(d_, c);
   }
 
-  static PlanesPlan payload_of(const Tile& t) {
-    return {t.kernel,
-            t.boxed       ? Loader::kBoxes
-            : t.one_class ? Loader::kClassRuns
-            : t.runs      ? Loader::kRuns
-                          : Loader::kThreads,
-            t.along_c > 1   ? Along::kC
-            : t.along_p > 1 ? Along::kP
-                            : Along::kRows,
-            t.flat,
-            t.cluster,
-            {t.rows, t.columns, t.images},
-            t.stages};
-  }
-
-  ConvPlan plan_of(const Choice& choice) const {
-    const Tile& t = choice.tile;
-    ConvPlan plan;
-    plan.variant = t.kind().name;
-    plan.variant_index = choice.variant | kPlanes;
-    plan.tile[0] = t.rows;
-    plan.tile[1] = t.columns;
-    plan.tile[2] = t.images;
-    plan.splits = t.splits;
-    plan.block = t.kind().threads();
-    plan.wide_index = needs_wide_index(p_);
-    plan.shared_bytes = shared_bytes(t);
-    plan.grid[0] = blocks_of(p_, t) * t.splits;
-    plan.workspace_bytes =
-        t.is_direct() ? 0
-                      : plan.grid[0] / t.cluster * t.sums() * static_cast<int64_t>(sizeof(float));
-    plan.payload = payload_of(t);
-    plan.works = works_of(choice);
-    plan.predicted_ms = choice.ms;
-    return plan;
+  // Clusters of splits, whose sums one part holds.
+  template <typename Weigh>
+  void weigh_splits(PlanesPlan plan, Tile t, Counted c, const Weigh& weigh) const {
+    for (int cluster = 1; cluster <= std::min<int64_t>(kMostCluster, c.tiles); cluster *= 2) {
+      t.cluster = plan.cluster = cluster;
+      const auto reached = static_cast<int64_t>(reached_by(d_, cluster));
+      wgrad::weigh_splits(ceil_divide(c.tiles, cluster), t.units() * t.unit / t.along_p, c.blocks,
+                          reached / cluster, t.kind().halves ? kMostHalvesSummed : kMostSummed,
+                          [&](int64_t parts, bool clustered) {
+                            if (clustered) return;
+                            t.splits = parts * cluster;
+                            split(t, c);
+                            if (memory_bytes(t) + kBarrierBytes > d_.shared_bytes_block - 1024) {
+                              return;
+                            }
+                            weigh(plan, t, c);
+                          });
+    }
   }
 
   std::vector<Shape> shapes_, runs_;
@@ -357,11 +309,14 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
       static_cast<double>(p.N) * static_cast<double>(p.P) * static_cast<double>(p.Q + kUnit);
   if (pixels > INT32_MAX) return "the output pixels pass 2^31";
   // The least tile: a unit of a row.
-  ConvProblem row = as_one_row(p);
-  for (const int along : {0, kAlongC}) {
-    const int unit = static_cast<int>(kUnitBytes / element_size(p.dtype));
-    const Tile t = make_tile(row, (p.is_strict_float32() ? kLeastHalves : kLeastKernel) | along,
-                             {1, unit, 1}, 1, d.shared_bytes_block - 1024);
+  const ConvProblem row = as_one_row(p);
+  const int kernel = p.is_strict_float32() ? kLeastHalves : kLeastKernel;
+  for (const Along along : {Along::kRows, Along::kC}) {
+    PlanesPlan plan{kernel, Loader::kThreads, along};
+    plan.tile[0] = plan.tile[2] = 1;
+    plan.tile[1] = static_cast<int>(kUnitBytes / element_size(p.dtype));
+    Tile t = make_tile(row, plan, 1);
+    choose_stages(d.shared_bytes_block - 1024, t);
     if (t.stages >= kLeastStages) return nullptr;
   }
   return "a tile's pixels do not fit shared memory";
@@ -373,6 +328,11 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& d, const Wanted& 
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
   return all_of<Search>(p, d);
+}
+
+LaunchShape shape(const ConvProblem& p, const ConvPlan& plan) {
+  const bool planes = has_rows(p.x_sizes(), p.x_strides) && has_rows(p.y_sizes(), p.y_strides);
+  return planes ? shape_as<PlanesPlan>(as_one_row(p), plan) : LaunchShape{};
 }
 
 }  // namespace customconv::implicit_gemm::wgrad::planes

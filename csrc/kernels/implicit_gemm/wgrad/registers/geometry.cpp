@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/implicit_gemm/wgrad/geometry.h"
 #include "plan/plan.h"
 
 namespace customconv::implicit_gemm::wgrad::registers {
@@ -123,35 +122,32 @@ ConvProblem as_columns(ConvProblem p) {
   return p;
 }
 
-bool is_variant(const ConvProblem& p, int variant) {
-  const int kernel = variant % kVariantKernels;
-  const bool along_k = (variant & kAlongK) != 0, along_c = (variant & kAlongC) != 0;
-  if (kernel >= kKernelCount || (along_k && along_c)) return false;
-  const Kernel& kind = kKernels[kernel];
+bool is_variant(const ConvProblem& p, const RegistersPlan& plan) {
+  const Kernel& kind = kKernels[plan.kernel];
   if (kind.halves != p.is_strict_float32()) return false;
   const bool has_step = kind.step == 0 || (kind.step == p.stride_w && p.dilation_w == 1);
   if (!has_step) return false;
   if (kind.few) {
     // What a warp fills the matrix instruction does not read: dy of float32 is transposed.
-    return (along_k || along_c) && is_few(p) &&
+    return plan.along != Along::kRows && is_few(p) &&
            (element_size(p.dtype) == 4 || fill_of_y(p) == Fill::kNone);
   }
   return element_size(p.dtype) == 4;
 }
 
-Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
-               int64_t shared_bytes) {
+Tile make_tile(const ConvProblem& p, const RegistersPlan& plan, int64_t splits) {
   Tile t;
-  t.kernel = variant % kVariantKernels;
+  t.kernel = plan.kernel;
   const Kernel& kind = t.kind();
   t.element_bytes = small(element_size(p.dtype));
-  t.by_images = (variant & kByImages) != 0;
-  t.along_k = (variant & kAlongK) != 0 ? kind.warpgroups : 1;
-  t.along_c = (variant & kAlongC) != 0 ? kind.warpgroups : 1;
-  t.clustered = (variant & kClustered) != 0;
-  t.rows = pixels[0];
-  t.columns = pixels[1];
-  t.images = pixels[2];
+  t.by_images = plan.by_images;
+  t.along_k = plan.along == Along::kK ? kind.warpgroups : 1;
+  t.along_c = plan.along == Along::kC ? kind.warpgroups : 1;
+  t.clustered = plan.clustered;
+  t.rows = plan.tile[0];
+  t.columns = plan.tile[1];
+  t.images = plan.tile[2];
+  t.stages = plan.stages;
   t.splits = splits;
   const bool is_tile = (t.by_images ? t.images : t.rows) % t.lines() == 0 &&
                        t.columns % column_unit(p, kind) == 0 &&
@@ -163,7 +159,6 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   if (!boxed) return t;
   t.x_box_bytes = round_up(t.images * t.x_rows * t.x_row_bytes, kAlignment);
   t.y_box_bytes = int64_t{t.pixels()} * kBlock * t.element_bytes;
-  t.stage_bytes = t.x_boxes() * t.x_box_bytes + (kind.halves ? 2 : 1) * t.y_bytes();
 
   t.tiles_n = ceil_divide(p.N, t.images);
   t.tiles_p = ceil_divide(p.P, t.rows);
@@ -171,17 +166,20 @@ Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_
   t.blocks_k = ceil_divide(p.group_K(), t.y_boxes() * kBlock);
   t.blocks_c = ceil_divide(product_rows(p, kind), t.along_c * kBlock);
   if (t.tiles() > INT32_MAX / 2) return t;
-  const int64_t stages = (shared_bytes - kBarrierBytes) / t.stage_bytes;
-  t.stages = small(std::min<int64_t>(stages, kMostStages));
-  if (t.clustered && (!t.holds_sums() || splits > kMostClustered)) t.stages = 0;
+  t.stage_bytes = t.x_boxes() * t.x_box_bytes + (kind.halves ? 2 : 1) * t.y_bytes();
   return t;
 }
 
-Tile tile_of(const ConvProblem& p, const ConvPlan& plan) {
-  return make_tile(p, plan.variant_index, plan.tile, plan.splits, plan.shared_bytes);
+void choose_stages(int64_t shared_bytes, Tile& t) {
+  if (t.stage_bytes == 0) return;
+  t.stages = small(std::min<int64_t>((shared_bytes - kBarrierBytes) / t.stage_bytes, kMostStages));
 }
 
-int shared_bytes(const Tile& t) { return small(t.stages * t.stage_bytes) + kBarrierBytes; }
+LaunchShape shape_of(const ConvProblem& p, const Tile& t) {
+  const int64_t blocks = blocks_of(p, t) * t.splits;
+  return {blocks, t.kind().threads(), small(t.stages * t.stage_bytes) + kBarrierBytes,
+          t.clustered ? 0 : blocks * t.sums() * int64_t{sizeof(float)}};
+}
 
 int64_t blocks_of(const ConvProblem& p, const Tile& t) {
   return p.groups * t.blocks_k * t.blocks_c * t.filter_sets * t.chunks;

@@ -16,11 +16,10 @@
 
 #include <cstdint>
 
-#include "plan/payload.h"
-#include "plan/problem.h"
+#include "kernels/implicit_gemm/wgrad/geometry.h"
 
 namespace customconv {
-struct ConvPlan;
+struct LaunchShape;
 }
 
 namespace customconv::implicit_gemm::wgrad::registers {
@@ -71,18 +70,10 @@ inline constexpr Kernel kKernels[] = {
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 constexpr int kFewKernel = 5;  // of few channels: also of 16 bits
 
-// Bits of a plan's variant beside the kernel.
-constexpr int kVariantKernels = 16;
-constexpr int kByImages = 64;     // lines are images, else rows
-constexpr int kAlongK = 256;      // warpgroups are output channels,
-constexpr int kAlongC = 512;      // or input channels, else rows of the filter
-constexpr int kClustered = 2048;  // as of the other kernels (geometry.h)
-constexpr int kRegisters = 1024;  // all of these
-
 struct Tile {
   int kernel = 0;
   int element_bytes = 4;
-  bool by_images = false;
+  bool by_images = false;                     // what lines are, else rows
   int along_k = 1, along_c = 1;               // warpgroups that have channels of their own
   int images = 1, rows = 1, columns = kPair;  // of output pixels
   int64_t splits = 1;
@@ -116,6 +107,10 @@ struct Tile {
   int64_t sums() const { return int64_t{kind().warpgroups} * kind().products() * kBlock * kBlock; }
   // Whether stages can hold them, where a cluster's blocks leave them to each other.
   bool holds_sums() const { return stages * stage_bytes >= sums() * 4; }
+  bool exists() const {
+    return stage_bytes > 0 && splits <= tiles() &&
+           (!clustered || (holds_sums() && splits <= kMostClustered));
+  }
 };
 
 // What warpgroups have of their own: rows of the filter, output channels or input channels.
@@ -145,19 +140,12 @@ int column_unit(const ConvProblem& p, const Kernel& kind);
 // odd in those of the images.
 ConvProblem as_columns(ConvProblem p);
 
-// Whether there are tiles of a variant, of whatever size.
-bool is_variant(const ConvProblem& p, int variant);
-
-// The tile of such a variant, `pixels` being rows, columns and images; its stages are 0 where it is
-// none, or does not fit so much shared memory.
-Tile make_tile(const ConvProblem& p, int variant, const int (&pixels)[3], int64_t splits,
-               int64_t shared_bytes);
-Tile tile_of(const ConvProblem& p, const ConvPlan& plan);
-int shared_bytes(const Tile& t);
-
-// Thread blocks that share a part of the pixels.
-int64_t blocks_of(const ConvProblem& p, const Tile& t);
 // As of the other kernels (geometry.h).
+bool is_variant(const ConvProblem& p, const RegistersPlan& plan);
+Tile make_tile(const ConvProblem& p, const RegistersPlan& plan, int64_t splits);
+void choose_stages(int64_t shared_bytes, Tile& t);
+LaunchShape shape_of(const ConvProblem& p, const Tile& t);
+int64_t blocks_of(const ConvProblem& p, const Tile& t);
 bool is_exact(const ConvProblem& p, const Tile& t);
 
 }  // namespace customconv::implicit_gemm::wgrad::registers

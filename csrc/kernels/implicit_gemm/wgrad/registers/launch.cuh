@@ -181,7 +181,8 @@ template <typename T>
 void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& operands,
             const LaunchContext& context) {
   const ConvProblem problem = as_columns(asked);
-  const Tile t = tile_of(problem, plan);
+  const Tile t = make_tile(problem, plan.payload.as<RegistersPlan>(), plan.splits);
+  const LaunchShape shape = shape_of(problem, t);
   const auto* x = static_cast<const T*>(operands.x);
   const auto* y = static_cast<const T*>(operands.y);
   Params<T> p = params_of<T>(problem, t);
@@ -212,7 +213,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   p.partial = t.clustered ? nullptr : static_cast<float4*>(context.workspace);
 
   start("implicit_gemm: the weight gradient",
-        {plan.grid[0], plan.block, plan.shared_bytes, context.stream, /*early=*/false, cluster},
+        {shape.blocks, shape.threads, shape.shared_bytes, context.stream, /*early=*/false, cluster},
         kernel_of<T>(t.kernel), p);
   if (!t.clustered) add_up(problem, t, p, context.stream);
 }

@@ -1,7 +1,6 @@
 #include "kernels/implicit_gemm/wgrad/registers/plan.h"
 
 #include <algorithm>
-#include <tuple>
 #include <vector>
 
 #include "kernels/implicit_gemm/wgrad/registers/geometry.h"
@@ -16,10 +15,8 @@ namespace customconv::implicit_gemm::wgrad::registers {
 namespace {
 
 constexpr int kMostPixels = 512;  // of a tile
-constexpr int kLeastStages = 2;
-constexpr int kCuts = 4;  // of an image, in each dimension
+constexpr int kCuts = 4;          // of an image, in each dimension
 constexpr int kMostImages = 16;
-constexpr int64_t kMostSums = INT32_MAX / 2;  // also of what does not exist
 
 int whole(int64_t count, int unit) { return static_cast<int>(ceil_divide(count, unit) * unit); }
 
@@ -102,7 +99,7 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
   return c;
 }
 
-class Search : private TileSearch<Search, Tile> {
+class Search : private TileSearch<Search, Tile, RegistersPlan> {
  public:
   Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr,
          const Wanted& wanted = {})
@@ -117,13 +114,14 @@ class Search : private TileSearch<Search, Tile> {
   }
 
   ConvPlan best() {
-    std::vector<int> variants;
+    std::vector<RegistersPlan> variants;
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
       if (kKernels[kernel].taps > 1 && p_.S == 1) continue;
-      for (const int along : {0, kAlongK, kAlongC}) {
-        if (along == 0 && p_.R == 1) continue;
-        for (const int lines : {0, kByImages}) {
-          if (is_variant(p_, kernel | along | lines)) variants.push_back(kernel | along | lines);
+      for (const Along along : {Along::kRows, Along::kK, Along::kC}) {
+        if (along == Along::kRows && p_.R == 1) continue;
+        for (const bool by_images : {false, true}) {
+          const RegistersPlan variant{kernel, by_images, /*clustered=*/false, along};
+          if (is_variant(p_, variant)) variants.push_back(variant);
         }
       }
     }
@@ -163,69 +161,16 @@ class Search : private TileSearch<Search, Tile> {
     }
   }
 
-  const std::vector<Shape>& shapes_of(int variant) const {
-    const bool few = kKernels[variant % kVariantKernels].few;
-    return shapes_[few ? 1 : 0][(variant & kByImages) != 0 ? 1 : 0];
+  const std::vector<Shape>& shapes_of(const RegistersPlan& plan) const {
+    return shapes_[kKernels[plan.kernel].few ? 1 : 0][plan.by_images ? 1 : 0];
   }
-
-  Tile make(int variant, const Shape& shape) const {
-    Tile t = make_tile(p_, variant, shape.pixels, 1, d_.shared_bytes_block - 1024);
-    const bool fits = t.stages >= kLeastStages && blocks_of(p_, t) <= kMostSums / t.sums();
-    if (!fits) t.stages = 0;
-    return t;
-  }
-
   Counted count(const Tile& t) const { return count_tile(p_, t); }
+  static void split(const Tile& t, Counted& c) { split_by_cluster(t, c); }
 
   template <typename Weigh>
-  void weigh_splits(int variant, Tile t, Counted c, const Weigh& weigh) const {
-    wgrad::weigh_splits(c.tiles, t.pixels(), c.blocks, d_.sm_count,
-                        t.kind().halves ? kMostHalvesSummed : kMostSummed,
-                        [&](int64_t splits, bool clustered) {
-                          if (clustered && !t.holds_sums()) return;
-                          t.splits = c.splits = splits;
-                          t.clustered = clustered;
-                          c.stores_parts = !clustered;
-                          c.cluster = clustered ? splits : 1;
-                          weigh(clustered ? variant | kClustered : variant, t, c);
-                        });
-  }
-
-  WorkList works_of(const Choice& choice) const {
-    const Tile& t = choice.tile;
-    Counted c = count(t);
-    c.splits = t.splits;
-    c.stores_parts = !t.clustered;
-    c.cluster = t.clustered ? t.splits : 1;
-    return count_works(d_, c);
-  }
-
-  ConvPlan plan_of(const Choice& choice) const {
-    const Tile& t = choice.tile;
-    ConvPlan plan;
-    plan.variant = t.kind().name;
-    plan.variant_index = choice.variant | kRegisters;
-    plan.tile[0] = t.rows;
-    plan.tile[1] = t.columns;
-    plan.tile[2] = t.images;
-    plan.splits = t.splits;
-    plan.block = t.kind().threads();
-    plan.wide_index = needs_wide_index(p_);
-    plan.shared_bytes = shared_bytes(t);
-    plan.grid[0] = blocks_of(p_, t) * t.splits;
-    plan.workspace_bytes =
-        t.clustered ? 0 : plan.grid[0] * t.sums() * static_cast<int64_t>(sizeof(float));
-    plan.payload = RegistersPlan{t.kernel,
-                                 t.by_images,
-                                 t.clustered,
-                                 t.along_k > 1   ? Along::kK
-                                 : t.along_c > 1 ? Along::kC
-                                                 : Along::kRows,
-                                 {t.rows, t.columns, t.images},
-                                 t.stages};
-    plan.works = works_of(choice);
-    plan.predicted_ms = choice.ms;
-    return plan;
+  void weigh_splits(const RegistersPlan& plan, const Tile& t, const Counted& c,
+                    const Weigh& weigh) {
+    weigh_clusters(plan, t, c, t.kind().halves ? kMostHalvesSummed : kMostSummed, weigh);
   }
 
   std::vector<Shape> shapes_[2][2];  // of few channels; of lines that are images
@@ -236,13 +181,17 @@ class Search : private TileSearch<Search, Tile> {
 bool has_few(const ConvProblem& p, const DeviceProperties& d) {
   if (!is_few(p)) return false;
   const auto lines = static_cast<int>(16 / element_size(p.dtype));
-  for (const Kernel& kind : kKernels) {
-    const int kernel = static_cast<int>(&kind - kKernels), columns = column_unit(p, kind);
-    if (!kind.few || !is_variant(p, kernel | kAlongC)) continue;
-    const int64_t shared = d.shared_bytes_block - 1024;
-    for (const auto& [lines_are, rows, images] : {std::tuple(0, lines, 1), {kByImages, 1, lines}}) {
-      const Tile least =
-          make_tile(p, kernel | kAlongC | lines_are, {rows, columns, images}, 1, shared);
+  for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+    RegistersPlan plan{kernel, /*by_images=*/false, /*clustered=*/false, Along::kC};
+    if (!kKernels[kernel].few || !is_variant(p, plan)) continue;
+    const int columns = column_unit(p, kKernels[kernel]);
+    for (const bool by_images : {false, true}) {
+      plan.by_images = by_images;
+      plan.tile[0] = by_images ? 1 : lines;
+      plan.tile[1] = columns;
+      plan.tile[2] = by_images ? lines : 1;
+      Tile least = make_tile(p, plan, 1);
+      choose_stages(d.shared_bytes_block - 1024, least);
       if (least.stages >= kLeastStages) return true;
     }
   }
@@ -255,6 +204,10 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& d, const Wanted& 
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
   return all_of<Search>(p, d);
+}
+
+LaunchShape shape(const ConvProblem& p, const ConvPlan& plan) {
+  return has_pixels(p) ? shape_as<RegistersPlan>(as_columns(p), plan) : LaunchShape{};
 }
 
 }  // namespace customconv::implicit_gemm::wgrad::registers

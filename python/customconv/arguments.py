@@ -1,0 +1,191 @@
+"""The arguments of operators: settled as PyTorch's functions settle theirs, and its errors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import SymInt, Tensor
+from torch.fx import Proxy
+from torch.nn import functional
+from torch.overrides import handle_torch_function
+
+from . import _C
+
+
+@functools.cache
+def algorithms() -> tuple[str, ...]:
+    """The names that ``algorithm`` may have."""
+    problem = _C.ConvProblem(input=(1, 1, 1, 1), weight=(1, 1, 1, 1))
+    *families, aten = (candidate.family for candidate in _C.candidates(problem))
+    return (*families, "auto", aten)
+
+
+def check_algorithm(function: str, algorithm: object) -> None:
+    """Refuses what names no algorithm.
+
+    Raises:
+        TypeError: It is no string.
+        ValueError: There is no algorithm of that name.
+    """
+    if not isinstance(algorithm, str):
+        raise _type_error(function, "algorithm", str, algorithm)
+    if algorithm not in algorithms():
+        names = ", ".join(map(repr, algorithms()))
+        raise ValueError(f"unknown algorithm {algorithm!r}: expected one of {names}")
+
+
+def numbered_padding(
+    name: str, input: Tensor, weight: Tensor, dilation: Sequence[int]
+) -> tuple[Tensor, list[int]]:
+    """Padding by name in numbers; where "same" is uneven, the odd row or column is padded first."""
+    if name == "valid":
+        return input, [0, 0]
+    if name != "same":
+        raise ValueError(f"padding must be numbers, 'same' or 'valid', but is {name!r}")
+    sizes: Sequence[int] = weight.shape[2:]
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        # They are tensors then, which a custom operator does not take for integers.
+        sizes = [torch.ops.aten.sym_size.int(weight, i) for i in range(2, weight.ndim)]
+    total = [d * (size - 1) for d, size in zip(dilation, sizes, strict=False)]
+    if any(t % 2 for t in total):
+        input = functional.pad(input, [0, total[1] % 2, 0, total[0] % 2])
+    return input, [t // 2 for t in total]
+
+
+def pair(value: Any) -> Sequence[int] | None:
+    """One number as two, or a sequence as it is; None if PyTorch has to be asked about it."""
+    kind = type(value)
+    if kind is int:
+        return value, value
+    if kind is tuple or kind is list:
+        # The first and the last are all of them: operators refuse more than two by themselves.
+        plain = len(value) == 0 or (is_integer(value[0]) and is_integer(value[-1]))
+        return value if plain else None
+    return (value, value) if kind is SymInt else None
+
+
+def after(neutral: int, value: Any) -> Sequence[int] | None:
+    """The numbers of one dimension after a neutral one for the height; else as ``pair``."""
+    if is_integer(value):
+        return neutral, value
+    numbers = pair(value)
+    return numbers if numbers is None or len(numbers) == 0 else (neutral, *numbers)
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a number goes straight to the operator."""
+    kind = type(value)
+    return kind is int or kind is SymInt
+
+
+def settled(
+    function: Callable[..., Tensor],
+    pytorchs: Callable[..., Tensor],
+    *arguments: Any,
+    **options: Any,
+) -> Tensor:
+    """Calls a function of ``ops`` again, with its numbers in plain integers.
+
+    Args:
+        function: The function.
+        pytorchs: PyTorch's function of these arguments.
+        arguments: Three tensors, and numbers.
+        options: The function's other arguments.
+
+    Raises:
+        Exception: PyTorch's function refuses the arguments.
+    """
+    if any(isinstance(argument, Proxy) for argument in arguments):
+        return as_proxy(function, *arguments, **options)
+    if error := _refusal(pytorchs, *arguments):
+        raise error
+    numbers = [_plain(value) for value in arguments[3:]]
+    return function(*arguments[:3], *numbers, **options)
+
+
+def as_proxy(function: Callable[..., Tensor], *arguments: Any, **options: Any) -> Tensor:
+    """The call of a function of ``ops`` in the graph that torch.fx traces, as it is written."""
+    proxies = [argument for argument in arguments if isinstance(argument, Proxy)]
+    return cast(Tensor, handle_torch_function(function, proxies, *arguments, **options))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SymInt):
+        return value
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, str):
+        return str.__str__(value)  # of an enumeration of strings, the string itself
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return int(value)
+
+
+def pytorchs_error(
+    error: Exception, algorithm: str, function: Callable[..., Tensor], *arguments: Any
+) -> Exception | None:
+    """What to raise in place of an operator's error, or None if the error is the right one."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return None
+    if other := _refusal(function, *arguments):
+        return other
+    if isinstance(algorithm, str):
+        return None
+    return _type_error(function.__name__, "algorithm", str, algorithm)
+
+
+def wrong_option(function: str, **options: object) -> TypeError | None:
+    """The error for what a fused operator takes besides the geometry, if a type is wrong."""
+    types: dict[str, tuple[type, ...]] = {
+        "scale": (Tensor, type(None)),
+        "residual": (Tensor, type(None)),
+        "activation": (str,),
+        "residual_last": (bool,),
+        "negative_slope": (float, int),
+    }
+    for name, value in options.items():
+        if not isinstance(value, types[name]):
+            return _type_error(function, name, types[name][0], value)
+    return None
+
+
+def _type_error(function: str, argument: str, expected: type, value: object) -> TypeError:
+    """An argument of another type than it must have, in PyTorch's words."""
+    kinds = expected.__name__, type(value).__name__
+    return TypeError(f"{function}(): argument {argument!r} must be {kinds[0]}, not {kinds[1]}")
+
+
+def _refusal(function: Callable[..., Tensor], *arguments: Any) -> Exception | None:
+    """What PyTorch's function raises for these arguments, or None if it takes them.
+
+    It is tried with tensors that hold no image, which costs nothing, and called with the arguments
+    themselves only if it refuses those, for an error that tells of these.
+    """
+    try:
+        function(*_hollow(function, arguments))
+    except Exception:
+        pass
+    else:
+        return None
+    try:
+        function(*arguments)
+    except Exception as error:
+        return error
+    return None
+
+
+def _hollow(function: Callable[..., Tensor], arguments: Sequence[Any]) -> list[Any]:
+    """The arguments with tensors that take no memory: a batch of no images, weight and bias."""
+    dimensions = 3 if function in (torch.conv1d, torch.conv_transpose1d) else 4
+    hollow = []
+    for position, value in enumerate(arguments):
+        if position < 3 and isinstance(value, Tensor):
+            shape = value.shape
+            if position == 0 and dimensions - 1 <= len(shape) <= dimensions:
+                shape = torch.Size((0, *shape[1 - dimensions :]))
+            value = torch.empty((), device="cpu").expand(shape)
+        hollow.append(value)
+    return hollow
