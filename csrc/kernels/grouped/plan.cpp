@@ -194,17 +194,23 @@ class Search : public PlanSearch {
   // multiprocessor, and where fewer have it. Whether any fit.
   template <typename Plan, typename WorkOf, typename Use>
   bool each_stages(Plan& plan, int most_blocks, const WorkOf& work, const Use& use) {
-    plan.stages = 1;
-    const auto one = work();
+    plan.stages = kMostStages;
+    auto w = work();
+    if (!w.fits) {
+      plan.stages = 1;
+      w = work();
+    }
     int last = 0;
-    for (int blocks = most_blocks; one.fits && blocks > 0 && last < kMostStages; --blocks) {
+    for (int blocks = most_blocks; w.fits && blocks > 0 && last < kMostStages; --blocks) {
       const int shared = shared_bytes_of(blocks);
-      if (one.fixed_bytes() + one.stage_bytes() > shared) continue;
-      plan.stages = std::min((shared - one.fixed_bytes()) / one.stage_bytes(), kMostStages);
-      if (plan.stages == last) continue;
-      const auto w = work();
+      const int stages = std::min((shared - w.fixed_bytes()) / w.stage_bytes(), kMostStages);
+      if (stages < 1 || stages == last) continue;
+      if (stages != w.stages) {
+        plan.stages = stages;
+        w = work();
+      }
       if (w.bytes > shared) continue;
-      last = plan.stages;
+      last = stages;
       use(w, blocks);
     }
     return last > 0;
