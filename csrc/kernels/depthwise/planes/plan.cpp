@@ -165,9 +165,7 @@ class Search : public PlanSearch {
              const LaunchShape& shape, int64_t blocks, int64_t splits) {
     ConvPlan plan{shape};
     plan.blocks = blocks;
-    plan.variant = t.bands == 1 ? "whole planes" : "rows of planes";
     plan.splits = splits;
-    plan.wide_index = needs_wide_index(p_);
     plan.payload = way;
     plan.works.add(count_work(v, t, reads, plan, way.stages));
     if (splits > 1) plan.works.add(adding_up(p_.w_count(), splits, d_));
