@@ -3,9 +3,11 @@
 #pragma once
 
 #include <bitset>
+#include <cmath>
 #include <cstdlib>
 
 #include "kernels/implicit_gemm/forward.h"
+#include "plan/hardware.h"
 #include "plan/price.h"
 
 namespace customconv::implicit_gemm {
@@ -22,6 +24,19 @@ inline double copied_pieces(int64_t pixel_bytes, int row_bytes) {
   };
   const auto last = static_cast<double>(count(read) + count(row_bytes / kUnit - read));
   return (static_cast<double>(stages - 1) + last) / static_cast<double>(stages);
+}
+
+// What it costs, as bytes of memory, that tiles store so many runs of each channel's pixels which
+// begin and end inside sectors: two parts of a sector take as long as eleven whole ones, where the
+// output is so large that they leave the second-level cache before the next tile completes them.
+inline double split_sector_bytes(const Forward& p, int64_t runs) {
+  constexpr double kSectors = 11, kStays = 24 << 20;  // bytes
+  const auto size = static_cast<double>(element_size(p.dtype));
+  const bool planes = p.K > 1 && p.y_strides[1] != 1 && p.y_strides[3] == 1 && !p.has_phases();
+  const bool whole =
+      std::fmod(static_cast<double>(p.y_strides[1]) * size, hardware::kSectorBytes) == 0;
+  if (!planes || whole || static_cast<double>(p.N * p.y_strides[0]) * size <= kStays) return 0;
+  return kSectors * hardware::kSectorBytes * static_cast<double>(p.K * runs);
 }
 
 // A kernel that only moves bytes, in device memory or L2.

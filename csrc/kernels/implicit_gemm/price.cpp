@@ -165,7 +165,8 @@ WorkList count_work(const Forward& p, const DeviceProperties& d, const Tile& t) 
   loop.busy = static_cast<float>(clocks.busy / static_cast<double>(t.splits));
   loop.waits = static_cast<float>(clocks.waits / static_cast<double>(t.splits));
   loop.stored = static_cast<float>(stored_bytes(p, t, store));
-  loop.bytes = static_cast<float>(p.least_bytes());
+  const int64_t rows = t.tiles_q > 1 ? p.N * p.P : t.tiles_n * t.tiles_p;
+  loop.bytes = static_cast<float>(p.least_bytes() + split_sector_bytes(p, rows * t.tiles_q));
   WorkList works;
   works.add(loop);
   if (partial_bytes(t) > 0) works.add(adding(t));

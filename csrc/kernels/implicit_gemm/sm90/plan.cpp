@@ -137,7 +137,9 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
   loop.busy = static_cast<float>(busy / p.phases);
   loop.waits = 1;
   loop.stored = static_cast<float>(stored_bytes(p, t));
-  loop.bytes = static_cast<float>(asked.least_bytes() / launches);
+  const int64_t rows = t.strips > 1 ? p.N * p.P * t.strips : 0;  // each of them a run
+  const double split = split_sector_bytes(p, t.tiles_m + rows);
+  loop.bytes = static_cast<float>(asked.least_bytes() / launches + split);
   WorkList works;
   works.add(loop);
   if (p.packing != Packing::kNone) {
