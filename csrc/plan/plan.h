@@ -31,14 +31,8 @@ struct LaunchShape {
 
 struct ConvPlan : LaunchShape {
   FamilyId family = FamilyId::kAten;
-  const char* variant = "";  // the name of a row of the family's table
-  int variant_index = 0;
-  bool uses_blas = false;    // launch needs a cuBLAS handle
-  bool wide_index = false;   // 64-bit offsets
-  int64_t chunk_images = 0;  // im2col: images that share a workspace
-  int64_t chunk_pixels = 0;  // im2col: output pixels of an image (dgrad: input rows) in a workspace
-  int tile[3] = {0, 0, 0};   // implicit_gemm: rows, columns and images of output pixels
-  bool fuses = false;        // its kernels do an epilogue too: of dgrad, the bias is one
+  bool uses_blas = false;        // launch needs a cuBLAS handle
+  bool fuses = false;            // its kernels do an epilogue too: of dgrad, the bias is one
   int64_t statistics_parts = 0;  // that they leave of y's statistics
   int64_t splits = 1;            // parts that a sum is cut into, added up in a fixed order
   WorkList works = {};           // what predicted_ms follows from

@@ -137,12 +137,12 @@ def contenders(plans: Sequence[_C.ConvPlan], near: float, most: int) -> list[_C.
         most: How many to give at most.
 
     Returns:
-        Of each kind (family, variant, number of splits) the one with the least predicted time.
+        Of each kind and number of splits the one with the least predicted time.
     """
-    kinds: dict[tuple[str, int, int], _C.ConvPlan] = {}
+    kinds: dict[tuple[str, int], _C.ConvPlan] = {}
     for plan in plans:
         if plan.predicted_ms <= near * plans[0].predicted_ms:
-            kinds.setdefault((plan.family, plan.variant_index, plan.splits), plan)
+            kinds.setdefault((plan.kind, plan.splits), plan)
     return list(kinds.values())[:most]
 
 

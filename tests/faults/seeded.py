@@ -221,8 +221,8 @@ FAULTS = dict(enumerate((
     fault(
         "every_kernel", "sums are split where images must not depend on the batch",
         "csrc/plan/planner.cpp",
-        "if (plan.splits > 1 || plan.uses_blas || plan.grid[0] == 0) continue;",
-        "if ((plan.splits > 1 && !FAULT) || plan.uses_blas || plan.grid[0] == 0) continue;",
+        "if (plan.splits > 1 || plan.uses_blas || plan.threads == 0) continue;",
+        "if ((plan.splits > 1 && !FAULT) || plan.uses_blas || plan.threads == 0) continue;",
         without_gpu="tests/plan/test_batch_plans.py",
     ),
     fault(

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from random_problems import DEVICES, PASSES, fields, problem, random_arguments
+from random_problems import DEVICES, arguments, fields, problem
 
 from customconv import _C
 
 COUNT = 200
 WORDS = _C.plan_words()
 TILED = "tiled kernel=3-taps-x8 warps=4x1 tile=1x14x2 chunk=8"
-
-
-def arguments(seed: int, count: int) -> Iterator[dict[str, Any]]:
-    """Those of random problems, and of layers: with few channels, dense, grouped, depthwise."""
-    rng = random.Random(seed)
-    for _ in range(count):
-        yield random_arguments(rng)
-    filters = ((1, 1, 0), (3, 1, 1), (3, 2, 0), (3, 2, 1), (7, 1, 3), (7, 2, 3))
-    channels = ((3, 1), (128, 1), (128, 8), (128, 128))
-    layers = itertools.product(PASSES, ("float16", "float32"), (False, True), filters, channels)
-    for op, dtype, channels_last, (taps, stride, padding), (inputs, groups) in layers:
-        yield {
-            "op": op, "dtype": dtype, "input": (4, inputs, 28, 28),
-            "weight": (128, inputs // groups, taps, taps), "stride": (stride, stride),
-            "padding": (padding, padding), "groups": groups, "channels_last": channels_last,
-            "tf32": taps < 7,
-        }  # fmt: skip
 
 
 def plans(seed: int, device: str) -> Iterator[tuple[str, list[_C.ConvPlan]]]:

@@ -79,7 +79,7 @@ def test_plans_near_the_best_are_timed_one_of_each_kind():
     found = contenders(plans, 1.6, 5)
     assert str(found[0]) == str(_C.plan(problem()))
     assert len(found) == 5
-    kinds = [(p.family, p.variant_index, p.splits) for p in found]
+    kinds = [(p.kind, p.splits) for p in found]
     assert len(set(kinds)) == 5
     assert all(p.predicted_ms <= 1.6 * plans[0].predicted_ms for p in found)
     assert len(contenders(plans, 1.0, 99)) < len(contenders(plans, 3.0, 99))

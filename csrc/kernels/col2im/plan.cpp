@@ -77,8 +77,6 @@ class Search : public PlanSearch {
     ConvPlan plan{shape_of(g_, w, v)};
     if (plan.shared_bytes > d_.shared_bytes_block || plan.workspace_bytes > kMostPacked) return;
     if (plan.blocks > INT32_MAX) return;
-    plan.variant = v.pixel_blocks == 2 ? "columns x2" : "columns x4";
-    plan.wide_index = is_wide_;
     plan.payload = v;
     plan.works = count_work(v, w, plan.workspace_bytes);
     plan.predicted_ms = price(plan.works, d_);
@@ -155,7 +153,6 @@ class Search : public PlanSearch {
 
   const Geometry g_ = geometry_of(p_);
   const int size_ = static_cast<int>(element_size(p_.dtype));
-  const bool is_wide_ = needs_wide_index(p_);
 };
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {

@@ -162,9 +162,7 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
   ConvPlan plan{shape_of(problem, order, splits)};
   plan.blocks = std::min(blocks, device.max_grid_x) * splits;
   plan.splits = splits;
-  plan.wide_index = needs_wide_index(problem);
-  plan.variant = order == Order::kChannels ? "channels" : "pixels";
-  plan.payload = DirectPlan{order, plan.wide_index};
+  plan.payload = DirectPlan{order, needs_wide_index(problem)};
   plan.works = count_work(problem, device, plan, order, blocks);
   plan.predicted_ms = price(plan.works, device);
   return plan;

@@ -235,7 +235,6 @@ class Search : public PlanSearch {
     }
     v.tile_blocks = static_cast<int>(tile_blocks);
     ConvPlan plan{shape_of(w, v)};
-    plan.variant = kernel.name;
     // Weights are brought once, by sixteen bytes, or element by element.
     const bool by_vectors = g_.weight_c == 1 || g_.weight_k == 1;
     const double pieces = w.steps * channels * kStepWeights / (32.0 * kPieceBytes);  // of a lane
@@ -343,7 +342,6 @@ class Search : public PlanSearch {
     const double once = w.resident ? weights / hardware::kSchedulers : 0;
     v.tile_blocks = static_cast<int>(tile_blocks);
     ConvPlan plan{shape_of(w, v)};
-    plan.variant = kernel.name;
     customconv::Work pack;
     pack.row = price_row(PriceKind::kGroupedWeights, 0);
     pack.waits = 2;
@@ -453,7 +451,6 @@ class Search : public PlanSearch {
       if (splits == last) break;
       last = splits;
       ConvPlan plan{shape_of(p_, w, v, splits * parts)};
-      plan.variant = v.own_kernel().name;
       plan.splits = splits * parts;
       const double own = static_cast<double>(ceil_divide(tiles, splits));
       customconv::Work work =
@@ -487,7 +484,6 @@ class Search : public PlanSearch {
       const int64_t splits = parts * cluster, own = ceil_divide(tiles, splits);
       if (ceil_divide(tiles, own) <= splits - cluster) continue;  // fewer do as well
       ConvPlan plan{shape_of(w, v, splits)};
-      plan.variant = kernel.name;
       plan.splits = splits;
       const double stored = parts == 1                    ? kStoredInstructions
                             : cluster * v.pixel_warps > 1 ? kExchangedInstructions
@@ -540,7 +536,6 @@ class Search : public PlanSearch {
     v.tile[1] = tile.columns;
     v.tile[2] = tile.images;
     plan.payload = v;
-    plan.wide_index = needs_wide_index(p_);
     plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }

@@ -371,11 +371,8 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
   way.wide = needs_wide_index(p);
   choose_chunk(p, way);
   if (sums_in_parts(p)) way.parts = parts_at_once(p, way.images, way.pixels);
-  const bool whole_images = way.pixels == (p.pass == Pass::kDgrad ? p.H : image_columns(p));
   ConvPlan plan{shape_of(p, way)};
-  plan.variant = way.columns == Place::kInput ? "pointwise" : whole_images ? "images" : "bands";
   plan.uses_blas = true;
-  plan.wide_index = way.wide;
   plan.payload = way;
   plan.works = Counter(p, device, way).count();
   plan.predicted_ms = price(plan.works, device);

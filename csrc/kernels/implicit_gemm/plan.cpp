@@ -566,9 +566,7 @@ ConvPlan plan_of(const Forward& p, const DeviceProperties& d, const Choice& choi
   const Tile& t = choice.tile;
   ConvPlan plan{shape_of(p, t)};
   plan.blocks = std::min(plan.blocks, blocks_at_once(d, t));
-  plan.variant = t.kind().name;
   plan.splits = t.splits;
-  plan.wide_index = needs_wide_index(p);
   plan.payload = choice.plan;
   plan.works = choice.works;
   plan.predicted_ms = choice.ms;

@@ -332,8 +332,6 @@ ConvPlan search(const ConvProblem& problem, const DeviceProperties& device,
     Tile tile;
     if (!choose_tile(g, variant, element_bytes, limit, decided, tile)) return int64_t{0};
     ConvPlan plan{shape_of(tile, decided)};
-    plan.variant = kKernels[variant.kernel].name;
-    plan.wide_index = needs_wide_index(problem);  // offsets that leave a tile are 64-bit anyway
     plan.payload = decided;
     plan.works = count_work(problem, g, decided, tile, device);
     plan.predicted_ms = price(plan.works, device);

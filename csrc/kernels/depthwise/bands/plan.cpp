@@ -197,8 +197,6 @@ class Search : public PlanSearch {
       last = shares;
       v.shares = static_cast<int>(shares);
       ConvPlan plan{shape_of(w, v)};
-      plan.variant = v.source == Source::kVectors ? "bands of channels" : "bands of planes";
-      plan.wide_index = needs_wide_index(p_);
       plan.payload = v;
       plan.works.add(count_work(v, tile, w, shares));
       plan.predicted_ms = price(plan.works, d_);
@@ -249,9 +247,7 @@ class Search : public PlanSearch {
       ConvPlan plan{shape_of(p_, w, splits)};
       if (splits == last || (splits > 1 && plan.workspace_bytes > kMostWorkspace)) continue;
       last = splits;
-      plan.variant = v.source == Source::kVectors ? "bands of channels" : "bands of planes";
       plan.splits = splits;
-      plan.wide_index = needs_wide_index(p_);
       plan.payload = v;
       plan.works = count_gradient_work(v, tile, w, splits);
       plan.predicted_ms = price(plan.works, d_);

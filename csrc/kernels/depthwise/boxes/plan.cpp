@@ -160,8 +160,6 @@ class Search : public PlanSearch {
     way.tile_blocks = static_cast<int>(tile_blocks);
     way.clustered = clustered && splits > 1;
     ConvPlan plan{shape_of(p_, w, way, splits)};
-    plan.variant = w.tile.merged ? "boxes of rows" : "boxes";
-    plan.wide_index = needs_wide_index(p_);
     plan.splits = splits;
     plan.payload = way;
     customconv::Work work =

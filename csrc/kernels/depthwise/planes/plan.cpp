@@ -157,9 +157,7 @@ class Search : public PlanSearch {
              int64_t blocks, int64_t splits, int stages) {
     ConvPlan plan{shape};
     plan.blocks = blocks;
-    plan.variant = t.bands == 1 ? "whole planes" : "rows of planes";
     plan.splits = splits;
-    plan.wide_index = needs_wide_index(p_);
     plan.payload = way;
     plan.works.add(count_work(v, t, plan, stages));
     if (splits > 1) plan.works.add(adding_up(p_.w_count(), splits, d_));

@@ -30,8 +30,6 @@ constexpr double kSumInstructions = 5;  // of a weight gradient, when a block en
 constexpr int kGradientTurns[] = {4, 8, 16, 32};
 constexpr int kGradientItems = 4;
 
-constexpr const char* kOrderNames[] = {"planes", "channels", "elements", "windows", "lines"};
-
 bool starts_aligned(const ConvProblem& p) {
   return p.pass == Pass::kFprop   ? p.x_aligned
          : p.pass == Pass::kDgrad ? p.y_aligned
@@ -190,9 +188,7 @@ class Search : public PlanSearch {
 
   void weigh(const Variant& v, const Work& w, int vectors, int64_t splits) {
     ConvPlan plan{shape_of(p_, w, splits)};
-    plan.variant = kOrderNames[static_cast<int>(v.order)];
     plan.splits = splits;
-    plan.wide_index = needs_wide_index(p_);
     plan.payload = payload_of(v, vectors);
     plan.works = count_work(v, w, splits);
     plan.predicted_ms = price(plan.works, d_);
@@ -360,9 +356,7 @@ template <>
 Fields fields_of<PlanKind::depthwise_threads>() {
   using depthwise::threads::ThreadsPlan;
   return FieldList<ThreadsPlan>()
-      .word(
-          "order", &ThreadsPlan::order,
-          {std::begin(depthwise::threads::kOrderNames), std::end(depthwise::threads::kOrderNames)})
+      .word("order", &ThreadsPlan::order, {"planes", "channels", "elements", "windows", "lines"})
       .word("walk", &ThreadsPlan::walk, {"next", "second", "half", "any"})
       .number("taps", &ThreadsPlan::taps)
       .number("rows", &ThreadsPlan::rows)

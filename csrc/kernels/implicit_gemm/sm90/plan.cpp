@@ -18,12 +18,6 @@ namespace customconv::implicit_gemm::sm90 {
 
 namespace {
 
-// By whether operands are halves, whether phases are joined, and the loader.
-constexpr const char* kNames[2][2][kLoaderCount] = {
-    {{"im2col", "halo", "planes"}, {"im2col joined", "halo joined", "planes joined"}},
-    {{"3xTF32 im2col", "3xTF32 halo", "3xTF32 planes"},
-     {"3xTF32 im2col joined", "3xTF32 halo joined", "3xTF32 planes joined"}},
-};
 constexpr int64_t kMostStrips = 255;
 constexpr int64_t kMostFlattened = 32;  // bytes of channels up to which taps may be channels
 
@@ -299,9 +293,7 @@ class Search : public PlanSearch {
     if (way_.pixels > 0 && !is_legal_at_ends(t)) return false;
     ConvPlan plan{shape_of(f_, t, bytes_)};
     if (t.splits == 1) plan.blocks = std::min(plan.blocks, blocks_at_once(d_, t));
-    plan.variant = kNames[t.kind().halves][way_.joined][static_cast<int>(t.loader)];
     plan.splits = t.splits;
-    plan.wide_index = needs_wide_index(p_);
     plan.fuses = p_.pass == Pass::kDgrad && fuses_gradient(f_);
     MainLoopPlan way = way_;
     way.strips = static_cast<int16_t>(t.strips);

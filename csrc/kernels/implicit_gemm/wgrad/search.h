@@ -125,9 +125,7 @@ class TileSearch {
   ConvPlan plan_of(const Choice& choice) {
     const Tile& t = choice.tile;
     ConvPlan plan{shape_of(p_, t)};
-    plan.variant = t.kind().name;
     plan.splits = t.splits;
-    plan.wide_index = needs_wide_index(p_);
     plan.payload = choice.plan;
     Counted c = own().count(t);
     own().split(t, c);
