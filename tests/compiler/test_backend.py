@@ -644,9 +644,7 @@ def test_what_elementwise_operators_read_is_left_to_their_kernel(activation, aft
     takes_bias = len(node.args) > 2 and node.args[2] is not None
     assert takes_bias is not apart
     assert (node.target is fused) is (activation is not None and not apart)
-    torch.testing.assert_close(
-        graph_module(x, w, bias), function(x, w, bias), rtol=2e-3, atol=2e-2
-    )
+    torch.testing.assert_close(graph_module(x, w, bias), function(x, w, bias), rtol=2e-3, atol=2e-2)
 
 
 def test_what_is_taken_apart_keeps_its_layout():

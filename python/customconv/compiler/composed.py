@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -101,9 +101,11 @@ def _is_elementwise(node: fx.Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         return torch.Tag.pointwise in node.target.tags
     # A function or a method of PyTorch's, by the operator of that name.
-    operator = getattr(torch.ops.aten, name_of(node).removesuffix("_"), None)
-    overloads = operator.overloads() if isinstance(operator, torch._ops.OpOverloadPacket) else []
-    return any(torch.Tag.pointwise in getattr(operator, each).tags for each in overloads)
+    operators: Any = getattr(torch.ops.aten, name_of(node).removesuffix("_"), None)
+    if not isinstance(operators, torch._ops.OpOverloadPacket):
+        return False
+    tags = [getattr(operators, each).tags for each in cast(Any, operators).overloads()]
+    return any(torch.Tag.pointwise in each for each in tags)
 
 
 def _is_fused(node: fx.Node) -> bool:
