@@ -75,9 +75,4 @@ struct Candidate {
   std::string reason;  // why it was not taken; empty for the one taken
 };
 
-struct Explanation {
-  ConvPlan plan;
-  std::vector<Candidate> candidates;
-};
-
 }  // namespace customconv

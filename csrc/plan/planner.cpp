@@ -189,21 +189,9 @@ bool has_whole_vectors(const ConvProblem& p) {
 
 // Whether a family rounds this problem's float32 operands to TF32, as the problem allows it.
 bool rounds_to_tf32(FamilyId family, const ConvProblem& p) {
-  switch (family) {
-    case FamilyId::implicit_gemm:
-    case FamilyId::grouped:
-    case FamilyId::col2im:
-      return true;
-    case FamilyId::im2col:
-      // cuBLAS may, but is free not to. It does in large products of whole vectors.
-      return p.is_pointwise() && p.groups == 1 && p.C >= 64 && p.K >= 64 && has_whole_vectors(p);
-    case FamilyId::direct:
-    case FamilyId::tiled:
-    case FamilyId::depthwise:
-    case FamilyId::kAten:
-      break;
-  }
-  return false;
+  if (family != FamilyId::im2col) return may_round_to_tf32(family);
+  // cuBLAS is free not to. It does in large products of whole vectors.
+  return p.is_pointwise() && p.groups == 1 && p.C >= 64 && p.K >= 64 && has_whole_vectors(p);
 }
 
 // Whether a family computes a problem in the precision that was settled on.
@@ -301,12 +289,6 @@ ConvPlan settle(ConvProblem& problem, const DeviceProperties& device) {
   return is_known ? own[problem.tf32 ? 1 : 0] : weighed(problem, device);
 }
 
-std::string format_ms(double ms) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g ms", ms);
-  return text;
-}
-
 }  // namespace
 
 int64_t sum_order(const ConvProblem& problem, const ConvPlan& plan) {
@@ -357,6 +339,31 @@ bool leaves_no_doubt(const ConvProblem& p, const DeviceProperties& device) {
   const double products_ms = 2e3 * p.macs() / device.vector_flops(p.dtype);
   if (bytes_ms < kMargin * products_ms) return false;
   return depthwise::family.can_implement(p, device) == nullptr;
+}
+
+bool may_round_to_tf32(FamilyId family) {
+  switch (family) {
+    case FamilyId::implicit_gemm:
+    case FamilyId::grouped:
+    case FamilyId::col2im:
+    case FamilyId::im2col:
+      return true;
+    case FamilyId::direct:
+    case FamilyId::tiled:
+    case FamilyId::depthwise:
+    case FamilyId::kAten:
+      break;
+  }
+  return false;
+}
+
+const char* propose(FamilyId family, const ConvProblem& problem, const DeviceProperties& device,
+                    ConvPlan& plan) {
+  return propose(static_cast<size_t>(family), problem, device, plan);
+}
+
+bool keeps_precision(FamilyId family, const ConvProblem& settled) {
+  return keeps_precision(static_cast<size_t>(family), settled);
 }
 
 bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device) {
@@ -418,62 +425,6 @@ ConvPlan plan(ConvProblem& problem, const DeviceProperties& device, Algorithm al
   return in_order ? plan_in_order(problem, device, settled.family) : settled;
 }
 
-Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
-                    Algorithm algorithm) {
-  Explanation explanation;
-  ConvProblem settled = problem;
-  explanation.plan = plan(settled, device, algorithm);
-  const ConvPlan& taken = explanation.plan;
-  const bool in_order = is_batch_invariant(problem);
-  // Whose times were compared.
-  const ConvProblem compared = in_order ? with_batch(settled, reference_batch(settled)) : settled;
-  const auto plan_compared = [&](size_t i) {
-    ConvPlan own;
-    const bool can = keeps_precision(i, compared) && propose(i, compared, device, own) == nullptr;
-    return can ? std::optional(own) : std::nullopt;
-  };
-  const double taken_ms = in_order && taken.family != FamilyId::kAten
-                              ? plan_compared(static_cast<size_t>(taken.family))->predicted_ms
-                              : taken.predicted_ms;
-  const bool has_prices = device.has_prices() || problem.batch_invariant;
-  ConvProblem asked = problem;
-  if (in_order) settle_strides(asked);
-  for (size_t i = 0; i < kFamilyCount; ++i) {
-    Candidate candidate;
-    candidate.family = kFamilies[i]->name;
-    // As if it were asked for by name, in whatever precision it has.
-    const char* why_not = propose(i, asked, device, candidate.plan);
-    candidate.possible = why_not == nullptr;
-    if (taken.family != static_cast<FamilyId>(i)) {
-      if (!candidate.possible) {
-        candidate.reason = why_not;
-      } else if (algorithm != Algorithm::kAuto) {
-        candidate.reason = std::string("algorithm '") + to_string(algorithm) + "' was asked for";
-      } else if (!has_prices) {
-        candidate.reason = "nobody has measured this GPU";
-      } else if (const auto weighed = plan_compared(i); !weighed) {
-        candidate.reason = settled.tf32 ? "it computes in IEEE float32, and TF32 is faster here"
-                                        : "it rounds to TF32, and IEEE float32 is faster here";
-      } else if (in_order && static_cast<FamilyId>(i) == FamilyId::direct) {
-        candidate.reason = "used where no other family can compute the problem for every batch";
-      } else {
-        candidate.reason = "predicted " + format_ms(weighed->predicted_ms) + ", against " +
-                           format_ms(taken_ms) + " for " + to_string(taken.family);
-        if (in_order) candidate.reason += ", of " + std::to_string(compared.N) + " images";
-      }
-    }
-    explanation.candidates.push_back(std::move(candidate));
-  }
-  Candidate aten;
-  aten.family = "aten";
-  if (taken.family != FamilyId::kAten) {
-    aten.reason = has_prices ? "used where no family of ours can compute the problem"
-                             : "used on a GPU that nobody has measured, where bytes leave a doubt";
-  }
-  explanation.candidates.push_back(std::move(aten));
-  return explanation;
-}
-
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device) {
   std::vector<ConvPlan> all;
   for (size_t i = 0; i < kFamilyCount; ++i) {
@@ -498,18 +449,10 @@ std::vector<ConvPlan> tunable(ConvProblem& problem, const DeviceProperties& devi
   return plans;
 }
 
-std::vector<Candidate> refused(const std::string& reason) {
-  std::vector<Candidate> candidates;
-  for (const Family* family : kFamilies) {
-    Candidate candidate;
-    candidate.family = family->name;
-    candidate.reason = reason;
-    candidates.push_back(std::move(candidate));
-  }
-  Candidate aten;
-  aten.family = "aten";
-  candidates.push_back(std::move(aten));
-  return candidates;
+std::string format_ms(double ms) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g ms", ms);
+  return text;
 }
 
 std::string to_string(const ConvPlan& plan) {
