@@ -201,7 +201,6 @@ class Search : public PlanSearch {
       plan.wide_index = needs_wide_index(p_);
       plan.payload = v;
       plan.works.add(count_work(v, tile, w, shares));
-      plan.predicted_ms = price(plan.works, d_);
       add(plan);
     }
   }
@@ -254,7 +253,6 @@ class Search : public PlanSearch {
       plan.wide_index = needs_wide_index(p_);
       plan.payload = v;
       plan.works = count_gradient_work(v, tile, w, splits);
-      plan.predicted_ms = price(plan.works, d_);
       add(plan);
     }
   }
