@@ -23,6 +23,7 @@ COMMANDS = {
     "timings": ("timings", "times plans of many layers, for the planner's prices"),
     "tuned": ("tuned", "what customconv.tune gains over the planner's choice"),
     "calibrate": ("calibrate", "fits the planner's prices to recorded timings"),
+    "planning": ("planning", "what it takes to plan a convolution"),
     "errors": ("errors", "errors of float32 against float64, beside cuDNN's"),
     "extract": ("extract", "lists the convolutions of public networks"),
     "report": ("publish", "a page and plots of results files"),

@@ -108,8 +108,8 @@ PARTS = (
     Part(
         "operators",
         (
-            files("op", "algorithm_argument autocast conv_transpose2d derivatives dispatch"),
-            files("op", "functorch gradient_strides memory_format opcheck opinfo"),
+            files("op", "algorithm_argument autocast conv_transpose2d decisions derivatives"),
+            files("op", "dispatch functorch gradient_strides memory_format opcheck opinfo"),
             files("op", "precision_of_views precision_switches"),
         ),
         (*CHOICE, *REGISTERED),

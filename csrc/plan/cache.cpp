@@ -8,13 +8,15 @@ size_t PlanKeyHash::operator()(const PlanKey& key) const {
   return static_cast<size_t>(hash ^ (hash >> 32));
 }
 
-PlanKey key_of(int device_index, const ConvProblem& p, Algorithm algorithm, bool prefer) {
+PlanKey key_of(int device_index, const ConvProblem& p, Algorithm algorithm, bool prefer,
+               Layout copied) {
   // To prefer the planner's own choice is to leave it the choice.
   const bool prefers = prefer && algorithm != Algorithm::kAuto;
   const int64_t flags = (p.tf32 ? 1 : 0) | (p.has_bias ? 2 : 0) | (p.x_aligned ? 4 : 0) |
                         (p.w_aligned ? 8 : 0) | (prefers ? 16 : 0) | (p.has_residual ? 32 : 0) |
                         (p.y_aligned ? 64 : 0) | (p.batch_invariant ? 128 : 0) |
-                        (p.has_statistics ? 256 : 0) | int64_t{p.epilogue_passes} << 9;
+                        (p.has_statistics ? 256 : 0) | (copied == Layout::kNhwc ? 512 : 0) |
+                        int64_t{p.epilogue_passes} << 10;
   PlanKey key = {device_index,
                  static_cast<int64_t>(algorithm),
                  flags,
@@ -43,12 +45,18 @@ PlanKey key_of(int device_index, const ConvProblem& p, Algorithm algorithm, bool
   return key;
 }
 
-std::optional<Decision> PlanCache::find(const PlanKey& key) {
+std::shared_ptr<const Decision> PlanCache::find(const PlanKey& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  ++lookups_;
   const auto place = places_.find(key);
-  if (place == places_.end()) return std::nullopt;
+  if (place == places_.end()) return nullptr;
   entries_.splice(entries_.begin(), entries_, place->second);
   return place->second->second;
+}
+
+uint64_t PlanCache::lookups() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return lookups_;
 }
 
 uint64_t PlanCache::generation() const {
@@ -56,7 +64,8 @@ uint64_t PlanCache::generation() const {
   return generation_;
 }
 
-void PlanCache::insert(const PlanKey& key, const Decision& decision, uint64_t generation) {
+void PlanCache::insert(const PlanKey& key, std::shared_ptr<const Decision> decision,
+                       uint64_t generation) {
   const std::lock_guard<std::mutex> lock(mutex_);
   // Another thread may have planned the same in the meantime.
   if (generation != generation_ || places_.count(key) != 0) return;
@@ -64,17 +73,8 @@ void PlanCache::insert(const PlanKey& key, const Decision& decision, uint64_t ge
     places_.erase(entries_.back().first);
     entries_.pop_back();
   }
-  entries_.emplace_front(key, decision);
+  entries_.emplace_front(key, std::move(decision));
   places_[key] = entries_.begin();
-}
-
-void PlanCache::erase(const PlanKey& key) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  ++generation_;
-  const auto place = places_.find(key);
-  if (place == places_.end()) return;
-  entries_.erase(place->second);
-  places_.erase(place);
 }
 
 void PlanCache::clear() {
@@ -87,6 +87,12 @@ void PlanCache::clear() {
 size_t PlanCache::size() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return entries_.size();
+}
+
+PlanCache& decisions() {
+  constexpr size_t kMostPlans = 4096;
+  static auto* cache = new PlanCache(kMostPlans);  // threads may convolve until the process ends
+  return *cache;
 }
 
 }  // namespace customconv

@@ -1,11 +1,11 @@
-// Plans of the calls that came before: planning takes longer than a small convolution.
+// Decisions on the calls that came before: planning takes longer than a small convolution.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -13,7 +13,10 @@
 
 namespace customconv {
 
-// Everything that a plan depends on: the device, the algorithm, and each field of the problem.
+struct Decision;  // plan/decide.h
+
+// Everything that a decision depends on: the device, what was asked for, and each field of the
+// problem.
 using PlanKey = std::array<int64_t, 33>;
 
 struct PlanKeyHash {
@@ -22,13 +25,7 @@ struct PlanKeyHash {
 
 // `problem.tf32` says what is allowed, not what was settled on.
 PlanKey key_of(int device_index, const ConvProblem& problem, Algorithm algorithm = Algorithm::kAuto,
-               bool prefer = false);
-
-// A plan, and whether it is for operands that are rounded to TF32.
-struct Decision {
-  ConvPlan plan;
-  bool tf32 = false;
-};
+               bool prefer = false, Layout copied = Layout::kNchw);
 
 // The decisions that were used last, for all threads. When it is full, the one that was not used
 // for the longest time goes.
@@ -36,23 +33,30 @@ class PlanCache {
  public:
   explicit PlanCache(size_t capacity) : capacity_(capacity) {}
 
-  std::optional<Decision> find(const PlanKey& key);
-  // Changes whenever a decision is taken back.
+  // Null where there is none.
+  std::shared_ptr<const Decision> find(const PlanKey& key);
+  // How often that was asked.
+  uint64_t lookups() const;
+  // Changes whenever decisions are taken back.
   uint64_t generation() const;
-  // Nothing where a decision was taken back since `generation`: this one may rest on it.
-  void insert(const PlanKey& key, const Decision& decision, uint64_t generation);
-  void erase(const PlanKey& key);
+  // Nothing where decisions were taken back since `generation`: this one may rest on what they did.
+  void insert(const PlanKey& key, std::shared_ptr<const Decision> decision, uint64_t generation);
+  // Takes all of them back.
   void clear();
   size_t size() const;
 
  private:
-  using Entry = std::pair<PlanKey, Decision>;
+  using Entry = std::pair<PlanKey, std::shared_ptr<const Decision>>;
 
   const size_t capacity_;
   mutable std::mutex mutex_;
   uint64_t generation_ = 0;
+  uint64_t lookups_ = 0;
   std::list<Entry> entries_;  // the one used last comes first
   std::unordered_map<PlanKey, std::list<Entry>::iterator, PlanKeyHash> places_;
 };
+
+// Those of the process.
+PlanCache& decisions();
 
 }  // namespace customconv

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,13 @@ struct ConvPlan : LaunchShape {
   Payload payload = {};  // what the family decided
 };
 
+// What a search need not do: it may end with a plan of no more than `enough_ms`, and miss those of
+// `most_ms` or more.
+struct Wanted {
+  double enough_ms = 0;
+  double most_ms = std::numeric_limits<double>::infinity();
+};
+
 // A family: `can_implement` says why not, or nullptr; the others are called only where it can.
 struct Family {
   const char* name;
@@ -60,6 +68,8 @@ struct Family {
   std::vector<ConvPlan> (*all_orders)(const ConvProblem&, const DeviceProperties&) = nullptr;
   // Parts of y's statistics that a plan's kernels leave, or 0; null where none do.
   int64_t (*statistics_parts)(const ConvProblem&, const ConvPlan&) = nullptr;
+  // `propose` that does no more than is wanted; null where `propose` takes hardly longer.
+  ConvPlan (*propose_wanted)(const ConvProblem&, const DeviceProperties&, const Wanted&) = nullptr;
 };
 
 struct Candidate {
@@ -67,11 +77,6 @@ struct Candidate {
   bool possible = false;
   ConvPlan plan;       // meaningful where possible
   std::string reason;  // why it was not taken; empty for the one taken
-};
-
-struct Explanation {
-  ConvPlan plan;
-  std::vector<Candidate> candidates;
 };
 
 }  // namespace customconv

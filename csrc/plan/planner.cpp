@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 
@@ -49,10 +51,14 @@ ConvPlan complete(ConvPlan plan, size_t index, const ConvProblem& problem,
 // Leaves a family's plan in `plan`, or returns why there is none: also where nothing is known that
 // rules a problem out, but no tile fits it.
 const char* propose_for_batch(size_t index, const ConvProblem& problem,
-                              const DeviceProperties& device, ConvPlan& plan) {
-  const char* why_not = kFamilies[index]->can_implement(problem, device);
+                              const DeviceProperties& device, ConvPlan& plan,
+                              const Wanted& wanted = {}) {
+  const Family& family = *kFamilies[index];
+  const char* why_not = family.can_implement(problem, device);
   if (why_not != nullptr) return why_not;
-  plan = complete(kFamilies[index]->propose(problem, device), index, problem, device);
+  plan = family.propose_wanted == nullptr ? family.propose(problem, device)
+                                          : family.propose_wanted(problem, device, wanted);
+  plan = complete(plan, index, problem, device);
   return plan.threads > 0 ? nullptr : "none of its tiles fits the problem";
 }
 
@@ -175,9 +181,9 @@ const char* propose_in_order(size_t index, const ConvProblem& problem,
 }
 
 const char* propose(size_t index, const ConvProblem& problem, const DeviceProperties& device,
-                    ConvPlan& plan) {
+                    ConvPlan& plan, const Wanted& wanted = {}) {
   return is_batch_invariant(problem) ? propose_in_order(index, problem, device, plan)
-                                     : propose_for_batch(index, problem, device, plan);
+                                     : propose_for_batch(index, problem, device, plan, wanted);
 }
 
 // Whether the rows of all operands of a 1x1 convolution's product are whole 16-byte vectors. A row
@@ -189,21 +195,9 @@ bool has_whole_vectors(const ConvProblem& p) {
 
 // Whether a family rounds this problem's float32 operands to TF32, as the problem allows it.
 bool rounds_to_tf32(FamilyId family, const ConvProblem& p) {
-  switch (family) {
-    case FamilyId::implicit_gemm:
-    case FamilyId::grouped:
-    case FamilyId::col2im:
-      return true;
-    case FamilyId::im2col:
-      // cuBLAS may, but is free not to. It does in large products of whole vectors.
-      return p.is_pointwise() && p.groups == 1 && p.C >= 64 && p.K >= 64 && has_whole_vectors(p);
-    case FamilyId::direct:
-    case FamilyId::tiled:
-    case FamilyId::depthwise:
-    case FamilyId::kAten:
-      break;
-  }
-  return false;
+  if (family != FamilyId::im2col) return may_round_to_tf32(family);
+  // cuBLAS is free not to. It does in large products of whole vectors.
+  return p.is_pointwise() && p.groups == 1 && p.C >= 64 && p.K >= 64 && has_whole_vectors(p);
 }
 
 // Whether a family computes a problem in the precision that was settled on.
@@ -214,12 +208,14 @@ bool keeps_precision(size_t index, const ConvProblem& settled) {
 // The cheapest plan in the problem's precision.
 ConvPlan cheapest(const ConvProblem& problem, const DeviceProperties& device) {
   ConvPlan best;
+  Wanted faster;
   for (size_t i = 0; i < kFamilyCount; ++i) {
     ConvPlan proposed;
     if (!keeps_precision(i, problem)) continue;
-    if (propose(i, problem, device, proposed) != nullptr) continue;
+    if (propose(i, problem, device, proposed, faster) != nullptr) continue;
     if (best.family == FamilyId::kAten || proposed.predicted_ms < best.predicted_ms) {
       best = proposed;
+      faster.most_ms = best.predicted_ms;
     }
   }
   return best;
@@ -272,39 +268,68 @@ ConvPlan weighed(const ConvProblem& problem, const DeviceProperties& device) {
   return best;
 }
 
+// Whether the planner has a plan in the problem's precision of which `is_enough(ms)` holds, as of
+// all faster ones, and as it does of about `enough_ms`. It asks the family `first` before the
+// others.
+template <typename IsEnough>
+bool has_plan(const ConvProblem& problem, const DeviceProperties& device, FamilyId first,
+              double enough_ms, const IsEnough& is_enough) {
+  const auto suffices = [&](const ConvPlan& plan) {
+    const double ms = cheapest_ms(problem, plan);
+    return std::isfinite(ms) && is_enough(ms);
+  };
+  if (is_batch_invariant(problem)) return suffices(weighed(problem, device));
+  std::array<size_t, kFamilyCount> order;
+  std::iota(order.begin(), order.end(), 0);
+  std::swap(order[0], order[static_cast<size_t>(first)]);
+  return std::any_of(order.begin(), order.end(), [&](size_t i) {
+    const Family& family = *kFamilies[i];
+    if (!keeps_precision(i, problem) || family.can_implement(problem, device) != nullptr) {
+      return false;
+    }
+    if (family.propose_wanted != nullptr) {
+      const ConvPlan quick = family.propose_wanted(problem, device, {enough_ms});
+      if (quick.threads == 0) return false;
+      if (suffices(complete(quick, i, problem, device))) return true;
+      if (quick.predicted_ms > enough_ms) return false;  // the cheapest
+    }
+    ConvPlan proposed;
+    return propose(i, problem, device, proposed) == nullptr && suffices(proposed);
+  });
+}
+
 // Settles a problem's precision (see computes_in_tf32) and returns its cheapest plan.
 ConvPlan settle(ConvProblem& problem, const DeviceProperties& device) {
   if (!problem.tf32) return weighed(problem, device);
-  ConvProblem dense = problem;
-  dense.x_aligned = dense.w_aligned = dense.y_aligned = true;
-  const bool aligned = problem.x_aligned && problem.w_aligned && problem.y_aligned;
-  ConvPlan own[2];  // exact and rounded, if the problem is one of those weighed here
-  bool is_known = false;
-  double ratio = 1;
-  for (const Layout layout : {Layout::kNchw, Layout::kNhwc}) {
+  const auto dense_in = [&problem](Layout layout, bool tf32) {
+    ConvProblem dense = problem;
+    dense.x_aligned = dense.w_aligned = dense.y_aligned = true;
     dense.x_strides = dense_strides(dense.x_sizes(), layout);
     dense.w_strides = dense_strides(dense.w_sizes(), layout);
     dense.y_strides = dense_strides(dense.y_sizes(), layout);
-    dense.tf32 = true;
-    const ConvPlan rounded = weighed(dense, device);
-    dense.tf32 = false;
-    const ConvPlan exact = weighed(dense, device);
-    ratio *= cheapest_ms(dense, rounded) / cheapest_ms(dense, exact);
-    if (aligned && dense.x_strides == problem.x_strides && dense.w_strides == problem.w_strides &&
-        dense.y_strides == problem.y_strides) {
-      own[0] = exact;
-      own[1] = rounded;
-      is_known = true;
-    }
-  }
-  problem.tf32 = ratio <= 1;
-  return is_known ? own[problem.tf32 ? 1 : 0] : weighed(problem, device);
-}
-
-std::string format_ms(double ms) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g ms", ms);
-  return text;
+    dense.tf32 = tf32;
+    return dense;
+  };
+  const auto is_own = [&](Layout layout) {
+    const ConvProblem dense = dense_in(layout, problem.tf32);
+    return problem.x_aligned && problem.w_aligned && problem.y_aligned &&
+           dense.x_strides == problem.x_strides && dense.w_strides == problem.w_strides &&
+           dense.y_strides == problem.y_strides;
+  };
+  const Layout own = is_own(Layout::kNhwc) ? Layout::kNhwc : Layout::kNchw;
+  const Layout other = own == Layout::kNhwc ? Layout::kNchw : Layout::kNhwc;
+  const ConvPlan rounded = weighed(dense_in(own, true), device);
+  const ConvPlan exact = weighed(dense_in(own, false), device);
+  const double rounded_ms = cheapest_ms(problem, rounded);
+  // Products are the same from either layout; of four plans, three are needed.
+  const double exact_ms =
+      cheapest_ms(problem, exact) * cheapest_ms(problem, weighed(dense_in(other, false), device));
+  const bool is_known = is_own(own);
+  problem.tf32 = std::isfinite(rounded_ms) &&
+                 has_plan(dense_in(other, true), device, rounded.family, exact_ms / rounded_ms,
+                          [&](double ms) { return rounded_ms * ms <= exact_ms; });
+  if (is_known) return problem.tf32 ? rounded : exact;
+  return weighed(problem, device);
 }
 
 }  // namespace
@@ -357,6 +382,31 @@ bool leaves_no_doubt(const ConvProblem& p, const DeviceProperties& device) {
   const double products_ms = 2e3 * p.macs() / device.vector_flops(p.dtype);
   if (bytes_ms < kMargin * products_ms) return false;
   return depthwise::family.can_implement(p, device) == nullptr;
+}
+
+bool may_round_to_tf32(FamilyId family) {
+  switch (family) {
+    case FamilyId::implicit_gemm:
+    case FamilyId::grouped:
+    case FamilyId::col2im:
+    case FamilyId::im2col:
+      return true;
+    case FamilyId::direct:
+    case FamilyId::tiled:
+    case FamilyId::depthwise:
+    case FamilyId::kAten:
+      break;
+  }
+  return false;
+}
+
+const char* propose(FamilyId family, const ConvProblem& problem, const DeviceProperties& device,
+                    ConvPlan& plan) {
+  return propose(static_cast<size_t>(family), problem, device, plan);
+}
+
+bool keeps_precision(FamilyId family, const ConvProblem& settled) {
+  return keeps_precision(static_cast<size_t>(family), settled);
 }
 
 bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device) {
@@ -418,62 +468,6 @@ ConvPlan plan(ConvProblem& problem, const DeviceProperties& device, Algorithm al
   return in_order ? plan_in_order(problem, device, settled.family) : settled;
 }
 
-Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
-                    Algorithm algorithm) {
-  Explanation explanation;
-  ConvProblem settled = problem;
-  explanation.plan = plan(settled, device, algorithm);
-  const ConvPlan& taken = explanation.plan;
-  const bool in_order = is_batch_invariant(problem);
-  // Whose times were compared.
-  const ConvProblem compared = in_order ? with_batch(settled, reference_batch(settled)) : settled;
-  const auto plan_compared = [&](size_t i) {
-    ConvPlan own;
-    const bool can = keeps_precision(i, compared) && propose(i, compared, device, own) == nullptr;
-    return can ? std::optional(own) : std::nullopt;
-  };
-  const double taken_ms = in_order && taken.family != FamilyId::kAten
-                              ? plan_compared(static_cast<size_t>(taken.family))->predicted_ms
-                              : taken.predicted_ms;
-  const bool has_prices = device.has_prices() || problem.batch_invariant;
-  ConvProblem asked = problem;
-  if (in_order) settle_strides(asked);
-  for (size_t i = 0; i < kFamilyCount; ++i) {
-    Candidate candidate;
-    candidate.family = kFamilies[i]->name;
-    // As if it were asked for by name, in whatever precision it has.
-    const char* why_not = propose(i, asked, device, candidate.plan);
-    candidate.possible = why_not == nullptr;
-    if (taken.family != static_cast<FamilyId>(i)) {
-      if (!candidate.possible) {
-        candidate.reason = why_not;
-      } else if (algorithm != Algorithm::kAuto) {
-        candidate.reason = std::string("algorithm '") + to_string(algorithm) + "' was asked for";
-      } else if (!has_prices) {
-        candidate.reason = "nobody has measured this GPU";
-      } else if (const auto weighed = plan_compared(i); !weighed) {
-        candidate.reason = settled.tf32 ? "it computes in IEEE float32, and TF32 is faster here"
-                                        : "it rounds to TF32, and IEEE float32 is faster here";
-      } else if (in_order && static_cast<FamilyId>(i) == FamilyId::direct) {
-        candidate.reason = "used where no other family can compute the problem for every batch";
-      } else {
-        candidate.reason = "predicted " + format_ms(weighed->predicted_ms) + ", against " +
-                           format_ms(taken_ms) + " for " + to_string(taken.family);
-        if (in_order) candidate.reason += ", of " + std::to_string(compared.N) + " images";
-      }
-    }
-    explanation.candidates.push_back(std::move(candidate));
-  }
-  Candidate aten;
-  aten.family = "aten";
-  if (taken.family != FamilyId::kAten) {
-    aten.reason = has_prices ? "used where no family of ours can compute the problem"
-                             : "used on a GPU that nobody has measured, where bytes leave a doubt";
-  }
-  explanation.candidates.push_back(std::move(aten));
-  return explanation;
-}
-
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device) {
   std::vector<ConvPlan> all;
   for (size_t i = 0; i < kFamilyCount; ++i) {
@@ -498,18 +492,10 @@ std::vector<ConvPlan> tunable(ConvProblem& problem, const DeviceProperties& devi
   return plans;
 }
 
-std::vector<Candidate> refused(const std::string& reason) {
-  std::vector<Candidate> candidates;
-  for (const Family* family : kFamilies) {
-    Candidate candidate;
-    candidate.family = family->name;
-    candidate.reason = reason;
-    candidates.push_back(std::move(candidate));
-  }
-  Candidate aten;
-  aten.family = "aten";
-  candidates.push_back(std::move(aten));
-  return candidates;
+std::string format_ms(double ms) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g ms", ms);
+  return text;
 }
 
 std::string to_string(const ConvPlan& plan) {

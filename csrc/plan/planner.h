@@ -60,9 +60,13 @@ void check_plan(const ConvProblem& problem, const ConvPlan& plan, const DevicePr
 // Whether kernels of ours are faster than PyTorch's on any GPU, also one that has no prices.
 bool leaves_no_doubt(const ConvProblem& problem, const DeviceProperties& device);
 
-// The same decision, with every family's plan or the reason why it has none.
-Explanation explain(const ConvProblem& problem, const DeviceProperties& device,
-                    Algorithm algorithm = Algorithm::kAuto);
+// Leaves a family's plan in `plan`, or returns why it has none.
+const char* propose(FamilyId family, const ConvProblem& problem, const DeviceProperties& device,
+                    ConvPlan& plan);
+// Whether a family rounds float32 operands to TF32 in some problems that allow it.
+bool may_round_to_tf32(FamilyId family);
+// Whether a family computes a problem in the precision that was settled on.
+bool keeps_precision(FamilyId family, const ConvProblem& settled);
 
 // Every plan of every family that can: what the planner chooses from.
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device);
@@ -72,9 +76,7 @@ std::vector<ConvPlan> variants(const ConvProblem& problem, const DevicePropertie
 // does not propose; the predicted times of the others ascend.
 std::vector<ConvPlan> tunable(ConvProblem& problem, const DeviceProperties& device);
 
-// Every family, refused for one and the same reason, and ATen, taken.
-std::vector<Candidate> refused(const std::string& reason);
-
+std::string format_ms(double ms);
 std::string to_string(const ConvPlan& plan);
 
 }  // namespace customconv

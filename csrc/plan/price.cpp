@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <limits>
 
 #include "plan/hardware.h"
 
@@ -27,7 +28,7 @@ constexpr std::array<Price, kFirstRows.back()> kSm90 = {{
 #include "plan/prices_sm90.inc"
 }};
 
-double kernel_ms(const Work& w, const DeviceProperties& d, PriceTable table) {
+double kernel_ms(const Work& w, const DeviceProperties& d, PriceTable table, double most) {
   const Price& own = table[w.row];
   const double busy = w.busy / own.rate;
   double block = busy + w.waits * own.wait, begin = 0;
@@ -41,6 +42,8 @@ double kernel_ms(const Work& w, const DeviceProperties& d, PriceTable table) {
   const double clocks = begin + std::max(share * busy, std::ceil(share / w.resident) * block);
   const double ms = clocks / (d.clock_ghz * 1e6);
   const double bytes_ms = 1e-6 * w.bytes / (own.bandwidth * d.bandwidth_gb_s);
+  const double least = w.repeats * (std::max(ms, bytes_ms) + hardware::kNextMs);
+  if (least >= most) return std::numeric_limits<double>::infinity();
   const double square = ms * ms, bytes_square = bytes_ms * bytes_ms;
   const double both = std::sqrt(std::sqrt(square * square + bytes_square * bytes_square));
   return w.repeats * (both + hardware::kNextMs);
@@ -76,9 +79,9 @@ double busiest(std::initializer_list<double> clocks) {
   return most + hardware::kUnhidden * (all - most);
 }
 
-double price(const WorkList& works, const DeviceProperties& d, PriceTable table) {
+double price(const WorkList& works, const DeviceProperties& d, PriceTable table, double most) {
   double ms = hardware::kLaunchMs - hardware::kNextMs;
-  for (const Work& work : works) ms += kernel_ms(work, d, table);
+  for (const Work& work : works) ms += kernel_ms(work, d, table, most - ms);
   return ms;
 }
 

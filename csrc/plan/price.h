@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -41,10 +42,12 @@ PriceTable prices_of(const DeviceProperties& device);
 // because these are not hidden entirely.
 double busiest(std::initializer_list<double> clocks);
 
-// Milliseconds of a plan's kernels.
-double price(const WorkList& works, const DeviceProperties& device, PriceTable table);
-inline double price(const WorkList& works, const DeviceProperties& device) {
-  return price(works, device, prices_of(device));
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+// Milliseconds of a plan's kernels; perhaps infinite where they are no less than `most`.
+double price(const WorkList& works, const DeviceProperties& device, PriceTable table,
+             double most = kNoLimit);
+inline double price(const WorkList& works, const DeviceProperties& device, double most = kNoLimit) {
+  return price(works, device, prices_of(device), most);
 }
 
 // A kernel that only reads and writes so many bytes, without its launch.

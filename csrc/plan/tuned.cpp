@@ -2,20 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <string>
+#include <mutex>
+#include <unordered_map>
 #include <unordered_set>
+
+#include "plan/cache.h"
 
 namespace customconv {
 
 namespace {
-
-constexpr size_t kMostPlans = 4096;
-
-// None of these is destroyed: threads may convolve until the process ends.
-PlanCache& cache() {
-  static auto* plans = new PlanCache(kMostPlans);
-  return *plans;
-}
 
 class Store {
  public:
@@ -48,6 +43,7 @@ class Store {
   std::unordered_map<PlanKey, TunedProblem, PlanKeyHash> plans_;
 };
 
+// Neither this nor the recorder is destroyed: threads may convolve until the process ends.
 Store& store() {
   static auto* plans = new Store;
   return *plans;
@@ -65,11 +61,12 @@ class Recorder {
     known_.clear();
     return std::exchange(problems_, {});
   }
-  void add(const PlanKey& key, int device_index, const ConvProblem& problem) {
-    if (!is_on_.load(std::memory_order_relaxed)) return;
+  bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
+  void add(int device_index, const ConvProblem& problem) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!is_on_.load(std::memory_order_relaxed)) return;  // it ended in the meantime
-    if (known_.insert(key).second) problems_.emplace_back(device_index, problem);
+    if (!is_on()) return;  // it ended in the meantime
+    const bool is_new = known_.insert(key_of(device_index, problem)).second;
+    if (is_new) problems_.emplace_back(device_index, problem);
   }
 
  private:
@@ -108,7 +105,7 @@ std::optional<ConvPlan> resolve(const TunedPlan& tuned, ConvProblem& problem,
 
 void set_tuned_plan(const TunedProblem& tuned) {
   store().set(tuned);
-  cache().erase(key_of(tuned.device_index, tuned.problem));
+  decisions().clear();
 }
 
 std::optional<TunedPlan> tuned_plan(int device_index, const ConvProblem& problem) {
@@ -117,63 +114,21 @@ std::optional<TunedPlan> tuned_plan(int device_index, const ConvProblem& problem
 
 std::vector<TunedProblem> tuned_plans() { return store().all(); }
 
+void drop_tuned_plan(int device_index, const ConvProblem& problem) {
+  store().erase(key_of(device_index, problem));
+}
+
 void clear_tuned_plans() {
   store().clear();
-  cache().clear();
+  decisions().clear();
 }
 
 bool begin_recording() { return recorder().begin(); }
 
 std::vector<std::pair<int, ConvProblem>> end_recording() { return recorder().end(); }
 
-ConvPlan decide(int device_index, ConvProblem& problem, const DeviceProperties& device,
-                Algorithm algorithm, bool prefer, bool record, bool& dropped) {
-  dropped = false;
-  const PlanKey key = key_of(device_index, problem, algorithm, prefer);
-  const bool is_free = algorithm == Algorithm::kAuto;
-  // A batch-invariant problem is planned for all batches; what is faster for one is no plan of it.
-  if (is_free && record && !is_batch_invariant(problem) && !problem.has_statistics) {
-    recorder().add(key, device_index, problem);
-  }
-  if (const auto known = cache().find(key)) {
-    problem.tf32 = known->tf32;
-    return known->plan;
-  }
-  // No lock is held while planning. The generation is read first, so that a plan made before a
-  // tuned one arrived is not cached after it.
-  const uint64_t generation = cache().generation();
-  std::optional<ConvPlan> decided;
-  if (is_free) {
-    if (const auto tuned = store().find(key)) {
-      decided = resolve(*tuned, problem, device);
-      dropped = !decided;
-      if (dropped) store().erase(key);
-    }
-  }
-  if (!decided) decided = plan(problem, device, algorithm, prefer);
-  cache().insert(key, {*decided, problem.tf32}, generation);
-  return *decided;
-}
+bool is_recording() { return recorder().is_on(); }
 
-std::optional<TunedPlan> apply_tuned(int device_index, ConvProblem problem,
-                                     const DeviceProperties& device, Explanation& explanation) {
-  const std::optional<TunedPlan> tuned = tuned_plan(device_index, problem);
-  if (!tuned) return std::nullopt;
-  const std::optional<ConvPlan> plan = resolve(*tuned, problem, device);
-  if (!plan) return std::nullopt;
-  const std::string taken = to_string(plan->family);
-  // A candidate without a reason is the planner's choice, one with a time a rival of it. The others
-  // are not possible in this precision, whatever was tuned.
-  for (Candidate& candidate : explanation.candidates) {
-    if (candidate.family == taken) {
-      candidate.reason.clear();
-      if (plan->family != FamilyId::kAten) candidate.plan = *plan;
-    } else if (candidate.reason.empty() || candidate.reason.rfind("predicted", 0) == 0) {
-      candidate.reason = taken + " was the fastest when it was tuned";
-    }
-  }
-  explanation.plan = *plan;
-  return tuned;
-}
+void record(int device_index, const ConvProblem& problem) { recorder().add(device_index, problem); }
 
 }  // namespace customconv

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
-#include "plan/cache.h"
 #include "plan/name.h"
 
 namespace customconv {
@@ -37,23 +37,14 @@ struct TunedProblem {
 void set_tuned_plan(const TunedProblem& tuned);
 std::optional<TunedPlan> tuned_plan(int device_index, const ConvProblem& problem);
 std::vector<TunedProblem> tuned_plans();
+void drop_tuned_plan(int device_index, const ConvProblem& problem);
 void clear_tuned_plans();
 
-// Between these two, each problem that `decide` is asked to plan by itself is kept once, but for
-// those with statistics, which are not tuned. `begin`
-// gives false, and nothing changes, where a recording is under way.
+// Between these two, each problem that is recorded is kept once. `begin` gives false, and nothing
+// changes, where a recording is under way.
 bool begin_recording();
 std::vector<std::pair<int, ConvProblem>> end_recording();
-
-// The tuned plan of the problem, else what `plan` decides; in `problem.tf32` the precision that it
-// is for. A tuned plan that the planner does not list is dropped, and `dropped` set. `record`: a
-// recording keeps the problem.
-ConvPlan decide(int device_index, ConvProblem& problem, const DeviceProperties& device,
-                Algorithm algorithm, bool prefer, bool record, bool& dropped);
-
-// Puts the problem's tuned plan, which is given back, into what `explain` says of it; nothing where
-// there is none, or where `decide` would drop it.
-std::optional<TunedPlan> apply_tuned(int device_index, ConvProblem problem,
-                                     const DeviceProperties& device, Explanation& explanation);
+bool is_recording();
+void record(int device_index, const ConvProblem& problem);
 
 }  // namespace customconv

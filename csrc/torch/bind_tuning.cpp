@@ -5,7 +5,8 @@
 
 #include <utility>
 
-#include "plan/tuned.h"
+#include "plan/cache.h"
+#include "plan/decide.h"
 #include "torch/aten.h"
 #include "torch/names.h"
 
@@ -102,6 +103,18 @@ std::pair<ConvProblem, std::vector<ConvPlan>> settled_and_plans(ConvProblem prob
   return {problem, std::move(plans)};
 }
 
+// Operands are copied in the layout that most tensors have, if nothing else is said.
+Asked asked_of(const ConvProblem& problem, std::optional<bool> channels_last,
+               const std::string& algorithm, bool prefer) {
+  const auto count = [&problem](Layout layout) {
+    return strides_match(problem.x_sizes(), problem.x_strides, layout) +
+           strides_match(problem.w_sizes(), problem.w_strides, layout) +
+           strides_match(problem.y_sizes(), problem.y_strides, layout);
+  };
+  const bool last = channels_last.value_or(count(Layout::kNhwc) > count(Layout::kNchw));
+  return {problem, last ? Layout::kNhwc : Layout::kNchw, parse_algorithm(algorithm), prefer};
+}
+
 void check_device_index(int device_index) {
   if (device_index < 0) throw py::value_error("a device's index is not negative");
 }
@@ -171,25 +184,39 @@ void bind_tuning(py::module_& m) {
   m.def("clear_tuned_plans", clear_tuned_plans);
   m.def("begin_recording", begin_recording);
   m.def("end_recording", end_recording);
+  py::class_<Decision, std::shared_ptr<Decision>>(m, "Decision")
+      .def_readonly("problem", &Decision::problem)
+      .def_readonly("plan", &Decision::plan)
+      .def_property_readonly("copies",
+                             [](const Decision& d) {
+                               return std::string(d.copies.x ? "x" : "") + (d.copies.w ? "w" : "") +
+                                      (d.copies.y ? "y" : "");
+                             })
+      .def_readonly("tuned", &Decision::tuned)
+      .def_readonly("dropped", &Decision::dropped);
+
   m.def(
       "decide",
-      [](int device_index, ConvProblem problem, const DeviceProperties& device) {
+      [](int device_index, const ConvProblem& problem, const DeviceProperties& device,
+         std::optional<bool> channels_last, const std::string& algorithm, bool prefer) {
         check_device_index(device_index);
-        bool dropped = false;
-        const ConvPlan plan = decide(device_index, problem, device, Algorithm::kAuto,
-                                     /*prefer=*/false, /*record=*/true, dropped);
-        return std::make_pair(plan, dropped);
+        return *decide(device_index, asked_of(problem, channels_last, algorithm, prefer), device,
+                       /*records=*/true);
       },
       py::arg("device_index"), py::arg("problem"), py::arg("device") = DeviceProperties(),
-      py::call_guard<py::gil_scoped_release>());
+      py::kw_only(), py::arg("channels_last") = std::nullopt, py::arg("algorithm") = "auto",
+      py::arg("prefer") = false, py::call_guard<py::gil_scoped_release>());
+  m.def("lookups", [] { return decisions().lookups(); });
+  // The problems of no device are not tuned.
   m.def(
-      "candidates_when_tuned",
-      [](int device_index, const ConvProblem& problem, const DeviceProperties& device) {
-        Explanation explanation = explain(problem, device);
-        apply_tuned(device_index, problem, device, explanation);
-        return explanation.candidates;
+      "candidates",
+      [](const ConvProblem& problem, const DeviceProperties& device, const std::string& algorithm,
+         std::optional<bool> channels_last, int device_index) {
+        const Asked asked = asked_of(problem, channels_last, algorithm, /*prefer=*/false);
+        return candidates(asked, decide_anew(device_index, asked, device), device);
       },
-      py::arg("device_index"), py::arg("problem"), py::arg("device") = DeviceProperties());
+      py::arg("problem"), py::arg("device") = DeviceProperties(), py::arg("algorithm") = "auto",
+      py::kw_only(), py::arg("channels_last") = std::nullopt, py::arg("device_index") = -1);
 
   py::class_<PlanCache>(m, "PlanCache")
       .def(py::init<size_t>(), py::arg("capacity"))
@@ -202,20 +229,17 @@ void bind_tuning(py::module_& m) {
           },
           py::arg("device_index"), py::arg("problem"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("generation", &PlanCache::generation)
+      .def_property_readonly("lookups", &PlanCache::lookups)
       .def(
           "insert",
           [](PlanCache& cache, int device_index, const ConvProblem& problem, const ConvPlan& plan,
              uint64_t generation) {
-            cache.insert(key_of(device_index, problem), {plan, problem.tf32}, generation);
+            auto decision = std::make_shared<Decision>();
+            decision->plan = plan;
+            cache.insert(key_of(device_index, problem), std::move(decision), generation);
           },
           py::arg("device_index"), py::arg("problem"), py::arg("plan"), py::arg("generation"),
           py::call_guard<py::gil_scoped_release>())
-      .def(
-          "erase",
-          [](PlanCache& cache, int device_index, const ConvProblem& problem) {
-            cache.erase(key_of(device_index, problem));
-          },
-          py::arg("device_index"), py::arg("problem"))
       .def("clear", &PlanCache::clear)
       .def("__len__", &PlanCache::size);
 

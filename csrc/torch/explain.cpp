@@ -4,6 +4,7 @@
 #include "torch/routing.h"
 
 #ifdef CUSTOMCONV_WITH_CUDA
+#include "torch/cuda/decide.h"
 #include "torch/cuda/device.h"
 #endif
 
@@ -28,6 +29,17 @@ void compute_by_aten(const Call& call) {
   }
 }
 
+// The problem of the call's pass. The gradient of the output is taken to lie as the output does.
+ConvProblem problem_of(const Convolution& conv, const Call& call) {
+  if (call.pass == Pass::kFprop) return conv.problem_of(call.pass);
+  const auto grad = at::empty(conv.output_sizes(),
+                              conv.input.options().device(at::kMeta).memory_format(conv.format));
+  const bool is_dgrad = call.pass == Pass::kDgrad;
+  const GradientFormats formats = gradient_formats(grad, conv.input, call.weight, call.transposed,
+                                                   {is_dgrad, !is_dgrad, false});
+  return conv.problem_of(call.pass, is_dgrad ? formats.input : formats.weight);
+}
+
 }  // namespace
 
 TensorExplanation explain_call(const Call& call, const std::string& algorithm) {
@@ -47,53 +59,24 @@ TensorExplanation explain_call(const Call& call, const std::string& algorithm) {
     if (conv.why() != Fallback::kDtype) compute_by_aten(call);
     return by_aten(to_string(conv.why()));
   }
-  explanation.problem = conv->problem_of(call.pass);
+  explanation.problem = problem_of(*conv, call);
   if (!call.input.is_cuda())
     return by_aten("kernels run on CUDA tensors, not on " + call.input.device().str());
 #ifdef CUSTOMCONV_WITH_CUDA
-  if (!has_kernels_for(call.input.get_device())) {
+  const c10::DeviceIndex index = call.input.get_device();
+  if (!has_kernels_for(index)) {
     return by_aten(std::string(to_string(Fallback::kArchitecture)) + ": " CUSTOMCONV_ARCH_LIST);
   }
-  const DeviceProperties& device = device_properties(call.input.get_device());
-  const auto explain_dense = [&] {
-    Call dense = call;
-    dense.input = dense_and_aligned(call.input, conv->format);
-    dense.weight = dense_and_aligned(call.weight, conv->format);
-    dense.is_dense = true;
-    TensorExplanation of_dense = explain_call(dense, algorithm);
-    of_dense.problem = explanation.problem;
-    return of_dense;
-  };
-  // As the operator does it.
-  if (is_batch_invariant(*explanation.problem) && !call.is_dense) return explain_dense();
-  Explanation planned = explain(*explanation.problem, device, algorithm_named(algorithm));
-  const bool ours = planned.plan.family != FamilyId::kAten;
-  const bool rounded =
-      ours && algorithm == "auto" && computes_in_tf32(*explanation.problem, device);
-  if (rounded && !call.is_dense) {
-    // As the operator does it: what is rounded to TF32 is made dense first. A family that is asked
-    // for by name gets the tensors as they are, so it is possible if it can compute those.
-    TensorExplanation of_dense = explain_dense();
-    for (size_t i = 0; i < of_dense.candidates.size(); ++i) {
-      Candidate& candidate = of_dense.candidates[i];
-      const Candidate& as_it_is = planned.candidates[i];
-      if (!as_it_is.possible && !candidate.reason.empty()) candidate.reason = as_it_is.reason;
-      candidate.possible = as_it_is.possible;
-      candidate.plan = as_it_is.plan;
-    }
-    return of_dense;
-  }
-  if (algorithm == "auto") {
-    explanation.tuned = apply_tuned(call.input.get_device(), *explanation.problem, device, planned);
-  }
-  explanation.candidates = std::move(planned.candidates);
-  if (planned.plan.family != FamilyId::kAten) {
-    explanation.plan = planned.plan;
+  const DeviceProperties& device = device_properties(index);
+  const Asked asked{*explanation.problem, layout_of(conv->format), algorithm_named(algorithm)};
+  const Decided decided = decide(index, asked, device, /*records=*/false);
+  explanation.candidates = candidates(asked, *decided, device);
+  explanation.tuned = decided->tuned;
+  if (decided->plan.family != FamilyId::kAten) {
+    explanation.plan = decided->plan;
   } else {
-    explanation.fallback = to_string(algorithm == "aten"   ? Fallback::kAsked
-                                     : explanation.tuned   ? Fallback::kTuned
-                                     : device.has_prices() ? Fallback::kNoFamily
-                                                           : Fallback::kUnmeasured);
+    explanation.fallback =
+        to_string(algorithm == "aten" ? Fallback::kAsked : why_aten(index, *decided));
   }
   return explanation;
 #else
@@ -105,7 +88,7 @@ std::vector<ConvPlan> variants_for([[maybe_unused]] const Call& call) {
 #ifdef CUSTOMCONV_WITH_CUDA
   const auto conv = described(call);
   if (!conv || !call.input.is_cuda() || !has_kernels_for(call.input.get_device())) return {};
-  return variants(conv->problem_of(call.pass), device_properties(call.input.get_device()));
+  return variants(problem_of(*conv, call), device_properties(call.input.get_device()));
 #else
   return {};
 #endif

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/tuned.h"
+#include "plan/decide.h"
 #include "torch/problem.h"
 
 namespace customconv::torch_layer {
@@ -19,7 +19,6 @@ struct Call {
   Pass pass;
   bool transposed;
   std::vector<int64_t> output_padding;  // if transposed
-  bool is_dense = false;                // input and weight are known to be
 };
 
 struct TensorExplanation {

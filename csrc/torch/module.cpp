@@ -15,7 +15,7 @@
 #include "torch/stats.h"
 
 #ifdef CUSTOMCONV_WITH_CUDA
-#include "torch/cuda/plans.h"
+#include "torch/cuda/decide.h"
 #endif
 
 namespace py = pybind11;
@@ -268,13 +268,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   m.def("computes_in_tf32", computes_in_tf32, py::arg("problem"),
         py::arg("device") = DeviceProperties());
-
-  m.def(
-      "candidates",
-      [](const ConvProblem& problem, const DeviceProperties& device, const std::string& algorithm) {
-        return explain(problem, device, parse_algorithm(algorithm)).candidates;
-      },
-      py::arg("problem"), py::arg("device") = DeviceProperties(), py::arg("algorithm") = "auto");
 
   m.def(
       "explain",

@@ -24,10 +24,6 @@ std::optional<Pair> pair_of(at::IntArrayRef values, int64_t least) {
 
 bool is_plain(const at::Tensor& t) { return t.layout() == at::kStrided && !t.is_quantized(); }
 
-Layout layout_of(at::MemoryFormat format) {
-  return format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
-}
-
 // Only cuDNN is channels-last on CUDA, and in no double precision.
 bool is_only_contiguous(const at::Tensor& input) {
   return input.is_cuda() &&
@@ -146,7 +142,7 @@ std::optional<Fallback> describe_transposed_images(Convolution& conv,
   p.has_bias = bias.has_value() && bias->defined();
   p.x_strides = dense_strides(p.x_sizes(), layout_of(conv.format));
   p.y_strides = dense_strides(p.y_sizes(), layout_of(conv.format));
-  p.y_aligned = is_aligned(y);
+  p.y_aligned = is_aligned_in(y, conv.format);
   conv.transposed = true;
   return std::nullopt;
 }
@@ -155,8 +151,16 @@ std::optional<Fallback> describe_transposed_images(Convolution& conv,
 
 Shape4 shape4(at::IntArrayRef values) { return {values[0], values[1], values[2], values[3]}; }
 
+Layout layout_of(at::MemoryFormat format) {
+  return format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
+}
+
 bool is_aligned(const at::Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+}
+
+bool is_aligned_in(const at::Tensor& t, at::MemoryFormat format) {
+  return !t.is_contiguous(format) || is_aligned(t);
 }
 
 at::Tensor dense_and_aligned(const at::Tensor& t, at::MemoryFormat format) {

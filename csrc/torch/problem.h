@@ -66,8 +66,11 @@ GradientFormats gradient_formats(const at::Tensor& grad_output, const at::Tensor
 
 // Four sizes or strides.
 Shape4 shape4(at::IntArrayRef values);
+Layout layout_of(at::MemoryFormat format);
 // Whether a tensor's memory begins at a multiple of 16 bytes.
 bool is_aligned(const at::Tensor& t);
+// The same of `t.contiguous(format)`: a copy is aligned.
+bool is_aligned_in(const at::Tensor& t, at::MemoryFormat format);
 // Images or a weight in this memory format and aligned: a copy if they are not already.
 at::Tensor dense_and_aligned(const at::Tensor& t, at::MemoryFormat format);
 

@@ -615,6 +615,38 @@ def test_transposed_convolutions_are_taken_apart_where_no_kernel_does_all(name, 
                                atol=2e-2 if dtype == torch.float16 else 1e-6)  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("after", "apart"),
+    [
+        (torch.tanh, True),
+        (lambda y: y.clamp(0, 1) * 2, True),
+        (lambda y: y.float(), True),
+        (lambda y: (y.tanh(), y.sum(1)), False),
+        (lambda y: F.max_pool2d(y, 2), False),
+        (lambda y: y, False),
+    ],
+    ids=["tanh", "clamp", "cast", "tanh_and_sum", "pool", "output"],
+)
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_what_elementwise_operators_read_is_left_to_their_kernel(activation, after, apart):
+    def function(x, w, bias):
+        if activation is None:
+            return after(OPS.conv_transpose2d(x, w, bias, 2, 1, 1))
+        return after(OPS.conv_transpose2d_fused(x, w, bias, 2, 1, 1, activation=activation))
+
+    x, w, bias = (torch.randn(size).half() for size in ((2, 64, 8, 8), (64, 64, 3, 3), (64,)))
+    graph_module = traced(function, x, w, bias)
+    InductorPass()(graph_module.graph)
+    graph_module.graph.lint()
+    graph_module.recompile()
+    plain, fused = OPS.conv_transpose2d.default, OPS.conv_transpose2d_fused.default
+    (node,) = (n for n in graph_module.graph.nodes if n.target in (plain, fused))
+    takes_bias = len(node.args) > 2 and node.args[2] is not None
+    assert takes_bias is not apart
+    assert (node.target is fused) is (activation is not None and not apart)
+    torch.testing.assert_close(graph_module(x, w, bias), function(x, w, bias), rtol=2e-3, atol=2e-2)
+
+
 def test_what_is_taken_apart_keeps_its_layout():
     def function(x, w):
         return OPS.conv_transpose2d_fused(x, w, None, 2, 1, 1, 64, activation="relu")

@@ -31,6 +31,13 @@ def test_names_are_read_back(device):
             assert read.fields == plan.fields, plan.name
 
 
+@pytest.mark.parametrize("device", ["H100", "A100"])
+def test_no_plan_is_listed_twice(device):
+    for p, listed in plans(24, device):
+        names = [plan.name for plan in listed]
+        assert len(names) == len(set(names)), p
+
+
 def test_a_name_is_that_of_one_plan_of_a_problem():
     kinds = set()
     for p, listed in plans(22, "H100"):

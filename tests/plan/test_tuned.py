@@ -29,9 +29,9 @@ def named(plan: _C.ConvPlan, ms: float = 1.0, pytorch_ms: float = 0.0) -> _C.Tun
 
 
 def decide(p: _C.ConvProblem, device: _C.DeviceProperties | None = None) -> _C.ConvPlan:
-    plan, dropped = _C.decide(DEVICE, p, device or _C.DeviceProperties())
-    assert not dropped
-    return plan
+    decision = _C.decide(DEVICE, p, device or _C.DeviceProperties())
+    assert not decision.dropped
+    return decision.plan
 
 
 def another_plan(p: _C.ConvProblem) -> _C.ConvPlan:
@@ -82,7 +82,7 @@ def test_a_tuned_plan_is_used_at_once_and_until_it_is_cleared():
     _C.set_tuned_plan(DEVICE, p, named(other))
     assert fields(decide(p)) == fields(other)
     assert "tuned" in str(decide(p))
-    assert not _C.decide(DEVICE + 1, p)[0].tuned  # another device's
+    assert not _C.decide(DEVICE + 1, p).plan.tuned  # another device's
     _C.set_tuned_plan(DEVICE, p, named(planned))
     assert fields(decide(p)) == fields(planned)
     _C.clear_tuned_plans()
@@ -104,9 +104,9 @@ def test_pytorchs_own_is_refused_where_it_might_round_and_the_planner_does_not()
         rounds = _C.computes_in_tf32(p)
         seen.add(rounds)
         _C.set_tuned_plan(DEVICE, p, _C.TunedPlan("aten"))
-        plan, dropped = _C.decide(DEVICE, p)
-        assert (plan.family == "aten") == rounds, p
-        assert dropped != rounds, p
+        decision = _C.decide(DEVICE, p)
+        assert (decision.plan.family == "aten") == rounds, p
+        assert decision.dropped != rounds, p
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,8 @@ def test_a_plan_that_the_planner_does_not_list_is_dropped(name):
     p = problem(**DENSE)
     plan = _C.plan(p)
     _C.set_tuned_plan(DEVICE, p, _C.TunedPlan(name.format(plan.name)))
-    assert _C.decide(DEVICE, p)[1]
-    again, dropped = _C.decide(DEVICE, p)
-    assert not dropped
-    assert fields(again) == fields(plan)
+    assert _C.decide(DEVICE, p).dropped
+    assert fields(decide(p)) == fields(plan)
     assert _C.tuned_plans() == []
 
 
@@ -140,7 +138,7 @@ def test_what_is_tuned_is_listed():
 def test_the_candidates_say_what_tuning_chose():
     p = problem(**DENSE)
     _C.set_tuned_plan(DEVICE, p, _C.TunedPlan("aten"))
-    reasons = {c.family: c.reason for c in _C.candidates_when_tuned(DEVICE, p)}
+    reasons = {c.family: c.reason for c in _C.candidates(p, device_index=DEVICE)}
     assert reasons["aten"] == ""
     assert reasons["implicit_gemm"] == "aten was the fastest when it was tuned"
     assert "tuned" not in reasons["depthwise"]  # it is not possible at all

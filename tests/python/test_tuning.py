@@ -107,7 +107,7 @@ def test_the_choice_is_used_from_then_on():
     meter = Meter(fastest=2, pytorch=0.6)
     layer = tune_problem(DEVICE, problem(), PROPERTIES[DEVICE], meter)
     assert isinstance(layer, customconv.TunedLayer)
-    chosen, _ = _C.decide(DEVICE, problem())
+    chosen = _C.decide(DEVICE, problem()).plan
     assert chosen.tuned
     assert str(chosen) == f"tuned {meter.plans[0][2]}"
     assert (layer.ms, layer.planned_ms, layer.pytorch_ms) == (0.5, 1.0, 0.6)
@@ -119,7 +119,7 @@ def test_pytorchs_own_can_be_chosen():
     layer = tune_problem(DEVICE, problem(), PROPERTIES[DEVICE], Meter(pytorch=0.1))
     assert isinstance(layer, customconv.TunedLayer)
     assert (layer.family, layer.ms) == ("aten", 0.1)
-    assert _C.decide(DEVICE, problem())[0].family == "aten"
+    assert _C.decide(DEVICE, problem()).plan.family == "aten"
 
 
 def test_nothing_is_kept_where_no_result_is_right():
@@ -134,7 +134,7 @@ def test_a_fused_problem_is_tuned_among_plans_that_fuse():
     layer = tune_problem(DEVICE, fused, PROPERTIES[DEVICE], meter)
     assert all(plan.fuses for plan in meter.plans[0])
     assert isinstance(layer, customconv.TunedLayer)
-    assert _C.decide(DEVICE, fused)[0].fuses
+    assert _C.decide(DEVICE, fused).plan.fuses
 
 
 def test_a_problem_that_fails_is_left_to_the_planner_and_the_others_are_tuned():
@@ -154,7 +154,7 @@ def test_a_problem_that_fails_is_left_to_the_planner_and_the_others_are_tuned():
     ((text, reason),) = report.skipped
     assert text == str(problem(32))
     assert reason == "CUDA out of memory. Tried to allocate 3 GiB"
-    assert not _C.decide(DEVICE, problem(32))[0].tuned
+    assert not _C.decide(DEVICE, problem(32)).plan.tuned
 
 
 def recording_of(*problems: _C.ConvProblem) -> None:
@@ -217,7 +217,7 @@ def test_an_interruption_keeps_and_saves_what_was_found(machine, monkeypatch, tm
         recording_of(problem(), problem(16), problem(32))
     assert len(report.layers) == 1
     assert len(json.loads((tmp_path / "p").read_text())["plans"]) == 1
-    assert _C.decide(DEVICE, problem())[0].tuned
+    assert _C.decide(DEVICE, problem()).plan.tuned
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def tuned_pair() -> list[tuple[int, _C.ConvProblem, _C.TunedPlan]]:
 
 
 def decisions() -> list[str]:
-    return [str(_C.decide(DEVICE, each)[0]) for each in (problem(), problem(16))]
+    return [str(_C.decide(DEVICE, each).plan) for each in (problem(), problem(16))]
 
 
 def test_a_file_gives_back_what_was_tuned(tmp_path):
@@ -353,7 +353,7 @@ def test_a_file_gives_back_what_was_tuned(tmp_path):
         warnings.simplefilter("error")
         assert plans_file.load(path, {DEVICE: HOST, DEVICE + 1: HOST}) == 2
     assert decisions() == before
-    assert _C.decide(DEVICE + 1, problem())[0].tuned  # each GPU of that name
+    assert _C.decide(DEVICE + 1, problem()).plan.tuned  # each GPU of that name
     times = {(plan.ms, plan.pytorch_ms) for _, _, plan in _C.tuned_plans()}
     assert times == {(0.5, 0.0), (0.1, 0.1)}
 
@@ -466,8 +466,8 @@ def test_a_plan_that_is_not_listed_falls_back_to_the_planner(tmp_path):
     path.write_text(json.dumps(content))
     _C.clear_tuned_plans()
     assert plans_file.load(path, HERE) == 2
-    assert _C.decide(DEVICE, problem())[1]  # dropped
-    assert str(_C.decide(DEVICE, problem())[0]) == str(_C.plan(problem()))
+    assert _C.decide(DEVICE, problem()).dropped  # dropped
+    assert str(_C.decide(DEVICE, problem()).plan) == str(_C.plan(problem()))
 
 
 def test_a_file_of_the_version_before_is_refused_with_one_warning(tmp_path):

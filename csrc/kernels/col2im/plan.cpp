@@ -46,6 +46,7 @@ class Search : public PlanSearch {
   void search(bool any) {
     for (int blocks = 0; blocks < kBlocksCount; ++blocks) {
       for (const int warp_blocks : kWarpBlocks) {
+        if (is_slow(row_of(warp_blocks), d_.sm_count, least_clocks())) continue;
         for (const int warps : kWarps) {
           try_widths({kBlocks[blocks], warp_blocks, {}, warps},
                      blocks > 0 ? kBlocks[blocks - 1] : 0);
@@ -79,8 +80,19 @@ class Search : public PlanSearch {
     if (plan.blocks > INT32_MAX) return;
     plan.payload = v;
     plan.works = count_work(v, w, plan.workspace_bytes);
-    plan.predicted_ms = price(plan.works, d_);
     add(plan);
+  }
+
+  uint16_t row_of(int warp_blocks) const {
+    return price_row(PriceKind::kCol2im,
+                     (warp_blocks == kWarpBlocks[0] ? 0 : 2) + (size_ == 2 ? 0 : 1));
+  }
+
+  // Of a multiprocessor's tensor cores, without the padding of any tile.
+  double least_clocks() const {
+    const double pixels = static_cast<double>(p_.N) * g_.h.places * g_.w.places;
+    const double columns = static_cast<double>(g_.C) * g_.h.taps * g_.w.taps;
+    return pixels * columns * static_cast<double>(g_.K) / d_.sm_count / matrix_products();
   }
 
   WorkList count_work(const Col2imPlan& v, const Work& w, int64_t packed) const {
@@ -123,8 +135,7 @@ class Search : public PlanSearch {
     const double gathers = outputs / w.threads / std::min<double>(lines, kBatch);
     const double elements = g_.vector == 2 ? vectors / w.threads / kElementBatch : 0;
     customconv::Work work;
-    work.row = price_row(PriceKind::kCol2im,
-                         (v.pixel_blocks == kWarpBlocks[0] ? 0 : 2) + (size_ == 2 ? 0 : 1));
+    work.row = row_of(v.pixel_blocks);
     work.blocks = static_cast<float>(w.tiles(p_.N) * w.chunks());
     work.sms = static_cast<float>(d_.sm_count);
     work.resident = static_cast<float>(std::max<int64_t>(std::min(room, (1 << 16) / registers), 1));
@@ -191,8 +202,16 @@ LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan&
 }  // namespace
 
 extern const Family family;
-const Family family{"col2im",        can_implement, cheapest_of<Search>, shape, all_of<Search>,
-                    /*fuses=*/false, sum_order};
+const Family family{"col2im",
+                    can_implement,
+                    cheapest_of<Search>,
+                    shape,
+                    all_of<Search>,
+                    /*fuses=*/false,
+                    sum_order,
+                    /*all_orders=*/nullptr,
+                    /*statistics_parts=*/nullptr,
+                    wanted_of<Search>};
 
 }  // namespace customconv::col2im
 

@@ -41,6 +41,7 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
   for (const Family* kind : kKinds) {
     if (kind->can_implement(p, d) != nullptr) continue;
     const ConvPlan plan = kind->propose(p, d);
+    if (plan.threads == 0) continue;
     if (best.threads == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
   }
   return best;

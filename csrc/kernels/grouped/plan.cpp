@@ -1,6 +1,8 @@
 // grouped: groups on the tensor cores, thin ones several to a block.
 #include <algorithm>
 #include <cmath>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/common/parts.h"
@@ -72,6 +74,7 @@ class Search : public PlanSearch {
       for (const int warps : kPixelWarps) {
         for (const int passes : kPasses) {
           const SlotsPlan v{kernel, warps, passes};
+          tried_.clear();
           try_tiles(v, v.pixels());
         }
       }
@@ -81,6 +84,7 @@ class Search : public PlanSearch {
       for (int kernel = 0; kernel < kBoxKernelCount; ++kernel) {
         for (const Loading loading : loadings(g_, false)) {
           const BoxesPlan v{kernel, warps, loading};
+          tried_.clear();
           try_boxes(v, v.pixels());
         }
       }
@@ -92,6 +96,7 @@ class Search : public PlanSearch {
   ConvPlan best_gradient() {
     for (int kernel = 0; kernel < kGradientKernelCount; ++kernel) {
       for (const int warps : kPixelWarps) {
+        tried_.clear();
         for (const int pixels : kGradientPixels) {
           try_tiles(SlotGradientsPlan{kernel, warps}, pixels);
         }
@@ -100,8 +105,9 @@ class Search : public PlanSearch {
     if (!has_box_kernels()) return best_;
     for (const int warps : kPixelWarps) {
       for (int kernel = 0; kernel < kGradientBoxKernelCount; ++kernel) {
-        for (const int pixels : kGradientPixels) {
-          for (const Loading loading : loadings(g_, true)) {
+        for (const Loading loading : loadings(g_, true)) {
+          tried_.clear();
+          for (const int pixels : kGradientPixels) {
             try_boxes(BoxGradientsPlan{kernel, warps, loading}, pixels);
           }
         }
@@ -119,18 +125,16 @@ class Search : public PlanSearch {
   template <typename V>
   void try_boxes(const V& v, int64_t pixels) {
     constexpr int64_t kNarrow = 4, kUnit = 8;
+    if (is_over()) return;
     const int64_t width = g_.w.positions;
-    std::vector<int64_t> tried;
     for (int64_t most = pixels; most >= kNarrow; most /= 2) {
       const int64_t even = even_piece(width, most);
       for (const int64_t columns : {even, std::min(ceil_divide(even, kUnit) * kUnit, most)}) {
-        const bool is_new = std::find(tried.begin(), tried.end(), columns) == tried.end();
-        if (!is_new || columns > pixels) continue;
-        tried.push_back(columns);
+        if (columns > pixels) continue;
         int64_t rows = even_piece(g_.h.positions, pixels / columns);
         const bool whole = rows == g_.h.positions && columns >= width;
         int64_t images = whole ? even_piece(p_.N, pixels / (rows * columns)) : 1;
-        while (!consider_box(v, images, rows, columns)) {
+        while (tried_.add({images, rows, columns}) && !consider_box(v, images, rows, columns)) {
           int64_t& most_of = images > 1 ? images : rows;
           if (most_of == 1) break;
           most_of = (most_of + 1) / 2;
@@ -140,8 +144,18 @@ class Search : public PlanSearch {
   }
 
   // How often shared memory is asked for eight rows of an operand, once if all lie in banks of
-  // their own.
-  double conflicts(const Tile& tile) const {
+  // their own. Many variants have the same tile.
+  double conflicts(const Tile& tile) {
+    if (tile.columns % 8 == 0) return 1;
+    const TileSizes sizes{tile.images, tile.rows, tile.columns};
+    const auto known = std::find_if(conflicts_.begin(), conflicts_.end(),
+                                    [&](const auto& each) { return each.first == sizes; });
+    if (known != conflicts_.end()) return known->second;
+    conflicts_.emplace_back(sizes, count_conflicts(tile));
+    return conflicts_.back().second;
+  }
+
+  double count_conflicts(const Tile& tile) const {
     const int pixels = tile.pixels(), down = g_.h.step / g_.h.class_step * tile.pitch;
     int asked = 0, eights = 0, column = 0, row = 0, image = 0, slot = 0;
     for (int first = 0; first < pixels; first += 8, ++eights) {
@@ -172,12 +186,10 @@ class Search : public PlanSearch {
 
   bool consider_boxes(BoxesPlan v, const Tile& tile) {
     const BoxKernel& kernel = kBoxKernels[v.kernel];
-    double asked = 0;
     return each_stages(
         v, kernel.blocks(), [&] { return box_work_of(g_, v, tile, size_); },
         [&](const BoxWork& w, int blocks) {
-          if (asked == 0) asked = conflicts(tile);
-          price_boxes(v, w, std::min(kernel.blocks(), blocks), asked);
+          price_boxes(v, w, std::min(kernel.blocks(), blocks), conflicts(tile));
         });
   }
 
@@ -279,11 +291,9 @@ class Search : public PlanSearch {
   template <typename V>
   void try_tiles(const V& v, int64_t pixels) {
     constexpr int64_t kNarrow = 6;
-    int64_t last = 0;
+    if (is_over()) return;
     for (int64_t most = pixels; most >= std::min<int64_t>(kNarrow, pixels); most /= 2) {
       const int64_t columns = even_piece(g_.w.positions, most);
-      if (columns == last) continue;
-      last = columns;
       const int64_t rows = even_piece(g_.h.positions, pixels / columns);
       const bool whole = rows == g_.h.positions && columns == g_.w.positions;
       const int64_t images = whole ? even_piece(p_.N, pixels / (rows * columns)) : 1;
@@ -294,7 +304,7 @@ class Search : public PlanSearch {
   // Takes the tile, or of one that is too large a part.
   template <typename V>
   void fit(const V& v, int64_t images, int64_t rows, int64_t columns) {
-    for (;;) {
+    while (tried_.add({images, rows, columns})) {
       const Tile tile =
           tile_of(g_, static_cast<int>(images), static_cast<int>(rows), static_cast<int>(columns));
       if (consider(v, tile)) return;
@@ -392,12 +402,10 @@ class Search : public PlanSearch {
   bool consider_boxes(BoxGradientsPlan v, const Tile& tile) {
     // Parts of steps are looked at pixel by pixel; a tile of whole ones is never far.
     if (tile.pixels() > kStepPixels && tile.pixels() % kStepPixels != 0) return false;
-    double asked = 0;
     return each_stages(
         v, v.own_kernel().box_blocks(), [&] { return gradient_box_work_of(g_, v, tile); },
         [&](const GradientBoxWork& w, int blocks) {
-          if (asked == 0) asked = conflicts(tile);
-          price_gradient_boxes(v, w, blocks, asked);
+          price_gradient_boxes(v, w, blocks, conflicts(tile));
         });
   }
 
@@ -536,12 +544,14 @@ class Search : public PlanSearch {
     v.tile[1] = tile.columns;
     v.tile[2] = tile.images;
     plan.payload = v;
-    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 
   const Geometry g_ = geometry_of(p_);
   const int size_ = static_cast<int>(element_size(p_.dtype));
+  using TileSizes = std::tuple<int64_t, int64_t, int64_t>;  // images, rows and columns
+  Tried<TileSizes> tried_;                                  // of a variant
+  std::vector<std::pair<TileSizes, double>> conflicts_;
   const bool in_vectors_ = g_.in[1] == 1 && g_.C * size_ % kUnitBytes == 0;
   const bool out_vectors_ = g_.out[1] == 1 && g_.K * size_ % kUnitBytes == 0;
 };
@@ -603,8 +613,16 @@ LaunchShape shape(const ConvProblem& p, const DeviceProperties& d, const ConvPla
 }  // namespace
 
 extern const Family family;
-const Family family{"grouped",      can_implement, cheapest_of<Search>, shape, all_of<Search>,
-                    /*fuses=*/true, sum_order};
+const Family family{"grouped",
+                    can_implement,
+                    cheapest_of<Search>,
+                    shape,
+                    all_of<Search>,
+                    /*fuses=*/true,
+                    sum_order,
+                    /*all_orders=*/nullptr,
+                    /*statistics_parts=*/nullptr,
+                    wanted_of<Search>};
 
 }  // namespace customconv::grouped
 

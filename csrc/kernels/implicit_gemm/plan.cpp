@@ -14,6 +14,7 @@
 #include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
+#include "plan/search.h"
 
 namespace customconv::implicit_gemm {
 
@@ -168,6 +169,14 @@ uint16_t loop_row(const Tile& t, int wide) {
   return price_row(PriceKind::kRowLoop, (kFirst[static_cast<int>(t.fetch)] + second) * 2 + wide);
 }
 
+// Adds up a tile's splits.
+Work adding(const Tile& t) {
+  constexpr double kAtOnce = 4;  // splits that a thread loads before it waits
+  Work work = moving(PriceKind::kAddSplits, 0, static_cast<double>(partial_bytes(t)));
+  work.waits = static_cast<float>(std::ceil(t.splits / kAtOnce));
+  return work;
+}
+
 WorkList count_work(const Forward& p, const DeviceProperties& d, const Tile& t) {
   const int wide = p.dtype == DType::kFloat32 ? 1 : 0;
   const Clocks clocks = count_clocks(p, d, t);
@@ -183,13 +192,7 @@ WorkList count_work(const Forward& p, const DeviceProperties& d, const Tile& t) 
   loop.bytes = static_cast<float>(p.least_bytes());
   WorkList works;
   works.add(loop);
-  const auto partial = static_cast<double>(partial_bytes(t));
-  if (partial > 0) {
-    constexpr double kAtOnce = 4;  // splits that a thread loads before it waits
-    Work adding = moving(PriceKind::kAddSplits, 0, partial);
-    adding.waits = static_cast<float>(std::ceil(t.splits / kAtOnce));
-    works.add(adding);
-  }
+  if (partial_bytes(t) > 0) works.add(adding(t));
   if (p.woven > 0) works.add(moving(PriceKind::kWeave, 0, weave_bytes(p)));
   const PackedWeight weight = packed_weight(p, t);
   if (!weight.in_place) {
@@ -253,10 +256,10 @@ bool can_fetch(const Forward& p, Fetch fetch) {
 class Search {
  public:
   // `by_warps`: with the kernels that are not only Hopper's. Keeps every choice in `all`, where
-  // that is given.
-  Search(const Forward& p, const DeviceProperties& d, bool by_warps,
+  // that is given. A choice of no more than `enough_ms` ends the search.
+  Search(const Forward& p, const DeviceProperties& d, bool by_warps, double enough_ms,
          std::vector<Choice>* all = nullptr)
-      : p_(p), d_(d), by_warps_(by_warps), all_(all) {}
+      : p_(p), d_(d), by_warps_(by_warps), enough_ms_(enough_ms), all_(all) {}
 
   Choice best() {
     if (p_.woven * element_size(p_.dtype) > kMostWoven) return best_;
@@ -354,15 +357,14 @@ class Search {
     plan.shape = Shape::kLines;
     const int64_t pixels = kKernels[plan.kernel].pixels;
     const int64_t reach = make_tile(p_, with_tile(plan, 1, 1), 1).w.reach;
-    int64_t last = 0;
+    Tried<int64_t> tried;
     for (int64_t rows = 1; rows <= std::min<int64_t>(kMostRows, p_.P); ++rows) {
       // As wide as so many rows may be; then as the image's width divides evenly.
       const int64_t most = std::min((pixels + reach) / rows - reach, p_.Q);
       if (most < 4 && rows > 1) break;
       if (most < 1) return;
       for (const int64_t columns : {ceil_divide(p_.Q, ceil_divide(p_.Q, most)), most}) {
-        if (columns == last) continue;
-        last = columns;
+        if (!tried.add(columns)) continue;
         const int64_t fits = std::min((pixels - columns) / (columns + reach) + 1, p_.P);
         try_tile(plan, fits, columns);
       }
@@ -408,9 +410,10 @@ class Search {
 
   void try_tile(const BoxesRowsPlan& way, int64_t rows, int64_t columns, int images = 1) {
     BoxesRowsPlan plan = with_tile(way, rows, columns, images);
-    if (is_slower(plan)) return;
+    const bool is_over = best_.ms > 0 && best_.ms <= enough_ms_;
+    if (is_over || is_slower(plan)) return;
     const Tile t = make_tile(p_, plan, 1);
-    const Work whole = weigh(plan, t);
+    const WorkList whole = weigh(plan, t);
     // Splits where the tiles alone leave multiprocessors idle, also in the last of a few turns.
     const int64_t most =
         std::min<int64_t>(t.steps(), kMostTurns * d_.sm_count / std::max<int64_t>(t.tiles(), 1));
@@ -418,7 +421,7 @@ class Search {
       if (is_slower(whole, t, splits, Store::kSplits)) return;
       weigh(plan, make_tile(p_, plan, splits));
     };
-    for (int64_t splits = 2; splits <= most; splits = splits < 4 ? splits + 1 : splits * 3 / 2) {
+    for (int64_t splits = 2; splits < most; splits = splits < 4 ? splits + 1 : splits * 3 / 2) {
       try_splits(splits);
     }
     if (most > 1) try_splits(most);
@@ -437,12 +440,12 @@ class Search {
 
   // Whether a tile takes longer than the best plan if it is split, by the work of the whole tile.
   // Not known, and false, where the whole tile does not fit.
-  bool is_slower(const Work& whole, const Tile& tile, int64_t splits, Store store) const {
-    if (all_ != nullptr || best_.ms == 0 || whole.row == kNoRow) return false;
+  bool is_slower(const WorkList& whole, const Tile& tile, int64_t splits, Store store) const {
+    if (all_ != nullptr || best_.ms == 0 || whole.empty()) return false;
     Tile t = tile;
     t.splits = static_cast<int>(splits);
     t.clustered = store == Store::kCluster;
-    Work part = whole;
+    Work part = *whole.begin();
     part.store_row = store_row(p_, store);
     part.blocks = static_cast<float>(t.tiles() * splits);
     part.sms = static_cast<float>(blocks_at_once(d_, t));
@@ -451,7 +454,9 @@ class Search {
     part.stored = static_cast<float>(stored_bytes(p_, t, store));
     WorkList works;
     works.add(part);
-    return customconv::price(works, d_) >= best_.ms;
+    if (store == Store::kSplits) works.add(adding(t));
+    std::for_each(whole.begin() + 1, whole.end(), [&](const Work& other) { works.add(other); });
+    return customconv::price(works, d_, best_.ms) >= best_.ms;
   }
 
   // Whether the products of all tiles, shared out evenly, take longer than the best plan. False
@@ -477,19 +482,20 @@ class Search {
     return clocks / (d_.clock_ghz * 1e6) + hardware::kLaunchMs >= best_.ms;
   }
 
-  // Weighs a tile, and returns the work of its main loop: without a row if the tile does not fit.
-  Work weigh(const BoxesRowsPlan& plan, const Tile& tile) {
+  // Weighs a tile, and returns its work: none if the tile does not fit.
+  WorkList weigh(const BoxesRowsPlan& plan, const Tile& tile) {
     Choice choice{plan, tile, {}, 0};
     if (tile.tiles() * tile.splits > INT32_MAX / 2) return {};
     if (!fill_in(p_, d_, choice)) return {};
     if (best_.ms == 0 || choice.ms < best_.ms) best_ = choice;
     if (all_ != nullptr) all_->push_back(choice);
-    return *choice.works.begin();
+    return choice.works;
   }
 
   const Forward& p_;
   const DeviceProperties& d_;
   bool by_warps_;
+  double enough_ms_;
   std::vector<Choice>* all_;
   Choice best_{};
 };
@@ -579,26 +585,27 @@ bool is_searched(const ConvProblem& asked) {
          !as_forward(asked).has_phases();
 }
 
-ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
+ConvPlan propose_wanted(const ConvProblem& asked, const DeviceProperties& d, const Wanted& wanted) {
   ConvPlan best;
   if (asked.pass == Pass::kWgrad) {
     const auto weigh = [&best](const ConvPlan& plan) {
       if (plan.threads == 0) return;
       if (best.threads == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
     };
-    if (wgrad::can_implement(asked, d) == nullptr) weigh(wgrad::propose(asked, d));
+    if (wgrad::can_implement(asked, d) == nullptr) weigh(wgrad::propose(asked, d, wanted));
     if (asked.is_strict_float32() && sm90::can_exchange(asked)) weigh(sm90::best_plan(asked, d));
     return best;
   }
   const auto search = [&](bool by_warps) {
     if (!is_searched(asked)) return;
     const Forward p = as_one_row(as_forward(asked));
-    const Choice choice = Search(p, d, by_warps).best();
+    const Choice choice = Search(p, d, by_warps, wanted.enough_ms).best();
     if (choice.ms > 0) best = plan_of(p, d, choice);
   };
   if (d.has_hopper_kernels()) {
     search(/*by_warps=*/false);
-    const ConvPlan plan = sm90::best_plan(asked, d);
+    if (best.threads > 0 && best.predicted_ms <= wanted.enough_ms) return best;
+    const ConvPlan plan = sm90::best_plan(asked, d, nullptr, wanted);
     double other_ms = best.predicted_ms;
     // Only kernels of that main loop leave statistics, or do the epilogue of an input gradient.
     if (asked.has_statistics && sm90::statistics_parts(asked, plan) > 0) {
@@ -611,6 +618,10 @@ ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
   return best;
 }
 
+ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
+  return propose_wanted(asked, d, {});
+}
+
 std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties& d) {
   std::vector<ConvPlan> plans;
   if (asked.pass == Pass::kWgrad) {
@@ -621,8 +632,8 @@ std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties&
   if (is_searched(asked)) {
     const Forward p = as_one_row(as_forward(asked));
     std::vector<Choice> choices;
-    if (d.has_hopper_kernels()) Search(p, d, false, &choices).best();
-    Search(p, d, true, &choices).best();
+    if (d.has_hopper_kernels()) Search(p, d, false, /*enough_ms=*/0, &choices).best();
+    Search(p, d, true, /*enough_ms=*/0, &choices).best();
     plans.reserve(choices.size());
     for (const Choice& choice : choices) plans.push_back(plan_of(p, d, choice));
   }
@@ -667,7 +678,8 @@ const Family family{"implicit_gemm",
                     /*fuses=*/true,
                     sum_order,
                     /*all_orders=*/nullptr,
-                    sm90::statistics_parts};
+                    sm90::statistics_parts,
+                    propose_wanted};
 
 }  // namespace customconv::implicit_gemm
 

@@ -5,8 +5,8 @@
 
 #include "torch/aten.h"
 #include "torch/cuda/bias.h"
+#include "torch/cuda/decide.h"
 #include "torch/cuda/device.h"
-#include "torch/cuda/plans.h"
 #include "torch/cuda/run.h"
 #include "torch/fused.h"
 #include "torch/operator.h"
@@ -25,74 +25,56 @@ Tensor empty_like(const Tensor& like, at::IntArrayRef sizes, at::MemoryFormat fo
 // The memory of a tensor that is only read: one that shares it until it is written goes on sharing.
 void* read_only(const Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
 
-// Why the call is PyTorch's from the start: by choice, because only another argument is on CUDA
-// (PyTorch raises), or because the device is of an architecture that was not built for.
-std::optional<Fallback> refusal(Algorithm wanted, const Tensor& input) {
+// A call that kernels of ours may compute, or why it is PyTorch's from the start: by choice,
+// because only another argument is on CUDA (PyTorch raises), because the device is of an
+// architecture that was not built for, or by its arguments.
+OrFallback<Convolution> described(Algorithm wanted, const Tensor& input, const Tensor& weight,
+                                  const std::optional<Tensor>& bias, const Geometry& geometry,
+                                  bool tf32) {
   if (wanted == Algorithm::kAten) return Fallback::kAsked;
   if (!input.is_cuda()) return Fallback::kDevice;
-  if (has_kernels_for(input.get_device())) return std::nullopt;
+  if (has_kernels_for(input.get_device())) return describe(input, weight, bias, geometry, tf32);
   TORCH_CHECK(wanted == Algorithm::kAuto, "algorithm '", to_string(wanted), "' cannot run on ",
               input.device(), ": customconv was built for the architectures ",
               CUSTOMCONV_ARCH_LIST);
   return Fallback::kArchitecture;
 }
 
-bool is_dense(const Tensor& t, at::MemoryFormat format) {
-  return t.is_contiguous(format) && is_aligned(t);
+Decided decided_for(const Convolution& conv, const ConvProblem& problem, Algorithm wanted,
+                    bool prefer = false) {
+  return decide_on(conv.input.get_device(), {problem, layout_of(conv.format), wanted, prefer});
 }
 
-// Whether operands must be copied because they are not dense: where they are rounded to TF32 or
-// batches are invariant, so that not only the precision but each bit follows from the numbers, and
-// not from their strides or, of an image, from its place in a batch.
-bool wants_copies(const Convolution& conv, Pass pass, Algorithm wanted) {
-  if (is_dense(conv.input, conv.format) && is_dense(conv.weight, conv.format)) return false;
-  if (conv.problem.batch_invariant && pass != Pass::kWgrad) return true;
-  return rounds_on(conv.input.get_device(), conv.problem_of(pass), wanted);
+bool is_atens(const Decision& decision) { return decision.plan.family == FamilyId::kAten; }
+
+Tensor copied_if(bool copies, const Tensor& t, at::MemoryFormat format) {
+  return copies ? dense_and_aligned(t, format) : t;
 }
 
-// Why PyTorch computes what has this plan.
-Fallback why_aten(const ConvPlan& plan, const Tensor& input) {
-  if (plan.tuned) return Fallback::kTuned;
-  return device_properties(input.get_device()).has_prices() ? Fallback::kNoFamily
-                                                            : Fallback::kUnmeasured;
+// The input as the plan reads it. A transposed convolution's must lie in its memory format.
+Tensor input_of(const Convolution& conv, const Decision& decision) {
+  return conv.transposed
+             ? copied_if(decision.copies.y, conv.input.contiguous(conv.format), conv.format)
+             : copied_if(decision.copies.x, conv.input, conv.format);
 }
 
-// Whether it does for want of measured times, which is asked before operands are copied.
-bool is_unmeasured(const Convolution& conv, Pass pass, Algorithm wanted) {
-  const c10::DeviceIndex device = conv.input.get_device();
-  if (conv.problem.batch_invariant) return false;
-  if (wanted != Algorithm::kAuto || device_properties(device).has_prices()) return false;
-  ConvProblem problem = conv.problem_of(pass);
-  const ConvPlan plan = plan_on(device, problem, wanted, /*prefer=*/true);
-  return plan.family == FamilyId::kAten && !plan.tuned;
+void launch(Pass pass, const Decision& decision, const Operands& operands, at::ScalarType dtype) {
+  run(decision.problem, decision.plan, operands, dtype);
+  count(pass, decision.plan.family);
 }
 
-// Operands as wants_copies asks for them.
-OrFallback<Convolution> describe_dense(const Convolution& conv, const Tensor& input,
-                                       const Tensor& weight, const std::optional<Tensor>& bias,
-                                       const Geometry& geometry, bool tf32) {
-  return describe(dense_and_aligned(input, conv.format), dense_and_aligned(weight, conv.format),
-                  bias, geometry, tf32);
-}
-
-// The problem of the output. A transposed convolution's input is copied if it does not lie in its
-// memory format.
-ConvProblem problem_of_output(Convolution& conv) {
-  if (conv.transposed) conv.input = conv.input.contiguous(conv.format);
-  ConvProblem problem = conv.problem_of(Pass::kFprop);
-  if (conv.transposed) problem.y_aligned = is_aligned(conv.input);
-  return problem;
-}
-
-// Runs a plan of ours for the output: of a transposed convolution by the kernels of an input
-// gradient.
-Tensor run_plan(const Convolution& conv, const ConvProblem& problem, const ConvPlan& plan,
-                const std::optional<Tensor>& bias, const FusedOptions& options,
-                const StatisticsParts& statistics = {}) {
+// The output by a plan of ours: of a transposed convolution by the kernels of an input gradient.
+Tensor output_of(const Convolution& conv, const Decision& decision,
+                 const std::optional<Tensor>& bias, const FusedOptions& options = {},
+                 const StatisticsParts& statistics = {}) {
+  const ConvProblem& problem = decision.problem;
+  const ConvPlan& plan = decision.plan;
+  const Tensor input = input_of(conv, decision);
+  const Tensor weight = copied_if(decision.copies.w, conv.weight, conv.format);
   const Tensor output = empty_like(conv.input, conv.output_sizes(), conv.format);
   Operands operands;
-  operands.*(conv.transposed ? &Operands::y : &Operands::x) = read_only(conv.input);
-  operands.w = read_only(conv.weight);
+  operands.*(conv.transposed ? &Operands::y : &Operands::x) = read_only(input);
+  operands.w = read_only(weight);
   operands.*(conv.transposed ? &Operands::x : &Operands::y) = output.mutable_data_ptr();
   std::vector<Tensor> dense;  // lives until the launch
   Epilogue& epilogue = operands.epilogue;
@@ -115,29 +97,9 @@ Tensor run_plan(const Convolution& conv, const ConvProblem& problem, const ConvP
     epilogue.activation = activation_named(options.activation);
     epilogue.negative_slope = static_cast<float>(options.negative_slope);
   }
-  run(problem, plan, operands, conv.input.scalar_type());
-  count(Pass::kFprop, plan.family);
+  launch(Pass::kFprop, decision, operands, conv.input.scalar_type());
   if (adds_bias) output.add_(bias->view({-1, 1, 1}));
   return conv.batched ? output : output.squeeze(0);
-}
-
-OrFallback<WithStatistics> with_statistics_of(Convolution& conv,
-                                              const std::optional<Tensor>& bias) {
-  ConvProblem problem = problem_of_output(conv);
-  const ConvPlan chosen =
-      plan_on(conv.input.get_device(), problem, Algorithm::kAuto, /*prefer=*/false);
-  if (chosen.family == FamilyId::kAten) return why_aten(chosen, conv.input);
-  StatisticsMemory statistics(chosen.statistics_parts, problem.K, conv.input.device());
-  return WithStatistics{run_plan(conv, problem, chosen, bias, {}, statistics.parts),
-                        std::move(statistics)};
-}
-
-OrFallback<Tensor> output_of(Convolution& conv, const std::optional<Tensor>& bias,
-                             Algorithm wanted) {
-  ConvProblem problem = problem_of_output(conv);
-  const ConvPlan chosen = plan_on(conv.input.get_device(), problem, wanted, /*prefer=*/false);
-  if (chosen.family == FamilyId::kAten) return why_aten(chosen, conv.input);
-  return run_plan(conv, problem, chosen, bias, {});
 }
 
 // Whether a residual lies as the output will. Another one is added by PyTorch, which need not copy
@@ -146,9 +108,7 @@ bool lies_as_output(const Convolution& conv, const Tensor& residual) {
   if (residual.layout() != at::kStrided || !is_aligned(residual)) return false;
   const Tensor batched = conv.batched ? residual : residual.unsqueeze(0);
   const at::IntArrayRef s = batched.strides();
-  const bool channels_last = conv.format == at::MemoryFormat::ChannelsLast;
-  return strides_match(conv.output_sizes(), {s[0], s[1], s[2], s[3]},
-                       channels_last ? Layout::kNhwc : Layout::kNchw);
+  return strides_match(conv.output_sizes(), {s[0], s[1], s[2], s[3]}, layout_of(conv.format));
 }
 
 Tensor batched(const Tensor& images) { return images.dim() == 3 ? images.unsqueeze(0) : images; }
@@ -161,97 +121,47 @@ bool is_grad_output(const Convolution& conv, const Tensor& grad_output) {
          batched(grad_output).sizes() == at::IntArrayRef(conv.output_sizes());
 }
 
-// The gradients of input and weight that the mask asks for, by PyTorch as it was tuned.
-Gradients tuned_gradients_of(const Convolution& conv, const Tensor& grad, const Geometry& g,
-                             std::array<bool, 3> mask) {
-  count(Fallback::kTuned);
+// Adds the gradients of input and weight that the mask asks for, by PyTorch as it was tuned.
+void add_tuned_gradients(const Convolution& conv, const Tensor& grad, const Geometry& g,
+                         std::array<bool, 3> mask, Gradients& gradients) {
+  if (!mask[0] && !mask[1]) return;
   const AsTuned as_tuned(Fallback::kTuned);
   const auto stride = c10::fromIntArrayRefSlow(g.stride);
   const auto padding = c10::fromIntArrayRefSlow(g.padding);
   const auto dilation = c10::fromIntArrayRefSlow(g.dilation);
-  if (g.transposed) {
-    return aten_conv_transpose2d_backward(grad, conv.input, conv.weight, stride, padding,
-                                          c10::fromIntArrayRefSlow(g.output_padding), g.groups,
-                                          dilation, mask);
-  }
-  return aten_conv2d_backward(grad, conv.input, conv.weight, stride, padding, dilation, g.groups,
-                              mask);
+  const auto [of_input, of_weight, none] =
+      g.transposed ? aten_conv_transpose2d_backward(grad, conv.input, conv.weight, stride, padding,
+                                                    c10::fromIntArrayRefSlow(g.output_padding),
+                                                    g.groups, dilation, mask)
+                   : aten_conv2d_backward(grad, conv.input, conv.weight, stride, padding, dilation,
+                                          g.groups, mask);
+  count(Fallback::kTuned);
+  if (mask[0]) std::get<0>(gradients) = conv.batched ? of_input : of_input.squeeze(0);
+  if (mask[1]) std::get<1>(gradients) = of_weight;
 }
 
-// The gradients that the mask asks for; a reason where one of them has no family.
-OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_output,
-                                   const Geometry& geometry, const GradientFormats& formats,
-                                   std::array<bool, 3> output_mask, Algorithm wanted) {
-  const auto laid_out = [&](const Tensor& tensor, bool needed) {
-    return needed ? tensor.contiguous(conv.format) : tensor;
-  };
-  const Tensor grad = laid_out(batched(grad_output), output_mask[0] || output_mask[1]);
-  const Tensor images = laid_out(conv.input, conv.transposed && output_mask[1]);
-  const auto grad_operand = conv.transposed ? &Operands::x : &Operands::y;
+// Adds the gradients of input and weight that were decided to be by plans of ours.
+void add_gradients(const Convolution& conv, const Tensor& grad, const GradientFormats& formats,
+                   const Decided& of_input, const Decided& of_weight, Gradients& gradients) {
   const auto input_operand = conv.transposed ? &Operands::y : &Operands::x;
-  const auto problem_of = [&](Pass pass) {
-    ConvProblem problem =
-        conv.problem_of(pass, pass == Pass::kDgrad ? formats.input : formats.weight);
-    (conv.transposed ? problem.x_aligned : problem.y_aligned) = is_aligned(grad);
-    if (pass == Pass::kWgrad) {
-      (conv.transposed ? problem.y_aligned : problem.x_aligned) = is_aligned(images);
-    }
-    return problem;
-  };
-  const auto plan_of = [&](ConvProblem& problem) {
-    return plan_on(grad.get_device(), problem, wanted, /*prefer=*/true);
-  };
-  const auto by_plan = [&](Pass pass, const ConvProblem& problem, const ConvPlan& plan,
-                           const Operands& operands) {
-    run(problem, plan, operands, grad.scalar_type());
-    count(pass, plan.family);
-  };
-  std::array<bool, 3> by_aten{};  // where tuning chose it
-  Gradients gradients;
-  if (output_mask[0]) {
-    ConvProblem problem = problem_of(Pass::kDgrad);
-    const ConvPlan plan = plan_of(problem);
-    if (plan.family != FamilyId::kAten) {
-      const Tensor written = empty_like(images, images.sizes(), formats.input);
-      Operands operands;
-      operands.*grad_operand = read_only(grad);
-      operands.*input_operand = written.mutable_data_ptr();
-      operands.w = read_only(conv.weight);
-      by_plan(Pass::kDgrad, problem, plan, operands);
-      std::get<0>(gradients) = conv.batched ? written : written.squeeze(0);
-    } else if (plan.tuned) {
-      by_aten[0] = true;
-    } else {
-      return why_aten(plan, grad);
-    }
+  Operands operands;
+  operands.*(conv.transposed ? &Operands::x : &Operands::y) = read_only(grad);
+  if (of_input && !is_atens(*of_input)) {
+    const Tensor weight = copied_if(of_input->copies.w, conv.weight, conv.format);
+    const Tensor written = empty_like(conv.input, conv.input.sizes(), formats.input);
+    operands.w = read_only(weight);
+    operands.*input_operand = written.mutable_data_ptr();
+    launch(Pass::kDgrad, *of_input, operands, grad.scalar_type());
+    std::get<0>(gradients) = conv.batched ? written : written.squeeze(0);
   }
-  if (output_mask[1]) {
-    ConvProblem problem = problem_of(Pass::kWgrad);
-    const ConvPlan plan = plan_of(problem);
-    if (plan.family != FamilyId::kAten) {
-      const Tensor written = empty_like(conv.weight, conv.weight.sizes(), formats.weight);
-      Operands operands;
-      operands.*grad_operand = read_only(grad);
-      operands.*input_operand = read_only(images);
-      operands.w = written.mutable_data_ptr();
-      by_plan(Pass::kWgrad, problem, plan, operands);
-      std::get<1>(gradients) = written;
-    } else if (plan.tuned) {
-      by_aten[1] = true;
-    } else {
-      return why_aten(plan, grad);
-    }
+  if (of_weight && !is_atens(*of_weight)) {
+    const Tensor input = input_of(conv, *of_weight);
+    const Tensor written = empty_like(conv.weight, conv.weight.sizes(), formats.weight);
+    operands.*input_operand = read_only(input);
+    operands.w = written.mutable_data_ptr();
+    launch(Pass::kWgrad, *of_weight, operands, grad.scalar_type());
+    std::get<1>(gradients) = written;
   }
-  if (by_aten[0] || by_aten[1]) {
-    Gradients theirs = tuned_gradients_of(conv, grad, geometry, by_aten);
-    if (by_aten[0]) {
-      const Tensor& of_input = std::get<0>(theirs);
-      std::get<0>(gradients) = conv.batched ? of_input : of_input.squeeze(0);
-    }
-    if (by_aten[1]) std::get<1>(gradients) = std::get<1>(theirs);
-  }
-  if (output_mask[2]) std::get<2>(gradients) = bias_gradient(grad);
-  return gradients;
 }
 
 }  // namespace
@@ -259,46 +169,37 @@ OrFallback<Gradients> gradients_of(const Convolution& conv, const Tensor& grad_o
 OrFallback<Tensor> convolve(const Tensor& input, const Tensor& weight,
                             const std::optional<Tensor>& bias, const Geometry& geometry,
                             Algorithm wanted, bool tf32) {
-  if (const auto why = refusal(wanted, input)) return *why;
-  const c10::cuda::CUDAGuard guard(input.device());
-  auto conv = describe(input, weight, bias, geometry, tf32);
+  const auto conv = described(wanted, input, weight, bias, geometry, tf32);
   if (!conv) return conv.why();
-  if (is_unmeasured(*conv, Pass::kFprop, wanted)) return Fallback::kUnmeasured;
-  if (wants_copies(*conv, Pass::kFprop, wanted)) {
-    conv = describe_dense(*conv, input, weight, bias, geometry, tf32);
-  }
-  return output_of(*conv, bias, wanted);
+  const c10::cuda::CUDAGuard guard(input.device());
+  const Decided decided = decided_for(*conv, conv->problem_of(Pass::kFprop), wanted);
+  if (is_atens(*decided)) return why_aten(input.get_device(), *decided);
+  return output_of(*conv, *decided, bias);
 }
 
 OrFallback<WithStatistics> convolve_with_statistics(const Tensor& input, const Tensor& weight,
                                                     const std::optional<Tensor>& bias,
                                                     const Geometry& geometry) {
-  if (const auto why = refusal(Algorithm::kAuto, input)) return *why;
-  const c10::cuda::CUDAGuard guard(input.device());
-  auto conv = describe(input, weight, bias, geometry);
+  const auto conv = described(Algorithm::kAuto, input, weight, bias, geometry, allows_tf32());
   if (!conv) return conv.why();
-  if (is_unmeasured(*conv, Pass::kFprop, Algorithm::kAuto)) return Fallback::kUnmeasured;
-  conv->problem.has_statistics = true;
-  if (wants_copies(*conv, Pass::kFprop, Algorithm::kAuto)) {
-    conv = describe_dense(*conv, input, weight, bias, geometry, allows_tf32());
-    conv->problem.has_statistics = true;
-  }
-  return with_statistics_of(*conv, bias);
+  const c10::cuda::CUDAGuard guard(input.device());
+  ConvProblem problem = conv->problem_of(Pass::kFprop);
+  problem.has_statistics = true;
+  const Decided decided = decided_for(*conv, problem, Algorithm::kAuto);
+  if (is_atens(*decided)) return why_aten(input.get_device(), *decided);
+  StatisticsMemory statistics(decided->plan.statistics_parts, problem.K, input.device());
+  return WithStatistics{output_of(*conv, *decided, bias, {}, statistics.parts),
+                        std::move(statistics)};
 }
 
 std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
                                      const std::optional<Tensor>& bias, const Geometry& geometry,
                                      const FusedOptions& options, Algorithm wanted) {
-  if (refusal(wanted, input)) return std::nullopt;
-  const c10::cuda::CUDAGuard guard(input.device());
   const bool wide_bias = bias && bias->defined() && is_wide(*bias, input);
-  const std::optional<Tensor> usual_bias = wide_bias ? std::nullopt : bias;
-  auto conv = describe(input, weight, usual_bias, geometry);
+  auto conv =
+      described(wanted, input, weight, wide_bias ? std::nullopt : bias, geometry, allows_tf32());
   if (!conv) return std::nullopt;
-  if (wants_copies(*conv, Pass::kFprop, wanted)) {
-    if (!conv->problem.batch_invariant) return std::nullopt;
-    conv = describe_dense(*conv, input, weight, usual_bias, geometry, allows_tf32());
-  }
+  const c10::cuda::CUDAGuard guard(input.device());
   auto sizes = conv->output_sizes();
   const at::IntArrayRef asked = conv->batched ? sizes : at::IntArrayRef(sizes).slice(1);
   check_fused(geometry.transposed ? ConvTranspose2d::kFused : Conv2d::kFused, bias, options, input,
@@ -310,37 +211,50 @@ std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
   if (described.epilogue_passes == 0 && !wide_bias) return std::nullopt;
   const bool moves = described.has_residual && !lies_as_output(*conv, *options.residual);
   if (moves && !described.batch_invariant) return std::nullopt;
-  ConvProblem problem = problem_of_output(*conv);
-  const ConvPlan chosen = plan_on(input.get_device(), problem, wanted, /*prefer=*/false);
-  if (!chosen.fuses) return std::nullopt;
+  const Decided decided = decided_for(*conv, conv->problem_of(Pass::kFprop), wanted);
+  if (!decided->plan.fuses) return std::nullopt;
   FusedOptions laid_out = options;
   if (moves) laid_out.residual = dense_and_aligned(*options.residual, conv->format);
-  return run_plan(*conv, problem, chosen, bias, laid_out);
+  return output_of(*conv, *decided, bias, laid_out);
 }
 
 OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor& input,
                                         const Tensor& weight, const Geometry& geometry,
                                         std::array<bool, 3> output_mask, Algorithm wanted,
                                         bool tf32) {
-  if (const auto why = refusal(wanted, input)) return *why;
-  const c10::cuda::CUDAGuard guard(input.device());
-  auto conv = describe(input, weight, std::nullopt, geometry, tf32);
+  const auto conv = described(wanted, input, weight, std::nullopt, geometry, tf32);
   if (!conv) return conv.why();
   if (!is_grad_output(*conv, grad_output)) return Fallback::kArguments;
+  const c10::cuda::CUDAGuard guard(input.device());
+  Tensor grad = batched(grad_output);
   const GradientFormats formats =
-      gradient_formats(batched(grad_output), conv->input, weight, geometry.transposed, output_mask);
-  if ((output_mask[0] && is_unmeasured(*conv, Pass::kDgrad, wanted)) ||
-      (output_mask[1] && is_unmeasured(*conv, Pass::kWgrad, wanted))) {
-    return Fallback::kUnmeasured;
+      gradient_formats(grad, conv->input, weight, geometry.transposed, output_mask);
+  const bool aligned = is_aligned_in(grad, conv->format);
+  const auto decided = [&](bool needed, Pass pass, at::MemoryFormat written) -> Decided {
+    if (!needed) return nullptr;
+    ConvProblem problem = conv->problem_of(pass, written);
+    (conv->transposed ? problem.x_aligned : problem.y_aligned) = aligned;
+    return decided_for(*conv, problem, wanted, /*prefer=*/true);
+  };
+  const Decided of_input = decided(output_mask[0], Pass::kDgrad, formats.input);
+  const Decided of_weight = decided(output_mask[1], Pass::kWgrad, formats.weight);
+  std::array<bool, 3> by_aten{};  // where tuning chose it
+  bool copies_grad = false;
+  for (const Decided* each : {&of_input, &of_weight}) {
+    if (*each == nullptr) continue;
+    const Decision& decision = **each;
+    if (is_atens(decision) && !decision.tuned) return why_aten(input.get_device(), decision);
+    by_aten[each == &of_weight] = is_atens(decision);
+    const Copies& copies = decision.copies;
+    copies_grad = copies_grad || (conv->transposed ? copies.x : copies.y);
   }
-  const bool copies = (output_mask[0] && wants_copies(*conv, Pass::kDgrad, wanted)) ||
-                      (output_mask[1] && wants_copies(*conv, Pass::kWgrad, wanted));
-  if (copies) conv = describe_dense(*conv, input, weight, std::nullopt, geometry, tf32);
-  const bool may_round = conv->problem.tf32 && (output_mask[0] || output_mask[1]);
-  const bool is_invariant = conv->problem.batch_invariant && output_mask[0];
-  const Tensor grad =
-      may_round || is_invariant ? dense_and_aligned(grad_output, conv->format) : grad_output;
-  return gradients_of(*conv, grad, geometry, formats, output_mask, wanted);
+  if (of_input || of_weight) grad = grad.contiguous(conv->format);
+  grad = copied_if(copies_grad, grad, conv->format);
+  Gradients gradients;
+  add_gradients(*conv, grad, formats, of_input, of_weight, gradients);
+  add_tuned_gradients(*conv, grad, geometry, by_aten, gradients);
+  if (output_mask[2]) std::get<2>(gradients) = bias_gradient(grad);
+  return gradients;
 }
 
 }  // namespace customconv::torch_layer

@@ -1,11 +1,11 @@
-"""Fused transposed convolutions, taken apart where no kernel does all of it."""
+"""Transposed convolutions, taken apart where kernels of Inductor do the rest as well."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -19,6 +19,7 @@ from torch.nn import functional
 from .. import _C
 from .layout import CHANNELS_LAST, choose_layout, has_channels_last_images, problems_of
 from .nodes import tensor_of
+from .operators import name_of
 from .report import CompiledConvolution
 from .rewrite import REPORTED
 
@@ -38,13 +39,14 @@ _ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
 
 
 def compose_unfused(graph: fx.Graph) -> None:
-    """Leaves to Inductor what follows transposed convolutions whose kernels do not do it.
+    """Leaves to Inductor what it does better behind transposed convolutions.
 
-    PyTorch's operators would pass over the output one after the other. Inductor makes one kernel
-    of all that they do, and of what follows.
+    Where no kernel of ours does it, PyTorch's operators would pass over the output one after the
+    other. Where all that read the output compute element by element, Inductor makes one kernel of
+    them, and of what is left to it here.
     """
-    for node in _fused_calls(graph):
-        if not _is_fused(node):
+    for node in _calls(graph):
+        if not _is_worth_it(node):
             _compose(graph, node)
 
 
@@ -55,7 +57,7 @@ def foreseen(
 
     As there are no gradients yet, the layout is that of inference.
     """
-    calls = _fused_calls(module.graph)
+    calls = _calls(module.graph)
     if not calls:
         return list(found)
     inputs = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
@@ -63,18 +65,47 @@ def foreseen(
     values: Any = FakeTensorProp(module, mode)
     values.propagate_dont_convert_inputs(*inputs)
     choose_layout(module.graph)
-    apart = {id(node.meta[REPORTED]) for node in calls if not _is_fused(node)}
-    return [_apart(each) if id(each) in apart else each for each in found]
+    apart = {id(node.meta.get(REPORTED)): node for node in calls if not _is_worth_it(node)}
+    return [_apart(each, apart.get(id(each))) for each in found]
 
 
-def _apart(convolution: CompiledConvolution) -> CompiledConvolution:
+def _apart(convolution: CompiledConvolution, node: fx.Node | None) -> CompiledConvolution:
     own, *rest = convolution.parts
-    return replace(convolution, parts=(own,), reason=f"no kernel also does {', '.join(rest)}")
+    if node is None or not rest:
+        return convolution
+    reason = "what follows makes one kernel with" if _is_fused(node) else "no kernel also does"
+    return replace(convolution, parts=(own,), reason=f"{reason} {', '.join(rest)}")
 
 
-def _fused_calls(graph: fx.Graph) -> list[fx.Node]:
-    fused = _OPS.conv_transpose2d_fused.default
-    return list(graph.find_nodes(op="call_function", target=fused))
+def _calls(graph: fx.Graph) -> list[fx.Node]:
+    """Those of transposed convolutions that do more than to convolve."""
+    plain, fused = _OPS.conv_transpose2d.default, _OPS.conv_transpose2d_fused.default
+    return [
+        *graph.find_nodes(op="call_function", target=fused),
+        *(
+            node
+            for node in graph.find_nodes(op="call_function", target=plain)
+            if len(node.args) > 2 and node.args[2] is not None
+        ),
+    ]
+
+
+def _is_worth_it(node: fx.Node) -> bool:
+    """Whether a kernel of ours does all of a call, and that saves a pass over the output."""
+    is_read_whole = not all(_is_elementwise(user) for user in node.users)
+    return is_read_whole and _is_fused(node)
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    """Whether Inductor may compute it in one kernel with other operators on the same tensor."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.pointwise in node.target.tags
+    # A function or a method of PyTorch's, by the operator of that name.
+    operators: Any = getattr(torch.ops.aten, name_of(node).removesuffix("_"), None)
+    if not isinstance(operators, torch._ops.OpOverloadPacket):
+        return False
+    tags = [getattr(operators, each).tags for each in cast(Any, operators).overloads()]
+    return any(torch.Tag.pointwise in each for each in tags)
 
 
 def _is_fused(node: fx.Node) -> bool:

@@ -199,7 +199,6 @@ class Search : public PlanSearch {
       ConvPlan plan{shape_of(w, v)};
       plan.payload = v;
       plan.works.add(count_work(v, tile, w, shares));
-      plan.predicted_ms = price(plan.works, d_);
       add(plan);
     }
   }
@@ -250,7 +249,6 @@ class Search : public PlanSearch {
       plan.splits = splits;
       plan.payload = v;
       plan.works = count_gradient_work(v, tile, w, splits);
-      plan.predicted_ms = price(plan.works, d_);
       add(plan);
     }
   }

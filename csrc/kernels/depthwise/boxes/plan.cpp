@@ -172,7 +172,6 @@ class Search : public PlanSearch {
     }
     plan.works.add(work);
     if (plan.workspace_bytes > 0) plan.works.add(adding_up(p_.w_count(), plan.splits, d_));
-    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 

@@ -1,6 +1,7 @@
 // planes: every channel by a filter of its own, planes staged in shared memory by the
 // copy engine.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 
@@ -89,6 +90,7 @@ class Search : public PlanSearch {
     const int64_t kept = kRows[v.rows];
     const int64_t all_rows = ceil_divide(g_.P, kept) * kept;
     const Tile plane = tile_of(g_, plan_of(v, size_, 1, all_rows, 1));
+    tried_.clear();
     for (const int threads : kTileThreads) {
       if (plane.items > threads) {
         const int64_t strips = std::max(threads / plane.column_strips, 1);
@@ -114,6 +116,7 @@ class Search : public PlanSearch {
   }
 
   void consider(const Variant& v, int64_t planes, int64_t rows, int64_t images) {
+    if (!tried_.add({planes, rows, images})) return;
     PlanesPlan way = plan_of(v, size_, planes, rows, images);
     const Tile t = tile_of(g_, way);
     if (t.items > kMostThreads || t.count > INT32_MAX / 2 || t.steps > INT32_MAX) return;
@@ -124,24 +127,29 @@ class Search : public PlanSearch {
         const int64_t blocks = resident_blocks(v, shape.threads, shape.shared_bytes) * d_.sm_count;
         if (stages == 1 && blocks < t.count) continue;
         way.stages = stages;
-        weigh(v, way, t, shape, std::min(blocks, t.count), 1, stages);
+        weigh(v, way, t, count_reads(v, t), shape, std::min(blocks, t.count), 1);
         break;
       }
       return;
     }
+    const double reads = count_reads(v, t);
     int64_t last = 0;
     for (const int wanted : kGradientTurns) {
       const int64_t splits = std::clamp<int64_t>(wanted * d_.sm_count / t.count, 1, t.steps);
       if (splits == last || t.count * splits > INT32_MAX) continue;
       last = splits;
+      int64_t last_shared = 0;
       for (const int stages : {1, 2, kMostStages}) {
         if (stages / 2 >= ceil_divide(t.steps, splits)) continue;
         const LaunchShape shape = shape_of(p_, g_, t, stages, splits);
-        if (shape.shared_bytes > d_.shared_bytes_block) continue;
+        if (shape.shared_bytes > d_.shared_bytes_block || shape.shared_bytes == last_shared) {
+          continue;
+        }
+        last_shared = shape.shared_bytes;
         // As many as there is room for, where the sums that take their place are larger.
         const int64_t room = (shape.shared_bytes - kZeroBytes) / places_of(g_, t, 1, size_).stage;
         way.stages = static_cast<int>(std::min<int64_t>(room, kMostStages));
-        weigh(v, way, t, shape, shape.blocks, splits, stages);
+        weigh(v, way, t, reads, shape, shape.blocks, splits);
       }
     }
   }
@@ -153,15 +161,14 @@ class Search : public PlanSearch {
                              1);
   }
 
-  void weigh(const Variant& v, const PlanesPlan& way, const Tile& t, const LaunchShape& shape,
-             int64_t blocks, int64_t splits, int stages) {
+  void weigh(const Variant& v, const PlanesPlan& way, const Tile& t, double reads,
+             const LaunchShape& shape, int64_t blocks, int64_t splits) {
     ConvPlan plan{shape};
     plan.blocks = blocks;
     plan.splits = splits;
     plan.payload = way;
-    plan.works.add(count_work(v, t, plan, stages));
+    plan.works.add(count_work(v, t, reads, plan, way.stages));
     if (splits > 1) plan.works.add(adding_up(p_.w_count(), splits, d_));
-    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 
@@ -190,9 +197,27 @@ class Search : public PlanSearch {
     return static_cast<int>(most);
   }
 
-  Work count_work(const Variant& v, const Tile& t, const ConvPlan& plan, int stages) const {
+  // Words that a strip of inputs and one of outputs have in a row.
+  double in_words(const Variant& v) const {
+    return std::floor(reach_of(walk_, kTaps[v.taps], v.columns(size_)) * size_ / 4) + 1;
+  }
+  double out_words(const Variant& v) const { return std::floor(v.columns(size_) * size_ / 4) + 1; }
+
+  // How often a warp asks shared memory for its windows.
+  double count_reads(const Variant& v, const Tile& t) const {
+    const int kept = kRows[v.rows], columns = v.columns(size_);
+    const double reads = reach_of(walk_, kTaps[v.taps], kept) * in_words(v) *
+                         conflicts(t, t.in_elements, g_.H * g_.W, input_of(walk_, kept, 0) * g_.W,
+                                   input_of(walk_, columns, 0));
+    if (!g_.of_weights) return reads;
+    return reads +
+           kept * out_words(v) * conflicts(t, t.out_elements, g_.P * g_.Q, kept * g_.Q, columns);
+  }
+
+  // `reads`: see count_reads.
+  Work count_work(const Variant& v, const Tile& t, double reads, const ConvPlan& plan,
+                  int stages) const {
     const int taps = kTaps[v.taps], kept = kRows[v.rows], columns = v.columns(size_);
-    const double words = std::floor(reach_of(walk_, taps, columns) * size_ / 4) + 1;
     const double word = size_ == 2 ? kPairInstructions : kWordInstructions;
     double products = kept * columns * taps * taps * (is_half(walk_) ? 0.25 : 1);
     if (g_.of_weights && !sums_strips(taps)) {
@@ -203,14 +228,9 @@ class Search : public PlanSearch {
     }
     const double rows = reach_of(walk_, taps, kept);
     const double outputs = kept * columns;
-    double read = rows * words *
-                  conflicts(t, t.in_elements, g_.H * g_.W, input_of(walk_, kept, 0) * g_.W,
-                            input_of(walk_, columns, 0));  // words
-    double each = kTileInstructions + products + rows * (kRowInstructions + word * words);
+    double each = kTileInstructions + products + rows * (kRowInstructions + word * in_words(v));
     if (g_.of_weights) {
-      const double out_words = std::floor(columns * size_ / 4) + 1;
-      read += kept * out_words * conflicts(t, t.out_elements, g_.P * g_.Q, kept * g_.Q, columns);
-      each += kept * (kRowInstructions + word * out_words);
+      each += kept * (kRowInstructions + word * out_words(v));
     } else {
       each += outputs * kOutputInstructions + taps * taps;
     }
@@ -219,7 +239,7 @@ class Search : public PlanSearch {
         t.images * size_ * (t.in_elements + (g_.of_weights ? t.out_elements : 0)));
     const double tile =
         busiest({warps * each / hardware::kSchedulers,
-                 (warps * (read * 4 + (g_.of_weights ? 0 : outputs * size_)) * 32 + brought) /
+                 (warps * (reads * 4 + (g_.of_weights ? 0 : outputs * size_)) * 32 + brought) /
                      hardware::kSharedBytesPerClock,
                  brought / hardware::kL2BytesPerClock});
     // Tiles of a block.
@@ -249,6 +269,7 @@ class Search : public PlanSearch {
   const depthwise::Geometry g_ = depthwise::geometry_of(p_);
   const int size_ = static_cast<int>(element_size(p_.dtype));
   Walk walk_{};
+  Tried<std::array<int64_t, 3>> tried_;  // planes, rows and images of a variant's tiles
 };
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {

@@ -154,10 +154,13 @@ class Search : public PlanSearch {
         continue;
       }
       const int64_t vectors = g_.K / width_of(order);
-      for (const int64_t count : {8, 16, 32, 64, 128, 256}) {
-        consider(v, static_cast<int>(std::min(count, vectors)));
-        // As many, in groups that are all full.
-        consider(v, static_cast<int>(ceil_divide(vectors, ceil_divide(vectors, count))));
+      Tried<int64_t> tried;
+      for (const int64_t most : {8, 16, 32, 64, 128, 256}) {
+        // Of so many, or of as many in groups that are all full.
+        for (const int64_t count :
+             {std::min(most, vectors), ceil_divide(vectors, ceil_divide(vectors, most))}) {
+          if (tried.add(count)) consider(v, static_cast<int>(count));
+        }
       }
     }
   }
@@ -191,7 +194,6 @@ class Search : public PlanSearch {
     plan.splits = splits;
     plan.payload = payload_of(v, vectors);
     plan.works = count_work(v, w, splits);
-    plan.predicted_ms = price(plan.works, d_);
     add(plan);
   }
 

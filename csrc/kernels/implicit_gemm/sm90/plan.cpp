@@ -189,8 +189,7 @@ LaunchShape shape_of(const Packed& p, const Tile& t, int64_t bytes) {
 
 class Search : public PlanSearch {
  public:
-  Search(const ConvProblem& asked, const DeviceProperties& d, std::vector<ConvPlan>* all)
-      : PlanSearch(asked, d, all) {}
+  using PlanSearch::PlanSearch;
 
   ConvPlan best() {
     if (p_.pass == Pass::kWgrad) return best_exchanged();
@@ -242,6 +241,12 @@ class Search : public PlanSearch {
     bytes_ = workspace_bytes(p_, chunk, form);
     f_ = forward_of(part_of(p_, chunk, widest_part(p_, chunk)).problem, form);
     if (f_.packing != form.packing) return;
+    ends_.clear();
+    if (chunk.pixels > 0) {
+      for (const int64_t i : {int64_t{0}, parts_ / p_.N - 1}) {
+        ends_.push_back(forward_of(part_of(p_, chunk, i).problem, form));
+      }
+    }
     if (input_is_legal(f_)) {
       try_tiles(Loader::kIm2col);
       try_strips(Loader::kHalo);
@@ -253,9 +258,12 @@ class Search : public PlanSearch {
   // Images as they are, and cut into strips.
   void try_strips(Loader loader) {
     try_tiles(loader);
+    int64_t last = 1;
     for (const int64_t columns : {128, 64, 32}) {
-      if (f_.Q < 2 * columns || f_.R == 1) continue;
-      try_tiles(loader, std::min(ceil_divide(f_.Q, columns), kMostStrips));
+      const int64_t strips = std::min(ceil_divide(f_.Q, columns), kMostStrips);
+      if (f_.Q < 2 * columns || f_.R == 1 || strips == last) continue;
+      last = strips;
+      try_tiles(loader, strips);
     }
   }
 
@@ -263,6 +271,7 @@ class Search : public PlanSearch {
     way_.loader = loader;
     way_.strips = static_cast<int16_t>(strips);
     for (way_.tile = 0; way_.tile < kTileShapeCount; ++way_.tile) {
+      if (is_over()) return;
       const TileShape& kind = kTileShapes[way_.tile];
       if (!has_tile(loader, kind) || is_too_wide(kind.channels)) continue;
       for (way_.row = kMostRowBytes; way_.row >= kLeastRowBytes; way_.row /= 2) {
@@ -290,8 +299,10 @@ class Search : public PlanSearch {
 
   bool add_tile(Tile t) {
     if (!is_legal(f_, t) || !choose_stages(block_bytes(d_, t), t)) return false;
-    if (way_.pixels > 0 && !is_legal_at_ends(t)) return false;
+    if (!is_legal_at_ends(t)) return false;
     ConvPlan plan{shape_of(f_, t, bytes_)};
+    plan.works = count_work(p_, f_, parts_, d_, t);
+    if (!is_wanted(plan)) return true;
     if (t.splits == 1) plan.blocks = std::min(plan.blocks, blocks_at_once(d_, t));
     plan.splits = t.splits;
     plan.fuses = p_.pass == Pass::kDgrad && fuses_gradient(f_);
@@ -301,16 +312,13 @@ class Search : public PlanSearch {
     way.stages[1] = static_cast<int16_t>(t.w_stages);
     way.slots = static_cast<int16_t>(t.plane_slots);
     plan.payload = way;
-    plan.works = count_work(p_, f_, parts_, d_, t);
-    plan.predicted_ms = price(plan.works, d_);
-    add(plan);
+    keep(plan);
     return true;
   }
 
   // Whether an image's first part and its last can be computed by such tiles, too.
   bool is_legal_at_ends(const Tile& t) const {
-    for (const int64_t i : {int64_t{0}, parts_ / p_.N - 1}) {
-      const Packed end = forward_of(part_of(p_, way_.chunk(), i).problem, way_.form());
+    for (const Packed& end : ends_) {
       const Tile own = make_tile(end, way_, t.splits);
       if (!is_legal(end, own) || own.store != t.store || own.x_bytes != t.x_bytes) return false;
     }
@@ -319,8 +327,9 @@ class Search : public PlanSearch {
 
   MainLoopPlan way_;  // all but the stages
   int64_t parts_ = 1;
-  int64_t bytes_ = 0;  // of the workspace that they share
-  Packed f_;           // of so many parts, the widest
+  int64_t bytes_ = 0;         // of the workspace that they share
+  Packed f_;                  // of so many parts, the widest
+  std::vector<Packed> ends_;  // of an image in parts, the first and the last
 };
 
 // Pixels by channels.
@@ -335,9 +344,9 @@ std::vector<std::string> tile_words() {
 
 }  // namespace
 
-ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& d,
-                   std::vector<ConvPlan>* all) {
-  return Search(asked, d, all).best();
+ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& d, std::vector<ConvPlan>* all,
+                   const Wanted& wanted) {
+  return Search(asked, d, all, wanted).best();
 }
 
 LaunchShape shape(const ConvProblem& asked, const ConvPlan& plan) {

@@ -8,7 +8,7 @@ namespace customconv::implicit_gemm::sm90 {
 
 // The cheapest plan, or one without a block; with `all`, every plan that was weighed goes there.
 ConvPlan best_plan(const ConvProblem& asked, const DeviceProperties& device,
-                   std::vector<ConvPlan>* all = nullptr);
+                   std::vector<ConvPlan>* all = nullptr, const Wanted& wanted = {});
 // See Family: by the loader, the row of channels that a stage has, the packing and whether phases
 // are joined. Taps follow each other in a stage, stages by channels, wherever a tile begins.
 int64_t sum_order(const ConvPlan& plan, bool has_epilogue);

@@ -105,8 +105,9 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
 
 class Search : private TileSearch<Search, Tile, BoxesPlan> {
  public:
-  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
-      : TileSearch(as_one_row(p), d, all) {
+  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr,
+         const Wanted& wanted = {})
+      : TileSearch(as_one_row(p), d, all, wanted.enough_ms) {
     // As an image's width divides evenly, and what fits whatever the strides.
     Widths widths;
     for (int i = 1; i <= kCuts; ++i) widths.add(ceil_divide(ceil_divide(p_.Q, i), kRun) * kRun);
@@ -115,14 +116,17 @@ class Search : private TileSearch<Search, Tile, BoxesPlan> {
     }
     for (const int64_t columns : widths) {
       if (columns > kMostBox) continue;
-      const auto most = std::min<int64_t>(p_.P, kMostPixels / columns);
-      for (int64_t rows = std::max<int64_t>(most, 1); rows > 0; --rows) {
-        // As an image's height divides evenly.
+      const auto most = std::max<int64_t>(std::min<int64_t>(p_.P, kMostPixels / columns), 1);
+      // As an image's height divides evenly.
+      const auto is_even = [&](int64_t rows) {
+        return rows <= most && ceil_divide(p_.P, ceil_divide(p_.P, rows)) == rows;
+      };
+      for (int64_t rows = most; rows > 0; --rows) {
+        if (!is_even(rows)) continue;
         const int64_t cuts = ceil_divide(p_.P, rows);
-        if (ceil_divide(p_.P, cuts) != rows) continue;
         const int64_t fits = cuts > 1 ? 1 : std::min<int64_t>(kMostPixels / (columns * rows), p_.N);
         add_shapes(p_, rows, columns, 1, fits, shapes_);
-        if (rows % 2 != 0) add_shapes(p_, rows + 1, columns, 1, 1, shapes_);
+        if (rows % 2 != 0 && !is_even(rows + 1)) add_shapes(p_, rows + 1, columns, 1, 1, shapes_);
       }
     }
     sort_shapes(shapes_);
@@ -193,16 +197,16 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return channels_last ? reason : planes::can_implement(p, d);
 }
 
-ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
+ConvPlan propose(const ConvProblem& p, const DeviceProperties& d, const Wanted& wanted) {
   const bool possible = why_not(p, d) == nullptr;
   ConvPlan best;
   const auto weigh = [&](bool takes, const auto& propose_one) {
-    if (!takes) return;
-    const ConvPlan plan = propose_one(p, d);
+    if (!takes || (best.threads > 0 && best.predicted_ms <= wanted.enough_ms)) return;
+    const ConvPlan plan = propose_one(p, d, wanted);
     if (plan.threads == 0) return;
     if (best.threads == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
   };
-  weigh(possible && stays_in_memory(p), cheapest_of<Search>);
+  weigh(possible && stays_in_memory(p), wanted_of<Search>);
   weigh(possible && goes_through_registers(p, d), registers::propose);
   weigh(planes::can_implement(p, d) == nullptr, planes::propose);
   return best;

@@ -93,8 +93,10 @@ class TileSearch {
     int way = 0;  // to add up sums, below kWays
   };
 
-  TileSearch(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all)
-      : p_(p), d_(d), all_(all), prices_(prices_of(d)) {}
+  // `enough_ms`: a plan of no more ends the search.
+  TileSearch(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all,
+             double enough_ms)
+      : p_(p), d_(d), all_(all), prices_(prices_of(d)), enough_ms_(enough_ms) {}
 
   bool found() const { return best_.ms < std::numeric_limits<double>::infinity(); }
 
@@ -112,6 +114,7 @@ class TileSearch {
     sampled.reserve(variants.size());
     for (const Decided& variant : variants) {
       const double ms = try_shapes(variant, kSampled);
+      if (best_.ms <= enough_ms_) return;
       if (ms < std::numeric_limits<double>::infinity()) sampled.push_back({variant, ms});
     }
     std::sort(sampled.begin(), sampled.end(),
@@ -268,6 +271,7 @@ class TileSearch {
   }
 
   const PriceTable prices_;
+  const double enough_ms_;
 };
 
 }  // namespace customconv::implicit_gemm::wgrad

@@ -184,8 +184,9 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
 
 class Search : private TileSearch<Search, Tile, PlanesPlan> {
  public:
-  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
-      : TileSearch(as_one_row(p), d, all) {
+  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr,
+         const Wanted& wanted = {})
+      : TileSearch(as_one_row(p), d, all, wanted.enough_ms) {
     for (const int64_t columns : widths_of(p_.Q, unit(), kCuts)) {
       const auto most = std::min<int64_t>(p_.P, kMostPixels / columns);
       for (int64_t rows = std::max<int64_t>(most, 1); rows > 0; --rows) {
@@ -321,8 +322,8 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   return "a tile's pixels do not fit shared memory";
 }
 
-ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
-  return cheapest_of<Search>(p, d);
+ConvPlan propose(const ConvProblem& p, const DeviceProperties& d, const Wanted& wanted) {
+  return wanted_of<Search>(p, d, wanted);
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {

@@ -101,8 +101,9 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
 
 class Search : private TileSearch<Search, Tile, RegistersPlan> {
  public:
-  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr)
-      : TileSearch(as_columns(p), d, all) {
+  Search(const ConvProblem& p, const DeviceProperties& d, std::vector<ConvPlan>* all = nullptr,
+         const Wanted& wanted = {})
+      : TileSearch(as_columns(p), d, all, wanted.enough_ms) {
     for (const bool few : {false, true}) {
       if (few && !is_few(p_)) continue;
       for (const bool by_images : {false, true}) {
@@ -197,8 +198,8 @@ bool has_few(const ConvProblem& p, const DeviceProperties& d) {
   return false;
 }
 
-ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
-  return cheapest_of<Search>(p, d);
+ConvPlan propose(const ConvProblem& p, const DeviceProperties& d, const Wanted& wanted) {
+  return wanted_of<Search>(p, d, wanted);
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {

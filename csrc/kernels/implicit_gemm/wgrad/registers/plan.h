@@ -9,7 +9,7 @@ namespace customconv::implicit_gemm::wgrad::registers {
 
 // Whether x has few channels, and a plan.
 bool has_few(const ConvProblem& problem, const DeviceProperties& device);
-ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device);
+ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device, const Wanted& wanted);
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device);
 LaunchShape shape(const ConvProblem& problem, const ConvPlan& plan);
 
