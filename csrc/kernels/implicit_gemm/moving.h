@@ -30,7 +30,7 @@ inline double copied_pieces(int64_t pixel_bytes, int row_bytes) {
 // begin and end inside sectors: two parts of a sector take as long as eleven whole ones, where the
 // output is so large that they leave the second-level cache before the next tile completes them.
 inline double split_sector_bytes(const Forward& p, int64_t runs) {
-  constexpr double kSectors = 11, kStays = 24 << 20;  // bytes
+  constexpr double kSectors = 11, kStays = 48 << 20;  // bytes
   const auto size = static_cast<double>(element_size(p.dtype));
   const bool planes = p.K > 1 && p.y_strides[1] != 1 && p.y_strides[3] == 1 && !p.has_phases();
   const bool whole =
