@@ -165,8 +165,10 @@ WorkList count_work(const Forward& p, const DeviceProperties& d, const Tile& t) 
   loop.busy = static_cast<float>(clocks.busy / static_cast<double>(t.splits));
   loop.waits = static_cast<float>(clocks.waits / static_cast<double>(t.splits));
   loop.stored = static_cast<float>(stored_bytes(p, t, store));
-  const int64_t rows = t.tiles_q > 1 ? p.N * p.P : t.tiles_n * t.tiles_p;
-  loop.bytes = static_cast<float>(p.least_bytes() + split_sector_bytes(p, rows * t.tiles_q));
+  // Rows of a tile follow each other where it has all columns, or is a run.
+  const bool whole_rows = t.tiles_q == 1 || t.shape == Shape::kRun;
+  const int64_t runs = (whole_rows ? t.tiles_n * t.tiles_p : p.N * p.P) * t.tiles_q;
+  loop.bytes = static_cast<float>(p.least_bytes() + split_sector_bytes(p, runs));
   WorkList works;
   works.add(loop);
   if (partial_bytes(t) > 0) works.add(adding(t));
