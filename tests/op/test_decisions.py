@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch import Tensor
 import customconv
 from customconv import _C
 
+HERE = Path(__file__)
 GEOMETRY = ((1, 1), (1, 1), (1, 1), 1)
 
 
@@ -128,7 +130,7 @@ import customconv
 from customconv import _C
 
 torch.backends.cudnn.allow_tf32 = sys.argv[1] == "tf32"
-sys.path.insert(0, sys.argv[2])
+sys.path += sys.argv[2:]
 from test_decisions import ARRANGEMENTS
 
 def compare(call, *arguments, **given):
@@ -172,7 +174,7 @@ for dtype in (torch.float32, torch.float16):
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])
 def test_explain_says_what_is_run(precision):
     done = subprocess.run(
-        [sys.executable, "-c", COMPARE, precision, os.path.dirname(__file__)],
+        [sys.executable, "-c", COMPARE, precision, *map(str, HERE.parents[:2])],
         capture_output=True, text=True, env={**os.environ, "CUSTOMCONV_LOG": "plan"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
