@@ -212,7 +212,7 @@ class Search : public PlanSearch {
   // Weight gradients: pieces of images fill rows of stages, and groups of them the GPU.
   ConvPlan best_exchanged() {
     constexpr int64_t kMostGroups = 32, kMostBands = 32, kLeastImages = 16, kEnoughImages = 512;
-    constexpr int64_t kMostTerms = 1 << 12;  // of a sum, for float32's accuracy
+    constexpr int64_t kMostTerms = 1 << 14;  // of a sum
     way_.packing = Packing::kImages;
     for (int64_t bands = 1; bands <= std::min(kMostBands, p_.P); bands *= 2) {
       const Pieces pieces = pieces_of(p_, {1, bands});
