@@ -58,7 +58,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def some(plans: list[Plan], seed: int) -> list[Plan]:
-    """Of different kinds, with sums that are split or not."""
+    """Plans of different kinds, with sums that are split or not."""
     random.Random(seed).shuffle(plans)
     kinds = {(plan.kind, plan.splits > 1): plan for plan in plans}
     return list(kinds.values())[:MOST_PLANS]

@@ -45,7 +45,7 @@ def gradients(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
 
 
 def some(plans: list[Plan], seed: int) -> list[Plan]:
-    """Of different kinds, others with another seed."""
+    """Plans of different kinds. Another seed gives others."""
     random.Random(seed).shuffle(plans)
     kinds = {plan.kind: plan for plan in plans}
     return list(kinds.values())[:MOST_PLANS]

@@ -11,18 +11,12 @@ from random_problems import DEVICES, PASSES, fields, problem, random_arguments
 
 from customconv import _C
 
+pytestmark = pytest.mark.usefixtures("nothing_tuned")
+
 DEVICE = 42  # an index that no machine has, so that nothing else is disturbed
 READ = {"fprop": "xw", "dgrad": "wy", "wgrad": "xy"}
 ROUNDED = {"input": (8, 64, 28, 28), "weight": (64, 64, 3, 3), "padding": (1, 1), "tf32": True}
 NEVER_ROUND = ("direct", "tiled", "depthwise")
-
-
-@pytest.fixture(autouse=True)
-def nothing_tuned() -> Iterator[None]:
-    _C.clear_tuned_plans()
-    yield
-    _C.clear_tuned_plans()
-    _C.end_recording()
 
 
 def changed(p: _C.ConvProblem, **change: Any) -> _C.ConvProblem:

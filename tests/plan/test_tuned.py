@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 
 import pytest
 from random_problems import DEVICES, fields, problem, random_arguments
 
 from customconv import _C
 
+pytestmark = pytest.mark.usefixtures("nothing_tuned")
+
 DEVICE = 40  # an index that no machine has, so that nothing else is disturbed
 DENSE = {"input": (8, 64, 56, 56), "weight": (64, 64, 3, 3), "padding": (1, 1), "dtype": "float16"}
 ROUND_TO_TF32 = {"im2col", "implicit_gemm", "grouped", "col2im"}
-
-
-@pytest.fixture(autouse=True)
-def nothing_tuned() -> Iterator[None]:
-    _C.clear_tuned_plans()
-    yield
-    _C.clear_tuned_plans()
-    _C.end_recording()
 
 
 def named(plan: _C.ConvPlan, ms: float = 1.0, pytorch_ms: float = 0.0) -> _C.TunedPlan:
