@@ -18,8 +18,9 @@ from .layers import Layer
 
 SHAPES = Path(__file__).with_name("shapes.json")
 NETWORK_LAYERS = Path(__file__).with_name("network_layers.json")
-ALL = "all"  # stands for every suite but these two
-BESIDE_ALL = ("smoke", "scaling")  # small layers for the CPU, and sweeps, which are in no mean
+ALL = "all"  # stands for every suite but these
+# Small layers for the CPU, sweeps, which are in no mean, and what only judges.
+BESIDE_ALL = ("smoke", "scaling", drawn.JUDGED_SUITE, drawn.SMALL_SUITE)
 PAIRS = ("stride", "pad", "dil", "output_padding")
 NETWORK_SEED = 20261126
 
@@ -74,16 +75,16 @@ def all_layers() -> tuple[Layer, ...]:
 
 
 def suites() -> list[str]:
-    """The names of all suites, in the order of ``all_layers``."""
-    return list(dict.fromkeys(layer.suite for layer in all_layers()))
+    """The names of all suites, in the order of ``all_layers``, then those that only judge."""
+    return list(dict.fromkeys(layer.suite for layer in (*all_layers(), *drawn.judged_layers())))
 
 
 def load(chosen: Sequence[str], batch: int | None = None) -> list[Layer]:
     """The layers of these suites.
 
     Args:
-        chosen: Names of suites, or ``all`` for every suite but ``smoke`` and ``scaling``; a batch
-            size for all layers of one may follow: ``resnet50:64``.
+        chosen: Names of suites, or ``all`` for every suite but ``smoke``, ``scaling`` and what
+            only judges; a batch size for all layers of one may follow: ``resnet50:64``.
         batch: The batch size of all other layers, or None for their own.
 
     Raises:
@@ -98,7 +99,7 @@ def load(chosen: Sequence[str], batch: int | None = None) -> list[Layer]:
     for name, number in names:
         size = int(number) if number else batch
         layers = [
-            layer for layer in all_layers()
+            layer for layer in (*all_layers(), *drawn.judged_layers())
             if layer.suite == name or (name == ALL and layer.suite not in BESIDE_ALL)
         ]  # fmt: skip
         found += layers if size is None else [layer.with_batch(size) for layer in layers]

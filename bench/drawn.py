@@ -6,6 +6,8 @@ channel counts that are no multiple of 8, and very small and very large batches.
 
 Two more suites have what plans are timed for, and no benchmark runs: groups, and the classes in
 which a wrong plan costs most; and batches of large images, which take a millisecond or so.
+
+Two others judge releases. No plan is timed for their layers, and no price is fitted to them.
 """
 
 from __future__ import annotations
@@ -21,9 +23,13 @@ from .layers import Layer
 SUITE = "drawn"
 TIMED_SUITE = "drawn for timings"
 LARGE_SUITE = "drawn large"
+JUDGED_SUITE = "judged"
+SMALL_SUITE = "judged small"
 SEED = 20261125
 TIMED_SEED = 20261127
 LARGE_SEED = 20261128
+JUDGED_SEED = 20261129
+SMALL_SEED = 20261229
 SIDES = range(5, 71)  # of images: every residue modulo 8, several times
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CHANNELS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
@@ -31,6 +37,7 @@ ODD_CHANNELS = (3, 4, 12, 19, 21, 30, 45, 91, 100, 150, 255, 365, 500, 1001)
 FLOPS = (1e8, 8e10)  # of a layer's forward pass, as far as the batch sizes and the memory allow
 MOST_ELEMENTS = 1 << 27  # of the input and the output together: 512 MiB in float32
 LARGE_FLOPS = (1e10, 4e11)
+SMALL_FLOPS = (1e6, 1e10)
 MOST_LARGE_ELEMENTS = 1 << 29
 
 Item = TypeVar("Item")
@@ -278,6 +285,45 @@ LARGE_KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
 }
 
 
+def _pointwise(draw: Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(90):
+        usual = (7, 8, 12, 14, 16, 20, 28, 32, 40, 56, 64, 80, 112)
+        side = draw.one(usual if draw.chance(0.7) else SIDES)
+        channels = (*CHANNELS, 24, 40, 80, 144, 240, 480, 672, 1280, 2048)
+        sizes = {"C": draw.one(channels), "K": draw.one(channels)}
+        if draw.chance(0.1):
+            sizes["K"] = draw.one(ODD_CHANNELS)
+        yield sizes | _square(1) | {"H": side, "W": draw.near(side) if draw.chance(0.3) else side}
+
+
+def _of_one_pixel(draw: Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(30):
+        wide, narrow = draw.one((64, 128, 240, 256, 480, 512, 960, 1152, 2048)), draw.one(CHANNELS)
+        if draw.chance(0.3):
+            narrow = draw.one((8, 10, 20, 100, 1000))
+        channels = {"C": wide, "K": narrow} if draw.chance(0.5) else {"C": narrow, "K": wide}
+        yield channels | _square(1) | {"H": 1, "W": 1}
+
+
+def _of_one_image(draw: Draw) -> Iterator[dict[str, Any]]:
+    for _ in range(80):
+        side = draw.one((7, 10, 14, 20, 28, 33, 40, 56, 65, 80, 112, 160, 224))
+        sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS)}
+        if side >= 112:
+            sizes = {"C": draw.one((3, *CHANNELS[:6])), "K": draw.one(CHANNELS[:6])}
+        stride = draw.one((1, 1, 1, 2))
+        yield sizes | _square(draw.one((1, 1, 3, 3, 3, 5))) | {
+            "H": side, "W": draw.near(side), "stride": (stride, stride),
+        }  # fmt: skip
+
+
+SMALL_KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
+    "1x1": _pointwise,
+    "one pixel": _of_one_pixel,
+    "one image": _of_one_image,
+}
+
+
 def _drawn(
     suite: str, kinds: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]], seed: int,
     among: tuple[float, float] = FLOPS, most: int = MOST_ELEMENTS,
@@ -307,3 +353,13 @@ def timed_layers() -> tuple[Layer, ...]:
 def large_layers() -> tuple[Layer, ...]:
     """Batches of large images that plans are timed for, the same ones always."""
     return _drawn(LARGE_SUITE, LARGE_KINDS, LARGE_SEED, LARGE_FLOPS, MOST_LARGE_ELEMENTS)
+
+
+@cache
+def judged_layers() -> tuple[Layer, ...]:
+    """Those that releases are judged by, the same ones always: of all kinds, then small ones."""
+    small = _drawn(SMALL_SUITE, SMALL_KINDS, SMALL_SEED, SMALL_FLOPS)
+    ones = tuple(
+        replace(layer, N=1) if layer.name.startswith("one image") else layer for layer in small
+    )
+    return _drawn(JUDGED_SUITE, KINDS | TIMED_KINDS, JUDGED_SEED) + ones

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import corpus, drawn, run
+from bench import corpus, drawn, run, timings
 from bench.measure import Cell
 
 ROOT = Path(__file__).parents[2]
@@ -38,9 +38,9 @@ def test_a_suite_may_have_a_batch_size_of_its_own():
     assert {(layer.suite, layer.N) for layer in found} == {("vgg16", 3), ("resnet50", 64)}
 
 
-def test_all_stands_for_every_suite_but_small_layers_and_sweeps():
+def test_all_stands_for_every_suite_but_small_layers_sweeps_and_what_judges():
     found = {layer.suite for layer in corpus.load(["all"])}
-    assert found == set(corpus.suites()) - {"smoke", "scaling"}
+    assert found == set(corpus.suites()) - {"smoke", "scaling", "judged", "judged small"}
     assert {layer.N for layer in corpus.load(["all:3"])} == {3}
 
 
@@ -72,8 +72,17 @@ def test_no_drawn_layer_is_known_or_drawn_twice():
     assert not set(known) & set(chosen)
 
 
+def test_no_plan_is_timed_for_a_layer_that_judges():
+    timed, judged = (
+        {json.dumps(layer.problem(), sort_keys=True) for layer in layers}
+        for layers in ([cell.layer for cell in timings.cells()], drawn.judged_layers())
+    )
+    assert len(judged) > 500
+    assert not timed & judged
+
+
 def test_the_same_layers_are_drawn_in_every_process():
-    code = "from bench import drawn; print(hash(drawn.layers()))"
+    code = "from bench import drawn; print(hash(drawn.layers() + drawn.judged_layers()))"
     hashes = {
         subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True,
@@ -86,8 +95,11 @@ def test_the_same_layers_are_drawn_in_every_process():
 
 def test_drawn_layers_stay_as_they_were_first_drawn():
     """Results name them, and are compared with later ones."""
-    problems = json.dumps([layer.problem() for layer in drawn.layers()])
-    assert hashlib.sha256(problems.encode()).hexdigest()[:16] == "f90839d02a7be00c"
+    digests = [
+        hashlib.sha256(json.dumps([layer.problem() for layer in layers]).encode()).hexdigest()[:16]
+        for layers in (drawn.layers(), drawn.judged_layers())
+    ]
+    assert digests == ["f90839d02a7be00c", "c7c9c9b712b03350"]
 
 
 def test_drawn_layers_cover_what_known_ones_rarely_have():
