@@ -4,8 +4,9 @@ What is tuned on known layers must hold on others. The drawn layers cover what k
 have: image sides of every residue modulo 8, 1-D signals, dilations, strides on odd widths, patches,
 channel counts that are no multiple of 8, and very small and very large batches.
 
-Two more suites have what plans are timed for, and no benchmark runs: groups, and the classes in
-which a wrong plan costs most; and batches of large images, which take a millisecond or so.
+Three more suites have what plans are timed for, and no benchmark runs: groups, and the classes in
+which a wrong plan costs most; batches of large images, which take a millisecond or so; and small
+layers, which take some microseconds.
 
 Two others judge releases. No plan is timed for their layers, and no price is fitted to them.
 """
@@ -23,11 +24,13 @@ from .layers import Layer
 SUITE = "drawn"
 TIMED_SUITE = "drawn for timings"
 LARGE_SUITE = "drawn large"
+TIMED_SMALL_SUITE = "drawn small"
 JUDGED_SUITE = "judged"
 SMALL_SUITE = "judged small"
 SEED = 20261125
 TIMED_SEED = 20261127
 LARGE_SEED = 20261128
+TIMED_SMALL_SEED = 20261130
 JUDGED_SEED = 20261129
 SMALL_SEED = 20261229
 SIDES = range(5, 71)  # of images: every residue modulo 8, several times
@@ -355,11 +358,20 @@ def large_layers() -> tuple[Layer, ...]:
     return _drawn(LARGE_SUITE, LARGE_KINDS, LARGE_SEED, LARGE_FLOPS, MOST_LARGE_ELEMENTS)
 
 
+def _small(suite: str, seed: int) -> tuple[Layer, ...]:
+    return tuple(
+        replace(layer, N=1) if layer.name.startswith("one image") else layer
+        for layer in _drawn(suite, SMALL_KINDS, seed, SMALL_FLOPS)
+    )
+
+
+@cache
+def small_layers() -> tuple[Layer, ...]:
+    """Small layers that plans are timed for, the same ones always."""
+    return _small(TIMED_SMALL_SUITE, TIMED_SMALL_SEED)
+
+
 @cache
 def judged_layers() -> tuple[Layer, ...]:
     """Those that releases are judged by, the same ones always: of all kinds, then small ones."""
-    small = _drawn(SMALL_SUITE, SMALL_KINDS, SMALL_SEED, SMALL_FLOPS)
-    ones = tuple(
-        replace(layer, N=1) if layer.name.startswith("one image") else layer for layer in small
-    )
-    return _drawn(JUDGED_SUITE, KINDS | TIMED_KINDS, JUDGED_SEED) + ones
+    return _drawn(JUDGED_SUITE, KINDS | TIMED_KINDS, JUDGED_SEED) + _small(SMALL_SUITE, SMALL_SEED)

@@ -34,6 +34,7 @@ from .tune import Outcome, Timed, text_of, tune
 PATH = Path(__file__).with_name("results") / "timings-h100.jsonl.xz"
 SEED = 20261126
 HELD_OUT = 4  # one network in so many
+DRAWN = (drawn.SUITE, drawn.TIMED_SUITE, drawn.LARGE_SUITE, drawn.TIMED_SMALL_SUITE)
 MOST_LAYERS = 18  # of a network
 BATCHES = (None, None, None, 1, 8)  # None: the layer's own
 PRECISIONS = ("tf32", "tf32", "tf32", "fp16", "fp16", "fp16", "bf16", "fp32")
@@ -57,7 +58,7 @@ class Timings:
 
 def is_held_out(suite: str, name: str) -> bool:
     """Whether the fit does not see a layer."""
-    of = name if suite in (drawn.SUITE, drawn.TIMED_SUITE, drawn.LARGE_SUITE) else ""
+    of = name if suite in DRAWN else ""
     return random.Random(f"{SEED} {suite} {of}").random() < 1 / HELD_OUT
 
 
@@ -84,7 +85,7 @@ def cells() -> list[Cell]:
         found += [_cell(layer, generator) for layer in layers]
     found = [cell for cell in found if cell.layer.flops <= MOST_FLOPS]
     generator.shuffle(found)
-    for drawn_layers in (drawn.timed_layers(), drawn.large_layers()):
+    for drawn_layers in (drawn.timed_layers(), drawn.large_layers(), drawn.small_layers()):
         generator = random.Random(SEED)
         more = [_cell(layer, generator) for layer in drawn_layers]
         generator.shuffle(more)

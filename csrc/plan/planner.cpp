@@ -187,9 +187,9 @@ const char* propose(size_t index, const ConvProblem& problem, const DeviceProper
 }
 
 // Whether the rows of all operands of a 1x1 convolution's product are whole 16-byte vectors. A row
-// holds channels in NHWC, and the pixels of an image in NCHW.
+// holds channels in NHWC and of single pixels, and the pixels of an image in NCHW.
 bool has_whole_vectors(const ConvProblem& p) {
-  const bool channels_last = dense_layout(p.y_sizes(), p.y_strides) == Layout::kNhwc;
+  const bool channels_last = strides_match(p.y_sizes(), p.y_strides, Layout::kNhwc);
   return p.C % 4 == 0 && p.K % 4 == 0 && (channels_last || p.P * p.Q % 4 == 0);
 }
 

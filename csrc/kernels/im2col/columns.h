@@ -30,8 +30,12 @@ struct Im2colPlan {
 // docs/how/im2col.md has the measurement.
 constexpr int64_t kWorkspaceBound = int64_t{256} << 20;
 
+// Whether pixels are the rows of the products. Single pixels, or channels, lie in both ways; then
+// the input decides, if it can: images of a pixel are one product as rows, and else one each.
 inline bool is_channels_last(const ConvProblem& p) {
-  return dense_layout(p.y_sizes(), p.y_strides) == Layout::kNhwc;
+  if (!strides_match(p.y_sizes(), p.y_strides, Layout::kNhwc)) return false;
+  return strides_match(p.x_sizes(), p.x_strides, Layout::kNhwc) ||
+         !strides_match(p.y_sizes(), p.y_strides, Layout::kNchw);
 }
 
 // Entries of one column, over all groups.

@@ -5,6 +5,7 @@
 // first. What follows from a copy, stores too, need not wait again.
 #pragma once
 
+#include "kernels/implicit_gemm/sm90/first_lines.cuh"
 #include "kernels/implicit_gemm/sm90/halo.cuh"
 #include "kernels/implicit_gemm/sm90/halve.cuh"
 #include "kernels/implicit_gemm/sm90/im2col.cuh"
@@ -50,6 +51,12 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   const int first = kClustered ? static_cast<int>(blockIdx.x) / p.splits : blockIdx.x;
   const int rank = kClustered ? ptx::cluster_rank() : 0;
   ptx::start_dependents();
+  if constexpr (kLoader == Loader::kIm2col && !kHalves) {
+    constexpr int kFirstWarp = 4 - kPrefetchingWarps;
+    if (warp >= kFirstWarp && warp < 4) {
+      prefetch_first_tile(p, first, rank, kTile, threadIdx.x - kFirstWarp * 32);
+    }
+  }
   if (warp == 0) {
     if (lane == 0) ptx::prefetch_map(kHasPlanes && p.plane_boxes > 0 ? p.planes : &p.x);
     if (lane == 1) ptx::prefetch_map(&p.w);

@@ -290,6 +290,24 @@ Params params_of(const Packed& problem, const Tile& tile) {
   return p;
 }
 
+// The rows of a 1x1 convolution whose pixels follow each other, for `prefetch_rows`.
+template <typename T>
+void set_rows(const Packed& problem, const Tile& tile, const PackedWeight& weight, const T* x,
+              const T* w, Params& p) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  const auto& strides = problem.x_strides;
+  const bool dense = (problem.W == 1 || problem.H == 1 || strides[2] == problem.W * strides[3]) &&
+                     (problem.N == 1 || strides[0] == problem.H * problem.W * strides[3]);
+  const bool same = tile.image() == problem.H * problem.W && problem.stride_h == 1 &&
+                    problem.stride_w == 1 && problem.pad_h == 0 && problem.pad_w == 0;
+  if (problem.taps_h * problem.taps_w > 1 || problem.groups > 1 || !dense || !same) return;
+  const auto bytes = static_cast<int>(problem.C * kSize);
+  p.pixel_rows = {reinterpret_cast<const char*>(x), strides[3] * kSize,
+                  static_cast<int>(problem.N * problem.H * problem.W), bytes};
+  if (tile.weights_as_stored) return;
+  p.weight_rows = {reinterpret_cast<const char*>(w), weight.row * kSize, p.K, bytes};
+}
+
 inline Halves halves_of(const Packed& p, const PackedWeight& weight, const float* x,
                         const float* w) {
   const Shape4& strides = p.x_strides;
@@ -502,6 +520,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     } else {
       p.x = map_pixels(problem, tile, input);
     }
+    if (tile.loader == Loader::kIm2col) set_rows(problem, tile, weight, input, w, p);
     // Channels of joined phases are not yet those of the result.
     Epilogue epilogue = problem.joins_phases ? Epilogue{} : operands.epilogue;
     if (epilogue.residual != nullptr) {

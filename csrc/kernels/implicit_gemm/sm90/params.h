@@ -21,6 +21,13 @@ struct Halves {
   bool gradient;  // of the input: there are no taps outside the image
 };
 
+// Rows of memory that 1x1 convolutions multiply: what output pixels, or output channels, read.
+struct MatrixRows {
+  const char* data;  // null where they are not rows
+  int64_t stride;    // bytes
+  int count, bytes;
+};
+
 struct Params {
   CUtensorMap x, w, y, residual;
   CUtensorMap planes[kMostResidues];  // channels of each residue
@@ -64,6 +71,7 @@ struct Params {
   bool pixel_pairs;  // of planes, pairs of positions are pairs of aligned pixels
   Epilogue epilogue;
   Halves halves;
+  MatrixRows pixel_rows, weight_rows;
 };
 
 }  // namespace customconv::implicit_gemm::sm90
