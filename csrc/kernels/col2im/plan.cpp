@@ -202,16 +202,8 @@ LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan&
 }  // namespace
 
 extern const Family family;
-const Family family{"col2im",
-                    can_implement,
-                    cheapest_of<Search>,
-                    shape,
-                    all_of<Search>,
-                    /*fuses=*/false,
-                    sum_order,
-                    /*all_orders=*/nullptr,
-                    /*statistics_parts=*/nullptr,
-                    wanted_of<Search>};
+const Family family{"col2im",        can_implement, cheapest_of<Search>, shape, all_of<Search>,
+                    /*fuses=*/false, sum_order};
 
 }  // namespace customconv::col2im
 

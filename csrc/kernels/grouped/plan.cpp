@@ -617,16 +617,8 @@ LaunchShape shape(const ConvProblem& p, const DeviceProperties& d, const ConvPla
 }  // namespace
 
 extern const Family family;
-const Family family{"grouped",
-                    can_implement,
-                    cheapest_of<Search>,
-                    shape,
-                    all_of<Search>,
-                    /*fuses=*/true,
-                    sum_order,
-                    /*all_orders=*/nullptr,
-                    /*statistics_parts=*/nullptr,
-                    wanted_of<Search>};
+const Family family{"grouped",      can_implement, cheapest_of<Search>, shape, all_of<Search>,
+                    /*fuses=*/true, sum_order};
 
 }  // namespace customconv::grouped
 
