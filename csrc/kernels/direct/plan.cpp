@@ -145,7 +145,7 @@ WorkList count_work(const ConvProblem& p, const DeviceProperties& d, const ConvP
   return works;
 }
 
-// Of its grid's first dimension.
+// Blocks along the grid's first dimension.
 int64_t blocks_of(const ConvProblem& p, Order order) {
   return p.pass == Pass::kWgrad ? wgrad_blocks(p, order) : ceil_divide(p.result_count(), kBlock);
 }
