@@ -59,3 +59,14 @@ def same_start() -> Iterator[None]:
     torch.manual_seed(0)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
+
+
+@pytest.fixture
+def nothing_tuned() -> Iterator[None]:
+    """No plan is tuned before a test, and neither plans nor a recording are left behind it."""
+    from customconv import _C
+
+    _C.clear_tuned_plans()
+    yield
+    _C.clear_tuned_plans()
+    _C.end_recording()

@@ -53,7 +53,8 @@ struct Wanted {
 struct Family {
   const char* name;
   const char* (*can_implement)(const ConvProblem&, const DeviceProperties&);
-  ConvPlan (*propose)(const ConvProblem&, const DeviceProperties&);
+  // The cheapest plan; a search may do no more than is wanted.
+  ConvPlan (*propose)(const ConvProblem&, const DeviceProperties&, const Wanted&);
   // What the launcher takes for a plan, by the functions that it calls: what a plan of the problem
   // says, but where blocks take turns all of them. No threads where the problem has no such plan.
   LaunchShape (*shape)(const ConvProblem&, const DeviceProperties&, const ConvPlan&);
@@ -68,8 +69,6 @@ struct Family {
   std::vector<ConvPlan> (*all_orders)(const ConvProblem&, const DeviceProperties&) = nullptr;
   // Parts of y's statistics that a plan's kernels leave, or 0; null where none do.
   int64_t (*statistics_parts)(const ConvProblem&, const ConvPlan&) = nullptr;
-  // `propose` that does no more than is wanted; null where `propose` takes hardly longer.
-  ConvPlan (*propose_wanted)(const ConvProblem&, const DeviceProperties&, const Wanted&) = nullptr;
 };
 
 struct Candidate {

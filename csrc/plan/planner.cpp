@@ -56,9 +56,7 @@ const char* propose_for_batch(size_t index, const ConvProblem& problem,
   const Family& family = *kFamilies[index];
   const char* why_not = family.can_implement(problem, device);
   if (why_not != nullptr) return why_not;
-  plan = family.propose_wanted == nullptr ? family.propose(problem, device)
-                                          : family.propose_wanted(problem, device, wanted);
-  plan = complete(plan, index, problem, device);
+  plan = complete(family.propose(problem, device, wanted), index, problem, device);
   return plan.threads > 0 ? nullptr : "none of its tiles fits the problem";
 }
 
@@ -287,12 +285,10 @@ bool has_plan(const ConvProblem& problem, const DeviceProperties& device, Family
     if (!keeps_precision(i, problem) || family.can_implement(problem, device) != nullptr) {
       return false;
     }
-    if (family.propose_wanted != nullptr) {
-      const ConvPlan quick = family.propose_wanted(problem, device, {enough_ms});
-      if (quick.threads == 0) return false;
-      if (suffices(complete(quick, i, problem, device))) return true;
-      if (quick.predicted_ms > enough_ms) return false;  // the cheapest
-    }
+    const ConvPlan quick = family.propose(problem, device, {enough_ms});
+    if (quick.threads == 0) return false;
+    if (suffices(complete(quick, i, problem, device))) return true;
+    if (quick.predicted_ms > enough_ms) return false;  // the cheapest
     ConvPlan proposed;
     return propose(i, problem, device, proposed) == nullptr && suffices(proposed);
   });

@@ -51,7 +51,7 @@ struct ConvProblem {
   int64_t x_count() const { return N * C * H * W; }
   int64_t w_count() const { return K * group_C() * R * S; }
   int64_t y_count() const { return N * K * P * Q; }
-  // Of what an epilogue is of: y, or an input gradient.
+  // Elements of what an epilogue applies to: y, or an input gradient.
   int64_t result_count() const { return pass == Pass::kDgrad ? x_count() : y_count(); }
 
   // Multiply-adds of any of the three passes.

@@ -73,15 +73,10 @@ class PlanSearch {
   Wanted wanted_;
 };
 
-// The best plan of any `Search(problem, device, all)` with such a `best()`.
+// The best plan of any `Search(problem, device, all, wanted)` with such a `best()`.
 template <typename Search>
-ConvPlan cheapest_of(const ConvProblem& problem, const DeviceProperties& device) {
-  return Search(problem, device).best();
-}
-
-template <typename Search>
-ConvPlan wanted_of(const ConvProblem& problem, const DeviceProperties& device,
-                   const Wanted& wanted) {
+ConvPlan cheapest_of(const ConvProblem& problem, const DeviceProperties& device,
+                     const Wanted& wanted) {
   return Search(problem, device, nullptr, wanted).best();
 }
 

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,14 @@ from customconv import tuning as tuning_function
 from customconv.measure import Measured
 from customconv.tuning import choice, contenders, tune_problem, tune_recorded
 
+pytestmark = pytest.mark.usefixtures("nothing_tuned")
+
 tuning = sys.modules[tuning_function.__module__]
 
 DEVICE = 41  # an index that no machine has
 HOST = plans_file.Host("Test GPU", (9, 0), "13.0", "1.0", "sources x, PyTorch y")
 HERE = {DEVICE: HOST}
 PROPERTIES = {DEVICE: _C.DeviceProperties()}
-
-
-@pytest.fixture(autouse=True)
-def nothing_tuned() -> Iterator[None]:
-    _C.clear_tuned_plans()
-    yield
-    _C.clear_tuned_plans()
-    _C.end_recording()
 
 
 def problem(channels: int = 64, **others: Any) -> _C.ConvProblem:

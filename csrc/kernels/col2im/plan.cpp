@@ -88,7 +88,7 @@ class Search : public PlanSearch {
                      (pixel_blocks == kWarpBlocks[0] ? 0 : 2) + (size_ == 2 ? 0 : 1));
   }
 
-  // Of a multiprocessor's tensor cores, without the padding of any tile.
+  // Clocks that a multiprocessor's tensor cores take, without the padding of any tile.
   double least_clocks() const {
     const double pixels = static_cast<double>(p_.N) * g_.h.places * g_.w.places;
     const double columns = static_cast<double>(g_.C) * g_.h.taps * g_.w.taps;
@@ -202,16 +202,8 @@ LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan&
 }  // namespace
 
 extern const Family family;
-const Family family{"col2im",
-                    can_implement,
-                    cheapest_of<Search>,
-                    shape,
-                    all_of<Search>,
-                    /*fuses=*/false,
-                    sum_order,
-                    /*all_orders=*/nullptr,
-                    /*statistics_parts=*/nullptr,
-                    wanted_of<Search>};
+const Family family{"col2im",        can_implement, cheapest_of<Search>, shape, all_of<Search>,
+                    /*fuses=*/false, sum_order};
 
 }  // namespace customconv::col2im
 

@@ -33,7 +33,7 @@ Geometry geometry_of(const ConvProblem& problem);
 // Shared memory that the filters of a block of threads may take.
 inline constexpr int64_t kFilterBytes = 40 << 10;
 
-// Of the workspace, where that many parts of a weight gradient are added up.
+// Bytes of workspace that so many parts of a weight gradient take; a single part takes none.
 inline int64_t parts_bytes(const ConvProblem& p, int64_t parts) {
   return parts > 1 ? parts * p.w_count() * 4 : 0;
 }

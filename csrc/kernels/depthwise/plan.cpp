@@ -36,11 +36,11 @@ const Family& kind_of(const ConvPlan& plan) {
   }
 }
 
-ConvPlan propose(const ConvProblem& p, const DeviceProperties& d) {
+ConvPlan propose(const ConvProblem& p, const DeviceProperties& d, const Wanted&) {
   ConvPlan best{};
   for (const Family* kind : kKinds) {
     if (kind->can_implement(p, d) != nullptr) continue;
-    const ConvPlan plan = kind->propose(p, d);
+    const ConvPlan plan = kind->propose(p, d, {});
     if (plan.threads == 0) continue;
     if (best.threads == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
   }

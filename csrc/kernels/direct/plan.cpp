@@ -145,7 +145,7 @@ WorkList count_work(const ConvProblem& p, const DeviceProperties& d, const ConvP
   return works;
 }
 
-// Of its grid's first dimension.
+// Blocks along the grid's first dimension.
 int64_t blocks_of(const ConvProblem& p, Order order) {
   return p.pass == Pass::kWgrad ? wgrad_blocks(p, order) : ceil_divide(p.result_count(), kBlock);
 }
@@ -155,7 +155,7 @@ LaunchShape shape_of(const ConvProblem& p, Order order, int64_t splits) {
   return {blocks_of(p, order) * splits, kBlock, 0, parts};
 }
 
-ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
+ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device, const Wanted&) {
   const Order order = choose_order(problem);
   const int64_t blocks = blocks_of(problem, order);
   const int64_t splits = problem.pass == Pass::kWgrad ? wgrad_splits(problem, blocks) : 1;

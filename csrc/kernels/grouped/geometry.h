@@ -171,8 +171,8 @@ inline constexpr int kBoxKernelCount = 5;
 // Who brings boxes: the copy engine; warps, out of strips that it brings; threads.
 enum class Loading : uint8_t { kBoxes, kStrips, kThreads };
 
-// Of the plans, `pixel_warps` share a tile's pixels: 1, 2, 4 or 8. `tile` has rows, columns and
-// images of positions, and `tile_blocks` share the tiles of a slice.
+// `pixel_warps` are the warps that share a tile's pixels: 1, 2, 4 or 8. `tile` has rows, columns
+// and images of positions. `tile_blocks` are the blocks that share the tiles of a slice.
 struct SlotsPlan {
   static constexpr PlanKind kKind = PlanKind::grouped_slots;
   int kernel = 0;  // of kKernels

@@ -1,70 +1,53 @@
-// What the price of a plan of grouped is counted from: instructions of a warp, as the kernels have
-// them, and how threads bring pixels.
+// What the price of a plan of grouped is counted from.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-
 #include "kernels/grouped/geometry.h"
-#include "plan/hardware.h"
+#include "plan/plan.h"
+#include "plan/price.h"
 
 namespace customconv::grouped {
 
-constexpr double kSlotInstructions = 40;     // of 32 slots: where their pixels are
-constexpr double kVectorInstructions = 12;   // brought: of 32 units
-constexpr double kElementInstructions = 12;  // the same, of 32 elements
-constexpr double kStepInstructions = 6;      // of products, besides operands: a table, the loop
-constexpr double kOperandInstructions = 2;   // its address, the load
-constexpr double kOutputInstructions = 30;   // a vector of channels, or a pixel: where, the store
-constexpr double kTileInstructions = 100;    // and phase: what it is, barriers
-constexpr double kSumInstructions = 2;       // of a product's four: zeroed, staged
+// How often shared memory is asked for eight rows of an operand by boxes, once if all lie in banks
+// of their own.
+double count_conflicts(const Geometry& geometry, const Tile& tile);
 
-// The same of boxes.
-constexpr double kBoxOperandInstructions = 5;  // its swizzled address, the load
-constexpr double kBoxOutputInstructions = 4;   // of a lane's pixel
-constexpr double kWeightInstructions = 60;     // brought: of a lane's sixteen bytes, by divisions
-constexpr double kPieceInstructions = 12;      // brought by threads: of an element of a piece
-constexpr double kTurnInstructions = 160;      // of 2 KB of strips
-constexpr double kStoredVectorInstructions = 30;  // of planes
-// In a weight gradient, of a product's four sums: left as they are, exchanged, stored in the
-// result.
-constexpr double kLeftInstructions = 8;
-constexpr double kExchangedInstructions = 30;
-constexpr double kStoredInstructions = 80;
-constexpr double kClusterWaits = 2;  // until all blocks have their sums, and until all are read
-
-// What threads that bring boxes and store planes cost: a warp's instructions, lines that the
-// first-level cache looks for, bytes to and from the second-level cache, and how often a warp
-// waits.
-struct ByThreads {
-  double issues = 0, lines = 0, bytes = 0, waits = 0;
+// What a block of a weight gradient takes: clocks and waits of a tile, and clocks of its sums at
+// the end. By boxes, these are the clocks of one instruction for each four sums.
+struct GradientClocks {
+  double tile, waits, sums;
 };
-// Rows of an image, with so many pixels each, of so many channels. `stride`: of these pixels.
-inline void count_rows(ByThreads& all, int size, double rows, double pixels, double channels,
-                       int64_t stride) {
-  const double row_bytes = pixels * size * static_cast<double>(stride);
-  all.lines += rows * channels * std::min(1 + row_bytes / hardware::kSharedBytesPerClock, pixels);
-  all.bytes += rows * channels *
-               std::min(hardware::kSectorBytes + row_bytes, pixels * hardware::kSectorBytes);
-}
-inline void count_boxes(ByThreads& all, int size, const Shape4& strides, int rows, int pixels,
-                        int64_t pieces) {
-  const double elements = static_cast<double>(kPieceBytes) / size;
-  count_rows(all, size, rows, pixels, static_cast<double>(pieces) * elements, strides[3]);
-  // A lane brings a piece's elements of two pixels at a time.
-  const double turns = std::ceil(rows * pixels / 64.0) * static_cast<double>(pieces);
-  all.issues += turns * 2 * elements * kPieceInstructions;
-  all.waits += std::ceil(turns / (box_producers(size) / 32));
-}
 
-// Strips that warps turn into boxes.
-inline void count_strips(ByThreads& all, const Strips& s, int images) {
-  const double part = 16 * kBoxRowBytes;  // bytes
-  const double bytes = s.brought_bytes(images);
-  const double turns = bytes / part;
-  all.issues += turns * kTurnInstructions;
-  all.lines += 2 * bytes / kBoxRowBytes;
-  all.waits += std::ceil(turns / (kMostThreads / 32)) / hardware::kStepsOfWait;
-}
+// Counts the work of a problem's plans, which the problem, the device and the geometry outlive.
+// `resident`: blocks that share a multiprocessor. `asked`: see count_conflicts.
+class Counter {
+ public:
+  Counter(const ConvProblem& problem, const DeviceProperties& device, const Geometry& geometry)
+      : p_(problem), d_(device), g_(geometry) {}
+
+  WorkList count(const SlotsPlan& way, const Work& work, const ConvPlan& plan,
+                 double resident) const;
+  WorkList count(const BoxesPlan& way, const BoxWork& work, const ConvPlan& plan, double resident,
+                 double asked) const;
+
+  GradientClocks count_tile(const SlotGradientsPlan& way, const GradientWork& work) const;
+  GradientClocks count_tile(const BoxGradientsPlan& way, const GradientBoxWork& work,
+                            double asked) const;
+  WorkList count(const SlotGradientsPlan& way, const GradientWork& work, const ConvPlan& plan,
+                 double resident, const GradientClocks& clocks) const;
+  WorkList count(const BoxGradientsPlan& way, const GradientBoxWork& work, const ConvPlan& plan,
+                 double resident, const GradientClocks& clocks) const;
+
+ private:
+  customconv::Work work_of(PriceKind kind, int row, const ConvPlan& plan, double resident) const;
+  double part_bytes() const;
+  double bring(bool vectors) const;
+
+  const ConvProblem& p_;
+  const DeviceProperties& d_;
+  const Geometry& g_;
+  const int size_ = static_cast<int>(element_size(p_.dtype));
+  const bool in_vectors_ = g_.in[1] == 1 && g_.C * size_ % kUnitBytes == 0;
+  const bool out_vectors_ = g_.out[1] == 1 && g_.K * size_ % kUnitBytes == 0;
+};
 
 }  // namespace customconv::grouped

@@ -365,7 +365,7 @@ LaunchShape shape_of(const ConvProblem& p, const Im2colPlan& way) {
               parts_bytes(p, way.parts)};
 }
 
-ConvPlan propose(const ConvProblem& p, const DeviceProperties& device) {
+ConvPlan propose(const ConvProblem& p, const DeviceProperties& device, const Wanted&) {
   Im2colPlan way;
   way.columns = columns_are_in_place(p) ? Place::kInput : Place::kWorkspace;
   way.wide = needs_wide_index(p);

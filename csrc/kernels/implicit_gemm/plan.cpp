@@ -412,7 +412,7 @@ bool is_searched(const ConvProblem& asked) {
          !as_forward(asked).has_phases();
 }
 
-ConvPlan propose_wanted(const ConvProblem& asked, const DeviceProperties& d, const Wanted& wanted) {
+ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d, const Wanted& wanted) {
   ConvPlan best;
   if (asked.pass == Pass::kWgrad) {
     const auto weigh = [&best](const ConvPlan& plan) {
@@ -443,10 +443,6 @@ ConvPlan propose_wanted(const ConvProblem& asked, const DeviceProperties& d, con
   }
   if (best.threads == 0) search(/*by_warps=*/true);
   return best;
-}
-
-ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d) {
-  return propose_wanted(asked, d, {});
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties& d) {
@@ -505,8 +501,7 @@ const Family family{"implicit_gemm",
                     /*fuses=*/true,
                     sum_order,
                     /*all_orders=*/nullptr,
-                    sm90::statistics_parts,
-                    propose_wanted};
+                    sm90::statistics_parts};
 
 }  // namespace customconv::implicit_gemm
 

@@ -377,7 +377,7 @@ ConvPlan search(const ConvProblem& problem, const DeviceProperties& device,
   return best;
 }
 
-ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device) {
+ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device, const Wanted&) {
   return search(problem, device, nullptr);
 }
 

@@ -58,8 +58,9 @@ Tensor input_of(const Convolution& conv, const Decision& decision) {
              : copied_if(decision.copies.x, conv.input, conv.format);
 }
 
-void launch(Pass pass, const Decision& decision, const Operands& operands, at::ScalarType dtype) {
-  run(decision.problem, decision.plan, operands, dtype);
+void launch(Pass pass, const Decision& decision, const Operands& operands, const Tensor& result,
+            const std::optional<Tensor>& bias = {}) {
+  run(decision.problem, decision.plan, operands, result, bias);
   count(pass, decision.plan.family);
 }
 
@@ -88,8 +89,7 @@ Tensor output_of(const Convolution& conv, const Decision& decision,
     dense.push_back(converts ? values.to(at::kFloat).contiguous() : values.contiguous());
     return dense.back().const_data_ptr();
   };
-  const bool adds_bias = problem.has_bias && conv.transposed && !plan.fuses;
-  if (problem.has_bias && !adds_bias) epilogue.bias = data_of(*bias);
+  if (problem.has_bias) epilogue.bias = data_of(*bias);
   if (plan.fuses) {
     if (has_scale) epilogue.scale = data_of(*options.scale);
     if (problem.has_residual) epilogue.residual = options.residual->const_data_ptr();
@@ -97,8 +97,7 @@ Tensor output_of(const Convolution& conv, const Decision& decision,
     epilogue.activation = activation_named(options.activation);
     epilogue.negative_slope = static_cast<float>(options.negative_slope);
   }
-  launch(Pass::kFprop, decision, operands, conv.input.scalar_type());
-  if (adds_bias) output.add_(bias->view({-1, 1, 1}));
+  launch(Pass::kFprop, decision, operands, output, bias);
   return conv.batched ? output : output.squeeze(0);
 }
 
@@ -151,7 +150,7 @@ void add_gradients(const Convolution& conv, const Tensor& grad, const GradientFo
     const Tensor written = empty_like(conv.input, conv.input.sizes(), formats.input);
     operands.w = read_only(weight);
     operands.*input_operand = written.mutable_data_ptr();
-    launch(Pass::kDgrad, *of_input, operands, grad.scalar_type());
+    launch(Pass::kDgrad, *of_input, operands, written);
     std::get<0>(gradients) = conv.batched ? written : written.squeeze(0);
   }
   if (of_weight && !is_atens(*of_weight)) {
@@ -159,7 +158,7 @@ void add_gradients(const Convolution& conv, const Tensor& grad, const GradientFo
     const Tensor written = empty_like(conv.weight, conv.weight.sizes(), formats.weight);
     operands.*input_operand = read_only(input);
     operands.w = written.mutable_data_ptr();
-    launch(Pass::kWgrad, *of_weight, operands, grad.scalar_type());
+    launch(Pass::kWgrad, *of_weight, operands, written);
     std::get<1>(gradients) = written;
   }
 }

@@ -69,9 +69,11 @@ void check_dense(const std::optional<at::Tensor>& t, const char* name, bool want
 
 }  // namespace
 
-void run(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
-         at::ScalarType dtype) {
+void run(const ConvProblem& problem, const ConvPlan& plan, Operands operands,
+         const at::Tensor& result, const std::optional<at::Tensor>& bias) {
   log_plan(problem, plan);
+  const bool adds_bias = problem.has_bias && problem.pass == Pass::kDgrad && !plan.fuses;
+  if (adds_bias) operands.epilogue.bias = nullptr;
   LaunchContext context;
   context.stream = at::cuda::getCurrentCUDAStream();
   if (plan.uses_blas) context.blas = at::cuda::getCurrentCUDABlasHandle();
@@ -82,9 +84,10 @@ void run(const ConvProblem& problem, const ConvPlan& plan, const Operands& opera
         c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<size_t>(plan.workspace_bytes));
     context.workspace = workspace.get();
   }
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "customconv_conv2d", [&] {
-    launch<typename CudaType<scalar_t>::type>(problem, plan, operands, context);
-  });
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, result.scalar_type(), "customconv_conv2d",
+      [&] { launch<typename CudaType<scalar_t>::type>(problem, plan, operands, context); });
+  if (adds_bias) result.add_(bias->view({-1, 1, 1}));
 }
 
 void run_plan(const ConvProblem& problem, const ConvPlan& plan, const at::Tensor& x,
@@ -106,14 +109,12 @@ void run_plan(const ConvProblem& problem, const ConvPlan& plan, const at::Tensor
   operands.x = x.mutable_data_ptr();
   operands.w = w.mutable_data_ptr();
   operands.y = y.mutable_data_ptr();
-  const bool adds_bias = problem.has_bias && gradient && !plan.fuses;
-  if (problem.has_bias && !adds_bias) operands.epilogue.bias = bias->const_data_ptr();
+  if (problem.has_bias) operands.epilogue.bias = bias->const_data_ptr();
   if (plan.fuses && problem.epilogue_passes > 0) {
     if (problem.has_residual) operands.epilogue.residual = residual->const_data_ptr();
     operands.epilogue.activation = Activation::kRelu;
   }
-  run(problem, plan, operands, x.scalar_type());
-  if (adds_bias) x.add_(bias->view({-1, 1, 1}));
+  run(problem, plan, operands, gradient ? x : problem.pass == Pass::kWgrad ? w : y, bias);
 }
 
 }  // namespace customconv::torch_layer

@@ -156,7 +156,7 @@ class Search : public PlanSearch {
       const int64_t vectors = g_.K / width_of(order);
       Tried<int64_t> tried;
       for (const int64_t most : {8, 16, 32, 64, 128, 256}) {
-        // Of so many, or of as many in groups that are all full.
+        // Groups have so many vectors each, or fewer, so that all of them are full.
         for (const int64_t count :
              {std::min(most, vectors), ceil_divide(vectors, ceil_divide(vectors, most))}) {
           if (tried.add(count)) consider(v, static_cast<int>(count));

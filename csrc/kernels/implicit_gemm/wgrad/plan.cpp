@@ -206,7 +206,7 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& d, const Wanted& 
     if (plan.threads == 0) return;
     if (best.threads == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
   };
-  weigh(possible && stays_in_memory(p), wanted_of<Search>);
+  weigh(possible && stays_in_memory(p), cheapest_of<Search>);
   weigh(possible && goes_through_registers(p, d), registers::propose);
   weigh(planes::can_implement(p, d) == nullptr, planes::propose);
   return best;

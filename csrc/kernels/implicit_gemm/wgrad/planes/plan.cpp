@@ -323,7 +323,7 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
 }
 
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& d, const Wanted& wanted) {
-  return wanted_of<Search>(p, d, wanted);
+  return cheapest_of<Search>(p, d, wanted);
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {

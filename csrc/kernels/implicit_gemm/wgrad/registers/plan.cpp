@@ -199,7 +199,7 @@ bool has_few(const ConvProblem& p, const DeviceProperties& d) {
 }
 
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& d, const Wanted& wanted) {
-  return wanted_of<Search>(p, d, wanted);
+  return cheapest_of<Search>(p, d, wanted);
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& p, const DeviceProperties& d) {
