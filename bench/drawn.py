@@ -4,9 +4,9 @@ What is tuned on known layers must hold on others. The drawn layers cover what k
 have: image sides of every residue modulo 8, 1-D signals, dilations, strides on odd widths, patches,
 channel counts that are no multiple of 8, and very small and very large batches.
 
-Three more suites have what plans are timed for, and no benchmark runs: groups, and the classes in
-which a wrong plan costs most; batches of large images, which take a millisecond or so; and small
-layers, which take some microseconds.
+Four more suites have what plans are timed for, and no benchmark runs: groups, and the classes in
+which a wrong plan costs most; batches of large images, which take a millisecond or so; small
+layers, which take some microseconds; and more of all kinds.
 
 Two others judge releases. No plan is timed for their layers, and no price is fitted to them.
 """
@@ -25,12 +25,14 @@ SUITE = "drawn"
 TIMED_SUITE = "drawn for timings"
 LARGE_SUITE = "drawn large"
 TIMED_SMALL_SUITE = "drawn small"
+TIMED_MORE_SUITE = "drawn more"
 JUDGED_SUITE = "judged"
 SMALL_SUITE = "judged small"
 SEED = 20261125
 TIMED_SEED = 20261127
 LARGE_SEED = 20261128
 TIMED_SMALL_SEED = 20261130
+TIMED_MORE_SEED = 20261201
 JUDGED_SEED = 20261129
 SMALL_SEED = 20261229
 SIDES = range(5, 71)  # of images: every residue modulo 8, several times
@@ -369,6 +371,12 @@ def _small(suite: str, seed: int) -> tuple[Layer, ...]:
 def small_layers() -> tuple[Layer, ...]:
     """Small layers that plans are timed for, the same ones always."""
     return _small(TIMED_SMALL_SUITE, TIMED_SMALL_SEED)
+
+
+@cache
+def more_layers() -> tuple[Layer, ...]:
+    """More layers of all kinds that plans are timed for, the same ones always."""
+    return _drawn(TIMED_MORE_SUITE, KINDS | TIMED_KINDS, TIMED_MORE_SEED)
 
 
 @cache

@@ -34,7 +34,10 @@ from .tune import Outcome, Timed, text_of, tune
 PATH = Path(__file__).with_name("results") / "timings-h100.jsonl.xz"
 SEED = 20261126
 HELD_OUT = 4  # one network in so many
-DRAWN = (drawn.SUITE, drawn.TIMED_SUITE, drawn.LARGE_SUITE, drawn.TIMED_SMALL_SUITE)
+DRAWN = (
+    drawn.SUITE, drawn.TIMED_SUITE, drawn.LARGE_SUITE, drawn.TIMED_SMALL_SUITE,
+    drawn.TIMED_MORE_SUITE,
+)  # fmt: skip
 MOST_LAYERS = 18  # of a network
 BATCHES = (None, None, None, 1, 8)  # None: the layer's own
 PRECISIONS = ("tf32", "tf32", "tf32", "fp16", "fp16", "fp16", "bf16", "fp32")
@@ -85,7 +88,10 @@ def cells() -> list[Cell]:
         found += [_cell(layer, generator) for layer in layers]
     found = [cell for cell in found if cell.layer.flops <= MOST_FLOPS]
     generator.shuffle(found)
-    for drawn_layers in (drawn.timed_layers(), drawn.large_layers(), drawn.small_layers()):
+    timed = (
+        drawn.timed_layers(), drawn.large_layers(), drawn.small_layers(), drawn.more_layers()
+    )  # fmt: skip
+    for drawn_layers in timed:
         generator = random.Random(SEED)
         more = [_cell(layer, generator) for layer in drawn_layers]
         generator.shuffle(more)

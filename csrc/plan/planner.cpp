@@ -184,23 +184,9 @@ const char* propose(size_t index, const ConvProblem& problem, const DeviceProper
                                      : propose_for_batch(index, problem, device, plan, wanted);
 }
 
-// Whether the rows of all operands of a 1x1 convolution's product are whole 16-byte vectors. A row
-// holds channels in NHWC and of single pixels, and the pixels of an image in NCHW.
-bool has_whole_vectors(const ConvProblem& p) {
-  const bool channels_last = strides_match(p.y_sizes(), p.y_strides, Layout::kNhwc);
-  return p.C % 4 == 0 && p.K % 4 == 0 && (channels_last || p.P * p.Q % 4 == 0);
-}
-
-// Whether a family rounds this problem's float32 operands to TF32, as the problem allows it.
-bool rounds_to_tf32(FamilyId family, const ConvProblem& p) {
-  if (family != FamilyId::im2col) return may_round_to_tf32(family);
-  // cuBLAS is free not to. It does in large products of whole vectors.
-  return p.is_pointwise() && p.groups == 1 && p.C >= 64 && p.K >= 64 && has_whole_vectors(p);
-}
-
-// Whether a family computes a problem in the precision that was settled on.
+// `im2col` asks for TF32, but cuBLAS computes some small products exactly, which is allowed.
 bool keeps_precision(size_t index, const ConvProblem& settled) {
-  return !settled.tf32 || rounds_to_tf32(static_cast<FamilyId>(index), settled);
+  return !settled.tf32 || may_round_to_tf32(static_cast<FamilyId>(index));
 }
 
 // The cheapest plan in the problem's precision.

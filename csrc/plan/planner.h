@@ -63,9 +63,9 @@ bool leaves_no_doubt(const ConvProblem& problem, const DeviceProperties& device)
 // Leaves a family's plan in `plan`, or returns why it has none.
 const char* propose(FamilyId family, const ConvProblem& problem, const DeviceProperties& device,
                     ConvPlan& plan);
-// Whether a family rounds float32 operands to TF32 in some problems that allow it.
+// Whether a family rounds float32 operands to TF32, in some of the problems that allow it.
 bool may_round_to_tf32(FamilyId family);
-// Whether a family computes a problem in the precision that was settled on.
+// Whether a family computes a problem in the precision that was settled on, or a higher one.
 bool keeps_precision(FamilyId family, const ConvProblem& settled);
 
 // Every plan of every family that can: what the planner chooses from.

@@ -37,10 +37,13 @@ def test_the_beginning_is_a_sample_of_all_passes_precisions_and_layouts():
 def test_layers_that_are_drawn_for_timings_come_last_and_are_in_no_benchmark():
     cells = timings.cells()
     suites = [drawn.TIMED_SUITE] * 300 + [drawn.LARGE_SUITE] * 120
-    assert [cell.layer.suite for cell in cells[-420:]] == suites
-    assert not set(suites) & {cell.layer.suite for cell in cells[:-420]}
+    suites += [drawn.TIMED_SMALL_SUITE] * 200
+    suites += [drawn.TIMED_MORE_SUITE] * len(drawn.more_layers())
+    drawn_cells, others = cells[-len(suites) :], cells[: -len(suites)]
+    assert [cell.layer.suite for cell in drawn_cells] == suites
+    assert not set(suites) & {cell.layer.suite for cell in others}
     assert not set(suites) & set(corpus.suites())
-    first = collections.Counter((c.op, c.precision, c.layout) for c in cells[-420:-220])
+    first = collections.Counter((c.op, c.precision, c.layout) for c in drawn_cells[:200])
     assert len(first) == 3 * 4 * 2
     groups = [layer.groups > 1 for layer in drawn.timed_layers()]
     assert sum(groups) == 150
@@ -50,7 +53,7 @@ def test_networks_are_held_out_as_a_whole():
     held_out = collections.defaultdict(set)
     for cell in timings.cells():
         held_out[cell.layer.suite].add(timings.is_held_out(cell.layer.suite, cell.layer.name))
-    apart = {drawn.SUITE, drawn.TIMED_SUITE, drawn.LARGE_SUITE}
+    apart = set(timings.DRAWN)
     networks = [found for suite, found in held_out.items() if suite not in apart]
     assert all(len(found) == 1 for found in networks)
     assert all(held_out[suite] == {False, True} for suite in apart)

@@ -157,6 +157,10 @@ CASES = {
     # Sums over pixels that direct cuts into parts.
     "many_pixels": case((3, 2, 201, 203), (3, 2, 3, 3), padding=1),
     "many_pixels_strided": case((9, 1, 301, 203), (2, 1, 3, 3), stride=2, padding=1),
+    # Long sums of few rows and columns, of which cuBLAS leaves out the last terms.
+    "long_sums": case((8, 8, 41, 41), (16, 8, 7, 7), padding=3),
+    "long_sums_pointwise": case((8, 16, 41, 41), (48, 16, 1, 1)),
+    "long_sums_of_channels": case((1, 2945, 8, 8), (200, 2945, 1, 1)),
     # Over 2^27 entries of columns: several chunks of im2col's workspace in any dtype.
     "chunks_of_images": case((380, 10, 64, 64), (4, 10, 3, 3), padding=1, large=True),
     "chunks_of_images_grouped": case((250, 16, 64, 64), (4, 8, 3, 3), padding=1, groups=2,

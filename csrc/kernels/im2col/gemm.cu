@@ -3,6 +3,7 @@
 #include <string>
 #include <type_traits>
 
+#include "kernels/im2col/columns.h"
 #include "kernels/im2col/gemm.h"
 
 namespace customconv::im2col {
@@ -63,6 +64,15 @@ void multiply_once(cublasHandle_t handle, const Product<T, Out>& p, bool tf32) {
              "matrix product");
 }
 
+// So many terms of a product's sums.
+template <typename T, typename Out>
+Product<T, Out> part_of(Product<T, Out> product, int64_t first, int64_t terms) {
+  product.a += first * (product.a_transposed ? product.a_leading : 1);
+  product.b += first * (product.b_transposed ? 1 : product.b_leading);
+  product.inner = terms;
+  return product;
+}
+
 // The longest sum that is formed in one go in IEEE float32, where the library adds term by term: in
 // parts, the error of a long sum grows with the length of a part and the number of parts.
 constexpr int64_t kLongestSum = 512;
@@ -73,19 +83,25 @@ constexpr int64_t kMostParts = 8;
 
 template <typename T, typename Out>
 void multiply(cublasHandle_t handle, const Product<T, Out>& product, bool tf32) {
+  const int64_t apart = terms_apart(sizeof(T), product.inner), whole = product.inner - apart;
+  if (apart > 0) {
+    // The few terms come first: what is rounded before the others are added is small.
+    multiply_once(handle, part_of(product, whole, apart), tf32);
+    Product<T, Out> rest = part_of(product, 0, whole);
+    rest.accumulate = true;
+    multiply_once(handle, rest, tf32);
+    return;
+  }
   if (!std::is_same_v<T, float> || tf32 || product.inner <= kLongestSum) {
     multiply_once(handle, product, tf32);
     return;
   }
   const int64_t parts = std::min((product.inner + kLongestSum - 1) / kLongestSum, kMostParts);
   const int64_t step = (product.inner + parts - 1) / parts;
-  Product<T, Out> part = product;
   for (int64_t first = 0; first < product.inner; first += step) {
-    part.a = product.a + first * (product.a_transposed ? product.a_leading : 1);
-    part.b = product.b + first * (product.b_transposed ? 1 : product.b_leading);
-    part.inner = std::min(step, product.inner - first);
+    Product<T, Out> part = part_of(product, first, std::min(step, product.inner - first));
+    part.accumulate = product.accumulate || first > 0;
     multiply_once(handle, part, tf32);
-    part.accumulate = true;
   }
 }
 

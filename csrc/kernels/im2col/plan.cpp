@@ -120,8 +120,10 @@ Shares share_out(const ConvProblem& p, const DeviceProperties& d, const Matrices
   const bool splits_sums = m.batch == 1 && (size == 2 || p.tf32);
   Shares best{};
   double least = 0;
-  for (const double rows : kSizes) {
-    for (const double columns : kSizes) {
+  for (const double most_rows : kSizes) {
+    for (const double most_columns : kSizes) {
+      // A vector takes no tile.
+      const double rows = m.rows > 1 ? most_rows : 1, columns = m.columns > 1 ? most_columns : 1;
       const double tiles = std::ceil(m.rows / rows) * std::ceil(m.columns / columns) * m.batch;
       const double most = splits_sums ? std::min(steps, kMostSplits) : 1;
       for (double splits = 1; splits <= most; splits *= 2) {
@@ -233,6 +235,11 @@ class Counter {
   }
 
   void add_product(uint16_t row, const Matrices& m) {
+    if (const int64_t apart = terms_apart(size_, std::llround(m.inner)); apart > 0) {
+      Matrices last = m;
+      last.inner = static_cast<double>(apart);
+      add_product(row, last);
+    }
     const Shares shares = share_out(p_, d_, m);
     const auto size = static_cast<double>(size_);
     const auto out = static_cast<double>(m.out_size) * (m.accumulates ? 2 : 1);
