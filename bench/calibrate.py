@@ -33,7 +33,7 @@ START = {"rate": 0.7, "wait": 150.0, "store": 15.0, "bandwidth": 0.8}
 BOUNDS = {
     "rate": (0.01, 1.5), "wait": (1.0, 3e4), "store": (1.0, 200.0), "bandwidth": (0.05, 1.0),
 }  # fmt: skip
-STIFFNESS = 0.7  # how much a kind's deviation from the mean of its part weighs, beside one plan
+STIFFNESS = 0.2  # how much a kind's deviation from the mean of its part weighs, beside one plan
 SMALL = 0.1  # errors, of the logarithm, up to which they count as squares
 STEP = 1e-3  # of a logarithm, for slopes
 DIGITS = 3  # that the table keeps
@@ -218,7 +218,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     instead.add_argument(
         "--accept", nargs="?", type=Path, const=picks.PATH, metavar="FILE",
-        help="fit nothing; keep the compiled planner's picks, for a test of later ones",
+        help="fit nothing; keep the compiled planner's picks of cells that the file lacks, for a "
+        "test of later ones; those of its other cells stay",
     )  # fmt: skip
 
 
@@ -230,7 +231,7 @@ def main(arguments: argparse.Namespace) -> int:
         return pays.report(cells, arguments.without, console)
     now = picks.picks(cells)
     if arguments.accept is not None:
-        picks.write(now, arguments.accept)
+        picks.write(picks.added(arguments.accept, now), arguments.accept)
         return 0
     console.print(summary(cells))
     fit = Fit([cell for cell in cells if not cell.held_out])

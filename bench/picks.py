@@ -77,6 +77,12 @@ def table(found: Iterable[Cliff]) -> Table:
     return lines
 
 
+def added(path: Path, now: Mapping[Key, Pick]) -> dict[Key, Pick]:
+    """Today's cells: with the pick that the file has, if any, and else with today's."""
+    kept = read(path) if path.exists() else {}
+    return {key: kept.get(key, pick) for key, pick in now.items()}
+
+
 def write(kept: Mapping[Key, Pick], path: Path) -> None:
     """Replaces the picks in a file, in the order of the cells' names."""
     with path.open("w", newline="") as file:

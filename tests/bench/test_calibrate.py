@@ -115,4 +115,10 @@ def test_the_picks_are_kept_on_request(cells, monkeypatch, tmp_path):
     calibrate.add_arguments(parser)
     path = tmp_path / "picks.tsv"
     assert calibrate.main(parser.parse_args(["--accept", str(path)])) == 0
-    assert picks.read(path).keys() == picks.picks(cells).keys()
+    kept = picks.read(path)
+    assert kept.keys() == picks.picks(cells).keys()
+    first, *others = kept
+    earlier = {first: picks.Pick(1e-6, "a faster plan"), ("gone", *first[1:]): kept[first]}
+    picks.write(earlier, path)
+    assert calibrate.main(parser.parse_args(["--accept", str(path)])) == 0
+    assert picks.read(path) == {first: earlier[first]} | {key: kept[key] for key in others}

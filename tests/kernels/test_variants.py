@@ -110,6 +110,8 @@ GRADIENTS = {
     # Phases that may be joined: with as many taps, with more or fewer, along one axis, far away.
     "joined": case((2, 3, 32, 40), (24, 3, 4, 4), stride=(4, 4)),
     "joined_odd": case((2, 5, 37, 41), (40, 5, 7, 9), stride=(4, 3), padding=(2, 5)),
+    # Vectors of two rows, also with an epilogue.
+    "joined_rows": case((2, 8, 37, 41), (40, 8, 7, 9), stride=(4, 3), padding=(2, 5)),
     "joined_gaps": case((2, 18, 21, 27), (16, 18, 3, 2), stride=(5, 4), padding=(1, 1)),
     "joined_row": case((3, 40, 1, 203), (72, 40, 1, 16), stride=(1, 8), padding=(0, 4)),
     "many_tiles": case((24, 40, 60, 70), (24, 40, 3, 3), padding=(1, 1)),

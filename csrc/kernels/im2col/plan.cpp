@@ -95,24 +95,41 @@ int64_t row_alignment(const ConvProblem& p, const Matrices& m) {
   return rows & -rows;
 }
 
-uint16_t product_row(const ConvProblem& p, const Matrices& m) {
-  const int64_t alignment = row_alignment(p, m);
+// The library's kernels for a product: the row of their price, and about the share of the full rate
+// that they reach.
+struct Library {
+  uint16_t row;
+  double rate;
+};
+
+Library library_for(const ConvProblem& p, const Matrices& m) {
   const bool narrow = element_size(p.dtype) == 2, tf32 = p.dtype == DType::kFloat32 && p.tf32;
-  if (alignment == 16) return price_row(PriceKind::kProduct, narrow ? 0 : tf32 ? 1 : 2);
-  return price_row(PriceKind::kUnalignedProduct, narrow ? (alignment > 2 ? 0 : 1) : tf32 ? 2 : 3);
+  if (!narrow && (m.rows == 1 || m.columns == 1)) {
+    return {price_row(PriceKind::kVectorProduct, 0), 1.2};
+  }
+  const int64_t alignment = row_alignment(p, m);
+  if (alignment == 16) {
+    constexpr double kRates[] = {1.2, 0.9, 0.65};
+    const int kind = narrow ? 0 : tf32 ? 1 : 2;
+    return {price_row(PriceKind::kProduct, kind), kRates[kind]};
+  }
+  constexpr double kRates[] = {0.33, 0.17, 0.36, 0.65};
+  const int kind = narrow ? (alignment > 2 ? 0 : 1) : tf32 ? 2 : 3;
+  return {price_row(PriceKind::kUnalignedProduct, kind), kRates[kind]};
 }
 
 // How the library shares out a product. We know the sizes of its tiles, but not which it takes, so
-// we count the way that takes the fewest clocks at full rates.
+// we count the way that takes the fewest clocks.
 struct Shares {
   double tiles, splits;  // parts that a tile's sums are split into
   double busy, stored;   // of a part: clocks of the busiest unit, and bytes stored
 };
 
-Shares share_out(const ConvProblem& p, const DeviceProperties& d, const Matrices& m) {
+Shares share_out(const ConvProblem& p, const DeviceProperties& d, const Matrices& m, double rate) {
   constexpr double kSizes[] = {128, 64};
   constexpr double kStep = 64;  // bytes of the inner dimension that a tile takes at a time
   constexpr double kMostSplits = 32;
+  constexpr double kStore = 8;  // bytes that a part stores in a clock
   const auto size = static_cast<double>(element_size(p.dtype));
   const double products = d.matrix_flops(p.dtype, p.tf32) / 2 / d.sm_count / d.clock_ghz / 1e9;
   const double steps = std::ceil(m.inner * size / kStep);
@@ -131,11 +148,12 @@ Shares share_out(const ConvProblem& p, const DeviceProperties& d, const Matrices
         const double inner = std::ceil(steps / splits) * kStep / size;
         const double busy = busiest({rows * columns * inner / products,
                                      (rows + columns) * inner * size / hardware::kL2BytesPerClock});
+        const double stored = rows * columns * (splits > 1 ? 4 : static_cast<double>(m.out_size));
         const double adding = splits > 1 ? hardware::kNextMs * d.clock_ghz * 1e6 : 0;
-        const double clocks = std::ceil(tiles * splits / d.sm_count) * busy + adding;
+        const double clocks =
+            std::ceil(tiles * splits / d.sm_count) * (busy / rate + stored / kStore) + adding;
         if (least > 0 && clocks >= least) continue;
         least = clocks;
-        const double stored = rows * columns * (splits > 1 ? 4 : static_cast<double>(m.out_size));
         best = {tiles, splits, busy, stored};
       }
     }
@@ -231,21 +249,21 @@ class Counter {
     } else if (!channels_last_) {
       m.calls *= chunks_.images;
     }
-    add_product(product_row(p_, m), m);
+    add_product(library_for(p_, m), m);
   }
 
-  void add_product(uint16_t row, const Matrices& m) {
+  void add_product(const Library& library, const Matrices& m) {
     if (const int64_t apart = terms_apart(size_, std::llround(m.inner)); apart > 0) {
       Matrices last = m;
       last.inner = static_cast<double>(apart);
-      add_product(row, last);
+      add_product(library, last);
     }
-    const Shares shares = share_out(p_, d_, m);
+    const Shares shares = share_out(p_, d_, m, library.rate);
     const auto size = static_cast<double>(size_);
     const auto out = static_cast<double>(m.out_size) * (m.accumulates ? 2 : 1);
     const double results = m.batch * m.rows * m.columns;
     Work work;
-    work.row = row;
+    work.row = library.row;
     work.store_row = price_row(PriceKind::kProductStore, 0);
     work.repeats = static_cast<float>(m.calls);
     work.blocks = static_cast<float>(shares.tiles * shares.splits);
@@ -256,7 +274,9 @@ class Counter {
         static_cast<float>(m.batch * (m.rows + m.columns) * m.inner * size + results * out);
     works_.add(work);
     if (shares.splits == 1) return;
-    add_pass(results, results * (shares.splits * 4 + out), m.calls, shares.splits);
+    constexpr double kAtOnce = 8;  // parts that a thread loads before it waits
+    add_pass(results, results * (shares.splits * 4 + out), m.calls,
+             std::ceil(shares.splits / kAtOnce));
   }
 
   void count_fprop() {
@@ -338,7 +358,7 @@ class Counter {
           static_cast<double>(parts.count) / static_cast<double>(channels_last_ ? 1 : parts.lines);
       m.batch = at_once * static_cast<double>(p_.groups);
       m.calls = calls * chunks_.count;
-      add_product(price_row(PriceKind::kListedProduct, 0), m);
+      add_product({price_row(PriceKind::kListedProduct, 0), 1.2}, m);
       add_pass(m.batch, 0, m.calls);
       add_pass(weights * kBlock / 32, (at_once + 1) * sum_bytes, m.calls, at_once * 32 / kBlock);
     } else {

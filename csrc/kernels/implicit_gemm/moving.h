@@ -49,6 +49,13 @@ inline Work moving(PriceKind kind, int row, double bytes, double repeats = 1) {
   return work;
 }
 
+// The kernel that brings phases to their places, in planes or with a pixel's channels side by side.
+inline Work weaving(const Forward& p, bool planes, double launches = 1) {
+  const int row = !p.joins_phases ? 0 : planes ? 2 : 1;
+  const int wide = p.dtype == DType::kFloat32 ? 1 : 0;
+  return moving(PriceKind::kWeave, row * 2 + wide, weave_bytes(p), launches);
+}
+
 // Which kernel packs weights (pack_weights.cuh).
 enum class WeightPacking : int { kMatrix, kTransposed, kJoined, kUnits };
 

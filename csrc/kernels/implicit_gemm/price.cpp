@@ -172,7 +172,7 @@ WorkList count_work(const Forward& p, const DeviceProperties& d, const Tile& t) 
   WorkList works;
   works.add(loop);
   if (partial_bytes(t) > 0) works.add(adding(t));
-  if (p.woven > 0) works.add(moving(PriceKind::kWeave, 0, weave_bytes(p)));
+  if (p.woven > 0) works.add(weaving(p, /*planes=*/true));
   const PackedWeight weight = packed_weight(p, t);
   if (!weight.in_place) {
     works.add(packing(

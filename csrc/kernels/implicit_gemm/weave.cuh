@@ -92,7 +92,7 @@ struct Spread {
   const T* from;
   T* to;
   int count;                                // of vectors
-  Divider<int32_t> by_row, by_H, by_C;      // vectors of a row that is stored, rows, and planes
+  Divider<int32_t> by_row, by_H, by_C;      // vectors, or elements, of a row; rows; and planes
   Divider<int32_t> by_channels;             // of a pixel that is stored, side by side
   Divider<int32_t> step_h, run;             // rows of a phase's pixel; elements of a row of it
   int first_h, first;                       // rows and elements that a row begins behind a pixel
@@ -105,21 +105,48 @@ struct Spread {
   Epilogue epilogue;
 };
 
-// Scale, bias and activation of a vector that begins at `x` of a row, in plane `c`.
-template <typename T, int kVector>
-__device__ inline void finish(const Spread<T>& p, int c, int x, T (&values)[kVector]) {
-  const Epilogue& epilogue = p.epilogue;
+// A row that is stored, and where the next element of it is read.
+template <typename T>
+struct SpreadRow {
+  int n, c, h;
+  const T* from;
+  int pixel, element;
+
+  // The row of this number, from element `x` on.
+  __device__ SpreadRow(const Spread<T>& p, int32_t number, int x) {
+    n = number;
+    h = p.by_H.split(n);
+    c = p.by_C.split(n);
+    int32_t row = h + p.first_h;
+    const int step = p.step_h.split(row);
+    from = p.from + n * p.n + c * p.c + row * p.row + step * p.step;
+    pixel = x + p.first;
+    element = p.run.split(pixel);
+  }
+
+  __device__ T next(const Spread<T>& p) {
+    const T value = from[pixel * p.pixel + element * p.element];
+    if (++element == p.run.divisor()) {
+      element = 0;
+      ++pixel;
+    }
+    return value;
+  }
+};
+
+// Scale, bias and activation of a vector. `channel(i)` is that of element `i`.
+template <typename T, int kVector, typename Channel>
+__device__ inline void finish(const Epilogue& epilogue, const Channel& channel,
+                              T (&values)[kVector]) {
   float results[kVector];
 #pragma unroll
   for (int i = 0; i < kVector; ++i) {
-    int32_t element = x + i;
-    const int channel = c + p.by_channels.split(element);
     results[i] = widen(values[i]);
     if (epilogue.scale != nullptr) {
-      results[i] *= channel_value<T>(epilogue, epilogue.scale, channel);
+      results[i] *= channel_value<T>(epilogue, epilogue.scale, channel(i));
     }
     if (epilogue.bias != nullptr) {
-      results[i] += channel_value<T>(epilogue, epilogue.bias, channel);
+      results[i] += channel_value<T>(epilogue, epilogue.bias, channel(i));
     }
   }
   activate<kVector>(results, epilogue.activation, epilogue.negative_slope);
@@ -127,42 +154,51 @@ __device__ inline void finish(const Spread<T>& p, int c, int x, T (&values)[kVec
   for (int i = 0; i < kVector; ++i) values[i] = narrow<T>(results[i]);
 }
 
-// Each thread stores a vector of a row. A weight of zero times what is not finite is not a number:
-// such sums are summed again.
-template <typename T, int kVector>
+// Each thread stores a vector of a row, which goes on in the next row unless `kWholeRows`. A weight
+// of zero times what is not finite is not a number: such sums are summed again.
+template <typename T, int kVector, bool kWholeRows>
 __global__ void __launch_bounds__(kWeaveBlock) spread_phases(const __grid_constant__ Spread<T> p) {
   const int at = blockIdx.x * kWeaveBlock + threadIdx.x;
   if (at >= p.count) return;
-  int32_t n = at;
-  const int x = p.by_row.split(n) * kVector, h = p.by_H.split(n), c = p.by_C.split(n);
-  int32_t row = h + p.first_h, pixel = x + p.first;
-  const int step = p.step_h.split(row);
-  int element = p.run.split(pixel);
-  const T* const from = p.from + n * p.n + c * p.c + row * p.row + step * p.step;
+  int32_t number = kWholeRows ? at : at * kVector;
+  const int x = p.by_row.split(number) * (kWholeRows ? kVector : 1);
+  const SpreadRow<T> row(p, number, x);
+  // Elements of the vector that are left in its first row; the others are in the one after it.
+  const int left = kWholeRows ? kVector : p.by_row.divisor() - x;
+  const SpreadRow<T> after = left < kVector ? SpreadRow<T>(p, number + 1, 0) : row;
   alignas(kVector * sizeof(T)) T values[kVector];
   ptx::await_dependency();
   if (kVector > 1 && p.at_once) {
     *reinterpret_cast<uint4*>(values) =
-        *reinterpret_cast<const uint4*>(from + pixel * p.pixel + element);
+        *reinterpret_cast<const uint4*>(row.from + row.pixel * p.pixel + row.element);
   } else {
+    SpreadRow<T> source = row;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      values[i] = from[pixel * p.pixel + element * p.element];
-      if (++element < p.run.divisor()) continue;
-      element = 0;
-      ++pixel;
+      if (i == left) source = after;
+      values[i] = source.next(p);
     }
   }
+  const auto row_of = [&](int i) -> const SpreadRow<T>& { return i < left ? row : after; };
+  // Splits an element's place in its row into the pixel and the channel.
+  const auto channel_of = [&](int i, int32_t& w) {
+    w = i < left ? x + i : i - left;
+    return row_of(i).c + p.by_channels.split(w);
+  };
   if (p.repairs) {
     for (int i = 0; i < kVector; ++i) {
       if (isfinite(widen(values[i]))) continue;
-      int32_t w = x + i;
-      const int own_c = c + p.by_channels.split(w);
-      values[i] = narrow<T>(sum_pixel(p.gradient, n, own_c, h, w));
+      int32_t w;
+      const int c = channel_of(i, w);
+      values[i] = narrow<T>(sum_pixel(p.gradient, row_of(i).n, c, row_of(i).h, w));
     }
   }
-  if (p.finishes) finish(p, c, x, values);
-  T* const to = p.to + n * p.to_n + c * p.to_c + h * p.to_h + x;
+  if (p.finishes) {
+    int32_t w;
+    finish(p.epilogue, [&](int i) { return channel_of(i, w); }, values);
+  }
+  T* const to = kWholeRows ? p.to + row.n * p.to_n + row.c * p.to_c + row.h * p.to_h + x
+                           : p.to + int64_t{at} * kVector;
   if constexpr (kVector == 1) {
     *to = values[0];
   } else {
@@ -209,15 +245,21 @@ void spread_joined_phases(const ConvProblem& asked, const Forward& p, const T* f
   const auto whole = [](int64_t count, int64_t stride) {
     return count == 1 || stride % kVector == 0;
   };
-  const bool vectors = row % kVector == 0 && whole(asked.N, x_strides[0]) &&
-                       whole(asked.H, x_strides[2]) && (!planes || whole(asked.C, x_strides[1])) &&
-                       reinterpret_cast<uintptr_t>(to) % 16 == 0;
-  const int64_t units = row / (vectors ? kVector : 1);
+  const bool aligned = reinterpret_cast<uintptr_t>(to) % 16 == 0;
+  const bool whole_rows = aligned && row % kVector == 0 && whole(asked.N, x_strides[0]) &&
+                          whole(asked.H, x_strides[2]) && (!planes || whole(asked.C, x_strides[1]));
+  // Of other rows, vectors may hold the end of one and the beginning of the next.
+  const bool dense =
+      aligned && !whole_rows && row >= kVector && asked.x_count() % kVector == 0 &&
+      asked.x_count() <= INT32_MAX &&
+      strides_match(asked.x_sizes(), x_strides, planes ? Layout::kNchw : Layout::kNhwc);
+  const bool vectors = whole_rows || dense;
   Spread<T> spread{};
   spread.from = from;
   spread.to = to;
-  spread.count = static_cast<int>(asked.N * (planes ? asked.C : 1) * asked.H * units);
-  spread.by_row = D(units);
+  const int64_t rows = asked.N * (planes ? asked.C : 1) * asked.H;
+  spread.count = static_cast<int>(rows * row / (vectors ? kVector : 1));
+  spread.by_row = D(whole_rows ? row / kVector : row);
   spread.by_H = D(asked.H);
   spread.by_C = D(planes ? asked.C : 1);
   spread.by_channels = D(channels);
@@ -234,14 +276,17 @@ void spread_joined_phases(const ConvProblem& asked, const Forward& p, const T* f
   spread.to_n = x_strides[0];
   spread.to_c = x_strides[1];
   spread.to_h = x_strides[2];
-  spread.at_once = !planes && run % kVector == 0 && first % kVector == 0;
+  spread.at_once = whole_rows && !planes && run % kVector == 0 && first % kVector == 0;
   spread.repairs = asked.R % p.step_h != 0 || asked.S % p.step_w != 0;
   spread.gradient = gradient_of(asked, y, w);
   spread.finishes = !epilogue.is_empty();
   spread.epilogue = epilogue;
   start("implicit_gemm: the phases",
         {ceil_divide(spread.count, kWeaveBlock), kWeaveBlock, 0, stream, /*early=*/true},
-        vectors ? spread_phases<T, kVector> : spread_phases<T, 1>, spread);
+        whole_rows ? spread_phases<T, kVector, true>
+        : dense    ? spread_phases<T, kVector, false>
+                   : spread_phases<T, 1, true>,
+        spread);
 }
 
 template <typename T>

@@ -41,16 +41,17 @@ __device__ inline void load_halo_weights(const Params& p, const Memory& memory, 
                                          ptx::Turn& turn, int lane) {
   const Phase& phase = p.phase[work.phase];
   if (work.taps == 0) return;
+  const int copies = weight_copies(p, work, kN);
   for (int chunk = 0; chunk < p.chunks; ++chunk) {
     for (int r = 0; r < phase.R; ++r) {
       for (int s = 0; s < phase.S; ++s) {
         ptx::Barrier* full = memory.w_full + turn.stage;
         ptx::wait(memory.w_empty + turn.stage, turn.parity ^ 1);
-        if (lane == 0) ptx::arrive_expecting(full, p.w_bytes);
+        if (lane == 0) ptx::arrive_expecting(full, copies * p.w_copy_bytes);
         __syncwarp();
-        if (lane < kWeightCopies<kN, kAsStored>) {
-          copy_weights<kN, kAsStored>(p, work, memory.weights + turn.stage * p.w_bytes, full, chunk,
-                                      phase.first_tap + r * phase.tap_h + s * phase.tap_w, lane);
+        if (lane < copies) {
+          copy_weights<kAsStored>(p, work, memory.weights + turn.stage * p.w_bytes, full, chunk,
+                                  phase.first_tap + r * phase.tap_h + s * phase.tap_w, lane);
         }
         turn.advance(p.w_stages);
       }

@@ -21,7 +21,8 @@ __device__ inline void load_taps(const Params& p, const Memory& memory, const Wo
   int s = work.first - chunk * work.taps;
   int r = s / phase.S;
   s -= r * phase.S;
-  const int w_bytes = loads_weights ? p.w_bytes : 0;
+  const int w_copies = loads_weights ? weight_copies(p, work, kN) : 0;
+  const int w_bytes = w_copies * p.w_copy_bytes;
   for (int i = work.first; i < work.last; ++i) {
     ptx::Barrier* full = memory.x_full + turn.stage;
     ptx::wait(memory.x_empty + turn.stage, turn.parity ^ 1);
@@ -40,10 +41,10 @@ __device__ inline void load_taps(const Params& p, const Memory& memory, const Wo
                        phase.column + s * p.dilation_w, phase.row + r * p.dilation_h);
     }
     __syncwarp();
-    if (loads_weights && lane < kWeightCopies<kN, kAsStored>) {
+    if (lane < w_copies) {
       const int stage = p.keeps_weights ? i - work.first : turn.stage;
-      copy_weights<kN, kAsStored>(p, work, memory.weights + stage * p.w_bytes, full, chunk,
-                                  phase.first_tap + r * phase.tap_h + s * phase.tap_w, lane);
+      copy_weights<kAsStored>(p, work, memory.weights + stage * p.w_bytes, full, chunk,
+                              phase.first_tap + r * phase.tap_h + s * phase.tap_w, lane);
     }
     turn.advance(p.x_stages);
     if (++s < phase.S) continue;

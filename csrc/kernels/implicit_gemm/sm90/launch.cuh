@@ -108,13 +108,13 @@ CUtensorMap map_weights(const Forward& p, const Tile& t, const PackedWeight& pac
   if (t.weights_as_stored) {
     const Boxes<3> boxes{{static_cast<cuuint64_t>(packed.row), taps, static_cast<cuuint64_t>(p.C)},
                          {row, taps * row},
-                         {128 / sizeof(T), 1, channels},
+                         {kSlabRowBytes / sizeof(T), 1, channels},
                          {1, 1, 1}};
     return make_map(w, kMapType<T>, boxes);
   }
   const Boxes<3> boxes{{static_cast<cuuint64_t>(packed.row), taps, static_cast<cuuint64_t>(p.K)},
                        {row, taps * row},
-                       {channels, 1, static_cast<cuuint32_t>(t.kind().channels)},
+                       {channels, 1, static_cast<cuuint32_t>(t.w_copy_channels)},
                        {1, 1, 1}};
   return make_map(w, kMapType<T>, boxes, swizzle_of(t.row_bytes));
 }
@@ -269,6 +269,9 @@ Params params_of(const Packed& problem, const Tile& tile) {
   p.chunks = tile.chunks;
   p.x_bytes = tile.x_bytes;
   p.w_bytes = tile.w_bytes;
+  p.w_copy_channels = tile.w_copy_channels;
+  p.w_copy_bytes = tile.weights_as_stored ? p.row_channels * kSlabRowBytes
+                                          : tile.w_copy_channels * tile.row_bytes;
   p.x_stages = tile.x_stages;
   p.w_stages = tile.w_stages;
   p.by_x_stages = D(tile.x_stages);

@@ -51,6 +51,7 @@ struct Params {
   bool halves_pixels, keeps_weights;
   int pixel_row_bytes, low_bytes;  // see Tile
   int x_bytes, w_bytes, x_stages, w_stages;
+  int w_copy_channels, w_copy_bytes;  // that a copy of weights brings
   Divider<int32_t> by_x_stages, by_w_stages;
   // Planes that warps turn: boxes of a stage, or 0, and of a row; a warp's slots; and how far in
   // front of a strip's first column of the output its first position is.

@@ -79,9 +79,10 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
   const double w_pieces =
       ends && !t.weights_as_stored ? copied_pieces(p.group_C() * size, t.row_bytes) : 1;
   const double x_copy = copy(t.halves_pixels ? t.x_bytes / 2 : t.x_bytes, copied_rows * x_pieces);
-  // Weights that stay are copied once.
-  const int w_bytes = t.keeps_weights ? 0 : t.w_bytes;
-  const double w_copy = t.keeps_weights ? 0 : copy(w_bytes, kind.channels * w_pieces);
+  // Weights that stay are copied once. Of the last channels there may be few.
+  const double copied = static_cast<double>(copied_channels(p, t)) / static_cast<double>(t.tiles_k);
+  const double w_bytes = t.keeps_weights ? 0 : copied * t.row_bytes;
+  const double w_copy = t.keeps_weights ? 0 : copy(w_bytes, copied * w_pieces);
   // An instruction reads 64 channels and its columns, the positions of a tile or a part of them.
   // Boxes of planes are written, read, and written again in another order.
   const double spans = kind.pixels / kind.columns(has_planes(t.loader, t.store, kind));
@@ -152,7 +153,9 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
     if (p.groups > 1) works.add(adding_up(asked.w_count(), p.groups, d));
     return works;
   }
-  if (p.woven > 0) works.add(moving(PriceKind::kWeave, 0, weave_bytes(p), launches));
+  if (p.woven > 0) {
+    works.add(weaving(p, asked.C > 1 && asked.x_strides[1] != 1, launches));
+  }
   const PackedWeight weight = weight_of(p, t);
   if (!weight.in_place) {
     works.add(

@@ -101,12 +101,35 @@ bool is_little_longer(int64_t pitch, int64_t unit) {
 // Whether all tiles of a thread block multiply the same weights, of few enough steps: stages of
 // weights have barriers, but for those that come with a tap's pixels. There are none where no tap
 // meets the only phase.
+// Output channels that a copy of weights brings. The copy engine takes four times as long for rows
+// outside the tensor as for others, so a group's last tile has fewer copies.
+int copy_channels(const Packed& p, const Tile& t) {
+  constexpr int kMostCopies = 4, kUnit = 8;
+  const int channels = t.kind().channels;
+  if (t.weights_as_stored) return kSlabChannels;
+  const int64_t rest = p.group_K() % channels;
+  // What is not copied may not be a number, and such sums of halves would be formed again.
+  if (rest == 0 || t.kind().halves) return channels;
+  if (p.group_K() < channels) return static_cast<int>(round_up(rest, kUnit));
+  int best = channels;
+  for (int own = channels / 2; own >= channels / kMostCopies; own /= 2) {
+    if (round_up(rest, own) < round_up(rest, best)) best = own;
+  }
+  return best;
+}
+
 bool may_keep_weights(const Tile& t) {
   return t.tiles_k == 1 && t.phases == 1 && t.splits == 1 && t.w_steps > 0 &&
          (t.loader == Loader::kIm2col || t.w_steps <= kMostStages);
 }
 
 }  // namespace
+
+int64_t copied_channels(const Packed& p, const Tile& t) {
+  const int channels = t.kind().channels;
+  const int64_t whole = p.group_K() / channels, rest = p.group_K() % channels;
+  return p.groups * (whole * channels + round_up(rest, t.w_copy_channels));
+}
 
 Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
   const int64_t size = element_size(p.dtype), strips = plan.strips;
@@ -183,6 +206,7 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
   t.x_bytes = static_cast<int>(round_up(t.copies * t.copy_rows, kUnit)) * t.pixel_row_bytes();
   if (t.halves_pixels) t.x_bytes = 2 * static_cast<int>(round_up(t.x_bytes, kSwizzleBytes));
   t.w_bytes = kind.channels * row_bytes;
+  t.w_copy_channels = copy_channels(p, t);
   t.chunks = static_cast<int>(ceil_divide(p.group_C() * size, row_bytes));
   t.tiles_m = ceil_divide(p.N * t.image(), kind.pixels);
   t.tiles_k = p.groups * ceil_divide(p.group_K(), kind.channels);

@@ -28,6 +28,8 @@ constexpr int kMostStages = 12;
 constexpr int kMostRowBytes = 128;    // of a position's channels in a stage
 constexpr int kLeastRowBytes = 32;    // what one matrix instruction multiplies
 constexpr int kInstructionRows = 64;  // output channels of a matrix instruction
+constexpr int kSlabChannels = 64;     // of weights that are read as they are stored,
+constexpr int kSlabRowBytes = 128;    // which lie side by side
 constexpr int kBarrierBytes = 1024;   // and what aligns the rest
 constexpr int kMostSplits = 8;        // thread blocks of a cluster
 constexpr int kBoxPixels = 32;        // of a plane, that a warp turns at a time,
@@ -143,6 +145,7 @@ struct Tile {
   int copies, copy_rows;  // a stage's pixels come in so many copies of so many positions;
   bool copies_strips;     // each of them is a row of a strip
   int x_bytes, w_bytes;   // of a stage
+  int w_copy_channels;    // of the output, that a copy of weights brings
   int x_stages, w_stages;
   int chunks;   // of channels, a stage each
   int w_steps;  // stages of weights that a tile multiplies
@@ -167,6 +170,8 @@ Tile make_tile(const Packed& problem, const MainLoopPlan& plan, int64_t splits);
 bool choose_stages(int shared_bytes, Tile& tile);
 bool is_legal(const Packed& problem, const Tile& tile);
 int shared_bytes(const Tile& tile);
+// Output channels of whose weights all tiles of the same positions take copies.
+int64_t copied_channels(const Packed& problem, const Tile& tile);
 // The weight as the tile's kernel reads it, and bytes of the workspace if it is packed for that.
 PackedWeight weight_of(const Packed& problem, const Tile& tile);
 int64_t packed_weight_bytes(const Packed& problem, const Tile& tile);

@@ -13,22 +13,22 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
-constexpr int kSlabChannels = 64;  // of weights that are read as they are stored
-constexpr int kSlabRowBytes = 128;
+// Copies that a tile of `tile_channels` takes for a stage, each by a lane. Stages keep what they
+// had where no channel is.
+__device__ inline int weight_copies(const Params& p, const Work& work, int tile_channels) {
+  const int channels = min(tile_channels, work.last_k - work.k);
+  return (channels + p.w_copy_channels - 1) / p.w_copy_channels;
+}
 
-// Copies that a stage takes, each by a lane.
-template <int kN, bool kAsStored>
-constexpr int kWeightCopies = kAsStored ? kN / kSlabChannels : 1;
-
-template <int kN, bool kAsStored>
+template <bool kAsStored>
 __device__ inline void copy_weights(const Params& p, const Work& work, char* to, ptx::Barrier* full,
                                     int chunk, int tap, int copy) {
-  const int c = chunk * p.row_channels;
+  const int c = chunk * p.row_channels, k = work.k + copy * p.w_copy_channels;
+  to += copy * p.w_copy_bytes;
   if constexpr (kAsStored) {
-    const int k = work.k - (work.last_k - p.group_K) + copy * kSlabChannels;
-    ptx::copy_box(to + copy * p.row_channels * kSlabRowBytes, &p.w, full, k, tap, work.c + c);
+    ptx::copy_box(to, &p.w, full, k - (work.last_k - p.group_K), tap, work.c + c);
   } else {
-    ptx::copy_box(to, &p.w, full, c, tap, work.k);
+    ptx::copy_box(to, &p.w, full, c, tap, k);
   }
 }
 
