@@ -74,9 +74,14 @@ def all_layers() -> tuple[Layer, ...]:
     return known_layers() + drawn.layers() + network_layers()
 
 
+def _every_layer() -> tuple[Layer, ...]:
+    """Those of ``all_layers``, then those that only judge."""
+    return all_layers() + drawn.judged_layers()
+
+
 def suites() -> list[str]:
     """The names of all suites, in the order of ``all_layers``, then those that only judge."""
-    return list(dict.fromkeys(layer.suite for layer in (*all_layers(), *drawn.judged_layers())))
+    return list(dict.fromkeys(layer.suite for layer in _every_layer()))
 
 
 def load(chosen: Sequence[str], batch: int | None = None) -> list[Layer]:
@@ -99,7 +104,7 @@ def load(chosen: Sequence[str], batch: int | None = None) -> list[Layer]:
     for name, number in names:
         size = int(number) if number else batch
         layers = [
-            layer for layer in (*all_layers(), *drawn.judged_layers())
+            layer for layer in _every_layer()
             if layer.suite == name or (name == ALL and layer.suite not in BESIDE_ALL)
         ]  # fmt: skip
         found += layers if size is None else [layer.with_batch(size) for layer in layers]

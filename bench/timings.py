@@ -34,10 +34,13 @@ from .tune import Outcome, Timed, text_of, tune
 PATH = Path(__file__).with_name("results") / "timings-h100.jsonl.xz"
 SEED = 20261126
 HELD_OUT = 4  # one network in so many
-DRAWN = (
-    drawn.SUITE, drawn.TIMED_SUITE, drawn.LARGE_SUITE, drawn.TIMED_SMALL_SUITE,
-    drawn.TIMED_MORE_SUITE,
-)  # fmt: skip
+# Layers that are drawn for timings, a suite each.
+TIMED = {
+    drawn.TIMED_SUITE: drawn.timed_layers,
+    drawn.LARGE_SUITE: drawn.large_layers,
+    drawn.TIMED_SMALL_SUITE: drawn.small_layers,
+    drawn.TIMED_MORE_SUITE: drawn.more_layers,
+}
 MOST_LAYERS = 18  # of a network
 BATCHES = (None, None, None, 1, 8)  # None: the layer's own
 PRECISIONS = ("tf32", "tf32", "tf32", "fp16", "fp16", "fp16", "bf16", "fp32")
@@ -61,7 +64,7 @@ class Timings:
 
 def is_held_out(suite: str, name: str) -> bool:
     """Whether the fit does not see a layer."""
-    of = name if suite in DRAWN else ""
+    of = name if suite in (drawn.SUITE, *TIMED) else ""
     return random.Random(f"{SEED} {suite} {of}").random() < 1 / HELD_OUT
 
 
@@ -88,12 +91,9 @@ def cells() -> list[Cell]:
         found += [_cell(layer, generator) for layer in layers]
     found = [cell for cell in found if cell.layer.flops <= MOST_FLOPS]
     generator.shuffle(found)
-    timed = (
-        drawn.timed_layers(), drawn.large_layers(), drawn.small_layers(), drawn.more_layers()
-    )  # fmt: skip
-    for drawn_layers in timed:
+    for drawn_layers in TIMED.values():
         generator = random.Random(SEED)
-        more = [_cell(layer, generator) for layer in drawn_layers]
+        more = [_cell(layer, generator) for layer in drawn_layers()]
         generator.shuffle(more)
         found += more
     return found

@@ -298,9 +298,11 @@ template <typename T>
 void set_rows(const Packed& problem, const Tile& tile, const PackedWeight& weight, const T* x,
               const T* w, Params& p) {
   constexpr int kSize = static_cast<int>(sizeof(T));
+  // Of more tiles the first ones' lines are no matter, and blocks' shares of them fit 32 bits.
+  constexpr int64_t kMostTiles = 1 << 16;
   const auto& strides = problem.x_strides;
-  const bool dense = (problem.W == 1 || problem.H == 1 || strides[2] == problem.W * strides[3]) &&
-                     (problem.N == 1 || strides[0] == problem.H * problem.W * strides[3]);
+  const bool dense =
+      tile.items() <= kMostTiles && pixels_follow(problem.x_sizes(), strides, strides[3]);
   const bool same = tile.image() == problem.H * problem.W && problem.stride_h == 1 &&
                     problem.stride_w == 1 && problem.pad_h == 0 && problem.pad_w == 0;
   if (problem.taps_h * problem.taps_w > 1 || problem.groups > 1 || !dense || !same) return;

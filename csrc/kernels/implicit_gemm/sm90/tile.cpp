@@ -80,13 +80,9 @@ bool is_grid(const Forward& p, const Tile& t) {
 bool stores_rows(const Forward& p, const Tile& t) {
   const int64_t size = element_size(p.dtype), slab = 128 / size;  // channels
   const int64_t pixel = pixel_stride(p);
-  const auto follows = [](int64_t count, int64_t stride, int64_t expected) {
-    return count == 1 || stride == expected;
-  };
   return t.loader == Loader::kIm2col && !p.has_phases() && p.y_aligned &&
-         follows(p.K, p.y_strides[1], 1) && pixel * size % 16 == 0 &&
-         follows(p.Q, p.y_strides[3], pixel) && follows(p.P, p.y_strides[2], p.Q * pixel) &&
-         follows(p.N, p.y_strides[0], p.P * p.Q * pixel) &&
+         (p.K == 1 || p.y_strides[1] == 1) && pixel * size % 16 == 0 &&
+         pixels_follow(p.y_sizes(), p.y_strides, pixel) &&
          (p.groups == 1 || p.group_K() % slab == 0);
 }
 
@@ -284,6 +280,14 @@ bool choose_stages(int shared_bytes, Tile& t) {
   }
   const int stages = t.x_stages * t.x_bytes + t.w_stages * t.w_bytes;
   return fits && (t.splits == 1 || stages >= t.kind().pixels * t.kind().channels * 4);
+}
+
+bool pixels_follow(const Shape4& sizes, const Shape4& strides, int64_t pixel) {
+  for (const size_t i : {3, 2, 0}) {
+    if (sizes[i] > 1 && strides[i] != pixel) return false;
+    pixel *= sizes[i];
+  }
+  return true;
 }
 
 bool is_legal(const Packed& p, const Tile& t) {

@@ -177,5 +177,7 @@ PackedWeight weight_of(const Packed& problem, const Tile& tile);
 int64_t packed_weight_bytes(const Packed& problem, const Tile& tile);
 // Elements from one pixel of the output to the next, if they all are equally far apart.
 int64_t pixel_stride(const Forward& problem);
+// Whether the pixels of all images follow each other, `pixel` elements apart.
+bool pixels_follow(const Shape4& sizes, const Shape4& strides, int64_t pixel);
 
 }  // namespace customconv::implicit_gemm::sm90
