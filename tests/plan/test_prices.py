@@ -9,8 +9,7 @@ from bench.timing import geomean
 
 FAR = 1.5  # times the fastest plan's time
 MOST_FAR = 0.02  # the share of picks that take longer than that
-WORST = 2.3  # times the fastest plan's time, that no pick takes longer than, but for:
-WORSE = {("mixnet_m", "180 x 14 x 14 to 180, 9 x 9, stride 2, groups 180")}
+WORST = 2.25  # times the fastest plan's time, that no pick takes longer than
 STILL_PLANNED = 0.9  # of the plans that were timed
 
 
@@ -39,7 +38,7 @@ def test_most_plans_that_were_timed_are_still_planned(timed, cells):
 @pytest.mark.parametrize(
     "chosen, most",
     [
-        pytest.param(lambda cell: not cell.held_out, 1.057, id="fitted"),
+        pytest.param(lambda cell: not cell.held_out, 1.055, id="fitted"),
         pytest.param(lambda cell: cell.held_out, 1.065, id="held out"),
         pytest.param(is_outside, 1.06, id="of networks and draws outside shapes.json"),
     ],
@@ -52,7 +51,7 @@ def test_picks_are_near_the_fastest_plan(cells, chosen, most):
 
 def test_few_picks_take_far_longer_than_the_fastest_plan(cells):
     assert sum(cell.lost > FAR for cell in cells) <= MOST_FAR * len(cells)
-    assert max(cell.lost for cell in cells if cell.key[:2] not in WORSE) <= WORST
+    assert max(cell.lost for cell in cells) <= WORST
 
 
 def test_every_plan_has_a_price(cells):
