@@ -29,5 +29,6 @@ format: build ## rewrites the sources in the project's style
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean: ## what a build leaves; environments stay
-	rm -rf build dist wheelhouse python/*.egg-info python/customconv/_C*.so python/customconv/_build.json
+	rm -rf build dist wheelhouse python/*.egg-info python/customconv/_bind*.so python/customconv/lib \
+		python/customconv/_build.json
 	find python tests tools -name __pycache__ -prune -exec rm -rf {} +

@@ -1,4 +1,7 @@
-"""Builds ``customconv._C``; everything declarative is in pyproject.toml.
+"""Builds the libraries below ``customconv/lib`` and the module ``customconv._bind``.
+
+Everything declarative is in pyproject.toml, and docs/building.md says what each library is.
+
 
 Read from the environment: CUSTOMCONV_CUDA=0|1 (default: 1 with a GPU in sight), CUDA_HOME,
 TORCH_CUDA_ARCH_LIST, CXX, MAX_JOBS, and what ccache reads.
@@ -23,7 +26,7 @@ except ImportError:
     torch = None
 
 CUDA_MAJOR = int(torch.version.cuda.split(".")[0]) if torch and torch.version.cuda else 0
-CUDA_WHEELS = config.cuda_wheels(CUDA_MAJOR)
+CUDA_WHEELS = config.operators.cuda_wheels(CUDA_MAJOR)
 NO_TORCH = f"""it is compiled against the torch that will run it, and there is none here.
 Install {config.torch_range()} first, then customconv: pip install --no-build-isolation"""
 
@@ -50,8 +53,7 @@ def cuda_settings():
     archs = config.arch_list(os.environ, capabilities)
     config.check_architectures(archs, config.nvcc_architectures(home))
     os.environ["TORCH_CUDA_ARCH_LIST"] = archs
-    # The headers of cuBLAS and others may come with torch only. After the toolkit's own headers,
-    # and not as a flag: torch takes an nvcc flag with "arch" in its path for an architecture.
+    # The headers of cuBLAS and others may come with torch only: after the toolkit's own headers.
     wheels = [str(home / "include") for home in CUDA_WHEELS]
     paths = [os.environ.get("CPLUS_INCLUDE_PATH"), *wheels]
     os.environ["CPLUS_INCLUDE_PATH"] = os.pathsep.join(filter(None, paths))
@@ -64,8 +66,91 @@ def tell(warning):
         print(f"warning: {warning}", file=sys.stderr)
 
 
-def extension_and_command():
-    """The extension, and the command that builds it."""
+def library(name, sources, build, architecture="", **settings):
+    """A shared library of ours that Python does not import: customconv/lib/{name}.so."""
+    args = settings.pop("args", {})
+    cxx = [*config.operators.CXX_FLAGS, *args.get("cxx", ())]
+    link = ["-Wl,-rpath,$ORIGIN", *settings.pop("link", ())]
+    told = config.operators.build_header(config.ROOT / "build/told" / name, build, architecture)
+    return Extension(
+        f"customconv.lib.{name}",
+        sources,
+        include_dirs=[str(config.ROOT / "csrc"), str(told.parent)],
+        language="c++",
+        extra_compile_args={"cxx": cxx, "nvcc": args.get("nvcc", [])},
+        extra_link_args=link,
+        **settings,
+    )
+
+
+def exports(layer):
+    """The flags that hide all symbols but those that a layer lists."""
+    return [f"-Wl,--version-script={config.ROOT / 'csrc' / layer / 'exports.map'}"]
+
+
+def core_library(build):
+    """The planner and what is common to all: neither torch nor Python nor CUDA."""
+    link = ["-Wl,-soname,libcustomconv.so", "-Wl,-Bsymbolic", *exports("core")]
+    args = {"cxx": ["-std=c++17", "-fvisibility=default", "-fno-semantic-interposition"]}
+    return library(
+        "libcustomconv", config.core_sources(), build, args=args, link=link, libraries=["dl"]
+    )
+
+
+def kernel_library(arch, build):
+    """The kernels of an architecture, with a CUDA runtime of their own."""
+    home = Path(os.environ["CUDA_HOME"])
+    return library(
+        f"libcustomconv_{config.library_of(arch)}",
+        config.kernel_sources(),
+        build,
+        arch,
+        args={"cxx": ["-std=c++17"], "nvcc": config.nvcc_flags(home) + config.gencode(arch)},
+        libraries=["customconv", "cudart_static", "dl", "pthread", "rt"],
+        library_dirs=[str(p) for p in config.runtime_folders(home, CUDA_WHEELS)],
+        link=exports("kernels"),
+    )
+
+
+def torch_library(with_cuda, build):
+    """What belongs to one minor version of PyTorch, without what binds it to Python."""
+    from torch.utils import cpp_extension
+
+    minor = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    include = cpp_extension.include_paths("cuda" if with_cuda else "cpu")
+    # As system headers, so that the warnings are ours.
+    cxx = [word for path in include for word in ("-isystem", path)]
+    return library(
+        config.operators.library_name(minor, with_cuda),
+        config.torch_sources(with_cuda),
+        build,
+        args={"cxx": cxx},  # torch adds the standard that its headers need
+        libraries=["customconv", *config.operators.torch_libraries(with_cuda)],
+        library_dirs=cpp_extension.library_paths(),
+    )
+
+
+def binding():
+    """The module that Python imports, without torch: its headers bring pybind11."""
+    from torch.utils import cpp_extension
+
+    include = [word for path in cpp_extension.include_paths() for word in ("-isystem", path)]
+    return Extension(
+        "customconv._bind",
+        config.binding_sources(),
+        include_dirs=[str(config.ROOT / "csrc")],
+        language="c++",
+        extra_compile_args={
+            "cxx": [*config.operators.CXX_FLAGS, "-std=c++17", *include],
+            "nvcc": [],
+        },
+        extra_link_args=["-Wl,-rpath,$ORIGIN/lib", *exports("bind")],
+        libraries=["customconv"],
+    )
+
+
+def extensions_and_command():
+    """The libraries, and the command that builds them."""
     if torch is None:
         raise config.ConfigError(NO_TORCH)
     tell(config.check_torch(torch.__version__))
@@ -81,8 +166,10 @@ def extension_and_command():
     config.use_ccache(os.environ)
     from torch.utils import cpp_extension  # looks for CUDA_HOME when it is imported
 
+    build = config.hash_of_interface()
     info = {
         "version": config.version(),
+        "build": build,
         "torch": torch.__version__,
         "cuda": torch.version.cuda if with_cuda else None,
         "cuda_left_out": left_out,
@@ -91,37 +178,17 @@ def extension_and_command():
         "compiler": config.compiler_version(os.environ),
         "sources": config.hash_of_plans(),
     }
-    # Host code only: nvcc would lose the quotes, and the kernels have no use for them.
-    macros = {
-        "CUSTOMCONV_VERSION": info["version"],
-        "CUSTOMCONV_TORCH_VERSION": info["torch"],
-        "CUSTOMCONV_CUDA_VERSION": info["cuda"] or "",
-        "CUSTOMCONV_ARCH_LIST": ";".join(archs),
-    }
-    # torch adds the standard that its headers need: C++17, and from 2.12 on C++20.
-    cxx = ["-O3", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden"]
-    cxx += [f'-D{name}="{value}"' for name, value in macros.items()]
-    nvcc = config.nvcc_flags(Path(os.environ["CUDA_HOME"])) if with_cuda else []
+    extensions = [
+        core_library(build),  # first: the others are linked to it
+        *(kernel_library(arch, build) for arch in archs),
+        torch_library(with_cuda, build),
+        binding(),
+    ]
 
-    make = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
-    extension = make(
-        "customconv._C",
-        config.sources(with_cuda),
-        define_macros=[("CUSTOMCONV_WITH_CUDA", None)] if with_cuda else [],
-    )
-    # torch's headers as system headers, so that the warnings are ours; kernels do without them. In
-    # two words: of one, ccache takes the path to matter to files that include none of them.
-    cxx += [word for path in extension.include_dirs for word in ("-isystem", path)]
-    extension.include_dirs = [str(config.ROOT / "csrc")]
-    extension.extra_compile_args = {"cxx": cxx, "nvcc": nvcc}
-    if with_cuda:
-        # By soname, which is loaded with torch: the wheels have no libcudart.so and libcublas.so.
-        extension.libraries.remove("cudart")
-        extension.libraries += [f":lib{name}.so.{CUDA_MAJOR}" for name in ("cudart", "cublas")]
-        extension.library_dirs += [str(home / "lib") for home in CUDA_WHEELS]
+    plain = {e.name.rpartition(".")[2] for e in extensions if e.name.startswith("customconv.lib.")}
 
     class Build(cpp_extension.BuildExtension):
-        """Compiles, then notes beside the extension what for: a load that fails can tell."""
+        """Compiles, then notes in the package what for: a load that fails can tell."""
 
         def finalize_options(self):
             """Keeps the objects of each Python and torch where its next build finds them."""
@@ -129,32 +196,42 @@ def extension_and_command():
             name = f"temp-{sys.implementation.cache_tag}-torch{torch.__version__}"
             self.build_temp = os.path.join("build", name)
 
+        def get_ext_filename(self, name):
+            """A library is no module of one Python: its file has a plain name."""
+            if name.rpartition(".")[2] in plain:
+                return os.path.join(*name.split(".")) + ".so"
+            return super().get_ext_filename(name)
+
+        def build_extension(self, extension):
+            """Builds one; the objects of each lie apart, since they may share sources."""
+            before = self.build_temp
+            self.build_temp = os.path.join(before, extension.name.rpartition(".")[2])
+            core = os.path.dirname(self.get_ext_fullpath(extensions[0].name))
+            extension.library_dirs.insert(0, core)
+            try:
+                super().build_extension(extension)
+            finally:
+                self.build_temp = before
+
         def run(self):
             """Builds. What it warns of is told first and, after all that it prints, again."""
             tell(warning)
+            if self.inplace:  # setuptools copies what was built, and makes no folder for it
+                (config.ROOT / "python/customconv/lib").mkdir(exist_ok=True)
             super().run()
             tell(warning)
-            note = Path(self.get_ext_fullpath(extension.name)).with_name("_build.json")
+            note = Path(self.get_ext_fullpath("customconv._bind")).with_name("_build.json")
             note.write_text(json.dumps(info, indent=2) + "\n")
 
-    return extension, Build
-
-
-def requirement():
-    """The torch that a build works with: its C++ interface changes with every minor version."""
-    if torch is None:
-        return config.torch_range()
-    major, minor = torch.__version__.split(".")[:2]
-    return f"torch=={major}.{minor}.*"
+    return extensions, Build
 
 
 try:
-    extension, command = extension_and_command()
+    extensions, command = extensions_and_command()
 except config.ConfigError as error:
-    extension, command = Extension("customconv._C", []), refusal(error)
+    extensions, command = [Extension("customconv._bind", [])], refusal(error)
 
 setup(
-    ext_modules=[extension],
+    ext_modules=extensions,
     cmdclass={"build_ext": command},
-    install_requires=[requirement()],
 )

@@ -81,7 +81,7 @@ def main(words: list[str]) -> None:
         import customconv
 
         if device.type == "cpu":  # where the overrides are for tests alone
-            customconv._C.install_routing_on_cpu()
+            torch.ops.customconv._route_on_cpu(False)
         with customconv.enabled():
             convolution(device, False)()
     elif "customconv" in sys.modules:

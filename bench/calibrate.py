@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import optimize, sparse
 
-from customconv import _C
+from customconv import _bind
 
 from . import corpus, pays, picks, timings
 from .replayed import Floats, Key, Replayed, replay
@@ -39,9 +39,9 @@ STEP = 1e-3  # of a logarithm, for slopes
 DIGITS = 3  # that the table keeps
 
 
-def workload(plans: Sequence[_C.ConvPlan]) -> _C.Workload:
+def workload(plans: Sequence[_bind.ConvPlan]) -> _bind.Workload:
     """The work of plans, whose prices can be computed with any table."""
-    load = _C.Workload()
+    load = _bind.Workload()
     for plan in plans:
         load.add(plan)
     return load
@@ -71,7 +71,7 @@ class Fit:
             for row, columns in rows:
                 for column in columns:
                     used.setdefault((row, column), set()).add(number)
-        self.parts = _C.price_rows()  # of each row
+        self.parts = _bind.price_rows()  # of each row
         self.singles = sorted(used)
         self.plans_of = [np.array(sorted(used[key])) for key in self.singles]
         self.means = sorted({(self.parts[row][0], column) for row, column in self.singles})

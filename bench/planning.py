@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from customconv import _C
+from customconv import _bind
 
 from . import contenders, replayed, timings
 
@@ -24,13 +24,13 @@ PERCENTILE = 95
 WANTED_US = {"fprop": 100, "dgrad": 100, "wgrad": 500}  # of that percentile
 
 
-def measure(problems: Sequence[_C.ConvProblem], rounds: int = ROUNDS) -> dict[str, list[float]]:
+def measure(problems: Sequence[_bind.ConvProblem], rounds: int = ROUNDS) -> dict[str, list[float]]:
     """Microseconds that it takes to plan each problem, by pass."""
     least = [float("inf")] * len(problems)
     for _ in range(rounds):
         for i, problem in enumerate(problems):
             begun = time.perf_counter_ns()
-            _C.plan(problem)
+            _bind.plan(problem)
             least[i] = min(least[i], (time.perf_counter_ns() - begun) / 1e3)
     by_pass = defaultdict(list)
     for problem, us in zip(problems, least, strict=True):
@@ -55,7 +55,7 @@ def table(by_pass: Mapping[str, Sequence[float]]) -> Table:
     return lines
 
 
-def recorded() -> list[_C.ConvProblem]:
+def recorded() -> list[_bind.ConvProblem]:
     """The problems of the recorded timings."""
     return [replayed.problem_of(each.cell) for each in timings.read()[1]]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from customconv import _C
+from customconv import _bind
 
 from . import timings
 from .measure import Cell
@@ -25,7 +25,7 @@ class Replayed:
 
     cell: Cell
     held_out: bool
-    plans: list[_C.ConvPlan]
+    plans: list[_bind.ConvPlan]
     ms: Floats
 
     @property
@@ -45,14 +45,14 @@ class Replayed:
         return float(self.ms[self.pick] / np.min(self.ms))
 
 
-def problem_of(cell: Cell) -> _C.ConvProblem:
+def problem_of(cell: Cell) -> _bind.ConvProblem:
     """The planner's problem of a cell."""
     layer, op = cell.layer, cell.op
     if layer.transposed:
         layer, op = layer.as_convolution(op)
     dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(cell.precision, "float32")
     stride, pad, dil, groups = layer.geometry
-    return _C.ConvProblem(
+    return _bind.ConvProblem(
         op=op, dtype=dtype, input=layer.input, weight=layer.weight, stride=stride, padding=pad,
         dilation=dil, groups=groups, channels_last=cell.layout == "nhwc",
         tf32=cell.precision == "tf32",
@@ -63,7 +63,7 @@ def replay(timed: Sequence[Timings]) -> list[Replayed]:
     """Plans each cell again, and keeps the plans that were timed."""
     found = []
     for each in timed:
-        known = {plan.name: plan for plan in _C.plans(problem_of(each.cell))}
+        known = {plan.name: plan for plan in _bind.plans(problem_of(each.cell))}
         plans = [known[which] for which in each.times if which in known]
         ms = np.array([ms for which, ms in each.times.items() if which in known])
         if plans:

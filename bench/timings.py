@@ -22,7 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
-from customconv import _C
+from customconv import _bind
 
 from . import contenders, corpus, drawn, results
 from .layers import Layer
@@ -99,7 +99,7 @@ def cells() -> list[Cell]:
     return found
 
 
-def considered(plans: Iterable[_C.ConvPlan]) -> list[_C.ConvPlan]:
+def considered(plans: Iterable[_bind.ConvPlan]) -> list[_bind.ConvPlan]:
     """The plans to time: those that are predicted fastest, and the fastest of other kinds."""
     ordered = sorted(plans, key=lambda plan: plan.predicted_ms)
     near = [plan for plan in ordered if plan.predicted_ms <= FAR * ordered[0].predicted_ms]

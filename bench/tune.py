@@ -20,7 +20,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from customconv import _C
+from customconv import _bind
+from customconv.explain import variants
 
 from . import contenders, results, timing, verify
 from .contenders import Buffers
@@ -67,24 +68,24 @@ class Outcome(LayerOutcome):
         return self.best.ms / self.chosen.ms
 
 
-def distinct(plans: Iterable[_C.ConvPlan], most: int) -> list[_C.ConvPlan]:
+def distinct(plans: Iterable[_bind.ConvPlan], most: int) -> list[_bind.ConvPlan]:
     """Returns the cheapest plan of each kind by prediction, at most ``most``, the choice first."""
-    kinds: dict[tuple[str, int], _C.ConvPlan] = {}
+    kinds: dict[tuple[str, int], _bind.ConvPlan] = {}
     for plan in sorted(plans, key=lambda plan: plan.predicted_ms):
         kinds.setdefault((plan.kind, plan.splits), plan)
     return list(kinds.values())[:most]
 
 
-def call_by(plan: _C.ConvPlan, layer: Layer, op: str, buffers: Buffers) -> Call:
+def call_by(plan: _bind.ConvPlan, layer: Layer, op: str, buffers: Buffers) -> Call:
     """Returns the operator's call with that plan."""
     call = contenders.ours(layer, op, buffers, plan.family)
 
     def run() -> Any:
-        _C.force_plan(plan)
+        _bind.force_plan(plan)
         try:
             return call()
         finally:
-            _C.force_plan(None)
+            _bind.force_plan(None)
 
     return run
 
@@ -103,7 +104,7 @@ def _check(cell: Cell, buffers: Buffers, calls: Sequence[Call]) -> None:
 def tune(
     cell: Cell,
     device: torch.device,
-    chosen: Callable[[Iterable[_C.ConvPlan]], list[_C.ConvPlan]],
+    chosen: Callable[[Iterable[_bind.ConvPlan]], list[_bind.ConvPlan]],
     budget_s: float,
     *,
     peer: bool = True,
@@ -116,7 +117,7 @@ def tune(
     """
     layer = cell.layer
     with prepared(cell, device) as first:
-        possible = _C.variants(**contenders.planned(layer, cell.op, first))
+        possible = variants(**contenders.planned(layer, cell.op, first))
         if not possible:
             raise contenders.Unmeasurable("no family has a plan for it")
         plans = chosen(possible)

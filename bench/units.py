@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from customconv import _C
+from customconv import _bind
 
 Units = frozenset[str]
 Fields = dict[str, Any]
@@ -30,7 +30,7 @@ def _units(loader: str, tile: str, modes: dict[str, bool]) -> set[str]:
     return {f"loader:{loader}", tile_unit(loader, tile), *used}
 
 
-def _main_loop(plan: _C.ConvPlan, fields: Fields) -> set[str]:
+def _main_loop(plan: _bind.ConvPlan, fields: Fields) -> set[str]:
     loader = fields["loader"]
     return _units(loader, fields["tile"], {
         "joined": fields["joined"],
@@ -40,7 +40,7 @@ def _main_loop(plan: _C.ConvPlan, fields: Fields) -> set[str]:
     })  # fmt: skip
 
 
-def _older(plan: _C.ConvPlan, fields: Fields) -> set[str]:
+def _older(plan: _bind.ConvPlan, fields: Fields) -> set[str]:
     fetch, by_warps = fields["fetch"].replace("-", ""), fields["by_warps"]
     return _units(
         f"mma.sync-{fetch}" if by_warps else fetch, fields["kernel"].replace("-pixels-x-", "x"), {
@@ -52,7 +52,7 @@ def _older(plan: _C.ConvPlan, fields: Fields) -> set[str]:
     )  # fmt: skip
 
 
-def _gradient_boxes(plan: _C.ConvPlan, fields: Fields) -> set[str]:
+def _gradient_boxes(plan: _bind.ConvPlan, fields: Fields) -> set[str]:
     return _units("boxes", fields["kernel"], {
         "gradient-clusters": fields["clustered"],
         # A warpgroup fills boxes, but a single warp starts the copies of the copy engine.
@@ -60,7 +60,7 @@ def _gradient_boxes(plan: _C.ConvPlan, fields: Fields) -> set[str]:
     })  # fmt: skip
 
 
-def _gradient_planes(plan: _C.ConvPlan, fields: Fields) -> set[str]:
+def _gradient_planes(plan: _bind.ConvPlan, fields: Fields) -> set[str]:
     loaders = {"boxes": "planes-boxed", "class-runs": "planes-runs"}
     loader = loaders.get(fields["loader"], f"planes-{fields['loader']}")
     return _units(loader, fields["kernel"].replace("planes-", ""), {
@@ -70,7 +70,7 @@ def _gradient_planes(plan: _C.ConvPlan, fields: Fields) -> set[str]:
     })  # fmt: skip
 
 
-def _gradient_registers(plan: _C.ConvPlan, fields: Fields) -> set[str]:
+def _gradient_registers(plan: _bind.ConvPlan, fields: Fields) -> set[str]:
     kernel = fields["kernel"]
     loader = "few" if "few-" in kernel else "registers"
     modes = {"gradient-clusters": fields["clustered"]}
@@ -86,7 +86,7 @@ _KINDS = {
 }
 
 
-def units_of(plan: _C.ConvPlan) -> Units:
+def units_of(plan: _bind.ConvPlan) -> Units:
     """The units that a plan needs: without one of them there is no such plan."""
     if plan.family == "implicit_gemm":
         own = _KINDS[plan.word](plan, plan.fields)
@@ -97,9 +97,9 @@ def units_of(plan: _C.ConvPlan) -> Units:
 
 def compiled() -> Units:
     """The units that the compiled module lists: tiles of the main loop, and named kernels."""
-    tiles = {tile_unit(loader, tile) for loader, tile in _C.main_loop_tiles()}
+    tiles = {tile_unit(loader, tile) for loader, tile in _bind.main_loop_tiles()}
     kernels: set[str] = set()
-    for (family, word), fields in _C.plan_words().items():
+    for (family, word), fields in _bind.plan_words().items():
         if family != "implicit_gemm":
             for kernel in next(filter(None, fields.values()), [""]):
                 kernels |= kernel_units(family, f"{word} {kernel}".strip())

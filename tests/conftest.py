@@ -24,9 +24,9 @@ def why_no_gpu() -> str:
     """Why tests for the GPU cannot run here, or nothing."""
     if not torch.cuda.is_available():
         return f"{NO_GPU}: PyTorch sees none"
-    from customconv import _C
+    import customconv
 
-    return "" if _C.build_info()["with_cuda"] else f"{NO_GPU}: customconv has no CUDA"
+    return "" if customconv.build_info()["with_cuda"] else f"{NO_GPU}: customconv has no CUDA"
 
 
 def pytest_report_header() -> str:
@@ -64,9 +64,9 @@ def same_start() -> Iterator[None]:
 @pytest.fixture
 def nothing_tuned() -> Iterator[None]:
     """No plan is tuned before a test, and neither plans nor a recording are left behind it."""
-    from customconv import _C
+    from customconv import _bind
 
-    _C.clear_tuned_plans()
+    _bind.clear_tuned_plans()
     yield
-    _C.clear_tuned_plans()
-    _C.end_recording()
+    _bind.clear_tuned_plans()
+    _bind.end_recording()

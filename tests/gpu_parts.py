@@ -12,8 +12,9 @@ from gpu_suite import Part, Selection, select
 
 # What every kernel needs: shared code, and what launches it.
 COMMON = (
+    "csrc/core/*.cpp",
     "csrc/kernels/common/*.cpp",
-    "csrc/kernels/common/*.cu",
+    "csrc/kernels/library.cu",
     "csrc/plan/device.cpp",
     "csrc/plan/problem.cpp",
     "csrc/torch/cuda/convolve.cpp",
@@ -22,7 +23,7 @@ COMMON = (
 KERNELS = ("csrc/kernels/**/*.cu",)
 PLANNER = ("csrc/plan/*.cpp", "csrc/kernels/**/*.cpp")
 TORCH = ("csrc/torch/*.cpp", "csrc/torch/cuda/*.cpp")
-CHOICE = (*PLANNER, *TORCH)
+CHOICE = ("csrc/core/*.cpp", *PLANNER, *TORCH)
 
 # What the package registers with PyTorch for its operators, which no test imports.
 REGISTERED = tuple(f"python/customconv/{name}.py" for name in ("fake", "flops", "vmap"))
@@ -103,6 +104,7 @@ PARTS = (
         ),
         (*KERNELS, *CHOICE),
     ),
+    Part("runtimes", (files("op", "two_runtimes"),), (*COMMON, *TORCH)),
     Part("large", (files("kernels", "large"), files("op", "huge_tensors")), (*KERNELS, *CHOICE)),
     Part("routing", (files("op", "observers recorders routing"),), (*CHOICE, *REGISTERED)),
     Part(

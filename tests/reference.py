@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from customconv import _C
+from customconv import _bind
 
 FAMILIES = ("direct", "im2col", "tiled")  # portable, in IEEE float32 too
 ALL_FAMILIES = (*FAMILIES, "implicit_gemm", "depthwise", "grouped", "col2im")
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 
-def is_of_3xtf32(plan: _C.ConvPlan) -> bool:
+def is_of_3xtf32(plan: _bind.ConvPlan) -> bool:
     """Whether products in TF32, three each, make up those of strict float32."""
     return "=3xTF32-" in plan.name
 

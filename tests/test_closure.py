@@ -13,14 +13,14 @@ FILES = {
     "csrc/plan/list.def": "",
     "csrc/plan/unused.h": "",
     "python/package/__init__.py": "from . import first\nfrom .second import Thing, other\n",
-    "python/package/_C.pyi": "",
-    "python/package/first.py": "from . import _C\nimport json\n",
+    "python/package/_bind.pyi": "",
+    "python/package/first.py": "from . import _bind\nimport json\n",
     "python/package/second.py": "from .inner.deep import thing\nfrom ._private import hidden\n",
     "python/package/_private.py": "",
     "python/package/inner/__init__.py": "from .deep import thing\n",
     "python/package/inner/deep.py": "",
     "tests/conftest.py": "import torch\n",
-    "tests/helper.py": "from package import _C\n",
+    "tests/helper.py": "from package import _bind\n",
     "tests/kernels/conftest.py": "",
     "tests/kernels/json.py": "",
     "tests/kernels/support.py": "def f():\n    import helper\n",
@@ -74,12 +74,12 @@ WHOLE = SECOND | {"python/package/__init__.py", "python/package/first.py"}
         ("import package\npackage.Thing()", SECOND),
         ("import package as p\ndef f():\n    return p.Thing", SECOND),
         ("import package\npackage.first.x = 1", {"python/package/first.py"}),
-        ("import package\npackage._C.plan()", set()),
+        ("import package\npackage._bind.plan()", set()),
         ("import package\npackage.__version__", WHOLE),
         ("import package\ngetattr(package, 'Thing')", WHOLE),
         ("import package.first", {"python/package/first.py"}),
         ("from package import Thing as T", SECOND),
-        ("from package import _C, first", {"python/package/first.py"}),
+        ("from package import _bind, first", {"python/package/first.py"}),
         ("from package.inner import thing", {"python/package/inner/deep.py"}),
         ("from package.second import anything", SECOND),
     ],
@@ -98,7 +98,7 @@ def test_hashes_are_those_of_the_text(tree):
 
 
 def test_what_builds_leave_is_no_source(tree):
-    for name in ("_C.cpython-312-x86_64-linux-gnu.so", "_build.json", "first.cpython-312.pyc"):
+    for name in ("_bind.cpython-312-x86_64-linux-gnu.so", "_build.json", "first.cpython-312.pyc"):
         (tree.root / "python/package" / name).write_text("")
     assert {path for path in FILES if path.startswith("python/package/")} == {
         path for pattern in ("*", "**/*") for path in tree.glob(f"python/package/{pattern}")

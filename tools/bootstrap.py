@@ -73,7 +73,7 @@ def create_venv() -> Path:
 
 def last_build() -> str:
     """Names the build that lies in the checkout, by its time; nothing where there is none."""
-    built = any(RECORD.parent.glob(f"_C.{sys.implementation.cache_tag}*.so"))
+    built = any(RECORD.parent.glob(f"_bind.{sys.implementation.cache_tag}*.so"))
     return str(RECORD.stat().st_mtime_ns) if built and RECORD.exists() else ""
 
 

@@ -9,8 +9,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
@@ -23,6 +25,19 @@ SOURCE_SUFFIXES = (".h", ".cuh", ".cpp", ".cu", ".def")
 COMPILER_WHEELS = "nvcc,crt,nvvm,cccl"  # those extras of cuda-toolkit that make up a compiler
 GIB = 1 << 30
 MEMORY_PER_JOB = 2 * GIB  # a translation unit that includes torch peaks a little below this
+
+
+def _load_module(path: Path) -> Any:
+    """A module of the package that needs neither torch nor a build, without the package."""
+    spec = importlib.util.spec_from_file_location(f"customconv_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+operators = _load_module(ROOT / "python/customconv/build.py")
 
 
 class ConfigError(Exception):
@@ -64,17 +79,52 @@ def check_torch(release: str) -> str | None:
     return f"{said}, with which it may not build, or may behave differently. Run its tests."
 
 
-def sources(with_cuda: bool) -> list[str]:
-    """The files to compile, relative to the root of the repository."""
-    patterns = ["csrc/plan/*.cpp", "csrc/kernels/**/*.cpp", "csrc/torch/*.cpp"]
-    if with_cuda:
-        patterns += ["csrc/kernels/**/*.cu", "csrc/torch/cuda/*.cpp"]
+def _sources(*patterns: str) -> list[str]:
+    """The files to compile that match, relative to the root of the repository."""
     files = sorted(f for p in patterns for f in glob.glob(p, root_dir=ROOT, recursive=True))
     stems = [os.path.splitext(f)[0] for f in files]
     clashes = sorted({s for s in stems if stems.count(s) > 1})
     if clashes:  # setuptools names an object after its source without the extension
         raise ConfigError(f"these would compile to the same object file: {', '.join(clashes)}.*")
     return files
+
+
+def core_sources() -> list[str]:
+    """Those of libcustomconv: the planner and what is common to all libraries."""
+    return _sources("csrc/core/*.cpp", "csrc/plan/*.cpp", "csrc/kernels/**/*.cpp")
+
+
+def kernel_sources() -> list[str]:
+    """Those of a library of kernels, of which there is one for each architecture."""
+    return _sources("csrc/kernels/**/*.cu", "csrc/core/build.cpp")
+
+
+def torch_sources(with_cuda: bool) -> list[str]:
+    """Those of the operators, the library for one minor version of PyTorch."""
+    return [str(p.relative_to(ROOT)) for p in operators.sources(ROOT / "csrc", with_cuda)]
+
+
+def binding_sources() -> list[str]:
+    """Those of the module that Python imports."""
+    return _sources("csrc/bind/*.cpp")
+
+
+def library_of(arch: str) -> str:
+    """An architecture as ``TORCH_CUDA_ARCH_LIST`` writes it, in a file's name: "sm120_ptx"."""
+    return "sm" + arch.replace(".", "").replace("+PTX", "_ptx")
+
+
+def hash_of_interface(root: Path = ROOT) -> str:
+    """A hash of all that passes between our libraries: those with the same one fit together."""
+    places = [
+        (root / "csrc/core", "*"),
+        *((root / "csrc" / part, "**/*") for part in ("plan", "kernels")),
+    ]
+    digest = hashlib.sha256(version().encode())
+    for path in sorted(p for place, pattern in places for p in place.glob(pattern)):
+        if path.suffix in (".h", ".def"):
+            digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def hash_of_plans(root: Path = ROOT) -> str:
@@ -191,20 +241,11 @@ def compiler_requirement(torch_cuda: str) -> str:
     return f"cuda-toolkit[{COMPILER_WHEELS}]=={torch_cuda}.*"
 
 
-def cuda_wheels(major: int) -> list[Path]:
-    """Where the CUDA wheels that torch brings are in this environment; each has include/ and lib/.
-
-    Since CUDA 13 they share one directory; before, each library has its own.
-    """
-    spec = importlib.util.find_spec("nvidia")
-    tops = [Path(p) for p in (spec and spec.submodule_search_locations) or ()]
-    shared = [top / f"cu{major}" for top in tops if (top / f"cu{major}").is_dir()]
-    return shared or sorted(lib.parent for top in tops for lib in top.glob("*/lib"))
-
-
 def wheel_toolkit(major: int) -> Path | None:
     """The compiler wheels of this environment, or None where they are not installed."""
-    return next((home for home in cuda_wheels(major) if (home / "bin/nvcc").exists()), None)
+    return next(
+        (home for home in operators.cuda_wheels(major) if (home / "bin/nvcc").exists()), None
+    )
 
 
 def find_cuda_home(env: Mapping[str, str], torch_cuda: str) -> Path:
@@ -282,6 +323,11 @@ def nvcc_flags(cuda_home: Path) -> list[str]:
     """How kernels are compiled, but for the architecture; they include nothing of torch."""
     flags = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xcompiler=-fvisibility=hidden"]
     return flags + nvcc_compression(cuda_home)
+
+
+def runtime_folders(cuda_home: Path, wheels: Iterable[Path]) -> list[Path]:
+    """Where the CUDA runtime may lie that is linked statically."""
+    return [cuda_home / "lib64", *(home / "lib" for home in wheels)]
 
 
 def gencode(arch: str) -> list[str]:

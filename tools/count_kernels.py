@@ -1,6 +1,6 @@
 """Counts the kernels of a built customconv by family and pass, with their code.
 
-    python tools/count_kernels.py [python/customconv/_C*.so]
+    python tools/count_kernels.py [python/customconv/lib/libcustomconv_sm90a.so]
 
 It disassembles all of them by ``cuobjdump``, of the CUDA toolkit or of Triton, which takes minutes.
 It says how many are for weight gradients alone, and how many multiply by matrix instructions.
@@ -112,7 +112,7 @@ def disassembler() -> str | None:
 def main() -> int:
     """Prints the table; the exit status is 2 if there is nothing to read or to read with."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    built = sorted(ROOT.glob("python/customconv/_C*.so"))
+    built = sorted(ROOT.glob("python/customconv/lib/libcustomconv_sm*.so"))
     parser.add_argument("library", nargs="?", type=Path, default=built[0] if built else None)
     library = parser.parse_args().library
     program = disassembler()

@@ -16,7 +16,8 @@ struct DeviceProperties {
   int64_t l2_bytes = 50 << 20;
   int shared_bytes_block = 227 << 10;  // the most that one block may ask for
   int64_t max_grid_x = 2147483647;
-  bool built_for_90a = true;  // this binary holds code for Hopper's own instructions
+  bool built_for_90a = true;  // the kernels at hand hold code for Hopper's own instructions
+  bool has_blas = true;       // there is a cuBLAS to call
 
   // Whether the predicted times are fitted to this kind of GPU.
   bool has_prices() const { return capability_major == 9 && capability_minor == 0; }

@@ -398,28 +398,6 @@ bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device
   return settled.tf32;
 }
 
-const char* to_string(FamilyId family) {
-  return family == FamilyId::kAten ? "aten" : kFamilies[static_cast<size_t>(family)]->name;
-}
-
-const char* to_string(Algorithm algorithm) {
-  if (algorithm == Algorithm::kAuto) return "auto";
-  if (algorithm == Algorithm::kAten) return "aten";
-  return kFamilies[static_cast<size_t>(algorithm)]->name;
-}
-
-Algorithm parse_algorithm(const std::string& name) {
-  if (name == "auto") return Algorithm::kAuto;
-  if (name == "aten") return Algorithm::kAten;
-  std::string known;
-  for (size_t i = 0; i < kFamilyCount; ++i) {
-    if (name == kFamilies[i]->name) return static_cast<Algorithm>(i);
-    known += std::string("'") + kFamilies[i]->name + "', ";
-  }
-  throw std::invalid_argument("unknown algorithm '" + name + "': expected one of " + known +
-                              "'auto', 'aten'");
-}
-
 ConvPlan plan(ConvProblem& problem, const DeviceProperties& device, Algorithm algorithm,
               bool prefer) {
   const bool in_order = is_batch_invariant(problem);

@@ -4,23 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "plan/algorithm.h"
 #include "plan/plan.h"
 
 namespace customconv {
-
-// A user's choice of algorithm. `auto` is the planner's; `aten` is PyTorch's own convolution.
-enum class Algorithm : uint8_t {
-#define CUSTOMCONV_FAMILY(name) name,
-#include "plan/families.def"
-#undef CUSTOMCONV_FAMILY
-  kAuto,
-  kAten,
-};
-
-// Throws std::invalid_argument that lists the known names.
-Algorithm parse_algorithm(const std::string& name);
-const char* to_string(Algorithm algorithm);
-const char* to_string(FamilyId family);
 
 // Whether plans may be of a batch that is not the problem's: the sums of a weight gradient run over
 // the batch, so that it has no such plans.

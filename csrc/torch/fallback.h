@@ -1,33 +1,13 @@
-// Why PyTorch computes a call instead of kernels of ours.
+// A value, or why PyTorch computes it.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <utility>
 
+#include "core/fallback.h"
+
 namespace customconv::torch_layer {
 
-enum class Fallback : uint8_t {
-  kAsked,
-  kDevice,
-  kBuild,
-  kArchitecture,
-  kCudnnOff,
-  kDtype,
-  kDimensions,
-  kLayout,
-  kEmpty,
-  kOutputPadding,
-  kArguments,  // PyTorch raises the error
-  kNoFamily,
-  kUnmeasured,
-  kTuned,
-  kCount,
-};
-
-const char* to_string(Fallback reason);
-
-// A value, or why PyTorch computes it.
 template <typename T>
 class OrFallback {
  public:

@@ -5,7 +5,8 @@
 
 #include <algorithm>
 
-#include "torch/batch_invariance.h"
+#include "torch/convolve.h"
+#include "torch/core.h"
 
 namespace customconv::torch_layer {
 
@@ -241,8 +242,9 @@ ConvProblem Convolution::problem_of(Pass pass, at::MemoryFormat written) const {
   if (p.pass == Pass::kDgrad) p.x_strides = dense_strides(p.x_sizes(), layout);
   if (p.pass == Pass::kFprop) p.y_strides = dense_strides(p.y_sizes(), layout);
   if (p.pass == Pass::kWgrad) p.w_strides = dense_strides(p.w_sizes(), layout);
-  // The gradient is a new tensor, which is aligned whether the input is or not.
+  // A gradient is a new tensor, which is aligned whether the operand is or not.
   if (pass == Pass::kDgrad) (transposed ? p.y_aligned : p.x_aligned) = true;
+  if (pass == Pass::kWgrad) p.w_aligned = true;
   return p;
 }
 
@@ -260,13 +262,9 @@ void check_runs_on(std::string_view algorithm, const at::Tensor& input) {
   if (wanted == Algorithm::kAuto || wanted == Algorithm::kAten) return;
   TORCH_CHECK(is_kernel_dtype(input.scalar_type()), "algorithm '", algorithm,
               "' computes float64, float32, float16 and bfloat16, not ", input.scalar_type());
-#ifdef CUSTOMCONV_WITH_CUDA
-  const bool have_kernels = input.is_cuda() || input.is_meta();
-#else
-  const bool have_kernels = input.is_meta();
-  TORCH_CHECK(!input.is_cuda(), "algorithm '", algorithm,
+  TORCH_CHECK(kHasCuda || !input.is_cuda(), "algorithm '", algorithm,
               "' needs CUDA kernels, and customconv was built without them");
-#endif
+  const bool have_kernels = (kHasCuda && input.is_cuda()) || input.is_meta();
   TORCH_CHECK(have_kernels, "algorithm '", algorithm, "' runs on CUDA tensors, not on ",
               input.device(), "; move them to CUDA, or use algorithm 'auto'");
 }

@@ -15,13 +15,10 @@
 
 #include "torch/aten.h"
 #include "torch/batch_invariance.h"
+#include "torch/convolve.h"
+#include "torch/core.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
-#include "torch/stats.h"
-
-#ifdef CUSTOMCONV_WITH_CUDA
-#include "torch/cuda/convolve.h"
-#endif
 
 namespace customconv::torch_layer {
 
@@ -30,7 +27,6 @@ namespace {
 using at::IntArrayRef;
 using at::Tensor;
 
-std::atomic<int64_t> open_routings{0};
 std::atomic<bool> opaque_on_cpu{false};
 thread_local bool bypassed = false;
 
@@ -41,8 +37,6 @@ struct Call {
   Geometry geometry;
   bool tf32;
 };
-
-#ifdef CUSTOMCONV_WITH_CUDA
 
 // Why PyTorch computes a call, as far as its arguments tell before the planner sees them.
 std::optional<Fallback> refusal(const Tensor& input, const Tensor& weight,
@@ -116,24 +110,6 @@ OrFallback<Gradients> backward_by_kernels(const Tensor& grad_output, const Tenso
   }
   return gradients;
 }
-
-#else
-
-Fallback refusal(const Tensor& input) {
-  return input.is_cuda() ? Fallback::kBuild : Fallback::kDevice;
-}
-
-OrFallback<Tensor> forward_by_kernels(const Tensor& input, const Tensor&,
-                                      const std::optional<Tensor>&, const Call&) {
-  return refusal(input);
-}
-
-OrFallback<Gradients> backward_by_kernels(const Tensor&, const Tensor& input, const Tensor&,
-                                          const Call&, std::array<bool, 3>) {
-  return refusal(input);
-}
-
-#endif
 
 bool computes_opaquely(const Tensor& input) {
   return input.is_cpu() && opaque_on_cpu.load(std::memory_order_relaxed);
@@ -245,28 +221,15 @@ void override_on(c10::DispatchKey key) {
   library->impl("convolution_backward", TORCH_FN(convolution_backward));
 }
 
-}  // namespace
+// For the rest of the process: to take an override back while other threads convolve is not safe.
+[[maybe_unused]] const bool is_installed = (override_on(c10::DispatchKey::CUDA), true);
 
-void install_routing() {
-  [[maybe_unused]] static const bool once = (override_on(c10::DispatchKey::CUDA), true);
-}
+}  // namespace
 
 void install_routing_on_cpu(bool opaque) {
   [[maybe_unused]] static const bool once = (override_on(c10::DispatchKey::CPU), true);
   opaque_on_cpu.store(opaque, std::memory_order_relaxed);
 }
-
-void begin_routing() { open_routings.fetch_add(1, std::memory_order_relaxed); }
-
-bool end_routing() {
-  int64_t open = open_routings.load(std::memory_order_relaxed);
-  while (open > 0) {
-    if (open_routings.compare_exchange_weak(open, open - 1, std::memory_order_relaxed)) return true;
-  }
-  return false;
-}
-
-bool is_routing() { return open_routings.load(std::memory_order_relaxed) > 0; }
 
 BypassRouting::BypassRouting() : before_(std::exchange(bypassed, true)) {}
 BypassRouting::~BypassRouting() { bypassed = before_; }

@@ -5,11 +5,11 @@
 
 #include "torch/aten.h"
 #include "torch/batch_invariance.h"
+#include "torch/core.h"
 #include "torch/fused.h"
 #include "torch/operator.h"
 #include "torch/ops.h"
 #include "torch/problem.h"
-#include "torch/stats.h"
 
 namespace customconv::torch_layer {
 

@@ -4,16 +4,13 @@
 
 Routing is switched on in Python, so a C++ program cannot use it. The operators of this package
 need no routing: convert the model with ``customconv.convert``, then export it, and the generated
-code calls them through the dispatcher. The C++ program, ``run.cpp``, loads the compiled part of
-this package, which registers the operators. That part is a Python extension, so Python's shared
-library must be loaded too, although no interpreter is started. If Python was built without a shared
-library, the example says so and leaves the C++ program out.
+code calls them through the dispatcher. The C++ program, ``run.cpp``, loads the library of this
+package that registers the operators, which needs PyTorch's libraries and no Python.
 """
 
 import json
 import os
 import subprocess
-import sysconfig
 import tempfile
 import zipfile
 from collections import Counter
@@ -46,12 +43,6 @@ def called_operators(package: Path) -> Counter[str]:
     return called
 
 
-def python_library() -> Path | None:
-    """Returns the path of this Python's shared library, or None if it has none."""
-    path = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME"))
-    return path if ".so" in path.name and path.exists() else None
-
-
 def build(program: Path) -> None:
     """Compiles ``run.cpp``, which uses only PyTorch."""
     folders = cpp_extension.library_paths()
@@ -65,11 +56,12 @@ def build(program: Path) -> None:
     subprocess.run(command, check=True)
 
 
-def run(program: Path, package: Path, x: Tensor, libraries: list[Path], like: Tensor) -> Tensor:
+def run(program: Path, package: Path, x: Tensor, like: Tensor) -> Tensor:
     """Runs the C++ program and returns what it computes."""
     input, output = package.with_name("input"), package.with_name("output")
     input.write_bytes(bytes(x.cpu().untyped_storage()))
-    subprocess.run([program, package, input, output, *map(str, x.shape), *libraries], check=True)
+    library = customconv.build_info()["operators"]
+    subprocess.run([program, library, package, input, output, *map(str, x.shape)], check=True)
     result = torch.frombuffer(bytearray(output.read_bytes()), dtype=torch.float32)
     return result.reshape(like.shape).to(like.device)
 
@@ -97,14 +89,9 @@ def main() -> None:
             raise SystemExit("the package does not hold the operators of the model")
 
         results = {"Python": torch._inductor.aoti_load_package(str(package))(x)}
-        if python := python_library():
-            program = Path(folder, "run")
-            build(program)
-            torch_python = Path(cpp_extension.library_paths()[0], "libtorch_python.so")
-            libraries = [python, torch_python, Path(customconv._C.__file__)]
-            results["C++"] = run(program, package, x, libraries, expected)
-        else:
-            print("C++: left out, as this Python has no shared library")
+        program = Path(folder, "run")
+        build(program)
+        results["C++"] = run(program, package, x, expected)
 
     for caller, result in results.items():
         difference = float((result - expected).abs().max() / expected.abs().max())

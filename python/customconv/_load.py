@@ -1,9 +1,10 @@
-"""Loads the compiled module ``customconv._C``, or says why it cannot be loaded.
+"""Loads the compiled libraries, or says in a sentence why they cannot be loaded.
 
-A binary extension works only with the PyTorch release that it was compiled for. What the dynamic
-linker says of a mismatch is an undefined symbol; what a user needs is the versions that the binary
-was built for, the versions at hand, and what to install. So the versions are compared before the
-binary is opened, and an error in opening it is told in the same words.
+``customconv._bind``, one for each Python, is the planner and needs no PyTorch. Below ``lib`` are
+``libcustomconv.so``, which the others are linked to, the kernels for each GPU architecture, which
+it loads itself, and the operators for each minor version of PyTorch, as its C++ interface changes
+with each: ``torch_2_11_cuda.so``, or ``torch_2_11.so`` for a PyTorch without CUDA. Of these, the
+one of the installed PyTorch is loaded, and never another.
 """
 
 from __future__ import annotations
@@ -11,145 +12,130 @@ from __future__ import annotations
 import importlib
 import json
 import platform
-from dataclasses import dataclass
+import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-OLDEST_TORCH = (2, 9)  # setup.py refuses older ones
-BUILD_RECORD = Path(__file__).with_name("_build.json")
+PACKAGE = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class Versions:
-    """The versions that a binary extension of PyTorch depends on.
-
-    Attributes:
-        python: Python's version, as "3.12.4" or "3.12".
-        torch: PyTorch's version, as "2.11.0+cu130", or None where there is no PyTorch.
-        cuda: The version of CUDA, as "13.0", or None for the CPU alone.
-    """
-
-    python: str
-    torch: str | None
-    cuda: str | None
-
-    def __str__(self) -> str:
-        torch = f"PyTorch {self.torch}" if self.torch else "no PyTorch"
-        cuda = f"CUDA {self.cuda}" if self.cuda else "no CUDA"
-        return f"{torch}, {cuda}, Python {self.python}"
-
-
-def build_record(record: Path = BUILD_RECORD) -> dict[str, Any]:
-    """What setup.py noted beside the binary; nothing where there is no record."""
+def build_record(package: Path = PACKAGE) -> dict[str, Any]:
+    """What the build noted in the package; nothing where there is no record."""
     try:
-        fields = json.loads(record.read_text(encoding="utf-8"))
+        fields = json.loads((package / "_build.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return fields if isinstance(fields, dict) else {}
 
 
-def built_versions(record: Path = BUILD_RECORD) -> Versions | None:
-    """The versions that the binary was built for, or None where the build left no record."""
-    fields = build_record(record)
-    try:
-        return Versions(fields["python"], fields["torch"], fields["cuda"] or None)
-    except KeyError:
-        return None
+def supported_torch(package: Path = PACKAGE) -> list[tuple[int, int]]:
+    """The minor versions of PyTorch that there are operators for, in ascending order."""
+    found = (re.match(r"torch_(\d+)_(\d+)", path.name) for path in package.glob("lib/torch_*.so"))
+    return sorted({(int(match[1]), int(match[2])) for match in found if match})
 
 
-def found_versions() -> Versions:
-    """The versions of this process."""
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return Versions(platform.python_version(), None, None)
-    return Versions(platform.python_version(), torch.__version__, torch.version.cuda)
+def supported_python(package: Path = PACKAGE) -> list[tuple[int, int]]:
+    """The minor versions of Python that there is a module for, in ascending order."""
+    found = (re.match(r"_bind\.cpython-(\d)(\d+)", p.name) for p in package.glob("_bind.*.so"))
+    return sorted({(int(match[1]), int(match[2])) for match in found if match})
 
 
-def mismatch(built: Versions, found: Versions) -> str | None:
-    """Why a binary built for ``built`` cannot work with ``found``, or None if it can.
+def torch_minor(release: str) -> tuple[int, int] | None:
+    """The minor version of a PyTorch, such as (2, 11) of "2.11.0+cu130"."""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    return (int(match[1]), int(match[2])) if match else None
 
-    PyTorch promises no binary compatibility from one minor release to the next, and CUDA none from
-    one major release to the next. A binary without CUDA works with either kind of PyTorch. Python
-    is not compared: its version is part of the binary's file name.
+
+def torch_library(release: str, cuda: str | None, package: Path = PACKAGE) -> Path | None:
+    """The file with the operators for a PyTorch, or None where there is none.
+
+    Args:
+        release: its version, as "2.11.0+cu130".
+        cuda: its version of CUDA, as "13.0", or None for a PyTorch without CUDA.
+        package: the folder of this package.
     """
-    if found.torch is None:
-        return "PyTorch is not installed."
-    if built.torch is not None and _release(built.torch, 2) != _release(found.torch, 2):
-        return "It was built for another release of PyTorch."
-    if built.cuda is not None and found.cuda is None:
-        return "It was built with CUDA, and this PyTorch has none."
-    if built.cuda is not None and _release(built.cuda, 1) != _release(found.cuda, 1):
-        return "It was built for another major version of CUDA."
-    return None
+    minor = torch_minor(release)
+    if minor is None:
+        return None
+    # A build without CUDA has one library, for either kind of PyTorch.
+    endings = ("_cuda", "") if cuda else ("",)
+    names = (f"torch_{minor[0]}_{minor[1]}{ending}.so" for ending in endings)
+    return next((path for name in names if (path := package / "lib" / name).exists()), None)
 
 
-def failure(reason: str, built: Versions | None, found: Versions) -> str:
-    """The whole message of a failed load: the reason, both sets of versions, what to install."""
+def failure(reason: str, package: Path = PACKAGE) -> str:
+    """The whole message of a failed load: the reason, what is installed, what was found."""
+    record = build_record(package)
+    torch = sys.modules.get("torch")
+    release = getattr(torch, "__version__", None)
+    cuda = getattr(getattr(torch, "version", None), "cuda", None)
+    found = (
+        f"PyTorch {release}, {f'CUDA {cuda}' if cuda else 'no CUDA'}" if release else "no PyTorch"
+    )
+    version = record.get("version", "of an unknown version")
     lines = [
-        f"The compiled part of customconv cannot be loaded. {reason}",
-        f"  built for: {built or 'unknown (the build left no record)'}",
-        f"  found:     {found}",
+        f"customconv cannot be loaded: {reason}",
+        f"  installed: customconv {version} for PyTorch {_listed(supported_torch(package))} and "
+        f"Python {_listed(supported_python(package))}",
+        f"  found:     {found}, Python {platform.python_version()}",
     ]
-    if built is not None and built.torch is not None and mismatch(built, found):
-        index = (
-            f" --index-url https://download.pytorch.org/whl/cu{built.cuda.replace('.', '')}"
-            if built.cuda
-            else ""
-        )
-        torch = ".".join(_release(built.torch, 2))
-        lines += [
-            "Install the PyTorch that it was built for:",
-            f'  pip install "torch=={torch}.*"{index}',
-            f"or build customconv again {_with_which_torch(found)}:",
-        ]
+    if release is None:
+        lines.append('Install PyTorch first: pip install "torch>=2.9"')
     else:
-        lines += ["Build customconv again with the PyTorch and the Python that you have:"]
-    lines += [
-        "  pip install --force-reinstall --no-deps --no-build-isolation --no-binary=customconv \\",
-        "    customconv",
-        "or, in a checkout of its repository:",
-        "  pip install --no-build-isolation --editable .",
-    ]
+        lines += [
+            "Install customconv again:",
+            "  pip install --force-reinstall --no-deps customconv",
+            "or build it for the PyTorch and the Python that you have, in a checkout:",
+            "  pip install --no-build-isolation --editable .",
+        ]
     return "\n".join(lines)
 
 
-def _with_which_torch(found: Versions) -> str:
-    """What a build can use: the PyTorch that is there, or a newer one."""
-    release = [int(part) for part in _release(found.torch, 2) if part.isdigit()]
-    if tuple(release) >= OLDEST_TORCH:
-        return "with the PyTorch that you have"
-    oldest = ".".join(map(str, OLDEST_TORCH))
-    return f"after installing PyTorch {oldest} or newer"
+def _listed(versions: list[tuple[int, int]]) -> str:
+    return ", ".join(f"{major}.{minor}" for major, minor in versions) or "(none)"
 
 
-def load(record: Path = BUILD_RECORD, name: str = "customconv._C") -> ModuleType:
-    """Imports the compiled module, which registers the operators.
+def load(package: Path = PACKAGE, name: str = "customconv._bind") -> ModuleType:
+    """Imports the planner's module and loads the operators.
 
     Raises:
-        ImportError: The module is missing, or was built for other versions. The message says which
-            versions it was built for, which were found, and what to install.
+        ImportError: PyTorch is not installed, or a library is missing, broken, or of another build.
+            The message says which versions are installed, which were found, and what to do.
     """
-    built, found = built_versions(record), found_versions()
-    # A checkout can hold the binaries of several Pythons; the record speaks of the last one built.
-    if found.torch is None or (built and _release(built.python, 2) == _release(found.python, 2)):
-        reason = mismatch(built or found, found)
-        if reason:
-            raise ImportError(failure(reason, built, found), name=name)
+
+    def failed(reason: str) -> ImportError:
+        return ImportError(failure(reason, package), name=name)
+
     try:
-        return importlib.import_module(name)
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise failed("PyTorch is not installed.") from None
+    for needed in ("libcustomconv.so",):
+        if not (package / "lib" / needed).exists():
+            raise failed(f"the file lib/{needed} is missing from {package}.")
+    library = torch_library(torch.__version__, torch.version.cuda, package)
+    if library is None:
+        raise failed(f"it has no operators for PyTorch {torch.__version__}.")
+    try:
+        module = importlib.import_module(name)
     except ImportError as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == name:
-            reason = "It has not been built for this Python."
-        else:
-            reason = f"The loader says: {error}"
-        raise ImportError(failure(reason, built, found), name=name) from error
-
-
-def _release(version: str | None, parts: int) -> list[str]:
-    """The first parts of a version: ("2.11.0+cu130", 2) gives ["2", "11"]."""
-    return (version or "").partition("+")[0].split(".")[:parts]
+        missing = isinstance(error, ModuleNotFoundError) and error.name == name
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        reason = (
+            f"it has no module for Python {python}." if missing else f"the loader says: {error}"
+        )
+        raise failed(reason) from error
+    try:
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise failed(f"the loader says: {error}") from error
+    if torch.ops.customconv._build() != module.build:
+        raise failed(f"{library.name} is of another build than the rest.")
+    return module
 
 
 load()

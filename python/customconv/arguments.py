@@ -12,14 +12,14 @@ from torch.fx import Proxy
 from torch.nn import functional
 from torch.overrides import handle_torch_function
 
-from . import _C
+from . import _bind
 
 
 @functools.cache
 def algorithms() -> tuple[str, ...]:
     """The names that ``algorithm`` may have."""
-    problem = _C.ConvProblem(input=(1, 1, 1, 1), weight=(1, 1, 1, 1))
-    *families, aten = (candidate.family for candidate in _C.candidates(problem))
+    problem = _bind.ConvProblem(input=(1, 1, 1, 1), weight=(1, 1, 1, 1))
+    *families, aten = (candidate.family for candidate in _bind.candidates(problem))
     return (*families, "auto", aten)
 
 

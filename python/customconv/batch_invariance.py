@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from . import _C
+from . import _bind
 from .switched import Switched
 
 
@@ -46,7 +46,7 @@ def set_batch_invariant(enabled: bool) -> AbstractContextManager[None]:
         TypeError: ``enabled`` is no boolean.
     """
     try:
-        before = _C.set_batch_invariant(enabled)
+        before = _bind.set_batch_invariant(enabled)
     except TypeError:  # pybind11's words, which list C++ signatures
         kind = type(enabled).__name__
         raise TypeError(
@@ -58,7 +58,7 @@ def set_batch_invariant(enabled: bool) -> AbstractContextManager[None]:
 
 def is_batch_invariant() -> bool:
     """Whether what an image gets is independent of its batch at this moment."""
-    return _C.is_batch_invariant()
+    return _bind.is_batch_invariant()
 
 
 @contextmanager
@@ -68,8 +68,8 @@ def batch_invariant() -> Iterator[None]:
     It also decorates functions. Contexts nest, in any threads, and hold for the whole process until
     the last one ends. A backward pass that runs after that is not batch invariant.
     """
-    _C.begin_batch_invariance()
+    _bind.begin_batch_invariance()
     try:
         yield
     finally:
-        _C.end_batch_invariance()
+        _bind.end_batch_invariance()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from . import _C
+from . import _bind
 from .arguments import check_algorithm, numbered_padding
 from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, padded
 
@@ -36,11 +36,11 @@ class Explanation:
     """
 
     summary: str
-    plan: _C.ConvPlan | None
+    plan: _bind.ConvPlan | None
     fallback: str
-    candidates: tuple[_C.Candidate, ...]
-    problem: _C.ConvProblem | None
-    tuned: _C.TunedPlan | None = None
+    candidates: tuple[_bind.Candidate, ...]
+    problem: _bind.ConvProblem | None
+    tuned: _bind.TunedPlan | None = None
     raises: bool = False
 
     @property
@@ -158,35 +158,88 @@ def explain(
     else:
         padding = _pair(padding, is_signal, 0)
 
-    def asked(algorithm: str) -> _C.Explanation:
-        return _C.explain(
-            input, weight, bias, stride, padding, dilation, groups, op, algorithm, transposed,
-            output_padding,
-        )  # fmt: skip
-
+    arguments = stride, padding, dilation, groups, op
+    geometry = transposed, output_padding
     refusal = ""
     try:
-        found = asked(algorithm)
+        found = _ask(input, weight, bias, *arguments, algorithm, *geometry)
     except RuntimeError as error:
         if algorithm == "auto" or isinstance(error, torch.OutOfMemoryError):
             raise
         refusal = str(error).splitlines()[0]
-    if refusal:
-        found = asked("auto")  # which raises where the arguments do not fit together
+    if refusal:  # what follows raises where the arguments do not fit together
+        found = _ask(input, weight, bias, *arguments, "auto", *geometry)
     summary = (
         f"{op}{' transposed' if transposed else ''}, {_tensor(input)}, weight {_by(weight.shape)}, "
         f"{'no bias' if bias is None else 'bias'}, stride {_by(stride)}, padding {_by(padding)}, "
         f"{f'output padding {_by(output_padding)}, ' if transposed else ''}"
         f"dilation {_by(dilation)}, groups {groups}"
     )
-    candidates = tuple(found.candidates)
     if refusal:
         fallback = f"the call raises: {refusal}"
-        return Explanation(summary, None, fallback, candidates, found.problem, raises=True)
-    raises = "the call raises" in found.fallback
-    return Explanation(
-        summary, found.plan, found.fallback, candidates, found.problem, found.tuned, raises
-    )
+        return replace(
+            found, summary=summary, plan=None, fallback=fallback, raises=True, tuned=None
+        )
+    return replace(found, summary=summary)
+
+
+def variants(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    op: str = "fprop",
+    transposed: bool = False,
+    output_padding: Sequence[int] = (0, 0),
+) -> list[_bind.ConvPlan]:
+    """Every plan that the planner chooses from for a call, none where it is not the planner's.
+
+    The arguments are those of ``explain``; numbers come in pairs.
+    """
+    problem, _, why_not = torch.ops.customconv._describe_call(
+        input, weight, bias, stride, padding, dilation, groups, op, "auto", transposed,
+        output_padding,
+    )  # fmt: skip
+    if not problem or why_not or _bind.why_no_kernels(input.get_device()):
+        return []
+    device = _bind.device_properties(input.get_device())
+    return _bind.plans(_bind.ConvProblem.from_text(problem), device)
+
+
+def _ask(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    op: str,
+    algorithm: str,
+    transposed: bool,
+    output_padding: Sequence[int],
+) -> Explanation:
+    """What the planner says of a call, but for the summary."""
+    text, channels_last, why_not = torch.ops.customconv._describe_call(
+        input, weight, bias, stride, padding, dilation, groups, op, algorithm, transposed,
+        output_padding,
+    )  # fmt: skip
+    problem = _bind.ConvProblem.from_text(text) if text else None
+    if problem is not None and not why_not:
+        device = input.get_device()
+        why_no_kernels = _bind.why_no_kernels(device)
+        if not why_no_kernels:
+            found = _bind.explain(device, problem, channels_last, algorithm)
+            candidates = tuple(found.candidates)
+            return Explanation("", found.plan, found.fallback, candidates, problem, found.tuned)
+        why_not = f"no kernels of this installation run on the GPU: {why_no_kernels}"
+    raises = _bind.is_batch_invariant() and op != "wgrad"
+    if raises:
+        why_not += "; the call raises, because PyTorch's own convolution is not batch invariant"
+    return Explanation("", None, why_not, tuple(_bind.refused(why_not)), problem, raises=raises)
 
 
 def _explain_module(module: object, input: Tensor, op: str, algorithm: str) -> Explanation:

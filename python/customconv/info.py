@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from . import _C
-from ._load import build_record
+from . import _bind
+from ._load import build_record, torch_library
 
 
 def build_info() -> dict[str, Any]:
@@ -20,9 +20,19 @@ def build_info() -> dict[str, Any]:
     Returns:
         A dictionary: "version" (of customconv), "torch" (the version of PyTorch), "with_cuda"
         (whether the CUDA kernels are in it), "cuda" (the version of CUDA, or ""), "arch_list" (the
-        GPU architectures, as in TORCH_CUDA_ARCH_LIST, or "") and "compiler" (its version).
+        GPU architectures, as in TORCH_CUDA_ARCH_LIST, or ""), "compiler" (its version) and
+        "operators" (the path of the library that registers the operators).
     """
-    return dict(_C.build_info())
+    record = build_record()
+    return {
+        "version": str(record.get("version", "")),
+        "torch": str(record.get("torch", "")),
+        "with_cuda": bool(record.get("cuda")),
+        "cuda": str(record.get("cuda") or ""),
+        "arch_list": ";".join(record.get("arch_list", ())),
+        "compiler": str(record.get("compiler", "")),
+        "operators": str(torch_library(torch.__version__, torch.version.cuda) or ""),
+    }
 
 
 def architectures() -> list[str]:
@@ -59,8 +69,8 @@ def covers(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
 
 def is_measured(capability: tuple[int, int]) -> bool:
     """Whether the planner compares predicted times on a GPU of this compute capability."""
-    problem = _C.ConvProblem(dtype="float16", input=(8, 64, 56, 56), weight=(64, 64, 3, 3))
-    return _C.plan(problem, _C.DeviceProperties(capability=capability)).family != "aten"
+    problem = _bind.ConvProblem(dtype="float16", input=(8, 64, 56, 56), weight=(64, 64, 3, 3))
+    return _bind.plan(problem, _bind.DeviceProperties(capability=capability)).family != "aten"
 
 
 def cuda_off_reason(built_with_cuda: bool) -> str | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import _C
+from . import _bind
 
 DTYPES = {
     "float64": torch.float64, "float32": torch.float32,
@@ -53,7 +53,7 @@ class Measured:
 class Operands:
     """Tensors that lie as a problem says, of normal random numbers."""
 
-    def __init__(self, problem: _C.ConvProblem, device: torch.device) -> None:
+    def __init__(self, problem: _bind.ConvProblem, device: torch.device) -> None:
         """Allocates them, with a generator of their own.
 
         Raises:
@@ -88,13 +88,17 @@ class Operands:
         # The memory is filled, not the view: elements of an expanded tensor share theirs.
         return self._normal(last + 1 + shift, scale).as_strided(sizes, strides, shift)
 
-    def by_plan(self, settled: _C.ConvProblem, plan: _C.ConvPlan) -> None:
+    def by_plan(self, settled: _bind.ConvProblem, plan: _bind.ConvPlan) -> None:
         """Runs a plan, which overwrites ``result``."""
-        _C.run_plan(settled, plan, self.x, self.w, self.y, self.bias, self.residual)
+        torch.ops.customconv._run_plan(
+            settled.text, plan.name, self.x, self.w, self.y, self.bias, self.residual
+        )
 
-    def by_pytorch(self, problem: _C.ConvProblem) -> Tensor:
+    def by_pytorch(self, problem: _bind.ConvProblem) -> Tensor:
         """The same by PyTorch's operators, with deterministic algorithms alone."""
-        result = _C.aten_pass(problem, self.x, self.w, self.y, self.bias)
+        result: Tensor = torch.ops.customconv._aten_pass(
+            problem.text, self.x, self.w, self.y, self.bias
+        )
         if self.residual is not None:
             result = result.add_(self.residual)
         return result.relu_() if self.fields["epilogue_passes"] else result
@@ -129,9 +133,9 @@ def agrees(result: Tensor, expected: Tensor, tolerance: float) -> bool:
 
 def measure(
     device_index: int,
-    problem: _C.ConvProblem,
-    settled: _C.ConvProblem,
-    plans: Sequence[_C.ConvPlan],
+    problem: _bind.ConvProblem,
+    settled: _bind.ConvProblem,
+    plans: Sequence[_bind.ConvPlan],
 ) -> Measured:
     """Checks and times plans, and PyTorch's own convolution under the user's switches.
 
@@ -175,8 +179,8 @@ def measure(
 
 def _is_right(
     operands: Operands,
-    settled: _C.ConvProblem,
-    plan: _C.ConvPlan,
+    settled: _bind.ConvProblem,
+    plan: _bind.ConvPlan,
     expected: Tensor,
     tolerance: float,
 ) -> bool:

@@ -9,7 +9,7 @@ from types import FrameType
 
 import torch
 
-from . import _C
+from . import _bind
 from .info import architectures, build_info, covers, is_measured, why_left_out
 
 _INSIDE = {"customconv", "torch", "importlib", "contextlib", "sitecustomize"}
@@ -47,7 +47,7 @@ def notice_log_topic() -> None:
 def _notice_devices() -> None:
     from .tuning import is_tuning  # which imports this module
 
-    tuned = {index for index, _, _ in _C.tuned_plans()}
+    tuned = {index for index, _, _ in _bind.tuned_plans()}
     missing, unmeasured = {}, {}
     for index in range(torch.cuda.device_count()):
         name, capability = torch.cuda.get_device_name(index), _capability(index)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import _C
+from . import _bind
 from ._load import build_record
 from .info import build_info
 
@@ -54,7 +54,7 @@ def hosts() -> dict[int, Host]:
     """The GPUs of this process by their index. It starts CUDA."""
     if not (build_info()["with_cuda"] and torch.cuda.is_available()):
         return {}
-    number = _C.driver_version()
+    number = _bind.driver_version()
     driver = f"{number // 1000}.{number % 1000 // 10}"
     version = build_info()["version"]
     return {
@@ -66,7 +66,7 @@ def hosts() -> dict[int, Host]:
     }  # fmt: skip
 
 
-def entry_of(host: Host, problem: _C.ConvProblem, plan: _C.TunedPlan) -> dict[str, Any]:
+def entry_of(host: Host, problem: _bind.ConvProblem, plan: _bind.TunedPlan) -> dict[str, Any]:
     """A plan as the file has it: only strings, numbers, lists and dictionaries of them."""
     return {
         **asdict(host),
@@ -78,7 +78,7 @@ def entry_of(host: Host, problem: _C.ConvProblem, plan: _C.TunedPlan) -> dict[st
     }
 
 
-def plan_of(entry: Mapping[str, Any]) -> tuple[_C.ConvProblem, _C.TunedPlan]:
+def plan_of(entry: Mapping[str, Any]) -> tuple[_bind.ConvProblem, _bind.TunedPlan]:
     """The problem and the plan of an entry.
 
     Raises:
@@ -86,14 +86,14 @@ def plan_of(entry: Mapping[str, Any]) -> tuple[_C.ConvProblem, _C.TunedPlan]:
             name.
     """
     try:
-        problem = _C.ConvProblem.from_fields(entry["problem"])
+        problem = _bind.ConvProblem.from_fields(entry["problem"])
         name = entry["plan"]
         if not isinstance(name, str):
             raise ValueError(f"a plan is named by its text, not by {name!r}")
         times = float(entry["ms"]), float(entry["pytorch_ms"] or 0)
         if not all(math.isfinite(ms) and ms >= 0 for ms in times):
             raise ValueError("a time is negative or not finite")
-        return problem, _C.TunedPlan(name, *times)
+        return problem, _bind.TunedPlan(name, *times)
     except KeyError as error:
         raise ValueError(f"it has no {error.args[0]}") from error
     except TypeError as error:  # pybind11 lists all signatures; its first line says enough
@@ -147,7 +147,7 @@ def load(path: str | os.PathLike[str], here: Mapping[int, Host]) -> int:
         ValueError: It is malformed; no plan was taken.
     """
     entries = read(path)
-    taken: list[tuple[int, _C.ConvProblem, _C.TunedPlan]] = []
+    taken: list[tuple[int, _bind.ConvProblem, _bind.TunedPlan]] = []
     fitting = other_gpu = 0
     for number, entry in enumerate(entries):
         gpu = (entry["gpu"], tuple(entry["capability"]))
@@ -164,7 +164,7 @@ def load(path: str | os.PathLike[str], here: Mapping[int, Host]) -> int:
             raise ValueError(f"{os.fspath(path)}: plan {number}: {error}") from error
         taken += [(index, problem, plan) for index in indices]
     for each in taken:
-        _C.set_tuned_plan(*each)
+        _bind.set_tuned_plan(*each)
     if fitting < len(entries):
         other_build = len(entries) - fitting - other_gpu
         another = "GPU" if here else "GPU: customconv computes on none here"
@@ -187,7 +187,7 @@ def load(path: str | os.PathLike[str], here: Mapping[int, Host]) -> int:
 def save(
     path: str | os.PathLike[str],
     here: Mapping[int, Host],
-    plans: Sequence[tuple[int, _C.ConvProblem, _C.TunedPlan]],
+    plans: Sequence[tuple[int, _bind.ConvProblem, _bind.TunedPlan]],
 ) -> int:
     """Writes plans to a file, beside the plans of other GPUs and problems that it has.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import _C
+from . import _bind
 from .info import build_info, why_left_out
 from .notices import notice_gpus
 from .switched import Switched
@@ -70,8 +70,8 @@ def enable() -> AbstractContextManager[None]:
     global _was_enabled
     notice_gpus()
     _was_enabled = True
-    _C.begin_routing()
-    return Switched("enable()", _C.end_routing, decorator="enabled()")
+    _bind.begin_routing()
+    return Switched("enable()", _bind.end_routing, decorator="enabled()")
 
 
 def disable() -> AbstractContextManager[None]:
@@ -83,13 +83,13 @@ def disable() -> AbstractContextManager[None]:
         A context for the ``with`` statement, which undoes this call when it ends: what ``disable``
         has ended is on again then. It may be dropped; routing then stays off.
     """
-    ended = _C.end_routing()
-    return Switched("disable()", _C.begin_routing if ended else lambda: None)
+    ended = _bind.end_routing()
+    return Switched("disable()", _bind.begin_routing if ended else lambda: None)
 
 
 def is_enabled() -> bool:
     """Whether PyTorch's convolutions on CUDA are routed at this moment."""
-    return _C.is_routing()
+    return _bind.is_routing()
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def stats(reset: bool = False) -> Stats:
     """
     if not isinstance(reset, bool):
         raise TypeError(f"stats(): argument 'reset' must be bool, not {type(reset).__name__}")
-    return Stats(*_C.stats(reset))
+    return Stats(*_bind.stats(reset))
 
 
 def _why_nothing() -> str:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from . import _C, plans_file, routing
+from . import _bind, plans_file, routing
 from .convert import check_callable
 from .measure import Measured
 from .measure import measure as measure_on_gpu
@@ -33,7 +33,7 @@ PLANNED_WINS = 0.01  # the planner's choice stays where no plan is faster by mor
 NOISE = 0.03  # PyTorch's own must be faster by more than this share
 
 StrPath = str | os.PathLike[str]
-Measure = Callable[[int, _C.ConvProblem, _C.ConvProblem, Sequence[_C.ConvPlan]], Measured]
+Measure = Callable[[int, _bind.ConvProblem, _bind.ConvProblem, Sequence[_bind.ConvPlan]], Measured]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class TuningReport:
         return "\n".join(lines)
 
 
-def contenders(plans: Sequence[_C.ConvPlan], near: float, most: int) -> list[_C.ConvPlan]:
+def contenders(plans: Sequence[_bind.ConvPlan], near: float, most: int) -> list[_bind.ConvPlan]:
     """The plans worth timing, the planner's choice first.
 
     Args:
@@ -139,7 +139,7 @@ def contenders(plans: Sequence[_C.ConvPlan], near: float, most: int) -> list[_C.
     Returns:
         Of each kind and number of splits the one with the least predicted time.
     """
-    kinds: dict[tuple[str, int], _C.ConvPlan] = {}
+    kinds: dict[tuple[str, int], _bind.ConvPlan] = {}
     for plan in plans:
         if plan.predicted_ms <= near * plans[0].predicted_ms:
             kinds.setdefault((plan.kind, plan.splits), plan)
@@ -165,8 +165,8 @@ def choice(measured: Measured) -> int | Literal["aten"] | None:
 
 def tune_problem(
     device_index: int,
-    problem: _C.ConvProblem,
-    properties: _C.DeviceProperties,
+    problem: _bind.ConvProblem,
+    properties: _bind.DeviceProperties,
     measure: Measure,
     near: float = NEAR,
     most: int = MOST,
@@ -187,7 +187,7 @@ def tune_problem(
     Raises:
         RuntimeError: What ``measure`` raises; nothing is kept then.
     """
-    settled, plans = _C.tunable(problem, properties)
+    settled, plans = _bind.tunable(problem, properties)
     if plans and problem.fields["epilogue_passes"]:
         # Several kernels may compute it together, and those are tuned by themselves.
         if not plans[0].fuses:
@@ -205,8 +205,8 @@ def tune_problem(
     else:
         ms, name, text = measured.ms[chosen], plans[chosen].name, str(plans[chosen])
     assert ms is not None
-    tuned = _C.TunedPlan(name, ms, measured.pytorch_ms or 0.0)
-    _C.set_tuned_plan(device_index, problem, tuned)
+    tuned = _bind.TunedPlan(name, ms, measured.pytorch_ms or 0.0)
+    _bind.set_tuned_plan(device_index, problem, tuned)
     return TunedLayer(
         str(problem), device_index, tuned.family, text, ms, measured.ms[0], measured.pytorch_ms
     )
@@ -233,8 +233,8 @@ class _Progress:
 
 
 def tune_recorded(
-    recorded: Sequence[tuple[int, _C.ConvProblem]],
-    properties: Mapping[int, _C.DeviceProperties],
+    recorded: Sequence[tuple[int, _bind.ConvProblem]],
+    properties: Mapping[int, _bind.DeviceProperties],
     measure: Measure,
     report: TuningReport,
     near: float = NEAR,
@@ -317,16 +317,16 @@ def tuning(
         raise RuntimeError("convolutions are being tuned already; contexts of tuning do not nest")
     try:
         report = TuningReport()
-        _C.begin_recording()
+        _bind.begin_recording()
         try:
             with routing.enabled():
                 yield report
         finally:
-            recorded = _C.end_recording()
+            recorded = _bind.end_recording()
         _refuse_capture()
         report.device_seen = bool(recorded) or bool(plans_file.hosts())
         indices = {index for index, _ in recorded}
-        properties = {index: _C.device_properties(index) for index in indices}
+        properties = {index: _bind.device_properties(index) for index in indices}
         try:
             tune_recorded(recorded, properties, measure_on_gpu, report, near, most)
         finally:
@@ -459,12 +459,12 @@ def save_plans(path: StrPath) -> int:
         OSError: The file cannot be read or written.
         ValueError: There is a file of another kind, which stays as it is.
     """
-    return plans_file.save(path, plans_file.hosts(), _C.tuned_plans())
+    return plans_file.save(path, plans_file.hosts(), _bind.tuned_plans())
 
 
 def clear_plans() -> None:
     """Forgets all tuned plans of this process; the planner decides again."""
-    _C.clear_tuned_plans()
+    _bind.clear_tuned_plans()
 
 
 def _check_target(path: Path) -> None:

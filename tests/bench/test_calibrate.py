@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench import calibrate, picks, replayed
-from customconv import _C
+from customconv import _bind
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def compiled_table():
 
 def outcome_of(table, cells, monkeypatch, tmp_path):
     """What the command returns if a fit gives this table, and what it wrote."""
-    fit = SimpleNamespace(parts=_C.price_rows(), run=lambda: table)
+    fit = SimpleNamespace(parts=_bind.price_rows(), run=lambda: table)
     monkeypatch.setattr(calibrate, "Fit", lambda cells: fit)
     monkeypatch.setattr(calibrate, "replay", lambda timed: cells)
     parser = argparse.ArgumentParser()

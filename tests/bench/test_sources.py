@@ -55,7 +55,7 @@ def test_hash_does_not_depend_on_line_endings(tree, tmp_path):
 @pytest.mark.parametrize(
     "built",
     [
-        "python/customconv/_C.cpython-312-x86_64-linux-gnu.so",
+        "python/customconv/_bind.cpython-312-x86_64-linux-gnu.so",
         "python/customconv/_build.json",
         "python/customconv/__pycache__/ops.cpython-312.pyc",
         "python/customconv.egg-info/PKG-INFO",

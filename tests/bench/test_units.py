@@ -6,7 +6,7 @@ import pytest
 from reference import is_of_3xtf32
 
 from bench import replayed, units
-from customconv import _C
+from customconv import _bind
 
 
 def plans_of(**changes):
@@ -14,7 +14,7 @@ def plans_of(**changes):
         "op": "fprop", "dtype": "float16", "input": (8, 64, 56, 56), "weight": (64, 64, 3, 3),
         "padding": (1, 1), "channels_last": True,
     }  # fmt: skip
-    return _C.plans(_C.ConvProblem(**problem | changes))
+    return _bind.plans(_bind.ConvProblem(**problem | changes))
 
 
 def test_a_plan_of_the_main_loop_needs_its_loader_and_tile():

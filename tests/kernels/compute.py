@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import customconv
-from customconv import _C
+from customconv import _bind
+from customconv.explain import variants
 
 PASSES = ("fprop", "dgrad", "wgrad")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -138,12 +139,12 @@ def has_plan(
     channels_last: bool = False,
 ) -> bool:
     """Whether a family can compute a problem at all; needs no GPU."""
-    planned = _C.ConvProblem(
+    planned = _bind.ConvProblem(
         op=op, dtype=str(dtype).removeprefix("torch."), input=problem.input, weight=problem.weight,
         stride=problem.stride, padding=problem.padding, dilation=problem.dilation,
         groups=problem.groups, channels_last=channels_last, tf32=tf32,
     )  # fmt: skip
-    by_family = {candidate.family: candidate for candidate in _C.candidates(planned)}
+    by_family = {candidate.family: candidate for candidate in _bind.candidates(planned)}
     return by_family[family].plan is not None
 
 
@@ -161,7 +162,7 @@ def takes(op: str, family: str, problem: Problem, t: Tensors) -> bool:
     return candidate.plan is not None
 
 
-def plan_of(op: str, family: str, problem: Problem, t: Tensors) -> _C.ConvPlan:
+def plan_of(op: str, family: str, problem: Problem, t: Tensors) -> _bind.ConvPlan:
     """The plan that a forced family runs; it must be that family's."""
     found = customconv.explain(t.x, t.w, t.bias, *problem.geometry, op=op, algorithm=family)
     assert found.plan is not None, found.fallback
@@ -170,13 +171,13 @@ def plan_of(op: str, family: str, problem: Problem, t: Tensors) -> _C.ConvPlan:
 
 
 @contextlib.contextmanager
-def forced(plan: _C.ConvPlan) -> Iterator[_C.ConvPlan]:
+def forced(plan: _bind.ConvPlan) -> Iterator[_bind.ConvPlan]:
     """Calls that name the plan's family run that plan."""
-    _C.force_plan(plan)
+    _bind.force_plan(plan)
     try:
         yield plan
     finally:
-        _C.force_plan(None)
+        _bind.force_plan(None)
 
 
 def is_foreseen(op: str, case: Case) -> bool:
@@ -188,13 +189,13 @@ def is_foreseen(op: str, case: Case) -> bool:
 
 
 @contextlib.contextmanager
-def by_warps(op: str, case: Case, t: Tensors) -> Iterator[_C.ConvPlan | None]:
+def by_warps(op: str, case: Case, t: Tensors) -> Iterator[_bind.ConvPlan | None]:
     """A pass by implicit_gemm as it is where there are no instructions of Hopper's.
 
     Strided input gradients, weight gradients and strict float32 need those: they stay as they are,
     and so do those nobody foresaw.
     """
-    plans = _C.variants(t.x, t.w, t.bias, *case.geometry, op) if is_foreseen(op, case) else []
+    plans = variants(t.x, t.w, t.bias, *case.geometry, op) if is_foreseen(op, case) else []
     own = [plan for plan in plans if plan.family == "implicit_gemm"]
     found = [plan for plan in own if plan.fields.get("by_warps")]
     if not found:

@@ -40,7 +40,8 @@ from compute import (
 )
 from reference import ALL_FAMILIES, LAYOUTS, assert_equal, float32_precision
 
-from customconv import _C
+from customconv import _bind
+from customconv.explain import variants
 
 # Families that have kernels for each kind of case.
 IN_EVERY_DTYPE = ("tiled", "implicit_gemm", "depthwise", "grouped", "col2im")
@@ -59,10 +60,10 @@ def chosen_runs(cases: dict[str, Case]) -> list[tuple[str, str, str, torch.dtype
     return [run for run in runs if run[1] in IN_EVERY_DTYPE or run[3] == turns[run[:3]]]
 
 
-def cheapest(op: str, case: Case, tensors: Tensors, family: str) -> list[_C.ConvPlan]:
+def cheapest(op: str, case: Case, tensors: Tensors, family: str) -> list[_bind.ConvPlan]:
     """The cheapest plan of each kernel of a family, and of joined phases."""
-    best: dict[tuple[str, bool], _C.ConvPlan] = {}
-    plans = _C.variants(tensors.x, tensors.w, tensors.bias, *case.geometry, op)
+    best: dict[tuple[str, bool], _bind.ConvPlan] = {}
+    plans = variants(tensors.x, tensors.w, tensors.bias, *case.geometry, op)
     for plan in sorted(plans, key=lambda plan: plan.predicted_ms):
         if plan.family == family:
             best.setdefault((plan.label, plan.fields.get("joined", False)), plan)

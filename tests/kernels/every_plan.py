@@ -21,23 +21,24 @@ from compute import (
 from reference import LAYOUTS, assert_equal
 from torch import Tensor
 
-from customconv import _C
+from customconv import _bind
+from customconv.explain import variants
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-Only = Callable[[_C.ConvPlan], bool] | None  # what plans are meant; None: all of the family
+Only = Callable[[_bind.ConvPlan], bool] | None  # what plans are meant; None: all of the family
 
 
-def of_kind(*words: str) -> Callable[[_C.ConvPlan], bool]:
+def of_kind(*words: str) -> Callable[[_bind.ConvPlan], bool]:
     """The family's plans of these kinds."""
     return lambda plan: plan.word in words
 
 
 def plans_of(
     family: str, op: str, problem: Case, t: Tensors, only: Only = None
-) -> list[_C.ConvPlan]:
+) -> list[_bind.ConvPlan]:
     """Those that the planner weighs."""
     with as_allowed(family):
-        weighed = _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
+        weighed = variants(t.x, t.w, t.bias, *problem.geometry, op)
     own = [plan for plan in weighed if plan.family == family]
     plans = {plan.name: plan for plan in own if only is None or only(plan)}
     assert plans or only, f"{family} has no plan for the {op} of {problem}"
@@ -53,7 +54,7 @@ def results(
     *,
     only: Only = None,
     fused: bool = False,
-) -> Iterator[tuple[str, _C.ConvPlan, Tensor]]:
+) -> Iterator[tuple[str, _bind.ConvPlan, Tensor]]:
     """What every plan gives on the GPU, in every dtype and layout."""
     run = compute_fused if fused else functools.partial(compute, op)
     for dtype in dtypes:
@@ -68,7 +69,7 @@ def results(
 
 def check_exact(
     family: str, op: str, problems: dict[str, Case], only: Only = None
-) -> list[_C.ConvPlan]:
+) -> list[_bind.ConvPlan]:
     """Integers come out exact. Returns the plans, some for every problem."""
     plans = []
     for name, problem in problems.items():

@@ -26,7 +26,7 @@ from compute import (
 from reference import describe_worst, float32_precision, norm_error, round_to_tf32
 from torch import Tensor
 
-from customconv import _C
+from customconv.explain import variants
 
 VIEWS = ("unaligned", "sliced", "stepped", "transposed", "images_inside", "expanded_images",
          "expanded_channels")  # fmt: skip
@@ -174,7 +174,7 @@ def run(trial: Trial, family: str, t: Tensors) -> Tensor:
         plan = plan_of(trial.op, family, trial.case, t)
         any_plan = family in BY_ANY_PLAN and is_foreseen(trial.op, trial.case) and trial.seed % 2
         if any_plan:  # not its choice, but any that it weighed
-            weighed = _C.variants(t.x, t.w, t.bias, *trial.case.geometry, trial.op)
+            weighed = variants(t.x, t.w, t.bias, *trial.case.geometry, trial.op)
             own = [other for other in weighed if other.family == family]
             plan = random.Random(trial.seed).choice(own)
         poison(result_bytes(trial.op, trial.case, trial.dtype), plan.workspace_bytes)

@@ -7,7 +7,7 @@ from cases import case
 from compute import PASSES
 from every_plan import check_exact, check_fused, check_reach, of_kind
 
-from customconv import _C
+from customconv import _bind
 
 
 def depthwise(images, channels, height, width, taps, multiplier=1, **geometry):
@@ -60,7 +60,7 @@ PROBLEMS = {
     "pixels": depthwise(5, 16, 1, 1, (3, 3), padding=1),
     "many_images": depthwise(41, 24, 7, 7, (3, 3), padding=1),
 }
-ORDERS = set(_C.plan_words()["depthwise", "threads"]["order"])
+ORDERS = set(_bind.plan_words()["depthwise", "threads"]["order"])
 OWN = of_kind("threads")
 # For NaN: a filter of each kind.
 REACHES = {

@@ -30,7 +30,7 @@ from compute import (
 from reference import FAMILIES, LAYOUTS, assert_equal
 from torch import Tensor
 
-from customconv import _C
+from customconv import _bind
 
 
 @functools.lru_cache(maxsize=2)
@@ -113,13 +113,13 @@ def test_placed_tensors_hold_their_values(view, layout):
 
 def planned(
     case: Case, family: str, op: str, channels_last: bool, dtype: torch.dtype = torch.float32
-) -> _C.ConvPlan:
-    problem = _C.ConvProblem(
+) -> _bind.ConvPlan:
+    problem = _bind.ConvProblem(
         op=op, dtype=str(dtype)[6:], input=case.input, weight=case.weight, stride=case.stride,
         padding=case.padding, dilation=case.dilation, groups=case.groups,
         channels_last=channels_last, tf32=family in TF32_ALONE,
     )  # fmt: skip
-    return _C.plan(problem, algorithm=family)
+    return _bind.plan(problem, algorithm=family)
 
 
 def kernel_of(case: Case, family: str, op: str, channels_last: bool) -> str:
@@ -142,7 +142,7 @@ def test_cases_reach_every_kernel():
         if family in FAMILIES  # the others: test_variants.py and the like
         for channels_last in (False, True)
     }
-    words = _C.plan_words()
+    words = _bind.plan_words()
     expected = {("direct", op, order) for op in PASSES for order in words["direct", ""]["order"]}
     expected |= {("im2col", op, way) for op in PASSES for way in ("input", "images", "bands")}
     names = words["tiled", ""]["kernel"]

@@ -11,7 +11,7 @@ from compute import PASSES
 from every_plan import DTYPES, check_exact, check_fused, check_reach, plans_of
 from reference import LAYOUTS
 
-from customconv import _C
+from customconv import _bind
 
 
 def grouped(images, groups, channels, size, taps=(3, 3), outputs=None, **geometry):
@@ -74,7 +74,7 @@ REACHES = {
 def kernels(op: str) -> dict[str, list[str]]:
     """The names of the kernels of a pass, of each kind of plans."""
     kinds = ("slot_gradients", "box_gradients") if op == "wgrad" else ("slots", "boxes")
-    return {kind: _C.plan_words()["grouped", kind]["kernel"] for kind in kinds}
+    return {kind: _bind.plan_words()["grouped", kind]["kernel"] for kind in kinds}
 
 
 @pytest.mark.gpu

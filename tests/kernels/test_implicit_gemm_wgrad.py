@@ -10,7 +10,7 @@ from cases import case, make_integers, place_all
 from every_plan import DTYPES, check_exact, check_reach, plans_of
 from reference import LAYOUTS, is_of_3xtf32
 
-from customconv import _C
+from customconv import _bind
 
 # Tiles that are whole and that are not, channels with tails, several blocks of both, taps that are
 # too many for a chunk, and that a stride or a dilation puts in several boxes; planes that are runs
@@ -83,14 +83,14 @@ def kernels() -> set[tuple[str, str]]:
     """The kinds of plans, and their kernels but for those of strict float32."""
     return {
         (word, kernel)
-        for (family, word), fields in _C.plan_words().items()
+        for (family, word), fields in _bind.plan_words().items()
         if family == "implicit_gemm" and word.startswith("wgrad")
         for kernel in fields["kernel"]
         if not kernel.startswith("3xTF32")
     }
 
 
-def is_ours(plan: _C.ConvPlan) -> bool:
+def is_ours(plan: _bind.ConvPlan) -> bool:
     """Strict float32 is test_strict_float32.py's."""
     return not is_of_3xtf32(plan)
 
@@ -130,7 +130,7 @@ def test_every_kernel_has_a_plan():
 def test_nan_reaches_what_its_taps_meet(name, operand, value, dtype):
     problems = {name: REACHES[name]}
 
-    def sums_weights(plan: _C.ConvPlan) -> bool:
+    def sums_weights(plan: _bind.ConvPlan) -> bool:
         return plan.word.startswith("wgrad") and is_ours(plan)
 
     check_reach("implicit_gemm", "wgrad", operand, problems, value, sums_weights, dtype)

@@ -19,7 +19,8 @@ from cases import Case, Tensors, output_shape
 from compute import compute, exact, forced, is_foreseen, magnitudes, plan_of, poison, result_bytes
 from reference import describe_worst, float32_precision, is_of_3xtf32
 
-from customconv import _C
+from customconv import _bind
+from customconv.explain import variants
 
 COUNT = int(os.environ.get("CUSTOMCONV_SWEEP", 100))
 SEED = int(os.environ.get("CUSTOMCONV_SEED", random.SystemRandom().randrange(10**6)))
@@ -79,11 +80,11 @@ def least_terms(op: str, case: Case) -> int:
     return case.weight[0] // case.groups * taps
 
 
-def random_plan(trial: sweep.Trial, t: Tensors) -> _C.ConvPlan | None:
+def random_plan(trial: sweep.Trial, t: Tensors) -> _bind.ConvPlan | None:
     """One of those that the planner weighs, of any family; None leaves it the choice."""
     if not is_foreseen(trial.op, trial.case) or trial.seed % 4 == 0:
         return None
-    weighed = _C.variants(t.x, t.w, t.bias, *trial.case.geometry, trial.op)
+    weighed = variants(t.x, t.w, t.bias, *trial.case.geometry, trial.op)
     own = [plan for plan in weighed if plan.family != "aten"]
     families = sorted({plan.family for plan in own})
     if not families:
@@ -147,8 +148,8 @@ def test_3xtf32_is_for_sums_of_many_terms(op):
         weight = (64, sizes[1], 1, 1)
         if op == "dgrad":
             sizes, weight = (2, 64, 14, 14), (channels, 64, 1, 1)
-        problem = _C.ConvProblem(op=op, input=sizes, weight=weight)
-        return {is_of_3xtf32(plan) for plan in _C.plans(problem)}
+        problem = _bind.ConvProblem(op=op, input=sizes, weight=weight)
+        return {is_of_3xtf32(plan) for plan in _bind.plans(problem)}
 
     assert among(LEAST_TERMS - 1) == {False}
     assert True in among(LEAST_TERMS)
@@ -158,10 +159,10 @@ def test_strides_shorten_the_sums_of_input_gradients():
     """A pixel meets one tap of four, whatever its phase."""
 
     def reason(channels: int) -> str:
-        problem = _C.ConvProblem(
+        problem = _bind.ConvProblem(
             op="dgrad", input=(2, 64, 28, 28), weight=(channels, 64, 2, 2), stride=(2, 2)
         )
-        found = {c.family: c for c in _C.candidates(problem)}
+        found = {c.family: c for c in _bind.candidates(problem)}
         return found["implicit_gemm"].reason
 
     assert "fewer than 8 products" in reason(7)

@@ -29,7 +29,8 @@ from reference import (
 )
 from torch import Tensor
 
-from customconv import _C
+from customconv import _bind
+from customconv.explain import variants
 
 pytestmark = pytest.mark.gpu
 
@@ -59,12 +60,12 @@ MOST_ERROR = 2e-7  # relative to the root mean square of the exact result
 LONG_SUM_ERROR = 3e-7
 
 
-def plans_of(op: str, problem: Case, t: Tensors) -> list[_C.ConvPlan]:
+def plans_of(op: str, problem: Case, t: Tensors) -> list[_bind.ConvPlan]:
     """Plans of halves: all kinds, and of each a few."""
     with float32_precision("ieee"):
-        weighed = _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
+        weighed = variants(t.x, t.w, t.bias, *problem.geometry, op)
     plans = {plan.name: plan for plan in weighed if is_of_3xtf32(plan)}
-    kinds: dict[str, list[_C.ConvPlan]] = {}
+    kinds: dict[str, list[_bind.ConvPlan]] = {}
     for plan in plans.values():
         kinds.setdefault(plan.kind, []).append(plan)
     generator = random.Random(len(plans))
@@ -75,7 +76,7 @@ def plans_of(op: str, problem: Case, t: Tensors) -> list[_C.ConvPlan]:
     ]
 
 
-def run(op: str, problem: Case, t: Tensors, plan: _C.ConvPlan) -> Tensor:
+def run(op: str, problem: Case, t: Tensors, plan: _bind.ConvPlan) -> Tensor:
     fused = op == "fused"
     with float32_precision("ieee"), forced(plan):
         poison(result_bytes("fprop" if fused else op, problem, torch.float32), plan.workspace_bytes)
@@ -109,7 +110,7 @@ def test_every_kernel_has_a_plan():
             for plan in plans_of(op, problem, t):
                 own = "joined" if plan.word == "main_loop" else "kernel"
                 found.add((plan.label, plan.fields[own]))
-    words = {word: _C.plan_words()["implicit_gemm", word] for word in WEIGHT_KINDS}
+    words = {word: _bind.plan_words()["implicit_gemm", word] for word in WEIGHT_KINDS}
     kernels = [(word, name) for word, fields in words.items() for name in fields["kernel"]]
     weights = {(f"{word} {name}", name) for word, name in kernels if name.startswith("3xTF32-")}
     assert len(weights) == 5
@@ -126,7 +127,7 @@ def test_every_tile_of_the_main_loop_has_a_plan():
             plans = plans_of(op, problem, t)
             own = [plan.fields for plan in plans if plan.word == "main_loop"]
             found |= {(fields["loader"], fields["tile"]) for fields in own}
-        tiles = {(loader, tile) for loader, tile in _C.main_loop_tiles() if "3xTF32" in tile}
+        tiles = {(loader, tile) for loader, tile in _bind.main_loop_tiles() if "3xTF32" in tile}
         assert found == tiles, op
 
 

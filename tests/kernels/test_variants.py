@@ -22,7 +22,8 @@ from every_plan import check_exact, check_fused, check_reach
 from reference import LAYOUTS, TransposedProblem, assert_equal
 
 import customconv
-from customconv import _C
+from customconv import _bind
+from customconv.explain import variants
 
 # Between them they reach every kernel, shape of tile, way to fetch pixels and number of splits.
 PROBLEMS = {
@@ -143,7 +144,7 @@ REACHES = {
 FLAGS = ("apart_h", "apart_w", "by_warps", "clustered")
 
 
-def names_of(plans: list[_C.ConvPlan]) -> set[str]:
+def names_of(plans: list[_bind.ConvPlan]) -> set[str]:
     """What plans of boxes and rows are made of."""
     found: set[str] = set()
     for plan in plans:
@@ -155,21 +156,21 @@ def names_of(plans: list[_C.ConvPlan]) -> set[str]:
     return found
 
 
-WORDS = _C.plan_words()["implicit_gemm", "boxes_rows"]
+WORDS = _bind.plan_words()["implicit_gemm", "boxes_rows"]
 EVERY_NAME = {*itertools.chain(*WORDS.values()), *FLAGS, "splits", "no splits"}
 
 
-def main_loop_plans(op: str, problem: Case, t: Tensors) -> list[_C.ConvPlan]:
+def main_loop_plans(op: str, problem: Case, t: Tensors) -> list[_bind.ConvPlan]:
     """The plans of the main loop that the planner weighs for a pass."""
-    weighed = _C.variants(t.x, t.w, t.bias, *problem.geometry, op)
+    weighed = variants(t.x, t.w, t.bias, *problem.geometry, op)
     return [plan for plan in weighed if plan.word == "main_loop"]
 
 
-def check_main_loop(plans: list[_C.ConvPlan]) -> None:
+def check_main_loop(plans: list[_bind.ConvPlan]) -> None:
     """Plans have every tile of each loader, every width of rows and every number of splits."""
     own = [plan for plan in plans if plan.word == "main_loop"]
     fields = [plan.fields for plan in own]
-    tiles = {(loader, tile) for loader, tile in _C.main_loop_tiles() if "3xTF32" not in tile}
+    tiles = {(loader, tile) for loader, tile in _bind.main_loop_tiles() if "3xTF32" not in tile}
     assert {(each["loader"], each["tile"]) for each in fields} == tiles
     assert {each["row"] for each in fields} == {32, 64, 128}
     assert {plan.splits for plan in own} == {1, 2, 4, 8}
@@ -366,7 +367,7 @@ def test_every_plan_that_fuses_does_the_epilogue_of_a_transposed_convolution(dty
 def transposed_plans(problem, t, bias, output_padding):
     """Plans that add the bias; of each kind and number of splits, one."""
     with as_allowed("implicit_gemm"):
-        plans = _C.variants(
+        plans = variants(
             t.dy, t.w, bias, *problem.geometry, "fprop", transposed=True,
             output_padding=output_padding,
         )  # fmt: skip
@@ -395,7 +396,7 @@ def test_nan_reaches_the_gradients_whose_taps_meet_it_alone():
 def test_a_forced_plan_is_for_calls_that_name_an_algorithm():
     first, second = PROBLEMS["3x3"], PROBLEMS["pointwise"]
     t = place_all(first, make_integers(first), "cuda", torch.float16, torch.channels_last)
-    plans = _C.variants(t.x, t.w, t.bias, *first.geometry, "fprop")
+    plans = variants(t.x, t.w, t.bias, *first.geometry, "fprop")
     plan = next(plan for plan in plans if plan.family == "implicit_gemm")
     values = make_integers(second)
     t = place_all(second, values, "cuda", torch.float16, torch.channels_last)

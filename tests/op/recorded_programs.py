@@ -218,21 +218,21 @@ PROGRAMS = {
 @contextlib.contextmanager
 def opaque() -> Iterator[None]:
     """Lets routing on the CPU compute below everything that records, as kernels on CUDA do."""
-    customconv._C.install_routing_on_cpu(opaque=True)
+    torch.ops.customconv._route_on_cpu(True)
     try:
         yield
     finally:
-        customconv._C.install_routing_on_cpu()
+        torch.ops.customconv._route_on_cpu(False)
         assert not customconv.is_enabled()
 
 
 def counted(call: Callable[[], Any]) -> customconv.Stats:
     """What a call adds to the counts while routing is on. On the CPU each call falls back then."""
-    customconv._C.install_routing_on_cpu()
+    torch.ops.customconv._route_on_cpu(False)
     customconv.stats(reset=True)
     with customconv.enabled():
         call()
-    customconv._C.install_routing_on_cpu(opaque=True)
+    torch.ops.customconv._route_on_cpu(True)
     return customconv.stats(reset=True)
 
 

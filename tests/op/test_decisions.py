@@ -17,7 +17,7 @@ from reference import float32_precision
 from torch import Tensor
 
 import customconv
-from customconv import _C
+from customconv import _bind
 
 HERE = Path(__file__)
 GEOMETRY = ((1, 1), (1, 1), (1, 1), 1)
@@ -41,9 +41,9 @@ ARRANGEMENTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def lookups(call: Callable[[], Any]) -> int:
-    before = _C.lookups()
+    before = _bind.lookups()
     call()
-    return _C.lookups() - before
+    return _bind.lookups() - before
 
 
 @pytest.mark.gpu
@@ -127,7 +127,7 @@ COMPARE = """
 import sys
 import torch
 import customconv
-from customconv import _C
+from customconv import _bind
 
 torch.backends.cudnn.allow_tf32 = sys.argv[1] == "tf32"
 sys.path += sys.argv[2:]
@@ -161,10 +161,11 @@ for dtype in (torch.float32, torch.float16):
         customconv.conv2d(x, w, algorithm="direct")
         side += 1
         x = arrange(torch.randn(2, 64, side, side, device="cuda").to(dtype))
-        assert _C.begin_recording()
+        assert _bind.begin_recording()
         customconv.conv2d(x, w, stride=2)
-        ((index, p),) = _C.end_recording()
-        _C.set_tuned_plan(index, p, _C.TunedPlan(_C.tunable(p, _C.device_properties(0))[1][1].name))
+        ((index, p),) = _bind.end_recording()
+        second = _bind.tunable(p, _bind.device_properties(0))[1][1]
+        _bind.set_tuned_plan(index, p, _bind.TunedPlan(second.name))
         compare("tuned", x, w, stride=2)
         customconv.conv2d(x, w, stride=2)
 """

@@ -28,7 +28,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jvp, vmap
 
 import customconv
-from customconv import _C
+from customconv import _bind
 
 conv2d_fused = torch.ops.customconv.conv2d_fused
 conv_transpose2d_fused = torch.ops.customconv.conv_transpose2d_fused
@@ -577,9 +577,9 @@ def test_empty_batches(name, device):
 def test_the_planner_weighs_what_is_left_to_pytorch():
     arguments = {"dtype": "float16", "input": (32, 64, 56, 56), "weight": (64, 64, 3, 3),
                  "padding": (1, 1)}  # fmt: skip
-    bare = {c.family: c.plan for c in _C.candidates(_C.ConvProblem(**arguments))}
-    asked = _C.ConvProblem(**arguments, epilogue_passes=2, residual=True)
-    for candidate in _C.candidates(asked):
+    bare = {c.family: c.plan for c in _bind.candidates(_bind.ConvProblem(**arguments))}
+    asked = _bind.ConvProblem(**arguments, epilogue_passes=2, residual=True)
+    for candidate in _bind.candidates(asked):
         if candidate.plan is None:
             continue
         fuses = candidate.plan.fuses
@@ -596,17 +596,17 @@ def test_the_planner_knows_which_kernels_of_input_gradients_do_the_rest(layout):
     arguments = {"op": "dgrad", "dtype": "float16", "weight": (64, 64, 3, 3), "padding": (1, 1),
                  "channels_last": layout is torch.channels_last}  # fmt: skip
     for stride, residual in itertools.product((1, 2), (False, True)):
-        problem = _C.ConvProblem(
+        problem = _bind.ConvProblem(
             **arguments, input=(8, 64, 56, 56), stride=(stride, stride), bias=True,
             epilogue_passes=2 + residual, residual=residual,
         )  # fmt: skip
-        plans = [plan for plan in _C.tunable(problem)[1] if plan.fuses]
+        plans = [plan for plan in _bind.tunable(problem)[1] if plan.fuses]
         assert all(plan.family == "implicit_gemm" for plan in plans)
         apart = stride > 1 and (layout is torch.contiguous_format)
         assert bool(plans) is not (apart and residual)
         if residual:
             assert not any(plan.fields["joined"] for plan in plans)
-        assert _C.plan(problem).fuses or (apart and residual)
+        assert _bind.plan(problem).fuses or (apart and residual)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

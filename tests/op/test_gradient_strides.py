@@ -69,7 +69,7 @@ def strides(gradients: Any, mask: list[bool]) -> list[tuple[int, ...] | None]:
 
 
 def test_gradients_have_pytorchs_strides(device):
-    customconv._C.install_routing_on_cpu()
+    torch.ops.customconv._route_on_cpu(False)
     wrong = []
     count = 0
     for sizes, layouts, mask, dtype in combinations():

@@ -12,7 +12,7 @@ from reference import float32_precision
 from torch import Tensor
 
 import customconv
-from customconv import _C
+from customconv import _bind
 
 
 def random_view(t: Tensor, rng: random.Random) -> Tensor:
@@ -74,7 +74,7 @@ def test_precision_does_not_depend_on_strides(seed):
                 customconv.explain(x.to(memory_format=layout), w, **geometry, op=op)
                 for layout in (torch.contiguous_format, torch.channels_last)
             ]
-        rounds = {_C.computes_in_tf32(each.problem) for each in found}
+        rounds = {_bind.computes_in_tf32(each.problem) for each in found}
         assert len(rounds) == 1, what
         if rounds == {False}:
             assert kinds == {False}, what

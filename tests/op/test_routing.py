@@ -30,7 +30,7 @@ NOT_ON_CUDA = "the tensors are not on CUDA"
 
 @pytest.fixture(autouse=True)
 def routing_off_and_counts_cleared() -> Iterator[None]:
-    customconv._C.install_routing_on_cpu()
+    torch.ops.customconv._route_on_cpu(False)
     customconv.stats(reset=True)
     yield
     while customconv.is_enabled():

@@ -8,7 +8,7 @@ from op_support import kernels_of
 from reference import LAYOUTS, assert_equal
 from torch import Tensor
 
-from customconv import _C
+from customconv import _bind
 
 OPS = torch.ops.customconv
 EPS = 1e-3
@@ -193,14 +193,14 @@ def test_no_kernel_reads_the_output_of_a_large_layer(layout):
 def test_a_plan_without_statistics_pays_for_a_pass(layout):
     """cuBLAS leaves none: it must be faster by more than a pass over the output takes."""
 
-    def problem(statistics: bool) -> _C.ConvProblem:
-        return _C.ConvProblem(
+    def problem(statistics: bool) -> _bind.ConvProblem:
+        return _bind.ConvProblem(
             input=(64, 64, 56, 56), weight=(256, 64, 1, 1), dtype="float16",
             channels_last=layout == "nhwc", statistics=statistics,
         )  # fmt: skip
 
     ms = {
-        (algorithm, statistics): _C.plan(problem(statistics), algorithm=algorithm).predicted_ms
+        (algorithm, statistics): _bind.plan(problem(statistics), algorithm=algorithm).predicted_ms
         for algorithm in ("im2col", "implicit_gemm")
         for statistics in (False, True)
     }

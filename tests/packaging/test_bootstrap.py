@@ -68,7 +68,7 @@ def make_build(monkeypatch, tmp_path):
 
     def pip_install(python, *arguments):
         built.append(arguments)
-        (record.parent / f"_C.{sys.implementation.cache_tag}-linux.so").touch()
+        (record.parent / f"_bind.{sys.implementation.cache_tag}-linux.so").touch()
         record.write_text("{}")
         os.utime(record, ns=(len(built), len(built)))
 
@@ -104,7 +104,7 @@ def test_another_environment_puts_its_extension_in_the_same_place(make_build):
 
 def test_an_extension_that_is_gone_is_built(make_build, tmp_path):
     assert make_build("one")
-    for file in (tmp_path / "customconv").glob("_C*"):
+    for file in (tmp_path / "customconv").glob("_bind*"):
         file.unlink()
     assert make_build("one")
 

@@ -9,6 +9,7 @@ import pytest
 
 import build_config
 from build_config import ConfigError
+from customconv import build
 
 
 def toolkit(path: Path, version: str) -> Path:
@@ -154,25 +155,69 @@ def test_jobs(env, cores, gib, expected):
     assert build_config.jobs(env, cores, gib * build_config.GIB) == expected
 
 
-def test_sources_are_the_layers(monkeypatch, tmp_path):
-    files = [
-        "csrc/plan/planner.cpp",
-        "csrc/kernels/direct/plan.cpp",
-        "csrc/kernels/direct/fprop.cu",
-        "csrc/kernels/direct/sm90/fprop.cu",
-        "csrc/torch/module.cpp",
-        "csrc/torch/cuda/launch.cpp",
-    ]
-    for name in files:
+def test_each_library_has_the_sources_of_its_layer(monkeypatch, tmp_path):
+    common = [f"csrc/plan/{name}.cpp" for name in ("algorithm", "problem", "text")]
+    build = "csrc/core/build.cpp"
+    core = [build, "csrc/core/state.cpp", *common, "csrc/plan/planner.cpp"]
+    core += ["csrc/kernels/direct/plan.cpp"]
+    kernels = ["csrc/kernels/direct/fprop.cu", "csrc/kernels/direct/sm90/fprop.cu"]
+    torch, cpu, cuda = "csrc/torch/schema.cpp", "csrc/torch/cpu/run.cpp", "csrc/torch/cuda/run.cpp"
+    binding = "csrc/bind/module.cpp"
+    for name in (*core, *kernels, torch, cpu, cuda, binding):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.setattr(build_config, "ROOT", tmp_path)
-    assert set(build_config.sources(with_cuda=True)) == set(files)
-    assert set(build_config.sources(with_cuda=False)) == {files[0], files[1], files[4]}
+    assert sorted(build_config.core_sources()) == sorted(core)
+    assert sorted(build_config.kernel_sources()) == sorted([*kernels, build])
+    assert set(build_config.torch_sources(with_cuda=True)) == {torch, cuda, *common, build}
+    assert set(build_config.torch_sources(with_cuda=False)) == {torch, cpu, *common, build}
+    assert build_config.binding_sources() == [binding]
 
-    (tmp_path / "csrc/kernels/direct/plan.cu").touch()
-    with pytest.raises(ConfigError, match="same object file: csrc/kernels/direct/plan"):
-        build_config.sources(with_cuda=True)
+
+def test_a_kernel_and_host_code_of_one_name_are_refused(monkeypatch, tmp_path):
+    for name in ("csrc/core/build.cpp", "csrc/core/build.cu"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(build_config, "ROOT", tmp_path)
+    with pytest.raises(ConfigError, match="same object file: csrc/core/build"):
+        build_config._sources("csrc/core/*")
+
+
+@pytest.mark.parametrize(
+    ("arch", "library"), [("8.0", "sm80"), ("9.0a", "sm90a"), ("12.0+PTX", "sm120_ptx")]
+)
+def test_a_library_is_named_after_its_architecture(arch, library):
+    assert build_config.library_of(arch) == library
+
+
+@pytest.mark.parametrize(
+    ("minor", "with_cuda", "library"),
+    [((2, 9), True, "torch_2_9_cuda"), ((2, 14), False, "torch_2_14")],
+)
+def test_operators_are_named_after_their_pytorch(minor, with_cuda, library):
+    assert build.library_name(minor, with_cuda) == library
+
+
+def test_the_interface_is_what_headers_say(monkeypatch, tmp_path):
+    """What passes between libraries changes with headers, and with nothing else."""
+    shutil.copytree(build_config.ROOT / "csrc", tmp_path / "csrc")
+    before = build_config.hash_of_interface(tmp_path)
+    (tmp_path / "csrc/plan/planner.cpp").write_text("// another planner\n")
+    (tmp_path / "csrc/torch/ops.h").write_text("// other operators\n")
+    assert build_config.hash_of_interface(tmp_path) == before
+    header = tmp_path / "csrc/kernels/launch.h"
+    header.write_text(header.read_text() + "// more\n")
+    assert build_config.hash_of_interface(tmp_path) != before
+
+
+def test_what_a_library_is_told_is_written_when_it_changes(tmp_path):
+    header = build.build_header(tmp_path, "abc", "8.0")
+    assert '#define CUSTOMCONV_ARCHITECTURE "8.0"' in header.read_text()
+    os.utime(header, (1, 1))
+    build.build_header(tmp_path, "abc", "8.0")
+    assert header.stat().st_mtime == 1
+    build.build_header(tmp_path, "def", "8.0")
+    assert header.stat().st_mtime > 1
 
 
 def test_a_missing_compiler_is_named():

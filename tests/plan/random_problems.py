@@ -7,34 +7,34 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from customconv import _C
+from customconv import _bind
 
 PASSES = ("fprop", "dgrad", "wgrad")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 DEVICES = {
-    "H100": _C.DeviceProperties(),
-    "A100": _C.DeviceProperties(
+    "H100": _bind.DeviceProperties(),
+    "A100": _bind.DeviceProperties(
         capability=(8, 0), sm_count=108, clock_ghz=1.41, bandwidth_gb_s=1555.0,
         l2_bytes=40 << 20, shared_bytes_block=163 << 10,
     ),
-    "laptop of 8.6": _C.DeviceProperties(
+    "laptop of 8.6": _bind.DeviceProperties(
         capability=(8, 6), sm_count=20, clock_ghz=1.5, bandwidth_gb_s=192.0,
         l2_bytes=2 << 20, shared_bytes_block=99 << 10,
     ),
-    "consumer 12.0": _C.DeviceProperties(
+    "consumer 12.0": _bind.DeviceProperties(
         capability=(12, 0), sm_count=36, clock_ghz=2.5, bandwidth_gb_s=448.0,
         l2_bytes=24 << 20, shared_bytes_block=99 << 10,
     ),
-    "48 KiB of shared memory": _C.DeviceProperties(
+    "48 KiB of shared memory": _bind.DeviceProperties(
         capability=(8, 6), sm_count=20, clock_ghz=1.5, bandwidth_gb_s=192.0,
         l2_bytes=2 << 20, shared_bytes_block=48 << 10,
     ),
 }  # fmt: skip
 
 
-def problem(**arguments: Any) -> _C.ConvProblem:
-    return _C.ConvProblem(**arguments)
+def problem(**arguments: Any) -> _bind.ConvProblem:
+    return _bind.ConvProblem(**arguments)
 
 
 def _extent(rng: random.Random) -> int:
@@ -104,7 +104,7 @@ def accumulator_bytes(arguments: dict[str, Any]) -> int:
     return 8 if arguments["dtype"] == "float64" else 4
 
 
-def fields(plan: _C.ConvPlan) -> tuple[Any, ...]:
+def fields(plan: _bind.ConvPlan) -> tuple[Any, ...]:
     """All that a plan says."""
     return (
         plan.name, plan.blocks, plan.threads, plan.shared_bytes, plan.workspace_bytes, plan.fuses,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from random_problems import DEVICES, problem, random_arguments
 
-from customconv import _C
+from customconv import _bind
 
 COUNT = 400
 BATCHES = (1, 2, 3, 5, 8, 15, 16, 17, 32, 49, 64)
@@ -19,7 +19,7 @@ DEPTHWISE = {"weight": (64, 1, 3, 3), "groups": 64}
 THIN = {"weight": (64, 4, 3, 3), "groups": 16}
 
 
-def in_batch(arguments: dict[str, Any], images: int) -> _C.ConvProblem:
+def in_batch(arguments: dict[str, Any], images: int) -> _bind.ConvProblem:
     shape = (images, *arguments["input"][1:])
     return problem(**arguments | {"input": shape, "batch_invariant": True})
 
@@ -37,11 +37,11 @@ def problems(seed: int, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def identity(p: _C.ConvProblem, device: _C.DeviceProperties) -> tuple[str, int, bool]:
+def identity(p: _bind.ConvProblem, device: _bind.DeviceProperties) -> tuple[str, int, bool]:
     """What decides the bits of an image's result."""
-    plan = _C.plan(p, device)
+    plan = _bind.plan(p, device)
     assert plan.splits == 1, f"{p}: {plan}"
-    return plan.family, _C.sum_order(p, plan), _C.computes_in_tf32(p, device)
+    return plan.family, _bind.sum_order(p, plan), _bind.computes_in_tf32(p, device)
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -58,9 +58,9 @@ def test_tiles_that_only_some_batches_have_room_for_decide_no_order():
         "stride": (6, 1), "padding": (3, 10), "dilation": (1, 5),
     }  # fmt: skip
     for family in ("auto", "tiled"):
-        plans = [_C.plan(in_batch(arguments, n), algorithm=family) for n in range(1, 65)]
+        plans = [_bind.plan(in_batch(arguments, n), algorithm=family) for n in range(1, 65)]
         orders = {
-            (plan.family, _C.sum_order(in_batch(arguments, n), plan))
+            (plan.family, _bind.sum_order(in_batch(arguments, n), plan))
             for n, plan in enumerate(plans, start=1)
         }
         assert len(orders) == 1
@@ -75,7 +75,7 @@ def test_direct_is_the_last_resort():
         if family != "direct":
             continue
         direct += 1
-        for candidate in _C.candidates(p):
+        for candidate in _bind.candidates(p):
             if candidate.family not in ("direct", "aten"):
                 assert candidate.plan is None, f"{p}: {candidate.family}"
     assert direct
@@ -92,17 +92,17 @@ def test_usual_layers_are_planned_as_without(op, channels_last):
     }.items():
         arguments = DENSE | kind | {"op": op, "channels_last": channels_last}
         for images in BATCHES:
-            assert _C.plan(in_batch(arguments, images)).family == family
+            assert _bind.plan(in_batch(arguments, images)).family == family
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 def test_what_depends_on_the_batch_is_refused(op):
     p = in_batch(DENSE | {"op": op}, 4)
     with pytest.raises(RuntimeError, match="cuBLAS does not promise"):
-        _C.plan(p, algorithm="im2col")
+        _bind.plan(p, algorithm="im2col")
     with pytest.raises(RuntimeError, match="not batch invariant"):
-        _C.plan(p, algorithm="aten")
-    reasons = {c.family: c.reason for c in _C.candidates(p)}
+        _bind.plan(p, algorithm="aten")
+    reasons = {c.family: c.reason for c in _bind.candidates(p)}
     assert "cuBLAS does not promise" in reasons["im2col"]
     assert reasons["direct"] == (
         "used where no other family can compute the problem for every batch"
@@ -114,17 +114,17 @@ def test_a_named_family_is_planned_alike(family):
     orders = set()
     for images in BATCHES:
         p = in_batch(DENSE, images)
-        plan = _C.plan(p, algorithm=family)
+        plan = _bind.plan(p, algorithm=family)
         assert plan.family == family
-        orders.add(_C.sum_order(p, plan))
+        orders.add(_bind.sum_order(p, plan))
     assert len(orders) == 1
 
 
 def test_weight_gradients_stay_as_they_are():
     for images in BATCHES:
         shape = {"input": (images, *DENSE["input"][1:]), "op": "wgrad"}
-        plain = _C.plan(problem(**DENSE | shape))
-        marked = _C.plan(problem(**DENSE | shape, batch_invariant=True))
+        plain = _bind.plan(problem(**DENSE | shape))
+        marked = _bind.plan(problem(**DENSE | shape, batch_invariant=True))
         assert str(marked) == str(plain)
 
 

@@ -8,36 +8,36 @@ import threading
 import pytest
 from random_problems import problem
 
-from customconv import _C
+from customconv import _bind
 
 SHAPES = [(1, 8, 8 + i, 8) for i in range(6)]
 
 
-def sized(index: int) -> _C.ConvProblem:
+def sized(index: int) -> _bind.ConvProblem:
     return problem(input=SHAPES[index], weight=(8, 8, 3, 3))
 
 
-def filled(capacity: int, count: int) -> _C.PlanCache:
-    cache = _C.PlanCache(capacity)
+def filled(capacity: int, count: int) -> _bind.PlanCache:
+    cache = _bind.PlanCache(capacity)
     for index in range(count):
-        cache.insert(0, sized(index), _C.plan(sized(index)), cache.generation)
+        cache.insert(0, sized(index), _bind.plan(sized(index)), cache.generation)
     return cache
 
 
-def kept(cache: _C.PlanCache) -> list[int]:
+def kept(cache: _bind.PlanCache) -> list[int]:
     return [index for index in range(len(SHAPES)) if cache.find(0, sized(index)) is not None]
 
 
 def test_a_plan_comes_back_as_it_was():
     cache = filled(4, 1)
-    assert str(cache.find(0, sized(0))) == str(_C.plan(sized(0)))
+    assert str(cache.find(0, sized(0))) == str(_bind.plan(sized(0)))
     assert cache.find(0, sized(1)) is None
 
 
 def test_the_one_that_was_not_used_for_the_longest_time_goes():
     cache = filled(3, 3)
     cache.find(0, sized(0))
-    cache.insert(0, sized(3), _C.plan(sized(3)), cache.generation)
+    cache.insert(0, sized(3), _bind.plan(sized(3)), cache.generation)
     assert kept(cache) == [0, 2, 3]
     assert len(cache) == 3
 
@@ -63,9 +63,9 @@ OTHERS = [
 
 @pytest.mark.parametrize("other", OTHERS, ids=str)
 def test_problems_that_differ_are_told_apart(other):
-    cache = _C.PlanCache(4)
+    cache = _bind.PlanCache(4)
     first = problem(**BASE)
-    cache.insert(0, first, _C.plan(first), cache.generation)
+    cache.insert(0, first, _bind.plan(first), cache.generation)
     assert cache.find(0, problem(**{**BASE, **other})) is None
     assert cache.find(0, problem(**BASE)) is not None
 
@@ -73,8 +73,8 @@ def test_problems_that_differ_are_told_apart(other):
 def test_each_field_of_a_problem_is_part_of_the_key():
     """Strides and alignment too, which ``problem`` derives from the layout."""
     fields = problem(**BASE).fields
-    cache = _C.PlanCache(4)
-    cache.insert(0, problem(**BASE), _C.plan(problem(**BASE)), cache.generation)
+    cache = _bind.PlanCache(4)
+    cache.insert(0, problem(**BASE), _bind.plan(problem(**BASE)), cache.generation)
     for name, value in fields.items():
         other = {
             "op": "wgrad", "dtype": "float64", "groups": 4,
@@ -83,7 +83,7 @@ def test_each_field_of_a_problem_is_part_of_the_key():
             other = [*value[:-1], value[-1] + 1]
         elif other is None:
             other = value + 4  # a multiple of the groups for channels
-        changed = _C.ConvProblem.from_fields({**fields, name: other})
+        changed = _bind.ConvProblem.from_fields({**fields, name: other})
         assert cache.find(0, changed) is None, name
 
 
@@ -93,12 +93,12 @@ def test_devices_are_told_apart():
 
 
 def test_a_plan_that_was_made_before_a_change_is_not_cached_after_it():
-    cache = _C.PlanCache(4)
+    cache = _bind.PlanCache(4)
     before = cache.generation
     cache.clear()
-    cache.insert(0, sized(0), _C.plan(sized(0)), before)
+    cache.insert(0, sized(0), _bind.plan(sized(0)), before)
     assert kept(cache) == []
-    cache.insert(0, sized(0), _C.plan(sized(0)), cache.generation)
+    cache.insert(0, sized(0), _bind.plan(sized(0)), cache.generation)
     assert kept(cache) == [0]
 
 
@@ -120,9 +120,9 @@ def test_lookups_are_counted():
 def test_threads_share_it():
     """None gets another problem's plan, while plans come, go and are taken back."""
     problems = [sized(index) for index in range(len(SHAPES))]
-    plans = [_C.plan(each) for each in problems]
+    plans = [_bind.plan(each) for each in problems]
     texts = [str(plan) for plan in plans]
-    cache, wrong = _C.PlanCache(3), []
+    cache, wrong = _bind.PlanCache(3), []
 
     def work(seed: int) -> None:
         rng = random.Random(seed)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from random_problems import DEVICES, PASSES, fields, problem, random_arguments
 
-from customconv import _C
+from customconv import _bind
 
 pytestmark = pytest.mark.usefixtures("nothing_tuned")
 
@@ -19,28 +19,28 @@ ROUNDED = {"input": (8, 64, 28, 28), "weight": (64, 64, 3, 3), "padding": (1, 1)
 NEVER_ROUND = ("direct", "tiled", "depthwise")
 
 
-def changed(p: _C.ConvProblem, **change: Any) -> _C.ConvProblem:
-    return _C.ConvProblem.from_fields({**p.fields, **change})
+def changed(p: _bind.ConvProblem, **change: Any) -> _bind.ConvProblem:
+    return _bind.ConvProblem.from_fields({**p.fields, **change})
 
 
-def sliced(p: _C.ConvProblem, operands: str) -> _C.ConvProblem:
+def sliced(p: _bind.ConvProblem, operands: str) -> _bind.ConvProblem:
     """Every other element of memory."""
     names = [f"{operand}_strides" for operand in operands]
     return changed(p, **{name: [2 * stride for stride in p.fields[name]] for name in names})
 
 
-def unaligned(p: _C.ConvProblem, operands: str) -> _C.ConvProblem:
+def unaligned(p: _bind.ConvProblem, operands: str) -> _bind.ConvProblem:
     return changed(p, **{f"{o}_aligned": False for o in operands})
 
 
-def decide(p: _C.ConvProblem, **asked: Any) -> _C.Decision:
-    before = _C.lookups()
-    decision = _C.decide(DEVICE, p, **asked)
-    assert _C.lookups() == before + 1
+def decide(p: _bind.ConvProblem, **asked: Any) -> _bind.Decision:
+    before = _bind.lookups()
+    decision = _bind.decide(DEVICE, p, **asked)
+    assert _bind.lookups() == before + 1
     return decision
 
 
-def float32_problems(seed: int, count: int) -> Iterator[tuple[_C.ConvProblem, bool]]:
+def float32_problems(seed: int, count: int) -> Iterator[tuple[_bind.ConvProblem, bool]]:
     """With TF32 allowed, each with whether it is channels-last."""
     rng = random.Random(seed)
     for _ in range(count):
@@ -48,7 +48,7 @@ def float32_problems(seed: int, count: int) -> Iterator[tuple[_C.ConvProblem, bo
         yield problem(**arguments), arguments.get("channels_last", False)
 
 
-def counts(p: _C.ConvProblem) -> dict[str, int]:
+def counts(p: _bind.ConvProblem) -> dict[str, int]:
     """The elements of each tensor."""
     f = p.fields
     return {
@@ -62,7 +62,7 @@ def test_operands_that_are_rounded_are_copied(arrange):
     """Then the plan is that of the dense problem. Others stay as they are."""
     seen = set()
     for p, channels_last in float32_problems(1, 60):
-        rounds = _C.computes_in_tf32(p)
+        rounds = _bind.computes_in_tf32(p)
         operands = READ[p.fields["op"]]
         for each in (operands, operands[0], operands[1]):
             other = arrange(p, each)
@@ -73,7 +73,7 @@ def test_operands_that_are_rounded_are_copied(arrange):
             if each == moved:
                 expected = changed(p if rounds else other, tf32=rounds)
                 assert decision.problem.fields == expected.fields, other
-                assert fields(decision.plan) == fields(_C.plan(expected)), other
+                assert fields(decision.plan) == fields(_bind.plan(expected)), other
                 seen.add(rounds)
     assert seen == {True, False}
 
@@ -126,10 +126,10 @@ def test_a_family_that_gives_way_leaves_the_planner_its_copies(op):
     assert given.problem.fields == planned.problem.fields
 
 
-def recorded_from(p: _C.ConvProblem, device: _C.DeviceProperties) -> list[_C.ConvProblem]:
-    assert _C.begin_recording()
-    _C.decide(DEVICE, p, device)
-    return [each for _, each in _C.end_recording()]
+def recorded_from(p: _bind.ConvProblem, device: _bind.DeviceProperties) -> list[_bind.ConvProblem]:
+    assert _bind.begin_recording()
+    _bind.decide(DEVICE, p, device)
+    return [each for _, each in _bind.end_recording()]
 
 
 @pytest.mark.parametrize("name", ["H100", "A100"])
@@ -137,13 +137,13 @@ def test_the_problem_that_is_tuned_is_the_one_that_runs(name):
     """Also on a GPU that nobody has measured, where nothing is copied before it is tuned."""
     device = DEVICES[name]
     p = problem(**ROUNDED)
-    assert _C.computes_in_tf32(p, device)
+    assert _bind.computes_in_tf32(p, device)
     (recorded,) = recorded_from(sliced(p, "xw"), device)
     assert recorded.fields == p.fields
-    plan = _C.tunable(recorded, device)[1][-1]
-    _C.set_tuned_plan(DEVICE, recorded, _C.TunedPlan(plan.name, ms=0.5))
+    plan = _bind.tunable(recorded, device)[1][-1]
+    _bind.set_tuned_plan(DEVICE, recorded, _bind.TunedPlan(plan.name, ms=0.5))
     for each in (sliced(p, "xw"), unaligned(p, "x"), p):
-        decision = _C.decide(DEVICE, each, device)
+        decision = _bind.decide(DEVICE, each, device)
         assert decision.plan.tuned
         assert fields(decision.plan) == fields(plan)
         assert decision.tuned is not None
@@ -153,21 +153,21 @@ def test_the_problem_that_is_tuned_is_the_one_that_runs(name):
 
 
 def test_a_strided_problem_that_does_not_round_is_tuned_as_it_is():
-    p = next(p for p, _ in float32_problems(3, 100) if not _C.computes_in_tf32(p))
+    p = next(p for p, _ in float32_problems(3, 100) if not _bind.computes_in_tf32(p))
     other = sliced(p, READ[p.fields["op"]])
     (recorded,) = recorded_from(other, DEVICES["H100"])
     assert recorded.fields == other.fields
-    plan = _C.tunable(recorded)[1][-1]
-    _C.set_tuned_plan(DEVICE, recorded, _C.TunedPlan(plan.name))
+    plan = _bind.tunable(recorded)[1][-1]
+    _bind.set_tuned_plan(DEVICE, recorded, _bind.TunedPlan(plan.name))
     assert fields(decide(other).plan) == fields(plan)
     assert not decide(p).plan.tuned
 
 
 def test_problems_with_statistics_and_of_any_batch_are_not_recorded():
-    _C.begin_recording()
+    _bind.begin_recording()
     for flag in ("statistics", "batch_invariant"):
         decide(problem(**ROUNDED, **{flag: True}))
-    assert _C.end_recording() == []
+    assert _bind.end_recording() == []
 
 
 @pytest.mark.parametrize("arrange", [sliced, unaligned])
@@ -175,7 +175,7 @@ def test_candidates_are_told_of_the_problem_that_runs(arrange):
     """Each family has the plan that it would have by name."""
     p = arrange(problem(**ROUNDED), "xw")
     decision = decide(p)
-    found = {c.family: c for c in _C.candidates(p)}
+    found = {c.family: c for c in _bind.candidates(p)}
     assert [c.family for c in found.values() if not c.reason] == [decision.plan.family]
     for family, candidate in found.items():
         if candidate.plan is not None:
@@ -189,8 +189,8 @@ def test_candidates_are_told_of_the_problem_that_runs(arrange):
 
 def test_candidates_of_a_tuned_strided_problem():
     p = problem(**ROUNDED)
-    _C.set_tuned_plan(DEVICE, p, _C.TunedPlan("aten"))
-    found = {c.family: c.reason for c in _C.candidates(sliced(p, "xw"), device_index=DEVICE)}
+    _bind.set_tuned_plan(DEVICE, p, _bind.TunedPlan("aten"))
+    found = {c.family: c.reason for c in _bind.candidates(sliced(p, "xw"), device_index=DEVICE)}
     assert found["aten"] == ""
     assert found["implicit_gemm"] == "aten was the fastest when it was tuned"
     assert found["direct"] == "it computes in IEEE float32, and TF32 is faster here"

@@ -7,27 +7,27 @@ import random
 import pytest
 from random_problems import DEVICES, arguments, problem
 
-from customconv import _C
+from customconv import _bind
 
 COUNT = 300
-WORDS = _C.plan_words()
+WORDS = _bind.plan_words()
 IMAGE = (4, 64, 28, 28)
 OF_ANY_LAYOUT = ("direct ", "tiled ", "depthwise threads ")
 
 
-def shape(plan: _C.ConvPlan) -> tuple[int, int, int, int]:
+def shape(plan: _bind.ConvPlan) -> tuple[int, int, int, int]:
     """What a plan says of its launch."""
     return plan.blocks, plan.threads, plan.shared_bytes, plan.workspace_bytes
 
 
-def is_refused(p: _C.ConvProblem, plan: _C.ConvPlan) -> bool:
+def is_refused(p: _bind.ConvProblem, plan: _bind.ConvPlan) -> bool:
     """Whether a problem has no such plan; if it has, a launch takes what the plan says."""
     try:
-        _C.check_plan(p, plan)
+        _bind.check_plan(p, plan)
     except ValueError as why:
         assert str(why) == f"customconv: '{plan.name}' is a plan of another problem than {p}"
         return True
-    assert _C.launch_shape(p, plan) == shape(plan), f"{p}: {plan}"
+    assert _bind.launch_shape(p, plan) == shape(plan), f"{p}: {plan}"
     return False
 
 
@@ -36,16 +36,16 @@ def test_a_launch_takes_what_its_plan_says():
     for device in ("H100", "A100"):
         for each in arguments(31, COUNT if device == "H100" else COUNT // 4):
             p = problem(**each)
-            for plan in _C.plans(p, DEVICES[device]):
-                assert _C.launch_shape(p, plan, DEVICES[device]) == shape(plan), f"{p}: {plan}"
-                _C.check_plan(p, plan, DEVICES[device])
+            for plan in _bind.plans(p, DEVICES[device]):
+                assert _bind.launch_shape(p, plan, DEVICES[device]) == shape(plan), f"{p}: {plan}"
+                _bind.check_plan(p, plan, DEVICES[device])
                 kinds.add((plan.family, plan.word))
     assert kinds == set(WORDS)
 
 
 def test_plans_of_other_problems_are_refused():
     rng = random.Random(32)
-    listed = [(p, _C.plans(p)) for p in (problem(**each) for each in arguments(33, 30))]
+    listed = [(p, _bind.plans(p)) for p in (problem(**each) for each in arguments(33, 30))]
     refused = set()
     for p, _ in rng.sample(listed, 40):
         for _, plans in rng.sample(listed, 40):
@@ -66,8 +66,8 @@ def test_a_plan_of_the_other_layout_is_refused_unless_it_is_listed_there_too(op,
         for channels_last in (False, True)
     ]  # fmt: skip
     for p, other in (both, both[::-1]):
-        names = {plan.name for plan in _C.plans(other)}
-        accepted = {plan.name for plan in _C.plans(p) if not is_refused(other, plan)}
+        names = {plan.name for plan in _bind.plans(other)}
+        accepted = {plan.name for plan in _bind.plans(p) if not is_refused(other, plan)}
         assert {name for name in accepted if not name.startswith(OF_ANY_LAYOUT)} <= names
 
 
@@ -96,6 +96,6 @@ def test_a_plan_of_the_other_layout_is_refused_unless_it_is_listed_there_too(op,
 )
 def test_what_would_compute_other_numbers_is_refused(name, own, other):
     common = {"dtype": "float16", "input": IMAGE}
-    plans = [p for p in _C.plans(problem(**common, **own)) if p.name.startswith(name)]
+    plans = [p for p in _bind.plans(problem(**common, **own)) if p.name.startswith(name)]
     assert plans
     assert all(is_refused(problem(**common, **other), plan) for plan in plans)

@@ -7,25 +7,25 @@ from collections.abc import Iterator
 import pytest
 from random_problems import DEVICES, arguments, fields, problem
 
-from customconv import _C
+from customconv import _bind
 
 COUNT = 200
-WORDS = _C.plan_words()
+WORDS = _bind.plan_words()
 TILED = "tiled kernel=3-taps-x8 warps=4x1 tile=1x14x2 chunk=8"
 
 
-def plans(seed: int, device: str) -> Iterator[tuple[str, list[_C.ConvPlan]]]:
+def plans(seed: int, device: str) -> Iterator[tuple[str, list[_bind.ConvPlan]]]:
     """Problems, and their plans."""
     for each in arguments(seed, COUNT if device == "H100" else COUNT // 4):
         p = problem(**each)
-        yield str(p), _C.plans(p, DEVICES[device])
+        yield str(p), _bind.plans(p, DEVICES[device])
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_names_are_read_back(device):
     for _, listed in plans(21, device):
         for plan in listed:
-            read = _C.PlanName(plan.name)
+            read = _bind.PlanName(plan.name)
             assert str(read) == plan.name
             assert (read.family, read.kind, read.splits) == (plan.family, plan.kind, plan.splits)
             assert read.fields == plan.fields, plan.name
@@ -61,7 +61,7 @@ def test_every_word_is_of_some_plan():
     seen: dict[tuple[str, str], dict[str, set[str]]] = {kind: {} for kind in WORDS}
     tiles = set()
     for kind, text in found:
-        own = _C.PlanName(text).fields
+        own = _bind.PlanName(text).fields
         for field in (field for field, words in WORDS[kind].items() if words):
             seen[kind].setdefault(field, set()).add(own[field])
         if kind == ("implicit_gemm", "main_loop"):
@@ -70,7 +70,7 @@ def test_every_word_is_of_some_plan():
         kind: {field: set(own) for field, own in fields.items() if own}
         for kind, fields in WORDS.items()
     }
-    assert tiles == set(_C.main_loop_tiles())
+    assert tiles == set(_bind.main_loop_tiles())
 
 
 def test_labels_are_of_kernels():
@@ -78,17 +78,17 @@ def test_labels_are_of_kernels():
         op="dgrad", dtype="float16", input=(4, 128, 28, 28), weight=(128, 16, 3, 3), groups=8,
         channels_last=True,
     )  # fmt: skip
-    found = {(plan.family, plan.word, plan.label) for plan in _C.plans(p)}
+    found = {(plan.family, plan.word, plan.label) for plan in _bind.plans(p)}
     assert found >= {
         ("direct", "", "channels"), ("tiled", "", "3-taps-x8"),
         ("grouped", "boxes", "boxes boxes-of-64x8"),
     }  # fmt: skip
     few = problem(op="dgrad", dtype="float16", input=(4, 3, 64, 64), weight=(64, 3, 7, 7))
-    assert ("col2im", "", "") in {(plan.family, plan.word, plan.label) for plan in _C.plans(few)}
+    assert ("col2im", "", "") in {(plan.family, plan.word, plan.label) for plan in _bind.plans(few)}
 
 
 def test_kinds_have_no_sizes():
-    name = _C.PlanName(f"{TILED} splits=3")
+    name = _bind.PlanName(f"{TILED} splits=3")
     assert name.kind == "tiled kernel=3-taps-x8 warps=4x1"
     assert name.splits == 3
     assert name.fields == {
@@ -98,8 +98,8 @@ def test_kinds_have_no_sizes():
 
 
 def test_the_name_of_pytorch_has_no_fields():
-    plan = _C.plan(problem(input=(1, 1, 4, 4), weight=(1, 1, 3, 3)), algorithm="aten")
-    assert plan.name == plan.kind == str(_C.PlanName("aten")) == "aten"
+    plan = _bind.plan(problem(input=(1, 1, 4, 4), weight=(1, 1, 3, 3)), algorithm="aten")
+    assert plan.name == plan.kind == str(_bind.PlanName("aten")) == "aten"
     assert plan.fields == {}
 
 
@@ -134,5 +134,5 @@ def test_the_name_of_pytorch_has_no_fields():
 )
 def test_what_is_no_name_is_refused(text, why):
     with pytest.raises(ValueError) as refused:
-        _C.PlanName(text)
+        _bind.PlanName(text)
     assert str(refused.value).startswith(f"'{text}' is not the name of a plan: {why}")

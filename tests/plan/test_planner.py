@@ -20,7 +20,7 @@ from random_problems import (
 )
 from reference import ALL_FAMILIES, FAMILIES, is_of_3xtf32
 
-from customconv import _C
+from customconv import _bind
 
 COUNT = 4000
 COLUMNS_BOUND = 256 << 20
@@ -36,7 +36,7 @@ def problems(seed: int, count: int = COUNT) -> list[dict[str, Any]]:
     return [random_arguments(rng) for _ in range(count)]
 
 
-def by_family(found: list[_C.Candidate]) -> dict[str, _C.Candidate]:
+def by_family(found: list[_bind.Candidate]) -> dict[str, _bind.Candidate]:
     return {candidate.family: candidate for candidate in found}
 
 
@@ -51,15 +51,15 @@ def test_sizes_alone_decide_whether_float32_is_rounded():
             continue
         shared = {k: v for k, v in arguments.items() if k not in ("channels_last", "tf32")}
         both = [
-            _C.computes_in_tf32(problem(**shared, tf32=True, channels_last=last))
+            _bind.computes_in_tf32(problem(**shared, tf32=True, channels_last=last))
             for last in (False, True)
         ]
         assert both[0] == both[1], shared
         decisions.append(both[0])
-        assert not _C.computes_in_tf32(problem(**shared, tf32=False))
+        assert not _bind.computes_in_tf32(problem(**shared, tf32=False))
         for last in (False, True):
             p = problem(**shared, tf32=True, channels_last=last)
-            found = by_family(_C.candidates(p))
+            found = by_family(_bind.candidates(p))
             (taken,) = (f for f, c in found.items() if not c.reason)
             if both[0]:
                 assert taken in ROUND_TO_TF32, p
@@ -80,21 +80,21 @@ def test_every_problem_gets_the_best_legal_plan(name):
     limit = 48 << 10 if name.startswith("48") else (99 << 10 if "." in name else 227 << 10)
     for arguments in problems(seed=1):
         p = problem(**arguments)
-        found = by_family(_C.candidates(p, device))
+        found = by_family(_bind.candidates(p, device))
         assert list(found) == [*ALL_FAMILIES, "aten"], p
         plans = {family: c.plan for family, c in found.items() if family in ALL_FAMILIES and c.plan}
         assert plans, f"no plan for {p}"
-        chosen = _C.plan(p, device)
+        chosen = _bind.plan(p, device)
         if name == "H100":
             assert chosen.family in plans, p
             # The families of the precision that was settled on, with their plans in that precision.
-            settled = problem(**arguments | {"tf32": _C.computes_in_tf32(p, device)})
+            settled = problem(**arguments | {"tf32": _bind.computes_in_tf32(p, device)})
             weighed = [f for f in plans if "faster here" not in found[f].reason]
             assert chosen.predicted_ms == min(
-                _C.plan(settled, device, family).predicted_ms for family in weighed
+                _bind.plan(settled, device, family).predicted_ms for family in weighed
             ), p
         else:
-            expected = "depthwise" if _C.leaves_no_doubt(p, device) else "aten"
+            expected = "depthwise" if _bind.leaves_no_doubt(p, device) else "aten"
             assert chosen.family == expected, p
         for family, plan in plans.items():
             what = f"{p}: {plan}"
@@ -122,7 +122,7 @@ def test_halos_that_no_integer_holds_are_not_loaded(reach, channels, channels_la
         input=(1, channels, 5, 5), weight=(8, channels, 3, 3), padding=(2 * reach, 2 * reach),
         dilation=(reach, reach), dtype="float16", channels_last=channels_last,
     )  # fmt: skip
-    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
+    plan = by_family(_bind.candidates(p))["implicit_gemm"].plan
     if plan is None:
         assert reach > 1_000_000
         return
@@ -160,7 +160,7 @@ FETCHES = {
 def check_fetch(arguments, fetches, dtype):
     """The plan reads pixels in one of these older ways, or by a loader of the main loop."""
     p = problem(**arguments, dtype=dtype, tf32=dtype == "float32")
-    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
+    plan = by_family(_bind.candidates(p))["implicit_gemm"].plan
     assert plan is not None
     loaders = {"im2col", "halo"} if arguments.get("channels_last") else {"im2col", "halo", "planes"}
     assert plan.fields.get("fetch", plan.fields.get("loader")) in fetches | loaders, plan
@@ -181,7 +181,7 @@ def test_channels_last_pixels_are_padded_to_whole_16_bytes(dtype, op):
             input=(64, channels, 35, 35), weight=(channels, channels, 3, 3), padding=(1, 1),
             op=op, dtype=dtype, tf32=True, channels_last=True,
         )  # fmt: skip
-        return by_family(_C.candidates(p))["implicit_gemm"].plan
+        return by_family(_bind.candidates(p))["implicit_gemm"].plan
 
     for channels in (191, 193):
         plan = plan_of(channels)
@@ -200,7 +200,7 @@ def test_the_workspace_holds_every_part_of_a_large_image(height, width, stride, 
         input=(2, channels, height, width), weight=(8, channels, rows, rows), dtype="float16",
         padding=(padding, padding), stride=(stride, stride), dilation=(dilation, dilation),
     )  # fmt: skip
-    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
+    plan = by_family(_bind.candidates(p))["implicit_gemm"].plan
     assert plan is not None
     rows = plan.fields["pixels"]
     assert rows > 0
@@ -217,7 +217,7 @@ def test_an_image_whose_parts_need_all_of_it_is_packed_whole():
         input=(4, 2048, 65, 65), weight=(256, 2048, 3, 3), dtype="float32", tf32=True,
         padding=(36, 36), dilation=(36, 36),
     )  # fmt: skip
-    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
+    plan = by_family(_bind.candidates(p))["implicit_gemm"].plan
     assert plan is not None and plan.word == "main_loop"
     assert (plan.fields["images"], plan.fields["pixels"]) == (1, 0)
     assert plan.workspace_bytes <= 64 << 20
@@ -244,7 +244,7 @@ def test_tiles_are_of_one_group(outputs, taps, channels_last):
             padding=(taps // 2, taps // 2), groups=groups, dtype="float16",
             channels_last=channels_last,
         )  # fmt: skip
-        plan = _C.plan(p, algorithm="implicit_gemm")
+        plan = _bind.plan(p, algorithm="implicit_gemm")
         if plan.word == "main_loop":
             continue  # its tiles end with the group
         assert outputs % int(plan.fields["kernel"].rpartition("-")[2]) == 0, plan
@@ -263,7 +263,7 @@ def test_groups_cost_no_others_products(taps, channels_last):
             input=(32, 512, 28, 28), weight=(512, 512 // groups, taps, taps), groups=groups,
             padding=(taps // 2, taps // 2), dtype="float16", channels_last=channels_last,
         )  # fmt: skip
-        times.append(_C.plan(p, algorithm="implicit_gemm").predicted_ms)
+        times.append(_bind.plan(p, algorithm="implicit_gemm").predicted_ms)
     # A 1x1 takes about as long as its bytes, whatever its groups. In NCHW groups of 64 channels
     # have another loader.
     slack = 1 if taps > 1 else 1.05 if channels_last else 1.15
@@ -289,7 +289,7 @@ def test_depthwise_layers_are_taken_by_their_family(name, op, dtype, channels_la
         input=shape, weight=(shape[1], 1, *taps), groups=shape[1], op=op, dtype=dtype,
         padding=tuple(t // 2 for t in taps), channels_last=channels_last,
     )  # fmt: skip
-    assert _C.plan(p).family == "depthwise"
+    assert _bind.plan(p).family == "depthwise"
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -299,7 +299,7 @@ def test_thin_groups_are_taken_by_their_family(op, channels_last):
         input=(32, 128, 56, 56), weight=(128, 4, 3, 3), groups=32, padding=(1, 1), op=op,
         dtype="float16", channels_last=channels_last,
     )  # fmt: skip
-    assert _C.plan(p).family == "grouped"  # ResNeXt's
+    assert _bind.plan(p).family == "grouped"  # ResNeXt's
 
 
 @pytest.mark.parametrize(
@@ -308,23 +308,23 @@ def test_thin_groups_are_taken_by_their_family(op, channels_last):
 )
 def test_warps_multiply_where_there_are_no_instructions_of_hoppers(device, by_warps):
     p = problem(**DENSE, dtype="float16")
-    plan = by_family(_C.candidates(p, DEVICES[device]))["implicit_gemm"].plan
+    plan = by_family(_bind.candidates(p, DEVICES[device]))["implicit_gemm"].plan
     assert plan is not None
     assert plan.fields.get("by_warps", False) == by_warps
 
 
 def test_what_implicit_gemm_needs_of_a_device():
     p = problem(**DENSE, dtype="float16")
-    old = by_family(_C.candidates(p, _C.DeviceProperties(capability=(7, 5))))["implicit_gemm"]
+    old = by_family(_bind.candidates(p, _bind.DeviceProperties(capability=(7, 5))))["implicit_gemm"]
     assert (old.plan, old.reason) == (None, "it needs compute capability 8.0")
-    small = by_family(_C.candidates(p, DEVICES["48 KiB of shared memory"]))["implicit_gemm"]
+    small = by_family(_bind.candidates(p, DEVICES["48 KiB of shared memory"]))["implicit_gemm"]
     assert (small.plan, small.reason) == (None, "it needs 96 KiB of shared memory")
 
 
 def test_strided_input_gradients_need_hoppers_instructions():
     p = problem(**DENSE | {"op": "dgrad", "stride": (2, 2)}, dtype="float16")
-    assert by_family(_C.candidates(p))["implicit_gemm"].plan is not None
-    found = by_family(_C.candidates(p, DEVICES["A100"]))["implicit_gemm"]
+    assert by_family(_bind.candidates(p))["implicit_gemm"].plan is not None
+    found = by_family(_bind.candidates(p, DEVICES["A100"]))["implicit_gemm"]
     assert (found.plan, found.reason) == (None, "its strided input gradients need Hopper")
 
 
@@ -340,7 +340,7 @@ def test_input_gradients_of_any_stride_are_implicit_gemms(
         input=(8, 3, height, 1601), weight=(64, 3, *taps), op="dgrad", stride=stride,
         padding=padding, dtype="float16", channels_last=channels_last,
     )  # fmt: skip
-    plan = by_family(_C.candidates(p))["implicit_gemm"].plan
+    plan = by_family(_bind.candidates(p))["implicit_gemm"].plan
     assert plan is not None and plan.word == "main_loop" and plan.fields["joined"]
     assert 0 < plan.workspace_bytes <= 64 << 20, plan
 
@@ -354,20 +354,20 @@ def test_weight_gradients_of_wide_groups_are_implicit_gemms(stride, channels_las
         padding=(1, 1), groups=32, op="wgrad", dtype=dtype, channels_last=channels_last,
         tf32=dtype == "float32",
     )  # fmt: skip
-    assert _C.plan(p).family == "implicit_gemm"
+    assert _bind.plan(p).family == "implicit_gemm"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_weight_gradients_of_few_channels_are_implicit_gemms(dtype):
     arguments = {"op": "wgrad", "dtype": dtype, "tf32": dtype == "float32", "channels_last": True}
-    plan = _C.plan(
+    plan = _bind.plan(
         problem(
             input=(8, 3, 224, 224), weight=(64, 3, 7, 7), stride=(2, 2), padding=(3, 3), **arguments
         )
     )
     assert plan.label.startswith("wgrad_registers few-")
     odd = problem(input=(8, 3, 225, 225), weight=(64, 3, 7, 7), **arguments)
-    assert _C.plan(odd).family in {"implicit_gemm", "im2col"}
+    assert _bind.plan(odd).family in {"implicit_gemm", "im2col"}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -377,7 +377,7 @@ def test_weight_gradients_of_few_outputs_are_implicit_gemms(outputs, dtype):
         input=(16, 64, 96, 96), weight=(outputs, 64, 3, 3), padding=(1, 1), op="wgrad",
         dtype=dtype, tf32=dtype == "float32", channels_last=True,
     )  # fmt: skip
-    assert _C.plan(p).family == "implicit_gemm"
+    assert _bind.plan(p).family == "implicit_gemm"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -386,7 +386,7 @@ def test_boxes_are_not_all_that_is_weighed_of_small_planes(dtype):
         input=(64, 640, 8, 8), weight=(640, 640, 3, 3), padding=(1, 1), op="wgrad",
         dtype=dtype, tf32=dtype == "float32",
     )  # fmt: skip
-    plan = _C.plan(p)
+    plan = _bind.plan(p)
     assert plan.word == "wgrad_planes"
     assert plan.fields["loader"] != "boxes"
 
@@ -405,7 +405,7 @@ def test_weight_gradients_of_planes(dtype, shape, filters, name):
         input=shape, weight=filters, padding=(filters[2] // 2,) * 2, op="wgrad", dtype=dtype,
         tf32=dtype == "float32",
     )  # fmt: skip
-    plan = _C.plan(p)
+    plan = _bind.plan(p)
     assert plan.label == f"wgrad_planes {name}"
 
 
@@ -416,7 +416,7 @@ def test_planes_of_many_strided_taps_are_turned(dtype):
         input=(8, 32, 79, 341), weight=(32, 32, 5, 10), stride=(2, 2), op="wgrad", dtype=dtype,
         tf32=is_wide,
     )  # fmt: skip
-    plan = _C.plan(p)
+    plan = _bind.plan(p)
     assert plan.family == "implicit_gemm"
     assert (plan.word == "wgrad_planes") == is_wide
 
@@ -425,7 +425,7 @@ def test_planes_of_many_strided_taps_are_turned(dtype):
 def test_single_taps_of_small_planes_and_many_channels_are_of_one_class(dtype):
     def plan_of(size):
         p = problem(input=(64, 512, size, size), weight=(2048, 512, 1, 1), op="wgrad", dtype=dtype)
-        return by_family(_C.candidates(p))["implicit_gemm"].plan
+        return by_family(_bind.candidates(p))["implicit_gemm"].plan
 
     assert plan_of(7).fields["loader"] == "class-runs"
     assert plan_of(8).fields["loader"] != "class-runs"  # which begin alike
@@ -437,7 +437,7 @@ def test_planes_past_2_31_elements_are_not_turned():
             input=(1, 32, height, 65536), weight=(32, 32, 5, 5), stride=(5, 5), op="wgrad",
             dtype="float16",
         )  # fmt: skip
-        return by_family(_C.candidates(p))["implicit_gemm"].plan
+        return by_family(_bind.candidates(p))["implicit_gemm"].plan
 
     assert plan_of(32752).word != "wgrad_planes"
     assert plan_of(32768).word == "wgrad_planes"
@@ -447,8 +447,8 @@ def test_planes_past_2_31_elements_are_not_turned():
 def test_weight_gradients_on_tensor_cores_need_hoppers_instructions(channels_last):
     arguments = {"op": "wgrad", "dtype": "float16", "channels_last": channels_last}
     p = problem(**DENSE | arguments)
-    assert by_family(_C.candidates(p))["implicit_gemm"].plan is not None
-    found = by_family(_C.candidates(p, DEVICES["A100"]))["implicit_gemm"]
+    assert by_family(_bind.candidates(p))["implicit_gemm"].plan is not None
+    found = by_family(_bind.candidates(p, DEVICES["A100"]))["implicit_gemm"]
     assert (found.plan, found.reason) == (None, "its weight gradients need Hopper")
 
 
@@ -457,17 +457,17 @@ def test_narrow_tiles_of_groups_need_hoppers_instructions():
         input=(8, 64, 56, 56), weight=(64, 32, 3, 3), padding=(1, 1), groups=2, dtype="float32",
         tf32=True,
     )  # fmt: skip
-    assert by_family(_C.candidates(p))["implicit_gemm"].plan is not None
-    found = by_family(_C.candidates(p, DEVICES["A100"]))["implicit_gemm"]
+    assert by_family(_bind.candidates(p))["implicit_gemm"].plan is not None
+    found = by_family(_bind.candidates(p, DEVICES["A100"]))["implicit_gemm"]
     assert (found.plan, found.reason) == (None, "a group's output channels are no multiple of 64")
 
 
 def test_what_grouped_needs_of_a_device():
     p = problem(**DENSE | THIN)
-    old = by_family(_C.candidates(p, _C.DeviceProperties(capability=(7, 5))))["grouped"]
+    old = by_family(_bind.candidates(p, _bind.DeviceProperties(capability=(7, 5))))["grouped"]
     assert (old.plan, old.reason) == (None, "it needs compute capability 8.0")
     for device in DEVICES.values():
-        assert by_family(_C.candidates(p, device))["grouped"].plan is not None
+        assert by_family(_bind.candidates(p, device))["grouped"].plan is not None
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ def test_what_grouped_needs_of_a_device():
 def test_input_gradients_alone_limit_strides_of_groups(op, stride, possible):
     for strides in ((stride, 1), (1, stride)):
         p = problem(**DENSE | THIN | {"op": op, "stride": strides})
-        assert (by_family(_C.candidates(p))["grouped"].plan is not None) == possible
+        assert (by_family(_bind.candidates(p))["grouped"].plan is not None) == possible
 
 
 @pytest.mark.parametrize("op", PASSES)
@@ -485,7 +485,7 @@ def test_input_gradients_alone_limit_strides_of_groups(op, stride, possible):
 def test_halos_of_groups_that_fit_no_shared_memory(reach, op):
     """The last two have more pixels than 32 bits count."""
     far = {"dilation": (reach, reach), "padding": (reach, reach)}
-    found = by_family(_C.candidates(problem(**DENSE | THIN | far | {"op": op})))["grouped"]
+    found = by_family(_bind.candidates(problem(**DENSE | THIN | far | {"op": op})))["grouped"]
     assert (found.plan, found.reason) == (None, "its halo fits no shared memory")
 
 
@@ -495,7 +495,7 @@ def test_boxes_of_far_strides_and_many_images_fit_shared_memory(op):
         op=op, dtype="float16", input=(256, 64, 9, 9), weight=(64, 2, 3, 3), stride=(17, 17),
         padding=(1, 1), groups=32,
     )  # fmt: skip
-    plans = [plan for plan in _C.plans(p) if plan.family == "grouped"]
+    plans = [plan for plan in _bind.plans(p) if plan.family == "grouped"]
     assert plans
     assert all(0 < plan.shared_bytes <= 227 << 10 for plan in plans)
 
@@ -504,7 +504,9 @@ def sums_in_parts(arguments: dict[str, Any]) -> bool:
     return arguments["op"] == "wgrad" and arguments["dtype"] == "float32" and not arguments["tf32"]
 
 
-def is_single_product(p: _C.ConvProblem, arguments: dict[str, Any], im2col: _C.ConvPlan) -> bool:
+def is_single_product(
+    p: _bind.ConvProblem, arguments: dict[str, Any], im2col: _bind.ConvPlan
+) -> bool:
     """Whether a weight gradient is one product, that the library stores itself."""
     # Where the output is both layouts at once, images are planes.
     pixels_apart = arguments["channels_last"] and p.output[1] > 1 and math.prod(p.output[2:]) > 1
@@ -515,7 +517,7 @@ def is_single_product(p: _C.ConvProblem, arguments: dict[str, Any], im2col: _C.C
 def test_workspaces_stay_within_their_bounds():
     for arguments in problems(seed=2):
         p = problem(**arguments)
-        found = by_family(_C.candidates(p))
+        found = by_family(_bind.candidates(p))
         sums = weight_count(arguments) * accumulator_bytes(arguments)
         if im2col := found["im2col"].plan:
             single = arguments["op"] == "wgrad" and is_single_product(p, arguments, im2col)
@@ -545,16 +547,16 @@ def test_a_forced_family_is_obeyed_or_says_why_not():
     refused = set()
     for arguments in problems(seed=3):
         p = problem(**arguments)
-        found = by_family(_C.candidates(p))
+        found = by_family(_bind.candidates(p))
         for family in ALL_FAMILIES:
             if (plan := found[family].plan) is not None:
-                assert fields(_C.plan(p, algorithm=family)) == fields(plan), p
+                assert fields(_bind.plan(p, algorithm=family)) == fields(plan), p
                 continue
             reason = found[family].reason
             refused.add((family, reason))
             expected = f"algorithm '{family}' cannot compute this {arguments['op']}: {reason}"
             with pytest.raises(RuntimeError) as raised:
-                _C.plan(p, algorithm=family)
+                _bind.plan(p, algorithm=family)
             assert str(raised.value) == expected
     assert {family for family, _ in refused} >= {"im2col", "tiled"}
     assert all(reason for _, reason in refused)
@@ -562,16 +564,16 @@ def test_a_forced_family_is_obeyed_or_says_why_not():
 
 def test_aten_is_a_choice_of_its_own():
     p = problem(**DENSE)
-    plan = _C.plan(p, algorithm="aten")
+    plan = _bind.plan(p, algorithm="aten")
     assert (plan.family, plan.workspace_bytes, str(plan)) == ("aten", 0, "aten")
-    found = by_family(_C.candidates(p, algorithm="aten"))
+    found = by_family(_bind.candidates(p, algorithm="aten"))
     assert found["aten"].reason == ""
     assert all(found[family].reason == "algorithm 'aten' was asked for" for family in FAMILIES)
     assert found["depthwise"].reason == "a group has more than one input channel"
 
 
 @pytest.mark.parametrize("name", ["winograd", "", "Direct", "kAten"])
-@pytest.mark.parametrize("function", [_C.plan, _C.candidates])
+@pytest.mark.parametrize("function", [_bind.plan, _bind.candidates])
 def test_an_unknown_algorithm_names_the_known_ones(function, name):
     with pytest.raises(ValueError, match=f"unknown algorithm '{name}'") as raised:
         function(problem(**DENSE), algorithm=name)
@@ -584,7 +586,7 @@ def test_the_planner_is_a_pure_function():
 
     def plan_all(_: int) -> list[Any]:
         made = [problem(**a) for a in arguments]
-        return [[fields(_C.plan(p, device)) for device in DEVICES.values()] for p in made]
+        return [[fields(_bind.plan(p, device)) for device in DEVICES.values()] for p in made]
 
     expected = plan_all(0)
     assert plan_all(0) == expected
@@ -596,14 +598,14 @@ def test_sums_are_cut_by_the_shape_alone():
     cut = {"splits": 0, "chunks": 0}
     for arguments in problems(seed=5):
         p = problem(**arguments | {"op": "wgrad"})
-        plans = [by_family(_C.candidates(p, device)) for device in DEVICES.values()]
+        plans = [by_family(_bind.candidates(p, device)) for device in DEVICES.values()]
         splits = {found["direct"].plan.splits for found in plans}
         assert len(splits) == 1, p
         chunks = {c.name for f in plans if (c := f["im2col"].plan)}
         assert len(chunks) <= 1, p
         cut["splits"] += splits != {1}
         images = arguments["input"][0]
-        cut["chunks"] += any(_C.PlanName(name).fields["images"] < images for name in chunks)
+        cut["chunks"] += any(_bind.PlanName(name).fields["images"] < images for name in chunks)
     assert min(cut.values()) > 20, f"too few sums were cut for this test to say much: {cut}"
 
 
@@ -616,7 +618,7 @@ def test_few_tiles_are_split_over_clusters_or_a_workspace():
             input=(images, channels, size, size), weight=(outputs, channels, taps, taps),
             padding=(taps // 2, taps // 2), dtype="float16", channels_last=True,
         )  # fmt: skip
-        plan = _C.plan(p, algorithm="implicit_gemm")
+        plan = _bind.plan(p, algorithm="implicit_gemm")
         of_main_loop = plan.word == "main_loop"  # two of whose blocks may share a multiprocessor
         if plan.fields.get("clustered") or (of_main_loop and plan.splits > 1):
             kinds.add("cluster")
@@ -640,7 +642,7 @@ def test_offsets_are_wide_exactly_where_they_must_be():
         counts = [math.prod(arguments["input"]), weight_count(arguments), math.prod(p.output)]
         needs = max(counts) >= 2**31 - 1
         assert p.needs_wide_index == needs, p
-        found = by_family(_C.candidates(p))
+        found = by_family(_bind.candidates(p))
         for family in ("direct", "im2col"):
             if plan := found[family].plan:
                 assert plan.fields["wide"] == needs, f"{p}: {plan}"
@@ -672,12 +674,12 @@ def test_what_passes_every_family_goes_to_aten():
     far = problem(
         input=(1, 1, 1, 2**31), weight=(1, 1, 1, 1), op="wgrad", dtype="float64"
     )  # fmt: skip
-    found = by_family(_C.candidates(far))
-    assert _C.plan(far).family == "aten"
+    found = by_family(_bind.candidates(far))
+    assert _bind.plan(far).family == "aten"
     assert found["aten"].reason == ""
     assert found["direct"].reason == "image coordinates pass 2^31"
     with pytest.raises(RuntimeError, match="image coordinates pass 2"):
-        _C.plan(far, algorithm="direct")
+        _bind.plan(far, algorithm="direct")
 
 
 @pytest.mark.parametrize(
@@ -744,7 +746,7 @@ def test_what_passes_every_family_goes_to_aten():
 )
 def test_reasons(family, arguments, reason):
     with pytest.raises(RuntimeError, match=reason):
-        _C.plan(problem(**DENSE | arguments), algorithm=family)
+        _bind.plan(problem(**DENSE | arguments), algorithm=family)
 
 
 @pytest.mark.parametrize("op", PASSES)
@@ -760,7 +762,7 @@ def test_larger_problems_take_longer(op):
                 larger |= {"weight": (64, 1, 3, 3), "groups": 64}
             if family == "grouped":
                 larger |= {"weight": (64, 16, 3, 3), "groups": 4}
-            times.append(_C.plan(problem(**larger), algorithm=family).predicted_ms)
+            times.append(_bind.plan(problem(**larger), algorithm=family).predicted_ms)
         assert times == sorted(times), family
         assert times[-1] > 4 * times[1], family
 
@@ -769,7 +771,7 @@ def test_no_prediction_beats_the_hardware():
     device = DEVICES["H100"]
     for arguments in problems(seed=7):
         p = problem(**arguments)
-        for candidate in _C.candidates(p, device):
+        for candidate in _bind.candidates(p, device):
             if candidate.plan is None or candidate.family == "aten":
                 continue
             moved = p.least_bytes / 3352e9 * 1e3
@@ -790,7 +792,7 @@ def test_no_prediction_beats_the_hardware():
 
 
 def test_a_plan_prints_what_is_launched():
-    plan = _C.plan(problem(**DENSE), algorithm="direct")
+    plan = _bind.plan(problem(**DENSE), algorithm="direct")
     assert str(plan) == (
         f"direct order=pixels ({plan.blocks} blocks of 256 threads, shared 0 B, workspace 0 B, "
         f"predicted {plan.predicted_ms:.3g} ms)"
@@ -808,7 +810,9 @@ def test_a_pass_is_weighed_for_the_bias_that_a_transposed_convolution_leaves(
         "stride": (2, 2), "padding": ((taps - 1) // 2,) * 2, "channels_last": channels_last,
         "tf32": True,
     }  # fmt: skip
-    bare, biased = (by_family(_C.candidates(problem(**arguments, bias=b))) for b in (False, True))
+    bare, biased = (
+        by_family(_bind.candidates(problem(**arguments, bias=b))) for b in (False, True)
+    )
     bytes_moved = 2 * 8 * 64 * 128 * 128 * (2 if dtype == "float16" else 4)
     for family, candidate in biased.items():
         without = bare[family].plan
@@ -825,9 +829,9 @@ def test_a_pass_is_weighed_for_the_bias_that_a_transposed_convolution_leaves(
 def test_the_bias_of_pixels_that_no_tap_meets_is_left_where_phases_are_woven():
     arguments = {"op": "dgrad", "dtype": "float16", "bias": True, "stride": (2, 2)}
     shapes = {"input": (8, 64, 64, 64), "weight": (64, 64, 1, 1)}
-    plans = [p for p in _C.plans(problem(**arguments, **shapes)) if p.family == "implicit_gemm"]
+    plans = [p for p in _bind.plans(problem(**arguments, **shapes)) if p.family == "implicit_gemm"]
     woven = [p for p in plans if p.word == "main_loop" and not p.fields["joined"]]
     assert woven and not any(plan.fuses for plan in woven)
-    plans = _C.plans(problem(**arguments, **shapes, channels_last=True))
+    plans = _bind.plans(problem(**arguments, **shapes, channels_last=True))
     stored = [p for p in plans if p.word == "main_loop" and not p.fields["joined"]]
     assert stored and all(plan.fuses for plan in stored)

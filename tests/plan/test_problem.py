@@ -11,7 +11,7 @@ from random_problems import PASSES, problem, random_arguments
 from reference import ALL_FAMILIES, float32_precision
 from torch.nn import functional
 
-from customconv import _C
+import customconv
 
 
 def random_geometry(rng: random.Random) -> dict[str, tuple[int, int]]:
@@ -104,8 +104,10 @@ def test_a_problem_in_words():
     assert "float32 (IEEE)" in str(problem(input=(1, 1, 1, 1), weight=(1, 1, 1, 1)))
 
 
-def explain(x: torch.Tensor, w: torch.Tensor, op: str = "fprop") -> _C.Explanation:
-    return _C.explain(x, w, None, [1, 1], [1, 1], [1, 1], 1, op, "auto")
+def explain(
+    x: torch.Tensor, w: torch.Tensor, op: str = "fprop", transposed: bool = False
+) -> customconv.Explanation:
+    return customconv.explain(x, w, padding=1, op=op, transposed=transposed)
 
 
 def layouts(x: torch.Tensor, w: torch.Tensor, op: str = "fprop") -> list[str]:
@@ -159,8 +161,16 @@ def test_only_the_gradient_of_an_unaligned_input_is_aligned(transposed, name):
     x = torch.randn(X.numel() + 1)[1:].view(X.shape)  # four bytes behind an aligned tensor's start
     w = W.transpose(0, 1).contiguous() if transposed else W
     for op in PASSES:
-        found = _C.explain(x, w, None, [1, 1], [1, 1], [1, 1], 1, op, "auto", transposed)
+        found = explain(x, w, op, transposed)
         assert found.problem.fields[f"{name}_aligned"] == (op == "dgrad"), op
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_only_the_gradient_of_an_unaligned_weight_is_aligned(transposed):
+    own = W.transpose(0, 1) if transposed else W
+    w = torch.randn(W.numel() + 1)[1:].view(own.shape)
+    for op in PASSES:
+        assert explain(X, w, op, transposed).problem.fields["w_aligned"] == (op == "wgrad"), op
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])

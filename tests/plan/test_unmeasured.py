@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from random_problems import PASSES, problem, random_arguments
 
-from customconv import _C
+from customconv import _bind
 
 NOBODY = "nobody has measured this GPU"
 
 
 def device(
     capability: tuple[int, int], sm_count: int, clock_ghz: float, bandwidth_gb_s: float, kib: int
-) -> _C.DeviceProperties:
-    return _C.DeviceProperties(
+) -> _bind.DeviceProperties:
+    return _bind.DeviceProperties(
         capability=capability, sm_count=sm_count, clock_ghz=clock_ghz,
         bandwidth_gb_s=bandwidth_gb_s, shared_bytes_block=kib << 10,
     )  # fmt: skip
@@ -40,7 +40,7 @@ def test_depthwise_planes_leave_no_doubt(name, op, dtype):
     """Also in a fused call, and where TF32 is allowed."""
     for extra in ({}, {"tf32": True}, {"epilogue_passes": 2, "residual": True}):
         p = problem(**DEPTHWISE | extra, op=op, dtype=dtype)
-        assert _C.plan(p, UNMEASURED[name]).family == "depthwise"
+        assert _bind.plan(p, UNMEASURED[name]).family == "depthwise"
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_depthwise_planes_leave_no_doubt(name, op, dtype):
 @pytest.mark.parametrize("name", UNMEASURED)
 def test_everything_else_is_pytorchs(name, op, arguments):
     p = problem(**{"dtype": "float16"} | arguments, op=op)
-    assert _C.plan(p, UNMEASURED[name]).family == "aten"
-    found = {c.family: c for c in _C.candidates(p, UNMEASURED[name])}
+    assert _bind.plan(p, UNMEASURED[name]).family == "aten"
+    found = {c.family: c for c in _bind.candidates(p, UNMEASURED[name])}
     assert found["aten"].reason == ""
     for family, candidate in found.items():
         if candidate.plan is not None and family != "aten":
@@ -80,7 +80,7 @@ def test_the_margin_is_between_products_and_bytes(name):
         )  # fmt: skip
         bytes_s = p.least_bytes / (gpu_bandwidth(name) * 1e9)
         within = bytes_s >= 2 * 2 * p.macs / gpu.vector_flops("float16")
-        assert (_C.plan(p, gpu).family == "depthwise") == within, taps
+        assert (_bind.plan(p, gpu).family == "depthwise") == within, taps
         taken.append(within)
     assert taken == sorted(taken, reverse=True)
     assert taken[1]
@@ -95,7 +95,7 @@ def gpu_bandwidth(name: str) -> float:
 def test_a_named_family_is_not_affected(name):
     p = problem(**DENSE, dtype="float16")
     for family in ("direct", "im2col", "tiled", "implicit_gemm"):
-        assert _C.plan(p, UNMEASURED[name], family).family == family
+        assert _bind.plan(p, UNMEASURED[name], family).family == family
 
 
 @pytest.mark.parametrize("name", UNMEASURED)
@@ -108,10 +108,10 @@ def test_batch_invariant_plans_are_ours_on_any_device(name):
         p = problem(**arguments | {"input": shape, "batch_invariant": True})
         if p.needs_wide_index:
             continue
-        assert _C.plan(p, UNMEASURED[name]).family != "aten", p
+        assert _bind.plan(p, UNMEASURED[name]).family != "aten", p
 
 
 def test_the_h100_is_measured():
-    reasons = [c.reason for c in _C.candidates(problem(**DENSE, dtype="float16"))]
+    reasons = [c.reason for c in _bind.candidates(problem(**DENSE, dtype="float16"))]
     assert NOBODY not in reasons
-    assert _C.plan(problem(**DENSE, dtype="float16")).family == "implicit_gemm"
+    assert _bind.plan(problem(**DENSE, dtype="float16")).family == "implicit_gemm"

@@ -1,6 +1,7 @@
-"""A load that fails says what was built, what was found, and what to install."""
+"""A load that fails says what is installed, what was found, and what to do."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,132 +9,139 @@ from importlib import machinery
 from pathlib import Path
 
 import pytest
+import torch
 
-import build_config
 import customconv
-from customconv._load import (
-    OLDEST_TORCH,
-    Versions,
-    built_versions,
-    failure,
-    found_versions,
-    load,
-    mismatch,
-)
+from customconv import _load
 
-CUDA_BUILD = Versions("3.12.4", "2.11.0+cu130", "13.0")
-CPU_BUILD = Versions("3.12.4", "2.11.0+cpu", None)
+PACKAGE = Path(customconv.__file__).parent
+MODULE = f"_bind{machinery.EXTENSION_SUFFIXES[0]}"
 
 
 @pytest.mark.parametrize(
-    ("built", "torch", "cuda", "reason"),
+    ("release", "cuda", "name"),
     [
-        (CUDA_BUILD, "2.11.0+cu130", "13.0", None),
-        (CUDA_BUILD, "2.11.3+cu131", "13.1", None),
-        (CUDA_BUILD, "2.12.0+cu130", "13.0", "release"),
-        (CUDA_BUILD, "2.1.1+cu130", "13.0", "release"),
-        (CUDA_BUILD, "3.11.0+cu130", "13.0", "release"),
-        (CUDA_BUILD, "2.11.0+cu128", "12.8", "major version of CUDA"),
-        (CUDA_BUILD, "2.11.0+cpu", None, "this PyTorch has none"),
-        (CUDA_BUILD, None, None, "not installed"),
-        (CPU_BUILD, "2.11.0+cu130", "13.0", None),
-        (CPU_BUILD, "2.11.0a0+git1234", None, None),
-        (CPU_BUILD, "2.9.1", None, "release"),
+        ("2.11.0+cu130", "13.0", "torch_2_11_cuda.so"),
+        ("2.11.3", "12.8", "torch_2_11_cuda.so"),
+        ("2.11.0a0+git1234", None, "torch_2_11.so"),
+        ("2.9.1+rocm6.4", None, "torch_2_9.so"),
+        ("2.9.1+cu128", "12.8", "torch_2_9.so"),  # of a build without CUDA
+        ("2.1.1", "13.0", None),
+        ("2.15.0", "13.0", None),
+        ("3.11.0", None, None),
+        ("unknown", None, None),
     ],
 )
-def test_mismatch(built, torch, cuda, reason):
-    said = mismatch(built, Versions("3.12.9", torch, cuda))
-    assert (said is None) if reason is None else (reason in said)
+def test_the_operators_are_those_of_the_installed_pytorch(tmp_path, release, cuda, name):
+    (tmp_path / "lib").mkdir()
+    for each in ("torch_2_9.so", "torch_2_11.so", "torch_2_11_cuda.so", "libcustomconv.so"):
+        (tmp_path / "lib" / each).touch()
+    found = _load.torch_library(release, cuda, tmp_path)
+    assert (found and found.name) == name
+    assert _load.supported_torch(tmp_path) == [(2, 9), (2, 11)]
 
 
-def test_message_names_both_sides_and_what_to_install():
-    found = Versions("3.12.9", "2.9.1+cu128", "12.8")
-    text = failure("It was built for another release of PyTorch.", CUDA_BUILD, found)
-    assert "built for: PyTorch 2.11.0+cu130, CUDA 13.0, Python 3.12.4" in text
-    assert "found:     PyTorch 2.9.1+cu128, CUDA 12.8, Python 3.12.9" in text
-    assert 'pip install "torch==2.11.*" --index-url https://download.pytorch.org/whl/cu130' in text
-    assert "--no-build-isolation" in text
+def test_versions_of_python_are_read_from_the_modules(tmp_path):
+    for each in ("310", "314", "39"):
+        (tmp_path / f"_bind.cpython-{each}-x86_64-linux-gnu.so").touch()
+    assert _load.supported_python(tmp_path) == [(3, 9), (3, 10), (3, 14)]
+    assert sys.version_info[:2] in _load.supported_python()
 
 
-@pytest.mark.parametrize(
-    ("torch", "advice"),
-    [
-        ("2.14.1+cu130", "with the PyTorch that you have"),
-        ("2.9.0a0+git1234", "with the PyTorch that you have"),
-        ("3.0.0", "with the PyTorch that you have"),
-        ("2.8.0", "after installing PyTorch 2.9 or newer"),
-        ("1.13.1", "after installing PyTorch 2.9 or newer"),
-        (None, "after installing PyTorch 2.9 or newer"),
-    ],
-)
-def test_message_advises_no_build_that_is_refused(torch, advice):
-    found = Versions("3.12.9", torch, None)
-    text = failure("It was built for another release of PyTorch.", CUDA_BUILD, found)
-    assert f"or build customconv again {advice}:" in text
-
-
-def test_the_oldest_pytorch_is_the_one_that_the_build_asks_for():
-    assert build_config.TESTED_TORCH[0] == OLDEST_TORCH
-
-
-def test_message_without_a_record():
-    text = failure("It has not been built for this Python.", None, found_versions())
-    assert "built for: unknown" in text
-    assert "--no-build-isolation" in text
-    assert "torch==" not in text
-
-
-@pytest.mark.parametrize("content", [None, "", "[]", "{", '{"torch": "2.11.0"}'])
+@pytest.mark.parametrize("content", [None, "", "[]", "{"])
 def test_a_missing_or_broken_record_is_no_record(tmp_path, content):
-    record = tmp_path / "_build.json"
     if content is not None:
-        record.write_text(content)
-    assert built_versions(record) is None
+        (tmp_path / "_build.json").write_text(content)
+    assert _load.build_record(tmp_path) == {}
+    assert "customconv of an unknown version for PyTorch (none)" in _load.failure("why", tmp_path)
 
 
-def write_record(folder, **changes):
-    found = found_versions()
-    fields = {"python": found.python, "torch": found.torch, "cuda": found.cuda} | changes
-    record = folder / "_build.json"
-    record.write_text(json.dumps(fields))
-    return record
+def test_message_names_both_sides_and_what_to_do():
+    text = _load.failure("it is broken.")
+    major, minor = _load.torch_minor(torch.__version__)
+    assert text.startswith("customconv cannot be loaded: it is broken.\n")
+    assert f"installed: customconv {customconv.__version__} for PyTorch {major}.{minor}" in text
+    assert f"found:     PyTorch {torch.__version__}" in text
+    assert "pip install --force-reinstall --no-deps customconv" in text
 
 
-def test_another_pytorch_is_refused_before_the_binary_is_opened(tmp_path):
-    record = write_record(tmp_path, torch="1.13.1", cuda=None)
-    with pytest.raises(ImportError, match="another release of PyTorch") as error:
-        load(record)
-    assert "PyTorch 1.13.1, no CUDA" in str(error.value)
-    assert 'pip install "torch==1.13.*"\n' in str(error.value)
-
-
-def test_a_record_of_another_python_does_not_speak_of_this_binary(tmp_path):
-    record = write_record(tmp_path, python="3.7.1", torch="1.13.1", cuda=None)
-    assert load(record).__name__ == "customconv._C"
-
-
-def test_a_missing_binary(tmp_path):
-    with pytest.raises(ImportError, match="has not been built for this Python"):
-        load(write_record(tmp_path), name="customconv._not_built")
-
-
-def test_a_binary_that_the_loader_refuses(tmp_path):
-    """The whole package with a file that is no binary, as a user would import it."""
+@pytest.fixture
+def copied(tmp_path):
+    """The whole package in a folder of its own, to be broken."""
     package = tmp_path / "customconv"
-    source = Path(customconv.__file__).parent
-    package.mkdir()
-    for file in source.glob("*.py"):
-        shutil.copy(file, package)
-    write_record(package)
-    (package / f"_C{machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"no binary")
-    result = subprocess.run(
-        [sys.executable, "-c", "import customconv"],
-        cwd=tmp_path, capture_output=True, text=True,
+    ignored = shutil.ignore_patterns("__pycache__", "libcustomconv_sm*")
+    shutil.copytree(PACKAGE, package, ignore=ignored)
+    return package
+
+
+def imported(package: Path, first: str = "") -> subprocess.CompletedProcess[str]:
+    """Imports the copied package, as a user would."""
+    return subprocess.run(
+        [sys.executable, "-c", f"{first}\nimport customconv; print(customconv.__file__)"],
+        cwd=package.parent, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(package.parent)},
     )  # fmt: skip
-    assert result.returncode == 1
-    assert "ImportError: The compiled part of customconv cannot be loaded. " in result.stderr
-    assert "The loader says: " in result.stderr
-    assert "found:     PyTorch" in result.stderr
+
+
+def test_a_copied_package_works(copied):
+    done = imported(copied)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(copied / "__init__.py")
+
+
+def check_failure(done: subprocess.CompletedProcess[str], reason: str) -> None:
+    assert done.returncode == 1
+    assert f"ImportError: customconv cannot be loaded: {reason}" in done.stderr
+    assert "  installed: customconv " in done.stderr
+    assert "  found:     " in done.stderr
+
+
+def test_a_library_that_is_missing(copied):
+    (copied / "lib/libcustomconv.so").unlink()
+    check_failure(imported(copied), "the file lib/libcustomconv.so is missing from ")
+
+
+@pytest.mark.parametrize("name", ["lib/libcustomconv.so", MODULE])
+def test_a_file_that_is_no_library(copied, name):
+    (copied / name).write_bytes(b"no library")
+    check_failure(imported(copied), "the loader says: ")
+
+
+def operators() -> str:
+    library = _load.torch_library(torch.__version__, torch.version.cuda)
+    assert library is not None
+    return f"lib/{library.name}"
+
+
+def test_operators_that_are_no_library(copied):
+    (copied / operators()).write_bytes(b"no library")
+    check_failure(imported(copied), "the loader says: ")
+
+
+def test_a_python_without_a_module(copied):
+    (copied / MODULE).unlink()
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    check_failure(imported(copied), f"it has no module for Python {python}.")
+
+
+def test_no_pytorch(copied):
+    done = imported(copied, "import sys; sys.modules['torch'] = None")
+    check_failure(done, "PyTorch is not installed.")
+    assert 'pip install "torch>=2.9"' in done.stderr
+
+
+def test_operators_of_another_build(copied):
+    library = copied / operators()
+    build = _load.build_record()["build"].encode()
+    content = library.read_bytes()
+    assert content.count(build) == 1
+    library.write_bytes(content.replace(build, b"0" * len(build)))
+    check_failure(imported(copied), f"{library.name} is of another build than the rest.")
+
+
+def test_the_record_names_the_build():
+    record = json.loads((PACKAGE / "_build.json").read_text())
+    assert record["build"] == customconv._bind.build
 
 
 def test_an_import_does_not_import_compilers():

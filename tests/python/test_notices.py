@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import customconv
-from customconv import _C, info, notices
+from customconv import _bind, info, notices
 from customconv.compiler import backend
 
 A100, H100 = ("NVIDIA A100", (8, 0)), ("NVIDIA H100", (9, 0))
@@ -32,7 +32,7 @@ def machine(monkeypatch):
         return waiting
 
     yield make
-    _C.clear_tuned_plans()
+    _bind.clear_tuned_plans()
 
 
 def told(call):
@@ -123,11 +123,11 @@ def test_nothing_is_told_of_a_gpu_that_is_measured(machine, architectures):
 
 
 def test_who_tunes_is_not_told_to(machine):
-    problem = _C.ConvProblem(input=(1, 8, 9, 9), weight=(8, 8, 3, 3))
+    problem = _bind.ConvProblem(input=(1, 8, 9, 9), weight=(8, 8, 3, 3))
     waiting = machine(A100, architectures="8.0")
     with customconv.tuning():
         assert [told(start) for start in waiting] == [[]]
-    _C.set_tuned_plan(0, problem, _C.TunedPlan("aten"))
+    _bind.set_tuned_plan(0, problem, _bind.TunedPlan("aten"))
     assert when_cuda_starts(machine(A100, architectures="8.0")) == []
 
 

@@ -477,7 +477,7 @@ def test_stats_of_children(write):
     assert "\ncustomconv: convolutions computed\n1  " in result.stderr
 
 
-BROKEN = "raise ImportError('it was built for another PyTorch', name='customconv._C')"
+BROKEN = "raise ImportError('it was built for another PyTorch', name='customconv._bind')"
 MISSING = "raise ModuleNotFoundError(name='customconv')"
 
 
@@ -570,16 +570,16 @@ TUNED = f"""
 import sys
 import customconv
 import torch
-from customconv import _C, measure, plans_file
+from customconv import _bind, measure, plans_file
 
 tuning = sys.modules["customconv.tuning"]
 plans_file.hosts = lambda: {{{DEVICE}: plans_file.Host("Test GPU", (9, 0), "13.0", "1.0", "x")}}
-_C.device_properties = lambda index: _C.DeviceProperties()
+_bind.device_properties = lambda index: _bind.DeviceProperties()
 tuning.measure_on_gpu = lambda index, problem, settled, plans: measure.Measured(
     tuple(1.0 / (1 + i) for i in range(len(plans))), None, False
 )
 print(sys.argv[1:], customconv.is_enabled())
-_C.decide({DEVICE}, _C.ConvProblem(input=(1, 8, 9, 9), weight=(8, 8, 3, 3)))
+_bind.decide({DEVICE}, _bind.ConvProblem(input=(1, 8, 9, 9), weight=(8, 8, 3, 3)))
 """
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 import customconv
-from customconv import _C, plans_file
+from customconv import _bind, plans_file
 from customconv import tuning as tuning_function
 from customconv.measure import Measured
 from customconv.tuning import choice, contenders, tune_problem, tune_recorded
@@ -31,11 +32,11 @@ tuning = sys.modules[tuning_function.__module__]
 DEVICE = 41  # an index that no machine has
 HOST = plans_file.Host("Test GPU", (9, 0), "13.0", "1.0", "sources x, PyTorch y")
 HERE = {DEVICE: HOST}
-PROPERTIES = {DEVICE: _C.DeviceProperties()}
+PROPERTIES = {DEVICE: _bind.DeviceProperties()}
 
 
-def problem(channels: int = 64, **others: Any) -> _C.ConvProblem:
-    return _C.ConvProblem(
+def problem(channels: int = 64, **others: Any) -> _bind.ConvProblem:
+    return _bind.ConvProblem(
         input=(8, channels, 56, 56), weight=(64, channels, 3, 3), padding=(1, 1), dtype="float16",
         **others,
     )  # fmt: skip
@@ -69,9 +70,9 @@ def test_the_fastest_right_one_is_chosen(measured, chosen):
 
 
 def test_plans_near_the_best_are_timed_one_of_each_kind():
-    plans = _C.tunable(problem())[1]
+    plans = _bind.tunable(problem())[1]
     found = contenders(plans, 1.6, 5)
-    assert str(found[0]) == str(_C.plan(problem()))
+    assert str(found[0]) == str(_bind.plan(problem()))
     assert len(found) == 5
     kinds = [(p.kind, p.splits) for p in found]
     assert len(set(kinds)) == 5
@@ -84,11 +85,11 @@ class Meter:
 
     def __init__(self, fastest: int = 1, pytorch: float | None = None, fits: bool = True) -> None:
         self.fastest, self.pytorch, self.fits = fastest, pytorch, fits
-        self.plans: list[Sequence[_C.ConvPlan]] = []
+        self.plans: list[Sequence[_bind.ConvPlan]] = []
 
     def __call__(
-        self, device_index: int, problem: _C.ConvProblem, settled: _C.ConvProblem,
-        plans: Sequence[_C.ConvPlan],
+        self, device_index: int, problem: _bind.ConvProblem, settled: _bind.ConvProblem,
+        plans: Sequence[_bind.ConvPlan],
     ) -> Measured:  # fmt: skip
         assert device_index == DEVICE
         self.plans.append(plans)
@@ -101,7 +102,7 @@ def test_the_choice_is_used_from_then_on():
     meter = Meter(fastest=2, pytorch=0.6)
     layer = tune_problem(DEVICE, problem(), PROPERTIES[DEVICE], meter)
     assert isinstance(layer, customconv.TunedLayer)
-    chosen = _C.decide(DEVICE, problem()).plan
+    chosen = _bind.decide(DEVICE, problem()).plan
     assert chosen.tuned
     assert str(chosen) == f"tuned {meter.plans[0][2]}"
     assert (layer.ms, layer.planned_ms, layer.pytorch_ms) == (0.5, 1.0, 0.6)
@@ -113,13 +114,13 @@ def test_pytorchs_own_can_be_chosen():
     layer = tune_problem(DEVICE, problem(), PROPERTIES[DEVICE], Meter(pytorch=0.1))
     assert isinstance(layer, customconv.TunedLayer)
     assert (layer.family, layer.ms) == ("aten", 0.1)
-    assert _C.decide(DEVICE, problem()).plan.family == "aten"
+    assert _bind.decide(DEVICE, problem()).plan.family == "aten"
 
 
 def test_nothing_is_kept_where_no_result_is_right():
     found = tune_problem(DEVICE, problem(), PROPERTIES[DEVICE], lambda *a: times(*[None] * 12))
     assert found == "no result agrees with PyTorch's"
-    assert _C.tuned_plans() == []
+    assert _bind.tuned_plans() == []
 
 
 def test_a_fused_problem_is_tuned_among_plans_that_fuse():
@@ -128,13 +129,13 @@ def test_a_fused_problem_is_tuned_among_plans_that_fuse():
     layer = tune_problem(DEVICE, fused, PROPERTIES[DEVICE], meter)
     assert all(plan.fuses for plan in meter.plans[0])
     assert isinstance(layer, customconv.TunedLayer)
-    assert _C.decide(DEVICE, fused).plan.fuses
+    assert _bind.decide(DEVICE, fused).plan.fuses
 
 
 def test_a_problem_that_fails_is_left_to_the_planner_and_the_others_are_tuned():
     meter = Meter()
 
-    def measure(index: int, p: _C.ConvProblem, *rest: Any) -> Measured:
+    def measure(index: int, p: _bind.ConvProblem, *rest: Any) -> Measured:
         if p.fields["C"] == 32:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB\nmore")
         return meter(index, p, *rest)
@@ -148,12 +149,12 @@ def test_a_problem_that_fails_is_left_to_the_planner_and_the_others_are_tuned():
     ((text, reason),) = report.skipped
     assert text == str(problem(32))
     assert reason == "CUDA out of memory. Tried to allocate 3 GiB"
-    assert not _C.decide(DEVICE, problem(32)).plan.tuned
+    assert not _bind.decide(DEVICE, problem(32)).plan.tuned
 
 
-def recording_of(*problems: _C.ConvProblem) -> None:
+def recording_of(*problems: _bind.ConvProblem) -> None:
     for each in problems:
-        _C.decide(DEVICE, each)
+        _bind.decide(DEVICE, each)
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Meter:
     """A GPU that is not there, and times for it."""
     meter = Meter()
     monkeypatch.setattr(plans_file, "hosts", lambda: HERE)
-    monkeypatch.setattr(_C, "device_properties", lambda index: PROPERTIES[index], raising=False)
+    monkeypatch.setattr(_bind, "device_properties", lambda index: PROPERTIES[index], raising=False)
     monkeypatch.setattr(tuning, "measure_on_gpu", meter)
     return meter
 
@@ -178,7 +179,7 @@ def test_what_runs_in_the_context_is_tuned_at_its_end(machine, tmp_path):
     assert report.path == str(path)
     assert len(json.loads(path.read_text())["plans"]) == 2
     recording_of(problem(32))
-    assert _C.end_recording() == []
+    assert _bind.end_recording() == []
 
 
 def test_an_exception_passes_and_nothing_is_tuned(machine, tmp_path):
@@ -201,7 +202,7 @@ def test_contexts_do_not_nest():
 
 
 def test_an_interruption_keeps_and_saves_what_was_found(machine, monkeypatch, tmp_path):
-    def measure(index: int, p: _C.ConvProblem, *rest: Any) -> Measured:
+    def measure(index: int, p: _bind.ConvProblem, *rest: Any) -> Measured:
         if p.fields["C"] == 16:
             raise KeyboardInterrupt
         return machine(index, p, *rest)
@@ -211,7 +212,7 @@ def test_an_interruption_keeps_and_saves_what_was_found(machine, monkeypatch, tm
         recording_of(problem(), problem(16), problem(32))
     assert len(report.layers) == 1
     assert len(json.loads((tmp_path / "p").read_text())["plans"]) == 1
-    assert _C.decide(DEVICE, problem()).plan.tuned
+    assert _bind.decide(DEVICE, problem()).plan.tuned
 
 
 @pytest.mark.parametrize(
@@ -327,28 +328,28 @@ def test_progress_is_shown_on_a_terminal_alone(terminal, monkeypatch, capsys):
 # Files.
 
 
-def tuned_pair() -> list[tuple[int, _C.ConvProblem, _C.TunedPlan]]:
+def tuned_pair() -> list[tuple[int, _bind.ConvProblem, _bind.TunedPlan]]:
     for each, meter in ((problem(), Meter()), (problem(16), Meter(pytorch=0.1))):
         tune_problem(DEVICE, each, PROPERTIES[DEVICE], meter)
-    return _C.tuned_plans()
+    return _bind.tuned_plans()
 
 
 def decisions() -> list[str]:
-    return [str(_C.decide(DEVICE, each).plan) for each in (problem(), problem(16))]
+    return [str(_bind.decide(DEVICE, each).plan) for each in (problem(), problem(16))]
 
 
 def test_a_file_gives_back_what_was_tuned(tmp_path):
     path = tmp_path / "plans.json"
     assert plans_file.save(path, HERE, tuned_pair()) == 2
     before = decisions()
-    _C.clear_tuned_plans()
+    _bind.clear_tuned_plans()
     assert decisions() != before
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert plans_file.load(path, {DEVICE: HOST, DEVICE + 1: HOST}) == 2
     assert decisions() == before
-    assert _C.decide(DEVICE + 1, problem()).plan.tuned  # each GPU of that name
-    times = {(plan.ms, plan.pytorch_ms) for _, _, plan in _C.tuned_plans()}
+    assert _bind.decide(DEVICE + 1, problem()).plan.tuned  # each GPU of that name
+    times = {(plan.ms, plan.pytorch_ms) for _, _, plan in _bind.tuned_plans()}
     assert times == {(0.5, 0.0), (0.1, 0.1)}
 
 
@@ -382,20 +383,20 @@ def test_what_does_not_fit_is_refused_with_one_warning(change, words, tmp_path):
     content = json.loads(path.read_text())
     content["plans"][0].update(change)
     path.write_text(json.dumps(content))
-    _C.clear_tuned_plans()
+    _bind.clear_tuned_plans()
     with pytest.warns(UserWarning, match=words) as caught:
         assert plans_file.load(path, HERE) == 1
     assert len(caught) == 1
-    assert len(_C.tuned_plans()) == 1
+    assert len(_bind.tuned_plans()) == 1
 
 
 def test_without_a_gpu_everything_is_refused(tmp_path):
     path = tmp_path / "plans.json"
     plans_file.save(path, HERE, tuned_pair())
-    _C.clear_tuned_plans()
+    _bind.clear_tuned_plans()
     with pytest.warns(UserWarning, match="2 of 2 .*2 for another GPU: .*none here"):
         assert plans_file.load(path, {}) == 0
-    assert _C.tuned_plans() == []
+    assert _bind.tuned_plans() == []
 
 
 MALFORMED: dict[str, tuple[str, str]] = {
@@ -444,10 +445,10 @@ def test_a_malformed_plan_raises_and_none_is_taken(change, words, tmp_path):
     content["plans"][0].update(change)
     content["plans"].reverse()
     path.write_text(json.dumps(content).replace("plan 0", "plan 1"))
-    _C.clear_tuned_plans()
+    _bind.clear_tuned_plans()
     with pytest.raises(ValueError, match=words.replace("plan 0", "plan 1")):
         plans_file.load(path, HERE)
-    assert _C.tuned_plans() == []
+    assert _bind.tuned_plans() == []
 
 
 def test_a_plan_that_is_not_listed_falls_back_to_the_planner(tmp_path):
@@ -458,10 +459,10 @@ def test_a_plan_that_is_not_listed_falls_back_to_the_planner(tmp_path):
         if entry["plan"] != "aten":
             entry["plan"] += " splits=1073741824"
     path.write_text(json.dumps(content))
-    _C.clear_tuned_plans()
+    _bind.clear_tuned_plans()
     assert plans_file.load(path, HERE) == 2
-    assert _C.decide(DEVICE, problem()).dropped  # dropped
-    assert str(_C.decide(DEVICE, problem()).plan) == str(_C.plan(problem()))
+    assert _bind.decide(DEVICE, problem()).dropped  # dropped
+    assert str(_bind.decide(DEVICE, problem()).plan) == str(_bind.plan(problem()))
 
 
 def test_a_file_of_the_version_before_is_refused_with_one_warning(tmp_path):
@@ -471,7 +472,7 @@ def test_a_file_of_the_version_before_is_refused_with_one_warning(tmp_path):
     with pytest.warns(UserWarning, match="2 of 2 .*2 for another version of customconv") as caught:
         assert plans_file.load(path, HERE) == 0
     assert len(caught) == 1
-    assert _C.tuned_plans() == []
+    assert _bind.tuned_plans() == []
     assert plans_file.save(path, HERE, tuned_pair()[:1]) == 1
     assert len(json.loads(path.read_text())["plans"]) == 1
 
@@ -511,7 +512,7 @@ def test_plans_in_memory_can_be_saved_loaded_and_forgotten(tmp_path, monkeypatch
     tuned_pair()
     assert customconv.save_plans(tmp_path / "p") == 2
     customconv.clear_plans()
-    assert _C.tuned_plans() == []
+    assert _bind.tuned_plans() == []
     assert customconv.load_plans(tmp_path / "p") == 2
     with pytest.raises(FileNotFoundError):
         customconv.load_plans(tmp_path / "none")
@@ -549,10 +550,10 @@ def test_named_files_are_read_when_cuda_starts(tmp_path, monkeypatch):
     queued = []
     monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
     tuning.load_named_plans()
-    assert _C.tuned_plans() == []
+    assert _bind.tuned_plans() == []
     with pytest.warns(UserWarning, match="bad.json holds no tuned plans: it states no format"):
         queued[0]()
-    assert len(_C.tuned_plans()) == 2
+    assert len(_bind.tuned_plans()) == 2
 
 
 # What PyTorch computes for comparison.
@@ -564,26 +565,33 @@ def test_pytorchs_pass_is_that_of_the_problem(op):
     bias = torch.randn(6) if op == "fprop" else None
     y = nn.functional.conv2d(x, w, bias, 2, 1, 1, 2)
     grad = torch.randn_like(y)
-    p = _C.ConvProblem(
+    p = _bind.ConvProblem(
         op=op, input=(2, 4, 7, 8), weight=(6, 2, 3, 3), stride=(2, 2), padding=(1, 1), groups=2,
         bias=bias is not None,
     )  # fmt: skip
     gradients = torch.autograd.grad(y, [x, w], grad)
     expected = {"fprop": y, "dgrad": gradients[0], "wgrad": gradients[1]}[op]
-    actual = _C.aten_pass(p, x.detach(), w.detach(), y.detach() if op == "fprop" else grad, bias)
+    operands = x.detach(), w.detach(), y.detach() if op == "fprop" else grad
+    actual = torch.ops.customconv._aten_pass(p.text, *operands, bias)
     torch.testing.assert_close(actual, expected)
 
 
 def test_deterministic_algorithms_are_the_users_choice_again_afterwards():
+    """Also where threads overlap, of which the first may end before the last begins."""
+    p = _bind.ConvProblem(input=(8, 4, 32, 32), weight=(8, 4, 3, 3), padding=(1, 1))
+    x, w, y = torch.randn(8, 4, 32, 32), torch.randn(8, 4, 3, 3), torch.empty(8, 8, 32, 32)
+    seen = set()
+
+    def compute(_: int) -> None:
+        torch.ops.customconv._aten_pass(p.text, x, w, y, None)
+        seen.add(torch._C._get_cudnn_deterministic())
+
     for before in (False, True):
         with torch.backends.cudnn.flags(enabled=True, deterministic=before, allow_tf32=False):
-            first = _C.DeterministicCudnn()
-            second = _C.DeterministicCudnn()
-            assert torch._C._get_cudnn_deterministic()
-            del first  # another thread's may end first
-            assert torch._C._get_cudnn_deterministic()
-            del second
+            with ThreadPoolExecutor(8) as threads:
+                list(threads.map(compute, range(200)))
             assert torch._C._get_cudnn_deterministic() == before
+    assert True in seen
 
 
 # On a GPU.
@@ -652,16 +660,16 @@ def test_explain_says_what_was_tuned(tmp_path):
     assert taken == [layer.family]
 
 
-def choose(problem: _C.ConvProblem, family: str) -> None:
-    _C.set_tuned_plan(0, problem, _C.TunedPlan(family))
+def choose(problem: _bind.ConvProblem, family: str) -> None:
+    _bind.set_tuned_plan(0, problem, _bind.TunedPlan(family))
 
 
-def recorded_from(call: Any) -> list[_C.ConvProblem]:
-    assert _C.begin_recording()
+def recorded_from(call: Any) -> list[_bind.ConvProblem]:
+    assert _bind.begin_recording()
     try:
         call()
     finally:
-        recorded = _C.end_recording()
+        recorded = _bind.end_recording()
     return [problem for _, problem in recorded]
 
 
@@ -728,11 +736,11 @@ def test_a_plan_that_is_not_listed_is_dropped_with_a_warning():
     x, w = torch.randn(2, 8, 20, 20, device="cuda"), torch.randn(16, 8, 3, 3, device="cuda")
     expected = customconv.conv2d(x, w)
     (problem,) = recorded_from(lambda: customconv.conv2d(x, w))
-    _C.set_tuned_plan(0, problem, _C.TunedPlan("direct order=pixels splits=77"))
+    _bind.set_tuned_plan(0, problem, _bind.TunedPlan("direct order=pixels splits=77"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # once in a process, perhaps before
         assert torch.equal(customconv.conv2d(x, w), expected)
-    assert _C.tuned_plans() == []
+    assert _bind.tuned_plans() == []
 
 
 @pytest.mark.gpu

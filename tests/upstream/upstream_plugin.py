@@ -92,10 +92,12 @@ class Runner:
         _add_missing_names()
         _mark_large_tests(run=self._large)
         if self._routing != "off":
+            import torch
+
             import customconv
 
             if self._routing == "cpu":
-                customconv._C.install_routing_on_cpu()
+                torch.ops.customconv._route_on_cpu(False)
             customconv.enable()
 
     def pytest_collection_modifyitems(

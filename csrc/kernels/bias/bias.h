@@ -1,10 +1,9 @@
 // The gradient of a bias: of each channel the sum of the output's gradient over images and pixels.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "kernels/launch.h"
 #include "plan/problem.h"
 
 namespace customconv {
@@ -33,6 +32,6 @@ struct BiasGradient {
 // `workspace` to 4.
 template <typename T>
 void launch_bias_gradient(const BiasGradient& sums, const void* grad, void* to, void* workspace,
-                          cudaStream_t stream);
+                          Stream stream);
 
 }  // namespace customconv

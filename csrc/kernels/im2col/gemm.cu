@@ -10,10 +10,14 @@ namespace customconv::im2col {
 
 namespace {
 
-void check_blas(cublasStatus_t status, const char* what) {
+// A function of the cuBLAS at hand, whose type is that of the header's.
+#define CUSTOMCONV_BLAS(blas, which, type) \
+  reinterpret_cast<decltype(&type)>((blas).functions->functions[BlasFunctions::which])
+
+void check_blas(const Blas& blas, cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  throw std::runtime_error(std::string("customconv: ") + what + ": " +
-                           cublasGetStatusString(status));
+  const auto describe = CUSTOMCONV_BLAS(blas, kStatusString, cublasGetStatusString);
+  throw std::runtime_error(std::string("customconv: ") + what + ": " + describe(status));
 }
 
 template <typename T>
@@ -40,27 +44,32 @@ cublasOperation_t operation(bool transposed) { return transposed ? CUBLAS_OP_T :
 
 }  // namespace
 
-ExactMathMode::ExactMathMode(cublasHandle_t handle) : handle_(handle) {
-  check_blas(cublasGetMathMode(handle_, &former_), "cublasGetMathMode");
+ExactMathMode::ExactMathMode(const Blas& blas) : blas_(blas) {
+  const auto get = CUSTOMCONV_BLAS(blas_, kGetMathMode, cublasGetMathMode);
+  const auto set = CUSTOMCONV_BLAS(blas_, kSetMathMode, cublasSetMathMode);
+  check_blas(blas_, get(blas_.handle, &former_), "cublasGetMathMode");
   const auto exact = static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
                                                CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
-  check_blas(cublasSetMathMode(handle_, exact), "cublasSetMathMode");
+  check_blas(blas_, set(blas_.handle, exact), "cublasSetMathMode");
 }
 
-ExactMathMode::~ExactMathMode() { cublasSetMathMode(handle_, former_); }
+ExactMathMode::~ExactMathMode() {
+  CUSTOMCONV_BLAS(blas_, kSetMathMode, cublasSetMathMode)(blas_.handle, former_);
+}
 
 namespace {
 
 template <typename T, typename Out>
-void multiply_once(cublasHandle_t handle, const Product<T, Out>& p, bool tf32) {
+void multiply_once(const Blas& blas, const Product<T, Out>& p, bool tf32) {
   const Accumulator<T> one = 1;
   const Accumulator<T> beta = p.accumulate ? 1 : 0;
   // cuBLAS is column-major: it is given the transposed product, b^T a^T = c^T.
-  check_blas(cublasGemmStridedBatchedEx_64(
-                 handle, operation(p.b_transposed), operation(p.a_transposed), p.columns, p.rows,
-                 p.inner, &one, p.b, kDataType<T>, p.b_leading, p.b_stride, p.a, kDataType<T>,
-                 p.a_leading, p.a_stride, &beta, p.c, kDataType<Out>, p.c_leading, p.c_stride,
-                 p.batch, compute_type<T>(tf32), CUBLAS_GEMM_DEFAULT),
+  const auto gemm = CUSTOMCONV_BLAS(blas, kGemmStridedBatched, cublasGemmStridedBatchedEx_64);
+  check_blas(blas,
+             gemm(blas.handle, operation(p.b_transposed), operation(p.a_transposed), p.columns,
+                  p.rows, p.inner, &one, p.b, kDataType<T>, p.b_leading, p.b_stride, p.a,
+                  kDataType<T>, p.a_leading, p.a_stride, &beta, p.c, kDataType<Out>, p.c_leading,
+                  p.c_stride, p.batch, compute_type<T>(tf32), CUBLAS_GEMM_DEFAULT),
              "matrix product");
 }
 
@@ -82,18 +91,18 @@ constexpr int64_t kMostParts = 8;
 }  // namespace
 
 template <typename T, typename Out>
-void multiply(cublasHandle_t handle, const Product<T, Out>& product, bool tf32) {
+void multiply(const Blas& blas, const Product<T, Out>& product, bool tf32) {
   const int64_t apart = terms_apart(sizeof(T), product.inner), whole = product.inner - apart;
   if (apart > 0) {
     // The few terms come first: what is rounded before the others are added is small.
-    multiply_once(handle, part_of(product, whole, apart), tf32);
+    multiply_once(blas, part_of(product, whole, apart), tf32);
     Product<T, Out> rest = part_of(product, 0, whole);
     rest.accumulate = true;
-    multiply_once(handle, rest, tf32);
+    multiply_once(blas, rest, tf32);
     return;
   }
   if (!std::is_same_v<T, float> || tf32 || product.inner <= kLongestSum) {
-    multiply_once(handle, product, tf32);
+    multiply_once(blas, product, tf32);
     return;
   }
   const int64_t parts = std::min((product.inner + kLongestSum - 1) / kLongestSum, kMostParts);
@@ -101,29 +110,30 @@ void multiply(cublasHandle_t handle, const Product<T, Out>& product, bool tf32) 
   for (int64_t first = 0; first < product.inner; first += step) {
     Product<T, Out> part = part_of(product, first, std::min(step, product.inner - first));
     part.accumulate = product.accumulate || first > 0;
-    multiply_once(handle, part, tf32);
+    multiply_once(blas, part, tf32);
   }
 }
 
-void multiply_listed(cublasHandle_t handle, const Product<float, float>& p, const float* const* a,
+void multiply_listed(const Blas& blas, const Product<float, float>& p, const float* const* a,
                      const float* const* b, float* const* c) {
   const float one = 1, beta = p.accumulate ? 1 : 0;
   const auto untyped = [](const float* const* list) {
     return reinterpret_cast<const void* const*>(list);
   };
-  check_blas(cublasGemmBatchedEx_64(handle, operation(p.b_transposed), operation(p.a_transposed),
-                                    p.columns, p.rows, p.inner, &one, untyped(b), CUDA_R_32F,
-                                    p.b_leading, untyped(a), CUDA_R_32F, p.a_leading, &beta,
-                                    reinterpret_cast<void* const*>(c), CUDA_R_32F, p.c_leading,
-                                    p.batch, compute_type<float>(false), CUBLAS_GEMM_DEFAULT),
+  const auto gemm = CUSTOMCONV_BLAS(blas, kGemmBatched, cublasGemmBatchedEx_64);
+  check_blas(blas,
+             gemm(blas.handle, operation(p.b_transposed), operation(p.a_transposed), p.columns,
+                  p.rows, p.inner, &one, untyped(b), CUDA_R_32F, p.b_leading, untyped(a),
+                  CUDA_R_32F, p.a_leading, &beta, reinterpret_cast<void* const*>(c), CUDA_R_32F,
+                  p.c_leading, p.batch, compute_type<float>(false), CUBLAS_GEMM_DEFAULT),
              "matrix products");
 }
 
-template void multiply(cublasHandle_t, const Product<double, double>&, bool);
-template void multiply(cublasHandle_t, const Product<float, float>&, bool);
-template void multiply(cublasHandle_t, const Product<__half, __half>&, bool);
-template void multiply(cublasHandle_t, const Product<__half, float>&, bool);
-template void multiply(cublasHandle_t, const Product<__nv_bfloat16, __nv_bfloat16>&, bool);
-template void multiply(cublasHandle_t, const Product<__nv_bfloat16, float>&, bool);
+template void multiply(const Blas&, const Product<double, double>&, bool);
+template void multiply(const Blas&, const Product<float, float>&, bool);
+template void multiply(const Blas&, const Product<__half, __half>&, bool);
+template void multiply(const Blas&, const Product<__half, float>&, bool);
+template void multiply(const Blas&, const Product<__nv_bfloat16, __nv_bfloat16>&, bool);
+template void multiply(const Blas&, const Product<__nv_bfloat16, float>&, bool);
 
 }  // namespace customconv::im2col

@@ -4,6 +4,7 @@
 #include <cublas_v2.h>
 
 #include "kernels/common/scalar.cuh"
+#include "kernels/launch.h"
 
 namespace customconv::im2col {
 
@@ -30,22 +31,22 @@ struct Product {
 // may lower the precision, whatever torch.backends.cuda.matmul says.
 class ExactMathMode {
  public:
-  explicit ExactMathMode(cublasHandle_t handle);
+  explicit ExactMathMode(const Blas& blas);
   ~ExactMathMode();
   ExactMathMode(const ExactMathMode&) = delete;
   ExactMathMode& operator=(const ExactMathMode&) = delete;
 
  private:
-  cublasHandle_t handle_;
+  const Blas blas_;
   cublasMath_t former_ = CUBLAS_DEFAULT_MATH;
 };
 
 // T with Out = T or Out = Accumulator<T>.
 template <typename T, typename Out>
-void multiply(cublasHandle_t handle, const Product<T, Out>& product, bool tf32);
+void multiply(const Blas& blas, const Product<T, Out>& product, bool tf32);
 
 // The same for IEEE float32 operands that lie anywhere: lists of `batch` pointers in device memory.
-void multiply_listed(cublasHandle_t handle, const Product<float, float>& product,
-                     const float* const* a, const float* const* b, float* const* c);
+void multiply_listed(const Blas& blas, const Product<float, float>& product, const float* const* a,
+                     const float* const* b, float* const* c);
 
 }  // namespace customconv::im2col

@@ -33,7 +33,8 @@ int64_t columns_within_bound(const ConvProblem& p) {
   return columns > 0 ? columns : kWorkspaceBound / chunk_bytes(p, 1);
 }
 
-const char* can_implement(const ConvProblem& p, const DeviceProperties&) {
+const char* can_implement(const ConvProblem& p, const DeviceProperties& device) {
+  if (!device.has_blas) return "PyTorch has loaded no cuBLAS";
   if (!has_int32_coordinates(p)) return "image coordinates pass 2^31";
   if (p.P * p.Q > INT32_MAX || p.H * p.W > INT32_MAX) return "an image passes 2^31 pixels";
   if (dense_layout(p.w_sizes(), p.w_strides) == Layout::kOther) return "the weight is not dense";

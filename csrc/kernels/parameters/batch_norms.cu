@@ -47,11 +47,11 @@ __global__ void __launch_bounds__(kThreads) fold(const __grid_constant__ Batch b
 
 }  // namespace
 
-void launch_fold(const std::vector<BatchNorm>& batch_norms, cudaStream_t stream) {
-  for (size_t first = 0; first < batch_norms.size(); first += kMost) {
-    const size_t count = std::min<size_t>(kMost, batch_norms.size() - first);
+void launch_fold(const BatchNorm* batch_norms, size_t all, Stream stream) {
+  for (size_t first = 0; first < all; first += kMost) {
+    const size_t count = std::min<size_t>(kMost, all - first);
     Batch batch;
-    std::copy_n(batch_norms.begin() + static_cast<int64_t>(first), count, batch.each);
+    std::copy_n(batch_norms + first, count, batch.each);
     int32_t most = 1;
     for (size_t i = 0; i < count; ++i) most = std::max(most, batch.each[i].channels);
     batch.blocks = static_cast<int32_t>(ceil_divide(most, kThreads));

@@ -1,11 +1,10 @@
 // What a network's parameters become before its convolutions read them: many tensors a launch.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
+#include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "kernels/launch.h"
 #include "plan/problem.h"
 
 namespace customconv::parameters {
@@ -26,7 +25,7 @@ struct BatchNorm {
   float eps;
 };
 
-void launch_fold(const std::vector<BatchNorm>& batch_norms, cudaStream_t stream);
+void launch_fold(const BatchNorm* batch_norms, size_t count, Stream stream);
 
 // A copy of dense memory, of one type to another. `taps` > 1: K blocks of C channels by `taps`
 // become K blocks of `taps` by C channels, which is from KCRS to KRSC.
@@ -41,6 +40,6 @@ struct Copy {
 constexpr int32_t kMostTaps = 4096;
 
 // All are of type `from` and become `to`.
-void launch_copies(const std::vector<Copy>& copies, DType from, DType to, cudaStream_t stream);
+void launch_copies(const Copy* copies, size_t count, DType from, DType to, Stream stream);
 
 }  // namespace customconv::parameters

@@ -115,10 +115,10 @@ __global__ void __launch_bounds__(kThreads) copy_all(const __grid_constant__ Bat
 }
 
 template <typename From, typename To>
-void launch_with(const std::vector<Copy>& copies, cudaStream_t stream) {
-  for (size_t first = 0; first < copies.size(); first += kMost) {
+void launch_with(const Copy* copies, size_t count, Stream stream) {
+  for (size_t first = 0; first < count; first += kMost) {
     Batch batch;
-    batch.count = static_cast<int32_t>(std::min<size_t>(kMost, copies.size() - first));
+    batch.count = static_cast<int32_t>(std::min<size_t>(kMost, count - first));
     int64_t blocks = 0;
     for (int32_t i = 0; i < batch.count; ++i) {
       batch.each[i] = copies[first + static_cast<size_t>(i)];
@@ -133,14 +133,14 @@ void launch_with(const std::vector<Copy>& copies, cudaStream_t stream) {
 }
 
 template <typename From>
-void launch_from(const std::vector<Copy>& copies, DType to, cudaStream_t stream) {
+void launch_from(const Copy* copies, size_t count, DType to, Stream stream) {
   switch (to) {
     case DType::kFloat32:
-      return launch_with<From, float>(copies, stream);
+      return launch_with<From, float>(copies, count, stream);
     case DType::kFloat16:
-      return launch_with<From, __half>(copies, stream);
+      return launch_with<From, __half>(copies, count, stream);
     case DType::kBFloat16:
-      return launch_with<From, __nv_bfloat16>(copies, stream);
+      return launch_with<From, __nv_bfloat16>(copies, count, stream);
     case DType::kFloat64:
       break;
   }
@@ -148,14 +148,14 @@ void launch_from(const std::vector<Copy>& copies, DType to, cudaStream_t stream)
 
 }  // namespace
 
-void launch_copies(const std::vector<Copy>& copies, DType from, DType to, cudaStream_t stream) {
+void launch_copies(const Copy* copies, size_t count, DType from, DType to, Stream stream) {
   switch (from) {
     case DType::kFloat32:
-      return launch_from<float>(copies, to, stream);
+      return launch_from<float>(copies, count, to, stream);
     case DType::kFloat16:
-      return launch_from<__half>(copies, to, stream);
+      return launch_from<__half>(copies, count, to, stream);
     case DType::kBFloat16:
-      return launch_from<__nv_bfloat16>(copies, to, stream);
+      return launch_from<__nv_bfloat16>(copies, count, to, stream);
     case DType::kFloat64:
       break;
   }

@@ -6,11 +6,10 @@
 // the output.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
 #include "kernels/epilogue.h"
+#include "kernels/launch.h"
 #include "plan/problem.h"
 
 namespace customconv::statistics {
@@ -22,7 +21,7 @@ int64_t count_parts(const ConvProblem& problem);
 // aligned to 16 bytes.
 template <typename T>
 void launch_parts(const ConvProblem& problem, const void* y, const StatisticsParts& to,
-                  cudaStream_t stream);
+                  Stream stream);
 
 // What the parts become; all have K elements.
 struct Merged {
@@ -36,6 +35,6 @@ struct Merged {
 };
 
 void launch_merge(const StatisticsParts& parts, int64_t count, int64_t channels, int64_t pixels,
-                  const Merged& to, cudaStream_t stream);
+                  const Merged& to, Stream stream);
 
 }  // namespace customconv::statistics

@@ -1,16 +1,14 @@
 #include "torch/cuda/convolve.h"
 
 #include <ATen/cuda/EmptyTensor.h>
-#include <c10/cuda/CUDAGuard.h>
+#include <c10/core/DeviceGuard.h>
 
 #include "torch/aten.h"
 #include "torch/cuda/bias.h"
 #include "torch/cuda/decide.h"
-#include "torch/cuda/device.h"
 #include "torch/cuda/run.h"
 #include "torch/fused.h"
 #include "torch/operator.h"
-#include "torch/stats.h"
 
 namespace customconv::torch_layer {
 
@@ -35,13 +33,12 @@ OrFallback<Convolution> described(Algorithm wanted, const Tensor& input, const T
   if (!input.is_cuda()) return Fallback::kDevice;
   if (has_kernels_for(input.get_device())) return describe(input, weight, bias, geometry, tf32);
   TORCH_CHECK(wanted == Algorithm::kAuto, "algorithm '", to_string(wanted), "' cannot run on ",
-              input.device(), ": customconv was built for the architectures ",
-              CUSTOMCONV_ARCH_LIST);
+              input.device(), ": ", customconv_why_no_kernels(input.get_device()));
   return Fallback::kArchitecture;
 }
 
-Decided decided_for(const Convolution& conv, const ConvProblem& problem, Algorithm wanted,
-                    bool prefer = false) {
+Decision decided_for(const Convolution& conv, const ConvProblem& problem, Algorithm wanted,
+                     bool prefer = false) {
   return decide_on(conv.input.get_device(), {problem, layout_of(conv.format), wanted, prefer});
 }
 
@@ -141,7 +138,8 @@ void add_tuned_gradients(const Convolution& conv, const Tensor& grad, const Geom
 
 // Adds the gradients of input and weight that were decided to be by plans of ours.
 void add_gradients(const Convolution& conv, const Tensor& grad, const GradientFormats& formats,
-                   const Decided& of_input, const Decided& of_weight, Gradients& gradients) {
+                   const std::optional<Decision>& of_input,
+                   const std::optional<Decision>& of_weight, Gradients& gradients) {
   const auto input_operand = conv.transposed ? &Operands::y : &Operands::x;
   Operands operands;
   operands.*(conv.transposed ? &Operands::x : &Operands::y) = read_only(grad);
@@ -165,15 +163,17 @@ void add_gradients(const Convolution& conv, const Tensor& grad, const GradientFo
 
 }  // namespace
 
+const bool kHasCuda = true;
+
 OrFallback<Tensor> convolve(const Tensor& input, const Tensor& weight,
                             const std::optional<Tensor>& bias, const Geometry& geometry,
                             Algorithm wanted, bool tf32) {
   const auto conv = described(wanted, input, weight, bias, geometry, tf32);
   if (!conv) return conv.why();
-  const c10::cuda::CUDAGuard guard(input.device());
-  const Decided decided = decided_for(*conv, conv->problem_of(Pass::kFprop), wanted);
-  if (is_atens(*decided)) return why_aten(input.get_device(), *decided);
-  return output_of(*conv, *decided, bias);
+  const c10::DeviceGuard guard(input.device());
+  const Decision decided = decided_for(*conv, conv->problem_of(Pass::kFprop), wanted);
+  if (is_atens(decided)) return why_aten(input.get_device(), decided);
+  return output_of(*conv, decided, bias);
 }
 
 OrFallback<WithStatistics> convolve_with_statistics(const Tensor& input, const Tensor& weight,
@@ -181,13 +181,13 @@ OrFallback<WithStatistics> convolve_with_statistics(const Tensor& input, const T
                                                     const Geometry& geometry) {
   const auto conv = described(Algorithm::kAuto, input, weight, bias, geometry, allows_tf32());
   if (!conv) return conv.why();
-  const c10::cuda::CUDAGuard guard(input.device());
+  const c10::DeviceGuard guard(input.device());
   ConvProblem problem = conv->problem_of(Pass::kFprop);
   problem.has_statistics = true;
-  const Decided decided = decided_for(*conv, problem, Algorithm::kAuto);
-  if (is_atens(*decided)) return why_aten(input.get_device(), *decided);
-  StatisticsMemory statistics(decided->plan.statistics_parts, problem.K, input.device());
-  return WithStatistics{output_of(*conv, *decided, bias, {}, statistics.parts),
+  const Decision decided = decided_for(*conv, problem, Algorithm::kAuto);
+  if (is_atens(decided)) return why_aten(input.get_device(), decided);
+  StatisticsMemory statistics(decided.plan.statistics_parts, problem.K, input.device());
+  return WithStatistics{output_of(*conv, decided, bias, {}, statistics.parts),
                         std::move(statistics)};
 }
 
@@ -198,7 +198,7 @@ std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
   auto conv =
       described(wanted, input, weight, wide_bias ? std::nullopt : bias, geometry, allows_tf32());
   if (!conv) return std::nullopt;
-  const c10::cuda::CUDAGuard guard(input.device());
+  const c10::DeviceGuard guard(input.device());
   auto sizes = conv->output_sizes();
   const at::IntArrayRef asked = conv->batched ? sizes : at::IntArrayRef(sizes).slice(1);
   check_fused(geometry.transposed ? ConvTranspose2d::kFused : Conv2d::kFused, bias, options, input,
@@ -210,11 +210,11 @@ std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
   if (described.epilogue_passes == 0 && !wide_bias) return std::nullopt;
   const bool moves = described.has_residual && !lies_as_output(*conv, *options.residual);
   if (moves && !described.batch_invariant) return std::nullopt;
-  const Decided decided = decided_for(*conv, conv->problem_of(Pass::kFprop), wanted);
-  if (!decided->plan.fuses) return std::nullopt;
+  const Decision decided = decided_for(*conv, conv->problem_of(Pass::kFprop), wanted);
+  if (!decided.plan.fuses) return std::nullopt;
   FusedOptions laid_out = options;
   if (moves) laid_out.residual = dense_and_aligned(*options.residual, conv->format);
-  return output_of(*conv, *decided, bias, laid_out);
+  return output_of(*conv, decided, bias, laid_out);
 }
 
 OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor& input,
@@ -224,23 +224,24 @@ OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor&
   const auto conv = described(wanted, input, weight, std::nullopt, geometry, tf32);
   if (!conv) return conv.why();
   if (!is_grad_output(*conv, grad_output)) return Fallback::kArguments;
-  const c10::cuda::CUDAGuard guard(input.device());
+  const c10::DeviceGuard guard(input.device());
   Tensor grad = batched(grad_output);
   const GradientFormats formats =
       gradient_formats(grad, conv->input, weight, geometry.transposed, output_mask);
   const bool aligned = is_aligned_in(grad, conv->format);
-  const auto decided = [&](bool needed, Pass pass, at::MemoryFormat written) -> Decided {
-    if (!needed) return nullptr;
+  const auto decided = [&](bool needed, Pass pass,
+                           at::MemoryFormat written) -> std::optional<Decision> {
+    if (!needed) return std::nullopt;
     ConvProblem problem = conv->problem_of(pass, written);
     (conv->transposed ? problem.x_aligned : problem.y_aligned) = aligned;
     return decided_for(*conv, problem, wanted, /*prefer=*/true);
   };
-  const Decided of_input = decided(output_mask[0], Pass::kDgrad, formats.input);
-  const Decided of_weight = decided(output_mask[1], Pass::kWgrad, formats.weight);
+  const std::optional<Decision> of_input = decided(output_mask[0], Pass::kDgrad, formats.input);
+  const std::optional<Decision> of_weight = decided(output_mask[1], Pass::kWgrad, formats.weight);
   std::array<bool, 3> by_aten{};  // where tuning chose it
   bool copies_grad = false;
-  for (const Decided* each : {&of_input, &of_weight}) {
-    if (*each == nullptr) continue;
+  for (const std::optional<Decision>* each : {&of_input, &of_weight}) {
+    if (!*each) continue;
     const Decision& decision = **each;
     if (is_atens(decision) && !decision.tuned) return why_aten(input.get_device(), decision);
     by_aten[each == &of_weight] = is_atens(decision);

@@ -1,12 +1,10 @@
 #include "torch/parameters.h"
 
-#include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/EmptyTensor.h>
-#include <c10/cuda/CUDAGuard.h>
 #include <torch/library.h>
 
-#include "kernels/parameters/parameters.h"
-#include "torch/cuda/device.h"
+#include "torch/cuda/decide.h"
+#include "torch/cuda/place.h"
 #include "torch/problem.h"
 
 namespace customconv::torch_layer {
@@ -56,8 +54,9 @@ std::vector<Tensor> fold_batch_norms_cuda(at::TensorList means, at::TensorList v
       *to = folded.back().mutable_data_ptr<float>();
     }
   }
-  const c10::cuda::CUDAGuard guard(device);
-  parameters::launch_fold(batch_norms, at::cuda::getCurrentCUDAStream());
+  const c10::DeviceGuard guard(device);
+  check(customconv_kernels(device.index())
+            ->fold_batch_norms(batch_norms.data(), batch_norms.size(), place_on(device.index())));
   return folded;
 }
 
@@ -92,9 +91,10 @@ std::vector<Tensor> copy_parameters_cuda(at::TensorList parameters, at::ScalarTy
       work.push_back({from_data, to_data, w.numel(), 1, 1});
     }
   }
-  const c10::cuda::CUDAGuard guard(device);
-  parameters::launch_copies(work, dtype_of(from), dtype_of(dtype),
-                            at::cuda::getCurrentCUDAStream());
+  const c10::DeviceGuard guard(device);
+  check(customconv_kernels(device.index())
+            ->copy_parameters(work.data(), work.size(), dtype_of(from), dtype_of(dtype),
+                              place_on(device.index())));
   return copies;
 }
 

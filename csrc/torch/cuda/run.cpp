@@ -1,50 +1,14 @@
 #include "torch/cuda/run.h"
 
-#include <ATen/Dispatch.h>
-#include <ATen/cuda/CUDAContext.h>
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include "plan/planner.h"
-#include "torch/cuda/device.h"
-#include "torch/log.h"
-#include "torch/problem.h"
+#include "torch/convolve.h"
+#include "torch/core.h"
+#include "torch/cuda/blas.h"
+#include "torch/cuda/decide.h"
+#include "torch/cuda/place.h"
 
 namespace customconv::torch_layer {
 
 namespace {
-
-// CUDA's own name of a type that ATen has too.
-template <typename T>
-struct CudaType {
-  using type = T;
-};
-template <>
-struct CudaType<at::Half> {
-  using type = __half;
-};
-template <>
-struct CudaType<at::BFloat16> {
-  using type = __nv_bfloat16;
-};
-
-template <typename T>
-void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
-            const LaunchContext& context) {
-  switch (plan.family) {
-#define CUSTOMCONV_FAMILY(name)                        \
-  case FamilyId::name:                                 \
-    name::launch<T>(problem, plan, operands, context); \
-    return;
-#include "plan/families.def"
-#undef CUSTOMCONV_FAMILY
-    case FamilyId::kAten:
-      break;
-  }
-  TORCH_INTERNAL_ASSERT(false, "a plan for ATen has no kernel");
-}
 
 // Throws unless the tensor lies as the problem says.
 void check_operand(const at::Tensor& t, const char* name, const Shape4& sizes,
@@ -71,40 +35,41 @@ void check_dense(const std::optional<at::Tensor>& t, const char* name, bool want
 
 void run(const ConvProblem& problem, const ConvPlan& plan, Operands operands,
          const at::Tensor& result, const std::optional<at::Tensor>& bias) {
-  log_plan(problem, plan);
+  customconv_log_plan(&problem, &plan);
   const bool adds_bias = problem.has_bias && problem.pass == Pass::kDgrad && !plan.fuses;
   if (adds_bias) operands.epilogue.bias = nullptr;
+  const Place place = place_on(result.device().index());
   LaunchContext context;
-  context.stream = at::cuda::getCurrentCUDAStream();
-  if (plan.uses_blas) context.blas = at::cuda::getCurrentCUDABlasHandle();
-  // Freed when this returns: the allocator keeps it for the work queued on this stream.
+  context.device = place.device;
+  context.stream = place.stream;
+  if (plan.uses_blas) context.blas = current_blas();
   c10::DataPtr workspace;
   if (plan.workspace_bytes > 0) {
-    workspace =
-        c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<size_t>(plan.workspace_bytes));
+    workspace = allocate(plan.workspace_bytes);
     context.workspace = workspace.get();
   }
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, result.scalar_type(), "customconv_conv2d",
-      [&] { launch<typename CudaType<scalar_t>::type>(problem, plan, operands, context); });
+  check(customconv_kernels(place.device)->convolve(problem, plan, operands, context));
   if (adds_bias) result.add_(bias->view({-1, 1, 1}));
 }
 
-void run_plan(const ConvProblem& problem, const ConvPlan& plan, const at::Tensor& x,
+void run_plan(const ConvProblem& problem, const std::string& name, const at::Tensor& x,
               const at::Tensor& w, const at::Tensor& y, const std::optional<at::Tensor>& bias,
               const std::optional<at::Tensor>& residual) {
-  TORCH_CHECK(plan.family != FamilyId::kAten, "run_plan: a plan for ATen has no kernel");
   TORCH_CHECK(is_kernel_dtype(x.scalar_type()) && dtype_of(x.scalar_type()) == problem.dtype,
               "run_plan: expected x of type ", to_string(problem.dtype), ", but got ",
               x.scalar_type());
   check_operand(x, "x", problem.x_sizes(), problem.x_strides, problem.x_aligned, x);
   check_operand(w, "w", problem.w_sizes(), problem.w_strides, problem.w_aligned, x);
   check_operand(y, "y", problem.y_sizes(), problem.y_strides, problem.y_aligned, x);
-  check_plan(problem, plan, device_properties(x.device().index()));
+  TORCH_CHECK(has_kernels_for(x.get_device()),
+              "run_plan: ", customconv_why_no_kernels(x.get_device()));
+  ConvPlan plan;
+  check(customconv_plan_named(x.get_device(), &problem, name.c_str(), &plan));
+  TORCH_CHECK(plan.family != FamilyId::kAten, "run_plan: PyTorch's own convolution is no plan");
   const bool gradient = problem.pass == Pass::kDgrad;
   check_dense(bias, "bias", problem.has_bias, gradient ? problem.C : problem.K, x);
   check_dense(residual, "residual", problem.has_residual, problem.result_count(), x);
-  const c10::cuda::CUDAGuard guard(x.device());
+  const c10::DeviceGuard guard(x.device());
   Operands operands;
   operands.x = x.mutable_data_ptr();
   operands.w = w.mutable_data_ptr();

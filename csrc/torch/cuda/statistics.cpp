@@ -1,14 +1,11 @@
 #include "torch/cuda/statistics.h"
 
-#include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/EmptyTensor.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <torch/library.h>
 
-#include "kernels/statistics/statistics.h"
+#include "torch/core.h"
 #include "torch/cuda/convolve.h"
+#include "torch/cuda/place.h"
 #include "torch/statistics.h"
 
 namespace customconv::torch_layer {
@@ -66,18 +63,14 @@ OutputAndStatistics conv2d_statistics_cuda(const Tensor& input, const Tensor& we
   if (wide || !is_updatable(running_mean) || !is_updatable(running_var)) {
     return with_statistics(std::move(output), norm);
   }
-  const c10::cuda::CUDAGuard guard(output.device());
-  const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+  const c10::DeviceGuard guard(output.device());
+  const Place place = place_on(output.device().index());
+  const KernelLibrary& kernels = *customconv_kernels(place.device);
   const ConvProblem problem = described(output);
   StatisticsMemory& memory = convolved->statistics;
   if (memory.count == 0) {
-    memory = {statistics::count_parts(problem), problem.K, output.device()};
-    const auto launch = [&](auto kernels) {
-      kernels(problem, output.const_data_ptr(), memory.parts, stream);
-    };
-    if (problem.dtype == DType::kFloat32) launch(statistics::launch_parts<float>);
-    if (problem.dtype == DType::kFloat16) launch(statistics::launch_parts<__half>);
-    if (problem.dtype == DType::kBFloat16) launch(statistics::launch_parts<__nv_bfloat16>);
+    memory = {kernels.count_statistics_parts(problem), problem.K, output.device()};
+    check(kernels.statistics_parts(problem, output.const_data_ptr(), memory.parts, place));
   }
   Tensor found[3];  // variance, mean, reciprocal_std
   for (Tensor& each : found) each = empty_floats({1, problem.K, 1, 1}, output.device());
@@ -89,8 +82,8 @@ OutputAndStatistics conv2d_statistics_cuda(const Tensor& input, const Tensor& we
   to.running_mean = updated(running_mean);
   to.running_variance = updated(running_var);
   to.momentum = static_cast<float>(momentum);
-  statistics::launch_merge(memory.parts, memory.count, problem.K, problem.N * problem.P * problem.Q,
-                           to, stream);
+  check(kernels.merge_statistics(memory.parts, memory.count, problem.K,
+                                 problem.N * problem.P * problem.Q, to, place));
   return {std::move(output), found[0], found[1], found[2]};
 }
 

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_symbols
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional
 
-from .. import _C
+from .. import _bind
 from .layout import CHANNELS_LAST, choose_layout, has_channels_last_images, problems_of
 from .nodes import tensor_of
 from .operators import name_of
@@ -116,10 +116,10 @@ def _is_fused(node: fx.Node) -> bool:
     last = has_channels_last_images(node)
     problem = next(problems_of(node, channels_last=last, with_gradients=False))
     if not value.is_cuda:
-        return _C.plan(problem).fuses
+        return _bind.plan(problem).fuses
     index = value.device.index
-    device = _C.device_properties(torch.cuda.current_device() if index is None else index)
-    return _C.plan(problem, device).fuses
+    device = _bind.device_properties(torch.cuda.current_device() if index is None else index)
+    return _bind.plan(problem, device).fuses
 
 
 def _compose(graph: fx.Graph, node: fx.Node) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from .. import _C
+from .. import _bind
 from ..info import build_info
 from .composed import compose_unfused
 from .layout import allows_tf32, choose_layout
@@ -58,8 +58,8 @@ def _autocast_state() -> tuple[tuple[str, bool, str], ...]:
 @functools.cache
 def _hash() -> str:
     """A hash of the binary, and of the Python code that graphs are changed by."""
-    package = Path(_C.__file__).parent
-    digest = hashlib.sha256(Path(_C.__file__).read_bytes())
+    package = Path(_bind.__file__).parent
+    digest = hashlib.sha256(Path(_bind.__file__).read_bytes())
     for path in (package / "fake.py", *sorted((package / "compiler").glob("*.py"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()

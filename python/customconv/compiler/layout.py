@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch._inductor import config, ir, lowering
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
-from .. import _C
+from .. import _bind
 from .nodes import CAST, is_channels_last, tensor_of
 
 _OPS = torch.ops.customconv
@@ -68,7 +68,7 @@ def _wants_channels_last(graph: fx.Graph, nodes: Sequence[fx.Node]) -> bool:
     with_gradients = len(_visible(graph)) < len(_outputs(graph))
     first, last = (
         sum(
-            _C.plan(problem).predicted_ms
+            _bind.plan(problem).predicted_ms
             for node in nodes
             for problem in problems_of(
                 node, channels_last=channels_last, with_gradients=with_gradients
@@ -81,7 +81,7 @@ def _wants_channels_last(graph: fx.Graph, nodes: Sequence[fx.Node]) -> bool:
 
 def problems_of(
     node: fx.Node, *, channels_last: bool, with_gradients: bool
-) -> Iterator[_C.ConvProblem]:
+) -> Iterator[_bind.ConvProblem]:
     """What the planner is asked about a convolution, and about its gradients where there are any.
 
     The gradient of an input of the graph is rarely wanted.
@@ -100,7 +100,7 @@ def problems_of(
     for op in passes:
         # Whether kernels of an input gradient do the rest depends on the layout.
         rest = _epilogue(given.get("bias"), node.kwargs) if op == "dgrad" and transposed else {}
-        yield _C.ConvProblem(
+        yield _bind.ConvProblem(
             op=op,
             dtype=str(images.dtype).removeprefix("torch."),
             input=(*[1] * (4 - len(shape)), *shape),

@@ -94,9 +94,6 @@ bool is_little_longer(int64_t pitch, int64_t unit) {
   return static_cast<double>(round_up(pitch, unit)) <= kLonger * static_cast<double>(pitch);
 }
 
-// Whether all tiles of a thread block multiply the same weights, of few enough steps: stages of
-// weights have barriers, but for those that come with a tap's pixels. There are none where no tap
-// meets the only phase.
 // Output channels that a copy of weights brings. The copy engine takes four times as long for rows
 // outside the tensor as for others, so a group's last tile has fewer copies.
 int copy_channels(const Packed& p, const Tile& t) {
@@ -114,6 +111,9 @@ int copy_channels(const Packed& p, const Tile& t) {
   return best;
 }
 
+// Whether all tiles of a thread block multiply the same weights, of few enough steps: stages of
+// weights have barriers, but for those that come with a tap's pixels. There are none where no tap
+// meets the only phase.
 bool may_keep_weights(const Tile& t) {
   return t.tiles_k == 1 && t.phases == 1 && t.splits == 1 && t.w_steps > 0 &&
          (t.loader == Loader::kIm2col || t.w_steps <= kMostStages);

@@ -3,8 +3,8 @@
 
 #include "plan/planner.h"
 
-namespace customconv::torch_layer {
+namespace customconv {
 
 void log_plan(const ConvProblem& problem, const ConvPlan& plan);
 
-}  // namespace customconv::torch_layer
+}  // namespace customconv

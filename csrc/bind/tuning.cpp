@@ -1,68 +1,18 @@
-#include "torch/bind_tuning.h"
+#include "bind/tuning.h"
 
 #include <pybind11/stl.h>
-#include <torch/extension.h>
 
 #include <utility>
 
 #include "plan/cache.h"
 #include "plan/decide.h"
-#include "torch/aten.h"
-#include "torch/names.h"
-
-#ifdef CUSTOMCONV_WITH_CUDA
-#include "torch/cuda/device.h"
-#include "torch/cuda/run.h"
-#endif
+#include "plan/text.h"
 
 namespace py = pybind11;
 
-namespace customconv::torch_layer {
+namespace customconv::bind {
 
 namespace {
-
-template <typename T>
-struct Field {
-  const char* name;
-  T ConvProblem::* member;
-  int64_t least;
-};
-
-constexpr Field<int64_t> kNumbers[] = {
-    {"N", &ConvProblem::N, 1},
-    {"C", &ConvProblem::C, 1},
-    {"H", &ConvProblem::H, 1},
-    {"W", &ConvProblem::W, 1},
-    {"K", &ConvProblem::K, 1},
-    {"R", &ConvProblem::R, 1},
-    {"S", &ConvProblem::S, 1},
-    {"P", &ConvProblem::P, 1},
-    {"Q", &ConvProblem::Q, 1},
-    {"groups", &ConvProblem::groups, 1},
-    {"stride_h", &ConvProblem::stride_h, 1},
-    {"stride_w", &ConvProblem::stride_w, 1},
-    {"pad_h", &ConvProblem::pad_h, 0},
-    {"pad_w", &ConvProblem::pad_w, 0},
-    {"dilation_h", &ConvProblem::dilation_h, 1},
-    {"dilation_w", &ConvProblem::dilation_w, 1},
-};
-
-constexpr Field<bool> kFlags[] = {
-    {"tf32", &ConvProblem::tf32, 0},
-    {"bias", &ConvProblem::has_bias, 0},
-    {"residual", &ConvProblem::has_residual, 0},
-    {"x_aligned", &ConvProblem::x_aligned, 0},
-    {"w_aligned", &ConvProblem::w_aligned, 0},
-    {"y_aligned", &ConvProblem::y_aligned, 0},
-};
-
-constexpr Field<Shape4> kStrides[] = {
-    {"x_strides", &ConvProblem::x_strides, 0},
-    {"w_strides", &ConvProblem::w_strides, 0},
-    {"y_strides", &ConvProblem::y_strides, 0},
-};
-
-constexpr int64_t kMostPasses = 16;  // more than any epilogue has
 
 // One field after the other, so that none is left over unseen.
 class Reader {
@@ -81,7 +31,7 @@ class Reader {
       throw py::value_error(std::string(name) + " has another type than expected");
     }
   }
-  int64_t number(const char* name, int64_t least, int64_t most = int64_t{1} << 40) {
+  int64_t number(const char* name, int64_t least, int64_t most) {
     return checked(name, read<int64_t>(name), least, most);
   }
   static int64_t checked(const char* name, int64_t value, int64_t least, int64_t most) {
@@ -125,12 +75,12 @@ py::dict fields_of(const ConvProblem& p) {
   py::dict fields;
   fields["op"] = to_string(p.pass);
   fields["dtype"] = to_string(p.dtype);
-  for (const auto& field : kNumbers) fields[field.name] = p.*field.member;
-  for (const auto& field : kFlags) fields[field.name] = p.*field.member;
-  for (const auto& field : kStrides) {
+  for (const auto& field : kProblemNumbers) fields[field.name] = p.*field.member;
+  for (const auto& field : kProblemFlags) fields[field.name] = p.*field.member;
+  for (const auto& field : kProblemStrides) {
     fields[field.name] = std::vector<int64_t>((p.*field.member).begin(), (p.*field.member).end());
   }
-  fields["epilogue_passes"] = p.epilogue_passes;
+  fields[kEpiloguePasses.name] = p.*kEpiloguePasses.member;
   return fields;
 }
 
@@ -139,19 +89,16 @@ ConvProblem problem_from(const py::dict& fields) {
   ConvProblem p;
   p.pass = pass_named(reader.read<std::string>("op"));
   p.dtype = dtype_named(reader.read<std::string>("dtype"));
-  for (const auto& field : kNumbers) p.*field.member = reader.number(field.name, field.least);
-  for (const auto& field : kFlags) p.*field.member = reader.read<bool>(field.name);
-  for (const auto& field : kStrides) {
-    p.*field.member = reader.read<Shape4>(field.name);
-    for (const int64_t stride : p.*field.member) {
-      Reader::checked(field.name, stride, 0, int64_t{1} << 50);
-    }
+  for (const auto& f : kProblemNumbers) p.*f.member = reader.number(f.name, f.least, f.most);
+  for (const auto& f : kProblemFlags) p.*f.member = reader.read<bool>(f.name);
+  for (const auto& f : kProblemStrides) {
+    p.*f.member = reader.read<Shape4>(f.name);
+    for (const int64_t stride : p.*f.member) Reader::checked(f.name, stride, f.least, f.most);
   }
-  p.epilogue_passes = static_cast<int>(reader.number("epilogue_passes", 0, kMostPasses));
+  p.epilogue_passes = static_cast<int>(
+      reader.number(kEpiloguePasses.name, kEpiloguePasses.least, kEpiloguePasses.most));
   reader.end();
-  if (p.C % p.groups != 0 || p.K % p.groups != 0) {
-    throw py::value_error("groups must divide C and K");
-  }
+  check_fields(p);
   return p;
 }
 
@@ -242,22 +189,6 @@ void bind_tuning(py::module_& m) {
           py::call_guard<py::gil_scoped_release>())
       .def("clear", &PlanCache::clear)
       .def("__len__", &PlanCache::size);
-
-  m.def("aten_pass", aten_pass, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("y"),
-        py::arg("bias"), py::call_guard<py::gil_scoped_release>());
-  py::class_<DeterministicCudnn>(m, "DeterministicCudnn").def(py::init<>());
-#ifdef CUSTOMCONV_WITH_CUDA
-  m.def(
-      "device_properties",
-      [](int device_index) {
-        return device_properties(static_cast<c10::DeviceIndex>(device_index));
-      },
-      py::arg("device_index"));
-  m.def("driver_version", driver_version);
-  m.def("run_plan", run_plan, py::arg("problem"), py::arg("plan"), py::arg("x"), py::arg("w"),
-        py::arg("y"), py::arg("bias"), py::arg("residual"),
-        py::call_guard<py::gil_scoped_release>());
-#endif
 }
 
-}  // namespace customconv::torch_layer
+}  // namespace customconv::bind

@@ -1,4 +1,4 @@
-#include "torch/bind_names.h"
+#include "bind/names.h"
 
 #include <pybind11/stl.h>
 
@@ -12,7 +12,7 @@
 
 namespace py = pybind11;
 
-namespace customconv::torch_layer {
+namespace customconv::bind {
 
 namespace {
 
@@ -77,4 +77,4 @@ void bind_names(py::module_& m) {
   m.def("main_loop_tiles", main_loop_tiles);
 }
 
-}  // namespace customconv::torch_layer
+}  // namespace customconv::bind

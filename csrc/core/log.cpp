@@ -1,4 +1,4 @@
-#include "torch/log.h"
+#include "core/log.h"
 
 #include <cstdlib>
 #include <iostream>
@@ -6,7 +6,7 @@
 #include <string>
 #include <unordered_set>
 
-namespace customconv::torch_layer {
+namespace customconv {
 
 namespace {
 
@@ -27,4 +27,4 @@ void log_plan(const ConvProblem& problem, const ConvPlan& plan) {
   if (printed.insert(line).second) std::cerr << "customconv: " << line << '\n';
 }
 
-}  // namespace customconv::torch_layer
+}  // namespace customconv

@@ -1,24 +1,6 @@
-#include "torch/stats.h"
+#include "core/fallback.h"
 
-#include <atomic>
-
-namespace customconv::torch_layer {
-
-namespace {
-
-using Counter = std::atomic<uint64_t>;
-
-Counter calls[kPassCount][kFamilyCount];
-Counter fallbacks[kFallbackCount];
-
-void increment(Counter& counter) { counter.fetch_add(1, std::memory_order_relaxed); }
-
-uint64_t read(Counter& counter, bool reset) {
-  return reset ? counter.exchange(0, std::memory_order_relaxed)
-               : counter.load(std::memory_order_relaxed);
-}
-
-}  // namespace
+namespace customconv {
 
 const char* to_string(Fallback reason) {
   switch (reason) {
@@ -29,7 +11,7 @@ const char* to_string(Fallback reason) {
     case Fallback::kBuild:
       return "customconv was built without CUDA";
     case Fallback::kArchitecture:
-      return "the kernels were built for other architectures";
+      return "no kernels of this installation run on the GPU";
     case Fallback::kCudnnOff:
       return "torch.backends.cudnn.enabled is False";
     case Fallback::kDtype:
@@ -57,23 +39,4 @@ const char* to_string(Fallback reason) {
   return "";
 }
 
-void count(Pass pass, FamilyId family) {
-  increment(calls[static_cast<size_t>(pass)][static_cast<size_t>(family)]);
-}
-
-void count(Fallback reason) { increment(fallbacks[static_cast<size_t>(reason)]); }
-
-Stats read_stats(bool reset) {
-  Stats stats;
-  for (size_t pass = 0; pass < kPassCount; ++pass) {
-    for (size_t family = 0; family < kFamilyCount; ++family) {
-      stats.calls[pass][family] = read(calls[pass][family], reset);
-    }
-  }
-  for (size_t reason = 0; reason < kFallbackCount; ++reason) {
-    stats.fallbacks[reason] = read(fallbacks[reason], reset);
-  }
-  return stats;
-}
-
-}  // namespace customconv::torch_layer
+}  // namespace customconv

@@ -1,61 +1,108 @@
-// customconv._C: the planner, routing and the build's facts, for Python. The operators need no
-// binding.
+// customconv._bind: the planner, its switches and its counts, for Python. What needs tensors is in
+// operators (csrc/torch).
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
-#include <torch/extension.h>
 
+#include "bind/names.h"
+#include "bind/tuning.h"
+#include "core/build.h"
+#include "core/devices.h"
+#include "core/interface.h"
 #include "plan/price.h"
-#include "torch/batch_invariance.h"
-#include "torch/bind_names.h"
-#include "torch/bind_tuning.h"
-#include "torch/explain.h"
-#include "torch/names.h"
-#include "torch/problem.h"
-#include "torch/routing.h"
-#include "torch/stats.h"
-
-#ifdef CUSTOMCONV_WITH_CUDA
-#include "torch/cuda/decide.h"
-#endif
+#include "plan/text.h"
 
 namespace py = pybind11;
 
-namespace customconv::torch_layer {
+namespace customconv::bind {
 
 namespace {
 
-py::dict build_info() {
-  py::dict info;
-  info["version"] = CUSTOMCONV_VERSION;
-  info["torch"] = CUSTOMCONV_TORCH_VERSION;
-  info["cuda"] = CUSTOMCONV_CUDA_VERSION;
-  info["arch_list"] = CUSTOMCONV_ARCH_LIST;
-  info["compiler"] = __VERSION__;
-#ifdef CUSTOMCONV_WITH_CUDA
-  info["with_cuda"] = true;
-#else
-  info["with_cuda"] = false;
-#endif
-  return info;
-}
-
 // The counts that are not zero: of calls by pass and family, of fallbacks by reason.
 py::tuple stats(bool reset) {
-  const Stats counted = read_stats(reset);
+  const auto read = [reset](Counters::Counter& counter) {
+    return reset ? counter.exchange(0, std::memory_order_relaxed)
+                 : counter.load(std::memory_order_relaxed);
+  };
   py::dict calls, fallbacks;
   for (size_t pass = 0; pass < kPassCount; ++pass) {
     for (size_t family = 0; family < kFamilyCount; ++family) {
-      const uint64_t n = counted.calls[pass][family];
+      const uint64_t n = read(counters().calls[pass][family]);
       if (n == 0) continue;
       calls[py::make_tuple(to_string(static_cast<Pass>(pass)),
                            to_string(static_cast<FamilyId>(family)))] = n;
     }
   }
   for (size_t reason = 0; reason < kFallbackCount; ++reason) {
-    const uint64_t n = counted.fallbacks[reason];
+    const uint64_t n = read(counters().fallbacks[reason]);
     if (n != 0) fallbacks[to_string(static_cast<Fallback>(reason))] = n;
   }
   return py::make_tuple(calls, fallbacks);
+}
+
+void begin(std::atomic<int64_t>& open) { open.fetch_add(1, std::memory_order_relaxed); }
+
+// False, and nothing changes, where none is left to end.
+bool end(std::atomic<int64_t>& open) {
+  int64_t before = open.load(std::memory_order_relaxed);
+  while (before > 0) {
+    if (open.compare_exchange_weak(before, before - 1, std::memory_order_relaxed)) return true;
+  }
+  return false;
+}
+
+void bind_switches(py::module_& m) {
+  m.def("begin_routing", [] { begin(switches().open_routings); });
+  m.def("end_routing", [] { return end(switches().open_routings); });
+  m.def("is_routing", [] { return switches().routes(); });
+  // How it was set before, whatever contexts are open.
+  m.def("set_batch_invariant", [](bool enabled) {
+    return switches().batch_invariant.exchange(enabled, std::memory_order_relaxed);
+  });
+  m.def("begin_batch_invariance", [] { begin(switches().open_batch_invariances); });
+  m.def("end_batch_invariance", [] { end(switches().open_batch_invariances); });
+  m.def("is_batch_invariant", [] { return switches().wants_batch_invariance(); });
+  m.def("stats", stats, py::arg("reset"));
+}
+
+void bind_devices(py::module_& m) {
+  m.def("device_properties", properties_of, py::arg("device_index"));
+  m.def(
+      "why_no_kernels", [](int device) { return kernels_of(device).why_not; },
+      py::arg("device_index"));
+  m.def("driver_version", driver_version);
+  m.def("kernel_libraries", kernel_libraries);
+  m.def("loaded_kernel_libraries", loaded_kernel_libraries);
+  m.def("library_for", library_for, py::arg("major"), py::arg("minor"), py::arg("names"));
+}
+
+// What becomes of a call.
+struct Explanation {
+  ConvProblem problem;
+  std::optional<ConvPlan> plan;  // none where ATen computes
+  std::vector<Candidate> candidates;
+  std::string fallback;            // why ATen computes; empty where a family does
+  std::optional<TunedPlan> tuned;  // where the choice is tuning's
+};
+
+Explanation explain(int device, const ConvProblem& problem, bool channels_last,
+                    const std::string& algorithm) {
+  Explanation found;
+  found.problem = problem;
+  const DeviceProperties& properties = properties_of(device);
+  const Asked asked{problem, channels_last ? Layout::kNhwc : Layout::kNchw,
+                    parse_algorithm(algorithm)};
+  const auto decided = decide(device, asked, properties, /*records=*/false);
+  found.candidates = candidates(asked, *decided, properties);
+  found.tuned = decided->tuned;
+  if (decided->plan.family != FamilyId::kAten) {
+    found.plan = decided->plan;
+  } else {
+    found.fallback = to_string(algorithm == "aten"       ? Fallback::kAsked
+                               : decided->tuned          ? Fallback::kTuned
+                               : properties.has_prices() ? Fallback::kNoFamily
+                                                         : Fallback::kUnmeasured);
+  }
+  return found;
 }
 
 // A problem in the layouts that the arguments name; sizes of the output follow from the rest.
@@ -152,20 +199,11 @@ class Workload {
 
 }  // namespace
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  m.doc() = "Planner, explanation and build information of customconv.";
-  m.def("build_info", build_info);
-
-  install_routing();
-  m.def("install_routing_on_cpu", install_routing_on_cpu, py::arg("opaque") = false);
-  m.def("begin_routing", begin_routing);
-  m.def("end_routing", end_routing);
-  m.def("is_routing", is_routing);
-  m.def("set_batch_invariant", set_batch_invariant);
-  m.def("begin_batch_invariance", begin_batch_invariance);
-  m.def("end_batch_invariance", end_batch_invariance);
-  m.def("is_batch_invariant", wants_batch_invariance);
-  m.def("stats", stats, py::arg("reset"));
+PYBIND11_MODULE(_bind, m) {
+  m.doc() = "The planner of customconv.";
+  m.attr("build") = kBuild;
+  bind_switches(m);
+  bind_devices(m);
 
   py::class_<ConvProblem>(m, "ConvProblem")
       .def(py::init(&make_problem), py::kw_only(), py::arg("op") = "fprop",
@@ -185,11 +223,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                              [](const ConvProblem& p) { return needs_wide_index(p); })
       .def_property_readonly("fields", fields_of)
       .def_static("from_fields", problem_from, py::arg("fields"))
+      .def_property_readonly("text", problem_text)
+      .def_static("from_text", parse_problem, py::arg("text"))
       .def("__str__", [](const ConvProblem& p) { return to_string(p); });
 
   py::class_<DeviceProperties>(m, "DeviceProperties")
       .def(py::init([](std::array<int, 2> capability, int sm_count, double clock_ghz,
-                       double bandwidth_gb_s, int64_t l2_bytes, int shared_bytes_block) {
+                       double bandwidth_gb_s, int64_t l2_bytes, int shared_bytes_block,
+                       bool has_blas) {
              DeviceProperties d;
              d.capability_major = capability[0];
              d.capability_minor = capability[1];
@@ -198,12 +239,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
              d.bandwidth_gb_s = bandwidth_gb_s;
              d.l2_bytes = l2_bytes;
              d.shared_bytes_block = shared_bytes_block;
+             d.has_blas = has_blas;
              return d;
            }),
            py::kw_only(), py::arg("capability") = std::array<int, 2>{9, 0},
            py::arg("sm_count") = 132, py::arg("clock_ghz") = 1.98,
            py::arg("bandwidth_gb_s") = 3352.0, py::arg("l2_bytes") = int64_t{50} << 20,
-           py::arg("shared_bytes_block") = 227 << 10)
+           py::arg("shared_bytes_block") = 227 << 10, py::arg("has_blas") = true)
+      .def_property_readonly("capability",
+                             [](const DeviceProperties& d) {
+                               return py::make_tuple(d.capability_major, d.capability_minor);
+                             })
+      .def_readonly("sm_count", &DeviceProperties::sm_count)
+      .def_readonly("clock_ghz", &DeviceProperties::clock_ghz)
+      .def_readonly("bandwidth_gb_s", &DeviceProperties::bandwidth_gb_s)
+      .def_readonly("l2_bytes", &DeviceProperties::l2_bytes)
+      .def_readonly("shared_bytes_block", &DeviceProperties::shared_bytes_block)
+      .def_readonly("has_blas", &DeviceProperties::has_blas)
       .def("vector_flops",
            [](const DeviceProperties& d, const std::string& dtype) {
              return d.vector_flops(dtype_named(dtype));
@@ -238,12 +290,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                              })
       .def_readonly("reason", &Candidate::reason);
 
-  py::class_<TensorExplanation>(m, "Explanation")
-      .def_readonly("problem", &TensorExplanation::problem)
-      .def_readonly("plan", &TensorExplanation::plan)
-      .def_readonly("candidates", &TensorExplanation::candidates)
-      .def_readonly("fallback", &TensorExplanation::fallback)
-      .def_readonly("tuned", &TensorExplanation::tuned);
+  py::class_<Explanation>(m, "Explanation")
+      .def_readonly("problem", &Explanation::problem)
+      .def_readonly("plan", &Explanation::plan)
+      .def_readonly("candidates", &Explanation::candidates)
+      .def_readonly("fallback", &Explanation::fallback)
+      .def_readonly("tuned", &Explanation::tuned);
+  m.def("explain", explain, py::arg("device_index"), py::arg("problem"), py::arg("channels_last"),
+        py::arg("algorithm"));
+  m.def("refused", refused, py::arg("reason"));
 
   m.def(
       "plan",
@@ -269,34 +324,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("computes_in_tf32", computes_in_tf32, py::arg("problem"),
         py::arg("device") = DeviceProperties());
 
-  m.def(
-      "explain",
-      [](const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-         const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
-         const std::vector<int64_t>& dilation, int64_t groups, const std::string& op,
-         const std::string& algorithm, bool transposed,
-         const std::vector<int64_t>& output_padding) {
-        return explain_call({input, weight, bias, stride, padding, dilation, groups, pass_named(op),
-                             transposed, output_padding},
-                            algorithm);
-      },
-      py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"), py::arg("padding"),
-      py::arg("dilation"), py::arg("groups"), py::arg("op"), py::arg("algorithm"),
-      py::arg("transposed") = false, py::arg("output_padding") = std::vector<int64_t>{0, 0});
-
-  m.def(
-      "variants",
-      [](const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-         const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
-         const std::vector<int64_t>& dilation, int64_t groups, const std::string& op,
-         bool transposed, const std::vector<int64_t>& output_padding) {
-        return variants_for({input, weight, bias, stride, padding, dilation, groups, pass_named(op),
-                             transposed, output_padding});
-      },
-      py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("stride"), py::arg("padding"),
-      py::arg("dilation"), py::arg("groups"), py::arg("op"), py::arg("transposed") = false,
-      py::arg("output_padding") = std::vector<int64_t>{0, 0});
-
   m.def("plans", variants, py::arg("problem"), py::arg("device") = DeviceProperties());
 
   m.def("price_rows", price_rows);
@@ -306,17 +333,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("rows", &Workload::rows)
       .def("predict", &Workload::predict);
 
-  m.def(
-      "force_plan",
-      []([[maybe_unused]] const ConvPlan* plan) {
-#ifdef CUSTOMCONV_WITH_CUDA
-        force_plan(plan);
-#endif
-      },
-      py::arg("plan"));
+  m.def("force_plan", force_plan, py::arg("plan"));
 
   bind_names(m);
   bind_tuning(m);
 }
 
-}  // namespace customconv::torch_layer
+}  // namespace customconv::bind

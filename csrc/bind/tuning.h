@@ -5,7 +5,7 @@
 
 #include "plan/problem.h"
 
-namespace customconv::torch_layer {
+namespace customconv::bind {
 
 // Every field of a problem by its name, in integers, strings and lists of integers; and back, with
 // ValueError for fields that are missing, unknown or out of range.
@@ -14,4 +14,4 @@ ConvProblem problem_from(const pybind11::dict& fields);
 
 void bind_tuning(pybind11::module_& m);
 
-}  // namespace customconv::torch_layer
+}  // namespace customconv::bind

@@ -5,11 +5,11 @@
 
 #include "plan/name.h"
 
-namespace customconv::torch_layer {
+namespace customconv::bind {
 
 // What a plan's family decided, by name: words as strings, flags, numbers and tuples of them.
 pybind11::dict plan_fields(const PlanName& name);
 
 void bind_names(pybind11::module_& m);
 
-}  // namespace customconv::torch_layer
+}  // namespace customconv::bind

@@ -1,0 +1,28 @@
+// Why PyTorch computes a call instead of kernels of ours.
+#pragma once
+
+#include <cstdint>
+
+namespace customconv {
+
+enum class Fallback : uint8_t {
+  kAsked,
+  kDevice,
+  kBuild,
+  kArchitecture,
+  kCudnnOff,
+  kDtype,
+  kDimensions,
+  kLayout,
+  kEmpty,
+  kOutputPadding,
+  kArguments,  // PyTorch raises the error
+  kNoFamily,
+  kUnmeasured,
+  kTuned,
+  kCount,
+};
+
+const char* to_string(Fallback reason);
+
+}  // namespace customconv

@@ -1,0 +1,11 @@
+// The cuBLAS that PyTorch is linked to.
+#pragma once
+
+#include "kernels/launch.h"
+
+namespace customconv::torch_layer {
+
+// Its functions, with PyTorch's handle of the current device and stream.
+Blas current_blas();
+
+}  // namespace customconv::torch_layer

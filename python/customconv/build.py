@@ -1,0 +1,163 @@
+"""Compiles the operators for one version of PyTorch: ``python -m customconv build``.
+
+They are host code: a C++ compiler and headers do, those of PyTorch and, for a PyTorch with CUDA,
+those of CUDA that come with it. Nothing of PyTorch is linked: empty libraries of the same names
+stand in for its own, so that any of its versions can be compiled for, also one that is not
+installed. This file imports nothing but the standard library, as tools load it by its path.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib.util
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CXX_FLAGS = ("-O3", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden")
+# What names and describes a problem has no state, and each library has its own.
+COMMON_SOURCES = ("plan/algorithm.cpp", "plan/problem.cpp", "plan/text.cpp", "core/build.cpp")
+# Headers that the operators include from other layers.
+SHIPPED = (
+    "core/*.h", "plan/*.h", "plan/*.def", "kernels/*.h", "kernels/parameters/*.h",
+    "kernels/statistics/*.h", "torch/**/*.h", "torch/**/*.cpp", *COMMON_SOURCES,
+)  # fmt: skip
+
+
+class BuildError(Exception):
+    """A build that failed, with what the compiler said."""
+
+
+def library_name(minor: tuple[int, int], with_cuda: bool) -> str:
+    """The name, without suffix, of the operators' library for a minor version of PyTorch."""
+    return f"torch_{minor[0]}_{minor[1]}" + "_cuda" * with_cuda
+
+
+def sources(csrc: Path, with_cuda: bool) -> list[Path]:
+    """The files of the operators' library."""
+    half = "cuda" if with_cuda else "cpu"
+    own = [*csrc.glob("torch/*.cpp"), *csrc.glob(f"torch/{half}/*.cpp")]
+    return sorted([*own, *(csrc / name for name in COMMON_SOURCES)])
+
+
+def torch_libraries(with_cuda: bool) -> list[str]:
+    """The libraries of PyTorch that the operators need."""
+    return ["c10", "torch_cpu"] + ["c10_cuda", "torch_cuda"] * with_cuda
+
+
+def cxx_standard(minor: tuple[int, int]) -> str:
+    """The least standard that the headers of a PyTorch need."""
+    return "-std=c++20" if minor >= (2, 12) else "-std=c++17"
+
+
+def cuda_wheels(major: int) -> list[Path]:
+    """Where the CUDA wheels that PyTorch brings are in this environment, with include/ and lib/.
+
+    Since CUDA 13 they share one directory; before, each library has its own.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    tops = [Path(p) for p in (spec and spec.submodule_search_locations) or ()]
+    shared = [top / f"cu{major}" for top in tops if (top / f"cu{major}").is_dir()]
+    return shared or sorted(lib.parent for top in tops for lib in top.glob("*/lib"))
+
+
+def build_header(folder: Path, build: str, architecture: str = "") -> Path:
+    """Writes what a library is told of its build, and returns the header.
+
+    As flags, it would have every file compiled again whenever one of them changes.
+    """
+    header = folder / "customconv_build.h"
+    content = f'#define CUSTOMCONV_BUILD "{build}"\n'
+    content += f'#define CUSTOMCONV_ARCHITECTURE "{architecture}"\n'
+    if not header.exists() or header.read_text() != content:
+        folder.mkdir(parents=True, exist_ok=True)
+        header.write_text(content)
+    return header
+
+
+@dataclass(frozen=True)
+class Operators:
+    """What one library of operators is compiled from and for.
+
+    Attributes:
+        csrc: The folder of the sources.
+        core: ``libcustomconv.so``.
+        build: The hash of what passes between libraries.
+        minor: The minor version of PyTorch.
+        torch_include: The folder ``include`` of that PyTorch.
+        cuda_include: Folders with CUDA's headers, or none for a PyTorch without CUDA.
+    """
+
+    csrc: Path
+    core: Path
+    build: str
+    minor: tuple[int, int]
+    torch_include: Path
+    cuda_include: tuple[Path, ...] = ()
+
+    @property
+    def with_cuda(self) -> bool:
+        """Whether it is for a PyTorch with CUDA."""
+        return bool(self.cuda_include)
+
+    def flags(self, told: Path) -> list[str]:
+        """The compiler's flags; ``told`` is the folder of the header of the build."""
+        include = [self.torch_include, self.torch_include / "torch/csrc/api/include"]
+        # As system headers, so that warnings are of our code.
+        system = [f"-isystem{path}" for path in (*include, *self.cuda_include)]
+        own = [f"-I{self.csrc}", f"-I{told}"]
+        return [*CXX_FLAGS, "-DNDEBUG", "-fPIC", cxx_standard(self.minor), *own, *system]
+
+    def compile(self, target: Path, compiler: Sequence[str] = ("c++",), jobs: int = 1) -> None:
+        """Compiles and links.
+
+        Args:
+            target: The library to write; its folder is made.
+            compiler: The C++ compiler's command.
+            jobs: How many files are compiled at once.
+
+        Raises:
+            BuildError: The compiler is missing, or says why it failed.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            told = build_header(Path(folder), self.build).parent
+            flags = self.flags(told)
+            todo = {path: Path(folder, f"{number}.o") for number, path in enumerate(self.files())}
+
+            def compile_one(path: Path) -> None:
+                _run([*compiler, *flags, "-c", str(path), "-o", str(todo[path])])
+
+            with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+                list(pool.map(compile_one, todo))
+            stand_in(Path(folder), torch_libraries(self.with_cuda), compiler)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            made = target.with_name(f"{target.name}.{os.getpid()}")  # never half a library
+            link = ["-shared", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{folder}"]
+            link += [str(self.core), *(f"-l{name}" for name in torch_libraries(self.with_cuda))]
+            _run([*compiler, *map(str, todo.values()), *link, "-s", "-o", str(made)])
+            made.replace(target)
+
+    def files(self) -> list[Path]:
+        """The sources."""
+        return sources(self.csrc, self.with_cuda)
+
+
+def stand_in(folder: Path, names: Iterable[str], compiler: Sequence[str]) -> None:
+    """Makes empty libraries of these names: what is linked to them needs the real ones."""
+    empty = folder / "empty.cpp"
+    empty.touch()
+    for name in names:
+        shared = ["-shared", f"-Wl,-soname,lib{name}.so", "-o", str(folder / f"lib{name}.so")]
+        _run([*compiler, "-fPIC", str(empty), *shared])
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise BuildError(f"the C++ compiler {command[0]!r} does not run: {error}") from error
+    if done.returncode != 0:
+        raise BuildError(f"the compiler failed: {' '.join(command)}\n{done.stderr}")
