@@ -23,7 +23,7 @@ COMMON = (
 KERNELS = ("csrc/kernels/**/*.cu",)
 PLANNER = ("csrc/plan/*.cpp", "csrc/kernels/**/*.cpp")
 TORCH = ("csrc/torch/*.cpp", "csrc/torch/cuda/*.cpp")
-CHOICE = ("csrc/core/*.cpp", *PLANNER, *TORCH)
+CHOICE = ("csrc/core/*.cpp", "csrc/bind/*.cpp", *PLANNER, *TORCH)
 
 # What the package registers with PyTorch for its operators, which no test imports.
 REGISTERED = tuple(f"python/customconv/{name}.py" for name in ("fake", "flops", "vmap"))
@@ -101,10 +101,10 @@ PARTS = (
         (
             files("kernels", "batch_sweep strict_bounds"),
             files("op", "batch_invariance repeatability streams_and_graphs backward_kernels"),
+            files("op", "two_runtimes"),
         ),
         (*KERNELS, *CHOICE),
     ),
-    Part("runtimes", (files("op", "two_runtimes"),), (*COMMON, *TORCH)),
     Part("large", (files("kernels", "large"), files("op", "huge_tensors")), (*KERNELS, *CHOICE)),
     Part("routing", (files("op", "observers recorders routing"),), (*CHOICE, *REGISTERED)),
     Part(

@@ -51,6 +51,7 @@ def test_all_that_parts_name_exists():
 def test_a_change_of_any_source_is_seen(sources):
     tree = Tree()
     compiled = [path for path in tree.glob("csrc/**/*") if path.endswith(CPP_SUFFIXES)]
+    compiled = [path for path in compiled if "/torch/cpu/" not in path]  # of builds without CUDA
     package = tree.glob("python/customconv/**/*.py")
     assert len(compiled) > 300 and len(package) > 20
     seen = set.union(*sources.values())

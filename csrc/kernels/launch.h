@@ -1,15 +1,12 @@
 // How a planned convolution is started, without CUDA's headers.
 #pragma once
 
+#include "kernels/blas.h"
 #include "kernels/epilogue.h"
+#include "kernels/stream.h"
 #include "plan/plan.h"
 
-struct CUstream_st;
-struct cublasContext;
-
 namespace customconv {
-
-using Stream = CUstream_st*;  // cudaStream_t
 
 // Device pointers to the first element of each tensor. The pass decides which one is written:
 // fprop writes y, dgrad writes x, wgrad writes w; the other two are only read.
@@ -18,22 +15,6 @@ struct Operands {
   void* w = nullptr;
   void* y = nullptr;
   Epilogue epilogue;  // of plans that don't fuse it, empty but for the bias of an fprop
-};
-
-// The functions of the cuBLAS that PyTorch has loaded, of any version since 12.0. Kernels are
-// linked to none of their own.
-struct BlasFunctions {
-  enum { kGetMathMode, kSetMathMode, kGemmStridedBatched, kGemmBatched, kStatusString, kCount };
-  static constexpr const char* kNames[kCount] = {"cublasGetMathMode", "cublasSetMathMode",
-                                                 "cublasGemmStridedBatchedEx_64",
-                                                 "cublasGemmBatchedEx_64", "cublasGetStatusString"};
-
-  void* functions[kCount];
-};
-
-struct Blas {
-  const BlasFunctions* functions = nullptr;
-  cublasContext* handle = nullptr;  // bound to the launch's stream
 };
 
 struct LaunchContext {

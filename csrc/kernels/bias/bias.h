@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/launch.h"
+#include "kernels/stream.h"
 #include "plan/problem.h"
 
 namespace customconv {

@@ -3,8 +3,8 @@
 
 #include <cublas_v2.h>
 
+#include "kernels/blas.h"
 #include "kernels/common/scalar.cuh"
-#include "kernels/launch.h"
 
 namespace customconv::im2col {
 

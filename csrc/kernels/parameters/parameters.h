@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/launch.h"
+#include "kernels/stream.h"
 #include "plan/problem.h"
 
 namespace customconv::parameters {

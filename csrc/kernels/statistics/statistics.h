@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "kernels/epilogue.h"
-#include "kernels/launch.h"
+#include "kernels/stream.h"
 #include "plan/problem.h"
 
 namespace customconv::statistics {

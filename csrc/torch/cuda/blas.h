@@ -1,7 +1,7 @@
 // The cuBLAS that PyTorch is linked to.
 #pragma once
 
-#include "kernels/launch.h"
+#include "kernels/blas.h"
 
 namespace customconv::torch_layer {
 

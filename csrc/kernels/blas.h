@@ -1,0 +1,24 @@
+// cuBLAS, without its headers.
+#pragma once
+
+struct cublasContext;
+
+namespace customconv {
+
+// The functions of the cuBLAS that PyTorch has loaded, of any version since 12.0. Kernels are
+// linked to none of their own.
+struct BlasFunctions {
+  enum { kGetMathMode, kSetMathMode, kGemmStridedBatched, kGemmBatched, kStatusString, kCount };
+  static constexpr const char* kNames[kCount] = {"cublasGetMathMode", "cublasSetMathMode",
+                                                 "cublasGemmStridedBatchedEx_64",
+                                                 "cublasGemmBatchedEx_64", "cublasGetStatusString"};
+
+  void* functions[kCount];
+};
+
+struct Blas {
+  const BlasFunctions* functions = nullptr;
+  cublasContext* handle = nullptr;  // bound to the launch's stream
+};
+
+}  // namespace customconv
