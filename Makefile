@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?= -n 2
 CXX_FILES = $(shell find csrc tests examples bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: build test demo lint format clean
+.PHONY: build test demo wheel lint format clean
 
 build: ## the environment in .venv, with customconv built in place
 	@$(PYTHON) tools/bootstrap.py
@@ -16,6 +16,9 @@ test: build ## all tests; those that need a GPU are skipped without one
 
 demo: build ## a photograph filtered, a network trained, times compared
 	$(BIN)/python -m customconv demo
+
+wheel: build ## one wheel for this Python and others, and for the releases of PyTorch in TORCHES
+	$(BIN)/python tools/wheel.py --torch $(TORCHES) --python $(PYTHONS)
 
 lint: build ## every check that needs no test
 	$(BIN)/ruff check .

@@ -70,7 +70,7 @@ def library(name, sources, build, architecture="", **settings):
     """A shared library of ours that Python does not import: customconv/lib/{name}.so."""
     args = settings.pop("args", {})
     cxx = [*config.operators.CXX_FLAGS, *args.get("cxx", ())]
-    link = ["-Wl,-rpath,$ORIGIN", *settings.pop("link", ())]
+    link = settings.pop("link", ["-Wl,-rpath,$ORIGIN"])
     told = config.operators.build_header(config.ROOT / "build/told" / name, build, architecture)
     return Extension(
         f"customconv.lib.{name}",
@@ -83,14 +83,9 @@ def library(name, sources, build, architecture="", **settings):
     )
 
 
-def exports(layer):
-    """The flags that hide all symbols but those that a layer lists."""
-    return [f"-Wl,--version-script={config.ROOT / 'csrc' / layer / 'exports.map'}"]
-
-
 def core_library(build):
     """The planner and what is common to all: neither torch nor Python nor CUDA."""
-    link = ["-Wl,-soname,libcustomconv.so", "-Wl,-Bsymbolic", *exports("core")]
+    link = ["-Wl,-soname,libcustomconv.so", "-Wl,-Bsymbolic", *config.link_flags("core")]
     args = {"cxx": ["-std=c++17", "-fvisibility=default", "-fno-semantic-interposition"]}
     return library(
         "libcustomconv", config.core_sources(), build, args=args, link=link, libraries=["dl"]
@@ -108,7 +103,7 @@ def kernel_library(arch, build):
         args={"cxx": ["-std=c++17"], "nvcc": config.nvcc_flags(home) + config.gencode(arch)},
         libraries=["customconv", "cudart_static", "dl", "pthread", "rt"],
         library_dirs=[str(p) for p in config.runtime_folders(home, CUDA_WHEELS)],
-        link=exports("kernels"),
+        link=config.link_flags("kernels"),
     )
 
 
@@ -144,7 +139,7 @@ def binding():
             "cxx": [*config.operators.CXX_FLAGS, "-std=c++17", *include],
             "nvcc": [],
         },
-        extra_link_args=["-Wl,-rpath,$ORIGIN/lib", *exports("bind")],
+        extra_link_args=config.link_flags("bind"),
         libraries=["customconv"],
     )
 

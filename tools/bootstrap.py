@@ -77,6 +77,9 @@ def last_build() -> str:
     return str(RECORD.stat().st_mtime_ns) if built and RECORD.exists() else ""
 
 
+INPUTS = ("setup.py", "pyproject.toml", "tools", "csrc", "python/customconv/build.py")
+
+
 def inputs() -> str:
     """A digest of everything that decides what a build gives."""
     digest = hashlib.sha256()
@@ -84,7 +87,7 @@ def inputs() -> str:
     for name in ENVIRONMENT:
         digest.update(f"{name}={os.environ.get(name)}\n".encode())
     digest.update(f"gpu={config.gpu_in_sight()}\n".encode())
-    for top in (config.ROOT / name for name in ("setup.py", "pyproject.toml", "tools", "csrc")):
+    for top in (config.ROOT / name for name in INPUTS):
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
             if path.is_file() and path.suffix != ".pyc":
                 digest.update(str(path.relative_to(config.ROOT)).encode() + b"\0")

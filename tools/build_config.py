@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 
 # The minor versions of PyTorch that the tests have passed with: the first and the last.
 TESTED_TORCH = ((2, 9), (2, 14))
@@ -38,6 +37,7 @@ def _load_module(path: Path) -> Any:
 
 
 operators = _load_module(ROOT / "python/customconv/build.py")
+SYSTEM_TOOLKIT: Path = operators.SYSTEM_TOOLKIT
 
 
 class ConfigError(Exception):
@@ -323,6 +323,13 @@ def nvcc_flags(cuda_home: Path) -> list[str]:
     """How kernels are compiled, but for the architecture; they include nothing of torch."""
     flags = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xcompiler=-fvisibility=hidden"]
     return flags + nvcc_compression(cuda_home)
+
+
+def link_flags(layer: str) -> list[str]:
+    """What hides all symbols but those that a layer lists, and finds the libraries beside it."""
+    beside = "$ORIGIN/lib" if layer == "bind" else "$ORIGIN"
+    exports = ROOT / "csrc" / layer / "exports.map"
+    return [f"-Wl,-rpath,{beside}", f"-Wl,--version-script={exports}"]
 
 
 def runtime_folders(cuda_home: Path, wheels: Iterable[Path]) -> list[Path]:

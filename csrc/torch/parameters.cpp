@@ -61,15 +61,6 @@ std::vector<Tensor> copy_parameters(at::TensorList parameters, at::ScalarType dt
   return copies;
 }
 
-TORCH_LIBRARY_FRAGMENT(customconv, m) {
-  m.def(
-      "fold_batch_norms(Tensor[] means, Tensor[] variances, Tensor?[] weights, Tensor?[] biases, "
-      "Tensor?[] shifts, float[] eps) -> Tensor[]",
-      {at::Tag::pt2_compliant_tag});
-  m.def("copy_parameters(Tensor[] parameters, ScalarType dtype, bool channels_last) -> Tensor[]",
-        {at::Tag::pt2_compliant_tag});
-}
-
 TORCH_LIBRARY_IMPL(customconv, CompositeExplicitAutograd, m) {
   m.impl("fold_batch_norms", fold_batch_norms);
   m.impl("copy_parameters", copy_parameters);

@@ -296,80 +296,9 @@ void decompose(torch::Library& m) {
 }  // namespace
 
 TORCH_LIBRARY(customconv, m) {
-  // A call is matched against the overloads in this order. Those with SymInt come first: int[2]
-  // would take a symbolic number, too, and fix it at what it is while a graph is traced. `str?`
-  // tells the signature of int[2] from that of SymInt[2], which PyTorch's registry takes for the
-  // same. A failed match costs some 10 us.
-  m.def(
-      "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, "
-      "SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1, *, str algorithm=\"auto\") "
-      "-> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv2d.symint(Tensor input, Tensor weight, Tensor? bias=None, SymInt stride=1, "
-      "SymInt padding=0, SymInt dilation=1, SymInt groups=1, *, str algorithm=\"auto\") -> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv2d.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
-      "int[2] padding=0, int[2] dilation=1, int groups=1, *, str? algorithm=None) -> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
-      "str padding=\"valid\", int[2] dilation=1, int groups=1, *, str algorithm=\"auto\") "
-      "-> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv2d_fused(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, "
-      "SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1, *, Tensor? scale=None, "
-      "Tensor? residual=None, str activation=\"none\", bool residual_last=False, "
-      "float negative_slope=0.01, str algorithm=\"auto\") -> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv2d_fused.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
-      "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? scale=None, "
-      "Tensor? residual=None, str activation=\"none\", bool residual_last=False, "
-      "float negative_slope=0.01, str? algorithm=None) -> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv2d_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[2] stride, "
-      "SymInt[2] padding, SymInt[2] dilation, SymInt groups, bool[3] output_mask, *, "
-      "str algorithm=\"auto\") -> (Tensor, Tensor, Tensor)",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, "
-      "SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1, *, "
-      "str algorithm=\"auto\") -> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv_transpose2d.symint(Tensor input, Tensor weight, Tensor? bias=None, SymInt stride=1, "
-      "SymInt padding=0, SymInt output_padding=0, SymInt groups=1, SymInt dilation=1, *, "
-      "str algorithm=\"auto\") -> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv_transpose2d.int(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
-      "int[2] padding=0, int[2] output_padding=0, int groups=1, int[2] dilation=1, *, "
-      "str? algorithm=None) -> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv_transpose2d_fused(Tensor input, Tensor weight, Tensor? bias=None, "
-      "SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, "
-      "SymInt[2] dilation=1, *, Tensor? scale=None, Tensor? residual=None, "
-      "str activation=\"none\", bool residual_last=False, float negative_slope=0.01, "
-      "str algorithm=\"auto\") -> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv_transpose2d_fused.int(Tensor input, Tensor weight, Tensor? bias=None, "
-      "int[2] stride=1, int[2] padding=0, int[2] output_padding=0, int groups=1, "
-      "int[2] dilation=1, *, Tensor? scale=None, Tensor? residual=None, "
-      "str activation=\"none\", bool residual_last=False, float negative_slope=0.01, "
-      "str? algorithm=None) -> Tensor",
-      {at::Tag::pt2_compliant_tag});
-  m.def(
-      "conv_transpose2d_backward(Tensor grad_output, Tensor input, Tensor weight, "
-      "SymInt[2] stride, SymInt[2] padding, SymInt[2] output_padding, SymInt groups, "
-      "SymInt[2] dilation, bool[3] output_mask, *, str algorithm=\"auto\") "
-      "-> (Tensor, Tensor, Tensor)",
-      {at::Tag::pt2_compliant_tag});
+#define CUSTOMCONV_OPERATOR(schema) m.def(schema, {at::Tag::pt2_compliant_tag});
+#include "torch/operators.def"
+#undef CUSTOMCONV_OPERATOR
 }
 
 TORCH_LIBRARY_IMPL(customconv, CompositeImplicitAutograd, m) { decompose(m); }

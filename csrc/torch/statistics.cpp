@@ -54,15 +54,6 @@ OutputAndStatistics conv2d_statistics(const Tensor& input, const Tensor& weight,
 }  // namespace
 
 // For graphs that are compiled: it has no derivative.
-TORCH_LIBRARY_FRAGMENT(customconv, m) {
-  m.def(
-      "conv2d_statistics(Tensor input, Tensor weight, Tensor? bias, SymInt[2] stride, SymInt[2] "
-      "padding, SymInt[2] dilation, SymInt groups, float eps, Tensor(a!)? running_mean, "
-      "Tensor(b!)? running_var, float momentum) -> (Tensor output, Tensor variance, Tensor mean, "
-      "Tensor reciprocal_std)",
-      {at::Tag::pt2_compliant_tag});
-}
-
 TORCH_LIBRARY_IMPL(customconv, CompositeExplicitAutograd, m) {
   m.impl("conv2d_statistics", conv2d_statistics);
 }

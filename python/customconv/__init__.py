@@ -12,9 +12,7 @@ from . import run as _run  # noqa: F401  (before torch: `python -m customconv ru
 
 # isort: split
 from . import _load as _load  # first: loads the compiled module, or says why it cannot
-from . import fake as _fake  # noqa: F401  (registers the operators' shapes)
-from . import flops as _flops  # noqa: F401  (registers the operators' counts of operations)
-from . import vmap as _vmap  # noqa: F401  (registers the operators' rules for vmap)
+from . import registered as _registered  # noqa: F401  (what PyTorch is told of the operators)
 from .batch_invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from .compiler import CompiledConvolution, CompileReport, compile, explain_compile
 from .convert import ConversionReport, convert, revert

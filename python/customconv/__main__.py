@@ -1,4 +1,4 @@
-"""The command line: ``python -m customconv demo | info | run | tune``.
+"""The command line: ``python -m customconv build | demo | info | run | tune``.
 
 Exit codes: 0, all is well; 1, a check failed; 2, the command cannot be run as it was given. ``run``
 and ``tune`` have those of the program that they run.
@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from . import run
+from .build import BuildError, build_for_this_torch
 from .info import report
 
 
@@ -30,10 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run.main(arguments[1:], arguments[0])
     parser = argparse.ArgumentParser(prog="python -m customconv", description="customconv's tools.")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="demo | info | run | tune"
+        dest="command", required=True, metavar="build | demo | info | run | tune"
     )
     commands.add_parser("run", help="run any program with convolutions computed by customconv")
     commands.add_parser("tune", help="run any program, and keep the fastest of its convolutions")
+    commands.add_parser("build", help="compile the operators for the PyTorch that is installed")
     commands.add_parser("info", help="print versions, what was built, and the devices seen")
     demo = commands.add_parser(
         "demo", help="filter a photograph, train a small network, time a few shapes"
@@ -53,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "info":
         print(report())
         return 0
+    if options.command == "build":
+        return _build()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch sees no CUDA device; `info` says more")
     if not options.quick and not shutil.which(os.environ.get("CXX", "g++")):
@@ -62,6 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         parser.error(f'the demo needs {error.name}: pip install "customconv[demo]"')
     return demonstration.run(options.out, torch.device(options.device), options.quick)
+
+
+def _build() -> int:
+    print(f"compiling the operators for PyTorch {torch.__version__}", flush=True)
+    try:
+        library = build_for_this_torch()
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{library}: loaded when customconv is imported next")
+    return 0
 
 
 if __name__ == "__main__":

@@ -11,14 +11,21 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import platform
 import re
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 PACKAGE = Path(__file__).parent
+
+# What `load` found: the file of the operators that were loaded, or why PyTorch computes everything.
+operators: Path | None = None
+missing = ""
+_library: Any = None  # of operators by PyTorch alone, which exist as long as it does
 
 
 def build_record(package: Path = PACKAGE) -> dict[str, Any]:
@@ -61,8 +68,33 @@ def torch_library(release: str, cuda: str | None, package: Path = PACKAGE) -> Pa
         return None
     # A build without CUDA has one library, for either kind of PyTorch.
     endings = ("_cuda", "") if cuda else ("",)
-    names = (f"torch_{minor[0]}_{minor[1]}{ending}.so" for ending in endings)
-    return next((path for name in names if (path := package / "lib" / name).exists()), None)
+    names = [f"torch_{minor[0]}_{minor[1]}{ending}.so" for ending in endings]
+    folders = package / "lib", cache_folder(release, package)
+    files = (folder / name for folder in folders for name in names)
+    return next((path for path in files if path.exists()), None)
+
+
+def cache_folder(release: str, package: Path = PACKAGE) -> Path:
+    """Where ``python -m customconv build`` puts the operators for a version of PyTorch.
+
+    They fit that version and this build of customconv alone, so both are part of the path.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    build = str(build_record(package).get("build", "unknown"))
+    return Path(home, "customconv", build, f"torch-{release}")
+
+
+def sources(package: Path = PACKAGE) -> Path:
+    """The folder of the operators' sources: a wheel has them, and so has a checkout."""
+    shipped = package / "csrc"
+    return shipped if shipped.is_dir() else package.parent.parent / "csrc"
+
+
+def _no_operators(release: str, package: Path = PACKAGE) -> str:
+    """Why there are no operators for a PyTorch."""
+    version = build_record(package).get("version", "")
+    known = _listed(supported_torch(package))
+    return f"customconv {version} has no operators for PyTorch {release} (it has for {known})"
 
 
 def failure(reason: str, package: Path = PACKAGE) -> str:
@@ -100,10 +132,14 @@ def _listed(versions: list[tuple[int, int]]) -> str:
 def load(package: Path = PACKAGE, name: str = "customconv._bind") -> ModuleType:
     """Imports the planner's module and loads the operators.
 
+    Where there are none for the installed PyTorch, they are registered with PyTorch computing all
+    of them, and a warning says so.
+
     Raises:
         ImportError: PyTorch is not installed, or a library is missing, broken, or of another build.
             The message says which versions are installed, which were found, and what to do.
     """
+    global operators, missing, _library
 
     def failed(reason: str) -> ImportError:
         return ImportError(failure(reason, package), name=name)
@@ -117,24 +153,31 @@ def load(package: Path = PACKAGE, name: str = "customconv._bind") -> ModuleType:
     for needed in ("libcustomconv.so",):
         if not (package / "lib" / needed).exists():
             raise failed(f"the file lib/{needed} is missing from {package}.")
-    library = torch_library(torch.__version__, torch.version.cuda, package)
-    if library is None:
-        raise failed(f"it has no operators for PyTorch {torch.__version__}.")
     try:
         module = importlib.import_module(name)
     except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == name
+        absent = isinstance(error, ModuleNotFoundError) and error.name == name
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        reason = (
-            f"it has no module for Python {python}." if missing else f"the loader says: {error}"
-        )
+        reason = f"it has no module for Python {python}." if absent else f"the loader says: {error}"
         raise failed(reason) from error
+    operators = torch_library(torch.__version__, torch.version.cuda, package)
+    if operators is None:
+        missing = _no_operators(torch.__version__, package)
+        from . import pytorch_only
+
+        _library = pytorch_only.register(sources(package), missing)
+        warnings.warn(
+            f"{missing}, so PyTorch computes all convolutions; `python -m customconv build` "
+            "compiles them for this version, which takes minutes and a C++ compiler",
+            stacklevel=2,
+        )
+        return module
     try:
-        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+        torch.ops.load_library(str(operators))  # type: ignore[no-untyped-call]
     except OSError as error:
         raise failed(f"the loader says: {error}") from error
     if torch.ops.customconv._build() != module.build:
-        raise failed(f"{library.name} is of another build than the rest.")
+        raise failed(f"{operators.name} is of another build than the rest.")
     return module
 
 

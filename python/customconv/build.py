@@ -17,13 +17,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 CXX_FLAGS = ("-O3", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden")
 # What names and describes a problem has no state, and each library has its own.
 COMMON_SOURCES = ("plan/algorithm.cpp", "plan/problem.cpp", "plan/text.cpp", "core/build.cpp")
 # Headers that the operators include from other layers.
 SHIPPED = (
     "core/*.h", "plan/*.h", "plan/*.def", "kernels/*.h", "kernels/parameters/*.h",
-    "kernels/statistics/*.h", "torch/**/*.h", "torch/**/*.cpp", *COMMON_SOURCES,
+    "kernels/statistics/*.h", "torch/*.def", "torch/**/*.h", "torch/**/*.cpp", *COMMON_SOURCES,
 )  # fmt: skip
 
 
@@ -143,6 +144,61 @@ class Operators:
     def files(self) -> list[Path]:
         """The sources."""
         return sources(self.csrc, self.with_cuda)
+
+
+def headers_of_cuda(version: str) -> tuple[Path, ...]:
+    """Folders with the headers of CUDA that PyTorch's headers include.
+
+    Args:
+        version: PyTorch's version of CUDA, as "13.0".
+
+    Raises:
+        BuildError: There are none.
+    """
+    major = int(version.split(".")[0])
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), str(SYSTEM_TOOLKIT)]
+    folders = [path / "include" for path in (*cuda_wheels(major), *map(Path, filter(None, homes)))]
+    found = tuple(folder for folder in folders if folder.is_dir())
+    for name in ("cuda_runtime_api.h", "cublas_v2.h", "cusparse.h"):
+        if not any((folder / name).exists() for folder in found):
+            raise BuildError(
+                f"CUDA's header {name} is missing: install PyTorch from its wheels, which bring "
+                "it, or a CUDA toolkit, and name that with CUDA_HOME"
+            )
+    return found
+
+
+def build_for_this_torch() -> Path:
+    """Compiles the operators for the installed PyTorch, into the user's cache folder.
+
+    Returns:
+        The library, which the next import of the package loads.
+
+    Raises:
+        BuildError: A header or the compiler is missing, or the compiler says why it failed.
+    """
+    import torch
+
+    from . import _load
+
+    release, cuda = torch.__version__, torch.version.cuda
+    minor = _load.torch_minor(release)
+    record = _load.build_record()
+    if minor is None or "build" not in record:
+        raise BuildError(f"PyTorch {release} or this installation of customconv is unknown")
+    operators = Operators(
+        csrc=_load.sources(),
+        core=_load.PACKAGE / "lib/libcustomconv.so",
+        build=record["build"],
+        minor=minor,
+        torch_include=Path(torch.__file__).parent / "include",
+        cuda_include=headers_of_cuda(cuda) if cuda else (),
+    )
+    name = library_name(minor, operators.with_cuda)
+    target = _load.cache_folder(release) / f"{name}.so"
+    compiler = os.environ.get("CXX", "c++").split()
+    operators.compile(target, compiler, jobs=len(os.sched_getaffinity(0)))
+    return target
 
 
 def stand_in(folder: Path, names: Iterable[str], compiler: Sequence[str]) -> None:

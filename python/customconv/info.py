@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from . import _bind
-from ._load import build_record, torch_library
+from . import _bind, _load
+from ._load import build_record
 
 
 def build_info() -> dict[str, Any]:
@@ -19,7 +19,8 @@ def build_info() -> dict[str, Any]:
 
     Returns:
         A dictionary: "version" (of customconv), "torch" (the version of PyTorch), "with_cuda"
-        (whether the CUDA kernels are in it), "cuda" (the version of CUDA, or ""), "arch_list" (the
+        (whether there are CUDA kernels, and operators for the PyTorch that is installed, which
+        need them to run), "cuda" (the version of CUDA, or ""), "arch_list" (the
         GPU architectures, as in TORCH_CUDA_ARCH_LIST, or ""), "compiler" (its version) and
         "operators" (the path of the library that registers the operators).
     """
@@ -27,11 +28,11 @@ def build_info() -> dict[str, Any]:
     return {
         "version": str(record.get("version", "")),
         "torch": str(record.get("torch", "")),
-        "with_cuda": bool(record.get("cuda")),
+        "with_cuda": not why_no_kernels(),
         "cuda": str(record.get("cuda") or ""),
         "arch_list": ";".join(record.get("arch_list", ())),
         "compiler": str(record.get("compiler", "")),
-        "operators": str(torch_library(torch.__version__, torch.version.cuda) or ""),
+        "operators": str(_load.operators or ""),
     }
 
 
@@ -40,9 +41,15 @@ def architectures() -> list[str]:
     return re.findall(r"[^;,\s]+", build_info()["arch_list"])
 
 
-def why_left_out() -> str:
-    """Why the build left CUDA out, as it noted it, or "" where it noted nothing."""
-    return str(build_record().get("cuda_left_out") or "")
+def why_no_kernels() -> str:
+    """Why this installation has no kernels for the PyTorch that is installed, or "" if it has."""
+    if _load.missing:
+        return _load.missing
+    record = build_record()
+    if record.get("cuda"):
+        return ""
+    reason = record.get("cuda_left_out")
+    return "customconv was built without CUDA" + (f" ({reason})" if reason else "")
 
 
 def covers(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
@@ -73,11 +80,10 @@ def is_measured(capability: tuple[int, int]) -> bool:
     return _bind.plan(problem, _bind.DeviceProperties(capability=capability)).family != "aten"
 
 
-def cuda_off_reason(built_with_cuda: bool) -> str | None:
+def cuda_off_reason() -> str | None:
     """Why this package computes nothing on a GPU here, or None if it can."""
-    if not built_with_cuda:
-        reason = why_left_out()
-        return "customconv was built without CUDA" + (f": {reason}" if reason else "")
+    if why := why_no_kernels():
+        return why
     if torch.version.cuda is None:
         return "this PyTorch was built without CUDA"
     try:
@@ -93,7 +99,7 @@ def report() -> str:
     """The text of ``python -m customconv info``."""
     build = build_info()
     built_for = architectures()
-    off = cuda_off_reason(build["with_cuda"])
+    off = cuda_off_reason()
     rows = [
         ("customconv", build["version"]),
         ("PyTorch", f"{torch.__version__} (built for {build['torch']})"),

@@ -9,8 +9,8 @@ from types import FrameType
 
 import torch
 
-from . import _bind
-from .info import architectures, build_info, covers, is_measured, why_left_out
+from . import _bind, _load
+from .info import architectures, covers, is_measured, why_no_kernels
 
 _INSIDE = {"customconv", "torch", "importlib", "contextlib", "sitecustomize"}
 _OLDEST = 8  # the least major compute capability that there are kernels for
@@ -27,13 +27,15 @@ def notice_gpus() -> None:
     if _noticed:
         return
     _noticed = True
-    if build_info()["with_cuda"]:
+    why = why_no_kernels()
+    if not why:
         torch.cuda._lazy_call(_notice_devices)  # type: ignore[no-untyped-call]
+    elif _load.missing:  # which was told when the package was imported
+        pass
     elif torch.cuda.device_count() > 0:
-        reason = why_left_out()
         _tell(
-            f"customconv was built without CUDA{reason and f' ({reason})'}, so PyTorch computes "
-            "all convolutions on this GPU; build it again with CUSTOMCONV_CUDA=1"
+            f"{why}, so PyTorch computes all convolutions on this GPU; build it again with "
+            "CUSTOMCONV_CUDA=1"
         )
 
 

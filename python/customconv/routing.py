@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from . import _bind
-from .info import build_info, why_left_out
+from .info import why_no_kernels
 from .notices import notice_gpus
 from .switched import Switched
 
@@ -125,9 +125,8 @@ def stats(reset: bool = False) -> Stats:
 
 def _why_nothing() -> str:
     """Why no convolution has been counted in this process."""
-    if not build_info()["with_cuda"]:
-        reason = why_left_out()
-        why = "customconv was built without CUDA" + (f" ({reason})" if reason else "")
+    if why := why_no_kernels():
+        pass
     elif torch.cuda.device_count() == 0:
         why = "PyTorch sees no GPU"
     elif not _was_enabled:

@@ -105,7 +105,8 @@ def test_one_convolution_is_no_plural():
     ],
 )
 def test_a_build_without_cuda_computes_nothing(monkeypatch, on_cuda, with_cuda, reason):
-    monkeypatch.setattr(rewrite, "build_info", lambda: {"with_cuda": with_cuda})
+    why = "" if with_cuda else "customconv was built without CUDA"
+    monkeypatch.setattr(rewrite, "why_no_kernels", lambda: why)
     value = SimpleNamespace(is_cuda=on_cuda, device=torch.device("cuda" if on_cuda else "cpu"))
     assert rewrite.why_not_ours(value) == reason
 

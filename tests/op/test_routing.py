@@ -214,8 +214,8 @@ def test_stats_as_a_table_and_reset():
     ],
 )
 def test_an_empty_table_says_why(monkeypatch, with_cuda, gpus, enabled, reason):
-    monkeypatch.setattr(routing, "build_info", lambda: {"with_cuda": with_cuda})
-    monkeypatch.setattr(routing, "why_left_out", lambda: "its PyTorch was a CPU build")
+    why = "" if with_cuda else "customconv was built without CUDA (its PyTorch was a CPU build)"
+    monkeypatch.setattr(routing, "why_no_kernels", lambda: why)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(routing, "_was_enabled", False)
     if enabled:

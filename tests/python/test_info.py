@@ -32,20 +32,24 @@ def test_covers(architectures, capability, runs):
 
 def test_cuda_off_reasons(monkeypatch):
     monkeypatch.setattr(info, "build_record", lambda: {"cuda_left_out": None})
-    assert info.cuda_off_reason(False) == "customconv was built without CUDA"
+    assert info.cuda_off_reason() == "customconv was built without CUDA"
     monkeypatch.setattr(info, "build_record", lambda: {"cuda_left_out": "no GPU was in sight"})
-    assert info.cuda_off_reason(False) == "customconv was built without CUDA: no GPU was in sight"
+    assert info.cuda_off_reason() == "customconv was built without CUDA (no GPU was in sight)"
+    monkeypatch.setattr(info._load, "missing", "customconv has no operators for PyTorch 2.99")
+    assert info.cuda_off_reason() == "customconv has no operators for PyTorch 2.99"
+    monkeypatch.setattr(info._load, "missing", "")
+    monkeypatch.setattr(info, "build_record", lambda: {"cuda": "13.0"})
 
     def no_driver():
         raise RuntimeError("The NVIDIA driver on your system is too old.\nUpdate it.")
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "current_device", no_driver)
-    assert info.cuda_off_reason(True) == "The NVIDIA driver on your system is too old."
+    assert info.cuda_off_reason() == "The NVIDIA driver on your system is too old."
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    assert info.cuda_off_reason(True) is None
+    assert info.cuda_off_reason() is None
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert info.cuda_off_reason(True) == "this PyTorch was built without CUDA"
+    assert info.cuda_off_reason() == "this PyTorch was built without CUDA"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def test_report_of_a_build_with_cuda(monkeypatch):
         "arch_list": "8.0;9.0a",
     }
     monkeypatch.setattr(info, "build_info", lambda: build)
-    monkeypatch.setattr(info, "cuda_off_reason", lambda built: None)
+    monkeypatch.setattr(info, "cuda_off_reason", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     devices = Device, Older, Unmeasured
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: devices[i])

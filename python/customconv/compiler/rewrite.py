@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
-from ..info import build_info
+from ..info import why_no_kernels
 from .chains import IS_OURS, Chain, Refused, Scale, Shift, find, learns
 from .operators import BatchNorm, Convolution, Operand, name_of, read, value_of
 from .report import CompiledConvolution
@@ -35,7 +35,7 @@ def why_not_ours(value: Tensor) -> str:
     """Why no kernels of this package compute such a tensor, or "" if they do."""
     if not value.is_cuda:
         return f"its tensors are on {value.device.type}, and kernels run on CUDA"
-    return "" if build_info()["with_cuda"] else "customconv was built without CUDA"
+    return why_no_kernels()
 
 
 def fuse(graph: fx.Graph) -> list[CompiledConvolution]:

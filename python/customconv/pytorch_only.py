@@ -1,0 +1,345 @@
+"""The operators by PyTorch alone, where no library of ours fits the installed PyTorch.
+
+The schemas are those that the libraries register. The implementations are made of PyTorch's
+operators, which bring their derivatives, autocast, shapes for tracing and all other rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _bind
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight, bias
+Numbers = int | Sequence[int]
+
+_ACTIVATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "none": lambda y, slope: y,
+    "relu": lambda y, slope: torch.relu(y),
+    "relu6": lambda y, slope: torch.nn.functional.relu6(y),
+    "leaky_relu": torch.nn.functional.leaky_relu,
+    "sigmoid": lambda y, slope: torch.sigmoid(y),
+    "hardsigmoid": lambda y, slope: torch.nn.functional.hardsigmoid(y),
+    "silu": lambda y, slope: torch.nn.functional.silu(y),
+    "hardswish": lambda y, slope: torch.nn.functional.hardswish(y),
+    "gelu": lambda y, slope: torch.nn.functional.gelu(y),
+    "gelu_tanh": lambda y, slope: torch.nn.functional.gelu(y, approximate="tanh"),
+}
+_reason = ""
+
+
+def schemas(csrc: Path) -> list[str]:
+    """The operators' schemas, as the sources of the libraries have them."""
+    text = (csrc / "torch/operators.def").read_text(encoding="utf-8")
+    calls = re.findall(r"^CUSTOMCONV_OPERATOR\((.*?)\)$", text, re.MULTILINE | re.DOTALL)
+    literals = (re.findall(r'"((?:[^"\\]|\\.)*)"', call) for call in calls)
+    return ["".join(parts).replace('\\"', '"') for parts in literals]
+
+
+def register(csrc: Path, reason: str) -> torch.library.Library:
+    """Registers all operators; they exist as long as what is returned.
+
+    Args:
+        csrc: The folder of the sources, of which the schemas are read.
+        reason: Why there is no library, for the errors of calls that only kernels can compute.
+    """
+    global _reason
+    _reason = reason
+    library = torch.library.Library("customconv", "DEF")  # type: ignore[no-untyped-call]
+    for schema in schemas(csrc):
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        name = schema.partition("(")[0]
+        implementation = _IMPLEMENTATIONS[name.partition(".")[0]]
+        for key in ("CompositeImplicitAutograd", "FuncTorchBatchedDecomposition"):
+            library.impl(name, implementation, key)  # type: ignore[no-untyped-call]
+    return library
+
+
+def _check(algorithm: str | None) -> None:
+    """Raises where a family is asked for by name, or results that do not depend on the batch."""
+    from .arguments import check_algorithm
+
+    if algorithm not in (None, "auto", "aten"):
+        check_algorithm("conv2d", algorithm)
+        raise RuntimeError(f"algorithm {algorithm!r} cannot run: {_reason}")
+    if _bind.is_batch_invariant():
+        raise RuntimeError(
+            "customconv is batch invariant, and only PyTorch can compute this call, which promises "
+            f"no such thing: {_reason}; call it outside of customconv.batch_invariant()"
+        )
+
+
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers | str = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    *,
+    algorithm: str | None = None,
+) -> Tensor:
+    _check(algorithm)
+    return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+
+def _conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    output_padding: Numbers = 0,
+    groups: int = 1,
+    dilation: Numbers = 1,
+    *,
+    algorithm: str | None = None,
+) -> Tensor:
+    _check(algorithm)
+    return torch.conv_transpose2d(
+        input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
+
+
+def _finished(
+    function: str,
+    convolve: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    residual_last: bool,
+    negative_slope: float,
+) -> Tensor:
+    """A convolution, and what a fused operator does to it."""
+    if activation not in _ACTIVATIONS:
+        known = ", ".join(map(repr, _ACTIVATIONS))
+        raise ValueError(f"unknown activation {activation!r}: expected one of {known}")
+    later = bias is not None and (scale is not None or bias.dtype != input.dtype)
+    y: Tensor = convolve(input, weight, None if later else bias)
+    dtypes = {input.dtype, torch.promote_types(input.dtype, torch.float32)}
+    for name, values, shape, allowed in (
+        ("scale", scale, y.shape[-3:-2], dtypes),
+        ("bias", bias, y.shape[-3:-2], dtypes),
+        ("residual", residual, y.shape, {input.dtype}),
+    ):
+        if values is None:
+            continue
+        if values.shape != shape:
+            raise RuntimeError(f"{function}: expected a {name} of shape {list(shape)}")
+        if values.dtype not in allowed or values.device != input.device:
+            raise RuntimeError(
+                f"{function}: expected a {name} of type {input.dtype} on {input.device}, as the "
+                f"input is, but got {values.dtype} on {values.device}"
+            )
+    dtype = y.dtype
+    if scale is not None:
+        y = (y * scale.view(-1, 1, 1)).to(dtype)
+    if later and bias is not None:
+        y = (y + bias.view(-1, 1, 1)).to(dtype)
+    if residual is not None and not residual_last:
+        y = y + residual
+    y = _ACTIVATIONS[activation](y, negative_slope)
+    return y + residual if residual is not None and residual_last else y
+
+
+def _conv2d_fused(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    *,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    residual_last: bool = False,
+    negative_slope: float = 0.01,
+    algorithm: str | None = None,
+) -> Tensor:
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return _conv2d(x, w, b, stride, padding, dilation, groups, algorithm=algorithm)
+
+    return _finished(
+        "conv2d_fused", convolve, input, weight, bias, scale, residual, activation, residual_last,
+        negative_slope,
+    )  # fmt: skip
+
+
+def _conv_transpose2d_fused(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    output_padding: Numbers = 0,
+    groups: int = 1,
+    dilation: Numbers = 1,
+    *,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    residual_last: bool = False,
+    negative_slope: float = 0.01,
+    algorithm: str | None = None,
+) -> Tensor:
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return _conv_transpose2d(
+            x, w, b, stride, padding, output_padding, groups, dilation, algorithm=algorithm
+        )
+
+    return _finished(
+        "conv_transpose2d_fused", convolve, input, weight, bias, scale, residual, activation,
+        residual_last, negative_slope,
+    )  # fmt: skip
+
+
+def _backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Gradients:
+    one = input.ndim == grad_output.ndim == 3
+    if one:
+        grad_output, input = grad_output.unsqueeze(0), input.unsqueeze(0)
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    found = torch.ops.aten.convolution_backward.default(
+        grad_output, input, weight, [channels], stride, padding, dilation, transposed,
+        output_padding, groups, output_mask,
+    )  # fmt: skip
+    of_input, of_weight, of_bias = (
+        each if asked else None for each, asked in zip(found, output_mask, strict=True)
+    )
+    return of_input.squeeze(0) if one and of_input is not None else of_input, of_weight, of_bias
+
+
+def _conv2d_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+    *,
+    algorithm: str = "auto",
+) -> Gradients:
+    _check(algorithm)
+    return _backward(
+        grad_output, input, weight, stride, padding, dilation, False, [0, 0], groups, output_mask
+    )
+
+
+def _conv_transpose2d_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+    output_mask: Sequence[bool],
+    *,
+    algorithm: str = "auto",
+) -> Gradients:
+    _check(algorithm)
+    return _backward(
+        grad_output, input, weight, stride, padding, dilation, True, output_padding, groups,
+        output_mask,
+    )  # fmt: skip
+
+
+def _conv2d_statistics(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    eps: float,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if input.ndim != 4:
+        raise RuntimeError("conv2d_statistics: expected a batch of images")
+    for running in (running_mean, running_var):
+        if running is not None and running.shape != weight.shape[:1]:
+            raise RuntimeError("conv2d_statistics: expected running statistics of each channel")
+    output = _conv2d(input, weight, bias, stride, padding, dilation, groups)
+    wide = output.to(torch.promote_types(output.dtype, torch.float32))
+    variance, mean = torch.var_mean(wide, (0, 2, 3), correction=0, keepdim=True)
+    pixels = output.numel() / output.shape[1]
+    if running_mean is not None:
+        running_mean.mul_(1 - momentum).add_(mean.view(-1), alpha=momentum)
+    if running_var is not None:
+        sample = variance.view(-1) * (pixels / (pixels - 1))
+        running_var.mul_(1 - momentum).add_(sample, alpha=momentum)
+    return output, variance, mean, (variance + eps).rsqrt()
+
+
+def _fold_batch_norms(
+    means: Sequence[Tensor],
+    variances: Sequence[Tensor],
+    weights: Sequence[Tensor | None],
+    biases: Sequence[Tensor | None],
+    shifts: Sequence[Tensor | None],
+    eps: Sequence[float],
+) -> list[Tensor]:
+    folded: list[Tensor] = []
+    lists = (means, variances, weights, biases, shifts, eps)
+    for mean, variance, weight, bias, shift, small in zip(*lists, strict=True):
+        dtype = torch.promote_types(mean.dtype, torch.float32)
+        scale = (variance.to(dtype) + small).rsqrt()
+        if weight is not None:
+            scale = scale * weight.to(dtype)
+        moved = (-mean.to(dtype) if shift is None else shift.to(dtype) - mean.to(dtype)) * scale
+        folded += [scale, moved if bias is None else moved + bias.to(dtype)]
+    return folded
+
+
+def _copy_parameters(
+    parameters: Sequence[Tensor], dtype: torch.dtype, channels_last: bool
+) -> list[Tensor]:
+    return [
+        each.to(
+            dtype=dtype, copy=True,
+            memory_format=torch.channels_last if channels_last and each.ndim == 4
+            else torch.preserve_format,
+        )
+        for each in parameters
+    ]  # fmt: skip
+
+
+_IMPLEMENTATIONS = {
+    "conv2d": _conv2d,
+    "conv2d_fused": _conv2d_fused,
+    "conv2d_backward": _conv2d_backward,
+    "conv_transpose2d": _conv_transpose2d,
+    "conv_transpose2d_fused": _conv_transpose2d_fused,
+    "conv_transpose2d_backward": _conv_transpose2d_backward,
+    "conv2d_statistics": _conv2d_statistics,
+    "fold_batch_norms": _fold_batch_norms,
+    "copy_parameters": _copy_parameters,
+}

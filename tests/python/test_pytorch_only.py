@@ -1,0 +1,257 @@
+"""A PyTorch that there are no operators for: the package imports, and PyTorch computes.
+
+Each test is a process of its own, in which PyTorch says that it is of a version to come.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import customconv
+from customconv import _load, build, pytorch_only
+
+NEWER = "import torch, warnings; torch.__version__ = '2.99.0'"
+QUIET = NEWER + "; warnings.simplefilter('ignore', UserWarning)"
+START = """
+import torch.nn.functional as F
+import customconv
+ops = torch.ops.customconv
+torch.manual_seed(0)
+x = torch.randn(2, 8, 9, 10, dtype=torch.float64, requires_grad=True)
+w = torch.randn(6, 4, 3, 3, dtype=torch.float64, requires_grad=True)
+b = torch.randn(6, dtype=torch.float64, requires_grad=True)
+close = torch.testing.assert_close
+"""
+
+
+def run(
+    code: str, folder: Path, first: str = QUIET, *words: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", first + START + code, *words],
+        capture_output=True, text=True, env=os.environ | {"XDG_CACHE_HOME": str(folder)},
+    )  # fmt: skip
+
+
+def check(code: str, folder: Path) -> str:
+    done = run(code, folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_warning_says_what_there_is_and_what_to_do(tmp_path):
+    done = run("", tmp_path, NEWER)
+    assert done.returncode == 0, done.stderr
+    (warning,) = (line for line in done.stderr.splitlines() if "UserWarning" in line)
+    major, minor = _load.torch_minor(torch.__version__)
+    assert f"has no operators for PyTorch 2.99.0 (it has for {major}.{minor}" in warning
+    assert "PyTorch computes all convolutions" in warning
+    assert "python -m customconv build" in warning
+
+
+def test_nothing_is_loaded_that_was_built_for_another_pytorch(tmp_path):
+    said = check("print(open('/proc/self/maps').read())", tmp_path)
+    assert "libcustomconv.so" in said
+    assert "customconv/lib/torch_" not in said
+
+
+def test_all_operators_are_there_with_their_schemas(tmp_path):
+    code = "print('\\n'.join(sorted(str(s) for s in torch._C._jit_get_all_schemas() if "
+    code += "s.name.startswith('customconv::') and not s.name.startswith('customconv::_'))))"
+    there = check(code, tmp_path).splitlines()
+    ours = subprocess.run(
+        [sys.executable, "-c", f"import torch{START}{code}"], capture_output=True, text=True
+    )
+    assert there == ours.stdout.splitlines()
+    assert len(there) == len(pytorch_only.schemas(_load.sources())) == 16
+
+
+CASES = {
+    "forward": """
+close(customconv.conv2d(x, w, b, 2, 1, 1, 2), F.conv2d(x, w, b, 2, 1, 1, 2))
+close(ops.conv2d(x, w, b, [2, 2], [1, 1], [1, 1], 2), F.conv2d(x, w, b, 2, 1, 1, 2))
+close(ops.conv2d(x, w, b, padding="same", groups=2), F.conv2d(x, w, b, padding="same", groups=2))
+lines, taps = x[:, :, 0], w[..., 0]
+close(customconv.conv1d(lines, taps, b, 1, 1, 1, 2), F.conv1d(lines, taps, b, 1, 1, 1, 2))
+v = torch.randn(8, 3, 3, 3, dtype=torch.float64)
+y = customconv.conv_transpose2d(x, v, None, 2, 1, 1, 2)
+close(y, F.conv_transpose2d(x, v, None, 2, 1, 1, 2))
+""",
+    "gradients": """
+call = lambda *t: customconv.conv2d(*t, padding=1, groups=2)
+assert torch.autograd.gradcheck(call, (x, w, b)) and torch.autograd.gradgradcheck(call, (x, w, b))
+y = call(x, w, b)
+assert type(y.grad_fn).__name__ == "ConvolutionBackward0"
+direction = torch.randn_like(y)
+expected = torch.autograd.grad(y, (x, w, b), direction)
+numbers = [1, 1], [1, 1], [1, 1], 2
+found = ops.conv2d_backward(direction, x.detach(), w.detach(), *numbers, [True, True, True])
+close(found, expected)
+found = ops.conv2d_backward(direction, x.detach(), w.detach(), *numbers, [False, True, False])
+assert found[0] is None and found[2] is None
+close(found[1], expected[1])
+one = ops.conv2d_backward(direction[0], x[0].detach(), w.detach(), *numbers, [True, False, False])
+close(one[0], expected[0][0])
+v = torch.randn(8, 3, 3, 3, dtype=torch.float64, requires_grad=True)
+y = F.conv_transpose2d(x, v, None, 2, 1, 1, 2)
+direction = torch.randn_like(y)
+found = ops.conv_transpose2d_backward(
+    direction, x.detach(), v.detach(), [2, 2], [1, 1], [1, 1], 2, [1, 1], [True, True, True])
+close(found[:2], torch.autograd.grad(y, (x, v), direction))
+close(found[2], direction.sum((0, 2, 3)))
+""",
+    "fused": """
+scale, residual = torch.rand(6, dtype=torch.float64), torch.randn(2, 6, 9, 10, dtype=torch.float64)
+sums = F.conv2d(x, w, None, padding=1, groups=2) * scale.view(-1, 1, 1) + b.view(-1, 1, 1)
+for last in (False, True):
+    expected = F.silu(sums) + residual if last else F.silu(sums + residual)
+    close(customconv.conv2d_fused(x, w, b, padding=1, groups=2, scale=scale, residual=residual,
+                                  activation="silu", residual_last=last), expected)
+try:
+    customconv.conv2d_fused(x, w, padding=1, groups=2, scale=scale[:2])
+except RuntimeError as error:
+    assert "expected a scale of shape [6]" in str(error)
+else:
+    raise AssertionError
+half = customconv.conv2d_fused(x.bfloat16(), w.bfloat16(), b.float(), groups=2, activation="relu")
+assert half.dtype == torch.bfloat16
+""",
+    "batch norms": """
+mean, var = torch.zeros(6).double(), torch.ones(6).double()
+expected_mean, expected_var = mean.clone(), var.clone()
+y, variance, average, reciprocal = ops.conv2d_statistics(
+    x.detach(), w.detach(), None, [1, 1], [1, 1], [1, 1], 2, 1e-5, mean, var, 0.1)
+F.batch_norm(y, expected_mean, expected_var, training=True, momentum=0.1)
+close((mean, var), (expected_mean, expected_var))
+close(reciprocal, (y.var((0, 2, 3), correction=0, keepdim=True) + 1e-5).rsqrt())
+shift = torch.randn(6).double()
+scale, moved = ops.fold_batch_norms([mean], [var], [b.detach()], [None], [shift], [1e-5])
+z = F.conv2d(x, w, shift, groups=2)
+bare = F.conv2d(x, w, None, groups=2)
+close(bare * scale.view(-1, 1, 1) + moved.view(-1, 1, 1),
+      F.batch_norm(z, mean, var, b.detach(), eps=1e-5))
+(copied,) = ops.copy_parameters([w.detach()], torch.float16, True)
+assert copied.dtype == torch.float16 and copied.is_contiguous(memory_format=torch.channels_last)
+""",
+    "programs": """
+program = torch.compile(
+    lambda a, c: customconv.conv2d(a, c, groups=2).relu(), backend="aot_eager", fullgraph=True)
+close(program(x, w), F.conv2d(x, w, groups=2).relu())
+mapped = torch.vmap(lambda a: customconv.conv2d(a[None], w, groups=2)[0])(x)
+close(mapped, F.conv2d(x, w, groups=2))
+with torch.autocast("cpu", torch.bfloat16):
+    assert customconv.conv2d(x.float(), w.float(), groups=2).dtype == torch.bfloat16
+model = torch.nn.Sequential(torch.nn.Conv2d(8, 6, 3), torch.nn.ReLU()).double()
+expected = model(x)
+converted, _ = customconv.convert(model)
+close(converted(x), expected)
+exported = torch.export.export(converted, (x,)).module()
+close(exported(x), expected)
+with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+    customconv.conv2d(x, w, groups=2)
+assert counter.get_total_flops() > 0
+""",
+    "switches": """
+with customconv.enabled():
+    close(F.conv2d(x, w, groups=2), customconv.conv2d(x, w, groups=2))
+    assert customconv.is_enabled()
+assert "has no operators for PyTorch 2.99.0" in str(customconv.stats())
+assert not customconv.build_info()["with_cuda"]
+explained = customconv.explain(x, w, groups=2)
+assert explained.family == "aten" and "has no operators" in explained.fallback
+with customconv.batch_invariant():
+    try:
+        customconv.conv2d(x, w, groups=2)
+    except RuntimeError as error:
+        assert "is batch invariant" in str(error) and "has no operators" in str(error)
+    else:
+        raise AssertionError
+""",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pytorch_computes(tmp_path, case):
+    check(CASES[case], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        ("customconv.conv2d(x, w, groups=2, algorithm='tiled')", "RuntimeError", "'tiled' cannot"),
+        ("customconv.conv2d(x, w, groups=2, algorithm='none')", "ValueError", "unknown algorithm"),
+        ("customconv.conv2d(x, w, groups=3)", "RuntimeError", "to have 12 channels"),
+        ("customconv.explain(x, w, groups=3)", "RuntimeError", "to have 12 channels"),
+    ],
+)
+def test_errors_are_raised_as_ever(tmp_path, call, kind, words):
+    done = run(call, tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"{kind}: ")
+    assert words in last
+
+
+def test_info_says_it(tmp_path):
+    said = check("print(customconv.info.report())", tmp_path)
+    assert re.search(r"CUDA +off: customconv .* has no operators for PyTorch 2.99.0", said)
+
+
+# The build that the warning names.
+
+
+def test_the_shipped_sources_are_all_that_is_compiled():
+    csrc = _load.sources()
+    shipped = {path for pattern in build.SHIPPED for path in csrc.glob(pattern)}
+    for with_cuda in (False, True):
+        assert set(build.sources(csrc, with_cuda)) <= shipped
+    for path in shipped:
+        for name in re.findall(r'^#include "(.+)"$', path.read_text(), re.MULTILINE):
+            if name != "customconv_build.h":  # which the build writes
+                assert csrc / name in shipped, f"{path.name} includes {name}"
+
+
+def test_a_build_that_fails_says_why(tmp_path):
+    code = (
+        "import sys; from customconv.__main__ import main; import os; "
+        "os.environ['CXX'] = 'no-such-compiler'; sys.exit(main(['build']))"
+    )
+    done = run(code, tmp_path)
+    assert done.returncode == 1
+    assert "the C++ compiler 'no-such-compiler' does not run" in done.stderr
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_missing_headers_of_cuda_are_named(monkeypatch):
+    monkeypatch.setattr(build, "cuda_wheels", lambda major: [])
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(build, "SYSTEM_TOOLKIT", Path("/nonexistent"))
+    with pytest.raises(build.BuildError, match="header cuda_runtime_api"):
+        build.headers_of_cuda("13.0")
+
+
+@pytest.mark.slow
+def test_a_build_is_loaded_by_the_next_import(tmp_path):
+    """Of the installed PyTorch, whose own library is hidden."""
+    hide = "import pathlib; is_there = pathlib.Path.exists; pathlib.Path.exists = lambda p: "
+    hide += "'customconv/lib/torch_' not in str(p) and is_there(p)\n"
+    first = f"import torch, warnings; warnings.simplefilter('ignore', UserWarning)\n{hide}"
+    code = "import sys; from customconv.__main__ import main; sys.exit(main(['build']))"
+    done = run(code, tmp_path, first)
+    assert done.returncode == 0, done.stderr
+    (library,) = tmp_path.rglob("torch_*.so")
+    assert str(library) in done.stdout
+    code = "close(customconv.conv2d(x, w, b, groups=2), F.conv2d(x, w, b, groups=2))\n"
+    code += "print(customconv.build_info()['operators'])"
+    done = run(code, tmp_path, f"import torch\n{hide}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(library)
+    assert customconv.build_info()["operators"] != str(library)

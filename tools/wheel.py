@@ -1,0 +1,233 @@
+"""Makes the one wheel that serves every PyTorch and every Python: ``make wheel``.
+
+    python tools/wheel.py --torch 2.9.1 2.14.1 --python python3.10 python3.13 --out dist
+
+It is the wheel of this environment, with the operators for more versions of PyTorch, compiled from
+the headers in their wheels, and with the module for more Pythons. Libraries that other machines
+built, such as the kernels for other architectures, are taken from folders (``--parts``). At the end
+it prints the size of each part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import build_config as config
+
+HEADERS = config.ROOT / "build/torch-headers"
+MIB = 1 << 20
+
+
+def run(*command: str | Path, **settings: Any) -> str:
+    """Runs a command; what it prints."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, **settings)
+    return str(done.stdout)
+
+
+def own_wheel(folder: Path) -> Path:
+    """Builds the wheel of this environment."""
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, config.ROOT)
+    (wheel,) = folder.glob("customconv-*.whl")
+    return wheel
+
+
+def unpack(wheel: Path, folder: Path) -> Path:
+    """Unpacks a wheel; the folder that it fills."""
+    run(sys.executable, "-m", "wheel", "unpack", "--dest", folder, wheel)
+    (unpacked,) = folder.iterdir()
+    return unpacked
+
+
+def torch_headers(release: str) -> tuple[Path, str | None]:
+    """The headers of a PyTorch and its version of CUDA, from its wheel on PyPI."""
+    folder = HEADERS / release
+    if not (folder / "torch/version.py").exists():
+        with tempfile.TemporaryDirectory() as downloaded:
+            run(
+                sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--quiet",
+                "--dest", downloaded, f"torch=={release}",
+            )  # fmt: skip
+            (wheel,) = Path(downloaded).glob("torch-*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                wanted = [n for n in archive.namelist() if n.startswith("torch/include/")]
+                archive.extractall(folder, [*wanted, "torch/version.py"])
+    facts: dict[str, Any] = {}
+    exec((folder / "torch/version.py").read_text(), facts)
+    return folder / "torch/include", facts["cuda"]
+
+
+def cuda_headers() -> tuple[Path, ...]:
+    """Folders with headers of CUDA: which version does not matter to the operators."""
+    import torch
+
+    if torch.version.cuda is None:
+        raise config.ConfigError(
+            "this environment has no PyTorch with CUDA, whose headers it needs"
+        )
+    found: tuple[Path, ...] = config.operators.headers_of_cuda(torch.version.cuda)
+    return found
+
+
+def add_operators(package: Path, release: str, compiler: Sequence[str]) -> None:
+    """Compiles the operators for a version of PyTorch, with CUDA and without."""
+    build = config.operators
+    include, _ = torch_headers(release)
+    major, minor = map(int, release.split(".")[:2])
+    for cuda_include in (cuda_headers(), ()):
+        made = build.Operators(
+            csrc=config.ROOT / "csrc",
+            core=package / "lib/libcustomconv.so",
+            build=config.hash_of_interface(),
+            minor=(major, minor),
+            torch_include=include,
+            cuda_include=cuda_include,
+        )
+        name = build.library_name((major, minor), bool(cuda_include))
+        jobs = config.jobs(os.environ, len(os.sched_getaffinity(0)), config.available_memory())
+        made.compile(package / f"lib/{name}.so", compiler, jobs)
+
+
+def add_module(package: Path, python: str, include: Path, compiler: Sequence[str]) -> None:
+    """Compiles the module for another Python; PyTorch's headers bring pybind11."""
+    ask = "import sysconfig as s; print(s.get_path('include'), s.get_config_var('EXT_SUFFIX'))"
+    headers, suffix = run(python, "-c", ask).split()
+    flags = [*config.operators.CXX_FLAGS, "-DNDEBUG", "-fPIC", "-std=c++17"]
+    flags += [f"-I{config.ROOT / 'csrc'}", f"-isystem{include}", f"-isystem{headers}"]
+    with tempfile.TemporaryDirectory() as folder:
+        told = config.operators.build_header(Path(folder), config.hash_of_interface()).parent
+        objects = []
+        for number, source in enumerate(config.binding_sources()):
+            objects.append(str(Path(folder, f"{number}.o")))
+            command = [*compiler, *flags, f"-I{told}", "-c", source, "-o", objects[-1]]
+            run(*command, cwd=config.ROOT)
+        link = ["-shared", "-s", *config.link_flags("bind"), f"{package}/lib/libcustomconv.so"]
+        run(*compiler, *objects, *link, "-o", package / f"_bind{suffix}")
+
+
+def add_sources(package: Path) -> None:
+    """Adds what ``python -m customconv build`` compiles."""
+    csrc = config.ROOT / "csrc"
+    for pattern in config.operators.SHIPPED:
+        for path in csrc.glob(pattern):
+            target = package / "csrc" / path.relative_to(csrc)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+
+
+def add_parts(package: Path, folders: Iterable[Path]) -> None:
+    """Adds libraries that were built elsewhere.
+
+    Raises:
+        ConfigError: one of them is of another build.
+    """
+    build = config.hash_of_interface().encode()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.so")):
+            place = package if path.name.startswith("_bind.") else package / "lib"
+            if build not in path.read_bytes():
+                raise config.ConfigError(f"{path} is of another build than {build.decode()}")
+            if path.name != "libcustomconv.so":  # each machine makes it, all of them the same
+                shutil.copy(path, place)
+
+
+def note(package: Path, releases: Sequence[str]) -> None:
+    """Notes what the wheel was built for, where the package reads it."""
+    record = json.loads((package / "_build.json").read_text())
+    names = [path.stem.removeprefix("libcustomconv_sm") for path in package.glob("lib/*_sm*.so")]
+    built = {config.library_of(arch)[2:]: arch for arch in known_architectures()}
+    record["arch_list"] = [built.get(name, name) for name in sorted(names, key=_number)]
+    record["torch"] = ", ".join(releases)
+    (package / "_build.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def known_architectures() -> list[str]:
+    """Those of a release, and those that this environment was asked for."""
+    named = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
+    return [*config.RELEASE_ARCHITECTURES.split(";"), *named]
+
+
+def _number(name: str) -> int:
+    return int("".join(c for c in name if c.isdigit()))
+
+
+def platform() -> str:
+    """The tag of the machine that built it: its C library is the oldest that will do."""
+    version = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    return f"manylinux_{version.split()[-1].replace('.', '_')}_x86_64"
+
+
+def sizes(wheel: Path) -> str:
+    """A table of the parts: how large they are, and how much of the wheel they take."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = archive.infolist()
+    rows = [
+        (info.filename.partition("/")[2], info.file_size, info.compress_size)
+        for info in files
+        if info.filename.endswith(".so")
+    ]
+    others = [info for info in files if not info.filename.endswith(".so")]
+    total = sum(info.file_size for info in files)
+    rows.append(
+        ("everything else", sum(i.file_size for i in others), sum(i.compress_size for i in others))
+    )
+    rows.append((wheel.name, total, wheel.stat().st_size))
+    width = max(len(name) for name, _, _ in rows)
+    lines = [f"{'':{width}}  {'MiB':>7}  {'packed':>7}"]
+    lines += [f"{name:{width}}  {a / MIB:7.2f}  {b / MIB:7.2f}" for name, a, b in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Builds, adds, packs and prints sizes."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--torch", nargs="*", default=[], metavar="VERSION")
+    parser.add_argument("--python", nargs="*", default=[], metavar="PYTHON")
+    parser.add_argument("--parts", nargs="*", type=Path, default=[], metavar="FOLDER")
+    parser.add_argument("--platform", default=platform(), help="the tag (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=config.ROOT / "dist")
+    options = parser.parse_args()
+    config.use_ccache(os.environ)
+    compiler = os.environ.get("CXX", "c++").split()
+    import torch
+
+    own = torch.__version__.partition("+")[0]
+    releases = sorted({own, *options.torch}, key=lambda r: [int(n) for n in r.split(".")])
+    with tempfile.TemporaryDirectory() as folder:
+        unpacked = unpack(own_wheel(Path(folder, "own")), Path(folder, "unpacked"))
+        package = unpacked / "customconv"
+        add_sources(package)
+        for release in releases:
+            add_operators(package, release, compiler)
+        include = Path(torch.__file__).parent / "include"
+        for python in options.python:
+            add_module(package, python, include, compiler)
+        add_parts(package, options.parts)
+        note(package, releases)
+        options.out.mkdir(parents=True, exist_ok=True)
+        packed = Path(folder, "packed")
+        packed.mkdir()
+        run(sys.executable, "-m", "wheel", "pack", "--dest-dir", packed, unpacked)
+        (wheel,) = packed.glob("*.whl")
+        tags = ["--python-tag", "py3", "--abi-tag", "none", "--platform-tag", options.platform]
+        run(sys.executable, "-m", "wheel", "tags", "--remove", *tags, wheel)
+        (wheel,) = packed.glob("*.whl")
+        made = Path(shutil.copy(wheel, options.out))
+    print(sizes(made))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (config.ConfigError, config.operators.BuildError) as error:
+        sys.exit(f"customconv: {error}")
