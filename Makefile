@@ -18,7 +18,7 @@ demo: build ## a photograph filtered, a network trained, times compared
 	$(BIN)/python -m customconv demo
 
 wheel: build ## one wheel for this Python and others, and for the releases of PyTorch in TORCHES
-	$(BIN)/python tools/wheel.py --torch $(TORCHES) --python $(PYTHONS)
+	$(BIN)/python tools/make_wheel.py wheel --torch $(TORCHES) --python $(PYTHONS)
 
 lint: build ## every check that needs no test
 	$(BIN)/ruff check .

@@ -53,6 +53,10 @@ def cuda_settings():
     archs = config.arch_list(os.environ, capabilities)
     config.check_architectures(archs, config.nvcc_architectures(home))
     os.environ["TORCH_CUDA_ARCH_LIST"] = archs
+    if not all(arch[0].isdigit() for arch in archs.split(";")):
+        from torch.utils import cpp_extension
+
+        archs = config.numbered(cpp_extension._get_cuda_arch_flags())
     # The headers of cuBLAS and others may come with torch only: after the toolkit's own headers.
     wheels = [str(home / "include") for home in CUDA_WHEELS]
     paths = [os.environ.get("CPLUS_INCLUDE_PATH"), *wheels]

@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # The minor versions of PyTorch that the tests have passed with: the first and the last.
 TESTED_TORCH = ((2, 9), (2, 14))
 
+# The minor versions of Python that a wheel has a module for: the first and the last.
+TESTED_PYTHON = ((3, 10), (3, 14))
+
 RELEASE_ARCHITECTURES = "8.0;8.6;8.9;9.0a;10.0;12.0+PTX"
 SOURCE_SUFFIXES = (".h", ".cuh", ".cpp", ".cu", ".def")
 COMPILER_WHEELS = "nvcc,crt,nvvm,cccl"  # those extras of cuda-toolkit that make up a compiler
@@ -286,6 +289,17 @@ def arch_list(env: Mapping[str, str], capabilities: Iterable[tuple[int, int]]) -
     if named and named != "native":
         return ";".join(named.replace(";", " ").split())
     return ";".join(architecture(c) for c in sorted(set(capabilities))) or RELEASE_ARCHITECTURES
+
+
+def numbered(flags: Iterable[str]) -> str:
+    """The architectures that nvcc's flags name, for names such as "Hopper", which torch knows."""
+    codes: dict[str, bool] = {}
+    for flag in flags:
+        for kind, number in re.findall(r"code=(sm|compute)_(\d+[af]?)", flag):
+            codes[number] = codes.get(number, False) or kind == "compute"
+    return ";".join(
+        re.sub(r"(\d)([af]?)$", r".\1\2", number) + "+PTX" * ptx for number, ptx in codes.items()
+    )
 
 
 def check_architectures(archs: str, supported: str) -> None:

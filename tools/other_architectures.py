@@ -33,7 +33,7 @@ def left_out(env: Mapping[str, str]) -> list[str]:
 def command(nvcc: str, home: Path, arch: str, target: Path) -> list[str]:
     """What compiles the source, as setup.py and torch would have it compiled."""
     flags = [*COMMON_NVCC_FLAGS, "--compiler-options", "-fPIC", *config.nvcc_flags(home)]
-    flags += ["-DCUSTOMCONV_WITH_CUDA", f"-I{config.ROOT / 'csrc'}", *config.gencode(arch)]
+    flags += [f"-I{config.ROOT / 'csrc'}", *config.gencode(arch)]
     return [*nvcc.split(), *flags, "-c", str(SOURCE), "-o", str(target)]
 
 

@@ -167,7 +167,7 @@ class Loader {
 
 Kernels find_kernels(int device, const DeviceProperties& p) {
   const std::vector<std::string> names = kernel_libraries();
-  if (names.empty()) return {nullptr, "customconv was built without CUDA"};
+  if (names.empty()) return {nullptr, "there are no kernels in " + folder().string()};
   const std::string name = library_for(p.capability_major, p.capability_minor, names);
   if (name.empty()) {
     return {nullptr, "this GPU's compute capability is " + std::to_string(p.capability_major) +

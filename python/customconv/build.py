@@ -1,9 +1,9 @@
 """Compiles the operators for one version of PyTorch: ``python -m customconv build``.
 
 They are host code: a C++ compiler and headers do, those of PyTorch and, for a PyTorch with CUDA,
-those of CUDA that come with it. Nothing of PyTorch is linked: empty libraries of the same names
-stand in for its own, so that any of its versions can be compiled for, also one that is not
-installed. This file imports nothing but the standard library, as tools load it by its path.
+those of CUDA that come with it. Empty libraries stand in for those that the operators are linked
+to, so that they can be compiled for a PyTorch that is not installed. This file imports nothing but
+the standard library, as tools load it by its path.
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ class Operators:
 
     Attributes:
         csrc: The folder of the sources.
-        core: ``libcustomconv.so``.
         build: The hash of what passes between libraries.
         minor: The minor version of PyTorch.
         torch_include: The folder ``include`` of that PyTorch.
@@ -93,7 +92,6 @@ class Operators:
     """
 
     csrc: Path
-    core: Path
     build: str
     minor: tuple[int, int]
     torch_include: Path
@@ -133,11 +131,12 @@ class Operators:
 
             with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
                 list(pool.map(compile_one, todo))
-            stand_in(Path(folder), torch_libraries(self.with_cuda), compiler)
+            libraries = ["customconv", *torch_libraries(self.with_cuda)]
+            stand_in(Path(folder), libraries, compiler)
             target.parent.mkdir(parents=True, exist_ok=True)
             made = target.with_name(f"{target.name}.{os.getpid()}")  # never half a library
             link = ["-shared", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{folder}"]
-            link += [str(self.core), *(f"-l{name}" for name in torch_libraries(self.with_cuda))]
+            link += [f"-l{name}" for name in libraries]
             _run([*compiler, *map(str, todo.values()), *link, "-s", "-o", str(made)])
             made.replace(target)
 
@@ -188,7 +187,6 @@ def build_for_this_torch() -> Path:
         raise BuildError(f"PyTorch {release} or this installation of customconv is unknown")
     operators = Operators(
         csrc=_load.sources(),
-        core=_load.PACKAGE / "lib/libcustomconv.so",
         build=record["build"],
         minor=minor,
         torch_include=Path(torch.__file__).parent / "include",

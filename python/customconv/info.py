@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,28 +51,6 @@ def why_no_kernels() -> str:
     return "customconv was built without CUDA" + (f" ({reason})" if reason else "")
 
 
-def covers(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Whether code for these architectures runs on a device of this compute capability.
-
-    Machine code runs on devices of the same major version and no smaller minor version, or with
-    the suffix "a" on that device alone; with "+PTX" the driver can translate it for all later ones.
-    Of names, such as "Hopper", it is taken to run on any.
-    """
-
-    def runs(architecture: str) -> bool:
-        if not architecture[0].isdigit():
-            return True  # a name that PyTorch has for some of them, such as "Hopper"
-        number, _, ptx = architecture.partition("+")
-        major, minor = (int(digits) for digits in number.rstrip("af").split("."))
-        if number.endswith("a"):
-            return (major, minor) == capability
-        return (ptx == "PTX" and (major, minor) <= capability) or (
-            major == capability[0] and minor <= capability[1]
-        )
-
-    return any(map(runs, architectures))
-
-
 def is_measured(capability: tuple[int, int]) -> bool:
     """Whether the planner compares predicted times on a GPU of this compute capability."""
     problem = _bind.ConvProblem(dtype="float16", input=(8, 64, 56, 56), weight=(64, 64, 3, 3))
@@ -110,23 +87,21 @@ def report() -> str:
     if built_for:
         rows.append(("architectures", ", ".join(built_for)))
     if not off:
-        rows += [
-            (f"cuda:{index}", _device(index, built_for))
-            for index in range(torch.cuda.device_count())
-        ]
+        rows += [(f"cuda:{index}", _device(index)) for index in range(torch.cuda.device_count())]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
 
-def _device(index: int, architectures: Sequence[str]) -> str:
+def _device(index: int) -> str:
     device = torch.cuda.get_device_properties(index)
     capability = device.major, device.minor
-    covered = "covered by this build"
-    if not covers(architectures, capability):
-        covered = f"NOT {covered}"
-    elif not is_measured(capability):
-        covered += "; PyTorch computes most convolutions until customconv.tune has measured them"
+    if why := _bind.why_no_kernels(index):
+        served = f"NOT served: {why}"
+    elif is_measured(capability):
+        served = "served"
+    else:
+        served = "PyTorch computes most convolutions until customconv.tune has measured them"
     return (
         f"{device.name}, compute capability {device.major}.{device.minor}, "
-        f"{device.total_memory / 2**30:.0f} GiB: {covered}"
+        f"{device.total_memory / 2**30:.0f} GiB: {served}"
     )

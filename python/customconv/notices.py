@@ -10,7 +10,7 @@ from types import FrameType
 import torch
 
 from . import _bind, _load
-from .info import architectures, covers, is_measured, why_no_kernels
+from .info import is_measured, why_no_kernels
 
 _INSIDE = {"customconv", "torch", "importlib", "contextlib", "sitecustomize"}
 _OLDEST = 8  # the least major compute capability that there are kernels for
@@ -50,22 +50,22 @@ def _notice_devices() -> None:
     from .tuning import is_tuning  # which imports this module
 
     tuned = {index for index, _, _ in _bind.tuned_plans()}
-    missing, unmeasured = {}, {}
+    unserved, unmeasured = {}, {}
     for index in range(torch.cuda.device_count()):
         name, capability = torch.cuda.get_device_name(index), _capability(index)
-        if not covers(architectures(), capability):
-            missing[name] = capability
+        if why := _bind.why_no_kernels(index):
+            unserved[name] = why, capability
         elif not (is_measured(capability) or index in tuned or is_tuning()):
             unmeasured[name] = capability
-    for name, (major, minor) in missing.items():
-        own = f"{major}.{minor}" + ("a" if (major, minor) == (9, 0) else "")
-        why = (
-            f"was built for the architectures {', '.join(architectures())} and not for {name}",
-            f"; build it again with TORCH_CUDA_ARCH_LIST={own}",
+    for name, (why, (major, minor)) in unserved.items():
+        remedy = ""
+        if major >= _OLDEST and "compute capability" in why:
+            own = f"{major}.{minor}" + ("a" if (major, minor) == (9, 0) else "")
+            remedy = f"; build it from source with TORCH_CUDA_ARCH_LIST={own}"
+        _tell(
+            f"customconv's kernels do not run on {name}, so PyTorch computes all convolutions on "
+            f"it: {why}{remedy}"
         )
-        if major < _OLDEST:
-            why = f"needs compute capability {_OLDEST}.0, and {name} has {major}.{minor}", ""
-        _tell(f"customconv {why[0]}, so PyTorch computes all convolutions on it{why[1]}")
     for name in unmeasured:
         _tell(
             f"customconv has not been measured on {name}, so PyTorch computes most convolutions on "

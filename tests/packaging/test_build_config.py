@@ -183,6 +183,13 @@ def test_a_kernel_and_host_code_of_one_name_are_refused(monkeypatch, tmp_path):
         build_config._sources("csrc/core/*")
 
 
+def test_architectures_that_torch_has_names_for():
+    flags = ["-gencode=arch=compute_90a,code=sm_90a", "-gencode=arch=compute_120,code=sm_120"]
+    assert build_config.numbered(flags) == "9.0a;12.0"
+    flags += ["-gencode=arch=compute_120,code=compute_120"]
+    assert build_config.numbered(flags) == "9.0a;12.0+PTX"
+
+
 @pytest.mark.parametrize(
     ("arch", "library"), [("8.0", "sm80"), ("9.0a", "sm90a"), ("12.0+PTX", "sm120_ptx")]
 )

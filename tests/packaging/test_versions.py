@@ -12,23 +12,43 @@ FIRST, LAST = build_config.TESTED_TORCH
 TESTED = [f"{FIRST[0]}.{minor}" for minor in range(FIRST[1], LAST[1] + 1)]
 
 
-def matrix(name: str) -> list[str]:
-    """The values that the workflow's tests take for a name."""
-    text = (ROOT / ".github/workflows/test.yml").read_text()
-    (values,) = re.findall(rf"^ +{name}: \[(.*)\]", text, re.MULTILINE)
+PYTHONS = [f"{major}.{minor}" for major, minor in build_config.TESTED_PYTHON]
+
+
+def matrix(name: str, workflow: str = "test") -> list[str]:
+    """The values that the jobs of a workflow take for a name, which must be the same in all."""
+    text = (ROOT / f".github/workflows/{workflow}.yml").read_text()
+    (values,) = set(re.findall(rf'^ +{name}: \[(".*")\]', text, re.MULTILINE))
     return re.findall(r'"([^"]+)"', values)
 
 
-def test_the_workflow_tests_each_minor_version_of_pytorch():
-    assert [release.rpartition(".")[0] for release in matrix("torch")] == TESTED
+@pytest.mark.parametrize("workflow", ["test", "wheels"])
+def test_workflows_have_each_minor_version_of_pytorch(workflow):
+    assert [release.rpartition(".")[0] for release in matrix("torch", workflow)] == TESTED
 
 
-def test_the_workflow_tests_the_oldest_and_the_newest_python():
+@pytest.mark.parametrize("workflow", ["test", "wheels"])
+def test_workflows_have_the_oldest_and_the_newest_python(workflow):
+    assert matrix("python", workflow) == PYTHONS
+
+
+def test_the_oldest_python_is_the_one_that_pip_asks_for():
     text = (ROOT / "pyproject.toml").read_text()
-    (oldest,) = re.findall(r'^requires-python = ">=(.+)"$', text, re.MULTILINE)
-    (wheels,) = re.findall(r"^build = \[(.*)\]$", text, re.MULTILINE)
-    newest = max(int(minor) for minor in re.findall(r"cp3(\d+)", wheels))
-    assert matrix("python") == [oldest, f"3.{newest}"]
+    assert re.findall(r'^requires-python = ">=(.+)"$', text, re.MULTILINE) == [PYTHONS[0]]
+
+
+def test_the_wheel_has_a_module_for_each_python():
+    text = (ROOT / ".github/workflows/wheels.yml").read_text()
+    (_, first), (_, last) = build_config.TESTED_PYTHON
+    named = set(re.findall(r"\$\(python 3(\d+)\)", text)) | set(re.findall(r"cp3(\d+)/", text))
+    assert {int(minor) for minor in named} == set(range(first, last + 1))
+
+
+def test_the_wheel_has_kernels_for_every_architecture_of_a_release():
+    text = (ROOT / ".github/workflows/wheels.yml").read_text()
+    (own,) = re.findall(r"TORCH_CUDA_ARCH_LIST: (\d\S*)$", text, re.MULTILINE)
+    built = {own, *matrix("architecture", "wheels")}
+    assert built == set(build_config.RELEASE_ARCHITECTURES.split(";"))
 
 
 def test_the_workflow_builds_for_every_architecture_of_a_release():
@@ -42,6 +62,7 @@ def test_the_workflow_builds_for_every_architecture_of_a_release():
 def test_the_readme_says_which_versions_were_tested():
     text = " ".join((ROOT / "README.md").read_text().split())
     assert f"PyTorch {TESTED[0]} to {TESTED[-1]}" in text
+    assert f"Python {PYTHONS[0]} to {PYTHONS[1]}" in text
     assert build_config.RELEASE_ARCHITECTURES in text
 
 

@@ -1,7 +1,14 @@
 """Which library of kernels a GPU is served by, and what is said where there is none."""
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+import customconv
 from customconv import _bind
 
 RELEASE = ["sm80", "sm86", "sm89", "sm90a", "sm100", "sm120_ptx"]
@@ -62,3 +69,97 @@ def test_without_cublas_its_family_is_no_candidate():
         assert ("PyTorch has loaded no cuBLAS" in found["im2col"].reason) != has_blas
         assert _bind.plan(problem, device).family != "aten"
         assert all(plan.family != "im2col" for plan in _bind.plans(problem, device)) != has_blas
+
+
+# A machine with another GPU or driver: what the driver says comes from a library of that name.
+
+DRIVER = """
+extern "C" {
+int cuInit(unsigned) { return 0; }
+int cuDeviceGet(int* handle, int index) { *handle = index; return index == 0 ? 0 : 101; }
+int cuDriverGetVersion(int* version) { *version = VERSION; return 0; }
+int cuDeviceGetAttribute(int* value, int which, int) {
+  *value = which == 75 ? MAJOR : which == 76 ? MINOR : 1000;
+  return 0;
+}
+}
+"""
+PACKAGE = Path(customconv.__file__).parent
+KERNELS = sorted((PACKAGE / "lib").glob("libcustomconv_sm*.so"))
+
+needs_kernels = pytest.mark.skipif(not KERNELS, reason="this build has no kernels")
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Says why the kernels of a copied package don't run on such a GPU, or with such a driver."""
+    package = tmp_path / "customconv"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def why_not(capability=(9, 0), version=13000):
+        (tmp_path / "driver.cpp").write_text(DRIVER)
+        numbers = {"MAJOR": capability[0], "MINOR": capability[1], "VERSION": version}
+        defined = [f"-D{name}={value}" for name, value in numbers.items()]
+        compiler = os.environ.get("CXX", "c++").split()
+        flags = ["-shared", "-fPIC", *defined, "-o", "libcuda.so.1"]
+        subprocess.run([*compiler, "driver.cpp", *flags], cwd=tmp_path, check=True)
+        code = "from customconv import _bind; print(_bind.why_no_kernels(0)); "
+        code += "print(_bind.device_properties(0).capability, _bind.driver_version())"
+        paths = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        why, device = done.stdout.splitlines()
+        assert device == f"{capability} {version}"
+        return why
+
+    why_not.library = package / "lib" / KERNELS[0].name if KERNELS else None
+    return why_not
+
+
+@needs_kernels
+def test_a_gpu_of_an_architecture_that_was_not_built_for(machine):
+    name = KERNELS[0].stem.removeprefix("libcustomconv_")
+    said = machine(capability=(7, 5))
+    assert said == f"this GPU's compute capability is 7.5, and the kernels are for {name}"
+
+
+@needs_kernels
+@pytest.mark.parametrize("version", [12040, 12090])
+def test_a_driver_that_is_too_old(machine, version):
+    major, minor = version // 1000, version % 1000 // 10
+    said = machine(version=version)
+    assert f"the NVIDIA driver runs CUDA {major}.{minor}, and the kernels need CUDA 13.0" in said
+    assert said.endswith("install a newer driver")
+
+
+@needs_kernels
+def test_kernels_that_are_missing(machine):
+    for path in machine.library.parent.glob("libcustomconv_sm*.so"):
+        path.unlink()
+    assert machine() == f"there are no kernels in {machine.library.parent}"
+
+
+@needs_kernels
+def test_kernels_that_are_no_library(machine):
+    machine.library.write_bytes(b"no library")
+    said = machine()
+    assert f"{machine.library} cannot be loaded: " in said
+
+
+@needs_kernels
+def test_a_library_that_holds_no_kernels(machine):
+    shutil.copy(machine.library.with_name("libcustomconv.so"), machine.library)
+    assert machine() == f"{machine.library} is no library of customconv's kernels"
+
+
+@needs_kernels
+def test_kernels_of_another_build(machine):
+    content = machine.library.read_bytes()
+    build = _bind.build.encode()
+    assert build in content
+    machine.library.write_bytes(content.replace(build, b"0" * len(build)))
+    said = machine()
+    assert said == f"{machine.library} is of another build of customconv: install it again"

@@ -4,30 +4,7 @@ import pytest
 import torch
 
 import customconv
-from customconv import info
-
-
-@pytest.mark.parametrize(
-    ("architectures", "capability", "runs"),
-    [
-        (["8.0"], (8, 0), True),
-        (["8.0"], (8, 9), True),
-        (["8.6"], (8, 0), False),
-        (["8.0"], (9, 0), False),
-        (["8.0+PTX"], (9, 0), True),
-        (["9.0+PTX"], (8, 9), False),
-        (["9.0a"], (9, 0), True),
-        (["9.0a"], (9, 1), False),
-        (["9.0a+PTX"], (10, 0), False),
-        (["10.0f"], (10, 3), True),
-        (["10.0"], (12, 0), False),
-        (["8.0", "9.0a", "12.0+PTX"], (12, 1), True),
-        ([], (9, 0), False),
-        (["Ampere", "Hopper+PTX"], (9, 0), True),
-    ],
-)
-def test_covers(architectures, capability, runs):
-    assert info.covers(architectures, capability) == runs
+from customconv import _bind, info
 
 
 def test_cuda_off_reasons(monkeypatch):
@@ -96,11 +73,11 @@ def test_report_of_a_build_with_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     devices = Device, Older, Unmeasured
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: devices[i])
+    monkeypatch.setattr(_bind, "why_no_kernels", lambda i: "it is too old" if i == 1 else "")
     lines = {line.split()[0]: line for line in info.report().splitlines()}
     assert "8.0, 9.0a" in lines["architectures"]
-    assert lines["cuda:0"].endswith(
-        "NVIDIA H100, compute capability 9.0, 80 GiB: covered by this build"
-    )
-    assert "Tesla V100, compute capability 7.0, 80 GiB: NOT covered" in lines["cuda:1"]
-    assert "NVIDIA A100, compute capability 8.0, 80 GiB: covered" in lines["cuda:2"]
+    assert lines["cuda:0"].endswith("NVIDIA H100, compute capability 9.0, 80 GiB: served")
+    served = "Tesla V100, compute capability 7.0, 80 GiB: NOT served: it is too old"
+    assert lines["cuda:1"].endswith(served)
+    assert "NVIDIA A100, compute capability 8.0, 80 GiB: " in lines["cuda:2"]
     assert "customconv.tune" in lines["cuda:2"]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import customconv
-from customconv import _bind, info, notices
+from customconv import _bind, notices
 from customconv.compiler import backend
 
 A100, H100 = ("NVIDIA A100", (8, 0)), ("NVIDIA H100", (9, 0))
@@ -19,9 +19,17 @@ A100, H100 = ("NVIDIA A100", (8, 0)), ("NVIDIA H100", (9, 0))
 def machine(monkeypatch):
     """Makes this process one on such a machine; returns what PyTorch calls when it starts CUDA."""
 
-    def make(*gpus, architectures):
+    def make(*gpus, architectures, broken=""):
         why = "" if architectures else "customconv was built without CUDA (no GPU was in sight)"
-        monkeypatch.setattr(info, "build_info", lambda: {"arch_list": architectures})
+        names = ["sm" + arch.replace(".", "") for arch in filter(None, architectures.split(";"))]
+
+        def why_no_kernels(index):
+            major, minor = gpus[index][1]
+            if _bind.library_for(major, minor, names):
+                return broken
+            return f"this GPU's compute capability is {major}.{minor}, and the kernels are others"
+
+        monkeypatch.setattr(_bind, "why_no_kernels", why_no_kernels)
         monkeypatch.setattr(notices, "why_no_kernels", lambda: why)
         monkeypatch.setattr(notices, "_noticed", False)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
@@ -86,8 +94,14 @@ def test_a_gpu_without_code_is_told_when_cuda_starts(machine, way):
     assert told(lambda: [WAYS[way]() for _ in range(2)]) == []
     (start,) = waiting
     (text,) = told(start)
-    assert "built for the architectures 9.0a, 10.0 and not for NVIDIA A100" in text
-    assert text.endswith("build it again with TORCH_CUDA_ARCH_LIST=8.0")
+    assert "do not run on NVIDIA A100, so PyTorch computes all convolutions on it: " in text
+    assert text.endswith("build it from source with TORCH_CUDA_ARCH_LIST=8.0")
+
+
+def test_an_old_driver_is_told_with_no_build(machine):
+    (text,) = when_cuda_starts(machine(H100, architectures="9.0a", broken="the driver is old"))
+    assert text.endswith("do not run on NVIDIA H100, so PyTorch computes all convolutions on it: "
+                         "the driver is old")  # fmt: skip
 
 
 def test_where_cuda_has_started_it_is_told_at_once(machine, monkeypatch):
@@ -99,8 +113,8 @@ def test_where_cuda_has_started_it_is_told_at_once(machine, monkeypatch):
 
 def test_a_gpu_that_is_too_old_is_told_no_remedy(machine):
     (text,) = when_cuda_starts(machine(("Tesla V100", (7, 0)), architectures="8.0;9.0a"))
-    assert "needs compute capability 8.0, and Tesla V100 has 7.0" in text
-    assert "again" not in text
+    assert "do not run on Tesla V100" in text and "compute capability is 7.0" in text
+    assert "build" not in text
 
 
 def when_cuda_starts(waiting):
@@ -116,7 +130,7 @@ def test_a_gpu_that_nobody_has_measured_is_told_with_what_to_do(machine):
     assert "python -m customconv tune" in text
 
 
-@pytest.mark.parametrize("architectures", ["9.0a", "8.0+PTX", "Hopper"])
+@pytest.mark.parametrize("architectures", ["9.0a", "8.0;9.0a", "9.0"])
 def test_nothing_is_told_of_a_gpu_that_is_measured(machine, architectures):
     assert when_cuda_starts(machine(H100, architectures=architectures)) == []
 

@@ -1,11 +1,12 @@
-"""Makes the one wheel that serves every PyTorch and every Python: ``make wheel``.
+"""Makes the one wheel that serves every PyTorch and every Python, or parts of it.
 
-    python tools/wheel.py --torch 2.9.1 2.14.1 --python python3.10 python3.13 --out dist
+    python tools/make_wheel.py wheel --torch 2.9.1 2.14.1 --python python3.10 python3.13
+    python tools/make_wheel.py operators --torch 2.9.1 --out parts
+    python tools/make_wheel.py wheel --python python3.10 --parts parts
 
 It is the wheel of this environment, with the operators for more versions of PyTorch, compiled from
-the headers in their wheels, and with the module for more Pythons. Libraries that other machines
-built, such as the kernels for other architectures, are taken from folders (``--parts``). At the end
-it prints the size of each part.
+the headers in their wheels, and with the module for more Pythons. Operators and kernels for other
+architectures may have been built elsewhere (``--parts``). It prints the size of each part.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ def unpack(wheel: Path, folder: Path) -> Path:
     return unpacked
 
 
-def torch_headers(release: str) -> tuple[Path, str | None]:
-    """The headers of a PyTorch and its version of CUDA, from its wheel on PyPI."""
+def torch_headers(release: str) -> Path:
+    """The headers of a PyTorch: the installed one, or from its wheel on PyPI."""
+    import torch
+
+    if torch.__version__.partition("+")[0] == release:
+        return Path(torch.__file__).parent / "include"
     folder = HEADERS / release
-    if not (folder / "torch/version.py").exists():
+    if not (folder / "torch/include").exists():
         with tempfile.TemporaryDirectory() as downloaded:
             run(
                 sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--quiet",
@@ -61,10 +66,8 @@ def torch_headers(release: str) -> tuple[Path, str | None]:
             (wheel,) = Path(downloaded).glob("torch-*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 wanted = [n for n in archive.namelist() if n.startswith("torch/include/")]
-                archive.extractall(folder, [*wanted, "torch/version.py"])
-    facts: dict[str, Any] = {}
-    exec((folder / "torch/version.py").read_text(), facts)
-    return folder / "torch/include", facts["cuda"]
+                archive.extractall(folder, wanted)
+    return folder / "torch/include"
 
 
 def cuda_headers() -> tuple[Path, ...]:
@@ -79,15 +82,14 @@ def cuda_headers() -> tuple[Path, ...]:
     return found
 
 
-def add_operators(package: Path, release: str, compiler: Sequence[str]) -> None:
+def add_operators(folder: Path, release: str, compiler: Sequence[str]) -> None:
     """Compiles the operators for a version of PyTorch, with CUDA and without."""
     build = config.operators
-    include, _ = torch_headers(release)
+    include = torch_headers(release)
     major, minor = map(int, release.split(".")[:2])
     for cuda_include in (cuda_headers(), ()):
         made = build.Operators(
             csrc=config.ROOT / "csrc",
-            core=package / "lib/libcustomconv.so",
             build=config.hash_of_interface(),
             minor=(major, minor),
             torch_include=include,
@@ -95,7 +97,7 @@ def add_operators(package: Path, release: str, compiler: Sequence[str]) -> None:
         )
         name = build.library_name((major, minor), bool(cuda_include))
         jobs = config.jobs(os.environ, len(os.sched_getaffinity(0)), config.available_memory())
-        made.compile(package / f"lib/{name}.so", compiler, jobs)
+        made.compile(folder / f"{name}.so", compiler, jobs)
 
 
 def add_module(package: Path, python: str, include: Path, compiler: Sequence[str]) -> None:
@@ -141,13 +143,14 @@ def add_parts(package: Path, folders: Iterable[Path]) -> None:
                 shutil.copy(path, place)
 
 
-def note(package: Path, releases: Sequence[str]) -> None:
+def note(package: Path) -> None:
     """Notes what the wheel was built for, where the package reads it."""
     record = json.loads((package / "_build.json").read_text())
     names = [path.stem.removeprefix("libcustomconv_sm") for path in package.glob("lib/*_sm*.so")]
     built = {config.library_of(arch)[2:]: arch for arch in known_architectures()}
     record["arch_list"] = [built.get(name, name) for name in sorted(names, key=_number)]
-    record["torch"] = ", ".join(releases)
+    minors = {tuple(map(int, path.stem.split("_")[1:3])) for path in package.glob("lib/torch_*.so")}
+    record["torch"] = ", ".join(f"{major}.{minor}" for major, minor in sorted(minors))
     (package / "_build.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
@@ -188,32 +191,22 @@ def sizes(wheel: Path) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Builds, adds, packs and prints sizes."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--torch", nargs="*", default=[], metavar="VERSION")
-    parser.add_argument("--python", nargs="*", default=[], metavar="PYTHON")
-    parser.add_argument("--parts", nargs="*", type=Path, default=[], metavar="FOLDER")
-    parser.add_argument("--platform", default=platform(), help="the tag (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=config.ROOT / "dist")
-    options = parser.parse_args()
-    config.use_ccache(os.environ)
-    compiler = os.environ.get("CXX", "c++").split()
+def make(options: argparse.Namespace, compiler: Sequence[str]) -> Path:
+    """Builds, adds and packs."""
     import torch
 
     own = torch.__version__.partition("+")[0]
-    releases = sorted({own, *options.torch}, key=lambda r: [int(n) for n in r.split(".")])
     with tempfile.TemporaryDirectory() as folder:
         unpacked = unpack(own_wheel(Path(folder, "own")), Path(folder, "unpacked"))
         package = unpacked / "customconv"
         add_sources(package)
-        for release in releases:
-            add_operators(package, release, compiler)
+        for release in sorted({own, *options.torch}):
+            add_operators(package / "lib", release, compiler)
         include = Path(torch.__file__).parent / "include"
         for python in options.python:
             add_module(package, python, include, compiler)
         add_parts(package, options.parts)
-        note(package, releases)
+        note(package)
         options.out.mkdir(parents=True, exist_ok=True)
         packed = Path(folder, "packed")
         packed.mkdir()
@@ -222,8 +215,29 @@ def main() -> None:
         tags = ["--python-tag", "py3", "--abi-tag", "none", "--platform-tag", options.platform]
         run(sys.executable, "-m", "wheel", "tags", "--remove", *tags, wheel)
         (wheel,) = packed.glob("*.whl")
-        made = Path(shutil.copy(wheel, options.out))
-    print(sizes(made))
+        return Path(shutil.copy(wheel, options.out))
+
+
+def main() -> None:
+    """Makes a wheel and prints sizes, or makes operators."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("wheel", "operators"):
+        command = commands.add_parser(name)
+        command.add_argument("--torch", nargs="*", default=[], metavar="VERSION")
+        command.add_argument("--out", type=Path, default=config.ROOT / "dist")
+        if name == "wheel":
+            command.add_argument("--python", nargs="*", default=[], metavar="PYTHON")
+            command.add_argument("--parts", nargs="*", type=Path, default=[], metavar="FOLDER")
+            command.add_argument("--platform", default=platform(), help="default: %(default)s")
+    options = parser.parse_args()
+    config.use_ccache(os.environ)
+    compiler = os.environ.get("CXX", "c++").split()
+    if options.command == "wheel":
+        print(sizes(make(options, compiler)))
+        return
+    for release in options.torch:
+        add_operators(options.out, release, compiler)
 
 
 if __name__ == "__main__":
