@@ -84,20 +84,16 @@ def cuda_headers() -> tuple[Path, ...]:
 
 def add_operators(folder: Path, release: str, compiler: Sequence[str]) -> None:
     """Compiles the operators for a version of PyTorch, with CUDA and without."""
-    build = config.operators
-    include = torch_headers(release)
     major, minor = map(int, release.split(".")[:2])
-    for cuda_include in (cuda_headers(), ()):
-        made = build.Operators(
-            csrc=config.ROOT / "csrc",
-            build=config.hash_of_interface(),
-            minor=(major, minor),
-            torch_include=include,
-            cuda_include=cuda_include,
-        )
-        name = build.library_name((major, minor), bool(cuda_include))
-        jobs = config.jobs(os.environ, len(os.sched_getaffinity(0)), config.available_memory())
-        made.compile(folder / f"{name}.so", compiler, jobs)
+    operators = config.operators.Operators(
+        csrc=config.ROOT / "csrc",
+        build=config.hash_of_interface(),
+        minor=(major, minor),
+        torch_include=torch_headers(release),
+        cuda_include=cuda_headers(),
+    )
+    jobs = config.jobs(os.environ, len(os.sched_getaffinity(0)), config.available_memory())
+    operators.compile(folder, [True, False], compiler, jobs)
 
 
 def add_module(package: Path, python: str, include: Path, compiler: Sequence[str]) -> None:

@@ -81,14 +81,14 @@ def build_header(folder: Path, build: str, architecture: str = "") -> Path:
 
 @dataclass(frozen=True)
 class Operators:
-    """What one library of operators is compiled from and for.
+    """What the operators for a version of PyTorch are compiled from.
 
     Attributes:
         csrc: The folder of the sources.
         build: The hash of what passes between libraries.
         minor: The minor version of PyTorch.
         torch_include: The folder ``include`` of that PyTorch.
-        cuda_include: Folders with CUDA's headers, or none for a PyTorch without CUDA.
+        cuda_include: Folders with CUDA's headers, for a library with CUDA.
     """
 
     csrc: Path
@@ -97,52 +97,76 @@ class Operators:
     torch_include: Path
     cuda_include: tuple[Path, ...] = ()
 
-    @property
-    def with_cuda(self) -> bool:
-        """Whether it is for a PyTorch with CUDA."""
-        return bool(self.cuda_include)
-
-    def flags(self, told: Path) -> list[str]:
-        """The compiler's flags; ``told`` is the folder of the header of the build."""
-        include = [self.torch_include, self.torch_include / "torch/csrc/api/include"]
+    def flags(self, source: Path) -> list[str]:
+        """The compiler's flags for a source."""
+        system = [self.torch_include, self.torch_include / "torch/csrc/api/include"]
+        if source.parent.name == "cuda":
+            system += self.cuda_include
         # As system headers, so that warnings are of our code.
-        system = [f"-isystem{path}" for path in (*include, *self.cuda_include)]
-        own = [f"-I{self.csrc}", f"-I{told}"]
-        return [*CXX_FLAGS, "-DNDEBUG", "-fPIC", cxx_standard(self.minor), *own, *system]
+        include = [f"-I{self.csrc}", *(f"-isystem{path}" for path in system)]
+        return [*CXX_FLAGS, "-DNDEBUG", "-fPIC", cxx_standard(self.minor), *include]
 
-    def compile(self, target: Path, compiler: Sequence[str] = ("c++",), jobs: int = 1) -> None:
+    def compile(
+        self, folder: Path, kinds: Sequence[bool], compiler: Sequence[str] = ("c++",), jobs: int = 1
+    ) -> list[Path]:
         """Compiles and links.
 
         Args:
-            target: The library to write; its folder is made.
+            folder: Where the libraries are written.
+            kinds: Of each library, whether it is for a PyTorch with CUDA. They share objects.
             compiler: The C++ compiler's command.
             jobs: How many files are compiled at once.
+
+        Returns:
+            The libraries, as many as ``kinds``.
 
         Raises:
             BuildError: The compiler is missing, or says why it failed.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            told = build_header(Path(folder), self.build).parent
-            flags = self.flags(told)
-            todo = {path: Path(folder, f"{number}.o") for number, path in enumerate(self.files())}
+        with tempfile.TemporaryDirectory() as scratch:
+            told = build_header(Path(scratch), self.build).parent
+            needed = sorted({path for kind in kinds for path in sources(self.csrc, kind)})
+            objects = {path: f"{scratch}/{number}.o" for number, path in enumerate(needed)}
 
             def compile_one(path: Path) -> None:
-                _run([*compiler, *flags, "-c", str(path), "-o", str(todo[path])])
+                _run(
+                    [
+                        *compiler,
+                        *self.flags(path),
+                        f"-I{told}",
+                        "-c",
+                        str(path),
+                        "-o",
+                        objects[path],
+                    ]
+                )
 
             with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-                list(pool.map(compile_one, todo))
-            libraries = ["customconv", *torch_libraries(self.with_cuda)]
-            stand_in(Path(folder), libraries, compiler)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            made = target.with_name(f"{target.name}.{os.getpid()}")  # never half a library
-            link = ["-shared", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{folder}"]
-            link += [f"-l{name}" for name in libraries]
-            _run([*compiler, *map(str, todo.values()), *link, "-s", "-o", str(made)])
-            made.replace(target)
+                list(pool.map(compile_one, needed))
+            folder.mkdir(parents=True, exist_ok=True)
+            made = []
+            for kind in kinds:
+                own = [objects[path] for path in sources(self.csrc, kind)]
+                target = folder / f"{library_name(self.minor, kind)}.so"
+                self._link(own, target, kind, Path(scratch), compiler)
+                made.append(target)
+            return made
 
-    def files(self) -> list[Path]:
-        """The sources."""
-        return sources(self.csrc, self.with_cuda)
+    def _link(
+        self,
+        objects: Sequence[str],
+        target: Path,
+        kind: bool,
+        scratch: Path,
+        compiler: Sequence[str],
+    ) -> None:
+        libraries = ["customconv", *torch_libraries(kind)]
+        stand_in(scratch, libraries, compiler)
+        half = target.with_name(f"{target.name}.{os.getpid()}")  # never half a library
+        link = ["-shared", "-s", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{scratch}"]
+        link += [f"-l{name}" for name in libraries]
+        _run([*compiler, *objects, *link, "-o", str(half)])
+        half.replace(target)
 
 
 def headers_of_cuda(version: str) -> tuple[Path, ...]:
@@ -192,11 +216,9 @@ def build_for_this_torch() -> Path:
         torch_include=Path(torch.__file__).parent / "include",
         cuda_include=headers_of_cuda(cuda) if cuda else (),
     )
-    name = library_name(minor, operators.with_cuda)
-    target = _load.cache_folder(release) / f"{name}.so"
-    compiler = os.environ.get("CXX", "c++").split()
-    operators.compile(target, compiler, jobs=len(os.sched_getaffinity(0)))
-    return target
+    folder, compiler = _load.cache_folder(release), os.environ.get("CXX", "c++").split()
+    (made,) = operators.compile(folder, [cuda is not None], compiler, len(os.sched_getaffinity(0)))
+    return made
 
 
 def stand_in(folder: Path, names: Iterable[str], compiler: Sequence[str]) -> None:

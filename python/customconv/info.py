@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 import re
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,21 +77,35 @@ def cuda_off_reason() -> str | None:
 def report() -> str:
     """The text of ``python -m customconv info``."""
     build = build_info()
-    built_for = architectures()
     off = cuda_off_reason()
+    loaded = [_load.PACKAGE / "lib/libcustomconv.so", *filter(None, [_load.operators])]
     rows = [
         ("customconv", build["version"]),
-        ("PyTorch", f"{torch.__version__} (built for {build['torch']})"),
-        ("Python", platform.python_version()),
+        ("build", _bind.build),
+        ("PyTorch", f"{torch.__version__}; operators for {_listed(_load.supported_torch())}"),
+        (
+            "Python",
+            f"{platform.python_version()}; modules for {_listed(_load.supported_python())}",
+        ),
         ("compiler", build["compiler"]),
-        ("CUDA", f"off: {off}" if off else f"{torch.version.cuda} (built with {build['cuda']})"),
     ]
-    if built_for:
+    if off:
+        rows.append(("CUDA", f"off: {off}"))
+    else:
+        rows += [
+            ("CUDA", f"{torch.version.cuda} in PyTorch, {build['cuda']} in the kernels"),
+            *((f"cuda:{index}", _device(index)) for index in range(torch.cuda.device_count())),
+        ]
+        loaded += map(Path, _bind.loaded_kernel_libraries())
+    if built_for := architectures():
         rows.append(("architectures", ", ".join(built_for)))
-    if not off:
-        rows += [(f"cuda:{index}", _device(index)) for index in range(torch.cuda.device_count())]
+    rows += [("loaded", str(path)) for path in loaded]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _listed(versions: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{major}.{minor}" for major, minor in versions) or "none"
 
 
 def _device(index: int) -> str:

@@ -1,10 +1,13 @@
 """What `python -m customconv info` prints."""
 
+import re
+import sys
+
 import pytest
 import torch
 
 import customconv
-from customconv import _bind, info
+from customconv import _bind, _load, info
 
 
 def test_cuda_off_reasons(monkeypatch):
@@ -51,6 +54,11 @@ def test_report_on_this_machine():
     assert torch.__version__ in text
     on = customconv.build_info()["with_cuda"] and torch.cuda.is_available()
     assert ("off: " not in text) == on
+    assert f"loaded         {_load.operators}" in text
+    assert "libcustomconv.so" in text
+    major, minor = sys.version_info[:2]
+    assert re.search(rf"modules for .*{major}\.{minor}", text)
+    assert re.search(r"operators for 2\.\d+", text)
 
 
 def test_report_of_a_build_with_cuda(monkeypatch):
