@@ -41,10 +41,9 @@ std::tuple<std::string, bool, std::string> describe_call(
                              {stride, padding, dilation, groups, transposed, output_padding});
   if (!conv) {
     const BypassRouting bypass;
-    if (conv.why() == Fallback::kDtype) {
-    } else if (transposed) {
+    if (conv.why() != Fallback::kDtype && transposed) {
       at::conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation);
-    } else {
+    } else if (conv.why() != Fallback::kDtype) {
       at::conv2d(input, weight, bias, stride, padding, dilation, groups);
     }
     return {"", false, customconv_fallback_text(conv.why())};
@@ -79,7 +78,7 @@ TORCH_LIBRARY_FRAGMENT(customconv, m) {
       "-> (str, bool, str)",
       torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(describe_call)));
   m.def(
-      "_run_plan(str problem, str plan, Tensor x, Tensor w, Tensor y, Tensor? bias, "
+      "_run_plan(str problem, str plan, Tensor(a!) x, Tensor(b!) w, Tensor(c!) y, Tensor? bias, "
       "Tensor? residual) -> ()",
       torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run_plan_of)));
   m.def("_aten_pass(str problem, Tensor x, Tensor w, Tensor y, Tensor? bias) -> Tensor",

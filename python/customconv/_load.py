@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = Path(__file__).parent
+OLDEST_TORCH = (2, 9)  # whose C++ interface has what the operators need
 
 # What `load` found: the file of the operators that were loaded, or why PyTorch computes everything.
 operators: Path | None = None
@@ -150,9 +151,11 @@ def load(package: Path = PACKAGE, name: str = "customconv._bind") -> ModuleType:
         if error.name != "torch":
             raise
         raise failed("PyTorch is not installed.") from None
-    for needed in ("libcustomconv.so",):
-        if not (package / "lib" / needed).exists():
-            raise failed(f"the file lib/{needed} is missing from {package}.")
+    if (torch_minor(torch.__version__) or OLDEST_TORCH) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise failed(f"it needs PyTorch {oldest} or newer, and this is {torch.__version__}.")
+    if not (package / "lib/libcustomconv.so").exists():
+        raise failed(f"the file lib/libcustomconv.so is missing from {package}.")
     try:
         module = importlib.import_module(name)
     except ImportError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import build_config
 import customconv
 from customconv import _load
 
@@ -128,6 +129,12 @@ def test_no_pytorch(copied):
     done = imported(copied, "import sys; sys.modules['torch'] = None")
     check_failure(done, "PyTorch is not installed.")
     assert 'pip install "torch>=2.9"' in done.stderr
+
+
+def test_a_pytorch_that_is_too_old(copied):
+    done = imported(copied, "import torch; torch.__version__ = '2.8.0+cu128'")
+    check_failure(done, "it needs PyTorch 2.9 or newer, and this is 2.8.0+cu128.")
+    assert build_config.TESTED_TORCH[0] == _load.OLDEST_TORCH
 
 
 def test_operators_of_another_build(copied):

@@ -65,7 +65,6 @@ void run_plan(const ConvProblem& problem, const std::string& name, const at::Ten
               "run_plan: ", customconv_why_no_kernels(x.get_device()));
   ConvPlan plan;
   check(customconv_plan_named(x.get_device(), &problem, name.c_str(), &plan));
-  TORCH_CHECK(plan.family != FamilyId::kAten, "run_plan: PyTorch's own convolution is no plan");
   const bool gradient = problem.pass == Pass::kDgrad;
   check_dense(bias, "bias", problem.has_bias, gradient ? problem.C : problem.K, x);
   check_dense(residual, "residual", problem.has_residual, problem.result_count(), x);
