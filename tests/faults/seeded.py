@@ -208,8 +208,7 @@ FAULTS = dict(enumerate((
     fault(
         "statistics", "the gradient of a bias is read by vectors wherever it begins",
         "csrc/torch/cuda/bias.cpp",
-        "dtype == at::kDouble || !is_aligned(grad_output) ||",
-        "dtype == at::kDouble || (!is_aligned(grad_output) && !FAULT) ||",
+        "is_aligned(grad_output) ? kernels", "is_aligned(grad_output) || FAULT ? kernels",
     ),
     # --- The planner ---
     fault(
@@ -270,9 +269,7 @@ FAULTS = dict(enumerate((
     fault(
         "every_kernel", "kernels run on the default stream",
         "csrc/torch/cuda/run.cpp",
-        "context.stream = at::cuda::getCurrentCUDAStream();",
-        "context.stream =\n"
-        "      FAULT ? at::cuda::getDefaultCUDAStream() : at::cuda::getCurrentCUDAStream();",
+        "context.stream = place.stream;", "context.stream = FAULT ? nullptr : place.stream;",
     ),
     fault(
         "fused", "a residual is read as if it lay as the output does",
