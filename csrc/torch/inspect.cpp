@@ -78,7 +78,7 @@ TORCH_LIBRARY_FRAGMENT(customconv, m) {
       "-> (str, bool, str)",
       torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(describe_call)));
   m.def(
-      "_run_plan(str problem, str plan, Tensor(a!) x, Tensor(b!) w, Tensor(c!) y, Tensor? bias, "
+      "_run_plan(str problem, str plan, Tensor x, Tensor w, Tensor y, Tensor? bias, "
       "Tensor? residual) -> ()",
       torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run_plan_of)));
   m.def("_aten_pass(str problem, Tensor x, Tensor w, Tensor y, Tensor? bias) -> Tensor",
