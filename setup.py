@@ -115,7 +115,7 @@ def torch_library(with_cuda, build):
     """What belongs to one minor version of PyTorch, without what binds it to Python."""
     from torch.utils import cpp_extension
 
-    minor = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    minor = config.operators.torch_minor(torch.__version__)
     include = cpp_extension.include_paths("cuda" if with_cuda else "cpu")
     # As system headers, so that the warnings are ours.
     cxx = [word for path in include for word in ("-isystem", path)]

@@ -72,8 +72,7 @@ def check_torch(release: str) -> str | None:
         ConfigError: it is older than those tested. Its headers lack what the extension needs.
     """
     first, last = (f"{major}.{minor}" for major, minor in TESTED_TORCH)
-    match = re.match(r"(\d+)\.(\d+)", release)
-    minor = (int(match[1]), int(match[2])) if match else (0, 0)
+    minor = operators.torch_minor(release) or (0, 0)
     if TESTED_TORCH[0] <= minor <= TESTED_TORCH[1]:
         return None
     said = f"customconv is tested with PyTorch {first} to {last}; this is {release}"

@@ -84,11 +84,13 @@ def cuda_headers() -> tuple[Path, ...]:
 
 def add_operators(folder: Path, release: str, compiler: Sequence[str]) -> None:
     """Compiles the operators for a version of PyTorch, with CUDA and without."""
-    major, minor = map(int, release.split(".")[:2])
+    minor = config.operators.torch_minor(release)
+    if minor is None:
+        raise config.ConfigError(f"{release!r} is no version of PyTorch")
     operators = config.operators.Operators(
         csrc=config.ROOT / "csrc",
         build=config.hash_of_interface(),
-        minor=(major, minor),
+        minor=minor,
         torch_include=torch_headers(release),
         cuda_include=cuda_headers(),
     )

@@ -16,9 +16,12 @@ import platform
 import re
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from .build import library_name, torch_minor
 
 PACKAGE = Path(__file__).parent
 OLDEST_TORCH = (2, 9)  # whose C++ interface has what the operators need
@@ -50,12 +53,6 @@ def supported_python(package: Path = PACKAGE) -> list[tuple[int, int]]:
     return sorted({(int(match[1]), int(match[2])) for match in found if match})
 
 
-def torch_minor(release: str) -> tuple[int, int] | None:
-    """The minor version of a PyTorch, such as (2, 11) of "2.11.0+cu130"."""
-    match = re.match(r"(\d+)\.(\d+)", release)
-    return (int(match[1]), int(match[2])) if match else None
-
-
 def torch_library(release: str, cuda: str | None, package: Path = PACKAGE) -> Path | None:
     """The file with the operators for a PyTorch, or None where there is none.
 
@@ -68,11 +65,13 @@ def torch_library(release: str, cuda: str | None, package: Path = PACKAGE) -> Pa
     if minor is None:
         return None
     # A build without CUDA has one library, for either kind of PyTorch.
-    endings = ("_cuda", "") if cuda else ("",)
-    names = [f"torch_{minor[0]}_{minor[1]}{ending}.so" for ending in endings]
-    folders = package / "lib", cache_folder(release, package)
-    files = (folder / name for folder in folders for name in names)
-    return next((path for path in files if path.exists()), None)
+    kinds = (True, False) if cuda else (False,)
+    names = [f"{library_name(minor, kind)}.so" for kind in kinds]
+
+    def found_in(folder: Path) -> Path | None:
+        return next((path for name in names if (path := folder / name).exists()), None)
+
+    return found_in(package / "lib") or found_in(cache_folder(release, package))
 
 
 def cache_folder(release: str, package: Path = PACKAGE) -> Path:
@@ -94,7 +93,7 @@ def sources(package: Path = PACKAGE) -> Path:
 def _no_operators(release: str, package: Path = PACKAGE) -> str:
     """Why there are no operators for a PyTorch."""
     version = build_record(package).get("version", "")
-    known = _listed(supported_torch(package))
+    known = listed(supported_torch(package))
     return f"customconv {version} has no operators for PyTorch {release} (it has for {known})"
 
 
@@ -110,8 +109,8 @@ def failure(reason: str, package: Path = PACKAGE) -> str:
     version = record.get("version", "of an unknown version")
     lines = [
         f"customconv cannot be loaded: {reason}",
-        f"  installed: customconv {version} for PyTorch {_listed(supported_torch(package))} and "
-        f"Python {_listed(supported_python(package))}",
+        f"  installed: customconv {version} for PyTorch {listed(supported_torch(package))} and "
+        f"Python {listed(supported_python(package))}",
         f"  found:     {found}, Python {platform.python_version()}",
     ]
     if release is None:
@@ -126,7 +125,8 @@ def failure(reason: str, package: Path = PACKAGE) -> str:
     return "\n".join(lines)
 
 
-def _listed(versions: list[tuple[int, int]]) -> str:
+def listed(versions: Sequence[tuple[int, int]]) -> str:
+    """Minor versions for people."""
     return ", ".join(f"{major}.{minor}" for major, minor in versions) or "(none)"
 
 

@@ -37,6 +37,32 @@ def check_algorithm(function: str, algorithm: object) -> None:
         raise ValueError(f"unknown algorithm {algorithm!r}: expected one of {names}")
 
 
+def check_fused(
+    function: str,
+    input: Tensor,
+    output: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    residual: Tensor | None,
+) -> None:
+    """Raises what a fused operator raises for its other tensors."""
+    wide = torch.promote_types(input.dtype, torch.float32)
+    for name, tensor, shape, dtypes in (
+        ("bias", bias, output.shape[-3:-2], {input.dtype, wide}),
+        ("scale", scale, output.shape[-3:-2], {input.dtype, wide}),
+        ("residual", residual, output.shape, {input.dtype}),
+    ):
+        if tensor is None:
+            continue
+        if tensor.shape != shape:
+            raise RuntimeError(f"{function}: expected a {name} of shape {list(shape)}")
+        if tensor.dtype not in dtypes or tensor.device != input.device:
+            raise RuntimeError(
+                f"{function}: expected a {name} of type {input.dtype} on {input.device}, as the "
+                f"input is, but got {tensor.dtype} on {tensor.device}"
+            )
+
+
 def numbered_padding(
     name: str, input: Tensor, weight: Tensor, dilation: Sequence[int]
 ) -> tuple[Tensor, list[int]]:

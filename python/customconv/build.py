@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import importlib.util
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,12 @@ SHIPPED = (
 
 class BuildError(Exception):
     """A build that failed, with what the compiler said."""
+
+
+def torch_minor(release: str) -> tuple[int, int] | None:
+    """The minor version of a PyTorch, such as (2, 11) of "2.11.0+cu130"."""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def library_name(minor: tuple[int, int], with_cuda: bool) -> str:
@@ -205,7 +212,7 @@ def build_for_this_torch() -> Path:
     from . import _load
 
     release, cuda = torch.__version__, torch.version.cuda
-    minor = _load.torch_minor(release)
+    minor = torch_minor(release)
     record = _load.build_record()
     if minor is None or "build" not in record:
         raise BuildError(f"PyTorch {release} or this installation of customconv is unknown")

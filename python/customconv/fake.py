@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
+from .arguments import check_fused
+
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight, bias
 
 
@@ -52,39 +54,13 @@ def _conv2d_fused(
 ) -> Tensor:
     usual = _usual_bias(input, bias)
     output = _conv2d(input, weight, usual, stride, padding, dilation, groups)
-    _check_fused("conv2d_fused", input, output, bias, scale, residual)
+    check_fused("conv2d_fused", input, output, bias, scale, residual)
     return output
 
 
 def _usual_bias(input: Tensor, bias: Tensor | None) -> Tensor | None:
     """The bias, but for one in float32 beside images of 16 bits, which is not PyTorch's to add."""
     return bias if bias is None or bias.dtype == input.dtype else None
-
-
-def _check_fused(
-    function: str,
-    input: Tensor,
-    output: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    residual: Tensor | None,
-) -> None:
-    """Raises what a fused operator raises for its other tensors."""
-    wide = torch.promote_types(input.dtype, torch.float32)
-    for name, tensor, shape, dtypes in (
-        ("bias", bias, output.shape[-3:-2], {input.dtype, wide}),
-        ("scale", scale, output.shape[-3:-2], {input.dtype, wide}),
-        ("residual", residual, output.shape, {input.dtype}),
-    ):
-        if tensor is None:
-            continue
-        if tensor.shape != shape:
-            raise RuntimeError(f"{function}: expected a {name} of shape {shape}")
-        if tensor.dtype not in dtypes or tensor.device != input.device:
-            raise RuntimeError(
-                f"{function}: expected a {name} of type {input.dtype} on {input.device}, as the "
-                f"input is, but got {tensor.dtype} on {tensor.device}"
-            )
 
 
 def _conv2d_backward(
@@ -141,7 +117,7 @@ def _conv_transpose2d_fused(
     output = _conv_transpose2d(
         input, weight, usual, stride, padding, output_padding, groups, dilation
     )
-    _check_fused("conv_transpose2d_fused", input, output, bias, scale, residual)
+    check_fused("conv_transpose2d_fused", input, output, bias, scale, residual)
     return output
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +81,10 @@ def report() -> str:
     rows = [
         ("customconv", build["version"]),
         ("build", _bind.build),
-        ("PyTorch", f"{torch.__version__}; operators for {_listed(_load.supported_torch())}"),
+        ("PyTorch", f"{torch.__version__}; operators for {_load.listed(_load.supported_torch())}"),
         (
             "Python",
-            f"{platform.python_version()}; modules for {_listed(_load.supported_python())}",
+            f"{platform.python_version()}; modules for {_load.listed(_load.supported_python())}",
         ),
         ("compiler", build["compiler"]),
     ]
@@ -102,10 +101,6 @@ def report() -> str:
     rows += [("loaded", str(path)) for path in loaded]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
-
-
-def _listed(versions: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"{major}.{minor}" for major, minor in versions) or "none"
 
 
 def _device(index: int) -> str:

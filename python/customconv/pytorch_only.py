@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import _bind
+from .arguments import check_algorithm, check_fused
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight, bias
 Numbers = int | Sequence[int]
@@ -63,8 +64,6 @@ def register(csrc: Path, reason: str) -> torch.library.Library:
 
 def _check(algorithm: str | None) -> None:
     """Raises where a family is asked for by name, or results that do not depend on the batch."""
-    from .arguments import check_algorithm
-
     if algorithm not in (None, "auto", "aten"):
         check_algorithm("conv2d", algorithm)
         raise RuntimeError(f"algorithm {algorithm!r} cannot run: {_reason}")
@@ -126,21 +125,7 @@ def _finished(
         raise ValueError(f"unknown activation {activation!r}: expected one of {known}")
     later = bias is not None and (scale is not None or bias.dtype != input.dtype)
     y: Tensor = convolve(input, weight, None if later else bias)
-    dtypes = {input.dtype, torch.promote_types(input.dtype, torch.float32)}
-    for name, values, shape, allowed in (
-        ("scale", scale, y.shape[-3:-2], dtypes),
-        ("bias", bias, y.shape[-3:-2], dtypes),
-        ("residual", residual, y.shape, {input.dtype}),
-    ):
-        if values is None:
-            continue
-        if values.shape != shape:
-            raise RuntimeError(f"{function}: expected a {name} of shape {list(shape)}")
-        if values.dtype not in allowed or values.device != input.device:
-            raise RuntimeError(
-                f"{function}: expected a {name} of type {input.dtype} on {input.device}, as the "
-                f"input is, but got {values.dtype} on {values.device}"
-            )
+    check_fused(function, input, y, bias, scale, residual)
     dtype = y.dtype
     if scale is not None:
         y = (y * scale.view(-1, 1, 1)).to(dtype)
