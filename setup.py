@@ -140,7 +140,7 @@ def binding():
         include_dirs=[str(config.ROOT / "csrc")],
         language="c++",
         extra_compile_args={
-            "cxx": [*config.operators.CXX_FLAGS, "-std=c++17", *include],
+            "cxx": [*config.BINDING_FLAGS, *include],
             "nvcc": [],
         },
         extra_link_args=config.link_flags("bind"),

@@ -41,6 +41,7 @@ def _load_module(path: Path) -> Any:
 
 operators = _load_module(ROOT / "python/customconv/build.py")
 SYSTEM_TOOLKIT: Path = operators.SYSTEM_TOOLKIT
+BINDING_FLAGS = (*operators.CXX_FLAGS, "-std=c++17")
 
 
 class ConfigError(Exception):

@@ -102,7 +102,7 @@ def add_module(package: Path, python: str, include: Path, compiler: Sequence[str
     """Compiles the module for another Python; PyTorch's headers bring pybind11."""
     ask = "import sysconfig as s; print(s.get_path('include'), s.get_config_var('EXT_SUFFIX'))"
     headers, suffix = run(python, "-c", ask).split()
-    flags = [*config.operators.CXX_FLAGS, "-DNDEBUG", "-fPIC", "-std=c++17"]
+    flags = [*config.BINDING_FLAGS, "-DNDEBUG", "-fPIC"]
     flags += [f"-I{config.ROOT / 'csrc'}", f"-isystem{include}", f"-isystem{headers}"]
     with tempfile.TemporaryDirectory() as folder:
         told = config.operators.build_header(Path(folder), config.hash_of_interface()).parent

@@ -1,11 +1,12 @@
 #include "core/interface.h"
 
-#include <exception>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 #include "core/build.h"
 #include "core/devices.h"
+#include "core/failure.h"
 #include "core/log.h"
 #include "plan/cache.h"
 #include "plan/name.h"
@@ -15,19 +16,6 @@ namespace customconv {
 namespace {
 
 thread_local std::optional<ConvPlan> forced;
-
-// No exception passes to a library that another compiler built.
-template <typename Call>
-Failure guarded(const Call& call) {
-  thread_local std::string failure;
-  try {
-    call();
-    return nullptr;
-  } catch (const std::exception& error) {
-    failure = error.what();
-  }
-  return failure.c_str();
-}
 
 // A plan by its name. Measuring asks for the same one again and again.
 ConvPlan plan_named(int device, const ConvProblem& problem, const std::string& name) {
@@ -97,10 +85,6 @@ Failure customconv_decide(int device, const Asked* asked, bool records, Decision
     }
     *to = *decide(device, *asked, properties, records);
   });
-}
-
-Failure customconv_check_plan(int device, const ConvProblem* problem, const ConvPlan* plan) {
-  return guarded([&] { check_plan(*problem, *plan, properties_of(device)); });
 }
 
 Failure customconv_plan_named(int device, const ConvProblem* problem, const char* name,

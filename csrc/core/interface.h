@@ -35,8 +35,6 @@ void customconv_use_blas(bool exists);
 // `decide`, or of a thread that forces a plan (`force_plan`) a decision for that one, where an
 // algorithm is asked for by name.
 Failure customconv_decide(int device, const Asked*, bool records, Decision* to);
-// Fails where a plan is of another problem.
-Failure customconv_check_plan(int device, const ConvProblem*, const ConvPlan*);
 // The plan of that name among those of a problem in its settled precision.
 Failure customconv_plan_named(int device, const ConvProblem*, const char* name, ConvPlan* to);
 // Writes each problem and its plan once to stderr, where CUSTOMCONV_LOG=plan asks for that.

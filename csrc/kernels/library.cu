@@ -1,9 +1,8 @@
-#include <exception>
 #include <stdexcept>
-#include <string>
 #include <type_traits>
 
 #include "core/build.h"
+#include "core/failure.h"
 #include "kernels/bias/bias.h"
 #include "kernels/common/check.h"
 #include "kernels/common/scalar.cuh"
@@ -14,21 +13,6 @@ namespace customconv {
 namespace {
 
 __global__ void probed() {}
-
-// What a call throws becomes text: an exception's type may be another one on the other side.
-template <typename Call>
-Failure guarded(const Call& call) {
-  thread_local std::string failure;
-  try {
-    call();
-    return nullptr;
-  } catch (const std::exception& error) {
-    failure = error.what();
-  } catch (...) {
-    failure = "customconv: an unknown error";
-  }
-  return failure.c_str();
-}
 
 // The caller's device is that of its own CUDA runtime. This one sees it too, but not in a thread
 // that has no context yet.

@@ -7,14 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/failure.h"
 #include "kernels/launch.h"
 #include "kernels/parameters/parameters.h"
 #include "kernels/statistics/statistics.h"
 
 namespace customconv {
-
-// Null, or why a call failed: text that stays until the thread's next call.
-using Failure = const char*;
 
 // A device, and the stream on it that a kernel is launched on.
 struct Place {

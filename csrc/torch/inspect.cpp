@@ -71,14 +71,14 @@ Tensor aten_pass_of(std::string_view problem, const Tensor& x, const Tensor& w, 
 
 }  // namespace
 
+TORCH_LIBRARY_IMPL(customconv, CompositeExplicitAutograd, m) {
+  m.impl("_describe_call", TORCH_FN(describe_call));
+}
+
+// What Python asks of these libraries alone.
 TORCH_LIBRARY_FRAGMENT(customconv, m) {
   m.def(
-      "_describe_call(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
-      "int[] dilation, int groups, str op, str algorithm, bool transposed, int[] output_padding) "
-      "-> (str, bool, str)",
-      torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(describe_call)));
-  m.def(
-      "_run_plan(str problem, str plan, Tensor x, Tensor w, Tensor y, Tensor? bias, "
+      "_run_plan(str problem, str plan, Tensor(a!) x, Tensor(b!) w, Tensor(c!) y, Tensor? bias, "
       "Tensor? residual) -> ()",
       torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run_plan_of)));
   m.def("_aten_pass(str problem, Tensor x, Tensor w, Tensor y, Tensor? bias) -> Tensor",

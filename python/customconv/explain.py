@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from . import _bind, _load
+from . import _bind
 from .arguments import check_algorithm, numbered_padding
 from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, padded
 
@@ -199,8 +199,6 @@ def variants(
 
     The arguments are those of ``explain``; numbers come in pairs.
     """
-    if _load.missing:
-        return []
     problem, _, why_not = torch.ops.customconv._describe_call(
         input, weight, bias, stride, padding, dilation, groups, op, "auto", transposed,
         output_padding,
@@ -225,14 +223,6 @@ def _ask(
     output_padding: Sequence[int],
 ) -> Explanation:
     """What the planner says of a call, but for the summary."""
-    if _load.missing:
-        convolve = (
-            torch.ops.customconv.conv_transpose2d if transposed else torch.ops.customconv.conv2d
-        )
-        rest = (output_padding, groups, dilation) if transposed else (dilation, groups)
-        with torch.no_grad():  # it raises where the arguments do not fit together
-            convolve(input, weight, bias, stride, padding, *rest, algorithm=algorithm)
-        return Explanation("", None, _load.missing, tuple(_bind.refused(_load.missing)), None)
     text, channels_last, why_not = torch.ops.customconv._describe_call(
         input, weight, bias, stride, padding, dilation, groups, op, algorithm, transposed,
         output_padding,

@@ -62,11 +62,16 @@ def register(csrc: Path, reason: str) -> torch.library.Library:
     return library
 
 
-def _check(algorithm: str | None) -> None:
-    """Raises where a family is asked for by name, or results that do not depend on the batch."""
+def _check_algorithm(algorithm: str | None) -> None:
+    """Raises where a family is asked for by name."""
     if algorithm not in (None, "auto", "aten"):
         check_algorithm("conv2d", algorithm)
         raise RuntimeError(f"algorithm {algorithm!r} cannot run: {_reason}")
+
+
+def _check(algorithm: str | None) -> None:
+    """Raises where a family is asked for by name, or results that do not depend on the batch."""
+    _check_algorithm(algorithm)
     if _bind.is_batch_invariant():
         raise RuntimeError(
             "customconv is batch invariant, and only PyTorch can compute this call, which promises "
@@ -317,6 +322,29 @@ def _copy_parameters(
     ]  # fmt: skip
 
 
+def _describe_call(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    op: str,
+    algorithm: str,
+    transposed: bool,
+    output_padding: Sequence[int],
+) -> tuple[str, bool, str]:
+    _check_algorithm(algorithm)
+    with torch.no_grad():  # it raises where the arguments do not fit together
+        if transposed:
+            rest = (output_padding, groups, dilation)
+            torch.conv_transpose2d(input, weight, bias, stride, padding, *rest)
+        else:
+            torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    return "", False, _reason
+
+
 _IMPLEMENTATIONS = {
     "conv2d": _conv2d,
     "conv2d_fused": _conv2d_fused,
@@ -327,4 +355,5 @@ _IMPLEMENTATIONS = {
     "conv2d_statistics": _conv2d_statistics,
     "fold_batch_norms": _fold_batch_norms,
     "copy_parameters": _copy_parameters,
+    "_describe_call": _describe_call,
 }
