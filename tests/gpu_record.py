@@ -189,9 +189,9 @@ def is_built() -> bool:
     """Whether the compiled module has the kernels that the sources say."""
     sys.path.insert(0, str(ROOT / "tools"))
     import build_config
-    from customconv._load import BUILD_RECORD
+    from customconv._load import build_record
 
-    return json.loads(BUILD_RECORD.read_text())["sources"] == build_config.hash_of_plans()
+    return bool(build_record()["sources"] == build_config.hash_of_plans())
 
 
 def run(record: Record, names: Sequence[str], arguments: Sequence[str]) -> int:

@@ -420,6 +420,14 @@ def test_outcomes_are_recorded_by_part(suite, processes):
     assert ended(done) == ENDED_SECOND
 
 
+def test_nothing_is_recorded_of_a_build_of_other_kernels(monkeypatch):
+    import build_config
+
+    assert gpu_record.is_built()
+    monkeypatch.setattr(build_config, "hash_of_plans", lambda: "of others")
+    assert not gpu_record.is_built()
+
+
 def test_ci_fails_where_a_test_is_recorded_as_failed(suite):
     lines = [line for line in (ROOT / ".ci/run").read_text().splitlines() if "gpu_record" in line]
     assert lines == ["""step 'GPU record' "$VENV/bin/python" tests/gpu_record.py --check"""]

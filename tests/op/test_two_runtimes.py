@@ -115,6 +115,26 @@ print(customconv._bind.why_no_kernels(0) or "kernels")
     assert said == "kernels"
 
 
+def test_a_process_without_cublas():
+    said = run_alone(
+        """
+import ctypes
+core = ctypes.CDLL(str(customconv._load.PACKAGE / "lib/libcustomconv.so"))
+core.customconv_use_blas(ctypes.c_bool(False))
+"""
+        + DATA
+        + """
+assert torch.equal(customconv.conv2d(x, w, padding=1), expected)
+try:
+    customconv.conv2d(x, w, padding=1, algorithm="im2col")
+except RuntimeError as error:
+    print(error)
+assert "no cuBLAS" in customconv.explain(x, w, padding=1, algorithm="im2col").fallback
+"""
+    )
+    assert "PyTorch has loaded no cuBLAS" in said
+
+
 def test_kernels_run_on_the_current_stream_and_are_seen_by_events():
     x, w, expected = operands()
     stream, start, end = torch.cuda.Stream(), torch.cuda.Event(), torch.cuda.Event()
