@@ -165,7 +165,8 @@ class Loader {
   std::unordered_map<std::string, Kernels> opened_;
 };
 
-Kernels find_kernels(int device, const DeviceProperties& p) {
+// Asks the driver alone: CUDA's runtime would start a context on the device and make it current.
+Kernels find_kernels(const DeviceProperties& p) {
   const std::vector<std::string> names = kernel_libraries();
   if (names.empty()) return {nullptr, "there are no kernels in " + folder().string()};
   const std::string name = library_for(p.capability_major, p.capability_minor, names);
@@ -183,9 +184,6 @@ Kernels find_kernels(int device, const DeviceProperties& p) {
                          ", and the kernels need CUDA " + std::to_string(needed) +
                          ".0 or later: install a newer driver"};
   }
-  if (const Failure why = found.library->probe(device)) {
-    return {nullptr, std::string("the GPU does not run the kernels: ") + why};
-  }
   return found;
 }
 
@@ -200,7 +198,7 @@ void fill(Entry& entry, int device) {
     throw std::invalid_argument("CUDA has no device " + std::to_string(device));
   }
   entry.properties = read(device);
-  entry.kernels = find_kernels(device, entry.properties);
+  entry.kernels = find_kernels(entry.properties);
   entry.properties.built_for_90a = entry.kernels.library != nullptr &&
                                    std::strcmp(entry.kernels.library->architecture, "9.0a") == 0;
 }

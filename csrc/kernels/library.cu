@@ -12,8 +12,6 @@ namespace customconv {
 
 namespace {
 
-__global__ void probed() {}
-
 // The caller's device is that of its own CUDA runtime. This one sees it too, but not in a thread
 // that has no context yet.
 void use(int device) {
@@ -54,14 +52,6 @@ void with_narrow_type(DType dtype, const Call& call) {
     } else {
       call(value);
     }
-  });
-}
-
-Failure probe(int device) {
-  return guarded([&] {
-    use(device);
-    cudaFuncAttributes attributes;
-    check_cuda(cudaFuncGetAttributes(&attributes, probed), "its kernels");
   });
 }
 
@@ -137,10 +127,17 @@ Failure copy_parameters(const parameters::Copy* copies, size_t count, DType from
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const KernelLibrary* customconv_kernel_library() {
-  static const KernelLibrary library = {
-      kBuild,           kArchitecture,       CUDART_VERSION,   probe,
-      convolve,         bias_gradient_bytes, bias_gradient,    statistics::count_parts,
-      statistics_parts, merge_statistics,    fold_batch_norms, copy_parameters};
+  static const KernelLibrary library = {kBuild,
+                                        kArchitecture,
+                                        CUDART_VERSION,
+                                        convolve,
+                                        bias_gradient_bytes,
+                                        bias_gradient,
+                                        statistics::count_parts,
+                                        statistics_parts,
+                                        merge_statistics,
+                                        fold_batch_norms,
+                                        copy_parameters};
   return &library;
 }
 

@@ -25,9 +25,6 @@ struct KernelLibrary {
   const char* architecture;  // as TORCH_CUDA_ARCH_LIST writes it
   int runtime_version;       // of CUDA: 1000 times the major number, plus 10 times the minor one
 
-  // Whether the device and its driver run this library's code.
-  Failure (*probe)(int device);
-
   Failure (*convolve)(const ConvProblem&, const ConvPlan&, const Operands&, const LaunchContext&);
 
   // The gradient of a bias (kernels/bias). Bytes of workspace, or -1 where there is no kernel.

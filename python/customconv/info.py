@@ -18,11 +18,11 @@ def build_info() -> dict[str, Any]:
     """What the binary was built with and for.
 
     Returns:
-        A dictionary: "version" (of customconv), "torch" (the version of PyTorch), "with_cuda"
-        (whether there are CUDA kernels, and operators for the PyTorch that is installed, which
-        need them to run), "cuda" (the version of CUDA, or ""), "arch_list" (the
-        GPU architectures, as in TORCH_CUDA_ARCH_LIST, or ""), "compiler" (its version) and
-        "operators" (the path of the library that registers the operators).
+        A dictionary: "version" (of customconv), "torch" (the versions of PyTorch that it has
+        operators for), "with_cuda" (whether there are CUDA kernels, and operators for the PyTorch
+        that is installed, which need them to run), "cuda" (the version of CUDA, or ""),
+        "arch_list" (the GPU architectures, as in TORCH_CUDA_ARCH_LIST, or ""), "compiler" (its
+        version) and "operators" (the path of the library that registers the operators).
     """
     record = build_record()
     return {

@@ -112,7 +112,9 @@ def export(strict: bool = False, sizes: bool = False, decomposed: bool = False) 
             program = program.run_decompositions()
         made = program.module()
         run = forward if decomposed else step
-        return graphs(lambda x: run(made, list(made.parameters()), x), program.graph_module)
+        # In the module's order: older releases have that of their use.
+        parameters = [made.get_parameter(name) for name, _ in module.named_parameters()]
+        return graphs(lambda x: run(made, parameters, x), program.graph_module)
 
     return record
 
@@ -150,8 +152,9 @@ def functionalized(module: nn.Module, x: Tensor) -> Recorded:
     pure = functionalize(functional(module, False), remove="mutations_and_views")
     made = make_fx(pure)(tensors_of(module), x)
     calls = {node.target for node in made.graph.nodes if isinstance(node.target, OpOverload)}
-    # Copies to running statistics are left.
-    assert {call for call in calls if call._schema.is_mutable} <= {torch.ops.aten.copy_.default}
+    # Copies to running statistics are left, or in older releases the batch norm itself.
+    left = {torch.ops.aten.copy_.default, torch.ops.aten._native_batch_norm_legit.default}
+    assert {call for call in calls if call._schema.is_mutable} <= left
     return graphs(lambda x: made(tensors_of(module), x), made)
 
 

@@ -115,6 +115,21 @@ print(customconv._bind.why_no_kernels(0) or "kernels")
     assert said == "kernels"
 
 
+def test_asking_which_gpus_are_served_starts_no_context():
+    """A context takes hundreds of megabytes on a GPU that another process may use."""
+    said = run_alone(
+        """
+customconv.enable()
+torch.cuda.init()
+print(customconv._bind.why_no_kernels(0), [
+    torch._C._cuda_hasPrimaryContext(index) for index in range(torch.cuda.device_count())
+])
+"""
+    )
+    assert said.split("[")[0].strip() == ""
+    assert "True" not in said
+
+
 def test_a_process_without_cublas():
     said = run_alone(
         """
@@ -238,6 +253,19 @@ def test_a_second_device_that_is_not_current():
         x, w, expected = operands(f"cuda:{index}", seed=index)
         assert torch.equal(customconv.conv2d(x, w, padding=1), expected)
         assert torch.cuda.current_device() == 0
+
+
+@several
+def test_the_first_call_on_a_second_device_leaves_the_current_one():
+    said = run_alone(
+        "torch.zeros(1, device='cuda')\n"
+        + DATA.replace(".cuda()", ".to('cuda:1')")
+        + """
+assert torch.equal(customconv.conv2d(x, w, padding=1), expected)
+print(torch.cuda.current_device())
+"""
+    )
+    assert said == "0"
 
 
 @several
