@@ -2,7 +2,6 @@
 
 Everything declarative is in pyproject.toml, and docs/building.md says what each library is.
 
-
 Read from the environment: CUSTOMCONV_CUDA=0|1 (default: 1 with a GPU in sight), CUDA_HOME,
 TORCH_CUDA_ARCH_LIST, CXX, MAX_JOBS, and what ccache reads.
 """
@@ -129,15 +128,16 @@ def torch_library(with_cuda, build):
     )
 
 
-def binding():
+def binding(build):
     """The module that Python imports, without torch: its headers bring pybind11."""
     from torch.utils import cpp_extension
 
     include = [word for path in cpp_extension.include_paths() for word in ("-isystem", path)]
+    told = config.operators.build_header(config.ROOT / "build/told/_bind", build)
     return Extension(
         "customconv._bind",
         config.binding_sources(),
-        include_dirs=[str(config.ROOT / "csrc")],
+        include_dirs=[str(config.ROOT / "csrc"), str(told.parent)],
         language="c++",
         extra_compile_args={
             "cxx": [*config.BINDING_FLAGS, *include],
@@ -158,7 +158,8 @@ def extensions_and_command():
     left_out = None if with_cuda else config.why_left_out(os.environ, torch.version.cuda)
     warning = None if with_cuda else config.left_out_warning(os.environ, torch.version.cuda)
     cores = len(os.sched_getaffinity(0))
-    os.environ["MAX_JOBS"] = str(config.jobs(os.environ, cores, config.available_memory()))
+    memory = config.operators.available_memory()
+    os.environ["MAX_JOBS"] = str(config.operators.jobs(os.environ, cores, memory))
 
     # torch looks for ninja on the path, where an environment that is not activated is missing.
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
@@ -181,7 +182,7 @@ def extensions_and_command():
         core_library(build),  # first: the others are linked to it
         *(kernel_library(arch, build) for arch in archs),
         torch_library(with_cuda, build),
-        binding(),
+        binding(build),
     ]
 
     plain = {e.name.rpartition(".")[2] for e in extensions if e.name.startswith("customconv.lib.")}

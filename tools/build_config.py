@@ -25,8 +25,6 @@ TESTED_PYTHON = ((3, 10), (3, 14))
 RELEASE_ARCHITECTURES = "8.0;8.6;8.9;9.0a;10.0;12.0+PTX"
 SOURCE_SUFFIXES = (".h", ".cuh", ".cpp", ".cu", ".def")
 COMPILER_WHEELS = "nvcc,crt,nvvm,cccl"  # those extras of cuda-toolkit that make up a compiler
-GIB = 1 << 30
-MEMORY_PER_JOB = 2 * GIB  # a translation unit that includes torch peaks a little below this
 
 
 def _load_module(path: Path) -> Any:
@@ -109,7 +107,7 @@ def torch_sources(with_cuda: bool) -> list[str]:
 
 def binding_sources() -> list[str]:
     """Those of the module that Python imports."""
-    return _sources("csrc/bind/*.cpp")
+    return _sources("csrc/bind/*.cpp", "csrc/core/build.cpp")
 
 
 def library_of(arch: str) -> str:
@@ -394,26 +392,3 @@ def use_ccache(env: MutableMapping[str, str], root: Path = ROOT) -> bool:
     env.setdefault("CCACHE_BASEDIR", str(root))
     env.setdefault("CCACHE_NOHASHDIR", "1")
     return True
-
-
-def available_memory() -> int:
-    """The bytes of memory free to this process, under its control group's limit too."""
-    limits = []
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        match = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
-        limits += [int(match[1]) * 1024] if match else []
-    group = Path("/sys/fs/cgroup")
-    try:
-        maximum = (group / "memory.max").read_text().strip()
-        limits += [int(maximum) - int((group / "memory.current").read_text())]
-    except (OSError, ValueError):  # not in a limited group ("max")
-        pass
-    return min(limits, default=MEMORY_PER_JOB)
-
-
-def jobs(env: Mapping[str, str], cores: int, memory: int) -> int:
-    """How many compilers to run at once: ``MAX_JOBS``, else as many as cores and memory allow."""
-    if env.get("MAX_JOBS", "").isdigit():
-        return max(1, int(env["MAX_JOBS"]))
-    return max(1, min(cores, memory // MEMORY_PER_JOB))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -58,7 +59,8 @@ def torch_headers(release: str) -> Path:
         return Path(torch.__file__).parent / "include"
     folder = HEADERS / release
     if not (folder / "torch/include").exists():
-        with tempfile.TemporaryDirectory() as downloaded:
+        HEADERS.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=HEADERS) as downloaded:
             run(
                 sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--quiet",
                 "--dest", downloaded, f"torch=={release}",
@@ -66,7 +68,8 @@ def torch_headers(release: str) -> Path:
             (wheel,) = Path(downloaded).glob("torch-*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 wanted = [n for n in archive.namelist() if n.startswith("torch/include/")]
-                archive.extractall(folder, wanted)
+                archive.extractall(Path(downloaded, release), wanted)
+            Path(downloaded, release).rename(folder)  # never half of them
     return folder / "torch/include"
 
 
@@ -94,7 +97,8 @@ def add_operators(folder: Path, release: str, compiler: Sequence[str]) -> None:
         torch_include=torch_headers(release),
         cuda_include=cuda_headers(),
     )
-    jobs = config.jobs(os.environ, len(os.sched_getaffinity(0)), config.available_memory())
+    cores = len(os.sched_getaffinity(0))
+    jobs = config.operators.jobs(os.environ, cores, config.operators.available_memory())
     operators.compile(folder, [True, False], compiler, jobs)
 
 
@@ -148,8 +152,45 @@ def note(package: Path) -> None:
     built = {config.library_of(arch)[2:]: arch for arch in known_architectures()}
     record["arch_list"] = [built.get(name, name) for name in sorted(names, key=_number)]
     minors = {tuple(map(int, path.stem.split("_")[1:3])) for path in package.glob("lib/torch_*.so")}
-    record["torch"] = ", ".join(f"{major}.{minor}" for major, minor in sorted(minors))
+    record["torch"] = versions(minors)
+    record["python"] = versions(pythons(package))
     (package / "_build.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def pythons(package: Path) -> set[tuple[int, int]]:
+    """The minor versions of Python that there is a module for."""
+    found = (re.match(r"_bind\.cpython-(\d)(\d+)", path.name) for path in package.glob("_bind.*"))
+    return {(int(match[1]), int(match[2])) for match in found if match}
+
+
+def versions(minors: Iterable[tuple[int, ...]]) -> str:
+    """Minor versions, in ascending order."""
+    return ", ".join(".".join(map(str, each)) for each in sorted(minors))
+
+
+def check_complete(package: Path) -> None:
+    """Refuses a wheel without some of what a release has.
+
+    Raises:
+        ConfigError: names what is missing.
+    """
+    (first_major, first), (_, last) = config.TESTED_TORCH
+    wanted = [
+        f"lib/libcustomconv_{config.library_of(a)}.so"
+        for a in config.RELEASE_ARCHITECTURES.split(";")
+    ]
+    for minor in range(first, last + 1):
+        names = (
+            config.operators.library_name((first_major, minor), kind) for kind in (True, False)
+        )
+        wanted += [f"lib/{name}.so" for name in names]
+    missing = [name for name in wanted if not (package / name).exists()]
+    (python_major, oldest), (_, newest) = config.TESTED_PYTHON
+    there = pythons(package)
+    tested = ((python_major, minor) for minor in range(oldest, newest + 1))
+    missing += [f"a module for Python {versions([each])}" for each in tested if each not in there]
+    if missing:
+        raise config.ConfigError(f"a release lacks {', '.join(missing)}")
 
 
 def known_architectures() -> list[str]:
@@ -205,6 +246,8 @@ def make(options: argparse.Namespace, compiler: Sequence[str]) -> Path:
             add_module(package, python, include, compiler)
         add_parts(package, options.parts)
         note(package)
+        if options.release:
+            check_complete(package)
         options.out.mkdir(parents=True, exist_ok=True)
         packed = Path(folder, "packed")
         packed.mkdir()
@@ -227,6 +270,9 @@ def main() -> None:
         if name == "wheel":
             command.add_argument("--python", nargs="*", default=[], metavar="PYTHON")
             command.add_argument("--parts", nargs="*", type=Path, default=[], metavar="FOLDER")
+            command.add_argument(
+                "--release", action="store_true", help="refuse to leave a part out"
+            )
             command.add_argument("--platform", default=platform(), help="default: %(default)s")
     options = parser.parse_args()
     config.use_ccache(os.environ)

@@ -66,9 +66,7 @@ void bind_switches(py::module_& m) {
 
 void bind_devices(py::module_& m) {
   m.def("device_properties", properties_of, py::arg("device_index"));
-  m.def(
-      "why_no_kernels", [](int device) { return kernels_of(device).why_not; },
-      py::arg("device_index"));
+  m.def("why_no_kernels", customconv_why_no_kernels, py::arg("device_index"));
   m.def("driver_version", driver_version);
   m.def("kernel_libraries", kernel_libraries);
   m.def("loaded_kernel_libraries", loaded_kernel_libraries);

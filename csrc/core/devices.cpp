@@ -165,6 +165,25 @@ class Loader {
   std::unordered_map<std::string, Kernels> opened_;
 };
 
+// "sm90a" as its number and what follows.
+struct Target {
+  int major = 0, minor = 0;
+  bool is_specific = false;  // to one architecture
+  bool has_ptx = false;
+};
+
+Target target_of(const std::string& name) {
+  const std::string text = name.substr(2);
+  const int number = std::atoi(text.c_str());
+  Target t;
+  t.major = number / 10;
+  t.minor = number % 10;
+  t.has_ptx = text.find("_ptx") != std::string::npos;
+  const size_t digits = text.find_first_not_of("0123456789");
+  t.is_specific = digits != std::string::npos && text[digits] == 'a';
+  return t;
+}
+
 // Asks the driver alone: CUDA's runtime would start a context on the device and make it current.
 Kernels find_kernels(const DeviceProperties& p) {
   const std::vector<std::string> names = kernel_libraries();
@@ -177,12 +196,15 @@ Kernels find_kernels(const DeviceProperties& p) {
   }
   Kernels found = Loader::get().open(name);
   if (found.library == nullptr) return found;
-  // A driver runs all minor versions of its major one.
-  const int needed = found.library->runtime_version / 1000, driver = driver_version();
-  if (driver / 1000 < needed) {
+  // A driver runs machine code of all minor versions of its major one, but compiles PTX of none
+  // that is newer than itself.
+  const bool is_compiled = target_of(name).major != p.capability_major;
+  const int runtime = found.library->runtime_version, driver = driver_version();
+  const int needed = is_compiled ? runtime : runtime / 1000 * 1000;
+  if (driver < needed) {
     return {nullptr, "the NVIDIA driver runs CUDA " + as_version(driver) +
-                         ", and the kernels need CUDA " + std::to_string(needed) +
-                         ".0 or later: install a newer driver"};
+                         ", and the kernels need CUDA " + as_version(needed) +
+                         " or later: install a newer driver"};
   }
   return found;
 }
@@ -214,25 +236,6 @@ const Entry& entry_of(int device) {
   return entry;
 }
 
-// "sm90a" as its number and what follows.
-struct Target {
-  int major = 0, minor = 0;
-  bool is_specific = false;  // to one architecture
-  bool has_ptx = false;
-};
-
-Target target_of(const std::string& name) {
-  const std::string text = name.substr(2);
-  const int number = std::atoi(text.c_str());
-  Target t;
-  t.major = number / 10;
-  t.minor = number % 10;
-  t.has_ptx = text.find("_ptx") != std::string::npos;
-  const size_t digits = text.find_first_not_of("0123456789");
-  t.is_specific = digits != std::string::npos && text[digits] == 'a';
-  return t;
-}
-
 }  // namespace
 
 const DeviceProperties& properties_of(int device) { return entry_of(device).properties; }
@@ -246,10 +249,11 @@ int driver_version() { return Driver::get().version(); }
 std::vector<std::string> kernel_libraries() {
   std::vector<std::string> names;
   std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(folder(), ignored)) {
-    const std::string file = entry.path().filename().string();
-    const std::string stem = entry.path().stem().string();
-    if (file.rfind(kPrefix, 0) != 0 || entry.path().extension() != kSuffix) continue;
+  std::filesystem::directory_iterator entry(folder(), ignored);
+  for (; entry != std::filesystem::directory_iterator(); entry.increment(ignored)) {
+    const std::filesystem::path& path = entry->path();
+    const std::string stem = path.stem().string();
+    if (stem.rfind(kPrefix, 0) != 0 || path.extension() != kSuffix) continue;
     const std::string name = stem.substr(std::strlen(kPrefix) - 2);
     if (std::isdigit(static_cast<unsigned char>(name[2]))) names.push_back(name);
   }
@@ -271,7 +275,7 @@ std::string library_for(int major, int minor, const std::vector<std::string>& na
       rank = t.is_specific ? 1001 : 1000;
     } else if (!t.is_specific && t.major == major && number < wanted) {
       rank = 500 + t.minor;
-    } else if (t.has_ptx && number < wanted) {
+    } else if (t.has_ptx && !t.is_specific && number < wanted) {
       rank = number;
     }
     if (rank > best_rank) {

@@ -9,7 +9,7 @@ const char* to_string(Fallback reason) {
     case Fallback::kDevice:
       return "the tensors are not on CUDA";
     case Fallback::kBuild:
-      return "customconv was built without CUDA";
+      return "customconv's operators for this PyTorch have no CUDA";
     case Fallback::kArchitecture:
       return "no kernels of this installation run on the GPU";
     case Fallback::kCudnnOff:

@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/build.h"
 #include "core/devices.h"
 #include "core/failure.h"
 #include "core/log.h"
@@ -45,8 +44,6 @@ void force_plan(const ConvPlan* plan) {
 
 extern "C" {
 
-const char* customconv_build() { return kBuild; }
-
 Switches* customconv_switches() { return &switches(); }
 
 Counters* customconv_counters() { return &counters(); }
@@ -66,9 +63,9 @@ const KernelLibrary* customconv_kernels(int device) {
 }
 
 const char* customconv_why_no_kernels(int device) {
-  const char* why = "CUDA has no such device";
-  guarded([&] { why = kernels_of(device).why_not.c_str(); });
-  return why;
+  const char* why = "";
+  const Failure failure = guarded([&] { why = kernels_of(device).why_not.c_str(); });
+  return failure == nullptr ? why : failure;
 }
 
 void customconv_use_blas(bool exists) { use_blas(exists); }

@@ -17,14 +17,11 @@ static_assert(std::is_trivially_copyable_v<Asked> && std::is_trivially_copyable_
 
 extern "C" {
 
-// kBuild of libcustomconv. A library whose own is another one must not call the other functions.
-const char* customconv_build();
-
 Switches* customconv_switches();
 Counters* customconv_counters();
 const char* customconv_fallback_text(Fallback);
 
-// What the planner knows of a device; null where CUDA has no such device.
+// What the planner knows of a device; null where the driver does not tell it.
 const DeviceProperties* customconv_device(int index);
 // The kernels that a device runs; null where it runs none, and then why.
 const KernelLibrary* customconv_kernels(int device);

@@ -2,7 +2,6 @@
 // the planner's module for Python needs no tensors.
 #include <torch/library.h>
 
-#include "core/build.h"
 #include "plan/text.h"
 #include "torch/aten.h"
 #include "torch/convolve.h"
@@ -83,7 +82,6 @@ TORCH_LIBRARY_FRAGMENT(customconv, m) {
       torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(run_plan_of)));
   m.def("_aten_pass(str problem, Tensor x, Tensor w, Tensor y, Tensor? bias) -> Tensor",
         torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(aten_pass_of)));
-  m.def("_build() -> str", [] { return std::string(kBuild); });
   // For tests.
   m.def("_route_on_cpu(bool opaque) -> ()", TORCH_FN(install_routing_on_cpu));
 }

@@ -15,7 +15,6 @@ import os
 import platform
 import re
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -65,21 +64,38 @@ def torch_library(release: str, cuda: str | None, package: Path = PACKAGE) -> Pa
     if minor is None:
         return None
     # A build without CUDA has one library, for either kind of PyTorch.
-    kinds = (True, False) if cuda else (False,)
-    names = [f"{library_name(minor, kind)}.so" for kind in kinds]
+    names = [f"{library_name(minor, kind)}.so" for kind in ((True, False) if cuda else (False,))]
+    folders = [cache_folder(release, package)]
+    # What comes before a release may have another interface than the release.
+    if is_release(release) or build_record(package).get("torch") == release:
+        folders.append(package / "lib")
+    for folder in folders:
+        try:
+            for path in (folder / name for name in names if folder is not None):
+                if path.exists():
+                    return path
+        except OSError:  # a folder that this user may not read
+            continue
+    return None
 
-    def found_in(folder: Path) -> Path | None:
-        return next((path for name in names if (path := folder / name).exists()), None)
 
-    return found_in(package / "lib") or found_in(cache_folder(release, package))
+def is_release(version: str) -> bool:
+    """Whether a version is that of a release: "2.11.0+cu130", but not "2.12.0a0+git1234"."""
+    return re.fullmatch(r"\d+(\.\d+)*", version.partition("+")[0]) is not None
 
 
-def cache_folder(release: str, package: Path = PACKAGE) -> Path:
+def cache_folder(release: str, package: Path = PACKAGE) -> Path | None:
     """Where ``python -m customconv build`` puts the operators for a version of PyTorch.
 
-    They fit that version and this build of customconv alone, so both are part of the path.
+    They fit that version and this build of customconv alone, so both are part of the path. None
+    where the user has no folder for such files.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(home):
+        try:
+            home = str(Path.home() / ".cache")
+        except RuntimeError:  # a user without a home
+            return None
     build = str(build_record(package).get("build", "unknown"))
     return Path(home, "customconv", build, f"torch-{release}")
 
@@ -93,7 +109,8 @@ def sources(package: Path = PACKAGE) -> Path:
 def _no_operators(release: str, package: Path = PACKAGE) -> str:
     """Why there are no operators for a PyTorch."""
     version = build_record(package).get("version", "")
-    known = listed(supported_torch(package))
+    known = "" if is_release(release) else "releases of "
+    known += listed(supported_torch(package))
     return f"customconv {version} has no operators for PyTorch {release} (it has for {known})"
 
 
@@ -140,7 +157,7 @@ def load(package: Path = PACKAGE, name: str = "customconv._bind") -> ModuleType:
         ImportError: PyTorch is not installed, or a library is missing, broken, or of another build.
             The message says which versions are installed, which were found, and what to do.
     """
-    global operators, missing, _library
+    global operators, missing
 
     def failed(reason: str) -> ImportError:
         return ImportError(failure(reason, package), name=name)
@@ -154,7 +171,8 @@ def load(package: Path = PACKAGE, name: str = "customconv._bind") -> ModuleType:
     if (torch_minor(torch.__version__) or OLDEST_TORCH) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         raise failed(f"it needs PyTorch {oldest} or newer, and this is {torch.__version__}.")
-    if not (package / "lib/libcustomconv.so").exists():
+    core = package / "lib/libcustomconv.so"
+    if not core.exists():
         raise failed(f"the file lib/libcustomconv.so is missing from {package}.")
     try:
         module = importlib.import_module(name)
@@ -163,25 +181,52 @@ def load(package: Path = PACKAGE, name: str = "customconv._bind") -> ModuleType:
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         reason = f"it has no module for Python {python}." if absent else f"the loader says: {error}"
         raise failed(reason) from error
+    if not _is_of_build(core, module.build):
+        raise failed(f"{core.name} is of another build than {Path(module.__file__ or '').name}.")
     operators = torch_library(torch.__version__, torch.version.cuda, package)
     if operators is None:
         missing = _no_operators(torch.__version__, package)
-        from . import pytorch_only
-
-        _library = pytorch_only.register(sources(package), missing)
-        warnings.warn(
-            f"{missing}, so PyTorch computes all convolutions; `python -m customconv build` "
-            "compiles them for this version, which takes minutes and a C++ compiler",
-            stacklevel=2,
-        )
-        return module
-    try:
-        torch.ops.load_library(str(operators))  # type: ignore[no-untyped-call]
-    except OSError as error:
-        raise failed(f"the loader says: {error}") from error
-    if torch.ops.customconv._build() != module.build:
-        raise failed(f"{operators.name} is of another build than the rest.")
+    else:
+        why_not = _load_operators(operators, module.build)
+        if why_not and operators.is_relative_to(package):
+            raise failed(why_not)
+        if why_not:
+            missing, operators = f"{operators} does not fit: {why_not}", None
+    if missing:
+        _use_pytorch_only(package)
     return module
+
+
+def _is_of_build(path: Path, build: str) -> bool:
+    """Whether a library is of this build. Each holds its own, which is read before it is loaded."""
+    return build.encode() in path.read_bytes()
+
+
+def _load_operators(path: Path, build: str) -> str:
+    """Loads the operators; why they cannot be loaded, if so."""
+    import torch
+
+    try:
+        if not _is_of_build(path, build):
+            return f"{path.name} is broken, or of another build than the rest."
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+    except OSError as error:
+        return f"the loader says: {error}"
+    return ""
+
+
+def _use_pytorch_only(package: Path) -> None:
+    """Registers the operators with PyTorch computing all of them, and warns."""
+    global _library
+
+    from . import pytorch_only
+    from ._warn import tell
+
+    _library = pytorch_only.register(sources(package), missing)
+    tell(
+        f"{missing}, so PyTorch computes all convolutions; `python -m customconv build` compiles "
+        "them for this version, which takes minutes and a C++ compiler"
+    )
 
 
 load()

@@ -1,9 +1,9 @@
 """Compiles the operators for one version of PyTorch: ``python -m customconv build``.
 
 They are host code: a C++ compiler and headers do, those of PyTorch and, for a PyTorch with CUDA,
-those of CUDA that come with it. Empty libraries stand in for those that the operators are linked
-to, so that they can be compiled for a PyTorch that is not installed. This file imports nothing but
-the standard library, as tools load it by its path.
+those of CUDA that come with it and with Triton. Empty libraries stand in for those that the
+operators are linked to, so that they can be compiled for a PyTorch that is not installed. This file
+imports nothing but the standard library, as tools load it by its path.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
+MEMORY_PER_JOB = 2 << 30  # a translation unit that includes torch peaks a little below this
 CXX_FLAGS = ("-O3", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden")
 # What names and describes a problem has no state, and each library has its own.
 COMMON_SOURCES = ("plan/algorithm.cpp", "plan/problem.cpp", "plan/text.cpp", "core/build.cpp")
@@ -130,6 +131,7 @@ class Operators:
         Raises:
             BuildError: The compiler is missing, or says why it failed.
         """
+        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as scratch:
             told = build_header(Path(scratch), self.build).parent
             needed = sorted({path for kind in kinds for path in sources(self.csrc, kind)})
@@ -149,8 +151,12 @@ class Operators:
                 )
 
             with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-                list(pool.map(compile_one, needed))
-            folder.mkdir(parents=True, exist_ok=True)
+                compiled = [pool.submit(compile_one, path) for path in needed]
+                try:
+                    for each in compiled:
+                        each.result()
+                finally:
+                    pool.shutdown(cancel_futures=True)  # after a failure the others are not begun
             made = []
             for kind in kinds:
                 own = [objects[path] for path in sources(self.csrc, kind)]
@@ -169,11 +175,13 @@ class Operators:
     ) -> None:
         libraries = ["customconv", *torch_libraries(kind)]
         stand_in(scratch, libraries, compiler)
-        half = target.with_name(f"{target.name}.{os.getpid()}")  # never half a library
         link = ["-shared", "-s", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", f"-L{scratch}"]
         link += [f"-l{name}" for name in libraries]
-        _run([*compiler, *objects, *link, "-o", str(half)])
-        half.replace(target)
+        # Linked beside its place, so that never half a library is there.
+        with tempfile.TemporaryDirectory(dir=target.parent) as beside:
+            linked = Path(beside, target.name)
+            _run([*compiler, *objects, *link, "-o", str(linked)])
+            linked.replace(target)
 
 
 def headers_of_cuda(version: str) -> tuple[Path, ...]:
@@ -188,12 +196,16 @@ def headers_of_cuda(version: str) -> tuple[Path, ...]:
     major = int(version.split(".")[0])
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), str(SYSTEM_TOOLKIT)]
     folders = [path / "include" for path in (*cuda_wheels(major), *map(Path, filter(None, homes)))]
+    # PyTorch's wheels bring the runtime's headers, but only Triton's those that they include.
+    triton = importlib.util.find_spec("triton")
+    for place in (triton and triton.submodule_search_locations) or ():
+        folders.append(Path(place, "backends/nvidia/include"))
     found = tuple(folder for folder in folders if folder.is_dir())
-    for name in ("cuda_runtime_api.h", "cublas_v2.h", "cusparse.h"):
+    for name in ("cuda_runtime_api.h", "crt/host_defines.h", "cublas_v2.h", "cusparse.h"):
         if not any((folder / name).exists() for folder in found):
             raise BuildError(
                 f"CUDA's header {name} is missing: install PyTorch from its wheels, which bring "
-                "it, or a CUDA toolkit, and name that with CUDA_HOME"
+                "it with CUDA's and Triton's, or a CUDA toolkit, and name that with CUDA_HOME"
             )
     return found
 
@@ -224,8 +236,37 @@ def build_for_this_torch() -> Path:
         cuda_include=headers_of_cuda(cuda) if cuda else (),
     )
     folder, compiler = _load.cache_folder(release), os.environ.get("CXX", "c++").split()
-    (made,) = operators.compile(folder, [cuda is not None], compiler, len(os.sched_getaffinity(0)))
+    if folder is None:
+        raise BuildError("there is no folder for the library: set XDG_CACHE_HOME to a full path")
+    cores = jobs(os.environ, len(os.sched_getaffinity(0)), available_memory())
+    try:
+        (made,) = operators.compile(folder, [cuda is not None], compiler, cores)
+    except OSError as error:
+        raise BuildError(f"the library cannot be written: {error}") from error
     return made
+
+
+def available_memory() -> int:
+    """The bytes of memory free to this process, under its control group's limit too."""
+    limits = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        match = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
+        limits += [int(match[1]) * 1024] if match else []
+    group = Path("/sys/fs/cgroup")
+    try:
+        maximum = (group / "memory.max").read_text().strip()
+        limits += [int(maximum) - int((group / "memory.current").read_text())]
+    except (OSError, ValueError):  # not in a limited group ("max")
+        pass
+    return min(limits, default=MEMORY_PER_JOB)
+
+
+def jobs(env: Mapping[str, str], cores: int, memory: int) -> int:
+    """How many compilers to run at once: ``MAX_JOBS``, else as many as cores and memory allow."""
+    if env.get("MAX_JOBS", "").isdigit():
+        return max(1, int(env["MAX_JOBS"]))
+    return max(1, min(cores, memory // MEMORY_PER_JOB))
 
 
 def stand_in(folder: Path, names: Iterable[str], compiler: Sequence[str]) -> None:

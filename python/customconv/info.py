@@ -47,7 +47,7 @@ def why_no_kernels() -> str:
         return _load.missing
     record = build_record()
     if record.get("cuda"):
-        return ""
+        return "" if torch.version.cuda else "this PyTorch was built without CUDA"
     reason = record.get("cuda_left_out")
     return "customconv was built without CUDA" + (f" ({reason})" if reason else "")
 
@@ -62,8 +62,6 @@ def cuda_off_reason() -> str | None:
     """Why this package computes nothing on a GPU here, or None if it can."""
     if why := why_no_kernels():
         return why
-    if torch.version.cuda is None:
-        return "this PyTorch was built without CUDA"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

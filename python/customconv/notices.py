@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-import warnings
-from types import FrameType
 
 import torch
 
 from . import _bind, _load
+from ._load import build_record
+from ._warn import tell
 from .info import is_measured, why_no_kernels
 
-_INSIDE = {"customconv", "torch", "importlib", "contextlib", "sitecustomize"}
 _OLDEST = 8  # the least major compute capability that there are kernels for
 _noticed = False
 
@@ -33,17 +31,15 @@ def notice_gpus() -> None:
     elif _load.missing:  # which was told when the package was imported
         pass
     elif torch.cuda.device_count() > 0:
-        _tell(
-            f"{why}, so PyTorch computes all convolutions on this GPU; build it again with "
-            "CUSTOMCONV_CUDA=1"
-        )
+        remedy = "" if build_record().get("cuda") else "; build it again with CUSTOMCONV_CUDA=1"
+        tell(f"{why}, so PyTorch computes all convolutions on this GPU{remedy}")
 
 
 def notice_log_topic() -> None:
     """Warns of a ``CUSTOMCONV_LOG`` that asks for something unknown."""
     topic = os.environ.get("CUSTOMCONV_LOG", "")
     if topic not in ("", "plan"):
-        _tell(f"CUSTOMCONV_LOG={topic!r} logs nothing: the one topic that there is, is 'plan'")
+        tell(f"CUSTOMCONV_LOG={topic!r} logs nothing: the one topic that there is, is 'plan'")
 
 
 def _notice_devices() -> None:
@@ -62,12 +58,12 @@ def _notice_devices() -> None:
         if major >= _OLDEST and "compute capability" in why:
             own = f"{major}.{minor}" + ("a" if (major, minor) == (9, 0) else "")
             remedy = f"; build it from source with TORCH_CUDA_ARCH_LIST={own}"
-        _tell(
+        tell(
             f"customconv's kernels do not run on {name}, so PyTorch computes all convolutions on "
             f"it: {why}{remedy}"
         )
     for name in unmeasured:
-        _tell(
+        tell(
             f"customconv has not been measured on {name}, so PyTorch computes most convolutions on "
             "it; customconv.tune(model, x), or `python -m customconv tune`, times both and keeps "
             "the faster"
@@ -77,20 +73,3 @@ def _notice_devices() -> None:
 def _capability(index: int) -> tuple[int, int]:
     major, minor = torch.cuda.get_device_capability(index)
     return major, minor
-
-
-def _tell(text: str) -> None:
-    """Warns in the name of the user's line, and never raises: CUDA could not start then."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _package(frame) in _INSIDE:
-        frame = frame.f_back
-    place = ("customconv", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    module = "customconv" if frame is None else frame.f_globals.get("__name__")
-    try:
-        warnings.warn_explicit(text, UserWarning, *place, module=module)
-    except UserWarning:
-        print(f"customconv: warning: {text}", file=sys.stderr)
-
-
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__")).partition(".")[0]

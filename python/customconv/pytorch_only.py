@@ -6,6 +6,7 @@ operators, which bring their derivatives, autocast, shapes for tracing and all o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -280,11 +281,11 @@ def _conv2d_statistics(
     output = _conv2d(input, weight, bias, stride, padding, dilation, groups)
     wide = output.to(torch.promote_types(output.dtype, torch.float32))
     variance, mean = torch.var_mean(wide, (0, 2, 3), correction=0, keepdim=True)
-    pixels = output.numel() / output.shape[1]
+    pixels = math.prod(output.shape[2:], start=output.shape[0])
     if running_mean is not None:
         running_mean.mul_(1 - momentum).add_(mean.view(-1), alpha=momentum)
     if running_var is not None:
-        sample = variance.view(-1) * (pixels / (pixels - 1))
+        sample = variance.view(-1) * (pixels / (pixels - 1) if pixels != 1 else math.inf)
         running_var.mul_(1 - momentum).add_(sample, alpha=momentum)
     return output, variance, mean, (variance + eps).rsqrt()
 

@@ -152,7 +152,7 @@ def test_toolkits_are_tried_in_order(bare_machine, monkeypatch, tmp_path):
     ],
 )
 def test_jobs(env, cores, gib, expected):
-    assert build_config.jobs(env, cores, gib * build_config.GIB) == expected
+    assert build_config.operators.jobs(env, cores, gib << 30) == expected
 
 
 def test_each_library_has_the_sources_of_its_layer(monkeypatch, tmp_path):
@@ -171,7 +171,7 @@ def test_each_library_has_the_sources_of_its_layer(monkeypatch, tmp_path):
     assert sorted(build_config.kernel_sources()) == sorted([*kernels, build])
     assert set(build_config.torch_sources(with_cuda=True)) == {torch, cuda, *common, build}
     assert set(build_config.torch_sources(with_cuda=False)) == {torch, cpu, *common, build}
-    assert build_config.binding_sources() == [binding]
+    assert build_config.binding_sources() == [binding, build]
 
 
 def test_a_kernel_and_host_code_of_one_name_are_refused(monkeypatch, tmp_path):

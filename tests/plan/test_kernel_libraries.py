@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import customconv
-from customconv import _bind
+from customconv import _bind, _load
 
 RELEASE = ["sm80", "sm86", "sm89", "sm90a", "sm100", "sm120_ptx"]
 
@@ -47,6 +47,8 @@ def test_a_gpu_gets_the_code_that_it_runs_best(capability, library):
         (["sm80_ptx", "sm86"], (9, 0), "sm80_ptx"),
         (["sm80_ptx", "sm86"], (8, 9), "sm86"),
         (["sm80_ptx", "sm90_ptx"], (10, 0), "sm90_ptx"),
+        (["sm90a_ptx"], (9, 0), "sm90a_ptx"),
+        (["sm90a_ptx"], (10, 0), ""),
         ([], (9, 0), ""),
     ],
 )
@@ -58,6 +60,7 @@ def test_other_selections(names, capability, library):
 def test_a_device_that_does_not_exist(index):
     with pytest.raises(ValueError, match=f"CUDA has no device {index}"):
         _bind.device_properties(index)
+    assert _bind.why_no_kernels(index) == f"CUDA has no device {index}"
 
 
 def test_without_cublas_its_family_is_no_candidate():
@@ -115,6 +118,7 @@ def machine(tmp_path):
         assert device == f"{capability} {version}"
         return why
 
+    why_not.folder = package / "lib"
     why_not.library = package / "lib" / KERNELS[0].name if KERNELS else None
     return why_not
 
@@ -133,6 +137,40 @@ def test_a_driver_that_is_too_old(machine, version):
     said = machine(version=version)
     assert f"the NVIDIA driver runs CUDA {major}.{minor}, and the kernels need CUDA 13.0" in said
     assert said.endswith("install a newer driver")
+
+
+# No kernels, but the table that names their CUDA runtime.
+NEWER_LIBRARY = """
+#include "kernels/library.h"
+extern "C" const customconv::KernelLibrary* customconv_kernel_library() {
+  static const customconv::KernelLibrary library{BUILD, "8.0+PTX", 13020};
+  return &library;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "runs"),
+    [
+        ((8, 6), 13000, True),  # machine code
+        ((9, 0), 13000, False),  # PTX, which the driver compiles
+        ((9, 0), 13020, True),
+        ((8, 6), 12090, False),
+    ],
+)
+def test_a_driver_compiles_no_newer_code(machine, tmp_path, capability, version, runs):
+    for path in machine.folder.glob("libcustomconv_sm*.so"):
+        path.unlink()
+    (tmp_path / "library.cpp").write_text(NEWER_LIBRARY)
+    compiler = os.environ.get("CXX", "c++").split()
+    flags = ["-std=c++17", f'-DBUILD="{_bind.build}"', f"-I{_load.sources()}", "-shared", "-fPIC"]
+    target = machine.folder / "libcustomconv_sm80_ptx.so"
+    subprocess.run([*compiler, *flags, "library.cpp", "-o", target], cwd=tmp_path, check=True)
+    said = machine(capability, version)
+    assert (said == "") == runs
+    if not runs:
+        needed = "13.2" if capability == (9, 0) else "13.0"
+        assert f"the kernels need CUDA {needed} or later" in said
 
 
 @needs_kernels

@@ -24,7 +24,8 @@ MODULE = f"_bind{machinery.EXTENSION_SUFFIXES[0]}"
     [
         ("2.11.0+cu130", "13.0", "torch_2_11_cuda.so"),
         ("2.11.3", "12.8", "torch_2_11_cuda.so"),
-        ("2.11.0a0+git1234", None, "torch_2_11.so"),
+        ("2.11.0a0+git1234", None, None),  # its interface may be another one
+        ("2.11.0.dev20251001+cu130", "13.0", None),
         ("2.9.1+rocm6.4", None, "torch_2_9.so"),
         ("2.9.1+cu128", "12.8", "torch_2_9.so"),  # of a build without CUDA
         ("2.1.1", "13.0", None),
@@ -115,7 +116,10 @@ def operators() -> str:
 
 
 def test_operators_that_are_no_library(copied):
-    (copied / operators()).write_bytes(b"no library")
+    library = copied / operators()
+    library.write_bytes(b"no library")
+    check_failure(imported(copied), f"{library.name} is broken, or of another build than the rest.")
+    library.write_bytes(b"no library of " + _load.build_record()["build"].encode())
     check_failure(imported(copied), "the loader says: ")
 
 
@@ -143,7 +147,16 @@ def test_operators_of_another_build(copied):
     content = library.read_bytes()
     assert content.count(build) == 1
     library.write_bytes(content.replace(build, b"0" * len(build)))
-    check_failure(imported(copied), f"{library.name} is of another build than the rest.")
+    check_failure(imported(copied), f"{library.name} is broken, or of another build than the rest.")
+
+
+@pytest.mark.parametrize("name", ["lib/libcustomconv.so", MODULE])
+def test_a_module_of_another_build(copied, name):
+    build = _load.build_record()["build"].encode()
+    content = (copied / name).read_bytes()
+    assert build in content
+    (copied / name).write_bytes(content.replace(build, b"0" * len(build)))
+    check_failure(imported(copied), f"libcustomconv.so is of another build than {MODULE}.")
 
 
 def test_the_record_names_the_build():

@@ -19,8 +19,10 @@ A100, H100 = ("NVIDIA A100", (8, 0)), ("NVIDIA H100", (9, 0))
 def machine(monkeypatch):
     """Makes this process one on such a machine; returns what PyTorch calls when it starts CUDA."""
 
-    def make(*gpus, architectures, broken=""):
-        why = "" if architectures else "customconv was built without CUDA (no GPU was in sight)"
+    def make(*gpus, architectures, broken="", why=""):
+        if not architectures:
+            why = "customconv was built without CUDA (no GPU was in sight)"
+        record = {"cuda": "13.0" if architectures else None}
         names = ["sm" + arch.replace(".", "") for arch in filter(None, architectures.split(";"))]
 
         def why_no_kernels(index):
@@ -31,6 +33,7 @@ def machine(monkeypatch):
 
         monkeypatch.setattr(_bind, "why_no_kernels", why_no_kernels)
         monkeypatch.setattr(notices, "why_no_kernels", lambda: why)
+        monkeypatch.setattr(notices, "build_record", lambda: record)
         monkeypatch.setattr(notices, "_noticed", False)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: gpus[i][0])
@@ -71,6 +74,16 @@ def test_a_build_without_cuda_is_told_at_once_and_once(machine, monkeypatch, way
     (text,) = told(lambda: [WAYS[way]() for _ in range(3)])
     assert "built without CUDA (no GPU was in sight), so PyTorch computes all" in text
     assert "CUSTOMCONV_CUDA=1" in text
+
+
+@pytest.mark.parametrize("way", ["enable", "convert", "compile"])
+def test_a_gpu_of_a_pytorch_without_cuda_is_told(machine, way):
+    """One of AMD's, say. Nothing that could be built would help."""
+    machine(H100, architectures="9.0a", why="this PyTorch was built without CUDA")
+    (text,) = told(WAYS[way])
+    assert text == (
+        "this PyTorch was built without CUDA, so PyTorch computes all convolutions on this GPU"
+    )
 
 
 def test_a_build_without_cuda_is_told_to_users_of_the_backend(machine, monkeypatch):

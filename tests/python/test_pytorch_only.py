@@ -57,6 +57,49 @@ def test_a_warning_says_what_there_is_and_what_to_do(tmp_path):
     assert "python -m customconv build" in warning
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import os; os.environ['XDG_CACHE_HOME'] = 'relative'",
+        "import pathlib\ndef home(): raise RuntimeError('no home')\n"
+        "import os; del os.environ['XDG_CACHE_HOME']; pathlib.Path.home = home",
+        "import pathlib; exists = pathlib.Path.exists\n"
+        "def denied(path):\n    if 'torch-2.99' in str(path): raise PermissionError(path)\n"
+        "    return exists(path)\n"
+        "pathlib.Path.exists = denied",
+        "import warnings; warnings.simplefilter('error')",
+    ],
+    ids=["relative cache", "no home", "a folder that may not be read", "warnings as errors"],
+)
+def test_it_imports_wherever_it_runs(tmp_path, first):
+    done = run("print(customconv.conv2d(x, w, groups=2).shape)", tmp_path, f"{NEWER}\n{first}")
+    assert done.returncode == 0, done.stderr
+    assert "has no operators for PyTorch 2.99.0" in done.stderr
+
+
+@pytest.mark.parametrize("content", ["no library", "no library, of this build: "])
+def test_a_broken_library_in_the_cache_is_told(tmp_path, content):
+    """Another PyTorch may have the same version, if people built it themselves."""
+    folder = tmp_path / "customconv" / _load.build_record()["build"] / "torch-2.99.0"
+    folder.mkdir(parents=True)
+    for with_cuda in (False, True):
+        library = folder / f"{build.library_name((2, 99), with_cuda)}.so"
+        library.write_text(f"{content}{_load.build_record()['build'] * ('of this' in content)}")
+    done = run("print(customconv.conv2d(x, w, groups=2).shape)", tmp_path, NEWER)
+    assert done.returncode == 0, done.stderr
+    assert f"{folder}" in done.stderr and "does not fit" in done.stderr
+    assert "PyTorch computes all convolutions; `python -m customconv build`" in done.stderr
+
+
+def test_what_came_before_a_release_is_none(tmp_path):
+    major, minor = _load.torch_minor(torch.__version__)
+    early = f"import torch; torch.__version__ = '{major}.{minor}.0a0+git1234'"
+    done = run("print(open('/proc/self/maps').read())", tmp_path, early)
+    assert done.returncode == 0, done.stderr
+    assert f"for PyTorch {major}.{minor}.0a0+git1234 (it has for releases of " in done.stderr
+    assert "customconv/lib/torch_" not in done.stdout
+
+
 def test_nothing_is_loaded_that_was_built_for_another_pytorch(tmp_path):
     said = check("print(open('/proc/self/maps').read())", tmp_path)
     assert "libcustomconv.so" in said
@@ -235,13 +278,29 @@ def test_a_build_that_fails_says_why(tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_missing_headers_of_cuda_are_named(monkeypatch):
+def test_missing_headers_of_cuda_are_named(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "cuda_wheels", lambda major: [])
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(build, "SYSTEM_TOOLKIT", tmp_path)
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
+    (tmp_path / "include/crt").mkdir(parents=True)
+    names = "cuda_runtime_api.h", "crt/host_defines.h", "cublas_v2.h", "cusparse.h"
+    for name in names:
+        with pytest.raises(build.BuildError, match=f"header {name} is missing"):
+            build.headers_of_cuda("13.0")
+        (tmp_path / "include" / name).touch()
+    assert build.headers_of_cuda("13.0") == (tmp_path / "include",)
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this PyTorch has no CUDA")
+def test_pytorchs_wheels_bring_all_headers(monkeypatch, tmp_path):
+    """Without a toolkit, and without the wheels of the compiler, which PyTorch does not ask for."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(build, "SYSTEM_TOOLKIT", Path("/nonexistent"))
-    with pytest.raises(build.BuildError, match="header cuda_runtime_api"):
-        build.headers_of_cuda("13.0")
+    found = build.headers_of_cuda(torch.version.cuda)
+    assert any("triton" in folder.parts for folder in found)
 
 
 @pytest.mark.slow

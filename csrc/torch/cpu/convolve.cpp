@@ -1,5 +1,7 @@
 #include "torch/convolve.h"
 
+#include "torch/core.h"
+
 namespace customconv::torch_layer {
 
 namespace {
@@ -27,7 +29,7 @@ OrFallback<Gradients> convolve_backward(const at::Tensor&, const at::Tensor& inp
 void run_plan(const ConvProblem&, const std::string&, const at::Tensor&, const at::Tensor&,
               const at::Tensor&, const std::optional<at::Tensor>&,
               const std::optional<at::Tensor>&) {
-  TORCH_CHECK(false, "customconv was built without CUDA");
+  TORCH_CHECK(false, customconv_fallback_text(Fallback::kBuild));
 }
 
 }  // namespace customconv::torch_layer
