@@ -1,11 +1,20 @@
 #include "torch/cuda/blas.h"
 
-#include <ATen/cuda/CUDAContextLight.h>
 #include <dlfcn.h>
+#include <torch/version.h>
 
 #include <optional>
 
 #include "torch/core.h"
+
+// PyTorch's stable C interface has the handle since 2.10. Before, it takes the headers of cuBLAS,
+// which include some that PyTorch's wheels do not bring.
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+#define USE_CUDA
+#include <torch/csrc/stable/c/shim.h>
+#else
+#include <ATen/cuda/CUDAContextLight.h>
+#endif
 
 namespace customconv::torch_layer {
 
@@ -31,6 +40,17 @@ const std::optional<BlasFunctions>& functions() {
   return found;
 }
 
+cublasContext* current_handle() {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+  void* handle = nullptr;
+  TORCH_CHECK(torch_get_current_cuda_blas_handle(&handle) == AOTI_TORCH_SUCCESS,
+              "customconv: PyTorch gives no handle of cuBLAS");
+  return static_cast<cublasContext*>(handle);
+#else
+  return at::cuda::getCurrentCUDABlasHandle();
+#endif
+}
+
 // Told when this library is loaded: the planner may be asked from then on.
 [[maybe_unused]] const bool is_told = (customconv_use_blas(functions().has_value()), true);
 
@@ -38,7 +58,7 @@ const std::optional<BlasFunctions>& functions() {
 
 Blas current_blas() {
   TORCH_CHECK(functions(), "customconv: PyTorch has loaded no cuBLAS");
-  return {&*functions(), at::cuda::getCurrentCUDABlasHandle()};
+  return {&*functions(), current_handle()};
 }
 
 }  // namespace customconv::torch_layer
