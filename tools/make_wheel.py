@@ -168,27 +168,31 @@ def versions(minors: Iterable[tuple[int, ...]]) -> str:
     return ", ".join(".".join(map(str, each)) for each in sorted(minors))
 
 
+def between(first: tuple[int, int], last: tuple[int, int]) -> list[tuple[int, int]]:
+    """The minor versions from the first to the last, of one major version."""
+    return [(first[0], minor) for minor in range(first[1], last[1] + 1)]
+
+
 def check_complete(package: Path) -> None:
     """Refuses a wheel without some of what a release has.
 
     Raises:
         ConfigError: names what is missing.
     """
-    (first_major, first), (_, last) = config.TESTED_TORCH
-    wanted = [
-        f"lib/libcustomconv_{config.library_of(a)}.so"
-        for a in config.RELEASE_ARCHITECTURES.split(";")
+    names = [
+        f"libcustomconv_{config.library_of(arch)}"
+        for arch in config.RELEASE_ARCHITECTURES.split(";")
     ]
-    for minor in range(first, last + 1):
-        names = (
-            config.operators.library_name((first_major, minor), kind) for kind in (True, False)
-        )
-        wanted += [f"lib/{name}.so" for name in names]
-    missing = [name for name in wanted if not (package / name).exists()]
-    (python_major, oldest), (_, newest) = config.TESTED_PYTHON
+    names += [
+        config.operators.library_name(minor, with_cuda)
+        for minor in between(*config.TESTED_TORCH)
+        for with_cuda in (True, False)
+    ]
+    paths = (f"lib/{name}.so" for name in names)
+    missing = [path for path in paths if not (package / path).exists()]
     there = pythons(package)
-    tested = ((python_major, minor) for minor in range(oldest, newest + 1))
-    missing += [f"a module for Python {versions([each])}" for each in tested if each not in there]
+    lacking = (each for each in between(*config.TESTED_PYTHON) if each not in there)
+    missing += [f"a module for Python {versions([each])}" for each in lacking]
     if missing:
         raise config.ConfigError(f"a release lacks {', '.join(missing)}")
 
