@@ -157,9 +157,7 @@ def extensions_and_command():
     archs = cuda_settings() if with_cuda else []
     left_out = None if with_cuda else config.why_left_out(os.environ, torch.version.cuda)
     warning = None if with_cuda else config.left_out_warning(os.environ, torch.version.cuda)
-    cores = len(os.sched_getaffinity(0))
-    memory = config.operators.available_memory()
-    os.environ["MAX_JOBS"] = str(config.operators.jobs(os.environ, cores, memory))
+    os.environ["MAX_JOBS"] = str(config.operators.jobs(os.environ))
 
     # torch looks for ninja on the path, where an environment that is not activated is missing.
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])

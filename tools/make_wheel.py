@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -97,8 +96,7 @@ def add_operators(folder: Path, release: str, compiler: Sequence[str]) -> None:
         torch_include=torch_headers(release),
         cuda_include=cuda_headers(),
     )
-    cores = len(os.sched_getaffinity(0))
-    jobs = config.operators.jobs(os.environ, cores, config.operators.available_memory())
+    jobs = config.operators.jobs(os.environ)
     operators.compile(folder, [True, False], compiler, jobs)
 
 
@@ -151,21 +149,9 @@ def note(package: Path) -> None:
     names = [path.stem.removeprefix("libcustomconv_sm") for path in package.glob("lib/*_sm*.so")]
     built = {config.library_of(arch)[2:]: arch for arch in known_architectures()}
     record["arch_list"] = [built.get(name, name) for name in sorted(names, key=_number)]
-    minors = {tuple(map(int, path.stem.split("_")[1:3])) for path in package.glob("lib/torch_*.so")}
-    record["torch"] = versions(minors)
-    record["python"] = versions(pythons(package))
+    record["torch"] = config.operators.listed(config.operators.supported_torch(package))
+    record["python"] = config.operators.listed(config.operators.supported_python(package))
     (package / "_build.json").write_text(json.dumps(record, indent=2) + "\n")
-
-
-def pythons(package: Path) -> set[tuple[int, int]]:
-    """The minor versions of Python that there is a module for."""
-    found = (re.match(r"_bind\.cpython-(\d)(\d+)", path.name) for path in package.glob("_bind.*"))
-    return {(int(match[1]), int(match[2])) for match in found if match}
-
-
-def versions(minors: Iterable[tuple[int, ...]]) -> str:
-    """Minor versions, in ascending order."""
-    return ", ".join(".".join(map(str, each)) for each in sorted(minors))
 
 
 def between(first: tuple[int, int], last: tuple[int, int]) -> list[tuple[int, int]]:
@@ -190,9 +176,9 @@ def check_complete(package: Path) -> None:
     ]
     paths = (f"lib/{name}.so" for name in names)
     missing = [path for path in paths if not (package / path).exists()]
-    there = pythons(package)
+    there = config.operators.supported_python(package)
     lacking = (each for each in between(*config.TESTED_PYTHON) if each not in there)
-    missing += [f"a module for Python {versions([each])}" for each in lacking]
+    missing += [f"a module for Python {config.operators.listed([each])}" for each in lacking]
     if missing:
         raise config.ConfigError(f"a release lacks {', '.join(missing)}")
 

@@ -15,12 +15,11 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .build import library_name, torch_minor
+from .build import library_name, listed, supported_python, supported_torch, torch_minor
 
 PACKAGE = Path(__file__).parent
 OLDEST_TORCH = (2, 9)  # whose C++ interface has what the operators need
@@ -40,18 +39,6 @@ def build_record(package: Path = PACKAGE) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def supported_torch(package: Path = PACKAGE) -> list[tuple[int, int]]:
-    """The minor versions of PyTorch that there are operators for, in ascending order."""
-    found = (re.match(r"torch_(\d+)_(\d+)", path.name) for path in package.glob("lib/torch_*.so"))
-    return sorted({(int(match[1]), int(match[2])) for match in found if match})
-
-
-def supported_python(package: Path = PACKAGE) -> list[tuple[int, int]]:
-    """The minor versions of Python that there is a module for, in ascending order."""
-    found = (re.match(r"_bind\.cpython-(\d)(\d+)", p.name) for p in package.glob("_bind.*.so"))
-    return sorted({(int(match[1]), int(match[2])) for match in found if match})
-
-
 def torch_library(release: str, cuda: str | None, package: Path = PACKAGE) -> Path | None:
     """The file with the operators for a PyTorch, or None where there is none.
 
@@ -65,17 +52,18 @@ def torch_library(release: str, cuda: str | None, package: Path = PACKAGE) -> Pa
         return None
     # A build without CUDA has one library, for either kind of PyTorch.
     names = [f"{library_name(minor, kind)}.so" for kind in ((True, False) if cuda else (False,))]
-    folders = [cache_folder(release, package)]
+    cache = cache_folder(release, package)
+    folders = [] if cache is None else [cache]
     # What comes before a release may have another interface than the release.
     if is_release(release) or build_record(package).get("torch") == release:
         folders.append(package / "lib")
     for folder in folders:
         try:
-            for path in (folder / name for name in names if folder is not None):
-                if path.exists():
-                    return path
+            found = [path for path in (folder / name for name in names) if path.exists()]
         except OSError:  # a folder that this user may not read
             continue
+        if found:
+            return found[0]
     return None
 
 
@@ -142,11 +130,6 @@ def failure(reason: str, package: Path = PACKAGE) -> str:
     return "\n".join(lines)
 
 
-def listed(versions: Sequence[tuple[int, int]]) -> str:
-    """Minor versions for people."""
-    return ", ".join(f"{major}.{minor}" for major, minor in versions) or "(none)"
-
-
 def load(package: Path = PACKAGE, name: str = "customconv._bind") -> ModuleType:
     """Imports the planner's module and loads the operators.
 
@@ -189,7 +172,7 @@ def load(package: Path = PACKAGE, name: str = "customconv._bind") -> ModuleType:
     else:
         why_not = _load_operators(operators, module.build)
         if why_not and operators.is_relative_to(package):
-            raise failed(why_not)
+            raise failed(f"{why_not}.")
         if why_not:
             missing, operators = f"{operators} does not fit: {why_not}", None
     if missing:
@@ -208,7 +191,7 @@ def _load_operators(path: Path, build: str) -> str:
 
     try:
         if not _is_of_build(path, build):
-            return f"{path.name} is broken, or of another build than the rest."
+            return f"{path.name} is broken, or of another build than the rest"
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     except OSError as error:
         return f"the loader says: {error}"

@@ -6,7 +6,7 @@ import sys
 import warnings
 from types import FrameType
 
-_INSIDE = {"customconv", "torch", "importlib", "contextlib", "sitecustomize"}
+_INSIDE = {"customconv", "torch", "importlib", "contextlib", "runpy", "sitecustomize"}
 
 
 def tell(text: str) -> None:

@@ -45,6 +45,23 @@ def library_name(minor: tuple[int, int], with_cuda: bool) -> str:
     return f"torch_{minor[0]}_{minor[1]}" + "_cuda" * with_cuda
 
 
+def supported_torch(package: Path) -> list[tuple[int, int]]:
+    """The minor versions of PyTorch that a package has operators for, in ascending order."""
+    found = (re.match(r"torch_(\d+)_(\d+)", path.name) for path in package.glob("lib/torch_*.so"))
+    return sorted({(int(match[1]), int(match[2])) for match in found if match})
+
+
+def supported_python(package: Path) -> list[tuple[int, int]]:
+    """The minor versions of Python that a package has a module for, in ascending order."""
+    found = (re.match(r"_bind\.cpython-(\d)(\d+)", p.name) for p in package.glob("_bind.*.so"))
+    return sorted({(int(match[1]), int(match[2])) for match in found if match})
+
+
+def listed(versions: Iterable[tuple[int, int]]) -> str:
+    """Minor versions for people."""
+    return ", ".join(f"{major}.{minor}" for major, minor in versions) or "(none)"
+
+
 def sources(csrc: Path, with_cuda: bool) -> list[Path]:
     """The files of the operators' library."""
     half = "cuda" if with_cuda else "cpu"
@@ -238,9 +255,8 @@ def build_for_this_torch() -> Path:
     folder, compiler = _load.cache_folder(release), os.environ.get("CXX", "c++").split()
     if folder is None:
         raise BuildError("there is no folder for the library: set XDG_CACHE_HOME to a full path")
-    cores = jobs(os.environ, len(os.sched_getaffinity(0)), available_memory())
     try:
-        (made,) = operators.compile(folder, [cuda is not None], compiler, cores)
+        (made,) = operators.compile(folder, [cuda is not None], compiler, jobs(os.environ))
     except OSError as error:
         raise BuildError(f"the library cannot be written: {error}") from error
     return made
@@ -262,10 +278,18 @@ def available_memory() -> int:
     return min(limits, default=MEMORY_PER_JOB)
 
 
-def jobs(env: Mapping[str, str], cores: int, memory: int) -> int:
-    """How many compilers to run at once: ``MAX_JOBS``, else as many as cores and memory allow."""
+def jobs(env: Mapping[str, str], cores: int | None = None, memory: int | None = None) -> int:
+    """How many compilers to run at once: ``MAX_JOBS``, else as many as cores and memory allow.
+
+    Args:
+        env: The environment.
+        cores: Default: those that this process may use.
+        memory: Free bytes; default: those of this process.
+    """
     if env.get("MAX_JOBS", "").isdigit():
         return max(1, int(env["MAX_JOBS"]))
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    memory = available_memory() if memory is None else memory
     return max(1, min(cores, memory // MEMORY_PER_JOB))
 
 

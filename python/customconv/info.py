@@ -12,6 +12,7 @@ import torch
 
 from . import _bind, _load
 from ._load import build_record
+from .build import listed, supported_python, supported_torch
 
 
 def build_info() -> dict[str, Any]:
@@ -79,10 +80,10 @@ def report() -> str:
     rows = [
         ("customconv", build["version"]),
         ("build", _bind.build),
-        ("PyTorch", f"{torch.__version__}; operators for {_load.listed(_load.supported_torch())}"),
+        ("PyTorch", f"{torch.__version__}; operators for {listed(supported_torch(_load.PACKAGE))}"),
         (
             "Python",
-            f"{platform.python_version()}; modules for {_load.listed(_load.supported_python())}",
+            f"{platform.python_version()}; modules for {listed(supported_python(_load.PACKAGE))}",
         ),
         ("compiler", build["compiler"]),
     ]

@@ -70,10 +70,10 @@ def _check_algorithm(algorithm: str | None) -> None:
         raise RuntimeError(f"algorithm {algorithm!r} cannot run: {_reason}")
 
 
-def _check(algorithm: str | None) -> None:
+def _check(algorithm: str | None, input: Tensor, weight: Tensor) -> None:
     """Raises where a family is asked for by name, or results that do not depend on the batch."""
     _check_algorithm(algorithm)
-    if _bind.is_batch_invariant():
+    if _bind.is_batch_invariant() and input.numel() and weight.numel():
         raise RuntimeError(
             "customconv is batch invariant, and only PyTorch can compute this call, which promises "
             f"no such thing: {_reason}; call it outside of customconv.batch_invariant()"
@@ -91,7 +91,7 @@ def _conv2d(
     *,
     algorithm: str | None = None,
 ) -> Tensor:
-    _check(algorithm)
+    _check(algorithm, input, weight)
     return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
@@ -107,7 +107,7 @@ def _conv_transpose2d(
     *,
     algorithm: str | None = None,
 ) -> Tensor:
-    _check(algorithm)
+    _check(algorithm, input, weight)
     return torch.conv_transpose2d(
         input, weight, bias, stride, padding, output_padding, groups, dilation
     )
@@ -234,7 +234,7 @@ def _conv2d_backward(
     *,
     algorithm: str = "auto",
 ) -> Gradients:
-    _check(algorithm)
+    _check(algorithm, input, weight)
     return _backward(
         grad_output, input, weight, stride, padding, dilation, False, [0, 0], groups, output_mask
     )
@@ -253,7 +253,7 @@ def _conv_transpose2d_backward(
     *,
     algorithm: str = "auto",
 ) -> Gradients:
-    _check(algorithm)
+    _check(algorithm, input, weight)
     return _backward(
         grad_output, input, weight, stride, padding, dilation, True, output_padding, groups,
         output_mask,

@@ -14,6 +14,7 @@ import torch
 import build_config
 import customconv
 from customconv import _load
+from customconv.build import listed, supported_python, supported_torch
 
 PACKAGE = Path(customconv.__file__).parent
 MODULE = f"_bind{machinery.EXTENSION_SUFFIXES[0]}"
@@ -40,14 +41,14 @@ def test_the_operators_are_those_of_the_installed_pytorch(tmp_path, release, cud
         (tmp_path / "lib" / each).touch()
     found = _load.torch_library(release, cuda, tmp_path)
     assert (found and found.name) == name
-    assert _load.supported_torch(tmp_path) == [(2, 9), (2, 11)]
+    assert supported_torch(tmp_path) == [(2, 9), (2, 11)]
 
 
 def test_versions_of_python_are_read_from_the_modules(tmp_path):
     for each in ("310", "314", "39"):
         (tmp_path / f"_bind.cpython-{each}-x86_64-linux-gnu.so").touch()
-    assert _load.supported_python(tmp_path) == [(3, 9), (3, 10), (3, 14)]
-    assert sys.version_info[:2] in _load.supported_python()
+    assert supported_python(tmp_path) == [(3, 9), (3, 10), (3, 14)]
+    assert sys.version_info[:2] in supported_python(PACKAGE)
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{"])
@@ -60,7 +61,7 @@ def test_a_missing_or_broken_record_is_no_record(tmp_path, content):
 
 def test_message_names_both_sides_and_what_to_do():
     text = _load.failure("it is broken.")
-    known = _load.listed(_load.supported_torch())
+    known = listed(supported_torch(PACKAGE))
     assert ".".join(map(str, _load.torch_minor(torch.__version__))) in known
     assert text.startswith("customconv cannot be loaded: it is broken.\n")
     assert f"installed: customconv {customconv.__version__} for PyTorch {known} and" in text

@@ -51,7 +51,7 @@ def test_a_warning_says_what_there_is_and_what_to_do(tmp_path):
     done = run("", tmp_path, NEWER)
     assert done.returncode == 0, done.stderr
     (warning,) = (line for line in done.stderr.splitlines() if "UserWarning" in line)
-    known = _load.listed(_load.supported_torch())
+    known = build.listed(build.supported_torch(_load.PACKAGE))
     assert f"has no operators for PyTorch 2.99.0 (it has for {known})" in warning
     assert "PyTorch computes all convolutions" in warning
     assert "python -m customconv build" in warning
@@ -221,6 +221,8 @@ with customconv.batch_invariant():
         assert "is batch invariant" in str(error) and "has no operators" in str(error)
     else:
         raise AssertionError
+    nothing = x[:0], w
+    assert customconv.conv2d(*nothing, groups=2).shape == F.conv2d(*nothing, groups=2).shape
 """,
 }
 

@@ -12,8 +12,17 @@
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
 #define USE_CUDA
 #include <torch/csrc/stable/c/shim.h>
+
+static cublasContext* current_handle() {
+  void* handle = nullptr;
+  TORCH_CHECK(torch_get_current_cuda_blas_handle(&handle) == AOTI_TORCH_SUCCESS,
+              "customconv: PyTorch gives no handle of cuBLAS");
+  return static_cast<cublasContext*>(handle);
+}
 #else
 #include <ATen/cuda/CUDAContextLight.h>
+
+static cublasContext* current_handle() { return at::cuda::getCurrentCUDABlasHandle(); }
 #endif
 
 namespace customconv::torch_layer {
@@ -38,17 +47,6 @@ std::optional<BlasFunctions> find_functions() {
 const std::optional<BlasFunctions>& functions() {
   static const std::optional<BlasFunctions> found = find_functions();
   return found;
-}
-
-cublasContext* current_handle() {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
-  void* handle = nullptr;
-  TORCH_CHECK(torch_get_current_cuda_blas_handle(&handle) == AOTI_TORCH_SUCCESS,
-              "customconv: PyTorch gives no handle of cuBLAS");
-  return static_cast<cublasContext*>(handle);
-#else
-  return at::cuda::getCurrentCUDABlasHandle();
-#endif
 }
 
 // Told when this library is loaded: the planner may be asked from then on.
