@@ -106,6 +106,11 @@ PARTS = (
         (*KERNELS, *CHOICE),
     ),
     Part("large", (files("kernels", "large"), files("op", "huge_tensors")), (*KERNELS, *CHOICE)),
+    Part(
+        "distributed",  # needs two GPUs
+        (files("distributed", "rules styles"),),
+        (*CHOICE, *REGISTERED, "python/customconv/distributed/*.py", "tests/distributed/ranks.py"),
+    ),
     Part("routing", (files("op", "observers recorders routing"),), (*CHOICE, *REGISTERED)),
     Part(
         "operators",

@@ -9,3 +9,12 @@ if _load.operators is not None:
     from . import fake as fake
     from . import flops as flops
     from . import vmap as vmap
+    from ._later import when_imported
+
+    def _register_with_dtensor() -> None:
+        from .distributed import rules
+
+        rules.register()
+
+    # Its import takes half a second.
+    when_imported("torch.distributed.tensor", _register_with_dtensor)

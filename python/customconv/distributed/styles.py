@@ -1,0 +1,130 @@
+"""Styles of ``parallelize_module`` for convolutions, whose channels are shared among ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import (
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.distributed.tensor.parallel.style import ParallelStyle
+
+from ..nn import Conv2d, ConvTranspose2d
+
+CHANNELS = Shard(-3)  # of images, with a batch or without
+
+
+def _convolution(style: ParallelStyle, module: nn.Module) -> Conv2d | ConvTranspose2d:
+    """The module, which a style must be for."""
+    if isinstance(module, Conv2d | ConvTranspose2d):
+        return module
+    raise NotImplementedError(
+        f"{type(style).__name__} supports customconv.Conv2d and customconv.ConvTranspose2d, not "
+        f"{type(module).__module__}.{type(module).__name__}; customconv.convert(model) replaces "
+        "nn.Conv2d and nn.ConvTranspose2d"
+    )
+
+
+def _distribute(
+    module: nn.Module, mesh: DeviceMesh, source: int | None, **places: Placement
+) -> None:
+    """Makes parameters of a module DTensors."""
+    for name, place in places.items():
+        parameter = getattr(module, name)
+        if parameter is not None:
+            shards = distribute_tensor(parameter, mesh, [place], src_data_rank=source)
+            shared = nn.Parameter(shards, requires_grad=parameter.requires_grad)
+            module.register_parameter(name, shared)
+
+
+class ColwiseConv(ColwiseParallel):
+    """Each rank computes some of a convolution's output channels.
+
+    For ``torch.distributed.tensor.parallel.parallelize_module``, as ``ColwiseParallel`` is for
+    ``nn.Linear``; with groups, each rank has some of the groups.
+
+    Args:
+        input_layouts: The placement of the module's input; default: replicated.
+        output_layouts: The placement of its output; default: channels sharded.
+        use_local_output: Whether the output is a plain tensor, this rank's part.
+    """
+
+    def __init__(  # noqa: D107  (the class says it)
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+    ) -> None:
+        super().__init__(
+            input_layouts=input_layouts,
+            output_layouts=output_layouts or CHANNELS,
+            use_local_output=use_local_output,
+        )
+
+    def _partition(self, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        conv = _convolution(self, module)
+        filters = Shard(int(conv.transposed and conv.groups == 1))
+        _distribute(conv, mesh, self.src_data_rank, weight=filters, bias=Shard(0))
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        # A group's channels of the output need that group's of the input alone.
+        grouped = _convolution(self, module).groups > 1
+        wanted = self.input_layouts if grouped else (Replicate(),)
+        return distribute_module(
+            module,
+            device_mesh,
+            self._partition,
+            partial(self._prepare_input_fn, self.input_layouts, wanted),
+            partial(self._prepare_output_fn, self.output_layouts, self.use_local_output),
+        )
+
+
+class RowwiseConv(RowwiseParallel):
+    """Each rank has some of a convolution's input channels, and the output is a sum over ranks.
+
+    For ``torch.distributed.tensor.parallel.parallelize_module``, as ``RowwiseParallel`` is for
+    ``nn.Linear``; with groups, each rank has some of the groups.
+
+    Args:
+        input_layouts: The placement of the module's input; default: channels sharded.
+        output_layouts: The placement of its output; default: replicated.
+        use_local_output: Whether the output is a plain tensor.
+    """
+
+    def __init__(  # noqa: D107  (the class says it)
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+    ) -> None:
+        super().__init__(
+            input_layouts=input_layouts or CHANNELS,
+            output_layouts=output_layouts,
+            use_local_output=use_local_output,
+        )
+
+    def _partition(self, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        conv = _convolution(self, module)
+        grouped = conv.groups > 1
+        filters = Shard(int(not conv.transposed and not grouped))
+        bias = Shard(0) if grouped else Replicate()
+        _distribute(conv, mesh, self.src_data_rank, weight=filters, bias=bias)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _convolution(self, module)
+        return distribute_module(
+            module,
+            device_mesh,
+            self._partition,
+            partial(self._prepare_input_fn, self.input_layouts, (CHANNELS,)),
+            partial(self._prepare_output_fn, self.output_layouts, self.use_local_output),
+        )

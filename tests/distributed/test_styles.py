@@ -1,0 +1,91 @@
+"""Modules whose channels are shared among ranks, by ``parallelize_module``."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from ranks import BACKENDS, run
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import customconv
+
+
+def device() -> str:
+    return f"cuda:{dist.get_rank()}" if dist.get_backend() == "nccl" else "cpu"
+
+
+def integers_like(tensor: Tensor) -> Tensor:
+    """So small that sums through the whole network are exact in float32."""
+    return torch.randint(-1, 2, tensor.shape, device=tensor.device).to(tensor.dtype)
+
+
+def network() -> nn.Sequential:
+    found = nn.Sequential(
+        customconv.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        customconv.Conv2d(8, 8, 3, groups=8, bias=False),
+        nn.ReLU(),
+        customconv.ConvTranspose2d(8, 5, 2, stride=2),
+        customconv.Conv2d(5, 6, 1, bias=False),
+        customconv.Conv2d(6, 4, 3, padding="same"),
+    ).to(device())
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.copy_(integers_like(parameter))
+    return found
+
+
+def check_network() -> None:
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from customconv.distributed import ColwiseConv, RowwiseConv
+
+    torch.manual_seed(3)
+    plain = network()
+    shared = parallelize_module(
+        copy.deepcopy(plain),
+        init_device_mesh(device().partition(":")[0], (dist.get_world_size(),)),
+        {
+            "0": ColwiseConv(use_local_output=False),
+            "2": ColwiseConv(input_layouts=Shard(1), use_local_output=False),
+            "4": RowwiseConv(use_local_output=False),
+            "5": ColwiseConv(),
+            "6": RowwiseConv(),
+        },
+    )
+    x = integers_like(torch.empty(2, 3, 6, 6, device=device())).requires_grad_()
+    other = x.detach().clone().requires_grad_()
+    expected, found = plain(x), shared(other)
+    assert torch.equal(found, expected)
+    gradient = integers_like(expected)
+    expected.backward(gradient)
+    found.backward(gradient)
+    assert torch.equal(other.grad, x.grad)
+    sizes = [each.to_local().numel() / each.numel() for each in shared.parameters()]
+    assert min(sizes) < 0.6
+    for (name, whole), shard in zip(plain.named_parameters(), shared.parameters(), strict=True):
+        assert torch.equal(shard.grad.full_tensor(), whole.grad), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_network_with_shared_channels(backend):
+    run(check_network, ranks=2, backend=backend)
+
+
+def check_refusal() -> None:
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from customconv.distributed import ColwiseConv
+
+    mesh = init_device_mesh("cpu", (2,))
+    with pytest.raises(NotImplementedError, match=r"not torch.nn.*Conv2d; customconv.convert"):
+        parallelize_module(nn.Conv2d(2, 2, 1), mesh, ColwiseConv())
+
+
+def test_pytorchs_own_modules_are_refused():
+    run(check_refusal, ranks=2)
