@@ -25,26 +25,29 @@ class _Finder(MetaPathFinder):
 
     def __init__(self, name: str, action: Callable[[], None]) -> None:
         self.name, self.action = name, action
+        self.is_asking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of that module; none of others."""
-        if fullname != self.name:
+        if fullname != self.name or self.is_asking:
             return None
-        sys.meta_path.remove(self)  # so that the next line asks the others
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        spec.loader = _Loader(spec.loader, self.action)
+        self.is_asking = True  # the other finders
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self.is_asking = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self)
         return spec
 
 
 class _Loader(Loader):
-    """Another loader, followed by an action."""
+    """Another loader, followed by the action of a finder, which is then done."""
 
-    def __init__(self, loader: Loader, action: Callable[[], None]) -> None:
-        self.loader, self.action = loader, action
+    def __init__(self, loader: Loader, finder: _Finder) -> None:
+        self.loader, self.finder = loader, finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """As the other loader does."""
@@ -56,4 +59,6 @@ class _Loader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
         self.loader.exec_module(module)
-        self.action()
+        if self.finder in sys.meta_path:
+            sys.meta_path.remove(self.finder)
+        self.finder.action()

@@ -23,6 +23,7 @@ assert type(torch.distributed.tensor.__loader__).__module__ != "customconv._late
         "import torch.distributed.tensor, customconv",
         "import customconv, torch.distributed.tensor.parallel",
         "import customconv.distributed",
+        "import customconv, importlib.util as u; assert u.find_spec('torch.distributed.tensor')",
     ],
 )
 def test_rules_are_there_with_dtensor(first):
