@@ -154,10 +154,17 @@ def convolve(operator: OpOverload, call: Call) -> Any:
     local = operator(**shared.call)
     if isinstance(local, Tensor):
         return whole_part(local, shared.mesh, shared.placements("output"), whole)
-    return tuple(
+    results = [
         None if part is None else whole_part(part, shared.mesh, shared.placements(name), like)
         for name, part, like in zip(RESULTS[name_of(operator)], local, whole, strict=True)
-    )
+    ]
+    # The input's gradient is summed here. PyTorch 2.9 takes a gradient that is a sum for a
+    # replicated one where the tensor itself was a sum when it came to be.
+    if results[0] is not None and SUMMED in results[0].placements:
+        places = [REPLICATED if each == SUMMED else each for each in results[0].placements]
+        with torch.no_grad():
+            results[0] = results[0].redistribute(placements=places)
+    return tuple(results)
 
 
 def convolve_and_measure(operator: OpOverload, call: Call) -> tuple[DTensor, ...]:
