@@ -1,4 +1,4 @@
-"""What PyTorch is told of the operators: their shapes, counts of operations and rules for vmap.
+"""What PyTorch is told of the operators: shapes, counts of operations, rules for vmap and DTensor.
 
 Operators that are made of PyTorch's own (``pytorch_only``) have all of that from those.
 """

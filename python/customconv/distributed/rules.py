@@ -146,10 +146,14 @@ def on_meta(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
+def on_whole(operator: OpOverload, call: Call) -> Any:
+    """The whole results, without values, and the errors of a call that does not fit."""
+    return operator(**{name: on_meta(each) for name, each in call.items()})
+
+
 def convolve(operator: OpOverload, call: Call) -> Any:
     """A convolution or its gradients."""
-    # Sizes and strides of the whole results, and the errors of a call that does not fit.
-    whole = operator(**{name: on_meta(each) for name, each in call.items()})
+    whole = on_whole(operator, call)
     shared = share(operator, call)
     local = operator(**shared.call)
     if isinstance(local, Tensor):
@@ -171,11 +175,11 @@ def convolve_and_measure(operator: OpOverload, call: Call) -> tuple[DTensor, ...
     """``conv2d_statistics``: the statistics are those of all images, also of other ranks."""
     running = {name: call[name] for name in ("running_mean", "running_var")}
     distributed(operator, {name: each for name, each in running.items() if each is not None})
-    whole = operator(**{name: on_meta(each) for name, each in call.items()})
+    whole = on_whole(operator, call)
+    pixels = whole[0].numel() // max(1, whole[0].shape[1])
     shared = share(operator, call | dict.fromkeys(running))
     output, variance, mean, _ = operator(**shared.call)
     if any(row.name == "batch" for row in shared.rows):
-        pixels = whole[0].numel() // whole[0].shape[1]
         share_of = output.numel() // output.shape[1] / pixels if output.shape[1] else 0.0
 
         def summed(term: Tensor) -> Tensor:
@@ -192,7 +196,6 @@ def convolve_and_measure(operator: OpOverload, call: Call) -> tuple[DTensor, ...
         whole_part(part, shared.mesh, shared.placements(name), like)
         for name, part, like in zip(RESULTS["conv2d_statistics"], local, whole, strict=True)
     )
-    pixels = whole[0].numel() // max(1, whole[0].shape[1])
     unbiased = pixels / (pixels - 1) if pixels != 1 else math.inf
     for each, value in (
         (running["running_mean"], results[2]),

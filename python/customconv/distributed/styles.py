@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -57,17 +58,9 @@ class ColwiseConv(ColwiseParallel):
     """
 
     def __init__(  # noqa: D107  (the class says it)
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
+        self, *, output_layouts: Placement | None = None, **others: Any
     ) -> None:
-        super().__init__(
-            input_layouts=input_layouts,
-            output_layouts=output_layouts or CHANNELS,
-            use_local_output=use_local_output,
-        )
+        super().__init__(output_layouts=output_layouts or CHANNELS, **others)
 
     def _partition(self, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         conv = _convolution(self, module)
@@ -100,17 +93,9 @@ class RowwiseConv(RowwiseParallel):
     """
 
     def __init__(  # noqa: D107  (the class says it)
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
+        self, *, input_layouts: Placement | None = None, **others: Any
     ) -> None:
-        super().__init__(
-            input_layouts=input_layouts or CHANNELS,
-            output_layouts=output_layouts,
-            use_local_output=use_local_output,
-        )
+        super().__init__(input_layouts=input_layouts or CHANNELS, **others)
 
     def _partition(self, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         conv = _convolution(self, module)
