@@ -19,6 +19,7 @@ COMMANDS = {
     "kernelbench": ("kernelbench", "KernelBench's level 1 by its own rules"),
     "fused": ("fused", "what an epilogue costs on top of a convolution"),
     "invariance": ("invariance", "what batch invariance costs"),
+    "multi": ("multi", "a decoder whose images several GPUs share"),
     "tune": ("tune", "how far the planner's choice is from the best plan"),
     "timings": ("timings", "times plans of many layers, for the planner's prices"),
     "tuned": ("tuned", "what customconv.tune gains over the planner's choice"),

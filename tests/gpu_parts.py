@@ -108,8 +108,19 @@ PARTS = (
     Part("large", (files("kernels", "large"), files("op", "huge_tensors")), (*KERNELS, *CHOICE)),
     Part(
         "distributed",  # needs two GPUs
-        (files("distributed", "rules styles"),),
-        (*CHOICE, *REGISTERED, "python/customconv/distributed/*.py", "tests/distributed/ranks.py"),
+        (
+            files(
+                "distributed",
+                "checkpoint data_parallel devices rules spatial spatial_functions styles",
+            ),
+        ),
+        (
+            *CHOICE,
+            *REGISTERED,
+            "python/customconv/distributed/*.py",
+            "python/customconv/distributed/images/*.py",
+            "tests/distributed/ranks.py",
+        ),
     ),
     Part("routing", (files("op", "observers recorders routing"),), (*CHOICE, *REGISTERED)),
     Part(

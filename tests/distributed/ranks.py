@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,32 +17,37 @@ import torch.multiprocessing as mp
 
 TIMEOUT = datetime.timedelta(seconds=60)
 
+TWO_GPUS = [
+    pytest.mark.gpu,
+    pytest.mark.multi_gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
 # Of a test that runs on CPUs, and on GPUs where there are two.
-BACKENDS = [
-    "gloo",
-    pytest.param(
-        "nccl",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.multi_gpu,
-            pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-        ],
+BACKENDS = ["gloo", pytest.param("nccl", marks=TWO_GPUS)]
+
+# torchrun starts pytest once for each rank, and all of them run the same tests in the same order.
+TORCHRUN = dist.is_torchelastic_launched()
+
+# Of a test in one process that uses several GPUs.
+WITHOUT_RANKS = [
+    *TWO_GPUS,
+    pytest.mark.skipif(
+        TORCHRUN and os.environ["RANK"] != "0", reason="rank 0 runs tests without ranks"
     ),
 ]
 
+_groups = itertools.count()
+
 
 def _rank(
-    rank: int, ranks: int, store: str, backend: str, function: Callable[..., None],
+    rank: int, store: dist.Store, ranks: int, backend: str, function: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    torch.set_num_threads(1)
-    os.environ["LOCAL_RANK"] = str(rank)
     if backend == "nccl":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.backends.cudnn.allow_tf32 = False  # so that integers are exact
-    dist.init_process_group(
-        backend, init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=TIMEOUT
-    )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
     try:
         function(*arguments)
         dist.barrier()
@@ -48,8 +55,38 @@ def _rank(
         dist.destroy_process_group()
 
 
+def _spawned(rank: int, file: str, ranks: int, *others: Any) -> None:
+    torch.set_num_threads(1)
+    os.environ["LOCAL_RANK"] = str(rank)
+    _rank(rank, dist.FileStore(file, ranks), ranks, *others)
+
+
+def _run_by_torchrun(ranks: int, *others: Any) -> None:
+    if int(os.environ["WORLD_SIZE"]) != ranks:
+        pytest.skip(f"needs {ranks} ranks, and torchrun started {os.environ['WORLD_SIZE']}")
+    store, rank, _ = next(dist.rendezvous("env://", timeout=TIMEOUT))
+    # The store outlives the group, and a second group must not find what the first one left.
+    _rank(rank, dist.PrefixStore(f"group {next(_groups)}", store), ranks, *others)
+
+
 def run(function: Callable[..., None], *arguments: Any, ranks: int, backend: str = "gloo") -> None:
-    """Calls a function in each of ``ranks`` processes that are a group; raises what one raises."""
+    """Calls a function in each of ``ranks`` processes that are a group; raises what one raises.
+
+    They are new processes, or those that torchrun has started.
+    """
+    if TORCHRUN:
+        _run_by_torchrun(ranks, backend, function, arguments)
+        return
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
-        mp.spawn(_rank, (ranks, store, backend, function, arguments), ranks)
+        mp.spawn(_spawned, (store, ranks, backend, function, arguments), ranks)
+
+
+@contextmanager
+def common_folder() -> Iterator[str]:
+    """A folder of all ranks, until the last of them is done with it."""
+    with tempfile.TemporaryDirectory() as own:
+        names = [own]
+        dist.broadcast_object_list(names)
+        yield names[0]
+        dist.barrier()

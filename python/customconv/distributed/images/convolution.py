@@ -1,0 +1,309 @@
+"""A convolution whose images are sharded along a spatial dimension, and its gradients.
+
+Each rank computes the rows of the output that it has. It asks for the rows of the input that it
+lacks, computes what needs none of them while these travel, and then the strips that do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .exchange import Line, RowsUnderWay, narrowed
+from .rows import Part, Rows, Window, count, work
+
+_OPS = torch.ops.customconv
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution's numbers, one for each spatial dimension.
+
+    Attributes:
+        stride: The step between two windows.
+        padding: The rows of zeros in front.
+        dilation: The step between two taps.
+        output_padding: Of a transposed convolution, the rows added behind.
+        groups: The number of groups.
+        transposed: Whether it is transposed.
+        algorithm: As in ``customconv.conv2d``.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    groups: int
+    transposed: bool
+    algorithm: str = "auto"
+
+    def window(self, weight: Tensor, axis: int) -> Window:
+        """Along a dimension, counted from the last."""
+        return Window(
+            weight.shape[axis], self.stride[axis], self.padding[axis], self.dilation[axis]
+        )
+
+    def of_part(self, axis: int, transposed: bool, window: Window) -> Geometry:
+        """What computes a part: nothing is added along the dimension that is sharded."""
+
+        def changed(values: tuple[int, ...], value: int) -> tuple[int, ...]:
+            found = list(values)
+            found[axis] = value
+            return tuple(found)
+
+        return replace(
+            self,
+            transposed=transposed,
+            padding=changed(self.padding, window.span if transposed else 0),
+            output_padding=changed(self.output_padding, window.stride - 1 if transposed else 0),
+        )
+
+
+def _with_height(values: tuple[int, ...], value: int) -> list[int]:
+    return [value, *values] if len(values) == 1 else list(values)
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
+    """A convolution of this rank's own tensors, without gradients."""
+    if len(g.stride) > 2:
+        if g.transposed:
+            return torch.conv_transpose3d(
+                x, weight, bias, g.stride, g.padding, g.output_padding, g.groups, g.dilation
+            )
+        return torch.conv3d(x, weight, bias, g.stride, g.padding, g.dilation, g.groups)
+    is_signal = len(g.stride) == 1
+    if is_signal:
+        x, weight = x.unsqueeze(-2), weight.unsqueeze(-2)
+    stride, dilation = _with_height(g.stride, 1), _with_height(g.dilation, 1)
+    padding = _with_height(g.padding, 0)
+    if g.transposed:
+        extra = _with_height(g.output_padding, 0)
+        y = _OPS.conv_transpose2d.default(
+            x, weight, bias, stride, padding, extra, g.groups, dilation, algorithm=g.algorithm
+        )
+    else:
+        y = _OPS.conv2d.default(
+            x, weight, bias, stride, padding, dilation, g.groups, algorithm=g.algorithm
+        )
+    return y.squeeze(-2) if is_signal else y  # type: ignore[no-any-return]
+
+
+def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
+    """Of a convolution, not transposed, of this rank's own tensors."""
+    mask = [False, True, False]
+    if len(g.stride) > 2:
+        spare = [0] * len(g.stride)
+        if grad.dim() == len(g.stride) + 1:
+            grad, x = grad.unsqueeze(0), x.unsqueeze(0)
+        return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+            grad, x, weight, None, g.stride, g.padding, g.dilation, False, spare, g.groups, mask
+        )[1]
+    is_signal = len(g.stride) == 1
+    if is_signal:
+        grad, x, weight = grad.unsqueeze(-2), x.unsqueeze(-2), weight.unsqueeze(-2)
+    found = _OPS.conv2d_backward(
+        grad, x, weight, _with_height(g.stride, 1), _with_height(g.padding, 0),
+        _with_height(g.dilation, 1), g.groups, mask, algorithm=g.algorithm,
+    )[1]  # fmt: skip
+    return found.squeeze(-2) if is_signal else found  # type: ignore[no-any-return]
+
+
+def _padded(segments: list[Tensor], read: Rows, size: int, axis: int, like: Tensor) -> Tensor:
+    """Rows in one piece, with zeros where the tensor has none."""
+    sizes = list(like.shape)
+
+    def zeros(rows: int) -> list[Tensor]:
+        sizes[axis] = rows
+        return [like.new_zeros(sizes)] if rows > 0 else []
+
+    front, behind = min(read[1], 0) - read[0], read[1] - max(read[0], size)
+    pieces = [*zeros(front), *segments, *zeros(behind)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A convolution from one sharded tensor to another.
+
+    Attributes:
+        geometry: The convolution's.
+        window: Along the dimension that is sharded.
+        axis: That dimension, counted from the last.
+        transposed: Whether it goes from the output's side to the input's.
+        size: The rows of what it reads.
+        result: The rows of what it writes.
+        line: The ranks.
+    """
+
+    geometry: Geometry
+    window: Window
+    axis: int
+    transposed: bool
+    size: int
+    result: int
+    line: Line
+
+    def run(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, list[tuple[Part, Tensor]]]:
+        """The result's rows of this rank, and its parts with the rows that each was read from."""
+        line = self.line
+        does = work(self.window, self.transposed, self.size, self.result, line.ranks, line.rank)
+        under_way = RowsUnderWay(x, self.axis, self.size, does.wanted, line)
+        own, outputs = line.own(self.size), line.own(self.result)
+        geometry = self.geometry.of_part(self.axis, self.transposed, self.window)
+        result: Tensor | None = None
+
+        def compute(part: Part, rows: Tensor) -> None:
+            nonlocal result
+            y = convolved(rows, weight, bias, geometry)
+            y = narrowed(y, self.axis, part.wanted, part.computed[0])
+            if part.wanted == outputs:
+                result = y
+                return
+            if result is None:
+                result = self._like(y, count(outputs))
+            narrowed(result, self.axis, part.wanted, outputs[0]).copy_(y)
+
+        inside = [(part, narrowed(x, self.axis, part.read, own[0])) for part in does.inside]
+        for part, rows in inside:
+            compute(part, rows)
+        arrived = under_way.wait()
+        of_strips = [
+            (part, _padded(segments, part.read, self.size, self.axis, x))
+            for part, segments in zip(does.strips, arrived, strict=True)
+        ]
+        for part, rows in of_strips:
+            compute(part, rows)
+        if result is None:
+            result = self._nothing(x, weight, bias, geometry)
+        return result, inside + of_strips
+
+    def reversed(self, weight: Tensor, sizes: Sequence[int], results: Sequence[int]) -> Pass:
+        """The pass from the result's gradient to that of what was read, of these sizes."""
+        g = self.geometry
+        extra = list(g.output_padding)
+        for axis in range(-len(extra), 0):
+            window = g.window(weight, axis)
+            extra[axis] = sizes[axis] - (
+                (results[axis] - 1) * window.stride - 2 * window.padding + window.span + 1
+            )
+        if self.transposed:
+            extra = [0] * len(extra)
+        return replace(
+            self, geometry=replace(g, output_padding=tuple(extra)),
+            transposed=not self.transposed, size=self.result, result=self.size,
+        )  # fmt: skip
+
+    def without_rest(self, grad: Tensor, weight: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The gradient of a transposed convolution's output without pixels that only have a bias.
+
+        There are some where the output padding is as large as the stride, or larger.
+        """
+        for axis in range(-len(self.geometry.stride), 0):
+            if axis != self.axis and not self.transposed:
+                window = self.geometry.window(weight, axis)
+                most = sizes[axis] * window.stride - 2 * window.padding + window.span
+                grad = grad.narrow(axis, 0, min(grad.shape[axis], most))
+        return grad
+
+    def _like(self, part: Tensor, rows: int) -> Tensor:
+        """Memory for a result with so many rows, in the memory format of a part of it."""
+        sizes = list(part.shape)
+        sizes[self.axis] = rows
+        last = part.dim() == 4 and part.is_contiguous(memory_format=torch.channels_last)
+        last = last and not part.is_contiguous()
+        memory_format = torch.channels_last if last else torch.contiguous_format
+        return torch.empty(sizes, dtype=part.dtype, device=part.device, memory_format=memory_format)
+
+    def _nothing(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    ) -> Tensor:
+        """A result of no rows, from one of the few rows that a part needs."""
+        sizes = list(x.shape)
+        sizes[self.axis] = self.window.span + 1
+        y = convolved(x.new_zeros(sizes), weight, bias, geometry)
+        return y.narrow(self.axis, 0, 0)
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution of this rank's rows; the weight's gradient is this rank's term of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, does: Pass) -> Tensor:
+        output, parts = does.run(x, weight, bias)
+        ctx.does, ctx.where, ctx.sizes = does, does.line.where, x.shape
+        ctx.parts = [part for part, _ in parts]
+        # Rows of a transposed convolution's input are not read again: its weight's gradient comes
+        # from those of the output's gradient.
+        kept = [] if does.transposed else [rows for _, rows in parts]
+        ctx.save_for_backward(x if does.transposed else None, weight, *kept)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        does: Pass = ctx.does
+        x, weight, *read = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        back = does.reversed(weight, ctx.sizes, grad.shape)
+        read_grad = back.without_rest(grad, weight, ctx.sizes)
+        grad_x = grad_weight = grad_bias = None
+        parts: list[tuple[Part, Tensor]] = []
+        with does.line.at(ctx.where), torch.autocast(grad.device.type, enabled=False):
+            if needs_x or (needs_weight and does.transposed):
+                grad_x, parts = back.run(read_grad, weight, None)
+            if needs_weight:
+                outputs = does.line.own(does.size if does.transposed else does.result)
+                geometry = does.geometry.of_part(does.axis, False, does.window)
+                whole = x if does.transposed else grad
+                pairs = parts if does.transposed else zip(ctx.parts, read, strict=True)
+                for part, rows in pairs:
+                    of_part = narrowed(whole, does.axis, part.wanted, outputs[0])
+                    term = _weight_gradient(of_part, rows, weight, geometry)
+                    grad_weight = term if grad_weight is None else grad_weight.add_(term)
+                if grad_weight is None:
+                    grad_weight = torch.zeros_like(weight)
+            if needs_bias:
+                spatial = len(does.geometry.stride)
+                others = [d for d in range(grad.dim()) if d != grad.dim() - 1 - spatial]
+                grad_bias = grad.sum(others)
+        return grad_x if needs_x else None, grad_weight, grad_bias, None
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, axis: int, sizes: Rows, geometry: Geometry,
+    line: Line,
+) -> Tensor:  # fmt: skip
+    """This rank's rows of a convolution's output.
+
+    Args:
+        x: This rank's rows of the input.
+        weight: The filters, the same on each rank.
+        bias: What is added to each channel, the same on each rank.
+        axis: The dimension that is sharded, counted from the last.
+        sizes: The rows of the whole input and of the whole output.
+        geometry: The convolution's numbers.
+        line: The ranks.
+    """
+    does = Pass(geometry, geometry.window(weight, axis), axis, geometry.transposed, *sizes, line)
+    return _Convolution.apply(x, weight, bias, does)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def output_size(size: int, window: Window, extra: int, transposed: bool) -> int:
+    """The rows of a convolution's output."""
+    if transposed:
+        return (size - 1) * window.stride - 2 * window.padding + window.span + extra + 1
+    return (size + 2 * window.padding - window.span - 1) // window.stride + 1
+
+
+def values(given: int | Sequence[int], spatial: int) -> tuple[int, ...]:
+    """An argument with a number for each spatial dimension."""
+    if isinstance(given, int):
+        return (given,) * spatial
+    return tuple(given) * spatial if len(given) == 1 else tuple(given)

@@ -1,0 +1,370 @@
+"""What ranks send one another: rows, whole tensors and sums, with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from .rows import Rows, common, count, shards
+
+
+@dataclass
+class Exchanged:
+    """What a function of a module has received, on this rank.
+
+    Attributes:
+        calls: How often ranks exchanged something for it.
+        bytes: What this rank received.
+    """
+
+    calls: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class Line:
+    """The ranks along a mesh of one dimension, among which rows are shared.
+
+    Attributes:
+        mesh: The mesh.
+        exchanged: What was received, by the module's name, the function's and why.
+        where: The name of the module and the function that run.
+    """
+
+    mesh: DeviceMesh
+    exchanged: dict[tuple[str, str, str], Exchanged] = field(default_factory=dict)
+    where: tuple[str, str] = ("", "")
+
+    def __post_init__(self) -> None:
+        """Looks up the group."""
+        self.group = self.mesh.get_group()
+        self.ranks = self.mesh.size()
+        self.rank = self.mesh.get_local_rank()
+
+    def shards(self, size: int) -> list[Rows]:
+        """The rows of each rank."""
+        return shards(size, self.ranks)
+
+    def own(self, size: int) -> Rows:
+        """The rows of this rank."""
+        return self.shards(size)[self.rank]
+
+    def at(self, where: tuple[str, str]) -> _At:
+        """While this is open, what is received is put down to a module and a function."""
+        return _At(self, where)
+
+    def count(self, why: str, received: int) -> None:
+        """Puts bytes down to what runs."""
+        entry = self.exchanged.setdefault((*self.where, why), Exchanged())
+        entry.calls += 1
+        entry.bytes += received
+
+
+class _At:
+    """The context of ``Line.at``; a generator's would take ten times as long."""
+
+    __slots__ = ("before", "line", "where")
+
+    def __init__(self, line: Line, where: tuple[str, str]) -> None:
+        self.line, self.where = line, where
+
+    def __enter__(self) -> None:
+        self.before, self.line.where = self.line.where, self.where
+
+    def __exit__(self, *_: object) -> None:
+        self.line.where = self.before
+
+
+def narrowed(tensor: Tensor, dim: int, rows: Rows, first: int = 0) -> Tensor:
+    """The rows of a tensor whose own begin at ``first``."""
+    return tensor.narrow(dim, rows[0] - first, count(rows))
+
+
+def _buffer(like: Tensor, dim: int, rows: int) -> Tensor:
+    sizes = list(like.shape)
+    sizes[dim] = rows
+    return like.new_empty(sizes)
+
+
+def _order(dims: int, dim: int) -> list[int]:
+    """The order in which dimensions travel, channels last; the same on each rank.
+
+    The memory format would not do: ranks with few rows may have another one.
+    """
+    if dims < 3 or dim == 1:
+        return list(range(dims))
+    return [0, *range(2, dims), 1]
+
+
+class Transfer:
+    """Rows that ranks send one another.
+
+    Every rank makes one at the same time, from the same numbers.
+
+    Args:
+        sent: For each rank, the rows that it gets from this one, in several pieces.
+        received: For each rank, the numbers of rows in the pieces that come from it.
+        like: A tensor whose other sizes they have.
+        dim: The dimension that is sharded.
+        line: The ranks.
+    """
+
+    def __init__(  # noqa: D107  (the class says it)
+        self, sent: Sequence[Sequence[Tensor]], received: Sequence[Sequence[int]], like: Tensor,
+        dim: int, line: Line,
+    ) -> None:  # fmt: skip
+        sizes, order = list(like.shape), _order(like.dim(), dim % like.dim())
+        sizes[dim] = 1
+        row = prod(sizes)
+        packed = [part.permute(order).reshape(-1) for parts in sent for part in parts]
+        self._sent = torch.cat(packed or [like.new_empty(0)])
+        arriving = like.new_empty(row * sum(map(sum, received)))
+        self._work = dist.all_to_all_single(
+            arriving, self._sent,
+            [row * sum(rows) for rows in received],
+            [row * sum(part.shape[dim] for part in parts) for parts in sent],
+            group=line.group, async_op=True,
+        )  # fmt: skip
+        line.count("rows", arriving.nbytes)
+        back = [order.index(d) for d in range(len(order))]
+        self._pieces: list[list[Tensor]] = []
+        start = 0
+        for counts in received:
+            pieces = []
+            for rows in counts:
+                sizes[dim] = rows
+                flat = arriving[start : start + row * rows]
+                pieces.append(flat.view([sizes[d] for d in order]).permute(back))
+                start += row * rows
+            self._pieces.append(pieces)
+
+    def wait(self) -> list[list[Tensor]]:
+        """For each rank, the pieces that come from it."""
+        self._work.wait()
+        return self._pieces
+
+
+class RowsUnderWay:
+    """Rows that this rank has asked for.
+
+    Args:
+        local: This rank's rows of a tensor.
+        dim: The dimension that is sharded.
+        size: The tensor's number of rows.
+        wanted: For each rank, the ranges of rows that it wants, within the tensor.
+        line: The ranks.
+    """
+
+    def __init__(  # noqa: D107  (the class says it)
+        self, local: Tensor, dim: int, size: int, wanted: Sequence[Sequence[Rows]], line: Line
+    ) -> None:
+        self.line, self.has, self.wanted = line, line.shards(size), wanted[line.rank]
+        mine = self.has[line.rank]
+        self.own = [narrowed(local, dim, common(rows, mine), mine[0])
+                    if count(common(rows, mine)) else None for rows in self.wanted]  # fmt: skip
+        sent: list[list[Tensor]] = [[] for _ in range(line.ranks)]
+        received: list[list[int]] = [[] for _ in range(line.ranks)]
+        for rank in range(line.ranks):
+            if rank == line.rank:
+                continue
+            sent[rank] = [narrowed(local, dim, common(rows, mine), mine[0])
+                          for rows in wanted[rank] if count(common(rows, mine))]  # fmt: skip
+            counts = [count(common(rows, self.has[rank])) for rows in self.wanted]
+            received[rank] = [each for each in counts if each]
+        # Ranks that neither send nor receive still take part: the others count on it.
+        moves = any(
+            count(common(rows, self.has[other]))
+            for rank, ranges in enumerate(wanted)
+            for rows in ranges
+            for other in range(line.ranks)
+            if other != rank
+        )
+        self.under_way = Transfer(sent, received, local, dim, line) if moves else None
+
+    def wait(self) -> list[list[Tensor]]:
+        """For each range, its rows in order, in one piece or several."""
+        pieces = self.under_way.wait() if self.under_way else [[] for _ in self.has]
+        left = [iter(each) for each in pieces]
+        found = []
+        for rows, own in zip(self.wanted, self.own, strict=True):
+            segments = []
+            for rank, has in enumerate(self.has):
+                if count(common(rows, has)):
+                    segments.append(own if rank == self.line.rank else next(left[rank]))
+            found.append([each for each in segments if each is not None])
+        return found
+
+
+class _Fetch(torch.autograd.Function):
+    """Rows of other ranks; their gradients are added to those of the rank that has the rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, local: Tensor, dim: int, size: int, wanted: Sequence[Rows], line: Line
+    ) -> Tensor:
+        ctx.dim, ctx.size, ctx.wanted, ctx.line, ctx.where = dim, size, wanted, line, line.where
+        (segments,) = RowsUnderWay(local, dim, size, [[rows] for rows in wanted], line).wait()
+        if len(segments) == 1:  # a view of what this rank has would be one of the input
+            return segments[0].clone() if segments[0]._is_view() else segments[0]
+        return torch.cat(segments, dim) if segments else _buffer(local, dim, 0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        line: Line = ctx.line
+        with line.at(ctx.where):
+            return _returned(grad, ctx.dim, ctx.size, ctx.wanted, line), None, None, None, None
+
+
+def _returned(grad: Tensor, dim: int, size: int, wanted: Sequence[Rows], line: Line) -> Tensor:
+    """The gradient of this rank's rows: the sum of what ranks have that fetched them, in order."""
+    has = line.shards(size)
+    mine, got = has[line.rank], wanted[line.rank]
+    sent: list[list[Tensor]] = [[] for _ in has]
+    received: list[list[int]] = [[] for _ in has]
+    for rank in range(line.ranks):
+        given, back = common(got, has[rank]), common(wanted[rank], mine)
+        if rank != line.rank and count(given):
+            sent[rank] = [narrowed(grad, dim, given, got[0])]
+        if rank != line.rank and count(back):
+            received[rank] = [count(back)]
+    pieces = Transfer(sent, received, grad, dim, line).wait()
+    result = _buffer(grad, dim, count(mine)).zero_()
+    for rank in range(line.ranks):
+        rows = common(wanted[rank], mine)
+        if count(rows):
+            own = rank == line.rank
+            part = narrowed(grad, dim, rows, got[0]) if own else pieces[rank][0]
+            narrowed(result, dim, rows, mine[0]).add_(part)
+    return result
+
+
+def fetch(local: Tensor, dim: int, size: int, wanted: Sequence[Rows], line: Line) -> Tensor:
+    """The rows that this rank wants; their gradients go back to the ranks that have them.
+
+    Args:
+        local: This rank's rows.
+        dim: The dimension that is sharded.
+        size: The whole tensor's number of rows.
+        wanted: For each rank, a range of rows within the tensor.
+        line: The ranks.
+    """
+    if all(common(rows, own) == rows for rows, own in zip(wanted, line.shards(size), strict=True)):
+        return narrowed(local, dim, wanted[line.rank], line.own(size)[0])
+    return _Fetch.apply(local, dim, size, wanted, line)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def gathered(local: Tensor, dim: int, size: int, line: Line, why: str = "whole") -> Tensor:
+    """The whole tensor, without gradients."""
+    each = -(-size // line.ranks)
+    own = local.contiguous()
+    if local.shape[dim] != each:
+        own = _buffer(local, dim, each)
+        own.narrow(dim, 0, local.shape[dim]).copy_(local)
+    parts = [torch.empty_like(own) for _ in range(line.ranks)]
+    dist.all_gather(parts, own, group=line.group)
+    line.count(why, own.nbytes * (line.ranks - 1))
+    kept = [
+        part.narrow(dim, 0, count(rows))
+        for part, rows in zip(parts, line.shards(size), strict=True)
+    ]
+    return torch.cat(kept, dim)
+
+
+class _Gather(torch.autograd.Function):
+    """The whole tensor, of which every rank then computes the same."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, dim: int, size: int, line: Line) -> Tensor:
+        ctx.dim, ctx.rows = dim, line.own(size)
+        return gathered(local, dim, size, line)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return narrowed(grad, ctx.dim, ctx.rows), None, None, None
+
+
+class _Scatter(torch.autograd.Function):
+    """This rank's rows of a tensor that every rank has."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, dim: int, line: Line) -> Tensor:
+        ctx.dim, ctx.size, ctx.line, ctx.where = dim, whole.shape[dim], line, line.where
+        return narrowed(whole, dim, line.own(whole.shape[dim])).clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        with ctx.line.at(ctx.where):
+            return gathered(grad, ctx.dim, ctx.size, ctx.line, "gradient"), None, None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over ranks, of which every rank then computes the same."""
+
+    @staticmethod
+    def forward(ctx: Any, term: Tensor, line: Line) -> Tensor:
+        return summed(term, line)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, None
+
+
+class _Shared(torch.autograd.Function):
+    """A tensor that every rank has, and of which every rank computes something else."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, line: Line) -> Tensor:
+        ctx.line, ctx.where = line, line.where
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        line: Line = ctx.line
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=line.group)
+        with line.at(ctx.where):
+            line.count("gradient", 2 * total.nbytes * (line.ranks - 1) // line.ranks)
+        return total, None
+
+
+def every(term: Tensor, line: Line) -> Tensor:
+    """The terms of all ranks, one behind the other along a new first dimension."""
+    own = term.contiguous()
+    terms = own.new_empty(line.ranks * own.numel())
+    dist.all_gather_into_tensor(terms, own.view(-1), group=line.group)
+    line.count("sum", own.nbytes * (line.ranks - 1))
+    return terms.view(line.ranks, *own.shape)
+
+
+def summed(term: Tensor, line: Line) -> Tensor:
+    """The sum over ranks, in their order, without gradients."""
+    return every(term, line).sum(0)
+
+
+def gather(local: Tensor, dim: int, size: int, line: Line) -> Tensor:
+    """The whole tensor on every rank, of which every rank must compute the same."""
+    return _Gather.apply(local, dim, size, line)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def scatter(whole: Tensor, dim: int, line: Line) -> Tensor:
+    """This rank's rows of a tensor that every rank has."""
+    return _Scatter.apply(whole, dim, line)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def sum_over_ranks(term: Tensor, line: Line) -> Tensor:
+    """The sum over ranks, of which every rank must compute the same."""
+    return _Sum.apply(term, line)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def shared(tensor: Tensor, line: Line) -> Tensor:
+    """The same tensor; its gradient is summed over the ranks."""
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
+        return tensor
+    return _Shared.apply(tensor, line)  # type: ignore[no-any-return,no-untyped-call]

@@ -1,0 +1,303 @@
+"""Functions of tensors that are sharded along height or width give what they give on whole ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ranks import BACKENDS, run
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+
+from customconv.distributed import spatial, spatial_report
+
+Case = Callable[[Tensor], Tensor]
+
+
+def device() -> str:
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+class Calls(nn.Module):
+    """A module that calls a function, with parameters of its own."""
+
+    def __init__(self, function: Any, *parameters: Tensor) -> None:
+        super().__init__()
+        self.function = function
+        self.values = nn.ParameterList([nn.Parameter(each) for each in parameters])
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.function(x, *self.values)
+        return found
+
+
+def check_equal(
+    what: Any,
+    function: Any,
+    x: Tensor,
+    *parameters: Tensor,
+    dim: int = -2,
+    tolerance: float = 1e-11,
+) -> Any:
+    """Output and gradients of a function, sharded and not; returns the report."""
+    mesh = init_device_mesh(device(), (dist.get_world_size(),))
+    whole, sharded = Calls(function, *parameters), Calls(function, *parameters)
+    spatial(sharded, mesh, dim)
+    inputs = [x.clone().requires_grad_(), x.clone().requires_grad_()]
+    expected, found = whole(inputs[0]), sharded(inputs[1])
+    close = {"rtol": tolerance, "atol": tolerance, "msg": lambda text: f"{what}: {text}"}
+    assert found.shape == expected.shape, what
+    torch.testing.assert_close(found, expected, **close)
+    if expected.requires_grad:
+        torch.manual_seed(5)
+        gradient = torch.randn_like(expected)
+        expected.backward(gradient)
+        found.backward(gradient)
+        torch.testing.assert_close(inputs[1].grad, inputs[0].grad, **close)
+        for a, b in zip(sharded.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, **close)
+    with torch.no_grad():
+        torch.testing.assert_close(sharded(x), expected, **close)
+    return spatial_report(sharded)
+
+
+def convolution(of: random.Random) -> tuple[Any, Any, list[Tensor]]:
+    """What it is, the function, and its image, weight and bias."""
+    transposed = of.random() < 0.4
+    groups = of.choice([1, 1, 2, 4])
+    channels, filters = groups * of.choice([1, 2, 3]), groups * of.choice([1, 2, 4])
+    batch = [of.choice([1, 1, 2, 3])] if of.random() < 0.85 else []
+    taps = of.choice([1, 1, 2, 3, 3, 3, 4, 5, 7]), of.randint(1, 3)
+    stride = of.choice([1, 1, 1, 2, 2, 3, 4]), of.randint(1, 2)
+    dilation = of.choice([1, 1, 1, 2, 3]), 1
+    padding: Any = of.choice([0, 1, 1, 2, 3, 5]), of.randint(0, 2)
+    height = of.choice([of.randint(1, 9), of.randint(8, 40)])
+    height = max(height, (taps[0] - 1) * dilation[0] + 1 - 2 * padding[0])
+    if of.random() < 0.5:  # along the width
+        taps, stride, dilation, padding = (each[::-1] for each in (taps, stride, dilation, padding))
+        sizes, dim = [of.randint(5, 7), height], -1
+    else:
+        sizes, dim = [height, of.randint(5, 7)], -2
+    image = torch.randn(*batch, channels, *sizes, dtype=torch.float64, device=device())
+    pair = (channels, filters // groups) if transposed else (filters, channels // groups)
+    weight = torch.randn(*pair, *taps, dtype=torch.float64, device=device())
+    bias = torch.randn(filters, dtype=torch.float64, device=device())
+    biases = [bias] if of.random() < 0.7 else []
+    if transposed:
+        extra = tuple(of.randint(0, max(s, d) - 1) for s, d in zip(stride, dilation, strict=True))
+        after = [(n - 1) * s - 2 * p + d * (t - 1) + e + 1 for n, s, p, d, t, e in
+                 zip(sizes, stride, padding, dilation, taps, extra, strict=True)]  # fmt: skip
+        if min(after) < 1:
+            return convolution(of)
+
+        def function(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+            return F.conv_transpose2d(x, w, b, stride, padding, extra, groups, dilation)
+
+        what = f"transposed {stride} {padding} {extra} {dilation} {groups}"
+    else:
+        if stride == (1, 1) and of.random() < 0.2:
+            padding = "same"
+
+        def function(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+            return F.conv2d(x, w, b, stride, padding, dilation, groups)
+
+        what = f"conv {stride} {padding} {dilation} {groups}"
+    what += f" of {tuple(image.shape)} by {tuple(weight.shape)} along {dim}, bias {bool(biases)}"
+    return what, dim, [function, image, weight, *biases]
+
+
+def check_random_convolutions(seed: int, count: int) -> None:
+    of = random.Random(seed)
+    for case in range(count):
+        torch.manual_seed(1000 * seed + case)
+        what, dim, call = convolution(of)
+        check_equal(f"{case}: {what}", *call, dim=dim)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_random_convolutions(ranks):
+    run(check_random_convolutions, ranks, 250, ranks=ranks)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_random_convolutions_on_gpus(backend):
+    run(check_random_convolutions, 3, 200, ranks=2, backend=backend)
+
+
+def attended(x: Tensor, w: Tensor) -> Tensor:
+    """Attention among pixels, as decoders have it."""
+    pixels = x.flatten(2).transpose(1, 2)
+    q, k, v = F.linear(pixels, w).chunk(3, dim=-1)
+    found = F.scaled_dot_product_attention(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1))
+    return x + found.squeeze(1).transpose(1, 2).reshape(x.shape)
+
+
+def attended_by_products(x: Tensor, w: Tensor) -> Tensor:
+    """The same with two products and a softmax."""
+    pixels = x.view(*x.shape[:2], -1).permute(0, 2, 1)
+    q, k, v = (pixels @ each for each in w.view(3, w.shape[1], w.shape[1]))
+    found = torch.bmm((q @ k.transpose(-1, -2)).softmax(dim=-1), v)
+    return found.transpose(1, 2).reshape(x.shape)
+
+
+def layer_normed(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """ConvNeXt's."""
+    return F.layer_norm(x.permute(0, 2, 3, 1), w.shape, w, b).permute(0, 3, 1, 2)
+
+
+def excited(x: Tensor, w: Tensor) -> Tensor:
+    """Channels times what a mean over all pixels says."""
+    return x * F.conv2d(F.adaptive_avg_pool2d(x, 1), w).sigmoid()
+
+
+def shuffled(x: Tensor) -> Tensor:
+    """ShuffleNet's."""
+    n, c, h, w = x.shape
+    return x.view(n, 2, c // 2, h, w).transpose(1, 2).contiguous().view(n, c, h, w)
+
+
+def in_place(x: Tensor, w: Tensor) -> Tensor:
+    y = F.conv2d(x, w, padding=1)
+    identity = y
+    y = F.relu(y, inplace=True)
+    y = y * 2
+    y += identity
+    y.add_(1.0).mul_(w.mean())
+    return y
+
+
+def normal(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, dtype=torch.float64, device=device())
+
+
+def pooled(name: str, *arguments: Any, **options: Any) -> Case:
+    return lambda x: getattr(F, name)(x, *arguments, **options)
+
+
+def resized(**options: Any) -> Case:
+    return lambda x: F.interpolate(x, **options)
+
+
+# Functions of an image (2, 4, H, W) with a rule, which move no whole tensors.
+WITH_RULES: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "silu": lambda: (F.silu,),
+    "arithmetic": lambda: (lambda x, w, b: (1 - x * w) / (b + 2.0).exp() + x.square() - 3 * x,
+                           normal(4, 1, 1), normal(1)),
+    "where": lambda: (lambda x: torch.where(x > 0, x, 0.1 * x).clamp(-1, 1),),
+    "position": lambda: (lambda x, w: x + w, normal(4, 12, 8)),
+    "prelu": lambda: (F.prelu, normal(4).abs()),
+    "in place": lambda: (in_place, normal(4, 4, 3, 3)),
+    "linear": lambda: (lambda x, w, b: F.linear(x.transpose(1, 3), w, b), normal(5, 4), normal(5)),
+    "layer norm": lambda: (layer_normed, normal(4), normal(4)),
+    "softmax": lambda: (lambda x: F.softmax(x, dim=1) + F.normalize(x) + x.flip(1),),
+    "glu": lambda: (lambda x: F.glu(x, dim=1),),
+    "sum and mean": lambda: (
+        lambda x: x.mean((2, 3), keepdim=True) * x + x.sum() + x.mean(1, True),
+    ),
+    "means": lambda: (lambda x: x.mean((2, 3)) + x.amax(1).sum((1, 2))[:, None],),
+    "statistics of channels": lambda: (lambda x: x / x.pow(2).mean(1, keepdim=True).sqrt(),),
+    "excitation": lambda: (excited, normal(4, 4, 1, 1)),
+    "shuffle": lambda: (shuffled,),
+    "cat": lambda: (lambda x, w: torch.cat([x, x * 2, w], dim=1), normal(2, 3, 12, 8)),
+    "stack": lambda: (lambda x: torch.stack([x, x * 2], dim=1).sum(1),),
+    "split": lambda: (lambda x: x.chunk(2, dim=1)[0] * x.split([1, 3], dim=1)[1][:, 1:],),
+    "index": lambda: (lambda x: x[:, 1] * x[:, 2:3, ...].squeeze(1) + x[0, 0][None],),
+    "unsqueeze": lambda: (lambda x: x.unsqueeze(1).expand(-1, 3, -1, -1, -1).flatten(1, 2),),
+    "attention": lambda: (attended, normal(12, 4)),
+    "attention by products": lambda: (attended_by_products, normal(12, 4)),
+    "group norm": lambda: (lambda x, w, b: F.group_norm(x, 2, w, b), normal(4), normal(4)),
+    "instance norm": lambda: (lambda x, w, b: F.instance_norm(x, weight=w, bias=b), normal(4),
+                              normal(4)),
+    "batch norm": lambda: (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+                           normal(4), normal(4)),
+    "batch norm in inference": lambda: (
+        lambda x, w, b, m, v: F.batch_norm(x, m.detach(), v.detach().abs(), w, b),
+        normal(4), normal(4), normal(4), normal(4)),
+    "pixel shuffle": lambda: (lambda x: F.pixel_shuffle(x, 2),),
+    "pixel unshuffle": lambda: (lambda x: F.pixel_unshuffle(x, 2),),
+    "global mean": lambda: (pooled("adaptive_avg_pool2d", (1, 1)),),
+    "adaptive": lambda: (pooled("adaptive_avg_pool2d", (6, 4)),),
+    **{f"{name} {options}": (lambda name=name, options=options: (pooled(name, **options),))
+       for name in ("max_pool2d", "avg_pool2d") for options in (
+           {"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1},
+           {"kernel_size": 3, "stride": 1, "padding": 1},
+           {"kernel_size": 5, "stride": 3, "padding": 2, "ceil_mode": True},
+           {"kernel_size": (3, 2), "stride": 2, "ceil_mode": True})},
+    "avg_pool2d without padding": lambda: (
+        pooled("avg_pool2d", 3, 2, 1, count_include_pad=False),),
+    "max_pool2d with holes": lambda: (pooled("max_pool2d", 4, 1, 2, dilation=2),),
+    "lp_pool2d": lambda: (lambda x: F.lp_pool2d(x.abs() + 1, 2, 3, 2),),
+    **{f"{mode} {options}": (lambda mode=mode, options=options: (resized(mode=mode, **options),))
+       for mode in ("nearest", "nearest-exact", "bilinear", "bicubic") for options in (
+           {"scale_factor": 2.0}, {"size": (18, 12)}, {"size": (6, 4)}, {"scale_factor": 3})},
+    "area": lambda: (resized(mode="area", scale_factor=0.5),),
+    **{f"pad {mode} {ends}": (lambda mode=mode, ends=ends: (
+        lambda x: F.pad(x, ends, mode=mode),))
+       for mode in ("constant", "reflect", "replicate", "circular")
+       for ends in ((1, 1, 1, 1), (0, 2, 3, 1), (2, 2, 0, 0))},
+    "pad with a number": lambda: (lambda x: F.pad(x, (1, 0, 7, 2), value=3.0),),
+    "cropped": lambda: (lambda x: F.pad(x, (-1, 0, -2, 1)),),
+}  # fmt: skip
+
+# Functions that need whole tensors.
+WITHOUT_RULES: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "max": lambda: (lambda x: x.amax((2, 3), keepdim=True) * x,),
+    "variance": lambda: (lambda x: (x - x.mean()) / x.var().sqrt(),),
+    "rows": lambda: (lambda x: x[:, :, 2:7] * x[:, :, :5],),
+    "corners": lambda: (resized(mode="bilinear", align_corners=True, scale_factor=2),),
+    "antialias": lambda: (resized(mode="bilinear", antialias=True, size=(5, 5)),),
+    "fraction": lambda: (resized(mode="nearest", scale_factor=1.3),),
+    "adaptive": lambda: (pooled("adaptive_max_pool2d", (5, 3)),),
+    "uneven adaptive": lambda: (pooled("adaptive_avg_pool2d", (5, 3)),),
+    "cat of rows": lambda: (lambda x: torch.cat([x, x], dim=-2),),
+    "einsum": lambda: (lambda x, w: torch.einsum("nchw,kc->nkhw", x, w), normal(3, 4)),
+    "roll": lambda: (lambda x: x.roll((1, 2), (2, 3)) + x,),
+    "windows": lambda: (lambda x: x.unfold(2, 4, 4).sum(-1),),
+    "keywords": lambda: (lambda x: x.permute(dims=(0, 1, 3, 2)).transpose(2, 3),),
+    "another device": lambda: (lambda x: x.cpu().to(x.device) * 2,),
+    "integers": lambda: (lambda x: x * x.detach().sum((2, 3), True, dtype=torch.int64),),
+    "causal": lambda: (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),),
+}  # fmt: skip
+
+
+def check_functions(names: list[str], table: str, sizes: tuple[int, int], dim: int) -> None:
+    cases: Any = WITH_RULES if table == "with rules" else WITHOUT_RULES
+    for name in names:
+        torch.manual_seed(7)
+        function, *parameters = cases[name]()
+        x = normal(2, 4, *sizes)
+        if dim == -1:
+            x = x.mT.contiguous()
+            parameters = [each.mT.contiguous() if each.shape[-2:] == sizes else each
+                          for each in parameters if True]  # fmt: skip
+        report = check_equal(name, function, x, *parameters, dim=dim)
+        moved = {
+            what for _, function, what in report.exchanged if function not in ("input", "output")
+        }
+        if dim == -2:
+            assert ("whole" in moved) == (table == "without rules"), (name, str(report))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_functions_with_rules(backend):
+    run(check_functions, list(WITH_RULES), "with rules", (12, 8), -2, ranks=2, backend=backend)
+
+
+def test_functions_with_rules_on_three_ranks():
+    run(check_functions, list(WITH_RULES), "with rules", (12, 8), -2, ranks=3)
+
+
+def test_functions_along_the_width():
+    names = [name for name in WITH_RULES if name not in ("statistics", "layer norm", "linear")]
+    run(check_functions, names, "with rules", (12, 8), -1, ranks=2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_functions_without_rules_get_whole_tensors(backend):
+    names = list(WITHOUT_RULES)
+    run(check_functions, names, "without rules", (12, 8), -2, ranks=2, backend=backend)
