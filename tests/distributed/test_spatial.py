@@ -288,6 +288,26 @@ def test_converted_compiled_and_distributed_models(backend):
     run(check_ways, ranks=2, backend=backend)
 
 
+def check_graph() -> None:
+    inputs = unet_input()
+    model = spatial(made(UNet), mesh_of())
+    with torch.no_grad():
+        model(*inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = model(*inputs)["sample"]
+        for _ in range(2):
+            inputs[0].copy_(normal(*inputs[0].shape))
+            dist.broadcast(inputs[0], 0)
+            graph.replay()
+            check_close(found, made(UNet)(*inputs)["sample"], "graph")
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_a_cuda_graph_holds_the_exchanges(backend):
+    run(check_graph, ranks=2, backend=backend)
+
+
 class Writes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x * 2

@@ -297,6 +297,33 @@ def test_functions_along_the_width():
     run(check_functions, names, "with rules", (12, 8), -1, ranks=2)
 
 
+def check_norms() -> None:
+    """In float32, also where a rank has no rows, and in channels-last."""
+    for name in WITH_RULES:
+        for sizes in ((12, 8), (3, 8), (1, 8)):
+            for images, memory_format in (
+                (2, torch.contiguous_format), (1, torch.channels_last), (2, torch.channels_last),
+            ):  # fmt: skip
+                if "norm" not in name:
+                    continue
+                torch.manual_seed(9)
+                function, *parameters = WITH_RULES[name]()
+                x = (
+                    (3 + 2 * normal(images, 4, *sizes))
+                    .float()
+                    .contiguous(memory_format=memory_format)
+                )
+                what = f"{name} of {images} x {sizes} in {memory_format}"
+                check_equal(
+                    what, function, x, *(each.float() for each in parameters), tolerance=3e-5
+                )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_norms_in_float32(backend):
+    run(check_norms, ranks=2, backend=backend)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_functions_without_rules_get_whole_tensors(backend):
     names = list(WITHOUT_RULES)
