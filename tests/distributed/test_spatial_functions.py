@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from customconv.distributed import spatial, spatial_report
+from customconv.distributed.images import convolution as of_images
 
 Case = Callable[[Tensor], Tensor]
 
@@ -114,6 +115,7 @@ def convolution(of: random.Random) -> tuple[Any, Any, list[Tensor]]:
 def check_random_convolutions(seed: int, count: int) -> None:
     of = random.Random(seed)
     for case in range(count):
+        of_images.UNDIVIDED_BYTES = (case % 2) << 20  # in several parts, and in one
         torch.manual_seed(1000 * seed + case)
         what, dim, call = convolution(of)
         check_equal(f"{case}: {what}", *call, dim=dim)

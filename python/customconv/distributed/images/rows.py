@@ -140,7 +140,9 @@ class Work:
 
 
 @lru_cache(maxsize=4096)
-def work(window: Window, transposed: bool, size: int, result: int, ranks: int, rank: int) -> Work:
+def work(
+    window: Window, transposed: bool, size: int, result: int, ranks: int, rank: int, divides: bool
+) -> Work:
     """What a rank does.
 
     Args:
@@ -150,12 +152,17 @@ def work(window: Window, transposed: bool, size: int, result: int, ranks: int, r
         result: The rows of the output.
         ranks: How many ranks there are.
         rank: Which one this is.
+        divides: Whether there are several parts, so that one need not wait for other ranks.
     """
     owned = shards(size, ranks)
-    parts = [
-        window.parts(outputs, inputs, transposed)
-        for outputs, inputs in zip(shards(result, ranks), owned, strict=True)
-    ]
+    outputs = shards(result, ranks)
+    if divides:
+        parts = [
+            window.parts(rows, own, transposed) for rows, own in zip(outputs, owned, strict=True)
+        ]
+    else:
+        part = window.transposed_part if transposed else window.part
+        parts = [[part(rows)] if count(rows) else [] for rows in outputs]
     strips = [
         tuple(part for part in found if common(part.read, own) != part.read)
         for found, own in zip(parts, owned, strict=True)
