@@ -10,16 +10,18 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 COMPILE = {"train.py", "export/export.py"}  # they need a C++ compiler, and most of a minute
-RUN = ["audio.py", "export/export.py", "infer.py", "train.py", "vae_decode.py"]
+RUN = [
+    "audio.py", "export/export.py", "infer.py", "several_gpus.py", "train.py", "vae_decode.py"
+]  # fmt: skip
 
 marked = [pytest.param(name, marks=pytest.mark.slow if name in COMPILE else ()) for name in RUN]
 
 
-def run(name: str, **env: str) -> str:
+def run(name: str, *launcher: str, **env: str) -> str:
     if name in COMPILE and not shutil.which(os.environ.get("CXX", "c++")):
         pytest.skip("needs a C++ compiler")
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name],
+        [sys.executable, *launcher, EXAMPLES / name],
         env={**os.environ, **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -38,9 +40,17 @@ def test_an_example_runs_on_a_cpu(name):
 # Without export/export.py: PyTorch cannot load packages of its own on every machine with a GPU, and
 # tests/op/test_export.py tells its failures from ours.
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["audio.py", "infer.py", "train.py", "vae_decode.py"])
+@pytest.mark.parametrize(
+    "name", ["audio.py", "infer.py", "several_gpus.py", "train.py", "vae_decode.py"]
+)
 def test_an_example_runs_on_a_gpu(name):
     assert run(name)
+
+
+def test_two_processes_share_an_image():
+    launcher = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"
+    output = run("several_gpus.py", *launcher, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    assert "rows   conv2d" in output
 
 
 def test_every_example_is_run_and_listed():

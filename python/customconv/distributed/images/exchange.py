@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from .rows import Rows, common, count, shards
+from .rows import Rows, common, count, moves, shards
 
 
 @dataclass
@@ -163,43 +163,29 @@ class RowsUnderWay:
     """
 
     def __init__(  # noqa: D107  (the class says it)
-        self, local: Tensor, dim: int, size: int, wanted: Sequence[Sequence[Rows]], line: Line
+        self, local: Tensor, dim: int, size: int, wanted: tuple[tuple[Rows, ...], ...], line: Line
     ) -> None:
-        self.line, self.has, self.wanted = line, line.shards(size), wanted[line.rank]
-        mine = self.has[line.rank]
-        self.own = [narrowed(local, dim, common(rows, mine), mine[0])
-                    if count(common(rows, mine)) else None for rows in self.wanted]  # fmt: skip
-        sent: list[list[Tensor]] = [[] for _ in range(line.ranks)]
-        received: list[list[int]] = [[] for _ in range(line.ranks)]
-        for rank in range(line.ranks):
-            if rank == line.rank:
-                continue
-            sent[rank] = [narrowed(local, dim, common(rows, mine), mine[0])
-                          for rows in wanted[rank] if count(common(rows, mine))]  # fmt: skip
-            counts = [count(common(rows, self.has[rank])) for rows in self.wanted]
-            received[rank] = [each for each in counts if each]
-        # Ranks that neither send nor receive still take part: the others count on it.
-        moves = any(
-            count(common(rows, self.has[other]))
-            for rank, ranges in enumerate(wanted)
-            for rows in ranges
-            for other in range(line.ranks)
-            if other != rank
-        )
-        self.under_way = Transfer(sent, received, local, dim, line) if moves else None
+        self._how = moves(size, wanted, line.ranks, line.rank)
+        self._local, self._dim, self._line = local, dim, line
+        self._first = line.own(size)[0]
+        self._transfer = None
+        # A rank that neither sends nor receives takes part, too: the others count on it.
+        if self._how.needed:
+            sent = [[self._own(rows) for rows in ranges] for ranges in self._how.sent]
+            self._transfer = Transfer(sent, self._how.received, local, dim, line)
+
+    def _own(self, rows: Rows) -> Tensor:
+        return narrowed(self._local, self._dim, rows, self._first)
 
     def wait(self) -> list[list[Tensor]]:
         """For each range, its rows in order, in one piece or several."""
-        pieces = self.under_way.wait() if self.under_way else [[] for _ in self.has]
+        pieces = self._transfer.wait() if self._transfer else []
         left = [iter(each) for each in pieces]
-        found = []
-        for rows, own in zip(self.wanted, self.own, strict=True):
-            segments = []
-            for rank, has in enumerate(self.has):
-                if count(common(rows, has)):
-                    segments.append(own if rank == self.line.rank else next(left[rank]))
-            found.append([each for each in segments if each is not None])
-        return found
+        return [
+            [self._own(rows) if rank == self._line.rank else next(left[rank])
+             for rank, rows in sources]
+            for sources in self._how.sources
+        ]  # fmt: skip
 
 
 class _Fetch(torch.autograd.Function):
@@ -210,7 +196,8 @@ class _Fetch(torch.autograd.Function):
         ctx: Any, local: Tensor, dim: int, size: int, wanted: Sequence[Rows], line: Line
     ) -> Tensor:
         ctx.dim, ctx.size, ctx.wanted, ctx.line, ctx.where = dim, size, wanted, line, line.where
-        (segments,) = RowsUnderWay(local, dim, size, [[rows] for rows in wanted], line).wait()
+        ranges = tuple((rows,) for rows in wanted)
+        (segments,) = RowsUnderWay(local, dim, size, ranges, line).wait()
         if len(segments) == 1:  # a view of what this rank has would be one of the input
             return segments[0].clone() if segments[0]._is_view() else segments[0]
         return torch.cat(segments, dim) if segments else _buffer(local, dim, 0)

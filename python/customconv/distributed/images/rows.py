@@ -173,6 +173,58 @@ def work(
 
 
 @dataclass(frozen=True)
+class Moves:
+    """How a rank comes by the rows that it wants.
+
+    Attributes:
+        sent: For each rank, the rows that it gets from this one.
+        received: For each rank, the numbers of rows in the pieces that come from it.
+        sources: For each range that this rank wants, the ranks that have some of it, and which.
+        needed: Whether any rank sends anything.
+    """
+
+    sent: tuple[tuple[Rows, ...], ...]
+    received: tuple[tuple[int, ...], ...]
+    sources: tuple[tuple[tuple[int, Rows], ...], ...]
+    needed: bool
+
+
+@lru_cache(maxsize=4096)
+def moves(size: int, wanted: tuple[tuple[Rows, ...], ...], ranks: int, rank: int) -> Moves:
+    """How a rank comes by its rows.
+
+    Args:
+        size: The rows of a tensor.
+        wanted: For each rank, the ranges that it wants.
+        ranks: How many ranks there are.
+        rank: Which one this is.
+    """
+    has = shards(size, ranks)
+
+    def overlaps(ranges: tuple[Rows, ...], owned: Rows) -> tuple[Rows, ...]:
+        return tuple(found for rows in ranges if count(found := common(rows, owned)))
+
+    sent = tuple(
+        overlaps(wanted[other], has[rank]) if other != rank else () for other in range(ranks)
+    )
+    received = tuple(
+        tuple(map(count, overlaps(wanted[rank], has[other]))) if other != rank else ()
+        for other in range(ranks)
+    )
+    sources = tuple(
+        tuple((other, found) for other in range(ranks) if count(found := common(rows, has[other])))
+        for rows in wanted[rank]
+    )
+    needed = any(
+        overlaps(wanted[one], has[other])
+        for one in range(ranks)
+        for other in range(ranks)
+        if other != one
+    )
+    return Moves(sent, received, sources, needed)
+
+
+@dataclass(frozen=True)
 class Steps:
     """A change of size in whole steps: so many rows become so many others, again and again.
 
