@@ -323,6 +323,32 @@ def test_a_cuda_graph_holds_the_exchanges(backend):
     run(check_graph, ranks=2, backend=backend)
 
 
+def check_dropout() -> None:
+    torch.manual_seed(4)
+    x = torch.ones(4, 64, 8, 6, dtype=torch.float64, device=device())
+    for module in (nn.Dropout(0.25), nn.Dropout(0.25, inplace=True), nn.Dropout2d(0.25)):
+        sharded = spatial(nn.Sequential(nn.ReLU(), module), mesh_of())
+        found = sharded(x)
+        everywhere = found.clone()
+        dist.broadcast(everywhere, 0)
+        assert torch.equal(found, everywhere)
+        dropped = found == 0
+        assert 0.15 < dropped.double().mean() < 0.35
+        assert torch.equal(found[~dropped], torch.full_like(found[~dropped], 1 / 0.75))
+        rows = dropped.flatten(0, 1)
+        alike = torch.equal(rows[:, :4], rows[:, 4:])  # the two ranks' rows
+        if isinstance(module, nn.Dropout2d):
+            assert alike
+        elif device() == "cuda":  # DTensor does not tell ranks apart on CPUs
+            assert not alike
+        assert torch.equal(sharded.eval()(x), x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_agree_on_what_is_dropped(backend):
+    run(check_dropout, ranks=2, backend=backend)
+
+
 class Writes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x * 2
@@ -332,6 +358,7 @@ class Writes(nn.Module):
 
 def check_errors() -> None:
     mesh = mesh_of()
+    torch.manual_seed(1)
     x = normal(1, 3, 8, 8)
     with pytest.raises(ValueError, match="a mesh of one dimension, got 2"):
         spatial(nn.Conv2d(3, 3, 1), mesh_of(2, 1, names=("a", "b")))
@@ -346,6 +373,9 @@ def check_errors() -> None:
         spatial_report(nn.Conv2d(3, 3, 1))
     with pytest.raises(NotImplementedError, match="__setitem__ writes to a tensor"):
         spatial(Writes(), mesh)(x)
+    with pytest.raises(NotImplementedError, match="rrelu draws random numbers"):
+        spatial(nn.RReLU(), mesh)(x)
+    check_close(spatial(nn.RReLU().eval(), mesh)(x), nn.RReLU().eval()(x))
     # After an error the functions of PyTorch are as they were.
     assert type(x[:, :, 2:]) is Tensor
     with pytest.raises(RuntimeError, match=r"[Kk]ernel size can't be greater"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import zlib
 from collections.abc import Callable
@@ -91,6 +92,11 @@ class _Functions(TorchFunctionMode):
     def _on_whole(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Gives a function whole tensors on every rank."""
         line, name = self.line, func.__name__
+        if name in _RANDOM and is_training(func, args, kwargs):
+            raise NotImplementedError(
+                f"{resolve_name(func) or name} draws random numbers, of which each rank would have "
+                "its own; customconv.distributed.spatial has no rule for it"
+            )
         writes = (name.endswith("_") and not name.endswith("__")) or name in _WRITING
         targets = [*args[:1], kwargs.get("out")] if writes else [kwargs.get("out")]
         if kwargs.get("inplace"):
@@ -104,6 +110,20 @@ class _Functions(TorchFunctionMode):
         return func(*mapped(change, args), **mapped(change, kwargs))
 
 
+def is_training(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a function is not told that it is used for inference."""
+    try:
+        told = inspect.signature(func).bind(*args, **kwargs)
+    except ValueError:  # of a builtin function
+        return True
+    told.apply_defaults()
+    return bool(told.arguments.get("training", True))
+
+
+_RANDOM = {
+    "rrelu", "alpha_dropout", "feature_alpha_dropout", "gumbel_softmax", "multinomial", "normal",
+    "poisson", "binomial", "fractional_max_pool2d", "fractional_max_pool3d", "randint_like",
+}  # fmt: skip
 _WRITING = {
     f"__i{name}__"
     for name in "add sub mul truediv floordiv pow mod and or xor lshift rshift".split()
@@ -256,6 +276,9 @@ def spatial(
     Parameters are plain tensors with the same values on each rank, and so are their gradients,
     which are summed over the ranks. DDP and ``fully_shard`` may wrap the model on another
     dimension of the mesh.
+
+    Dropout is DTensor's, which tells ranks apart on GPUs. Random numbers that the model draws by
+    itself are those of each rank's generator.
 
     Args:
         module: The model.
