@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 TIMEOUT = datetime.timedelta(seconds=60)
 
@@ -90,3 +92,21 @@ def common_folder() -> Iterator[str]:
         dist.broadcast_object_list(names)
         yield names[0]
         dist.barrier()
+
+
+def device() -> torch.device:
+    """Of this rank."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def mesh_of(*sizes: int, names: tuple[str, ...] | None = None) -> DeviceMesh:
+    """A mesh of these sizes, or of all ranks along one dimension."""
+    whole = sizes or (dist.get_world_size(),)
+    return init_device_mesh(device().type, whole, mesh_dim_names=names)
+
+
+def integers(*sizes: int) -> Tensor:
+    """So small that sums through a whole network are exact in float32; on the CPU."""
+    return torch.randint(-1, 2, sizes).float()

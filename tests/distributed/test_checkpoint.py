@@ -5,29 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ranks import BACKENDS, common_folder, run
+from ranks import BACKENDS, common_folder, device, integers, mesh_of, run
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import customconv
-
-
-def device() -> torch.device:
-    """Of this rank."""
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
-def mesh() -> DeviceMesh:
-    return init_device_mesh(device().type, (dist.get_world_size(),))
-
-
-def integers(*sizes: int) -> Tensor:
-    """So small that sums through the whole network are exact in float32."""
-    return torch.randint(-1, 2, sizes).float()
 
 
 def network(seed: int) -> nn.Sequential:
@@ -57,8 +39,8 @@ def by_layers(seed: int) -> nn.Module:
     model = converted(seed)
     for layer in model.children():
         if list(layer.parameters()):
-            fully_shard(layer, mesh=mesh())
-    fully_shard(model, mesh=mesh())
+            fully_shard(layer, mesh=mesh_of())
+    fully_shard(model, mesh=mesh_of())
     return model
 
 
@@ -67,7 +49,7 @@ def as_one(seed: int) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     model = converted(seed)
-    fully_shard(model, mesh=mesh())
+    fully_shard(model, mesh=mesh_of())
     return model
 
 
@@ -77,7 +59,7 @@ def by_channels(seed: int) -> nn.Module:
     from customconv.distributed import ColwiseConv, RowwiseConv
 
     plan = {"0": ColwiseConv(), "2": RowwiseConv(), "3": ColwiseConv(), "4": RowwiseConv()}
-    return parallelize_module(converted(seed), mesh(), plan)
+    return parallelize_module(converted(seed), mesh_of(), plan)
 
 
 def whole(tensor: Tensor) -> Tensor:

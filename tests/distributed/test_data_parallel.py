@@ -10,32 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import BACKENDS, WITHOUT_RANKS, run
+from ranks import BACKENDS, WITHOUT_RANKS, device, integers, mesh_of, run
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import customconv
 
 STEPS = 3
 WAYS = ["routed", "converted"]
-
-
-def device() -> torch.device:
-    """Of this rank."""
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
-def mesh() -> DeviceMesh:
-    return init_device_mesh(device().type, (dist.get_world_size(),))
-
-
-def integers(*sizes: int) -> Tensor:
-    """So small that sums through the whole network are exact in float32."""
-    return torch.randint(-1, 2, sizes).float()
 
 
 class Network(nn.Sequential):
@@ -147,8 +130,8 @@ def with_fsdp(model: nn.Module, **options: Any) -> nn.Module:
 
     for layer in model.children():
         if list(layer.parameters()):
-            fully_shard(layer, mesh=mesh(), **options)
-    fully_shard(model, mesh=mesh(), **options)
+            fully_shard(layer, mesh=mesh_of(), **options)
+    fully_shard(model, mesh=mesh_of(), **options)
     return model
 
 
@@ -156,7 +139,7 @@ def with_fsdp_of_all(model: nn.Module) -> nn.Module:
     """All parameters are gathered together."""
     from torch.distributed.fsdp import fully_shard
 
-    fully_shard(model, mesh=mesh())
+    fully_shard(model, mesh=mesh_of())
     return model
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import BACKENDS, run
+from ranks import BACKENDS, device, mesh_of, run
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 import customconv  # noqa: F401  (the operators)
 
@@ -22,12 +22,7 @@ OPS = torch.ops.customconv
 
 
 def integers(*sizes: int) -> Tensor:
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    return torch.randint(-4, 5, sizes).to(device, torch.float32)
-
-
-def mesh_of(*sizes: int) -> DeviceMesh:
-    return init_device_mesh("cuda" if dist.get_backend() == "nccl" else "cpu", sizes)
+    return torch.randint(-4, 5, sizes).to(device(), torch.float32)
 
 
 def any_placements(of: random.Random, tensor: Tensor, mesh: DeviceMesh) -> list[Any]:

@@ -9,23 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import BACKENDS, run
+from ranks import BACKENDS, device, mesh_of, run
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import customconv
 from customconv.distributed import spatial, spatial_report
-
-
-def device() -> str:
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"
-
-
-def mesh_of(*sizes: int, names: tuple[str, ...] | None = None) -> DeviceMesh:
-    return init_device_mesh(device(), sizes or (dist.get_world_size(),), mesh_dim_names=names)
 
 
 class Residual(nn.Module):
@@ -288,13 +279,13 @@ def check_ways() -> None:
 
     model = made(UNet).float()
     half = [each.float() for each in inputs]
-    with torch.autocast(device(), torch.bfloat16):
+    with torch.autocast(device().type, torch.bfloat16):
         whole = model(*half)["sample"]
         found = spatial(copy.deepcopy(model), mesh)(*half)["sample"]
     assert found.dtype == whole.dtype
     torch.testing.assert_close(found.float(), whole.float(), rtol=5e-2, atol=5e-2)
 
-    alone = init_device_mesh(device(), (dist.get_world_size(), 1), mesh_dim_names=("a", "b"))["b"]
+    alone = mesh_of(dist.get_world_size(), 1, names=("a", "b"))["b"]
     check_close(spatial(made(UNet), alone)(*inputs)["sample"], expected, "a mesh of one")
 
 
@@ -339,7 +330,7 @@ def check_dropout() -> None:
         alike = torch.equal(rows[:, :4], rows[:, 4:])  # the two ranks' rows
         if isinstance(module, nn.Dropout2d):
             assert alike
-        elif device() == "cuda":  # DTensor does not tell ranks apart on CPUs
+        elif device().type == "cuda":  # DTensor does not tell ranks apart on CPUs
             assert not alike
         assert torch.equal(sharded.eval()(x), x)
 

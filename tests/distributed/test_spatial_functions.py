@@ -8,20 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import BACKENDS, run
+from ranks import BACKENDS, device, mesh_of, run
 from torch import Tensor, nn
-from torch import distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from customconv.distributed import spatial, spatial_report
 from customconv.distributed.images import convolution as of_images
 
 Case = Callable[[Tensor], Tensor]
-
-
-def device() -> str:
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"
 
 
 class Calls(nn.Module):
@@ -46,9 +40,8 @@ def check_equal(
     tolerance: float = 1e-11,
 ) -> Any:
     """Output and gradients of a function, sharded and not; returns the report."""
-    mesh = init_device_mesh(device(), (dist.get_world_size(),))
     whole, sharded = Calls(function, *parameters), Calls(function, *parameters)
-    spatial(sharded, mesh, dim)
+    spatial(sharded, mesh_of(), dim)
     inputs = [x.clone().requires_grad_(), x.clone().requires_grad_()]
     expected, found = whole(inputs[0]), sharded(inputs[1])
     close = {"rtol": tolerance, "atol": tolerance, "msg": lambda text: f"{what}: {text}"}

@@ -6,16 +6,11 @@ import copy
 
 import pytest
 import torch
-from ranks import BACKENDS, run
+from ranks import BACKENDS, device, mesh_of, run
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import customconv
-
-
-def device() -> str:
-    return f"cuda:{dist.get_rank()}" if dist.get_backend() == "nccl" else "cpu"
 
 
 def integers_like(tensor: Tensor) -> Tensor:
@@ -49,7 +44,7 @@ def check_network() -> None:
     plain = network()
     shared = parallelize_module(
         copy.deepcopy(plain),
-        init_device_mesh(device().partition(":")[0], (dist.get_world_size(),)),
+        mesh_of(),
         {
             "0": ColwiseConv(use_local_output=False),
             "2": ColwiseConv(input_layouts=Shard(1), use_local_output=False),

@@ -68,7 +68,7 @@ def convolution(
         return NotImplemented
     x, w, b = cast_for_autocast([rowed.local, weight, bias])
     assert x is not None and w is not None
-    w, b = shared(w, line), b if b is None else shared(b, line)
+    w, b = shared(w, line), shared(b, line)
     window = geometry.window(weight, rowed.axis)
     extra = geometry.output_padding[rowed.axis]
     result = output_size(rowed.size + behind, window, extra, geometry.transposed)

@@ -14,9 +14,11 @@ from .rowed import (
     Rowed,
     aligned,
     along_others,
+    axis_of,
     first_sharded,
     is_sharded,
     named,
+    pixels,
     rule,
     touches,
     unwrapped,
@@ -75,17 +77,18 @@ def pointwise(line: Line, func: Any, *args: Any, **kwargs: Any) -> Any:
     found = first_sharded(operands, line)
     if found is None:
         return NotImplemented
-    if found.size == 1 and any(isinstance(each, Tensor) and not is_sharded(each, line)
-                               and each.dim() >= -found.axis and each.shape[found.axis] != 1
-                               for each in operands):  # fmt: skip
+    axis, size = axis_of(found), found.shape[axis_of(found)]
+    if size == 1 and any(isinstance(each, Tensor) and not is_sharded(each, line)
+                         and each.dim() >= -axis and each.shape[axis] != 1
+                         for each in operands):  # fmt: skip
         return NotImplemented  # broadcast along the dimension
-    operands = aligned(operands, found.axis, found.size, line)
+    operands = aligned(operands, axis, size, line)
     result = func(*operands[: len(args)], **dict(zip(names, operands[len(args) :], strict=True)))
     if not isinstance(result, Tensor):  # the name of a type
         return result
-    if result.device != found.local.device:
+    if result.device != found.device:
         return NotImplemented
-    return wrapped(Rowed(result, found.axis, found.size), line)
+    return wrapped(Rowed(result, axis, size), line)
 
 
 @rule(*IN_PLACE)
@@ -128,7 +131,9 @@ def as_dtensor(value: Any, like: Rowed, line: Line) -> Any:
 @rule(F.prelu, torch.prelu, Tensor.prelu)
 def prelu(line: Line, func: Any, input: Any, weight: Tensor) -> Any:
     """A slope for each channel."""
-    return along_others(line, func, input, shared(weight, line))
+    if not is_sharded(input, line):
+        return NotImplemented
+    return along_others(line, func, unwrapped(input), shared(weight, line))
 
 
 ALONG = named(
@@ -143,16 +148,18 @@ def along(line: Line, func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     position, default = {"normalize": (1, 1), "glu": (0, -1)}.get(func.__name__, (0, None))
     name = "dims" if func.__name__ == "flip" else "dim"
     dim = kwargs.get(name, args[position] if len(args) > position else default)
-    if not is_sharded(input, line) or touches(dim, unwrapped(input)):
+    if not is_sharded(input, line) or touches(dim, input):
         return NotImplemented
+    rowed = unwrapped(input)
     if func.__name__ in ("argmax", "argmin"):  # the dimension itself goes
-        return reduced_along_others(line, func, input, dim, *args[1:], **kwargs)
-    return along_others(line, func, input, *args, **kwargs)
+        return reduced_along_others(line, func, rowed, dim, *args[1:], **kwargs)
+    return along_others(line, func, rowed, *args, **kwargs)
 
 
 @rule(F.channel_shuffle, torch.channel_shuffle, F.local_response_norm)
 def along_channels(line: Line, func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     """A function along the second dimension."""
-    if not is_sharded(input, line) or unwrapped(input).dim < 2:
+    rowed = pixels(input, input.dim() - 2, line)
+    if rowed is None:
         return NotImplemented
-    return along_others(line, func, input, *args, **kwargs)
+    return along_others(line, func, rowed, *args, **kwargs)

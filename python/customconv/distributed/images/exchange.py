@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from .rows import Rows, common, count, moves, shards
+
+MaybeTensor = TypeVar("MaybeTensor", bound=Tensor | None)
 
 
 @dataclass
@@ -211,24 +213,21 @@ class _Fetch(torch.autograd.Function):
 
 def _returned(grad: Tensor, dim: int, size: int, wanted: Sequence[Rows], line: Line) -> Tensor:
     """The gradient of this rank's rows: the sum of what ranks have that fetched them, in order."""
-    has = line.shards(size)
-    mine, got = has[line.rank], wanted[line.rank]
-    sent: list[list[Tensor]] = [[] for _ in has]
-    received: list[list[int]] = [[] for _ in has]
-    for rank in range(line.ranks):
-        given, back = common(got, has[rank]), common(wanted[rank], mine)
-        if rank != line.rank and count(given):
-            sent[rank] = [narrowed(grad, dim, given, got[0])]
-        if rank != line.rank and count(back):
-            received[rank] = [count(back)]
+    how = moves(size, tuple((rows,) for rows in wanted), line.ranks, line.rank)
+    (sources,) = how.sources
+    parts = {rank: narrowed(grad, dim, rows, wanted[line.rank][0]) for rank, rows in sources}
+    own = parts.pop(line.rank, None)
+    # What was sent comes back, and what came goes back.
+    sent = [[parts[rank]] if rank in parts else [] for rank in range(line.ranks)]
+    received = [list(map(count, rows)) for rows in how.sent]
     pieces = Transfer(sent, received, grad, dim, line).wait()
-    result = _buffer(grad, dim, count(mine)).zero_()
-    for rank in range(line.ranks):
-        rows = common(wanted[rank], mine)
-        if count(rows):
-            own = rank == line.rank
-            part = narrowed(grad, dim, rows, got[0]) if own else pieces[rank][0]
-            narrowed(result, dim, rows, mine[0]).add_(part)
+    first, stop = line.own(size)
+    result = _buffer(grad, dim, stop - first).zero_()
+    for rank, rows in enumerate(how.sent):
+        if rank == line.rank and own is not None:
+            narrowed(result, dim, dict(sources)[rank], first).add_(own)
+        for each, part in zip(rows, pieces[rank], strict=True):
+            narrowed(result, dim, each, first).add_(part)
     return result
 
 
@@ -350,8 +349,8 @@ def sum_over_ranks(term: Tensor, line: Line) -> Tensor:
     return _Sum.apply(term, line)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def shared(tensor: Tensor, line: Line) -> Tensor:
-    """The same tensor; its gradient is summed over the ranks."""
-    if not (torch.is_grad_enabled() and tensor.requires_grad):
+def shared(tensor: MaybeTensor, line: Line) -> MaybeTensor:
+    """The same tensor, or None; its gradient is summed over the ranks."""
+    if tensor is None or not (torch.is_grad_enabled() and tensor.requires_grad):
         return tensor
     return _Shared.apply(tensor, line)  # type: ignore[no-any-return,no-untyped-call]

@@ -42,8 +42,8 @@ _ASKED = {
     "__repr__", "__format__", "is_same_size", "is_nonzero", "is_shared", "is_inference",
     "_is_view", "is_tensor", "is_storage", "has_names", "dense_dim", "sparse_dim", "grad_fn",
 }  # fmt: skip
-_MOVED = {"T": (-1, -2), "mT": (-1, -2)}
-_OTHER = {"real", "imag", "H", "mH"}
+# Attributes that are functions of a tensor's values.
+_VIEWS = {"T", "mT", "H", "mH", "real", "imag"}
 
 
 class _Functions(TorchFunctionMode):
@@ -70,10 +70,10 @@ class _Functions(TorchFunctionMode):
                 )
         if name in ("__get__", "__set__", "__delete__"):
             attribute = func.__self__.__name__
-            if name != "__get__" or attribute not in (*_MOVED, *_OTHER):
+            if name != "__get__" or attribute not in _VIEWS:
                 return func(*args, **kwargs)
-            if (attribute in _MOVED and args[0].dim() == 2) or attribute == "mT":
-                return RULES[torch.transpose](line, torch.transpose, args[0], *_MOVED[attribute])
+            if attribute == "mT" or (attribute == "T" and args[0].dim() == 2):
+                return shapes.transpose(line, torch.transpose, args[0], -1, -2)
         elif name in _ASKED:
             return func(*args, **kwargs)
         rule = RULES.get(func)
@@ -165,7 +165,7 @@ class _Spatial:
         self.gather, self.check = gather, check
         self.calls = threading.local()
         for name, each in module.named_modules():
-            hooks = self._entry(name, each is module), self._exit(each is module)
+            hooks = self._entry(name, each is module), self._exit()
             if each is module:  # what runs within is not compiled either
                 hooks = (torch.compiler.disable(hooks[0]), torch.compiler.disable(hooks[1]))  # type: ignore[no-untyped-call]
             before, after = hooks
@@ -206,7 +206,7 @@ class _Spatial:
 
         return hook
 
-    def _exit(self, outermost: bool) -> Callable[..., Any]:
+    def _exit(self) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             if not self._stack:  # the first hook has raised
                 return None

@@ -13,14 +13,17 @@ from torch.nn import functional as F
 
 from . import norms
 from .exchange import Line, shared
-from .rowed import Rowed, along_others, is_sharded, named, rule, unwrapped, wrapped
+from .rowed import Rowed, along_others, is_sharded, named, pixels, rule, unwrapped, wrapped
 
 
 @rule(F.layer_norm, torch.layer_norm, *named("rms_norm", F, torch))
 def layer_norm(line: Line, func: Any, input: Any, normalized_shape: Sequence[int], *args: Any,
                **kwargs: Any) -> Any:  # fmt: skip
     """Normalizes the last dimensions."""
-    if not is_sharded(input, line) or unwrapped(input).axis >= -len(normalized_shape):
+    if not is_sharded(input, line):
+        return NotImplemented
+    rowed = unwrapped(input)
+    if rowed.axis >= -len(normalized_shape):
         return NotImplemented
 
     def own(value: Any) -> Any:
@@ -29,7 +32,7 @@ def layer_norm(line: Line, func: Any, input: Any, normalized_shape: Sequence[int
     return along_others(
         line,
         func,
-        input,
+        rowed,
         normalized_shape,
         *map(own, args),
         **{name: own(each) for name, each in kwargs.items()},
@@ -42,14 +45,15 @@ def group_norm(
     bias: Tensor | None = None, eps: float = 1e-5,
 ) -> Any:  # fmt: skip
     """Each image's groups of channels, over the pixels of all ranks."""
-    if not is_sharded(input, line) or unwrapped(input).dim < 2:
+    rowed = pixels(input, input.dim() - 2, line)
+    if rowed is None:
         return NotImplemented
     if input.shape[1] % num_groups:
         raise RuntimeError(
             "Expected number of channels in input to be divisible by num_groups, but got input of "
             f"shape {list(input.shape)} and num_groups={num_groups}"
         )
-    return per_image(line, unwrapped(input), num_groups, weight, bias, eps)[0]
+    return per_image(line, rowed, num_groups, weight, bias, eps)[0]
 
 
 def per_image(
@@ -59,7 +63,7 @@ def per_image(
     x = rowed.local
     images = x.shape[0]
     one = x.reshape(1, images * x.shape[1], *x.shape[2:])
-    w, b = (each if each is None else shared(each, line) for each in (weight, bias))
+    w, b = (shared(each, line) for each in (weight, bias))
     if images != 1:
         w, b = (each if each is None else each.repeat(images) for each in (w, b))
     rows = x.shape[rowed.dim]
@@ -93,13 +97,13 @@ def instance_norm(
     use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
 ) -> Any:  # fmt: skip
     """Each image's channels, over the pixels of all ranks."""
-    if not is_sharded(input, line) or unwrapped(input).dim < 2:
+    rowed = pixels(input, input.dim() - 2, line)
+    if rowed is None:
         return NotImplemented
-    rowed = unwrapped(input)
     if not use_input_stats:
-        affine = [each if each is None else shared(each, line) for each in (weight, bias)]
+        affine = [shared(each, line) for each in (weight, bias)]
         return along_others(
-            line, F.instance_norm, input, running_mean, running_var, *affine, False, momentum, eps
+            line, F.instance_norm, rowed, running_mean, running_var, *affine, False, momentum, eps
         )
     if math.prod(input.shape[2:]) == 1:
         return NotImplemented  # PyTorch raises
@@ -119,13 +123,13 @@ def batch_norm(
     momentum: float = 0.1, eps: float = 1e-5,
 ) -> Any:  # fmt: skip
     """Channels, over the pixels of all ranks."""
-    if not is_sharded(input, line) or unwrapped(input).dim < 2:
+    rowed = pixels(input, input.dim() - 2, line)
+    if rowed is None:
         return NotImplemented
-    rowed = unwrapped(input)
-    w, b = (each if each is None else shared(each, line) for each in (weight, bias))
+    w, b = (shared(each, line) for each in (weight, bias))
     if not training:
         return along_others(
-            line, func, input, running_mean, running_var, w, b, False, momentum, eps
+            line, func, rowed, running_mean, running_var, w, b, False, momentum, eps
         )
     x = rowed.local
     images = input.shape[0]
@@ -148,13 +152,13 @@ def random(line: Line, func: Any, *args: Any, **kwargs: Any) -> Any:
 def channel_dropout(line: Line, func: Any, input: Any, p: float = 0.5, training: bool = True,
                     inplace: bool = False) -> Any:  # fmt: skip
     """Whole channels, of which the first rank chooses for all."""
-    if not is_sharded(input, line) or unwrapped(input).dim < 2:
+    rowed = pixels(input, input.dim() - 2, line)
+    if rowed is None:
         return NotImplemented
     if not training or p == 0.0:
         return input
     if inplace:
         return NotImplemented
-    rowed = unwrapped(input)
     ones = torch.ones(
         [*input.shape[:2], *[1] * (input.dim() - 2)], dtype=input.dtype, device=rowed.local.device
     )

@@ -15,10 +15,12 @@ from .rowed import Rowed, aligned, along_others, is_sharded, rule, unwrapped, wr
 @rule(F.linear)
 def linear(line: Line, func: Any, input: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
     """The last dimension is that of features."""
-    if not is_sharded(input, line) or unwrapped(input).axis == -1:
+    if not is_sharded(input, line):
         return NotImplemented
-    affine = [each if each is None else shared(each, line) for each in (weight, bias)]
-    return along_others(line, func, input, *affine)
+    rowed = unwrapped(input)
+    if rowed.axis == -1:
+        return NotImplemented
+    return along_others(line, func, rowed, shared(weight, line), shared(bias, line))
 
 
 @rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
@@ -58,6 +60,7 @@ def attention(
 def fetched(value: Any, line: Line) -> Tensor:
     """The whole tensor, of which each rank computes something else."""
     if not is_sharded(value, line):
-        return shared(value, line)
+        plain: Tensor = shared(value, line)
+        return plain
     rowed = unwrapped(value)
     return fetch(rowed.local, rowed.dim, rowed.size, [(0, rowed.size)] * line.ranks, line)

@@ -43,14 +43,17 @@ def is_sharded(value: Any, line: Line) -> TypeGuard[DTensor]:
     return isinstance(value, DTensor) and value.device_mesh == line.mesh
 
 
+def axis_of(tensor: DTensor) -> int:
+    """The dimension along which ``unwrapped`` has rows, counted from the last."""
+    (place,) = tensor.placements
+    return place.dim - tensor.dim() if type(place) is Shard else -1
+
+
 def unwrapped(tensor: DTensor) -> Rowed:
     """This rank's rows; what is not sharded yet is first sharded along its last dimension."""
-    (place,) = tensor.placements
-    if type(place) is not Shard:
-        tensor = tensor.redistribute(placements=[Shard(tensor.dim() - 1)])
-        (place,) = tensor.placements
-    assert isinstance(place, Shard)
-    axis = place.dim - tensor.dim()
+    axis = axis_of(tensor)
+    if type(tensor.placements[0]) is not Shard:
+        tensor = tensor.redistribute(placements=[Shard(tensor.dim() + axis)])
     return Rowed(tensor.to_local(), axis, tensor.shape[axis])
 
 
@@ -157,31 +160,30 @@ def aligned(tensors: Sequence[Any], axis: int, size: int, line: Line) -> list[An
     return [part(each) for each in tensors]
 
 
-def first_sharded(values: Iterable[Any], line: Line) -> Rowed | None:
+def first_sharded(values: Iterable[Any], line: Line) -> DTensor | None:
     """The first tensor that is sharded, of those with the most rows."""
-    found: Rowed | None = None
+    found: DTensor | None = None
     for each in values:
         if is_sharded(each, line):
-            rowed = unwrapped(each)
-            if found is None or (found.size == 1 and rowed.axis == found.axis):
-                found = rowed
+            if found is None:
+                found = each
+            elif found.shape[axis_of(found)] == 1 and axis_of(each) == axis_of(found):
+                found = each
     return found
 
 
-def along_others(line: Line, func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+def along_others(line: Line, func: Any, rowed: Rowed, *args: Any, **kwargs: Any) -> DTensor:
     """A function whose result has the same rows."""
-    if not is_sharded(input, line):
-        return NotImplemented
-    rowed = unwrapped(input)
     return wrapped(Rowed(func(rowed.local, *args, **kwargs), rowed.axis, rowed.size), line)
 
 
-def touches(dims: Any, rowed: Rowed) -> bool:
+def touches(dims: Any, tensor: DTensor) -> bool:
     """Whether dimensions have the one that is sharded among them; None stands for all."""
     if dims is None:
         return True
     every_dim = [dims] if isinstance(dims, int) else list(dims)
-    return any(d % rowed.local.dim() == rowed.dim for d in every_dim) or not every_dim
+    sharded = tensor.dim() + axis_of(tensor)
+    return any(d % tensor.dim() == sharded for d in every_dim) or not every_dim
 
 
 def pixels(input: Any, spatial: int, line: Line) -> Rowed | None:

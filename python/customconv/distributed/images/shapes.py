@@ -13,6 +13,7 @@ from .exchange import Line, sum_over_ranks
 from .rowed import (
     Rowed,
     aligned,
+    axis_of,
     first_sharded,
     is_sharded,
     mapped,
@@ -25,10 +26,9 @@ from .rowed import (
 from .rows import count, shards
 
 
-def reduced_along_others(line: Line, func: Any, input: Any, dim: Any, *args: Any,
+def reduced_along_others(line: Line, func: Any, rowed: Rowed, dim: Any, *args: Any,
                          **kwargs: Any) -> Any:  # fmt: skip
     """A function that takes dimensions away which are not sharded."""
-    rowed = unwrapped(input)
     kwargs.pop("dim", None)
     result = func(rowed.local, dim, *args, **kwargs)
     keeps = (args[0] if args else kwargs.get("keepdim", False)) or False
@@ -45,8 +45,8 @@ def reduced(line: Line, func: Any, input: Any, *args: Any, **kwargs: Any) -> Any
     if not is_sharded(input, line) or kwargs.get("out") is not None:
         return NotImplemented
     rowed = unwrapped(input)
-    if not touches(dim, rowed):
-        return reduced_along_others(line, func, input, dim, *args[1:], **kwargs)
+    if not touches(dim, input):
+        return reduced_along_others(line, func, rowed, dim, *args[1:], **kwargs)
     if func.__name__ not in ("sum", "mean") or not rowed.local.is_floating_point():
         return NotImplemented
     keeps = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
@@ -135,9 +135,9 @@ def pieces(line: Line, func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     first = name in ("narrow", "select", "index_select")
     position = 0 if first or name == "unbind" else 1
     dim = kwargs.get("dim", args[position] if len(args) > position else 0)
-    rowed = unwrapped(input)
-    if not isinstance(dim, int) or touches(dim, rowed):
+    if not isinstance(dim, int) or touches(dim, input):
         return NotImplemented
+    rowed = unwrapped(input)
     behind = name in ("select", "unbind") and dim % input.dim() > rowed.dim
     result = func(rowed.local, *args, **kwargs)
     return mapped(lambda each: wrapped(Rowed(each, rowed.axis + behind, rowed.size), line), result)
@@ -174,13 +174,12 @@ def getitem(line: Line, func: Any, input: Any, index: Any) -> Any:
 def cat(line: Line, func: Any, tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Any:
     """Tensors one behind the other, along a dimension that is not sharded."""
     found = first_sharded(tensors, line)
-    same = found is not None and all(
-        each.dim() == found.local.dim() and each.shape[found.axis] == found.size for each in tensors
-    )
-    if found is None or not same or touches(dim, found) or kwargs:
+    if found is None or touches(dim, found) or kwargs:
         return NotImplemented
-    parts = aligned(tensors, found.axis, found.size, line)
-    return wrapped(Rowed(func(parts, dim), found.axis, found.size), line)
+    axis, size = axis_of(found), found.shape[axis_of(found)]
+    if any(each.dim() != found.dim() or each.shape[axis] != size for each in tensors):
+        return NotImplemented
+    return wrapped(Rowed(func(aligned(tensors, axis, size, line), dim), axis, size), line)
 
 
 @rule(torch.stack)
