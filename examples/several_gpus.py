@@ -7,6 +7,7 @@ without a GPU the processes compute on the CPU, and the decoder is small. The im
 one that a process decodes by itself, and both with the image in float64.
 """
 
+import copy
 import datetime
 import os
 
@@ -37,10 +38,8 @@ def main() -> None:
     width, size = (128, 128) if cuda else (8, 8)
     torch.manual_seed(0)  # the same weights and latents in each process
     model = decoder(width).to(device, dtype).eval()
+    exact = copy.deepcopy(model).double()
     latents = torch.randn(1, 4, size, size).to(device, dtype)
-    exact = decoder(width)
-    exact.load_state_dict(model.state_dict())
-    expected = exact.to(device).double()(latents.double())
 
     def decode() -> Tensor:
         return model(latents)
@@ -51,6 +50,7 @@ def main() -> None:
     image = timed(f"{dist.get_world_size()} processes", decode)
     if dist.get_rank() == 0:
         print(spatial_report(model))
+    expected = exact(latents.double())
     errors = {
         name: float((result - expected).abs().max() / expected.abs().max())
         for name, result in (("alone", alone), ("shared", image))

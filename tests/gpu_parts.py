@@ -100,8 +100,8 @@ PARTS = (
         "every_kernel",  # what holds of all: the same bits, streams, which kernels run
         (
             files("kernels", "batch_sweep strict_bounds"),
-            files("op", "batch_invariance repeatability streams_and_graphs backward_kernels"),
-            files("op", "two_runtimes"),
+            files("op", "batch_invariance parts repeatability streams_and_graphs"),
+            files("op", "backward_kernels two_runtimes"),
         ),
         (*KERNELS, *CHOICE),
     ),

@@ -300,10 +300,15 @@ PYBIND11_MODULE(_bind, m) {
 
   m.def(
       "plan",
-      [](ConvProblem problem, const DeviceProperties& device, const std::string& algorithm) {
-        return plan(problem, device, parse_algorithm(algorithm));
+      [](ConvProblem problem, const DeviceProperties& device, const std::string& algorithm,
+         const std::optional<ConvProblem>& part_of) {
+        if (!part_of) return plan(problem, device, parse_algorithm(algorithm));
+        const ConvProblem& p = *part_of;
+        const Image image{p.H, p.W, p.P, p.Q, p.pad_h, p.pad_w};
+        return plan(problem, device, parse_algorithm(algorithm), /*prefer=*/false, &image);
       },
-      py::arg("problem"), py::arg("device") = DeviceProperties(), py::arg("algorithm") = "auto");
+      py::arg("problem"), py::arg("device") = DeviceProperties(), py::arg("algorithm") = "auto",
+      py::arg("part_of") = py::none());
 
   m.def("sum_order", sum_order, py::arg("problem"), py::arg("plan"));
 

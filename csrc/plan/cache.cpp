@@ -9,7 +9,7 @@ size_t PlanKeyHash::operator()(const PlanKey& key) const {
 }
 
 PlanKey key_of(int device_index, const ConvProblem& p, Algorithm algorithm, bool prefer,
-               Layout copied) {
+               Layout copied, const std::optional<Image>& image) {
   // To prefer the planner's own choice is to leave it the choice.
   const bool prefers = prefer && algorithm != Algorithm::kAuto;
   const int64_t flags = (p.tf32 ? 1 : 0) | (p.has_bias ? 2 : 0) | (p.x_aligned ? 4 : 0) |
@@ -41,6 +41,12 @@ PlanKey key_of(int device_index, const ConvProblem& p, Algorithm algorithm, bool
   size_t next = 21;
   for (const Shape4* strides : {&p.x_strides, &p.w_strides, &p.y_strides}) {
     for (const int64_t stride : *strides) key[next++] = stride;
+  }
+  if (image) {  // others have zeros there
+    for (const int64_t size :
+         {image->H, image->W, image->P, image->Q, image->pad_h, image->pad_w}) {
+      key[next++] = size;
+    }
   }
   return key;
 }

@@ -6,6 +6,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -17,7 +18,7 @@ struct Decision;  // plan/decide.h
 
 // Everything that a decision depends on: the device, what was asked for, and each field of the
 // problem.
-using PlanKey = std::array<int64_t, 33>;
+using PlanKey = std::array<int64_t, 39>;
 
 struct PlanKeyHash {
   size_t operator()(const PlanKey& key) const;
@@ -25,7 +26,8 @@ struct PlanKeyHash {
 
 // `problem.tf32` says what is allowed, not what was settled on.
 PlanKey key_of(int device_index, const ConvProblem& problem, Algorithm algorithm = Algorithm::kAuto,
-               bool prefer = false, Layout copied = Layout::kNchw);
+               bool prefer = false, Layout copied = Layout::kNchw,
+               const std::optional<Image>& image = {});
 
 // The decisions that were used last, for all threads. When it is full, the one that was not used
 // for the longest time goes.

@@ -62,7 +62,9 @@ Decision decide_anew(int device_index, const Asked& asked, const DevicePropertie
       d.dropped = true;
     }
   }
-  d.plan = plan(d.problem, device, asked.algorithm, asked.prefer);
+  d.plan =
+      plan(d.problem, device, asked.algorithm, asked.prefer, asked.image ? &*asked.image : nullptr);
+  if (asked.image) return d;
   const bool is_named = asked.algorithm != Algorithm::kAuto && asked.algorithm != Algorithm::kAten;
   if (asked.prefer && is_named && d.plan.family != static_cast<FamilyId>(asked.algorithm)) {
     // The planner's choice has its own copies.
@@ -75,7 +77,7 @@ Decision decide_anew(int device_index, const Asked& asked, const DevicePropertie
 std::shared_ptr<const Decision> decide(int device_index, const Asked& asked,
                                        const DeviceProperties& device, bool records) {
   const PlanKey key =
-      key_of(device_index, asked.problem, asked.algorithm, asked.prefer, asked.layout);
+      key_of(device_index, asked.problem, asked.algorithm, asked.prefer, asked.layout, asked.image);
   std::shared_ptr<const Decision> decision = decisions().find(key);
   if (decision == nullptr) {
     // No lock is held while planning. The generation is read first, so that a plan made before a

@@ -15,7 +15,8 @@ struct Asked {
   ConvProblem problem;            // as the tensors lie; its tf32 says what is allowed
   Layout layout = Layout::kNchw;  // of operands that are copied
   Algorithm algorithm = Algorithm::kAuto;
-  bool prefer = false;  // see `plan`
+  bool prefer = false;              // see `plan`
+  std::optional<Image> image = {};  // of which a batch-invariant problem is a part
 };
 
 // Operands that are made dense and aligned, because they are not.

@@ -110,6 +110,26 @@ void settle_strides(ConvProblem& p) {
   throw std::runtime_error("a batch-invariant plan is of dense, aligned tensors in one layout");
 }
 
+// The images that a problem is a part of, in its layout; the problem itself where it is none.
+ConvProblem whole_of(const ConvProblem& part, const Image* image) {
+  if (image == nullptr) return part;
+  ConvProblem p = part;
+  p.H = image->H;
+  p.W = image->W;
+  p.P = image->P;
+  p.Q = image->Q;
+  p.pad_h = image->pad_h;
+  p.pad_w = image->pad_w;
+  const auto are_in = [&part](Layout layout) {
+    return part.x_strides == dense_strides(part.x_sizes(), layout) &&
+           part.y_strides == dense_strides(part.y_sizes(), layout);
+  };
+  const Layout layout = are_in(Layout::kNchw) ? Layout::kNchw : Layout::kNhwc;
+  p.x_strides = dense_strides(p.x_sizes(), layout);
+  p.y_strides = dense_strides(p.y_sizes(), layout);
+  return p;
+}
+
 // A family's cheapest plan for each order of sums that does not depend on the batch. The order of
 // splits depends on it, and so may cuBLAS's.
 struct Ordered {
@@ -143,8 +163,9 @@ const Ordered* find_order(const std::vector<Ordered>& plans, int64_t order) {
 
 // The family's order of sums that is cheapest for the reference batch, of those that a single image
 // and many have too. `chosen` gets its plan for that batch.
-const char* choose_order(size_t index, const ConvProblem& problem, const DeviceProperties& device,
-                         Ordered& chosen) {
+const char* choose_order(size_t index, const ConvProblem& asked, const DeviceProperties& device,
+                         Ordered& chosen, const Image* image) {
+  const ConvProblem problem = whole_of(asked, image);
   const ConvProblem reference = with_batch(problem, reference_batch(problem));
   const char* why_not = kFamilies[index]->can_implement(reference, device);
   if (why_not != nullptr) return why_not;
@@ -165,22 +186,25 @@ const char* choose_order(size_t index, const ConvProblem& problem, const DeviceP
   return "none of its plans is for every batch";
 }
 
+constexpr const char* kTooLarge = "the batch is too large to be computed as others are";
+
 // The cheapest plan of a batch-invariant problem with the order that was chosen.
 const char* propose_in_order(size_t index, const ConvProblem& problem,
-                             const DeviceProperties& device, ConvPlan& plan) {
+                             const DeviceProperties& device, ConvPlan& plan, const Image* image) {
   Ordered chosen;
-  const char* why_not = choose_order(index, problem, device, chosen);
+  const char* why_not = choose_order(index, problem, device, chosen, image);
   if (why_not != nullptr) return why_not;
+  if (kFamilies[index]->can_implement(problem, device) != nullptr) return kTooLarge;
   const std::vector<Ordered> plans = ordered_plans(index, problem, device);
   const Ordered* found = find_order(plans, chosen.order);
-  if (found == nullptr) return "the batch is too large to be computed as others are";
+  if (found == nullptr) return kTooLarge;
   plan = found->plan;
   return nullptr;
 }
 
 const char* propose(size_t index, const ConvProblem& problem, const DeviceProperties& device,
-                    ConvPlan& plan, const Wanted& wanted = {}) {
-  return is_batch_invariant(problem) ? propose_in_order(index, problem, device, plan)
+                    ConvPlan& plan, const Wanted& wanted = {}, const Image* image = nullptr) {
+  return is_batch_invariant(problem) ? propose_in_order(index, problem, device, plan, image)
                                      : propose_for_batch(index, problem, device, plan, wanted);
 }
 
@@ -207,12 +231,13 @@ ConvPlan cheapest(const ConvProblem& problem, const DeviceProperties& device) {
 
 // The family that computes a batch-invariant problem of the reference batch fastest, kAten if none
 // does, and its time. `direct` is the last resort.
-FamilyId cheapest_in_order(const ConvProblem& problem, const DeviceProperties& device, double& ms) {
+FamilyId cheapest_in_order(const ConvProblem& problem, const DeviceProperties& device,
+                           const Image* image, double& ms) {
   FamilyId best = FamilyId::kAten;
   for (size_t i = 0; i < kFamilyCount; ++i) {
     Ordered chosen;
     if (!keeps_precision(i, problem)) continue;
-    if (choose_order(i, problem, device, chosen) != nullptr) continue;
+    if (choose_order(i, problem, device, chosen, image) != nullptr) continue;
     if (best == FamilyId::kAten || best == FamilyId::direct || chosen.plan.predicted_ms < ms) {
       best = static_cast<FamilyId>(i);
       ms = chosen.plan.predicted_ms;
@@ -222,12 +247,13 @@ FamilyId cheapest_in_order(const ConvProblem& problem, const DeviceProperties& d
 }
 
 // The plan of a batch-invariant problem by the family that computes it fastest.
-ConvPlan plan_in_order(const ConvProblem& problem, const DeviceProperties& device,
-                       FamilyId family) {
+ConvPlan plan_in_order(const ConvProblem& problem, const DeviceProperties& device, FamilyId family,
+                       const Image* image) {
   ConvPlan best;
-  const char* why_not = family == FamilyId::kAten
-                            ? "no family computes this for every batch alike"
-                            : propose_in_order(static_cast<size_t>(family), problem, device, best);
+  const char* why_not = family == FamilyId::kAten ? "no family computes this for every batch alike"
+                                                  : propose_in_order(static_cast<size_t>(family),
+                                                                     problem, device, best, image);
+  if (why_not == kTooLarge && image != nullptr) return {};
   if (why_not != nullptr) {
     throw std::runtime_error("there is no batch-invariant plan for this " +
                              std::string(to_string(problem.pass)) + ": " + why_not);
@@ -245,10 +271,10 @@ double cheapest_ms(const ConvProblem& problem, const ConvPlan& cheapest) {
 
 // The cheapest plan. For a batch-invariant problem it is only a family and a time, those of the
 // reference batch.
-ConvPlan weighed(const ConvProblem& problem, const DeviceProperties& device) {
+ConvPlan weighed(const ConvProblem& problem, const DeviceProperties& device, const Image* image) {
   if (!is_batch_invariant(problem)) return cheapest(problem, device);
   ConvPlan best;
-  best.family = cheapest_in_order(problem, device, best.predicted_ms);
+  best.family = cheapest_in_order(problem, device, image, best.predicted_ms);
   return best;
 }
 
@@ -256,13 +282,13 @@ ConvPlan weighed(const ConvProblem& problem, const DeviceProperties& device) {
 // all faster ones, and as it does of about `enough_ms`. It asks the family `first` before the
 // others.
 template <typename IsEnough>
-bool has_plan(const ConvProblem& problem, const DeviceProperties& device, FamilyId first,
-              double enough_ms, const IsEnough& is_enough) {
+bool has_plan(const ConvProblem& problem, const DeviceProperties& device, const Image* image,
+              FamilyId first, double enough_ms, const IsEnough& is_enough) {
   const auto suffices = [&](const ConvPlan& plan) {
     const double ms = cheapest_ms(problem, plan);
     return std::isfinite(ms) && is_enough(ms);
   };
-  if (is_batch_invariant(problem)) return suffices(weighed(problem, device));
+  if (is_batch_invariant(problem)) return suffices(weighed(problem, device, image));
   std::array<size_t, kFamilyCount> order;
   std::iota(order.begin(), order.end(), 0);
   std::swap(order[0], order[static_cast<size_t>(first)]);
@@ -281,8 +307,9 @@ bool has_plan(const ConvProblem& problem, const DeviceProperties& device, Family
 }
 
 // Settles a problem's precision (see computes_in_tf32) and returns its cheapest plan.
-ConvPlan settle(ConvProblem& problem, const DeviceProperties& device) {
-  if (!problem.tf32) return weighed(problem, device);
+ConvPlan settle(ConvProblem& problem, const DeviceProperties& device,
+                const Image* image = nullptr) {
+  if (!problem.tf32) return weighed(problem, device, image);
   const auto dense_in = [&problem](Layout layout, bool tf32) {
     ConvProblem dense = problem;
     dense.x_aligned = dense.w_aligned = dense.y_aligned = true;
@@ -300,18 +327,19 @@ ConvPlan settle(ConvProblem& problem, const DeviceProperties& device) {
   };
   const Layout own = is_own(Layout::kNhwc) ? Layout::kNhwc : Layout::kNchw;
   const Layout other = own == Layout::kNhwc ? Layout::kNchw : Layout::kNhwc;
-  const ConvPlan rounded = weighed(dense_in(own, true), device);
-  const ConvPlan exact = weighed(dense_in(own, false), device);
+  const ConvPlan rounded = weighed(dense_in(own, true), device, image);
+  const ConvPlan exact = weighed(dense_in(own, false), device, image);
   const double rounded_ms = cheapest_ms(problem, rounded);
   // Products are the same from either layout; of four plans, three are needed.
-  const double exact_ms =
-      cheapest_ms(problem, exact) * cheapest_ms(problem, weighed(dense_in(other, false), device));
+  const double exact_ms = cheapest_ms(problem, exact) *
+                          cheapest_ms(problem, weighed(dense_in(other, false), device, image));
   const bool is_known = is_own(own);
-  problem.tf32 = std::isfinite(rounded_ms) &&
-                 has_plan(dense_in(other, true), device, rounded.family, exact_ms / rounded_ms,
-                          [&](double ms) { return rounded_ms * ms <= exact_ms; });
+  problem.tf32 =
+      std::isfinite(rounded_ms) &&
+      has_plan(dense_in(other, true), device, image, rounded.family, exact_ms / rounded_ms,
+               [&](double ms) { return rounded_ms * ms <= exact_ms; });
   if (is_known) return problem.tf32 ? rounded : exact;
-  return weighed(problem, device);
+  return weighed(problem, device, image);
 }
 
 }  // namespace
@@ -399,7 +427,7 @@ bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device
 }
 
 ConvPlan plan(ConvProblem& problem, const DeviceProperties& device, Algorithm algorithm,
-              bool prefer) {
+              bool prefer, const Image* image) {
   const bool in_order = is_batch_invariant(problem);
   if (in_order) settle_strides(problem);
   if (algorithm == Algorithm::kAten) {
@@ -409,8 +437,9 @@ ConvPlan plan(ConvProblem& problem, const DeviceProperties& device, Algorithm al
   if (is_family(algorithm)) {
     const auto index = static_cast<size_t>(algorithm);
     ConvPlan own;
-    const char* why_not = propose(index, problem, device, own);
+    const char* why_not = propose(index, problem, device, own, {}, image);
     if (why_not == nullptr) return own;
+    if (why_not == kTooLarge && image != nullptr) return {};
     if (!prefer) {
       throw std::runtime_error(std::string("algorithm '") + kFamilies[index]->name +
                                "' cannot compute this " + to_string(problem.pass) + ": " + why_not);
@@ -424,8 +453,8 @@ ConvPlan plan(ConvProblem& problem, const DeviceProperties& device, Algorithm al
     }
     return own;
   }
-  const ConvPlan settled = settle(problem, device);
-  return in_order ? plan_in_order(problem, device, settled.family) : settled;
+  const ConvPlan settled = settle(problem, device, image);
+  return in_order ? plan_in_order(problem, device, settled.family, image) : settled;
 }
 
 std::vector<ConvPlan> variants(const ConvProblem& problem, const DeviceProperties& device) {

@@ -17,6 +17,13 @@ bool is_batch_invariant(const ConvProblem& problem);
 constexpr int64_t kReferenceBatch = 16;
 int64_t reference_batch(const ConvProblem& problem);
 
+// The sizes of whole images, where a batch-invariant problem computes a part of each of them. It is
+// planned for the images, so that a part gets the bits that it has in them.
+struct Image {
+  int64_t H, W, P, Q;
+  int64_t pad_h, pad_w;
+};
+
 // Whether the planner itself chooses to round a float32 problem that may be rounded to TF32. Two
 // views of the same numbers must not give results that differ by that rounding. So not strides and
 // alignment decide, but dense tensors of the same sizes: how much faster or slower rounding is, in
@@ -30,10 +37,12 @@ bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device
 // kAten, unless `leaves_no_doubt`. Allocates nothing, unless the problem is batch invariant.
 //
 // A batch-invariant problem must be of dense, aligned tensors in one layout; their strides become
-// those of that layout, also where a size is one. It gets a plan of ours on any device, never
-// kAten: std::runtime_error says why there is none.
+// those of that layout, also where a size is one. It gets a plan of ours on any device:
+// std::runtime_error says why there is none. If it is a part of an `image`, kAten says that no plan
+// of the part adds up sums in the order that the image's plan has.
 ConvPlan plan(ConvProblem& problem, const DeviceProperties& device,
-              Algorithm algorithm = Algorithm::kAuto, bool prefer = false);
+              Algorithm algorithm = Algorithm::kAuto, bool prefer = false,
+              const Image* image = nullptr);
 
 // In which order a plan adds the terms of a sum; see Family.
 int64_t sum_order(const ConvProblem& problem, const ConvPlan& plan);

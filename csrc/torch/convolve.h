@@ -16,6 +16,14 @@ OrFallback<at::Tensor> convolve(const at::Tensor& input, const at::Tensor& weigh
                                 const std::optional<at::Tensor>& bias, const Geometry& geometry,
                                 Algorithm wanted, bool tf32 = allows_tf32());
 
+// `convolve` into a given tensor, of a part of images, in this format. Without batch invariance the
+// images do not matter. With it, a part gets the bits that it has in them, or false says that no
+// plan gives it those, and nothing is written.
+OrFallback<bool> convolve_part(const at::Tensor& input, const at::Tensor& weight,
+                               const std::optional<at::Tensor>& bias, const Geometry& geometry,
+                               Algorithm wanted, const Whole& whole, at::MemoryFormat format,
+                               const at::Tensor& output);
+
 // The gradients that the mask asks for. A forced family computes those that it can.
 OrFallback<Gradients> convolve_backward(const at::Tensor& grad_output, const at::Tensor& input,
                                         const at::Tensor& weight, const Geometry& geometry,

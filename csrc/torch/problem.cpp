@@ -54,7 +54,8 @@ Shape4 strides_of(const at::Tensor& t, const Convolution& conv) {
 
 // What a convolution and a transposed one have in common: all but the sizes and strides of images.
 OrFallback<Convolution> describe_weight(const at::Tensor& input, const at::Tensor& weight,
-                                        const Geometry& geometry, bool tf32) {
+                                        const Geometry& geometry, bool tf32,
+                                        std::optional<at::MemoryFormat> format) {
   if (!is_kernel_dtype(input.scalar_type())) return Fallback::kDtype;
   if (!is_plain(input) || !is_plain(weight)) return Fallback::kLayout;
   if (weight.dim() != 4 || (input.dim() != 3 && input.dim() != 4) ||
@@ -73,7 +74,7 @@ OrFallback<Convolution> describe_weight(const at::Tensor& input, const at::Tenso
   if (dense_layout(shape4(weight.sizes()), shape4(weight.strides())) == Layout::kOther) {
     conv.weight = weight.contiguous();
   }
-  conv.format = memory_format(conv.input, weight);
+  conv.format = format ? *format : memory_format(conv.input, weight);
 
   ConvProblem& p = conv.problem;
   p.dtype = dtype_of(input.scalar_type());
@@ -221,14 +222,35 @@ GradientFormats gradient_formats(const at::Tensor& grad_output, const at::Tensor
 
 OrFallback<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,
                                  const std::optional<at::Tensor>& bias, const Geometry& geometry,
-                                 bool tf32) {
-  OrFallback<Convolution> conv = describe_weight(input, weight, geometry, tf32);
+                                 bool tf32, std::optional<at::MemoryFormat> format) {
+  OrFallback<Convolution> conv = describe_weight(input, weight, geometry, tf32, format);
   if (!conv) return conv;
   const std::optional<Fallback> why =
       geometry.transposed ? describe_transposed_images(*conv, bias, geometry.output_padding)
                           : describe_images(*conv, bias);
   if (why) return *why;
   return conv;
+}
+
+Image image_of(const Convolution& part, const Whole& whole) {
+  const ConvProblem& p = part.problem;
+  const Pair pad = pair_of(whole.padding, 0).value();
+  const Pair extra = pair_of(whole.output_padding, 0).value();
+  const int64_t h = whole.sizes.front(), w = whole.sizes.back();
+  if (!part.transposed) {
+    return {h,
+            w,
+            output_size(h, pad.h, p.dilation_h, p.R, p.stride_h),
+            output_size(w, pad.w, p.dilation_w, p.S, p.stride_w),
+            pad.h,
+            pad.w};
+  }
+  return {transposed_size(h, pad.h, p.dilation_h, p.R, p.stride_h, extra.h),
+          transposed_size(w, pad.w, p.dilation_w, p.S, p.stride_w, extra.w),
+          h,
+          w,
+          pad.h,
+          pad.w};
 }
 
 ConvProblem Convolution::problem_of(Pass pass, at::MemoryFormat written) const {

@@ -47,10 +47,18 @@ struct Geometry {
 bool allows_tf32();
 
 // A convolution; if transposed, the one whose input gradient it is. A reason where PyTorch should
-// compute it or raise its error.
+// compute it or raise its error. The output's format follows from the tensors unless it is given.
 OrFallback<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,
                                  const std::optional<at::Tensor>& bias, const Geometry& geometry,
-                                 bool tf32 = allows_tf32());
+                                 bool tf32 = allows_tf32(),
+                                 std::optional<at::MemoryFormat> format = std::nullopt);
+
+// The images of which a convolution computes a part: the sizes, padding and output padding of the
+// call that would compute them whole.
+struct Whole {
+  at::IntArrayRef sizes, padding, output_padding;
+};
+Image image_of(const Convolution& part, const Whole& whole);
 
 // The memory format that PyTorch gives a convolution's output: channels_last where the input or the
 // weight suggests it, except on CUDA in float64 or with cuDNN switched off.

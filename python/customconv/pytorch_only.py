@@ -346,6 +346,40 @@ def _describe_call(
     return "", False, _reason
 
 
+def _is_channels_last(input: Tensor, weight: Tensor) -> bool:
+    return any(
+        each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous()
+        for each in (input, weight)
+    )
+
+
+def _convolve_part(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    algorithm: str,
+    output: Tensor,
+    *_: Any,
+) -> bool:
+    """A part of images, by PyTorch."""
+    found = (
+        _conv_transpose2d(
+            input, weight, bias, stride, padding, output_padding, groups, dilation,
+            algorithm=algorithm,
+        )
+        if transposed
+        else _conv2d(input, weight, bias, stride, padding, dilation, groups, algorithm=algorithm)
+    )  # fmt: skip
+    output.copy_(found)
+    return True
+
+
 _IMPLEMENTATIONS = {
     "conv2d": _conv2d,
     "conv2d_fused": _conv2d_fused,
@@ -357,4 +391,6 @@ _IMPLEMENTATIONS = {
     "fold_batch_norms": _fold_batch_norms,
     "copy_parameters": _copy_parameters,
     "_describe_call": _describe_call,
+    "_is_channels_last": _is_channels_last,
+    "_convolve_part": _convolve_part,
 }

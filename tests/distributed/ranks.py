@@ -50,11 +50,10 @@ def _rank(
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.backends.cudnn.allow_tf32 = False  # so that integers are exact
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
-    try:
-        function(*arguments)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    # After an error nobody waits for the other ranks, which may wait for this one.
+    function(*arguments)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def _spawned(rank: int, file: str, ranks: int, *others: Any) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from ranks import BACKENDS, device, mesh_of, run
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import customconv
 from customconv.distributed import spatial, spatial_report
 from customconv.distributed.images import convolution as of_images
 
@@ -122,6 +125,65 @@ def test_random_convolutions(ranks):
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_random_convolutions_on_gpus(backend):
     run(check_random_convolutions, 3, 200, ranks=2, backend=backend)
+
+
+def check_parts(seed: int, count: int) -> None:
+    """As if customconv were batch invariant: parts in order of the image, or of whole images."""
+    with (
+        mock.patch.object(of_images, "is_batch_invariant", lambda: True),
+        mock.patch.object(of_images, "write_part", lambda *_: False) if seed % 2 else nullcontext(),
+    ):
+        check_random_convolutions(seed, count)
+
+
+@pytest.mark.parametrize("seed", [6, 7])
+def test_parts_of_whole_images(seed):
+    run(check_parts, seed, 100, ranks=2)
+
+
+def check_bits(seed: int, count: int) -> None:
+    """Outputs and input gradients while customconv is batch invariant, by kernels of one GPU."""
+    of = random.Random(seed)
+    for case in range(count):
+        of_images.UNDIVIDED_BYTES = (case % 2) << 20
+        torch.manual_seed(1000 * seed + case)
+        what, dim, (function, *tensors) = convolution(of)
+        dtype = of.choice([torch.float16, torch.bfloat16, torch.float32, torch.float64])
+        torch.backends.cudnn.allow_tf32 = of.random() < 0.5
+        if of.random() < 0.5:
+            tensors = [
+                each.contiguous(memory_format=torch.channels_last) if each.dim() == 4 else each
+                for each in tensors
+            ]
+        x, *parameters = (each.to(dtype) for each in tensors)
+        if x.dim() == 3:
+            x = x.unsqueeze(0)
+        whole, sharded = Calls(function, *parameters), Calls(function, *parameters)
+        spatial(sharded, mesh_of(), dim)
+        inputs = [x.clone().requires_grad_(), x.clone().requires_grad_()]
+        with customconv.batch_invariant():
+            try:
+                with customconv.enabled():
+                    expected = whole(inputs[0])
+            except RuntimeError as error:  # a transposed one that no kernel of ours computes
+                assert "only PyTorch can compute" in str(error), what
+                continue
+            found = sharded(inputs[1])
+            assert torch.equal(found, expected), f"{case}: {dtype} {what}"
+            gradient = torch.randn_like(expected)
+            with customconv.enabled():
+                expected.backward(gradient)
+            found.backward(gradient)
+        assert torch.equal(inputs[1].grad, inputs[0].grad), f"{case}: gradient {dtype} {what}"
+        for a, b in zip(sharded.parameters(), whole.parameters(), strict=True):
+            close = 2e-2 if dtype in (torch.float16, torch.bfloat16) else 1e-3
+            error = (a.grad - b.grad).norm() / b.grad.norm().clamp(min=1e-6)
+            assert error < close, f"{case}: {error} {dtype} {what}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_convolutions_have_the_bits_of_one_gpu(backend):
+    run(check_bits, 4, 200, ranks=2, backend=backend)
 
 
 def attended(x: Tensor, w: Tensor) -> Tensor:

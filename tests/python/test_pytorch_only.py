@@ -118,7 +118,7 @@ def test_all_operators_are_there_with_their_schemas(tmp_path):
     )
     there = ours(check(code, tmp_path))
     assert there == ours(compiled.stdout)
-    assert len(there) == len(schemas) == 17
+    assert len(there) == len(schemas) == 19
 
 
 CASES = {

@@ -343,6 +343,18 @@ int64_t least_terms(const ConvProblem& p) {
          least_taps(p.R, p.stride_h, p.dilation_h) * least_taps(p.S, p.stride_w, p.dilation_w);
 }
 
+// Whether an image's rows follow each other, as planes or as pixels with all channels: of a dense
+// tensor, or of rows of it.
+bool rows_follow(const Shape4& sizes, const Shape4& strides) {
+  const auto follow = [&](int64_t pixel) {
+    return (sizes[3] == 1 || strides[3] == pixel) &&
+           (sizes[2] == 1 || strides[2] == sizes[3] * pixel);
+  };
+  const bool planes = follow(1) && (sizes[1] == 1 || strides[1] >= sizes[2] * sizes[3]);
+  const bool pixels = follow(sizes[1]) && (sizes[1] == 1 || strides[1] == 1);
+  return planes || pixels;
+}
+
 const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
   if (d.capability_major < 8) return "it needs compute capability 8.0";
   if (d.shared_bytes_block < kLeastShared) return "it needs 96 KiB of shared memory";
@@ -379,9 +391,9 @@ const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
   if (!has_int32_coordinates(asked) || !has_int32_coordinates(p))
     return "image coordinates pass 2^31";
   const bool forward = asked.pass == Pass::kFprop;
-  const Layout layout = forward ? dense_layout(asked.y_sizes(), asked.y_strides)
-                                : dense_layout(asked.x_sizes(), asked.x_strides);
-  if (layout == Layout::kOther) return "what it computes is not dense";
+  const bool follow = forward ? rows_follow(asked.y_sizes(), asked.y_strides)
+                              : rows_follow(asked.x_sizes(), asked.x_strides);
+  if (!follow) return "rows of what it computes do not follow each other";
   if (p.N > INT32_MAX || p.K > INT32_MAX / 2) return "a dimension passes 2^31";
   if (round_up(p.group_C(), kPieceBytes) * p.taps_h * p.taps_w * round_up(p.K, 128) > INT32_MAX) {
     return "the weight passes 2^31 elements";
@@ -470,7 +482,7 @@ int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
   if (p.pass == Pass::kWgrad) return 0;  // its sums run over the batch
   const bool has_epilogue = p.epilogue_passes > 0 || p.has_statistics;
   if (plan.payload.kind() == PlanKind::implicit_gemm_main_loop) {
-    return sm90::sum_order(plan, has_epilogue);
+    return sm90::sum_order(p, plan, has_epilogue);
   }
   const auto way = plan.payload.as<BoxesRowsPlan>();
   const int tile = has_epilogue ? 1 + way.kernel * 4 + static_cast<int>(way.shape) : 0;

@@ -175,15 +175,23 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
 // Whether the copy engine can store the output.
 bool stores_boxes(const Forward& p, const Tile& t) {
   const int64_t size = element_size(p.dtype), unit = 16 / size;
+  const Shape4& y = p.y_strides;
+  const auto is_legal = [unit](int64_t size, int64_t stride) {
+    return size == 1 || stride % unit == 0;
+  };
+  const bool run = t.fetch != Fetch::kShared && t.shape == Shape::kRun;
+  const bool rows = run ? p.P == 1 || y[2] == p.Q : is_legal(p.P, y[2]);
+  if (!p.y_aligned || !is_legal(p.N, y[0]) || !rows) return false;
   if (t.fetch == Fetch::kShared) {
     // A box is a square, or a whole block of a line without a halo.
     const bool boxes = t.shape == Shape::kSquares ||
                        (t.rows == 1 && t.w.reach == 0 && t.columns % kInstructionRows == 0);
-    return boxes && p.K % unit == 0 && t.kind().channels * size % kRowBytes == 0;
+    return boxes && p.K % unit == 0 && is_legal(p.Q, y[3]) &&
+           t.kind().channels * size % kRowBytes == 0;
   }
   // A box is whole slabs of a row, or of an image, which in a run is a row.
   const int64_t slab = kRowBytes / size;
-  if (!stores_planes(p)) return false;
+  if (!stores_planes(p) || !is_legal(p.K, y[1])) return false;
   if (t.shape == Shape::kRun) {
     const int64_t image = p.P * p.Q;
     return p.Q % 2 == 0 && (image % slab == 0 || (p.N == 1 && image % unit == 0));

@@ -57,7 +57,8 @@ void swap_axes(Geometry& g) {
 }
 
 // Strips run along one axis: makes that axis long where the problem allows.
-void choose_row_axis(Geometry& g) {
+// Returns whether rows become columns where there are several taps, which then come in that order.
+bool choose_row_axis(Geometry& g) {
   const bool pointwise = g.R == 1 && g.S == 1 && g.stride_h == 1 && g.stride_w == 1 &&
                          g.pad_h == 0 && g.pad_w == 0 && g.P == g.H && g.Q == g.W;
   if (g.Q == 1 && g.W == 1 && pointwise) swap_axes(g);
@@ -71,8 +72,12 @@ void choose_row_axis(Geometry& g) {
       g.out.q = g.out.n;
     }
   }
-  if (g.Q <= kStrip / 2 && g.P >= 2 * g.Q) swap_axes(g);
+  const bool swaps = g.Q <= kStrip / 2 && g.P >= 2 * g.Q;
+  if (swaps) swap_axes(g);
+  return swaps && g.R * g.S > 1;
 }
+
+Geometry geometry_of(const ConvProblem& problem);
 
 // The kernel that walks these taps with a halo in shared memory.
 Taps halo_taps(const Geometry& g) {
@@ -388,7 +393,9 @@ std::vector<ConvPlan> all_orders(const ConvProblem& problem, const DevicePropert
 }
 
 int64_t sum_order(const ConvProblem& problem, const ConvPlan& plan) {
-  return order_of(forward_geometry(problem), plan.payload.as<TiledPlan>());
+  Geometry g = geometry_of(problem);
+  const int64_t swapped = choose_row_axis(g) ? 1 : 0;
+  return swapped << 62 | order_of(g, plan.payload.as<TiledPlan>());
 }
 
 LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {
@@ -404,6 +411,15 @@ LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan&
 }  // namespace
 
 Geometry forward_geometry(const ConvProblem& p) {
+  Geometry g = geometry_of(p);
+  choose_row_axis(g);
+  return g;
+}
+
+namespace {
+
+// The forward convolution that computes a problem, with rows as they are.
+Geometry geometry_of(const ConvProblem& p) {
   Geometry g{};
   const Shape4& x = p.x_strides;
   const Shape4& w = p.w_strides;
@@ -442,9 +458,10 @@ Geometry forward_geometry(const ConvProblem& p) {
     g.out = {y[0], y[1], y[2], y[3]};
     g.weight = {p.group_K() * w[0], w[0], w[1], w[2], w[3]};
   }
-  choose_row_axis(g);
   return g;
 }
+
+}  // namespace
 
 Tile make_tile(const Geometry& g, const TiledPlan& plan) {
   constexpr int64_t kTooMuch = 1 << 20;  // what keeps products within 32 bits

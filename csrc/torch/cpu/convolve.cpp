@@ -20,6 +20,12 @@ OrFallback<at::Tensor> convolve(const at::Tensor& input, const at::Tensor&,
   return refusal(input);
 }
 
+OrFallback<bool> convolve_part(const at::Tensor& input, const at::Tensor&,
+                               const std::optional<at::Tensor>&, const Geometry&, Algorithm,
+                               const Whole&, at::MemoryFormat, const at::Tensor&) {
+  return refusal(input);
+}
+
 OrFallback<Gradients> convolve_backward(const at::Tensor&, const at::Tensor& input,
                                         const at::Tensor&, const Geometry&, std::array<bool, 3>,
                                         Algorithm, bool) {

@@ -28,10 +28,12 @@ void* read_only(const Tensor& tensor) { return const_cast<void*>(tensor.const_da
 // architecture that was not built for, or by its arguments.
 OrFallback<Convolution> described(Algorithm wanted, const Tensor& input, const Tensor& weight,
                                   const std::optional<Tensor>& bias, const Geometry& geometry,
-                                  bool tf32) {
+                                  bool tf32, std::optional<at::MemoryFormat> format = {}) {
   if (wanted == Algorithm::kAten) return Fallback::kAsked;
   if (!input.is_cuda()) return Fallback::kDevice;
-  if (has_kernels_for(input.get_device())) return describe(input, weight, bias, geometry, tf32);
+  if (has_kernels_for(input.get_device())) {
+    return describe(input, weight, bias, geometry, tf32, format);
+  }
   TORCH_CHECK(wanted == Algorithm::kAuto, "algorithm '", to_string(wanted), "' cannot run on ",
               input.device(), ": ", customconv_why_no_kernels(input.get_device()));
   return Fallback::kArchitecture;
@@ -61,15 +63,15 @@ void launch(Pass pass, const Decision& decision, const Operands& operands, const
   count(pass, decision.plan.family);
 }
 
-// The output by a plan of ours: of a transposed convolution by the kernels of an input gradient.
-Tensor output_of(const Convolution& conv, const Decision& decision,
-                 const std::optional<Tensor>& bias, const FusedOptions& options = {},
-                 const StatisticsParts& statistics = {}) {
+// Writes the output by a plan of ours: of a transposed convolution by the kernels of an input
+// gradient.
+void write_output(const Convolution& conv, const Decision& decision,
+                  const std::optional<Tensor>& bias, const FusedOptions& options,
+                  const StatisticsParts& statistics, const Tensor& output) {
   const ConvProblem& problem = decision.problem;
   const ConvPlan& plan = decision.plan;
   const Tensor input = input_of(conv, decision);
   const Tensor weight = copied_if(decision.copies.w, conv.weight, conv.format);
-  const Tensor output = empty_like(conv.input, conv.output_sizes(), conv.format);
   Operands operands;
   operands.*(conv.transposed ? &Operands::y : &Operands::x) = read_only(input);
   operands.w = read_only(weight);
@@ -95,6 +97,13 @@ Tensor output_of(const Convolution& conv, const Decision& decision,
     epilogue.negative_slope = static_cast<float>(options.negative_slope);
   }
   launch(Pass::kFprop, decision, operands, output, bias);
+}
+
+Tensor output_of(const Convolution& conv, const Decision& decision,
+                 const std::optional<Tensor>& bias, const FusedOptions& options = {},
+                 const StatisticsParts& statistics = {}) {
+  const Tensor output = empty_like(conv.input, conv.output_sizes(), conv.format);
+  write_output(conv, decision, bias, options, statistics, output);
   return conv.batched ? output : output.squeeze(0);
 }
 
@@ -174,6 +183,37 @@ OrFallback<Tensor> convolve(const Tensor& input, const Tensor& weight,
   const Decision decided = decided_for(*conv, conv->problem_of(Pass::kFprop), wanted);
   if (is_atens(decided)) return why_aten(input.get_device(), decided);
   return output_of(*conv, decided, bias);
+}
+
+OrFallback<bool> convolve_part(const Tensor& input, const Tensor& weight,
+                               const std::optional<Tensor>& bias, const Geometry& geometry,
+                               Algorithm wanted, const Whole& whole, at::MemoryFormat format,
+                               const Tensor& output) {
+  const auto conv = described(wanted, input, weight, bias, geometry, allows_tf32(), format);
+  if (!conv) return conv.why();
+  const c10::DeviceGuard guard(input.device());
+  Asked asked{conv->problem_of(Pass::kFprop), layout_of(format), wanted};
+  ConvProblem& problem = asked.problem;
+  const Shape4 strides = shape4(output.strides());
+  const bool in_order = is_batch_invariant(problem);
+  const bool in_place = !in_order || (is_aligned(output) &&
+                                      strides_match(shape4(output.sizes()), strides, asked.layout));
+  if (in_order) {
+    asked.image = image_of(*conv, whole);
+  } else {
+    (conv->transposed ? problem.x_strides : problem.y_strides) = strides;
+    (conv->transposed ? problem.x_aligned : problem.y_aligned) = is_aligned(output);
+  }
+  const Decision decided = decide_on(input.get_device(), asked);
+  if (is_atens(decided)) {
+    return in_order ? OrFallback<bool>(false) : why_aten(input.get_device(), decided);
+  }
+  if (in_place) {
+    write_output(*conv, decided, bias, {}, {}, output);
+  } else {
+    output.copy_(output_of(*conv, decided, bias));
+  }
+  return true;
 }
 
 OrFallback<WithStatistics> convolve_with_statistics(const Tensor& input, const Tensor& weight,

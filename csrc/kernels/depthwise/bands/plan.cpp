@@ -374,7 +374,9 @@ class Search : public PlanSearch {
 int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
   if (p.pass == Pass::kWgrad) return 0;  // its sums run over the batch
   const auto v = plan.payload.as<BandsPlan>();
-  return ((v.blocks * 2 + static_cast<int>(v.source)) * 32 + v.channels) * 16 + v.unit;
+  const int64_t shift = work_of(geometry_of(p), v).shift;
+  const int64_t order = (v.blocks * 2 + static_cast<int>(v.source)) * 32 + v.channels;
+  return (order * 16 + v.unit) * 16 + shift;
 }
 
 LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {

@@ -326,8 +326,11 @@ class Search : public PlanSearch {
   const int64_t size_ = element_size(p_.dtype);
 };
 
-int64_t sum_order(const ConvProblem&, const ConvPlan& plan) {
-  return variant_of(plan.payload.as<ThreadsPlan>()).index();
+// By the kernel, and by whether rows and columns change places, so that taps come in that order.
+int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
+  const Geometry g = geometry_of(p);
+  const bool swapped = g.R != p.R || std::abs(g.weight_r) != p.w_strides[2];
+  return variant_of(plan.payload.as<ThreadsPlan>()).index() * 2 + (swapped ? 1 : 0);
 }
 
 LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {

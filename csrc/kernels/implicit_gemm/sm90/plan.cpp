@@ -369,12 +369,15 @@ LaunchShape shape(const ConvProblem& asked, const ConvPlan& plan) {
   return is_legal(p, tile) ? shape_of(p, tile, part_bytes(asked, way, p)) : LaunchShape{};
 }
 
-int64_t sum_order(const ConvPlan& plan, bool has_epilogue) {
+int64_t sum_order(const ConvProblem& asked, const ConvPlan& plan, bool has_epilogue) {
   const auto way = plan.payload.as<MainLoopPlan>();
-  int64_t order = 1;  // boxes and rows have smaller numbers
+  int64_t order = 1;                                  // boxes and rows have smaller numbers
+  const int residues = way.loader == Loader::kPlanes  // by which channels are in order
+                           ? make_tile(widest_of(asked, way), way, plan.splits).residue_bits
+                           : 0;
   const int tile = has_epilogue ? way.tile : way.form().halves ? kTileShapeCount : 0;
   for (const int part : {static_cast<int>(way.loader), static_cast<int>(way.packing),
-                         int{way.joined}, tile, int{way.row}}) {
+                         int{way.joined}, tile, int{way.row}, residues}) {
     order = order << 8 | part;
   }
   return order;

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .exchange import Line, RowsUnderWay, narrowed
-from .rows import Part, Rows, Window, count, work
+from ...batch_invariance import is_batch_invariant
+from .exchange import Line, RowsUnderWay, buffer, narrowed
+from .rows import Part, Rows, Window, common, count, work
 
 _OPS = torch.ops.customconv
+write_part = _OPS._convolve_part.default
 
 # A rank's rows of up to so many bytes are copied beside those of other ranks, and convolved at
 # once: what that takes is less than two more launches, and than what they save by not waiting.
@@ -120,11 +122,9 @@ def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, g: Geometry) -> Te
 
 def _padded(segments: list[Tensor], read: Rows, size: int, axis: int, like: Tensor) -> Tensor:
     """Rows in one piece, with zeros where the tensor has none."""
-    sizes = list(like.shape)
 
     def zeros(rows: int) -> list[Tensor]:
-        sizes[axis] = rows
-        return [like.new_zeros(sizes)] if rows > 0 else []
+        return [buffer(like, axis, rows).zero_()] if rows > 0 else []
 
     front, behind = min(read[1], 0) - read[0], read[1] - max(read[0], size)
     pieces = [*zeros(front), *segments, *zeros(behind)]
@@ -161,24 +161,25 @@ class Pass:
         sizes = list(x.shape)
         sizes[self.axis] = self.size  # the same number on each rank
         divides = prod(sizes) * x.element_size() > UNDIVIDED_BYTES * line.ranks
+        # Then a part is planned for the whole images.
+        in_order = is_batch_invariant() and len(self.geometry.stride) < 3
         does = work(
             self.window, self.transposed, self.size, self.result, line.ranks, line.rank, divides
         )
         under_way = RowsUnderWay(x, self.axis, self.size, does.wanted, line)
         own, outputs = line.own(self.size), line.own(self.result)
-        geometry = self.geometry.of_part(self.axis, self.transposed, self.window)
         result: Tensor | None = None
 
         def compute(part: Part, rows: Tensor) -> None:
             nonlocal result
-            y = convolved(rows, weight, bias, geometry)
-            y = narrowed(y, self.axis, part.wanted, part.computed[0])
-            if part.wanted == outputs:
-                result = y
+            if part.wanted == outputs and not in_order:
+                result = self._computed(part, rows, weight, bias)
                 return
             if result is None:
-                result = self._like(y, count(outputs))
-            narrowed(result, self.axis, part.wanted, outputs[0]).copy_(y)
+                result = self._empty(x, weight, count(outputs))
+            self._write(
+                narrowed(result, self.axis, part.wanted, outputs[0]), part, rows, x, weight, bias
+            )
 
         inside = [(part, narrowed(x, self.axis, part.read, own[0])) for part in does.inside]
         for part, rows in inside:
@@ -191,7 +192,7 @@ class Pass:
         for part, rows in of_strips:
             compute(part, rows)
         if result is None:
-            result = self._nothing(x, weight, bias, geometry)
+            result = self._empty(x, weight, 0)
         return result, inside + of_strips
 
     def reversed(self, weight: Tensor, sizes: Sequence[int], results: Sequence[int]) -> Pass:
@@ -222,23 +223,84 @@ class Pass:
                 grad = grad.narrow(axis, 0, min(grad.shape[axis], most))
         return grad
 
-    def _like(self, part: Tensor, rows: int) -> Tensor:
-        """Memory for a result with so many rows, in the memory format of a part of it."""
-        sizes = list(part.shape)
-        sizes[self.axis] = rows
-        last = part.dim() == 4 and part.is_contiguous(memory_format=torch.channels_last)
-        last = last and not part.is_contiguous()
-        memory_format = torch.channels_last if last else torch.contiguous_format
-        return torch.empty(sizes, dtype=part.dtype, device=part.device, memory_format=memory_format)
+    def whole(self) -> tuple[int, Geometry]:
+        """The rows that the images would have, and the convolution, if a rank had all rows.
 
-    def _nothing(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
-    ) -> Tensor:
-        """A result of no rows, from one of the few rows that a part needs."""
-        sizes = list(x.shape)
-        sizes[self.axis] = self.window.span + 1
-        y = convolved(x.new_zeros(sizes), weight, bias, geometry)
-        return y.narrow(self.axis, 0, 0)
+        With padding="same" and an even filter there is a row of zeros behind the images.
+        """
+        window = self.window
+        if not self.transposed:
+            read = (self.result - 1) * window.stride - 2 * window.padding + window.span + 1
+            return max(self.size, read), replace(self.geometry, transposed=False)
+        extra = list(self.geometry.output_padding)
+        extra[self.axis] = max(self.result - output_size(self.size, window, 0, True), 0)
+        return self.size, replace(self.geometry, transposed=True, output_padding=tuple(extra))
+
+    def _empty(self, x: Tensor, weight: Tensor, rows: int) -> Tensor:
+        """Memory for a result with so many rows, in the format that a convolution's has."""
+        g = self.geometry
+        spatial = len(g.stride)
+        channels = weight.shape[1] * g.groups if self.transposed else weight.shape[0]
+        sizes = [
+            output_size(
+                x.shape[axis], g.window(weight, axis), g.output_padding[axis], self.transposed
+            )
+            for axis in range(-spatial, 0)
+        ]
+        sizes[self.axis] = rows
+        last = spatial == 2 and x.dim() == 4 and _OPS._is_channels_last.default(x, weight)
+        return torch.empty(
+            [*x.shape[: -spatial - 1], channels, *sizes], dtype=x.dtype, device=x.device,
+            memory_format=torch.channels_last if last else torch.contiguous_format,
+        )  # fmt: skip
+
+    def _computed(self, part: Part, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """A part of the result, from the rows that it is computed from."""
+        geometry = self.geometry.of_part(self.axis, self.transposed, self.window)
+        y = convolved(rows, weight, bias, geometry)
+        return narrowed(y, self.axis, part.wanted, part.computed[0])
+
+    def _write(
+        self, output: Tensor, part: Part, rows: Tensor, x: Tensor, weight: Tensor,
+        bias: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Writes a part of the result, where it belongs."""
+        spatial = len(self.geometry.stride)
+        if spatial > 2:
+            output.copy_(self._computed(part, rows, weight, bias))
+            return
+        computed = output
+        if part.computed != part.wanted:
+            computed = buffer(output, self.axis, count(part.computed))
+        size, whole = self.whole()
+        sizes = list(x.shape[-spatial:])
+        sizes[self.axis] = size
+        last = _OPS._is_channels_last.default(*(_as_images(each, spatial) for each in (x, weight)))
+        g = self.geometry.of_part(self.axis, self.transposed, self.window)
+        if not write_part(
+            _as_images(rows, spatial), _as_images(weight, spatial), bias,
+            _with_height(g.stride, 1), _with_height(g.padding, 0), _with_height(g.dilation, 1),
+            g.transposed, _with_height(g.output_padding, 0), g.groups, g.algorithm,
+            _as_images(computed, spatial), last, _with_height(tuple(sizes), 1),
+            _with_height(whole.padding, 0), _with_height(whole.output_padding, 0),
+        ):  # fmt: skip
+            # Images that have no other rows give these the same bits.
+            images = buffer(rows, self.axis, size).zero_()
+            read = common(part.read, (0, size))
+            if count(read):
+                own = narrowed(rows, self.axis, read, part.read[0])
+                narrowed(images, self.axis, read).copy_(own)
+            y = convolved(images, weight, bias, whole)
+            output.copy_(narrowed(y, self.axis, part.wanted))
+        elif computed is not output:
+            output.copy_(narrowed(computed, self.axis, part.wanted, part.computed[0]))
+
+
+def _as_images(tensor: Tensor, spatial: int) -> Tensor:
+    """A tensor of signals or images, batched or not, as one of batched images."""
+    if tensor.dim() == spatial + 1:
+        tensor = tensor.unsqueeze(0)
+    return tensor.unsqueeze(-2) if spatial == 1 else tensor
 
 
 class _Convolution(torch.autograd.Function):

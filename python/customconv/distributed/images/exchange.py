@@ -45,10 +45,17 @@ class Line:
     where: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
-        """Looks up the group."""
-        self.group = self.mesh.get_group()
+        """Looks up the sizes."""
         self.ranks = self.mesh.size()
         self.rank = self.mesh.get_local_rank()
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group of these ranks, which is not kept: it must end when it is destroyed.
+
+        A thread of a group that is left until the interpreter ends may abort the process.
+        """
+        return self.mesh.get_group()
 
     def shards(self, size: int) -> list[Rows]:
         """The rows of each rank."""
@@ -89,10 +96,20 @@ def narrowed(tensor: Tensor, dim: int, rows: Rows, first: int = 0) -> Tensor:
     return tensor.narrow(dim, rows[0] - first, count(rows))
 
 
-def _buffer(like: Tensor, dim: int, rows: int) -> Tensor:
+def buffer(like: Tensor, dim: int, rows: int) -> Tensor:
+    """Memory for so many rows, in a tensor's memory format."""
     sizes = list(like.shape)
     sizes[dim] = rows
-    return like.new_empty(sizes)
+    return torch.empty(sizes, dtype=like.dtype, device=like.device, memory_format=_format_of(like))
+
+
+def _format_of(tensor: Tensor) -> torch.memory_format:
+    """Channels-last where channels are side by side, also of some rows of such a tensor."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    is_last = tensor.dim() in formats and tensor.stride(1) == 1 < tensor.shape[1]
+    if not is_last or tensor.is_contiguous():
+        return torch.contiguous_format
+    return formats[tensor.dim()]
 
 
 def _order(dims: int, dim: int) -> list[int]:
@@ -202,7 +219,7 @@ class _Fetch(torch.autograd.Function):
         (segments,) = RowsUnderWay(local, dim, size, ranges, line).wait()
         if len(segments) == 1:  # a view of what this rank has would be one of the input
             return segments[0].clone() if segments[0]._is_view() else segments[0]
-        return torch.cat(segments, dim) if segments else _buffer(local, dim, 0)
+        return torch.cat(segments, dim) if segments else buffer(local, dim, 0)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -222,7 +239,7 @@ def _returned(grad: Tensor, dim: int, size: int, wanted: Sequence[Rows], line: L
     received = [list(map(count, rows)) for rows in how.sent]
     pieces = Transfer(sent, received, grad, dim, line).wait()
     first, stop = line.own(size)
-    result = _buffer(grad, dim, stop - first).zero_()
+    result = buffer(grad, dim, stop - first).zero_()
     for rank, rows in enumerate(how.sent):
         if rank == line.rank and own is not None:
             narrowed(result, dim, dict(sources)[rank], first).add_(own)
@@ -251,7 +268,9 @@ def gathered(local: Tensor, dim: int, size: int, line: Line, why: str = "whole")
     each = -(-size // line.ranks)
     own = local.contiguous()
     if local.shape[dim] != each:
-        own = _buffer(local, dim, each)
+        sizes = list(local.shape)
+        sizes[dim] = each
+        own = local.new_empty(sizes)
         own.narrow(dim, 0, local.shape[dim]).copy_(local)
     parts = [torch.empty_like(own) for _ in range(line.ranks)]
     dist.all_gather(parts, own, group=line.group)
