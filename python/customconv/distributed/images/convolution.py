@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...batch_invariance import is_batch_invariant
-from .exchange import Line, RowsUnderWay, buffer, narrowed
+from .exchange import Line, RowsUnderWay, buffer, narrowed, needs_gradient
 from .rows import Part, Rows, Window, common, count, work
 
 _OPS = torch.ops.customconv
@@ -364,6 +364,8 @@ def convolve(
         line: The ranks.
     """
     does = Pass(geometry, geometry.window(weight, axis), axis, geometry.transposed, *sizes, line)
+    if not needs_gradient(x, weight, bias):
+        return does.run(x, weight, bias)[0]
     return _Convolution.apply(x, weight, bias, does)  # type: ignore[no-any-return,no-untyped-call]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
 
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from .rows import Rows, common, count, moves, shards
 
@@ -48,6 +51,7 @@ class Line:
         """Looks up the sizes."""
         self.ranks = self.mesh.size()
         self.rank = self.mesh.get_local_rank()
+        self.spec = lru_cache(maxsize=4096)(self._spec)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -56,6 +60,20 @@ class Line:
         A thread of a group that is left until the interpreter ends may abort the process.
         """
         return self.mesh.get_group()
+
+    def _spec(
+        self, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, dim: int, size: int
+    ) -> DTensorSpec:
+        """That of a DTensor of which this rank has rows of such a shape, of ``size`` rows."""
+        sizes, strides = list(shape), list(stride)
+        sizes[dim] = size
+        for d, step in enumerate(stride):
+            if step > stride[dim] and shape[dim]:
+                strides[d] = step // shape[dim] * size
+        if not shape.numel():
+            strides = list(torch.empty(sizes, device="meta").stride())
+        meta = TensorMeta(torch.Size(sizes), tuple(strides), dtype)
+        return DTensorSpec(self.mesh, (Shard(dim),), tensor_meta=meta)
 
     def shards(self, size: int) -> list[Rows]:
         """The rows of each rank."""
@@ -143,7 +161,8 @@ class Transfer:
         sizes[dim] = 1
         row = prod(sizes)
         packed = [part.permute(order).reshape(-1) for parts in sent for part in parts]
-        self._sent = torch.cat(packed or [like.new_empty(0)])
+        one = packed[0].contiguous() if len(packed) == 1 else None
+        self._sent = torch.cat(packed or [like.new_empty(0)]) if one is None else one
         arriving = like.new_empty(row * sum(map(sum, received)))
         self._work = dist.all_to_all_single(
             arriving, self._sent,
@@ -353,6 +372,13 @@ def summed(term: Tensor, line: Line) -> Tensor:
     return every(term, line).sum(0)
 
 
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether a function of tensors is to be recorded; if not, it takes less time."""
+    return torch.is_grad_enabled() and any(
+        each is not None and each.requires_grad for each in tensors
+    )
+
+
 def gather(local: Tensor, dim: int, size: int, line: Line) -> Tensor:
     """The whole tensor on every rank, of which every rank must compute the same."""
     return _Gather.apply(local, dim, size, line)  # type: ignore[no-any-return,no-untyped-call]
@@ -370,6 +396,6 @@ def sum_over_ranks(term: Tensor, line: Line) -> Tensor:
 
 def shared(tensor: MaybeTensor, line: Line) -> MaybeTensor:
     """The same tensor, or None; its gradient is summed over the ranks."""
-    if tensor is None or not (torch.is_grad_enabled() and tensor.requires_grad):
+    if not needs_gradient(tensor):
         return tensor
     return _Shared.apply(tensor, line)  # type: ignore[no-any-return,no-untyped-call]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .exchange import Line, every, summed
+from .exchange import Line, every, needs_gradient, summed
 from .rows import count
 
 # A norm is computed for each image's channels, as images of one batch whose channels they are.
@@ -74,6 +74,11 @@ def _sums(grad: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     return wide.sum(others), (wide * centred).sum(others)
 
 
+def _of_channels(values: Tensor, each: int) -> Tensor:
+    """Numbers of groups, for each of their channels."""
+    return values.repeat_interleave(each) if each > 1 else values
+
+
 def _along_channels(values: Tensor, x: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (x.dim() - 2))
 
@@ -96,18 +101,17 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, groups: int, rows: int, size: int, eps: float,
-        weight: Tensor | None, bias: Tensor | None, line: Line,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        mean, rstd = _statistics(x, groups, rows, size, eps, line)
+        ctx: Any, x: Tensor, groups: int, rows: int, size: int, eps: float, line: Line
+    ) -> tuple[Tensor, Tensor, Tensor]:
         each = x.shape[1] // groups
-        means, rstds = mean.repeat_interleave(each), rstd.repeat_interleave(each)
+        mean, rstd = _statistics(x, groups, rows, size, eps, line)
+        means, rstds = _of_channels(mean, each), _of_channels(rstd, each)
         of_group = each * (x.numel() // x.shape[1])
         ctx.pixels = of_group * size // rows if rows else 1  # of no rows it has no use
         ctx.groups, ctx.line, ctx.where = groups, line, line.where
         ctx.save_for_backward(x, means, rstds)
         ctx.mark_non_differentiable(mean, rstd)
-        return _normalized(x, means, rstds, weight, bias), mean, rstd
+        return _normalized(x, means, rstds, None, None), mean, rstd
 
     @staticmethod
     @once_differentiable
@@ -118,7 +122,7 @@ class _Normalize(torch.autograd.Function):
             sums = torch.stack(_sums(grad, x, mean)) if x.numel() else rstd.new_zeros(2, len(rstd))
             of_groups = summed(sums, ctx.line).view(2, ctx.groups, each).sum(2)
         total, of_products = of_groups.repeat_interleave(each, dim=1)
-        return _gradient(grad, x, mean, rstd, total, of_products, ctx.pixels), *[None] * 7
+        return _gradient(grad, x, mean, rstd, total, of_products, ctx.pixels), *[None] * 5
 
 
 def _gradient(
@@ -158,10 +162,9 @@ def normalize(
         This rank's rows of the result; and of each group the mean, and
         ``1 / sqrt(variance + eps)``.
     """
-    affine = [each for each in (weight, bias) if each is not None]
-    if torch.is_grad_enabled() and any(each.requires_grad for each in (x, *affine)):
+    if needs_gradient(x, weight, bias):
         found, mean, rstd = _Normalize.apply(  # type: ignore[no-untyped-call]
-            x, groups, rows, size, eps, None, None, line
+            x, groups, rows, size, eps, line
         )
         if weight is not None:
             found = found * _along_channels(weight, x)
@@ -169,6 +172,7 @@ def normalize(
             found = found + _along_channels(bias, x)
         return found.to(x.dtype), mean, rstd
     wide = [None if each is None else each.to(_wide(x)) for each in (weight, bias)]
-    return _Normalize.apply(  # type: ignore[no-any-return,no-untyped-call]
-        x, groups, rows, size, eps, *wide, line
-    )
+    each = x.shape[1] // groups
+    mean, rstd = _statistics(x, groups, rows, size, eps, line)
+    found = _normalized(x, _of_channels(mean, each), _of_channels(rstd, each), *wide)
+    return found, mean, rstd
