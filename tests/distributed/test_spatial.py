@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import BACKENDS, device, mesh_of, run
+from ranks import BACKENDS, TORCHRUN, device, mesh_of, run
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
@@ -378,8 +378,9 @@ def check_errors() -> None:
     assert model(normal(1, 3, 8, 8)).shape == (1, 3, 6, 6)
 
 
-def test_errors_name_what_cannot_be_done():
-    run(check_errors, ranks=2)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_errors_name_what_cannot_be_done(backend):
+    run(check_errors, ranks=2, backend=backend)
 
 
 def check_killed() -> None:
@@ -389,9 +390,12 @@ def check_killed() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises((RuntimeError, dist.DistBackendError)):
         for _ in range(3):
-            model(normal(1, 3, 8, 8))
+            float(model(normal(1, 3, 8, 8)).sum())
 
 
+# On GPUs it would disturb other tests: a kernel that reads memory of a process that is gone ends
+# whatever else runs on its GPU.
+@pytest.mark.skipif(TORCHRUN, reason="kills a rank that runs all tests")
 def test_a_killed_rank_is_an_error():
     with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
         run(check_killed, ranks=2)

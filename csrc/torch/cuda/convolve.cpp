@@ -204,7 +204,8 @@ OrFallback<bool> convolve_part(const Tensor& input, const Tensor& weight,
     (conv->transposed ? problem.x_strides : problem.y_strides) = strides;
     (conv->transposed ? problem.x_aligned : problem.y_aligned) = is_aligned(output);
   }
-  const Decision decided = decide_on(input.get_device(), asked);
+  // Tuning writes whole tensors, not slices.
+  const Decision decided = decide_on(input.get_device(), asked, /*records=*/false);
   if (is_atens(decided)) {
     return in_order ? OrFallback<bool>(false) : why_aten(input.get_device(), decided);
   }

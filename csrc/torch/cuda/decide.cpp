@@ -2,9 +2,9 @@
 
 namespace customconv::torch_layer {
 
-Decision decide_on(c10::DeviceIndex device, const Asked& asked) {
+Decision decide_on(c10::DeviceIndex device, const Asked& asked, bool records) {
   Decision decision;
-  check(customconv_decide(device, &asked, /*records=*/true, &decision));
+  check(customconv_decide(device, &asked, records, &decision));
   if (decision.dropped) {
     TORCH_WARN_ONCE(
         "customconv: a tuned plan was dropped because this build has no such plan for its problem; "

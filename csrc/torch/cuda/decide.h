@@ -13,8 +13,8 @@ inline bool has_kernels_for(c10::DeviceIndex device) {
 }
 
 // The decision for a pass that is about to run. Throws where a family that is asked for by name
-// cannot compute it. While a recording is on, the problem is kept.
-Decision decide_on(c10::DeviceIndex device, const Asked& asked);
+// cannot compute it. While a recording is on, `records` keeps the problem to be tuned.
+Decision decide_on(c10::DeviceIndex device, const Asked& asked, bool records = true);
 
 // Why PyTorch computes a pass, unless it was asked for.
 Fallback why_aten(c10::DeviceIndex device, const Decision& decision);

@@ -361,6 +361,8 @@ class _Shared(torch.autograd.Function):
 def every(term: Tensor, line: Line) -> Tensor:
     """The terms of all ranks, one behind the other along a new first dimension."""
     own = term.contiguous()
+    if line.ranks == 1:
+        return own.unsqueeze(0)
     terms = own.new_empty(line.ranks * own.numel())
     dist.all_gather_into_tensor(terms, own.view(-1), group=line.group)
     line.count("sum", own.nbytes * (line.ranks - 1))
