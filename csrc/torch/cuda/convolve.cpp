@@ -195,7 +195,7 @@ OrFallback<bool> convolve_part(const Tensor& input, const Tensor& weight,
   Asked asked{conv->problem_of(Pass::kFprop), layout_of(format), wanted};
   ConvProblem& problem = asked.problem;
   const Shape4 strides = shape4(output.strides());
-  const bool in_order = is_batch_invariant(problem);
+  const bool in_order = problem.batch_invariant;
   const bool in_place = !in_order || (is_aligned(output) &&
                                       strides_match(shape4(output.sizes()), strides, asked.layout));
   if (in_order) {
