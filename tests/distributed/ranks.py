@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,6 +61,10 @@ def _spawned(rank: int, file: str, ranks: int, *others: Any) -> None:
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = str(rank)
     _rank(rank, dist.FileStore(file, ranks), ranks, *others)
+    # A thread of gloo that lets go of a tensor while the interpreter ends would abort the process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _run_by_torchrun(ranks: int, *others: Any) -> None:
