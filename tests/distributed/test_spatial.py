@@ -393,8 +393,7 @@ def check_killed() -> None:
             float(model(normal(1, 3, 8, 8)).sum())
 
 
-# On GPUs it would disturb other tests: a kernel that reads memory of a process that is gone ends
-# whatever else runs on its GPU.
+# On GPUs it would disturb other tests: processes that share a GPU by MPS share its faults.
 @pytest.mark.skipif(TORCHRUN, reason="kills a rank that runs all tests")
 def test_a_killed_rank_is_an_error():
     with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):

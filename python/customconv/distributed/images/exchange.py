@@ -48,18 +48,11 @@ class Line:
     where: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
-        """Looks up the sizes."""
+        """Looks up the group."""
+        self.group = self.mesh.get_group()
         self.ranks = self.mesh.size()
         self.rank = self.mesh.get_local_rank()
         self.spec = lru_cache(maxsize=4096)(self._spec)
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """The group of these ranks, which is not kept: it must end when it is destroyed.
-
-        A thread of a group that is left until the interpreter ends may abort the process.
-        """
-        return self.mesh.get_group()
 
     def _spec(
         self, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, dim: int, size: int
@@ -161,8 +154,8 @@ class Transfer:
         sizes[dim] = 1
         row = prod(sizes)
         packed = [part.permute(order).reshape(-1) for parts in sent for part in parts]
-        one = packed[0].contiguous() if len(packed) == 1 else None
-        self._sent = torch.cat(packed or [like.new_empty(0)]) if one is None else one
+        packed = packed or [like.new_empty(0)]
+        self._sent = packed[0].contiguous() if len(packed) == 1 else torch.cat(packed)
         arriving = like.new_empty(row * sum(map(sum, received)))
         self._work = dist.all_to_all_single(
             arriving, self._sent,
@@ -287,9 +280,7 @@ def gathered(local: Tensor, dim: int, size: int, line: Line, why: str = "whole")
     each = -(-size // line.ranks)
     own = local.contiguous()
     if local.shape[dim] != each:
-        sizes = list(local.shape)
-        sizes[dim] = each
-        own = local.new_empty(sizes)
+        own = buffer(own, dim, each)
         own.narrow(dim, 0, local.shape[dim]).copy_(local)
     parts = [torch.empty_like(own) for _ in range(line.ranks)]
     dist.all_gather(parts, own, group=line.group)

@@ -74,8 +74,9 @@ def _sums(grad: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     return wide.sum(others), (wide * centred).sum(others)
 
 
-def _of_channels(values: Tensor, each: int) -> Tensor:
+def _of_channels(values: Tensor, x: Tensor) -> Tensor:
     """Numbers of groups, for each of their channels."""
+    each = x.shape[1] // len(values)
     return values.repeat_interleave(each) if each > 1 else values
 
 
@@ -103,10 +104,9 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, groups: int, rows: int, size: int, eps: float, line: Line
     ) -> tuple[Tensor, Tensor, Tensor]:
-        each = x.shape[1] // groups
         mean, rstd = _statistics(x, groups, rows, size, eps, line)
-        means, rstds = _of_channels(mean, each), _of_channels(rstd, each)
-        of_group = each * (x.numel() // x.shape[1])
+        means, rstds = _of_channels(mean, x), _of_channels(rstd, x)
+        of_group = x.numel() // groups
         ctx.pixels = of_group * size // rows if rows else 1  # of no rows it has no use
         ctx.groups, ctx.line, ctx.where = groups, line, line.where
         ctx.save_for_backward(x, means, rstds)
@@ -172,7 +172,6 @@ def normalize(
             found = found + _along_channels(bias, x)
         return found.to(x.dtype), mean, rstd
     wide = [None if each is None else each.to(_wide(x)) for each in (weight, bias)]
-    each = x.shape[1] // groups
     mean, rstd = _statistics(x, groups, rows, size, eps, line)
-    found = _normalized(x, _of_channels(mean, each), _of_channels(rstd, each), *wide)
+    found = _normalized(x, _of_channels(mean, x), _of_channels(rstd, x), *wide)
     return found, mean, rstd
