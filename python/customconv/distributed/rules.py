@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -82,12 +83,29 @@ def local_part(tensor: DTensor, placements: Sequence[Placement]) -> Tensor:
         return bare.redistribute(placements=placements).to_local()
 
 
+@dataclass(frozen=True)
+class Whole:
+    """What is known of a whole tensor without its values.
+
+    Attributes:
+        shape: Its sizes.
+        stride: Its strides.
+        dtype: Its type.
+        placements: For each dimension of the mesh, how it lies there; of a result not yet known.
+    """
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    placements: tuple[Placement, ...] = ()
+
+
 def whole_part(
-    local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], like: Tensor
+    local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], like: Whole
 ) -> DTensor:
     """A result whose part on this rank is ``local``, with the sizes and strides of ``like``."""
     return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+        local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride
     )
 
 
@@ -99,15 +117,66 @@ class Shared:
         mesh: Where all operands are.
         rows: The row of the table for each dimension of the mesh.
         call: The arguments of this rank's call.
+        results: The whole results: one, or one for each that was asked for.
     """
 
     mesh: DeviceMesh
     rows: Sequence[Row]
     call: Call
+    results: Whole | Sequence[Whole | None]
 
     def placements(self, name: str) -> list[Placement]:
         """Of an operand or a result."""
         return [row.place(name) for row in self.rows]
+
+
+def planned(
+    operator: OpOverload, arguments: Sequence[tuple[str, Any]], mesh: Sequence[int]
+) -> tuple[list[Row], Any]:
+    """The rows of the table for a call, and its results; the errors of a call that does not fit.
+
+    Args:
+        operator: The operator.
+        arguments: All arguments; tensors as ``Whole``.
+        mesh: The ranks along each dimension of the mesh.
+    """
+    call = dict(arguments)
+    operands = {name: each for name, each in arguments if isinstance(each, Whole)}
+    meta = {
+        name: torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device="meta")
+        for name, each in operands.items()
+    }
+    results = operator(**call | meta)
+    name = name_of(operator)
+    # Nothing but a bias may follow where ranks have terms of the output's sum.
+    linear = name != "conv2d_statistics" and call.get("activation", "none") == "none"
+    table = rows(
+        transposed="transpose" in name or bool(call.get("transposed")),
+        batched=len(call["input"].shape) == 4,
+        grouped=call["groups"] > 1,
+        linear=linear and call.get("scale") is None and call.get("residual") is None,
+    )
+    sizes = {
+        name: Operand(each.shape, each.dtype.itemsize, each.placements)
+        for name, each in operands.items()
+    }
+    return chosen(table, sizes, call["groups"], mesh), mapped(without_values, results)
+
+
+_planned = lru_cache(maxsize=4096)(planned)
+
+
+def mapped(change: Callable[[Any], Any], results: Any) -> Any:
+    """The same of a result, or of each of several."""
+    return tuple(map(change, results)) if isinstance(results, tuple | list) else change(results)
+
+
+def without_values(value: Any) -> Any:
+    """What is known of a tensor; a list as a tuple; anything else as it is."""
+    if isinstance(value, Tensor):
+        places = tuple(value.placements) if isinstance(value, DTensor) else ()
+        return Whole(value.shape, value.stride(), value.dtype, places)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def share(operator: OpOverload, call: Call) -> Shared:
@@ -115,20 +184,12 @@ def share(operator: OpOverload, call: Call) -> Shared:
     tensors = {name: each for name, each in call.items() if isinstance(each, Tensor)}
     operands = distributed(operator, tensors)
     mesh = operands["input"].device_mesh
-    name = name_of(operator)
-    # Nothing but a bias may follow where ranks have terms of the output's sum.
-    linear = name != "conv2d_statistics" and call.get("activation", "none") == "none"
-    table = rows(
-        transposed="transpose" in name or bool(call.get("transposed")),
-        batched=call["input"].ndim == 4,
-        grouped=call["groups"] > 1,
-        linear=linear and call.get("scale") is None and call.get("residual") is None,
-    )
-    sizes = {
-        name: Operand(each.shape, each.element_size(), each.placements)
-        for name, each in operands.items()
-    }
-    found = Shared(mesh, chosen(table, sizes, call["groups"], tuple(mesh.shape)), dict(call))
+    arguments = tuple((name, without_values(each)) for name, each in call.items())
+    try:
+        plan = _planned(operator, arguments, tuple(mesh.shape))
+    except TypeError:  # symbolic sizes are no keys
+        plan = planned(operator, arguments, tuple(mesh.shape))
+    found = Shared(mesh, plan[0], dict(call), plan[1])
     for name, each in operands.items():
         found.call[name] = local_part(each, found.placements(name))
     for dimension, row in enumerate(found.rows):
@@ -146,20 +207,15 @@ def on_meta(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
-def on_whole(operator: OpOverload, call: Call) -> Any:
-    """The whole results, without values, and the errors of a call that does not fit."""
-    return operator(**{name: on_meta(each) for name, each in call.items()})
-
-
 def convolve(operator: OpOverload, call: Call) -> Any:
     """A convolution or its gradients."""
-    whole = on_whole(operator, call)
     shared = share(operator, call)
+    whole = shared.results
     local = operator(**shared.call)
-    if isinstance(local, Tensor):
+    if isinstance(whole, Whole):
         return whole_part(local, shared.mesh, shared.placements("output"), whole)
     results = [
-        None if part is None else whole_part(part, shared.mesh, shared.placements(name), like)
+        None if like is None else whole_part(part, shared.mesh, shared.placements(name), like)
         for name, part, like in zip(RESULTS[name_of(operator)], local, whole, strict=True)
     ]
     # The input's gradient is summed here. PyTorch 2.9 takes a gradient that is a sum for a
@@ -175,9 +231,9 @@ def convolve_and_measure(operator: OpOverload, call: Call) -> tuple[DTensor, ...
     """``conv2d_statistics``: the statistics are those of all images, also of other ranks."""
     running = {name: call[name] for name in ("running_mean", "running_var")}
     distributed(operator, {name: each for name, each in running.items() if each is not None})
-    whole = on_whole(operator, call)
-    pixels = whole[0].numel() // max(1, whole[0].shape[1])
     shared = share(operator, call | dict.fromkeys(running))
+    whole: Any = shared.results
+    pixels = whole[0].shape.numel() // max(1, whole[0].shape[1])
     output, variance, mean, _ = operator(**shared.call)
     if any(row.name == "batch" for row in shared.rows):
         share_of = output.numel() // output.shape[1] / pixels if output.shape[1] else 0.0
@@ -221,7 +277,7 @@ def fold(operator: OpOverload, call: Call) -> list[DTensor]:
     local = dict(call)
     for name in lists:
         local[name] = [each if each is None else local_part(each, places) for each in call[name]]
-    return [whole_part(each, mesh, places, each) for each in operator(**local)]
+    return [whole_part(each, mesh, places, without_values(each)) for each in operator(**local)]
 
 
 def copy(operator: OpOverload, call: Call) -> list[DTensor]:
@@ -232,7 +288,7 @@ def copy(operator: OpOverload, call: Call) -> list[DTensor]:
     whole = operator(**call | {"parameters": [on_meta(each) for each in call["parameters"]]})
     local = [local_part(each, each.placements) for each in operands.values()]
     return [
-        whole_part(part, each.device_mesh, each.placements, like)
+        whole_part(part, each.device_mesh, each.placements, without_values(like))
         for part, each, like in zip(
             operator(**call | {"parameters": local}), operands.values(), whole, strict=True
         )
