@@ -64,7 +64,6 @@ Decision decide_anew(int device_index, const Asked& asked, const DevicePropertie
   }
   d.plan =
       plan(d.problem, device, asked.algorithm, asked.prefer, asked.image ? &*asked.image : nullptr);
-  if (asked.image) return d;
   const bool is_named = asked.algorithm != Algorithm::kAuto && asked.algorithm != Algorithm::kAten;
   if (asked.prefer && is_named && d.plan.family != static_cast<FamilyId>(asked.algorithm)) {
     // The planner's choice has its own copies.

@@ -194,7 +194,6 @@ const char* propose_in_order(size_t index, const ConvProblem& problem,
   Ordered chosen;
   const char* why_not = choose_order(index, problem, device, chosen, image);
   if (why_not != nullptr) return why_not;
-  if (kFamilies[index]->can_implement(problem, device) != nullptr) return kTooLarge;
   const std::vector<Ordered> plans = ordered_plans(index, problem, device);
   const Ordered* found = find_order(plans, chosen.order);
   if (found == nullptr) return kTooLarge;

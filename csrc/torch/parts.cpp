@@ -2,7 +2,7 @@
 #include <torch/library.h>
 
 #include "torch/convolve.h"
-#include "torch/ops.h"
+#include "torch/operator.h"
 #include "torch/problem.h"
 
 namespace customconv::torch_layer {
@@ -28,10 +28,10 @@ bool convolve_part_of(const Tensor& input, const Tensor& weight, const std::opti
   if (done) return *done;
   // The operator finds the same reason, and counts it or raises.
   const auto sym = [](at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); };
-  output.copy_(transposed ? conv_transpose2d(input, weight, bias, sym(stride), sym(padding),
-                                             sym(output_padding), groups, sym(dilation), algorithm)
-                          : conv2d(input, weight, bias, sym(stride), sym(padding), sym(dilation),
-                                   groups, algorithm));
+  const Operator op(sym(stride), sym(padding), sym(output_padding), sym(dilation), groups,
+                    algorithm);
+  output.copy_(transposed ? ConvTranspose2d(op).forward(input, weight, bias)
+                          : Conv2d(op).forward(input, weight, bias));
   return true;
 }
 

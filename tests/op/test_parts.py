@@ -11,11 +11,13 @@ import pytest
 import torch
 from op_support import FLOATS
 from reference import ALL_FAMILIES, LAYOUTS, assert_equal
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import customconv
-from customconv.distributed.images.rows import Part, Window, count, shards
+from bench import networks
+from customconv.distributed.images.convolution import UNDIVIDED_BYTES
+from customconv.distributed.images.rows import Part, Window, count, shards, work
 
 OPS = torch.ops.customconv
 PROBLEMS = 60  # of each dtype and layout
@@ -161,6 +163,42 @@ def test_a_part_has_the_bits_of_the_whole_image(dtype, layout):
                 own.fill_(nan)  # nothing is written beside it
         assert output.isnan().all(), call
     assert refused[False] <= 0.25 * refused.total(), refused
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_each_convolution_of_a_decoder_has_the_bits_of_the_whole_image(dtype, layout, ranks):
+    """Of 1024 x 1024 pixels, in the parts that several GPUs compute of it."""
+    computed: Counter[bool] = Counter()
+
+    def compare(module: nn.Conv2d, args: tuple[Tensor], expected: Tensor) -> None:
+        (x,) = args
+        call = Call(
+            tuple(x.shape), tuple(module.weight.shape), module.stride, module.padding,
+            module.dilation, (0, 0), module.groups, False, 0,
+        )  # fmt: skip
+        last = OPS._is_channels_last(x, module.weight)
+        output = torch.full_like(expected, nan)
+        divides = x.nbytes > UNDIVIDED_BYTES * ranks
+        for rank in range(ranks):
+            does = work(call.window, False, x.shape[2], expected.shape[2], ranks, rank, divides)
+            for part in (*does.inside, *does.strips):
+                own = output.narrow(2, part.wanted[0], count(part.wanted))
+                computed[call.write(part, x, module.weight, module.bias, own, last)] += 1
+        assert_equal(output, expected, what=str(call))
+
+    torch.manual_seed(4)
+    network = networks.VaeDecoder().requires_grad_(False).to("cuda", dtype)
+    customconv.convert(network.to(memory_format=layout))
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(compare)
+    latents = torch.randn(1, 4, 128, 128, device="cuda", dtype=dtype)
+    with customconv.batch_invariant():
+        network(latents.contiguous(memory_format=layout))
+    assert computed[True] and not computed[False], computed
 
 
 @pytest.mark.gpu

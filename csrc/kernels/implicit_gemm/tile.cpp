@@ -176,8 +176,8 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
 bool stores_boxes(const Forward& p, const Tile& t) {
   const int64_t size = element_size(p.dtype), unit = 16 / size;
   const Shape4& y = p.y_strides;
-  const auto is_legal = [unit](int64_t size, int64_t stride) {
-    return size == 1 || stride % unit == 0;
+  const auto is_legal = [unit](int64_t extent, int64_t stride) {
+    return extent == 1 || stride % unit == 0;
   };
   const bool run = t.fetch != Fetch::kShared && t.shape == Shape::kRun;
   const bool rows = run ? p.P == 1 || y[2] == p.Q : is_legal(p.P, y[2]);

@@ -191,13 +191,19 @@ OrFallback<bool> convolve_part(const Tensor& input, const Tensor& weight,
                                const Tensor& output) {
   const auto conv = described(wanted, input, weight, bias, geometry, allows_tf32(), format);
   if (!conv) return conv.why();
+  const auto sizes = conv->output_sizes();
+  TORCH_CHECK(output.sizes() == at::IntArrayRef(sizes) &&
+                  output.scalar_type() == input.scalar_type() && output.device() == input.device(),
+              "expected an output of ", input.scalar_type(), " of sizes ", at::IntArrayRef(sizes),
+              " on ", input.device(), ", but got one of ", output.scalar_type(), " of sizes ",
+              output.sizes(), " on ", output.device());
   const c10::DeviceGuard guard(input.device());
   Asked asked{conv->problem_of(Pass::kFprop), layout_of(format), wanted};
   ConvProblem& problem = asked.problem;
   const Shape4 strides = shape4(output.strides());
   const bool in_order = problem.batch_invariant;
-  const bool in_place = !in_order || (is_aligned(output) &&
-                                      strides_match(shape4(output.sizes()), strides, asked.layout));
+  const bool in_place =
+      !in_order || (is_aligned(output) && strides_match(shape4(sizes), strides, asked.layout));
   if (in_order) {
     asked.image = image_of(*conv, whole);
   } else {
