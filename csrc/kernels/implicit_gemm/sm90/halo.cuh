@@ -17,14 +17,15 @@ __device__ inline void load_halo(const Params& p, const Memory& memory, const Wo
   const int first = work.position - p.halo + p.image;
   const Place place(p, first + lane * p.copy_rows);
   const int copy_bytes = p.copy_rows * p.pixel_row_bytes;
-  for (int chunk = 0; chunk < p.chunks; ++chunk) {
+#pragma unroll 1
+  for (int i = 0; i < work.chunks; ++i) {
     ptx::Barrier* full = (p.halves_pixels ? memory.float_full : memory.x_full) + turn.stage;
     ptx::wait(memory.x_empty + turn.stage, turn.parity ^ 1);
     if (lane == 0) ptx::arrive_expecting(full, p.copies * copy_bytes);
     __syncwarp();
     if (lane < p.copies) {
       char* to = memory.pixels + turn.stage * p.x_bytes + lane * copy_bytes;
-      const int c = pixel_channel(p, work, chunk);
+      const int c = pixel_channel(p, work, work.chunk + i);
       if (p.copies_strips) {
         ptx::copy_box(to, &p.x, full, c, place.first_column - p.pad_w, place.row, place.n - 1);
       } else {
@@ -39,23 +40,26 @@ __device__ inline void load_halo(const Params& p, const Memory& memory, const Wo
 template <int kN, bool kAsStored>
 __device__ inline void load_halo_weights(const Params& p, const Memory& memory, const Work& work,
                                          ptx::Turn& turn, int lane) {
-  const Phase& phase = p.phase[work.phase];
   if (work.taps == 0) return;
+  const Phase& phase = p.phase[work.phase];
   const int copies = weight_copies(p, work, kN);
-  for (int chunk = 0; chunk < p.chunks; ++chunk) {
-    for (int r = 0; r < phase.R; ++r) {
-      for (int s = 0; s < phase.S; ++s) {
-        ptx::Barrier* full = memory.w_full + turn.stage;
-        ptx::wait(memory.w_empty + turn.stage, turn.parity ^ 1);
-        if (lane == 0) ptx::arrive_expecting(full, copies * p.w_copy_bytes);
-        __syncwarp();
-        if (lane < copies) {
-          copy_weights<kAsStored>(p, work, memory.weights + turn.stage * p.w_bytes, full, chunk,
-                                  phase.first_tap + r * phase.tap_h + s * phase.tap_w, lane);
-        }
-        turn.advance(p.w_stages);
-      }
+  int chunk = work.chunk, r = work.tap / phase.S, s = work.tap - r * phase.S;
+#pragma unroll 1
+  for (int i = 0; i < work.steps; ++i) {
+    ptx::Barrier* full = memory.w_full + turn.stage;
+    ptx::wait(memory.w_empty + turn.stage, turn.parity ^ 1);
+    if (lane == 0) ptx::arrive_expecting(full, copies * p.w_copy_bytes);
+    __syncwarp();
+    if (lane < copies) {
+      copy_weights<kAsStored>(p, work, memory.weights + turn.stage * p.w_bytes, full, chunk,
+                              phase.first_tap + r * phase.tap_h + s * phase.tap_w, lane);
     }
+    turn.advance(p.w_stages);
+    if (++s < phase.S) continue;
+    s = 0;
+    if (++r < phase.R) continue;
+    r = 0;
+    ++chunk;
   }
 }
 

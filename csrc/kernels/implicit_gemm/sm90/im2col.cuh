@@ -13,17 +13,15 @@ namespace customconv::implicit_gemm::sm90 {
 template <int kN, bool kAsStored>
 __device__ inline void load_taps(const Params& p, const Memory& memory, const Work& work,
                                  ptx::Turn& turn, bool loads_weights, int lane) {
-  if (work.first >= work.last) return;
+  if (work.steps == 0) return;
   const Phase& phase = p.phase[work.phase];
   const Place place(p, work.position);
   const int w = place.column * p.stride_w - p.pad_w, h = place.row * p.stride_h - p.pad_h;
-  int chunk = work.first / work.taps;
-  int s = work.first - chunk * work.taps;
-  int r = s / phase.S;
-  s -= r * phase.S;
+  int chunk = work.chunk, r = work.tap / phase.S, s = work.tap - r * phase.S;
   const int w_copies = loads_weights ? weight_copies(p, work, kN) : 0;
   const int w_bytes = w_copies * p.w_copy_bytes;
-  for (int i = work.first; i < work.last; ++i) {
+#pragma unroll 1
+  for (int i = 0; i < work.steps; ++i) {
     ptx::Barrier* full = memory.x_full + turn.stage;
     ptx::wait(memory.x_empty + turn.stage, turn.parity ^ 1);
     if (lane == 0) {
@@ -42,7 +40,7 @@ __device__ inline void load_taps(const Params& p, const Memory& memory, const Wo
     }
     __syncwarp();
     if (lane < w_copies) {
-      const int stage = p.keeps_weights ? i - work.first : turn.stage;
+      const int stage = p.keeps_weights ? i : turn.stage;
       copy_weights<kAsStored>(p, work, memory.weights + stage * p.w_bytes, full, chunk,
                               phase.first_tap + r * phase.tap_h + s * phase.tap_w, lane);
     }

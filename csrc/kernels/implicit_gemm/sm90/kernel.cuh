@@ -16,6 +16,7 @@
 #include "kernels/implicit_gemm/sm90/store_pixels.cuh"
 #include "kernels/implicit_gemm/sm90/store_planes.cuh"
 #include "kernels/implicit_gemm/sm90/store_rows.cuh"
+#include "kernels/implicit_gemm/sm90/stream_k.cuh"
 #include "kernels/implicit_gemm/sm90/sum_again.cuh"
 #include "kernels/ptx/grid.cuh"
 
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   ptx::start_dependents();
   if constexpr (kLoader == Loader::kIm2col && !kHalves) {
     constexpr int kFirstWarp = 4 - kPrefetchingWarps;
-    if (warp >= kFirstWarp && warp < 4) {
+    if (warp >= kFirstWarp && warp < 4 && p.shared_tiles == 0) {
       prefetch_first_tile(p, first, rank, kTile, threadIdx.x - kFirstWarp * 32);
     }
   }
@@ -87,12 +88,17 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   }
 
   const auto each_tile = [&](auto function) {
-    for (int item = first; item < p.items; item += gridDim.x) {
-      function(Work(p, item, rank, kTile, kLoader));
-      if (kClustered) return;
+    if constexpr (kClustered) {
+      Work work(p, first, kTile);
+      work.take(p, work.steps * rank / p.splits, work.steps * (rank + 1) / p.splits);
+      return function(work, false);
+    }
+    for (TileScheduler scheduler(p); scheduler.has_next(p);) {
+      const Work work = scheduler.next(p, kTile);
+      function(work, scheduler.has_next(p));
     }
   };
-  const auto help_cluster = [&](const Work& work) {
+  const auto help_cluster = [&](const Work& work, bool) {
     const float none[kBlocks][kN / 2] = {};
     store_cluster<T, kWarpgroups, kBlocks, kN, kHalves>(p, work, none, memory.weights, rank, -1);
   };
@@ -108,10 +114,10 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
     bool loads_weights = true;
     if (kHasPlanes && p.plane_boxes > 0 && warp != 1) {
       ptx::await_dependency();
-      PlaneLoader<T, kShape>(p, memory, warp == 0 ? 0 : warp - 1, lane).load(first);
+      PlaneLoader<T, kShape>(p, memory, warp == 0 ? 0 : warp - 1, lane).load();
     } else if (warp == 0) {
       ptx::await_dependency();
-      each_tile([&](const Work& work) {
+      each_tile([&](const Work& work, bool) {
         if constexpr (kHalo) {
           load_halo(p, memory, work, turn, lane);
         } else {
@@ -121,15 +127,15 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
       });
     } else if (kHalo && warp == 1) {
       ptx::await_dependency();
-      each_tile([&](const Work& work) {
+      each_tile([&](const Work& work, bool) {
         if (!loads_weights) return;
         load_halo_weights<kTile.channels, kAsStored>(p, memory, work, turn, lane);
         loads_weights = !p.keeps_weights;
       });
     } else if (kHalves && p.halves_pixels) {
-      each_tile([&](const Work& work) {
-        const int stages = work.taps == 0 ? 0 : work.last - work.first;
-        halve_stages<kHalvingWarps>(p, memory, stages, turn, warp - kFirstHalvingWarp, lane);
+      each_tile([&](const Work& work, bool) {
+        halve_stages<kHalvingWarps>(p, memory, work.stages<kLoader>(), turn,
+                                    warp - kFirstHalvingWarp, lane);
       });
     }
     if constexpr (kClustered) each_tile(help_cluster);
@@ -150,26 +156,30 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   RowStore<T, kSpans, kBlocks, kN, kFused> rows(p, memory.residual_full + warpgroup, staging, own_k,
                                                 1 + warpgroup, leads);
   int tile = 0;  // of the block's
-  each_tile([&](Work work) {
+  each_tile([&](Work work, bool has_next) {
     if constexpr (kTeams > 1) {
       if (tile % kTeams != team) {
         ++tile;
         products.skip(work);
-        if constexpr (kClustered) help_cluster(work);
         return;
       }
     }
     float sum[kBlocks][kN / 2];
-    if constexpr (kStore == Store::kRows) rows.begin(work, own_pixel);
+    if constexpr (kStore == Store::kRows) {
+      if (work.missing >= 0) rows.begin(work, own_pixel);
+    }
     // Stages are waited for in order: a barrier tells its last two rounds apart, not more.
     if (kTeams > 1 && tile > 0) ptx::sync_threads(kTurnBarrier + team, kTurnThreads);
     products.multiply(work, sum, [&] {
-      const bool has_next = !kClustered && first + (tile + 1) * gridDim.x < p.items;
       if (kTeams > 1 && has_next) {
         ptx::arrive_threads(kTurnBarrier + (team + 1) % kTeams, kTurnThreads);
       }
     });
     if (kTeams > 1) ++tile;
+    if constexpr (!kClustered) {
+      if (work.missing < 0) return store_partial_sums<kWarpgroups>(p, sum, own, 1 + warpgroup);
+      if (work.missing > 0) add_partial_sums<kWarpgroups>(p, work, sum, own, 1 + warpgroup);
+    }
     work.position += own_pixel;
     if constexpr (kHalves && !kClustered) sum_again<kSpans>(p, work, work.k + own_k, sum);
     if constexpr (kStore == Store::kRows) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "kernels/common/aligned.cuh"
@@ -17,6 +18,16 @@
 #include "kernels/implicit_gemm/weave.h"
 
 namespace customconv::implicit_gemm::sm90 {
+
+// A number that memory does not have by chance, and no other launch: SplitMix64 (Steele et al.,
+// OOPSLA 2014) of a count.
+inline uint64_t next_token() {
+  static std::atomic<uint64_t> count{0};
+  uint64_t z = ++count * 0x9E3779B97F4A7C15;
+  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;
+  z = (z ^ z >> 27) * 0x94D049BB133111EB;
+  return z ^ z >> 31;
+}
 
 inline CUtensorMapSwizzle swizzle_of(int row_bytes) {
   return row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
@@ -251,6 +262,9 @@ Params params_of(const Packed& problem, const Tile& tile) {
   p.group_C = static_cast<int>(problem.group_C());
   p.group_K = static_cast<int>(problem.group_K());
   place_taps(problem, tile.weights_as_stored, p.phase);
+  for (int i = 0; i < problem.phases; ++i) {
+    p.by_taps[i] = D(std::max(p.phase[i].R * p.phase[i].S, 1));
+  }
   p.by_pitch = D(tile.pitch);
   p.by_period = D(tile.period);
   p.by_strips = D(tile.strips);
@@ -378,6 +392,28 @@ void set_output(const Packed& problem, const Tile& tile, T* y, const Epilogue& e
   }
 }
 
+inline int64_t blocks_of(const ConvPlan& plan, const Tile& tile) {
+  return tile.stream_k ? plan.blocks : std::min(plan.blocks, tile.items() * tile.splits);
+}
+
+// What blocks share; their partial sums are the end of the workspace.
+inline void set_stream_k(const ConvPlan& plan, const Tile& tile, void* workspace, Params& p) {
+  if (!tile.stream_k) return;
+  const int64_t blocks = plan.blocks;
+  char* const partials =
+      static_cast<char*>(workspace) + plan.workspace_bytes - partial_bytes(tile, blocks);
+  const int64_t tiles = tile.shared_tiles(blocks), steps = tiles * tile.w_steps;
+  p.shared_tiles = static_cast<int>(tiles);
+  p.block_steps = static_cast<int>(steps / blocks);
+  p.longer_blocks = static_cast<int>(steps % blocks);
+  p.by_steps = Divider<int32_t>(tile.w_steps);
+  p.partials.sums = reinterpret_cast<float*>(partials);
+  const TileShape& kind = tile.kind();
+  p.partials.flags =
+      reinterpret_cast<uint64_t*>(p.partials.sums + blocks * kind.pixels * kind.channels);
+  p.partials.token = next_token();
+}
+
 template <typename T>
 Kernel kernel_of(const Tile& tile, bool has_epilogue) {
   if constexpr (sizeof(T) == 2) {
@@ -460,9 +496,10 @@ inline void launch_exchanged(const ConvProblem& asked, const ConvPlan& plan,
   p.x = map_pixels(problem, tile, x);
   p.halves = halves_of(problem, weight, x, w);
   set_output(problem, tile, problem.groups > 1 ? partial : gradient, Epilogue{}, p);
+  set_stream_k(plan, tile, context.workspace, p);
   start("implicit_gemm",
-        {std::min(plan.blocks, tile.items() * tile.splits), tile.threads(), shared_bytes(tile),
-         context.stream, /*early=*/true, tile.splits},
+        {blocks_of(plan, tile), tile.threads(), shared_bytes(tile), context.stream, /*early=*/true,
+         tile.splits},
         kernel_of<float>(tile, /*has_epilogue=*/false), p);
   if (problem.groups == 1) return;
   add_up("implicit_gemm: groups of images", static_cast<const float*>(partial), asked.w_count(),
@@ -532,9 +569,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       epilogue.residual = static_cast<const T*>(epilogue.residual) + (gradient ? part.x : part.y);
     }
     set_output(problem, tile, problem.woven > 0 ? woven : output, epilogue, p);
+    set_stream_k(plan, tile, context.workspace, p);
     start("implicit_gemm",
-          {std::min(plan.blocks, tile.items() * tile.splits), tile.threads(), shared_bytes(tile),
-           context.stream, /*early=*/true, tile.splits},
+          {blocks_of(plan, tile), tile.threads(), shared_bytes(tile), context.stream,
+           /*early=*/true, tile.splits},
           kernel_of<T>(tile, !epilogue.is_empty()), p);
     if (problem.joins_phases) {
       spread_joined_phases(part.problem, problem, woven, x + part.y,

@@ -28,12 +28,25 @@ struct MatrixRows {
   int count, bytes;
 };
 
+// What blocks leave of tiles that they share (stream_k.cuh): each the sums of one tile, and a flag
+// for each warpgroup, which then is `token`.
+struct Partials {
+  float* sums;
+  uint64_t* flags;
+  uint64_t token;
+};
+
 struct Params {
   CUtensorMap x, w, y, residual;
   CUtensorMap planes[kMostResidues];  // channels of each residue
 
   // Work: tiles of the same phase follow each other; of those, tiles of the same positions.
   int items, splits, phases;
+  int shared_tiles;                // the first so many, whose steps are shared by blocks:
+  int block_steps, longer_blocks;  // each has so many, and the first ones have one more
+  Divider<int32_t> by_steps;       // of a shared tile
+  Divider<int32_t> by_taps[kMostPhases];
+  Partials partials;
   Divider<int32_t> by_tiles_k, by_tiles_m;
   Divider<int32_t> by_group_tiles;  // tiles of channels of a group of the convolution
   int group_C, group_K;

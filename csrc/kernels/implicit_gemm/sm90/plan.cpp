@@ -21,6 +21,12 @@ namespace {
 constexpr int64_t kMostStrips = 255;
 constexpr int64_t kMostFlattened = 32;  // bytes of channels up to which taps may be channels
 
+constexpr int64_t kMostPeers = 8;  // blocks that share a tile: one of them adds what others store
+// What it takes to share tiles, beside moving the sums: measured.
+constexpr double kStreamKClocks = 10000;
+
+constexpr int64_t kStreamKSplits = 2;  // not the same for all tiles, but more than one
+
 constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels
 // Accesses of shared memory for each byte of planes: written by copies, read in words of two
 // pixels, and written in another order.
@@ -105,6 +111,22 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
                   (taps * operands + fills * filled) / hardware::kSharedBytesPerClock});
 }
 
+// Blocks that share the steps of tiles.
+int64_t stream_k_blocks(const DeviceProperties& d, const Tile& t) {
+  return std::min(blocks_at_once(d, t), t.items() * kMostPeers);
+}
+
+// Makes equal parts of the tiles that blocks would take in turns. A block stores the sums of one
+// tile and adds those of others to another one.
+void share_tiles(Work& loop, const Tile& t, int64_t blocks) {
+  const float tiles = loop.blocks / static_cast<float>(blocks);  // of a block
+  const auto sums = static_cast<float>(t.kind().pixels * t.kind().channels * sizeof(float));
+  loop.blocks = static_cast<float>(blocks);
+  loop.busy = loop.busy * tiles + static_cast<float>(kStreamKClocks);
+  loop.waits = std::max(tiles, 1.0F);
+  loop.stored = loop.stored * loop.waits + sums + sums * std::ceil(std::max(1 / tiles - 1, 1.0F));
+}
+
 // How pixels are packed: from planes that begin at multiples of 16 bytes or not, from pixels whose
 // channels are side by side, or with what their taps meet.
 int packing_row(const Packed& p) {
@@ -138,6 +160,7 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
   loop.busy = static_cast<float>(busy / p.phases);
   loop.waits = 1;
   loop.stored = static_cast<float>(stored_bytes(p, t));
+  if (t.stream_k) share_tiles(loop, t, stream_k_blocks(d, t));
   const int64_t rows = t.strips > 1 ? p.N * p.P * t.strips : 0;  // each of them a run
   const double split = split_sector_bytes(p, t.tiles_m + rows);
   loop.bytes = static_cast<float>(asked.least_bytes() / launches + split);
@@ -188,8 +211,10 @@ Packed widest_of(const ConvProblem& asked, const MainLoopPlan& plan) {
   return forward_of(part_of(asked, chunk, widest_part(asked, chunk)).problem, plan.form());
 }
 
-LaunchShape shape_of(const Packed& p, const Tile& t, int64_t bytes) {
-  return {t.items() * t.splits, t.threads(), shared_bytes(t), packed_weight_bytes(p, t) + bytes};
+// `blocks`: how many share tiles, if they do.
+LaunchShape shape_of(const Packed& p, const Tile& t, int64_t bytes, int64_t blocks) {
+  return {t.stream_k ? std::min(blocks, t.items() * kMostPeers) : t.items() * t.splits, t.threads(),
+          shared_bytes(t), packed_weight_bytes(p, t) + bytes + partial_bytes(t, blocks)};
 }
 
 class Search : public PlanSearch {
@@ -293,7 +318,12 @@ class Search : public PlanSearch {
   bool weigh() {
     const Tile whole = make_tile(f_, way_, 1);
     if (!add_tile(whole)) return false;
-    if (way_.loader != Loader::kIm2col) return true;  // others' sums are not split
+    if (wastes_time(whole)) {
+      way_.stream_k = true;
+      add_tile(make_tile(f_, way_, kStreamKSplits));
+      way_.stream_k = false;
+    }
+    if (!is_clustered(way_.loader, whole.kind())) return true;
     for (int64_t splits = 2; splits <= kMostSplits; splits *= 2) {
       const Tile tile = make_tile(f_, way_, splits);
       if (whole.items() * splits > blocks_at_once(d_, tile)) break;
@@ -302,15 +332,24 @@ class Search : public PlanSearch {
     return true;
   }
 
+  // Whether part of the GPU waits for the last tiles, for longer than it takes to share them.
+  bool wastes_time(const Tile& t) const {
+    const auto waves = static_cast<double>(t.items()) / static_cast<double>(blocks_at_once(d_, t));
+    const double busy = busy_clocks(f_, t, static_cast<double>(f_.phase[0].R) * f_.phase[0].S);
+    return (std::ceil(waves) - waves) * t.kind().occupancy * busy > kStreamKClocks;
+  }
+
   bool add_tile(Tile t) {
     if (!is_legal(f_, t) || !choose_stages(block_bytes(d_, t), t)) return false;
     if (!is_legal_at_ends(t)) return false;
     ConvPlan plan;
     plan.works = count_work(p_, f_, parts_, d_, t);
     if (!is_wanted(plan)) return true;
-    static_cast<LaunchShape&>(plan) = shape_of(f_, t, bytes_);
-    if (t.splits == 1) plan.blocks = std::min(plan.blocks, blocks_at_once(d_, t));
-    plan.splits = t.splits;
+    const int64_t at_once = blocks_at_once(d_, t);
+    const int64_t blocks = t.stream_k ? stream_k_blocks(d_, t) : at_once;
+    static_cast<LaunchShape&>(plan) = shape_of(f_, t, bytes_, blocks);
+    if (t.splits == 1) plan.blocks = std::min(plan.blocks, at_once);
+    plan.splits = t.stream_k ? kStreamKSplits : t.splits;
     plan.fuses = p_.pass == Pass::kDgrad && fuses_gradient(f_);
     MainLoopPlan way = way_;
     way.strips = static_cast<int16_t>(t.strips);
@@ -366,7 +405,8 @@ LaunchShape shape(const ConvProblem& asked, const ConvPlan& plan) {
   if (p.packing != way.packing) return {};
   if (way.loader == Loader::kPlanes ? !planes_are_legal(p) : !input_is_legal(p)) return {};
   const Tile tile = make_tile(p, way, plan.splits);
-  return is_legal(p, tile) ? shape_of(p, tile, part_bytes(asked, way, p)) : LaunchShape{};
+  return is_legal(p, tile) ? shape_of(p, tile, part_bytes(asked, way, p), plan.blocks)
+                           : LaunchShape{};
 }
 
 int64_t sum_order(const ConvProblem& asked, const ConvPlan& plan, bool has_epilogue) {
@@ -407,6 +447,7 @@ Fields fields_of<PlanKind::implicit_gemm_main_loop>() {
       .word("packing", &MainLoopPlan::packing, {"none", "pixels", "patches", "images"})
       .word("tile", &MainLoopPlan::tile, implicit_gemm::sm90::tile_words())
       .flag("joined", &MainLoopPlan::joined)
+      .flag("stream_k", &MainLoopPlan::stream_k)
       .number("row", &MainLoopPlan::row)
       .number("strips", &MainLoopPlan::strips)
       .size("images", &MainLoopPlan::images)

@@ -98,23 +98,23 @@ class PlaneLoader {
         dump_(ptx::shared_address(memory.dumps) + warp * kDumpBytes),
         warp_(warp),
         lane_(lane) {
+    x_ = {p.x_stages - 1, 1};        // in front of the first stage
     asm volatile("" : "+r"(lane_));  // or it is read from its special register again and again
   }
 
-  // All of a thread block's tiles, of which `item` is the first.
-  __device__ void load(int item) {
-    Cursor next(*this, item);
+  // All of a thread block's tiles.
+  __device__ void load() {
+    Cursor next(*this);
     Box queue;  // a box of each lane
     int first = 0, count = 0, room = p_.plane_slots;
     while (true) {
-      while (next.item < p_.items && room > 0 && count < 32) {
+      while (room > 0 && count < 32 && next.advance(*this)) {
         if (lane_ == (first + count) % 32) queue = next.own.box;
         ++count;
         if (next.own.box.exists()) {
           --room;
           copy(next);
         }
-        next.advance(*this);
       }
       if (count == 0) return;
       if (turn(queue.of_lane(first))) ++room;
@@ -161,11 +161,13 @@ class PlaneLoader {
   // A box of a chunk of a tile. The boxes of a tile's chunks are alike: a lane finds one, and each
   // warp asks for its own ones.
   struct Cursor {
-    int item, chunk, box;
+    TileScheduler scheduler;
+    int chunks;  // of the tile, that are left
+    int box;
     int first;      // position of the tile's stages
     int first_row;  // position where the row begins that it lies in,
     int passed;     // and boxes of that row in front of it
-    int c;          // the group's first channel
+    int c;          // the chunk's first channel
     int found = 0;  // which box the first lane has found; the next lane has the next one
     struct Found {
       int n;      // the box's image
@@ -174,26 +176,19 @@ class PlaneLoader {
     };
     Found of_lane, own;
 
-    __device__ Cursor(const PlaneLoader& loader, int item)
-        : item(item), chunk(0), box(loader.warp_) {
-      start(loader);
-      find_next(loader);
-    }
-    __device__ void advance(const PlaneLoader& loader) {
-      box += kWarps;
-      find_next(loader);
-    }
-    // Goes on to the stage that has the box.
-    __device__ void find_next(const PlaneLoader& loader) {
+    // In front of the first box, as if another tile were in front of it.
+    __device__ explicit Cursor(const PlaneLoader& loader)
+        : scheduler(loader.p_), chunks(1), box(loader.warp_ + loader.p_.plane_boxes - kWarps) {}
+
+    // Goes on to the warp's next box; false if there is none.
+    __device__ bool advance(const PlaneLoader& loader) {
       const Params& p = loader.p_;
       int stages = 0;
-      for (; box >= p.plane_boxes && item < p.items; box -= p.plane_boxes, ++stages) {
-        if (++chunk < p.chunks) continue;
-        chunk = 0;
-        item += gridDim.x;
-        start(loader);
+      for (box += kWarps; box >= p.plane_boxes && chunks > 0; box -= p.plane_boxes, ++stages) {
+        c += p.row_channels;
+        if (--chunks == 0) start(loader);
       }
-      if (item >= p.items) return;
+      if (chunks == 0) return false;
       constexpr int kLanes = 32;
       if (box / kLanes * kLanes != found) {
         found = box / kLanes * kLanes;
@@ -204,20 +199,23 @@ class PlaneLoader {
       own.pixel = __shfl_sync(~0u, of_lane.pixel, lane);
       own.box = of_lane.box.of_lane(lane);
       own.box.pixels |= static_cast<uint32_t>(stages) << Box::kStagesShift;
+      return true;
     }
     // The tile, or the next one that any tap meets.
     __device__ void start(const PlaneLoader& loader) {
       constexpr TileShape kTile = kTileShapes[kShape];
       const Params& p = loader.p_;
-      for (; item < p.items; item += gridDim.x) {
-        const Work work(p, item, 0, kTile, Loader::kHalo);
+      chunks = 0;
+      while (scheduler.has_next(p)) {
+        const Work work = scheduler.next(p, kTile);
         if (work.taps == 0) continue;
+        chunks = work.chunks;
         first = work.position - p.halo + p.image;  // one image ahead, so that none is negative
         int32_t rows = first;
         const int column = p.by_pitch.split(rows);
         first_row = first - column;
         passed = min(column / kBoxPixels, p.by_row_boxes.divisor() - 1);
-        c = work.c;
+        c = work.c + work.chunk * p.row_channels;
         found = -1;
         return;
       }
@@ -266,8 +264,8 @@ class PlaneLoader {
       const int first = at.own.pixel + shift_of(lane_);
       ptx::copy_box(
           slots_ + copied_.stage * slot_bytes() + lane_ * (slot_bytes() >> p_.residue_bits),
-          p_.planes + lane_, full, first & -kUnit,
-          (at.c + at.chunk * p_.row_channels) >> (p_.residue_bits + (kHalves ? 1 : 0)), at.own.n);
+          p_.planes + lane_, full, first & -kUnit, at.c >> (p_.residue_bits + (kHalves ? 1 : 0)),
+          at.own.n);
     }
     copied_.advance(p_.plane_slots);
   }

@@ -47,7 +47,7 @@ class Products {
   // Calls `issued` when no more stages will be waited for.
   template <typename Issued>
   __device__ void multiply(const Work& work, float (&sum)[kBlocks][kN / 2], const Issued& issued) {
-    if (work.first >= work.last) {  // no tap meets these pixels
+    if (work.steps == 0) {  // no tap meets these pixels
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
@@ -71,10 +71,9 @@ class Products {
 
   // Passes over the stages of a tile that others multiply.
   __device__ void skip(const Work& work) {
-    if (work.first >= work.last) return;
-    const int steps = work.last - work.first;
-    x_.advance(steps, p_.by_x_stages);
-    if (kLoader == Loader::kHalo) w_.advance(steps * work.taps, p_.by_w_stages);
+    if (work.steps == 0) return;
+    x_.advance(work.stages<kLoader>(), p_.by_x_stages);
+    if (kLoader == Loader::kHalo) w_.advance(work.steps, p_.by_w_stages);
   }
 
  private:
@@ -114,32 +113,41 @@ class Products {
   template <typename Multiply>
   __device__ void each_tap(const Work& work, const Multiply& multiply) {
     const Phase& phase = p_.phase[work.phase];
+    int left = work.steps;
+    if constexpr (kLoader == Loader::kIm2col) {
 #pragma unroll 1
-    for (int i = work.last - work.first; i > 0; --i) {
-      ptx::wait(memory_.x_full + x_.stage, x_.parity);
-      int at = x_.stage * p_.x_bytes;
-      if constexpr (kLoader == Loader::kIm2col) {
-        multiply(at, p_.keeps_weights ? work.last - work.first - i : x_.stage, i == 1);
-      } else {
-        at += first_position(work, phase) * p_.pixel_row_bytes;
-        int left = work.taps;
+      for (; left > 0; --left) {
+        ptx::wait(memory_.x_full + x_.stage, x_.parity);
+        multiply(x_.stage * p_.x_bytes, p_.keeps_weights ? work.steps - left : x_.stage, left == 1);
+        x_read_ = x_.stage;
+        if (kHalves) release();
+        x_.advance(p_.x_stages);
+      }
+    } else {
+      const int first = first_position(work, phase) * p_.pixel_row_bytes;
+      int r = work.tap / phase.S, s = work.tap - r * phase.S;
 #pragma unroll 1
-        for (int r = 0; r < phase.R; ++r, at += p_.tap_h) {
-          int tap = at;
+      while (left > 0) {
+        ptx::wait(memory_.x_full + x_.stage, x_.parity);
+        int row = x_.stage * p_.x_bytes + first + r * p_.tap_h;
 #pragma unroll 1
-          for (int s = 0; s < phase.S; ++s, tap += p_.tap_w) {
+        for (; r < phase.R && left > 0; ++r, s = 0, row += p_.tap_h) {
+          int at = row + s * p_.tap_w;
+#pragma unroll 1
+          for (; s < phase.S && left > 0; ++s, --left, at += p_.tap_w) {
             // Weights that stay arrive once.
             ptx::wait(memory_.w_full + w_.stage, p_.keeps_weights ? 0 : w_.parity);
-            multiply(tap, w_.stage, i == 1 && --left == 0);
+            multiply(at, w_.stage, left == 1);
             w_read_ = w_.stage;
             if (kHalves) release();
             w_.advance(p_.w_stages);
           }
         }
+        r = 0;
+        x_read_ = x_.stage;
+        if (kHalves) release();
+        x_.advance(p_.x_stages);
       }
-      x_read_ = x_.stage;
-      if (kHalves) release();
-      x_.advance(p_.x_stages);
     }
   }
 

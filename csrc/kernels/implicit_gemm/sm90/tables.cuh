@@ -15,7 +15,7 @@ constexpr Kernel one_kernel() {
   constexpr bool kExists = kLoader != Loader::kPlanes &&
                            (has_tile(kLoader, kTile) || has_planes(kLoader, kStore, kTile)) &&
                            (!kHalo || kStore == Store::kPixels || kStore == Store::kPlanes) &&
-                           (kStore != Store::kCluster || is_clustered(kTile)) &&
+                           (kStore != Store::kCluster || is_clustered(kLoader, kTile)) &&
                            (kAsStored || kFused == is_fused(kLoader, kStore, kFused)) &&
                            (!kTile.halves || sizeof(T) == 4);
   if constexpr (kExists) {

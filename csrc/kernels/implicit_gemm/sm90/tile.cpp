@@ -115,7 +115,7 @@ int copy_channels(const Packed& p, const Tile& t) {
 // weights have barriers, but for those that come with a tap's pixels. There are none where no tap
 // meets the only phase.
 bool may_keep_weights(const Tile& t) {
-  return t.tiles_k == 1 && t.phases == 1 && t.splits == 1 && t.w_steps > 0 &&
+  return t.tiles_k == 1 && t.phases == 1 && t.splits == 1 && !t.stream_k && t.w_steps > 0 &&
          (t.loader == Loader::kIm2col || t.w_steps <= kMostStages);
 }
 
@@ -135,7 +135,8 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
   t.loader = loader;
   t.shape = plan.tile;
   t.row_bytes = row_bytes;
-  t.splits = static_cast<int>(splits);
+  t.splits = plan.stream_k ? 1 : static_cast<int>(splits);
+  t.stream_k = plan.stream_k;
   t.x_stages = plan.stages[0];
   t.w_stages = plan.stages[1];
   t.plane_slots = plan.slots;
@@ -210,7 +211,7 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
   t.w_steps = t.chunks * p.phase[0].R * p.phase[0].S;
   // Then each step has a stage (choose_stages).
   t.keeps_weights = may_keep_weights(t) && t.w_stages == t.w_steps;
-  if (splits > 1) {
+  if (t.splits > 1) {
     t.store = Store::kCluster;
   } else if (stores_planes(p)) {
     t.store = Store::kPlanes;
@@ -301,9 +302,10 @@ bool is_legal(const Packed& p, const Tile& t) {
   if (t.copies * t.copy_rows < t.kind().pixels + t.span) return false;
   if (p.groups > 1 && p.group_C() * size % t.row_bytes != 0) return false;
   if (t.items() * t.splits > INT32_MAX / 2) return false;
+  const int64_t steps = t.items() * t.w_steps;
+  if (t.stream_k && (t.phases > 1 || steps == 0 || steps > INT32_MAX / 2)) return false;
   if (t.splits == 1) return true;
-  return t.loader == Loader::kIm2col && is_clustered(t.kind()) &&
-         t.splits <= t.chunks * p.phase[0].R * p.phase[0].S;
+  return is_clustered(t.loader, t.kind()) && t.splits <= t.chunks * p.phase[0].R * p.phase[0].S;
 }
 
 int64_t pixel_stride(const Forward& p) {
@@ -333,6 +335,13 @@ int64_t packed_weight_bytes(const Packed& p, const Tile& t) {
   const PackedWeight weight = weight_of(p, t);
   if (weight.in_place) return 0;
   return round_up(weight.rows * weight.row * element_size(p.dtype), kAlignment);
+}
+
+int64_t partial_bytes(const Tile& t, int64_t blocks) {
+  if (!t.stream_k) return 0;
+  const TileShape& kind = t.kind();
+  const auto own = static_cast<int64_t>(kind.pixels * kind.channels * sizeof(float));
+  return blocks * own + round_up(blocks * kind.warpgroups * 8, kAlignment);
 }
 
 int shared_bytes(const Tile& t) {

@@ -109,10 +109,10 @@ constexpr bool has_planes(Loader loader, Store store, const TileShape& shape) {
   return loader != Loader::kIm2col && store == Store::kPlanes && has_tile(Loader::kPlanes, shape);
 }
 
-// Whether sums of such a tile may be split: a block's stages have room for them, and its warpgroups
-// channels.
-constexpr bool is_clustered(const TileShape& shape) {
-  return shape.pixels * shape.channels <= 128 * 128 &&
+// Whether sums of such a tile may be split in a cluster: a block's stages have room for them, and
+// its warpgroups channels.
+constexpr bool is_clustered(Loader loader, const TileShape& shape) {
+  return loader == Loader::kIm2col && shape.pixels * shape.channels <= 128 * 128 &&
          shape.channels >= kInstructionRows * shape.multipliers();
 }
 // What is seldom asked for has no kernels without an epilogue.
@@ -129,6 +129,7 @@ struct Tile {
   // (halve.cuh). Else what has halves comes with both, side by side.
   bool halves_pixels;
   int splits;
+  bool stream_k;  // blocks share the steps of some tiles (stream_k.cuh)
   Store store;
   bool weights_as_stored;  // an input gradient's: the instruction transposes them
 
@@ -161,6 +162,11 @@ struct Tile {
   int low_bytes() const { return halves_pixels ? x_bytes / 2 : row_bytes / 2; }
   int64_t items() const { return tiles_m * tiles_k * phases; }
   int64_t image() const { return pitch * period * strips; }
+  // Tiles whose steps so many blocks share: all that are not whole waves, and a wave of others.
+  int64_t shared_tiles(int64_t blocks) const {
+    if (!stream_k) return 0;
+    return items() < blocks ? items() : items() % blocks + blocks;
+  }
 };
 
 // The tile that a plan stands for.
@@ -170,6 +176,8 @@ Tile make_tile(const Packed& problem, const MainLoopPlan& plan, int64_t splits);
 bool choose_stages(int shared_bytes, Tile& tile);
 bool is_legal(const Packed& problem, const Tile& tile);
 int shared_bytes(const Tile& tile);
+// Bytes of the workspace for what so many blocks leave of tiles that they share.
+int64_t partial_bytes(const Tile& tile, int64_t blocks);
 // Output channels of whose weights all tiles of the same positions take copies.
 int64_t copied_channels(const Packed& problem, const Tile& tile);
 // The weight as the tile's kernel reads it, and bytes of the workspace if it is packed for that.

@@ -31,8 +31,7 @@ struct Memory {
         slots(dumps + (p.plane_boxes > 0 ? kDumpsBytes : 0)) {}
 };
 
-// A tile, and the steps of its sum that a block computes: chunks of channels, and if the loader is
-// im2col the taps of each.
+// A tile, and the steps of its sum that a block computes. A step is a tap of a chunk of channels.
 struct Work {
   int position;   // the tile's first
   int lead;       // of a stage, positions in front of the first that a tap meets
@@ -40,9 +39,13 @@ struct Work {
   int c;          // the group's first input channel
   int phase;
   int taps;
-  int first, last;
+  int steps;          // that the block computes,
+  int chunk, chunks;  // the chunk of the first one, and how many they are of
+  int tap;            // the first one's, of its chunk
+  // How many steps other blocks compute in front of these; -1 if others follow.
+  int missing;
 
-  __device__ Work(const Params& p, int item, int rank, const TileShape& shape, Loader loader) {
+  __device__ Work(const Params& p, int item, const TileShape& shape) {
     int32_t m = item;
     const int tile_k = p.by_tiles_k.split(m);
     phase = 0;
@@ -62,10 +65,61 @@ struct Work {
     last_k = (group + 1) * p.group_K;
     c = group * p.group_C;
     taps = p.phase[phase].R * p.phase[phase].S;
-    const int steps = taps == 0 ? 0 : p.chunks * (loader == Loader::kIm2col ? taps : 1);
-    first = p.splits > 1 ? steps * rank / p.splits : 0;
-    last = p.splits > 1 ? steps * (rank + 1) / p.splits : steps;
+    steps = p.chunks * taps;
+    chunk = tap = missing = 0;
+    chunks = taps == 0 ? 0 : p.chunks;
   }
+  // Computes only some steps.
+  __device__ void take(const Params& p, int first, int last) {
+    missing = last == steps ? first : -1;
+    steps = last - first;
+    int32_t first_chunk = first, last_chunk = last - 1;
+    tap = p.by_taps[phase].split(first_chunk);
+    p.by_taps[phase].split(last_chunk);
+    chunk = first_chunk;
+    chunks = first < last ? last_chunk - first_chunk + 1 : 0;
+  }
+  // Stages of pixels.
+  template <Loader kLoader>
+  __device__ int stages() const {
+    return kLoader == Loader::kIm2col ? steps : chunks;
+  }
+};
+
+// The first step of a block, of those of all tiles whose steps blocks share.
+__device__ inline int first_shared_step(const Params& p, int block) {
+  return block * p.block_steps + min(block, p.longer_blocks);
+}
+
+// Which tiles a thread block computes, one after the other: the last of its parts of shared tiles
+// first, and then its own ones. So it begins with the head of a tile, or with its middle, and the
+// tail of an earlier tile comes later, whose head the block in front has computed first.
+class TileScheduler {
+ public:
+  __device__ explicit TileScheduler(const Params& p) : next_(static_cast<int>(blockIdx.x)) {
+    if (p.shared_tiles == 0) return;
+    next_ = first_shared_step(p, blockIdx.x) - first_shared_step(p, blockIdx.x + 1);
+  }
+  __device__ bool has_next(const Params& p) const { return next_ < p.items; }
+  __device__ Work next(const Params& p, const TileShape& shape) {
+    int32_t tile = next_;
+    int first = -1, last = 0;
+    if (next_ < 0) {
+      tile = first_shared_step(p, blockIdx.x) - next_ - 1;
+      last = p.by_steps.split(tile) + 1;
+      first = max(last + next_, 0);
+      next_ += last - first;
+      if (next_ == 0) next_ = p.shared_tiles + static_cast<int>(blockIdx.x);
+    } else {
+      next_ += static_cast<int>(gridDim.x);
+    }
+    Work work(p, tile, shape);
+    if (first >= 0) work.take(p, first, last);
+    return work;
+  }
+
+ private:
+  int next_;  // the block's own tile, or if it is negative how many steps of its part are left
 };
 
 // The first channel of a chunk's pixels, as memory has them.
