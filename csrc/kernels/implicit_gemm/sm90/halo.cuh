@@ -43,7 +43,8 @@ __device__ inline void load_halo_weights(const Params& p, const Memory& memory, 
   if (work.taps == 0) return;
   const Phase& phase = p.phase[work.phase];
   const int copies = weight_copies(p, work, kN);
-  int chunk = work.chunk, r = work.tap / phase.S, s = work.tap - r * phase.S;
+  int chunk = work.chunk, r, s;
+  work.first_tap(phase.S, r, s);
 #pragma unroll 1
   for (int i = 0; i < work.steps; ++i) {
     ptx::Barrier* full = memory.w_full + turn.stage;

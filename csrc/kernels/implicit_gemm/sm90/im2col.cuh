@@ -17,7 +17,8 @@ __device__ inline void load_taps(const Params& p, const Memory& memory, const Wo
   const Phase& phase = p.phase[work.phase];
   const Place place(p, work.position);
   const int w = place.column * p.stride_w - p.pad_w, h = place.row * p.stride_h - p.pad_h;
-  int chunk = work.chunk, r = work.tap / phase.S, s = work.tap - r * phase.S;
+  int chunk = work.chunk, r, s;
+  work.first_tap(phase.S, r, s);
   const int w_copies = loads_weights ? weight_copies(p, work, kN) : 0;
   const int w_bytes = w_copies * p.w_copy_bytes;
 #pragma unroll 1

@@ -177,8 +177,10 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
     });
     if (kTeams > 1) ++tile;
     if constexpr (!kClustered) {
-      if (work.missing < 0) return store_partial_sums<kWarpgroups>(p, sum, own, 1 + warpgroup);
-      if (work.missing > 0) add_partial_sums<kWarpgroups>(p, work, sum, own, 1 + warpgroup);
+      if (__builtin_expect(work.missing != 0, false)) {
+        if (work.missing < 0) return store_partial_sums<kWarpgroups>(p, sum, own, 1 + warpgroup);
+        add_partial_sums<kWarpgroups>(p, work, sum, own, 1 + warpgroup);
+      }
     }
     work.position += own_pixel;
     if constexpr (kHalves && !kClustered) sum_again<kSpans>(p, work, work.k + own_k, sum);

@@ -125,7 +125,8 @@ class Products {
       }
     } else {
       const int first = first_position(work, phase) * p_.pixel_row_bytes;
-      int r = work.tap / phase.S, s = work.tap - r * phase.S;
+      int r, s;
+      work.first_tap(phase.S, r, s);
 #pragma unroll 1
       while (left > 0) {
         ptx::wait(memory_.x_full + x_.stage, x_.parity);

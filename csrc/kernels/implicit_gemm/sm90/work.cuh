@@ -79,6 +79,11 @@ struct Work {
     chunk = first_chunk;
     chunks = first < last ? last_chunk - first_chunk + 1 : 0;
   }
+  // The first tap's row and column in the filter.
+  __device__ void first_tap(int columns, int& r, int& s) const {
+    r = 0;
+    for (s = tap; s >= columns; s -= columns) ++r;
+  }
   // Stages of pixels.
   template <Loader kLoader>
   __device__ int stages() const {
@@ -104,7 +109,7 @@ class TileScheduler {
   __device__ Work next(const Params& p, const TileShape& shape) {
     int32_t tile = next_;
     int first = -1, last = 0;
-    if (next_ < 0) {
+    if (__builtin_expect(next_ < 0, false)) {
       tile = first_shared_step(p, blockIdx.x) - next_ - 1;
       last = p.by_steps.split(tile) + 1;
       first = max(last + next_, 0);
@@ -114,7 +119,7 @@ class TileScheduler {
       next_ += static_cast<int>(gridDim.x);
     }
     Work work(p, tile, shape);
-    if (first >= 0) work.take(p, first, last);
+    if (__builtin_expect(first >= 0, false)) work.take(p, first, last);
     return work;
   }
 
