@@ -26,10 +26,12 @@ constexpr double kProductBytes = 4096;  // a clock: channels of a tile times byt
 // pixels, and written in another order.
 constexpr double kTurnAccesses = 7;
 
-// Shared memory that a block may ask for.
+// Shared memory that a block may ask for: all of a multiprocessor's where no other block would run
+// beside it.
 int block_bytes(const DeviceProperties& d, const Tile& t) {
   constexpr int kReserved = 1024;  // of each block
-  return (d.shared_bytes_block + kReserved) / t.kind().occupancy - kReserved;
+  const int resident = t.items() * t.splits > d.sm_count ? t.kind().occupancy : 1;
+  return (d.shared_bytes_block + kReserved) / resident - kReserved;
 }
 
 int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
