@@ -609,7 +609,7 @@ def test_sums_are_cut_by_the_shape_alone():
     assert min(cut.values()) > 20, f"too few sums were cut for this test to say much: {cut}"
 
 
-def test_few_tiles_are_split_over_clusters_or_a_workspace():
+def test_sums_of_few_tiles_are_split_over_clusters_or_a_workspace():
     """The parts of a sum that are a cluster need no workspace, and all start at once."""
     kinds = set()
     sizes = itertools.product((1, 8), (256, 2048), (64, 512), (7, 14, 28), (1, 3))
@@ -620,7 +620,12 @@ def test_few_tiles_are_split_over_clusters_or_a_workspace():
         )  # fmt: skip
         plan = _bind.plan(p, algorithm="implicit_gemm")
         of_main_loop = plan.word == "main_loop"  # two of whose blocks may share a multiprocessor
-        if plan.fields.get("clustered") or (of_main_loop and plan.splits > 1):
+        if plan.fields.get("stream_k"):
+            kinds.add("shared")
+            assert plan.splits == 2 and plan.blocks <= 264, p
+            pixels, channels = map(int, plan.fields["tile"].split("x"))
+            assert plan.workspace_bytes > 4 * plan.blocks * pixels * channels, p
+        elif plan.fields.get("clustered") or (of_main_loop and plan.splits > 1):
             kinds.add("cluster")
             assert plan.splits in ((2, 4, 8) if of_main_loop else (2, 4)), p
             assert plan.blocks % plan.splits == 0, p
@@ -632,7 +637,7 @@ def test_few_tiles_are_split_over_clusters_or_a_workspace():
         else:
             kinds.add("whole")
             assert plan.workspace_bytes == 0, p
-    assert kinds == {"cluster", "workspace", "whole"}
+    assert kinds == {"cluster", "workspace", "shared", "whole"}
 
 
 def test_offsets_are_wide_exactly_where_they_must_be():
