@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   constexpr TileShape kTile = kTileShapes[kShape];
   constexpr bool kHalo = kLoader == Loader::kHalo, kClustered = kStore == Store::kCluster;
   constexpr bool kHasPlanes = has_planes(kLoader, kStore, kTile), kHalves = kTile.halves;
-  constexpr int kLoaders = kTile.loaders(kHasPlanes), kThreads = kTile.threads(kHasPlanes);
+  constexpr int kLoaders = kTile.loaders(kHasPlanes);
   // Thread blocks of a cluster have a tile each: all their warpgroups share it.
   constexpr int kTeams = kClustered ? 1 : kTile.teams;
   constexpr int kWarpgroups = kTile.multipliers() / kTeams;

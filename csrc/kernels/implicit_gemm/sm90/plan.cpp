@@ -297,7 +297,9 @@ class Search : public PlanSearch {
   void try_strips(Loader loader) {
     try_tiles(loader);
     if (loader == Loader::kHalo) {
-      if (f_.Q > kGroupPositions && f_.R > 1) try_tiles(loader, f_.Q / kGroupPositions + 1);
+      // Runs of eight pixels are too short for stores to planes, and halos of phases for few taps.
+      const bool pays = f_.Q > kGroupPositions && f_.R > 1 && f_.phases == 1 && !stores_planes(f_);
+      if (pays) try_tiles(loader, f_.Q / kGroupPositions + 1);
       return;
     }
     int64_t last = 1;

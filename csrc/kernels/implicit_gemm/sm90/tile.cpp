@@ -86,8 +86,6 @@ bool stores_rows(const Forward& p, const Tile& t) {
          (p.groups == 1 || p.group_K() % slab == 0);
 }
 
-bool stores_planes(const Forward& p) { return p.K > 1 && p.y_strides[1] != 1; }
-
 // Whether rows of positions may be rounded up to a multiple of `unit`.
 bool is_little_longer(int64_t pitch, int64_t unit) {
   constexpr double kLonger = 1.04;
@@ -283,6 +281,8 @@ bool choose_stages(int shared_bytes, Tile& t) {
   const int stages = t.x_stages * t.x_bytes + t.w_stages * t.w_bytes;
   return fits && (t.splits == 1 || stages >= t.kind().pixels * t.kind().channels * 4);
 }
+
+bool stores_planes(const Forward& p) { return p.K > 1 && p.y_strides[1] != 1; }
 
 bool pixels_follow(const Shape4& sizes, const Shape4& strides, int64_t pixel) {
   for (const size_t i : {3, 2, 0}) {

@@ -198,6 +198,8 @@ PackedWeight weight_of(const Packed& problem, const Tile& tile);
 int64_t packed_weight_bytes(const Packed& problem, const Tile& tile);
 // Elements from one pixel of the output to the next, if they all are equally far apart.
 int64_t pixel_stride(const Forward& problem);
+// Whether pixels of the output are not side by side with their channels.
+bool stores_planes(const Forward& problem);
 // Whether the pixels of all images follow each other, `pixel` elements apart.
 bool pixels_follow(const Shape4& sizes, const Shape4& strides, int64_t pixel);
 

@@ -81,7 +81,10 @@ template <bool kStreamK>
 class TileScheduler {
  public:
   __device__ TileScheduler(const Params& p, int first) : item_(first) {
-    if constexpr (kStreamK) item_ = part_begin(p) - first_shared_step(p, blockIdx.x + 1);
+    if constexpr (kStreamK) {
+      item_ = part_begin(p) - first_shared_step(p, blockIdx.x + 1);
+      if (item_ == 0) start_own(p);
+    }
   }
   __device__ bool is_valid(const Params& p) const { return item_ < p.items; }
   __device__ Work current(const Params& p, const TileShape& shape, Loader loader) const {
@@ -102,13 +105,17 @@ class TileScheduler {
       int first, last;
       find_shared(p, tile, first, last);
       item_ += last - first;
-      if (item_ == 0) item_ = p.shared_tiles + static_cast<int>(blockIdx.x);
+      if (item_ == 0) start_own(p);
     } else {
       item_ += static_cast<int>(gridDim.x);
     }
   }
 
  private:
+  // Goes on to the tiles that are not shared.
+  __device__ void start_own(const Params& p) {
+    item_ = p.shared_tiles + static_cast<int>(blockIdx.x);
+  }
   static __device__ int part_begin(const Params& p) { return first_shared_step(p, blockIdx.x); }
   // A shared tile, and its steps [first, last) that are the last ones left of the block's part.
   __device__ void find_shared(const Params& p, int32_t& tile, int& first, int& last) const {
