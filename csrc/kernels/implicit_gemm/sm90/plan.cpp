@@ -31,6 +31,9 @@ constexpr double kProductBytes = 4096;  // a clock: channels of a tile times byt
 // Accesses of shared memory for each byte of planes: written by copies, read in words of two
 // pixels, and written in another order.
 constexpr double kTurnAccesses = 7;
+// For each term of a position: four instructions and a half, of a warp's 32 positions, in four
+// schedulers.
+constexpr double kGatherClocks = 4.5 / 32 / hardware::kSchedulers;
 
 // Shared memory that a block may ask for: all of a multiprocessor's where no other block would run
 // beside it.
@@ -93,8 +96,13 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
   const double w_copy = t.keeps_weights ? 0 : copy(w_bytes, copied * w_pieces);
   // An instruction reads 64 channels and its columns, the positions of a tile or a part of them.
   // Boxes of planes are written, read, and written again in another order.
-  const double spans = kind.pixels / kind.columns(has_planes(t.loader, t.store, kind));
+  const double spans = kind.pixels / kind.columns(writes_stages(t.loader, t.store, kind));
   const double operands = kind.channels * t.row_bytes * (spans + kind.pixels / 64.0) + w_bytes;
+  if (t.loader == Loader::kGather) {
+    const double gathered = kind.pixels * (t.row_bytes / static_cast<double>(size)) * kGatherClocks;
+    return t.chunks * busiest({product, w_copy, gathered,
+                               (operands + t.x_bytes) / hardware::kSharedBytesPerClock});
+  }
   const double filled = t.loader == Loader::kPlanes
                             ? kTurnAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
                             : t.x_bytes * (t.halves_pixels ? 2.0 : 1.0);
@@ -174,7 +182,7 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
   loop.bytes = static_cast<float>(asked.least_bytes() / launches + split);
   WorkList works;
   works.add(loop);
-  if (p.packing != Packing::kNone) {
+  if (p.is_packed()) {
     const double bytes = 2 * static_cast<double>(p.packed()) * size;
     works.add(moving(PriceKind::kPackPixels, packing_row(p), bytes, launches));
   }
@@ -241,6 +249,7 @@ class Search : public PlanSearch {
     const bool few = channels * element_size(p_.dtype) <= kMostFlattened;
     const bool far = std::max(p_.stride_h, p_.stride_w) > kMostStride;
     if (count_phases(p_) == 1 && (few || far)) try_form({Packing::kPatches, false, halves});
+    if (count_phases(p_) == 1 && few && !halves) try_form({Packing::kGathered, false, halves});
     return best_;
   }
 
@@ -271,7 +280,8 @@ class Search : public PlanSearch {
   void try_form(Form form) {
     Chunk chunk;
     if (!choose_chunk(p_, form, chunk)) return;
-    way_.packing = form.packing;
+    const bool gathers = form.packing == Packing::kGathered;
+    way_.packing = gathers ? Packing::kNone : form.packing;
     way_.joined = form.joins_phases;
     way_.images = chunk.images;
     way_.pixels = chunk.pixels;
@@ -285,7 +295,9 @@ class Search : public PlanSearch {
         ends_.push_back(forward_of(part_of(p_, chunk, i).problem, form));
       }
     }
-    if (input_is_legal(f_)) {
+    if (gathers) {
+      try_tiles(Loader::kGather);
+    } else if (input_is_legal(f_)) {
       try_tiles(Loader::kIm2col);
       try_strips(Loader::kHalo);
     } else if (planes_are_legal(f_)) {
@@ -321,7 +333,9 @@ class Search : public PlanSearch {
       for (way_.row = kMostRowBytes; way_.row >= kLeastRowBytes; way_.row /= 2) {
         // A stage of fewer channels than there are is for what else has no room.
         if (!weigh()) continue;
-        if (f_.group_C() * element_size(f_.dtype) > way_.row / 2) break;
+        // What is gathered fills rows of any width, and the last one the less the wider it is.
+        if (loader != Loader::kGather && f_.group_C() * element_size(f_.dtype) > way_.row / 2)
+          break;
       }
     }
   }
@@ -419,7 +433,7 @@ LaunchShape shape(const ConvProblem& asked, const ConvPlan& plan) {
                                      : count_phases(asked) <= kMostPhases;
   if ((way.packing == Packing::kImages) != gradient || !has_form) return {};
   const Packed p = widest_of(asked, way);
-  if (p.packing != way.packing) return {};
+  if (p.packing != way.form().packing) return {};
   if (way.loader == Loader::kPlanes ? !planes_are_legal(p) : !input_is_legal(p)) return {};
   const Tile tile = make_tile(p, way, plan.splits);
   return is_legal(p, tile) ? shape_of(p, tile, part_bytes(asked, way, p), plan.blocks)
@@ -449,7 +463,7 @@ int64_t statistics_parts(const ConvProblem& asked, const ConvPlan& plan) {
   const Tile tile = make_tile(widest_of(asked, way), way, plan.splits);
   if (tile.store == Store::kCluster) return 0;
   const TileShape& kind = tile.kind();
-  return tile.tiles_m * (kind.pixels / kind.columns(has_planes(tile.loader, tile.store, kind)));
+  return tile.tiles_m * (kind.pixels / kind.columns(writes_stages(tile.loader, tile.store, kind)));
 }
 
 }  // namespace customconv::implicit_gemm::sm90

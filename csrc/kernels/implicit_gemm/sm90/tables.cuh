@@ -15,6 +15,7 @@ constexpr Kernel one_kernel() {
   constexpr bool kHalo = kLoader == Loader::kHalo;
   constexpr bool kExists = kLoader != Loader::kPlanes &&
                            (has_tile(kLoader, kTile) || has_planes(kLoader, kStore, kTile)) &&
+                           (kLoader != Loader::kGather || (gathers_to(kStore) && !kAsStored)) &&
                            (!kHalo || kStore == Store::kPixels || kStore == Store::kPlanes) &&
                            (kStore != Store::kCluster || is_clustered(kLoader, kTile)) &&
                            (!kStreamK || may_share_tiles(kLoader)) &&
