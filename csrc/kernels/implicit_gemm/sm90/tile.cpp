@@ -54,7 +54,7 @@ int most_residue_bits(const Forward& p, const Tile& t) {
 }
 
 // Whether the grid is one that copies can traverse, with all taps in reach.
-bool is_grid(const Forward& p, const Tile& t) {
+bool is_grid(const Packed& p, const Tile& t) {
   if (t.image() * (p.N + 2) > INT32_MAX / 2) return false;
   if (t.loader == Loader::kGather) {
     const ConvProblem& x = p.source;
