@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "kernels/implicit_gemm/sm90/payload.h"
-#include "kernels/implicit_gemm/tile.h"
 
 namespace customconv::implicit_gemm::sm90 {
 
