@@ -10,9 +10,12 @@
 //   holds the pixels that all taps meet: a tap reads the same stage some rows further on. Pixels
 //   are loaded once, not once for each tap. Positions in the padding are computed but not stored.
 // - planes: the same from channels-first input, whose planes warps turn.
+// - gather: the output's pixels, and a stage holds what some taps of each meet, which warps gather
+//   from few channels.
 //
-// For halo and planes, a wide image may be cut into strips of columns, so that a tile has more rows
-// and a smaller halo; the strips overlap by what taps reach.
+// For halo and planes, an image may be cut into strips of columns, so that a tile has more rows and
+// a smaller halo; the strips overlap by what taps reach. Strips that the copy engine brings have
+// eight columns, and the instruction passes over the columns of their halo.
 //
 // The copy engine brings pixels in its im2col mode, or one row of a strip at a time, to a row of
 // shared memory for each position. The matrix instruction reads them in place.
