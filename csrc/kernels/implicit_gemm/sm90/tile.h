@@ -123,7 +123,8 @@ constexpr int staging_bytes(Store store) {
 
 // Whether such kernels may turn planes: the same kernels load halos.
 constexpr bool has_planes(Loader loader, Store store, const TileShape& shape) {
-  return !is_one_tap(loader) && store == Store::kPlanes && has_tile(Loader::kPlanes, shape);
+  return !is_one_tap(loader) && (store == Store::kPlanes || store == Store::kCluster) &&
+         has_tile(Loader::kPlanes, shape);
 }
 
 // Whether many warps write stages: two warpgroups, of a block that is alone.
@@ -134,7 +135,7 @@ constexpr bool writes_stages(Loader loader, Store store, const TileShape& shape)
 // Whether sums of such a tile may be split in a cluster: a block's stages have room for them, and
 // its warpgroups channels.
 constexpr bool is_clustered(Loader loader, const TileShape& shape) {
-  return loader == Loader::kIm2col && shape.pixels * shape.channels <= 128 * 128 &&
+  return loader != Loader::kGather && shape.pixels * shape.channels <= 128 * 128 &&
          shape.channels >= kInstructionRows * shape.multipliers();
 }
 // Whether thread blocks may share the steps of tiles (stream_k.cuh). With im2col it gains nothing:
