@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
   };
   const auto help_cluster = [&](const Work& work, bool) {
     const float none[kBlocks][kN / 2] = {};
-    store_cluster<T, kWarpgroups, kBlocks, kN, kHalves>(p, work, none, memory.weights, rank, -1);
+    store_cluster<T, kLoaders, kWarpgroups, kBlocks, kN, kHalves>(p, work, none, memory.weights,
+                                                                  rank, -1);
   };
   // Threads that load leave registers to those that multiply.
   constexpr bool kMoves = kTile.multipliers() >= 2 && kTile.occupancy == 1;
@@ -128,7 +129,8 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
       });
     } else if (turns_planes && warp != 1) {
       ptx::await_dependency();
-      PlaneLoader<T, kShape, kStreamK>(p, memory, warp == 0 ? 0 : warp - 1, lane).load(first);
+      PlaneLoader<T, kShape, kStreamK, kClustered>(p, memory, rank, warp == 0 ? 0 : warp - 1, lane)
+          .load(first);
     } else if (warp == 0) {
       ptx::await_dependency();
       each_tile([&](const Work& work, bool) {
@@ -197,8 +199,8 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
     if constexpr (kStore == Store::kRows) {
       rows.store(work, sum);
     } else if constexpr (kClustered) {
-      store_cluster<T, kWarpgroups, kBlocks, kN, kHalves>(p, work, sum, memory.weights, rank,
-                                                          warpgroup);
+      store_cluster<T, kLoaders, kWarpgroups, kBlocks, kN, kHalves>(p, work, sum, memory.weights,
+                                                                    rank, warpgroup);
     } else {
       const int k = work.k + own_k;
       if constexpr (kFused) {

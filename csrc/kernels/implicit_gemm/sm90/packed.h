@@ -10,11 +10,12 @@ namespace customconv::implicit_gemm::sm90 {
 
 // What the main loop reads.
 enum class Packing : uint8_t {
-  kNone,      // the input, where it is
-  kPixels,    // its pixels, each with its channels side by side, padded to whole 16 bytes
-  kPatches,   // of few channels: pixels of the output, each with what all taps meet
-  kGathered,  // the same, which the kernel gathers: nothing is packed before
-  kImages,    // pixels, each with what all images have there: of weight gradients
+  kNone,     // the input, where it is
+  kPixels,   // its pixels, each with its channels side by side, padded to whole 16 bytes
+  kPatches,  // of few channels: pixels of the output, each with what all taps meet
+  kImages,   // pixels, each with what all images have there: of weight gradients
+  // As patches, which the kernel gathers itself: nothing is packed. No plan has this word.
+  kGathered,
 };
 
 // The forward convolution that a problem is computed as.

@@ -30,9 +30,7 @@ constexpr double kProductBytes = 4096;  // a clock: channels of a tile times byt
 // Accesses of shared memory for each byte of planes: written by copies, read in words of two
 // pixels, and written in another order.
 constexpr double kTurnAccesses = 7;
-// For each term of a position: four instructions and a half, of a warp's 32 positions, in four
-// schedulers.
-constexpr double kGatherClocks = 4.5 / 32 / hardware::kSchedulers;
+constexpr double kGatherInstructions = 4.5;  // for a term of a warp's 32 positions
 
 // Shared memory that a block may ask for: all of a multiprocessor's where no other block would run
 // beside it.
@@ -98,8 +96,13 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
   const double spans = kind.pixels / kind.columns(writes_stages(t.loader, t.store, kind));
   const double operands = kind.channels * t.row_bytes * (spans + kind.pixels / 64.0) + w_bytes;
   if (t.loader == Loader::kGather) {
-    const double gathered = kind.pixels * (t.row_bytes / static_cast<double>(size)) * kGatherClocks;
-    return t.chunks * busiest({product, w_copy, gathered,
+    // A warp's pixels lie in so many lines of 128 bytes, each of which takes a clock.
+    const ConvProblem& source = p.source;
+    const auto step = static_cast<double>(source.x_strides[3] * source.stride_w * size);
+    const double lines = std::clamp(step * 32 / 128, 1.0, 32.0);
+    const double loads = kind.pixels / 32.0 * (t.row_bytes / static_cast<double>(size));
+    const double issued = loads * kGatherInstructions / hardware::kSchedulers;
+    return t.chunks * busiest({product, w_copy, issued, loads * lines,
                                (operands + t.x_bytes) / hardware::kSharedBytesPerClock});
   }
   const double filled = t.loader == Loader::kPlanes

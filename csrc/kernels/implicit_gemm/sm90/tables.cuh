@@ -16,9 +16,9 @@ constexpr Kernel one_kernel() {
   constexpr bool kExists = kLoader != Loader::kPlanes &&
                            (has_tile(kLoader, kTile) || has_planes(kLoader, kStore, kTile)) &&
                            (kLoader != Loader::kGather || (gathers_to(kStore) && !kAsStored)) &&
-                           (!kHalo || kStore == Store::kPixels || kStore == Store::kPlanes) &&
+                           (!kHalo || kStore != Store::kRows) &&
                            (kStore != Store::kCluster || is_clustered(kLoader, kTile)) &&
-                           (!kStreamK || may_share_tiles(kLoader)) &&
+                           (!kStreamK || (may_share_tiles(kLoader) && kStore != Store::kCluster)) &&
                            (kAsStored || kFused == is_fused(kLoader, kStore, kStreamK, kFused)) &&
                            (!kTile.halves || sizeof(T) == 4);
   if constexpr (kExists) {

@@ -73,7 +73,8 @@ bool is_grid(const Packed& p, const Tile& t) {
   if (p.stride_h > 1 || p.stride_w > 1 || p.P > t.period || t.halo > t.image()) return false;
   if (t.strips == 1 && p.Q > t.pitch) return false;
   if (t.loader == Loader::kPlanes) {
-    if (t.store != Store::kPlanes || t.residue_bits > most_residue_bits(p, t)) return false;
+    if (!has_planes(t.loader, t.store, t.kind())) return false;
+    if (t.residue_bits > most_residue_bits(p, t)) return false;
     if (p.C < int64_t{1} << t.residue_bits) return false;
     if (t.strips == 1) return true;
     // What lies outside the image is on one side of a strip. The last that begins in front of it
@@ -321,7 +322,8 @@ bool is_legal(const Packed& p, const Tile& t) {
     return false;
   }
   if (t.splits == 1) return true;
-  return is_clustered(t.loader, t.kind()) && t.splits <= t.chunks * p.phase[0].R * p.phase[0].S;
+  const int64_t steps = t.chunks * (is_one_tap(t.loader) ? p.phase[0].R * p.phase[0].S : 1);
+  return is_clustered(t.loader, t.kind()) && t.splits <= steps;
 }
 
 int64_t pixel_stride(const Forward& p) {

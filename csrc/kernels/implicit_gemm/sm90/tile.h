@@ -10,9 +10,12 @@
 //   holds the pixels that all taps meet: a tap reads the same stage some rows further on. Pixels
 //   are loaded once, not once for each tap. Positions in the padding are computed but not stored.
 // - planes: the same from channels-first input, whose planes warps turn.
+// - gather: the output's pixels, and a stage holds what some taps of each meet, which warps gather
+//   from few channels.
 //
-// For halo and planes, a wide image may be cut into strips of columns, so that a tile has more rows
-// and a smaller halo; the strips overlap by what taps reach.
+// For halo and planes, an image may be cut into strips of columns, so that a tile has more rows and
+// a smaller halo; the strips overlap by what taps reach. Strips that the copy engine brings have
+// eight columns, and the instruction passes over the columns of their halo.
 //
 // The copy engine brings pixels in its im2col mode, or one row of a strip at a time, to a row of
 // shared memory for each position. The matrix instruction reads them in place.
@@ -120,7 +123,8 @@ constexpr int staging_bytes(Store store) {
 
 // Whether such kernels may turn planes: the same kernels load halos.
 constexpr bool has_planes(Loader loader, Store store, const TileShape& shape) {
-  return !is_one_tap(loader) && store == Store::kPlanes && has_tile(Loader::kPlanes, shape);
+  return !is_one_tap(loader) && (store == Store::kPlanes || store == Store::kCluster) &&
+         has_tile(Loader::kPlanes, shape);
 }
 
 // Whether many warps write stages: two warpgroups, of a block that is alone.
@@ -131,7 +135,7 @@ constexpr bool writes_stages(Loader loader, Store store, const TileShape& shape)
 // Whether sums of such a tile may be split in a cluster: a block's stages have room for them, and
 // its warpgroups channels.
 constexpr bool is_clustered(Loader loader, const TileShape& shape) {
-  return loader == Loader::kIm2col && shape.pixels * shape.channels <= 128 * 128 &&
+  return loader != Loader::kGather && shape.pixels * shape.channels <= 128 * 128 &&
          shape.channels >= kInstructionRows * shape.multipliers();
 }
 // Whether thread blocks may share the steps of tiles (stream_k.cuh). With im2col it gains nothing:
