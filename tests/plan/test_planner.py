@@ -620,12 +620,7 @@ def test_sums_of_few_tiles_are_split_over_clusters_or_a_workspace():
         )  # fmt: skip
         plan = _bind.plan(p, algorithm="implicit_gemm")
         of_main_loop = plan.word == "main_loop"  # two of whose blocks may share a multiprocessor
-        if plan.fields.get("stream_k"):
-            kinds.add("shared")
-            assert plan.splits == 2 and plan.blocks <= 264, p
-            pixels, channels = map(int, plan.fields["tile"].split("x"))
-            assert plan.workspace_bytes > 4 * plan.blocks * pixels * channels, p
-        elif plan.fields.get("clustered") or (of_main_loop and plan.splits > 1):
+        if plan.fields.get("clustered") or (of_main_loop and plan.splits > 1):
             kinds.add("cluster")
             assert plan.splits in ((2, 4, 8) if of_main_loop else (2, 4)), p
             assert plan.blocks % plan.splits == 0, p
@@ -637,7 +632,24 @@ def test_sums_of_few_tiles_are_split_over_clusters_or_a_workspace():
         else:
             kinds.add("whole")
             assert plan.workspace_bytes == 0, p
-    assert kinds == {"cluster", "workspace", "shared", "whole"}
+    assert kinds == {"cluster", "workspace", "whole"}
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_blocks_that_share_tiles_have_memory_for_their_sums(channels_last):
+    """Sums of a tile and its flags for each block, of which all run at once."""
+    p = problem(
+        input=(2, 512, 24, 32), weight=(136, 512, 3, 3), padding=(1, 1), dtype="float16",
+        channels_last=channels_last,
+    )  # fmt: skip
+    shared = [plan for plan in _bind.plans(p) if plan.fields.get("stream_k")]
+    loaders = {"halo"} if channels_last else {"halo", "planes"}
+    assert {plan.fields["loader"] for plan in shared} == loaders
+    for plan in shared:
+        pixels, channels = map(int, plan.fields["tile"].split("x"))
+        assert plan.splits == 2, "they count as split sums"
+        assert plan.blocks <= 2 * 132, plan
+        assert plan.workspace_bytes > 4 * plan.blocks * pixels * channels, plan
 
 
 def test_offsets_are_wide_exactly_where_they_must_be():
