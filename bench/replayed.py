@@ -71,11 +71,11 @@ def replay(timed: Sequence[Timings]) -> list[Replayed]:
         planned = _bind.plans(problem_of(each.cell))
         known = {_chosen(plan.name): plan for plan in planned}
         known |= {plan.name: plan for plan in planned}
-        times = {}
-        for which, ms in each.times.items():
+        times: dict[str, float] = {}
+        for which, took in each.times.items():
             plan = known.get(which) or known.get(_chosen(which))
             if plan is not None and (plan.name == which or plan.name not in times):
-                times[plan.name] = ms
+                times[plan.name] = took
         plans = [known[which] for which in times]
         ms = np.array([*times.values()])
         if plans:
