@@ -48,7 +48,9 @@ std::vector<std::pair<std::string, std::string>> main_loop_tiles() {
   std::vector<std::pair<std::string, std::string>> tiles;
   for (int loader = 0; loader < sm90::kLoaderCount; ++loader) {
     for (int tile = 0; tile < sm90::kTileShapeCount; ++tile) {
-      if (!sm90::has_tile(static_cast<sm90::Loader>(loader), sm90::kTileShapes[tile])) continue;
+      const auto own = static_cast<sm90::Loader>(loader);
+      const sm90::TileShape& shape = sm90::kTileShapes[tile];
+      if (!sm90::has_tile(own, shape) && !sm90::has_clusters(own, shape)) continue;
       tiles.emplace_back(sm90::kLoaderNames[loader], words[tile]);
     }
   }

@@ -94,7 +94,7 @@ def test_calls_on_several_streams_do_not_wait_for_each_other(layout, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_captured_call_waits_anew_at_every_replay(layout, dtype):
-    """Its launches are the same each time, and so is what blocks leave to say that they are done."""
+    """Launches are the same each time, and so is what blocks leave to say that they are done."""
     t, _ = placed("few_tiles", layout, dtype)
     inputs = [torch.randint_like(t.x, -2, 3) for _ in range(4)]
     for plan in shared_plans("few_tiles", t):

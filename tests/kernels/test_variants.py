@@ -177,9 +177,10 @@ def check_main_loop(plans: list[_bind.ConvPlan]) -> None:
     fields = [plan.fields for plan in own]
     tiles = {(loader, tile) for loader, tile in _bind.main_loop_tiles() if "3xTF32" not in tile}
     assert {(each["loader"], each["tile"]) for each in fields} == tiles
-    assert {(each["loader"], each["tile"]) for each in fields if each["stream_k"]} == {
-        (loader, tile) for loader, tile in tiles if loader != "im2col"
-    }
+    shared = {(each["loader"], each["tile"]) for each in fields if each["stream_k"]}
+    assert shared == {
+        ("halo", "256x64"), ("halo", "64x64"), ("planes", "128x128"), ("planes", "256x64"),
+    }  # fmt: skip
     assert {each["row"] for each in fields} == {32, 64, 128}
     assert {plan.splits for plan in own} == {1, 2, 4, 8}
     assert {each["packing"] for each in fields} == {"none", "pixels", "patches"}

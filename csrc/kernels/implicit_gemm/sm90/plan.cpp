@@ -331,7 +331,8 @@ class Search : public PlanSearch {
     for (way_.tile = 0; way_.tile < kTileShapeCount; ++way_.tile) {
       if (is_over()) return;
       const TileShape& kind = kTileShapes[way_.tile];
-      if (!has_tile(loader, kind) || is_too_wide(kind.channels)) continue;
+      if (!has_tile(loader, kind) && !has_clusters(loader, kind)) continue;
+      if (is_too_wide(kind.channels)) continue;
       for (way_.row = kMostRowBytes; way_.row >= kLeastRowBytes; way_.row /= 2) {
         // A stage of fewer channels than there are is for what else has no room.
         if (!weigh()) continue;
@@ -347,14 +348,15 @@ class Search : public PlanSearch {
 
   bool weigh() {
     const Tile whole = make_tile(f_, way_, 1);
-    if (!add_tile(whole)) return false;
-    if (may_share_tiles(way_.loader)) {
+    const bool has_whole = has_tile(way_.loader, whole.kind());
+    if (has_whole && !add_tile(whole)) return false;
+    if (has_whole && may_share_tiles(way_.loader)) {
       way_.stream_k = true;
       const Tile shared = make_tile(f_, way_, kStreamKSplits);
       if (saves_time(shared)) add_tile(shared);
       way_.stream_k = false;
     }
-    if (!is_clustered(way_.loader, whole.kind())) return true;
+    if (!has_clusters(way_.loader, whole.kind())) return true;
     for (int64_t splits = 2; splits <= kMostSplits; splits *= 2) {
       const Tile tile = make_tile(f_, way_, splits);
       if (whole.items() * splits > blocks_at_once(d_, tile)) break;

@@ -17,7 +17,7 @@ constexpr Kernel one_kernel() {
                            (has_tile(kLoader, kTile) || has_planes(kLoader, kStore, kTile)) &&
                            (kLoader != Loader::kGather || (gathers_to(kStore) && !kAsStored)) &&
                            (!kHalo || kStore != Store::kRows) &&
-                           (kStore != Store::kCluster || is_clustered(kLoader, kTile)) &&
+                           (kStore != Store::kCluster || has_clusters(kLoader, kTile)) &&
                            (!kStreamK || (may_share_tiles(kLoader) && kStore != Store::kCluster)) &&
                            (kAsStored || kFused == is_fused(kLoader, kStore, kStreamK, kFused)) &&
                            (!kTile.halves || sizeof(T) == 4);

@@ -321,9 +321,9 @@ bool is_legal(const Packed& p, const Tile& t) {
                      t.items() * t.chunks > INT32_MAX / 2)) {
     return false;
   }
-  if (t.splits == 1) return true;
+  if (t.splits == 1) return has_tile(t.loader, t.kind());
   const int64_t steps = t.chunks * (is_one_tap(t.loader) ? p.phase[0].R * p.phase[0].S : 1);
-  return is_clustered(t.loader, t.kind()) && t.splits <= steps;
+  return has_clusters(t.loader, t.kind()) && t.splits <= steps;
 }
 
 int64_t pixel_stride(const Forward& p) {

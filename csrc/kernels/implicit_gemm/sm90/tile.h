@@ -138,6 +138,13 @@ constexpr bool is_clustered(Loader loader, const TileShape& shape) {
   return loader != Loader::kGather && shape.pixels * shape.channels <= 128 * 128 &&
          shape.channels >= kInstructionRows * shape.multipliers();
 }
+// Whether a loader has kernels that split sums of such a tile: those that turn planes load halos
+// too.
+constexpr bool has_clusters(Loader loader, const TileShape& shape) {
+  return is_clustered(loader, shape) &&
+         (has_tile(loader, shape) || has_planes(loader, Store::kCluster, shape));
+}
+
 // Whether thread blocks may share the steps of tiles (stream_k.cuh). With im2col it gains nothing:
 // its tiles ask L2 for more than it gives, so that others get what idle multiprocessors leave.
 constexpr bool may_share_tiles(Loader loader) { return !is_one_tap(loader); }
