@@ -11,14 +11,16 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
-// Lists where a pixel's terms are, from the one that its first tap meets: the element, and the
-// tap's row and column as the bits of masks. What a row has behind the last term is nowhere.
+// Lists where a pixel's terms are, from the one that its first tap meets: bytes, and the tap's row
+// and column as the bits of masks. What a row has behind the last term is nowhere.
+template <typename T>
 __device__ inline void list_terms(const Gather& gather, Term* terms, int thread, int threads) {
   for (int i = thread; i < gather.padded_terms; i += threads) {
     int32_t r = i;
     const int c = gather.by_C.split(r), s = gather.by_S.split(r);
     const bool exists = i < gather.terms;
-    terms[i] = {c * gather.c + r * gather.tap_h + s * gather.tap_w,
+    const int offset = c * gather.c + r * gather.tap_h + s * gather.tap_w;
+    terms[i] = {offset * static_cast<int>(sizeof(T)),
                 exists ? static_cast<uint32_t>(r | s << 8) : kNoTap};
   }
 }
@@ -51,6 +53,7 @@ class GatherLoader {
     const int w = place.column * gather.stride_w - gather.pad_w;
     const auto* const pixel =
         static_cast<const Bits*>(gather.x) + place.n * gather.n + h * gather.h + w * gather.w;
+    const auto* const bytes = reinterpret_cast<const char*>(pixel);
     uint32_t rows = 0, columns = 0;  // of the filter, that meet the image
     if (place.n < p_.N) {
       rows = in_range(h, gather.dilation_h, gather.R, gather.H);
@@ -73,7 +76,7 @@ class GatherLoader {
       for (int unit = first; unit < first + units; ++unit) {
         const uint32_t at = terms + unit * kUnit * kTermBytes;
         const uint4 v =
-            exist ? fetch<true>(pixel, at, rows, columns) : fetch<false>(pixel, at, rows, columns);
+            exist ? fetch<true>(bytes, at, rows, columns) : fetch<false>(bytes, at, rows, columns);
         ptx::store_shared(to + (unit * 16 ^ swizzle), v);
       }
       ptx::fence_shared_writes();
@@ -105,14 +108,14 @@ class GatherLoader {
 
   // 16 bytes of a pixel's terms.
   template <bool kExist>
-  __device__ uint4 fetch(const Bits* pixel, uint32_t terms, uint32_t rows, uint32_t columns) const {
+  __device__ uint4 fetch(const char* pixel, uint32_t terms, uint32_t rows, uint32_t columns) const {
     uint32_t bits[kUnit];
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
       const uint2 term = ptx::load_shared<uint2>(terms + i * kTermBytes);
       const bool exists = kExist || (rows >> (term.y & 31) & columns >> (term.y >> 8 & 31) & 1 &
                                      ~(term.y >> 16)) != 0;
-      bits[i] = exists ? pixel[static_cast<int>(term.x)] : Bits{0};
+      bits[i] = exists ? *reinterpret_cast<const Bits*>(pixel + static_cast<int>(term.x)) : Bits{0};
     }
     if constexpr (sizeof(T) == 2) {
       return make_uint4(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16, bits[4] | bits[5] << 16,

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
     ptx::fence_barrier_init();
   }
   if (kGathers && warp < 4 * kLoaders) {
-    list_terms(p.gather, memory.terms, threadIdx.x, 128 * kLoaders);
+    list_terms<T>(p.gather, memory.terms, threadIdx.x, 128 * kLoaders);
   }
   // Parameters are not in a cache yet. Finding the first tile brings them there meanwhile.
   {

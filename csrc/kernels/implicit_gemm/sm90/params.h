@@ -21,7 +21,7 @@ struct Halves {
   bool gradient;  // of the input: there are no taps outside the image
 };
 
-// Where a term of an output pixel is: elements from the one that the pixel's first tap meets in
+// Where a term of an output pixel is: bytes from the one that the pixel's first tap meets in
 // channel 0, and the tap: its row and, from bit 8 on, its column; or kNoTap.
 struct Term {
   int32_t offset;

@@ -62,7 +62,7 @@ bool is_grid(const Packed& p, const Tile& t) {
            reach(x.C, x.x_strides[1]) + reach(x.H, x.x_strides[2]) + reach(x.W, x.x_strides[3]) +
                    (x.R + x.pad_h) * std::abs(x.x_strides[2]) * x.dilation_h +
                    (x.S + x.pad_w) * std::abs(x.x_strides[3]) * x.dilation_w <=
-               INT32_MAX;
+               INT32_MAX / element_size(p.dtype);
   }
   if (t.loader == Loader::kIm2col) {
     return (p.R - 1) * p.dilation_h <= kMostOffset && (p.S - 1) * p.dilation_w <= kMostOffset &&
