@@ -59,13 +59,25 @@ def problem_of(cell: Cell) -> _bind.ConvProblem:
     )  # fmt: skip
 
 
+def _chosen(name: str) -> str:
+    """What a plan's name says of choices: stages follow from them and from shared memory's size."""
+    return " ".join(word for word in name.split() if not word.startswith(("stages=", "slots=")))
+
+
 def replay(timed: Sequence[Timings]) -> list[Replayed]:
-    """Plans each cell again, and keeps the plans that were timed."""
+    """Plans each cell again, and keeps the plans that were timed, if with other stages."""
     found = []
     for each in timed:
-        known = {plan.name: plan for plan in _bind.plans(problem_of(each.cell))}
-        plans = [known[which] for which in each.times if which in known]
-        ms = np.array([ms for which, ms in each.times.items() if which in known])
+        planned = _bind.plans(problem_of(each.cell))
+        known = {_chosen(plan.name): plan for plan in planned}
+        known |= {plan.name: plan for plan in planned}
+        times: dict[str, float] = {}
+        for which, took in each.times.items():
+            plan = known.get(which) or known.get(_chosen(which))
+            if plan is not None and (plan.name == which or plan.name not in times):
+                times[plan.name] = took
+        plans = [known[which] for which in times]
+        ms = np.array([*times.values()])
         if plans:
             layer = each.cell.layer
             held_out = timings.is_held_out(layer.suite, layer.name)

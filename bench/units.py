@@ -34,7 +34,8 @@ def _main_loop(plan: _bind.ConvPlan, fields: Fields) -> set[str]:
     loader = fields["loader"]
     return _units(loader, fields["tile"], {
         "joined": fields["joined"],
-        "clusters": plan.splits > 1,
+        "clusters": plan.splits > 1 and not fields["stream_k"],
+        "stream-k": fields["stream_k"],
         f"{loader}-strips": fields["strips"] > 1,
         f"packed-{fields['packing']}": fields["packing"] != "none",
     })  # fmt: skip

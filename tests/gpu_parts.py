@@ -74,7 +74,7 @@ PARTS = (
     Part(
         "implicit_gemm_outputs",  # and input gradients
         (
-            select("kernels/test_variants.py"),
+            select("kernels/test_variants.py", "kernels/test_stream_k.py"),
             select(*EVERY_FAMILY, family="implicit_gemm", op=OUTPUTS),
             select("kernels/test_accuracy.py", function=ROUNDED),
             select(STRICT, op=OUTPUTS),

@@ -13,6 +13,7 @@ constexpr double kSchedulers = 4;             // of a multiprocessor: an instruc
 constexpr double kSharedBytesPerClock = 128;  // of a multiprocessor's shared memory
 constexpr double kL2BytesPerClock = 50;       // from L2 to a multiprocessor, while all load
 constexpr double kCopyRowClocks = 2.25;       // of the copy engine, for each row of a box
+constexpr double kStripCopyClocks = 190;      // of a warp that copies a strip row by row, each
 constexpr double kWarpProductClocks = 2;  // of a multiprocessor: a warp's of 16 by 8 by 32 bytes
 constexpr double kUnhidden = 0.12;        // of shorter work: it adds so much to the longest
 constexpr double kClusterReach = 0.91;    // of the multiprocessors, for clusters of more than two

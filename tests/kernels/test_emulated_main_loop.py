@@ -134,7 +134,9 @@ def test_parts_of_statistics_are_of_the_output(library: Path, name: str, tf32: b
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("where", ["image", "filter", "both"])
 @pytest.mark.parametrize("op", PASSES[False])
-@pytest.mark.parametrize("name", ["3x3", "pointwise", "strided", "patches", "groups", "planes"])
+@pytest.mark.parametrize(
+    "name", ["3x3", "pointwise", "strided", "patches", "groups", "planes", "strips"]
+)
 def test_what_is_not_finite_is_as_in_float32(
     library: Path, name: str, op: str, where: str, value: float
 ):

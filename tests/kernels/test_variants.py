@@ -57,6 +57,9 @@ PROBLEMS = {
     "many_tiles": case((24, 24, 60, 70), (40, 24, 3, 3), padding=(1, 1)),
     "many_strided_tiles": case((24, 16, 121, 141), (40, 16, 3, 3), stride=(2, 2)),
     "many_pointwise_tiles": case((24, 136, 60, 70), (64, 136, 1, 1)),
+    # Long sums of few tiles, whose steps thread blocks share.
+    "many_terms": case((2, 520, 20, 24), (136, 520, 3, 3), padding=(1, 1)),
+    "many_odd_terms": case((1, 522, 17, 23), (72, 522, 3, 3), padding=(1, 1)),
 }
 # The same of wide groups, but for few channels. Groups have as many tiles as share pixels, or a
 # number that does not divide by that, or tiles of 32 channels alone.
@@ -116,6 +119,8 @@ GRADIENTS = {
     "joined_gaps": case((2, 18, 21, 27), (16, 18, 3, 2), stride=(5, 4), padding=(1, 1)),
     "joined_row": case((3, 40, 1, 203), (72, 40, 1, 16), stride=(1, 8), padding=(0, 4)),
     "many_tiles": case((24, 40, 60, 70), (24, 40, 3, 3), padding=(1, 1)),
+    "many_terms": case((2, 136, 20, 24), (520, 136, 3, 3), padding=(1, 1)),
+    "many_odd_terms": case((1, 72, 17, 23), (522, 72, 3, 3), padding=(1, 1)),
     # All pixels of the output are of padding.
     "no_tap_meets": case((2, 40, 1, 9), (24, 40, 1, 3), stride=(3, 1), padding=(1, 1)),
     "joined_dilated": case(
@@ -172,6 +177,9 @@ def check_main_loop(plans: list[_bind.ConvPlan]) -> None:
     fields = [plan.fields for plan in own]
     tiles = {(loader, tile) for loader, tile in _bind.main_loop_tiles() if "3xTF32" not in tile}
     assert {(each["loader"], each["tile"]) for each in fields} == tiles
+    assert {(each["loader"], each["tile"]) for each in fields if each["stream_k"]} == {
+        (loader, tile) for loader, tile in tiles if loader != "im2col"
+    }
     assert {each["row"] for each in fields} == {32, 64, 128}
     assert {plan.splits for plan in own} == {1, 2, 4, 8}
     assert {each["packing"] for each in fields} == {"none", "pixels", "patches"}

@@ -609,7 +609,7 @@ def test_sums_are_cut_by_the_shape_alone():
     assert min(cut.values()) > 20, f"too few sums were cut for this test to say much: {cut}"
 
 
-def test_few_tiles_are_split_over_clusters_or_a_workspace():
+def test_sums_of_few_tiles_are_split_over_clusters_or_a_workspace():
     """The parts of a sum that are a cluster need no workspace, and all start at once."""
     kinds = set()
     sizes = itertools.product((1, 8), (256, 2048), (64, 512), (7, 14, 28), (1, 3))
@@ -633,6 +633,23 @@ def test_few_tiles_are_split_over_clusters_or_a_workspace():
             kinds.add("whole")
             assert plan.workspace_bytes == 0, p
     assert kinds == {"cluster", "workspace", "whole"}
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_blocks_that_share_tiles_have_memory_for_their_sums(channels_last):
+    """Sums of a tile and its flags for each block, of which all run at once."""
+    p = problem(
+        input=(2, 512, 24, 32), weight=(136, 512, 3, 3), padding=(1, 1), dtype="float16",
+        channels_last=channels_last,
+    )  # fmt: skip
+    shared = [plan for plan in _bind.plans(p) if plan.fields.get("stream_k")]
+    loaders = {"halo"} if channels_last else {"halo", "planes"}
+    assert {plan.fields["loader"] for plan in shared} == loaders
+    for plan in shared:
+        pixels, channels = map(int, plan.fields["tile"].split("x"))
+        assert plan.splits == 2, "they count as split sums"
+        assert plan.blocks <= 2 * 132, plan
+        assert plan.workspace_bytes > 4 * plan.blocks * pixels * channels, plan
 
 
 def test_offsets_are_wide_exactly_where_they_must_be():

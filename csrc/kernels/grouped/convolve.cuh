@@ -426,9 +426,9 @@ __global__ void __launch_bounds__(kKernels[kIndex].threads(), kKernels[kIndex].b
   const Memory memory(p, bytes, pixels);
   const Block block = block_of(p);
   const Crew crew = whole_block();
-  if (threadIdx.x < 2) {
-    ptx::init_barrier(&memory.full[threadIdx.x], kProducers);
-    ptx::init_barrier(&memory.empty[threadIdx.x], p.work.threads);
+  if (threadIdx.x == 0) {
+    ptx::init_barriers(memory.full, 2, kProducers);
+    ptx::init_barriers(memory.empty, 2, p.work.threads);
   }
   list_slots(crew, p.tile, p.in, memory.slots);
   list_positions(crew, p.tile, p.out_n, p.tile.h.phases * p.out_h, p.tile.w.phases * p.out_w,

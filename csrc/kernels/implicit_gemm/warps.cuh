@@ -253,12 +253,11 @@ __global__ void __launch_bounds__(threads_of(kKernels[kKernel], kFetch), 1)
   constexpr int kWarpgroups = warpgroups(kKernels[kKernel], kFetch);
   extern __shared__ __align__(1024) char memory[];
   const Shared shared(p, memory, /*copied=*/true, kFetch == Fetch::kFlat);
-  if (threadIdx.x < kMostStages) {
-    const int stage = threadIdx.x;
-    ptx::init_barrier(&shared.x_full[stage], kRowThreads);
-    ptx::init_barrier(&shared.x_empty[stage], 128 * kWarpgroups);
-    ptx::init_barrier(&shared.w_full[stage], 32);
-    ptx::init_barrier(&shared.w_empty[stage], 128 * kWarpgroups);
+  if (threadIdx.x == 0) {
+    ptx::init_barriers(shared.x_full, kMostStages, kRowThreads);
+    ptx::init_barriers(shared.x_empty, kMostStages, 128 * kWarpgroups);
+    ptx::init_barriers(shared.w_full, kMostStages, 32);
+    ptx::init_barriers(shared.w_empty, kMostStages, 128 * kWarpgroups);
   }
   if constexpr (kFetch == Fetch::kFlat) list_flat(p, shared.flat);
   __syncthreads();

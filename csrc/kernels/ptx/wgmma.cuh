@@ -27,11 +27,13 @@ __device__ inline uint64_t describe_rows(uint32_t address, uint32_t group_bytes)
          ((address & 0x3FFFF) >> 4);
 }
 
-// Rows of 32, 64 or 128 bytes, one after the other, with the swizzle of that width.
-__device__ inline uint64_t describe_swizzled(uint32_t address, uint32_t row_bytes) {
+// Rows of 32, 64 or 128 bytes with the swizzle of that width: groups of eight
+// that are `group_bytes` apart.
+__device__ inline uint64_t describe_swizzled(uint32_t address, uint32_t row_bytes,
+                                             uint32_t group_bytes) {
   constexpr uint64_t kUnused = 1ull << 16;
   const uint64_t swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
-  return swizzle << 62 | kUnused | (static_cast<uint64_t>(row_bytes * 8 >> 4) << 32) |
+  return swizzle << 62 | kUnused | (static_cast<uint64_t>(group_bytes >> 4) << 32) |
          ((address & 0x3FFFF) >> 4);
 }
 

@@ -15,21 +15,27 @@ __device__ inline void load_halo(const Params& p, const Memory& memory, const Wo
   if (work.taps == 0) return;
   // One image ahead, so that no position is negative.
   const int first = work.position - p.halo + p.image;
-  const Place place(p, first + lane * p.copy_rows);
+  const Place place(p, first + lane * p.copy_positions);
   const int copy_bytes = p.copy_rows * p.pixel_row_bytes;
-  for (int chunk = 0; chunk < p.chunks; ++chunk) {
+  for (int chunk = work.first; chunk < work.last; ++chunk) {
     ptx::Barrier* full = (p.halves_pixels ? memory.float_full : memory.x_full) + turn.stage;
     ptx::wait(memory.x_empty + turn.stage, turn.parity ^ 1);
     if (lane == 0) ptx::arrive_expecting(full, p.copies * copy_bytes);
     __syncwarp();
-    if (lane < p.copies) {
-      char* to = memory.pixels + turn.stage * p.x_bytes + lane * copy_bytes;
-      const int c = pixel_channel(p, work, chunk);
-      if (p.copies_strips) {
-        ptx::copy_box(to, &p.x, full, c, place.first_column - p.pad_w, place.row, place.n - 1);
-      } else {
-        ptx::copy_im2col(to, &p.x, full, c, place.column, place.row, place.n - 1, 0, 0);
+    const int c = pixel_channel(p, work, chunk);
+    char* const stage = memory.pixels + turn.stage * p.x_bytes;
+    if (p.copies_strips && lane == 0) {
+      Place at = place;
+#pragma unroll 1
+      for (int i = 0; i < p.copies; ++i) {
+        ptx::copy_box(stage + i * copy_bytes, &p.x, full, c, at.first_column - p.pad_w, at.row,
+                      at.n - 1);
+        const bool is_last = ++at.row == p.by_period.divisor();
+        if (is_last) at = Place(p, first + (i + 1) * p.copy_positions);
       }
+    } else if (!p.copies_strips && lane < p.copies) {
+      ptx::copy_im2col(stage + lane * copy_bytes, &p.x, full, c, place.column, place.row,
+                       place.n - 1, 0, 0);
     }
     turn.advance(p.x_stages);
   }
@@ -42,7 +48,7 @@ __device__ inline void load_halo_weights(const Params& p, const Memory& memory, 
   const Phase& phase = p.phase[work.phase];
   if (work.taps == 0) return;
   const int copies = weight_copies(p, work, kN);
-  for (int chunk = 0; chunk < p.chunks; ++chunk) {
+  for (int chunk = work.first; chunk < work.last; ++chunk) {
     for (int r = 0; r < phase.R; ++r) {
       for (int s = 0; s < phase.S; ++s) {
         ptx::Barrier* full = memory.w_full + turn.stage;

@@ -16,15 +16,16 @@
 #include "kernels/implicit_gemm/sm90/store_pixels.cuh"
 #include "kernels/implicit_gemm/sm90/store_planes.cuh"
 #include "kernels/implicit_gemm/sm90/store_rows.cuh"
+#include "kernels/implicit_gemm/sm90/stream_k.cuh"
 #include "kernels/implicit_gemm/sm90/sum_again.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace customconv::implicit_gemm::sm90 {
 
-constexpr int kStartBarrier = 15;  // behind which mbarriers are ready
-
-// `kFused`: there may be an epilogue. `kAsStored`: the instruction transposes weights.
-template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored>
+// `kFused`: there may be an epilogue. `kAsStored`: the instruction transposes weights. `kStreamK`:
+// thread blocks share the steps of some tiles.
+template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored,
+          bool kStreamK>
 __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader, kStore,
                                                                          kTileShapes[kShape])),
                                   kTileShapes[kShape].occupancy)
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   constexpr TileShape kTile = kTileShapes[kShape];
   constexpr bool kHalo = kLoader == Loader::kHalo, kClustered = kStore == Store::kCluster;
   constexpr bool kHasPlanes = has_planes(kLoader, kStore, kTile), kHalves = kTile.halves;
-  constexpr int kLoaders = kTile.loaders(kHasPlanes), kThreads = kTile.threads(kHasPlanes);
+  constexpr int kLoaders = kTile.loaders(kHasPlanes);
   // Thread blocks of a cluster have a tile each: all their warpgroups share it.
   constexpr int kTeams = kClustered ? 1 : kTile.teams;
   constexpr int kWarpgroups = kTile.multipliers() / kTeams;
@@ -57,42 +58,45 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
       prefetch_first_tile(p, first, rank, kTile, threadIdx.x - kFirstWarp * 32);
     }
   }
-  if (warp == 0) {
-    if (lane == 0) ptx::prefetch_map(kHasPlanes && p.plane_boxes > 0 ? p.planes : &p.x);
-    if (lane == 1) ptx::prefetch_map(&p.w);
-    if (lane < kMostStages) {
-      // Warps that turn planes fill a stage, or those that halve pixels and copies of weights.
-      const int halving = kHalvingWarps + (kHalo ? 0 : 1);
-      ptx::init_barrier(memory.x_full + lane, kHasPlanes && p.plane_boxes > 0 ? p.plane_boxes
-                                              : p.halves_pixels               ? halving
-                                                                              : 1);
-      ptx::init_barrier(memory.float_full + lane, 1);
-      ptx::init_barrier(memory.x_empty + lane, kWarpgroups);
-      if (kHalo) {
-        ptx::init_barrier(memory.w_full + lane, 1);
-        ptx::init_barrier(memory.w_empty + lane, kWarpgroups);
-      }
-    }
-    if (kHasPlanes) {
-      for (int i = lane; i < kTile.plane_warps() * kMostPlaneSlots; i += 32) {
-        ptx::init_barrier(memory.slot_full + i, 1);
-      }
-    }
-    if (kFused && lane < kTile.multipliers()) ptx::init_barrier(memory.residual_full + lane, 1);
-    ptx::fence_barrier_init();
-    __syncwarp();
-    ptx::arrive_threads(kStartBarrier, kThreads);  // it goes on at once
-  } else {
-    ptx::sync_threads(kStartBarrier, kThreads);
+  const bool turns_planes = kHasPlanes && p.plane_boxes > 0;
+  if (threadIdx.x == 0) {
+    ptx::prefetch_map(turns_planes ? p.planes : &p.x);
+    ptx::prefetch_map(&p.w);
   }
+  if (threadIdx.x == kLoaders * 128) {  // it has nothing to do before there are stages
+    // Warps that turn planes fill a stage, or those that halve pixels and copies of weights.
+    const int halving = kHalvingWarps + (kHalo ? 0 : 1);
+    const int filling = turns_planes ? p.plane_boxes : p.halves_pixels ? halving : 1;
+    ptx::init_barriers(memory.x_full, p.x_stages, filling);
+    ptx::init_barriers(memory.x_empty, p.x_stages, kWarpgroups);
+    if (kHalves) ptx::init_barriers(memory.float_full, p.x_stages, 1);
+    if (kHalo) {
+      ptx::init_barriers(memory.w_full, p.w_stages, 1);
+      ptx::init_barriers(memory.w_empty, p.w_stages, kWarpgroups);
+    }
+    if (turns_planes) {
+      ptx::init_barriers(memory.slot_full, kTile.plane_warps() * kMostPlaneSlots, 1);
+    }
+    if (kFused) ptx::init_barriers(memory.residual_full, kTile.multipliers(), 1);
+    ptx::fence_barrier_init();
+  }
+  // Parameters are not in a cache yet. Finding the first tile brings them there meanwhile.
+  {
+    const Work work = TileScheduler<kStreamK>(p, first).current(p, kTile, kLoader);
+    asm volatile("" ::"r"(work.position), "r"(work.last_k), "r"(work.taps));
+  }
+  __syncthreads();
 
   const auto each_tile = [&](auto function) {
-    for (int item = first; item < p.items; item += gridDim.x) {
-      function(Work(p, item, rank, kTile, kLoader));
+    for (TileScheduler<kStreamK> scheduler(p, first); scheduler.is_valid(p);) {
+      Work work = scheduler.current(p, kTile, kLoader);
+      scheduler.advance(p);
+      if constexpr (kClustered) work.split(rank, p.splits);
+      function(work, !kClustered && scheduler.is_valid(p));
       if (kClustered) return;
     }
   };
-  const auto help_cluster = [&](const Work& work) {
+  const auto help_cluster = [&](const Work& work, bool) {
     const float none[kBlocks][kN / 2] = {};
     store_cluster<T, kWarpgroups, kBlocks, kN, kHalves>(p, work, none, memory.weights, rank, -1);
   };
@@ -106,12 +110,12 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
     if constexpr (kMoves) ptx::give_registers<kLoaderRegisters>();
     ptx::Turn turn;
     bool loads_weights = true;
-    if (kHasPlanes && p.plane_boxes > 0 && warp != 1) {
+    if (turns_planes && warp != 1) {
       ptx::await_dependency();
-      PlaneLoader<T, kShape>(p, memory, warp == 0 ? 0 : warp - 1, lane).load(first);
+      PlaneLoader<T, kShape, kStreamK>(p, memory, warp == 0 ? 0 : warp - 1, lane).load(first);
     } else if (warp == 0) {
       ptx::await_dependency();
-      each_tile([&](const Work& work) {
+      each_tile([&](const Work& work, bool) {
         if constexpr (kHalo) {
           load_halo(p, memory, work, turn, lane);
         } else {
@@ -121,13 +125,13 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
       });
     } else if (kHalo && warp == 1) {
       ptx::await_dependency();
-      each_tile([&](const Work& work) {
+      each_tile([&](const Work& work, bool) {
         if (!loads_weights) return;
         load_halo_weights<kTile.channels, kAsStored>(p, memory, work, turn, lane);
         loads_weights = !p.keeps_weights;
       });
     } else if (kHalves && p.halves_pixels) {
-      each_tile([&](const Work& work) {
+      each_tile([&](const Work& work, bool) {
         const int stages = work.taps == 0 ? 0 : work.last - work.first;
         halve_stages<kHalvingWarps>(p, memory, stages, turn, warp - kFirstHalvingWarp, lane);
       });
@@ -150,12 +154,11 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   RowStore<T, kSpans, kBlocks, kN, kFused> rows(p, memory.residual_full + warpgroup, staging, own_k,
                                                 1 + warpgroup, leads);
   int tile = 0;  // of the block's
-  each_tile([&](Work work) {
+  each_tile([&](Work work, bool has_next) {
     if constexpr (kTeams > 1) {
       if (tile % kTeams != team) {
         ++tile;
         products.skip(work);
-        if constexpr (kClustered) help_cluster(work);
         return;
       }
     }
@@ -164,12 +167,15 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
     // Stages are waited for in order: a barrier tells its last two rounds apart, not more.
     if (kTeams > 1 && tile > 0) ptx::sync_threads(kTurnBarrier + team, kTurnThreads);
     products.multiply(work, sum, [&] {
-      const bool has_next = !kClustered && first + (tile + 1) * gridDim.x < p.items;
       if (kTeams > 1 && has_next) {
         ptx::arrive_threads(kTurnBarrier + (team + 1) % kTeams, kTurnThreads);
       }
     });
     if (kTeams > 1) ++tile;
+    if constexpr (kStreamK) {
+      if (work.last < p.chunks) return store_partial_sums<kWarpgroups>(p, sum, own, 1 + warpgroup);
+      if (work.first > 0) add_partial_sums<kWarpgroups>(p, work, sum, own, 1 + warpgroup);
+    }
     work.position += own_pixel;
     if constexpr (kHalves && !kClustered) sum_again<kSpans>(p, work, work.k + own_k, sum);
     if constexpr (kStore == Store::kRows) {

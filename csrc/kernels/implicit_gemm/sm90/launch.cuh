@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "kernels/common/aligned.cuh"
@@ -17,6 +18,16 @@
 #include "kernels/implicit_gemm/weave.h"
 
 namespace customconv::implicit_gemm::sm90 {
+
+// A number that memory does not have by chance, and no other launch: SplitMix64 (Steele et al.,
+// OOPSLA 2014) of a count.
+inline uint64_t next_token() {
+  static std::atomic<uint64_t> count{0};
+  uint64_t z = ++count * 0x9E3779B97F4A7C15;
+  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;
+  z = (z ^ z >> 27) * 0x94D049BB133111EB;
+  return z ^ z >> 31;
+}
 
 inline CUtensorMapSwizzle swizzle_of(int row_bytes) {
   return row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
@@ -259,6 +270,7 @@ Params params_of(const Packed& problem, const Tile& tile) {
   p.halo = static_cast<int>(tile.halo);
   p.copies = tile.copies;
   p.copy_rows = tile.copy_rows;
+  p.copy_positions = tile.copy_positions;
   p.copies_strips = tile.copies_strips;
   p.row_bytes = tile.row_bytes;
   p.row_channels = tile.row_bytes / kSize;
@@ -282,7 +294,9 @@ Params params_of(const Packed& problem, const Tile& tile) {
   p.pad_w = static_cast<int>(problem.pad_w);
   p.dilation_h = static_cast<int>(problem.dilation_h);
   p.dilation_w = static_cast<int>(problem.dilation_w);
-  p.tap_h = static_cast<int>(problem.dilation_h * tile.pitch * tile.pixel_row_bytes());
+  p.stage_pitch = static_cast<int>(tile.stage_pitch);
+  p.group_bytes = static_cast<uint32_t>(tile.group_rows() * tile.pixel_row_bytes());
+  p.tap_h = static_cast<int>(problem.dilation_h * tile.stage_pitch * tile.pixel_row_bytes());
   p.tap_w = static_cast<int>(problem.dilation_w * tile.pixel_row_bytes());
   p.out_n = problem.y_strides[0];
   p.out_k = problem.y_strides[1];
@@ -378,13 +392,36 @@ void set_output(const Packed& problem, const Tile& tile, T* y, const Epilogue& e
   }
 }
 
+inline int64_t blocks_of(const ConvPlan& plan, const Tile& tile) {
+  return tile.stream_k ? plan.blocks : std::min(plan.blocks, tile.items() * tile.splits);
+}
+
+// What blocks share; their partial sums are the end of the workspace.
+inline void set_stream_k(const ConvPlan& plan, const Tile& tile, void* workspace, Params& p) {
+  if (!tile.stream_k) return;
+  const int64_t blocks = plan.blocks;
+  char* const partials =
+      static_cast<char*>(workspace) + plan.workspace_bytes - partial_bytes(tile, blocks);
+  const int64_t tiles = tile.shared_tiles(blocks), steps = tiles * tile.chunks;
+  p.shared_tiles = static_cast<int>(tiles);
+  p.block_steps = static_cast<int>(steps / blocks);
+  p.longer_blocks = static_cast<int>(steps % blocks);
+  p.by_steps = Divider<int32_t>(tile.chunks);
+  p.partials.sums = reinterpret_cast<float*>(partials);
+  const TileShape& kind = tile.kind();
+  p.partials.flags =
+      reinterpret_cast<uint64_t*>(p.partials.sums + blocks * kind.pixels * kind.channels);
+  p.partials.token = next_token();
+}
+
 template <typename T>
 Kernel kernel_of(const Tile& tile, bool has_epilogue) {
   if constexpr (sizeof(T) == 2) {
     if (tile.weights_as_stored) return kernel_of<T, false, true>(tile);
   }
-  return is_fused(tile.loader, tile.store, has_epilogue) ? kernel_of<T, true, false>(tile)
-                                                         : kernel_of<T, false, false>(tile);
+  return is_fused(tile.loader, tile.store, tile.stream_k, has_epilogue)
+             ? kernel_of<T, true, false>(tile)
+             : kernel_of<T, false, false>(tile);
 }
 
 // Packs pieces of images side by side: `extent` are a piece's channels, rows and columns, of which
@@ -532,9 +569,10 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       epilogue.residual = static_cast<const T*>(epilogue.residual) + (gradient ? part.x : part.y);
     }
     set_output(problem, tile, problem.woven > 0 ? woven : output, epilogue, p);
+    set_stream_k(plan, tile, context.workspace, p);
     start("implicit_gemm",
-          {std::min(plan.blocks, tile.items() * tile.splits), tile.threads(), shared_bytes(tile),
-           context.stream, /*early=*/true, tile.splits},
+          {blocks_of(plan, tile), tile.threads(), shared_bytes(tile), context.stream,
+           /*early=*/true, tile.splits},
           kernel_of<T>(tile, !epilogue.is_empty()), p);
     if (problem.joins_phases) {
       spread_joined_phases(part.problem, problem, woven, x + part.y,

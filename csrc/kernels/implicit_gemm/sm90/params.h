@@ -28,12 +28,24 @@ struct MatrixRows {
   int count, bytes;
 };
 
+// What blocks leave of tiles that they share (stream_k.cuh): each the sums of one tile, and a flag
+// for each warpgroup, which then is `token`.
+struct Partials {
+  float* sums;
+  uint64_t* flags;
+  uint64_t token;
+};
+
 struct Params {
   CUtensorMap x, w, y, residual;
   CUtensorMap planes[kMostResidues];  // channels of each residue
 
   // Work: tiles of the same phase follow each other; of those, tiles of the same positions.
   int items, splits, phases;
+  int shared_tiles;                // the first so many, whose steps are shared by blocks:
+  int block_steps, longer_blocks;  // each has so many, and the first ones have one more
+  Divider<int32_t> by_steps;       // of a shared tile
+  Partials partials;
   Divider<int32_t> by_tiles_k, by_tiles_m;
   Divider<int32_t> by_group_tiles;  // tiles of channels of a group of the convolution
   int group_C, group_K;
@@ -45,7 +57,7 @@ struct Params {
   int image, halo;    // an image's positions, of all its strips; a tile's halo
 
   // Stages.
-  int copies, copy_rows;
+  int copies, copy_rows, copy_positions;
   bool copies_strips;
   int row_bytes, row_channels, chunks;
   bool halves_pixels, keeps_weights;
@@ -62,7 +74,10 @@ struct Params {
   // most.
   int H, W, plane_row, plane_start, plane_step, residue_bits, most_shift;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  int tap_h, tap_w;  // halo: bytes of a stage from one tap to the next
+  // Halo: positions of a stage from one row to the next, bytes from one tap to the next, and from
+  // eight positions of the tile to the next eight.
+  int stage_pitch, tap_h, tap_w;
+  uint32_t group_bytes;
 
   // Output.
   void* out;

@@ -20,6 +20,7 @@ struct MainLoopPlan {
   int32_t groups = 1, bands = 1;   // see Exchange
   int16_t stages[2] = {};          // of pixels and of weights
   int16_t slots = 0;               // of a warp that turns planes
+  bool stream_k = false;           // see Tile
 
   Form form() const { return {packing, joined, kTileShapes[tile].halves}; }
   Chunk chunk() const { return {images, pixels}; }

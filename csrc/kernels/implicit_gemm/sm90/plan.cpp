@@ -21,15 +21,23 @@ namespace {
 constexpr int64_t kMostStrips = 255;
 constexpr int64_t kMostFlattened = 32;  // bytes of channels up to which taps may be channels
 
+constexpr int64_t kMostPeers = 8;  // blocks that share a tile: one of them adds what others store
+// What it takes to share tiles, beside moving the sums: measured.
+constexpr double kStreamKClocks = 10000;
+
+constexpr int64_t kStreamKSplits = 2;  // not the same for all tiles, but more than one
+
 constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels
 // Accesses of shared memory for each byte of planes: written by copies, read in words of two
 // pixels, and written in another order.
 constexpr double kTurnAccesses = 7;
 
-// Shared memory that a block may ask for.
+// Shared memory that a block may ask for: all of a multiprocessor's where no other block would run
+// beside it.
 int block_bytes(const DeviceProperties& d, const Tile& t) {
   constexpr int kReserved = 1024;  // of each block
-  return (d.shared_bytes_block + kReserved) / t.kind().occupancy - kReserved;
+  const bool is_alone = !t.stream_k && t.items() * t.splits <= d.sm_count;
+  return (d.shared_bytes_block + kReserved) / (is_alone ? 1 : t.kind().occupancy) - kReserved;
 }
 
 int64_t blocks_at_once(const DeviceProperties& d, const Tile& t) {
@@ -78,7 +86,9 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
       ends && t.loader != Loader::kPlanes ? copied_pieces(channels * size, t.pixel_row_bytes()) : 1;
   const double w_pieces =
       ends && !t.weights_as_stored ? copied_pieces(p.group_C() * size, t.row_bytes) : 1;
-  const double x_copy = copy(t.halves_pixels ? t.x_bytes / 2 : t.x_bytes, copied_rows * x_pieces);
+  const double strip_copies = t.copies_strips ? t.copies * hardware::kStripCopyClocks : 0;
+  const double x_copy = std::max(
+      copy(t.halves_pixels ? t.x_bytes / 2 : t.x_bytes, copied_rows * x_pieces), strip_copies);
   // Weights that stay are copied once. Of the last channels there may be few.
   const double copied = static_cast<double>(copied_channels(p, t)) / static_cast<double>(t.tiles_k);
   const double w_bytes = t.keeps_weights ? 0 : copied * t.row_bytes;
@@ -103,6 +113,28 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
   return t.chunks / static_cast<double>(t.splits) *
          busiest({taps * product, fills * x_copy + taps * w_copy,
                   (taps * operands + fills * filled) / hardware::kSharedBytesPerClock});
+}
+
+// Blocks that share the steps of tiles, of those that run at once: each has a step or more.
+int64_t stream_k_blocks(const Tile& t, int64_t at_once) {
+  return std::min(at_once, t.items() * std::min<int64_t>(t.chunks, kMostPeers));
+}
+
+// Tiles that a block computes at most: whole ones and parts.
+double tiles_of_block(const Tile& t, int64_t blocks) {
+  const int64_t shared = t.shared_tiles(blocks);
+  return static_cast<double>(ceil_divide(t.items() - shared, blocks)) +
+         static_cast<double>(t.shared_steps(blocks)) / t.chunks;
+}
+
+// A block stores the sums of one tile and adds those of others to another one.
+void share_tiles(Work& loop, const Tile& t, int64_t blocks) {
+  const auto tiles = static_cast<float>(tiles_of_block(t, blocks));
+  const auto sums = static_cast<float>(t.kind().pixels * t.kind().channels * sizeof(float));
+  loop.blocks = static_cast<float>(blocks);
+  loop.busy = loop.busy * tiles + static_cast<float>(kStreamKClocks);
+  loop.waits = std::max(tiles, 1.0F);
+  loop.stored = loop.stored * loop.waits + sums + sums * std::ceil(std::max(1 / tiles - 1, 1.0F));
 }
 
 // How pixels are packed: from planes that begin at multiples of 16 bytes or not, from pixels whose
@@ -138,6 +170,7 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
   loop.busy = static_cast<float>(busy / p.phases);
   loop.waits = 1;
   loop.stored = static_cast<float>(stored_bytes(p, t));
+  if (t.stream_k) share_tiles(loop, t, stream_k_blocks(t, blocks_at_once(d, t)));
   const int64_t rows = t.strips > 1 ? p.N * p.P * t.strips : 0;  // each of them a run
   const double split = split_sector_bytes(p, t.tiles_m + rows);
   loop.bytes = static_cast<float>(asked.least_bytes() / launches + split);
@@ -188,8 +221,10 @@ Packed widest_of(const ConvProblem& asked, const MainLoopPlan& plan) {
   return forward_of(part_of(asked, chunk, widest_part(asked, chunk)).problem, plan.form());
 }
 
-LaunchShape shape_of(const Packed& p, const Tile& t, int64_t bytes) {
-  return {t.items() * t.splits, t.threads(), shared_bytes(t), packed_weight_bytes(p, t) + bytes};
+// `blocks`: how many share tiles, if they do.
+LaunchShape shape_of(const Packed& p, const Tile& t, int64_t bytes, int64_t blocks) {
+  return {t.stream_k ? stream_k_blocks(t, blocks) : t.items() * t.splits, t.threads(),
+          shared_bytes(t), packed_weight_bytes(p, t) + bytes + partial_bytes(t, blocks)};
 }
 
 class Search : public PlanSearch {
@@ -263,6 +298,12 @@ class Search : public PlanSearch {
   // Images as they are, and cut into strips.
   void try_strips(Loader loader) {
     try_tiles(loader);
+    // Boxes. Runs of eight pixels are too short for stores to planes, and halos of phases for few
+    // taps.
+    if (loader == Loader::kHalo && f_.Q > kGroupPositions && f_.R > 1 && f_.phases == 1 &&
+        !stores_planes(f_)) {
+      try_tiles(loader, f_.Q / kGroupPositions + 1);
+    }
     int64_t last = 1;
     for (const int64_t columns : {128, 64, 32}) {
       const int64_t strips = std::min(ceil_divide(f_.Q, columns), kMostStrips);
@@ -293,7 +334,13 @@ class Search : public PlanSearch {
   bool weigh() {
     const Tile whole = make_tile(f_, way_, 1);
     if (!add_tile(whole)) return false;
-    if (way_.loader != Loader::kIm2col) return true;  // others' sums are not split
+    if (may_share_tiles(way_.loader)) {
+      way_.stream_k = true;
+      const Tile shared = make_tile(f_, way_, kStreamKSplits);
+      if (saves_time(shared)) add_tile(shared);
+      way_.stream_k = false;
+    }
+    if (!is_clustered(way_.loader, whole.kind())) return true;
     for (int64_t splits = 2; splits <= kMostSplits; splits *= 2) {
       const Tile tile = make_tile(f_, way_, splits);
       if (whole.items() * splits > blocks_at_once(d_, tile)) break;
@@ -302,15 +349,26 @@ class Search : public PlanSearch {
     return true;
   }
 
+  // Whether part of the GPU would wait for the last tiles for longer than it takes to share them.
+  bool saves_time(const Tile& t) const {
+    const auto waves = static_cast<double>(ceil_divide(t.items(), blocks_at_once(d_, t)));
+    const double busy = busy_clocks(f_, t, static_cast<double>(f_.phase[0].R) * f_.phase[0].S);
+    return (waves - tiles_of_block(t, stream_k_blocks(t, blocks_at_once(d_, t)))) *
+               t.kind().occupancy * busy >
+           kStreamKClocks;
+  }
+
   bool add_tile(Tile t) {
     if (!is_legal(f_, t) || !choose_stages(block_bytes(d_, t), t)) return false;
     if (!is_legal_at_ends(t)) return false;
     ConvPlan plan;
     plan.works = count_work(p_, f_, parts_, d_, t);
     if (!is_wanted(plan)) return true;
-    static_cast<LaunchShape&>(plan) = shape_of(f_, t, bytes_);
-    if (t.splits == 1) plan.blocks = std::min(plan.blocks, blocks_at_once(d_, t));
-    plan.splits = t.splits;
+    const int64_t at_once = blocks_at_once(d_, t);
+    const int64_t blocks = t.stream_k ? stream_k_blocks(t, blocks_at_once(d_, t)) : at_once;
+    static_cast<LaunchShape&>(plan) = shape_of(f_, t, bytes_, blocks);
+    if (t.splits == 1) plan.blocks = std::min(plan.blocks, at_once);
+    plan.splits = t.stream_k ? kStreamKSplits : t.splits;
     plan.fuses = p_.pass == Pass::kDgrad && fuses_gradient(f_);
     MainLoopPlan way = way_;
     way.strips = static_cast<int16_t>(t.strips);
@@ -366,7 +424,8 @@ LaunchShape shape(const ConvProblem& asked, const ConvPlan& plan) {
   if (p.packing != way.packing) return {};
   if (way.loader == Loader::kPlanes ? !planes_are_legal(p) : !input_is_legal(p)) return {};
   const Tile tile = make_tile(p, way, plan.splits);
-  return is_legal(p, tile) ? shape_of(p, tile, part_bytes(asked, way, p)) : LaunchShape{};
+  return is_legal(p, tile) ? shape_of(p, tile, part_bytes(asked, way, p), plan.blocks)
+                           : LaunchShape{};
 }
 
 int64_t sum_order(const ConvProblem& asked, const ConvPlan& plan, bool has_epilogue) {
@@ -407,6 +466,7 @@ Fields fields_of<PlanKind::implicit_gemm_main_loop>() {
       .word("packing", &MainLoopPlan::packing, {"none", "pixels", "patches", "images"})
       .word("tile", &MainLoopPlan::tile, implicit_gemm::sm90::tile_words())
       .flag("joined", &MainLoopPlan::joined)
+      .flag("stream_k", &MainLoopPlan::stream_k)
       .number("row", &MainLoopPlan::row)
       .number("strips", &MainLoopPlan::strips)
       .size("images", &MainLoopPlan::images)

@@ -82,7 +82,7 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
 // A warp that turns planes: every kWarps-th box, of the boxes of all stages one after the other. It
 // starts the copies of its own boxes, as many ahead as it has slots, and keeps what turning them
 // needs in a queue.
-template <typename T, int kShape>
+template <typename T, int kShape, bool kStreamK>
 class PlaneLoader {
   static constexpr int kWarps = kTileShapes[kShape].plane_warps();
   static constexpr int kMostUnitBits = 3;  // of units of 16 bytes in the widest row
@@ -101,13 +101,13 @@ class PlaneLoader {
     asm volatile("" : "+r"(lane_));  // or it is read from its special register again and again
   }
 
-  // All of a thread block's tiles, of which `item` is the first.
-  __device__ void load(int item) {
-    Cursor next(*this, item);
+  // All of a thread block's tiles, of which `first_item` is the first.
+  __device__ void load(int first_item) {
+    Cursor next(*this, first_item);
     Box queue;  // a box of each lane
     int first = 0, count = 0, room = p_.plane_slots;
     while (true) {
-      while (next.item < p_.items && room > 0 && count < 32) {
+      while (next.is_valid(p_) && room > 0 && count < 32) {
         if (lane_ == (first + count) % 32) queue = next.own.box;
         ++count;
         if (next.own.box.exists()) {
@@ -161,12 +161,14 @@ class PlaneLoader {
   // A box of a chunk of a tile. The boxes of a tile's chunks are alike: a lane finds one, and each
   // warp asks for its own ones.
   struct Cursor {
-    int item, chunk, box;
-    int first;      // position of the tile's stages
-    int first_row;  // position where the row begins that it lies in,
-    int passed;     // and boxes of that row in front of it
-    int c;          // the group's first channel
-    int found = 0;  // which box the first lane has found; the next lane has the next one
+    TileScheduler<kStreamK> scheduler;
+    int chunk, box;
+    int shared_last;  // of a tile whose steps blocks share, the end of the block's chunks
+    int first;        // position of the tile's stages
+    int first_row;    // position where the row begins that it lies in,
+    int passed;       // and boxes of that row in front of it
+    int c;            // the group's first channel
+    int found = 0;    // which box the first lane has found; the next lane has the next one
     struct Found {
       int n;      // the box's image
       int pixel;  // of a plane, the box's first if it were aligned
@@ -174,11 +176,12 @@ class PlaneLoader {
     };
     Found of_lane, own;
 
-    __device__ Cursor(const PlaneLoader& loader, int item)
-        : item(item), chunk(0), box(loader.warp_) {
+    __device__ Cursor(const PlaneLoader& loader, int first_item)
+        : scheduler(loader.p_, first_item), chunk(0), box(loader.warp_) {
       start(loader);
       find_next(loader);
     }
+    __device__ bool is_valid(const Params& p) const { return scheduler.is_valid(p); }
     __device__ void advance(const PlaneLoader& loader) {
       box += kWarps;
       find_next(loader);
@@ -187,13 +190,12 @@ class PlaneLoader {
     __device__ void find_next(const PlaneLoader& loader) {
       const Params& p = loader.p_;
       int stages = 0;
-      for (; box >= p.plane_boxes && item < p.items; box -= p.plane_boxes, ++stages) {
-        if (++chunk < p.chunks) continue;
-        chunk = 0;
-        item += gridDim.x;
+      for (; box >= p.plane_boxes && is_valid(p); box -= p.plane_boxes, ++stages) {
+        if (++chunk < (kStreamK ? shared_last : p.chunks)) continue;
+        scheduler.advance(p);
         start(loader);
       }
-      if (item >= p.items) return;
+      if (!is_valid(p)) return;
       constexpr int kLanes = 32;
       if (box / kLanes * kLanes != found) {
         found = box / kLanes * kLanes;
@@ -209,9 +211,11 @@ class PlaneLoader {
     __device__ void start(const PlaneLoader& loader) {
       constexpr TileShape kTile = kTileShapes[kShape];
       const Params& p = loader.p_;
-      for (; item < p.items; item += gridDim.x) {
-        const Work work(p, item, 0, kTile, Loader::kHalo);
+      for (; is_valid(p); scheduler.advance(p)) {
+        const Work work = scheduler.current(p, kTile, Loader::kHalo);
         if (work.taps == 0) continue;
+        chunk = work.first;
+        if (kStreamK) shared_last = work.last;
         first = work.position - p.halo + p.image;  // one image ahead, so that none is negative
         int32_t rows = first;
         const int column = p.by_pitch.split(rows);
@@ -257,18 +261,22 @@ class PlaneLoader {
 
   __device__ int slot_bytes() const { return kBoxPixels * p_.row_bytes >> (kHalves ? 1 : 0); }
 
-  // By a lane for each residue of channels.
+  // A copy for each residue of channels, by one lane: others would take turns, and longer.
   __device__ void copy(const Cursor& at) {
     ptx::Barrier* full = full_ + copied_.stage;
-    if (lane_ == 0) ptx::arrive_expecting(full, slot_bytes());
-    __syncwarp();
-    if (lane_ >> p_.residue_bits == 0) {
-      const int first = at.own.pixel + shift_of(lane_);
-      ptx::copy_box(
-          slots_ + copied_.stage * slot_bytes() + lane_ * (slot_bytes() >> p_.residue_bits),
-          p_.planes + lane_, full, first & -kUnit,
-          (at.c + at.chunk * p_.row_channels) >> (p_.residue_bits + (kHalves ? 1 : 0)), at.own.n);
+    if (lane_ == 0) {
+      ptx::arrive_expecting(full, slot_bytes());
+      char* const slot = slots_ + copied_.stage * slot_bytes();
+      const int bits = p_.residue_bits;
+      const int c = (at.c + at.chunk * p_.row_channels) >> (bits + (kHalves ? 1 : 0));
+#pragma unroll 1
+      for (int i = 0; i >> bits == 0; ++i) {
+        const int first = at.own.pixel + shift_of(i);
+        ptx::copy_box(slot + i * (slot_bytes() >> bits), p_.planes + i, full, first & -kUnit, c,
+                      at.own.n);
+      }
     }
+    __syncwarp();
     copied_.advance(p_.plane_slots);
   }
 

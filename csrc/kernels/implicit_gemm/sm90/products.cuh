@@ -29,8 +29,8 @@ class Products {
       : p_(p),
         memory_(memory),
         pixels_(ptx::describe_swizzled(
-            ptx::shared_address(memory.pixels) + own_pixel * p.pixel_row_bytes,
-            static_cast<uint32_t>(p.pixel_row_bytes))),
+            ptx::shared_address(memory.pixels) + own_pixel / 8 * pixel_group_bytes(p),
+            static_cast<uint32_t>(p.pixel_row_bytes), pixel_group_bytes(p))),
         own_(own),
         tells_(threadIdx.x % 128 == 0) {
     if (kTakesTurns && own == 1) ptx::arrive_threads(kTurnBarrier, kTurnThreads);
@@ -40,7 +40,7 @@ class Products {
       weights_ = ptx::describe_transposed(weights + own_k / kSlabChannels * slab, slab);
     } else {
       const auto row = static_cast<uint32_t>(p.row_bytes);
-      weights_ = ptx::describe_swizzled(weights + own_k * row, row);
+      weights_ = ptx::describe_swizzled(weights + own_k * row, row, 8 * row);
     }
   }
 
@@ -78,6 +78,11 @@ class Products {
   }
 
  private:
+  // From eight positions of a stage to the next eight of the tile.
+  static __device__ uint32_t pixel_group_bytes(const Params& p) {
+    return kLoader == Loader::kHalo ? p.group_bytes : 8 * p.pixel_row_bytes;
+  }
+
   static constexpr int kTurnThreads = 2 * 128;  // of a warpgroup that waits and one that arrives
 
   // A row is `kPieces` times 32 bytes.
@@ -145,7 +150,7 @@ class Products {
 
   // The position of a stage that the first tap meets, for the tile's first position.
   __device__ int first_position(const Work& work, const Phase& phase) const {
-    return work.lead + phase.row * p_.by_pitch.divisor() + phase.column;
+    return work.lead + phase.row * p_.stage_pitch + phase.column;
   }
 
   // The products of a tap, promoted. They are complete then.
@@ -194,7 +199,7 @@ class Products {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         const int weights = w_stage * p_.w_bytes + b / kSpans * kBlockBytes + k * kWeightPiece;
-        const int pixels = at + b % kSpans * (kN * kPieces * kPiece) + k * kPiece;
+        const int pixels = at + b % kSpans * (kN / 8 * pixel_group_bytes(p_)) + k * kPiece;
         Product::add(sum[b], ptx::advance(weights_, weights), ptx::advance(pixels_, pixels),
                      k > 0 || accumulate);
       }

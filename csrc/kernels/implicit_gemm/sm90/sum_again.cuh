@@ -21,7 +21,8 @@ static __device__ __noinline__ float sum_again(const Params& p, const Work& work
   for (int r = 0; r < phase.R; ++r) {
     const int h = place.row * p.stride_h - p.pad_h + phase.row + r * p.dilation_h;
     for (int s = 0; s < phase.S; ++s) {
-      const int w = place.column * p.stride_w - p.pad_w + phase.column + s * p.dilation_w;
+      const int w = (place.first_column + place.column) * p.stride_w - p.pad_w + phase.column +
+                    s * p.dilation_w;
       const bool inside = h >= 0 && h < of.H && w >= 0 && w < of.W;
       if (!inside && of.gradient) continue;
       const int tap = phase.first_tap + r * phase.tap_h + s * phase.tap_w;

@@ -8,18 +8,20 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
-template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored>
+template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored,
+          bool kStreamK>
 constexpr Kernel one_kernel() {
   constexpr TileShape kTile = kTileShapes[kShape];
   constexpr bool kHalo = kLoader == Loader::kHalo;
   constexpr bool kExists = kLoader != Loader::kPlanes &&
                            (has_tile(kLoader, kTile) || has_planes(kLoader, kStore, kTile)) &&
                            (!kHalo || kStore == Store::kPixels || kStore == Store::kPlanes) &&
-                           (kStore != Store::kCluster || is_clustered(kTile)) &&
-                           (kAsStored || kFused == is_fused(kLoader, kStore, kFused)) &&
+                           (kStore != Store::kCluster || is_clustered(kLoader, kTile)) &&
+                           (!kStreamK || may_share_tiles(kLoader)) &&
+                           (kAsStored || kFused == is_fused(kLoader, kStore, kStreamK, kFused)) &&
                            (!kTile.halves || sizeof(T) == 4);
   if constexpr (kExists) {
-    return convolve<T, kShape, kLoader, kStore, kFused, kAsStored>;
+    return convolve<T, kShape, kLoader, kStore, kFused, kAsStored, kStreamK>;
   } else {
     return nullptr;
   }
@@ -28,9 +30,10 @@ constexpr Kernel one_kernel() {
 template <typename T, bool kFused, bool kAsStored, size_t... kIndex>
 Kernel kernel_at(size_t index, std::index_sequence<kIndex...>) {
   static constexpr Kernel kTable[] = {
-      one_kernel<T, static_cast<int>(kIndex / (kLoaderCount * kStoreCount)),
-                 static_cast<Loader>(kIndex / kStoreCount % kLoaderCount),
-                 static_cast<Store>(kIndex % kStoreCount), kFused, kAsStored>()...};
+      one_kernel<T, static_cast<int>(kIndex / 2 / kStoreCount / kLoaderCount),
+                 static_cast<Loader>(kIndex / 2 / kStoreCount % kLoaderCount),
+                 static_cast<Store>(kIndex / 2 % kStoreCount), kFused, kAsStored,
+                 kIndex % 2 == 1>()...};
   return kTable[index];
 }
 
@@ -38,10 +41,13 @@ template <typename T, bool kFused, bool kAsStored>
 Kernel kernel_of(const Tile& tile) {
   const Loader loader = tile.loader == Loader::kPlanes ? Loader::kHalo : tile.loader;
   const auto index =
-      (static_cast<size_t>(tile.shape) * kLoaderCount + static_cast<size_t>(loader)) * kStoreCount +
-      static_cast<size_t>(tile.store);
+      ((static_cast<size_t>(tile.shape) * kLoaderCount + static_cast<size_t>(loader)) *
+           kStoreCount +
+       static_cast<size_t>(tile.store)) *
+          2 +
+      (tile.stream_k ? 1 : 0);
   return kernel_at<T, kFused, kAsStored>(
-      index, std::make_index_sequence<kTileShapeCount * kLoaderCount * kStoreCount>());
+      index, std::make_index_sequence<kTileShapeCount * kLoaderCount * kStoreCount * 2>());
 }
 
 }  // namespace customconv::implicit_gemm::sm90

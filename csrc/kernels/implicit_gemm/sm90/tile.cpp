@@ -13,7 +13,7 @@ constexpr int kMostOffset = 255;         // of a copy in im2col mode, in pixels
 constexpr int kMostCorner = 127;         // of its box, from the image's corner
 constexpr int kMostCopyRows = 256;       // of a copy
 constexpr int kMostCopies = 16;          // of a stage
-constexpr int kMostStripCopies = 32;     // of a stage: a lane each
+constexpr int kMostStripCopies = 64;     // of a stage
 constexpr int kMostBox = 256;            // pixels of a copied row
 constexpr int kCopyBytes = 128;          // what aligns a copy in shared memory
 constexpr int kSlotAlignment = 1024;     // of what boxes come into
@@ -86,8 +86,6 @@ bool stores_rows(const Forward& p, const Tile& t) {
          (p.groups == 1 || p.group_K() % slab == 0);
 }
 
-bool stores_planes(const Forward& p) { return p.K > 1 && p.y_strides[1] != 1; }
-
 // Whether rows of positions may be rounded up to a multiple of `unit`.
 bool is_little_longer(int64_t pitch, int64_t unit) {
   constexpr double kLonger = 1.04;
@@ -115,7 +113,7 @@ int copy_channels(const Packed& p, const Tile& t) {
 // weights have barriers, but for those that come with a tap's pixels. There are none where no tap
 // meets the only phase.
 bool may_keep_weights(const Tile& t) {
-  return t.tiles_k == 1 && t.phases == 1 && t.splits == 1 && t.w_steps > 0 &&
+  return t.tiles_k == 1 && t.phases == 1 && t.splits == 1 && !t.stream_k && t.w_steps > 0 &&
          (t.loader == Loader::kIm2col || t.w_steps <= kMostStages);
 }
 
@@ -135,7 +133,8 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
   t.loader = loader;
   t.shape = plan.tile;
   t.row_bytes = row_bytes;
-  t.splits = static_cast<int>(splits);
+  t.splits = plan.stream_k ? 1 : static_cast<int>(splits);
+  t.stream_k = plan.stream_k;
   t.x_stages = plan.stages[0];
   t.w_stages = plan.stages[1];
   t.plane_slots = plan.slots;
@@ -156,18 +155,19 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
     const int64_t unit = stores_planes(p) && p.Q % 2 == 0 ? 2 : 1;
     if (is_little_longer(t.pitch, unit)) t.pitch = round_up(t.pitch, unit);
     t.copies_strips = loader == Loader::kHalo && strips > 1;
+    t.boxed = t.copies_strips && ceil_divide(p.Q, strips) <= kGroupPositions;
     if (strips > 1) {
-      const int64_t columns = loader == Loader::kPlanes ? box_unit : 2;
+      const int64_t columns = t.boxed ? kGroupPositions : t.copies_strips ? 2 : box_unit;
       t.strip_columns = round_up(ceil_divide(p.Q, strips), columns);
       t.strips = ceil_divide(p.Q, t.strip_columns);
       t.strip_columns = round_up(ceil_divide(p.Q, t.strips), columns);
       t.pitch = round_up(
           t.strip_columns + (p.S - 1) * p.dilation_w,
           t.copies_strips ? std::max<int64_t>(unit, kCopyBytes / t.pixel_row_bytes()) : unit);
-      t.halo = p.pad_h * t.pitch;
-    } else {
-      t.halo = p.pad_h * t.pitch + p.pad_w;
     }
+    t.stage_pitch = t.pitch;
+    if (t.boxed) t.pitch = kGroupPositions;
+    t.halo = p.pad_h * t.pitch + (strips > 1 ? 0 : p.pad_w);
     t.span = (p.R - 1) * p.dilation_h * t.pitch + (p.S - 1) * p.dilation_w;
   }
   if (t.strips == 1) t.strip_columns = t.pitch;
@@ -191,14 +191,16 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
     t.row_boxes = static_cast<int>(row_boxes);
     t.plane_boxes = static_cast<int>(std::min(boxes, touched * row_boxes));
   } else if (t.copies_strips) {
-    // A tile may begin anywhere in a row.
-    t.copy_rows = static_cast<int>(t.pitch);
-    t.copies = static_cast<int>(ceil_divide(rows + t.pitch - 1, t.pitch));
+    // But for boxes, a tile may begin anywhere in a row.
+    t.copy_rows = static_cast<int>(t.stage_pitch);
+    t.copies = static_cast<int>(t.boxed ? kind.pixels / t.pitch + (p.R - 1) * p.dilation_h
+                                        : ceil_divide(rows + t.pitch - 1, t.pitch));
   } else {
     t.copies = static_cast<int>(std::min<int64_t>(ceil_divide(rows, kMostCopyRows), kMostCopies));
     t.copy_rows = static_cast<int>(
         std::min<int64_t>(round_up(ceil_divide(rows, t.copies), kUnit), kMostCopyRows));
   }
+  t.copy_positions = t.copies_strips ? static_cast<int>(t.pitch) : t.copy_rows;
   t.x_bytes = static_cast<int>(round_up(t.copies * t.copy_rows, kUnit)) * t.pixel_row_bytes();
   if (t.halves_pixels) t.x_bytes = 2 * static_cast<int>(round_up(t.x_bytes, kSwizzleBytes));
   t.w_bytes = kind.channels * row_bytes;
@@ -210,7 +212,7 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
   t.w_steps = t.chunks * p.phase[0].R * p.phase[0].S;
   // Then each step has a stage (choose_stages).
   t.keeps_weights = may_keep_weights(t) && t.w_stages == t.w_steps;
-  if (splits > 1) {
+  if (t.splits > 1) {
     t.store = Store::kCluster;
   } else if (stores_planes(p)) {
     t.store = Store::kPlanes;
@@ -282,6 +284,8 @@ bool choose_stages(int shared_bytes, Tile& t) {
   return fits && (t.splits == 1 || stages >= t.kind().pixels * t.kind().channels * 4);
 }
 
+bool stores_planes(const Forward& p) { return p.K > 1 && p.y_strides[1] != 1; }
+
 bool pixels_follow(const Shape4& sizes, const Shape4& strides, int64_t pixel) {
   for (const size_t i : {3, 2, 0}) {
     if (sizes[i] > 1 && strides[i] != pixel) return false;
@@ -298,12 +302,15 @@ bool is_legal(const Packed& p, const Tile& t) {
   const bool padded = p.half_bits > 0 && p.channels % (int64_t{1} << p.half_bits) != 0;
   if (p.groups > 1 && padded && p.packing != Packing::kImages) return false;
   if (!is_grid(p, t)) return false;
-  if (t.copies * t.copy_rows < t.kind().pixels + t.span) return false;
+  if (!t.boxed && t.copies * t.copy_rows < t.kind().pixels + t.span) return false;
   if (p.groups > 1 && p.group_C() * size % t.row_bytes != 0) return false;
   if (t.items() * t.splits > INT32_MAX / 2) return false;
+  if (t.stream_k && (!may_share_tiles(t.loader) || t.phases > 1 || t.w_steps == 0 ||
+                     t.items() * t.chunks > INT32_MAX / 2)) {
+    return false;
+  }
   if (t.splits == 1) return true;
-  return t.loader == Loader::kIm2col && is_clustered(t.kind()) &&
-         t.splits <= t.chunks * p.phase[0].R * p.phase[0].S;
+  return is_clustered(t.loader, t.kind()) && t.splits <= t.chunks * p.phase[0].R * p.phase[0].S;
 }
 
 int64_t pixel_stride(const Forward& p) {
@@ -333,6 +340,13 @@ int64_t packed_weight_bytes(const Packed& p, const Tile& t) {
   const PackedWeight weight = weight_of(p, t);
   if (weight.in_place) return 0;
   return round_up(weight.rows * weight.row * element_size(p.dtype), kAlignment);
+}
+
+int64_t partial_bytes(const Tile& t, int64_t blocks) {
+  if (!t.stream_k) return 0;
+  const TileShape& kind = t.kind();
+  const auto own = static_cast<int64_t>(kind.pixels * kind.channels * sizeof(float));
+  return blocks * own + round_up(blocks * kind.warpgroups * 8, kAlignment);
 }
 
 int shared_bytes(const Tile& t) {

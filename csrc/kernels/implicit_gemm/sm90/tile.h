@@ -32,6 +32,7 @@ constexpr int kSlabChannels = 64;     // of weights that are read as they are st
 constexpr int kSlabRowBytes = 128;    // which lie side by side
 constexpr int kBarrierBytes = 1024;   // and what aligns the rest
 constexpr int kMostSplits = 8;        // thread blocks of a cluster
+constexpr int kGroupPositions = 8;    // of a stage, that an instruction takes from anywhere
 constexpr int kBoxPixels = 32;        // of a plane, that a warp turns at a time,
 constexpr int kMostPlaneSlots = 4;    // from so many slots
 constexpr int kDumpBytes = 128;       // where a warp writes pixels that have no place,
@@ -109,15 +110,19 @@ constexpr bool has_planes(Loader loader, Store store, const TileShape& shape) {
   return loader != Loader::kIm2col && store == Store::kPlanes && has_tile(Loader::kPlanes, shape);
 }
 
-// Whether sums of such a tile may be split: a block's stages have room for them, and its warpgroups
-// channels.
-constexpr bool is_clustered(const TileShape& shape) {
-  return shape.pixels * shape.channels <= 128 * 128 &&
+// Whether sums of such a tile may be split in a cluster: a block's stages have room for them, and
+// its warpgroups channels.
+constexpr bool is_clustered(Loader loader, const TileShape& shape) {
+  return loader == Loader::kIm2col && shape.pixels * shape.channels <= 128 * 128 &&
          shape.channels >= kInstructionRows * shape.multipliers();
 }
+// Whether thread blocks may share the steps of tiles (stream_k.cuh). With im2col it gains nothing:
+// its tiles ask L2 for more than it gives, so that others get what idle multiprocessors leave.
+constexpr bool may_share_tiles(Loader loader) { return loader != Loader::kIm2col; }
+
 // What is seldom asked for has no kernels without an epilogue.
-constexpr bool is_fused(Loader loader, Store store, bool has_epilogue) {
-  return has_epilogue || store == Store::kCluster ||
+constexpr bool is_fused(Loader loader, Store store, bool stream_k, bool has_epilogue) {
+  return has_epilogue || stream_k || store == Store::kCluster ||
          (store == Store::kPixels && loader == Loader::kIm2col);
 }
 
@@ -129,10 +134,12 @@ struct Tile {
   // (halve.cuh). Else what has halves comes with both, side by side.
   bool halves_pixels;
   int splits;
+  bool stream_k;  // blocks share the steps of some tiles: chunks of channels (stream_k.cuh)
   Store store;
   bool weights_as_stored;  // an input gradient's: the instruction transposes them
 
   int64_t pitch, period;  // columns and rows of an image's positions, or of a strip's
+  int64_t stage_pitch;    // rows of a stage from one row of positions to the next
   int64_t strips;         // of an image,
   int64_t strip_columns;  // of so many columns of the output each
   int row_boxes;          // of planes, that cover a row of positions,
@@ -142,8 +149,10 @@ struct Tile {
   int most_shift;         // pixels between the start of a box and that of its row, at most
   int64_t halo;           // positions of a stage before the tile's first
   int64_t span;           // positions of a stage beside the tile's
-  int copies, copy_rows;  // a stage's pixels come in so many copies of so many positions;
-  bool copies_strips;     // each of them is a row of a strip
+  int copies, copy_rows;  // a stage's pixels come in so many copies of so many rows,
+  int copy_positions;     // each for so many positions;
+  bool copies_strips;     // each of them is a row of a strip,
+  bool boxed;             // of eight columns, whose halo is not computed
   int x_bytes, w_bytes;   // of a stage
   int w_copy_channels;    // of the output, that a copy of weights brings
   int x_stages, w_stages;
@@ -156,11 +165,22 @@ struct Tile {
 
   constexpr const TileShape& kind() const { return kTileShapes[shape]; }
   int threads() const { return kind().threads(has_planes(loader, store, kind())); }
+  // Rows of a stage from eight positions to the next eight.
+  int64_t group_rows() const { return boxed ? stage_pitch : kGroupPositions; }
   int pixel_row_bytes() const { return halves_pixels ? row_bytes / 2 : row_bytes; }
   // From a pixel's high halves to its low ones.
   int low_bytes() const { return halves_pixels ? x_bytes / 2 : row_bytes / 2; }
   int64_t items() const { return tiles_m * tiles_k * phases; }
   int64_t image() const { return pitch * period * strips; }
+  // Tiles whose steps so many blocks share: all that are not whole waves, and a wave of others.
+  int64_t shared_tiles(int64_t blocks) const {
+    if (!stream_k) return 0;
+    return items() < blocks ? items() : items() % blocks + blocks;
+  }
+  // Steps of these that a block computes at most.
+  int64_t shared_steps(int64_t blocks) const {
+    return (shared_tiles(blocks) * chunks + blocks - 1) / blocks;
+  }
 };
 
 // The tile that a plan stands for.
@@ -170,6 +190,8 @@ Tile make_tile(const Packed& problem, const MainLoopPlan& plan, int64_t splits);
 bool choose_stages(int shared_bytes, Tile& tile);
 bool is_legal(const Packed& problem, const Tile& tile);
 int shared_bytes(const Tile& tile);
+// Bytes of the workspace for what so many blocks leave of tiles that they share.
+int64_t partial_bytes(const Tile& tile, int64_t blocks);
 // Output channels of whose weights all tiles of the same positions take copies.
 int64_t copied_channels(const Packed& problem, const Tile& tile);
 // The weight as the tile's kernel reads it, and bytes of the workspace if it is packed for that.
@@ -177,6 +199,8 @@ PackedWeight weight_of(const Packed& problem, const Tile& tile);
 int64_t packed_weight_bytes(const Packed& problem, const Tile& tile);
 // Elements from one pixel of the output to the next, if they all are equally far apart.
 int64_t pixel_stride(const Forward& problem);
+// Whether pixels of the output are not side by side with their channels.
+bool stores_planes(const Forward& problem);
 // Whether the pixels of all images follow each other, `pixel` elements apart.
 bool pixels_follow(const Shape4& sizes, const Shape4& strides, int64_t pixel);
 

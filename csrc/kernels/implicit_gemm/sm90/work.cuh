@@ -32,7 +32,8 @@ struct Memory {
 };
 
 // A tile, and the steps of its sum that a block computes: chunks of channels, and if the loader is
-// im2col the taps of each.
+// im2col the taps of each. [first, last) are not all of them where blocks of a cluster split the
+// sum, or any blocks share the tile's steps (stream_k.cuh).
 struct Work {
   int position;   // the tile's first
   int lead;       // of a stage, positions in front of the first that a tap meets
@@ -42,7 +43,7 @@ struct Work {
   int taps;
   int first, last;
 
-  __device__ Work(const Params& p, int item, int rank, const TileShape& shape, Loader loader) {
+  __device__ Work(const Params& p, int item, const TileShape& shape, Loader loader) {
     int32_t m = item;
     const int tile_k = p.by_tiles_k.split(m);
     phase = 0;
@@ -62,10 +63,74 @@ struct Work {
     last_k = (group + 1) * p.group_K;
     c = group * p.group_C;
     taps = p.phase[phase].R * p.phase[phase].S;
-    const int steps = taps == 0 ? 0 : p.chunks * (loader == Loader::kIm2col ? taps : 1);
-    first = p.splits > 1 ? steps * rank / p.splits : 0;
-    last = p.splits > 1 ? steps * (rank + 1) / p.splits : steps;
+    first = 0;
+    last = taps == 0 ? 0 : p.chunks * (loader == Loader::kIm2col ? taps : 1);
   }
+  // Computes only the part of a block of a cluster.
+  __device__ void split(int rank, int splits) {
+    const int steps = last;
+    first = steps * rank / splits;
+    last = steps * (rank + 1) / splits;
+  }
+};
+
+// The first step of a block, of those of all tiles whose steps blocks share.
+__device__ inline int first_shared_step(const Params& p, int block) {
+  return block * p.block_steps + min(block, p.longer_blocks);
+}
+
+// Which tiles a thread block computes, one after the other. With `kStreamK` the block's part of the
+// steps of shared tiles comes first, from its end on: so it begins with the head of a tile, or with
+// its middle, and the tail of an earlier tile comes later, whose head the block in front has
+// computed first.
+template <bool kStreamK>
+class TileScheduler {
+ public:
+  __device__ TileScheduler(const Params& p, int first) : item_(first) {
+    if constexpr (kStreamK) {
+      item_ = part_begin(p) - first_shared_step(p, blockIdx.x + 1);
+      if (item_ == 0) start_own(p);
+    }
+  }
+  __device__ bool is_valid(const Params& p) const { return item_ < p.items; }
+  __device__ Work current(const Params& p, const TileShape& shape, Loader loader) const {
+    if (kStreamK && item_ < 0) {
+      int32_t tile;
+      int first, last;
+      find_shared(p, tile, first, last);
+      Work work(p, tile, shape, loader);
+      work.first = first;
+      work.last = last;
+      return work;
+    }
+    return Work(p, item_, shape, loader);
+  }
+  __device__ void advance(const Params& p) {
+    if (kStreamK && item_ < 0) {
+      int32_t tile;
+      int first, last;
+      find_shared(p, tile, first, last);
+      item_ += last - first;
+      if (item_ == 0) start_own(p);
+    } else {
+      item_ += static_cast<int>(gridDim.x);
+    }
+  }
+
+ private:
+  // Goes on to the tiles that are not shared.
+  __device__ void start_own(const Params& p) {
+    item_ = p.shared_tiles + static_cast<int>(blockIdx.x);
+  }
+  static __device__ int part_begin(const Params& p) { return first_shared_step(p, blockIdx.x); }
+  // A shared tile, and its steps [first, last) that are the last ones left of the block's part.
+  __device__ void find_shared(const Params& p, int32_t& tile, int& first, int& last) const {
+    tile = part_begin(p) - item_ - 1;
+    last = p.by_steps.split(tile) + 1;
+    first = max(last + item_, 0);
+  }
+
+  int item_;  // if it is negative, how many steps of the block's part are left
 };
 
 // The first channel of a chunk's pixels, as memory has them.

@@ -262,11 +262,11 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(kFills), 1)
     if (!p.turns && p.filled_x.data == nullptr) ptx::prefetch_map(&p.x);
     if (!p.turns && p.filled_y.data == nullptr) ptx::prefetch_map(&p.y);
   }
-  if (threadIdx.x < kMostStages) {
+  if (threadIdx.x == 0) {
     const int fillers = kFills ? kFillers : 0, copier = kFills && p.turns ? 0 : 1;
-    ptx::init_barrier(&memory.full[threadIdx.x], copier + fillers);
-    ptx::init_barrier(&memory.empty[threadIdx.x], share.boxes_k * share.boxes_r);
-    if (threadIdx.x == 0) ptx::init_barrier(memory.arrived, 1);
+    ptx::init_barriers(memory.full, kMostStages, copier + fillers);
+    ptx::init_barriers(memory.empty, kMostStages, share.boxes_k * share.boxes_r);
+    ptx::init_barrier(memory.arrived, 1);
     ptx::fence_barrier_init();
   }
   __syncthreads();

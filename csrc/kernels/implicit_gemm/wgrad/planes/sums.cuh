@@ -288,14 +288,14 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   const Role role(p, static_cast<int>(threadIdx.x));
   const int sum_threads = p.along_p * share.boxes_c * share.boxes_r * 128;
   ptx::start_dependents();
-  if (threadIdx.x < kMostStages) {
+  if (threadIdx.x == 0) {
     // For a warp that starts copies, one thread arrives.
     const int arrive = has_table(kFetch) ? kKind.loaders - 31 : p.boxed ? 1 : kKind.loaders;
-    ptx::init_barrier(&memory.full[threadIdx.x], arrive);
-    if (kKind.halves) ptx::init_barrier(&memory.halved[threadIdx.x], kKind.loaders - 32);
-    ptx::init_barrier(&memory.empty[threadIdx.x], sum_threads);
-    if (threadIdx.x < kRawStages) ptx::init_barrier(&memory.raw_full[threadIdx.x], 1);
-    if (threadIdx.x == 0) ptx::init_barrier(memory.arrived, 1);
+    ptx::init_barriers(memory.full, kMostStages, arrive);
+    if (kKind.halves) ptx::init_barriers(memory.halved, kMostStages, kKind.loaders - 32);
+    ptx::init_barriers(memory.empty, kMostStages, sum_threads);
+    ptx::init_barriers(memory.raw_full, kRawStages, 1);
+    ptx::init_barrier(memory.arrived, 1);
     ptx::fence_barrier_init();
   }
   if (p.has_zeros) {  // of x, that nobody loads

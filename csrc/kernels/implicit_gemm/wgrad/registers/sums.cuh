@@ -529,11 +529,11 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   ptx::start_dependents();
-  if (threadIdx.x < kMostStages) {
-    if (threadIdx.x == 0) ptx::init_barrier(memory.arrived, 1);
-    ptx::init_barrier(&memory.full[threadIdx.x], p.fills() ? 1 + 32 : 1);
-    ptx::init_barrier(&memory.ready[threadIdx.x], kTransposingWarps * 32);
-    ptx::init_barrier(&memory.empty[threadIdx.x], share.warpgroups(p, kKind) * 128);
+  if (threadIdx.x == 0) {
+    ptx::init_barrier(memory.arrived, 1);
+    ptx::init_barriers(memory.full, kMostStages, p.fills() ? 1 + 32 : 1);
+    ptx::init_barriers(memory.ready, kMostStages, kTransposingWarps * 32);
+    ptx::init_barriers(memory.empty, kMostStages, share.warpgroups(p, kKind) * 128);
     ptx::fence_barrier_init();
   }
   if (threadIdx.x == 32) {

@@ -38,6 +38,9 @@ inline void init_barrier(Barrier* barrier, int arrivals) {
   const auto all = static_cast<uint16_t>(arrivals);
   phase_of(barrier) = {0, all, all, 0};
 }
+inline void init_barriers(Barrier* first, int count, int arrivals) {
+  for (int i = 0; i < count; ++i) init_barrier(first + i, arrivals);
+}
 inline void fence_barrier_init() {}
 inline void arrive(Barrier* barrier) { count(phase_of(barrier), 1, 0); }
 inline void expect_bytes(Barrier* barrier, int bytes) { count(phase_of(barrier), 0, bytes); }

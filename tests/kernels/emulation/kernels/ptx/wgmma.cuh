@@ -40,9 +40,9 @@ inline uint64_t describe(uint32_t address, uint32_t leading, uint32_t stride) {
 inline uint64_t describe_rows(uint32_t address, uint32_t group_bytes) {
   return kSwizzle128 | describe(address, 16, group_bytes);
 }
-inline uint64_t describe_swizzled(uint32_t address, uint32_t row_bytes) {
+inline uint64_t describe_swizzled(uint32_t address, uint32_t row_bytes, uint32_t group_bytes) {
   const uint64_t swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : 3;
-  return swizzle << 62 | describe(address, 16, row_bytes * 8);
+  return swizzle << 62 | describe(address, 16, group_bytes);
 }
 inline uint64_t describe_blocks(uint32_t address, uint32_t half_bytes) {
   return describe(address, half_bytes, 128);
