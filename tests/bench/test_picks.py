@@ -15,12 +15,9 @@ GONE = "the tile of the pick before is gone"
 FITTED = "prices that fit all cells better are further off here"
 MAY_BE_SLOWER: dict[replayed.Key, str] = {
     ("alexnet", "384 x 13 x 13 to 256, 3 x 3", 1, "fp16", "nchw", "fprop"): GONE,
-    ("autoencoder", "96 x 256 x 256 to 3, 3 x 3", 16, "bf16", "nhwc", "dgrad"): GONE,
     ("darknet53", "512 x 16 x 16 to 1024, 3 x 3, stride 2", 1, "fp16", "nhwc", "wgrad"): GONE,
     ("deepbench_train", "deepbench_train_8", 8, "fp16", "nchw", "fprop"): FITTED,
     # Sectors that its tiles share cost it less than they do others.
-    ("drawn", "stem 0", 32, "bf16", "nchw", "fprop"): FITTED,
-    ("drawn for timings", "few channels 27", 16, "fp16", "nchw", "dgrad"): GONE,
     ("drawn for timings", "grouped 12", 16, "bf16", "nhwc", "dgrad"): FITTED,
     ("drawn for timings", "strided over wide images 17", 1, "bf16", "nhwc", "fprop"): FITTED,
     ("inception_v3", "2048 x 8 x 8 to 192, 1 x 1", 16, "tf32", "nchw", "fprop"): GONE,

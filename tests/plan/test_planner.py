@@ -162,7 +162,9 @@ def check_fetch(arguments, fetches, dtype):
     p = problem(**arguments, dtype=dtype, tf32=dtype == "float32")
     plan = by_family(_bind.candidates(p))["implicit_gemm"].plan
     assert plan is not None
-    loaders = {"im2col", "halo"} if arguments.get("channels_last") else {"im2col", "halo", "planes"}
+    loaders = {"im2col", "halo", "gather"}
+    if not arguments.get("channels_last"):
+        loaders.add("planes")
     assert plan.fields.get("fetch", plan.fields.get("loader")) in fetches | loaders, plan
 
 

@@ -130,6 +130,7 @@ inline uint32_t __ballot_sync(uint32_t mask, bool is_so) {
   }
   return bits;
 }
+inline bool __all_sync(uint32_t mask, bool is_so) { return __ballot_sync(mask, is_so) == ~0u; }
 inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 
 using std::isfinite, std::isinf;

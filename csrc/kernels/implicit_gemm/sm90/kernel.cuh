@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/implicit_gemm/sm90/first_lines.cuh"
+#include "kernels/implicit_gemm/sm90/gather.cuh"
 #include "kernels/implicit_gemm/sm90/halo.cuh"
 #include "kernels/implicit_gemm/sm90/halve.cuh"
 #include "kernels/implicit_gemm/sm90/im2col.cuh"
@@ -26,19 +27,21 @@ namespace customconv::implicit_gemm::sm90 {
 // thread blocks share the steps of some tiles.
 template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, bool kAsStored,
           bool kStreamK>
-__global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader, kStore,
-                                                                         kTileShapes[kShape])),
+__global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoader, kStore,
+                                                                            kTileShapes[kShape])),
                                   kTileShapes[kShape].occupancy)
     convolve(const __grid_constant__ Params p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr TileShape kTile = kTileShapes[kShape];
   constexpr bool kHalo = kLoader == Loader::kHalo, kClustered = kStore == Store::kCluster;
   constexpr bool kHasPlanes = has_planes(kLoader, kStore, kTile), kHalves = kTile.halves;
-  constexpr int kLoaders = kTile.loaders(kHasPlanes);
+  constexpr bool kGathers = kLoader == Loader::kGather;
+  constexpr bool kWrites = writes_stages(kLoader, kStore, kTile);
+  constexpr int kLoaders = kTile.loaders(kWrites);
   // Thread blocks of a cluster have a tile each: all their warpgroups share it.
   constexpr int kTeams = kClustered ? 1 : kTile.teams;
   constexpr int kWarpgroups = kTile.multipliers() / kTeams;
-  constexpr int kN = kTile.columns(kHasPlanes), kSpans = kTile.own_pixels() / kN;
+  constexpr int kN = kTile.columns(kWrites), kSpans = kTile.own_pixels() / kN;
   constexpr int kOwnChannels =
       kTile.splits_pixels() ? kTile.channels : kTile.channels / kWarpgroups;
   constexpr int kBlocks = kOwnChannels / kInstructionRows * kSpans;
@@ -60,13 +63,16 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   }
   const bool turns_planes = kHasPlanes && p.plane_boxes > 0;
   if (threadIdx.x == 0) {
-    ptx::prefetch_map(turns_planes ? p.planes : &p.x);
+    if (!kGathers) ptx::prefetch_map(turns_planes ? p.planes : &p.x);
     ptx::prefetch_map(&p.w);
   }
   if (threadIdx.x == kLoaders * 128) {  // it has nothing to do before there are stages
     // Warps that turn planes fill a stage, or those that halve pixels and copies of weights.
     const int halving = kHalvingWarps + (kHalo ? 0 : 1);
-    const int filling = turns_planes ? p.plane_boxes : p.halves_pixels ? halving : 1;
+    const int filling = turns_planes      ? p.plane_boxes
+                        : kGathers        ? 4 * kLoaders + 1
+                        : p.halves_pixels ? halving
+                                          : 1;
     ptx::init_barriers(memory.x_full, p.x_stages, filling);
     ptx::init_barriers(memory.x_empty, p.x_stages, kWarpgroups);
     if (kHalves) ptx::init_barriers(memory.float_full, p.x_stages, 1);
@@ -79,6 +85,9 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
     }
     if (kFused) ptx::init_barriers(memory.residual_full, kTile.multipliers(), 1);
     ptx::fence_barrier_init();
+  }
+  if (kGathers && warp < 4 * kLoaders) {
+    list_terms<T>(p.gather, memory.terms, threadIdx.x, 128 * kLoaders);
   }
   // Parameters are not in a cache yet. Finding the first tile brings them there meanwhile.
   {
@@ -98,21 +107,30 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
   };
   const auto help_cluster = [&](const Work& work, bool) {
     const float none[kBlocks][kN / 2] = {};
-    store_cluster<T, kWarpgroups, kBlocks, kN, kHalves>(p, work, none, memory.weights, rank, -1);
+    store_cluster<T, kLoaders, kWarpgroups, kBlocks, kN, kHalves>(p, work, none, memory.weights,
+                                                                  rank, -1);
   };
   // Threads that load leave registers to those that multiply.
   constexpr bool kMoves = kTile.multipliers() >= 2 && kTile.occupancy == 1;
-  constexpr int kLoaderRegisters = kHasPlanes && kHalves ? 48 : 56;
-  constexpr int kOtherRegisters = (kTile.registers(kHasPlanes) * (kLoaders + kTile.multipliers()) -
-                                   kLoaders * kLoaderRegisters) /
-                                  kTile.multipliers() / 8 * 8;
+  constexpr int kLoaderRegisters = kGathers ? 88 : kHasPlanes && kHalves ? 48 : 56;
+  constexpr int kOtherRegisters =
+      (kTile.registers(kWrites) * (kLoaders + kTile.multipliers()) - kLoaders * kLoaderRegisters) /
+      kTile.multipliers() / 8 * 8;
   if (warp < 4 * kLoaders) {
     if constexpr (kMoves) ptx::give_registers<kLoaderRegisters>();
     ptx::Turn turn;
     bool loads_weights = true;
-    if (turns_planes && warp != 1) {
+    if constexpr (kGathers) {
       ptx::await_dependency();
-      PlaneLoader<T, kShape, kStreamK>(p, memory, warp == 0 ? 0 : warp - 1, lane).load(first);
+      GatherLoader<T, kShape> loader(p, memory, warp, lane);
+      each_tile([&](const Work& work, bool) {
+        loader.load(work, loads_weights);
+        loads_weights = !p.keeps_weights;
+      });
+    } else if (turns_planes && warp != 1) {
+      ptx::await_dependency();
+      PlaneLoader<T, kShape, kStreamK, kClustered>(p, memory, rank, warp == 0 ? 0 : warp - 1, lane)
+          .load(first);
     } else if (warp == 0) {
       ptx::await_dependency();
       each_tile([&](const Work& work, bool) {
@@ -181,8 +199,8 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(has_planes(kLoader
     if constexpr (kStore == Store::kRows) {
       rows.store(work, sum);
     } else if constexpr (kClustered) {
-      store_cluster<T, kWarpgroups, kBlocks, kN, kHalves>(p, work, sum, memory.weights, rank,
-                                                          warpgroup);
+      store_cluster<T, kLoaders, kWarpgroups, kBlocks, kN, kHalves>(p, work, sum, memory.weights,
+                                                                    rank, warpgroup);
     } else {
       const int k = work.k + own_k;
       if constexpr (kFused) {

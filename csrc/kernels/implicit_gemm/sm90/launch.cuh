@@ -110,6 +110,35 @@ void set_planes(const Packed& problem, const Tile& t, const T* x, Params& p) {
   }
 }
 
+// Pixels, for the warps that gather what taps meet.
+template <typename T>
+Gather gather_of(const Packed& p, const Tile& t, const T* x) {
+  const ConvProblem& source = p.source;
+  Gather gather{};
+  gather.x = x;
+  gather.n = source.x_strides[0];
+  gather.c = static_cast<int>(source.x_strides[1]);
+  gather.h = static_cast<int>(source.x_strides[2]);
+  gather.w = static_cast<int>(source.x_strides[3]);
+  gather.tap_h = static_cast<int>(source.dilation_h) * gather.h;
+  gather.tap_w = static_cast<int>(source.dilation_w) * gather.w;
+  gather.H = static_cast<int>(source.H);
+  gather.W = static_cast<int>(source.W);
+  gather.R = static_cast<int>(source.R);
+  gather.S = static_cast<int>(source.S);
+  gather.stride_h = static_cast<int>(source.stride_h);
+  gather.stride_w = static_cast<int>(source.stride_w);
+  gather.pad_h = static_cast<int>(source.pad_h);
+  gather.pad_w = static_cast<int>(source.pad_w);
+  gather.dilation_h = static_cast<int>(source.dilation_h);
+  gather.dilation_w = static_cast<int>(source.dilation_w);
+  gather.terms = static_cast<int>(p.C);
+  gather.padded_terms = t.padded_terms;
+  gather.by_C = Divider<int32_t>(p.tap_channels);
+  gather.by_S = Divider<int32_t>(p.row_taps);
+  return gather;
+}
+
 // The weight's matrix, in copies for a stage.
 template <typename T>
 CUtensorMap map_weights(const Forward& p, const Tile& t, const PackedWeight& packed, const T* w) {
@@ -548,7 +577,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     T* const woven = reinterpret_cast<T*>(workspace);
     const T* input = x + (gradient ? part.y : part.x);
     T* const output = y + (gradient ? part.x : part.y);
-    if (problem.packing != Packing::kNone) {
+    if (problem.is_packed()) {
       T* const to = reinterpret_cast<T*>(workspace + woven_bytes(problem));
       pack_input(problem, input, x, x_end, to, early, context.stream);
       input = to;
@@ -557,7 +586,9 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
     if constexpr (sizeof(T) == 4) {
       if (problem.half_bits > 0) p.halves = halves_of(problem, weight, input, w);
     }
-    if (tile.loader == Loader::kPlanes) {
+    if (tile.loader == Loader::kGather) {
+      p.gather = gather_of(problem, tile, input);
+    } else if (tile.loader == Loader::kPlanes) {
       set_planes(problem, tile, input, p);
     } else {
       p.x = map_pixels(problem, tile, input);

@@ -101,7 +101,7 @@ bool planes_are_legal(const Forward& p) {
 Packed forward_of(const ConvProblem& asked, Form form) {
   const Packing packing = form.packing;
   Packed p{form.joins_phases ? join_phases(asked) : as_forward(asked)};
-  const bool patches = packing == Packing::kPatches;
+  const bool patches = packing == Packing::kPatches || packing == Packing::kGathered;
   const bool flattens = p.groups == 1 && !p.has_phases() && !p.joins_phases && p.R * p.S > 1;
   const bool packs = patches ? flattens : form.halves || !input_is_legal(p);
   // A stage's row has a run of each half.

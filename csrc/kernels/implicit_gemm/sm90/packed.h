@@ -14,6 +14,8 @@ enum class Packing : uint8_t {
   kPixels,   // its pixels, each with its channels side by side, padded to whole 16 bytes
   kPatches,  // of few channels: pixels of the output, each with what all taps meet
   kImages,   // pixels, each with what all images have there: of weight gradients
+  // As patches, which the kernel gathers itself: nothing is packed. No plan has this word.
+  kGathered,
 };
 
 // The forward convolution that a problem is computed as.
@@ -28,7 +30,8 @@ struct Packed : Forward {
   ConvProblem source = {};  // what is packed: a forward convolution too
   int64_t channels = 0;     // of a group of it, or of all taps, as they are before they are halved
   int half_bits = 0;        // see ChannelOrder: then there are twice as many channels
-  int64_t packed() const { return packing == Packing::kNone ? 0 : N * x_strides[0]; }  // elements
+  bool is_packed() const { return packing != Packing::kNone && packing != Packing::kGathered; }
+  int64_t packed() const { return is_packed() ? N * x_strides[0] : 0; }  // elements
 };
 
 // `asked` in this form; with its input unpacked, if to pack it is not possible or does not help.

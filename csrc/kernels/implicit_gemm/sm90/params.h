@@ -21,6 +21,27 @@ struct Halves {
   bool gradient;  // of the input: there are no taps outside the image
 };
 
+// Where a term of an output pixel is: bytes from the one that the pixel's first tap meets in
+// channel 0, and the tap: its row and, from bit 8 on, its column; or kNoTap.
+struct Term {
+  int32_t offset;
+  uint32_t tap;
+};
+constexpr uint32_t kNoTap = 1 << 16;
+static_assert(sizeof(Term) == kTermBytes);
+
+// Input whose pixels are gathered: the convolution before its taps became channels.
+struct Gather {
+  const void* x;
+  int64_t n;  // strides, in elements
+  int c, h, w;
+  int tap_h, tap_w;  // from one tap to the next
+  int H, W, R, S;
+  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int terms, padded_terms;
+  Divider<int32_t> by_C, by_S;
+};
+
 // Rows of memory that 1x1 convolutions multiply: what output pixels, or output channels, read.
 struct MatrixRows {
   const char* data;  // null where they are not rows
@@ -88,6 +109,7 @@ struct Params {
   Epilogue epilogue;
   Halves halves;
   MatrixRows pixel_rows, weight_rows;
+  Gather gather;
 };
 
 }  // namespace customconv::implicit_gemm::sm90

@@ -22,7 +22,10 @@ struct MainLoopPlan {
   int16_t slots = 0;               // of a warp that turns planes
   bool stream_k = false;           // see Tile
 
-  Form form() const { return {packing, joined, kTileShapes[tile].halves}; }
+  Form form() const {
+    const Packing own = loader == Loader::kGather ? Packing::kGathered : packing;
+    return {own, joined, kTileShapes[tile].halves};
+  }
   Chunk chunk() const { return {images, pixels}; }
   Exchange exchange() const { return {groups, bands}; }
 };

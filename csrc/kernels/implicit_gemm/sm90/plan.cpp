@@ -31,6 +31,9 @@ constexpr double kProductBytes = 4096;  // a clock: channels of a tile times byt
 // Accesses of shared memory for each byte of planes: written by copies, read in words of two
 // pixels, and written in another order.
 constexpr double kTurnAccesses = 7;
+// Clocks of loads that are on their way together, and of each for a warp's 32 positions: measured.
+constexpr double kGatherWait = 700;
+constexpr double kGatherClocks = 6.5;
 
 // Shared memory that a block may ask for: all of a multiprocessor's where no other block would run
 // beside it.
@@ -95,8 +98,20 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
   const double w_copy = t.keeps_weights ? 0 : copy(w_bytes, copied * w_pieces);
   // An instruction reads 64 channels and its columns, the positions of a tile or a part of them.
   // Boxes of planes are written, read, and written again in another order.
-  const double spans = kind.pixels / kind.columns(has_planes(t.loader, t.store, kind));
+  const double spans = kind.pixels / kind.columns(writes_stages(t.loader, t.store, kind));
   const double operands = kind.channels * t.row_bytes * (spans + kind.pixels / 64.0) + w_bytes;
+  if (t.loader == Loader::kGather) {
+    // A warp's pixels lie in so many lines of 128 bytes, each of which takes a clock.
+    const ConvProblem& source = p.source;
+    const auto step = static_cast<double>(source.x_strides[3] * source.stride_w * size);
+    const double lines = std::clamp(step * 32 / 128, 1.0, 32.0);
+    const double loads = kind.pixels / 32.0 * (t.row_bytes / static_cast<double>(size));
+    const double own_loads = loads / (4 * kind.loaders(true));  // of a warp
+    const double fetched =
+        std::ceil(own_loads / kGatherLoads) * kGatherWait + loads * std::max(kGatherClocks, lines);
+    return t.chunks * busiest({product, w_copy, fetched,
+                               (operands + t.x_bytes) / hardware::kSharedBytesPerClock});
+  }
   const double filled = t.loader == Loader::kPlanes
                             ? kTurnAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
                             : t.x_bytes * (t.halves_pixels ? 2.0 : 1.0);
@@ -176,7 +191,7 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
   loop.bytes = static_cast<float>(asked.least_bytes() / launches + split);
   WorkList works;
   works.add(loop);
-  if (p.packing != Packing::kNone) {
+  if (p.is_packed()) {
     const double bytes = 2 * static_cast<double>(p.packed()) * size;
     works.add(moving(PriceKind::kPackPixels, packing_row(p), bytes, launches));
   }
@@ -243,6 +258,7 @@ class Search : public PlanSearch {
     const bool few = channels * element_size(p_.dtype) <= kMostFlattened;
     const bool far = std::max(p_.stride_h, p_.stride_w) > kMostStride;
     if (count_phases(p_) == 1 && (few || far)) try_form({Packing::kPatches, false, halves});
+    if (count_phases(p_) == 1 && few && !halves) try_form({Packing::kGathered, false, halves});
     return best_;
   }
 
@@ -273,7 +289,8 @@ class Search : public PlanSearch {
   void try_form(Form form) {
     Chunk chunk;
     if (!choose_chunk(p_, form, chunk)) return;
-    way_.packing = form.packing;
+    const bool gathers = form.packing == Packing::kGathered;
+    way_.packing = gathers ? Packing::kNone : form.packing;
     way_.joined = form.joins_phases;
     way_.images = chunk.images;
     way_.pixels = chunk.pixels;
@@ -287,7 +304,9 @@ class Search : public PlanSearch {
         ends_.push_back(forward_of(part_of(p_, chunk, i).problem, form));
       }
     }
-    if (input_is_legal(f_)) {
+    if (gathers) {
+      try_tiles(Loader::kGather);
+    } else if (input_is_legal(f_)) {
       try_tiles(Loader::kIm2col);
       try_strips(Loader::kHalo);
     } else if (planes_are_legal(f_)) {
@@ -323,7 +342,9 @@ class Search : public PlanSearch {
       for (way_.row = kMostRowBytes; way_.row >= kLeastRowBytes; way_.row /= 2) {
         // A stage of fewer channels than there are is for what else has no room.
         if (!weigh()) continue;
-        if (f_.group_C() * element_size(f_.dtype) > way_.row / 2) break;
+        // What is gathered fills rows of any width, and the last one the less the wider it is.
+        if (loader != Loader::kGather && f_.group_C() * element_size(f_.dtype) > way_.row / 2)
+          break;
       }
     }
   }
@@ -340,7 +361,7 @@ class Search : public PlanSearch {
       if (saves_time(shared)) add_tile(shared);
       way_.stream_k = false;
     }
-    if (!is_clustered(way_.loader, whole.kind())) return true;
+    if (!has_clusters(way_.loader, whole.kind())) return true;
     for (int64_t splits = 2; splits <= kMostSplits; splits *= 2) {
       const Tile tile = make_tile(f_, way_, splits);
       if (whole.items() * splits > blocks_at_once(d_, tile)) break;
@@ -421,7 +442,7 @@ LaunchShape shape(const ConvProblem& asked, const ConvPlan& plan) {
                                      : count_phases(asked) <= kMostPhases;
   if ((way.packing == Packing::kImages) != gradient || !has_form) return {};
   const Packed p = widest_of(asked, way);
-  if (p.packing != way.packing) return {};
+  if (p.packing != way.form().packing) return {};
   if (way.loader == Loader::kPlanes ? !planes_are_legal(p) : !input_is_legal(p)) return {};
   const Tile tile = make_tile(p, way, plan.splits);
   return is_legal(p, tile) ? shape_of(p, tile, part_bytes(asked, way, p), plan.blocks)
@@ -451,7 +472,7 @@ int64_t statistics_parts(const ConvProblem& asked, const ConvPlan& plan) {
   const Tile tile = make_tile(widest_of(asked, way), way, plan.splits);
   if (tile.store == Store::kCluster) return 0;
   const TileShape& kind = tile.kind();
-  return tile.tiles_m * (kind.pixels / kind.columns(has_planes(tile.loader, tile.store, kind)));
+  return tile.tiles_m * (kind.pixels / kind.columns(writes_stages(tile.loader, tile.store, kind)));
 }
 
 }  // namespace customconv::implicit_gemm::sm90

@@ -82,7 +82,7 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
 // A warp that turns planes: every kWarps-th box, of the boxes of all stages one after the other. It
 // starts the copies of its own boxes, as many ahead as it has slots, and keeps what turning them
 // needs in a queue.
-template <typename T, int kShape, bool kStreamK>
+template <typename T, int kShape, bool kStreamK, bool kClustered>
 class PlaneLoader {
   static constexpr int kWarps = kTileShapes[kShape].plane_warps();
   static constexpr int kMostUnitBits = 3;  // of units of 16 bytes in the widest row
@@ -90,12 +90,13 @@ class PlaneLoader {
 
  public:
   // `warp`: among those that turn planes.
-  __device__ PlaneLoader(const Params& p, const Memory& memory, int warp, int lane)
+  __device__ PlaneLoader(const Params& p, const Memory& memory, int rank, int warp, int lane)
       : p_(p),
         memory_(memory),
         full_(memory.slot_full + warp * kMostPlaneSlots),
         slots_(memory.slots + warp * p.plane_slots * slot_bytes()),
         dump_(ptx::shared_address(memory.dumps) + warp * kDumpBytes),
+        rank_(rank),
         warp_(warp),
         lane_(lane) {
     asm volatile("" : "+r"(lane_));  // or it is read from its special register again and again
@@ -163,12 +164,12 @@ class PlaneLoader {
   struct Cursor {
     TileScheduler<kStreamK> scheduler;
     int chunk, box;
-    int shared_last;  // of a tile whose steps blocks share, the end of the block's chunks
-    int first;        // position of the tile's stages
-    int first_row;    // position where the row begins that it lies in,
-    int passed;       // and boxes of that row in front of it
-    int c;            // the group's first channel
-    int found = 0;    // which box the first lane has found; the next lane has the next one
+    int last;       // of a tile whose steps blocks share, the end of the block's chunks
+    int first;      // position of the tile's stages
+    int first_row;  // position where the row begins that it lies in,
+    int passed;     // and boxes of that row in front of it
+    int c;          // the group's first channel
+    int found = 0;  // which box the first lane has found; the next lane has the next one
     struct Found {
       int n;      // the box's image
       int pixel;  // of a plane, the box's first if it were aligned
@@ -191,7 +192,7 @@ class PlaneLoader {
       const Params& p = loader.p_;
       int stages = 0;
       for (; box >= p.plane_boxes && is_valid(p); box -= p.plane_boxes, ++stages) {
-        if (++chunk < (kStreamK ? shared_last : p.chunks)) continue;
+        if (++chunk < (kStreamK || kClustered ? last : p.chunks)) continue;
         scheduler.advance(p);
         start(loader);
       }
@@ -212,10 +213,11 @@ class PlaneLoader {
       constexpr TileShape kTile = kTileShapes[kShape];
       const Params& p = loader.p_;
       for (; is_valid(p); scheduler.advance(p)) {
-        const Work work = scheduler.current(p, kTile, Loader::kHalo);
+        Work work = scheduler.current(p, kTile, Loader::kHalo);
+        if (kClustered) work.split(loader.rank_, p.splits);
         if (work.taps == 0) continue;
         chunk = work.first;
-        if (kStreamK) shared_last = work.last;
+        if (kStreamK || kClustered) last = work.last;
         first = work.position - p.halo + p.image;  // one image ahead, so that none is negative
         int32_t rows = first;
         const int column = p.by_pitch.split(rows);
@@ -333,7 +335,7 @@ class PlaneLoader {
   ptx::Barrier* full_;
   char* slots_;
   uint32_t dump_;
-  int warp_, lane_;
+  int rank_, warp_, lane_;
   ptx::Turn copied_, turned_, x_;
 };
 

@@ -123,7 +123,7 @@ class Products {
     for (int i = work.last - work.first; i > 0; --i) {
       ptx::wait(memory_.x_full + x_.stage, x_.parity);
       int at = x_.stage * p_.x_bytes;
-      if constexpr (kLoader == Loader::kIm2col) {
+      if constexpr (is_one_tap(kLoader)) {
         multiply(at, p_.keeps_weights ? work.last - work.first - i : x_.stage, i == 1);
       } else {
         at += first_position(work, phase) * p_.pixel_row_bytes;

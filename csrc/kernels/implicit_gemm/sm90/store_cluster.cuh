@@ -13,13 +13,13 @@ namespace customconv::implicit_gemm::sm90 {
 
 // All threads of the cluster call it, also those that load and hold no sums. `exchange`: room for
 // a block's sums; no copy to it is under way.
-template <typename T, int kWarpgroups, int kBlocks, int kN, bool kHalves>
+template <typename T, int kLoaders, int kWarpgroups, int kBlocks, int kN, bool kHalves>
 __device__ inline void store_cluster(const Params& p, const Work& work,
                                      const float (&sum)[kBlocks][kN / 2], char* exchange, int rank,
                                      int warpgroup) {
   constexpr int kSums = kBlocks * kN / 2, kThreads = kWarpgroups * 128;
   const bool multiplies = warpgroup >= 0;
-  const int thread = static_cast<int>(threadIdx.x) - 128;
+  const int thread = static_cast<int>(threadIdx.x) - 128 * kLoaders;
   const uint32_t own = ptx::shared_address(exchange) + static_cast<uint32_t>(thread) * 4;
   if (multiplies) {
     ptx::sync_threads(1, kThreads);  // none of them reads stages any more

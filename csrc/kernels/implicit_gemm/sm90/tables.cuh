@@ -15,9 +15,11 @@ constexpr Kernel one_kernel() {
   constexpr bool kHalo = kLoader == Loader::kHalo;
   constexpr bool kExists = kLoader != Loader::kPlanes &&
                            (has_tile(kLoader, kTile) || has_planes(kLoader, kStore, kTile)) &&
-                           (!kHalo || kStore == Store::kPixels || kStore == Store::kPlanes) &&
-                           (kStore != Store::kCluster || is_clustered(kLoader, kTile)) &&
-                           (!kStreamK || may_share_tiles(kLoader)) &&
+                           (kLoader != Loader::kGather || (gathers_to(kStore) && !kAsStored)) &&
+                           (!kHalo || kStore != Store::kRows) &&
+                           (kStore != Store::kCluster || has_clusters(kLoader, kTile) ||
+                            (kHalo && has_clusters(Loader::kPlanes, kTile))) &&
+                           (!kStreamK || (may_share_tiles(kLoader) && kStore != Store::kCluster)) &&
                            (kAsStored || kFused == is_fused(kLoader, kStore, kStreamK, kFused)) &&
                            (!kTile.halves || sizeof(T) == 4);
   if constexpr (kExists) {

@@ -18,12 +18,14 @@ constexpr int kMostBox = 256;            // pixels of a copied row
 constexpr int kCopyBytes = 128;          // what aligns a copy in shared memory
 constexpr int kSlotAlignment = 1024;     // of what boxes come into
 constexpr int kMostPlaneRows = 1 << 12;  // of a stage
-constexpr int kLeastStages = 3;          // of weights
-constexpr int kLeastHaloStages = 2;      // of pixels,
-constexpr int kMostHaloStages = 4;       // and at most
-constexpr int kLeastPlaneSlots = 2;      // of a warp: one is turned, one arrives
-constexpr int kUnit = 8;                 // rows of a swizzle,
-constexpr int kSwizzleBytes = 1024;      // and its bytes at most
+constexpr int kMostFilter = 31;      // rows or columns of taps that are gathered: bits of a mask
+constexpr int kMostTerms = 1 << 10;  // that are gathered
+constexpr int kLeastStages = 3;      // of weights
+constexpr int kLeastHaloStages = 2;  // of pixels,
+constexpr int kMostHaloStages = 4;   // and at most
+constexpr int kLeastPlaneSlots = 2;  // of a warp: one is turned, one arrives
+constexpr int kUnit = 8;             // rows of a swizzle,
+constexpr int kSwizzleBytes = 1024;  // and its bytes at most
 
 // Behind the last pixel of an axis, where the first tap of its last output pixel is.
 int64_t upper_corner(int64_t pixels, int64_t outputs, int64_t stride, int64_t pad) {
@@ -52,8 +54,17 @@ int most_residue_bits(const Forward& p, const Tile& t) {
 }
 
 // Whether the grid is one that copies can traverse, with all taps in reach.
-bool is_grid(const Forward& p, const Tile& t) {
+bool is_grid(const Packed& p, const Tile& t) {
   if (t.image() * (p.N + 2) > INT32_MAX / 2) return false;
+  if (t.loader == Loader::kGather) {
+    const ConvProblem& x = p.source;
+    const auto reach = [](int64_t size, int64_t stride) { return (size - 1) * std::abs(stride); };
+    return gathers_to(t.store) && x.R <= kMostFilter && x.S <= kMostFilter && p.C <= kMostTerms &&
+           reach(x.C, x.x_strides[1]) + reach(x.H, x.x_strides[2]) + reach(x.W, x.x_strides[3]) +
+                   (x.R + x.pad_h) * std::abs(x.x_strides[2]) * x.dilation_h +
+                   (x.S + x.pad_w) * std::abs(x.x_strides[3]) * x.dilation_w <=
+               INT32_MAX / element_size(p.dtype);
+  }
   if (t.loader == Loader::kIm2col) {
     return (p.R - 1) * p.dilation_h <= kMostOffset && (p.S - 1) * p.dilation_w <= kMostOffset &&
            p.stride_h <= kMostStride && p.stride_w <= kMostStride && is_corner(-p.pad_h) &&
@@ -63,7 +74,8 @@ bool is_grid(const Forward& p, const Tile& t) {
   if (p.stride_h > 1 || p.stride_w > 1 || p.P > t.period || t.halo > t.image()) return false;
   if (t.strips == 1 && p.Q > t.pitch) return false;
   if (t.loader == Loader::kPlanes) {
-    if (t.store != Store::kPlanes || t.residue_bits > most_residue_bits(p, t)) return false;
+    if (!has_planes(t.loader, t.store, t.kind())) return false;
+    if (t.residue_bits > most_residue_bits(p, t)) return false;
     if (p.C < int64_t{1} << t.residue_bits) return false;
     if (t.strips == 1) return true;
     // What lies outside the image is on one side of a strip. The last that begins in front of it
@@ -80,7 +92,7 @@ bool is_grid(const Forward& p, const Tile& t) {
 bool stores_rows(const Forward& p, const Tile& t) {
   const int64_t size = element_size(p.dtype), slab = 128 / size;  // channels
   const int64_t pixel = pixel_stride(p);
-  return t.loader == Loader::kIm2col && !p.has_phases() && p.y_aligned &&
+  return is_one_tap(t.loader) && !p.has_phases() && p.y_aligned &&
          (p.K == 1 || p.y_strides[1] == 1) && pixel * size % 16 == 0 &&
          pixels_follow(p.y_sizes(), p.y_strides, pixel) &&
          (p.groups == 1 || p.group_K() % slab == 0);
@@ -114,7 +126,7 @@ int copy_channels(const Packed& p, const Tile& t) {
 // meets the only phase.
 bool may_keep_weights(const Tile& t) {
   return t.tiles_k == 1 && t.phases == 1 && t.splits == 1 && !t.stream_k && t.w_steps > 0 &&
-         (t.loader == Loader::kIm2col || t.w_steps <= kMostStages);
+         (is_one_tap(t.loader) || t.w_steps <= kMostStages);
 }
 
 }  // namespace
@@ -148,7 +160,7 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
   t.period = p.P;
   t.strips = 1;
   const int64_t box_unit = 16 / size;  // what aligns a box
-  if (loader != Loader::kIm2col) {
+  if (!is_one_tap(loader)) {
     t.pitch = p.W + shared_pad(p.W, p.Q, p.S, p.pad_w, p.dilation_w);
     t.period = p.H + shared_pad(p.H, p.P, p.R, p.pad_h, p.dilation_h);
     // An even pitch lets pairs of pixels be stored at once.
@@ -206,6 +218,7 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
   t.w_bytes = kind.channels * row_bytes;
   t.w_copy_channels = copy_channels(p, t);
   t.chunks = static_cast<int>(ceil_divide(p.group_C() * size, row_bytes));
+  t.padded_terms = t.chunks * t.row_bytes / static_cast<int>(size);
   t.tiles_m = ceil_divide(p.N * t.image(), kind.pixels);
   t.tiles_k = p.groups * ceil_divide(p.group_K(), kind.channels);
   t.phases = p.phases;
@@ -234,6 +247,7 @@ int slot_bytes(const Tile& t) {
   return t.kind().plane_warps() * kBoxPixels * t.row_bytes / (t.kind().halves ? 2 : 1);
 }
 int slots_bytes(const Tile& t) {
+  if (t.loader == Loader::kGather) return t.padded_terms * kTermBytes;
   return t.loader == Loader::kPlanes ? kDumpsBytes + t.plane_slots * slot_bytes(t) : 0;
 }
 
@@ -249,12 +263,13 @@ bool share_out(int shared_bytes, int least, Tile& t) {
     t.plane_slots = std::min((bytes - stages * t.x_bytes) / slot_bytes(t), kMostPlaneSlots);
     bytes += least * t.w_bytes - t.plane_slots * slot_bytes(t);
   }
+  if (t.loader == Loader::kGather) bytes -= slots_bytes(t);
   const int rest = bytes - least * t.w_bytes;
-  if (t.loader == Loader::kIm2col && !t.keeps_weights) {
+  if (is_one_tap(t.loader) && !t.keeps_weights) {
     t.x_stages = t.w_stages = std::min(bytes / (t.x_bytes + t.w_bytes), kMostStages);
     return t.x_stages >= kLeastStages;
   }
-  const bool one_tap = t.loader == Loader::kIm2col;  // a stage
+  const bool one_tap = is_one_tap(t.loader);  // a stage
   t.x_stages = std::min(rest / t.x_bytes, one_tap ? kMostStages : kMostHaloStages);
   if (t.x_stages < (one_tap ? kLeastStages : kLeastHaloStages)) return false;
   t.w_stages = least;
@@ -309,8 +324,9 @@ bool is_legal(const Packed& p, const Tile& t) {
                      t.items() * t.chunks > INT32_MAX / 2)) {
     return false;
   }
-  if (t.splits == 1) return true;
-  return is_clustered(t.loader, t.kind()) && t.splits <= t.chunks * p.phase[0].R * p.phase[0].S;
+  if (t.splits == 1) return has_tile(t.loader, t.kind());
+  const int64_t steps = t.chunks * (is_one_tap(t.loader) ? p.phase[0].R * p.phase[0].S : 1);
+  return has_clusters(t.loader, t.kind()) && t.splits <= steps;
 }
 
 int64_t pixel_stride(const Forward& p) {

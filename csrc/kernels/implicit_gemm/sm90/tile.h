@@ -10,9 +10,12 @@
 //   holds the pixels that all taps meet: a tap reads the same stage some rows further on. Pixels
 //   are loaded once, not once for each tap. Positions in the padding are computed but not stored.
 // - planes: the same from channels-first input, whose planes warps turn.
+// - gather: the output's pixels, and a stage holds what some taps of each meet, which warps gather
+//   from few channels.
 //
-// For halo and planes, a wide image may be cut into strips of columns, so that a tile has more rows
-// and a smaller halo; the strips overlap by what taps reach.
+// For halo and planes, an image may be cut into strips of columns, so that a tile has more rows and
+// a smaller halo; the strips overlap by what taps reach. Strips that the copy engine brings have
+// eight columns, and the instruction passes over the columns of their halo.
 //
 // The copy engine brings pixels in its im2col mode, or one row of a strip at a time, to a row of
 // shared memory for each position. The matrix instruction reads them in place.
@@ -40,6 +43,8 @@ constexpr int kDumpsBytes = 1024;     // and room for all these warps
 constexpr int kMostStride = 8;        // of a copy
 constexpr int kMostResidues = 8;      // of channels, whose planes begin at different bytes of 16
 constexpr int kMostMultipliers = 2;   // warpgroups
+constexpr int kTermBytes = 8;         // of what says where a term is that is gathered
+constexpr int kGatherLoads = 32;      // of a thread that gathers, that are on their way at a time
 
 struct TileShape {
   int pixels, channels;
@@ -56,19 +61,19 @@ struct TileShape {
   // Whether warpgroups issue their products in turn: while one promotes its sums, the other's are
   // under way.
   constexpr bool takes_turns() const { return halves && warpgroups == 2; }
-  // Warpgroups that load. Turning planes takes many warps: two warpgroups of a block that is alone
-  // on its multiprocessor.
-  constexpr int loaders(bool planes) const { return planes && occupancy == 1 ? 2 : 1; }
-  constexpr int threads(bool planes) const { return 128 * (loaders(planes) + multipliers()); }
+  // Warpgroups that load. If stages are not copied but written, as planes are turned, that takes
+  // many warps: two warpgroups of a block that is alone on its multiprocessor.
+  constexpr int loaders(bool writes) const { return writes && occupancy == 1 ? 2 : 1; }
+  constexpr int threads(bool writes) const { return 128 * (loaders(writes) + multipliers()); }
   // Registers of each thread at the start.
-  constexpr int registers(bool planes) const {
-    return 65536 / (threads(planes) * occupancy) / 8 * 8;
+  constexpr int registers(bool writes) const {
+    return 65536 / (threads(writes) * occupancy) / 8 * 8;
   }
   // Columns of an instruction: all positions of a warpgroup, or a part of them where the sums of
   // all would take more registers than there are.
-  constexpr int columns(bool planes) const {
+  constexpr int columns(bool writes) const {
     const int own = own_pixels();
-    return !planes || loaders(true) == 1 || own <= 128 ? own : 128;
+    return !writes || loaders(true) == 1 || own <= 128 ? own : 128;
   }
   // Warps that turn planes: all that load but the one that loads weights.
   constexpr int plane_warps() const { return 4 * loaders(true) - 1; }
@@ -80,12 +85,19 @@ inline constexpr TileShape kTileShapes[] = {
 };
 inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
 
-enum class Loader : uint8_t { kIm2col, kHalo, kPlanes };
-inline constexpr const char* kLoaderNames[] = {"im2col", "halo", "planes"};
+enum class Loader : uint8_t { kIm2col, kHalo, kPlanes, kGather };
+inline constexpr const char* kLoaderNames[] = {"im2col", "halo", "planes", "gather"};
 inline constexpr int kLoaderCount = sizeof(kLoaderNames) / sizeof(const char*);
+
+// Whether a stage has the pixels of one tap, or of terms that are channels of one tap, and its
+// weights.
+constexpr bool is_one_tap(Loader loader) {
+  return loader == Loader::kIm2col || loader == Loader::kGather;
+}
 
 // Whether a loader has kernels of a tile. From other tiles hardly any layer gains.
 constexpr bool has_tile(Loader loader, const TileShape& shape) {
+  if (loader == Loader::kGather) return !shape.halves && shape.teams == 2;
   if (loader == Loader::kIm2col || shape.halves) return true;
   return loader == Loader::kHalo ? shape.channels == 64 : shape.teams == 2;
 }
@@ -99,6 +111,9 @@ enum class Store : uint8_t {
 };
 inline constexpr int kStoreCount = 4;
 
+// Where results of the gather loader go.
+constexpr bool gathers_to(Store store) { return store == Store::kRows || store == Store::kPlanes; }
+
 // Shared memory that a warpgroup's results pass through: slabs of 64 positions by 128 bytes of
 // channels, or planes that are a little further apart.
 constexpr int staging_bytes(Store store) {
@@ -107,18 +122,30 @@ constexpr int staging_bytes(Store store) {
 
 // Whether such kernels may turn planes: the same kernels load halos.
 constexpr bool has_planes(Loader loader, Store store, const TileShape& shape) {
-  return loader != Loader::kIm2col && store == Store::kPlanes && has_tile(Loader::kPlanes, shape);
+  return !is_one_tap(loader) && (store == Store::kPlanes || store == Store::kCluster) &&
+         has_tile(Loader::kPlanes, shape);
+}
+
+// Whether many warps write stages: two warpgroups, of a block that is alone.
+constexpr bool writes_stages(Loader loader, Store store, const TileShape& shape) {
+  return loader == Loader::kGather || has_planes(loader, store, shape);
 }
 
 // Whether sums of such a tile may be split in a cluster: a block's stages have room for them, and
 // its warpgroups channels.
 constexpr bool is_clustered(Loader loader, const TileShape& shape) {
-  return loader == Loader::kIm2col && shape.pixels * shape.channels <= 128 * 128 &&
+  return loader != Loader::kGather && shape.pixels * shape.channels <= 128 * 128 &&
          shape.channels >= kInstructionRows * shape.multipliers();
 }
+// Whether the planner splits sums of such a tile.
+constexpr bool has_clusters(Loader loader, const TileShape& shape) {
+  const bool gains = loader == Loader::kIm2col || (!shape.halves && has_tile(loader, shape));
+  return gains && is_clustered(loader, shape);
+}
+
 // Whether thread blocks may share the steps of tiles (stream_k.cuh). With im2col it gains nothing:
 // its tiles ask L2 for more than it gives, so that others get what idle multiprocessors leave.
-constexpr bool may_share_tiles(Loader loader) { return loader != Loader::kIm2col; }
+constexpr bool may_share_tiles(Loader loader) { return !is_one_tap(loader); }
 
 // What is seldom asked for has no kernels without an epilogue.
 constexpr bool is_fused(Loader loader, Store store, bool stream_k, bool has_epilogue) {
@@ -156,15 +183,16 @@ struct Tile {
   int x_bytes, w_bytes;   // of a stage
   int w_copy_channels;    // of the output, that a copy of weights brings
   int x_stages, w_stages;
-  int chunks;   // of channels, a stage each
-  int w_steps;  // stages of weights that a tile multiplies
+  int chunks;        // of channels, a stage each
+  int padded_terms;  // elements of all chunks
+  int w_steps;       // stages of weights that a tile multiplies
   // Whether weights stay: each step has a stage of its own, which is loaded once for all tiles of a
   // thread block.
   bool keeps_weights;
   int64_t tiles_m, tiles_k, phases;
 
   constexpr const TileShape& kind() const { return kTileShapes[shape]; }
-  int threads() const { return kind().threads(has_planes(loader, store, kind())); }
+  int threads() const { return kind().threads(writes_stages(loader, store, kind())); }
   // Rows of a stage from eight positions to the next eight.
   int64_t group_rows() const { return boxed ? stage_pitch : kGroupPositions; }
   int pixel_row_bytes() const { return halves_pixels ? row_bytes / 2 : row_bytes; }

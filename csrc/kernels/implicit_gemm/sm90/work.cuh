@@ -15,6 +15,7 @@ struct Memory {
   ptx::Barrier* residual_full;  // of each warpgroup
   ptx::Barrier* slot_full;      // of each warp that turns planes
   char *staging, *weights, *pixels, *dumps, *slots;
+  Term* terms;  // where dumps are of planes
 
   __device__ Memory(const Params& p, char* memory, int staging_bytes)
       : x_full(reinterpret_cast<ptx::Barrier*>(memory)),
@@ -28,7 +29,8 @@ struct Memory {
         weights(staging + staging_bytes),
         pixels(weights + p.w_stages * p.w_bytes),
         dumps(pixels + p.x_stages * p.x_bytes),
-        slots(dumps + (p.plane_boxes > 0 ? kDumpsBytes : 0)) {}
+        slots(dumps + (p.plane_boxes > 0 ? kDumpsBytes : 0)),
+        terms(reinterpret_cast<Term*>(dumps)) {}
 };
 
 // A tile, and the steps of its sum that a block computes: chunks of channels, and if the loader is
@@ -64,7 +66,7 @@ struct Work {
     c = group * p.group_C;
     taps = p.phase[phase].R * p.phase[phase].S;
     first = 0;
-    last = taps == 0 ? 0 : p.chunks * (loader == Loader::kIm2col ? taps : 1);
+    last = taps == 0 ? 0 : p.chunks * (is_one_tap(loader) ? taps : 1);
   }
   // Computes only the part of a block of a cluster.
   __device__ void split(int rank, int splits) {
