@@ -16,11 +16,7 @@ from bench import pays, replayed, units
 TO_DELETE = {
     "loader:boxedpieces": 1.0006,
     "tile:boxedpieces/256x128": 1.0006,
-    "tile:im2col/192x128": 1.0010,
     "tile:oddtaps/256x64": 1.0011,
-    "tile:planes-boxed/2x256": 1.0007,
-    "tile:planes-boxed/3x3-taps": 1.0012,
-    "tile:planes-runs/2x128": 1.0005,
 }
 
 

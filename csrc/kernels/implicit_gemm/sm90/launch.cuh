@@ -134,6 +134,8 @@ Gather gather_of(const Packed& p, const Tile& t, const T* x) {
   gather.dilation_w = static_cast<int>(source.dilation_w);
   gather.terms = static_cast<int>(p.C);
   gather.padded_terms = t.padded_terms;
+  const GatherLines lines = gather_lines(p, t);
+  gather.by_terms = lines.by_terms < lines.by_pixels;
   gather.by_C = Divider<int32_t>(p.tap_channels);
   gather.by_S = Divider<int32_t>(p.row_taps);
   return gather;

@@ -39,6 +39,7 @@ struct Gather {
   int H, W, R, S;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int terms, padded_terms;
+  bool by_terms;  // lanes have neighbouring terms, not positions
   Divider<int32_t> by_C, by_S;
 };
 

@@ -101,14 +101,12 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
   const double spans = kind.pixels / kind.columns(writes_stages(t.loader, t.store, kind));
   const double operands = kind.channels * t.row_bytes * (spans + kind.pixels / 64.0) + w_bytes;
   if (t.loader == Loader::kGather) {
-    // A warp's pixels lie in so many lines of 128 bytes, each of which takes a clock.
-    const ConvProblem& source = p.source;
-    const auto step = static_cast<double>(source.x_strides[3] * source.stride_w * size);
-    const double lines = std::clamp(step * 32 / 128, 1.0, 32.0);
+    const GatherLines lines = gather_lines(p, t);
     const double loads = kind.pixels / 32.0 * (t.row_bytes / static_cast<double>(size));
     const double own_loads = loads / (4 * kind.loaders(true));  // of a warp
     const double fetched =
-        std::ceil(own_loads / kGatherLoads) * kGatherWait + loads * std::max(kGatherClocks, lines);
+        std::ceil(own_loads / kGatherLoads) * kGatherWait +
+        loads * std::max(kGatherClocks, std::min(lines.by_pixels, lines.by_terms));
     return t.chunks * busiest({product, w_copy, fetched,
                                (operands + t.x_bytes) / hardware::kSharedBytesPerClock});
   }
@@ -372,11 +370,11 @@ class Search : public PlanSearch {
 
   // Whether part of the GPU would wait for the last tiles for longer than it takes to share them.
   bool saves_time(const Tile& t) const {
-    const auto waves = static_cast<double>(ceil_divide(t.items(), blocks_at_once(d_, t)));
+    const int64_t at_once = blocks_at_once(d_, t);
+    const auto waves = static_cast<double>(ceil_divide(t.items(), at_once));
     const double busy = busy_clocks(f_, t, static_cast<double>(f_.phase[0].R) * f_.phase[0].S);
-    return (waves - tiles_of_block(t, stream_k_blocks(t, blocks_at_once(d_, t)))) *
-               t.kind().occupancy * busy >
-           kStreamKClocks;
+    const double saved = waves - tiles_of_block(t, stream_k_blocks(t, at_once));
+    return saved * t.kind().occupancy * busy > kStreamKClocks;
   }
 
   bool add_tile(Tile t) {
@@ -386,7 +384,7 @@ class Search : public PlanSearch {
     plan.works = count_work(p_, f_, parts_, d_, t);
     if (!is_wanted(plan)) return true;
     const int64_t at_once = blocks_at_once(d_, t);
-    const int64_t blocks = t.stream_k ? stream_k_blocks(t, blocks_at_once(d_, t)) : at_once;
+    const int64_t blocks = t.stream_k ? stream_k_blocks(t, at_once) : at_once;
     static_cast<LaunchShape&>(plan) = shape_of(f_, t, bytes_, blocks);
     if (t.splits == 1) plan.blocks = std::min(plan.blocks, at_once);
     plan.splits = t.stream_k ? kStreamKSplits : t.splits;

@@ -365,6 +365,22 @@ int64_t partial_bytes(const Tile& t, int64_t blocks) {
   return blocks * own + round_up(blocks * kind.warpgroups * 8, kAlignment);
 }
 
+GatherLines gather_lines(const Packed& p, const Tile& t) {
+  const ConvProblem& x = p.source;
+  constexpr double kLine = 128;
+  const auto size = static_cast<double>(element_size(p.dtype));
+  const auto step = static_cast<double>(std::abs(x.x_strides[3] * x.stride_w));
+  // Terms follow each other in memory: those of a tap, or of a row of the filter.
+  const bool channels = x.C == 1 || x.x_strides[1] == 1;
+  const bool columns = channels && x.x_strides[3] * x.dilation_w == x.C;
+  const auto run = static_cast<double>(columns ? x.S * x.C : channels ? x.C : 1);
+  const double terms = std::min(t.row_bytes / size, static_cast<double>(p.C));
+  const double positions = kLine / t.row_bytes;
+  const auto lines = [&](double elements) { return 1 + (elements - 1) * size / kLine; };
+  return {std::min(lines(31 * step + 1), 32.0),
+          std::ceil(terms / run) * lines(run + (positions - 1) * step)};
+}
+
 int shared_bytes(const Tile& t) {
   return fixed_bytes(t) + t.x_stages * t.x_bytes + t.w_stages * t.w_bytes + slots_bytes(t);
 }

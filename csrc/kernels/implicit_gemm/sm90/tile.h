@@ -79,9 +79,8 @@ struct TileShape {
   constexpr int plane_warps() const { return 4 * loaders(true) - 1; }
 };
 inline constexpr TileShape kTileShapes[] = {
-    {256, 128, 2, 1, 1},      {192, 128, 2, 1, 1},     {128, 128, 1, 2, 1},
-    {256, 64, 1, 2, 1},       {64, 64, 1, 1, 2},       {128, 128, 2, 1, 1, true},
-    {256, 64, 2, 1, 1, true}, {64, 64, 1, 1, 2, true},
+    {256, 128, 2, 1, 1},       {128, 128, 1, 2, 1},      {256, 64, 1, 2, 1},      {64, 64, 1, 1, 2},
+    {128, 128, 2, 1, 1, true}, {256, 64, 2, 1, 1, true}, {64, 64, 1, 1, 2, true},
 };
 inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
 
@@ -220,6 +219,12 @@ bool is_legal(const Packed& problem, const Tile& tile);
 int shared_bytes(const Tile& tile);
 // Bytes of the workspace for what so many blocks leave of tiles that they share.
 int64_t partial_bytes(const Tile& tile, int64_t blocks);
+// Lines of memory that a load touches of a warp that gathers, if its lanes have a position each, or
+// neighbouring terms.
+struct GatherLines {
+  double by_pixels, by_terms;
+};
+GatherLines gather_lines(const Packed& problem, const Tile& tile);
 // Output channels of whose weights all tiles of the same positions take copies.
 int64_t copied_channels(const Packed& problem, const Tile& tile);
 // The weight as the tile's kernel reads it, and bytes of the workspace if it is packed for that.
