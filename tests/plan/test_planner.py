@@ -164,7 +164,7 @@ def check_fetch(arguments, fetches, dtype):
     assert plan is not None
     loaders = {"im2col", "halo", "gather"}
     if not arguments.get("channels_last"):
-        loaders.add("planes")
+        loaders |= {"planes", "mn_major"}
     assert plan.fields.get("fetch", plan.fields.get("loader")) in fetches | loaders, plan
 
 

@@ -55,6 +55,14 @@ __device__ inline uint64_t describe_transposed(uint32_t address, uint32_t next_b
          (static_cast<uint64_t>(next_bytes >> 4) << 16) | ((address & 0x3FFFF) >> 4);
 }
 
+// The same with rows of 64 or 128 bytes, of 32 or 64 columns: one of its rows follows the other.
+__device__ inline uint64_t describe_columns(uint32_t address, uint32_t row_bytes,
+                                            uint32_t next_bytes) {
+  const uint64_t swizzle = row_bytes == 128 ? 1 : 2;
+  return swizzle << 62 | (static_cast<uint64_t>(8 * row_bytes >> 4) << 32) |
+         (static_cast<uint64_t>(next_bytes >> 4) << 16) | ((address & 0x3FFFF) >> 4);
+}
+
 // The same so many bytes further on: the upper half stays as it is.
 __device__ inline uint64_t advance(uint64_t descriptor, uint32_t bytes) {
   const uint32_t lower = static_cast<uint32_t>(descriptor) + (bytes >> 4);

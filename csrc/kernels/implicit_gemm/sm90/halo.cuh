@@ -41,6 +41,21 @@ __device__ inline void load_halo(const Params& p, const Memory& memory, const Wo
   }
 }
 
+// A stage of a tap's weights.
+template <bool kAsStored>
+__device__ inline void load_tap_weights(const Params& p, const Memory& memory, const Work& work,
+                                        ptx::Turn& turn, int lane, int copies, int chunk, int tap) {
+  ptx::Barrier* full = memory.w_full + turn.stage;
+  ptx::wait(memory.w_empty + turn.stage, turn.parity ^ 1);
+  if (lane == 0) ptx::arrive_expecting(full, copies * p.w_copy_bytes);
+  __syncwarp();
+  if (lane < copies) {
+    copy_weights<kAsStored>(p, work, memory.weights + turn.stage * p.w_bytes, full, chunk, tap,
+                            lane);
+  }
+  turn.advance(p.w_stages);
+}
+
 // By another warp.
 template <int kN, bool kAsStored>
 __device__ inline void load_halo_weights(const Params& p, const Memory& memory, const Work& work,
@@ -51,15 +66,8 @@ __device__ inline void load_halo_weights(const Params& p, const Memory& memory, 
   for (int chunk = work.first; chunk < work.last; ++chunk) {
     for (int r = 0; r < phase.R; ++r) {
       for (int s = 0; s < phase.S; ++s) {
-        ptx::Barrier* full = memory.w_full + turn.stage;
-        ptx::wait(memory.w_empty + turn.stage, turn.parity ^ 1);
-        if (lane == 0) ptx::arrive_expecting(full, copies * p.w_copy_bytes);
-        __syncwarp();
-        if (lane < copies) {
-          copy_weights<kAsStored>(p, work, memory.weights + turn.stage * p.w_bytes, full, chunk,
-                                  phase.first_tap + r * phase.tap_h + s * phase.tap_w, lane);
-        }
-        turn.advance(p.w_stages);
+        const int tap = phase.first_tap + r * phase.tap_h + s * phase.tap_w;
+        load_tap_weights<kAsStored>(p, memory, work, turn, lane, copies, chunk, tap);
       }
     }
   }

@@ -10,6 +10,7 @@
 #include "kernels/implicit_gemm/sm90/halo.cuh"
 #include "kernels/implicit_gemm/sm90/halve.cuh"
 #include "kernels/implicit_gemm/sm90/im2col.cuh"
+#include "kernels/implicit_gemm/sm90/mn_major.cuh"
 #include "kernels/implicit_gemm/sm90/planes.cuh"
 #include "kernels/implicit_gemm/sm90/products.cuh"
 #include "kernels/implicit_gemm/sm90/statistics.cuh"
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
     ptx::init_barriers(memory.x_full, p.x_stages, filling);
     ptx::init_barriers(memory.x_empty, p.x_stages, kWarpgroups);
     if (kHalves) ptx::init_barriers(memory.float_full, p.x_stages, 1);
-    if (kHalo) {
+    if (has_own_weights(kLoader)) {
       ptx::init_barriers(memory.w_full, p.w_stages, 1);
       ptx::init_barriers(memory.w_empty, p.w_stages, kWarpgroups);
     }
@@ -136,16 +137,22 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
       each_tile([&](const Work& work, bool) {
         if constexpr (kHalo) {
           load_halo(p, memory, work, turn, lane);
+        } else if constexpr (kLoader == Loader::kMnMajor) {
+          if (lane == 0) load_mn_major(p, memory, work, turn);
         } else {
           load_taps<kTile.channels, kAsStored>(p, memory, work, turn, loads_weights, lane);
           loads_weights = !p.keeps_weights;
         }
       });
-    } else if (kHalo && warp == 1) {
+    } else if (has_own_weights(kLoader) && warp == 1) {
       ptx::await_dependency();
       each_tile([&](const Work& work, bool) {
         if (!loads_weights) return;
-        load_halo_weights<kTile.channels, kAsStored>(p, memory, work, turn, lane);
+        if constexpr (kLoader == Loader::kMnMajor) {
+          load_mn_major_weights<kTile.channels>(p, memory, work, turn, lane);
+        } else {
+          load_halo_weights<kTile.channels, kAsStored>(p, memory, work, turn, lane);
+        }
         loads_weights = !p.keeps_weights;
       });
     } else if (kHalves && p.halves_pixels) {

@@ -73,6 +73,21 @@ CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
   return make_im2col_map(x, type, sizes, strides, box, swizzle);
 }
 
+// Planes as they are: of some rows of a strip all channels of a chunk, and of each the row's
+// pixels.
+template <typename T>
+CUtensorMap map_planes(const Packed& p, const Tile& t, const T* x) {
+  const auto channels = static_cast<cuuint32_t>(t.row_bytes / sizeof(T));
+  const Boxes<4> boxes{{static_cast<cuuint64_t>(p.W), static_cast<cuuint64_t>(p.C),
+                        static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.N)},
+                       {map_stride<T>(p.C, p.x_strides[1]), map_stride<T>(p.H, p.x_strides[2]),
+                        map_stride<T>(p.N, p.x_strides[0])},
+                       {static_cast<cuuint32_t>(t.pitch), channels,
+                        static_cast<cuuint32_t>(t.copy_rows) / channels, 1},
+                       {1, 1, 1, 1}};
+  return make_map(x, kMapType<T>, boxes, swizzle_of(t.pixel_row_bytes()));
+}
+
 // Planes, for the boxes that warps turn. Channels whose planes begin at the same byte of 16 have a
 // map of their own, which begins at whole 16 bytes.
 template <typename T>
@@ -326,8 +341,11 @@ Params params_of(const Packed& problem, const Tile& tile) {
   p.dilation_h = static_cast<int>(problem.dilation_h);
   p.dilation_w = static_cast<int>(problem.dilation_w);
   p.stage_pitch = static_cast<int>(tile.stage_pitch);
-  p.group_bytes = static_cast<uint32_t>(tile.group_rows() * tile.pixel_row_bytes());
-  p.tap_h = static_cast<int>(problem.dilation_h * tile.stage_pitch * tile.pixel_row_bytes());
+  const bool mn_major = tile.loader == Loader::kMnMajor;
+  const int64_t group = mn_major ? 8 * tile.row_bytes : tile.group_rows() * tile.pixel_row_bytes();
+  const int64_t row = (mn_major ? p.row_channels : tile.stage_pitch) * tile.pixel_row_bytes();
+  p.group_bytes = static_cast<uint32_t>(group);
+  p.tap_h = static_cast<int>(problem.dilation_h * row);
   p.tap_w = static_cast<int>(problem.dilation_w * tile.pixel_row_bytes());
   p.out_n = problem.y_strides[0];
   p.out_k = problem.y_strides[1];
@@ -592,6 +610,8 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
       p.gather = gather_of(problem, tile, input);
     } else if (tile.loader == Loader::kPlanes) {
       set_planes(problem, tile, input, p);
+    } else if (tile.loader == Loader::kMnMajor) {
+      p.x = map_planes(problem, tile, input);
     } else {
       p.x = map_pixels(problem, tile, input);
     }

@@ -98,6 +98,16 @@ bool planes_are_legal(const Forward& p) {
          (p.N == 1 || (x[0] > 0 && x[0] % unit == 0)) && plane <= INT32_MAX / 2;
 }
 
+bool rows_are_legal(const Forward& p) {
+  const Shape4& x = p.x_strides;
+  const int64_t unit = 16 / element_size(p.dtype);
+  const auto legal = [&](int64_t size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride % unit == 0);
+  };
+  return p.x_aligned && (p.W == 1 || x[3] == 1) && legal(p.H, x[2]) && legal(p.C, x[1]) &&
+         legal(p.N, x[0]);
+}
+
 Packed forward_of(const ConvProblem& asked, Form form) {
   const Packing packing = form.packing;
   Packed p{form.joins_phases ? join_phases(asked) : as_forward(asked)};

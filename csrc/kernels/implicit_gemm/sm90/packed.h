@@ -57,6 +57,8 @@ bool can_exchange(const ConvProblem& asked);
 // bytes apart. Whether it reads planes of pixels: only images must be whole 16 bytes apart.
 bool input_is_legal(const Forward& problem);
 bool planes_are_legal(const Forward& problem);
+// Whether it reads rows of planes: these, too, are whole 16 bytes apart.
+bool rows_are_legal(const Forward& problem);
 
 // How much of a problem is computed at a time: images, or rows of what is computed of one image;
 // columns where images are a single row. All of it if there are no `images`.

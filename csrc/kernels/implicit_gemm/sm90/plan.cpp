@@ -19,6 +19,7 @@ namespace customconv::implicit_gemm::sm90 {
 namespace {
 
 constexpr int64_t kMostStrips = 255;
+constexpr int64_t kLeastColumns = 16;   // of the mn_major loader: it computes 32
 constexpr int64_t kMostFlattened = 32;  // bytes of channels up to which taps may be channels
 
 constexpr int64_t kMostPeers = 8;  // blocks that share a tile: one of them adds what others store
@@ -86,7 +87,7 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
   const int64_t channels = t.halves_pixels ? p.channels : p.group_C();
   const bool ends = p.groups == 1;
   const double x_pieces =
-      ends && t.loader != Loader::kPlanes ? copied_pieces(channels * size, t.pixel_row_bytes()) : 1;
+      ends && !reads_planes(t.loader) ? copied_pieces(channels * size, t.pixel_row_bytes()) : 1;
   const double w_pieces =
       ends && !t.weights_as_stored ? copied_pieces(p.group_C() * size, t.row_bytes) : 1;
   const double strip_copies = t.copies_strips ? t.copies * hardware::kStripCopyClocks : 0;
@@ -113,7 +114,10 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
   const double filled = t.loader == Loader::kPlanes
                             ? kTurnAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
                             : t.x_bytes * (t.halves_pixels ? 2.0 : 1.0);
-  const double fills = t.loader == Loader::kIm2col ? taps : 1;  // of pixels, for a stage's channels
+  // Of pixels, for a stage's channels.
+  const double fills = t.loader == Loader::kIm2col    ? taps
+                       : t.loader == Loader::kMnMajor ? static_cast<double>(p.phase[0].S)
+                                                      : 1;
   if (kind.halves) {
     // Six products for what four multiply otherwise, the operands of each, and promotion.
     constexpr double kMore = 1.5, kLanes = 128;
@@ -309,6 +313,9 @@ class Search : public PlanSearch {
       try_strips(Loader::kHalo);
     } else if (planes_are_legal(f_)) {
       try_strips(Loader::kPlanes);
+      if (rows_are_legal(f_) && f_.Q > kLeastColumns) {
+        try_tiles(Loader::kMnMajor, ceil_divide(f_.Q, mn_major_columns(f_.Q)));
+      }
     }
   }
 
@@ -441,7 +448,7 @@ LaunchShape shape(const ConvProblem& asked, const ConvPlan& plan) {
   if ((way.packing == Packing::kImages) != gradient || !has_form) return {};
   const Packed p = widest_of(asked, way);
   if (p.packing != way.form().packing) return {};
-  if (way.loader == Loader::kPlanes ? !planes_are_legal(p) : !input_is_legal(p)) return {};
+  if (reads_planes(way.loader) ? !planes_are_legal(p) : !input_is_legal(p)) return {};
   const Tile tile = make_tile(p, way, plan.splits);
   return is_legal(p, tile) ? shape_of(p, tile, part_bytes(asked, way, p), plan.blocks)
                            : LaunchShape{};

@@ -22,15 +22,16 @@ template <typename T, int kShape, int kSpans, int kBlocks, int kN, Loader kLoade
 class Products {
   static constexpr bool kHalves = kTileShapes[kShape].halves;
   static constexpr bool kTakesTurns = kTileShapes[kShape].takes_turns();
+  static constexpr bool kMnMajor = kLoader == Loader::kMnMajor;  // the pixels
+  static constexpr bool kOwnWeights = has_own_weights(kLoader);
 
  public:
   // `own`: which of the tile's warpgroups it is; `own_k`, `own_pixel`: its first channel and pixel.
   __device__ Products(const Params& p, const Memory& memory, int own, int own_k, int own_pixel)
       : p_(p),
         memory_(memory),
-        pixels_(ptx::describe_swizzled(
-            ptx::shared_address(memory.pixels) + own_pixel / 8 * pixel_group_bytes(p),
-            static_cast<uint32_t>(p.pixel_row_bytes), pixel_group_bytes(p))),
+        pixels_(describe_pixels(
+            p, ptx::shared_address(memory.pixels) + own_pixel / 8 * pixel_group_bytes(p))),
         own_(own),
         tells_(threadIdx.x % 128 == 0) {
     if (kTakesTurns && own == 1) ptx::arrive_threads(kTurnBarrier, kTurnThreads);
@@ -74,13 +75,23 @@ class Products {
     if (work.first >= work.last) return;
     const int steps = work.last - work.first;
     x_.advance(steps, p_.by_x_stages);
-    if (kLoader == Loader::kHalo) w_.advance(steps * work.taps, p_.by_w_stages);
+    const int taps = kMnMajor ? p_.phase[work.phase].R : work.taps;  // of a step
+    if (kOwnWeights) w_.advance(steps * taps, p_.by_w_stages);
   }
 
  private:
-  // From eight positions of a stage to the next eight of the tile.
+  // From eight positions of a stage to the next eight of the tile; if they are MN-major, in the
+  // mean.
   static __device__ uint32_t pixel_group_bytes(const Params& p) {
-    return kLoader == Loader::kHalo ? p.group_bytes : 8 * p.pixel_row_bytes;
+    return kOwnWeights ? p.group_bytes : 8 * p.pixel_row_bytes;
+  }
+  static __device__ uint64_t describe_pixels(const Params& p, uint32_t address) {
+    const auto row = static_cast<uint32_t>(p.pixel_row_bytes);
+    if constexpr (kMnMajor) {
+      return ptx::describe_columns(address, row, row / 16 * p.group_bytes);
+    } else {
+      return ptx::describe_swizzled(address, row, pixel_group_bytes(p));
+    }
   }
 
   static constexpr int kTurnThreads = 2 * 128;  // of a warpgroup that waits and one that arrives
@@ -126,13 +137,14 @@ class Products {
       if constexpr (is_one_tap(kLoader)) {
         multiply(at, p_.keeps_weights ? work.last - work.first - i : x_.stage, i == 1);
       } else {
-        at += first_position(work, phase) * p_.pixel_row_bytes;
+        if (!kMnMajor) at += first_position(work, phase) * p_.pixel_row_bytes;
+        const int columns = kMnMajor ? 1 : phase.S;
         int left = work.taps;
 #pragma unroll 1
         for (int r = 0; r < phase.R; ++r, at += p_.tap_h) {
           int tap = at;
 #pragma unroll 1
-          for (int s = 0; s < phase.S; ++s, tap += p_.tap_w) {
+          for (int s = 0; s < columns; ++s, tap += p_.tap_w) {
             // Weights that stay arrive once.
             ptx::wait(memory_.w_full + w_.stage, p_.keeps_weights ? 0 : w_.parity);
             multiply(tap, w_.stage, i == 1 && --left == 0);
@@ -186,8 +198,12 @@ class Products {
   // The products of a tap; those before the last ones are complete then.
   template <int kPieces>
   __device__ void add(float (&sum)[kBlocks][kN / 2], int at, int w_stage, int accumulate) {
-    using Product = std::conditional_t<kAsStored, ptx::TransposedFirst<T, kN>, ptx::Product<T, kN>>;
+    using Product =
+        std::conditional_t<kAsStored, ptx::TransposedFirst<T, kN>, ptx::Product<T, kN, kMnMajor>>;
     constexpr int kPiece = kLeastRowBytes;
+    // From the channels of an instruction to the next.
+    const int pixel_piece =
+        kMnMajor ? kPiece / static_cast<int>(sizeof(T)) * p_.pixel_row_bytes : kPiece;
     constexpr int kChannels = kPieces * kPiece / static_cast<int>(sizeof(T));  // of a row
     constexpr int kWeightPiece =
         kAsStored ? kPiece / static_cast<int>(sizeof(T)) * kSlabRowBytes : kPiece;
@@ -199,7 +215,7 @@ class Products {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         const int weights = w_stage * p_.w_bytes + b / kSpans * kBlockBytes + k * kWeightPiece;
-        const int pixels = at + b % kSpans * (kN / 8 * pixel_group_bytes(p_)) + k * kPiece;
+        const int pixels = at + b % kSpans * (kN / 8 * pixel_group_bytes(p_)) + k * pixel_piece;
         Product::add(sum[b], ptx::advance(weights_, weights), ptx::advance(pixels_, pixels),
                      k > 0 || accumulate);
       }
@@ -210,7 +226,7 @@ class Products {
 
   // Gives back the stages that completed products have read.
   __device__ void release() {
-    if (kLoader == Loader::kHalo && tells_ && w_read_ >= 0) ptx::arrive(memory_.w_empty + w_read_);
+    if (kOwnWeights && tells_ && w_read_ >= 0) ptx::arrive(memory_.w_empty + w_read_);
     if (tells_ && x_read_ >= 0) ptx::arrive(memory_.x_empty + x_read_);
     x_read_ = w_read_ = -1;
   }

@@ -13,15 +13,17 @@ template <typename T, int kShape, Loader kLoader, Store kStore, bool kFused, boo
 constexpr Kernel one_kernel() {
   constexpr TileShape kTile = kTileShapes[kShape];
   constexpr bool kHalo = kLoader == Loader::kHalo;
-  constexpr bool kExists = kLoader != Loader::kPlanes &&
-                           (has_tile(kLoader, kTile) || has_planes(kLoader, kStore, kTile)) &&
-                           (kLoader != Loader::kGather || (gathers_to(kStore) && !kAsStored)) &&
-                           (!kHalo || kStore != Store::kRows) &&
-                           (kStore != Store::kCluster || has_clusters(kLoader, kTile) ||
-                            (kHalo && has_clusters(Loader::kPlanes, kTile))) &&
-                           (!kStreamK || (may_share_tiles(kLoader) && kStore != Store::kCluster)) &&
-                           (kAsStored || kFused == is_fused(kLoader, kStore, kStreamK, kFused)) &&
-                           (!kTile.halves || sizeof(T) == 4);
+  constexpr bool kExists =
+      kLoader != Loader::kPlanes &&
+      (has_tile(kLoader, kTile) || has_planes(kLoader, kStore, kTile)) &&
+      (kLoader != Loader::kGather || (gathers_to(kStore) && !kAsStored)) &&
+      (kLoader != Loader::kMnMajor || (sizeof(T) == 2 && kStore == Store::kPlanes && !kAsStored)) &&
+      (!kHalo || kStore != Store::kRows) &&
+      (kStore != Store::kCluster || has_clusters(kLoader, kTile) ||
+       (kHalo && has_clusters(Loader::kPlanes, kTile))) &&
+      (!kStreamK || (may_share_tiles(kLoader) && kStore != Store::kCluster)) &&
+      (kAsStored || kFused == is_fused(kLoader, kStore, kStreamK, kFused)) &&
+      (!kTile.halves || sizeof(T) == 4);
   if constexpr (kExists) {
     return convolve<T, kShape, kLoader, kStore, kFused, kAsStored, kStreamK>;
   } else {

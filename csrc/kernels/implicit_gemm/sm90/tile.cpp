@@ -1,6 +1,7 @@
 #include "kernels/implicit_gemm/sm90/tile.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/implicit_gemm/sm90/payload.h"
 #include "kernels/implicit_gemm/tile.h"
@@ -72,6 +73,10 @@ bool is_grid(const Packed& p, const Tile& t) {
            is_corner(upper_corner(p.W, p.Q, p.stride_w, p.pad_w));
   }
   if (p.stride_h > 1 || p.stride_w > 1 || p.P > t.period || t.halo > t.image()) return false;
+  if (t.loader == Loader::kMnMajor) {
+    return element_size(p.dtype) == 2 && p.phases == 1 && t.store == Store::kPlanes &&
+           rows_are_legal(p) && t.copy_rows / (t.row_bytes / 2) <= kMostBox;
+  }
   if (t.strips == 1 && p.Q > t.pitch) return false;
   if (t.loader == Loader::kPlanes) {
     if (!has_planes(t.loader, t.store, t.kind())) return false;
@@ -155,12 +160,16 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
   t.halves_pixels = p.half_bits > 0 && p.packing == Packing::kNone && loader != Loader::kPlanes;
   // Kernels that read weights so have no epilogue.
   t.weights_as_stored = p.gradient && size == 2 && t.residue_bits == 0 && p.tap_channels == 0 &&
-                        !p.has_bias && p.epilogue_passes == 0;
+                        !p.has_bias && p.epilogue_passes == 0 && loader != Loader::kMnMajor;
   t.pitch = p.Q;
   t.period = p.P;
   t.strips = 1;
   const int64_t box_unit = 16 / size;  // what aligns a box
-  if (!is_one_tap(loader)) {
+  if (loader == Loader::kMnMajor) {
+    t.pitch = t.strip_columns = mn_major_columns(ceil_divide(p.Q, strips));
+    t.strips = ceil_divide(p.Q, t.pitch);
+    t.period = round_up(p.P, kind.pixels / t.pitch);  // a tile has rows of one strip
+  } else if (!is_one_tap(loader)) {
     t.pitch = p.W + shared_pad(p.W, p.Q, p.S, p.pad_w, p.dilation_w);
     t.period = p.H + shared_pad(p.H, p.P, p.R, p.pad_h, p.dilation_h);
     // An even pitch lets pairs of pixels be stored at once.
@@ -202,6 +211,10 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
     const int64_t touched = ceil_divide(t.copy_rows + t.pitch - 1, t.pitch);
     t.row_boxes = static_cast<int>(row_boxes);
     t.plane_boxes = static_cast<int>(std::min(boxes, touched * row_boxes));
+  } else if (loader == Loader::kMnMajor) {
+    t.copies = 1;
+    t.copy_rows = static_cast<int>(kind.pixels / t.pitch + (p.R - 1) * p.dilation_h) * row_bytes /
+                  static_cast<int>(size);
   } else if (t.copies_strips) {
     // But for boxes, a tile may begin anywhere in a row.
     t.copy_rows = static_cast<int>(t.stage_pitch);
@@ -317,7 +330,8 @@ bool is_legal(const Packed& p, const Tile& t) {
   const bool padded = p.half_bits > 0 && p.channels % (int64_t{1} << p.half_bits) != 0;
   if (p.groups > 1 && padded && p.packing != Packing::kImages) return false;
   if (!is_grid(p, t)) return false;
-  if (!t.boxed && t.copies * t.copy_rows < t.kind().pixels + t.span) return false;
+  const bool has_all = t.boxed || t.loader == Loader::kMnMajor;  // pixels of a tile
+  if (!has_all && t.copies * t.copy_rows < t.kind().pixels + t.span) return false;
   if (p.groups > 1 && p.group_C() * size % t.row_bytes != 0) return false;
   if (t.items() * t.splits > INT32_MAX / 2) return false;
   if (t.stream_k && (!may_share_tiles(t.loader) || t.phases > 1 || t.w_steps == 0 ||

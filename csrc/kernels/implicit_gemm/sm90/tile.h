@@ -12,6 +12,8 @@
 // - planes: the same from channels-first input, whose planes warps turn.
 // - gather: the output's pixels, and a stage holds what some taps of each meet, which warps gather
 //   from few channels.
+// - mn_major: strips of whole rows of the output. A stage holds the pixels of channels-first input
+//   that a column of the filter meets, as they are: 16 bits, which the instruction transposes.
 //
 // For halo and planes, an image may be cut into strips of columns, so that a tile has more rows and
 // a smaller halo; the strips overlap by what taps reach. Strips that the copy engine brings have
@@ -84,8 +86,8 @@ inline constexpr TileShape kTileShapes[] = {
 };
 inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
 
-enum class Loader : uint8_t { kIm2col, kHalo, kPlanes, kGather };
-inline constexpr const char* kLoaderNames[] = {"im2col", "halo", "planes", "gather"};
+enum class Loader : uint8_t { kIm2col, kHalo, kPlanes, kGather, kMnMajor };
+inline constexpr const char* kLoaderNames[] = {"im2col", "halo", "planes", "gather", "mn_major"};
 inline constexpr int kLoaderCount = sizeof(kLoaderNames) / sizeof(const char*);
 
 // Whether a stage has the pixels of one tap, or of terms that are channels of one tap, and its
@@ -97,6 +99,7 @@ constexpr bool is_one_tap(Loader loader) {
 // Whether a loader has kernels of a tile. From other tiles hardly any layer gains.
 constexpr bool has_tile(Loader loader, const TileShape& shape) {
   if (loader == Loader::kGather) return !shape.halves && shape.teams == 2;
+  if (loader == Loader::kMnMajor) return !shape.halves && shape.pixels >= 128;
   if (loader == Loader::kIm2col || shape.halves) return true;
   return loader == Loader::kHalo ? shape.channels == 64 : shape.teams == 2;
 }
@@ -110,6 +113,14 @@ enum class Store : uint8_t {
 };
 inline constexpr int kStoreCount = 4;
 
+// Whether pixels come from channels-first input.
+constexpr bool reads_planes(Loader loader) {
+  return loader == Loader::kPlanes || loader == Loader::kMnMajor;
+}
+
+// Whether weights have stages of their own, a tap each.
+constexpr bool has_own_weights(Loader loader) { return !is_one_tap(loader); }
+
 // Where results of the gather loader go.
 constexpr bool gathers_to(Store store) { return store == Store::kRows || store == Store::kPlanes; }
 
@@ -121,8 +132,8 @@ constexpr int staging_bytes(Store store) {
 
 // Whether such kernels may turn planes: the same kernels load halos.
 constexpr bool has_planes(Loader loader, Store store, const TileShape& shape) {
-  return !is_one_tap(loader) && (store == Store::kPlanes || store == Store::kCluster) &&
-         has_tile(Loader::kPlanes, shape);
+  return (loader == Loader::kHalo || loader == Loader::kPlanes) &&
+         (store == Store::kPlanes || store == Store::kCluster) && has_tile(Loader::kPlanes, shape);
 }
 
 // Whether many warps write stages: two warpgroups, of a block that is alone.
@@ -138,13 +149,16 @@ constexpr bool is_clustered(Loader loader, const TileShape& shape) {
 }
 // Whether the planner splits sums of such a tile.
 constexpr bool has_clusters(Loader loader, const TileShape& shape) {
-  const bool gains = loader == Loader::kIm2col || (!shape.halves && has_tile(loader, shape));
+  const bool gains = loader == Loader::kIm2col ||
+                     (!shape.halves && has_tile(loader, shape) && loader != Loader::kMnMajor);
   return gains && is_clustered(loader, shape);
 }
 
 // Whether thread blocks may share the steps of tiles (stream_k.cuh). With im2col it gains nothing:
 // its tiles ask L2 for more than it gives, so that others get what idle multiprocessors leave.
-constexpr bool may_share_tiles(Loader loader) { return !is_one_tap(loader); }
+constexpr bool may_share_tiles(Loader loader) {
+  return !is_one_tap(loader) && loader != Loader::kMnMajor;
+}
 
 // What is seldom asked for has no kernels without an epilogue.
 constexpr bool is_fused(Loader loader, Store store, bool stream_k, bool has_epilogue) {
@@ -194,7 +208,10 @@ struct Tile {
   int threads() const { return kind().threads(writes_stages(loader, store, kind())); }
   // Rows of a stage from eight positions to the next eight.
   int64_t group_rows() const { return boxed ? stage_pitch : kGroupPositions; }
-  int pixel_row_bytes() const { return halves_pixels ? row_bytes / 2 : row_bytes; }
+  int pixel_row_bytes() const {
+    if (loader == Loader::kMnMajor) return static_cast<int>(pitch) * 2;
+    return halves_pixels ? row_bytes / 2 : row_bytes;
+  }
   // From a pixel's high halves to its low ones.
   int low_bytes() const { return halves_pixels ? x_bytes / 2 : row_bytes / 2; }
   int64_t items() const { return tiles_m * tiles_k * phases; }
@@ -209,6 +226,9 @@ struct Tile {
     return (shared_tiles(blocks) * chunks + blocks - 1) / blocks;
   }
 };
+
+// Columns of a strip of the mn_major loader, of which a row of the output needs so many.
+constexpr int64_t mn_major_columns(int64_t needed) { return needed <= 32 ? 32 : 64; }
 
 // The tile that a plan stands for.
 struct MainLoopPlan;

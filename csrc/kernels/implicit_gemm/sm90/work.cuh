@@ -66,7 +66,8 @@ struct Work {
     c = group * p.group_C;
     taps = p.phase[phase].R * p.phase[phase].S;
     first = 0;
-    last = taps == 0 ? 0 : p.chunks * (is_one_tap(loader) ? taps : 1);
+    const int each = is_one_tap(loader) ? taps : loader == Loader::kMnMajor ? p.phase[phase].S : 1;
+    last = taps == 0 ? 0 : p.chunks * each;
   }
   // Computes only the part of a block of a cluster.
   __device__ void split(int rank, int splits) {
