@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -338,6 +339,7 @@ class Search : public PlanSearch {
   }
 
   void try_tiles(Loader loader, int64_t strips = 1) {
+    if (strips > std::numeric_limits<int16_t>::max()) return;
     way_.loader = loader;
     way_.strips = static_cast<int16_t>(strips);
     for (way_.tile = 0; way_.tile < kTileShapeCount; ++way_.tile) {

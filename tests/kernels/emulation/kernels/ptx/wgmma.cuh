@@ -51,6 +51,9 @@ inline uint64_t describe_transposed(uint32_t address, uint32_t next_bytes,
                                     uint32_t group_bytes = 1024) {
   return kSwizzle128 | describe(address, next_bytes, group_bytes);
 }
+inline uint64_t describe_columns(uint32_t address, uint32_t row_bytes, uint32_t next_bytes) {
+  return describe_swizzled(address, row_bytes, 8 * row_bytes) | describe(0, next_bytes, 0);
+}
 inline uint64_t advance(uint64_t descriptor, uint32_t bytes) {
   return (descriptor >> 32 << 32) | (static_cast<uint32_t>(descriptor) + (bytes >> 4));
 }
