@@ -14,9 +14,6 @@ from bench import pays, replayed, units
 # What may go together, and the geometric mean without it alone, of the passes that it is for.
 # Delete it from here together with its code. Something that is added to the package must pay.
 TO_DELETE = {
-    "loader:boxedpieces": 1.0006,
-    "tile:boxedpieces/256x128": 1.0006,
-    "tile:oddtaps/256x64": 1.0011,
 }
 
 

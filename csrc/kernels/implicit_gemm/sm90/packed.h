@@ -53,9 +53,7 @@ Pieces pieces_of(const ConvProblem& asked, const Exchange& exchange);
 Packed exchanged_of(const ConvProblem& asked, const Exchange& exchange);
 bool can_exchange(const ConvProblem& asked);
 
-// Whether the copy engine reads pixels with all their channels side by side: these are whole 16
-// bytes apart. Whether it reads planes of pixels: only images must be whole 16 bytes apart.
-bool input_is_legal(const Forward& problem);
+// Whether the copy engine reads planes of pixels: only images must be whole 16 bytes apart.
 bool planes_are_legal(const Forward& problem);
 // Whether it reads rows of planes: these, too, are whole 16 bytes apart.
 bool rows_are_legal(const Forward& problem);

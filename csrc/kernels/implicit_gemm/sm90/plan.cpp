@@ -9,7 +9,6 @@
 #include "kernels/common/parts.h"
 #include "kernels/implicit_gemm/moving.h"
 #include "kernels/implicit_gemm/sm90/payload.h"
-#include "kernels/implicit_gemm/tile.h"
 #include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
@@ -458,7 +457,7 @@ LaunchShape shape(const ConvProblem& asked, const ConvPlan& plan) {
 
 int64_t sum_order(const ConvProblem& asked, const ConvPlan& plan, bool has_epilogue) {
   const auto way = plan.payload.as<MainLoopPlan>();
-  int64_t order = 1;                                  // boxes and rows have smaller numbers
+  int64_t order = 1;                                  // mma_sync has smaller numbers
   const int residues = way.loader == Loader::kPlanes  // by which channels are in order
                            ? make_tile(widest_of(asked, way), way, plan.splits).residue_bits
                            : 0;

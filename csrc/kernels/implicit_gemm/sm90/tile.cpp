@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "kernels/implicit_gemm/sm90/payload.h"
-#include "kernels/implicit_gemm/tile.h"
 
 namespace customconv::implicit_gemm::sm90 {
 
