@@ -15,8 +15,8 @@ from customconv import _bind
 
 @pytest.fixture(scope="module")
 def cells():
-    """A tenth of the cells."""
-    return replayed.recorded()[::10]
+    """A fifth of the cells: of fewer, some plans are the only ones with a price."""
+    return replayed.recorded()[::5]
 
 
 def with_times(cells, table):
@@ -40,7 +40,7 @@ def test_prices_that_times_were_made_with_predict_these_times(cells):
     fitted = calibrate.Fit(made)
     off = fitted.predict(fitted.run(), fitted.all) - fitted.logs
     start = fitted.predict(calibrate.start_table(len(fit.parts)), fitted.all) - fitted.logs
-    assert np.sqrt((off**2).mean()) < 0.06
+    assert np.sqrt((off**2).mean()) < 0.05
     assert np.sqrt((off**2).mean()) < np.sqrt((start**2).mean()) / 3
 
 
