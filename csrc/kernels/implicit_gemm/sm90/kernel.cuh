@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
     ptx::init_barriers(memory.x_full, p.x_stages, filling);
     ptx::init_barriers(memory.x_empty, p.x_stages, kWarpgroups);
     if (kHalves) ptx::init_barriers(memory.float_full, p.x_stages, 1);
-    if (has_own_weights(kLoader)) {
+    if (!is_one_tap(kLoader)) {
       ptx::init_barriers(memory.w_full, p.w_stages, 1);
       ptx::init_barriers(memory.w_empty, p.w_stages, kWarpgroups);
     }
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
           loads_weights = !p.keeps_weights;
         }
       });
-    } else if (has_own_weights(kLoader) && warp == 1) {
+    } else if (!is_one_tap(kLoader) && warp == 1) {
       ptx::await_dependency();
       each_tile([&](const Work& work, bool) {
         if (!loads_weights) return;

@@ -23,7 +23,7 @@ class Products {
   static constexpr bool kHalves = kTileShapes[kShape].halves;
   static constexpr bool kTakesTurns = kTileShapes[kShape].takes_turns();
   static constexpr bool kMnMajor = kLoader == Loader::kMnMajor;  // the pixels
-  static constexpr bool kOwnWeights = has_own_weights(kLoader);
+  static constexpr bool kOwnWeights = !is_one_tap(kLoader);
 
  public:
   // `own`: which of the tile's warpgroups it is; `own_k`, `own_pixel`: its first channel and pixel.

@@ -16,8 +16,8 @@
 //   that a column of the filter meets, as they are: 16 bits, which the instruction transposes.
 //
 // For halo and planes, an image may be cut into strips of columns, so that a tile has more rows and
-// a smaller halo; the strips overlap by what taps reach. Strips that the copy engine brings have
-// eight columns, and the instruction passes over the columns of their halo.
+// a smaller halo; the strips overlap by what taps reach. If strips that the copy engine brings
+// have eight columns, the instruction passes over the columns of their halo.
 //
 // The copy engine brings pixels in its im2col mode, or one row of a strip at a time, to a row of
 // shared memory for each position. The matrix instruction reads them in place.
@@ -118,9 +118,6 @@ constexpr bool reads_planes(Loader loader) {
   return loader == Loader::kPlanes || loader == Loader::kMnMajor;
 }
 
-// Whether weights have stages of their own, a tap each.
-constexpr bool has_own_weights(Loader loader) { return !is_one_tap(loader); }
-
 // Where results of the gather loader go.
 constexpr bool gathers_to(Store store) { return store == Store::kRows || store == Store::kPlanes; }
 
@@ -141,23 +138,19 @@ constexpr bool writes_stages(Loader loader, Store store, const TileShape& shape)
   return loader == Loader::kGather || has_planes(loader, store, shape);
 }
 
-// Whether sums of such a tile may be split in a cluster: a block's stages have room for them, and
-// its warpgroups channels.
-constexpr bool is_clustered(Loader loader, const TileShape& shape) {
-  return loader != Loader::kGather && shape.pixels * shape.channels <= 128 * 128 &&
-         shape.channels >= kInstructionRows * shape.multipliers();
-}
-// Whether the planner splits sums of such a tile.
-constexpr bool has_clusters(Loader loader, const TileShape& shape) {
-  const bool gains = loader == Loader::kIm2col ||
-                     (!shape.halves && has_tile(loader, shape) && loader != Loader::kMnMajor);
-  return gains && is_clustered(loader, shape);
-}
-
 // Whether thread blocks may share the steps of tiles (stream_k.cuh). With im2col it gains nothing:
 // its tiles ask L2 for more than it gives, so that others get what idle multiprocessors leave.
 constexpr bool may_share_tiles(Loader loader) {
-  return !is_one_tap(loader) && loader != Loader::kMnMajor;
+  return loader == Loader::kHalo || loader == Loader::kPlanes;
+}
+
+// Whether the planner splits sums of such a tile in a cluster: a block's stages have room for them,
+// and its warpgroups channels. With other loaders, and of halves but with im2col, it gains nothing.
+constexpr bool has_clusters(Loader loader, const TileShape& shape) {
+  const bool gains = loader == Loader::kIm2col ||
+                     (may_share_tiles(loader) && !shape.halves && has_tile(loader, shape));
+  return gains && shape.pixels * shape.channels <= 128 * 128 &&
+         shape.channels >= kInstructionRows * shape.multipliers();
 }
 
 // What is seldom asked for has no kernels without an epilogue.
