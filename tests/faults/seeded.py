@@ -102,10 +102,9 @@ FAULTS = dict(enumerate((
     ),
     fault(
         "implicit_gemm_outputs", "rows and columns of gathered taps have the same dilation",
-        "csrc/kernels/implicit_gemm/sm90/launch.cuh",
-        "gather.dilation_w = static_cast<int>(source.dilation_w);\n  gather.to = to;",
-        "gather.dilation_w = static_cast<int>(FAULT ? source.dilation_h : source.dilation_w);\n"
-        "  gather.to = to;",
+        "csrc/kernels/implicit_gemm/sm90/pack_input.cuh",
+        "gather.dilation_w = static_cast<int>(source.dilation_w);",
+        "gather.dilation_w = static_cast<int>(FAULT ? source.dilation_h : source.dilation_w);",
         without_gpu=EMULATED_LOOP,
     ),
     fault(

@@ -6,6 +6,7 @@
 #include "kernels/implicit_gemm/sm90/weights.cuh"
 #include "kernels/ptx/im2col.cuh"
 #include "kernels/ptx/tma.cuh"
+#include "kernels/ptx/uniform.cuh"
 
 namespace customconv::implicit_gemm::sm90 {
 
@@ -15,7 +16,7 @@ __device__ inline void load_halo(const Params& p, const Memory& memory, const Wo
   if (work.taps == 0) return;
   // One image ahead, so that no position is negative.
   const int first = work.position - p.halo + p.image;
-  const Place place(p, first + lane * p.copy_positions);
+  const Place place(p, first + (p.copies_strips ? 0 : lane * p.copy_positions));
   const int copy_bytes = p.copy_rows * p.pixel_row_bytes;
   for (int chunk = work.first; chunk < work.last; ++chunk) {
     ptx::Barrier* full = (p.halves_pixels ? memory.float_full : memory.x_full) + turn.stage;
@@ -24,16 +25,22 @@ __device__ inline void load_halo(const Params& p, const Memory& memory, const Wo
     __syncwarp();
     const int c = pixel_channel(p, work, chunk);
     char* const stage = memory.pixels + turn.stage * p.x_bytes;
-    if (p.copies_strips && lane == 0) {
-      Place at = place;
+    if (p.copies_strips) {
+      int n = ptx::uniform(place.n), row = ptx::uniform(place.row);
+      int column = ptx::uniform(place.first_column);
 #pragma unroll 1
       for (int i = 0; i < p.copies; ++i) {
-        ptx::copy_box(stage + i * copy_bytes, &p.x, full, c, at.first_column - p.pad_w, at.row,
-                      at.n - 1);
-        const bool is_last = ++at.row == p.by_period.divisor();
-        if (is_last) at = Place(p, first + (i + 1) * p.copy_positions);
+        if (lane == 0) {
+          ptx::copy_box(stage + i * copy_bytes, &p.x, full, c, column - p.pad_w, row, n - 1);
+        }
+        if (++row == p.by_period.divisor()) {
+          const Place next(p, first + (i + 1) * p.copy_positions);
+          n = ptx::uniform(next.n);
+          row = ptx::uniform(next.row);
+          column = ptx::uniform(next.first_column);
+        }
       }
-    } else if (!p.copies_strips && lane < p.copies) {
+    } else if (lane < p.copies) {
       ptx::copy_im2col(stage + lane * copy_bytes, &p.x, full, c, place.column, place.row,
                        place.n - 1, 0, 0);
     }

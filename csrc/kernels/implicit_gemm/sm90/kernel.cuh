@@ -5,11 +5,14 @@
 // first. What follows from a copy, stores too, need not wait again.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/implicit_gemm/sm90/first_lines.cuh"
 #include "kernels/implicit_gemm/sm90/gather.cuh"
 #include "kernels/implicit_gemm/sm90/halo.cuh"
 #include "kernels/implicit_gemm/sm90/halve.cuh"
 #include "kernels/implicit_gemm/sm90/im2col.cuh"
+#include "kernels/implicit_gemm/sm90/pixel_rows.cuh"
 #include "kernels/implicit_gemm/sm90/planes.cuh"
 #include "kernels/implicit_gemm/sm90/products.cuh"
 #include "kernels/implicit_gemm/sm90/statistics.cuh"
@@ -41,10 +44,13 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
   // Thread blocks of a cluster have a tile each: all their warpgroups share it.
   constexpr int kTeams = kClustered ? 1 : kTile.teams;
   constexpr int kWarpgroups = kTile.multipliers() / kTeams;
-  constexpr int kN = kTile.columns(kWrites), kSpans = kTile.own_pixels() / kN;
+  constexpr bool kPixelRows = kTile.has_pixel_rows();
+  constexpr int kN = kPixelRows ? kTile.channels : kTile.columns(kWrites);
+  constexpr int kSpans = kPixelRows ? 1 : kTile.own_pixels() / kN;
   constexpr int kOwnChannels =
       kTile.splits_pixels() ? kTile.channels : kTile.channels / kWarpgroups;
-  constexpr int kBlocks = kOwnChannels / kInstructionRows * kSpans;
+  constexpr int kBlocks =
+      kPixelRows ? kTile.own_pixels() / kInstructionRows : kOwnChannels / kInstructionRows * kSpans;
   constexpr int kFirstHalvingWarp = kHalo ? 2 : 1, kHalvingWarps = 4 * kLoaders - kFirstHalvingWarp;
   constexpr int kTurnThreads = 2 * 128 * kWarpgroups;  // of a team that waits and one that arrives
   extern __shared__ __align__(1024) char dynamic[];
@@ -171,6 +177,21 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
                                                                         own_pixel);
   RowStore<T, kSpans, kBlocks, kN, kFused> rows(p, memory.residual_full + warpgroup, staging, own_k,
                                                 1 + warpgroup, leads);
+  // `own_work`, `k`: the pixels and the first channel of the warp's sums.
+  const auto finish_and_store = [&](const Work& work, const Work& own_work, int k, auto& sum) {
+    constexpr int kSumBlocks = std::extent_v<std::remove_reference_t<decltype(sum)>, 0>;
+    constexpr int kColumns = 2 * std::extent_v<std::remove_reference_t<decltype(sum)>, 1>;
+    if constexpr (kFused) {
+      finish<T, kSpans>(p, own_work, k, sum);
+      store_statistics<T, kSpans>(p, own_work, k, sum);
+    }
+    if constexpr (kStore == Store::kPixels) {
+      store_pixels<T, kFused, kPixelRows, kSpans, kSumBlocks, kColumns>(
+          p, work, sum, staging, work.k + own_k, 1 + warpgroup);
+    } else {
+      store_planes<T, kFused, kSpans, kSumBlocks, kColumns>(p, own_work, sum, staging, k);
+    }
+  };
   int tile = 0;  // of the block's
   each_tile([&](Work work, bool has_next) {
     if constexpr (kTeams > 1) {
@@ -201,17 +222,14 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
     } else if constexpr (kClustered) {
       store_cluster<T, kLoaders, kWarpgroups, kBlocks, kN, kHalves>(p, work, sum, memory.weights,
                                                                     rank, warpgroup);
+    } else if constexpr (kPixelRows) {
+      float exchanged[1][kBlocks * kN / 2];
+      exchange_rows(sum, exchanged[0], staging, 1 + warpgroup);
+      Work own_work = work;
+      own_work.position += own_half() * kTile.columns(kWrites);
+      finish_and_store(work, own_work, work.k - own_half() * kTile.channels, exchanged);
     } else {
-      const int k = work.k + own_k;
-      if constexpr (kFused) {
-        finish<T, kSpans>(p, work, k, sum);
-        store_statistics<T, kSpans>(p, work, k, sum);
-      }
-      if constexpr (kStore == Store::kPixels) {
-        store_pixels<T, kFused, kSpans, kBlocks, kN>(p, work, sum, staging, k, 1 + warpgroup);
-      } else {
-        store_planes<T, kFused, kSpans, kBlocks, kN>(p, work, sum, staging, k);
-      }
+      finish_and_store(work, work, work.k + own_k, sum);
     }
   });
   if constexpr (kStore == Store::kRows) rows.await();

@@ -99,7 +99,11 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
   // An instruction reads 64 channels and its columns, the positions of a tile or a part of them.
   // Boxes of planes are written, read, and written again in another order.
   const double spans = kind.pixels / kind.columns(writes_stages(t.loader, t.store, kind));
-  const double operands = kind.channels * t.row_bytes * (spans + kind.pixels / 64.0) + w_bytes;
+  const double rows = kInstructionRows;
+  const double read = kind.has_pixel_rows()
+                          ? kind.pixels + kind.pixels / rows * kind.channels
+                          : kind.channels * spans + kind.channels / rows * kind.pixels;
+  const double operands = read * t.row_bytes + w_bytes;
   if (t.loader == Loader::kGather) {
     // A warp's pixels lie in so many lines of 128 bytes, each of which takes a clock.
     const ConvProblem& source = p.source;
@@ -338,7 +342,9 @@ class Search : public PlanSearch {
     for (way_.tile = 0; way_.tile < kTileShapeCount; ++way_.tile) {
       if (is_over()) return;
       const TileShape& kind = kTileShapes[way_.tile];
-      if (!has_tile(loader, kind) || is_too_wide(kind.channels)) continue;
+      if (!has_tile(loader, kind) || is_too_wide(kind.channels) || is_too_narrow(kind.channels)) {
+        continue;
+      }
       for (way_.row = kMostRowBytes; way_.row >= kLeastRowBytes; way_.row /= 2) {
         // A stage of fewer channels than there are is for what else has no room.
         if (!weigh()) continue;
@@ -351,6 +357,11 @@ class Search : public PlanSearch {
 
   // Twice as wide a tile as there are channels is never better than the next one.
   bool is_too_wide(int channels) const { return channels > 64 && f_.group_K() <= channels / 2; }
+  // Nor are tiles of few channels where those of 64 compute hardly more.
+  bool is_too_narrow(int channels) const {
+    return channels < kInstructionRows && f_.group_K() > channels &&
+           round_up(f_.group_K(), channels) == round_up(f_.group_K(), kInstructionRows);
+  }
 
   bool weigh() {
     const Tile whole = make_tile(f_, way_, 1);
@@ -372,11 +383,11 @@ class Search : public PlanSearch {
 
   // Whether part of the GPU would wait for the last tiles for longer than it takes to share them.
   bool saves_time(const Tile& t) const {
-    const auto waves = static_cast<double>(ceil_divide(t.items(), blocks_at_once(d_, t)));
+    const int64_t at_once = blocks_at_once(d_, t);
+    const auto waves = static_cast<double>(ceil_divide(t.items(), at_once));
     const double busy = busy_clocks(f_, t, static_cast<double>(f_.phase[0].R) * f_.phase[0].S);
-    return (waves - tiles_of_block(t, stream_k_blocks(t, blocks_at_once(d_, t)))) *
-               t.kind().occupancy * busy >
-           kStreamKClocks;
+    const double saved = waves - tiles_of_block(t, stream_k_blocks(t, at_once));
+    return saved * t.kind().occupancy * busy > kStreamKClocks;
   }
 
   bool add_tile(Tile t) {
@@ -386,7 +397,7 @@ class Search : public PlanSearch {
     plan.works = count_work(p_, f_, parts_, d_, t);
     if (!is_wanted(plan)) return true;
     const int64_t at_once = blocks_at_once(d_, t);
-    const int64_t blocks = t.stream_k ? stream_k_blocks(t, blocks_at_once(d_, t)) : at_once;
+    const int64_t blocks = t.stream_k ? stream_k_blocks(t, at_once) : at_once;
     static_cast<LaunchShape&>(plan) = shape_of(f_, t, bytes_, blocks);
     if (t.splits == 1) plan.blocks = std::min(plan.blocks, at_once);
     plan.splits = t.stream_k ? kStreamKSplits : t.splits;

@@ -1,6 +1,7 @@
 // What a warpgroup multiplies: weights by pixels, both where they lie in shared memory. Output
 // channels are the rows of the instruction and pixels its columns, of which it takes up to 256: so
-// it reads less of shared memory for each product than the other way round.
+// it reads less of shared memory for each product than the other way round. Of fewer channels than
+// an instruction has rows, they are the columns.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 
 #include "kernels/implicit_gemm/promotion.cuh"
 #include "kernels/implicit_gemm/sm90/weights.cuh"
+#include "kernels/ptx/uniform.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace customconv::implicit_gemm::sm90 {
@@ -21,6 +23,7 @@ constexpr int kTurnBarrier = 8;  // of the first team, or the first warpgroup of
 template <typename T, int kShape, int kSpans, int kBlocks, int kN, Loader kLoader, bool kAsStored>
 class Products {
   static constexpr bool kHalves = kTileShapes[kShape].halves;
+  static constexpr bool kPixelRows = kTileShapes[kShape].has_pixel_rows();
   static constexpr bool kTakesTurns = kTileShapes[kShape].takes_turns();
 
  public:
@@ -158,10 +161,11 @@ class Products {
   __device__ void add_halves(Promotion<kN / 2>& promotion, int at, int w_stage,
                              const Issued& issued) {
     constexpr int kHalf = kPieces / 2, kPiece = kLeastRowBytes;
+    const uint64_t weights = ptx::uniform(ptx::advance(weights_, w_stage * p_.w_bytes));
+    const uint64_t first = ptx::uniform(ptx::advance(pixels_, at));
     const auto add_piece = [&](int pixels, int piece, int accumulate) {
-      ptx::Product<T, kN>::add(promotion.part,
-                               ptx::advance(weights_, w_stage * p_.w_bytes + piece * kPiece),
-                               ptx::advance(pixels_, at + pixels), accumulate);
+      ptx::Product<T, kN>::add(promotion.part, ptx::advance(weights, piece * kPiece),
+                               ptx::advance(first, pixels), accumulate);
     };
     if constexpr (kTakesTurns) ptx::sync_threads(kTurnBarrier + own_, kTurnThreads);
     ptx::begin_products();
@@ -193,15 +197,18 @@ class Products {
         kAsStored ? kPiece / static_cast<int>(sizeof(T)) * kSlabRowBytes : kPiece;
     constexpr int kBlockBytes =
         kAsStored ? kChannels * kSlabRowBytes : kInstructionRows * kPieces * kPiece;
+    const uint64_t weights = ptx::uniform(ptx::advance(weights_, w_stage * p_.w_bytes));
+    const uint64_t pixels = ptx::uniform(ptx::advance(pixels_, at));
     ptx::begin_products();
 #pragma unroll
     for (int k = 0; k < kPieces; ++k) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        const int weights = w_stage * p_.w_bytes + b / kSpans * kBlockBytes + k * kWeightPiece;
-        const int pixels = at + b % kSpans * (kN / 8 * pixel_group_bytes(p_)) + k * kPiece;
-        Product::add(sum[b], ptx::advance(weights_, weights), ptx::advance(pixels_, pixels),
-                     k > 0 || accumulate);
+        const int w_block = kPixelRows ? 0 : b / kSpans * kBlockBytes;
+        const int x_groups = kPixelRows ? b * (kInstructionRows / 8) : b % kSpans * (kN / 8);
+        const uint64_t w = ptx::advance(weights, w_block + k * kWeightPiece);
+        const uint64_t x = ptx::advance(pixels, x_groups * pixel_group_bytes(p_) + k * kPiece);
+        Product::add(sum[b], kPixelRows ? x : w, kPixelRows ? w : x, k > 0 || accumulate);
       }
     }
     ptx::commit_products();

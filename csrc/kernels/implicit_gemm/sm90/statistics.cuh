@@ -90,7 +90,9 @@ __device__ inline void store_statistics(const Params& p, const Work& work, int k
     const int first = work.position + span * kPositions;
     const int part = first / kPositions;
     const Pixels<kPositions> pixels(p, work, first);
-    if (k == 0 && threadIdx.x % 128 == 0) to.counts[part] = static_cast<float>(pixels.count);
+    if (k + own_channel() == 0 && threadIdx.x % 4 == 0) {
+      to.counts[part] = static_cast<float>(pixels.count);
+    }
 #pragma unroll
     for (int b = span; b < kBlocks; b += kSpans) {
       float means[2], squares[2];

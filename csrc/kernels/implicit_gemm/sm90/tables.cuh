@@ -17,6 +17,7 @@ constexpr Kernel one_kernel() {
                            (has_tile(kLoader, kTile) || has_planes(kLoader, kStore, kTile)) &&
                            (kLoader != Loader::kGather || (gathers_to(kStore) && !kAsStored)) &&
                            (!kHalo || kStore != Store::kRows) &&
+                           (!kTile.has_pixel_rows() || (kStore != Store::kRows && !kAsStored)) &&
                            (kStore != Store::kCluster || has_clusters(kLoader, kTile) ||
                             (kHalo && has_clusters(Loader::kPlanes, kTile))) &&
                            (!kStreamK || (may_share_tiles(kLoader) && kStore != Store::kCluster)) &&

@@ -155,7 +155,7 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
   t.halves_pixels = p.half_bits > 0 && p.packing == Packing::kNone && loader != Loader::kPlanes;
   // Kernels that read weights so have no epilogue.
   t.weights_as_stored = p.gradient && size == 2 && t.residue_bits == 0 && p.tap_channels == 0 &&
-                        !p.has_bias && p.epilogue_passes == 0;
+                        !p.has_bias && p.epilogue_passes == 0 && !kind.has_pixel_rows();
   t.pitch = p.Q;
   t.period = p.P;
   t.strips = 1;
@@ -230,7 +230,7 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
   } else if (stores_planes(p)) {
     t.store = Store::kPlanes;
   } else {
-    t.store = stores_rows(p, t) ? Store::kRows : Store::kPixels;
+    t.store = !kind.has_pixel_rows() && stores_rows(p, t) ? Store::kRows : Store::kPixels;
   }
   return t;
 }

@@ -14,8 +14,8 @@
 //   from few channels.
 //
 // For halo and planes, an image may be cut into strips of columns, so that a tile has more rows and
-// a smaller halo; the strips overlap by what taps reach. Strips that the copy engine brings have
-// eight columns, and the instruction passes over the columns of their halo.
+// a smaller halo; the strips overlap by what taps reach. If strips that the copy engine brings
+// have eight columns, the instruction passes over the columns of their halo.
 //
 // The copy engine brings pixels in its im2col mode, or one row of a strip at a time, to a row of
 // shared memory for each position. The matrix instruction reads them in place.
@@ -55,6 +55,9 @@ struct TileShape {
   bool halves = false;  // operands are halves of float32, and sums are promoted after each stage
 
   constexpr int multipliers() const { return warpgroups * teams; }
+  // Whether rows of the instruction are pixels, and columns channels, of which there are too few
+  // for rows.
+  constexpr bool has_pixel_rows() const { return channels < kInstructionRows; }
   constexpr bool splits_pixels() const { return channels < kInstructionRows * warpgroups; }
   // Pixels of a warpgroup.
   constexpr int own_pixels() const { return splits_pixels() ? pixels / warpgroups : pixels; }
@@ -70,18 +73,20 @@ struct TileShape {
     return 65536 / (threads(writes) * occupancy) / 8 * 8;
   }
   // Columns of an instruction: all positions of a warpgroup, or a part of them where the sums of
-  // all would take more registers than there are.
+  // all would take more registers than there are. Where positions are rows instead, warps exchange
+  // sums so that they have as many columns as if two parts of the positions were rows.
   constexpr int columns(bool writes) const {
     const int own = own_pixels();
+    if (has_pixel_rows()) return own * channels / kInstructionRows;
     return !writes || loaders(true) == 1 || own <= 128 ? own : 128;
   }
   // Warps that turn planes: all that load but the one that loads weights.
   constexpr int plane_warps() const { return 4 * loaders(true) - 1; }
 };
 inline constexpr TileShape kTileShapes[] = {
-    {256, 128, 2, 1, 1},      {192, 128, 2, 1, 1},     {128, 128, 1, 2, 1},
-    {256, 64, 1, 2, 1},       {64, 64, 1, 1, 2},       {128, 128, 2, 1, 1, true},
-    {256, 64, 2, 1, 1, true}, {64, 64, 1, 1, 2, true},
+    {256, 128, 2, 1, 1},       {128, 128, 1, 2, 1},      {256, 64, 1, 2, 1},
+    {128, 64, 1, 1, 2},        {64, 64, 1, 1, 2},        {256, 32, 1, 2, 1},
+    {128, 128, 2, 1, 1, true}, {256, 64, 2, 1, 1, true}, {64, 64, 1, 1, 2, true},
 };
 inline constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(TileShape);
 
@@ -97,9 +102,12 @@ constexpr bool is_one_tap(Loader loader) {
 
 // Whether a loader has kernels of a tile. From other tiles hardly any layer gains.
 constexpr bool has_tile(Loader loader, const TileShape& shape) {
-  if (loader == Loader::kGather) return !shape.halves && shape.teams == 2;
-  if (loader == Loader::kIm2col || shape.halves) return true;
-  return loader == Loader::kHalo ? shape.channels == 64 : shape.teams == 2;
+  if (loader == Loader::kGather) {
+    return !shape.halves && !shape.has_pixel_rows() && shape.teams == 2;
+  }
+  if (shape.halves) return true;
+  if (loader == Loader::kIm2col) return !shape.has_pixel_rows();
+  return loader == Loader::kHalo ? shape.channels <= 64 : shape.teams == 2;
 }
 
 // How sums reach the output.
@@ -131,21 +139,18 @@ constexpr bool writes_stages(Loader loader, Store store, const TileShape& shape)
   return loader == Loader::kGather || has_planes(loader, store, shape);
 }
 
-// Whether sums of such a tile may be split in a cluster: a block's stages have room for them, and
-// its warpgroups channels.
-constexpr bool is_clustered(Loader loader, const TileShape& shape) {
-  return loader != Loader::kGather && shape.pixels * shape.channels <= 128 * 128 &&
-         shape.channels >= kInstructionRows * shape.multipliers();
-}
-// Whether the planner splits sums of such a tile.
-constexpr bool has_clusters(Loader loader, const TileShape& shape) {
-  const bool gains = loader == Loader::kIm2col || (!shape.halves && has_tile(loader, shape));
-  return gains && is_clustered(loader, shape);
-}
-
 // Whether thread blocks may share the steps of tiles (stream_k.cuh). With im2col it gains nothing:
 // its tiles ask L2 for more than it gives, so that others get what idle multiprocessors leave.
 constexpr bool may_share_tiles(Loader loader) { return !is_one_tap(loader); }
+
+// Whether the planner splits sums of such a tile in a cluster: a block's stages have room for them,
+// and its warpgroups channels. With other loaders, and of halves but with im2col, it gains nothing.
+constexpr bool has_clusters(Loader loader, const TileShape& shape) {
+  const bool gains = loader == Loader::kIm2col ||
+                     (may_share_tiles(loader) && !shape.halves && has_tile(loader, shape));
+  return gains && shape.pixels * shape.channels <= 128 * 128 &&
+         shape.channels >= kInstructionRows * shape.multipliers();
+}
 
 // What is seldom asked for has no kernels without an epilogue.
 constexpr bool is_fused(Loader loader, Store store, bool stream_k, bool has_epilogue) {

@@ -62,14 +62,14 @@ struct Kernel {
 
 inline constexpr Kernel kKernels[] = {
     // Three rows of a filter share what is loaded.
-    {"planes, 3 x 3 taps", 3, 3, 1, 128, 152, 56, kByThreads | kByBoxes | kByRuns},
+    {"planes, 3 x 3 taps", 3, 3, 1, 128, 152, 56, kByThreads | kByRuns},
     // Of a tap more products.
     {"planes, 2 x 3 taps by 128", 2, 3, 2, 128, 232, 40, kByBoxes | kByRuns},
     // For few channels, beside their taps.
     {"planes, 3 x 64", 3, 1, 1, 128, 152, 56, kByThreads | kByBoxes | kByRuns},
     // The most products of a single tap; fewer output channels, and fewest.
-    {"planes, 2 x 256", 2, 1, 4, 128, 216, 72, kByBoxes | kByRuns},
-    {"planes, 2 x 128", 2, 1, 2, 256, 200, 56, kByThreads | kByRuns},
+    {"planes, 2 x 256", 2, 1, 4, 128, 216, 72, kByRuns},
+    {"planes, 2 x 128", 2, 1, 2, 256, 200, 56, kByThreads},
     {"planes, 2 x 64", 2, 1, 1, 256, 200, 56, kByThreads},
     {"3xTF32 planes, 2 x 128", 2, 1, 2, 128, 224, 56, kByThreads | kByBoxes | kByRuns, true},
     {"3xTF32 planes, 2 x 64", 2, 1, 1, 256, 200, 56, kByThreads | kByBoxes | kByRuns, true},
