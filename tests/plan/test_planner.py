@@ -623,8 +623,10 @@ def test_sums_of_few_tiles_are_split_over_clusters_or_a_workspace():
         plan = _bind.plan(p, algorithm="implicit_gemm")
         of_main_loop = plan.word == "main_loop"  # two of whose blocks may share a multiprocessor
         if plan.fields.get("stream_k"):
-            continue  # see the next test
-        if plan.fields.get("clustered") or (of_main_loop and plan.splits > 1):
+            pixels, tile_channels = map(int, plan.fields["tile"].split("x"))
+            assert plan.splits == 2 and plan.blocks <= 264, p
+            assert plan.workspace_bytes > 4 * plan.blocks * pixels * tile_channels, p
+        elif plan.fields.get("clustered") or (of_main_loop and plan.splits > 1):
             kinds.add("cluster")
             assert plan.splits in ((2, 4, 8) if of_main_loop else (2, 4)), p
             assert plan.blocks % plan.splits == 0, p
