@@ -36,10 +36,6 @@ KEPT = {
     "kernel:*": "kernels of families that few cells are of, or that are named algorithms",
     "*mma.sync*": "kernels of GPUs that are not Hopper's",
     "*3xtf32*": "strict float32 has few timings: a cell in eight",
-    **dict.fromkeys(
-        ("tile:halo/128x64", "tile:halo/256x32", "tile:im2col/128x64", "tile:planes/256x32"),
-        "they are to take the place of boxes and rows, and are judged when these are gone",
-    ),
 }
 PUBLISHED = Path(__file__).with_name("results") / "h100.json"
 

@@ -41,22 +41,19 @@ def _main_loop(plan: _bind.ConvPlan, fields: Fields) -> set[str]:
     })  # fmt: skip
 
 
-def _older(plan: _bind.ConvPlan, fields: Fields) -> set[str]:
-    fetch, by_warps = fields["fetch"].replace("-", ""), fields["by_warps"]
-    return _units(
-        f"mma.sync-{fetch}" if by_warps else fetch, fields["kernel"].replace("-pixels-x-", "x"), {
-            "mma.sync": by_warps,
-            "older-clusters": fields["clustered"],
-            "older-splits": plan.splits > 1 and not fields["clustered"],
-            "mma.sync-apart": fields["apart_h"] or fields["apart_w"],
-        },
-    )  # fmt: skip
+def _mma_sync(plan: _bind.ConvPlan, fields: Fields) -> set[str]:
+    loader = f"mma.sync-{fields['fetch'].replace('-', '')}"
+    return _units(loader, fields["kernel"].replace("-pixels-x-", "x"), {
+        "mma.sync": True,
+        "mma.sync-splits": plan.splits > 1,
+        "mma.sync-apart": fields["apart_h"] or fields["apart_w"],
+    })  # fmt: skip
 
 
 def _gradient_boxes(plan: _bind.ConvPlan, fields: Fields) -> set[str]:
     return _units("boxes", fields["kernel"], {
         "gradient-clusters": fields["clustered"],
-        # A warpgroup fills boxes, but a single warp starts the copies of the copy engine.
+        # A warpgroup fills boxes, but a single warp starts TMA's copies.
         "filled-boxes": plan.threads % 128 == 0,
     })  # fmt: skip
 
@@ -80,7 +77,7 @@ def _gradient_registers(plan: _bind.ConvPlan, fields: Fields) -> set[str]:
 
 _KINDS = {
     "main_loop": _main_loop,
-    "boxes_rows": _older,
+    "mma_sync": _mma_sync,
     "wgrad_boxes": _gradient_boxes,
     "wgrad_planes": _gradient_planes,
     "wgrad_registers": _gradient_registers,

@@ -31,7 +31,9 @@ PACKAGE = ("python/customconv/**/*.py",)
 SNIPPETS = ("README.md", "docs/compile.md", "docs/routing.md", "docs/how/batch_invariance.md",
             "docs/how/tuning.md")  # fmt: skip
 
-IMPLICIT_GEMM = tuple(f"csrc/kernels/implicit_gemm/{names}" for names in ("*.c*", "sm90/*.c*"))
+IMPLICIT_GEMM = tuple(
+    f"csrc/kernels/implicit_gemm/{names}" for names in ("*.c*", "mma_sync/*.c*", "sm90/*.c*")
+)
 SUMS = tuple(f"csrc/kernels/{name}/*.cu" for name in ("bias", "parameters", "statistics"))
 WEIGHT_GRADIENTS = ("csrc/kernels/implicit_gemm/wgrad/**/*.c*",)
 

@@ -17,7 +17,7 @@ from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
 
 import build_config as config
 
-# From compute capability 9.0 on it has kernels that the copy engine serves; before, none.
+# From compute capability 9.0 on it has kernels that TMA serves; before, none.
 SOURCE = config.ROOT / "csrc/kernels/depthwise/boxes/boxes_f32.cu"
 
 

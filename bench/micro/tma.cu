@@ -23,14 +23,24 @@ namespace {
 
 enum Mode { kBox = 0, kIm2col = 1 };
 
-// As ptx::copy_im2col without offsets, into every thread block of the cluster that `blocks` has a
-// bit for.
+// As ptx::tma_load_im2col without offsets, into every thread block of the cluster that `blocks` has
+// a bit for.
 __device__ void multicast_im2col(uint16_t blocks, void* to, const CUtensorMap* map,
                                  ptx::Barrier* full, int c, int w, int h, int n) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {0, 0}, %7;" ::"r"(
           ptx::shared_address(to)),
+      "l"(map), "r"(ptx::shared_address(full)), "r"(c), "r"(w), "r"(h), "r"(n), "h"(blocks)
+      : "memory");
+}
+
+// As ptx::tma_load, into the same thread blocks.
+__device__ void multicast_box(uint16_t blocks, void* to, const CUtensorMap* map, ptx::Barrier* full,
+                              int c, int w, int h, int n) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(ptx::shared_address(to)),
       "l"(map), "r"(ptx::shared_address(full)), "r"(c), "r"(w), "r"(h), "r"(n), "h"(blocks)
       : "memory");
 }
@@ -59,7 +69,7 @@ __global__ void __launch_bounds__(64) load(const __grid_constant__ Params p) {
   if (p.share > 1) ptx::meet_cluster();
   const long long begin = clock64();
   if (threadIdx.x == 0) {
-    ptx::Turn turn;
+    ptx::PipelineState state;
     // The cluster's blocks load parts of the same stage. Copies follow each other in the tensor;
     // where they are is added up, because divisions would take longer than a copy.
     int n = static_cast<int>(blockIdx.x) / p.share % p.N, h = 0, w = 0, c = 0;
@@ -73,43 +83,43 @@ __global__ void __launch_bounds__(64) load(const __grid_constant__ Params p) {
     };
     const auto all = static_cast<uint16_t>((1 << p.share) - 1);  // blocks of the cluster
     for (int i = 0; i < p.steps; ++i) {
-      ptx::wait(empty + turn.stage, turn.parity ^ 1);
-      ptx::arrive_expecting(full + turn.stage, p.stage_bytes);
+      ptx::wait(empty + state.stage, state.parity ^ 1);
+      ptx::arrive_and_expect_tx(full + state.stage, p.stage_bytes);
       const int own = p.copies / p.share;
-      char* to = stages + turn.stage * p.stage_bytes + rank * own * p.copy_bytes;
+      char* to = stages + state.stage * p.stage_bytes + rank * own * p.copy_bytes;
       advance(rank * own);
       for (int j = 0; j < own; ++j, to += p.copy_bytes, advance(1)) {
         if (p.mode == kIm2col) {
           if (p.share > 1) {
-            multicast_im2col(all, to, &p.map, full + turn.stage, c, w, h, n);
+            multicast_im2col(all, to, &p.map, full + state.stage, c, w, h, n);
           } else {
-            ptx::copy_im2col(to, &p.map, full + turn.stage, c, w, h, n, 0, 0);
+            ptx::tma_load_im2col(to, &p.map, full + state.stage, c, w, h, n, 0, 0);
           }
         } else {
           if (p.share > 1) {
-            ptx::multicast_box(all, to, &p.map, full + turn.stage, c, w, h, n);
+            multicast_box(all, to, &p.map, full + state.stage, c, w, h, n);
           } else {
-            ptx::copy_box(to, &p.map, full + turn.stage, c, w, h, n);
+            ptx::tma_load(to, &p.map, full + state.stage, c, w, h, n);
           }
         }
       }
       advance((p.share - 1 - rank) * own);
       c += p.channels;
       if (c >= p.channels * p.chunks) c = 0;
-      turn.advance(p.stages);
+      state.advance(p.stages);
     }
   } else if (threadIdx.x == 32) {
-    ptx::Turn turn;
+    ptx::PipelineState state;
     for (int i = 0; i < p.steps; ++i) {
-      ptx::wait(full + turn.stage, turn.parity);
+      ptx::wait(full + state.stage, state.parity);
       for (int r = 0; r < p.share; ++r) {
         if (p.share > 1) {
-          ptx::arrive_cluster(ptx::cluster_address(ptx::shared_address(empty + turn.stage), r));
+          ptx::arrive_cluster(ptx::cluster_address(ptx::shared_address(empty + state.stage), r));
         } else {
-          ptx::arrive(empty + turn.stage);
+          ptx::arrive(empty + state.stage);
         }
       }
-      turn.advance(p.stages);
+      state.advance(p.stages);
     }
     p.clocks[blockIdx.x] = clock64() - begin;
   }

@@ -22,7 +22,7 @@ struct DeviceProperties {
   // Whether the predicted times are fitted to this kind of GPU.
   bool has_prices() const { return capability_major == 9 && capability_minor == 0; }
 
-  // Whether Hopper's own instructions and its copy engine can be used.
+  // Whether Hopper's own instructions and its TMA can be used.
   bool has_hopper_kernels() const {
     return capability_major == 9 && capability_minor == 0 && built_for_90a;
   }

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from bench.micro import __main__ as command
-from bench.micro import launch, tma
+from bench.micro import build, launch, tma
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 
@@ -28,6 +28,13 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["micro", "launch"])
     assert command.main() == 2
     assert "needs a GPU" in capsys.readouterr().out
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", ["launch", "tma"])
+def test_a_program_compiles(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "LIBRARIES", tmp_path)
+    assert build.library(name, "90a").exists()
 
 
 @pytest.mark.gpu

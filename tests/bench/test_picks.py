@@ -14,13 +14,11 @@ from bench.picks import Pick
 GONE = "the tile of the pick before is gone"
 FITTED = "prices that fit all cells better are further off here"
 MAY_BE_SLOWER: dict[replayed.Key, str] = {
-    ("alexnet", "384 x 13 x 13 to 256, 3 x 3", 1, "fp16", "nchw", "fprop"): GONE,
     ("darknet53", "512 x 16 x 16 to 1024, 3 x 3, stride 2", 1, "fp16", "nhwc", "wgrad"): GONE,
     ("deepbench_train", "deepbench_train_8", 8, "fp16", "nchw", "fprop"): FITTED,
     # Sectors that its tiles share cost it less than they do others.
     ("drawn for timings", "grouped 12", 16, "bf16", "nhwc", "dgrad"): FITTED,
     ("drawn for timings", "strided over wide images 17", 1, "bf16", "nhwc", "fprop"): FITTED,
-    ("inception_v3", "2048 x 8 x 8 to 192, 1 x 1", 16, "tf32", "nchw", "fprop"): GONE,
     ("odd", "deeplabv3 aspp 1x1", 4, "tf32", "nhwc", "wgrad"): GONE,
     ("regnety_016", "120 x 28 x 28 to 120, 3 x 3, groups 5", 32, "fp16", "nhwc", "wgrad"): FITTED,
     ("regnety_016", "888 x 14 x 14 to 888, 3 x 3, stride 2, groups 37", 256, "tf32", "nchw",
@@ -28,7 +26,6 @@ MAY_BE_SLOWER: dict[replayed.Key, str] = {
     ("repvgg_b0", "64 x 112 x 112 to 64, 3 x 3, stride 2", 1, "tf32", "nchw", "dgrad"): FITTED,
     ("resnext50_32x4d", "layer3.0.conv1", 32, "tf32", "nhwc", "wgrad"): GONE,
     ("drawn", "stem 10", 8, "fp16", "nhwc", "wgrad"): FITTED,
-    ("drawn large", "large 2", 128, "fp16", "nchw", "dgrad"): FITTED,
     ("drawn more", "depthwise 43", 1, "bf16", "nhwc", "wgrad"): FITTED,
     ("drawn more", "depthwise 73", 1, "bf16", "nhwc", "dgrad"): FITTED,
     ("drawn more", "grouped 54", 4, "fp16", "nchw", "dgrad"): FITTED,
@@ -37,12 +34,9 @@ MAY_BE_SLOWER: dict[replayed.Key, str] = {
     ("xception41", "64 x 150 x 150 to 64, 3 x 3, groups 64", 32, "bf16", "nhwc", "wgrad"): FITTED,
     ("drawn", "odd channels 9", 32, "tf32", "nhwc", "dgrad"): FITTED,
     ("drawn for timings", "depthwise 9", 32, "tf32", "nchw", "wgrad"): FITTED,
-    ("resnet50", "layer3.1.conv1", 32, "tf32", "nchw", "fprop"): FITTED,
     ("smoke", "grouped", 2, "bf16", "nhwc", "dgrad"): FITTED,
     ("wavenet", "128 x 1 x 3999 to 128, 1 x 4, stride 2", 4, "tf32", "nhwc", "fprop"): GONE,
-    ("wavenet", "128 x 1 x 3999 to 256, 1 x 3, dilation 128", 1, "tf32", "nhwc", "dgrad"): GONE,
     ("drawn", "odd channels 26", 8, "tf32", "nhwc", "dgrad"): GONE,
-    ("drawn for timings", "few channels 27", 16, "fp16", "nchw", "dgrad"): FITTED,
     ("nf_resnet50", "256 x 16 x 16 to 1024, 1 x 1", 32, "fp16", "nchw", "wgrad"): GONE,
 }  # fmt: skip
 

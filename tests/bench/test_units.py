@@ -35,14 +35,14 @@ def test_strict_float32_and_joined_phases_are_modes():
     assert any(unit.startswith("tile:im2col/3xtf32-") for unit in own)
 
 
-def test_the_older_kernels_are_told_from_their_twins_by_warps():
-    found = {True: set(), False: set()}
-    for plan in plans_of():
-        if plan.fields.get("kernel") == "128-pixels-x-64":
-            found[plan.fields["by_warps"]].update(units.units_of(plan))
-    assert {"loader:mma.sync-shared", "mode:mma.sync"} < found[True]
-    assert "loader:shared" not in found[True]
-    assert "loader:shared" in found[False] and "mode:mma.sync" not in found[False]
+def test_a_plan_of_warps_says_so_in_all_its_units():
+    plans = plans_of(input=(1, 256, 14, 14), weight=(64, 256, 3, 3))
+    of_kernel = (plan for plan in plans if plan.fields.get("kernel") == "128-pixels-x-64")
+    plan = next(plan for plan in of_kernel if plan.splits > 1)
+    assert units.units_of(plan) == {
+        "family:implicit_gemm", "loader:mma.sync-shared", "tile:mma.sync-shared/128x64",
+        "mode:mma.sync", "mode:mma.sync-splits",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("channels_last, loader", [(True, "boxes"), (False, "planes-runs")])

@@ -96,7 +96,7 @@ FAULTS = dict(enumerate((
     ),
     fault(
         "implicit_gemm_outputs", "the steps that do not divide by the splits are lost",
-        "csrc/kernels/implicit_gemm/implicit_gemm.cuh",
+        "csrc/kernels/implicit_gemm/mma_sync/launch.cuh",
         "p.longer_splits = tile.steps() % tile.splits;",
         "p.longer_splits = FAULT ? 0 : tile.steps() % tile.splits;",
     ),

@@ -189,15 +189,15 @@ def is_foreseen(op: str, case: Case) -> bool:
 
 
 @contextlib.contextmanager
-def by_warps(op: str, case: Case, t: Tensors) -> Iterator[_bind.ConvPlan | None]:
-    """A pass by implicit_gemm as it is where there are no instructions of Hopper's.
+def by_mma_sync(op: str, case: Case, t: Tensors) -> Iterator[_bind.ConvPlan | None]:
+    """A pass by implicit_gemm's kernels of warps, as on GPUs that are not Hopper's.
 
     Strided input gradients, weight gradients and strict float32 need those: they stay as they are,
     and so do those nobody foresaw.
     """
     plans = variants(t.x, t.w, t.bias, *case.geometry, op) if is_foreseen(op, case) else []
     own = [plan for plan in plans if plan.family == "implicit_gemm"]
-    found = [plan for plan in own if plan.fields.get("by_warps")]
+    found = [plan for plan in own if plan.word == "mma_sync"]
     if not found:
         assert op != "fprop" or all(map(is_of_3xtf32, own))
         yield None

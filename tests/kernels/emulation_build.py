@@ -71,7 +71,7 @@ def sources_of(name: str, folder: Path) -> list[Path]:
     common += [HERE / f"{each}.cpp" for each in ("driver", "gpu", "interface", "products", name)]
     if name == "weight_gradients":
         return common + copied(folder, "wgrad/**/*")
-    shared = [each for each in copied(folder, "*") if each.name in ("forward.cpp", "tile.cpp")]
+    shared = [each for each in copied(folder, "*") if each.name == "forward.cpp"]
     own = copied(folder, "sm90/*")
     float32 = [each for each in own if each.suffix == ".cpp" or "f32" in each.name]
     return [*common, *shared, *float32, CSRC / "kernels" / "common" / "parts.cpp"]

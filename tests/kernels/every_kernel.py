@@ -26,8 +26,8 @@ from compute import (
     DTYPES,
     PASSES,
     as_allowed,
+    by_mma_sync,
     by_pytorch,
-    by_warps,
     compute,
     compute_fused,
     forced,
@@ -95,11 +95,11 @@ def run_cases(families: list[str], dtypes: Sequence[torch.dtype]) -> Counter[str
         assert_equal(result.cpu(), expected[name, op].to(dtype), what=what)
         kernels[f"{family} {op} {plan.label} {str(dtype)[6:]}"] += 1
         if family == "implicit_gemm":
-            with as_allowed(family), by_warps(op, case, tensors) as older:
+            with as_allowed(family), by_mma_sync(op, case, tensors) as other:
                 actual = compute(op, family, case, tensors).cpu()
-            assert_equal(actual, expected[name, op].to(dtype), what=f"{name}, {layout}, {older}")
-            if older is not None:
-                kernels[f"{family} {op} {older.label} {str(dtype)[6:]}, by warps"] += 1
+            assert_equal(actual, expected[name, op].to(dtype), what=f"{name}, {layout}, {other}")
+            if other is not None:
+                kernels[f"{family} {op} {other.label} {str(dtype)[6:]}"] += 1
         if family in BY_EVERY_KERNEL and is_foreseen(op, case):
             for other in cheapest(op, case, tensors, family):
                 if other.label == plan.label:

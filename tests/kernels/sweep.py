@@ -36,7 +36,7 @@ PLAIN = (
     Case((1, 4, 3, 3), (4, 2, 3, 3), groups=2),
     Case((1, 8, 3, 3), (8, 8, 3, 3)),
 )
-# What needs the copy engine, which reads no view that is unaligned, and images of one layout: the
+# What needs TMA, which reads no view that is unaligned, and images of one layout: the
 # output of a channels-first input is channels-last where the weight is.
 BOXED = (("implicit_gemm", "wgrad"),)
 

@@ -37,6 +37,7 @@ PROBLEMS = {
     "dilated": case((1, 33, 10, 9), (33, 33, 3, 3), padding=2, dilation=2),
     "few_channels": case((1, 3, 14, 15), (32, 3, 5, 5), stride=2, padding=2),
     "few_dilated": case((1, 3, 12, 13), (32, 3, 3, 3), padding=(1, 2), dilation=(1, 2)),
+    "few_in_small_images": case((9, 3, 14, 16), (24, 3, 3, 3), stride=2, padding=1, dilation=2),
     "eight_channels": case((2, 8, 9, 7), (16, 8, 3, 3), padding=1),
     "patches": case((1, 3, 12, 12), (32, 3, 4, 4), stride=4),
     "groups": case((1, 64, 6, 6), (128, 32, 3, 3), padding=1, groups=2),

@@ -8,7 +8,7 @@ import random
 import pytest
 import sweep
 import torch
-from compute import by_warps
+from compute import by_mma_sync
 from reference import ALL_FAMILIES
 
 # By default about 500 in all.
@@ -70,14 +70,14 @@ def test_random_problems(family):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["implicit_gemm"])  # so that what a failure prints selects it
-def test_random_problems_by_warps(family, monkeypatch):
+def test_random_problems_by_mma_sync(family, monkeypatch):
     compute = sweep.compute
 
-    def compute_by_warps(op, family, case, t):
-        with by_warps(op, case, t):
+    def compute_by_mma_sync(op, family, case, t):
+        with by_mma_sync(op, case, t):
             return compute(op, family, case, t)
 
-    monkeypatch.setattr(sweep, "compute", compute_by_warps)
+    monkeypatch.setattr(sweep, "compute", compute_by_mma_sync)
     check(family)
 
 

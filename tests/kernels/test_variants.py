@@ -146,14 +146,14 @@ REACHES = {
 }  # fmt: skip
 
 
-FLAGS = ("apart_h", "apart_w", "by_warps", "clustered")
+FLAGS = ("apart_h", "apart_w")
 
 
 def names_of(plans: list[_bind.ConvPlan]) -> set[str]:
-    """What plans of boxes and rows are made of."""
+    """What plans of the kernels of warps are made of."""
     found: set[str] = set()
     for plan in plans:
-        if plan.word == "boxes_rows":
+        if plan.word == "mma_sync":
             fields = plan.fields
             found |= {fields["kernel"], fields["shape"], fields["fetch"]}
             found |= {flag for flag in FLAGS if fields[flag]}
@@ -161,7 +161,7 @@ def names_of(plans: list[_bind.ConvPlan]) -> set[str]:
     return found
 
 
-WORDS = _bind.plan_words()["implicit_gemm", "boxes_rows"]
+WORDS = _bind.plan_words()["implicit_gemm", "mma_sync"]
 EVERY_NAME = {*itertools.chain(*WORDS.values()), *FLAGS, "splits", "no splits"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -130,16 +131,15 @@ def test_halos_that_no_integer_holds_are_not_loaded(reach, channels, channels_la
     assert plan.predicted_ms > 1e-9 * p.macs / 1000
 
 
-# What implicit_gemm takes, if not its main loop for Hopper: the way to its pixels that the input's
-# layout and sizes ask for; none where only the main loop has one.
+# What warps multiply: how they fetch pixels, as the input's layout and sizes ask for.
 FETCHES = {
     "channels-last": ({"shared"}, {**DENSE, "channels_last": True}),
     "3x3": ({"odd-taps"}, DENSE),
     "5x5": ({"taps"}, {**DENSE, "weight": (64, 64, 5, 5), "padding": (2, 2)}),
-    "strided": (set(), {**DENSE, "stride": (2, 2)}),
-    "dilated": (set(), {**DENSE, "padding": (2, 2), "dilation": (2, 2)}),
-    "1x1": ({"boxed-pieces"}, {"input": (8, 64, 56, 56), "weight": (64, 64, 1, 1)}),
-    "1x1 of odd rows": (set(), {"input": (8, 64, 57, 57), "weight": (64, 64, 1, 1)}),
+    "strided": ({"elements"}, {**DENSE, "stride": (2, 2)}),
+    "dilated": ({"elements"}, {**DENSE, "padding": (2, 2), "dilation": (2, 2)}),
+    "1x1": ({"pieces"}, {"input": (8, 64, 56, 56), "weight": (64, 64, 1, 1)}),
+    "1x1 of odd rows": ({"pieces"}, {"input": (8, 64, 57, 57), "weight": (64, 64, 1, 1)}),
     "stem": (
         {"flat"},
         {"input": (8, 3, 224, 224), "weight": (64, 3, 7, 7), "stride": (2, 2), "padding": (3, 3)},
@@ -153,19 +153,20 @@ FETCHES = {
         {"taps", "odd-taps"},
         {"input": (64, 512, 7, 7), "weight": (512, 512, 3, 3), "padding": (1, 1)},
     ),
-    "1x1 of 7x7 images": (set(), {"input": (64, 2048, 7, 7), "weight": (512, 2048, 1, 1)}),
+    "1x1 of 7x7 images": ({"pieces"}, {"input": (64, 2048, 7, 7), "weight": (512, 2048, 1, 1)}),
 }  # fmt: skip
 
 
 def check_fetch(arguments, fetches, dtype):
-    """The plan reads pixels in one of these older ways, or by a loader of the main loop."""
+    """Warps fetch pixels in one of these ways; on Hopper the main loop has a loader for them."""
     p = problem(**arguments, dtype=dtype, tf32=dtype == "float32")
+    plan = by_family(_bind.candidates(p, DEVICES["A100"]))["implicit_gemm"].plan
+    assert plan is not None and plan.word == "mma_sync"
+    assert plan.fields["fetch"] in fetches, plan
     plan = by_family(_bind.candidates(p))["implicit_gemm"].plan
-    assert plan is not None
-    loaders = {"im2col", "halo", "gather"}
-    if not arguments.get("channels_last"):
-        loaders.add("planes")
-    assert plan.fields.get("fetch", plan.fields.get("loader")) in fetches | loaders, plan
+    assert plan is not None and plan.word == "main_loop"
+    loaders = {"im2col", "halo"} | ({"gather"} if arguments["input"][1] < 5 else set())
+    assert plan.fields["loader"] in loaders or not arguments.get("channels_last"), plan
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -237,7 +238,7 @@ def test_wide_groups_are_fetched_as_one_is(name, dtype):
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("taps", [1, 3])
-@pytest.mark.parametrize("outputs", [32, 64, 96, 128, 192, 256, 320])
+@pytest.mark.parametrize("outputs", [64, 128, 192, 256, 320])
 def test_tiles_are_of_one_group(outputs, taps, channels_last):
     """And so are the weight's channels."""
     for groups, images in itertools.product((2, 8), (1, 8, 64)):
@@ -246,11 +247,10 @@ def test_tiles_are_of_one_group(outputs, taps, channels_last):
             padding=(taps // 2, taps // 2), groups=groups, dtype="float16",
             channels_last=channels_last,
         )  # fmt: skip
-        plan = _bind.plan(p, algorithm="implicit_gemm")
-        if plan.word == "main_loop":
-            continue  # its tiles end with the group
+        plan = _bind.plan(p, DEVICES["A100"], "implicit_gemm")
+        assert plan.word == "mma_sync"  # tiles of the main loop end with the group
         assert outputs % int(plan.fields["kernel"].rpartition("-")[2]) == 0, plan
-        if plan.splits == 1 or plan.fields["clustered"]:
+        if plan.splits == 1:
             packs = taps > 1 and not channels_last
             weight = 2 * groups * outputs * 128 * taps * taps
             assert plan.workspace_bytes == (weight if packs else 0), plan
@@ -305,14 +305,19 @@ def test_thin_groups_are_taken_by_their_family(op, channels_last):
 
 
 @pytest.mark.parametrize(
-    ("device", "by_warps"),
-    [("H100", False), ("A100", True), ("laptop of 8.6", True), ("consumer 12.0", True)],
+    ("device", "word"),
+    [
+        ("H100", "main_loop"),
+        ("A100", "mma_sync"),
+        ("laptop of 8.6", "mma_sync"),
+        ("consumer 12.0", "mma_sync"),
+    ],
 )
-def test_warps_multiply_where_there_are_no_instructions_of_hoppers(device, by_warps):
+def test_warps_multiply_where_there_are_no_instructions_of_hoppers(device, word):
     p = problem(**DENSE, dtype="float16")
     plan = by_family(_bind.candidates(p, DEVICES[device]))["implicit_gemm"].plan
     assert plan is not None
-    assert plan.fields.get("by_warps", False) == by_warps
+    assert plan.word == word
 
 
 def test_what_implicit_gemm_needs_of_a_device():
@@ -611,34 +616,49 @@ def test_sums_are_cut_by_the_shape_alone():
     assert min(cut.values()) > 20, f"too few sums were cut for this test to say much: {cut}"
 
 
-def test_sums_of_few_tiles_are_split_over_clusters_or_a_workspace():
-    """The parts of a sum that are a cluster need no workspace, and all start at once."""
-    kinds = set()
+def problems_of_few_tiles() -> Iterator[_bind.ConvProblem]:
     sizes = itertools.product((1, 8), (256, 2048), (64, 512), (7, 14, 28), (1, 3))
     for images, channels, outputs, size, taps in sizes:
-        p = problem(
+        yield problem(
             input=(images, channels, size, size), weight=(outputs, channels, taps, taps),
             padding=(taps // 2, taps // 2), dtype="float16", channels_last=True,
         )  # fmt: skip
+
+
+def test_sums_of_few_tiles_are_split_over_clusters_or_shared():
+    """The parts of a sum that are a cluster need no workspace, and all start at once."""
+    kinds = set()
+    for p in problems_of_few_tiles():
         plan = _bind.plan(p, algorithm="implicit_gemm")
-        of_main_loop = plan.word == "main_loop"  # two of whose blocks may share a multiprocessor
-        if plan.fields.get("stream_k"):
-            pixels, tile_channels = map(int, plan.fields["tile"].split("x"))
+        assert plan.word == "main_loop"
+        if plan.fields["stream_k"]:
+            kinds.add("shared")
             assert plan.splits == 2 and plan.blocks <= 264, p
-            assert plan.workspace_bytes > 4 * plan.blocks * pixels * tile_channels, p
-        elif plan.fields.get("clustered") or (of_main_loop and plan.splits > 1):
-            kinds.add("cluster")
-            assert plan.splits in ((2, 4, 8) if of_main_loop else (2, 4)), p
-            assert plan.blocks % plan.splits == 0, p
-            assert plan.blocks <= (264 if of_main_loop else 132), p
-            assert plan.workspace_bytes == 0, p
+            pixels, channels = map(int, plan.fields["tile"].split("x"))
+            assert plan.workspace_bytes > 4 * plan.blocks * pixels * channels, p
         elif plan.splits > 1:
-            kinds.add("workspace")
-            assert plan.workspace_bytes >= 4 * plan.splits * outputs * size**2, p
+            kinds.add("cluster")
+            assert plan.splits in (2, 4, 8), p
+            assert plan.blocks % plan.splits == 0, p
+            assert plan.blocks <= 264, p  # two may share a multiprocessor
+            assert plan.workspace_bytes == 0, p
         else:
             kinds.add("whole")
             assert plan.workspace_bytes == 0, p
-    assert kinds == {"cluster", "workspace", "whole"}
+    assert {"cluster", "whole"} <= kinds
+
+
+def test_sums_of_few_tiles_are_split_over_a_workspace_where_warps_multiply():
+    kinds = set()
+    for p in problems_of_few_tiles():
+        plan = _bind.plan(p, DEVICES["A100"], "implicit_gemm")
+        assert plan.word == "mma_sync"
+        kinds.add(plan.splits > 1)
+        if plan.splits > 1:
+            assert plan.workspace_bytes >= 4 * plan.splits * math.prod(p.output), p
+        else:
+            assert plan.workspace_bytes == 0, p
+    assert kinds == {True, False}
 
 
 @pytest.mark.parametrize("channels_last", [True, False])

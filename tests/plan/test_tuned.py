@@ -106,7 +106,7 @@ def test_pytorchs_own_is_refused_where_it_might_round_and_the_planner_does_not()
     "name",
     [
         "direct order=pixels splits=77",
-        "implicit_gemm boxes_rows fetch=odd-taps kernel=256-pixels-x-64 shape=run stages=4x8",
+        "implicit_gemm mma_sync fetch=odd-taps kernel=128-pixels-x-64 shape=run stages=4x8",
         "{} splits=12345",
     ],
 )

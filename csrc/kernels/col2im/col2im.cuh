@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(kWarpBlocks))
       copy_dy<kOrder>(p, origin, chunk * (kChunkBytes / static_cast<int>(sizeof(T))),
                       stage_of(chunk));
     }
-    if (chunk == 0) ptx::await_dependency();
+    if (chunk == 0) ptx::wait_on_dependent_grids();
     if (chunk < chunks) {
       copy_weights(packed + int64_t{chunk} * p.shift_count * kMatrixBytes,
                    p.shift_count * kColumnBlocks * kBlockColumns, stage_of(chunk) + p.dy_bytes);

@@ -36,7 +36,7 @@ __device__ inline float round_weight<float>(float v) {
 template <typename T>
 __global__ void __launch_bounds__(kPackThreads)
     pack_weights(const __grid_constant__ Weights<T> from, T* __restrict__ packed) {
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   const int at = static_cast<int>(blockIdx.x) * kPackThreads + static_cast<int>(threadIdx.x);
   if (at >= from.count) return;
   int32_t chunk = at;

@@ -1,4 +1,4 @@
-// Descriptions of tensors for the copy engine (ptx/tma.cuh).
+// Descriptions of tensors for TMA (ptx/tma.cuh).
 #pragma once
 
 #include <cuda.h>

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kPartThreads)
   const int own = static_cast<int>(threadIdx.x) % kSums;
   const int64_t i = int64_t{blockIdx.x} * kSums + own;
   const int64_t at = i < count && sharer == 0 ? place(i) : -1;
-  ptx::await_dependency();
+  ptx::wait_on_dependent_grids();
   float total = 0;
   if (i < count && sharer < parts) {
     const float* from = partial + sharer * count + i;

@@ -74,7 +74,7 @@ struct BoxMemory {
   Spot* spots;    // of a tile's positions
   int* table;     // of each set, phase and step: how far from a pixel's row its two pieces are
   ptx::Barrier *full, *empty;  // of the stages
-  char* list;                  // how boxes are brought, where the copy engine does not
+  char* list;                  // how boxes are brought, where TMA does not
 
   __device__ Brought* brought() const { return reinterpret_cast<Brought*>(list); }
 };

@@ -55,10 +55,10 @@ __device__ inline void init_stages(ptx::Barrier* full, ptx::Barrier* empty, bool
     ptx::fence_barrier_init();
   }
   __syncwarp();
-  ptx::arrive_threads(kStagesReady, warps * 32 + loaders);
+  ptx::named_barrier_arrive(kStagesReady, warps * 32 + loaders);
 }
 __device__ inline void await_stages(int loaders, int warps) {
-  ptx::sync_threads(kStagesReady, warps * 32 + loaders);
+  ptx::named_barrier_sync(kStagesReady, warps * 32 + loaders);
 }
 
 // Brings the box at an image's pixel, from a channel on, of so many boxes of channels. One thread.
@@ -68,7 +68,7 @@ __device__ inline void bring_boxes(const CUtensorMap& map, ptx::Barrier* full, i
   constexpr int kRowChannels = kBoxRowBytes / static_cast<int>(sizeof(T));
 #pragma unroll 1
   for (int box = 0; box < boxes; ++box) {
-    ptx::copy_box(to + box * box_bytes, &map, full, channel + box * kRowChannels, w, h, n);
+    ptx::tma_load(to + box * box_bytes, &map, full, channel + box * kRowChannels, w, h, n);
   }
 }
 

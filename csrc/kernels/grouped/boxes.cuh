@@ -1,5 +1,5 @@
 // Forward and input gradient by boxes of pixels: rows of 128 bytes of channels, with the 128-byte
-// swizzle, that the copy engine brings; of planes of pixels those that multiply make them of strips
+// swizzle, that TMA brings; of planes of pixels those that multiply make them of strips
 // that it brings, or threads bring them. Warps multiply them where they lie: the pixels are the
 // rows of the matrix instruction, output channels its columns.
 //
@@ -30,14 +30,14 @@ __device__ inline void load_boxes(const BoxParams<T>& p, const BoxMemory& memory
                                   int first_tile) {
   const bool elected = ptx::elect_one();
   const int channel = first_set * p.work.C;
-  ptx::Turn turn;
+  ptx::PipelineState state;
   for (int tile = first_tile; tile < p.tile.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p.tile, tile);
-    ptx::Barrier* full = &memory.full[turn.stage];
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    ptx::Barrier* full = &memory.full[state.stage];
+    ptx::wait(&memory.empty[state.stage], state.parity ^ 1);
     if (elected) {
-      ptx::arrive_expecting(full, p.brought_bytes);
-      char* const to = memory.stages + turn.stage * p.stage_bytes;
+      ptx::arrive_and_expect_tx(full, p.brought_bytes);
+      char* const to = memory.stages + state.stage * p.stage_bytes;
       if constexpr (kStrips) {
         bring_strips<T>(p.strip_box, p.in, full, channel, at.n, run_place(p, at), to);
       } else {
@@ -45,7 +45,7 @@ __device__ inline void load_boxes(const BoxParams<T>& p, const BoxMemory& memory
       }
     }
     if (tile == first_tile) await_start(p);  // see start_boxes
-    turn.advance(p.work.stages);
+    state.advance(p.work.stages);
   }
 }
 
@@ -56,7 +56,7 @@ __device__ inline void load_planes(const BoxParams<T>& p, const BoxMemory& memor
   const Crew crew = producers(kMostThreads);
   const PlaneCopies<T> copies(crew, p.image, p.box, first_set * p.work.C,
                               p.work.sets * p.work.pieces, p.work.box_bytes);
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = first_tile; tile < p.tile.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p.tile, tile);
@@ -66,10 +66,10 @@ __device__ inline void load_planes(const BoxParams<T>& p, const BoxMemory& memor
                  memory.brought());
     crew.sync();
     if (tile == first_tile) await_start(p);
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    copies.bring(memory.brought(), memory.stages + turn.stage * p.stage_bytes);
-    ptx::arrive(&memory.full[turn.stage]);
-    turn.advance(p.work.stages);
+    ptx::wait(&memory.empty[state.stage], state.parity ^ 1);
+    copies.bring(memory.brought(), memory.stages + state.stage * p.stage_bytes);
+    ptx::arrive(&memory.full[state.stage]);
+    state.advance(p.work.stages);
   }
 }
 
@@ -96,14 +96,14 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
         start_boxes(p);
         if (threadIdx.x == 0 && p.work.out_boxes > 0) {
           for (int i = 0; i < p.tile.h.phases * p.tile.w.phases; ++i)
-            ptx::prefetch_map(&p.out_of[i]);
+            ptx::prefetch_tma_descriptor(&p.out_of[i]);
         }
         list_pieces(crew, p, memory);
         if constexpr (kStrips) {
           list_strips<T>(crew, p.strip_box, {memory.list + kNowhereBytes, p.strip_box});
           clear_boxes(crew, memory.boxes, p.work.boxes * p.work.box_bytes);
         }
-        // Without these the copy engine can do.
+        // Without these TMA can do.
         if (p.work.out_boxes == 0 || p.epilogue.residual != nullptr) {
           list_positions(crew, p.tile, p.out_n, p.tile.h.phases * p.out_h,
                          p.tile.w.phases * p.out_w, p.pixel_warps * kPixels * kBoxPixelTile,
@@ -136,24 +136,24 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
   char* next_staging = staging + p.work.out_boxes * p.work.out_box_bytes;
   await_stages(p.loaders, p.work.warps);  // and the weights and lists
   const int last_phase = p.tile.h.phases * p.tile.w.phases - 1;
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = first_tile; tile < p.tile.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p.tile, tile);
-    ptx::wait(&memory.full[turn.stage], turn.parity);
+    ptx::wait(&memory.full[state.stage], state.parity);
     if constexpr (kStrips) {
       crew.sync();  // the boxes of the tile before are no longer read
       turn_strips<T>(crew, p.strip_box, {memory.list + kNowhereBytes, p.strip_box},
-                     run_place(p, at), stages + turn.stage * p.stage_bytes, boxes,
+                     run_place(p, at), stages + state.stage * p.stage_bytes, boxes,
                      ptx::shared_address(memory.list));
       __syncwarp();
-      if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
+      if (lane == 0) ptx::arrive(&memory.empty[state.stage]);
       crew.sync();
     }
     uint32_t pixel[kPixels];
 #pragma unroll
     for (int i = 0; i < kPixels; ++i)
-      pixel[i] = row[i] + (kStrips ? boxes : stages + turn.stage * p.stage_bytes);
+      pixel[i] = row[i] + (kStrips ? boxes : stages + state.stage * p.stage_bytes);
     int step = 0;  // the first one of a phase
     int h = 0, w = 0;
 #pragma unroll 1
@@ -172,7 +172,7 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
       step += (pieces + 1) / 2;
       if (!kStrips && phase == last_phase) {
         __syncwarp();
-        if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
+        if (lane == 0) ptx::arrive(&memory.empty[state.stage]);
       }
       const Rest rest = rest_of(p, at, h, w);
       if (p.finishes) finish_sums<T>(p.epilogue, rest, spots, channels, p.out_c, sum);
@@ -190,24 +190,24 @@ __device__ inline void multiply_boxes(const Crew& crew, const BoxParams<T>& p,
       stage_sums(p, staging, first_pixel, channels, sum);
       ptx::fence_shared_writes();
       // The results before these have been read, so that their place can be filled again.
-      if (threadIdx.x == 0) ptx::await_store_reads();
+      if (threadIdx.x == 0) ptx::tma_store_wait();
       crew.sync();
       if (threadIdx.x == 0 && rest.h > 0 && rest.w > 0) {
         const int apart = p.work.out_row_bytes / static_cast<int>(sizeof(T));
 #pragma unroll 1
         for (int box = 0; box < p.work.out_boxes; ++box) {
-          ptx::store_box(&p.out_of[phase], staging + box * p.work.out_box_bytes,
+          ptx::tma_store(&p.out_of[phase], staging + box * p.work.out_box_bytes,
                          block_first + box * apart, at.w, at.h, at.n);
         }
-        ptx::commit_stores();
+        ptx::tma_store_arrive();
       }
       char* const filled = staging;
       staging = next_staging;
       next_staging = filled;
     }
-    turn.advance(p.work.stages);
+    state.advance(p.work.stages);
   }
-  if (threadIdx.x == 0) ptx::await_store_reads();
+  if (threadIdx.x == 0) ptx::tma_store_wait();
 }
 
 template <typename T, int kIndex, Loading kLoading>

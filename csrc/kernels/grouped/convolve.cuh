@@ -340,7 +340,7 @@ __device__ inline void convolve_resident(const Params<T>& p, const Memory& memor
   const Multiplier<T, kPixels, kChannels> multiplier(p, memory, block);
   if (!produces) {
     const int step_lanes = p.work.groups * p.work.channel_tiles * 32;
-    ptx::await_dependency();  // the weights are packed
+    ptx::wait_on_dependent_grids();  // the weights are packed
     bring_steps(crew, p, p.weights + block.slice * p.work.packed_steps * step_lanes, p.table,
                 static_cast<int>(p.work.packed_steps), memory);
     ptx::await_copies();
@@ -391,7 +391,7 @@ __device__ inline void convolve_in_turns(const Params<T>& p, const Memory& memor
   };
   const int step_lanes = p.work.groups * p.work.channel_tiles * 32;
   const uint4* packed = p.weights + block.slice * p.work.packed_steps * step_lanes;
-  ptx::await_dependency();  // the weights are packed
+  ptx::wait_on_dependent_grids();  // the weights are packed
 #pragma unroll 1
   for (int tile = block.tile; tile < p.tile.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p.tile, tile);

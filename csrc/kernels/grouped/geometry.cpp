@@ -255,7 +255,7 @@ int position_vectors(const Tile& tile, int vector) {
 
 namespace {
 
-constexpr int kMostChannels = 256;  // that the copy engine brings at once
+constexpr int kMostChannels = 256;  // that TMA brings at once
 
 // Strips of so many rows of each of a tile's images, which are so wide, and so many columns.
 // `apart`: rows are not neighbours, or the tile does not have all columns.

@@ -43,7 +43,7 @@ struct Geometry {
   int64_t kernel;  // taps of the filter
   Axis h, w;
   Shape4 in, out;              // strides of n, c, h, w
-  bool in_boxed, out_boxed;    // the copy engine can go through their pixels, channels side by side
+  bool in_boxed, out_boxed;    // TMA can go through their pixels, channels side by side
   bool in_planes, out_planes;  // it can go through their planes
   int64_t weight_group, weight_k, weight_c, weight_r, weight_s;
 };
@@ -129,7 +129,7 @@ constexpr int kMostClustered = 8;
 constexpr int kSumPlaceBytes = 16;  // of where a row or column of sums goes
 constexpr int kStepPixels = 16;     // of which tiles are whole multiples
 
-// Forward and input gradient on compute capability 9.0: the copy engine, or where it cannot
+// Forward and input gradient on compute capability 9.0: TMA, or where it cannot
 // threads, bring boxes, rows of 128 bytes of a pixel's channels. A lane multiplies pieces of
 // sixteen bytes; an instruction takes two pieces, a step, of any taps and channels of a set: of as
 // many groups as fill whole pieces.
@@ -144,11 +144,11 @@ constexpr int kStepWeights = kBoxChannelTile * 2 * kPieceBytes;
 constexpr int kMostBox = 256;  // pixels, along an axis
 constexpr int kMostBoxStep = 8;
 constexpr int kMostPlane = 1 << 30;  // pixels of a plane
-constexpr int kPartPixels = 16;      // of a run, that a warp turns at a time
+constexpr int kPartPixels = 16;      // of a run, that a warp transposes at a time
 constexpr int kStripSlack = 8;       // pixels that a copy may begin before a run does
 constexpr int kNowhereBytes = 4096;  // for what is of no box: 16 bytes of each thread
 constexpr int kStagings = 2;         // of results: one is stored while the other is filled
-constexpr int kMostBoxPhases = 4;    // whose results go by the copy engine
+constexpr int kMostBoxPhases = 4;    // whose results go by TMA
 
 // What a warp computes: instructions across its pixels and its channels.
 struct BoxKernel {
@@ -168,7 +168,7 @@ inline constexpr BoxKernel kBoxKernels[] = {
 };
 inline constexpr int kBoxKernelCount = 5;
 
-// Who brings boxes: the copy engine; warps, out of strips that it brings; threads.
+// Who brings boxes: TMA; warps, out of strips that it brings; threads.
 enum class Loading : uint8_t { kBoxes, kStrips, kThreads };
 
 // `pixel_warps` are the warps that share a tile's pixels: 1, 2, 4 or 8. `tile` has rows, columns
@@ -258,14 +258,14 @@ constexpr int box_loaders(Loading loading, int64_t element_size) {
   return loading == Loading::kThreads ? box_producers(element_size) : 32;
 }
 
-// Planes of pixels as the copy engine brings them: strips of 128 bytes of each channel's
+// Planes of pixels as TMA brings them: strips of 128 bytes of each channel's
 // neighbouring pixels. A run is what a tile reads of neighbouring rows of an image, or of one.
 struct Strips {
   bool whole;  // runs are whole rows, one of each image; else each is of a row
   int runs;    // of an image
   int pixels;  // of a run
   int count;   // strips of a run
-  int parts;   // of a tile, that a warp turns at a time
+  int parts;   // of a tile, that a warp transposes at a time
   int channels;
   int strip_bytes, bytes;          // of a tile
   int row_list_bytes, list_bytes;  // see StripList
@@ -288,7 +288,7 @@ struct BoxWork {
   int steps;         // of all phases
   int weight_bytes;  // of a warp's channels
   int stages;
-  // Where results go by the copy engine too: boxes of a block's channels, with their bytes, and of
+  // Where results go by TMA too: boxes of a block's channels, with their bytes, and of
   // these those of a pixel; otherwise none. Planes of pixels are staged so many bytes apart.
   int out_boxes, out_box_bytes, out_row_bytes, out_pitch;
   int stored;   // channels of a block
@@ -296,7 +296,7 @@ struct BoxWork {
   int64_t slices;
   TileCounts tiles;
   // Where things are in shared memory, and its bytes. There are boxes here if they are made of
-  // strips, and a list if the copy engine does not bring them.
+  // strips, and a list if TMA does not bring them.
   int weights_at, staging_at, spots_at, table_at, barriers_at, list_at, boxes_at, bytes;
   bool fits;
   Loading loading;
@@ -355,7 +355,7 @@ struct GradientBoxWork {
   int stages;
   int threads;
   // Where things are in shared memory, and its bytes. There are boxes here if they are made of
-  // strips, and lists if the copy engine does not bring them.
+  // strips, and lists if TMA does not bring them.
   int boxes_at, positions_at, table_at, places_at, zeros_at, barriers_at, list_at, out_list_at;
   int bytes;
   bool fits;

@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kMostThreads, kGradientKernels[kIndex].blocks(
   const Share share = share_of(p.shares);
   const GradientOwn own =
       gradient_own_of(p.shares, kPairs, kColumns, static_cast<int>(threadIdx.x) / 32);
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   list_rows(p, share.tap, 2 * kPairs * p.shares.cut.pair_warps, memory.rows);
   list_slots(whole_block(), p.tile, p.in, memory.in_spots);
   list_positions(whole_block(), p.tile, p.out.n, p.out.h, p.out.w, p.pixels, memory.out_spots);

@@ -67,7 +67,7 @@ struct GradientBoxMemory {
   SumPlace *rows, *columns;    // of a set's sums: of every row and column of octets eight
   ptx::Barrier *full, *empty;  // of the stages
   ptx::Barrier* listed;        // the places of sums
-  char *list, *out_list;       // how boxes are brought, where the copy engine does not
+  char *list, *out_list;       // how boxes are brought, where TMA does not
 
   __device__ Brought* brought() const { return reinterpret_cast<Brought*>(list); }
   __device__ Brought* out_brought() const { return reinterpret_cast<Brought*>(out_list); }
@@ -132,14 +132,14 @@ __device__ inline void load_gradient_boxes(const GradientBoxParams<T>& p,
   const bool elected = ptx::elect_one();
   const int channel = share.set * p.shares.cut.C + share.octet * kOctet;
   const int out_channel = share.set * p.shares.cut.K + share.column * kOctet;
-  ptx::Turn turn;
+  ptx::PipelineState state;
   for (int tile = share.split; tile < p.tile.tiles; tile += p.shares.splits) {
     const Place at = place_of(p.tile, tile);
-    ptx::Barrier* full = &memory.full[turn.stage];
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    ptx::Barrier* full = &memory.full[state.stage];
+    ptx::wait(&memory.empty[state.stage], state.parity ^ 1);
     if (elected) {
-      char* to = memory.stages + turn.stage * p.stage_bytes;
-      ptx::arrive_expecting(full, p.brought_bytes);
+      char* to = memory.stages + state.stage * p.stage_bytes;
+      ptx::arrive_and_expect_tx(full, p.brought_bytes);
       if constexpr (kStrips) {
         bring_strips<T>(p.in_strip_box, p.in, full, channel, at.n, run_place(p, at), to);
         bring_strips<T>(p.out_strip_box, p.out, full, out_channel, at.n,
@@ -151,7 +151,7 @@ __device__ inline void load_gradient_boxes(const GradientBoxParams<T>& p,
                        p.work.out_box_bytes, to + p.work.boxes * p.work.box_bytes);
       }
     }
-    turn.advance(p.work.stages);
+    state.advance(p.work.stages);
   }
 }
 
@@ -167,7 +167,7 @@ __device__ inline void load_gradient_planes(const GradientBoxParams<T>& p,
   const PlaneCopies<T> out_copies(crew, p.out_image, p.out_box,
                                   share.set * shares.cut.K + share.column * kOctet,
                                   shares.cut.sets * shares.cut.columns, p.work.out_box_bytes);
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tile.tiles; tile += shares.splits) {
     const Place at = place_of(p.tile, tile);
@@ -178,12 +178,12 @@ __device__ inline void load_gradient_planes(const GradientBoxParams<T>& p,
     find_vectors(crew, p.out_box, p.out_image, p.tile.h.out, p.tile.w.out, p.tile.N, at.n, at.h,
                  at.w, memory.out_brought());
     crew.sync();
-    char* to = memory.stages + turn.stage * p.stage_bytes;
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    char* to = memory.stages + state.stage * p.stage_bytes;
+    ptx::wait(&memory.empty[state.stage], state.parity ^ 1);
     copies.bring(memory.brought(), to);
     out_copies.bring(memory.out_brought(), to + p.work.boxes * p.work.box_bytes);
-    ptx::arrive(&memory.full[turn.stage]);
-    turn.advance(p.work.stages);
+    ptx::arrive(&memory.full[state.stage]);
+    state.advance(p.work.stages);
   }
 }
 
@@ -321,7 +321,7 @@ __device__ inline void store_total(const GradientBoxParams<T>& p, const Gradient
     return;
   }
   float4* const place = reinterpret_cast<float4*>(memory.stages);
-  ptx::sync_threads(1, apart);  // the stages are no longer read
+  ptx::named_barrier_sync(1, apart);  // the stages are no longer read
   if (p.weight != nullptr) ptx::wait(memory.listed, 0);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -330,7 +330,7 @@ __device__ inline void store_total(const GradientBoxParams<T>& p, const Gradient
   if (cluster > 1) {
     ptx::sync_cluster();
   } else {
-    ptx::sync_threads(1, apart);
+    ptx::named_barrier_sync(1, apart);
   }
 #pragma unroll 1
   for (int number = thread / 32 * cluster + share.rank; number < all; number += p.warps * cluster) {
@@ -411,7 +411,7 @@ __global__ void __launch_bounds__(kMostThreads + box_loaders(kLoading, sizeof(T)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-  if (p.weight == nullptr) ptx::start_dependents();
+  if (p.weight == nullptr) ptx::launch_dependent_grids();
   constexpr bool kPlanes = kLoading == Loading::kThreads, kStrips = kLoading == Loading::kStrips;
   constexpr int kLoaders = box_loaders(kLoading, sizeof(T));
   using Registers =
@@ -459,15 +459,15 @@ __global__ void __launch_bounds__(kMostThreads + box_loaders(kLoading, sizeof(T)
   const uint32_t columns = p.work.boxes * p.work.box_bytes +
                            piece_place(piece, p.work.out_box_bytes) + lane % 16 * p.work.row_bytes;
   float sum[kPairs][kColumns][4] = {};
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tile.tiles; tile += p.shares.splits) {
     const Place at = place_of(p.tile, tile);
-    uint32_t stage = stages + turn.stage * p.stage_bytes;
-    ptx::wait(&memory.full[turn.stage], turn.parity);
+    uint32_t stage = stages + state.stage * p.stage_bytes;
+    ptx::wait(&memory.full[state.stage], state.parity);
     const auto leave_stage = [&] {
       __syncwarp();
-      if (lane == 0) ptx::arrive(&memory.empty[turn.stage]);
+      if (lane == 0) ptx::arrive(&memory.empty[state.stage]);
     };
     if constexpr (kStrips) {
       const uint32_t boxes = ptx::shared_address(memory.boxes);
@@ -484,7 +484,7 @@ __global__ void __launch_bounds__(kMostThreads + box_loaders(kLoading, sizeof(T)
     }
     add_box_pixels<T>(p, memory, at, stage, stage + columns, own.pixels, row, sum);
     if constexpr (!kStrips) leave_stage();
-    turn.advance(p.work.stages);
+    state.advance(p.work.stages);
   }
   store_total(p, memory, share, own, sum);
 #endif

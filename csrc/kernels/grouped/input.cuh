@@ -46,7 +46,7 @@ struct Crew {
   int thread, threads;
   int barrier;  // 0 is that of __syncthreads
 
-  __device__ void sync() const { ptx::sync_threads(barrier, threads); }
+  __device__ void sync() const { ptx::named_barrier_sync(barrier, threads); }
 };
 __device__ inline Crew whole_block() {
   return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), 0};

@@ -100,7 +100,7 @@ template <typename T>
 __global__ void __launch_bounds__(kPackThreads)
     pack_weights(const __grid_constant__ WeightParams<T> p, uint4* __restrict__ packed) {
   constexpr int kElements = kUnitBytes / static_cast<int>(sizeof(T));
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   const int64_t i = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
   if (i >= p.all) {
     const auto number = static_cast<int>(i - p.all);

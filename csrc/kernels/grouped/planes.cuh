@@ -1,5 +1,5 @@
-// Boxes that threads bring: of planes of pixels, and of anything else that the copy engine cannot
-// go through. What they leave in shared memory is what the copy engine would.
+// Boxes that threads bring: of planes of pixels, and of anything else that TMA cannot
+// go through. What they leave in shared memory is what TMA would.
 #pragma once
 
 #include <type_traits>
@@ -70,16 +70,16 @@ struct BoxRegisters {
 
   static __device__ void give() {
     if constexpr (kBlocks == 2) {
-      ptx::give_registers<kFew ? 48 : 40>();
+      ptx::warpgroup_reg_dealloc<kFew ? 48 : 40>();
     } else if constexpr (!kFew) {
-      ptx::give_registers<80>();
+      ptx::warpgroup_reg_dealloc<80>();
     }
   }
   static __device__ void take() {
     if constexpr (kBlocks == 2) {
-      ptx::take_registers<kFew ? 96 : 88>();
+      ptx::warpgroup_reg_alloc<kFew ? 96 : 88>();
     } else if constexpr (!kFew) {
-      ptx::take_registers<176>();
+      ptx::warpgroup_reg_alloc<176>();
     }
   }
 };

@@ -58,7 +58,7 @@ void count_boxes(ByThreads& all, int size, const Shape4& strides, int rows, int 
   all.waits += std::ceil(turns / (box_producers(size) / 32));
 }
 
-// Strips that warps turn into boxes.
+// Strips that warps transpose into boxes.
 void count_strips(ByThreads& all, const Strips& s, int images) {
   const double part = 16 * kBoxRowBytes;  // bytes
   const double bytes = s.brought_bytes(images);

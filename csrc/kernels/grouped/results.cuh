@@ -47,7 +47,7 @@ __device__ inline void finish_sums(const Epilogue& e, const Rest& rest, const Sp
   if (e.residual != nullptr && e.residual_last) add_residual();
 }
 
-// Puts sums where the copy engine finds them: rows of a pixel's channels, swizzled as those of
+// Puts sums where TMA finds them: rows of a pixel's channels, swizzled as those of
 // boxes are, where they can be.
 template <typename T, int kPixels, int kChannels>
 __device__ inline void stage_sums(const BoxParams<T>& p, char* staging, int pixel,

@@ -1,6 +1,6 @@
-// Boxes out of planes of pixels: the copy engine brings strips, as the pixels lie in memory, a row
-// of 128 bytes of each channel, with the 128-byte swizzle; warps turn them into what it would have
-// brought of pixels whose channels are neighbours.
+// Boxes out of planes of pixels: TMA brings strips, as the pixels lie in memory, a row
+// of 128 bytes of each channel, with the 128-byte swizzle; warps transpose them into what it would
+// have brought of pixels whose channels are neighbours.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct StripBox {
   Divider<int32_t> by_width, by_step, by_class_step;
 };
 
-// What a warp turns at a time, of an image's run: where its strip and its box are, in bytes.
+// What a warp transposes at a time, of an image's run: where its strip and its box are, in bytes.
 struct alignas(16) StripPart {
   int strip, box;
   int pixel;  // its first one
@@ -57,7 +57,7 @@ struct RunPlace {
     return (box.strips.whole ? at : min(max(at, -1), box.H)) * box.W + w;
   }
 };
-// The engine's copies begin at whole sixteen bytes: so many pixels before a run does.
+// TMA's copies begin at whole sixteen bytes: so many pixels before a run does.
 template <typename T>
 __device__ inline int strip_shift(int pixel) {
   return pixel & (kPieceBytes / static_cast<int>(sizeof(T)) - 1);
@@ -75,7 +75,7 @@ __device__ inline void bring_strips(const StripBox& box, const CUtensorMap& map,
       const int pixel = place.pixel(box, run), begin = pixel - strip_shift<T>(pixel);
 #pragma unroll 1
       for (int strip = 0; strip < s.count; ++strip) {
-        ptx::copy_box(to, &map, full, begin + strip * kStripPixels<T>, channel, n + image);
+        ptx::tma_load(to, &map, full, begin + strip * kStripPixels<T>, channel, n + image);
         to += s.strip_bytes;
       }
     }
@@ -187,7 +187,7 @@ __device__ inline void turn_part_by_lanes(const StripBox& box, const int* rows, 
   }
 }
 
-// Turns the strips of a tile that begins at an image's pixel into its boxes.
+// Transposes the strips of a tile that begins at an image's pixel into its boxes.
 template <typename T>
 __device__ inline void turn_strips(const Crew& crew, const StripBox& box, const StripList& list,
                                    const RunPlace& place, uint32_t strips, uint32_t boxes,

@@ -90,11 +90,11 @@ struct WeightRow {
 constexpr int kWeightsAsked = 4;  // a barrier of all threads
 template <typename T>
 __device__ inline void start_boxes(const BoxParams<T>& p) {
-  ptx::arrive_threads(kWeightsAsked, p.work.warps * 32 + p.loaders);
+  ptx::named_barrier_arrive(kWeightsAsked, p.work.warps * 32 + p.loaders);
 }
 template <typename T>
 __device__ inline void await_start(const BoxParams<T>& p) {
-  ptx::sync_threads(kWeightsAsked, p.work.warps * 32 + p.loaders);
+  ptx::named_barrier_sync(kWeightsAsked, p.work.warps * 32 + p.loaders);
 }
 
 // Fetches the weights of a warp's channels, together with the warps that share these: a lane a row
@@ -158,10 +158,10 @@ __device__ inline void fill_weights(const BoxParams<T>& p, int set, int channel,
             to + (step * kChannels + j * 2) * kStepWeights + lane * kPieceBytes;
         ptx::store_shared(matrices, pieces[i][j]);
         if constexpr (kTransposed) {
-          uint32_t turned[4];
+          uint32_t transposed[4];
           __syncwarp();
-          ptx::load_transposed_matrices(matrices, turned);
-          ptx::store_matrices(matrices, turned[0], turned[1], turned[2], turned[3]);
+          ptx::load_transposed_matrices(matrices, transposed);
+          ptx::store_matrices(matrices, transposed[0], transposed[1], transposed[2], transposed[3]);
         }
       }
     }

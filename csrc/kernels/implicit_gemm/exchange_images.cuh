@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(kExchangeThreads)
     exchange_images(const __grid_constant__ ExchangeImages p) {
   constexpr int kMostRun = 16;
   __shared__ float values[kMostRun][kExchangedElements + 1];
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   const int run = 1 << p.order.half_bits;
   auto group = static_cast<int32_t>(blockIdx.x);
   const int first = p.by_blocks.split(group) * kExchangedElements;
@@ -76,8 +76,8 @@ static __global__ void __launch_bounds__(kExchangeThreads)
     }
   }
   __syncthreads();
-  ptx::await_dependency();        // the kernel in front may still read what was packed before
-  const int units = 2 * run / 4;  // of 16 bytes, of an element
+  ptx::wait_on_dependent_grids();  // the kernel in front may still read what was packed before
+  const int units = 2 * run / 4;   // of 16 bytes, of an element
   for (int i = threadIdx.x; i < units * kExchangedElements; i += kExchangeThreads) {
     const int unit = i % units, element = i / units;
     if (first + element >= p.elements) break;

@@ -4,8 +4,6 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/implicit_gemm/tile.h"
-
 namespace customconv::implicit_gemm {
 
 namespace {
@@ -248,6 +246,15 @@ Forward as_one_row(Forward p) {
   return p;
 }
 
+bool input_is_legal(const Forward& p) {
+  const int64_t unit = 16 / element_size(p.dtype);
+  const auto legal = [&](int64_t size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride % unit == 0);
+  };
+  return p.x_aligned && (p.C == 1 || p.x_strides[1] == 1) && legal(p.N, p.x_strides[0]) &&
+         legal(p.H, p.x_strides[2]) && legal(p.W, p.x_strides[3]);
+}
+
 PackedWeight packed_matrix(const Forward& p, bool transposed) {
   const int64_t unit = 16 / element_size(p.dtype);
   // Rows of a channel of the one kind along channels of the other.
@@ -263,13 +270,6 @@ PackedWeight packed_matrix(const Forward& p, bool transposed) {
                         (p.taps_h == 1 || strides[2] == columns * p.taps_w) &&
                         (rows == 1 || strides[0] == columns * p.taps_w * p.taps_h) && p.w_aligned;
   return {rows * p.taps_h * p.taps_w, in_place ? columns : round_up(columns, 2 * unit), in_place};
-}
-
-PackedWeight packed_weight(const Forward& p, const Tile& t) {
-  if (has_matrix(t.fetch)) return packed_matrix(p, t.transposed);
-  const int64_t taps = t.is_flat() ? 1 : p.taps_h * p.taps_w;
-  return {t.tiles_k * t.kind().channels, t.pieces * taps * kPieceBytes / element_size(p.dtype),
-          false};
 }
 
 void place_taps(const Forward& p, bool transposed, Phase (&phases)[kMostPhases]) {

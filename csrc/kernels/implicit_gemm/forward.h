@@ -9,9 +9,9 @@
 
 namespace customconv::implicit_gemm {
 
-struct Tile;
-
 constexpr int kMostPhases = 4;
+
+inline int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
 
 // Output pixels that the same taps meet: those of an input gradient that are whole strides apart.
 // Other problems have one phase, of all pixels.
@@ -61,6 +61,10 @@ double weave_bytes(const Forward& problem);
 // are channels-last, else of each image's; any other problem stays as it is.
 Forward as_one_row(Forward problem);
 
+// Whether pixels with all their channels side by side can be read 16 bytes at a time: they are
+// whole 16 bytes apart.
+bool input_is_legal(const Forward& problem);
+
 // The order of a row's channels. In each part of `residues` times `run` channels, those whose
 // number is a multiple of `residues` come first, then the next ones. Both are powers of two. If
 // values are halved (halves.cuh), runs of 2^half_bits channels come as their high halves and then
@@ -84,17 +88,14 @@ struct ChannelOrder {
   }
 };
 
-// The weight as the copy engine reads it. A matrix has rows (k, r, s) of channels, whole 16 bytes;
-// if transposed, rows (c, r, s) of output channels, as the weight of an input gradient has them.
-// Else, for each tile's channels k, units (piece, r, s) follow each other: of a piece, as the
-// matrix instruction reads them without a swizzle, blocks of 8 k by 16 bytes.
+// The weight as a kernel reads it. A matrix has rows (k, r, s) of channels, whole 16 bytes; if
+// transposed, rows (c, r, s) of output channels, as the weight of an input gradient has them.
 struct PackedWeight {
   int64_t rows, row;  // of elements
   bool in_place;      // the weight is so already
   ChannelOrder order = {};
 };
 PackedWeight packed_matrix(const Forward& problem, bool transposed);
-PackedWeight packed_weight(const Forward& problem, const Tile& tile);
 // The phases, with their taps where a matrix has them.
 void place_taps(const Forward& problem, bool transposed, Phase (&phases)[kMostPhases]);
 

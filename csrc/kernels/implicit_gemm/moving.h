@@ -12,7 +12,7 @@
 
 namespace customconv::implicit_gemm {
 
-// Pieces that the copy engine takes for a row of a stage, on average: pixels have so many bytes of
+// Pieces that TMA takes for a row of a stage, on average: pixels have so many bytes of
 // channels, stages so many in a row, and what the last stage lacks becomes zeros. A piece is of 16,
 // 32, 64 or 128 aligned bytes, which are all read or all zeros.
 inline double copied_pieces(int64_t pixel_bytes, int row_bytes) {

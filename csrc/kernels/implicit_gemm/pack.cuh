@@ -1,13 +1,13 @@
-// Filters laid out as the copy engine wants them.
+// Filters laid out as matrices.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/common/divide.cuh"
 #include "kernels/common/scalar.cuh"
+#include "kernels/implicit_gemm/forward.h"
 #include "kernels/implicit_gemm/halves.cuh"
 #include "kernels/ptx/grid.cuh"
-#include "kernels/ptx/wgmma.cuh"
 
 namespace customconv::implicit_gemm {
 
@@ -45,6 +45,28 @@ struct WeightSource {
   }
 };
 
+template <typename T>
+WeightSource<T> weight_source(const Forward& p, const T* w) {
+  const auto& strides = p.w_strides;
+  return {w + p.w_first,
+          strides[0],
+          strides[1],
+          strides[2],
+          strides[3],
+          p.w_group,
+          Divider<int32_t>(p.group_K()),
+          static_cast<int>(p.K),
+          static_cast<int>(p.group_C()),
+          static_cast<int>(p.taps_h * p.taps_w),
+          static_cast<int>(p.taps_h),
+          static_cast<int>(p.taps_w),
+          static_cast<int>(p.period_h),
+          static_cast<int>(p.period_w),
+          Divider<int32_t>(p.tap_channels > 0 ? p.tap_channels : p.group_C()),
+          Divider<int32_t>(p.row_taps),
+          {}};
+}
+
 // Where a tap is packed: those of a phase follow each other.
 template <typename T>
 __device__ inline int packed_tap(const WeightSource<T>& from, int r, int s) {
@@ -77,7 +99,7 @@ template <typename T>
 __global__ void __launch_bounds__(kPackBlock)
     pack_joined(int count, int phases, Divider<int32_t> row, JoinedSource<T> from,
                 T* __restrict__ packed) {
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   const int at = blockIdx.x * kPackBlock + threadIdx.x;
   if (at >= count) return;
   int32_t rest = at;
@@ -106,7 +128,7 @@ template <typename T>
 __global__ void __launch_bounds__(kPackBlock)
     pack_matrix(int count, Divider<int32_t> row, Divider<int32_t> parts, Divider<int32_t> by_S,
                 WeightSource<T> from, T* __restrict__ packed) {
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   const int taps = from.taps_at_once();
   for (int at = blockIdx.x * kPackBlock + threadIdx.x; at < count; at += gridDim.x * kPackBlock) {
     int32_t k = at;
@@ -136,7 +158,7 @@ __global__ void __launch_bounds__(kPackBlock)
                     Divider<int32_t> by_S, WeightSource<T> from, T* __restrict__ packed) {
   constexpr int kWarps = kPackBlock / kSquare;
   __shared__ T square[kSquareTaps][kSquare][kSquare + 1];
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   int32_t part = blockIdx.x;
   const int first_k = squares_k.split(part) * kSquare, first_c = squares_c.split(part) * kSquare;
   const int lane = threadIdx.x % kSquare, warp = threadIdx.x / kSquare;
@@ -181,59 +203,6 @@ __global__ void __launch_bounds__(kPackBlock)
       }
     }
     __syncthreads();  // it is read before the next taps overwrite it
-  }
-}
-
-template <typename T>
-__device__ inline T rounded(T v) {
-  return v;
-}
-template <>
-__device__ inline float rounded<float>(float v) {
-  return __uint_as_float(ptx::round_tf32(__float_as_uint(v)));
-}
-
-// Units (tile of k, piece, r, s): two halves of 16 bytes, each of the tile's k. Where `flat`, the
-// channels of all taps are one dimension, and there is one tap. Zeros where the tensor ends. A
-// block of threads has a piece of some k: each thread reads all taps of a channel, which often
-// follow each other, and stores 16 bytes of channels.
-constexpr int kUnitBlock = 128;
-constexpr int kMostTaps = 32;  // that a block keeps at a time
-
-template <typename T>
-__global__ void __launch_bounds__(kUnitBlock)
-    pack_units(int taps, int pieces, Divider<int32_t> by_S, Divider<int32_t> by_C, bool flat,
-               int tile_channels, WeightSource<T> from, uint4* __restrict__ packed) {
-  constexpr int kHalf = 16 / static_cast<int>(sizeof(T)), kPiece = 2 * kHalf;
-  constexpr int kKs = kUnitBlock / kPiece;
-  __shared__ alignas(16) T part[kKs][kMostTaps][kPiece];
-  ptx::start_dependents();
-  const int piece = blockIdx.x % pieces, first_k = blockIdx.x / pieces * kKs;
-  const int tile = first_k / tile_channels;
-  const int own_k = threadIdx.x / kPiece, own_c = threadIdx.x % kPiece;
-  const int k = first_k + own_k;
-  int32_t c = piece * kPiece + own_c, tap_of_c = 0;
-  if (flat) {
-    tap_of_c = c;
-    c = by_C.split(tap_of_c);
-  }
-  const bool exists = k < from.K && c < from.C && tap_of_c < from.taps;
-  const T* w = from.channel(k) + c * from.c;
-  for (int first = 0; first < taps; first += kMostTaps) {
-    const int count = min(kMostTaps, taps - first);
-    for (int i = 0; i < count; ++i) {
-      int32_t r = tap_of_c + first + i;
-      const int s = by_S.split(r);
-      part[own_k][i][own_c] = exists ? rounded(w[r * from.r + s * from.s]) : narrow<T>(0.0f);
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < count * 2 * kKs; i += kUnitBlock) {
-      const int row = i % kKs, half = i / kKs % 2, tap = i / (2 * kKs);
-      const int64_t unit = (int64_t{tile} * pieces + piece) * taps + first + tap;
-      packed[(unit * 2 + half) * tile_channels + first_k % tile_channels + row] =
-          *reinterpret_cast<const uint4*>(&part[row][tap][half * kHalf]);
-    }
-    __syncthreads();
   }
 }
 

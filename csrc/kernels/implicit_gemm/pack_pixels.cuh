@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(32 * kPackPixelWarps) pack_pixels(PackPixels<T
   using U = PackUnit<T>;
   using Bits = std::conditional_t<U::kSize == 2, uint16_t, uint32_t>;
   __shared__ alignas(128) char units[kPackPixelWarps][U::kBytes];
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int32_t n = blockIdx.x * kPackPixelWarps + warp;
   if (n >= p.units) return;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(32 * kPackPixelWarps) pack_pixels(PackPixels<T
     }
   }
   ptx::commit_copies();
-  ptx::await_dependency();  // the kernel in front may still read what was packed before
+  ptx::wait_on_dependent_grids();  // the kernel in front may still read what was packed before
   ptx::await_groups<0>();
   __syncwarp();
 
@@ -165,7 +165,7 @@ constexpr int kPadPixelThreads = 256;
 template <typename T>
 __global__ void __launch_bounds__(kPadPixelThreads) pad_pixels(PadPixels<T> p) {
   constexpr int kVector = 16 / static_cast<int>(sizeof(T));
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   const int at = blockIdx.x * kPadPixelThreads + threadIdx.x;
   if (at >= p.units) return;
   int32_t n = at;
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kPadPixelThreads) pad_pixels(PadPixels<T> p) {
   } else {
     unit = load_unit(from, 0, min(kVector, p.C - c));
   }
-  ptx::await_dependency();  // the kernel in front may still read what was packed before
+  ptx::wait_on_dependent_grids();  // the kernel in front may still read what was packed before
   reinterpret_cast<uint4*>(p.to)[at] = unit;
 }
 
@@ -207,7 +207,7 @@ template <typename T>
 __global__ void __launch_bounds__(kGatherThreads)
     gather_taps(const __grid_constant__ GatherTaps<T> p) {
   constexpr int kVector = 16 / static_cast<int>(sizeof(T));
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   const int at = blockIdx.x * kGatherThreads + threadIdx.x;
   if (at >= p.units) return;
   int32_t n = at;
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(kGatherThreads)
     w -= p.S * p.dilation_w;
     h += p.dilation_h;
   }
-  ptx::await_dependency();  // the kernel in front may still read what was packed before
+  ptx::wait_on_dependent_grids();  // the kernel in front may still read what was packed before
   reinterpret_cast<uint4*>(p.to)[at] = *reinterpret_cast<const uint4*>(elements);
 }
 

@@ -1,4 +1,4 @@
-// Starts the kernels that lay weights out.
+// Starts the kernels that lay weights out as matrices.
 #pragma once
 
 #include <algorithm>
@@ -7,31 +7,9 @@
 #include "kernels/common/check.h"
 #include "kernels/implicit_gemm/pack.cuh"
 #include "kernels/implicit_gemm/pack_weights.h"
-#include "kernels/implicit_gemm/tile.h"
 
 namespace customconv::implicit_gemm {
 
-template <typename T>
-WeightSource<T> weight_source(const Forward& p, const T* w) {
-  const auto& strides = p.w_strides;
-  return {w + p.w_first,
-          strides[0],
-          strides[1],
-          strides[2],
-          strides[3],
-          p.w_group,
-          Divider<int32_t>(p.group_K()),
-          static_cast<int>(p.K),
-          static_cast<int>(p.group_C()),
-          static_cast<int>(p.taps_h * p.taps_w),
-          static_cast<int>(p.taps_h),
-          static_cast<int>(p.taps_w),
-          static_cast<int>(p.period_h),
-          static_cast<int>(p.period_w),
-          Divider<int32_t>(p.tap_channels > 0 ? p.tap_channels : p.group_C()),
-          Divider<int32_t>(p.row_taps),
-          {}};
-}
 // The weight of an input gradient, with its channels as they were.
 template <typename T>
 WeightSource<T> stored_source(const Forward& p, const T* w) {
@@ -89,8 +67,8 @@ void pack_weight_matrix(const Forward& p, bool transposed, const PackedWeight& p
   using D = Divider<int32_t>;
   WeightSource<T> from = transposed ? stored_source(p, w) : weight_source(p, w);
   from.order = packed.order;
-  const bool turned = std::abs(from.k) < std::abs(from.c) || from.period_h * from.period_w > 1;
-  if (turned) {
+  const bool exchanged = std::abs(from.k) < std::abs(from.c) || from.period_h * from.period_w > 1;
+  if (exchanged) {
     const int64_t squares_k = ceil_divide(from.K, kSquare),
                   squares_c = ceil_divide(packed.row, kSquare);
     // As many as share what is read, but no fewer blocks than two a multiprocessor.
@@ -108,19 +86,6 @@ void pack_weight_matrix(const Forward& p, bool transposed, const PackedWeight& p
         static_cast<int>(threads), D(packed.row), D(from.taps / from.taps_at_once()), D(p.taps_w),
         from, to);
   }
-  check_launch("implicit_gemm: the weight");
-}
-
-template <typename T>
-void pack_weight_units(const Forward& p, const Tile& tile, const PackedWeight& packed, const T* w,
-                       T* to, cudaStream_t stream) {
-  using D = Divider<int32_t>;
-  const WeightSource<T> from = weight_source(p, w);
-  const int64_t count = packed.rows * packed.row;
-  const int64_t taps = tile.is_flat() ? 1 : from.taps;
-  pack_units<T><<<static_cast<unsigned>(count / (kUnitBlock * taps)), kUnitBlock, 0, stream>>>(
-      static_cast<int>(taps), tile.pieces, D(p.taps_w), D(p.group_C()), tile.is_flat(),
-      tile.kind().channels, from, reinterpret_cast<uint4*>(to));
   check_launch("implicit_gemm: the weight");
 }
 

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kWeaveBlock) weave(const __grid_constant__ Wea
   int w = p.W.split(plane), h = p.H.split(plane);
   T* const to = p.planes + plane * p.plane + h * p.W.divisor() + w;
   alignas(kPixels * sizeof(T)) T pixels[kPixels];
-  ptx::await_dependency();
+  ptx::wait_on_dependent_grids();
 #pragma unroll
   for (int i = 0; i < kPixels; ++i) {
     int32_t row = h, column = w;
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kWeaveBlock) spread_phases(const __grid_consta
   const int left = kWholeRows ? kVector : p.by_row.divisor() - x;
   const SpreadRow<T> after = left < kVector ? SpreadRow<T>(p, number + 1, 0) : row;
   alignas(kVector * sizeof(T)) T values[kVector];
-  ptx::await_dependency();
+  ptx::wait_on_dependent_grids();
   if (kVector > 1 && p.at_once) {
     *reinterpret_cast<uint4*>(values) =
         *reinterpret_cast<const uint4*>(row.from + row.pixel * p.pixel + row.element);

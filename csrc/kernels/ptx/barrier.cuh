@@ -23,7 +23,7 @@ __device__ inline void init_barriers(Barrier* first, int count, int arrivals) {
   for (int i = 0; i < count; ++i) init_barrier(first + i, arrivals);
 }
 
-// Makes initialised barriers visible to the copy engine.
+// Makes initialised barriers visible to TMA.
 __device__ inline void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -34,7 +34,7 @@ __device__ inline void arrive(Barrier* barrier) {
 }
 
 // Arrives, and announces bytes that copies will bring.
-__device__ inline void arrive_expecting(Barrier* barrier, int bytes) {
+__device__ inline void arrive_and_expect_tx(Barrier* barrier, int bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
       "r"(bytes)
@@ -42,7 +42,7 @@ __device__ inline void arrive_expecting(Barrier* barrier, int bytes) {
 }
 
 // Announces bytes without arriving.
-__device__ inline void expect_bytes(Barrier* barrier, int bytes) {
+__device__ inline void expect_tx(Barrier* barrier, int bytes) {
   asm volatile(
       "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
       "r"(bytes)
@@ -71,7 +71,7 @@ __device__ inline void wait(Barrier* barrier, uint32_t parity) {
 #undef CUSTOMCONV_WAIT
 
 // The stage of a ring that comes next, and the parity of its round.
-struct Turn {
+struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
 
@@ -104,31 +104,31 @@ __device__ inline bool elect_one() {
 
 // Among some warps of a block; barrier 0 is __syncthreads's.
 template <int kThreads>
-__device__ inline void sync_threads(int barrier) {
+__device__ inline void named_barrier_sync(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
 // The same of so many threads, whole warps.
-__device__ inline void sync_threads(int barrier, int threads) {
+__device__ inline void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // Arrives there without waiting, for those that do.
-__device__ inline void arrive_threads(int barrier, int threads) {
+__device__ inline void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Writes of this thread to shared memory become visible to wgmma and to the copy engine.
+// Writes of this thread to shared memory become visible to wgmma and to TMA.
 __device__ inline void fence_shared_writes() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 template <int kRegisters>
-__device__ inline void take_registers() {
+__device__ inline void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ inline void give_registers() {
+__device__ inline void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 

@@ -5,14 +5,14 @@
 namespace customconv::ptx {
 
 // The next kernel may begin, where there is room and it was launched so.
-__device__ inline void start_dependents() {
+__device__ inline void launch_dependent_grids() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
 // Waits until the kernel in front has ended and its writes are seen.
-__device__ inline void await_dependency() {
+__device__ inline void wait_on_dependent_grids() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

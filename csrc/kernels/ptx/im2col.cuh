@@ -1,4 +1,4 @@
-// Copies in the copy engine's im2col mode (PTX ISA, "Tensors: im2col mode").
+// Copies in TMA's im2col mode (PTX ISA, "Tensors: im2col mode").
 //
 // A tensor map describes (N, H, W, C) and, for each image, a box of pixels with a stride. A copy
 // traverses that box from a pixel on: along rows, then from row to row and from image to image.
@@ -15,8 +15,8 @@
 namespace customconv::ptx {
 
 // Offsets are 0 to 255.
-__device__ inline void copy_im2col(void* to, const CUtensorMap* map, Barrier* barrier, int c, int w,
-                                   int h, int n, int offset_w, int offset_h) {
+__device__ inline void tma_load_im2col(void* to, const CUtensorMap* map, Barrier* barrier, int c,
+                                       int w, int h, int n, int offset_w, int offset_h) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(shared_address(to)),

@@ -1,4 +1,4 @@
-// Copies of boxes of tensors from global to shared memory by the copy engine (TMA).
+// Copies of boxes of tensors from global to shared memory by TMA (TMA).
 #pragma once
 
 #include <cuda.h>
@@ -10,19 +10,19 @@
 namespace customconv::ptx {
 
 #if __CUDA_ARCH__ >= 900
-inline constexpr bool kHasCopyEngine = true;
+inline constexpr bool kHasTma = true;
 #else
-inline constexpr bool kHasCopyEngine = false;
+inline constexpr bool kHasTma = false;
 #endif
 
 // Brings the description of a tensor near, which the first copy would wait for.
-__device__ inline void prefetch_map(const CUtensorMap* map) {
+__device__ inline void prefetch_tma_descriptor(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 // Coordinates are of the box's first element, innermost dimension first; what lies outside the
 // tensor arrives as zeros.
-__device__ inline void copy_box(void* to, const CUtensorMap* map, Barrier* barrier, int c0, int c1,
+__device__ inline void tma_load(void* to, const CUtensorMap* map, Barrier* barrier, int c0, int c1,
                                 int c2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -30,7 +30,7 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, Barrier* barri
       "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
-__device__ inline void copy_box(void* to, const CUtensorMap* map, Barrier* barrier, int c0, int c1,
+__device__ inline void tma_load(void* to, const CUtensorMap* map, Barrier* barrier, int c0, int c1,
                                 int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -39,27 +39,8 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, Barrier* barri
       : "memory");
 }
 
-// Copies a box into every thread block of the cluster that `blocks` has a bit for: to the same
-// place, and each one's barrier is told.
-__device__ inline void multicast_box(uint16_t blocks, void* to, const CUtensorMap* map,
-                                     Barrier* barrier, int c0, int c1, int c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "h"(blocks)
-      : "memory");
-}
-__device__ inline void multicast_box(uint16_t blocks, void* to, const CUtensorMap* map,
-                                     Barrier* barrier, int c0, int c1, int c2, int c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(blocks)
-      : "memory");
-}
-
 // Whole 16 bytes, aligned to 16 on both sides.
-__device__ inline void copy_bytes(void* to, const void* from, int bytes, Barrier* barrier) {
+__device__ inline void bulk_load(void* to, const void* from, int bytes, Barrier* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(shared_address(to)),
@@ -68,7 +49,7 @@ __device__ inline void copy_bytes(void* to, const void* from, int bytes, Barrier
 }
 
 // The same from shared memory. The thread's copies since the last commit are a group.
-__device__ inline void store_bytes(void* to, const void* from, int bytes) {
+__device__ inline void bulk_store(void* to, const void* from, int bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)
                : "memory");
@@ -76,7 +57,7 @@ __device__ inline void store_bytes(void* to, const void* from, int bytes) {
 
 // From shared memory to the tensor; what lies outside it is not written. The thread's copies since
 // the last commit are a group.
-__device__ inline void store_box(const CUtensorMap* map, const void* from, int c0, int c1, int c2,
+__device__ inline void tma_store(const CUtensorMap* map, const void* from, int c0, int c1, int c2,
                                  int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
@@ -84,9 +65,11 @@ __device__ inline void store_box(const CUtensorMap* map, const void* from, int c
       "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ inline void tma_store_arrive() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 // Waits until the thread's stores have read what they store.
-__device__ inline void await_store_reads() {
+__device__ inline void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 

@@ -61,13 +61,15 @@ __device__ inline uint64_t advance(uint64_t descriptor, uint32_t bytes) {
   return (descriptor >> 32 << 32) | lower;
 }
 
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void commit_products() {
+__device__ inline void warpgroup_arrive() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ inline void warpgroup_commit_batch() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 // Waits until at most so many committed groups are under way.
 template <int kPending>
-__device__ inline void await_products() {
+__device__ inline void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 

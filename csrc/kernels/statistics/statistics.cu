@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t first = part * pixels_of_block(kVector);
   const auto count = static_cast<int>(min(pixels - first, int64_t{pixels_of_block(kVector)}));
   const bool exists = channel < channels;
-  ptx::start_dependents();
-  ptx::await_dependency();
+  ptx::launch_dependent_grids();
+  ptx::wait_on_dependent_grids();
   Vector<T, kVector> loaded[kPixelsOfThread];
 #pragma unroll
   for (int i = 0; i < kPixelsOfThread; ++i) {
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kThreads)
   const int first = static_cast<int>(part % pieces) * kPiece;
   const int count = min(plane - first, kPiece);
   const T* from = y + (image * channels + channel) * plane + first;
-  ptx::start_dependents();
-  ptx::await_dependency();
+  ptx::launch_dependent_grids();
+  ptx::wait_on_dependent_grids();
   Vector<T, kVector> loaded[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kMergeThreads)
     __syncthreads();
     return sum_of(kMergeWarps, [&](int warp) { return shares[warp][own]; });
   };
-  ptx::await_dependency();
+  ptx::wait_on_dependent_grids();
   const float mean = sum_over_parts([](float2 part, float n) { return n * part.x; }) / pixels;
   const float squares = sum_over_parts(
       [mean](float2 part, float n) { return fmaf(n * (part.x - mean), part.x - mean, part.y); });

@@ -29,6 +29,33 @@ namespace customconv::torch_layer {
 
 namespace {
 
+// While it lives, the thread may make what a capture in another mode forbids. PyTorch makes its
+// handle of cuBLAS when it is first asked for, which may be during a capture.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { exchange(); }
+  ~RelaxedCapture() { exchange(); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  using Exchange = int (*)(int* mode);
+  static Exchange find() {
+    void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (driver == nullptr) return nullptr;
+    const auto found =
+        reinterpret_cast<Exchange>(dlsym(driver, "cuThreadExchangeStreamCaptureMode"));
+    dlclose(driver);
+    return found;
+  }
+  void exchange() {
+    static const Exchange function = find();
+    if (function != nullptr) function(&mode_);
+  }
+
+  int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then the thread's own
+};
+
 // Looked up in PyTorch's library and in those that it is linked to, so that they belong to the
 // cuBLAS that made PyTorch's handles, whatever others the process has loaded.
 std::optional<BlasFunctions> find_functions() {
@@ -56,6 +83,7 @@ const std::optional<BlasFunctions>& functions() {
 
 Blas current_blas() {
   TORCH_CHECK(functions(), "customconv: PyTorch has loaded no cuBLAS");
+  const RelaxedCapture relaxed;
   return {&*functions(), current_handle()};
 }
 

@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, gradients_shared_by(kPairs, k
     add_to_totals(p, unit, sum, scratch, totals_of(unit));
   }
   __syncthreads();
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   const int count = min(kChannels, p.C - first_channel) * taps;
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     p.partial[(int64_t{split} * p.C + first_channel) * taps + i] =
@@ -249,7 +249,7 @@ __device__ inline float sum_pixels(const GradientParams<T>& p, int c, int r, int
 template <typename T>
 __global__ void __launch_bounds__(kPartThreads)
     add_gradients(const __grid_constant__ GradientParams<T> p, Filters<T> weight) {
-  ptx::await_dependency();
+  ptx::wait_on_dependent_grids();
   const int64_t count = int64_t{p.C} * p.R * p.S;
   const int64_t i = int64_t{blockIdx.x} * kPartThreads + threadIdx.x;
   float total = 0;

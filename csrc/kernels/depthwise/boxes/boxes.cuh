@@ -1,5 +1,5 @@
-// What the boxes kernels share: tiles of images, brought to shared memory by the copy
-// engine, zeros around them, and a thread's view of them, patch by patch.
+// What the boxes kernels share: tiles of images, brought to shared memory by
+// TMA, zeros around them, and a thread's view of them, patch by patch.
 #pragma once
 
 #include <type_traits>
@@ -85,7 +85,7 @@ struct Share {
 template <typename T>
 __device__ inline void init_barriers(const Params<T>& p, const Memory& memory) {
   if (threadIdx.x == 0) {
-    ptx::prefetch_map(&p.in);
+    ptx::prefetch_tma_descriptor(&p.in);
     for (int i = 0; i < kMostStages; ++i) {
       ptx::init_barrier(&memory.full[i], 1);
       ptx::init_barrier(&memory.empty[i], p.work.threads / 32);
@@ -99,11 +99,11 @@ __device__ inline void init_barriers(const Params<T>& p, const Memory& memory) {
 template <typename T>
 __device__ inline void bring(const Params<T>& p, const CUtensorMap& map, const BoxParams& box,
                              ptx::Barrier* full, int channel, int w, int h, int n, char* to) {
-  if (!p.work.tile.merged) return ptx::copy_box(to, &map, full, channel, w, h, n);
+  if (!p.work.tile.merged) return ptx::tma_load(to, &map, full, channel, w, h, n);
   const int across = box.columns.divisor();
 #pragma unroll 1
   for (int i = 0; i < box.count; ++i) {
-    ptx::copy_box(to + i * box.bytes, &map, full, (w + i * across) * p.C, h, n);
+    ptx::tma_load(to + i * box.bytes, &map, full, (w + i * across) * p.C, h, n);
   }
 }
 
@@ -111,15 +111,15 @@ __device__ inline void bring(const Params<T>& p, const CUtensorMap& map, const B
 template <bool kOfWeights, typename T>
 __device__ inline void load_tiles(const Params<T>& p, const Memory& memory, const Share<T>& share) {
   const bool elected = ptx::elect_one();
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.first_tile; tile < p.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p, tile);
-    ptx::Barrier* const full = &memory.full[turn.stage];
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    ptx::Barrier* const full = &memory.full[state.stage];
+    ptx::wait(&memory.empty[state.stage], state.parity ^ 1);
     if (elected) {
-      char* to = memory.stages + turn.stage * p.work.stage_bytes;
-      ptx::arrive_expecting(full, p.in_box.all_bytes + (kOfWeights ? p.out_box.all_bytes : 0));
+      char* to = memory.stages + state.stage * p.work.stage_bytes;
+      ptx::arrive_and_expect_tx(full, p.in_box.all_bytes + (kOfWeights ? p.out_box.all_bytes : 0));
       bring(p, p.in, p.in_box, full, share.channel, p.w.origin + at.w * p.w.advance,
             p.h.origin + at.h * p.h.advance, at.n, to);
       if (kOfWeights) {
@@ -127,7 +127,7 @@ __device__ inline void load_tiles(const Params<T>& p, const Memory& memory, cons
               to + p.in_box.count * p.in_box.bytes);
       }
     }
-    turn.advance(p.work.stages);
+    state.advance(p.work.stages);
   }
 }
 
@@ -151,12 +151,12 @@ struct Lane {
 template <typename T, typename Each>
 __device__ inline void walk_tiles(const Params<T>& p, const Memory& memory, const Share<T>& share,
                                   const Lane& lane, const Each& each) {
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.first_tile; tile < p.tiles; tile += p.tile_blocks) {
     const Place at = place_of(p, tile);
-    const char* stage = memory.stages + turn.stage * p.work.stage_bytes;
-    ptx::wait(&memory.full[turn.stage], turn.parity);
+    const char* stage = memory.stages + state.stage * p.work.stage_bytes;
+    ptx::wait(&memory.full[state.stage], state.parity);
     const int end = at.w + lane.column < p.w.patches ? p.patch_rows : 0;
 #pragma unroll 1
     for (int row = lane.row; row < end; row += p.work.down) {
@@ -166,8 +166,8 @@ __device__ inline void walk_tiles(const Params<T>& p, const Memory& memory, cons
       if (where.n < p.N && where.h < p.h.patches) each(where, own, stage);
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(&memory.empty[turn.stage]);
-    turn.advance(p.work.stages);
+    if (threadIdx.x % 32 == 0) ptx::arrive(&memory.empty[state.stage]);
+    state.advance(p.work.stages);
   }
 }
 

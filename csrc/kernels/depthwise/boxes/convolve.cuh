@@ -158,20 +158,20 @@ __device__ inline void store_patch(const Params<T>& p, int channel, const Place&
 template <typename T, Walk kWalk, int kTaps, bool kFinishes>
 __global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_of(kTaps))
     convolve(const __grid_constant__ Params<T> p) {
-  if constexpr (ptx::kHasCopyEngine) {
+  if constexpr (ptx::kHasTma) {
     extern __shared__ __align__(128) char boxes[];
     const Memory memory(p, boxes);
     const Share<T> share(p);
     const int thread = static_cast<int>(threadIdx.x);
-    ptx::start_dependents();
+    ptx::launch_dependent_grids();
     init_barriers(p, memory);
-    ptx::await_dependency();
+    ptx::wait_on_dependent_grids();
     if (thread >= p.work.threads) {
       load_tiles<false>(p, memory, share);
       return;
     }
     stage_filters(p, share.channel, memory.floats);
-    ptx::sync_threads(1, p.work.threads);
+    ptx::named_barrier_sync(1, p.work.threads);
     const Lane lane(p, share);
     const int channel = share.channel + lane.pair;
     const float* const weights = memory.floats + lane.pair;

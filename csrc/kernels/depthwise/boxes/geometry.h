@@ -75,7 +75,7 @@ inline int taps_of(const Geometry& g) {
   return g.w.step == 1 && g.w.dilation == 1 ? kBand : 1;
 }
 
-// Threads that compute, of kernels by taps; one more warp tells the copy engine what to bring.
+// Threads that compute, of kernels by taps; one more warp tells TMA what to bring.
 constexpr int most_threads(int taps) { return taps == 5 ? 224 : taps == 7 ? 352 : 288; }
 inline constexpr int kLoaderThreads = 32;
 // Blocks that are to share a multiprocessor: what their registers leave room for.
@@ -87,7 +87,7 @@ inline constexpr int kMostBox = 256;  // elements of a box along each dimension
 // A tile: patches of some rows and columns, of some images, of the channels of a block.
 struct Tile {
   int channels, rows, columns, images;
-  bool merged;  // pixels are so thin that the copy engine brings several as one row
+  bool merged;  // pixels are so thin that TMA brings several as one row
 
   int patches() const { return rows * columns * images; }
 };

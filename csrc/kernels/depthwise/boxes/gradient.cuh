@@ -106,11 +106,11 @@ __device__ inline void store_sums(const Params<T>& p, const Share<T>& share, flo
                                   const float2 (&sum)[kTaps][kTaps]) {
   constexpr int kKernel = kTaps * kTaps;
   const int thread = static_cast<int>(threadIdx.x);
-  ptx::sync_threads(1, p.work.threads);  // the stages are no longer read
+  ptx::named_barrier_sync(1, p.work.threads);  // the stages are no longer read
   const float* flat = &sum[0][0].x;
 #pragma unroll
   for (int i = 0; i < 2 * kKernel; ++i) totals[i * p.work.threads + thread] = flat[i];
-  ptx::sync_threads(1, p.work.threads);
+  ptx::named_barrier_sync(1, p.work.threads);
   const int pairs = p.pairs.divisor(), lanes = p.columns.divisor() * p.work.down;
   const int sums = kKernel * p.work.tile.channels;
   float* const parts = totals + 2 * kKernel * p.work.threads;
@@ -148,12 +148,12 @@ __device__ inline void store_sums(const Params<T>& p, const Share<T>& share, flo
 template <typename T, Walk kWalk, int kTaps>
 __global__ void __launch_bounds__(most_threads(kTaps) + kLoaderThreads, blocks_of(kTaps))
     sum_weights(const __grid_constant__ Params<T> p) {
-  if constexpr (ptx::kHasCopyEngine) {
+  if constexpr (ptx::kHasTma) {
     extern __shared__ __align__(128) char boxes[];
     const Memory memory(p, boxes);
     const Share<T> share(p);
     const int thread = static_cast<int>(threadIdx.x);
-    ptx::start_dependents();
+    ptx::launch_dependent_grids();
     init_barriers(p, memory);
     if (thread >= p.work.threads) {
       load_tiles<true>(p, memory, share);

@@ -1,4 +1,4 @@
-// boxes: every channel by a filter of its own, channels-last, brought by the copy engine.
+// boxes: every channel by a filter of its own, channels-last, brought by TMA.
 #include <algorithm>
 #include <cmath>
 
@@ -37,7 +37,7 @@ bool is_whole(const Shape4& strides, const Shape4& sizes, int64_t unit) {
   }
   return strides[1] == 1 && sizes[1] % unit == 0;
 }
-// Whether the copy engine can bring boxes of both images.
+// Whether TMA can bring boxes of both images.
 bool has_boxes(const ConvProblem& p) {
   constexpr double kMostStrideBytes = 1ll << 40;
   const int64_t unit = 16 / element_size(p.dtype);
@@ -58,7 +58,7 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   if (p.dtype == DType::kFloat64) return "sums are kept in float32";
   if (p.group_C() != 1) return "a group has more than one input channel";
   if (p.group_K() != 1) return "a group has several output channels";
-  if (!d.has_hopper_kernels()) return "it needs Hopper's copy engine";
+  if (!d.has_hopper_kernels()) return "it needs Hopper's TMA";
   if (p.R > kMostKernel || p.S > kMostKernel || p.R * p.S > kMostKernel) {
     return "its filter has more than 1024 taps";
   }

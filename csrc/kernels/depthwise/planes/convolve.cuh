@@ -91,7 +91,7 @@ __device__ inline void sum_strip(const Params<T>& p, uint32_t in, int h, uint32_
 template <typename T, int kIndex>
 __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), sizeof(T)))
     convolve(const __grid_constant__ Params<T> p) {
-  if constexpr (ptx::kHasCopyEngine) {
+  if constexpr (ptx::kHasTma) {
     constexpr Variant kVariant = Variant::at(kIndex);
     constexpr Walk kWalk = kVariant.walk;
     constexpr int kCount = kTaps[kVariant.taps], kKept = kRows[kVariant.rows];
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
     const int w = input_of(kWalk, item.q, p.first_w), columns = min(p.Q - item.q, kColumns);
     const typename Window<T, kAcross>::Mask mask(w, p.W);
     __syncthreads();
-    ptx::Turn turn;
+    ptx::PipelineState state;
     int out_stage = 0;
 #pragma unroll 1
     for (int tile = first_tile; tile < p.tiles; tile += tile_blocks) {
@@ -140,10 +140,10 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
         float weight[kCount][kCount], sum[kKept][kColumns] = {};
 #pragma unroll
         for (int i = 0; i < kCount * kCount; ++i) weight[i / kCount][i % kCount] = widen(filter[i]);
-        ptx::wait(&full[turn.stage], turn.parity);
+        ptx::wait(&full[state.stage], state.parity);
         const int h = input_of(kWalk, own.p + item.p, p.first_h);
         const int first = own.lead_in(p) + (item.plane * p.H + h - own.h) * p.W + w;
-        sum_strip<kWalk, kCount, kAcross>(p, ptx::shared_address(stage_in(turn.stage) + first), h,
+        sum_strip<kWalk, kCount, kAcross>(p, ptx::shared_address(stage_in(state.stage) + first), h,
                                           zeros, mask, weight, sum);
         const int at = (item.plane * p.P + item.p) * p.Q + item.q;
         if (p.finishes) finish_sums(p, channel, own.first_out(p) + at, rows, columns, sum);
@@ -151,17 +151,17 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
         ptx::fence_shared_writes();
       }
       // The stores of the tile before have been read, so that their place can be filled again.
-      if (thread == 0) ptx::await_store_reads();
+      if (thread == 0) ptx::tma_store_wait();
       __syncthreads();
       if (thread < 32) {
         store_run(p.out + own.first_out(p), out, own.out_count(p), thread);
         const int next = tile + p.stages * tile_blocks;
-        if (thread == 0 && next < p.tiles) bring(next, turn.stage);
+        if (thread == 0 && next < p.tiles) bring(next, state.stage);
       }
       out_stage ^= 1;
-      turn.advance(p.stages);
+      state.advance(p.stages);
     }
-    if (thread == 0) ptx::await_store_reads();
+    if (thread == 0) ptx::tma_store_wait();
   }
 }
 

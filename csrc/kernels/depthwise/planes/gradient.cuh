@@ -1,5 +1,5 @@
 // The weight gradient. A block goes through its part of the tiles of some channels with the
-// gradients of a strip's taps in each thread's registers; the copy engine is some tiles ahead.
+// gradients of a strip's taps in each thread's registers; TMA is some tiles ahead.
 #pragma once
 
 #include "kernels/common/parts.cuh"
@@ -120,7 +120,7 @@ __device__ inline void store_sums(const Params<T>& p, int channel, int planes, i
 template <typename T, int kIndex>
 __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), sizeof(T)))
     sum_weights(const __grid_constant__ Params<T> p) {
-  if constexpr (ptx::kHasCopyEngine) {
+  if constexpr (ptx::kHasTma) {
     constexpr Variant kVariant = Variant::at(kIndex);
     constexpr Walk kWalk = kVariant.walk;
     constexpr int kCount = kTaps[kVariant.taps], kKept = kRows[kVariant.rows];
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
     const typename Window<T, kAcross>::Mask mask(w, p.W);
     const typename Window<T, kColumns>::Mask out_mask(0, columns);
     float total[kCount][kCount] = {};
-    ptx::Turn turn;
+    ptx::PipelineState state;
 #pragma unroll 1
     for (int step = begin; step < end; ++step) {
       const Share own = share(step, image);
@@ -187,14 +187,14 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
       const bool cut = rows > 0 && (rows < kKept || columns < kColumns);
       // A warp goes one way or the other.
       const bool partial = sums_strips(kCount) ? cut : __any_sync(~0u, cut);
-      ptx::wait(&full[turn.stage], turn.parity);
+      ptx::wait(&full[state.stage], state.parity);
       if (rows > 0) {
         const int h = input_of(kWalk, own.p + item.p, p.first_h);
         const int first_in = own.lead_in(p) + (item.plane * p.H + h - own.h) * p.W + w;
-        const T* const in_strip = stage_in(turn.stage, image) + first_in;
+        const T* const in_strip = stage_in(state.stage, image) + first_in;
         const uint32_t in = ptx::shared_address(in_strip);
         const int first_out = own.lead_out(p) + (item.plane * p.P + item.p) * p.Q + item.q;
-        const T* const out_strip = stage_out(turn.stage, image) + first_out;
+        const T* const out_strip = stage_out(state.stage, image) + first_out;
         const uint32_t out = ptx::shared_address(out_strip);
         if constexpr (sums_strips(kCount)) {
           float part[kCount][kCount] = {};
@@ -215,8 +215,8 @@ __global__ void __launch_bounds__(kMostThreads, blocks_of(Variant::at(kIndex), s
         }
       }
       __syncthreads();
-      if (step + p.stages < end) bring(step + p.stages, turn.stage);
-      turn.advance(p.stages);
+      if (step + p.stages < end) bring(step + p.stages, state.stage);
+      state.advance(p.stages);
     }
     auto* totals = reinterpret_cast<float*>(memory);
 #pragma unroll

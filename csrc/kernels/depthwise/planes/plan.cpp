@@ -1,5 +1,5 @@
 // planes: every channel by a filter of its own, planes staged in shared memory by the
-// copy engine.
+// TMA.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -273,7 +273,7 @@ class Search : public PlanSearch {
 };
 
 const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
-  if (!d.has_hopper_kernels()) return "it needs Hopper's copy engine";
+  if (!d.has_hopper_kernels()) return "it needs Hopper's TMA";
   if (p.dtype == DType::kFloat64) return "sums are kept in float32";
   if (p.group_C() != 1) return "a group has more than one input channel";
   if (p.group_K() != 1) return "a group has more than one output channel";

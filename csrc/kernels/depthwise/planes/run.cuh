@@ -1,6 +1,6 @@
-// Runs of a tensor's elements, which the copy engine brings to shared memory and back: whole 16
+// Runs of a tensor's elements, which TMA brings to shared memory and back: whole 16
 // bytes, aligned in both. A run lies in shared memory as far behind such an address as it does in
-// the tensor; what the engine cannot copy at its ends, threads do.
+// the tensor; what TMA cannot copy at its ends, threads do.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,8 @@ __device__ inline void bring_run(const T* tensor, int64_t size, int64_t first, i
   end = max(begin, end);
   const int bytes = (end - begin) * static_cast<int>(sizeof(T));
   if (bytes > 0) {
-    ptx::expect_bytes(full, bytes);
-    ptx::copy_bytes(to + begin, from + begin, bytes, full);
+    ptx::expect_tx(full, bytes);
+    ptx::bulk_load(to + begin, from + begin, bytes, full);
   }
 #pragma unroll 1
   for (int i = 0; i < min(begin, count); ++i) to[i] = from[i];
@@ -57,9 +57,9 @@ __device__ inline void store_run(T* to, const T* from, int count, int lane) {
   const int end = max(begin, round_down<T>(lead + count) - lead);
   if (lane == 0) {
     if (end > begin) {
-      ptx::store_bytes(to + begin, from + begin, (end - begin) * static_cast<int>(sizeof(T)));
+      ptx::bulk_store(to + begin, from + begin, (end - begin) * static_cast<int>(sizeof(T)));
     }
-    ptx::commit_stores();
+    ptx::tma_store_arrive();
   }
   if (lane < min(begin, count)) to[lane] = from[lane];
   if (end + lane < count) to[end + lane] = from[end + lane];

@@ -57,8 +57,8 @@ CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
   return make_im2col_map(x, type, sizes, strides, box, swizzle);
 }
 
-// Planes, for the boxes that warps turn. Channels whose planes begin at the same byte of 16 have a
-// map of their own, which begins at whole 16 bytes.
+// Planes, for the boxes that warps transpose. Channels whose planes begin at the same byte of 16
+// have a map of their own, which begins at whole 16 bytes.
 template <typename T>
 void set_planes(const Packed& problem, const Tile& t, const T* x, Params& p) {
   constexpr int kUnit = 16 / static_cast<int>(sizeof(T));

@@ -65,10 +65,10 @@ class GatherLoader {
     const int units = p_.row_bytes / 16 / kShare;  // of the warp
     const uint32_t swizzle = row_ * p_.row_bytes >> 3 & (p_.row_bytes - 16);
     for (int chunk = 0; chunk < work.last; ++chunk) {
-      ptx::wait(memory_.x_empty + turn_.stage, turn_.parity ^ 1);
+      ptx::wait(memory_.x_empty + state_.stage, state_.parity ^ 1);
       if (warp_ == 0 && lane_ == 0) copy(work, chunk, w_copies);
       const uint32_t to =
-          ptx::shared_address(memory_.pixels) + turn_.stage * p_.x_bytes + row_ * p_.row_bytes;
+          ptx::shared_address(memory_.pixels) + state_.stage * p_.x_bytes + row_ * p_.row_bytes;
       const int last_term = (chunk + 1) * p_.row_channels;
       const Row row{bytes,  terms_ + chunk * p_.row_channels * kTermBytes, rows, columns, to,
                     swizzle};
@@ -79,8 +79,8 @@ class GatherLoader {
       }
       ptx::fence_shared_writes();
       __syncwarp();
-      if (lane_ == 0) ptx::arrive(memory_.x_full + turn_.stage);
-      turn_.advance(p_.x_stages);
+      if (lane_ == 0) ptx::arrive(memory_.x_full + state_.stage);
+      state_.advance(p_.x_stages);
     }
   }
 
@@ -106,9 +106,9 @@ class GatherLoader {
 
   // Weights of a stage.
   __device__ void copy(const Work& work, int chunk, int copies) {
-    ptx::Barrier* full = memory_.x_full + turn_.stage;
-    ptx::arrive_expecting(full, copies * p_.w_copy_bytes);
-    char* const to = memory_.weights + (p_.keeps_weights ? chunk : turn_.stage) * p_.w_bytes;
+    ptx::Barrier* full = memory_.x_full + state_.stage;
+    ptx::arrive_and_expect_tx(full, copies * p_.w_copy_bytes);
+    char* const to = memory_.weights + (p_.keeps_weights ? chunk : state_.stage) * p_.w_bytes;
 #pragma unroll 1
     for (int i = 0; i < copies; ++i) copy_weights<false>(p_, work, to, full, chunk, 0, i);
   }
@@ -154,7 +154,7 @@ class GatherLoader {
   const Memory& memory_;
   uint32_t terms_;
   int row_, share_, warp_, lane_;
-  ptx::Turn turn_;
+  ptx::PipelineState state_;
 };
 
 }  // namespace customconv::implicit_gemm::sm90

@@ -13,12 +13,12 @@ namespace customconv::implicit_gemm::sm90 {
 // By so many warps, of which this is `warp`: the stages of a tile.
 template <int kWarps>
 __device__ inline void halve_stages(const Params& p, const Memory& memory, int stages,
-                                    ptx::Turn& turn, int warp, int lane) {
+                                    ptx::PipelineState& state, int warp, int lane) {
   constexpr int kUnits = 3, kUnitBytes = 16;  // of a thread at a time
   constexpr int kStep = kWarps * 32 * kUnitBytes;
   for (int i = 0; i < stages; ++i) {
-    ptx::wait(memory.float_full + turn.stage, turn.parity);
-    const uint32_t stage = ptx::shared_address(memory.pixels) + turn.stage * p.x_bytes;
+    ptx::wait(memory.float_full + state.stage, state.parity);
+    const uint32_t stage = ptx::shared_address(memory.pixels) + state.stage * p.x_bytes;
 #pragma unroll 1
     for (int first = (warp * 32 + lane) * kUnitBytes; first < p.low_bytes;
          first += kUnits * kStep) {
@@ -36,8 +36,8 @@ __device__ inline void halve_stages(const Params& p, const Memory& memory, int s
     }
     ptx::fence_shared_writes();
     __syncwarp();
-    if (lane == 0) ptx::arrive(memory.x_full + turn.stage);
-    turn.advance(p.x_stages);
+    if (lane == 0) ptx::arrive(memory.x_full + state.stage);
+    state.advance(p.x_stages);
   }
 }
 

@@ -12,7 +12,7 @@ namespace customconv::implicit_gemm::sm90 {
 // By one warp.
 template <int kN, bool kAsStored>
 __device__ inline void load_taps(const Params& p, const Memory& memory, const Work& work,
-                                 ptx::Turn& turn, bool loads_weights, int lane) {
+                                 ptx::PipelineState& state, bool loads_weights, int lane) {
   if (work.first >= work.last) return;
   const Phase& phase = p.phase[work.phase];
   const Place place(p, work.position);
@@ -24,29 +24,29 @@ __device__ inline void load_taps(const Params& p, const Memory& memory, const Wo
   const int w_copies = loads_weights ? weight_copies(p, work, kN) : 0;
   const int w_bytes = w_copies * p.w_copy_bytes;
   for (int i = work.first; i < work.last; ++i) {
-    ptx::Barrier* full = memory.x_full + turn.stage;
-    ptx::wait(memory.x_empty + turn.stage, turn.parity ^ 1);
+    ptx::Barrier* full = memory.x_full + state.stage;
+    ptx::wait(memory.x_empty + state.stage, state.parity ^ 1);
     if (lane == 0) {
       const int bytes = p.copy_rows * p.pixel_row_bytes;
       ptx::Barrier* x_full = full;
       if (p.halves_pixels) {
-        x_full = memory.float_full + turn.stage;
-        ptx::arrive_expecting(x_full, bytes);
-        ptx::arrive_expecting(full, w_bytes);
+        x_full = memory.float_full + state.stage;
+        ptx::arrive_and_expect_tx(x_full, bytes);
+        ptx::arrive_and_expect_tx(full, w_bytes);
       } else {
-        ptx::arrive_expecting(full, bytes + w_bytes);
+        ptx::arrive_and_expect_tx(full, bytes + w_bytes);
       }
-      ptx::copy_im2col(memory.pixels + turn.stage * p.x_bytes, &p.x, x_full,
-                       pixel_channel(p, work, chunk), w, h, place.n,
-                       phase.column + s * p.dilation_w, phase.row + r * p.dilation_h);
+      ptx::tma_load_im2col(memory.pixels + state.stage * p.x_bytes, &p.x, x_full,
+                           pixel_channel(p, work, chunk), w, h, place.n,
+                           phase.column + s * p.dilation_w, phase.row + r * p.dilation_h);
     }
     __syncwarp();
     if (lane < w_copies) {
-      const int stage = p.keeps_weights ? i - work.first : turn.stage;
+      const int stage = p.keeps_weights ? i - work.first : state.stage;
       copy_weights<kAsStored>(p, work, memory.weights + stage * p.w_bytes, full, chunk,
                               phase.first_tap + r * phase.tap_h + s * phase.tap_w, lane);
     }
-    turn.advance(p.x_stages);
+    state.advance(p.x_stages);
     if (++s < phase.S) continue;
     s = 0;
     if (++r < phase.R) continue;

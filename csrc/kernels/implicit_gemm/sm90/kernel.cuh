@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
   constexpr int kBlocks =
       kPixelRows ? kTile.own_pixels() / kInstructionRows : kOwnChannels / kInstructionRows * kSpans;
   constexpr int kFirstHalvingWarp = kHalo ? 2 : 1, kHalvingWarps = 4 * kLoaders - kFirstHalvingWarp;
-  constexpr int kTurnThreads = 2 * 128 * kWarpgroups;  // of a team that waits and one that arrives
+  constexpr int kOrderThreads = 2 * 128 * kWarpgroups;  // of a team that waits and one that arrives
   extern __shared__ __align__(1024) char dynamic[];
   const Memory memory(p, dynamic, kTile.multipliers() * staging_bytes(kStore));
   // The same for all threads of a warp, and the compiler is told so: what follows from it stays in
@@ -60,22 +60,22 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int first = kClustered ? static_cast<int>(blockIdx.x) / p.splits : blockIdx.x;
   const int rank = kClustered ? ptx::cluster_rank() : 0;
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   if constexpr (kLoader == Loader::kIm2col && !kHalves) {
     constexpr int kFirstWarp = 4 - kPrefetchingWarps;
     if (warp >= kFirstWarp && warp < 4) {
       prefetch_first_tile(p, first, rank, kTile, threadIdx.x - kFirstWarp * 32);
     }
   }
-  const bool turns_planes = kHasPlanes && p.plane_boxes > 0;
+  const bool transposes_planes = kHasPlanes && p.plane_boxes > 0;
   if (threadIdx.x == 0) {
-    if (!kGathers) ptx::prefetch_map(turns_planes ? p.planes : &p.x);
-    ptx::prefetch_map(&p.w);
+    if (!kGathers) ptx::prefetch_tma_descriptor(transposes_planes ? p.planes : &p.x);
+    ptx::prefetch_tma_descriptor(&p.w);
   }
   if (threadIdx.x == kLoaders * 128) {  // it has nothing to do before there are stages
-    // Warps that turn planes fill a stage, or those that halve pixels and copies of weights.
+    // Warps that transpose planes fill a stage, or those that halve pixels and copies of weights.
     const int halving = kHalvingWarps + (kHalo ? 0 : 1);
-    const int filling = turns_planes      ? p.plane_boxes
+    const int filling = transposes_planes ? p.plane_boxes
                         : kGathers        ? 4 * kLoaders + 1
                         : p.halves_pixels ? halving
                                           : 1;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
       ptx::init_barriers(memory.w_full, p.w_stages, 1);
       ptx::init_barriers(memory.w_empty, p.w_stages, kWarpgroups);
     }
-    if (turns_planes) {
+    if (transposes_planes) {
       ptx::init_barriers(memory.slot_full, kTile.plane_warps() * kMostPlaneSlots, 1);
     }
     if (kFused) ptx::init_barriers(memory.residual_full, kTile.multipliers(), 1);
@@ -123,50 +123,50 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
       (kTile.registers(kWrites) * (kLoaders + kTile.multipliers()) - kLoaders * kLoaderRegisters) /
       kTile.multipliers() / 8 * 8;
   if (warp < 4 * kLoaders) {
-    if constexpr (kMoves) ptx::give_registers<kLoaderRegisters>();
-    ptx::Turn turn;
+    if constexpr (kMoves) ptx::warpgroup_reg_dealloc<kLoaderRegisters>();
+    ptx::PipelineState state;
     bool loads_weights = true;
     if constexpr (kGathers) {
-      ptx::await_dependency();
+      ptx::wait_on_dependent_grids();
       GatherLoader<T, kShape> loader(p, memory, warp, lane);
       each_tile([&](const Work& work, bool) {
         loader.load(work, loads_weights);
         loads_weights = !p.keeps_weights;
       });
-    } else if (turns_planes && warp != 1) {
-      ptx::await_dependency();
+    } else if (transposes_planes && warp != 1) {
+      ptx::wait_on_dependent_grids();
       PlaneLoader<T, kShape, kStreamK, kClustered>(p, memory, rank, warp == 0 ? 0 : warp - 1, lane)
           .load(first);
     } else if (warp == 0) {
-      ptx::await_dependency();
+      ptx::wait_on_dependent_grids();
       each_tile([&](const Work& work, bool) {
         if constexpr (kHalo) {
-          load_halo(p, memory, work, turn, lane);
+          load_halo(p, memory, work, state, lane);
         } else {
-          load_taps<kTile.channels, kAsStored>(p, memory, work, turn, loads_weights, lane);
+          load_taps<kTile.channels, kAsStored>(p, memory, work, state, loads_weights, lane);
           loads_weights = !p.keeps_weights;
         }
       });
     } else if (kHalo && warp == 1) {
-      ptx::await_dependency();
+      ptx::wait_on_dependent_grids();
       each_tile([&](const Work& work, bool) {
         if (!loads_weights) return;
-        load_halo_weights<kTile.channels, kAsStored>(p, memory, work, turn, lane);
+        load_halo_weights<kTile.channels, kAsStored>(p, memory, work, state, lane);
         loads_weights = !p.keeps_weights;
       });
     } else if (kHalves && p.halves_pixels) {
       each_tile([&](const Work& work, bool) {
         const int stages = work.taps == 0 ? 0 : work.last - work.first;
-        halve_stages<kHalvingWarps>(p, memory, stages, turn, warp - kFirstHalvingWarp, lane);
+        halve_stages<kHalvingWarps>(p, memory, stages, state, warp - kFirstHalvingWarp, lane);
       });
     }
     if constexpr (kClustered) each_tile(help_cluster);
     return;
   }
-  if constexpr (kMoves) ptx::take_registers<kOtherRegisters>();
+  if constexpr (kMoves) ptx::warpgroup_reg_alloc<kOtherRegisters>();
   // Pixels that no tap meets follow from no copy.
   const Phase& fewest = p.phase[p.phases - 1];
-  if (fewest.R * fewest.S == 0) ptx::await_dependency();
+  if (fewest.R * fewest.S == 0) ptx::wait_on_dependent_grids();
   const int warpgroup = warp / 4 - kLoaders, team = warpgroup / kWarpgroups;
   const int own = warpgroup % kWarpgroups;  // of those that share a tile
   const int own_k = kTile.splits_pixels() ? 0 : own * kOwnChannels;
@@ -204,10 +204,10 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
     float sum[kBlocks][kN / 2];
     if constexpr (kStore == Store::kRows) rows.begin(work, own_pixel);
     // Stages are waited for in order: a barrier tells its last two rounds apart, not more.
-    if (kTeams > 1 && tile > 0) ptx::sync_threads(kTurnBarrier + team, kTurnThreads);
+    if (kTeams > 1 && tile > 0) ptx::named_barrier_sync(kOrderBarrier + team, kOrderThreads);
     products.multiply(work, sum, [&] {
       if (kTeams > 1 && has_next) {
-        ptx::arrive_threads(kTurnBarrier + (team + 1) % kTeams, kTurnThreads);
+        ptx::named_barrier_arrive(kOrderBarrier + (team + 1) % kTeams, kOrderThreads);
       }
     });
     if (kTeams > 1) ++tile;

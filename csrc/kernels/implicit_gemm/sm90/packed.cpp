@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "kernels/implicit_gemm/tile.h"
-
 namespace customconv::implicit_gemm::sm90 {
 
 namespace {
@@ -81,15 +79,6 @@ void flatten(Packed& p) {
 }
 
 }  // namespace
-
-bool input_is_legal(const Forward& p) {
-  const int64_t unit = 16 / element_size(p.dtype);
-  const auto legal = [&](int64_t size, int64_t stride) {
-    return size == 1 || (stride > 0 && stride % unit == 0);
-  };
-  return p.x_aligned && (p.C == 1 || p.x_strides[1] == 1) && legal(p.N, p.x_strides[0]) &&
-         legal(p.H, p.x_strides[2]) && legal(p.W, p.x_strides[3]);
-}
 
 bool planes_are_legal(const Forward& p) {
   const Shape4& x = p.x_strides;

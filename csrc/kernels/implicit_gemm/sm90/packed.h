@@ -22,7 +22,7 @@ enum class Packing : uint8_t {
 struct Form {
   Packing packing = Packing::kNone;
   bool joins_phases = false;  // of an input gradient
-  bool halves = false;        // of float32, see ../halves.cuh: packed so, or turned so from planes
+  bool halves = false;        // of float32, see ../halves.cuh: packed so, or made so from planes
 };
 
 struct Packed : Forward {
@@ -53,9 +53,7 @@ Pieces pieces_of(const ConvProblem& asked, const Exchange& exchange);
 Packed exchanged_of(const ConvProblem& asked, const Exchange& exchange);
 bool can_exchange(const ConvProblem& asked);
 
-// Whether the copy engine reads pixels with all their channels side by side: these are whole 16
-// bytes apart. Whether it reads planes of pixels: only images must be whole 16 bytes apart.
-bool input_is_legal(const Forward& problem);
+// Whether TMA reads planes of pixels: only images must be whole 16 bytes apart.
 bool planes_are_legal(const Forward& problem);
 
 // How much of a problem is computed at a time: images, or rows of what is computed of one image;

@@ -86,8 +86,8 @@ struct Params {
   int x_bytes, w_bytes, x_stages, w_stages;
   int w_copy_channels, w_copy_bytes;  // that a copy of weights brings
   Divider<int32_t> by_x_stages, by_w_stages;
-  // Planes that warps turn: boxes of a stage, or 0, and of a row; a warp's slots; and how far in
-  // front of a strip's first column of the output its first position is.
+  // Planes that warps transpose: boxes of a stage, or 0, and of a row; a warp's slots; and how far
+  // in front of a strip's first column of the output its first position is.
   int plane_boxes, plane_slots, plane_column;
   Divider<int32_t> by_row_boxes;
   // Planes: size of an image, pixels from one row to the next, and where in 16 bytes planes

@@ -19,7 +19,7 @@ struct MainLoopPlan {
   int64_t images = 0, pixels = 0;  // see Chunk
   int32_t groups = 1, bands = 1;   // see Exchange
   int16_t stages[2] = {};          // of pixels and of weights
-  int16_t slots = 0;               // of a warp that turns planes
+  int16_t slots = 0;               // of a warp that transposes planes
   bool stream_k = false;           // see Tile
 
   Form form() const {

@@ -30,7 +30,7 @@ __device__ inline void exchange_rows(const float (&sum)[kBlocks][kSums],
   };
 #pragma unroll
   for (int round = 0; round < kBlocks / 2; ++round) {
-    ptx::sync_threads<128>(barrier);
+    ptx::named_barrier_sync<128>(barrier);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -40,7 +40,7 @@ __device__ inline void exchange_rows(const float (&sum)[kBlocks][kSums],
             sum[half * (kBlocks / 2) + round][i]);
       }
     }
-    ptx::sync_threads<128>(barrier);
+    ptx::named_barrier_sync<128>(barrier);
 #pragma unroll
     for (int i = 0; i < kRows / 2; i += 2) {
       const auto pair = ptx::load_shared<uint2>(
@@ -49,7 +49,7 @@ __device__ inline void exchange_rows(const float (&sum)[kBlocks][kSums],
       exchanged[round * (kRows / 2) + i + 1] = __uint_as_float(pair.y);
     }
   }
-  ptx::sync_threads<128>(barrier);  // others store through this memory, too
+  ptx::named_barrier_sync<128>(barrier);  // others store through this memory, too
 }
 
 }  // namespace customconv::implicit_gemm::sm90

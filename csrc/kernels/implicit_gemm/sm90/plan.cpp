@@ -8,7 +8,6 @@
 #include "kernels/common/parts.h"
 #include "kernels/implicit_gemm/moving.h"
 #include "kernels/implicit_gemm/sm90/payload.h"
-#include "kernels/implicit_gemm/tile.h"
 #include "plan/fields.h"
 #include "plan/hardware.h"
 #include "plan/price.h"
@@ -30,7 +29,7 @@ constexpr int64_t kStreamKSplits = 2;  // not the same for all tiles, but more t
 constexpr double kProductBytes = 4096;  // a clock: channels of a tile times bytes of its pixels
 // Accesses of shared memory for each byte of planes: written by copies, read in words of two
 // pixels, and written in another order.
-constexpr double kTurnAccesses = 7;
+constexpr double kTransposeAccesses = 7;
 // Clocks of loads that are on their way together, and of each for a warp's 32 positions: measured.
 constexpr double kGatherWait = 700;
 constexpr double kGatherClocks = 6.5;
@@ -117,7 +116,7 @@ double busy_clocks(const Packed& p, const Tile& t, double taps) {
                                (operands + t.x_bytes) / hardware::kSharedBytesPerClock});
   }
   const double filled = t.loader == Loader::kPlanes
-                            ? kTurnAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
+                            ? kTransposeAccesses * t.plane_boxes * kBoxPixels * t.row_bytes
                             : t.x_bytes * (t.halves_pixels ? 2.0 : 1.0);
   const double fills = t.loader == Loader::kIm2col ? taps : 1;  // of pixels, for a stage's channels
   if (kind.halves) {
@@ -462,7 +461,7 @@ LaunchShape shape(const ConvProblem& asked, const ConvPlan& plan) {
 
 int64_t sum_order(const ConvProblem& asked, const ConvPlan& plan, bool has_epilogue) {
   const auto way = plan.payload.as<MainLoopPlan>();
-  int64_t order = 1;                                  // boxes and rows have smaller numbers
+  int64_t order = 1;                                  // mma_sync has smaller numbers
   const int residues = way.loader == Loader::kPlanes  // by which channels are in order
                            ? make_tile(widest_of(asked, way), way, plan.splits).residue_bits
                            : 0;

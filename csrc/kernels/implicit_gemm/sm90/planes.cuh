@@ -1,6 +1,6 @@
-// The planes loader: a stage of the halo loader's positions, from channels-first input. The copy
-// engine brings boxes of planes as they are, and warps turn them, so that each pixel's channels lie
-// side by side.
+// The planes loader: a stage of the halo loader's positions, from channels-first input.
+// TMA brings boxes of planes as they are, and warps transpose them, so that each pixel's channels
+// lie side by side.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ namespace customconv::implicit_gemm::sm90 {
 // `dump`: 128 bytes for matrices of 16 bits that have no place. `kHalves`: of float32, whose high
 // halves a row has before their low ones; then a box has half as many channels.
 template <typename T, int kRowBytes, bool kShifted, bool kHalves, typename PlaceOf>
-__device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int lane,
-                                const PlaceOf& place) {
+__device__ inline void transpose_box(uint32_t box, uint32_t stage, uint32_t dump, int lane,
+                                     const PlaceOf& place) {
   constexpr int kUnits = kRowBytes / 16;  // of a pixel's channels
   constexpr int kChannelBytes = kBoxPixels * static_cast<int>(sizeof(T));
   // What is XORed into where a unit is, in the row that begins there in the stage.
@@ -47,8 +47,8 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
       }
     }
   } else {
-    // A lane turns 4 pixels of 4 channels. Eight that load, or store, at once meet different banks.
-    // No remainders: the compiler would have to think of negative ones.
+    // A lane transposes 4 pixels of 4 channels. Eight that load, or store, at once meet different
+    // banks. No remainders: the compiler would have to think of negative ones.
     const int own_unit = lane & 3, quad = (own_unit >> 1 ^ lane >> 3) << 1 | (lane >> 2 & 1);
     constexpr int kOwnUnits = kHalves ? kUnits / 2 : kUnits;  // of the box
 #pragma unroll
@@ -79,9 +79,9 @@ __device__ inline void turn_box(uint32_t box, uint32_t stage, uint32_t dump, int
   }
 }
 
-// A warp that turns planes: every kWarps-th box, of the boxes of all stages one after the other. It
-// starts the copies of its own boxes, as many ahead as it has slots, and keeps what turning them
-// needs in a queue.
+// A warp that transposes planes: every kWarps-th box, of the boxes of all stages one after the
+// other. It starts the copies of its own boxes, as many ahead as it has slots, and keeps what
+// transposing them needs in a queue.
 template <typename T, int kShape, bool kStreamK, bool kClustered>
 class PlaneLoader {
   static constexpr int kWarps = kTileShapes[kShape].plane_warps();
@@ -89,7 +89,7 @@ class PlaneLoader {
   static constexpr bool kHalves = kTileShapes[kShape].halves;
 
  public:
-  // `warp`: among those that turn planes.
+  // `warp`: among those that transpose planes.
   __device__ PlaneLoader(const Params& p, const Memory& memory, int rank, int warp, int lane)
       : p_(p),
         memory_(memory),
@@ -118,7 +118,7 @@ class PlaneLoader {
         next.advance(*this);
       }
       if (count == 0) return;
-      if (turn(queue.of_lane(first))) ++room;
+      if (state(queue.of_lane(first))) ++room;
       first = (first + 1) % 32;
       --count;
     }
@@ -127,8 +127,8 @@ class PlaneLoader {
  private:
   static constexpr int kUnit = 16 / static_cast<int>(sizeof(T));
 
-  // What turning a box needs. Pixels are counted from column 0 of an aligned box; planes begin up
-  // to kUnit - 1 pixels behind 16 bytes, and shift what a box has of them by as many.
+  // What transposing a box needs. Pixels are counted from column 0 of an aligned box; planes begin
+  // up to kUnit - 1 pixels behind 16 bytes, and shift what a box has of them by as many.
   struct Box {
     // Those that are positions of the stage: [begin, end); pixel 0's; whether there are any; and
     // stages from the one of the warp's box before.
@@ -267,14 +267,14 @@ class PlaneLoader {
   __device__ void copy(const Cursor& at) {
     ptx::Barrier* full = full_ + copied_.stage;
     if (lane_ == 0) {
-      ptx::arrive_expecting(full, slot_bytes());
+      ptx::arrive_and_expect_tx(full, slot_bytes());
       char* const slot = slots_ + copied_.stage * slot_bytes();
       const int bits = p_.residue_bits;
       const int c = (at.c + at.chunk * p_.row_channels) >> (bits + (kHalves ? 1 : 0));
 #pragma unroll 1
       for (int i = 0; i >> bits == 0; ++i) {
         const int first = at.own.pixel + shift_of(i);
-        ptx::copy_box(slot + i * (slot_bytes() >> bits), p_.planes + i, full, first & -kUnit, c,
+        ptx::tma_load(slot + i * (slot_bytes() >> bits), p_.planes + i, full, first & -kUnit, c,
                       at.own.n);
       }
     }
@@ -288,13 +288,13 @@ class PlaneLoader {
   }
 
   // Returns whether a slot is free again.
-  __device__ bool turn(const Box& own) {
+  __device__ bool state(const Box& own) {
     x_.advance(own.stages(), p_.by_x_stages);
     ptx::wait(memory_.x_empty + x_.stage, x_.parity ^ 1);
     const uint32_t stage = ptx::shared_address(memory_.pixels) + x_.stage * p_.x_bytes;
     if (own.exists()) {
-      ptx::wait(full_ + turned_.stage, turned_.parity);
-      const uint32_t box = ptx::shared_address(slots_) + turned_.stage * slot_bytes();
+      ptx::wait(full_ + transposed_.stage, transposed_.parity);
+      const uint32_t box = ptx::shared_address(slots_) + transposed_.stage * slot_bytes();
       const int begin = own.begin(), end = own.end(), row = own.row(), row_shift = own.shift();
       // Residues follow each other in a stage, each with as many units of channels.
       const int unit_bits = kMostUnitBits - p_.residue_bits;
@@ -304,15 +304,15 @@ class PlaneLoader {
         return pixel >= begin && pixel < end ? row + pixel : -1;
       };
       if (!kHalves && p_.residue_bits > 0) {
-        turn_box<T, kMostRowBytes, !kHalves, kHalves>(box, stage, dump_, lane_, place);
+        transpose_box<T, kMostRowBytes, !kHalves, kHalves>(box, stage, dump_, lane_, place);
       } else if (p_.row_bytes == kMostRowBytes) {
-        turn_box<T, kMostRowBytes, false, kHalves>(box, stage, dump_, lane_, place);
+        transpose_box<T, kMostRowBytes, false, kHalves>(box, stage, dump_, lane_, place);
       } else if (kHalves || p_.row_bytes == kMostRowBytes / 2) {
-        turn_box<T, kMostRowBytes / 2, false, kHalves>(box, stage, dump_, lane_, place);
+        transpose_box<T, kMostRowBytes / 2, false, kHalves>(box, stage, dump_, lane_, place);
       } else {
-        turn_box<T, kLeastRowBytes, false, kHalves>(box, stage, dump_, lane_, place);
+        transpose_box<T, kLeastRowBytes, false, kHalves>(box, stage, dump_, lane_, place);
       }
-      turned_.advance(p_.plane_slots);
+      transposed_.advance(p_.plane_slots);
     }
     if (own.outside != 0) clear(own, stage);
     ptx::fence_shared_writes();
@@ -336,7 +336,7 @@ class PlaneLoader {
   char* slots_;
   uint32_t dump_;
   int rank_, warp_, lane_;
-  ptx::Turn copied_, turned_, x_;
+  ptx::PipelineState copied_, transposed_, x_;
 };
 
 }  // namespace customconv::implicit_gemm::sm90

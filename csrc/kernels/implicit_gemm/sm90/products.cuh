@@ -14,7 +14,7 @@
 
 namespace customconv::implicit_gemm::sm90 {
 
-constexpr int kTurnBarrier = 8;  // of the first team, or the first warpgroup of halves
+constexpr int kOrderBarrier = 8;  // of the first team, or the first warpgroup of halves
 
 // Operands may be halves of float32 (../halves.cuh): a row of weights has those of some channels,
 // first the high ones. The sums of each stage are promoted (../promotion.cuh). A stage's small
@@ -24,7 +24,7 @@ template <typename T, int kShape, int kSpans, int kBlocks, int kN, Loader kLoade
 class Products {
   static constexpr bool kHalves = kTileShapes[kShape].halves;
   static constexpr bool kPixelRows = kTileShapes[kShape].has_pixel_rows();
-  static constexpr bool kTakesTurns = kTileShapes[kShape].takes_turns();
+  static constexpr bool kIsOrdered = kTileShapes[kShape].is_ordered();
 
  public:
   // `own`: which of the tile's warpgroups it is; `own_k`, `own_pixel`: its first channel and pixel.
@@ -36,7 +36,7 @@ class Products {
             static_cast<uint32_t>(p.pixel_row_bytes), pixel_group_bytes(p))),
         own_(own),
         tells_(threadIdx.x % 128 == 0) {
-    if (kTakesTurns && own == 1) ptx::arrive_threads(kTurnBarrier, kTurnThreads);
+    if (kIsOrdered && own == 1) ptx::named_barrier_arrive(kOrderBarrier, kOrderThreads);
     const uint32_t weights = ptx::shared_address(memory.weights);
     if constexpr (kAsStored) {
       const auto slab = static_cast<uint32_t>(p.row_channels * kSlabRowBytes);
@@ -86,7 +86,7 @@ class Products {
     return kLoader == Loader::kHalo ? p.group_bytes : 8 * p.pixel_row_bytes;
   }
 
-  static constexpr int kTurnThreads = 2 * 128;  // of a warpgroup that waits and one that arrives
+  static constexpr int kOrderThreads = 2 * 128;  // of a warpgroup that waits and one that arrives
 
   // A row is `kPieces` times 32 bytes.
   template <int kPieces, typename Issued>
@@ -99,7 +99,7 @@ class Products {
       release();
     });
     issued();
-    ptx::await_products<0>();
+    ptx::warpgroup_wait<0>();
     release();
   }
 
@@ -167,23 +167,23 @@ class Products {
       ptx::Product<T, kN>::add(promotion.part, ptx::advance(weights, piece * kPiece),
                                ptx::advance(first, pixels), accumulate);
     };
-    if constexpr (kTakesTurns) ptx::sync_threads(kTurnBarrier + own_, kTurnThreads);
-    ptx::begin_products();
+    if constexpr (kIsOrdered) ptx::named_barrier_sync(kOrderBarrier + own_, kOrderThreads);
+    ptx::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) {
       add_piece(k * kPiece + p_.low_bytes, k, k > 0);
       add_piece(k * kPiece, kHalf + k, 1);
     }
-    ptx::commit_products();
+    ptx::warpgroup_commit_batch();
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) add_piece(k * kPiece, k, 1);
-    ptx::commit_products();
+    ptx::warpgroup_commit_batch();
     issued();
-    if constexpr (kTakesTurns) {
-      ptx::await_products<1>();
-      ptx::arrive_threads(kTurnBarrier + 1 - own_, kTurnThreads);
+    if constexpr (kIsOrdered) {
+      ptx::warpgroup_wait<1>();
+      ptx::named_barrier_arrive(kOrderBarrier + 1 - own_, kOrderThreads);
     }
-    ptx::await_products<0>();
+    ptx::warpgroup_wait<0>();
     promotion.promote();
   }
 
@@ -199,7 +199,7 @@ class Products {
         kAsStored ? kChannels * kSlabRowBytes : kInstructionRows * kPieces * kPiece;
     const uint64_t weights = ptx::uniform(ptx::advance(weights_, w_stage * p_.w_bytes));
     const uint64_t pixels = ptx::uniform(ptx::advance(pixels_, at));
-    ptx::begin_products();
+    ptx::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < kPieces; ++k) {
 #pragma unroll
@@ -211,8 +211,8 @@ class Products {
         Product::add(sum[b], kPixelRows ? x : w, kPixelRows ? w : x, k > 0 || accumulate);
       }
     }
-    ptx::commit_products();
-    ptx::await_products<1>();
+    ptx::warpgroup_commit_batch();
+    ptx::warpgroup_wait<1>();
   }
 
   // Gives back the stages that completed products have read.
@@ -228,7 +228,7 @@ class Products {
   int own_;
   bool tells_;
   int x_read_ = -1, w_read_ = -1;  // stages that products under way still read
-  ptx::Turn x_, w_;
+  ptx::PipelineState x_, w_;
 };
 
 }  // namespace customconv::implicit_gemm::sm90

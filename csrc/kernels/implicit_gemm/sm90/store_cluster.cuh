@@ -22,7 +22,7 @@ __device__ inline void store_cluster(const Params& p, const Work& work,
   const int thread = static_cast<int>(threadIdx.x) - 128 * kLoaders;
   const uint32_t own = ptx::shared_address(exchange) + static_cast<uint32_t>(thread) * 4;
   if (multiplies) {
-    ptx::sync_threads(1, kThreads);  // none of them reads stages any more
+    ptx::named_barrier_sync(1, kThreads);  // none of them reads stages any more
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       ptx::store_shared(own + i * kThreads * 4, sum[i / (kN / 2)][i % (kN / 2)]);

@@ -110,16 +110,16 @@ __device__ inline void store_pixels(const Params& p, const Work& work,
   for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
     for (int round = 0; round < S::kRounds; ++round) {
-      ptx::sync_threads<128>(barrier);
+      ptx::named_barrier_sync<128>(barrier);
       if (kFused && residual != nullptr) {
         each(b, round, [&](uint32_t slab, int unit, int channel, int position) {
           move_slab<T, kUnits, true>(p, work, slab, unit, residual, channel, position);
         });
-        ptx::sync_threads<128>(barrier);
+        ptx::named_barrier_sync<128>(barrier);
         S::add(p.epilogue, base, round, sum[b]);
       }
       S::write(base, round, sum[b]);
-      ptx::sync_threads<128>(barrier);
+      ptx::named_barrier_sync<128>(barrier);
       each(b, round, [&](uint32_t slab, int unit, int channel, int position) {
         move_slab<T, kUnits, false>(p, work, slab, unit, static_cast<T*>(p.out), channel, position);
       });

@@ -1,4 +1,4 @@
-// Channels-last results that the copy engine stores while the next tile is summed.
+// Channels-last results that TMA stores while the next tile is summed.
 #pragma once
 
 #include <cstdint>
@@ -49,24 +49,24 @@ class RowStore {
           parity_ ^= 1;
           S::add(p_.epilogue, slabs, round, sum[b]);
         } else {
-          if (leads_) ptx::await_store_reads();
-          ptx::sync_threads<128>(barrier_);
+          if (leads_) ptx::tma_store_wait();
+          ptx::named_barrier_sync<128>(barrier_);
         }
         S::write(slabs, round, sum[b]);
         ptx::fence_shared_writes();
-        ptx::sync_threads<128>(barrier_);
+        ptx::named_barrier_sync<128>(barrier_);
         if (leads_) {
           each(work, b, round, [&](int i, int k, int position) {
-            ptx::store_box(&p_.y, slabs_ + i * S::kBytes, k, position, 0, 0);
+            ptx::tma_store(&p_.y, slabs_ + i * S::kBytes, k, position, 0, 0);
           });
-          ptx::commit_stores();
+          ptx::tma_store_arrive();
         }
       }
     }
   }
 
   __device__ void await() {
-    if (leads_) ptx::await_store_reads();
+    if (leads_) ptx::tma_store_wait();
   }
 
  private:
@@ -81,13 +81,13 @@ class RowStore {
   }
   __device__ void fetch(const Work& work, int b, int round) {
     if (!leads_) return;
-    ptx::await_dependency();
-    ptx::await_store_reads();
+    ptx::wait_on_dependent_grids();
+    ptx::tma_store_wait();
     int bytes = 0;
     each(work, b, round, [&](int, int, int) { bytes += S::kBytes; });
-    ptx::arrive_expecting(full_, bytes);
+    ptx::arrive_and_expect_tx(full_, bytes);
     each(work, b, round, [&](int i, int k, int position) {
-      ptx::copy_box(slabs_ + i * S::kBytes, &p_.residual, full_, k, position, 0, 0);
+      ptx::tma_load(slabs_ + i * S::kBytes, &p_.residual, full_, k, position, 0, 0);
     });
   }
 

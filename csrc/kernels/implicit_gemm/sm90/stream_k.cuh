@@ -23,12 +23,12 @@ template <int kWarpgroups, int kBlocks, int kSums>
 __device__ inline void store_partial_sums(const Params& p, const float (&sum)[kBlocks][kSums],
                                           int own, int barrier) {
   float* const to = partial_sums<kWarpgroups, kBlocks * kSums>(p, blockIdx.x, own);
-  ptx::await_dependency();  // whoever used this memory before
+  ptx::wait_on_dependent_grids();  // whoever used this memory before
 #pragma unroll
   for (int i = 0; i < kBlocks * kSums; ++i) {
     ptx::store_to_l2(to + i * 128, sum[i / kSums][i % kSums]);
   }
-  ptx::sync_threads<128>(barrier);
+  ptx::named_barrier_sync<128>(barrier);
   if (threadIdx.x % 128 == 0) {
     ptx::store_release(p.partials.flags + blockIdx.x * kWarpgroups + own, p.partials.token);
   }
@@ -49,7 +49,7 @@ __device__ inline void add_partial_sums(const Params& p, const Work& work,
       }
       *flag = 0;  // a captured launch has the same token at each replay
     }
-    ptx::sync_threads<128>(barrier);
+    ptx::named_barrier_sync<128>(barrier);
     const float* const from = partial_sums<kWarpgroups, kBlocks * kSums>(p, block, own);
 #pragma unroll
     for (int i = 0; i < kBlocks * kSums; ++i) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "kernels/implicit_gemm/sm90/payload.h"
-#include "kernels/implicit_gemm/tile.h"
 
 namespace customconv::implicit_gemm::sm90 {
 
@@ -23,7 +22,7 @@ constexpr int kMostTerms = 1 << 10;  // that are gathered
 constexpr int kLeastStages = 3;      // of weights
 constexpr int kLeastHaloStages = 2;  // of pixels,
 constexpr int kMostHaloStages = 4;   // and at most
-constexpr int kLeastPlaneSlots = 2;  // of a warp: one is turned, one arrives
+constexpr int kLeastPlaneSlots = 2;  // of a warp: one is transposed, one arrives
 constexpr int kUnit = 8;             // rows of a swizzle,
 constexpr int kSwizzleBytes = 1024;  // and its bytes at most
 
@@ -47,7 +46,8 @@ int residue_bits(const Forward& p) {
   while (p.C > 1 && (p.x_strides[1] << bits) % unit != 0) ++bits;
   return bits;
 }
-// Channels of a stage that begin at the same byte of 16 are turned together, 16 bytes at a time.
+// Channels of a stage that begin at the same byte of 16 are transposed together, 16 bytes at a
+// time.
 int most_residue_bits(const Forward& p, const Tile& t) {
   if (t.row_bytes < kMostRowBytes || t.kind().halves) return 0;
   return element_size(p.dtype) == 2 ? 3 : 2;
@@ -104,7 +104,7 @@ bool is_little_longer(int64_t pitch, int64_t unit) {
   return static_cast<double>(round_up(pitch, unit)) <= kLonger * static_cast<double>(pitch);
 }
 
-// Output channels that a copy of weights brings. The copy engine takes four times as long for rows
+// Output channels that a copy of weights brings. TMA takes four times as long for rows
 // outside the tensor as for others, so a group's last tile has fewer copies.
 int copy_channels(const Packed& p, const Tile& t) {
   constexpr int kMostCopies = 4, kUnit = 8;
@@ -242,7 +242,7 @@ int fixed_bytes(const Tile& t) {
   return kBarrierBytes + t.kind().multipliers() * staging_bytes(t.store);
 }
 
-// A slot of each warp that turns planes, and all of them.
+// A slot of each warp that transposes planes, and all of them.
 int slot_bytes(const Tile& t) {
   return t.kind().plane_warps() * kBoxPixels * t.row_bytes / (t.kind().halves ? 2 : 1);
 }
@@ -255,7 +255,7 @@ int slots_bytes(const Tile& t) {
 bool share_out(int shared_bytes, int least, Tile& t) {
   int bytes = shared_bytes - fixed_bytes(t);
   if (t.loader == Loader::kPlanes) {
-    // Stages go first: warps that turn planes wait for them sooner than for slots.
+    // Stages go first: warps that transpose planes wait for them sooner than for slots.
     bytes -= kDumpsBytes + least * t.w_bytes;
     const int rest = bytes - kLeastPlaneSlots * slot_bytes(t);
     const int stages = std::min(rest / t.x_bytes, kMostHaloStages);
@@ -287,8 +287,8 @@ bool choose_stages(int shared_bytes, Tile& t) {
   Tile kept = t;
   kept.keeps_weights = may_keep_weights(t);
   if (kept.keeps_weights && share_out(shared_bytes, t.w_steps, kept)) {
-    // Stages of a single tap are short, and turning planes takes long: pixels need as many stages
-    // and slots as they can have.
+    // Stages of a single tap are short, and transposing planes takes long: pixels need as many
+    // stages and slots as they can have.
     const bool takes_room = kept.x_stages < t.x_stages || kept.plane_slots < t.plane_slots;
     if (!fits || !takes_room || t.loader == Loader::kHalo) {
       t = kept;

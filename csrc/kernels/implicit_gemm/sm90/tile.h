@@ -9,15 +9,15 @@
 // - halo: the grid has the input's pixels, and the padding behind each row and each image. A stage
 //   holds the pixels that all taps meet: a tap reads the same stage some rows further on. Pixels
 //   are loaded once, not once for each tap. Positions in the padding are computed but not stored.
-// - planes: the same from channels-first input, whose planes warps turn.
+// - planes: the same from channels-first input, whose planes warps transpose.
 // - gather: the output's pixels, and a stage holds what some taps of each meet, which warps gather
 //   from few channels.
 //
 // For halo and planes, an image may be cut into strips of columns, so that a tile has more rows and
-// a smaller halo; the strips overlap by what taps reach. If strips that the copy engine brings
+// a smaller halo; the strips overlap by what taps reach. If strips that TMA brings
 // have eight columns, the instruction passes over the columns of their halo.
 //
-// The copy engine brings pixels in its im2col mode, or one row of a strip at a time, to a row of
+// TMA brings pixels in its im2col mode, or one row of a strip at a time, to a row of
 // shared memory for each position. The matrix instruction reads them in place.
 #pragma once
 
@@ -36,7 +36,7 @@ constexpr int kSlabRowBytes = 128;    // which lie side by side
 constexpr int kBarrierBytes = 1024;   // and what aligns the rest
 constexpr int kMostSplits = 8;        // thread blocks of a cluster
 constexpr int kGroupPositions = 8;    // of a stage, that an instruction takes from anywhere
-constexpr int kBoxPixels = 32;        // of a plane, that a warp turns at a time,
+constexpr int kBoxPixels = 32;        // of a plane, that a warp transposes at a time,
 constexpr int kMostPlaneSlots = 4;    // from so many slots
 constexpr int kDumpBytes = 128;       // where a warp writes pixels that have no place,
 constexpr int kDumpsBytes = 1024;     // and room for all these warps
@@ -63,9 +63,9 @@ struct TileShape {
   constexpr int own_pixels() const { return splits_pixels() ? pixels / warpgroups : pixels; }
   // Whether warpgroups issue their products in turn: while one promotes its sums, the other's are
   // under way.
-  constexpr bool takes_turns() const { return halves && warpgroups == 2; }
-  // Warpgroups that load. If stages are not copied but written, as planes are turned, that takes
-  // many warps: two warpgroups of a block that is alone on its multiprocessor.
+  constexpr bool is_ordered() const { return halves && warpgroups == 2; }
+  // Warpgroups that load. If stages are not copied but written, as planes are transposed, that
+  // takes many warps: two warpgroups of a block that is alone on its multiprocessor.
   constexpr int loaders(bool writes) const { return writes && occupancy == 1 ? 2 : 1; }
   constexpr int threads(bool writes) const { return 128 * (loaders(writes) + multipliers()); }
   // Registers of each thread at the start.
@@ -80,7 +80,7 @@ struct TileShape {
     if (has_pixel_rows()) return own * channels / kInstructionRows;
     return !writes || loaders(true) == 1 || own <= 128 ? own : 128;
   }
-  // Warps that turn planes: all that load but the one that loads weights.
+  // Warps that transpose planes: all that load but the one that loads weights.
   constexpr int plane_warps() const { return 4 * loaders(true) - 1; }
 };
 inline constexpr TileShape kTileShapes[] = {
@@ -112,7 +112,7 @@ constexpr bool has_tile(Loader loader, const TileShape& shape) {
 
 // How sums reach the output.
 enum class Store : uint8_t {
-  kRows,     // channels-last, by the copy engine: positions are the output's pixels
+  kRows,     // channels-last, by TMA: positions are the output's pixels
   kPixels,   // channels-last, by threads, a pixel's channels 16 bytes at a time
   kPlanes,   // channels-first, by threads
   kCluster,  // sums are split among the thread blocks of a cluster, which add them up; any layout
@@ -128,7 +128,7 @@ constexpr int staging_bytes(Store store) {
   return store == Store::kPlanes ? 18 << 10 : store == Store::kCluster ? 0 : 16 << 10;
 }
 
-// Whether such kernels may turn planes: the same kernels load halos.
+// Whether such kernels may transpose planes: the same kernels load halos.
 constexpr bool has_planes(Loader loader, Store store, const TileShape& shape) {
   return !is_one_tap(loader) && (store == Store::kPlanes || store == Store::kCluster) &&
          has_tile(Loader::kPlanes, shape);
@@ -176,7 +176,7 @@ struct Tile {
   int64_t strip_columns;  // of so many columns of the output each
   int row_boxes;          // of planes, that cover a row of positions,
   int plane_boxes;        // and a stage
-  int plane_slots;        // of a warp that turns boxes
+  int plane_slots;        // of a warp that transposes boxes
   int residue_bits;       // of channels, by where in 16 bytes their planes begin
   int most_shift;         // pixels between the start of a box and that of its row, at most
   int64_t halo;           // positions of a stage before the tile's first

@@ -26,9 +26,9 @@ __device__ inline void copy_weights(const Params& p, const Work& work, char* to,
   const int c = chunk * p.row_channels, k = work.k + copy * p.w_copy_channels;
   to += copy * p.w_copy_bytes;
   if constexpr (kAsStored) {
-    ptx::copy_box(to, &p.w, full, k - (work.last_k - p.group_K), tap, work.c + c);
+    ptx::tma_load(to, &p.w, full, k - (work.last_k - p.group_K), tap, work.c + c);
   } else {
-    ptx::copy_box(to, &p.w, full, c, tap, k);
+    ptx::tma_load(to, &p.w, full, c, tap, k);
   }
 }
 

@@ -13,7 +13,7 @@ struct Memory {
   ptx::Barrier *x_full, *x_empty, *w_full, *w_empty;
   ptx::Barrier* float_full;     // stages of pixels that warps halve
   ptx::Barrier* residual_full;  // of each warpgroup
-  ptx::Barrier* slot_full;      // of each warp that turns planes
+  ptx::Barrier* slot_full;      // of each warp that transposes planes
   char *staging, *weights, *pixels, *dumps, *slots;
   Term* terms;  // where dumps are of planes
 

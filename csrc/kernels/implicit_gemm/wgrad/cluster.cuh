@@ -72,10 +72,10 @@ __device__ inline Gathered exchange(char* memory, ptx::Barrier* arrived, int thr
   if (cluster > 1) {
     ptx::meet_cluster();
     if (threadIdx.x == 0) {
-      ptx::arrive_expecting(arrived, (cluster - 1) * all.share * static_cast<int>(kBytes));
+      ptx::arrive_and_expect_tx(arrived, (cluster - 1) * all.share * static_cast<int>(kBytes));
     }
   } else {
-    ptx::sync_threads(1, threads);
+    ptx::named_barrier_sync(1, threads);
   }
   const uint32_t own = ptx::shared_address(memory);
   const uint32_t barrier_at = ptx::shared_address(arrived) - own;
@@ -92,7 +92,7 @@ __device__ inline Gathered exchange(char* memory, ptx::Barrier* arrived, int thr
       ptx::send_cluster(there + at, four, there + barrier_at);
     }
   }
-  ptx::sync_threads(1, threads);
+  ptx::named_barrier_sync(1, threads);
   if (cluster > 1) ptx::wait_cluster(arrived, 0);
   return all;
 }

@@ -1,5 +1,5 @@
 // Boxes that threads fill: of channels-last tensors whose pixels do not begin at whole 16 bytes, so
-// that the copy engine can't read them.
+// that TMA can't read them.
 #pragma once
 
 #include "kernels/common/divide.cuh"
@@ -18,7 +18,7 @@ struct Side {
 
 template <typename T>
 struct Filled {
-  const T* data;  // null where the copy engine brings the boxes
+  const T* data;  // null where TMA brings the boxes
   int channels;
   int count;                    // of a box: pixels
   Side sides[3];                // in the order of a box's pixels, neighbours the first

@@ -113,12 +113,12 @@ Tile make_tile(const ConvProblem& p, const BoxesPlan& plan, int64_t splits) {
   t.x_box_bytes = round_up(t.images * x_rows * x_columns * kRowBytes, kAlignment);
   t.y_box_bytes = round_up(int64_t{t.pixels()} * kRowBytes, kAlignment);
 
-  // Places of what is turned are offsets of 32 bits.
+  // Places of what is transposed are offsets of 32 bits.
   const auto reach = [&](const Shape4& strides, int64_t rows, int64_t columns) {
     return (t.images - 1) * strides[0] + rows * strides[2] + columns * strides[3];
   };
-  if (t.turns() && std::max(reach(p.x_strides, x_rows * t.step_h, x_columns * p.stride_w),
-                            reach(p.y_strides, t.rows, t.columns)) > INT32_MAX) {
+  if (t.transposes() && std::max(reach(p.x_strides, x_rows * t.step_h, x_columns * p.stride_w),
+                                 reach(p.y_strides, t.rows, t.columns)) > INT32_MAX) {
     return t;
   }
 

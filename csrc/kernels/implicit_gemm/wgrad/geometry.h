@@ -50,7 +50,7 @@ constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 
 constexpr int kMostClustered = 8;  // thread blocks
 
-// How threads fill boxes where the copy engine can't bring them: with 16 bytes of a pixel at a
+// How threads fill boxes where TMA can't bring them: with 16 bytes of a pixel at a
 // time, or where each channel is a plane, with pixels' single channels, or pairs of neighbours'
 // that are a word.
 enum class Fill : uint8_t { kNone, kUnits, kPixels, kPairs };
@@ -68,7 +68,7 @@ struct Tile {
   bool clustered = false;  // thread blocks of all splits, also of one, add up their sums and store
 
   // What follows from that.
-  Fill fill_x = Fill::kNone, fill_y = Fill::kNone;  // planes are turned in both, or in neither
+  Fill fill_x = Fill::kNone, fill_y = Fill::kNone;  // planes are transposed in both, or in neither
   int filter_rows = 1;                              // of a thread block
   int tap_apart = 1;                                // taps of a chunk are so many apart
   int tap_step = 0;                                 // and so many pixels of a box
@@ -85,13 +85,13 @@ struct Tile {
   const Kernel& kind() const { return kKernels[kernel]; }
   int64_t tiles() const { return tiles_n * tiles_p * tiles_q; }
   int pixels() const { return images * rows * columns; }
-  // Bytes of the tables of places in boxes that are turned.
+  // Bytes of the tables of places in boxes that are transposed.
   int table_bytes() const {
-    if (!turns()) return 0;
+    if (!transposes()) return 0;
     return (row_places(fill_x, x_columns) * x_rows + row_places(fill_y, columns) * rows) * images *
            8;
   }
-  bool turns() const { return fill_y == Fill::kPixels || fill_y == Fill::kPairs; }
+  bool transposes() const { return fill_y == Fill::kPixels || fill_y == Fill::kPairs; }
   bool fills() const { return fill_x != Fill::kNone || fill_y != Fill::kNone; }
   int threads() const { return kind().threads(fills()); }
   // Sums of a thread block, including those of channels and taps that do not exist.

@@ -51,7 +51,7 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   // A box's columns, rows and images.
   const auto read = [](Fill fill, const T* data, const Shape4& sizes, const Shape4& strides,
                        const int (&counts)[3], const int (&steps)[3], CUtensorMap& map,
-                       Filled<T>& filled, Turned<T>& turned) {
+                       Filled<T>& filled, Transposed<T>& transposed) {
     switch (fill) {
       case Fill::kNone:
         map = map_pixels(data, sizes, strides, counts, steps);
@@ -60,14 +60,14 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
         filled = fill_pixels(data, sizes, strides, kPixelOrder, counts, steps);
         break;
       default:
-        turned = turn_pixels(fill, data, sizes, strides, counts, steps);
+        transposed = transpose_pixels(fill, data, sizes, strides, counts, steps);
     }
   };
   read(t.fill_x, x, x_sizes, x_strides, {t.x_columns, t.x_rows, t.images}, {step_w, t.step_h, 1},
-       p.x, p.filled_x, p.turned[0]);
+       p.x, p.filled_x, p.transposed[0]);
   read(t.fill_y, y, y_sizes, y_strides, {t.columns, t.rows, t.images}, {1, 1, 1}, p.y, p.filled_y,
-       p.turned[1]);
-  p.turns = t.turns();
+       p.transposed[1]);
+  p.transposes = t.transposes();
 
   const auto y_row = static_cast<uint32_t>(t.columns * kRowBytes);
   const auto x_row = static_cast<uint32_t>(t.x_columns * kRowBytes);

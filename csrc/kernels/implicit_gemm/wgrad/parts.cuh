@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   const Share share(p.sums, block);
   const Spot at(p.sums, share, p.most_taps, warp, lane, columns * 8 + vector);
   const bool exists = is_part && at.exists;
-  ptx::await_dependency();
+  ptx::wait_on_dependent_grids();
   const float4 total =
       add_shares<kSharers>(p.sums.partial + number, p.count, exists ? p.sums.splits : 0);
   if (!exists || sharer > 0) return;

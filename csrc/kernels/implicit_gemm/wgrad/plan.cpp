@@ -22,8 +22,8 @@ constexpr int kElementBytes = 2;
 constexpr int kMostPixels = 512;  // of a tile
 constexpr int kCuts = 4;          // of an image, in each dimension
 
-// Rows of prices: kernels whose boxes come by copies, and those that threads fill or turn.
-constexpr int kFilledRow = kKernelCount, kTurnedRow = kFilledRow + 1;
+// Rows of prices: kernels whose boxes come by copies, and those that threads fill or transpose.
+constexpr int kFilledRow = kKernelCount, kTransposedRow = kFilledRow + 1;
 
 // Warpgroups that have channels, or rows of the filter.
 int busy_warpgroups(const ConvProblem& p, const Tile& t) {
@@ -82,13 +82,13 @@ Counted count_tile(const ConvProblem& p, const Tile& t) {
   const double math = products * kProductClocks * kind.blocks;
   const double shared = (read + stage) / hardware::kSharedBytesPerClock;
   const double load =
-      t.turns() ? fill_clocks(p, t) : stage / hardware::kL2BytesPerClock + fill_clocks(p, t);
+      t.transposes() ? fill_clocks(p, t) : stage / hardware::kL2BytesPerClock + fill_clocks(p, t);
   // A stage is filled and multiplied while the others are.
   const double chain = (hardware::kMemoryClocks + load + math) / t.stages;
   Counted c;
-  c.row = price_row(PriceKind::kWgradBoxes, t.turns()   ? kTurnedRow
-                                            : t.fills() ? kFilledRow
-                                                        : t.kernel);
+  c.row = price_row(PriceKind::kWgradBoxes, t.transposes() ? kTransposedRow
+                                            : t.fills()    ? kFilledRow
+                                                           : t.kernel);
   c.sort = Sort::kBoxes;
   c.products = math / t.pixels();
   c.busy = busiest({math, shared, std::max(load, chain)});

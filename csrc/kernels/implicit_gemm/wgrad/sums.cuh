@@ -1,4 +1,4 @@
-// Weight gradients: the copy engine brings boxes of dy and x, or warps fill them or turn planes
+// Weight gradients: TMA brings boxes of dy and x, or warps fill them or transpose planes
 // into them, warpgroups multiply them where they lie, all taps of a box.
 #pragma once
 
@@ -7,7 +7,7 @@
 #include "kernels/implicit_gemm/wgrad/fill.cuh"
 #include "kernels/implicit_gemm/wgrad/geometry.h"
 #include "kernels/implicit_gemm/wgrad/output.cuh"
-#include "kernels/implicit_gemm/wgrad/turn.cuh"
+#include "kernels/implicit_gemm/wgrad/transpose.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -23,9 +23,9 @@ struct Loop {
 template <typename T>
 struct Params : Output<T> {
   CUtensorMap x, y;
-  Filled<T> filled_x, filled_y;   // where the copy engine can't
-  bool turns;                     // tensors are planes:
-  Turned<T> turned[2];            // x and dy
+  Filled<T> filled_x, filled_y;   // where TMA can't
+  bool transposes;                // tensors are planes:
+  Transposed<T> transposed[2];    // x and dy
   Loop loops[3];                  // the longest last
   uint32_t y_pair, x_pair;        // bytes from the first run of a pair to the second
   uint32_t column_step;           // bytes from a block of columns to the next
@@ -53,7 +53,7 @@ struct Memory {
   char* stages;
   ptx::Barrier *full, *empty;
   ptx::Barrier* arrived;  // the sums of the cluster's other blocks
-  char* tables;           // of places in boxes that are turned
+  char* tables;           // of places in boxes that are transposed
 };
 
 // One of the threads starts the copies: a warp, or where threads fill boxes, all of those that do.
@@ -69,24 +69,24 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
       (copies_y ? share.boxes_k * p.y_brought : 0) + (copies_x ? share.boxes_c * p.x_brought : 0);
   const int first_h = share.r * p.dilation_h - p.pad_h;
   const int first_w = first_tap(p, share.chunk, kKind.blocks) * p.dilation_w - p.pad_w;
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     const Origin at(p, tile);
-    char* y = memory.stages + turn.stage * p.stage_bytes;
+    char* y = memory.stages + state.stage * p.stage_bytes;
     char* x = y + p.x_at;
-    ptx::Barrier* full = &memory.full[turn.stage];
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    ptx::Barrier* full = &memory.full[state.stage];
+    ptx::wait(&memory.empty[state.stage], state.parity ^ 1);
     const int column = at.q * p.stride_w + first_w, row = at.p * p.stride_h + first_h;
     if (elected) {
-      ptx::arrive_expecting(full, bytes);
+      ptx::arrive_and_expect_tx(full, bytes);
 #pragma unroll 1
       for (int i = 0; copies_y && i < share.boxes_k; ++i) {
-        ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, at.q, at.p, at.n);
+        ptx::tma_load(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, at.q, at.p, at.n);
       }
 #pragma unroll 1
       for (int i = 0; copies_x && i < share.boxes_c; ++i) {
-        ptx::copy_box(x + i * p.x_box_bytes, &p.x, full, c + i * kBlock, column, row, at.n);
+        ptx::tma_load(x + i * p.x_box_bytes, &p.x, full, c + i * kBlock, column, row, at.n);
       }
     }
     if constexpr (kFills) {
@@ -105,33 +105,33 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
       ptx::fence_shared_writes();
       ptx::arrive(full);
     }
-    turn.advance(p.stages);
+    state.advance(p.stages);
   }
 }
 
-// Threads turn planes into boxes.
+// Threads transpose planes into boxes.
 template <typename T, int kKernel>
 __device__ inline void turn_boxes(const Params<T>& p, const Memory& memory, const Share& share,
                                   int thread) {
   constexpr Kernel kKind = kKernels[kKernel];
   const uint32_t tables[2] = {ptx::shared_address(memory.tables),
-                              ptx::shared_address(memory.tables) + p.turned[0].count * 8};
+                              ptx::shared_address(memory.tables) + p.transposed[0].count * 8};
   const int first_w = first_tap(p, share.chunk, kKind.blocks) * p.dilation_w - p.pad_w;
   // Tiles begin at even columns.
-  const int odd = p.turned[0].pairs ? first_w & 1 : 0;
-  tabulate_places(p.turned[0], tables[0], odd, thread, kFillers);
-  tabulate_places(p.turned[1], tables[1], /*odd=*/0, thread, kFillers);
-  ptx::sync_threads<kFillers>(kFillersBarrier);
+  const int odd = p.transposed[0].pairs ? first_w & 1 : 0;
+  tabulate_places(p.transposed[0], tables[0], odd, thread, kFillers);
+  tabulate_places(p.transposed[1], tables[1], /*odd=*/0, thread, kFillers);
+  ptx::named_barrier_sync<kFillers>(kFillersBarrier);
   const int k = share.group * p.group_K + share.k, c = share.group * p.group_C + share.c;
   const int first_h = share.r * p.dilation_h - p.pad_h;
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     const Origin at(p, tile);
-    const uint32_t y = ptx::shared_address(memory.stages) + turn.stage * p.stage_bytes;
+    const uint32_t y = ptx::shared_address(memory.stages) + state.stage * p.stage_bytes;
     bool waits = true;
     const auto may_store = [&] {
-      if (waits) ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+      if (waits) ptx::wait(&memory.empty[state.stage], state.parity ^ 1);
       waits = false;
     };
 #pragma unroll 1
@@ -149,7 +149,7 @@ __device__ inline void turn_boxes(const Params<T>& p, const Memory& memory, cons
                {at.q * p.stride_w + first_w, at.p * p.stride_h + first_h, at.n},
                odd};
       }
-      const Turned<T>& from = p.turned[of_y];
+      const Transposed<T>& from = p.transposed[of_y];
       box.channels = from.channels - box.channel;
       const bool few = box.channels <= kBlock / 2;
       if (from.pairs) {
@@ -162,8 +162,8 @@ __device__ inline void turn_boxes(const Params<T>& p, const Memory& memory, cons
     }
     may_store();  // where there was no place
     ptx::fence_shared_writes();
-    ptx::arrive(&memory.full[turn.stage]);
-    turn.advance(p.stages);
+    ptx::arrive(&memory.full[state.stage]);
+    state.advance(p.stages);
   }
 }
 
@@ -178,12 +178,12 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
   const uint64_t x = ptx::describe_transposed(stages + p.x_at + filter_row * p.filter_row,
                                               p.column_step, p.x_pair);
   const bool tells = threadIdx.x % 128 == 0;
-  ptx::Turn turn;
+  ptx::PipelineState state;
   int done = -1;  // the stage that products under way may still read
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
-    ptx::wait(&memory.full[turn.stage], turn.parity);
-    const uint32_t stage = turn.stage * p.stage_bytes;
+    ptx::wait(&memory.full[state.stage], state.parity);
+    const uint32_t stage = state.stage * p.stage_bytes;
 #pragma unroll 1
     for (int i = 0; i < p.loops[0].count; ++i) {
 #pragma unroll 1
@@ -192,11 +192,11 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
         uint32_t x_at = stage + i * p.loops[0].x_step + j * p.loops[1].x_step;
 #pragma unroll 1
         for (int l = 0; l < p.loops[2].count; ++l) {
-          ptx::begin_products();
+          ptx::warpgroup_arrive();
           ptx::TransposedProduct<T, kKind.blocks * kBlock>::add(sum, ptx::advance(y, y_at),
                                                                 ptx::advance(x, x_at));
-          ptx::commit_products();
-          ptx::await_products<1>();
+          ptx::warpgroup_commit_batch();
+          ptx::warpgroup_wait<1>();
           if (tells && done >= 0) ptx::arrive(&memory.empty[done]);
           done = -1;
           y_at += p.loops[2].y_step;
@@ -204,10 +204,10 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
         }
       }
     }
-    done = turn.stage;
-    turn.advance(p.stages);
+    done = state.stage;
+    state.advance(p.stages);
   }
-  ptx::await_products<0>();
+  ptx::warpgroup_wait<0>();
 }
 
 // Stores what a thread block adds up of a cluster's sums: a thread eight columns of two rows at a
@@ -257,13 +257,13 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(kFills), 1)
   if (p.clustered) share.split = rank;
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   if (threadIdx.x == 32) {
-    if (!p.turns && p.filled_x.data == nullptr) ptx::prefetch_map(&p.x);
-    if (!p.turns && p.filled_y.data == nullptr) ptx::prefetch_map(&p.y);
+    if (!p.transposes && p.filled_x.data == nullptr) ptx::prefetch_tma_descriptor(&p.x);
+    if (!p.transposes && p.filled_y.data == nullptr) ptx::prefetch_tma_descriptor(&p.y);
   }
   if (threadIdx.x == 0) {
-    const int fillers = kFills ? kFillers : 0, copier = kFills && p.turns ? 0 : 1;
+    const int fillers = kFills ? kFillers : 0, copier = kFills && p.transposes ? 0 : 1;
     ptx::init_barriers(memory.full, kMostStages, copier + fillers);
     ptx::init_barriers(memory.empty, kMostStages, share.boxes_k * share.boxes_r);
     ptx::init_barrier(memory.arrived, 1);
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(kFills), 1)
   if (warp >= kKind.warpgroups * 4) {
     const int thread = static_cast<int>(threadIdx.x) - kKind.warpgroups * 128;
     if constexpr (kFills) {
-      if (p.turns) {
+      if (p.transposes) {
         turn_boxes<T, kKernel>(p, memory, share, thread);
         meet();
         return;

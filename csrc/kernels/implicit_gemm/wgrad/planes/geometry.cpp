@@ -55,7 +55,7 @@ int vector_of(const ConvProblem& p) {
 }
 
 // The classes that channels of a tensor are in whose planes are runs; 0 where these are none that
-// the copy engine can read.
+// TMA can read.
 int classes_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t groups,
                int64_t bytes) {
   const int64_t classes = sizes[1] == 1 ? 1 : kUnitBytes / std::gcd(strides[1] * bytes, kUnitBytes);

@@ -8,7 +8,7 @@
 //
 // A step of the instruction takes two units of 16 bytes of pixels, any distance apart in x.
 //
-// Runs are pixels of a plane one after the other, whatever the rows. The copy engine brings them
+// Runs are pixels of a plane one after the other, whatever the rows. TMA brings them
 // even if planes do not begin at multiples of 16 bytes: from the last such multiple before them.
 // Channels that begin alike are a class, and come together. A tile is a run of dy. If there are
 // classes, either threads put it in order, or a thread block has output channels of one class: then
@@ -33,7 +33,7 @@ constexpr int kMostBoxes = 4;                                 // of a run
 constexpr int kSlabBytes = kBlock * kSlabUnits * kUnitBytes;  // of 64 channels
 constexpr int kRowPadding = 4;                                // sums, behind each row of results
 
-// How pixels come to shared memory; the copy engine brings boxes and runs.
+// How pixels come to shared memory; TMA brings boxes and runs.
 enum Way : uint8_t { kByThreads = 1, kByBoxes = 2, kByRuns = 4 };
 
 // A warpgroup sums some taps of 64 input channels by `k_blocks` times 64 output channels.
@@ -93,7 +93,7 @@ struct Range {
 
 struct Tile {
   int kernel = 0;
-  bool boxed = false, runs = false;  // the copy engine loads, else threads
+  bool boxed = false, runs = false;  // TMA loads, else threads
   bool flat = false;       // rows of the instruction are channels and taps, few as they are
   bool one_class = false;  // of runs: the output channels of a thread block are a class
   int along_c = 1;         // warpgroups that have input channels of their own
@@ -153,7 +153,7 @@ struct Tile {
   bool exists() const { return stage_bytes > 0 && splits < tiles() + cluster; }
 };
 
-// Who brings pixels: threads, or the copy engine, which may bring runs. Of those, the output
+// Who brings pixels: threads, or TMA, which may bring runs. Of those, the output
 // channels of a thread block may be one class.
 enum class Loader : uint8_t { kThreads, kBoxes, kRuns, kClassRuns };
 // What warpgroups have of their own: rows of the filter, input channels or steps, each of which is
@@ -183,7 +183,7 @@ constexpr bool has_table(Fetch fetch) {
   return fetch == Fetch::kTableElements || fetch == Fetch::kTablePairs;
 }
 Fetch fetch_of(const ConvProblem& p, const Tile& t);
-// Whether the copy engine can read a tensor's rows.
+// Whether TMA can read a tensor's rows.
 bool is_boxed(const ConvProblem& p);
 
 // As of the other kernels (../geometry.h).

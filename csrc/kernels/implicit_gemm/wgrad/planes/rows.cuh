@@ -1,4 +1,4 @@
-// Brings rows of x and of dy: by the copy engine, or by threads where it can't cut them into boxes.
+// Brings rows of x and of dy: by TMA, or by threads where it can't cut them into boxes.
 #pragma once
 
 #include "kernels/implicit_gemm/wgrad/planes/units.cuh"
@@ -17,19 +17,19 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
   const int bytes = p.brought_y + boxes_c * p.brought_x;
   const int first_h = share.r * p.dilation_h - p.pad_h;
   const int first_w = Begin(p, first_tap(p, share.chunk, kKind.taps)).column;
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     const Origin at(p, tile);
-    ptx::Barrier* full = &memory.full[turn.stage];
-    char* y = memory.stages + turn.stage * p.stage_bytes;
+    ptx::Barrier* full = &memory.full[state.stage];
+    char* y = memory.stages + state.stage * p.stage_bytes;
     char* x = y + p.x_at;
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    ptx::wait(&memory.empty[state.stage], state.parity ^ 1);
     if (elected) {
-      ptx::arrive_expecting(full, bytes);
+      ptx::arrive_and_expect_tx(full, bytes);
 #pragma unroll 1
       for (int q = 0; q < p.columns; q += p.y_columns) {
-        ptx::copy_box(y, &p.y_map, full, at.q + q, k, at.p, at.n);
+        ptx::tma_load(y, &p.y_map, full, at.q + q, k, at.p, at.n);
         y += p.images * p.rows * p.slab_bytes;
       }
 #pragma unroll 1
@@ -38,42 +38,42 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
           char* slab = x;
 #pragma unroll 1
           for (int q = 0; q < p.columns; q += p.y_columns) {
-            ptx::copy_box(slab, &p.x_map, full, at.q + q, c + i * kBlock, at.p, at.n);
+            ptx::tma_load(slab, &p.x_map, full, at.q + q, c + i * kBlock, at.p, at.n);
             slab += p.images * p.rows * kSlabBytes;
           }
           continue;
         }
-        ptx::copy_box(x, &p.x_map, full, at.q * p.stride_w + first_w, c + i * kBlock,
+        ptx::tma_load(x, &p.x_map, full, at.q * p.stride_w + first_w, c + i * kBlock,
                       at.p * p.stride_h + first_h, at.n);
       }
     }
-    turn.advance(p.stages);
+    state.advance(p.stages);
   }
 }
 
 // Halves what copies have brought of a tile: slabs of dy, and of x if it lies in slabs.
 template <typename T>
 __device__ inline void halve_copies(const Params<T>& p, const Memory& memory, const Share& share,
-                                    const ptx::Turn& turn, int thread, int threads) {
-  ptx::wait(&memory.full[turn.stage], turn.parity);
-  const uint32_t stage = ptx::shared_address(memory.stages) + turn.stage * p.stage_bytes;
+                                    const ptx::PipelineState& state, int thread, int threads) {
+  ptx::wait(&memory.full[state.stage], state.parity);
+  const uint32_t stage = ptx::shared_address(memory.stages) + state.stage * p.stage_bytes;
   halve_bytes(stage, p.low_y, p.low_y, thread, threads);
   if (p.x_in_slabs) {
     halve_bytes(stage + p.x_at, share.boxes_c * p.x_block, p.low_x, thread, threads);
   }
   ptx::fence_shared_writes();
-  ptx::arrive(&memory.halved[turn.stage]);
+  ptx::arrive(&memory.halved[state.stage]);
 }
 
 // The same of all tiles, by threads beside the one that starts copies.
 template <typename T>
 __device__ inline void halve_boxes(const Params<T>& p, const Memory& memory, const Share& share,
                                    int thread, int threads) {
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
-    halve_copies(p, memory, share, turn, thread, threads);
-    turn.advance(p.stages);
+    halve_copies(p, memory, share, state, thread, threads);
+    state.advance(p.stages);
   }
 }
 
@@ -123,7 +123,7 @@ __device__ inline void load_channels(const T* from, int first, int last, int64_t
   }
 }
 
-// Threads of their own load tensors that the copy engine can't cut into boxes. Each has a place in
+// Threads of their own load tensors that TMA can't cut into boxes. Each has a place in
 // the image, or some, and goes through the channels.
 template <typename T, int kKernel, int kVector>
 __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const Share& share,
@@ -158,13 +158,13 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
   };
   // With stages enough, the next tile's copies are started before a tile's are awaited.
   const bool runs_ahead = kVector > 0 && p.stages > 2;
-  ptx::Turn turn, delivered;
+  ptx::PipelineState state, delivered;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     const Origin at(p, tile);
-    char* const stage = memory.stages + turn.stage * p.stage_bytes;
+    char* const stage = memory.stages + state.stage * p.stage_bytes;
     const T *const y = all_y + at.n * p.y_n, *const x = all_x + at.n * p.x_n;
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    ptx::wait(&memory.empty[state.stage], state.parity ^ 1);
     each_place(p.y_inner, thread, kLoaders, [&](int place, int channel, int apart) {
       int32_t rest = place;
       const int q = at.q + p.by_row_units.split(rest) * kUnit<T>;
@@ -191,16 +191,16 @@ __device__ inline void load_rows(const Params<T>& p, const Memory& memory, const
       ptx::commit_copies();
       if (!runs_ahead) {
         ptx::await_groups<0>();
-        deliver(turn.stage);
+        deliver(state.stage);
       } else if (tile != share.split) {
         ptx::await_groups<1>();
         deliver(delivered.stage);
         delivered.advance(p.stages);
       }
     } else {
-      deliver(turn.stage);
+      deliver(state.stage);
     }
-    turn.advance(p.stages);
+    state.advance(p.stages);
   }
   if (runs_ahead && share.split < p.tiles) {
     ptx::await_groups<0>();

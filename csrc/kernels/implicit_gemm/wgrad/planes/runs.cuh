@@ -61,20 +61,20 @@ __device__ inline void load_runs(const Params<T>& p, const Memory& memory, const
   const int bytes = p.brought_y + share.boxes_c * p.brought_x;
   const int channels = kBlock / p.x_classes;
   const int own = begin_of_class<T>(lane, p.x_c), own_y = begin_of_class<T>(share.k_class, p.y_k);
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     const Origin at(p, tile);
     const Beginning begin(p, share, at.q);
     const Meeting first(p, share, tap, begin.pixel);
-    ptx::Barrier* full = &memory.full[turn.stage];
-    char* const y = memory.stages + turn.stage * p.stage_bytes;
+    ptx::Barrier* full = &memory.full[state.stage];
+    char* const y = memory.stages + state.stage * p.stage_bytes;
     char* x = y + p.x_at + lane * channels * p.x_channel;
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
-    if (lane == 0) ptx::arrive_expecting(full, bytes);
+    ptx::wait(&memory.empty[state.stage], state.parity ^ 1);
+    if (lane == 0) ptx::arrive_and_expect_tx(full, bytes);
     __syncwarp();
     if (!p.orders && lane < p.slabs) {
-      ptx::copy_box(y + lane * p.slab_bytes, &p.y_map, full, at.q + lane * p.y_columns + own_y, k,
+      ptx::tma_load(y + lane * p.slab_bytes, &p.y_map, full, at.q + lane * p.y_columns + own_y, k,
                     at.n);
     }
     if (lane < p.x_classes) {
@@ -85,12 +85,12 @@ __device__ inline void load_runs(const Params<T>& p, const Memory& memory, const
           const int from = (begin_of_run(p, first, begin.before, run) & -kUnit<T>)+own;
 #pragma unroll 1
           for (int box = 0; box < p.x_boxes; ++box, x += kBlock * p.x_channel) {
-            ptx::copy_box(x, &p.x_map, full, from + box * p.box_step, c + block * channels, at.n);
+            ptx::tma_load(x, &p.x_map, full, from + box * p.box_step, c + block * channels, at.n);
           }
         }
       }
     }
-    turn.advance(p.stages);
+    state.advance(p.stages);
   }
 }
 
@@ -185,26 +185,26 @@ __device__ inline void arrange_runs(const Params<T>& p, const Memory& memory, co
                                     int thread) {
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kThreads = kKind.loaders - 32, kChannels = kKind.k_blocks * kBlock;
-  const auto raw_of = [&](int turn) { return memory.raw + turn * p.raw_bytes; };
+  const auto raw_of = [&](int state) { return memory.raw + state * p.raw_bytes; };
   const int of_class = kChannels / p.y_classes;
   const int k = (share.group * p.group_K + share.k) / p.y_classes;
   // The first threads start the copy of a class each.
-  const auto bring = [&](int tile, int turn) {
+  const auto bring = [&](int tile, int state) {
     if (thread >= p.y_classes || !p.orders || tile >= p.tiles) return;
     const Origin at(p, tile);
-    ptx::Barrier* full = &memory.raw_full[turn];
-    if (thread == 0) ptx::arrive_expecting(full, kChannels * p.y_channel);
-    ptx::copy_box(raw_of(turn) + thread * of_class * p.y_channel, &p.y_map, full,
+    ptx::Barrier* full = &memory.raw_full[state];
+    if (thread == 0) ptx::arrive_and_expect_tx(full, kChannels * p.y_channel);
+    ptx::tma_load(raw_of(state) + thread * of_class * p.y_channel, &p.y_map, full,
                   at.q + begin_of_class<T>(thread, p.y_k), k, at.n);
   };
   bring(share.split, 0);
   bring(share.split + p.splits, 1);
-  ptx::Turn turn, raw;
+  ptx::PipelineState state, raw;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     const Origin at(p, tile);
-    char* const stage = memory.stages + turn.stage * p.stage_bytes;
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    char* const stage = memory.stages + state.stage * p.stage_bytes;
+    ptx::wait(&memory.empty[state.stage], state.parity ^ 1);
     // Tables of whole planes are all alike.
     if (p.by_tiles_q.divisor() > 1 || tile < share.split + p.stages * p.splits) {
       fill_table<T, kKernel>(p, share, stage + p.table_at, {p, share, at.q}, thread, kThreads);
@@ -214,11 +214,11 @@ __device__ inline void arrange_runs(const Params<T>& p, const Memory& memory, co
       order_classes<T, kKernel>(p, raw_of(raw.stage), stage, at.q, thread, kThreads);
       ptx::fence_shared_writes();
     }
-    ptx::arrive(&memory.full[turn.stage]);
-    if (kKind.halves && !p.orders) halve_copies(p, memory, share, turn, thread, kThreads);
-    turn.advance(p.stages);
+    ptx::arrive(&memory.full[state.stage]);
+    if (kKind.halves && !p.orders) halve_copies(p, memory, share, state, thread, kThreads);
+    state.advance(p.stages);
     if (p.orders) {
-      ptx::sync_threads<kThreads>(kLoaderBarrier);  // all have read it
+      ptx::named_barrier_sync<kThreads>(kLoaderBarrier);  // all have read it
       bring(tile + kRawStages * p.splits, raw.stage);
       raw.advance(kRawStages);
     }

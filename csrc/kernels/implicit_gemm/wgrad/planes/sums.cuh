@@ -20,11 +20,11 @@ __device__ inline void multiply(
   constexpr Kernel kKind = kKernels[kKernel];
   constexpr int kTogether = kKind.together();
   const uint64_t slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
-    ptx::wait(&memory.full[turn.stage], turn.parity);
-    const uint32_t stage = turn.stage * p.stage_bytes;
+    ptx::wait(&memory.full[state.stage], state.parity);
+    const uint32_t stage = state.stage * p.stage_bytes;
     std::conditional_t<has_table(kFetch), LookedUp<T, kFetch, kKind.taps>,
                        Fetched<T, kFetch, kOdd, kKind.taps>>
         fetched[kTogether];
@@ -40,7 +40,7 @@ __device__ inline void multiply(
       for (int i = 0; i < kTogether; ++i) fetched[i].join(rows, operand[i]);
     };
     const auto add = [&](int step, int count) {
-      ptx::begin_products();
+      ptx::warpgroup_arrive();
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         const uint64_t own = ptx::advance(slabs, stage + p.slab_at[step + i * p.along_p]);
@@ -49,7 +49,7 @@ __device__ inline void multiply(
           ptx::Product<T, kKind.k_blocks * kBlock>::add(sum[tap], operand[i][tap], own, 1);
         }
       }
-      ptx::commit_products();
+      ptx::warpgroup_commit_batch();
     };
     load(first_step);
     join();
@@ -64,11 +64,11 @@ __device__ inline void multiply(
       } else {
         add(step, 1);
       }
-      ptx::await_products<0>();
+      ptx::warpgroup_wait<0>();
       join();
     }
-    ptx::arrive(&memory.empty[turn.stage]);
-    turn.advance(p.stages);
+    ptx::arrive(&memory.empty[state.stage]);
+    state.advance(p.stages);
   }
 }
 
@@ -81,36 +81,36 @@ __device__ inline void multiply_slabs(const Params<T>& p, const Memory& memory, 
   constexpr Kernel kKind = kKernels[kKernel];
   const uint64_t y_slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
   const uint64_t x_slabs = ptx::describe_rows(x, 1024);
-  ptx::Turn turn;
+  ptx::PipelineState state;
   int done = -1;  // the stage that products under way may still read
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
-    ptx::wait(&memory.full[turn.stage], turn.parity);
-    const uint32_t stage = turn.stage * p.stage_bytes;
+    ptx::wait(&memory.full[state.stage], state.parity);
+    const uint32_t stage = state.stage * p.stage_bytes;
 #pragma unroll 1
     for (int step = first_step; step < p.steps; step += p.along_p) {
-      ptx::begin_products();
+      ptx::warpgroup_arrive();
       ptx::Product<T, kKind.k_blocks * kBlock>::add(
           sum, ptx::advance(x_slabs, stage + p.unit_at[step][0]),
           ptx::advance(y_slabs, stage + p.slab_at[step]), 1);
-      ptx::commit_products();
-      ptx::await_products<1>();
+      ptx::warpgroup_commit_batch();
+      ptx::warpgroup_wait<1>();
       if (done >= 0) ptx::arrive(&memory.empty[done]);
       done = -1;
     }
-    done = turn.stage;
-    turn.advance(p.stages);
+    done = state.stage;
+    state.advance(p.stages);
   }
-  ptx::await_products<0>();
+  ptx::warpgroup_wait<0>();
 }
 
 // Waits until a stage is complete.
 template <int kKernel, typename T>
 __device__ inline void await_stage(const Params<T>& p, const Memory& memory,
-                                   const ptx::Turn& turn) {
-  ptx::wait(&memory.full[turn.stage], turn.parity);
+                                   const ptx::PipelineState& state) {
+  ptx::wait(&memory.full[state.stage], state.parity);
   if (kKernels[kKernel].halves && halves_copies(p)) {
-    ptx::wait(&memory.halved[turn.stage], turn.parity);
+    ptx::wait(&memory.halved[state.stage], state.parity);
   }
 }
 
@@ -125,11 +125,11 @@ __device__ inline void multiply_halves(const Params<T>& p, const Memory& memory,
   using Product = ptx::Product<T, kKind.k_blocks * kBlock>;
   const uint64_t slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
   Promotion<kKind.k_blocks * 32> promotion;
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
-    await_stage<kKernel>(p, memory, turn);
-    const uint32_t stage = turn.stage * p.stage_bytes;
+    await_stage<kKernel>(p, memory, state);
+    const uint32_t stage = state.stage * p.stage_bytes;
     std::conditional_t<has_table(kFetch), LookedUp<T, kFetch, 1>, Fetched<T, kFetch, false, 1>>
         fetched;
     struct Operand {
@@ -154,7 +154,7 @@ __device__ inline void multiply_halves(const Params<T>& p, const Memory& memory,
     };
     const auto add_large = [&](const Operand& operand, uint64_t own) {
       Product::add(promotion.part, operand.high, own, 1);
-      ptx::commit_products();
+      ptx::warpgroup_commit_batch();
     };
     load(first_step);
     join(first);
@@ -162,31 +162,31 @@ __device__ inline void multiply_halves(const Params<T>& p, const Memory& memory,
     for (int step = first_step; step < p.steps; step += 2 * p.along_p) {
       const int next = step + p.along_p;
       load(next);
-      ptx::begin_products();
+      ptx::warpgroup_arrive();
       add_small(first, slab(step), 0);
-      ptx::commit_products();
+      ptx::warpgroup_commit_batch();
       join(second);
       load(next + p.along_p);
-      ptx::begin_products();
+      ptx::warpgroup_arrive();
       if (next < p.steps) {
         add_small(second, slab(next), 1);
         add_large(first, slab(step));
         add_large(second, slab(next));
       } else {
         add_large(first, slab(step));
-        ptx::commit_products();
+        ptx::warpgroup_commit_batch();
       }
-      ptx::await_products<1>();
+      ptx::warpgroup_wait<1>();
       ptx::keep(first.high);
       ptx::keep(first.low);
       join(first);
-      ptx::await_products<0>();
+      ptx::warpgroup_wait<0>();
       ptx::keep(second.high);
       ptx::keep(second.low);
       promotion.promote();
     }
-    ptx::arrive(&memory.empty[turn.stage]);
-    turn.advance(p.stages);
+    ptx::arrive(&memory.empty[state.stage]);
+    state.advance(p.stages);
   }
   promotion.finish(sum);
 }
@@ -201,15 +201,15 @@ __device__ inline void multiply_halved_slabs(const Params<T>& p, const Memory& m
   const uint64_t y_slabs = ptx::describe_rows(ptx::shared_address(memory.stages), 1024);
   const uint64_t x_slabs = ptx::describe_rows(x, 1024);
   Promotion<kKind.k_blocks * 32> promotion;
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
-    await_stage<kKernel>(p, memory, turn);
-    const uint32_t stage = turn.stage * p.stage_bytes;
+    await_stage<kKernel>(p, memory, state);
+    const uint32_t stage = state.stage * p.stage_bytes;
 #pragma unroll 1
     for (int step = first_step; step < p.steps; step += 2 * p.along_p) {
       const auto add = [&](int count) {
-        ptx::begin_products();
+        ptx::warpgroup_arrive();
 #pragma unroll
         for (int small = 1; small >= 0; --small) {
 #pragma unroll
@@ -225,18 +225,18 @@ __device__ inline void multiply_halved_slabs(const Params<T>& p, const Memory& m
             }
           }
         }
-        ptx::commit_products();
+        ptx::warpgroup_commit_batch();
       };
       if (step + p.along_p < p.steps) {
         add(2);
       } else {
         add(1);
       }
-      ptx::await_products<0>();
+      ptx::warpgroup_wait<0>();
       promotion.promote();
     }
-    ptx::arrive(&memory.empty[turn.stage]);
-    turn.advance(p.stages);
+    ptx::arrive(&memory.empty[state.stage]);
+    state.advance(p.stages);
   }
   promotion.finish(sum);
 }
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   const Share share = Block(p, static_cast<int>(blockIdx.x)).share;
   const Role role(p, static_cast<int>(threadIdx.x));
   const int sum_threads = p.along_p * share.boxes_c * share.boxes_r * 128;
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   if (threadIdx.x == 0) {
     // For a warp that starts copies, one thread arrives.
     const int arrive = has_table(kFetch) ? kKind.loaders - 31 : p.boxed ? 1 : kKind.loaders;
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   }
   __syncthreads();
   if (role.warp >= kKind.warpgroups * 4) {
-    ptx::give_registers<kKind.loader_registers>();
+    ptx::warpgroup_reg_dealloc<kKind.loader_registers>();
     const int thread = static_cast<int>(threadIdx.x) - kKind.warpgroups * 128;
     if constexpr (has_table(kFetch)) {
       if (thread < 32) {
@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     return;
   }
   if (role.box_c >= share.boxes_c || role.filter_row >= share.boxes_r) return;
-  ptx::take_registers<kKind.math_registers>();
+  ptx::warpgroup_reg_alloc<kKind.math_registers>();
   float sum[kKind.taps][kKind.k_blocks * 32] = {};
   constexpr int kSize = static_cast<int>(sizeof(T));
   constexpr int kPixels = kUnit<T> / 4;  // of a thread

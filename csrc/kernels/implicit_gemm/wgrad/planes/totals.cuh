@@ -123,7 +123,7 @@ __device__ inline void store_in_order(const Params<T>& p, const Memory& memory, 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const InOrder<kKernel> to(p, own);
   auto* const results = reinterpret_cast<float*>(memory.stages);
-  ptx::sync_threads(1, threads);  // nobody reads what was there
+  ptx::named_barrier_sync(1, threads);  // nobody reads what was there
   const int c = box_c * kBlock + channel_of_row(warp % 4 * kWarpRows + lane / 4, p.row_classes);
   const int c_apart = p.row_classes > 0 ? 1 : 8;
 #pragma unroll
@@ -137,7 +137,7 @@ __device__ inline void store_in_order(const Params<T>& p, const Memory& memory, 
           sums[i * 4 + j];
     }
   }
-  ptx::sync_threads(1, threads);
+  ptx::named_barrier_sync(1, threads);
 #pragma unroll 1
   for (int row = warp; row < to.rows(); row += threads / 32) {
     const int k = share.k + to.channel_of(row) * p.k_apart();

@@ -80,7 +80,7 @@ struct Tile {
   bool clustered = false;
 
   // What follows from that.
-  bool fills_x = false, fills_y = false;  // a warp does, where the copy engine can't
+  bool fills_x = false, fills_y = false;  // a warp does, where TMA can't
   int filter_rows = 1;                    // of a thread block
   int chunks = 1;                         // of a filter row's taps
   int x_rows = 1;                         // of a box
@@ -127,9 +127,9 @@ struct RegistersPlan {
 // Rows of the products: a group's input channels, or all that few channels' taps meet.
 int64_t product_rows(const ConvProblem& p, const Kernel& kind);
 
-// Whether the copy engine can read the rows of x, all channels of all pixels.
+// Whether TMA can read the rows of x, all channels of all pixels.
 bool has_whole_rows(const ConvProblem& p);
-// Whether x has few channels, side by side in rows that the copy engine brings, or that need not be
+// Whether x has few channels, side by side in rows that TMA brings, or that need not be
 // rounded to TF32, so that a warp can.
 bool is_few(const ConvProblem& p);
 

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kPartThreads) add_parts(const __grid_constant_
   const Share share(p.sums, p.kind, rest);
   const Spot at(p.sums, p.kind, share, warp, lane, vector);
   const bool exists = number < p.count && at.exists;
-  ptx::await_dependency();
+  ptx::wait_on_dependent_grids();
   const float4 total =
       add_shares<kSharers>(p.sums.partial + number, p.count, exists ? p.sums.splits : 0);
   if (!exists || sharer > 0) return;

@@ -1,4 +1,4 @@
-// Weight gradients with x in registers: the copy engine brings boxes of x and dy, or a warp fills
+// Weight gradients with x in registers: TMA brings boxes of x and dy, or a warp fills
 // them, a warpgroup transposes those of float32 dy, the others multiply dy by elements of x that
 // they read.
 #pragma once
@@ -26,7 +26,7 @@ struct Loop {
 template <typename T>
 struct Params {
   CUtensorMap x, y;
-  Filled<T> filled_x, filled_y;  // where the copy engine can't
+  Filled<T> filled_x, filled_y;  // where TMA can't
   Loop loops[3];                 // of pairs of columns the last; of a single tap the longest
   uint32_t x_line;               // bytes of x from one to the next
   uint32_t x_column, x_tap, x_filter_row;
@@ -208,29 +208,29 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
   const int bytes =
       (copies_y ? share.blocks_k * p.y_box_bytes : 0) + (copies_x ? x_boxes * p.x_brought : 0);
   const int first_h = share.r * p.dilation_h - p.pad_h, first_w = share.s * p.dilation_w - p.pad_w;
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
     const Origin at(p, tile);
-    char* y = memory.stages + turn.stage * p.stage_bytes;
+    char* y = memory.stages + state.stage * p.stage_bytes;
     char* x = y + p.x_at;
-    ptx::Barrier* full = &memory.full[turn.stage];
-    ptx::wait(&memory.empty[turn.stage], turn.parity ^ 1);
+    ptx::Barrier* full = &memory.full[state.stage];
+    ptx::wait(&memory.empty[state.stage], state.parity ^ 1);
     const int line = p.by_images ? at.n : at.p, other = p.by_images ? at.p : at.n;
     const int x_w = at.q * p.stride_w + first_w, x_h = at.p * p.stride_h + first_h;
     if (elected) {
-      ptx::arrive_expecting(full, bytes);
+      ptx::arrive_and_expect_tx(full, bytes);
 #pragma unroll 1
       for (int i = 0; copies_y && i < share.blocks_k; ++i) {
-        ptx::copy_box(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, line, at.q, other);
+        ptx::tma_load(y + i * p.y_box_bytes, &p.y, full, k + i * kBlock, line, at.q, other);
       }
       if (kFew && copies_x) {
         const int lead = static_cast<int>(p.x_lead / sizeof(T));
-        ptx::copy_box(x, &p.x, full, x_w * p.group_C - lead, x_h, at.n);
+        ptx::tma_load(x, &p.x, full, x_w * p.group_C - lead, x_h, at.n);
       } else {
 #pragma unroll 1
         for (int i = 0; !kFew && copies_x && i < x_boxes; ++i) {
-          ptx::copy_box(x + i * p.x_box_bytes, &p.x, full, c + i * kXBlock, x_w, x_h, at.n);
+          ptx::tma_load(x + i * p.x_box_bytes, &p.x, full, c + i * kXBlock, x_w, x_h, at.n);
         }
       }
     }
@@ -260,7 +260,7 @@ __device__ inline void load_boxes(const Params<T>& p, const Memory& memory, cons
         ptx::arrive(full);
       }
     }
-    turn.advance(p.stages);
+    state.advance(p.stages);
   }
 }
 
@@ -273,11 +273,11 @@ __device__ inline void transpose(const Params<float>& p, const Memory& memory, c
   constexpr int kLines = 4, kLineBytes = kBlock * 4;
   const int bytes = share.blocks_k * p.y_box_bytes;
   const uint32_t lane = threadIdx.x % 32;
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
-    ptx::wait(&memory.full[turn.stage], turn.parity);
-    const uint32_t stage = ptx::shared_address(memory.stages + turn.stage * p.stage_bytes);
+    ptx::wait(&memory.full[state.stage], state.parity);
+    const uint32_t stage = ptx::shared_address(memory.stages + state.stage * p.stage_bytes);
 #pragma unroll 1
     for (int first = warp * kUnits * kUnitBytes; first < bytes;
          first += kWarps * kUnits * kUnitBytes) {
@@ -304,8 +304,8 @@ __device__ inline void transpose(const Params<float>& p, const Memory& memory, c
       }
     }
     ptx::fence_shared_writes();
-    ptx::arrive(&memory.ready[turn.stage]);
-    turn.advance(p.stages);
+    ptx::arrive(&memory.ready[state.stage]);
+    state.advance(p.stages);
   }
 }
 
@@ -339,7 +339,7 @@ __device__ inline void add_products(const Params<T>& p, const Load& load_x, uint
     }
     x += p.loops[2].x_step;
   }
-  ptx::begin_products();
+  ptx::warpgroup_arrive();
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
 #pragma unroll
@@ -355,8 +355,8 @@ __device__ inline void add_products(const Params<T>& p, const Load& load_x, uint
     }
     y = ptx::advance(y, p.loops[2].y_step);
   }
-  ptx::commit_products();
-  ptx::await_products<0>();
+  ptx::warpgroup_commit_batch();
+  ptx::warpgroup_wait<0>();
 #pragma unroll
   for (int i = 0; i < kKept; ++i) kept[i] = columns[kCount * kFresh + i];
 }
@@ -395,7 +395,7 @@ __device__ inline void add_halves(const Params<T>& p, const Load& load_x, uint32
   const auto add_large = [&](const Operand& operand, uint64_t at) {
     each_block(at,
                [&](float (&part)[32], uint64_t own) { Product::add(part, operand.high, own, 1); });
-    ptx::commit_products();
+    ptx::warpgroup_commit_batch();
   };
   // Where there is nothing more to read, it is read again.
   const auto advance_x = [&](bool more) { x += more ? p.loops[2].x_step : 0; };
@@ -403,26 +403,26 @@ __device__ inline void add_halves(const Params<T>& p, const Load& load_x, uint32
 #pragma unroll 1
   for (int left = count; left > 0; left -= 2) {
     const uint64_t next = ptx::advance(y, p.loops[2].y_step);
-    ptx::begin_products();
+    ptx::warpgroup_arrive();
     add_small(first, y, 0);
-    ptx::commit_products();
+    ptx::warpgroup_commit_batch();
     advance_x(left > 1);
     read(second);
-    ptx::begin_products();
+    ptx::warpgroup_arrive();
     if (left > 1) {
       add_small(second, next, 1);
       add_large(first, y);
       add_large(second, next);
     } else {
       add_large(first, y);
-      ptx::commit_products();
+      ptx::warpgroup_commit_batch();
     }
-    ptx::await_products<1>();
+    ptx::warpgroup_wait<1>();
     ptx::keep(first.high);
     ptx::keep(first.low);
     advance_x(left > 2);
     read(first);
-    ptx::await_products<0>();
+    ptx::warpgroup_wait<0>();
     ptx::keep(second.high);
     ptx::keep(second.low);
     y = ptx::advance(next, p.loops[2].y_step);
@@ -468,12 +468,12 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
     }
   };
   Promotion<32> promotion[kKind.blocks];
-  ptx::Turn turn;
+  ptx::PipelineState state;
 #pragma unroll 1
   for (int tile = share.split; tile < p.tiles; tile += p.splits) {
-    ptx::wait(&memory.full[turn.stage], turn.parity);
-    if constexpr (!kTransposes) ptx::wait(&memory.ready[turn.stage], turn.parity);
-    const uint32_t stage = turn.stage * p.stage_bytes;
+    ptx::wait(&memory.full[state.stage], state.parity);
+    if constexpr (!kTransposes) ptx::wait(&memory.ready[state.stage], state.parity);
+    const uint32_t stage = state.stage * p.stage_bytes;
 #pragma unroll 1
     for (int i = 0; i < p.loops[0].count; ++i) {
 #pragma unroll 1
@@ -501,8 +501,8 @@ __device__ inline void multiply(const Params<T>& p, const Memory& memory, const 
         }
       }
     }
-    ptx::arrive(&memory.empty[turn.stage]);
-    turn.advance(p.stages);
+    ptx::arrive(&memory.empty[state.stage]);
+    state.advance(p.stages);
   }
   if constexpr (kKind.halves) {
 #pragma unroll
@@ -528,7 +528,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
   if (p.clustered) share.split = rank;
   // The same for all threads of a warp, and the compiler is told so.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-  ptx::start_dependents();
+  ptx::launch_dependent_grids();
   if (threadIdx.x == 0) {
     ptx::init_barrier(memory.arrived, 1);
     ptx::init_barriers(memory.full, kMostStages, p.fills() ? 1 + 32 : 1);
@@ -537,8 +537,8 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     ptx::fence_barrier_init();
   }
   if (threadIdx.x == 32) {
-    if (p.filled_x.data == nullptr) ptx::prefetch_map(&p.x);
-    if (p.filled_y.data == nullptr) ptx::prefetch_map(&p.y);
+    if (p.filled_x.data == nullptr) ptx::prefetch_tma_descriptor(&p.x);
+    if (p.filled_y.data == nullptr) ptx::prefetch_tma_descriptor(&p.y);
   }
   __syncthreads();
   // All threads of a cluster meet before sums overwrite boxes.
@@ -547,7 +547,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     if (p.by_cluster.divisor() > 1) ptx::meet_cluster();
   };
   if (warp >= kKind.warpgroups * 4) {
-    ptx::give_registers<kGiven>();
+    ptx::warpgroup_reg_dealloc<kGiven>();
     if (warp == kKind.warpgroups * 4) {
       load_boxes<T, kKernel>(p, memory, share);
     } else if constexpr (sizeof(T) == 4) {
@@ -561,7 +561,7 @@ __global__ void __launch_bounds__(kKernels[kKernel].threads(), 1)
     meet();
     return;
   }
-  ptx::take_registers<kTaken>();
+  ptx::warpgroup_reg_alloc<kTaken>();
   float sums[kKind.products()][32] = {};
   multiply<T, kKernel>(p, memory, share, role, warp, sums);
   const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -43,13 +43,15 @@ inline void init_barriers(Barrier* first, int count, int arrivals) {
 }
 inline void fence_barrier_init() {}
 inline void arrive(Barrier* barrier) { count(phase_of(barrier), 1, 0); }
-inline void expect_bytes(Barrier* barrier, int bytes) { count(phase_of(barrier), 0, bytes); }
-inline void arrive_expecting(Barrier* barrier, int bytes) { count(phase_of(barrier), 1, bytes); }
+inline void expect_tx(Barrier* barrier, int bytes) { count(phase_of(barrier), 0, bytes); }
+inline void arrive_and_expect_tx(Barrier* barrier, int bytes) {
+  count(phase_of(barrier), 1, bytes);
+}
 inline void wait(Barrier* barrier, uint32_t parity) {
   emulation::wait_until([=] { return phase_of(barrier).parity != parity; });
 }
 
-struct Turn {
+struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
 
@@ -66,21 +68,21 @@ struct Turn {
 
 inline bool elect_one() { return threadIdx.x % 32 == 0; }
 
-inline void sync_threads(int barrier, int threads) {
+inline void named_barrier_sync(int barrier, int threads) {
   emulation::meet(emulation::here().block->barriers[barrier], threads);
 }
-inline void arrive_threads(int barrier, int threads) {
+inline void named_barrier_arrive(int barrier, int threads) {
   emulation::arrive(emulation::here().block->barriers[barrier], threads);
 }
 template <int kThreads>
-void sync_threads(int barrier) {
-  sync_threads(barrier, kThreads);
+void named_barrier_sync(int barrier) {
+  named_barrier_sync(barrier, kThreads);
 }
 
 inline void fence_shared_writes() {}
 template <int kRegisters>
-void take_registers() {}
+void warpgroup_reg_alloc() {}
 template <int kRegisters>
-void give_registers() {}
+void warpgroup_reg_dealloc() {}
 
 }  // namespace customconv::ptx

@@ -3,8 +3,8 @@
 
 namespace customconv::ptx {
 
-inline void start_dependents() {}
-inline void await_dependency() {}
+inline void launch_dependent_grids() {}
+inline void wait_on_dependent_grids() {}
 inline int block_index_anew() { return static_cast<int>(blockIdx.x); }
 inline int thread_index_anew() { return static_cast<int>(threadIdx.x); }
 

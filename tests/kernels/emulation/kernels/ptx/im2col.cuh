@@ -5,8 +5,8 @@
 
 namespace customconv::ptx {
 
-inline void copy_im2col(void* to, const CUtensorMap* described, Barrier* barrier, int c, int w,
-                        int h, int n, int offset_w, int offset_h) {
+inline void tma_load_im2col(void* to, const CUtensorMap* described, Barrier* barrier, int c, int w,
+                            int h, int n, int offset_w, int offset_h) {
   const Map map = map_of(described);
   if (map.pixels == 0) emulation::fail("a tensor is not described in im2col mode");
   if (offset_w < 0 || offset_w > 255 || offset_h < 0 || offset_h > 255) {

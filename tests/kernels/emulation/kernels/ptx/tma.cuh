@@ -26,7 +26,7 @@ inline Map map_of(const CUtensorMap* described) {
   std::memcpy(&map, described, sizeof(map));
   return map;
 }
-inline void prefetch_map(const CUtensorMap*) {}
+inline void prefetch_tma_descriptor(const CUtensorMap*) {}
 
 // Where an element of a box, or of another copy, is in shared memory: the `number`-th.
 inline char* element_at(const Map& map, uint32_t address, int number) {
@@ -81,16 +81,16 @@ void copy_box_at(void* to, const CUtensorMap* described, Barrier* barrier,
   });
 }
 
-inline void copy_box(void* to, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2) {
+inline void tma_load(void* to, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2) {
   copy_box_at(to, map, barrier, {c0, c1, c2});
 }
-inline void copy_box(void* to, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2,
+inline void tma_load(void* to, const CUtensorMap* map, Barrier* barrier, int c0, int c1, int c2,
                      int c3) {
   copy_box_at(to, map, barrier, {c0, c1, c2, c3});
 }
 
 // Stores happen at once.
-inline void store_box(const CUtensorMap* described, const void* from, int c0, int c1, int c2,
+inline void tma_store(const CUtensorMap* described, const void* from, int c0, int c1, int c2,
                       int c3) {
   const Map map = map_of(described);
   const uint32_t address = shared_address(from);
@@ -98,10 +98,10 @@ inline void store_box(const CUtensorMap* described, const void* from, int c0, in
     if (to != nullptr) std::memcpy(to, element_at(map, address, number), map.element_bytes);
   });
 }
-inline void commit_stores() {}
-inline void await_store_reads() {}
+inline void tma_store_arrive() {}
+inline void tma_store_wait() {}
 
-inline void copy_bytes(void* to, const void* from, int bytes, Barrier* barrier) {
+inline void bulk_load(void* to, const void* from, int bytes, Barrier* barrier) {
   emulation::later([=] {
     std::memcpy(to, from, static_cast<size_t>(bytes));
     count(phase_of(barrier), 0, -bytes);

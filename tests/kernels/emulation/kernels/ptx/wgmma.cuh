@@ -65,11 +65,11 @@ struct Operation {
 void start_product(const Operation& operation, float* sums, const uint32_t* x);
 
 inline void keep(const uint32_t (&)[4]) {}
-inline void begin_products() {}
-inline void commit_products() { ++emulation::here().committed; }
+inline void warpgroup_arrive() {}
+inline void warpgroup_commit_batch() { ++emulation::here().committed; }
 void await_all_but(int groups);
 template <int kPending>
-void await_products() {
+void warpgroup_wait() {
   await_all_but(kPending);
 }
 

@@ -1,10 +1,10 @@
 // Where a tile's pixels are in the output.
 #pragma once
 
-#include "kernels/implicit_gemm/rows.cuh"
-#include "kernels/implicit_gemm/work.cuh"
+#include "kernels/implicit_gemm/mma_sync/rows.cuh"
+#include "kernels/implicit_gemm/mma_sync/work.cuh"
 
-namespace customconv::implicit_gemm {
+namespace customconv::implicit_gemm::mma_sync {
 
 constexpr int kWarpPixels = 16;  // of a block: rows of the instruction that a warp holds
 
@@ -15,7 +15,7 @@ __device__ inline int64_t boxed_offset(const Output<T>& out, const Corner& at, i
   int r, c, n;
   if (out.lines) {
     n = 0;
-    r = block * kInstructionRows + pixel;
+    r = block * kBlockPixels + pixel;
     c = out.pitch.split(r);
     if (c >= out.columns) return -1;
   } else {
@@ -51,4 +51,4 @@ __device__ inline int64_t pixel_offset(const Params<T>& p, const Corner& at, int
   return row / 8 < pair.count ? pair.offset + row / 8 * p.out.q : -1;
 }
 
-}  // namespace customconv::implicit_gemm
+}  // namespace customconv::implicit_gemm::mma_sync

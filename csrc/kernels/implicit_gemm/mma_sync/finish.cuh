@@ -1,16 +1,15 @@
 // From sums to results while they are in registers: scale, bias, residual and activation.
 //
-// In a warpgroup's block, a thread has sums of two pixels by pairs of channels, as wgmma leaves
-// them: s[j * 4 + half * 2 + i] is of pixel `half` and of channel j * 8 + i from the thread's
-// first.
+// In a warpgroup's block, a thread has sums of two pixels by pairs of channels, as mma.sync
+// leaves them: s[j * 4 + half * 2 + i] is of pixel `half` and of channel j * 8 + i from the
+// thread's first.
 #pragma once
 
 #include "kernels/common/activate.cuh"
 #include "kernels/common/scalar.cuh"
-#include "kernels/implicit_gemm/pixels.cuh"
-#include "kernels/ptx/shared.cuh"
+#include "kernels/implicit_gemm/mma_sync/pixels.cuh"
 
-namespace customconv::implicit_gemm {
+namespace customconv::implicit_gemm::mma_sync {
 
 // What most convolutions don't ask for is laid out away from what they do.
 __device__ inline bool rarely(bool condition) { return __builtin_expect(condition, false); }
@@ -30,16 +29,6 @@ __device__ inline float2 load_pair(const T* from) {
     return widen_pair<T>(*reinterpret_cast<const uint32_t*>(from));
   } else {
     return *reinterpret_cast<const float2*>(from);
-  }
-}
-
-template <typename T>
-__device__ inline float2 load_pair_shared(uint32_t from) {
-  if constexpr (sizeof(T) == 2) {
-    return widen_pair<T>(ptx::load_shared<uint32_t>(from));
-  } else {
-    const uint2 bits = ptx::load_shared<uint2>(from);
-    return make_float2(__uint_as_float(bits.x), __uint_as_float(bits.y));
   }
 }
 
@@ -103,7 +92,7 @@ __device__ inline void add_residual(const Params<T>& p, const Corner& at, int fi
     offset[0] = boxed_offset(out, at, block, pixel);
     offset[1] = boxed_offset(out, at, block, pixel + 8);
   } else {
-    const int number = (block * kInstructionRows + warp * kWarpPixels) / 2 + lane / 4;
+    const int number = (block * kBlockPixels + warp * kWarpPixels) / 2 + lane / 4;
     const Pair pair = pair_at(out, at, locate(p.source, at.pair + number));
     if (pair.count > 0) offset[0] = pair.offset;
     if (pair.count > 1) offset[1] = pair.offset + out.q;
@@ -125,25 +114,23 @@ __device__ inline void add_residual(const Params<T>& p, const Corner& at, int fi
   }
 }
 
-// All that is done to sums where they are: all of it, unless the residual comes through shared
-// memory. The activation waits for a residual that comes first.
+// All that is done to the sums of blocks from the first one on.
 template <typename T, bool kBoxes, int kBlocks, int kSums>
 __device__ inline void finish(const Params<T>& p, const Corner& at, int first_k, int first_block,
                               float (&sum)[kBlocks][kSums]) {
   const Epilogue& epilogue = p.out.epilogue;
   scale_and_bias(p.out, first_k, sum);
   if (!rarely(epilogue.residual != nullptr || epilogue.activation != Activation::kNone)) return;
-  const bool own_residual = epilogue.residual != nullptr && !p.boxed_out;
-  const bool waits = epilogue.residual != nullptr && p.boxed_out && !epilogue.residual_last;
+  const bool has_residual = epilogue.residual != nullptr;
   const auto add = [&] {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       add_residual<T, kBoxes>(p, at, first_k, first_block + b, sum[b]);
     }
   };
-  if (own_residual && !epilogue.residual_last) add();
-  if (!waits) activate<kBlocks * kSums>(sum[0], epilogue.activation, epilogue.negative_slope);
-  if (own_residual && epilogue.residual_last) add();
+  if (has_residual && !epilogue.residual_last) add();
+  activate<kBlocks * kSums>(sum[0], epilogue.activation, epilogue.negative_slope);
+  if (has_residual && epilogue.residual_last) add();
 }
 
-}  // namespace customconv::implicit_gemm
+}  // namespace customconv::implicit_gemm::mma_sync

@@ -4,14 +4,12 @@
 // shared memory the part of the input that some channels of a tile need, with the halo, and all
 // taps read it where it lies. How depends on the input's layout (`Fetch`):
 //
-// Boxes, for channels-last: a plane of pixels, 128 bytes of channels each, that the matrix
-// instruction itself reads; a tap is a plane that starts some pixels later. Taps share a plane
-// where they are whole strides apart: with stride 1 and dilation 1 all of them do; where the halo
-// is too large, each has a plane of its own.
+// Boxes, for channels-last: a plane of pixels, 128 bytes of channels each; a tap is a plane that
+// starts some pixels later. Taps share a plane where they are whole strides apart: with stride 1
+// and dilation 1 all of them do; where the halo is too large, each has a plane of its own.
 //
 // Rows, for all else: of each channel the rows of the image that the tile needs, or images as they
-// are. The threads that multiply fetch their pixels from there into registers, so that any tap may
-// begin anywhere.
+// are. Threads fetch single pixels from there, so that any tap may begin anywhere.
 #pragma once
 
 #include <cstdint>
@@ -22,37 +20,35 @@ namespace customconv {
 struct LaunchShape;
 }
 
-namespace customconv::implicit_gemm {
+namespace customconv::implicit_gemm::mma_sync {
 
-constexpr int kRowBytes = 128;        // of a pixel or an output channel in shared memory
-constexpr int kPieceBytes = 32;       // of a row: what one matrix instruction multiplies
-constexpr int kInstructionRows = 64;  // pixels of a matrix instruction
-constexpr int kMostBlocks = 4;        // of a tile
-constexpr int kRowThreads = 96;       // that copy rows
-constexpr int kRowBarrier = 15;       // of theirs
+constexpr int kRowBytes = 128;    // of a pixel or an output channel in shared memory
+constexpr int kPieceBytes = 32;   // of a row: what one matrix instruction multiplies
+constexpr int kBlockPixels = 64;  // that a warpgroup's instructions multiply at a time
+constexpr int kMostBlocks = 4;    // of a tile
+constexpr int kWarpgroups = 2;    // that multiply; one more loads
+constexpr int kThreads = 128 * (1 + kWarpgroups);
+constexpr int kRowThreads = 96;  // that copy the input
+constexpr int kRowBarrier = 15;  // of theirs
 constexpr int kMostStages = 8;
-// A slab of output: 64 pixels by 128 bytes of channels, or the other way round.
+// A slab of planar output: 64 channels by 128 bytes of pixels.
 constexpr int kSlabBytes = 64 * kRowBytes;
-constexpr int kMostPlanarSlabs = 2;            // that a warpgroup stores at a time, planar
+constexpr int kMostSlabs = 2;                  // that a warpgroup stores at a time
 constexpr int kMostPositions = 768;            // of a plane: two of them fill the shared memory
-constexpr int kMostBoxes = 32;                 // of a stage: each by a thread of a warp
 constexpr int kMostCopies = 768;               // of rows of a channel
 constexpr int kCopiesBytes = kMostCopies * 8;  // where they come from
 constexpr int kBarrierBytes = 1024;            // and what aligns the rest
 constexpr int64_t kTooMany = 1 << 20;          // positions: a plane that no memory holds
 constexpr int kMostFlat = 1024;                // channels times taps, where they are one dimension
 constexpr int kFlatBytes = kMostFlat * 4;
-constexpr int kMostSlabs = 4;  // that a warpgroup stores at a time, channels-last
-// Splits that a cluster of thread blocks adds up: as many as every device of 9.0 can start.
-constexpr int64_t kMostClustered = 4;
 constexpr int kSplitColumns = 32;  // channels of a warpgroup's block that are added up at a time
 
 struct Kernel {
   const char* name;
-  int channels;  // of a tile: columns of the matrix instruction
+  int channels;  // of a tile: columns of its products
   int pixels;    // of a tile
 
-  constexpr int blocks() const { return pixels / kInstructionRows; }
+  constexpr int blocks() const { return pixels / kBlockPixels; }
 };
 
 inline constexpr Kernel kKernels[] = {
@@ -73,63 +69,23 @@ enum class Shape : int {
 
 // Where the matrix instruction gets its pixels.
 enum class Fetch : int {
-  kShared,       // boxes: it reads planes where they lie
-  kPieces,       // rows, a single tap: pairs of pixels, several pieces of channels at a time
-  kTaps,         // rows, stride 1: pairs of pixels, several taps at a time
-  kOddTaps,      // the same where the first pair begins at an odd pixel of a row
-  kElements,     // rows, any stride: pixel by pixel
-  kFlat,         // the same where channels and taps are one dimension: few channels
-  kBoxedPieces,  // as kPieces, from slabs that the copy engine brings: rows of whole 16 bytes
+  kShared,    // boxes: 16 bytes of channels at a time
+  kPieces,    // rows, a single tap: pairs of pixels, several pieces of channels at a time
+  kTaps,      // rows, stride 1: pairs of pixels, several taps at a time
+  kOddTaps,   // the same where the first pair begins at an odd pixel of a row
+  kElements,  // rows, any stride: pixel by pixel
+  kFlat,      // the same where channels and taps are one dimension: few channels
 };
-inline constexpr int kFetchCount = 7;
+inline constexpr int kFetchCount = 6;
 
-// Whether threads copy pixels; else the copy engine does.
-constexpr bool is_copied(Fetch fetch) { return fetch >= Fetch::kPieces && fetch <= Fetch::kFlat; }
-// Whether there is a kernel by warpgroups (wgmma). For others the main loop of sm90 has faster
-// ways, or hardly any layer needs them.
-constexpr bool is_by_warpgroups(const Kernel& kernel, Fetch fetch) {
-  const bool large = kernel.pixels == 256, wide = kernel.channels == 128;
-  switch (fetch) {
-    case Fetch::kShared:
-      return !wide;
-    case Fetch::kTaps:
-      return kernel.pixels * kernel.channels == 128 * 128;
-    case Fetch::kOddTaps:
-      return large || wide;
-    case Fetch::kFlat:
-      return large && !wide;
-    case Fetch::kBoxedPieces:
-      return large && wide;
-    default:
-      return false;
-  }
-}
-// One tap: no rows, but the tile's pixels one after the other.
-constexpr bool is_compact(Fetch fetch) {
-  return fetch == Fetch::kPieces || fetch == Fetch::kBoxedPieces;
-}
 // Weights are matrices whose rows are channels, else units of a piece of one tap.
-constexpr bool has_matrix(Fetch fetch) { return fetch == Fetch::kShared || is_compact(fetch); }
-
-// Whether there is a kernel for an input gradient's weights as they are, which the instruction
-// transposes.
-constexpr int kLeastTransposed = 64;  // output channels of such a matrix
-constexpr bool instruction_transposes(int channels, Fetch fetch, int64_t element_size) {
-  return has_matrix(fetch) && fetch != Fetch::kPieces && element_size == 2 &&
-         channels >= kLeastTransposed;
+constexpr bool has_matrix(Fetch fetch) {
+  return fetch == Fetch::kShared || fetch == Fetch::kPieces;
 }
-// Warpgroups that multiply. Fetching takes a warp's time, in which others multiply: of rows, each
-// has a block. The instruction reads planes by itself: two are enough.
-constexpr int warpgroups(const Kernel& kernel, Fetch fetch) {
-  return fetch == Fetch::kShared ? 2 : kernel.blocks();
-}
-// Whether there is a kernel that multiplies by warps: where they fetch pixels into registers, sums
-// of larger tiles would leave too few.
-constexpr bool is_by_warps(const Kernel& kernel, Fetch fetch) {
-  return fetch == Fetch::kShared || (fetch <= Fetch::kFlat && kernel.blocks() == 2);
-}
-constexpr int threads_of(const Kernel& kernel, Fetch fetch) {
-  return 128 * (1 + warpgroups(kernel, fetch));
+// Whether there is such a kernel: where threads fetch single pixels into registers, sums of larger
+// tiles would leave too few.
+constexpr bool has_kernel(const Kernel& kernel, Fetch fetch) {
+  return fetch == Fetch::kShared || kernel.blocks() == kWarpgroups;
 }
 
 // Products whose weights are a stage, at most.
@@ -137,7 +93,7 @@ constexpr int group_products(Fetch fetch) {
   if (has_matrix(fetch)) return kRowBytes / kPieceBytes;
   return fetch == Fetch::kTaps || fetch == Fetch::kOddTaps ? 3 : 2;
 }
-// Channels of a planar slab.
+// Channels of a slab.
 constexpr int slab_channels(int channels) { return channels < 64 ? channels : 64; }
 
 // How many taps of a row are a group. Three share pixels; longer rows are cut where a pair of
@@ -159,16 +115,12 @@ struct Rows {
   bool interleaved;  // channels-last: all channels are one, of wider rows
   int vector;        // bytes that are copied at a time
   bool shifted;      // rows begin anywhere: threads put vectors together from aligned words
-  int boxes;         // by which the copy engine brings a row of each channel of a stage, or 0
   int slack;         // pixels before the first that a tap reads, which align the copies
   int pairs;         // of pixels in a row of output
   int per_output;    // rows of a plane from one output row to the next
   int row_step;      // rows of the image from one row of a plane to the next
   int period;
   int channel_bytes;  // of a stage
-  // Boxed pieces: slabs of 128 bytes of pixels by a stage's channels. One that goes on in another
-  // image has another slab for those pixels: so many more, of a tile.
-  int slabs, more_slabs, slab_bytes;
 };
 
 struct Tile {
@@ -183,11 +135,7 @@ struct Tile {
   int x_stages, w_stages;
   Rows row;
   int splits;
-  bool clustered;     // a tile's splits are a cluster of thread blocks, which adds them up
-  bool transposed;    // the weight is a matrix of an input gradient, with its rows as they were
-  bool by_warps;      // see BoxesRowsPlan
   bool planes_first;  // tiles of the same output channels follow each other, image by image
-  bool boxed_out;     // the output is stored in boxes by the copy engine
 
   int64_t tiles_k, tiles_q, tiles_p, tiles_n;
   int pieces;       // of a group's channels, or with its taps: kPieceBytes each
@@ -197,19 +145,16 @@ struct Tile {
   constexpr const Kernel& kind() const { return kKernels[kernel]; }
   bool is_flat() const { return fetch == Fetch::kFlat; }
   int64_t tiles() const { return tiles_k * tiles_q * tiles_p * tiles_n; }
-  int cluster() const { return clustered ? splits : 1; }
   int chunks() const { return (pieces + chunk - 1) / chunk; }
   int steps() const { return chunks() * h.planes * w.planes; }
   // Bytes of weights that one group of products reads.
   int weight_bytes() const { return kind().channels * kPieceBytes * group_products(fetch); }
 };
 
-inline int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) * unit; }
-
 // The tile that a plan stands for. The problem has one phase, of all taps, and is as one row if it
 // can be.
-struct BoxesRowsPlan;
-Tile make_tile(const Forward& problem, const BoxesRowsPlan& plan, int64_t splits);
+struct MmaSyncPlan;
+Tile make_tile(const Forward& problem, const MmaSyncPlan& plan, int64_t splits);
 // Whether it can be computed, if there is memory enough.
 bool is_legal(const Forward& problem, const Tile& tile);
 // Shares `room` bytes of shared memory out between the stages of the input and of the weights;
@@ -217,24 +162,17 @@ bool is_legal(const Forward& problem, const Tile& tile);
 bool choose_stages(const Forward& problem, int64_t room, Tile& tile);
 LaunchShape shape_of(const Forward& problem, const Tile& tile);
 
-// Images that a tile of a run takes part in, at most.
-int64_t run_images(const ConvProblem& problem, const Tile& tile);
+// Where the weight is a matrix, see packed_matrix. Else, for each tile's channels k, units
+// (piece, r, s) follow each other: of a piece, both halves of 16 bytes, each of all k.
+PackedWeight packed_weight(const Forward& problem, const Tile& tile);
 
 // Sums of all splits, kept in memory until a second kernel adds them up.
 inline int64_t partial_bytes(const Tile& t) {
-  if (t.splits == 1 || t.clustered) return 0;
-  return t.tiles() * t.splits * t.kind().pixels * t.kind().channels * 4;
+  return t.splits == 1 ? 0 : t.tiles() * t.splits * t.kind().pixels * t.kind().channels * 4;
 }
-
-// A part of a tile's sums: some channels of a block of pixels, which a warpgroup adds up at a time.
-constexpr int kPartBytes = kInstructionRows * kSplitColumns * 4;
+// Parts of a tile's sums: some channels of a block of pixels, which a warpgroup adds up at a time.
 constexpr int split_parts(const Kernel& kernel) {
   return kernel.blocks() * kernel.channels / kSplitColumns;
-}
-// Shared memory in which a block of a cluster gets all splits of its share of the parts.
-inline int exchange_bytes(const Tile& t) {
-  const int parts = split_parts(t.kind());
-  return t.clustered ? (parts + t.splits - 1) / t.splits * t.splits * kPartBytes : 0;
 }
 
 // What rows are copied from: where channels are interleaved, an image of one channel.
@@ -251,4 +189,4 @@ constexpr int warp_staging(int64_t element_size, int channels) {
   return element_size == 2 ? 16 * (channels * 2 + 16) : 0;
 }
 
-}  // namespace customconv::implicit_gemm
+}  // namespace customconv::implicit_gemm::mma_sync

@@ -1,12 +1,11 @@
 // Input of any layout: threads copy, of each channel, the rows of the image that a tile needs.
 #pragma once
 
-#include "kernels/implicit_gemm/work.cuh"
+#include "kernels/implicit_gemm/mma_sync/work.cuh"
 #include "kernels/ptx/copy.cuh"
 #include "kernels/ptx/shared.cuh"
-#include "kernels/ptx/tma.cuh"
 
-namespace customconv::implicit_gemm {
+namespace customconv::implicit_gemm::mma_sync {
 
 // Where a pair of neighbouring pixels of the output is, from the corner of the tile.
 struct Spot {
@@ -54,7 +53,7 @@ class RowCopies {
     const int rows = p_.run == 0
                          ? INT32_MAX
                          : plane_row(s_, locate(s_, at.pair + p_.run - 1)) - first + s_.reach + 1;
-    ptx::sync_threads<kRowThreads>(kRowBarrier);  // the list is no longer read
+    ptx::named_barrier_sync<kRowThreads>(kRowBarrier);  // the list is no longer read
     for (int vector = thread_; vector < s_.vectors; vector += kRowThreads) {
       int32_t n;
       int h, w;
@@ -83,7 +82,7 @@ class RowCopies {
       exists = exists && n < s_.N && h >= 0 && h < s_.H && w >= 0 && w < s_.W;
       from_[vector] = exists ? s_.x + n * s_.n + h * s_.h + w * s_.w : nullptr;
     }
-    ptx::sync_threads<kRowThreads>(kRowBarrier);
+    ptx::named_barrier_sync<kRowThreads>(kRowBarrier);
   }
 
   // Copies channels [first, first + count) into a stage, zeros where the tensor ends, and arrives.
@@ -288,14 +287,13 @@ class RowCopies {
 };
 
 // Called by kRowThreads.
-template <typename T, Fetch kFetch>
-__device__ inline void load_rows(const Params<T>& p, const Shared& shared, int thread,
-                                 Walk<T> walk) {
+template <typename T, int kChannels, Fetch kFetch>
+__device__ inline void copy_rows(const Params<T>& p, const Shared& shared, int thread) {
   constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
   const bool one_plane = p.h.planes * p.w_axis.planes == 1;
   RowCopies<T, kFetch != Fetch::kPieces> copies(p, shared.copies, thread);
   Place x;
-  for (; !walk.is_over(); walk.advance()) {
+  for (Walk<T> walk(p, kChannels); !walk.is_over(); walk.advance()) {
     if (walk.is_new_tile() || !one_plane) copies.set(walk.plane());
     ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
     const int count = p.source.flat ? p.source.C : walk.step.pieces(p) * kPiece;
@@ -305,112 +303,4 @@ __device__ inline void load_rows(const Params<T>& p, const Shared& shared, int t
   }
 }
 
-// The same rows by the copy engine; called by a warp, whose threads copy a box each.
-template <typename T>
-__device__ inline void load_boxed_rows(const Params<T>& p, const Shared& shared, Walk<T> walk) {
-  constexpr int kPiece = kPieceBytes / static_cast<int>(sizeof(T));
-  const RowSource<T>& s = p.source;
-  const int lane = threadIdx.x % 32, row_bytes = p.pitch * static_cast<int>(sizeof(T));
-  const int boxes = s.row.boxes, columns = p.pitch / boxes;  // of several boxes of one channel
-  Place x;
-  for (; !walk.is_over(); walk.advance()) {
-    const Corner at = walk.plane();
-    const int first = plane_row(s, locate(s, at.pair));
-    int rows = s.plane_rows;
-    if (p.run != 0) {  // what it does not reach is not read
-      const int last = min(at.pair + p.run - 1, s.last_pair);
-      rows = plane_row(s, locate(s, last)) - first + s.reach + 1;
-    }
-    const int c = at.c + walk.step.chunk * p.chunk * kPiece;
-    char* to = shared.input + x.stage * p.stage_bytes;
-    ptx::Barrier* full = &shared.x_full[x.stage];
-    ptx::wait(&shared.x_empty[x.stage], x.parity ^ 1);
-    if (lane == 0) ptx::arrive_expecting(full, rows * row_bytes);
-    __syncwarp();
-    for (int i = lane; i < rows * boxes; i += 32) {
-      int32_t n = first + i / boxes;
-      const int h = s.period.split(n) * s.row.row_step + at.p;
-      const int w = at.q - s.row.slack + i % boxes * columns;
-      ptx::copy_box(to + i * (row_bytes / boxes), &p.x, full, w, c, h, n + at.n);
-    }
-    x.advance(p.x_stages);
-  }
-}
-
-// Weights by the copy engine; called by a warp, one of whose threads starts the copies.
-template <typename T>
-class EngineCopies {
- public:
-  // Rows of a matrix, or units that follow each other.
-  __device__ void copy_matrix(const Params<T>& p, char* to, ptx::Barrier* full, int bytes, int c,
-                              int tap, int k) const {
-    if (!elected_) return;
-    ptx::arrive_expecting(full, bytes);
-    ptx::copy_box(to, &p.w, full, c, tap, k);
-  }
-  template <int kChannels>
-  __device__ void copy_transposed(const Params<T>& p, char* to, ptx::Barrier* full, int bytes,
-                                  int c, int tap, const Corner& at) const {
-    if (!elected_) return;
-    ptx::arrive_expecting(full, bytes);
-    each_transposed<kChannels>(p, at, c, [&](int offset, int column, int row) {
-      ptx::copy_box(to + offset, &p.w, full, column, tap, row);
-    });
-  }
-  __device__ void copy_units(char* to, const char* from, int bytes, ptx::Barrier* full) const {
-    if (!elected_) return;
-    ptx::arrive_expecting(full, bytes);
-    ptx::copy_bytes(to, from, bytes, full);
-  }
-
- private:
-  bool elected_ = ptx::elect_one();
-};
-
-// The weights of a step's groups of products; called by a warp.
-template <typename T, int kChannels, Fetch kFetch, bool kTransposed,
-          template <typename> class Copies = EngineCopies>
-__device__ inline void load_row_weights(const Params<T>& p, const Shared& shared, Walk<T> walk) {
-  constexpr int kGroup = group_products(kFetch);
-  constexpr int kUnitBytes = kChannels * kPieceBytes;
-  const Copies<T> copies;
-  Place w;
-  const auto load = [&](auto copy) {
-    ptx::wait(&shared.w_empty[w.stage], w.parity ^ 1);
-    copy(shared.weights + w.stage * (kGroup * kUnitBytes), &shared.w_full[w.stage]);
-    w.advance(p.w_stages);
-  };
-  for (; !walk.is_over(); walk.advance()) {
-    const Step& step = walk.step;
-    if constexpr (has_matrix(kFetch)) {
-      const int c = step.chunk * (kRowBytes / static_cast<int>(sizeof(T)));
-      const int tap = tap_at<kTransposed>(p, step.plane_h, step.plane_w);
-      load([&](char* to, ptx::Barrier* full) {
-        constexpr int kBytes = kGroup * kUnitBytes;
-        if constexpr (kTransposed) {
-          copies.template copy_transposed<kChannels>(p, to, full, kBytes, c, tap, walk.work.at);
-        } else {
-          copies.copy_matrix(p, to, full, kBytes, c, tap, walk.work.at.k);
-        }
-      });
-      continue;
-    }
-    // Units follow each other: of all pieces of a step, and of its taps.
-    const int tile = walk.work.at.k / kChannels;
-    const int first = kFetch == Fetch::kFlat ? 0 : (step.chunk * p.R + step.plane_h) * p.S;
-    const int64_t unit = int64_t{tile} * p.pieces * p.R * p.S;
-    const char* from = static_cast<const char*>(p.units) + (unit + first) * kUnitBytes;
-    const int rows = kFetch == Fetch::kFlat ? 1 : p.R / p.h.planes;
-    const int row = kFetch == Fetch::kFlat ? p.pieces : p.S / p.w_axis.planes;
-    const int group = taps_of_group(kFetch, row);
-    for (int r = 0; r < rows; ++r) {
-      for (int s = 0; s < row; s += group) {
-        const int bytes = min(group, row - s) * kUnitBytes;
-        load([&](char* to, ptx::Barrier* full) { copies.copy_units(to, from, bytes, full); });
-        from += bytes;
-      }
-    }
-  }
-}
-
-}  // namespace customconv::implicit_gemm
+}  // namespace customconv::implicit_gemm::mma_sync

@@ -1,17 +1,17 @@
 // The geometry of tiles: what they hold, in how much shared memory.
-#include "kernels/implicit_gemm/tile.h"
+#include "kernels/implicit_gemm/mma_sync/tile.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/implicit_gemm/payload.h"
+#include "kernels/implicit_gemm/mma_sync/payload.h"
 #include "plan/plan.h"
 
-namespace customconv::implicit_gemm {
+namespace customconv::implicit_gemm::mma_sync {
 
 namespace {
 
-constexpr int kMostBox = 256;            // pixels of a box, along a dimension
+constexpr int kMostBox = 256;            // pixels of a plane of boxes, along a dimension
 constexpr int64_t kPageBytes = 2 << 20;  // of memory
 
 // An axis of boxes: what a stride skips is not loaded.
@@ -76,7 +76,8 @@ int64_t run_outputs(const ConvProblem& p, const Tile& t) {
 }
 // Rows of a plane that it needs.
 int64_t run_rows(const ConvProblem& p, const Tile& t) {
-  const int64_t rows = run_outputs(p, t), more_images = run_images(p, t) - 1;
+  const int64_t rows = run_outputs(p, t);
+  const int64_t more_images = std::min((p.P + rows - 2) / p.P, p.N - 1);
   const int64_t gap = std::max<int64_t>(t.row.period - p.P * t.row.per_output, 0);
   return (rows - 1) * t.row.per_output + t.h.reach + 1 + more_images * gap;
 }
@@ -96,20 +97,6 @@ void lay_out_plane(const ConvProblem& p, const ConvProblem& asked, Tile& t) {
   const auto unit = std::max<int64_t>(row.vector / size, 2);
   t.pitch = static_cast<int>(round_up(static_cast<int64_t>(pitch), unit));
   t.plane_rows = static_cast<int>(rows);
-  const bool strides =
-      p.x_strides[1] >= 0 && (p.H == 1 || p.x_strides[2] > 0) && (p.N == 1 || p.x_strides[0] > 0);
-  const bool boxed = !t.by_warps && row.vector == 16 && !row.shifted && strides;
-  if (row.interleaved && boxed) {
-    // Any number of boxes side by side, each of whole 128 bytes of shared memory.
-    row.boxes = static_cast<int>(ceil_divide(t.pitch, kMostBox));
-    t.pitch =
-        static_cast<int>(row.boxes * round_up(ceil_divide(t.pitch, row.boxes), kRowBytes / size));
-  } else if (boxed && !t.is_flat() && p.C > 1 && p.x_strides[1] > 0) {
-    // Lanes that fetch from several channels find them in different banks.
-    const int64_t boxed_pitch = round_up(static_cast<int64_t>(pitch) - 8, 16) + 8;
-    row.boxes = boxed_pitch <= kMostBox ? 1 : 0;
-    if (row.boxes > 0) t.pitch = static_cast<int>(boxed_pitch);
-  }
   t.positions = t.pitch * t.plane_rows;
 }
 
@@ -123,7 +110,7 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
   t.h = row_axis(p.R, p.dilation_h, apart_h);
   t.w = row_axis(p.S, p.dilation_w, apart_w);
   Rows& row = t.row;
-  const bool compact = is_compact(t.fetch);
+  const bool compact = t.fetch == Fetch::kPieces;  // no rows, but pixels one after the other
   row.vector = vector_of(p, compact, t.columns, compact ? apart_h || apart_w : apart_w);
   const bool in_rows = p.W == 1 || p.x_strides[3] == 1;
   row.pairs = (t.columns + 1) / 2;
@@ -155,72 +142,18 @@ void lay_out_rows(const ConvProblem& asked, bool apart_h, bool apart_w, Tile& t)
   const int64_t unit = 8 * size;
   row.channel_bytes = static_cast<int>(round_up(t.positions * size - unit, 2 * unit) + unit);
   const int64_t channels = t.is_flat() ? p.C : t.chunk * kPieceBytes / size;
-  if (row.boxes > 0) {
-    row.channel_bytes = static_cast<int>(t.pitch * size);
-    t.pitch *= static_cast<int>(channels);
-    t.stage_bytes = static_cast<int>(round_up(t.plane_rows * t.pitch * size + 2 * size, 1024));
-    return;
-  }
-  if (t.fetch == Fetch::kBoxedPieces) {
-    row.slabs = static_cast<int>(t.kind().pixels * size / kRowBytes);
-    row.more_slabs = static_cast<int>(std::min<int64_t>(run_images(p, t) - 1, kMostBoxes));
-    row.slab_bytes = static_cast<int>(channels * kRowBytes);
-    t.stage_bytes = (row.slabs + row.more_slabs) * row.slab_bytes;
-    return;
-  }
   // A thread may fetch a pair of pixels of which it uses one, behind the last row.
   t.stage_bytes = static_cast<int>(round_up(channels * row.channel_bytes + 2 * size, 1024));
 }
 
-// Whether the copy engine can store the output.
-bool stores_boxes(const Forward& p, const Tile& t) {
-  const int64_t size = element_size(p.dtype), unit = 16 / size;
-  const Shape4& y = p.y_strides;
-  const auto is_legal = [unit](int64_t extent, int64_t stride) {
-    return extent == 1 || stride % unit == 0;
-  };
-  const bool run = t.fetch != Fetch::kShared && t.shape == Shape::kRun;
-  const bool rows = run ? p.P == 1 || y[2] == p.Q : is_legal(p.P, y[2]);
-  if (!p.y_aligned || !is_legal(p.N, y[0]) || !rows) return false;
-  if (t.fetch == Fetch::kShared) {
-    // A box is a square, or a whole block of a line without a halo.
-    const bool boxes = t.shape == Shape::kSquares ||
-                       (t.rows == 1 && t.w.reach == 0 && t.columns % kInstructionRows == 0);
-    return boxes && p.K % unit == 0 && is_legal(p.Q, y[3]) &&
-           t.kind().channels * size % kRowBytes == 0;
-  }
-  // A box is whole slabs of a row, or of an image, which in a run is a row.
-  const int64_t slab = kRowBytes / size;
-  if (!stores_planes(p) || !is_legal(p.K, y[1])) return false;
-  if (t.shape == Shape::kRun) {
-    const int64_t image = p.P * p.Q;
-    return p.Q % 2 == 0 && (image % slab == 0 || (p.N == 1 && image % unit == 0));
-  }
-  return p.Q % unit == 0 && t.columns % slab == 0;
-}
-
-// Bytes that blocks of a line of boxes read past their plane's end; other stages or the staging
-// follow there.
-int past_the_end(const Tile& t) {
-  if (t.fetch != Fetch::kShared || t.shape == Shape::kSquares) return 0;
-  const int last = t.kind().pixels + t.h.reach * t.pitch + t.w.reach;
-  return std::max(0, last - t.stage_bytes / kRowBytes) * kRowBytes;
-}
-
 // What is not stages.
 int64_t fixed_bytes(const Forward& p, const Tile& t) {
-  const bool lists = t.by_warps || is_copied(t.fetch);
-  return staging(p, t) + kBarrierBytes + (lists ? kCopiesBytes : 0) +
-         (t.is_flat() ? kFlatBytes : 0) + past_the_end(t) + exchange_bytes(t);
+  return staging(p, t) + kBarrierBytes + kCopiesBytes + (t.is_flat() ? kFlatBytes : 0);
 }
 
 }  // namespace
 
-int64_t run_images(const ConvProblem& p, const Tile& t) {
-  return std::min((p.P + run_outputs(p, t) - 2) / p.P + 1, p.N);
-}
-
-Tile make_tile(const Forward& p, const BoxesRowsPlan& plan, int64_t splits) {
+Tile make_tile(const Forward& p, const MmaSyncPlan& plan, int64_t splits) {
   Tile t{};
   t.kernel = plan.kernel;
   t.shape = plan.shape;
@@ -230,13 +163,9 @@ Tile make_tile(const Forward& p, const BoxesRowsPlan& plan, int64_t splits) {
   t.images = plan.tile[2];
   t.x_stages = plan.stages[0];
   t.w_stages = plan.stages[1];
-  t.clustered = plan.clustered;
-  t.by_warps = plan.by_warps;
   const int64_t channels = p.group_C() * (t.is_flat() ? p.R * p.S : 1);
   t.pieces = static_cast<int>(ceil_divide(channels * element_size(p.dtype), kPieceBytes));
   t.splits = static_cast<int>(splits);
-  t.transposed = p.gradient && !t.by_warps &&
-                 instruction_transposes(t.kind().channels, t.fetch, element_size(p.dtype));
   if (t.fetch == Fetch::kShared) {
     lay_out_boxes(p, plan.apart_h, plan.apart_w, t);
   } else {
@@ -252,7 +181,6 @@ Tile make_tile(const Forward& p, const BoxesRowsPlan& plan, int64_t splits) {
     t.tiles_p = ceil_divide(p.P, t.rows);
     t.tiles_n = ceil_divide(p.N, t.images);
   }
-  t.boxed_out = splits == 1 && !t.by_warps && stores_boxes(p, t);
   // Planes so large that each is a page of memory: few of them at a time.
   t.planes_first = t.fetch != Fetch::kShared && t.shape == Shape::kLines && stores_planes(p) &&
                    p.P * p.Q * size >= kPageBytes / 2;
@@ -280,7 +208,7 @@ LaunchShape shape_of(const Forward& p, const Tile& t) {
   const int64_t size = element_size(p.dtype);
   const PackedWeight weight = packed_weight(p, t);
   const int64_t packed = weight.in_place ? 0 : weight.rows * weight.row * size;
-  return {t.tiles() * t.splits, threads_of(t.kind(), t.fetch),
+  return {t.tiles() * t.splits, kThreads,
           t.x_stages * t.stage_bytes + t.w_stages * t.weight_bytes() +
               static_cast<int>(fixed_bytes(p, t)),
           round_up(packed, 256) + p.woven * size + partial_bytes(t)};
@@ -295,12 +223,11 @@ bool is_legal(const Forward& p, const Tile& t) {
            (t.plane_rows - 1) * p.stride_h + 1 <= kMostBox;
   }
   if (t.positions >= kTooMany) return false;
-  if (t.fetch == Fetch::kBoxedPieces) return t.row.slabs + t.row.more_slabs <= kMostBoxes;
   const int64_t vectors = t.positions * element_size(p.dtype) / t.row.vector;
   if (t.fetch == Fetch::kTaps || t.fetch == Fetch::kOddTaps) {
     if ((t.fetch == Fetch::kOddTaps) != (t.row.slack % 2 != 0)) return false;
   }
-  return t.row.boxes > 0 || vectors <= kMostCopies;
+  return vectors <= kMostCopies;
 }
 
 ConvProblem source_problem(ConvProblem p, const Tile& t) {
@@ -315,23 +242,25 @@ ConvProblem source_problem(ConvProblem p, const Tile& t) {
   return p;
 }
 
+PackedWeight packed_weight(const Forward& p, const Tile& t) {
+  if (has_matrix(t.fetch)) return packed_matrix(p, /*transposed=*/false);
+  const int64_t taps = t.is_flat() ? 1 : p.taps_h * p.taps_w;
+  return {t.tiles_k * t.kind().channels, t.pieces * taps * kPieceBytes / element_size(p.dtype),
+          false};
+}
+
 int staging(const Forward& p, const Tile& t) {
-  const int size = static_cast<int>(element_size(p.dtype));
-  const int channels = t.kind().channels, groups = warpgroups(t.kind(), t.fetch);
+  const int size = static_cast<int>(element_size(p.dtype)), channels = t.kind().channels;
   if (t.fetch != Fetch::kShared && stores_planes(p)) {
-    const int slabs = kInstructionRows * size / kRowBytes * channels / slab_channels(channels);
-    return t.splits > 1 ? 0 : groups * std::min(slabs, kMostPlanarSlabs) * kSlabBytes;
-  }
-  if (t.boxed_out) {
-    const int slabs = t.kind().blocks() / groups * channels * size / kRowBytes;
-    return groups * std::min(slabs, kMostSlabs) * kSlabBytes;
+    const int slabs = kBlockPixels * size / kRowBytes * channels / slab_channels(channels);
+    return t.splits > 1 ? 0 : kWarpgroups * std::min(slabs, kMostSlabs) * kSlabBytes;
   }
   // Channels-last, 16 bits: each warp's sixteen pixels.
-  return 4 * groups * warp_staging(size, channels);
+  return 4 * kWarpgroups * warp_staging(size, channels);
 }
 
 bool stores_planes(const ConvProblem& p) {
   return p.K == 1 || p.P * p.Q == 1 || p.y_strides[1] != 1;
 }
 
-}  // namespace customconv::implicit_gemm
+}  // namespace customconv::implicit_gemm::mma_sync

@@ -14,7 +14,7 @@ namespace customconv::implicit_gemm::wgrad {
 
 // What is counted of a box are words of a channel: places.
 template <typename T>
-struct Turned : Filled<T> {
+struct Transposed : Filled<T> {
   uint32_t channel_bytes;  // from one to the next
   bool pairs;              // a word is two neighbours of a row, the first of which is an even one
   int width;               // of a box: pixels
@@ -25,8 +25,8 @@ struct Turned : Filled<T> {
 
 // `counts`: a box's columns, rows and images, so many pixels from one to the next.
 template <typename T>
-Turned<T> turn_pixels(Fill fill, const T* data, const Shape4& sizes, const Shape4& strides,
-                      const int (&counts)[3], const int (&steps)[3]) {
+Transposed<T> transpose_pixels(Fill fill, const T* data, const Shape4& sizes, const Shape4& strides,
+                               const int (&counts)[3], const int (&steps)[3]) {
   const int places[] = {row_places(fill, counts[0]), counts[1], counts[2]};
   return {fill_pixels(data, sizes, strides, kPixelOrder, places, steps),
           static_cast<uint32_t>(strides[1] * static_cast<int64_t>(sizeof(T))), fill == Fill::kPairs,
@@ -44,8 +44,8 @@ struct TurnedBox {
 // its word of the row, row and image.
 constexpr int kPlaceBits = 10;
 template <typename T>
-__device__ inline void tabulate_places(const Turned<T>& from, uint32_t table, int odd, int thread,
-                                       int threads) {
+__device__ inline void tabulate_places(const Transposed<T>& from, uint32_t table, int odd,
+                                       int thread, int threads) {
 #pragma unroll 1
   for (int place = thread; place < from.count; place += threads) {
     int32_t rest = place;
@@ -59,13 +59,13 @@ __device__ inline void tabulate_places(const Turned<T>& from, uint32_t table, in
   }
 }
 
-// Turns a box of up to kChannels channels. For each place a thread loads a word of each channel,
-// zeros for pixels outside of the image. When `may_store` returns, it stores them in rows with the
-// 128-byte swizzle, the channels of a pixel side by side. Nobody reads the sums of channels that do
-// not exist. A thread has kBlock words under way at a time, of several places if the box has fewer
-// channels.
+// Transposes a box of up to kChannels channels. For each place a thread loads a word of each
+// channel, zeros for pixels outside of the image. When `may_store` returns, it stores them in rows
+// with the 128-byte swizzle, the channels of a pixel side by side. Nobody reads the sums of
+// channels that do not exist. A thread has kBlock words under way at a time, of several places if
+// the box has fewer channels.
 template <bool kPairs, int kChannels, typename T, typename MayStore>
-__device__ inline void turn_box(const Turned<T>& from, const TurnedBox& box, int thread,
+__device__ inline void turn_box(const Transposed<T>& from, const TurnedBox& box, int thread,
                                 int threads, const MayStore& may_store) {
   static_assert(sizeof(T) == 2);
   using Word = std::conditional_t<kPairs, uint32_t, uint16_t>;

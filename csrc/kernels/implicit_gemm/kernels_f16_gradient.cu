@@ -1,7 +1,0 @@
-#include "kernels/implicit_gemm/tables.cuh"
-
-namespace customconv::implicit_gemm {
-
-template KernelOf<__half> kernel_of_gradient<__half>(const Tile&);
-
-}  // namespace customconv::implicit_gemm
