@@ -16,6 +16,7 @@ from bench import pays, replayed, units
 TO_DELETE = {
     "tile:gather/128x128": 1.0008,
     "tile:halo/128x64": 1.001,
+    "tile:im2col/128x64": 1.0008,
     "tile:planes/256x32": 1.0003,
     "tile:planes-threads/3x3-taps": 1.0013,
     "tile:registers/2x128": 1.0008,
