@@ -8,6 +8,7 @@
 #include "core/build.h"
 #include "core/devices.h"
 #include "core/interface.h"
+#include "plan/fold.h"
 #include "plan/price.h"
 #include "plan/text.h"
 
@@ -95,18 +96,22 @@ Explanation explain(int device, const ConvProblem& problem, bool channels_last,
   if (decided->plan.family != FamilyId::kAten) {
     found.plan = decided->plan;
   } else {
-    found.fallback = to_string(algorithm == "aten"       ? Fallback::kAsked
-                               : decided->tuned          ? Fallback::kTuned
-                               : properties.has_prices() ? Fallback::kNoFamily
-                                                         : Fallback::kUnmeasured);
+    found.fallback = to_string(algorithm == "aten"        ? Fallback::kAsked
+                               : decided->tuned           ? Fallback::kTuned
+                               : !properties.has_prices() ? Fallback::kUnmeasured
+                               : stays_deep(problem)      ? Fallback::kSlower
+                                                          : Fallback::kNoFamily);
   }
   return found;
 }
 
-// A problem in the layouts that the arguments name; sizes of the output follow from the rest.
-ConvProblem make_problem(const std::string& op, const std::string& dtype, const Shape4& input,
-                         const Shape4& weight, std::array<int64_t, 2> stride,
-                         std::array<int64_t, 2> padding, std::array<int64_t, 2> dilation,
+// For each of a problem's two or three dimensions; a single number is for all of them.
+using Numbers = std::vector<int64_t>;
+
+// A problem in the layouts that the arguments name; sizes of the output follow from the rest. Sizes
+// and numbers are in PyTorch's order: of depth first.
+ConvProblem make_problem(const std::string& op, const std::string& dtype, const Numbers& input,
+                         const Numbers& weight, Numbers stride, Numbers padding, Numbers dilation,
                          int64_t groups, bool channels_last, bool bias, bool tf32,
                          int epilogue_passes, bool residual, bool statistics,
                          bool batch_invariant) {
@@ -119,26 +124,46 @@ ConvProblem make_problem(const std::string& op, const std::string& dtype, const 
   p.has_residual = residual;
   p.has_statistics = statistics;
   p.batch_invariant = batch_invariant;
+  const size_t dims = input.size() - 2;
+  if ((input.size() != 4 && input.size() != 5) || weight.size() != input.size()) {
+    throw py::value_error("input and weight must both have four or five sizes");
+  }
+  for (Numbers* numbers : {&stride, &padding, &dilation}) {
+    if (numbers->size() == 1) numbers->resize(dims, numbers->front());
+    if (numbers->size() != dims) {
+      throw py::value_error("stride, padding and dilation must have a number for each dimension");
+    }
+  }
   p.N = input[0];
   p.C = input[1];
-  p.H = input[2];
-  p.W = input[3];
+  p.H = input[dims];
+  p.W = input[dims + 1];
   p.K = weight[0];
-  p.R = weight[2];
-  p.S = weight[3];
+  p.R = weight[dims];
+  p.S = weight[dims + 1];
   p.groups = groups;
-  p.stride_h = stride[0];
-  p.stride_w = stride[1];
-  p.pad_h = padding[0];
-  p.pad_w = padding[1];
-  p.dilation_h = dilation[0];
-  p.dilation_w = dilation[1];
+  p.stride_h = stride[dims - 2];
+  p.stride_w = stride[dims - 1];
+  p.pad_h = padding[dims - 2];
+  p.pad_w = padding[dims - 1];
+  p.dilation_h = dilation[dims - 2];
+  p.dilation_w = dilation[dims - 1];
+  if (dims == 3) {
+    p.D = input[2];
+    p.T = weight[2];
+    p.stride_d = stride[0];
+    p.pad_d = padding[0];
+    p.dilation_d = dilation[0];
+    p.O = output_size(p.D, p.pad_d, p.dilation_d, p.T, p.stride_d);
+    if (!p.is_deep()) p.stride_d = p.dilation_d = 1;
+  }
   if (p.C != weight[1] * groups || groups < 1 || p.K % groups != 0) {
     throw py::value_error("input channels must be weight.size(1) * groups");
   }
   p.P = output_size(p.H, p.pad_h, p.dilation_h, p.R, p.stride_h);
   p.Q = output_size(p.W, p.pad_w, p.dilation_w, p.S, p.stride_w);
-  if (p.P < 1 || p.Q < 1) throw py::value_error("the kernel is larger than the padded input");
+  if (p.O < 1 || p.P < 1 || p.Q < 1)
+    throw py::value_error("the kernel is larger than the padded input");
   const Layout layout = channels_last ? Layout::kNhwc : Layout::kNchw;
   p.x_strides = dense_strides(p.x_sizes(), layout);
   p.w_strides = dense_strides(p.w_sizes(), layout);
@@ -206,14 +231,17 @@ PYBIND11_MODULE(_bind, m) {
   py::class_<ConvProblem>(m, "ConvProblem")
       .def(py::init(&make_problem), py::kw_only(), py::arg("op") = "fprop",
            py::arg("dtype") = "float32", py::arg("input"), py::arg("weight"),
-           py::arg("stride") = std::array<int64_t, 2>{1, 1},
-           py::arg("padding") = std::array<int64_t, 2>{0, 0},
-           py::arg("dilation") = std::array<int64_t, 2>{1, 1}, py::arg("groups") = 1,
+           py::arg("stride") = Numbers{1}, py::arg("padding") = Numbers{0},
+           py::arg("dilation") = Numbers{1}, py::arg("groups") = 1,
            py::arg("channels_last") = false, py::arg("bias") = false, py::arg("tf32") = false,
            py::arg("epilogue_passes") = 0, py::arg("residual") = false,
            py::arg("statistics") = false, py::arg("batch_invariant") = false)
-      .def_property_readonly(
-          "output", [](const ConvProblem& p) { return py::make_tuple(p.N, p.K, p.P, p.Q); })
+      .def_property_readonly("output",
+                             [](const ConvProblem& p) {
+                               return p.is_deep() ? py::make_tuple(p.N, p.K, p.O, p.P, p.Q)
+                                                  : py::make_tuple(p.N, p.K, p.P, p.Q);
+                             })
+      .def_property_readonly("is_deep", &ConvProblem::is_deep)
       .def_property_readonly("macs", &ConvProblem::macs)
       .def_property_readonly("least_bytes", &ConvProblem::least_bytes)
       .def_property_readonly("batch_invariant", is_batch_invariant)
@@ -322,7 +350,14 @@ PYBIND11_MODULE(_bind, m) {
   m.def("check_plan", check_plan, py::arg("problem"), py::arg("plan"),
         py::arg("device") = DeviceProperties());
 
-  m.def("leaves_no_doubt", leaves_no_doubt, py::arg("problem"), py::arg("device"));
+  m.def(
+      "leaves_no_doubt",
+      [](const ConvProblem& problem, const DeviceProperties& device) -> std::optional<std::string> {
+        const FamilyId family = leaves_no_doubt(problem, device);
+        if (family == FamilyId::kAten) return std::nullopt;
+        return to_string(family);
+      },
+      py::arg("problem"), py::arg("device"));
 
   m.def("computes_in_tf32", computes_in_tf32, py::arg("problem"),
         py::arg("device") = DeviceProperties());

@@ -76,9 +76,12 @@ py::dict fields_of(const ConvProblem& p) {
   fields["op"] = to_string(p.pass);
   fields["dtype"] = to_string(p.dtype);
   for (const auto& field : kProblemNumbers) fields[field.name] = p.*field.member;
+  if (p.is_deep()) {
+    for (const auto& field : kDepthNumbers) fields[field.name] = p.*field.member;
+  }
   for (const auto& field : kProblemFlags) fields[field.name] = p.*field.member;
   for (const auto& field : kProblemStrides) {
-    fields[field.name] = std::vector<int64_t>((p.*field.member).begin(), (p.*field.member).end());
+    fields[field.name] = listed_strides(p, p.*field.member);
   }
   fields[kEpiloguePasses.name] = p.*kEpiloguePasses.member;
   return fields;
@@ -90,14 +93,24 @@ ConvProblem problem_from(const py::dict& fields) {
   p.pass = pass_named(reader.read<std::string>("op"));
   p.dtype = dtype_named(reader.read<std::string>("dtype"));
   for (const auto& f : kProblemNumbers) p.*f.member = reader.number(f.name, f.least, f.most);
+  const bool deep = fields.contains("D");
+  if (deep) {
+    for (const auto& f : kDepthNumbers) p.*f.member = reader.number(f.name, f.least, f.most);
+  }
   for (const auto& f : kProblemFlags) p.*f.member = reader.read<bool>(f.name);
   for (const auto& f : kProblemStrides) {
-    p.*f.member = reader.read<Shape4>(f.name);
-    for (const int64_t stride : p.*f.member) Reader::checked(f.name, stride, f.least, f.most);
+    const auto strides = reader.read<std::vector<int64_t>>(f.name);
+    if (strides.size() != (deep ? 5 : 4)) {
+      throw py::value_error(std::string(f.name) + " has another type than expected");
+    }
+    for (size_t i = 0; i < strides.size(); ++i) {
+      (p.*f.member)[i] = Reader::checked(f.name, strides[i], f.least, f.most);
+    }
   }
   p.epilogue_passes = static_cast<int>(
       reader.number(kEpiloguePasses.name, kEpiloguePasses.least, kEpiloguePasses.most));
   reader.end();
+  if (deep != p.is_deep()) throw py::value_error("D and its like are of volumes");
   check_fields(p);
   return p;
 }

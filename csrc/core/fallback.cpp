@@ -16,8 +16,6 @@ const char* to_string(Fallback reason) {
       return "torch.backends.cudnn.enabled is False";
     case Fallback::kDtype:
       return "there are no kernels for this dtype";
-    case Fallback::kDimensions:
-      return "the convolution is neither 1-D nor 2-D";
     case Fallback::kLayout:
       return "a tensor is not strided";
     case Fallback::kEmpty:
@@ -33,6 +31,8 @@ const char* to_string(Fallback reason) {
              "both";
     case Fallback::kTuned:
       return "PyTorch's own was faster when it was tuned";
+    case Fallback::kSlower:
+      return "PyTorch's own is faster than any family";
     case Fallback::kCount:
       break;
   }

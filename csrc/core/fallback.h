@@ -12,7 +12,6 @@ enum class Fallback : uint8_t {
   kArchitecture,
   kCudnnOff,
   kDtype,
-  kDimensions,
   kLayout,
   kEmpty,
   kOutputPadding,
@@ -20,6 +19,7 @@ enum class Fallback : uint8_t {
   kNoFamily,
   kUnmeasured,
   kTuned,
+  kSlower,
   kCount,
 };
 

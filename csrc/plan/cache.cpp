@@ -1,11 +1,20 @@
 #include "plan/cache.h"
 
+#include <algorithm>
+#include <initializer_list>
+
 namespace customconv {
 
 size_t PlanKeyHash::operator()(const PlanKey& key) const {
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, a word at a time
-  for (const int64_t word : key) hash = (hash ^ static_cast<uint64_t>(word)) * 0x100000001b3;
+  for (size_t i = 0; i < key.size; ++i) {
+    hash = (hash ^ static_cast<uint64_t>(key.words[i])) * 0x100000001b3;
+  }
   return static_cast<size_t>(hash ^ (hash >> 32));
+}
+
+bool operator==(const PlanKey& a, const PlanKey& b) {
+  return a.size == b.size && std::equal(a.words.data(), a.words.data() + a.size, b.words.data());
 }
 
 PlanKey key_of(int device_index, const ConvProblem& p, Algorithm algorithm, bool prefer,
@@ -17,37 +26,45 @@ PlanKey key_of(int device_index, const ConvProblem& p, Algorithm algorithm, bool
                         (p.y_aligned ? 64 : 0) | (p.batch_invariant ? 128 : 0) |
                         (p.has_statistics ? 256 : 0) | (copied == Layout::kNhwc ? 512 : 0) |
                         int64_t{p.epilogue_passes} << 10;
-  PlanKey key = {device_index,
-                 static_cast<int64_t>(algorithm),
-                 flags,
-                 static_cast<int64_t>(p.dtype),
-                 static_cast<int64_t>(p.pass),
-                 p.N,
-                 p.C,
-                 p.H,
-                 p.W,
-                 p.K,
-                 p.R,
-                 p.S,
-                 p.P,
-                 p.Q,
-                 p.groups,
-                 p.stride_h,
-                 p.stride_w,
-                 p.pad_h,
-                 p.pad_w,
-                 p.dilation_h,
-                 p.dilation_w};
-  size_t next = 21;
-  for (const Shape4* strides : {&p.x_strides, &p.w_strides, &p.y_strides}) {
-    for (const int64_t stride : *strides) key[next++] = stride;
+  PlanKey key;
+  size_t next = 0;
+  const auto put = [&](std::initializer_list<int64_t> words) {
+    for (const int64_t word : words) key.words[next++] = word;
+  };
+  put({device_index,
+       static_cast<int64_t>(algorithm),
+       flags,
+       static_cast<int64_t>(p.dtype),
+       static_cast<int64_t>(p.pass),
+       p.N,
+       p.C,
+       p.H,
+       p.W,
+       p.K,
+       p.R,
+       p.S,
+       p.P,
+       p.Q,
+       p.groups,
+       p.stride_h,
+       p.stride_w,
+       p.pad_h,
+       p.pad_w,
+       p.dilation_h,
+       p.dilation_w});
+  for (const Shape5* strides : {&p.x_strides, &p.w_strides, &p.y_strides}) {
+    put({(*strides)[0], (*strides)[1], (*strides)[2], (*strides)[3]});
   }
-  if (image) {  // others have zeros there
-    for (const int64_t size :
-         {image->H, image->W, image->P, image->Q, image->pad_h, image->pad_w}) {
-      key[next++] = size;
-    }
+  if (image) {
+    put({image->H, image->W, image->P, image->Q, image->pad_h, image->pad_w});
+  } else {
+    put({0, 0, 0, 0, 0, 0});
   }
+  if (p.is_deep()) {
+    put({p.D, p.T, p.O, p.stride_d, p.pad_d, p.dilation_d, p.x_strides[4], p.w_strides[4],
+         p.y_strides[4]});
+  }
+  key.size = next;
   return key;
 }
 

@@ -17,8 +17,14 @@ namespace customconv {
 struct Decision;  // plan/decide.h
 
 // Everything that a decision depends on: the device, what was asked for, and each field of the
-// problem.
-using PlanKey = std::array<int64_t, 39>;
+// problem. Keys of images are shorter than those of volumes.
+struct PlanKey {
+  static constexpr size_t kImageWords = 39, kVolumeWords = 48;
+
+  std::array<int64_t, kVolumeWords> words;  // those behind `size` are not set
+  size_t size;
+};
+bool operator==(const PlanKey& a, const PlanKey& b);
 
 struct PlanKeyHash {
   size_t operator()(const PlanKey& key) const;

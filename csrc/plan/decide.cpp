@@ -10,7 +10,7 @@ namespace {
 
 // Makes the operands that the pass reads dense and aligned, and says which were not.
 Copies make_dense(ConvProblem& p, Layout layout) {
-  const auto copy = [layout](const Shape4& sizes, Shape4& strides, bool& aligned) {
+  const auto copy = [layout](const Shape5& sizes, Shape5& strides, bool& aligned) {
     const bool is_dense = strides_match(sizes, strides, layout);
     if (!is_dense) strides = dense_strides(sizes, layout);
     return !std::exchange(aligned, true) || !is_dense;
@@ -121,6 +121,7 @@ std::vector<Candidate> candidates(const Asked& asked, const Decision& decision,
       return std::string("algorithm '") + to_string(asked.algorithm) + "' was asked for";
     }
     if (!has_prices && !taken.tuned) return "nobody has measured this GPU";
+    if (!may_choose(family, compared)) return "PyTorch's own is faster for most such volumes";
     const std::optional<double> ms = ms_of(family);
     if (!ms) {
       return compared.tf32 ? "it computes in IEEE float32, and TF32 is faster here"
@@ -146,10 +147,10 @@ std::vector<Candidate> candidates(const Asked& asked, const Decision& decision,
       if (!is_taken) candidate.reason = candidate.possible ? why_not_taken(family) : why_not;
       if (is_taken && taken.tuned) candidate.plan = taken;
     } else if (!is_taken) {
-      candidate.reason = taken.tuned ? name + " was the fastest when it was tuned"
-                         : has_prices
-                             ? "used where no family of ours can compute the problem"
-                             : "used on a GPU that nobody has measured, where bytes leave a doubt";
+      candidate.reason =
+          taken.tuned  ? name + " was the fastest when it was tuned"
+          : has_prices ? "used where no family of ours can compute the problem, or none faster"
+                       : "used on a GPU that nobody has measured, where bytes leave a doubt";
     }
   }
   return all;

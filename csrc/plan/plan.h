@@ -49,7 +49,8 @@ struct Wanted {
   double most_ms = std::numeric_limits<double>::infinity();
 };
 
-// A family: `can_implement` says why not, or nullptr; the others are called only where it can.
+// A family: `can_implement` says why not, or nullptr; the others are called only where it can. All
+// are asked about folded problems (plan/fold.h).
 struct Family {
   const char* name;
   const char* (*can_implement)(const ConvProblem&, const DeviceProperties&);
@@ -69,6 +70,9 @@ struct Family {
   std::vector<ConvPlan> (*all_orders)(const ConvProblem&, const DeviceProperties&) = nullptr;
   // Parts of y's statistics that a plan's kernels leave, or 0; null where none do.
   int64_t (*statistics_parts)(const ConvProblem&, const ConvPlan&) = nullptr;
+  // Whether the planner may choose its plans of a problem of volumes, as they are faster than
+  // PyTorch's; null where it computes none, and is not asked.
+  bool (*may_choose_volume)(const ConvProblem&) = nullptr;
 };
 
 struct Candidate {

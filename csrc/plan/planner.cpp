@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "plan/fold.h"
 #include "plan/name.h"
 #include "plan/price.h"
 
@@ -31,6 +32,14 @@ const std::array<const Family*, kFamilyCount> kFamilies = {
 #undef CUSTOMCONV_FAMILY
 };
 
+// Why a family cannot compute a folded problem, or nullptr.
+const char* can_implement(size_t index, const ConvProblem& problem,
+                          const DeviceProperties& device) {
+  const Family& family = *kFamilies[index];
+  if (problem.is_deep() && family.may_choose_volume == nullptr) return "it computes no volumes";
+  return family.can_implement(problem, device);
+}
+
 bool is_family(Algorithm algorithm) { return static_cast<size_t>(algorithm) < kFamilyCount; }
 
 // A family's own plan as the planner compares it.
@@ -50,24 +59,27 @@ ConvPlan complete(ConvPlan plan, size_t index, const ConvProblem& problem,
 
 // Leaves a family's plan in `plan`, or returns why there is none: also where nothing is known that
 // rules a problem out, but no tile fits it.
-const char* propose_for_batch(size_t index, const ConvProblem& problem,
+const char* propose_for_batch(size_t index, const ConvProblem& asked,
                               const DeviceProperties& device, ConvPlan& plan,
                               const Wanted& wanted = {}) {
-  const Family& family = *kFamilies[index];
-  const char* why_not = family.can_implement(problem, device);
+  ConvProblem room;
+  const ConvProblem& problem = folded(asked, room);
+  const char* why_not = can_implement(index, problem, device);
   if (why_not != nullptr) return why_not;
-  plan = complete(family.propose(problem, device, wanted), index, problem, device);
+  plan = complete(kFamilies[index]->propose(problem, device, wanted), index, problem, device);
   return plan.threads > 0 ? nullptr : "none of its tiles fits the problem";
 }
 
 // Every plan of a family, listed by one of its functions; none where it cannot.
-std::vector<ConvPlan> listed(size_t index, const ConvProblem& problem,
-                             const DeviceProperties& device, decltype(Family::variants) list) {
+std::vector<ConvPlan> listed(size_t index, const ConvProblem& asked, const DeviceProperties& device,
+                             decltype(Family::variants) list) {
   std::vector<ConvPlan> all;
+  ConvProblem room;
+  const ConvProblem& problem = folded(asked, room);
   if (list == nullptr) {
     ConvPlan own;
     if (propose_for_batch(index, problem, device, own) == nullptr) all.push_back(own);
-  } else if (kFamilies[index]->can_implement(problem, device) == nullptr) {
+  } else if (can_implement(index, problem, device) == nullptr) {
     for (const ConvPlan& plan : list(problem, device)) {
       all.push_back(complete(plan, index, problem, device));
     }
@@ -82,7 +94,7 @@ constexpr int64_t kMostElements = int64_t{1} << 30;
 
 // As many images, or fewer where they would pass kMostElements.
 int64_t limited_batch(const ConvProblem& p, int64_t images) {
-  const int64_t image = std::max(p.C * p.H * p.W, p.K * p.P * p.Q);
+  const int64_t image = std::max(p.C * p.H * p.W * p.D, p.K * p.P * p.Q * p.O);
   return std::clamp<int64_t>(kMostElements / image, 1, images);
 }
 
@@ -167,7 +179,8 @@ const char* choose_order(size_t index, const ConvProblem& asked, const DevicePro
                          Ordered& chosen, const Image* image) {
   const ConvProblem problem = whole_of(asked, image);
   const ConvProblem reference = with_batch(problem, reference_batch(problem));
-  const char* why_not = kFamilies[index]->can_implement(reference, device);
+  ConvProblem room;
+  const char* why_not = can_implement(index, folded(reference, room), device);
   if (why_not != nullptr) return why_not;
   std::vector<Ordered> plans = ordered_plans(index, reference, device);
   if (plans.empty()) return "cuBLAS does not promise an image the same bits in every batch";
@@ -212,13 +225,18 @@ bool keeps_precision(size_t index, const ConvProblem& settled) {
   return !settled.tf32 || may_round_to_tf32(static_cast<FamilyId>(index));
 }
 
+// Whether a family is one that the planner chooses from.
+bool may_choose(size_t index, const ConvProblem& asked) {
+  return may_choose(static_cast<FamilyId>(index), asked);
+}
+
 // The cheapest plan in the problem's precision.
 ConvPlan cheapest(const ConvProblem& problem, const DeviceProperties& device) {
   ConvPlan best;
   Wanted faster;
   for (size_t i = 0; i < kFamilyCount; ++i) {
     ConvPlan proposed;
-    if (!keeps_precision(i, problem)) continue;
+    if (!keeps_precision(i, problem) || !may_choose(i, problem)) continue;
     if (propose(i, problem, device, proposed, faster) != nullptr) continue;
     if (best.family == FamilyId::kAten || proposed.predicted_ms < best.predicted_ms) {
       best = proposed;
@@ -235,7 +253,7 @@ FamilyId cheapest_in_order(const ConvProblem& problem, const DeviceProperties& d
   FamilyId best = FamilyId::kAten;
   for (size_t i = 0; i < kFamilyCount; ++i) {
     Ordered chosen;
-    if (!keeps_precision(i, problem)) continue;
+    if (!keeps_precision(i, problem) || !may_choose(i, problem)) continue;
     if (choose_order(i, problem, device, chosen, image) != nullptr) continue;
     if (best == FamilyId::kAten || best == FamilyId::direct || chosen.plan.predicted_ms < ms) {
       best = static_cast<FamilyId>(i);
@@ -281,19 +299,22 @@ ConvPlan weighed(const ConvProblem& problem, const DeviceProperties& device, con
 // all faster ones, and as it does of about `enough_ms`. It asks the family `first` before the
 // others.
 template <typename IsEnough>
-bool has_plan(const ConvProblem& problem, const DeviceProperties& device, const Image* image,
+bool has_plan(const ConvProblem& asked, const DeviceProperties& device, const Image* image,
               FamilyId first, double enough_ms, const IsEnough& is_enough) {
   const auto suffices = [&](const ConvPlan& plan) {
-    const double ms = cheapest_ms(problem, plan);
+    const double ms = cheapest_ms(asked, plan);
     return std::isfinite(ms) && is_enough(ms);
   };
-  if (is_batch_invariant(problem)) return suffices(weighed(problem, device, image));
+  if (is_batch_invariant(asked)) return suffices(weighed(asked, device, image));
+  ConvProblem room;
+  const ConvProblem& problem = folded(asked, room);
   std::array<size_t, kFamilyCount> order;
   std::iota(order.begin(), order.end(), 0);
   std::swap(order[0], order[static_cast<size_t>(first)]);
   return std::any_of(order.begin(), order.end(), [&](size_t i) {
     const Family& family = *kFamilies[i];
-    if (!keeps_precision(i, problem) || family.can_implement(problem, device) != nullptr) {
+    if (!keeps_precision(i, problem) || !may_choose(i, problem) ||
+        can_implement(i, problem, device) != nullptr) {
       return false;
     }
     const ConvPlan quick = family.propose(problem, device, {enough_ms});
@@ -345,14 +366,17 @@ ConvPlan settle(ConvProblem& problem, const DeviceProperties& device,
 
 int64_t sum_order(const ConvProblem& problem, const ConvPlan& plan) {
   const Family& family = *kFamilies[static_cast<size_t>(plan.family)];
-  return family.sum_order == nullptr ? 0 : family.sum_order(problem, plan);
+  ConvProblem room;
+  return family.sum_order == nullptr ? 0 : family.sum_order(folded(problem, room), plan);
 }
 
-LaunchShape launch_shape(const ConvProblem& problem, const ConvPlan& plan,
+LaunchShape launch_shape(const ConvProblem& asked, const ConvPlan& plan,
                          const DeviceProperties& device) {
-  const Family& family = *kFamilies[static_cast<size_t>(plan.family)];
-  if (family.can_implement(problem, device) != nullptr) return {};
-  LaunchShape shape = family.shape(problem, device, plan);
+  const auto index = static_cast<size_t>(plan.family);
+  ConvProblem room;
+  const ConvProblem& problem = folded(asked, room);
+  if (can_implement(index, problem, device) != nullptr) return {};
+  LaunchShape shape = kFamilies[index]->shape(problem, device, plan);
   shape.blocks = std::min(shape.blocks, plan.blocks);
   return shape;
 }
@@ -376,21 +400,34 @@ int64_t reference_batch(const ConvProblem& problem) {
   return limited_batch(problem, kReferenceBatch);
 }
 
-// Depthwise in NCHW, where bytes take so many times as long as products. PyTorch's kernels for it
-// are far from the memory's limit; in NHWC cuDNN's are near it.
-bool leaves_no_doubt(const ConvProblem& p, const DeviceProperties& device) {
+// Of volumes, patches that are not padded: PyTorch's kernels compute them far slower than cuBLAS
+// the same product. Of images, depthwise in NCHW, where bytes take so many times as long as
+// products: PyTorch's kernels for it are far from the memory's limit; in NHWC cuDNN's are near it.
+FamilyId leaves_no_doubt(const ConvProblem& asked, const DeviceProperties& device) {
   constexpr double kMargin = 2;
-  const auto in_planes = [](const Shape4& sizes, const Shape4& strides) {
+  if (asked.is_deep() && element_size(asked.dtype) == 2 &&
+      im2col::family.may_choose_volume(asked)) {
+    ConvProblem room;
+    const ConvProblem& problem = folded(asked, room);
+    const bool can = im2col::family.can_implement(problem, device) == nullptr;
+    return can ? FamilyId::im2col : FamilyId::kAten;
+  }
+  ConvProblem room;
+  const ConvProblem& p = folded(asked, room);
+  if (p.is_deep()) return FamilyId::kAten;
+  const auto in_planes = [](const Shape5& sizes, const Shape5& strides) {
     return sizes[2] * sizes[3] > 1 && strides_match(sizes, strides, Layout::kNchw);
   };
-  if (p.groups == 1 || p.group_C() != 1 || p.group_K() != 1) return false;
-  if (!in_planes(p.x_sizes(), p.x_strides) || !in_planes(p.y_sizes(), p.y_strides)) return false;
+  const bool is_plain = p.groups > 1 && p.group_C() == 1 && p.group_K() == 1 &&
+                        in_planes(p.x_sizes(), p.x_strides) && in_planes(p.y_sizes(), p.y_strides);
+  if (!is_plain) return FamilyId::kAten;
   ConvProblem bare = p;
   bare.has_residual = false;  // the convolution decides for a fused call too
   const double bytes_ms = 1e-6 * bare.least_bytes() / device.bandwidth_gb_s;
   const double products_ms = 2e3 * p.macs() / device.vector_flops(p.dtype);
-  if (bytes_ms < kMargin * products_ms) return false;
-  return depthwise::family.can_implement(p, device) == nullptr;
+  const bool can =
+      bytes_ms >= kMargin * products_ms && depthwise::family.can_implement(p, device) == nullptr;
+  return can ? FamilyId::depthwise : FamilyId::kAten;
 }
 
 bool may_round_to_tf32(FamilyId family) {
@@ -412,6 +449,13 @@ bool may_round_to_tf32(FamilyId family) {
 const char* propose(FamilyId family, const ConvProblem& problem, const DeviceProperties& device,
                     ConvPlan& plan) {
   return propose(static_cast<size_t>(family), problem, device, plan);
+}
+
+bool may_choose(FamilyId family, const ConvProblem& asked) {
+  ConvProblem room;
+  const ConvProblem& problem = folded(asked, room);
+  const auto may = kFamilies[static_cast<size_t>(family)]->may_choose_volume;
+  return !problem.is_deep() || (may != nullptr && may(problem));
 }
 
 bool keeps_precision(FamilyId family, const ConvProblem& settled) {
@@ -447,9 +491,8 @@ ConvPlan plan(ConvProblem& problem, const DeviceProperties& device, Algorithm al
   if (!device.has_prices() && !problem.batch_invariant) {
     problem.tf32 = false;
     ConvPlan own;
-    if (leaves_no_doubt(problem, device)) {
-      propose(static_cast<size_t>(FamilyId::depthwise), problem, device, own);
-    }
+    const FamilyId family = leaves_no_doubt(problem, device);
+    if (family != FamilyId::kAten) propose(family, problem, device, own);
     return own;
   }
   const ConvPlan settled = settle(problem, device, image);

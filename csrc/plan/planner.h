@@ -34,7 +34,7 @@ bool computes_in_tf32(const ConvProblem& problem, const DeviceProperties& device
 // where no family can; a problem that is to be rounded to TF32 must be of dense, aligned tensors. A
 // forced family that cannot compute the problem throws std::runtime_error with its reason, unless
 // `prefer` is set: then the planner chooses. Where the device has no prices, the planner chooses
-// kAten, unless `leaves_no_doubt`. Allocates nothing, unless the problem is batch invariant.
+// what `leaves_no_doubt`. Allocates nothing, unless the problem is batch invariant.
 //
 // A batch-invariant problem must be of dense, aligned tensors in one layout; their strides become
 // those of that layout, also where a size is one. It gets a plan of ours on any device:
@@ -53,14 +53,19 @@ LaunchShape launch_shape(const ConvProblem& problem, const ConvPlan& plan,
 // Throws std::invalid_argument where a plan is of another problem.
 void check_plan(const ConvProblem& problem, const ConvPlan& plan, const DeviceProperties& device);
 
-// Whether kernels of ours are faster than PyTorch's on any GPU, also one that has no prices.
-bool leaves_no_doubt(const ConvProblem& problem, const DeviceProperties& device);
+// The family whose kernels are faster than PyTorch's on any GPU, also one that has no prices; kAten
+// where there is a doubt.
+FamilyId leaves_no_doubt(const ConvProblem& problem, const DeviceProperties& device);
 
 // Leaves a family's plan in `plan`, or returns why it has none.
 const char* propose(FamilyId family, const ConvProblem& problem, const DeviceProperties& device,
                     ConvPlan& plan);
 // Whether a family rounds float32 operands to TF32, in some of the problems that allow it.
 bool may_round_to_tf32(FamilyId family);
+// Whether the planner may choose a family's plan of a problem. Of volumes, it chooses what is
+// faster than PyTorch's kernels; without one, they are left to PyTorch though `direct` computes
+// them all.
+bool may_choose(FamilyId family, const ConvProblem& problem);
 // Whether a family computes a problem in the precision that was settled on, or a higher one.
 bool keeps_precision(FamilyId family, const ConvProblem& settled);
 

@@ -15,35 +15,35 @@ double ConvProblem::least_bytes() const {
   };
   double x = static_cast<double>(x_count());
   if (pass != Pass::kDgrad) {
-    x *= met(R, stride_h) * (x_strides[3] == 1 ? 1 : met(S, stride_w));
+    x *= met(R, stride_h) * (x_strides[3] == 1 ? 1 : met(S, stride_w)) * met(T, stride_d);
   }
   const double count =
       x + static_cast<double>(w_count()) + static_cast<double>(y_count()) * (has_residual ? 2 : 1);
   return count * static_cast<double>(element_size(dtype));
 }
 
-Shape4 dense_strides(const Shape4& sizes, Layout layout) {
-  const auto [n, c, h, w] = sizes;
+Shape5 dense_strides(const Shape5& sizes, Layout layout) {
+  const auto [n, c, h, w, d] = sizes;
   (void)n;
-  if (layout == Layout::kNhwc) return {h * w * c, 1, w * c, c};
-  return {c * h * w, h * w, w, 1};
+  if (layout == Layout::kNhwc) return {d * h * w * c, 1, w * c, c, d > 1 ? h * w * c : 0};
+  return {c * d * h * w, d * h * w, w, 1, d > 1 ? h * w : 0};
 }
 
-bool strides_match(const Shape4& sizes, const Shape4& strides, Layout layout) {
-  const Shape4 dense = dense_strides(sizes, layout);
+bool strides_match(const Shape5& sizes, const Shape5& strides, Layout layout) {
+  const Shape5 dense = dense_strides(sizes, layout);
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] > 1 && strides[i] != dense[i]) return false;
   }
   return true;
 }
 
-Layout dense_layout(const Shape4& sizes, const Shape4& strides) {
+Layout dense_layout(const Shape5& sizes, const Shape5& strides) {
   if (strides_match(sizes, strides, Layout::kNchw)) return Layout::kNchw;
   if (strides_match(sizes, strides, Layout::kNhwc)) return Layout::kNhwc;
   return Layout::kOther;
 }
 
-int64_t max_offset(const Shape4& sizes, const Shape4& strides) {
+int64_t max_offset(const Shape5& sizes, const Shape5& strides) {
   int64_t offset = 0;
   for (size_t i = 0; i < sizes.size(); ++i) offset += (sizes[i] - 1) * strides[i];
   return offset;
@@ -68,7 +68,8 @@ bool has_int32_coordinates(const ConvProblem& p) {
     return reach < kLimit && static_cast<double>(dilation) < kLimit;
   };
   return fits(p.H, p.P, p.R, p.stride_h, p.pad_h, p.dilation_h) &&
-         fits(p.W, p.Q, p.S, p.stride_w, p.pad_w, p.dilation_w);
+         fits(p.W, p.Q, p.S, p.stride_w, p.pad_w, p.dilation_w) &&
+         fits(p.D, p.O, p.T, p.stride_d, p.pad_d, p.dilation_d);
 }
 
 int64_t output_size(int64_t size, int64_t pad, int64_t dilation, int64_t taps, int64_t stride) {
@@ -133,13 +134,26 @@ std::string to_string(const ConvProblem& p) {
   std::ostringstream out;
   out << to_string(p.pass) << ' ' << to_string(p.dtype);
   if (p.dtype == DType::kFloat32) out << (p.tf32 ? " (TF32 allowed)" : " (IEEE)");
-  out << " x(" << p.N << ", " << p.C << ", " << p.H << ", " << p.W << ") "
-      << to_string(dense_layout(p.x_sizes(), p.x_strides)) << " w(" << p.K << ", " << p.group_C()
-      << ", " << p.R << ", " << p.S << ") " << to_string(dense_layout(p.w_sizes(), p.w_strides))
-      << " y(" << p.N << ", " << p.K << ", " << p.P << ", " << p.Q << ") "
-      << to_string(dense_layout(p.y_sizes(), p.y_strides)) << " stride (" << p.stride_h << ", "
-      << p.stride_w << ") padding (" << p.pad_h << ", " << p.pad_w << ") dilation (" << p.dilation_h
-      << ", " << p.dilation_w << ") groups " << p.groups;
+  const bool deep = p.is_deep();
+  const auto list = [&](int64_t d, int64_t h, int64_t w) {
+    if (deep) out << d << ", ";
+    out << h << ", " << w << ')';
+  };
+  out << " x(" << p.N << ", " << p.C << ", ";
+  list(p.D, p.H, p.W);
+  out << ' ' << to_string(dense_layout(p.x_sizes(), p.x_strides)) << " w(" << p.K << ", "
+      << p.group_C() << ", ";
+  list(p.T, p.R, p.S);
+  out << ' ' << to_string(dense_layout(p.w_sizes(), p.w_strides)) << " y(" << p.N << ", " << p.K
+      << ", ";
+  list(p.O, p.P, p.Q);
+  out << ' ' << to_string(dense_layout(p.y_sizes(), p.y_strides)) << " stride (";
+  list(p.stride_d, p.stride_h, p.stride_w);
+  out << " padding (";
+  list(p.pad_d, p.pad_h, p.pad_w);
+  out << " dilation (";
+  list(p.dilation_d, p.dilation_h, p.dilation_w);
+  out << " groups " << p.groups;
   if (p.has_bias) out << " bias";
   if (p.epilogue_passes > 0) out << " epilogue (" << p.epilogue_passes << " passes)";
   if (p.has_statistics) out << " statistics";

@@ -1,9 +1,11 @@
 // Problems as lines of text, in which they pass between libraries and to Python:
-// "op=fprop dtype=float32 N=1 C=64 … x_strides=200704,3136,56,1 … tf32=1 …".
+// "op=fprop dtype=float32 N=1 C=64 … x_strides=200704,3136,56,1 … tf32=1 …". Those of volumes have
+// their depth too, and strides of five numbers.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "plan/problem.h"
 
@@ -36,6 +38,15 @@ constexpr ProblemField<int64_t> kProblemNumbers[] = {
     {"dilation_h", &ConvProblem::dilation_h, 1, kMostOfSize},
     {"dilation_w", &ConvProblem::dilation_w, 1, kMostOfSize},
 };
+// Those that only problems of volumes have.
+constexpr ProblemField<int64_t> kDepthNumbers[] = {
+    {"D", &ConvProblem::D, 1, kMostOfSize},
+    {"T", &ConvProblem::T, 1, kMostOfSize},
+    {"O", &ConvProblem::O, 1, kMostOfSize},
+    {"stride_d", &ConvProblem::stride_d, 1, kMostOfSize},
+    {"pad_d", &ConvProblem::pad_d, 0, kMostOfSize},
+    {"dilation_d", &ConvProblem::dilation_d, 1, kMostOfSize},
+};
 constexpr ProblemField<bool> kProblemFlags[] = {
     {"tf32", &ConvProblem::tf32},
     {"bias", &ConvProblem::has_bias},
@@ -49,7 +60,7 @@ constexpr ProblemField<bool> kUntunedFlags[] = {
     {"statistics", &ConvProblem::has_statistics},
     {"batch_invariant", &ConvProblem::batch_invariant},
 };
-constexpr ProblemField<Shape4> kProblemStrides[] = {
+constexpr ProblemField<Shape5> kProblemStrides[] = {
     {"x_strides", &ConvProblem::x_strides, 0, int64_t{1} << 50},
     {"w_strides", &ConvProblem::w_strides, 0, int64_t{1} << 50},
     {"y_strides", &ConvProblem::y_strides, 0, int64_t{1} << 50},
@@ -61,6 +72,8 @@ constexpr ProblemField<int> kEpiloguePasses = {"epilogue_passes", &ConvProblem::
 // The value of that name; std::invalid_argument if there is none.
 DType dtype_named(const std::string& name);
 Pass pass_named(const std::string& name);
+// The strides that a text or a dictionary has.
+std::vector<int64_t> listed_strides(const ConvProblem& problem, const Shape5& strides);
 // Throws std::invalid_argument where a problem contradicts itself.
 void check_fields(const ConvProblem& problem);
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -78,11 +79,55 @@ def random_arguments(rng: random.Random) -> dict[str, Any]:
         return arguments
 
 
+def random_volume(rng: random.Random) -> dict[str, Any]:
+    """Arguments of a ConvProblem of volumes; many are 2-D in memory."""
+    while True:
+        group_c = rng.choice((1, 2, 3, 4, 8, 16, 31, 64, 96, 384))
+        group_k = rng.choice((1, 3, 8, 16, 33, 96, 512))
+        groups = rng.choice((1, 1, 1, 1, 2, 32))
+        image = [rng.choice((1, 3, 4, 6, 17, 131)), _extent(rng), _extent(rng)]
+        taps = rng.choice(
+            ([1, 1, 1], [3, 1, 1], [1, 3, 3], [3, 3, 3], [2, 2, 2], [2, 14, 14], [5, 3, 1],
+             [7, 7, 7])
+        )  # fmt: skip
+        dilation = [rng.choice((1, 1, 1, 2, 9)) for _ in taps]
+        stride = [rng.choice((1, 1, 1, 2, 7)) for _ in taps]
+        padding = [
+            rng.choice((0, d * (t - 1) // 2, t * d)) for t, d in zip(taps, dilation, strict=True)
+        ]
+        if rng.random() < 0.1:  # patches
+            stride, padding, dilation = taps, [0, 0, 0], [1, 1, 1]
+            image = taps if rng.random() < 0.5 else image
+        arguments = {
+            "op": rng.choice(PASSES),
+            "dtype": rng.choice(DTYPES),
+            "input": (rng.choice((1, 1, 2, 8, 100)), group_c * groups, *image),
+            "weight": (group_k * groups, group_c, *taps),
+            "stride": stride,
+            "padding": padding,
+            "dilation": dilation,
+            "groups": groups,
+            "channels_last": rng.random() < 0.5,
+            "bias": rng.random() < 0.5,
+            "tf32": rng.random() < 0.5,
+        }
+        try:
+            problem(**arguments)
+        except ValueError:  # the kernel is larger than the padded volume
+            continue
+        return arguments
+
+
 def arguments(seed: int, count: int) -> Iterator[dict[str, Any]]:
-    """Those of random problems, and of layers: with few channels, dense, grouped, depthwise."""
+    """Those of random problems, of layers with few channels, dense, grouped, depthwise, and of a
+    quarter as many volumes.
+    """
     rng = random.Random(seed)
     for _ in range(count):
         yield random_arguments(rng)
+    volumes = random.Random(f"{seed} of volumes")
+    for _ in range(count // 4):
+        yield random_volume(volumes)
     filters = ((1, 1, 0), (3, 1, 1), (3, 2, 0), (3, 2, 1), (7, 1, 3), (7, 2, 3))
     channels = ((3, 1), (128, 1), (128, 8), (128, 128))
     layers = itertools.product(PASSES, ("float16", "float32"), (False, True), filters, channels)
@@ -96,8 +141,7 @@ def arguments(seed: int, count: int) -> Iterator[dict[str, Any]]:
 
 
 def weight_count(arguments: dict[str, Any]) -> int:
-    k, c, r, s = arguments["weight"]
-    return k * c * r * s
+    return math.prod(arguments["weight"])
 
 
 def accumulator_bytes(arguments: dict[str, Any]) -> int:
