@@ -155,9 +155,9 @@ extern "C" int measure_loads(const void* x, int N, int H, int W, int C, int chan
                                           : CU_TENSOR_MAP_SWIZZLE_32B;
     if (mode == kIm2col) {
       const cuuint64_t w = W, h = H, row = C * 2;
-      p.map = make_im2col_map(x, kMapType<__half>, {cuuint64_t(C), w, h, cuuint64_t(N)},
-                              {row, row * w, row * w * h},
-                              {0, 0, 0, 0, 1, 1, channels, box_w * box_h}, swizzle);
+      const Im2colBox box{{0, 0}, {0, 0}, {1, 1}, channels, box_w * box_h};
+      p.map = make_im2col_map<4>(x, kMapType<__half>, {cuuint64_t(C), w, h, cuuint64_t(N)},
+                                 {row, row * w, row * w * h}, box, swizzle);
     } else {
       const cuuint64_t c = C, w = W, h = H, n = N;
       const Boxes<4> boxes{{c, w, h, n},

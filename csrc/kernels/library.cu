@@ -7,6 +7,7 @@
 #include "kernels/common/check.h"
 #include "kernels/common/scalar.cuh"
 #include "kernels/library.h"
+#include "plan/fold.h"
 
 namespace customconv {
 
@@ -73,23 +74,25 @@ void launch(const ConvProblem& problem, const ConvPlan& plan, const Operands& op
 
 Failure convolve(const ConvProblem& problem, const ConvPlan& plan, const Operands& operands,
                  const LaunchContext& context) {
+  ConvProblem room;
+  const ConvProblem& flat = folded(problem, room);
   return on({context.device, context.stream}, [&] {
     with_type(problem.dtype,
-              [&](auto value) { launch<decltype(value)>(problem, plan, operands, context); });
+              [&](auto value) { launch<decltype(value)>(flat, plan, operands, context); });
   });
 }
 
-BiasGradient sums_of(Layout layout, const Shape4& sizes, DType dtype) {
+BiasGradient sums_of(Layout layout, const Shape5& sizes, DType dtype) {
   return BiasGradient(layout, sizes, static_cast<int>(element_size(dtype)));
 }
 
-int64_t bias_gradient_bytes(Layout layout, const Shape4& sizes, DType dtype) {
+int64_t bias_gradient_bytes(Layout layout, const Shape5& sizes, DType dtype) {
   if (layout == Layout::kOther || dtype == DType::kFloat64) return -1;
   const BiasGradient sums = sums_of(layout, sizes, dtype);
   return sums.is_possible ? sums.workspace_bytes() : -1;
 }
 
-Failure bias_gradient(Layout layout, const Shape4& sizes, DType dtype, const void* grad, void* to,
+Failure bias_gradient(Layout layout, const Shape5& sizes, DType dtype, const void* grad, void* to,
                       void* workspace, const Place& place) {
   return on(place, [&] {
     const BiasGradient sums = sums_of(layout, sizes, dtype);

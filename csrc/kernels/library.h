@@ -28,8 +28,8 @@ struct KernelLibrary {
   Failure (*convolve)(const ConvProblem&, const ConvPlan&, const Operands&, const LaunchContext&);
 
   // The gradient of a bias (kernels/bias). Bytes of workspace, or -1 where there is no kernel.
-  int64_t (*bias_gradient_bytes)(Layout, const Shape4& sizes, DType);
-  Failure (*bias_gradient)(Layout, const Shape4& sizes, DType, const void* grad, void* to,
+  int64_t (*bias_gradient_bytes)(Layout, const Shape5& sizes, DType);
+  Failure (*bias_gradient)(Layout, const Shape5& sizes, DType, const void* grad, void* to,
                            void* workspace, const Place&);
 
   // The statistics of an output's channels (kernels/statistics).

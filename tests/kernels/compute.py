@@ -19,16 +19,20 @@ from customconv.explain import variants
 PASSES = ("fprop", "dgrad", "wgrad")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
+ops = torch.ops.customconv
+
 # Elements of the column matrices that `exact` may hold at a time: 2 GiB.
 MOST_COLUMNS = 1 << 28
 
 
 def compute(op: str, algorithm: str, problem: Problem, t: Tensors) -> Tensor:
     """The output or a gradient, by that algorithm."""
+    operator = f"conv{problem.dims}d"
     if op == "fprop":
-        return torch.ops.customconv.conv2d(t.x, t.w, t.bias, *problem.geometry, algorithm=algorithm)
+        convolve = getattr(ops, operator)
+        return convolve(t.x, t.w, t.bias, *problem.geometry, algorithm=algorithm)
     mask = [op == "dgrad", op == "wgrad", False]
-    gradients = torch.ops.customconv.conv2d_backward(
+    gradients = getattr(ops, f"{operator}_backward")(
         t.dy, t.x, t.w, *problem.geometry, mask, algorithm=algorithm
     )
     return gradients[0 if op == "dgrad" else 1]
@@ -36,7 +40,7 @@ def compute(op: str, algorithm: str, problem: Problem, t: Tensors) -> Tensor:
 
 def compute_fused(algorithm: str, problem: Problem, t: Tensors) -> Tensor:
     """The output with everything that an epilogue does; the gradient's values are the residual."""
-    return torch.ops.customconv.conv2d_fused(
+    return getattr(ops, f"conv{problem.dims}d_fused")(
         t.x, t.w, t.bias, *problem.geometry, scale=_scale(t.w), residual=t.dy,
         activation="leaky_relu", residual_last=t.w.shape[0] % 2 == 0, negative_slope=0.5,
         algorithm=algorithm,
@@ -45,11 +49,17 @@ def compute_fused(algorithm: str, problem: Problem, t: Tensors) -> Tensor:
 
 def fused_by_pytorch(problem: Problem, t: Tensors) -> Tensor:
     """The same by PyTorch."""
-    y = by_pytorch("fprop", problem, Tensors(t.x, t.w, None, t.dy)) * _scale(t.w).view(-1, 1, 1)
-    y = y if t.bias is None else y + t.bias.view(-1, 1, 1)
+    y = by_pytorch("fprop", problem, Tensors(t.x, t.w, None, t.dy))
+    y = y * per_channel(_scale(t.w), problem)
+    y = y if t.bias is None else y + per_channel(t.bias, problem)
     last = t.w.shape[0] % 2 == 0
     y = functional.leaky_relu(y if last else y + t.dy, 0.5)
     return y + t.dy if last else y
+
+
+def per_channel(vector: Tensor, problem: Problem) -> Tensor:
+    """A vector of the output's channels, to be added to it."""
+    return vector.view(-1, *[1] * problem.dims)
 
 
 def _scale(weight: Tensor) -> Tensor:
@@ -62,17 +72,20 @@ def by_pytorch(op: str, problem: Problem, t: Tensors) -> Tensor:
     """The same by PyTorch, from contiguous copies: with some strides it is wrong on the CPU."""
     stride, padding, dilation, groups = problem.geometry
     x, w, dy = (part.clone(memory_format=torch.contiguous_format) for part in (t.x, t.w, t.dy))
+    none = [0] * problem.dims
     if op == "fprop":
-        return functional.conv2d(x, w, t.bias, stride, padding, dilation, groups)
+        return torch.convolution(x, w, t.bias, stride, padding, dilation, False, none, groups)
     mask = [op == "dgrad", op == "wgrad", False]
     gradients = torch.ops.aten.convolution_backward(
-        dy, x, w, None, stride, padding, dilation, False, [0, 0], groups, mask
+        dy, x, w, None, stride, padding, dilation, False, none, groups, mask
     )
     return gradients[0 if op == "dgrad" else 1]
 
 
 def exact(op: str, problem: Problem, t: Tensors) -> Tensor:
     """The same in float64 by column matrices, on the tensors' device."""
+    if problem.dims == 3:
+        return _exact_of_volumes(op, problem, t)
     stride, padding, dilation, groups = problem.geometry
     n, c, h, w = problem.input
     _, k, p, q = output_shape(problem)
@@ -101,7 +114,50 @@ def exact(op: str, problem: Problem, t: Tensors) -> Tensor:
     if op == "wgrad":
         return functools.reduce(torch.add, parts)
     whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return whole if op == "dgrad" or t.bias is None else whole + t.bias.double().view(-1, 1, 1)
+    return (
+        whole if op == "dgrad" or t.bias is None else whole + per_channel(t.bias.double(), problem)
+    )
+
+
+def _exact_of_volumes(op: str, problem: Problem, t: Tensors) -> Tensor:
+    """By 2-D convolutions, one for each slice of the filter."""
+    (stride, *strides), (pad, *pads), (dilation, *dilations), groups = problem.geometry
+    n, c, depth, *image = problem.input
+    k, group_c, depth_taps, *taps = problem.weight
+    sizes = {"fprop": output_shape(problem), "dgrad": problem.input, "wgrad": problem.weight}
+    result = t.x.new_zeros(sizes[op], dtype=torch.float64)
+    volume = t.x
+    if (
+        op != "dgrad"
+    ):  # what is not a number in the filter, times a zero of the padding, is not either
+        volume = functional.pad(t.x, (0, 0, 0, 0, pad, pad))
+        depth, pad = depth + 2 * pad, 0
+    for tap in range(depth_taps):
+        # The output's slice o reads that of the input at o * stride + offset, where there is one.
+        offset = tap * dilation - pad
+        first = max(0, -(offset // stride))
+        last = min(output_shape(problem)[2] - 1, (depth - 1 - offset) // stride)
+        if first > last:
+            continue
+        outputs = slice(first, last + 1)
+        inputs = slice(first * stride + offset, last * stride + offset + 1, stride)
+        x, dy = (
+            each.transpose(1, 2).flatten(0, 1)
+            for each in (volume[:, :, inputs], t.dy[:, :, outputs])
+        )
+        flat = Problem(
+            (len(x), c, *image), (k, group_c, *taps), tuple(strides), tuple(pads), tuple(dilations),
+            groups,
+        )  # fmt: skip
+        part = exact(op, flat, Tensors(x, t.w[:, :, tap], None, dy))
+        if op == "wgrad":
+            result[:, :, tap] = part
+        else:
+            slices = outputs if op == "fprop" else inputs
+            result[:, :, slices] += part.unflatten(0, (n, -1)).transpose(1, 2)
+    if op == "fprop" and t.bias is not None:
+        result += per_channel(t.bias.double(), problem)
+    return result
 
 
 def magnitudes(t: Tensors) -> Tensors:
@@ -115,9 +171,9 @@ def spoil(op: str, values: Tensors, where: str, value: float, k: int) -> None:
     image = values.dy if op == "dgrad" else values.x
     filters = values.dy if op == "wgrad" else values.w
     if where != "filter":
-        image[0, 1, image.shape[2] // 2, image.shape[3] // 2] = value
+        image[(0, 1, *(size // 2 for size in image.shape[2:]))] = value
     if where != "image":
-        filters[k, 1, 0, 0] = value
+        filters[(k, 1, *[0] * (filters.ndim - 2))] = value
 
 
 # Families that compute float32 only where TF32 is allowed.
@@ -152,12 +208,13 @@ def takes(op: str, family: str, problem: Problem, t: Tensors) -> bool:
     """Whether a family that has a plan for the problem has one for these tensors.
 
     Weight gradients of implicit_gemm alone want both images in one layout, in 32 bits. A tile may
-    fit one layout and not the other.
+    fit one layout and not the other; volumes may be 2-D in memory in one of them.
     """
     found = customconv.explain(t.x, t.w, t.bias, *problem.geometry, op=op)
     candidate = next(c for c in found.candidates if c.family == family)
     no_tile = candidate.reason.startswith("none of its tiles")
     by_layout = family == "implicit_gemm" and (op == "wgrad" or no_tile)
+    by_layout = by_layout or (problem.dims == 3 and family != "direct")
     assert candidate.plan or by_layout, candidate.reason
     return candidate.plan is not None
 
@@ -185,6 +242,8 @@ def is_foreseen(op: str, case: Case) -> bool:
 
     Only such plans may be forced: nothing checks that a plan is of the problem it is forced for.
     """
+    if case.dims == 3 and {case.view, case.weight_view} != {"plain"}:
+        return op == "fprop"
     return op == "fprop" or not (case.view == "unaligned" or case.other_weight_layout)
 
 
@@ -192,14 +251,14 @@ def is_foreseen(op: str, case: Case) -> bool:
 def by_mma_sync(op: str, case: Case, t: Tensors) -> Iterator[_bind.ConvPlan | None]:
     """A pass by implicit_gemm's kernels of warps, as on GPUs that are not Hopper's.
 
-    Strided input gradients, weight gradients and strict float32 need those: they stay as they are,
-    and so do those nobody foresaw.
+    Strided input gradients, weight gradients, strict float32 and most volumes need those: they stay
+    as they are, and so do those nobody foresaw.
     """
     plans = variants(t.x, t.w, t.bias, *case.geometry, op) if is_foreseen(op, case) else []
     own = [plan for plan in plans if plan.family == "implicit_gemm"]
     found = [plan for plan in own if plan.word == "mma_sync"]
     if not found:
-        assert op != "fprop" or all(map(is_of_3xtf32, own))
+        assert op != "fprop" or case.dims == 3 or all(map(is_of_3xtf32, own))
         yield None
         return
     with forced(min(found, key=lambda plan: plan.predicted_ms)) as plan:
@@ -238,5 +297,8 @@ def runs_of(
         for family in ALL_FAMILIES
         for op in PASSES
         for dtype in dtypes
-        if has_plan(family, op, case, dtype, tf32=family in TF32_ALONE)
+        if any(
+            has_plan(family, op, case, dtype, tf32=family in TF32_ALONE, channels_last=layout)
+            for layout in (False, True)[: case.dims - 1]  # volumes may be 2-D in one alone
+        )
     ]

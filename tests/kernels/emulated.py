@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +18,20 @@ from torch import Tensor
 
 class _Asked(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64 * 4) for name in ("input", "weight")),
-        *((name, ctypes.c_int64 * 2) for name in ("stride", "padding", "dilation")),
+        *((name, ctypes.c_int64 * 5) for name in ("input", "weight")),
+        *((name, ctypes.c_int64 * 3) for name in ("stride", "padding", "dilation")),
         ("groups", ctypes.c_int64),
-        *((name, ctypes.c_int64 * 4) for name in ("x_strides", "w_strides", "y_strides")),
+        *((name, ctypes.c_int64 * 5) for name in ("x_strides", "w_strides", "y_strides")),
         *((name, ctypes.c_int64) for name in ("dtype", "pass", "tf32")),
     ]
+
+
+def _depth_last(numbers: Sequence[int], spatial: int, without: int) -> tuple[int, ...]:
+    """Numbers for each dimension with the depth at the end; `without` stands for an image's."""
+    if spatial == 2:
+        return (*numbers, without)
+    place = len(numbers) - 3
+    return (*numbers[:place], *numbers[place + 1 :], numbers[place])
 
 
 class _Found(ctypes.Structure):
@@ -103,13 +112,16 @@ class Emulated:
         return result
 
     def _asked(self, op: str, problem: Problem, t: Tensors) -> _Asked:
+        spatial = len(problem.input) - 2
+        stride, padding, dilation, groups = problem.geometry
         return _Asked(
-            tuple(problem.input),
-            tuple(problem.weight),
-            *problem.geometry,
-            t.x.stride(),
-            t.w.stride(),
-            t.dy.stride(),
+            _depth_last(problem.input, spatial, 1),
+            _depth_last(problem.weight, spatial, 1),
+            _depth_last(stride, spatial, 1),
+            _depth_last(padding, spatial, 0),
+            _depth_last(dilation, spatial, 1),
+            groups,
+            *(_depth_last(each.stride(), spatial, 0) for each in (t.x, t.w, t.dy)),
             DTYPES.index(t.x.dtype),
             PASSES.index(op),
             int(self._tf32),

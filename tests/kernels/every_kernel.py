@@ -11,17 +11,19 @@ import os
 
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
+import itertools
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from cases import CASES, Case, Tensors, make_integers, place_all
+from cases import CASES, Case, Tensors, make_integers, output_shape, place_all
 from compute import (
     DTYPES,
     PASSES,
@@ -38,7 +40,7 @@ from compute import (
     small_cases,
     takes,
 )
-from reference import ALL_FAMILIES, LAYOUTS, assert_equal, float32_precision
+from reference import ALL_FAMILIES, LAYOUTS, assert_equal, float32_precision, layout_of
 
 from customconv import _bind
 from customconv.explain import variants
@@ -131,52 +133,57 @@ def run_cases(families: list[str], dtypes: Sequence[torch.dtype]) -> Counter[str
 def run_wide(families: list[str], dtypes: Sequence[torch.dtype]) -> Counter[str]:
     """The kernels with 64-bit offsets: a tensor of 2^31 elements that are all in one place."""
     kernels: Counter[str] = Counter()
-    case = Case((1, 2, 1 << 15, 1 << 15), (3, 2, 2, 3), stride=(4000, 3000))
-    for dtype in dtypes:
-        for layout in LAYOUTS:
-            near = Case((1, 2, 2, 3), case.weight, stride=case.stride)
-            values = make_integers(near)
-            x = torch.ones(1, 1, 1, 1, dtype=dtype).cuda().expand(case.input)
-            w = values.w.to(dtype).to(memory_format=layout).cuda()
-            # Every window sees the same ones, so every output is the sum of a filter.
-            one = Tensors(
-                torch.ones(near.input, dtype=torch.float64), values.w, values.bias, values.dy
-            )
-            output = by_pytorch("fprop", near, one).to(dtype)
-            dy = torch.ones(1, 3, 9, 11, dtype=dtype).cuda().to(memory_format=layout)
-            t = Tensors(x, w, values.bias.to(dtype).cuda(), dy)
-            expected = {"fprop": output.expand(1, 3, 9, 11), "wgrad": torch.full_like(values.w, 99)}
-            for name, family, op, _ in runs_of({"wide": case}, (dtype,)):
-                if family not in families or op not in expected:
-                    continue  # the other result would be of 2^31 elements
-                with as_allowed(family):
-                    if not takes(op, family, case, t):
-                        continue
-                    plan = plan_of(op, family, case, t)
-                    assert plan.fields.get("wide", True), plan
-                    actual = compute(op, family, case, t).cpu()
-                assert_equal(actual, expected[op].to(dtype), what=f"{name}, {plan}")
-                kernels[f"{family} {op} {plan.label} {str(dtype)[6:]}, 64-bit offsets"] += 1
+    cases = (
+        Case((1, 2, 1 << 15, 1 << 15), (3, 2, 2, 3), stride=(4000, 3000)),
+        Case((1, 2, 2, 1 << 15, 1 << 15), (3, 2, 2, 2, 3), stride=(1, 4000, 3000)),
+    )
+    for case, dtype, layout in itertools.product(cases, dtypes, LAYOUTS):
+        near = Case((1, 2, *case.weight[2:]), case.weight, stride=case.stride)
+        shape = output_shape(case)
+        values = make_integers(near)
+        x = torch.ones([1] * len(shape), dtype=dtype).cuda().expand(case.input)
+        in_layout = layout_of(layout, len(shape))
+        w = values.w.to(dtype).to(memory_format=in_layout).cuda()
+        # Every window sees the same ones, so every output is the sum of a filter.
+        one = Tensors(torch.ones(near.input, dtype=torch.float64), values.w, values.bias, values.dy)
+        output = by_pytorch("fprop", near, one).to(dtype)
+        dy = torch.ones(shape, dtype=dtype).cuda().to(memory_format=in_layout)
+        t = Tensors(x, w, values.bias.to(dtype).cuda(), dy)
+        pixels = prod(shape[2:])
+        expected = {"fprop": output.expand(shape), "wgrad": torch.full_like(values.w, pixels)}
+        for name, family, op, _ in runs_of({f"wide {case.dims}-D": case}, (dtype,)):
+            if family not in families or op not in expected:
+                continue  # the other result would be of 2^31 elements
+            with as_allowed(family):
+                if not takes(op, family, case, t):
+                    continue
+                plan = plan_of(op, family, case, t)
+                assert plan.fields.get("wide", True), plan
+                actual = compute(op, family, case, t).cpu()
+            assert_equal(actual, expected[op].to(dtype), what=f"{name}, {plan}")
+            kernels[f"{family} {op} {plan.label} {str(dtype)[6:]}, 64-bit offsets"] += 1
     return kernels
 
 
 def run_bias(dtypes: Sequence[torch.dtype]) -> Counter[str]:
     """Gradients of biases, by vectors of every width, in one share and in several."""
     kernels: Counter[str] = Counter()
-    for dtype in dtypes:
+    images = [(3, 5, 3, 3), (2, 6, 5, 2), (2, 12, 2, 6), (40, 264, 4, 6), (2, 9, 1, 1)]
+    shapes = [*images, (3, 5, 2, 3, 3), (2, 12, 3, 2, 6)]
+    for dtype, layout, shape in itertools.product(dtypes, LAYOUTS, shapes):
         if dtype == torch.float64:  # PyTorch's
             continue
-        for layout in LAYOUTS:
-            for shape in [(3, 5, 3, 3), (2, 6, 5, 2), (2, 12, 2, 6), (40, 264, 4, 6), (2, 9, 1, 1)]:
-                dy = torch.randint(-2, 3, shape).to(dtype).contiguous(memory_format=layout)
-                x, w = torch.zeros_like(dy[:, :1]), torch.zeros(shape[1], 1, 1, 1, dtype=dtype)
-                geometry = [1, 1], [0, 0], [1, 1], 1
-                actual = torch.ops.customconv.conv2d_backward(
-                    *(t.cuda() for t in (dy, x, w)), *geometry, [False, False, True]
-                )[2]
-                expected = dy.double().sum((0, 2, 3)).to(dtype)
-                assert_equal(actual.cpu(), expected, what=f"bias of {shape}, {layout}")
-                kernels[f"bias {str(dtype)[6:]}"] += 1
+        dims = len(shape) - 2
+        dy = torch.randint(-2, 3, shape).to(dtype)
+        dy = dy.contiguous(memory_format=layout_of(layout, len(shape)))
+        x, w = torch.zeros_like(dy[:, :1]), torch.zeros(shape[1], 1, *[1] * dims, dtype=dtype)
+        geometry = [1] * dims, [0] * dims, [1] * dims, 1
+        backward = getattr(torch.ops.customconv, f"conv{dims}d_backward")
+        tensors = (t.cuda() for t in (dy, x, w))
+        actual = backward(*tensors, *geometry, [False, False, True])[2]
+        expected = dy.double().sum((0, *range(2, len(shape)))).to(dtype)
+        assert_equal(actual.cpu(), expected, what=f"bias of {shape}, {layout}")
+        kernels[f"bias {str(dtype)[6:]}"] += 1
     return kernels
 
 

@@ -129,11 +129,9 @@ def assert_reached(actual: Tensor, clean: Tensor, expected: Tensor, met: Tensor,
 
 def places(problem: Case, image: Tensor) -> list[tuple[int, ...]]:
     """A pixel among others, of the first channel behind another group's, and the last of all."""
-    n, c, h, w = image.shape
-    return [
-        (0, c // problem.groups % c, min(3, h - 1), min(5, w - 1)),
-        (n - 1, c - 1, h - 1, w - 1),
-    ]
+    _, c, *pixels = image.shape
+    among = (min(at, size - 1) for at, size in zip((1, 3, 5)[-len(pixels) :], pixels, strict=True))
+    return [(0, c // problem.groups % c, *among), tuple(size - 1 for size in image.shape)]
 
 
 def with_pixel(values: Tensors, operand: str, place: tuple[int, ...], value: float) -> Tensors:

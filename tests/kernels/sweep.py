@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import random
 from dataclasses import dataclass
 from math import prod
@@ -22,6 +24,7 @@ from compute import (
     plan_of,
     poison,
     result_bytes,
+    takes,
 )
 from reference import describe_worst, float32_precision, norm_error, round_to_tf32
 from torch import Tensor
@@ -30,18 +33,32 @@ from customconv.explain import variants
 
 VIEWS = ("unaligned", "sliced", "stepped", "transposed", "images_inside", "expanded_images",
          "expanded_channels")  # fmt: skip
-# Of these, each family can compute at least one, in every pass that it has.
-PLAIN = (
-    Case((1, 1, 3, 3), (1, 1, 3, 3)),
-    Case((1, 4, 3, 3), (4, 2, 3, 3), groups=2),
-    Case((1, 8, 3, 3), (8, 8, 3, 3)),
-)
+VOLUME_VIEWS = (*VIEWS, "depth_inside", "frames")
+# Of these, each family can compute at least one, in every pass that it has; and of volumes, if it
+# takes any, be they 2-D in memory.
+PLAIN = {
+    2: (
+        Case((1, 1, 3, 3), (1, 1, 3, 3)),
+        Case((1, 4, 3, 3), (4, 2, 3, 3), groups=2),
+        Case((1, 8, 3, 3), (8, 8, 3, 3)),
+    ),
+    3: (
+        Case((1, 1, 3, 3, 3), (1, 1, 3, 3, 3)),
+        Case((1, 8, 3, 3, 3), (8, 8, 3, 3, 3)),
+        Case((1, 1, 3, 3, 3), (1, 1, 1, 3, 3)),
+        Case((1, 4, 3, 3, 3), (4, 2, 1, 3, 3), groups=2),
+        Case((1, 8, 3, 3, 3), (8, 8, 1, 3, 3)),
+    ),
+}
 # What needs TMA, which reads no view that is unaligned, and images of one layout: the
 # output of a channels-first input is channels-last where the weight is.
 BOXED = (("implicit_gemm", "wgrad"),)
 
 # Families of many kernels, most of which the choice alone would hardly reach.
 BY_ANY_PLAN = ("depthwise", "grouped", "implicit_gemm", "col2im")
+
+# Images, volumes, or both.
+DIMS = [int(os.environ["CUSTOMCONV_DIMS"])] if "CUSTOMCONV_DIMS" in os.environ else [2, 3]
 
 MOST_ERROR = 2.0  # over PyTorch's own
 STRICT_ERROR = 1e-7  # relative, of three products of TF32 for one of float32
@@ -66,18 +83,20 @@ def _extent(rng: random.Random) -> int:
     )
 
 
-def _case(rng: random.Random, plain: bool) -> Case:
+def _channels(rng: random.Random) -> tuple[int, int, int]:
+    """Groups, and the inputs and outputs of one."""
     kind = rng.random()
     if kind < 0.5:
-        groups, group_c = 1, round(2 ** rng.uniform(0, 7))
-        group_k = round(2 ** rng.uniform(0, 7))
-    elif kind < 0.65:
-        groups, group_c, group_k = round(2 ** rng.uniform(0, 6)), 1, rng.choice((1, 1, 2, 3))
-    elif kind < 0.9:
-        groups = rng.randint(2, 12)
-        group_c, group_k = rng.randint(1, 20), rng.randint(1, 20)
-    else:
-        groups, group_c, group_k = rng.randint(2, 4), rng.choice((32, 64, 128)), 64
+        return 1, round(2 ** rng.uniform(0, 7)), round(2 ** rng.uniform(0, 7))
+    if kind < 0.65:
+        return round(2 ** rng.uniform(0, 6)), 1, rng.choice((1, 1, 2, 3))
+    if kind < 0.9:
+        return rng.randint(2, 12), rng.randint(1, 20), rng.randint(1, 20)
+    return rng.randint(2, 4), rng.choice((32, 64, 128)), 64
+
+
+def _case(rng: random.Random, plain: bool) -> Case:
+    groups, group_c, group_k = _channels(rng)
     taps = (rng.choice((1, 2, 3, 3, 4, 5, 7, 9, 11)), rng.choice((1, 2, 3, 3, 4, 5, 7, 9, 11)))
     if rng.random() < 0.15:
         taps = (1, 1)
@@ -98,22 +117,67 @@ def _case(rng: random.Random, plain: bool) -> Case:
     )
 
 
-def draw(rng: random.Random, family: str, *, small: bool = False) -> Trial:
+def _volume(rng: random.Random, plain: bool) -> Case:
+    groups, group_c, group_k = _channels(rng)
+    image = [round(2 ** rng.uniform(0, 4)), *(_side(rng) for _ in range(2))]
+    taps = [rng.choice((1, 2, 3, 3, 5)), *(rng.choice((1, 2, 3, 3, 3, 5, 7)) for _ in range(2))]
+    stride = [rng.choice((1, 1, 2, 3, 6)) for _ in taps] if rng.random() < 0.5 else [1, 1, 1]
+    dilation = [rng.choice((1, 1, 1, 2, 3, 5)) for _ in taps]
+    ordinary = [d * (t - 1) // 2 for d, t in zip(dilation, taps, strict=True)]
+    any_padding = [rng.randint(0, d * t + 1) for d, t in zip(dilation, taps, strict=True)]
+    padding = ordinary if rng.random() < 0.5 else any_padding
+    kind = rng.choice(("any", "any", "any", "any", "pointwise", "slices", "column", "patches"))
+    # What is not filtered is stepped over or padded in one of four cases alone.
+    moved = rng.random() < 0.25
+    if kind == "patches":
+        taps = [rng.choice((1, 2, 4)), *(rng.choice((2, 4, 7)) for _ in range(2))]
+        stride, padding, dilation = list(taps), [0, 0, 0], [1, 1, 1]
+        image = image if moved else list(taps)
+    for i in {"pointwise": range(3), "slices": range(1), "column": range(1, 3)}.get(kind, ()):
+        taps[i] = 1
+        if not moved:
+            stride[i], padding[i] = 1, 0
+    return Case(
+        input=(rng.randint(1, 4), group_c * groups, *image),
+        weight=(group_k * groups, group_c, *taps),
+        stride=tuple(stride),
+        padding=tuple(padding),
+        dilation=tuple(dilation),
+        groups=groups,
+        bias=rng.random() < 0.5,
+        view="plain" if plain else rng.choice(VOLUME_VIEWS),
+        weight_view="plain" if plain else rng.choice(("plain", "plain", *VOLUME_VIEWS)),
+        other_weight_layout=rng.random() < 0.2,
+    )
+
+
+def _side(rng: random.Random) -> int:
+    if rng.random() < 0.15:
+        return 8 * rng.randint(1, 12) + 2  # of decoders of video
+    return round(2 ** rng.uniform(0, 6))
+
+
+@functools.cache
+def passes_of(family: str, dims: int) -> list[str]:
+    """Those that the family has; "aten" has all."""
+    return [
+        op
+        for op in PASSES
+        if family == "aten"
+        or any(has_plan(family, op, c, torch.float16, channels_last=True) for c in PLAIN[dims])
+    ]
+
+
+def draw(rng: random.Random, family: str, *, small: bool = False, dims: int = 2) -> Trial:
     """A trial that the family can compute; "aten" can compute any.
 
     Small ones are for PyTorch on the CPU, which can be relied on in float64 and dense layouts.
     """
-    op = rng.choice(
-        [
-            op
-            for op in PASSES
-            if family == "aten"
-            or any(has_plan(family, op, c, torch.float16, channels_last=True) for c in PLAIN)
-        ]
-    )
+    op = rng.choice(passes_of(family, dims))
     dtypes = DTYPES[:1] if small else DTYPES
     while True:
-        case = _case(rng, plain=small or rng.random() < 0.6)
+        plain = small or rng.random() < 0.6
+        case = _case(rng, plain) if dims == 2 else _volume(rng, plain)
         if min(output_shape(case)) < 1:
             continue
         # One in twenty is large enough for several chunks of columns, or parts of a sum.
@@ -223,6 +287,14 @@ class Verdict:
 
     def __bool__(self) -> bool:
         return bool((self.error <= MOST_ERROR) & ~self.wrong)
+
+
+def is_taken(trial: Trial, family: str, device: str) -> bool:
+    """Whether the family has a plan for how the tensors lie: most want volumes 2-D in memory."""
+    if trial.case.dims == 2 or family in ("aten", "direct"):
+        return True
+    with float32_precision("tf32" if trial.tf32 else "ieee"):
+        return takes(trial.op, family, trial.case, make_tensors(trial, device))
 
 
 def judge(trial: Trial, family: str, device: str) -> Verdict:

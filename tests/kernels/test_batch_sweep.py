@@ -1,4 +1,7 @@
-"""An image gets the same bits in every batch: random problems. CUSTOMCONV_SWEEP says how many."""
+"""An image gets the same bits in every batch: random problems. CUSTOMCONV_SWEEP says how many.
+
+CUSTOMCONV_DIMS=2 or 3 leaves images or volumes alone.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 import sweep
 import torch
 from cases import output_shape
-from reference import TransposedProblem, float32_precision
+from reference import TransposedProblem, float32_precision, layout_of
 from torch import Tensor
 
 import customconv
@@ -44,22 +47,29 @@ class Operands:
 Call = Callable[[Operands], list[Tensor]]
 
 
+def operators(name: str) -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, ...]]]:
+    """A convolution and its gradients."""
+    return getattr(ops, name), getattr(ops, f"{name}_backward")
+
+
 def plain(trial: sweep.Trial, rng: random.Random) -> Call:
     geometry = trial.case.geometry
+    convolve, backward = operators(f"conv{trial.case.dims}d")
     mask = [True, False, False]
     return lambda t: [
-        ops.conv2d(t.x, t.w, t.bias, *geometry),
-        ops.conv2d_backward(t.dy, t.x, t.w, *geometry, mask)[0],
+        convolve(t.x, t.w, t.bias, *geometry),
+        backward(t.dy, t.x, t.w, *geometry, mask)[0],
     ]
 
 
 def transposed(trial: sweep.Trial, rng: random.Random) -> Call:
     """From the output's gradient to the input, and back."""
     geometry = TransposedProblem.of(trial.case).geometry
+    convolve, backward = operators(f"conv_transpose{trial.case.dims}d")
     mask = [True, False, False]
     return lambda t: [
-        ops.conv_transpose2d(t.dy, t.w, None, *geometry),
-        ops.conv_transpose2d_backward(t.x, t.dy, t.w, *geometry, mask)[0],
+        convolve(t.dy, t.w, None, *geometry),
+        backward(t.x, t.dy, t.w, *geometry, mask)[0],
     ]
 
 
@@ -67,8 +77,9 @@ def fused(trial: sweep.Trial, rng: random.Random) -> Call:
     """The output's gradient is the residual."""
     has_residual, has_scale, last = (rng.random() < 0.5 for _ in range(3))
     activation = rng.choice(ACTIVATIONS)
+    convolve = getattr(ops, f"conv{trial.case.dims}d_fused")
     return lambda t: [
-        ops.conv2d_fused(
+        convolve(
             t.x, t.w, t.bias, *trial.case.geometry, scale=t.scale if has_scale else None,
             residual=t.dy if has_residual else None, activation=activation, residual_last=last,
         )
@@ -78,9 +89,9 @@ def fused(trial: sweep.Trial, rng: random.Random) -> Call:
 KINDS = {"plain": plain, "transposed": transposed, "fused": fused}
 
 
-def draw(rng: random.Random) -> sweep.Trial:
-    """A trial with so many images, of tensors that lie as they are."""
-    trial = sweep.draw(rng, "aten")
+def draw(rng: random.Random, dims: int = 2) -> sweep.Trial:
+    """A trial with so many images, or volumes, of tensors that lie as they are."""
+    trial = sweep.draw(rng, "aten", dims=dims)
     case = replace(
         trial.case, input=(IMAGES, *trial.case.input[1:]), view="plain", weight_view="plain"
     )
@@ -92,7 +103,7 @@ def chosen(values: Tensor, indices: list[int], layout: torch.memory_format) -> T
     first, last = indices[0], indices[-1]
     if indices == list(range(first, last + 1)):
         return values[first : last + 1]
-    return values[indices].contiguous(memory_format=layout)
+    return values[indices].contiguous(memory_format=layout_of(layout, values.ndim))
 
 
 def same_bits(actual: Tensor, expected: Tensor) -> bool:
@@ -111,16 +122,16 @@ def batches(rng: random.Random, trial: sweep.Trial) -> list[list[int]]:
     return found
 
 
-def failure(kind: str, index: int) -> str:
+def failure(kind: str, index: int, dims: int) -> str:
     """What depends on the batch, or nothing."""
-    rng = random.Random(f"{SEED} {kind} {index}")
-    trial = draw(rng)
+    rng = random.Random(f"{SEED} {kind} {index}" + " of volumes" * (dims == 3))
+    trial = draw(rng, dims)
     call = KINDS[kind](trial, rng)
     t = sweep.make_tensors(trial, "cuda")
     scale = torch.randn(t.w.shape[0], device="cuda").to(t.w.dtype)
     layout = torch.channels_last if trial.channels_last else torch.contiguous_format
     together = Operands(t.x, t.dy, t.w, t.bias, scale)
-    again = f"CUSTOMCONV_SEED={SEED} CUSTOMCONV_TRIAL={index} -k '{kind}'"
+    again = f"CUSTOMCONV_SEED={SEED} CUSTOMCONV_TRIAL={index} CUSTOMCONV_DIMS={dims} -k '{kind}'"
     with float32_precision("tf32" if trial.tf32 else "ieee"), customconv.batch_invariant():
         expected = call(together)
         for indices in batches(rng, trial):
@@ -138,17 +149,19 @@ def failure(kind: str, index: int) -> str:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dims", sweep.DIMS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_image_gets_the_same_bits_in_every_batch(kind):
+def test_an_image_gets_the_same_bits_in_every_batch(kind, dims):
     indices = range(COUNT) if ONLY is None else range(int(ONLY), int(ONLY) + 1)
-    found = [text for text in (failure(kind, index) for index in indices) if text]
+    found = [text for text in (failure(kind, index, dims) for index in indices) if text]
     head = f"{len(found)} of {len(indices)} problems with CUSTOMCONV_SEED={SEED} depend on it"
     assert not found, "\n".join([head, *found[:5]])
 
 
-def test_batches_are_of_every_kind():
+@pytest.mark.parametrize("dims", [2, 3])
+def test_batches_are_of_every_kind(dims):
     rng = random.Random(0)
-    found = batches(rng, draw(rng))
+    found = batches(rng, draw(rng, dims))
     assert len(found[0]) == 1
     assert all(0 <= index < IMAGES for indices in found for index in indices)
     assert {len(indices) for indices in found} > {1, 2}

@@ -51,6 +51,25 @@ PROBLEMS = {
     # All pixels of the output are of padding.
     "no_tap_meets": case((2, 40, 1, 9), (24, 40, 1, 3), stride=(3, 1), padding=1),
 }  # fmt: skip
+# What an axis has tells it from the others.
+VOLUMES = {
+    "3x3x3": case((2, 12, 3, 5, 6), (20, 12, 3, 3, 3), padding=1),
+    "2x3x1": case((1, 8, 5, 4, 6), (16, 8, 2, 3, 1), padding=(0, 2, 1)),
+    "3x1x5": case((2, 20, 4, 3, 9), (24, 20, 3, 1, 5), padding=(1, 0, 2), dilation=(2, 1, 1)),
+    "causal": case((1, 40, 5, 4, 5), (16, 40, 3, 3, 3), padding=(0, 1, 1)),
+    "one_slice": case((2, 16, 1, 6, 5), (16, 16, 3, 3, 3), padding=1),
+    "groups": case((1, 64, 3, 4, 4), (64, 32, 2, 2, 2), groups=2),
+    "many_terms": case((1, 136, 3, 3, 3), (64, 136, 3, 3, 3), padding=1),
+    # Most slices of the filter meet none of the input, at times all of them.
+    "much_padding": case(
+        (1, 12, 2, 12, 12), (20, 12, 3, 3, 3), padding=(4, 1, 1), dilation=(2, 1, 1)
+    ),
+    "thin_slices": case((3, 8, 4, 3, 5), (16, 8, 3, 3, 3), padding=(2, 1, 1)),
+}  # fmt: skip
+STRIDED_VOLUMES = {  # whose input gradients the main loop does not compute
+    "strided": case((2, 16, 5, 7, 6), (24, 16, 3, 3, 3), stride=(2, 1, 2), padding=1),
+    "strided_depth": case((1, 8, 7, 3, 4), (16, 8, 3, 1, 1), stride=(3, 1, 1), padding=(2, 0, 0)),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -107,6 +126,20 @@ def test_errors_are_those_of_the_precision(library: Path, name: str, op: str, tf
 
 
 @pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize("name", [*VOLUMES, *STRIDED_VOLUMES])
+def test_volumes_of_integers_are_exact(library: Path, name: str, op: str, tf32: bool):
+    if op == "dgrad" and name in STRIDED_VOLUMES:
+        pytest.skip("the main loop computes no strided input gradients of volumes")
+    problem = {**VOLUMES, **STRIDED_VOLUMES}[name]
+    values = make_integers(problem)
+    values = Tensors(values.x, values.w, None, values.dy)
+    expected = by_pytorch(op, problem, values).float()
+    for actual, what in results(Emulated(library, tf32=tf32), op, problem, values):
+        assert_equal(actual, expected, what=what)
+
+
+@pytest.mark.parametrize("tf32", [True, False])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_parts_of_statistics_are_of_the_output(library: Path, name: str, tf32: bool):
     """Each pixel counts once, and positions that are no pixels do not."""
@@ -130,6 +163,21 @@ def test_parts_of_statistics_are_of_the_output(library: Path, name: str, tf32: b
             expected = torch.var_mean(output, (0, 2, 3), correction=0)
             torch.testing.assert_close((variance, mean), expected, rtol=1e-5, atol=1e-5)
     assert left > 0
+
+
+@pytest.mark.parametrize("where", ["image", "filter"])
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize("name", VOLUMES)
+def test_infinity_in_volumes_is_as_in_float32(library: Path, name: str, op: str, where: str):
+    """But for taps that a tile leaves out, as they meet padding alone: zeros times infinity."""
+    if where == "filter" and name in ("much_padding", "thin_slices"):
+        pytest.skip("tiles leave out such taps")
+    problem = VOLUMES[name]
+    values = normal(problem)
+    spoil(op, values, where, torch.inf, 0)
+    expected = exact(op, problem, values).float()
+    for actual, what in results(Emulated(library, tf32=False), op, problem, values, most=2):
+        assert_same_kinds(actual, expected, what=what)
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import Case, Tensors, output_shape
 from compute import PASSES, by_pytorch, compute, exact, has_plan, plan_of
-from reference import ALL_FAMILIES, LAYOUTS, assert_equal, float32_precision
+from reference import ALL_FAMILIES, LAYOUTS, assert_equal, float32_precision, layout_of
 from sweep import MOST_ERROR, Trial, norm_error, plausible
 from torch import Tensor
 
@@ -61,8 +61,15 @@ HUGE = {
     "images": Case((33, 8, 4096, 2048), (8, 8, 1, 3), padding=(0, 1), bias=False),
     "groups": Case((33, 8, 4096, 2048), (8, 4, 1, 3), padding=(0, 1), groups=2, bias=False),
     "depthwise": Case((33, 8, 4096, 2048), (8, 1, 3, 3), padding=(1, 1), groups=8, bias=False),
+    "volume": Case((1, 4, 33000, 128, 128), (4, 4, 3, 1, 3), padding=(1, 0, 1), bias=False),
+    "volume_depthwise": Case(
+        (1, 4, 33000, 128, 128), (4, 1, 3, 3, 3), padding=(1, 1, 1), groups=4, bias=False
+    ),
+    "volume_in_slices": Case(
+        (1, 4, 33000, 128, 128), (4, 4, 1, 3, 3), padding=(0, 1, 1), bias=False
+    ),
 }
-BAND = 24  # rows that are checked at a place
+BAND = 24  # rows that are checked at a place; slices of a volume
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +88,8 @@ def needs(gigabytes: int) -> None:
 
 def places(case: Case) -> list[tuple[int, slice]]:
     """Images and rows of them: the ends, and where offsets pass 2^31 in either layout."""
-    n, c, h, w = case.input
+    n, c, h, *row = case.input
+    w = prod(row)
     rows = {0, h - BAND}
     rows.add(2**31 % (h * w) // w - BAND // 2)
     rows.add(2**31 % (c * h * w) // (c * w) - BAND // 2)
@@ -107,7 +115,8 @@ def test_over_2_31_elements(name, layout):
     assert prod(case.input) > 2**31
 
     def integers(shape: tuple[int, ...]) -> Tensor:
-        t = torch.empty(shape, dtype=torch.bfloat16, device="cuda", memory_format=layout)
+        in_layout = layout_of(layout, len(shape))
+        t = torch.empty(shape, dtype=torch.bfloat16, device="cuda", memory_format=in_layout)
         return t.random_(-3, 4)
 
     # The input is the gradient of the output as well, except for the weight's gradient: there all

@@ -1,7 +1,7 @@
 """Strict float32, result by result: no further from float64 than the terms of its sum allow.
 
-Random problems by random plans of all families. CUSTOMCONV_SWEEP says how many for each pass. The
-bounds are those of docs/how/float32.md.
+Random problems by random plans of all families. CUSTOMCONV_SWEEP says how many for each pass;
+CUSTOMCONV_DIMS=2 or 3 leaves images or volumes alone. The bounds are those of docs/how/float32.md.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ ROUNDING = 2.0**-24  # of float32, to nearest
 def with_few_terms(case: Case, op: str, rng: random.Random) -> Case:
     """The same with short sums: few channels and taps, or few pixels in a weight gradient."""
     few = rng.randint(1, 5)
-    taps = (rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 2, 3)))
-    n, c, h, w = case.input
+    taps = [rng.choice((1, 1, 2, 3)) for _ in range(case.dims)]
+    n, c, *image = case.input
     k, group_c = case.weight[:2]
     if op == "fprop":
         c, group_c = few * case.groups, few
     elif op == "dgrad":
         k = few * case.groups
     else:
-        n, h, w = rng.randint(1, 2), rng.randint(1, 5), rng.randint(1, 5)
-    return replace(case, input=(n, c, h, w), weight=(k, group_c, *taps))
+        n, image = rng.randint(1, 2), [rng.randint(1, 5) for _ in image]
+    return replace(case, input=(n, c, *image), weight=(k, group_c, *taps))
 
 
-def draw(index: int, op: str) -> sweep.Trial:
+def draw(index: int, op: str, dims: int) -> sweep.Trial:
     """A problem of the pass in strict float32; of three, two have short sums."""
-    rng = random.Random(f"{SEED} {op} {index}")
+    rng = random.Random(f"{SEED} {op} {index}" + " of volumes" * (dims == 3))
     while True:
-        trial = sweep.draw(rng, "aten")
+        trial = sweep.draw(rng, "aten", dims=dims)
         case = with_few_terms(trial.case, op, rng) if index % 3 else trial.case
         if min(output_shape(case)) < 1:
             continue
@@ -66,8 +66,8 @@ def least_terms(op: str, case: Case) -> int:
     A pixel far from all edges meets as many taps as its phase has; here the phases are counted.
     """
     if op == "wgrad":
-        n, _, p, q = output_shape(case)
-        return n * p * q
+        n, _, *pixels = output_shape(case)
+        return n * prod(pixels)
     if op == "fprop":
         return prod(case.weight[1:])
     taps = 1
@@ -104,10 +104,12 @@ def wrong(trial: sweep.Trial) -> str:
         counts += 1
     with float32_precision("ieee"):
         plan = random_plan(trial, t)
-        chosen = plan or plan_of(trial.op, "auto", trial.case, t)
+        # Of its own choice the planner leaves most volumes to PyTorch.
+        unforced = "auto" if trial.case.dims == 2 else "direct"
+        chosen = plan or plan_of(trial.op, unforced, trial.case, t)
         poison(result_bytes(trial.op, trial.case, torch.float32), chosen.workspace_bytes)
         with contextlib.nullcontext() if plan is None else forced(plan):
-            name = "auto" if plan is None else plan.family
+            name = unforced if plan is None else plan.family
             actual = compute(trial.op, name, trial.case, t)
     by_3xtf32 = is_of_3xtf32(chosen)
     if by_3xtf32 and least_terms(trial.op, trial.case) < LEAST_TERMS:
@@ -121,18 +123,19 @@ def wrong(trial: sweep.Trial) -> str:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dims", sweep.DIMS)
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
-def test_results_are_as_close_as_their_sums_allow(op):
+def test_results_are_as_close_as_their_sums_allow(op, dims):
     indices = range(COUNT) if ONLY is None else [int(ONLY)]
     found = []
     for index in indices:
-        trial = draw(index, op)
+        trial = draw(index, op, dims)
         try:
             why = wrong(trial)
         except Exception as error:
             why = repr(error)
         if why:
-            again = f"CUSTOMCONV_SEED={SEED} CUSTOMCONV_TRIAL={index}"
+            again = f"CUSTOMCONV_SEED={SEED} CUSTOMCONV_TRIAL={index} CUSTOMCONV_DIMS={dims}"
             found.append(f"{trial}: {why}\n  again: {again}")
     head = f"{len(found)} of {len(indices)} problems with CUSTOMCONV_SEED={SEED} are wrong"
     assert not found, "\n".join([head, *found[:5]])

@@ -15,7 +15,7 @@ constexpr int kUnroll = 8;  // vectors that a thread has under way
 
 }  // namespace
 
-BiasGradient::BiasGradient(Layout lies, const Shape4& sizes, int element_bytes)
+BiasGradient::BiasGradient(Layout lies, const Shape5& sizes, int element_bytes)
     : layout(sizes[2] * sizes[3] == 1 ? Layout::kNhwc : lies), channels(sizes[1]) {
   constexpr int kVectorBytes = 16;
   constexpr int kMostAcross = 32;

@@ -11,7 +11,7 @@ namespace customconv {
 // How the vectors of elements are shared out: by the sizes alone, so that the same bits come out
 // each time. A vector is of one channel in NCHW, of several in channels-last.
 struct BiasGradient {
-  BiasGradient(Layout layout, const Shape4& sizes, int element_bytes);
+  BiasGradient(Layout layout, const Shape5& sizes, int element_bytes);
 
   int64_t workspace_bytes() const { return splits > 1 ? splits * channels * 4 : 0; }
 

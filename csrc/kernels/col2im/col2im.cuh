@@ -152,7 +152,7 @@ Params<T> params_of(const ConvProblem& problem, const Geometry& g, const Work& w
   p.sum_pitch = w.sum_pitch;
   const bool channels_last = problem.x_strides[1] == 1;
   const int own = channels_last ? own_channels(w.channels) : w.channels;
-  const Shape4& x = problem.x_strides;
+  const Shape5& x = problem.x_strides;
   p.stores_batches = channels_last && own == kBatch && g.C % kBatch == 0 && problem.x_aligned &&
                      x[0] % kBatch == 0 && x[2] % kBatch == 0 && x[3] % kBatch == 0;
   const int common = std::gcd(g.w.stride, g.w.dilation), tap_step = g.w.stride / common;

@@ -31,7 +31,7 @@ int vector_of(const ConvProblem& p, Order order) {
   const int64_t size = element_size(p.dtype);
   const int inner = order == Order::kPixels ? 1 : 3;
   if (!p.y_aligned || p.y_strides[inner] != 1) return static_cast<int>(size);
-  const Shape4 sizes = p.y_sizes();
+  const Shape5 sizes = p.y_sizes();
   int64_t vector = 16;
   for (int i = 0; i < 4; ++i) {
     while (i != inner && sizes[i] > 1 && p.y_strides[i] * size % vector != 0) vector /= 2;

@@ -74,25 +74,27 @@ CUtensorMap make_map(const void* data, CUtensorMapDataType type, const Boxes<kRa
   });
 }
 
-// What a copy in im2col mode takes of a tensor (N, H, W, C): `lower` and `upper` are corners of the
-// box that it traverses, from the first and the last pixel of an image.
+// What a copy in im2col mode takes of a tensor (N, H, W, C), or (N, D, H, W, C): along w, h and d,
+// corners of the box that it traverses, from the first and the last pixel of an image, and steps
+// from one pixel that is met to the next.
 struct Im2colBox {
-  int lower_w, lower_h, upper_w, upper_h;
-  int steps_w, steps_h;  // pixels from one that is met to the next
+  int lower[3], upper[3], steps[3];
   int channels, pixels;  // of a copy
 };
 
 // `sizes` and `strides` (bytes) innermost first.
-inline CUtensorMap make_im2col_map(const void* data, CUtensorMapDataType type,
-                                   const cuuint64_t (&sizes)[4], const cuuint64_t (&strides)[3],
-                                   const Im2colBox& box, CUtensorMapSwizzle swizzle) {
+template <int kRank>
+CUtensorMap make_im2col_map(const void* data, CUtensorMapDataType type,
+                            const cuuint64_t (&sizes)[kRank],
+                            const cuuint64_t (&strides)[kRank - 1], const Im2colBox& box,
+                            CUtensorMapSwizzle swizzle) {
   static const auto encode =
       driver_function<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col");
-  const int lower[] = {box.lower_w, box.lower_h}, upper[] = {box.upper_w, box.upper_h};
-  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(box.steps_w),
-                              static_cast<cuuint32_t>(box.steps_h), 1};
+  cuuint32_t steps[kRank] = {1};
+  for (int i = 0; i < kRank - 2; ++i) steps[1 + i] = static_cast<cuuint32_t>(box.steps[i]);
+  steps[kRank - 1] = 1;
   return encoded_map([&](CUtensorMap* map) {
-    return encode(map, type, 4, const_cast<void*>(data), sizes, strides, lower, upper,
+    return encode(map, type, kRank, const_cast<void*>(data), sizes, strides, box.lower, box.upper,
                   static_cast<cuuint32_t>(box.channels), static_cast<cuuint32_t>(box.pixels), steps,
                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

@@ -31,7 +31,7 @@ bool wants_swap(const Geometry& g) {
 
 Geometry geometry_of(const ConvProblem& p) {
   Geometry g{};
-  const Shape4& w = p.w_strides;
+  const Shape5& w = p.w_strides;
   g.N = p.N;
   g.K = p.K;
   g.multiplier = p.group_K();

@@ -24,7 +24,7 @@ struct Geometry {
   bool transposed;
   bool of_weights;  // the weight gradient: `out` is read too
   bool planar;      // a channel's columns are nearer than its pixel's channels
-  Shape4 in, out;   // strides of n, c, h, w
+  Shape5 in, out;   // strides of n, c, h, w
   int64_t weight_k, weight_r, weight_s, weight_offset;
 };
 

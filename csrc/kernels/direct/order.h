@@ -16,7 +16,7 @@ enum class Order : int { kPixels = 0, kChannels = 1 };
 struct DirectPlan {
   static constexpr PlanKind kKind = PlanKind::direct;
   Order order = Order::kPixels;
-  bool wide = false;  // 64-bit offsets
+  bool wide = false;  // 64-bit offsets, which volumes always have
 };
 
 // Output channels that a block of a weight gradient takes at a time: in NHWC a line of them.
@@ -25,7 +25,10 @@ constexpr int kWgradChannels = 32;
 // Blocks over the weights: of one weight each, or of the weights of kWgradChannels channels.
 inline int64_t wgrad_blocks(const ConvProblem& p, Order order) {
   const int64_t channels = order == Order::kChannels ? kWgradChannels : 1;
-  return ceil_divide(p.K, channels) * p.group_C() * p.R * p.S;
+  return ceil_divide(p.K, channels) * p.group_C() * p.T * p.R * p.S;
 }
+
+// Pixels that a weight gradient sums over.
+inline int64_t wgrad_pixels(const ConvProblem& p) { return p.N * p.O * p.P * p.Q; }
 
 }  // namespace customconv::direct

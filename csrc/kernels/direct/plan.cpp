@@ -7,6 +7,7 @@
 #include "kernels/direct/order.h"
 #include "plan/fields.h"
 #include "plan/hardware.h"
+#include "plan/planner.h"
 #include "plan/price.h"
 
 namespace customconv::direct {
@@ -59,7 +60,7 @@ Order choose_order(const ConvProblem& p) {
 
 // By the shape alone, so that the same sums are formed on every device.
 int64_t wgrad_splits(const ConvProblem& p, int64_t blocks) {
-  const int64_t by_pixels = p.N * p.P * p.Q / kPixelsPerSplit;
+  const int64_t by_pixels = wgrad_pixels(p) / kPixelsPerSplit;
   const int64_t by_grid = ceil_divide(kFullGrid, blocks);
   return std::clamp<int64_t>(std::min(by_pixels, by_grid), 1, kMostSplits);
 }
@@ -89,9 +90,9 @@ double lines_of_load(const ConvProblem& p, int64_t stride) {
 WorkList count_work(const ConvProblem& p, const DeviceProperties& d, const ConvPlan& plan,
                     Order order, int64_t blocks) {
   // If a channel is a single pixel, neighbouring threads have neighbouring channels in any order.
-  const int64_t pixels = p.pass == Pass::kDgrad ? p.H * p.W : p.P * p.Q;
+  const int64_t pixels = p.pass == Pass::kDgrad ? p.D * p.H * p.W : p.O * p.P * p.Q;
   const bool by_channels = order == Order::kChannels || (pixels == 1 && p.pass != Pass::kWgrad);
-  const auto taps = static_cast<double>(p.R * p.S);
+  const auto taps = static_cast<double>(p.T * p.R * p.S);
   WorkList works;
   switch (p.pass) {
     case Pass::kFprop: {
@@ -108,8 +109,8 @@ WorkList count_work(const ConvProblem& p, const DeviceProperties& d, const ConvP
     }
     case Pass::kDgrad: {
       const auto channels = static_cast<double>(p.group_K());
-      const bool strided = p.stride_h * p.stride_w > 1;
-      const double products = taps * channels / static_cast<double>(p.stride_h * p.stride_w);
+      const int64_t stride = p.stride_d * p.stride_h * p.stride_w;
+      const double products = taps * channels / static_cast<double>(stride);
       const double lines =
           by_channels ? 1 + lines_of_load(p, p.w_strides[1]) : 1 + lines_of_load(p, p.y_strides[3]);
       // A thread also tries the taps that the stride skips.
@@ -117,14 +118,14 @@ WorkList count_work(const ConvProblem& p, const DeviceProperties& d, const ConvP
       works.add(
           blocks_work(1, d, static_cast<double>(blocks),
                       kOutputInstructions +
-                          visits * (kTapInstructions + (strided ? kDivisionInstructions : 0)) +
+                          visits * (kTapInstructions + (stride > 1 ? kDivisionInstructions : 0)) +
                           products * kProductInstructions,
                       products * lines, std::max(visits, products / kBatch), p.least_bytes()));
       break;
     }
     case Pass::kWgrad: {
       const double threads = by_channels ? kBlock / kWgradChannels : kBlock;
-      const double summed = static_cast<double>(p.N * p.P * p.Q) / static_cast<double>(plan.splits);
+      const double summed = static_cast<double>(wgrad_pixels(p)) / static_cast<double>(plan.splits);
       const double own = std::ceil(summed / threads), halvings = std::log2(threads);
       const double lines = by_channels ? 2
                                        : lines_of_load(p, p.y_strides[3]) +
@@ -155,6 +156,8 @@ LaunchShape shape_of(const ConvProblem& p, Order order, int64_t splits) {
   return {blocks_of(p, order) * splits, kBlock, 0, parts};
 }
 
+bool is_wide(const ConvProblem& p) { return p.is_deep() || needs_wide_index(p); }
+
 ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device, const Wanted&) {
   const Order order = choose_order(problem);
   const int64_t blocks = blocks_of(problem, order);
@@ -162,7 +165,7 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device, con
   ConvPlan plan{shape_of(problem, order, splits)};
   plan.blocks = std::min(blocks, device.max_grid_x) * splits;
   plan.splits = splits;
-  plan.payload = DirectPlan{order, needs_wide_index(problem)};
+  plan.payload = DirectPlan{order, is_wide(problem)};
   plan.works = count_work(problem, device, plan, order, blocks);
   plan.predicted_ms = price(plan.works, device);
   return plan;
@@ -170,13 +173,14 @@ ConvPlan propose(const ConvProblem& problem, const DeviceProperties& device, con
 
 LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {
   const auto way = plan.payload.as<DirectPlan>();
-  return way.wide == needs_wide_index(p) ? shape_of(p, way.order, plan.splits) : LaunchShape{};
+  return way.wide == is_wide(p) ? shape_of(p, way.order, plan.splits) : LaunchShape{};
 }
 
 }  // namespace
 
 extern const Family family;
-const Family family{"direct", can_implement, propose, shape};
+const Family family{"direct", can_implement, propose, shape,   nullptr,
+                    false,    nullptr,       nullptr, nullptr, is_batch_invariant};
 
 }  // namespace customconv::direct
 

@@ -99,7 +99,7 @@ Geometry geometry_of(const ConvProblem& p) {
   g.weight_r = p.w_strides[2];
   g.weight_s = p.w_strides[3];
   const int64_t piece = kPieceBytes / element_size(p.dtype);
-  const auto boxed = [&](bool aligned, const Shape4& sizes, const Shape4& strides) {
+  const auto boxed = [&](bool aligned, const Shape5& sizes, const Shape5& strides) {
     const auto legal = [&](int axis) {
       return sizes[axis] == 1 || (strides[axis] > 0 && strides[axis] % piece == 0);
     };
@@ -109,7 +109,7 @@ Geometry geometry_of(const ConvProblem& p) {
   const bool y = boxed(p.y_aligned, p.y_sizes(), p.y_strides);
   g.in_boxed = backward ? y : x;
   g.out_boxed = backward ? x : y;
-  const auto planes = [&](bool aligned, const Shape4& sizes, const Shape4& strides) {
+  const auto planes = [&](bool aligned, const Shape5& sizes, const Shape5& strides) {
     const int64_t pixels = sizes[2] * sizes[3];
     const auto dense = [&](int axis, int64_t stride) {
       return sizes[axis] == 1 || strides[axis] == stride;

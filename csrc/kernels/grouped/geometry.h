@@ -42,7 +42,7 @@ struct Geometry {
   int64_t C, K;    // channels of a group: of `in` and of `out`
   int64_t kernel;  // taps of the filter
   Axis h, w;
-  Shape4 in, out;              // strides of n, c, h, w
+  Shape5 in, out;              // strides of n, c, h, w
   bool in_boxed, out_boxed;    // TMA can go through their pixels, channels side by side
   bool in_planes, out_planes;  // it can go through their planes
   int64_t weight_group, weight_k, weight_c, weight_r, weight_s;

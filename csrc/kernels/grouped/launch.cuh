@@ -56,7 +56,7 @@ inline TileParams tile_params(const Geometry& g, const Tile& tile) {
 
 // `step`: channels from where one block's begin to where another's do.
 template <typename T>
-Image<T> make_image(const T* data, const Shape4& strides, const Shape4& sizes, int64_t channels,
+Image<T> make_image(const T* data, const Shape5& strides, const Shape5& sizes, int64_t channels,
                     int64_t sets, int64_t step) {
   constexpr int64_t kPiece = 16 / sizeof(T);
   Image<T> image{data,

@@ -105,7 +105,7 @@ CUtensorMap map_positions(const Geometry& g, const Tile& tile, const T* out, int
 // Pairs of neighbours of a row, both of which exist or none, and four aligned bytes; else one
 // pixel.
 template <typename T>
-int brought_pixels(const T* data, const Shape4& strides, const Shape4& sizes) {
+int brought_pixels(const T* data, const Shape5& strides, const Shape5& sizes) {
   const auto even = [&](int axis) { return sizes[axis] == 1 || strides[axis] % 2 == 0; };
   const bool pairs = sizeof(T) == 2 && reinterpret_cast<uintptr_t>(data) % 4 == 0 &&
                      strides[3] == 1 && sizes[3] % 2 == 0 && even(0) && even(1) && even(2);
@@ -145,7 +145,7 @@ inline PlaneBox position_box(const Tile& tile, int vector) {
 
 // Strips of planes.
 template <typename T>
-CUtensorMap map_strips(const Strips& s, const T* data, const Shape4& strides, const Shape4& sizes) {
+CUtensorMap map_strips(const Strips& s, const T* data, const Shape5& strides, const Shape5& sizes) {
   const int64_t plane = sizes[2] * sizes[3];
   const Boxes<3> boxes{{static_cast<cuuint64_t>(plane), static_cast<cuuint64_t>(sizes[1]),
                         static_cast<cuuint64_t>(sizes[0])},
@@ -304,7 +304,7 @@ void launch_boxes(const ConvProblem& problem, const ConvPlan& plan, const Operan
   auto* y = static_cast<T*>(operands.y);
   BoxParams<T> p{};
   const T* in = backward ? y : x;
-  const Shape4 in_sizes = backward ? problem.y_sizes() : problem.x_sizes();
+  const Shape5 in_sizes = backward ? problem.y_sizes() : problem.x_sizes();
   if (work.loading == Loading::kBoxes) p.in = map_boxes(g, tile, in, kBoxRowBytes);
   if (work.loading == Loading::kStrips) {
     p.in = map_strips(work.strips, in, g.in, in_sizes);

@@ -48,7 +48,7 @@ void count_rows(ByThreads& all, int size, double rows, double pixels, double cha
   all.bytes += rows * channels *
                std::min(hardware::kSectorBytes + row_bytes, pixels * hardware::kSectorBytes);
 }
-void count_boxes(ByThreads& all, int size, const Shape4& strides, int rows, int pixels,
+void count_boxes(ByThreads& all, int size, const Shape5& strides, int rows, int pixels,
                  int64_t pieces) {
   const double elements = static_cast<double>(kPieceBytes) / size;
   count_rows(all, size, rows, pixels, static_cast<double>(pieces) * elements, strides[3]);

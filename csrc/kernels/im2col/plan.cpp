@@ -21,10 +21,9 @@ constexpr double kNhwcEntryInstructions = 30;  // the same, and to go on to the 
 constexpr double kTapInstructions = 12;        // to find whether a tap meets an output
 constexpr double kHitInstructions = 14;        // to add up a tap that does
 constexpr double kLoadInstructions = 6;        // to load an operand and add it
+constexpr double kUnitInstructions = 22;       // to move a few bytes of a volume's columns
 
 int64_t round_up(int64_t a, int64_t b) { return ceil_divide(a, b) * b; }
-
-int64_t image_columns(const ConvProblem& p) { return p.P * p.Q; }
 
 // Most columns of an image that the bound leaves room for; whole packs, so that lines of them fit.
 int64_t columns_within_bound(const ConvProblem& p) {
@@ -36,45 +35,83 @@ int64_t columns_within_bound(const ConvProblem& p) {
 const char* can_implement(const ConvProblem& p, const DeviceProperties& device) {
   if (!device.has_blas) return "PyTorch has loaded no cuBLAS";
   if (!has_int32_coordinates(p)) return "image coordinates pass 2^31";
-  if (p.P * p.Q > INT32_MAX || p.H * p.W > INT32_MAX) return "an image passes 2^31 pixels";
+  if (image_columns(p) > INT32_MAX || p.D * p.H * p.W > INT32_MAX) {
+    return "an image passes 2^31 pixels";
+  }
   if (dense_layout(p.w_sizes(), p.w_strides) == Layout::kOther) return "the weight is not dense";
   if (dense_layout(p.y_sizes(), p.y_strides) == Layout::kOther) return "the output is not dense";
-  if (p.K > INT32_MAX || p.C * p.R * p.S > INT32_MAX) return "a matrix dimension passes 2^31";
+  if (p.K > INT32_MAX || column_rows(p) > INT32_MAX) return "a matrix dimension passes 2^31";
   if (chunk_bytes(p, 1) == 0) return nullptr;
   if (p.pass == Pass::kDgrad && p.C * p.W > INT32_MAX) return "an image row passes 2^31 elements";
-  const int64_t least = p.pass == Pass::kDgrad ? band_columns(p, 1) : 1;
+  const int64_t least = has_bands(p) ? band_columns(p, 1) : 1;
   if (columns_within_bound(p) < least) return "the workspace bound holds too few columns";
   return nullptr;
 }
 
-// Cuts the batch into chunks of whole images or an image into chunks of pixels (dgrad: of rows).
+// The most whole units of an image's band, up to `most`, of so many rows each, that leave its
+// columns in `room`.
+int64_t most_units(const ConvProblem& p, int64_t rows, int64_t most, int64_t room) {
+  int64_t units = 0;
+  for (int64_t step = most; step > 0; step /= 2) {
+    while (units + step <= most && band_columns(p, (units + step) * rows) <= room) units += step;
+  }
+  return units;
+}
+
+// Cuts the batch into chunks of whole images or an image into chunks of pixels, or bands of rows.
 void choose_chunk(const ConvProblem& p, Im2colPlan& plan) {
-  const bool dgrad = p.pass == Pass::kDgrad;
+  const bool bands = has_bands(p);
   const int64_t image_bytes = chunk_bytes(p, image_columns(p));
   // Kernels count a chunk's part of dx, which can be larger than its columns, in 32 bits.
-  const int64_t image_elements = dgrad ? p.C * p.H * p.W : 1;
+  const int64_t image_elements = bands ? p.C * p.D * p.H * p.W : 1;
   if (image_bytes == 0 || (image_bytes <= kWorkspaceBound && image_elements <= INT32_MAX)) {
     plan.images = p.N;
     if (image_bytes > 0) {
       plan.images = std::min({p.N, kWorkspaceBound / image_bytes, INT32_MAX / image_elements});
+      // Even chunks: a last one of a few volumes would not fill the GPU.
+      if (p.is_deep()) plan.images = ceil_divide(p.N, ceil_divide(p.N, plan.images));
     }
-    plan.pixels = dgrad ? p.H : image_columns(p);
+    plan.pixels = bands ? p.D * p.H : image_columns(p);
     return;
   }
   const int64_t room = columns_within_bound(p);
   plan.images = 1;
-  if (!dgrad) {
+  if (!bands) {
     // Even chunks, in whole warps: a last one of a few pixels would be all overhead.
     const int64_t chunks = ceil_divide(image_columns(p), room);
     plan.pixels = std::min(room, round_up(ceil_divide(image_columns(p), chunks), 32));
     return;
   }
-  const int64_t most_rows = std::min(p.H, INT32_MAX / (p.C * p.W));
-  int64_t rows = 1;
-  for (int64_t step = most_rows; step > 0; step /= 2) {
-    while (rows + step <= most_rows && band_columns(p, rows + step) <= room) rows += step;
+  const int64_t most_rows = INT32_MAX / (p.C * p.W);
+  const int64_t slices = p.is_deep() ? most_units(p, p.H, std::min(p.D, most_rows / p.H), room) : 0;
+  plan.pixels = slices > 0 ? slices * p.H
+                           : std::max<int64_t>(most_units(p, 1, std::min(p.H, most_rows), room), 1);
+}
+
+// Sums of a weight gradient of volumes that are formed at once: more of them fill the GPU better,
+// and take longer to be added up.
+int64_t sums_at_once(const ConvProblem& p, const DeviceProperties& d, int64_t images) {
+  constexpr int64_t kMost = 16;
+  constexpr double kTileRows = 128, kTileColumns = 256;
+  const auto rows = static_cast<double>(p.K), columns = static_cast<double>(column_rows(p));
+  const double tiles = std::ceil(rows / kTileRows) * std::ceil(columns / kTileColumns);
+  const double rate = d.matrix_flops(p.dtype, p.tf32) / 2 / d.sm_count;
+  const double tile_ms =
+      1e3 * kTileRows * kTileColumns * static_cast<double>(image_columns(p)) / rate;
+  const int64_t most =
+      std::min({images, kMost, std::max<int64_t>(kPartsBound / (p.w_count() * 4), 1)});
+  int64_t best = 1;
+  double least = 0;
+  for (int64_t sums = 1; sums <= most; ++sums) {
+    const auto at_once = static_cast<double>(sums);
+    const double ms = static_cast<double>(ceil_divide(images, sums)) *
+                          std::ceil(tiles * at_once / d.sm_count) * tile_ms +
+                      pass_ms(2 * at_once * rows * columns * 4, d);
+    if (sums > 1 && ms >= least) continue;
+    least = ms;
+    best = sums;
   }
-  plan.pixels = rows;
+  return best;
 }
 
 // Calls of the library for a product of row-major matrices, as in `Product`. Sizes and leading
@@ -185,10 +222,10 @@ struct Chunks {
 };
 
 Chunks chunks_of(const ConvProblem& p, const Im2colPlan& plan) {
-  const bool dgrad = p.pass == Pass::kDgrad;
-  const int64_t pieces = ceil_divide(dgrad ? p.H : image_columns(p), plan.pixels);
+  const bool bands = has_bands(p);
+  const int64_t pieces = ceil_divide(bands ? p.D * p.H : image_columns(p), plan.pixels);
   const int64_t batches = ceil_divide(p.N, plan.images);
-  const double pixels = dgrad ? static_cast<double>(band_columns(p, plan.pixels))
+  const double pixels = bands ? static_cast<double>(band_columns(p, plan.pixels))
                               : static_cast<double>(image_columns(p)) / static_cast<double>(pieces);
   return {static_cast<double>(pieces * batches),
           static_cast<double>(p.N) / static_cast<double>(batches), pixels};
@@ -219,7 +256,7 @@ class Counter {
   // Elements from one row of the columns to the next.
   int64_t columns_leading() const {
     const int64_t pack = 16 / size_;
-    if (channels_last_) return in_place_ ? p_.C : packs_of(p_, column_rows(p_)) * pack;
+    if (pixel_rows_) return in_place_ ? p_.C : packs_of(p_, line_terms(p_)) * pack;
     return in_place_ ? image_columns(p_) : packs_of(p_, plan_.pixels) * pack;
   }
 
@@ -227,17 +264,31 @@ class Counter {
     if (in_place_) return;
     const double packs =
         chunks_.images * static_cast<double>(columns_bytes(p_, std::llround(chunks_.pixels))) / 16;
+    const double x_bytes = static_cast<double>(p_.x_count() * size_) / chunks_.count;
+    if (p_.is_deep()) {
+      const double instructions = kThreadInstructions + units_of_pack() * kUnitInstructions;
+      works_.add(by_threads(PriceKind::kColumns, 1, d_, packs, instructions, 1,
+                            packs * 16 + x_bytes, chunks_.count));
+      return;
+    }
     const double entries = 16.0 / static_cast<double>(size_);
     const bool taps_first = dense_layout(p_.w_sizes(), p_.w_strides) == Layout::kNhwc;
     const bool whole = channels_last_ && taps_first && p_.group_C() * size_ % 16 == 0;
     const double each = channels_last_ ? kNhwcEntryInstructions : kNchwEntryInstructions;
     const double instructions = kThreadInstructions + (whole ? 1 : entries) * each;
-    const double x_bytes = static_cast<double>(p_.x_count() * size_) / chunks_.count;
     works_.add(by_threads(PriceKind::kColumns,
                           !channels_last_ ? 0
                           : whole         ? 1
                                           : 2,
                           d_, packs, instructions, 1, packs * 16 + x_bytes, chunks_.count));
+  }
+
+  // Moves of a pack of a volume's columns: runs of the columns are about as long as x's lines
+  // allow.
+  double units_of_pack() const {
+    const bool taps_first = dense_layout(p_.w_sizes(), p_.w_strides) == Layout::kNhwc;
+    const int64_t bytes = (taps_first ? p_.group_C() : p_.S) * size_ | 16;
+    return 16.0 / static_cast<double>(bytes & -bytes);
   }
 
   // Adds the products of all chunks. A call is a batch of images or of groups.
@@ -282,25 +333,31 @@ class Counter {
 
   void count_fprop() {
     add_columns();
+    const int64_t terms = copies_weight(p_) ? line_terms(p_) : group_rows_;
+    const bool adds_bias = p_.has_bias && !copies_weight(p_);
     Matrices m{};
-    m.inner = static_cast<double>(group_rows_);
+    m.inner = static_cast<double>(terms);
     m.out_size = keeps_products(p_) ? 4 : size_;
-    m.accumulates = p_.has_bias && !keeps_products(p_);
+    m.accumulates = adds_bias && !keeps_products(p_);
     if (channels_last_) {
       m.rows = chunks_.images * chunks_.pixels;
       m.columns = static_cast<double>(p_.group_K());
       m.a_leading = columns_leading();
-      m.b_leading = group_rows_;
+      m.b_leading = terms;
       m.c_leading = p_.K;
     } else {
       m.rows = static_cast<double>(p_.group_K());
       m.columns = chunks_.pixels;
-      m.a_leading = group_rows_;
+      m.a_leading = terms;
       m.b_leading = columns_leading();
       m.c_leading = image_columns(p_);
     }
     add_products(m);
-    if (!p_.has_bias) return;
+    if (copies_weight(p_)) {
+      const auto copied = static_cast<double>(p_.K * terms);
+      add_pass(copied, 2 * copied * static_cast<double>(size_), 1);
+    }
+    if (!adds_bias) return;
     const double passes = keeps_products(p_) ? chunks_.count : 1;
     const auto bytes = static_cast<double>(size_ + (keeps_products(p_) ? 4 : 0));
     const double outputs = static_cast<double>(p_.y_count()) / passes;
@@ -310,13 +367,13 @@ class Counter {
   void count_dgrad() {
     Matrices m{};
     m.inner = static_cast<double>(p_.group_K());
-    m.out_size = in_place_ ? size_ : accumulator_size(p_.dtype);
-    if (channels_last_) {
-      m.rows = chunks_.images * chunks_.pixels;
+    m.out_size = in_place_ || !has_bands(p_) ? size_ : accumulator_size(p_.dtype);
+    if (pixel_rows_) {
+      m.rows = (channels_last_ ? chunks_.images : 1) * chunks_.pixels;
       m.columns = static_cast<double>(group_rows_);
-      m.a_leading = p_.K;
+      m.a_leading = channels_last_ ? p_.K : image_columns(p_);
       m.b_leading = group_rows_;
-      m.c_leading = column_rows(p_);
+      m.c_leading = has_bands(p_) ? column_rows(p_) : columns_leading();
     } else {
       m.rows = static_cast<double>(group_rows_);
       m.columns = chunks_.pixels;
@@ -326,8 +383,11 @@ class Counter {
     }
     add_products(m);
     if (in_place_) return;
-    const auto taps = static_cast<double>(p_.R * p_.S);
-    const double hits = taps / static_cast<double>(p_.stride_h * p_.stride_w);
+    if (!has_bands(p_)) return add_columns();
+    const double strides = static_cast<double>(p_.stride_d * p_.stride_h * p_.stride_w);
+    const double all = static_cast<double>(p_.T * p_.R * p_.S), hits = all / strides;
+    // Volumes try no tap that a stride skips.
+    const double taps = p_.is_deep() ? std::max(hits, 1.0) : all;
     const double elements = static_cast<double>(p_.x_count()) / chunks_.count;
     const double columns = chunks_.images * chunks_.pixels * static_cast<double>(column_rows(p_)) *
                            static_cast<double>(accumulator_size(p_.dtype));
@@ -345,6 +405,7 @@ class Counter {
     m.a_leading = channels_last_ ? p_.K : image_columns(p_);
     m.b_leading = columns_leading();
     m.c_leading = group_rows_;
+    const bool apart = sums_apart(p_);
     const bool single = is_single_product(p_);
     m.out_size = single ? size_ : accumulator_size(p_.dtype);
     const auto weights = static_cast<double>(p_.w_count());
@@ -362,11 +423,20 @@ class Counter {
       add_product({price_row(PriceKind::kListedProduct, 0), 1.2}, m);
       add_pass(m.batch, 0, m.calls);
       add_pass(weights * kBlock / 32, (at_once + 1) * sum_bytes, m.calls, at_once * 32 / kBlock);
+    } else if (apart) {
+      const double rounds = std::ceil(chunks_.images / static_cast<double>(plan_.parts));
+      m.batch = chunks_.images / rounds;
+      m.calls = rounds * chunks_.count;
+      m.accumulates = m.calls > 1;
+      add_product(library_for(p_, m), m);
     } else {
       m.accumulates = !single && (chunks_.count > 1 || !channels_last_);
       add_products(m, true);
     }
-    if (!single) add_pass(weights, sum_bytes + weights * static_cast<double>(size_), 1);
+    const auto sums = static_cast<double>(apart ? plan_.parts : 1);
+    if (!single) {
+      add_pass(weights, sums * sum_bytes + weights * static_cast<double>(size_), 1, sums);
+    }
   }
 
   // Adds a kernel that passes over its operands once. A thread loads `loads` of them.
@@ -380,25 +450,29 @@ class Counter {
   const Im2colPlan& plan_;
   const Chunks chunks_;
   const bool in_place_ = columns_are_in_place(p_), channels_last_ = is_channels_last(p_);
+  const bool pixel_rows_ = has_pixel_rows(p_);
   const int64_t size_ = element_size(p_.dtype);
-  const int64_t group_rows_ = p_.group_C() * p_.R * p_.S;
+  const int64_t group_rows_ = column_rows(p_) / p_.groups;
   WorkList works_;
 };
 
 LaunchShape shape_of(const ConvProblem& p, const Im2colPlan& way) {
   const int64_t room = columns_room(p, way);
-  const int64_t pixels = p.pass == Pass::kDgrad ? band_columns(p, way.pixels) : way.pixels;
+  const int64_t pixels = has_bands(p) ? band_columns(p, way.pixels) : way.pixels;
   return {std::max<int64_t>(ceil_divide(room / 16, kBlock), 1), kBlock, 0,
           room + way.images * products_bytes(p, pixels) + weight_sum_bytes(p) +
-              parts_bytes(p, way.parts)};
+              parts_bytes(p, way.parts) + weight_copy_bytes(p)};
 }
+
+bool is_wide(const ConvProblem& p) { return p.is_deep() || needs_wide_index(p); }
 
 ConvPlan propose(const ConvProblem& p, const DeviceProperties& device, const Wanted&) {
   Im2colPlan way;
   way.columns = columns_are_in_place(p) ? Place::kInput : Place::kWorkspace;
-  way.wide = needs_wide_index(p);
+  way.wide = is_wide(p);
   choose_chunk(p, way);
   if (sums_in_parts(p)) way.parts = parts_at_once(p, way.images, way.pixels);
+  if (sums_apart(p)) way.parts = sums_at_once(p, device, way.images);
   ConvPlan plan{shape_of(p, way)};
   plan.uses_blas = true;
   plan.payload = way;
@@ -410,15 +484,21 @@ ConvPlan propose(const ConvProblem& p, const DeviceProperties& device, const Wan
 LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan& plan) {
   const auto way = plan.payload.as<Im2colPlan>();
   const bool in_place = way.columns == Place::kInput;
-  const bool fits = in_place == columns_are_in_place(p) && way.wide == needs_wide_index(p) &&
-                    (way.parts > 0) == sums_in_parts(p);
+  const bool fits = in_place == columns_are_in_place(p) && way.wide == is_wide(p) &&
+                    (way.parts > 0) == (sums_in_parts(p) || sums_apart(p));
   return fits ? shape_of(p, way) : LaunchShape{};
+}
+
+// Patches take a copy and a product. Others would write an input as often as it has taps.
+bool may_choose_volume(const ConvProblem& p) {
+  return p.groups == 1 && has_patches(p) && p.T * p.R * p.S > 1;
 }
 
 }  // namespace
 
 extern const Family family;
-const Family family{"im2col", can_implement, propose, shape};
+const Family family{"im2col", can_implement, propose, shape,   nullptr,
+                    false,    nullptr,       nullptr, nullptr, may_choose_volume};
 
 }  // namespace customconv::im2col
 

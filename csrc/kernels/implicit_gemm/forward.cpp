@@ -82,8 +82,8 @@ void turn(Forward& p) {
       phase.column = static_cast<int>(all_w.pad - j.pad);
     }
   }
-  p.w_first = (p.R - 1) * p.w_strides[2] + (p.S - 1) * p.w_strides[3];
-  p.w_strides = {p.w_strides[1], p.w_strides[0], -p.w_strides[2], -p.w_strides[3]};
+  p.w_first = (p.filter_rows() - 1) * p.w_strides[2] + (p.S - 1) * p.w_strides[3];
+  p.w_strides = {p.w_strides[1], p.w_strides[0], -p.w_strides[2], -p.w_strides[3], -p.w_strides[4]};
   p.period_h = p.stride_h / std::gcd(p.stride_h, p.dilation_h);
   p.period_w = p.stride_w / std::gcd(p.stride_w, p.dilation_w);
   p.pass = Pass::kFprop;
@@ -107,6 +107,12 @@ void turn(Forward& p) {
   p.pad_w = all_w.pad;
   p.dilation_h = all_h.dilation;
   p.dilation_w = all_w.dilation;
+  std::swap(p.D, p.O);
+  p.pad_d = (p.T - 1) * p.dilation_d - p.pad_d;
+  for (Phase& phase : p.phase) {
+    phase.R *= static_cast<int>(p.T);
+    phase.P *= static_cast<int>(p.O);
+  }
 }
 
 // Whether planes of an input gradient's pixels follow each other, perhaps some pixels apart.
@@ -114,7 +120,7 @@ bool has_dense_planes(const ConvProblem& p) {
   const auto follows = [](int64_t count, int64_t stride, int64_t expected) {
     return count == 1 || stride == expected;
   };
-  const Shape4& x = p.x_strides;
+  const Shape5& x = p.x_strides;
   return x[3] == 1 && follows(p.H, x[2], p.W) && (p.C == 1 || x[1] >= p.H * p.W) &&
          follows(p.N, x[0], p.C == 1 ? p.H * p.W : p.C * x[1]);
 }
@@ -139,13 +145,13 @@ void store_apart(Forward& p) {
 
 // The only phase of a forward convolution.
 void set_phase(Forward& p) {
-  p.taps_h = p.R;
+  p.taps_h = p.filter_rows();
   p.taps_w = p.S;
   Phase& all = p.phase[0];
-  all.R = static_cast<int>(p.R);
+  all.R = static_cast<int>(p.filter_rows());
   all.S = all.tap_h = static_cast<int>(p.S);
   all.tap_w = 1;
-  all.P = static_cast<int>(p.P);
+  all.P = static_cast<int>(p.rows());
   all.Q = static_cast<int>(p.Q);
 }
 
@@ -207,6 +213,7 @@ Forward join_phases(const ConvProblem& asked) {
 Forward as_forward(const ConvProblem& problem) {
   Forward p{problem};
   p.w_group = p.group_K() * p.w_strides[0];
+  if (p.T > 1 && p.R == 1) p.w_strides[2] = p.w_strides[4];  // from one row of taps to the next
   set_phase(p);
   if (p.pass != Pass::kDgrad) return p;
   const bool planes = has_dense_planes(p);
@@ -252,7 +259,7 @@ bool input_is_legal(const Forward& p) {
     return size == 1 || (stride > 0 && stride % unit == 0);
   };
   return p.x_aligned && (p.C == 1 || p.x_strides[1] == 1) && legal(p.N, p.x_strides[0]) &&
-         legal(p.H, p.x_strides[2]) && legal(p.W, p.x_strides[3]);
+         legal(p.H, p.x_strides[2]) && legal(p.W, p.x_strides[3]) && legal(p.D, p.x_strides[4]);
 }
 
 PackedWeight packed_matrix(const Forward& p, bool transposed) {
@@ -260,7 +267,7 @@ PackedWeight packed_matrix(const Forward& p, bool transposed) {
   // Rows of a channel of the one kind along channels of the other.
   const int64_t columns = transposed ? p.group_K() : p.group_C();
   const int64_t rows = transposed ? p.C : p.K;
-  Shape4 strides = p.w_strides;
+  Shape5 strides = p.w_strides;
   if (transposed) strides = {strides[1], strides[0], -strides[2], -strides[3]};
   const bool ordered = transposed || (!p.has_phases() && (p.groups == 1 || !p.gradient));
   const bool side_by_side =

@@ -28,7 +28,9 @@ struct Phase {
 
 // What the kernels compute. An input gradient is a forward convolution too: of the output's
 // gradient, with the channels of a group exchanged and the taps turned. For each phase of its
-// pixels it is one of stride 1. They all read the same pixels, with a halo for all of them.
+// pixels it is one of stride 1. They all read the same pixels, with a halo for all of them. Of
+// volumes, a phase's rows and its rows of taps are those of all slices; input gradients of volumes
+// have strides of 1, and so one phase.
 struct Forward : ConvProblem {
   bool gradient = false;
   int64_t w_first = 0;             // where the weight's first element is, after turning
@@ -47,6 +49,10 @@ struct Forward : ConvProblem {
   int phases = 1;
   Phase phase[kMostPhases] = {};  // those with the most taps come first
 
+  // Rows of what is computed and of taps, those of all slices: a slice's come behind those of the
+  // one in front.
+  int64_t rows() const { return O * P; }
+  int64_t filter_rows() const { return T * R; }
   // Whether a phase does not have all taps.
   bool has_phases() const { return phases > 1 || phase[0].R * phase[0].S != taps_h * taps_w; }
 };

@@ -32,19 +32,34 @@ int64_t least_terms(const ConvProblem& p) {
   };
   if (p.pass == Pass::kWgrad) return p.N * p.P * p.Q;
   return (p.pass == Pass::kFprop ? p.group_C() : p.group_K()) *
-         least_taps(p.R, p.stride_h, p.dilation_h) * least_taps(p.S, p.stride_w, p.dilation_w);
+         least_taps(p.R, p.stride_h, p.dilation_h) * least_taps(p.S, p.stride_w, p.dilation_w) *
+         least_taps(p.T, p.stride_d, p.dilation_d);
 }
 
-// Whether an image's rows follow each other, as planes or as pixels with all channels: of a dense
-// tensor, or of rows of it.
-bool rows_follow(const Shape4& sizes, const Shape4& strides) {
+// Whether an image's rows, those of all its slices, follow each other, as planes or as pixels with
+// all channels: of a dense tensor, or of rows of it.
+bool rows_follow(const Shape5& sizes, const Shape5& strides) {
   const auto follow = [&](int64_t pixel) {
     return (sizes[3] == 1 || strides[3] == pixel) &&
-           (sizes[2] == 1 || strides[2] == sizes[3] * pixel);
+           (sizes[2] == 1 || strides[2] == sizes[3] * pixel) &&
+           (sizes[4] == 1 || strides[4] == sizes[2] * sizes[3] * pixel);
   };
-  const bool planes = follow(1) && (sizes[1] == 1 || strides[1] >= sizes[2] * sizes[3]);
+  const bool planes = follow(1) && (sizes[1] == 1 || strides[1] >= sizes[2] * sizes[3] * sizes[4]);
   const bool pixels = follow(sizes[1]) && (sizes[1] == 1 || strides[1] == 1);
   return planes || pixels;
+}
+
+// Why the main loop cannot compute a problem of volumes, or nullptr.
+const char* why_no_volume(const ConvProblem& p, const DeviceProperties& d) {
+  if (!d.has_hopper_kernels()) return "volumes need Hopper";
+  if (p.pass == Pass::kWgrad) return "it computes no weight gradients of volumes";
+  if (p.pass == Pass::kDgrad && (p.stride_d > 1 || p.stride_h > 1 || p.stride_w > 1)) {
+    return "it computes no strided input gradients of volumes";
+  }
+  if (p.T > 1 && p.R > 1 && p.w_strides[4] != p.R * p.w_strides[2]) {
+    return "rows of the filter do not follow each other";
+  }
+  return nullptr;
 }
 
 const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
@@ -56,6 +71,10 @@ const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
     if (least_terms(asked) < kLeastStrictTerms) {
       return "multiply-adds are closer in sums of fewer than 8 products";
     }
+  }
+  if (asked.is_deep()) {
+    const char* why_not = why_no_volume(asked, d);
+    if (why_not != nullptr) return why_not;
   }
   if (asked.pass == Pass::kWgrad) {
     if (asked.is_strict_float32() && sm90::can_exchange(asked)) return nullptr;
@@ -90,7 +109,7 @@ const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
   if (round_up(p.group_C(), 32) * p.taps_h * p.taps_w * round_up(p.K, 128) > INT32_MAX) {
     return "the weight passes 2^31 elements";
   }
-  const double squares = static_cast<double>(p.N) * static_cast<double>(ceil_divide(p.P, 8)) *
+  const double squares = static_cast<double>(p.N * p.O) * static_cast<double>(ceil_divide(p.P, 8)) *
                          static_cast<double>(ceil_divide(p.Q, 8));
   if (squares * static_cast<double>(ceil_divide(p.K, 32)) * p.phases > INT32_MAX / 2) {
     return "the tiles pass 2^30";
@@ -100,18 +119,18 @@ const char* can_implement(const ConvProblem& asked, const DeviceProperties& d) {
 
 ConvPlan propose(const ConvProblem& asked, const DeviceProperties& d, const Wanted& wanted) {
   ConvPlan best;
-  const auto weigh = [&best](const ConvPlan& plan) {
-    if (plan.threads == 0) return;
-    if (best.threads == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
-  };
   if (asked.pass == Pass::kWgrad) {
+    const auto weigh = [&best](const ConvPlan& plan) {
+      if (plan.threads == 0) return;
+      if (best.threads == 0 || plan.predicted_ms < best.predicted_ms) best = plan;
+    };
     if (wgrad::can_implement(asked, d) == nullptr) weigh(wgrad::propose(asked, d, wanted));
     if (asked.is_strict_float32() && sm90::can_exchange(asked)) weigh(sm90::best_plan(asked, d));
     return best;
   }
   if (d.has_hopper_kernels()) best = sm90::best_plan(asked, d, nullptr, wanted);
-  // Where the main loop computes a problem, it is faster.
-  if (best.threads == 0) best = mma_sync::best_plan(asked, d, nullptr, wanted);
+  // Where the main loop computes a problem, it nearly always is faster.
+  if (best.threads == 0 && !asked.is_deep()) best = mma_sync::best_plan(asked, d, nullptr, wanted);
   return best;
 }
 
@@ -122,7 +141,7 @@ std::vector<ConvPlan> variants(const ConvProblem& asked, const DeviceProperties&
     if (asked.is_strict_float32() && sm90::can_exchange(asked)) sm90::best_plan(asked, d, &plans);
     return plans;
   }
-  mma_sync::best_plan(asked, d, &plans);
+  if (!asked.is_deep()) mma_sync::best_plan(asked, d, &plans);
   if (d.has_hopper_kernels()) sm90::best_plan(asked, d, &plans);
   return plans;
 }
@@ -133,6 +152,21 @@ int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
   return plan.payload.kind() == PlanKind::implicit_gemm_main_loop
              ? sm90::sum_order(p, plan, has_epilogue)
              : mma_sync::sum_order(plan, has_epilogue);
+}
+
+// Of volumes, the main loop reads pixels once for each tap. So cuDNN is faster where pixels have so
+// few channels that a row of 32 bytes is mostly padding, and in 16 bits where so few channels are
+// computed that reading takes longest; but not than a layer that it packs or adds a bias for.
+bool may_choose_volume(const ConvProblem& p) {
+  constexpr int64_t kLeastBytes = 24, kFewChannels = 8, kMostChannels = 64;
+  const bool gradient = p.pass == Pass::kDgrad;
+  const int64_t size = element_size(p.dtype), computed = gradient ? p.C : p.K;
+  if (!gradient && p.C * size < kLeastBytes) return false;
+  const bool is_bare = !p.has_bias && p.epilogue_passes == 0;
+  if (size != 2 || p.T * p.R * p.S == 1 || !is_bare || computed > kMostChannels) return true;
+  const Shape5& strides = gradient ? p.y_strides : p.x_strides;
+  const bool packs = strides[1] != 1 || strides[3] * size % 16 != 0;
+  return packs && (!gradient || computed >= kFewChannels);
 }
 
 LaunchShape shape(const ConvProblem& asked, const DeviceProperties&, const ConvPlan& plan) {
@@ -153,6 +187,7 @@ const Family family{"implicit_gemm",
                     /*fuses=*/true,
                     sum_order,
                     /*all_orders=*/nullptr,
-                    sm90::statistics_parts};
+                    sm90::statistics_parts,
+                    may_choose_volume};
 
 }  // namespace customconv::implicit_gemm

@@ -238,7 +238,7 @@ void spread_joined_phases(const ConvProblem& asked, const Forward& p, const T* f
                           const T* w, T* to, const Epilogue& epilogue, cudaStream_t stream) {
   using D = Divider<int32_t>;
   constexpr int64_t kVector = 16 / static_cast<int64_t>(sizeof(T));
-  const Shape4 &x_strides = asked.x_strides, &strides = p.y_strides;
+  const Shape5 &x_strides = asked.x_strides, &strides = p.y_strides;
   const bool planes = asked.C > 1 && x_strides[1] != 1;
   const int64_t channels = planes ? 1 : asked.C, row = asked.W * channels;
   const int64_t run = p.step_w * channels, first = asked.pad_w % p.step_w * channels;

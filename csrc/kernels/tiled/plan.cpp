@@ -421,9 +421,9 @@ namespace {
 // The forward convolution that computes a problem, with rows as they are.
 Geometry geometry_of(const ConvProblem& p) {
   Geometry g{};
-  const Shape4& x = p.x_strides;
-  const Shape4& w = p.w_strides;
-  const Shape4& y = p.y_strides;
+  const Shape5& x = p.x_strides;
+  const Shape5& w = p.w_strides;
+  const Shape5& y = p.y_strides;
   g.N = p.N;
   g.groups = p.groups;
   g.R = p.R;

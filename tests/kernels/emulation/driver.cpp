@@ -58,17 +58,19 @@ CUresult encode(CUtensorMap* described, CUtensorMapDataType type, cuuint32_t ran
   return legal ? written(map, described) : CUDA_ERROR_INVALID_VALUE;
 }
 
-// As cuTensorMapEncodeIm2col, of four dimensions.
+// As cuTensorMapEncodeIm2col, of four dimensions or five.
 CUresult encode_im2col(CUtensorMap* described, CUtensorMapDataType type, cuuint32_t rank,
                        void* data, const cuuint64_t* sizes, const cuuint64_t* strides,
                        const int* lower, const int* upper, cuuint32_t channels, cuuint32_t pixels,
                        const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                        CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   Map map;
-  bool legal = rank == 4 && describe(map, type, rank, data, sizes, strides, steps, swizzle);
+  bool legal =
+      (rank == 4 || rank == 5) && describe(map, type, rank, data, sizes, strides, steps, swizzle);
   legal = legal && is_row(map, channels) && pixels > 0 && pixels <= 1024;
-  for (int i = 0; legal && i < 2; ++i) {
-    legal = std::min(lower[i], upper[i]) >= -128 && std::max(lower[i], upper[i]) <= 127;
+  const int corner = rank == 4 ? 127 : 15;
+  for (cuuint32_t i = 0; legal && i < rank - 2; ++i) {
+    legal = std::min(lower[i], upper[i]) >= -corner - 1 && std::max(lower[i], upper[i]) <= corner;
     map.lower[i] = static_cast<int16_t>(lower[i]);
     map.upper[i] = static_cast<int16_t>(upper[i]);
   }

@@ -21,7 +21,10 @@ void copy(const std::string& text, char (&to)[256]) {
   std::strcpy(to, text.c_str());
 }
 
-Shape4 shape(const int64_t (&sizes)[4]) { return {sizes[0], sizes[1], sizes[2], sizes[3]}; }
+// Strides, of which those of a depth of one are 0.
+Shape5 strides_of(const int64_t (&strides)[5], int64_t depth) {
+  return {strides[0], strides[1], strides[2], strides[3], depth > 1 ? strides[4] : 0};
+}
 
 ConvProblem problem_of(const Asked& a) {
   constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
@@ -44,11 +47,17 @@ ConvProblem problem_of(const Asked& a) {
   p.dilation_h = a.dilation[0];
   p.dilation_w = a.dilation[1];
   p.groups = a.groups;
+  p.D = a.input[4];
+  p.T = a.weight[4];
+  p.stride_d = a.stride[2];
+  p.pad_d = a.padding[2];
+  p.dilation_d = a.dilation[2];
+  p.O = output_size(p.D, p.pad_d, p.dilation_d, p.T, p.stride_d);
   p.P = output_size(p.H, p.pad_h, p.dilation_h, p.R, p.stride_h);
   p.Q = output_size(p.W, p.pad_w, p.dilation_w, p.S, p.stride_w);
-  p.x_strides = shape(a.x_strides);
-  p.w_strides = shape(a.w_strides);
-  p.y_strides = shape(a.y_strides);
+  p.x_strides = strides_of(a.x_strides, p.D);
+  p.w_strides = strides_of(a.w_strides, p.T);
+  p.y_strides = strides_of(a.y_strides, p.O);
   p.x_aligned = p.w_aligned = p.y_aligned = true;
   return p;
 }

@@ -9,9 +9,10 @@
 
 namespace customconv {
 
+// Sizes and strides are of (n, c, h, w, d), as in plan/problem.h, and the geometry of (h, w, d).
 struct Asked {
-  int64_t input[4], weight[4], stride[2], padding[2], dilation[2], groups;
-  int64_t x_strides[4], w_strides[4], y_strides[4];
+  int64_t input[5], weight[5], stride[3], padding[3], dilation[3], groups;
+  int64_t x_strides[5], w_strides[5], y_strides[5];
   int64_t dtype;  // float32, float16, bfloat16
   int64_t pass;   // fprop, dgrad, wgrad
   int64_t tf32;

@@ -91,7 +91,7 @@ int64_t shift_of(const Geometry& g, int unit) {
   return rest < 0 ? rest + unit : rest;
 }
 
-int unit_of(const Shape4& strides, const Shape4& sizes, bool aligned) {
+int unit_of(const Shape5& strides, const Shape5& sizes, bool aligned) {
   const auto fits = [&](int64_t unit) {
     if (!aligned || strides[3] != 1 || sizes[3] % unit != 0) return false;
     for (size_t i = 0; i < 3; ++i) {

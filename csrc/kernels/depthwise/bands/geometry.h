@@ -18,7 +18,7 @@ namespace customconv::depthwise::bands {
 struct Geometry {
   int64_t N, C, H, W, P, Q, R, S;  // H, W of what is read, P, Q of what is written
   int64_t pad_h, pad_w;            // may be negative
-  Shape4 in, out;                  // strides of n, c, h, w
+  Shape5 in, out;                  // strides of n, c, h, w
   int64_t weight_c, weight_r, weight_s, weight_offset;
   bool in_aligned, out_aligned;
 };
@@ -101,7 +101,7 @@ int64_t section_count(int64_t taps, int64_t shift);
 int section_blocks(int64_t taps, int64_t shift);
 int64_t shift_of(const Geometry& geometry, int unit);
 // How many neighbours in a row can always be copied at once: 8, 4, 2 or 1.
-int unit_of(const Shape4& strides, const Shape4& sizes, bool aligned);
+int unit_of(const Shape5& strides, const Shape5& sizes, bool aligned);
 
 Work work_of(const Geometry& geometry, const BandsPlan& plan);
 LaunchShape shape_of(const Work& work, const BandsPlan& plan);

@@ -15,7 +15,7 @@ using D = Divider<int32_t>;
 inline int small(int64_t value) { return static_cast<int>(value); }
 
 template <typename T>
-Image<T> image_of(T* data, const Shape4& strides, int64_t N, int64_t H, int64_t W) {
+Image<T> image_of(T* data, const Shape5& strides, int64_t N, int64_t H, int64_t W) {
   return {data,
           {strides[0], strides[1], small(strides[2]), small(strides[3])},
           small(N),

@@ -35,7 +35,7 @@ bool is_planar(const Geometry& g) {
 }
 // Whether neighbouring channels are read and written as vectors of so many.
 bool has_vectors(const Geometry& g, int64_t channels) {
-  const auto whole = [channels](const Shape4& strides, const Shape4& sizes) {
+  const auto whole = [channels](const Shape5& strides, const Shape5& sizes) {
     for (const size_t i : {0, 2, 3}) {
       if (sizes[i] > 1 && strides[i] % channels != 0) return false;
     }
@@ -51,7 +51,7 @@ Source source_of(const Geometry& g) {
 }
 
 bool has_near_pixels(const Geometry& g) {
-  const auto near = [](const Shape4& strides) {
+  const auto near = [](const Shape5& strides) {
     return std::max(std::abs(strides[2]), std::abs(strides[3])) <= INT32_MAX;
   };
   return near(g.in) && near(g.out);

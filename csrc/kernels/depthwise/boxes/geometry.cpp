@@ -56,7 +56,7 @@ bool is_usual(const ConvProblem& p) {
 }  // namespace
 
 Geometry geometry_of(const ConvProblem& p) {
-  const Shape4& w = p.w_strides;
+  const Shape5& w = p.w_strides;
   Geometry g{};
   g.N = p.N;
   g.C = p.C;
@@ -102,7 +102,7 @@ Geometry geometry_of(const ConvProblem& p) {
 }
 
 bool can_merge(const Geometry& g) {
-  const auto is_dense = [&](const Axis& axis, int pixels, const Shape4& strides) {
+  const auto is_dense = [&](const Axis& axis, int pixels, const Shape5& strides) {
     return (pixels == 1 || strides[3] == g.C) && (pixels + axis.taps) * g.C < INT32_MAX / 2;
   };
   return g.walk != Walk::kAny && g.C * kPatch <= kMostBox && is_dense(g.w, g.w.in, g.in) &&

@@ -64,7 +64,7 @@ struct Geometry {
   Axis h, w;
   Walk walk;
   bool of_weights;
-  Shape4 in, out;  // strides of n, c, h, w
+  Shape5 in, out;  // strides of n, c, h, w
   int64_t weight_k, weight_r, weight_s, weight_offset;
 };
 Geometry geometry_of(const ConvProblem& problem);

@@ -51,7 +51,7 @@ KernelOf<T> kernel_of(const Geometry& g, bool finishes) {
 
 // Boxes of an image, of pixels or of rows of pixels.
 template <typename T>
-CUtensorMap map_image(const T* data, const Geometry& g, const Shape4& strides, int H, int W,
+CUtensorMap map_image(const T* data, const Geometry& g, const Shape5& strides, int H, int W,
                       const Tile& tile, const Boxed& boxed) {
   using Size = cuuint64_t;
   using Box = cuuint32_t;

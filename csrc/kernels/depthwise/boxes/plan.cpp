@@ -31,7 +31,7 @@ constexpr int kClusters[] = {1, 2, 4, 8};  // blocks of a weight gradient that s
 constexpr int kMostTurns = 2;              // of all multiprocessors, that clusters may take
 constexpr int kLeastShare = 2;             // of these they keep at least one in so many busy
 
-bool is_whole(const Shape4& strides, const Shape4& sizes, int64_t unit) {
+bool is_whole(const Shape5& strides, const Shape5& sizes, int64_t unit) {
   for (const int axis : {0, 2, 3}) {
     if (sizes[axis] > 1 && strides[axis] % unit != 0) return false;
   }
@@ -41,7 +41,7 @@ bool is_whole(const Shape4& strides, const Shape4& sizes, int64_t unit) {
 bool has_boxes(const ConvProblem& p) {
   constexpr double kMostStrideBytes = 1ll << 40;
   const int64_t unit = 16 / element_size(p.dtype);
-  for (const Shape4& strides : {p.x_strides, p.y_strides}) {
+  for (const Shape5& strides : {p.x_strides, p.y_strides}) {
     for (const int64_t stride : strides) {
       const double bytes = static_cast<double>(stride * element_size(p.dtype));
       if (bytes < 0 || bytes >= kMostStrideBytes) return false;

@@ -283,8 +283,8 @@ const char* can_implement(const ConvProblem& p, const DeviceProperties& d) {
   }
   if (p.x_count() == 0 || p.y_count() == 0) return "a tensor is empty";
   const depthwise::Geometry g = depthwise::geometry_of(p);
-  if (!strides_match({g.N, g.K, g.H, g.W}, g.in, Layout::kNchw) ||
-      !strides_match({g.N, g.K, g.P, g.Q}, g.out, Layout::kNchw)) {
+  if (!strides_match({g.N, g.K, g.H, g.W, 1}, g.in, Layout::kNchw) ||
+      !strides_match({g.N, g.K, g.P, g.Q, 1}, g.out, Layout::kNchw)) {
     return "rows and planes are not next to each other in memory";
   }
   // depthwise walks images of one column with rows and columns in each other's place.

@@ -36,7 +36,7 @@ bool starts_aligned(const ConvProblem& p) {
                                   : p.x_aligned && p.y_aligned;
 }
 // Whether rows, channels and images are whole units apart.
-bool is_whole(const Shape4& strides, const Shape4& sizes, int64_t unit, int unit_axis) {
+bool is_whole(const Shape5& strides, const Shape5& sizes, int64_t unit, int unit_axis) {
   for (int i = 0; i < 4; ++i) {
     if (i != unit_axis && sizes[i] > 1 && strides[i] % unit != 0) return false;
   }

@@ -23,8 +23,8 @@ inline CUtensorMapSwizzle swizzle_of(int row_bytes) {
 template <typename T>
 CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
   const int64_t C = t.halves_pixels ? p.groups * p.channels : p.C;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(C), static_cast<cuuint64_t>(p.W),
-                              static_cast<cuuint64_t>(p.H), static_cast<cuuint64_t>(p.N)};
+  const auto size = [](int64_t count) { return static_cast<cuuint64_t>(count); };
+  const cuuint64_t sizes[] = {size(C), size(p.W), size(p.H), size(p.N)};
   const cuuint64_t strides[] = {map_stride<T>(p.W, p.x_strides[3]),
                                 map_stride<T>(p.H, p.x_strides[2]),
                                 map_stride<T>(p.N, p.x_strides[0])};
@@ -41,20 +41,28 @@ CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
     return make_map(x, type, boxes, swizzle);
   }
   Im2colBox box{};
-  box.steps_w = static_cast<int>(p.stride_w);
-  box.steps_h = static_cast<int>(p.stride_h);
   box.channels = channels;
   box.pixels = t.copy_rows;
+  const auto set_axis = [&box](int axis, int64_t pixels, int64_t outputs, int64_t stride,
+                               int64_t pad) {
+    box.steps[axis] = static_cast<int>(stride);
+    box.lower[axis] = static_cast<int>(-pad);
+    box.upper[axis] = static_cast<int>(upper_corner(pixels, outputs, stride, pad));
+  };
   if (t.loader == Loader::kIm2col) {
-    box.lower_w = static_cast<int>(-p.pad_w);
-    box.lower_h = static_cast<int>(-p.pad_h);
-    box.upper_w = static_cast<int>((p.Q - 1) * p.stride_w - p.pad_w - (p.W - 1));
-    box.upper_h = static_cast<int>((p.P - 1) * p.stride_h - p.pad_h - (p.H - 1));
+    set_axis(0, p.W, p.Q, p.stride_w, p.pad_w);
+    set_axis(1, p.H, p.P, p.stride_h, p.pad_h);
+    set_axis(2, p.D, p.O, p.stride_d, p.pad_d);
   } else {
-    box.upper_w = static_cast<int>(t.pitch - p.W);
-    box.upper_h = static_cast<int>(t.period - p.H);
+    set_axis(0, p.W, t.pitch, 1, 0);
+    set_axis(1, p.H, t.period, 1, 0);
   }
-  return make_im2col_map(x, type, sizes, strides, box, swizzle);
+  if (p.is_deep()) {
+    return make_im2col_map<5>(
+        x, type, {sizes[0], sizes[1], sizes[2], size(p.D), sizes[3]},
+        {strides[0], strides[1], map_stride<T>(p.D, p.x_strides[4]), strides[2]}, box, swizzle);
+  }
+  return make_im2col_map<4>(x, type, sizes, strides, box, swizzle);
 }
 
 // Planes, for the boxes that warps transpose. Channels whose planes begin at the same byte of 16
@@ -62,7 +70,7 @@ CUtensorMap map_pixels(const Packed& p, const Tile& t, const T* x) {
 template <typename T>
 void set_planes(const Packed& problem, const Tile& t, const T* x, Params& p) {
   constexpr int kUnit = 16 / static_cast<int>(sizeof(T));
-  const Shape4& strides = problem.x_strides;
+  const Shape5& strides = problem.x_strides;
   p.plane_boxes = t.plane_boxes;
   p.by_row_boxes = Divider<int32_t>(t.row_boxes);
   p.plane_slots = t.plane_slots;
@@ -147,7 +155,7 @@ CUtensorMap map_weights(const Forward& p, const Tile& t, const PackedWeight& pac
 template <typename T>
 CUtensorMap map_rows(const Forward& p, const T* y) {
   const auto type = kExactMapType<T>;
-  const int64_t pixels = p.N * p.P * p.Q;
+  const int64_t pixels = p.N * p.rows() * p.Q;
   const Boxes<4> boxes{{static_cast<cuuint64_t>(p.K), static_cast<cuuint64_t>(pixels), 1, 1},
                        {map_stride<T>(pixels, pixel_stride(p)), 16, 16},
                        {128 / sizeof(T), 64, 1, 1},
@@ -202,6 +210,15 @@ Params params_of(const Packed& problem, const Tile& tile) {
   p.pad_w = static_cast<int>(problem.pad_w);
   p.dilation_h = static_cast<int>(problem.dilation_h);
   p.dilation_w = static_cast<int>(problem.dilation_w);
+  p.depth = {D(problem.P),
+             static_cast<int>(problem.R),
+             static_cast<int>(problem.stride_d),
+             static_cast<int>(problem.pad_d),
+             static_cast<int>(problem.dilation_d),
+             problem.is_deep(),
+             leaves_out_slices(problem, tile),
+             static_cast<int>(problem.T),
+             static_cast<int>(problem.D)};
   p.stage_pitch = static_cast<int>(tile.stage_pitch);
   p.group_bytes = static_cast<uint32_t>(tile.group_rows() * tile.pixel_row_bytes());
   p.tap_h = static_cast<int>(problem.dilation_h * tile.stage_pitch * tile.pixel_row_bytes());
@@ -227,7 +244,8 @@ void set_rows(const Packed& problem, const Tile& tile, const PackedWeight& weigh
       tile.items() <= kMostTiles && pixels_follow(problem.x_sizes(), strides, strides[3]);
   const bool same = tile.image() == problem.H * problem.W && problem.stride_h == 1 &&
                     problem.stride_w == 1 && problem.pad_h == 0 && problem.pad_w == 0;
-  if (problem.taps_h * problem.taps_w > 1 || problem.groups > 1 || !dense || !same) return;
+  const bool one_tap = problem.taps_h * problem.taps_w == 1 && !problem.is_deep();
+  if (!one_tap || problem.groups > 1 || !dense || !same) return;
   const auto bytes = static_cast<int>(problem.C * kSize);
   p.pixel_rows = {reinterpret_cast<const char*>(x), strides[3] * kSize,
                   static_cast<int>(problem.N * problem.H * problem.W), bytes};
@@ -237,16 +255,18 @@ void set_rows(const Packed& problem, const Tile& tile, const PackedWeight& weigh
 
 inline Halves halves_of(const Packed& p, const PackedWeight& weight, const float* x,
                         const float* w) {
-  const Shape4& strides = p.x_strides;
+  const Shape5& strides = p.x_strides;
   const bool packed = p.packing != Packing::kNone;
   return {x,
           w,
           strides[0],
           packed ? 0 : strides[1],
+          strides[4],
           strides[2],
           strides[3],
           weight.row,
           static_cast<int>(p.groups * p.channels),
+          static_cast<int>(p.D),
           static_cast<int>(p.H),
           static_cast<int>(p.W),
           static_cast<int>(p.taps_h * p.taps_w),
@@ -273,8 +293,9 @@ void set_output(const Packed& problem, const Tile& tile, T* y, const Epilogue& e
   // Whether positions that are so aligned, of a plane, are neighbouring pixels that are so aligned.
   const auto has_pixels_aligned = [&](int64_t bytes) {
     const auto whole = [&](int64_t count) { return count * kSize % bytes == 0; };
-    const bool dense = tile.pitch == problem.Q && tile.period == problem.P && p.out_p == problem.Q;
-    const bool rows = dense ? whole(problem.P * problem.Q)
+    const int64_t image_rows = problem.rows();
+    const bool dense = tile.pitch == problem.Q && tile.period == image_rows && p.out_p == problem.Q;
+    const bool rows = dense ? whole(image_rows * problem.Q)
                             : whole(problem.Q) && whole(tile.pitch) && whole(p.out_p) &&
                                   (tile.strips == 1 || whole(tile.strip_columns));
     return rows && p.out_q == 1 && (!problem.has_phases() || problem.woven > 0) &&

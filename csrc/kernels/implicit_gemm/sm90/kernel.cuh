@@ -166,7 +166,8 @@ __global__ void __launch_bounds__(kTileShapes[kShape].threads(writes_stages(kLoa
   if constexpr (kMoves) ptx::warpgroup_reg_alloc<kOtherRegisters>();
   // Pixels that no tap meets follow from no copy.
   const Phase& fewest = p.phase[p.phases - 1];
-  if (fewest.R * fewest.S == 0) ptx::wait_on_dependent_grids();
+  const bool leaves_out = kLoader == Loader::kIm2col && p.depth.leaves_out;
+  if (fewest.R * fewest.S == 0 || leaves_out) ptx::wait_on_dependent_grids();
   const int warpgroup = warp / 4 - kLoaders, team = warpgroup / kWarpgroups;
   const int own = warpgroup % kWarpgroups;  // of those that share a tile
   const int own_k = kTile.splits_pixels() ? 0 : own * kOwnChannels;

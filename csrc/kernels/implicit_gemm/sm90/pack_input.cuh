@@ -23,7 +23,8 @@ void pack_planes(const Packed& p, const T* x, const T* begin, const T* end, T* t
   pack.n = source.x_strides[0];
   pack.c = source.x_strides[1];
   pack.C = static_cast<int>(source.C);
-  pack.pixels = static_cast<int>(p.H * p.W);
+  const int64_t pixels = p.D * p.H * p.W;
+  pack.pixels = static_cast<int>(pixels);
   pack.aligned =
       source.x_aligned && pack.c % U::kVector == 0 && (p.N == 1 || pack.n % U::kVector == 0);
   pack.to = to;
@@ -31,7 +32,7 @@ void pack_planes(const Packed& p, const T* x, const T* begin, const T* end, T* t
   pack.order.half_bits = p.half_bits;
   const int64_t halves = p.half_bits > 0 ? 2 : 1;
   const int64_t units_c = ceil_divide(p.x_strides[3] / halves, U::kChannels);
-  const int64_t blocks = ceil_divide(p.H * p.W, U::kPixels);
+  const int64_t blocks = ceil_divide(pixels, U::kPixels);
   pack.units = static_cast<int>(p.N * blocks * units_c);
   pack.by_units_c = Divider<int32_t>(units_c);
   pack.by_blocks = Divider<int32_t>(blocks);
@@ -52,9 +53,10 @@ void pad_channels(const Packed& p, const T* x, int64_t pixel, T* to, bool early,
   pad.order.half_bits = p.half_bits;
   pad.to = to;
   const int64_t row = p.x_strides[3] * static_cast<int64_t>(sizeof(T)) / 16;
-  pad.units = static_cast<int>(p.N * p.H * p.W * row);
+  const int64_t pixels = p.D * p.H * p.W;
+  pad.units = static_cast<int>(p.N * pixels * row);
   pad.by_row = Divider<int32_t>(row);
-  pad.by_image = Divider<int32_t>(p.H * p.W);
+  pad.by_image = Divider<int32_t>(pixels);
   start("implicit_gemm: the input",
         {ceil_divide(pad.units, kPadPixelThreads), kPadPixelThreads, 0, stream, early},
         pad_pixels<T>, pad);
@@ -101,24 +103,20 @@ void gather_channels(const Packed& p, const T* x, T* to, bool early, cudaStream_
 template <typename T>
 void pack_input(const Packed& p, const T* x, const T* begin, const T* end, T* to, bool early,
                 cudaStream_t stream) {
-  const Shape4& strides = p.source.x_strides;
-  // Whether pixels of an image follow each other, in planes or with their channels side by side.
-  const int64_t pixel = p.W > 1 ? strides[3] : strides[2];
-  const bool rows = p.H == 1 || p.W == 1 || strides[2] == p.W * pixel;
-  const bool dense = p.tap_channels == 0 && rows && strides[0] >= 0 && strides[1] >= 0 && pixel > 0;
-  if (dense && (p.H * p.W == 1 || pixel == 1)) {
-    pack_planes(p, x, begin, end, to, early, stream);
-  } else if (dense && (p.source.C == 1 || strides[1] == 1)) {
-    pad_channels(p, x, pixel, to, early, stream);
-  } else {
+  const int64_t pixel = input_pixel_stride(p.source);
+  if (p.tap_channels > 0 || !input_follows(p.source)) {
     gather_channels(p, x, to, early, stream);
+  } else if (p.D * p.H * p.W == 1 || pixel == 1) {
+    pack_planes(p, x, begin, end, to, early, stream);
+  } else {
+    pad_channels(p, x, pixel, to, early, stream);
   }
 }
 
 // Packs pieces of images side by side: `extent` are a piece's channels, rows and columns, of which
 // the first piece begins at `first`, and the next one `step` further on.
 inline void pack_images(const Packed& p, const Pieces& pieces, const float* from,
-                        const Shape4& sizes, const Shape4& strides, const int64_t (&extent)[3],
+                        const Shape5& sizes, const Shape5& strides, const int64_t (&extent)[3],
                         const int64_t (&first)[2], const int64_t (&step)[2], float* to, int64_t row,
                         int64_t group, cudaStream_t stream) {
   using D = Divider<int32_t>;

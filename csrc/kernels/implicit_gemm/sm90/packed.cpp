@@ -10,17 +10,23 @@ namespace {
 
 constexpr int64_t kChunkBytes = 32 << 20;      // of a part's workspace, to stay in the cache
 constexpr int64_t kMostImageBytes = 48 << 20;  // of an image's, if its parts need all of it
-constexpr int kLeastHalfBits = 3;              // of a row of 64 bytes
+// Of a volume's part: slices are large, and those at its ends are packed for the next one too.
+constexpr int64_t kVolumeBytes = 256 << 20;
+constexpr int64_t kMostVolumeBytes = int64_t{2} << 30;  // of one that computes a single slice
+constexpr int kLeastHalfBits = 3;                       // of a row of 64 bytes
 constexpr int64_t kLeastHalves = 1 << kLeastHalfBits;
 constexpr int64_t kPixelUnit = 8;  // of a chunk's rows or columns: outputs stay aligned
 
-// One dimension of an image, of a problem's input and output.
+// One dimension of an image or a volume, of a problem's input and output.
 struct Axis {
   int64_t *in, *out, *pad;
   int64_t taps, stride, dilation;
   int64_t x_stride, y_stride;
 };
 Axis chunked_axis(ConvProblem& p) {
+  if (p.is_deep()) {
+    return {&p.D, &p.O, &p.pad_d, p.T, p.stride_d, p.dilation_d, p.x_strides[4], p.y_strides[4]};
+  }
   if (p.H == 1 && p.P == 1 && p.R == 1) {
     return {&p.W, &p.Q, &p.pad_w, p.S, p.stride_w, p.dilation_w, p.x_strides[3], p.y_strides[3]};
   }
@@ -63,7 +69,9 @@ void cut(Part& part, int64_t first, int64_t count) {
 
 constexpr int64_t kSectorBytes = 32;  // that memory is read by
 
-bool is_empty(const ConvProblem& p) { return p.H < 1 || p.W < 1 || p.P < 1 || p.Q < 1; }
+bool is_empty(const ConvProblem& p) {
+  return p.H < 1 || p.W < 1 || p.P < 1 || p.Q < 1 || p.D < 1 || p.O < 1;
+}
 
 // Makes channels of all taps.
 void flatten(Packed& p) {
@@ -80,8 +88,21 @@ void flatten(Packed& p) {
 
 }  // namespace
 
+int64_t input_pixel_stride(const ConvProblem& p) {
+  return p.W > 1 ? p.x_strides[3] : p.H > 1 || p.D == 1 ? p.x_strides[2] : p.x_strides[4];
+}
+
+bool input_follows(const ConvProblem& p) {
+  const Shape5& x = p.x_strides;
+  const int64_t pixel = input_pixel_stride(p);
+  const bool rows = p.H == 1 || p.W == 1 || x[2] == p.W * pixel;
+  const bool slices = p.D == 1 || p.H * p.W == 1 || x[4] == p.H * p.W * pixel;
+  return rows && slices && x[0] >= 0 && x[1] >= 0 && pixel > 0 &&
+         (p.D * p.H * p.W == 1 || pixel == 1 || p.C == 1 || x[1] == 1);
+}
+
 bool planes_are_legal(const Forward& p) {
-  const Shape4& x = p.x_strides;
+  const Shape5& x = p.x_strides;
   const int64_t unit = 16 / element_size(p.dtype), plane = (p.H - 1) * x[2] + p.W;
   return (p.W == 1 || x[3] == 1) && (p.H == 1 || x[2] > 0) && (p.C == 1 || x[1] > 0) &&
          (p.N == 1 || (x[0] > 0 && x[0] % unit == 0)) && plane <= INT32_MAX / 2;
@@ -92,7 +113,10 @@ Packed forward_of(const ConvProblem& asked, Form form) {
   Packed p{form.joins_phases ? join_phases(asked) : as_forward(asked)};
   const bool patches = packing == Packing::kPatches || packing == Packing::kGathered;
   const bool flattens = p.groups == 1 && !p.has_phases() && !p.joins_phases && p.R * p.S > 1;
-  const bool packs = patches ? flattens : form.halves || !input_is_legal(p);
+  const bool packs = p.is_deep()
+                         ? !patches && input_follows(p) && (form.halves || !input_is_legal(p))
+                     : patches ? flattens
+                               : form.halves || !input_is_legal(p);
   // A stage's row has a run of each half.
   const auto halve = [&p, &form] {
     p.channels = p.group_C();
@@ -113,13 +137,13 @@ Packed forward_of(const ConvProblem& asked, Form form) {
   // Whole sectors: pixels that begin within one are read more slowly.
   const int64_t unit = p.C * size > kSectorBytes ? kSectorBytes : 16;
   const int64_t pixel = round_up(p.C, unit / size);
-  p.x_strides = {p.H * p.W * pixel, 1, p.W * pixel, pixel};
+  p.x_strides = dense_strides({p.N, pixel, p.H, p.W, p.D}, Layout::kNhwc);
   p.x_aligned = true;
   return p;
 }
 
 bool can_exchange(const ConvProblem& p) {
-  const auto is_dense = [](const Shape4& sizes, const Shape4& strides) {
+  const auto is_dense = [](const Shape5& sizes, const Shape5& strides) {
     return dense_layout(sizes, strides) != Layout::kOther;
   };
   return p.groups == 1 && is_dense(p.x_sizes(), p.x_strides) &&
@@ -166,7 +190,7 @@ Packed exchanged_of(const ConvProblem& asked, const Exchange& exchange) {
   std::swap(f.stride_w, f.dilation_w);
   f.x_strides = dense_strides(f.x_sizes(), Layout::kNhwc);
   f.w_strides = dense_strides(f.w_sizes(), Layout::kNhwc);
-  const Shape4& w = asked.w_strides;
+  const Shape5& w = asked.w_strides;
   f.y_strides = {w[1], w[0], w[2], w[3]};
   f.x_aligned = f.w_aligned = true;
   f.y_aligned = exchange.groups > 1 || asked.w_aligned;
@@ -228,6 +252,34 @@ int64_t workspace_bytes(const ConvProblem& asked, const Chunk& chunk, Form form)
   return std::max(packed_bytes(first), packed) + woven_bytes(first);
 }
 
+namespace {
+
+// A chunk of a volume whose workspace has too many bytes. In the cache it has to have so many
+// slices that those which two chunks pack cost little.
+bool choose_slices(const ConvProblem& asked, Form form, int64_t bytes, Chunk& chunk) {
+  constexpr int64_t kLeastReaches = 4;
+  const int64_t extent = extent_of(asked), reach = (asked.T - 1) * asked.dilation_d;
+  const auto fits = [&](int64_t slices, int64_t most) {
+    chunk = {1, slices};
+    const auto reads_nothing = [&](int64_t i) {
+      return is_empty(part_of(asked, chunk, i).problem);
+    };
+    return !reads_nothing(0) && !reads_nothing(bands_of(asked, chunk) - 1) &&
+           workspace_bytes(asked, chunk, form) <= most;
+  };
+  for (const int64_t most : {kChunkBytes, kVolumeBytes}) {
+    const int64_t least = most == kChunkBytes ? kLeastReaches * reach : 1;
+    for (int64_t bands = ceil_divide(bytes, most); bands <= extent; ++bands) {
+      const int64_t slices = ceil_divide(extent, bands);
+      if (slices < least) break;
+      if (fits(slices, most)) return true;
+    }
+  }
+  return fits(1, kMostVolumeBytes);
+}
+
+}  // namespace
+
 bool choose_chunk(const ConvProblem& asked, Form form, Chunk& chunk) {
   chunk = {};
   const int64_t image = workspace_bytes(asked, {1, 0}, form);
@@ -238,6 +290,7 @@ bool choose_chunk(const ConvProblem& asked, Form form, Chunk& chunk) {
     return true;
   }
   const int64_t extent = extent_of(asked);
+  if (asked.is_deep()) return choose_slices(asked, form, image, chunk);
   // Phases of an input gradient are the same in all parts.
   const bool gradient = asked.pass == Pass::kDgrad;
   const int64_t unit = kPixelUnit * (gradient ? std::max(asked.stride_h, asked.stride_w) : 1);

@@ -53,15 +53,23 @@ Pieces pieces_of(const ConvProblem& asked, const Exchange& exchange);
 Packed exchanged_of(const ConvProblem& asked, const Exchange& exchange);
 bool can_exchange(const ConvProblem& asked);
 
+// Elements from one pixel of the input to the next.
+int64_t input_pixel_stride(const ConvProblem& problem);
+// Whether pixels follow each other, in planes or with their channels side by side, so that they are
+// packed many at a time. Volumes are packed in no other way.
+bool input_follows(const ConvProblem& problem);
+
 // Whether TMA reads planes of pixels: only images must be whole 16 bytes apart.
 bool planes_are_legal(const Forward& problem);
 
 // How much of a problem is computed at a time: images, or rows of what is computed of one image;
-// columns where images are a single row. All of it if there are no `images`.
+// columns where images are a single row, and slices of a volume. All of it if there are no
+// `images`.
 struct Chunk {
   int64_t images = 0, pixels = 0;
 };
-// Chunks whose workspace stays in the second-level cache. False if there are none.
+// Chunks whose workspace stays in the second-level cache, but for those of large volumes. False if
+// there are none.
 bool choose_chunk(const ConvProblem& asked, Form form, Chunk& chunk);
 int64_t count_parts(const ConvProblem& asked, const Chunk& chunk);
 

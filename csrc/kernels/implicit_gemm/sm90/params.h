@@ -15,9 +15,9 @@ namespace customconv::implicit_gemm::sm90 {
 // as halves or as they were, and packed weights.
 struct Halves {
   const float *pixels, *weights;
-  int64_t n, c, h, w;  // strides of pixels; packed ones have none of channels
-  int64_t weight_row;  // elements
-  int C, H, W, taps, bits;
+  int64_t n, c, d, h, w;  // strides of pixels; packed ones have none of channels
+  int64_t weight_row;     // elements
+  int C, D, H, W, taps, bits;
   bool gradient;  // of the input: there are no taps outside the image
 };
 
@@ -55,6 +55,18 @@ struct Partials {
   float* sums;
   uint64_t* flags;
   uint64_t token;
+};
+
+// Rows of a volume are those of its slices, one slice behind the other: of what is computed, and of
+// taps. Images have a single slice.
+struct Depth {
+  Divider<int32_t> by_rows;  // of a slice of what is computed
+  int filter_rows;           // of a slice of taps
+  int stride, pad, dilation;
+  bool is_deep;
+  // Whether tiles leave out slices of taps that meet no slice of the input, of so many slices both.
+  bool leaves_out;
+  int taps, slices;
 };
 
 struct Params {
@@ -95,6 +107,7 @@ struct Params {
   // most.
   int H, W, plane_row, plane_start, plane_step, residue_bits, most_shift;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  Depth depth;
   // Halo: positions of a stage from one row to the next, bytes from one tap to the next, and from
   // eight positions of the tile to the next eight.
   int stage_pitch, tap_h, tap_w;

@@ -160,7 +160,7 @@ void share_tiles(Work& loop, const Tile& t, int64_t blocks) {
 int packing_row(const Packed& p) {
   if (p.packing == Packing::kImages) return 4;
   if (p.packing == Packing::kPatches) return 3;
-  const Shape4& strides = p.source.x_strides;
+  const Shape5& strides = p.source.x_strides;
   if (strides[3] != 1) return 2;
   return p.source.x_aligned && strides[1] * element_size(p.dtype) % 16 == 0 ? 0 : 1;
 }
@@ -172,7 +172,8 @@ WorkList count_work(const ConvProblem& asked, const Packed& p, int64_t parts,
   const int wide = size == 2 ? 0 : 1;
   double busy = 0, taps = 0;  // of all phases
   for (int i = 0; i < p.phases; ++i) {
-    const double own = static_cast<double>(p.phase[i].R) * p.phase[i].S;
+    const double met = leaves_out_slices(p, t) ? met_slices(p) : 1;
+    const double own = met * p.phase[i].R * p.phase[i].S;
     busy += busy_clocks(p, t, own);
     taps += own;
   }
@@ -252,6 +253,11 @@ class Search : public PlanSearch {
   ConvPlan best() {
     if (p_.pass == Pass::kWgrad) return best_exchanged();
     const bool halves = p_.is_strict_float32();
+    if (p_.is_deep()) {
+      try_form({Packing::kNone, false, halves});
+      try_form({Packing::kPixels, false, halves});
+      return best_;
+    }
     for (const bool joins_phases : {false, true}) {
       if (joins_phases ? !can_join_phases(p_) : count_phases(p_) > kMostPhases) continue;
       try_form({Packing::kNone, joins_phases, halves});
@@ -311,8 +317,8 @@ class Search : public PlanSearch {
       try_tiles(Loader::kGather);
     } else if (input_is_legal(f_)) {
       try_tiles(Loader::kIm2col);
-      try_strips(Loader::kHalo);
-    } else if (planes_are_legal(f_)) {
+      if (!p_.is_deep()) try_strips(Loader::kHalo);
+    } else if (!p_.is_deep() && planes_are_legal(f_)) {
       try_strips(Loader::kPlanes);
     }
   }

@@ -17,16 +17,25 @@ static __device__ __noinline__ float sum_again(const Params& p, const Work& work
   const Halves& of = p.halves;
   const Phase& phase = p.phase[work.phase];
   const Place place(p, position);
+  int32_t o = 0;
+  int row = place.row;
+  if (p.depth.is_deep) {
+    o = row;
+    row = p.depth.by_rows.split(o);
+  }
   float sum = 0;
   for (int r = 0; r < phase.R; ++r) {
-    const int h = place.row * p.stride_h - p.pad_h + phase.row + r * p.dilation_h;
+    const int t = p.depth.is_deep ? r / p.depth.filter_rows : 0;
+    const int d = o * p.depth.stride - p.depth.pad + t * p.depth.dilation;
+    const int h =
+        row * p.stride_h - p.pad_h + phase.row + (r - t * p.depth.filter_rows) * p.dilation_h;
     for (int s = 0; s < phase.S; ++s) {
       const int w = (place.first_column + place.column) * p.stride_w - p.pad_w + phase.column +
                     s * p.dilation_w;
-      const bool inside = h >= 0 && h < of.H && w >= 0 && w < of.W;
+      const bool inside = d >= 0 && d < of.D && h >= 0 && h < of.H && w >= 0 && w < of.W;
       if (!inside && of.gradient) continue;
       const int tap = phase.first_tap + r * phase.tap_h + s * phase.tap_w;
-      const float* const x = of.pixels + place.n * of.n + h * of.h + w * of.w;
+      const float* const x = of.pixels + place.n * of.n + d * of.d + h * of.h + w * of.w;
       const float* const weight = of.weights + (int64_t{k} * of.taps + tap) * of.weight_row;
       const int run = 1 << of.bits;
       for (int i = 0; i < p.group_C / 2; ++i) {

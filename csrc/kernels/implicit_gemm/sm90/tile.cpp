@@ -8,8 +8,6 @@ namespace customconv::implicit_gemm::sm90 {
 
 namespace {
 
-constexpr int kMostOffset = 255;         // of a copy in im2col mode, in pixels
-constexpr int kMostCorner = 127;         // of its box, from the image's corner
 constexpr int kMostCopyRows = 256;       // of a copy
 constexpr int kMostCopies = 16;          // of a stage
 constexpr int kMostStripCopies = 64;     // of a stage
@@ -26,12 +24,23 @@ constexpr int kLeastPlaneSlots = 2;  // of a warp: one is transposed, one arrive
 constexpr int kUnit = 8;             // rows of a swizzle,
 constexpr int kSwizzleBytes = 1024;  // and its bytes at most
 
-// Behind the last pixel of an axis, where the first tap of its last output pixel is.
-int64_t upper_corner(int64_t pixels, int64_t outputs, int64_t stride, int64_t pad) {
-  return (outputs - 1) * stride - pad - (pixels - 1);
+// What a copy in im2col mode can reach along an axis: offsets of its pixels, and corners of its box
+// from the image's. Volumes leave fewer bits to each axis.
+struct Reach {
+  int64_t offset, corner;
+};
+constexpr Reach kImageReach{255, 127}, kVolumeReach{31, 15};
+
+bool is_corner(int64_t value, const Reach& reach) {
+  return value >= -reach.corner - 1 && value <= reach.corner;
 }
 
-bool is_corner(int64_t value) { return value >= -kMostCorner - 1 && value <= kMostCorner; }
+// Whether such copies traverse an axis.
+bool is_in_reach(const Reach& reach, int64_t pixels, int64_t outputs, int64_t taps, int64_t stride,
+                 int64_t pad, int64_t dilation) {
+  return (taps - 1) * dilation <= reach.offset && stride <= kMostStride && is_corner(-pad, reach) &&
+         is_corner(upper_corner(pixels, outputs, stride, pad), reach);
+}
 
 // Padding that neighbouring rows, or images, share in the halo loader's grid.
 int64_t shared_pad(int64_t pixels, int64_t outputs, int64_t taps, int64_t pad, int64_t dilation) {
@@ -55,6 +64,7 @@ int most_residue_bits(const Forward& p, const Tile& t) {
 
 // Whether the grid is one that copies can traverse, with all taps in reach.
 bool is_grid(const Packed& p, const Tile& t) {
+  if (p.is_deep() && t.loader != Loader::kIm2col) return false;
   if (t.image() * (p.N + 2) > INT32_MAX / 2) return false;
   if (t.loader == Loader::kGather) {
     const ConvProblem& x = p.source;
@@ -66,10 +76,10 @@ bool is_grid(const Packed& p, const Tile& t) {
                INT32_MAX / element_size(p.dtype);
   }
   if (t.loader == Loader::kIm2col) {
-    return (p.R - 1) * p.dilation_h <= kMostOffset && (p.S - 1) * p.dilation_w <= kMostOffset &&
-           p.stride_h <= kMostStride && p.stride_w <= kMostStride && is_corner(-p.pad_h) &&
-           is_corner(-p.pad_w) && is_corner(upper_corner(p.H, p.P, p.stride_h, p.pad_h)) &&
-           is_corner(upper_corner(p.W, p.Q, p.stride_w, p.pad_w));
+    const Reach& reach = p.is_deep() ? kVolumeReach : kImageReach;
+    return is_in_reach(reach, p.H, p.P, p.R, p.stride_h, p.pad_h, p.dilation_h) &&
+           is_in_reach(reach, p.W, p.Q, p.S, p.stride_w, p.pad_w, p.dilation_w) &&
+           is_in_reach(reach, p.D, p.O, p.T, p.stride_d, p.pad_d, p.dilation_d);
   }
   if (p.stride_h > 1 || p.stride_w > 1 || p.P > t.period || t.halo > t.image()) return false;
   if (t.strips == 1 && p.Q > t.pitch) return false;
@@ -85,7 +95,8 @@ bool is_grid(const Packed& p, const Tile& t) {
     return last - p.pad_w + t.pitch <= p.W;
   }
   if (t.copies_strips) return t.copy_rows <= kMostBox && t.copies <= kMostStripCopies;
-  return p.R * p.S > 1 && is_corner(t.pitch - p.W) && is_corner(t.period - p.H);
+  return p.R * p.S > 1 && is_corner(t.pitch - p.W, kImageReach) &&
+         is_corner(t.period - p.H, kImageReach);
 }
 
 // Whether positions are the output's pixels, one after the other in memory.
@@ -157,7 +168,7 @@ Tile make_tile(const Packed& p, const MainLoopPlan& plan, int64_t splits) {
   t.weights_as_stored = p.gradient && size == 2 && t.residue_bits == 0 && p.tap_channels == 0 &&
                         !p.has_bias && p.epilogue_passes == 0 && !kind.has_pixel_rows();
   t.pitch = p.Q;
-  t.period = p.P;
+  t.period = p.rows();
   t.strips = 1;
   const int64_t box_unit = 16 / size;  // what aligns a box
   if (!is_one_tap(loader)) {
@@ -299,10 +310,33 @@ bool choose_stages(int shared_bytes, Tile& t) {
   return fits && (t.splits == 1 || stages >= t.kind().pixels * t.kind().channels * 4);
 }
 
+int64_t upper_corner(int64_t pixels, int64_t outputs, int64_t stride, int64_t pad) {
+  return (outputs - 1) * stride - pad - (pixels - 1);
+}
+
+bool leaves_out_slices(const Packed& p, const Tile& t) {
+  // Weights that stay are those of all taps.
+  return p.is_deep() && !t.keeps_weights &&
+         (p.pad_d > 0 ||
+          upper_corner(p.D, p.O, p.stride_d, p.pad_d) + (p.T - 1) * p.dilation_d > 0);
+}
+
+double met_slices(const Packed& p) {
+  int64_t met = 0;
+  for (int64_t t = 0; t < p.T; ++t) {
+    const int64_t offset = t * p.dilation_d - p.pad_d;
+    // Slices o of the output with 0 <= o * stride + offset < D.
+    const int64_t first = offset >= 0 ? 0 : ceil_divide(-offset, p.stride_d);
+    const int64_t end = offset >= p.D ? 0 : std::min(p.O, (p.D - 1 - offset) / p.stride_d + 1);
+    met += std::max<int64_t>(end - first, 0);
+  }
+  return static_cast<double>(met) / static_cast<double>(p.T * p.O);
+}
+
 bool stores_planes(const Forward& p) { return p.K > 1 && p.y_strides[1] != 1; }
 
-bool pixels_follow(const Shape4& sizes, const Shape4& strides, int64_t pixel) {
-  for (const size_t i : {3, 2, 0}) {
+bool pixels_follow(const Shape5& sizes, const Shape5& strides, int64_t pixel) {
+  for (const size_t i : {3, 2, 4, 0}) {
     if (sizes[i] > 1 && strides[i] != pixel) return false;
     pixel *= sizes[i];
   }
@@ -325,13 +359,16 @@ bool is_legal(const Packed& p, const Tile& t) {
     return false;
   }
   if (t.splits == 1) return has_tile(t.loader, t.kind());
-  const int64_t steps = t.chunks * (is_one_tap(t.loader) ? p.phase[0].R * p.phase[0].S : 1);
+  // A tile of volumes may be left with a single slice of taps.
+  const int64_t taps = p.is_deep() ? p.R * p.S : p.phase[0].R * p.phase[0].S;
+  const int64_t steps = t.chunks * (is_one_tap(t.loader) ? taps : 1);
   return has_clusters(t.loader, t.kind()) && t.splits <= steps;
 }
 
 int64_t pixel_stride(const Forward& p) {
   if (p.Q > 1) return p.y_strides[3];
   if (p.P > 1) return p.y_strides[2];
+  if (p.O > 1) return p.y_strides[4];
   return p.N > 1 ? p.y_strides[0] : round_up(p.K, 16);
 }
 

@@ -230,11 +230,17 @@ int64_t copied_channels(const Packed& problem, const Tile& tile);
 // The weight as the tile's kernel reads it, and bytes of the workspace if it is packed for that.
 PackedWeight weight_of(const Packed& problem, const Tile& tile);
 int64_t packed_weight_bytes(const Packed& problem, const Tile& tile);
+// Whether tiles leave out slices of taps that meet none of the input, and which part of all slices
+// of taps they are left with, in the mean of the slices of the output.
+bool leaves_out_slices(const Packed& problem, const Tile& tile);
+double met_slices(const Packed& problem);
+// Behind the last pixel of an axis, where the first tap of its last output pixel is.
+int64_t upper_corner(int64_t pixels, int64_t outputs, int64_t stride, int64_t pad);
 // Elements from one pixel of the output to the next, if they all are equally far apart.
 int64_t pixel_stride(const Forward& problem);
 // Whether pixels of the output are not side by side with their channels.
 bool stores_planes(const Forward& problem);
 // Whether the pixels of all images follow each other, `pixel` elements apart.
-bool pixels_follow(const Shape4& sizes, const Shape4& strides, int64_t pixel);
+bool pixels_follow(const Shape5& sizes, const Shape5& strides, int64_t pixel);
 
 }  // namespace customconv::implicit_gemm::sm90

@@ -43,6 +43,7 @@ struct Work {
   int c;          // the group's first input channel
   int phase;
   int taps;
+  int first_row;  // of taps, of volumes
   int first, last;
 
   __device__ Work(const Params& p, int item, const TileShape& shape, Loader loader) {
@@ -65,8 +66,29 @@ struct Work {
     last_k = (group + 1) * p.group_K;
     c = group * p.group_C;
     taps = p.phase[phase].R * p.phase[phase].S;
+    first_row = 0;
+    if (loader == Loader::kIm2col && p.depth.leaves_out) leave_out(p, shape);
     first = 0;
     last = taps == 0 ? 0 : p.chunks * (is_one_tap(loader) ? taps : 1);
+  }
+  // Leaves out slices of taps that meet no slice of the input from any of the tile's positions,
+  // unless these are of several images.
+  __device__ void leave_out(const Params& p, const TileShape& shape) {
+    const Depth& depth = p.depth;
+    int32_t n = position, last_n = min(position + shape.pixels, p.N * p.image) - 1;
+    p.by_pitch.split(n);
+    p.by_pitch.split(last_n);
+    int32_t o = p.by_period.split(n), last_o = p.by_period.split(last_n);
+    if (n != last_n) return;
+    depth.by_rows.split(o);
+    depth.by_rows.split(last_o);
+    // Slice t of the taps meets slice o * stride - pad + t * dilation.
+    const int before = depth.pad - last_o * depth.stride;
+    const int behind = depth.slices - 1 + depth.pad - o * depth.stride;
+    const int first_t = before <= 0 ? 0 : (before + depth.dilation - 1) / depth.dilation;
+    const int end_t = behind < 0 ? 0 : min(depth.taps, behind / depth.dilation + 1);
+    first_row = first_t * depth.filter_rows;
+    taps = max(end_t - first_t, 0) * (taps / depth.taps);
   }
   // Computes only the part of a block of a cluster.
   __device__ void split(int rank, int splits) {

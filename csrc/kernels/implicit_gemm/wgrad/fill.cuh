@@ -30,7 +30,7 @@ constexpr int kPixelOrder[] = {3, 2, 0};  // columns, rows and images
 // `order`: the dimensions of a box's pixels, neighbours the first; so many of each, and so many
 // pixels from one to the next.
 template <typename T>
-Filled<T> fill_pixels(const T* data, const Shape4& sizes, const Shape4& strides,
+Filled<T> fill_pixels(const T* data, const Shape5& sizes, const Shape5& strides,
                       const int (&order)[3], const int (&counts)[3], const int (&steps)[3]) {
   const auto side = [&](int i) {
     return Side{strides[order[i]], static_cast<int>(sizes[order[i]]), steps[i]};
@@ -44,7 +44,7 @@ Filled<T> fill_pixels(const T* data, const Shape4& sizes, const Shape4& strides,
 
 // Rows of elements, all channels of all pixels: so many elements, rows and images.
 template <typename T>
-Filled<T> fill_elements(const T* data, const Shape4& sizes, const Shape4& strides,
+Filled<T> fill_elements(const T* data, const Shape5& sizes, const Shape5& strides,
                         const int (&counts)[3]) {
   const auto size = [](int64_t value) { return static_cast<int>(value); };
   return {data,

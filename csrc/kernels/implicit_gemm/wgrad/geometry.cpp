@@ -16,7 +16,7 @@ int64_t round_up(int64_t value, int64_t unit) { return ceil_divide(value, unit) 
 int small(int64_t value) { return static_cast<int>(value); }
 
 // How boxes of pixels are filled. `group`: channels of a group.
-Fill fill_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t group,
+Fill fill_of(const Shape5& sizes, const Shape5& strides, bool aligned, int64_t group,
              int64_t element_bytes) {
   const int64_t whole = 16 / element_bytes;
   const auto legal = [&](int i) {
@@ -28,7 +28,7 @@ Fill fill_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t g
 }
 
 // How boxes of planes are filled.
-Fill turn_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t step_w) {
+Fill turn_of(const Shape5& sizes, const Shape5& strides, bool aligned, int64_t step_w) {
   const auto even = [&](int i) { return sizes[i] == 1 || strides[i] % 2 == 0; };
   const bool pairs = step_w == 1 && aligned && (sizes[3] == 1 || strides[3] == 1) &&
                      sizes[3] % 2 == 0 && even(0) && even(1) && even(2);
@@ -114,7 +114,7 @@ Tile make_tile(const ConvProblem& p, const BoxesPlan& plan, int64_t splits) {
   t.y_box_bytes = round_up(int64_t{t.pixels()} * kRowBytes, kAlignment);
 
   // Places of what is transposed are offsets of 32 bits.
-  const auto reach = [&](const Shape4& strides, int64_t rows, int64_t columns) {
+  const auto reach = [&](const Shape5& strides, int64_t rows, int64_t columns) {
     return (t.images - 1) * strides[0] + rows * strides[2] + columns * strides[3];
   };
   if (t.transposes() && std::max(reach(p.x_strides, x_rows * t.step_h, x_columns * p.stride_w),

@@ -16,7 +16,7 @@ namespace customconv::implicit_gemm::wgrad {
 // Boxes of a channels-last tensor: so many columns, rows and images, `steps` pixels from one that
 // is taken to the next.
 template <typename T>
-CUtensorMap map_pixels(const T* data, const Shape4& sizes, const Shape4& strides,
+CUtensorMap map_pixels(const T* data, const Shape5& sizes, const Shape5& strides,
                        const int (&counts)[3], const int (&steps)[3]) {
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
   const auto count = [](int64_t value) { return static_cast<cuuint32_t>(value); };
@@ -45,11 +45,11 @@ void launch(const ConvProblem& asked, const ConvPlan& plan, const Operands& oper
   const auto* x = static_cast<const T*>(operands.x);
   const auto* y = static_cast<const T*>(operands.y);
   Params<T> p{};
-  const Shape4 &x_sizes = problem.x_sizes(), &x_strides = problem.x_strides;
-  const Shape4 &y_sizes = problem.y_sizes(), &y_strides = problem.y_strides;
+  const Shape5 &x_sizes = problem.x_sizes(), &x_strides = problem.x_strides;
+  const Shape5 &y_sizes = problem.y_sizes(), &y_strides = problem.y_strides;
   const auto step_w = static_cast<int>(problem.stride_w);
   // A box's columns, rows and images.
-  const auto read = [](Fill fill, const T* data, const Shape4& sizes, const Shape4& strides,
+  const auto read = [](Fill fill, const T* data, const Shape5& sizes, const Shape5& strides,
                        const int (&counts)[3], const int (&steps)[3], CUtensorMap& map,
                        Filled<T>& filled, Transposed<T>& transposed) {
     switch (fill) {

@@ -25,7 +25,7 @@ struct Transposed : Filled<T> {
 
 // `counts`: a box's columns, rows and images, so many pixels from one to the next.
 template <typename T>
-Transposed<T> transpose_pixels(Fill fill, const T* data, const Shape4& sizes, const Shape4& strides,
+Transposed<T> transpose_pixels(Fill fill, const T* data, const Shape5& sizes, const Shape5& strides,
                                const int (&counts)[3], const int (&steps)[3]) {
   const int places[] = {row_places(fill, counts[0]), counts[1], counts[2]};
   return {fill_pixels(data, sizes, strides, kPixelOrder, places, steps),

@@ -30,7 +30,7 @@ Range inside(int64_t least, int64_t most, int64_t step, int64_t width, int64_t s
 int64_t odd_units(int64_t units) { return units | 1; }
 
 // Whether rows of a tensor begin at multiples of so many bytes.
-bool begins_at(int64_t multiple, const Shape4& sizes, const Shape4& strides, bool aligned,
+bool begins_at(int64_t multiple, const Shape5& sizes, const Shape5& strides, bool aligned,
                int64_t bytes) {
   const auto legal = [&](int i) {
     return sizes[i] == 1 || (strides[i] > 0 && strides[i] * bytes % multiple == 0);
@@ -56,7 +56,7 @@ int vector_of(const ConvProblem& p) {
 
 // The classes that channels of a tensor are in whose planes are runs; 0 where these are none that
 // TMA can read.
-int classes_of(const Shape4& sizes, const Shape4& strides, bool aligned, int64_t groups,
+int classes_of(const Shape5& sizes, const Shape5& strides, bool aligned, int64_t groups,
                int64_t bytes) {
   const int64_t classes = sizes[1] == 1 ? 1 : kUnitBytes / std::gcd(strides[1] * bytes, kUnitBytes);
   const bool legal = aligned && strides[1] > 0 && (sizes[2] == 1 || strides[2] == sizes[3]) &&
@@ -150,7 +150,7 @@ void make_runs(const ConvProblem& p, Tile& t) {
 }  // namespace
 
 ConvProblem as_one_row(ConvProblem p) {
-  const auto rows_follow = [&](const Shape4& strides) {
+  const auto rows_follow = [&](const Shape5& strides) {
     return p.H == 1 || strides[2] == (p.W > 1 ? p.W * strides[3] : 1);
   };
   if (!p.is_pointwise() || !rows_follow(p.x_strides) || !rows_follow(p.y_strides) ||
@@ -368,7 +368,7 @@ bool rows_follow(const ConvProblem& p, const Tile& t) {
   const auto follow = [](int64_t size, int64_t stride, int64_t expected) {
     return size == 1 || stride == expected;
   };
-  const Shape4& strides = p.w_strides;
+  const Shape5& strides = p.w_strides;
   const bool taps_follow = t.flat || (follow(p.S, strides[3], 1) && follow(p.R, strides[2], p.S) &&
                                       follow(p.group_C(), strides[1], p.R * p.S));
   return whole && taps_follow && p.w_aligned && (p.K == 1 || strides[0] % 4 == 0);

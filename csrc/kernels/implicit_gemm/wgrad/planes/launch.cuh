@@ -10,8 +10,8 @@ namespace customconv::implicit_gemm::wgrad::planes {
 
 // Boxes of rows of planes: so many pixels of as many channels.
 template <typename T>
-CUtensorMap map_planes(const T* data, CUtensorMapDataType type, const Shape4& sizes,
-                       const Shape4& strides, int columns, int channels, int rows, int images,
+CUtensorMap map_planes(const T* data, CUtensorMapDataType type, const Shape5& sizes,
+                       const Shape5& strides, int columns, int channels, int rows, int images,
                        int step_h, CUtensorMapSwizzle swizzle) {
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
   const auto count = [](int64_t value) { return static_cast<cuuint32_t>(value); };
@@ -26,8 +26,8 @@ CUtensorMap map_planes(const T* data, CUtensorMapDataType type, const Shape4& si
 
 // Boxes of runs: so many pixels of as many channels, of one class.
 template <typename T>
-CUtensorMap map_runs(const T* data, CUtensorMapDataType type, const Shape4& sizes,
-                     const Shape4& strides, int classes, int columns, int channels,
+CUtensorMap map_runs(const T* data, CUtensorMapDataType type, const Shape5& sizes,
+                     const Shape5& strides, int classes, int columns, int channels,
                      CUtensorMapSwizzle swizzle) {
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
   const auto count = [](int64_t value) { return static_cast<cuuint32_t>(value); };

@@ -285,7 +285,7 @@ class Search : private TileSearch<Search, Tile, PlanesPlan> {
   std::vector<Shape> shapes_, runs_;
 };
 
-bool has_rows(const Shape4& sizes, const Shape4& strides) {
+bool has_rows(const Shape5& sizes, const Shape5& strides) {
   return sizes[3] == 1 || strides[3] == 1;
 }
 

@@ -95,7 +95,7 @@ bool has_whole_rows(const ConvProblem& p) {
 }
 
 bool is_few(const ConvProblem& p) {
-  const Shape4& strides = p.x_strides;
+  const Shape5& strides = p.x_strides;
   return p.C <= kMostFew && p.groups == 1 && p.dilation_w == 1 && (p.C == 1 || strides[1] == 1) &&
          (p.W == 1 || strides[3] == p.C) && (p.is_strict_float32() || has_whole_rows(p));
 }

@@ -26,7 +26,7 @@ CUtensorMapDataType map_type(const Tile& t) {
 // Boxes of pixels; of few channels rows of elements.
 template <typename T>
 CUtensorMap map_x(const ConvProblem& p, const Tile& t, const T* x) {
-  const Shape4 &sizes = p.x_sizes(), &strides = p.x_strides;
+  const Shape5 &sizes = p.x_sizes(), &strides = p.x_strides;
   const auto stride = [&](int i) { return map_stride<T>(sizes[i], strides[i]); };
   if (t.kind().few) {
     const Boxes<3> boxes{{map_size(p.W * p.C), map_size(p.H), map_size(p.N)},
@@ -46,7 +46,7 @@ CUtensorMap map_x(const ConvProblem& p, const Tile& t, const T* x) {
 // The lines of a column follow each other.
 template <typename T>
 CUtensorMap map_y(const ConvProblem& p, const Tile& t, const T* y) {
-  const Shape4 &sizes = p.y_sizes(), &strides = p.y_strides;
+  const Shape5 &sizes = p.y_sizes(), &strides = p.y_strides;
   const int lines = t.by_images ? 0 : 2, others = 2 - lines;
   const auto stride = [&](int i) { return map_stride<T>(sizes[i], strides[i]); };
   const Boxes<4> boxes{

@@ -8,7 +8,7 @@ namespace customconv::ptx {
 
 // What a CUtensorMap holds.
 struct Map {
-  static constexpr int kMostRank = 4;
+  static constexpr int kMostRank = 5;
   char* data;
   uint8_t rank, element_bytes;
   uint8_t swizzle;  // bytes
@@ -16,7 +16,7 @@ struct Map {
   int64_t sizes[kMostRank], strides[kMostRank];  // bytes
   uint8_t box[kMostRank], steps[kMostRank];      // of the box, less one
   // The corners of what im2col mode traverses, in columns and in rows.
-  int16_t lower[2], upper[2];
+  int16_t lower[3], upper[3];
   uint16_t pixels;
 };
 static_assert(sizeof(Map) <= sizeof(CUtensorMap));
