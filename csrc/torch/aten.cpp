@@ -20,7 +20,8 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
                                c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                                bool transposed, c10::SymIntArrayRef output_padding,
                                const c10::SymInt& groups, std::array<bool, 3> output_mask) {
-  if (input.dim() == 3 && grad_output.dim() == 3) {
+  const int64_t dims = weight.dim();
+  if (input.dim() == dims - 1 && grad_output.dim() == dims - 1) {
     Gradients gradients =
         convolution_backward(grad_output.unsqueeze(0), input.unsqueeze(0), weight, stride, padding,
                              dilation, transposed, output_padding, groups, output_mask);
@@ -38,7 +39,8 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
   if (!output_mask[0]) std::get<0>(gradients) = at::Tensor();
   if (!output_mask[1]) std::get<1>(gradients) = at::Tensor();
   if (!output_mask[2]) std::get<2>(gradients) = at::Tensor();
-  if (input.dim() == 4 && weight.dim() == 4) {
+  // Of volumes they are as PyTorch's own function lays them out.
+  if (input.dim() == 4 && dims == 4) {
     const GradientFormats formats =
         gradient_formats(grad_output, input, weight, transposed, output_mask);
     at::Tensor& grad_input = std::get<0>(gradients);
@@ -64,55 +66,90 @@ DeterministicCudnn::~DeterministicCudnn() {
   at::globalContext().setDeterministicCuDNN(deterministic_before);
 }
 
+namespace {
+
+template <int kDims>
+at::Tensor aten_pass_of(const ConvProblem& p, const std::array<c10::SymInt, kDims>& stride,
+                        const std::array<c10::SymInt, kDims>& padding,
+                        const std::array<c10::SymInt, kDims>& dilation, const at::Tensor& x,
+                        const at::Tensor& w, const at::Tensor& y,
+                        const std::optional<at::Tensor>& bias) {
+  if (p.pass == Pass::kFprop) {
+    return aten_conv<kDims>(x, w, bias, stride, padding, dilation, p.groups);
+  }
+  const bool of_x = p.pass == Pass::kDgrad;
+  const Gradients gradients =
+      aten_conv_backward<kDims>(y, x, w, stride, padding, dilation, p.groups, {of_x, !of_x, false});
+  if (!of_x) return std::get<1>(gradients);
+  const at::Tensor& result = std::get<0>(gradients);
+  return bias && bias->defined() ? result.add_(per_channel(*bias, kDims)) : result;
+}
+
+}  // namespace
+
 at::Tensor aten_pass(const ConvProblem& p, const at::Tensor& x, const at::Tensor& w,
                      const at::Tensor& y, const std::optional<at::Tensor>& bias) {
   const DeterministicCudnn deterministic;
-  const std::array<c10::SymInt, 2> stride = {p.stride_h, p.stride_w};
-  const std::array<c10::SymInt, 2> padding = {p.pad_h, p.pad_w};
-  const std::array<c10::SymInt, 2> dilation = {p.dilation_h, p.dilation_w};
-  if (p.pass == Pass::kFprop) return aten_conv2d(x, w, bias, stride, padding, dilation, p.groups);
-  const bool of_x = p.pass == Pass::kDgrad;
-  const Gradients gradients =
-      aten_conv2d_backward(y, x, w, stride, padding, dilation, p.groups, {of_x, !of_x, false});
-  if (!of_x) return std::get<1>(gradients);
-  const at::Tensor& result = std::get<0>(gradients);
-  return bias && bias->defined() ? result.add_(bias->view({-1, 1, 1})) : result;
+  if (p.is_deep()) {
+    return aten_pass_of<3>(p, {p.stride_d, p.stride_h, p.stride_w}, {p.pad_d, p.pad_h, p.pad_w},
+                           {p.dilation_d, p.dilation_h, p.dilation_w}, x, w, y, bias);
+  }
+  return aten_pass_of<2>(p, {p.stride_h, p.stride_w}, {p.pad_h, p.pad_w},
+                         {p.dilation_h, p.dilation_w}, x, w, y, bias);
 }
 
-at::Tensor aten_conv2d(const at::Tensor& input, const at::Tensor& weight,
-                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
-                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                       const c10::SymInt& groups) {
+template <int kDims>
+at::Tensor aten_conv(const at::Tensor& input, const at::Tensor& weight,
+                     const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                     c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                     const c10::SymInt& groups) {
   const BypassRouting bypass;
-  return at::conv2d_symint(input, weight, bias, stride, padding, dilation, groups);
+  if constexpr (kDims == 2) {
+    return at::conv2d_symint(input, weight, bias, stride, padding, dilation, groups);
+  } else {
+    return at::conv3d_symint(input, weight, bias, stride, padding, dilation, groups);
+  }
 }
 
-Gradients aten_conv2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
-                               const at::Tensor& weight, c10::SymIntArrayRef stride,
-                               c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                               const c10::SymInt& groups, std::array<bool, 3> output_mask) {
-  const std::array<c10::SymInt, 2> output_padding = {0, 0};
+template <int kDims>
+Gradients aten_conv_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                             const at::Tensor& weight, c10::SymIntArrayRef stride,
+                             c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                             const c10::SymInt& groups, std::array<bool, 3> output_mask) {
+  const std::array<c10::SymInt, kDims> output_padding{};
   return convolution_backward(grad_output, input, weight, stride, padding, dilation,
                               /*transposed=*/false, output_padding, groups, output_mask);
 }
 
-at::Tensor aten_conv_transpose2d(const at::Tensor& input, const at::Tensor& weight,
-                                 const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
-                                 c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
-                                 const c10::SymInt& groups, c10::SymIntArrayRef dilation) {
+template <int kDims>
+at::Tensor aten_conv_transpose(const at::Tensor& input, const at::Tensor& weight,
+                               const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                               c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                               const c10::SymInt& groups, c10::SymIntArrayRef dilation) {
   const BypassRouting bypass;
-  return at::conv_transpose2d_symint(input, weight, bias, stride, padding, output_padding, groups,
-                                     dilation);
+  if constexpr (kDims == 2) {
+    return at::conv_transpose2d_symint(input, weight, bias, stride, padding, output_padding, groups,
+                                       dilation);
+  } else {
+    return at::conv_transpose3d_symint(input, weight, bias, stride, padding, output_padding, groups,
+                                       dilation);
+  }
 }
 
-Gradients aten_conv_transpose2d_backward(const at::Tensor& grad_output, const at::Tensor& input,
-                                         const at::Tensor& weight, c10::SymIntArrayRef stride,
-                                         c10::SymIntArrayRef padding,
-                                         c10::SymIntArrayRef output_padding,
-                                         const c10::SymInt& groups, c10::SymIntArrayRef dilation,
-                                         std::array<bool, 3> output_mask) {
+template <int kDims>
+Gradients aten_conv_transpose_backward(const at::Tensor& grad_output, const at::Tensor& input,
+                                       const at::Tensor& weight, c10::SymIntArrayRef stride,
+                                       c10::SymIntArrayRef padding,
+                                       c10::SymIntArrayRef output_padding,
+                                       const c10::SymInt& groups, c10::SymIntArrayRef dilation,
+                                       std::array<bool, 3> output_mask) {
   return convolution_backward(grad_output, input, weight, stride, padding, dilation,
                               /*transposed=*/true, output_padding, groups, output_mask);
 }
+
+CUSTOMCONV_FOR_DIMS(aten_conv)
+CUSTOMCONV_FOR_DIMS(aten_conv_backward)
+CUSTOMCONV_FOR_DIMS(aten_conv_transpose)
+CUSTOMCONV_FOR_DIMS(aten_conv_transpose_backward)
 
 }  // namespace customconv::torch_layer

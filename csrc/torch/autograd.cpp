@@ -6,6 +6,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 
 #include "torch/fused.h"
 #include "torch/node.h"
@@ -19,12 +21,14 @@ namespace {
 using at::Tensor;
 using torch::autograd::variable_list;
 
-Settings settings_of(const Operator& op) {
+template <typename Op>
+Settings settings_of(const Op& op) {
   Settings s;
-  s.geometry.reserve(9);
+  s.geometry.reserve(4 * Op::kDims + 1);
   for (const auto& list : {op.stride, op.padding, op.output_padding, op.dilation}) {
-    s.geometry.push_back(list.empty() ? c10::SymInt(0) : list.front());
-    s.geometry.push_back(list.empty() ? c10::SymInt(0) : list.back());
+    for (size_t i = 0; i < Op::kDims; ++i) {  // one number is that of all dimensions
+      s.geometry.push_back(list.empty() ? c10::SymInt(0) : list[list.size() == 1 ? 0 : i]);
+    }
   }
   s.geometry.push_back(op.groups);
   s.algorithm = op.algorithm;
@@ -35,8 +39,8 @@ Settings settings_of(const Operator& op) {
 template <typename Op>
 Op operator_of(const Settings& s) {
   const c10::SymIntArrayRef numbers(s.geometry);
-  return Op(Operator(numbers.slice(0, 2), numbers.slice(2, 2), numbers.slice(4, 2),
-                     numbers.slice(6, 2), s.geometry[8], s.algorithm));
+  const auto list = [&](size_t i) { return numbers.slice(i * Op::kDims, Op::kDims); };
+  return Op(Operator(list(0), list(1), list(2), list(3), numbers.back(), s.algorithm));
 }
 
 // An undefined tensor as none, and the other way round.
@@ -79,7 +83,7 @@ variable_list gradients_of_gradients(const variable_list& incoming, const variab
     if (u.defined()) {
       gradients[0] = op.forward(u, weight, given(b));
     } else if (b.defined()) {
-      gradients[0] = b.view({-1, 1, 1}).expand_as(grad_output);
+      gradients[0] = per_channel(b, Op::kDims).expand_as(grad_output);
     }
     if (v.defined()) gradients[0] = sum_of(gradients[0], op.forward(input, v, std::nullopt));
   }
@@ -121,8 +125,9 @@ variable_list gradients_of_fused(const variable_list& incoming, const variable_l
   }
   if (wants_residual) gradients[4] = options.residual_last ? grad_output : grad;
   const auto sum_of_channels = [&scale](const Tensor& t) {
-    const std::array<int64_t, 3> dims = {0, t.dim() - 2, t.dim() - 1};
-    return t.sum(at::IntArrayRef(dims).slice(t.dim() == 4 ? 0 : 1), /*keepdim=*/false,
+    std::array<int64_t, Op::kDims + 1> dims{};  // the batch, and those behind the channels
+    std::iota(dims.begin() + 1, dims.end(), t.dim() - Op::kDims);
+    return t.sum(at::IntArrayRef(dims).slice(t.dim() == Op::kDims + 2 ? 0 : 1), /*keepdim=*/false,
                  scale.scalar_type());
   };
   if (wants_scale) {
@@ -132,7 +137,7 @@ variable_list gradients_of_fused(const variable_list& incoming, const variable_l
   if (own_bias) gradients[2] = sum_of_channels(grad);
   const std::array<bool, 3> mask = {needed[0], needed[1], wants_bias && !own_bias};
   if (mask[0] || mask[1] || mask[2]) {
-    if (scale.defined()) grad = (grad * scale.view({-1, 1, 1})).to(grad.scalar_type());
+    if (scale.defined()) grad = (grad * per_channel(scale, Op::kDims)).to(grad.scalar_type());
     Gradients found = op.backward(grad, input, weight, mask);
     gradients[0] = std::get<0>(found);
     gradients[1] = std::get<1>(found);
@@ -187,7 +192,7 @@ Tensor forward_autograd(const Tensor& input, const Tensor& weight,
       tangent =
           sum_of(tangent, op.forward(primal_of(input), w, x.defined() ? std::nullopt : given(b)));
     }
-    if (!tangent.defined()) tangent = b.view({-1, 1, 1}).expand_as(output);
+    if (!tangent.defined()) tangent = per_channel(b, Op::kDims).expand_as(output);
     set_tangent(output, tangent);
   }
   return output;
@@ -269,37 +274,39 @@ Gradients backward_autograd(const Tensor& grad_output, const Tensor& input, cons
   return gradients;
 }
 
-Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-                       c10::SymIntArrayRef dilation, c10::SymInt groups,
-                       std::string_view algorithm) {
+template <int kDims>
+Tensor conv_autograd(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                     c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                     c10::SymIntArrayRef dilation, c10::SymInt groups, std::string_view algorithm) {
   return forward_autograd(input, weight, bias,
-                          Conv2d(stride, padding, dilation, groups, algorithm));
+                          Conv<kDims>(stride, padding, dilation, groups, algorithm));
 }
 
-Tensor conv_transpose2d_autograd(const Tensor& input, const Tensor& weight,
-                                 const std::optional<Tensor>& bias, c10::SymIntArrayRef stride,
-                                 c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
-                                 c10::SymInt groups, c10::SymIntArrayRef dilation,
-                                 std::string_view algorithm) {
+template <int kDims>
+Tensor conv_transpose_autograd(const Tensor& input, const Tensor& weight,
+                               const std::optional<Tensor>& bias, c10::SymIntArrayRef stride,
+                               c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                               c10::SymInt groups, c10::SymIntArrayRef dilation,
+                               std::string_view algorithm) {
   return forward_autograd(
       input, weight, bias,
-      ConvTranspose2d(stride, padding, output_padding, groups, dilation, algorithm));
+      ConvTranspose<kDims>(stride, padding, output_padding, groups, dilation, algorithm));
 }
 
-Tensor conv2d_fused_autograd(const Tensor& input, const Tensor& weight,
-                             const std::optional<Tensor>& bias, c10::SymIntArrayRef stride,
-                             c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                             c10::SymInt groups, const std::optional<Tensor>& scale,
-                             const std::optional<Tensor>& residual, std::string_view activation,
-                             bool residual_last, double negative_slope,
-                             std::string_view algorithm) {
+template <int kDims>
+Tensor conv_fused_autograd(const Tensor& input, const Tensor& weight,
+                           const std::optional<Tensor>& bias, c10::SymIntArrayRef stride,
+                           c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                           c10::SymInt groups, const std::optional<Tensor>& scale,
+                           const std::optional<Tensor>& residual, std::string_view activation,
+                           bool residual_last, double negative_slope, std::string_view algorithm) {
   return fused_autograd(input, weight, bias,
                         {scale, residual, activation, residual_last, negative_slope},
-                        Conv2d(stride, padding, dilation, groups, algorithm));
+                        Conv<kDims>(stride, padding, dilation, groups, algorithm));
 }
 
-Tensor conv_transpose2d_fused_autograd(
+template <int kDims>
+Tensor conv_transpose_fused_autograd(
     const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
     c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
     c10::SymInt groups, c10::SymIntArrayRef dilation, const std::optional<Tensor>& scale,
@@ -307,39 +314,47 @@ Tensor conv_transpose2d_fused_autograd(
     double negative_slope, std::string_view algorithm) {
   return fused_autograd(
       input, weight, bias, {scale, residual, activation, residual_last, negative_slope},
-      ConvTranspose2d(stride, padding, output_padding, groups, dilation, algorithm));
+      ConvTranspose<kDims>(stride, padding, output_padding, groups, dilation, algorithm));
 }
 
-Gradients conv2d_backward_autograd(const Tensor& grad_output, const Tensor& input,
-                                   const Tensor& weight, c10::SymIntArrayRef stride,
-                                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                                   c10::SymInt groups, std::array<bool, 3> output_mask,
-                                   std::string_view algorithm) {
+template <int kDims>
+Gradients conv_backward_autograd(const Tensor& grad_output, const Tensor& input,
+                                 const Tensor& weight, c10::SymIntArrayRef stride,
+                                 c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                 c10::SymInt groups, std::array<bool, 3> output_mask,
+                                 std::string_view algorithm) {
   return backward_autograd(grad_output, input, weight, output_mask,
-                           Conv2d(stride, padding, dilation, groups, algorithm));
+                           Conv<kDims>(stride, padding, dilation, groups, algorithm));
 }
 
-Gradients conv_transpose2d_backward_autograd(const Tensor& grad_output, const Tensor& input,
-                                             const Tensor& weight, c10::SymIntArrayRef stride,
-                                             c10::SymIntArrayRef padding,
-                                             c10::SymIntArrayRef output_padding, c10::SymInt groups,
-                                             c10::SymIntArrayRef dilation,
-                                             std::array<bool, 3> output_mask,
-                                             std::string_view algorithm) {
+template <int kDims>
+Gradients conv_transpose_backward_autograd(const Tensor& grad_output, const Tensor& input,
+                                           const Tensor& weight, c10::SymIntArrayRef stride,
+                                           c10::SymIntArrayRef padding,
+                                           c10::SymIntArrayRef output_padding, c10::SymInt groups,
+                                           c10::SymIntArrayRef dilation,
+                                           std::array<bool, 3> output_mask,
+                                           std::string_view algorithm) {
   return backward_autograd(
       grad_output, input, weight, output_mask,
-      ConvTranspose2d(stride, padding, output_padding, groups, dilation, algorithm));
+      ConvTranspose<kDims>(stride, padding, output_padding, groups, dilation, algorithm));
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(customconv, Autograd, m) {
-  m.impl("conv2d", conv2d_autograd);
-  m.impl("conv2d_fused", conv2d_fused_autograd);
-  m.impl("conv2d_backward", conv2d_backward_autograd);
-  m.impl("conv_transpose2d", conv_transpose2d_autograd);
-  m.impl("conv_transpose2d_fused", conv_transpose2d_fused_autograd);
-  m.impl("conv_transpose2d_backward", conv_transpose2d_backward_autograd);
+  m.impl("conv2d", conv_autograd<2>);
+  m.impl("conv2d_fused", conv_fused_autograd<2>);
+  m.impl("conv2d_backward", conv_backward_autograd<2>);
+  m.impl("conv_transpose2d", conv_transpose_autograd<2>);
+  m.impl("conv_transpose2d_fused", conv_transpose_fused_autograd<2>);
+  m.impl("conv_transpose2d_backward", conv_transpose_backward_autograd<2>);
+  m.impl("conv3d", conv_autograd<3>);
+  m.impl("conv3d_fused", conv_fused_autograd<3>);
+  m.impl("conv3d_backward", conv_backward_autograd<3>);
+  m.impl("conv_transpose3d", conv_transpose_autograd<3>);
+  m.impl("conv_transpose3d_fused", conv_transpose_fused_autograd<3>);
+  m.impl("conv_transpose3d_backward", conv_transpose_backward_autograd<3>);
 }
 
 }  // namespace customconv::torch_layer

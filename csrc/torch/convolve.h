@@ -18,7 +18,7 @@ OrFallback<at::Tensor> convolve(const at::Tensor& input, const at::Tensor& weigh
 
 // `convolve` into a given tensor, of a part of images, in this format. Without batch invariance the
 // images do not matter. With it, a part gets the bits that it has in them, or false says that no
-// plan gives it those, and nothing is written.
+// plan gives it those, and nothing is written; of volumes no plan is known to.
 OrFallback<bool> convolve_part(const at::Tensor& input, const at::Tensor& weight,
                                const std::optional<at::Tensor>& bias, const Geometry& geometry,
                                Algorithm wanted, const Whole& whole, at::MemoryFormat format,

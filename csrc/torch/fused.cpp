@@ -28,9 +28,6 @@ constexpr std::array<std::pair<std::string_view, Activation>, 10> kActivations =
 
 bool is_given(const std::optional<Tensor>& tensor) { return tensor && tensor->defined(); }
 
-// One value for each channel, shaped so that it broadcasts over the pixels.
-Tensor per_channel(const Tensor& values) { return values.view({-1, 1, 1}); }
-
 Tensor activate(Tensor value, const FusedOptions& options, bool in_place) {
   switch (activation_named(options.activation)) {
     case Activation::kNone:
@@ -80,7 +77,7 @@ bool is_wide(const Tensor& vector, const Tensor& input) {
          (input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16);
 }
 
-void check_fused(const char* function, const std::optional<Tensor>& bias,
+void check_fused(const char* function, size_t dims, const std::optional<Tensor>& bias,
                  const FusedOptions& options, const Tensor& input,
                  c10::SymIntArrayRef output_sizes) {
   activation_named(options.activation);
@@ -89,7 +86,7 @@ void check_fused(const char* function, const std::optional<Tensor>& bias,
                 ": expected ", name, " of type ", input.scalar_type(), " on ", input.device(),
                 ", as the input is, but got ", t.scalar_type(), " on ", t.device());
   };
-  const c10::SymInt& channels = output_sizes[output_sizes.size() - 3];
+  const c10::SymInt& channels = output_sizes[output_sizes.size() - 1 - dims];
   const auto check_vector = [&](const Tensor& t, const char* name) {
     if (!is_wide(t, input)) check_kind(t, name);
     TORCH_CHECK(t.dim() == 1 && t.sym_size(0) == channels && t.device() == input.device(), function,
@@ -120,14 +117,14 @@ Tensor compose_fused(const Op& op, const Tensor& input, const Tensor& weight,
                      bool in_place) {
   const bool bias_later = adds_bias(bias, options, input);
   Tensor y = op.forward(input, weight, bias_later ? std::nullopt : bias);
-  check_fused(Op::kFused, bias, options, input, y.sym_sizes());
+  check_fused(Op::kFused, Op::kDims, bias, options, input, y.sym_sizes());
   const at::ScalarType dtype = y.scalar_type();
   const auto add = [&](const Tensor& term) { y = in_place ? y.add_(term) : (y + term).to(dtype); };
   if (is_given(options.scale)) {
-    const Tensor scale = per_channel(*options.scale);
+    const Tensor scale = per_channel(*options.scale, Op::kDims);
     y = in_place ? y.mul_(scale) : (y * scale).to(dtype);
   }
-  if (bias_later) add(per_channel(*bias));
+  if (bias_later) add(per_channel(*bias, Op::kDims));
   const bool has_residual = is_given(options.residual);
   if (has_residual && !options.residual_last) add(*options.residual);
   y = activate(y, options, in_place);
@@ -135,10 +132,14 @@ Tensor compose_fused(const Op& op, const Tensor& input, const Tensor& weight,
   return y;
 }
 
-template Tensor compose_fused(const Conv2d&, const Tensor&, const Tensor&,
-                              const std::optional<Tensor>&, const FusedOptions&, bool);
-template Tensor compose_fused(const ConvTranspose2d&, const Tensor&, const Tensor&,
-                              const std::optional<Tensor>&, const FusedOptions&, bool);
+#define CUSTOMCONV_COMPOSE(Op)                                           \
+  template Tensor compose_fused(const Op&, const Tensor&, const Tensor&, \
+                                const std::optional<Tensor>&, const FusedOptions&, bool);
+CUSTOMCONV_COMPOSE(Conv<2>)
+CUSTOMCONV_COMPOSE(Conv<3>)
+CUSTOMCONV_COMPOSE(ConvTranspose<2>)
+CUSTOMCONV_COMPOSE(ConvTranspose<3>)
+#undef CUSTOMCONV_COMPOSE
 
 bool is_known_by_result(const FusedOptions& options) {
   if (is_given(options.residual) && options.residual_last) return false;

@@ -14,8 +14,8 @@ Activation activation_named(std::string_view name);
 bool is_wide(const at::Tensor& vector, const at::Tensor& input);
 
 // Throws in a function's name unless scale, residual and a wide bias fit a convolution of `input`
-// whose output has these sizes.
-void check_fused(const char* function, const std::optional<at::Tensor>& bias,
+// whose output has these sizes, of which as many as there are `dims` follow the channels.
+void check_fused(const char* function, size_t dims, const std::optional<at::Tensor>& bias,
                  const FusedOptions& options, const at::Tensor& input,
                  c10::SymIntArrayRef output_sizes);
 

@@ -6,6 +6,7 @@
 #include "torch/aten.h"
 #include "torch/convolve.h"
 #include "torch/core.h"
+#include "torch/operator.h"
 #include "torch/problem.h"
 #include "torch/routing.h"
 
@@ -23,8 +24,15 @@ ConvProblem problem_of(const Convolution& conv, const Tensor& weight, Pass pass)
                               conv.input.options().device(at::kMeta).memory_format(conv.format));
   const bool is_dgrad = pass == Pass::kDgrad;
   const GradientFormats formats =
-      gradient_formats(grad, conv.input, weight, conv.transposed, {is_dgrad, !is_dgrad, false});
+      gradient_formats(grad, conv, weight, {is_dgrad, !is_dgrad, false});
   return conv.problem_of(pass, is_dgrad ? formats.input : formats.weight);
+}
+
+template <int kDims>
+Tensor convolve_by_aten(const Tensor& input, const Tensor& weight,
+                        const std::optional<Tensor>& bias, bool transposed, const Operator& op) {
+  return transposed ? ConvTranspose<kDims>(op).aten_forward(input, weight, bias)
+                    : Conv<kDims>(op).aten_forward(input, weight, bias);
 }
 
 // What is asked of the planner for a call: the problem as text, whether operands are copied in
@@ -36,14 +44,16 @@ std::tuple<std::string, bool, std::string> describe_call(
     std::string_view op, std::string_view algorithm, bool transposed,
     at::IntArrayRef output_padding) {
   check_runs_on(algorithm, input);
-  const auto conv = describe(input, weight, bias,
-                             {stride, padding, dilation, groups, transposed, output_padding});
+  const bool deep = weight.dim() == 5;
+  const auto conv =
+      describe(input, weight, bias,
+               {deep ? 3 : 2, stride, padding, dilation, groups, transposed, output_padding});
   if (!conv) {
-    const BypassRouting bypass;
-    if (conv.why() != Fallback::kDtype && transposed) {
-      at::conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation);
-    } else if (conv.why() != Fallback::kDtype) {
-      at::conv2d(input, weight, bias, stride, padding, dilation, groups);
+    if (conv.why() != Fallback::kDtype) {
+      const auto sym = [](at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); };
+      const Operator op(sym(stride), sym(padding), sym(output_padding), sym(dilation), groups,
+                        algorithm);
+      (deep ? convolve_by_aten<3> : convolve_by_aten<2>)(input, weight, bias, transposed, op);
     }
     return {"", false, customconv_fallback_text(conv.why())};
   }
@@ -54,7 +64,7 @@ std::tuple<std::string, bool, std::string> describe_call(
     why_not = customconv_fallback_text(Fallback::kBuild);
   }
   return {problem_text(problem_of(*conv, weight, pass_named(std::string(op)))),
-          conv->format == at::MemoryFormat::ChannelsLast, why_not};
+          is_channels_last(conv->format), why_not};
 }
 
 void run_plan_of(std::string_view problem, std::string_view plan, const Tensor& x, const Tensor& w,

@@ -14,7 +14,7 @@ namespace customconv::torch_layer {
 
 // What a node keeps besides tensors.
 struct Settings {
-  // Stride, padding, output padding and dilation, two numbers each, and the groups.
+  // Stride, padding, output padding and dilation, a number for each dimension, and the groups.
   std::vector<c10::SymInt> geometry;
   std::string algorithm;
   // Only fused operators have these.

@@ -2,6 +2,8 @@
 
 #include <torch/library.h>
 
+#include "torch/problem.h"
+
 namespace customconv::torch_layer {
 
 using at::Tensor;
@@ -53,10 +55,11 @@ std::vector<Tensor> copy_parameters(at::TensorList parameters, at::ScalarType dt
                                     bool channels_last) {
   std::vector<Tensor> copies;
   for (const Tensor& parameter : parameters) {
-    const bool moves = channels_last && parameter.dim() == 4;
+    const int64_t dims = parameter.dim();
+    const bool moves = channels_last && (dims == 4 || dims == 5);
     copies.push_back(
         parameter.to(dtype, /*non_blocking=*/false, /*copy=*/true,
-                     moves ? at::MemoryFormat::ChannelsLast : parameter.suggest_memory_format()));
+                     moves ? channels_last_of(dims) : parameter.suggest_memory_format()));
   }
   return copies;
 }

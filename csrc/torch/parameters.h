@@ -22,7 +22,7 @@ std::vector<at::Tensor> fold_batch_norms(at::TensorList means, at::TensorList va
                                          const OptionalTensors& biases,
                                          const OptionalTensors& shifts, at::ArrayRef<double> eps);
 
-// Copies in a dtype. Those of four dimensions are laid out as they are, or channels-last.
+// Copies in a dtype. Those of four or five dimensions are laid out as they are, or channels-last.
 std::vector<at::Tensor> copy_parameters(at::TensorList parameters, at::ScalarType dtype,
                                         bool channels_last);
 

@@ -1,6 +1,7 @@
 #include "torch/problem.h"
 
 #include <ATen/Context.h>
+#include <ATen/native/ConvUtils.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -12,15 +13,18 @@ namespace customconv::torch_layer {
 
 namespace {
 
-struct Pair {
-  int64_t h, w;
+struct Triple {
+  int64_t d, h, w;
 };
 
-std::optional<Pair> pair_of(at::IntArrayRef values, int64_t least) {
-  if (values.size() != 1 && values.size() != 2) return std::nullopt;
-  const Pair pair{values.front(), values.back()};
-  if (pair.h < least || pair.w < least) return std::nullopt;
-  return pair;
+// One number for all dimensions, or one for each. Images, which have no depth, get the least there.
+std::optional<Triple> triple_of(at::IntArrayRef values, int64_t dims, int64_t least) {
+  const auto count = static_cast<int64_t>(values.size());
+  if (count != 1 && count != dims) return std::nullopt;
+  const Triple all{dims == 3 ? values.front() : least, count == 3 ? values[1] : values.front(),
+                   values.back()};
+  if (all.d < least || all.h < least || all.w < least) return std::nullopt;
+  return all;
 }
 
 bool is_plain(const at::Tensor& t) { return t.layout() == at::kStrided && !t.is_quantized(); }
@@ -34,66 +38,70 @@ bool is_only_contiguous(const at::Tensor& input) {
 // What a tensor's strides suggest once it is in a format; `copied` says whether it had to be.
 at::MemoryFormat suggestion(const at::Tensor& t, at::MemoryFormat format, bool copied) {
   if (!copied) return t.suggest_memory_format();
-  const bool is_one_value = t.sym_size(1) * t.sym_size(2) * t.sym_size(3) == 1;
+  c10::SymInt values = 1;
+  for (int64_t i = 1; i < t.dim(); ++i) values *= t.sym_size(i);
+  const bool is_one_value = values == 1;
   return is_one_value ? at::MemoryFormat::Contiguous : format;
 }
 
 // One operand in channels-last makes the result channels-last.
 at::MemoryFormat format_of_both(at::MemoryFormat a, at::MemoryFormat b) {
-  return a == at::MemoryFormat::ChannelsLast ? a : b;
+  return is_channels_last(a) ? a : b;
 }
 
 // A tensor's strides; those of its format if it is dense and batches are invariant. PyTorch leaves
 // the strides of sizes of one open, and they could tell an image from a batch.
-Shape4 strides_of(const at::Tensor& t, const Convolution& conv) {
+Shape5 known_strides(const at::Tensor& t, const Convolution& conv) {
   if (conv.problem.batch_invariant && t.is_contiguous(conv.format)) {
-    return dense_strides(shape4(t.sizes()), layout_of(conv.format));
+    return dense_strides(shape_of(t.sizes()), layout_of(conv.format));
   }
-  return shape4(t.strides());
+  return strides_of(t);
 }
 
-// What a convolution and a transposed one have in common: all but the sizes and strides of images.
+// What a convolution and a transposed one have in common: all but the sizes of images, and what
+// follows from them.
 OrFallback<Convolution> describe_weight(const at::Tensor& input, const at::Tensor& weight,
-                                        const Geometry& geometry, bool tf32,
-                                        std::optional<at::MemoryFormat> format) {
+                                        const Geometry& geometry, bool tf32) {
   if (!is_kernel_dtype(input.scalar_type())) return Fallback::kDtype;
   if (!is_plain(input) || !is_plain(weight)) return Fallback::kLayout;
-  if (weight.dim() != 4 || (input.dim() != 3 && input.dim() != 4) ||
+  const int64_t dims = geometry.dims;
+  if (weight.dim() != dims + 2 || (input.dim() != dims + 1 && input.dim() != dims + 2) ||
       weight.scalar_type() != input.scalar_type() || weight.device() != input.device()) {
     return Fallback::kArguments;
   }
-  const auto step = pair_of(geometry.stride, 1);
-  const auto pad = pair_of(geometry.padding, 0);
-  const auto dilate = pair_of(geometry.dilation, 1);
+  const auto step = triple_of(geometry.stride, dims, 1);
+  const auto pad = triple_of(geometry.padding, dims, 0);
+  const auto dilate = triple_of(geometry.dilation, dims, 1);
   if (!step || !pad || !dilate || geometry.groups < 1) return Fallback::kArguments;
   if (input.numel() == 0 || weight.numel() == 0) return Fallback::kEmpty;
   if (weight.size(0) % geometry.groups != 0) return Fallback::kArguments;
-  const bool batched = input.dim() == 4;
+  const bool batched = input.dim() == weight.dim();
   Convolution conv{
       batched ? input : input.unsqueeze(0), weight, batched, at::MemoryFormat::Contiguous, {}};
-  if (dense_layout(shape4(weight.sizes()), shape4(weight.strides())) == Layout::kOther) {
-    conv.weight = weight.contiguous();
-  }
-  conv.format = format ? *format : memory_format(conv.input, weight);
+  const Shape5 sizes = shape_of(weight.sizes());
+  if (dense_layout(sizes, strides_of(weight)) == Layout::kOther) conv.weight = weight.contiguous();
 
   ConvProblem& p = conv.problem;
   p.dtype = dtype_of(input.scalar_type());
   p.tf32 = p.dtype == DType::kFloat32 && tf32;
   p.batch_invariant = wants_batch_invariance();
   p.N = conv.input.size(0);
-  p.C = weight.size(1) * geometry.groups;
-  p.K = weight.size(0);
-  p.R = weight.size(2);
-  p.S = weight.size(3);
+  p.C = sizes[1] * geometry.groups;
+  p.K = sizes[0];
+  p.R = sizes[2];
+  p.S = sizes[3];
+  p.T = sizes[4];
   p.groups = geometry.groups;
   p.stride_h = step->h;
   p.stride_w = step->w;
+  p.stride_d = step->d;
   p.pad_h = pad->h;
   p.pad_w = pad->w;
+  p.pad_d = pad->d;
   p.dilation_h = dilate->h;
   p.dilation_w = dilate->w;
-  p.w_aligned = is_aligned(conv.weight);
-  p.w_strides = strides_of(conv.weight, conv);
+  p.dilation_d = dilate->d;
+  conv.transposed = geometry.transposed;
   return conv;
 }
 
@@ -110,51 +118,115 @@ int64_t transposed_size(int64_t size, int64_t pad, int64_t dilation, int64_t tap
   return (size - 1) * stride - 2 * pad + dilation * (taps - 1) + output_padding + 1;
 }
 
-// Adds the images' sizes and strides, or says why there are none.
-std::optional<Fallback> describe_images(Convolution& conv, const std::optional<at::Tensor>& bias) {
+// Adds the images' sizes, or says why there are none.
+std::optional<Fallback> add_images(Convolution& conv, const std::optional<at::Tensor>& bias) {
   const at::Tensor& x = conv.input;
   ConvProblem& p = conv.problem;
   if (x.size(1) != p.C || !is_bias(bias, p.K, x)) return Fallback::kArguments;
-  p.has_bias = bias.has_value() && bias->defined();
-  p.H = x.size(2);
-  p.W = x.size(3);
+  const Shape5 sizes = shape_of(x.sizes());
+  p.H = sizes[2];
+  p.W = sizes[3];
+  p.D = sizes[4];
   p.P = output_size(p.H, p.pad_h, p.dilation_h, p.R, p.stride_h);
   p.Q = output_size(p.W, p.pad_w, p.dilation_w, p.S, p.stride_w);
-  if (p.P < 1 || p.Q < 1) return Fallback::kArguments;
-  p.x_strides = strides_of(x, conv);
-  p.x_aligned = is_aligned(x);
-  p.y_strides = dense_strides(p.y_sizes(), layout_of(conv.format));
+  p.O = output_size(p.D, p.pad_d, p.dilation_d, p.T, p.stride_d);
+  if (p.P < 1 || p.Q < 1 || p.O < 1) return Fallback::kArguments;
   return std::nullopt;
 }
 
-std::optional<Fallback> describe_transposed_images(Convolution& conv,
-                                                   const std::optional<at::Tensor>& bias,
-                                                   at::IntArrayRef output_padding) {
+std::optional<Fallback> add_transposed_images(Convolution& conv,
+                                              const std::optional<at::Tensor>& bias,
+                                              const std::optional<Triple>& extra) {
   const at::Tensor& y = conv.input;
   ConvProblem& p = conv.problem;
-  const auto extra = pair_of(output_padding, 0);
   if (!extra || y.size(1) != p.K || !is_bias(bias, p.C, y)) return Fallback::kArguments;
   // Then the convolution would have more output pixels than this one has input pixels.
-  if (extra->h >= p.stride_h || extra->w >= p.stride_w) return Fallback::kOutputPadding;
-  p.P = y.size(2);
-  p.Q = y.size(3);
+  if (extra->h >= p.stride_h || extra->w >= p.stride_w || extra->d >= p.stride_d) {
+    return Fallback::kOutputPadding;
+  }
+  const Shape5 sizes = shape_of(y.sizes());
+  p.P = sizes[2];
+  p.Q = sizes[3];
+  p.O = sizes[4];
   p.H = transposed_size(p.P, p.pad_h, p.dilation_h, p.R, p.stride_h, extra->h);
   p.W = transposed_size(p.Q, p.pad_w, p.dilation_w, p.S, p.stride_w, extra->w);
-  if (p.H < 1 || p.W < 1) return Fallback::kArguments;
-  p.has_bias = bias.has_value() && bias->defined();
-  p.x_strides = dense_strides(p.x_sizes(), layout_of(conv.format));
-  p.y_strides = dense_strides(p.y_sizes(), layout_of(conv.format));
-  p.y_aligned = is_aligned_in(y, conv.format);
-  conv.transposed = true;
+  p.D = transposed_size(p.O, p.pad_d, p.dilation_d, p.T, p.stride_d, extra->d);
+  if (p.H < 1 || p.W < 1 || p.D < 1) return Fallback::kArguments;
   return std::nullopt;
+}
+
+// The format of what a call writes. Which of its functions PyTorch calls for volumes, and in which
+// format that writes, depends on the GPU's cuDNN, the dtype, the groups and more.
+void add_format(Convolution& conv, const at::Tensor& weight, const Triple& output_padding) {
+  const at::Tensor& input = conv.input;
+  conv.only_contiguous = is_only_contiguous(input);
+  if (weight.dim() == 4 || !input.is_cuda()) {
+    conv.format = memory_format(input, weight);
+    return;
+  }
+  using at::native::ConvBackend;
+  const ConvProblem& p = conv.problem;
+  using Numbers = std::array<c10::SymInt, 3>;
+  const ConvBackend backend = at::native::select_conv_backend(
+      input, weight, /*bias_opt=*/std::nullopt, Numbers{p.stride_d, p.stride_h, p.stride_w},
+      Numbers{p.pad_d, p.pad_h, p.pad_w}, Numbers{p.dilation_d, p.dilation_h, p.dilation_w},
+      conv.transposed, Numbers{output_padding.d, output_padding.h, output_padding.w}, p.groups,
+      /*bias_sizes_opt=*/std::nullopt);
+  conv.format = at::native::_determine_backend_memory_format(input, weight, backend);
+  conv.only_contiguous = conv.only_contiguous ||
+                         (backend != ConvBackend::Cudnn && backend != ConvBackend::CudnnTranspose);
+}
+
+// Adds how operands lie.
+void add_strides(Convolution& conv) {
+  ConvProblem& p = conv.problem;
+  const Layout layout = layout_of(conv.format);
+  p.w_aligned = is_aligned(conv.weight);
+  p.w_strides = known_strides(conv.weight, conv);
+  p.y_strides = dense_strides(p.y_sizes(), layout);
+  if (conv.transposed) {
+    p.x_strides = dense_strides(p.x_sizes(), layout);
+    p.y_aligned = is_aligned_in(conv.input, conv.format);
+  } else {
+    p.x_strides = known_strides(conv.input, conv);
+    p.x_aligned = is_aligned(conv.input);
+  }
 }
 
 }  // namespace
 
-Shape4 shape4(at::IntArrayRef values) { return {values[0], values[1], values[2], values[3]}; }
+at::DimVector in_torch_order(const Shape5& numbers, int64_t dims) {
+  const auto [n, c, h, w, d] = numbers;
+  return dims == 5 ? at::DimVector{n, c, d, h, w} : at::DimVector{n, c, h, w};
+}
+
+Shape5 shape_of(at::IntArrayRef s) {
+  return s.size() == 5 ? Shape5{s[0], s[1], s[3], s[4], s[2]} : Shape5{s[0], s[1], s[2], s[3], 1};
+}
+
+Shape5 strides_of(const at::Tensor& t) {
+  Shape5 strides = shape_of(t.strides());
+  if (t.dim() == 4 || t.size(2) == 1) strides[4] = 0;
+  return strides;
+}
+
+Shape5 rows_of_slices(const Shape5& v) { return {v[0], v[1], v[2] * v[4], v[3], 1}; }
+
+at::IntArrayRef all_but_channels(int64_t dims) {
+  static constexpr int64_t kDims[] = {0, 2, 3, 4};
+  return at::IntArrayRef(kDims, static_cast<size_t>(dims - 1));
+}
+
+at::MemoryFormat channels_last_of(int64_t dims) {
+  return dims == 5 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
+}
+
+bool is_channels_last(at::MemoryFormat format) {
+  return format == at::MemoryFormat::ChannelsLast || format == at::MemoryFormat::ChannelsLast3d;
+}
 
 Layout layout_of(at::MemoryFormat format) {
-  return format == at::MemoryFormat::ChannelsLast ? Layout::kNhwc : Layout::kNchw;
+  return is_channels_last(format) ? Layout::kNhwc : Layout::kNchw;
 }
 
 bool is_aligned(const at::Tensor& t) {
@@ -166,8 +238,7 @@ bool is_aligned_in(const at::Tensor& t, at::MemoryFormat format) {
 }
 
 at::Tensor dense_and_aligned(const at::Tensor& t, at::MemoryFormat format) {
-  const at::Tensor dense =
-      t.dim() == 4 ? t.contiguous(format) : t.unsqueeze(0).contiguous(format).squeeze(0);
+  const at::Tensor dense = t.contiguous(format);
   return is_aligned(dense) ? dense : dense.clone();
 }
 
@@ -205,11 +276,14 @@ at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight
   return format_of_both(input.suggest_memory_format(), weight.suggest_memory_format());
 }
 
-GradientFormats gradient_formats(const at::Tensor& grad_output, const at::Tensor& input,
-                                 const at::Tensor& weight, bool transposed,
-                                 std::array<bool, 3> mask) {
-  const at::MemoryFormat format = memory_format(input, weight);
-  if (!input.is_cuda() || is_only_contiguous(input)) return {format, format};
+namespace {
+
+// Of a convolution whose output is in `format`.
+GradientFormats formats_of_gradients(const at::Tensor& grad_output, const at::Tensor& input,
+                                     const at::Tensor& weight, at::MemoryFormat format,
+                                     bool only_contiguous, bool transposed,
+                                     std::array<bool, 3> mask) {
+  if (!input.is_cuda() || only_contiguous) return {format, format};
   // As at::native::convolution_backward and its functions for cuDNN convert the operands.
   const at::MemoryFormat of_input =
       suggestion(input, format, mask[1] && !input.is_contiguous(format));
@@ -220,22 +294,47 @@ GradientFormats gradient_formats(const at::Tensor& grad_output, const at::Tensor
           format_of_both(of_input, of_grad)};
 }
 
+}  // namespace
+
+GradientFormats gradient_formats(const at::Tensor& grad_output, const Convolution& conv,
+                                 const at::Tensor& weight, std::array<bool, 3> mask) {
+  return formats_of_gradients(grad_output, conv.input, weight, conv.format, conv.only_contiguous,
+                              conv.transposed, mask);
+}
+
+GradientFormats gradient_formats(const at::Tensor& grad_output, const at::Tensor& input,
+                                 const at::Tensor& weight, bool transposed,
+                                 std::array<bool, 3> mask) {
+  return formats_of_gradients(grad_output, input, weight, memory_format(input, weight),
+                              is_only_contiguous(input), transposed, mask);
+}
+
 OrFallback<Convolution> describe(const at::Tensor& input, const at::Tensor& weight,
                                  const std::optional<at::Tensor>& bias, const Geometry& geometry,
                                  bool tf32, std::optional<at::MemoryFormat> format) {
-  OrFallback<Convolution> conv = describe_weight(input, weight, geometry, tf32, format);
+  OrFallback<Convolution> conv = describe_weight(input, weight, geometry, tf32);
   if (!conv) return conv;
+  std::optional<Triple> extra = Triple{};
+  if (geometry.transposed) extra = triple_of(geometry.output_padding, geometry.dims, 0);
   const std::optional<Fallback> why =
-      geometry.transposed ? describe_transposed_images(*conv, bias, geometry.output_padding)
-                          : describe_images(*conv, bias);
+      geometry.transposed ? add_transposed_images(*conv, bias, extra) : add_images(*conv, bias);
   if (why) return *why;
+  ConvProblem& p = conv->problem;
+  p.has_bias = bias.has_value() && bias->defined();
+  if (format) {
+    conv->format = *format;
+  } else {
+    add_format(*conv, weight, *extra);
+  }
+  if (!p.is_deep()) p.stride_d = p.dilation_d = 1;  // those of images
+  add_strides(*conv);
   return conv;
 }
 
 Image image_of(const Convolution& part, const Whole& whole) {
   const ConvProblem& p = part.problem;
-  const Pair pad = pair_of(whole.padding, 0).value();
-  const Pair extra = pair_of(whole.output_padding, 0).value();
+  const Triple pad = triple_of(whole.padding, 2, 0).value();
+  const Triple extra = triple_of(whole.output_padding, 2, 0).value();
   const int64_t h = whole.sizes.front(), w = whole.sizes.back();
   if (!part.transposed) {
     return {h,

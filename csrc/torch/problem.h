@@ -11,18 +11,22 @@
 
 namespace customconv::torch_layer {
 
-// A well-formed, non-empty convolution of real floating-point tensors: batched, weight dense.
-struct Convolution {
-  at::Tensor input;         // (N, C, H, W), or (N, K, P, Q) if transposed; any strides
-  at::Tensor weight;        // (K, C / groups, R, S), contiguous or channels_last
-  bool batched;             // false: the caller's input had no batch dimension
-  at::MemoryFormat format;  // of the output and of the gradients
-  ConvProblem problem;      // its fprop, y laid out in `format`, x too if transposed
-  bool transposed = false;  // from y to x: its forward pass is the dgrad of `problem`
+// Sizes or strides of the planner's, in the order of a tensor of four or five dimensions.
+at::DimVector in_torch_order(const Shape5& numbers, int64_t dims);
 
-  std::array<int64_t, 4> output_sizes() const {
-    return transposed ? problem.x_sizes() : problem.y_sizes();
-  }
+// A well-formed, non-empty convolution of real floating-point tensors: batched, weight dense.
+// Shapes are those of images; volumes have D, O and T before H, P and R.
+struct Convolution {
+  at::Tensor input;              // (N, C, H, W), or (N, K, P, Q) if transposed; any strides
+  at::Tensor weight;             // (K, C / groups, R, S), contiguous or channels-last
+  bool batched;                  // false: the caller's input had no batch dimension
+  at::MemoryFormat format;       // of the output and of the gradients
+  ConvProblem problem;           // its fprop, y laid out in `format`, x too if transposed
+  bool transposed = false;       // from y to x: its forward pass is the dgrad of `problem`
+  bool only_contiguous = false;  // of PyTorch's own results, whatever the operands are
+
+  Shape5 output_shape() const { return transposed ? problem.x_sizes() : problem.y_sizes(); }
+  at::DimVector output_sizes() const { return in_torch_order(output_shape(), weight.dim()); }
   // The problem of the output, or of one of the operator's gradients. What is written is laid out
   // in `format`; grad_output must be too, and if transposed the input.
   ConvProblem problem_of(Pass pass) const { return problem_of(pass, format); }
@@ -35,8 +39,10 @@ struct GradientFormats {
   at::MemoryFormat input, weight;
 };
 
-// What a caller says besides tensors; each list has one number or two.
+// What a caller says besides tensors: of how many dimensions images are, which are two, or three
+// for volumes, and lists of one number or as many.
 struct Geometry {
+  int64_t dims;
   at::IntArrayRef stride, padding, dilation;
   int64_t groups;
   bool transposed = false;
@@ -60,26 +66,38 @@ struct Whole {
 };
 Image image_of(const Convolution& part, const Whole& whole);
 
-// The memory format that PyTorch gives a convolution's output: channels_last where the input or the
-// weight suggests it, except on CUDA in float64 or with cuDNN switched off.
+// The memory format that PyTorch gives a convolution's output: channels-last where the input or the
+// weight suggests it, except on CUDA in float64 or with cuDNN switched off. Of volumes on CUDA that
+// is so where cuDNN computes them; `describe` knows when.
 at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight);
 
 // The memory formats that PyTorch gives a convolution's gradients. They are that of the output,
 // but for images of one pixel or one channel, which are laid out in both formats at once: there the
-// strides of such dimensions decide. `input` and `grad_output` are batched; `mask` says which of
-// the gradients of input, weight and bias are asked for together.
+// strides of such dimensions decide. `grad_output` is batched and `weight` the caller's; `mask`
+// says which of the gradients of input, weight and bias are asked for together.
+GradientFormats gradient_formats(const at::Tensor& grad_output, const Convolution& conv,
+                                 const at::Tensor& weight, std::array<bool, 3> mask);
+// The same of images, from the tensors alone.
 GradientFormats gradient_formats(const at::Tensor& grad_output, const at::Tensor& input,
                                  const at::Tensor& weight, bool transposed,
                                  std::array<bool, 3> mask);
 
-// Four sizes or strides.
-Shape4 shape4(at::IntArrayRef values);
+// The sizes of four or five dimensions, and a tensor's strides, in the planner's order.
+Shape5 shape_of(at::IntArrayRef sizes);
+Shape5 strides_of(const at::Tensor& t);
+// Dense volumes as images: the rows of their slices, one slice after the other.
+Shape5 rows_of_slices(const Shape5& volumes);
+// The dimensions of a batch, of four or five, but for the channels.
+at::IntArrayRef all_but_channels(int64_t dims);
+// Channels-last of tensors of so many dimensions.
+at::MemoryFormat channels_last_of(int64_t dims);
+bool is_channels_last(at::MemoryFormat format);
 Layout layout_of(at::MemoryFormat format);
 // Whether a tensor's memory begins at a multiple of 16 bytes.
 bool is_aligned(const at::Tensor& t);
 // The same of `t.contiguous(format)`: a copy is aligned.
 bool is_aligned_in(const at::Tensor& t, at::MemoryFormat format);
-// Images or a weight in this memory format and aligned: a copy if they are not already.
+// Batched images or a weight in this memory format and aligned: a copy if they are not already.
 at::Tensor dense_and_aligned(const at::Tensor& t, at::MemoryFormat format);
 
 // True for the dtypes that kernels of ours compute.

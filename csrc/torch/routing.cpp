@@ -43,8 +43,9 @@ std::optional<Fallback> refusal(const Tensor& input, const Tensor& weight,
                                 const Geometry& geometry) {
   if (!at::globalContext().userEnabledCuDNN()) return Fallback::kCudnnOff;
   if (input.layout() != at::kStrided || weight.layout() != at::kStrided) return Fallback::kLayout;
-  if (weight.dim() == 5) return Fallback::kDimensions;
-  if (weight.dim() != input.dim() || weight.dim() < 3) return Fallback::kArguments;
+  if (weight.dim() != input.dim() || weight.dim() < 3 || weight.dim() > 5) {
+    return Fallback::kArguments;
+  }
   const IntArrayRef extra = geometry.output_padding;
   const bool pads_output =
       std::any_of(extra.begin(), extra.end(), [](int64_t v) { return v != 0; });
@@ -67,7 +68,7 @@ class WithHeight {
         groups_(g.groups),
         transposed_(g.transposed) {}
   Geometry geometry() const {
-    return {stride_, padding_, dilation_, groups_, transposed_, output_padding_};
+    return {2, stride_, padding_, dilation_, groups_, transposed_, output_padding_};
   }
 
  private:
@@ -81,7 +82,7 @@ constexpr int64_t kHeight = 2;  // the dimension
 OrFallback<Tensor> forward_by_kernels(const Tensor& input, const Tensor& weight,
                                       const std::optional<Tensor>& bias, const Call& call) {
   if (const auto why = refusal(input, weight, call.geometry)) return *why;
-  if (weight.dim() == 4) {
+  if (weight.dim() >= 4) {
     return convolve(input, weight, bias, call.geometry, Algorithm::kAuto, call.tf32);
   }
   // PyTorch makes the input contiguous, too, so that the output is.
@@ -96,7 +97,7 @@ OrFallback<Gradients> backward_by_kernels(const Tensor& grad_output, const Tenso
                                           std::array<bool, 3> mask) {
   if (const auto why = refusal(input, weight, call.geometry)) return *why;
   if (grad_output.dim() != weight.dim()) return Fallback::kArguments;
-  if (weight.dim() == 4) {
+  if (weight.dim() >= 4) {
     return convolve_backward(grad_output, input, weight, call.geometry, mask, Algorithm::kAuto,
                              call.tf32);
   }
@@ -150,7 +151,8 @@ Tensor convolution(const Tensor& input, const Tensor& weight, const std::optiona
     return at::native::convolution(input, weight, bias, stride, padding, dilation, transposed,
                                    output_padding, groups);
   }
-  const Geometry geometry{stride, padding, dilation, groups, transposed, output_padding};
+  const Geometry geometry{weight.dim() - 2, stride,     padding,       dilation,
+                          groups,           transposed, output_padding};
   auto output = forward(input, weight, bias, {geometry, allows_tf32()});
   if (output) return std::move(*output);
   fall_back(output.why());
@@ -168,7 +170,8 @@ Tensor traced_convolution(const Tensor& input, const Tensor& weight,
                           IntArrayRef output_padding, int64_t groups, bool benchmark,
                           bool deterministic, bool cudnn_enabled, bool allow_tf32) {
   if (is_routed()) {
-    const Geometry geometry{stride, padding, dilation, groups, transposed, output_padding};
+    const Geometry geometry{weight.dim() - 2, stride,     padding,       dilation,
+                            groups,           transposed, output_padding};
     auto output = cudnn_enabled ? forward(input, weight, bias, {geometry, allow_tf32})
                                 : OrFallback<Tensor>(Fallback::kCudnnOff);
     if (output) return std::move(*output);
@@ -186,7 +189,8 @@ Gradients convolution_backward(const Tensor& grad_output, const Tensor& input, c
                                IntArrayRef output_padding, int64_t groups,
                                std::array<bool, 3> output_mask) {
   if (is_routed()) {
-    const Geometry geometry{stride, padding, dilation, groups, transposed, output_padding};
+    const Geometry geometry{weight.dim() - 2, stride,     padding,       dilation,
+                            groups,           transposed, output_padding};
     auto gradients =
         backward(grad_output, input, weight, bias_sizes, {geometry, allows_tf32()}, output_mask);
     if (gradients) return std::move(*gradients);

@@ -16,13 +16,17 @@ struct BatchNormStatistics {
 };
 
 // The output, and of each channel the variance of the population, the mean and the reciprocal of
-// the standard deviation, 1 / sqrt(variance + eps): (1, K, 1, 1) in float32, or in float64 where
-// the output is.
+// the standard deviation, 1 / sqrt(variance + eps): (1, K, 1, 1), of volumes (1, K, 1, 1, 1), in
+// float32, or in float64 where the output is.
 using OutputAndStatistics = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// Throws unless the input is a batch of images and what is running has a number for each channel.
-void check_statistics(const at::Tensor& input, const at::Tensor& weight,
+// Throws unless the input is a batch of images (2 dimensions) or volumes (3), and what is running
+// has a number for each channel.
+void check_statistics(int dims, const at::Tensor& input, const at::Tensor& weight,
                       const BatchNormStatistics& norm);
+
+// The sizes of an output's statistics.
+at::DimVector statistics_sizes(const at::Tensor& output);
 
 // The statistics of an output.
 OutputAndStatistics with_statistics(at::Tensor output, const BatchNormStatistics& norm);

@@ -263,8 +263,8 @@ FAULTS = dict(enumerate((
     fault(
         "operators", "autocast takes the dtype of another device",
         "csrc/torch/autocast.cpp",
-        "get_autocast_dtype(device);\n  return conv2d(",
-        "get_autocast_dtype(FAULT ? at::kCPU : device);\n  return conv2d(",
+        "get_autocast_dtype(device);\n  return conv<kDims>(",
+        "get_autocast_dtype(FAULT ? at::kCPU : device);\n  return conv<kDims>(",
     ),
     fault(
         "every_kernel", "kernels run on the default stream",

@@ -11,12 +11,13 @@ namespace customconv::torch_layer {
 at::Tensor bias_gradient(const at::Tensor& grad_output) {
   const c10::DeviceIndex device = grad_output.device().index();
   const KernelLibrary& kernels = *customconv_kernels(device);
-  const Shape4 sizes = shape4(grad_output.sizes());
-  const Layout layout = dense_layout(sizes, shape4(grad_output.strides()));
+  const Shape5 shape = shape_of(grad_output.sizes());
+  const Layout layout = dense_layout(shape, strides_of(grad_output));
+  const Shape5 sizes = rows_of_slices(shape);
   const DType dtype = dtype_of(grad_output.scalar_type());
   const int64_t bytes =
       is_aligned(grad_output) ? kernels.bias_gradient_bytes(layout, sizes, dtype) : -1;
-  if (bytes < 0) return grad_output.sum({0, 2, 3});
+  if (bytes < 0) return grad_output.sum(all_but_channels(grad_output.dim()));
   at::Tensor gradient = at::detail::empty_cuda({sizes[1]}, grad_output.scalar_type(),
                                                grad_output.device(), std::nullopt);
   const c10::DataPtr workspace = allocate(bytes);

@@ -4,6 +4,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "torch/aten.h"
+#include "torch/batch_invariance.h"
 #include "torch/cuda/bias.h"
 #include "torch/cuda/decide.h"
 #include "torch/cuda/run.h"
@@ -99,6 +100,11 @@ void write_output(const Convolution& conv, const Decision& decision,
   launch(Pass::kFprop, decision, operands, output, bias);
 }
 
+const char* fused_name(const Geometry& geometry) {
+  if (geometry.dims == 3) return geometry.transposed ? ConvTranspose<3>::kFused : Conv<3>::kFused;
+  return geometry.transposed ? ConvTranspose<2>::kFused : Conv<2>::kFused;
+}
+
 Tensor output_of(const Convolution& conv, const Decision& decision,
                  const std::optional<Tensor>& bias, const FusedOptions& options = {},
                  const StatisticsParts& statistics = {}) {
@@ -107,40 +113,47 @@ Tensor output_of(const Convolution& conv, const Decision& decision,
   return conv.batched ? output : output.squeeze(0);
 }
 
+Tensor batched(const Convolution& conv, const Tensor& t) {
+  return conv.batched ? t : t.unsqueeze(0);
+}
+
 // Whether a residual lies as the output will. Another one is added by PyTorch, which need not copy
 // it, as kernels would have to.
 bool lies_as_output(const Convolution& conv, const Tensor& residual) {
   if (residual.layout() != at::kStrided || !is_aligned(residual)) return false;
-  const Tensor batched = conv.batched ? residual : residual.unsqueeze(0);
-  const at::IntArrayRef s = batched.strides();
-  return strides_match(conv.output_sizes(), {s[0], s[1], s[2], s[3]}, layout_of(conv.format));
+  const Tensor lying = batched(conv, residual);
+  return strides_match(conv.output_shape(), strides_of(lying), layout_of(conv.format));
 }
 
-Tensor batched(const Tensor& images) { return images.dim() == 3 ? images.unsqueeze(0) : images; }
-
-// Whether this is a gradient of the convolution's output.
-bool is_grad_output(const Convolution& conv, const Tensor& grad_output) {
-  return grad_output.dim() == (conv.batched ? 4 : 3) && grad_output.layout() == at::kStrided &&
-         grad_output.scalar_type() == conv.input.scalar_type() &&
-         grad_output.device() == conv.input.device() &&
-         batched(grad_output).sizes() == at::IntArrayRef(conv.output_sizes());
+// Whether a tensor is as the convolution's output is, of these sizes.
+bool is_as_output(const Convolution& conv, const Tensor& t, at::IntArrayRef sizes) {
+  return t.layout() == at::kStrided && t.scalar_type() == conv.input.scalar_type() &&
+         t.device() == conv.input.device() && t.sizes() == sizes;
 }
 
-// Adds the gradients of input and weight that the mask asks for, by PyTorch as it was tuned.
-void add_tuned_gradients(const Convolution& conv, const Tensor& grad, const Geometry& g,
-                         std::array<bool, 3> mask, Gradients& gradients) {
-  if (!mask[0] && !mask[1]) return;
-  const AsTuned as_tuned(Fallback::kTuned);
+template <int kDims>
+Gradients aten_gradients(const Convolution& conv, const Tensor& grad, const Geometry& g,
+                         std::array<bool, 3> mask) {
   const auto stride = c10::fromIntArrayRefSlow(g.stride);
   const auto padding = c10::fromIntArrayRefSlow(g.padding);
   const auto dilation = c10::fromIntArrayRefSlow(g.dilation);
+  if (!g.transposed) {
+    return aten_conv_backward<kDims>(grad, conv.input, conv.weight, stride, padding, dilation,
+                                     g.groups, mask);
+  }
+  return aten_conv_transpose_backward<kDims>(grad, conv.input, conv.weight, stride, padding,
+                                             c10::fromIntArrayRefSlow(g.output_padding), g.groups,
+                                             dilation, mask);
+}
+
+// Adds the gradients of input and weight that the mask asks for, by PyTorch.
+void add_aten_gradients(const Convolution& conv, const Tensor& grad, const Geometry& g,
+                        std::array<bool, 3> mask, Fallback why, Gradients& gradients) {
+  if (!mask[0] && !mask[1]) return;
+  mask[0] ? fall_back(why) : count(why);
+  const AsTuned as_tuned(why);
   const auto [of_input, of_weight, none] =
-      g.transposed ? aten_conv_transpose2d_backward(grad, conv.input, conv.weight, stride, padding,
-                                                    c10::fromIntArrayRefSlow(g.output_padding),
-                                                    g.groups, dilation, mask)
-                   : aten_conv2d_backward(grad, conv.input, conv.weight, stride, padding, dilation,
-                                          g.groups, mask);
-  count(Fallback::kTuned);
+      (g.dims == 3 ? aten_gradients<3> : aten_gradients<2>)(conv, grad, g, mask);
   if (mask[0]) std::get<0>(gradients) = conv.batched ? of_input : of_input.squeeze(0);
   if (mask[1]) std::get<1>(gradients) = of_weight;
 }
@@ -192,18 +205,18 @@ OrFallback<bool> convolve_part(const Tensor& input, const Tensor& weight,
   const auto conv = described(wanted, input, weight, bias, geometry, allows_tf32(), format);
   if (!conv) return conv.why();
   const auto sizes = conv->output_sizes();
-  TORCH_CHECK(output.sizes() == at::IntArrayRef(sizes) &&
-                  output.scalar_type() == input.scalar_type() && output.device() == input.device(),
-              "expected an output of ", input.scalar_type(), " of sizes ", at::IntArrayRef(sizes),
-              " on ", input.device(), ", but got one of ", output.scalar_type(), " of sizes ",
-              output.sizes(), " on ", output.device());
+  TORCH_CHECK(is_as_output(*conv, output, sizes), "expected an output of ", input.scalar_type(),
+              " of sizes ", at::IntArrayRef(sizes), " on ", input.device(), ", but got one of ",
+              output.scalar_type(), " of sizes ", output.sizes(), " on ", output.device());
+  // A part of an image (`Image`) has no depth.
+  if (geometry.dims == 3 && conv->problem.batch_invariant) return false;
   const c10::DeviceGuard guard(input.device());
   Asked asked{conv->problem_of(Pass::kFprop), layout_of(format), wanted};
   ConvProblem& problem = asked.problem;
-  const Shape4 strides = shape4(output.strides());
+  const Shape5 strides = strides_of(output);
   const bool in_order = problem.batch_invariant;
-  const bool in_place =
-      !in_order || (is_aligned(output) && strides_match(shape4(sizes), strides, asked.layout));
+  const bool in_place = !in_order || (is_aligned(output) &&
+                                      strides_match(conv->output_shape(), strides, asked.layout));
   if (in_order) {
     asked.image = image_of(*conv, whole);
   } else {
@@ -246,10 +259,9 @@ std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
       described(wanted, input, weight, wide_bias ? std::nullopt : bias, geometry, allows_tf32());
   if (!conv) return std::nullopt;
   const c10::DeviceGuard guard(input.device());
-  auto sizes = conv->output_sizes();
-  const at::IntArrayRef asked = conv->batched ? sizes : at::IntArrayRef(sizes).slice(1);
-  check_fused(geometry.transposed ? ConvTranspose2d::kFused : Conv2d::kFused, bias, options, input,
-              c10::fromIntArrayRefSlow(asked));
+  const auto sizes = conv->output_sizes();
+  check_fused(fused_name(geometry), static_cast<size_t>(geometry.dims), bias, options, input,
+              c10::fromIntArrayRefSlow(at::IntArrayRef(sizes).slice(conv->batched ? 0 : 1)));
   ConvProblem& described = conv->problem;
   described.has_bias = described.has_bias || wide_bias;
   described.epilogue_passes = count_passes(bias, options, input, geometry.transposed);
@@ -260,7 +272,9 @@ std::optional<Tensor> convolve_fused(const Tensor& input, const Tensor& weight,
   const Decision decided = decided_for(*conv, conv->problem_of(Pass::kFprop), wanted);
   if (!decided.plan.fuses) return std::nullopt;
   FusedOptions laid_out = options;
-  if (moves) laid_out.residual = dense_and_aligned(*options.residual, conv->format);
+  if (moves) {
+    laid_out.residual = dense_and_aligned(batched(*conv, *options.residual), conv->format);
+  }
   return output_of(*conv, decided, bias, laid_out);
 }
 
@@ -270,11 +284,13 @@ OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor&
                                         bool tf32) {
   const auto conv = described(wanted, input, weight, std::nullopt, geometry, tf32);
   if (!conv) return conv.why();
-  if (!is_grad_output(*conv, grad_output)) return Fallback::kArguments;
+  const auto sizes = conv->output_sizes();
+  if (!is_as_output(*conv, grad_output, at::IntArrayRef(sizes).slice(conv->batched ? 0 : 1))) {
+    return Fallback::kArguments;
+  }
   const c10::DeviceGuard guard(input.device());
-  Tensor grad = batched(grad_output);
-  const GradientFormats formats =
-      gradient_formats(grad, conv->input, weight, geometry.transposed, output_mask);
+  Tensor grad = batched(*conv, grad_output);
+  const GradientFormats formats = gradient_formats(grad, *conv, weight, output_mask);
   const bool aligned = is_aligned_in(grad, conv->format);
   const auto decided = [&](bool needed, Pass pass,
                            at::MemoryFormat written) -> std::optional<Decision> {
@@ -285,13 +301,22 @@ OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor&
   };
   const std::optional<Decision> of_input = decided(output_mask[0], Pass::kDgrad, formats.input);
   const std::optional<Decision> of_weight = decided(output_mask[1], Pass::kWgrad, formats.weight);
-  std::array<bool, 3> by_aten{};  // where tuning chose it
+  const auto is_ours = [](const std::optional<Decision>& decision) {
+    return decision && !is_atens(*decision);
+  };
+  // No fast family may take a pass of volumes: the other is ours nevertheless.
+  const bool may_part = conv->problem.is_deep() && (is_ours(of_input) || is_ours(of_weight));
+  std::array<bool, 3> by_aten{};
+  Fallback why = Fallback::kTuned;
   bool copies_grad = false;
   for (const std::optional<Decision>* each : {&of_input, &of_weight}) {
     if (!*each) continue;
     const Decision& decision = **each;
-    if (is_atens(decision) && !decision.tuned) return why_aten(input.get_device(), decision);
-    by_aten[each == &of_weight] = is_atens(decision);
+    if (is_atens(decision)) {
+      why = why_aten(input.get_device(), decision);
+      if (!decision.tuned && !may_part) return why;
+      by_aten[each == &of_weight] = true;
+    }
     const Copies& copies = decision.copies;
     copies_grad = copies_grad || (conv->transposed ? copies.x : copies.y);
   }
@@ -299,7 +324,7 @@ OrFallback<Gradients> convolve_backward(const Tensor& grad_output, const Tensor&
   grad = copied_if(copies_grad, grad, conv->format);
   Gradients gradients;
   add_gradients(*conv, grad, formats, of_input, of_weight, gradients);
-  add_tuned_gradients(*conv, grad, geometry, by_aten, gradients);
+  add_aten_gradients(*conv, grad, geometry, by_aten, why, gradients);
   if (output_mask[2]) std::get<2>(gradients) = bias_gradient(grad);
   return gradients;
 }

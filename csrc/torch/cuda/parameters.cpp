@@ -65,10 +65,12 @@ std::vector<Tensor> copy_parameters_cuda(at::TensorList parameters, at::ScalarTy
   if (parameters.empty()) return {};
   const c10::Device device = parameters[0].device();
   const at::ScalarType from = parameters[0].scalar_type();
+  const auto has_taps = [](const Tensor& w) { return w.dim() == 4 || w.dim() == 5; };
+  const auto taps_of = [](const Tensor& w) { return w.numel() / (w.size(0) * w.size(1)); };
   const auto is_ours = [&](const Tensor& w) {
-    const bool dense = w.is_contiguous() || w.is_contiguous(at::MemoryFormat::ChannelsLast);
+    const bool dense = w.is_contiguous() || w.is_contiguous(channels_last_of(w.dim()));
     return dense && is_readable(w, device) && w.scalar_type() == from && w.numel() > 0 &&
-           (w.dim() != 4 || w.size(2) * w.size(3) <= parameters::kMostTaps);
+           (!has_taps(w) || taps_of(w) <= parameters::kMostTaps);
   };
   if (!has_kernels_for(device.index()) || !is_known(dtype) ||
       !std::all_of(parameters.begin(), parameters.end(), is_ours)) {
@@ -77,16 +79,16 @@ std::vector<Tensor> copy_parameters_cuda(at::TensorList parameters, at::ScalarTy
   std::vector<Copy> work;
   std::vector<Tensor> copies;
   for (const Tensor& w : parameters) {
-    const bool lies_last = w.is_contiguous(at::MemoryFormat::ChannelsLast);
-    const bool becomes_last = w.dim() == 4 && (channels_last || !w.is_contiguous());
-    copies.push_back(at::detail::empty_cuda(
-        w.sizes(), dtype, device,
-        becomes_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous));
+    const at::MemoryFormat last = channels_last_of(w.dim());
+    const bool lies_last = w.is_contiguous(last);
+    const bool becomes_last = has_taps(w) && (channels_last || !w.is_contiguous());
+    copies.push_back(at::detail::empty_cuda(w.sizes(), dtype, device,
+                                            becomes_last ? last : at::MemoryFormat::Contiguous));
     const void* from_data = w.const_data_ptr();
     void* to_data = copies.back().mutable_data_ptr();
     if (becomes_last && !lies_last) {
       work.push_back({from_data, to_data, w.size(0), static_cast<int32_t>(w.size(1)),
-                      static_cast<int32_t>(w.size(2) * w.size(3))});
+                      static_cast<int32_t>(taps_of(w))});
     } else {
       work.push_back({from_data, to_data, w.numel(), 1, 1});
     }

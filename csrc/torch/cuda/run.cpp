@@ -11,14 +11,18 @@ namespace customconv::torch_layer {
 namespace {
 
 // Throws unless the tensor lies as the problem says.
-void check_operand(const at::Tensor& t, const char* name, const Shape4& sizes,
-                   const Shape4& strides, bool aligned, const at::Tensor& like) {
+void check_operand(const at::Tensor& t, const char* name, const ConvProblem& problem,
+                   const Shape5& shape, const Shape5& strides, bool aligned,
+                   const at::Tensor& like) {
+  const int64_t dims = problem.is_deep() ? 5 : 4;
   TORCH_CHECK(t.is_cuda() && t.device() == like.device() && t.scalar_type() == like.scalar_type(),
               "run_plan: expected ", name, " of type ", like.scalar_type(), " on ", like.device(),
               " as x is, but got ", t.scalar_type(), " on ", t.device());
-  TORCH_CHECK(t.sizes() == at::IntArrayRef(sizes) && t.strides() == at::IntArrayRef(strides),
+  const auto sizes = in_torch_order(shape, dims);
+  TORCH_CHECK(t.sizes() == at::IntArrayRef(sizes) && strides_of(t) == strides,
               "run_plan: expected ", name, " of sizes ", at::IntArrayRef(sizes), " and strides ",
-              at::IntArrayRef(strides), ", but got ", t.sizes(), " and ", t.strides());
+              at::IntArrayRef(in_torch_order(strides, dims)), ", but got ", t.sizes(), " and ",
+              t.strides());
   TORCH_CHECK(!aligned || is_aligned(t), "run_plan: ", name, " is not aligned to 16 bytes");
 }
 
@@ -49,7 +53,7 @@ void run(const ConvProblem& problem, const ConvPlan& plan, Operands operands,
     context.workspace = workspace.get();
   }
   check(customconv_kernels(place.device)->convolve(problem, plan, operands, context));
-  if (adds_bias) result.add_(bias->view({-1, 1, 1}));
+  if (adds_bias) result.add_(per_channel(*bias, static_cast<size_t>(result.dim() - 2)));
 }
 
 void run_plan(const ConvProblem& problem, const std::string& name, const at::Tensor& x,
@@ -58,9 +62,9 @@ void run_plan(const ConvProblem& problem, const std::string& name, const at::Ten
   TORCH_CHECK(is_kernel_dtype(x.scalar_type()) && dtype_of(x.scalar_type()) == problem.dtype,
               "run_plan: expected x of type ", to_string(problem.dtype), ", but got ",
               x.scalar_type());
-  check_operand(x, "x", problem.x_sizes(), problem.x_strides, problem.x_aligned, x);
-  check_operand(w, "w", problem.w_sizes(), problem.w_strides, problem.w_aligned, x);
-  check_operand(y, "y", problem.y_sizes(), problem.y_strides, problem.y_aligned, x);
+  check_operand(x, "x", problem, problem.x_sizes(), problem.x_strides, problem.x_aligned, x);
+  check_operand(w, "w", problem, problem.w_sizes(), problem.w_strides, problem.w_aligned, x);
+  check_operand(y, "y", problem, problem.y_sizes(), problem.y_strides, problem.y_aligned, x);
   TORCH_CHECK(has_kernels_for(x.get_device()),
               "run_plan: ", customconv_why_no_kernels(x.get_device()));
   ConvPlan plan;
