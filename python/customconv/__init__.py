@@ -1,4 +1,4 @@
-"""PyTorch's 1-D and 2-D convolutions on NVIDIA GPUs, by CUDA kernels of its own.
+"""PyTorch's 1-D, 2-D and 3-D convolutions on NVIDIA GPUs, by CUDA kernels of its own.
 
 For inference, ``compile`` compiles a model with fused convolutions. For training, ``enable`` routes
 PyTorch's own convolutions through the kernels, forward and backward; ``python -m customconv run``
@@ -18,15 +18,19 @@ from .compiler import CompiledConvolution, CompileReport, compile, explain_compi
 from .convert import ConversionReport, convert, revert
 from .explain import Explanation, explain
 from .info import build_info
-from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from .nn import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .notices import notice_log_topic
 from .ops import (
     conv1d,
     conv2d,
     conv2d_fused,
+    conv3d,
+    conv3d_fused,
     conv_transpose1d,
     conv_transpose2d,
     conv_transpose2d_fused,
+    conv_transpose3d,
+    conv_transpose3d_fused,
 )
 from .routing import Stats, disable, enable, enabled, is_enabled, stats
 from .tuning import (
@@ -50,8 +54,10 @@ __all__ = [
     "CompiledConvolution",
     "Conv1d",
     "Conv2d",
+    "Conv3d",
     "ConvTranspose1d",
     "ConvTranspose2d",
+    "ConvTranspose3d",
     "ConversionReport",
     "Explanation",
     "Stats",
@@ -65,9 +71,13 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv2d_fused",
+    "conv3d",
+    "conv3d_fused",
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose2d_fused",
+    "conv_transpose3d",
+    "conv_transpose3d_fused",
     "convert",
     "disable",
     "enable",

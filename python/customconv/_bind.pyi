@@ -4,6 +4,8 @@ from typing import Any
 build: str
 
 class ConvProblem:
+    # In PyTorch's order: input and weight of four numbers and the rest of two, or of five numbers
+    # and three; a single number is for all dimensions.
     def __init__(
         self,
         *,
@@ -11,9 +13,9 @@ class ConvProblem:
         dtype: str = "float32",
         input: Sequence[int],
         weight: Sequence[int],
-        stride: Sequence[int] = (1, 1),
-        padding: Sequence[int] = (0, 0),
-        dilation: Sequence[int] = (1, 1),
+        stride: Sequence[int] = (1,),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
         groups: int = 1,
         channels_last: bool = False,
         bias: bool = False,
@@ -24,7 +26,9 @@ class ConvProblem:
         batch_invariant: bool = False,
     ) -> None: ...
     @property
-    def output(self) -> tuple[int, int, int, int]: ...
+    def output(self) -> tuple[int, int, int, int] | tuple[int, int, int, int, int]: ...
+    @property
+    def is_deep(self) -> bool: ...
     @property
     def macs(self) -> float: ...
     @property
@@ -186,7 +190,7 @@ def launch_shape(
     problem: ConvProblem, plan: ConvPlan, device: DeviceProperties = ...
 ) -> tuple[int, int, int, int]: ...
 def check_plan(problem: ConvProblem, plan: ConvPlan, device: DeviceProperties = ...) -> None: ...
-def leaves_no_doubt(problem: ConvProblem, device: DeviceProperties) -> bool: ...
+def leaves_no_doubt(problem: ConvProblem, device: DeviceProperties) -> str | None: ...
 def computes_in_tf32(problem: ConvProblem, device: DeviceProperties = ...) -> bool: ...
 def candidates(
     problem: ConvProblem,

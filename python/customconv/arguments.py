@@ -14,6 +14,22 @@ from torch.overrides import handle_torch_function
 
 from . import _bind
 
+# Of the batches that PyTorch's functions take.
+_DIMENSIONS: dict[Callable[..., Tensor], int] = {
+    torch.conv1d: 3,
+    torch.conv2d: 4,
+    torch.conv3d: 5,
+    torch.conv_transpose1d: 3,
+    torch.conv_transpose2d: 4,
+    torch.conv_transpose3d: 5,
+}
+
+# What a batch holds, by the number of its spatial dimensions.
+BATCH_OF = {2: "images", 3: "volumes"}
+
+# The memory format that has the channels last, by the number of a tensor's dimensions.
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
 
 @functools.cache
 def algorithms() -> tuple[str, ...]:
@@ -39,17 +55,19 @@ def check_algorithm(function: str, algorithm: object) -> None:
 
 def check_fused(
     function: str,
+    spatial: int,
     input: Tensor,
     output: Tensor,
     bias: Tensor | None,
     scale: Tensor | None,
     residual: Tensor | None,
 ) -> None:
-    """Raises what a fused operator raises for its other tensors."""
+    """Raises what a fused operator of ``spatial`` dimensions raises for its other tensors."""
     wide = torch.promote_types(input.dtype, torch.float32)
+    channels = output.shape[-1 - spatial : -spatial]
     for name, tensor, shape, dtypes in (
-        ("bias", bias, output.shape[-3:-2], {input.dtype, wide}),
-        ("scale", scale, output.shape[-3:-2], {input.dtype, wide}),
+        ("bias", bias, channels, {input.dtype, wide}),
+        ("scale", scale, channels, {input.dtype, wide}),
         ("residual", residual, output.shape, {input.dtype}),
     ):
         if tensor is None:
@@ -64,20 +82,23 @@ def check_fused(
 
 
 def numbered_padding(
-    name: str, input: Tensor, weight: Tensor, dilation: Sequence[int]
+    name: str, input: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int]
 ) -> tuple[Tensor, list[int]]:
-    """Padding by name in numbers; where "same" is uneven, the odd row or column is padded first."""
+    """Padding by name in numbers; where "same" is uneven, the odd one is padded in front first."""
     if name == "valid":
-        return input, [0, 0]
+        return input, [0] * (weight.ndim - 2)
     if name != "same":
         raise ValueError(f"padding must be numbers, 'same' or 'valid', but is {name!r}")
+    if any(step != 1 for step in stride):
+        raise RuntimeError("padding='same' is not supported for strided convolutions")
     sizes: Sequence[int] = weight.shape[2:]
     if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         # They are tensors then, which a custom operator does not take for integers.
         sizes = [torch.ops.aten.sym_size.int(weight, i) for i in range(2, weight.ndim)]
-    total = [d * (size - 1) for d, size in zip(dilation, sizes, strict=False)]
+    steps = dilation if len(dilation) != 1 else [*dilation] * len(sizes)
+    total = [d * (size - 1) for d, size in zip(steps, sizes, strict=False)]
     if any(t % 2 for t in total):
-        input = functional.pad(input, [0, total[1] % 2, 0, total[0] % 2])
+        input = functional.pad(input, [n for t in reversed(total) for n in (0, t % 2)])
     return input, [t // 2 for t in total]
 
 
@@ -91,6 +112,20 @@ def pair(value: Any) -> Sequence[int] | None:
         plain = len(value) == 0 or (is_integer(value[0]) and is_integer(value[-1]))
         return value if plain else None
     return (value, value) if kind is SymInt else None
+
+
+def triple(value: Any) -> Sequence[int] | None:
+    """One number as three, or a sequence as it is; None if PyTorch has to be asked about it."""
+    kind = type(value)
+    if kind is int or kind is SymInt:
+        return value, value, value
+    if kind is tuple or kind is list:
+        for each in value:
+            if not is_integer(each):
+                return None
+        numbers: Sequence[int] = value
+        return numbers
+    return None
 
 
 def after(neutral: int, value: Any) -> Sequence[int] | None:
@@ -205,7 +240,7 @@ def _refusal(function: Callable[..., Tensor], *arguments: Any) -> Exception | No
 
 def _hollow(function: Callable[..., Tensor], arguments: Sequence[Any]) -> list[Any]:
     """The arguments with tensors that take no memory: a batch of no images, weight and bias."""
-    dimensions = 3 if function in (torch.conv1d, torch.conv_transpose1d) else 4
+    dimensions = _DIMENSIONS[function]
     hollow = []
     for position, value in enumerate(arguments):
         if position < 3 and isinstance(value, Tensor):

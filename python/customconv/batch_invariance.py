@@ -17,11 +17,11 @@ from .switched import Switched
 def set_batch_invariant(enabled: bool) -> AbstractContextManager[None]:
     """Makes what an image gets independent of its batch, or lets it depend on the batch again.
 
-    While it is on, an image's output and input gradient are the same bits in any batch, at any
-    place, and alone as ``x[i : i + 1]``. This holds for this package's operators on CUDA, for its
-    modules, and for PyTorch's own convolutions while they are routed (``enable``). The memory
-    format is a part of the call: an image of a channels-last batch must stay channels-last. So are
-    PyTorch's switches for TF32, and the GPU.
+    While it is on, the output and input gradient of an image, a signal or a volume are the same
+    bits in any batch, at any place, and alone as ``x[i : i + 1]``. This holds for this package's
+    operators on CUDA, for its modules, and for PyTorch's own convolutions while they are routed
+    (``enable``). The memory format is a part of the call: an image of a channels-last batch must
+    stay channels-last. So are PyTorch's switches for TF32, and the GPU.
 
     The switch is one atomic flag of the whole process: a call in any thread reads it when it runs.
     So does a backward pass, and so does a compiled graph, which calls the operators. A captured
@@ -31,9 +31,9 @@ def set_batch_invariant(enabled: bool) -> AbstractContextManager[None]:
 
     A promise is kept or refused, never dropped: a call that only PyTorch can compute raises
     ``RuntimeError`` with the reason, for PyTorch does not promise the same. That is so on the CPU,
-    in a dtype without kernels, in three dimensions, and by ``algorithm="aten"``. So does one that a
-    named algorithm cannot compute so, such as "im2col". PyTorch's own functions and modules on the
-    CPU are never routed; they run as ever, and nothing is promised of them.
+    in a dtype without kernels, and by ``algorithm="aten"``. So does one that a named algorithm
+    cannot compute so, such as "im2col". PyTorch's own functions and modules on the CPU are never
+    routed; they run as ever, and nothing is promised of them.
 
     Args:
         enabled: Whether it is on. An open ``batch_invariant`` keeps it on.

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from .arguments import LAST
 from .fold import CONVOLUTIONS, fold_all, kind_of, unfold_all
-from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from .nn import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .notices import notice_gpus
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -22,8 +23,10 @@ Model = TypeVar("Model", bound=nn.Module)
 _OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: Conv1d,
     nn.Conv2d: Conv2d,
+    nn.Conv3d: Conv3d,
     nn.ConvTranspose1d: ConvTranspose1d,
     nn.ConvTranspose2d: ConvTranspose2d,
+    nn.ConvTranspose3d: ConvTranspose3d,
 }
 _SUBCLASSES: dict[type[nn.Module], type[nn.Module]] = {}  # the same, for classes that users derive
 
@@ -116,9 +119,10 @@ def convert(
 ) -> tuple[Model, ConversionReport]:
     """Makes the convolutions of a model this package's, in place.
 
-    Each ``nn.Conv1d``, ``nn.Conv2d``, ``nn.ConvTranspose1d`` and ``nn.ConvTranspose2d`` changes its
-    class and nothing else: it stays the same object with the same parameters, so that
-    ``state_dict`` keys, optimizers, hooks, parametrizations, shared modules and tied weights hold.
+    Each convolution of ``torch.nn`` (``nn.Conv1d`` to ``nn.Conv3d``, ``nn.ConvTranspose1d`` to
+    ``nn.ConvTranspose3d``) changes its class and nothing else: it stays the same object with the
+    same parameters, so that ``state_dict`` keys, optimizers, hooks, parametrizations, shared
+    modules and tied weights hold.
     Copies and pickles of a converted model are converted too, and ``revert`` undoes it in them as
     well.
 
@@ -137,8 +141,9 @@ def convert(
         model: The model, which is changed. It may be a convolution itself.
         fold_batchnorm: Whether to fold batch norms into the convolutions before them.
         channels_last: True stores parameters and buffers of four dimensions in
-            ``torch.channels_last``, as ``model.to(memory_format=torch.channels_last)`` does, False
-            in ``torch.contiguous_format``, None as they are. Inputs are the caller's.
+            ``torch.channels_last`` and those of five in ``torch.channels_last_3d``, as
+            ``model.to(memory_format=...)`` does for models that have only one kind, False in
+            ``torch.contiguous_format``, None as they are. Inputs are the caller's.
         subclasses: Whether to replace subclasses too, if they override neither ``forward`` nor
             ``_conv_forward``. They become subclasses of this package's module as well.
 
@@ -173,7 +178,7 @@ def convert(
         else:
             replaced.append(ReportEntry(name, kind, ""))
     if channels_last is not None:
-        _lay_out(model, torch.channels_last if channels_last else torch.contiguous_format)
+        _lay_out(model, channels_last)
     return Converted(model, ConversionReport(tuple(replaced), tuple(folded), tuple(left)))
 
 
@@ -253,9 +258,9 @@ def _derived(
     return made
 
 
-def _base(kind: type) -> type[nn.Module] | None:
-    """The class of torch.nn with a counterpart here that a class is, or derives from."""
-    return next((base for base in _OURS if issubclass(kind, base)), None)
+def _base(kind: type) -> type[nn.Module]:
+    """The convolution of torch.nn that a class is, or derives from."""
+    return next(base for base in _OURS if issubclass(kind, base))
 
 
 def _our_class(kind: type[nn.Module]) -> type[nn.Module]:
@@ -265,7 +270,6 @@ def _our_class(kind: type[nn.Module]) -> type[nn.Module]:
     if kind in _SUBCLASSES:
         return _SUBCLASSES[kind]
     base = _base(kind)
-    assert base is not None
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         # A pickle names the class that this one was made of.
@@ -298,15 +302,13 @@ def _convolution_name(module: nn.Module) -> str:
 def _obstacle(module: nn.Module, subclasses: bool) -> str:
     """Why a convolution is not replaced, or ""."""
     kind = kind_of(module)
-    base = _base(kind)
     if isinstance(module, torch.jit.ScriptModule):
         return "it is scripted or traced"
     if kind.__module__.startswith("torch.ao.nn."):
         return "it is a module for quantization"
     if any(is_lazy(p) for p in module.parameters(recurse=False)):
         return "its parameters are not initialized yet"
-    if base is None:
-        return f"customconv has no {kind.__name__}"
+    base = _base(kind)
     if issubclass(kind, _OURS[base]):
         return "it is customconv's already"
     if kind is not base and not subclasses:
@@ -325,7 +327,7 @@ def _obstacle(module: nn.Module, subclasses: bool) -> str:
 def _fold_obstacle(module: nn.Module, subclasses: bool) -> str:
     """Why no batch norm goes into a convolution, as far as its class tells, or ""."""
     ours = issubclass(kind_of(module), tuple(_OURS.values()))
-    if _base(kind_of(module)) is None or (not ours and _obstacle(module, subclasses)):
+    if not ours and _obstacle(module, subclasses):
         return "{} is not replaced"
     if _overridden(module):
         return "{} may do more than convolve"
@@ -336,7 +338,6 @@ def _overridden(module: nn.Module) -> str:
     """The method that makes a module more than a convolution of torch.nn or of ours, or ""."""
     kind = kind_of(module)
     base = _base(kind)
-    assert base is not None
     for method in ("forward", "_conv_forward"):
         plain = [getattr(b, method, None) for b in (base, _OURS[base])]
         if method in vars(module) or getattr(kind, method, None) not in plain:
@@ -372,8 +373,8 @@ def _restore(module: nn.Module) -> str:
     return ""
 
 
-def _lay_out(model: nn.Module, layout: torch.memory_format) -> None:
-    """Stores all tensors of four dimensions in this memory format, and notes how they were."""
+def _lay_out(model: nn.Module, channels_last: bool) -> None:
+    """Stores all tensors of four and five dimensions in one layout, and notes how they were."""
     found = []
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -381,11 +382,12 @@ def _lay_out(model: nn.Module, layout: torch.memory_format) -> None:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None or is_lazy(tensor) or tensor.layout is not torch.strided:
                 continue
-            if tensor.ndim == 4:
+            if tensor.ndim in LAST:
                 before = tuple(tensor.shape), tensor.stride()
                 vars(module).setdefault(_STRIDES, {}).setdefault(name, before)
                 found.append(tensor)
     for tensor in found:
+        layout = LAST[tensor.ndim] if channels_last else torch.contiguous_format
         for each in (tensor, tensor.grad):
             if each is not None:
                 each.data = each.data.to(memory_format=layout)

@@ -11,12 +11,21 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from . import _bind
-from .arguments import check_algorithm, numbered_padding
-from .nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, padded
+from .arguments import LAST, check_algorithm, numbered_padding
+from .nn import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    padded,
+)
 
 _PASSES = "fprop", "dgrad", "wgrad"
-_CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d
-_OURS = Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+_PLAIN = nn.Conv1d, nn.Conv2d, nn.Conv3d
+_CONVOLUTIONS = (*_PLAIN, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_OURS = Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 
 
 @dataclass(frozen=True)
@@ -96,23 +105,26 @@ def explain(
 ) -> Explanation:
     """Says what computes a convolution, without computing it.
 
-    It is asked as ``explain(input, weight, ...)``, with the arguments of ``customconv.conv2d`` or
-    ``conv1d``, or as ``explain(module, input)`` with a convolution of this package or of PyTorch,
-    which brings its arguments. Of a whole model, ``customconv.explain_compile`` tells what becomes
-    of its convolutions when it is compiled, and ``customconv.stats`` what computed them.
+    It is asked as ``explain(input, weight, ...)``, with the arguments of ``customconv.conv1d``,
+    ``conv2d`` or ``conv3d``, or as ``explain(module, input)`` with a convolution of this package or
+    of PyTorch, which brings its arguments. Of a whole model, ``customconv.explain_compile`` tells
+    what becomes of its convolutions when it is compiled, and ``customconv.stats`` what computed
+    them.
 
     Args:
-        input: The images, of shape (N, C, H, W) or (C, H, W), or the signals, of shape (N, C, L) or
-            (C, L); or a module: ``Conv1d``, ``Conv2d``, ``ConvTranspose1d`` or ``ConvTranspose2d``.
-        weight: The filters, of shape (K, C / groups, R, S), or (K, C / groups, R) for signals; with
-            a module, its input.
+        input: The images, of shape (N, C, H, W) or (C, H, W), the volumes, of shape (N, C, D, H, W)
+            or (C, D, H, W), or the signals, of shape (N, C, L) or (C, L); or a module, such as
+            ``Conv2d`` or ``ConvTranspose3d``. The weight tells one volume from several images.
+        weight: The filters, of shape (K, C / groups, R, S), (K, C / groups, T, R, S) for volumes or
+            (K, C / groups, R) for signals; with a module, its input.
         bias: What is added to each output channel, of shape (K,), or None.
         stride: As in ``customconv.conv2d``.
         padding: As in ``customconv.conv2d``.
         dilation: As in ``customconv.conv2d``.
         groups: As in ``customconv.conv2d``.
         op: "fprop" for the output, "dgrad" for the input's gradient, "wgrad" for the weight's.
-        transposed: Whether the call is one of ``customconv.conv_transpose2d``.
+        transposed: Whether the call is one of ``customconv.conv_transpose2d``, or of its likes for
+            signals and volumes.
         output_padding: As in ``customconv.conv_transpose2d``, if transposed.
         algorithm: As in ``customconv.conv2d``. Where the family cannot compute the call, such as on
             the CPU, the call would raise, and the explanation says so.
@@ -144,19 +156,23 @@ def explain(
             )
     assert isinstance(input, Tensor)
     groups = operator.index(groups)
-    is_signal = weight.ndim == 3 and input.ndim in (2, 3)
-    if is_signal:  # an image of height one, as in conv1d
+    if is_signal := weight.ndim == 3 and input.ndim in (2, 3):  # an image of height one
         input, weight = input.contiguous().unsqueeze(-2), weight.unsqueeze(-2)
-    stride, dilation = _pair(stride, is_signal, 1), _pair(dilation, is_signal, 1)
-    output_padding = _pair(output_padding, is_signal, 0)
+
+    def numbers(value: int | Sequence[int], of_height: int) -> list[int]:
+        given = [operator.index(each) for each in _listed(value)]
+        if is_signal:
+            return [of_height, *given]
+        return given * (weight.ndim - 2) if len(given) == 1 else given
+
+    stride, dilation = numbers(stride, 1), numbers(dilation, 1)
+    output_padding = numbers(output_padding, 0)
     if isinstance(padding, str):
         if transposed:
             raise ValueError(f"a transposed convolution has padding in numbers, not {padding!r}")
-        if padding == "same" and any(step != 1 for step in stride):
-            raise RuntimeError("padding='same' is not supported for strided convolutions")
-        input, padding = numbered_padding(padding, input, weight, dilation)
+        input, padding = numbered_padding(padding, input, weight, stride, dilation)
     else:
-        padding = _pair(padding, is_signal, 0)
+        padding = numbers(padding, 0)
 
     arguments = stride, padding, dilation, groups, op
     geometry = transposed, output_padding
@@ -193,15 +209,15 @@ def variants(
     groups: int,
     op: str = "fprop",
     transposed: bool = False,
-    output_padding: Sequence[int] = (0, 0),
+    output_padding: Sequence[int] | None = None,
 ) -> list[_bind.ConvPlan]:
     """Every plan that the planner chooses from for a call, none where it is not the planner's.
 
-    The arguments are those of ``explain``; numbers come in pairs.
+    The arguments are those of ``explain``; there is a number for each spatial dimension.
     """
     problem, _, why_not = torch.ops.customconv._describe_call(
         input, weight, bias, stride, padding, dilation, groups, op, "auto", transposed,
-        output_padding,
+        output_padding or [0] * (weight.ndim - 2),
     )  # fmt: skip
     if not problem or why_not or _bind.why_no_kernels(input.get_device()):
         return []
@@ -246,9 +262,9 @@ def _explain_module(module: object, input: Tensor, op: str, algorithm: str) -> E
     """What computes the convolution of a module."""
     if not isinstance(module, _CONVOLUTIONS):
         raise TypeError(
-            "explain() takes tensors, or one of the modules Conv1d, Conv2d, ConvTranspose1d and "
-            f"ConvTranspose2d, not {type(module).__name__}; customconv.explain_compile(model, x) "
-            "tells of the convolutions of a whole model"
+            "explain() takes tensors, or a module such as Conv2d or ConvTranspose3d, not "
+            f"{type(module).__name__}; customconv.explain_compile(model, x) tells of the "
+            "convolutions of a whole model"
         )
     if not isinstance(input, Tensor):
         kind = type(input).__name__
@@ -257,7 +273,7 @@ def _explain_module(module: object, input: Tensor, op: str, algorithm: str) -> E
         raise RuntimeError("explain(): the module's parameters are not initialized yet")
     padding: int | Sequence[int] | str = module.padding
     transposed = True
-    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+    if isinstance(module, _PLAIN):
         input, padding = padded(module, input)
         transposed = False
     if isinstance(module, _OURS) and algorithm == "auto":
@@ -268,12 +284,8 @@ def _explain_module(module: object, input: Tensor, op: str, algorithm: str) -> E
     )  # fmt: skip
 
 
-def _pair(value: int | Sequence[int], is_signal: bool, of_height: int) -> list[int]:
-    values = value if isinstance(value, Sequence) else [value]
-    numbers = [operator.index(each) for each in values]
-    if is_signal:
-        return [of_height, *numbers]
-    return numbers * 2 if len(numbers) == 1 else numbers
+def _listed(value: int | Sequence[int]) -> Sequence[int]:
+    return value if isinstance(value, Sequence) else [value]
 
 
 def _by(sizes: Sequence[int]) -> str:
@@ -288,6 +300,7 @@ def _bytes(count: int) -> str:
 
 
 def _tensor(tensor: Tensor) -> str:
-    last = tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    layout = ", channels last" if last and not tensor.is_contiguous() else ""
+    last = LAST.get(tensor.ndim)
+    is_last = last is not None and tensor.is_contiguous(memory_format=last)
+    layout = ", channels last" if is_last and not tensor.is_contiguous() else ""
     return f"input {_by(tensor.shape)} of {str(tensor.dtype)[6:]} on {tensor.device}{layout}"

@@ -40,9 +40,16 @@ def _of_gradients(transposed: bool) -> Any:
 
 
 _ops = torch.ops.customconv
-register_flop_formula([_ops.conv2d, _ops.conv2d_fused])(_of_output(transposed=False))
-register_flop_formula([_ops.conv_transpose2d, _ops.conv_transpose2d_fused])(
-    _of_output(transposed=True)
+register_flop_formula([_ops.conv2d, _ops.conv2d_fused, _ops.conv3d, _ops.conv3d_fused])(
+    _of_output(transposed=False)
 )
-register_flop_formula(_ops.conv2d_backward)(_of_gradients(transposed=False))
-register_flop_formula(_ops.conv_transpose2d_backward)(_of_gradients(transposed=True))
+register_flop_formula(
+    [
+        _ops.conv_transpose2d, _ops.conv_transpose2d_fused,
+        _ops.conv_transpose3d, _ops.conv_transpose3d_fused,
+    ]
+)(_of_output(transposed=True))  # fmt: skip
+register_flop_formula([_ops.conv2d_backward, _ops.conv3d_backward])(_of_gradients(transposed=False))
+register_flop_formula([_ops.conv_transpose2d_backward, _ops.conv_transpose3d_backward])(
+    _of_gradients(transposed=True)
+)

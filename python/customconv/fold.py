@@ -19,11 +19,10 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-CONVOLUTIONS = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
-_BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+_TRANSPOSED = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+_PLAIN_BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+_BATCH_NORMS = *_PLAIN_BATCH_NORMS, nn.SyncBatchNorm
 
 # What folding leaves in a batch norm's __dict__, a _Fold. It goes with copies and pickles.
 _FOLDED = "_customconv_folded"
@@ -250,8 +249,8 @@ class _Fold:
         if beta is not None:
             shift = shift + beta.detach().double()
         weight = self.weight.double()
-        if isinstance(self.convolution, (nn.ConvTranspose1d, nn.ConvTranspose2d)):
-            # Of shape (groups * inputs, outputs, R, S), and outputs differ between groups.
+        if isinstance(self.convolution, _TRANSPOSED):
+            # Of shape (groups * inputs, outputs, taps...), and outputs differ between groups.
             grouped = weight.view(self.convolution.groups, -1, *weight.shape[1:])
             scales = scale.view(self.convolution.groups, 1, -1, *[1] * (weight.ndim - 2))
             weight = (grouped * scales).flatten(0, 1)
@@ -309,8 +308,8 @@ def _unfoldable(batch_norm: nn.Module) -> str:
     kind = type(batch_norm)
     if parametrize.is_parametrized(batch_norm):
         return "it has parametrizations"
-    if kind not in (nn.BatchNorm1d, nn.BatchNorm2d) and not _is_timms(kind):
-        return "it is neither BatchNorm1d nor BatchNorm2d, and may do more"
+    if kind not in _PLAIN_BATCH_NORMS and not _is_timms(kind):
+        return "it is neither BatchNorm1d, BatchNorm2d nor BatchNorm3d, and may do more"
     if batch_norm.training:
         return "it is in training mode"
     if not batch_norm.track_running_stats or batch_norm._buffers.get("running_mean") is None:
@@ -345,7 +344,7 @@ def _unfit(convolution: nn.Module, batch_norm: nn.Module) -> str:
         return "it or {} has a tensor that is no plain one of floating-point numbers"
     if any(t.device != weight.device for t in vectors):
         return "{} is on another device"
-    transposed = isinstance(convolution, (nn.ConvTranspose1d, nn.ConvTranspose2d))
+    transposed = isinstance(convolution, _TRANSPOSED)
     outputs = weight.shape[1] * int(convolution.groups) if transposed else weight.shape[0]  # type: ignore[arg-type]
     if any(t.shape != (outputs,) for t in vectors) or None in statistics:
         return "{} has another number of channels"

@@ -6,6 +6,7 @@ cold cache, and the median of their times counts.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 import warnings
@@ -65,12 +66,12 @@ class Operands:
         f = self.fields
         group_c, group_k = f["C"] // f["groups"], f["K"] // f["groups"]
         # Results are of order one, so that no type overflows.
-        terms = (group_k if self.op == "dgrad" else group_c) * f["R"] * f["S"]
-        w_scale = terms**-0.5
-        y_scale = (f["N"] * f["P"] * f["Q"]) ** -0.5 if self.op == "wgrad" else 1.0
-        self.x = self._tensor("x", (f["N"], f["C"], f["H"], f["W"]), 1.0)
-        self.w = self._tensor("w", (f["K"], group_c, f["R"], f["S"]), w_scale)
-        self.y = self._tensor("y", (f["N"], f["K"], f["P"], f["Q"]), y_scale)
+        x, w, y = (self._extents(names) for names in ("DHW", "TRS", "OPQ"))
+        w_scale = ((group_k if self.op == "dgrad" else group_c) * math.prod(w)) ** -0.5
+        y_scale = (f["N"] * math.prod(y)) ** -0.5 if self.op == "wgrad" else 1.0
+        self.x = self._tensor("x", (f["N"], f["C"], *x), 1.0)
+        self.w = self._tensor("w", (f["K"], group_c, *w), w_scale)
+        self.y = self._tensor("y", (f["N"], f["K"], *y), y_scale)
         self.result = {"fprop": self.y, "dgrad": self.x, "wgrad": self.w}[self.op]
         self.bias = self._normal(self.result.shape[1]) if f["bias"] else None
         self.residual = torch.empty_like(self.result) if f["residual"] else None
@@ -81,8 +82,15 @@ class Operands:
         values = torch.empty(count, dtype=self.dtype, device=self.device)
         return values.normal_(0, scale, generator=self.generator)
 
+    def _extents(self, names: str) -> list[int]:
+        """Depth, height and width, the first where the problem has one."""
+        return [self.fields[name] for name in names if name in self.fields]
+
     def _tensor(self, name: str, sizes: tuple[int, ...], scale: float) -> Tensor:
         strides = self.fields[f"{name}_strides"]
+        if len(sizes) == 5:  # the planner's strides have the depth last, and 0 for a depth of one
+            n, c, h, w, d = strides
+            strides = n, c, d if sizes[2] > 1 else h * sizes[3], h, w
         last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
         shift = 0 if self.fields[f"{name}_aligned"] else 1
         # The memory is filled, not the view: elements of an expanded tensor share theirs.

@@ -23,6 +23,7 @@ from .arguments import (
     pair,
     pytorchs_error,
     settled,
+    triple,
     wrong_option,
 )
 
@@ -32,6 +33,11 @@ _CONV2D_PADDING = torch.ops.customconv.conv2d.padding
 _CONV2D_FUSED = torch.ops.customconv.conv2d_fused.default
 _CONV_TRANSPOSE2D = torch.ops.customconv.conv_transpose2d.default
 _CONV_TRANSPOSE2D_FUSED = torch.ops.customconv.conv_transpose2d_fused.default
+_CONV3D = torch.ops.customconv.conv3d.default
+_CONV3D_PADDING = torch.ops.customconv.conv3d.padding
+_CONV3D_FUSED = torch.ops.customconv.conv3d_fused.default
+_CONV_TRANSPOSE3D = torch.ops.customconv.conv_transpose3d.default
+_CONV_TRANSPOSE3D_FUSED = torch.ops.customconv.conv_transpose3d_fused.default
 
 # What an operator raises for its arguments. Other errors are not its own: a hook on saved tensors
 # raises one to end the recomputation of a checkpoint.
@@ -239,7 +245,7 @@ def conv2d_fused(
                     residual_last=residual_last, negative_slope=negative_slope,
                     algorithm=algorithm,
                 )  # fmt: skip
-            image, paddings = numbered_padding(paddings, input, weight, dilations)
+            image, paddings = numbered_padding(paddings, input, weight, strides, dilations)
         output: Tensor = _CONV2D_FUSED(
             image, weight, bias, strides, paddings, dilations, groups, scale=scale,
             residual=residual, activation=activation, residual_last=residual_last,
@@ -251,6 +257,162 @@ def conv2d_fused(
             raise other from None
         if wrong := wrong_option(
             "conv2d_fused", scale=scale, residual=residual, activation=activation,
+            residual_last=residual_last, negative_slope=negative_slope,
+        ):  # fmt: skip
+            raise wrong from None
+        raise
+    return output
+
+
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    algorithm: str = "auto",
+) -> Tensor:
+    """Convolves a batch of volumes with a bank of filters, as ``torch.nn.functional.conv3d`` does.
+
+    A volume is an image with a depth, such as the frames of a video or the slices of a scan. Types
+    and devices are those of ``conv2d``: CUDA tensors of type float64, float32, float16 and bfloat16
+    are computed by this package's kernels, the last two with sums in float32, and everything else
+    by PyTorch's own convolution, as is what PyTorch computes faster. ``explain`` tells which
+    computes what, and why. The memory format of the output, contiguous or
+    ``torch.channels_last_3d``, is the one that PyTorch would choose.
+
+    Args:
+        input: The volumes, of shape (N, C, D, H, W), or (C, D, H, W) for one.
+        weight: The filters, of shape (K, C / groups, T, R, S), with the input's type and device.
+        bias: What is added to each output channel, of shape (K,), or None.
+        stride: The step between two windows: one number, or one for each of depth, height and
+            width.
+        padding: The zeros added to both sides of the volume: one number, or one for each of depth,
+            height and width, or "valid" (none), or "same" (as many as keep the volume's size, with
+            a stride of 1).
+        dilation: The step between two taps of a filter: one number, or one each.
+        groups: The number of groups that the channels are split into; it divides both C and K.
+        algorithm: As in ``conv2d``. A family of kernels takes some volumes, or all, or none;
+            "direct" takes all.
+
+    Returns:
+        The output, of shape (N, K, O, P, Q), or (K, O, P, Q) for one volume, of the input's type,
+        where O = (D + 2 * padding - dilation * (T - 1) - 1) // stride + 1, and P and Q likewise
+        from H and R and from W and S.
+
+    Raises:
+        RuntimeError: The arguments do not fit together, with the words that
+            ``torch.nn.functional.conv3d`` has for it; or the forced family cannot compute this
+            problem, with its reason.
+        TypeError: An argument is not of its type, with the words of PyTorch's function.
+        ValueError: There is no algorithm of that name.
+    """
+    strides, dilations = triple(stride), triple(dilation)
+    paddings = padding if type(padding) is str else triple(padding)
+    if strides is None or paddings is None or dilations is None or not is_integer(groups):
+        return settled(
+            conv3d, torch.conv3d, input, weight, bias, stride, padding, dilation, groups,
+            algorithm=algorithm,
+        )  # fmt: skip
+    # By its name: trying the other overload first would cost more than the call itself.
+    convolve = _CONV3D_PADDING if type(paddings) is str else _CONV3D
+    try:
+        output: Tensor = convolve(
+            input, weight, bias, strides, paddings, dilations, groups, algorithm=algorithm
+        )
+    except _ERRORS as error:
+        arguments = input, weight, bias, stride, padding, dilation, groups
+        if other := pytorchs_error(error, algorithm, torch.conv3d, *arguments):
+            raise other from None
+        raise
+    return output
+
+
+def conv3d_fused(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    residual_last: bool = False,
+    negative_slope: float = 0.01,
+    algorithm: str = "auto",
+) -> Tensor:
+    """Convolves volumes, and does what often follows before the output is written.
+
+    The output is ``activation(scale * conv3d(input, weight) + bias + residual)``, or with
+    ``residual_last`` ``activation(scale * conv3d(input, weight) + bias) + residual``. Kernels that
+    fuse this compute it in float32 and round once; otherwise the same is composed of ``conv3d`` and
+    PyTorch's operators. With ``CUSTOMCONV_LOG=plan`` in the environment the line of a fused call
+    says "epilogue". Gradients keep what those of ``conv2d_fused`` keep.
+
+    Args:
+        input: As in ``conv3d``.
+        weight: As in ``conv3d``.
+        bias: What is added to each output channel, after the scale, of shape (K,), or None. It may
+            be float32 where the input has 16 bits.
+        stride: As in ``conv3d``.
+        padding: As in ``conv3d``.
+        dilation: As in ``conv3d``.
+        groups: As in ``conv3d``.
+        scale: What each output channel is multiplied by, of shape (K,), or None. A batch
+            normalization with fixed statistics is a scale and a bias. It may be float32 where the
+            input has 16 bits.
+        residual: What is added to the output, of its shape, or None. It is fused where it has the
+            output's memory format too.
+        activation: As in ``conv2d_fused``.
+        residual_last: Whether the residual is added after the activation, and not before.
+        negative_slope: The slope of "leaky_relu" below zero.
+        algorithm: As in ``conv3d``.
+
+    Returns:
+        The output, as ``conv3d`` gives it.
+
+    Raises:
+        RuntimeError: As in ``conv3d``; or scale or residual have not the shape, type and device
+            that they must have.
+        TypeError: As in ``conv3d``.
+        ValueError: There is no algorithm, or no activation, of that name.
+    """
+    strides, dilations = triple(stride), triple(dilation)
+    paddings = padding if type(padding) is str else triple(padding)
+    if strides is None or paddings is None or dilations is None or not is_integer(groups):
+        return settled(
+            conv3d_fused, torch.conv3d, input, weight, bias, stride, padding, dilation, groups,
+            scale=scale, residual=residual, activation=activation, residual_last=residual_last,
+            negative_slope=negative_slope, algorithm=algorithm,
+        )  # fmt: skip
+    image = input
+    try:
+        if isinstance(paddings, str):
+            if isinstance(weight, Proxy):
+                return as_proxy(
+                    conv3d_fused, input, weight, bias, stride, padding, dilation, groups,
+                    scale=scale, residual=residual, activation=activation,
+                    residual_last=residual_last, negative_slope=negative_slope,
+                    algorithm=algorithm,
+                )  # fmt: skip
+            image, paddings = numbered_padding(paddings, input, weight, strides, dilations)
+        output: Tensor = _CONV3D_FUSED(
+            image, weight, bias, strides, paddings, dilations, groups, scale=scale,
+            residual=residual, activation=activation, residual_last=residual_last,
+            negative_slope=negative_slope, algorithm=algorithm,
+        )  # fmt: skip
+    except _ERRORS as error:
+        arguments = input, weight, bias, stride, padding, dilation, groups
+        if other := pytorchs_error(error, algorithm, torch.conv3d, *arguments):
+            raise other from None
+        if wrong := wrong_option(
+            "conv3d_fused", scale=scale, residual=residual, activation=activation,
             residual_last=residual_last, negative_slope=negative_slope,
         ):  # fmt: skip
             raise wrong from None
@@ -476,6 +638,164 @@ def conv_transpose2d_fused(
             raise other from None
         if wrong := wrong_option(
             "conv_transpose2d_fused", scale=scale, residual=residual, activation=activation,
+            residual_last=residual_last, negative_slope=negative_slope,
+        ):  # fmt: skip
+            raise wrong from None
+        raise
+    return output
+
+
+def conv_transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+    *,
+    algorithm: str = "auto",
+) -> Tensor:
+    """Transposes a convolution of volumes, as ``torch.nn.functional.conv_transpose3d`` does.
+
+    The output is the gradient that ``conv3d`` with this weight has in its input where ``input`` is
+    the gradient of its output; kernels compute it as that. Types, devices and the output's memory
+    format are as in ``conv3d``. PyTorch computes it where output_padding is not below the stride.
+
+    Args:
+        input: The volumes, of shape (N, K, O, P, Q), or (K, O, P, Q) for one.
+        weight: The filters, of shape (K, C / groups, T, R, S), with the input's type and device.
+        bias: What is added to each output channel, of shape (C,), or None.
+        stride: The step between two windows of the output: one number, or one for each of depth,
+            height and width.
+        padding: How much of both sides of the output is cut off: one number, or one each.
+        output_padding: How much is added at the end of depth, height and width: one number, or one
+            each.
+        groups: The number of groups that the channels are split into; it divides both K and C.
+        dilation: The step between two taps of a filter: one number, or one each.
+        algorithm: As in ``conv3d``; a forced family computes the input's gradient of ``conv3d``.
+
+    Returns:
+        The output, of shape (N, C, D, H, W), or (C, D, H, W) for one volume, of the input's type,
+        where D = (O - 1) * stride - 2 * padding + dilation * (T - 1) + output_padding + 1, and H
+        and W likewise from P and R and from Q and S.
+
+    Raises:
+        RuntimeError: The arguments do not fit together, with the words that
+            ``torch.nn.functional.conv_transpose3d`` has for it; or the forced family cannot compute
+            this problem, with its reason.
+        TypeError: An argument is not of its type, with the words of PyTorch's function.
+        ValueError: There is no algorithm of that name.
+    """
+    strides, paddings, dilations = triple(stride), triple(padding), triple(dilation)
+    output_paddings = triple(output_padding)
+    if (
+        strides is None
+        or paddings is None
+        or output_paddings is None
+        or dilations is None
+        or not is_integer(groups)
+    ):
+        return settled(
+            conv_transpose3d, torch.conv_transpose3d, input, weight, bias, stride, padding,
+            output_padding, groups, dilation, algorithm=algorithm,
+        )  # fmt: skip
+    try:
+        output: Tensor = _CONV_TRANSPOSE3D(
+            input, weight, bias, strides, paddings, output_paddings, groups, dilations,
+            algorithm=algorithm,
+        )  # fmt: skip
+    except _ERRORS as error:
+        arguments = input, weight, bias, stride, padding, output_padding, groups, dilation
+        if other := pytorchs_error(error, algorithm, torch.conv_transpose3d, *arguments):
+            raise other from None
+        raise
+    return output
+
+
+def conv_transpose3d_fused(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+    *,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    residual_last: bool = False,
+    negative_slope: float = 0.01,
+    algorithm: str = "auto",
+) -> Tensor:
+    """Transposes a convolution of volumes, and does what often follows before it is written.
+
+    With y for ``conv_transpose3d(input, weight)`` the output is ``activation(scale * y + bias +
+    residual)``, or with ``residual_last`` ``activation(scale * y + bias) + residual``. Kernels that
+    fuse this compute it in float32, as those of ``conv_transpose2d_fused`` do; otherwise the same
+    is composed of ``conv_transpose3d`` and PyTorch's operators. With ``CUSTOMCONV_LOG=plan`` in the
+    environment the line of a fused call says "epilogue". Gradients keep what those of
+    ``conv2d_fused`` keep.
+
+    Args:
+        input: As in ``conv_transpose3d``.
+        weight: As in ``conv_transpose3d``.
+        bias: What is added to each output channel, after the scale, of shape (C,), or None. It may
+            be float32 where the input has 16 bits.
+        stride: As in ``conv_transpose3d``.
+        padding: As in ``conv_transpose3d``.
+        output_padding: As in ``conv_transpose3d``.
+        groups: As in ``conv_transpose3d``.
+        dilation: As in ``conv_transpose3d``.
+        scale: What each output channel is multiplied by, of shape (C,), or None. A batch
+            normalization with fixed statistics is a scale and a bias. It may be float32 where the
+            input has 16 bits.
+        residual: What is added to the output, of its shape, or None. It is fused where it has the
+            output's memory format too, and the kernels store no parts apart.
+        activation: As in ``conv2d_fused``.
+        residual_last: Whether the residual is added after the activation, and not before.
+        negative_slope: The slope of "leaky_relu" below zero.
+        algorithm: As in ``conv_transpose3d``.
+
+    Returns:
+        The output, as ``conv_transpose3d`` gives it.
+
+    Raises:
+        RuntimeError: As in ``conv_transpose3d``; or scale or residual have not the shape, type and
+            device that they must have.
+        TypeError: As in ``conv_transpose3d``.
+        ValueError: There is no algorithm, or no activation, of that name.
+    """
+    strides, paddings, dilations = triple(stride), triple(padding), triple(dilation)
+    output_paddings = triple(output_padding)
+    if (
+        strides is None
+        or paddings is None
+        or output_paddings is None
+        or dilations is None
+        or not is_integer(groups)
+    ):
+        return settled(
+            conv_transpose3d_fused, torch.conv_transpose3d, input, weight, bias, stride, padding,
+            output_padding, groups, dilation, scale=scale, residual=residual,
+            activation=activation, residual_last=residual_last, negative_slope=negative_slope,
+            algorithm=algorithm,
+        )  # fmt: skip
+    try:
+        output: Tensor = _CONV_TRANSPOSE3D_FUSED(
+            input, weight, bias, strides, paddings, output_paddings, groups, dilations,
+            scale=scale, residual=residual, activation=activation, residual_last=residual_last,
+            negative_slope=negative_slope, algorithm=algorithm,
+        )  # fmt: skip
+    except _ERRORS as error:
+        arguments = input, weight, bias, stride, padding, output_padding, groups, dilation
+        if other := pytorchs_error(error, algorithm, torch.conv_transpose3d, *arguments):
+            raise other from None
+        if wrong := wrong_option(
+            "conv_transpose3d_fused", scale=scale, residual=residual, activation=activation,
             residual_last=residual_last, negative_slope=negative_slope,
         ):  # fmt: skip
             raise wrong from None

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from . import _bind
-from .arguments import check_algorithm, check_fused
+from .arguments import BATCH_OF, LAST, check_algorithm, check_fused
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight, bias
-Numbers = int | Sequence[int]
+Implementation = Callable[..., Any]
 
 _ACTIVATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "none": lambda y, slope: y,
@@ -80,41 +80,26 @@ def _check(algorithm: str | None, input: Tensor, weight: Tensor) -> None:
         )
 
 
-def _conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers | str = 0,
-    dilation: Numbers = 1,
-    groups: int = 1,
-    *,
-    algorithm: str | None = None,
-) -> Tensor:
-    _check(algorithm, input, weight)
-    return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+def _convolution(convolve: Callable[..., Tensor]) -> Implementation:
+    """An operator by PyTorch's function of the same arguments."""
 
+    def implementation(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *geometry: Any,
+        algorithm: str | None = None,
+        **named: Any,
+    ) -> Tensor:
+        _check(algorithm, input, weight)
+        return convolve(input, weight, bias, *geometry, **named)
 
-def _conv_transpose2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers = 0,
-    output_padding: Numbers = 0,
-    groups: int = 1,
-    dilation: Numbers = 1,
-    *,
-    algorithm: str | None = None,
-) -> Tensor:
-    _check(algorithm, input, weight)
-    return torch.conv_transpose2d(
-        input, weight, bias, stride, padding, output_padding, groups, dilation
-    )
+    return implementation
 
 
 def _finished(
     function: str,
+    spatial: int,
     convolve: Any,
     input: Tensor,
     weight: Tensor,
@@ -131,69 +116,42 @@ def _finished(
         raise ValueError(f"unknown activation {activation!r}: expected one of {known}")
     later = bias is not None and (scale is not None or bias.dtype != input.dtype)
     y: Tensor = convolve(input, weight, None if later else bias)
-    check_fused(function, input, y, bias, scale, residual)
-    dtype = y.dtype
+    check_fused(function, spatial, input, y, bias, scale, residual)
+    dtype, per_channel = y.dtype, (-1, *[1] * spatial)
     if scale is not None:
-        y = (y * scale.view(-1, 1, 1)).to(dtype)
+        y = (y * scale.view(per_channel)).to(dtype)
     if later and bias is not None:
-        y = (y + bias.view(-1, 1, 1)).to(dtype)
+        y = (y + bias.view(per_channel)).to(dtype)
     if residual is not None and not residual_last:
         y = y + residual
     y = _ACTIVATIONS[activation](y, negative_slope)
     return y + residual if residual is not None and residual_last else y
 
 
-def _conv2d_fused(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers = 0,
-    dilation: Numbers = 1,
-    groups: int = 1,
-    *,
-    scale: Tensor | None = None,
-    residual: Tensor | None = None,
-    activation: str = "none",
-    residual_last: bool = False,
-    negative_slope: float = 0.01,
-    algorithm: str | None = None,
-) -> Tensor:
-    def convolve(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return _conv2d(x, w, b, stride, padding, dilation, groups, algorithm=algorithm)
+def _fused(name: str, spatial: int, convolve: Implementation) -> Implementation:
+    def implementation(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *geometry: Any,
+        scale: Tensor | None = None,
+        residual: Tensor | None = None,
+        activation: str = "none",
+        residual_last: bool = False,
+        negative_slope: float = 0.01,
+        algorithm: str | None = None,
+        **named: Any,
+    ) -> Tensor:
+        def plain(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+            output: Tensor = convolve(x, w, b, *geometry, algorithm=algorithm, **named)
+            return output
 
-    return _finished(
-        "conv2d_fused", convolve, input, weight, bias, scale, residual, activation, residual_last,
-        negative_slope,
-    )  # fmt: skip
+        return _finished(
+            name, spatial, plain, input, weight, bias, scale, residual, activation, residual_last,
+            negative_slope,
+        )  # fmt: skip
 
-
-def _conv_transpose2d_fused(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers = 0,
-    output_padding: Numbers = 0,
-    groups: int = 1,
-    dilation: Numbers = 1,
-    *,
-    scale: Tensor | None = None,
-    residual: Tensor | None = None,
-    activation: str = "none",
-    residual_last: bool = False,
-    negative_slope: float = 0.01,
-    algorithm: str | None = None,
-) -> Tensor:
-    def convolve(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return _conv_transpose2d(
-            x, w, b, stride, padding, output_padding, groups, dilation, algorithm=algorithm
-        )
-
-    return _finished(
-        "conv_transpose2d_fused", convolve, input, weight, bias, scale, residual, activation,
-        residual_last, negative_slope,
-    )  # fmt: skip
+    return implementation
 
 
 def _backward(
@@ -208,7 +166,7 @@ def _backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> Gradients:
-    one = input.ndim == grad_output.ndim == 3
+    one = input.ndim == grad_output.ndim == weight.ndim - 1
     if one:
         grad_output, input = grad_output.unsqueeze(0), input.unsqueeze(0)
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
@@ -222,7 +180,7 @@ def _backward(
     return of_input.squeeze(0) if one and of_input is not None else of_input, of_weight, of_bias
 
 
-def _conv2d_backward(
+def _conv_backward(
     grad_output: Tensor,
     input: Tensor,
     weight: Tensor,
@@ -236,11 +194,12 @@ def _conv2d_backward(
 ) -> Gradients:
     _check(algorithm, input, weight)
     return _backward(
-        grad_output, input, weight, stride, padding, dilation, False, [0, 0], groups, output_mask
-    )
+        grad_output, input, weight, stride, padding, dilation, False, [0] * (weight.ndim - 2),
+        groups, output_mask,
+    )  # fmt: skip
 
 
-def _conv_transpose2d_backward(
+def _conv_transpose_backward(
     grad_output: Tensor,
     input: Tensor,
     weight: Tensor,
@@ -260,34 +219,38 @@ def _conv_transpose2d_backward(
     )  # fmt: skip
 
 
-def _conv2d_statistics(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    eps: float,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if input.ndim != 4:
-        raise RuntimeError("conv2d_statistics: expected a batch of images")
-    for running in (running_mean, running_var):
-        if running is not None and running.shape != weight.shape[:1]:
-            raise RuntimeError("conv2d_statistics: expected running statistics of each channel")
-    output = _conv2d(input, weight, bias, stride, padding, dilation, groups)
-    wide = output.to(torch.promote_types(output.dtype, torch.float32))
-    variance, mean = torch.var_mean(wide, (0, 2, 3), correction=0, keepdim=True)
-    pixels = math.prod(output.shape[2:], start=output.shape[0])
-    if running_mean is not None:
-        running_mean.mul_(1 - momentum).add_(mean.view(-1), alpha=momentum)
-    if running_var is not None:
-        sample = variance.view(-1) * (pixels / (pixels - 1) if pixels != 1 else math.inf)
-        running_var.mul_(1 - momentum).add_(sample, alpha=momentum)
-    return output, variance, mean, (variance + eps).rsqrt()
+def _statistics(name: str, spatial: int, convolve: Implementation) -> Implementation:
+    def implementation(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        eps: float,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        momentum: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if input.ndim != spatial + 2:
+            raise RuntimeError(f"{name}: expected a batch of {BATCH_OF[spatial]}")
+        for running in (running_mean, running_var):
+            if running is not None and running.shape != weight.shape[:1]:
+                raise RuntimeError(f"{name}: expected running statistics of each channel")
+        output: Tensor = convolve(input, weight, bias, stride, padding, dilation, groups)
+        wide = output.to(torch.promote_types(output.dtype, torch.float32))
+        others = (0, *range(2, output.ndim))
+        variance, mean = torch.var_mean(wide, others, correction=0, keepdim=True)
+        pixels = math.prod(output.shape[2:], start=output.shape[0])
+        if running_mean is not None:
+            running_mean.mul_(1 - momentum).add_(mean.view(-1), alpha=momentum)
+        if running_var is not None:
+            sample = variance.view(-1) * (pixels / (pixels - 1) if pixels != 1 else math.inf)
+            running_var.mul_(1 - momentum).add_(sample, alpha=momentum)
+        return output, variance, mean, (variance + eps).rsqrt()
+
+    return implementation
 
 
 def _fold_batch_norms(
@@ -316,7 +279,7 @@ def _copy_parameters(
     return [
         each.to(
             dtype=dtype, copy=True,
-            memory_format=torch.channels_last if channels_last and each.ndim == 4
+            memory_format=LAST.get(each.ndim, torch.preserve_format) if channels_last
             else torch.preserve_format,
         )
         for each in parameters
@@ -340,15 +303,21 @@ def _describe_call(
     with torch.no_grad():  # it raises where the arguments do not fit together
         if transposed:
             rest = (output_padding, groups, dilation)
-            torch.conv_transpose2d(input, weight, bias, stride, padding, *rest)
+            _TRANSPOSED[_spatial(weight)](input, weight, bias, stride, padding, *rest)
         else:
-            torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+            _PLAIN[_spatial(weight)](input, weight, bias, stride, padding, dilation, groups)
     return "", False, _reason
 
 
+def _spatial(weight: Tensor) -> int:
+    """3 for volumes; for all else 2, whose function refuses a malformed weight."""
+    return 3 if weight.ndim == 5 else 2
+
+
 def _is_channels_last(input: Tensor, weight: Tensor) -> bool:
+    last = LAST[_spatial(weight) + 2]
     return any(
-        each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous()
+        each.is_contiguous(memory_format=last) and not each.is_contiguous()
         for each in (input, weight)
     )
 
@@ -367,27 +336,44 @@ def _convolve_part(
     output: Tensor,
     *_: Any,
 ) -> bool:
-    """A part of images, by PyTorch."""
+    """A part of images or volumes, by PyTorch."""
+    _check(algorithm, input, weight)
     found = (
-        _conv_transpose2d(
-            input, weight, bias, stride, padding, output_padding, groups, dilation,
-            algorithm=algorithm,
+        _TRANSPOSED[_spatial(weight)](
+            input, weight, bias, stride, padding, output_padding, groups, dilation
         )
         if transposed
-        else _conv2d(input, weight, bias, stride, padding, dilation, groups, algorithm=algorithm)
-    )  # fmt: skip
+        else _PLAIN[_spatial(weight)](input, weight, bias, stride, padding, dilation, groups)
+    )
     output.copy_(found)
     return True
 
 
-_IMPLEMENTATIONS = {
-    "conv2d": _conv2d,
-    "conv2d_fused": _conv2d_fused,
-    "conv2d_backward": _conv2d_backward,
-    "conv_transpose2d": _conv_transpose2d,
-    "conv_transpose2d_fused": _conv_transpose2d_fused,
-    "conv_transpose2d_backward": _conv_transpose2d_backward,
-    "conv2d_statistics": _conv2d_statistics,
+_PLAIN: dict[int, Callable[..., Tensor]] = {2: torch.conv2d, 3: torch.conv3d}
+_TRANSPOSED: dict[int, Callable[..., Tensor]] = {
+    2: torch.conv_transpose2d,
+    3: torch.conv_transpose3d,
+}
+
+
+def _of_dimensions(spatial: int) -> dict[str, Implementation]:
+    """The operators of images or of volumes."""
+    name, transposed = f"conv{spatial}d", f"conv_transpose{spatial}d"
+    plain, transpose = _convolution(_PLAIN[spatial]), _convolution(_TRANSPOSED[spatial])
+    return {
+        name: plain,
+        f"{name}_fused": _fused(f"{name}_fused", spatial, plain),
+        f"{name}_backward": _conv_backward,
+        f"{name}_statistics": _statistics(f"{name}_statistics", spatial, plain),
+        transposed: transpose,
+        f"{transposed}_fused": _fused(f"{transposed}_fused", spatial, transpose),
+        f"{transposed}_backward": _conv_transpose_backward,
+    }
+
+
+_IMPLEMENTATIONS: dict[str, Implementation] = {
+    **_of_dimensions(2),
+    **_of_dimensions(3),
     "fold_batch_norms": _fold_batch_norms,
     "copy_parameters": _copy_parameters,
     "_describe_call": _describe_call,

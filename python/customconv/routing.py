@@ -53,10 +53,10 @@ def enable() -> AbstractContextManager[None]:
     """Sends PyTorch's convolutions on CUDA through this package's planner and kernels.
 
     This holds for the whole process: every thread, and every way to reach
-    ``torch.nn.functional.conv1d``, ``conv2d``, ``conv_transpose1d``, ``conv_transpose2d`` and their
-    gradients, modules, compiled, scripted and traced programs included. Everything else, such as
-    3-D convolutions, stays PyTorch's; ``stats`` tells why. Each call is undone by one of
-    ``disable``.
+    ``torch.nn.functional.conv1d``, ``conv2d``, ``conv3d``, ``conv_transpose1d``,
+    ``conv_transpose2d``, ``conv_transpose3d`` and their gradients, modules, compiled, scripted and
+    traced programs included. Everything else, such as complex numbers, stays PyTorch's, and so does
+    what PyTorch computes faster; ``stats`` tells why. Each call is undone by one of ``disable``.
 
     A backward pass is routed if routing is on when it runs, whatever it was in the forward pass.
 

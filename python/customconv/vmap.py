@@ -48,10 +48,15 @@ def _of_none(operator: Operator, in_dims: Sequence[int | None], *tensors: Tensor
     return none, tuple(None if each is None else 0 for each in results)
 
 
-def _with_batch(images: Mapped) -> Mapped:
-    """Images of shape (B, N, C, H, W), or (N, C, H, W) if they are shared."""
+def _spatial(weight: Mapped) -> int:
+    """2 for images, 3 for volumes."""
+    return weight.value.ndim - 2 - weight.is_mapped
+
+
+def _with_batch(images: Mapped, spatial: int) -> Mapped:
+    """Images of shape (B, N, C, H, W), or (N, C, H, W) if they are shared; so are volumes."""
     before_channels = int(images.is_mapped)
-    if images.value.ndim == before_channels + 4:
+    if images.value.ndim == before_channels + 2 + spatial:
         return images
     return Mapped(images.value.unsqueeze(before_channels), images.is_mapped)
 
@@ -89,7 +94,7 @@ def _output(
     w = _mapped(weight, in_dims[1])
     b = None if bias is None else _mapped(bias, in_dims[2])
     given = _mapped(input, in_dims[0])
-    x = _with_batch(given)
+    x = _with_batch(given, _spatial(w))
     shared = b.value if b is not None and not b.is_mapped and not w.is_mapped else None
     if w.is_mapped:
         found = convolve(_into_channels(x.each(count)), _into_groups(w.value), None, groups * count)
@@ -100,7 +105,7 @@ def _output(
     else:
         output = convolve(x.value, w.value, None, groups).unsqueeze(0)
     if b is not None and shared is None:
-        channels = b.value[..., None, None]
+        channels = b.value.reshape(*b.value.shape, *[1] * _spatial(w))
         output = output + (channels.unsqueeze(1) if b.is_mapped else channels)
     return (output if x is given else output.squeeze(1)), 0
 
@@ -118,7 +123,8 @@ def _gradients(
     """Gradients for each example. ``differentiate`` takes three tensors, groups and a mask."""
     w = _mapped(weight, in_dims[2])
     given = _mapped(input, in_dims[1])
-    x, g = _with_batch(given), _with_batch(_mapped(grad_output, in_dims[0]))
+    spatial = _spatial(w)
+    x, g = _with_batch(given, spatial), _with_batch(_mapped(grad_output, in_dims[0]), spatial)
     grad_input = grad_weight = grad_bias = None
     input_dim = 0 if w.is_mapped or g.is_mapped else None
     weight_dim = 0 if x.is_mapped or g.is_mapped else None
@@ -155,7 +161,7 @@ def _gradients(
         else:
             grad_weight = differentiate(g.value, x.value, w.value[0], groups, other)[1]
     if mask[2]:
-        grad_bias = g.value.sum((-4, -2, -1))
+        grad_bias = g.value.sum((-2 - spatial, *range(-spatial, 0)))
     dims = (
         input_dim if grad_input is not None else None,
         weight_dim if grad_weight is not None else None,
@@ -267,17 +273,17 @@ def _fold_batch_norms(
 
 
 _ops = torch.ops.customconv
-_ONE, _NONE = (1, 1), (0, 0)
 
 # Geometries: stride, padding, dilation, groups; and stride, padding, output_padding, groups,
 # dilation.
-for _name, _rule in {
-    "conv2d": _rule_for_output(_ops.conv2d.default, (_ONE, _NONE, _ONE, 1)),
-    "conv2d_backward": _rule_for_gradients(_ops.conv2d_backward.default),
-    "conv_transpose2d": _rule_for_output(
-        _ops.conv_transpose2d.default, (_ONE, _NONE, _NONE, 1, _ONE)
-    ),
-    "conv_transpose2d_backward": _rule_for_gradients(_ops.conv_transpose2d_backward.default),
-}.items():
-    torch.library.register_vmap(f"customconv::{_name}", _rule)
+for _dimensions in (2, 3):
+    _one, _none = (1,) * _dimensions, (0,) * _dimensions
+    for _name, _defaults in {
+        f"conv{_dimensions}d": (_one, _none, _one, 1),
+        f"conv_transpose{_dimensions}d": (_one, _none, _none, 1, _one),
+    }.items():
+        _forward = getattr(_ops, _name).default
+        _backward = getattr(_ops, f"{_name}_backward").default
+        torch.library.register_vmap(_forward, _rule_for_output(_forward, _defaults))
+        torch.library.register_vmap(_backward, _rule_for_gradients(_backward))
 torch.library.register_vmap("customconv::fold_batch_norms", _fold_batch_norms)

@@ -13,15 +13,29 @@ import customconv
 NUMBERS = {
     "conv1d": ["stride", "padding", "dilation", "groups"],
     "conv2d": ["stride", "padding", "dilation", "groups"],
+    "conv3d": ["stride", "padding", "dilation", "groups"],
     "conv_transpose1d": ["stride", "padding", "output_padding", "groups", "dilation"],
     "conv_transpose2d": ["stride", "padding", "output_padding", "groups", "dilation"],
+    "conv_transpose3d": ["stride", "padding", "output_padding", "groups", "dilation"],
 }
 each_function = pytest.mark.parametrize("name", NUMBERS)
+FUSED = ["conv2d_fused", "conv3d_fused", "conv_transpose2d_fused", "conv_transpose3d_fused"]
 
 
 # PyTorch 2.9 crashes where it gets NumPy's boolean, and takes no tensor for a list of integers.
 NEW = torch.__version__ >= (2, 10)
 BOOLEANS = [True, np.bool_(True)] if NEW else [True]
+
+
+def dimensions_of(name):
+    """The number that a function's or a module's name says."""
+    return int(name.removesuffix("_fused")[-2])
+
+
+def tensors_for(name, size=6):
+    """An input of four channels, this long in each dimension, and filters for it."""
+    dimensions = dimensions_of(name)
+    return torch.randn(1, 4, *[size] * dimensions), torch.randn(4, 4, *[3] * dimensions)
 
 
 class Two(enum.IntEnum):
@@ -48,7 +62,7 @@ def numbers(rng):
 
 def sequences(rng, dimensions):
     """A list or tuple, mostly of as many numbers as there are dimensions."""
-    length = rng.choice([dimensions, dimensions, dimensions, 0, 1, 2, 3])
+    length = rng.choice([dimensions, dimensions, dimensions, 0, 1, 2, 3, 4])
     kind = rng.choice([list, tuple, tuple])
     return kind(numbers(rng) for _ in range(length))
 
@@ -68,7 +82,7 @@ def tensors(rng, shape):
 
 def call(rng, name):
     """The arguments of a call in which one to three things may be wrong."""
-    dimensions = 1 if name.endswith("1d") else 2
+    dimensions = dimensions_of(name)
     shapes = [(1, 4, *[6] * dimensions), (4, 4, *[3] * dimensions), (4,)]
     given = [torch.ones(shape) for shape in shapes]
     options = {}
@@ -127,8 +141,7 @@ def test_random_malformed_calls_raise_what_pytorch_raises(name, seed):
     ],
 )
 def test_what_pytorch_takes_for_an_integer_is_taken(name, value):
-    dimensions = 1 if name.endswith("1d") else 2
-    x, w = torch.randn(1, 4, *[7] * dimensions), torch.randn(4, 4, *[3] * dimensions)
+    x, w = tensors_for(name, 7)
     ours = getattr(customconv, name)(x, w, stride=value, padding=value)
     theirs = getattr(F, name)(x, w, stride=value, padding=value)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -138,16 +151,14 @@ def test_what_pytorch_takes_for_an_integer_is_taken(name, value):
 @pytest.mark.parametrize("argument", ["stride", "dilation", "groups"])
 @pytest.mark.parametrize("value", BOOLEANS)
 def test_a_boolean_is_no_integer(name, argument, value):
-    dimensions = 1 if name.endswith("1d") else 2
-    x, w = torch.randn(1, 4, *[7] * dimensions), torch.randn(4, 4, *[3] * dimensions)
+    x, w = tensors_for(name)
     with pytest.raises(TypeError, match=rf"^{name}\(\)"):
         getattr(customconv, name)(x, w, **{argument: value})
 
 
 @each_function
 def test_the_algorithm_is_a_string(name):
-    dimensions = 1 if name.endswith("1d") else 2
-    x, w = torch.randn(1, 4, *[7] * dimensions), torch.randn(4, 4, *[3] * dimensions)
+    x, w = tensors_for(name)
     with pytest.raises(TypeError, match="argument 'algorithm' must be str, not NoneType"):
         getattr(customconv, name)(x, w, algorithm=None)
 
@@ -160,22 +171,26 @@ def test_the_algorithm_is_a_string(name):
         *[("negative_slope", "steep", "float"), ("algorithm", None, "str")],
     ],
 )
-@pytest.mark.parametrize("name", ["conv2d_fused", "conv_transpose2d_fused"])
+@pytest.mark.parametrize("name", FUSED)
 def test_the_other_arguments_of_a_fused_call(name, argument, value, expected):
-    x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    x, w = tensors_for(name)
     with pytest.raises(TypeError) as error:
         getattr(customconv, name)(x, w, **{argument: value})
     kind = type(value).__name__
     assert f"argument '{argument}' must be {expected}, not {kind}" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["mish", "", "ReLU"])
-def test_an_unknown_activation_lists_those_that_there_are(name):
+@pytest.mark.parametrize("activation", ["mish", "", "ReLU"])
+@pytest.mark.parametrize("name", FUSED)
+def test_an_unknown_activation_lists_those_that_there_are(name, activation):
     with pytest.raises(ValueError, match=r"expected one of 'none', 'relu', .*'gelu_tanh'"):
-        customconv.conv2d_fused(torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3), activation=name)
+        getattr(customconv, name)(*tensors_for(name), activation=activation)
 
 
-@pytest.mark.parametrize("kind", ["Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d"])
+@pytest.mark.parametrize(
+    "kind",
+    ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"],
+)
 def test_modules_refuse_an_algorithm_when_they_are_made(kind):
     """In the words in which the operator would refuse it later."""
     with pytest.raises(ValueError) as error:
@@ -194,16 +209,36 @@ def test_stats_are_reset_by_a_boolean(value):
 
 
 @pytest.mark.parametrize("input", [None, 1.0])
-@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
-def test_a_fused_call_refuses_them_too(name, input):
-    w, fused = torch.randn(4, 4, 3, 3), getattr(customconv, f"{name}_fused")
+@pytest.mark.parametrize("fused", FUSED)
+def test_a_fused_call_refuses_them_too(fused, input):
+    (x, w), convolve = tensors_for(fused), getattr(customconv, fused)
+    name = fused.removesuffix("_fused")
     with pytest.raises(TypeError, match=rf"^{name}\(\)"):
-        fused(input, w)
+        convolve(input, w)
     with pytest.raises(TypeError, match=rf"^{name}\(\)"):
-        fused(torch.randn(1, 4, 6, 6), w, stride=True)
+        convolve(x, w, stride=True)
 
 
-@pytest.mark.parametrize(("kind", "shape"), [("Conv1d", (4, 9)), ("Conv2d", (4, 9, 9))])
+@pytest.mark.parametrize("name", ["conv2d_fused", "conv3d_fused"])
+def test_a_fused_call_pads_by_the_words_that_pytorch_takes(name):
+    x, w = tensors_for(name)
+    theirs = getattr(F, name.removesuffix("_fused"))
+    for wrong in ({"padding": "same", "stride": 2}, {"padding": "full"}):
+        with pytest.raises(Exception) as expected:
+            theirs(x, w, **wrong)
+        with pytest.raises(expected.type) as actual:
+            getattr(customconv, name)(x, w, **wrong)
+        assert generic(str(actual.value)) == generic(str(expected.value))
+    w = torch.randn(4, 4, *range(2, w.ndim))  # of another size in each dimension
+    right = {"padding": "same", "dilation": [3]}  # one number for all dimensions
+    ours = getattr(customconv, name)(x, w, **right)
+    torch.testing.assert_close(ours, theirs(x, w, **right))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("Conv1d", (4, 9)), ("Conv2d", (4, 9, 9)), ("Conv3d", (4, 9, 9, 9))],
+)
 def test_modules_raise_what_pytorchs_raise(kind, shape):
     ours, theirs = getattr(customconv, kind)(4, 6, 3), getattr(torch.nn, kind)(4, 6, 3)
     for wrong in (None, [1.0], torch.randn(shape).long(), torch.randn(shape).double()):

@@ -15,13 +15,23 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
 import customconv
+from customconv.arguments import LAST
 
-KINDS = [nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d]
+KINDS = [
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+]
 OURS = {kind: getattr(customconv, kind.__name__) for kind in KINDS}
 
 
 def image(kind=nn.Conv2d, channels=4):
-    return torch.randn(2, channels, *((9,) if kind in (nn.Conv1d, nn.ConvTranspose1d) else (9, 8)))
+    return torch.randn(2, channels, *(9, 8, 5)[: int(kind.__name__[-2])])
+
+
+def input_of(model):
+    """What the model's first convolution takes: signals, images or volumes."""
+    rank = next(p.ndim for p in model.parameters() if p.ndim > 2)
+    return torch.randn(2, 4, *(9, 8, 5)[: rank - 2])
 
 
 def randomized(model):
@@ -435,8 +445,6 @@ def with_forward():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: nn.Conv3d(1, 2, 3), "customconv has no Conv3d"),
-        (lambda: nn.ConvTranspose3d(1, 2, 3), "customconv has no ConvTranspose3d"),
         (lambda: nn.LazyConv2d(2, 3), "its parameters are not initialized yet"),
         (lambda: torch.ao.nn.quantized.Conv2d(4, 6, 3), "it is a module for quantization"),
         (for_training_quantized, "it is a module for quantization"),
@@ -529,6 +537,14 @@ FOLDED = {
         lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)), 1,
     ),
     "ours": (lambda: nn.Sequential(customconv.Conv2d(4, 6, 3), nn.BatchNorm2d(6)), 1),
+    "signals": (lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6)), 1),
+    "volumes": (lambda: nn.Sequential(nn.Conv3d(4, 6, 3, bias=False), nn.BatchNorm3d(6)), 1),
+    "volumes in groups": (
+        lambda: nn.Sequential(nn.Conv3d(4, 8, (1, 3, 2), groups=2), nn.BatchNorm3d(8)), 1,
+    ),
+    "transposed volumes": (
+        lambda: nn.Sequential(nn.ConvTranspose3d(4, 6, 2, groups=2), nn.BatchNorm3d(6)), 1,
+    ),
     "nested": (small, 2),
     "code": (Residual, 2),
     "untraceable": (Untraceable, 5),
@@ -541,9 +557,10 @@ each_folded = pytest.mark.parametrize(("make", "count"), FOLDED.values(), ids=FO
 @pytest.mark.parametrize("channels_last", [None, True, False])
 def test_batch_norms_are_folded_and_restored(make, count, channels_last):
     model = randomized(make()).double()
+    x = input_of(model).double()
     if channels_last is False:
-        model.to(memory_format=torch.channels_last)
-    x, before = image().double(), snapshot(model)
+        model.to(memory_format=LAST[max(x.ndim, 4)])
+    before = snapshot(model)
     expected = model(x)
     names = {id(m): name for name, m in model.named_modules()}
     _, report = customconv.convert(model, fold_batchnorm=True, channels_last=channels_last)
@@ -556,15 +573,6 @@ def test_batch_norms_are_folded_and_restored(make, count, channels_last):
     customconv.revert(model)
     assert_restored(model, before)
     torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
-
-
-def test_signals_are_folded_too():
-    model = randomized(nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6)))
-    x = image(nn.Conv1d)
-    expected = model(x)
-    _, report = customconv.convert(model, fold_batchnorm=True)
-    assert len(report.folded) == 1
-    torch.testing.assert_close(model(x), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -871,15 +879,13 @@ LEFT = {
     "tied weights": (tied, "0 shares its parameters with another module"),
     "other kind": (
         lambda: sequential(nn.Conv2d(4, 4, 3), nn.SyncBatchNorm(4)),
-        "it is neither BatchNorm1d nor BatchNorm2d, and may do more"),
+        "it is neither BatchNorm1d, BatchNorm2d nor BatchNorm3d, and may do more"),
     "subclass": (
         lambda: sequential(Standardized(4, 4, 3), nn.BatchNorm2d(4)), "0 is not replaced"),
     "ours, but more": (
         lambda: sequential(type("More", (Standardized, customconv.Conv2d), {})(4, 4, 3),
                            nn.BatchNorm2d(4)),
         "0 may do more than convolve"),
-    "3-D": (lambda: sequential(nn.Conv3d(4, 4, 1), nn.BatchNorm3d(4)),
-            "it is neither BatchNorm1d nor BatchNorm2d, and may do more"),
     "no convolution": (
         lambda: sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.BatchNorm2d(4)),
         "what it normalizes is not the output of a convolution"),
@@ -960,7 +966,7 @@ def test_what_cannot_be_folded_is_left_with_a_reason(make, reason):
     _, report = customconv.convert(model, fold_batchnorm=True)
     assert reason in reasons(report).values()
     assert not report.folded
-    x = torch.randn(2, 4, 3, 9, 8) if "Conv3d" in str(before) else image()
+    x = image()
     torch.testing.assert_close(model(x), before(x))
 
 
@@ -1228,16 +1234,18 @@ def test_copies_are_converted_and_can_be_reverted(duplicate):
 
 
 def test_memory_formats_of_weights_are_set_and_restored():
-    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv3d(1, 2, 3), nn.Conv1d(4, 6, 3))
+    """Also of a model with both images and volumes, for which Module.to has no one format."""
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv3d(4, 2, 3), nn.Conv1d(4, 6, 3))
     model.register_buffer("table", torch.randn(2, 3, 4, 5))
     model[0].weight.grad = torch.randn(6, 4, 3, 3)
     before = snapshot(model)
     wanted = copy.deepcopy(model[0]).to(memory_format=torch.channels_last).weight.stride()
     customconv.convert(model, channels_last=True)
     assert model[0].weight.stride() == model[0].weight.grad.stride() == wanted
+    assert model[1].weight.is_contiguous(memory_format=torch.channels_last_3d)
     assert model.table.is_contiguous(memory_format=torch.channels_last)
     customconv.convert(model, channels_last=False)
-    assert model[0].weight.is_contiguous()
+    assert all(tensor.is_contiguous() for tensor in model.state_dict().values())
     customconv.convert(model, channels_last=True)
     customconv.revert(model)
     assert_restored(model, before)
@@ -1264,14 +1272,14 @@ def test_none_leaves_the_memory_format():
 
 
 def test_the_report_prints_as_a_table():
-    model = randomized(nn.Sequential(*conv_bn(), nn.ReLU(), nn.BatchNorm2d(4), nn.Conv3d(4, 4, 1)))
+    model = randomized(nn.Sequential(*conv_bn(), nn.ReLU(), nn.BatchNorm2d(4), Plain(4, 4, 1)))
     _, report = customconv.convert(model, fold_batchnorm=True)
     assert str(report).splitlines() == [
         "customconv: 1 replaced, 1 folded, 2 left",
         "replaced  0  Conv2d",
         "folded    1  BatchNorm2d  into 0",
         "left      3  BatchNorm2d  what it normalizes is not the output of a convolution",
-        "left      4  Conv3d       customconv has no Conv3d",
+        "left      4  Plain        it is a subclass of Conv2d",
     ]
     _, report = customconv.convert(nn.Conv2d(1, 1, 1))
     assert "(the model)" in str(report)

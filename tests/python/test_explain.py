@@ -21,9 +21,34 @@ def test_cpu_tensors_are_pytorchs():
     assert "weight 6 x 4 x 3 x 3, no bias, stride 1 x 1, padding 1 x 1" in lines["problem"]
 
 
+def test_volumes():
+    x, w = torch.randn(2, 4, 5, 9, 8), torch.randn(6, 4, 2, 3, 3)
+    explanation = customconv.explain(x, w, stride=[2], padding=(1, 0, 2))
+    assert explanation.family == "aten"
+    lines = dict(line.split(maxsplit=1) for line in str(explanation).splitlines())
+    assert "cpu" in lines["reason"].lower()
+    assert "fprop, input 2 x 4 x 5 x 9 x 8 of float32 on cpu" in lines["problem"]
+    assert "weight 6 x 4 x 2 x 3 x 3, no bias" in lines["problem"]
+    assert "stride 2 x 2 x 2, padding 1 x 0 x 2, dilation 1 x 1 x 1" in lines["problem"]
+    assert explanation.problem.is_deep
+    assert explanation.problem.output == customconv.conv3d(x, w, None, 2, (1, 0, 2)).shape
+    one = customconv.explain(x[0], w)  # of images it would be a batch
+    assert "input 4 x 5 x 9 x 8 of float32" in one.summary
+    assert one.problem.output == (1, 6, 4, 7, 6)
+
+
+def test_volumes_without_depth_are_images():
+    x, w = torch.randn(2, 4, 1, 9, 8), torch.randn(6, 4, 1, 3, 3)
+    problem = customconv.explain(x, w, stride=(3, 2, 1), padding=(0, 1, 1)).problem
+    image = customconv.explain(x[:, :, 0], w[:, :, 0], stride=(2, 1), padding=1).problem
+    assert not problem.is_deep
+    assert problem.text == image.text
+
+
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
-def test_every_pass(op):
-    x, w = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3)
+@pytest.mark.parametrize("depth", [(), (5,)])
+def test_every_pass(op, depth):
+    x, w = torch.randn(2, 4, *depth, 9, 8), torch.randn(6, 4, *[3 for _ in depth], 3, 3)
     explanation = customconv.explain(x, w, torch.randn(6), op=op)
     assert explanation.summary.startswith(op)
     assert ", bias, " in explanation.summary
@@ -39,23 +64,32 @@ def test_numbers_are_what_the_operator_takes():
 
 
 @pytest.mark.parametrize(
-    ("padding", "shape", "text"),
+    ("weight", "dilation", "padding", "shape", "text"),
     [
-        ("valid", "4 x 9 x 8", "padding 0 x 0"),
-        ("same", "4 x 9 x 9", "padding 2 x 1"),  # uneven: one column is added first
-        ((2, 0), "4 x 9 x 8", "padding 2 x 0"),
+        ((6, 4, 3, 4), (2, 1), "valid", "4 x 9 x 8", "padding 0 x 0"),
+        # Uneven: one column is added first.
+        ((6, 4, 3, 4), (2, 1), "same", "4 x 9 x 9", "padding 2 x 1"),
+        ((6, 4, 3, 4), (2, 1), (2, 0), "4 x 9 x 8", "padding 2 x 0"),
+        ((6, 4, 2, 3, 4), (1, 2, 1), "valid", "4 x 5 x 9 x 8", "padding 0 x 0 x 0"),
+        ((6, 4, 2, 3, 4), (1, 2, 1), "same", "4 x 6 x 9 x 9", "padding 0 x 2 x 1"),
+        ((6, 4, 3, 2, 3), (3, 1, 1), "same", "4 x 5 x 10 x 8", "padding 3 x 0 x 1"),
+        ((6, 4, 2, 3, 4), (1, 2, 1), (1, 2, 0), "4 x 5 x 9 x 8", "padding 1 x 2 x 0"),
     ],
 )
-def test_padding_by_name(padding, shape, text):
-    x, w = torch.randn(4, 9, 8), torch.randn(6, 4, 3, 4)
-    explanation = customconv.explain(x, w, dilation=(2, 1), padding=padding)
+def test_padding_by_name(weight, dilation, padding, shape, text):
+    x = torch.randn(4, *(5, 9, 8)[-len(dilation) :])
+    explanation = customconv.explain(x, torch.randn(weight), dilation=dilation, padding=padding)
     assert f"input {shape} of" in explanation.summary
     assert text in explanation.summary
 
 
-def test_channels_last_is_told():
-    x = torch.randn(2, 4, 9, 8).to(memory_format=torch.channels_last)
-    assert "channels last" in customconv.explain(x, torch.randn(6, 4, 3, 3)).summary
+@pytest.mark.parametrize(
+    ("sizes", "layout"), [((9, 8), torch.channels_last), ((5, 9, 8), torch.channels_last_3d)]
+)
+def test_channels_last_is_told(sizes, layout):
+    x, w = torch.randn(2, 4, *sizes), torch.randn(6, 4, *[3 for _ in sizes])
+    assert "channels last" not in customconv.explain(x, w).summary
+    assert "channels last" in customconv.explain(x.to(memory_format=layout), w).summary
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
@@ -75,6 +109,18 @@ def test_transposed(op):
         customconv.explain(x, w, padding="same", transposed=True)
     with pytest.raises(RuntimeError, match="output padding must be smaller"):
         customconv.explain(x, w, output_padding=1, transposed=True)
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_transposed_volumes(op):
+    x, w = torch.randn(2, 6, 3, 5, 4), torch.randn(6, 4, 3, 3, 3)
+    geometry = {"stride": (1, 2, 2), "output_padding": (0, 1, 0), "transposed": True}
+    explanation = customconv.explain(x, w, torch.randn(4), op=op, **geometry)
+    assert explanation.summary.startswith(f"{op} transposed, input 2 x 6 x 3 x 5 x 4")
+    assert "padding 0 x 0 x 0, output padding 0 x 1 x 0, dilation 1 x 1" in explanation.summary
+    assert explanation.problem.output == (2, 6, 3, 5, 4)
+    seen = {"fprop": "dgrad", "dgrad": "fprop"}.get(op, op)
+    assert str(explanation.problem).startswith(seen)
 
 
 def test_wrong_arguments():
@@ -100,7 +146,7 @@ def test_wrong_arguments():
         ((torch.ones(2, 4, 9, 8), None), "'weight' (position 2) must be Tensor, not NoneType"),
         ((torch.ones(2, 4, 9, 8), nn.Conv2d(4, 6, 3)), "a module comes first"),
         ((nn.Sequential(nn.Conv2d(4, 6, 3)), torch.ones(2, 4, 9, 8)), "explain_compile(model, x)"),
-        ((nn.Conv3d(4, 6, 3), torch.ones(2, 4, 9, 8, 7)), "not Conv3d"),
+        ((nn.Linear(4, 6), torch.ones(2, 4)), "not Linear"),
         ((nn.Conv2d(4, 6, 3), None), "takes its input, a Tensor, not NoneType"),
         ((nn.Conv2d(4, 6, 3), torch.ones(2, 4, 9, 8), None, 2), "and no more"),
     ],
@@ -114,27 +160,30 @@ def test_what_is_no_tensor_is_named(arguments, words):
 
 
 @pytest.mark.parametrize("op", ["fprop", "wgrad"])
-def test_a_family_that_cannot_compute_the_call_is_explained(op):
+@pytest.mark.parametrize("sizes", [(9, 8), (5, 9, 8)])
+def test_a_family_that_cannot_compute_the_call_is_explained(sizes, op):
     """The call raises, and the explanation says it in the same words."""
-    x, w = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3)
+    x, w = torch.randn(2, 4, *sizes), torch.randn(6, 4, *[3 for _ in sizes])
     explanation = customconv.explain(x, w, op=op, algorithm="tiled")
     assert explanation.raises
     assert explanation.plan is None
     assert explanation.family == "none"
     with pytest.raises(RuntimeError) as error:
-        customconv.conv2d(x, w, algorithm="tiled")
+        getattr(customconv, f"conv{len(sizes)}d")(x, w, algorithm="tiled")
     assert explanation.fallback == f"the call raises: {error.value}"
     assert "not tiled" in str(explanation)
     assert not customconv.explain(x, w).raises
 
 
 @pytest.mark.gpu
-def test_a_family_that_cannot_compute_the_problem_is_explained():
-    x, w = torch.randn(2, 4, 9, 8, device="cuda"), torch.randn(6, 4, 3, 3, device="cuda")
+@pytest.mark.parametrize("sizes", [(9, 8), (5, 9, 8)])
+def test_a_family_that_cannot_compute_the_problem_is_explained(sizes):
+    x, w = torch.randn(2, 4, *sizes), torch.randn(6, 4, *[3 for _ in sizes])
+    x, w = x.cuda(), w.cuda()
     explanation = customconv.explain(x, w, algorithm="depthwise")
     assert explanation.family == "none"
     with pytest.raises(RuntimeError) as error:
-        customconv.conv2d(x, w, algorithm="depthwise")
+        getattr(customconv, f"conv{len(sizes)}d")(x, w, algorithm="depthwise")
     assert explanation.fallback.startswith("the call raises: ")
     assert explanation.fallback.split(": ", 1)[1] in str(error.value)
 
@@ -143,8 +192,10 @@ GEOMETRY = {"stride": 2, "padding": 1, "dilation": 2, "groups": 2}
 MODULES = {
     "Conv1d": (2, 4, 19),
     "Conv2d": (2, 4, 19, 17),
+    "Conv3d": (2, 4, 7, 9, 8),
     "ConvTranspose1d": (2, 4, 9),
     "ConvTranspose2d": (2, 4, 9, 8),
+    "ConvTranspose3d": (2, 4, 5, 6, 4),
 }
 
 
@@ -178,6 +229,10 @@ def test_a_module_pads_by_its_mode_first():
     summary = customconv.explain(module, torch.randn(2, 4, 9, 8)).summary
     assert "input 2 x 4 x 13 x 10 of float32" in summary
     assert "padding 0 x 0" in summary
+    module = nn.Conv3d(4, 6, 3, padding=(0, 2, 1), padding_mode="circular")
+    summary = customconv.explain(module, torch.randn(2, 4, 5, 9, 8)).summary
+    assert "input 2 x 4 x 5 x 13 x 10 of float32" in summary
+    assert "padding 0 x 0 x 0" in summary
 
 
 def test_an_algorithm_of_the_module_is_explained():
@@ -186,9 +241,10 @@ def test_an_algorithm_of_the_module_is_explained():
     assert "'direct'" in customconv.explain(module, x, algorithm="direct").fallback
 
 
-def test_a_module_without_parameters_yet():
+@pytest.mark.parametrize("kind", [nn.LazyConv2d, nn.LazyConv3d])
+def test_a_module_without_parameters_yet(kind):
     with pytest.raises(RuntimeError, match="not initialized yet"):
-        customconv.explain(nn.LazyConv2d(6, 3), torch.randn(2, 4, 9, 8))
+        customconv.explain(kind(6, 3), torch.randn(2, 4, 9, 8, 7))
 
 
 def plan(**changes):
@@ -234,10 +290,10 @@ def test_a_plan_prints_what_is_out_of_the_ordinary():
 
 
 @pytest.mark.gpu
-def test_a_cuda_problem_names_every_family():
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU")
-    x, w = torch.randn(2, 4, 9, 8, device="cuda"), torch.randn(6, 4, 3, 3, device="cuda")
+@pytest.mark.parametrize("sizes", [(9, 8), (5, 9, 8)])
+def test_a_cuda_problem_names_every_family(sizes):
+    x, w = torch.randn(2, 4, *sizes), torch.randn(6, 4, *[3 for _ in sizes])
+    x, w = x.cuda(), w.cuda()
     explanation = customconv.explain(x, w, padding=1)
     assert {c.family for c in explanation.candidates} >= {"direct", "im2col", "tiled"}
     assert [c.family for c in explanation.candidates if not c.reason] == [explanation.family]

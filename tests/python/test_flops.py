@@ -21,11 +21,11 @@ def flops(convolve, x, w, backward, **geometry):
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(
     "name",
-    ["conv1d", "conv2d", "conv2d_fused", "conv_transpose1d", "conv_transpose2d",
-     "conv_transpose2d_fused"],
+    ["conv1d", "conv2d", "conv2d_fused", "conv3d", "conv3d_fused", "conv_transpose1d",
+     "conv_transpose2d", "conv_transpose2d_fused", "conv_transpose3d", "conv_transpose3d_fused"],
 )  # fmt: skip
 def test_counts_are_pytorchs(name, groups, backward, device):
-    sizes = [9] if "1d" in name else [9, 8]
+    sizes = [9, 8, 5][: int(name.removesuffix("_fused")[-2])]
     channels, outputs = (4, 6 // groups) if "transpose" in name else (6, 4 // groups)
     x = torch.randn(2, 4, *sizes, device=device)
     w = torch.randn(channels, outputs, *[3] * len(sizes), device=device)

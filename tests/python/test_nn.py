@@ -1,4 +1,4 @@
-"""customconv.Conv1d, Conv2d, ConvTranspose1d and ConvTranspose2d are drop-ins for torch.nn's."""
+"""The modules, customconv.Conv2d and its likes, are drop-ins for torch.nn's."""
 
 import copy
 import inspect
@@ -31,6 +31,17 @@ CASES_1D = [
     ((4, 6, 3), {"padding": (2,), "padding_mode": "replicate"}),
     ((4, 6, 3), {"padding": "same", "padding_mode": "circular"}),
 ]
+CASES_3D = [
+    ((4, 6, 3), {}),
+    ((4, 6, (3, 2, 1)), {"stride": (1, 2, 3), "padding": (0, 1, 0), "bias": False}),
+    ((4, 6, 3), {"padding": 2, "dilation": (1, 2, 3), "groups": 2}),
+    ((4, 4, (2, 5, 3)), {"padding": "same", "groups": 4}),
+    ((4, 6, (3, 2, 2)), {"padding": "same", "dilation": (1, 3, 2)}),
+    ((4, 6, 3), {"padding": "valid"}),
+    ((4, 6, 3), {"padding": 1, "padding_mode": "reflect"}),
+    ((4, 6, (3, 2, 1)), {"padding": (2, 1, 0), "padding_mode": "replicate"}),
+    ((4, 6, 3), {"padding": "same", "padding_mode": "circular"}),
+]
 TRANSPOSED_CASES = [
     ((4, 6, 3), {}),
     ((4, 6, (3, 2)), {"stride": 2, "padding": (1, 0), "output_padding": 1, "bias": False}),
@@ -43,24 +54,34 @@ TRANSPOSED_CASES_1D = [
     ((4, 6, 4, 2, 1), {"groups": 2}),
     ((4, 4, 5), {"groups": 4, "dilation": 3, "output_padding": (2,)}),
 ]
+TRANSPOSED_CASES_3D = [
+    ((4, 6, 3), {}),
+    (
+        (4, 6, (3, 2, 4)),
+        {"stride": 2, "padding": (1, 0, 1), "output_padding": (1, 0, 1), "bias": False},
+    ),
+    ((4, 6, 4, 2, 1), {"groups": 2}),
+    ((4, 4, (2, 5, 1)), {"groups": 4, "dilation": (3, 1, 2), "output_padding": (2, 0, 1)}),
+]
 KINDS = [
     *[(customconv.Conv1d, nn.Conv1d, *case) for case in CASES_1D],
     *[(customconv.Conv2d, nn.Conv2d, *case) for case in CASES],
+    *[(customconv.Conv3d, nn.Conv3d, *case) for case in CASES_3D],
     *[(customconv.ConvTranspose1d, nn.ConvTranspose1d, *case) for case in TRANSPOSED_CASES_1D],
     *[(customconv.ConvTranspose2d, nn.ConvTranspose2d, *case) for case in TRANSPOSED_CASES],
+    *[(customconv.ConvTranspose3d, nn.ConvTranspose3d, *case) for case in TRANSPOSED_CASES_3D],
 ]
 each_kind = pytest.mark.parametrize(("our_kind", "their_kind", "arguments", "options"), KINDS)
 
 
-OF_SIGNALS = nn.Conv1d, nn.ConvTranspose1d
-KINDS_OF_MODULES = [
-    customconv.Conv1d, customconv.Conv2d, customconv.ConvTranspose1d, customconv.ConvTranspose2d
-]  # fmt: skip
+NAMES = "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"
+TRANSPOSED_NAMES = NAMES[3:]
+KINDS_OF_MODULES = [getattr(customconv, name) for name in NAMES]
 
 
 def images(kind, *batch, **options):
-    """Random input for the kind of module: signals or images of four channels."""
-    return torch.randn(*batch, 4, *((9,) if issubclass(kind, OF_SIGNALS) else (9, 8)), **options)
+    """Random input for the kind of module: signals, images or volumes of four channels."""
+    return torch.randn(*batch, 4, *(9, 8, 5)[: int(kind.__name__[-2])], **options)
 
 
 def pair(our_kind, their_kind, arguments, options, **more):
@@ -104,9 +125,16 @@ def test_repr_is_pytorchs(our_kind, their_kind, arguments, options):
     assert repr(ours) == repr(theirs)
 
 
-@pytest.mark.parametrize("shape", [(2, 5, 9), (5, 9), (9,), (2, 4, 1)])
-def test_a_misshaped_signal_is_refused_in_pytorchs_words(shape):
-    ours, theirs = pair(customconv.Conv1d, nn.Conv1d, (4, 6, 3), {})
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *[("Conv1d", shape) for shape in [(2, 5, 9), (5, 9), (9,), (2, 4, 1)]],
+        *[("Conv3d", shape) for shape in [(2, 5, 9, 9, 9), (5, 9, 9, 9), (9, 9, 9)]],
+        *[("Conv3d", (2, 4, 1, 9, 9)), ("ConvTranspose3d", (2, 5, 9, 9, 9))],
+    ],
+)
+def test_a_misshaped_input_is_refused_in_pytorchs_words(name, shape):
+    ours, theirs = pair(getattr(customconv, name), getattr(nn, name), (4, 6, 3), {})
     with pytest.raises(RuntimeError) as expected:
         theirs(torch.randn(shape))
     with pytest.raises(RuntimeError) as actual:
@@ -119,7 +147,7 @@ def test_repr_shows_a_forced_algorithm():
     assert repr(module) == "Conv2d(4, 6, kernel_size=(3, 3), stride=(1, 1), algorithm='direct')"
 
 
-@pytest.mark.parametrize("name", [kind.__name__ for kind in KINDS_OF_MODULES])
+@pytest.mark.parametrize("name", NAMES)
 def test_signature_is_pytorchs_and_the_algorithm_keyword_only(name):
     ours = inspect.signature(getattr(customconv, name)).parameters
     theirs = inspect.signature(getattr(nn, name)).parameters
@@ -128,13 +156,16 @@ def test_signature_is_pytorchs_and_the_algorithm_keyword_only(name):
     assert ours["algorithm"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
-def test_device_and_dtype():
-    module = customconv.Conv2d(4, 6, 3, device="meta", dtype=torch.bfloat16)
+@pytest.mark.parametrize("kind", KINDS_OF_MODULES)
+def test_device_and_dtype(kind):
+    module = kind(4, 6, 3, device="meta", dtype=torch.bfloat16)
     assert module.weight.is_meta
     assert module.bias.dtype == torch.bfloat16
-    output = module(torch.empty(2, 4, 9, 8, device="meta", dtype=torch.bfloat16))
+    x = images(kind, 2, device="meta", dtype=torch.bfloat16)
+    output = module(x)
     assert output.is_meta
-    assert output.shape == (2, 6, 7, 6)
+    change = 2 if module.transposed else -2
+    assert output.shape == (2, 6, *[size + change for size in x.shape[2:]])
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
@@ -149,21 +180,21 @@ def test_copies_keep_the_weights_and_the_algorithm(kind, duplicate):
     torch.testing.assert_close(twin(x), module(x))
 
 
-@pytest.mark.parametrize("name", ["ConvTranspose1d", "ConvTranspose2d"])
-@pytest.mark.parametrize("output_size", [None, (17, 16), [2, 6, 18, 15]])
+@pytest.mark.parametrize("name", TRANSPOSED_NAMES)
+@pytest.mark.parametrize("output_size", [None, (17, 16, 9), [2, 6, 18, 15, 10]])
 def test_a_transposed_modules_output_size(name, output_size):
     dimensions = int(name[-2])
     sizes = [4, 6, 3, 2, 1]
     ours, theirs = pair(getattr(customconv, name), getattr(nn, name), sizes, {})
-    x = torch.randn(2, 4, *(9, 8)[:dimensions])
+    x = torch.randn(2, 4, *(9, 8, 5)[:dimensions])
     if output_size is not None:
-        output_size = output_size[: len(output_size) - 2 + dimensions]
+        output_size = output_size[: len(output_size) - 3 + dimensions]
     torch.testing.assert_close(ours(x, output_size), theirs(x, output_size))
     with pytest.raises(ValueError, match="requested an output size"):
-        ours(x, (30, 16)[:dimensions])
+        ours(x, (30, 16, 9)[:dimensions])
 
 
-@pytest.mark.parametrize("name", ["ConvTranspose1d", "ConvTranspose2d"])
+@pytest.mark.parametrize("name", TRANSPOSED_NAMES)
 @pytest.mark.parametrize("options", [{"padding_mode": "reflect"}, {"groups": 3}])
 def test_transposed_modules_refuse_what_pytorchs_do(name, options):
     messages = []
@@ -192,7 +223,7 @@ def test_torchscript_compiles_it(our_kind, their_kind, arguments, options, tmp_p
     torch.testing.assert_close(torch.jit.load(tmp_path / "module.pt")(x), module(x))
 
 
-@pytest.mark.parametrize("name", ["ConvTranspose1d", "ConvTranspose2d"])
+@pytest.mark.parametrize("name", TRANSPOSED_NAMES)
 def test_a_transposed_modules_padding_stays_zeros(name):
     messages = []
     for package in (customconv, nn):

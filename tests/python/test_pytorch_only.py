@@ -28,6 +28,8 @@ torch.manual_seed(0)
 x = torch.randn(2, 8, 9, 10, dtype=torch.float64, requires_grad=True)
 w = torch.randn(6, 4, 3, 3, dtype=torch.float64, requires_grad=True)
 b = torch.randn(6, dtype=torch.float64, requires_grad=True)
+volumes = torch.randn(2, 8, 5, 6, 7, dtype=torch.float64, requires_grad=True)
+filters = torch.randn(6, 4, 2, 3, 3, dtype=torch.float64, requires_grad=True)
 close = torch.testing.assert_close
 """
 
@@ -118,7 +120,7 @@ def test_all_operators_are_there_with_their_schemas(tmp_path):
     )
     there = ours(check(code, tmp_path))
     assert there == ours(compiled.stdout)
-    assert len(there) == len(schemas) == 19
+    assert len(there) == len(schemas) == 33
 
 
 CASES = {
@@ -131,6 +133,73 @@ close(customconv.conv1d(lines, taps, b, 1, 1, 1, 2), F.conv1d(lines, taps, b, 1,
 v = torch.randn(8, 3, 3, 3, dtype=torch.float64)
 y = customconv.conv_transpose2d(x, v, None, 2, 1, 1, 2)
 close(y, F.conv_transpose2d(x, v, None, 2, 1, 1, 2))
+""",
+    "volumes": """
+ours, theirs = customconv.conv3d, F.conv3d
+close(ours(volumes, filters, b, 2, 1, 1, 2), theirs(volumes, filters, b, 2, 1, 1, 2))
+close(ours(volumes[0], filters, b, groups=2), theirs(volumes[0], filters, b, groups=2))
+numbers = [2, 1, 1], [0, 1, 2], [1, 2, 1], 2
+y = theirs(volumes, filters, b, *numbers)
+close(ops.conv3d(volumes, filters, b, *numbers), y)
+options = {"padding": "same", "groups": 2}
+close(ops.conv3d(volumes, filters, b, **options), theirs(volumes, filters, b, **options))
+leaves = [volumes, filters, b]
+close(ours(*leaves, *numbers), y)
+assert torch.autograd.gradcheck(lambda *t: ours(*t, *numbers), leaves, fast_mode=True)
+direction = torch.randn_like(y)
+expected = torch.autograd.grad(y, leaves, direction)
+plain = volumes.detach(), filters.detach()
+close(ops.conv3d_backward(direction, *plain, *numbers, [True, True, True]), expected)
+one = ops.conv3d_backward(direction[0], plain[0][0], plain[1], *numbers, [True, False, False])
+close(one[0], expected[0][0])
+assert one[1] is None and one[2] is None
+v = torch.randn(8, 3, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+numbers = [2, 1, 2], [1, 1, 0], [1, 0, 0], 2, [1, 1, 2]
+y = F.conv_transpose3d(volumes, v, b, *numbers)
+close(customconv.conv_transpose3d(volumes, v, b, *numbers), y)
+direction = torch.randn_like(y)
+found = ops.conv_transpose3d_backward(
+    direction, plain[0], v.detach(), *numbers, [True, True, True])
+close(found, torch.autograd.grad(y, [volumes, v, b], direction))
+""",
+    "fused volumes": """
+scale = torch.rand(6, dtype=torch.float64)
+plain = F.conv3d(volumes, filters, None, padding=1, groups=2)
+residual = torch.randn_like(plain)
+sums = plain * scale.view(-1, 1, 1, 1) + b.view(-1, 1, 1, 1)
+for last in (False, True):
+    expected = F.silu(sums) + residual if last else F.silu(sums + residual)
+    close(customconv.conv3d_fused(volumes, filters, b, padding=1, groups=2, scale=scale,
+        residual=residual, activation="silu", residual_last=last), expected)
+v = torch.randn(8, 3, 2, 3, 3, dtype=torch.float64)
+sums = F.conv_transpose3d(volumes, v, groups=2) * scale.view(-1, 1, 1, 1) + b.view(-1, 1, 1, 1)
+found = customconv.conv_transpose3d_fused(
+    volumes, v, b, groups=2, scale=scale, activation="relu")
+close(found, sums.relu())
+try:
+    customconv.conv3d_fused(volumes, filters, groups=2, scale=scale[:2])
+except RuntimeError as error:
+    assert "conv3d_fused: expected a scale of shape [6]" in str(error)
+else:
+    raise AssertionError
+mean, var = torch.zeros(6).double(), torch.ones(6).double()
+expected_mean, expected_var = mean.clone(), var.clone()
+y, variance, average, reciprocal = ops.conv3d_statistics(volumes.detach(), filters.detach(), None,
+    [1, 1, 1], [1, 1, 1], [1, 1, 1], 2, 1e-5, mean, var, 0.1)
+close(y, plain)
+F.batch_norm(y, expected_mean, expected_var, training=True, momentum=0.1)
+close((mean, var), (expected_mean, expected_var))
+close(reciprocal, (y.var((0, 2, 3, 4), correction=0, keepdim=True) + 1e-5).rsqrt())
+copied = ops.copy_parameters([filters.detach(), w.detach(), b.detach()], torch.float16, True)
+assert copied[0].is_contiguous(memory_format=torch.channels_last_3d)
+assert copied[1].is_contiguous(memory_format=torch.channels_last)
+program = torch.compile(
+    lambda a, c: customconv.conv3d(a, c, groups=2).relu(), backend="aot_eager", fullgraph=True)
+close(program(volumes, filters), F.conv3d(volumes, filters, groups=2).relu())
+mapped = torch.vmap(lambda a: customconv.conv3d(a[None], filters, groups=2)[0])(volumes)
+close(mapped, F.conv3d(volumes, filters, groups=2))
+explained = customconv.explain(volumes, filters, groups=2)
+assert explained.family == "aten" and "has no operators" in explained.fallback
 """,
     "gradients": """
 call = lambda *t: customconv.conv2d(*t, padding=1, groups=2)
@@ -239,6 +308,9 @@ def test_pytorch_computes(tmp_path, case):
         ("customconv.conv2d(x, w, groups=2, algorithm='none')", "ValueError", "unknown algorithm"),
         ("customconv.conv2d(x, w, groups=3)", "RuntimeError", "to have 12 channels"),
         ("customconv.explain(x, w, groups=3)", "RuntimeError", "to have 12 channels"),
+        ("customconv.conv3d(x[0], filters)", "RuntimeError", "to conv3d, but got input of size"),
+        ("customconv.conv2d(volumes, filters)", "RuntimeError", "to conv2d, but got input of size"),
+        ("customconv.explain(volumes, filters)", "RuntimeError", "to have 4 channels"),
     ],
 )
 def test_errors_are_raised_as_ever(tmp_path, call, kind, words):

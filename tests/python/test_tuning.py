@@ -22,7 +22,7 @@ from torch import nn
 import customconv
 from customconv import _bind, plans_file
 from customconv import tuning as tuning_function
-from customconv.measure import Measured
+from customconv.measure import Measured, Operands
 from customconv.tuning import choice, contenders, tune_problem, tune_recorded
 
 pytestmark = pytest.mark.usefixtures("nothing_tuned")
@@ -39,6 +39,13 @@ def problem(channels: int = 64, **others: Any) -> _bind.ConvProblem:
     return _bind.ConvProblem(
         input=(8, channels, 56, 56), weight=(64, channels, 3, 3), padding=(1, 1), dtype="float16",
         **others,
+    )  # fmt: skip
+
+
+def deep_problem(channels: int = 64, **others: Any) -> _bind.ConvProblem:
+    return _bind.ConvProblem(
+        input=(2, channels, 9, 34, 34), weight=(64, channels, 3, 3, 3), padding=(1, 1, 1),
+        dtype="float16", **others,
     )  # fmt: skip
 
 
@@ -108,6 +115,22 @@ def test_the_choice_is_used_from_then_on():
     assert (layer.ms, layer.planned_ms, layer.pytorch_ms) == (0.5, 1.0, 0.6)
     assert layer.plan == str(meter.plans[0][2])
     assert layer.family == chosen.family
+
+
+def test_the_choice_for_volumes_is_used_and_saved(tmp_path):
+    path = tmp_path / "plans.json"
+    layer = tune_problem(DEVICE, deep_problem(), PROPERTIES[DEVICE], Meter(pytorch=0.6))
+    assert isinstance(layer, customconv.TunedLayer)
+    assert "(2, 64, 9, 34, 34)" in layer.problem
+    before = _bind.decide(DEVICE, deep_problem()).plan
+    assert before.tuned
+    plans_file.save(path, HERE, _bind.tuned_plans())
+    (entry,) = json.loads(path.read_text())["plans"]
+    assert [entry["problem"][name] for name in "DTO"] == [9, 3, 9]
+    _bind.clear_tuned_plans()
+    assert not _bind.decide(DEVICE, deep_problem()).plan.tuned
+    assert plans_file.load(path, HERE) == 1
+    assert str(_bind.decide(DEVICE, deep_problem()).plan) == str(before)
 
 
 def test_pytorchs_own_can_be_chosen():
@@ -559,14 +582,25 @@ def test_named_files_are_read_when_cuda_starts(tmp_path, monkeypatch):
 # What PyTorch computes for comparison.
 
 
+SHAPES = {
+    "images": ((2, 4, 7, 8), (6, 2, 3, 3)),
+    "volumes": ((2, 4, 5, 7, 8), (6, 2, 3, 2, 3)),
+    "one slice": ((2, 4, 1, 7, 8), (6, 2, 3, 3, 3)),
+    "flat filters": ((2, 4, 5, 7, 8), (6, 2, 1, 3, 3)),
+}
+
+
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
-def test_pytorchs_pass_is_that_of_the_problem(op):
-    x, w = torch.randn(2, 4, 7, 8, requires_grad=True), torch.randn(6, 2, 3, 3, requires_grad=True)
+@pytest.mark.parametrize("name", SHAPES)
+def test_pytorchs_pass_is_that_of_the_problem(name, op):
+    x, w = (torch.randn(shape, requires_grad=True) for shape in SHAPES[name])
     bias = torch.randn(6) if op == "fprop" else None
-    y = nn.functional.conv2d(x, w, bias, 2, 1, 1, 2)
+    convolve = nn.functional.conv2d if x.ndim == 4 else nn.functional.conv3d
+    stride, padding = [2, 2, 1][: x.ndim - 2], [1, 1, 0][: x.ndim - 2]
+    y = convolve(x, w, bias, stride, padding, 1, 2)
     grad = torch.randn_like(y)
     p = _bind.ConvProblem(
-        op=op, input=(2, 4, 7, 8), weight=(6, 2, 3, 3), stride=(2, 2), padding=(1, 1), groups=2,
+        op=op, input=x.shape, weight=w.shape, stride=stride, padding=padding, groups=2,
         bias=bias is not None,
     )  # fmt: skip
     gradients = torch.autograd.grad(y, [x, w], grad)
@@ -574,6 +608,33 @@ def test_pytorchs_pass_is_that_of_the_problem(op):
     operands = x.detach(), w.detach(), y.detach() if op == "fprop" else grad
     actual = torch.ops.customconv._aten_pass(p.text, *operands, bias)
     torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_operands_lie_as_the_problem_says(name, op, channels_last):
+    """And PyTorch takes them for what they are, a filter of one slice too."""
+    input, weight = SHAPES[name]
+    p = _bind.ConvProblem(
+        op=op, input=input, weight=weight, padding=[1] * (len(input) - 2), groups=2,
+        channels_last=channels_last,
+    )  # fmt: skip
+    operands = Operands(p, torch.device("cpu"))
+    last = torch.channels_last if len(input) == 4 else torch.channels_last_3d
+    shapes = input, weight, p.output
+    for tensor, shape in zip((operands.x, operands.w, operands.y), shapes, strict=True):
+        assert tensor.shape == shape
+        dense = torch.empty(shape)
+        if channels_last:
+            dense = dense.to(memory_format=last)
+        assert tensor.stride() == dense.stride()
+    result = operands.by_pytorch(p)
+    assert result.shape == operands.result.shape
+    wanted = {"fprop": operands.y, "dgrad": operands.x, "wgrad": operands.w}[op]
+    assert operands.result is wanted
+    size = result.square().mean().sqrt()
+    assert 0.2 < size < 3  # of order one
 
 
 def test_deterministic_algorithms_are_the_users_choice_again_afterwards():
@@ -597,8 +658,14 @@ def test_deterministic_algorithms_are_the_users_choice_again_afterwards():
 # On a GPU.
 
 
-def small_network(device: str = "cuda") -> tuple[nn.Module, torch.Tensor]:
+def small_network(device: str = "cuda", dimensions: int = 2) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(3)
+    if dimensions == 3:
+        deep = nn.Sequential(
+            nn.Conv3d(16, 32, 3, padding=1), nn.Tanh(), nn.Conv3d(32, 32, 3, groups=32), nn.Tanh(),
+            nn.ConvTranspose3d(32, 8, 2, stride=2), nn.Conv3d(8, 4, (1, 5, 5), stride=2),
+        ).to(device)  # fmt: skip
+        return deep, torch.randn(2, 16, 5, 12, 14, device=device)
     # Smooth activations: the gradient of a rectifier jumps where a sum near zero is rounded.
     model = nn.Sequential(
         nn.Conv2d(16, 32, 3, padding=1), nn.Tanh(), nn.Conv2d(32, 32, 3, groups=32), nn.Tanh(),
@@ -617,8 +684,9 @@ def all_passes(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("tf32", [False, True])
-def test_a_tuned_network_is_right_and_repeats_bit_for_bit(dtype, tf32, tmp_path):
-    model, x = small_network()
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_a_tuned_network_is_right_and_repeats_bit_for_bit(dimensions, dtype, tf32, tmp_path):
+    model, x = small_network(dimensions=dimensions)
     model, x = model.to(dtype), x.to(dtype)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
         untuned = all_passes(model, x)
@@ -761,12 +829,17 @@ def test_tuning_adds_no_rounding():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["conv2d_fused", "conv_transpose2d_fused"])
+@pytest.mark.parametrize(
+    "name", ["conv2d_fused", "conv3d_fused", "conv_transpose2d_fused", "conv_transpose3d_fused"]
+)
 def test_fused_calls_are_tuned(name: str):
-    x = torch.randn(4, 64, 20, 20, device="cuda", dtype=torch.float16)
-    w = torch.randn(64, 64, 3, 3, device="cuda", dtype=torch.float16)
-    side = 18 if name == "conv2d_fused" else 22
-    bias, residual = x.new_ones(64), torch.randn(4, 64, side, side, device="cuda").half()
+    dimensions = int(name.removesuffix("_fused")[-2])
+    sizes = [20, 20, 6][:dimensions]
+    x = torch.randn(4, 64, *sizes, device="cuda", dtype=torch.float16)
+    w = torch.randn(64, 64, *[3] * dimensions, device="cuda", dtype=torch.float16)
+    change = 2 if "transpose" in name else -2
+    outputs = [size + change for size in sizes]
+    bias, residual = x.new_ones(64), torch.randn(4, 64, *outputs, device="cuda").half()
 
     def call() -> torch.Tensor:
         convolve = getattr(customconv, name)
