@@ -15,27 +15,35 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+# Convolutions, batch norms and transposed convolutions, of images and of volumes.
+KINDS = {
+    2: (nn.Conv2d, nn.BatchNorm2d, nn.ConvTranspose2d),
+    3: (nn.Conv3d, nn.BatchNorm3d, nn.ConvTranspose3d),
+}
+
+
 class Block(nn.Module):
     """Convolutions with all that is fused, and a residual that another convolution computes."""
 
-    def __init__(self, channels: int = 8) -> None:
+    def __init__(self, channels: int = 8, dims: int = 2) -> None:
         super().__init__()
-        self.first = nn.Conv2d(channels, 12, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(12)
-        self.second = nn.Conv2d(12, 12, 3, padding=1, groups=12)
-        self.side = nn.Conv2d(channels, 12, 1)
-        self.side_norm = nn.BatchNorm2d(12)
-        self.up = nn.ConvTranspose2d(12, 5, 2, 2)
+        conv, norm, up = KINDS[dims]
+        self.first = conv(channels, 12, 3, padding=1, bias=False)
+        self.norm = norm(12)
+        self.second = conv(12, 12, 3, padding=1, groups=12)
+        self.side = conv(channels, 12, 1)
+        self.side_norm = norm(12)
+        self.up = up(12, 5, 2, 2)
 
     def forward(self, x):
         y = F.silu(self.norm(self.first(x)))
         y = F.relu(self.second(y) + self.side_norm(self.side(x)))
-        return self.up(y), y.mean((2, 3))
+        return self.up(y), y.flatten(2).mean(2)
 
 
-def make(train=False, device="cpu"):
+def make(train=False, device="cpu", dims=2):
     torch.manual_seed(0)
-    model = Block().to(device)
+    model = Block(dims=dims).to(device)
     for norm in (model.norm, model.side_norm):
         nn.init.uniform_(norm.running_var, 0.5, 2.0)
         nn.init.normal_(norm.running_mean)

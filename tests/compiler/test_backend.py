@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compiler_support import gradients, make, needs_compiler
-from reference import LAYOUTS
+from reference import LAYOUTS, layout_of
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config
@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import customconv
+from customconv import _bind
 from customconv.compiler import dynamo, rewrite
 from customconv.compiler.composed import compose_unfused
 from customconv.compiler.inductor import InductorPass
@@ -48,24 +49,31 @@ def assert_same_results(actual, expected):
         assert ours.stride() == theirs.stride()
 
 
+each_dims = pytest.mark.parametrize("dims", [2, 3], ids=["2d", "3d"])
+
+
 @needs_compiler
+@each_dims
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
-def test_inference(fuses_on_the_cpu, layout, dynamic):
-    model = make().to(memory_format=layout)
+def test_inference(fuses_on_the_cpu, layout, dynamic, dims):
+    layout = layout_of(layout, 2 + dims)
+    model = make(dims=dims).to(memory_format=layout)
     compiled = customconv.compile(model, fullgraph=True, dynamic=dynamic)
-    for size in [(2, 8, 10, 12)] + [(3, 8, 14, 8)] * bool(dynamic):
-        x = torch.randn(size).contiguous(memory_format=layout)
+    for size in [(2, 8, 10, 12, 4)] + [(3, 8, 14, 8, 5)] * bool(dynamic):
+        x = torch.randn(size[: 2 + dims]).contiguous(memory_format=layout)
         with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=size[0] > 2):
             assert_same_results(compiled(x), model(x))
 
 
 @needs_compiler
+@each_dims
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
-def test_training(fuses_on_the_cpu, layout):
-    model = make(train=True).to(memory_format=layout)
+def test_training(fuses_on_the_cpu, layout, dims):
+    layout = layout_of(layout, 2 + dims)
+    model = make(train=True, dims=dims).to(memory_format=layout)
     twin = copy.deepcopy(model)
-    x = torch.randn(2, 8, 10, 12).contiguous(memory_format=layout)
+    x = torch.randn((2, 8, 10, 12, 3)[: 2 + dims]).contiguous(memory_format=layout)
     actual = gradients(model, customconv.compile(model, fullgraph=True), x)
     for ours, theirs in zip(actual, gradients(twin, twin, x), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
@@ -375,19 +383,18 @@ def test_explain_compile_may_be_called_around_compile(fuses_on_the_cpu):
 
 
 def test_explain_compile_names_what_is_left_to_pytorch(fuses_on_the_cpu):
-    volume, complex_ = nn.Conv3d(2, 3, 3), nn.Conv2d(2, 3, 3, dtype=torch.complex64)
+    complex_ = nn.Conv2d(2, 3, 3, dtype=torch.complex64)
 
     def function(x):
-        y = F.relu(volume(x))
-        return y, complex_(x[:, :, 0].to(torch.complex64)), torch.convolution(
-            x[:, :, 0], complex_.weight.real, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
-        )  # fmt: skip
+        return complex_(x.to(torch.complex64)), torch.convolution(
+            x, complex_.weight.real, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+        )
 
-    report = customconv.explain_compile(function, torch.randn(2, 2, 5, 6, 7), quiet=True)
+    report = customconv.explain_compile(function, torch.randn(2, 2, 6, 7), quiet=True)
     assert not any(each.ours for each in report.convolutions)
     reasons = {each.parts[0]: each.reason for each in report.convolutions}
-    assert reasons.keys() == {"conv3d", "conv2d", "convolution"}
-    assert "images and signals" in reasons["conv3d"]
+    assert reasons.keys() == {"conv2d", "convolution"}
+    assert "signals, images and volumes" in reasons["convolution"]
     assert "complex64" in reasons["conv2d"]
     assert "left: " in str(report)
 
@@ -471,21 +478,24 @@ def calls(graph_module):
     return [node.target for node in graph_module.graph.nodes if node.op == "call_function"]
 
 
-def weights(count, kernel=3, layout=torch.contiguous_format, channels=6):
-    shape = (channels, channels, kernel, kernel)
+def weights(count, kernel=3, layout=torch.contiguous_format, channels=6, dims=2):
+    shape = (channels, channels, *[kernel] * dims)
     return [torch.randn(shape).contiguous(memory_format=layout) for _ in range(count)]
 
 
+@each_dims
 @pytest.mark.parametrize("optimize", [False, True], ids=["as_they_are", "channels_last"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
-def test_weights_are_cast_together(layout, optimize):
+def test_weights_are_cast_together(layout, optimize, dims):
+    convolve, layout = (OPS.conv2d, OPS.conv3d)[dims - 2], layout_of(layout, 2 + dims)
+
     def function(x, *filters):
         for w in filters:
-            x = OPS.conv2d(x, w.to(torch.bfloat16), None, 1, 1)
+            x = convolve(x, w.to(torch.bfloat16), None, 1, 1)
         return x
 
-    filters = weights(6, layout=layout, channels=16)  # faster in channels-last
-    x = torch.randn(4, 16, 16, 16).bfloat16().contiguous(memory_format=layout)
+    filters = weights(6, layout=layout, channels=16, dims=dims)  # faster in channels-last
+    x = torch.randn((4, 16, 16, 16, 3)[: 2 + dims]).bfloat16().contiguous(memory_format=layout)
     graph_module = traced(function, x, *filters)
     with config.patch(layout_optimization=optimize):
         InductorPass()(graph_module.graph)
@@ -496,7 +506,8 @@ def test_weights_are_cast_together(layout, optimize):
     assert torch.ops.prims.convert_element_type.default not in calls(graph_module)
     (node,) = (n for n in graph_module.graph.nodes if n.target is copies)
     assert node.args[1] is torch.bfloat16
-    assert node.args[2] is (optimize or layout is torch.channels_last)
+    # Layouts of volumes stay as they are.
+    assert node.args[2] is ((optimize and dims == 2) or layout is not torch.contiguous_format)
     # Where images are channels-last, so are the results here; Inductor lays them out for users.
     expected = function(x, *filters)
     rounding = 0.02 * expected.abs().max().item()  # of six layers, where sums cancel
@@ -539,17 +550,49 @@ def test_images_become_channels_last_where_the_planner_says_so(function, size, b
     assert {has_channels_last_images(node) for node in convolutions} == {becomes}
 
 
+def test_a_graph_with_volumes_keeps_its_layouts():
+    """Also of images, whose layout is chosen for all of a graph."""
+
+    def function(x, w, volume, filters):
+        return deep(x, w), OPS.conv3d(volume, filters)
+
+    sizes = (32, 64, 128, 128), (64, 64, 3, 3), (2, 4, 3, 5, 5), (4, 4, 3, 3, 3)
+    graph_module = traced(function, *(torch.empty(size, dtype=torch.float16) for size in sizes))
+    choose_layout(graph_module.graph)
+    convolutions = [node for node in graph_module.graph.nodes if node.target in FORWARD]
+    assert [has_channels_last_images(node) for node in convolutions] == [False] * 5
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_dimensions_of_one_volume_are_not_taken_for_those_of_a_batch(batched):
+    """Its four dimensions may lie as those of channels-last images do."""
+    x = torch.empty(2, 6, 5, 7).to(memory_format=torch.channels_last)
+    if batched:
+        x = torch.empty(2, 6, 3, 5, 7).to(memory_format=torch.channels_last_3d)
+    w = torch.empty(4, x.shape[-4], 3, 3, 3)
+    graph_module = traced(lambda x, w: OPS.conv3d(x, w, None, 1, 1), x, w)
+    (node,) = (node for node in graph_module.graph.nodes if node.target in FORWARD)
+    assert has_channels_last_images(node) is batched
+    (problem,) = problems_of(node, channels_last=False, with_gradients=False)
+    assert problem.output == (2 if batched else 1, 4, *x.shape[-3:])
+    assert (problem.fields["x_strides"][1] == 1) is batched  # channels-last
+
+
 @pytest.mark.parametrize(
     ("trained", "passes"),
     [(False, ["fprop", "dgrad"]), (True, ["fprop", "wgrad", "dgrad", "wgrad", "fprop"])],
 )
-def test_gradients_of_a_training_step_count_too(trained, passes):
+@each_dims
+def test_gradients_of_a_training_step_count_too(dims, trained, passes):
     """But for that of the graph's input. The input gradient of a transposed one is a plain one."""
 
     def function(x, a, b):
-        return OPS.conv_transpose2d(OPS.conv2d(x, a, None, 1, 1), b, None, 2, 1, 1)
+        if dims == 2:
+            return OPS.conv_transpose2d(OPS.conv2d(x, a, None, 1, 1), b, None, 2, 1, 1)
+        y = OPS.conv3d(x, a, None, 1, [0, 1, 1])
+        return OPS.conv_transpose3d(y, b, None, [3, 2, 2], [0, 1, 1], [2, 1, 1])
 
-    graph_module = traced(function, torch.empty(2, 6, 5, 7), *weights(2))
+    graph_module = traced(function, torch.empty(2, 6, *(4, 5, 7)[-dims:]), *weights(2, dims=dims))
     asked = [
         problem.fields
         for node in graph_module.graph.nodes
@@ -558,6 +601,7 @@ def test_gradients_of_a_training_step_count_too(trained, passes):
     ]
     assert [fields["op"] for fields in asked] == passes
     assert {(fields["H"], fields["W"]) for fields in asked} == {(5, 7), (10, 14)}
+    assert {fields.get("D") for fields in asked} == ({None} if dims == 2 else {4, 8})
 
 
 def test_the_planner_is_told_what_follows_a_transposed_convolution():
@@ -588,29 +632,39 @@ COMPOSED = {
 }  # fmt: skip
 
 
+@each_dims
 @pytest.mark.parametrize("groups", [1, 6])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 @pytest.mark.parametrize("name", COMPOSED)
-def test_transposed_convolutions_are_taken_apart_where_no_kernel_does_all(name, dtype, groups):
+def test_transposed_convolutions_are_taken_apart_where_no_kernel_does_all(
+    name, dtype, groups, dims
+):
     """There are none for float64 and depthwise ones."""
     options = dict(COMPOSED[name])
+    plain = (OPS.conv_transpose2d, OPS.conv_transpose3d)[dims - 2]
+    fused = (OPS.conv_transpose2d_fused, OPS.conv_transpose3d_fused)[dims - 2]
+    sizes = (8, 8, 3)[:dims]
 
     def function(x, w, bias, scale, residual):
         given = options | {"scale": scale} if "scale" in options else options
         given = given | {"residual": residual} if "residual" in options else given
-        return OPS.conv_transpose2d_fused(x, w, bias, 1, 1, 0, groups, **given)
+        return fused(x, w, bias, 1, 1, 0, groups, **given)
 
-    x, w = torch.randn(2, 6, 8, 8, dtype=dtype), torch.randn(6, 6 // groups, 3, 3, dtype=dtype)
+    x = torch.randn(2, 6, *sizes, dtype=dtype)
+    w = torch.randn(6, 6 // groups, *[3] * dims, dtype=dtype)
     bias, scale = (torch.randn(6).to(torch.promote_types(dtype, torch.float32)) for _ in range(2))
-    tensors = x, w, bias, scale, torch.randn(2, 6, 8, 8, dtype=dtype)
+    tensors = x, w, bias, scale, torch.randn_like(x)
     graph_module = traced(function, *tensors)
+    (node,) = (n for n in graph_module.graph.nodes if n.target in FORWARD)
+    (problem,) = problems_of(node, channels_last=False, with_gradients=False)
+    stays = _bind.plan(problem).fuses
+    assert stays is (dtype == torch.float16 and groups == 1) or dims == 3
     InductorPass()(graph_module.graph)
     graph_module.graph.lint()
     graph_module.recompile()
     called = calls(graph_module)
-    stays = dtype == torch.float16 and groups == 1
-    assert (OPS.conv_transpose2d_fused.default in called) is stays
-    assert (OPS.conv_transpose2d.default in called) is not stays
+    assert (fused.default in called) is stays
+    assert (plain.default in called) is not stays
     actual, expected = graph_module(*tensors), function(*tensors)
     torch.testing.assert_close(actual, expected, rtol=2e-3 if dtype == torch.float16 else 1e-6,
                                atol=2e-2 if dtype == torch.float16 else 1e-6)  # fmt: skip

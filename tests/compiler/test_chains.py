@@ -11,19 +11,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from functorch.compile import make_boxed_func
-from reference import assert_equal, tolerances
+from reference import LAYOUTS, assert_equal, layout_of, tolerances
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
+from customconv.arguments import LAST
 from customconv.compiler.report import CompiledConvolution
 from customconv.compiler.rewrite import fuse
 
 pytestmark = pytest.mark.usefixtures("fuses_on_the_cpu")
 
-FUSED = torch.ops.customconv.conv2d_fused.default
-PLAIN = torch.ops.customconv.conv2d.default
-TRANSPOSED = torch.ops.customconv.conv_transpose2d.default
-TRANSPOSED_FUSED = torch.ops.customconv.conv_transpose2d_fused.default
+CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d")
+PLAIN = {getattr(torch.ops.customconv, name).default: name for name in CONVOLUTIONS}
+FUSED = {getattr(torch.ops.customconv, f"{name}_fused").default: name for name in CONVOLUTIONS}
 FOLD = torch.ops.customconv.fold_batch_norms.default
 
 Forward = Callable[[Any, Tensor], Any]
@@ -40,6 +40,44 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.does(self, x)
+
+
+def deep(module: nn.Module) -> nn.Module:
+    """The module for volumes that corresponds to one for images."""
+    if isinstance(module, nn.BatchNorm2d):
+        return nn.BatchNorm3d(module.num_features, affine=module.affine)
+    if not isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+        return module
+
+    def three(numbers: Any) -> Any:
+        return numbers if isinstance(numbers, str) else (numbers[-1], *numbers)
+
+    transposed = isinstance(module, nn.ConvTranspose2d)
+    names = ("kernel_size", "stride", "padding", "dilation", "output_padding")
+    numbers = {name: three(getattr(module, name)) for name in names[: 5 if transposed else 4]}
+    return (nn.ConvTranspose3d if transposed else nn.Conv3d)(
+        module.in_channels, module.out_channels, **numbers, groups=module.groups,
+        bias=module.bias is not None,
+    )  # fmt: skip
+
+
+def of_dims(dims: str, model: Model, parts: Any) -> tuple[Model, Any]:
+    """A model of images and what it becomes, or both of volumes."""
+    if dims == "2d":
+        return model, parts
+    change: Callable[[Any], Any] = lambda each: (  # noqa: E731
+        [change(inner) for inner in each] if isinstance(each, list) else each.replace("2d", dims)
+    )
+    modules = {name: deep(module) for name, module in model.named_children()}
+    return Model(model.does, **modules), change(parts)
+
+
+each_dims = pytest.mark.parametrize("dims", ["2d", "3d"])
+
+
+def vector(values: Tensor, x: Tensor, *, batched: bool = False) -> Tensor:
+    """One value for each channel, of a shape that can be combined with x."""
+    return values.view(*[1] * batched, -1, *[1] * (x.ndim - 2))
 
 
 def settled(model: nn.Module) -> nn.Module:
@@ -192,7 +230,7 @@ PATTERNS: dict[str, tuple[Model, list[list[str]]]] = {
         [["conv2d", "batch norm"], ["conv2d", "batch norm", "residual", "relu"]],
     ),
     "later_residual": (
-        Model(lambda m, x: F.relu(m.c(x) + F.max_pool2d(x, 3, 1, 1).exp()), c=conv(8, 8)),
+        Model(lambda m, x: F.relu(m.c(x) + x.flip(-1).exp()), c=conv(8, 8)),
         [["conv2d", "residual", "relu"]],
     ),
     "numbers": (
@@ -204,15 +242,17 @@ PATTERNS: dict[str, tuple[Model, list[list[str]]]] = {
     ),
     "vectors": (
         Model(
-            lambda m, x: F.relu(m.c(x) * m.b.weight.view(-1, 1, 1) + m.b.bias[None, :, None, None]),
+            lambda m, x: F.relu(
+                m.c(x) * vector(m.b.weight, x) + vector(m.b.bias, x, batched=True)
+            ),
             c=conv(), b=nn.BatchNorm2d(8),
         ),
         [["conv2d", "scale", "bias", "relu"]],
     ),
     "vector_twice": (
         Model(
-            lambda m, x: torch.add(m.c(x), m.b.bias.view(-1, 1, 1), alpha=2).div(
-                m.b.weight.view(1, -1, 1, 1)
+            lambda m, x: torch.add(m.c(x), vector(m.b.bias, x), alpha=2).div(
+                vector(m.b.weight, x, batched=True)
             ),
             c=conv(), b=nn.BatchNorm2d(8),
         ),
@@ -322,13 +362,44 @@ PATTERNS: dict[str, tuple[Model, list[list[str]]]] = {
 
 
 def input_of(model: Model, device: str = "cpu") -> Tensor:
-    channels = model.c.in_channels
-    return torch.randn(2, channels, 7, 9, device=device)
+    is_deep = isinstance(model.c, (nn.Conv3d, nn.ConvTranspose3d))
+    sizes = (5, 7, 9) if is_deep else (7, 9)
+    return torch.randn(2, model.c.in_channels, *sizes, device=device)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_pattern_is_fused_and_exact(pattern):
-    model, parts = PATTERNS[pattern]
+@pytest.mark.parametrize(
+    ("pattern", "dims"),
+    [(each, "2d") for each in PATTERNS]
+    + [(each, "3d") for each in PATTERNS if "signals" not in each],
+)
+def test_a_pattern_is_fused_and_exact(pattern, dims):
+    model, parts = of_dims(dims, *PATTERNS[pattern])
+    check_fused_and_exact(pattern, model, parts)
+
+
+VOLUMES: dict[str, tuple[nn.Module, str]] = {
+    "strided": (
+        nn.Conv3d(8, 6, (1, 2, 4), (1, 2, 3), (0, 1, 2), dilation=(3, 2, 1), groups=2), "conv3d"
+    ),
+    "one number in a list": (nn.Conv3d(8, 6, 3, stride=[2], padding=[1]), "conv3d"),
+    "same padding": (
+        nn.Conv3d(8, 6, (1, 5, 3), padding="same", dilation=(4, 1, 2)), "conv3d"
+    ),
+    "transposed": (
+        nn.ConvTranspose3d(8, 6, (4, 1, 3), (3, 1, 2), (2, 0, 1), (2, 0, 1), dilation=(1, 3, 2)),
+        "conv_transpose3d",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+def test_three_different_numbers_stay_in_their_order(name):
+    convolution, kind = VOLUMES[name]
+    model = Model(lambda m, x: F.relu(m.c(x)), c=convolution)
+    check_fused_and_exact(name, model, [[kind, "relu"]])
+
+
+def check_fused_and_exact(pattern: str, model: nn.Module, parts: list[list[str]]) -> None:
     model = settled(model).double()
     x = input_of(model).double()
     with torch.no_grad():
@@ -339,10 +410,9 @@ def test_a_pattern_is_fused_and_exact(pattern):
     assert_equal(actual, expected, **tolerances(torch.float64, 1000))
     assert actual.stride() == expected.stride()
     # One operator for each convolution, and nothing that is fused besides it.
-    kinds = {FUSED: "conv2d", PLAIN: "conv2d"}
-    kinds |= {TRANSPOSED_FUSED: "conv_transpose2d", TRANSPOSED: "conv_transpose2d"}
+    kinds = PLAIN | FUSED
     convolutions = [t for t in backend.called() if t in kinds]
-    fused = [t in (FUSED, TRANSPOSED_FUSED) for t in convolutions]
+    fused = [t in FUSED for t in convolutions]
     assert fused == [len(each) > 1 for each in parts]
     assert [kinds[t] for t in convolutions] == [each[0].replace("1d", "2d") for each in parts]
     others = "later_residual", "vectors", "vector_twice", "one_image", "transposed_image"
@@ -350,10 +420,13 @@ def test_a_pattern_is_fused_and_exact(pattern):
         assert backend.called() == convolutions
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@each_dims
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
 @pytest.mark.parametrize("pattern", ["residual", "transposed_residual"])
-def test_layouts_stay_as_they_are(pattern, layout):
-    model = settled(PATTERNS[pattern][0]).to(memory_format=layout)
+def test_layouts_stay_as_they_are(pattern, layout, dims):
+    model, _ = of_dims(dims, *PATTERNS[pattern])
+    layout = layout_of(layout, int(dims[0]) + 2)
+    model = settled(model).to(memory_format=layout)
     x = input_of(model).contiguous(memory_format=layout)
     with torch.no_grad():
         expected = model(x)
@@ -391,7 +464,7 @@ ENDS: dict[str, tuple[Model, list[str], str]] = {
         "second residual",
     ),
     "broadcast": (
-        Model(lambda m, x: m.c(x) + x.mean((2, 3), keepdim=True), c=conv(8, 8)),
+        Model(lambda m, x: m.c(x) + x.mean((-2, -1), keepdim=True), c=conv(8, 8)),
         ["conv2d"],
         "another size",
     ),
@@ -420,7 +493,7 @@ ENDS: dict[str, tuple[Model, list[str], str]] = {
     ),
     "other_memory_format": (
         Model(
-            lambda m, x: F.relu(m.c(x.to(memory_format=torch.channels_last)).contiguous()).view(-1),
+            lambda m, x: F.relu(m.c(x.to(memory_format=LAST[x.ndim])).contiguous()).view(-1),
             c=conv(),
         ),
         ["conv2d"],
@@ -434,9 +507,11 @@ ENDS: dict[str, tuple[Model, list[str], str]] = {
 }
 
 
+@each_dims
 @pytest.mark.parametrize("name", ENDS)
-def test_a_chain_ends_with_a_reason(name):
-    model, parts, reason = ENDS[name]
+def test_a_chain_ends_with_a_reason(name, dims):
+    *made, reason = ENDS[name]
+    model, parts = of_dims(dims, *made)
     x = input_of(settled(model))
     with torch.no_grad():
         expected = model(x)
@@ -446,8 +521,11 @@ def test_a_chain_ends_with_a_reason(name):
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_padding_on_one_side_is_left_to_pytorch():
-    model = Model(lambda m, x: F.relu(m.c(x)), c=nn.Conv2d(8, 6, 4, padding="same"))
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
+def test_padding_on_one_side_is_left_to_pytorch(kind):
+    spatial = int(kind.__name__[-2])
+    convolution = kind(8, 6, [4, 3, 3][:spatial], padding="same")
+    model = Model(lambda m, x: F.relu(m.c(x.flatten(2) if spatial == 1 else x)), c=convolution)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's, about its own padding
         backend, actual = run(model.eval(), x := input_of(model))
@@ -463,6 +541,8 @@ PIXELS = {
     "groups": (nn.Conv2d(8, 8, 1, groups=8), False),
     "padded": (nn.Conv2d(8, 5, 1, padding=1), False),
     "signal": (nn.Conv1d(8, 5, 1), True),
+    "volume": (nn.Conv3d(8, 5, 1, stride=(1, 2, 3)), True),
+    "padded_volume": (nn.Conv3d(8, 5, 1, padding=(0, 0, 1)), False),
 }
 
 
@@ -473,12 +553,12 @@ def test_products_of_single_pixels_are_pytorchs(name, train, dtype):
     convolution, of_pixels = PIXELS[name]
     convolution = copy.deepcopy(convolution).to(dtype)
     is_product = of_pixels and dtype == torch.bfloat16
-    dims = (2, 3)[: convolution.weight.ndim - 2]
+    spatial = convolution.weight.ndim - 2
+    dims = tuple(range(2, 2 + spatial))
     model = Model(
         lambda m, x: F.relu(m.c(x.mean(dims, keepdim=True)), inplace=True) + 1, c=convolution
     )
-    x = torch.randn(3, 8, 5, 6, dtype=dtype)[..., : 5 if len(dims) == 2 else None]
-    x = x if len(dims) == 2 else x[..., 0]
+    x = torch.randn(3, 8, *(5, 6, 4)[:spatial], dtype=dtype)
     with torch.set_grad_enabled(train):
         backend, actual = run(model.train(train), x)
         torch.testing.assert_close(actual, model(x))
@@ -486,6 +566,43 @@ def test_products_of_single_pixels_are_pytorchs(name, train, dtype):
     assert backend.found[0].ours is not of_pixels
     assert ("one pixel" in backend.found[0].reason) is of_pixels
     assert ("matrix product" in backend.found[0].reason) is is_product
+    assert (F.linear in backend.called()) is is_product
+
+
+PATCHES = {
+    "video": (nn.Conv3d(3, 6, (2, 4, 3), stride=(2, 4, 3), bias=False), (2, 4, 3), True),
+    "bias": (nn.Conv3d(3, 6, (2, 4, 3)), (2, 4, 3), True),
+    "smaller filter": (nn.Conv3d(3, 6, (2, 4, 2)), (2, 4, 3), False),
+    "padded": (nn.Conv3d(3, 6, (2, 4, 3), padding=(0, 0, 1)), (2, 4, 3), False),
+    "groups": (nn.Conv3d(3, 6, (2, 4, 3), groups=3), (2, 4, 3), False),
+    "images": (nn.Conv2d(3, 6, (4, 3)), (4, 3), False),  # whose layout may still change
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "any number"])
+@pytest.mark.parametrize("last", [False, True], ids=["ncdhw", "ndhwc"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", PATCHES)
+def test_filters_of_a_whole_volume_make_a_matrix_product(name, dtype, last, dynamic):
+    """As video models embed patches: exactly what a linear layer of them computes."""
+    convolution, sizes, reads_all = PATCHES[name]
+    convolution = copy.deepcopy(convolution).to(dtype)
+    is_product = reads_all and dtype != torch.float32 and not last
+    model = Model(lambda m, x: m.c(x).flatten(1), c=convolution)
+    x = torch.randn(5, 3, *sizes, dtype=dtype)
+    if last:
+        x = x.contiguous(memory_format=LAST[x.ndim])
+    if dynamic:
+        torch._dynamo.mark_dynamic(x, 0)
+    with torch.no_grad():
+        backend, actual = run(model, x)
+        if is_product:
+            expected = F.linear(x.flatten(1), model.c.weight.flatten(1), model.c.bias)
+            assert torch.equal(actual, expected)
+        torch.testing.assert_close(actual, model(x))
+    (found,) = backend.found
+    assert found.ours is not is_product
+    assert ("filters as large as the volumes" in found.reason) is is_product
     assert (F.linear in backend.called()) is is_product
 
 
@@ -618,6 +735,11 @@ def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, *model.parameters()])]
 
 
+def convolution_of(kind: str, *arguments: Any) -> nn.Module:
+    found = conv_transposed(*arguments) if "transpose" in kind else conv(*arguments)
+    return deep(found) if "3d" in kind else found
+
+
 TRAINED = {
     "relu": (lambda m, x: F.relu(m.c(x)), ["conv2d", "relu"]),
     "relu6": (lambda m, x: F.relu6(m.c(x)), ["conv2d", "relu6"]),
@@ -634,12 +756,11 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["conv2d", "conv_transpose2d"])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_fuses_what_costs_the_backward_pass_nothing(name, kind):
     forward, (_, *parts) = TRAINED[name]
-    convolution = conv(8, 8) if kind == "conv2d" else conv_transposed(8, 8)
-    model = Model(forward, c=convolution).double()
+    model = Model(forward, c=convolution_of(kind, 8, 8)).double()
     x = input_of(model).double()
     backend = Fusing(differentiates=True)
     actual = gradients(torch.compile(model, backend=backend, fullgraph=True), x)
@@ -653,16 +774,16 @@ def test_training_fuses_what_costs_the_backward_pass_nothing(name, kind):
 
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("kind", ["conv2d", "conv_transpose2d"])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_a_batch_norm_in_evaluation_mode_is_fused_unless_it_learns(kind, frozen, shifted):
     """What else learns in front of it has its gradient, such as the convolution's bias."""
 
     def forward(m, x):
         y = m.c(x)
-        return F.relu(m.b(y + m.d.bias.view(-1, 1, 1) if shifted else y))
+        return F.relu(m.b(y + vector(m.d.bias, x) if shifted else y))
 
-    c = conv() if kind == "conv2d" else conv_transposed()
-    model = settled(Model(forward, c=c, b=nn.BatchNorm2d(8), d=nn.Linear(1, 8))).double()
+    norm = nn.BatchNorm3d(8) if "3d" in kind else nn.BatchNorm2d(8)
+    model = settled(Model(forward, c=convolution_of(kind), b=norm, d=nn.Linear(1, 8))).double()
     for parameter in model.b.parameters():
         parameter.requires_grad_(not frozen)
     x = input_of(model).double()
@@ -844,21 +965,25 @@ def test_operands_of_other_types_are_computed_as_without_fusion(name):
         assert (actual - expected).abs().max() <= most
 
 
+@each_dims
 @pytest.mark.parametrize("pattern", ["residual", "transposed_residual"])
-def test_any_size_is_fused_in_one_graph(pattern):
-    model = settled(PATTERNS[pattern][0])
+def test_any_size_is_fused_in_one_graph(pattern, dims):
+    model, parts = of_dims(dims, *PATTERNS[pattern])
+    model = settled(model)
     backend = Fusing()
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
     with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
         for size in [(2, 8, 7, 9), (3, 8, 12, 10), (5, 8, 9, 16)]:
-            x = torch.randn(size)
+            x = torch.randn(*size, *[size[0] + 2] * (dims == "3d"))
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
-    assert [list(each.parts) for each in backend.found] == PATTERNS[pattern][1]
+    assert [list(each.parts) for each in backend.found] == parts
 
 
+@each_dims
 @pytest.mark.parametrize("pattern", ["residual", "transposed_residual"])
-def test_autocast_keeps_what_a_batch_norm_multiplies_in_float32(pattern):
-    model = settled(PATTERNS[pattern][0])
+def test_autocast_keeps_what_a_batch_norm_multiplies_in_float32(pattern, dims):
+    model, parts = of_dims(dims, *PATTERNS[pattern])
+    model = settled(model)
     x = input_of(model)
     with torch.no_grad():
         exact = model(x)
@@ -866,6 +991,6 @@ def test_autocast_keeps_what_a_batch_norm_multiplies_in_float32(pattern):
             eager = model(x)
             backend, actual = run(model, x)
     # The residual is in float32, and so is the sum.
-    assert list(backend.found[0].parts) == PATTERNS[pattern][1][0][:2]
+    assert list(backend.found[0].parts) == parts[0][:2]
     assert actual.dtype == eager.dtype
     assert (actual - exact).norm() <= 2 * (eager - exact).norm()

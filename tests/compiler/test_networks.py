@@ -21,14 +21,16 @@ from torch._inductor.decomposition import select_decomp_table
 
 from bench import evidence
 from bench.architectures import ARCHITECTURES
+from customconv.arguments import LAST
 from customconv.compiler.inductor import InductorPass
 from customconv.compiler.rewrite import fuse
 
 NAMED = {architecture.name: architecture for architecture in ARCHITECTURES}
-# Small ones, with and without batch norms, in groups, depthwise, transposed, and of signals.
+# Small ones, with and without batch norms, in groups, depthwise, transposed, and of signals and
+# volumes.
 NETWORKS = [
-    "autoencoder", "convnext_atto", "dcgan", "lcnet_050", "regnetx_002",
-    "shufflenet_v2_x0_5", "wavenet",
+    "autoencoder", "convnext_atto", "dcgan", "lcnet_050", "r3d_18", "regnetx_002",
+    "shufflenet_v2_x0_5", "unet3d", "wavenet",
 ]  # fmt: skip
 ROUNDED = {"lcnet_050": 1e-6}  # whose activations PyTorch divides by a six in float32
 
@@ -85,10 +87,10 @@ def test_a_rewritten_network_is_exact(name, layout, train):
     architecture = NAMED[name]
     x = architecture.input(torch.device("cpu")).double()
     network = evidence.awakened(architecture.network()).double()
-    if x.ndim == 4 and layout == "nhwc":
+    if x.ndim in LAST and layout == "nhwc":
         network, x = (
-            network.to(memory_format=torch.channels_last),
-            x.contiguous(memory_format=torch.channels_last),
+            network.to(memory_format=LAST[x.ndim]),
+            x.contiguous(memory_format=LAST[x.ndim]),
         )
     torch._dynamo.reset()
     backend, rewritten = Rewriting(), copy.deepcopy(network)

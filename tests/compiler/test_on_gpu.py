@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from compiler_support import Block, gradients, make
-from reference import LAYOUTS, float32_precision
+from reference import LAYOUTS, float32_precision, layout_of
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -82,7 +83,7 @@ class Upsampling(nn.Module):
 
 MODELS = {
     "block": (Block, 8), "inverted": (Inverted, 24), "split": (Split, 64),
-    "upsampling": (Upsampling, 32),
+    "upsampling": (Upsampling, 32), "volumes": (functools.partial(Block, dims=3), 8),
 }  # fmt: skip
 
 
@@ -91,10 +92,11 @@ def built(name):
     kind, channels = MODELS[name]
     model = kind().cuda().eval()
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, (nn.BatchNorm2d, nn.BatchNorm3d)):
             nn.init.uniform_(module.running_var, 0.5, 2.0)
             nn.init.normal_(module.running_mean)
-    return model, torch.randn(4, channels, 28, 36, device="cuda")
+    sizes = (7, 14, 18) if name == "volumes" else (28, 36)
+    return model, torch.randn(4, channels, *sizes, device="cuda")
 
 
 def within(precision):
@@ -123,6 +125,7 @@ def assert_as_accurate(ours, eager, exact, precision, factor=2.0):
 def test_inference_is_as_accurate_as_eager(name, precision, layout):
     model, x = built(name)
     exact = copy.deepcopy(model).double()(x.double())
+    layout = layout_of(layout, x.ndim)
     model, x = model.to(memory_format=layout), x.contiguous(memory_format=layout)
     autocast, float32 = within(precision)
     compiled = customconv.compile(model, fullgraph=True)
@@ -143,6 +146,7 @@ def test_training_is_as_accurate_as_eager(name, precision, layout):
     model, x = built(name)
     wide = copy.deepcopy(model).double()
     exact = gradients(wide, wide, x.double())
+    layout = layout_of(layout, x.ndim)
     model, x = model.to(memory_format=layout), x.contiguous(memory_format=layout)
     autocast, float32 = within(precision)
     compiled = customconv.compile(model, fullgraph=True)

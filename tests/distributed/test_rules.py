@@ -47,37 +47,37 @@ def laid_out(tensor: Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> Any
     return found.requires_grad_(tensor.requires_grad)
 
 
-def problem(of: random.Random) -> tuple[Any, list[Tensor | None], dict[str, Any]]:
-    """An operator, its image, weight and bias, and its other arguments."""
+def problem(of: random.Random, axes: int) -> tuple[Any, list[Tensor | None], dict[str, Any]]:
+    """An operator, its image or volume, weight and bias, and its other arguments."""
     transposed = of.random() < 0.4
     groups = of.choice([1, 1, 2, 4])
     channels, filters = groups * of.choice([1, 2, 3, 4]), groups * of.choice([1, 2, 4])
     batch = [of.choice([1, 2, 3, 5])] if of.random() < 0.85 else []
-    image = integers(*batch, channels, of.randint(5, 9), of.randint(5, 9))
+    image = integers(*batch, channels, *(of.randint(5, 9) for _ in range(axes)))
     pair = (channels, filters // groups) if transposed else (filters, channels // groups)
-    weight = integers(*pair, of.randint(1, 3), of.randint(1, 3))
+    weight = integers(*pair, *(of.randint(1, 3) for _ in range(axes)))
     bias = integers(filters) if of.random() < 0.7 else None
     geometry: dict[str, Any] = {
-        "stride": (of.randint(1, 2), of.randint(1, 3)),
-        "padding": (of.randint(0, 1), of.randint(0, 1)),
-        "dilation": (of.randint(1, 2), 1),
+        "stride": tuple(of.randint(1, 2 + axis) for axis in range(axes)),
+        "padding": tuple(of.randint(0, 1) for _ in range(axes)),
+        "dilation": (of.randint(1, 2), *[1] * (axes - 1)),
         "groups": groups,
     }
-    if of.random() < 0.3:  # the overloads with one number for both dimensions
+    if of.random() < 0.3:  # the overloads with one number for all dimensions
         geometry |= {name: geometry[name][0] for name in ("stride", "padding", "dilation")}
-    name = "conv_transpose2d" if transposed else "conv2d"
+    name = f"conv_transpose{axes}d" if transposed else f"conv{axes}d"
     if of.random() < 0.3:
         name += "_fused"
         geometry["activation"] = of.choice(["none", "relu"])
     return getattr(OPS, name), [image, weight, bias], geometry
 
 
-def check_random_problems(mesh_sizes: tuple[int, ...], seed: int, count: int) -> None:
+def check_random_problems(axes: int, mesh_sizes: tuple[int, ...], seed: int, count: int) -> None:
     mesh = mesh_of(*mesh_sizes)
     of = random.Random(seed)
     for case in range(count):
         torch.manual_seed(1000 * seed + case)
-        operator, tensors, geometry = problem(of)
+        operator, tensors, geometry = problem(of, axes)
         operands = [each if each is None else each.requires_grad_() for each in tensors]
         places = [each if each is None else any_placements(of, each, mesh) for each in tensors]
         shards = [
@@ -99,36 +99,41 @@ def check_random_problems(mesh_sizes: tuple[int, ...], seed: int, count: int) ->
                 assert torch.equal(shard.grad.full_tensor(), whole.grad), f"{what}, dy {place}"
 
 
+each_axes = pytest.mark.parametrize("axes", [2, 3], ids=["2d", "3d"])
+
+
+@each_axes
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
-def test_random_problems_and_placements(mesh):
+def test_random_problems_and_placements(mesh, axes):
     ranks = mesh[0] * (mesh[1] if len(mesh) > 1 else 1)
-    run(check_random_problems, mesh, 1, 60, ranks=ranks)
+    run(check_random_problems, axes, mesh, 1, 60, ranks=ranks)
 
 
+@each_axes
 @pytest.mark.parametrize("backend", BACKENDS[1:])
-def test_more_random_problems_and_placements(backend):
-    run(check_random_problems, (2,), 2, 200, ranks=2, backend=backend)
+def test_more_random_problems_and_placements(backend, axes):
+    run(check_random_problems, axes, (2,), 2, 200, ranks=2, backend=backend)
 
 
-def check_other_operators() -> None:
+def check_other_operators(axes: int) -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     mesh = mesh_of(dist.get_world_size())
     torch.manual_seed(1)
-    x, w = integers(3, 4, 6, 5), integers(6, 4, 3, 3)
+    x, w = integers(3, 4, *(6, 5, 2)[:axes]), integers(6, 4, *(3, 3, 1)[:axes])
     b, mean, var = integers(6), integers(6), integers(6).abs()
+    measured = (OPS.conv2d_statistics, OPS.conv3d_statistics)[axes - 2]
+    geometry = [1] * axes, [1] * axes, [1] * axes, 1
 
     for place in ([Shard(0)], [Replicate()], [Shard(1)], [Shard(2)], [Partial()]):
         for filters in ([Replicate()], [Shard(0)], [Shard(1)]):
             for norm in ([Replicate()], [Shard(0)]):
                 kept = mean.clone(), var.clone()
-                expected = OPS.conv2d_statistics(
-                    x, w, b, [1, 1], [1, 1], [1, 1], 1, 1e-5, *kept, 0.25
-                )
+                expected = measured(x, w, b, *geometry, 1e-5, *kept, 0.25)
                 running = [laid_out(each.clone(), mesh, norm) for each in (mean, var)]
-                found = OPS.conv2d_statistics(
+                found = measured(
                     laid_out(x, mesh, place), laid_out(w, mesh, filters),
-                    laid_out(b, mesh, norm), [1, 1], [1, 1], [1, 1], 1, 1e-5, *running, 0.25,
+                    laid_out(b, mesh, norm), *geometry, 1e-5, *running, 0.25,
                 )  # fmt: skip
                 what = f"{place}, {filters}, {norm}"
                 for whole, shard in zip((*expected, *kept), (*found, *running), strict=True):
@@ -152,9 +157,10 @@ def check_other_operators() -> None:
         assert torch.equal(shard.full_tensor(), whole)
 
 
+@each_axes
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_statistics_and_parameters(backend):
-    run(check_other_operators, ranks=2, backend=backend)
+def test_statistics_and_parameters(backend, axes):
+    run(check_other_operators, axes, ranks=2, backend=backend)
 
 
 def check_choices() -> None:
@@ -171,6 +177,9 @@ def check_choices() -> None:
     for image, filters, output in keeps:
         found = OPS.conv2d(laid_out(x, mesh, image), laid_out(w, mesh, filters))
         assert list(found.placements) == output
+    image = laid_out(integers(4, 6, 6, 6), mesh, [Shard(0)])  # channels, for there is no batch
+    found = OPS.conv3d(image, laid_out(integers(6, 4, 3, 3, 3), mesh, [Shard(1)]))
+    assert list(found.placements) == [Partial()]
     depthwise = laid_out(integers(4, 1, 3, 3), mesh, [Shard(0)])
     found = OPS.conv2d(laid_out(x, mesh, [Shard(1)]), depthwise, groups=4)
     assert list(found.placements) == [Shard(1)]

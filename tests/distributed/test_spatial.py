@@ -267,8 +267,14 @@ def check_ways() -> None:
     check_close(found.full_tensor(), expected, "DTensors")
 
     signals = nn.Sequential(nn.Conv1d(2, 4, 5, padding=2), nn.GELU(), nn.ConvTranspose1d(4, 2, 3))
-    volumes = nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.MaxPool3d(2))
-    for model, sizes, dim in ((signals, (3, 2, 17), -1), (volumes, (1, 2, 9, 6, 5), -3)):
+    volumes = nn.Sequential(
+        nn.Conv3d(2, 4, 3, padding=1), nn.BatchNorm3d(4), nn.MaxPool3d(2),
+        nn.ConvTranspose3d(4, 3, (3, 2, 1), (2, 1, 1), (1, 0, 0), (1, 0, 0)),
+    )  # fmt: skip
+    ours, _ = customconv.convert(copy.deepcopy(volumes))
+    for model, sizes, dim in (
+        (signals, (3, 2, 17), -1), (volumes, (1, 2, 9, 6, 5), -3), (ours, (2, 2, 4, 9, 5), -2)
+    ):  # fmt: skip
         model.to(device(), torch.float64)
         for parameter in model.parameters():
             dist.broadcast(parameter.detach(), 0)

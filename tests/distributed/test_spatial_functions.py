@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import customconv
+from customconv.arguments import LAST
 from customconv.distributed import spatial, spatial_report
 from customconv.distributed.images import convolution as of_images
 
@@ -63,23 +64,33 @@ def check_equal(
     return spatial_report(sharded)
 
 
-def convolution(of: random.Random) -> tuple[Any, Any, list[Tensor]]:
-    """What it is, the function, and its image, weight and bias."""
+def convolution(of: random.Random, axes: int) -> tuple[Any, Any, list[Tensor]]:
+    """What it is, the function, and its image or volume, weight and bias."""
     transposed = of.random() < 0.4
     groups = of.choice([1, 1, 2, 4])
     channels, filters = groups * of.choice([1, 2, 3]), groups * of.choice([1, 2, 4])
     batch = [of.choice([1, 1, 2, 3])] if of.random() < 0.85 else []
     taps = of.choice([1, 1, 2, 3, 3, 3, 4, 5, 7]), of.randint(1, 3)
     stride = of.choice([1, 1, 1, 2, 2, 3, 4]), of.randint(1, 2)
-    dilation = of.choice([1, 1, 1, 2, 3]), 1
+    dilation = of.choice([1, 1, 1, 2, 3]), of.choice([1, 1, 2])
     padding: Any = of.choice([0, 1, 1, 2, 3, 5]), of.randint(0, 2)
     height = of.choice([of.randint(1, 9), of.randint(8, 40)])
     height = max(height, (taps[0] - 1) * dilation[0] + 1 - 2 * padding[0])
     if of.random() < 0.5:  # along the width
         taps, stride, dilation, padding = (each[::-1] for each in (taps, stride, dilation, padding))
-        sizes, dim = [of.randint(5, 7), height], -1
+        sizes, sharded = [of.randint(5, 7), height], 1
     else:
-        sizes, dim = [height, of.randint(5, 7)], -2
+        sizes, sharded = [height, of.randint(5, 7)], 0
+    if axes == 3:  # with one more dimension, in any place
+        place = of.randint(0, 2)
+        sharded += place <= sharded
+        more = of.randint(1, 3), of.randint(1, 2), of.randint(1, 2), of.randint(0, 2)
+        taps, stride, dilation, padding = (
+            (*each[:place], new, *each[place:])
+            for each, new in zip((taps, stride, dilation, padding), more, strict=True)
+        )
+        sizes.insert(place, of.randint(5, 7))
+    dim = sharded - axes
     image = torch.randn(*batch, channels, *sizes, dtype=torch.float64, device=device())
     pair = (channels, filters // groups) if transposed else (filters, channels // groups)
     weight = torch.randn(*pair, *taps, dtype=torch.float64, device=device())
@@ -90,73 +101,81 @@ def convolution(of: random.Random) -> tuple[Any, Any, list[Tensor]]:
         after = [(n - 1) * s - 2 * p + d * (t - 1) + e + 1 for n, s, p, d, t, e in
                  zip(sizes, stride, padding, dilation, taps, extra, strict=True)]  # fmt: skip
         if min(after) < 1:
-            return convolution(of)
+            return convolution(of, axes)
 
         def function(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-            return F.conv_transpose2d(x, w, b, stride, padding, extra, groups, dilation)
+            operator = getattr(F, f"conv_transpose{axes}d")
+            found: Tensor = operator(x, w, b, stride, padding, extra, groups, dilation)
+            return found
 
         what = f"transposed {stride} {padding} {extra} {dilation} {groups}"
     else:
-        if stride == (1, 1) and of.random() < 0.2:
+        if set(stride) == {1} and of.random() < 0.2:
             padding = "same"
 
         def function(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-            return F.conv2d(x, w, b, stride, padding, dilation, groups)
+            operator = getattr(F, f"conv{axes}d")
+            found: Tensor = operator(x, w, b, stride, padding, dilation, groups)
+            return found
 
         what = f"conv {stride} {padding} {dilation} {groups}"
     what += f" of {tuple(image.shape)} by {tuple(weight.shape)} along {dim}, bias {bool(biases)}"
     return what, dim, [function, image, weight, *biases]
 
 
-def check_random_convolutions(seed: int, count: int) -> None:
+def check_random_convolutions(axes: int, seed: int, count: int) -> None:
     of = random.Random(seed)
     for case in range(count):
         of_images.UNDIVIDED_BYTES = (case % 2) << 20  # in several parts, and in one
         torch.manual_seed(1000 * seed + case)
-        what, dim, call = convolution(of)
+        what, dim, call = convolution(of, axes)
         check_equal(f"{case}: {what}", *call, dim=dim)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_random_convolutions(ranks):
-    run(check_random_convolutions, ranks, 250, ranks=ranks)
+@pytest.mark.parametrize(
+    ("axes", "ranks", "count"), [(2, 2, 250), (2, 4, 250), (3, 2, 150), (3, 4, 50)]
+)
+def test_random_convolutions(axes, ranks, count):
+    run(check_random_convolutions, axes, ranks, count, ranks=ranks)
 
 
+@pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("backend", BACKENDS[1:])
-def test_random_convolutions_on_gpus(backend):
-    run(check_random_convolutions, 3, 200, ranks=2, backend=backend)
+def test_random_convolutions_on_gpus(backend, axes):
+    run(check_random_convolutions, axes, 3, 200, ranks=2, backend=backend)
 
 
-def check_parts(seed: int, count: int) -> None:
+def check_parts(axes: int, seed: int, count: int) -> None:
     """As if customconv were batch invariant: parts in order of the image, or of whole images."""
     with (
         mock.patch.object(of_images, "is_batch_invariant", lambda: True),
         mock.patch.object(of_images, "write_part", lambda *_: False) if seed % 2 else nullcontext(),
     ):
-        check_random_convolutions(seed, count)
+        check_random_convolutions(axes, seed, count)
 
 
+@pytest.mark.parametrize(("axes", "count"), [(2, 100), (3, 60)])
 @pytest.mark.parametrize("seed", [6, 7])
-def test_parts_of_whole_images(seed):
-    run(check_parts, seed, 100, ranks=2)
+def test_parts_of_whole_images(seed, axes, count):
+    run(check_parts, axes, seed, count, ranks=2)
 
 
-def check_bits(seed: int, count: int) -> None:
+def check_bits(axes: int, seed: int, count: int) -> None:
     """Outputs and input gradients while customconv is batch invariant, by kernels of one GPU."""
     of = random.Random(seed)
     for case in range(count):
         of_images.UNDIVIDED_BYTES = (case % 2) << 20
         torch.manual_seed(1000 * seed + case)
-        what, dim, (function, *tensors) = convolution(of)
+        what, dim, (function, *tensors) = convolution(of, axes)
         dtype = of.choice([torch.float16, torch.bfloat16, torch.float32, torch.float64])
         torch.backends.cudnn.allow_tf32 = of.random() < 0.5
         if of.random() < 0.5:
             tensors = [
-                each.contiguous(memory_format=torch.channels_last) if each.dim() == 4 else each
+                each.contiguous(memory_format=LAST[2 + axes]) if each.dim() == 2 + axes else each
                 for each in tensors
             ]
         x, *parameters = (each.to(dtype) for each in tensors)
-        if x.dim() == 3:
+        if x.dim() == 1 + axes:
             x = x.unsqueeze(0)
         whole, sharded = Calls(function, *parameters), Calls(function, *parameters)
         spatial(sharded, mesh_of(), dim)
@@ -181,9 +200,10 @@ def check_bits(seed: int, count: int) -> None:
             assert error < close, f"{case}: {error} {dtype} {what}"
 
 
+@pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("backend", BACKENDS[1:])
-def test_convolutions_have_the_bits_of_one_gpu(backend):
-    run(check_bits, 4, 200, ranks=2, backend=backend)
+def test_convolutions_have_the_bits_of_one_gpu(backend, axes):
+    run(check_bits, axes, 4, 200, ranks=2, backend=backend)
 
 
 def attended(x: Tensor, w: Tensor) -> Tensor:

@@ -18,15 +18,17 @@ def integers_like(tensor: Tensor) -> Tensor:
     return torch.randint(-1, 2, tensor.shape, device=tensor.device).to(tensor.dtype)
 
 
-def network() -> nn.Sequential:
+def network(axes: int) -> nn.Sequential:
+    conv = (customconv.Conv2d, customconv.Conv3d)[axes - 2]
+    up = (customconv.ConvTranspose2d, customconv.ConvTranspose3d)[axes - 2]
     found = nn.Sequential(
-        customconv.Conv2d(3, 8, 3, padding=1),
+        conv(3, 8, 3, padding=1),
         nn.ReLU(),
-        customconv.Conv2d(8, 8, 3, groups=8, bias=False),
+        conv(8, 8, 3, groups=8, bias=False),
         nn.ReLU(),
-        customconv.ConvTranspose2d(8, 5, 2, stride=2),
-        customconv.Conv2d(5, 6, 1, bias=False),
-        customconv.Conv2d(6, 4, 3, padding="same"),
+        up(8, 5, 2, stride=2),
+        conv(5, 6, 1, bias=False),
+        conv(6, 4, 3, padding="same"),
     ).to(device())
     with torch.no_grad():
         for parameter in found.parameters():
@@ -34,14 +36,14 @@ def network() -> nn.Sequential:
     return found
 
 
-def check_network() -> None:
+def check_network(axes: int) -> None:
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import parallelize_module
 
     from customconv.distributed import ColwiseConv, RowwiseConv
 
     torch.manual_seed(3)
-    plain = network()
+    plain = network(axes)
     shared = parallelize_module(
         copy.deepcopy(plain),
         mesh_of(),
@@ -53,7 +55,8 @@ def check_network() -> None:
             "6": RowwiseConv(),
         },
     )
-    x = integers_like(torch.empty(2, 3, 6, 6, device=device())).requires_grad_()
+    shape = (2, 3, 6, 6, 4)[: 2 + axes]
+    x = integers_like(torch.empty(shape, device=device())).requires_grad_()
     other = x.detach().clone().requires_grad_()
     expected, found = plain(x), shared(other)
     assert torch.equal(found, expected)
@@ -67,9 +70,10 @@ def check_network() -> None:
         assert torch.equal(shard.grad.full_tensor(), whole.grad), name
 
 
+@pytest.mark.parametrize("axes", [2, 3], ids=["2d", "3d"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_network_with_shared_channels(backend):
-    run(check_network, ranks=2, backend=backend)
+def test_a_network_with_shared_channels(backend, axes):
+    run(check_network, axes, ranks=2, backend=backend)
 
 
 def check_refusal() -> None:

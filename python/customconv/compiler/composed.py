@@ -18,12 +18,12 @@ from torch.nn import functional
 
 from .. import _bind
 from .layout import CHANNELS_LAST, choose_layout, has_channels_last_images, problems_of
-from .nodes import tensor_of
+from .nodes import operators, tensor_of
 from .operators import name_of
 from .report import CompiledConvolution
 from .rewrite import REPORTED
 
-_OPS = torch.ops.customconv
+_PLAIN, _FUSED = operators("conv_transpose2d"), operators("conv_transpose2d_fused")
 _ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
     "none": lambda x: x,
     "relu": functional.relu,
@@ -79,13 +79,13 @@ def _apart(convolution: CompiledConvolution, node: fx.Node | None) -> CompiledCo
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:
     """Those of transposed convolutions that do more than to convolve."""
-    plain, fused = _OPS.conv_transpose2d.default, _OPS.conv_transpose2d_fused.default
+    nodes: Sequence[fx.Node] = list(graph.nodes)
     return [
-        *graph.find_nodes(op="call_function", target=fused),
+        *(node for node in nodes if node.target in _FUSED),
         *(
             node
-            for node in graph.find_nodes(op="call_function", target=plain)
-            if len(node.args) > 2 and node.args[2] is not None
+            for node in nodes
+            if node.target in _PLAIN and len(node.args) > 2 and node.args[2] is not None
         ),
     ]
 
@@ -125,18 +125,20 @@ def _is_fused(node: fx.Node) -> bool:
 def _compose(graph: fx.Graph, node: fx.Node) -> None:
     """Writes a call as the convolution and simple operators, in float32 beside 16 bits."""
     nodes = node.all_input_nodes
+    name = name_of(node).removeprefix("customconv.").removesuffix(".default")
+    convolve = getattr(torch.ops.customconv, name.removesuffix("_fused")).default
     mode = tensor_of(node).fake_mode  # type: ignore[attr-defined]
 
     def composed(*tensors: Tensor) -> Tensor:
         given = dict(zip(nodes, tensors, strict=True))
         values: Any = fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
         args, kwargs = values
-        return _computed(*args, **kwargs)
+        return _computed(convolve, *args, **kwargs)
 
     with mode:
         traced = make_fx(composed, select_decomp_table())(*map(tensor_of, nodes))
     for each in traced.graph.nodes:
-        if each.target is _OPS.conv_transpose2d.default and CHANNELS_LAST in node.meta:
+        if each.target is convolve and CHANNELS_LAST in node.meta:
             each.meta[CHANNELS_LAST] = node.meta[CHANNELS_LAST]
     placeholders = [each for each in traced.graph.nodes if each.op == "placeholder"]
     with graph.inserting_before(node):
@@ -147,6 +149,7 @@ def _compose(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _computed(
+    convolve: Callable[..., Tensor],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -157,13 +160,14 @@ def _computed(
     residual_last: bool = False,
     negative_slope: float = 0.01,
 ) -> Tensor:
-    """What ``conv_transpose2d_fused`` computes."""
-    output = _OPS.conv_transpose2d(input, weight, None, *geometry)
+    """What ``conv_transpose2d_fused`` computes, or that of volumes, around ``convolve``."""
+    output = convolve(input, weight, None, *geometry)
+    vector = [-1, *[1] * (weight.ndim - 2)]
     y = output.to(torch.promote_types(output.dtype, torch.float32))
     if scale is not None:
-        y = y * scale.view(-1, 1, 1)
+        y = y * scale.view(vector)
     if bias is not None:
-        y = y + bias.view(-1, 1, 1)
+        y = y + bias.view(vector)
     if residual is not None and not residual_last:
         y = y + residual
     slope = {"negative_slope": negative_slope} if activation == "leaky_relu" else {}

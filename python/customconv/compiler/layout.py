@@ -1,4 +1,4 @@
-"""How the images of convolutions are laid out in the graphs that Inductor compiles."""
+"""How images and volumes of convolutions are laid out in the graphs that Inductor compiles."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from torch._inductor import config, ir, lowering
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from .. import _bind
-from .nodes import CAST, is_channels_last, tensor_of
+from .nodes import CAST, is_channels_last, operators, tensor_of
 
-_OPS = torch.ops.customconv
-_TRANSPOSED = frozenset({_OPS.conv_transpose2d.default, _OPS.conv_transpose2d_fused.default})
-FORWARD = _TRANSPOSED | {
-    _OPS.conv2d.default, _OPS.conv2d_fused.default, _OPS.conv2d_statistics.default
-}  # fmt: skip
-_BACKWARD = frozenset({_OPS.conv2d_backward.default, _OPS.conv_transpose2d_backward.default})
+_TRANSPOSED = operators("conv_transpose2d", "conv_transpose2d_fused")
+FORWARD = _TRANSPOSED | operators("conv2d", "conv2d_fused", "conv2d_statistics")
+_BACKWARD = operators("conv2d_backward", "conv_transpose2d_backward")
 
 # What converting kernels read and write: 0.7 of the memory's bandwidth on the GPU whose prices the
 # planner has.
 _CONVERTED_BYTES_A_MS = 0.7 * 3.35e9
+
+_CHANNELS_LAST_ORDERS = {4: ir.NHWC_STRIDE_ORDER, 5: ir.NHWDC_STRIDE_ORDER}
 
 # Where a node is marked to have its images channels-last.
 CHANNELS_LAST = "customconv_channels_last"
@@ -48,18 +47,27 @@ def choose_layout(graph: fx.Graph) -> None:
 
 def has_channels_last_images(node: fx.Node) -> bool:
     """Whether a convolution has channels-last images, by choice or as they are."""
-    return node.meta.get(CHANNELS_LAST, False) or is_channels_last(tensor_of(node.args[0]))
+    are_so = _are_channels_last(tensor_of(node.args[0]), tensor_of(node.args[1]))
+    return node.meta.get(CHANNELS_LAST, False) or are_so
+
+
+def _are_channels_last(images: Tensor, weight: Tensor) -> bool:
+    """Whether a batch of images or volumes is laid out channels-last."""
+    return images.ndim == weight.ndim and is_channels_last(images)
 
 
 def _wants_channels_last(graph: fx.Graph, nodes: Sequence[fx.Node]) -> bool:
     """Whether all of a graph's convolutions should have channels-last images.
 
     The planner predicts what each takes in either layout. Channels-last images have to be converted
-    where the graph begins and ends. The smaller sum decides.
+    where the graph begins and ends. The smaller sum decides. A graph with volumes stays as it is,
+    since what the planner predicts of them has not been measured.
     """
     values = [
         tensor for node in nodes for tensor in (tensor_of(node.args[0]), tensor_of(node.args[1]))
     ]
+    if any(value.ndim > 4 for value in values):
+        return False
     if not config.layout_optimization or any(has_free_symbols(value) for value in values):
         return False
     if any(value.dtype is torch.float64 or value.numel() == 0 for value in values):
@@ -89,6 +97,13 @@ def problems_of(
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = dict(zip(names, node.args, strict=False))
     images, weight = tensor_of(given["input"]), tensor_of(given["weight"])
+
+    def numbers(name: str, default: int) -> tuple[int, ...]:
+        """One for each dimension behind the channels."""
+        value = given.get(name, default)
+        listed = [value] if isinstance(value, int) else list(value)
+        return tuple(listed * (weight.ndim - 2) if len(listed) == 1 else listed)
+
     transposed = node.target in _TRANSPOSED
     passes = ["dgrad" if transposed else "fprop"]
     if with_gradients:
@@ -103,13 +118,13 @@ def problems_of(
         yield _bind.ConvProblem(
             op=op,
             dtype=str(images.dtype).removeprefix("torch."),
-            input=(*[1] * (4 - len(shape)), *shape),
+            input=(*[1] * (weight.ndim - len(shape)), *shape),
             weight=tuple(weight.shape),
-            stride=_pair(given.get("stride", 1)),
-            padding=_pair(given.get("padding", 0)),
-            dilation=_pair(given.get("dilation", 1)),
+            stride=numbers("stride", 1),
+            padding=numbers("padding", 0),
+            dilation=numbers("dilation", 1),
             groups=given.get("groups", 1),
-            channels_last=channels_last or is_channels_last(images),
+            channels_last=channels_last or _are_channels_last(images, weight),
             tf32=allows_tf32(),
             **rest,
         )
@@ -126,11 +141,6 @@ def _epilogue(bias: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 def allows_tf32() -> bool:
     """Whether PyTorch's switch lets convolutions compute float32 in TF32."""
     return bool(torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32")
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return int(values[0]), int(values[-1])
 
 
 def _conversion_ms(
@@ -185,15 +195,14 @@ def _bytes(node: object) -> int:
 def _constrain(node: fx.Node, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Lays out images in one order, so that no operand has to be copied when the operator runs."""
     backward = node.target in _BACKWARD
-    images = tensor_of(node.args[1 if backward else 0])
-    last = node.meta.get(CHANNELS_LAST, False)
-    if backward:
-        last = _lies_channels_last(args[1]) or is_channels_last(tensor_of(node.args[2]))
-    last = last or is_channels_last(images) or is_channels_last(tensor_of(node.args[1]))
-    order = ir.NHWC_STRIDE_ORDER if last else [3, 2, 1, 0]
+    images, weight = (tensor_of(each) for each in node.args[backward : backward + 2])
+    dims = weight.ndim
+    last = _lies_channels_last(args[1], dims) if backward else node.meta.get(CHANNELS_LAST, False)
+    last = last or _are_channels_last(images, weight) or is_channels_last(weight)
+    order = _CHANNELS_LAST_ORDERS[dims] if last else list(reversed(range(dims)))
 
     def laid_out(value: Any) -> Any:
-        if not isinstance(value, ir.IRNode) or len(value.get_size()) != 4:
+        if not isinstance(value, ir.IRNode) or len(value.get_size()) != dims:
             return value
         return ir.ExternKernel.require_stride_order(value, order)
 
@@ -204,11 +213,10 @@ def _constrain(node: fx.Node, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...
     }
 
 
-def _lies_channels_last(value: Any) -> bool:
-    """Whether a buffer of four dimensions is laid out channels-last, as far as that is decided."""
+def _lies_channels_last(value: Any, dims: int) -> bool:
+    """Whether a buffer of so many dimensions is laid out channels-last, as far as is decided."""
     layout = value.maybe_get_layout() if isinstance(value, ir.IRNode) else None
-    if not isinstance(layout, ir.FixedLayout) or len(layout.size) != 4:
+    if not isinstance(layout, ir.FixedLayout) or len(layout.size) != dims:
         return False
-    return bool(ir.is_stride_order_storage_and_layout(value, ir.NHWC_STRIDE_ORDER)) and (
-        not layout.is_contiguous()
-    )
+    order = _CHANNELS_LAST_ORDERS[dims]
+    return bool(ir.is_stride_order_storage_and_layout(value, order)) and not layout.is_contiguous()

@@ -12,6 +12,15 @@ from torch import Tensor, fx
 CAST = torch.ops.prims.convert_element_type.default
 
 
+def operators(*names: str) -> frozenset[Any]:
+    """This package's operators of these names, where "2d" stands for "3d" too."""
+    return frozenset(
+        getattr(torch.ops.customconv, name.replace("2d", dimensions)).default
+        for name in names
+        for dimensions in ("2d", "3d")
+    )
+
+
 def tensor_of(node: object) -> Tensor:
     """A node's fake tensor."""
     assert isinstance(node, fx.Node)
@@ -47,7 +56,5 @@ def after_placeholders(graph: fx.Graph) -> fx.Node:
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether images, or a weight, are laid out channels-last."""
-    return tensor.ndim == 4 and (
-        torch._prims_common.suggest_memory_format(tensor) is torch.channels_last
-    )
+    """Whether images or volumes, or a weight of theirs, are laid out channels-last."""
+    return torch._prims_common.suggest_memory_format(tensor) is not torch.contiguous_format

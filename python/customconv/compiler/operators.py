@@ -24,10 +24,11 @@ Operand: TypeAlias = fx.Node | float
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of signals or images, or its transpose.
+    """A convolution of signals, images or volumes, or its transpose.
 
     Attributes:
-        kind: "conv1d", "conv2d", "conv_transpose1d" or "conv_transpose2d".
+        kind: "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d" or
+            "conv_transpose3d".
         input: The images.
         weight: The filters.
         bias: What is added to each output channel, or None.
@@ -48,9 +49,14 @@ class Convolution:
         return "transpose" in self.kind
 
     @property
+    def spatial(self) -> int:
+        """The number of dimensions behind the channels."""
+        return int(self.kind[-2])
+
+    @property
     def channel_dim(self) -> int:
         """The dimension of the channels, counted from the end."""
-        return -2 if self.kind.endswith("1d") else -3
+        return -1 - self.spatial
 
 
 @dataclass(frozen=True)
@@ -344,15 +350,16 @@ _ARITHMETIC: dict[str, _Reader] = {
     "true_divide": _divide,
 }
 _CONVOLUTIONS: dict[str, _Reader] = {
-    kind: _convolution(kind)
-    for kind in ("conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d")
+    f"{name}{spatial}d": _convolution(f"{name}{spatial}d")
+    for name in ("conv", "conv_transpose")
+    for spatial in (1, 2, 3)
 }
 
 
 def _ours() -> dict[Any, str]:
     """This package's operators, which its modules call, with their kinds."""
     found: dict[Any, str] = {}
-    for kind in ("conv2d", "conv_transpose2d"):
+    for kind in ("conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d"):
         packet = getattr(torch.ops.customconv, kind)
         found |= dict.fromkeys([packet, *(getattr(packet, o) for o in packet.overloads())], kind)
     return found
@@ -368,6 +375,7 @@ def _functions() -> dict[Any, _Reader]:
         aten.batch_norm.default: _batch_norm,
         functional.dropout: _dropout,
         functional.dropout2d: _dropout,
+        functional.dropout3d: _dropout,
         aten.dropout.default: _dropout,
         operator.add: _add,
         operator.iadd: _add,

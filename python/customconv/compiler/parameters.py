@@ -62,7 +62,7 @@ def gather_copies(graph: fx.Graph) -> None:
             continue
         convolutions = [user for user in readers if _reads_weight(user, node)]
         last = any(has_channels_last_images(user) for user in convolutions)
-        moves = last and before.ndim == 4 and before.shape[2:].numel() > 1
+        moves = last and before.shape[2:].numel() > 1
         moves = moves and not is_channels_last(before)
         if cast and all(user in convolutions or user.target in _READERS for user in readers):
             key = before.dtype, tensor_of(node).dtype, before.device, last

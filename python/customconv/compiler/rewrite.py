@@ -1,4 +1,4 @@
-"""Graphs in which chains have become calls of ``conv2d_fused`` and ``conv_transpose2d_fused``."""
+"""Graphs in which chains have become calls of fused operators, such as ``conv2d_fused``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ..info import why_no_kernels
 from .chains import IS_OURS, Chain, Refused, Scale, Shift, find, learns
-from .operators import BatchNorm, Convolution, Operand, name_of, read, value_of
+from .operators import BatchNorm, Convolution, Operand, name_of, read, same_sizes, value_of
 from .report import CompiledConvolution
 
 _OPS = torch.ops.customconv
@@ -28,7 +28,7 @@ REPORTED = "customconv_reported"
 # What a chain's result has of the node that it replaces.
 _KEPT = "stack_trace", "nn_module_stack", "source_fn_stack", "custom", "example_value", "val"
 # What is not read, as PyTorch's functions and ATen's operators are named.
-_OTHER_CONVOLUTIONS = ("conv3d", "conv_transpose3d", "conv_tbc", "convolution")
+_OTHER_CONVOLUTIONS = ("conv_tbc", "convolution")
 
 
 def why_not_ours(value: Tensor) -> str:
@@ -57,7 +57,7 @@ def fuse(graph: fx.Graph) -> list[CompiledConvolution]:
         reason = why_not_ours(value)
         if not isinstance(convolution, Convolution):
             if name_of(node).removeprefix("aten.").split(".")[0] in _OTHER_CONVOLUTIONS:
-                reason = reason or "only convolutions of images and signals are read"
+                reason = reason or "only convolutions of signals, images and volumes are read"
                 found.append(_left(node, name_of(node), reason))
             continue
         if value.dtype not in _DTYPES:
@@ -68,11 +68,12 @@ def fuse(graph: fx.Graph) -> list[CompiledConvolution]:
         chain, name = find(convolution, node), _module_of(node)
         try:
             numbers = _numbers(convolution)
-            if not convolution.is_ours and _is_matrix_product(convolution, numbers):
-                if value.dtype not in _HALF_PRECISION:
+            if not convolution.is_ours and (what := _makes_a_product(convolution, numbers)):
+                if value.dtype in _HALF_PRECISION:
+                    _write_product(graph, convolution, node)
+                    raise Refused(f"{what} make it a matrix product")
+                if what == _ONE_PIXEL:
                     raise Refused("its images have one pixel")
-                _write_product(graph, convolution, node)
-                raise Refused("images of one pixel make it a matrix product")
         except Refused as refusal:
             kind, is_ours = convolution.kind, convolution.is_ours
             found.append(CompiledConvolution(name, (kind,), str(refusal), is_ours))
@@ -100,26 +101,51 @@ def _module_of(node: fx.Node) -> str:
     return name.lstrip(".") or node.name
 
 
-def _is_matrix_product(convolution: Convolution, numbers: Mapping[str, Any]) -> bool:
-    """Whether a batch of images and the filters have one pixel each."""
+_ONE_PIXEL = "images of one pixel"
+
+
+def _makes_a_product(convolution: Convolution, numbers: Mapping[str, Any]) -> str:
+    """What makes a convolution of a batch a matrix product: filters that read all of an image.
+
+    Returns:
+        The reason, or "" if it is none. Beyond one pixel, only volumes count: patches come so to
+        embeddings of videos. Images may still be laid out channels-last, and be copied then.
+    """
     images, weight = value_of(convolution.input), value_of(convolution.weight)
     if images is None or weight is None or convolution.transposed or images.ndim != weight.ndim:
-        return False
-    pixels = (*images.shape[2:], *weight.shape[2:])
-    one_group = statically_known_true(images.shape[1] == weight.shape[1])
-    padded = any(size != 0 for size in numbers["padding"])
-    return one_group and not padded and all(statically_known_true(size == 1) for size in pixels)
+        return ""
+    # With the channels: one group.
+    if any(numbers["padding"]) or not same_sizes(images.shape[1:], weight.shape[1:]):
+        return ""
+    if all(statically_known_true(size == 1) for size in weight.shape[2:]):
+        return _ONE_PIXEL
+    if convolution.spatial == 3 and _lies_in_order(images) and _lies_in_order(weight):
+        return "filters as large as the volumes"
+    return ""
+
+
+def _lies_in_order(value: Tensor) -> bool:
+    """Whether to flatten each image, or each filter, copies nothing."""
+    step: int | torch.SymInt = 1
+    for size, stride in zip(reversed(value.shape[1:]), reversed(value.stride()[1:]), strict=True):
+        if not (statically_known_true(size == 1) or statically_known_true(stride == step)):
+            return False
+        step = step * size
+    return True
 
 
 def _write_product(graph: fx.Graph, convolution: Convolution, node: fx.Node) -> None:
-    """Makes a convolution of single pixels a matrix product, which takes the host less time."""
+    """Makes a convolution whose filters read all of an image a matrix product.
+
+    For single pixels, that takes the host less time.
+    """
     with graph.inserting_before(node):
         rows, weight = (
             graph.call_function(torch.flatten, (each, 1))
             for each in (convolution.input, convolution.weight)
         )
         result = graph.call_function(functional.linear, (rows, weight, convolution.bias))
-        for _ in range(1 if convolution.kind.endswith("1d") else 2):
+        for _ in range(convolution.spatial):
             result = graph.call_function(torch.unsqueeze, (result, -1))
     result.meta.update(node.meta)
     node.replace_all_uses_with(result)
@@ -127,33 +153,33 @@ def _write_product(graph: fx.Graph, convolution: Convolution, node: fx.Node) -> 
 
 
 def _numbers(convolution: Convolution) -> dict[str, Any]:
-    """Stride, padding and so on as pairs, for images; those of signals have a height of one."""
-    pairs = {}
+    """Stride, padding and so on, a number for each dimension; signals have a height of one."""
+    numbers = {}
     for name, value in convolution.numbers.items():
         if name == "groups":
-            pairs[name] = value
+            numbers[name] = value
         elif isinstance(value, str):
-            pairs[name] = _padding(convolution, value)
+            numbers[name] = _padding(convolution, value)
         else:
             listed = list(value) if isinstance(value, Sequence) else [value]
-            if convolution.kind.endswith("1d"):
+            if convolution.spatial == 1:
                 listed = [0 if "padding" in name else 1, *listed]
-            pairs[name] = listed * 2 if len(listed) == 1 else listed
-    return pairs
+            numbers[name] = listed * convolution.spatial if len(listed) == 1 else listed
+    return numbers
 
 
 def _padding(convolution: Convolution, word: str) -> list[int]:
     """Padding that is said by a word, in numbers."""
     weight, dilations = value_of(convolution.weight), convolution.numbers["dilation"]
     if word == "valid":
-        return [0, 0]
+        return [0] * max(convolution.spatial, 2)
     if word != "same" or weight is None:
         raise Refused(f"its padding is {word!r}")
     taps = list(weight.shape[2:])
     if len(taps) == 1:
         taps = [1, *taps]
     listed = list(dilations) if isinstance(dilations, Sequence) else [dilations]
-    steps = (listed * 2)[-2:]
+    steps = (listed * len(taps))[-len(taps) :]
     totals = [(count - 1) * step for count, step in zip(taps, steps, strict=True)]
     if any(total % 2 for total in totals):
         raise Refused("it pads one side more than the other")
@@ -185,7 +211,7 @@ class _Writer:
     @property
     def _is_flat(self) -> bool:
         """Whether signals become images with a height of one."""
-        return self.chain.convolution.kind.endswith("1d")
+        return self.chain.convolution.spatial == 1
 
     def _call(self) -> fx.Node:
         """The nodes for the chain; returns that of its operator."""
@@ -196,15 +222,15 @@ class _Writer:
             w = self._node(torch.unsqueeze, w, -2)
             if residual is not None:
                 residual = self._node(torch.unsqueeze, residual, -2)
+        order = ["stride", "padding", "dilation", "groups"]
         if convolution.transposed:
-            plain, fused = _OPS.conv_transpose2d.default, _OPS.conv_transpose2d_fused.default
             order = ["stride", "padding", "output_padding", "groups", "dilation"]
-        else:
-            plain, fused = _OPS.conv2d.default, _OPS.conv2d_fused.default
-            order = ["stride", "padding", "dilation", "groups"]
         arguments = [self.numbers[name] for name in order]
+        kind = convolution.kind.replace("1d", "2d")
         if not chain.is_fused:
+            plain = getattr(_OPS, kind).default
             return self._node(plain, x, w, convolution.bias, *arguments)
+        fused = getattr(_OPS, f"{kind}_fused").default
         scale, shift = self._scale_and_shift()
         more: dict[str, Any] = {"scale": scale, "residual": residual}
         if chain.activation is not None:

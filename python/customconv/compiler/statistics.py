@@ -3,7 +3,7 @@
 After autograd a batch norm consists of simple operators: the variance and mean of each channel, the
 reciprocal of the standard deviation, the running statistics, and a product and a sum for each
 pixel. The last two are left to Inductor, which computes them with what follows. The others become
-``conv2d_statistics`` together with the convolution.
+``conv2d_statistics`` or ``conv3d_statistics`` together with the convolution.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from .nodes import CAST, after_placeholders, items_of, new_call, tensor_of
 
 _ATEN = torch.ops.aten
 _OPS = torch.ops.customconv
-# Of conv2d's arguments behind the images and the weight, up to the groups.
-_DEFAULTS = [each.default_value for each in _OPS.conv2d.default._schema.arguments[2:7]]
+# What also computes the statistics, by the convolution.
+_WITH_STATISTICS = {
+    _OPS.conv2d.default: _OPS.conv2d_statistics.default,
+    _OPS.conv3d.default: _OPS.conv3d_statistics.default,
+}
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,11 @@ def _fuse(graph: fx.Graph, var_mean: fx.Node) -> bool:
         for update in both:
             graph.erase_node(update.store)
     given = convolution.args
-    arguments = [*given, *_DEFAULTS[len(given) - 2 :], eps, *running, momentum]
+    operator: Any = convolution.target
+    defaults = [each.default_value for each in operator._schema.arguments[len(given) : 7]]
+    arguments = [*given, *defaults, eps, *running, momentum]
     with graph.inserting_before(convolution):
-        fused = new_call(graph, _OPS.conv2d_statistics.default, *arguments)
+        fused = new_call(graph, _WITH_STATISTICS[operator], *arguments)
         results = items_of(graph, fused)
     if CHANNELS_LAST in convolution.meta:
         fused.meta[CHANNELS_LAST] = convolution.meta[CHANNELS_LAST]
@@ -76,20 +81,21 @@ def _convolution_of(var_mean: fx.Node) -> fx.Node | None:
     images = var_mean.args[0]
     dims = var_mean.args[1] if len(var_mean.args) > 1 else var_mean.kwargs.get("dim")
     assert isinstance(images, fx.Node)
-    if not isinstance(dims, (list, tuple)) or sorted(d % 4 for d in dims) != [0, 2, 3]:
-        return None
     if var_mean.kwargs.get("correction") != 0 or not var_mean.kwargs.get("keepdim"):
         return None
     dtype = tensor_of(images).dtype
     if images.target is CAST:
         images = images.args[0]
     assert isinstance(images, fx.Node)
-    if images.target is not _OPS.conv2d.default or images.kwargs:
+    if images.target not in _WITH_STATISTICS or images.kwargs:
         return None
-    output = tensor_of(images)
+    output, rank = tensor_of(images), tensor_of(images.args[1]).ndim
+    others = [0, *range(2, rank)]  # than the channels
+    if not isinstance(dims, (list, tuple)) or sorted(d % rank for d in dims) != others:
+        return None
     # The operator's statistics have this type, whatever others would have.
     is_wide = dtype == torch.promote_types(output.dtype, torch.float32)
-    return images if is_wide and output.ndim == 4 else None
+    return images if is_wide and output.ndim == rank else None
 
 
 def _sample_factor(convolution: fx.Node) -> float | None:

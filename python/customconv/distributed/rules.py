@@ -24,15 +24,15 @@ from .sharding import REPLICATED, SUMMED, Operand, Row, chosen, rows
 
 Call = dict[str, Any]
 
+_CONVOLUTIONS = ("conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d")
+_STATISTICS = ("conv2d_statistics", "conv3d_statistics")
+
 # The names of results that are tensors, as the table has them.
 RESULTS = {
-    "conv2d": ("output",),
-    "conv2d_fused": ("output",),
-    "conv2d_backward": ("grad_input", "grad_weight", "grad_bias"),
-    "conv2d_statistics": ("output", "variance", "mean", "reciprocal_std"),
-    "conv_transpose2d": ("output",),
-    "conv_transpose2d_fused": ("output",),
-    "conv_transpose2d_backward": ("grad_input", "grad_weight", "grad_bias"),
+    **{name: ("output",) for name in _CONVOLUTIONS},
+    **{f"{name}_fused": ("output",) for name in _CONVOLUTIONS},
+    **{f"{name}_backward": ("grad_input", "grad_weight", "grad_bias") for name in _CONVOLUTIONS},
+    **{name: ("output", "variance", "mean", "reciprocal_std") for name in _STATISTICS},
 }
 
 
@@ -149,10 +149,10 @@ def planned(
     results = operator(**call | meta)
     name = name_of(operator)
     # Nothing but a bias may follow where ranks have terms of the output's sum.
-    linear = name != "conv2d_statistics" and call.get("activation", "none") == "none"
+    linear = name not in _STATISTICS and call.get("activation", "none") == "none"
     table = rows(
         transposed="transpose" in name or bool(call.get("transposed")),
-        batched=len(call["input"].shape) == 4,
+        batched=len(call["input"].shape) == len(call["weight"].shape),
         grouped=call["groups"] > 1,
         linear=linear and call.get("scale") is None and call.get("residual") is None,
     )
@@ -228,7 +228,7 @@ def convolve(operator: OpOverload, call: Call) -> Any:
 
 
 def convolve_and_measure(operator: OpOverload, call: Call) -> tuple[DTensor, ...]:
-    """``conv2d_statistics``: the statistics are those of all images, also of other ranks."""
+    """A convolution with statistics, which are those of all images, also of other ranks."""
     running = {name: call[name] for name in ("running_mean", "running_var")}
     distributed(operator, {name: each for name, each in running.items() if each is not None})
     shared = share(operator, call | dict.fromkeys(running))
@@ -250,7 +250,7 @@ def convolve_and_measure(operator: OpOverload, call: Call) -> tuple[DTensor, ...
     local = (output, variance, mean, (variance + call["eps"]).rsqrt())
     results = tuple(
         whole_part(part, shared.mesh, shared.placements(name), like)
-        for name, part, like in zip(RESULTS["conv2d_statistics"], local, whole, strict=True)
+        for name, part, like in zip(RESULTS[name_of(operator)], local, whole, strict=True)
     )
     unbiased = pixels / (pixels - 1) if pixels != 1 else math.inf
     for each, value in (
@@ -302,7 +302,7 @@ def describe(operator: OpOverload, call: Call) -> Any:
 
 RULES: dict[str, Callable[[OpOverload, Call], Any]] = {
     **dict.fromkeys(RESULTS, convolve),
-    "conv2d_statistics": convolve_and_measure,
+    **dict.fromkeys(_STATISTICS, convolve_and_measure),
     "fold_batch_norms": fold,
     "copy_parameters": copy,
     "_describe_call": describe,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,20 +17,25 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from ..nn import Conv2d, ConvTranspose2d
+from ..nn import Conv2d, Conv3d, ConvTranspose2d, ConvTranspose3d
 
-CHANNELS = Shard(-3)  # of images, with a batch or without
+_Convolution: TypeAlias = Conv2d | Conv3d | ConvTranspose2d | ConvTranspose3d
 
 
-def _convolution(style: ParallelStyle, module: nn.Module) -> Conv2d | ConvTranspose2d:
+def _convolution(style: ParallelStyle, module: nn.Module) -> _Convolution:
     """The module, which a style must be for."""
-    if isinstance(module, Conv2d | ConvTranspose2d):
+    if isinstance(module, _Convolution):
         return module
     raise NotImplementedError(
-        f"{type(style).__name__} supports customconv.Conv2d and customconv.ConvTranspose2d, not "
-        f"{type(module).__module__}.{type(module).__name__}; customconv.convert(model) replaces "
-        "nn.Conv2d and nn.ConvTranspose2d"
+        f"{type(style).__name__} supports Conv2d, Conv3d, ConvTranspose2d and ConvTranspose3d of "
+        f"customconv, not {type(module).__module__}.{type(module).__name__}; "
+        "customconv.convert(model) replaces those of torch.nn"
     )
+
+
+def _channels(module: _Convolution) -> Shard:
+    """The placement of a convolution's images by channels, with a batch or without."""
+    return Shard(1 - module.weight.ndim)
 
 
 def _distribute(
@@ -60,7 +65,8 @@ class ColwiseConv(ColwiseParallel):
     def __init__(  # noqa: D107  (the class says it)
         self, *, output_layouts: Placement | None = None, **others: Any
     ) -> None:
-        super().__init__(output_layouts=output_layouts or CHANNELS, **others)
+        super().__init__(output_layouts=output_layouts, **others)
+        self._shards_output = output_layouts is None
 
     def _partition(self, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         conv = _convolution(self, module)
@@ -68,15 +74,16 @@ class ColwiseConv(ColwiseParallel):
         _distribute(conv, mesh, self.src_data_rank, weight=filters, bias=Shard(0))
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        conv = _convolution(self, module)
         # A group's channels of the output need that group's of the input alone.
-        grouped = _convolution(self, module).groups > 1
-        wanted = self.input_layouts if grouped else (Replicate(),)
+        wanted = self.input_layouts if conv.groups > 1 else (Replicate(),)
+        output = (_channels(conv),) if self._shards_output else self.output_layouts
         return distribute_module(
             module,
             device_mesh,
             self._partition,
             partial(self._prepare_input_fn, self.input_layouts, wanted),
-            partial(self._prepare_output_fn, self.output_layouts, self.use_local_output),
+            partial(self._prepare_output_fn, output, self.use_local_output),
         )
 
 
@@ -95,7 +102,8 @@ class RowwiseConv(RowwiseParallel):
     def __init__(  # noqa: D107  (the class says it)
         self, *, input_layouts: Placement | None = None, **others: Any
     ) -> None:
-        super().__init__(input_layouts=input_layouts or CHANNELS, **others)
+        super().__init__(input_layouts=input_layouts, **others)
+        self._takes_shards = input_layouts is None
 
     def _partition(self, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         conv = _convolution(self, module)
@@ -105,11 +113,12 @@ class RowwiseConv(RowwiseParallel):
         _distribute(conv, mesh, self.src_data_rank, weight=filters, bias=bias)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        _convolution(self, module)
+        channels = (_channels(_convolution(self, module)),)
+        given = channels if self._takes_shards else self.input_layouts
         return distribute_module(
             module,
             device_mesh,
             self._partition,
-            partial(self._prepare_input_fn, self.input_layouts, (CHANNELS,)),
+            partial(self._prepare_input_fn, given, channels),
             partial(self._prepare_output_fn, self.output_layouts, self.use_local_output),
         )

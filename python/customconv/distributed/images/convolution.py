@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
+from ...arguments import LAST
 from ...batch_invariance import is_batch_invariant
 from .exchange import Line, RowsUnderWay, buffer, narrowed, needs_gradient
 from .rows import Part, Rows, Window, common, count, work
@@ -77,12 +79,6 @@ def _with_height(values: tuple[int, ...], value: int) -> list[int]:
 
 def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
     """A convolution of this rank's own tensors, without gradients."""
-    if len(g.stride) > 2:
-        if g.transposed:
-            return torch.conv_transpose3d(
-                x, weight, bias, g.stride, g.padding, g.output_padding, g.groups, g.dilation
-            )
-        return torch.conv3d(x, weight, bias, g.stride, g.padding, g.dilation, g.groups)
     is_signal = len(g.stride) == 1
     if is_signal:
         x, weight = x.unsqueeze(-2), weight.unsqueeze(-2)
@@ -90,11 +86,13 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Te
     padding = _with_height(g.padding, 0)
     if g.transposed:
         extra = _with_height(g.output_padding, 0)
-        y = _OPS.conv_transpose2d.default(
+        convolve = _OPS.conv_transpose3d if len(stride) == 3 else _OPS.conv_transpose2d
+        y = convolve.default(
             x, weight, bias, stride, padding, extra, g.groups, dilation, algorithm=g.algorithm
         )
     else:
-        y = _OPS.conv2d.default(
+        convolve = _OPS.conv3d if len(stride) == 3 else _OPS.conv2d
+        y = convolve.default(
             x, weight, bias, stride, padding, dilation, g.groups, algorithm=g.algorithm
         )
     return y.squeeze(-2) if is_signal else y  # type: ignore[no-any-return]
@@ -102,20 +100,13 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Te
 
 def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
     """Of a convolution, not transposed, of this rank's own tensors."""
-    mask = [False, True, False]
-    if len(g.stride) > 2:
-        spare = [0] * len(g.stride)
-        if grad.dim() == len(g.stride) + 1:
-            grad, x = grad.unsqueeze(0), x.unsqueeze(0)
-        return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
-            grad, x, weight, None, g.stride, g.padding, g.dilation, False, spare, g.groups, mask
-        )[1]
     is_signal = len(g.stride) == 1
     if is_signal:
         grad, x, weight = grad.unsqueeze(-2), x.unsqueeze(-2), weight.unsqueeze(-2)
-    found = _OPS.conv2d_backward(
+    backward = _OPS.conv3d_backward if len(g.stride) == 3 else _OPS.conv2d_backward
+    found = backward.default(
         grad, x, weight, _with_height(g.stride, 1), _with_height(g.padding, 0),
-        _with_height(g.dilation, 1), g.groups, mask, algorithm=g.algorithm,
+        _with_height(g.dilation, 1), g.groups, [False, True, False], algorithm=g.algorithm,
     )[1]  # fmt: skip
     return found.squeeze(-2) if is_signal else found  # type: ignore[no-any-return]
 
@@ -162,7 +153,7 @@ class Pass:
         sizes[self.axis] = self.size  # the same number on each rank
         divides = prod(sizes) * x.element_size() > UNDIVIDED_BYTES * line.ranks
         # Then a part is planned for the whole images.
-        in_order = is_batch_invariant() and len(self.geometry.stride) < 3
+        in_order = is_batch_invariant()
         does = work(
             self.window, self.transposed, self.size, self.result, line.ranks, line.rank, divides
         )
@@ -211,17 +202,25 @@ class Pass:
             transposed=not self.transposed, size=self.result, result=self.size,
         )  # fmt: skip
 
-    def without_rest(self, grad: Tensor, weight: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The gradient of a transposed convolution's output without pixels that only have a bias.
+    def padded_by_hand(
+        self, grad: Tensor, weight: Tensor, sizes: Sequence[int]
+    ) -> tuple[Pass, Tensor]:
+        """The pass, and the gradient that it reads, where their sizes would not fit together.
 
-        There are some where the output padding is as large as the stride, or larger.
+        That is where the output padding of a transposed convolution is as large as the stride, or
+        larger: its output then has more rows than a convolution to its input has windows for.
         """
-        for axis in range(-len(self.geometry.stride), 0):
-            if axis != self.axis and not self.transposed:
-                window = self.geometry.window(weight, axis)
-                most = sizes[axis] * window.stride - 2 * window.padding + window.span
-                grad = grad.narrow(axis, 0, min(grad.shape[axis], most))
-        return grad
+        padding = list(self.geometry.padding)
+        for axis in range(-len(padding), 0):
+            if axis == self.axis or self.transposed:
+                continue
+            size, window = grad.shape[axis], self.geometry.window(weight, axis)
+            if size > sizes[axis] * window.stride - 2 * window.padding + window.span:
+                read = (sizes[axis] - 1) * window.stride + window.span + 1
+                ends = [window.padding, read - window.padding - size]  # which may be cut off
+                grad = functional.pad(grad, [0, 0] * (-1 - axis) + ends)
+                padding[axis] = 0
+        return replace(self, geometry=replace(self.geometry, padding=tuple(padding))), grad
 
     def whole(self) -> tuple[int, Geometry]:
         """The rows that the images would have, and the convolution, if a rank had all rows.
@@ -248,10 +247,11 @@ class Pass:
             for axis in range(-spatial, 0)
         ]
         sizes[self.axis] = rows
-        last = spatial == 2 and x.dim() == 4 and _OPS._is_channels_last.default(x, weight)
+        is_batch = x.dim() == weight.dim() and spatial > 1
+        last = is_batch and _OPS._is_channels_last.default(x, weight)
         return torch.empty(
             [*x.shape[: -spatial - 1], channels, *sizes], dtype=x.dtype, device=x.device,
-            memory_format=torch.channels_last if last else torch.contiguous_format,
+            memory_format=LAST[x.dim()] if last else torch.contiguous_format,
         )  # fmt: skip
 
     def _computed(self, part: Part, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -266,9 +266,6 @@ class Pass:
     ) -> None:  # fmt: skip
         """Writes a part of the result, where it belongs."""
         spatial = len(self.geometry.stride)
-        if spatial > 2:
-            output.copy_(self._computed(part, rows, weight, bias))
-            return
         computed = output
         if part.computed != part.wanted:
             computed = buffer(output, self.axis, count(part.computed))
@@ -297,7 +294,7 @@ class Pass:
 
 
 def _as_images(tensor: Tensor, spatial: int) -> Tensor:
-    """A tensor of signals or images, batched or not, as one of batched images."""
+    """A tensor of signals, images or volumes as one of batched images or volumes."""
     if tensor.dim() == spatial + 1:
         tensor = tensor.unsqueeze(0)
     return tensor.unsqueeze(-2) if spatial == 1 else tensor
@@ -324,7 +321,7 @@ class _Convolution(torch.autograd.Function):
         x, weight, *read = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         back = does.reversed(weight, ctx.sizes, grad.shape)
-        read_grad = back.without_rest(grad, weight, ctx.sizes)
+        back, read_grad = back.padded_by_hand(grad, weight, ctx.sizes)
         grad_x = grad_weight = grad_bias = None
         parts: list[tuple[Part, Tensor]] = []
         with does.line.at(ctx.where), torch.autocast(grad.device.type, enabled=False):
@@ -332,7 +329,7 @@ class _Convolution(torch.autograd.Function):
                 grad_x, parts = back.run(read_grad, weight, None)
             if needs_weight:
                 outputs = does.line.own(does.size if does.transposed else does.result)
-                geometry = does.geometry.of_part(does.axis, False, does.window)
+                geometry = back.geometry.of_part(does.axis, False, does.window)
                 whole = x if does.transposed else grad
                 pairs = parts if does.transposed else zip(ctx.parts, read, strict=True)
                 for part, rows in pairs:

@@ -15,15 +15,20 @@ from .convolution import Geometry, convolve, convolved, output_size, values
 from .exchange import Line, shared
 from .rowed import Rowed, pixels, rule, wrapped
 
-CONVOLUTIONS = {
-    **{each: 1 for each in (torch.conv1d, torch.conv_transpose1d)},
-    **{each: 2 for each in (torch.conv2d, torch.conv_transpose2d)},
-    **{each: 3 for each in (torch.conv3d, torch.conv_transpose3d)},
-}
-CONV2D, CONV_TRANSPOSE2D = (
-    [packet, *(getattr(packet, name) for name in packet.overloads())]  # type: ignore[no-untyped-call]
-    for packet in (torch.ops.customconv.conv2d, torch.ops.customconv.conv_transpose2d)
-)
+_OPS = torch.ops.customconv
+
+
+def _with_ours(name: str) -> dict[Any, int]:
+    """PyTorch's functions of a name, and our operators, with the number of spatial dimensions."""
+    found = {getattr(torch, f"{name}{spatial}d"): spatial for spatial in (1, 2, 3)}
+    for spatial in (2, 3):
+        packet = getattr(_OPS, f"{name}{spatial}d")
+        overloads = (getattr(packet, each) for each in packet.overloads())
+        found |= dict.fromkeys([packet, *overloads], spatial)
+    return found
+
+
+_SPATIAL, _SPATIAL_TRANSPOSED = _with_ours("conv"), _with_ours("conv_transpose")
 
 
 CAST = (torch.float32, torch.float16, torch.bfloat16)
@@ -72,8 +77,10 @@ def convolution(
     window = geometry.window(weight, rowed.axis)
     extra = geometry.output_padding[rowed.axis]
     result = output_size(rowed.size + behind, window, extra, geometry.transposed)
+    sizes = list(input.shape)
+    sizes[rowed.axis] += behind
     check(
-        (input.shape, w.shape, None if b is None else b.shape),
+        (torch.Size(sizes), w.shape, None if b is None else b.shape),
         (x.dtype, w.dtype, None if b is None else b.dtype),
         geometry,
     )
@@ -83,14 +90,14 @@ def convolution(
     return wrapped(Rowed(y, rowed.axis, result), line)
 
 
-@rule(torch.conv1d, torch.conv2d, torch.conv3d, *CONV2D)
+@rule(*_SPATIAL)
 def conv(
     line: Line, func: Any, input: Any, weight: Tensor, bias: Tensor | None = None,
     stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
     algorithm: str | None = "auto",
 ) -> Any:  # fmt: skip
     """PyTorch's convolutions and ours, by our kernels where there are any."""
-    spatial = CONVOLUTIONS.get(func, 2)
+    spatial = _SPATIAL[func]
     steps, holes = values(stride, spatial), values(dilation, spatial)
     behind = 0
     if isinstance(padding, str):
@@ -120,14 +127,14 @@ def conv(
     return convolution(line, input, weight, bias, geometry, behind)
 
 
-@rule(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, *CONV_TRANSPOSE2D)
+@rule(*_SPATIAL_TRANSPOSED)
 def conv_transpose(
     line: Line, func: Any, input: Any, weight: Tensor, bias: Tensor | None = None,
     stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
     algorithm: str | None = "auto",
 ) -> Any:  # fmt: skip
     """PyTorch's transposed convolutions and ours."""
-    spatial = CONVOLUTIONS.get(func, 2)
+    spatial = _SPATIAL_TRANSPOSED[func]
     geometry = Geometry(
         values(stride, spatial), values(padding, spatial), values(dilation, spatial),
         values(output_padding, spatial), groups, transposed=True, algorithm=algorithm or "auto",
