@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import timm
@@ -13,7 +13,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .networks import UNet, quiet
+from .networks import UNet, UNet3d, quiet, wan_vae
 
 SIDE = 64  # image height and width, unless a network needs more
 BATCH = 2
@@ -189,6 +189,14 @@ def _torchvision(
     return [Architecture(name, family, build(name), (3, side, side)) for name in names]
 
 
+def _video(*names: str, image: tuple[int, ...]) -> list[Architecture]:
+    return [replace(each, image=image) for each in _torchvision("video", *names)]
+
+
+# Wan's autoencoder with fewer channels and blocks.
+_SMALL_WAN: dict[str, Any] = {
+    "base_dim": 16, "z_dim": 4, "dim_mult": [1, 2, 2, 2], "num_res_blocks": 1,
+}  # fmt: skip
 _BARE: dict[str, Any] = {"weights_backbone": None}
 
 ARCHITECTURES = [
@@ -242,10 +250,11 @@ ARCHITECTURES = [
         "detection", "fasterrcnn_mobilenet_v3_large_fpn", "maskrcnn_resnet50_fpn",
         "keypointrcnn_resnet50_fpn", side=128, wrapped=Stages, **_BARE
     ),
-    Architecture(
-        "r3d_18", "video", lambda: torchvision.models.get_model("r3d_18", weights=None),
-        (3, 4, 32, 32),
-    ),
+    *_video("r3d_18", "r2plus1d_18", "mc3_18", image=(3, 4, 32, 32)),
+    *_video("swin3d_t", image=(3, 4, 64, 64)),
+    *_video("s3d", "mvit_v2_s", image=(3, 16, 224, 224)),
+    Architecture("unet3d", "volumes", lambda: UNet3d((16, 32, 64), 2), (2, 16, 16, 24)),
+    Architecture("wan_vae", "volumes", lambda: wan_vae(**_SMALL_WAN), (3, 5, 32, 32)),
     Architecture("autoencoder", "generative", Autoencoder),
     Architecture("dcgan", "generative", generator, (100, 1, 1)),
     Architecture("espcn", "generative", upscaler, (3, 32, 32)),

@@ -20,12 +20,17 @@ Call = Callable[[], object]
 
 MODES = ("no gradient", "forward, gradient recorded", "forward and backward")
 REPLAY = "replay of a CUDA graph"
-SHAPES = ((1, 8, 8, 8), (8, 8, 3, 3), (8,))
+# By the number of dimensions of an image.
+SHAPES = {
+    1: ((1, 8, 64), (8, 8, 3), (8,)),
+    2: ((1, 8, 8, 8), (8, 8, 3, 3), (8,)),
+    3: ((1, 8, 4, 4, 4), (8, 8, 3, 3, 3), (8,)),
+}
 
 
-def tensors(device: torch.device, requires_grad: bool) -> list[Tensor]:
+def tensors(device: torch.device, requires_grad: bool, dims: int = 2) -> list[Tensor]:
     """Input, weight and bias of a convolution that costs the GPU next to nothing."""
-    return [torch.randn(s, device=device, requires_grad=requires_grad) for s in SHAPES]
+    return [torch.randn(s, device=device, requires_grad=requires_grad) for s in SHAPES[dims]]
 
 
 def convolution(device: torch.device, requires_grad: bool) -> Call:

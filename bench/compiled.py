@@ -28,7 +28,7 @@ from torch._inductor.utils import fresh_inductor_cache
 
 import customconv
 
-from . import contenders, evidence, network_rows, timing
+from . import contenders, evidence, network_rows, networks, timing
 from .network_rows import PRECISIONS, Runner, Subject, What
 from .results import Key, Row
 from .workers import workers
@@ -160,10 +160,9 @@ class Comparison(Subject):
 
     def _laid_out(self, layout: str, batch: int) -> Tensor:
         """Puts the network in the layout, forgets what was compiled, and returns images."""
-        memory = contenders.LAYOUTS[layout]
-        self.network.to(memory_format=memory)  # type: ignore[call-overload]
+        networks.lay_out(self.network, layout)
         torch._dynamo.reset()
-        return self.images(batch).contiguous(memory_format=memory)
+        return networks.laid_out(self.images(batch), layout)
 
     def check(self, mode: str, precision: str, layout: str, batch: int) -> Outcome:
         """Returns a row without times: whether it is right, and what is fused."""

@@ -1,7 +1,9 @@
 """All layers, by suite: those of public networks and benchmarks, and drawn ones.
 
 Layers of shapes.json have the batch sizes of their sources. Those of network_layers.json, which
-`python -m bench extract` lists, have batch sizes drawn by a fixed seed.
+`python -m bench extract` lists, have batch sizes drawn by a fixed seed. Layers of volumes are in
+suites of their own: those of conv3d_layers.json with the batch sizes of their sources, and those of
+network_volumes.json as those of network_layers.json.
 """
 
 from __future__ import annotations
@@ -13,53 +15,79 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from . import drawn
+from . import drawn, drawn3d
 from .layers import Layer
 
 SHAPES = Path(__file__).with_name("shapes.json")
 NETWORK_LAYERS = Path(__file__).with_name("network_layers.json")
+VOLUME_LAYERS = Path(__file__).with_name("conv3d_layers.json")
+NETWORK_VOLUMES = Path(__file__).with_name("network_volumes.json")
+VOLUMES = "volumes"  # stands for these suites
+VOLUME_SUITES = ("video_vae", "medical", "action", "patch_embed")
 ALL = "all"  # stands for every suite but these
-# Small layers for the CPU, sweeps, which are in no mean, and what only judges.
+# Volumes, and small layers for the CPU, sweeps, which are in no mean, and what only judges.
 BESIDE_ALL = ("smoke", "scaling", drawn.JUDGED_SUITE, drawn.SMALL_SUITE)
-PAIRS = ("stride", "pad", "dil", "output_padding")
+GROUPS = (ALL, VOLUMES)
+NUMBERS = ("stride", "pad", "dil", "output_padding")
 NETWORK_SEED = 20261126
 
 
-@cache
-def known_layers() -> tuple[Layer, ...]:
-    """Every layer of shapes.json."""
+def _read(path: Path) -> tuple[Layer, ...]:
     names = {field.name for field in fields(Layer)}
     found = []
-    for entry in json.loads(SHAPES.read_text()):
+    for entry in json.loads(path.read_text()):
         known: dict[str, Any] = {
-            k: tuple(v) if k in PAIRS else v for k, v in entry.items() if k in names
+            k: tuple(v) if k in NUMBERS else v for k, v in entry.items() if k in names
         }
         found.append(Layer(**known | {"bias": bool(entry.get("bias"))}))
     return tuple(found)
 
 
 @cache
-def network_layers() -> tuple[Layer, ...]:
-    """Every layer of network_layers.json: a suite for each network."""
-    networks = json.loads(NETWORK_LAYERS.read_text())
+def known_layers() -> tuple[Layer, ...]:
+    """Every layer of shapes.json."""
+    return _read(SHAPES)
+
+
+@cache
+def volume_layers() -> tuple[Layer, ...]:
+    """Every layer of conv3d_layers.json: small ones, and those of networks that see volumes."""
+    return _read(VOLUME_LAYERS)
+
+
+def _of_networks(path: Path, among: tuple[float, float], most: int) -> tuple[Layer, ...]:
+    networks = json.loads(path.read_text())
     columns = networks.pop("columns")
     found = []
     for number, (network, rows) in enumerate(networks.items()):
         draw = drawn.Draw(NETWORK_SEED + number)
         for row in rows:
             sizes: dict[str, Any] = {
-                k: tuple(v) if k in PAIRS else v for k, v in zip(columns, row, strict=True)
+                k: tuple(v) if k in NUMBERS else v for k, v in zip(columns, row, strict=True)
             }
             sizes |= {"bias": bool(sizes["bias"]), "transposed": bool(sizes["transposed"])}
-            layer = drawn.batched(draw, Layer(network, "", 1, **sizes, source="bench/extract.py"))
+            one = Layer(network, "", 1, **sizes, source="bench/extract.py")
+            layer = drawn.batched(draw, one, among, most)
             found.append(replace(layer, name=_name(layer)))
     return tuple(found)
 
 
+@cache
+def network_layers() -> tuple[Layer, ...]:
+    """Every layer of network_layers.json: a suite for each network."""
+    return _of_networks(NETWORK_LAYERS, drawn.FLOPS, drawn.MOST_ELEMENTS)
+
+
+@cache
+def network_volumes() -> tuple[Layer, ...]:
+    """Every layer of network_volumes.json, likewise."""
+    return _of_networks(NETWORK_VOLUMES, drawn3d.FLOPS, drawn3d.MOST_ELEMENTS)
+
+
 def _name(layer: Layer) -> str:
     """Names a layer by its sizes."""
-    by = " x ".join(map(str, (layer.C, layer.H, layer.W)))
-    parts = [f"{by} to {layer.K}, {layer.R} x {layer.S}"]
+    by, taps = (" x ".join(map(str, each)) for each in (layer.input[1:], layer.weight[2:]))
+    parts = [f"{by} to {layer.K}, {taps}"]
     if max(layer.stride) > 1:
         parts.append(f"stride {max(layer.stride)}")
     if max(layer.dil) > 1:
@@ -75,12 +103,13 @@ def all_layers() -> tuple[Layer, ...]:
 
 
 def _every_layer() -> tuple[Layer, ...]:
-    """Those of ``all_layers``, then those that only judge."""
-    return all_layers() + drawn.judged_layers()
+    """Those of ``all_layers``, then those that only judge, then volumes in the same order."""
+    volumes = volume_layers() + network_volumes() + drawn3d.judged_layers()
+    return all_layers() + drawn.judged_layers() + volumes
 
 
 def suites() -> list[str]:
-    """The names of all suites, in the order of ``all_layers``, then those that only judge."""
+    """The names of all suites, in the order of ``all_layers``, then those beside them."""
     return list(dict.fromkeys(layer.suite for layer in _every_layer()))
 
 
@@ -88,24 +117,28 @@ def load(chosen: Sequence[str], batch: int | None = None) -> list[Layer]:
     """The layers of these suites.
 
     Args:
-        chosen: Names of suites, or ``all`` for every suite but ``smoke``, ``scaling`` and what
-            only judges; a batch size for all layers of one may follow: ``resnet50:64``.
+        chosen: Names of suites; ``all`` for every suite but ``smoke``, ``scaling``, volumes and
+            what only judges; ``volumes`` for the four suites of networks that see volumes. A batch
+            size for all layers of one may follow: ``resnet50:64``.
         batch: The batch size of all other layers, or None for their own.
 
     Raises:
         ValueError: There is no suite of that name.
     """
     names = [text.partition(":")[::2] for text in chosen]
-    if unknown := {name for name, _ in names} - {*suites(), ALL}:
+    if unknown := {name for name, _ in names} - {*suites(), *GROUPS}:
         raise ValueError(
-            f"no suite {', '.join(sorted(unknown))}: expected some of {', '.join(suites())}, {ALL}"
+            f"no suite {', '.join(sorted(unknown))}: "
+            f"expected some of {', '.join((*suites(), *GROUPS))}"
         )
     found = []
     for name, number in names:
         size = int(number) if number else batch
         layers = [
             layer for layer in _every_layer()
-            if layer.suite == name or (name == ALL and layer.suite not in BESIDE_ALL)
+            if layer.suite == name
+            or (name == ALL and layer.D is None and layer.suite not in BESIDE_ALL)
+            or (name == VOLUMES and layer.suite in VOLUME_SUITES)
         ]  # fmt: skip
         found += layers if size is None else [layer.with_batch(size) for layer in layers]
     return found

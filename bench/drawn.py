@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any, TypeVar
 
 from .layers import Layer
@@ -69,26 +70,30 @@ class Draw:
         return size if self.chance(0.5) else round(size * self.between(0.8, 1.25))
 
 
+Sizes = dict[str, Any]  # arguments of a layer
+Kinds = dict[str, Callable[[Draw], Iterator[Sizes]]]
+
+
 def batched(
     draw: Draw, one: Layer, among: tuple[float, float] = FLOPS, most: int = MOST_ELEMENTS
 ) -> Layer:
     """Returns a layer of one image with a batch size near a drawn number of FLOPs."""
     # Taps on padding included: without them, some layers would have another batch size.
-    pixels = one.H * one.W if one.transposed else one.P * one.Q
-    flops = 2 * pixels * one.C * (one.K // one.groups) * one.R * one.S
+    pixels = prod(one.input[2:] if one.transposed else one.output[2:])
+    flops = 2 * pixels * one.C * (one.K // one.groups) * prod(one.weight[2:])
     wanted = draw.between(*among) / flops
-    elements = one.C * one.H * one.W + one.K * one.P * one.Q
+    elements = prod(one.input[1:]) + prod(one.output[1:])
     possible = [n for n in BATCHES if n * elements <= most] or [1]
     return one.with_batch(min(possible, key=lambda n: abs(n - wanted)))
 
 
-def _square(filter_: int, dilation: int = 1) -> dict[str, Any]:
+def _square(filter_: int, dilation: int = 1) -> Sizes:
     """Returns a square filter and the padding that keeps the image's size."""
     pad = dilation * (filter_ // 2)
     return {"R": filter_, "S": filter_, "pad": (pad, pad), "dil": (dilation, dilation)}
 
 
-def _of_every_side(draw: Draw) -> Iterator[dict[str, Any]]:
+def _of_every_side(draw: Draw) -> Iterator[Sizes]:
     for side in SIDES:
         sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS), "H": side, "W": side}
         if draw.chance(0.3):
@@ -96,7 +101,7 @@ def _of_every_side(draw: Draw) -> Iterator[dict[str, Any]]:
         yield sizes | _square(draw.one((1, 3, 3, 3, 5)))
 
 
-def _signals(draw: Draw) -> Iterator[dict[str, Any]]:
+def _signals(draw: Draw) -> Iterator[Sizes]:
     for _ in range(40):
         width = round(draw.between(300, 60_000))
         filter_ = draw.one((1, 3, 3, 5, 7, 11, 25, 41))
@@ -108,14 +113,14 @@ def _signals(draw: Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _dilated(draw: Draw) -> Iterator[dict[str, Any]]:
+def _dilated(draw: Draw) -> Iterator[Sizes]:
     for _ in range(30):
         side = draw.one((28, 33, 41, 60, 65, 64, 97, 128))
         sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS), "H": side, "W": draw.near(side)}
         yield sizes | _square(3, draw.one((2, 2, 3, 4, 6, 12, 18)))
 
 
-def _strided(draw: Draw) -> Iterator[dict[str, Any]]:
+def _strided(draw: Draw) -> Iterator[Sizes]:
     for _ in range(40):
         side = draw.one((13, 15, 27, 28, 35, 55, 56, 75, 112, 147, 225))
         sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS), "H": side, "W": draw.near(side)}
@@ -125,7 +130,7 @@ def _strided(draw: Draw) -> Iterator[dict[str, Any]]:
         yield sizes | filter_ | {"stride": draw.one(((2, 2), (2, 2), (3, 3), (1, 2), (2, 1)))}
 
 
-def _patches(draw: Draw) -> Iterator[dict[str, Any]]:
+def _patches(draw: Draw) -> Iterator[Sizes]:
     for _ in range(20):
         patch = draw.one((2, 4, 7, 8, 14, 16, 32))
         side = draw.one((96, 224, 256, 384, 518))
@@ -136,7 +141,7 @@ def _patches(draw: Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _stems(draw: Draw) -> Iterator[dict[str, Any]]:
+def _stems(draw: Draw) -> Iterator[Sizes]:
     for _ in range(20):
         side, stride = draw.one((96, 225, 299, 331, 512)), draw.one((1, 2, 2))
         sizes = {"C": draw.one((1, 2, 3, 3, 4, 6)), "K": draw.one((16, 24, 32, 48, 64, 96))}
@@ -145,14 +150,14 @@ def _stems(draw: Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _of_odd_channels(draw: Draw) -> Iterator[dict[str, Any]]:
+def _of_odd_channels(draw: Draw) -> Iterator[Sizes]:
     for _ in range(40):
         odd, even, side = draw.one(ODD_CHANNELS), draw.one(CHANNELS), draw.one(SIDES)
         channels = {"C": odd, "K": even} if draw.chance(0.5) else {"C": even, "K": odd}
         yield channels | _square(draw.one((1, 3, 3))) | {"H": side, "W": draw.near(side)}
 
 
-def _separable(draw: Draw) -> Iterator[dict[str, Any]]:
+def _separable(draw: Draw) -> Iterator[Sizes]:
     for _ in range(20):
         side, filter_ = draw.one((8, 14, 17, 28, 35, 64, 71)), draw.one((3, 5, 7, 9, 13))
         sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS), "H": side, "W": draw.near(side)}
@@ -162,7 +167,7 @@ def _separable(draw: Draw) -> Iterator[dict[str, Any]]:
             yield sizes | {"R": 1, "S": filter_, "pad": (0, filter_ // 2)}
 
 
-KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
+KINDS: Kinds = {
     "side": _of_every_side,
     "signal": _signals,
     "dilated": _dilated,
@@ -174,7 +179,7 @@ KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
 }
 
 
-def _grouped(draw: Draw) -> Iterator[dict[str, Any]]:
+def _grouped(draw: Draw) -> Iterator[Sizes]:
     for _ in range(75):
         groups, side = draw.one((2, 3, 4, 8, 16, 32, 32, 64)), draw.one(SIDES)
         sizes = {"C": groups * draw.one((2, 4, 4, 8, 8, 16, 24, 32, 48, 64, 80)), "groups": groups}
@@ -185,7 +190,7 @@ def _grouped(draw: Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _depthwise(draw: Draw) -> Iterator[dict[str, Any]]:
+def _depthwise(draw: Draw) -> Iterator[Sizes]:
     for _ in range(75):
         channels = draw.one((*CHANNELS, *ODD_CHANNELS))
         sizes = {"C": channels, "groups": channels}
@@ -203,7 +208,7 @@ def _depthwise(draw: Draw) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def _transposed(draw: Draw) -> Iterator[dict[str, Any]]:
+def _transposed(draw: Draw) -> Iterator[Sizes]:
     for _ in range(40):
         side, filter_ = draw.one((8, 16, 23, 32, 48, 64, 96, 128)), draw.one((2, 3, 3, 4, 4, 5))
         stride = draw.one((1, 2, 2, 2, 2, 3))
@@ -216,7 +221,7 @@ def _transposed(draw: Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _strided_over_wide_images(draw: Draw) -> Iterator[dict[str, Any]]:
+def _strided_over_wide_images(draw: Draw) -> Iterator[Sizes]:
     for _ in range(40):
         sizes = {"C": draw.one(CHANNELS[2:13]), "K": draw.one(CHANNELS[2:13])}
         yield sizes | _square(draw.one((3, 3, 3, 5))) | {
@@ -225,7 +230,7 @@ def _strided_over_wide_images(draw: Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _few_channels(draw: Draw) -> Iterator[dict[str, Any]]:
+def _few_channels(draw: Draw) -> Iterator[Sizes]:
     for _ in range(30):
         few, many = draw.one((5, 6, 8, 8, 12, 16, 16, 18, 20, 24)), draw.one(CHANNELS[:8])
         channels = {"C": few, "K": many} if draw.chance(0.7) else {"C": many, "K": few}
@@ -235,7 +240,7 @@ def _few_channels(draw: Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _overlapping_patches(draw: Draw) -> Iterator[dict[str, Any]]:
+def _overlapping_patches(draw: Draw) -> Iterator[Sizes]:
     for _ in range(20):
         patch = draw.one((4, 7, 8, 14, 16))
         stride = draw.one((patch, patch // 2, (patch + 1) // 2 + 1))
@@ -246,7 +251,7 @@ def _overlapping_patches(draw: Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _wide_images(draw: Draw) -> Iterator[dict[str, Any]]:
+def _wide_images(draw: Draw) -> Iterator[Sizes]:
     for _ in range(20):
         sizes = {"C": draw.one((8, 16, 24, 32, 48, 64)), "K": draw.one((16, 32, 64, 96, 128))}
         yield sizes | _square(draw.one((1, 3, 3, 3, 5))) | {
@@ -254,7 +259,7 @@ def _wide_images(draw: Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-TIMED_KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
+TIMED_KINDS: Kinds = {
     "grouped": _grouped,
     "depthwise": _depthwise,
     "transposed": _transposed,
@@ -265,7 +270,7 @@ TIMED_KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
 }
 
 
-def _large(draw: Draw, transposed: bool, strides: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _large(draw: Draw, transposed: bool, strides: Sequence[int]) -> Iterator[Sizes]:
     filters = (2, 3, 3, 3, 4, 5, 7)
     for _ in range(40):
         side, stride = draw.one((64, 96, 128, 200, 256, 384)), draw.one(strides)
@@ -283,14 +288,14 @@ def _large(draw: Draw, transposed: bool, strides: Sequence[int]) -> Iterator[dic
         yield sizes | ({"transposed": True, "output_padding": (extra, extra)} if transposed else {})
 
 
-LARGE_KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
+LARGE_KINDS: Kinds = {
     "large": lambda draw: _large(draw, transposed=False, strides=(1,)),
     "large, strided": lambda draw: _large(draw, transposed=False, strides=(2, 2, 2, 3, 4)),
     "large, transposed": lambda draw: _large(draw, transposed=True, strides=(1, 2, 2, 2, 3)),
 }
 
 
-def _pointwise(draw: Draw) -> Iterator[dict[str, Any]]:
+def _pointwise(draw: Draw) -> Iterator[Sizes]:
     for _ in range(90):
         usual = (7, 8, 12, 14, 16, 20, 28, 32, 40, 56, 64, 80, 112)
         side = draw.one(usual if draw.chance(0.7) else SIDES)
@@ -301,7 +306,7 @@ def _pointwise(draw: Draw) -> Iterator[dict[str, Any]]:
         yield sizes | _square(1) | {"H": side, "W": draw.near(side) if draw.chance(0.3) else side}
 
 
-def _of_one_pixel(draw: Draw) -> Iterator[dict[str, Any]]:
+def _of_one_pixel(draw: Draw) -> Iterator[Sizes]:
     for _ in range(30):
         wide, narrow = draw.one((64, 128, 240, 256, 480, 512, 960, 1152, 2048)), draw.one(CHANNELS)
         if draw.chance(0.3):
@@ -310,7 +315,7 @@ def _of_one_pixel(draw: Draw) -> Iterator[dict[str, Any]]:
         yield channels | _square(1) | {"H": 1, "W": 1}
 
 
-def _of_one_image(draw: Draw) -> Iterator[dict[str, Any]]:
+def _of_one_image(draw: Draw) -> Iterator[Sizes]:
     for _ in range(80):
         side = draw.one((7, 10, 14, 20, 28, 33, 40, 56, 65, 80, 112, 160, 224))
         sizes = {"C": draw.one(CHANNELS), "K": draw.one(CHANNELS)}
@@ -322,22 +327,23 @@ def _of_one_image(draw: Draw) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-SMALL_KINDS: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]] = {
+SMALL_KINDS: Kinds = {
     "1x1": _pointwise,
     "one pixel": _of_one_pixel,
     "one image": _of_one_image,
 }
 
 
-def _drawn(
-    suite: str, kinds: dict[str, Callable[[Draw], Iterator[dict[str, Any]]]], seed: int,
-    among: tuple[float, float] = FLOPS, most: int = MOST_ELEMENTS,
+def of_kinds(
+    suite: str, kinds: Kinds, seed: int, among: tuple[float, float] = FLOPS,
+    most: int = MOST_ELEMENTS, by: str = "bench/drawn.py",
 ) -> tuple[Layer, ...]:  # fmt: skip
+    """Draws the layers of each kind, as sizes without a batch, and their batch sizes."""
     found = []
     for number, (kind, sizes) in enumerate(kinds.items()):
         draw = Draw(seed + number)  # a change of one kind leaves the others as they are
         for i, chosen in enumerate(sizes(draw)):
-            one = Layer(suite, "", 1, **chosen, source="drawn by bench/drawn.py")
+            one = Layer(suite, "", 1, **chosen, source=f"drawn by {by}")
             found.append(replace(batched(draw, one, among, most), name=f"{kind} {i}"))
     return tuple(found)
 
@@ -345,25 +351,25 @@ def _drawn(
 @cache
 def layers() -> tuple[Layer, ...]:
     """The layers, the same ones always."""
-    return _drawn(SUITE, KINDS, SEED)
+    return of_kinds(SUITE, KINDS, SEED)
 
 
 @cache
 def timed_layers() -> tuple[Layer, ...]:
     """Those that plans are timed for beside all others, the same ones always."""
-    return _drawn(TIMED_SUITE, TIMED_KINDS, TIMED_SEED)
+    return of_kinds(TIMED_SUITE, TIMED_KINDS, TIMED_SEED)
 
 
 @cache
 def large_layers() -> tuple[Layer, ...]:
     """Batches of large images that plans are timed for, the same ones always."""
-    return _drawn(LARGE_SUITE, LARGE_KINDS, LARGE_SEED, LARGE_FLOPS, MOST_LARGE_ELEMENTS)
+    return of_kinds(LARGE_SUITE, LARGE_KINDS, LARGE_SEED, LARGE_FLOPS, MOST_LARGE_ELEMENTS)
 
 
 def _small(suite: str, seed: int) -> tuple[Layer, ...]:
     return tuple(
         replace(layer, N=1) if layer.name.startswith("one image") else layer
-        for layer in _drawn(suite, SMALL_KINDS, seed, SMALL_FLOPS)
+        for layer in of_kinds(suite, SMALL_KINDS, seed, SMALL_FLOPS)
     )
 
 
@@ -376,10 +382,12 @@ def small_layers() -> tuple[Layer, ...]:
 @cache
 def more_layers() -> tuple[Layer, ...]:
     """More layers of all kinds that plans are timed for, the same ones always."""
-    return _drawn(TIMED_MORE_SUITE, KINDS | TIMED_KINDS, TIMED_MORE_SEED)
+    return of_kinds(TIMED_MORE_SUITE, KINDS | TIMED_KINDS, TIMED_MORE_SEED)
 
 
 @cache
 def judged_layers() -> tuple[Layer, ...]:
     """Those that releases are judged by, the same ones always: of all kinds, then small ones."""
-    return _drawn(JUDGED_SUITE, KINDS | TIMED_KINDS, JUDGED_SEED) + _small(SMALL_SUITE, SMALL_SEED)
+    return of_kinds(JUDGED_SUITE, KINDS | TIMED_KINDS, JUDGED_SEED) + _small(
+        SMALL_SUITE, SMALL_SEED
+    )

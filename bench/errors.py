@@ -1,12 +1,13 @@
 """`python -m bench errors`: errors of float32 against float64, beside cuDNN's.
 
-A table of convolutions whose sums have 27 to 100,352 terms, with several kinds of data. An error is
-the norm of sampled elements' errors over that of their exact values.
+A table of convolutions whose sums have 27 to 100,352 terms (of volumes 110,592), with several kinds
+of data. An error is the norm of sampled elements' errors over that of their exact values.
 """
 
 from __future__ import annotations
 
 import argparse
+from math import prod
 
 import torch
 from rich.console import Console
@@ -35,6 +36,11 @@ def _layer(N: int, C: int, H: int, W: int, K: int, taps: int, pad: int = 1) -> L
     return Layer("errors", "", N, C, H, W, K, taps, taps, pad=(pad, pad))
 
 
+def _volume(N: int, C: int, side: int, K: int) -> Layer:
+    pad = (1, 1, 1)
+    return Layer("errors", "", N, C, side, side, K, 3, 3, pad=pad, D=side, T=3)
+
+
 # Each pass has layers of short sums and of long ones.
 LAYERS = {
     "fprop": [
@@ -58,6 +64,19 @@ LAYERS = {
 }
 
 
+VOLUMES = {
+    "fprop": [
+        _volume(4, 1, 16, 64), _volume(4, 64, 16, 64), _volume(4, 512, 8, 64),
+        _volume(4, 4096, 6, 64),
+    ],
+    "dgrad": [
+        _volume(4, 64, 16, 1), _volume(4, 64, 16, 64), _volume(4, 64, 8, 512),
+        _volume(4, 64, 6, 4096),
+    ],
+    "wgrad": [_volume(1, 64, side, 64) for side in (3, 12, 24, 48)],
+}  # fmt: skip
+
+
 def make_buffers(layer: Layer, op: str, data: str, layout: str, device: torch.device) -> Buffers:
     """Operands of a pass with values of this kind."""
     generator = torch.Generator(device).manual_seed(SEED)
@@ -75,8 +94,8 @@ def make_buffers(layer: Layer, op: str, data: str, layout: str, device: torch.de
     elif data == "cancelling" and op == "dgrad":
         dy, w = dy + 100, w - w.mean(0, keepdim=True)
     elif data == "cancelling":
-        x, w = x + 100, w - w.mean((1, 2, 3), keepdim=True)
-        dy = dy - dy.mean((0, 2, 3), keepdim=True)
+        x, w = x + 100, w - w.mean([*range(1, w.ndim)], keepdim=True)
+        dy = dy - dy.mean([0, *range(2, dy.ndim)], keepdim=True)
     elif data == "wide range":
         # One operand of a pass is small, and the other is large.
         w, dy = w * scale(layer.weight, 0, 30), dy * scale(layer.output, 0, 30)
@@ -85,17 +104,16 @@ def make_buffers(layer: Layer, op: str, data: str, layout: str, device: torch.de
             dy = dy * 1e-30
     elif data == "tiny":
         x, w, dy = x * 1e-37, w * 1e37, dy * (1e-37 if op == "dgrad" else 1e37)
-    x, w, dy = (
-        values.float().to(memory_format=contenders.LAYOUTS[layout]) for values in (x, w, dy)
-    )
+    memory = contenders.memory_format(layout, x.ndim)
+    x, w, dy = (values.float().to(memory_format=memory) for values in (x, w, dy))
     return Buffers(x, w, None, dy)
 
 
 def terms(layer: Layer, op: str) -> int:
     """Terms of a sum, with those of the padding."""
     if op == "wgrad":
-        return layer.N * layer.P * layer.Q
-    return (layer.C if op == "fprop" else layer.K) * layer.R * layer.S
+        return layer.N * prod(layer.output[2:])
+    return (layer.C if op == "fprop" else layer.K) * prod(layer.weight[2:])
 
 
 def errors_of(layer: Layer, op: str, buffers: Buffers, precision: str) -> tuple[float, float, str]:
@@ -113,6 +131,7 @@ def errors_of(layer: Layer, op: str, buffers: Buffers, precision: str) -> tuple[
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--layout", choices=[*contenders.LAYOUTS], default="nchw")
+    parser.add_argument("--dims", type=int, choices=(2, 3), default=2, help="3: of volumes")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -123,7 +142,7 @@ def main(arguments: argparse.Namespace) -> int:
     table = Table(box=None, header_style="dim")
     for head in ("pass", "terms", "data", "ours", "cuDNN", "plan"):
         table.add_column(head)
-    for op, layers in LAYERS.items():
+    for op, layers in (LAYERS if arguments.dims == 2 else VOLUMES).items():
         for layer in layers:
             for data in DATA:
                 buffers = make_buffers(layer, op, data, arguments.layout, device)

@@ -46,9 +46,8 @@ def _mean_pool(
 ) -> Tensor:  # fmt: skip
     # PyTorch's gradient of channels-last average pools that overlap is wrong on GPUs, and so is
     # Inductor's where windows reach beyond the padding, if padding counts (2.11).
-    pooled = functional.avg_pool2d(
-        x.contiguous(), size, stride, padding, ceil_mode, count_include_pad=False
-    )
+    pool = functional.avg_pool2d if x.ndim == 4 else functional.avg_pool3d
+    pooled = pool(x.contiguous(), size, stride, padding, ceil_mode, count_include_pad=False)
     return pooled.contiguous(memory_format=suggest_memory_format(x))
 
 
@@ -79,6 +78,7 @@ class Smooth(TorchFunctionMode):
         functional.hardswish: _smooth_hardswish,
         functional.hardsigmoid: _smooth_hardsigmoid,
         functional.max_pool2d: _mean_pool,
+        functional.max_pool3d: _mean_pool,
     }  # fmt: skip
 
     def __torch_function__(

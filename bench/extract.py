@@ -1,6 +1,7 @@
 """`python -m bench extract`: writes network_layers.json, the convolutions of public networks.
 
-Networks run on PyTorch's meta device, which computes shapes alone.
+With `--volumes` it writes network_volumes.json, those of networks that see volumes. Networks run on
+PyTorch's meta device, which computes shapes alone.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .architectures import Autoencoder, Waves, generator, upscaler
-from .networks import UNet
+from .networks import UNet, UNet3d
 
 OUT = Path(__file__).with_name("network_layers.json")
+OUT_OF_VOLUMES = Path(__file__).with_name("network_volumes.json")
 
 
 def _timm(name: str) -> Callable[[], nn.Module]:
@@ -63,7 +65,16 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "wavenet": (lambda: Waves(128), (1, 16000)),
 }  # fmt: skip
 
-# The columns of an entry; pairs follow rows, then columns of the image.
+# The same of networks that see volumes, most of them videos.
+VOLUMES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mc3_18": (_torchvision("mc3_18"), (3, 16, 112, 112)),
+    "mvit_v1_b": (_torchvision("mvit_v1_b"), (3, 16, 224, 224)),
+    "r2plus1d_18": (_torchvision("r2plus1d_18"), (3, 16, 112, 112)),
+    "s3d": (_torchvision("s3d"), (3, 16, 224, 224)),
+    "unet3d": (UNet3d, (4, 128, 128, 128)),
+}
+
+# The columns of an entry; numbers for each axis follow depth, if any, rows, and columns.
 COLUMNS = (
     "C", "H", "W", "K", "R", "S", "stride", "pad", "dil", "groups", "bias", "transposed",
     "output_padding",
@@ -71,7 +82,7 @@ COLUMNS = (
 
 
 class _Record(TorchDispatchMode):
-    """Keeps the sizes of every 1-D and 2-D convolution, each once."""
+    """Keeps the sizes of every convolution, each once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,18 +97,16 @@ class _Record(TorchDispatchMode):
         self, x: Any, w: Any, bias: Any, stride: Any, pad: Any, dil: Any, transposed: bool,
         output_padding: Any, groups: int,
     ) -> None:  # fmt: skip
-        if x.dim() not in (3, 4):
-            return
 
-        def pair(values: Any, height: int) -> list[int]:
-            return [height, *values] if len(values) == 1 else list(values)
+        def numbers(values: Any, height: int) -> list[int]:
+            return [height, *values] if x.dim() == 3 else list(values)
 
-        H, W = x.shape[2:] if x.dim() == 4 else (1, x.shape[2])
-        R, S = w.shape[2:] if w.dim() == 4 else (1, w.shape[2])
+        *D, H, W = numbers(x.shape[2:], 1)
+        *T, R, S = numbers(w.shape[2:], 1)
         K = w.shape[1] * groups if transposed else w.shape[0]
         entry = [
-            x.shape[1], H, W, K, R, S, pair(stride, 1), pair(pad, 0), pair(dil, 1), groups,
-            int(bias is not None), int(transposed), pair(output_padding, 0),
+            x.shape[1], H, W, K, R, S, numbers(stride, 1), numbers(pad, 0), numbers(dil, 1),
+            groups, int(bias is not None), int(transposed), numbers(output_padding, 0), *D, *T,
         ]  # fmt: skip
         self.found.setdefault(json.dumps(entry), entry)
 
@@ -111,14 +120,20 @@ def _layers(build: Callable[[], nn.Module], image: tuple[int, ...]) -> Iterator[
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--volumes", action="store_true", help="of networks that see volumes")
+    parser.add_argument("--out", type=Path, help="by default the file in bench")
 
 
 def main(arguments: argparse.Namespace) -> int:
     lines = []
-    for name, (build, image) in sorted(NETWORKS.items()):
+    columns: tuple[str, ...] = COLUMNS
+    networks, out = NETWORKS, OUT
+    if arguments.volumes:
+        networks, columns, out = VOLUMES, (*COLUMNS, "D", "T"), OUT_OF_VOLUMES
+    for name, (build, image) in sorted(networks.items()):
         entries = ",\n".join(f"  {json.dumps(entry)}" for entry in _layers(build, image))
         lines.append(f" {json.dumps(name)}: [\n{entries}\n ]")
     text = ",\n".join(lines)
-    arguments.out.write_text(f'{{\n "columns": {json.dumps(COLUMNS)},\n{text}\n}}\n')
+    path = arguments.out or out
+    path.write_text(f'{{\n "columns": {json.dumps(columns)},\n{text}\n}}\n')
     return 0

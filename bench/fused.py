@@ -17,7 +17,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.nn import functional
 
 from . import contenders, results, timing, verify
 from .contenders import Buffers
@@ -53,18 +52,18 @@ def calls(layer: Layer, buffers: Buffers, with_residual: bool) -> dict[str, Call
     """Returns the four versions, ours first. The output's gradient serves as the residual."""
     x, w, bias, geometry = buffers.x, buffers.w, buffers.bias, layer.geometry
     residual = buffers.dy if with_residual else None
-    ops = torch.ops.customconv
+    fused, plain = contenders.operator(layer, "_fused"), contenders.operator(layer)
+
+    pytorchs = contenders.FORWARD[layer.dims, False]
 
     def finish(y: Tensor) -> Tensor:
         return (y if residual is None else y.add_(residual)).relu_()
 
     return {
-        "fused": lambda: ops.conv2d_fused(
-            x, w, bias, *geometry, residual=residual, activation="relu"
-        ),
-        "bare": lambda: ops.conv2d(x, w, None, *geometry),
-        "composed": lambda: finish(ops.conv2d(x, w, bias, *geometry)),
-        "peer": lambda: finish(functional.conv2d(x, w, bias, *geometry)),
+        "fused": lambda: fused(x, w, bias, *geometry, residual=residual, activation="relu"),
+        "bare": lambda: plain(x, w, None, *geometry),
+        "composed": lambda: finish(plain(x, w, bias, *geometry)),
+        "peer": lambda: finish(pytorchs(x, w, bias, *geometry)),
     }
 
 

@@ -18,7 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,11 +32,24 @@ import customconv
 
 from . import bare, results
 from .bare import MODES, REPLAY, Call
+from .options import several
 
 GEOMETRY = {"stride": 1, "padding": 1, "dilation": 1, "groups": 1}
-BASELINE, MODULE_BASELINE = "F.conv2d", "nn.Conv2d"
 SHORTER = 8  # batches whose least time counts are that much shorter, and as many more
-ROUTED = "F.conv2d, routed"  # the same call, made while routing is on
+FUNCTIONS: dict[int, Callable[..., Tensor]] = {
+    1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d,
+}  # fmt: skip
+LISTS = {2: "pairs", 3: "triples"}
+
+
+def baseline(dims: int) -> str:
+    """PyTorch's call, which the others are compared with."""
+    return f"F.conv{dims}d"
+
+
+def routed(dims: int) -> str:
+    """The same call, made while routing is on."""
+    return f"F.conv{dims}d, routed"
 
 
 @dataclass(frozen=True)
@@ -68,38 +81,51 @@ class Presence:
 
 
 def calls(x: Tensor, w: Tensor, b: Tensor) -> dict[str, Call]:
-    """Returns PyTorch's own calls, and ours in every form that a user may write."""
-    op = torch.ops.customconv.conv2d
-    pytorchs = torch.nn.Conv2d(8, 8, 3, padding=1, device=x.device)
-    ours = customconv.Conv2d(8, 8, 3, padding=1, device=x.device)
+    """Returns PyTorch's own calls, and ours in every form that a user may write.
+
+    There is no operator of signals: that of images computes them, with a height of one.
+    """
+    dims = w.ndim - 2
+    forward, function = FUNCTIONS[dims], getattr(customconv, f"conv{dims}d")
+    pytorchs = getattr(torch.nn, f"Conv{dims}d")(8, 8, 3, padding=1, device=x.device)
+    ours = getattr(customconv, f"Conv{dims}d")(8, 8, 3, padding=1, device=x.device)
     for module in (pytorchs, ours):
         module.weight, module.bias = torch.nn.Parameter(w), torch.nn.Parameter(b)
         module.requires_grad_(w.requires_grad)
     found: dict[str, Call] = {
-        BASELINE: lambda: functional.conv2d(x, w, b, 1, 1, 1, 1),
-        ROUTED: lambda: functional.conv2d(x, w, b, 1, 1, 1, 1),
-        "op": lambda: op(x, w, b, **GEOMETRY),
-        "op, positional": lambda: op(x, w, b, 1, 1, 1, 1),
-        "op, pairs": lambda: op(x, w, b, (1, 1), (1, 1), (1, 1), 1),
-        "customconv.conv2d": lambda: customconv.conv2d(x, w, b, 1, 1, 1, 1),
-        MODULE_BASELINE: lambda: pytorchs(x),
-        "customconv.Conv2d": lambda: ours(x),
+        baseline(dims): lambda: forward(x, w, b, 1, 1, 1, 1),
+        routed(dims): lambda: forward(x, w, b, 1, 1, 1, 1),
     }
-    candidates = customconv.explain(x, w, b, *GEOMETRY.values()).candidates
-    for family in (each.family for each in candidates if each.plan or each.family == "aten"):
-        found[f"op, {family}"] = lambda f=family: op(x, w, b, **GEOMETRY, algorithm=f)  # type: ignore[misc]
+    if dims > 1:
+        op, ones = getattr(torch.ops.customconv, f"conv{dims}d"), (1,) * dims
+        found |= {
+            "op": lambda: op(x, w, b, **GEOMETRY),
+            "op, positional": lambda: op(x, w, b, 1, 1, 1, 1),
+            f"op, {LISTS[dims]}": lambda: op(x, w, b, ones, ones, ones, 1),
+        }
+    found |= {
+        f"customconv.conv{dims}d": lambda: function(x, w, b, 1, 1, 1, 1),
+        f"nn.Conv{dims}d": lambda: pytorchs(x),
+        f"customconv.Conv{dims}d": lambda: ours(x),
+    }
+    if dims > 1:
+        candidates = customconv.explain(x, w, b, *GEOMETRY.values()).candidates
+        for family in (each.family for each in candidates if each.plan or each.family == "aten"):
+            found[f"op, {family}"] = lambda f=family: op(x, w, b, **GEOMETRY, algorithm=f)  # type: ignore[misc]
     return found
 
 
 def switched(name: str) -> contextlib.AbstractContextManager[None]:
     """Returns the context that a contender runs in: routing is on for the routed one."""
-    return customconv.enabled() if name == ROUTED else contextlib.nullcontext()
+    return customconv.enabled() if name.endswith(", routed") else contextlib.nullcontext()
 
 
 def replays(found: Mapping[str, Call]) -> dict[str, Call]:
     """Returns CUDA graph replays of the calls that a user would capture."""
     graphs: dict[str, Call] = {}
-    for name in (BASELINE, ROUTED, "op"):
+    for name in found:
+        if name != "op" and not name.startswith("F."):
+            continue
         with switched(name):
             graphs[name] = bare.replayed(found[name])
     return graphs
@@ -186,14 +212,33 @@ def presences(modes: Sequence[str], batch: int, rounds: int, count: int) -> list
     return found
 
 
-def costs(mode: str, times: Mapping[str, list[float]]) -> list[Cost]:
+def costs(mode: str, times: Mapping[str, list[float]], dims: int = 2) -> list[Cost]:
     """Returns the medians of the rounds; ratios are formed round by round."""
+    module = f"nn.Conv{dims}d"
     found = []
     for name, values in times.items():
         low, median, high = statistics.quantiles(values, n=4)
-        base = times[MODULE_BASELINE if name.endswith("Conv2d") else BASELINE]
+        base = times[module if name.endswith(f"Conv{dims}d") else baseline(dims)]
         ratio = statistics.median(a / b for a, b in zip(values, base, strict=True))
         found.append(Cost(mode, name, median, low, high, ratio))
+    return found
+
+
+def measured(device: torch.device, dims: int, batch: int, rounds: int) -> list[list[Cost]]:
+    """Measures the calls of so many dimensions in each mode."""
+    plain, recorded = (calls(*bare.tensors(device, gradient, dims)) for gradient in (False, True))
+    backward = {}
+    for name, call in recorded.items():
+        backward[name] = bare.with_backward(call)
+    batches = (batch, batch, max(1, batch // 2))
+    found = []
+    for mode, contenders, each in zip(MODES, (plain, recorded, backward), batches, strict=True):
+        with torch.set_grad_enabled(mode != MODES[0]):
+            found.append(costs(mode, measure(contenders, each, rounds), dims))
+    if device.type == "cuda":
+        with torch.no_grad():
+            times = measure(replays(plain), batch, rounds)
+        found.append(costs(REPLAY, times, dims))
     return found
 
 
@@ -224,11 +269,16 @@ def presence_table(found: Sequence[Presence]) -> Table:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, help="a file to write the costs to")
+    several(
+        parser, "--dims", map(str, FUNCTIONS), "2",
+        "convolutions of signals, images or volumes: of so many dimensions",
+    )  # fmt: skip
     parser.add_argument("--batch", type=int, default=200, help="calls per batch")
     parser.add_argument("--rounds", type=int, default=30, help="batches of each contender")
     parser.add_argument(
         "--processes", type=int, default=4,
-        help="processes without customconv, and as many with routing off; 0 skips this",
+        help="processes without customconv, and as many with routing off, which convolve images; "
+        "0 skips this",
     )  # fmt: skip
 
 
@@ -240,23 +290,11 @@ def main(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(1)
         console.print("no GPU: the CPU's own work is in every time")
 
-    plain, recorded = (calls(*bare.tensors(device, gradient)) for gradient in (False, True))
-    backward = {}
-    for name, call in recorded.items():
-        backward[name] = bare.with_backward(call)
-    batches = (arguments.batch, arguments.batch, max(1, arguments.batch // 2))
     found = []
     gc.disable()
     try:
-        for mode, contenders_, batch in zip(
-            MODES, (plain, recorded, backward), batches, strict=True
-        ):
-            with torch.set_grad_enabled(mode != MODES[0]):
-                found.append(costs(mode, measure(contenders_, batch, arguments.rounds)))
-        if cuda:
-            with torch.no_grad():
-                times = measure(replays(plain), arguments.batch, arguments.rounds)
-            found.append(costs(REPLAY, times))
+        for dims in map(int, arguments.dims):
+            found += measured(device, dims, arguments.batch, arguments.rounds)
     finally:
         gc.enable()
     modes = [*MODES, REPLAY] if cuda else MODES

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import contenders, timing
-from .layers import Layer, Pair
+from .layers import Layer, Numbers
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # float32 depends on the TF32 switch
 
@@ -49,13 +49,13 @@ class Cost:
 
 def shape_of(layer: Layer) -> str:
     """Formats a layer's sizes in one line."""
-    text = f"{layer.N}x{layer.C}x{layer.H}x{layer.W} -> {layer.K}, {layer.R}x{layer.S}"
+    sizes, taps = ("x".join(map(str, each)) for each in (layer.input, layer.weight[2:]))
+    text = f"{sizes} -> {layer.K}, {taps}"
     for what, value, usual in (
-        ("stride", layer.stride, (1, 1)), ("padding", layer.pad, (0, 0)),
-        ("dilation", layer.dil, (1, 1)),
+        ("stride", layer.stride, 1), ("padding", layer.pad, 0), ("dilation", layer.dil, 1),
     ):  # fmt: skip
-        if value != usual:
-            text += f", {what} {value[0] if value[0] == value[1] else value}"
+        if set(value) != {usual}:
+            text += f", {what} {value[0] if len(set(value)) == 1 else value}"
     text += f", groups {layer.groups}" if layer.groups > 1 else ""
     return text + (", transposed" if layer.transposed else "")
 
@@ -87,24 +87,27 @@ class Recorder(TorchDispatchMode):
 
     def _layout_of(self, x: Tensor) -> str:
         first = x.is_contiguous()
-        last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+        formats = contenders.LAST
+        last = x.ndim in formats and x.is_contiguous(memory_format=formats[x.ndim])
         return self.layout if first == last else "nhwc" if last else "nchw"
 
     def _count(self, ops: Sequence[str], x: Tensor, w: Tensor, bias: bool, *geometry: Any) -> None:
         stride, pad, dil, transposed, output_padding, groups = geometry
-        if x.ndim not in (3, 4):
+        if x.ndim not in (3, 4, 5):
             return
 
-        def pair(values: Sequence[int], of_the_height: int) -> Pair:
-            first, *rest = values if x.ndim == 4 else (of_the_height, values[0])
-            return (first, rest[0] if rest else first)
+        def numbers(values: Sequence[int], of_the_height: int) -> Numbers:
+            if x.ndim == 3:
+                return (of_the_height, values[0])
+            return tuple(values if len(values) > 1 else [values[0]] * (x.ndim - 2))
 
-        n, c, h, v = x.shape if x.ndim == 4 else (*x.shape[:2], 1, x.shape[2])
-        r, s = w.shape[2:] if x.ndim == 4 else (1, w.shape[2])
+        *deep, high, wide = x.shape[2:] if x.ndim > 3 else (1, *x.shape[2:])
+        *depth, r, s = w.shape[2:] if x.ndim > 3 else (1, *w.shape[2:])
         layer = Layer(
-            "", "", n, c, h, v, w.shape[1] * groups if transposed else w.shape[0], r, s,
-            pair(stride, 1), pair(pad, 0), pair(dil, 1), groups, False, transposed,
-            pair(output_padding, 0),
+            "", "", x.shape[0], x.shape[1], high, wide,
+            w.shape[1] * groups if transposed else w.shape[0], r, s, numbers(stride, 1),
+            numbers(pad, 0), numbers(dil, 1), groups, False, transposed, numbers(output_padding, 0),
+            D=deep[0] if deep else None, T=depth[0] if depth else 1,
         )  # fmt: skip
         name = self.names.setdefault(layer, self.inside[-1] if self.inside else "")
         for op in ops:
@@ -129,7 +132,7 @@ class Recorder(TorchDispatchMode):
 def recorded(
     network: nn.Module, run: Callable[[], Any], float32: str, layout: str
 ) -> Counter[Call]:
-    """Counts the convolutions that one run of the network calls, except 3-D ones.
+    """Counts the convolutions that one run of the network calls.
 
     Args:
         network: The network that ``run`` runs.

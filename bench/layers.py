@@ -1,13 +1,18 @@
-"""A convolutional layer: its sizes, FLOPs and least bytes."""
+"""A convolutional layer: its sizes, FLOPs and least bytes.
+
+A layer of images has a height and a width, one of volumes a depth before them. Its numbers for each
+axis, such as strides, come in this order.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
-Pair = tuple[int, int]
+Numbers = tuple[int, ...]  # one for each axis: height and width, of volumes behind depth
 
 
 class Met(NamedTuple):
@@ -39,7 +44,10 @@ def meeting(pixels: int, outputs: int, taps: int, stride: int, pad: int, dil: in
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution. If transposed, C, H and W are still the input's and K is the output's."""
+    """A convolution. If transposed, C, D, H and W are still the input's and K is the output's.
+
+    Of a volume, a pair says nothing of the depth: it has stride 1 and no padding there.
+    """
 
     suite: str
     name: str
@@ -50,14 +58,30 @@ class Layer:
     K: int
     R: int
     S: int
-    stride: Pair = (1, 1)
-    pad: Pair = (0, 0)
-    dil: Pair = (1, 1)
+    stride: Numbers = (1, 1)
+    pad: Numbers = (0, 0)
+    dil: Numbers = (1, 1)
     groups: int = 1
     bias: bool = False
     transposed: bool = False
-    output_padding: Pair = (0, 0)
+    output_padding: Numbers = (0, 0)
     source: str = ""
+    D: int | None = None  # of a volume; None for images
+    T: int = 1
+
+    def __post_init__(self) -> None:
+        if self.D is not None:
+            for name, usual in (("stride", 1), ("pad", 0), ("dil", 1), ("output_padding", 0)):
+                if len(numbers := getattr(self, name)) == 2:
+                    object.__setattr__(self, name, (usual, *numbers))
+
+    @property
+    def dims(self) -> int:
+        """How many axes an image has: two, or three if it is a volume."""
+        return 2 if self.D is None else 3
+
+    def _along(self, deep: int | None, high: int, wide: int) -> Numbers:
+        return (high, wide) if deep is None else (deep, high, wide)
 
     def _output(self, size: int, taps: int, axis: int) -> int:
         reach = self.dil[axis] * (taps - 1)
@@ -67,33 +91,39 @@ class Layer:
         return (size + 2 * self.pad[axis] - reach - 1) // self.stride[axis] + 1
 
     @property
+    def O(self) -> int | None:  # noqa: E743
+        """The output's depth, of a volume."""
+        return None if self.D is None else self._output(self.D, self.T, -3)
+
+    @property
     def P(self) -> int:
-        return self._output(self.H, self.R, 0)
+        return self._output(self.H, self.R, -2)
 
     @property
     def Q(self) -> int:
-        return self._output(self.W, self.S, 1)
+        return self._output(self.W, self.S, -1)
 
     @property
-    def input(self) -> tuple[int, ...]:
-        return (self.N, self.C, self.H, self.W)
+    def input(self) -> Numbers:
+        return (self.N, self.C, *self._along(self.D, self.H, self.W))
 
     @property
-    def weight(self) -> tuple[int, ...]:
+    def weight(self) -> Numbers:
         first, second = (self.C, self.K) if self.transposed else (self.K, self.C)
-        return (first, second // self.groups, self.R, self.S)
+        taps = self._along(None if self.D is None else self.T, self.R, self.S)
+        return (first, second // self.groups, *taps)
 
     @property
-    def output(self) -> tuple[int, ...]:
-        return (self.N, self.K, self.P, self.Q)
+    def output(self) -> Numbers:
+        return (self.N, self.K, *self._along(self.O, self.P, self.Q))
 
     @property
-    def geometry(self) -> tuple[Pair, Pair, Pair, int]:
+    def geometry(self) -> tuple[Numbers, Numbers, Numbers, int]:
         """Stride, padding, dilation, groups."""
         return self.stride, self.pad, self.dil, self.groups
 
     @property
-    def transposed_geometry(self) -> tuple[Pair, Pair, Pair, int, Pair]:
+    def transposed_geometry(self) -> tuple[Numbers, Numbers, Numbers, int, Numbers]:
         """Stride, padding, output padding, groups, dilation."""
         return self.stride, self.pad, self.output_padding, self.groups, self.dil
 
@@ -101,16 +131,16 @@ class Layer:
         """Returns the convolution that a transposed layer reverses, and its pass that is ``op``."""
         op = {"fprop": "dgrad", "dgrad": "fprop"}.get(op, op)
         convolution = replace(
-            self, C=self.K, H=self.P, W=self.Q, K=self.C, transposed=False, output_padding=(0, 0)
-        )
+            self, C=self.K, D=self.O, H=self.P, W=self.Q, K=self.C, transposed=False,
+            output_padding=(0, 0),
+        )  # fmt: skip
         return convolution, op
 
-    def _met(self, axis: int) -> Met:
-        """Counts what meets along an axis of the convolution that it is or reverses."""
-        pixels, outputs, taps = ((self.H, self.P, self.R), (self.W, self.Q, self.S))[axis]
-        if self.transposed:
-            pixels, outputs = outputs, pixels
-        return meeting(pixels, outputs, taps, self.stride[axis], self.pad[axis], self.dil[axis])
+    def _met(self) -> list[Met]:
+        """Counts what meets along each axis of the convolution that it is or reverses."""
+        first, last = (self.output, self.input) if self.transposed else (self.input, self.output)
+        sizes = first[2:], last[2:], self.weight[2:], self.stride, self.pad, self.dil
+        return [meeting(*numbers) for numbers in zip(*sizes, strict=True)]
 
     @property
     def flops(self) -> int:
@@ -119,8 +149,8 @@ class Layer:
         Only pixels are multiplied: taps that meet padding, or that fall outside the output of a
         transposed layer, are no work.
         """
-        rows, columns = self._met(0), self._met(1)
-        return 2 * self.N * self.C * (self.K // self.groups) * rows.pairs * columns.pairs
+        pairs = prod(met.pairs for met in self._met())
+        return 2 * self.N * self.C * (self.K // self.groups) * pairs
 
     def least_bytes(self, size: int, op: str = "fprop") -> int:
         """Returns the bytes that a pass must move, at ``size`` bytes per element.
@@ -129,11 +159,11 @@ class Layer:
         that it reads, only those elements count that meet an element of the other one: not the
         pixels between strides, nor taps that reach only padding.
         """
-        rows, columns = self._met(0), self._met(1)
-        inputs, outputs = rows.pixels * columns.pixels, rows.outputs * columns.outputs
+        met = self._met()
+        inputs, outputs = prod(each.pixels for each in met), prod(each.outputs for each in met)
         if self.transposed:
             inputs, outputs = outputs, inputs
-        taps = rows.taps * columns.taps
+        taps = prod(each.taps for each in met)
         x = prod(self.input) if op == "dgrad" else self.N * self.C * inputs
         w = prod(self.weight) if op == "wgrad" else prod(self.weight[:2]) * taps
         y = prod(self.output) if op == "fprop" else self.N * self.K * outputs
@@ -141,7 +171,8 @@ class Layer:
 
     def problem(self) -> dict[str, Any]:
         """Returns the sizes as results files hold them."""
-        sizes = {name: getattr(self, name) for name in "NCHWKRSPQ"}
+        names = "NCHWKRSPQ" if self.D is None else "NCDHWKTRSOPQ"
+        sizes = {name: getattr(self, name) for name in names}
         rest = {"stride": self.stride, "pad": self.pad, "dil": self.dil, "groups": self.groups}
         if self.transposed:
             rest |= {"transposed": True, "output_padding": self.output_padding}
@@ -149,3 +180,10 @@ class Layer:
 
     def with_batch(self, n: int) -> Layer:
         return replace(self, N=n)
+
+
+def title(name: str, problem: Mapping[str, Any]) -> str:
+    """Names a row by the layer's name or, of a volume, by its sizes, whose names are long."""
+    if "D" not in problem:
+        return name
+    return "{C}x{D}x{H}x{W} to {K}, {T}x{R}x{S}".format_map(problem)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import contenders, machine, timing, verify
 from .contenders import Buffers
-from .layers import Layer
+from .layers import Layer, title
 from .results import Row
 from .timing import Call
 
@@ -56,7 +56,8 @@ class LayerOutcome:
     @property
     def what(self) -> str:
         """The layer as text of one column's width."""
-        return f"{self.name[:34]:34} N{self.problem['N']:<4}{self.precision} {self.layout}"
+        name = title(self.name, self.problem)
+        return f"{name[:34]:34} N{self.problem['N']:<4}{self.precision} {self.layout}"
 
 
 @contextlib.contextmanager

@@ -131,11 +131,10 @@ class Pair(Subject):
     @contextlib.contextmanager
     def _laid_out(self, layout: str, batch: int) -> Iterator[Tensor]:
         """Puts both networks in the layout and yields images; restores their weights at the end."""
-        memory = contenders.LAYOUTS[layout]
         for network in (self.network, self.ours):
-            network.to(memory_format=memory)  # type: ignore[call-overload]
+            networks.lay_out(network, layout)
         try:
-            yield self.images(batch).contiguous(memory_format=memory)
+            yield networks.laid_out(self.images(batch), layout)
         finally:
             for network in (self.network, self.ours):
                 network.zero_grad(set_to_none=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 from collections.abc import Callable
+from typing import Any
 
 import timm
 import torch
@@ -15,7 +17,7 @@ from torch.nn import functional
 
 import customconv
 
-from . import chains
+from . import chains, contenders
 
 
 class UNet(nn.Module):
@@ -137,6 +139,81 @@ class VaeDecoder(nn.Module):
         return y
 
 
+class UNet3d(nn.Module):
+    """A U-Net as nnU-Net builds it for volumes: strided 3x3x3 convolutions, 2x2x2 transposed ones.
+
+    Takes (N, channels, D, H, W), multiples of 2 to the number of levels, less one; returns
+    (N, classes, D, H, W).
+    """
+
+    def __init__(
+        self, widths: tuple[int, ...] = (32, 64, 128, 256, 320), channels: int = 4, classes: int = 3
+    ) -> None:
+        super().__init__()
+        self.channels = channels
+        self.down = nn.ModuleList()
+        self.rise = nn.ModuleList()
+        self.up = nn.ModuleList()
+        before = channels
+        for level, width in enumerate(widths):
+            self.down.append(self._pair(before, width, 2 if level else 1))
+            before = width
+        for width in reversed(widths[:-1]):
+            self.rise.append(nn.ConvTranspose3d(before, width, 2, 2))
+            self.up.append(self._pair(2 * width, width, 1))
+            before = width
+        self.head = nn.Conv3d(before, classes, 1)
+
+    @staticmethod
+    def _pair(channels: int, width: int, stride: int) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for size, step in ((channels, stride), (width, 1)):
+            layers += [
+                nn.Conv3d(size, width, 3, step, 1),
+                nn.InstanceNorm3d(width, affine=True),
+                nn.LeakyReLU(0.01, inplace=True),
+            ]
+        return nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for pair in self.down:
+            x = pair(x)
+            kept.append(x)
+        for rise, pair, other in zip(self.rise, self.up, reversed(kept[:-1]), strict=True):
+            x = pair(torch.cat([rise(x), other], 1))
+        y: Tensor = self.head(x)
+        return y
+
+
+class Video(nn.Module):
+    """A network that sees videos of so many frames: (N, 3, frames, H, W)."""
+
+    def __init__(self, network: nn.Module, frames: int) -> None:
+        super().__init__()
+        self.network, self.frames = network, frames
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.network(x)
+        y: Tensor = getattr(found, "sample", found)  # of the outputs of diffusers' networks
+        return y
+
+
+def video(name: str, frames: int = 16) -> nn.Module:
+    """Builds torchvision's network for videos of that name."""
+    return Video(torchvision.models.get_model(name, weights=None), frames)
+
+
+def wan_vae(frames: int = 9, **sizes: Any) -> nn.Module:
+    """Builds Wan's autoencoder of videos, for 4 k + 1 frames and images of multiples of 8.
+
+    Raises:
+        ImportError: There is no package diffusers.
+    """
+    network = importlib.import_module("diffusers").AutoencoderKLWan(**sizes)
+    return Video(network, frames)
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet50": lambda: torchvision.models.resnet50(),
     "resnext50_32x4d": lambda: torchvision.models.resnext50_32x4d(),
@@ -153,11 +230,21 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     ),
     "unet": lambda: UNet(),
     "sd15_vae_decoder": lambda: VaeDecoder(),
+    "unet3d": lambda: UNet3d(),
+    "r3d_18": lambda: video("r3d_18"),
+    "swin3d_t": lambda: video("swin3d_t"),
+    "wan_vae": lambda: wan_vae(),
     **{name: functools.partial(chains.build, name) for name in chains.CHAINS},
 }
 
+# Networks of volumes, of which a batch is small.
+OF_VOLUMES = ("unet3d", "r3d_18", "swin3d_t", "wan_vae")
+
 # What is timed by default. The decoder is for a few large images.
-USUAL = tuple(name for name in NETWORKS if name != "sd15_vae_decoder" and name not in chains.CHAINS)
+USUAL = tuple(
+    name for name in NETWORKS
+    if name not in ("sd15_vae_decoder", *OF_VOLUMES, *chains.CHAINS)
+)  # fmt: skip
 
 # routed: PyTorch's modules, run while customconv.enable() is in effect. converted: a copy with our
 # modules. compiled: a copy that customconv.compile compiles when it first runs.
@@ -182,17 +269,42 @@ def build(name: str) -> nn.Module:
     return quiet(NETWORKS[name]())
 
 
-def input_shape(network: nn.Module, batch: int, image: int) -> tuple[int, int, int, int]:
+def input_shape(network: nn.Module, batch: int, image: int) -> tuple[int, ...]:
     """Shape of what a network takes, to see or to make images of this height and width.
 
-    Chains have images of their own size.
+    Chains have images of their own size. Videos have as many frames as the network sees, and other
+    volumes are cubes.
     """
+    if isinstance(network, Video):
+        return batch, 3, network.frames, image, image
+    if isinstance(network, UNet3d):
+        return batch, network.channels, image, image, image
     if isinstance(network, chains.Chain):
         return batch, network.channels, network.size, network.size
     if isinstance(network, VaeDecoder):
         size = image // network.upscale
         return batch, network.in_channels, size, size
     return batch, 3, image, image
+
+
+def laid_out(x: Tensor, layout: str) -> Tensor:
+    """Returns the tensor in a layout; "nhwc" means channels last, whatever its dimensions."""
+    if layout == "nchw":
+        return x.contiguous()
+    if x.ndim == 3:
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    return x.contiguous(memory_format=contenders.LAST[x.ndim])
+
+
+def lay_out(network: nn.Module, layout: str) -> None:
+    """Puts the network's filters in a layout, also of a network with filters of 4 and 5 dimensions.
+
+    ``nn.Module.to`` knows only one of both.
+    """
+    for parameter in network.parameters():
+        if parameter.ndim in contenders.LAST:
+            memory = contenders.memory_format(layout, parameter.ndim)
+            parameter.data = parameter.data.to(memory_format=memory)
 
 
 def ours(network: nn.Module, by: str) -> nn.Module:

@@ -98,12 +98,14 @@ COLUMNS = (
 
 def problem(sizes: Mapping[str, Any]) -> str:
     """Formats a problem briefly: its sizes, and what is not the default."""
-    text = "N{N} C{C} {H}x{W} K{K} {R}x{S}".format_map(sizes)
+    volume = "N{N} C{C} {D}x{H}x{W} K{K} {T}x{R}x{S}"
+    text = (volume if "D" in sizes else "N{N} C{C} {H}x{W} K{K} {R}x{S}").format_map(sizes)
     for name, usual in (("stride", 1), ("pad", 0), ("dil", 1), ("groups", 1)):
         value = sizes[name]
-        pair = [value] if isinstance(value, int) else list(dict.fromkeys(value))
-        if pair != [usual]:
-            text += f" {name} " + "x".join(map(str, pair))
+        numbers = [value] if isinstance(value, int) else list(value)
+        if set(numbers) != {usual}:
+            numbers = numbers[:1] if len(set(numbers)) == 1 else numbers
+            text += f" {name} " + "x".join(map(str, numbers))
     if sizes.get("transposed"):
         text += " transposed"
     return text

@@ -24,7 +24,7 @@ import customconv
 from customconv.arguments import algorithms
 
 from . import contenders, corpus, machine, results, timing, verify
-from .layers import Layer
+from .layers import Layer, title
 from .measure import Cell, floor_of, measure
 from .options import minutes, several
 from .results import Results, Row
@@ -40,6 +40,7 @@ AHEAD = 96  # rows whose peers are compiled at a time
 COMPILERS = 16  # threads that do so
 MOST_BYTES = 1 << 27  # of such a row's tensors: what threads need must fit the GPU's memory
 MOST_FLOPS = 2e10  # of such a row: of more, it is the GPU that takes the time
+FAR_BELOW = 0.9  # of a ratio: slower by more than the clock's changes from turn to turn
 METHOD = {
     "confidence": timing.CONFIDENCE,
     "l2_overwritten_times": timing.FLUSHED_L2,
@@ -51,7 +52,7 @@ METHOD = {
 def add_suite_arguments(parser: argparse.ArgumentParser, suite: str) -> None:
     """Adds the options that select layers for ``chosen_layers``."""
     several(
-        parser, "--suite", [*corpus.suites(), corpus.ALL], suite,
+        parser, "--suite", [*corpus.suites(), *corpus.GROUPS], suite,
         "layers, as resnet50 or, with that batch size, resnet50:64", numbered=True,
     )  # fmt: skip
     parser.add_argument("--layer", default="", help="only layers whose name contains this")
@@ -208,7 +209,8 @@ def results_path(device: torch.device) -> Path:
 def text_of(row: Row) -> str:
     """A row in one line."""
     problem = row["problem"]
-    what = f"{row['name'][:34]:34} N{problem['N']:<4}{row['precision']} {row['layout']} {row['op']}"
+    name = title(row["name"], problem)
+    what = f"{name[:34]:34} N{problem['N']:<4}{row['precision']} {row['layout']} {row['op']}"
     bias = ", bias" if row["bias"] else ""
     if "error" in row:
         return f"{what}  {row['error']}"
@@ -255,6 +257,19 @@ def summary(rows: Iterable[Row]) -> Table:
         for row in rows if "error" not in row
     )  # fmt: skip
     return table_by_kind(values, ("rows", "geomean", "below 1.0", "worst"), cells_of)
+
+
+def total(rows: Iterable[Row]) -> str:
+    """Says in one line how all rows compare, and how many are far below 1."""
+    ratios = [row["ratio"] for row in rows if "error" not in row]
+    if not ratios:
+        return "no rows"
+    far = sum(ratio < FAR_BELOW for ratio in ratios)
+    return (
+        f"{len(ratios)} rows: geomean {timing.geomean(ratios):.3f}, "
+        f"{100 * sum(ratio < 1 for ratio in ratios) / len(ratios):.0f} % below 1.0, "
+        f"{100 * far / len(ratios):.1f} % ({far}) below {FAR_BELOW}, worst {min(ratios):.2f}"
+    )
 
 
 def measured_row(
@@ -407,6 +422,8 @@ def main(arguments: argparse.Namespace) -> int:
         print(f"interrupted; what was measured is in {path}")
         return 130
     keys = {results.key(cell.identity()) for cell in wanted}
-    Console().print(summary(row for row in file["rows"] if results.key(row) in keys))
+    found = [row for row in file["rows"] if results.key(row) in keys]
+    Console().print(summary(found))
+    print(total(found))
     print(f"{done} of {len(todo)} rows, {wrong} with a wrong result, in {path}")
     return 1 if wrong else 0

@@ -3,6 +3,8 @@
 The cells are drawn by a fixed seed: every layer once, in one precision, layout and pass. A quarter
 of the networks, and of the drawn layers, is held out: `bench calibrate` does not see them.
 
+Layers of volumes are in cells of their own (`--volumes`), which follow the others.
+
 The file is JSON lines, compressed by xz. The first line names the GPU, the hash of the sources and
 the columns of plans; every other line is a cell and its plans, with the times' medians. Suites that
 were timed with other sources are named in the first line, with theirs.
@@ -15,7 +17,7 @@ import itertools
 import json
 import lzma
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from rich.console import Console
 
 from customconv import _bind
 
-from . import contenders, corpus, drawn, results
+from . import contenders, corpus, drawn, drawn3d, results
 from .layers import Layer
 from .measure import Cell
 from .results import Row
@@ -41,6 +43,11 @@ TIMED = {
     drawn.TIMED_SMALL_SUITE: drawn.small_layers,
     drawn.TIMED_MORE_SUITE: drawn.more_layers,
 }
+# Layers of volumes, a group each with an order of its own.
+TIMED_VOLUMES: dict[str, Callable[[], tuple[Layer, ...]]] = {
+    drawn3d.TIMED_SUITE: drawn3d.timed_layers,
+    corpus.VOLUMES: lambda: tuple(corpus.load([corpus.VOLUMES])),
+}
 MOST_LAYERS = 18  # of a network
 BATCHES = (None, None, None, 1, 8)  # None: the layer's own
 PRECISIONS = ("tf32", "tf32", "tf32", "fp16", "fp16", "fp16", "bf16", "fp32")
@@ -51,6 +58,7 @@ COLUMNS = ("plan", "ms")  # a plan's name, and its median time
 FIRST = 16  # plans that are timed whatever their kind
 MOST = 44  # plans of a cell
 MOST_FLOPS = 5e11  # of a cell's layer
+MOST_VOLUME_FLOPS = 2e12
 FAR = 4.0  # times the least prediction: what is beyond is not timed
 
 
@@ -64,7 +72,9 @@ class Timings:
 
 def is_held_out(suite: str, name: str) -> bool:
     """Whether the fit does not see a layer."""
-    of = name if suite in (drawn.SUITE, *TIMED) else ""
+    of = name if suite in (drawn.SUITE, *TIMED, *TIMED_VOLUMES) else ""
+    if suite in corpus.VOLUME_SUITES:
+        of = name.partition(": ")[0]  # the network
     return random.Random(f"{SEED} {suite} {of}").random() < 1 / HELD_OUT
 
 
@@ -91,9 +101,20 @@ def cells() -> list[Cell]:
         found += [_cell(layer, generator) for layer in layers]
     found = [cell for cell in found if cell.layer.flops <= MOST_FLOPS]
     generator.shuffle(found)
-    for drawn_layers in TIMED.values():
+    return found + _in_groups(TIMED)
+
+
+def volume_cells() -> list[Cell]:
+    """The cells of volumes, in an order of the same kind."""
+    found = _in_groups(TIMED_VOLUMES)
+    return [cell for cell in found if cell.layer.flops <= MOST_VOLUME_FLOPS]
+
+
+def _in_groups(groups: Mapping[str, Callable[[], tuple[Layer, ...]]]) -> list[Cell]:
+    found = []
+    for layers in groups.values():
         generator = random.Random(SEED)
-        more = [_cell(layer, generator) for layer in drawn_layers()]
+        more = [_cell(layer, generator) for layer in layers()]
         generator.shuffle(more)
         found += more
     return found
@@ -129,7 +150,7 @@ def _line(cell: Cell, outcome: Outcome) -> str:
 
 def read(path: Path = PATH) -> tuple[dict[str, Any], list[Timings]]:
     """Reads a file of timings: its facts, and the cells that were timed."""
-    by_key = {_key(cell.identity()): cell for cell in cells()}
+    by_key = {_key(cell.identity()): cell for cell in (*cells(), *volume_cells())}
     with lzma.open(path, "rt") as file:
         facts = json.loads(file.readline())
         found = []
@@ -144,6 +165,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget-s", type=float, help="stop cleanly after this many seconds")
     parser.add_argument("--begin", type=int, default=0, help="the first cell's number")
     parser.add_argument("--precision", choices=sorted(set(PRECISIONS)), help="of the cells to time")
+    parser.add_argument("--volumes", action="store_true", help="time the cells of volumes")
     parser.add_argument("--out", type=Path, default=Path("timings.jsonl"), help="is appended to")
 
 
@@ -167,9 +189,9 @@ def main(arguments: argparse.Namespace) -> int:
         file.flush()
         return outcome
 
-    chosen = [cell for cell in cells() if arguments.precision in (None, cell.precision)][
-        arguments.begin :
-    ]
+    every = volume_cells() if arguments.volumes else cells()
+    chosen = [cell for cell in every if arguments.precision in (None, cell.precision)]
+    chosen = chosen[arguments.begin :]
     _, wrong = attempt_within(arguments.budget_s, chosen, timed, text_of, console)
     console.print(f"the next cell is number {begun}")
     return 1 if wrong else 0

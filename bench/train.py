@@ -41,7 +41,10 @@ LEARNING_RATE = 0.1 / 256  # per image of a batch
 # Share of the steps over which the rate grows to its full value (Goyal et al., 2017). Without it,
 # losses first jump by more than they later fall, and even equal trainings drift apart.
 WARM_UP = 0.5
-CLASSIFIERS = [name for name in networks.NETWORKS if name not in ("fcn_resnet50", "unet")]
+CLASSIFIERS = [
+    name for name in networks.NETWORKS
+    if name not in ("fcn_resnet50", "unet", *networks.OF_VOLUMES)
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Pupil(Runner):
     def __init__(self, network: nn.Module, batch: int, image: int, precision: str, layout: str):
         device = next(network.parameters()).device
         self.generator = torch.Generator(device)
-        self.batch, self.image, self.memory = batch, image, contenders.LAYOUTS[layout]
+        self.batch, self.image, self.layout = batch, image, layout
         shape = KINDS, 3, COARSE, COARSE
         self.patterns = torch.randn(shape, device=device, generator=self.generator.manual_seed(0))
         super().__init__(network, self.look(1), "step", PRECISIONS[precision][0])
@@ -80,7 +83,7 @@ class Pupil(Runner):
         self.kinds = torch.randint(KINDS, (self.batch,), device=device, generator=generator)
         patterns = functional.interpolate(self.patterns[self.kinds], (self.image, self.image))
         noise = torch.randn(patterns.shape, device=device, generator=generator)
-        return (patterns + NOISE * noise).contiguous(memory_format=self.memory)
+        return networks.laid_out(patterns + NOISE * noise, self.layout)
 
     def loss(self, output: Tensor) -> Tensor:
         return functional.cross_entropy(output.float(), self.kinds)
@@ -134,7 +137,7 @@ def compare(
 ) -> Outcome:  # fmt: skip
     """Trains one network with our convolutions once, and with PyTorch's several times."""
     network = networks.build(name).to(device)
-    network = network.to(memory_format=contenders.LAYOUTS[layout])  # type: ignore[call-overload]
+    networks.lay_out(network, layout)
 
     def curve(pupil: nn.Module) -> list[float]:
         return Pupil(pupil, batch, image, precision, layout).curve(steps)

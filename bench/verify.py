@@ -6,6 +6,9 @@ convolution need not run in float64.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -37,67 +40,85 @@ def poison(device: torch.device, *sizes: int) -> None:
 
 
 def sample(shape: torch.Size, count: int, seed: int = 0) -> Tensor:
-    """Returns the indices of ``count`` elements, (count, 4): the corners, and random others."""
+    """Returns the indices of ``count`` elements, a row each: the corners, and random others."""
     generator = torch.Generator().manual_seed(seed)
     corners = torch.cartesian_prod(*(torch.tensor(sorted({0, size - 1})) for size in shape))
     others = [torch.randint(size, (count,), generator=generator) for size in shape]
-    return torch.cat([corners.view(-1, len(shape)), torch.stack(others, 1)])[: max(count, 16)]
+    return torch.cat([corners.view(-1, len(shape)), torch.stack(others, 1)])[
+        : max(count, 2 ** len(shape))
+    ]
 
 
-def _taps(layer: Layer, device: torch.device) -> tuple[Tensor, Tensor]:
-    r = torch.arange(layer.R, device=device) * layer.dil[0]
-    s = torch.arange(layer.S, device=device) * layer.dil[1]
-    return r, s
+def _along(values: Tensor, axis: int, ndim: int) -> Tensor:
+    """Gives values of each sample, (sample, number), an axis of their own beside others of one."""
+    shape = [len(values)] + [1] * (ndim - 1)
+    shape[axis] = values.shape[1]
+    return values.view(shape)
+
+
+def _gathered(values: Tensor, at: Sequence[Tensor], inside: Sequence[Tensor]) -> Tensor:
+    """Returns the values at these indices, in float64, and zeros outside."""
+    found = values[tuple(at)].double()
+    for each in inside:
+        found = found * each
+    return found
+
+
+def _channels(group: Tensor, count: int) -> Tensor:
+    """Returns the channels of each sample's group, (sample, count); each group has as many."""
+    return group[:, None] * count + torch.arange(count, device=group.device)
 
 
 def _exact_fprop(layer: Layer, at: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    n, k, p, q = at.unbind(1)
-    group_c = layer.C // layer.groups
-    r, s = _taps(layer, x.device)
-    c = (k // (layer.K // layer.groups))[:, None] * group_c + torch.arange(group_c, device=x.device)
-    h = p[:, None] * layer.stride[0] - layer.pad[0] + r
-    v = q[:, None] * layer.stride[1] - layer.pad[1] + s
-    inside = ((h >= 0) & (h < layer.H))[:, :, None] & ((v >= 0) & (v < layer.W))[:, None, :]
-    h, v = h.clamp(0, layer.H - 1), v.clamp(0, layer.W - 1)
-    found = x[n[:, None, None, None], c[:, :, None, None], h[:, None, :, None], v[:, None, None, :]]
-    products = found.double() * inside[:, None] * w[k].double()
-    return products.sum((1, 2, 3))
+    n, k, *places = at.unbind(1)
+    ndim = x.ndim
+    c = _channels(k // (layer.K // layer.groups), layer.C // layer.groups)
+    indices = [n.view(-1, *[1] * (ndim - 1)), _along(c, 1, ndim)]
+    inside = []
+    for axis, place in enumerate(places):
+        taps = torch.arange(w.shape[2 + axis], device=x.device) * layer.dil[axis]
+        pixel = place[:, None] * layer.stride[axis] - layer.pad[axis] + taps
+        size = x.shape[2 + axis]
+        inside.append(_along((pixel >= 0) & (pixel < size), 2 + axis, ndim))
+        indices.append(_along(pixel.clamp(0, size - 1), 2 + axis, ndim))
+    products = _gathered(x, indices, inside) * w[k].double()
+    return products.flatten(1).sum(1)
 
 
 def _exact_dgrad(layer: Layer, at: Tensor, dy: Tensor, w: Tensor) -> Tensor:
-    n, c, h, v = at.unbind(1)
+    n, c, *places = at.unbind(1)
+    ndim = dy.ndim
     group_c, group_k = layer.C // layer.groups, layer.K // layer.groups
-    r, s = _taps(layer, dy.device)
-    k = (c // group_c)[:, None] * group_k + torch.arange(group_k, device=dy.device)
-    below, right = h[:, None] + layer.pad[0] - r, v[:, None] + layer.pad[1] - s
-    p, q = (
-        below.div(layer.stride[0], rounding_mode="floor"),
-        right.div(layer.stride[1], rounding_mode="floor"),
-    )
-    hits_p = (p * layer.stride[0] == below) & (p >= 0) & (p < layer.P)
-    hits_q = (q * layer.stride[1] == right) & (q >= 0) & (q < layer.Q)
-    p, q = p.clamp(0, layer.P - 1), q.clamp(0, layer.Q - 1)
-    found = dy[
-        n[:, None, None, None], k[:, :, None, None], p[:, None, :, None], q[:, None, None, :]
-    ]
-    inside = hits_p[:, None, :, None] & hits_q[:, None, None, :]
-    filters = w[k, (c % group_c)[:, None]].double()  # (sample, k, R, S)
-    return (found.double() * inside * filters).sum((1, 2, 3))
+    k = _channels(c // group_c, group_k)
+    indices = [n.view(-1, *[1] * (ndim - 1)), _along(k, 1, ndim)]
+    inside = []
+    for axis, place in enumerate(places):
+        taps = torch.arange(w.shape[2 + axis], device=dy.device) * layer.dil[axis]
+        beyond, stride = place[:, None] + layer.pad[axis] - taps, layer.stride[axis]
+        pixel, size = beyond.div(stride, rounding_mode="floor"), dy.shape[2 + axis]
+        hits = (pixel * stride == beyond) & (pixel >= 0) & (pixel < size)
+        inside.append(_along(hits, 2 + axis, ndim))
+        indices.append(_along(pixel.clamp(0, size - 1), 2 + axis, ndim))
+    filters = w[k, (c % group_c)[:, None]].double()  # (sample, k, taps)
+    return (_gathered(dy, indices, inside) * filters).flatten(1).sum(1)
 
 
 def _exact_wgrad(layer: Layer, at: Tensor, dy: Tensor, x: Tensor) -> Tensor:
-    k, c, r, s = at.unbind(1)
+    k, c, *taps = at.unbind(1)
+    ndim = x.ndim
     group_c, group_k = layer.C // layer.groups, layer.K // layer.groups
     channel = k // group_k * group_c + c
-    p, q = torch.arange(layer.P, device=x.device), torch.arange(layer.Q, device=x.device)
-    h = p * layer.stride[0] + (r * layer.dil[0] - layer.pad[0])[:, None]
-    v = q * layer.stride[1] + (s * layer.dil[1] - layer.pad[1])[:, None]
-    inside = ((h >= 0) & (h < layer.H))[:, :, None] & ((v >= 0) & (v < layer.W))[:, None, :]
-    h, v = h.clamp(0, layer.H - 1), v.clamp(0, layer.W - 1)
     n = torch.arange(layer.N, device=x.device)
-    found = x[n[:, None, None], channel[:, None, None, None], h[:, None, :, None], v[:, None, None]]
-    products = found.double() * inside[:, None] * dy[:, k].transpose(0, 1).double()
-    return products.sum((1, 2, 3))
+    indices = [n.view(1, -1, *[1] * (ndim - 2)), channel.view(-1, *[1] * (ndim - 1))]
+    inside = []
+    for axis, tap in enumerate(taps):
+        places = torch.arange(dy.shape[2 + axis], device=x.device) * layer.stride[axis]
+        pixel = places + (tap * layer.dil[axis] - layer.pad[axis])[:, None]
+        size = x.shape[2 + axis]
+        inside.append(_along((pixel >= 0) & (pixel < size), 2 + axis, ndim))
+        indices.append(_along(pixel.clamp(0, size - 1), 2 + axis, ndim))
+    products = _gathered(x, indices, inside) * dy[:, k].transpose(0, 1).double()
+    return products.flatten(1).sum(1)
 
 
 def exact(layer: Layer, op: str, at: Tensor, x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
@@ -107,11 +128,11 @@ def exact(layer: Layer, op: str, at: Tensor, x: Tensor, w: Tensor, dy: Tensor) -
         x, dy = dy, x
     at = at.to(x.device)
     if op == "wgrad":
-        terms = layer.N * layer.P * layer.Q
+        terms = layer.N * prod(layer.output[2:])
         parts = at.split(max(1, MOST_GATHERED // terms))
         return torch.cat([_exact_wgrad(layer, part, dy, x) for part in parts])
-    terms = layer.R * layer.S * (layer.C if op == "fprop" else layer.K) // layer.groups
-    parts = at.split(max(1, MOST_GATHERED // terms))
+    channels = (layer.C if op == "fprop" else layer.K) // layer.groups
+    parts = at.split(max(1, MOST_GATHERED // (channels * prod(layer.weight[2:]))))
     if op == "fprop":
         return torch.cat([_exact_fprop(layer, part, x, w) for part in parts])
     return torch.cat([_exact_dgrad(layer, part, dy, w) for part in parts])
@@ -124,6 +145,15 @@ def relative_error(actual: Tensor, at: Tensor, expected: Tensor) -> float:
     return error
 
 
+def _pieces(shape: torch.Size) -> Iterator[tuple[slice, slice, slice]]:
+    """Cuts a tensor into images or, where one has too many elements, along its third dimension."""
+    one = max(1, shape[1:].numel())
+    images, rows = max(1, MOST_COMPARED // one), max(1, MOST_COMPARED * shape[2] // one)
+    for image in range(0, shape[0], images):
+        for row in range(0, shape[2], rows):
+            yield slice(image, image + images), slice(None), slice(row, row + rows)
+
+
 def check(ours: Tensor, peer: Tensor, ours_error: float, peer_error: float, precision: str) -> None:
     """Raises ``Wrong`` if our result or the peer's is wrong."""
     limit = TOLERANCES[precision]
@@ -132,17 +162,16 @@ def check(ours: Tensor, peer: Tensor, ours_error: float, peer_error: float, prec
             raise Wrong(f"{who} is off by {error:.3g} of the exact elements' norm")
     if ours.shape != peer.shape or ours.dtype != peer.dtype:
         raise Wrong(f"{tuple(ours.shape)} {ours.dtype}, not {tuple(peer.shape)} {peer.dtype}")
-    images = max(1, MOST_COMPARED // max(1, ours[:1].numel()))
-    squares = sum(part.float().square().sum().item() for part in peer.split(images))
+    squares = sum(peer[piece].float().square().sum().item() for piece in _pieces(peer.shape))
     allowed = limit * max((squares / peer.numel()) ** 0.5, 1e-30)
-    first = 0
-    for a, b in zip(ours.split(images), peer.split(images), strict=True):
+    for piece in _pieces(ours.shape):
+        a, b = ours[piece], peer[piece]
         apart = (a.float() - b.float()).abs_()
         if not apart.max().item() <= allowed:
             place = apart.nan_to_num(torch.inf).argmax()
             index = tuple(int(i) for i in torch.unravel_index(place, apart.shape))
-            at = (first + index[0], *index[1:])
+            n, k, row, *rest = index
+            at = (piece[0].start + n, k, piece[2].start + row, *rest)
             raise Wrong(
                 f"{a[index].item():.6g} instead of the peer's {b[index].item():.6g} at {at}"
             )
-        first += images

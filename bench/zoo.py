@@ -36,7 +36,6 @@ from .workers import workers
 IDENTITY = ("network", "precision", "layout", "by")
 Way = tuple[str, str, str]  # precision, layout, and how ours is run
 Errors = Mapping[str, Mapping[str, float]]  # by what is checked, then by tensor
-LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by a tensor's number of dimensions
 
 
 @dataclass(frozen=True)
@@ -59,22 +58,6 @@ class Check:
 
 class Missing(Exception):
     """Raised if the installed packages lack a network or cannot run it."""
-
-
-def laid_out(x: Tensor, layout: str) -> Tensor:
-    """Returns the tensor in a layout; for 3-D tensors, "nhwc" means channels last, too."""
-    if layout == "nchw":
-        return x.contiguous()
-    if x.ndim == 3:
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-    return x.contiguous(memory_format=LAST[x.ndim])
-
-
-def lay_out(network: nn.Module, layout: str) -> None:
-    """Puts the network's filters in a layout."""
-    for parameter in network.parameters():
-        if parameter.ndim in LAST:
-            parameter.data = laid_out(parameter.data, layout)
 
 
 def updates(by: str) -> bool:
@@ -125,14 +108,16 @@ class Subject:
                     updating: taken(self.network, self.x, None, updating=updating)
                     for updating in {updates(by) for *_, by in todo}
                 }
-        except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
+        except (
+            RuntimeError, ValueError, TypeError, AttributeError, AssertionError, ImportError
+        ) as error:  # fmt: skip
             raise Missing(f"{type(error).__name__}: {error}") from error
 
     def _errors(self, network: nn.Module, layout: str, precision: str, updating: bool) -> Errors:
         autocast, float32 = PRECISIONS[precision]
-        lay_out(network, layout)
+        networks.lay_out(network, layout)
         with contenders.switches(float32, ""):
-            found = taken(network, laid_out(self.x, layout), autocast, updating=updating)
+            found = taken(network, networks.laid_out(self.x, layout), autocast, updating=updating)
         expected = self.expected[updating]
         return {what: evidence.errors(found[what], tensors) for what, tensors in expected.items()}
 
@@ -158,7 +143,7 @@ class Subject:
                 continue
             counted = customconv.stats()
             wrong = judged(ours, theirs, precision)
-            routable = by != "converted" and self.device.type == "cuda" and self.x.ndim < 5
+            routable = by != "converted" and self.device.type == "cuda"
             if not wrong and routable and not counted.calls:
                 wrong = "no convolution was ours"
             errors = (

@@ -14,19 +14,34 @@ from pathlib import Path
 
 import pytest
 
-from bench import corpus, drawn, run, timings
+from bench import corpus, drawn, drawn3d, extract, run, timings
 from bench.measure import Cell
 
 ROOT = Path(__file__).parents[2]
+DIGESTS = ["f90839d02a7be00c", "c7c9c9b712b03350", "b767914d991e616c", "6542f91880b50309"]
+VOLUMES = {"video_vae", "medical", "action", "patch_embed"}
 
 
 def test_every_layer_has_a_source_and_an_output_and_a_name_of_its_own():
-    found = corpus.all_layers()
+    found = corpus.all_layers() + corpus.volume_layers() + corpus.network_volumes()
+    found += drawn3d.judged_layers()
     assert len(found) > 200
     assert len({(layer.suite, layer.name) for layer in found}) == len(found)
     for layer in found:
         assert layer.source, layer
         assert min(layer.output) >= 1, layer
+
+
+@pytest.mark.parametrize(
+    ("path", "known", "name"),
+    [
+        (corpus.NETWORK_LAYERS, extract.NETWORKS, "dcgan"),
+        (corpus.NETWORK_LAYERS, extract.NETWORKS, "wavenet"),
+        (corpus.NETWORK_VOLUMES, extract.VOLUMES, "unet3d"),
+    ],
+)
+def test_the_layers_of_a_network_are_those_that_it_calls(path, known, name):
+    assert json.loads(path.read_text())[name] == list(extract._layers(*known[name]))
 
 
 def test_a_batch_replaces_every_layers():
@@ -38,10 +53,21 @@ def test_a_suite_may_have_a_batch_size_of_its_own():
     assert {(layer.suite, layer.N) for layer in found} == {("vgg16", 3), ("resnet50", 64)}
 
 
-def test_all_stands_for_every_suite_but_small_layers_sweeps_and_what_judges():
+def test_all_stands_for_every_suite_but_small_layers_sweeps_volumes_and_what_judges():
     found = {layer.suite for layer in corpus.load(["all"])}
-    assert found == set(corpus.suites()) - {"smoke", "scaling", "judged", "judged small"}
+    beside = {"smoke", "scaling", "judged", "judged small", "smoke volumes", "judged volumes"}
+    beside |= {layer.suite for layer in corpus.network_volumes()}
+    assert found == set(corpus.suites()) - beside - VOLUMES
     assert {layer.N for layer in corpus.load(["all:3"])} == {3}
+    assert all(layer.D is None for layer in corpus.all_layers())
+
+
+def test_volumes_stand_for_the_suites_of_networks_that_see_them():
+    found = corpus.load(["volumes"])
+    assert {layer.suite for layer in found} == VOLUMES
+    assert len(found) == 213
+    assert all(layer.D is not None for layer in found)
+    assert corpus.load(["volumes:7"])[0].N == 7
 
 
 @pytest.mark.parametrize("text", ["resnet50:", "resnet50:0", "resnet50:x", "nonsense:4", ":4"])
@@ -72,17 +98,24 @@ def test_no_drawn_layer_is_known_or_drawn_twice():
     assert not set(known) & set(chosen)
 
 
-def test_no_plan_is_timed_for_a_layer_that_judges():
+@pytest.mark.parametrize(
+    ("cells", "judging"),
+    [(timings.cells, drawn.judged_layers), (timings.volume_cells, drawn3d.judged_layers)],
+)
+def test_no_plan_is_timed_for_a_layer_that_judges(cells, judging):
     timed, judged = (
         {json.dumps(layer.problem(), sort_keys=True) for layer in layers}
-        for layers in ([cell.layer for cell in timings.cells()], drawn.judged_layers())
+        for layers in ([cell.layer for cell in cells()], judging())
     )
-    assert len(judged) > 500
+    assert len(judged) > 400
     assert not timed & judged
 
 
 def test_the_same_layers_are_drawn_in_every_process():
-    code = "from bench import drawn; print(hash(drawn.layers() + drawn.judged_layers()))"
+    code = (
+        "from bench import drawn, drawn3d; layers = drawn.layers() + drawn.judged_layers(); "
+        "print(hash(repr(layers + drawn3d.judged_layers() + drawn3d.timed_layers())))"
+    )
     hashes = {
         subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True,
@@ -97,9 +130,11 @@ def test_drawn_layers_stay_as_they_were_first_drawn():
     """Results name them, and are compared with later ones."""
     digests = [
         hashlib.sha256(json.dumps([layer.problem() for layer in layers]).encode()).hexdigest()[:16]
-        for layers in (drawn.layers(), drawn.judged_layers())
-    ]
-    assert digests == ["f90839d02a7be00c", "c7c9c9b712b03350"]
+        for layers in (
+            drawn.layers(), drawn.judged_layers(), drawn3d.judged_layers(), drawn3d.timed_layers()
+        )
+    ]  # fmt: skip
+    assert digests == DIGESTS
 
 
 def test_drawn_layers_cover_what_known_ones_rarely_have():
@@ -113,6 +148,23 @@ def test_drawn_layers_cover_what_known_ones_rarely_have():
     assert sum(layer.C % 8 > 0 or layer.K % 8 > 0 for layer in found) >= 40
     assert sum(layer.N == 1 for layer in found) >= 30
     assert sum(layer.N >= 128 for layer in found) >= 30
+
+
+def test_drawn_volumes_are_of_all_kinds():
+    for found in (drawn3d.judged_layers(), drawn3d.timed_layers()):
+        assert len({json.dumps(layer.problem()) for layer in found}) == len(found)
+        sides = collections.Counter(layer.Q % 8 for layer in found)
+        assert all(sides[residue] >= 10 for residue in range(8))
+        assert sum(layer.N == 1 and max(layer.pad) == 0 and layer.T == 3 for layer in found) >= 50
+        assert sum(layer.transposed for layer in found) >= 20
+        assert sum(layer.groups == layer.C > 1 for layer in found) >= 20
+        assert sum(layer.stride == layer.weight[2:] and layer.T > 1 for layer in found) >= 15
+        assert sum(max(layer.dil) > 1 for layer in found) >= 15
+        assert sum(layer.C % 8 > 0 or layer.K % 8 > 0 for layer in found) >= 40
+        assert sum((layer.D or 0) >= 33 for layer in found) >= 25
+        for layer in found:
+            size = math.prod(layer.input) + math.prod(layer.output)
+            assert size <= 2 * drawn3d.MOST_ELEMENTS, layer
 
 
 def test_drawn_layers_fit_a_gpus_memory():

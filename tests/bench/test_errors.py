@@ -10,27 +10,36 @@ from bench.layers import Layer
 
 CPU = torch.device("cpu")
 SMALL = Layer("errors", "", 2, 3, 6, 6, 5, 3, 3, pad=(1, 1))
+SOLID = Layer("errors", "", 2, 3, 4, 4, 5, 3, 3, pad=(1, 1, 1), D=4, T=3)
 
 
 def test_each_pass_has_sums_of_27_to_100352_terms():
     for op, layers in errors.LAYERS.items():
         assert [errors.terms(layer, op) for layer in layers] == [27, 576, 4608, 100352], op
+    for op, layers in errors.VOLUMES.items():
+        assert [errors.terms(layer, op) for layer in layers] == [27, 1728, 13824, 110592], op
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("data", errors.DATA)
 @pytest.mark.parametrize("op", errors.LAYERS)
-def test_errors_of_pytorch_are_those_of_float32(op, data, layout):
-    buffers = errors.make_buffers(SMALL, op, data, layout, CPU)
-    ours, theirs, plan = errors.errors_of(SMALL, op, buffers, "fp32")
+@pytest.mark.parametrize("layer", [SMALL, SOLID], ids=["image", "volume"])
+def test_errors_of_pytorch_are_those_of_float32(layer, op, data, layout):
+    buffers = errors.make_buffers(layer, op, data, layout, CPU)
+    ours, theirs, plan = errors.errors_of(layer, op, buffers, "fp32")
     assert plan == "aten"
     assert ours == theirs
     assert 0 < ours < (1e-5 if data == "cancelling" else 1e-6)
 
 
 def test_what_cancels_sums_to_zero():
-    for op, axes in {"fprop": (1, 2, 3), "dgrad": 0, "wgrad": (0, 2, 3)}.items():
-        buffers = errors.make_buffers(SMALL, op, "cancelling", "nchw", CPU)
+    expected = {"fprop": (1, 2, 3), "dgrad": 0, "wgrad": (0, 2, 3)}
+    volumes = {"fprop": (1, 2, 3, 4), "dgrad": 0, "wgrad": (0, 2, 3, 4)}
+    for layer, op, axes in (
+        *((SMALL, *each) for each in expected.items()),
+        *((SOLID, *each) for each in volumes.items()),
+    ):
+        buffers = errors.make_buffers(layer, op, "cancelling", "nchw", CPU)
         zeros = buffers.dy if op == "wgrad" else buffers.w
         assert zeros.sum(axes).abs().max() < 1e-4
         other = buffers.dy if op == "dgrad" else buffers.x

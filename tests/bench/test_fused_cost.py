@@ -33,9 +33,10 @@ def test_layers_are_timed_with_and_without_a_residual(tmp_path, capsys):
     assert "of the bare convolution" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("suite", ["smoke", "smoke volumes"])
 @pytest.mark.parametrize("residual", [False, True])
-def test_all_ways_but_the_bare_one_compute_the_same(residual):
-    layer = load(["smoke"])[0]
+def test_all_ways_but_the_bare_one_compute_the_same(residual, suite):
+    layer = load([suite])[0]
     buffers = contenders.make_buffers(layer, "fp32", "nchw", CPU)
     buffers = replace(buffers, bias=torch.randn(layer.K))
     ways = fused.calls(layer, buffers, residual)

@@ -41,6 +41,23 @@ def test_every_mode_and_form_is_measured(tmp_path, capsys):
     assert all(mode in printed for mode in expected)
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_signals_images_and_volumes_are_measured(dims, tmp_path):
+    path = tmp_path / "host.json"
+    words = ["host", "--dims", str(dims), "--batch", "2", "--rounds", "2", "--processes", "0"]
+    assert command.main([*words, "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    calls = {row["call"] for row in rows if row["mode"] == "no gradient"}
+    name = f"onv{dims}d"
+    assert calls >= {
+        f"F.c{name}", f"F.c{name}, routed", f"customconv.c{name}", f"nn.C{name}",
+        f"customconv.C{name}",
+    }  # fmt: skip
+    assert ("op" in calls) is (dims > 1)
+    ones = [row["ratio"] for row in rows if row["call"] in (f"F.c{name}", f"nn.C{name}")]
+    assert set(ones) == {1.0}
+
+
 def test_routing_is_on_for_the_routed_call_alone():
     seen = {}
     found = {

@@ -47,13 +47,27 @@ def test_a_step_has_the_gradients_that_are_asked_for(network):
     }  # fmt: skip
 
 
-def test_a_1d_convolution_has_a_height_of_one_and_a_3d_one_is_left_out():
+def test_a_1d_convolution_has_a_height_of_one():
     network = nn.Sequential(nn.Conv1d(2, 4, 3, stride=2, dilation=2))
     (call,) = inside.recorded(network, lambda: network(torch.randn(1, 2, 9)), "fp32", "nchw")
     assert (call.layer.input, call.layer.weight) == ((1, 2, 1, 9), (4, 2, 1, 3))
     assert (call.layer.Q, call.layer.stride, call.layer.dil) == (3, (1, 2), (1, 2))
-    solid = nn.Conv3d(2, 2, 1)
-    assert not inside.recorded(solid, lambda: solid(torch.randn(1, 2, 3, 3, 3)), "fp32", "nchw")
+
+
+def test_a_3d_convolution_is_of_volumes():
+    network = nn.Sequential(
+        nn.Conv3d(2, 4, (3, 1, 2), stride=(1, 2, 1), padding=(1, 0, 0)),
+        nn.ConvTranspose3d(4, 3, 2, 2, output_padding=(1, 0, 0)),
+    )
+    x = torch.randn(1, 2, 3, 5, 4).contiguous(memory_format=torch.channels_last_3d)
+    assert found(network, lambda: network(x)) == {
+        ("fprop", "0", "1x2x3x5x4 -> 4, 3x1x2, stride (1, 2, 1), padding (1, 0, 0)"): 1,
+        ("fprop", "1", "1x4x3x3x3 -> 3, 2x2x2, stride 2, transposed"): 1,
+    }
+    first, second = inside.recorded(network, lambda: network(x), "fp32", "nchw")
+    assert first.layout == "nhwc"
+    assert first.layer.output == (1, 4, 3, 3, 3)
+    assert second.layer.output == tuple(network(x).shape)
 
 
 def test_layout_and_precision_are_the_tensors():

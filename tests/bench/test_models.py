@@ -52,6 +52,26 @@ def arguments(path, *more, networks="small"):
     return [*words, str(path), *more]
 
 
+def test_filters_of_images_and_volumes_are_laid_out():
+    network = nn.ModuleList([nn.Conv1d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Conv3d(3, 4, 3)])
+    for layout, last in (("nhwc", True), ("nchw", False)):
+        networks.lay_out(network, layout)
+        for conv, memory in zip(
+            network[1:], (torch.channels_last, torch.channels_last_3d), strict=True
+        ):
+            assert conv.weight.is_contiguous(memory_format=memory) is last
+            assert conv.weight.is_contiguous() is not last
+
+
+def test_a_network_of_volumes_is_measured(monkeypatch):
+    monkeypatch.setitem(networks.NETWORKS, "small", lambda: networks.UNet3d((4, 8), 2, 2))
+    for layout, mode in (("nchw", "step"), ("nhwc", "forward")):
+        _, row = row_of("small", mode, layout, "converted")
+        assert row.error == ""
+        assert 0 <= row.ours_err < 1e-5
+        assert row.fallbacks > 0
+
+
 def test_a_converted_network_is_a_copy_of_the_same_weights(small):
     network = networks.build(small)
     ours = networks.ours(network, "converted")
@@ -117,6 +137,8 @@ def test_inputs_are_images_or_what_becomes_images():
     decoder, unet = networks.VaeDecoder((64, 32), depth=1), networks.UNet((4, 8, 16))
     assert networks.input_shape(decoder, 2, 64) == (2, 4, 8, 8)
     assert networks.input_shape(unet, 2, 64) == (2, 3, 64, 64)
+    assert networks.input_shape(networks.build("unet3d"), 2, 64) == (2, 4, 64, 64, 64)
+    assert networks.input_shape(networks.build("r3d_18"), 2, 112) == (2, 3, 16, 112, 112)
 
 
 def test_the_decoder_has_the_parameters_of_the_published_one():

@@ -41,6 +41,38 @@ def test_a_run_measures_every_row_of_its_cells(layer, height, tmp_path, capsys):
     assert "3 of 3 rows, 0 with a wrong result" in capsys.readouterr().out
 
 
+def test_volumes_are_measured_as_images_are(tmp_path, capsys):
+    path = tmp_path / "cpu.json"
+    words = ["run", "--suite", "smoke volumes", *QUICK, "--out", str(path)]
+    assert command.main([*words, "--layout", "nchw,nhwc", "--op", "fprop,dgrad,wgrad"]) == 0
+    rows = results.load(path)["rows"]
+    assert len(rows) == 6 * len(load(["smoke volumes"]))
+    assert {row["family"] for row in rows} == {"aten"}
+    assert all(row["ours_err"] < 1e-6 and "D" in row["problem"] for row in rows)
+    printed = capsys.readouterr().out
+    assert "8x6x10x10 to 16, 3x3x3 " in printed
+    assert f"{len(rows)} rows: geomean " in printed
+
+
+def test_patches_are_compared_with_a_matrix_product(tmp_path):
+    path = tmp_path / "cpu.json"
+    words = ["run", "--suite", "smoke,smoke volumes", *QUICK, "--out", str(path)]
+    words += ["--layout", "nchw,nhwc", "--op", "fprop,dgrad,wgrad", "--peer", "linear"]
+    assert command.main(words) == 0
+    kept = [row for row in results.load(path)["rows"] if "error" not in row]
+    assert {row["name"] for row in kept} >= {"patches", "one patch"}
+    assert all(row["ours_err"] < 1e-6 and row["peer_err"] < 1e-6 for row in kept)
+    assert len(kept) == 6 * len({(row["suite"], row["name"]) for row in kept})
+
+
+def test_the_last_line_counts_rows_that_are_far_below_1():
+    rows = [{"ratio": ratio} for ratio in (0.5, 0.89, 0.95, 2.0)]
+    assert run.total([*rows, {"error": "out of memory"}]) == (
+        "4 rows: geomean 0.959, 75 % below 1.0, 50.0 % (2) below 0.9, worst 0.50"
+    )
+    assert run.total([{"error": "out of memory"}]) == "no rows"
+
+
 def test_resume_measures_what_is_missing_and_keeps_the_rest(tmp_path, capsys):
     path = tmp_path / "cpu.json"
     bench_run(path, "--layer", "3x3")

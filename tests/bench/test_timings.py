@@ -8,7 +8,7 @@ import json
 import lzma
 from types import SimpleNamespace
 
-from bench import corpus, drawn, timings
+from bench import corpus, drawn, drawn3d, timings
 
 
 def plan(ms, kind="a", splits=1, tile=1):
@@ -47,6 +47,29 @@ def test_layers_that_are_drawn_for_timings_come_last_and_are_in_no_benchmark():
     assert len(first) == 3 * 4 * 2
     groups = [layer.groups > 1 for layer in drawn.timed_layers()]
     assert sum(groups) == 150
+
+
+def test_volumes_have_cells_of_their_own():
+    cells = timings.volume_cells()
+    assert cells == timings.volume_cells()
+    assert all(cell.layer.D is not None for cell in cells)
+    assert all(cell.layer.D is None for cell in timings.cells())
+    assert len({timings._key(cell.identity()) for cell in cells}) == len(cells) > 500
+    suites = [cell.layer.suite for cell in cells]
+    count = len(drawn3d.timed_layers())
+    assert set(suites[:count]) == {drawn3d.TIMED_SUITE}
+    assert set(suites[count:]) == set(corpus.VOLUME_SUITES)
+    kinds = collections.Counter((c.op, c.precision, c.layout) for c in cells[:200])
+    assert len(kinds) == 3 * 4 * 2
+
+
+def test_networks_of_volumes_are_held_out_as_a_whole():
+    held_out = collections.defaultdict(set)
+    for layer in corpus.load([corpus.VOLUMES]):
+        network = layer.name.partition(": ")[0]
+        held_out[layer.suite, network].add(timings.is_held_out(layer.suite, layer.name))
+    assert all(len(found) == 1 for found in held_out.values())
+    assert 0.1 < sum(found == {True} for found in held_out.values()) / len(held_out) < 0.4
 
 
 def test_networks_are_held_out_as_a_whole():

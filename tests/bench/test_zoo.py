@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
 import pytest
 import torch
@@ -19,9 +20,9 @@ NAMED = {architecture.name: architecture for architecture in ARCHITECTURES}
 # Of each kind of network that is defined or wrapped here, and small ones of the packages.
 SMALL = [
     "autoencoder", "dcgan", "espcn", "fasterrcnn_mobilenet_v3_large_fpn", "mnasnet_small", "unet",
-    "ssdlite320_mobilenet_v3_large", "wavenet",
+    "r3d_18", "ssdlite320_mobilenet_v3_large", "unet3d", "wavenet",
 ]  # fmt: skip
-TINY = ["regnetx_002", "lcnet_050", "wavenet"]
+TINY = ["regnetx_002", "lcnet_050", "unet3d", "wavenet"]
 
 
 def check(path, *more):
@@ -62,6 +63,8 @@ def test_a_network_gives_the_same_twice(name, updating):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMED if name not in SMALL])
 def test_every_network_runs_in_training_and_evaluation(name):
+    if name == "wan_vae":
+        pytest.importorskip("diffusers")
     architecture = NAMED[name]
     x = architecture.input(CPU)
     network = evidence.settled(evidence.awakened(architecture.network()), x)
@@ -74,7 +77,7 @@ def test_every_network_runs_in_training_and_evaluation(name):
 @pytest.mark.parametrize("image", [(4, 6), (4, 6, 5), (4, 3, 6, 5)])
 def test_layouts_keep_the_numbers(layout, image):
     x = torch.randn(2, *image)
-    there = zoo.laid_out(x, layout)
+    there = networks.laid_out(x, layout)
     assert torch.equal(there, x)
     assert there.is_contiguous() is (layout == "nchw")
     if layout == "nhwc":
@@ -94,7 +97,7 @@ def test_tiny_networks_are_right_in_every_way(tmp_path, capsys):
     assert all(row["fallbacks"] > 0 for row in converted)  # our operators, on the CPU
     printed = capsys.readouterr().out
     assert "regnetx_002" in printed
-    assert "3 networks of 3 families, 12 rows, 0 wrong" in printed
+    assert "4 networks of 4 families, 16 rows, 0 wrong" in printed
 
 
 @pytest.mark.gpu
@@ -218,6 +221,12 @@ def test_a_network_that_a_package_lacks_is_left_out(tmp_path, monkeypatch, capsy
     printed = capsys.readouterr().out
     assert "left out: RuntimeError: Unknown model" in printed
     assert "0 networks of 0 families" in printed
+
+
+def test_a_network_of_a_package_that_is_not_there_is_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    assert check(tmp_path / "zoo.json", "--networks", "wan_vae") == 0
+    assert "left out: ModuleNotFoundError" in capsys.readouterr().out
 
 
 def test_unknown_names_are_refused():
