@@ -11,7 +11,8 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 COMPILE = {"train.py", "export/export.py"}  # they need a C++ compiler, and most of a minute
 RUN = [
-    "audio.py", "export/export.py", "infer.py", "several_gpus.py", "train.py", "vae_decode.py"
+    "audio.py", "export/export.py", "infer.py", "several_gpus.py", "train.py", "vae_decode.py",
+    "video_decode.py",
 ]  # fmt: skip
 
 marked = [pytest.param(name, marks=pytest.mark.slow if name in COMPILE else ()) for name in RUN]
@@ -40,9 +41,7 @@ def test_an_example_runs_on_a_cpu(name):
 # Without export/export.py: PyTorch cannot load packages of its own on every machine with a GPU, and
 # tests/op/test_export.py tells its failures from ours.
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "name", ["audio.py", "infer.py", "several_gpus.py", "train.py", "vae_decode.py"]
-)
+@pytest.mark.parametrize("name", [name for name in RUN if name != "export/export.py"])
 def test_an_example_runs_on_a_gpu(name):
     assert run(name)
 

@@ -29,9 +29,18 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 
 FILES = ("nn/test_convolution.py", "test_ops.py", "test_modules.py")
-FILES_IF_PRESENT = ("test_ops_gradients.py", "test_ops_fwd_gradients.py")
-# All of test_convolution.py; elsewhere the entries of the convolutions and of their modules.
-ENTRIES = "test_convolution.py or nn_functional_conv or nn_conv or nn_lazyconv"
+FILES_IF_PRESENT = (
+    "test_ops_gradients.py",
+    "test_ops_fwd_gradients.py",
+    "test_nn.py",
+    "nn/test_lazy_modules.py",
+)
+# All of test_convolution.py; elsewhere the entries of the convolutions and of their modules, which
+# test_nn.py calls test_Conv3d_stride and the like, and test_lazy_modules.py test_lazy_conv3d.
+ENTRIES = " or ".join(
+    ["test_convolution.py", "nn_functional_conv", "nn_conv", "nn_lazyconv", "lazy_conv"]
+    + [f"test_{kind}{dims}d" for kind in ("conv", "convtranspose") for dims in (1, 2, 3)]
+)
 
 # Of several outcomes of a test, as when its teardown fails, the first here counts.
 OUTCOMES = ("crashed", "error", "failed", "xfailed", "passed", "skipped", "missing")

@@ -158,10 +158,15 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 def _add_missing_names() -> None:
     """Gives torch's test helpers what older test files import and newer releases have dropped."""
     import torch
-    from torch.testing._internal import common_cuda
+    from torch.testing._internal import common_cuda, common_mkldnn, common_nn
 
-    if not hasattr(common_cuda, "tf32_is_not_fp32"):  # test_convolution.py of 2.6
+    # Those of 2.6: of test_convolution.py, and of test_nn.py.
+    if not hasattr(common_cuda, "tf32_is_not_fp32"):
         common_cuda.tf32_is_not_fp32 = torch.cuda.is_tf32_supported  # type: ignore[attr-defined]
+    if not hasattr(common_mkldnn, "bf32_on_and_off"):
+        common_mkldnn.bf32_on_and_off = common_mkldnn.reduced_f32_on_and_off
+    if not hasattr(common_nn, "new_module_tests"):
+        common_nn.new_module_tests = common_nn.get_new_module_tests()
 
 
 def _mark_large_tests(run: bool) -> None:
