@@ -22,7 +22,7 @@ class _Asked(ctypes.Structure):
         *((name, ctypes.c_int64 * 3) for name in ("stride", "padding", "dilation")),
         ("groups", ctypes.c_int64),
         *((name, ctypes.c_int64 * 5) for name in ("x_strides", "w_strides", "y_strides")),
-        *((name, ctypes.c_int64) for name in ("dtype", "pass", "tf32")),
+        *((name, ctypes.c_int64) for name in ("dtype", "pass", "tf32", "batch_invariant")),
     ]
 
 
@@ -60,10 +60,11 @@ class Statistics(NamedTuple):
 
 
 class Emulated:
-    """A built library, of passes with TF32 or without."""
+    """A built library, of passes with TF32 or without, perhaps of batches that do not matter."""
 
-    def __init__(self, library: Path, *, tf32: bool = True) -> None:
+    def __init__(self, library: Path, *, tf32: bool = True, batch_invariant: bool = False) -> None:
         self._tf32 = tf32
+        self._batch_invariant = batch_invariant
         self._library = ctypes.CDLL(str(library))
         self._library.list_plans.restype = ctypes.c_int64
         self._library.count_statistics.restype = ctypes.c_int64
@@ -125,4 +126,5 @@ class Emulated:
             DTYPES.index(t.x.dtype),
             PASSES.index(op),
             int(self._tf32),
+            int(self._batch_invariant),
         )

@@ -7,7 +7,9 @@ of each kind, which take the kernels' ways through copies, barriers and clusters
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import emulation_build as build
@@ -137,6 +139,33 @@ def test_volumes_of_integers_are_exact(library: Path, name: str, op: str, tf32: 
     expected = by_pytorch(op, problem, values).float()
     for actual, what in results(Emulated(library, tf32=tf32), op, problem, values):
         assert_equal(actual, expected, what=what)
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_a_volume_has_the_same_bits_in_every_batch(library: Path, tf32: bool):
+    """Also where tiles have positions of two; sums of over 32 steps are promoted in between."""
+    whole = case((3, 40, 3, 5, 5), (16, 40, 3, 3, 3), padding=1)
+    one = replace(whole, input=(1, *whole.input[1:]))
+    values = normal(whole)
+    main_loop = Emulated(library, tf32=tf32, batch_invariant=True)
+
+    def by_kind(problem: Case, x: Tensor) -> dict[str, Tensor]:
+        own = Tensors(x, values.w, None, values.dy[: len(x)])
+        t = place_all(problem, own, "cpu", torch.float32, torch.channels_last)
+        plans = [plan for plan in main_loop.plans("fprop", problem, t) if plan.splits == 1]
+        return {
+            re.search(r"tile=\S+ row=\S+", plan.kind)[0]: main_loop.compute(
+                "fprop", problem, t, plan
+            )
+            for plan in plans
+        }
+
+    batch = by_kind(whole, values.x)
+    alone = [by_kind(one, values.x[i : i + 1]) for i in range(3)]
+    shared = set(batch).intersection(*alone)
+    assert len(shared) > 1
+    for kind in shared:
+        assert torch.equal(batch[kind], torch.cat([each[kind] for each in alone])), kind
 
 
 @pytest.mark.parametrize("tf32", [True, False])

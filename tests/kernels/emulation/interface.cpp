@@ -33,6 +33,7 @@ ConvProblem problem_of(const Asked& a) {
   p.pass = kPasses[a.pass];
   p.dtype = kDTypes[a.dtype];
   p.tf32 = a.tf32 != 0;
+  p.batch_invariant = a.batch_invariant != 0;
   p.N = a.input[0];
   p.C = a.input[1];
   p.H = a.input[2];

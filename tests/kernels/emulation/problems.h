@@ -16,6 +16,7 @@ struct Asked {
   int64_t dtype;  // float32, float16, bfloat16
   int64_t pass;   // fprop, dgrad, wgrad
   int64_t tf32;
+  int64_t batch_invariant;
 };
 
 // Plans that the library can run, the parts of statistics that they leave, and what runs them. The

@@ -315,8 +315,9 @@ int64_t upper_corner(int64_t pixels, int64_t outputs, int64_t stride, int64_t pa
 }
 
 bool leaves_out_slices(const Packed& p, const Tile& t) {
-  // Weights that stay are those of all taps.
-  return p.is_deep() && !t.keeps_weights &&
+  // Weights that stay are those of all taps. Where an image must get the same bits anywhere in a
+  // batch, its sums must not be promoted (../promotion.cuh) after other steps.
+  return p.is_deep() && !t.keeps_weights && !p.batch_invariant &&
          (p.pad_d > 0 ||
           upper_corner(p.D, p.O, p.stride_d, p.pad_d) + (p.T - 1) * p.dilation_d > 0);
 }
