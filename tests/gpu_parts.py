@@ -43,7 +43,7 @@ def files(folder: str, names: str) -> Selection:
     return select(*(f"{folder}/test_{name}.py" for name in names.split()))
 
 
-EVERY_FAMILY = files("kernels", "exact accuracy sweep").files
+EVERY_FAMILY = files("kernels", "exact accuracy sweep volume_plans").files
 STRICT = "kernels/test_strict_float32.py"
 OUTPUTS = ("fprop", "dgrad", "fused")
 # Tests beside those of every family.
@@ -59,7 +59,7 @@ def family(name: str, *more: Selection) -> Part:
 
 PARTS = (
     family("direct", select("kernels/test_exact.py", function=POISON)),
-    family("im2col"),
+    family("im2col", select("kernels/test_patch_embeddings.py")),
     family("tiled"),
     family("depthwise", select("kernels/test_depthwise_*.py")),
     family("grouped", select("kernels/test_grouped.py")),

@@ -9,6 +9,8 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +19,14 @@ from customconv import _bind
 
 FAMILIES = ("direct", "im2col", "tiled")  # portable, in IEEE float32 too
 ALL_FAMILIES = (*FAMILIES, "implicit_gemm", "depthwise", "grouped", "col2im")
+# Of images. Those of volumes are `layout_of` them.
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
+
+
+def layout_of(layout: torch.memory_format, dimensions: int) -> torch.memory_format:
+    """The layout of batches with so many dimensions: that of images, or of volumes for it."""
+    channels_last = layout == torch.channels_last and dimensions == 5
+    return torch.channels_last_3d if channels_last else layout
 
 
 def is_of_3xtf32(plan: _bind.ConvPlan) -> bool:
@@ -71,6 +80,11 @@ def assert_same(
         assert has == wants, f"{what}: strides are {has} instead of {wants}, for shape {shape}"
 
 
+def largest(t: Tensor) -> float:
+    """The largest absolute value; one if there is none or all are zero."""
+    return (t.abs().max().item() if t.numel() else 0.0) or 1.0
+
+
 def relative_error(actual: Tensor, fp64: Tensor) -> float:
     """The largest difference over the largest value; infinite where a value is not finite."""
     if fp64.numel() == 0:
@@ -78,7 +92,7 @@ def relative_error(actual: Tensor, fp64: Tensor) -> float:
     difference = (actual.to(fp64.dtype) - fp64).abs().max().item()
     if not math.isfinite(difference):
         return math.inf
-    return difference / (fp64.abs().max().item() or 1.0)
+    return difference / largest(fp64)
 
 
 def norm_error(actual: Tensor, expected: Tensor) -> Tensor:
@@ -98,7 +112,7 @@ def assert_accurate(actual: Tensor, fp64: Tensor, at_most: float, *, what: str =
     error = relative_error(actual, fp64)
     if error > at_most:
         difference = (actual.to(fp64.dtype) - fp64).abs()
-        wrong = ~(difference <= at_most * (fp64.abs().max().item() or 1.0))
+        wrong = ~(difference <= at_most * largest(fp64))
         raise AssertionError(
             f"{what}: relative error {error:.3g} is over {at_most:.3g}: "
             f"{_worst(actual, fp64, difference, wrong)}"
@@ -115,6 +129,23 @@ def assert_close_to(
     assert actual.dtype == pytorch.dtype, f"{what}: {actual.dtype} instead of {pytorch.dtype}"
     rounding = torch.finfo(actual.dtype).eps
     allowed = max(factor * relative_error(pytorch, fp64), rounding)
+    assert_accurate(actual, fp64, allowed, what=what)
+
+
+def assert_nearly(actual: Tensor, fp64: Tensor, pytorch: Tensor, *, what: str = "result") -> None:
+    """The error is that of another order of a long sum, or four times PyTorch's own.
+
+    For what PyTorch may compute itself: its kernels need not repeat bit by bit, and may round a
+    result of 16 bits more than once. An exact result in double precision is of its kernels too.
+    """
+    assert actual.dtype == pytorch.dtype, f"{what}: {actual.dtype} instead of {pytorch.dtype}"
+    rounding = torch.finfo(actual.dtype).eps
+    roundings = {torch.finfo(torch.float64).eps: 64, torch.finfo(torch.float32).eps: 8}
+    # Of a tensor of few elements, all may be sums that cancel.
+    cancelled = tolerances(actual.dtype)["atol"] / largest(fp64)
+    allowed = max(
+        4 * relative_error(pytorch, fp64), roundings.get(rounding, 1) * rounding, cancelled
+    )
     assert_accurate(actual, fp64, allowed, what=what)
 
 
@@ -170,15 +201,30 @@ def float32_precision(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Problem:
-    """Arguments of a convolution."""
+    """Arguments of a convolution, of images or of volumes.
+
+    Strides and dilations that are not given are ones, paddings are zeros.
+    """
+
+    DEFAULTS: ClassVar = MappingProxyType({"stride": 1, "padding": 0, "dilation": 1})
 
     input: tuple[int, ...]
     weight: tuple[int, ...]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
     groups: int = 1
     bias: bool = True
+
+    def __post_init__(self) -> None:
+        for name in self.DEFAULTS:
+            if not getattr(self, name):
+                object.__setattr__(self, name, (self.DEFAULTS[name],) * self.dims)
+
+    @property
+    def dims(self) -> int:
+        """2 for images, 3 for volumes."""
+        return len(self.weight) - 2
 
     @property
     def output_channels(self) -> int:
@@ -186,7 +232,7 @@ class Problem:
         return self.weight[0]
 
     @property
-    def geometry(self) -> tuple[tuple[int, int] | int, ...]:
+    def geometry(self) -> tuple[tuple[int, ...] | int, ...]:
         """Stride, padding, dilation and groups, as every convolution takes them."""
         return self.stride, self.padding, self.dilation, self.groups
 
@@ -211,7 +257,8 @@ class Problem:
             else:
                 values = torch.randn(tuple(shape), dtype=torch.float64)
             values = values.to(device, dtype)
-            if values.ndim == 4:
+            if values.ndim == self.dims + 2:
+                memory_format = layout_of(memory_format, values.ndim)
                 values = values.contiguous(memory_format=memory_format)
             return values.requires_grad_(requires_grad)
 
@@ -225,7 +272,9 @@ class Problem:
 class TransposedProblem(Problem):
     """Arguments of a transposed convolution."""
 
-    output_padding: tuple[int, int] = (0, 0)
+    DEFAULTS: ClassVar = MappingProxyType({**Problem.DEFAULTS, "output_padding": 0})
+
+    output_padding: tuple[int, ...] = ()
 
     @property
     def output_channels(self) -> int:
@@ -233,7 +282,7 @@ class TransposedProblem(Problem):
         return self.weight[1] * self.groups
 
     @property
-    def geometry(self) -> tuple[tuple[int, int] | int, ...]:
+    def geometry(self) -> tuple[tuple[int, ...] | int, ...]:
         """What follows the bias, as every transposed convolution takes it."""
         return self.stride, self.padding, self.output_padding, self.groups, self.dilation
 
@@ -241,16 +290,16 @@ class TransposedProblem(Problem):
     def of(cls, conv: Problem) -> TransposedProblem:
         """The one that goes from the convolution's output back to its input."""
         sides = list(
-            zip(conv.input[-2:], conv.weight[2:], conv.stride, conv.padding, conv.dilation,
-                strict=True)
+            zip(conv.input[-conv.dims :], conv.weight[2:], conv.stride, conv.padding,
+                conv.dilation, strict=True)
         )  # fmt: skip
         spans = [size + 2 * p - d * (taps - 1) - 1 for size, taps, _, p, d in sides]
         steps = [stride for _, _, stride, _, _ in sides]
         output = [span // step + 1 for span, step in zip(spans, steps, strict=True)]
-        left = [span % step for span, step in zip(spans, steps, strict=True)]
+        left = tuple(span % step for span, step in zip(spans, steps, strict=True))
         return cls(
-            (*conv.input[:-3], conv.weight[0], *output), conv.weight, conv.stride, conv.padding,
-            conv.dilation, conv.groups, conv.bias, output_padding=(left[0], left[1]),
+            (*conv.input[: -conv.dims - 1], conv.weight[0], *output), conv.weight, conv.stride,
+            conv.padding, conv.dilation, conv.groups, conv.bias, output_padding=left,
         )  # fmt: skip
 
 
@@ -273,10 +322,46 @@ PROBLEMS = {
     "unbatched": Problem((4, 9, 8), (6, 4, 3, 3), (1, 1), (1, 1)),
 }
 
+# The same of volumes, and filters of one slice, of one pixel and of one patch.
+VOLUMES = {
+    "dense": Problem((2, 4, 3, 5, 6), (6, 4, 3, 3, 3), padding=(1, 1, 1)),
+    "asymmetric": Problem((2, 3, 4, 6, 5), (5, 3, 2, 5, 3), padding=(1, 2, 0)),
+    "strided": Problem((2, 4, 6, 7, 8), (6, 4, 3, 3, 3), (2, 1, 3), (1, 1, 1)),
+    "dilated": Problem((2, 4, 5, 7, 6), (6, 4, 3, 3, 2), padding=(1, 2, 0), dilation=(2, 3, 1)),
+    "strided_dilated": Problem((2, 2, 9, 8, 9), (3, 2, 3, 3, 3), (3, 1, 2), (2, 2, 1), (2, 1, 3)),
+    "grouped": Problem((2, 6, 3, 5, 4), (9, 2, 3, 3, 3), padding=(1, 1, 1), groups=3),
+    "depthwise": Problem((2, 5, 3, 6, 5), (5, 1, 3, 3, 3), padding=(1, 1, 1), groups=5),
+    "depthwise_multiplier": Problem(
+        (2, 3, 4, 6, 7), (6, 1, 3, 3, 3), (1, 2, 1), (1, 1, 1), groups=3
+    ),
+    "pointwise": Problem((2, 4, 3, 5, 4), (6, 4, 1, 1, 1)),
+    "slices": Problem((2, 4, 3, 6, 5), (6, 4, 1, 3, 3), padding=(0, 1, 1)),
+    "column": Problem((2, 4, 5, 4, 3), (6, 4, 3, 1, 1), padding=(1, 0, 0)),
+    "patches": Problem((2, 3, 4, 6, 8), (5, 3, 2, 2, 2), (2, 2, 2)),
+    "one_channel": Problem((2, 1, 3, 5, 6), (1, 1, 3, 3, 3), padding=(1, 1, 1)),
+    "one_pixel_out": Problem((2, 4, 2, 3, 4), (6, 4, 2, 3, 4)),
+    "much_padding": Problem((1, 3, 2, 4, 3), (4, 3, 2, 2, 2), (1, 2, 1), (4, 5, 3)),
+    "flat": Problem((2, 4, 1, 9, 8), (6, 4, 1, 3, 3), padding=(0, 1, 1)),
+    "no_bias": Problem((2, 4, 3, 5, 6), (6, 4, 3, 3, 3), padding=(1, 1, 1), bias=False),
+    "unbatched": Problem((4, 3, 5, 6), (6, 4, 3, 3, 3), padding=(1, 1, 1)),
+}
+EVERY_PROBLEM = {**PROBLEMS, **{f"volume_{name}": each for name, each in VOLUMES.items()}}
+
 TRANSPOSED_PROBLEMS = {
     **{name: TransposedProblem.of(problem) for name, problem in PROBLEMS.items()},
     # More than a stride is allowed below the dilation, and is PyTorch's.
     "wide_output_padding": TransposedProblem(
         (2, 4, 5, 4), (4, 3, 3, 3), (2, 1), (1, 0), (3, 2), output_padding=(2, 1)
     ),
+}
+
+TRANSPOSED_VOLUMES = {
+    **{name: TransposedProblem.of(problem) for name, problem in VOLUMES.items()},
+    "wide_output_padding": TransposedProblem(
+        (2, 4, 3, 4, 3), (4, 3, 3, 3, 2), (2, 1, 2), (1, 0, 1), (3, 2, 1), output_padding=(2, 1, 0)
+    ),
+}
+EVERY_TRANSPOSED_PROBLEM = {
+    **TRANSPOSED_PROBLEMS,
+    **{f"volume_{name}": each for name, each in TRANSPOSED_VOLUMES.items()},
 }

@@ -146,6 +146,7 @@ def our_modules() -> nn.Module:
 
 IMAGES = (2, 4, 8, 6), (3, 4, 11, 9)
 SIGNALS = (2, 4, 12), (3, 4, 17)
+VOLUMES = ((2, 4, 5, 6, 7), (3, 4, 4, 7, 6))
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,9 @@ PROGRAMS = {
         lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, bias=False), shapes=SIGNALS
     ),
     "transposed2d": Program(lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, output_padding=1)),
+    "conv3d": Program(lambda: nn.Conv3d(4, 6, 3, padding=(1, 0, 1)), shapes=VOLUMES),
+    # In one group: ONNX's reference evaluator fails at several, of images too.
+    "transposed3d": Program(lambda: nn.ConvTranspose3d(4, 6, (2, 3, 3), 2, 1), shapes=VOLUMES),
     "functions": Program(Functions, 4),
     "training": Program(training, 3, trains=True),
     "network": Program(network, 2),
@@ -205,6 +209,9 @@ PROGRAMS = {
         lambda: customconv.Conv1d(4, 6, 3, stride=2, padding=1), shapes=SIGNALS, ours=True
     ),
     "our_conv2d": Program(lambda: customconv.Conv2d(4, 6, (3, 2), padding="same"), ours=True),
+    "our_conv3d": Program(
+        lambda: customconv.Conv3d(4, 6, (1, 3, 2), padding="same"), shapes=VOLUMES, ours=True
+    ),
     "our_transposed": Program(lambda: customconv.ConvTranspose2d(4, 6, 3, 2, 1, 1), ours=True),
     "our_modules": Program(our_modules, 4, ours=True),
     "our_functions": Program(OurFunctions, 4, ours=True, scripts=False),

@@ -1,16 +1,18 @@
-"""Under torch.autocast the operator does as F.conv2d does."""
+"""Under torch.autocast the operators do as F.conv2d and F.conv3d do."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
-from op_support import assert_as_pytorch, conv2d, leaves
-from reference import FAMILIES, PROBLEMS, assert_equal, assert_same, tolerances
+from op_support import assert_as_pytorch, by_weight, conv, each_dims, leaves, pytorchs
+from reference import EVERY_PROBLEM, FAMILIES, assert_equal, assert_same, tolerances
 
 import customconv
 
+MODULES = {2: customconv.Conv2d, 3: customconv.Conv3d}
 LOW = [torch.bfloat16, torch.float16]
+ours = by_weight({2: customconv.conv2d, 3: customconv.conv3d})
+both_dense = pytest.mark.parametrize("problem", ["dense", "volume_dense"])
 
 
 def near(actual, expected):
@@ -25,24 +27,25 @@ def near(actual, expected):
 
 
 @pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("problem", EVERY_PROBLEM)
 def test_dtype_and_values(problem, dtype, device):
-    problem = PROBLEMS[problem]
+    problem = EVERY_PROBLEM[problem]
     tensors = problem.tensors(device, torch.float32)
     with torch.autocast(device, dtype):
-        actual = conv2d(*tensors, *problem.geometry)
-        theirs = F.conv2d(*tensors, *problem.geometry)
+        actual = conv(*tensors, *problem.geometry)
+        theirs = pytorchs(*tensors, *problem.geometry)
     assert actual.dtype == theirs.dtype == dtype
     assert_as_pytorch(actual, *(None if t is None else t.to(dtype) for t in tensors),
                       *problem.geometry)  # fmt: skip
 
 
-@pytest.mark.parametrize("call", [conv2d, customconv.conv2d])
+@pytest.mark.parametrize("call", [conv, ours], ids=["operator", "function"])
 @pytest.mark.parametrize("keywords", [{"padding": "same"}, {"padding": "valid"}, {"stride": 2}])
-def test_every_way_to_call(call, keywords, device):
-    tensors = PROBLEMS["dense"].tensors(device, torch.float32)
+@both_dense
+def test_every_way_to_call(problem, call, keywords, device):
+    tensors = EVERY_PROBLEM[problem].tensors(device, torch.float32)
     with torch.autocast(device, torch.bfloat16):
-        near(call(*tensors, **keywords), F.conv2d(*tensors, **keywords))
+        near(call(*tensors, **keywords), pytorchs(*tensors, **keywords))
 
 
 @pytest.mark.parametrize("dtypes", [
@@ -52,20 +55,21 @@ def test_every_way_to_call(call, keywords, device):
     (torch.bfloat16, torch.bfloat16, torch.bfloat16),
     (torch.float64, torch.float64, torch.float64),
 ])  # fmt: skip
-def test_mixed_dtypes(dtypes, device):
+@both_dense
+def test_mixed_dtypes(problem, dtypes, device):
     """All become one, except double precision, which autocast leaves alone."""
-    tensors = PROBLEMS["dense"].tensors(device, torch.float32)
+    tensors = EVERY_PROBLEM[problem].tensors(device, torch.float32)
     tensors = [t.to(dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
     with torch.autocast(device, torch.bfloat16):
-        actual, expected = conv2d(*tensors), F.conv2d(*tensors)
+        actual, expected = conv(*tensors), pytorchs(*tensors)
     near(actual, expected)
     assert (actual.dtype == torch.float64) == (dtypes[0] == torch.float64)
 
 
 def test_double_precision_is_not_mixed(device):
-    x, w, bias = PROBLEMS["dense"].tensors(device, torch.float32)
+    x, w, bias = EVERY_PROBLEM["dense"].tensors(device, torch.float32)
     messages = []
-    for convolve in (conv2d, F.conv2d):
+    for convolve in (conv, pytorchs):
         with torch.autocast(device, torch.bfloat16), pytest.raises(RuntimeError) as error:
             convolve(x.double(), w, bias)
         messages.append(str(error.value))
@@ -73,27 +77,28 @@ def test_double_precision_is_not_mixed(device):
 
 
 def test_nested_regions(device):
-    x, w, bias = PROBLEMS["dense"].tensors(device, torch.float32)
+    x, w, bias = EVERY_PROBLEM["dense"].tensors(device, torch.float32)
     with torch.autocast(device, torch.bfloat16):
-        low = conv2d(x, w, bias)
+        low = conv(x, w, bias)
         with torch.autocast(device, enabled=False):
-            full = conv2d(x, w, bias)
+            full = conv(x, w, bias)
             with pytest.raises(RuntimeError):
-                conv2d(low[:, :4], w, bias)
+                conv(low[:, :4], w, bias)
         with torch.autocast(device, torch.float16):
-            half = conv2d(x, w, bias)
-        again = conv2d(low[:, :4], w, bias)
+            half = conv(x, w, bias)
+        again = conv(low[:, :4], w, bias)
     dtypes = [t.dtype for t in (low, full, half, again)]
     assert dtypes == [torch.bfloat16, torch.float32, torch.float16, torch.bfloat16]
     assert_as_pytorch(full, x, w, bias)
 
 
 @pytest.mark.parametrize("dtype", LOW)
-def test_gradients(dtype, device):
+@both_dense
+def test_gradients(problem, dtype, device):
     """Leaves in float32 get gradients in float32; the backward pass is outside of the region."""
-    tensors = PROBLEMS["dense"].tensors(device, torch.float32)
+    tensors = EVERY_PROBLEM[problem].tensors(device, torch.float32)
     results = []
-    for convolve in (conv2d, F.conv2d):
+    for convolve in (conv, pytorchs):
         t = leaves(*tensors)
         with torch.autocast(device, dtype):
             output = convolve(*t, padding=1)
@@ -104,11 +109,12 @@ def test_gradients(dtype, device):
         near(actual, expected)
 
 
-def test_gradient_penalty(device):
+@both_dense
+def test_gradient_penalty(problem, device):
     """The second derivative of a region, itself inside of one."""
-    tensors = PROBLEMS["dense"].tensors(device, torch.float32)
+    tensors = EVERY_PROBLEM[problem].tensors(device, torch.float32)
     results = []
-    for convolve in (conv2d, F.conv2d):
+    for convolve in (conv, pytorchs):
         x, w, bias = leaves(*tensors)
         with torch.autocast(device, torch.bfloat16):
             output = convolve(x, w, bias).tanh().sum()
@@ -123,10 +129,10 @@ def test_gradient_penalty(device):
 
 def test_the_weights_cast_is_cached(device):
     """As in PyTorch, one cast serves all uses of a parameter in a region."""
-    x, w, bias = leaves(*PROBLEMS["dense"].tensors(device, torch.float32))
+    x, w, bias = leaves(*EVERY_PROBLEM["dense"].tensors(device, torch.float32))
     x = x.detach()
     with torch.autocast(device, torch.bfloat16):
-        first, second = conv2d(x, w, bias), conv2d(x, w, bias)
+        first, second = conv(x, w, bias), conv(x, w, bias)
 
     def cast_of_weight(output):
         return next(node for node, _ in output.grad_fn.next_functions if node is not None)
@@ -134,12 +140,13 @@ def test_the_weights_cast_is_cached(device):
     assert cast_of_weight(first) is cast_of_weight(second)
 
 
-def test_module_and_compiled_module(device):
-    module = customconv.Conv2d(4, 6, 3, padding=1).to(device)
-    twin = torch.nn.Conv2d(4, 6, 3, padding=1).to(device)
+@each_dims
+def test_module_and_compiled_module(dims, device):
+    module = MODULES[dims](4, 6, 3, padding=1).to(device)
+    twin = {2: torch.nn.Conv2d, 3: torch.nn.Conv3d}[dims](4, 6, 3, padding=1).to(device)
     twin.load_state_dict(module.state_dict())
-    x = torch.randn(2, 4, 9, 8, device=device)
-    torch._dynamo.reset()  # other tests compile Conv2d too, and recompiling has a limit
+    x = torch.randn(2, 4, *(3, 9, 8)[-dims:], device=device)
+    torch._dynamo.reset()  # other tests compile these too, and recompiling has a limit
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     with torch.autocast(device, torch.bfloat16):
         near(module(x), twin(x))
@@ -147,21 +154,24 @@ def test_module_and_compiled_module(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("algorithm", FAMILIES)
-def test_forced_algorithms(algorithm):
-    tensors = PROBLEMS["dense"].tensors("cuda", torch.float32)
+@pytest.mark.parametrize(
+    ("problem", "algorithm"),
+    [*(("dense", family) for family in FAMILIES), ("volume_dense", "direct")],
+)
+def test_forced_algorithms(problem, algorithm):
+    tensors = EVERY_PROBLEM[problem].tensors("cuda", torch.float32)
     with torch.autocast("cuda", torch.float16):
-        actual = conv2d(*tensors, algorithm=algorithm)
+        actual = conv(*tensors, algorithm=algorithm)
     assert_as_pytorch(actual, *(t.half() for t in tensors))
 
 
 @pytest.mark.gpu
 def test_only_the_regions_device_is_cast():
-    cpu = PROBLEMS["dense"].tensors("cpu", torch.float32)
+    cpu = EVERY_PROBLEM["dense"].tensors("cpu", torch.float32)
     cuda = [t.cuda() for t in cpu]
     with torch.autocast("cuda", torch.bfloat16):
-        assert conv2d(*cpu).dtype == torch.float32
+        assert conv(*cpu).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
-        actual = conv2d(*cuda)
+        actual = conv(*cuda)
     assert actual.dtype == torch.float32
-    assert_equal(actual, F.conv2d(*cuda), **tolerances(torch.float32))
+    assert_equal(actual, pytorchs(*cuda), **tolerances(torch.float32))

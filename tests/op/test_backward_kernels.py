@@ -11,8 +11,12 @@ from op_support import (
     Seen,
     conv2d,
     conv2d_backward,
+    conv3d,
+    conv3d_backward,
     conv_transpose2d,
     conv_transpose2d_backward,
+    conv_transpose3d,
+    conv_transpose3d_backward,
     kernels_of,
     leaves,
 )
@@ -20,10 +24,17 @@ from reference import LAYOUTS, Problem, TransposedProblem
 
 MASKS = list(itertools.product([True, False], repeat=3))[:-1]
 CONVOLUTION = Problem((8, 64, 28, 28), (128, 64, 4, 4), (2, 2), (1, 1))
+VOLUMES = Problem((2, 8, 4, 9, 10), (16, 8, 3, 3, 3), (1, 2, 2), (1, 1, 1))
 OPERATORS = {
     "conv2d": (conv2d, conv2d_backward, CONVOLUTION),
     "conv_transpose2d": (
         conv_transpose2d, conv_transpose2d_backward, TransposedProblem.of(CONVOLUTION)
+    ),
+}  # fmt: skip
+OPERATORS_OF_VOLUMES = {
+    "conv3d": (conv3d, conv3d_backward, VOLUMES),
+    "conv_transpose3d": (
+        conv_transpose3d, conv_transpose3d_backward, TransposedProblem.of(VOLUMES)
     ),
 }  # fmt: skip
 NAMES_OF_CONVOLUTIONS = ("conv", "fprop", "dgrad", "wgrad", "cudnn", "nchw", "nhwc")
@@ -37,10 +48,10 @@ def second_derivatives(convolve, problem, tensors):
     return torch.autograd.grad(sum(g.square().sum() for g in first), tensors)
 
 
-@each_operator
+@pytest.mark.parametrize("operator", [*OPERATORS, *OPERATORS_OF_VOLUMES])
 def test_second_derivatives_run_on_our_operators(operator, device):
     """Once each forward, of its first derivatives, of these, and of what they saw of the output."""
-    convolve, backward, problem = OPERATORS[operator]
+    convolve, backward, problem = (OPERATORS | OPERATORS_OF_VOLUMES)[operator]
     tensors = leaves(*problem.tensors(device, torch.float32))
     with Seen() as seen:
         second_derivatives(convolve, problem, tensors)

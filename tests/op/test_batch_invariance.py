@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from op_support import conv2d, conv2d_backward, conv_transpose2d
+from op_support import conv2d, conv2d_backward, conv3d, conv_transpose2d, conv_transpose3d
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -86,6 +86,10 @@ def test_what_only_pytorch_computes_raises():
             conv2d(x, w, algorithm="aten")
         with pytest.raises(RuntimeError, match=ONLY_PYTORCH):
             conv_transpose2d(dy, w)
+        with pytest.raises(RuntimeError, match=f"{ONLY_PYTORCH}.*not on CUDA"):
+            conv3d(x[:, :, None], w[:, :, None])
+        with pytest.raises(RuntimeError, match=ONLY_PYTORCH):
+            conv_transpose3d(dy[:, :, None], w[:, :, None])
         with pytest.raises(RuntimeError, match=ONLY_PYTORCH):
             conv2d_backward(dy, x, w, *GEOMETRY, [True, False, False])
     conv2d(x, w)
@@ -138,8 +142,11 @@ def test_routed_convolutions_follow_the_switch():
         lines = x[:, :, 0]
         rows = torch.nn.functional.conv1d(lines, w[:, :, 0])
         assert torch.equal(torch.nn.functional.conv1d(lines[4:5], w[:, :, 0]), rows[4:5])
-        with pytest.raises(RuntimeError, match=f"{ONLY_PYTORCH}.*neither 1-D nor 2-D"):
-            torch.nn.functional.conv3d(x[:, :, None], w[:, :, None])
+        volumes, filters = torch.stack([x, -x], 2), torch.stack([w, -w], 2)
+        together = torch.nn.functional.conv3d(volumes, filters)
+        for i in range(9):
+            alone = torch.nn.functional.conv3d(volumes[i : i + 1], filters)
+            assert torch.equal(alone, together[i : i + 1])
 
 
 @pytest.mark.gpu

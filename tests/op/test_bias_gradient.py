@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_support import conv2d_backward, kernels_of
-from reference import LAYOUTS, assert_equal
+from op_support import conv_backward, kernels_of
+from reference import LAYOUTS, assert_equal, layout_of
 
 pytestmark = pytest.mark.gpu
 
@@ -13,6 +13,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SHAPES = [
     (1, 1, 1, 1), (2, 3, 5, 7), (32, 64, 56, 56), (5, 2048, 7, 7), (3, 320, 14, 14), (4, 12, 9, 6),
     (64, 1152, 1, 1), (1, 8, 512, 512), (2, 1, 300, 301), (700, 2, 3, 3), (1, 5000, 2, 4),
+    (2, 3, 4, 5, 7), (1, 96, 9, 60, 104), (5, 320, 3, 6, 8), (2, 12, 1, 9, 6), (1, 1, 17, 3, 2),
 ]  # fmt: skip
 both_layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
 
@@ -20,18 +21,19 @@ both_layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
 def bias_gradient(grad):
     """Of a convolution with one input channel and one tap."""
     x = torch.empty_like(grad[:, :1])
-    w = torch.empty(grad.shape[1], 1, 1, 1, dtype=grad.dtype, device="cuda")
-    arguments = ([1, 1], [0, 0], [1, 1], 1, [False, False, True])
-    return conv2d_backward(grad, x, w, *arguments)[2]
+    dims = grad.ndim - 2
+    w = torch.empty(grad.shape[1], 1, *[1] * dims, dtype=grad.dtype, device="cuda")
+    arguments = ([1] * dims, [0] * dims, [1] * dims, 1, [False, False, True])
+    return conv_backward(grad, x, w, *arguments)[2]
 
 
 def integers(shape, dtype, layout=torch.contiguous_format):
     values = torch.randint(-2, 3, shape, device="cuda", dtype=torch.int8)
-    return values.to(dtype).contiguous(memory_format=layout)
+    return values.to(dtype).contiguous(memory_format=layout_of(layout, len(shape)))
 
 
 def exact(grad):
-    return grad.double().sum((0, 2, 3)).to(grad.dtype)
+    return grad.double().sum((0, *range(2, grad.ndim))).to(grad.dtype)
 
 
 @both_layouts
@@ -49,6 +51,17 @@ def test_every_size_is_exact(shape, dtype, layout):
 @both_layouts
 def test_any_strides(layout, arrange):
     grad = arrange(integers((4, 6, 10, 9), torch.float16, layout))
+    assert_equal(bias_gradient(grad), exact(grad))
+
+
+@pytest.mark.parametrize("arrange", [
+    lambda t: t[1:], lambda t: t[:, 1:], lambda t: t[:, :, 1:], lambda t: t[..., 2:],
+    lambda t: t.transpose(2, 4), lambda t: t.transpose(1, 2), lambda t: t[:1, :, :1, :1, :1]
+    .expand_as(t),
+])  # fmt: skip
+@both_layouts
+def test_any_strides_of_volumes(layout, arrange):
+    grad = arrange(integers((4, 6, 3, 10, 9), torch.float16, layout))
     assert_equal(bias_gradient(grad), exact(grad))
 
 

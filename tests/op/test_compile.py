@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
-from op_support import conv2d, leaves, needs_compiler
-from reference import LAYOUTS, PROBLEMS, assert_equal, assert_same, tolerances
+from op_support import conv, conv2d, each_dims, leaves, needs_compiler, pytorchs
+from reference import (
+    EVERY_PROBLEM,
+    LAYOUTS,
+    PROBLEMS,
+    assert_equal,
+    assert_same,
+    layout_of,
+    tolerances,
+)
 from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import customconv
 
+MODULES = {2: customconv.Conv2d, 3: customconv.Conv3d}
 FP32 = tolerances(torch.float32, 1000)
 
 
@@ -25,17 +33,19 @@ def forget_compiled_code():
 class Network(torch.nn.Module):
     """Convolutions of several kinds, between operations that a compiler likes to fuse."""
 
-    def __init__(self, algorithm="auto"):
+    def __init__(self, algorithm="auto", dims=2):
         super().__init__()
-        self.first = customconv.Conv2d(3, 8, 3, stride=2, padding=1, algorithm=algorithm)
-        self.second = customconv.Conv2d(8, 8, (3, 2), padding="same", groups=4, bias=False)
-        self.third = customconv.Conv2d(8, 6, 1, dilation=2, padding_mode="reflect")
+        kind = MODULES[dims]
+        self.first = kind(3, 8, 3, stride=2, padding=1, algorithm=algorithm)
+        taps = (1, 3, 2)[-dims:]
+        self.second = kind(8, 8, taps, padding="same", groups=4, bias=False)
+        self.third = kind(8, 6, 1, dilation=2, padding_mode="reflect")
 
     def forward(self, x):
         x = self.first(x * 2).relu()
         x = x + self.second(x)
         x = x.transpose(2, 3).sin()
-        return self.third(x).mean((2, 3))
+        return self.third(x).flatten(2).mean(2)
 
 
 def step(model, x):
@@ -53,10 +63,12 @@ def assert_all_close(actual, expected):
 
 @needs_compiler
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
-def test_a_training_step_is_one_graph(layout, device):
-    model = Network().to(device, memory_format=layout)
+@each_dims
+def test_a_training_step_is_one_graph(dims, layout, device):
+    layout = layout_of(layout, dims + 2)
+    model = Network(dims=dims).to(device, memory_format=layout)
     compiled = torch.compile(model, fullgraph=True)
-    x = torch.randn(2, 3, 12, 10, device=device).contiguous(memory_format=layout)
+    x = torch.randn(2, 3, *(5, 12, 10)[-dims:], device=device).contiguous(memory_format=layout)
     assert_all_close(step(compiled, x), step(model, x))
 
 
@@ -72,23 +84,25 @@ def test_any_size_is_compiled_once(device):
         assert_all_close(actual, step(model, x))
 
 
-def test_a_second_size_makes_it_dynamic():
-    model = Network()
+@each_dims
+def test_a_second_size_makes_it_dynamic(dims):
+    model = Network(dims=dims)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     for batch, frames in [(2, 1), (3, 2), (4, 2), (9, 2)]:
-        x = torch.randn(batch, 3, 12, 10)
+        x = torch.randn(batch, 3, *(5, 12, 10)[-dims:])
         assert_all_close(step(compiled, x), step(model, x))
         assert counter.frame_count == frames
 
 
-def test_a_strided_module_does_not_recompile(device):
+@each_dims
+def test_a_strided_module_does_not_recompile(dims, device):
     """In a loop over sizes, as a training at several scales is."""
-    module = customconv.Conv2d(3, 8, 3, stride=2, padding=1).to(device)
+    module = MODULES[dims](3, 8, 3, stride=2, padding=1).to(device)
     counter = CompileCounterWithBackend("aot_eager_decomp_partition")
     compiled = torch.compile(module, backend=counter, fullgraph=True, dynamic=True)
     for size in range(16, 48, 3):
-        x = torch.randn(2, 3, size, size + 2, device=device)
+        x = torch.randn(2, 3, *(size // 2, size, size + 2)[-dims:], device=device)
         assert_all_close(step(compiled, x), step(module, x))
     assert counter.frame_count == 1
 
@@ -107,11 +121,25 @@ CALLS = {
 }
 
 
+CALLS_OF_VOLUMES = {
+    "numbers": lambda x, w, b: conv(x, w, b, 2, 1),
+    "lists": lambda x, w, b: conv(x, w, b, [2, 1, 1], [1, 0, 1], [1, 1, 2]),
+    "one_number_lists": lambda x, w, b: conv(x, w, b, [2], [1]),
+    "same": lambda x, w, b: conv(x, w, b, padding="same"),
+    "valid": lambda x, w, b: conv(x, w, b, 2, padding="valid"),
+    "function": lambda x, w, b: customconv.conv3d(x, w, b, stride=2, padding=(1, 0, 1)),
+    "sizes": lambda x, w, b: conv(x, w, b, [1, 1, 1], [x.shape[2] // 3, w.shape[3] // 2, 1]),
+    "function_of_sizes": lambda x, w, b: customconv.conv3d(x, w, b, padding=x.shape[2] // 3),
+}
+WAYS = [("dense", call) for call in CALLS] + [("volume_dense", call) for call in CALLS_OF_VOLUMES]
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("call", CALLS)
-def test_every_way_to_call_is_traced(call, dynamic):
-    call = CALLS[call]
-    tensors = PROBLEMS["dense"].tensors("cpu", torch.float32)
+@pytest.mark.parametrize(("problem", "call"), WAYS)
+def test_every_way_to_call_is_traced(problem, call, dynamic):
+    problem = EVERY_PROBLEM[problem]
+    call = (CALLS if problem.dims == 2 else CALLS_OF_VOLUMES)[call]
+    tensors = problem.tensors("cpu", torch.float32)
     compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     results = []
     for function in (compiled, call):
@@ -124,11 +152,11 @@ def test_every_way_to_call_is_traced(call, dynamic):
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
 def test_compiled_results_have_eagers_strides(layout, device):
-    problems = list(PROBLEMS.values())
+    problems = list(EVERY_PROBLEM.values())
     tensors = [problem.tensors(device, torch.float32, layout) for problem in problems]
 
     def convolve_all(tensors):
-        return [conv2d(*t, *p.geometry) for t, p in zip(tensors, problems, strict=True)]
+        return [conv(*t, *p.geometry) for t, p in zip(tensors, problems, strict=True)]
 
     compiled = torch.compile(convolve_all, fullgraph=True, backend="aot_eager")
     for ours, eager in zip(compiled(tensors), convolve_all(tensors), strict=True):
@@ -149,26 +177,29 @@ def test_graphs_hold_the_operator():
 
 
 @pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
-def test_make_fx(tracing_mode, device):
-    tensors = PROBLEMS["grouped"].tensors(device, torch.float32)
-    geometry = PROBLEMS["grouped"].geometry
+@pytest.mark.parametrize("problem", ["grouped", "volume_grouped"])
+def test_make_fx(problem, tracing_mode, device):
+    problem = EVERY_PROBLEM[problem]
+    tensors, geometry = problem.tensors(device, torch.float32), problem.geometry
 
     def derivatives(*tensors):
         t = [t.detach().requires_grad_() for t in tensors]
-        output = conv2d(*t, *geometry)
+        output = conv(*t, *geometry)
         return [output, *torch.autograd.grad(output.square().sum(), t)]
 
     traced = make_fx(derivatives, tracing_mode=tracing_mode)(*tensors)
     targets = {str(node.target) for node in traced.graph.nodes}
-    assert {"customconv.conv2d.default", "customconv.conv2d_backward.default"} <= targets
+    name = f"customconv.conv{problem.dims}d"
+    assert {f"{name}.default", f"{name}_backward.default"} <= targets
     other = [t * 0.5 for t in tensors]
     assert_all_close(traced(*other), derivatives(*other))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_autograd(dynamic, device):
+@each_dims
+def test_compiled_autograd(dims, dynamic, device):
     """The backward pass, traced from eager's own graph with its C++ nodes."""
-    model = Network().to(device)
+    model = Network(dims=dims).to(device)
 
     def gradients(x):
         model.zero_grad()
@@ -179,7 +210,7 @@ def test_compiled_autograd(dynamic, device):
         return torch.compile(graph, backend="aot_eager", dynamic=dynamic)
 
     for batch in (2, 3, 4):
-        x = torch.randn(batch, 3, 12, 10, device=device)
+        x = torch.randn(batch, 3, *(5, 12, 10)[-dims:], device=device)
         expected = gradients(x)
         with torch._dynamo.compiled_autograd._enable(compiler):
             actual = gradients(x)
@@ -240,12 +271,12 @@ def test_cuda_graphs_of_compiled_code(algorithm):
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("problem", EVERY_PROBLEM)
 def test_meta_tensors(problem):
-    problem = PROBLEMS[problem]
+    problem = EVERY_PROBLEM[problem]
     tensors = problem.tensors("meta", torch.float16, requires_grad=True)
-    output = conv2d(*tensors, *problem.geometry)
-    expected = F.conv2d(*tensors, *problem.geometry)
+    output = conv(*tensors, *problem.geometry)
+    expected = pytorchs(*tensors, *problem.geometry)
     assert output.is_meta
     assert (output.shape, output.dtype) == (expected.shape, expected.dtype)
     wanted = [t for t in tensors if t is not None]

@@ -7,13 +7,24 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from op_support import assert_as_pytorch, conv2d, conv2d_backward, gradients, leaves
-from reference import PROBLEMS, assert_equal, tolerances
+from op_support import (
+    CONV,
+    CONV_BACKWARD,
+    assert_as_pytorch,
+    conv,
+    conv2d,
+    gradients,
+    leaves,
+    pytorchs,
+)
+from reference import EVERY_PROBLEM, PROBLEMS, assert_equal, tolerances
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import customconv
+
+both_dense = pytest.mark.parametrize("problem", ["dense", "volume_dense"])
 
 
 class Seen(TorchDispatchMode):
@@ -43,12 +54,14 @@ def test_modes_see_one_operator_however_it_is_called(call, requires_grad, device
     assert [op for op in seen.operators if op.namespace == "customconv"] == [conv2d.default]
 
 
-def test_modes_see_the_backward_operator(device):
-    tensors = leaves(*PROBLEMS["dense"].tensors(device, torch.float32))
+@both_dense
+def test_modes_see_the_backward_operator(problem, device):
+    problem = EVERY_PROBLEM[problem]
+    tensors = leaves(*problem.tensors(device, torch.float32))
     with Seen() as seen:
-        conv2d(*tensors).sum().backward()
+        conv(*tensors).sum().backward()
     ours = [op for op in seen.operators if op.namespace == "customconv"]
-    assert ours == [conv2d.default, conv2d_backward.default]
+    assert ours == [CONV[problem.dims].default, CONV_BACKWARD[problem.dims].default]
 
 
 def test_function_modes(device):
@@ -68,18 +81,19 @@ def test_function_modes(device):
     assert_as_pytorch(actual, x, w, bias)
 
 
-def test_wrapper_subclass(device):
+@pytest.mark.parametrize("problem", ["grouped", "volume_grouped"])
+def test_wrapper_subclass(problem, device):
     """A subclass that holds two tensors is convolved twice, and differentiated."""
-    problem = PROBLEMS["grouped"]
+    problem = EVERY_PROBLEM[problem]
     x, w, bias = problem.tensors(device, torch.float64)
     first, second = (x, w, bias), (x.cos(), w.sin(), bias * 2)
     both = [TwoTensor(a, b).requires_grad_() for a, b in zip(first, second, strict=True)]
-    output = conv2d(*both, *problem.geometry)
+    output = conv(*both, *problem.geometry)
     assert isinstance(output, TwoTensor)
     derivatives = torch.autograd.grad(output.square().sum(), both)
     for part, tensors in (("a", first), ("b", second)):
         t = leaves(*tensors)
-        expected = F.conv2d(*t, *problem.geometry)
+        expected = pytorchs(*t, *problem.geometry)
         assert_equal(getattr(output, part), expected, **tolerances(torch.float64))
         for actual, value in zip(
             derivatives, torch.autograd.grad(expected.square().sum(), t), strict=True
@@ -129,12 +143,14 @@ def test_enable_grad_inside_of_no_grad(device):
 
 
 @pytest.mark.parametrize("anomaly", [False, True])
-def test_names_in_the_graph(anomaly, device):
+@both_dense
+def test_names_in_the_graph(problem, anomaly, device):
     """The node that a user sees in a graph says what it is of."""
-    tensors = leaves(*PROBLEMS["dense"].tensors(device, torch.float32))
+    problem = EVERY_PROBLEM[problem]
+    tensors = leaves(*problem.tensors(device, torch.float32))
     with torch.autograd.set_detect_anomaly(anomaly):
-        output = conv2d(*tensors)
-        assert "Conv2d" in output.grad_fn.name()
+        output = conv(*tensors)
+        assert f"Conv{problem.dims}d" in output.grad_fn.name()
         output.sum().backward()
 
 
@@ -147,11 +163,15 @@ def test_modules_of_pytorch_use_it_by_replacement(device):
     assert_equal(twin(x), module(x), **tolerances(torch.float32))
 
 
-def test_jit_trace(device):
-    tensors = PROBLEMS["dense"].tensors(device, torch.float32)
-    traced = torch.jit.trace(lambda *t: conv2d(*t, [2, 1], [1, 1]), tensors)
+@both_dense
+def test_jit_trace(problem, device):
+    problem = EVERY_PROBLEM[problem]
+    tensors = problem.tensors(device, torch.float32)
+    stride = [2, 1, 1][: problem.dims]
+    convolve = CONV[problem.dims]
+    traced = torch.jit.trace(lambda *t: convolve(*t, stride, [1] * problem.dims), tensors)
     other = [t + 1 for t in tensors]
-    assert_equal(traced(*other), conv2d(*other, [2, 1], [1, 1]))
+    assert_equal(traced(*other), convolve(*other, stride, [1] * problem.dims))
 
 
 def test_lazily_conjugated_and_negated_inputs(device):

@@ -5,14 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-import torch.nn.functional as F
-from op_support import conv2d, conv2d_backward
+from op_support import (
+    conv,
+    conv_backward,
+    conv_transpose,
+    each_dims,
+    pytorchs,
+    pytorchs_transpose,
+)
 from reference import Problem, assert_equal, tolerances
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import customconv
 from customconv import ops
 
+MODULES = {2: customconv.Conv2d, 3: customconv.Conv3d}
 # Small, since Jacobians have the square of a problem's size.
 SMALL = {
     "dense": Problem((2, 2, 5, 4), (3, 2, 3, 3), padding=(1, 1)),
@@ -20,6 +27,9 @@ SMALL = {
     "strided_dilated": Problem((2, 2, 7, 8), (3, 2, 3, 3), (3, 2), (2, 1), (2, 3)),
     "depthwise": Problem((2, 3, 5, 4), (3, 1, 3, 3), padding=(1, 1), groups=3),
     "unbatched": Problem((2, 5, 4), (3, 2, 3, 3), padding=(1, 1)),
+    "volume_dense": Problem((2, 2, 3, 2, 4), (3, 2, 3, 2, 3), padding=(1, 0, 1)),
+    "volume_grouped": Problem((2, 4, 2, 3, 3), (4, 2, 2, 2, 1), (2, 1, 1), (1, 1, 0), groups=2),
+    "volume_unbatched": Problem((2, 3, 3, 4), (2, 2, 2, 3, 3), padding=(1, 0, 1)),
 }
 
 
@@ -37,15 +47,18 @@ def near(actual, expected):
 def both(problem):
     """Ours and PyTorch's convolution with the problem's geometry."""
     geometry = problem.geometry
-    return lambda *t: conv2d(*t, *geometry), lambda *t: F.conv2d(*t, *geometry)
+    return lambda *t: conv(*t, *geometry), lambda *t: pytorchs(*t, *geometry)
 
 
-def assert_on_our_kernels(device):
-    """Of what was computed since counts were reset, none was by PyTorch; on the CPU, all is."""
+def assert_on_our_kernels(device, dims=2):
+    """Of what was computed since counts were reset, none was by PyTorch; on the CPU, all is.
+
+    Volumes in float64 are PyTorch's on a GPU too.
+    """
     stats = customconv.stats(reset=True)
     assert stats
     if device == "cuda":
-        assert not stats.fallbacks
+        assert dims == 3 or not stats.fallbacks
     else:
         assert set(stats.fallbacks) == {"the tensors are not on CUDA"}
 
@@ -69,7 +82,7 @@ def test_transforms(problem, transform, device):
     ours, theirs = both(problem)
     customconv.stats(reset=True)
     actual = TRANSFORMS[transform](ours)(*tensors)
-    assert_on_our_kernels(device)
+    assert_on_our_kernels(device, problem.dims)
     near(actual, TRANSFORMS[transform](theirs)(*tensors))
 
 
@@ -85,16 +98,18 @@ def test_vmap(problem, mapped, device):
     customconv.stats(reset=True)
     actual = vmap(both(problem)[0], in_dims=mapped)(*batched)
     assert sum(customconv.stats().calls.values()) <= 1  # one call computes all examples
-    assert_on_our_kernels(device)
+    assert_on_our_kernels(device, problem.dims)
     for index in range(3):
         one = [t if dim is None else t[index] for t, dim in zip(batched, mapped, strict=True)]
-        near(actual[index], F.conv2d(*one, *problem.geometry))
+        near(actual[index], pytorchs(*one, *problem.geometry))
 
 
 TRANSPOSED = {
     "dense": ((2, 3, 5, 4), (3, 2, 3, 3), (1, 1, 0, 1, 1)),
     "grouped": ((2, 4, 4, 5), (4, 2, 3, 2), (2, 1, 1, 2, 1)),
     "unbatched": ((3, 5, 4), (3, 2, 3, 3), (2, 0, 1, 1, 2)),
+    "volume_grouped": ((2, 4, 2, 3, 3), (4, 2, 2, 3, 2), ([2, 1, 1], 1, [1, 0, 0], 2, 1)),
+    "volume_unbatched": ((3, 2, 3, 4), (3, 2, 3, 2, 3), (2, 0, 1, 1, 2)),
 }
 
 
@@ -119,35 +134,36 @@ def test_vmap_of_transposed(problem, mapped, device):
         return vmap(grad(loss, argnums=(0, 1, 2), has_aux=True), in_dims=mapped)(*batched)
 
     customconv.stats(reset=True)
-    actual_grads, actual = values(torch.ops.customconv.conv_transpose2d)
-    assert_on_our_kernels(device)
+    actual_grads, actual = values(conv_transpose)
+    assert_on_our_kernels(device, len(filters) - 2)
     for index in range(3):
         one = [
             (t if dim is None else t.select(dim, index)).clone().requires_grad_()
             for t, dim in zip(batched, mapped, strict=True)
         ]
-        y = F.conv_transpose2d(*one, *geometry)
+        y = pytorchs_transpose(*one, *geometry)
         near(actual[index], y)
         near(tuple(g[index] for g in actual_grads), torch.autograd.grad(y.sin().sum(), one))
 
 
-def test_nested_vmap(device):
-    x, w, bias = SMALL["grouped"].tensors(device, torch.float64)
-    geometry = SMALL["grouped"].geometry
+@pytest.mark.parametrize("problem", ["grouped", "volume_grouped"])
+def test_nested_vmap(problem, device):
+    x, w, bias = SMALL[problem].tensors(device, torch.float64)
+    geometry = SMALL[problem].geometry
     images, filters = torch.stack([x, x.sin()]), torch.stack([w, w.cos(), -w])
 
     def each(convolve):
         one = vmap(lambda x, w: convolve(x, w, bias, *geometry), in_dims=(None, 0))
         return vmap(one, in_dims=(0, None))(images, filters)
 
-    near(each(conv2d), each(F.conv2d))
+    near(each(conv), each(pytorchs))
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x, w: conv2d(x, w, None, 2, 1),
-        lambda x, w: conv2d(x, w, padding="same"),
+        lambda x, w: conv(x, w, None, 2, 1),
+        lambda x, w: conv(x, w, padding="same"),
         lambda x, w: customconv.conv2d(x, w, stride=2, padding=(1, 0)),
     ],
 )
@@ -157,13 +173,14 @@ def test_vmap_of_every_way_to_call(call, device):
     near(vmap(call, in_dims=(None, 0))(x, several), torch.stack([call(x, one) for one in several]))
 
 
-def test_vmap_of_the_backward_operator(device):
-    problem = SMALL["grouped"]
+@pytest.mark.parametrize("problem", ["grouped", "volume_grouped"])
+def test_vmap_of_the_backward_operator(problem, device):
+    problem = SMALL[problem]
     x, w, bias = problem.tensors(device, torch.float64)
-    directions = torch.randn(3, *F.conv2d(x, w, bias, *problem.geometry).shape).to(x)
+    directions = torch.randn(3, *pytorchs(x, w, bias, *problem.geometry).shape).to(x)
 
     def backward(direction):
-        return conv2d_backward(direction, x, w, *problem.geometry, [True] * 3)
+        return conv_backward(direction, x, w, *problem.geometry, [True] * 3)
 
     actual = vmap(backward)(directions)
     near(actual, tuple(torch.stack(g) for g in zip(*map(backward, directions), strict=True)))
@@ -172,7 +189,7 @@ def test_vmap_of_the_backward_operator(device):
 def test_gradients_of_many_directions_at_once(device):
     x, w, bias = SMALL["dense"].tensors(device, torch.float64)
     w.requires_grad_()
-    output = conv2d(x, w, bias)
+    output = conv(x, w, bias)
     directions = torch.randn(3, *output.shape).to(x)
     actual = torch.autograd.grad(output, w, directions, is_grads_batched=True, retain_graph=True)
     each = [torch.autograd.grad(output, w, d, retain_graph=True)[0] for d in directions]
@@ -181,8 +198,9 @@ def test_gradients_of_many_directions_at_once(device):
 
 @pytest.mark.parametrize("which", [(0,), (1,), (2,), (0, 1, 2)])
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_dual_numbers(which, requires_grad, device):
-    problem = SMALL["strided_dilated"]
+@pytest.mark.parametrize("problem", ["strided_dilated", "volume_grouped"])
+def test_dual_numbers(problem, which, requires_grad, device):
+    problem = SMALL[problem]
     tensors = problem.tensors(device, torch.float64, requires_grad=requires_grad)
     tangents = [torch.randn_like(t) for t in tensors]
 
@@ -207,16 +225,18 @@ def test_autograd_through_transforms(device):
         inner = grad(lambda w: convolve(x, w, bias).square().sum())(w)
         return torch.autograd.grad(several.sin().sum() + inner.square().sum(), (x, w, bias))
 
-    near(derivatives(conv2d), derivatives(F.conv2d))
+    near(derivatives(conv), derivatives(pytorchs))
 
 
-def test_gradients_of_each_sample(device):
+@each_dims
+def test_gradients_of_each_sample(dims, device):
+    kind = MODULES[dims]
     network = torch.nn.Sequential(
-        customconv.Conv2d(3, 4, 3, padding=1, stride=2),
+        kind(3, 4, 3, padding=1, stride=2),
         torch.nn.Tanh(),
-        customconv.Conv2d(4, 2, (3, 2), padding="same", groups=2),
+        kind(4, 2, (1, 3, 2)[-dims:], padding="same", groups=2),
     ).to(device, torch.float64)
-    images = torch.randn(5, 3, 8, 7, dtype=torch.float64, device=device)
+    images = torch.randn(5, 3, *(4, 8, 7)[-dims:], dtype=torch.float64, device=device)
     parameters = {name: p.detach() for name, p in network.named_parameters()}
 
     def loss(parameters, image):
@@ -245,41 +265,43 @@ def test_forced_algorithms_give_way_to_transforms(algorithm):
     x, w, bias = SMALL["dense"].tensors("cuda", torch.float64)
 
     def loss(w):
-        return conv2d(x, w, bias, algorithm=algorithm).square().sum()
+        return conv(x, w, bias, algorithm=algorithm).square().sum()
 
-    near(grad(loss)(w), grad(lambda w: F.conv2d(x, w, bias).square().sum())(w))
+    near(grad(loss)(w), grad(lambda w: pytorchs(x, w, bias).square().sum())(w))
     actual = vmap(loss)(torch.stack([w, -w]))
     near(actual, torch.stack([loss(w), loss(-w)]))
 
 
 @pytest.mark.parametrize("shared", ["weight", "input", "none"])
-@pytest.mark.parametrize(
-    "name", ["conv2d", "conv_transpose2d", "conv2d_fused", "conv_transpose2d_fused"]
-)
-def test_vmap_of_no_examples(name, shared, device):
+@each_dims
+@pytest.mark.parametrize("name", ["conv", "conv_transpose"])
+@pytest.mark.parametrize("fused", ["", "_fused"])
+def test_vmap_of_no_examples(name, fused, shared, dims, device):
     """Shapes are those of an example. PyTorch's own rules lose the batch of images here."""
-    none = torch.empty(0, 2, 4, 6, 6, device=device), torch.empty(0, 4, 4, 3, 3, device=device)
+    sixes, threes = (6,) * dims, (3,) * dims
+    shapes = (0, 2, 4, *sixes), (0, 4, 4, *threes)
+    none = [torch.empty(shape, device=device) for shape in shapes]
     in_dims = {"weight": (0, None), "input": (None, 0), "none": (0, 0)}[shared]
     tensors = [
         each if dimension == 0 else torch.randn(each.shape[1:], device=device)
         for each, dimension in zip(none, in_dims, strict=True)
     ]
-    convolve = getattr(ops, name)
+    convolve = getattr(ops, f"{name}{dims}d{fused}")
 
     def gradients(x, w):
         return grad(lambda x, w: convolve(x, w).sum(), argnums=(0, 1))(x, w)
 
-    side = 8 if "transpose" in name else 4
-    assert vmap(convolve, in_dims)(*tensors).shape == (0, 2, 4, side, side)
+    sides = (8 if "transpose" in name else 4,) * dims
+    assert vmap(convolve, in_dims)(*tensors).shape == (0, 2, 4, *sides)
     of_input, of_weight = vmap(gradients, in_dims)(*tensors)
-    assert of_input.shape == (0, 2, 4, 6, 6)
-    assert of_weight.shape == (0, 4, 4, 3, 3)
+    assert of_input.shape == (0, 2, 4, *sixes)
+    assert of_weight.shape == (0, 4, 4, *threes)
 
 
 def test_jacobians_of_an_empty_batch(device):
     x, w = torch.randn(0, 2, 5, 5, device=device), torch.randn(3, 2, 3, 3, device=device)
     for jacobian in (jacrev, jacfwd):
-        assert jacobian(lambda x: conv2d(x, w))(x).shape == (0, 3, 3, 3, 0, 2, 5, 5)
+        assert jacobian(lambda x: conv(x, w))(x).shape == (0, 3, 3, 3, 0, 2, 5, 5)
 
 
 @pytest.mark.parametrize("shared", [(), ("mean", "variance"), ("shift",)], ids=str)

@@ -1,4 +1,4 @@
-"""conv2d_fused and conv_transpose2d_fused: scale, bias, residual and activation after the sums."""
+"""Fused convolutions: scale, bias, residual and activation after the sums."""
 
 from __future__ import annotations
 
@@ -11,8 +11,20 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from op_support import kernels_of, leaves, needs_compiler
+from op_support import (
+    by_weight,
+    each_dims,
+    gradcheck,
+    gradgradcheck,
+    kernels_of,
+    leaves,
+    needs_compiler,
+    pytorchs,
+    pytorchs_transpose,
+)
 from reference import (
+    EVERY_PROBLEM,
+    EVERY_TRANSPOSED_PROBLEM,
     LAYOUTS,
     PROBLEMS,
     TRANSPOSED_PROBLEMS,
@@ -21,18 +33,20 @@ from reference import (
     assert_close_to,
     assert_equal,
     float32_precision,
+    layout_of,
     round_to_tf32,
     tolerances,
 )
 from torch._subclasses import FakeTensorMode
-from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jvp, vmap
 
 import customconv
 from customconv import _bind
 
-conv2d_fused = torch.ops.customconv.conv2d_fused
-conv_transpose2d_fused = torch.ops.customconv.conv_transpose2d_fused
+OPS = torch.ops.customconv
+conv2d_fused, conv_transpose2d_fused = OPS.conv2d_fused, OPS.conv_transpose2d_fused
+FUSED = {2: conv2d_fused, 3: OPS.conv3d_fused}
+FUSED_TRANSPOSE = {2: conv_transpose2d_fused, 3: OPS.conv_transpose3d_fused}
 
 ACTIVATIONS = {
     "none": lambda v, slope: v,
@@ -47,11 +61,21 @@ ACTIVATIONS = {
     "leaky_relu": lambda v, slope: F.leaky_relu(v, slope),
 }
 HALF = (torch.float16, torch.bfloat16)
-BOTH = {**PROBLEMS, **{f"transposed_{name}": p for name, p in TRANSPOSED_PROBLEMS.items()}}
-TINY = Problem((2, 4, 4, 3), (2, 2, 2, 3), (2, 1), (1, 1), groups=2)
-TINY_TRANSPOSED = TransposedProblem((2, 4, 2, 3), (4, 1, 2, 3), (2, 1), (1, 1), groups=2)
-each_kind = pytest.mark.parametrize("kind", ["plain", "transposed"])
-each_tiny = pytest.mark.parametrize("tiny", [TINY, TINY_TRANSPOSED], ids=["plain", "transposed"])
+BOTH = {
+    **EVERY_PROBLEM,
+    **{f"transposed_{name}": p for name, p in EVERY_TRANSPOSED_PROBLEM.items()},
+}
+TINY = {
+    "plain": Problem((2, 4, 4, 3), (2, 2, 2, 3), (2, 1), (1, 1), groups=2),
+    "transposed": TransposedProblem((2, 4, 2, 3), (4, 1, 2, 3), (2, 1), (1, 1), groups=2),
+    "volume": Problem((1, 4, 3, 2, 2), (2, 2, 2, 1, 2), (1, 1, 1), (0, 0, 1), groups=2),
+    "volume_transposed": TransposedProblem(
+        (1, 4, 2, 1, 2), (4, 1, 1, 2, 2), (2, 1, 1), (0, 0, 1), groups=2
+    ),
+}
+each_kind = pytest.mark.parametrize("kind", ["plain", "transposed", "volume", "volume_transposed"])
+each_flat_kind = pytest.mark.parametrize("kind", ["plain", "transposed"])
+each_tiny = pytest.mark.parametrize("tiny", TINY.values(), ids=TINY)
 # Of implicit_gemm: rows and boxes, small images, splits, one row, few channels, tails.
 FUSABLE = {
     "3x3": Problem((2, 64, 28, 28), (72, 64, 3, 3), padding=(1, 1)),
@@ -78,12 +102,21 @@ def is_transposed(problem):
 
 
 def of_kind(kind, name):
-    return (PROBLEMS if kind == "plain" else TRANSPOSED_PROBLEMS)[name]
+    problems = EVERY_TRANSPOSED_PROBLEM if "transposed" in kind else EVERY_PROBLEM
+    return problems[f"volume_{name}" if "volume" in kind else name]
+
+
+def operator_of(problem):
+    return (FUSED_TRANSPOSE if is_transposed(problem) else FUSED)[problem.dims]
+
+
+def per_channel(vector, problem):
+    return vector.view(-1, *[1] * problem.dims)
 
 
 def convolved(x, w, problem):
     """The convolution alone, by PyTorch."""
-    convolve = F.conv_transpose2d if is_transposed(problem) else F.conv2d
+    convolve = pytorchs_transpose if is_transposed(problem) else pytorchs
     return convolve(x, w, None, *problem.geometry)
 
 
@@ -91,9 +124,9 @@ def composed(x, w, bias, scale, residual, problem, activation, last, slope=0.01)
     """The same by PyTorch's operators."""
     y = convolved(x, w, problem)
     if scale is not None:
-        y = y * scale.view(-1, 1, 1)
+        y = y * per_channel(scale, problem)
     if bias is not None:
-        y = y + bias.view(-1, 1, 1)
+        y = y + per_channel(bias, problem)
     if residual is not None and not last:
         y = y + residual
     y = ACTIVATIONS[activation](y, slope)
@@ -106,16 +139,15 @@ def make(problem, device, dtype, layout=torch.contiguous_format, integers=False)
     shape = convolved(x, w, problem).shape
     values = torch.randint(-2, 3, shape) if integers else torch.randn(shape)
     residual = values.to(device, dtype)
-    if residual.ndim == 4:
-        residual = residual.contiguous(memory_format=layout)
+    if residual.ndim == problem.dims + 2:
+        residual = residual.contiguous(memory_format=layout_of(layout, residual.ndim))
     count = [problem.output_channels]
     scale = torch.randint(1, 4, count) if integers else torch.rand(count) + 0.5
     return x, w, bias, scale.to(device, dtype), residual
 
 
 def fused(x, w, bias, scale, residual, problem, activation, last, **keywords):
-    operator = conv_transpose2d_fused if is_transposed(problem) else conv2d_fused
-    return operator(
+    return operator_of(problem)(
         x, w, bias, *problem.geometry, scale=scale, residual=residual, activation=activation,
         residual_last=last, **keywords,
     )  # fmt: skip
@@ -133,8 +165,16 @@ def assert_same_gradients(actual, expected, tensors, **close):
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["residual_first", "residual_last"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("problem", BOTH)
+@pytest.mark.parametrize(
+    ("problem", "activation"),
+    [
+        (problem, activation)
+        for problem in BOTH
+        # Activations are the same of volumes: one problem has all of them.
+        for activation in ACTIVATIONS
+        if "volume" not in problem or "dense" in problem or activation in ("none", "silu")
+    ],
+)
 def test_values(problem, activation, last, device):
     problem = BOTH[problem]
     for layout, dtype in itertools.product(LAYOUTS, (torch.float32, torch.float64)):
@@ -439,7 +479,7 @@ def test_compiled(kind, device):
 @each_kind
 def test_opcheck(kind, activation, layout, device):
     problem = of_kind(kind, "strided")
-    operator = conv2d_fused if kind == "plain" else conv_transpose2d_fused
+    operator = operator_of(problem)
     x, w, bias, scale, residual = leaves(*make(problem, device, torch.float32, layout))
     keywords = {"scale": scale, "residual": residual, "activation": activation}
     torch.library.opcheck(operator.default, (x, w, bias, *problem.geometry), keywords)
@@ -483,13 +523,26 @@ def test_autocast_rounds_all_but_bias_and_scale(kind, dtype, device):
 
 
 @pytest.mark.parametrize("padding", ["same", "valid", 1, (1, 0)])
-def test_the_python_function(padding, device):
-    x, w, bias = PROBLEMS["dense"].tensors(device, torch.float64)
-    actual = customconv.conv2d_fused(x, w, bias, padding=padding, activation="relu")
-    expected = F.relu(F.conv2d(x, w, bias, padding=padding))
+@pytest.mark.parametrize("problem", ["dense", "volume_dense"])
+def test_the_python_function(problem, padding, device):
+    x, w, bias = EVERY_PROBLEM[problem].tensors(device, torch.float64)
+    if isinstance(padding, tuple):
+        padding = (1, 0, 1)[: w.ndim - 2]
+    function = by_weight({2: customconv.conv2d_fused, 3: customconv.conv3d_fused})
+    actual = function(x, w, bias, padding=padding, activation="relu")
+    expected = F.relu(pytorchs(x, w, bias, padding=padding))
     assert_equal(actual, expected, **tolerances(torch.float64))
-    plain = conv2d_fused(x, w, bias, 1, padding, activation="relu") if padding == 1 else actual
+    operator = by_weight(FUSED)
+    plain = operator(x, w, bias, 1, padding, activation="relu") if padding == 1 else actual
     assert_equal(plain, actual)
+
+
+def test_the_python_function_of_transposed_convolutions_of_volumes(device):
+    problem = EVERY_TRANSPOSED_PROBLEM["volume_strided"]
+    x, w, bias = problem.tensors(device, torch.float64)
+    actual = customconv.conv_transpose3d_fused(x, w, bias, *problem.geometry, activation="relu")
+    expected = F.relu(F.conv_transpose3d(x, w, bias, *problem.geometry))
+    assert_equal(actual, expected, **tolerances(torch.float64))
 
 
 def test_the_python_function_of_transposed_convolutions(device):
@@ -522,7 +575,7 @@ def test_the_python_function_of_transposed_convolutions(device):
         ({"algorithm": "fast"}, ValueError, "unknown algorithm 'fast'"),
     ],
 )
-@each_kind
+@each_flat_kind
 def test_errors_say_what_was_expected(kind, keywords, error, words, device):
     x, w, bias = PROBLEMS["dense"].tensors(device, torch.float32)
     name = "conv2d_fused"
@@ -572,13 +625,17 @@ def test_types_must_agree(name, device):
             convolve(*fakes[:3], 1, 1, scale=fakes[3])
 
 
-@pytest.mark.parametrize("name", ["conv2d_fused", "conv_transpose2d_fused"])
-def test_empty_batches(name, device):
-    x, w = torch.empty(0, 4, 9, 8, device=device), torch.ones(6, 4, 3, 3, device=device)
+@pytest.mark.parametrize("name", ["conv", "conv_transpose"])
+@each_dims
+def test_empty_batches(dims, name, device):
+    image = (3, 9, 8)[-dims:]
+    x = torch.empty(0, 4, *image, device=device)
+    w = torch.ones(6, 4, *[3] * dims, device=device)
     w = w.transpose(0, 1) if "transpose" in name else w
-    residual = torch.empty(0, 6, 9, 8, device=device)
-    y = getattr(customconv, name)(x, w, None, 1, 1, residual=residual, activation="relu")
-    assert y.shape == (0, 6, 9, 8)
+    residual = torch.empty(0, 6, *image, device=device)
+    function = getattr(customconv, f"{name}{dims}d_fused")
+    y = function(x, w, None, 1, 1, residual=residual, activation="relu")
+    assert y.shape == (0, 6, *image)
 
 
 def test_the_planner_weighs_what_is_left_to_pytorch():
@@ -618,15 +675,17 @@ def test_the_planner_knows_which_kernels_of_input_gradients_do_the_rest(layout):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("end", ["no backward pass", "a graph that is kept"])
-@pytest.mark.parametrize("operator", [conv2d_fused, conv_transpose2d_fused], ids=str)
-def test_the_graph_ends_with_its_output(operator, activation, end, device):
+@pytest.mark.parametrize("operators", [FUSED, FUSED_TRANSPOSE], ids=["plain", "transposed"])
+@each_dims
+def test_the_graph_ends_with_its_output(dims, operators, activation, end, device):
     """A node that owned its own output would keep both, and all before them, in memory."""
 
     class Mark:
         pass
 
-    x, w = (torch.randn(s, device=device) for s in ((1, 2, 5, 5), (2, 2, 3, 3)))
-    output = operator(x, w.requires_grad_(), activation=activation)
+    shapes = (1, 2, *[5] * dims), (2, 2, *[3] * dims)
+    x, w = (torch.randn(shape, device=device) for shape in shapes)
+    output = operators[dims](x, w.requires_grad_(), activation=activation)
     output.grad_fn.metadata["mark"] = mark = Mark()
     alive = weakref.ref(mark)
     if end != "no backward pass":

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from op_support import CONV_BACKWARD, CONV_TRANSPOSE_BACKWARD, each_dims
+from reference import layout_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import customconv
 
-COUNT = 400  # of the combinations
+COUNT = 400  # of the combinations of each number of dimensions
 MASKS = ([True, True, False], [True, False, False], [False, True, False])
 DTYPES = (torch.float32, torch.float32, torch.float16, torch.float64)
 
@@ -30,26 +32,33 @@ def contiguous(t: Tensor) -> Tensor:
 
 def channels_last(t: Tensor) -> Tensor:
     """What ``to(memory_format=...)`` gives: strides of sizes of one stay as they were."""
-    return t.contiguous(memory_format=torch.channels_last)
+    return t.contiguous(memory_format=layout_of(torch.channels_last, t.ndim))
 
 
 def restrided(t: Tensor) -> Tensor:
     """With the strides of a channels-last tensor, those of sizes of one too."""
-    return torch.empty_like(t, memory_format=torch.channels_last).copy_(t)
+    return torch.empty_like(t, memory_format=layout_of(torch.channels_last, t.ndim)).copy_(t)
 
 
 def sliced(t: Tensor) -> Tensor:
-    return torch.cat([t, t], 3)[..., : t.shape[3]]
+    return torch.cat([t, t], -1)[..., : t.shape[-1]]
 
 
 LAYOUTS = (contiguous, channels_last, restrided, sliced)
 
 
-def combinations() -> Iterator[tuple[Any, ...]]:
-    """Of sizes, layouts and gradients asked for; the transposed ones every other."""
+IMAGES = {2: ((1, 1), (1, 5), (5, 5)), 3: ((1, 1, 1), (1, 5, 5), (3, 1, 1), (3, 5, 5))}
+TAPS = {2: ((1, 1), (3, 3), (5, 5)), 3: ((1, 1, 1), (1, 3, 3), (3, 1, 1), (3, 3, 3))}
+
+
+def combinations(dims: int) -> Iterator[tuple[Any, ...]]:
+    """Of sizes, layouts and gradients asked for; the transposed ones every other.
+
+    Groups of volumes are as many as channels, or one.
+    """
     sizes = itertools.product(
-        (1, 2), (1, 3), (1, 4), ((1, 1), (1, 5), (5, 5)), ((1, 1), (3, 3), (5, 5)), (0, 1, 2),
-        (1, 2), (False, True),
+        (1, 2), (1, 3), (1, 4), IMAGES[dims], TAPS[dims], (0, 1, 2), (1, 2), (False, True),
+        (False,) if dims == 2 else (False, True),
     )  # fmt: skip
     layouts = itertools.product(LAYOUTS, repeat=3)
     both = list(itertools.product(sizes, layouts, MASKS, DTYPES))
@@ -68,27 +77,29 @@ def strides(gradients: Any, mask: list[bool]) -> list[tuple[int, ...] | None]:
     return [of(g) if asked else None for g, asked in zip(gradients, mask, strict=True)]
 
 
-def test_gradients_have_pytorchs_strides(device):
+@each_dims
+def test_gradients_have_pytorchs_strides(dims, device):
     torch.ops.customconv._route_on_cpu(False)
     wrong = []
     count = 0
-    for sizes, layouts, mask, dtype in combinations():
-        n, c, k, image, taps, padding, stride, transposed = sizes
-        shape = (c, k) if transposed else (k, c)
+    for sizes, layouts, mask, dtype in combinations(dims):
+        n, c, k, image, taps, padding, stride, transposed, depthwise = sizes
+        groups = c if depthwise else 1
+        k = k * groups
+        shape = (c, k // groups) if transposed else (k, c // groups)
         x = layouts[0](torch.randn(n, c, *image, dtype=dtype, device=device))
         w = layouts[1](torch.randn(*shape, *taps, dtype=dtype, device=device))
-        lists = [stride] * 2, [padding] * 2, [1, 1]
+        lists, none = ([stride] * dims, [padding] * dims, [1] * dims), [0] * dims
         try:
-            y = torch.convolution(x, w, None, *lists, transposed, [0, 0], 1)
+            y = torch.convolution(x, w, None, *lists, transposed, none, groups)
         except RuntimeError:  # the filter is larger than the image, or the result is empty
             continue
         count += 1
         dy = layouts[2](torch.randn_like(y))
-        ops = torch.ops.customconv
-        ours = ops.conv_transpose2d_backward if transposed else ops.conv2d_backward
-        geometry = (*lists[:2], [0, 0], 1, lists[2]) if transposed else (*lists, 1)
+        ours = (CONV_TRANSPOSE_BACKWARD if transposed else CONV_BACKWARD)[dims]
+        geometry = (*lists[:2], none, groups, lists[2]) if transposed else (*lists, groups)
 
-        call = (dy, x, w, None, *lists, transposed, [0, 0], 1, mask)
+        call = (dy, x, w, None, *lists, transposed, none, groups, mask)
         pytorchs = torch.ops.aten.convolution_backward
         expected = strides(pytorchs(*call), mask)
         with customconv.enabled():

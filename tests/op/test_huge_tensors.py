@@ -9,8 +9,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from op_support import conv2d, conv2d_backward, families
-from reference import FAMILIES, LAYOUTS, assert_equal
+from op_support import conv2d, conv2d_backward, conv3d, conv3d_backward, families
+from reference import FAMILIES, LAYOUTS, assert_equal, layout_of
+
+import customconv
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -128,6 +130,59 @@ def test_large_batch(algorithm):
     for index in (0, 255, 511, 513):
         exact = F.conv2d(x[index].double(), w.double(), None, 2, 1)
         assert_equal(y[index], exact.bfloat16(), what=f"image {index}")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["nchw", "nhwc"])
+def test_large_volume(layout):
+    """Slices at both ends and in the middle, by all families that can."""
+    layout, geometry = layout_of(layout, 5), ([1, 1, 1], [1, 1, 1], [1, 1, 1], 1)
+    x = integers(1, 8, 260, 1024, 1024, dtype=torch.bfloat16, layout=layout)
+    w = integers(8, 8, 3, 3, 3, dtype=torch.bfloat16, layout=layout)
+    assert x.numel() > LIMIT
+    depth = x.shape[2]
+    places = (0, depth // 2, depth - 1)
+
+    def families_of(op):
+        candidates = customconv.explain(x, w, None, *geometry, op=op).candidates
+        found = [c.family for c in candidates if c.plan and c.family != "aten"]
+        assert "direct" in found
+        return found
+
+    def near(t, place):
+        """A slice and its neighbours in double precision, zeros beyond the volume."""
+        inside = t[:, :, max(place - 1, 0) : place + 2].double()
+        return F.pad(inside, (0, 0, 0, 0, int(place == 0), int(place == depth - 1)))
+
+    for family in families_of("fprop"):
+        y = conv3d(x, w, None, *geometry, algorithm=family)
+        for place in places:
+            exact = F.conv3d(near(x, place), w.double(), None, 1, (0, 1, 1))
+            what = f"{family}, slice {place}"
+            assert_equal(y[:, :, place], exact[:, :, 0].to(y.dtype), what=what)
+        del y
+    dy = torch.empty_like(x).random_(-2, 3)
+    for family in families_of("dgrad"):
+        dx = conv3d_backward(dy, x, w, *geometry, [True, False, False], algorithm=family)[0]
+        for place in places:
+            exact = F.conv_transpose3d(near(dy, place), w.double(), None, 1, (2, 1, 1))
+            what = f"{family}, slice {place}"
+            assert_equal(dx[:, :, place], exact[:, :, 0].to(dx.dtype), what=what)
+        del dx
+    # Of the gradient all is zero but a few pixels, so that sums are exact.
+    slices = [torch.zeros_like(dy[:, :, place]) for place in places]
+    for place, kept in zip(places, slices, strict=True):
+        kept[..., ::64, ::64] = dy[:, :, place, ::64, ::64]
+    dy.zero_()
+    exact = torch.zeros(w.shape, dtype=torch.float64, device="cuda")
+    flat = [1, 1, 1], [0, 1, 1], [1, 1, 1], False, [0, 0, 0], 1, [False, True, False]
+    for place, kept in zip(places, slices, strict=True):
+        dy[:, :, place] = kept
+        exact += torch.ops.aten.convolution_backward(
+            kept.double()[:, :, None], near(x, place), w.double(), None, *flat
+        )[1]
+    for family in families_of("wgrad"):
+        dw = conv3d_backward(dy, x, w, *geometry, [False, True, False], algorithm=family)[1]
+        assert_equal(dw, exact.to(dw.dtype), what=family)
 
 
 @pytest.mark.parametrize("algorithm", ["auto", *FAMILIES])

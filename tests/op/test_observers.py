@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.fake_utils import CrossRefFakeMode
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.profiler_util import FunctionEvent
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.profiler import ProfilerActivity, profile
@@ -105,11 +106,19 @@ PROFILED = {
 }  # fmt: skip
 
 
+def is_nested(event: FunctionEvent) -> bool:
+    """Whether it is within one of the same name: there PyTorch computes a part of a routed call."""
+    parent = event.cpu_parent
+    while parent is not None and parent.name != event.name:
+        parent = parent.cpu_parent
+    return parent is not None
+
+
 def profiled(module: nn.Module, x: Tensor) -> Observation:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         results = step(module, list(module.parameters()), x)
-    events = [(e.name, str(e.input_shapes)) for e in profiler.events() if e.name in PROFILED]
-    return Counter(events), results
+    events = [e for e in profiler.events() if e.name in PROFILED and not is_nested(e)]
+    return Counter((e.name, str(e.input_shapes)) for e in events), results
 
 
 def layouts(tensors: list[Tensor]) -> list[Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from op_support import kernels_of
-from reference import assert_equal
+from reference import assert_equal, layout_of
 
 OPS = torch.ops.customconv
 # Filters of many sizes: tails, one channel, one tap, more than a tile, even numbers of taps.
 SHAPES = [
     (64, 3, 7, 7), (64, 64, 1, 1), (8, 1, 3, 3), (33, 19, 3, 3), (1, 1, 1, 1), (5, 700, 3, 5),
     (2, 2048, 3, 3), (129, 8, 2, 2), (3, 3, 63, 64), (256, 256, 3, 3), (7, 5, 1, 9),
+    (33, 19, 3, 3, 3), (64, 64, 1, 1, 1), (8, 1, 3, 3, 3), (5, 700, 2, 1, 3), (40, 3, 2, 14, 14),
 ]  # fmt: skip
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -20,12 +21,12 @@ def weights(device, dtype, layout=torch.contiguous_format, shapes=SHAPES):
     found = []
     for shape in shapes:
         w = torch.randn(shape, device=device).to(dtype)
-        found.append(w.contiguous(memory_format=layout))
+        found.append(w.contiguous(memory_format=layout_of(layout, w.ndim)))
     return found
 
 
 def expected_copy(w, dtype, channels_last):
-    layout = torch.channels_last if channels_last else torch.preserve_format
+    layout = layout_of(torch.channels_last, w.ndim) if channels_last else torch.preserve_format
     return w.to(dtype, copy=True, memory_format=layout)
 
 
@@ -42,7 +43,7 @@ def test_copies_are_pytorchs(before, after, layout, channels_last, device):
         assert copy.data_ptr() != w.data_ptr()
         wanted = torch.channels_last if channels_last else torch.contiguous_format
         if channels_last or layout is torch.contiguous_format:
-            assert copy.is_contiguous(memory_format=wanted)
+            assert copy.is_contiguous(memory_format=layout_of(wanted, w.ndim))
 
 
 def test_more_weights_than_one_launch_holds(device):

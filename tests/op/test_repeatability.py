@@ -6,18 +6,34 @@ import contextlib
 
 import pytest
 import torch
-from op_support import FLOATS, conv2d, conv_transpose2d, families, leaves
-from reference import FAMILIES, LAYOUTS, PROBLEMS, Problem, TransposedProblem, assert_equal
+from op_support import FLOATS, conv, conv_transpose, families, leaves
+from reference import (
+    EVERY_PROBLEM,
+    FAMILIES,
+    LAYOUTS,
+    PROBLEMS,
+    VOLUMES,
+    Problem,
+    TransposedProblem,
+    assert_equal,
+)
 
 # Large enough that sums over pixels are cut into parts.
 LARGE = Problem((16, 8, 96, 96), (8, 8, 3, 3), padding=(1, 1))
+VOLUME = Problem((2, 8, 12, 48, 48), (8, 8, 3, 3, 3), padding=(1, 1, 1))
 STRIDED = Problem((16, 8, 96, 96), (8, 8, 4, 4), (2, 2), (1, 1))
 ALGORITHMS = ("auto", *FAMILIES)
 
 
+def algorithms(tensors, problem):
+    """All that can compute it, but PyTorch, whose results may differ from call to call."""
+    auto = ["auto"] if problem.dims == 2 or not tensors[0].is_cuda else []
+    return [*auto, *families(*tensors, *problem.geometry)]
+
+
 def forward_and_backward(tensors, problem, algorithm):
     t = leaves(*tensors)
-    convolve = conv_transpose2d if isinstance(problem, TransposedProblem) else conv2d
+    convolve = conv_transpose if isinstance(problem, TransposedProblem) else conv
     output = convolve(*t, *problem.geometry, algorithm=algorithm)
     wanted = [one for one in t if one is not None]
     return [output.detach(), *torch.autograd.grad(output.sin().sum(), wanted)]
@@ -37,7 +53,7 @@ def deterministic():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("problem", "algorithm"), [
     *[(LARGE, algorithm) for algorithm in ALGORITHMS],
-    (STRIDED, "auto"), (TransposedProblem.of(STRIDED), "auto"),
+    (STRIDED, "auto"), (TransposedProblem.of(STRIDED), "auto"), (VOLUME, "direct"),
 ])  # fmt: skip
 def test_twenty_runs(problem, algorithm, dtype, layout):
     """Whatever PyTorch's switch says, also while other work takes turns with them on the GPU."""
@@ -58,9 +74,9 @@ def test_twenty_runs(problem, algorithm, dtype, layout):
 
 def test_deterministic_algorithms(device):
     """PyTorch's switch changes nothing, and raises nothing."""
-    for problem in PROBLEMS.values():
+    for problem in EVERY_PROBLEM.values():
         tensors = problem.tensors(device, torch.float32)
-        for algorithm in ["auto", *families(*tensors, *problem.geometry)]:
+        for algorithm in algorithms(tensors, problem):
             expected = forward_and_backward(tensors, problem, algorithm)
             with deterministic():
                 results = forward_and_backward(tensors, problem, algorithm)
@@ -93,9 +109,9 @@ def test_position_in_the_batch(algorithm, dtype, layout):
 def test_size_of_the_batch(dtype):
     """Direct convolution computes an image alone as it does among others."""
     x, w, bias = Problem((5, 12, 19, 23), (10, 12, 3, 3)).tensors("cuda", dtype)
-    together = conv2d(x, w, bias, algorithm="direct")
+    together = conv(x, w, bias, algorithm="direct")
     for index in range(5):
-        alone = conv2d(x[index], w, bias, algorithm="direct")
+        alone = conv(x[index], w, bias, algorithm="direct")
         assert_equal(alone, together[index])
 
 
@@ -110,12 +126,12 @@ def fill_free_memory(byte):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
-@pytest.mark.parametrize("problem", [*PROBLEMS, "large"])
+@pytest.mark.parametrize("problem", [*EVERY_PROBLEM, "large"])
 def test_nothing_is_left_unwritten_or_read_unwritten(problem, dtype):
     """In memory full of NaN, results and workspaces are as in memory full of zeros."""
-    problem = LARGE if problem == "large" else PROBLEMS[problem]
+    problem = LARGE if problem == "large" else EVERY_PROBLEM[problem]
     tensors = problem.tensors("cuda", dtype)
-    for algorithm in ["auto", *families(*tensors, *problem.geometry)]:
+    for algorithm in algorithms(tensors, problem):
         fill_free_memory(0)
         expected = forward_and_backward(tensors, problem, algorithm)
         assert all(result.isfinite().all() for result in expected)
@@ -140,7 +156,8 @@ def test_results_are_their_own(algorithm):
 @pytest.mark.gpu
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_operands_are_not_changed(algorithm):
-    for problem in PROBLEMS.values():
+    volumes = VOLUMES if algorithm in ("auto", "direct") else {}
+    for problem in [*PROBLEMS.values(), *volumes.values()]:
         tensors = problem.tensors("cuda", torch.float32)
         copies = [None if t is None else t.clone() for t in tensors]
         forward_and_backward(tensors, problem, algorithm)

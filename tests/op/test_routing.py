@@ -18,7 +18,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from op_support import gradients, leaves, needs_compiler
-from reference import PROBLEMS, assert_equal, assert_same, float32_precision, tolerances
+from reference import (
+    PROBLEMS,
+    assert_equal,
+    assert_same,
+    float32_precision,
+    layout_of,
+    tolerances,
+)
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacfwd, jvp, vmap
 
@@ -255,12 +262,25 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...], tuple[tuple[int, 
     "conv2d_depthwise": (F.conv2d, (2, 1, 1, 8), ((2, 8, 9, 11), (8, 1, 3, 3), (8,))),
     "conv2d_unbatched": (F.conv2d, (2, "valid"), ((8, 9, 11), (16, 8, 3, 3), (16,))),
     "conv2d_stride_of_one_number": (F.conv2d, ([2], [1]), ((2, 8, 9, 11), (16, 8, 3, 3), (16,))),
-    "conv3d": (F.conv3d, (1, 1), ((1, 2, 5, 6, 7), (3, 2, 3, 3, 3), (3,))),
+    "conv3d": (F.conv3d, (1, 1), ((2, 4, 3, 6, 7), (8, 4, 3, 3, 3), (8,))),
+    "conv3d_depthwise": (F.conv3d, (1, 1, 1, 8), ((2, 8, 3, 6, 7), (8, 1, 3, 3, 3), (8,))),
+    "conv3d_pointwise": (F.conv3d, (), ((2, 8, 3, 6, 7), (16, 8, 1, 1, 1), (16,))),
+    "conv3d_slices": (F.conv3d, (1, (0, 1, 1)), ((2, 8, 3, 6, 7), (16, 8, 1, 3, 3), (16,))),
+    "conv3d_patches": (F.conv3d, (2,), ((2, 3, 4, 6, 8), (16, 3, 2, 2, 2), (16,))),
+    "conv3d_unbatched": (F.conv3d, (2, "valid"), ((4, 5, 6, 7), (8, 4, 3, 3, 3), (8,))),
+    "conv3d_stride_of_one_number": (F.conv3d, ([2], [1]), ((2, 4, 3, 6, 7), (8, 4, 3, 3, 3), (8,))),
+    "conv3d_empty_batch": (F.conv3d, (1, 1), ((0, 4, 3, 6, 7), (8, 4, 3, 3, 3), (8,))),
     "conv_transpose1d": (
         F.conv_transpose1d, (2, 1, 1, 2), ((3, 4, 20), (4, 3, 5), (6,)),
     ),
     "conv_transpose2d": (
         F.conv_transpose2d, (2, 1, 1), ((2, 8, 9, 7), (8, 5, 3, 3), (5,)),
+    ),
+    "conv_transpose3d": (
+        F.conv_transpose3d, (2, 1, (1, 0, 1)), ((2, 8, 3, 5, 4), (8, 5, 3, 3, 3), (5,)),
+    ),
+    "conv_transpose3d_unbatched": (
+        F.conv_transpose3d, (2, 0, 0, 2), ((8, 3, 5, 4), (8, 5, 2, 2, 2), (10,)),
     ),
     "conv_transpose2d_output_padding_reaches_the_stride": (
         F.conv_transpose2d, (1, 0, 1, 1, 2), ((2, 8, 9, 7), (8, 5, 3, 3), (5,)),
@@ -277,8 +297,9 @@ def test_as_without_routing(name, layout, dtype, device):
     convolve, arguments, shapes = CALLS[name]
     generator = torch.Generator().manual_seed(5)
     tensors = [torch.randint(-4, 5, s, generator=generator).to(device, dtype) / 4 for s in shapes]
-    if layout == "channels_last" and tensors[0].ndim == 4:
-        tensors[:2] = [t.contiguous(memory_format=torch.channels_last) for t in tensors[:2]]
+    if layout == "channels_last" and tensors[0].ndim == tensors[1].ndim >= 4:
+        last = layout_of(torch.channels_last, tensors[0].ndim)
+        tensors[:2] = [t.contiguous(memory_format=last) for t in tensors[:2]]
     if layout == "sliced":
         tensors[0] = torch.stack([tensors[0], tensors[0]], -1)[..., 0]
     expected = convolve(*tensors, *arguments)
@@ -298,8 +319,9 @@ def test_as_without_routing(name, layout, dtype, device):
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda t: F.conv3d(t(1, 2, 5, 6, 7), t(3, 2, 3, 3, 3)),
-         "the convolution is neither 1-D nor 2-D"),
+        (lambda t: F.conv3d(t(0, 2, 5, 6, 7), t(3, 2, 3, 3, 3)), "a tensor is empty"),
+        (lambda t: F.conv_transpose3d(t(1, 3, 4, 8, 8), t(3, 3, 3, 3, 3), None, 1, 0, 1, 1, 2),
+         "the output padding reaches the stride"),
         (lambda t: F.conv2d(t(0, 3, 8, 8), t(3, 3, 3, 3)), "a tensor is empty"),
         (lambda t: F.conv_transpose2d(t(1, 3, 8, 8), t(3, 3, 3, 3), None, 1, 0, 1, 1, 2),
          "the output padding reaches the stride"),
@@ -331,6 +353,14 @@ def test_cudnn_switched_off_is_pytorchs():
         lambda: F.conv2d(torch.ones(1, 2, 5, 5), torch.ones(3, 2, 3, 3), stride=0),
         lambda: F.conv2d(torch.ones(1, 2, 5, 5), torch.ones(3, 2, 3, 3), padding=-1),
         lambda: F.conv1d(torch.ones(1, 2, 5), torch.ones(3, 2, 3), stride=(1, 2)),
+        lambda: F.conv3d(torch.ones(1, 2, 5, 5, 5), torch.ones(3, 3, 3, 3, 3)),
+        lambda: F.conv3d(torch.ones(1, 2, 2, 5, 5), torch.ones(3, 2, 3, 3, 3)),
+        lambda: F.conv3d(torch.ones(1, 2, 5, 5, 5), torch.ones(3, 2, 3, 3, 3), stride=(1, 1, 0)),
+        lambda: F.conv3d(torch.ones(1, 2, 5, 5, 5), torch.ones(3, 2, 3, 3, 3), padding=(-1, 0, 0)),
+        lambda: torch.convolution(
+            torch.ones(1, 2, 5, 5, 5), torch.ones(3, 2, 3, 3, 3), None, [1, 1], [0, 0], [1, 1],
+            False, [0, 0], 1,
+        ),
         lambda: torch.convolution(
             torch.ones(2, 5, 5), torch.ones(3, 2, 3, 3), None, [1, 1], [0, 0], [1, 1], False,
             [0, 0], 1,

@@ -1,11 +1,13 @@
-"""``conv2d_statistics``: an output, and what a batch norm in training needs of its channels."""
+"""``conv2d_statistics`` and ``conv3d_statistics``: an output, its channels' mean and variance."""
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 import torch
-from op_support import kernels_of
-from reference import LAYOUTS, assert_equal
+from op_support import conv, kernels_of
+from reference import LAYOUTS, assert_equal, layout_of
 from torch import Tensor
 
 from customconv import _bind
@@ -26,7 +28,13 @@ CASES = {
     "one_pixel": ((16, 32, 1, 1), (24, 32, 1, 1), 1, 0, 1),
     "one_channel": ((2, 8, 9, 9), (1, 8, 3, 3), 1, 1, 1),
     "large_plane": ((1, 8, 150, 151), (16, 8, 3, 3), 1, 1, 1),
+    "volume": ((2, 32, 5, 9, 14), (48, 32, 3, 3, 3), 1, 1, 1),
+    "volume_pointwise": ((2, 32, 5, 9, 14), (48, 32, 1, 1, 1), 1, 0, 1),
+    "volume_strided": ((2, 8, 7, 9, 14), (12, 8, 3, 3, 3), 2, 1, 1),
+    "volume_depthwise": ((2, 24, 4, 9, 13), (24, 1, 3, 3, 3), 1, 1, 24),
+    "volume_of_odd_channels": ((1, 5, 3, 11, 13), (7, 5, 1, 3, 3), 1, 1, 1),
 }
+both_kinds = pytest.mark.parametrize("name", ["3x3", "volume"])
 GPU_CASES = {
     "many_tiles": ((32, 64, 56, 56), (256, 64, 1, 1), 1, 0, 1),
     "deep": ((32, 256, 14, 14), (256, 256, 3, 3), 1, 1, 1),
@@ -35,8 +43,9 @@ GPU_CASES = {
 
 def operands(case, dtype, layout, device):
     shape, filters, *geometry = case
+    layout = layout_of(layout, len(shape))
     x = torch.randn(shape, device=device).to(dtype).contiguous(memory_format=layout)
-    w = torch.randn(filters, device=device) * (filters[1] * filters[2] * filters[3]) ** -0.5
+    w = torch.randn(filters, device=device) * prod(filters[1:]) ** -0.5
     return x, w.to(dtype).contiguous(memory_format=layout), geometry
 
 
@@ -45,8 +54,9 @@ def compute(
     running: tuple[Tensor | None, Tensor | None] = (None, None), momentum: float = 0.1,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     stride, padding, groups = geometry
-    return OPS.conv2d_statistics(
-        x, w, bias, [stride] * 2, [padding] * 2, [1, 1], groups, EPS, *running, momentum
+    dims = w.ndim - 2
+    return getattr(OPS, f"conv{dims}d_statistics")(
+        x, w, bias, [stride] * dims, [padding] * dims, [1] * dims, groups, EPS, *running, momentum
     )
 
 
@@ -54,7 +64,8 @@ def check(found: tuple[Tensor, ...], case_error: float = 2e-6) -> None:
     """Compares statistics with those of the output in float64."""
     output, variance, mean, reciprocal_std = found
     wide = output.double()
-    expected_variance, expected_mean = torch.var_mean(wide, (0, 2, 3), correction=0, keepdim=True)
+    others = (0, *range(2, wide.ndim))
+    expected_variance, expected_mean = torch.var_mean(wide, others, correction=0, keepdim=True)
     assert {each.dtype for each in found[1:]} == {torch.float32}
     assert {each.shape for each in found[1:]} == {expected_mean.shape}
     spread = expected_variance.sqrt()
@@ -89,13 +100,14 @@ def test_statistics_of_many_tiles(name, dtype, layout):
             assert_equal(a, b)
 
 
-def test_the_output_is_conv2ds(device):
+@both_kinds
+def test_the_output_is_the_convolutions(name, device):
     x, w, (stride, padding, groups) = operands(
-        CASES["3x3"], torch.float16, torch.channels_last, device
+        CASES[name], torch.float16, torch.channels_last, device
     )
     bias = torch.randn(len(w), device=device).half()
     found = compute(x, w, [stride, padding, groups], bias)
-    expected = OPS.conv2d(x, w, bias, stride, padding, 1, groups)
+    expected = conv(x, w, bias, stride, padding, 1, groups)
     torch.testing.assert_close(found[0], expected)
     assert found[0].stride() == expected.stride()
     check(found)
@@ -110,9 +122,11 @@ def test_a_large_mean_cancels_nothing(layout, mean, device):
     check(compute(x, w, geometry, bias), case_error=1e-4 if mean > 1e3 else 1e-5)
 
 
-def test_running_statistics_follow_as_a_batch_norms(device):
-    x, w, geometry = operands(CASES["3x3"], torch.float32, torch.channels_last, device)
-    norm = torch.nn.BatchNorm2d(len(w), eps=EPS, momentum=0.25).to(device)
+@both_kinds
+def test_running_statistics_follow_as_a_batch_norms(name, device):
+    x, w, geometry = operands(CASES[name], torch.float32, torch.channels_last, device)
+    kind = getattr(torch.nn, f"BatchNorm{x.ndim - 2}d")
+    norm = kind(len(w), eps=EPS, momentum=0.25).to(device)
     running = torch.rand(len(w), device=device), torch.rand(len(w), device=device) + 0.5
     norm.running_mean, norm.running_var = (each.clone() for each in running)
     output = compute(x, w, geometry, None, running, 0.25)[0]
@@ -142,10 +156,12 @@ def test_what_is_not_finite_shows(device):
     assert not variance.isfinite().any()
 
 
-def test_float64_keeps_its_precision():
-    x, w, geometry = operands(CASES["3x3"], torch.float64, torch.contiguous_format, "cpu")
+@both_kinds
+def test_float64_keeps_its_precision(name):
+    x, w, geometry = operands(CASES[name], torch.float64, torch.contiguous_format, "cpu")
     output, variance, mean, _ = compute(x, w, geometry)
-    expected = torch.var_mean(output, (0, 2, 3), correction=0, keepdim=True)
+    others = (0, *range(2, output.ndim))
+    expected = torch.var_mean(output, others, correction=0, keepdim=True)
     torch.testing.assert_close((variance, mean), expected)
 
 
@@ -165,16 +181,18 @@ def test_arguments_are_checked(device):
         compute(x, w, geometry, None, (torch.zeros(3, device=device), None))
 
 
-def test_the_fake_operator_is_like_the_real_one(device):
+@both_kinds
+def test_the_fake_operator_is_like_the_real_one(name, device):
     x, w, (stride, padding, groups) = operands(
-        CASES["3x3"], torch.float16, torch.channels_last, device
+        CASES[name], torch.float16, torch.channels_last, device
     )
+    dims = x.ndim - 2
     running = torch.zeros(len(w), device=device), torch.ones(len(w), device=device)
     arguments = (
-        x, w, None, [stride] * 2, [padding] * 2, [1, 1], groups, EPS, *running, 0.1,
+        x, w, None, [stride] * dims, [padding] * dims, [1] * dims, groups, EPS, *running, 0.1,
     )  # fmt: skip
     torch.library.opcheck(
-        OPS.conv2d_statistics.default, arguments,
+        getattr(OPS, f"conv{dims}d_statistics").default, arguments,
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
 
