@@ -16,6 +16,7 @@ COMMON = (
     "csrc/kernels/common/*.cpp",
     "csrc/kernels/library.cu",
     "csrc/plan/device.cpp",
+    "csrc/plan/fold.cpp",
     "csrc/plan/problem.cpp",
     "csrc/torch/cuda/convolve.cpp",
     "csrc/torch/cuda/run.cpp",
@@ -142,7 +143,7 @@ PARTS = (
     Part(
         "python",
         (
-            files("python", "convert explain flops ops tuning"),
+            files("python", "convert explain fake flops ops tuning"),
             select("test_examples.py", "test_readme.py"),
         ),
         (*CHOICE, *PACKAGE, "examples/**/*.py", *SNIPPETS),

@@ -22,7 +22,9 @@ SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 MEMORY_PER_JOB = 2 << 30  # a translation unit that includes torch peaks a little below this
 CXX_FLAGS = ("-O3", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden")
 # What names and describes a problem has no state, and each library has its own.
-COMMON_SOURCES = ("plan/algorithm.cpp", "plan/problem.cpp", "plan/text.cpp", "core/build.cpp")
+COMMON_SOURCES = (
+    "plan/algorithm.cpp", "plan/fold.cpp", "plan/problem.cpp", "plan/text.cpp", "core/build.cpp",
+)  # fmt: skip
 # Headers that the operators include from other layers.
 SHIPPED = (
     "core/*.h", "plan/*.h", "plan/*.def", "kernels/*.h", "kernels/parameters/*.h",

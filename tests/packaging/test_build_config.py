@@ -156,7 +156,7 @@ def test_jobs(env, cores, gib, expected):
 
 
 def test_each_library_has_the_sources_of_its_layer(monkeypatch, tmp_path):
-    common = [f"csrc/plan/{name}.cpp" for name in ("algorithm", "problem", "text")]
+    common = [f"csrc/plan/{name}.cpp" for name in ("algorithm", "fold", "problem", "text")]
     build = "csrc/core/build.cpp"
     core = [build, "csrc/core/state.cpp", *common, "csrc/plan/planner.cpp"]
     core += ["csrc/kernels/direct/plan.cpp"]
