@@ -19,7 +19,7 @@ from customconv import _bind
 
 FAMILIES = ("direct", "im2col", "tiled")  # portable, in IEEE float32 too
 ALL_FAMILIES = (*FAMILIES, "implicit_gemm", "depthwise", "grouped", "col2im")
-# Of images. Those of volumes are `layout_of` them.
+# Images have these layouts; `layout_of` gives those of volumes.
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 
@@ -141,7 +141,7 @@ def assert_nearly(actual: Tensor, fp64: Tensor, pytorch: Tensor, *, what: str = 
     assert actual.dtype == pytorch.dtype, f"{what}: {actual.dtype} instead of {pytorch.dtype}"
     rounding = torch.finfo(actual.dtype).eps
     roundings = {torch.finfo(torch.float64).eps: 64, torch.finfo(torch.float32).eps: 8}
-    # Of a tensor of few elements, all may be sums that cancel.
+    # All elements of a small tensor may be sums that cancel.
     cancelled = tolerances(actual.dtype)["atol"] / largest(fp64)
     allowed = max(
         4 * relative_error(pytorch, fp64), roundings.get(rounding, 1) * rounding, cancelled

@@ -110,8 +110,7 @@ ConvProblem problem_from(const py::dict& fields) {
   p.epilogue_passes = static_cast<int>(
       reader.number(kEpiloguePasses.name, kEpiloguePasses.least, kEpiloguePasses.most));
   reader.end();
-  if (deep != p.is_deep()) throw py::value_error("D and its like are of volumes");
-  check_fields(p);
+  check_fields(p, deep);
   return p;
 }
 

@@ -400,20 +400,18 @@ int64_t reference_batch(const ConvProblem& problem) {
   return limited_batch(problem, kReferenceBatch);
 }
 
-// Of volumes, patches that are not padded: PyTorch's kernels compute them far slower than cuBLAS
-// the same product. Of images, depthwise in NCHW, where bytes take so many times as long as
-// products: PyTorch's kernels for it are far from the memory's limit; in NHWC cuDNN's are near it.
+// Two kinds. Patches of volumes in 16 bits, without padding, are a copy and a product by cuBLAS,
+// which PyTorch's kernels at best equal. Depthwise images in NCHW, where bytes take so many times
+// as long as products, are far from the memory's limit by PyTorch's kernels; in NHWC cuDNN's are
+// near.
 FamilyId leaves_no_doubt(const ConvProblem& asked, const DeviceProperties& device) {
   constexpr double kMargin = 2;
-  if (asked.is_deep() && element_size(asked.dtype) == 2 &&
-      im2col::family.may_choose_volume(asked)) {
-    ConvProblem room;
-    const ConvProblem& problem = folded(asked, room);
-    const bool can = im2col::family.can_implement(problem, device) == nullptr;
-    return can ? FamilyId::im2col : FamilyId::kAten;
-  }
   ConvProblem room;
   const ConvProblem& p = folded(asked, room);
+  if (asked.is_deep() && element_size(p.dtype) == 2 && im2col::family.may_choose_volume(asked)) {
+    const bool can = im2col::family.can_implement(p, device) == nullptr;
+    return can ? FamilyId::im2col : FamilyId::kAten;
+  }
   if (p.is_deep()) return FamilyId::kAten;
   const auto in_planes = [](const Shape5& sizes, const Shape5& strides) {
     return sizes[2] * sizes[3] > 1 && strides_match(sizes, strides, Layout::kNchw);

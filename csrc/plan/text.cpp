@@ -94,7 +94,8 @@ Pass pass_named(const std::string& name) {
   return named(name, {Pass::kFprop, Pass::kDgrad, Pass::kWgrad}, "op");
 }
 
-void check_fields(const ConvProblem& p) {
+void check_fields(const ConvProblem& p, bool has_depth) {
+  if (has_depth != p.is_deep()) throw std::invalid_argument("D and its like are of volumes");
   if (p.C % p.groups != 0 || p.K % p.groups != 0) {
     throw std::invalid_argument("groups must divide C and K");
   }
@@ -146,8 +147,7 @@ ConvProblem parse_problem(const std::string& text) {
   p.epilogue_passes = static_cast<int>(
       reader.number(kEpiloguePasses.name, kEpiloguePasses.least, kEpiloguePasses.most));
   reader.end();
-  if (deep != p.is_deep()) throw std::invalid_argument("D and its like are of volumes");
-  check_fields(p);
+  check_fields(p, deep);
   return p;
 }
 

@@ -74,8 +74,8 @@ DType dtype_named(const std::string& name);
 Pass pass_named(const std::string& name);
 // The strides that a text or a dictionary has.
 std::vector<int64_t> listed_strides(const ConvProblem& problem, const Shape5& strides);
-// Throws std::invalid_argument where a problem contradicts itself.
-void check_fields(const ConvProblem& problem);
+// Throws std::invalid_argument where a problem contradicts itself; whether it was given a depth.
+void check_fields(const ConvProblem& problem, bool has_depth);
 
 std::string problem_text(const ConvProblem& problem);
 // The problem whose text it is. Throws std::invalid_argument where it is none's.

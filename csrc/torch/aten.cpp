@@ -39,7 +39,7 @@ Gradients convolution_backward(const at::Tensor& grad_output, const at::Tensor& 
   if (!output_mask[0]) std::get<0>(gradients) = at::Tensor();
   if (!output_mask[1]) std::get<1>(gradients) = at::Tensor();
   if (!output_mask[2]) std::get<2>(gradients) = at::Tensor();
-  // Of volumes they are as PyTorch's own function lays them out.
+  // Volumes' gradients stay as PyTorch's own function lays them out.
   if (input.dim() == 4 && dims == 4) {
     const GradientFormats formats =
         gradient_formats(grad_output, input, weight, transposed, output_mask);

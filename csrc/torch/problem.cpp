@@ -278,7 +278,7 @@ at::MemoryFormat memory_format(const at::Tensor& input, const at::Tensor& weight
 
 namespace {
 
-// Of a convolution whose output is in `format`.
+// The gradients' formats where the output is in `format`.
 GradientFormats formats_of_gradients(const at::Tensor& grad_output, const at::Tensor& input,
                                      const at::Tensor& weight, at::MemoryFormat format,
                                      bool only_contiguous, bool transposed,

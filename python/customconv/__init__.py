@@ -17,21 +17,11 @@ from .batch_invariance import batch_invariant, is_batch_invariant, set_batch_inv
 from .compiler import CompiledConvolution, CompileReport, compile, explain_compile
 from .convert import ConversionReport, convert, revert
 from .explain import Explanation, explain
+from .fused import conv2d_fused, conv3d_fused, conv_transpose2d_fused, conv_transpose3d_fused
 from .info import build_info
 from .nn import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .notices import notice_log_topic
-from .ops import (
-    conv1d,
-    conv2d,
-    conv2d_fused,
-    conv3d,
-    conv3d_fused,
-    conv_transpose1d,
-    conv_transpose2d,
-    conv_transpose2d_fused,
-    conv_transpose3d,
-    conv_transpose3d_fused,
-)
+from .ops import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from .routing import Stats, disable, enable, enabled, is_enabled, stats
 from .tuning import (
     TunedLayer,

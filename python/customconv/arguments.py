@@ -14,7 +14,11 @@ from torch.overrides import handle_torch_function
 
 from . import _bind
 
-# Of the batches that PyTorch's functions take.
+# What an operator raises for its arguments. Other errors are not its own: a hook on saved tensors
+# raises one to end the recomputation of a checkpoint.
+ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
+
+# What PyTorch's functions take a batch of.
 _DIMENSIONS: dict[Callable[..., Tensor], int] = {
     torch.conv1d: 3,
     torch.conv2d: 4,

@@ -250,7 +250,7 @@ class _Fold:
             shift = shift + beta.detach().double()
         weight = self.weight.double()
         if isinstance(self.convolution, _TRANSPOSED):
-            # Of shape (groups * inputs, outputs, taps...), and outputs differ between groups.
+            # The shape is (groups * inputs, outputs, taps...); outputs differ between groups.
             grouped = weight.view(self.convolution.groups, -1, *weight.shape[1:])
             scales = scale.view(self.convolution.groups, 1, -1, *[1] * (weight.ndim - 2))
             weight = (grouped * scales).flatten(0, 1)

@@ -173,7 +173,7 @@ CASES = {
 }  # fmt: skip
 
 
-# Of volumes: (N, C, D, H, W), (K, C, T, R, S).
+# Volumes have sizes (N, C, D, H, W) and filters (K, C, T, R, S).
 VOLUMES = {
     # Tiles and their tails.
     "one_of_everything": case((1, 1, 2, 1, 1), (1, 1, 2, 1, 1)),
@@ -340,7 +340,7 @@ def output_shape(problem: Problem) -> tuple[int, ...]:
     return (problem.input[0], problem.weight[0], *ends)
 
 
-# Of the dimensions of depth, height and width: what a slice leaves around it and where it begins,
+# Along depth, height and width: what a slice leaves around it and where it begins,
 # and how far apart elements are.
 MARGINS, STARTS, STEPS = (2, 3, 5), (1, 2, 3), (2, 2, 3)
 

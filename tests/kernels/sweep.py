@@ -34,8 +34,8 @@ from customconv.explain import variants
 VIEWS = ("unaligned", "sliced", "stepped", "transposed", "images_inside", "expanded_images",
          "expanded_channels")  # fmt: skip
 VOLUME_VIEWS = (*VIEWS, "depth_inside", "frames")
-# Of these, each family can compute at least one, in every pass that it has; and of volumes, if it
-# takes any, be they 2-D in memory.
+# Each family can compute at least one of these in every pass that it has; one of volumes too, if
+# it takes any, be they 2-D in memory.
 PLAIN = {
     2: (
         Case((1, 1, 3, 3), (1, 1, 3, 3)),

@@ -104,7 +104,7 @@ def wrong(trial: sweep.Trial) -> str:
         counts += 1
     with float32_precision("ieee"):
         plan = random_plan(trial, t)
-        # Of its own choice the planner leaves most volumes to PyTorch.
+        # The planner's own choice leaves most volumes to PyTorch.
         unforced = "auto" if trial.case.dims == 2 else "direct"
         chosen = plan or plan_of(trial.op, unforced, trial.case, t)
         poison(result_bytes(trial.op, trial.case, torch.float32), chosen.workspace_bytes)

@@ -17,6 +17,7 @@ from reference import Problem, assert_equal, tolerances
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import customconv
+from customconv import fused as fused_ops
 from customconv import ops
 
 MODULES = {2: customconv.Conv2d, 3: customconv.Conv3d}
@@ -286,7 +287,7 @@ def test_vmap_of_no_examples(name, fused, shared, dims, device):
         each if dimension == 0 else torch.randn(each.shape[1:], device=device)
         for each, dimension in zip(none, in_dims, strict=True)
     ]
-    convolve = getattr(ops, f"{name}{dims}d{fused}")
+    convolve = getattr(fused_ops if fused else ops, f"{name}{dims}d{fused}")
 
     def gradients(x, w):
         return grad(lambda x, w: convolve(x, w).sum(), argnums=(0, 1))(x, w)

@@ -168,7 +168,7 @@ def test_large_volume(layout):
             what = f"{family}, slice {place}"
             assert_equal(dx[:, :, place], exact[:, :, 0].to(dx.dtype), what=what)
         del dx
-    # Of the gradient all is zero but a few pixels, so that sums are exact.
+    # The gradient is zero but for a few pixels, so that sums are exact.
     slices = [torch.zeros_like(dy[:, :, place]) for place in places]
     for place, kept in zip(places, slices, strict=True):
         kept[..., ::64, ::64] = dy[:, :, place, ::64, ::64]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from customconv import _bind
+
+Draw = Callable[[random.Random], dict[str, Any]]
 
 PASSES = ("fprop", "dgrad", "wgrad")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -50,72 +53,78 @@ def _extent(rng: random.Random) -> int:
     return round(2 ** rng.uniform(0, 9))
 
 
+def _until_possible(draw: Draw) -> Draw:
+    """Draws again where the kernel is larger than the padded image."""
+
+    @functools.wraps(draw)
+    def drawn(rng: random.Random) -> dict[str, Any]:
+        while True:
+            arguments = draw(rng)
+            try:
+                problem(**arguments)
+            except ValueError:
+                continue
+            return arguments
+
+    return drawn
+
+
+@_until_possible
 def random_arguments(rng: random.Random) -> dict[str, Any]:
     """Arguments of a ConvProblem; any that can be."""
-    while True:
-        group_c = rng.choice((1, 1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 192, 512))
-        group_k = rng.choice((1, 1, 2, 3, 5, 8, 16, 33, 64, 128, 512))
-        groups = rng.choice((1, 1, 1, 2, 3, 8, 32, 256))
-        taps = [rng.choice((1, 1, 2, 3, 3, 3, 4, 5, 7, 9, 11, 31)) for _ in range(2)]
-        dilation = [rng.choice((1, 1, 1, 2, 3, 50)) for _ in range(2)]
-        shape = (rng.choice((1, 2, 3, 8, 50, 1000)), group_c * groups, _extent(rng), _extent(rng))
-        arguments = {
-            "op": rng.choice(PASSES),
-            "dtype": rng.choice(DTYPES),
-            "input": shape,
-            "weight": (group_k * groups, group_c, *taps),
-            "stride": [rng.choice((1, 1, 1, 2, 3, 7)) for _ in range(2)],
-            "padding": [rng.randint(0, t * d) for t, d in zip(taps, dilation, strict=True)],
-            "dilation": dilation,
-            "groups": groups,
-            "channels_last": rng.random() < 0.5,
-            "bias": rng.random() < 0.5,
-            "tf32": rng.random() < 0.5,
-        }
-        try:
-            problem(**arguments)
-        except ValueError:  # the kernel is larger than the padded image
-            continue
-        return arguments
+    group_c = rng.choice((1, 1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 192, 512))
+    group_k = rng.choice((1, 1, 2, 3, 5, 8, 16, 33, 64, 128, 512))
+    groups = rng.choice((1, 1, 1, 2, 3, 8, 32, 256))
+    taps = [rng.choice((1, 1, 2, 3, 3, 3, 4, 5, 7, 9, 11, 31)) for _ in range(2)]
+    dilation = [rng.choice((1, 1, 1, 2, 3, 50)) for _ in range(2)]
+    shape = (rng.choice((1, 2, 3, 8, 50, 1000)), group_c * groups, _extent(rng), _extent(rng))
+    return {
+        "op": rng.choice(PASSES),
+        "dtype": rng.choice(DTYPES),
+        "input": shape,
+        "weight": (group_k * groups, group_c, *taps),
+        "stride": [rng.choice((1, 1, 1, 2, 3, 7)) for _ in range(2)],
+        "padding": [rng.randint(0, t * d) for t, d in zip(taps, dilation, strict=True)],
+        "dilation": dilation,
+        "groups": groups,
+        "channels_last": rng.random() < 0.5,
+        "bias": rng.random() < 0.5,
+        "tf32": rng.random() < 0.5,
+    }
 
 
+@_until_possible
 def random_volume(rng: random.Random) -> dict[str, Any]:
     """Arguments of a ConvProblem of volumes; many are 2-D in memory."""
-    while True:
-        group_c = rng.choice((1, 2, 3, 4, 8, 16, 31, 64, 96, 384))
-        group_k = rng.choice((1, 3, 8, 16, 33, 96, 512))
-        groups = rng.choice((1, 1, 1, 1, 2, 32))
-        image = [rng.choice((1, 3, 4, 6, 17, 131)), _extent(rng), _extent(rng)]
-        taps = rng.choice(
-            ([1, 1, 1], [3, 1, 1], [1, 3, 3], [3, 3, 3], [2, 2, 2], [2, 14, 14], [5, 3, 1],
-             [7, 7, 7])
-        )  # fmt: skip
-        dilation = [rng.choice((1, 1, 1, 2, 9)) for _ in taps]
-        stride = [rng.choice((1, 1, 1, 2, 7)) for _ in taps]
-        padding = [
-            rng.choice((0, d * (t - 1) // 2, t * d)) for t, d in zip(taps, dilation, strict=True)
-        ]
-        if rng.random() < 0.1:  # patches
-            stride, padding, dilation = taps, [0, 0, 0], [1, 1, 1]
-            image = taps if rng.random() < 0.5 else image
-        arguments = {
-            "op": rng.choice(PASSES),
-            "dtype": rng.choice(DTYPES),
-            "input": (rng.choice((1, 1, 2, 8, 100)), group_c * groups, *image),
-            "weight": (group_k * groups, group_c, *taps),
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "groups": groups,
-            "channels_last": rng.random() < 0.5,
-            "bias": rng.random() < 0.5,
-            "tf32": rng.random() < 0.5,
-        }
-        try:
-            problem(**arguments)
-        except ValueError:  # the kernel is larger than the padded volume
-            continue
-        return arguments
+    group_c = rng.choice((1, 2, 3, 4, 8, 16, 31, 64, 96, 384))
+    group_k = rng.choice((1, 3, 8, 16, 33, 96, 512))
+    groups = rng.choice((1, 1, 1, 1, 2, 32))
+    image = [rng.choice((1, 3, 4, 6, 17, 131)), _extent(rng), _extent(rng)]
+    taps = rng.choice(
+        ([1, 1, 1], [3, 1, 1], [1, 3, 3], [3, 3, 3], [2, 2, 2], [2, 14, 14], [5, 3, 1],
+         [7, 7, 7])
+    )  # fmt: skip
+    dilation = [rng.choice((1, 1, 1, 2, 9)) for _ in taps]
+    stride = [rng.choice((1, 1, 1, 2, 7)) for _ in taps]
+    padding = [
+        rng.choice((0, d * (t - 1) // 2, t * d)) for t, d in zip(taps, dilation, strict=True)
+    ]
+    if rng.random() < 0.1:  # patches
+        stride, padding, dilation = taps, [0, 0, 0], [1, 1, 1]
+        image = taps if rng.random() < 0.5 else image
+    return {
+        "op": rng.choice(PASSES),
+        "dtype": rng.choice(DTYPES),
+        "input": (rng.choice((1, 1, 2, 8, 100)), group_c * groups, *image),
+        "weight": (group_k * groups, group_c, *taps),
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "groups": groups,
+        "channels_last": rng.random() < 0.5,
+        "bias": rng.random() < 0.5,
+        "tf32": rng.random() < 0.5,
+    }
 
 
 def arguments(seed: int, count: int) -> Iterator[dict[str, Any]]:

@@ -115,11 +115,7 @@ inline int64_t columns_bytes(const ConvProblem& p, int64_t pixels) {
 // A pointwise convolution's columns are its input, where the layouts agree.
 inline bool columns_are_in_place(const ConvProblem& p) {
   const Layout layout = is_channels_last(p) ? Layout::kNhwc : Layout::kNchw;
-  const Shape5 dense = dense_strides(p.x_sizes(), layout);
-  for (size_t i = 0; i < dense.size(); ++i) {
-    if (p.x_sizes()[i] > 1 && p.x_strides[i] != dense[i]) return false;
-  }
-  return p.is_pointwise();
+  return p.is_pointwise() && strides_match(p.x_sizes(), p.x_strides, layout);
 }
 
 // dgrad forms columns for bands of input rows: those of the output rows that the band reaches. For

@@ -154,7 +154,7 @@ int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
              : mma_sync::sum_order(plan, has_epilogue);
 }
 
-// Of volumes, the main loop reads pixels once for each tap. So cuDNN is faster where pixels have so
+// The main loop reads volumes' pixels once for each tap. So cuDNN is faster where pixels have so
 // few channels that a row of 32 bytes is mostly padding, and in 16 bits where so few channels are
 // computed that reading takes longest; but not than a layer that it packs or adds a bias for.
 bool may_choose_volume(const ConvProblem& p) {

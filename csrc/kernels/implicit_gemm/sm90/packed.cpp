@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kChunkBytes = 32 << 20;      // of a part's workspace, to stay in the cache
 constexpr int64_t kMostImageBytes = 48 << 20;  // of an image's, if its parts need all of it
-// Of a volume's part: slices are large, and those at its ends are packed for the next one too.
+// A volume's part may have more: slices are large, and those at its ends are packed twice.
 constexpr int64_t kVolumeBytes = 256 << 20;
 constexpr int64_t kMostVolumeBytes = int64_t{2} << 30;  // of one that computes a single slice
 constexpr int kLeastHalfBits = 3;                       // of a row of 64 bytes
