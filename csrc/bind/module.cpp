@@ -8,7 +8,6 @@
 #include "core/build.h"
 #include "core/devices.h"
 #include "core/interface.h"
-#include "plan/fold.h"
 #include "plan/price.h"
 #include "plan/text.h"
 
@@ -99,7 +98,7 @@ Explanation explain(int device, const ConvProblem& problem, bool channels_last,
     found.fallback = to_string(algorithm == "aten"        ? Fallback::kAsked
                                : decided->tuned           ? Fallback::kTuned
                                : !properties.has_prices() ? Fallback::kUnmeasured
-                               : stays_deep(problem)      ? Fallback::kSlower
+                               : problem.is_deep()        ? Fallback::kSlower
                                                           : Fallback::kNoFamily);
   }
   return found;

@@ -70,6 +70,24 @@ void fold_slices_to_rows(ConvProblem& p) {
   flatten(p);
 }
 
+// Whether each slice of the result is of the same slice of the input, by whole steps of a filter
+// that reaches no further than its step, and slices lie one below the other: as one image.
+bool has_slices_below(const ConvProblem& p) {
+  const auto follow = [](const Shape5& sizes, const Shape5& strides) {
+    return strides[4] == sizes[2] * strides[2];
+  };
+  return p.T == 1 && p.stride_d == 1 && p.pad_d == 0 && p.pad_h == 0 &&
+         (p.R - 1) * p.dilation_h < p.stride_h && p.H == p.P * p.stride_h &&
+         p.D * p.H <= INT32_MAX && follow(p.x_sizes(), p.x_strides) &&
+         follow(p.y_sizes(), p.y_strides);
+}
+
+void fold_slices_below(ConvProblem& p) {
+  p.H *= p.D;
+  p.P *= p.O;
+  flatten(p);
+}
+
 // Whether each slice of the result is of one slice of the input, and all of them, of all volumes,
 // are as far apart. Slices between them that no filter meets get no gradient here.
 bool has_slices_as_images(const ConvProblem& p) {
@@ -98,13 +116,9 @@ const ConvProblem& folded(const ConvProblem& problem, ConvProblem& room) {
   };
   if (is_whole(problem)) return written(fold_taps);
   if (has_slices_as_rows(problem)) return written(fold_slices_to_rows);
+  if (has_slices_below(problem)) return written(fold_slices_below);
   if (has_slices_as_images(problem)) return written(fold_slices_to_images);
   return problem;
-}
-
-bool stays_deep(const ConvProblem& problem) {
-  ConvProblem room;
-  return folded(problem, room).is_deep();
 }
 
 }  // namespace customconv

@@ -9,9 +9,7 @@ namespace customconv {
 // elements in the same places. It is written to `room`. Any other problem is returned as it is.
 //
 // 1x1x1 and Tx1x1: a volume's slices are rows, and their pixels are those of a row. 1xRxS: slices
-// are images. A filter as large as the volume: all its taps are channels.
+// are images, or the rows of one. A filter as large as the volume: all its taps are channels.
 const ConvProblem& folded(const ConvProblem& problem, ConvProblem& room);
-// Whether it is none of images.
-bool stays_deep(const ConvProblem& problem);
 
 }  // namespace customconv

@@ -70,8 +70,8 @@ struct Family {
   std::vector<ConvPlan> (*all_orders)(const ConvProblem&, const DeviceProperties&) = nullptr;
   // Parts of y's statistics that a plan's kernels leave, or 0; null where none do.
   int64_t (*statistics_parts)(const ConvProblem&, const ConvPlan&) = nullptr;
-  // Whether the planner may choose its plans of a problem of volumes, as they are faster than
-  // PyTorch's; null where it computes none, and is not asked.
+  // Whether the planner may choose its plans of a problem of volumes, folded if it can be, as they
+  // are faster than PyTorch's; null where it computes none but folded ones, of which it may all.
   bool (*may_choose_volume)(const ConvProblem&) = nullptr;
 };
 

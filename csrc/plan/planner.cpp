@@ -225,6 +225,16 @@ bool keeps_precision(size_t index, const ConvProblem& settled) {
   return !settled.tf32 || may_round_to_tf32(static_cast<FamilyId>(index));
 }
 
+// Whether a folded problem is the weight gradient of few channels by a single tap, in channels-last
+// and not in IEEE float32. Every family reads its pixels slower than cuDNN.
+bool is_small_weight_gradient(const ConvProblem& p) {
+  constexpr int64_t kFewChannels = 64;
+  const bool channels_last = (p.K > 1 ? p.y_strides : p.x_strides)[1] == 1;
+  return p.pass == Pass::kWgrad && !p.is_deep() && p.groups == 1 && channels_last &&
+         p.R * p.S == 1 && p.P * p.Q > 1 && std::min(p.C, p.K) < kFewChannels &&
+         (element_size(p.dtype) == 2 || p.tf32);
+}
+
 // Whether a family is one that the planner chooses from.
 bool may_choose(size_t index, const ConvProblem& asked) {
   return may_choose(static_cast<FamilyId>(index), asked);
@@ -313,7 +323,7 @@ bool has_plan(const ConvProblem& asked, const DeviceProperties& device, const Im
   std::swap(order[0], order[static_cast<size_t>(first)]);
   return std::any_of(order.begin(), order.end(), [&](size_t i) {
     const Family& family = *kFamilies[i];
-    if (!keeps_precision(i, problem) || !may_choose(i, problem) ||
+    if (!keeps_precision(i, problem) || !may_choose(i, asked) ||
         can_implement(i, problem, device) != nullptr) {
       return false;
     }
@@ -324,6 +334,21 @@ bool has_plan(const ConvProblem& asked, const DeviceProperties& device, const Im
     ConvPlan proposed;
     return propose(i, problem, device, proposed) == nullptr && suffices(proposed);
   });
+}
+
+// Whether volumes that may be rounded to TF32 are left to PyTorch, though a family computes them
+// so.
+bool leaves_rounded(const ConvProblem& asked, const DeviceProperties& device) {
+  if (!asked.is_deep() || is_batch_invariant(asked)) return false;
+  ConvProblem room;
+  const ConvProblem& problem = folded(asked, room);
+  for (size_t i = 0; i < kFamilyCount; ++i) {
+    if (keeps_precision(i, asked) && !may_choose(i, asked) &&
+        can_implement(i, problem, device) == nullptr) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // Settles a problem's precision (see computes_in_tf32) and returns its cheapest plan.
@@ -348,16 +373,23 @@ ConvPlan settle(ConvProblem& problem, const DeviceProperties& device,
   const Layout own = is_own(Layout::kNhwc) ? Layout::kNhwc : Layout::kNchw;
   const Layout other = own == Layout::kNhwc ? Layout::kNchw : Layout::kNhwc;
   const ConvPlan rounded = weighed(dense_in(own, true), device, image);
+  if (rounded.family == FamilyId::kAten && leaves_rounded(dense_in(own, true), device)) {
+    return rounded;
+  }
   const ConvPlan exact = weighed(dense_in(own, false), device, image);
   const double rounded_ms = cheapest_ms(problem, rounded);
-  // Products are the same from either layout; of four plans, three are needed.
-  const double exact_ms = cheapest_ms(problem, exact) *
-                          cheapest_ms(problem, weighed(dense_in(other, false), device, image));
+  // Products are the same from either layout; of four plans, three are needed. A layout of volumes
+  // that is left to PyTorch has none: its kernels round to TF32 where they may.
+  const ConvPlan exact_other = weighed(dense_in(other, false), device, image);
+  const bool is_alone = problem.is_deep() && exact_other.family == FamilyId::kAten;
+  const double exact_ms =
+      cheapest_ms(problem, exact) * (is_alone ? 1 : cheapest_ms(problem, exact_other));
   const bool is_known = is_own(own);
-  problem.tf32 =
-      std::isfinite(rounded_ms) &&
-      has_plan(dense_in(other, true), device, image, rounded.family, exact_ms / rounded_ms,
-               [&](double ms) { return rounded_ms * ms <= exact_ms; });
+  problem.tf32 = std::isfinite(rounded_ms) &&
+                 (is_alone ? rounded_ms <= exact_ms
+                           : has_plan(dense_in(other, true), device, image, rounded.family,
+                                      exact_ms / rounded_ms,
+                                      [&](double ms) { return rounded_ms * ms <= exact_ms; }));
   if (is_known) return problem.tf32 ? rounded : exact;
   return weighed(problem, device, image);
 }
@@ -450,10 +482,12 @@ const char* propose(FamilyId family, const ConvProblem& problem, const DevicePro
 }
 
 bool may_choose(FamilyId family, const ConvProblem& asked) {
+  if (!asked.is_deep()) return true;
   ConvProblem room;
   const ConvProblem& problem = folded(asked, room);
+  if (is_small_weight_gradient(problem)) return false;
   const auto may = kFamilies[static_cast<size_t>(family)]->may_choose_volume;
-  return !problem.is_deep() || (may != nullptr && may(problem));
+  return may == nullptr ? !problem.is_deep() : may(problem);
 }
 
 bool keeps_precision(FamilyId family, const ConvProblem& settled) {

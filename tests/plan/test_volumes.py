@@ -18,6 +18,10 @@ def volumes(seed: int, count: int) -> list[ConvProblem]:
     return [ConvProblem(**random_volume(rng)) for _ in range(count)]
 
 
+def family(**arguments) -> str:
+    return _bind.plan(ConvProblem(**{"dtype": "float16", **arguments})).family
+
+
 def test_a_volume_comes_back_from_its_text_and_its_fields():
     for problem in volumes(1, 500):
         for again in (
@@ -110,6 +114,16 @@ FOLDED = {
         {"input": (8, 64, 12, 16), "weight": (96, 64, 3, 3), "padding": (1, 1), "stride": (2, 2),
          "channels_last": True},
     ),
+    "1xRxS that steps by its own size": (
+        {"input": (2, 16, 5, 12, 16), "weight": (96, 16, 1, 2, 2), "stride": (1, 2, 2)},
+        {"input": (2, 16, 60, 16), "weight": (96, 16, 2, 2), "stride": (2, 2)},
+    ),
+    "the same of channels-last": (
+        {"input": (2, 16, 5, 12, 16), "weight": (96, 16, 1, 2, 2), "stride": (1, 2, 2),
+         "channels_last": True},
+        {"input": (2, 16, 60, 16), "weight": (96, 16, 2, 2), "stride": (2, 2),
+         "channels_last": True},
+    ),
     "whole volumes": (
         {"input": (64, 3, 2, 14, 14), "weight": (96, 3, 2, 14, 14), "stride": (2, 14, 14)},
         {"input": (64, 3 * 392, 1, 1), "weight": (96, 3 * 392, 1, 1), "channels_last": True},
@@ -169,10 +183,80 @@ def test_a_bias_of_an_input_gradient_is_of_its_channels():
         assert (found["tiled"].reason != "it computes no volumes") == folds
 
 
+def test_rows_left_over_keep_slices_apart():
+    """A filter that skips a slice's last row is not one of an image of all rows."""
+    arguments = {"weight": (96, 16, 1, 2, 2), "stride": (1, 2, 2), "channels_last": True}
+    deep = ConvProblem(**arguments, input=(2, 16, 5, 13, 16), dtype="float16")
+    flat = ConvProblem(
+        input=(10, 16, 13, 16), weight=(96, 16, 2, 2), stride=(2, 2), channels_last=True,
+        dtype="float16",
+    )  # fmt: skip
+    assert str(_bind.plan(deep)) == str(_bind.plan(flat))
+
+
+def test_weight_gradients_that_planes_leave_to_pytorch_are_rounded_to_tf32_in_channels_last():
+    """Of a batch, planes of slices are no images in memory, and no family computes them."""
+    deep = {"input": (16, 256, 4, 14, 14), "weight": (576, 256, 1, 3, 3), "padding": (0, 1, 1)}
+    flat = {"input": (64, 256, 14, 14), "weight": (576, 256, 3, 3), "padding": (1, 1)}
+    last = {"op": "wgrad", "dtype": "float32", "tf32": True, "channels_last": True}
+    assert _bind.plan(ConvProblem(**{**last, "channels_last": False}, **deep)).family == "aten"
+    assert _bind.computes_in_tf32(ConvProblem(**last, **deep))
+    found, expected = (_bind.plan(ConvProblem(**last, **each)) for each in (deep, flat))
+    assert str(found) == str(expected)
+
+
+def test_volumes_that_are_rows_of_a_matrix_are_cublas():
+    arguments = {
+        "input": (4096, 3, 2, 14, 14), "weight": (1280, 3, 2, 14, 14), "stride": (2, 14, 14),
+        "bias": True,
+    }  # fmt: skip
+    assert family(**arguments) == "im2col"
+    assert family(**arguments, channels_last=True) == "im2col"
+    for other in ({"epilogue_passes": 1}, {"batch_invariant": True}):
+        assert family(**arguments, **other) == "implicit_gemm"
+    plan = _bind.plan(ConvProblem(**arguments, dtype="float16"), algorithm="im2col")
+    assert plan.workspace_bytes == 0
+
+
+def test_patches_of_many_channels_and_few_outputs_are_pytorchs():
+    for op in ("dgrad", "wgrad"):
+        arguments = {"op": op, "input": (2, 32, 32, 32, 32), "stride": (2, 2, 2)}
+        assert family(**arguments, weight=(64, 32, 2, 2, 2)) == "aten"
+        assert family(**arguments, weight=(256, 32, 2, 2, 2)) == "im2col"
+
+
+def test_outputs_of_few_slices_and_many_taps_are_pytorchs():
+    arguments = {"weight": (512, 512, 3, 3, 3), "padding": (1, 1, 1), "channels_last": True}
+    assert family(**arguments, input=(16, 512, 2, 7, 7)) == "aten"
+    assert family(**arguments, input=(16, 512, 2, 7, 7), dtype="float32", tf32=True) == "aten"
+    assert family(**arguments, input=(16, 512, 4, 7, 7)) == "implicit_gemm"
+    assert family(**arguments, input=(16, 512, 2, 7, 7), dtype="float32") == "implicit_gemm"
+
+
+@pytest.mark.parametrize(
+    ("channels", "layout", "expected"),
+    [(96, True, "aten"), (96, False, "implicit_gemm"), (128, True, "implicit_gemm")],
+)
+def test_three_outputs_with_a_bias(channels: int, layout: bool, expected: str):
+    """Of 96 channels, a second row of 128 bytes is half padding."""
+    arguments = {"input": (1, channels, 6, 66, 66), "weight": (3, channels, 3, 3, 3)}
+    assert family(**arguments, bias=True, channels_last=layout) == expected
+
+
+def test_weight_gradients_of_few_channels_by_one_tap_are_pytorchs_in_channels_last():
+    deep = {"op": "wgrad", "input": (8, 24, 16, 56, 56), "weight": (54, 24, 1, 1, 1)}
+    flat = {"op": "wgrad", "input": (8, 24, 16, 3136), "weight": (54, 24, 1, 1)}
+    assert family(**deep, channels_last=True) == "aten"
+    assert family(**deep, channels_last=True, dtype="float32", tf32=True) == "aten"
+    for other in (deep, flat, {**flat, "channels_last": True}):
+        assert family(**other) != "aten"
+    assert family(**deep, channels_last=True, dtype="float32") != "aten"
+
+
 def test_families_of_images_say_so():
     found = {c.family: c for c in _bind.candidates(ConvProblem(**DENSE, dtype="float16"))}
-    for family in ("tiled", "grouped", "depthwise", "col2im"):
-        assert found[family].reason == "it computes no volumes"
+    for name in ("tiled", "grouped", "depthwise", "col2im"):
+        assert found[name].reason == "it computes no volumes"
 
 
 def test_direct_computes_every_volume_when_it_is_named():

@@ -176,11 +176,14 @@ LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan&
   return way.wide == is_wide(p) ? shape_of(p, way.order, plan.splits) : LaunchShape{};
 }
 
+// The last resort where bits may not depend on the batch; else PyTorch's kernels are faster.
+bool may_choose_volume(const ConvProblem& p) { return !p.is_deep() || is_batch_invariant(p); }
+
 }  // namespace
 
 extern const Family family;
 const Family family{"direct", can_implement, propose, shape,   nullptr,
-                    false,    nullptr,       nullptr, nullptr, is_batch_invariant};
+                    false,    nullptr,       nullptr, nullptr, may_choose_volume};
 
 }  // namespace customconv::direct
 

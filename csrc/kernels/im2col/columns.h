@@ -131,12 +131,24 @@ inline int64_t band_columns(const ConvProblem& p, int64_t rows) {
          reached(p.H, std::min(rows, p.H), p.P, p.R, p.stride_h, p.dilation_h) * p.Q;
 }
 
+// Volumes that are one patch each, in 16 bits: the output is a product of matrices in memory. It is
+// large enough to fill a GPU without splitting sums, so that the library rounds once, behind the
+// bias, and leaves out no terms (see terms_apart). Rows are whole packs, which its kernels for this
+// need.
+inline bool is_linear(const ConvProblem& p) {
+  constexpr int64_t kLeastOutputs = int64_t{1} << 21, kPack = 8;
+  return p.pass == Pass::kFprop && element_size(p.dtype) == 2 && p.groups == 1 && p.P * p.Q == 1 &&
+         p.C % kPack == 0 && p.K % kPack == 0 && p.y_count() >= kLeastOutputs &&
+         is_channels_last(p) && columns_are_in_place(p);
+}
+
 // The workspace: a chunk's columns, and behind them what is kept in the accumulator's type until it
 // is rounded once: wgrad's sums over the chunks (and those of the parts), or the products of a
-// chunk that a bias is added to. (cuBLAS can add the bias itself, but some of its 16-bit kernels
-// round before they do.)
+// chunk that a bias is added to. (Where sums may be split cuBLAS can add the bias itself, but some
+// of its 16-bit kernels round before they do.)
 inline bool keeps_products(const ConvProblem& p) {
-  return p.pass == Pass::kFprop && p.has_bias && element_size(p.dtype) == 2 && !copies_weight(p);
+  return p.pass == Pass::kFprop && p.has_bias && element_size(p.dtype) == 2 && !copies_weight(p) &&
+         !is_linear(p);
 }
 
 inline int64_t products_bytes(const ConvProblem& p, int64_t pixels) {
@@ -150,11 +162,12 @@ inline bool sums_in_parts(const ConvProblem& p) {
   return p.pass == Pass::kWgrad && p.dtype == DType::kFloat32 && !p.tf32;
 }
 
-// A weight gradient that is a single product: no columns are written, and no image is added up
-// after another.
+// A weight gradient that is a single product: no columns are written, no image is added up after
+// another, and no terms are formed apart, which would be added to a sum that is rounded already.
 inline bool is_single_product(const ConvProblem& p) {
   return p.pass == Pass::kWgrad && !sums_in_parts(p) && columns_are_in_place(p) &&
-         (is_channels_last(p) || p.N == 1);
+         (is_channels_last(p) || p.N == 1) &&
+         terms_apart(element_size(p.dtype), p.N * image_columns(p)) == 0;
 }
 
 // Volumes in 16 bits, whose images are not the rows of one matrix: an image's product is too small

@@ -1,4 +1,8 @@
+#include <cublasLt.h>
+
 #include <algorithm>
+#include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -128,6 +132,112 @@ void multiply_listed(const Blas& blas, const Product<float, float>& p, const flo
                   p.c_leading, p.batch, compute_type<float>(false), CUBLAS_GEMM_DEFAULT),
              "matrix products");
 }
+
+namespace {
+
+// An object of cuBLASLt, and what drops it.
+struct Drop {
+  void* function;
+  template <typename T>
+  void operator()(T* object) const {
+    reinterpret_cast<cublasStatus_t (*)(T*)>(function)(object);
+  }
+};
+template <typename T>
+using Owned = std::unique_ptr<T, Drop>;
+
+Owned<cublasLtMatrixLayoutOpaque_t> make_matrix(const Blas& blas, cudaDataType_t type, int64_t rows,
+                                                int64_t columns, int64_t leading) {
+  cublasLtMatrixLayout_t made = nullptr;
+  const auto make = CUSTOMCONV_BLAS(blas, kMakeMatrix, cublasLtMatrixLayoutCreate);
+  check_blas(
+      blas, make(&made, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), leading),
+      "cublasLtMatrixLayoutCreate");
+  return {made, Drop{blas.functions->functions[BlasFunctions::kDropMatrix]}};
+}
+
+Owned<cublasLtMatmulDescOpaque_t> make_matmul(const Blas& blas) {
+  cublasLtMatmulDesc_t made = nullptr;
+  const auto make = CUSTOMCONV_BLAS(blas, kMakeMatmul, cublasLtMatmulDescCreate);
+  check_blas(blas, make(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
+  return {made, Drop{blas.functions->functions[BlasFunctions::kDropMatmul]}};
+}
+
+Owned<cublasLtMatmulPreferenceOpaque_t> make_preference(const Blas& blas) {
+  cublasLtMatmulPreference_t made = nullptr;
+  const auto make = CUSTOMCONV_BLAS(blas, kMakePreference, cublasLtMatmulPreferenceCreate);
+  check_blas(blas, make(&made), "cublasLtMatmulPreferenceCreate");
+  return {made, Drop{blas.functions->functions[BlasFunctions::kDropPreference]}};
+}
+
+template <typename Value>
+void set(const Blas& blas, cublasLtMatmulDesc_t matmul, cublasLtMatmulDescAttributes_t attribute,
+         const Value& value) {
+  const auto set_it = CUSTOMCONV_BLAS(blas, kSetMatmul, cublasLtMatmulDescSetAttribute);
+  check_blas(blas, set_it(matmul, attribute, &value, sizeof(value)),
+             "cublasLtMatmulDescSetAttribute");
+}
+
+void set(const Blas& blas, cublasLtMatmulPreference_t preference,
+         cublasLtMatmulPreferenceAttributes_t attribute, uint32_t value) {
+  const auto set_it = CUSTOMCONV_BLAS(blas, kSetPreference, cublasLtMatmulPreferenceSetAttribute);
+  check_blas(blas, set_it(preference, attribute, &value, sizeof(value)),
+             "cublasLtMatmulPreferenceSetAttribute");
+}
+
+// The largest power of two, up to 256, that divides an address.
+uint32_t alignment(const void* address) {
+  const auto bits = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address)) | 256;
+  return bits & -bits;
+}
+
+}  // namespace
+
+template <typename T>
+void multiply_linear(const Blas& blas, const Product<T, T>& p, const T* bias, cudaStream_t stream) {
+  constexpr cudaDataType_t kType = kDataType<T>;
+  // Column-major, as in `multiply_once`.
+  const auto b = p.b_transposed ? make_matrix(blas, kType, p.inner, p.columns, p.b_leading)
+                                : make_matrix(blas, kType, p.columns, p.inner, p.b_leading);
+  const auto a = p.a_transposed ? make_matrix(blas, kType, p.rows, p.inner, p.a_leading)
+                                : make_matrix(blas, kType, p.inner, p.rows, p.a_leading);
+  const auto c = make_matrix(blas, kType, p.columns, p.rows, p.c_leading);
+  const auto matmul = make_matmul(blas);
+  set(blas, matmul.get(), CUBLASLT_MATMUL_DESC_TRANSA, operation(p.b_transposed));
+  set(blas, matmul.get(), CUBLASLT_MATMUL_DESC_TRANSB, operation(p.a_transposed));
+  if (bias != nullptr) {
+    set(blas, matmul.get(), CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(blas, matmul.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias));
+  }
+  const auto preference = make_preference(blas);
+  set(blas, preference.get(), CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+      CUBLASLT_REDUCTION_SCHEME_NONE);
+  set(blas, preference.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.b));
+  set(blas, preference.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.a));
+  set(blas, preference.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(p.c));
+  set(blas, preference.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(p.c));
+
+  const auto handle = reinterpret_cast<cublasLtHandle_t>(blas.handle);  // it is one of both
+  cublasLtMatmulHeuristicResult_t chosen{};
+  int count = 0;
+  const auto choose = CUSTOMCONV_BLAS(blas, kChooseMatmul, cublasLtMatmulAlgoGetHeuristic);
+  check_blas(blas,
+             choose(handle, matmul.get(), b.get(), a.get(), c.get(), c.get(), preference.get(), 1,
+                    &chosen, &count),
+             "cublasLtMatmulAlgoGetHeuristic");
+  check_blas(blas, count > 0 ? chosen.state : CUBLAS_STATUS_NOT_SUPPORTED, "matrix product");
+  const float one = 1, zero = 0;
+  const auto run = CUSTOMCONV_BLAS(blas, kMatmul, cublasLtMatmul);
+  check_blas(blas,
+             run(handle, matmul.get(), &one, p.b, b.get(), p.a, a.get(), &zero, p.c, c.get(), p.c,
+                 c.get(), &chosen.algo, nullptr, 0, stream),
+             "matrix product");
+}
+
+template void multiply_linear(const Blas&, const Product<__half, __half>&, const __half*,
+                              cudaStream_t);
+template void multiply_linear(const Blas&, const Product<__nv_bfloat16, __nv_bfloat16>&,
+                              const __nv_bfloat16*, cudaStream_t);
 
 template void multiply(const Blas&, const Product<double, double>&, bool);
 template void multiply(const Blas&, const Product<float, float>&, bool);

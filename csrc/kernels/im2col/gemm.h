@@ -45,7 +45,14 @@ class ExactMathMode {
 template <typename T, typename Out>
 void multiply(const Blas& blas, const Product<T, Out>& product, bool tf32);
 
-// The same for IEEE float32 operands that lie anywhere: lists of `batch` pointers in device memory.
+// A large product in 16 bits, plus a bias for each column unless it is null: in one kernel, which
+// splits no sums and rounds once.
+template <typename T>
+void multiply_linear(const Blas& blas, const Product<T, T>& product, const T* bias,
+                     cudaStream_t stream);
+
+// As `multiply`, for IEEE float32 operands that lie anywhere: lists of `batch` pointers in device
+// memory.
 void multiply_listed(const Blas& blas, const Product<float, float>& product, const float* const* a,
                      const float* const* b, float* const* c);
 

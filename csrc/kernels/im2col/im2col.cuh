@@ -51,14 +51,15 @@ class ChunkedPass {
       return;
     }
     if (copies_weight(p_)) return fprop_with_copy();
-    if (bias_ != nullptr) {
+    const bool fills = bias_ != nullptr && !is_linear(p_);
+    if (fills) {
       const int64_t inner = channels_last_ ? 1 : image_pixels_;
       fill_bias<T><<<blocks_for(p_.y_count()), kBlock, 0, context_.stream>>>(p_.y_count(), inner,
                                                                              p_.K, bias_, y_);
       check_launch("im2col fill_bias");
     }
     for_each_chunk([&](const Chunk& chunk) {
-      multiply_forward(chunk, columns_of(chunk), y_at(chunk), image_pixels_, bias_ != nullptr);
+      multiply_forward(chunk, columns_of(chunk), y_at(chunk), image_pixels_, fills);
     });
   }
 
@@ -249,6 +250,11 @@ class ChunkedPass {
       product.b_stride = weights;
       product.c_leading = p_.K;
       product.c_stride = K;
+      if constexpr (kNarrow && std::is_same_v<T, Out>) {
+        if (is_linear(p_)) {
+          return multiply_linear(context_.blas, product, bias_, context_.stream);
+        }
+      }
       multiply(product);
       return;
     }

@@ -305,7 +305,8 @@ class Counter {
   }
 
   void add_product(const Library& library, const Matrices& m) {
-    if (const int64_t apart = terms_apart(size_, std::llround(m.inner)); apart > 0) {
+    const int64_t apart = is_linear(p_) ? 0 : terms_apart(size_, std::llround(m.inner));
+    if (apart > 0) {
       Matrices last = m;
       last.inner = static_cast<double>(apart);
       add_product(library, last);
@@ -334,7 +335,7 @@ class Counter {
   void count_fprop() {
     add_columns();
     const int64_t terms = copies_weight(p_) ? line_terms(p_) : group_rows_;
-    const bool adds_bias = p_.has_bias && !copies_weight(p_);
+    const bool adds_bias = p_.has_bias && !copies_weight(p_) && !is_linear(p_);
     Matrices m{};
     m.inner = static_cast<double>(terms);
     m.out_size = keeps_products(p_) ? 4 : size_;
@@ -489,9 +490,14 @@ LaunchShape shape(const ConvProblem& p, const DeviceProperties&, const ConvPlan&
   return fits ? shape_of(p, way) : LaunchShape{};
 }
 
-// Patches take a copy and a product. Others would write an input as often as it has taps.
+// Patches take a copy and a product. Others would write an input as often as it has taps. The copy
+// takes longer than cuDNN if columns have more entries than the product has results, unless pixels
+// have so few channels that cuDNN is slow.
 bool may_choose_volume(const ConvProblem& p) {
-  return p.groups == 1 && has_patches(p) && p.T * p.R * p.S > 1;
+  constexpr int64_t kFewChannels = 8;
+  if (!p.is_deep()) return true;
+  return p.groups == 1 && has_patches(p) && p.T * p.R * p.S > 1 &&
+         (p.C < kFewChannels || p.K >= column_rows(p));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/im2col/columns.h"
 #include "kernels/implicit_gemm/forward.h"
 #include "kernels/implicit_gemm/sm90/plan.h"
 #include "kernels/implicit_gemm/wgrad/wgrad.h"
@@ -154,16 +155,40 @@ int64_t sum_order(const ConvProblem& p, const ConvPlan& plan) {
              : mma_sync::sum_order(plan, has_epilogue);
 }
 
-// The main loop reads volumes' pixels once for each tap. So cuDNN is faster where pixels have so
-// few channels that a row of 32 bytes is mostly padding, and in 16 bits where so few channels are
-// computed that reading takes longest; but not than a layer that it packs or adds a bias for.
+// The share of the taps along the depth that meet a slice.
+double share_of_slices(const ConvProblem& p) {
+  int64_t met = 0;
+  for (int64_t o = 0; o < p.O; ++o) {
+    for (int64_t t = 0; t < p.T; ++t) {
+      const int64_t slice = o * p.stride_d - p.pad_d + t * p.dilation_d;
+      met += slice >= 0 && slice < p.D ? 1 : 0;
+    }
+  }
+  return static_cast<double>(met) / static_cast<double>(p.O * p.T);
+}
+
+// The main loop reads volumes' pixels once for each tap. So cuDNN is faster where
+// - pixels have so few channels that a row of 32 bytes is mostly padding,
+// - so many taps meet no slice, and tiles have pixels of several slices, which leave out none,
+// - in 16 bits so few channels are computed that reading takes longest. That is not so of a layer
+//   that is packed anyway, nor of one whose bias or epilogue is added, unless a pixel's last row is
+//   mostly padding as well.
+// Volumes that are one patch each are left to cuBLAS.
 bool may_choose_volume(const ConvProblem& p) {
-  constexpr int64_t kLeastBytes = 24, kFewChannels = 8, kMostChannels = 64;
-  const bool gradient = p.pass == Pass::kDgrad;
-  const int64_t size = element_size(p.dtype), computed = gradient ? p.C : p.K;
-  if (!gradient && p.C * size < kLeastBytes) return false;
+  constexpr int64_t kLeastBytes = 24, kRowBytes = 128, kFewChannels = 8, kMostChannels = 64;
+  constexpr double kLeastShare = 0.75;
   const bool is_bare = !p.has_bias && p.epilogue_passes == 0;
-  if (size != 2 || p.T * p.R * p.S == 1 || !is_bare || computed > kMostChannels) return true;
+  if (!p.is_deep()) {
+    return !im2col::is_linear(p) || p.epilogue_passes > 0 || p.has_statistics || p.batch_invariant;
+  }
+  const bool gradient = p.pass == Pass::kDgrad;
+  const int64_t size = element_size(p.dtype);
+  const int64_t read = gradient ? p.K : p.C, computed = gradient ? p.C : p.K;
+  if (!gradient && read * size < kLeastBytes) return false;
+  if (!p.is_strict_float32() && share_of_slices(p) < kLeastShare) return false;
+  if (size != 2 || p.T * p.R * p.S == 1 || computed > kMostChannels) return true;
+  const bool is_padded = computed <= kFewChannels && read * size % kRowBytes != 0;
+  if (!is_bare && !is_padded) return true;
   const Shape5& strides = gradient ? p.y_strides : p.x_strides;
   const bool packs = strides[1] != 1 || strides[3] * size % 16 != 0;
   return packs && (!gradient || computed >= kFewChannels);

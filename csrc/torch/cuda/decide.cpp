@@ -1,7 +1,5 @@
 #include "torch/cuda/decide.h"
 
-#include "plan/fold.h"
-
 namespace customconv::torch_layer {
 
 Decision decide_on(c10::DeviceIndex device, const Asked& asked, bool records) {
@@ -19,7 +17,7 @@ Decision decide_on(c10::DeviceIndex device, const Asked& asked, bool records) {
 Fallback why_aten(c10::DeviceIndex device, const Decision& decision) {
   if (decision.tuned) return Fallback::kTuned;
   if (!customconv_device(device)->has_prices()) return Fallback::kUnmeasured;
-  return stays_deep(decision.problem) ? Fallback::kSlower : Fallback::kNoFamily;
+  return decision.problem.is_deep() ? Fallback::kSlower : Fallback::kNoFamily;
 }
 
 }  // namespace customconv::torch_layer
