@@ -240,7 +240,7 @@ def run(trial: Trial, family: str, t: Tensors) -> Tensor:
         if family in BY_ANY_PLAN and is_foreseen(trial.op, trial.case) and trial.seed % 2:
             weighed = variants(t.x, t.w, t.bias, *trial.case.geometry, trial.op)
             own = [other for other in weighed if other.family == family]
-            # None of volumes that the planner leaves to PyTorch, as they lie.
+            # Of volumes there may be none: these are plans for the view, which the call copies.
             any_plan = bool(own) or trial.case.dims == 2
             if any_plan:  # not its choice, but any that it weighed
                 plan = random.Random(trial.seed).choice(own)
